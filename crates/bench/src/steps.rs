@@ -39,6 +39,8 @@ pub struct RankSetup<'a> {
     /// Bytes per second of copies between the device and the host, where the device says so. Elsewhere the rate of copies
     /// in memory is measured.
     pub copied_bytes_per_s: Option<f64>,
+    /// What the device can do at most, where that is not what the processor measures.
+    pub limits: Option<DeviceLimits>,
     /// Where the rank's groups come from.
     pub source: GroupSource<'a>,
     /// Called with the number of each step when it starts.
@@ -47,6 +49,23 @@ pub struct RankSetup<'a> {
     pub page_faults: &'a dyn Fn() -> Option<u64>,
     /// Bytes of other ranks' memory that are resident here because they were read.
     pub foreign_bytes: &'a dyn Fn() -> u64,
+}
+
+/// What a card can do at most, by published figures.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct DeviceLimits {
+    /// Operations a second of products in f32.
+    pub f32_flops_per_s: f64,
+    /// The same in 16 bits.
+    pub half_flops_per_s: f64,
+    /// Bytes a second of its memory.
+    pub bytes_per_s: f64,
+}
+
+impl DeviceLimits {
+    fn flops_per_s(&self, dtype: DType) -> f64 {
+        if dtype.bytes() == 2 { self.half_flops_per_s } else { self.f32_flops_per_s }
+    }
 }
 
 /// How many steps to run, and from which seed.
@@ -238,16 +257,15 @@ pub fn measure(setup: &RankSetup<'_>, plan: &RunPlan, counts: StepCounts) -> Res
     let copied_bytes_per_s = setup.copied_bytes_per_s.unwrap_or(sent_bytes_per_s);
     stepper.engine.group().barrier().wait()?;
     let disk_bytes_per_s = disk_rate(&plan.spec);
+    let mut bytes_per_s = bandwidth.max();
+    if let Some(limits) = setup.limits {
+        flops_per_s.iter_mut().for_each(|(dtype, peak)| *peak = limits.flops_per_s(*dtype));
+        bytes_per_s = limits.bytes_per_s;
+    }
     Ok(StepFigures {
         step_s,
         losses,
-        peaks: Peaks {
-            flops_per_s,
-            bytes_per_s: bandwidth.max(),
-            copied_bytes_per_s,
-            sent_bytes_per_s,
-            disk_bytes_per_s,
-        },
+        peaks: Peaks { flops_per_s, bytes_per_s, copied_bytes_per_s, sent_bytes_per_s, disk_bytes_per_s },
         profile,
         profiled,
         page_faults: stepper.page_faults,

@@ -61,6 +61,7 @@ impl Launcher for Threads {
             let memory = plan.ranks[rank].memory.clone();
             let region = Region::anonymous(memory.arena_bytes as usize)?;
             let setup = RankSetup {
+                limits: None,
                 rank,
                 cpu: Cpu::new(1),
                 copied_bytes_per_s: None,

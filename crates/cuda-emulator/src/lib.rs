@@ -5,13 +5,16 @@
 //! - `execute` runs a launch; `memory` is the device's memory.
 //! - `checks` reports races, unwritten memory, addresses out of bounds and so on, with kernel, source line and thread.
 //! - `queues` has streams, events and graphs, whose work runs in an order that a seed decides; `driver` is the C interface
-//!   over all of this.
+//!   over all of this; `cublaslt` is that of cuBLASLt.
 //!
 //! What a card does differently: `mma.sync` and the approximate functions have other last bits, memory models are weaker,
 //! clocks run. Clusters, the tensor memory accelerator, textures, cooperative launches, and 8-bit floats are refused.
 
 pub mod alu;
+mod arenas;
+mod bits;
 pub mod checks;
+pub mod cublaslt;
 pub mod decode;
 pub mod driver;
 pub mod execute;
@@ -20,6 +23,10 @@ mod mapping;
 pub mod memory;
 pub mod module;
 pub mod numbers;
+mod parts;
 pub mod ptx;
 pub mod queues;
+mod regions;
 pub mod registers;
+mod shared;
+mod vectors;

@@ -19,6 +19,7 @@ unsafe impl<T: Send> Send for Mapping<T> {}
 pub trait Plain: Copy {}
 
 impl Plain for u8 {}
+impl Plain for u64 {}
 impl Plain for crate::checks::Cell {}
 
 impl<T: Plain> Mapping<T> {
@@ -54,6 +55,12 @@ impl<T: Plain> Mapping<T> {
         let start = self.at(at, count);
         // SAFETY: the values are within the mapping, which `self` owns, and any bytes are values of a plain type.
         unsafe { std::slice::from_raw_parts_mut(start, count) }
+    }
+
+    /// All values.
+    #[inline]
+    pub fn all(&mut self) -> &mut [T] {
+        self.slice(0, self.count)
     }
 
     /// Gives the pages within a range back to the system; they read as zeros again, as do the rests at its ends.

@@ -5,8 +5,12 @@
 
 use std::collections::BTreeMap;
 
-use crate::checks::{Access, Accessor, Cell, Finding};
+use crate::bits;
+use crate::checks::{Accessor, Cell, Conflict, Finding, Lanes, ROW, Shadow};
 use crate::mapping::Mapping;
+pub use crate::parts::{Fault, Parts};
+use crate::regions::Regions;
+use crate::shared::SharedMemory;
 
 /// Where generic addresses of shared memory begin.
 pub const SHARED_WINDOW: u64 = 1 << 47;
@@ -26,15 +30,6 @@ const ALIGN: usize = 512;
 /// Unused bytes behind each allocation.
 const GAP: usize = 512;
 
-/// An access that hardware or driver would refuse.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Fault {
-    /// What is wrong.
-    pub finding: Finding,
-    /// The allocation that is near, or was there.
-    pub detail: String,
-}
-
 /// What an address range holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RangeKind {
@@ -47,15 +42,20 @@ pub enum RangeKind {
 /// The memory of the device.
 pub struct DeviceMemory {
     bytes: Mapping<u8>,
-    /// One bit per byte: whether there is memory.
-    valid: Mapping<u8>,
-    /// One bit per byte: whether it was written.
-    written: Mapping<u8>,
-    cells: Mapping<Cell>,
+    /// Bytes where there is memory.
+    valid: Mapping<u64>,
+    /// Bytes that were written.
+    written: Mapping<u64>,
+    rows: Mapping<Cell>,
+    words: Mapping<Cell>,
+    /// The memory of the block that runs, which all launches use one after the other.
+    pub(crate) shared: Option<SharedMemory>,
     space: usize,
     next: usize,
     live: BTreeMap<usize, (usize, RangeKind)>,
     freed: BTreeMap<usize, usize>,
+    /// Regions within allocations that the program announced.
+    pub(crate) regions: Regions,
 }
 
 impl DeviceMemory {
@@ -66,13 +66,16 @@ impl DeviceMemory {
     pub fn new(space: usize) -> Result<Self, rustix::io::Errno> {
         Ok(Self {
             bytes: Mapping::new(space)?,
-            valid: Mapping::new(space / 8 + 8)?,
-            written: Mapping::new(space / 8 + 8)?,
-            cells: Mapping::new(space / 4 + 4)?,
+            valid: Mapping::new(bits::words_for(space))?,
+            written: Mapping::new(bits::words_for(space))?,
+            rows: Mapping::new(space.div_ceil(ROW))?,
+            words: Mapping::new(space.div_ceil(4))?,
+            shared: None,
             space,
             next: 0,
             live: BTreeMap::new(),
             freed: BTreeMap::new(),
+            regions: Regions::default(),
         })
     }
 
@@ -98,17 +101,44 @@ impl DeviceMemory {
     /// Gives a range memory.
     pub fn validate(&mut self, address: u64, bytes: usize) {
         let at = self.offset(address);
-        set_bits(&mut self.valid, at, bytes);
+        bits::add(self.valid.all(), at, bytes);
+    }
+
+    /// The allocation or mapped range around a range, as its place and size.
+    pub(crate) fn around(&self, address: u64, bytes: usize) -> Option<(usize, usize)> {
+        let at = self.offset(address);
+        let (&start, &(size, _)) = self.live.range(..=at).next_back()?;
+        (address >= DEVICE_BASE && at + bytes <= start + size).then_some((start, size))
+    }
+
+    /// The addresses of the allocation or mapped range around a range.
+    pub fn range_around(&self, address: u64, bytes: usize) -> Option<std::ops::Range<u64>> {
+        let (start, size) = self.around(address, bytes)?;
+        let start = DEVICE_BASE + start as u64;
+        Some(start..start + size as u64)
+    }
+
+    /// Refuses accesses to a range, whose bytes stay.
+    pub(crate) fn take_valid(&mut self, at: usize, bytes: usize) {
+        bits::remove(self.valid.all(), at, bytes);
+    }
+
+    /// Allows accesses to a range whose bytes count as not written.
+    pub(crate) fn give_new(&mut self, at: usize, bytes: usize) {
+        bits::add(self.valid.all(), at, bytes);
+        bits::remove(self.written.all(), at, bytes);
     }
 
     /// Takes the memory of a range away.
     pub fn invalidate(&mut self, address: u64, bytes: usize) {
         let at = self.offset(address);
         let end = (at + bytes).next_multiple_of(ALIGN);
-        self.valid.clear(at / 8, (end - at) / 8);
-        self.written.clear(at / 8, (end - at) / 8);
+        self.regions.forget(at, bytes);
+        self.valid.clear(at / 64, (end - at) / 64);
+        self.written.clear(at / 64, (end - at) / 64);
         self.bytes.clear(at, bytes);
-        self.cells.clear(at / 4, bytes.div_ceil(4));
+        self.rows.clear(at / ROW, bytes.div_ceil(ROW));
+        self.words.clear(at / 4, bytes.div_ceil(4));
     }
 
     /// Frees a range that begins at an address: its size, or why not.
@@ -141,49 +171,32 @@ impl DeviceMemory {
         })
     }
 
-    fn offset(&self, address: u64) -> usize {
+    pub(crate) fn offset(&self, address: u64) -> usize {
         address.wrapping_sub(DEVICE_BASE) as usize
     }
 
-    /// The place of an access of a thread: at most 16 bytes, aligned to their number.
+    /// The place of accesses of `bytes` each, a power of two, to `count` bytes in a row.
     ///
     /// # Errors
-    /// If it is not aligned or not within memory.
+    /// If they are not aligned or not within memory.
     #[inline]
-    pub fn place(&mut self, address: u64, bytes: usize) -> Result<usize, Fault> {
+    pub fn place(&mut self, address: u64, bytes: usize, count: usize) -> Result<usize, Fault> {
         let at = self.offset(address);
-        // The number of bytes is a power of two.
-        if at & (bytes - 1) == 0 && at < self.space {
-            let mask = ones(bytes) << (at % 8);
-            if self.bits(at, false) & mask == mask {
-                return Ok(at);
-            }
+        let fits = at & (bytes - 1) == 0 && at < self.space && count <= self.space - at;
+        if fits && bits::all(self.valid.all(), at, count) {
+            return Ok(at);
         }
         Err(self.explain(address, bytes))
     }
 
-    /// Whether all bytes of a place were written.
+    /// The memory as accesses see it.
     #[inline]
-    pub fn is_written(&mut self, at: usize, bytes: usize) -> bool {
-        let mask = ones(bytes) << (at % 8);
-        self.bits(at, true) & mask == mask
-    }
-
-    /// The bits of up to 16 bytes from the byte of a place.
-    #[inline]
-    fn bits(&self, at: usize, written: bool) -> u32 {
-        let map = if written { &self.written } else { &self.valid };
-        let start = map.at(at / 8, 3);
-        // SAFETY: three bytes from here are within the mapping.
-        unsafe { u32::from(start.cast::<u16>().read_unaligned()) | u32::from(*start.add(2)) << 16 }
-    }
-
-    /// Marks up to 16 bytes of a place as written.
-    #[inline]
-    pub fn mark_written(&mut self, at: usize, bytes: usize) {
-        let mask = ones(bytes) << (at % 8);
-        for (byte, bits) in self.written.slice(at / 8, 3).iter_mut().zip(mask.to_le_bytes()) {
-            *byte |= bits;
+    pub fn parts(&mut self) -> Parts<'_> {
+        Parts {
+            bytes: self.bytes.all(),
+            written: self.written.all(),
+            pending: &mut [],
+            shadow: Shadow { rows: self.rows.all(), words: self.words.all() },
         }
     }
 
@@ -191,12 +204,6 @@ impl DeviceMemory {
     #[inline]
     pub fn bytes(&mut self, at: usize, count: usize) -> &mut [u8] {
         self.bytes.slice(at, count)
-    }
-
-    /// The cells of the words that bytes of a place lie in.
-    #[inline]
-    pub fn cells(&mut self, at: usize, count: usize) -> &mut [Cell] {
-        self.cells.slice(at / 4, (at + count).div_ceil(4) - at / 4)
     }
 
     /// Why an access is refused.
@@ -211,8 +218,12 @@ impl DeviceMemory {
         let freed = self.freed.range(..=at).next_back();
         if let Some((&start, &(size, kind))) = live.filter(|&(&start, &(size, _))| at < start + size) {
             let place = format!("{bytes} bytes at byte {} of {size}", at - start);
-            if at + bytes <= start + size && !at.is_multiple_of(bytes.max(1)) && bytes <= 16 {
+            let is_there = at + bytes <= start + size && self.valid_at(at);
+            if is_there && !at.is_multiple_of(bytes.max(1)) && bytes <= 16 {
                 return Fault { finding: Finding::Misaligned, detail: place };
+            }
+            if let Some(fault) = self.regions.explain((start, size), at, bytes) {
+                return fault;
             }
             return out_of_bounds(match kind {
                 RangeKind::Allocation => place,
@@ -231,6 +242,12 @@ impl DeviceMemory {
         })
     }
 
+    fn valid_at(&self, at: usize) -> bool {
+        // SAFETY: the word is within the mapping, as `at` checks.
+        let word = unsafe { *self.valid.at(at / 64, 1) };
+        word >> (at % 64) & 1 == 1
+    }
+
     /// The place of a range that a copy uses.
     ///
     /// # Errors
@@ -238,7 +255,7 @@ impl DeviceMemory {
     pub fn range_place(&mut self, address: u64, bytes: usize) -> Result<usize, Fault> {
         let at = self.offset(address);
         let within = address >= DEVICE_BASE && at < self.space && bytes <= self.space - at;
-        if within && all_bits(&mut self.valid, at, bytes) {
+        if within && bits::all(self.valid.all(), at, bytes) {
             return Ok(at);
         }
         Err(self.explain(address, bytes))
@@ -246,12 +263,12 @@ impl DeviceMemory {
 
     /// Whether a range was written as a whole.
     pub fn is_range_written(&mut self, at: usize, bytes: usize) -> bool {
-        all_bits(&mut self.written, at, bytes)
+        bits::all(self.written.all(), at, bytes)
     }
 
     /// Marks a range as written.
     pub fn mark_range_written(&mut self, at: usize, bytes: usize) {
-        set_bits(&mut self.written, at, bytes);
+        bits::add(self.written.all(), at, bytes);
     }
 
     /// Copies bytes, and whether they were written, within the memory.
@@ -259,60 +276,19 @@ impl DeviceMemory {
         let (source, target) = (self.bytes.at(from, bytes), self.bytes.at(to, bytes));
         // SAFETY: both ranges are within the mapping; they may overlap.
         unsafe { std::ptr::copy(source, target, bytes) };
-        for byte in 0..bytes {
-            let was_written = self.written.slice((from + byte) / 8, 1)[0] >> ((from + byte) % 8) & 1;
-            let at = to + byte;
-            let bits = &mut self.written.slice(at / 8, 1)[0];
-            *bits = *bits & !(1 << (at % 8)) | was_written << (at % 8);
+        let written = self.written.all();
+        if bits::all(written, from, bytes) {
+            return bits::add(written, to, bytes);
+        }
+        let were_written: Vec<bool> = (from..from + bytes).map(|byte| bits::has(written, byte)).collect();
+        for (byte, was_written) in (to..).zip(were_written) {
+            if was_written { bits::add(written, byte, 1) } else { bits::remove(written, byte, 1) }
         }
     }
 
     /// Records the access of a copy to a range: the first access that it is not ordered after.
-    pub fn record(
-        &mut self,
-        at: usize,
-        bytes: usize,
-        write: bool,
-        accessor: &Accessor,
-    ) -> Option<(usize, Access)> {
-        let mut conflict = None;
-        for (index, cell) in self.cells(at, bytes).iter_mut().enumerate() {
-            let found = if write {
-                cell.write::<false>(accessor, 0, 15)
-            } else {
-                cell.read::<false>(accessor, 0, 15)
-            };
-            conflict = conflict.or(found.map(|access| ((at / 4 + index) * 4, access)));
-        }
-        conflict
-    }
-}
-
-/// The bits of up to 16 bytes.
-#[inline]
-fn ones(bytes: usize) -> u32 {
-    (1 << bytes) - 1
-}
-
-fn set_bits(map: &mut Mapping<u8>, at: usize, count: usize) {
-    let bits = map.slice(at / 8, (at + count).div_ceil(8) - at / 8);
-    for_bits(at, count, |index, mask| bits[index] |= mask);
-}
-
-fn all_bits(map: &mut Mapping<u8>, at: usize, count: usize) -> bool {
-    let bits = map.slice(at / 8, (at + count).div_ceil(8) - at / 8);
-    let mut all = true;
-    for_bits(at, count, |index, mask| all &= bits[index] & mask == mask);
-    all
-}
-
-/// Visits the bytes of a range of bits: index and which bits of it.
-fn for_bits(at: usize, count: usize, mut visit: impl FnMut(usize, u8)) {
-    let (first, end) = (at / 8, (at + count).div_ceil(8));
-    for byte in first..end {
-        let from = at.max(byte * 8) - byte * 8;
-        let to = (at + count).min(byte * 8 + 8) - byte * 8;
-        visit(byte - first, ((1u16 << to) - (1u16 << from)) as u8);
+    pub fn record(&mut self, at: usize, bytes: usize, write: bool, accessor: &Accessor) -> Option<Conflict> {
+        self.parts().shadow.touch::<false>(at, bytes, Lanes::ONE, accessor, write)
     }
 }
 
@@ -328,9 +304,10 @@ mod tests {
     fn places_are_within_allocations_and_aligned() {
         let mut memory = memory();
         let a = memory.allocate(100).unwrap();
-        assert!(memory.place(a + 96, 4).is_ok());
-        let finding =
-            |memory: &mut DeviceMemory, address, bytes| memory.place(address, bytes).unwrap_err().finding;
+        assert!(memory.place(a + 96, 4, 4).is_ok());
+        let finding = |memory: &mut DeviceMemory, address, bytes| {
+            memory.place(address, bytes, bytes).unwrap_err().finding
+        };
         assert_eq!(finding(&mut memory, a + 100, 4), Finding::OutOfBounds);
         assert_eq!(finding(&mut memory, a + 98, 4), Finding::OutOfBounds);
         assert_eq!(finding(&mut memory, a + 2, 4), Finding::Misaligned);
@@ -347,11 +324,11 @@ mod tests {
     fn written_bytes_are_known() {
         let mut memory = memory();
         let a = memory.allocate(64).unwrap();
-        let at = memory.place(a, 16).unwrap();
-        assert!(!memory.is_written(at, 4));
-        memory.mark_written(at + 4, 4);
-        assert!(memory.is_written(at + 4, 4) && memory.is_written(at + 6, 2));
-        assert!(!memory.is_written(at, 8));
+        let at = memory.place(a, 16, 16).unwrap();
+        assert!(!memory.is_range_written(at, 4));
+        memory.mark_range_written(at + 4, 4);
+        assert!(memory.is_range_written(at + 4, 4) && memory.is_range_written(at + 6, 2));
+        assert!(!memory.is_range_written(at, 8));
         memory.mark_range_written(at, 37);
         assert!(memory.is_range_written(at, 37) && !memory.is_range_written(at, 38));
         let b = memory.allocate(64).unwrap();

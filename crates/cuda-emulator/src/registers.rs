@@ -52,7 +52,7 @@ pub trait Lane: Copy + Default {
 
 /// Stores the lanes of the mask.
 #[inline(always)]
-fn store<T: Copy>(row: &mut [T; LANES], values: &[T; LANES], mask: u32) {
+pub(crate) fn store<T: Copy>(row: &mut [T; LANES], values: &[T; LANES], mask: u32) {
     if mask == u32::MAX {
         *row = *values;
         return;

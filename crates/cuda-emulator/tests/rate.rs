@@ -6,7 +6,7 @@ mod support;
 use phalanx_cuda_emulator::checks::Checks;
 use phalanx_cuda_emulator::numbers::{Bfloat16, Narrow};
 use rustix::time::{ClockId, clock_gettime};
-use support::Parameter::{Address, Integer};
+use support::Parameter::{Address, Float, Integer};
 use support::{Device, numbers};
 
 const PTX: &str = include_str!("kernels/numerics.ptx");
@@ -18,15 +18,15 @@ fn processor_time() -> f64 {
 }
 
 /// The kernel's launch: grid, threads, parameters.
-fn launch(device: &mut Device, name: &str) -> (u32, u32, Vec<support::Parameter>) {
+fn launch(device: &mut Device, name: &str) -> ([u32; 3], u32, Vec<support::Parameter>) {
     let bf16 =
         |count| numbers(count, 1).iter().map(|&value| Bfloat16::nearest(value).0).collect::<Vec<u16>>();
     match name {
-        "rate" => (1, 256, vec![Address(device.empty::<f32>(256)), Integer(4000)]),
+        "rate" => ([1; 3], 256, vec![Address(device.empty::<f32>(256)), Integer(4000)]),
         "gelu" => {
             let n = 1 << 16;
             let (x, y) = (device.put(&numbers(n, 1)), device.empty::<f32>(n));
-            (n as u32 / 256, 256, vec![Address(x), Address(y), Integer(n as i32)])
+            ([n as u32 / 256, 1, 1], 256, vec![Address(x), Address(y), Integer(n as i32)])
         }
         "layer_norm" => {
             let (rows, n) = (64, 768);
@@ -34,46 +34,70 @@ fn launch(device: &mut Device, name: &str) -> (u32, u32, Vec<support::Parameter>
                 [device.put(&bf16(rows * n)), device.put(&numbers(n, 2)), device.put(&numbers(n, 3))];
             let outputs = [device.empty::<u16>(rows * n), device.empty::<f32>(rows)];
             let addresses = inputs.into_iter().chain(outputs).map(Address);
-            (rows as u32, 256, addresses.chain([Integer(n as i32)]).collect())
+            ([rows as u32, 1, 1], 256, addresses.chain([Integer(n as i32)]).collect())
+        }
+        "attention" => {
+            let (heads, t, d) = (2, 128, 64);
+            let inputs = [1, 2, 3].map(|_| Address(device.put(&bf16(heads * t * d))));
+            let outputs = [device.empty::<u16>(heads * t * d), device.empty::<f32>(heads * t)];
+            let addresses = inputs.into_iter().chain(outputs.map(Address));
+            let parameters = addresses.chain([Integer(t as i32), Float(0.125)]).collect();
+            ([t as u32 / 64, heads as u32, 1], 128, parameters)
         }
         _ => {
-            let size = 64;
-            let (a, b, c) = (
-                device.put(&bf16(size * size)),
-                device.put(&bf16(size * size)),
-                device.empty::<f32>(size * size),
-            );
-            let sizes = [Integer(size as i32); 3];
-            (1, 128, [Address(a), Address(b), Address(c)].into_iter().chain(sizes).collect())
+            let (m, n, k) = (64, 64, 768);
+            let (a, b) = (device.put(&bf16(m * k)), device.put(&bf16(k * n)));
+            let addresses = [a, b, device.empty::<f32>(m * n)].map(Address);
+            let sizes = [m, n, k].map(|size| Integer(size as i32));
+            ([1; 3], 128, addresses.into_iter().chain(sizes).collect())
         }
     }
 }
 
-fn rate(name: &str, checks: Checks) -> f64 {
+/// What a second of processor time computes.
+struct Rate {
+    /// Instructions of lanes, of which `mma.sync` counts as 32.
+    lane_instructions: f64,
+    /// Products that `mma.sync` instructions added.
+    multiply_adds: f64,
+}
+
+fn rate(name: &str, checks: Checks, seconds: f64) -> Rate {
     let mut device = Device::new(PTX);
     device.checks = checks;
     let (grid, threads, parameters) = launch(&mut device, name);
     // The first launch meets memory that the system has not given yet.
-    device.launch(name, [grid, 1, 1], [threads, 1, 1], &parameters);
+    device.launch(name, grid, [threads, 1, 1], &parameters);
     let start = processor_time();
-    let mut instructions = 0;
-    for _ in 0..3 {
-        instructions += device.launch(name, [grid, 1, 1], [threads, 1, 1], &parameters).lane_instructions;
+    let (mut lane_instructions, mut multiply_adds) = (0, 0);
+    loop {
+        let statistics = device.launch(name, grid, [threads, 1, 1], &parameters);
+        lane_instructions += statistics.lane_instructions;
+        multiply_adds += statistics.multiply_adds;
+        let elapsed = processor_time() - start;
+        if elapsed >= seconds {
+            device.assert_clean();
+            let each = |count: u64| count as f64 / elapsed;
+            return Rate { lane_instructions: each(lane_instructions), multiply_adds: each(multiply_adds) };
+        }
     }
-    device.assert_clean();
-    instructions as f64 / (processor_time() - start)
 }
 
+/// Prints the rates of each kernel with and without checks, by turns. `PHALANX_RATE_SECONDS` measures longer.
 #[test]
 fn rates() {
-    for name in ["rate", "gelu", "layer_norm", "product_bf16"] {
-        let all = rate(name, Checks::default());
-        let none = rate(name, Checks { unwritten: false, races: false });
-        println!(
-            "{name}: {:.0} M lane instructions a second with all checks, {:.0} without",
-            all / 1e6,
-            none / 1e6
-        );
-        assert!(all > 1e6, "{name}: {all} lane instructions a second");
+    let given = std::env::var("PHALANX_RATE_SECONDS").ok();
+    let seconds = given.map_or(0.01, |text| text.parse().expect("a number of seconds"));
+    let none = Checks { unwritten: false, races: false };
+    println!(
+        "processor time of one thread; G a second: lane instructions, with those of mma.sync by multiply-adds"
+    );
+    for name in ["rate", "gelu", "layer_norm", "product_bf16", "attention"] {
+        for (what, checks) in [("all checks", Checks::default()), ("bounds only", none)] {
+            let Rate { lane_instructions, multiply_adds } = rate(name, checks, seconds);
+            let together = lane_instructions + multiply_adds;
+            println!("{name:>14}, {what}: {:.2}, {:.2}", lane_instructions / 1e9, together / 1e9);
+            assert!(lane_instructions > 1e6, "{name}: {lane_instructions} lane instructions a second");
+        }
     }
 }

@@ -14,6 +14,8 @@ use phalanx_tensor::{Backend, DeviceError, Immediate, Kernels, ViewMut};
 use phalanx_trace::{Site, Stream};
 
 use crate::NAME;
+use crate::blas::Blas;
+use crate::bounds::Bounds;
 use crate::driver::{Context, driver};
 use crate::error::Error;
 use crate::faults::Faults;
@@ -34,12 +36,14 @@ pub(crate) struct Cuda {
     // In the order in which they are dropped: the streams wait for all work first.
     state: Mutex<State>,
     modules: Modules,
+    blas: Option<Blas>,
     scratch: CardMemory,
     tensors: TensorMemory,
     _registered: Vec<Registered>,
     disk: Option<Immediate>,
     host: Arc<dyn Kernels>,
     tf32: bool,
+    bounds: Bounds,
     has_failed: AtomicBool,
     context: Arc<Context>,
 }
@@ -65,6 +69,8 @@ struct Staging {
 pub(crate) struct Parts {
     pub(crate) context: Arc<Context>,
     pub(crate) modules: Modules,
+    /// The library for products, if it is there.
+    pub(crate) blas: Option<Blas>,
     pub(crate) tensors: TensorMemory,
     pub(crate) scratch_bytes: u64,
     /// Host memory of the rank that the driver knows. It stays mapped as long as the device.
@@ -76,7 +82,7 @@ pub(crate) struct Parts {
 
 impl Cuda {
     pub(crate) fn new(parts: Parts) -> Result<Cuda, Error> {
-        let Parts { context, modules, tensors, scratch_bytes, registered, host, disk, tf32 } = parts;
+        let Parts { context, modules, blas, tensors, scratch_bytes, registered, host, disk, tf32 } = parts;
         let buffer = HostBuffer::new(&context, SLOTS * SLOT_BYTES)?;
         // The word of faults lies in front of the scratch.
         let scratch = CardMemory::new(&context, SCRATCH_START + scratch_bytes, "scratch of kernels")?;
@@ -91,12 +97,14 @@ impl Cuda {
         Ok(Cuda {
             state: Mutex::new(state),
             modules,
+            blas,
             scratch,
             tensors,
             _registered: registered,
             disk,
             host,
             tf32,
+            bounds: Bounds::find(),
             has_failed: AtomicBool::new(false),
             context,
         })
@@ -121,9 +129,9 @@ impl Cuda {
         }
     }
 
-    /// Gives operands the addresses of the card. Whether each of the memories has some: the card's, the host's.
-    fn move_operands(&self, operation: &mut Operation) -> [bool; 2] {
-        let mut memories = [false, false];
+    /// Gives operands the addresses of the card. Whether any is in host memory; and where the others are, if that is checked.
+    fn move_operands(&self, operation: &mut Operation) -> (bool, Vec<(u64, usize)>) {
+        let (mut on_host, mut on_card) = (false, Vec::new());
         operation.visit(&mut |operand| {
             if operand.bytes == 0 {
                 return;
@@ -131,19 +139,21 @@ impl Cuda {
             match self.tensors.distance(operand.address.as_ptr().addr()) {
                 Some(distance) => {
                     *operand.address = operand.address.moved(distance);
-                    memories[0] = true;
+                    if self.bounds.are_checked() {
+                        on_card.push((operand.address.as_ptr().addr() as u64, operand.bytes));
+                    }
                 }
-                None => memories[1] = true,
+                None => on_host = true,
             }
         });
-        memories
+        (on_host, on_card)
     }
 
     /// Issues a call to a stream of the card.
     fn issue(&self, state: &mut State, stream: Stream, mut call: Call) -> Result<(), Error> {
         let Some(queue) = index(stream) else { return Ok(()) };
         self.context.enter()?;
-        let [_, on_host] = self.move_operands(&mut call.operation);
+        let (on_host, on_card) = self.move_operands(&mut call.operation);
         let is_copy = matches!(call.operation, Operation::Elementwise(Elementwise::Copy(_)));
         if on_host && !is_copy {
             return Err(Error::Unsupported("a kernel was given host memory".to_string()));
@@ -152,6 +162,7 @@ impl Cuda {
         let start = call.timer.is_some().then(|| streams.start_timing(queue)).transpose()?;
         let mut issue = Issue {
             modules: &self.modules,
+            blas: self.blas.as_ref(),
             stream: streams.issue(queue),
             card: self.tensors.on_card(),
             scratch: (stream == Stream::Compute).then(|| self.scratch()),
@@ -161,7 +172,7 @@ impl Cuda {
             call: call.name,
             site: call.site,
         };
-        issue.operation(call.operation)?;
+        self.bounds.within(&on_card, || issue.operation(call.operation))?;
         match start.zip(call.timer) {
             Some((start, timer)) => streams.end_timing(queue, start, timer),
             None => Ok(()),

@@ -20,10 +20,10 @@ impl Cache {
         Cache { folder: folder.to_path_buf() }
     }
 
-    /// The image of a program: the one that was kept, or a new one, which is kept.
+    /// The image of a program: the one that was kept, or a new one, which is kept where the folder can be written.
     ///
     /// # Errors
-    /// Those of [`Compiler::compile`], and a folder that cannot be written.
+    /// Those of [`Compiler::compile`].
     pub fn image(
         &self,
         compiler: &Compiler,
@@ -38,10 +38,25 @@ impl Cache {
             return Ok(image);
         }
         let Compiled { image, .. } = compiler.compile(program, architecture, code)?;
-        let kept = phalanx_files::create_folders(&self.folder)
+        // A folder that cannot be written costs the time of compiling again, and stops no run.
+        let _ = phalanx_files::create_folders(&self.folder)
             .and_then(|()| phalanx_files::write(&path, sealed(&image)));
-        kept.map_err(|error| Error::Cache { path, error })?;
         Ok(image)
+    }
+
+    /// Keeps what was compiled elsewhere.
+    ///
+    /// # Errors
+    /// A folder that cannot be written.
+    pub fn keep(
+        &self,
+        version: (i32, i32),
+        program: &Program,
+        architecture: &str,
+        (code, image): (Code, &[u8]),
+    ) -> std::io::Result<()> {
+        phalanx_files::create_folders(&self.folder)?;
+        phalanx_files::write(&self.folder.join(name_of(version, program, architecture, code)), sealed(image))
     }
 }
 
@@ -100,6 +115,17 @@ mod tests {
             assert!(names[..i].iter().all(|other| other != one), "{one}");
         }
         assert_eq!(names[0], name(&program, (12, 9), "sm_90", Code::Cubin));
+    }
+
+    #[test]
+    fn what_was_kept_is_found_under_its_name() {
+        let folder = std::env::temp_dir().join(format!("phalanx-cuda-cache-{}", std::process::id()));
+        let (program, cache) = (Program::of(Source::Bias, DType::BF16), Cache::new(&folder));
+        cache.keep((12, 9), &program, "sm_80", (Code::Ptx, b"text")).unwrap();
+        let name = name_of((12, 9), &program, "sm_80", Code::Ptx);
+        let kept = phalanx_files::read_bounded(&folder.join(name), MAX_BYTES).unwrap();
+        std::fs::remove_dir_all(&folder).unwrap();
+        assert_eq!(unsealed(&kept).as_deref(), Some(&b"text"[..]));
     }
 
     #[test]

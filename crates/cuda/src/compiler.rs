@@ -14,6 +14,9 @@ use crate::programs::{HEADERS, OPTIONS, Program};
 type NvrtcProgram = *mut c_void;
 type NvrtcResult = c_int;
 
+/// Folders in which the CUDA toolkit is where the dynamic loader does not look.
+pub(crate) const TOOLKITS: [&str; 2] = ["/usr/local/cuda/lib64", "/opt/cuda/lib64"];
+
 /// Names that the dynamic loader is asked for.
 const NAMES: [&str; 3] = ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"];
 
@@ -48,7 +51,11 @@ impl Compiler {
     /// [`Error::NoCompiler`] and [`Error::UnusableCompiler`].
     pub fn load(place: Option<&Path>) -> Result<Compiler, Error> {
         let candidates: Vec<PathBuf> = match place {
-            None => NAMES.iter().map(PathBuf::from).collect(),
+            None => {
+                let toolkits =
+                    TOOLKITS.iter().flat_map(|folder| NAMES.map(|name| Path::new(folder).join(name)));
+                NAMES.iter().map(PathBuf::from).chain(toolkits).collect()
+            }
             Some(file) if file.is_file() => vec![file.to_path_buf()],
             Some(folder) => NAMES.iter().map(|name| folder.join(name)).collect(),
         };

@@ -4,6 +4,8 @@
 //! layer: its safe layer records an event for each slice that a stream uses, and its pinned memory is write-combined.
 
 use std::ffi::{CStr, c_char, c_int};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use cudarc::driver::sys::{self, CUdevice_attribute, CUresult};
 
@@ -44,13 +46,26 @@ pub fn load() -> Result<(), Error> {
     if !unsafe { sys::is_culib_present() } {
         return Err(Error::NoDriver);
     }
-    let mut version = 0;
-    // SAFETY: the driver is present; both calls may be made at any time, by any thread.
-    unsafe {
-        driver!(cuInit(0))?;
-        driver!(cuDriverGetVersion(&mut version))?;
+    // The version needs no start, which an old driver may refuse.
+    let version = version()?;
+    if version < DRIVER_MIN {
+        return Err(Error::DriverTooOld { version });
     }
-    if version < DRIVER_MIN { Err(Error::DriverTooOld { version }) } else { Ok(()) }
+    // SAFETY: the driver is present; the call may be made at any time, by any thread.
+    match unsafe { driver!(cuInit(0)) } {
+        Err(Error::Driver { name, .. }) if name == "CUDA_ERROR_NO_DEVICE" => {
+            Err(Error::NoCard { index: 0, count: 0 })
+        }
+        started => started,
+    }
+}
+
+/// The driver's version: 12040 for CUDA 12.4.
+pub(crate) fn version() -> Result<i32, Error> {
+    let mut version = 0;
+    // SAFETY: the caller has found the driver; the call may be made at any time, by any thread.
+    unsafe { driver!(cuDriverGetVersion(&mut version))? };
+    Ok(version)
 }
 
 /// Number of cards that the driver finds.
@@ -63,6 +78,17 @@ pub fn count_cards() -> Result<usize, Error> {
     // SAFETY: the driver is loaded and initialised.
     unsafe { driver!(cuDeviceGetCount(&mut count))? };
     Ok(count as usize)
+}
+
+/// The highest clocks of a card.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Clocks {
+    /// Clock of a multiprocessor, in kHz.
+    pub multiprocessor_khz: u32,
+    /// Clock of memory, in kHz; two transfers a clock.
+    pub memory_khz: u32,
+    /// Width of memory's bus.
+    pub memory_bits: u32,
 }
 
 /// What a card is.
@@ -80,6 +106,8 @@ pub struct Card {
     pub memory_bytes: u64,
     /// Bytes of shared memory that a block may have.
     pub shared_bytes: u32,
+    /// How fast it runs at most; None where the driver does not say.
+    pub clocks: Option<Clocks>,
     pub(crate) device: c_int,
 }
 
@@ -114,13 +142,44 @@ impl Card {
         let shared_bytes =
             attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)? as u32;
         let memory_bytes = memory_bytes as u64;
-        Ok(Card { index, name, capability, multiprocessors, memory_bytes, shared_bytes, device })
+        let clocks = clocks_of(device);
+        Ok(Card { index, name, capability, multiprocessors, memory_bytes, shared_bytes, clocks, device })
     }
 
     /// The architecture for which its kernels are compiled, such as `sm_90`.
     pub fn architecture(&self) -> String {
         format!("sm_{}{}", self.capability.0, self.capability.1)
     }
+}
+
+/// The cards that are new enough: at least one.
+///
+/// # Errors
+/// No driver, no card, or only older ones.
+pub fn usable_cards() -> Result<Vec<Card>, Error> {
+    let count = count_cards()?;
+    let opened: Vec<_> = (0..count).map(Card::open).collect();
+    let mut first = Error::NoCard { index: 0, count: count as i32 };
+    let mut cards = Vec::new();
+    for (index, card) in opened.into_iter().enumerate() {
+        match card {
+            Ok(card) => cards.push(card),
+            Err(error) if index == 0 => first = error,
+            Err(_) => {}
+        }
+    }
+    if cards.is_empty() { Err(first) } else { Ok(cards) }
+}
+
+fn clocks_of(device: c_int) -> Option<Clocks> {
+    use CUdevice_attribute as Attribute;
+    let positive =
+        |attribute| u32::try_from(attribute_of(device, attribute).ok()?).ok().filter(|value| *value > 0);
+    Some(Clocks {
+        multiprocessor_khz: positive(Attribute::CU_DEVICE_ATTRIBUTE_CLOCK_RATE)?,
+        memory_khz: positive(Attribute::CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE)?,
+        memory_bits: positive(Attribute::CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH)?,
+    })
 }
 
 fn attribute_of(device: c_int, attribute: CUdevice_attribute) -> Result<i32, Error> {
@@ -130,9 +189,37 @@ fn attribute_of(device: c_int, attribute: CUdevice_attribute) -> Result<i32, Err
     Ok(value)
 }
 
+/// What devices have asked the driver to make so far: a step asks for nothing once its kernels are loaded.
+#[derive(Debug, Default)]
+pub struct Made {
+    allocations: AtomicU64,
+    objects: AtomicU64,
+}
+
+impl Made {
+    /// Allocations and registrations of memory.
+    pub fn allocations(&self) -> u64 {
+        self.allocations.load(Ordering::Relaxed)
+    }
+
+    /// Modules, streams and events.
+    pub fn objects(&self) -> u64 {
+        self.objects.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn count_allocation(&self) {
+        self.allocations.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn count_object(&self) {
+        self.objects.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
 /// The primary context of a card, held.
 pub(crate) struct Context {
     pub(crate) card: Card,
+    pub(crate) made: Arc<Made>,
     context: sys::CUcontext,
 }
 
@@ -142,11 +229,11 @@ unsafe impl Send for Context {}
 unsafe impl Sync for Context {}
 
 impl Context {
-    pub(crate) fn new(card: Card) -> Result<Context, Error> {
+    pub(crate) fn new(card: Card, made: &Arc<Made>) -> Result<Context, Error> {
         let mut context = std::ptr::null_mut();
         // SAFETY: the device is one that the driver gave.
         unsafe { driver!(cuDevicePrimaryCtxRetain(&mut context, card.device))? };
-        let context = Context { card, context };
+        let context = Context { card, made: Arc::clone(made), context };
         context.enter()?;
         Ok(context)
     }

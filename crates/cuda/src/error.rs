@@ -1,7 +1,5 @@
 //! Why there is no device, or why it failed: each error names the package or the setting that helps.
 
-use std::path::PathBuf;
-
 /// The oldest driver: the one of CUDA 12.0.
 pub const DRIVER_MIN: i32 = 12000;
 
@@ -52,7 +50,7 @@ pub enum Error {
     /// There is no compiler of kernels.
     #[error(
         "no NVRTC, which compiles the kernels: looked for {looked}. Install it with `pip install nvidia-cuda-nvrtc` and give the \
-         folder of libnvrtc.so, or install the CUDA toolkit (Debian and Ubuntu: package `cuda-nvrtc-12-8` or newer)"
+         folder of libnvrtc.so (for the program: PHALANX_NVRTC), or install the CUDA toolkit (Debian and Ubuntu: package `cuda-nvrtc-12-8` or newer)"
     )]
     NoCompiler {
         /// The names and paths that were tried.
@@ -78,13 +76,15 @@ pub enum Error {
         /// What NVRTC says.
         log: String,
     },
-    /// The cache of compiled programs cannot be written.
-    #[error("the compiled program cannot be kept in {path}: {error}", path = path.display())]
-    Cache {
-        /// The file.
-        path: PathBuf,
-        /// The system's answer.
-        error: std::io::Error,
+    /// The driver does not understand what NVRTC makes.
+    #[error(
+        "the driver is older than NVRTC {}.{} and takes neither its instructions nor its PTX: update NVIDIA's driver, or install \
+         an NVRTC of the driver's version (`pip install 'nvidia-cuda-nvrtc-cu12'` for CUDA 12) and give the folder of libnvrtc.so",
+        version.0, version.1
+    )]
+    CompilerTooNew {
+        /// NVRTC's version.
+        version: (i32, i32),
     },
     /// The card has too little free memory.
     #[error(
@@ -104,8 +104,28 @@ pub enum Error {
         /// What for.
         purpose: &'static str,
     },
+    /// The device may not take what its plan needs.
+    #[error(
+        "a rank needs {needed_bytes} bytes of its card (its plan, scratch of kernels, and about {} for the driver), and may take \
+         {limit_bytes}: raise device.memory_mb, or change the plan so that it needs less",
+        crate::CONTEXT_BYTES
+    )]
+    Limit {
+        /// Bytes that are needed.
+        needed_bytes: u64,
+        /// Bytes that it may take.
+        limit_bytes: u64,
+    },
+    /// A call of cuBLASLt failed.
+    #[error("{call}: status {status} of cuBLASLt (`cublasStatus_t`)")]
+    Blas {
+        /// The function.
+        call: &'static str,
+        /// What it returned.
+        status: u32,
+    },
     /// A call of the driver failed.
-    #[error("{call}: {name} ({text})")]
+    #[error("{call}: {name} ({text}){}", advice(name))]
     Driver {
         /// The function of the driver.
         call: &'static str,
@@ -125,4 +145,24 @@ pub enum Error {
     /// An operation that this device cannot compute.
     #[error("{0}")]
     Unsupported(String),
+}
+
+/// What helps against an error of the driver, where that is known.
+fn advice(name: &str) -> &'static str {
+    match name {
+        "CUDA_ERROR_DEVICE_UNAVAILABLE" => {
+            ": another process has the card for itself (`nvidia-smi -q -d COMPUTE` shows the mode; `nvidia-smi -c 0` shares it)"
+        }
+        "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH" | "CUDA_ERROR_SYSTEM_NOT_READY" => {
+            ": the kernel's driver and libcuda.so differ, or a service is missing (restart after an update of the driver; on NVSwitch \
+             machines start nvidia-fabricmanager)"
+        }
+        "CUDA_ERROR_ECC_UNCORRECTABLE" | "CUDA_ERROR_HARDWARE_STACK_ERROR" | "CUDA_ERROR_CONTAINED" => {
+            ": the card is faulty or must be reset (`nvidia-smi -q -d ECC`, the kernel's log for Xid)"
+        }
+        "CUDA_ERROR_LAUNCH_FAILED" | "CUDA_ERROR_ILLEGAL_ADDRESS" | "CUDA_ERROR_MISALIGNED_ADDRESS" => {
+            ": a kernel failed, and the card is lost to this process; please report it with the output of `phalanx doctor`"
+        }
+        _ => "",
+    }
 }

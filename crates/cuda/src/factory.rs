@@ -9,8 +9,9 @@ use phalanx_tensor::{
 };
 
 use crate::backend::{Cuda, Parts};
-use crate::compiler::{Code, Compiler};
-use crate::driver::{Card, Context, count_cards};
+use crate::blas::Blas;
+use crate::compiler::Compiler;
+use crate::driver::{Card, Context, Made, usable_cards};
 use crate::error::Error;
 use crate::memory::{Registered, TensorMemory};
 use crate::modules::Modules;
@@ -18,40 +19,60 @@ use crate::modules::Modules;
 /// Makes the kernels of the host's processor for the device that a request describes.
 type MakeKernels = dyn Fn(&DeviceRequest) -> std::io::Result<Arc<dyn Kernels>> + Send + Sync;
 
+/// Bytes of the scratch of kernels, unless the options say otherwise.
+pub const SCRATCH_BYTES: u64 = 64 << 20;
+
+/// Bytes that the driver takes of a card for the context of a process and for kernels, about: an allowance, which no card has been
+/// asked for.
+pub const CONTEXT_BYTES: u64 = 512 << 20;
+
 /// How a card is used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
     /// Where NVRTC is: a file, or the folder of `libnvrtc.so`. None: where the dynamic loader finds it.
     pub nvrtc: Option<PathBuf>,
+    /// Where cuBLASLt is: a file, or the folder of `libcublasLt.so`. None: where the dynamic loader finds it.
+    pub cublas: Option<PathBuf>,
+    /// Whether products are computed by cuBLASLt where it is found; else always by kernels of this crate.
+    pub library_products: bool,
     /// The folder in which compiled programs are kept. None: they are compiled by each process.
     pub cache: Option<PathBuf>,
-    /// What is compiled: instructions of the card, or PTX.
-    pub code: Code,
     /// Bytes of the card's memory for partial sums of kernels, beside the plan's.
     pub scratch_bytes: u64,
     /// Whether products of f32 are computed as TF32: faster, with 10 bits of the mantissa.
     pub tf32: bool,
+    /// Bytes that a device may take of its card at most, in all. None: what is free.
+    pub memory_bytes: Option<u64>,
     /// Whether ranks share cards when there are more ranks than cards.
     pub share_cards: bool,
 }
 
 impl Default for Options {
     fn default() -> Options {
-        let scratch_bytes = 64 << 20;
         Options {
             nvrtc: None,
+            cublas: None,
+            library_products: true,
             cache: None,
-            code: Code::Cubin,
-            scratch_bytes,
+            scratch_bytes: SCRATCH_BYTES,
             tf32: false,
-            share_cards: false,
+            memory_bytes: None,
+            share_cards: true,
         }
+    }
+}
+
+impl Options {
+    /// cuBLASLt, if it is wanted and found. A context is current.
+    pub(crate) fn load_blas(&self) -> Option<Blas> {
+        if self.library_products { Blas::load(self.cublas.as_deref()) } else { None }
     }
 }
 
 /// Every rank computes on a card.
 pub struct CudaFactory {
     options: Options,
+    made: Arc<Made>,
     make_kernels: Box<MakeKernels>,
 }
 
@@ -61,14 +82,37 @@ impl CudaFactory {
         options: Options,
         make_kernels: impl Fn(&DeviceRequest) -> std::io::Result<Arc<dyn Kernels>> + Send + Sync + 'static,
     ) -> CudaFactory {
-        CudaFactory { options, make_kernels: Box::new(make_kernels) }
+        CudaFactory { options, made: Arc::default(), make_kernels: Box::new(make_kernels) }
+    }
+
+    /// What its devices have asked the driver to make.
+    pub fn made(&self) -> &Made {
+        &self.made
     }
 
     /// The card of device number `index` of the run.
     fn card(&self, index: usize) -> Result<Card, Error> {
-        let count = count_cards()?;
-        let index = if self.options.share_cards && count > 0 { index % count } else { index };
-        Card::open(index)
+        let mut cards = usable_cards()?;
+        let count = cards.len();
+        if index >= count && !self.options.share_cards {
+            return Err(Error::NoCard { index, count: count as i32 });
+        }
+        Ok(cards.swap_remove(index % count))
+    }
+
+    /// Refuses a plan for which the device may not take enough of its card.
+    fn check_limit(&self, request: &DeviceRequest) -> Result<(), Error> {
+        let needed_bytes = request.device_plan.arena_bytes + self.options.scratch_bytes + CONTEXT_BYTES;
+        match self.options.memory_bytes {
+            Some(limit_bytes) if needed_bytes > limit_bytes => {
+                Err(Error::Limit { needed_bytes, limit_bytes })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn context(&self, index: usize) -> Result<Context, Error> {
+        Context::new(self.card(index)?, &self.made)
     }
 }
 
@@ -82,13 +126,23 @@ pub fn unplanned_device(
     memory_bytes: u64,
     host: Arc<dyn Kernels>,
 ) -> Result<Device, Error> {
-    let context = Arc::new(Context::new(Card::open(0)?)?);
+    let context = Arc::new(Context::new(Card::open(0)?, &Arc::default())?);
     let compiler = Compiler::load(options.nvrtc.as_deref())?;
-    let modules = Modules::new(&context, compiler, options.cache.as_ref(), options.code);
+    let modules = Modules::new(&context, compiler, options.cache.as_ref());
+    let blas = options.load_blas();
     let (tensors, addresses) = TensorMemory::new(&context, memory_bytes)?;
     let (scratch_bytes, registered, tf32) = (options.scratch_bytes, Vec::new(), options.tf32);
-    let cuda =
-        Cuda::new(Parts { context, modules, tensors, scratch_bytes, registered, host, disk: None, tf32 })?;
+    let cuda = Cuda::new(Parts {
+        context,
+        modules,
+        blas,
+        tensors,
+        scratch_bytes,
+        registered,
+        host,
+        disk: None,
+        tf32,
+    })?;
     let arena = Arena::unplanned_in(Memory::Device, addresses);
     Ok(Device::with_memories(Arc::new(cuda), arena, Arena::heap_of(Memory::Host)))
 }
@@ -98,17 +152,24 @@ impl DeviceFactory for CudaFactory {
         false
     }
 
+    fn beside_plan(&self) -> Option<u64> {
+        Some(self.options.scratch_bytes + CONTEXT_BYTES)
+    }
+
     fn make(&self, request: &DeviceRequest) -> std::io::Result<Device> {
         if request.products == Some(ProductMethod::Split) {
             let text = "precision.products = \"split\" is for processors with tile registers; on a card give \"fma\" or leave it out";
             return Err(IoError::new(ErrorKind::InvalidInput, text));
         }
+        self.check_limit(request).map_err(refused)?;
         let host_kernels = (self.make_kernels)(request)?;
-        let context = Arc::new(self.card(request.index).and_then(Context::new).map_err(refused)?);
+        let context = Arc::new(self.context(request.index).map_err(refused)?);
         let compiler = Compiler::load(self.options.nvrtc.as_deref()).map_err(refused)?;
-        let modules = Modules::new(&context, compiler, self.options.cache.as_ref(), self.options.code);
+        let modules = Modules::new(&context, compiler, self.options.cache.as_ref());
+        let blas = self.options.load_blas();
         let (tensors, addresses) =
             TensorMemory::new(&context, request.device_plan.arena_bytes).map_err(refused)?;
+        tensors.clear().map_err(refused)?;
         // Transports read host memory: that is what is shared.
         let host = (request.map_shared)(request.host_plan.arena_bytes as usize)?;
         let registered = match request.pin_host {
@@ -130,6 +191,7 @@ impl DeviceFactory for CudaFactory {
         let cuda = Cuda::new(Parts {
             context,
             modules,
+            blas,
             tensors,
             scratch_bytes: self.options.scratch_bytes,
             registered,
@@ -150,7 +212,7 @@ impl DeviceFactory for CudaFactory {
 
 fn refused(error: Error) -> IoError {
     let kind = match &error {
-        Error::OutOfMemory { .. } | Error::Addresses { .. } => ErrorKind::OutOfMemory,
+        Error::OutOfMemory { .. } | Error::Limit { .. } | Error::Addresses { .. } => ErrorKind::OutOfMemory,
         Error::NoDriver | Error::NoCard { .. } | Error::NoCompiler { .. } => ErrorKind::NotFound,
         Error::DriverTooOld { .. } | Error::CardTooOld { .. } | Error::Unsupported(_) => {
             ErrorKind::Unsupported

@@ -1,8 +1,7 @@
 //! The device of NVIDIA GPUs.
 //!
 //! [`CudaFactory`] makes a card the device of a rank, behind the same contract as the processor. The driver and NVRTC are
-//! loaded when a device is made, so one program serves machines with and without CUDA. Nothing selects this device yet: its
-//! operations and copies are tested on an emulator of the driver, whole training runs are not.
+//! loaded when a device is made, so one program serves machines with and without CUDA. [`Found::look`] says whether there are any.
 //!
 //! - **Kernels** (`kernels/*.cu`, [`programs`]) have the names of the processor's files. NVRTC compiles them for the card
 //!   ([`compiler`]), and a folder keeps what was compiled ([`cache`]).
@@ -16,7 +15,7 @@
 //! | operation | kernels |
 //! |---|---|
 //! | `fill`, `convert`, `add`, `scaled`; `copy` | `elementwise.cu`, `elementwise_f64.cu`; the driver's copy |
-//! | `linear`, `linear_gelu`, `linear_input_gradient`, `linear_weight_gradient` | `matmul.cu`: `product`, `product_with_transposed`, `product_of_transposed` |
+//! | `linear`, `linear_gelu`, `linear_input_gradient`, `linear_weight_gradient` | cuBLASLt ([`Options::library_products`]), or `matmul.cu`: `product`, `product_with_transposed`, `product_of_transposed` |
 //! | `bias_gradient`, and the last step of other sums over rows | `bias.cu`: `bias_sums`, `add_blocks` |
 //! | `layer_norm`, `layer_norm_backward` | `layer_norm.cu` |
 //! | `gelu`, `gelu_backward` | `gelu.cu` |
@@ -29,20 +28,30 @@
 //! | `block_squares`, `count_non_finite`; `tree_sum`, `norm` | `norm.cu`; `norm_f64.cu` |
 
 mod backend;
+mod blas;
+mod bounds;
 pub mod cache;
+pub mod checks;
 pub mod compiler;
 pub mod driver;
 mod error;
 mod factory;
 mod faults;
+mod found;
 mod launch;
+mod libraries;
+mod limits;
 mod memory;
 mod modules;
 pub mod programs;
 mod streams;
 
+pub use driver::{Card, Clocks, usable_cards};
 pub use error::{CAPABILITY_MIN, DRIVER_MIN, Error};
-pub use factory::{CudaFactory, Options, unplanned_device};
+pub use factory::{CONTEXT_BYTES, CudaFactory, Options, SCRATCH_BYTES, unplanned_device};
+pub use found::Found;
+pub use libraries::{LibraryState, libraries};
+pub use limits::Limits;
 
 /// The device's name, in errors and reports.
 pub const NAME: &str = "cuda";

@@ -36,6 +36,7 @@ impl CardMemory {
         purpose: &'static str,
     ) -> Result<CardMemory, Error> {
         context.enter()?;
+        context.made.count_allocation();
         let property = property_of(context);
         let mut granularity = 0usize;
         // SAFETY: the context is current; the property describes memory of its card.
@@ -88,6 +89,17 @@ impl CardMemory {
                 Error::OutOfMemory { index, needed_bytes, free_bytes, total_bytes, purpose }
             }
             _ => error,
+        }
+    }
+
+    /// Sets all bytes to 0.
+    fn clear(&self) -> Result<(), Error> {
+        self.context.enter()?;
+        let stream = std::ptr::null_mut();
+        // SAFETY: the memory is mapped; null is the context's first stream, which is there without being created.
+        unsafe {
+            driver!(cuMemsetD8Async(self.start, 0, self.bytes, stream))?;
+            driver!(cuStreamSynchronize(stream))
         }
     }
 
@@ -157,6 +169,11 @@ impl TensorMemory {
         Ok((TensorMemory { addresses: start..start + region.bytes(), memory }, region))
     }
 
+    /// Sets all bytes to 0, as memory of the host is when a process gets it: what lies between tensors is copied with them.
+    pub(crate) fn clear(&self) -> Result<(), Error> {
+        self.memory.clear()
+    }
+
     /// The addresses of this memory on the card.
     pub(crate) fn on_card(&self) -> Range<u64> {
         self.memory.start()..self.memory.start() + self.memory.bytes() as u64
@@ -184,6 +201,7 @@ impl Registered {
     /// The region stays mapped until what is returned is dropped.
     pub(crate) unsafe fn new(context: &Arc<Context>, region: &Region) -> Result<Registered, Error> {
         context.enter()?;
+        context.made.count_allocation();
         // SAFETY: the region is mapped (the caller's promise), and the flags are those of the function.
         unsafe { driver!(cuMemHostRegister_v2(region.base().cast(), region.bytes(), REGISTERED))? };
         Ok(Registered { context: Arc::clone(context), start: region.base().expose_provenance() })

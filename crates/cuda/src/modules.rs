@@ -16,6 +16,9 @@ use crate::programs::Program;
 /// Bytes of dynamic shared memory that a kernel has without asking.
 const SHARED_UNASKED: u32 = 48 << 10;
 
+/// What a driver says of instructions that it does not take.
+const NOT_TAKEN: [&str; 2] = ["CUDA_ERROR_INVALID_IMAGE", "CUDA_ERROR_NO_BINARY_FOR_GPU"];
+
 /// One launch of a kernel.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Launch {
@@ -33,12 +36,13 @@ pub(crate) struct Modules {
     context: Arc<Context>,
     compiler: Compiler,
     cache: Option<Cache>,
-    code: Code,
     loaded: Mutex<Loaded>,
 }
 
 #[derive(Default)]
 struct Loaded {
+    /// The driver takes no instructions of its card, so it is given PTX: an older driver than NVRTC is, or the emulator.
+    takes_ptx: bool,
     modules: HashMap<Program, sys::CUmodule>,
     /// With the dynamic shared memory that they may have.
     kernels: HashMap<(Program, &'static str), (sys::CUfunction, u32)>,
@@ -48,14 +52,9 @@ struct Loaded {
 unsafe impl Send for Loaded {}
 
 impl Modules {
-    pub(crate) fn new(
-        context: &Arc<Context>,
-        compiler: Compiler,
-        cache: Option<&PathBuf>,
-        code: Code,
-    ) -> Modules {
+    pub(crate) fn new(context: &Arc<Context>, compiler: Compiler, cache: Option<&PathBuf>) -> Modules {
         let cache = cache.map(|folder| Cache::new(folder));
-        Modules { context: Arc::clone(context), compiler, cache, code, loaded: Mutex::default() }
+        Modules { context: Arc::clone(context), compiler, cache, loaded: Mutex::default() }
     }
 
     /// Issues a launch to a stream. `arguments` are the kernel's, each in the lower bytes of a number.
@@ -133,7 +132,7 @@ impl Modules {
         let module = match loaded.modules.get(&launch.program) {
             Some(module) => *module,
             None => {
-                let module = self.load(&launch.program)?;
+                let module = self.load(&mut loaded.takes_ptx, &launch.program)?;
                 loaded.modules.insert(launch.program, module);
                 module
             }
@@ -146,13 +145,29 @@ impl Modules {
     }
 
     /// Compiles a program, or takes it from the cache, and gives it to the driver.
-    fn load(&self, program: &Program) -> Result<sys::CUmodule, Error> {
+    fn load(&self, takes_ptx: &mut bool, program: &Program) -> Result<sys::CUmodule, Error> {
+        if !*takes_ptx {
+            match self.load_as(program, Code::Cubin) {
+                Err(Error::Driver { name, .. }) if NOT_TAKEN.contains(&name.as_str()) => *takes_ptx = true,
+                result => return result,
+            }
+        }
+        self.load_as(program, Code::Ptx).map_err(|error| match error {
+            Error::Driver { name, .. } if name == "CUDA_ERROR_UNSUPPORTED_PTX_VERSION" => {
+                Error::CompilerTooNew { version: self.compiler.version() }
+            }
+            error => error,
+        })
+    }
+
+    fn load_as(&self, program: &Program, code: Code) -> Result<sys::CUmodule, Error> {
         let architecture = self.context.card.architecture();
         let image = match &self.cache {
-            Some(cache) => cache.image(&self.compiler, program, &architecture, self.code)?,
-            None => self.compiler.compile(program, &architecture, self.code)?.image,
+            Some(cache) => cache.image(&self.compiler, program, &architecture, code)?,
+            None => self.compiler.compile(program, &architecture, code)?.image,
         };
         let mut module = std::ptr::null_mut();
+        self.context.made.count_object();
         // SAFETY: the context is current; the image is a whole one, and PTX ends with 0.
         unsafe { driver!(cuModuleLoadData(&mut module, image.as_ptr().cast()))? };
         Ok(module)

@@ -162,8 +162,16 @@ impl Streams {
     fn event(&mut self) -> Result<CUevent, Error> {
         match self.free.pop() {
             Some(event) => Ok(event),
-            None => new_event(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING),
+            None => self.new_event(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING),
         }
+    }
+
+    fn new_event(&self, flags: sys::CUevent_flags) -> Result<CUevent, Error> {
+        let mut event = std::ptr::null_mut();
+        self.context.made.count_object();
+        // SAFETY: the context is current.
+        unsafe { driver!(cuEventCreate(&mut event, flags as u32))? };
+        Ok(event)
     }
 
     /// Starts to take the time of what is issued next to a stream.
@@ -179,7 +187,7 @@ impl Streams {
     }
 
     fn timing_event(&self, stream: usize) -> Result<CUevent, Error> {
-        let event = new_event(sys::CUevent_flags::CU_EVENT_DEFAULT)?;
+        let event = self.new_event(sys::CUevent_flags::CU_EVENT_DEFAULT)?;
         // SAFETY: both are of this context.
         unsafe { driver!(cuEventRecord(event, self.queues[stream].stream))? };
         Ok(event)
@@ -206,13 +214,6 @@ impl Streams {
         self.timings = rest;
         Ok(())
     }
-}
-
-fn new_event(flags: sys::CUevent_flags) -> Result<CUevent, Error> {
-    let mut event = std::ptr::null_mut();
-    // SAFETY: the context is current.
-    unsafe { driver!(cuEventCreate(&mut event, flags as u32))? };
-    Ok(event)
 }
 
 fn has_happened(event: CUevent) -> Result<bool, Error> {

@@ -9,12 +9,16 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
+use phalanx_cuda::cache::Cache;
 use phalanx_cuda::compiler::{Code, Compiler};
 use phalanx_cuda::programs::{Program, Source};
 use phalanx_trace::DType;
 
 /// The version of NVRTC whose figures are in the tables.
 const TABLE_VERSION: (i32, i32) = (13, 5);
+
+/// The architecture of the emulator of the driver.
+const EMULATED: &str = "sm_80";
 
 const ELEMENTS: [DType; 3] = [DType::F32, DType::BF16, DType::F16];
 
@@ -108,6 +112,11 @@ fn check(architecture: &str) {
     let mut spills = Vec::new();
     for program in programs() {
         let compiled = compiler.compile(&program, architecture, Code::Ptx).unwrap();
+        if architecture == EMULATED {
+            // The tests on the emulator need not compile it again.
+            let cache = Cache::new(&Path::new(env!("CARGO_TARGET_TMPDIR")).join("phalanx/cuda"));
+            cache.keep(compiler.version(), &program, architecture, (Code::Ptx, &compiled.image)).unwrap();
+        }
         let ptx = String::from_utf8_lossy(&compiled.image);
         let kernels = usages(&compiled.log, &ptx);
         assert!(!kernels.is_empty(), "the log of {} names no kernel:\n{}", program.describe(), compiled.log);

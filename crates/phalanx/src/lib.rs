@@ -61,6 +61,7 @@ pub use phalanx_collectives::{
     CollectiveError, Endpoint, Group, HostJob, MetaGroup, Pending, Solo, join, threads,
 };
 pub use phalanx_cpu::{self as cpu, Cpu, CpuFactory};
+pub use phalanx_cuda::{self as cuda, CudaFactory};
 pub use phalanx_data::{Corpus, CorpusSpec, DataError, TokenFile, Tokenizer, Tokens};
 pub use phalanx_layers::{self as layers, Network};
 pub use phalanx_models::{

@@ -104,7 +104,7 @@ pub struct PlanArgs {
     /// Show where each chunk lies, what a step moves for it, and the memories side by side
     #[arg(long, conflicts_with_all = ["schedule", "chunks"])]
     pub placement: bool,
-    /// Predict the time of a step on a machine: h200, here (measured now), or a profile file (TOML)
+    /// Predict the time of a step on a machine: h100, h200, here (measured now), or a profile file (TOML)
     #[arg(long, value_name = "NAME|FILE", conflicts_with = "schedule")]
     pub machine: Option<String>,
     /// Print figures as JSON, bytes exact
@@ -272,10 +272,17 @@ pub struct InspectArgs {
 /// Measures this machine and checks its limits
 ///
 /// Cores and instruction sets, the rates of multiply-adds in f32 and of products of bf16, memory bandwidth,
-/// memory available, and the limits of the system that matter to a run.
+/// memory available, and the limits of the system that matter to a run; NVIDIA's driver, GPUs and libraries, and which
+/// package has what is missing.
+///
+/// With --kernels: compares every kernel of the first GPU with the processor's instead, and prints rates of the most important
+/// ones beside what the GPU can do at most by published figures of its architecture. Takes about a minute, or two where kernels must be compiled first.
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:\n  phalanx doctor\n  phalanx doctor --json")]
+#[command(after_help = "Examples:\n  phalanx doctor\n  phalanx doctor --json\n  phalanx doctor --kernels")]
 pub struct DoctorArgs {
+    /// Check the kernels of the GPU instead
+    #[arg(long)]
+    pub kernels: bool,
     /// Print figures as JSON
     #[arg(long)]
     pub json: bool,

@@ -6,8 +6,9 @@ use phalanx_bench::memory::{self, MemoryFigures};
 use phalanx_bench::steps::{self, RankSetup, StepCounts, StepFigures};
 use phalanx_bench::strategies::{self, RankFigures};
 use phalanx_train::GroupSource;
-use phalanx_train::config::{DeviceChoice, DeviceConfig};
+use phalanx_train::config::{DeviceChoice, DeviceConfig, DeviceKind};
 
+use crate::cards;
 use crate::environment::Environment;
 use crate::planned::Planned;
 use crate::rank_host::{self, RankDevice, RankHost};
@@ -95,7 +96,12 @@ fn on_device<T>(
         device,
         copied_bytes_per_s: match planned.config.device.choice() {
             DeviceChoice::Cpu => None,
+            DeviceChoice::Cuda { .. } => Some(cards::COPY_BYTES_PER_S),
             DeviceChoice::Simulated(simulated) => Some(simulated.copy_bytes_per_s),
+        },
+        limits: match planned.config.device.kind {
+            DeviceKind::Cuda => cards::limits_of(host.rank()),
+            _ => None,
         },
         source,
         note_step: &|step| host.note_step(step),

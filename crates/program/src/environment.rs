@@ -8,6 +8,7 @@ use std::sync::Arc;
 use anyhow::{Result, bail};
 use phalanx_cpu::peak::{self, Bandwidth};
 use phalanx_cpu::{Cpu, CpuFactory, Options, ProductMethod};
+use phalanx_cuda::CudaFactory;
 use phalanx_launch::{ForeignRank, Variables};
 use phalanx_simd::Isa;
 use phalanx_simd::tiles::{self, NoAmx, TileUnit};
@@ -26,6 +27,29 @@ const NO_COLOR: &str = "NO_COLOR";
 
 /// Kind of the terminal; `dumb` has no colours.
 const TERM: &str = "TERM";
+
+/// Where NVRTC is, which compiles the kernels of NVIDIA GPUs: a folder or a file.
+const NVRTC: &str = "PHALANX_NVRTC";
+
+/// Where cuBLASLt is, which multiplies matrices on NVIDIA GPUs: a folder or a file.
+const CUBLAS: &str = "PHALANX_CUBLAS";
+
+/// The folder of what a program may compute again, and the home folder, which has one.
+const CACHE_HOME: &str = "XDG_CACHE_HOME";
+const HOME: &str = "HOME";
+
+/// How cards are used, of which each rank may take `memory_bytes` at most.
+pub fn cuda_options(memory_bytes: Option<u64>) -> phalanx_cuda::Options {
+    let folder = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let cache = folder(CACHE_HOME).or_else(|| Some(folder(HOME)?.join(".cache")));
+    phalanx_cuda::Options {
+        nvrtc: folder(NVRTC),
+        cublas: folder(CUBLAS),
+        cache: cache.map(|folder| folder.join("phalanx/cuda")),
+        memory_bytes,
+        ..phalanx_cuda::Options::default()
+    }
+}
 
 /// Whether a terminal may get colours.
 pub fn colours() -> bool {
@@ -74,7 +98,10 @@ pub fn pmi() -> RankDiscovery {
 
 /// The variables that launchers on other hosts need, too.
 pub fn for_other_hosts() -> Vec<(&'static str, String)> {
-    [ISA, NO_COLOR].into_iter().filter_map(|name| Some((name, std::env::var(name).ok()?))).collect()
+    [ISA, NO_COLOR, NVRTC, CUBLAS]
+        .into_iter()
+        .filter_map(|name| Some((name, std::env::var(name).ok()?)))
+        .collect()
 }
 
 /// The values that were read.
@@ -155,6 +182,12 @@ impl Environment {
         let processor = CpuFactory { options: self.options(1), populate: true };
         match device.choice() {
             DeviceChoice::Cpu => Box::new(processor),
+            DeviceChoice::Cuda { memory_bytes } => {
+                let kernels = move |request: &DeviceRequest| -> std::io::Result<Arc<dyn Kernels>> {
+                    Ok(processor.kernels(request)?)
+                };
+                Box::new(CudaFactory::new(cuda_options(memory_bytes), kernels))
+            }
             DeviceChoice::Simulated(simulated) => {
                 let options = phalanx_simulated::Options {
                     copy_bytes_per_s: simulated.copy_bytes_per_s,

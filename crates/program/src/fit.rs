@@ -8,13 +8,13 @@ use std::ops::Range;
 use anyhow::{Context, Result, bail};
 use phalanx_models::ModelShape;
 use phalanx_train::RunConfig;
-use phalanx_train::config::{Checkpointing, CheckpointingWord, Tier};
+use phalanx_train::config::{Checkpointing, CheckpointingWord, DeviceKind, Tier};
 use serde_json::{Value, json};
 
 use crate::machine::{self, Available};
-use crate::mesh_report;
 use crate::planned::{self, Need, Planned};
 use crate::report::{Table, bytes};
+use crate::{cards, mesh_report};
 
 /// Largest number of dry runs of a block ([`RunConfig::dry_runs`]) for a smaller micro-batch that is proposed.
 const MAX_DRY_RUNS: u128 = 1 << 14;
@@ -24,6 +24,8 @@ const MAX_DRY_RUNS: u128 = 1 << 14;
 pub enum Budget {
     /// Each rank has a device with so many bytes of memory (`--device-memory`).
     Device(u64),
+    /// Each rank may take so many bytes of its card: `device.memory_mb`, or its share.
+    Card(u64),
     /// Each rank may use so many bytes in all (`memory.limit_mb`).
     Rank(u64),
     /// All ranks share the memory of this machine.
@@ -39,7 +41,7 @@ impl Budget {
     /// Bytes that the largest rank needs, or all ranks together.
     fn needed(&self, planned: &Planned) -> u64 {
         match self {
-            Budget::Device(_) | Budget::Rank(_) => planned.needed_by_one(self.need()),
+            Budget::Device(_) | Budget::Card(_) | Budget::Rank(_) => planned.needed_by_one(self.need()),
             Budget::Machine(_) => planned.needed_bytes(),
         }
     }
@@ -47,7 +49,7 @@ impl Budget {
     /// The bytes of a rank that count.
     fn need(&self) -> Need {
         match self {
-            Budget::Device(_) => planned::needed_on_device,
+            Budget::Device(_) | Budget::Card(_) => planned::needed_on_device,
             Budget::Rank(_) | Budget::Machine(_) => planned::needed_by,
         }
     }
@@ -63,6 +65,7 @@ impl Budget {
     fn given(&self) -> &'static str {
         match self {
             Budget::Device(_) => "--device-memory",
+            Budget::Card(_) => "its share of the card (device.memory_mb)",
             Budget::Rank(_) => "memory.limit_mb",
             Budget::Machine(_) => "this machine",
         }
@@ -71,21 +74,26 @@ impl Budget {
     /// The same for another run, whose configuration differs in what `change` does.
     fn needed_with(&self, planned: &Planned, change: impl FnOnce(&mut RunConfig)) -> Result<u64> {
         match self {
-            Budget::Device(_) | Budget::Rank(_) => planned.needed_by_one_with(change, self.need()),
+            Budget::Device(_) | Budget::Card(_) | Budget::Rank(_) => {
+                planned.needed_by_one_with(change, self.need())
+            }
             Budget::Machine(_) => Ok(planned.with(change)?.needed_bytes()),
         }
     }
 
     fn bytes(&self) -> u64 {
         match self {
-            Budget::Device(bytes) | Budget::Rank(bytes) | Budget::Machine(Available { bytes, .. }) => *bytes,
+            Budget::Device(bytes)
+            | Budget::Card(bytes)
+            | Budget::Rank(bytes)
+            | Budget::Machine(Available { bytes, .. }) => *bytes,
         }
     }
 
     /// Bytes that each rank may use; ranks of one machine share its memory as they need it.
     fn each(&self) -> Option<u64> {
         match self {
-            Budget::Device(bytes) | Budget::Rank(bytes) => Some(*bytes),
+            Budget::Device(bytes) | Budget::Card(bytes) | Budget::Rank(bytes) => Some(*bytes),
             Budget::Machine(_) => None,
         }
     }
@@ -239,7 +247,7 @@ fn single_changes(planned: &Planned, budget: &Budget) -> Vec<Change> {
         }
     };
     changes.extend(words.iter().copied().map(Change::Checkpointing));
-    if matches!(budget, Budget::Device(_)) && config.memory.optimizer == Tier::Device {
+    if matches!(budget, Budget::Device(_) | Budget::Card(_)) && config.memory.optimizer == Tier::Device {
         changes.push(Change::Offload);
     }
     let few = smallest_micro(planned);
@@ -248,11 +256,11 @@ fn single_changes(planned: &Planned, budget: &Budget) -> Vec<Change> {
     }
     match budget {
         Budget::Machine(_) if config.data() > 1 => changes.push(Change::Data(config.data() / 2)),
-        Budget::Machine(_) => {}
         Budget::Device(_) | Budget::Rank(_) if spec.stage.number() > 0 => {
             changes.push(Change::Data(2 * config.data()));
         }
-        Budget::Device(_) | Budget::Rank(_) => {}
+        // More ranks would share the same cards.
+        Budget::Machine(_) | Budget::Card(_) | Budget::Device(_) | Budget::Rank(_) => {}
     }
     changes
 }
@@ -260,7 +268,7 @@ fn single_changes(planned: &Planned, budget: &Budget) -> Vec<Change> {
 /// Larger meshes, where each rank has a device of its own: more tensor ranks (up to 8, the devices of a common
 /// machine, among which the heads can be divided), then more pipeline ranks as well.
 fn more_ranks(planned: &Planned, budget: &Budget) -> Vec<Vec<Change>> {
-    if matches!(budget, Budget::Machine(_)) {
+    if matches!(budget, Budget::Machine(_) | Budget::Card(_)) {
         return Vec::new();
     }
     let mesh = planned.plan.spec.mesh;
@@ -308,7 +316,7 @@ fn advice(planned: &Planned, budget: &Budget) -> String {
 /// # Errors
 /// The bytes needed and available, and changes that need less.
 pub fn check_memory(planned: &Planned) -> Result<()> {
-    let budgets = [limit(planned), machine::available().map(Budget::Machine)];
+    let budgets = [card(planned), limit(planned), machine::available().map(Budget::Machine)];
     budgets.iter().flatten().try_for_each(|budget| check(planned, budget))
 }
 
@@ -318,7 +326,7 @@ fn check(planned: &Planned, budget: &Budget) -> Result<()> {
     }
     let (needed, advice) = (budget.needed(planned), advice(planned, budget));
     match budget {
-        Budget::Device(limit) | Budget::Rank(limit) => bail!(
+        Budget::Device(limit) | Budget::Card(limit) | Budget::Rank(limit) => bail!(
             "a rank needs {needed} bytes ({}), and {} allows {limit} ({}); {advice}",
             bytes(needed),
             budget.given(),
@@ -361,7 +369,7 @@ impl<'a> Verdict<'a> {
     /// For people.
     pub fn to_text(&self) -> String {
         let head = match self.budget {
-            Budget::Device(each) | Budget::Rank(each) => {
+            Budget::Device(each) | Budget::Card(each) | Budget::Rank(each) => {
                 format!("Does it fit? Each rank has {} ({})", bytes(*each), self.budget.given())
             }
             Budget::Machine(available) => {
@@ -391,7 +399,7 @@ impl<'a> Verdict<'a> {
         }
         let what = match self.budget {
             Budget::Machine(_) => "all ranks then need",
-            Budget::Device(_) | Budget::Rank(_) => "a rank then needs",
+            Budget::Device(_) | Budget::Card(_) | Budget::Rank(_) => "a rank then needs",
         };
         let any = self.proposals.iter().any(|proposal| proposal.fits);
         let mut table = Table::default();
@@ -440,6 +448,9 @@ pub fn budget_for_plan(planned: &Planned, given: Option<u64>) -> Result<Option<B
     if let Some(bytes) = given {
         return Ok(Some(Budget::Device(bytes)));
     }
+    if planned.config.device.kind == DeviceKind::Cuda {
+        return Ok(card(planned));
+    }
     if let Some(budget) = limit(planned) {
         return Ok(Some(budget));
     }
@@ -450,6 +461,12 @@ pub fn budget_for_plan(planned: &Planned, given: Option<u64>) -> Result<Option<B
     Ok(Some(Budget::Machine(
         available.context("the system does not report its memory; give --device-memory")?,
     )))
+}
+
+/// What a rank may take of its card, if it has one that is known.
+fn card(planned: &Planned) -> Option<Budget> {
+    let has_card = planned.config.device.kind == DeviceKind::Cuda;
+    has_card.then(|| cards::share_bytes(&planned.config).ok().map(Budget::Card)).flatten()
 }
 
 /// The memory that `memory.limit_mb` gives a rank, if it is set.

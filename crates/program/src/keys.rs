@@ -315,7 +315,10 @@ mod tests {
             ("[parallel]\noverlap = 1", ["parallel.overlap", "1", "true or false"]),
             ("[precision]\ncompute = \"fp16\"", ["precision.compute", "fp16", "\"bf16\", \"f16\""]),
             ("[precision]\nhysteresis = 0.5", ["precision.hysteresis", "0.5", "a whole number"]),
-            ("[device]\nkind = \"gpu\"", ["device.kind", "\"gpu\"", "\"cpu\" or \"simulated\""]),
+            (
+                "[device]\nkind = \"gpu\"",
+                ["device.kind", "\"gpu\"", "\"auto\", \"cpu\", \"cuda\", \"simulated\""],
+            ),
             ("model = 3", ["model", "3", "[model]"]),
         ] {
             for word in words {

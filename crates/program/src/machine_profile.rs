@@ -11,6 +11,7 @@ use phalanx_tensor::DiskOptions;
 use phalanx_trace::{CollectiveOp, DType};
 use phalanx_train::config::DeviceChoice;
 
+use crate::cards;
 use crate::environment::Environment;
 use crate::launch::RankProcesses;
 use crate::limits::CONFIG_BYTES;
@@ -25,7 +26,8 @@ use crate::task::Task;
 const HERE: &str = "here";
 
 /// The profiles that the program has, by name.
-const KNOWN: [(&str, &str); 1] = [("h200", include_str!("../machines/h200.toml"))];
+const KNOWN: [(&str, &str); 2] =
+    [("h100", include_str!("../machines/h100.toml")), ("h200", include_str!("../machines/h200.toml"))];
 
 /// Largest number of ranks whose collectives are measured on this machine.
 const MAX_RANKS: usize = 16;
@@ -78,6 +80,7 @@ fn measured(planned: &Planned, sizes: &[u64], environment: Environment) -> Resul
     let bandwidth = processor.bandwidth(MEMORY_BYTES).context("memory to measure its bandwidth")?;
     let copy_gb_per_s = match planned.config.device.choice() {
         DeviceChoice::Cpu => bandwidth.copied() / 1e9,
+        DeviceChoice::Cuda { .. } => cards::COPY_BYTES_PER_S / 1e9,
         DeviceChoice::Simulated(simulated) => simulated.copy_bytes_per_s / 1e9,
     };
     let line = |gb_per_s| TransferRate::Line { latency_us: 0.0, gb_per_s };

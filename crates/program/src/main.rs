@@ -8,6 +8,8 @@ mod args;
 mod bench;
 mod bench_args;
 mod byte_size;
+mod card_report;
+mod cards;
 mod checksums;
 mod choices;
 mod chunk_report;

@@ -104,9 +104,10 @@ pub fn memory(planned: &Planned) -> String {
     use phalanx_trace::Category;
     let mut headings = vec![""];
     headings.extend(Category::ALL.map(Category::name));
-    headings.extend(["arena", "total, about"]);
+    let beside = planned.plan.spec.beside_plan;
+    headings.extend(["arena", if beside.is_some() { "card, about" } else { "total, about" }]);
     let mut table = Table::new(&headings);
-    let outside = planned.outside_bytes();
+    let outside = beside.unwrap_or_else(|| planned.outside_bytes());
     for (range, plan) in alike(planned) {
         let peak = plan.peak();
         let categories = Category::ALL.map(|category| bytes(peak.categories.get(category)));

@@ -2,10 +2,11 @@
 //!
 //! It is filled in when the configuration is resolved, so a run folder has it, and a resumed run places chunks as before.
 
+use phalanx_cuda::{CONTEXT_BYTES, SCRATCH_BYTES};
 use phalanx_train::RunConfig;
 use phalanx_train::config::{DeviceKind, Placement};
 
-use crate::machine;
+use crate::{cards, machine};
 
 /// Bytes of a unit of the `_mb` keys.
 const MIB: f64 = 1_048_576.0;
@@ -26,6 +27,9 @@ pub fn fill(config: &mut RunConfig) {
     if simulated && config.device.memory_mb.is_some() {
         return;
     }
+    if config.device.kind == DeviceKind::Cuda {
+        return fill_card(config);
+    }
     let share = machine::available().map(|available| available.bytes / config.world_size() as u64);
     let limit = config.memory.limit_mb.map(|mib| (mib * MIB) as u64);
     if let Some(bytes) = [share, limit].into_iter().flatten().min() {
@@ -33,11 +37,29 @@ pub fn fill(config: &mut RunConfig) {
     }
 }
 
+/// Fills in what a rank may take of its card, and its share of this machine's memory for what does not fit there.
+fn fill_card(config: &mut RunConfig) {
+    if let Ok(bytes) = cards::share_bytes(config) {
+        set_device(config, bytes);
+    }
+    let share = machine::available().map(|available| available.bytes / config.world_size() as u64);
+    if let (Some(bytes), None) = (share, config.memory.host_budget_mb) {
+        config.memory.host_budget_mb =
+            Some((bytes.saturating_sub(process(config)).max(1 << 20) >> 20) as f64);
+    }
+}
+
+/// Estimated bytes of a rank's process beside what it plans.
+fn process(config: &RunConfig) -> u64 {
+    let threads = config.train.threads.unwrap_or_else(|| machine::threads_per_rank(config.world_size()));
+    PROGRAM + THREAD * threads as u64
+}
+
 /// Sets the budget so that a rank fits a device of `bytes`: where that is memory of the host, the process lies in it too.
 pub fn set_device(config: &mut RunConfig, bytes: u64) {
-    let threads = config.train.threads.unwrap_or_else(|| machine::threads_per_rank(config.world_size()));
     let outside = match config.device.kind {
-        DeviceKind::Cpu => PROGRAM + THREAD * threads as u64,
+        DeviceKind::Cpu | DeviceKind::Auto => process(config),
+        DeviceKind::Cuda => SCRATCH_BYTES + CONTEXT_BYTES,
         DeviceKind::Simulated => 0,
     };
     let whole = bytes.saturating_sub(outside).max(1 << 20) >> 20;

@@ -1,11 +1,12 @@
 //! The plan, as JSON for scripts (`plan --json` and `plan.json`) and as tables for people.
 
+use phalanx_cuda::{CONTEXT_BYTES, SCRATCH_BYTES};
 use phalanx_optim::LossScaling;
 use phalanx_parallel::zero::{ChunkResidence, Residence};
 use phalanx_plan::{CollectiveCost, MemoryPlan, Precision};
 use phalanx_tensor::DiskOptions;
 use phalanx_trace::{Category, Memory};
-use phalanx_train::config::Products;
+use phalanx_train::config::{DeviceKind, Products};
 use phalanx_train::metrics::{DeviceBytes, RankBytes};
 use phalanx_train::spec::TriedChunks;
 use phalanx_train::{RankPlan, Spec};
@@ -37,6 +38,7 @@ pub fn to_json(planned: &Planned) -> Value {
         "collective_bytes_per_step": plan.collective_bytes_per_step(),
         "tokens_per_step": spec.tokens_per_step(),
         "outside_bytes_per_rank": planned.outside_bytes(),
+        "beside_plan": spec.beside_plan.map(|_| json!({ "scratch_bytes": SCRATCH_BYTES, "driver_bytes_about": CONTEXT_BYTES })),
         "needed_bytes": planned.needed_bytes(),
         "layout": {
             "ranks": spec.world_size(), "mesh": spec.mesh, "zero": spec.stage.number(), "micro": spec.micro_batch_size,
@@ -152,8 +154,12 @@ fn staging(planned: &Planned) -> String {
         let copies = rank.step.copies.iter().filter(|copy| copy.to == to);
         bytes(copies.map(|copy| copy.bytes).sum())
     };
+    let device = match planned.config.device.kind {
+        DeviceKind::Cuda => "an NVIDIA GPU",
+        _ => "a simulated accelerator, played by the processor",
+    };
     format!(
-        "each rank computes on a simulated accelerator, played by the processor; {} of host memory stage what it sends; \
+        "each rank computes on {device}; {} of host memory stage what it sends; \
          a step copies {} to the host and {} to the device\n",
         bytes(rank.host.arena_bytes),
         copied(Memory::Host),
@@ -259,8 +265,19 @@ fn memory_table(planned: &Planned) -> String {
         row("for a diagnosis", &diagnosis, None);
     }
     row("arena", &|rank| rank.memory.arena_bytes, None);
-    row("outside, about", &|_| outside, None);
-    row("total, about", &|rank| rank.memory.arena_bytes + outside, None);
+    match planned.plan.spec.beside_plan {
+        None => {
+            row("outside, about", &|_| outside, None);
+            row("total, about", &|rank| rank.memory.arena_bytes + outside, None);
+        }
+        Some(beside) => {
+            row("scratch of kernels", &|_| SCRATCH_BYTES, None);
+            row("driver, about", &|_| CONTEXT_BYTES, None);
+            row("card, about", &|rank| rank.memory.arena_bytes + beside, None);
+            row("host memory", &|rank| rank.host.arena_bytes, None);
+            row("process, about", &|_| outside, None);
+        }
+    }
     table.to_string()
 }
 

@@ -7,10 +7,11 @@ use std::sync::Arc;
 
 use anyhow::{Result, anyhow};
 use phalanx_baselines::asynchronous;
+use phalanx_cuda::{CONTEXT_BYTES, SCRATCH_BYTES};
 use phalanx_models::Model;
 use phalanx_plan::slot::Slot;
 use phalanx_trace::DType;
-use phalanx_train::config::{Reduce, Updates};
+use phalanx_train::config::{DeviceKind, Reduce, Updates};
 use phalanx_train::planning::{PlanError, min_device_states};
 use phalanx_train::{RankPlan, ResolvedConfig, RunConfig, RunPlan, Spec};
 
@@ -180,7 +181,9 @@ impl Planned {
 pub fn spec(config: &RunConfig, model: Arc<dyn Model>, evaluated: usize) -> Result<Spec> {
     let threads = config.train.threads.unwrap_or_else(|| machine::threads_per_rank(config.world_size()));
     // The error message already includes its cause.
-    Spec::new(config, model, evaluated, threads).map_err(|error| anyhow!("{error}"))
+    let spec = Spec::new(config, model, evaluated, threads).map_err(|error| anyhow!("{error}"))?;
+    let beside_plan = (config.device.kind == DeviceKind::Cuda).then_some(SCRATCH_BYTES + CONTEXT_BYTES);
+    Ok(Spec { beside_plan, ..spec })
 }
 
 /// Counts bytes that a rank needs.
@@ -189,17 +192,18 @@ pub type Need = fn(&Spec, &RankPlan) -> u64;
 /// Bytes that a rank needs in the memory of its device. Where that is memory of the host, the process lies in it too.
 pub fn needed_on_device(spec: &Spec, rank: &RankPlan) -> u64 {
     let outside = if spec.host_addressable { outside_of(spec, rank) } else { 0 };
-    rank.memory.arena_bytes + outside
+    rank.memory.arena_bytes + outside + spec.beside_plan.unwrap_or(0)
 }
 
 /// Bytes that a rank needs.
 pub fn needed_by(spec: &Spec, rank: &RankPlan) -> u64 {
-    own_bytes(rank) + outside_of(spec, rank)
+    own_bytes(spec, rank) + outside_of(spec, rank)
 }
 
-/// Bytes that a rank plans in its two memories, both of which are memory of this machine.
-fn own_bytes(rank: &RankPlan) -> u64 {
-    rank.memory.arena_bytes + rank.host.arena_bytes
+/// Bytes that a rank plans in memory of its machine: in host memory, and in device memory unless that is a card's.
+fn own_bytes(spec: &Spec, rank: &RankPlan) -> u64 {
+    let device = if spec.beside_plan.is_none() { rank.memory.arena_bytes } else { 0 };
+    device + rank.host.arena_bytes
 }
 
 /// Estimated bytes that one rank takes besides its arena.

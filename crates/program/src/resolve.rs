@@ -10,13 +10,13 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail};
 use phalanx_data::{Masking, TokenFile, Tokenizer};
 use phalanx_models::{Model, ModelShape, Objective};
-use phalanx_train::config::ModelConfig;
+use phalanx_train::config::{DeviceKind, ModelConfig};
 use phalanx_train::{Dataset, ResolvedConfig, RunConfig, dataset};
 
 use crate::environment::Environment;
 use crate::shape::{read_hugging_face, write};
 use crate::user_config::UserConfig;
-use crate::{machine, placement_budget, resume};
+use crate::{cards, machine, placement_budget, resume};
 
 /// Rows of the token table beyond the tokenizer's are padding up to a multiple of this; more is a mistake.
 const PADDING: usize = 64;
@@ -39,6 +39,8 @@ pub struct Resolved {
     pub model: Arc<dyn Model>,
     /// The Hugging Face folder whose weights the run starts from.
     pub imported: Option<PathBuf>,
+    /// What the ranks compute on and why, where that was to be found out.
+    pub device: Option<String>,
 }
 
 /// The token ids of a run's data.
@@ -74,16 +76,20 @@ pub fn resolve<T>(
     let imported = config.model.init.clone().map(PathBuf::from);
     let initial = imported.as_deref().map(|dir| import_shape(&mut config, given, dir)).transpose()?;
     config.check()?;
+    let device = cards::decide(&mut config, matches!(purpose, Purpose::Train(_)))?;
+    config.check()?;
     if let Purpose::Train(environment) = purpose {
         config.data.tokens = config.data.tokens.as_deref().map(resume::absolute);
         config.model.init = config.model.init.as_deref().map(resume::absolute);
         config.train.threads = config.train.threads.or(Some(machine::threads_per_rank(config.world_size())));
-        config.precision.products = environment.choose(&config.precision)?;
+        if config.device.kind != DeviceKind::Cuda {
+            config.precision.products = environment.choose(&config.precision)?;
+        }
     }
     placement_budget::fill(&mut config);
     let (vocabulary, found) = data(&config)?;
     let model = complete(&mut config, fixed.or(initial.as_ref()), vocabulary)?;
-    Ok((Resolved { config: ResolvedConfig::new(config)?, model, imported }, found))
+    Ok((Resolved { config: ResolvedConfig::new(config)?, model, imported, device }, found))
 }
 
 /// Opens the folder of `model.init` and fills in the sizes that the user left out.

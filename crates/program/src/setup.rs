@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use phalanx_data::{TOKENIZER_FILE, TokenFile, Tokenizer};
+use phalanx_train::config::DeviceKind;
 use phalanx_train::dataset::{self, DataDigests, Prepared, TOKENS_FILE};
 use phalanx_train::run_files::CONFIG_FILE;
 use phalanx_train::{Dataset, ResolvedConfig, RunConfig};
@@ -18,7 +19,7 @@ use crate::run_folder::{GIVEN_FILE, PLAN_FILE, RunFolder};
 use crate::staged::Staged;
 use crate::task::{Show, TrainTask};
 use crate::user_config::UserConfig;
-use crate::{disk_check, machine, plan_report, resume, shape, tokenizing};
+use crate::{cards, disk_check, machine, plan_report, resume, shape, tokenizing};
 
 /// A run whose files are prepared and whose plan fits; its folder has not changed yet.
 pub struct Prepares {
@@ -47,6 +48,9 @@ pub fn prepare(
         Ok((tokens.vocabulary(config), tokens))
     })?;
     let imported = resolved.imported.clone();
+    if show == Show::Progress {
+        resolved.device.iter().for_each(|line| note(line));
+    }
     if let Some(dir) = imported.as_deref().filter(|_| show == Show::Progress && started.checkpoint.is_none())
     {
         let (source, model) = shape::read_hugging_face(dir)?;
@@ -234,8 +238,12 @@ fn what_to_do(error: phalanx_data::DataError, config: &RunConfig, is_new: bool) 
     anyhow::anyhow!("{error}; {advice}; nothing was changed")
 }
 
-/// Floating-point operations per second of the threads of all ranks together, at most those of all cores.
+/// Floating-point operations per second of the threads of all ranks together, at most those of all cores; or of their cards, by
+/// published figures.
 fn peak_flops_per_s(planned: &Planned, environment: Environment) -> Result<f64> {
+    if planned.config.device.kind == DeviceKind::Cuda {
+        return Ok(cards::peak_flops_per_s(planned.compute(), planned.plan.spec.world_size()));
+    }
     let spec = &planned.plan.spec;
     let threads = (spec.world_size() * spec.threads).min(machine::cores());
     Ok(environment.processor(threads, spec.products)?.flops_per_s(planned.compute()))

@@ -23,7 +23,8 @@ use crate::task::{Show, TrainTask};
 pub fn job(task: &TrainTask, planned: &Planned) -> Result<Job> {
     let data = Dataset::open(&task.config, &task.run)?;
     let Planned { config, plan, .. } = planned.clone();
-    let peak_flops_per_s = Some(task.peak_flops_per_s);
+    // A card may not say how fast it is.
+    let peak_flops_per_s = Some(task.peak_flops_per_s).filter(|peak| *peak > 0.0);
     let (run, digests) = (task.run.clone(), task.digests.clone());
     Ok(Job { config, plan, data: Box::new(data), run, digests, start: task.start(), peak_flops_per_s })
 }

@@ -119,6 +119,8 @@ impl Invocation {
                 command
             }
         };
+        // What a run does does not depend on the GPUs of the machine.
+        command.env("CUDA_VISIBLE_DEVICES", "");
         for (name, value) in &self.environment {
             match value {
                 Some(value) => command.env(name, value),

@@ -87,6 +87,12 @@ pub trait DeviceFactory: Send + Sync {
     /// accordingly.
     fn is_host_addressable(&self) -> bool;
 
+    /// Bytes that each device takes of its memory beside the plan, for kernels and its driver; None where device memory is memory
+    /// of the machine.
+    fn beside_plan(&self) -> Option<u64> {
+        None
+    }
+
     /// Makes the device of one rank; its arenas replay the plans.
     ///
     /// # Errors

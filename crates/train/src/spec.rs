@@ -26,8 +26,8 @@ use phalanx_trace::Axis;
 
 pub use crate::abridged_programs::AbridgedPrograms;
 use crate::config::{
-    self, CheckpointingWord, Chunk, ChunkWord, ConfigError, DeviceKind, Float, OptimizerKind, PlacementRule,
-    Reduce, RunConfig, UpdateOn,
+    self, CheckpointingWord, Chunk, ChunkWord, ConfigError, Float, OptimizerKind, PlacementRule, Reduce,
+    RunConfig, UpdateOn,
 };
 use crate::cut;
 
@@ -41,6 +41,9 @@ pub struct Spec {
     /// Whether the host, and the transports of collectives, can read the memory of the devices in place. Where they
     /// cannot, tensors are staged through host memory.
     pub host_addressable: bool,
+    /// Bytes that each device takes of its memory beside the plan; None where device memory is memory of the machine
+    /// ([`DeviceFactory::beside_plan`]).
+    pub beside_plan: Option<u64>,
     /// Number of tokens of a sequence.
     pub seq: usize,
     /// Number of sequences of a micro-batch, on each replica.
@@ -220,7 +223,8 @@ impl Spec {
         let evaluation = forward_only(&schedule, evaluation_batches);
         let placement = config.placement_rule()?;
         let spec = Spec {
-            host_addressable: config.device.kind == DeviceKind::Cpu,
+            host_addressable: config.device.kind.is_processor(),
+            beside_plan: None,
             seq,
             targets_per_sequence,
             targets_per_step: config.batch.global * targets_per_sequence,
@@ -269,10 +273,11 @@ impl Spec {
         Ok((spec, network))
     }
 
-    /// The same run on devices of `factory`, whose memory the host may or may not be able to read in place.
+    /// The same run on devices of `factory`: whether the host can read their memory in place, and what they take beside the plan.
     #[must_use]
     pub fn for_devices(self, factory: &dyn DeviceFactory) -> Spec {
-        Spec { host_addressable: factory.is_host_addressable(), ..self }
+        let (host_addressable, beside_plan) = (factory.is_host_addressable(), factory.beside_plan());
+        Spec { host_addressable, beside_plan, ..self }
     }
 
     /// The same run with an optimizer of the caller's own.

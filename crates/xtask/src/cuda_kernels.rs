@@ -14,17 +14,59 @@ const PACKAGE: &str = "nvidia-cuda-nvrtc==13.5.37";
 /// The folder of the library within the package.
 const LIBRARY: &str = "nvidia/cu13/lib";
 
+/// What both commands that need the compiler are told.
+pub struct Arguments {
+    /// The folder of the compiler's library, if it need not be installed.
+    nvrtc: Option<PathBuf>,
+    /// Whether a compiler that cannot be installed is a line and no failure.
+    or_skip: bool,
+}
+
+impl Arguments {
+    /// None for unknown ones.
+    pub fn read(args: &[&str]) -> Option<Arguments> {
+        let mut read = Arguments { nvrtc: None, or_skip: false };
+        let mut args = args.iter();
+        while let Some(arg) = args.next() {
+            match *arg {
+                "--nvrtc" => read.nvrtc = Some(args.next()?.into()),
+                "--or-skip" => read.or_skip = true,
+                _ => return None,
+            }
+        }
+        Some(read)
+    }
+}
+
 /// Installs the compiler, unless a folder is given, and runs the tests of the kernels.
 pub fn run(args: &[&str]) -> ExitCode {
-    let folder = match args {
-        [] => None,
-        ["--nvrtc", folder] => Some(PathBuf::from(folder)),
-        _ => {
-            eprintln!("unknown arguments {args:?}; usage: cargo xtask cuda-kernels [--nvrtc FOLDER]");
-            return ExitCode::from(2);
-        }
+    let Some(arguments) = Arguments::read(args) else {
+        eprintln!("unknown arguments {args:?}; usage: cargo xtask cuda-kernels [--nvrtc FOLDER] [--or-skip]");
+        return ExitCode::from(2);
     };
-    match check(folder) {
+    with_compiler(&arguments, |nvrtc| {
+        let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+        let mut command = Command::new(cargo);
+        command.args(["test", "--quiet", "--workspace", "--test", "kernels"]);
+        Ok(command.env("PHALANX_NVRTC", nvrtc).status()?.success())
+    })
+}
+
+/// Runs `body` with the folder of the compiler's library: true when all is well.
+pub fn with_compiler(arguments: &Arguments, body: impl FnOnce(&Path) -> Result<bool>) -> ExitCode {
+    let folder = match &arguments.nvrtc {
+        Some(folder) => folder.canonicalize(),
+        None => install(),
+    };
+    let done = match folder {
+        Ok(folder) => body(&folder),
+        Err(cause) if arguments.or_skip => {
+            println!("kernels of GPUs: skipped, because there is no compiler: {cause}");
+            return ExitCode::SUCCESS;
+        }
+        Err(cause) => Err(cause),
+    };
+    match done {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(cause) => {
@@ -34,22 +76,15 @@ pub fn run(args: &[&str]) -> ExitCode {
     }
 }
 
-fn check(folder: Option<PathBuf>) -> Result<bool> {
-    let folder = match folder {
-        Some(folder) => folder.canonicalize()?,
-        None => install()?,
-    };
-    let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let mut command = Command::new(cargo);
-    command.args(["test", "--package", "phalanx-cuda", "--test", "kernels"]);
-    Ok(command.env("PHALANX_NVRTC", folder).status()?.success())
+/// The target folder.
+pub fn target() -> Result<PathBuf> {
+    let root = crate::workspace::root(&env::current_dir()?)?;
+    Ok(env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from))
 }
 
 /// The folder of NVRTC's library, installed if it is not there.
 fn install() -> Result<PathBuf> {
-    let root = crate::workspace::root(&env::current_dir()?)?;
-    let target = env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
-    let folder = target.join(PACKAGE.replace("==", "-"));
+    let folder = target()?.join(PACKAGE.replace("==", "-"));
     let library = folder.join(LIBRARY);
     if library.is_dir() {
         return Ok(library);
@@ -67,6 +102,20 @@ fn install() -> Result<PathBuf> {
 
 fn pip_install(folder: &Path) -> Result<bool> {
     let mut command = Command::new("python3");
-    command.args(["-m", "pip", "install", "--quiet", "--no-deps", "--target"]).arg(folder).arg(PACKAGE);
+    command
+        .args([
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--no-deps",
+            "--retries",
+            "1",
+            "--timeout",
+            "20",
+            "--target",
+        ])
+        .arg(folder)
+        .arg(PACKAGE);
     Ok(command.status()?.success())
 }

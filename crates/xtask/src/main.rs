@@ -8,6 +8,7 @@
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program of its own, for a terminal")]
 #![forbid(unsafe_code)]
 
+mod cuda_emulator;
 mod cuda_kernels;
 mod finding;
 mod hosts;
@@ -34,14 +35,18 @@ Usage: cargo xtask tidy
                                [--json FILE] [--markdown FILE]
        cargo xtask simulated [--seeds N] [--short]
        cargo xtask hosts [OPTIONS] CONFIG [-- OPTIONS OF TRAIN]
-       cargo xtask cuda-kernels [--nvrtc FOLDER]
+       cargo xtask cuda-kernels [--nvrtc FOLDER] [--or-skip]
+       cargo xtask cuda-emulator [--nvrtc FOLDER] [--or-skip] [--seeds N]
 
 reliability builds the release binary and tries generated faults against it; --help lists its options.
 simulated runs the engine's tests (goldens, bits, meshes, resume, faults) on the simulated accelerator, with
 20 seeds or N; --short runs goldens and faults alone.
 hosts trains over network namespaces that play several hosts (needs root); --help lists its options.
 cuda-kernels compiles the kernels of GPUs for sm_80, sm_90 and sm_100 and compares their registers, spills, shared memory
-and tensor-core instructions with crates/cuda/kernels/table; it installs NVRTC with pip unless its folder is given.
+and tensor-core instructions with crates/cuda/kernels/table; it installs NVRTC with pip unless its folder is given;
+with --or-skip it says so and succeeds where pip cannot.
+cuda-emulator builds the emulator of the CUDA driver and runs the operations of the CUDA device and small training runs on it;
+--seeds runs one of them with N orders of streams.
 
 Rules of tidy, each with the place, what is wrong and what to do:
   circles    no circles of imports between the files of a crate
@@ -77,6 +82,7 @@ fn main() -> ExitCode {
         ["simulated", ref more @ ..] => return simulated::run(more),
         ["hosts", ref more @ ..] => return hosts::run(more),
         ["cuda-kernels", ref more @ ..] => return cuda_kernels::run(more),
+        ["cuda-emulator", ref more @ ..] => return cuda_emulator::run(more),
         ["-h" | "--help" | "help"] | ["tidy", "-h" | "--help"] => {
             print!("{HELP}");
             return ExitCode::SUCCESS;

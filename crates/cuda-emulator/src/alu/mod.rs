@@ -14,6 +14,7 @@ mod integer;
 
 use crate::ptx::ScalarType;
 use crate::registers::{Class, Registers};
+use crate::vectors::{Level, level};
 
 /// Slots of a result and up to four operands.
 pub type Slots = [u16; 5];
@@ -35,23 +36,9 @@ pub struct Alu {
 impl Alu {
     /// The version for this processor.
     fn new(portable: Run, vector: Run, result: Class, operands: &'static [Class]) -> Self {
-        Self { run: if has_vectors() { vector } else { portable }, result, operands }
+        let run = if level() == Level::Portable { portable } else { vector };
+        Self { run, result, operands }
     }
-}
-
-#[cfg(target_arch = "x86_64")]
-pub(crate) fn has_vectors() -> bool {
-    is_x86_feature_detected!("avx2")
-        && is_x86_feature_detected!("fma")
-        && is_x86_feature_detected!("bmi1")
-        && is_x86_feature_detected!("bmi2")
-        && is_x86_feature_detected!("lzcnt")
-        && is_x86_feature_detected!("popcnt")
-}
-
-#[cfg(not(target_arch = "x86_64"))]
-pub(crate) fn has_vectors() -> bool {
-    false
 }
 
 /// Makes an `Alu` from a closure on single lanes.

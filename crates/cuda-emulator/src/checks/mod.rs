@@ -1,9 +1,11 @@
 //! What the emulator checks beyond results: each finding is a `Report` that names kernel, source line, thread, address.
 
 mod report;
+mod rows;
 mod shadow;
 
 pub use report::{Finding, Report, Reports};
+pub use rows::{Conflict, Lanes, ROW, Shadow};
 pub use shadow::{Access, Accessor, Cell, HOST_BLOCK};
 
 /// Which checks run. Bounds and alignment are always checked.

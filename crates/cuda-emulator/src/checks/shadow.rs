@@ -8,7 +8,7 @@
 pub const HOST_BLOCK: u32 = u32::MAX;
 
 /// The lane number that stands for several lanes.
-const SEVERAL: u16 = 63;
+pub(super) const SEVERAL: u16 = 63;
 
 /// One access. Operation 0 means that there was none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -22,8 +22,8 @@ pub struct Access {
     pub phase: u32,
     /// The instruction, as far as 16 bits reach.
     pub instruction: u16,
-    /// From the lowest bit: lane (6), warp (5), bytes of the word (4), atomic (1).
-    who: u16,
+    /// From the lowest bit: lane (6), warp (5), bytes of the word (4; in a row, how lanes follow), atomic (1).
+    pub(super) who: u16,
 }
 
 impl Access {
@@ -38,19 +38,26 @@ impl Access {
         usize::from(self.who >> 6 & 31)
     }
 
-    fn bytes(self) -> u16 {
+    /// The lane, or `SEVERAL`.
+    pub(super) fn lane_bits(self) -> u16 {
+        self.who & 63
+    }
+
+    pub(super) fn bytes(self) -> u16 {
         self.who >> 11 & 15
     }
 
-    fn is_atomic(self) -> bool {
+    pub(super) fn is_atomic(self) -> bool {
         self.who >> 15 == 1
     }
 
     /// Whether it was in the same phase of the same warp.
-    fn is_beside(self, other: Self) -> bool {
+    #[inline]
+    pub(super) fn is_beside(self, other: Self) -> bool {
+        /// The bits of warp and atomic.
+        const SAME: u16 = 31 << 6 | 1 << 15;
         (self.operation, self.block, self.phase) == (other.operation, other.block, other.phase)
-            && self.warp() == other.warp()
-            && self.is_atomic() == other.is_atomic()
+            && (self.who ^ other.who) & SAME == 0
     }
 
     /// Both accesses, which are beside each other.
@@ -83,18 +90,21 @@ pub struct Accessor<'a> {
 }
 
 impl Accessor<'_> {
+    /// The access of a lane to bytes of a word.
     #[inline]
-    fn access(&self, lane: usize, bytes: u16) -> Access {
+    pub(super) fn access(&self, lane: u16, bytes: u16) -> Access {
         Access {
             operation: self.operation,
             block: self.block,
             phase: self.phase,
             instruction: self.instruction.min(usize::from(u16::MAX)) as u16,
-            who: lane as u16 | (self.warp as u16) << 6 | bytes << 11 | u16::from(self.atomic) << 15,
+            who: lane | (self.warp as u16) << 6 | bytes << 11 | u16::from(self.atomic) << 15,
         }
     }
 
-    fn is_before(&self, operation: u32) -> bool {
+    /// Whether an operation is ordered before this one.
+    #[inline]
+    pub(super) fn is_before(&self, operation: u32) -> bool {
         if self.last_ordered.get() == operation {
             return true;
         }
@@ -107,7 +117,7 @@ impl Accessor<'_> {
 
     /// Whether an earlier access is ordered before that of a lane. Shared memory is new for each block.
     #[inline]
-    fn is_ordered<const SHARED: bool>(&self, earlier: Access, lane: usize, bytes: u16) -> bool {
+    fn is_ordered<const SHARED: bool>(&self, earlier: Access, lane: u16, bytes: u16) -> bool {
         if earlier.operation == 0 || earlier.bytes() & bytes == 0 {
             return true;
         }
@@ -120,9 +130,9 @@ impl Accessor<'_> {
         if earlier.block != self.block {
             return SHARED;
         }
-        let same_thread = earlier.warp() == self.warp && usize::from(earlier.who & 63) == lane;
+        let same_thread = earlier.warp() == self.warp && earlier.lane_bits() == lane;
         // Several lanes of this warp: this one may be all of them.
-        let unknown_lane = earlier.warp() == self.warp && earlier.who & 63 == SEVERAL;
+        let unknown_lane = earlier.warp() == self.warp && earlier.lane_bits() == SEVERAL;
         same_thread || unknown_lane || earlier.phase <= self.known[earlier.warp()]
     }
 }
@@ -131,19 +141,14 @@ impl Accessor<'_> {
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
 pub struct Cell {
-    write: Access,
-    reads: [Access; 2],
+    pub(super) write: Access,
+    pub(super) reads: [Access; 2],
 }
 
 impl Cell {
     /// A read of some bytes by a lane: the write that it is not ordered after, if any.
     #[inline]
-    pub fn read<const SHARED: bool>(
-        &mut self,
-        accessor: &Accessor,
-        lane: usize,
-        bytes: u16,
-    ) -> Option<Access> {
+    pub fn read<const SHARED: bool>(&mut self, accessor: &Accessor, lane: u16, bytes: u16) -> Option<Access> {
         let now = accessor.access(lane, bytes);
         let [first, second] = self.reads;
         if first.is_beside(now) {
@@ -167,7 +172,7 @@ impl Cell {
     pub fn write<const SHARED: bool>(
         &mut self,
         accessor: &Accessor,
-        lane: usize,
+        lane: u16,
         bytes: u16,
     ) -> Option<Access> {
         let now = accessor.access(lane, bytes);

@@ -13,13 +13,30 @@ pub struct Config {
     pub memory: usize,
     /// Addresses for it; they are not used twice.
     pub address_space: usize,
+    /// The version of the driver interface (`PHALANX_EMULATOR_DRIVER`): 12080 for 12.8.
+    pub version: i32,
+    /// Whether there is a device at all: not with `PHALANX_EMULATOR_CARDS=0`.
+    pub has_device: bool,
+    /// Compute capability (`PHALANX_EMULATOR_CAPABILITY`, for instance 75 for 7.5).
+    pub capability: (i32, i32),
+    /// The device is lost at this call that uses it (`PHALANX_EMULATOR_LOST_AT`).
+    pub lost_at: Option<u64>,
     /// Which checks run; none with `PHALANX_EMULATOR_CHECKS=off`.
     pub checks: Checks,
 }
 
 impl Default for Config {
     fn default() -> Self {
-        Self { seed: 0, memory: 4 << 30, address_space: 32 << 30, checks: Checks::default() }
+        Self {
+            seed: 0,
+            memory: 4 << 30,
+            address_space: 32 << 30,
+            version: 12080,
+            has_device: true,
+            capability: (8, 0),
+            lost_at: None,
+            checks: Checks::default(),
+        }
     }
 }
 
@@ -33,6 +50,12 @@ impl Config {
             config.memory = (megabytes as usize) << 20;
             config.address_space = config.memory.saturating_mul(8).max(1 << 30);
         }
+        config.version = number("PHALANX_EMULATOR_DRIVER").map_or(config.version, |version| version as i32);
+        config.has_device = number("PHALANX_EMULATOR_CARDS") != Some(0);
+        if let Some(capability) = number("PHALANX_EMULATOR_CAPABILITY") {
+            config.capability = (capability as i32 / 10, capability as i32 % 10);
+        }
+        config.lost_at = number("PHALANX_EMULATOR_LOST_AT");
         if env::var("PHALANX_EMULATOR_CHECKS").is_ok_and(|value| value == "off") {
             config.checks = Checks { unwritten: false, races: false };
         }

@@ -8,9 +8,6 @@ use crate::execute::{MAX_SHARED, MAX_THREADS};
 /// The handle of the primary context.
 const PRIMARY: usize = 0xc0;
 
-/// The version of the driver interface: 12.8.
-const VERSION: c_int = 12080;
-
 /// What `cuDeviceGetName` says.
 const NAME: &[u8] = b"Phalanx CUDA emulator";
 
@@ -35,9 +32,6 @@ fn attribute(number: c_int) -> Option<c_int> {
         97 => MAX_SHARED as c_int,
         106 => 32,
         111 => 1024,
-        // Compute capability 8.0.
-        75 => 8,
-        76 => 0,
         // Overlap, mapped host memory, concurrent kernels, copy engines, unified addresses, streams with priorities,
         // registered host memory, virtual memory, allocations in stream order.
         15 | 19 | 31 | 41 | 78 | 99 | 102 | 115 => 1,
@@ -55,12 +49,15 @@ entry_points! {
         if flags != 0 {
             return Err(Status::INVALID_VALUE);
         }
+        if !driver.config.has_device {
+            return Err(Status::NO_DEVICE);
+        }
         driver.is_initialized = true;
         Ok(())
     }
 
     /// The version of the driver interface.
-    cuDriverGetVersion(out: *mut c_int) call_early |_driver| { put(out, VERSION) }
+    cuDriverGetVersion(out: *mut c_int) call_early |driver| { put(out, driver.config.version) }
 
     /// How many devices there are: one.
     cuDeviceGetCount(out: *mut c_int) call |_driver| { put(out, 1) }
@@ -74,9 +71,15 @@ entry_points! {
     }
 
     /// An attribute of the device.
-    cuDeviceGetAttribute(out: *mut c_int, number: c_int, device: c_int) call |_driver| {
+    cuDeviceGetAttribute(out: *mut c_int, number: c_int, device: c_int) call |driver| {
         if device != 0 {
             return Err(Status::INVALID_DEVICE);
+        }
+        let (major, minor) = driver.config.capability;
+        match number {
+            75 => return put(out, major),
+            76 => return put(out, minor),
+            _ => {}
         }
         put(out, attribute(number).ok_or(Status::INVALID_VALUE)?)
     }

@@ -18,6 +18,7 @@ fn functions() -> impl Iterator<Item = (&'static str, *const ())> {
         launches::table(),
         memory::table(),
         modules::table(),
+        regions::table(),
         streams::table(),
         transfers::table(),
         virtual_memory::table(),
@@ -51,6 +52,9 @@ entry_points! {
 
     /// How many reports there are. A test that finds any has failed.
     phalanxEmulatorReports(out: *mut usize) call_early |driver| { put(out, driver.queues.reports.all().len()) }
+
+    /// How many products cuBLASLt has computed.
+    phalanxEmulatorProducts(out: *mut usize) call_early |driver| { put(out, driver.queues.products) }
 
     /// Writes the text of a report with a zero at its end, cut to the room that there is.
     phalanxEmulatorReport(index: usize, out: *mut c_char, bytes: usize) call_early |driver| {

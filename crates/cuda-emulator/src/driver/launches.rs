@@ -1,8 +1,10 @@
 //! Launches and attributes of functions.
 
 use std::ffi::{c_int, c_uint, c_void};
+use std::sync::Arc;
 
 use super::modules::Function;
+use super::regions::OPERANDS;
 use super::{Driver, Status, call_in_context, entry_points, put};
 use crate::execute::{MAX_SHARED, MAX_THREADS};
 use crate::queues::{Launch, Work};
@@ -50,6 +52,7 @@ impl Driver {
             block: config.block,
             parameters: bytes,
             dynamic_shared: config.shared_bytes as usize,
+            operands: OPERANDS.with_borrow(Arc::clone),
         };
         Ok(self.queues.enqueue(stream, Work::Launch(launch))?)
     }
@@ -73,6 +76,9 @@ fn check_size(function: &Function, config: &LaunchConfig) -> Result<(), Status> 
     let dynamic = config.shared_bytes as usize;
     if dynamic > function.max_dynamic_shared {
         return Err(Status::INVALID_VALUE);
+    }
+    if function.kernel.static_shared + dynamic > MAX_SHARED {
+        return Err(Status::LAUNCH_OUT_OF_RESOURCES);
     }
     Ok(())
 }

@@ -13,6 +13,7 @@ mod host_memory;
 mod launches;
 mod memory;
 mod modules;
+mod regions;
 mod status;
 mod streams;
 mod transfers;
@@ -26,7 +27,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use crate::checks::Finding;
 use crate::memory::DeviceMemory;
 use crate::module::LoadedModule;
-use crate::queues::{CaptureError, Graph, Queues, ReadyGraph, StreamId};
+use crate::queues::{CaptureError, Graph, Product, Queues, ReadyGraph, StreamId, Work};
 
 pub use config::Config;
 pub use context::*;
@@ -37,6 +38,7 @@ pub use host_memory::*;
 pub use launches::*;
 pub use memory::*;
 pub use modules::*;
+pub use regions::*;
 pub use status::*;
 pub use streams::*;
 pub use transfers::*;
@@ -66,6 +68,8 @@ pub struct Driver {
     next_physical: u64,
     /// How many reports were printed.
     printed: usize,
+    /// Calls that use the device so far.
+    uses: u64,
 }
 
 static DRIVER: Mutex<Option<Driver>> = Mutex::new(None);
@@ -92,11 +96,15 @@ impl Driver {
             physical: HashMap::new(),
             next_physical: 1,
             printed: 0,
+            uses: 0,
         })
     }
 
     /// Whether the device has failed, as the code that all calls return from then on.
     fn check(&self) -> Result<(), Status> {
+        if self.config.lost_at.is_some_and(|call| self.uses >= call) {
+            return Err(Status::ECC_UNCORRECTABLE);
+        }
         match self.queues.failure() {
             None => Ok(()),
             Some(finding) => Err(status_of(finding)),
@@ -173,10 +181,25 @@ fn call_in_context(body: impl FnOnce(&mut Driver) -> Result<(), Status>) -> Stat
         if CONTEXT.get() == 0 {
             return Err(Status::INVALID_CONTEXT);
         }
+        driver.uses += 1;
         driver.check()?;
         body(driver)?;
         driver.check()
     })
+}
+
+/// Whether the thread has a context.
+pub(crate) fn has_context() -> bool {
+    CONTEXT.get() != 0
+}
+
+/// Queues a product of a library, like a call of the driver.
+pub(crate) fn queue_product(stream: usize, product: Product) -> Result<(), Status> {
+    let status = call_in_context(|driver| {
+        let stream = driver.stream(stream)?;
+        Ok(driver.queues.enqueue(stream, Work::Product(Box::new(product)))?)
+    });
+    if status == Status::SUCCESS { Ok(()) } else { Err(status) }
 }
 
 /// Writes a result through a pointer of the caller.

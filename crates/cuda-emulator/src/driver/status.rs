@@ -43,9 +43,11 @@ statuses! {
     INVALID_VALUE = 1, "invalid argument";
     OUT_OF_MEMORY = 2, "out of memory";
     NOT_INITIALIZED = 3, "initialization error";
+    NO_DEVICE = 100, "no CUDA-capable device is detected";
     INVALID_DEVICE = 101, "invalid device ordinal";
     INVALID_IMAGE = 200, "device kernel image is invalid";
     INVALID_CONTEXT = 201, "invalid device context";
+    ECC_UNCORRECTABLE = 214, "uncorrectable ECC error encountered";
     INVALID_PTX = 218, "a PTX JIT compilation failed";
     INVALID_HANDLE = 400, "invalid resource handle";
     ILLEGAL_STATE = 401, "the operation cannot be performed in the present state";

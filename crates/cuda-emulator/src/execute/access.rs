@@ -2,14 +2,17 @@
 
 use std::ops::Range;
 
-use crate::checks::{Access, Accessor, Cell, Finding, HOST_BLOCK, Report};
+use crate::bits;
+use crate::checks::{Access, Accessor, Conflict, Finding, HOST_BLOCK, Report};
 use crate::kernel::{Address, Register, Transfer};
-use crate::memory::{Fault, LOCAL_WINDOW, SHARED_WINDOW, WINDOW_BYTES};
+use crate::memory::{Fault, LOCAL_WINDOW, Parts, SHARED_WINDOW, WINDOW_BYTES};
 use crate::ptx::StateSpace;
 use crate::registers::{Class, LANES};
 
 use super::block::{Block, Stop};
-use super::warp::{Warp, lanes};
+use super::spans::{Span, Spans};
+use super::values::{LaneBytes, of_registers, to_registers};
+use super::warp::Warp;
 
 /// Where an address leads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,15 +20,6 @@ enum Place {
     Global(u64),
     Shared(u64),
     Local(u64),
-}
-
-/// A thread at its instruction.
-#[derive(Clone, Copy)]
-pub(super) struct Who<'b> {
-    /// Its warp, and what that is ordered after.
-    pub by: &'b Accessor<'b>,
-    /// Its lane.
-    pub lane: usize,
 }
 
 /// The addresses of all lanes.
@@ -54,15 +48,11 @@ fn locate(space: StateSpace, address: u64) -> Place {
     }
 }
 
-/// The bytes of the first word that an access of so many bytes at a place uses.
-#[inline]
-fn byte_mask(at: usize, count: usize) -> u16 {
-    match count {
-        1 => 1 << (at % 4),
-        2 => 3 << (at % 4),
-        _ => 15,
-    }
-}
+/// `SPACE` of global memory, whose accesses are checked like those of shared memory.
+pub(super) const GLOBAL: bool = false;
+
+/// `SPACE` of shared memory.
+pub(super) const SHARED: bool = true;
 
 impl Block<'_> {
     /// Reads memory into registers.
@@ -92,28 +82,41 @@ impl Block<'_> {
     ) -> Result<(), Stop> {
         let addresses = addresses(warp, &load.address);
         let by = self.accessor(warp.number, at, false);
-        for lane in lanes(active) {
-            let who = Who { by: &by, lane };
-            let bytes: [u8; N] = match load.space {
-                StateSpace::Param => self.parameter(addresses[lane], who)?,
-                space => self.read(warp, space, addresses[lane], who)?,
-            };
-            let mut rest = widened(bytes);
-            for &register in &load.values {
-                set_lane(warp, register, lane, extended(rest as u64, load.bytes, load.signed));
-                rest = rest.checked_shr(8 * load.bytes as u32).unwrap_or(0);
+        let mut lanes = [[0u8; N]; LANES];
+        for span in Spans::new(&addresses, active, N, true) {
+            if load.space == StateSpace::Param {
+                self.parameters(span, &by, &mut lanes)?;
+                continue;
+            }
+            match locate(load.space, span.address) {
+                Place::Global(address) => self.read::<GLOBAL, N>(span.at(address), &by, &mut lanes)?,
+                Place::Shared(address) => self.read::<SHARED, N>(span.at(address), &by, &mut lanes)?,
+                Place::Local(address) => {
+                    for one in span.at(address).each(N) {
+                        lanes[one.lane] = self.read_local(warp, one, &by)?;
+                    }
+                }
             }
         }
+        to_registers(warp, load, &lanes, active);
         Ok(())
     }
 
-    fn parameter<const N: usize>(&self, address: u64, who: Who) -> Result<[u8; N], Stop> {
-        let at = address as usize;
-        let found = self.launch.parameters.get(at..at.saturating_add(N));
-        found.and_then(|bytes| bytes.try_into().ok()).ok_or_else(|| {
-            let detail = format!("{N} bytes of the kernel's parameters");
-            self.stop(Fault { finding: Finding::OutOfBounds, detail }, address, who)
-        })
+    fn parameters<const N: usize>(
+        &self,
+        span: Span,
+        by: &Accessor,
+        lanes: &mut LaneBytes<N>,
+    ) -> Result<(), Stop> {
+        for one in span.each(N) {
+            let at = one.address as usize;
+            let found = self.launch.parameters.get(at..at.saturating_add(N));
+            lanes[one.lane] = found.and_then(|bytes| bytes.try_into().ok()).ok_or_else(|| {
+                let detail = format!("{N} bytes of the kernel's parameters");
+                self.stop(Fault { finding: Finding::OutOfBounds, detail }, one, by)
+            })?;
+        }
+        Ok(())
     }
 
     /// Writes registers to memory.
@@ -143,138 +146,164 @@ impl Block<'_> {
     ) -> Result<(), Stop> {
         let addresses = addresses(warp, &store.address);
         let by = self.accessor(warp.number, at, false);
-        for lane in lanes(active) {
-            let mut whole = 0u128;
-            for &register in store.values.iter().rev() {
-                let bits = extended(lane_bits(warp, register, lane), store.bytes, false);
-                whole = whole.checked_shl(8 * store.bytes as u32).unwrap_or(0) | u128::from(bits);
-            }
-            let bytes = std::array::from_fn(|byte| (whole >> (8 * byte)) as u8);
-            self.write::<N>(warp, store.space, addresses[lane], bytes, Who { by: &by, lane })?;
-        }
-        Ok(())
-    }
-
-    /// Reads the bytes of one thread.
-    #[inline]
-    fn read<const N: usize>(
-        &mut self,
-        warp: &Warp,
-        space: StateSpace,
-        address: u64,
-        who: Who,
-    ) -> Result<[u8; N], Stop> {
-        match locate(space, address) {
-            Place::Global(address) => self.read_global(address, who),
-            Place::Shared(address) => self.read_shared(address, who),
-            Place::Local(address) => {
-                let range = self.local(warp, address, N, who)?;
-                if self.launch.checks.unwritten && !warp.local_written[range.clone()].iter().all(|set| *set) {
-                    self.note(Finding::Unwritten, "local memory", address, who);
+        let lanes = of_registers::<N>(warp, store);
+        for span in Spans::new(&addresses, active, N, false) {
+            match locate(store.space, span.address) {
+                Place::Global(address) => self.write::<GLOBAL, N>(span.at(address), &by, &lanes)?,
+                Place::Shared(address) => self.write::<SHARED, N>(span.at(address), &by, &lanes)?,
+                Place::Local(address) => {
+                    for one in span.at(address).each(N) {
+                        let range = self.local(warp, one, N, &by)?;
+                        warp.local[range.clone()].copy_from_slice(&lanes[one.lane]);
+                        warp.local_written[range].fill(true);
+                    }
                 }
-                Ok(array(&warp.local[range]))
-            }
-        }
-    }
-
-    /// Reads bytes of global memory.
-    #[inline]
-    pub(super) fn read_global<const N: usize>(&mut self, address: u64, who: Who) -> Result<[u8; N], Stop> {
-        let place = self.memory.place(address, N).map_err(|fault| self.stop(fault, address, who))?;
-        if self.launch.checks.unwritten && !self.memory.is_written(place, N) {
-            self.note(Finding::Unwritten, "global memory", address, who);
-        }
-        if self.launch.checks.races {
-            let cells = self.memory.cells(place, N);
-            if let Some(found) = touch::<false>(cells, who.by, who.lane, byte_mask(place, N), false) {
-                self.race("global", address, found, false, who);
-            }
-        }
-        Ok(array(self.memory.bytes(place, N)))
-    }
-
-    /// Reads bytes of shared memory.
-    #[inline]
-    pub(super) fn read_shared<const N: usize>(&mut self, address: u64, who: Who) -> Result<[u8; N], Stop> {
-        let place = self.shared.place(address, N).map_err(|fault| self.stop(fault, address, who))?;
-        if self.launch.checks.unwritten
-            && let Some(finding) = self.shared.state(place, N)
-        {
-            self.note(finding, "shared memory", address, who);
-        }
-        if self.launch.checks.races {
-            let cells = self.shared.cells(place, N);
-            if let Some(found) = touch::<true>(cells, who.by, who.lane, byte_mask(place, N), false) {
-                self.race("shared", address, found, false, who);
-            }
-        }
-        Ok(array(self.shared.bytes(place, N)))
-    }
-
-    /// Writes the bytes of one thread.
-    #[inline]
-    pub(super) fn write<const N: usize>(
-        &mut self,
-        warp: &mut Warp,
-        space: StateSpace,
-        address: u64,
-        bytes: [u8; N],
-        who: Who,
-    ) -> Result<(), Stop> {
-        match locate(space, address) {
-            Place::Global(address) => {
-                let place = self.global_for_writing(address, N, who)?;
-                self.memory.bytes(place, N).copy_from_slice(&bytes);
-            }
-            Place::Shared(address) => {
-                let place = self.shared_for_writing(address, N, who)?;
-                self.shared.bytes(place, N).copy_from_slice(&bytes);
-                self.shared.mark_written(place, N);
-            }
-            Place::Local(address) => {
-                let range = self.local(warp, address, N, who)?;
-                warp.local[range.clone()].copy_from_slice(&bytes);
-                warp.local_written[range].fill(true);
             }
         }
         Ok(())
     }
 
-    /// The place of a write to global memory, which counts as written.
-    #[inline(always)]
-    pub(super) fn global_for_writing(&mut self, address: u64, count: usize, who: Who) -> Result<usize, Stop> {
-        let place = self.memory.place(address, count).map_err(|fault| self.stop(fault, address, who))?;
-        if who.by.atomic && self.launch.checks.unwritten && !self.memory.is_written(place, count) {
-            self.note(Finding::Unwritten, "global memory", address, who);
+    /// Reads the bytes of a span of lanes.
+    #[inline]
+    pub(super) fn read<const SPACE: bool, const N: usize>(
+        &mut self,
+        span: Span,
+        by: &Accessor,
+        lanes: &mut LaneBytes<N>,
+    ) -> Result<(), Stop> {
+        let count = span.bytes(N);
+        let at = self.place::<SPACE>(span, N, by)?;
+        let checks = self.launch.checks;
+        let mut parts = self.parts::<SPACE>();
+        let unwritten = checks.unwritten && !bits::all(parts.written, at, count);
+        let mut conflict = None;
+        if checks.races {
+            conflict = parts.shadow.touch::<SPACE>(at, count, span.which(N), by, false);
         }
-        self.memory.mark_written(place, count);
-        if self.launch.checks.races {
-            let cells = self.memory.cells(place, count);
-            if let Some(found) = touch::<false>(cells, who.by, who.lane, byte_mask(place, count), true) {
-                self.race("global", address, found, true, who);
-            }
+        let (out, bytes) = (&mut lanes[span.lane..span.lane + span.lanes], &parts.bytes[at..at + count]);
+        if let [one] = out {
+            *one = array(bytes);
+        } else if span.same {
+            out.fill(array(bytes));
+        } else {
+            out.as_flattened_mut().copy_from_slice(bytes);
         }
-        Ok(place)
+        if unwritten {
+            self.unwritten::<SPACE>(span, at, N, by);
+        }
+        if let Some(conflict) = conflict {
+            self.race::<SPACE>(span.address + (conflict.at - at) as u64, conflict, false, by);
+        }
+        Ok(())
     }
 
-    /// The place of a write to shared memory. The caller marks it as written.
-    #[inline(always)]
-    pub(super) fn shared_for_writing(&mut self, address: u64, count: usize, who: Who) -> Result<usize, Stop> {
-        let place = self.shared.place(address, count).map_err(|fault| self.stop(fault, address, who))?;
-        if self.launch.checks.unwritten {
-            if self.shared.is_pending(place, count) {
-                self.note(Finding::UnfinishedCopy, "shared memory", address, who);
-            } else if who.by.atomic && self.shared.state(place, count).is_some() {
-                self.note(Finding::Unwritten, "shared memory", address, who);
+    /// Writes the bytes of a span of lanes.
+    #[inline]
+    pub(super) fn write<const SPACE: bool, const N: usize>(
+        &mut self,
+        span: Span,
+        by: &Accessor,
+        lanes: &LaneBytes<N>,
+    ) -> Result<(), Stop> {
+        let at = self.place_of_write::<SPACE>(span, N, by)?;
+        let bytes = lanes[span.lane..span.lane + span.lanes].as_flattened();
+        self.parts::<SPACE>().bytes[at..at + bytes.len()].copy_from_slice(bytes);
+        Ok(())
+    }
+
+    /// The place of a write, which counts as done.
+    #[inline]
+    pub(super) fn place_of_write<const SPACE: bool>(
+        &mut self,
+        span: Span,
+        of_lane: usize,
+        by: &Accessor,
+    ) -> Result<usize, Stop> {
+        let count = span.bytes(of_lane);
+        let at = self.place::<SPACE>(span, of_lane, by)?;
+        let checks = self.launch.checks;
+        let parts = self.parts::<SPACE>();
+        let pending = SPACE == SHARED && bits::any(parts.pending, at, count);
+        let unwritten = pending || by.atomic && !bits::all(parts.written, at, count);
+        if unwritten && checks.unwritten {
+            self.unwritten::<SPACE>(span, at, of_lane, by);
+        }
+        let parts = self.parts::<SPACE>();
+        bits::add(parts.written, at, count);
+        if pending {
+            bits::remove(parts.pending, at, count);
+        }
+        if checks.races {
+            let mut shadow = parts.shadow;
+            if let Some(conflict) = shadow.touch::<SPACE>(at, count, span.which(of_lane), by, true) {
+                self.race::<SPACE>(span.address + (conflict.at - at) as u64, conflict, true, by);
             }
         }
-        if self.launch.checks.races {
-            let cells = self.shared.cells(place, count);
-            if let Some(found) = touch::<true>(cells, who.by, who.lane, byte_mask(place, count), true) {
-                self.race("shared", address, found, true, who);
+        Ok(at)
+    }
+
+    /// The place of a span of lanes in its memory.
+    #[inline]
+    fn place<const SPACE: bool>(&mut self, span: Span, of_lane: usize, by: &Accessor) -> Result<usize, Stop> {
+        let mut find = |span: Span| match SPACE {
+            SHARED => self.shared.place(span.address, of_lane, span.bytes(of_lane)),
+            GLOBAL => self.memory.place(span.address, of_lane, span.bytes(of_lane)),
+        };
+        let operands = self.launch.operands;
+        let allow = |span: Span| {
+            SPACE == SHARED
+                || operands.ranges.is_empty()
+                || operands.allow(span.address, span.bytes(of_lane) as u64)
+        };
+        let mut find = |span: Span| {
+            let place = find(span)?;
+            if allow(span) {
+                return Ok(place);
+            }
+            Err(Fault { finding: Finding::OutOfBounds, detail: operands.near(span.address, of_lane) })
+        };
+        let fault = match find(span) {
+            Ok(at) => return Ok(at),
+            Err(fault) => fault,
+        };
+        let mut places = span.each(of_lane).map(|one| (find(one), one));
+        match places.find(|(place, _)| place.is_err()) {
+            Some((Err(fault), one)) => Err(self.stop(fault, one, by)),
+            // Each lane has an operand of its own, and these follow each other.
+            _ => find(Span { lanes: 1, ..span }).map_err(|_| self.stop(fault, span, by)),
+        }
+    }
+
+    /// A memory as accesses see it.
+    #[inline]
+    pub(super) fn parts<const SPACE: bool>(&mut self) -> Parts<'_> {
+        match SPACE {
+            SHARED => self.shared.parts(),
+            GLOBAL => self.memory.parts(),
+        }
+    }
+
+    /// Reports the first lane of a span whose bytes were not written.
+    #[cold]
+    fn unwritten<const SPACE: bool>(&mut self, span: Span, at: usize, of_lane: usize, by: &Accessor) {
+        for one in span.each(of_lane) {
+            let at = at + (one.address - span.address) as usize;
+            let parts = self.parts::<SPACE>();
+            if !bits::all(parts.written, at, of_lane) {
+                let pending = SPACE == SHARED && bits::any(parts.pending, at, of_lane);
+                let finding = if pending { Finding::UnfinishedCopy } else { Finding::Unwritten };
+                return self.note(finding, &format!("{} memory", name::<SPACE>()), one, by);
             }
         }
-        Ok(place)
+    }
+
+    /// Reads the local bytes of a thread.
+    fn read_local<const N: usize>(&mut self, warp: &Warp, one: Span, by: &Accessor) -> Result<[u8; N], Stop> {
+        let range = self.local(warp, one, N, by)?;
+        if self.launch.checks.unwritten && !warp.local_written[range.clone()].iter().all(|set| *set) {
+            self.note(Finding::Unwritten, "local memory", one, by);
+        }
+        Ok(array(&warp.local[range]))
     }
 
     /// Whether an address is in shared memory, and the address there.
@@ -286,36 +315,37 @@ impl Block<'_> {
     }
 
     /// Where a thread's local bytes are in those of its warp.
-    fn local(&self, warp: &Warp, address: u64, count: usize, who: Who) -> Result<Range<usize>, Stop> {
+    fn local(&self, warp: &Warp, one: Span, count: usize, by: &Accessor) -> Result<Range<usize>, Stop> {
         let size = self.launch.kernel.local_bytes;
-        let at = address as usize;
+        let at = one.address as usize;
         if !at.is_multiple_of(count) || at >= size || at + count > size {
             let finding = if !at.is_multiple_of(count) { Finding::Misaligned } else { Finding::OutOfBounds };
             let detail = format!("{count} bytes in the thread's {size} bytes of local memory");
-            return Err(self.stop(Fault { finding, detail }, address, who));
+            return Err(self.stop(Fault { finding, detail }, one, by));
         }
         debug_assert_eq!(warp.local.len(), size * LANES);
-        let start = who.lane * size + at;
+        let start = one.lane * size + at;
         Ok(start..start + count)
     }
 
-    /// The report of an access that ends the kernel.
+    /// The report of an access that ends the kernel, by the first lane of a span.
     #[cold]
-    pub(super) fn stop(&self, fault: Fault, address: u64, who: Who) -> Stop {
-        let report = self.report(fault.finding, who.by.instruction, (who.by.warp, who.lane), fault.detail);
-        Box::new(Report { address: Some(address), ..report })
+    pub(super) fn stop(&self, fault: Fault, span: Span, by: &Accessor) -> Stop {
+        let report = self.report(fault.finding, by.instruction, (by.warp, span.lane), fault.detail);
+        Box::new(Report { address: Some(span.address), ..report })
     }
 
-    /// Reports a finding after which the kernel goes on.
+    /// Reports a finding after which the kernel goes on, by the first lane of a span.
     #[cold]
-    pub(super) fn note(&mut self, finding: Finding, detail: &str, address: u64, who: Who) {
-        let report = self.report(finding, who.by.instruction, (who.by.warp, who.lane), detail.to_string());
-        self.reports.add(Report { address: Some(address), ..report });
+    pub(super) fn note(&mut self, finding: Finding, detail: &str, span: Span, by: &Accessor) {
+        let report = self.report(finding, by.instruction, (by.warp, span.lane), detail.to_string());
+        self.reports.add(Report { address: Some(span.address), ..report });
     }
 
     /// Reports an access that nothing orders after another.
     #[cold]
-    pub(super) fn race(&mut self, space: &str, address: u64, other: Access, write: bool, who: Who) {
+    fn race<const SPACE: bool>(&mut self, address: u64, conflict: Conflict, write: bool, by: &Accessor) {
+        let other = conflict.earlier;
         let verb = if write { "writes" } else { "reads" };
         let (finding, other) = if other.operation != self.launch.operation {
             let what = if other.block == HOST_BLOCK { "a copy" } else { "a kernel" };
@@ -329,7 +359,8 @@ impl Block<'_> {
         } else {
             (Finding::RaceBetweenBlocks, format!("{}, in block number {}", self.use_by(other), other.block))
         };
-        self.note(finding, &format!("{verb} {space} memory that {other}"), address, who);
+        let detail = format!("{verb} {} memory that {other}", name::<SPACE>());
+        self.note(finding, &detail, Span::one(address, conflict.lane), by);
     }
 
     /// The thread and place in the code of an earlier access of this launch.
@@ -346,24 +377,12 @@ impl Block<'_> {
     }
 }
 
-/// Records an access in the cells of its words: the first access that it is not ordered after.
-#[inline]
-fn touch<const SHARED: bool>(
-    cells: &mut [Cell],
-    by: &Accessor,
-    lane: usize,
-    bytes: u16,
-    write: bool,
-) -> Option<Access> {
-    let mut found = None;
-    for cell in cells {
-        let conflict = match write {
-            true => cell.write::<SHARED>(by, lane, bytes),
-            false => cell.read::<SHARED>(by, lane, bytes),
-        };
-        found = found.or(conflict);
+/// The name of a memory.
+fn name<const SPACE: bool>() -> &'static str {
+    match SPACE {
+        SHARED => "shared",
+        GLOBAL => "global",
     }
-    found
 }
 
 /// A slice of `N` bytes as an array.
@@ -372,21 +391,6 @@ fn array<const N: usize>(bytes: &[u8]) -> [u8; N] {
     let mut out = [0; N];
     out.copy_from_slice(bytes);
     out
-}
-
-/// Bytes as a number.
-#[inline]
-fn widened<const N: usize>(bytes: [u8; N]) -> u128 {
-    let mut all = [0u8; 16];
-    all[..N].copy_from_slice(&bytes);
-    u128::from_le_bytes(all)
-}
-
-/// The low bytes of a number, with zeros or the sign before them.
-#[inline]
-pub(super) fn extended(bits: u64, bytes: usize, signed: bool) -> u64 {
-    let unused = 64 - 8 * bytes as u32;
-    if signed { (((bits << unused) as i64) >> unused) as u64 } else { bits << unused >> unused }
 }
 
 /// The bits of a lane of a register.

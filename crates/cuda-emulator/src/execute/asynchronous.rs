@@ -3,12 +3,15 @@
 //! From its start on, nobody may use the memory that a copy writes: neither before the thread has waited, nor, for
 //! other threads, before a barrier behind that.
 
-use crate::checks::Finding;
+use crate::bits;
+use crate::checks::{Accessor, Finding};
 use crate::kernel::AsyncCopy;
-use crate::ptx::StateSpace;
+use crate::memory::Fault;
+use crate::registers::LANES;
 
-use super::access::{Who, addresses};
+use super::access::{GLOBAL, SHARED, addresses};
 use super::block::{Block, Stop};
+use super::spans::{Span, Spans};
 use super::warp::{Copy, CopyGroup, Warp, lanes};
 
 impl Block<'_> {
@@ -21,35 +24,47 @@ impl Block<'_> {
         at: usize,
     ) -> Result<(), Stop> {
         let (to, from) = (addresses(warp, &copy.to), addresses(warp, &copy.from));
+        let asked = copy.source_bytes.map(|slot| &warp.registers.words[usize::from(slot)].0);
+        let source_bytes = |lane: usize| asked.map_or(copy.bytes, |row| row[lane] as usize).min(copy.bytes);
+        let whole = lanes(active).filter(|&lane| source_bytes(lane) == copy.bytes);
+        let whole = whole.fold(0u32, |mask, lane| mask | 1 << lane);
         let by = self.accessor(warp.number, at, false);
-        for lane in lanes(active) {
-            let who = Who { by: &by, lane };
-            let place = self.shared_for_writing(to[lane], copy.bytes, who)?;
-            self.shared.mark_pending(place, copy.bytes);
-            let asked =
-                copy.source_bytes.map(|slot| warp.registers.words[usize::from(slot)].0[lane] as usize);
-            let source_bytes = asked.unwrap_or(copy.bytes).min(copy.bytes);
-            if from[lane] % copy.bytes as u64 != 0 {
-                let detail = format!("a source of {} bytes", copy.bytes);
-                let fault = crate::memory::Fault { finding: Finding::Misaligned, detail };
-                return Err(self.stop(fault, from[lane], who));
+        let mut open = std::mem::take(&mut warp.open);
+        let before = open.len();
+        // Copies of lanes that follow each other at both ends are one.
+        for sources in Spans::new(&from, whole, copy.bytes, false) {
+            let mask = u32::MAX >> (LANES - sources.lanes) << sources.lane;
+            for to in Spans::new(&to, mask, copy.bytes, false) {
+                let from = from[to.lane];
+                open.push(Copy { to, from, bytes: copy.bytes, source_bytes: copy.bytes, at });
             }
-            warp.open.push(Copy {
-                lane,
-                to: to[lane],
-                from: from[lane],
-                bytes: copy.bytes,
-                source_bytes,
-                at,
-            });
+        }
+        for lane in lanes(active & !whole) {
+            let (to, source_bytes) = (Span::one(to[lane], lane), source_bytes(lane));
+            open.push(Copy { to, from: from[lane], bytes: copy.bytes, source_bytes, at });
+        }
+        for copy in &open[before..] {
+            self.begin_copy(copy, &by)?;
+        }
+        warp.open = open;
+        Ok(())
+    }
+
+    fn begin_copy(&mut self, copy: &Copy, by: &Accessor) -> Result<(), Stop> {
+        let place = self.place_of_write::<SHARED>(copy.to, copy.bytes, by)?;
+        let (parts, count) = (self.parts::<SHARED>(), copy.to.bytes(copy.bytes));
+        bits::remove(parts.written, place, count);
+        bits::add(parts.pending, place, count);
+        if !copy.from.is_multiple_of(copy.bytes as u64) {
+            let detail = format!("a source of {} bytes", copy.bytes);
+            return Err(self.stop(Fault { finding: Finding::Misaligned, detail }, copy.to.at(copy.from), by));
         }
         Ok(())
     }
 
     /// Makes a group of the copies that the lanes started since their last one.
     pub(super) fn async_commit(&mut self, warp: &mut Warp, active: u32) {
-        let (copies, others) = warp.open.drain(..).partition(|copy| active >> copy.lane & 1 == 1);
-        warp.open = others;
+        let copies = take(&mut warp.open, active);
         warp.groups.push_back(CopyGroup { lanes: active, copies });
     }
 
@@ -61,7 +76,7 @@ impl Block<'_> {
         pending: usize,
         at: usize,
     ) -> Result<(), Stop> {
-        let mut newer = [0usize; 32];
+        let mut newer = [0usize; LANES];
         let mut ended = Vec::new();
         for group in warp.groups.iter_mut().rev() {
             let mut ends = 0u32;
@@ -69,18 +84,17 @@ impl Block<'_> {
                 newer[lane] += 1;
                 ends |= u32::from(newer[lane] > pending) << lane;
             }
-            group.lanes &= !ends;
-            let (copies, others) = group.copies.drain(..).partition(|copy| ends >> copy.lane & 1 == 1);
-            group.copies = others;
-            ended.push(copies);
+            if ends != 0 {
+                group.lanes &= !ends;
+                ended.push(take(&mut group.copies, ends));
+            }
         }
         warp.groups.retain(|group| group.lanes != 0);
-        let copies: Vec<Copy> = ended.into_iter().rev().flat_map(|copies: Vec<Copy>| copies).collect();
-        copies.into_iter().try_for_each(|copy| self.land(warp, copy, at))
+        ended.into_iter().rev().flatten().try_for_each(|copy| self.land(warp.number, copy, at))
     }
 
-    /// Ends a copy: its bytes are written now, by the thread that waits.
-    fn land(&mut self, warp: &mut Warp, copy: Copy, at: usize) -> Result<(), Stop> {
+    /// Ends a copy: its bytes are written now, by the threads that wait.
+    fn land(&mut self, warp: usize, copy: Copy, at: usize) -> Result<(), Stop> {
         match copy.bytes {
             4 => self.land_sized::<4>(warp, copy, at),
             8 => self.land_sized::<8>(warp, copy, at),
@@ -88,35 +102,53 @@ impl Block<'_> {
         }
     }
 
-    fn land_sized<const N: usize>(&mut self, warp: &mut Warp, copy: Copy, at: usize) -> Result<(), Stop> {
-        let (read, write) =
-            (self.accessor(warp.number, copy.at, false), self.accessor(warp.number, at, false));
-        let who = Who { by: &read, lane: copy.lane };
-        let mut bytes = [0u8; N];
+    fn land_sized<const N: usize>(&mut self, warp: usize, copy: Copy, at: usize) -> Result<(), Stop> {
+        let read = self.accessor(warp, copy.at, false);
+        let mut bytes = [[0u8; N]; LANES];
+        let from = copy.to.at(copy.from);
         if copy.source_bytes == N {
-            bytes = self.read_global(copy.from, who)?;
+            self.read::<GLOBAL, N>(from, &read, &mut bytes)?;
         } else {
-            for (byte, out) in bytes[..copy.source_bytes].iter_mut().enumerate() {
-                [*out] = self.read_global(copy.from + byte as u64, who)?;
+            for (address, byte) in (copy.from..).zip(&mut bytes[from.lane][..copy.source_bytes]) {
+                let mut one = [[0u8; 1]; LANES];
+                self.read::<GLOBAL, 1>(from.at(address), &read, &mut one)?;
+                [*byte] = one[from.lane];
             }
         }
-        let place = self.shared.place(copy.to, N).map_err(|fault| self.stop(fault, copy.to, who))?;
-        self.shared.mark_written(place, N);
-        self.write(warp, StateSpace::Shared, copy.to, bytes, Who { by: &write, lane: copy.lane })
+        let place = self.shared.place(copy.to.address, N, copy.to.bytes(N));
+        let place = place.map_err(|fault| self.stop(fault, copy.to, &read))?;
+        bits::remove(self.parts::<SHARED>().pending, place, copy.to.bytes(N));
+        let write = self.accessor(warp, at, false);
+        self.write::<SHARED, N>(copy.to, &write, &bytes)
     }
 
     /// Reports copies for which lanes that end did not wait.
     pub(super) fn unfinished_copies(&mut self, warp: &Warp, ended: u32, at: usize) {
         let groups = warp.groups.iter().flat_map(|group| &group.copies);
-        let unfinished = warp.open.iter().chain(groups).find(|copy| ended >> copy.lane & 1 == 1);
+        let unfinished = warp.open.iter().chain(groups).find(|copy| copy.lanes() & ended != 0);
         if let Some(copy) = unfinished.copied().filter(|_| self.launch.checks.unwritten) {
             let by = self.accessor(warp.number, copy.at, false);
-            let who = Who { by: &by, lane: copy.lane };
             let detail = format!(
                 "the thread ends (PTX line {}) without a wait for it",
                 self.launch.kernel.lines[at].0
             );
-            self.note(Finding::UnfinishedCopy, &detail, copy.to, who);
+            self.note(Finding::UnfinishedCopy, &detail, copy.to, &by);
         }
     }
+}
+
+/// Takes the copies of the lanes of a mask out.
+fn take(copies: &mut Vec<Copy>, mask: u32) -> Vec<Copy> {
+    if copies.iter().all(|copy| copy.lanes() & !mask == 0) {
+        return std::mem::take(copies);
+    }
+    let all = std::mem::take(copies).into_iter().flat_map(|copy| {
+        copy.to.each(copy.bytes).map(move |to| {
+            let offset = (to.lane - copy.to.lane) * copy.bytes;
+            Copy { to, from: copy.from + offset as u64, ..copy }
+        })
+    });
+    let (taken, others) = all.partition(|copy| copy.lanes() & !mask == 0);
+    *copies = others;
+    taken
 }

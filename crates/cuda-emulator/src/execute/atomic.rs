@@ -4,8 +4,9 @@ use crate::checks::Finding;
 use crate::kernel::{Atomic, AtomicOperation};
 use crate::memory::Fault;
 
-use super::access::{Who, addresses, lane_bits, set_lane};
+use super::access::{GLOBAL, SHARED, addresses, lane_bits, set_lane};
 use super::block::{Block, Stop};
+use super::spans::Span;
 use super::warp::{Warp, lanes};
 
 impl Block<'_> {
@@ -20,7 +21,6 @@ impl Block<'_> {
         let addresses = addresses(warp, &atomic.address);
         let by = self.accessor(warp.number, at, true);
         for lane in lanes(active) {
-            let who = Who { by: &by, lane };
             let operand = lane_bits(warp, atomic.operand, lane);
             let new = atomic.new.map_or(0, |register| lane_bits(warp, register, lane));
             let apply = |before: u64| match atomic.operation {
@@ -28,22 +28,22 @@ impl Block<'_> {
                 AtomicOperation::CompareAndSwap if before == operand => new,
                 AtomicOperation::CompareAndSwap => before,
             };
-            let address = addresses[lane];
-            let bytes = match Self::shared_address(atomic.space, address) {
+            let one = Span::one(addresses[lane], lane);
+            let (place, parts) = match Self::shared_address(atomic.space, one.address) {
                 Some(address) => {
-                    let place = self.shared_for_writing(address, atomic.bytes, who)?;
-                    self.shared.mark_written(place, atomic.bytes);
-                    self.shared.bytes(place, atomic.bytes)
+                    let place = self.place_of_write::<SHARED>(one.at(address), atomic.bytes, &by)?;
+                    (place, self.parts::<SHARED>())
                 }
-                None if address < crate::memory::DEVICE_BASE => {
+                None if one.address < crate::memory::DEVICE_BASE => {
                     let detail = "atomic operations work on global and shared memory".to_string();
-                    return Err(self.stop(Fault { finding: Finding::OutOfBounds, detail }, address, who));
+                    return Err(self.stop(Fault { finding: Finding::OutOfBounds, detail }, one, &by));
                 }
                 None => {
-                    let place = self.global_for_writing(address, atomic.bytes, who)?;
-                    self.memory.bytes(place, atomic.bytes)
+                    let place = self.place_of_write::<GLOBAL>(one, atomic.bytes, &by)?;
+                    (place, self.parts::<GLOBAL>())
                 }
             };
+            let bytes = &mut parts.bytes[place..place + atomic.bytes];
             let mut all = [0u8; 8];
             all[..atomic.bytes].copy_from_slice(bytes);
             let before = u64::from_le_bytes(all);

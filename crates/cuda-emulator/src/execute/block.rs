@@ -4,8 +4,8 @@ use crate::checks::{Accessor, Finding, Report, Reports};
 use crate::kernel::{MaskOf, Special};
 use crate::memory::DeviceMemory;
 use crate::registers::{LANES, Words};
+use crate::shared::SharedMemory;
 
-use super::shared::SharedMemory;
 use super::warp::Warp;
 use super::{Launch, Statistics};
 
@@ -83,13 +83,20 @@ impl<'a> Block<'a> {
         let threads: u32 = self.launch.block.iter().product();
         let kernel = self.launch.kernel;
         for number in warps.len()..threads.div_ceil(LANES as u32) as usize {
-            warps.push(Warp::new(kernel, number));
+            let mut warp = Warp::new(kernel, number);
+            for &(slot, special) in &kernel.specials {
+                warp.registers.words[usize::from(slot)] = Words(self.special(number as u32, special));
+            }
+            warps.push(warp);
         }
         for (number, warp) in warps.iter_mut().enumerate() {
             let lanes = (threads - (number * LANES) as u32).min(LANES as u32);
             warp.restart(if lanes == 32 { u32::MAX } else { (1 << lanes) - 1 });
+            // The other special registers are the same in all blocks.
             for &(slot, special) in &kernel.specials {
-                warp.registers.words[usize::from(slot)] = Words(self.special(number as u32, special));
+                if let Special::Block(axis) = special {
+                    warp.registers.words[usize::from(slot)] = Words([self.index[usize::from(axis)]; LANES]);
+                }
             }
         }
     }

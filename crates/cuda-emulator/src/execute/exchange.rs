@@ -2,7 +2,7 @@
 
 use crate::checks::Finding;
 use crate::kernel::{Exchange, ExchangeKind as Kind};
-use crate::registers::LANES;
+use crate::registers::{LANES, store};
 
 use super::access::{lane_bits, set_lane};
 use super::block::{Block, Stop};
@@ -17,19 +17,20 @@ impl Block<'_> {
         active: u32,
         at: usize,
     ) -> Result<(), Stop> {
-        let values: [u64; LANES] = std::array::from_fn(|lane| lane_bits(warp, exchange.operand, lane));
-        let members = &warp.registers.words[usize::from(exchange.members)].0;
-        if let Some(lane) = lanes(active).find(|&lane| members[lane] >> lane & 1 == 0) {
+        let members = warp.registers.words[usize::from(exchange.members)].0;
+        let outside = (0..LANES).fold(0, |mask, lane| mask | (!members[lane] >> lane & 1) << lane) & active;
+        if outside != 0 {
+            let lane = outside.trailing_zeros() as usize;
             let detail = format!("the lane is not in its member mask {:#010x}", members[lane]);
             return Err(Box::new(self.report(Finding::InactiveLane, at, (warp.number, lane), detail)));
         }
-        let members = *members;
         match exchange.kind {
             Kind::ShuffleXor | Kind::ShuffleDown | Kind::ShuffleUp | Kind::ShuffleIndex => {
-                return self.shuffle(warp, exchange, &values, active, at);
+                return self.shuffle(warp, exchange, active, at);
             }
             _ => {}
         }
+        let values: [u64; LANES] = std::array::from_fn(|lane| lane_bits(warp, exchange.operand, lane));
         for lane in lanes(active) {
             let group = members[lane] & active;
             let (result, predicate) = combined(exchange.kind, &values, lane, group);
@@ -41,47 +42,55 @@ impl Block<'_> {
         Ok(())
     }
 
-    fn shuffle(
-        &mut self,
-        warp: &mut Warp,
-        exchange: &Exchange,
-        values: &[u64; LANES],
-        active: u32,
-        at: usize,
-    ) -> Result<(), Stop> {
-        let [lane_slot, clamp_slot] = exchange.lane.map(usize::from);
-        let (operands, clamps) = (warp.registers.words[lane_slot].0, warp.registers.words[clamp_slot].0);
-        for lane in lanes(active) {
-            let (from, is_inside) = source(exchange.kind, lane as u32, operands[lane], clamps[lane]);
-            let from = if is_inside { from as usize & 31 } else { lane };
-            if active >> from & 1 == 0 {
-                let detail = format!("lane {lane} reads from lane {from}, which takes no part");
-                return Err(Box::new(self.report(Finding::InactiveLane, at, (warp.number, lane), detail)));
-            }
-            set_lane(warp, exchange.result, lane, values[from]);
-            if let Some(slot) = exchange.predicate {
-                set_predicate(warp, slot, lane, is_inside);
-            }
+    fn shuffle(&mut self, warp: &mut Warp, exchange: &Exchange, active: u32, at: usize) -> Result<(), Stop> {
+        let row = |slot: u16| &warp.registers.words[usize::from(slot)].0;
+        let [operands, clamps] = exchange.lane.map(row);
+        let (from, inside) = sources(exchange.kind, operands, clamps);
+        if active != u32::MAX
+            && let Some(lane) = lanes(active).find(|&lane| active >> from[lane] & 1 == 0)
+        {
+            let detail = format!("lane {lane} reads from lane {}, which takes no part", from[lane]);
+            return Err(Box::new(self.report(Finding::InactiveLane, at, (warp.number, lane), detail)));
+        }
+        let values = row(exchange.operand.slot);
+        let mut result = [0; LANES];
+        for (out, &from) in result.iter_mut().zip(&from) {
+            *out = values[from as usize % LANES];
+        }
+        store(&mut warp.registers.words[usize::from(exchange.result.slot)].0, &result, active);
+        if let Some(slot) = exchange.predicate {
+            let row = &mut warp.registers.predicates[usize::from(slot)];
+            *row = *row & !active | inside & active;
         }
         Ok(())
     }
 }
 
-/// The lane that a shuffle reads from, and whether it is within the segment.
-fn source(kind: Kind, lane: u32, operand: u32, clamp: u32) -> (u32, bool) {
-    let (operand, segment, clamp) = (operand & 31, clamp >> 8 & 31, clamp & 31);
-    let largest = lane & segment | clamp & !segment;
+/// The lane that each lane of a shuffle reads from, and the mask of those for which it is within the segment; the others
+/// read from themselves.
+fn sources(kind: Kind, operands: &[u32; LANES], clamps: &[u32; LANES]) -> ([u32; LANES], u32) {
+    let each = |find: fn(u32, u32, u32, u32) -> (u32, bool)| {
+        let (mut from, mut inside) = ([0; LANES], 0);
+        for lane in 0..LANES {
+            let (segment, clamp) = (clamps[lane] >> 8 & 31, clamps[lane] & 31);
+            let largest = lane as u32 & segment | clamp & !segment;
+            let (source, is_inside) = find(lane as u32, operands[lane] & 31, segment, largest);
+            from[lane] = if is_inside { source & 31 } else { lane as u32 };
+            inside |= u32::from(is_inside) << lane;
+        }
+        (from, inside)
+    };
     match kind {
-        Kind::ShuffleUp => {
+        Kind::ShuffleUp => each(|lane, operand, _, largest| {
             let from = lane.wrapping_sub(operand);
             (from, from as i32 >= largest as i32)
-        }
-        Kind::ShuffleDown => (lane + operand, lane + operand <= largest),
-        Kind::ShuffleXor => (lane ^ operand, lane ^ operand <= largest),
-        _ => {
+        }),
+        Kind::ShuffleDown => each(|lane, operand, _, largest| (lane + operand, lane + operand <= largest)),
+        Kind::ShuffleXor => each(|lane, operand, _, largest| (lane ^ operand, lane ^ operand <= largest)),
+        _ => each(|lane, operand, segment, largest| {
             let from = lane & segment | operand & !segment;
             (from, from <= largest)
-        }
+        }),
     }
 }
 

@@ -10,16 +10,19 @@ mod barrier;
 mod block;
 mod exchange;
 mod matrix;
-mod shared;
+mod operands;
+mod spans;
 mod step;
+mod values;
 mod warp;
 
 use crate::checks::{Checks, Reports};
 use crate::kernel::Kernel;
 use crate::memory::DeviceMemory;
+pub use crate::shared::MAX_SHARED;
 
 use block::Block;
-use shared::SharedMemory;
+pub use operands::Operands;
 
 /// A launch of a kernel.
 pub struct Launch<'a> {
@@ -33,6 +36,8 @@ pub struct Launch<'a> {
     pub parameters: &'a [u8],
     /// Bytes of dynamic shared memory.
     pub dynamic_shared: usize,
+    /// What it may use of the allocations that these lie in.
+    pub operands: &'a Operands,
     /// Number of this operation, from 1.
     pub operation: u32,
     /// Which earlier operations are ordered before this one.
@@ -54,24 +59,23 @@ pub struct Statistics {
     pub lane_instructions: u64,
     /// `mma.sync` instructions.
     pub multiplies: u64,
+    /// Products that these added.
+    pub multiply_adds: u64,
 }
 
 /// The most threads in a block.
 pub const MAX_THREADS: u32 = 1024;
 
-/// The most shared memory of a block: that of a card of compute capability 8.0, less what the system keeps.
-pub const MAX_SHARED: usize = 163 * 1024;
-
 /// Runs a launch. Findings are added to the reports; a fatal one ends the launch early.
 pub fn run(launch: &Launch, memory: &mut DeviceMemory, reports: &mut Reports) -> Statistics {
     let blocks: u64 = launch.grid.iter().map(|&count| u64::from(count)).product();
     let mut statistics = Statistics::default();
-    let mut shared = SharedMemory::new(launch.kernel.static_shared + launch.dynamic_shared);
+    let mut shared = memory.shared.take().unwrap_or_default();
     let mut warps = Vec::new();
     for turn in 0..blocks {
         // Odd seeds run the blocks backwards.
         let linear = if launch.seed & 1 == 0 { turn } else { blocks - 1 - turn };
-        shared.begin();
+        shared.begin(launch.kernel.static_shared + launch.dynamic_shared);
         let mut block = Block::new(launch, linear as u32, memory, &mut shared, reports);
         block.statistics = statistics;
         let result = block.run(&mut warps);
@@ -81,5 +85,6 @@ pub fn run(launch: &Launch, memory: &mut DeviceMemory, reports: &mut Reports) ->
             break;
         }
     }
+    memory.shared = Some(shared);
     statistics
 }

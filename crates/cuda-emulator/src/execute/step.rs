@@ -2,7 +2,7 @@
 
 use crate::checks::Finding;
 use crate::kernel::{Kernel, Operation};
-use crate::registers::Class;
+use crate::registers::{Class, LANES};
 
 use super::block::{Block, Stop};
 use super::warp::{Switch, Warp, lanes};
@@ -200,5 +200,5 @@ impl Block<'_> {
 /// All lanes that the masks of the active lanes name.
 fn members(warp: &Warp, slot: u16, active: u32) -> u32 {
     let masks = &warp.registers.words[usize::from(slot)].0;
-    lanes(active).fold(0, |all, lane| all | masks[lane])
+    (0..LANES).fold(0, |all, lane| all | masks[lane] & (active >> lane & 1).wrapping_neg())
 }

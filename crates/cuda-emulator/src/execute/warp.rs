@@ -7,6 +7,9 @@ use std::collections::VecDeque;
 
 use crate::kernel::Kernel;
 use crate::registers::{LANES, Longs, Registers, Words};
+use crate::vectors::vectorised;
+
+use super::spans::Span;
 
 /// A warp of a block.
 pub struct Warp {
@@ -33,9 +36,9 @@ pub struct Warp {
     /// Which bytes of it were written.
     pub local_written: Vec<bool>,
     /// Asynchronous copies that belong to no group yet.
-    pub open: Vec<Copy>,
+    pub(super) open: Vec<Copy>,
     /// Groups of asynchronous copies that may be unfinished, the oldest first.
-    pub groups: VecDeque<CopyGroup>,
+    pub(super) groups: VecDeque<CopyGroup>,
 }
 
 /// A warp at a barrier.
@@ -49,26 +52,31 @@ pub struct Waiting {
     pub instruction: usize,
 }
 
-/// A copy that has not ended.
+/// A copy of one lane, or of several that follow each other at both ends, that has not ended.
 #[derive(Clone, Copy, Debug)]
-pub struct Copy {
-    /// The lane that started it.
-    pub lane: usize,
-    /// Where it writes in shared memory.
-    pub to: u64,
-    /// Where it reads in global memory.
+pub(super) struct Copy {
+    /// The lanes, and where they write in shared memory.
+    pub to: Span,
+    /// Where the first reads in global memory.
     pub from: u64,
-    /// How many bytes it writes.
+    /// How many bytes each writes.
     pub bytes: usize,
-    /// How many bytes it reads; the others are zeros.
+    /// How many bytes each reads; the others are zeros.
     pub source_bytes: usize,
-    /// Its instruction.
+    /// The instruction.
     pub at: usize,
+}
+
+impl Copy {
+    /// The lanes as a mask.
+    pub fn lanes(&self) -> u32 {
+        u32::MAX >> (LANES - self.to.lanes) << self.to.lane
+    }
 }
 
 /// Copies that lanes committed together.
 #[derive(Debug)]
-pub struct CopyGroup {
+pub(super) struct CopyGroup {
     /// Lanes that have not waited for the group.
     pub lanes: u32,
     /// Their copies.
@@ -152,10 +160,8 @@ impl Warp {
 
     /// Branches the lanes of a mask, which are some but not all of those that run.
     pub fn split(&mut self, taken: u32, target: usize) {
-        let next = self.counter as u32 + 1;
-        for lane in lanes(self.active) {
-            self.counters[lane] = if taken >> lane & 1 == 1 { target as u32 } else { next };
-        }
+        self.park_at(self.active, self.counter as u32 + 1);
+        self.park_at(taken, target as u32);
         self.choose();
     }
 
@@ -195,22 +201,40 @@ impl Warp {
 
     /// Stores the program counter of the running lanes.
     fn park(&mut self) {
-        for lane in lanes(self.active) {
-            self.counters[lane] = self.counter as u32;
+        self.park_at(self.active, self.counter as u32);
+    }
+
+    /// Stores the program counter of the lanes of a mask.
+    fn park_at(&mut self, mask: u32, counter: u32) {
+        for lane in 0..LANES {
+            let old = self.counters[lane];
+            self.counters[lane] = if mask >> lane & 1 == 1 { counter } else { old };
         }
     }
 
     /// Runs the lanes with the lowest program counter that do not wait.
     fn choose(&mut self) {
         let ready = self.live & !self.blocked;
-        let lowest = lanes(ready).map(|lane| self.counters[lane]).min().unwrap_or(u32::MAX);
-        let here = lanes(ready).filter(|&lane| self.counters[lane] == lowest);
-        self.active = here.fold(0, |mask, lane| mask | 1 << lane);
-        self.counter = lowest as usize;
-        let others = ready & !self.active;
-        let next = lanes(others).map(|lane| self.counters[lane] as usize).min();
-        self.next_counter = next.unwrap_or(usize::MAX);
+        let (counter, here) = lowest(&self.counters, ready);
+        (self.counter, self.active) = (counter as usize, here);
+        let (next, others) = lowest(&self.counters, ready & !here);
+        self.next_counter = if others == 0 { usize::MAX } else { next as usize };
     }
+}
+
+vectorised! {
+/// The lowest program counter of the lanes of a mask, and which of them have it.
+fn lowest(counters: &[u32; LANES], mask: u32) -> (u32, u32) {
+    let mut lowest = u32::MAX;
+    for (lane, &counter) in counters.iter().enumerate() {
+        lowest = lowest.min(if mask >> lane & 1 == 1 { counter } else { u32::MAX });
+    }
+    let mut here = 0;
+    for (lane, &counter) in counters.iter().enumerate() {
+        here |= u32::from(counter == lowest) << lane;
+    }
+    (lowest, here & mask)
+}
 }
 
 /// The lanes of a mask, from the lowest.

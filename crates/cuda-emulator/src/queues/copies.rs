@@ -133,14 +133,9 @@ impl Queues {
                 order: &order,
                 last_ordered: Default::default(),
             };
-            if let Some((at, other)) = self.memory.record(place, bytes, write, &accessor) {
-                let detail = unordered(write, other);
-                self.report(
-                    Finding::StreamOrder,
-                    name,
-                    Some(address + at.saturating_sub(place) as u64),
-                    detail,
-                );
+            if let Some(conflict) = self.memory.record(place, bytes, write, &accessor) {
+                let detail = unordered(write, conflict.earlier);
+                self.report(Finding::StreamOrder, name, Some(address + (conflict.at - place) as u64), detail);
             }
         }
         Some(place)

@@ -9,6 +9,7 @@ mod clock;
 mod copies;
 mod graph;
 mod perform;
+mod product;
 mod schedule;
 mod work;
 
@@ -23,6 +24,7 @@ use crate::memory::DeviceMemory;
 pub use capture::CaptureError;
 pub use clock::{Clock, Point};
 pub use graph::{Graph, ReadyGraph};
+pub use product::{Element, Matrix, Product};
 pub use work::{Copy, Fill, HostCall, Launch, Location, Work};
 
 use capture::Capture;
@@ -71,6 +73,8 @@ pub struct Queues {
     pub checks: Checks,
     /// What all launches did together.
     pub statistics: Statistics,
+    /// How many products libraries have computed.
+    pub products: usize,
     streams: BTreeMap<StreamId, Stream>,
     next_stream: StreamId,
     captures: Vec<Option<Capture>>,
@@ -97,6 +101,7 @@ impl Queues {
             reports: Reports::default(),
             checks,
             statistics: Statistics::default(),
+            products: 0,
             streams: BTreeMap::new(),
             next_stream: 0x100,
             captures: Vec::new(),

@@ -30,7 +30,14 @@ impl Queues {
             Work::Launch(launch) => self.launch(&launch, operation, clock),
             Work::Copy(copy) => self.copy(&copy, operation, clock),
             Work::Fill(fill) => self.fill(&fill, operation, clock),
+            Work::Product(product) => self.product(&product, (operation, clock)),
             Work::Free(address) => self.free(address, operation, clock),
+            Work::BeginRegion(address, bytes, name) => {
+                if let Err(fault) = self.memory.begin_region(address, bytes, name) {
+                    self.report(fault.finding, "a region", Some(address), fault.detail);
+                }
+            }
+            Work::EndRegion(address) => self.end_region(address, operation, clock),
             _ => {}
         }
     }
@@ -46,6 +53,7 @@ impl Queues {
                 block: launch.block,
                 parameters: &launch.parameters,
                 dynamic_shared: launch.dynamic_shared,
+                operands: &launch.operands,
                 operation,
                 order: &order,
                 checks: self.checks,
@@ -58,13 +66,26 @@ impl Queues {
         self.statistics.warp_instructions += statistics.warp_instructions;
         self.statistics.lane_instructions += statistics.lane_instructions;
         self.statistics.multiplies += statistics.multiplies;
+        self.statistics.multiply_adds += statistics.multiply_adds;
         let found: Vec<Finding> = self.reports.all()[before..].iter().map(|report| report.finding).collect();
         found.into_iter().for_each(|finding| self.fail(finding));
+    }
+
+    /// Ends a region, which counts as a write: all uses must be ordered before it.
+    fn end_region(&mut self, address: u64, operation: u32, clock: &Clock) {
+        match self.memory.region(address) {
+            Ok(bytes) => {
+                self.range("the end of a region", address, bytes, true, (operation, clock));
+                self.memory.end_region(address);
+            }
+            Err(fault) => self.report(fault.finding, "the end of a region", Some(address), fault.detail),
+        }
     }
 
     /// Frees an allocation, which counts as a write: all uses must be ordered before it.
     fn free(&mut self, address: u64, operation: u32, clock: &Clock) {
         if let Some((bytes, RangeKind::Allocation)) = self.memory.range(address) {
+            self.memory.forget_regions(address, bytes);
             self.range("a free", address, bytes, true, (operation, clock));
         }
         if let Err(what) = self.memory.free(address, RangeKind::Allocation) {

@@ -3,9 +3,10 @@
 use std::ffi::c_void;
 use std::sync::Arc;
 
+use crate::execute::Operands;
 use crate::kernel::Kernel;
 
-use super::{Point, ReadyGraph};
+use super::{Point, Product, ReadyGraph};
 
 /// Work of a stream.
 #[derive(Clone)]
@@ -16,10 +17,16 @@ pub enum Work {
     Copy(Copy),
     /// Fills device memory.
     Fill(Fill),
+    /// Multiplies matrices.
+    Product(Box<Product>),
     /// Calls a function of the host.
     Call(HostCall),
     /// Frees an allocation.
     Free(u64),
+    /// Begins a region of an allocation: address, bytes, name.
+    BeginRegion(u64, usize, String),
+    /// Ends the region at an address.
+    EndRegion(u64),
     /// Marks a point as reached.
     Record(Point),
     /// Waits until a point is reached.
@@ -41,6 +48,8 @@ pub struct Launch {
     pub parameters: Vec<u8>,
     /// Bytes of dynamic shared memory.
     pub dynamic_shared: usize,
+    /// What it may use of the allocations that these lie in.
+    pub operands: Arc<Operands>,
 }
 
 /// One end of a copy.

@@ -3,7 +3,7 @@
 #![allow(dead_code)] // each test binary uses its part
 
 use phalanx_cuda_emulator::checks::{Checks, Report, Reports};
-use phalanx_cuda_emulator::execute::{Launch, Statistics, run};
+use phalanx_cuda_emulator::execute::{Launch, Operands, Statistics, run};
 use phalanx_cuda_emulator::memory::DeviceMemory;
 use phalanx_cuda_emulator::module::LoadedModule;
 
@@ -112,6 +112,7 @@ impl Device {
             block,
             parameters: &bytes,
             dynamic_shared,
+            operands: &Operands::default(),
             operation: self.operations,
             order: &|_| true,
             checks: self.checks,

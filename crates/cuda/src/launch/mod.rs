@@ -6,6 +6,7 @@
 mod attention;
 mod elementwise;
 mod embeddings;
+mod library;
 mod products;
 mod rows;
 mod sums;
@@ -17,6 +18,7 @@ use phalanx_tensor::operations::{Operation, Own};
 use phalanx_tensor::{View, ViewMut};
 use phalanx_trace::Site;
 
+use crate::blas::Blas;
 use crate::driver::driver;
 use crate::error::Error;
 use crate::faults::{Checked, Faults};
@@ -29,6 +31,8 @@ const THREADS: u32 = 256;
 /// What one operation needs to be issued.
 pub(crate) struct Issue<'a> {
     pub(crate) modules: &'a Modules,
+    /// The library for products, if it is there.
+    pub(crate) blas: Option<&'a Blas>,
     pub(crate) stream: CUstream,
     /// The addresses of tensors on the card.
     pub(crate) card: Range<u64>,

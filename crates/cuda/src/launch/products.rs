@@ -73,18 +73,19 @@ impl Tiles {
 }
 
 /// One product `to = a · b`, and what is done to it before it is stored.
-struct Product<'a> {
-    a: View<'a>,
-    b: View<'a>,
-    layouts: Layouts,
+#[derive(Clone, Copy)]
+pub(super) struct Product<'a> {
+    pub(super) a: View<'a>,
+    pub(super) b: View<'a>,
+    pub(super) layouts: Layouts,
     /// `[m, n, k]`
-    size: [usize; 3],
-    to: &'a ViewMut<'a>,
-    bias: Option<View<'a>>,
+    pub(super) size: [usize; 3],
+    pub(super) to: &'a ViewMut<'a>,
+    pub(super) bias: Option<View<'a>>,
     /// Added; may be the result itself.
-    add: Option<u64>,
+    pub(super) add: Option<u64>,
     /// Where the argument of GELU goes, and its form.
-    gelu: Option<(&'a ViewMut<'a>, u32)>,
+    pub(super) gelu: Option<(&'a ViewMut<'a>, u32)>,
 }
 
 impl<'a> Product<'a> {
@@ -154,6 +155,11 @@ impl Issue<'_> {
     }
 
     fn multiply(&self, product: Product) -> Result<(), Error> {
+        if let Some(blas) = self.blas
+            && self.multiply_by_library(blas, &product)?
+        {
+            return Ok(());
+        }
         let Product { a, b, layouts, size: [m, n, k], to, bias, add, gelu } = product;
         let element = a.dtype();
         // With fewer large tiles than multiprocessors, small ones use more of them. An element's sum is the same.

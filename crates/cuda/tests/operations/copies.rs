@@ -2,7 +2,9 @@
 
 use phalanx_tensor::{Category, DType};
 
-use crate::bench::{Bench, random, read, tensor};
+use phalanx_cuda::checks::bench::{random, read, tensor};
+
+use crate::bench::Bench;
 
 /// More bytes than the staging buffer has, and no whole number of its slots.
 const LARGE: usize = (9 << 20) / 4 + 1001;
@@ -28,7 +30,8 @@ fn tensors_go_to_the_host_and_back_behind_the_kernels_that_write_them() {
     let device = bench.card();
     let mut sum = random(device, DType::F32, &[5000], 1);
     let one = tensor(device, DType::F32, &[5000], &[0.25; 5000]);
-    let expected: Vec<f64> = read(device, sum.view()).iter().map(|x| f64::from(*x as f32 + 0.25)).collect();
+    let expected: Vec<f64> =
+        read(device, sum.view()).unwrap().iter().map(|x| f64::from(*x as f32 + 0.25)).collect();
     device.add(one.view(), sum.view_mut());
     let to = device.alloc_host(DType::F32, [5000], Category::Workspace, "host");
     let (mut sum, host) = device.copy_to_host(sum, to).wait().unwrap();
@@ -36,7 +39,7 @@ fn tensors_go_to_the_host_and_back_behind_the_kernels_that_write_them() {
     assert_eq!(on_host, expected);
     device.fill(sum.view_mut(), 0.0);
     let (_, sum) = device.copy_to_device(host, sum).wait().unwrap();
-    assert_eq!(read(device, sum.view()), expected);
+    assert_eq!(read(device, sum.view()).unwrap(), expected);
 }
 
 #[test]

@@ -4,9 +4,55 @@
 //! or found by the loader). Without them the tests say so and check nothing.
 #![allow(clippy::print_stderr, reason = "a test that checks nothing says so")]
 
-mod attention;
 mod bench;
 mod copies;
-mod elementwise;
-mod products;
-mod rows;
+mod faults;
+mod library;
+
+use phalanx_cuda::checks::{GROUPS, Group, rates};
+
+use bench::Bench;
+
+/// Runs the groups of comparisons with these numbers.
+fn check(groups: std::ops::Range<usize>) {
+    for group in &GROUPS[groups] {
+        let Some(bench) = Bench::new(group.name) else { return };
+        check_group(group, &bench);
+    }
+}
+
+fn check_group(group: &Group, bench: &Bench) {
+    let cases = group.run(bench);
+    assert!(!cases.is_empty(), "{} compares nothing", group.name);
+    for case in cases {
+        assert_eq!(case.fault, None, "{}: {}", group.name, case.name);
+        assert!(case.worst <= case.tolerance, "{case:?}");
+    }
+}
+
+#[test]
+fn elementwise_operations_activations_optimizers_and_norms() {
+    check(0..6);
+}
+
+#[test]
+fn products() {
+    check(6..8);
+}
+
+#[test]
+fn operations_on_rows() {
+    check(8..11);
+}
+
+#[test]
+fn attention() {
+    check(11..GROUPS.len());
+}
+
+#[test]
+fn rates_of_small_sizes_are_measured() {
+    let Some(bench) = Bench::new("rates") else { return };
+    let rates = rates::measure(&bench, rates::Sizes::EMULATOR).unwrap();
+    assert!(rates.len() == 12 && rates.iter().all(|rate| rate.per_s() > 0.0), "{rates:?}");
+}

@@ -8,7 +8,7 @@ use phalanx_bench::memory::{MemoryFigures, MemoryRan, MemoryRun, drawing, report
 use phalanx_models::Model;
 use phalanx_plan::{Machine, PhaseTime};
 use phalanx_trace::Memory;
-use phalanx_train::config::{DeviceKind, Placement, Updates};
+use phalanx_train::config::{Placement, Updates};
 use phalanx_train::{ResolvedConfig, RunConfig};
 use serde_json::json;
 
@@ -217,7 +217,7 @@ fn place(config: &mut RunConfig, placement: Placement, budget: Option<u64>, host
     if !needs_disk {
         (memory.nvme_path, memory.nvme_checksums) = (None, false);
     }
-    let nowhere = config.device.kind == DeviceKind::Cpu && memory.nvme_path.is_none();
+    let nowhere = config.device.kind.is_processor() && memory.nvme_path.is_none();
     let host = host_budget.or(nowhere.then_some(ANY_MB));
     memory.host_budget_mb = host.filter(|_| is_auto);
     memory.headroom = if is_auto { 0.0 } else { memory.headroom };

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use phalanx_cpu::peak::Bandwidth;
 use phalanx_simd::tiles::TileUnit;
 use phalanx_tensor::ProductMethod;
 use phalanx_trace::DType;
@@ -10,6 +11,7 @@ use phalanx_train::config::PrecisionConfig;
 use serde_json::json;
 
 use crate::args::DoctorArgs;
+use crate::card_report::{self, Kernels};
 use crate::environment::{Environment, Processor};
 use crate::machine;
 use crate::output::{print, print_json};
@@ -30,6 +32,9 @@ const FEW_FILES: u64 = 1024;
 /// # Errors
 /// Memory that the system does not give.
 pub fn doctor(args: &DoctorArgs, environment: Environment) -> Result<()> {
+    if args.kernels {
+        return kernels(args, environment);
+    }
     let cores = machine::cores();
     let processors = [processor(environment, 1)?, processor(environment, cores)?];
     let (isa, why) = (environment.isa().name(), environment.isa().why_not_best());
@@ -59,18 +64,10 @@ pub fn doctor(args: &DoctorArgs, environment: Environment) -> Result<()> {
             "memory_limit_bytes": limit.as_ref().map(|limit| limit.limit_bytes),
             "memory_limit_file": limit.as_ref().map(|limit| &limit.file),
             "memlock_bytes": memlock.1, "nofile": nofile.1, "nproc": nproc.1,
-            "huge_pages": private, "huge_pages_shared": shared, "advice": advice,
+            "huge_pages": private, "huge_pages_shared": shared, "advice": advice, "gpus": card_report::to_json(),
         }));
     }
-    let mut table = Table::default();
-    let mut row = |label: &str, first: String, second: String| table.row([label.to_string(), first, second]);
-    row("", "one thread".into(), format!("{cores} threads"));
-    row("multiply-adds in f32 (f16), operations/s", count(f32_flops[0]), count(f32_flops[1]));
-    row("products of bf16, operations/s", count(bf16_flops[0]), count(bf16_flops[1]));
-    let gbs = |bytes_per_s: f64| format!("{:.1} GB/s", bytes_per_s / 1e9);
-    row("memory read", gbs(bandwidth[0].read), gbs(bandwidth[1].read));
-    row("memory copied (read and written)", gbs(bandwidth[0].copy), gbs(bandwidth[1].copy));
-    row("memory read and written in place", gbs(bandwidth[0].update), gbs(bandwidth[1].update));
+    let table = rates_table(cores, [f32_flops, bf16_flops], &bandwidth);
     let size = |bytes_or_none: Option<u64>| bytes_or_none.map_or("no limit".to_string(), bytes);
     let number = |limit: Option<u64>| limit.map_or("no limit".to_string(), |limit| limit.to_string());
     let mut text = format!(
@@ -93,11 +90,36 @@ pub fn doctor(args: &DoctorArgs, environment: Environment) -> Result<()> {
         number(nofile.1),
         number(nproc.1),
     );
+    text.push_str(&card_report::to_text());
     match advice.is_empty() {
         true => text.push_str("no limit stands in the way of a run\n"),
         false => advice.iter().for_each(|line| text.push_str(&format!("note: {line}\n"))),
     }
     Ok(print(&text)?)
+}
+
+/// Rates of one thread and of all.
+fn rates_table(cores: usize, [f32, bf16]: [[f64; 2]; 2], bandwidth: &[Bandwidth; 2]) -> Table {
+    let mut table = Table::default();
+    let mut row = |label: &str, first: String, second: String| table.row([label.to_string(), first, second]);
+    row("", "one thread".into(), format!("{cores} threads"));
+    row("multiply-adds in f32 (f16), operations/s", count(f32[0]), count(f32[1]));
+    row("products of bf16, operations/s", count(bf16[0]), count(bf16[1]));
+    let gbs = |bytes_per_s: f64| format!("{:.1} GB/s", bytes_per_s / 1e9);
+    row("memory read", gbs(bandwidth[0].read), gbs(bandwidth[1].read));
+    row("memory copied (read and written)", gbs(bandwidth[0].copy), gbs(bandwidth[1].copy));
+    row("memory read and written in place", gbs(bandwidth[0].update), gbs(bandwidth[1].update));
+    table
+}
+
+/// Checks the kernels of the first GPU.
+fn kernels(args: &DoctorArgs, environment: Environment) -> Result<()> {
+    let checked = Kernels::check(environment)?;
+    match args.json {
+        true => print_json(&checked.to_json())?,
+        false => print(&format!("{}\n{}", card_report::to_text(), checked.to_text()))?,
+    }
+    checked.verdict()
 }
 
 /// The processor with `threads` threads, whose f32 rate is that of multiply-adds.

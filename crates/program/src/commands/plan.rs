@@ -1,7 +1,7 @@
 //! `phalanx plan`: what every rank will hold, compute and send. Writes nothing.
 
 use anyhow::{Context, Result, bail};
-use phalanx_train::config::{Placement, Updates};
+use phalanx_train::config::{DeviceKind, Placement, Updates};
 use serde_json::json;
 
 use crate::args::PlanArgs;
@@ -26,7 +26,11 @@ pub fn plan(args: &PlanArgs, environment: Environment) -> Result<()> {
     if let (Some(Placement::Auto), Some(bytes)) = (resolved.config.memory.placement, args.device_memory) {
         resolved.config = resolved.config.with(|config| placement_budget::set_device(config, bytes))?;
     }
+    let device = resolved.device.take();
     let planned = Planned::to_show(resolved, evaluated)?;
+    if planned.config.device.kind == DeviceKind::Cuda && !args.json {
+        device.iter().for_each(|line| output::note(line));
+    }
     if planned.config.parallel.updates == Updates::Asynchronous
         && (args.machine.is_some() || args.draw.chunks.is_some() || args.placement)
     {
@@ -60,7 +64,11 @@ pub fn plan(args: &PlanArgs, environment: Environment) -> Result<()> {
         };
         output::print(&format!("{long}{time}{verdict}"))?;
     }
-    if budget.is_none() {
+    if budget.is_none() && planned.config.device.kind == DeviceKind::Cuda {
+        output::note(
+            "no card was found here: give --device-memory, for example 80GiB, to see whether the ranks fit",
+        );
+    } else if budget.is_none() {
         output::note(&format!(
             "{} ranks are more than one machine runs: give --device-memory, for example 80GiB, to see whether they fit",
             planned.plan.spec.world_size()

@@ -131,7 +131,7 @@ impl Home {
         serde_json::from_slice(&self.read(name)).unwrap()
     }
 
-    /// The program with arguments, to be started in this folder.
+    /// The program with arguments, to be started in this folder. It sees no GPU of this machine.
     pub fn command(&self, args: &[&str]) -> Command {
         let program = env!("CARGO_BIN_EXE_phalanx");
         let mut command = match ignores_interrupts() {
@@ -143,6 +143,7 @@ impl Home {
             }
         };
         command.current_dir(self.dir.path()).args(args).stdin(Stdio::null());
+        command.env("CUDA_VISIBLE_DEVICES", "");
         command
     }
 

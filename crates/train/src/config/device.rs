@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::check::refuse;
-use super::{ConfigError, RunConfig, Updates};
+use super::{ConfigError, Products, RunConfig, Updates};
 
 /// Default rate of copies between host and device memory: 16 lanes of PCI Express 4.
 const COPY_GB_PER_S: f64 = 25.0;
@@ -12,10 +12,13 @@ const COPY_GB_PER_S: f64 = 25.0;
 #[derive(Clone, Debug, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct DeviceConfig {
-    /// `cpu`: the processor, in the memory of the host. `simulated`: an accelerator with a memory of its own, which the
-    /// processor plays, for experiments with memory budgets on a machine that has none.
+    /// `cpu`: the processor, in the memory of the host. `cuda`: NVIDIA GPUs, which ranks share where there are more ranks than
+    /// cards. `auto`: `cuda` where a driver, a compiler of kernels and a card that is new enough are found, else `cpu`.
+    /// `simulated`: an accelerator with a memory of its own, which the processor plays, for experiments with memory budgets on a
+    /// machine that has none.
     pub kind: DeviceKind,
-    /// Memory of a simulated device, in MiB; as much as the plan needs when left out.
+    /// In MiB: the memory of a simulated device, as much as the plan needs when left out; or what a rank may take of its card,
+    /// its share of the card when left out.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_mb: Option<f64>,
     /// Rate of copies between the host and a simulated device, in 10^9 bytes per second; 25 when left out.
@@ -30,11 +33,32 @@ pub struct DeviceConfig {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DeviceKind {
-    /// The processor.
+    /// The program decides: cards where it finds some that it can use, else the processor.
     #[default]
+    Auto,
+    /// The processor.
     Cpu,
+    /// NVIDIA GPUs.
+    Cuda,
     /// An accelerator that the processor plays.
     Simulated,
+}
+
+impl DeviceKind {
+    /// Whether ranks compute on the processor. A kind that is not decided yet counts as the processor.
+    pub fn is_processor(self) -> bool {
+        matches!(self, DeviceKind::Cpu | DeviceKind::Auto)
+    }
+
+    /// Its name in a configuration.
+    pub fn name(self) -> &'static str {
+        match self {
+            DeviceKind::Auto => "auto",
+            DeviceKind::Cpu => "cpu",
+            DeviceKind::Cuda => "cuda",
+            DeviceKind::Simulated => "simulated",
+        }
+    }
 }
 
 /// The device that a checked configuration asks for, with defaults for what was left out.
@@ -42,6 +66,11 @@ pub enum DeviceKind {
 pub enum DeviceChoice {
     /// The processor.
     Cpu,
+    /// NVIDIA GPUs, of which each rank may take so many bytes; `None` for its share of the card.
+    Cuda {
+        /// Bytes.
+        memory_bytes: Option<u64>,
+    },
     /// An accelerator that the processor plays.
     Simulated(SimulatedDevice),
 }
@@ -58,12 +87,14 @@ pub struct SimulatedDevice {
 }
 
 impl DeviceConfig {
-    /// The device.
+    /// The device. A kind that is not decided yet is the processor.
     pub fn choice(&self) -> DeviceChoice {
+        let memory_bytes = self.memory_mb.map(|mib| (mib * f64::from(1 << 20)) as u64);
         match self.kind {
-            DeviceKind::Cpu => DeviceChoice::Cpu,
+            DeviceKind::Cpu | DeviceKind::Auto => DeviceChoice::Cpu,
+            DeviceKind::Cuda => DeviceChoice::Cuda { memory_bytes },
             DeviceKind::Simulated => DeviceChoice::Simulated(SimulatedDevice {
-                memory_bytes: self.memory_mb.map(|mib| (mib * f64::from(1 << 20)) as u64),
+                memory_bytes,
                 copy_bytes_per_s: 1e9 * self.copy_gb_per_s.unwrap_or(COPY_GB_PER_S),
                 seed: self.seed.unwrap_or(1),
             }),
@@ -74,9 +105,19 @@ impl DeviceConfig {
 impl RunConfig {
     pub(super) fn check_device(&self) -> Result<(), ConfigError> {
         let device = &self.device;
-        if device.kind == DeviceKind::Simulated && self.parallel.updates == Updates::Asynchronous {
+        if !device.kind.is_processor() && self.parallel.updates == Updates::Asynchronous {
             let expected = "works with synchronous updates only: leave out parallel.updates, or set device.kind = \"cpu\"";
-            return Err(refuse("device.kind", "\"simulated\"", expected));
+            return Err(refuse("device.kind", format!("{:?}", device.kind.name()), expected));
+        }
+        if device.kind == DeviceKind::Cuda
+            && matches!(self.precision.products, Products::Split | Products::Split2)
+        {
+            let expected = "is for processors with tile registers: on a card leave it out";
+            return Err(refuse(
+                "precision.products",
+                format!("{:?}", self.precision.products.name()),
+                expected,
+            ));
         }
         let rates = [("device.memory_mb", device.memory_mb), ("device.copy_gb_per_s", device.copy_gb_per_s)];
         for (key, value) in rates {
@@ -87,9 +128,14 @@ impl RunConfig {
         let seed = ("device.seed", device.seed.map(|seed| seed.to_string()));
         let given = rates.map(|(key, value)| (key, value.map(|value| value.to_string())));
         for (key, value) in given.into_iter().chain([seed]) {
-            if let Some(value) = value.filter(|_| device.kind == DeviceKind::Cpu) {
-                let expected = "applies to a simulated device, but device.kind is \"cpu\": leave it out, or set \
-                                device.kind = \"simulated\"";
+            let (applies, kinds) = match key {
+                "device.memory_mb" => (device.kind != DeviceKind::Cpu, "a card or a simulated device"),
+                _ => (device.kind == DeviceKind::Simulated, "a simulated device"),
+            };
+            if let Some(value) = value.filter(|_| !applies) {
+                let (kind, set) = (device.kind.name(), "device.kind = \"simulated\"");
+                let expected =
+                    format!("applies to {kinds}, but device.kind is {kind:?}: leave it out, or set {set}");
                 return Err(refuse(key, value, expected));
             }
         }
@@ -106,7 +152,7 @@ mod tests {
         let simulated = DeviceConfig { kind: DeviceKind::Simulated, ..DeviceConfig::default() };
         for (device, words) in [
             (
-                DeviceConfig { memory_mb: Some(8.0), ..DeviceConfig::default() },
+                DeviceConfig { memory_mb: Some(8.0), kind: DeviceKind::Cpu, ..DeviceConfig::default() },
                 "device.memory_mb = 8: applies",
             ),
             (

@@ -164,9 +164,9 @@ impl RunConfig {
         let bytes = |mib: f64| (mib * MIB) as u64;
         let host_bytes = match (memory.host_budget_mb, device.kind) {
             (Some(budget), _) => Some(bytes(budget)),
-            (None, DeviceKind::Simulated) => Some(u64::MAX),
+            (None, DeviceKind::Simulated | DeviceKind::Cuda) => Some(u64::MAX),
             // Host memory is device memory: what lies there gains nothing.
-            (None, DeviceKind::Cpu) => None,
+            (None, DeviceKind::Cpu | DeviceKind::Auto) => None,
         };
         let (device_bytes, headroom) = (bytes(budget), memory.headroom);
         Ok(AutoPlacement { device_bytes, headroom, host_bytes, disk: memory.nvme_path.is_some() })
@@ -207,7 +207,7 @@ impl RunConfig {
         if placement == Placement::Nvme && memory.nvme_path.is_none() {
             return refused("needs a folder on a local disk: set memory.nvme_path");
         }
-        let nowhere = self.device.kind == DeviceKind::Cpu && memory.host_budget_mb.is_none();
+        let nowhere = self.device.kind.is_processor() && memory.host_budget_mb.is_none();
         if placement == Placement::Auto && nowhere && memory.nvme_path.is_none() {
             return refused(
                 "has nowhere to place what does not fit: device.kind = \"cpu\" computes in host memory; set memory.nvme_path \

@@ -1,11 +1,16 @@
-//! The devices on which the engine's tests run: the processor, or the simulated accelerator.
+//! The devices on which the engine's tests run: the processor, the simulated accelerator, or a card.
 //!
 //! `PHALANX_TEST_DEVICE=simulated:7` runs every test that takes its devices from here on the simulated accelerator,
-//! with the delays of seed 7; `cargo xtask simulated` does that for many seeds.
+//! with the delays of seed 7; `cargo xtask simulated` does that for many seeds. `PHALANX_TEST_DEVICE=cuda` runs them on the
+//! card that the dynamic loader's `libcuda.so` drives, which may be the emulator, with NVRTC from the folder `PHALANX_NVRTC`;
+//! `cargo xtask cuda-emulator` does that for the tests that an emulator can run.
 
+use std::cell::Cell;
+use std::path::Path;
 use std::sync::Arc;
 
 use phalanx_cpu::CpuFactory;
+use phalanx_cuda::CudaFactory;
 use phalanx_simulated::{Options, SimulatedFactory};
 use phalanx_tensor::{DeviceFactory, DeviceRequest, Kernels};
 use phalanx_train::Spec;
@@ -13,13 +18,30 @@ use phalanx_train::Spec;
 /// The device on which tests run.
 const DEVICE: &str = "PHALANX_TEST_DEVICE";
 
-/// The factory selected by the environment.
+thread_local! {
+    /// Whether runs that this thread starts are on cards, whatever the environment says.
+    static ON_CARDS: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Runs `body`, whose runs are on cards.
+pub fn on_cards<T>(body: impl FnOnce() -> T) -> T {
+    ON_CARDS.set(true);
+    let result = body();
+    ON_CARDS.set(false);
+    result
+}
+
+/// The factory selected by the environment, or by [`on_cards`].
 pub fn factory() -> Box<dyn DeviceFactory> {
+    if ON_CARDS.get() {
+        return Box::new(cuda());
+    }
     match std::env::var(DEVICE) {
         Err(_) => Box::new(CpuFactory::new()),
+        Ok(name) if name == "cuda" => Box::new(cuda()),
         Ok(name) => match name.strip_prefix("simulated:").and_then(|seed| seed.parse().ok()) {
             Some(seed) => Box::new(simulated(seed)),
-            None => panic!("{DEVICE}={name}: expected simulated:SEED"),
+            None => panic!("{DEVICE}={name}: expected simulated:SEED or cuda"),
         },
     }
 }
@@ -33,15 +55,27 @@ pub fn factory_for(spec: &Spec) -> Box<dyn DeviceFactory> {
 
 /// Simulated accelerators that compute with the kernels of the processor.
 pub fn simulated(seed: u64) -> SimulatedFactory {
-    let kernels = |request: &DeviceRequest| -> std::io::Result<Arc<dyn Kernels>> {
-        Ok(CpuFactory::new().kernels(request)?)
-    };
     // A run has many thousand calls; each that sleeps takes about 60 microseconds more than its delay.
     let options = Options { seed, delayed_share: 0.05, ..Options::new(0) };
     SimulatedFactory::new(options, None, kernels)
 }
 
+/// Cards, which ranks share. Compiled kernels are kept in the target folder.
+pub fn cuda() -> CudaFactory {
+    let options = phalanx_cuda::Options {
+        nvrtc: std::env::var_os("PHALANX_NVRTC").map(Into::into),
+        cache: option_env!("CARGO_TARGET_TMPDIR").map(|folder| Path::new(folder).join("phalanx/cuda")),
+        ..phalanx_cuda::Options::default()
+    };
+    CudaFactory::new(options, kernels)
+}
+
+/// The kernels of the processor.
+fn kernels(request: &DeviceRequest) -> std::io::Result<Arc<dyn Kernels>> {
+    Ok(CpuFactory::new().kernels(request)?)
+}
+
 /// The plan for devices of `factory`.
 pub fn on(factory: &dyn DeviceFactory, spec: Spec) -> Spec {
-    Spec { host_addressable: factory.is_host_addressable(), ..spec }
+    spec.for_devices(factory)
 }

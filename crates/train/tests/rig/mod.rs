@@ -254,11 +254,12 @@ pub fn each_rank<T: Send>(
     body: &(dyn Fn(&mut Rank, usize) -> T + Sync),
 ) -> Vec<Result<T, String>> {
     let (endpoints, _launchers) = endpoints(plan.spec.world_size());
+    let factory = devices::factory_for(&plan.spec);
     let one = |rank: usize, endpoint: Option<Endpoint>| {
         let own = plan.of(rank);
         let request = device_request(spec, rank, own, &Region::anonymous);
         let device = match build.heap {
-            false => devices::factory_for(&plan.spec).make(&request).unwrap(),
+            false => factory.make(&request).unwrap(),
             true => Device::new(Cpu::new(plan.spec.threads), Arena::heap()),
         };
         let source = endpoint

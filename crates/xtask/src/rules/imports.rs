@@ -46,16 +46,16 @@ const MAY_IMPORT: [(&str, &str); 30] = [
     ),
     (
         "phalanx",
-        "trace plan tensor cpu collectives launch layers optim parallel models checkpoint data train",
+        "trace plan tensor cpu cuda collectives launch layers optim parallel models checkpoint data train",
     ),
     (
         "program",
-        "host trace plan simd tensor cpu simulated collectives launch mpi layers optim parallel models \
+        "host trace plan simd tensor cpu cuda simulated collectives launch mpi layers optim parallel models \
          checkpoint data files train baselines bench drawing",
     ),
     ("reliability", "host hostile"),
     ("xtask", ""),
-    ("cuda", "trace plan tensor files"),
+    ("cuda", "random trace plan tensor files"),
     ("cuda-emulator", "random"),
 ];
 

@@ -3,7 +3,7 @@
 use phalanx_tensor::arguments::{Dropout, Heads};
 use phalanx_tensor::{Category, DType, Device};
 
-use crate::bench::{Bench, FLOATS, Results, random, read, tolerance};
+use super::bench::{Bench, FLOATS, Results, random, read, tolerance};
 
 struct Case {
     batch: usize,
@@ -41,9 +41,7 @@ fn run(device: &Device, dtype: DType, case: &Case) -> Results {
     all.map(|(name, x)| (name, read(device, x.view()))).into()
 }
 
-#[test]
-fn attention_and_its_gradient() {
-    let Some(bench) = Bench::new("attention") else { return };
+pub(super) fn attention_and_its_gradient(bench: &Bench) {
     for dtype in FLOATS {
         for case in &CASES {
             let Case { seq, size, causal, .. } = case;
@@ -58,9 +56,7 @@ fn attention_and_its_gradient() {
     }
 }
 
-#[test]
-fn cached_attention_has_the_bits_of_the_whole_sequence() {
-    let Some(bench) = Bench::new("cached attention") else { return };
+pub(super) fn cached_attention_has_the_bits_of_the_whole_sequence(bench: &Bench) {
     let (seq, heads, size) = (70, 2, 8);
     let hidden = heads * size;
     let heads = Heads { heads, causal: true };
@@ -85,6 +81,7 @@ fn cached_attention_has_the_bits_of_the_whole_sequence() {
                 out.reshape([1, new, hidden]),
             );
         }
-        assert_eq!(read(device, whole.view()), read(device, cached.view()), "{dtype:?}");
+        let [whole, cached] = [whole.view(), cached.view()].map(|view| read(device, view));
+        bench.check(&format!("over a cache, {dtype:?}"), 0.0, vec![("out", whole)], vec![("out", cached)]);
     }
 }

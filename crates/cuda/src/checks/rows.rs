@@ -1,4 +1,4 @@
-//! Layer norm, embeddings, and the cross entropy of a vocabulary; and what a card says about ids that cannot be.
+//! Layer norm, embeddings, and the cross entropy of a vocabulary.
 
 use phalanx_tensor::arguments::{
     CrossEntropy, IGNORED, Layout, Lookup, Positions, Weight, vocabulary_blocks,
@@ -7,11 +7,9 @@ use phalanx_tensor::{
     Category, DType, Device, LayerNormBackward, Tensor, VocabularyLoss, VocabularyStatistics,
 };
 
-use crate::bench::{Bench, FLOATS, ids, random, read, tensor, tolerance};
+use super::bench::{Bench, FLOATS, ids, random, read, tensor, tolerance};
 
-#[test]
-fn layer_norm_and_its_gradients() {
-    let Some(bench) = Bench::new("layer norm") else { return };
+pub(super) fn layer_norm_and_its_gradients(bench: &Bench) {
     for dtype in FLOATS {
         for [rows, hidden] in [[3, 5], [37, 96], [9, 770]] {
             bench.compare(&format!("layer norm {dtype:?} {rows} x {hidden}"), tolerance(dtype), |device| {
@@ -52,9 +50,7 @@ fn some_ids(n: usize, vocab: u32) -> Vec<u32> {
     (0..n as u32).map(|i| ((i * i * 7 + i / 3) % vocab) | ((i % 3 / 2) << 31)).collect()
 }
 
-#[test]
-fn embeddings_and_their_gradients() {
-    let Some(bench) = Bench::new("embeddings") else { return };
+pub(super) fn embeddings_and_their_gradients(bench: &Bench) {
     let (n, vocab, hidden, seq) = (300, 50, 133, 128);
     for dtype in FLOATS {
         for (first, rows) in [(0, 50), (20, 17)] {
@@ -149,9 +145,7 @@ fn statistics(
     Parts { statistics, blocks: [first.0, second.0], exponentials: [first.1, second.1] }
 }
 
-#[test]
-fn cross_entropy_of_a_vocabulary_in_parts() {
-    let Some(bench) = Bench::new("cross entropy") else { return };
+pub(super) fn cross_entropy_of_a_vocabulary_in_parts(bench: &Bench) {
     let numbers = CrossEntropy { scale: 1.0, gradient_scale: 3.0, label_smoothing: 0.1, z_loss: 0.01 };
     for dtype in FLOATS {
         for size in VOCABULARIES {
@@ -187,23 +181,4 @@ fn cross_entropy_of_a_vocabulary_in_parts() {
             }
         }
     }
-}
-
-#[test]
-fn an_id_that_cannot_be_is_an_error_that_names_the_call() {
-    let Some(bench) = Bench::new("ids that cannot be") else { return };
-    let device = bench.card();
-    let ids = ids(device, &[1, 70, 2]);
-    let table = random(device, DType::F32, &[50, 8], 1);
-    let mut y = random(device, DType::F32, &[3, 8], 2);
-    device.embedding(ids.view(), Lookup::whole(50), table.view(), None, false, y.view_mut());
-    let line = line!() - 1;
-    let error = device.synchronize().unwrap_err().to_string();
-    let expected = format!("rows.rs:{line} ");
-    assert!(
-        error.contains("token 70 is outside the vocabulary of 50") && error.contains(&expected),
-        "{error}"
-    );
-    // Nothing runs after a failure, and every wait returns it.
-    assert_eq!(device.download(y.view(), &mut [0f32; 24]).unwrap_err().to_string(), error);
 }

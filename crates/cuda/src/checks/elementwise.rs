@@ -4,14 +4,12 @@ use phalanx_tensor::arguments::{AdamW, Clip, Dropout, Gelu, Sgd};
 use phalanx_tensor::operations::{Copy, DropoutForward, Scaled};
 use phalanx_tensor::{AdamWUpdate, Category, DType, SgdUpdate};
 
-use crate::bench::{Bench, FLOATS, numbers, random, read, tensor, tolerance};
+use super::bench::{Bench, FLOATS, numbers, random, read, tensor, tolerance};
 
 /// Lengths around the groups of four, and unaligned starts.
 const LENGTHS: [usize; 4] = [1, 7, 64, 4099];
 
-#[test]
-fn conversions_and_sums() {
-    let Some(bench) = Bench::new("conversions_and_sums") else { return };
+pub(super) fn conversions_and_sums(bench: &Bench) {
     for from in FLOATS {
         for to in FLOATS {
             for n in LENGTHS {
@@ -29,9 +27,7 @@ fn conversions_and_sums() {
     }
 }
 
-#[test]
-fn fill_copy_and_f64() {
-    let Some(bench) = Bench::new("fill_copy_and_f64") else { return };
+pub(super) fn fill_copy_and_f64(bench: &Bench) {
     for dtype in [DType::F32, DType::BF16, DType::F16, DType::F64] {
         bench.compare(&format!("fill {dtype:?}"), 0.0, |device| {
             let mut x = random(device, dtype, &[1001], 1);
@@ -51,9 +47,7 @@ fn fill_copy_and_f64() {
     });
 }
 
-#[test]
-fn gelu_forward_and_backward() {
-    let Some(bench) = Bench::new("gelu") else { return };
+pub(super) fn gelu_forward_and_backward(bench: &Bench) {
     let values: Vec<f32> = numbers(1, 37 * 21).iter().map(|x| x * 8.0).collect();
     for dtype in FLOATS {
         for gelu in [Gelu::Tanh, Gelu::Erf] {
@@ -75,9 +69,7 @@ fn gelu_forward_and_backward() {
     }
 }
 
-#[test]
-fn dropout_drops_the_processors_elements() {
-    let Some(bench) = Bench::new("dropout") else { return };
+pub(super) fn dropout_drops_the_processors_elements(bench: &Bench) {
     for dtype in FLOATS {
         for first in [0, 1, (1 << 33) + 3] {
             bench.compare(&format!("dropout {dtype:?} from {first}"), 0.0, |device| {
@@ -99,9 +91,7 @@ fn dropout_drops_the_processors_elements() {
     }
 }
 
-#[test]
-fn optimizer_steps() {
-    let Some(bench) = Bench::new("optimizer_steps") else { return };
+pub(super) fn optimizer_steps(bench: &Bench) {
     let step = AdamW { lr: 1e-3, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, step: 3 };
     let sgd = Sgd { lr: 0.1, momentum: 0.9, weight_decay: 0.01, first: false };
     for gradient in FLOATS {
@@ -142,9 +132,7 @@ fn optimizer_steps() {
     }
 }
 
-#[test]
-fn norms_have_the_processors_bits() {
-    let Some(bench) = Bench::new("norms") else { return };
+pub(super) fn norms_have_the_processors_bits(bench: &Bench) {
     for dtype in FLOATS {
         for n in [1usize, 4096, 4097, 5 * 4096 + 17] {
             bench.compare(&format!("norm of {n} {dtype:?}"), 0.0, |device| {

@@ -3,7 +3,7 @@
 use phalanx_tensor::arguments::{Epilogue, Gelu, Layout, Weight};
 use phalanx_tensor::{DType, Device, Tensor};
 
-use crate::bench::{Bench, FLOATS, random, read, tolerance};
+use super::bench::{Bench, FLOATS, random, read, tolerance};
 
 /// Rows, inputs, outputs: less than a tile, rows that are not whole chunks of 16 bytes, several tiles.
 const SIZES: [[usize; 3]; 4] = [[5, 8, 16], [33, 37, 21], [70, 96, 72], [130, 40, 136]];
@@ -16,9 +16,7 @@ fn weight(device: &Device, dtype: DType, layout: Layout, [inner, out]: [usize; 2
     random(device, dtype, &dims, 2)
 }
 
-#[test]
-fn linear_with_epilogues() {
-    let Some(bench) = Bench::new("linear") else { return };
+pub(super) fn linear_with_epilogues(bench: &Bench) {
     for dtype in FLOATS {
         for [rows, inner, out] in SIZES {
             for layout in [Layout::InOut, Layout::OutIn] {
@@ -43,9 +41,7 @@ fn linear_with_epilogues() {
     }
 }
 
-#[test]
-fn gradients_of_linear() {
-    let Some(bench) = Bench::new("gradients of linear") else { return };
+pub(super) fn gradients_of_linear(bench: &Bench) {
     for dtype in FLOATS {
         for [rows, inner, out] in SIZES {
             for layout in [Layout::InOut, Layout::OutIn] {

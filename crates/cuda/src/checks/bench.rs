@@ -1,0 +1,186 @@
+//! Two devices side by side: the processor and the card.
+
+use std::cell::RefCell;
+use std::sync::Arc;
+
+use phalanx_random::SplitMix64;
+use phalanx_tensor::{Arena, Category, DType, Device, DeviceError, Immediate, Kernels, Memory, Tensor, View};
+
+use crate::driver::{Card, Context};
+use crate::error::Error;
+use crate::factory::{Options, unplanned_device};
+
+pub(super) const FLOATS: [DType; 3] = [DType::F32, DType::BF16, DType::F16];
+
+/// Bytes of the card's memory for tensors: on a card, more than its caches hold.
+const CARD_BYTES: u64 = 1 << 30;
+const EMULATOR_BYTES: u64 = 64 << 20;
+
+/// The processor and a card.
+pub struct Bench {
+    devices: [Device; 2],
+    context: Context,
+    cases: RefCell<Vec<Case>>,
+}
+
+/// One comparison.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Case {
+    /// Operation, types and sizes.
+    pub name: String,
+    /// The largest difference of a number, relative to the largest number of its result.
+    pub worst: f64,
+    /// The largest difference that is allowed; 0 for the same numbers.
+    pub tolerance: f64,
+    /// What is wrong, if something is.
+    pub fault: Option<String>,
+}
+
+/// The numbers of a tensor.
+pub(super) type Read = Result<Vec<f64>, DeviceError>;
+
+/// What a case leaves: a name and numbers.
+pub(super) type Results = Vec<(&'static str, Read)>;
+
+impl Bench {
+    /// A card with `options`, and the processor with `kernels`.
+    ///
+    /// # Errors
+    /// No driver, card or compiler.
+    pub fn new(options: &Options, kernels: Arc<dyn Kernels>) -> Result<Bench, Error> {
+        // A card without clocks is the emulator.
+        let memory_bytes = if Card::open(0)?.clocks.is_some() { CARD_BYTES } else { EMULATOR_BYTES };
+        let card = unplanned_device(options, memory_bytes, Arc::clone(&kernels))?;
+        let processor = Device::with_memories(
+            Arc::new(Immediate::new(kernels)),
+            Arena::heap(),
+            Arena::heap_of(Memory::Host),
+        );
+        let context = Context::new(Card::open(0)?, &Arc::default())?;
+        Ok(Bench { devices: [processor, card], context, cases: RefCell::default() })
+    }
+
+    /// Bytes of the card's memory that are free, and all.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn memory(&self) -> Result<[u64; 2], Error> {
+        self.context.memory().map(|(free, total)| [free, total])
+    }
+
+    /// The card.
+    pub fn card(&self) -> &Device {
+        &self.devices[1]
+    }
+
+    /// What was compared since the last call.
+    pub fn take_cases(&self) -> Vec<Case> {
+        self.cases.take()
+    }
+
+    /// Runs a case on both devices and compares what it leaves.
+    pub(super) fn compare(&self, name: &str, tolerance: f64, case: impl Fn(&Device) -> Results) {
+        let [expected, found] = [0, 1].map(|which| case(&self.devices[which]));
+        self.check(name, tolerance, expected, found);
+    }
+
+    /// Compares what two runs of a case have left.
+    pub(super) fn check(&self, name: &str, tolerance: f64, expected: Results, found: Results) {
+        let mut case = Case { name: name.to_string(), worst: 0.0, tolerance, fault: None };
+        for ((what, expected), (_, found)) in expected.into_iter().zip(found) {
+            match (expected, found) {
+                (Ok(expected), Ok(found)) => case.add(what, &expected, &found),
+                (Err(error), _) | (_, Err(error)) => {
+                    case.fault.get_or_insert(error.to_string());
+                }
+            }
+        }
+        self.cases.borrow_mut().push(case);
+    }
+}
+
+impl Case {
+    fn add(&mut self, what: &str, expected: &[f64], found: &[f64]) {
+        if expected.len() != found.len() {
+            self.fault.get_or_insert(format!("{what} has {} numbers, not {}", found.len(), expected.len()));
+        }
+        let largest = expected.iter().fold(1e-30, |largest: f64, x| largest.max(x.abs()));
+        for (i, (expected, found)) in expected.iter().zip(found).enumerate() {
+            if expected == found || (expected.is_nan() && found.is_nan()) {
+                continue;
+            }
+            let apart = (expected - found).abs() / largest;
+            // A difference that is no number is the largest.
+            self.worst = if apart.is_nan() { f64::INFINITY } else { self.worst.max(apart) };
+            if apart.is_nan() || apart > self.tolerance {
+                let text = || format!("{what}[{i}] is {found}, not {expected} (of at most {largest})");
+                self.fault.get_or_insert_with(text);
+            }
+        }
+    }
+}
+
+/// Random numbers in [-1, 1).
+pub(super) fn numbers(seed: u64, n: usize) -> Vec<f32> {
+    let mut random = SplitMix64::new(seed);
+    (0..n).map(|_| random.next_fraction() as f32 * 2.0 - 1.0).collect()
+}
+
+/// A tensor with these numbers, rounded.
+pub fn tensor(device: &Device, dtype: DType, dims: &[usize], numbers: &[f32]) -> Tensor {
+    let mut tensor = device.alloc(dtype, dims, Category::Workspace, "check");
+    let to = tensor.view_mut();
+    match dtype {
+        DType::F32 => device.upload(numbers, to),
+        DType::F64 => device.upload(&numbers.iter().map(|x| f64::from(*x)).collect::<Vec<_>>(), to),
+        DType::BF16 => {
+            device.upload(&numbers.iter().map(|x| half::bf16::from_f32(*x)).collect::<Vec<_>>(), to)
+        }
+        DType::F16 => device.upload(&numbers.iter().map(|x| half::f16::from_f32(*x)).collect::<Vec<_>>(), to),
+        DType::U32 => device.upload(&numbers.iter().map(|x| *x as u32).collect::<Vec<_>>(), to),
+    }
+    tensor
+}
+
+/// A tensor of random numbers.
+pub fn random(device: &Device, dtype: DType, dims: &[usize], seed: u64) -> Tensor {
+    tensor(device, dtype, dims, &numbers(seed, dims.iter().product()))
+}
+
+/// A tensor of 32-bit ids.
+pub fn ids(device: &Device, ids: &[u32]) -> Tensor {
+    let mut tensor = device.alloc(DType::U32, [ids.len()], Category::Workspace, "ids");
+    device.upload(ids, tensor.view_mut());
+    tensor
+}
+
+/// The numbers of a tensor.
+///
+/// # Errors
+/// The device's failure.
+pub fn read(device: &Device, from: View) -> Read {
+    let n = from.elements();
+    macro_rules! read {
+        ($zero:expr, $wide:expr) => {{
+            let mut to = vec![$zero; n];
+            device.download(from, &mut to)?;
+            Ok(to.into_iter().map($wide).collect())
+        }};
+    }
+    match from.dtype() {
+        DType::F32 => read!(0f32, f64::from),
+        DType::F64 => read!(0f64, f64::from),
+        DType::BF16 => read!(half::bf16::ZERO, half::bf16::to_f64),
+        DType::F16 => read!(half::f16::ZERO, half::f16::to_f64),
+        DType::U32 => read!(0u32, f64::from),
+    }
+}
+
+/// The tolerance of a result of this type: long sums in another order in f32, two roundings in the others.
+pub(super) fn tolerance(dtype: DType) -> f64 {
+    match dtype {
+        DType::BF16 => 2f64.powi(-7),
+        DType::F16 => 2f64.powi(-10),
+        _ => 1e-5,
+    }
+}

@@ -1,0 +1,45 @@
+//! Every operation of the contract on a card, compared with the processor's: the one list, which tests and `phalanx doctor` run.
+
+mod attention;
+pub mod bench;
+mod elementwise;
+mod products;
+pub mod rates;
+mod rows;
+
+pub use bench::{Bench, Case};
+
+/// One group of comparisons.
+pub struct Group {
+    /// The operations that it compares.
+    pub name: &'static str,
+    run: fn(&Bench),
+}
+
+impl Group {
+    /// Runs it.
+    pub fn run(&self, bench: &Bench) -> Vec<Case> {
+        (self.run)(bench);
+        bench.take_cases()
+    }
+}
+
+/// All groups.
+pub const GROUPS: [Group; 13] = [
+    Group { name: "convert, add", run: elementwise::conversions_and_sums },
+    Group { name: "fill, copy, scaled", run: elementwise::fill_copy_and_f64 },
+    Group { name: "gelu and its gradient", run: elementwise::gelu_forward_and_backward },
+    Group { name: "dropout", run: elementwise::dropout_drops_the_processors_elements },
+    Group { name: "adamw, sgd", run: elementwise::optimizer_steps },
+    Group { name: "norm, sums", run: elementwise::norms_have_the_processors_bits },
+    Group { name: "linear with epilogues", run: products::linear_with_epilogues },
+    Group { name: "gradients of linear", run: products::gradients_of_linear },
+    Group { name: "layer norm and its gradients", run: rows::layer_norm_and_its_gradients },
+    Group { name: "embeddings and their gradients", run: rows::embeddings_and_their_gradients },
+    Group { name: "cross entropy of a vocabulary", run: rows::cross_entropy_of_a_vocabulary_in_parts },
+    Group { name: "attention and its gradient", run: attention::attention_and_its_gradient },
+    Group {
+        name: "attention over a cache",
+        run: attention::cached_attention_has_the_bits_of_the_whole_sequence,
+    },
+];

@@ -1,0 +1,78 @@
+//! What a machine has for this device: a driver, cards, and the compiler of kernels.
+
+use std::fmt;
+
+use crate::blas;
+use crate::compiler::Compiler;
+use crate::driver::{Card, usable_cards, version};
+use crate::error::Error;
+use crate::factory::Options;
+
+/// A driver with cards that can be used, and a compiler.
+#[derive(Clone, Debug)]
+pub struct Found {
+    /// The driver's version, as it gives it: 12040 for CUDA 12.4.
+    pub driver: i32,
+    /// The cards that are new enough, by their numbers.
+    pub cards: Vec<Card>,
+    /// NVRTC's version.
+    pub nvrtc: (i32, i32),
+    /// The version of cuBLASLt, as it gives it, if there is one: 120800 for CUDA 12.8.
+    pub cublas: Option<usize>,
+}
+
+impl Found {
+    /// Looks for all of it.
+    ///
+    /// # Errors
+    /// What is missing or too old, with the package or setting that helps.
+    pub fn look(options: &Options) -> Result<Found, Error> {
+        let cards = usable_cards()?;
+        let nvrtc = Compiler::load(options.nvrtc.as_deref())?.version();
+        let cublas = if options.library_products { blas::version(options.cublas.as_deref()) } else { None };
+        Ok(Found { driver: version()?, cards, nvrtc, cublas })
+    }
+
+    /// The card of a rank: ranks share cards where there are more ranks than cards.
+    pub fn card_of(&self, rank: usize) -> &Card {
+        &self.cards[rank % self.cards.len()]
+    }
+
+    /// Ranks on the card that has most of `ranks`.
+    pub fn ranks_per_card(&self, ranks: usize) -> usize {
+        ranks.div_ceil(self.cards.len()).max(1)
+    }
+
+    /// Bytes of the card that each of `ranks` may take at most.
+    pub fn share_bytes(&self, ranks: usize) -> u64 {
+        let smallest = self.cards.iter().map(|card| card.memory_bytes).min().unwrap_or(0);
+        smallest / self.ranks_per_card(ranks) as u64
+    }
+}
+
+impl fmt::Display for Found {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Found { driver, cards, nvrtc, cublas } = self;
+        let first = &cards[0];
+        let count =
+            if cards.len() == 1 { String::new() } else { format!("{} cards, the first ", cards.len()) };
+        write!(
+            f,
+            "{count}{} (compute capability {}.{}, {:.1} GiB), driver of CUDA {}.{}, NVRTC {}.{}",
+            first.name,
+            first.capability.0,
+            first.capability.1,
+            first.memory_bytes as f64 / f64::from(1 << 30),
+            driver / 1000,
+            driver % 1000 / 10,
+            nvrtc.0,
+            nvrtc.1
+        )?;
+        match cublas {
+            Some(version) => {
+                write!(f, ", products by cuBLASLt {}.{}", version / 10_000, version % 10_000 / 100)
+            }
+            None => f.write_str(", products by its own kernels (no cuBLASLt)"),
+        }
+    }
+}

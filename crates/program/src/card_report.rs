@@ -1,0 +1,194 @@
+//! What `phalanx doctor` says of NVIDIA GPUs: driver, cards and libraries; with `--kernels` whether their kernels compute what the
+//! processor's do, and how fast.
+
+use anyhow::{Result, anyhow};
+use phalanx_cuda::checks::rates::{self, Rate, Sizes, Work};
+use phalanx_cuda::checks::{Bench, Case, GROUPS};
+use phalanx_cuda::{CONTEXT_BYTES, Error, Limits, libraries};
+use serde_json::{Value, json};
+
+use crate::cards;
+use crate::environment::{self, Environment};
+use crate::report::{Table, bytes, plural};
+
+/// Driver, cards and libraries, for people.
+pub fn to_text() -> String {
+    let cards = match phalanx_cuda::usable_cards() {
+        // Most machines have none, and need none.
+        Err(Error::NoDriver) => {
+            return "GPUs              none: there is no CUDA driver (libcuda.so)\n".to_string();
+        }
+        Err(error) => return format!("GPUs              none that can be used: {error}\n"),
+        Ok(cards) => cards,
+    };
+    let mut text = String::new();
+    for card in &cards {
+        let limits =
+            card.limits().map_or("its clocks are unknown".to_string(), |limits| limits_text(&limits));
+        let (major, minor) = card.capability;
+        let (index, name, memory) = (card.index, &card.name, bytes(card.memory_bytes));
+        text.push_str(&format!(
+            "GPU {index}             {name}, compute capability {major}.{minor}, {memory}; {limits}\n"
+        ));
+    }
+    for library in libraries(&environment::cuda_options(None)) {
+        let (name, purpose, package) = (library.name, library.purpose, library.package);
+        match library.found {
+            Some(found) => text.push_str(&format!("{name:<17} {found} ({purpose})\n")),
+            None => text.push_str(&format!("{name:<17} missing ({purpose}): {package}\n")),
+        }
+    }
+    match cards::look() {
+        Ok(found) => text.push_str(&format!("device.kind       \"auto\" is \"cuda\": {found}\n")),
+        Err(error) => text.push_str(&format!("device.kind       \"auto\" is \"cpu\": {error}\n")),
+    }
+    text
+}
+
+/// The published limits of a card's architecture at its highest clocks.
+fn limits_text(limits: &Limits) -> String {
+    format!(
+        "by published figures at most {:.0} TFLOPS in bf16, {:.1} in f32, {:.0} GB/s",
+        limits.half_flops_per_s / 1e12,
+        limits.f32_flops_per_s / 1e12,
+        limits.memory_bytes_per_s / 1e9
+    )
+}
+
+/// Driver, cards and libraries, for scripts.
+pub fn to_json() -> Value {
+    let card = |card: &phalanx_cuda::Card| {
+        let limits = card.limits();
+        json!({
+            "index": card.index, "name": card.name, "capability": [card.capability.0, card.capability.1],
+            "memory_bytes": card.memory_bytes, "multiprocessors": card.multiprocessors,
+            "limits_published": limits.map(|limits| json!({
+                "bf16_flops_per_s": limits.half_flops_per_s, "f32_flops_per_s": limits.f32_flops_per_s,
+                "memory_bytes_per_s": limits.memory_bytes_per_s,
+            })),
+        })
+    };
+    let (cards, error) = match phalanx_cuda::usable_cards() {
+        Ok(cards) => (cards, None),
+        Err(error) => (Vec::new(), Some(error.to_string())),
+    };
+    let library =
+        |library: &phalanx_cuda::LibraryState| json!({ "name": library.name, "found": library.found });
+    let libraries = libraries(&environment::cuda_options(None));
+    json!({
+        "cards": cards.iter().map(card).collect::<Vec<_>>(), "error": error,
+        "libraries": libraries.iter().map(library).collect::<Vec<_>>(),
+        "usable": cards::look().is_ok(),
+    })
+}
+
+/// What `doctor --kernels` has found.
+pub struct Kernels {
+    groups: Vec<(&'static str, Vec<Case>)>,
+    rates: Vec<Rate>,
+    limits: Option<Limits>,
+    /// Bytes of the card that are in use, with the context of this process and what it has taken.
+    used_bytes: u64,
+}
+
+impl Kernels {
+    /// Compares every kernel of the first card with the processor's, and measures.
+    ///
+    /// # Errors
+    /// No usable card, or a card that fails.
+    pub fn check(environment: Environment) -> Result<Kernels> {
+        let cards = phalanx_cuda::usable_cards()?;
+        let limits = cards[0].limits();
+        let kernels = environment.cpu(crate::machine::cores(), None)?;
+        let bench = Bench::new(&environment::cuda_options(None), kernels)?;
+        let groups: Vec<_> = GROUPS.iter().map(|group| (group.name, group.run(&bench))).collect();
+        // A card without clocks is the emulator.
+        let sizes = if limits.is_some() { Sizes::CARD } else { Sizes::EMULATOR };
+        let failed = groups.iter().flat_map(|(_, cases)| cases).any(|case| case.fault.is_some());
+        let rates = if failed { Vec::new() } else { rates::measure(&bench, sizes)? };
+        let [free, total] = bench.memory()?;
+        Ok(Kernels { groups, rates, limits, used_bytes: total - free })
+    }
+
+    fn faults(&self) -> Vec<String> {
+        let cases = self.groups.iter().flat_map(|(group, cases)| cases.iter().map(move |case| (group, case)));
+        cases
+            .filter_map(|(group, case)| Some(format!("{group}: {}: {}", case.name, case.fault.as_ref()?)))
+            .collect()
+    }
+
+    /// For people.
+    pub fn to_text(&self) -> String {
+        let mut table = Table::new(&["kernels", "comparisons", "largest difference", ""]);
+        for (name, cases) in &self.groups {
+            // Of what is allowed, where anything is.
+            let worst =
+                cases.iter().filter(|case| case.tolerance > 0.0).map(|case| case.worst / case.tolerance);
+            let worst = worst.fold(None, |worst: Option<f64>, share| Some(worst.unwrap_or(0.0).max(share)));
+            let allowed = worst
+                .map_or("same numbers".to_string(), |share| format!("{:.0}% of the allowed", 100.0 * share));
+            let failed = cases.iter().filter(|case| case.fault.is_some()).count();
+            let verdict = if failed == 0 { "ok".to_string() } else { format!("{failed} FAILED") };
+            table.row([name.to_string(), cases.len().to_string(), allowed, verdict]);
+        }
+        let mut text = format!("{table}");
+        for fault in self.faults().iter().take(10) {
+            text.push_str(&format!("  {fault}\n"));
+        }
+        if !self.rates.is_empty() {
+            text.push_str(&format!("\n{}", self.rates_text()));
+        }
+        let used = bytes(self.used_bytes);
+        text.push_str(&format!(
+            "card memory in use with this process's context: {used} (the plan allows about {} for a context)\n",
+            bytes(CONTEXT_BYTES)
+        ));
+        text
+    }
+
+    fn rates_text(&self) -> Table {
+        let last = if self.limits.is_some() {
+            "of the published limit"
+        } else {
+            "no limit is known: an emulator's rates mean nothing"
+        };
+        let mut table = Table::new(&["rate", "time", "per second", last]);
+        for rate in &self.rates {
+            let per_s = match rate.work {
+                Work::Flops(..) => format!("{:.2} TFLOPS", rate.per_s() / 1e12),
+                Work::Bytes(_) => format!("{:.1} GB/s", rate.per_s() / 1e9),
+            };
+            let share =
+                self.limits.map_or(String::new(), |limits| format!("{:.0}%", 100.0 * rate.share(&limits)));
+            table.row([rate.name.clone(), format!("{:.1} us", 1e6 * rate.seconds), per_s, share]);
+        }
+        table
+    }
+
+    /// For scripts.
+    pub fn to_json(&self) -> Value {
+        let rate = |rate: &Rate| {
+            let share = self.limits.map(|limits| rate.share(&limits));
+            json!({ "name": rate.name, "seconds": rate.seconds, "per_s": rate.per_s(), "share_of_published_limit": share })
+        };
+        let group = |(name, cases): &(&str, Vec<Case>)| json!({ "name": name, "comparisons": cases.len() });
+        json!({
+            "groups": self.groups.iter().map(group).collect::<Vec<_>>(), "faults": self.faults(),
+            "rates": self.rates.iter().map(rate).collect::<Vec<_>>(), "used_bytes": self.used_bytes,
+        })
+    }
+
+    /// The error of kernels that differ.
+    ///
+    /// # Errors
+    /// Where some do.
+    pub fn verdict(&self) -> Result<()> {
+        match self.faults().len() {
+            0 => Ok(()),
+            count => Err(anyhow!(
+                "{} of kernels differ from the processor's: please report it with this output",
+                plural(count, "result")
+            )),
+        }
+    }
+}

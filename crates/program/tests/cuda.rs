@@ -1,0 +1,180 @@
+//! Runs on cards: losses near those of the processor, memories as planned, ranks that share a card; and what is said where there is
+//! no card, driver or compiler.
+//!
+//! Cards are those of the emulator of the driver (`cargo xtask cuda-emulator`); without it, the tests that need it say so and check
+//! nothing.
+#![allow(clippy::print_stderr, reason = "a test that checks nothing says so")]
+
+mod rig;
+
+use std::process::Command;
+
+use rig::{Ended, Home, assert_as_planned};
+
+const CARD: [&str; 2] = ["--set", "device.kind=cuda"];
+const TINY: [&str; 10] = [
+    "--set",
+    "model.layers=1",
+    "--set",
+    "model.hidden=16",
+    "--set",
+    "train.steps=3",
+    "--set",
+    "batch.global=4",
+    "--set",
+    "train.eval_samples=4",
+];
+
+/// Whether the driver that the dynamic loader finds is the emulator, with a compiler.
+fn has_emulator(test: &str) -> bool {
+    let cards = phalanx_cuda::usable_cards();
+    let emulated = cards.is_ok_and(|cards| cards[0].name == "Phalanx CUDA emulator");
+    let usable = emulated && std::env::var_os("PHALANX_NVRTC").is_some();
+    if !usable {
+        eprintln!(
+            "{test}: skipped, because there is no emulator of the driver (`cargo xtask cuda-emulator` runs it with one)"
+        );
+    }
+    usable
+}
+
+/// The program on the emulator; compiled kernels are kept in the target folder.
+fn on_emulator(home: &Home, args: &[&str]) -> Command {
+    let mut command = home.command(args);
+    command.env("XDG_CACHE_HOME", env!("CARGO_TARGET_TMPDIR"));
+    command
+}
+
+fn run(home: &Home, args: &[&str], variable: (&str, &str)) -> Ended {
+    on_emulator(home, args).env(variable.0, variable.1).output().unwrap().into()
+}
+
+#[test]
+fn losses_are_near_the_processors_and_every_memory_is_as_planned() {
+    if !has_emulator("training") {
+        return;
+    }
+    let home = Home::new();
+    let seed = ("PHALANX_EMULATOR_SEED", "3");
+    for (layout, tolerance) in [
+        (&["--nproc", "1"][..], 2e-6),
+        (&["--nproc", "2", "--set", "parallel.zero=2", "--set", "precision.compute=bf16"], 16.0 / 512.0),
+    ] {
+        let name = |device: &str| format!("{device}-{}", layout[1]);
+        let (cpu, card) = (name("cpu"), name("cuda"));
+        let train = |name: &str, device: &[&str]| {
+            let args = [&["train", "small.toml", "--run", name], &TINY[..], layout, device].concat();
+            run(&home, &args, seed).ok()
+        };
+        train(&cpu, &["--set", "device.kind=cpu"]);
+        let ended = train(&card, &["--set", "device.kind=auto"]);
+        assert!(ended.stderr.contains("computing on Phalanx CUDA emulator"), "{}", ended.stderr);
+        let shared = ended.stderr.contains("up to 2 ranks on a card");
+        assert_eq!(shared, layout[1] == "2", "{}", ended.stderr);
+        let config = String::from_utf8(home.read(&format!("{card}/config.toml"))).unwrap();
+        assert!(config.contains("kind = \"cuda\""), "a resumed run computes on the same device: {config}");
+        let (expected, found) = (home.losses(&cpu), home.losses(&card));
+        assert_eq!(expected.len(), found.len());
+        let losses = |of: &[(u64, String, String)]| -> Vec<f64> {
+            of.iter().map(|(_, loss, _)| loss.parse().unwrap()).collect()
+        };
+        for (expected, found) in losses(&expected).into_iter().zip(losses(&found)) {
+            assert!((expected - found).abs() < tolerance, "{layout:?}: {found} for {expected}");
+        }
+        let (plan, memory) =
+            (home.json(&format!("{card}/plan.json")), home.json(&format!("{card}/memory.json")));
+        assert_as_planned(&plan, &memory);
+        assert_eq!(plan["ranks"][0]["host"], memory["ranks"][0]["host"], "host memory");
+        assert_eq!(plan["beside_plan"]["scratch_bytes"], 64 << 20);
+    }
+}
+
+#[test]
+fn what_is_missing_is_named_with_what_helps() {
+    if !has_emulator("what is missing") {
+        return;
+    }
+    let home = Home::new();
+    let train = [&["train", "small.toml", "--run", "refused", "--nproc", "1"], &TINY[..]].concat();
+    let cases: [(&str, &str, &[&str]); 6] = [
+        (
+            "PHALANX_EMULATOR_DRIVER",
+            "11080",
+            &["driver is of CUDA 11.8", "12.0 or newer", "update NVIDIA's driver"],
+        ),
+        ("PHALANX_EMULATOR_CARDS", "0", &["the driver finds 0", "CUDA_VISIBLE_DEVICES"]),
+        ("PHALANX_EMULATOR_CAPABILITY", "75", &["compute capability 7.5", "8.0 or newer"]),
+        (
+            "PHALANX_NVRTC",
+            "/nonexistent",
+            &["no NVRTC", "pip install nvidia-cuda-nvrtc", "/nonexistent/libnvrtc.so"],
+        ),
+        ("PHALANX_EMULATOR_MEMORY_MB", "128", &["needs", "its share of the card", "128.0 MiB"]),
+        (
+            "PHALANX_EMULATOR_LOST_AT",
+            "150",
+            &["failed on the cuda device", "CUDA_ERROR_ECC_UNCORRECTABLE", "nvidia-smi"],
+        ),
+    ];
+    for (name, value, words) in cases {
+        run(&home, &[&train[..], &CARD].concat(), (name, value)).refused(words);
+        let found = !matches!(name, "PHALANX_EMULATOR_MEMORY_MB" | "PHALANX_EMULATOR_LOST_AT");
+        if found {
+            // Without a card to use, the run is one of the processor, and says why.
+            let dir = format!("auto-{name}");
+            let auto = [&["train", "small.toml", "--run", &dir, "--nproc", "1"], &TINY[..]].concat();
+            let ended = run(&home, &auto, (name, value)).ok();
+            let line = ended.stderr.lines().find(|line| line.contains("computing on the processor"));
+            assert!(
+                line.is_some_and(|line| words.iter().all(|word| line.contains(word))),
+                "{}",
+                ended.stderr
+            );
+        }
+    }
+    let limited = [&train[..], &CARD, &["--set", "device.memory_mb=500"]].concat();
+    run(&home, &limited, ("PHALANX_EMULATOR_SEED", "0")).refused(&["device.memory_mb", "524288000"]);
+}
+
+#[test]
+fn without_a_driver_cuda_is_refused_and_auto_is_the_processor() {
+    if phalanx_cuda::driver::load().is_ok() {
+        return eprintln!("without a driver: skipped, because there is one");
+    }
+    let home = Home::new();
+    let train = [&["train", "small.toml", "--run", "auto", "--nproc", "1"], &TINY[..]].concat();
+    home.run(&[&train[..], &CARD].concat()).refused(&["no CUDA driver", "libcuda.so", "device.kind=cpu"]);
+    let ended = home.run(&train).ok();
+    assert!(ended.stderr.contains("computing on the processor (device.kind = \"auto\")"), "{}", ended.stderr);
+    let limited = [&["train", "small.toml", "--run", "limited", "--nproc", "1"], &TINY[..]].concat();
+    home.run(&[&limited[..], &["--set", "device.memory_mb=100"]].concat())
+        .refused(&["device.memory_mb = 100", "driver"]);
+    // A plan needs no card.
+    let plan = ["plan", "small.toml", "--device-memory", "80GiB", "--set", "device.kind=cuda"];
+    let planned = home.run(&plan).ok();
+    for words in ["an NVIDIA GPU", "scratch of kernels", "driver, about", "fits"] {
+        assert!(planned.stdout.contains(words), "no {words:?} in: {}", planned.stdout);
+    }
+}
+
+#[test]
+fn the_doctor_checks_every_kernel() {
+    let home = Home::new();
+    if !has_emulator("doctor") {
+        home.run(&["doctor", "--kernels"]).refused(&["no CUDA driver"]);
+        return;
+    }
+    let ended = on_emulator(&home, &["doctor", "--kernels"]).output().unwrap();
+    let said = Ended::from(ended).ok().stdout;
+    for words in [
+        "GPU 0",
+        "NVRTC",
+        "\"auto\" is \"cuda\"",
+        "attention and its gradient",
+        "same numbers",
+        "rates mean nothing",
+    ] {
+        assert!(said.contains(words), "no {words:?} in: {said}");
+    }
+    assert!(!said.contains("FAILED"), "{said}");
+}

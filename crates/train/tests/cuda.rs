@@ -1,0 +1,214 @@
+//! Training on a card, or on the emulator of its driver: losses as on the processor, the same bits for every ZeRO stage and every
+//! placement, meshes, checkpoints between the two devices, and no allocation within a step.
+//!
+//! Needs a driver (`libcuda.so`, which may be the emulator's) and NVRTC in the folder `PHALANX_NVRTC`; without them the tests say so
+//! and check nothing. `PHALANX_TEST_DEVICE=cuda` runs the other tests of this folder on cards, which takes an emulator longer.
+#![allow(clippy::print_stderr, reason = "a test that checks nothing says so")]
+
+mod rig;
+
+use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use phalanx_cuda::compiler::Compiler;
+use phalanx_models::Gpt2;
+use phalanx_train::config::{Checkpointing, Chunk, Float, Placement, Tier, UpdateOn};
+use phalanx_train::{RunConfig, RunPlan, on_threads};
+use rig::{Checkpoints, Ran, Steps, assert_same_state, devices, pairs, same_bits};
+
+/// The process has one driver, which a failure makes unusable: tests take turns.
+static TURN: Mutex<()> = Mutex::new(());
+
+/// None, with a line that says why, where there is no driver or no compiler.
+fn turn(test: &str) -> Option<MutexGuard<'static, ()>> {
+    let nvrtc = std::env::var_os("PHALANX_NVRTC");
+    let usable = phalanx_cuda::driver::load().and_then(|()| Compiler::load(nvrtc.as_deref().map(Path::new)));
+    match usable {
+        Ok(_) => Some(TURN.lock().unwrap_or_else(PoisonError::into_inner)),
+        Err(error) => {
+            eprintln!("{test}: skipped: {error}");
+            None
+        }
+    }
+}
+
+/// The golden model, on 4 sequences of 8 tokens a step.
+fn small(compute: Float) -> (Gpt2, RunConfig, Steps) {
+    let (model, mut config) = rig::golden_config();
+    (config.model.seq, config.batch.global) = (8, 4);
+    config.precision.compute = compute;
+    // No step is skipped.
+    config.precision.initial_scale_power = 10;
+    let short = |step: &Vec<Vec<u32>>| step[..4].iter().map(|tokens| tokens[..9].to_vec()).collect();
+    (model, config, rig::golden_steps()[..3].iter().map(short).collect())
+}
+
+fn on_cards(model: &Gpt2, config: &RunConfig, steps: &Steps) -> Ran {
+    let ran = devices::on_cards(|| rig::run(model, config, steps));
+    assert_eq!(ran.peaks, ran.planned, "peak == plan");
+    ran
+}
+
+#[track_caller]
+fn check_same(what: &str, a: &Ran, b: &Ran) {
+    assert!(same_bits(&a.losses, &b.losses), "{what}: losses {:?} and {:?}", a.losses, b.losses);
+    assert!(same_bits(&a.grad_norms, &b.grad_norms), "{what}: norms");
+    assert_same_state(what, &a.state, &b.state);
+}
+
+/// As `goldens.rs` has it for f32 and for runs that compute in 16 bits: losses near 4, in another order of sums.
+fn tolerance(compute: Float) -> f32 {
+    match compute {
+        Float::F32 => 2e-6,
+        Float::Bf16 => 16.0 / 512.0,
+        Float::F16 => 16.0 / 4096.0,
+    }
+}
+
+#[track_caller]
+fn check_near(what: &str, found: &Ran, expected: &Ran, tolerance: f32) {
+    for (i, (found, expected)) in pairs(&found.losses, &expected.losses).enumerate() {
+        assert!((found - expected).abs() < tolerance, "{what}: loss {i}: {found} for {expected}");
+    }
+}
+
+#[test]
+fn losses_are_the_processors_and_zero_stages_have_the_same_bits() {
+    let Some(_turn) = turn("losses and ZeRO stages") else { return };
+    for compute in [Float::F32, Float::Bf16, Float::F16] {
+        let (model, mut config, steps) = small(compute);
+        (config.parallel.data, config.batch.micro) = (Some(2), Some(1));
+        let expected = rig::run(&model, &config, &steps);
+        let first = on_cards(&model, &config, &steps);
+        check_near(&format!("{compute:?}"), &first, &expected, tolerance(compute));
+        for zero in 1..=3 {
+            config.parallel.zero = zero;
+            config.memory.chunk = Chunk::Mebibytes(0.02);
+            let ran = on_cards(&model, &config, &steps);
+            check_same(&format!("{compute:?}, stage {zero}"), &first, &ran);
+        }
+    }
+}
+
+#[test]
+fn meshes_of_two_and_four_ranks_follow_one_rank() {
+    let Some(_turn) = turn("meshes") else { return };
+    let (model, mut config, steps) = small(Float::F32);
+    config.batch.micro = Some(1);
+    let one = rig::run(&model, &config, &steps);
+    for [pipeline, data, tensor] in [[1, 1, 2], [2, 1, 1], [2, 1, 2], [1, 2, 2], [2, 2, 1]] {
+        let mut config = config.clone();
+        let parallel = &mut config.parallel;
+        (parallel.pipeline, parallel.data, parallel.tensor) = (pipeline, Some(data), tensor);
+        (parallel.zero, parallel.sequence_parallel) = (2, tensor > 1);
+        let what = format!("{pipeline} x {data} x {tensor}");
+        check_near(&what, &on_cards(&model, &config, &steps), &one, tolerance(Float::F32));
+    }
+}
+
+/// A change of a configuration that changes no bit.
+type Change = fn(&mut RunConfig);
+
+const PLACEMENTS: [(&str, Change); 6] = [
+    ("optimizer states in host memory", |c| c.memory.optimizer = Tier::Host),
+    ("everything in host memory", |c| (c.parallel.zero, c.memory.placement) = (3, Some(Placement::Host))),
+    ("everything on disk", |c| {
+        (c.parallel.zero, c.memory.placement) = (3, Some(Placement::Nvme));
+        c.memory.nvme_path = Some(std::env::temp_dir().as_path().into());
+    }),
+    ("the host's processor updates", |c| {
+        (c.memory.optimizer, c.memory.gradients) = (Tier::Host, Tier::Host);
+        c.memory.update = UpdateOn::Host;
+    }),
+    ("blocks computed again", |c| c.memory.checkpointing = Checkpointing::Every(1)),
+    ("block inputs in host memory", |c| c.memory.activations = Tier::Host),
+];
+
+#[test]
+fn where_things_lie_changes_no_bit() {
+    let Some(_turn) = turn("placements") else { return };
+    for (ranks, compute) in [(1, Float::F32), (2, Float::Bf16)] {
+        let (model, mut config, steps) = small(compute);
+        config.parallel.data = Some(ranks);
+        config.memory.chunk = Chunk::Mebibytes(0.02);
+        let expected = on_cards(&model, &config, &steps);
+        for (what, change) in PLACEMENTS {
+            let mut config = config.clone();
+            change(&mut config);
+            check_same(&format!("{what}, {compute:?}"), &expected, &on_cards(&model, &config, &steps));
+        }
+        let whole = devices::on_cards(|| RunPlan::new(rig::spec(&model, &config))).unwrap();
+        config.memory.placement = Some(Placement::Auto);
+        let budget = whole.arena_bytes_max() * 3 / 4;
+        config.memory.device_budget_mb = Some(budget as f64 / f64::from(1 << 20));
+        config.memory.host_budget_mb = Some(64.0);
+        let ran = on_cards(&model, &config, &steps);
+        assert!(ran.peaks.iter().all(|peak| peak.bytes <= budget), "{:?} of {budget}", ran.peaks);
+        check_same(&format!("auto, {compute:?}"), &expected, &ran);
+    }
+}
+
+/// The order in which streams run is the driver's; the emulator's has a seed, and `cargo xtask cuda-emulator` tries several.
+#[test]
+fn the_order_of_streams_changes_no_bit() {
+    let Some(_turn) = turn("order of streams") else { return };
+    let (model, mut config, steps) = small(Float::Bf16);
+    (config.parallel.data, config.batch.micro) = (Some(2), Some(1));
+    let expected = on_cards(&model, &config, &steps);
+    (config.parallel.zero, config.memory.placement) = (3, Some(Placement::Host));
+    (config.memory.activations, config.memory.chunk) = (Tier::Host, Chunk::Mebibytes(0.02));
+    check_same("in host memory, stage 3", &expected, &on_cards(&model, &config, &steps));
+}
+
+#[test]
+fn checkpoints_go_from_the_processor_to_cards_and_back() {
+    let Some(_turn) = turn("checkpoints") else { return };
+    let (model, mut config, steps) = small(Float::Bf16);
+    (config.parallel.data, config.parallel.zero) = (Some(2), 2);
+    let folder = tempfile::tempdir().unwrap();
+    let (before, after) = steps.split_at(2);
+    let run = |on_card: bool, steps: &[Vec<Vec<u32>>], checkpoints: &Checkpoints| {
+        let run = || rig::run_between(&model, &config, steps, checkpoints);
+        if on_card { devices::on_cards(run) } else { run() }
+    };
+    for from_card in [false, true] {
+        let whole = run(from_card, &steps, &Checkpoints::default());
+        let dir = folder.path().join(format!("from-{from_card}"));
+        run(from_card, before, &Checkpoints { save: Some(dir.clone()), ..Default::default() });
+        let restore = Checkpoints { restore: Some(dir.join("step-2")), ..Default::default() };
+        let there = run(from_card, after, &restore);
+        assert_same_state("resumed where it was saved", &whole.state, &there.state);
+        let elsewhere = run(!from_card, after, &restore);
+        check_near("resumed on the other device", &elsewhere, &there, tolerance(Float::Bf16));
+    }
+}
+
+#[test]
+fn a_step_asks_the_driver_for_nothing() {
+    let Some(_turn) = turn("no allocation in a step") else { return };
+    let (model, mut config, _) = small(Float::Bf16);
+    (config.parallel.data, config.parallel.zero) = (Some(2), 2);
+    (config.memory.optimizer, config.batch.micro) = (Tier::Host, Some(1));
+    let factory = devices::cuda();
+    let plan = RunPlan::new(devices::on(&factory, rig::spec(&model, &config))).unwrap();
+    let made = || [factory.made().allocations(), factory.made().objects()];
+    let counts = on_threads(&factory, &plan, |rank| {
+        rank.initialise(1).unwrap();
+        let batch = phalanx_train::rank::Batch::with_rows(2, 8);
+        // The first steps load kernels and make as many events as are in use at once.
+        for step in 1..=3 {
+            rank.step(step, &batch, false).unwrap();
+        }
+        let before = made();
+        for step in 4..=6 {
+            rank.step(step, &batch, false).unwrap();
+        }
+        (before, made())
+    });
+    let counts = counts.unwrap();
+    // Ranks are apart by less than a step, so that the last to begin counts what all have done.
+    let (before, after) = counts.iter().max_by_key(|(before, _)| before[1]).unwrap();
+    assert!(before[0] > 0 && before[1] > 0, "{before:?}");
+    assert_eq!(before[0], after[0], "allocations");
+    assert_eq!(before[1], after[1], "modules, streams and events");
+}

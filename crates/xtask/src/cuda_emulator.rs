@@ -1,0 +1,91 @@
+//! `cargo xtask cuda-emulator`: runs the operations of the CUDA device and small training runs on the emulator of the driver. No
+//! GPU is needed.
+
+use std::env;
+use std::io::{Error, Result};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+use crate::cuda_kernels::{self, Arguments};
+
+/// The file that the emulator is built as, and the names by which the dynamic loader looks for a driver and for cuBLASLt.
+const BUILT: &str = "libphalanx_cuda_emulator.so";
+const NAMES: [&str; 2] = ["libcuda.so", "libcublasLt.so"];
+
+/// Test files: every operation beside the processor's, and training.
+const TESTS: [&str; 2] = ["operations", "cuda"];
+
+/// The test that runs with several orders of streams.
+const ORDERS: &str = "the_order_of_streams_changes_no_bit";
+
+/// Builds the emulator and runs the tests, and then one of them with further orders of streams.
+pub fn run(args: &[&str]) -> ExitCode {
+    let usage = "usage: cargo xtask cuda-emulator [--nvrtc FOLDER] [--or-skip] [--seeds N]";
+    let (mut seeds, mut rest) = (1, Vec::new());
+    let mut args = args.iter();
+    while let Some(arg) = args.next() {
+        match (*arg, args.clone().next().and_then(|number| number.parse().ok())) {
+            ("--seeds", Some(number)) => {
+                seeds = number;
+                args.next();
+            }
+            _ => rest.push(*arg),
+        }
+    }
+    let Some(arguments) = Arguments::read(&rest) else {
+        eprintln!("unknown arguments {rest:?}; {usage}");
+        return ExitCode::from(2);
+    };
+    cuda_kernels::with_compiler(&arguments, |nvrtc| tests(nvrtc, seeds))
+}
+
+fn tests(nvrtc: &Path, seeds: u64) -> Result<bool> {
+    let cargo = || Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    if !cargo().args(["build", "--package", "phalanx-cuda-emulator"]).status()?.success() {
+        return Ok(false);
+    }
+    let driver = driver_folder()?;
+    let run = |tests: &[&str], more: &[&str], seed: u64| {
+        let mut command = cargo();
+        // With the features of the whole workspace, for which everything else is built.
+        command.args(["test", "--quiet", "--workspace"]).args(tests.iter().flat_map(|test| ["--test", test]));
+        command.arg("--").args(more);
+        command.env("PHALANX_NVRTC", nvrtc).env("PHALANX_EMULATOR_SEED", seed.to_string());
+        command.env("LD_LIBRARY_PATH", library_path(&driver)).status()
+    };
+    if !run(&TESTS, &[], 0)?.success() {
+        return Ok(false);
+    }
+    for seed in 1..seeds {
+        println!("order of streams {seed} of {}", seeds - 1);
+        if !run(&TESTS[1..], &["--exact", ORDERS], seed)?.success() {
+            eprintln!("training failed on the emulator with PHALANX_EMULATOR_SEED={seed}");
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// A folder in which the dynamic loader finds the emulator as the driver and as cuBLASLt.
+fn driver_folder() -> Result<PathBuf> {
+    let target = cuda_kernels::target()?;
+    let folder = target.join("emulator");
+    std::fs::create_dir_all(&folder)?;
+    let built = target.join("debug").join(BUILT);
+    for link in NAMES.map(|name| folder.join(name)) {
+        if std::fs::symlink_metadata(&link).is_ok() {
+            std::fs::remove_file(&link)?;
+        }
+        std::os::unix::fs::symlink(&built, &link).map_err(|error| {
+            Error::new(error.kind(), format!("{} as {}: {error}", built.display(), link.display()))
+        })?;
+    }
+    Ok(folder)
+}
+
+/// The dynamic loader's folders, with this one first.
+fn library_path(folder: &Path) -> std::ffi::OsString {
+    let before = env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
+    let all = std::iter::once(folder.to_path_buf()).chain(env::split_paths(&before));
+    env::join_paths(all).unwrap_or_else(|_| folder.into())
+}
