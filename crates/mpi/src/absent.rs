@@ -8,7 +8,7 @@ use phalanx_collectives::{Carrier, Messenger};
 
 use crate::error::MpiError;
 
-/// A process of MPI: there is none.
+/// Stands for a process of MPI in builds without MPI; there is no value of it.
 #[derive(Debug)]
 pub struct MpiJob(Infallible);
 

@@ -84,14 +84,16 @@ impl Communicator {
         checked("MPI_Comm_group", unsafe { ffi::MPI_Comm_group(self.0, &mut all) })?;
         // SAFETY: as many ranks as are said, of the group that was made above.
         let included = unsafe { ffi::MPI_Group_incl(all, ranks.len() as c_int, ranks.as_ptr(), &mut some) };
-        checked("MPI_Group_incl", included)?;
-        // SAFETY: the group consists of processes of the communicator.
-        let made = unsafe { ffi::MPI_Comm_create_group(self.0, some, tag as c_int, &mut comm) };
-        checked("MPI_Comm_create_group", made)?;
-        for group in [&mut all, &mut some] {
+        let made = checked("MPI_Group_incl", included).and_then(|()| {
+            // SAFETY: the group consists of processes of the communicator.
+            let made = unsafe { ffi::MPI_Comm_create_group(self.0, some, tag as c_int, &mut comm) };
             // SAFETY: a group that was made above and is not used any more.
-            checked("MPI_Group_free", unsafe { ffi::MPI_Group_free(group) })?;
-        }
+            let freed = unsafe { ffi::MPI_Group_free(&mut some) };
+            checked("MPI_Comm_create_group", made).and(checked("MPI_Group_free", freed))
+        });
+        // SAFETY: as for the other group.
+        let freed = unsafe { ffi::MPI_Group_free(&mut all) };
+        made.and(checked("MPI_Group_free", freed))?;
         // SAFETY: the communicator that was made above; the handler is a constant of the library.
         let handled = unsafe { ffi::MPI_Comm_set_errhandler(comm, ffi::RSMPI_ERRORS_RETURN) };
         checked("MPI_Comm_set_errhandler", handled)?;

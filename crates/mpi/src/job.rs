@@ -5,8 +5,7 @@
 //! when the work of a rank is done.
 
 use std::io::{Error, Result};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use mpi::Threading;
 use mpi::environment::Universe;
@@ -21,7 +20,8 @@ pub struct MpiJob {
     library: String,
     longest: usize,
     world: Communicator,
-    closed: Arc<AtomicBool>,
+    /// Whether MPI is not called any more. Read-locked while messages are begun or tested.
+    closed: Arc<RwLock<bool>>,
     /// Leaves MPI when it is dropped.
     universe: Mutex<Option<Universe>>,
 }
@@ -49,14 +49,16 @@ pub fn start(rank: usize, world: usize, longest: usize) -> std::result::Result<M
     let library = library()?;
     let (universe, threading) =
         mpi::initialize_with_threading(Threading::Multiple).ok_or(MpiError::Started)?;
-    // Left in order only by `finish`: a rank that failed must not wait for the others.
-    let job = MpiJob {
-        longest,
-        world: calls::world()?,
-        closed: Arc::default(),
-        universe: Mutex::new(Some(universe)),
-        library,
+    let world_of_mpi = match calls::world() {
+        Ok(world) => world,
+        Err(error) => {
+            // Left in order only by `finish`: a rank that failed must not wait for the others.
+            std::mem::forget(universe);
+            return Err(error);
+        }
     };
+    let universe = Mutex::new(Some(universe));
+    let job = MpiJob { longest, world: world_of_mpi, closed: Arc::default(), universe, library };
     if threading != Threading::Multiple {
         return Err(MpiError::Threads { library: job.library.clone() });
     }
@@ -71,7 +73,8 @@ pub fn start(rank: usize, world: usize, longest: usize) -> std::result::Result<M
 impl MpiJob {
     /// Leaves MPI in order; waits until all ranks do. Nothing happens after a failure, or for the second time.
     pub fn finish(&self) {
-        if !self.closed.swap(true, Ordering::AcqRel) {
+        let mut closed = self.closed.write().unwrap_or_else(PoisonError::into_inner);
+        if !std::mem::replace(&mut *closed, true) {
             let universe = self.universe.lock().ok().and_then(|mut universe| universe.take());
             drop(universe);
         }
@@ -97,7 +100,7 @@ impl Carrier for MpiJob {
     }
 
     fn open(&self, number: usize, members: &[usize]) -> Result<Arc<dyn Messenger>> {
-        if self.closed.load(Ordering::Acquire) {
+        if *self.closed.read().unwrap_or_else(PoisonError::into_inner) {
             return Err(Error::other("this rank has left MPI after a failure"));
         }
         let communicator = self.world.subset(members, number).map_err(Error::other)?;
@@ -105,6 +108,6 @@ impl Carrier for MpiJob {
     }
 
     fn close(&self) {
-        self.closed.store(true, Ordering::Release);
+        *self.closed.write().unwrap_or_else(PoisonError::into_inner) = true;
     }
 }

@@ -23,5 +23,6 @@ pub use error::MpiError;
 #[cfg(feature = "mpi")]
 pub use job::{MpiJob, library, start};
 
-/// Bytes of the longest message: MPI counts elements of a message in 32 bits.
-pub const LONGEST_MESSAGE: usize = 1 << 30;
+/// Bytes of the longest message. A rank notices that something moves when a message is over, so a message must be over long before
+/// `run.stall_timeout_s` on a slow network. (MPI itself counts the elements of a message in 32 bits.)
+pub const LONGEST_MESSAGE: usize = 4 << 20;

@@ -48,8 +48,8 @@ fn one_rank() {
         "sub-groups" => each_endpoint(&job, rank, world, sub_groups),
         "mismatch" => {
             println!("\nrank {rank}: {}", mismatch(&endpoint(&job, rank, world, false)));
-            // Others may still read what this rank has sent.
-            std::thread::sleep(Duration::from_millis(500));
+            // mpirun ends all when the first has ended, so this one gives the others the time to say it, too.
+            std::thread::sleep(Duration::from_secs(3));
             std::process::exit(0);
         }
         _ => panic!("{scenario}"),

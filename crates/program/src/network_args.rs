@@ -4,6 +4,9 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
+/// TCP connections between two ranks of different hosts, unless --streams says otherwise.
+pub const STREAMS: usize = 2;
+
 /// How hosts find and reach each other; for one host nothing of it matters.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Several hosts")]
@@ -19,12 +22,19 @@ pub struct NetworkArgs {
     /// not encrypted
     #[arg(long, value_enum, value_name = "TRANSPORT", default_value_t = TransportChoice::Auto)]
     pub transport: TransportChoice,
-    /// TCP connections between two ranks of different hosts
-    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=64))]
-    pub streams: u16,
+    /// TCP connections between two ranks of different hosts; 2 by default
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub streams: Option<u16>,
     /// Seconds in which all hosts have to come to the rendezvous
     #[arg(long, value_name = "S", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub join_timeout: u64,
+}
+
+impl NetworkArgs {
+    /// TCP connections between two ranks of different hosts.
+    pub fn streams(&self) -> usize {
+        self.streams.map_or(STREAMS, usize::from)
+    }
 }
 
 /// What carries bytes between hosts.

@@ -36,10 +36,11 @@ pub fn rank(args: &RankArgs, environment: Environment) -> Result<ExitCode> {
     let planned = || planned.context("the task of a rank comes without a plan");
     let Some((control, arenas)) = args.fds.split_first() else { bail!("a rank without descriptors") };
     let network = network(args)?;
+    // Before MPI, which waits for all ranks.
+    let stop = signals::stop_on_signal()?;
     let mpi = network.as_ref().map(|(network, _)| mpi(args.rank, network)).transpose()?.flatten();
     let carrier = mpi.clone().map(|mpi| mpi as Arc<dyn Carrier>);
     let endpoint = join_carried(*control, arenas, args.rank, network, carrier).context("joining the job")?;
-    let stop = signals::stop_on_signal()?;
     // Dropped last, so that a rank has reported its error before others see it leave.
     let host = match &task {
         Task::Train(task) => RankHost::in_job(endpoint, &task.config, environment.isa()),

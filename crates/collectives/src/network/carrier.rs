@@ -57,7 +57,8 @@ pub trait Messenger: Send + Sync {
     /// The library's.
     unsafe fn receive(&self, from: usize, to: *mut u8, bytes: usize) -> Result<InFlight>;
 
-    /// Whether a message is over: its memory is free, or filled. Not asked again after it was. Moves messages along.
+    /// Whether a message is over: its memory is free, or filled. Not called for it again once it has returned true. Moves messages
+    /// along.
     ///
     /// # Errors
     /// The library's; a message of another length.

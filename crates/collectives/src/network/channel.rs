@@ -8,9 +8,12 @@
 //! host.
 
 use std::sync::Arc;
+use std::sync::mpsc::RecvTimeoutError;
+use std::time::Duration;
 
 use phalanx_trace::CollectiveOp;
 
+use super::carrier::{Carrier, Messenger};
 use super::exchange::{Exchange, Links};
 use super::layout::Layout;
 use super::link::Link;
@@ -25,6 +28,7 @@ use crate::shared_memory::membership::{Announced, Membership};
 use crate::shared_memory::participation::Patience;
 use crate::shared_memory::point_to_point;
 use crate::shared_memory::transfer::Transfer;
+use crate::shared_memory::watch::Watch;
 
 /// The collectives of a group of several hosts, as one rank runs them.
 pub(crate) struct HostsChannel {
@@ -34,6 +38,8 @@ pub(crate) struct HostsChannel {
     layout: Layout,
     links: Links,
     sums: Sums,
+    /// Whether a call has begun and has not come to its good end.
+    failed: bool,
 }
 
 impl HostsChannel {
@@ -44,7 +50,7 @@ impl HostsChannel {
         let layout = Layout::new(&node.network.hosts, &membership.members, membership.rank);
         let (tables, sums) = (Tables::new(world_size), Sums::default());
         let links = links(&membership, &node);
-        HostsChannel { membership, tables, node, layout, links, sums }
+        HostsChannel { membership, tables, node, layout, links, sums, failed: false }
     }
 
     fn run(&mut self, t: &Transfer, patience: Patience) -> Result<(), CollectiveError> {
@@ -86,18 +92,31 @@ impl Channel for HostsChannel {
 
     fn attempt(&mut self, t: &Transfer, patience: Patience) -> Result<(), CollectiveError> {
         let mut call = Unfinished { node: Arc::clone(&self.node), is_over: false };
+        self.failed = true;
         self.run(t, patience)?;
-        call.is_over = true;
+        (call.is_over, self.failed) = (true, false);
         Ok(())
+    }
+}
+
+impl Drop for HostsChannel {
+    fn drop(&mut self) {
+        // A library may have messages in flight to frames and staging, and threads of its own that move them.
+        if self.failed && self.node.carrier().is_some() {
+            std::mem::forget((std::mem::take(&mut self.links), std::mem::take(&mut self.sums)));
+        }
     }
 }
 
 /// The links of a group that need no connection: none over TCP, where each is made when it is needed.
 fn links(membership: &Membership, node: &Node) -> Links {
-    let Membership { host, group, index, members, .. } = membership;
+    let Membership { host, group, members, .. } = membership;
     let Some(carrier) = node.carrier() else { return members.iter().map(|_| None).collect() };
-    let messenger = carrier.open(*index, members).map_err(|error| {
-        host.abort(&format!("{} opens no messages for group {group}: {error}", carrier.name()))
+    let messenger = open(membership, &carrier).map_err(|why| {
+        host.abort(&format!(
+            "{} opens no messages for group {group} of ranks {members:?}: {why}",
+            carrier.name()
+        ))
     });
     let link = |q: usize| {
         let (messenger, longest) = (messenger.as_ref().ok()?, carrier.max_message_bytes());
@@ -105,6 +124,37 @@ fn links(membership: &Membership, node: &Node) -> Links {
         (!membership.is_here(q)).then(|| Box::new(Link::new(Box::new(path))))
     };
     (0..members.len()).map(link).collect()
+}
+
+/// Members come to a new group at different times, and nobody sees whether one that has not come yet works: a new group gets so
+/// many times the time after which a rank that stands still is given up.
+const OPENING_DEADLINES: u32 = 10;
+
+/// The messenger of a group. The library waits for the other members and knows no other end of the job, so a thread of its own
+/// asks it, and is left alone when the job ends or the deadline passes.
+fn open(membership: &Membership, carrier: &Arc<dyn Carrier>) -> Result<Arc<dyn Messenger>, String> {
+    let Membership { host, options, index, members, .. } = membership;
+    let (answer, answered) = std::sync::mpsc::channel();
+    let (asked, index, members) = (Arc::clone(carrier), *index, members.clone());
+    let ask = move || {
+        // Fails when nobody waits any more.
+        let _ = answer.send(asked.open(index, &members));
+    };
+    let thread = std::thread::Builder::new().name("messages".into()).spawn(ask);
+    thread.map_err(|error| format!("no thread: {error}"))?;
+    let mut waited = Duration::ZERO;
+    loop {
+        match answered.recv_timeout(Watch::SLICE) {
+            Ok(messenger) => return messenger.map_err(|error| error.to_string()),
+            Err(RecvTimeoutError::Disconnected) => return Err("its thread has ended".to_string()),
+            Err(RecvTimeoutError::Timeout) => waited += Watch::SLICE,
+        }
+        host.control.rank(host.rank).sign();
+        host.aborted().map_err(|error| error.to_string())?;
+        if waited >= options.deadline * OPENING_DEADLINES {
+            return Err(format!("not all members have come within {:.1} s", waited.as_secs_f64()));
+        }
+    }
 }
 
 /// A call that has not come to its end. If it never does, by an error or a panic, nothing may touch its buffers any more.

@@ -142,8 +142,12 @@ impl<'a> Exchange<'a> {
             let moved = self.advance(&watch)?;
             let Some(late) = self.late(is_over) else { return Ok(()) };
             if !moved {
-                watch.look_around(late, self.awaited())?;
-                self.sleep(idle.get_or_insert_with(Idle::begin));
+                let idle = idle.get_or_insert_with(Idle::begin);
+                let spins = self.node.carrier().is_some() && idle.spins(participation.patience);
+                if !spins || participation.host.control.is_aborted() {
+                    watch.look_around(late, self.awaited())?;
+                }
+                self.sleep(idle);
             } else if idle.is_some() {
                 (watch, idle) = (Watch::new(participation), None);
             } else if participation.host.control.is_aborted() {
@@ -247,13 +251,19 @@ impl Idle {
         Idle { since: Instant::now(), tries: 0 }
     }
 
+    /// Whether the next pause is none.
+    fn spins(&self, patience: Patience) -> bool {
+        self.tries < patience.spins
+    }
+
     /// Passes a moment before the next try: first nothing, then the time of a yield, then of a sleep.
     fn pause(&mut self, patience: Patience) {
-        self.tries = self.tries.saturating_add(1);
+        if self.spins(patience) {
+            self.tries += 1;
+            return std::hint::spin_loop();
+        }
         let waited = self.since.elapsed();
-        if self.tries < patience.spins {
-            std::hint::spin_loop();
-        } else if waited < patience.yields {
+        if waited < patience.yields {
             std::thread::yield_now();
         } else {
             std::thread::sleep((waited / 16).clamp(NAP[0], NAP[1]));

@@ -46,10 +46,10 @@ impl Node {
     }
 
     /// What carries messages in place of TCP.
-    pub(crate) fn carrier(&self) -> Option<&dyn Carrier> {
+    pub(crate) fn carrier(&self) -> Option<&Arc<dyn Carrier>> {
         match &self.reach {
             Reach::Tcp(_) => None,
-            Reach::Carrier(carrier) => Some(&**carrier),
+            Reach::Carrier(carrier) => Some(carrier),
         }
     }
 

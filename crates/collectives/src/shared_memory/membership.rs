@@ -16,7 +16,7 @@ use crate::shared_memory::transfer::Transfer;
 /// One rank's membership in a group.
 pub(crate) struct Membership {
     pub(crate) host: Arc<Host>,
-    options: Options,
+    pub(crate) options: Options,
     pub(crate) group: &'static str,
     hash: u32,
     /// Number of the channel.

@@ -115,7 +115,7 @@ impl<'a> Watch<'a> {
             self.waited = self.work.waited(&host.control, self.waited, options.deadline, self.cause(wait));
         }
         if let Some(cell) =
-            self.crossing(q).filter(|_| host.ranks.contains(&members[q]) || self.has_stood(now))
+            self.crossing(q, until).filter(|_| host.ranks.contains(&members[q]) || self.has_stood(now))
         {
             return Err(self.disagreement(q, cell, &self.participation.slot_of_group(q).name.read()));
         }
@@ -139,7 +139,11 @@ impl<'a> Watch<'a> {
 
     /// The call in which member `q` waits for this rank while this rank waits for it in another call: a call of the
     /// whole group against a send or recv. Both run their calls in order, so neither can continue.
-    fn crossing(&self, q: usize) -> Option<&'a DescriptorCell> {
+    fn crossing(&self, q: usize, until: u32) -> Option<&'a DescriptorCell> {
+        // Of another host, a peer that has ended this call has sent everything: it is under way.
+        if self.participation.slot(q).counter().wrapping_sub(until) as i32 >= 0 {
+            return None;
+        }
         let pair = if self.participation.pair.is_some() { None } else { Some(q) };
         let other = Participation { pair, ..self.participation };
         let (own, theirs) = (other.slot(self.participation.rank), other.slot(q));
@@ -264,6 +268,9 @@ mod tests {
             std::thread::sleep(Watch::CROSSED);
             let error = watch.look_around(1, 1).unwrap_err();
             assert!(matches!(error, CollectiveError::Disagreement { .. }), "{error}");
+            // It has ended the call for which this rank waits, so its bytes are under way.
+            host.control.slot(0, 1).publish(1);
+            watch.look_around(1, 1).unwrap();
         }
     }
 }

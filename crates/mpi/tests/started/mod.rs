@@ -18,8 +18,19 @@ pub struct MpiRun {
 
 impl MpiRun {
     /// The one for `library`; None, with a line that says why, if there is none.
+    ///
+    /// # Panics
+    /// If there is none, and the variable PHALANX_TEST_MPI says that there has to be one.
     pub fn of(library: Result<String, impl std::fmt::Display>) -> Option<MpiRun> {
-        let library = library.map_err(|why| eprintln!("skipped: {why}")).ok()?;
+        let skip = |why: String| {
+            assert!(std::env::var_os("PHALANX_TEST_MPI").is_none(), "no MPI to test: {why}");
+            eprintln!("skipped: {why}");
+            None
+        };
+        let library = match library {
+            Ok(library) => library,
+            Err(why) => return skip(why.to_string()),
+        };
         let is_open_mpi = library.starts_with("Open MPI");
         let (programs, word) = match is_open_mpi {
             true => (["mpirun.openmpi", "mpirun"], "Open MPI"),
@@ -30,8 +41,7 @@ impl MpiRun {
             said.is_ok_and(|said| String::from_utf8_lossy(&said.stdout).contains(word))
         };
         let Some(program) = programs.into_iter().find(answers) else {
-            eprintln!("skipped: no mpirun of {library} is installed");
-            return None;
+            return skip(format!("no mpirun of {library} is installed"));
         };
         Some(MpiRun { program, is_open_mpi })
     }

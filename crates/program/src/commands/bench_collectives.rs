@@ -17,6 +17,7 @@ use crate::bench_args::{BenchCollectivesArgs, BenchOp, BenchTransport};
 use crate::environment::foreign_rank;
 use crate::launch::RankProcesses;
 use crate::machine;
+use crate::network_args::STREAMS;
 use crate::output::{print, print_line};
 use crate::rank_output::Output;
 use crate::signals::Signals;
@@ -24,8 +25,6 @@ use crate::task::Task;
 
 /// Ranks, if nothing else is said.
 const RANKS: usize = 2;
-/// Connections between two ranks of different hosts.
-const STREAMS: usize = 2;
 
 /// Measures and prints one line per measurement.
 ///

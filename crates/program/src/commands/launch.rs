@@ -75,7 +75,7 @@ fn meet_and_train(
         return follow(&mut met.plane, met.address, how, signals, output).map(ExitCode::from);
     }
     let network = &args.train.network;
-    let between = Between { wire: Wire::Tcp, plaintext: network.plaintext, streams: network.streams.into() };
+    let between = Between { wire: Wire::Tcp, plaintext: network.plaintext, streams: network.streams() };
     let mut team = Team::new(met.plane, met.address, secret, between)?;
     let mut train = args.train.clone();
     train.overrides.nproc = Some(team.world_size());

@@ -59,7 +59,15 @@ pub fn train(args: &TrainArgs, environment: Environment, rank: &ForeignRank) -> 
 
 /// What carries bytes between hosts.
 fn transport(args: &TrainArgs, rank: &ForeignRank) -> Result<Transport> {
-    choose(args.network.transport, rank.launcher, environment::pmi(), args.max_restarts > 0)
+    let (choice, streams) = (args.network.transport, args.network.streams);
+    let transport = choose(choice, rank.launcher, environment::pmi(), args.max_restarts > 0)?;
+    match streams {
+        Some(streams) if transport.wire == Wire::Mpi => bail!(
+            "--streams {streams}: MPI has no TCP connections over which messages are divided; leave it out, or give \
+             --transport tcp"
+        ),
+        _ => Ok(transport),
+    }
 }
 
 /// The name of the job on this host. Launchers that name no job start the processes of a host from one process.
@@ -84,7 +92,9 @@ fn lead(
     let limit = Duration::from_secs(args.network.join_timeout);
     let helpers = Arc::new(group.lead(limit).context("waiting for the processes of this host")?);
     let (host, hosts) = rank.host()?;
-    if rank.rank == 0 && args.show() == Show::Progress {
+    // That traffic is not encrypted is said in any case.
+    let says = args.show() == Show::Progress || (hosts > 1 && transport.wire == Wire::Mpi);
+    if rank.rank == 0 && says {
         let between = match hosts {
             1 => "they share memory",
             _ => &format!("between hosts: {}", transport.describe),
@@ -146,7 +156,7 @@ fn across(
         let how = How { secret, plaintext, pin: false, helpers };
         return follow(&mut met.plane, met.address, how, signals, output);
     }
-    let between = Between { wire, plaintext, streams: args.network.streams.into() };
+    let between = Between { wire, plaintext, streams: args.network.streams() };
     let team = Team::new(met.plane, met.address, secret, between)?;
     let mut team = team.with_starters(helpers.clone());
     let ended = train_with(args, environment, signals, output, Some(&mut team), helpers);

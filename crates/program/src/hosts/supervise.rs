@@ -151,7 +151,7 @@ fn launcher_words(
     add("--node-rank", &number.to_string());
     add("--rendezvous", rendezvous);
     add("--nproc", &ranks.to_string());
-    add("--streams", &args.train.network.streams.to_string());
+    add("--streams", &args.train.network.streams().to_string());
     add("--transport", args.train.network.transport.name());
     add("--join-timeout", &args.train.network.join_timeout.to_string());
     let train = &args.train;

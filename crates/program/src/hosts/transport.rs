@@ -53,6 +53,7 @@ fn choose_with(
     pmi: RankDiscovery,
     restarts: bool,
 ) -> Result<Transport> {
+    let is_built = library.is_ok();
     let over = |wire: Wire, describe: String| Ok(Transport { wire, describe });
     let possible = library.map_err(|error| error.to_string()).and_then(|library| {
         let name = launcher.name();
@@ -62,9 +63,16 @@ fn choose_with(
         let needed = if library.starts_with("Open MPI") { RankDiscovery::Pmix } else { RankDiscovery::Pmi };
         match pmi == needed {
             true => Ok(library),
-            false => Err(format!(
-                "this build has {library}, which cannot find the other ranks when {name} starts it"
-            )),
+            false => {
+                let advice = match (launcher, needed) {
+                    (ForeignLauncher::Slurm, RankDiscovery::Pmix) => "; srun --mpi=pmix makes it possible",
+                    (ForeignLauncher::Slurm, _) => "; srun --mpi=pmi2 makes it possible",
+                    _ => "",
+                };
+                Err(format!(
+                    "this build has {library}, which cannot find the other ranks when {name} starts it{advice}"
+                ))
+            }
         }
     });
     match (choice, possible) {
@@ -73,8 +81,10 @@ fn choose_with(
             Wire::Mpi,
             format!("{library}, whose traffic phalanx does not encrypt (--transport tcp does)"),
         ),
-        // Nobody has started this for MPI, so nobody misses it.
-        (TransportChoice::Auto, Err(_)) if pmi == RankDiscovery::None => over(Wire::Tcp, "TCP".to_string()),
+        // A build without MPI, under a launcher that offers none: there is nothing to explain.
+        (TransportChoice::Auto, Err(_)) if !is_built && pmi == RankDiscovery::None => {
+            over(Wire::Tcp, "TCP".to_string())
+        }
         (TransportChoice::Auto, Err(why)) => over(Wire::Tcp, format!("TCP, because {why}")),
         (TransportChoice::Mpi, Err(why)) => bail!("--transport mpi: {why}"),
     }

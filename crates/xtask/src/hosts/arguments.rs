@@ -134,10 +134,9 @@ impl Arguments {
                 Err("--ssh and --mpirun: one of them starts the ranks".to_string())
             }
             () if (arguments.ssh || arguments.mpirun)
-                && matches!(arguments.fault, Some((Fault::Kill, 1.., _))) =>
+                && matches!(arguments.fault, Some((Fault::Kill, ..))) =>
             {
-                Err("--kill with --ssh or --mpirun: only what runs on host 0 is a process of this trial"
-                    .to_string())
+                Err("--kill with --ssh or --mpirun: the launchers are no processes of this trial".to_string())
             }
             () => Ok(arguments),
         }
@@ -211,8 +210,8 @@ mod tests {
             ("--rate fast c", "as in 1gbit"),
             ("--cut 2@1 c", "hosts are 0 to 1"),
             ("--cut 1 c", "HOST@SECONDS"),
-            ("--ssh --kill 1@1 c", "only what runs on host 0"),
-            ("--mpirun --kill 1@1 c", "only what runs on host 0"),
+            ("--ssh --kill 1@1 c", "no processes of this trial"),
+            ("--mpirun --kill 0@1 c", "no processes of this trial"),
             ("--mpirun --ssh c", "one of them"),
             ("--colour 1 c", "unknown option --colour"),
         ] {
