@@ -92,7 +92,8 @@ fn check(args: &BenchCollectivesArgs, nproc: usize, streams: usize) -> Result<()
     if matches!(args.transport, BenchTransport::Shared | BenchTransport::Mpi) {
         if args.plaintext || args.streams.is_some() {
             bail!(
-                "--plaintext and --streams are for --transport tcp and hierarchical: nothing else uses TCP"
+                "--plaintext and --streams are for --transport tcp and hierarchical: shared memory has no connections, \
+                 and MPI has its own"
             );
         }
     } else if nproc < 2 || streams == 0 {
