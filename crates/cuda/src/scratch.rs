@@ -19,7 +19,7 @@ mod tests {
     use crate::SCRATCH_BYTES;
 
     #[test]
-    fn long_sequences_need_most_in_the_backward_of_attention() {
+    fn the_backward_of_attention_decides_for_long_sequences() {
         assert_eq!(scratch_needed([16, 32 << 10, 2112], 33, 1), 4 * 16 * 33 * (32 << 10));
         assert!(scratch_needed([16, 32 << 10, 2112], 33, 1) > SCRATCH_BYTES);
         assert!(scratch_needed([16, 32 << 10, 2112], 33, 3) < SCRATCH_BYTES);
