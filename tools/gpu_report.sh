@@ -6,6 +6,7 @@
 #
 # Builds the release binary first (not counted), unless PHALANX names a binary; then it takes at most eight minutes. Needs what `phalanx doctor` says.
 set -euo pipefail
+out=$(realpath -m "${1:-$(mktemp -d)}")
 cd "$(dirname "$0")/.."
 
 phalanx=${PHALANX:-}
@@ -13,7 +14,6 @@ if [ -z "$phalanx" ]; then
   cargo build --release --package phalanx-program
   phalanx=${CARGO_TARGET_DIR:-target}/release/phalanx
 fi
-out=${1:-$(mktemp -d)}
 mkdir -p "$out"
 gpt2=(examples/gpt2_124m.toml --nproc 1 --set device.kind=cuda --set precision.compute=bf16
   --set model.seq=1024 --set batch.global=4)
@@ -50,7 +50,7 @@ echo
 echo "| what | result |"
 echo "|---|---|"
 echo "| commit | $(git rev-parse --short HEAD 2>/dev/null || echo unknown) |"
-{ grep -E '^(GPU|NVRTC|cuBLASLt|NCCL|device.kind)' "$out/kernels.txt" || true; } | sed -E 's/^([^ ]+( [0-9]+)?) +(.*)$/| \1 | \3 |/'
+{ grep -E '^(CUDA driver|GPU|NVRTC|cuBLASLt|NCCL|device.kind)' "$out/kernels.txt" || true; } | sed -E 's/^(CUDA driver|[^ ]+( [0-9]+)?) +(.*)$/| \1 | \3 |/'
 echo "| every kernel beside the processor's | $kernels |"
 echo "| GPT-2 124M, bf16, 4 x 1024 tokens | $bench |"
 if [ "$bench" = ok ]; then
@@ -64,5 +64,5 @@ echo "| memory | $(grep -h 'peak == plan' "$out/train.txt" "$out/train.err" | he
 echo "| PyTorch with torch.compile, the same model and batch | $torch $( [ "$torch" = ok ] && cat "$out/torch.txt") |"
 echo
 echo "Rates of kernels:"
-sed -n '/^rate /,$p' "$out/kernels.txt"
+sed -n '/^  rate /,$p' "$out/kernels.txt"
 echo "Full outputs: $out"

@@ -15,9 +15,9 @@ use serde_json::{Value, json};
 /// What the threads of a rank are capable of, measured in the same run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Peaks {
-    /// Operations per second from registers, for each element type of the matrix products.
+    /// Operations per second from registers, for each element type of the matrix products; 0 where they are unknown.
     pub flops_per_s: BTreeMap<DType, f64>,
-    /// Bytes per second, read and written.
+    /// Bytes per second, read and written; 0 where they are unknown.
     pub bytes_per_s: f64,
     /// Bytes per second that are copied between device and host memory, counted once.
     pub copied_bytes_per_s: f64,
@@ -72,11 +72,13 @@ impl Peaks {
     fn limits_s(&self, price: CallPrice) -> [f64; 2] {
         let CallPrice { flops, bytes, rate } = price;
         let bytes = bytes as f64;
+        // What has no known limit takes no time.
+        let at = |amount: f64, per_s: f64| if per_s > 0.0 { amount / per_s } else { 0.0 };
         match rate {
             // Operations of the host run on the processor whose bandwidth was measured.
-            Rate::Bandwidth | Rate::Host => [0.0, bytes / self.bytes_per_s],
+            Rate::Bandwidth | Rate::Host => [0.0, at(bytes, self.bytes_per_s)],
             Rate::MatrixProduct(dtype) => {
-                [flops as f64 / self.products_per_s(dtype), bytes / self.bytes_per_s]
+                [at(flops as f64, self.products_per_s(dtype)), at(bytes, self.bytes_per_s)]
             }
             Rate::Copy => [0.0, bytes / self.copied_bytes_per_s],
             Rate::Transport => [0.0, bytes / self.sent_bytes_per_s],
@@ -93,7 +95,8 @@ impl Peaks {
     /// The achieved rate of operations or bytes, whichever decides the floor.
     pub fn achieved(&self, price: CallPrice, seconds: f64) -> Achieved {
         let [flops, bytes] = self.limits_s(price);
-        match flops > bytes {
+        // Without known limits, products count by their operations.
+        match flops > bytes || (bytes == 0.0 && price.flops > 0) {
             true => Achieved::Flops(price.flops as f64 / seconds),
             false => Achieved::Bytes(price.bytes as f64 / seconds),
         }
@@ -371,6 +374,16 @@ mod tests {
         let mut profile = StepProfile { step_s: 0.021, kernels, collectives };
         profile.sort();
         profile
+    }
+
+    #[test]
+    fn without_known_limits_there_are_no_floors() {
+        let flops_per_s = BTreeMap::from([(DType::F32, 0.0)]);
+        let unknown = Peaks { flops_per_s, bytes_per_s: 0.0, ..peaks() };
+        let [product, sum] = [price(100_000_000, 1_000_000, PRODUCT), price(0, 1_000_000, Rate::Bandwidth)];
+        assert_eq!((unknown.floor_s(product), unknown.floor_s(sum)), (0.0, 0.0));
+        assert_eq!(unknown.achieved(product, 2e-3), Achieved::Flops(50e9));
+        assert_eq!(unknown.achieved(sum, 2e-3), Achieved::Bytes(0.5e9));
     }
 
     #[test]

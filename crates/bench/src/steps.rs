@@ -51,7 +51,7 @@ pub struct RankSetup<'a> {
     pub foreign_bytes: &'a dyn Fn() -> u64,
 }
 
-/// What a card can do at most, by published figures.
+/// What a card can do at most for a rank, by published figures; 0 where they are unknown.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DeviceLimits {
     /// Operations a second of products in f32.
@@ -63,6 +63,10 @@ pub struct DeviceLimits {
 }
 
 impl DeviceLimits {
+    /// The limits of a device that does not say how fast it runs.
+    pub const UNKNOWN: DeviceLimits =
+        DeviceLimits { f32_flops_per_s: 0.0, half_flops_per_s: 0.0, bytes_per_s: 0.0 };
+
     fn flops_per_s(&self, dtype: DType) -> f64 {
         if dtype.bytes() == 2 { self.half_flops_per_s } else { self.f32_flops_per_s }
     }
@@ -221,10 +225,13 @@ impl<'a> Stepper<'a> {
         Ok(median)
     }
 
-    /// Operations per second for each of some element types, measured by all ranks at the same time, as they compute in a
-    /// step.
+    /// Operations per second for each of some element types: those of the device's limits, or measured by all ranks at the same
+    /// time, as they compute in a step.
     fn flops_per_s(&self, cpu: &Cpu, types: &BTreeSet<DType>) -> Result<BTreeMap<DType, f64>> {
         self.engine.group().barrier().wait()?;
+        if let Some(limits) = self.setup.limits {
+            return Ok(types.iter().map(|dtype| (*dtype, limits.flops_per_s(*dtype))).collect());
+        }
         Ok(types.iter().map(|dtype| (*dtype, peak::flops_per_s(cpu, *dtype))).collect())
     }
 }
@@ -257,11 +264,7 @@ pub fn measure(setup: &RankSetup<'_>, plan: &RunPlan, counts: StepCounts) -> Res
     let copied_bytes_per_s = setup.copied_bytes_per_s.unwrap_or(sent_bytes_per_s);
     stepper.engine.group().barrier().wait()?;
     let disk_bytes_per_s = disk_rate(&plan.spec);
-    let mut bytes_per_s = bandwidth.max();
-    if let Some(limits) = setup.limits {
-        flops_per_s.iter_mut().for_each(|(dtype, peak)| *peak = limits.flops_per_s(*dtype));
-        bytes_per_s = limits.bytes_per_s;
-    }
+    let bytes_per_s = setup.limits.map_or(bandwidth.max(), |limits| limits.bytes_per_s);
     Ok(StepFigures {
         step_s,
         losses,

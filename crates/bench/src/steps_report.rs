@@ -21,10 +21,11 @@ struct Summary {
     median: f64,
     min: f64,
     tokens_per_s: f64,
-    peak_flops_per_s: f64,
+    /// None where it is unknown.
+    peak_flops_per_s: Option<f64>,
     /// Shares of the peak that the median step achieves: of the model's operations, and of all.
-    mfu: f64,
-    hfu: f64,
+    mfu: Option<f64>,
+    hfu: Option<f64>,
     resident: u64,
     arena: u64,
     exposed: f64,
@@ -44,8 +45,9 @@ impl Summary {
         sorted.sort_by(f64::total_cmp);
         let (median, min) = (sorted[sorted.len() / 2], sorted[0]);
         let compute = plan.spec.precision.compute;
-        let peak_flops_per_s: f64 = ranks.iter().map(|rank| rank.peaks.products_per_s(compute)).sum();
-        let share = |flops: u128| flops as f64 / median / peak_flops_per_s;
+        let peak: f64 = ranks.iter().map(|rank| rank.peaks.products_per_s(compute)).sum();
+        let peak_flops_per_s = (peak > 0.0).then_some(peak);
+        let share = |flops: u128| Some(flops as f64 / median / peak_flops_per_s?);
         let largest =
             |which: usize| ranks.iter().map(|rank| rank.page_faults.map(|faults| faults[which])).max();
         Summary {
@@ -106,12 +108,11 @@ impl<'a> StepReport<'a> {
         row("step, shortest", seconds(summary.min));
         row("tokens/s", count(summary.tokens_per_s));
         row("operations/s", count(plan.flops_per_step() as f64 / summary.median));
-        row(
-            "model FLOPs utilisation",
-            format!("{:.0}% of {} in {compute}", 100.0 * summary.mfu, count(peak)),
-        );
-        if summary.hfu != summary.mfu {
-            row("with what is computed again", format!("{:.0}%", 100.0 * summary.hfu));
+        if let (Some(peak), Some(mfu), Some(hfu)) = (peak, summary.mfu, summary.hfu) {
+            row("model FLOPs utilisation", format!("{:.0}% of {} in {compute}", 100.0 * mfu, count(peak)));
+            if hfu != mfu {
+                row("with what is computed again", format!("{:.0}%", 100.0 * hfu));
+            }
         }
         row("sent by all ranks", bytes(summary.sent));
         row("waiting for communication, at most", seconds(summary.exposed));
@@ -138,21 +139,29 @@ impl<'a> StepReport<'a> {
 /// Where the time of rank 0 goes.
 fn profile_text(plan: &RunPlan, rank: &StepFigures) -> String {
     let (profile, peaks, compute) = (&rank.profile, &rank.peaks, plan.spec.precision.compute);
-    let share = |flops: u64| percent(flops as f64 / profile.step_s / peaks.products_per_s(compute));
+    let peak = peaks.products_per_s(compute);
+    let share = |flops: u64| percent(flops as f64 / profile.step_s / peak);
     let step = &plan.of(0).step;
     let (model, executed) = (step.model_flops(), step.flops);
     let total = match executed == model {
+        _ if peak == 0.0 => "step".to_string(),
         true => format!("step: mfu {}", share(model)),
         false => format!("step: mfu {}, hfu {}", share(model), share(executed)),
     };
+    let limits = match peak > 0.0 {
+        true => format!(
+            "{:.1} GFLOP/s in {}, {:.1} GB/s of memory",
+            peak / 1e9,
+            compute.name(),
+            peaks.bytes_per_s / 1e9
+        ),
+        false => "the device's are unknown".to_string(),
+    };
     format!(
         "kernels of rank 0 in one step; flops and bytes are those of a call. Of {} whose calls were timed one by one,\n\
-         not among the steps above, the median. Peaks of its threads: {:.1} GFLOP/s in {}, {:.1} GB/s of memory,\n\
+         not among the steps above, the median. Peaks of its threads: {limits},\n\
          {:.1} GB/s copied{}\n{}",
         plural(rank.profiled, "step"),
-        peaks.products_per_s(compute) / 1e9,
-        compute.name(),
-        peaks.bytes_per_s / 1e9,
         peaks.copied_bytes_per_s / 1e9,
         peaks.disk_bytes_per_s.map_or(String::new(), |rate| format!(", {:.1} GB/s of disk", rate / 1e9)),
         profile.to_table(peaks, &total)

@@ -184,18 +184,16 @@ struct Plan {
 
 impl Blas {
     /// Loads the library, from `place`, a file or a folder that has one, or by its names. The context is current. None where there
-    /// is no library, or one that is too old or does not start.
-    pub(crate) fn load(place: Option<&Path>) -> Option<Blas> {
-        candidates(place).iter().find_map(|path| Blas::of(path))
-    }
-
-    fn of(path: &Path) -> Option<Blas> {
-        let (library, _) = open(path)?;
-        let functions = Functions::load(&library).ok()?;
+    /// is no library that is new enough.
+    ///
+    /// # Errors
+    /// A `place` without one, and a library that does not start.
+    pub(crate) fn load(place: Option<&Path>) -> Result<Option<Blas>, Error> {
+        let Some(Opened { library, functions, .. }) = find(place)? else { return Ok(None) };
         let mut handle = std::ptr::null_mut();
         // SAFETY: the handle is there to be written.
-        unsafe { call!(functions, cublasLtCreate(&mut handle)) }.ok()?;
-        Some(Blas { functions, handle, plans: Mutex::default(), _library: library })
+        unsafe { call!(functions, cublasLtCreate(&mut handle))? };
+        Ok(Some(Blas { functions, handle, plans: Mutex::default(), _library: library }))
     }
 
     /// Issues a product; false where the library has no algorithm for it.
@@ -361,8 +359,26 @@ impl Blas {
 }
 
 /// The version of the library that [`Blas::load`] would load: 120800 for 12.8.
-pub(crate) fn version(place: Option<&Path>) -> Option<usize> {
-    candidates(place).iter().find_map(|path| Some(open(path)?.1))
+///
+/// # Errors
+/// A `place` without one.
+pub(crate) fn version(place: Option<&Path>) -> Result<Option<usize>, Error> {
+    Ok(find(place)?.map(|opened| opened.version))
+}
+
+/// The library with its functions.
+struct Opened {
+    functions: Functions,
+    version: usize,
+    library: Library,
+}
+
+/// The first library that can be used; a `place` that was given must have one.
+fn find(place: Option<&Path>) -> Result<Option<Opened>, Error> {
+    match (candidates(place).iter().find_map(|path| open(path)), place) {
+        (None, Some(place)) => Err(Error::NoBlas { place: place.to_path_buf() }),
+        (found, _) => Ok(found),
+    }
 }
 
 fn candidates(place: Option<&Path>) -> Vec<PathBuf> {
@@ -376,13 +392,14 @@ fn candidates(place: Option<&Path>) -> Vec<PathBuf> {
     }
 }
 
-/// A library that is new enough, and its version.
-fn open(path: &Path) -> Option<(Library, usize)> {
+/// A library that is new enough and has all functions.
+fn open(path: &Path) -> Option<Opened> {
     // SAFETY: the library's initialisers have no requirements.
     let library = unsafe { Library::new(path) }.ok()?;
     // SAFETY: the type is that of the function in every version.
     let version = unsafe { library.get::<unsafe extern "C" fn() -> usize>(b"cublasLtGetVersion").ok()?() };
-    (version >= VERSION_MIN).then_some((library, version))
+    let functions = Functions::load(&library).ok()?;
+    (version >= VERSION_MIN).then_some(Opened { functions, version, library })
 }
 
 /// Sets an attribute of a description by the function for its kind.
@@ -403,5 +420,17 @@ impl Drop for Blas {
         plans.values().flatten().for_each(|plan| self.destroy(plan));
         // SAFETY: the handle was made by `of`, and is not used again. A failure leaves it to the end of the process.
         let _ = unsafe { (self.functions.cublasLtDestroy)(self.handle) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_place_without_the_library_is_refused() {
+        let refused = version(Some(Path::new("/nonexistent"))).unwrap_err().to_string();
+        assert!(refused.contains("/nonexistent") && refused.contains("\"off\""), "{refused}");
+        assert!(Blas::load(Some(Path::new("/nonexistent"))).is_err());
     }
 }

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use libloading::{Library, Symbol};
 
+use crate::driver;
 use crate::error::Error;
 use crate::programs::{HEADERS, OPTIONS, Program};
 
@@ -66,7 +67,7 @@ impl Compiler {
             }
         }
         let looked: Vec<String> = candidates.iter().map(|path| path.display().to_string()).collect();
-        Err(Error::NoCompiler { looked: looked.join(", ") })
+        Err(Error::NoCompiler { looked: looked.join(", "), driver: driver::known_version() })
     }
 
     fn of(library: Library, path: &Path) -> Result<Compiler, Error> {
@@ -89,6 +90,31 @@ impl Compiler {
     /// NVRTC's version.
     pub fn version(&self) -> (i32, i32) {
         self.version
+    }
+
+    /// Refuses a card that this version of NVRTC does not know yet.
+    ///
+    /// # Errors
+    /// [`Error::CompilerTooOld`].
+    pub(crate) fn check_compiles_for(&self, (major, minor): (i32, i32)) -> Result<(), Error> {
+        if self.architectures()?.contains(&(10 * major + minor)) {
+            return Ok(());
+        }
+        Err(Error::CompilerTooOld { version: self.version, architecture: format!("sm_{major}{minor}") })
+    }
+
+    /// The architectures for which it compiles: 90 for `sm_90`.
+    fn architectures(&self) -> Result<Vec<c_int>, Error> {
+        type Fill = unsafe extern "C" fn(*mut c_int) -> NvrtcResult;
+        let (count, fill) = ("nvrtcGetNumSupportedArchs", "nvrtcGetSupportedArchs");
+        let mut n = 0;
+        // SAFETY: the types are those of both functions in every version; the second writes as many numbers as the first says.
+        unsafe {
+            self.check(self.function::<Fill>(count)?(&mut n), count)?;
+            let mut architectures = vec![0; usize::try_from(n).unwrap_or(0)];
+            self.check(self.function::<Fill>(fill)?(architectures.as_mut_ptr()), fill)?;
+            Ok(architectures)
+        }
     }
 
     /// The options with which `program` is compiled for an architecture such as `sm_90`.

@@ -68,6 +68,12 @@ pub(crate) fn version() -> Result<i32, Error> {
     Ok(version)
 }
 
+/// The driver's version, if there is a driver.
+pub fn known_version() -> Option<i32> {
+    // SAFETY: loading the driver runs its initialisers, which any program may do.
+    if unsafe { sys::is_culib_present() } { version().ok() } else { None }
+}
+
 /// Number of cards that the driver finds.
 ///
 /// # Errors

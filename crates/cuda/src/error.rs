@@ -1,5 +1,7 @@
 //! Why there is no device, or why it failed: each error names the package or the setting that helps.
 
+use std::path::PathBuf;
+
 /// The oldest driver: the one of CUDA 12.0.
 pub const DRIVER_MIN: i32 = 12000;
 
@@ -25,9 +27,7 @@ pub enum Error {
         version: i32,
     },
     /// The driver knows no such card.
-    #[error(
-        "there is no card number {index}: the driver finds {count}, counted from 0 (CUDA_VISIBLE_DEVICES limits which)"
-    )]
+    #[error("{}", no_card(*index, *count))]
     NoCard {
         /// The number that was asked for.
         index: usize,
@@ -49,12 +49,27 @@ pub enum Error {
     },
     /// There is no compiler of kernels.
     #[error(
-        "no NVRTC, which compiles the kernels: looked for {looked}. Install it with `pip install nvidia-cuda-nvrtc` and give the \
-         folder of libnvrtc.so (for the program: PHALANX_NVRTC), or install the CUDA toolkit (Debian and Ubuntu: package `cuda-nvrtc-12-8` or newer)"
+        "no NVRTC, which compiles the kernels: looked for {looked}. Install it with `pip install {}` and give the \
+         folder of libnvrtc.so (for the program: PHALANX_NVRTC), or install the CUDA toolkit (Debian and Ubuntu: package `cuda-nvrtc-12-8` or newer)",
+        nvrtc_package(*driver)
     )]
     NoCompiler {
         /// The names and paths that were tried.
         looked: String,
+        /// The driver's version, if there is one: 12040 for CUDA 12.4.
+        driver: Option<i32>,
+    },
+    /// The compiler does not know the card.
+    #[error(
+        "NVRTC {}.{} does not compile for {architecture}, the architecture of the card: install a newer one (`pip install --upgrade \
+         nvidia-cuda-nvrtc`, or a newer CUDA toolkit) and give the folder of libnvrtc.so (for the program: PHALANX_NVRTC)",
+        version.0, version.1
+    )]
+    CompilerTooOld {
+        /// NVRTC's version.
+        version: (i32, i32),
+        /// For instance `sm_90`.
+        architecture: String,
     },
     /// The library that was found is not NVRTC as it should be.
     #[error("{path} is no NVRTC that can be used: {reason}")]
@@ -79,7 +94,8 @@ pub enum Error {
     /// The driver does not understand what NVRTC makes.
     #[error(
         "the driver is older than NVRTC {}.{} and takes neither its instructions nor its PTX: update NVIDIA's driver, or install \
-         an NVRTC of the driver's version (`pip install 'nvidia-cuda-nvrtc-cu12'` for CUDA 12) and give the folder of libnvrtc.so",
+         an NVRTC of the driver's version (`pip install nvidia-cuda-nvrtc-cu12` for CUDA 12) and give the folder of libnvrtc.so (for the program: PHALANX_NVRTC); or \
+         compute on the processor (for the program: --set device.kind=cpu)",
         version.0, version.1
     )]
     CompilerTooNew {
@@ -117,12 +133,25 @@ pub enum Error {
         limit_bytes: u64,
     },
     /// A call of cuBLASLt failed.
-    #[error("{call}: status {status} of cuBLASLt (`cublasStatus_t`)")]
+    #[error(
+        "{call}: status {status} of cuBLASLt (`cublasStatus_t`); without the library, kernels of Phalanx compute the products (for \
+         the program: PHALANX_CUBLAS=off)"
+    )]
     Blas {
         /// The function.
         call: &'static str,
         /// What it returned.
         status: u32,
+    },
+    /// There is no cuBLASLt where it was said to be.
+    #[error(
+        "there is no cuBLASLt of CUDA 12.0 or newer at {}: give a file or the folder of libcublasLt.so, leave it out, or switch the \
+         library off (for the program: PHALANX_CUBLAS, which may be \"off\")",
+        place.display()
+    )]
+    NoBlas {
+        /// The file or folder that was given.
+        place: PathBuf,
     },
     /// A call of the driver failed.
     #[error("{call}: {name} ({text}){}", advice(name))]
@@ -147,6 +176,23 @@ pub enum Error {
     Unsupported(String),
 }
 
+fn no_card(index: usize, count: i32) -> String {
+    let limits = "(CUDA_VISIBLE_DEVICES limits which)";
+    match count {
+        0 => format!("the driver finds no card {limits}"),
+        _ => format!("there is no card number {index}: the driver finds {count}, counted from 0 {limits}"),
+    }
+}
+
+/// The package of NVRTC for a driver. Without one, that of CUDA 12, which newer drivers take as well.
+fn nvrtc_package(driver: Option<i32>) -> &'static str {
+    if driver.is_some_and(|version| version >= 13000) {
+        "nvidia-cuda-nvrtc"
+    } else {
+        "nvidia-cuda-nvrtc-cu12"
+    }
+}
+
 /// What helps against an error of the driver, where that is known.
 fn advice(name: &str) -> &'static str {
     match name {
@@ -164,5 +210,25 @@ fn advice(name: &str) -> &'static str {
             ": a kernel failed, and the card is lost to this process; please report it with the output of `phalanx doctor`"
         }
         _ => "",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_package_is_that_of_the_driver() {
+        let text = |driver| Error::NoCompiler { looked: String::new(), driver }.to_string();
+        assert!(text(Some(12040)).contains("`pip install nvidia-cuda-nvrtc-cu12`"), "{}", text(Some(12040)));
+        assert!(text(Some(13000)).contains("`pip install nvidia-cuda-nvrtc`"), "{}", text(Some(13000)));
+    }
+
+    #[test]
+    fn no_card_at_all_has_no_number() {
+        assert!(Error::NoCard { index: 0, count: 0 }.to_string().starts_with("the driver finds no card"));
+        assert!(
+            Error::NoCard { index: 2, count: 1 }.to_string().contains("card number 2: the driver finds 1")
+        );
     }
 }

@@ -64,8 +64,15 @@ impl Default for Options {
 
 impl Options {
     /// cuBLASLt, if it is wanted and found. A context is current.
-    pub(crate) fn load_blas(&self) -> Option<Blas> {
-        if self.library_products { Blas::load(self.cublas.as_deref()) } else { None }
+    pub(crate) fn load_blas(&self) -> Result<Option<Blas>, Error> {
+        if self.library_products { Blas::load(self.cublas.as_deref()) } else { Ok(None) }
+    }
+
+    /// The compiler of kernels for a card.
+    fn load_compiler(&self, card: &Card) -> Result<Compiler, Error> {
+        let compiler = Compiler::load(self.nvrtc.as_deref())?;
+        compiler.check_compiles_for(card.capability)?;
+        Ok(compiler)
     }
 }
 
@@ -116,7 +123,7 @@ impl CudaFactory {
     }
 }
 
-/// A device without a plan, for tests: it hands out `memory_bytes` of the memory of card 0 as they are asked for, and the host's
+/// A device without a plan, for tests: it hands out `memory_bytes` of the memory of the first usable card as they are asked for, and the host's
 /// memory is the heap. `host` computes operations on host memory.
 ///
 /// # Errors
@@ -126,10 +133,10 @@ pub fn unplanned_device(
     memory_bytes: u64,
     host: Arc<dyn Kernels>,
 ) -> Result<Device, Error> {
-    let context = Arc::new(Context::new(Card::open(0)?, &Arc::default())?);
-    let compiler = Compiler::load(options.nvrtc.as_deref())?;
+    let context = Arc::new(Context::new(usable_cards()?.swap_remove(0), &Arc::default())?);
+    let compiler = options.load_compiler(&context.card)?;
     let modules = Modules::new(&context, compiler, options.cache.as_ref());
-    let blas = options.load_blas();
+    let blas = options.load_blas()?;
     let (tensors, addresses) = TensorMemory::new(&context, memory_bytes)?;
     let (scratch_bytes, registered, tf32) = (options.scratch_bytes, Vec::new(), options.tf32);
     let cuda = Cuda::new(Parts {
@@ -157,16 +164,16 @@ impl DeviceFactory for CudaFactory {
     }
 
     fn make(&self, request: &DeviceRequest) -> std::io::Result<Device> {
-        if request.products == Some(ProductMethod::Split) {
-            let text = "precision.products = \"split\" is for processors with tile registers; on a card give \"fma\" or leave it out";
+        if let Some(ProductMethod::Split | ProductMethod::Split2) = request.products {
+            let text = "precision.products = \"split\" and \"split2\" are for processors with tile registers; on a card give \"fma\" or leave it out";
             return Err(IoError::new(ErrorKind::InvalidInput, text));
         }
         self.check_limit(request).map_err(refused)?;
         let host_kernels = (self.make_kernels)(request)?;
         let context = Arc::new(self.context(request.index).map_err(refused)?);
-        let compiler = Compiler::load(self.options.nvrtc.as_deref()).map_err(refused)?;
+        let compiler = self.options.load_compiler(&context.card).map_err(refused)?;
         let modules = Modules::new(&context, compiler, self.options.cache.as_ref());
-        let blas = self.options.load_blas();
+        let blas = self.options.load_blas().map_err(refused)?;
         let (tensors, addresses) =
             TensorMemory::new(&context, request.device_plan.arena_bytes).map_err(refused)?;
         tensors.clear().map_err(refused)?;
@@ -213,10 +220,13 @@ impl DeviceFactory for CudaFactory {
 fn refused(error: Error) -> IoError {
     let kind = match &error {
         Error::OutOfMemory { .. } | Error::Limit { .. } | Error::Addresses { .. } => ErrorKind::OutOfMemory,
-        Error::NoDriver | Error::NoCard { .. } | Error::NoCompiler { .. } => ErrorKind::NotFound,
-        Error::DriverTooOld { .. } | Error::CardTooOld { .. } | Error::Unsupported(_) => {
-            ErrorKind::Unsupported
+        Error::NoDriver | Error::NoCard { .. } | Error::NoCompiler { .. } | Error::NoBlas { .. } => {
+            ErrorKind::NotFound
         }
+        Error::DriverTooOld { .. }
+        | Error::CardTooOld { .. }
+        | Error::CompilerTooOld { .. }
+        | Error::Unsupported(_) => ErrorKind::Unsupported,
         _ => ErrorKind::Other,
     };
     IoError::new(kind, error)

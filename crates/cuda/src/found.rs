@@ -28,9 +28,10 @@ impl Found {
     /// What is missing or too old, with the package or setting that helps.
     pub fn look(options: &Options) -> Result<Found, Error> {
         let cards = usable_cards()?;
-        let nvrtc = Compiler::load(options.nvrtc.as_deref())?.version();
-        let cublas = if options.library_products { blas::version(options.cublas.as_deref()) } else { None };
-        Ok(Found { driver: version()?, cards, nvrtc, cublas })
+        let compiler = Compiler::load(options.nvrtc.as_deref())?;
+        cards.iter().try_for_each(|card| compiler.check_compiles_for(card.capability))?;
+        let cublas = if options.library_products { blas::version(options.cublas.as_deref())? } else { None };
+        Ok(Found { driver: version()?, cards, nvrtc: compiler.version(), cublas })
     }
 
     /// The card of a rank: ranks share cards where there are more ranks than cards.
@@ -41,6 +42,12 @@ impl Found {
     /// Ranks on the card that has most of `ranks`.
     pub fn ranks_per_card(&self, ranks: usize) -> usize {
         ranks.div_ceil(self.cards.len()).max(1)
+    }
+
+    /// How many of `ranks` compute on the card of one of them.
+    pub fn ranks_on_card_of(&self, rank: usize, ranks: usize) -> usize {
+        let (cards, first) = (self.cards.len(), rank % self.cards.len());
+        ranks.saturating_sub(first).div_ceil(cards).max(1)
     }
 
     /// Bytes of the card that each of `ranks` may take at most.
@@ -74,5 +81,30 @@ impl fmt::Display for Found {
             }
             None => f.write_str(", products by its own kernels (no cuBLASLt)"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_share_cards_in_turn() {
+        let card = |index| Card {
+            index,
+            name: "a card".to_string(),
+            capability: (9, 0),
+            multiprocessors: 1,
+            memory_bytes: 900,
+            shared_bytes: 0,
+            clocks: None,
+            device: 0,
+        };
+        let found = Found { driver: 12080, cards: vec![card(0), card(1)], nvrtc: (12, 8), cublas: None };
+        assert_eq!((found.share_bytes(1), found.share_bytes(2), found.share_bytes(3)), (900, 900, 450));
+        for (ranks, expected) in [(1, [1, 1]), (2, [1, 1]), (3, [2, 1]), (5, [3, 2])] {
+            assert_eq!([0, 1].map(|rank| found.ranks_on_card_of(rank, ranks)), expected, "{ranks} ranks");
+        }
+        assert_eq!(found.ranks_on_card_of(4, 5), 3);
     }
 }

@@ -44,6 +44,7 @@ mod limits;
 mod memory;
 mod modules;
 pub mod programs;
+mod scratch;
 mod streams;
 
 pub use driver::{Card, Clocks, usable_cards};
@@ -52,6 +53,7 @@ pub use factory::{CONTEXT_BYTES, CudaFactory, Options, SCRATCH_BYTES, unplanned_
 pub use found::Found;
 pub use libraries::{LibraryState, libraries};
 pub use limits::Limits;
+pub use scratch::scratch_needed;
 
 /// The device's name, in errors and reports.
 pub const NAME: &str = "cuda";

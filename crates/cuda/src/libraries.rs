@@ -2,6 +2,7 @@
 
 use libloading::Library;
 
+use crate::blas;
 use crate::compiler::Compiler;
 use crate::factory::Options;
 
@@ -21,6 +22,8 @@ pub struct LibraryState {
 /// Looks for the libraries.
 pub fn libraries(options: &Options) -> [LibraryState; 3] {
     let nvrtc = Compiler::load(options.nvrtc.as_deref()).ok().map(|compiler| compiler.version());
+    let cublas = if options.library_products { blas::version(options.cublas.as_deref()) } else { Ok(None) };
+    let cublas = cublas.ok().flatten();
     let loads = |names: &[&str]| {
         // SAFETY: the initialisers of these libraries have no requirements.
         names.iter().find(|name| unsafe { Library::new(**name) }.is_ok()).map(|name| name.to_string())
@@ -30,13 +33,13 @@ pub fn libraries(options: &Options) -> [LibraryState; 3] {
             name: "NVRTC",
             purpose: "compiles the kernels: needed",
             found: nvrtc.map(|(major, minor)| format!("{major}.{minor}")),
-            package: "pip install nvidia-cuda-nvrtc, with its folder as PHALANX_NVRTC; or cuda-nvrtc-12-8 of the CUDA toolkit",
+            package: "pip install nvidia-cuda-nvrtc-cu12 (nvidia-cuda-nvrtc for CUDA 13), with its folder as PHALANX_NVRTC; or cuda-nvrtc-12-8 of the CUDA toolkit",
         },
         LibraryState {
             name: "cuBLASLt",
-            purpose: "matrix products; not used yet, own kernels compute them",
-            found: loads(&["libcublasLt.so.13", "libcublasLt.so.12"]),
-            package: "pip install nvidia-cublas; or libcublas-12-8 of the CUDA toolkit",
+            purpose: "matrix products; without it, own kernels compute them",
+            found: cublas.map(|version| format!("{}.{}", version / 10_000, version % 10_000 / 100)),
+            package: "pip install nvidia-cublas-cu12 (nvidia-cublas for CUDA 13), with its folder as PHALANX_CUBLAS; or libcublas-12-8 of the CUDA toolkit",
         },
         LibraryState {
             name: "NCCL",

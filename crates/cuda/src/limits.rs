@@ -1,7 +1,7 @@
 //! What a card can do at most: published figures of its compute capability, at the highest clocks that it reports.
 //!
 //! Operations of a multiprocessor in a clock are those of NVIDIA's CUDA C++ Programming Guide (throughput of instructions) and of the
-//! white papers of the architectures (dense tensor cores, sums in f32). Consumer cards of 8.6 and 8.9 halve sums in f32.
+//! white papers of the architectures (dense tensor cores, sums in f32). GeForce cards halve the rate of sums in f32.
 
 use phalanx_trace::DType;
 
@@ -31,7 +31,7 @@ impl Limits {
 impl Card {
     /// Its limits; None where it does not report its clocks (the emulator has none), or its capability is not known here.
     pub fn limits(&self) -> Option<Limits> {
-        let [f32, half] = flops_per_clock(self.capability)?;
+        let [f32, half] = flops_per_clock(self.capability, self.name.contains("GeForce"))?;
         let clocks = self.clocks?;
         let clock = 1e3 * f64::from(clocks.multiprocessor_khz) * f64::from(self.multiprocessors);
         let memory_bytes_per_s = 2e3 * f64::from(clocks.memory_khz) * f64::from(clocks.memory_bits) / 8.0;
@@ -40,13 +40,12 @@ impl Card {
 }
 
 /// Operations of a multiprocessor in a clock: in f32, and in bf16 by tensor cores. A multiply-add is two.
-fn flops_per_clock(capability: (i32, i32)) -> Option<[f64; 2]> {
+fn flops_per_clock(capability: (i32, i32), is_geforce: bool) -> Option<[f64; 2]> {
     match capability {
         (8, 0) => Some([128.0, 2048.0]),
-        (8, _) => Some([256.0, 1024.0]),
+        (8 | 12, _) => Some([256.0, if is_geforce { 512.0 } else { 1024.0 }]),
         (9, _) => Some([256.0, 4096.0]),
         (10, _) => Some([256.0, 8192.0]),
-        (12, _) => Some([256.0, 1024.0]),
         _ => None,
     }
 }
@@ -74,6 +73,17 @@ mod tests {
         let limits = card((9, 0), 132, Some(h100)).limits().unwrap();
         assert!((limits.half_flops_per_s / 989e12 - 1.0).abs() < 0.01, "{limits:?}");
         assert!((limits.memory_bytes_per_s / 3350e9 - 1.0).abs() < 0.01, "{limits:?}");
+        // RTX 4090: 165.2 teraflops in bf16 with sums in f32, 82.6 in f32, at 2,520 MHz; RTX 6000 Ada: 364.2 and 91.1 at 2,505 MHz.
+        let ada = |khz| Clocks { multiprocessor_khz: khz, memory_khz: 10_501_000, memory_bits: 384 };
+        for (name, multiprocessors, khz, half, f32) in [
+            ("NVIDIA GeForce RTX 4090", 128, 2_520_000, 165.2e12, 82.6e12),
+            ("NVIDIA RTX 6000 Ada Generation", 142, 2_505_000, 364.2e12, 91.1e12),
+        ] {
+            let card = card((8, 9), multiprocessors, Some(ada(khz)));
+            let limits = Card { name: name.to_string(), ..card }.limits().unwrap();
+            assert!((limits.half_flops_per_s / half - 1.0).abs() < 0.01, "{name}: {limits:?}");
+            assert!((limits.f32_flops_per_s / f32 - 1.0).abs() < 0.01, "{name}: {limits:?}");
+        }
         assert_eq!(card((8, 0), 1, None).limits(), None);
         assert_eq!(card((99, 0), 1, Some(h100)).limits(), None);
     }

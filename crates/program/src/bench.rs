@@ -3,7 +3,7 @@
 use anyhow::Result;
 use phalanx_bench::collectives::{self, CollectiveFigures, CollectivesTask};
 use phalanx_bench::memory::{self, MemoryFigures};
-use phalanx_bench::steps::{self, RankSetup, StepCounts, StepFigures};
+use phalanx_bench::steps::{self, DeviceLimits, RankSetup, StepCounts, StepFigures};
 use phalanx_bench::strategies::{self, RankFigures};
 use phalanx_train::GroupSource;
 use phalanx_train::config::{DeviceChoice, DeviceConfig, DeviceKind};
@@ -100,7 +100,10 @@ fn on_device<T>(
             DeviceChoice::Simulated(simulated) => Some(simulated.copy_bytes_per_s),
         },
         limits: match planned.config.device.kind {
-            DeviceKind::Cuda => cards::limits_of(host.rank()),
+            DeviceKind::Cuda => {
+                let limits = cards::limits_of(host.rank(), plan.spec.world_size());
+                Some(limits.unwrap_or(DeviceLimits::UNKNOWN))
+            }
             _ => None,
         },
         source,

@@ -4,6 +4,7 @@
 use anyhow::{Result, anyhow};
 use phalanx_cuda::checks::rates::{self, Rate, Sizes, Work};
 use phalanx_cuda::checks::{Bench, Case, GROUPS};
+use phalanx_cuda::driver::known_version;
 use phalanx_cuda::{CONTEXT_BYTES, Error, Limits, libraries};
 use serde_json::{Value, json};
 
@@ -18,10 +19,10 @@ pub fn to_text() -> String {
         Err(Error::NoDriver) => {
             return "GPUs              none: there is no CUDA driver (libcuda.so)\n".to_string();
         }
-        Err(error) => return format!("GPUs              none that can be used: {error}\n"),
+        Err(error) => return format!("GPUs              none that can be used: {error}\n{}", driver_text()),
         Ok(cards) => cards,
     };
-    let mut text = String::new();
+    let mut text = driver_text();
     for card in &cards {
         let limits =
             card.limits().map_or("its clocks are unknown".to_string(), |limits| limits_text(&limits));
@@ -43,6 +44,17 @@ pub fn to_text() -> String {
         Err(error) => text.push_str(&format!("device.kind       \"auto\" is \"cpu\": {error}\n")),
     }
     text
+}
+
+/// The line of the driver's version.
+fn driver_text() -> String {
+    let version = known_version();
+    version.map_or(String::new(), |version| format!("CUDA driver       {}\n", version_text(version)))
+}
+
+/// 12.4 for 12040
+fn version_text(version: i32) -> String {
+    format!("{}.{}", version / 1000, version % 1000 / 10)
 }
 
 /// The published limits of a card's architecture at its highest clocks.
@@ -76,6 +88,7 @@ pub fn to_json() -> Value {
         |library: &phalanx_cuda::LibraryState| json!({ "name": library.name, "found": library.found });
     let libraries = libraries(&environment::cuda_options(None));
     json!({
+        "driver": known_version().map(version_text),
         "cards": cards.iter().map(card).collect::<Vec<_>>(), "error": error,
         "libraries": libraries.iter().map(library).collect::<Vec<_>>(),
         "usable": cards::look().is_ok(),
@@ -190,5 +203,22 @@ impl Kernels {
                 plural(count, "result")
             )),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `tools/gpu_report.sh` cuts the rates out of the text by a pattern.
+    #[test]
+    fn the_report_of_a_gpu_finds_the_rates() {
+        let rate = Rate { name: "product".to_string(), seconds: 1e-3, work: Work::Bytes(1e6) };
+        let kernels = Kernels { groups: Vec::new(), rates: vec![rate], limits: None, used_bytes: 0 };
+        let script = include_str!("../../../tools/gpu_report.sh");
+        let (_, rest) = script.split_once("sed -n '/^").unwrap();
+        let (start, _) = rest.split_once("/,$p'").unwrap();
+        let text = kernels.to_text();
+        assert!(text.lines().any(|line| line.starts_with(start)), "no line starts with {start:?}: {text}");
     }
 }

@@ -5,37 +5,44 @@ use phalanx_bench::steps::DeviceLimits;
 use phalanx_cuda::{Error, Found};
 use phalanx_trace::DType;
 use phalanx_train::RunConfig;
-use phalanx_train::config::{DeviceKind, Updates};
+use phalanx_train::config::{CUDA_HEAD_MAX, DeviceKind, Products, Updates};
 
 use crate::environment;
 use crate::report::plural;
 
-/// Decides `device.kind = "auto"`, and returns the line that says what was decided and why, or which cards the ranks have.
-/// `runs`: whether the run is to start here, so that there must be the cards that it asks for.
+/// Decides `device.kind = "auto"`, and returns the line that says what was decided and why, or which cards the ranks have; none
+/// for a machine without GPUs. `runs`: whether the run is to start here, so that there must be the cards that it asks for.
+/// `ranks_here`: how many ranks this machine runs.
 ///
 /// # Errors
 /// No usable card for `device.kind = "cuda"`; keys of a card for a run on the processor.
-pub fn decide(config: &mut RunConfig, runs: bool) -> Result<Option<String>> {
-    let kind = config.device.kind;
-    if !matches!(kind, DeviceKind::Auto | DeviceKind::Cuda) {
+pub fn decide(config: &mut RunConfig, runs: bool, ranks_here: usize) -> Result<Option<String>> {
+    if !matches!(config.device.kind, DeviceKind::Auto | DeviceKind::Cuda) {
         return Ok(None);
     }
-    let found = look();
-    let why = match (kind, &found) {
-        (DeviceKind::Auto, _) if config.parallel.updates == Updates::Asynchronous => {
-            "parallel.updates = \"asynchronous\" has no other device".to_string()
-        }
-        (_, Ok(found)) => {
+    decide_by(&look(), config, runs, ranks_here)
+}
+
+fn decide_by(
+    found: &Result<Found, Error>,
+    config: &mut RunConfig,
+    runs: bool,
+    ranks_here: usize,
+) -> Result<Option<String>> {
+    let is_auto = config.device.kind == DeviceKind::Auto;
+    let why = match (found, why_processor(config).filter(|_| is_auto)) {
+        (Ok(_), Some(why)) => why,
+        (Ok(found), None) => {
             config.device.kind = DeviceKind::Cuda;
-            return Ok(Some(ranks_on(found, config.world_size())));
+            return Ok(Some(ranks_on(found, ranks_here)));
         }
-        (DeviceKind::Cuda, Err(error)) if runs => {
+        (Err(error), _) if !is_auto && runs => {
             let advice = "or compute on the processor with --set device.kind=cpu";
             bail!("device.kind = \"cuda\": {error}; {advice}");
         }
-        (DeviceKind::Cuda, Err(_)) => return Ok(None),
-        (_, Err(Error::NoDriver)) => "there is no CUDA driver (`phalanx doctor` says more)".to_string(),
-        (_, Err(error)) => error.to_string(),
+        (Err(_), _) if !is_auto => return Ok(None),
+        (Err(Error::NoDriver), _) => "there is no CUDA driver (`phalanx doctor` says more)".to_string(),
+        (Err(error), _) => error.to_string(),
     };
     if let Some(mib) = config.device.memory_mb {
         bail!(
@@ -43,7 +50,27 @@ pub fn decide(config: &mut RunConfig, runs: bool) -> Result<Option<String>> {
         );
     }
     config.device.kind = DeviceKind::Cpu;
-    Ok(Some(format!("computing on the processor (device.kind = \"auto\"): {why}")))
+    // Most machines have no GPU, and their users know.
+    let has_driver = !matches!(found, Err(Error::NoDriver));
+    Ok(has_driver.then(|| format!("computing on the processor (device.kind = \"auto\"): {why}")))
+}
+
+/// What a configuration asks for that only the processor computes.
+fn why_processor(config: &RunConfig) -> Option<String> {
+    if config.parallel.updates == Updates::Asynchronous {
+        return Some("parallel.updates = \"asynchronous\" has no other device".to_string());
+    }
+    let products = config.precision.products;
+    if matches!(products, Products::Split | Products::Split2) {
+        return Some(format!(
+            "precision.products = {:?} is for processors with tile registers",
+            products.name()
+        ));
+    }
+    let size = config.model.hidden / config.model.heads;
+    (size > CUDA_HEAD_MAX).then(|| {
+        format!("a head has {size} elements (model.hidden / model.heads), and cards compute at most {CUDA_HEAD_MAX}")
+    })
 }
 
 /// The cards of this machine.
@@ -54,16 +81,16 @@ pub fn look() -> Result<Found, Error> {
     Found::look(&environment::cuda_options(None))
 }
 
-/// Bytes of its card that each of `ranks` may take: `device.memory_mb`, or its share.
+/// Bytes of its card that each of `ranks` of this machine may take: `device.memory_mb`, or its share.
 ///
 /// # Errors
 /// No usable card.
-pub fn share_bytes(config: &RunConfig) -> Result<u64> {
+pub fn share_bytes(config: &RunConfig, ranks: usize) -> Result<u64> {
     if let Some(mib) = config.device.memory_mb {
         return Ok((mib * f64::from(1 << 20)) as u64);
     }
     let found = look().context("give device.memory_mb, what a rank may take of its card")?;
-    Ok(found.share_bytes(config.world_size()))
+    Ok(found.share_bytes(ranks))
 }
 
 fn ranks_on(found: &Found, ranks: usize) -> String {
@@ -83,12 +110,54 @@ pub fn peak_flops_per_s(dtype: DType, ranks: usize) -> f64 {
     used.filter_map(|card| Some(card.limits()?.flops_per_s(dtype))).sum()
 }
 
-/// What the card of a rank can do at most, by published figures.
-pub fn limits_of(rank: usize) -> Option<DeviceLimits> {
-    let limits = look().ok()?.card_of(rank).limits()?;
+/// What the card of a rank can do at most for it, by published figures; `ranks` share the cards. None where the card does not
+/// say how fast it runs.
+pub fn limits_of(rank: usize, ranks: usize) -> Option<DeviceLimits> {
+    let found = look().ok()?;
+    let limits = found.card_of(rank).limits()?;
+    let share = found.ranks_on_card_of(rank, ranks) as f64;
     Some(DeviceLimits {
-        f32_flops_per_s: limits.f32_flops_per_s,
-        half_flops_per_s: limits.half_flops_per_s,
-        bytes_per_s: limits.memory_bytes_per_s,
+        f32_flops_per_s: limits.f32_flops_per_s / share,
+        half_flops_per_s: limits.half_flops_per_s / share,
+        bytes_per_s: limits.memory_bytes_per_s / share,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn decided(found: Error, kind: DeviceKind, runs: bool) -> (Result<Option<String>>, DeviceKind) {
+        let mut config = RunConfig::default();
+        config.device.kind = kind;
+        let line = decide_by(&Err(found), &mut config, runs, 1);
+        (line, config.device.kind)
+    }
+
+    #[test]
+    fn without_a_driver_auto_is_the_processor_without_a_word() {
+        let (line, kind) = decided(Error::NoDriver, DeviceKind::Auto, true);
+        assert_eq!((line.unwrap(), kind), (None, DeviceKind::Cpu));
+        let (line, kind) = decided(Error::DriverTooOld { version: 11080 }, DeviceKind::Auto, true);
+        let line = line.unwrap().unwrap();
+        assert!(kind == DeviceKind::Cpu && line.contains("11.8"), "{line}");
+        let (line, kind) = decided(Error::NoDriver, DeviceKind::Cuda, false);
+        assert_eq!((line.unwrap(), kind), (None, DeviceKind::Cuda), "a plan needs no card");
+        let refused = decided(Error::NoDriver, DeviceKind::Cuda, true).0.unwrap_err().to_string();
+        assert!(refused.contains("device.kind=cpu"), "{refused}");
+    }
+
+    #[test]
+    fn what_a_card_would_refuse_is_for_the_processor() {
+        assert_eq!(why_processor(&RunConfig::default()), None);
+        let mut config = RunConfig::default();
+        (config.model.hidden, config.model.heads) = (1024, 4);
+        assert_eq!(why_processor(&config), None);
+        config.model.heads = 2;
+        assert!(why_processor(&config).unwrap().contains("512"));
+        config.model.heads = 4;
+        config.precision.products = Products::Split2;
+        assert!(why_processor(&config).unwrap().contains("split2"));
+        assert_eq!(phalanx_cuda::programs::HEADS.last(), Some(&(CUDA_HEAD_MAX as u32)));
+    }
 }

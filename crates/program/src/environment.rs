@@ -2,7 +2,7 @@
 //!
 //! They decide how devices compute, so the factory that makes devices is here, too.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Result, bail};
@@ -31,7 +31,7 @@ const TERM: &str = "TERM";
 /// Where NVRTC is, which compiles the kernels of NVIDIA GPUs: a folder or a file.
 const NVRTC: &str = "PHALANX_NVRTC";
 
-/// Where cuBLASLt is, which multiplies matrices on NVIDIA GPUs: a folder or a file.
+/// Where cuBLASLt is, which multiplies matrices on NVIDIA GPUs: a folder or a file; or `off`.
 const CUBLAS: &str = "PHALANX_CUBLAS";
 
 /// The folder of what a program may compute again, and the home folder, which has one.
@@ -42,9 +42,12 @@ const HOME: &str = "HOME";
 pub fn cuda_options(memory_bytes: Option<u64>) -> phalanx_cuda::Options {
     let folder = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let cache = folder(CACHE_HOME).or_else(|| Some(folder(HOME)?.join(".cache")));
+    let cublas = folder(CUBLAS);
+    let library_products = cublas.as_deref() != Some(Path::new("off"));
     phalanx_cuda::Options {
         nvrtc: folder(NVRTC),
-        cublas: folder(CUBLAS),
+        cublas: cublas.filter(|_| library_products),
+        library_products,
         cache: cache.map(|folder| folder.join("phalanx/cuda")),
         memory_bytes,
         ..phalanx_cuda::Options::default()

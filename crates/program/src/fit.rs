@@ -449,7 +449,12 @@ pub fn budget_for_plan(planned: &Planned, given: Option<u64>) -> Result<Option<B
         return Ok(Some(Budget::Device(bytes)));
     }
     if planned.config.device.kind == DeviceKind::Cuda {
-        return Ok(card(planned));
+        let Some(card) = card(planned) else { return Ok(None) };
+        // What is short decides: the card's memory, the limit of a rank, or this machine's memory.
+        let machine = machine::available().filter(|_| !planned.is_for_elsewhere()).map(Budget::Machine);
+        let mut others = [limit(planned), machine].into_iter().flatten();
+        let short = others.find(|other| card.fits(planned) && !other.fits(planned));
+        return Ok(Some(short.unwrap_or(card)));
     }
     if let Some(budget) = limit(planned) {
         return Ok(Some(budget));
@@ -466,7 +471,9 @@ pub fn budget_for_plan(planned: &Planned, given: Option<u64>) -> Result<Option<B
 /// What a rank may take of its card, if it has one that is known.
 fn card(planned: &Planned) -> Option<Budget> {
     let has_card = planned.config.device.kind == DeviceKind::Cuda;
-    has_card.then(|| cards::share_bytes(&planned.config).ok().map(Budget::Card)).flatten()
+    has_card
+        .then(|| cards::share_bytes(&planned.config, planned.ranks_here()).ok().map(Budget::Card))
+        .flatten()
 }
 
 /// The memory that `memory.limit_mb` gives a rank, if it is set.

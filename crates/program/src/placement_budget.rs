@@ -18,8 +18,8 @@ const PROGRAM: u64 = 48 << 20;
 const THREAD: u64 = 6 << 20;
 
 /// Fills in `memory.device_budget_mb` for `auto`: what `memory.limit_mb` or this machine's available memory leaves each rank.
-/// The memory of a simulated device, where it is given, is its budget.
-pub fn fill(config: &mut RunConfig) {
+/// The memory of a simulated device, where it is given, is its budget. `ranks` share this machine.
+pub fn fill(config: &mut RunConfig, ranks: usize) {
     if config.memory.placement != Some(Placement::Auto) || config.memory.device_budget_mb.is_some() {
         return;
     }
@@ -28,9 +28,9 @@ pub fn fill(config: &mut RunConfig) {
         return;
     }
     if config.device.kind == DeviceKind::Cuda {
-        return fill_card(config);
+        return fill_card(config, ranks);
     }
-    let share = machine::available().map(|available| available.bytes / config.world_size() as u64);
+    let share = machine::available().map(|available| available.bytes / ranks as u64);
     let limit = config.memory.limit_mb.map(|mib| (mib * MIB) as u64);
     if let Some(bytes) = [share, limit].into_iter().flatten().min() {
         set_device(config, bytes);
@@ -38,11 +38,11 @@ pub fn fill(config: &mut RunConfig) {
 }
 
 /// Fills in what a rank may take of its card, and its share of this machine's memory for what does not fit there.
-fn fill_card(config: &mut RunConfig) {
-    if let Ok(bytes) = cards::share_bytes(config) {
+fn fill_card(config: &mut RunConfig, ranks: usize) {
+    if let Ok(bytes) = cards::share_bytes(config, ranks) {
         set_device(config, bytes);
     }
-    let share = machine::available().map(|available| available.bytes / config.world_size() as u64);
+    let share = machine::available().map(|available| available.bytes / ranks as u64);
     if let (Some(bytes), None) = (share, config.memory.host_budget_mb) {
         config.memory.host_budget_mb =
             Some((bytes.saturating_sub(process(config)).max(1 << 20) >> 20) as f64);
@@ -75,13 +75,27 @@ mod tests {
         let mut config = RunConfig::default();
         config.train.threads = Some(2);
         config.memory.limit_mb = Some(100.0);
-        fill(&mut config);
+        fill(&mut config, 1);
         assert_eq!(config.memory.device_budget_mb, None, "without auto there is no budget");
         config.memory.placement = Some(Placement::Auto);
-        fill(&mut config);
+        fill(&mut config, 1);
         assert_eq!(config.memory.device_budget_mb, Some(40.0));
         config.memory.limit_mb = Some(200.0);
-        fill(&mut config);
+        fill(&mut config, 1);
         assert_eq!(config.memory.device_budget_mb, Some(40.0));
+    }
+
+    #[test]
+    fn ranks_of_other_machines_take_nothing_of_this_one() {
+        let budget = |ranks| {
+            let mut config = RunConfig::default();
+            (config.train.threads, config.parallel.data) = (Some(1), Some(8));
+            config.memory.placement = Some(Placement::Auto);
+            fill(&mut config, ranks);
+            config.memory.device_budget_mb
+        };
+        if let (Some(of_four), Some(of_eight)) = (budget(4), budget(8)) {
+            assert!(of_four > 1.5 * of_eight, "{of_four} {of_eight}");
+        }
     }
 }

@@ -29,7 +29,7 @@ pub fn to_json(planned: &Planned) -> Value {
         disk: DeviceBytes::from(r.peak_of(Memory::Disk)),
         resident_bytes_peak: None,
     };
-    json!({
+    let mut figures = json!({
         "ranks": plan.ranks.iter().map(rank).collect::<Vec<_>>(),
         "ranks_alike": planned.each_stands_for(),
         "arena_bytes": plan.ranks.iter().map(|r| r.memory.arena_bytes).collect::<Vec<_>>(),
@@ -38,7 +38,6 @@ pub fn to_json(planned: &Planned) -> Value {
         "collective_bytes_per_step": plan.collective_bytes_per_step(),
         "tokens_per_step": spec.tokens_per_step(),
         "outside_bytes_per_rank": planned.outside_bytes(),
-        "beside_plan": spec.beside_plan.map(|_| json!({ "scratch_bytes": SCRATCH_BYTES, "driver_bytes_about": CONTEXT_BYTES })),
         "needed_bytes": planned.needed_bytes(),
         "layout": {
             "ranks": spec.world_size(), "mesh": spec.mesh, "zero": spec.stage.number(), "micro": spec.micro_batch_size,
@@ -59,7 +58,12 @@ pub fn to_json(planned: &Planned) -> Value {
         "kernels": plan.of(0).step.kernels,
         "collectives": plan.of(0).step.collectives,
         "other_reduce": planned.other_reduce().map(|other| reduce_json(&other)),
-    })
+    });
+    if spec.beside_plan.is_some() {
+        figures["beside_plan"] =
+            json!({ "scratch_bytes": SCRATCH_BYTES, "driver_bytes_about": CONTEXT_BYTES });
+    }
+    figures
 }
 
 fn chunks_json(spec: &Spec) -> Value {

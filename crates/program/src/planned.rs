@@ -5,9 +5,9 @@
 
 use std::sync::Arc;
 
-use anyhow::{Result, anyhow};
+use anyhow::{Result, anyhow, bail};
 use phalanx_baselines::asynchronous;
-use phalanx_cuda::{CONTEXT_BYTES, SCRATCH_BYTES};
+use phalanx_cuda::{CONTEXT_BYTES, SCRATCH_BYTES, scratch_needed};
 use phalanx_models::Model;
 use phalanx_plan::slot::Slot;
 use phalanx_trace::DType;
@@ -122,6 +122,11 @@ impl Planned {
         Planned { ranks_here, ..self }
     }
 
+    /// How many of its ranks one machine runs.
+    pub fn ranks_here(&self) -> usize {
+        self.ranks_here.unwrap_or(self.plan.spec.world_size())
+    }
+
     /// The plan as one of its ranks has it.
     pub fn of_one_rank(config: ResolvedConfig, plan: RunPlan) -> Planned {
         Planned { config, plan: Arc::new(plan), ranks_here: None }
@@ -183,7 +188,24 @@ pub fn spec(config: &RunConfig, model: Arc<dyn Model>, evaluated: usize) -> Resu
     // The error message already includes its cause.
     let spec = Spec::new(config, model, evaluated, threads).map_err(|error| anyhow!("{error}"))?;
     let beside_plan = (config.device.kind == DeviceKind::Cuda).then_some(SCRATCH_BYTES + CONTEXT_BYTES);
+    if beside_plan.is_some() {
+        check_scratch(&spec)?;
+    }
     Ok(Spec { beside_plan, ..spec })
+}
+
+/// Refuses a run on cards whose kernels need more scratch than they have.
+fn check_scratch(spec: &Spec) -> Result<()> {
+    let (micro, seq, shape) = (spec.micro_batch_size, spec.seq, spec.model.shape());
+    let needed = scratch_needed([micro, seq, shape.hidden], shape.heads, spec.mesh.tensor);
+    if needed > SCRATCH_BYTES {
+        bail!(
+            "kernels of a card need {needed} bytes of scratch for a micro-batch of {micro} x {seq} tokens and {} heads, and have \
+             {SCRATCH_BYTES}: make batch.micro or model.seq smaller, or parallel.tensor larger",
+            shape.heads
+        );
+    }
+    Ok(())
 }
 
 /// Counts bytes that a rank needs.

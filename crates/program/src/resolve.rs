@@ -27,8 +27,8 @@ pub enum Purpose {
     /// For planning or measuring.
     Plan,
     /// For a run folder: paths are made absolute, and what depends on the machine is filled in: the number of threads, and
-    /// how products are computed.
-    Train(Environment),
+    /// how products are computed. The second is how many of the ranks one machine runs, if not all.
+    Train(Environment, Option<usize>),
 }
 
 /// A resolved configuration and its model.
@@ -76,9 +76,13 @@ pub fn resolve<T>(
     let imported = config.model.init.clone().map(PathBuf::from);
     let initial = imported.as_deref().map(|dir| import_shape(&mut config, given, dir)).transpose()?;
     config.check()?;
-    let device = cards::decide(&mut config, matches!(purpose, Purpose::Train(_)))?;
+    let ranks_here = match purpose {
+        Purpose::Train(_, Some(ranks)) => ranks,
+        Purpose::Train(_, None) | Purpose::Plan => config.world_size(),
+    };
+    let device = cards::decide(&mut config, matches!(purpose, Purpose::Train(..)), ranks_here)?;
     config.check()?;
-    if let Purpose::Train(environment) = purpose {
+    if let Purpose::Train(environment, _) = purpose {
         config.data.tokens = config.data.tokens.as_deref().map(resume::absolute);
         config.model.init = config.model.init.as_deref().map(resume::absolute);
         config.train.threads = config.train.threads.or(Some(machine::threads_per_rank(config.world_size())));
@@ -86,7 +90,7 @@ pub fn resolve<T>(
             config.precision.products = environment.choose(&config.precision)?;
         }
     }
-    placement_budget::fill(&mut config);
+    placement_budget::fill(&mut config, ranks_here);
     let (vocabulary, found) = data(&config)?;
     let model = complete(&mut config, fixed.or(initial.as_ref()), vocabulary)?;
     Ok((Resolved { config: ResolvedConfig::new(config)?, model, imported, device }, found))

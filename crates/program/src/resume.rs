@@ -73,11 +73,13 @@ pub fn resume(
     let mut given = changed.with(&args.overrides, &args.data)?;
     let (before, mut config) = (stored.given.config()?, given.config()?);
     let said = |key: &str| args.overrides.set.iter().any(|set| set.trim_start().starts_with(key));
-    let said_threads = file.is_some_and(|file| file.has("train.threads")) || said("train.threads");
-    if config.world_size() != before.world_size() && !said_threads {
+    let said_or_in_file = |key: &str| file.as_ref().is_some_and(|file| file.has(key)) || said(key);
+    if config.world_size() != before.world_size() && !said_or_in_file("train.threads") {
         given.leave_out("train.threads");
         config = given.config()?;
     }
+    notes.extend(leave_out_of_device(&mut given, [&before, &config], said_or_in_file));
+    config = given.config()?;
     keep_decay(&mut given, &before, &config);
     config = given.config()?;
     let checkpoint = match stored.checkpoint {
@@ -106,6 +108,30 @@ pub fn resume(
     // A token file that is named again may have changed.
     let tokens = stored.tokens.filter(|_| same_data && !said("data.tokens"));
     Ok(Resumed { given, checkpoint, starts: false, same_data, tokens, notes })
+}
+
+/// Keys whose values belong to the device for which they were given or filled in.
+const KEYS_OF_DEVICE: [&str; 3] = ["device.memory_mb", "memory.device_budget_mb", "memory.host_budget_mb"];
+
+/// Removes the stored memory limits of another device than the one of now, except those that are `said` again; returns a
+/// note that names them.
+fn leave_out_of_device(
+    given: &mut UserConfig,
+    [before, now]: [&RunConfig; 2],
+    said: impl Fn(&str) -> bool,
+) -> Option<String> {
+    let [was, is] = [before, now].map(|config| config.device.kind);
+    let left: Vec<&str> = KEYS_OF_DEVICE.into_iter().filter(|key| given.has(key) && !said(key)).collect();
+    if was == is || left.is_empty() {
+        return None;
+    }
+    left.iter().for_each(|key| given.leave_out(key));
+    let keys = left.join(", ");
+    Some(format!(
+        "device.kind was {} and is {} from here on: {keys} of before left out",
+        was.name(),
+        is.name()
+    ))
 }
 
 /// Keeps the step at which the learning rate's decay ends, even if `train.steps` changes. For a run of a version that
@@ -293,5 +319,29 @@ mod tests {
         let back = "[schedule]\nkind = \"constant\"\n[train]\nsteps = 100";
         let decays = resumed(back, &["schedule.kind=linear", "train.steps=200"]);
         assert_eq!(decays.schedule.decay_steps, Some(200));
+    }
+
+    #[test]
+    fn another_device_has_memory_limits_of_its_own() {
+        let card = "[device]\nkind = \"cuda\"\nmemory_mb = 9000\n[memory]\nplacement = \"auto\"\n\
+                    device_budget_mb = 8000\nhost_budget_mb = 500";
+        let processor = "[device]\nkind = \"cpu\"\n[memory]\nplacement = \"auto\"\ndevice_budget_mb = 300";
+        let kept = |stored: &str, kind: &str, said: &str| {
+            let stored = UserConfig::of_text(stored).unwrap();
+            let set = vec![format!("device.kind={kind}")];
+            let mut given = stored.clone().with(&Overrides { set, nproc: None }, &[]).unwrap();
+            let (before, now) = (stored.config().unwrap(), given.config().unwrap());
+            let note = leave_out_of_device(&mut given, [&before, &now], |key| key == said);
+            let config = given.config().unwrap();
+            let budgets =
+                [config.device.memory_mb, config.memory.device_budget_mb, config.memory.host_budget_mb];
+            (budgets, note.is_some())
+        };
+        let none = "";
+        assert_eq!(kept(card, "cuda", none), ([Some(9000.0), Some(8000.0), Some(500.0)], false));
+        assert_eq!(kept(card, "cpu", none), ([None; 3], true));
+        assert_eq!(kept(card, "cpu", "memory.host_budget_mb"), ([None, None, Some(500.0)], true));
+        assert_eq!(kept(processor, "cpu", none), ([None, Some(300.0), None], false));
+        assert_eq!(kept(processor, "cuda", none), ([None; 3], true));
     }
 }

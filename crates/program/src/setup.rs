@@ -43,7 +43,8 @@ pub fn prepare(
 ) -> Result<Prepares> {
     let staged = Staged::new(folder.path())?;
     let fixed = started.checkpoint.as_ref().map(|(_, model)| model);
-    let (resolved, tokens) = resolve(&started.given, Purpose::Train(environment), fixed, |config| {
+    let purpose = Purpose::Train(environment, ranks_here);
+    let (resolved, tokens) = resolve(&started.given, purpose, fixed, |config| {
         let tokens = tokens(folder, &staged, started, config, show)?;
         Ok((tokens.vocabulary(config), tokens))
     })?;
@@ -239,10 +240,11 @@ fn what_to_do(error: phalanx_data::DataError, config: &RunConfig, is_new: bool) 
 }
 
 /// Floating-point operations per second of the threads of all ranks together, at most those of all cores; or of their cards, by
-/// published figures.
+/// published figures: those of this machine, for as many machines as there are.
 fn peak_flops_per_s(planned: &Planned, environment: Environment) -> Result<f64> {
     if planned.config.device.kind == DeviceKind::Cuda {
-        return Ok(cards::peak_flops_per_s(planned.compute(), planned.plan.spec.world_size()));
+        let (world, here) = (planned.plan.spec.world_size(), planned.ranks_here());
+        return Ok(cards::peak_flops_per_s(planned.compute(), here) * world as f64 / here as f64);
     }
     let spec = &planned.plan.spec;
     let threads = (spec.world_size() * spec.threads).min(machine::cores());

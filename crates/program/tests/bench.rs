@@ -25,7 +25,7 @@ fn steps_are_timed_on_any_number_of_ranks() {
         ] {
             assert!(number(&figures, key) > 0.0, "{key}");
         }
-        assert_eq!(figures["losses"].as_array().unwrap().len(), 3);
+        assert_eq!((figures["losses"].as_array().unwrap().len(), &figures["device"]), (3, &json!("cpu")));
         assert!(number(&figures, "page_faults_per_step") < number(&figures, "page_faults_first_step"));
         let text = home.run(&["bench", "step", "small.toml", "--nproc", nproc, "--steps", "1"]).ok().stdout;
         for words in ["linear_weight_gradient", "of floor", "outside of kernels", "step: mfu"] {
@@ -159,6 +159,7 @@ fn memory_compares_placements_and_budgets() {
     let runs = figures["runs"].as_array().unwrap();
     let names: Vec<&str> = runs.iter().map(|run| run["placement"].as_str().unwrap()).collect();
     assert_eq!(names, ["device", "host", "auto", "auto"]);
+    assert_eq!(figures["device"], "simulated");
     let device = |run: &Value| run["peaks"]["device"]["measured_bytes"].as_u64().unwrap();
     for run in &runs[..3] {
         assert_eq!(run["as_planned"], json!(true), "{run}");

@@ -89,6 +89,28 @@ fn losses_are_near_the_processors_and_every_memory_is_as_planned() {
     }
 }
 
+/// The emulator says no clocks, so there are no limits; the strategies that are compared with are the processor's.
+#[test]
+fn benchmarks_say_their_device_and_claim_no_limits_that_are_unknown() {
+    if !has_emulator("benchmarks") {
+        return;
+    }
+    let (home, seed) = (Home::new(), ("PHALANX_EMULATOR_SEED", "5"));
+    let settings = ["--set", "model.layers=1", "--set", "model.hidden=16", "--set", "batch.global=4"];
+    let step = [&["bench", "step", "small.toml", "--steps", "1", "--warmup", "1"], &settings[..]].concat();
+    let ended = run(&home, &[&step[..], &["--json"]].concat(), seed).ok();
+    assert!(ended.stderr.contains("computing on Phalanx CUDA emulator"), "{}", ended.stderr);
+    let figures = ended.json();
+    let [device, mfu, peak] = ["device", "mfu", "peak_flops_per_s"].map(|key| &figures[key]);
+    assert_eq!((device.as_str(), mfu.is_null(), peak.is_null()), (Some("cuda"), true, true), "{figures}");
+    let text = run(&home, &step, seed).ok().stdout;
+    assert!(text.contains("unknown") && !text.contains("mfu") && !text.contains("utilisation"), "{text}");
+    let strategies = ["bench", "strategies", "small.toml", "--nproc", "2", "--steps", "1", "--json"];
+    let few = ["--only", "one-device", "--bert-steps", "0"];
+    let figures = run(&home, &[&strategies[..], &few, &settings].concat(), seed).ok().json();
+    assert_eq!(figures["device"], "cpu");
+}
+
 #[test]
 fn what_is_missing_is_named_with_what_helps() {
     if !has_emulator("what is missing") {
@@ -96,19 +118,21 @@ fn what_is_missing_is_named_with_what_helps() {
     }
     let home = Home::new();
     let train = [&["train", "small.toml", "--run", "refused", "--nproc", "1"], &TINY[..]].concat();
-    let cases: [(&str, &str, &[&str]); 6] = [
+    let cases: [(&str, &str, &[&str]); 8] = [
         (
             "PHALANX_EMULATOR_DRIVER",
             "11080",
             &["driver is of CUDA 11.8", "12.0 or newer", "update NVIDIA's driver"],
         ),
-        ("PHALANX_EMULATOR_CARDS", "0", &["the driver finds 0", "CUDA_VISIBLE_DEVICES"]),
+        ("PHALANX_EMULATOR_CARDS", "0", &["the driver finds no card", "CUDA_VISIBLE_DEVICES"]),
         ("PHALANX_EMULATOR_CAPABILITY", "75", &["compute capability 7.5", "8.0 or newer"]),
         (
             "PHALANX_NVRTC",
             "/nonexistent",
             &["no NVRTC", "pip install nvidia-cuda-nvrtc", "/nonexistent/libnvrtc.so"],
         ),
+        ("PHALANX_CUBLAS", "/nonexistent", &["there is no cuBLASLt", "/nonexistent", "\"off\""]),
+        ("PHALANX_EMULATOR_CAPABILITY", "99", &["does not compile for sm_99", "install a newer one"]),
         ("PHALANX_EMULATOR_MEMORY_MB", "128", &["needs", "its share of the card", "128.0 MiB"]),
         (
             "PHALANX_EMULATOR_LOST_AT",
@@ -121,7 +145,7 @@ fn what_is_missing_is_named_with_what_helps() {
         let found = !matches!(name, "PHALANX_EMULATOR_MEMORY_MB" | "PHALANX_EMULATOR_LOST_AT");
         if found {
             // Without a card to use, the run is one of the processor, and says why.
-            let dir = format!("auto-{name}");
+            let dir = format!("auto-{name}-{}", value.replace('/', ""));
             let auto = [&["train", "small.toml", "--run", &dir, "--nproc", "1"], &TINY[..]].concat();
             let ended = run(&home, &auto, (name, value)).ok();
             let line = ended.stderr.lines().find(|line| line.contains("computing on the processor"));
@@ -132,6 +156,16 @@ fn what_is_missing_is_named_with_what_helps() {
             );
         }
     }
+    // What a card does not compute is for the processor, and `cuda` is refused for it.
+    let large_heads = ["--set", "model.hidden=1024", "--set", "model.heads=2", "--set", "train.steps=1"];
+    let auto = [&["train", "small.toml", "--run", "heads", "--nproc", "1"], &TINY[..], &large_heads].concat();
+    let seed = ("PHALANX_EMULATOR_SEED", "0");
+    let said = run(&home, &auto, seed).ok().stderr;
+    assert!(
+        said.contains("computing on the processor") && said.contains("a head has 512 elements"),
+        "{said}"
+    );
+    run(&home, &[&train[..], &large_heads, &CARD].concat(), seed).refused(&["model.heads = 2", "at most 256"]);
     let limited = [&train[..], &CARD, &["--set", "device.memory_mb=500"]].concat();
     run(&home, &limited, ("PHALANX_EMULATOR_SEED", "0")).refused(&["device.memory_mb", "524288000"]);
 }
@@ -144,8 +178,14 @@ fn without_a_driver_cuda_is_refused_and_auto_is_the_processor() {
     let home = Home::new();
     let train = [&["train", "small.toml", "--run", "auto", "--nproc", "1"], &TINY[..]].concat();
     home.run(&[&train[..], &CARD].concat()).refused(&["no CUDA driver", "libcuda.so", "device.kind=cpu"]);
+    // Most machines have no GPU: nothing is said.
     let ended = home.run(&train).ok();
-    assert!(ended.stderr.contains("computing on the processor (device.kind = \"auto\")"), "{}", ended.stderr);
+    assert!(
+        !ended.stderr.contains("computing on") && !ended.stdout.contains("computing on"),
+        "{}",
+        ended.stderr
+    );
+    assert!(home.json("auto/plan.json").get("beside_plan").is_none());
     let limited = [&["train", "small.toml", "--run", "limited", "--nproc", "1"], &TINY[..]].concat();
     home.run(&[&limited[..], &["--set", "device.memory_mb=100"]].concat())
         .refused(&["device.memory_mb = 100", "driver"]);
@@ -155,18 +195,37 @@ fn without_a_driver_cuda_is_refused_and_auto_is_the_processor() {
     for words in ["an NVIDIA GPU", "scratch of kernels", "driver, about", "fits"] {
         assert!(planned.stdout.contains(words), "no {words:?} in: {}", planned.stdout);
     }
+    let long = ["plan", "small.toml", "--device-memory", "80GiB", "--set", "device.kind=cuda"];
+    let sizes = ["--set", "model.seq=131072", "--set", "model.heads=32", "--set", "batch.micro=8"];
+    home.run(&[&long[..], &sizes].concat()).refused(&["bytes of scratch", "67108864", "make batch.micro"]);
+    let unknown = home.run(&["plan", "small.toml", "--set", "device.kind=cuda"]).ok().stderr;
+    assert!(unknown.contains("no card was found here (no CUDA driver"), "{unknown}");
+    let hint = "for GPUs add --set device.kind=cuda";
+    assert!(!planned.stderr.contains(hint), "{}", planned.stderr);
+    for (args, hinted) in [
+        (&["--device-memory", "80GiB"][..], true),
+        (&["--machine", "h100"], true),
+        (&["--device-memory", "80GiB", "--set", "device.kind=cpu"], false),
+        (&[], false),
+    ] {
+        let said = home.run(&[&["plan", "small.toml"], args].concat()).ok().stderr;
+        assert_eq!(said.contains(hint), hinted, "{args:?}: {said}");
+    }
 }
 
 #[test]
 fn the_doctor_checks_every_kernel() {
     let home = Home::new();
     if !has_emulator("doctor") {
-        home.run(&["doctor", "--kernels"]).refused(&["no CUDA driver"]);
+        // A machine with a driver shows its cards to no test.
+        let said = home.run(&["doctor", "--kernels"]).refused(&[]).stderr;
+        assert!(said.contains("no CUDA driver") || said.contains("the driver finds no card"), "{said}");
         return;
     }
     let ended = on_emulator(&home, &["doctor", "--kernels"]).output().unwrap();
     let said = Ended::from(ended).ok().stdout;
     for words in [
+        "CUDA driver       12.8",
         "GPU 0",
         "NVRTC",
         "\"auto\" is \"cuda\"",

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use phalanx_random::SplitMix64;
 use phalanx_tensor::{Arena, Category, DType, Device, DeviceError, Immediate, Kernels, Memory, Tensor, View};
 
-use crate::driver::{Card, Context};
+use crate::driver::{Context, usable_cards};
 use crate::error::Error;
 use crate::factory::{Options, unplanned_device};
 
@@ -43,21 +43,22 @@ pub(super) type Read = Result<Vec<f64>, DeviceError>;
 pub(super) type Results = Vec<(&'static str, Read)>;
 
 impl Bench {
-    /// A card with `options`, and the processor with `kernels`.
+    /// The first usable card with `options`, and the processor with `kernels`.
     ///
     /// # Errors
     /// No driver, card or compiler.
     pub fn new(options: &Options, kernels: Arc<dyn Kernels>) -> Result<Bench, Error> {
         // A card without clocks is the emulator.
-        let memory_bytes = if Card::open(0)?.clocks.is_some() { CARD_BYTES } else { EMULATOR_BYTES };
-        let card = unplanned_device(options, memory_bytes, Arc::clone(&kernels))?;
+        let card = usable_cards()?.swap_remove(0);
+        let memory_bytes = if card.clocks.is_some() { CARD_BYTES } else { EMULATOR_BYTES };
+        let device = unplanned_device(options, memory_bytes, Arc::clone(&kernels))?;
         let processor = Device::with_memories(
             Arc::new(Immediate::new(kernels)),
             Arena::heap(),
             Arena::heap_of(Memory::Host),
         );
-        let context = Context::new(Card::open(0)?, &Arc::default())?;
-        Ok(Bench { devices: [processor, card], context, cases: RefCell::default() })
+        let context = Context::new(card, &Arc::default())?;
+        Ok(Bench { devices: [processor, device], context, cases: RefCell::default() })
     }
 
     /// Bytes of the card's memory that are free, and all.

@@ -1,8 +1,8 @@
 //! Products by cuBLASLt, where it is there and the shape suits it.
 //!
 //! Which products it computes depends on their shapes and types alone, so that results do not depend on where tensors lie:
-//! rows of whole 16 bytes. A matrix at an address that is no multiple of 16, as parameters in chunks may be, is copied to
-//! scratch and back.
+//! rows of whole 16 bytes. A matrix at an address that is no multiple of 16, as a part of another tensor may be (parameters in
+//! chunks never are), is copied to scratch and back.
 
 use phalanx_tensor::{DType, View};
 

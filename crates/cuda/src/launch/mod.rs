@@ -11,6 +11,8 @@ mod products;
 mod rows;
 mod sums;
 
+pub(crate) use sums::RowBlocks;
+
 use std::ops::Range;
 
 use cudarc::driver::sys::CUstream;

@@ -21,7 +21,7 @@ const COLUMN_THREADS: u32 = 128;
 const TREE_MAX: usize = 2048 * 2048;
 
 /// A sum over rows: how they are cut into blocks, by shape alone and as on the processor.
-pub(super) struct RowBlocks {
+pub(crate) struct RowBlocks {
     columns: usize,
     /// Lines of sums of a block.
     lines: usize,
@@ -31,13 +31,13 @@ pub(super) struct RowBlocks {
 }
 
 impl RowBlocks {
-    pub(super) fn new(rows: usize, columns: usize, lines: usize) -> RowBlocks {
+    pub(crate) fn new(rows: usize, columns: usize, lines: usize) -> RowBlocks {
         let grain = (GRAIN / columns.max(1)).max(1).max(rows.div_ceil(BLOCKS_MAX));
         RowBlocks { columns, lines, grain, blocks: rows.div_ceil(grain) }
     }
 
     /// Bytes of the table of partial sums.
-    pub(super) fn bytes(&self) -> usize {
+    pub(crate) fn bytes(&self) -> usize {
         self.blocks * self.lines * self.columns * size_of::<f32>()
     }
 }

@@ -56,7 +56,8 @@ pub fn bench_memory(args: &BenchMemoryArgs, environment: Environment) -> Result<
     let given = UserConfig::read(&args.config)?.with(&args.overrides, &[])?;
     let host_budget = given.config()?.memory.host_budget_mb;
     let given = given.with(&any_placement(host_budget), &[])?;
-    let (Resolved { config, model, .. }, ()) = resolve(&given, Purpose::Plan, None, random_tokens)?;
+    let (Resolved { config, model, device, .. }, ()) = resolve(&given, Purpose::Plan, None, random_tokens)?;
+    device.iter().for_each(|line| note(line));
     if config.parallel.updates == Updates::Asynchronous {
         bail!(
             "parallel.updates = \"asynchronous\": everything stays on the device; leave it out to compare placements"
@@ -70,6 +71,7 @@ pub fn bench_memory(args: &BenchMemoryArgs, environment: Environment) -> Result<
     if args.json {
         let mut figures = report::to_json(&runs);
         figures["config"] = json!(args.config.display().to_string());
+        figures["device"] = json!(sweep.config.device.kind.name());
         return print_json(&figures);
     }
     print(&format!("{}\n{}", sweep.heading(), report::to_text(&runs)))?;

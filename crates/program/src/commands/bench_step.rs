@@ -4,6 +4,7 @@ use anyhow::{Context, Result, bail};
 use phalanx_bench::steps::StepFigures;
 use phalanx_bench::steps_report::StepReport;
 use phalanx_train::config::Updates;
+use serde_json::json;
 
 use crate::bench;
 use crate::bench_args::BenchStepArgs;
@@ -29,7 +30,8 @@ pub fn bench_step(args: &BenchStepArgs, environment: Environment) -> Result<()> 
     }
     let signals = Signals::take_over()?;
     let given = UserConfig::read(&args.config)?.with(&args.overrides, &[])?;
-    let (resolved, ()) = resolve(&given, Purpose::Plan, None, random_tokens)?;
+    let (mut resolved, ()) = resolve(&given, Purpose::Plan, None, random_tokens)?;
+    resolved.device.take().iter().for_each(|line| note(line));
     let planned = Planned::of(resolved, 0)?;
     if planned.config.parallel.updates == Updates::Asynchronous {
         bail!(
@@ -62,7 +64,11 @@ pub fn bench_step(args: &BenchStepArgs, environment: Environment) -> Result<()> 
 fn show(args: &BenchStepArgs, planned: &Planned, ranks: &[StepFigures]) -> Result<()> {
     let report = StepReport::new(&planned.plan, ranks, args.warmup);
     match args.json {
-        true => print_json(&report.to_json()),
+        true => {
+            let mut figures = report.to_json();
+            figures["device"] = json!(planned.config.device.kind.name());
+            print_json(&figures)
+        }
         false => {
             let headline = args.config.display();
             let axes = mesh_report::axes_in_brackets(&planned.plan.spec);

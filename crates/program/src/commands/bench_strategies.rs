@@ -13,6 +13,7 @@ use phalanx_bench::strategies::strategy::Strategy;
 use phalanx_bench::strategies::{RankFigures, report};
 use phalanx_collectives::Isa;
 use phalanx_models::Model;
+use phalanx_train::config::DeviceKind;
 use phalanx_train::{ResolvedConfig, RunConfig, Spec};
 use serde_json::{Value, json};
 
@@ -89,11 +90,20 @@ fn check(args: &BenchStrategiesArgs) -> Result<()> {
     Ok(())
 }
 
+/// Computes on the processor where the device is not said: the strategies that are compared with do.
+fn on_processor(given: UserConfig) -> Result<UserConfig> {
+    if given.config()?.device.kind != DeviceKind::Auto {
+        return Ok(given);
+    }
+    given.with(&Overrides { set: vec!["device.kind=cpu".to_string()], nproc: None }, &[])
+}
+
 /// The model and the settings that all strategies share.
 fn bench_of<'a>(args: &BenchStrategiesArgs, launcher: &'a Processes<'a>) -> Result<Bench<'a>> {
     let overrides = Overrides { set: args.set.clone(), nproc: None };
-    let given = UserConfig::read(&args.config)?.with(&overrides, &[])?;
-    let (Resolved { config, model, .. }, ()) = resolve(&given, Purpose::Plan, None, random_tokens)?;
+    let given = on_processor(UserConfig::read(&args.config)?.with(&overrides, &[])?)?;
+    let (Resolved { config, model, device, .. }, ()) = resolve(&given, Purpose::Plan, None, random_tokens)?;
+    device.iter().for_each(|line| note(line));
     if config.memory.gradients_in_place {
         bail!(
             "memory.gradients_in_place = true: the gradients by which strategies are compared are gone after a step; leave it out"
@@ -110,7 +120,7 @@ fn bench_of<'a>(args: &BenchStrategiesArgs, launcher: &'a Processes<'a>) -> Resu
 
 /// The model of the classic comparison.
 fn classic_model() -> Result<(ResolvedConfig, Arc<dyn Model>)> {
-    let given = UserConfig::parse(classic::CONFIG.to_string(), "examples/bert_classic.toml")?;
+    let given = on_processor(UserConfig::parse(classic::CONFIG.to_string(), "examples/bert_classic.toml")?)?;
     let ids = classic::VOCABULARY;
     let vocabulary = |_: &RunConfig| Ok((Vocabulary { ids, ..Vocabulary::unknown("bytes") }, ()));
     let (Resolved { config, model, .. }, ()) = resolve(&given, Purpose::Plan, None, vocabulary)?;
@@ -216,6 +226,7 @@ fn to_json(
 ) -> Value {
     let mut figures = report::to_json(rows, found);
     figures["config"] = json!(args.config.display().to_string());
+    figures["device"] = json!(bench.config.device.kind.name());
     figures["nproc"] = json!(bench.ranks);
     figures["threads"] = json!(bench.threads);
     figures["steps"] = json!(bench.steps);

@@ -13,7 +13,7 @@ use crate::planned::Planned;
 use crate::resolve::{Purpose, estimate_data, resolve};
 use crate::step_time::StepTime;
 use crate::user_config::UserConfig;
-use crate::{machine, machine_profile, output, placement_budget, plan_report};
+use crate::{cards, machine, machine_profile, output, placement_budget, plan_report};
 
 /// Plans a configuration and prints the plan, whether it fits, and what would make it fit.
 ///
@@ -28,8 +28,13 @@ pub fn plan(args: &PlanArgs, environment: Environment) -> Result<()> {
     }
     let device = resolved.device.take();
     let planned = Planned::to_show(resolved, evaluated)?;
+    let for_device =
+        args.device_memory.is_some() || args.machine.as_deref().is_some_and(|name| name != "here");
+    let was_open = given.config()?.device.kind == DeviceKind::Auto;
     if planned.config.device.kind == DeviceKind::Cuda && !args.json {
         device.iter().for_each(|line| output::note(line));
+    } else if was_open && for_device && !args.json {
+        output::note("planned for the processor; for GPUs add --set device.kind=cuda");
     }
     if planned.config.parallel.updates == Updates::Asynchronous
         && (args.machine.is_some() || args.draw.chunks.is_some() || args.placement)
@@ -65,9 +70,10 @@ pub fn plan(args: &PlanArgs, environment: Environment) -> Result<()> {
         output::print(&format!("{long}{time}{verdict}"))?;
     }
     if budget.is_none() && planned.config.device.kind == DeviceKind::Cuda {
-        output::note(
-            "no card was found here: give --device-memory, for example 80GiB, to see whether the ranks fit",
-        );
+        let why = cards::look().err().map_or(String::new(), |error| format!(" ({error})"));
+        output::note(&format!(
+            "no card was found here{why}: give --device-memory, for example 80GiB, to see whether the ranks fit"
+        ));
     } else if budget.is_none() {
         output::note(&format!(
             "{} ranks are more than one machine runs: give --device-memory, for example 80GiB, to see whether they fit",

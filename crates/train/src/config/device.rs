@@ -8,6 +8,9 @@ use super::{ConfigError, Products, RunConfig, Updates};
 /// Default rate of copies between host and device memory: 16 lanes of PCI Express 4.
 const COPY_GB_PER_S: f64 = 25.0;
 
+/// Elements of a head of attention that a card computes at most.
+pub const CUDA_HEAD_MAX: usize = 256;
+
 /// `[device]`
 #[derive(Clone, Debug, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -112,12 +115,20 @@ impl RunConfig {
         if device.kind == DeviceKind::Cuda
             && matches!(self.precision.products, Products::Split | Products::Split2)
         {
-            let expected = "is for processors with tile registers: on a card leave it out";
+            let expected = "is for processors with tile registers: for a card, leave it out or set precision.products = \"auto\"";
             return Err(refuse(
                 "precision.products",
                 format!("{:?}", self.precision.products.name()),
                 expected,
             ));
+        }
+        let head = self.model.hidden / self.model.heads;
+        if device.kind == DeviceKind::Cuda && head > CUDA_HEAD_MAX {
+            let expected = format!(
+                "makes heads of {head} elements, and a card computes heads of at most {CUDA_HEAD_MAX}: give more heads, or set \
+                 device.kind = \"cpu\""
+            );
+            return Err(refuse("model.heads", self.model.heads, expected));
         }
         let rates = [("device.memory_mb", device.memory_mb), ("device.copy_gb_per_s", device.copy_gb_per_s)];
         for (key, value) in rates {
@@ -128,12 +139,20 @@ impl RunConfig {
         let seed = ("device.seed", device.seed.map(|seed| seed.to_string()));
         let given = rates.map(|(key, value)| (key, value.map(|value| value.to_string())));
         for (key, value) in given.into_iter().chain([seed]) {
-            let (applies, kinds) = match key {
-                "device.memory_mb" => (device.kind != DeviceKind::Cpu, "a card or a simulated device"),
-                _ => (device.kind == DeviceKind::Simulated, "a simulated device"),
+            let (applies, kinds, set) = match key {
+                "device.memory_mb" => (
+                    device.kind != DeviceKind::Cpu,
+                    "a card or a simulated device",
+                    "device.kind = \"cuda\" or \"simulated\"",
+                ),
+                _ => (
+                    device.kind == DeviceKind::Simulated,
+                    "a simulated device",
+                    "device.kind = \"simulated\"",
+                ),
             };
             if let Some(value) = value.filter(|_| !applies) {
-                let (kind, set) = (device.kind.name(), "device.kind = \"simulated\"");
+                let kind = device.kind.name();
                 let expected =
                     format!("applies to {kinds}, but device.kind is {kind:?}: leave it out, or set {set}");
                 return Err(refuse(key, value, expected));
@@ -153,7 +172,7 @@ mod tests {
         for (device, words) in [
             (
                 DeviceConfig { memory_mb: Some(8.0), kind: DeviceKind::Cpu, ..DeviceConfig::default() },
-                "device.memory_mb = 8: applies",
+                "or set device.kind = \"cuda\" or \"simulated\"",
             ),
             (
                 DeviceConfig { copy_gb_per_s: Some(1.5), ..DeviceConfig::default() },
@@ -174,6 +193,21 @@ mod tests {
             assert!(refusal.contains(words), "no {words:?} in: {refusal}");
         }
         RunConfig { device: simulated, ..RunConfig::default() }.check().unwrap();
+    }
+
+    #[test]
+    fn what_a_card_does_not_compute_is_refused() {
+        let mut config = RunConfig::default();
+        config.device.kind = DeviceKind::Cuda;
+        config.check().unwrap();
+        (config.model.hidden, config.model.heads) = (1024, 2);
+        let refusal = config.check().unwrap_err().to_string();
+        assert!(refusal.contains("model.heads = 2: makes heads of 512 elements"), "{refusal}");
+        config.model.heads = 4;
+        config.check().unwrap();
+        config.precision.products = Products::Split;
+        let refusal = config.check().unwrap_err().to_string();
+        assert!(refusal.contains("precision.products = \"auto\""), "{refusal}");
     }
 
     #[test]
