@@ -165,7 +165,8 @@ fn what_is_missing_is_named_with_what_helps() {
         said.contains("computing on the processor") && said.contains("a head has 512 elements"),
         "{said}"
     );
-    run(&home, &[&train[..], &large_heads, &CARD].concat(), seed).refused(&["model.heads = 2", "at most 256"]);
+    run(&home, &[&train[..], &large_heads, &CARD].concat(), seed)
+        .refused(&["model.heads = 2", "at most 256"]);
     let limited = [&train[..], &CARD, &["--set", "device.memory_mb=500"]].concat();
     run(&home, &limited, ("PHALANX_EMULATOR_SEED", "0")).refused(&["device.memory_mb", "524288000"]);
 }
