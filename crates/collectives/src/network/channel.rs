@@ -112,7 +112,7 @@ impl Drop for HostsChannel {
 fn links(membership: &Membership, node: &Node) -> Links {
     let Membership { host, group, members, .. } = membership;
     let Some(carrier) = node.carrier() else { return members.iter().map(|_| None).collect() };
-    let messenger = open(membership, &carrier).map_err(|why| {
+    let messenger = open(membership, carrier).map_err(|why| {
         host.abort(&format!(
             "{} opens no messages for group {group} of ranks {members:?}: {why}",
             carrier.name()
