@@ -201,7 +201,7 @@ pub fn receive_program(
     mut handle: impl FnMut(usize, &Message),
 ) -> Result<Vec<(usize, Vec<u8>)>, String> {
     loop {
-        let events = plane.events();
+        let events = plane.events_before_program();
         let messages = plane.take_for_program();
         if !messages.is_empty() {
             return Ok(messages);

@@ -42,6 +42,8 @@ pub struct ControlPlane {
     links: BTreeMap<usize, Link>,
     /// Messages for the launchers' program that have come and were not taken yet, by host.
     for_program: Vec<(usize, Vec<u8>)>,
+    /// Events that came behind a message for the program: what that message begins asks for them.
+    kept: Vec<Event>,
 }
 
 impl ControlPlane {
@@ -51,7 +53,7 @@ impl ControlPlane {
         inbox: Inbox,
         links: BTreeMap<usize, Link>,
     ) -> ControlPlane {
-        ControlPlane { own_id, hosts, inbox, links, for_program: Vec::new() }
+        ControlPlane { own_id, hosts, inbox, links, for_program: Vec::new(), kept: Vec::new() }
     }
 
     /// The id of this launcher's host.
@@ -109,23 +111,36 @@ impl ControlPlane {
 
     /// What has come, but for messages for the program. Host 0 passes on what concerns the others.
     pub fn events(&mut self) -> Vec<Event> {
-        let mut events = Vec::new();
+        self.arrived(false)
+    }
+
+    /// The same for who waits for a message for the program: what a host has sent behind one is left to the next who asks.
+    pub(crate) fn events_before_program(&mut self) -> Vec<Event> {
+        self.arrived(true)
+    }
+
+    fn arrived(&mut self, only_before_program: bool) -> Vec<Event> {
+        let mut events = std::mem::take(&mut self.kept);
         for (id, arrival) in self.inbox.take() {
             let host = self.number(id);
-            match arrival {
-                Arrival::Message(Message::Program(bytes)) => self.for_program.push((host, bytes)),
+            let event = match arrival {
+                Arrival::Message(Message::Program(bytes)) => {
+                    self.for_program.push((host, bytes));
+                    continue;
+                }
                 Arrival::Message(message) => {
                     if self.own_id == 0 {
                         self.send_to(|other| other != id, &message);
                     }
-                    events.push(Event::Message(host, message));
+                    Event::Message(host, message)
                 }
-                Arrival::Closed(why) => {
-                    // A host that was given up closes its side later.
-                    if self.links.remove(&id).is_some() {
-                        events.push(Event::Lost(host, why));
-                    }
-                }
+                // A host that was given up closes its side later.
+                Arrival::Closed(_) if self.links.remove(&id).is_none() => continue,
+                Arrival::Closed(why) => Event::Lost(host, why),
+            };
+            match only_before_program && self.for_program.iter().any(|(from, _)| *from == host) {
+                true => self.kept.push(event),
+                false => events.push(event),
             }
         }
         events
