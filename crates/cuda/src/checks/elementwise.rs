@@ -91,8 +91,12 @@ pub(super) fn dropout_drops_the_processors_elements(bench: &Bench) {
     }
 }
 
+/// A step of AdamW.
+pub(super) const ADAMW: AdamW =
+    AdamW { lr: 1e-3, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, step: 3 };
+
 pub(super) fn optimizer_steps(bench: &Bench) {
-    let step = AdamW { lr: 1e-3, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, step: 3 };
+    let step = ADAMW;
     let sgd = Sgd { lr: 0.1, momentum: 0.9, weight_decay: 0.01, first: false };
     for gradient in FLOATS {
         for rounded in [None, Some(DType::BF16), Some(DType::F16)] {

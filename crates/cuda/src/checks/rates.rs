@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use phalanx_tensor::arguments::{AdamW, Epilogue, Heads, Layout, Weight};
+use phalanx_tensor::arguments::{Epilogue, Heads, Layout, Weight};
 use phalanx_tensor::operations::Copy;
 use phalanx_tensor::{AdamWUpdate, Category, DType, Device, DeviceError, Tensor};
 
@@ -174,10 +174,9 @@ fn adamw(device: &Device, sizes: Sizes) -> Result<Rate, DeviceError> {
     let scale = super::bench::tensor(device, DType::F32, &[1], &[0.0]);
     let mut copy = random(device, DType::BF16, &[n], 5);
     device.fill(v.view_mut(), 0.0);
-    let step = AdamW { lr: 1e-3, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, step: 3 };
     let seconds = seconds(device, calls, || {
         device.run(AdamWUpdate {
-            step,
+            step: super::elementwise::ADAMW,
             p: p.view_mut(),
             g: g.view(),
             moments: [m.view_mut(), v.view_mut()],
