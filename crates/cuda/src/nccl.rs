@@ -23,6 +23,7 @@ const VERSION_MIN: i32 = 21800;
 
 /// Results of the library (`ncclResult_t`).
 const SUCCESS: c_int = 0;
+const INVALID_USAGE: c_int = 5;
 const IN_PROGRESS: c_int = 7;
 
 /// `ncclUint8`: counts are bytes.
@@ -202,7 +203,13 @@ impl Communicator {
         // SAFETY: the communicator was not ended; the state is there to be written.
         let result = unsafe { (self.nccl.functions.ncclCommGetAsyncError)(self.handle(), &mut state) };
         self.nccl.check(result, "ncclCommGetAsyncError", self.handle())?;
-        self.nccl.check(state, "communication between cards", self.handle())?;
+        self.nccl.check(state, "communication between cards", self.handle()).map_err(|error| match error {
+            Error::Nccl { call, result, text } if result == INVALID_USAGE => {
+                let text = format!("{text}; each rank needs a card of its own");
+                Error::Nccl { call, result, text }
+            }
+            error => error,
+        })?;
         Ok(state == SUCCESS)
     }
 

@@ -51,7 +51,7 @@ const MAGIC: [u8; 8] = *b"phxnccl1";
 /// What every configuration begins with (`ncclConfig_t`), and whether calls wait.
 #[derive(Clone, Copy)]
 #[repr(C)]
-pub struct Config {
+pub struct CommunicatorConfig {
     /// Bytes of the configuration.
     pub size: usize,
     /// 0xcafebeef
@@ -148,10 +148,10 @@ fn merged(calls: Vec<(usize, Exchange)>) -> Vec<(usize, Exchange)> {
     merged
 }
 
-fn join(out: *mut usize, ranks: c_int, id: UniqueId, rank: c_int, config: Config) -> Outcome<()> {
+fn join(out: *mut usize, ranks: c_int, id: UniqueId, rank: c_int, config: CommunicatorConfig) -> Outcome<()> {
     let card = driver::current_card().ok_or(NcclResult::INVALID_USAGE)?;
     let fits = id.0.starts_with(&MAGIC) && ranks >= 1 && (0..ranks).contains(&rank);
-    let is_known = config.magic == 0xcafe_beef && config.size >= size_of::<Config>() && config.version >= 21400;
+    let is_known = config.magic == 0xcafe_beef && config.size >= size_of::<CommunicatorConfig>() && config.version >= 21400;
     if !fits || !is_known {
         return Err(NcclResult::INVALID_ARGUMENT);
     }
@@ -218,7 +218,7 @@ entry_points! {
     }
 
     /// Makes this rank's part of a communicator, on the card of the thread's context.
-    ncclCommInitRankConfig(out: *mut usize, ranks: c_int, id: UniqueId, rank: c_int, config: *mut Config) {
+    ncclCommInitRankConfig(out: *mut usize, ranks: c_int, id: UniqueId, rank: c_int, config: *mut CommunicatorConfig) {
         if config.is_null() {
             return Err(NcclResult::INVALID_ARGUMENT);
         }
