@@ -4,14 +4,14 @@
 // partial sums, and the lines are added in order: the sums of the processor, addition by addition.
 #include "numbers.cuh"
 
-// partial[b] = the sums over block b of rows of dy `[rows, columns]`. Grid: (columns / threads, blocks of `grain` rows).
-extern "C" __global__ void bias_sums(const ELEMENT *dy, f32 *partial, u64 rows, u64 columns, u64 grain) {
+// partial[b] = the sums over block b of rows of dy `[rows, columns]`, which lie `stride` elements apart. Grid: (columns / threads, blocks of `grain` rows).
+extern "C" __global__ void bias_sums(const ELEMENT *dy, f32 *partial, u64 rows, u64 columns, u64 stride, u64 grain) {
     const u64 column = (u64)blockIdx.x * blockDim.x + threadIdx.x;
     if (column >= columns) return;
     const u64 first = blockIdx.y * grain, end = first + grain < rows ? first + grain : rows;
     f32 sum = 0.0f;
 #pragma unroll 8
-    for (u64 row = first; row < end; row++) sum += to_f32(dy[row * columns + column]);
+    for (u64 row = first; row < end; row++) sum += to_f32(dy[row * stride + column]);
     partial[blockIdx.y * columns + column] = sum;
 }
 

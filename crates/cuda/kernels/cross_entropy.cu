@@ -44,11 +44,34 @@ struct Logits {
     const ELEMENT *bias;
     const u32 *targets;
     u64 first;
-    // `[rows, columns]`; null when no backward follows.
+    // `[rows, stride]`, with zeros behind the columns; null when no backward follows.
     ELEMENT *exponentials;
+    u64 stride;
     // `[rows, blocks]`
     Statistics *blocks;
 };
+
+// Stores the exponentials of one row that a lane holds, and zeros behind the columns.
+__device__ __forceinline__ void store_exponentials(const Sums<S> &sums, const Logits &to, int i, u64 row, u64 tile_column,
+                                                   u64 columns) {
+    ELEMENT *numbers = to.exponentials + row * to.stride;
+    const bool in_pairs = to.stride % 2 == 0 && (u64)to.exponentials % sizeof(Two<ELEMENT>) == 0;
+#pragma unroll
+    for (int j = 0; j < S::N8; j++) {
+        const u64 column = tile_column + j * 8;
+        Two<ELEMENT> two;
+#pragma unroll
+        for (int c = 0; c < 2; c++)
+            two.x[c] = from_f32<ELEMENT>(column + c < columns ? sums.x[i / 2][j][i % 2 * 2 + c] : 0.0f);
+        if (in_pairs && column + 2 <= to.stride) {
+            *(Two<ELEMENT> *)(numbers + column) = two;
+        } else {
+#pragma unroll
+            for (int c = 0; c < 2; c++)
+                if (column + c < to.stride) numbers[column + c] = two.x[c];
+        }
+    }
+}
 
 // Statistics and exponentials of the tile at `place`.
 __device__ void consume(Sums<S> &sums, const Logits &to, TilePlace place, u64 rows, u64 columns) {
@@ -86,11 +109,12 @@ __device__ void consume(Sums<S> &sums, const Logits &to, TilePlace place, u64 ro
             const u64 column = tile_column + j / 2 * 8 + j % 2;
             if (row >= rows || column >= columns) continue;
             const f32 e = exponential(x - most);
-            if (to.exponentials != nullptr) to.exponentials[row * columns + column] = from_f32<ELEMENT>(e);
             if ((long long)column == target) at_target[r] = x;
             sum += e;
             logits += x;
+            sums.x[i / 2][j / 2][i % 2 * 2 + j % 2] = e;
         }
+        if (to.exponentials != nullptr && row < rows) store_exponentials(sums, to, i, row, tile_column, columns);
         sum = quad_sum(sum);
         logits = quad_sum(logits);
         if (lane % 4 == 0) {
@@ -115,27 +139,26 @@ template <bool TRANSPOSED>
 __device__ __forceinline__ void statistics(const ELEMENT *x, const ELEMENT *w, const Logits &to, u64 rows, u64 columns,
                                            u64 hidden) {
     const u64 w_columns = TRANSPOSED ? hidden : columns;
-    const Source<ELEMENT> left = {x, hidden, has_whole_chunks(x, hidden, hidden)};
-    const Source<ELEMENT> right = {w, w_columns, has_whole_chunks(w, w_columns, w_columns)};
+    const Source<ELEMENT> left = source(x, hidden, hidden), right = source(w, w_columns, w_columns);
     const TilePlace place = tile_of_block<S>(rows, columns);
     Sums<S> sums;
     product_tile<ELEMENT, S, false, TRANSPOSED>(sums, left, right, place, rows, columns, hidden);
     consume(sums, to, place, rows, columns);
 }
 
-// x `[rows, hidden]`, w `[hidden, columns]`; exponentials, where given, `[rows, columns]`; blocks `[rows, blocks]`.
+// x `[rows, hidden]`, w `[hidden, columns]`; exponentials, where given, `[rows, stride]`; blocks `[rows, blocks]`.
 extern "C" __global__ void __launch_bounds__(S::THREADS)
     vocabulary_statistics(const ELEMENT *x, const ELEMENT *w, const ELEMENT *bias, const u32 *targets, u64 first,
-                          ELEMENT *exponentials, Statistics *blocks, u64 rows, u64 columns, u64 hidden) {
-    statistics<false>(x, w, Logits{bias, targets, first, exponentials, blocks}, rows, columns, hidden);
+                          ELEMENT *exponentials, u64 stride, Statistics *blocks, u64 rows, u64 columns, u64 hidden) {
+    statistics<false>(x, w, Logits{bias, targets, first, exponentials, stride, blocks}, rows, columns, hidden);
 }
 
 // The same with w stored `[columns, hidden]`.
 extern "C" __global__ void __launch_bounds__(S::THREADS)
     vocabulary_statistics_with_transposed(const ELEMENT *x, const ELEMENT *w, const ELEMENT *bias, const u32 *targets,
-                                          u64 first, ELEMENT *exponentials, Statistics *blocks, u64 rows, u64 columns,
-                                          u64 hidden) {
-    statistics<true>(x, w, Logits{bias, targets, first, exponentials, blocks}, rows, columns, hidden);
+                                          u64 first, ELEMENT *exponentials, u64 stride, Statistics *blocks, u64 rows,
+                                          u64 columns, u64 hidden) {
+    statistics<true>(x, w, Logits{bias, targets, first, exponentials, stride, blocks}, rows, columns, hidden);
 }
 
 // The statistics of blocks of stored logits, which become exponentials where they lie: a warp computes a block of a row.
@@ -244,7 +267,7 @@ __device__ LossRow loss_of_row(const Statistics *statistics, u64 parts, u64 rows
 extern "C" __global__ void vocabulary_loss(const Statistics *statistics, u64 parts, const Statistics *blocks,
                                            const u32 *targets, u64 first, u64 classes, f32 gradient_scale,
                                            f32 label_smoothing, f32 z_loss, ELEMENT *exponentials, f64 *losses, u64 rows,
-                                           u64 columns, u64 *fault, u32 call) {
+                                           u64 columns, u64 stride, u64 *fault, u32 call) {
     __shared__ LossRow shared;
     const u64 row = blockIdx.x;
     const u32 id = targets[row];
@@ -260,7 +283,7 @@ extern "C" __global__ void vocabulary_loss(const Statistics *statistics, u64 par
     __syncthreads();
     const u64 count = (columns + STATISTICS_BLOCK - 1) / STATISTICS_BLOCK;
     const long long target = ignored ? -1 : target_column(targets, row, first, columns);
-    ELEMENT *numbers = exponentials + row * columns;
+    ELEMENT *numbers = exponentials + row * stride;
     for (u64 block = threadIdx.x / WARP; block < count; block += blockDim.x / WARP) {
         f32 factor = 0.0f;
         if (!ignored && lane_index() == 0)

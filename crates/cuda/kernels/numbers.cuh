@@ -59,6 +59,11 @@ template <class T> struct alignas(4 * sizeof(T)) Four {
     T x[4];
 };
 
+// Two neighbouring elements.
+template <class T> struct alignas(2 * sizeof(T)) Two {
+    T x[2];
+};
+
 template <class T> __device__ __forceinline__ bool is_aligned(const T *x) { return (u64)x % sizeof(Four<T>) == 0; }
 
 // Elements i .. i + 4 of n; those beyond the end are 0.

@@ -29,7 +29,7 @@ __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_
 template <int N> __device__ __forceinline__ void wait_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
 
 // A matrix in global memory, rows `stride` elements apart. `whole_chunks`: every row begins on 16 bytes, and its length is a
-// multiple of 16 bytes.
+// multiple of 16 bytes, or zeros follow up to the next one.
 template <class T> struct Source {
     const T *at;
     u64 stride;
@@ -38,6 +38,11 @@ template <class T> struct Source {
 
 template <class T> __device__ __forceinline__ bool has_whole_chunks(const T *at, u64 stride, u64 columns) {
     return (u64)at % 16 == 0 && stride % chunk<T>() == 0 && columns % chunk<T>() == 0;
+}
+
+// A matrix with rows of `columns` elements. Where they are longer, the rest is zeros (as in stored logits).
+template <class T> __device__ __forceinline__ Source<T> source(const T *at, u64 stride, u64 columns) {
+    return {at, stride, has_whole_chunks(at, stride, stride > columns ? stride : columns)};
 }
 
 // Loads `ROWS` by `COLUMNS` elements from (row, column) on into a tile; zeros beyond `rows` and `columns`, the ends of the
