@@ -49,7 +49,7 @@ mod streams;
 
 pub use driver::{Card, Clocks, usable_cards};
 pub use error::{CAPABILITY_MIN, DRIVER_MIN, Error};
-pub use factory::{CONTEXT_BYTES, CudaFactory, Options, SCRATCH_BYTES, unplanned_device};
+pub use factory::{CONTEXT_BYTES, CudaFactory, DRIVER_HOST_BYTES, Options, SCRATCH_BYTES, unplanned_device};
 pub use found::Found;
 pub use libraries::{LibraryState, libraries};
 pub use limits::Limits;
