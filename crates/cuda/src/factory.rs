@@ -42,8 +42,6 @@ pub struct Options {
     pub cache: Option<PathBuf>,
     /// Bytes of the card's memory for partial sums of kernels, beside the plan's.
     pub scratch_bytes: u64,
-    /// Whether products of f32 are computed as TF32: faster, with 10 bits of the mantissa.
-    pub tf32: bool,
     /// Bytes that a device may take of its card at most, in all. None: what is free.
     pub memory_bytes: Option<u64>,
     /// Whether ranks share cards when there are more ranks than cards.
@@ -58,7 +56,6 @@ impl Default for Options {
             library_products: true,
             cache: None,
             scratch_bytes: SCRATCH_BYTES,
-            tf32: false,
             memory_bytes: None,
             share_cards: true,
         }
@@ -141,7 +138,7 @@ pub fn unplanned_device(
     let modules = Modules::new(&context, compiler, options.cache.as_ref());
     let blas = options.load_blas()?;
     let (tensors, addresses) = TensorMemory::new(&context, memory_bytes)?;
-    let (scratch_bytes, registered, tf32) = (options.scratch_bytes, Vec::new(), options.tf32);
+    let (scratch_bytes, registered) = (options.scratch_bytes, Vec::new());
     let cuda = Cuda::new(Parts {
         context,
         modules,
@@ -151,7 +148,7 @@ pub fn unplanned_device(
         registered,
         host,
         disk: None,
-        tf32,
+        tf32: false,
     })?;
     let arena = Arena::unplanned_in(Memory::Device, addresses);
     Ok(Device::with_memories(Arc::new(cuda), arena, Arena::heap_of(Memory::Host)))
@@ -172,7 +169,9 @@ impl DeviceFactory for CudaFactory {
             return Err(IoError::new(ErrorKind::InvalidInput, text));
         }
         self.check_limit(request).map_err(refused)?;
-        let host_kernels = (self.make_kernels)(request)?;
+        // How products are computed is asked of the card: the processor computes updates.
+        let of_host = DeviceRequest { products: Some(ProductMethod::Fma), ..*request };
+        let host_kernels = (self.make_kernels)(&of_host)?;
         let context = Arc::new(self.context(request.index).map_err(refused)?);
         let compiler = self.options.load_compiler(&context.card).map_err(refused)?;
         let modules = Modules::new(&context, compiler, self.options.cache.as_ref());
@@ -207,7 +206,7 @@ impl DeviceFactory for CudaFactory {
             registered,
             host: host_kernels,
             disk: disk_stream,
-            tf32: self.options.tf32,
+            tf32: request.products == Some(ProductMethod::Tf32),
         })
         .map_err(refused)?;
         let arena = Arena::replaying(request.device_plan.clone(), addresses);

@@ -49,6 +49,9 @@ fn decide_by(
             "device.memory_mb = {mib} is for a card, but there is none to use: {why}; leave it out, or set device.kind"
         );
     }
+    if config.precision.products == Products::Tf32 {
+        bail!("precision.products = \"tf32\" is for a card, but there is none to use: {why}; leave it out");
+    }
     config.device.kind = DeviceKind::Cpu;
     // Most machines have no GPU, and their users know.
     let has_driver = !matches!(found, Err(Error::NoDriver));
@@ -158,6 +161,11 @@ mod tests {
         config.model.heads = 4;
         config.precision.products = Products::Split2;
         assert!(why_processor(&config).unwrap().contains("split2"));
+        config.precision.products = Products::Tf32;
+        assert_eq!(why_processor(&config), None);
+        config.device.kind = DeviceKind::Auto;
+        let refused = decide_by(&Err(Error::NoDriver), &mut config, true, 1).unwrap_err().to_string();
+        assert!(refused.contains("tf32") && refused.contains("driver"), "{refused}");
         assert_eq!(phalanx_cuda::programs::HEADS.last(), Some(&(CUDA_HEAD_MAX as u32)));
     }
 }

@@ -122,6 +122,12 @@ impl RunConfig {
                 expected,
             ));
         }
+        if !matches!(device.kind, DeviceKind::Cuda | DeviceKind::Auto)
+            && self.precision.products == Products::Tf32
+        {
+            let expected = "is for cards: set device.kind = \"cuda\", or leave it out";
+            return Err(refuse("precision.products", "\"tf32\"", expected));
+        }
         let head = self.model.hidden / self.model.heads;
         if device.kind == DeviceKind::Cuda && head > CUDA_HEAD_MAX {
             let expected = format!(
