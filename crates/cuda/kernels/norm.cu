@@ -1,4 +1,5 @@
 // Sums of squares in blocks of 4,096 elements, for the gradient norm, and the count of numbers that are not finite.
+#include "spans.cuh"
 #include "tile.cuh"
 
 #define NORM_BLOCK 4096
@@ -9,6 +10,17 @@
 #define NORM_THREADS 128
 // Elements that a lane loads before it adds the first.
 #define NORM_STEPS 16
+
+#define NORM_SPANS 120
+
+// One tensor.
+struct Span {
+    const ELEMENT *x;
+    u64 n;
+    // `[blocks]`
+    f64 *squares;
+    u64 first;
+};
 
 // A block of squares in shared memory; the second one begins in other banks.
 struct NormBlock {
@@ -27,15 +39,19 @@ __device__ __forceinline__ void load_block(NormBlock &block, const ELEMENT *x, i
         block.x[i] = i < count ? x[i] : from_f32<ELEMENT>(0.0f);
 }
 
-// squares[b] = the sum of squares of block b of x, in f64. Element i of a block goes to lane i mod 16, and the lanes are added
-// along a tree: the sums of the processor, addition by addition. A square is exact in f64, so a multiply-add rounds once, too.
-extern "C" __global__ void __launch_bounds__(NORM_THREADS) block_squares(const ELEMENT *x, u64 n, f64 *squares) {
+// For each span: squares[b] = the sum of squares of block b of x, in f64. Element i of a block goes to lane i mod 16, and the
+// lanes are added along a tree: the sums of the processor, addition by addition. A square is exact in f64, so a multiply-add
+// rounds once, too.
+extern "C" __global__ void __launch_bounds__(NORM_THREADS)
+    block_squares(const __grid_constant__ Spans<Span, NORM_SPANS> table, u32 spans) {
     __shared__ NormBlock blocks[NORM_PAIR];
+    const Span span = table.spans[span_of_block(table, spans)];
+    const u64 pair = blockIdx.x - span.first;
     int counts[NORM_PAIR];
     for (int b = 0; b < NORM_PAIR; b++) {
-        const u64 first = ((u64)blockIdx.x * NORM_PAIR + b) * NORM_BLOCK, rest = first < n ? n - first : 0;
+        const u64 first = (pair * NORM_PAIR + b) * NORM_BLOCK, rest = first < span.n ? span.n - first : 0;
         counts[b] = rest < NORM_BLOCK ? (int)rest : NORM_BLOCK;
-        load_block(blocks[b], x + first, counts[b]);
+        load_block(blocks[b], span.x + first, counts[b]);
     }
     wait_copies<0>();
     __syncthreads();
@@ -53,7 +69,7 @@ extern "C" __global__ void __launch_bounds__(NORM_THREADS) block_squares(const E
     }
 #pragma unroll
     for (int width = NORM_LANES / 2; width > 0; width /= 2) sum += __shfl_down_sync(ALL_LANES, sum, width, NORM_LANES);
-    if (lane == 0 && count > 0) squares[(u64)blockIdx.x * NORM_PAIR + half] = sum;
+    if (lane == 0 && count > 0) span.squares[pair * NORM_PAIR + half] = sum;
 }
 
 // counts[b] = how many numbers that block b of the grid reads are infinite or not a number.

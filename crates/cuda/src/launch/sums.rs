@@ -1,9 +1,10 @@
 //! Sums: over rows in blocks, and of whole tensors.
 
-use phalanx_tensor::operations::Reductions;
+use phalanx_tensor::operations::{BlockSquares, Reductions, TreeSum};
 use phalanx_tensor::{DType, NORM_BLOCK, ViewMut};
 
 use crate::error::Error;
+use crate::launch::gathered::{Shared, Span};
 use crate::launch::{Issue, numbers};
 use crate::modules::Launch;
 use crate::programs::{Program, Source};
@@ -24,6 +25,9 @@ const LINE_THREADS: u32 = 32;
 /// Threads of a block that sums squares, and the blocks of squares that it sums.
 const SQUARE_THREADS: u32 = 128;
 const SQUARE_BLOCKS: usize = 2;
+
+/// Most sums of a launch: those of `norm.cu` and `norm_f64.cu`.
+const SUM_SPANS: usize = 120;
 
 /// Numbers that the tree of one block of threads sums.
 const TREE_MAX: usize = 2048 * 2048;
@@ -48,6 +52,33 @@ impl RowBlocks {
     pub(crate) fn bytes(&self) -> usize {
         self.blocks * self.lines * self.columns * size_of::<f32>()
     }
+}
+
+/// Sums of squares as a span.
+pub(super) fn squares_span(o: &BlockSquares) -> Span {
+    let n = o.x.elements();
+    let shared = Shared {
+        program: Program::of(Source::Norm, o.x.dtype()),
+        kernel: "block_squares",
+        threads: SQUARE_THREADS,
+        spans_max: SUM_SPANS,
+        arguments: Vec::new(),
+    };
+    let blocks = n.div_ceil(SQUARE_BLOCKS * NORM_BLOCK) as u64;
+    Span { shared, words: numbers![o.x, n, &o.squares, 0u64].to_vec(), blocks }
+}
+
+/// A sum along a tree as a span; None if it has too many numbers.
+pub(super) fn tree_span(o: &TreeSum) -> Option<Span> {
+    let n = o.x.elements();
+    let shared = Shared {
+        program: Program::of_f64(Source::NormF64),
+        kernel: "tree_sum",
+        threads: 1024,
+        spans_max: SUM_SPANS,
+        arguments: Vec::new(),
+    };
+    (n <= TREE_MAX).then(|| Span { shared, words: numbers![o.x, n, &o.out, 0u64].to_vec(), blocks: 1 })
 }
 
 impl Issue<'_> {
@@ -88,17 +119,8 @@ impl Issue<'_> {
     pub(super) fn reduction(&mut self, operation: Reductions) -> Result<(), Error> {
         let f64s = Program::of_f64(Source::NormF64);
         match operation {
-            Reductions::BlockSquares(o) => {
-                let (n, program) = (o.x.elements(), Program::of(Source::Norm, o.x.dtype()));
-                let grid = [n.div_ceil(SQUARE_BLOCKS * NORM_BLOCK) as u64, 1];
-                let threads = SQUARE_THREADS;
-                let launch = Launch { program, kernel: "block_squares", grid, threads, shared_bytes: 0 };
-                self.launch(launch, numbers![o.x, n, &o.squares])
-            }
-            Reductions::TreeSum(o) => {
-                self.check_tree(o.x.elements())?;
-                self.one_block(f64s, "tree_sum", numbers![o.x, o.x.elements(), &o.out])
-            }
+            Reductions::BlockSquares(_) => unreachable!("all squares are gathered"),
+            Reductions::TreeSum(o) => self.check_tree(o.x.elements()),
             Reductions::Norm(o) => {
                 let n = o.squares.elements();
                 self.check_tree(n)?;
