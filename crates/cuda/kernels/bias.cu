@@ -8,33 +8,35 @@
 #define ROWS_AT_ONCE 32
 
 template <bool PAIRS, int ROWS>
-__device__ __forceinline__ void add_rows(const ELEMENT *dy, u64 columns, bool second, f32 (&sums)[2]) {
+__device__ __forceinline__ void add_rows(const ELEMENT *dy, u64 stride, bool second, f32 (&sums)[2]) {
     Two<ELEMENT> x[ROWS];
 #pragma unroll
-    for (int r = 0; r < ROWS; r++) x[r] = load2<PAIRS>(dy + r * columns, second);
+    for (int r = 0; r < ROWS; r++) x[r] = load2<PAIRS>(dy + r * stride, second);
 #pragma unroll
     for (int r = 0; r < ROWS; r++)
+#pragma unroll
         for (int j = 0; j < 2; j++) sums[j] += to_f32(x[r].x[j]);
 }
 
-template <bool PAIRS> __device__ __forceinline__ void sum_rows(const ELEMENT *dy, f32 *to, u64 rows, u64 columns, bool second) {
+template <bool PAIRS> __device__ __forceinline__ void sum_rows(const ELEMENT *dy, f32 *to, u64 rows, u64 stride, bool second) {
     f32 sums[2] = {0.0f, 0.0f};
     u64 row = 0;
     for (; row + ROWS_AT_ONCE <= rows; row += ROWS_AT_ONCE)
-        add_rows<PAIRS, ROWS_AT_ONCE>(dy + row * columns, columns, second, sums);
-    for (; row < rows; row++) add_rows<PAIRS, 1>(dy + row * columns, columns, second, sums);
+        add_rows<PAIRS, ROWS_AT_ONCE>(dy + row * stride, stride, second, sums);
+    for (; row < rows; row++) add_rows<PAIRS, 1>(dy + row * stride, stride, second, sums);
     store2<PAIRS>(to, second, sums[0], sums[1]);
 }
 
-// partial[b] = the sums over block b of rows of dy `[rows, columns]`. Grid: (columns / 2 / threads, blocks of `grain` rows).
-extern "C" __global__ void bias_sums(const ELEMENT *dy, f32 *partial, u64 rows, u64 columns, u64 grain) {
+// partial[b] = the sums over block b of rows of dy `[rows, columns]`, which lie `stride` elements apart. Grid: (columns / 2 /
+// threads, blocks of `grain` rows).
+extern "C" __global__ void bias_sums(const ELEMENT *dy, f32 *partial, u64 rows, u64 columns, u64 stride, u64 grain) {
     const u64 column = 2 * ((u64)blockIdx.x * blockDim.x + threadIdx.x);
     if (column >= columns) return;
     const u64 first = blockIdx.y * grain, some = first + grain < rows ? grain : rows - first;
-    const ELEMENT *from = dy + first * columns + column;
+    const ELEMENT *from = dy + first * stride + column;
     f32 *to = partial + blockIdx.y * columns + column;
-    if (has_pairs(dy, columns) && has_pairs(partial, columns)) sum_rows<true>(from, to, some, columns, true);
-    else sum_rows<false>(from, to, some, columns, column + 1 < columns);
+    if (has_pairs(dy, stride) && has_pairs(partial, columns)) sum_rows<true>(from, to, some, stride, true);
+    else sum_rows<false>(from, to, some, stride, column + 1 < columns);
 }
 
 // Lines that a thread loads before it adds the first.

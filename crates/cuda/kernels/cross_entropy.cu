@@ -44,34 +44,73 @@ struct Logits {
     const ELEMENT *bias;
     const u32 *targets;
     u64 first;
-    // `[rows, columns]`; null when no backward follows.
+    // `[rows, stride]`, with zeros behind the columns; null when no backward follows.
     ELEMENT *exponentials;
+    u64 stride;
     // `[rows, blocks]`
     Statistics *blocks;
 };
 
-// Statistics and exponentials of the tile at `place`.
-__device__ void consume(Sums<S> &sums, const Logits &to, TilePlace place, u64 rows, u64 columns) {
+// e^x for x <= 0. Sixteen bits keep less than the card's approximation of powers of two.
+__device__ __forceinline__ f32 exponential_of(f32 x) {
+    return sizeof(ELEMENT) == 2 ? fast_power_of_two(x * 1.44269504f) : exponential(x);
+}
+
+// Stores the exponentials of one row that a lane holds, and zeros behind the columns. `columns` and `stride` are those from the lane's
+// first column on.
+template <bool WHOLE>
+__device__ __forceinline__ void store_exponentials(const f32 (&e)[S::N8][4], int half, ELEMENT *to, bool in_pairs, int columns,
+                                                   int stride) {
+#pragma unroll
+    for (int j = 0; j < S::N8; j++) {
+        Two<ELEMENT> two;
+#pragma unroll
+        for (int c = 0; c < 2; c++)
+            two.x[c] = from_f32<ELEMENT>(WHOLE || j * 8 + c < columns ? e[j][half * 2 + c] : 0.0f);
+        if (in_pairs) {
+            if (WHOLE || j * 8 < stride) *(Two<ELEMENT> *)(to + j * 8) = two;
+        } else {
+#pragma unroll
+            for (int c = 0; c < 2; c++)
+                if (WHOLE || j * 8 + c < stride) to[j * 8 + c] = two.x[c];
+        }
+    }
+}
+
+// Statistics and exponentials of the tile at `place`. WHOLE: all its columns are there.
+template <bool WHOLE>
+__device__ __forceinline__ void consume(Sums<S> &sums, const Logits &to, TilePlace place, u64 rows, u64 all_columns) {
     __shared__ f32 largest[S::WARPS_N][S::ROWS], total[S::WARPS_N][S::ROWS], plain[S::WARPS_N][S::ROWS];
     __shared__ f32 at_target[S::ROWS];
     const int lane = lane_index(), warp = threadIdx.x / WARP, group = warp % S::WARPS_N;
-    const int tile_row = warp / S::WARPS_N * S::M16 * 16 + lane / 4;
+    const int tile_row = warp / S::WARPS_N * S::M16 * 16 + lane / 4, rows_left = rows - place.row < S::ROWS ? rows - place.row : S::ROWS;
     const u64 tile_column = place.column + group * S::N8 * 8 + lane % 4 * 2;
+    // From the lane's first column on; not positive where there are none.
+    const int columns = (int)((long long)all_columns - (long long)tile_column), stride = columns + (int)(to.stride - all_columns);
     for (int i = threadIdx.x; i < S::ROWS; i += S::THREADS) at_target[i] = 0.0f;
+    if (to.bias != nullptr) {
+#pragma unroll
+        for (int j = 0; j < S::N8; j++)
+#pragma unroll
+            for (int c = 0; c < 4; c++) {
+                const int column = j * 8 + c % 2;
+                if (!WHOLE && column >= columns) continue;
+                const f32 bias = to_f32(to.bias[tile_column + column]);
+#pragma unroll
+                for (int i = 0; i < S::M16; i++) sums.x[i][j][c] += bias;
+            }
+    }
 #pragma unroll
     for (int i = 0; i < S::M16 * 2; i++) {
         f32 most = -INFINITE;
 #pragma unroll
-        for (int j = 0; j < S::N8 * 2; j++) {
-            f32 &x = sums.x[i / 2][j / 2][i % 2 * 2 + j % 2];
-            const u64 column = tile_column + j / 2 * 8 + j % 2;
-            if (to.bias != nullptr && column < columns) x += to_f32(to.bias[column]);
-            most = fmaxf(most, column < columns ? x : -INFINITE);
-        }
+        for (int j = 0; j < S::N8 * 2; j++)
+            if (WHOLE || j / 2 * 8 + j % 2 < columns) most = fmaxf(most, sums.x[i / 2][j / 2][i % 2 * 2 + j % 2]);
         most = quad_max(most);
         if (lane % 4 == 0) largest[group][tile_row + i / 2 * 16 + i % 2 * 8] = most;
     }
     __syncthreads();
+    const bool in_pairs = to.stride % 2 == 0 && (u64)to.exponentials % sizeof(Two<ELEMENT>) == 0;
 #pragma unroll
     for (int i = 0; i < S::M16 * 2; i++) {
         const int r = tile_row + i / 2 * 16 + i % 2 * 8;
@@ -79,17 +118,23 @@ __device__ void consume(Sums<S> &sums, const Logits &to, TilePlace place, u64 ro
         f32 most = -INFINITE, sum = 0.0f, logits = 0.0f;
 #pragma unroll
         for (int w = 0; w < S::WARPS_N; w++) most = fmaxf(most, largest[w][r]);
-        const long long target = row < rows ? target_column(to.targets, row, to.first, columns) : -1;
+        const long long target = r < rows_left ? target_column(to.targets, row, to.first, all_columns) - (long long)tile_column : -1;
+        if (target >= 0 && target < S::N8 * 8) {
+#pragma unroll
+            for (int j = 0; j < S::N8 * 2; j++)
+                if (j / 2 * 8 + j % 2 == (int)target) at_target[r] = sums.x[i / 2][j / 2][i % 2 * 2 + j % 2];
+        }
 #pragma unroll
         for (int j = 0; j < S::N8 * 2; j++) {
-            const f32 x = sums.x[i / 2][j / 2][i % 2 * 2 + j % 2];
-            const u64 column = tile_column + j / 2 * 8 + j % 2;
-            if (row >= rows || column >= columns) continue;
-            const f32 e = exponential(x - most);
-            if (to.exponentials != nullptr) to.exponentials[row * columns + column] = from_f32<ELEMENT>(e);
-            if ((long long)column == target) at_target[r] = x;
-            sum += e;
+            f32 &x = sums.x[i / 2][j / 2][i % 2 * 2 + j % 2];
+            if (!WHOLE && j / 2 * 8 + j % 2 >= columns) continue;
             logits += x;
+            x = exponential_of(x - most);
+            sum += x;
+        }
+        if (to.exponentials != nullptr && r < rows_left) {
+            ELEMENT *numbers = to.exponentials + row * to.stride + tile_column;
+            store_exponentials<WHOLE>(sums.x[i / 2], i % 2, numbers, in_pairs, columns, stride);
         }
         sum = quad_sum(sum);
         logits = quad_sum(logits);
@@ -99,8 +144,8 @@ __device__ void consume(Sums<S> &sums, const Logits &to, TilePlace place, u64 ro
         }
     }
     __syncthreads();
-    const u64 blocks = (columns + STATISTICS_BLOCK - 1) / STATISTICS_BLOCK;
-    for (int r = threadIdx.x; r < S::ROWS && place.row + r < rows; r += S::THREADS) {
+    const u64 blocks = (all_columns + STATISTICS_BLOCK - 1) / STATISTICS_BLOCK;
+    for (int r = threadIdx.x; r < rows_left; r += S::THREADS) {
         f32 most = -INFINITE, sum = 0.0f, logits = 0.0f;
         for (int w = 0; w < S::WARPS_N; w++) {
             most = fmaxf(most, largest[w][r]);
@@ -115,31 +160,28 @@ template <bool TRANSPOSED>
 __device__ __forceinline__ void statistics(const ELEMENT *x, const ELEMENT *w, const Logits &to, u64 rows, u64 columns,
                                            u64 hidden) {
     const u64 w_columns = TRANSPOSED ? hidden : columns;
-    const Source<ELEMENT> left = {x, hidden, has_whole_chunks(x, hidden, hidden)};
-    const Source<ELEMENT> right = {w, w_columns, has_whole_chunks(w, w_columns, w_columns)};
+    const Source<ELEMENT> left = source(x, hidden, hidden), right = source(w, w_columns, w_columns);
     const TilePlace place = tile_of_block<S>(rows, columns);
     Sums<S> sums;
     product_tile<ELEMENT, S, false, TRANSPOSED>(sums, left, right, place, rows, columns, hidden);
-    consume(sums, to, place, rows, columns);
+    if (place.column + STATISTICS_BLOCK <= columns) consume<true>(sums, to, place, rows, columns);
+    else consume<false>(sums, to, place, rows, columns);
 }
 
-// x `[rows, hidden]`, w `[hidden, columns]`; exponentials, where given, `[rows, columns]`; blocks `[rows, blocks]`.
+// x `[rows, hidden]`, w `[hidden, columns]`; exponentials, where given, `[rows, stride]`; blocks `[rows, blocks]`.
 extern "C" __global__ void __launch_bounds__(S::THREADS)
     vocabulary_statistics(const ELEMENT *x, const ELEMENT *w, const ELEMENT *bias, const u32 *targets, u64 first,
-                          ELEMENT *exponentials, Statistics *blocks, u64 rows, u64 columns, u64 hidden) {
-    statistics<false>(x, w, Logits{bias, targets, first, exponentials, blocks}, rows, columns, hidden);
+                          ELEMENT *exponentials, u64 stride, Statistics *blocks, u64 rows, u64 columns, u64 hidden) {
+    statistics<false>(x, w, Logits{bias, targets, first, exponentials, stride, blocks}, rows, columns, hidden);
 }
 
 // The same with w stored `[columns, hidden]`.
 extern "C" __global__ void __launch_bounds__(S::THREADS)
     vocabulary_statistics_with_transposed(const ELEMENT *x, const ELEMENT *w, const ELEMENT *bias, const u32 *targets,
-                                          u64 first, ELEMENT *exponentials, Statistics *blocks, u64 rows, u64 columns,
-                                          u64 hidden) {
-    statistics<true>(x, w, Logits{bias, targets, first, exponentials, blocks}, rows, columns, hidden);
+                                          u64 first, ELEMENT *exponentials, u64 stride, Statistics *blocks, u64 rows,
+                                          u64 columns, u64 hidden) {
+    statistics<true>(x, w, Logits{bias, targets, first, exponentials, stride, blocks}, rows, columns, hidden);
 }
-
-// Blocks of statistics that a warp computes side by side.
-#define BLOCKS_AT_ONCE 4
 
 // Blocks of statistics that a warp computes side by side.
 #define BLOCKS_AT_ONCE 4
@@ -340,7 +382,7 @@ __device__ __forceinline__ void differentiate(ELEMENT *strip, u32 columns, const
 extern "C" __global__ void __launch_bounds__(FACTORS) vocabulary_loss(const Statistics *statistics, u64 parts, const Statistics *blocks,
                                            const u32 *targets, u64 first, u64 classes, f32 gradient_scale,
                                            f32 label_smoothing, f32 z_loss, ELEMENT *exponentials, f64 *losses, u64 rows,
-                                           u64 columns, u64 *fault, u32 call) {
+                                           u64 columns, u64 stride, u64 *fault, u32 call) {
     __shared__ LossRow shared;
     __shared__ f32 factors[FACTORS];
     const u64 row = blockIdx.x;
@@ -366,6 +408,6 @@ extern "C" __global__ void __launch_bounds__(FACTORS) vocabulary_loss(const Stat
         const u32 some = columns - strip < STRIP ? (u32)(columns - strip) : STRIP;
         const long long target = ignored ? -1 : target_column(targets, row, first + strip, some);
         const u32 column = target < 0 ? IGNORED : (u32)target;
-        differentiate(exponentials + row * columns + strip, some, {factors, shared.spread, shared.at_target, column, ignored});
+        differentiate(exponentials + row * stride + strip, some, {factors, shared.spread, shared.at_target, column, ignored});
     }
 }

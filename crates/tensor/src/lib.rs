@@ -41,7 +41,7 @@ pub use allocator::{OrEnd, return_freed_memory};
 pub use arena::Arena;
 pub use arguments::{
     AdamW, Clip, CrossEntropy, Dropout, Epilogue, Gelu, Heads, IGNORED, Layout, Lookup, Positions, Sgd,
-    Weight, vocabulary_blocks,
+    Weight, logits_stride, vocabulary_blocks,
 };
 pub use backend::{Backend, DeviceError, Kernels};
 pub use buffer::Tensor;

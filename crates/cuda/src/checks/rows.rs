@@ -1,7 +1,7 @@
 //! Layer norm, embeddings, and the cross entropy of a vocabulary.
 
 use phalanx_tensor::arguments::{
-    CrossEntropy, IGNORED, Layout, Lookup, Positions, Weight, vocabulary_blocks,
+    CrossEntropy, IGNORED, Layout, Lookup, Positions, Weight, logits_stride, vocabulary_blocks,
 };
 use phalanx_tensor::{
     Category, DType, Device, LayerNormBackward, Tensor, VocabularyLoss, VocabularyStatistics,
@@ -118,7 +118,9 @@ fn statistics(
     let part = |part: usize, statistics: &mut Tensor| {
         let (first, columns) = if part == 0 { (0, cut) } else { (cut, classes - cut) };
         let mut blocks = f32s(&[rows, 4 * vocabulary_blocks(columns)]);
-        let mut exponentials = random(device, dtype, &[rows, columns], 20 + part as u64);
+        // The first part's have padding.
+        let stride = if part == 0 && !stored { logits_stride(columns) } else { columns };
+        let mut exponentials = random(device, dtype, &[rows, stride], 20 + part as u64);
         let range = part * rows * 4..(part + 1) * rows * 4;
         let of_part = statistics.view_mut().range(range).reshape([rows, 4]);
         if stored {
@@ -165,6 +167,7 @@ pub(super) fn cross_entropy_of_a_vocabulary_in_parts(bench: &Bench) {
                             blocks: blocks[part].view(),
                             targets: ids.view(),
                             first: part * cut,
+                            columns: if part == 0 { cut } else { classes - cut },
                             classes,
                             numbers,
                             exponentials: Some(exponentials.view_mut()),

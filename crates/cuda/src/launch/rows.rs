@@ -75,6 +75,7 @@ impl Issue<'_> {
         let [rows, hidden] = o.x.shape().rows_cols();
         let [_, columns] = o.w.in_out();
         let element = o.x.dtype();
+        let stride = o.exponentials.as_ref().map_or(0, |e| e.dims::<2>()[1]);
         let program = Program { tf32: self.tf32, ..Program::of(Source::CrossEntropy, element) };
         let (kernel, layouts) = match o.w.layout {
             Layout::InOut => ("vocabulary_statistics", Layouts::Plain),
@@ -96,6 +97,7 @@ impl Issue<'_> {
             o.targets,
             o.first,
             o.exponentials.as_ref(),
+            stride,
             &o.blocks,
             rows,
             columns,
@@ -109,7 +111,7 @@ impl Issue<'_> {
     fn vocabulary_loss(&mut self, o: VocabularyLoss) -> Result<(), Error> {
         let [parts, rows, _] = o.statistics.dims();
         let exponentials = o.exponentials.as_ref();
-        let columns = exponentials.map_or(0, |e| e.shape().rows_cols()[1]);
+        let stride = exponentials.map_or(0, |e| e.dims::<2>()[1]);
         // Without exponentials, any type serves: nothing is written.
         let element = exponentials.map_or(phalanx_tensor::DType::F32, |e| e.dtype());
         let losses = self.scratch(rows * size_of::<f64>())?;
@@ -127,7 +129,8 @@ impl Issue<'_> {
             exponentials,
             losses,
             rows,
-            columns,
+            o.columns,
+            stride,
             fault,
             call
         ];
