@@ -183,37 +183,62 @@ extern "C" __global__ void __launch_bounds__(S::THREADS)
     statistics<true>(x, w, Logits{bias, targets, first, exponentials, stride, blocks}, rows, columns, hidden);
 }
 
-// The statistics of blocks of stored logits, which become exponentials where they lie: a warp computes a block of a row.
+// Blocks of statistics that a warp computes side by side.
+#define BLOCKS_AT_ONCE 4
+
+// Statistics of `columns` neighbouring logits of a row, at most BLOCKS_AT_ONCE blocks: a lane has four columns of each block.
+// `target` is the column of the row's target, or another number.
+template <bool ALIGNED>
+__device__ __forceinline__ void exponentiate(ELEMENT *logits, u32 columns, u32 target, Statistics *blocks) {
+    const u32 first = 4 * lane_index();
+    f32 x[BLOCKS_AT_ONCE][4], most[BLOCKS_AT_ONCE];
+#pragma unroll
+    for (int b = 0; b < BLOCKS_AT_ONCE; b++)
+        load4((const ELEMENT *)logits, b * STATISTICS_BLOCK + first, columns, ALIGNED, x[b]);
+#pragma unroll
+    for (int b = 0; b < BLOCKS_AT_ONCE; b++) {
+        most[b] = -INFINITE;
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+            if (b * STATISTICS_BLOCK + first + j < columns) most[b] = fmaxf(most[b], x[b][j]);
+        most[b] = warp_max(most[b]);
+    }
+#pragma unroll
+    for (int b = 0; b < BLOCKS_AT_ONCE; b++) {
+        f32 sum = 0.0f, plain = 0.0f, found = 0.0f;
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            const u32 column = b * STATISTICS_BLOCK + first + j;
+            if (column >= columns) continue;
+            const f32 e = exponential(x[b][j] - most[b]);
+            sum += e;
+            plain += x[b][j];
+            if (column == target) found = x[b][j];
+            x[b][j] = e;
+        }
+        store4(logits, b * STATISTICS_BLOCK + first, columns, ALIGNED, x[b]);
+        // All lanes but one hold 0.
+        const Statistics block = {most[b], warp_sum(sum), warp_sum(plain), warp_sum(found)};
+        if (lane_index() == 0 && b * STATISTICS_BLOCK < columns) blocks[b] = block;
+    }
+}
+
+// The statistics of blocks of stored logits, which become exponentials where they lie: a warp computes BLOCKS_AT_ONCE blocks of a
+// row. Grid: (blocks / BLOCKS_AT_ONCE / warps, rows).
 extern "C" __global__ void logits_statistics(ELEMENT *logits, const u32 *targets, u64 first, Statistics *blocks, u64 rows,
                                              u64 columns) {
-    const int lane = lane_index();
     const u64 count = (columns + STATISTICS_BLOCK - 1) / STATISTICS_BLOCK;
-    FOR_ROWS(index, rows * count) {
-        const u64 row = index / count, start = index % count * STATISTICS_BLOCK;
-        ELEMENT *numbers = logits + row * columns;
-        const long long target = target_column(targets, row, first, columns);
-        f32 x[STATISTICS_BLOCK / WARP];
-        f32 most = -INFINITE, sum = 0.0f, plain = 0.0f, found = 0.0f;
-#pragma unroll
-        for (int j = 0; j < STATISTICS_BLOCK / WARP; j++) {
-            const u64 column = start + j * WARP + lane;
-            x[j] = column < columns ? to_f32(numbers[column]) : -INFINITE;
-            most = fmaxf(most, x[j]);
-        }
-        most = warp_max(most);
-#pragma unroll
-        for (int j = 0; j < STATISTICS_BLOCK / WARP; j++) {
-            const u64 column = start + j * WARP + lane;
-            if (column >= columns) continue;
-            const f32 e = exponential(x[j] - most);
-            numbers[column] = from_f32<ELEMENT>(e);
-            sum += e;
-            plain += x[j];
-            if ((long long)column == target) found = x[j];
-        }
-        // All lanes but one hold 0.
-        const Statistics block = {most, warp_sum(sum), warp_sum(plain), warp_sum(found)};
-        if (lane == 0) blocks[index] = block;
+    const u64 block = ((u64)blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP) * BLOCKS_AT_ONCE;
+    const u64 start = block * STATISTICS_BLOCK;
+    if (start >= columns) return;
+    const u32 some = BLOCKS_AT_ONCE * STATISTICS_BLOCK, own = columns - start < some ? (u32)(columns - start) : some;
+    const bool aligned = is_aligned(logits) && columns % 4 == 0;
+    for (u64 row = blockIdx.y; row < rows; row += gridDim.y) {
+        ELEMENT *numbers = logits + row * columns + start;
+        const long long column = target_column(targets, row, first + start, own);
+        const u32 target = column < 0 ? IGNORED : (u32)column;
+        if (aligned) exponentiate<true>(numbers, own, target, blocks + row * count + block);
+        else exponentiate<false>(numbers, own, target, blocks + row * count + block);
     }
 }
 
@@ -223,30 +248,37 @@ struct Joined {
     f64 sum, logits, target;
 };
 
-// The statistics of each row, from those of its blocks in their order: a warp computes a row.
+// The sum of a warp's numbers along a fixed tree.
+__device__ __forceinline__ f64 warp_sum(f64 x) {
+#pragma unroll
+    for (int distance = WARP / 2; distance > 0; distance /= 2) x += __shfl_xor_sync(ALL_LANES, x, distance);
+    return x;
+}
+
+// The statistics of each row, from those of its blocks: a warp computes a row.
 extern "C" __global__ void join_statistics(const Statistics *blocks, Statistics *rows_statistics, u64 rows, u64 count) {
-    const int lane = lane_index();
+    const u32 rounds = (u32)((count + WARP - 1) / WARP);
     FOR_ROWS(row, rows) {
         const Statistics *pieces = blocks + row * count;
         Joined joined = {-INFINITE, 0.0, 0.0, 0.0};
-        for (u64 i = lane; i < count; i += WARP) joined.largest = fmaxf(joined.largest, pieces[i].largest);
-        joined.largest = warp_max(joined.largest);
-        for (u64 start = 0; start < count; start += WARP) {
-            f64 sum = 0.0, logits = 0.0, target = 0.0;
-            if (start + lane < count) {
-                const Statistics piece = pieces[start + lane];
-                sum = (f64)piece.sum * exp((f64)(piece.largest - joined.largest));
-                logits = piece.logits;
-                target = piece.target;
-            }
-            const int some = count - start < WARP ? (int)(count - start) : WARP;
-            for (int i = 0; i < some; i++) {
-                joined.sum += __shfl_sync(ALL_LANES, sum, i);
-                joined.logits += __shfl_sync(ALL_LANES, logits, i);
-                joined.target += __shfl_sync(ALL_LANES, target, i);
-            }
+#pragma unroll 8
+        for (u32 round = 0; round < rounds; round++) {
+            const u64 i = (u64)round * WARP + lane_index();
+            joined.largest = fmaxf(joined.largest, i < count ? pieces[i].largest : -INFINITE);
         }
-        if (lane == 0) rows_statistics[row] = {joined.largest, (f32)joined.sum, (f32)joined.logits, (f32)joined.target};
+        joined.largest = warp_max(joined.largest);
+#pragma unroll 4
+        for (u32 round = 0; round < rounds; round++) {
+            const u64 i = (u64)round * WARP + lane_index();
+            if (i >= count) continue;
+            const Statistics piece = pieces[i];
+            joined.sum += (f64)piece.sum * exp((f64)(piece.largest - joined.largest));
+            joined.logits += piece.logits;
+            joined.target += piece.target;
+        }
+        const Statistics whole = {joined.largest, (f32)warp_sum(joined.sum), (f32)warp_sum(joined.logits),
+                                  (f32)warp_sum(joined.target)};
+        if (lane_index() == 0) rows_statistics[row] = whole;
     }
 }
 
@@ -284,43 +316,98 @@ __device__ LossRow loss_of_row(const Statistics *statistics, u64 parts, u64 rows
     return of;
 }
 
-// losses[row] = the loss of the row, 0 where its target is ignored; exponentials, where given, become derivatives. A block
-// computes a row.
-extern "C" __global__ void vocabulary_loss(const Statistics *statistics, u64 parts, const Statistics *blocks,
+// Blocks of statistics of which a block of threads has the factors at a time.
+#define FACTORS 256
+// Columns of which it has them.
+#define STRIP (FACTORS * STATISTICS_BLOCK)
+// Chunks that a thread loads before it stores the first.
+#define CHUNKS_AT_ONCE 4
+
+// How the exponentials of one row become derivatives, over a strip of its columns.
+struct Derivatives {
+    // One for each block of statistics.
+    const f32 *factors;
+    // Subtracted.
+    f32 spread, at_target;
+    // Column of the target, or another number.
+    u32 target;
+    bool ignored;
+
+    __device__ __forceinline__ f32 of(f32 exponential, u32 column, f32 factor) const {
+        f32 derivative = fmaf(exponential, factor, -spread);
+        if (column == target) derivative -= at_target;
+        return ignored ? 0.0f : derivative;
+    }
+};
+
+// All threads of a block compute the first `columns` columns of a strip.
+__device__ __forceinline__ void differentiate(ELEMENT *strip, u32 columns, const Derivatives &derivatives) {
+    using Elements = Chunk<ELEMENT>;
+    // Elements before the first chunk, and whole chunks.
+    const u32 offset = (u32)((u64)strip / sizeof(ELEMENT)) % Elements::COUNT;
+    const u32 before = min(columns, (Elements::COUNT - offset) % Elements::COUNT);
+    const u32 chunks = (columns - before) / Elements::COUNT;
+    Elements *at = (Elements *)(strip + before);
+    for (u32 start = threadIdx.x; start < chunks; start += CHUNKS_AT_ONCE * blockDim.x) {
+        Elements x[CHUNKS_AT_ONCE];
+#pragma unroll
+        for (int c = 0; c < CHUNKS_AT_ONCE; c++)
+            if (start + c * blockDim.x < chunks) x[c] = at[start + c * blockDim.x];
+#pragma unroll
+        for (int c = 0; c < CHUNKS_AT_ONCE; c++) {
+            const u32 chunk = start + c * blockDim.x;
+            if (chunk >= chunks) break;
+            const u32 column = before + chunk * Elements::COUNT, last = column + Elements::COUNT - 1;
+            const f32 low = derivatives.factors[column / STATISTICS_BLOCK];
+            const f32 high = derivatives.factors[last / STATISTICS_BLOCK];
+#pragma unroll
+            for (int j = 0; j < Elements::COUNT; j++) {
+                const f32 factor = column % STATISTICS_BLOCK + j < STATISTICS_BLOCK ? low : high;
+                x[c].x[j] = from_f32<ELEMENT>(derivatives.of(to_f32(x[c].x[j]), column + j, factor));
+            }
+            at[chunk] = x[c];
+        }
+    }
+    // The elements around the chunks.
+    const u32 gap = chunks * Elements::COUNT;
+    for (u32 i = threadIdx.x; i < columns - gap; i += blockDim.x) {
+        const u32 column = i < before ? i : i + gap;
+        const f32 factor = derivatives.factors[column / STATISTICS_BLOCK];
+        strip[column] = from_f32<ELEMENT>(derivatives.of(to_f32(strip[column]), column, factor));
+    }
+}
+
+// losses[row] = the loss of the row, 0 where its target is ignored; exponentials, where given, become derivatives. A block of
+// FACTORS threads computes a row.
+extern "C" __global__ void __launch_bounds__(FACTORS) vocabulary_loss(const Statistics *statistics, u64 parts, const Statistics *blocks,
                                            const u32 *targets, u64 first, u64 classes, f32 gradient_scale,
                                            f32 label_smoothing, f32 z_loss, ELEMENT *exponentials, f64 *losses, u64 rows,
                                            u64 columns, u64 stride, u64 *fault, u32 call) {
     __shared__ LossRow shared;
+    __shared__ f32 factors[FACTORS];
     const u64 row = blockIdx.x;
     const u32 id = targets[row];
     const bool ignored = id == IGNORED || id >= classes;
     if (threadIdx.x == 0) {
         if (id != IGNORED && id >= classes) report_fault(fault, call, id);
-        shared.loss = 0.0;
-        if (!ignored)
-            shared = loss_of_row(statistics, parts, rows, row, classes, gradient_scale, label_smoothing, z_loss);
-        losses[row] = shared.loss;
+        LossRow of = {};
+        if (!ignored) of = loss_of_row(statistics, parts, rows, row, classes, gradient_scale, label_smoothing, z_loss);
+        losses[row] = of.loss;
+        shared = of;
     }
     if (exponentials == nullptr) return;
-    __syncthreads();
     const u64 count = (columns + STATISTICS_BLOCK - 1) / STATISTICS_BLOCK;
-    const long long target = ignored ? -1 : target_column(targets, row, first, columns);
-    ELEMENT *numbers = exponentials + row * stride;
-    for (u64 block = threadIdx.x / WARP; block < count; block += blockDim.x / WARP) {
-        f32 factor = 0.0f;
-        if (!ignored && lane_index() == 0)
-            factor = (f32)(shared.weight * exp((f64)(blocks[row * count + block].largest - shared.largest)));
-        factor = __shfl_sync(ALL_LANES, factor, 0);
-#pragma unroll
-        for (int j = 0; j < STATISTICS_BLOCK / WARP; j++) {
-            const u64 column = block * STATISTICS_BLOCK + j * WARP + lane_index();
-            if (column >= columns) continue;
-            f32 derivative = 0.0f;
-            if (!ignored) {
-                derivative = fmaf(to_f32(numbers[column]), factor, -shared.spread);
-                if ((long long)column == target) derivative -= shared.at_target;
-            }
-            numbers[column] = from_f32<ELEMENT>(derivative);
+    for (u64 strip = 0; strip < columns; strip += STRIP) {
+        __syncthreads();
+        const u64 block = strip / STATISTICS_BLOCK + threadIdx.x;
+        if (block < count) {
+            const f32 power = blocks[row * count + block].largest - shared.largest;
+            factors[threadIdx.x] = ignored ? 0.0f : (f32)(shared.weight * exp((f64)power));
         }
+        __syncthreads();
+        const u32 some = columns - strip < STRIP ? (u32)(columns - strip) : STRIP;
+        const long long target = ignored ? -1 : target_column(targets, row, first + strip, some);
+        const u32 column = target < 0 ? IGNORED : (u32)target;
+        differentiate(exponentials + row * stride + strip, some, {factors, shared.spread, shared.at_target, column, ignored});
     }
 }

@@ -7,6 +7,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use cudarc::driver::sys::CUstream;
 use phalanx_tensor::backend::{Call, DiskTransfer, StreamEvent, Timer};
 use phalanx_tensor::operation::Operands;
 use phalanx_tensor::operations::{Elementwise, Operation};
@@ -19,7 +20,7 @@ use crate::bounds::Bounds;
 use crate::driver::{Context, driver};
 use crate::error::Error;
 use crate::faults::Faults;
-use crate::launch::Issue;
+use crate::launch::{Gathered, Issue, Span};
 use crate::memory::{CardMemory, HostBuffer, Registered, TensorMemory};
 use crate::modules::Modules;
 use crate::streams::{Streams, index};
@@ -53,6 +54,8 @@ struct State {
     streams: Streams,
     faults: Faults,
     staging: Staging,
+    /// Calls of the compute stream that were not launched yet.
+    gathered: Option<Gathered>,
     /// The first failure.
     failure: Option<DeviceError>,
 }
@@ -92,6 +95,7 @@ impl Cuda {
             faults: Faults::new(&context, scratch.start(), compute)?,
             streams,
             staging: Staging { buffer, used: [0; SLOTS], next: 0 },
+            gathered: None,
             failure: None,
         };
         Ok(Cuda {
@@ -149,7 +153,7 @@ impl Cuda {
         (on_host, on_card)
     }
 
-    /// Issues a call to a stream of the card.
+    /// Issues a call to a stream of the card, or keeps it to be launched together with others.
     fn issue(&self, state: &mut State, stream: Stream, mut call: Call) -> Result<(), Error> {
         let Some(queue) = index(stream) else { return Ok(()) };
         self.context.enter()?;
@@ -158,25 +162,80 @@ impl Cuda {
         if on_host && !is_copy {
             return Err(Error::Unsupported("a kernel was given host memory".to_string()));
         }
-        let State { streams, faults, .. } = state;
-        let start = call.timer.is_some().then(|| streams.start_timing(queue)).transpose()?;
-        let mut issue = Issue {
+        let span = Span::of(&call.operation);
+        let is_gathered = span.is_some() && stream == Stream::Compute && call.timer.is_none();
+        if stream == Stream::Compute && !is_gathered {
+            self.launch_gathered(state);
+        }
+        let start = call.timer.is_some().then(|| state.streams.start_timing(queue)).transpose()?;
+        let (of_driver, by) = (state.streams.issue(queue), (call.name, call.site));
+        match span {
+            Some(span) if is_gathered => self.gather(state, span, &mut call.operation, (&on_card, by)),
+            Some(span) => {
+                let gathered = Gathered::new(span, &mut call.operation, by);
+                let issue = self.issuer(&mut state.faults, (stream, of_driver), by);
+                self.bounds.within(&on_card, || issue.gathered(gathered))?;
+            }
+            None => {
+                let mut issue = self.issuer(&mut state.faults, (stream, of_driver), by);
+                self.bounds.within(&on_card, || issue.operation(call.operation))?;
+            }
+        }
+        match start.zip(call.timer) {
+            Some((start, timer)) => state.streams.end_timing(queue, start, timer),
+            None => Ok(()),
+        }
+    }
+
+    /// What an operation needs to be issued to a stream.
+    fn issuer<'a>(
+        &'a self,
+        faults: &'a mut Faults,
+        (stream, of_driver): (Stream, CUstream),
+        (call, site): (&'static str, Site),
+    ) -> Issue<'a> {
+        Issue {
             modules: &self.modules,
             blas: self.blas.as_ref(),
-            stream: streams.issue(queue),
+            stream: of_driver,
             card: self.tensors.on_card(),
             scratch: (stream == Stream::Compute).then(|| self.scratch()),
             multiprocessors: u64::from(self.context.card.multiprocessors),
             tf32: self.tf32,
             faults,
-            call: call.name,
-            site: call.site,
-        };
-        self.bounds.within(&on_card, || issue.operation(call.operation))?;
-        match start.zip(call.timer) {
-            Some((start, timer)) => streams.end_timing(queue, start, timer),
-            None => Ok(()),
+            call,
+            site,
         }
+    }
+
+    /// Keeps a call of the compute stream, to be launched together with others.
+    fn gather(
+        &self,
+        state: &mut State,
+        span: Span,
+        operation: &mut Operation,
+        (on_card, by): (&[(u64, usize)], (&'static str, Site)),
+    ) {
+        let rest = match &mut state.gathered {
+            Some(gathered) => gathered.add(span, operation).err(),
+            None => Some(span),
+        };
+        if let Some(span) = rest {
+            self.launch_gathered(state);
+            state.gathered = Some(Gathered::new(span, operation, by));
+        }
+        state.gathered.iter_mut().for_each(|gathered| gathered.bounds.extend(on_card));
+    }
+
+    /// Launches the calls of the compute stream that were kept. The context is current.
+    fn launch_gathered(&self, state: &mut State) {
+        let Some(mut gathered) = state.gathered.take() else { return };
+        let by = (gathered.call, gathered.site);
+        let on_card = std::mem::take(&mut gathered.bounds);
+        let stream = (Stream::Compute, state.streams.compute());
+        let issue = self.issuer(&mut state.faults, stream, by);
+        let result = self.bounds.within(&on_card, || issue.gathered(gathered));
+        self.keep(state, result, by.0, by.1);
     }
 
     /// Copies host bytes through the staging buffer.
@@ -283,7 +342,12 @@ impl Backend for Cuda {
             return StreamEvent { stream, number: 0 };
         }
         let mut state = self.lock();
-        let number = self.context.enter().and_then(|()| state.streams.record(queue));
+        let number = self.context.enter().and_then(|()| {
+            if stream == Stream::Compute {
+                self.launch_gathered(&mut state);
+            }
+            state.streams.record(queue)
+        });
         let number = number.unwrap_or_else(|error| {
             self.keep(&mut state, Err(error), "record", Site::caller());
             0
@@ -299,7 +363,12 @@ impl Backend for Cuda {
         match (index(stream), index(event.stream)) {
             (Some(queue), Some(of)) => {
                 let mut state = self.lock();
-                let result = self.context.enter().and_then(|()| state.streams.wait(queue, of, event.number));
+                let result = self.context.enter().and_then(|()| {
+                    if stream == Stream::Compute {
+                        self.launch_gathered(&mut state);
+                    }
+                    state.streams.wait(queue, of, event.number)
+                });
                 self.keep(&mut state, result, "wait", Site::caller());
             }
             // What the host's stream or the disk is given next runs at once, or may.

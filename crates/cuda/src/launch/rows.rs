@@ -8,10 +8,16 @@ use crate::error::Error;
 use crate::faults::Checked;
 use crate::launch::products::{Layouts, Tiles};
 use crate::launch::sums::RowBlocks;
-use crate::launch::{Issue, numbers};
+use crate::launch::{Issue, THREADS, numbers};
 use crate::modules::Launch;
 use crate::programs::{Program, Source};
 use phalanx_tensor::Layout;
+
+/// Blocks of statistics that a warp computes.
+const STATISTICS_AT_ONCE: u64 = 4;
+
+/// Most blocks in y of a launch.
+const ROWS_MAX: u64 = 65_535;
 
 impl Issue<'_> {
     pub(super) fn normalization(&mut self, operation: Normalization) -> Result<(), Error> {
@@ -48,8 +54,16 @@ impl Issue<'_> {
                 let [rows, columns] = o.logits.dims();
                 let (program, count) =
                     (Program::of(Source::CrossEntropy, o.logits.dtype()), vocabulary_blocks(columns));
+                let blocks = (count as u64).div_ceil(STATISTICS_AT_ONCE * u64::from(THREADS / 32));
+                let launch = Launch {
+                    program,
+                    kernel: "logits_statistics",
+                    grid: [blocks, (rows as u64).min(ROWS_MAX)],
+                    threads: THREADS,
+                    shared_bytes: 0,
+                };
                 let arguments = numbers![&o.logits, o.targets, o.first, &o.blocks, rows, columns];
-                self.over_rows(program, "logits_statistics", rows * count, arguments)?;
+                self.launch(launch, arguments)?;
                 let arguments = numbers![&o.blocks, &o.statistics, rows, count];
                 self.over_rows(program, "join_statistics", rows, arguments)
             }
