@@ -53,8 +53,11 @@ impl HostLink {
                 let slot = |q: usize| whole.range(q * part.bytes, part.bytes);
                 let messages: Vec<Message> = (0..self.ranks)
                     .flat_map(|peer| {
-                        [(true, part), (false, slot(peer))]
-                            .map(|(is_sent, buffer)| Message { peer, is_sent, buffer })
+                        [(true, part), (false, slot(peer))].map(|(is_sent, buffer)| Message {
+                            peer,
+                            is_sent,
+                            buffer,
+                        })
                     })
                     .collect();
                 self.exchange(&messages, post)
@@ -112,9 +115,9 @@ impl HostLink {
 
 fn add(sum: &PartsSum) {
     let part = sum.elements * sum.dtype.bytes();
-    assert_eq!((sum.own.bytes, sum.target.bytes, sum.others.bytes), (part, part, part * (sum.ranks - 1)));
-    let parts: Vec<*const u8> = (0..sum.ranks)
-        .map(|rank| match rank.cmp(&sum.rank) {
+    assert_eq!((sum.own.bytes, sum.target.bytes, sum.others.bytes), (part, part, part * (sum.places - 1)));
+    let parts: Vec<*const u8> = (0..sum.places)
+        .map(|rank| match rank.cmp(&sum.place) {
             std::cmp::Ordering::Equal => bytes(sum.own).cast_const(),
             std::cmp::Ordering::Less => bytes(sum.others.range(rank * part, part)).cast_const(),
             std::cmp::Ordering::Greater => bytes(sum.others.range((rank - 1) * part, part)).cast_const(),

@@ -76,7 +76,12 @@ fn invitation() -> UniqueId {
 }
 
 fn configuration() -> CommunicatorConfig {
-    CommunicatorConfig { size: size_of::<CommunicatorConfig>(), magic: 0xcafe_beef, version: 21700, blocking: 0 }
+    CommunicatorConfig {
+        size: size_of::<CommunicatorConfig>(),
+        magic: 0xcafe_beef,
+        version: 21700,
+        blocking: 0,
+    }
 }
 
 /// Makes a device's context that of the thread.
@@ -199,7 +204,10 @@ fn messages_of_other_lengths_or_types_are_reported() {
             });
             let found = reports();
             assert!(
-                found.iter().any(|report| report.contains("communication that does not match") && report.contains(words)),
+                found
+                    .iter()
+                    .any(|report| report.contains("communication that does not match")
+                        && report.contains(words)),
                 "{found:?}"
             );
         }
@@ -249,9 +257,12 @@ fn wrong_uses_are_refused() {
             change(&mut config);
             unsafely!(ncclCommInitRankConfig(communicator, ranks, id, rank, &mut config))
         };
-        for (ranks, rank, change) in
-            [(2, 2, (|_| ()) as fn(&mut CommunicatorConfig)), (0, 0, |_| ()), (1, 0, |c| c.magic = 0), (1, 0, |c| c.size = 4)]
-        {
+        for (ranks, rank, change) in [
+            (2, 2, (|_| ()) as fn(&mut CommunicatorConfig)),
+            (0, 0, |_| ()),
+            (1, 0, |c| c.magic = 0),
+            (1, 0, |c| c.size = 4),
+        ] {
             let result = refused(ranks, rank, change, &mut communicator);
             assert_eq!(result, NcclResult::INVALID_ARGUMENT);
         }

@@ -15,7 +15,7 @@ use crate::driver::{Card, Context, Made, usable_cards};
 use crate::error::Error;
 use crate::memory::{Registered, TensorMemory};
 use crate::modules::Modules;
-use crate::nccl::Nccl;
+use crate::nccl::{NO_NCCL, Nccl};
 
 /// Makes the kernels of the host's processor for the device that a request describes.
 type MakeKernels = dyn Fn(&DeviceRequest) -> std::io::Result<Arc<dyn Kernels>> + Send + Sync;
@@ -23,16 +23,15 @@ type MakeKernels = dyn Fn(&DeviceRequest) -> std::io::Result<Arc<dyn Kernels>> +
 /// Bytes of the scratch of kernels, unless the options say otherwise.
 pub const SCRATCH_BYTES: u64 = 64 << 20;
 
-/// Bytes that the driver takes of a card for the context of a process and for kernels, about: an allowance, which no card has been
-/// asked for.
-pub const CONTEXT_BYTES: u64 = 512 << 20;
+/// Bytes that the driver takes of a card for the context of a process, for kernels and for cuBLASLt, about. An H100 with a driver of
+/// CUDA 13.0 had 540 MiB less after all kernels had run (`phalanx doctor --kernels`).
+pub const CONTEXT_BYTES: u64 = 640 << 20;
+
+/// Bytes that the driver and its libraries take of the host's memory in a process, about: 216 MiB there.
+pub const DRIVER_HOST_BYTES: u64 = 240 << 20;
 
 /// Bytes that a communicator of NCCL takes of a card, about: an allowance, which no card has been asked for.
 pub const COMMUNICATOR_BYTES: u64 = 256 << 20;
-
-/// What is missing where ranks are to communicate between cards.
-pub const NO_NCCL: &str = "there is no NCCL 2.18 or newer (libnccl.so.2): `pip install nvidia-nccl-cu12` (for CUDA 13 `nvidia-nccl-cu13`) and give \
-    its folder (for the program: PHALANX_NCCL), or install package `libnccl2` of NVIDIA's repository";
 
 /// How a card is used.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,8 +50,6 @@ pub struct Options {
     pub cache: Option<PathBuf>,
     /// Bytes of the card's memory for partial sums of kernels, beside the plan's.
     pub scratch_bytes: u64,
-    /// Whether products of f32 are computed as TF32: faster, with 10 bits of the mantissa.
-    pub tf32: bool,
     /// Bytes that a device may take of its card at most, in all. None: what is free.
     pub memory_bytes: Option<u64>,
     /// Whether ranks share cards when there are more ranks than cards.
@@ -69,7 +66,6 @@ impl Default for Options {
             communicators: 0,
             cache: None,
             scratch_bytes: SCRATCH_BYTES,
-            tf32: false,
             memory_bytes: None,
             share_cards: true,
         }
@@ -172,7 +168,7 @@ pub fn unplanned_device(
     let blas = options.load_blas()?;
     let nccl = options.load_nccl()?;
     let (tensors, addresses) = TensorMemory::new(&context, memory_bytes)?;
-    let (scratch_bytes, registered, tf32) = (options.scratch_bytes, Vec::new(), options.tf32);
+    let (scratch_bytes, registered) = (options.scratch_bytes, Vec::new());
     let cuda = Cuda::new(Parts {
         context,
         modules,
@@ -183,7 +179,7 @@ pub fn unplanned_device(
         registered,
         host,
         disk: None,
-        tf32,
+        tf32: false,
     })?;
     let arena = Arena::unplanned_in(Memory::Device, addresses);
     Ok(Device::with_memories(Arc::new(cuda), arena, Arena::heap_of(Memory::Host)))
@@ -204,7 +200,9 @@ impl DeviceFactory for CudaFactory {
             return Err(IoError::new(ErrorKind::InvalidInput, text));
         }
         self.check_limit(request).map_err(refused)?;
-        let host_kernels = (self.make_kernels)(request)?;
+        // How products are computed is asked of the card: the processor computes updates.
+        let of_host = DeviceRequest { products: Some(ProductMethod::Fma), ..*request };
+        let host_kernels = (self.make_kernels)(&of_host)?;
         let context = Arc::new(self.context(request.index).map_err(refused)?);
         let compiler = self.options.load_compiler(&context.card).map_err(refused)?;
         let modules = Modules::new(&context, compiler, self.options.cache.as_ref());
@@ -241,7 +239,7 @@ impl DeviceFactory for CudaFactory {
             registered,
             host: host_kernels,
             disk: disk_stream,
-            tf32: self.options.tf32,
+            tf32: request.products == Some(ProductMethod::Tf32),
         })
         .map_err(refused)?;
         let arena = Arena::replaying(request.device_plan.clone(), addresses);

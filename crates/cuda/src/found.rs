@@ -3,11 +3,11 @@
 use std::fmt;
 
 use crate::blas;
-use crate::nccl;
 use crate::compiler::Compiler;
 use crate::driver::{Card, usable_cards, version};
 use crate::error::Error;
 use crate::factory::Options;
+use crate::nccl;
 
 /// A driver with cards that can be used, and a compiler.
 #[derive(Clone, Debug)]
@@ -104,7 +104,8 @@ mod tests {
             clocks: None,
             device: 0,
         };
-        let found = Found { driver: 12080, cards: vec![card(0), card(1)], nvrtc: (12, 8), cublas: None, nccl: None };
+        let found =
+            Found { driver: 12080, cards: vec![card(0), card(1)], nvrtc: (12, 8), cublas: None, nccl: None };
         assert_eq!((found.share_bytes(1), found.share_bytes(2), found.share_bytes(3)), (900, 900, 450));
         for (ranks, expected) in [(1, [1, 1]), (2, [1, 1]), (3, [2, 1]), (5, [3, 2])] {
             assert_eq!([0, 1].map(|rank| found.ranks_on_card_of(rank, ranks)), expected, "{ranks} ranks");

@@ -3,12 +3,10 @@
 //! A stream of its own, because calls of two groups may wait for each other's peers: two ranks that send each other activations by two
 //! groups would wait forever for each other on one stream. NCCL moves bytes; kernels of this crate sum them (`kernels/sum_parts.cu`), in
 //! the order of the processor's sums. A link has at most one call in progress, and the host asks whether it is over.
-//!
-//! Loading a kernel may wait for everything that runs on the card, also for a call that waits for another rank, which may itself load a
-//! kernel. So kernels are loaded only while no call runs on a link ([`Gate`]), and those of links before their first call.
+//! Kernels of links are loaded before their first call (`gate`).
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cudarc::driver::sys::{self, CUevent, CUresult, CUstream};
@@ -17,6 +15,7 @@ use phalanx_tensor::links::{Invitation, LinkStep, Message, PartsSum, Span};
 
 use crate::driver::{Context, check, driver};
 use crate::error::Error;
+use crate::gate::Gate;
 use crate::memory::TensorMemory;
 use crate::modules::{Launch, Modules};
 use crate::nccl::{Communicator, Nccl};
@@ -27,54 +26,6 @@ const LEAVE: Duration = Duration::from_secs(1);
 
 /// Threads of a block that sums.
 const THREADS: u32 = 256;
-
-/// Keeps loads of kernels and calls between cards apart.
-#[derive(Default)]
-pub(crate) struct Gate {
-    state: Mutex<GateState>,
-    changed: Condvar,
-}
-
-#[derive(Default)]
-struct GateState {
-    /// Calls between cards that run.
-    calls: usize,
-    is_loading: bool,
-}
-
-impl Gate {
-    fn lock(&self) -> MutexGuard<'_, GateState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Loads kernels with `load`, while no call runs. A call that runs needs nothing of this rank any more but that its work goes on.
-    pub(crate) fn load<T>(&self, load: impl FnOnce() -> T) -> T {
-        let free = self.changed.wait_while(self.lock(), |state| state.calls > 0 || state.is_loading);
-        free.unwrap_or_else(PoisonError::into_inner).is_loading = true;
-        let _loading = Loading(self);
-        load()
-    }
-
-    fn begin_call(&self) {
-        let free = self.changed.wait_while(self.lock(), |state| state.is_loading);
-        free.unwrap_or_else(PoisonError::into_inner).calls += 1;
-    }
-
-    fn end_call(&self) {
-        self.lock().calls -= 1;
-        self.changed.notify_all();
-    }
-}
-
-/// A load in progress.
-struct Loading<'a>(&'a Gate);
-
-impl Drop for Loading<'_> {
-    fn drop(&mut self) {
-        self.0.lock().is_loading = false;
-        self.0.changed.notify_all();
-    }
-}
 
 /// What a link does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -155,8 +106,8 @@ impl Issuer<'_> {
             others?,
             target?,
             sum.elements as u64,
-            sum.rank as u64,
-            sum.ranks as u64,
+            sum.place as u64,
+            sum.places as u64,
             u64::from(sum.accumulate),
         ];
         let launch = self.launch_of_sum(sum.dtype, sum.elements);
@@ -333,35 +284,5 @@ impl Drop for CardLink {
                 let _ = driver!(cuStreamDestroy_v2(self.stream));
             }
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::sync::atomic::{AtomicBool, Ordering};
-
-    use super::*;
-
-    #[test]
-    fn kernels_are_loaded_while_no_call_runs() {
-        let gate = Gate::default();
-        gate.begin_call();
-        let (loaded, has_ended) = (AtomicBool::new(false), AtomicBool::new(false));
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                gate.load(|| {
-                    assert!(has_ended.load(Ordering::SeqCst), "a call runs");
-                    loaded.store(true, Ordering::SeqCst);
-                });
-            });
-            // Another call may begin while the load waits, so that calls that need each other all run.
-            gate.begin_call();
-            gate.end_call();
-            std::thread::sleep(Duration::from_millis(20));
-            assert!(!loaded.load(Ordering::SeqCst));
-            has_ended.store(true, Ordering::SeqCst);
-            gate.end_call();
-        });
-        assert!(loaded.load(Ordering::SeqCst));
     }
 }

@@ -11,7 +11,7 @@ use crate::cache::Cache;
 use crate::compiler::{Code, Compiler};
 use crate::driver::{Context, driver};
 use crate::error::Error;
-use crate::links::Gate;
+use crate::gate::Gate;
 use crate::programs::Program;
 
 /// Bytes of dynamic shared memory that a kernel has without asking.
@@ -77,6 +77,21 @@ impl Modules {
         launch: &Launch,
         arguments: &mut [u64],
     ) -> Result<(), Error> {
+        // SAFETY: the caller's promise.
+        unsafe { self.launch_table(stream, launch, &mut [], arguments) }
+    }
+
+    /// The same for a kernel whose first argument is a table; an empty one is none.
+    ///
+    /// # Safety
+    /// As for [`Modules::launch`]; the table has the length of the kernel's argument.
+    pub(crate) unsafe fn launch_table(
+        &self,
+        stream: sys::CUstream,
+        launch: &Launch,
+        table: &mut [u64],
+        arguments: &mut [u64],
+    ) -> Result<(), Error> {
         let [blocks_x, blocks_y] = launch.grid;
         if blocks_x == 0 || blocks_y == 0 {
             return Ok(());
@@ -85,8 +100,9 @@ impl Modules {
         let blocks_x = u32::try_from(blocks_x).ok().filter(|x| *x <= i32::MAX as u32).ok_or_else(too_many)?;
         let blocks_y = u32::try_from(blocks_y).ok().filter(|y| *y <= 65535).ok_or_else(too_many)?;
         let function = self.function(launch)?;
-        let mut places: Vec<*mut c_void> =
-            arguments.iter_mut().map(|argument| std::ptr::from_mut(argument).cast()).collect();
+        let first = (!table.is_empty()).then(|| table.as_mut_ptr().cast());
+        let others = arguments.iter_mut().map(|argument| std::ptr::from_mut(argument).cast());
+        let mut places: Vec<*mut c_void> = first.into_iter().chain(others).collect();
         // SAFETY: the caller's promise. The driver reads the arguments before it returns.
         unsafe {
             driver!(cuLaunchKernel(

@@ -15,6 +15,10 @@ use phalanx_tensor::links::{INVITATION_BYTES, Invitation};
 use crate::compiler::TOOLKITS;
 use crate::error::Error;
 
+/// What is missing where ranks are to communicate between cards.
+pub const NO_NCCL: &str = "there is no NCCL 2.18 or newer (libnccl.so.2): `pip install nvidia-nccl-cu12` (for CUDA 13 `nvidia-nccl-cu13`) and give \
+    its folder (for the program: PHALANX_NCCL), or install package `libnccl2` of NVIDIA's repository";
+
 /// Names that the dynamic loader is asked for.
 const NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
 
@@ -146,9 +150,8 @@ impl Nccl {
         let id = UniqueId(invitation.map(|byte| byte as c_char));
         let (rank, ranks) = (rank as c_int, ranks as c_int);
         // SAFETY: the handle is there to be written; the configuration says which version of it this is, and is read before the call returns.
-        let result = unsafe {
-            (self.functions.ncclCommInitRankConfig)(&mut handle, ranks, id, rank, &mut config)
-        };
+        let result =
+            unsafe { (self.functions.ncclCommInitRankConfig)(&mut handle, ranks, id, rank, &mut config) };
         self.check(result, "ncclCommInitRankConfig", handle)?;
         let handle = NonNull::new(handle).ok_or(Error::Nccl {
             call: "ncclCommInitRankConfig",
@@ -165,10 +168,7 @@ impl Nccl {
         }
         // SAFETY: both functions may be called at any time, the second also without a communicator; they return static texts, or null.
         let texts = unsafe {
-            [
-                (self.functions.ncclGetErrorString)(result),
-                (self.functions.ncclGetLastError)(communicator),
-            ]
+            [(self.functions.ncclGetErrorString)(result), (self.functions.ncclGetLastError)(communicator)]
         };
         let text = |text: *const c_char| {
             // SAFETY: a text that ends with 0.
@@ -176,8 +176,7 @@ impl Nccl {
         };
         let words: Vec<String> =
             texts.into_iter().filter_map(text).map(|text| text.trim().to_string()).collect();
-        let words: Vec<&str> =
-            words.iter().map(String::as_str).filter(|word| !word.is_empty()).collect();
+        let words: Vec<&str> = words.iter().map(String::as_str).filter(|word| !word.is_empty()).collect();
         Err(Error::Nccl { call, result, text: words.join("; ") })
     }
 }
@@ -203,13 +202,15 @@ impl Communicator {
         // SAFETY: the communicator was not ended; the state is there to be written.
         let result = unsafe { (self.nccl.functions.ncclCommGetAsyncError)(self.handle(), &mut state) };
         self.nccl.check(result, "ncclCommGetAsyncError", self.handle())?;
-        self.nccl.check(state, "communication between cards", self.handle()).map_err(|error| match error {
-            Error::Nccl { call, result, text } if result == INVALID_USAGE => {
-                let text = format!("{text}; each rank needs a card of its own");
-                Error::Nccl { call, result, text }
-            }
-            error => error,
-        })?;
+        self.nccl.check(state, "communication between cards", self.handle()).map_err(
+            |error| match error {
+                Error::Nccl { call, result, text } if result == INVALID_USAGE => {
+                    let text = format!("{text}; each rank needs a card of its own");
+                    Error::Nccl { call, result, text }
+                }
+                error => error,
+            },
+        )?;
         Ok(state == SUCCESS)
     }
 

@@ -6,10 +6,11 @@
 use phalanx_trace::DType;
 
 /// The headers, by the names under which files include them.
-pub const HEADERS: [(&str, &str); 4] = [
+pub const HEADERS: [(&str, &str); 5] = [
     ("attention.cuh", include_str!("../kernels/attention.cuh")),
     ("numbers.cuh", include_str!("../kernels/numbers.cuh")),
     ("product.cuh", include_str!("../kernels/product.cuh")),
+    ("spans.cuh", include_str!("../kernels/spans.cuh")),
     ("tile.cuh", include_str!("../kernels/tile.cuh")),
 ];
 

@@ -84,6 +84,11 @@ impl Streams {
         self.queues[stream].stream
     }
 
+    /// The driver's stream for computing.
+    pub(crate) fn compute(&self) -> CUstream {
+        self.queues[0].stream
+    }
+
     /// Records everything that was issued to a stream so far; its number.
     pub(crate) fn record(&mut self, stream: usize) -> Result<u64, Error> {
         self.collect(stream)?;

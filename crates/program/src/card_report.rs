@@ -104,8 +104,8 @@ pub struct Kernels {
     limits: Option<Limits>,
     /// What a communicator of NCCL with this card alone has shown: the version, or what went wrong; None without the library.
     nccl: Option<Result<i32, String>>,
-    /// Bytes of the card that are in use, with the context of this process and what it has taken.
-    used_bytes: u64,
+    /// Bytes of the card that the driver has taken for this process (and other programs for themselves).
+    driver_bytes: u64,
 }
 
 impl Kernels {
@@ -123,16 +123,16 @@ impl Kernels {
         let sizes = if limits.is_some() { Sizes::CARD } else { Sizes::EMULATOR };
         let failed = groups.iter().flat_map(|(_, cases)| cases).any(|case| case.fault.is_some());
         let rates = if failed { Vec::new() } else { rates::measure(&bench, sizes)? };
-        let [free, total] = bench.memory()?;
+        let driver_bytes = bench.other_bytes()?;
         let nccl = link_of_one_rank(&environment::cuda_options(None), kernels);
         let nccl = nccl.map_err(|error| error.to_string()).transpose();
-        Ok(Kernels { groups, rates, limits, nccl, used_bytes: total - free })
+        Ok(Kernels { groups, rates, limits, nccl, driver_bytes })
     }
 
     fn faults(&self) -> Vec<String> {
         let cases = self.groups.iter().flat_map(|(group, cases)| cases.iter().map(move |case| (group, case)));
-        let cases =
-            cases.filter_map(|(group, case)| Some(format!("{group}: {}: {}", case.name, case.fault.as_ref()?)));
+        let cases = cases
+            .filter_map(|(group, case)| Some(format!("{group}: {}: {}", case.name, case.fault.as_ref()?)));
         let link = self.nccl.as_ref().and_then(|tried| tried.as_ref().err().cloned());
         cases.chain(link).collect()
     }
@@ -166,9 +166,9 @@ impl Kernels {
                 nccl_version(*version)
             ),
         });
-        let used = bytes(self.used_bytes);
+        let used = bytes(self.driver_bytes);
         text.push_str(&format!(
-            "card memory in use with this process's context: {used} (the plan allows about {} for a context)\n",
+            "memory of the card for the driver's context, kernels and libraries: {used} (the plan allows {})\n",
             bytes(CONTEXT_BYTES)
         ));
         text
@@ -205,7 +205,7 @@ impl Kernels {
             "nccl": self.nccl.as_ref().map(|tried| json!({
                 "version": tried.as_ref().ok().map(|version| nccl_version(*version)), "error": tried.as_ref().err(),
             })),
-            "rates": self.rates.iter().map(rate).collect::<Vec<_>>(), "used_bytes": self.used_bytes,
+            "rates": self.rates.iter().map(rate).collect::<Vec<_>>(), "driver_bytes": self.driver_bytes,
         })
     }
 
@@ -232,7 +232,8 @@ mod tests {
     #[test]
     fn the_report_of_a_gpu_finds_the_rates() {
         let rate = Rate { name: "product".to_string(), seconds: 1e-3, work: Work::Bytes(1e6) };
-        let kernels = Kernels { groups: Vec::new(), rates: vec![rate], limits: None, nccl: None, used_bytes: 0 };
+        let kernels =
+            Kernels { groups: Vec::new(), rates: vec![rate], limits: None, nccl: None, driver_bytes: 0 };
         let script = include_str!("../../../tools/gpu_report.sh");
         let (_, rest) = script.split_once("sed -n '/^").unwrap();
         let (start, _) = rest.split_once("/,$p'").unwrap();

@@ -56,6 +56,9 @@ fn decide_by(
             "device.memory_mb = {mib} is for a card, but there is none to use: {why}; leave it out, or set device.kind"
         );
     }
+    if config.precision.products == Products::Tf32 {
+        bail!("precision.products = \"tf32\" is for a card, but there is none to use: {why}; leave it out");
+    }
     config.device.kind = DeviceKind::Cpu;
     // Most machines have no GPU, and their users know.
     let has_driver = !matches!(found, Err(Error::NoDriver));
@@ -75,13 +78,16 @@ fn decide_communication(
     let (asked, world) = (config.device.communication, config.world_size());
     let (cards, several_hosts) = (found.cards.len(), ranks_here < world);
     let missing = match found.nccl {
-        _ if ranks_here > cards => {
-            Some(format!("{} share {}, and NCCL needs one for each", plural(ranks_here, "rank"), plural(cards, "card")))
-        }
+        _ if ranks_here > cards => Some(format!(
+            "{} share {}, and NCCL needs one for each",
+            plural(ranks_here, "rank"),
+            plural(cards, "card")
+        )),
         None => Some(phalanx_cuda::NO_NCCL.to_string()),
-        Some(_) if several_hosts && asked.is_auto() => {
-            Some("on several hosts, device.communication = \"nccl\" makes ranks exchange data between cards".to_string())
-        }
+        Some(_) if several_hosts && asked.is_auto() => Some(
+            "on several hosts, device.communication = \"nccl\" makes ranks exchange data between cards"
+                .to_string(),
+        ),
         Some(_) => None,
     };
     let by = |version: Option<i32>| {
@@ -92,7 +98,9 @@ fn decide_communication(
         // One rank has nobody to exchange data with.
         (Communication::Auto, _) if world == 1 => Ok(String::new()),
         (Communication::Nccl, Some(missing)) if runs => {
-            bail!("device.communication = \"nccl\": {missing}; or leave it out: ranks then exchange data through host memory")
+            bail!(
+                "device.communication = \"nccl\": {missing}; or leave it out: ranks then exchange data through host memory"
+            )
         }
         (Communication::Nccl, _) => by(found.nccl),
         (Communication::Auto, None) => {
@@ -210,6 +218,11 @@ mod tests {
         config.model.heads = 4;
         config.precision.products = Products::Split2;
         assert!(why_processor(&config).unwrap().contains("split2"));
+        config.precision.products = Products::Tf32;
+        assert_eq!(why_processor(&config), None);
+        config.device.kind = DeviceKind::Auto;
+        let refused = decide_by(&Err(Error::NoDriver), &mut config, true, 1).unwrap_err().to_string();
+        assert!(refused.contains("tf32") && refused.contains("driver"), "{refused}");
         assert_eq!(phalanx_cuda::programs::HEADS.last(), Some(&(CUDA_HEAD_MAX as u32)));
     }
 }

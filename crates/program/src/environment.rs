@@ -176,6 +176,7 @@ impl Environment {
                 ProductMethod::Split => Products::Split,
                 ProductMethod::Split2 => Products::Split2,
                 ProductMethod::Fma => Products::Fma,
+                ProductMethod::Tf32 => Products::Tf32,
             }),
         }
     }

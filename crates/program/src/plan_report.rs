@@ -240,6 +240,7 @@ fn precision(planned: &Planned) -> String {
     let products = match planned.config.precision.products {
         Products::Split => " (products split into parts of bf16)",
         Products::Split2 => " (products of 16 bits, in two parts of bf16)",
+        Products::Tf32 => " (products of 11 bits, TF32)",
         Products::Fma | Products::Auto => "",
     };
     let (compute, accumulate) = (compute.name(), accumulate.name());

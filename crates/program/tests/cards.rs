@@ -66,7 +66,11 @@ fn ranks_with_cards_of_their_own_exchange_data_between_them_to_the_bit() {
     }
     let home = Home::new();
     let between = end(train(&home, 2, "between", &[])).ok();
-    assert!(between.stderr.contains("ranks exchange data between cards by NCCL 2.27.5"), "{}", between.stderr);
+    assert!(
+        between.stderr.contains("ranks exchange data between cards by NCCL 2.27.5"),
+        "{}",
+        between.stderr
+    );
     let config = String::from_utf8(home.read("between/config.toml")).unwrap();
     assert!(config.contains("communication = \"nccl\""), "{config}");
     let plan = home.json("between/plan.json");
@@ -81,7 +85,8 @@ fn ranks_with_cards_of_their_own_exchange_data_between_them_to_the_bit() {
     assert!(shared.stderr.contains("through host memory (2 ranks share 1 card"), "{}", shared.stderr);
     assert_eq!(home.losses("between"), home.losses("shared"));
     let nccl = ["--set", "device.communication=nccl"];
-    end(train(&home, 1, "refused", &nccl)).refused(&["device.communication = \"nccl\"", "2 ranks share 1 card"]);
+    end(train(&home, 1, "refused", &nccl))
+        .refused(&["device.communication = \"nccl\"", "2 ranks share 1 card"]);
     // What was decided for the cards of then is decided anew.
     let more = ["train", "--run", "between", "--resume", "--set", "train.steps=4"];
     let resumed = end(on_cards(&home, 1, &more)).ok();
@@ -95,8 +100,11 @@ fn without_the_library_ranks_exchange_data_through_host_memory() {
     }
     let home = Home::new();
     let folders = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
-    let driver = std::env::split_paths(&folders).map(|folder| folder.join("libcuda.so")).find(|path| path.exists());
-    let Some(driver) = driver else { return eprintln!("without the library: skipped: where is the emulator?") };
+    let driver =
+        std::env::split_paths(&folders).map(|folder| folder.join("libcuda.so")).find(|path| path.exists());
+    let Some(driver) = driver else {
+        return eprintln!("without the library: skipped: where is the emulator?");
+    };
     std::fs::create_dir(home.path("driver")).unwrap();
     std::os::unix::fs::symlink(driver.canonicalize().unwrap(), home.path("driver/libcuda.so")).unwrap();
     let without = |run: &str, more: &[&str]| {
@@ -108,7 +116,8 @@ fn without_the_library_ranks_exchange_data_through_host_memory() {
     for words in ["ranks exchange data through host memory (there is no NCCL", "PHALANX_NCCL"] {
         assert!(ended.stderr.contains(words), "{}", ended.stderr);
     }
-    without("refused", &["--set", "device.communication=nccl"]).refused(&["there is no NCCL", "leave it out"]);
+    without("refused", &["--set", "device.communication=nccl"])
+        .refused(&["there is no NCCL", "leave it out"]);
     let mut elsewhere = train(&home, 2, "nowhere", &[]);
     elsewhere.env("PHALANX_NCCL", "/nonexistent");
     end(elsewhere).refused(&["there is no NCCL 2.18 or newer at /nonexistent", "PHALANX_NCCL"]);
@@ -129,9 +138,10 @@ fn a_rank_that_is_killed_or_stopped_is_named() {
     if !has_emulator("a rank that is killed") {
         return;
     }
-    for (with, words, within) in
-        [(Signal::KILL, "SIGKILL", Duration::from_secs(5)), (Signal::STOP, "is stopped", Duration::from_secs(12))]
-    {
+    for (with, words, within) in [
+        (Signal::KILL, "SIGKILL", Duration::from_secs(5)),
+        (Signal::STOP, "is stopped", Duration::from_secs(12)),
+    ] {
         let home = Home::new();
         let (child, started) = endless(&home);
         let pid = started.iter().find(|(rank, _)| *rank == 1).unwrap().1;

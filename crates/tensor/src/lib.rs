@@ -16,6 +16,7 @@ pub mod copies;
 pub mod device;
 pub mod disk;
 mod disk_stream;
+mod events;
 pub mod factory;
 mod flights;
 mod gaps;
@@ -42,7 +43,7 @@ pub use allocator::{OrEnd, return_freed_memory};
 pub use arena::Arena;
 pub use arguments::{
     AdamW, Clip, CrossEntropy, Dropout, Epilogue, Gelu, Heads, IGNORED, Layout, Lookup, Positions, Sgd,
-    Weight, vocabulary_blocks,
+    Weight, logits_stride, vocabulary_blocks,
 };
 pub use backend::{Backend, DeviceError, Kernels};
 pub use buffer::Tensor;

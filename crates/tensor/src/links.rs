@@ -6,7 +6,7 @@
 
 use phalanx_trace::DType;
 
-use crate::backend::{DeviceError, StreamEvent};
+use crate::events::{DeviceError, StreamEvent};
 
 /// Bytes of an invitation.
 pub const INVITATION_BYTES: usize = 128;
@@ -57,10 +57,10 @@ pub struct PartsSum {
     pub dtype: DType,
     /// Elements of a part.
     pub elements: usize,
-    /// This rank's number in the group.
-    pub rank: usize,
-    /// Ranks of the group.
-    pub ranks: usize,
+    /// This device's number among those of the link.
+    pub place: usize,
+    /// Devices of the link.
+    pub places: usize,
     /// This rank's part.
     pub own: Span,
     /// The parts of the others one behind the other, in the order of their ranks.
@@ -109,11 +109,11 @@ pub trait Links: Send + Sync {
     /// When the device cannot.
     fn invite(&self) -> Result<Invitation, DeviceError>;
 
-    /// Begins to connect this device with those of the other ranks; [`Links::is_over`] says when it is connected.
+    /// Begins to connect this device, number `place` of `places`, with the others; [`Links::is_over`] says when it is connected.
     ///
     /// # Errors
     /// When the device cannot.
-    fn join(&self, invitation: &Invitation, rank: usize, ranks: usize) -> Result<LinkId, DeviceError>;
+    fn join(&self, invitation: &Invitation, place: usize, places: usize) -> Result<LinkId, DeviceError>;
 
     /// Starts the steps of a call: nothing else is in progress on the link. They run after `after` of the compute stream.
     ///
@@ -123,12 +123,8 @@ pub trait Links: Send + Sync {
     ///
     /// # Errors
     /// When the device cannot.
-    unsafe fn start(
-        &self,
-        link: LinkId,
-        steps: Vec<LinkStep>,
-        after: StreamEvent,
-    ) -> Result<(), DeviceError>;
+    unsafe fn start(&self, link: LinkId, steps: Vec<LinkStep>, after: StreamEvent)
+    -> Result<(), DeviceError>;
 
     /// Moves a link along; whether what was started on it is over.
     ///

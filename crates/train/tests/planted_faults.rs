@@ -86,8 +86,15 @@ impl Plant {
             Call(site, kind) => {
                 let (fault, other) = (PlantedFault { site, kind }, Arc::clone(&groups.data));
                 let plant = |group: Arc<dyn Group>| Planted::around(group, fault, device, &other);
-                let Groups { world, pipeline, data, tensor, wires: Wires { groups: wires, wiring }, linked, ties } =
-                    groups;
+                let Groups {
+                    world,
+                    pipeline,
+                    data,
+                    tensor,
+                    wires: Wires { groups: wires, wiring },
+                    linked,
+                    ties,
+                } = groups;
                 Groups {
                     world: plant(world),
                     pipeline: plant(pipeline),

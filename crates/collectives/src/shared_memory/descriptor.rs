@@ -59,8 +59,7 @@ impl DescriptorCell {
     /// Written by the owner before it advances its counter.
     pub(crate) fn write(&self, d: &Descriptor, site: Site) {
         let dtype = DTYPES.iter().position(|t| *t == d.dtype).expect("all types are listed") as u64;
-        let flags =
-            u64::from(d.by_device) << 2 | u64::from(d.tag.is_some()) << 1 | u64::from(d.accumulate);
+        let flags = u64::from(d.by_device) << 2 | u64::from(d.tag.is_some()) << 1 | u64::from(d.accumulate);
         let kind = u64::from(d.group) << 32 | (d.op as u64) << 16 | dtype << 8 | flags;
         self.kind.store(kind, Ordering::Relaxed);
         self.sequence.store(d.sequence, Ordering::Relaxed);

@@ -195,7 +195,8 @@ fn call_in_context(body: impl FnOnce(&mut Driver) -> Result<(), Status>) -> Stat
     call(|driver| {
         let result = driver.in_context(body);
         if driver.queues.take_stuck() {
-            let what = "the call waits for an exchange with another device; here only calls that synchronise may";
+            let what =
+                "the call waits for an exchange with another device; here only calls that synchronise may";
             driver.queues.report(Finding::Deadlock, "a call of the driver", None, what.to_string());
         }
         result

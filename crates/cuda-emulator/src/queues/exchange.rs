@@ -193,13 +193,15 @@ impl Queues {
             let bytes = match arrived {
                 Some(Ok(bytes)) => bytes,
                 Some(Err(other)) => {
-                    let (own, other, rank) = (line.describe(parcel.header), line.describe(other), parcel.rank);
+                    let (own, other, rank) =
+                        (line.describe(parcel.header), line.describe(other), parcel.rank);
                     let detail = format!("{own} from rank {rank}, which has called {other}");
                     return self.report(Finding::Mismatch, name, Some(parcel.address), detail);
                 }
                 None => continue,
             };
-            let Some(place) = self.range(name, parcel.address, parcel.bytes, true, (operation, &clock)) else {
+            let Some(place) = self.range(name, parcel.address, parcel.bytes, true, (operation, &clock))
+            else {
                 return;
             };
             self.memory.bytes(place, bytes.len()).copy_from_slice(&bytes);

@@ -20,8 +20,7 @@ impl Queues {
     /// Runs a random piece of work that can run now. Returns whether there was one.
     fn run_any(&mut self) -> bool {
         let streams: Vec<StreamId> = self.streams.keys().copied().collect();
-        let ready: Vec<StreamId> =
-            streams.into_iter().filter(|&stream| self.is_ready(stream)).collect();
+        let ready: Vec<StreamId> = streams.into_iter().filter(|&stream| self.is_ready(stream)).collect();
         if ready.is_empty() {
             return false;
         }

@@ -20,6 +20,8 @@ const EMULATOR_BYTES: u64 = 64 << 20;
 pub struct Bench {
     devices: [Device; 2],
     context: Context,
+    /// Bytes of the card that its tensors and scratch take.
+    taken_bytes: u64,
     cases: RefCell<Vec<Case>>,
 }
 
@@ -58,15 +60,17 @@ impl Bench {
             Arena::heap_of(Memory::Host),
         );
         let context = Context::new(card, &Arc::default())?;
-        Ok(Bench { devices: [processor, device], context, cases: RefCell::default() })
+        let taken_bytes = memory_bytes + options.scratch_bytes;
+        Ok(Bench { devices: [processor, device], context, taken_bytes, cases: RefCell::default() })
     }
 
-    /// Bytes of the card's memory that are free, and all.
+    /// Bytes of the card's memory that are in use besides the tensors and scratch of this bench: those of the driver's context, of kernels
+    /// and libraries, and of other programs.
     ///
     /// # Errors
     /// The driver's.
-    pub fn memory(&self) -> Result<[u64; 2], Error> {
-        self.context.memory().map(|(free, total)| [free, total])
+    pub fn other_bytes(&self) -> Result<u64, Error> {
+        self.context.memory().map(|(free, total)| (total - free).saturating_sub(self.taken_bytes))
     }
 
     /// The card.

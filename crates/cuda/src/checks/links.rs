@@ -122,8 +122,8 @@ fn check_sum(
         let sum = PartsSum {
             dtype,
             elements: ELEMENTS,
-            rank,
-            ranks,
+            place: rank,
+            places: ranks,
             own: span(&mut own),
             others: all.range(0, all.bytes / (ranks - 1).max(1) * (ranks - 1)),
             target: span(&mut target),

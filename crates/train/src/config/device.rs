@@ -124,6 +124,11 @@ pub struct SimulatedDevice {
 }
 
 impl DeviceConfig {
+    /// Whether ranks exchange data between cards.
+    pub fn is_linked(&self) -> bool {
+        self.kind == DeviceKind::Cuda && self.communication == Communication::Nccl
+    }
+
     /// The device. A kind that is not decided yet is the processor.
     pub fn choice(&self) -> DeviceChoice {
         let memory_bytes = self.memory_mb.map(|mib| (mib * f64::from(1 << 20)) as u64);
@@ -167,6 +172,10 @@ impl RunConfig {
                 format!("{:?}", device.communication.name()),
                 expected,
             ));
+        }
+        if !is_of_cards && self.precision.products == Products::Tf32 {
+            let expected = "is for cards: set device.kind = \"cuda\", or leave it out";
+            return Err(refuse("precision.products", "\"tf32\"", expected));
         }
         let head = self.model.hidden / self.model.heads;
         if device.kind == DeviceKind::Cuda && head > CUDA_HEAD_MAX {
