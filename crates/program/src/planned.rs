@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use anyhow::{Result, anyhow, bail};
 use phalanx_baselines::asynchronous;
-use phalanx_cuda::{CONTEXT_BYTES, DRIVER_HOST_BYTES, SCRATCH_BYTES, scratch_needed};
+use phalanx_cuda::{COMMUNICATOR_BYTES, CONTEXT_BYTES, DRIVER_HOST_BYTES, SCRATCH_BYTES, scratch_needed};
 use phalanx_models::Model;
 use phalanx_plan::slot::Slot;
 use phalanx_trace::DType;
@@ -187,7 +187,9 @@ pub fn spec(config: &RunConfig, model: Arc<dyn Model>, evaluated: usize) -> Resu
     let threads = config.train.threads.unwrap_or_else(|| machine::threads_per_rank(config.world_size()));
     // The error message already includes its cause.
     let spec = Spec::new(config, model, evaluated, threads).map_err(|error| anyhow!("{error}"))?;
-    let beside_plan = (config.device.kind == DeviceKind::Cuda).then_some(SCRATCH_BYTES + CONTEXT_BYTES);
+    let links = spec.communicators() as u64 * COMMUNICATOR_BYTES;
+    let beside_plan =
+        (config.device.kind == DeviceKind::Cuda).then_some(SCRATCH_BYTES + CONTEXT_BYTES + links);
     if beside_plan.is_some() {
         check_scratch(&spec)?;
     }

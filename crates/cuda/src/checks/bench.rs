@@ -53,7 +53,7 @@ impl Bench {
         // A card without clocks is the emulator.
         let card = usable_cards()?.swap_remove(0);
         let memory_bytes = if card.clocks.is_some() { CARD_BYTES } else { EMULATOR_BYTES };
-        let device = unplanned_device(options, memory_bytes, Arc::clone(&kernels))?;
+        let device = unplanned_device(options, 0, memory_bytes, Arc::clone(&kernels))?;
         let processor = Device::with_memories(
             Arc::new(Immediate::new(kernels)),
             Arena::heap(),

@@ -18,7 +18,7 @@ pub mod placement;
 mod resolved;
 
 pub use check::ConfigError;
-pub use device::{CUDA_HEAD_MAX, DeviceChoice, DeviceConfig, DeviceKind, SimulatedDevice};
+pub use device::{CUDA_HEAD_MAX, Communication, DeviceChoice, DeviceConfig, DeviceKind, SimulatedDevice};
 pub use memory::{Checkpointing, CheckpointingWord, Chunk, ChunkWord, MemoryConfig, Tier, UpdateOn};
 pub use parallel::{CutBy, ParallelConfig, Updates};
 pub use placement::{AutoPlacement, Fractions, Placement, PlacementRule};
