@@ -162,6 +162,10 @@ impl RunConfig {
             ));
         }
         let is_of_cards = matches!(device.kind, DeviceKind::Cuda | DeviceKind::Auto);
+        if !is_of_cards && self.precision.products == Products::Tf32 {
+            let expected = "is for cards: set device.kind = \"cuda\", or leave it out";
+            return Err(refuse("precision.products", "\"tf32\"", expected));
+        }
         if !device.communication.is_auto() && !is_of_cards {
             let expected = format!(
                 "applies to cards, but device.kind is {:?}: leave it out, or set device.kind = \"cuda\"",
@@ -172,10 +176,6 @@ impl RunConfig {
                 format!("{:?}", device.communication.name()),
                 expected,
             ));
-        }
-        if !is_of_cards && self.precision.products == Products::Tf32 {
-            let expected = "is for cards: set device.kind = \"cuda\", or leave it out";
-            return Err(refuse("precision.products", "\"tf32\"", expected));
         }
         let head = self.model.hidden / self.model.heads;
         if device.kind == DeviceKind::Cuda && head > CUDA_HEAD_MAX {
