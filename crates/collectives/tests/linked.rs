@@ -12,7 +12,9 @@ use phalanx_collectives::linked::linked;
 use phalanx_collectives::reduction;
 use phalanx_collectives::{CollectiveError, Group, Isa, Options};
 use phalanx_tensor::backend::{Call, DiskTransfer, StreamEvent, Timer};
-use phalanx_tensor::links::{INVITATION_BYTES, Invitation, LinkId, LinkStep, Message, PartsSum, Span};
+use phalanx_tensor::links::{
+    INVITATION_BYTES, Invitation, LinkId, LinkMark, LinkStep, Message, PartsSum, Span,
+};
 use phalanx_tensor::{Arena, Backend, DType, Device, DeviceError, Immediate, Links, Memory, ViewMut};
 use phalanx_trace::{Site, Stream};
 use support::table::{copies, messages, sums};
@@ -144,7 +146,11 @@ impl Links for LinkedHost {
         Ok(LinkId(links.len() - 1))
     }
 
-    unsafe fn start(&self, link: LinkId, steps: Vec<LinkStep>, _: StreamEvent) -> Result<(), DeviceError> {
+    fn mark(&self, _: LinkId) -> Result<LinkMark, DeviceError> {
+        Ok(LinkMark(0))
+    }
+
+    unsafe fn start(&self, link: LinkId, steps: Vec<LinkStep>, _: LinkMark) -> Result<(), DeviceError> {
         let link = &mut self.links.lock().unwrap()[link.0];
         assert!(link.steps.is_empty() && !link.abandoned, "one call after the other");
         link.steps = steps.into();

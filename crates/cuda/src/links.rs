@@ -3,7 +3,8 @@
 //! A stream of its own, because calls of two groups may wait for each other's peers: two ranks that send each other activations by two
 //! groups would wait forever for each other on one stream. NCCL moves bytes; kernels of this crate sum them (`kernels/sum_parts.cu`), in
 //! the order of the processor's sums. A link has at most one call in progress, and the host asks whether it is over.
-//! Kernels of links are loaded before their first call (`gate`).
+//! Kernels are loaded while no call runs (`gate`), those of links before their first call. So a call that has begun, on which other ranks
+//! may depend, takes no lock but that of its link.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -11,13 +12,13 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::sys::{self, CUevent, CUresult, CUstream};
 use phalanx_tensor::DType;
-use phalanx_tensor::links::{Invitation, LinkStep, Message, PartsSum, Span};
+use phalanx_tensor::links::{Invitation, LinkMark, LinkStep, Message, PartsSum, Span};
 
 use crate::driver::{Context, check, driver};
 use crate::error::Error;
 use crate::gate::Gate;
 use crate::memory::TensorMemory;
-use crate::modules::{Launch, Modules};
+use crate::modules::{Launch, Modules, launch_function};
 use crate::nccl::{Communicator, Nccl};
 use crate::programs::{Program, Source};
 
@@ -50,123 +51,130 @@ pub(crate) struct CardLink {
     done: CUevent,
     state: State,
     steps: VecDeque<LinkStep>,
+    sums: Vec<SumKernel>,
+    /// Marks of calls that have not started, in their order, with events of the compute stream.
+    marks: VecDeque<(LinkMark, CUevent)>,
+    /// Events that can be used again.
+    free: Vec<CUevent>,
+    marked: u64,
 }
 
 // SAFETY: streams and events are handles of the driver, which may be used by any thread in which their context is current.
 unsafe impl Send for CardLink {}
 
-/// What issues the steps of a link.
-pub(crate) struct Issuer<'a> {
-    pub(crate) modules: &'a Modules,
-    pub(crate) tensors: &'a TensorMemory,
-    pub(crate) multiprocessors: u64,
+/// The kernel that sums parts of a type.
+#[derive(Clone, Copy)]
+struct SumKernel {
+    dtype: DType,
+    launch: Launch,
+    function: sys::CUfunction,
 }
 
-impl Issuer<'_> {
-    /// The address of a tensor's memory on the card.
-    fn address(&self, of: Span) -> Result<u64, Error> {
-        let distance = self.tensors.distance(of.address).ok_or_else(|| {
-            Error::Unsupported("communication between cards was given host memory".to_string())
-        })?;
-        Ok(of.address.wrapping_add_signed(distance) as u64)
-    }
-
-    /// The addresses of messages.
-    fn messages(&self, messages: &[Message]) -> Result<Vec<(usize, bool, u64, usize)>, Error> {
-        let addressed = |message: &Message| {
-            let Message { peer, is_sent, buffer } = *message;
-            Ok((peer, is_sent, self.address(buffer)?, buffer.bytes))
-        };
-        messages.iter().map(addressed).collect()
-    }
-
-    fn launch_of_sum(&self, dtype: DType, elements: usize) -> Launch {
+impl SumKernel {
+    /// Loads it.
+    fn load(modules: &Modules, dtype: DType) -> Result<SumKernel, Error> {
         let program = match dtype {
             DType::F64 => Program::sum_of_f64_parts(),
             dtype => Program::of(Source::SumParts, dtype),
         };
-        let blocks = (elements as u64).div_ceil(4 * u64::from(THREADS)).min(16 * self.multiprocessors);
-        Launch { program, kernel: "sum_parts", grid: [blocks, 1], threads: THREADS, shared_bytes: 0 }
+        let grid = [16 * modules.multiprocessors(), 1];
+        let launch = Launch { program, kernel: "sum_parts", grid, threads: THREADS, shared_bytes: 0 };
+        Ok(SumKernel { dtype, launch, function: modules.prepare(&launch)? })
     }
+}
 
-    /// Loads the kernels of sums.
-    pub(crate) fn prepare(&self) -> Result<(), Error> {
-        let dtypes = [DType::F32, DType::BF16, DType::F16, DType::F64];
-        dtypes.into_iter().try_for_each(|dtype| self.modules.prepare(&self.launch_of_sum(dtype, 1)))
-    }
-
-    /// Issues a sum.
-    ///
-    /// # Safety
-    /// As for [`CardLink::start`].
-    unsafe fn sum(&self, sum: &PartsSum, stream: CUstream) -> Result<(), Error> {
-        let [own, others, target] = [sum.own, sum.others, sum.target].map(|span| self.address(span));
-        let mut arguments = [
-            own?,
-            others?,
-            target?,
-            sum.elements as u64,
-            sum.place as u64,
-            sum.places as u64,
-            u64::from(sum.accumulate),
-        ];
-        let launch = self.launch_of_sum(sum.dtype, sum.elements);
-        // SAFETY: the caller's promise; the arguments are those of the kernel.
-        unsafe { self.modules.launch(stream, &launch, &mut arguments) }
-    }
+/// The address of a tensor's memory on the card.
+fn address(tensors: &TensorMemory, of: Span) -> Result<u64, Error> {
+    let distance = tensors
+        .distance(of.address)
+        .ok_or_else(|| Error::Unsupported("communication between cards was given host memory".to_string()))?;
+    Ok(of.address.wrapping_add_signed(distance) as u64)
 }
 
 impl CardLink {
     /// Begins to connect the card of `context`.
     pub(crate) fn join(
         context: &Arc<Context>,
-        gate: &Arc<Gate>,
+        modules: &Modules,
         nccl: &Arc<Nccl>,
         invitation: &Invitation,
         [rank, ranks]: [usize; 2],
     ) -> Result<CardLink, Error> {
         context.enter()?;
+        let sums = [DType::F32, DType::BF16, DType::F16, DType::F64];
+        let sums = sums.into_iter().map(|dtype| SumKernel::load(modules, dtype)).collect::<Result<_, _>>()?;
         let mut link = CardLink {
             context: Arc::clone(context),
-            gate: Arc::clone(gate),
+            gate: Arc::clone(modules.gate()),
             communicator: None,
             stream: std::ptr::null_mut(),
             done: std::ptr::null_mut(),
             state: State::Joining,
             steps: VecDeque::new(),
+            sums,
+            marks: VecDeque::new(),
+            free: Vec::new(),
+            marked: 0,
         };
         let (mut lowest, mut highest) = (0, 0);
         let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
-        let event = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
         context.made.count_object();
         // SAFETY: the context is current. Communication goes first where both it and kernels of the step could run.
         unsafe {
             driver!(cuCtxGetStreamPriorityRange(&mut lowest, &mut highest))?;
             driver!(cuStreamCreateWithPriority(&mut link.stream, flags, highest))?;
-            driver!(cuEventCreate(&mut link.done, event))?;
         }
+        link.done = link.event()?;
         link.communicator = Some(nccl.join(invitation, rank, ranks)?);
         Ok(link)
     }
 
-    /// The stream on which its calls run.
-    pub(crate) fn stream(&self) -> CUstream {
-        self.stream
+    fn event(&self) -> Result<CUevent, Error> {
+        let (mut event, flags) = (std::ptr::null_mut(), sys::CUevent_flags::CU_EVENT_DISABLE_TIMING);
+        self.context.made.count_object();
+        // SAFETY: the context is current.
+        unsafe { driver!(cuEventCreate(&mut event, flags as u32))? };
+        Ok(event)
     }
 
-    /// Starts a call.
+    /// Marks what `compute` was given so far. The context is current.
+    pub(crate) fn mark(&mut self, compute: CUstream) -> Result<LinkMark, Error> {
+        let event = match self.free.pop() {
+            Some(event) => event,
+            None => self.event()?,
+        };
+        self.marked += 1;
+        let mark = LinkMark(self.marked);
+        self.marks.push_back((mark, event));
+        // SAFETY: both are of this context.
+        unsafe { driver!(cuEventRecord(event, compute))? };
+        Ok(mark)
+    }
+
+    /// Starts a call behind a mark.
     ///
     /// # Safety
     /// The memory of the steps stays valid and ordered until the call is over or the link has ended.
-    pub(crate) unsafe fn start(&mut self, steps: Vec<LinkStep>, issuer: &Issuer) -> Result<(), Error> {
+    pub(crate) unsafe fn start(
+        &mut self,
+        steps: Vec<LinkStep>,
+        after: LinkMark,
+        tensors: &TensorMemory,
+    ) -> Result<(), Error> {
         assert_eq!(self.state, State::Idle, "one call after the other");
+        self.context.enter()?;
+        let (mark, event) = self.marks.pop_front().expect("each call has a mark");
+        assert_eq!(mark, after, "calls start in the order of their marks");
+        // SAFETY: both are of this context. The event may be recorded anew from here on.
+        unsafe { driver!(cuStreamWaitEvent(self.stream, event, 0))? };
+        self.free.push(event);
         self.gate.begin_call();
         (self.state, self.steps) = (State::Issuing, steps.into());
-        self.advance(issuer).map(drop)
+        self.advance(tensors).map(drop)
     }
 
     /// Moves the link along; whether what was started is over.
-    pub(crate) fn advance(&mut self, issuer: &Issuer) -> Result<bool, Error> {
+    pub(crate) fn advance(&mut self, tensors: &TensorMemory) -> Result<bool, Error> {
         self.context.enter()?;
         let ended = || Error::Unsupported("the communicator of this group was ended".to_string());
         loop {
@@ -178,7 +186,7 @@ impl CardLink {
                 State::Joining => self.state = State::Idle,
                 State::Issuing => match self.steps.pop_front() {
                     // SAFETY: who has started the call keeps its memory.
-                    Some(step) => unsafe { self.issue(&step, issuer)? },
+                    Some(step) => unsafe { self.issue(&step, tensors)? },
                     None => {
                         // SAFETY: both are of this context.
                         unsafe { driver!(cuEventRecord(self.done, self.stream))? };
@@ -199,34 +207,51 @@ impl CardLink {
 
     /// # Safety
     /// As for [`CardLink::start`].
-    unsafe fn issue(&mut self, step: &LinkStep, issuer: &Issuer) -> Result<(), Error> {
-        let stream = self.stream;
+    unsafe fn issue(&mut self, step: &LinkStep, tensors: &TensorMemory) -> Result<(), Error> {
+        let (stream, at) = (self.stream, |span: Span| address(tensors, span));
         let Some(communicator) = self.communicator.as_mut() else { return Ok(()) };
         // SAFETY: the caller's promise.
         unsafe {
             match step {
                 LinkStep::AllGather { part, whole } => {
-                    let (from, to) = (issuer.address(*part)?, issuer.address(*whole)?);
-                    communicator.all_gather(from, to, part.bytes, stream)
+                    communicator.all_gather(at(*part)?, at(*whole)?, part.bytes, stream)
                 }
                 LinkStep::Broadcast { buffer, root } => {
-                    communicator.broadcast(issuer.address(*buffer)?, buffer.bytes, *root, stream)
+                    communicator.broadcast(at(*buffer)?, buffer.bytes, *root, stream)
                 }
                 LinkStep::Exchange(messages) => {
-                    communicator.exchange(issuer.messages(messages)?.into_iter(), stream)
+                    let addressed = |message: &Message| {
+                        let Message { peer, is_sent, buffer } = *message;
+                        Ok((peer, is_sent, at(buffer)?, buffer.bytes))
+                    };
+                    let messages: Vec<_> = messages.iter().map(addressed).collect::<Result<_, Error>>()?;
+                    communicator.exchange(messages.into_iter(), stream)
                 }
                 LinkStep::Copy { from, to } => {
-                    let (from, to) = (issuer.address(*from)?, issuer.address(*to)?);
-                    let bytes = self.copied(step);
-                    driver!(cuMemcpyDtoDAsync_v2(to, from, bytes, stream))
+                    driver!(cuMemcpyDtoDAsync_v2(at(*to)?, at(*from)?, to.bytes, stream))
                 }
-                LinkStep::Sum(sum) => issuer.sum(sum, stream),
+                LinkStep::Sum(sum) => {
+                    let [own, others, target] = [sum.own, sum.others, sum.target].map(at);
+                    self.sum(sum, [own?, others?, target?])
+                }
             }
         }
     }
 
-    fn copied(&self, step: &LinkStep) -> usize {
-        if let LinkStep::Copy { to, .. } = step { to.bytes } else { 0 }
+    /// # Safety
+    /// As for [`CardLink::start`].
+    unsafe fn sum(&self, sum: &PartsSum, [own, others, target]: [u64; 3]) -> Result<(), Error> {
+        let kernel = self.sums.iter().find(|kernel| kernel.dtype == sum.dtype);
+        let name = sum.dtype.name();
+        let kernel = kernel.ok_or_else(|| Error::Unsupported(format!("a sum of {name} of several ranks")))?;
+        let elements = sum.elements as u64;
+        let blocks = elements.div_ceil(4 * u64::from(THREADS)).min(kernel.launch.grid[0]);
+        let launch = Launch { grid: [blocks, 1], ..kernel.launch };
+        let [place, places] = [sum.place as u64, sum.places as u64];
+        let accumulate = u64::from(sum.accumulate);
+        let mut arguments = [own, others, target, elements, place, places, accumulate];
+        // SAFETY: the caller's promise; the arguments are those of the kernel.
+        unsafe { launch_function(kernel.function, self.stream, &launch, &mut [], &mut arguments) }
     }
 
     fn end_call(&mut self) {
@@ -275,10 +300,12 @@ impl Drop for CardLink {
         if self.context.enter().is_err() {
             return;
         }
+        let marks = self.marks.drain(..).map(|(_, event)| event);
+        let events = marks.chain(self.free.drain(..)).chain([self.done]);
         // SAFETY: created in this context, destroyed once; null where their creation failed. A failure leaves them.
         unsafe {
-            if !self.done.is_null() {
-                let _ = driver!(cuEventDestroy_v2(self.done));
+            for event in events.filter(|event| !event.is_null()) {
+                let _ = driver!(cuEventDestroy_v2(event));
             }
             if !self.stream.is_null() {
                 let _ = driver!(cuStreamDestroy_v2(self.stream));

@@ -67,9 +67,10 @@ fn settle(links: &dyn Links, link: LinkId) -> Result<(), String> {
     Ok(())
 }
 
-fn run(device: &Device, links: &dyn Links, link: LinkId, steps: Vec<LinkStep>) -> Result<(), String> {
+fn run(links: &dyn Links, link: LinkId, steps: Vec<LinkStep>) -> Result<(), String> {
+    let after = links.mark(link).map_err(|error| error.to_string())?;
     // SAFETY: the callers keep the tensors of the steps until this returns: the call is over then, or was abandoned.
-    unsafe { links.start(link, steps, device.computed()) }.map_err(|error| error.to_string())?;
+    unsafe { links.start(link, steps, after) }.map_err(|error| error.to_string())?;
     settle(links, link)
 }
 
@@ -94,7 +95,7 @@ fn check_copies(device: &Device, links: &dyn Links, link: LinkId) -> Result<(), 
         LinkStep::Exchange(vec![message(true, whole_span), message(false, to)]),
         LinkStep::Copy { from: to, to: span(&mut copy) },
     ];
-    run(device, links, link, steps)?;
+    run(links, link, steps)?;
     let is_same = numbers_of(device, &copy)? == numbers_of(device, &x)?;
     if is_same { Ok(()) } else { Err("numbers have changed on their way".to_string()) }
 }
@@ -129,7 +130,7 @@ fn check_sum(
             target: span(&mut target),
             accumulate,
         };
-        run(device, links, link, vec![LinkStep::Sum(sum)])?;
+        run(links, link, vec![LinkStep::Sum(sum)])?;
         let found = numbers_of(device, &target)?;
         for (i, found) in found.iter().enumerate() {
             let part = |r: usize| match r.cmp(&rank) {
