@@ -1,7 +1,7 @@
 //! A group whose bytes move between the memories of devices, over a link that the devices have (NCCL between cards).
 //!
 //! The transport of the host stays in front: a call is described, met and compared there as any other, before a byte moves, and its waits
-//! notice ranks that stop or fail. Where it would move bytes, the device's link does ([`steps`] has the steps of each call). Sums have the
+//! notice ranks that stop or fail. Where it would move bytes, the device's link does (`steps.rs` has the steps of each call). Sums have the
 //! order of [`reduction`](crate::reduction), so the bits are those of every other transport.
 //!
 //! A call begins after what the device was given before. It is over when the host knows it: waits block the host, as those of calls
