@@ -8,6 +8,7 @@ mod bench;
 mod copies;
 mod faults;
 mod library;
+mod links;
 
 use phalanx_cuda::checks::{GROUPS, Group, rates};
 
