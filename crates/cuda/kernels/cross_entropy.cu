@@ -321,7 +321,7 @@ __device__ LossRow loss_of_row(const Statistics *statistics, u64 parts, u64 rows
 // Columns of which it has them.
 #define STRIP (FACTORS * STATISTICS_BLOCK)
 // Chunks that a thread loads before it stores the first.
-#define CHUNKS_AT_ONCE 4
+#define CHUNKS_AT_ONCE 2
 
 // How the exponentials of one row become derivatives, over a strip of its columns.
 struct Derivatives {
