@@ -9,9 +9,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cudarc::driver::sys::CUstream;
 use phalanx_tensor::backend::{Call, DiskTransfer, StreamEvent, Timer};
+use phalanx_tensor::links::{Invitation, LinkId, LinkStep};
 use phalanx_tensor::operation::Operands;
 use phalanx_tensor::operations::{Elementwise, Operation};
-use phalanx_tensor::{Backend, DeviceError, Immediate, Kernels, ViewMut};
+use phalanx_tensor::{Backend, DeviceError, Immediate, Kernels, Links, ViewMut};
 use phalanx_trace::{Site, Stream};
 
 use crate::NAME;
@@ -19,10 +20,13 @@ use crate::blas::Blas;
 use crate::bounds::Bounds;
 use crate::driver::{Context, driver};
 use crate::error::Error;
+use crate::factory::NO_NCCL;
 use crate::faults::Faults;
 use crate::launch::{Gathered, Issue, Span};
+use crate::links::{CardLink, Issuer};
 use crate::memory::{CardMemory, HostBuffer, Registered, TensorMemory};
 use crate::modules::Modules;
+use crate::nccl::Nccl;
 use crate::streams::{Streams, index};
 
 /// Bytes of a slot of the buffer through which host bytes are uploaded, and the number of slots.
@@ -34,7 +38,9 @@ const SCRATCH_START: u64 = 256;
 
 /// A card that computes.
 pub(crate) struct Cuda {
-    // In the order in which they are dropped: the streams wait for all work first.
+    // In the order in which they are dropped: links end, then the streams wait for all work.
+    links: Mutex<Vec<Arc<Mutex<CardLink>>>>,
+    nccl: Option<Arc<Nccl>>,
     state: Mutex<State>,
     modules: Modules,
     blas: Option<Blas>,
@@ -74,6 +80,8 @@ pub(crate) struct Parts {
     pub(crate) modules: Modules,
     /// The library for products, if it is there.
     pub(crate) blas: Option<Blas>,
+    /// The library for communication between cards, if it is wanted.
+    pub(crate) nccl: Option<Arc<Nccl>>,
     pub(crate) tensors: TensorMemory,
     pub(crate) scratch_bytes: u64,
     /// Host memory of the rank that the driver knows. It stays mapped as long as the device.
@@ -85,7 +93,8 @@ pub(crate) struct Parts {
 
 impl Cuda {
     pub(crate) fn new(parts: Parts) -> Result<Cuda, Error> {
-        let Parts { context, modules, blas, tensors, scratch_bytes, registered, host, disk, tf32 } = parts;
+        let Parts { context, modules, blas, nccl, tensors, scratch_bytes, registered, host, disk, tf32 } =
+            parts;
         let buffer = HostBuffer::new(&context, SLOTS * SLOT_BYTES)?;
         // The word of faults lies in front of the scratch.
         let scratch = CardMemory::new(&context, SCRATCH_START + scratch_bytes, "scratch of kernels")?;
@@ -99,6 +108,8 @@ impl Cuda {
             failure: None,
         };
         Ok(Cuda {
+            links: Mutex::default(),
+            nccl,
             state: Mutex::new(state),
             modules,
             blas,
@@ -281,6 +292,75 @@ impl Cuda {
     }
 }
 
+/// What a link's failure is reported as.
+fn failed(call: &'static str, site: Site) -> impl Fn(Error) -> DeviceError {
+    move |error| DeviceError { device: NAME, call, site, reason: error.to_string() }
+}
+
+impl Cuda {
+    fn link(&self, link: LinkId) -> Arc<Mutex<CardLink>> {
+        Arc::clone(&self.links.lock().unwrap_or_else(PoisonError::into_inner)[link.0])
+    }
+
+    fn link_issuer(&self) -> Issuer<'_> {
+        let multiprocessors = u64::from(self.context.card.multiprocessors);
+        Issuer { modules: &self.modules, tensors: &self.tensors, multiprocessors }
+    }
+
+    fn nccl(&self) -> Result<&Arc<Nccl>, Error> {
+        self.nccl.as_ref().ok_or_else(|| Error::NotConnected(NO_NCCL.to_string()))
+    }
+}
+
+impl Links for Cuda {
+    fn invite(&self) -> Result<Invitation, DeviceError> {
+        self.nccl().and_then(|nccl| nccl.invite()).map_err(failed("invite", Site::caller()))
+    }
+
+    fn join(&self, invitation: &Invitation, rank: usize, ranks: usize) -> Result<LinkId, DeviceError> {
+        let join = || {
+            self.context.enter()?;
+            self.link_issuer().prepare()?;
+            CardLink::join(&self.context, self.modules.gate(), self.nccl()?, invitation, [rank, ranks])
+        };
+        let link = join().map_err(failed("join", Site::caller()))?;
+        let mut links = self.links.lock().unwrap_or_else(PoisonError::into_inner);
+        links.push(Arc::new(Mutex::new(link)));
+        Ok(LinkId(links.len() - 1))
+    }
+
+    unsafe fn start(
+        &self,
+        link: LinkId,
+        steps: Vec<LinkStep>,
+        after: StreamEvent,
+    ) -> Result<(), DeviceError> {
+        let link = self.link(link);
+        let mut link = link.lock().unwrap_or_else(PoisonError::into_inner);
+        let ordered = self.context.enter().and_then(|()| {
+            let queue = index(after.stream).unwrap_or_default();
+            self.lock().streams.let_wait(link.stream(), queue, after.number)
+        });
+        // SAFETY: the caller's promise.
+        let started = ordered.and_then(|()| unsafe { link.start(steps, &self.link_issuer()) });
+        started.map_err(failed("start", Site::caller()))
+    }
+
+    fn is_over(&self, link: LinkId) -> Result<bool, DeviceError> {
+        let link = self.link(link);
+        let mut link = link.lock().unwrap_or_else(PoisonError::into_inner);
+        link.advance(&self.link_issuer()).map_err(failed("communicate", Site::caller()))
+    }
+
+    fn abandon(&self, link: LinkId) {
+        self.link(link).lock().unwrap_or_else(PoisonError::into_inner).abandon();
+    }
+
+    fn leave(&self, link: LinkId) {
+        self.link(link).lock().unwrap_or_else(PoisonError::into_inner).leave();
+    }
+}
+
 impl Backend for Cuda {
     fn name(&self) -> &'static str {
         NAME
@@ -292,6 +372,10 @@ impl Backend for Cuda {
 
     fn is_host_addressable(&self) -> bool {
         false
+    }
+
+    fn links(&self) -> Option<&dyn Links> {
+        self.nccl.as_ref().map(|_| self as &dyn Links)
     }
 
     fn launch(&self, stream: Stream, call: Call) {

@@ -21,6 +21,7 @@ mod flights;
 mod gaps;
 mod host_work;
 mod immediate;
+pub mod links;
 pub mod meta;
 pub mod operation;
 pub mod operations;
@@ -52,6 +53,7 @@ pub use factory::{DeviceFactory, DeviceRequest, ProductMethod};
 pub use flights::InFlight;
 pub use host_work::PendingHostWork;
 pub use immediate::Immediate;
+pub use links::Links;
 pub use operations::{
     AdamWUpdate, LayerNormBackward, OwnOperation, SgdUpdate, VocabularyLoss, VocabularyStatistics,
 };
