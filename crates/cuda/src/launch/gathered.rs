@@ -15,33 +15,12 @@ use phalanx_tensor::operations::{Operation, Optimizers, Reductions};
 use phalanx_trace::Site;
 
 use crate::error::Error;
+use crate::launch::spans::{Shared, Span};
 use crate::launch::{Issue, elementwise, sums};
 use crate::modules::Launch;
-use crate::programs::Program;
 
 /// Most blocks of a launch.
 const BLOCKS_MAX: u64 = i32::MAX as u64;
-
-/// What all calls of a launch share.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) struct Shared {
-    pub(super) program: Program,
-    pub(super) kernel: &'static str,
-    pub(super) threads: u32,
-    /// Most spans of a table, as in the kernel.
-    pub(super) spans_max: usize,
-    /// Arguments behind the table and the number of spans.
-    pub(super) arguments: Vec<u64>,
-}
-
-/// One call as a span of a table.
-#[derive(Clone, Debug)]
-pub(crate) struct Span {
-    pub(super) shared: Shared,
-    /// The span as in the kernel. The lower half of the last word is for the number of blocks before it.
-    pub(super) words: Vec<u64>,
-    pub(super) blocks: u64,
-}
 
 impl Span {
     /// An operation as a span; None for one that no table holds.
