@@ -45,7 +45,18 @@ impl Hull {
     /// Whether both may be used side by side.
     fn is_apart(&self, other: &Hull) -> bool {
         let [a, b] = [&self.addresses, &other.addresses];
-        !(self.is_written || other.is_written) || a.end <= b.start || b.end <= a.start
+        let overlap = !a.is_empty() && !b.is_empty() && a.start < b.end && b.start < a.end;
+        !overlap || !(self.is_written || other.is_written)
+    }
+
+    /// Adds the addresses of another call.
+    fn add(&mut self, new: Hull) {
+        let all = &mut self.addresses;
+        if all.is_empty() {
+            *all = new.addresses;
+        } else if !new.addresses.is_empty() {
+            *all = all.start.min(new.addresses.start)..all.end.max(new.addresses.end);
+        }
     }
 }
 
@@ -92,10 +103,7 @@ impl Gathered {
         if !belongs {
             return Err(span);
         }
-        for (all, new) in self.hulls.iter_mut().zip(hulls) {
-            all.addresses.start = all.addresses.start.min(new.addresses.start);
-            all.addresses.end = all.addresses.end.max(new.addresses.end);
-        }
+        self.hulls.iter_mut().zip(hulls).for_each(|(all, new)| all.add(new));
         self.table.extend(span.words);
         *self.table.last_mut().expect("spans have words") |= self.blocks;
         self.blocks += span.blocks;

@@ -7,6 +7,7 @@
 mod bench;
 mod copies;
 mod faults;
+mod gathered;
 mod library;
 
 use phalanx_cuda::checks::{GROUPS, Group, rates};
