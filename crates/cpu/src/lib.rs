@@ -40,6 +40,7 @@ mod shards;
 mod side;
 mod tile_kernel;
 mod tile_packing;
+mod tile_step;
 
 pub use factory::CpuFactory;
 pub use phalanx_tensor::ProductMethod;
