@@ -37,7 +37,7 @@ class GPT2(nn.Module):
     def forward(self, ids, targets):
         x = self.tokens(ids) + self.positions.weight
         logits = F.linear(self.ln(self.blocks(x)), self.tokens.weight)
-        return F.cross_entropy(logits.view(-1, VOCAB).float(), targets.view(-1))
+        return F.cross_entropy(logits.view(-1, VOCAB).float(), targets.reshape(-1))
 
 
 def main():

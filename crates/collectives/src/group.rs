@@ -8,6 +8,8 @@ use phalanx_tensor::Tensor;
 use phalanx_trace::{Axis, CollectiveOp, Memory};
 
 use crate::call::{Buffers, Call};
+use crate::error::CollectiveError;
+use crate::mover::Mover;
 use crate::pending::Pending;
 use crate::statistics::Statistics;
 
@@ -41,6 +43,24 @@ pub trait Group: Send + Sync {
 
     /// Starts a call that [`Call::check`] accepts.
     fn submit(&self, call: Call) -> Pending<Buffers>;
+
+    /// Starts a call whose bytes `mover` moves once all members are known to make it. Its tensors need not be in memory that the transport
+    /// reads.
+    ///
+    /// # Panics
+    /// In groups that move nothing: of one rank, of a dry run, and those in front of another group.
+    fn submit_moved(&self, call: Call, _mover: Box<dyn Mover>) -> Pending<Buffers> {
+        panic!("group {} moves nothing: {call:?}", self.name())
+    }
+
+    /// Connects the members, before the first call, where their devices communicate past the host. All members call it, once.
+    ///
+    /// # Errors
+    /// When they cannot be connected, which ends the job.
+    #[track_caller]
+    fn connect(&self) -> Result<(), CollectiveError> {
+        Ok(())
+    }
 
     /// Ends the job for all its ranks, with this rank as the cause: whoever waits for a call of any group returns with
     /// `reason`. A group that has no peers does nothing.

@@ -20,23 +20,25 @@ fn block_rows(rows: usize, columns: usize) -> usize {
     row_grain(columns).max(rows.div_ceil(64)).max(1)
 }
 
-/// `db (+)= sum over rows of dy`; dy `[rows, columns]`, db `[columns]`.
+/// `db (+)= sum over rows of dy`; dy `[rows, columns]` (or with padding), db `[columns]`.
 pub(crate) fn bias_gradient(cpu: &Cpu, dy: View, db: ViewMut, accumulate: bool) {
-    let [rows, columns] = dy.shape().rows_cols();
+    let [rows, stride] = dy.shape().rows_cols();
+    let columns = db.elements();
     by_float!(dy.dtype(), T => {
         let dy = dy.as_slice::<T>();
         sum_blocks(cpu, rows, columns, [db], accumulate, |isa, rows, [sums]| {
-            add_rows(isa, &dy[rows.start * columns..rows.end * columns], sums);
+            add_rows(isa, &dy[rows.start * stride..rows.end * stride], stride, sums);
         });
     });
 }
 
-vectorized!(fn add_rows<T: Float>(rows: &[T], sums: &mut [f32]) = add_rows_body);
+vectorized!(fn add_rows<T: Float>(rows: &[T], stride: usize, sums: &mut [f32]) = add_rows_body);
 #[inline(always)]
-fn add_rows_body<L: Lanes, T: Float>(rows: &[T], sums: &mut [f32]) {
+fn add_rows_body<L: Lanes, T: Float>(rows: &[T], stride: usize, sums: &mut [f32]) {
     let width = sums.len();
-    for row in rows.chunks_exact(width) {
-        // SAFETY: compiled for L; both are `width` numbers.
+    assert!(width <= stride, "rows of {stride} elements for {width} sums");
+    for row in rows.chunks_exact(stride) {
+        // SAFETY: compiled for L; the sums are `width` numbers, and a row has as many or more.
         unsafe {
             by_lanes!(width, |at, count| {
                 let sum = L::add(lanes::load::<L>(sums, at, count), load::<L, T>(row, at, count));

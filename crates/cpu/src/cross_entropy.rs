@@ -96,6 +96,7 @@ pub(crate) fn statistics(cpu: &Cpu, call: VocabularyStatistics) {
     by_float!(x.dtype(), T => {
         let logits = Logits {
             columns,
+            stride: exponentials.as_ref().map_or(columns, |e| e.dims::<2>()[1]),
             targets,
             bias: bias.map(|b| b.as_slice::<T>()),
             exponentials: exponentials.map(|e| Shards::new(e.into_slice::<T>())),
@@ -155,10 +156,12 @@ pub(crate) fn statistics_of_stored(
 /// Receives blocks of logits and stores their statistics and exponentials.
 struct Logits<'a, T> {
     columns: usize,
+    /// Elements of a row of exponentials: more than its columns where rows are padded.
+    stride: usize,
     targets: Targets<'a>,
     /// `[columns]`
     bias: Option<&'a [T]>,
-    /// `[rows, columns]`
+    /// `[rows, stride]`
     exponentials: Option<Shards<'a, T>>,
     /// `[rows, blocks]`
     blocks: Shards<'a, RowStatistics>,
@@ -181,12 +184,19 @@ impl<T: Float> Logits<'_, T> {
                     numbers = sums;
                 }
                 let index = row * count + start / BLOCK;
-                let at = row * self.columns;
+                let at = row * self.stride;
+                // The last block has the padding.
+                let end = if block_columns.end == self.columns { self.stride } else { block_columns.end };
                 // SAFETY: no other call receives this part of the product.
                 let (exponentials, place) = unsafe {
                     let exponentials = self.exponentials.as_ref();
                     (
-                        exponentials.map(|e| e.piece(at + block_columns.start..at + block_columns.end)),
+                        exponentials.map(|e| {
+                            let (numbers, padding) =
+                                e.piece(at + block_columns.start..at + end).split_at_mut(block_columns.len());
+                            padding.fill(T::default());
+                            numbers
+                        }),
                         self.blocks.piece(index..index + 1),
                     )
                 };
@@ -209,12 +219,12 @@ pub(crate) struct LossRows<'a> {
 }
 
 /// Returns `before` plus the losses of the rows, added in order. The exponentials `[rows, columns]`, where given,
-/// become derivatives.
+/// become derivatives; they may have padding.
 pub(crate) fn loss(
     cpu: &Cpu,
     rows: LossRows,
     blocks: View,
-    exponentials: Option<ViewMut>,
+    (columns, exponentials): (usize, Option<ViewMut>),
     before: f64,
 ) -> f64 {
     let LossRows { targets, classes, .. } = rows;
@@ -232,9 +242,9 @@ pub(crate) fn loss(
                 });
             }
             Some(exponentials) => {
-                let [_, columns] = exponentials.dims();
+                let [_, stride] = exponentials.dims();
                 by_float!(exponentials.dtype(), T => {
-                    differentiate::<T>(cpu, rows, columns, blocks, exponentials.into_slice(), losses);
+                    differentiate::<T>(cpu, rows, [columns, stride], blocks, exponentials.into_slice(), losses);
                 });
             }
         }
@@ -246,7 +256,7 @@ pub(crate) fn loss(
 fn differentiate<T: Float>(
     cpu: &Cpu,
     rows: LossRows,
-    columns: usize,
+    [columns, stride]: [usize; 2],
     blocks: &[RowStatistics],
     exponentials: &mut [T],
     losses: &mut [f64],
@@ -256,7 +266,7 @@ fn differentiate<T: Float>(
     cpu.over_mut(losses, row_grain(columns), |range, losses| {
         for (row, loss) in range.zip(losses) {
             // SAFETY: ranges of rows are disjoint.
-            let exponentials = unsafe { exponentials.piece(row * columns..(row + 1) * columns) };
+            let exponentials = unsafe { exponentials.piece(row * stride..row * stride + columns) };
             let Some(of) = rows.row(row) else {
                 exponentials.fill(T::default());
                 *loss = 0.0;

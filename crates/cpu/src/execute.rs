@@ -136,7 +136,7 @@ impl Cpu {
         let before = if o.accumulate { *loss } else { 0.0 };
         let rows =
             LossRows { statistics: o.statistics.as_slice(), targets, classes: o.classes, numbers: o.numbers };
-        *loss = cross_entropy::loss(self, rows, o.blocks, o.exponentials, before);
+        *loss = cross_entropy::loss(self, rows, o.blocks, (o.columns, o.exponentials), before);
     }
 
     fn optimizer(&self, operation: Optimizers) {

@@ -87,12 +87,16 @@ impl Options {
     /// The same with the products that a run asks for; None for tile registers where there are some, else multiply-adds.
     ///
     /// # Errors
-    /// [`ProductMethod::Split`] or [`ProductMethod::Split2`] without tile registers.
+    /// [`ProductMethod::Split`] or [`ProductMethod::Split2`] without tile registers, and [`ProductMethod::Tf32`].
     pub fn with_products(self, wanted: Option<ProductMethod>) -> std::io::Result<Options> {
         let has_tiles = self.tiles.is_some_and(TileUnit::is_available);
         let products = match wanted {
             Some(ProductMethod::Split | ProductMethod::Split2) if !has_tiles => {
                 let text = "precision.products = \"split\" or \"split2\": the processor's kernels have no tile registers for it; give \"fma\" or leave it out";
+                return Err(Error::new(ErrorKind::InvalidInput, text));
+            }
+            Some(ProductMethod::Tf32) => {
+                let text = "precision.products = \"tf32\" is for cards (device.kind = \"cuda\"); on a processor leave it out";
                 return Err(Error::new(ErrorKind::InvalidInput, text));
             }
             Some(wanted) => wanted,

@@ -68,7 +68,8 @@ pub(crate) fn linear_gelu(cpu: &Cpu, x: View, w: Weight, bias: View, gelu: Gelu,
 
 /// `dx (+)= dy · wᵀ`.
 pub(crate) fn linear_input_gradient(cpu: &Cpu, dy: View, w: Weight, dx: ViewMut, accumulate: bool) {
-    product(cpu, Matrix::of(&dy), weight(&w).t(), dx, accumulate);
+    let [_, out] = w.in_out();
+    product(cpu, Matrix::of(&dy).first_columns(out), weight(&w).t(), dx, accumulate);
 }
 
 /// `dw (+)= xᵀ · dy`, in the layout given.
@@ -80,7 +81,8 @@ pub(crate) fn linear_weight_gradient(
     layout: Layout,
     accumulate: bool,
 ) {
-    let (x, dy) = (Matrix::of(&x), Matrix::of(&dy));
+    let [_, out] = layout.in_out(dw.dims());
+    let (x, dy) = (Matrix::of(&x), Matrix::of(&dy).first_columns(out));
     match layout {
         Layout::InOut => product(cpu, x.t(), dy, dw, accumulate),
         Layout::OutIn => product(cpu, dy.t(), x, dw, accumulate),

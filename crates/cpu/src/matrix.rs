@@ -56,6 +56,12 @@ impl<'a> Matrix<'a> {
         Matrix { data: self.at(rows.start, 0), rows: rows.len(), ..self }
     }
 
+    /// The first columns of every row.
+    pub(crate) fn first_columns(self, columns: usize) -> Matrix<'a> {
+        assert!(columns <= self.columns);
+        Matrix { columns, ..self }
+    }
+
     /// Transposed.
     pub(crate) fn t(self) -> Matrix<'a> {
         Matrix {

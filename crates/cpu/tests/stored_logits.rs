@@ -80,6 +80,7 @@ fn case(dtype: DType, columns: usize, threads: usize) {
         blocks: blocks.view(),
         targets: ids.view(),
         first: 0,
+        columns,
         classes: columns,
         numbers: n,
         exponentials: into,

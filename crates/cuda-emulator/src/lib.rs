@@ -5,7 +5,7 @@
 //! - `execute` runs a launch; `memory` is the device's memory.
 //! - `checks` reports races, unwritten memory, addresses out of bounds and so on, with kernel, source line and thread.
 //! - `queues` has streams, events and graphs, whose work runs in an order that a seed decides; `driver` is the C interface
-//!   over all of this; `cublaslt` is that of cuBLASLt.
+//!   over all of this; `cublaslt` and `nccl` are those of cuBLASLt and NCCL.
 //!
 //! What a card does differently: `mma.sync` and the approximate functions have other last bits, memory models are weaker,
 //! clocks run. Clusters, the tensor memory accelerator, textures, cooperative launches, and 8-bit floats are refused.
@@ -22,6 +22,7 @@ pub mod kernel;
 mod mapping;
 pub mod memory;
 pub mod module;
+pub mod nccl;
 pub mod numbers;
 mod parts;
 pub mod ptx;

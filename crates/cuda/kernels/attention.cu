@@ -1,14 +1,16 @@
 // Attention forward in tiles with an online softmax (Dao et al., arXiv 2205.14135): no matrix of scores is stored.
 //
-// A block computes 64 queries of one head of one sample, 16 in each warp, and walks over the keys in tiles from the first on. The
-// order of the keys is the same for every query, so that a query over cached keys has the bits of the same query in the
-// whole sequence. While scores are computed, the tile of values arrives; while values are added, the next tile of keys.
+// A block computes 64 or 128 queries of one head of one sample, 16 or twice 16 in each warp, and walks over the keys in tiles from the
+// first on. The order of the keys is the same for every query, so that a query over cached keys has the bits of the same query in
+// the whole sequence. While a tile of keys and values is used, the next one arrives.
 #include "attention.cuh"
 
-#define QUERIES 64
+// Times 16 queries of a warp: with two, a fragment of keys or values is loaded once for both. Dropout leaves no registers for them.
+template <bool DROPS> __host__ __device__ constexpr int sixteens() { return HELD && !DROPS ? 2 : 1; }
+
 #define THREADS 128
 // Keys of a tile, which passes through shared memory.
-#define PASSING (HEAD * sizeof(ELEMENT) <= 128 ? 64 : 32)
+#define PASSING (HEAD_BYTES <= 128 ? 64 : 32)
 
 struct Forward {
     // The first row of sample 0, head 0: queries, keys and values.
@@ -22,14 +24,15 @@ struct Forward {
 
 // The online softmax of two rows of a lane.
 struct Running {
-    // Largest score so far times the factor, and the sum of probabilities of this lane's columns.
+    // Largest score so far, and the sum of probabilities of this lane's columns.
     f32 largest[2], total[2];
 };
 
-// Scores become probabilities; `fade` is what earlier sums are multiplied by.
-template <int N>
-__device__ __forceinline__ void softmax(f32 (&scores)[N][4], Running &running, f32 (&fade)[2], const Extents &e, u64 query,
-                                        u64 key) {
+// Scores become probabilities; `fade` is what earlier sums are multiplied by. MASKED: some scores may be those of keys that a query
+// does not see.
+template <bool MASKED, int N>
+__device__ __forceinline__ void softmax(f32 (&scores)[N][4], Running &running, f32 (&fade)[2], const Extents &e, u32 query,
+                                        u32 key) {
     const int lane = lane_index();
 #pragma unroll
     for (int half = 0; half < 2; half++) {
@@ -39,20 +42,21 @@ __device__ __forceinline__ void softmax(f32 (&scores)[N][4], Running &running, f
 #pragma unroll
             for (int c = 0; c < 2; c++) {
                 f32 &score = scores[n][half * 2 + c];
-                const bool visible = is_visible(e, query + lane / 4 + half * 8, key + n * 8 + lane % 4 * 2 + c);
-                score = visible ? score * e.factor : -INFINITE;
+                if (MASKED && !is_visible(e, query + lane / 4 + half * 8, key + n * 8 + lane % 4 * 2 + c)) score = -INFINITE;
                 largest = fmaxf(largest, score);
             }
         largest = fmaxf(largest, __shfl_xor_sync(ALL_LANES, largest, 1));
         largest = fmaxf(largest, __shfl_xor_sync(ALL_LANES, largest, 2));
-        fade[half] = fast_power_of_two(running.largest[half] - largest);
+        fade[half] = fast_power_of_two((running.largest[half] - largest) * e.factor);
+        // Every query sees a key of the first tile, so the largest score is a number.
+        const f32 offset = -largest * e.factor;
         f32 total = 0.0f;
 #pragma unroll
         for (int n = 0; n < N; n++)
 #pragma unroll
             for (int c = 0; c < 2; c++) {
                 f32 &score = scores[n][half * 2 + c];
-                score = fast_power_of_two(score - largest);
+                score = fast_power_of_two(fmaf(score, e.factor, offset));
                 total += score;
             }
         running.total[half] = fmaf(running.total[half], fade[half], total);
@@ -73,9 +77,39 @@ __device__ __forceinline__ void drop(f32 (&p)[N][4], const DropoutMask &mask, u6
         }
 }
 
+// The sums of a warp, and the softmax of their rows.
+template <int M16> struct Queries {
+    f32 sums[M16][HEAD / 8][4];
+    Running running[M16];
+};
+
+// Adds a tile of keys and values, from `key` on, for the queries from `query` on.
+template <bool DROPS, int M16>
+__device__ __forceinline__ void add_tile(Queries<M16> &to, const Left (&q)[M16], const ELEMENT *k_tile, const ELEMENT *v_tile,
+                                         const Extents &e, u32 query, u32 key, const DropoutMask &mask, u64 counter) {
+    const int lane = lane_index();
+    f32 scores[M16][PASSING / 8][4];
+    clear(scores);
+    multiply_rows<ELEMENT, M16, PASSING / 8, HEAD, HELD>(scores, q, k_tile, lane);
+#pragma unroll
+    for (int m = 0; m < M16; m++) {
+        const u32 first = query + m * 16;
+        f32 fade[2];
+        if (sees_all(e, first, 16, key, PASSING)) softmax<false>(scores[m], to.running[m], fade, e, first, key);
+        else softmax<true>(scores[m], to.running[m], fade, e, first, key);
+        if constexpr (DROPS) drop(scores[m], mask, counter, e.queries, first, key);
+#pragma unroll
+        for (int n = 0; n < HEAD / 8; n++)
+#pragma unroll
+            for (int c = 0; c < 4; c++) to.sums[m][n][c] *= fade[c / 2];
+    }
+    multiply_sums<ELEMENT, M16, HEAD / 8, PASSING / 8>(to.sums, scores, v_tile, lane);
+}
+
 template <bool DROPS> __device__ __forceinline__ void forward(const Forward &f, const Extents &e, u64 pairs, const AttentionDropout &dropout) {
+    constexpr int M16 = sixteens<DROPS>(), QUERIES = 4 * 16 * M16;
     extern __shared__ __align__(16) unsigned char memory[];
-    ELEMENT *q_tile = (ELEMENT *)memory, *k_tile = q_tile + QUERIES * STRIDE, *v_tile = k_tile + PASSING * STRIDE;
+    ELEMENT *q_tile = (ELEMENT *)memory, *passing = q_tile + QUERIES * STRIDE;
     const int lane = lane_index(), warp = threadIdx.x / WARP;
     // With a causal mask the last queries see the most keys: they come first.
     const u64 tiles = (e.queries + QUERIES - 1) / QUERIES;
@@ -86,50 +120,55 @@ template <bool DROPS> __device__ __forceinline__ void forward(const Forward &f, 
     const Rows v = {f.v + sample * f.k_sample + head * e.size, f.k_stride};
     const u64 last = e.past + (first + QUERIES < e.queries ? first + QUERIES : e.queries);
     const u64 end = e.causal && last < e.keys ? last : e.keys;
-    const u64 query = first + warp * 16;
+    const u64 query = first + warp * 16 * M16, counter = head_counter(dropout, sample, head, e.queries);
+    const auto load = [&](u64 key) {
+        ELEMENT *tile = passing + key / PASSING % BUFFERS * 2 * PASSING * STRIDE;
+        load_rows<PASSING, THREADS>(tile, k, key, e.keys, e.size);
+        load_rows<PASSING, THREADS>(tile + PASSING * STRIDE, v, key, e.keys, e.size);
+        commit_copies();
+    };
 
-    f32 sums[HEAD / 8][4];
-    clear(sums);
-    Running running = {{-INFINITE, -INFINITE}, {0.0f, 0.0f}};
+    Queries<M16> all;
+    clear(all.sums);
+    Left left[M16];
     load_rows<QUERIES, THREADS>(q_tile, q, first, e.queries, e.size);
-    load_rows<PASSING, THREADS>(k_tile, k, 0, e.keys, e.size);
-    commit_copies();
-    for (u64 key = 0; key < end; key += PASSING) {
-        load_rows<PASSING, THREADS>(v_tile, v, key, e.keys, e.size);
-        commit_copies();
-        wait_copies<1>();
-        __syncthreads();
-        f32 scores[PASSING / 8][4];
-        clear(scores);
-        multiply_rows<ELEMENT, PASSING / 8, HEAD>(scores, q_tile + warp * 16 * STRIDE, k_tile, lane);
-        __syncthreads();
-        if (key + PASSING < end) load_rows<PASSING, THREADS>(k_tile, k, key + PASSING, e.keys, e.size);
-        commit_copies();
-        f32 fade[2];
-        softmax(scores, running, fade, e, query, key);
-        if constexpr (DROPS) drop(scores, dropout.mask, head_counter(dropout, sample, head, e.queries), e.queries, query, key);
+    load(0);
+    wait_copies<0>();
+    __syncthreads();
 #pragma unroll
-        for (int n = 0; n < HEAD / 8; n++)
-#pragma unroll
-            for (int c = 0; c < 4; c++) sums[n][c] *= fade[c / 2];
-        wait_copies<1>();
-        __syncthreads();
-        multiply_sums<ELEMENT, HEAD / 8, PASSING / 8>(sums, scores, v_tile, lane);
-        __syncthreads();
+    for (int m = 0; m < M16; m++) {
+        left[m].take(q_tile + (warp * M16 + m) * 16 * STRIDE, lane);
+        all.running[m] = {{-INFINITE, -INFINITE}, {0.0f, 0.0f}};
     }
-    f32 factors[2];
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        f32 total = running.total[half];
-        total += __shfl_xor_sync(ALL_LANES, total, 1);
-        total += __shfl_xor_sync(ALL_LANES, total, 2);
-        factors[half] = 1.0f / total;
-        const u64 row = query + lane / 4 + half * 8;
-        if (f.log_sum_exp != nullptr && lane % 4 == 0 && row < e.queries)
-            f.log_sum_exp[pair * e.queries + row] = running.largest[half] * LN_2 + logf(total);
+    for (u64 key = 0; key < end; key += PASSING) {
+        // This tile is there, for all threads, and all have left the one before.
+        wait_copies<0>();
+        __syncthreads();
+        if (BUFFERS == 2 && key + PASSING < end) load(key + PASSING);
+        const ELEMENT *tile = passing + key / PASSING % BUFFERS * 2 * PASSING * STRIDE;
+        add_tile<DROPS, M16>(all, left, tile, tile + PASSING * STRIDE, e, (u32)query, (u32)key, dropout.mask, counter);
+        if constexpr (BUFFERS == 1) {
+            __syncthreads();
+            if (key + PASSING < end) load(key + PASSING);
+        }
     }
     const u64 stride = e.heads * e.size;
-    store_rows(sums, f.out + sample * e.queries * stride + head * e.size, stride, query, e.queries, e.size, factors);
+#pragma unroll
+    for (int m = 0; m < M16; m++) {
+        f32 factors[2];
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            f32 total = all.running[m].total[half];
+            total += __shfl_xor_sync(ALL_LANES, total, 1);
+            total += __shfl_xor_sync(ALL_LANES, total, 2);
+            factors[half] = 1.0f / total;
+            const u64 row = query + m * 16 + lane / 4 + half * 8;
+            if (f.log_sum_exp != nullptr && lane % 4 == 0 && row < e.queries)
+                f.log_sum_exp[pair * e.queries + row] = all.running[m].largest[half] * e.factor * LN_2 + logf(total);
+        }
+        ELEMENT *to = f.out + sample * e.queries * stride + head * e.size;
+        store_rows(all.sums[m], to, stride, query + m * 16, e.queries, e.size, factors);
+    }
 }
 
 // q, k, v are those of sample 0, head 0; out `[batch, queries, heads * size]`. Grid: pairs * tiles of queries.

@@ -8,6 +8,13 @@
 #define LN_2 0.693147180559945f
 
 #define STRIDE padded<ELEMENT>(HEAD)
+#define HEAD_BYTES (HEAD * (int)sizeof(ELEMENT))
+// Whether left operands that many tiles are multiplied with stay in registers.
+#define HELD (sizeof(ELEMENT) == 2 && HEAD <= 64)
+// Buffers of the tiles that pass through shared memory: with two, the next tile arrives while one is used.
+#define BUFFERS (HEAD_BYTES <= 256 ? 2 : 1)
+
+using Left = LeftRows<ELEMENT, HEAD, HELD>;
 
 // The sizes of an attention.
 struct Extents {
@@ -49,28 +56,43 @@ __device__ __forceinline__ bool is_visible(const Extents &e, u32 query, u32 key)
     return key < e.keys && (!e.causal || key <= e.past + query);
 }
 
+// Whether each of some queries sees each of some keys: `queries` from `query` on, of which a tile may have fewer, and `keys` from `key`.
+__device__ __forceinline__ bool sees_all(const Extents &e, u32 query, u32 queries, u32 key, u32 keys) {
+    return query + queries <= e.queries && key + keys <= e.keys && (!e.causal || key + keys - 1 <= e.past + query);
+}
+
 // sums = 0.
-template <int N> __device__ __forceinline__ void clear(f32 (&sums)[N][4]) {
+template <int M, int N> __device__ __forceinline__ void clear(f32 (&sums)[M][N][4]) {
 #pragma unroll
-    for (int n = 0; n < N; n++)
+    for (int m = 0; m < M; m++)
 #pragma unroll
-        for (int c = 0; c < 4; c++) sums[n][c] = 0.0f;
+        for (int n = 0; n < N; n++)
+#pragma unroll
+            for (int c = 0; c < 4; c++) sums[m][n][c] = 0.0f;
 }
 
 // Writes a warp's 16 rows of HEAD columns, times a factor for each row, from row `first` on.
 __device__ __forceinline__ void store_rows(const f32 (&sums)[HEAD / 8][4], ELEMENT *to, u64 stride, u64 first, u64 end, u64 size,
                                            const f32 (&factors)[2]) {
     const int lane = lane_index();
+    const bool in_pairs = ((u64)to / sizeof(ELEMENT) | stride | size) % 2 == 0;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         const u64 row = first + lane / 4 + half * 8;
         if (row >= end) continue;
 #pragma unroll
-        for (int n = 0; n < HEAD / 8; n++)
+        for (int n = 0; n < HEAD / 8; n++) {
+            const u64 column = n * 8 + lane % 4 * 2;
+            Two<ELEMENT> two;
 #pragma unroll
-            for (int c = 0; c < 2; c++) {
-                const u64 column = n * 8 + lane % 4 * 2 + c;
-                if (column < size) to[row * stride + column] = from_f32<ELEMENT>(sums[n][half * 2 + c] * factors[half]);
+            for (int c = 0; c < 2; c++) two.x[c] = from_f32<ELEMENT>(sums[n][half * 2 + c] * factors[half]);
+            if (in_pairs) {
+                if (column < size) *(Two<ELEMENT> *)(to + row * stride + column) = two;
+            } else {
+#pragma unroll
+                for (int c = 0; c < 2; c++)
+                    if (column + c < size) to[row * stride + column + c] = two.x[c];
             }
+        }
     }
 }

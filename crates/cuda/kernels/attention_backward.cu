@@ -3,15 +3,15 @@
 // With p = exp(scale q·kᵀ - lse): dv = pᵀ·dout, ds = p * (dout·vᵀ - delta) * scale, dk = dsᵀ·q, dq = ds·k, where delta is the
 // sum of dout * out of a query. Under dropout p is dropped in dv, dout·vᵀ in ds.
 //
-// dk and dv are sums over queries, dq is one over keys. One kernel computes dk and dv of a tile of keys, another dq of a tile of
+// While a tile of rows that pass is used, the next one arrives. dk and dv are sums over queries, dq is one over keys. One kernel computes dk and dv of a tile of keys, another dq of a tile of
 // queries; each computes its scores itself. So nothing is added atomically, and every sum has one order.
 #include "attention.cuh"
 
 // Rows that a block computes, 16 in each warp: those that stay in shared memory.
-#define STAYING (HEAD * sizeof(ELEMENT) <= 256 ? 64 : 32)
+#define STAYING (HEAD_BYTES <= 256 ? 64 : 32)
 #define THREADS (STAYING / 16 * WARP)
 // Rows of the tiles that pass through it. A warp holds two tiles of sums over them, and up to two over the head.
-#define PASSING (HEAD * sizeof(ELEMENT) <= 64 ? 64 : 32)
+#define PASSING (HEAD_BYTES <= 64 ? 64 : 32)
 
 // delta[pair, row] = the sum of dout * out over a head: a warp computes a row. out, dout `[batch, seq, heads * size]`.
 extern "C" __global__ void attention_delta(const ELEMENT *out, const ELEMENT *dout, f32 *delta, u64 rows, u64 seq, u64 heads,
@@ -52,19 +52,24 @@ __device__ __forceinline__ Rows dout_of(const Backward &b, const Extents &e, u64
     return {b.dout + pair / e.heads * e.queries * hidden + pair % e.heads * e.size, hidden};
 }
 
-__device__ __forceinline__ void store_part(const f32 (&sums)[HEAD / 8][4], const Backward &b, const Extents &e, u64 pair, int which,
+__device__ __forceinline__ void store_part(const f32 (&sums)[1][HEAD / 8][4], const Backward &b, const Extents &e, u64 pair, int which,
                                            u64 first) {
     const u64 hidden = e.heads * e.size;
     ELEMENT *to = b.dqkv + pair / e.heads * e.queries * 3 * hidden + which * hidden + pair % e.heads * e.size;
-    store_rows(sums, to, 3 * hidden, first, e.queries, e.size, {1.0f, 1.0f});
+    store_rows(sums[0], to, 3 * hidden, first, e.queries, e.size, {1.0f, 1.0f});
 }
 
+// Whether some of a tile's pairs of query and key are not seen.
+template <bool MASKED> struct Masked {
+    static constexpr bool VALUE = MASKED;
+};
+
 // One score s and one derivative dp of its probability: p (dropped) and ds take their places. `lse` is in powers of two.
-template <bool DROPS>
+template <bool DROPS, bool MASKED>
 __device__ __forceinline__ void differentiate(f32 &s, f32 &dp, const Backward &b, const Extents &e, f32 lse, f32 delta, u32 query,
                                               u32 key, const DropoutMask &mask, u64 counter) {
-    const bool visible = query < e.queries && is_visible(e, query, key);
-    f32 p = visible ? fast_power_of_two(fmaf(s, e.factor, -lse)) : 0.0f;
+    f32 p = fast_power_of_two(fmaf(s, e.factor, -lse));
+    if (MASKED && !(query < e.queries && is_visible(e, query, key))) p = 0.0f;
     f32 kept = p;
     if constexpr (DROPS) {
         const f32 factor = dropout_factor(mask, counter + (u64)key * e.queries + query);
@@ -79,49 +84,72 @@ __device__ __forceinline__ void differentiate(f32 &s, f32 &dp, const Backward &b
 template <bool DROPS, bool KEYS, bool VALUES>
 __device__ __forceinline__ void keys_values(const Backward &b, const Extents &e, u64 pairs, const AttentionDropout &dropout) {
     extern __shared__ __align__(16) unsigned char memory[];
-    ELEMENT *k_tile = (ELEMENT *)memory, *v_tile = k_tile + STAYING * STRIDE;
-    ELEMENT *q_tile = v_tile + STAYING * STRIDE, *dout_tile = q_tile + PASSING * STRIDE;
-    __shared__ f32 lses[PASSING], deltas[PASSING];
+    ELEMENT *k_tile = (ELEMENT *)memory, *v_tile = k_tile + STAYING * STRIDE, *passing = v_tile + STAYING * STRIDE;
+    __shared__ f32 lses[BUFFERS][PASSING], deltas[BUFFERS][PASSING];
     const int lane = lane_index(), warp = threadIdx.x / WARP;
     const u64 pair = blockIdx.x % pairs, first = blockIdx.x / pairs * STAYING;
     const Rows q = part(b, e, pair, 0), k = part(b, e, pair, 1), v = part(b, e, pair, 2), dout = dout_of(b, e, pair);
     const u32 key = (u32)(first + warp * 16);
     const u64 counter = head_counter(dropout, pair / e.heads, pair % e.heads, e.queries);
+    const auto load = [&](u32 query) {
+        const int buffer = query / PASSING % BUFFERS;
+        ELEMENT *tile = passing + buffer * 2 * PASSING * STRIDE;
+        load_rows<PASSING, THREADS>(tile, q, query, e.queries, e.size);
+        load_rows<PASSING, THREADS>(tile + PASSING * STRIDE, dout, query, e.queries, e.size);
+        for (int i = threadIdx.x; i < PASSING; i += THREADS) {
+            const bool valid = query + i < e.queries;
+            const u64 row = valid ? pair * e.queries + query + i : 0;
+            copy4(&lses[buffer][i], b.log_sum_exp + row, valid);
+            copy4(&deltas[buffer][i], b.delta + row, valid);
+        }
+        commit_copies();
+    };
 
-    f32 dk[KEYS ? HEAD / 8 : 1][4], dv[VALUES ? HEAD / 8 : 1][4];
+    f32 dk[1][KEYS ? HEAD / 8 : 1][4], dv[1][VALUES ? HEAD / 8 : 1][4];
     clear(dk);
     clear(dv);
     load_rows<STAYING, THREADS>(k_tile, k, first, e.queries, e.size);
     load_rows<STAYING, THREADS>(v_tile, v, first, e.queries, e.size);
     // Under a causal mask, earlier queries do not see these keys.
-    for (u32 query = e.causal ? (u32)(first / PASSING * PASSING) : 0; query < e.queries; query += PASSING) {
-        load_rows<PASSING, THREADS>(q_tile, q, query, e.queries, e.size);
-        load_rows<PASSING, THREADS>(dout_tile, dout, query, e.queries, e.size);
-        commit_copies();
-        for (int i = threadIdx.x; i < PASSING; i += THREADS) {
-            const bool valid = query + i < e.queries;
-            lses[i] = valid ? b.log_sum_exp[pair * e.queries + query + i] * LOG2_E : 0.0f;
-            deltas[i] = valid ? b.delta[pair * e.queries + query + i] : 0.0f;
-        }
+    const u32 start = e.causal ? (u32)(first / PASSING * PASSING) : 0;
+    load(start);
+    wait_copies<0>();
+    __syncthreads();
+    Left left_k[1], left_v[1];
+    left_k[0].take(k_tile + warp * 16 * STRIDE, lane);
+    left_v[0].take(v_tile + warp * 16 * STRIDE, lane);
+    for (u32 query = start; query < e.queries; query += PASSING) {
+        // This tile is there, for all threads, and all have left the one before.
         wait_copies<0>();
         __syncthreads();
+        if (BUFFERS == 2 && query + PASSING < e.queries) load(query + PASSING);
+        const int buffer = query / PASSING % BUFFERS;
+        const ELEMENT *q_tile = passing + buffer * 2 * PASSING * STRIDE, *dout_tile = q_tile + PASSING * STRIDE;
         // [key][query]
-        f32 s[PASSING / 8][4], dp[PASSING / 8][4];
+        f32 s[1][PASSING / 8][4], dp[1][PASSING / 8][4];
         clear(s);
         clear(dp);
-        multiply_rows<ELEMENT, PASSING / 8, HEAD>(s, k_tile + warp * 16 * STRIDE, q_tile, lane);
-        if constexpr (KEYS) multiply_rows<ELEMENT, PASSING / 8, HEAD>(dp, v_tile + warp * 16 * STRIDE, dout_tile, lane);
+        multiply_rows<ELEMENT, 1, PASSING / 8, HEAD, HELD>(s, left_k, q_tile, lane);
+        if constexpr (KEYS) multiply_rows<ELEMENT, 1, PASSING / 8, HEAD, HELD>(dp, left_v, dout_tile, lane);
+        const auto derive = [&](auto masked) {
 #pragma unroll
-        for (int n = 0; n < PASSING / 8; n++)
+            for (int n = 0; n < PASSING / 8; n++)
 #pragma unroll
-            for (int c = 0; c < 4; c++) {
-                const int column = n * 8 + lane % 4 * 2 + c % 2;
-                differentiate<DROPS>(s[n][c], dp[n][c], b, e, lses[column], deltas[column], query + column,
-                                     key + lane / 4 + c / 2 * 8, dropout.mask, counter);
-            }
-        if constexpr (VALUES) multiply_sums<ELEMENT, HEAD / 8, PASSING / 8>(dv, s, dout_tile, lane);
-        if constexpr (KEYS) multiply_sums<ELEMENT, HEAD / 8, PASSING / 8>(dk, dp, q_tile, lane);
-        __syncthreads();
+                for (int c = 0; c < 4; c++) {
+                    const int column = n * 8 + lane % 4 * 2 + c % 2;
+                    differentiate<DROPS, decltype(masked)::VALUE>(
+                        s[0][n][c], dp[0][n][c], b, e, lses[buffer][column] * LOG2_E, deltas[buffer][column],
+                        query + column, key + lane / 4 + c / 2 * 8, dropout.mask, counter);
+                }
+        };
+        if (sees_all(e, query, PASSING, key, 16)) derive(Masked<false>{});
+        else derive(Masked<true>{});
+        if constexpr (VALUES) multiply_sums<ELEMENT, 1, HEAD / 8, PASSING / 8>(dv, s, dout_tile, lane);
+        if constexpr (KEYS) multiply_sums<ELEMENT, 1, HEAD / 8, PASSING / 8>(dk, dp, q_tile, lane);
+        if constexpr (BUFFERS == 1) {
+            __syncthreads();
+            if (query + PASSING < e.queries) load(query + PASSING);
+        }
     }
     if constexpr (KEYS) store_part(dk, b, e, pair, 1, key);
     if constexpr (VALUES) store_part(dv, b, e, pair, 2, key);
@@ -131,8 +159,7 @@ __device__ __forceinline__ void keys_values(const Backward &b, const Extents &e,
 template <bool DROPS>
 __device__ __forceinline__ void queries(const Backward &b, const Extents &e, u64 pairs, const AttentionDropout &dropout) {
     extern __shared__ __align__(16) unsigned char memory[];
-    ELEMENT *q_tile = (ELEMENT *)memory, *dout_tile = q_tile + STAYING * STRIDE;
-    ELEMENT *k_tile = dout_tile + STAYING * STRIDE, *v_tile = k_tile + PASSING * STRIDE;
+    ELEMENT *q_tile = (ELEMENT *)memory, *dout_tile = q_tile + STAYING * STRIDE, *passing = dout_tile + STAYING * STRIDE;
     const int lane = lane_index(), warp = threadIdx.x / WARP;
     const u64 tiles = (e.queries + STAYING - 1) / STAYING;
     const u64 pair = blockIdx.x % pairs, first = (tiles - 1 - blockIdx.x / pairs) * STAYING;
@@ -140,6 +167,12 @@ __device__ __forceinline__ void queries(const Backward &b, const Extents &e, u64
     const u32 query = (u32)(first + warp * 16);
     const u64 counter = head_counter(dropout, pair / e.heads, pair % e.heads, e.queries);
     const u64 end = e.causal && first + STAYING < e.queries ? first + STAYING : e.queries;
+    const auto load = [&](u32 key) {
+        ELEMENT *tile = passing + key / PASSING % BUFFERS * 2 * PASSING * STRIDE;
+        load_rows<PASSING, THREADS>(tile, k, key, e.queries, e.size);
+        load_rows<PASSING, THREADS>(tile + PASSING * STRIDE, v, key, e.queries, e.size);
+        commit_copies();
+    };
 
     f32 lses[2], deltas[2];
 #pragma unroll
@@ -148,30 +181,43 @@ __device__ __forceinline__ void queries(const Backward &b, const Extents &e, u64
         lses[half] = row < e.queries ? b.log_sum_exp[pair * e.queries + row] * LOG2_E : 0.0f;
         deltas[half] = row < e.queries ? b.delta[pair * e.queries + row] : 0.0f;
     }
-    f32 dq[HEAD / 8][4];
+    f32 dq[1][HEAD / 8][4];
     clear(dq);
     load_rows<STAYING, THREADS>(q_tile, q, first, e.queries, e.size);
     load_rows<STAYING, THREADS>(dout_tile, dout, first, e.queries, e.size);
+    load(0);
+    wait_copies<0>();
+    __syncthreads();
+    Left left_q[1], left_dout[1];
+    left_q[0].take(q_tile + warp * 16 * STRIDE, lane);
+    left_dout[0].take(dout_tile + warp * 16 * STRIDE, lane);
     for (u32 key = 0; key < end; key += PASSING) {
-        load_rows<PASSING, THREADS>(k_tile, k, key, e.queries, e.size);
-        load_rows<PASSING, THREADS>(v_tile, v, key, e.queries, e.size);
-        commit_copies();
         wait_copies<0>();
         __syncthreads();
+        if (BUFFERS == 2 && key + PASSING < end) load(key + PASSING);
+        const ELEMENT *k_tile = passing + key / PASSING % BUFFERS * 2 * PASSING * STRIDE, *v_tile = k_tile + PASSING * STRIDE;
         // [query][key]
-        f32 s[PASSING / 8][4], dp[PASSING / 8][4];
+        f32 s[1][PASSING / 8][4], dp[1][PASSING / 8][4];
         clear(s);
         clear(dp);
-        multiply_rows<ELEMENT, PASSING / 8, HEAD>(s, q_tile + warp * 16 * STRIDE, k_tile, lane);
-        multiply_rows<ELEMENT, PASSING / 8, HEAD>(dp, dout_tile + warp * 16 * STRIDE, v_tile, lane);
+        multiply_rows<ELEMENT, 1, PASSING / 8, HEAD, HELD>(s, left_q, k_tile, lane);
+        multiply_rows<ELEMENT, 1, PASSING / 8, HEAD, HELD>(dp, left_dout, v_tile, lane);
+        const auto derive = [&](auto masked) {
 #pragma unroll
-        for (int n = 0; n < PASSING / 8; n++)
+            for (int n = 0; n < PASSING / 8; n++)
 #pragma unroll
-            for (int c = 0; c < 4; c++)
-                differentiate<DROPS>(s[n][c], dp[n][c], b, e, lses[c / 2], deltas[c / 2], query + lane / 4 + c / 2 * 8,
-                                     key + n * 8 + lane % 4 * 2 + c % 2, dropout.mask, counter);
-        multiply_sums<ELEMENT, HEAD / 8, PASSING / 8>(dq, dp, k_tile, lane);
-        __syncthreads();
+                for (int c = 0; c < 4; c++)
+                    differentiate<DROPS, decltype(masked)::VALUE>(
+                        s[0][n][c], dp[0][n][c], b, e, lses[c / 2], deltas[c / 2], query + lane / 4 + c / 2 * 8,
+                        key + n * 8 + lane % 4 * 2 + c % 2, dropout.mask, counter);
+        };
+        if (sees_all(e, query, 16, key, PASSING)) derive(Masked<false>{});
+        else derive(Masked<true>{});
+        multiply_sums<ELEMENT, 1, HEAD / 8, PASSING / 8>(dq, dp, k_tile, lane);
+        if constexpr (BUFFERS == 1) {
+            __syncthreads();
+            if (key + PASSING < end) load(key + PASSING);
+        }
     }
     store_part(dq, b, e, pair, 0, query);
 }

@@ -70,48 +70,67 @@ extern "C" __global__ void add_positions(const ELEMENT *positions, u64 first_row
         to[column] = from_f32<ELEMENT>(to_f32(to[column]) + to_f32(position[column]));
 }
 
+// Threads of a block that sums the rows of a token.
+#define TOKEN_THREADS 128
+// Rounds of as many ids as threads that a block looks at together.
+#define ROUNDS 8
+
+// Bit r: whether ids[start + r * TOKEN_THREADS + thread] has the token, and lies before `end`.
+__device__ __forceinline__ u32 rounds_with(const u32 *ids, u32 start, u32 end, u32 token) {
+    u32 found[ROUNDS], bits = 0;
+#pragma unroll
+    for (int r = 0; r < ROUNDS; r++) {
+        const u64 i = (u64)start + r * TOKEN_THREADS + threadIdx.x;
+        found[r] = i < end ? ids[i] : 0;
+    }
+#pragma unroll
+    for (int r = 0; r < ROUNDS; r++) {
+        const u64 i = (u64)start + r * TOKEN_THREADS + threadIdx.x;
+        if (i < end && (found[r] & TOKEN) == token) bits |= 1u << r;
+    }
+    return bits;
+}
+
 // dtable[row of ids[i]] (+)= dy[i], for tokens; without accumulation, rows of absent tokens were filled with zeros before.
 // Block i has the token of row i; if an earlier row has the same, that row's block sums. dy `[n, hidden]`.
-extern "C" __global__ void __launch_bounds__(128)
+extern "C" __global__ void __launch_bounds__(TOKEN_THREADS)
     embedding_backward(const u32 *ids, u32 n, u32 first, u32 vocab, u32 table_rows, const ELEMENT *dy, u64 hidden,
                        OTHER *dtable, int accumulate, u64 *fault, u32 call) {
-    // Rows of dy that have the token, in ascending order: those found among as many rows as the block has threads.
-    __shared__ u32 found[128];
-    __shared__ u32 counts[128 / WARP];
+    // Rows of dy that have the token, in ascending order: those of one round.
+    __shared__ u32 found[TOKEN_THREADS];
+    __shared__ u32 counts[TOKEN_THREADS / WARP];
     const u32 own = blockIdx.x, id = ids[own] & TOKEN;
     const long long row = row_of(id, Lookup{LOOKUP_TOKEN, first, vocab, table_rows}, fault, call);
     if (row < 0) return;
-    for (u32 start = 0; start < own; start += blockDim.x) {
-        const u32 i = start + threadIdx.x;
-        if (__syncthreads_or(i < own && (ids[i] & TOKEN) == id)) return;
-    }
+    for (u64 start = 0; start < own; start += ROUNDS * TOKEN_THREADS)
+        if (__syncthreads_or(rounds_with(ids, (u32)start, own, id))) return;
     const int lane = lane_index(), warp = threadIdx.x / WARP;
     // Strips of as many columns as the block has threads; the rows are found again for each.
-    for (u64 strip = blockIdx.y * (u64)blockDim.x; strip < hidden; strip += (u64)gridDim.y * blockDim.x) {
+    for (u64 strip = blockIdx.y * (u64)TOKEN_THREADS; strip < hidden; strip += (u64)gridDim.y * TOKEN_THREADS) {
         const u64 column = strip + threadIdx.x;
-        f32 sum = 0.0f;
-        for (u32 start = own; start < n; start += blockDim.x) {
-            const u32 i = start + threadIdx.x;
-            const bool has = i < n && (ids[i] & TOKEN) == id;
-            const u32 those = __ballot_sync(ALL_LANES, has);
-            if (lane == 0) counts[warp] = __popc(those);
-            __syncthreads();
-            u32 before = 0, all = 0;
-            for (int w = 0; w < 128 / WARP; w++) {
-                if (w < warp) before += counts[w];
-                all += counts[w];
-            }
-            if (has) found[before + __popc(those & ((1u << lane) - 1))] = i;
-            __syncthreads();
-            if (column < hidden) {
-#pragma unroll 4
-                for (u32 f = 0; f < all; f++) {
-                    const f32 x = to_f32(dy[(u64)found[f] * hidden + column]);
-                    // The first row is the sum itself.
-                    sum = start == own && f == 0 ? x : sum + x;
+        // The first row is the sum itself.
+        f32 sum = column < hidden ? to_f32(dy[(u64)own * hidden + column]) : 0.0f;
+        for (u64 start = (u64)own + 1; start < n; start += ROUNDS * TOKEN_THREADS) {
+            const u32 bits = rounds_with(ids, (u32)start, n, id);
+            if (!__syncthreads_or(bits)) continue;
+            for (int r = 0; r < ROUNDS; r++) {
+                const bool has = bits >> r & 1;
+                const u32 those = __ballot_sync(ALL_LANES, has);
+                if (lane == 0) counts[warp] = __popc(those);
+                __syncthreads();
+                u32 before = 0, all = 0;
+                for (int w = 0; w < TOKEN_THREADS / WARP; w++) {
+                    if (w < warp) before += counts[w];
+                    all += counts[w];
                 }
+                if (has) found[before + __popc(those & ((1u << lane) - 1))] = (u32)start + r * TOKEN_THREADS + threadIdx.x;
+                __syncthreads();
+                if (column < hidden) {
+#pragma unroll 4
+                    for (u32 f = 0; f < all; f++) sum += to_f32(dy[(u64)found[f] * hidden + column]);
+                }
+                __syncthreads();
             }
-            __syncthreads();
         }
         if (column < hidden) {
             OTHER *to = dtable + (u64)row * hidden + column;
@@ -120,24 +139,28 @@ extern "C" __global__ void __launch_bounds__(128)
     }
 }
 
-// partial[b] = the sums over block b of rows of dy of each token type. partial `[blocks, types, hidden]`. Grid: (hidden /
+// partial[b] = the sums over block b of rows of dy of each token type. partial `[blocks, types, hidden]`. Grid: (hidden / 2 /
 // threads, blocks of `grain` rows).
 extern "C" __global__ void type_sums(const u32 *ids, const ELEMENT *dy, f32 *partial, u64 rows, u64 hidden, u64 grain,
                                      u32 types, u64 *fault, u32 call) {
-    const u64 column = (u64)blockIdx.x * blockDim.x + threadIdx.x;
+    const u64 column = 2 * ((u64)blockIdx.x * blockDim.x + threadIdx.x);
     if (column >= hidden) return;
+    const bool second = column + 1 < hidden;
     const u64 first = blockIdx.y * grain, end = first + grain < rows ? first + grain : rows;
-    f32 sums[2] = {0.0f, 0.0f};
+    f32 sums[2][2] = {};
     for (u64 row = first; row < end; row++) {
         const u32 type = ids[row] >> 31;
         if (type >= types) report_fault(fault, call, type);
-        const f32 x = to_f32(dy[row * hidden + column]);
-        if (type == 0) sums[0] += x;
-        else sums[1] += x;
+        const Two<ELEMENT> x = load2<false>(dy + row * hidden + column, second);
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+            if (type == 0) sums[0][j] += to_f32(x.x[j]);
+            else sums[1][j] += to_f32(x.x[j]);
+        }
     }
     f32 *line = partial + blockIdx.y * types * hidden + column;
-    line[0] = sums[0];
-    if (types > 1) line[hidden] = sums[1];
+    store2<false>(line, second, sums[0][0], sums[0][1]);
+    if (types > 1) store2<false>(line + hidden, second, sums[1][0], sums[1][1]);
 }
 
 // dpositions[(first_row + i) mod seq] (+)= dy[i]; rows that dy does not touch are zeroed when not accumulating. dy `[rows,

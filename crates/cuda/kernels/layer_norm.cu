@@ -1,107 +1,228 @@
 // Layer norm over the last dimension, forward and backward: a warp computes a row.
+//
+// A lane has groups of four elements, 4 * WARP apart. Rows of whole groups, at most HELD of them for a lane, are read from memory
+// once and stay in registers; others are read for each pass. The sums are the same.
 #include "numbers.cuh"
+
+#define HELD 8
+
+// Groups of a lane in a row of `hidden` elements.
+__device__ __forceinline__ u32 groups_of(u64 hidden) { return (u32)((hidden + 4 * WARP - 1) / (4 * WARP)); }
+
+// Group g of this lane; where WHOLE, all groups are aligned and inside or outside of the row as a whole.
+template <bool WHOLE> __device__ __forceinline__ void load_group(const ELEMENT *from, u32 g, u64 hidden, f32 (&x)[4]) {
+    const u64 i = 4 * (g * WARP + lane_index());
+    if (!WHOLE || i < hidden) {
+        load4(from, i, hidden, WHOLE, x);
+    } else {
+#pragma unroll
+        for (int j = 0; j < 4; j++) x[j] = 0.0f;
+    }
+}
+
+template <bool WHOLE> __device__ __forceinline__ void store_group(ELEMENT *to, u32 g, u64 hidden, const f32 (&x)[4]) {
+    const u64 i = 4 * (g * WARP + lane_index());
+    if (!WHOLE || i < hidden) store4(to, i, hidden, WHOLE, x);
+}
+
+// Element j of packed ones.
+template <class T> __device__ __forceinline__ f32 unpacked(const u32 *x, int j) {
+    return to_f32(T{(u16)(x[j / 2] >> j % 2 * 16)});
+}
+template <> __device__ __forceinline__ f32 unpacked<f32>(const u32 *x, int j) { return __uint_as_float(x[j]); }
+template <> __device__ __forceinline__ f32 unpacked<bf16>(const u32 *x, int j) {
+    return __uint_as_float(j % 2 == 0 ? x[j / 2] << 16 : x[j / 2] & 0xffff0000u);
+}
+
+// Elements of a row that a lane has.
+template <bool IN_REGISTERS> struct Row {
+    const ELEMENT *at;
+    __device__ __forceinline__ void load(const ELEMENT *from, u64) { at = from; }
+    template <bool WHOLE> __device__ __forceinline__ void get(u32 g, u64 hidden, f32 (&x)[4]) const {
+        load_group<WHOLE>(at, g, hidden, x);
+    }
+};
+template <> struct Row<true> {
+    // Packed: two elements of 16 bits in a register.
+    struct alignas(sizeof(Four<ELEMENT>)) Packed {
+        u32 x[sizeof(Four<ELEMENT>) / 4];
+    };
+    Packed x[HELD];
+    __device__ __forceinline__ void load(const ELEMENT *from, u64 hidden) {
+#pragma unroll
+        for (u32 g = 0; g < HELD; g++) {
+            const u64 i = 4 * (g * WARP + lane_index());
+            if (i < hidden) x[g] = *(const Packed *)(from + i);
+            else x[g] = {};
+        }
+    }
+    template <bool> __device__ __forceinline__ void get(u32 g, u64, f32 (&of)[4]) const {
+#pragma unroll
+        for (int j = 0; j < 4; j++) of[j] = unpacked<ELEMENT>(x[g].x, j);
+    }
+};
+
+// f over the groups of a row, in order.
+template <bool IN_REGISTERS, class F> __device__ __forceinline__ void for_groups(u64 hidden, F f) {
+    if (IN_REGISTERS) {
+#pragma unroll
+        for (u32 g = 0; g < HELD; g++) f(g);
+    } else {
+        const u32 groups = groups_of(hidden);
+#pragma unroll 4
+        for (u32 g = 0; g < groups; g++) f(g);
+    }
+}
+
+template <bool WHOLE, bool IN_REGISTERS>
+__device__ __forceinline__ void normalize(const ELEMENT *x, const ELEMENT *gamma, const ELEMENT *beta, ELEMENT *y, f32 *mean,
+                                          f32 *rstd, u64 hidden, f32 eps) {
+    Row<IN_REGISTERS> row;
+    row.load(x, hidden);
+    f32 sum = 0.0f;
+    for_groups<IN_REGISTERS>(hidden, [&](u32 g) {
+        f32 v[4];
+        row.template get<WHOLE>(g, hidden, v);
+        sum += (v[0] + v[1]) + (v[2] + v[3]);
+    });
+    const f32 m = warp_sum(sum) / (f32)hidden;
+    f32 squares = 0.0f;
+    for_groups<IN_REGISTERS>(hidden, [&](u32 g) {
+        f32 v[4];
+        row.template get<WHOLE>(g, hidden, v);
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            const f32 d = 4 * (g * WARP + lane_index()) + j < hidden ? v[j] - m : 0.0f;
+            squares = fmaf(d, d, squares);
+        }
+    });
+    const f32 r = 1.0f / sqrtf(warp_sum(squares) / (f32)hidden + eps);
+    for_groups<IN_REGISTERS>(hidden, [&](u32 g) {
+        f32 v[4], weight[4], bias[4];
+        row.template get<WHOLE>(g, hidden, v);
+        load_group<WHOLE>(gamma, g, hidden, weight);
+        load_group<WHOLE>(beta, g, hidden, bias);
+#pragma unroll
+        for (int j = 0; j < 4; j++) v[j] = fmaf((v[j] - m) * r, weight[j], bias[j]);
+        store_group<WHOLE>(y, g, hidden, v);
+    });
+    if (lane_index() == 0) {
+        *mean = m;
+        *rstd = r;
+    }
+}
 
 // y = (x - mean) * rstd * gamma + beta; x, y `[rows, hidden]`, mean and rstd `[rows]` f32.
 extern "C" __global__ void layer_norm(const ELEMENT *x, const ELEMENT *gamma, const ELEMENT *beta, ELEMENT *y, f32 *mean,
                                       f32 *rstd, u64 rows, u64 hidden, f32 eps) {
-    const int lane = lane_index();
-    const bool gamma_aligned = is_aligned(gamma), beta_aligned = is_aligned(beta);
+    const bool whole = hidden % 4 == 0 && is_aligned(x) && is_aligned(gamma) && is_aligned(beta) && is_aligned(y);
     FOR_ROWS(row, rows) {
-        const ELEMENT *x_row = x + row * hidden;
-        ELEMENT *y_row = y + row * hidden;
-        const bool x_aligned = is_aligned(x_row), y_aligned = is_aligned(y_row);
-        f32 sum = 0.0f;
-        for (u64 i = 4 * lane; i < hidden; i += 4 * WARP) {
-            f32 v[4];
-            load4(x_row, i, hidden, x_aligned, v);
-            sum += (v[0] + v[1]) + (v[2] + v[3]);
-        }
-        const f32 m = warp_sum(sum) / (f32)hidden;
-        f32 squares = 0.0f;
-        for (u64 i = 4 * lane; i < hidden; i += 4 * WARP) {
-            f32 v[4];
-            load4(x_row, i, hidden, x_aligned, v);
-#pragma unroll
-            for (int j = 0; j < 4; j++) {
-                const f32 d = i + j < hidden ? v[j] - m : 0.0f;
-                squares = fmaf(d, d, squares);
-            }
-        }
-        const f32 r = 1.0f / sqrtf(warp_sum(squares) / (f32)hidden + eps);
-        for (u64 i = 4 * lane; i < hidden; i += 4 * WARP) {
-            f32 v[4], g[4], b[4];
-            load4(x_row, i, hidden, x_aligned, v);
-            load4(gamma, i, hidden, gamma_aligned, g);
-            load4(beta, i, hidden, beta_aligned, b);
-#pragma unroll
-            for (int j = 0; j < 4; j++) v[j] = fmaf((v[j] - m) * r, g[j], b[j]);
-            store4(y_row, i, hidden, y_aligned, v);
-        }
-        if (lane == 0) {
-            mean[row] = m;
-            rstd[row] = r;
-        }
+        const u64 at = row * hidden;
+        if (whole && groups_of(hidden) <= HELD)
+            normalize<true, true>(x + at, gamma, beta, y + at, mean + row, rstd + row, hidden, eps);
+        else if (whole) normalize<true, false>(x + at, gamma, beta, y + at, mean + row, rstd + row, hidden, eps);
+        else normalize<false, false>(x + at, gamma, beta, y + at, mean + row, rstd + row, hidden, eps);
     }
+}
+
+template <bool WHOLE, bool IN_REGISTERS>
+__device__ __forceinline__ void differentiate(const ELEMENT *x, const ELEMENT *gamma, f32 m, f32 r, const ELEMENT *dy, ELEMENT *dx,
+                                              u64 hidden, bool accumulate) {
+    Row<IN_REGISTERS> xs, dys;
+    xs.load(x, hidden);
+    dys.load(dy, hidden);
+    f32 sum_d = 0.0f, sum_dn = 0.0f;
+    for_groups<IN_REGISTERS>(hidden, [&](u32 g) {
+        f32 v[4], w[4], weight[4];
+        xs.template get<WHOLE>(g, hidden, v);
+        dys.template get<WHOLE>(g, hidden, w);
+        load_group<WHOLE>(gamma, g, hidden, weight);
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            // Beyond the row d is 0.
+            const f32 d = w[j] * weight[j];
+            sum_d += d;
+            sum_dn = fmaf(d, v[j] - m, sum_dn);
+        }
+    });
+    const f32 scale = -r / (f32)hidden;
+    const f32 shift = scale * warp_sum(sum_d), slope = scale * r * warp_sum(sum_dn);
+    for_groups<IN_REGISTERS>(hidden, [&](u32 g) {
+        f32 v[4], w[4], weight[4], old[4];
+        xs.template get<WHOLE>(g, hidden, v);
+        dys.template get<WHOLE>(g, hidden, w);
+        load_group<WHOLE>(gamma, g, hidden, weight);
+        if (accumulate) load_group<WHOLE>(dx, g, hidden, old);
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            v[j] = fmaf((v[j] - m) * r, slope, fmaf(r, w[j] * weight[j], shift));
+            if (accumulate) v[j] += old[j];
+        }
+        store_group<WHOLE>(dx, g, hidden, v);
+    });
 }
 
 // With n = (x - mean) * rstd and d = dy * gamma: dx (+)= rstd * (d - avg(d) - n * avg(d * n)).
 extern "C" __global__ void layer_norm_backward(const ELEMENT *x, const ELEMENT *gamma, const f32 *mean, const f32 *rstd,
                                                const ELEMENT *dy, ELEMENT *dx, u64 rows, u64 hidden, int accumulate) {
-    const int lane = lane_index();
-    const bool gamma_aligned = is_aligned(gamma);
+    const bool whole = hidden % 4 == 0 && is_aligned(x) && is_aligned(gamma) && is_aligned(dy) && is_aligned(dx);
     FOR_ROWS(row, rows) {
-        const ELEMENT *x_row = x + row * hidden, *dy_row = dy + row * hidden;
-        ELEMENT *dx_row = dx + row * hidden;
-        const bool x_aligned = is_aligned(x_row), dy_aligned = is_aligned(dy_row), dx_aligned = is_aligned(dx_row);
+        const u64 at = row * hidden;
         const f32 m = mean[row], r = rstd[row];
-        f32 sum_d = 0.0f, sum_dn = 0.0f;
-        for (u64 i = 4 * lane; i < hidden; i += 4 * WARP) {
-            f32 v[4], g[4], w[4];
-            load4(x_row, i, hidden, x_aligned, v);
-            load4(dy_row, i, hidden, dy_aligned, w);
-            load4(gamma, i, hidden, gamma_aligned, g);
+        if (whole && groups_of(hidden) <= HELD)
+            differentiate<true, true>(x + at, gamma, m, r, dy + at, dx + at, hidden, accumulate);
+        else if (whole) differentiate<true, false>(x + at, gamma, m, r, dy + at, dx + at, hidden, accumulate);
+        else differentiate<false, false>(x + at, gamma, m, r, dy + at, dx + at, hidden, accumulate);
+    }
+}
+
+// Rows of which a thread loads all elements before it adds the first.
+#define ROWS_AT_ONCE 16
+
+template <bool PAIRS, int ROWS>
+__device__ __forceinline__ void add_rows(const ELEMENT *x, const ELEMENT *dy, const f32 *mean, const f32 *rstd, u64 hidden,
+                                         bool second, f32 (&gamma)[2], f32 (&beta)[2]) {
+    Two<ELEMENT> xs[ROWS], dys[ROWS];
 #pragma unroll
-            for (int j = 0; j < 4; j++) {
-                // Beyond the row d is 0.
-                const f32 d = w[j] * g[j];
-                sum_d += d;
-                sum_dn = fmaf(d, v[j] - m, sum_dn);
-            }
-        }
-        const f32 scale = -r / (f32)hidden;
-        const f32 shift = scale * warp_sum(sum_d), slope = scale * r * warp_sum(sum_dn);
-        for (u64 i = 4 * lane; i < hidden; i += 4 * WARP) {
-            f32 v[4], g[4], w[4], old[4];
-            load4(x_row, i, hidden, x_aligned, v);
-            load4(dy_row, i, hidden, dy_aligned, w);
-            load4(gamma, i, hidden, gamma_aligned, g);
-            if (accumulate) load4((const ELEMENT *)dx_row, i, hidden, dx_aligned, old);
+    for (int row = 0; row < ROWS; row++) {
+        xs[row] = load2<PAIRS>(x + row * hidden, second);
+        dys[row] = load2<PAIRS>(dy + row * hidden, second);
+    }
 #pragma unroll
-            for (int j = 0; j < 4; j++) {
-                v[j] = fmaf((v[j] - m) * r, slope, fmaf(r, w[j] * g[j], shift));
-                if (accumulate) v[j] += old[j];
-            }
-            store4(dx_row, i, hidden, dx_aligned, v);
+    for (int row = 0; row < ROWS; row++) {
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+            const f32 d = to_f32(dys[row].x[j]);
+            gamma[j] = fmaf(d, (to_f32(xs[row].x[j]) - mean[row]) * rstd[row], gamma[j]);
+            beta[j] += d;
         }
     }
 }
 
-// partial[b] = the sums over block b of rows of dy * n and of dy. partial `[blocks, 2, hidden]`. Grid: (hidden / threads,
+template <bool PAIRS>
+__device__ __forceinline__ void sum_rows(const ELEMENT *x, const ELEMENT *dy, const f32 *mean, const f32 *rstd, f32 *line, u64 rows,
+                                         u64 hidden, bool second) {
+    f32 gamma[2] = {0.0f, 0.0f}, beta[2] = {0.0f, 0.0f};
+    u64 row = 0;
+    for (; row + ROWS_AT_ONCE <= rows; row += ROWS_AT_ONCE)
+        add_rows<PAIRS, ROWS_AT_ONCE>(x + row * hidden, dy + row * hidden, mean + row, rstd + row, hidden, second, gamma, beta);
+    for (; row < rows; row++)
+        add_rows<PAIRS, 1>(x + row * hidden, dy + row * hidden, mean + row, rstd + row, hidden, second, gamma, beta);
+    store2<PAIRS>(line, second, gamma[0], gamma[1]);
+    store2<PAIRS>(line + hidden, second, beta[0], beta[1]);
+}
+
+// partial[b] = the sums over block b of rows of dy * n and of dy. partial `[blocks, 2, hidden]`. Grid: (hidden / 2 / threads,
 // blocks of `grain` rows). Runs before dx overwrites anything that it reads.
 extern "C" __global__ void layer_norm_parameter_sums(const ELEMENT *x, const f32 *mean, const f32 *rstd,
                                                      const ELEMENT *dy, f32 *partial, u64 rows, u64 hidden, u64 grain) {
-    const u64 column = (u64)blockIdx.x * blockDim.x + threadIdx.x;
+    const u64 column = 2 * ((u64)blockIdx.x * blockDim.x + threadIdx.x);
     if (column >= hidden) return;
-    const u64 first = blockIdx.y * grain, end = first + grain < rows ? first + grain : rows;
-    f32 gamma = 0.0f, beta = 0.0f;
-#pragma unroll 4
-    for (u64 row = first; row < end; row++) {
-        const u64 at = row * hidden + column;
-        const f32 d = to_f32(dy[at]);
-        gamma = fmaf(d, (to_f32(x[at]) - mean[row]) * rstd[row], gamma);
-        beta += d;
-    }
-    f32 *line = partial + blockIdx.y * 2 * hidden;
-    line[column] = gamma;
-    line[hidden + column] = beta;
+    const u64 first = blockIdx.y * grain, some = first + grain < rows ? grain : rows - first;
+    const u64 at = first * hidden + column;
+    f32 *line = partial + blockIdx.y * 2 * hidden + column;
+    const bool second = column + 1 < hidden;
+    if (has_pairs(x, hidden) && has_pairs(dy, hidden) && has_pairs(partial, hidden))
+        sum_rows<true>(x + at, dy + at, mean + first, rstd + first, line, some, hidden, true);
+    else sum_rows<false>(x + at, dy + at, mean + first, rstd + first, line, some, hidden, second);
 }

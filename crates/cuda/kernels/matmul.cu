@@ -33,11 +33,12 @@ __device__ __forceinline__ void finish(const Target &target, u64 at, u64 column,
     target.to[at] = rounded;
 }
 
+// Strides are those of the rows of a and b.
 template <bool A_TRANSPOSED, bool B_TRANSPOSED>
-__device__ __forceinline__ void product(const ELEMENT *a, const ELEMENT *b, const Target &target, u64 m, u64 n, u64 k) {
-    const u64 a_columns = A_TRANSPOSED ? m : k, b_columns = B_TRANSPOSED ? k : n;
-    const Source<ELEMENT> left = {a, a_columns, has_whole_chunks(a, a_columns, a_columns)};
-    const Source<ELEMENT> right = {b, b_columns, has_whole_chunks(b, b_columns, b_columns)};
+__device__ __forceinline__ void product(const ELEMENT *a, const ELEMENT *b, const Target &target, u64 m, u64 n, u64 k,
+                                        u64 a_stride, u64 b_stride) {
+    const Source<ELEMENT> left = source(a, a_stride, A_TRANSPOSED ? m : k);
+    const Source<ELEMENT> right = source(b, b_stride, B_TRANSPOSED ? k : n);
     const TilePlace place = tile_of_block<S>(m, n);
     Sums<S> sums;
     product_tile<ELEMENT, S, A_TRANSPOSED, B_TRANSPOSED>(sums, left, right, place, m, n, k);
@@ -52,8 +53,8 @@ __device__ __forceinline__ void product(const ELEMENT *a, const ELEMENT *b, cons
 #define PRODUCT(NAME, A_TRANSPOSED, B_TRANSPOSED)                                                                      \
     extern "C" __global__ void __launch_bounds__(S::THREADS)                                                           \
         NAME(const ELEMENT *a, const ELEMENT *b, OTHER *to, const OTHER *bias, const OTHER *add, OTHER *pre, int gelu, \
-             u64 m, u64 n, u64 k) {                                                                                    \
-        product<A_TRANSPOSED, B_TRANSPOSED>(a, b, Target{to, bias, add, pre, gelu}, m, n, k);                          \
+             u64 m, u64 n, u64 k, u64 a_stride, u64 b_stride) {                                                        \
+        product<A_TRANSPOSED, B_TRANSPOSED>(a, b, Target{to, bias, add, pre, gelu}, m, n, k, a_stride, b_stride);      \
     }
 
 // a `[m, k]`, b `[k, n]`.

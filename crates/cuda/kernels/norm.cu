@@ -1,30 +1,75 @@
 // Sums of squares in blocks of 4,096 elements, for the gradient norm, and the count of numbers that are not finite.
-#include "numbers.cuh"
+#include "spans.cuh"
+#include "tile.cuh"
 
 #define NORM_BLOCK 4096
 #define NORM_LANES 16
 
-// squares[b] = the sum of squares of block b of x, in f64. Element i of a block goes to lane i mod 16 of 16 threads, and the
-// lanes are added along a tree: the sums of the processor, addition by addition.
-extern "C" __global__ void block_squares(const ELEMENT *x, u64 n, f64 *squares) {
-    const int lane = threadIdx.x % NORM_LANES;
-    const u64 blocks = (n + NORM_BLOCK - 1) / NORM_BLOCK;
-    // Both halves of a warp take part in the exchange, so a warp stays while either has a block.
-    const u64 half = (u64)blockIdx.x * blockDim.x / NORM_LANES + threadIdx.x / NORM_LANES;
-    const u64 halves = (u64)gridDim.x * blockDim.x / NORM_LANES;
-    for (u64 pair = half / 2 * 2; pair < blocks; pair += halves) {
-        const u64 block = pair + half % 2;
-        const u64 first = block * NORM_BLOCK, end = first + NORM_BLOCK < n ? first + NORM_BLOCK : n;
-        f64 sum = 0.0;
-#pragma unroll 8
-        for (u64 i = first + lane; i < end; i += NORM_LANES) {
-            const f64 v = to_f32(x[i]);
-            sum += v * v;
-        }
-#pragma unroll
-        for (int width = NORM_LANES / 2; width > 0; width /= 2) sum += __shfl_down_sync(ALL_LANES, sum, width, NORM_LANES);
-        if (lane == 0 && block < blocks) squares[block] = sum;
+// Blocks that a block of threads sums: a warp adds those of both, 16 lanes each.
+#define NORM_PAIR 2
+#define NORM_THREADS 128
+// Elements that a lane loads before it adds the first.
+#define NORM_STEPS 16
+
+#define NORM_SPANS 120
+
+// One tensor.
+struct Span {
+    const ELEMENT *x;
+    u64 n;
+    // `[blocks]`
+    f64 *squares;
+    u64 first;
+};
+
+// A block of squares in shared memory; the second one begins in other banks.
+struct NormBlock {
+    alignas(16) ELEMENT x[NORM_BLOCK + NORM_LANES];
+};
+
+// Loads `count` elements, and zeros behind them so that lanes read whole groups of steps.
+__device__ __forceinline__ void load_block(NormBlock &block, const ELEMENT *x, int count) {
+    using Elements = Chunk<ELEMENT>;
+    const int whole = has_chunks(x) ? count / Elements::COUNT : 0;
+    for (int i = threadIdx.x; i < whole; i += NORM_THREADS)
+        copy16(block.x + i * Elements::COUNT, x + i * Elements::COUNT, true);
+    commit_copies();
+    const int group = NORM_LANES * NORM_STEPS, padded = (count + group - 1) / group * group;
+    for (int i = whole * Elements::COUNT + threadIdx.x; i < padded; i += NORM_THREADS)
+        block.x[i] = i < count ? x[i] : from_f32<ELEMENT>(0.0f);
+}
+
+// For each span: squares[b] = the sum of squares of block b of x, in f64. Element i of a block goes to lane i mod 16, and the
+// lanes are added along a tree: the sums of the processor, addition by addition. A square is exact in f64, so a multiply-add
+// rounds once, too.
+extern "C" __global__ void __launch_bounds__(NORM_THREADS)
+    block_squares(const __grid_constant__ Spans<Span, NORM_SPANS> table, u32 spans) {
+    __shared__ NormBlock blocks[NORM_PAIR];
+    const Span span = table.spans[span_of_block(table, spans)];
+    const u64 pair = blockIdx.x - span.first;
+    int counts[NORM_PAIR];
+    for (int b = 0; b < NORM_PAIR; b++) {
+        const u64 first = (pair * NORM_PAIR + b) * NORM_BLOCK, rest = first < span.n ? span.n - first : 0;
+        counts[b] = rest < NORM_BLOCK ? (int)rest : NORM_BLOCK;
+        load_block(blocks[b], span.x + first, counts[b]);
     }
+    wait_copies<0>();
+    __syncthreads();
+    if (threadIdx.x >= WARP) return;
+    const int lane = threadIdx.x % NORM_LANES, half = threadIdx.x / NORM_LANES;
+    const int count = half == 0 ? counts[0] : counts[1];
+    const ELEMENT *own = blocks[half].x + lane;
+    f64 sum = 0.0;
+    for (int i = 0; i < count; i += NORM_LANES * NORM_STEPS) {
+        f32 v[NORM_STEPS];
+#pragma unroll
+        for (int step = 0; step < NORM_STEPS; step++) v[step] = to_f32(own[i + step * NORM_LANES]);
+#pragma unroll
+        for (int step = 0; step < NORM_STEPS; step++) sum = fma((f64)v[step], (f64)v[step], sum);
+    }
+#pragma unroll
+    for (int width = NORM_LANES / 2; width > 0; width /= 2) sum += __shfl_down_sync(ALL_LANES, sum, width, NORM_LANES);
+    if (lane == 0 && count > 0) span.squares[pair * NORM_PAIR + half] = sum;
 }
 
 // counts[b] = how many numbers that block b of the grid reads are infinite or not a number.

@@ -1,11 +1,20 @@
-// Sums of f64 along a fixed balanced tree, and the gradient norm. One block of 1,024 threads.
+// Sums of f64 along a fixed balanced tree, and the gradient norm. A block of 1,024 threads computes each.
 //
 // A left subtree has a power of two leaves. So neighbours are added in pairs, level by level, and a number without a
 // neighbour goes up as it is. Segments of 2,048 numbers are whole subtrees: each is summed in shared memory, and then their
 // sums are.
-#include "numbers.cuh"
+#include "spans.cuh"
 
 #define SEGMENT 2048
+#define TREE_SPANS 120
+
+// One sum.
+struct Span {
+    const f64 *x;
+    u64 n;
+    f64 *out;
+    u64 first;
+};
 
 // Sums `count` numbers of x, at most SEGMENT, along the tree, in place. All threads of the block call it.
 __device__ f64 tree_sum_segment(f64 *x, u32 count) {
@@ -43,10 +52,12 @@ __device__ f64 tree_sum_all(const f64 *x, u64 n) {
     return tree_sum_segment(sums, segments);
 }
 
-// out = the sum of x.
-extern "C" __global__ void __launch_bounds__(1024) tree_sum(const f64 *x, u64 n, f64 *out) {
-    const f64 sum = tree_sum_all(x, n);
-    if (threadIdx.x == 0) *out = sum;
+// For each span: out = the sum of x. A block computes a span.
+extern "C" __global__ void __launch_bounds__(1024)
+    tree_sum(const __grid_constant__ Spans<Span, TREE_SPANS> table, u32 spans) {
+    const Span span = table.spans[span_of_block(table, spans)];
+    const f64 sum = tree_sum_all(span.x, span.n);
+    if (threadIdx.x == 0) *span.out = sum;
 }
 
 // norm = sqrt(sum of squares) / loss_scale; factor = min(1, max_norm / (norm + 1e-6)) / loss_scale, without clipping where

@@ -86,6 +86,41 @@ template <class T> __device__ __forceinline__ void store4(T *to, u64 i, u64 n, b
     }
 }
 
+// Elements of 16 bytes, the most that a thread moves at once.
+template <class T> struct alignas(16) Chunk {
+    static constexpr int COUNT = 16 / (int)sizeof(T);
+    T x[COUNT];
+};
+
+template <class T> __device__ __forceinline__ bool has_chunks(const T *x) { return (u64)x % 16 == 0; }
+
+// ---- Neighbouring columns 2c and 2c + 1 of the rows of a matrix, which one thread computes.
+
+template <class T> struct alignas(2 * sizeof(T)) Two {
+    T x[2];
+};
+
+// Whether both columns can be moved at once, in every row.
+template <class T> __device__ __forceinline__ bool has_pairs(const T *x, u64 columns) {
+    return (u64)x % sizeof(Two<T>) == 0 && columns % 2 == 0;
+}
+
+// Without `second`, the second column is beyond the row: it is 0, and is not stored.
+template <bool PAIRS, class T> __device__ __forceinline__ Two<T> load2(const T *from, bool second) {
+    if (PAIRS) return *(const Two<T> *)from;
+    return {{from[0], second ? from[1] : from_f32<T>(0.0f)}};
+}
+
+template <bool PAIRS, class T> __device__ __forceinline__ void store2(T *to, bool second, f32 left, f32 right) {
+    const Two<T> two = {{from_f32<T>(left), from_f32<T>(right)}};
+    if (PAIRS) {
+        *(Two<T> *)to = two;
+    } else {
+        to[0] = two.x[0];
+        if (second) to[1] = two.x[1];
+    }
+}
+
 // The threads of a grid walk over groups of four elements of n.
 #define FOR_FOURS(i, n)                                                                                                \
     for (u64 i = 4 * ((u64)blockIdx.x * blockDim.x + threadIdx.x); i < (n); i += 4 * (u64)gridDim.x * blockDim.x)
@@ -113,20 +148,22 @@ __device__ __forceinline__ f32 warp_max(f32 x) {
 
 // ---- Powers.
 
-// x * 2^n, in two factors, because 2^128 alone overflows.
-__device__ __forceinline__ f32 scale_by_power(f32 x, f32 n) {
-    const int whole = (int)n, half = whole >> 1;
+// x * 2^whole, in two factors, because 2^128 alone overflows.
+__device__ __forceinline__ f32 scale_by_power(f32 x, int whole) {
+    const int half = whole >> 1;
     return x * __int_as_float((half + 127) << 23) * __int_as_float((whole - half + 127) << 23);
 }
 
-// Adding 1.5 * 2^23 rounds to a whole number.
+// Adding 1.5 * 2^23 rounds to a whole number, which is then in the lower bits of the sum, too.
 #define ROUND 12582912.0f
+
+__device__ __forceinline__ int rounded_bits(f32 sum) { return __float_as_int(sum) - __float_as_int(ROUND); }
 
 // e^x, by the processor's formula (Cephes): 0 below -87.3, infinite above 88.7; NaN stays NaN.
 __device__ __forceinline__ f32 exponential(f32 x) {
     f32 clamped = 89.0f < x ? 89.0f : x;
     clamped = -88.0f > clamped ? -88.0f : clamped;
-    const f32 n = fmaf(clamped, 1.44269504f, ROUND) - ROUND;
+    const f32 sum = fmaf(clamped, 1.44269504f, ROUND), n = sum - ROUND;
     f32 r = fmaf(n, -0.6933594f, clamped);
     r = fmaf(n, 2.1219444e-4f, r);
     f32 p = 1.9875691e-4f;
@@ -136,7 +173,7 @@ __device__ __forceinline__ f32 exponential(f32 x) {
     p = fmaf(p, r, 1.6666665e-1f);
     p = fmaf(p, r, 0.5f);
     const f32 y = fmaf(p, r * r, r) + 1.0f;
-    const f32 scaled = scale_by_power(y, -126.0f > n ? -126.0f : n);
+    const f32 scaled = scale_by_power(y, max(-126, rounded_bits(sum)));
     return x < -87.33654f ? 0.0f : scaled;
 }
 
@@ -147,6 +184,20 @@ __device__ __forceinline__ f32 fast_power_of_two(f32 x) {
     return y;
 }
 
+// ---- Quotients.
+
+// x / d for d from 1 to infinite, rounded to nearest; above 2^125, where only the last bits may differ, or x * 2^-126 becomes 0.
+// The compiler's division branches for subnormal numbers, so that a thread would compute one element after the other.
+__device__ __forceinline__ f32 quotient(f32 x, f32 d) {
+    f32 r;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(d));
+    const f32 rough = x * r;
+    const f32 inverse = fmaf(fmaf(-d, r, 1.0f), r, r);
+    const f32 q = x * inverse;
+    const f32 close = fmaf(fmaf(-d, q, x), inverse, q);
+    return d < 0x1p125f && fabsf(q) < INFINITE ? close : rough;
+}
+
 // ---- GELU and its derivative, by the processor's formulas (crates/cpu/src/gelu.rs says why they are right).
 
 #define GELU_TANH 0
@@ -154,7 +205,7 @@ __device__ __forceinline__ f32 fast_power_of_two(f32 x) {
 
 // 2^v for v in [-126, 128].
 __device__ __forceinline__ f32 gelu_power(f32 v) {
-    const f32 whole = (v + ROUND) - ROUND;
+    const f32 sum = v + ROUND, whole = sum - ROUND;
     const f32 fraction = v - whole;
     f32 p = 1.5353362e-4f;
     p = fmaf(p, fraction, 1.3398874e-3f);
@@ -163,7 +214,7 @@ __device__ __forceinline__ f32 gelu_power(f32 v) {
     p = fmaf(p, fraction, 0.24022648f);
     p = fmaf(p, fraction, 0.6931472f);
     p = fmaf(p, fraction, 1.0f);
-    return scale_by_power(p, whole);
+    return scale_by_power(p, rounded_bits(sum));
 }
 
 #define GELU_SLOPE -1.5957692f
@@ -191,7 +242,7 @@ __device__ __forceinline__ Tail gelu_tail(f32 x) {
     below = fmaf(below, a, 1.199291f);
     below = fmaf(below, a, 1.6723869f);
     below = fmaf(below, a, 1.0f);
-    return {a, exponential(-0.5f * (a * a)), above / below};
+    return {a, exponential(-0.5f * (a * a)), quotient(above, below)};
 }
 
 __device__ __forceinline__ f32 gelu_value(f32 x, int form) {
@@ -202,7 +253,7 @@ __device__ __forceinline__ f32 gelu_value(f32 x, int form) {
     f32 v = gelu_exponent(x);
     v = 128.0f < v ? 128.0f : v;
     v = -126.0f > v ? -126.0f : v;
-    return x / (1.0f + gelu_power(v));
+    return quotient(x, 1.0f + gelu_power(v));
 }
 
 __device__ __forceinline__ f32 gelu_slope(f32 x, int form) {
@@ -214,7 +265,7 @@ __device__ __forceinline__ f32 gelu_slope(f32 x, int form) {
     x = 9.5f < x ? 9.5f : x;
     x = -9.5f > x ? -9.5f : x;
     const f32 e = gelu_power(gelu_exponent(x));
-    const f32 s = 1.0f / (1.0f + e);
+    const f32 s = quotient(1.0f, 1.0f + e);
     const f32 slope = fmaf(x * x, -3.0f * GELU_CUBE * GELU_SLOPE, -GELU_SLOPE);
     return s * fmaf(e * s, x * slope, 1.0f);
 }

@@ -19,9 +19,14 @@ __device__ __forceinline__ u32 shared_address(const void *x) { return (u32)__cvt
 
 // ---- Asynchronous copies into shared memory.
 
-// Copies 16 bytes, or writes zeros where `valid` is false; `from` is an address that may be read in any case.
+// Copies 16 bytes, or writes zeros where `valid` is false; `from` is read only where it is true.
 __device__ __forceinline__ void copy16(void *to, const void *from, bool valid) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(valid ? 16 : 0)
+                 : "memory");
+}
+// Copies 4 bytes, or writes zeros.
+__device__ __forceinline__ void copy4(void *to, const void *from, bool valid) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address(to)), "l"(from), "r"(valid ? 4 : 0)
                  : "memory");
 }
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
@@ -29,7 +34,7 @@ __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_
 template <int N> __device__ __forceinline__ void wait_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
 
 // A matrix in global memory, rows `stride` elements apart. `whole_chunks`: every row begins on 16 bytes, and its length is a
-// multiple of 16 bytes.
+// multiple of 16 bytes, or zeros follow up to the next one.
 template <class T> struct Source {
     const T *at;
     u64 stride;
@@ -40,27 +45,34 @@ template <class T> __device__ __forceinline__ bool has_whole_chunks(const T *at,
     return (u64)at % 16 == 0 && stride % chunk<T>() == 0 && columns % chunk<T>() == 0;
 }
 
+// A matrix with rows of `columns` elements. Where they are longer, the rest is zeros (as in stored logits).
+template <class T> __device__ __forceinline__ Source<T> source(const T *at, u64 stride, u64 columns) {
+    return {at, stride, has_whole_chunks(at, stride, stride > columns ? stride : columns)};
+}
+
 // Loads `ROWS` by `COLUMNS` elements from (row, column) on into a tile; zeros beyond `rows` and `columns`, the ends of the
 // matrix. The copies are this thread's share of the block's, and are not yet committed.
 template <class T, int ROWS, int COLUMNS, int THREADS>
 __device__ __forceinline__ void load_tile(T *tile, const Source<T> &from, u64 row, u64 column, u64 rows, u64 columns) {
-    constexpr int CHUNK = chunk<T>(), ACROSS = COLUMNS / CHUNK;
-    static_assert(COLUMNS % CHUNK == 0, "rows of whole chunks");
+    constexpr int CHUNK = chunk<T>(), ACROSS = COLUMNS / CHUNK, STEP = THREADS / ACROSS;
+    static_assert(COLUMNS % CHUNK == 0 && THREADS % ACROSS == 0, "rows of whole chunks, and whole rows in a step");
+    const int first = threadIdx.x / ACROSS, c = threadIdx.x % ACROSS * CHUNK;
+    const int rows_left = row >= rows ? 0 : rows - row < ROWS ? (int)(rows - row) : ROWS;
+    const int columns_left = column >= columns ? 0 : columns - column < COLUMNS ? (int)(columns - column) : COLUMNS;
+    const T *at = from.at + (row + first) * from.stride + column + c;
+    T *to = tile + first * padded<T>(COLUMNS) + c;
 #pragma unroll
-    for (int i = threadIdx.x; i < ROWS * ACROSS; i += THREADS) {
-        const int r = i / ACROSS, c = i % ACROSS * CHUNK;
-        T *to = tile + r * padded<T>(COLUMNS) + c;
-        const bool in_rows = row + r < rows;
+    for (int i = 0; i < (ROWS + STEP - 1) / STEP; i++) {
+        const int r = first + i * STEP;
+        if (ROWS % STEP != 0 && r >= ROWS) break;
         if (from.whole_chunks) {
-            const bool valid = in_rows && column + c < columns;
-            copy16(to, valid ? from.at + (row + r) * from.stride + column + c : from.at, valid);
+            copy16(to, at, r < rows_left && c < columns_left);
         } else {
 #pragma unroll
-            for (int j = 0; j < CHUNK; j++) {
-                const bool valid = in_rows && column + c + j < columns;
-                to[j] = valid ? from.at[(row + r) * from.stride + column + c + j] : from_f32<T>(0.0f);
-            }
+            for (int j = 0; j < CHUNK; j++) to[j] = r < rows_left && c + j < columns_left ? at[j] : from_f32<T>(0.0f);
         }
+        at += STEP * from.stride;
+        to += STEP * padded<T>(COLUMNS);
     }
 }
 
@@ -254,44 +266,79 @@ template <> struct Multiply<f32> {
 };
 #endif
 
-// ---- Products of a warp's sums (16 rows, 8 * N columns).
+// ---- Products of a warp's sums (M times 16 rows, 8 * N columns).
 
-// sums += a · bᵀ, where a is `[16][DEPTH]` and b is `[8 * N][DEPTH]`, both tiles of rows of `padded(DEPTH)`.
-template <class T, int N, int DEPTH>
-__device__ __forceinline__ void multiply_rows(f32 (&sums)[N][4], const T *a, const T *b, int lane) {
+// The left operand of several products: 16 rows of a tile `[row][step]` of rows of `padded(DEPTH)`. HELD keeps it in registers.
+template <class T, int DEPTH, bool HELD> struct LeftRows;
+
+template <class T, int DEPTH> struct LeftRows<T, DEPTH, true> {
+    using M = Multiply<T>;
+    typename M::A steps[DEPTH / M::STEP];
+
+    __device__ __forceinline__ void take(const T *tile, int lane) {
+#pragma unroll
+        for (int i = 0; i < DEPTH / M::STEP; i++) M::load_a(steps[i], tile + i * M::STEP, padded<T>(DEPTH), lane);
+    }
+    __device__ __forceinline__ void load(typename M::A &a, int step, int) const { a = steps[step / M::STEP]; }
+};
+
+template <class T, int DEPTH> struct LeftRows<T, DEPTH, false> {
+    using M = Multiply<T>;
+    const T *tile;
+
+    __device__ __forceinline__ void take(const T *from, int) { tile = from; }
+    __device__ __forceinline__ void load(typename M::A &a, int step, int lane) const {
+        M::load_a(a, tile + step, padded<T>(DEPTH), lane);
+    }
+};
+
+// sums += a · bᵀ, where b is a tile `[8 * N][DEPTH]` of rows of `padded(DEPTH)`.
+template <class T, int MS, int N, int DEPTH, bool HELD>
+__device__ __forceinline__ void multiply_rows(f32 (&sums)[MS][N][4], const LeftRows<T, DEPTH, HELD> (&a)[MS], const T *b,
+                                              int lane) {
     using M = Multiply<T>;
     // Multiply-adds of f32 hold whole fragments in registers: those of one step at a time.
     constexpr int STRIDE = padded<T>(DEPTH), UNROLLED = sizeof(T) == 4 ? 1 : DEPTH / M::STEP;
 #pragma unroll UNROLLED
     for (int step = 0; step < DEPTH; step += M::STEP) {
-        typename M::A left;
-        M::load_a(left, a + step, STRIDE, lane);
+        typename M::A left[MS];
+#pragma unroll
+        for (int m = 0; m < MS; m++) a[m].load(left[m], step, lane);
 #pragma unroll
         for (int n = 0; n < N; n += 2) {
             typename M::B right;
             M::load_b(right, b + n * 8 * STRIDE + step, STRIDE, lane);
-            M::add(sums[n], left, right.x[0]);
-            M::add(sums[n + 1], left, right.x[1]);
+#pragma unroll
+            for (int m = 0; m < MS; m++) {
+                M::add(sums[m][n], left[m], right.x[0]);
+                M::add(sums[m][n + 1], left[m], right.x[1]);
+            }
         }
     }
 }
 
 // sums += p · b, where p are the sums of 8 * STEPS columns, and b is a tile `[8 * STEPS][8 * N]`.
-template <class T, int N, int STEPS>
-__device__ __forceinline__ void multiply_sums(f32 (&sums)[N][4], const f32 (&p)[STEPS][4], const T *b, int lane) {
+template <class T, int MS, int N, int STEPS>
+__device__ __forceinline__ void multiply_sums(f32 (&sums)[MS][N][4], const f32 (&p)[MS][STEPS][4], const T *b, int lane) {
     using M = Multiply<T>;
     constexpr int STRIDE = padded<T>(8 * N), EIGHTS = M::STEP / 8;
 #pragma unroll
     for (int step = 0; step < STEPS; step += EIGHTS) {
-        typename M::A left;
-        if constexpr (EIGHTS == 2) left = M::as_a(p[step], p[step + 1], lane);
-        else left = M::as_a(p[step], lane);
+        typename M::A left[MS];
+#pragma unroll
+        for (int m = 0; m < MS; m++) {
+            if constexpr (EIGHTS == 2) left[m] = M::as_a(p[m][step], p[m][step + 1], lane);
+            else left[m] = M::as_a(p[m][step], lane);
+        }
 #pragma unroll
         for (int n = 0; n < N; n += 2) {
             typename M::B right;
             M::load_b_transposed(right, b + step * 8 * STRIDE + n * 8, STRIDE, lane);
-            M::add(sums[n], left, right.x[0]);
-            M::add(sums[n + 1], left, right.x[1]);
+#pragma unroll
+            for (int m = 0; m < MS; m++) {
+                M::add(sums[m][n], left[m], right.x[0]);
+                M::add(sums[m][n + 1], left[m], right.x[1]);
+            }
         }
     }
 }

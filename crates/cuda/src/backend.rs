@@ -7,10 +7,12 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use cudarc::driver::sys::CUstream;
 use phalanx_tensor::backend::{Call, DiskTransfer, StreamEvent, Timer};
+use phalanx_tensor::links::{Invitation, LinkId, LinkStep};
 use phalanx_tensor::operation::Operands;
 use phalanx_tensor::operations::{Elementwise, Operation};
-use phalanx_tensor::{Backend, DeviceError, Immediate, Kernels, ViewMut};
+use phalanx_tensor::{Backend, DeviceError, Immediate, Kernels, Links, ViewMut};
 use phalanx_trace::{Site, Stream};
 
 use crate::NAME;
@@ -18,10 +20,13 @@ use crate::blas::Blas;
 use crate::bounds::Bounds;
 use crate::driver::{Context, driver};
 use crate::error::Error;
+use crate::factory::NO_NCCL;
 use crate::faults::Faults;
-use crate::launch::Issue;
+use crate::launch::{Gathered, Issue, Span};
+use crate::links::{CardLink, Issuer};
 use crate::memory::{CardMemory, HostBuffer, Registered, TensorMemory};
 use crate::modules::Modules;
+use crate::nccl::Nccl;
 use crate::streams::{Streams, index};
 
 /// Bytes of a slot of the buffer through which host bytes are uploaded, and the number of slots.
@@ -33,7 +38,9 @@ const SCRATCH_START: u64 = 256;
 
 /// A card that computes.
 pub(crate) struct Cuda {
-    // In the order in which they are dropped: the streams wait for all work first.
+    // In the order in which they are dropped: links end, then the streams wait for all work.
+    links: Mutex<Vec<Arc<Mutex<CardLink>>>>,
+    nccl: Option<Arc<Nccl>>,
     state: Mutex<State>,
     modules: Modules,
     blas: Option<Blas>,
@@ -53,6 +60,8 @@ struct State {
     streams: Streams,
     faults: Faults,
     staging: Staging,
+    /// Calls of the compute stream that were not launched yet.
+    gathered: Option<Gathered>,
     /// The first failure.
     failure: Option<DeviceError>,
 }
@@ -71,6 +80,8 @@ pub(crate) struct Parts {
     pub(crate) modules: Modules,
     /// The library for products, if it is there.
     pub(crate) blas: Option<Blas>,
+    /// The library for communication between cards, if it is wanted.
+    pub(crate) nccl: Option<Arc<Nccl>>,
     pub(crate) tensors: TensorMemory,
     pub(crate) scratch_bytes: u64,
     /// Host memory of the rank that the driver knows. It stays mapped as long as the device.
@@ -82,7 +93,8 @@ pub(crate) struct Parts {
 
 impl Cuda {
     pub(crate) fn new(parts: Parts) -> Result<Cuda, Error> {
-        let Parts { context, modules, blas, tensors, scratch_bytes, registered, host, disk, tf32 } = parts;
+        let Parts { context, modules, blas, nccl, tensors, scratch_bytes, registered, host, disk, tf32 } =
+            parts;
         let buffer = HostBuffer::new(&context, SLOTS * SLOT_BYTES)?;
         // The word of faults lies in front of the scratch.
         let scratch = CardMemory::new(&context, SCRATCH_START + scratch_bytes, "scratch of kernels")?;
@@ -92,9 +104,12 @@ impl Cuda {
             faults: Faults::new(&context, scratch.start(), compute)?,
             streams,
             staging: Staging { buffer, used: [0; SLOTS], next: 0 },
+            gathered: None,
             failure: None,
         };
         Ok(Cuda {
+            links: Mutex::default(),
+            nccl,
             state: Mutex::new(state),
             modules,
             blas,
@@ -149,7 +164,7 @@ impl Cuda {
         (on_host, on_card)
     }
 
-    /// Issues a call to a stream of the card.
+    /// Issues a call to a stream of the card, or keeps it to be launched together with others.
     fn issue(&self, state: &mut State, stream: Stream, mut call: Call) -> Result<(), Error> {
         let Some(queue) = index(stream) else { return Ok(()) };
         self.context.enter()?;
@@ -158,25 +173,80 @@ impl Cuda {
         if on_host && !is_copy {
             return Err(Error::Unsupported("a kernel was given host memory".to_string()));
         }
-        let State { streams, faults, .. } = state;
-        let start = call.timer.is_some().then(|| streams.start_timing(queue)).transpose()?;
-        let mut issue = Issue {
+        let span = Span::of(&call.operation);
+        let is_gathered = span.is_some() && stream == Stream::Compute && call.timer.is_none();
+        if stream == Stream::Compute && !is_gathered {
+            self.launch_gathered(state);
+        }
+        let start = call.timer.is_some().then(|| state.streams.start_timing(queue)).transpose()?;
+        let (of_driver, by) = (state.streams.issue(queue), (call.name, call.site));
+        match span {
+            Some(span) if is_gathered => self.gather(state, span, &mut call.operation, (&on_card, by)),
+            Some(span) => {
+                let gathered = Gathered::new(span, &mut call.operation, by);
+                let issue = self.issuer(&mut state.faults, (stream, of_driver), by);
+                self.bounds.within(&on_card, || issue.gathered(gathered))?;
+            }
+            None => {
+                let mut issue = self.issuer(&mut state.faults, (stream, of_driver), by);
+                self.bounds.within(&on_card, || issue.operation(call.operation))?;
+            }
+        }
+        match start.zip(call.timer) {
+            Some((start, timer)) => state.streams.end_timing(queue, start, timer),
+            None => Ok(()),
+        }
+    }
+
+    /// What an operation needs to be issued to a stream.
+    fn issuer<'a>(
+        &'a self,
+        faults: &'a mut Faults,
+        (stream, of_driver): (Stream, CUstream),
+        (call, site): (&'static str, Site),
+    ) -> Issue<'a> {
+        Issue {
             modules: &self.modules,
             blas: self.blas.as_ref(),
-            stream: streams.issue(queue),
+            stream: of_driver,
             card: self.tensors.on_card(),
             scratch: (stream == Stream::Compute).then(|| self.scratch()),
             multiprocessors: u64::from(self.context.card.multiprocessors),
             tf32: self.tf32,
             faults,
-            call: call.name,
-            site: call.site,
-        };
-        self.bounds.within(&on_card, || issue.operation(call.operation))?;
-        match start.zip(call.timer) {
-            Some((start, timer)) => streams.end_timing(queue, start, timer),
-            None => Ok(()),
+            call,
+            site,
         }
+    }
+
+    /// Keeps a call of the compute stream, to be launched together with others.
+    fn gather(
+        &self,
+        state: &mut State,
+        span: Span,
+        operation: &mut Operation,
+        (on_card, by): (&[(u64, usize)], (&'static str, Site)),
+    ) {
+        let rest = match &mut state.gathered {
+            Some(gathered) => gathered.add(span, operation).err(),
+            None => Some(span),
+        };
+        if let Some(span) = rest {
+            self.launch_gathered(state);
+            state.gathered = Some(Gathered::new(span, operation, by));
+        }
+        state.gathered.iter_mut().for_each(|gathered| gathered.bounds.extend(on_card));
+    }
+
+    /// Launches the calls of the compute stream that were kept. The context is current.
+    fn launch_gathered(&self, state: &mut State) {
+        let Some(mut gathered) = state.gathered.take() else { return };
+        let by = (gathered.call, gathered.site);
+        let on_card = std::mem::take(&mut gathered.bounds);
+        let stream = (Stream::Compute, state.streams.compute());
+        let issue = self.issuer(&mut state.faults, stream, by);
+        let result = self.bounds.within(&on_card, || issue.gathered(gathered));
+        self.keep(state, result, by.0, by.1);
     }
 
     /// Copies host bytes through the staging buffer.
@@ -222,6 +292,75 @@ impl Cuda {
     }
 }
 
+/// What a link's failure is reported as.
+fn failed(call: &'static str, site: Site) -> impl Fn(Error) -> DeviceError {
+    move |error| DeviceError { device: NAME, call, site, reason: error.to_string() }
+}
+
+impl Cuda {
+    fn link(&self, link: LinkId) -> Arc<Mutex<CardLink>> {
+        Arc::clone(&self.links.lock().unwrap_or_else(PoisonError::into_inner)[link.0])
+    }
+
+    fn link_issuer(&self) -> Issuer<'_> {
+        let multiprocessors = u64::from(self.context.card.multiprocessors);
+        Issuer { modules: &self.modules, tensors: &self.tensors, multiprocessors }
+    }
+
+    fn nccl(&self) -> Result<&Arc<Nccl>, Error> {
+        self.nccl.as_ref().ok_or_else(|| Error::NotConnected(NO_NCCL.to_string()))
+    }
+}
+
+impl Links for Cuda {
+    fn invite(&self) -> Result<Invitation, DeviceError> {
+        self.nccl().and_then(|nccl| nccl.invite()).map_err(failed("invite", Site::caller()))
+    }
+
+    fn join(&self, invitation: &Invitation, rank: usize, ranks: usize) -> Result<LinkId, DeviceError> {
+        let join = || {
+            self.context.enter()?;
+            self.link_issuer().prepare()?;
+            CardLink::join(&self.context, self.modules.gate(), self.nccl()?, invitation, [rank, ranks])
+        };
+        let link = join().map_err(failed("join", Site::caller()))?;
+        let mut links = self.links.lock().unwrap_or_else(PoisonError::into_inner);
+        links.push(Arc::new(Mutex::new(link)));
+        Ok(LinkId(links.len() - 1))
+    }
+
+    unsafe fn start(
+        &self,
+        link: LinkId,
+        steps: Vec<LinkStep>,
+        after: StreamEvent,
+    ) -> Result<(), DeviceError> {
+        let link = self.link(link);
+        let mut link = link.lock().unwrap_or_else(PoisonError::into_inner);
+        let ordered = self.context.enter().and_then(|()| {
+            let queue = index(after.stream).unwrap_or_default();
+            self.lock().streams.let_wait(link.stream(), queue, after.number)
+        });
+        // SAFETY: the caller's promise.
+        let started = ordered.and_then(|()| unsafe { link.start(steps, &self.link_issuer()) });
+        started.map_err(failed("start", Site::caller()))
+    }
+
+    fn is_over(&self, link: LinkId) -> Result<bool, DeviceError> {
+        let link = self.link(link);
+        let mut link = link.lock().unwrap_or_else(PoisonError::into_inner);
+        link.advance(&self.link_issuer()).map_err(failed("communicate", Site::caller()))
+    }
+
+    fn abandon(&self, link: LinkId) {
+        self.link(link).lock().unwrap_or_else(PoisonError::into_inner).abandon();
+    }
+
+    fn leave(&self, link: LinkId) {
+        self.link(link).lock().unwrap_or_else(PoisonError::into_inner).leave();
+    }
+}
+
 impl Backend for Cuda {
     fn name(&self) -> &'static str {
         NAME
@@ -233,6 +372,10 @@ impl Backend for Cuda {
 
     fn is_host_addressable(&self) -> bool {
         false
+    }
+
+    fn links(&self) -> Option<&dyn Links> {
+        self.nccl.as_ref().map(|_| self as &dyn Links)
     }
 
     fn launch(&self, stream: Stream, call: Call) {
@@ -283,7 +426,12 @@ impl Backend for Cuda {
             return StreamEvent { stream, number: 0 };
         }
         let mut state = self.lock();
-        let number = self.context.enter().and_then(|()| state.streams.record(queue));
+        let number = self.context.enter().and_then(|()| {
+            if stream == Stream::Compute {
+                self.launch_gathered(&mut state);
+            }
+            state.streams.record(queue)
+        });
         let number = number.unwrap_or_else(|error| {
             self.keep(&mut state, Err(error), "record", Site::caller());
             0
@@ -299,7 +447,12 @@ impl Backend for Cuda {
         match (index(stream), index(event.stream)) {
             (Some(queue), Some(of)) => {
                 let mut state = self.lock();
-                let result = self.context.enter().and_then(|()| state.streams.wait(queue, of, event.number));
+                let result = self.context.enter().and_then(|()| {
+                    if stream == Stream::Compute {
+                        self.launch_gathered(&mut state);
+                    }
+                    state.streams.wait(queue, of, event.number)
+                });
                 self.keep(&mut state, result, "wait", Site::caller());
             }
             // What the host's stream or the disk is given next runs at once, or may.

@@ -123,11 +123,13 @@ fn check(status: u32, call: &'static str) -> Result<(), Error> {
     if status == SUCCESS { Ok(()) } else { Err(Error::Blas { call, status }) }
 }
 
-/// A matrix whose rows lie one behind the other.
+/// A matrix, row after row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Matrix {
     pub(crate) rows: usize,
     pub(crate) columns: usize,
+    /// Elements from one row to the next.
+    pub(crate) stride: usize,
     /// Whether it is multiplied as its transpose.
     pub(crate) transposed: bool,
 }
@@ -292,12 +294,12 @@ impl Blas {
             (&mut plan.left, problem.a, element),
             (&mut plan.to, problem.to, result),
         ];
-        for (layout, Matrix { rows, columns, .. }, element) in layouts {
+        for (layout, Matrix { rows, columns, stride, .. }, element) in layouts {
             // Rows that lie one behind the other are the columns of the transpose.
             let (rows, columns) = (columns as u64, rows as u64);
             // SAFETY: handles are there to be written.
             unsafe {
-                call!(functions, cublasLtMatrixLayoutCreate(layout, element, rows, columns, rows as i64))?
+                call!(functions, cublasLtMatrixLayoutCreate(layout, element, rows, columns, stride as i64))?
             };
         }
         Ok(())

@@ -153,6 +153,31 @@ pub enum Error {
         /// The file or folder that was given.
         place: PathBuf,
     },
+    /// A call of NCCL failed.
+    #[error(
+        "{call}: {text} (result {result} of NCCL, `ncclResult_t`; NCCL_DEBUG=WARN says more); without the library, ranks exchange data through \
+         host memory (for the program: device.communication = \"host\")"
+    )]
+    Nccl {
+        /// The function, or what it was part of.
+        call: &'static str,
+        /// What it returned.
+        result: i32,
+        /// What the library says about it.
+        text: String,
+    },
+    /// There is no NCCL where it was said to be.
+    #[error(
+        "there is no NCCL 2.18 or newer at {}: give a file or the folder of libnccl.so.2, or leave it out (for the program: PHALANX_NCCL)",
+        place.display()
+    )]
+    NoNccl {
+        /// The file or folder that was given.
+        place: PathBuf,
+    },
+    /// Cards cannot be connected.
+    #[error("{0}")]
+    NotConnected(String),
     /// A call of the driver failed.
     #[error("{call}: {name} ({text}){}", advice(name))]
     Driver {

@@ -15,6 +15,7 @@ use crate::driver::{Card, Context, Made, usable_cards};
 use crate::error::Error;
 use crate::memory::{Registered, TensorMemory};
 use crate::modules::Modules;
+use crate::nccl::Nccl;
 
 /// Makes the kernels of the host's processor for the device that a request describes.
 type MakeKernels = dyn Fn(&DeviceRequest) -> std::io::Result<Arc<dyn Kernels>> + Send + Sync;
@@ -22,9 +23,19 @@ type MakeKernels = dyn Fn(&DeviceRequest) -> std::io::Result<Arc<dyn Kernels>> +
 /// Bytes of the scratch of kernels, unless the options say otherwise.
 pub const SCRATCH_BYTES: u64 = 64 << 20;
 
-/// Bytes that the driver takes of a card for the context of a process and for kernels, about: an allowance, which no card has been
-/// asked for.
-pub const CONTEXT_BYTES: u64 = 512 << 20;
+/// Bytes that the driver takes of a card for the context of a process, for kernels and for cuBLASLt, about. An H100 with a driver of
+/// CUDA 13.0 had 540 MiB less after all kernels had run (`phalanx doctor --kernels`).
+pub const CONTEXT_BYTES: u64 = 640 << 20;
+
+/// Bytes that the driver and its libraries take of the host's memory in a process, about: 216 MiB there.
+pub const DRIVER_HOST_BYTES: u64 = 240 << 20;
+
+/// Bytes that a communicator of NCCL takes of a card, about: an allowance, which no card has been asked for.
+pub const COMMUNICATOR_BYTES: u64 = 256 << 20;
+
+/// What is missing where ranks are to communicate between cards.
+pub const NO_NCCL: &str = "there is no NCCL 2.18 or newer (libnccl.so.2): `pip install nvidia-nccl-cu12` (for CUDA 13 `nvidia-nccl-cu13`) and give \
+    its folder (for the program: PHALANX_NCCL), or install package `libnccl2` of NVIDIA's repository";
 
 /// How a card is used.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,12 +46,14 @@ pub struct Options {
     pub cublas: Option<PathBuf>,
     /// Whether products are computed by cuBLASLt where it is found; else always by kernels of this crate.
     pub library_products: bool,
+    /// Where NCCL is: a file, or the folder of `libnccl.so.2`. None: where the dynamic loader finds it.
+    pub nccl: Option<PathBuf>,
+    /// Communicators of NCCL for which there must be room on each card; with none, ranks communicate through host memory.
+    pub communicators: usize,
     /// The folder in which compiled programs are kept. None: they are compiled by each process.
     pub cache: Option<PathBuf>,
     /// Bytes of the card's memory for partial sums of kernels, beside the plan's.
     pub scratch_bytes: u64,
-    /// Whether products of f32 are computed as TF32: faster, with 10 bits of the mantissa.
-    pub tf32: bool,
     /// Bytes that a device may take of its card at most, in all. None: what is free.
     pub memory_bytes: Option<u64>,
     /// Whether ranks share cards when there are more ranks than cards.
@@ -53,9 +66,10 @@ impl Default for Options {
             nvrtc: None,
             cublas: None,
             library_products: true,
+            nccl: None,
+            communicators: 0,
             cache: None,
             scratch_bytes: SCRATCH_BYTES,
-            tf32: false,
             memory_bytes: None,
             share_cards: true,
         }
@@ -66,6 +80,20 @@ impl Options {
     /// cuBLASLt, if it is wanted and found. A context is current.
     pub(crate) fn load_blas(&self) -> Result<Option<Blas>, Error> {
         if self.library_products { Blas::load(self.cublas.as_deref()) } else { Ok(None) }
+    }
+
+    /// NCCL, if communicators are wanted.
+    pub(crate) fn load_nccl(&self) -> Result<Option<Arc<Nccl>>, Error> {
+        if self.communicators == 0 {
+            return Ok(None);
+        }
+        let missing = || Error::NotConnected(NO_NCCL.to_string());
+        Nccl::load(self.nccl.as_deref())?.ok_or_else(missing).map(Some)
+    }
+
+    /// Bytes that a device takes of its card beside its plan.
+    fn beside_plan(&self) -> u64 {
+        self.scratch_bytes + CONTEXT_BYTES + self.communicators as u64 * COMMUNICATOR_BYTES
     }
 
     /// The compiler of kernels for a card.
@@ -109,7 +137,7 @@ impl CudaFactory {
 
     /// Refuses a plan for which the device may not take enough of its card.
     fn check_limit(&self, request: &DeviceRequest) -> Result<(), Error> {
-        let needed_bytes = request.device_plan.arena_bytes + self.options.scratch_bytes + CONTEXT_BYTES;
+        let needed_bytes = request.device_plan.arena_bytes + self.options.beside_plan();
         match self.options.memory_bytes {
             Some(limit_bytes) if needed_bytes > limit_bytes => {
                 Err(Error::Limit { needed_bytes, limit_bytes })
@@ -123,32 +151,39 @@ impl CudaFactory {
     }
 }
 
-/// A device without a plan, for tests: it hands out `memory_bytes` of the memory of the first usable card as they are asked for, and the host's
-/// memory is the heap. `host` computes operations on host memory.
+/// A device without a plan, for tests: it hands out `memory_bytes` of the memory of a usable card, by its number among them, as they are
+/// asked for, and the host's memory is the heap. `host` computes operations on host memory.
 ///
 /// # Errors
-/// Those of the driver, the card and the compiler.
+/// Those of the driver, the card and the compiler; fewer cards.
 pub fn unplanned_device(
     options: &Options,
+    card: usize,
     memory_bytes: u64,
     host: Arc<dyn Kernels>,
 ) -> Result<Device, Error> {
-    let context = Arc::new(Context::new(usable_cards()?.swap_remove(0), &Arc::default())?);
+    let mut cards = usable_cards()?;
+    if card >= cards.len() {
+        return Err(Error::NoCard { index: card, count: cards.len() as i32 });
+    }
+    let context = Arc::new(Context::new(cards.swap_remove(card), &Arc::default())?);
     let compiler = options.load_compiler(&context.card)?;
     let modules = Modules::new(&context, compiler, options.cache.as_ref());
     let blas = options.load_blas()?;
+    let nccl = options.load_nccl()?;
     let (tensors, addresses) = TensorMemory::new(&context, memory_bytes)?;
-    let (scratch_bytes, registered, tf32) = (options.scratch_bytes, Vec::new(), options.tf32);
+    let (scratch_bytes, registered) = (options.scratch_bytes, Vec::new());
     let cuda = Cuda::new(Parts {
         context,
         modules,
         blas,
+        nccl,
         tensors,
         scratch_bytes,
         registered,
         host,
         disk: None,
-        tf32,
+        tf32: false,
     })?;
     let arena = Arena::unplanned_in(Memory::Device, addresses);
     Ok(Device::with_memories(Arc::new(cuda), arena, Arena::heap_of(Memory::Host)))
@@ -160,7 +195,7 @@ impl DeviceFactory for CudaFactory {
     }
 
     fn beside_plan(&self) -> Option<u64> {
-        Some(self.options.scratch_bytes + CONTEXT_BYTES)
+        Some(self.options.beside_plan())
     }
 
     fn make(&self, request: &DeviceRequest) -> std::io::Result<Device> {
@@ -169,11 +204,14 @@ impl DeviceFactory for CudaFactory {
             return Err(IoError::new(ErrorKind::InvalidInput, text));
         }
         self.check_limit(request).map_err(refused)?;
-        let host_kernels = (self.make_kernels)(request)?;
+        // How products are computed is asked of the card: the processor computes updates.
+        let of_host = DeviceRequest { products: Some(ProductMethod::Fma), ..*request };
+        let host_kernels = (self.make_kernels)(&of_host)?;
         let context = Arc::new(self.context(request.index).map_err(refused)?);
         let compiler = self.options.load_compiler(&context.card).map_err(refused)?;
         let modules = Modules::new(&context, compiler, self.options.cache.as_ref());
         let blas = self.options.load_blas().map_err(refused)?;
+        let nccl = self.options.load_nccl().map_err(refused)?;
         let (tensors, addresses) =
             TensorMemory::new(&context, request.device_plan.arena_bytes).map_err(refused)?;
         tensors.clear().map_err(refused)?;
@@ -199,12 +237,13 @@ impl DeviceFactory for CudaFactory {
             context,
             modules,
             blas,
+            nccl,
             tensors,
             scratch_bytes: self.options.scratch_bytes,
             registered,
             host: host_kernels,
             disk: disk_stream,
-            tf32: self.options.tf32,
+            tf32: request.products == Some(ProductMethod::Tf32),
         })
         .map_err(refused)?;
         let arena = Arena::replaying(request.device_plan.clone(), addresses);
@@ -220,9 +259,12 @@ impl DeviceFactory for CudaFactory {
 fn refused(error: Error) -> IoError {
     let kind = match &error {
         Error::OutOfMemory { .. } | Error::Limit { .. } | Error::Addresses { .. } => ErrorKind::OutOfMemory,
-        Error::NoDriver | Error::NoCard { .. } | Error::NoCompiler { .. } | Error::NoBlas { .. } => {
-            ErrorKind::NotFound
-        }
+        Error::NoDriver
+        | Error::NoCard { .. }
+        | Error::NoCompiler { .. }
+        | Error::NoBlas { .. }
+        | Error::NoNccl { .. }
+        | Error::NotConnected(_) => ErrorKind::NotFound,
         Error::DriverTooOld { .. }
         | Error::CardTooOld { .. }
         | Error::CompilerTooOld { .. }

@@ -7,6 +7,7 @@ use crate::compiler::Compiler;
 use crate::driver::{Card, usable_cards, version};
 use crate::error::Error;
 use crate::factory::Options;
+use crate::nccl;
 
 /// A driver with cards that can be used, and a compiler.
 #[derive(Clone, Debug)]
@@ -19,6 +20,8 @@ pub struct Found {
     pub nvrtc: (i32, i32),
     /// The version of cuBLASLt, as it gives it, if there is one: 120800 for CUDA 12.8.
     pub cublas: Option<usize>,
+    /// The version of NCCL, as it gives it, if there is one: 22705 for 2.27.5.
+    pub nccl: Option<i32>,
 }
 
 impl Found {
@@ -31,7 +34,8 @@ impl Found {
         let compiler = Compiler::load(options.nvrtc.as_deref())?;
         cards.iter().try_for_each(|card| compiler.check_compiles_for(card.capability))?;
         let cublas = if options.library_products { blas::version(options.cublas.as_deref())? } else { None };
-        Ok(Found { driver: version()?, cards, nvrtc: compiler.version(), cublas })
+        let nccl = nccl::version(options.nccl.as_deref())?;
+        Ok(Found { driver: version()?, cards, nvrtc: compiler.version(), cublas, nccl })
     }
 
     /// The card of a rank: ranks share cards where there are more ranks than cards.
@@ -59,7 +63,7 @@ impl Found {
 
 impl fmt::Display for Found {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Found { driver, cards, nvrtc, cublas } = self;
+        let Found { driver, cards, nvrtc, cublas, .. } = self;
         let first = &cards[0];
         let count =
             if cards.len() == 1 { String::new() } else { format!("{} cards, the first ", cards.len()) };
@@ -100,7 +104,8 @@ mod tests {
             clocks: None,
             device: 0,
         };
-        let found = Found { driver: 12080, cards: vec![card(0), card(1)], nvrtc: (12, 8), cublas: None };
+        let found =
+            Found { driver: 12080, cards: vec![card(0), card(1)], nvrtc: (12, 8), cublas: None, nccl: None };
         assert_eq!((found.share_bytes(1), found.share_bytes(2), found.share_bytes(3)), (900, 900, 450));
         for (ranks, expected) in [(1, [1, 1]), (2, [1, 1]), (3, [2, 1]), (5, [3, 2])] {
             assert_eq!([0, 1].map(|rank| found.ranks_on_card_of(rank, ranks)), expected, "{ranks} ranks");

@@ -9,6 +9,7 @@
 //!   atomically.
 //! - **Memory** (`memory`) is taken once, when the device is made: the plan's bytes, and scratch for partial sums.
 //! - **Streams** (`streams`) are those of the trace, ordered by events.
+//! - **Links** (`links`, `nccl`) move bytes between the cards of several ranks, where NCCL is found and asked for.
 //! - **Failures**: the first is kept, with the call that failed. What only the data shows (`faults`), such as a token outside of
 //!   the vocabulary, is reported by the next wait.
 //!
@@ -25,6 +26,7 @@
 //! | `embedding`, `add_positions`, `embedding_backward`, `position_gradient` | `embedding.cu` |
 //! | `vocabulary_statistics`, `logits_statistics`, `vocabulary_loss` | `cross_entropy.cu`; `sum_losses` of `norm_f64.cu` |
 //! | `adamw`, `sgd` | `adamw.cu`, `sgd.cu` |
+//! | sums of what has come over a link | `sum_parts.cu` |
 //! | `block_squares`, `count_non_finite`; `tree_sum`, `norm` | `norm.cu`; `norm_f64.cu` |
 
 mod backend;
@@ -41,17 +43,22 @@ mod found;
 mod launch;
 mod libraries;
 mod limits;
+mod links;
 mod memory;
 mod modules;
+mod nccl;
 pub mod programs;
 mod scratch;
 mod streams;
 
 pub use driver::{Card, Clocks, usable_cards};
 pub use error::{CAPABILITY_MIN, DRIVER_MIN, Error};
-pub use factory::{CONTEXT_BYTES, CudaFactory, Options, SCRATCH_BYTES, unplanned_device};
+pub use factory::{
+    COMMUNICATOR_BYTES, CONTEXT_BYTES, CudaFactory, DRIVER_HOST_BYTES, NO_NCCL, Options, SCRATCH_BYTES,
+    unplanned_device,
+};
 pub use found::Found;
-pub use libraries::{LibraryState, libraries};
+pub use libraries::{LibraryState, libraries, nccl_version};
 pub use limits::Limits;
 pub use scratch::scratch_needed;
 

@@ -1,10 +1,9 @@
 //! NVIDIA's libraries beside the driver: which are there, and which package has those that are missing.
 
-use libloading::Library;
-
 use crate::blas;
 use crate::compiler::Compiler;
 use crate::factory::Options;
+use crate::nccl;
 
 /// A library.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,10 +23,7 @@ pub fn libraries(options: &Options) -> [LibraryState; 3] {
     let nvrtc = Compiler::load(options.nvrtc.as_deref()).ok().map(|compiler| compiler.version());
     let cublas = if options.library_products { blas::version(options.cublas.as_deref()) } else { Ok(None) };
     let cublas = cublas.ok().flatten();
-    let loads = |names: &[&str]| {
-        // SAFETY: the initialisers of these libraries have no requirements.
-        names.iter().find(|name| unsafe { Library::new(**name) }.is_ok()).map(|name| name.to_string())
-    };
+    let nccl = nccl::version(options.nccl.as_deref()).ok().flatten();
     [
         LibraryState {
             name: "NVRTC",
@@ -43,9 +39,14 @@ pub fn libraries(options: &Options) -> [LibraryState; 3] {
         },
         LibraryState {
             name: "NCCL",
-            purpose: "communication between cards; not used yet, ranks exchange data through host memory",
-            found: loads(&["libnccl.so.2"]),
-            package: "pip install nvidia-nccl-cu13; or libnccl2 of NVIDIA's package repository",
+            purpose: "communication between cards; without it, ranks exchange data through host memory",
+            found: nccl.map(nccl_version),
+            package: "pip install nvidia-nccl-cu12 (nvidia-nccl-cu13 for CUDA 13), with its folder as PHALANX_NCCL; or libnccl2 of NVIDIA's package repository",
         },
     ]
+}
+
+/// 2.27.5 for 22705
+pub fn nccl_version(version: i32) -> String {
+    format!("{}.{}.{}", version / 10_000, version % 10_000 / 100, version % 100)
 }

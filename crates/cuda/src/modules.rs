@@ -11,6 +11,7 @@ use crate::cache::Cache;
 use crate::compiler::{Code, Compiler};
 use crate::driver::{Context, driver};
 use crate::error::Error;
+use crate::links::Gate;
 use crate::programs::Program;
 
 /// Bytes of dynamic shared memory that a kernel has without asking.
@@ -37,6 +38,8 @@ pub(crate) struct Modules {
     compiler: Compiler,
     cache: Option<Cache>,
     loaded: Mutex<Loaded>,
+    /// Kernels are loaded while no call between cards runs.
+    gate: Arc<Gate>,
 }
 
 #[derive(Default)]
@@ -54,7 +57,13 @@ unsafe impl Send for Loaded {}
 impl Modules {
     pub(crate) fn new(context: &Arc<Context>, compiler: Compiler, cache: Option<&PathBuf>) -> Modules {
         let cache = cache.map(|folder| Cache::new(folder));
-        Modules { context: Arc::clone(context), compiler, cache, loaded: Mutex::default() }
+        let (loaded, gate) = (Mutex::default(), Arc::default());
+        Modules { context: Arc::clone(context), compiler, cache, loaded, gate }
+    }
+
+    /// What keeps loads of kernels and calls between cards apart.
+    pub(crate) fn gate(&self) -> &Arc<Gate> {
+        &self.gate
     }
 
     /// Issues a launch to a stream. `arguments` are the kernel's, each in the lower bytes of a number.
@@ -68,6 +77,21 @@ impl Modules {
         launch: &Launch,
         arguments: &mut [u64],
     ) -> Result<(), Error> {
+        // SAFETY: the caller's promise.
+        unsafe { self.launch_table(stream, launch, &mut [], arguments) }
+    }
+
+    /// The same for a kernel whose first argument is a table; an empty one is none.
+    ///
+    /// # Safety
+    /// As for [`Modules::launch`]; the table has the length of the kernel's argument.
+    pub(crate) unsafe fn launch_table(
+        &self,
+        stream: sys::CUstream,
+        launch: &Launch,
+        table: &mut [u64],
+        arguments: &mut [u64],
+    ) -> Result<(), Error> {
         let [blocks_x, blocks_y] = launch.grid;
         if blocks_x == 0 || blocks_y == 0 {
             return Ok(());
@@ -76,8 +100,9 @@ impl Modules {
         let blocks_x = u32::try_from(blocks_x).ok().filter(|x| *x <= i32::MAX as u32).ok_or_else(too_many)?;
         let blocks_y = u32::try_from(blocks_y).ok().filter(|y| *y <= 65535).ok_or_else(too_many)?;
         let function = self.function(launch)?;
-        let mut places: Vec<*mut c_void> =
-            arguments.iter_mut().map(|argument| std::ptr::from_mut(argument).cast()).collect();
+        let first = (!table.is_empty()).then(|| table.as_mut_ptr().cast());
+        let others = arguments.iter_mut().map(|argument| std::ptr::from_mut(argument).cast());
+        let mut places: Vec<*mut c_void> = first.into_iter().chain(others).collect();
         // SAFETY: the caller's promise. The driver reads the arguments before it returns.
         unsafe {
             driver!(cuLaunchKernel(
@@ -96,13 +121,18 @@ impl Modules {
         }
     }
 
+    /// Loads a kernel before its first launch.
+    pub(crate) fn prepare(&self, launch: &Launch) -> Result<(), Error> {
+        self.function(launch).map(drop)
+    }
+
     /// The function of a kernel, allowed to have the shared memory of the launch.
     fn function(&self, launch: &Launch) -> Result<sys::CUfunction, Error> {
         let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
         let key = (launch.program, launch.kernel);
         let (function, allowed) = match loaded.kernels.get(&key) {
             Some(known) => *known,
-            None => (self.find(&mut loaded, launch)?, SHARED_UNASKED),
+            None => (self.gate.load(|| self.find(&mut loaded, launch))?, SHARED_UNASKED),
         };
         let mut allowed = allowed;
         if launch.shared_bytes > allowed {

@@ -6,10 +6,11 @@
 use phalanx_trace::DType;
 
 /// The headers, by the names under which files include them.
-pub const HEADERS: [(&str, &str); 4] = [
+pub const HEADERS: [(&str, &str); 5] = [
     ("attention.cuh", include_str!("../kernels/attention.cuh")),
     ("numbers.cuh", include_str!("../kernels/numbers.cuh")),
     ("product.cuh", include_str!("../kernels/product.cuh")),
+    ("spans.cuh", include_str!("../kernels/spans.cuh")),
     ("tile.cuh", include_str!("../kernels/tile.cuh")),
 ];
 
@@ -49,6 +50,8 @@ pub enum Source {
     NormF64,
     /// `sgd.cu`
     Sgd,
+    /// `sum_parts.cu`
+    SumParts,
 }
 
 impl Source {
@@ -75,6 +78,7 @@ impl Source {
             Source::Norm => file!("norm.cu"),
             Source::NormF64 => file!("norm_f64.cu"),
             Source::Sgd => file!("sgd.cu"),
+            Source::SumParts => file!("sum_parts.cu"),
         }
     }
 
@@ -115,6 +119,12 @@ impl Program {
     pub fn of_f64(source: Source) -> Program {
         assert!(!source.has_element(), "{source:?} has an element type");
         Program { source, element: None, other: None, head: None, small: false, tf32: false }
+    }
+
+    /// The sum of parts of f64, in the file that has the others.
+    pub fn sum_of_f64_parts() -> Program {
+        let (source, other) = (Source::SumParts, None);
+        Program { source, element: None, other, head: None, small: false, tf32: false }
     }
 
     /// A file for one element type. A second type, where it has one, is the same.

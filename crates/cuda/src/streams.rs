@@ -84,6 +84,11 @@ impl Streams {
         self.queues[stream].stream
     }
 
+    /// The driver's stream for computing.
+    pub(crate) fn compute(&self) -> CUstream {
+        self.queues[0].stream
+    }
+
     /// Records everything that was issued to a stream so far; its number.
     pub(crate) fn record(&mut self, stream: usize) -> Result<u64, Error> {
         self.collect(stream)?;
@@ -119,6 +124,15 @@ impl Streams {
             unsafe { driver!(cuStreamWaitEvent(stream, event, 0))? };
         }
         Ok(())
+    }
+
+    /// What is issued from here on to `stream`, which is none of these, runs after entry `number` of one of them.
+    pub(crate) fn let_wait(&self, stream: CUstream, of: usize, number: u64) -> Result<(), Error> {
+        match self.pending(of, number) {
+            // SAFETY: both are of this context.
+            Some(event) => unsafe { driver!(cuStreamWaitEvent(stream, event, 0)) },
+            None => Ok(()),
+        }
     }
 
     /// Blocks the host until entry `number` of a stream is over.

@@ -25,6 +25,8 @@ const ELEMENTS: [DType; 3] = [DType::F32, DType::BF16, DType::F16];
 /// The programs of the tables: all kernels, in the types and sizes that training uses.
 fn programs() -> Vec<Program> {
     let mut all = vec![Program::of_f64(Source::ElementwiseF64), Program::of_f64(Source::NormF64)];
+    all.push(Program::sum_of_f64_parts());
+    all.extend(ELEMENTS.map(|element| Program::of(Source::SumParts, element)));
     for element in ELEMENTS {
         for source in [Source::CrossEntropy, Source::Dropout, Source::Gelu, Source::LayerNorm, Source::Norm] {
             all.push(Program::of(source, element));

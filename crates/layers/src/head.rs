@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use phalanx_tensor::{
     Category, CrossEntropy, DType, Epilogue, Layout, Tensor, View, ViewMut, VocabularyLoss,
-    VocabularyStatistics, Weight, vocabulary_blocks,
+    VocabularyStatistics, Weight, logits_stride, vocabulary_blocks,
 };
 
 use crate::activation::Activation;
@@ -166,7 +166,8 @@ impl LinearCrossEntropy {
         let train = gradients.is_some();
         let workspace =
             |dtype, shape: [usize; 2], name| cx.device.alloc(dtype, shape, Category::Workspace, name);
-        let mut logits = train.then(|| workspace(cx.compute, [max_rows, columns], "head.logits_slice"));
+        let stride = logits_stride(columns);
+        let mut logits = train.then(|| workspace(cx.compute, [max_rows, stride], "head.logits_slice"));
         let width = 4 * vocabulary_blocks(columns);
         let mut blocks = workspace(DType::F32, [max_rows, width], "head.blocks");
         let mut sum = cx.device.alloc(DType::F64, [1], Category::Workspace, "head.sum");
@@ -185,7 +186,7 @@ impl LinearCrossEntropy {
                 numbers,
                 logits: logits
                     .as_mut()
-                    .map(|l| l.view_mut().range(0..count * columns).reshape([count, columns])),
+                    .map(|l| l.view_mut().range(0..count * stride).reshape([count, stride])),
                 blocks: blocks.view_mut().range(0..count * width).reshape([count, width]),
             };
             let own = slice.statistics(cx);
@@ -215,7 +216,7 @@ struct Slice<'a> {
     first: usize,
     classes: usize,
     numbers: CrossEntropy,
-    /// `[rows, columns]`, in training: exponentials, then derivatives.
+    /// `[rows, logits_stride(columns)]`, in training: exponentials, then derivatives, with zeros behind the columns.
     logits: Option<ViewMut<'a>>,
     /// Statistics of blocks of columns, `[rows, 4 * blocks]`.
     blocks: ViewMut<'a>,
@@ -246,6 +247,7 @@ impl Slice<'_> {
             blocks: self.blocks.as_view(),
             targets: self.targets,
             first: self.first,
+            columns: self.w.in_out()[1],
             classes: self.classes,
             numbers: self.numbers,
             exponentials: self.logits.as_mut().map(|l| l.reborrow()),

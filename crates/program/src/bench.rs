@@ -66,7 +66,7 @@ pub fn collectives(
 ) -> Result<Vec<CollectiveFigures>> {
     let RankHost::Job(endpoint) = host else { return Ok(Vec::new()) };
     let plans = collectives::plan(task, host.rank(), endpoint.world_size())?;
-    let factory = environment.device_factory(&DeviceConfig::default());
+    let factory = environment.device_factory(&DeviceConfig::default(), 0);
     let RankDevice { device, .. } = host.make_planned_device(plans.each_ref(), &*factory)?;
     collectives::measure(task, &device, &*endpoint.group("data"))
 }
@@ -83,7 +83,7 @@ fn on_device<T>(
     measure: impl FnOnce(&RankSetup<'_>) -> Result<T>,
 ) -> Result<T> {
     let plan = &planned.plan;
-    let factory = environment.device_factory(&planned.config.device);
+    let factory = environment.device_factory(&planned.config.device, plan.spec.communicators());
     let RankDevice { device, shared_bytes } =
         host.make_device(plan.of(host.rank()), &plan.spec, &*factory)?;
     let (source, shares_memory) = match host {

@@ -100,8 +100,8 @@ pub struct Kernels {
     groups: Vec<(&'static str, Vec<Case>)>,
     rates: Vec<Rate>,
     limits: Option<Limits>,
-    /// Bytes of the card that are in use, with the context of this process and what it has taken.
-    used_bytes: u64,
+    /// Bytes of the card that the driver has taken for this process (and other programs for themselves).
+    driver_bytes: u64,
 }
 
 impl Kernels {
@@ -119,8 +119,7 @@ impl Kernels {
         let sizes = if limits.is_some() { Sizes::CARD } else { Sizes::EMULATOR };
         let failed = groups.iter().flat_map(|(_, cases)| cases).any(|case| case.fault.is_some());
         let rates = if failed { Vec::new() } else { rates::measure(&bench, sizes)? };
-        let [free, total] = bench.memory()?;
-        Ok(Kernels { groups, rates, limits, used_bytes: total - free })
+        Ok(Kernels { groups, rates, limits, driver_bytes: bench.other_bytes()? })
     }
 
     fn faults(&self) -> Vec<String> {
@@ -151,9 +150,9 @@ impl Kernels {
         if !self.rates.is_empty() {
             text.push_str(&format!("\n{}", self.rates_text()));
         }
-        let used = bytes(self.used_bytes);
+        let used = bytes(self.driver_bytes);
         text.push_str(&format!(
-            "card memory in use with this process's context: {used} (the plan allows about {} for a context)\n",
+            "memory of the card for the driver's context, kernels and libraries: {used} (the plan allows {})\n",
             bytes(CONTEXT_BYTES)
         ));
         text
@@ -187,7 +186,7 @@ impl Kernels {
         let group = |(name, cases): &(&str, Vec<Case>)| json!({ "name": name, "comparisons": cases.len() });
         json!({
             "groups": self.groups.iter().map(group).collect::<Vec<_>>(), "faults": self.faults(),
-            "rates": self.rates.iter().map(rate).collect::<Vec<_>>(), "used_bytes": self.used_bytes,
+            "rates": self.rates.iter().map(rate).collect::<Vec<_>>(), "driver_bytes": self.driver_bytes,
         })
     }
 
@@ -214,7 +213,7 @@ mod tests {
     #[test]
     fn the_report_of_a_gpu_finds_the_rates() {
         let rate = Rate { name: "product".to_string(), seconds: 1e-3, work: Work::Bytes(1e6) };
-        let kernels = Kernels { groups: Vec::new(), rates: vec![rate], limits: None, used_bytes: 0 };
+        let kernels = Kernels { groups: Vec::new(), rates: vec![rate], limits: None, driver_bytes: 0 };
         let script = include_str!("../../../tools/gpu_report.sh");
         let (_, rest) = script.split_once("sed -n '/^").unwrap();
         let (start, _) = rest.split_once("/,$p'").unwrap();

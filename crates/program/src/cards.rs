@@ -2,10 +2,10 @@
 
 use anyhow::{Context, Result, bail};
 use phalanx_bench::steps::DeviceLimits;
-use phalanx_cuda::{Error, Found};
+use phalanx_cuda::{Error, Found, nccl_version};
 use phalanx_trace::DType;
 use phalanx_train::RunConfig;
-use phalanx_train::config::{CUDA_HEAD_MAX, DeviceKind, Products, Updates};
+use phalanx_train::config::{CUDA_HEAD_MAX, Communication, DeviceKind, Products, Updates};
 
 use crate::environment;
 use crate::report::plural;
@@ -34,7 +34,8 @@ fn decide_by(
         (Ok(_), Some(why)) => why,
         (Ok(found), None) => {
             config.device.kind = DeviceKind::Cuda;
-            return Ok(Some(ranks_on(found, ranks_here)));
+            let by = decide_communication(found, config, runs, ranks_here)?;
+            return Ok(Some(format!("{}{by}", ranks_on(found, ranks_here))));
         }
         (Err(error), _) if !is_auto && runs => {
             let advice = "or compute on the processor with --set device.kind=cpu";
@@ -44,15 +45,74 @@ fn decide_by(
         (Err(Error::NoDriver), _) => "there is no CUDA driver (`phalanx doctor` says more)".to_string(),
         (Err(error), _) => error.to_string(),
     };
+    if config.device.communication == Communication::Nccl && runs {
+        bail!(
+            "device.communication = \"nccl\" is for cards, but there is none to use: {why}; leave it out, or set device.kind"
+        );
+    }
+    config.device.communication = Communication::Auto;
     if let Some(mib) = config.device.memory_mb {
         bail!(
             "device.memory_mb = {mib} is for a card, but there is none to use: {why}; leave it out, or set device.kind"
         );
     }
+    if config.precision.products == Products::Tf32 {
+        bail!("precision.products = \"tf32\" is for a card, but there is none to use: {why}; leave it out");
+    }
     config.device.kind = DeviceKind::Cpu;
     // Most machines have no GPU, and their users know.
     let has_driver = !matches!(found, Err(Error::NoDriver));
     Ok(has_driver.then(|| format!("computing on the processor (device.kind = \"auto\"): {why}")))
+}
+
+/// Decides `device.communication = "auto"` for a run on cards; the words that say what was decided and why.
+///
+/// # Errors
+/// `nccl` for a run that starts here and cannot have it.
+fn decide_communication(
+    found: &Found,
+    config: &mut RunConfig,
+    runs: bool,
+    ranks_here: usize,
+) -> Result<String> {
+    let (asked, world) = (config.device.communication, config.world_size());
+    let (cards, several_hosts) = (found.cards.len(), ranks_here < world);
+    let missing = match found.nccl {
+        _ if ranks_here > cards => Some(format!(
+            "{} share {}, and NCCL needs one for each",
+            plural(ranks_here, "rank"),
+            plural(cards, "card")
+        )),
+        None => Some(phalanx_cuda::NO_NCCL.to_string()),
+        Some(_) if several_hosts && asked.is_auto() => Some(
+            "on several hosts, device.communication = \"nccl\" makes ranks exchange data between cards"
+                .to_string(),
+        ),
+        Some(_) => None,
+    };
+    let by = |version: Option<i32>| {
+        let version = version.map_or(String::new(), |version| format!(" {}", nccl_version(version)));
+        Ok(format!(", ranks exchange data between cards by NCCL{version}"))
+    };
+    match (asked, missing) {
+        // One rank has nobody to exchange data with.
+        (Communication::Auto, _) if world == 1 => Ok(String::new()),
+        (Communication::Nccl, Some(missing)) if runs => {
+            bail!(
+                "device.communication = \"nccl\": {missing}; or leave it out: ranks then exchange data through host memory"
+            )
+        }
+        (Communication::Nccl, _) => by(found.nccl),
+        (Communication::Auto, None) => {
+            config.device.communication = Communication::Nccl;
+            by(found.nccl)
+        }
+        (Communication::Auto, Some(missing)) => {
+            config.device.communication = Communication::Host;
+            Ok(format!(", ranks exchange data through host memory ({missing})"))
+        }
+        (Communication::Host, _) => Ok(", ranks exchange data through host memory".to_string()),
+    }
 }
 
 /// What a configuration asks for that only the processor computes.
@@ -158,6 +218,11 @@ mod tests {
         config.model.heads = 4;
         config.precision.products = Products::Split2;
         assert!(why_processor(&config).unwrap().contains("split2"));
+        config.precision.products = Products::Tf32;
+        assert_eq!(why_processor(&config), None);
+        config.device.kind = DeviceKind::Auto;
+        let refused = decide_by(&Err(Error::NoDriver), &mut config, true, 1).unwrap_err().to_string();
+        assert!(refused.contains("tf32") && refused.contains("driver"), "{refused}");
         assert_eq!(phalanx_cuda::programs::HEADS.last(), Some(&(CUDA_HEAD_MAX as u32)));
     }
 }

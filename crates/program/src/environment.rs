@@ -34,11 +34,15 @@ const NVRTC: &str = "PHALANX_NVRTC";
 /// Where cuBLASLt is, which multiplies matrices on NVIDIA GPUs: a folder or a file; or `off`.
 const CUBLAS: &str = "PHALANX_CUBLAS";
 
+/// Where NCCL is, which moves bytes between NVIDIA GPUs: a folder or a file.
+const NCCL: &str = "PHALANX_NCCL";
+
 /// The folder of what a program may compute again, and the home folder, which has one.
 const CACHE_HOME: &str = "XDG_CACHE_HOME";
 const HOME: &str = "HOME";
 
-/// How cards are used, of which each rank may take `memory_bytes` at most.
+/// How cards are used, of which each rank may take `memory_bytes` at most. No rank communicates between cards, unless
+/// `communicators` is set.
 pub fn cuda_options(memory_bytes: Option<u64>) -> phalanx_cuda::Options {
     let folder = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let cache = folder(CACHE_HOME).or_else(|| Some(folder(HOME)?.join(".cache")));
@@ -46,6 +50,7 @@ pub fn cuda_options(memory_bytes: Option<u64>) -> phalanx_cuda::Options {
     let library_products = cublas.as_deref() != Some(Path::new("off"));
     phalanx_cuda::Options {
         nvrtc: folder(NVRTC),
+        nccl: folder(NCCL),
         cublas: cublas.filter(|_| library_products),
         library_products,
         cache: cache.map(|folder| folder.join("phalanx/cuda")),
@@ -101,7 +106,7 @@ pub fn pmi() -> RankDiscovery {
 
 /// The variables that launchers on other hosts need, too.
 pub fn for_other_hosts() -> Vec<(&'static str, String)> {
-    [ISA, NO_COLOR, NVRTC, CUBLAS]
+    [ISA, NO_COLOR, NVRTC, CUBLAS, NCCL]
         .into_iter()
         .filter_map(|name| Some((name, std::env::var(name).ok()?)))
         .collect()
@@ -171,6 +176,7 @@ impl Environment {
                 ProductMethod::Split => Products::Split,
                 ProductMethod::Split2 => Products::Split2,
                 ProductMethod::Fma => Products::Fma,
+                ProductMethod::Tf32 => Products::Tf32,
             }),
         }
     }
@@ -180,8 +186,9 @@ impl Environment {
         Options { isa: self.isa, tiles: self.tiles, ..Options::new(threads) }
     }
 
-    /// The factory for the devices of a run: the one place where `device.kind` becomes a device.
-    pub fn device_factory(self, device: &DeviceConfig) -> Box<dyn DeviceFactory> {
+    /// The factory for the devices of a run, whose groups are so many communicators between cards: the one place where `device.kind`
+    /// becomes a device.
+    pub fn device_factory(self, device: &DeviceConfig, communicators: usize) -> Box<dyn DeviceFactory> {
         let processor = CpuFactory { options: self.options(1), populate: true };
         match device.choice() {
             DeviceChoice::Cpu => Box::new(processor),
@@ -189,7 +196,8 @@ impl Environment {
                 let kernels = move |request: &DeviceRequest| -> std::io::Result<Arc<dyn Kernels>> {
                     Ok(processor.kernels(request)?)
                 };
-                Box::new(CudaFactory::new(cuda_options(memory_bytes), kernels))
+                let options = phalanx_cuda::Options { communicators, ..cuda_options(memory_bytes) };
+                Box::new(CudaFactory::new(options, kernels))
             }
             DeviceChoice::Simulated(simulated) => {
                 let options = phalanx_simulated::Options {

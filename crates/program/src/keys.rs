@@ -39,6 +39,7 @@ fn full() -> Table {
     config.parallel.ranks = Some(1);
     config.parallel.data = Some(1);
     config.parallel.micro_batches = Some(1);
+    config.device.communication = phalanx_train::config::Communication::Host;
     config.device.memory_mb = Some(1.0);
     config.device.copy_gb_per_s = Some(1.0);
     config.device.seed = Some(1);

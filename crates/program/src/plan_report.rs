@@ -1,6 +1,6 @@
 //! The plan, as JSON for scripts (`plan --json` and `plan.json`) and as tables for people.
 
-use phalanx_cuda::{CONTEXT_BYTES, SCRATCH_BYTES};
+use phalanx_cuda::{COMMUNICATOR_BYTES, CONTEXT_BYTES, SCRATCH_BYTES};
 use phalanx_optim::LossScaling;
 use phalanx_parallel::zero::{ChunkResidence, Residence};
 use phalanx_plan::{CollectiveCost, MemoryPlan, Precision};
@@ -60,8 +60,10 @@ pub fn to_json(planned: &Planned) -> Value {
         "other_reduce": planned.other_reduce().map(|other| reduce_json(&other)),
     });
     if spec.beside_plan.is_some() {
-        figures["beside_plan"] =
-            json!({ "scratch_bytes": SCRATCH_BYTES, "driver_bytes_about": CONTEXT_BYTES });
+        figures["beside_plan"] = json!({
+            "scratch_bytes": SCRATCH_BYTES, "driver_bytes_about": CONTEXT_BYTES,
+            "nccl_bytes_about": spec.communicators() as u64 * COMMUNICATOR_BYTES,
+        });
     }
     figures
 }
@@ -238,6 +240,7 @@ fn precision(planned: &Planned) -> String {
     let products = match planned.config.precision.products {
         Products::Split => " (products split into parts of bf16)",
         Products::Split2 => " (products of 16 bits, in two parts of bf16)",
+        Products::Tf32 => " (products of 11 bits, TF32)",
         Products::Fma | Products::Auto => "",
     };
     let (compute, accumulate) = (compute.name(), accumulate.name());
@@ -277,6 +280,10 @@ fn memory_table(planned: &Planned) -> String {
         Some(beside) => {
             row("scratch of kernels", &|_| SCRATCH_BYTES, None);
             row("driver, about", &|_| CONTEXT_BYTES, None);
+            if planned.plan.spec.linked {
+                let bytes = planned.plan.spec.communicators() as u64 * COMMUNICATOR_BYTES;
+                row("NCCL, about", &|_| bytes, None);
+            }
             row("card, about", &|rank| rank.memory.arena_bytes + beside, None);
             row("host memory", &|rank| rank.host.arena_bytes, None);
             row("process, about", &|_| outside, None);

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use anyhow::{Result, anyhow, bail};
 use phalanx_baselines::asynchronous;
-use phalanx_cuda::{CONTEXT_BYTES, SCRATCH_BYTES, scratch_needed};
+use phalanx_cuda::{COMMUNICATOR_BYTES, CONTEXT_BYTES, DRIVER_HOST_BYTES, SCRATCH_BYTES, scratch_needed};
 use phalanx_models::Model;
 use phalanx_plan::slot::Slot;
 use phalanx_trace::DType;
@@ -187,7 +187,9 @@ pub fn spec(config: &RunConfig, model: Arc<dyn Model>, evaluated: usize) -> Resu
     let threads = config.train.threads.unwrap_or_else(|| machine::threads_per_rank(config.world_size()));
     // The error message already includes its cause.
     let spec = Spec::new(config, model, evaluated, threads).map_err(|error| anyhow!("{error}"))?;
-    let beside_plan = (config.device.kind == DeviceKind::Cuda).then_some(SCRATCH_BYTES + CONTEXT_BYTES);
+    let links = spec.communicators() as u64 * COMMUNICATOR_BYTES;
+    let beside_plan =
+        (config.device.kind == DeviceKind::Cuda).then_some(SCRATCH_BYTES + CONTEXT_BYTES + links);
     if beside_plan.is_some() {
         check_scratch(&spec)?;
     }
@@ -234,7 +236,8 @@ fn outside_of(spec: &Spec, rank: &RankPlan) -> u64 {
     outside_bytes(spec, rank.allocations) + disk
 }
 
-/// Estimated bytes that one rank takes besides its arena, with so many planned allocations: the program and its tables; for each thread a stack and buffers for
+/// Estimated bytes that one rank takes besides its arena, with so many planned allocations: the program and its tables, and the driver of a
+/// card; for each thread a stack and buffers for
 /// packed matrices; windows through which files pass; the batches on the host; and
 /// the plan that it replays, with the text from which it is read.
 pub fn outside_bytes(spec: &Spec, allocations: u64) -> u64 {
@@ -245,5 +248,6 @@ pub fn outside_bytes(spec: &Spec, allocations: u64) -> u64 {
     const ALLOCATION: u64 = 145 + 2 * size_of::<Slot>() as u64 + 24;
     let rows = spec.micro_batch_size * (spec.micro_batches + spec.evaluation_batches);
     let batches = 8 * (rows * spec.seq) as u64;
-    PROGRAM + WINDOWS + THREAD * spec.threads as u64 + batches + ALLOCATION * allocations
+    let driver = if spec.beside_plan.is_some() { DRIVER_HOST_BYTES } else { 0 };
+    PROGRAM + driver + WINDOWS + THREAD * spec.threads as u64 + batches + ALLOCATION * allocations
 }

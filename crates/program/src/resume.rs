@@ -12,7 +12,7 @@ use phalanx_data::{TOKENIZER_FILE, Tokenizer};
 use phalanx_models::Model;
 use phalanx_trace::DType;
 use phalanx_train::RunConfig;
-use phalanx_train::config::{Float, OptimizerKind, PrecisionConfig, Products, ScheduleKind};
+use phalanx_train::config::{Communication, Float, OptimizerKind, PrecisionConfig, Products, ScheduleKind};
 use phalanx_train::dataset::DataDigests;
 use serde::Deserialize;
 
@@ -76,6 +76,11 @@ pub fn resume(
     let said_or_in_file = |key: &str| file.as_ref().is_some_and(|file| file.has(key)) || said(key);
     if config.world_size() != before.world_size() && !said_or_in_file("train.threads") {
         given.leave_out("train.threads");
+        config = given.config()?;
+    }
+    if before.device.communication == Communication::Nccl && !said_or_in_file("device.communication") {
+        // Decided for the cards and libraries of then; the bits do not depend on it.
+        given.leave_out("device.communication");
         config = given.config()?;
     }
     notes.extend(leave_out_of_device(&mut given, [&before, &config], said_or_in_file));

@@ -46,7 +46,7 @@ pub fn rank(
         // This process has prepared the run before.
         phalanx_tensor::return_freed_memory();
     }
-    let factory = environment.device_factory(&job.config.device);
+    let factory = environment.device_factory(&job.config.device, job.plan.spec.communicators());
     let RankDevice { device, shared_bytes } =
         host.make_device(job.plan.of(rank), &job.plan.spec, &*factory)?;
     let shares_memory = matches!(host, RankHost::Job(_));

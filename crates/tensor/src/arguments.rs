@@ -13,6 +13,20 @@ pub fn vocabulary_blocks(columns: usize) -> usize {
     columns.div_ceil(VOCABULARY_BLOCK)
 }
 
+/// Elements that rows of logits are a multiple of where they are stored: whole cache lines, and whole 16 bytes, which products on tensor
+/// cores need.
+const LOGITS_STEP: usize = 64;
+
+/// Elements from one stored row of logits to the next, for `columns` classes. What follows the classes in a row is its padding.
+pub fn logits_stride(columns: usize) -> usize {
+    columns.next_multiple_of(LOGITS_STEP)
+}
+
+/// Whether rows of `stored` elements are rows of `columns` elements, or such rows with the padding of logits.
+pub(crate) fn holds_rows(stored: usize, columns: usize) -> bool {
+    stored == columns || stored == logits_stride(columns)
+}
+
 /// How a weight matrix lies in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layout {
@@ -34,8 +48,14 @@ pub struct Weight<'a> {
 impl Weight<'_> {
     /// `[in, out]`, whatever the layout.
     pub fn in_out(&self) -> [usize; 2] {
-        let [a, b] = self.matrix.dims();
-        match self.layout {
+        self.layout.in_out(self.matrix.dims())
+    }
+}
+
+impl Layout {
+    /// `[in, out]` of a matrix with these extents.
+    pub fn in_out(self, [a, b]: [usize; 2]) -> [usize; 2] {
+        match self {
             Layout::InOut => [a, b],
             Layout::OutIn => [b, a],
         }

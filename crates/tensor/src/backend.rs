@@ -13,6 +13,7 @@ use phalanx_trace::{Site, Stream};
 use crate::access::Access;
 use crate::address::Address;
 use crate::disk::{DiskMemory, Transfer};
+use crate::links::Links;
 use crate::operations::{Copy, Operation};
 use crate::profile::{KernelKey, Profile};
 use crate::view::{View, ViewMut};
@@ -204,6 +205,11 @@ pub trait Backend: Send + Sync {
     /// The first failure of the device, if there was one. No call that was issued before `event` runs any more when
     /// this returns, whatever it returns.
     fn synchronize(&self, event: StreamEvent) -> Result<(), DeviceError>;
+
+    /// How the memory of the device is connected with that of other ranks' devices; None where only the host connects them.
+    fn links(&self) -> Option<&dyn Links> {
+        None
+    }
 
     /// The host, after `call`, may from here on read (or, with [`Access::Write`], also write) a tensor in its own
     /// memory that the device used. A backend that looks for races checks that the host waited for every such use.

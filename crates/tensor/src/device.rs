@@ -8,10 +8,11 @@ use std::sync::Arc;
 use phalanx_trace::{Category, DType, Event, Memory, PhaseName, Rate, Site, Stream, Trace};
 
 use crate::arena::Arena;
-use crate::backend::{Backend, Call, Kernels, Timer};
+use crate::backend::{Backend, Call, Kernels, StreamEvent, Timer};
 use crate::buffer::Tensor;
 use crate::disk::Mapping;
 use crate::immediate::Immediate;
+use crate::links::Links;
 use crate::meta::Meta;
 use crate::operation::{Describe, Price};
 use crate::operations::Operation;
@@ -129,6 +130,17 @@ impl Device {
         self.backend.is_host_addressable()
     }
 
+    /// How the memory of the device is connected with that of other ranks' devices; None where only the host connects them.
+    pub fn links(&self) -> Option<&dyn Links> {
+        self.backend.links()
+    }
+
+    /// The end of all operations that were asked for so far.
+    #[track_caller]
+    pub fn computed(&self) -> StreamEvent {
+        self.backend.record(Stream::Compute)
+    }
+
     /// `cpu`, `simulated` or `meta`.
     pub fn name(&self) -> &'static str {
         self.backend.name()
@@ -217,6 +229,17 @@ impl Device {
         name: &'static str,
     ) -> Tensor {
         self.disk.alloc(dtype, shape.into(), category, name, Site::caller())
+    }
+
+    /// Device memory for a collective, on behalf of a caller at `site`.
+    pub fn alloc_for_collective(
+        &self,
+        dtype: DType,
+        elements: usize,
+        name: &'static str,
+        site: Site,
+    ) -> Tensor {
+        self.arena.alloc(dtype, [elements].into(), Category::Communication, name, site)
     }
 
     /// Host memory for a tensor of the element type and shape of `like`, on behalf of a caller at `site`.

@@ -23,6 +23,8 @@ pub enum ProductMethod {
     /// The same, but an f32 is rounded to the sum of two (16 bits): half as many products of numbers with 16 bits, where
     /// TF32 has 11.
     Split2,
+    /// On the tensor cores of a card: an f32 is rounded to 11 bits (TF32). Other types are computed as by [`ProductMethod::Fma`].
+    Tf32,
 }
 
 /// What the device of one rank must have.

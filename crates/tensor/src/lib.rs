@@ -21,6 +21,7 @@ mod flights;
 mod gaps;
 mod host_work;
 mod immediate;
+pub mod links;
 pub mod meta;
 pub mod operation;
 pub mod operations;
@@ -41,7 +42,7 @@ pub use allocator::{OrEnd, return_freed_memory};
 pub use arena::Arena;
 pub use arguments::{
     AdamW, Clip, CrossEntropy, Dropout, Epilogue, Gelu, Heads, IGNORED, Layout, Lookup, Positions, Sgd,
-    Weight, vocabulary_blocks,
+    Weight, logits_stride, vocabulary_blocks,
 };
 pub use backend::{Backend, DeviceError, Kernels};
 pub use buffer::Tensor;
@@ -52,6 +53,7 @@ pub use factory::{DeviceFactory, DeviceRequest, ProductMethod};
 pub use flights::InFlight;
 pub use host_work::PendingHostWork;
 pub use immediate::Immediate;
+pub use links::Links;
 pub use operations::{
     AdamWUpdate, LayerNormBackward, OwnOperation, SgdUpdate, VocabularyLoss, VocabularyStatistics,
 };

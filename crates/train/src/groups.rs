@@ -27,6 +27,8 @@ pub struct Groups {
     pub tensor: Arc<dyn Group>,
     /// The groups that send activations between stages.
     pub wires: Wires,
+    /// Whether what is large goes over links between the devices.
+    pub linked: bool,
     /// For each tied parameter ([`Spec::ties`]): the ranks that have a copy; None when this rank is not one of several.
     pub ties: Vec<Option<Arc<dyn Group>>>,
 }
@@ -118,7 +120,7 @@ impl Groups {
             if holders.len() > 1 { source.group("tie", &[Axis::Pipeline], &holders) } else { None }
         });
         let ties = ties.collect();
-        Groups { world, pipeline, data, tensor, wires, ties }
+        Groups { world, pipeline, data, tensor, wires, linked: spec.linked, ties }
     }
 
     /// The groups of a single rank, with the best instruction set of the processor.
@@ -126,15 +128,31 @@ impl Groups {
         Groups::new(&GroupSource::Alone(Isa::detect()), spec)
     }
 
-    /// The same groups for tensors in the memory of `device`: staged through host memory where their transport cannot
-    /// read it.
+    /// The same groups for tensors in the memory of `device`: over links between the devices if the run has them, else staged through host
+    /// memory where their transport cannot read it. The world and the pipeline exchange single numbers, for which no link is made.
     #[must_use]
     pub fn on_device(self, device: &Device) -> Groups {
-        let on = |group| on_device(group, device);
-        let Groups { world, pipeline, data, tensor, mut wires, ties } = self;
+        let staged = |group| on_device(group, device);
+        let Groups { world, pipeline, data, tensor, mut wires, linked, ties } = self;
+        let on = |group: Arc<dyn Group>| match linked && group.world_size() > 1 {
+            true => phalanx_collectives::linked::linked(group, device),
+            false => staged(group),
+        };
         wires.groups = wires.groups.into_iter().map(on).collect();
         let ties = ties.into_iter().map(|group| group.map(on)).collect();
-        Groups { world: on(world), pipeline: on(pipeline), data: on(data), tensor: on(tensor), wires, ties }
+        let (world, pipeline) = (staged(world), staged(pipeline));
+        Groups { world, pipeline, data: on(data), tensor: on(tensor), wires, linked, ties }
+    }
+
+    /// Connects the devices of the ranks where the run has links between them. A failure ends the job: it is returned by the next collective.
+    pub(crate) fn connect(&self) {
+        let all = [&self.data, &self.tensor].into_iter().chain(&self.wires.groups);
+        // The order is the same on all ranks, so none waits for one that waits for it.
+        for group in all.chain(self.ties.iter().flatten()) {
+            if let Err(error) = group.connect() {
+                return self.world.abort(&error.to_string());
+            }
+        }
     }
 
     /// The statistics of all groups since the last call.
@@ -152,4 +170,17 @@ fn holders(mesh: Mesh, spec: &Spec, stages: &[usize], rank: usize) -> Vec<usize>
     places.sort_unstable();
     places.dedup();
     places.into_iter().map(|pipeline| mesh.rank(phalanx_plan::Coordinates { pipeline, ..at })).collect()
+}
+
+impl Spec {
+    /// How many groups of a rank are links between devices, at most.
+    pub fn communicators(&self) -> usize {
+        if !self.linked {
+            return 0;
+        }
+        let Mesh { pipeline, data, tensor, .. } = self.mesh;
+        let wires = wiring(&self.schedule).values().max().map_or(0, |max| max + 1);
+        let axes = usize::from(data > 1) + usize::from(tensor > 1);
+        axes + if pipeline > 1 { wires + self.ties.len() } else { 0 }
+    }
 }

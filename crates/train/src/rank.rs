@@ -100,6 +100,7 @@ impl Rank {
         let own = networks.filter(|(stage, _)| spec.schedule.placement[*stage] == at.pipeline);
         let mut first_chunk = 0;
         let make = || {
+            groups.connect();
             let mut stages = Vec::new();
             for (index, network) in own {
                 let stage = spec.stage_of(&device, &groups, index, network, first_chunk, orders);

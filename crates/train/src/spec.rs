@@ -26,8 +26,8 @@ use phalanx_trace::Axis;
 
 pub use crate::abridged_programs::AbridgedPrograms;
 use crate::config::{
-    self, CheckpointingWord, Chunk, ChunkWord, ConfigError, Float, OptimizerKind, PlacementRule, Reduce,
-    RunConfig, UpdateOn,
+    self, CheckpointingWord, Chunk, ChunkWord, Communication, ConfigError, DeviceKind, Float, OptimizerKind,
+    PlacementRule, Reduce, RunConfig, UpdateOn,
 };
 use crate::cut;
 
@@ -41,6 +41,8 @@ pub struct Spec {
     /// Whether the host, and the transports of collectives, can read the memory of the devices in place. Where they
     /// cannot, tensors are staged through host memory.
     pub host_addressable: bool,
+    /// Whether large collectives go over links between the devices, and not through host memory.
+    pub linked: bool,
     /// Bytes that each device takes of its memory beside the plan; None where device memory is memory of the machine
     /// ([`DeviceFactory::beside_plan`]).
     pub beside_plan: Option<u64>,
@@ -224,6 +226,8 @@ impl Spec {
         let placement = config.placement_rule()?;
         let spec = Spec {
             host_addressable: config.device.kind.is_processor(),
+            linked: config.device.kind == DeviceKind::Cuda
+                && config.device.communication == Communication::Nccl,
             beside_plan: None,
             seq,
             targets_per_sequence,

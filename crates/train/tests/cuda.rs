@@ -12,7 +12,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use phalanx_cuda::compiler::Compiler;
 use phalanx_models::Gpt2;
-use phalanx_train::config::{Checkpointing, Chunk, Float, Placement, Tier, UpdateOn};
+use phalanx_train::config::{Checkpointing, Chunk, Float, Placement, Products, Tier, UpdateOn};
 use phalanx_train::{RunConfig, RunPlan, on_threads};
 use rig::{Checkpoints, Ran, Steps, assert_same_state, devices, pairs, same_bits};
 
@@ -104,6 +104,18 @@ fn meshes_of_two_and_four_ranks_follow_one_rank() {
         let what = format!("{pipeline} x {data} x {tensor}");
         check_near(&what, &on_cards(&model, &config, &steps), &one, tolerance(Float::F32));
     }
+}
+
+#[test]
+fn products_of_tf32_are_near_those_of_f32_and_others() {
+    let Some(_turn) = turn("products of TF32") else { return };
+    let (model, mut config, steps) = small(Float::F32);
+    let expected = on_cards(&model, &config, &steps);
+    config.precision.products = Products::Tf32;
+    let found = on_cards(&model, &config, &steps);
+    assert!(!same_bits(&found.losses, &expected.losses), "the key changes nothing");
+    // TF32 has the 11 bits of f16.
+    check_near("TF32", &found, &expected, tolerance(Float::F16));
 }
 
 /// A change of a configuration that changes no bit.

@@ -86,14 +86,22 @@ impl Plant {
             Call(site, kind) => {
                 let (fault, other) = (PlantedFault { site, kind }, Arc::clone(&groups.data));
                 let plant = |group: Arc<dyn Group>| Planted::around(group, fault, device, &other);
-                let Groups { world, pipeline, data, tensor, wires: Wires { groups: wires, wiring }, ties } =
-                    groups;
+                let Groups {
+                    world,
+                    pipeline,
+                    data,
+                    tensor,
+                    wires: Wires { groups: wires, wiring },
+                    linked,
+                    ties,
+                } = groups;
                 Groups {
                     world: plant(world),
                     pipeline: plant(pipeline),
                     data: plant(data),
                     tensor: plant(tensor),
                     wires: Wires { groups: wires.into_iter().map(plant).collect(), wiring },
+                    linked,
                     ties: ties.into_iter().map(|tie| tie.map(plant)).collect(),
                 }
             }

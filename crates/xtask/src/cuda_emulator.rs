@@ -10,7 +10,7 @@ use crate::cuda_kernels::{self, Arguments};
 
 /// The file that the emulator is built as, and the names by which the dynamic loader looks for a driver and for cuBLASLt.
 const BUILT: &str = "libphalanx_cuda_emulator.so";
-const NAMES: [&str; 2] = ["libcuda.so", "libcublasLt.so"];
+const NAMES: [&str; 3] = ["libcuda.so", "libcublasLt.so", "libnccl.so.2"];
 
 /// Test files: every operation beside the processor's, and training.
 const TESTS: [&str; 2] = ["operations", "cuda"];

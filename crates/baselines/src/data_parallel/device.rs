@@ -354,6 +354,7 @@ impl Replica {
             blocks: blocks.view(),
             targets,
             first: 0,
+            columns: vocab,
             classes: vocab,
             numbers,
             exponentials,

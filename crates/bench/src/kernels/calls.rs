@@ -3,7 +3,7 @@
 use phalanx_tensor::{
     AdamW, AdamWUpdate, Category, CrossEntropy, DType, Device, Dropout, Epilogue, Gelu, Heads,
     LayerNormBackward, Layout, Lookup, NORM_BLOCK, Positions, Sgd, SgdUpdate, Tensor, View, ViewMut,
-    VocabularyLoss, VocabularyStatistics, Weight, vocabulary_blocks,
+    VocabularyLoss, VocabularyStatistics, Weight, logits_stride, vocabulary_blocks,
 };
 
 use super::Setting;
@@ -98,7 +98,7 @@ impl Calls {
             rounded: alloc(half, &[vocab, hidden]),
             positions: compute(&[seq, hidden]),
             position_gradient: float(&[seq, hidden]),
-            logits: compute(&[slice, vocab]),
+            logits: compute(&[slice, logits_stride(vocab)]),
             logit_statistics: [4 * vocabulary_blocks(vocab), 4].map(|columns| float(&[slice, columns])),
             tokens,
             one: float(&[1]),
@@ -269,7 +269,8 @@ impl Calls {
         let dw = &mut self.table_gradient;
         let part = x.view().range(0..slice * hidden).reshape([slice, hidden]);
         visit("linear", format!("{slice}x{hidden} -> {vocab}"), &mut || {
-            device.linear(part, w, Epilogue::default(), logits.reborrow());
+            let plain = logits.reborrow().range(0..slice * vocab).reshape([slice, vocab]);
+            device.linear(part, w, Epilogue::default(), plain);
         });
         visit("linear_input_gradient", format!("{slice}x{vocab} -> {hidden}"), &mut || {
             let dx = dx.view_mut().range(0..slice * hidden).reshape([slice, hidden]);
@@ -318,6 +319,7 @@ impl Calls {
                 blocks: blocks.view(),
                 targets,
                 first: 0,
+                columns: vocab,
                 classes: vocab,
                 numbers,
                 exponentials: logits,

@@ -22,6 +22,7 @@ use super::node::Node;
 use super::partial_sums::Sums;
 use super::{all_gather, all_reduce, all_to_all, broadcast, gather, reduce, reduce_scatter, scatter};
 use crate::error::CollectiveError;
+use crate::mover::Mover;
 use crate::shared_memory::channel::Channel;
 use crate::shared_memory::meeting::{Meeting, Tables};
 use crate::shared_memory::membership::{Announced, Membership};
@@ -53,7 +54,12 @@ impl HostsChannel {
         HostsChannel { membership, tables, node, layout, links, sums, failed: false }
     }
 
-    fn run(&mut self, t: &Transfer, patience: Patience) -> Result<(), CollectiveError> {
+    fn run(
+        &mut self,
+        t: &Transfer,
+        mover: Option<&mut dyn Mover>,
+        patience: Patience,
+    ) -> Result<(), CollectiveError> {
         let (rank, world_size) = (self.membership.rank, self.membership.members.len());
         let written = t.written(rank, world_size);
         let Announced { descriptor, pair } = self.membership.begin(t, written)?;
@@ -66,7 +72,10 @@ impl HostsChannel {
             meeting.meet_announced(&descriptor, offered.address, written.address)?;
         }
         if pair.is_some() && far_end.is_none() {
-            point_to_point::run(&mut meeting, t)?;
+            match mover {
+                Some(mover) => meeting.run_mover(mover)?,
+                None => point_to_point::run(&mut meeting, t)?,
+            }
             self.membership.end(&descriptor);
             return Ok(());
         }
@@ -78,8 +87,17 @@ impl HostsChannel {
         };
         let mut x = Exchange::new(meeting, &self.layout, &self.node, &mut self.links, descriptor, peers);
         x.begin(t.site)?;
-        run(&mut x, t, &mut self.sums)?;
-        x.leave()?;
+        match mover {
+            Some(mover) => {
+                x.settle()?;
+                x.agree()?;
+                x.meeting.run_mover(mover)?;
+            }
+            None => {
+                run(&mut x, t, &mut self.sums)?;
+                x.leave()?;
+            }
+        }
         self.membership.end(&descriptor);
         Ok(())
     }
@@ -90,10 +108,15 @@ impl Channel for HostsChannel {
         &self.membership
     }
 
-    fn attempt(&mut self, t: &Transfer, patience: Patience) -> Result<(), CollectiveError> {
+    fn attempt(
+        &mut self,
+        t: &Transfer,
+        mover: Option<&mut dyn Mover>,
+        patience: Patience,
+    ) -> Result<(), CollectiveError> {
         let mut call = Unfinished { node: Arc::clone(&self.node), is_over: false };
         self.failed = true;
-        self.run(t, patience)?;
+        self.run(t, mover, patience)?;
         (call.is_over, self.failed) = (true, false);
         Ok(())
     }

@@ -66,6 +66,7 @@ mod tests {
             op: CollectiveOp::Send,
             dtype: DType::BF16,
             accumulate: false,
+            by_device: false,
             count: 1 << 40,
             root: Some(3),
             tag: Some(77),

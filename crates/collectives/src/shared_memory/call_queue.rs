@@ -14,6 +14,7 @@ use std::time::Instant;
 
 use crate::call::Buffers;
 use crate::error::CollectiveError;
+use crate::mover::Mover;
 use crate::pending::Progress;
 use crate::shared_memory::channel::Channel;
 use crate::shared_memory::host::Host;
@@ -36,7 +37,7 @@ pub(crate) struct CallQueue {
 
 #[derive(Default)]
 struct State {
-    queue: VecDeque<Transfer>,
+    queue: VecDeque<Queued>,
     submitted: u64,
     completed: u64,
     /// Somebody runs a call.
@@ -49,6 +50,13 @@ struct State {
     closed: bool,
     /// No call after `completed` will ever complete.
     failed: Option<CollectiveError>,
+}
+
+/// A call that waits for its turn.
+pub(crate) struct Queued {
+    pub(crate) transfer: Transfer,
+    /// Moves the bytes, if devices do.
+    pub(crate) mover: Option<Box<dyn Mover>>,
 }
 
 impl CallQueue {
@@ -66,11 +74,11 @@ impl CallQueue {
     }
 
     /// Appends a call for the owner thread; returns its ticket.
-    pub(crate) fn enqueue(&self, transfer: Transfer) -> u64 {
+    pub(crate) fn enqueue(&self, call: Queued) -> u64 {
         let mut state = self.lock();
         state.submitted += 1;
         if state.failed.is_none() {
-            state.queue.push_back(transfer);
+            state.queue.push_back(call);
         }
         if state.idle && !state.running {
             self.work.notify_one();
@@ -79,8 +87,8 @@ impl CallQueue {
     }
 
     /// Runs a call on this thread, after those in the queue.
-    pub(crate) fn run(&self, transfer: Transfer) -> u64 {
-        let ticket = self.enqueue(transfer);
+    pub(crate) fn run(&self, call: Queued) -> u64 {
+        let ticket = self.enqueue(call);
         // The wait for the ticket returns the error, if there is one.
         let _ = Progress::wait(self, ticket, &mut Buffers::default());
         ticket
@@ -120,14 +128,17 @@ impl CallQueue {
 
     /// Runs the first call of the queue; the lock is free meanwhile.
     fn run_next<'a>(&'a self, mut state: MutexGuard<'a, State>, patience: Patience) -> MutexGuard<'a, State> {
-        let transfer = state.queue.pop_front().expect("the queue is not empty");
+        let Queued { transfer, mut mover } = state.queue.pop_front().expect("the queue is not empty");
         state.running = true;
         drop(state);
         let start = Instant::now();
         let mut channel = self.channel.lock().expect("a panic in a call is caught");
         // A panic in a call (a bug, or a tensor outside the arena) must not leave other ranks waiting for a thread that
         // has ended.
-        let result = catch_unwind(AssertUnwindSafe(|| channel.execute(&transfer, patience)));
+        let result = catch_unwind(AssertUnwindSafe(|| {
+            let mover = mover.as_mut().map(|mover| &mut **mover as &mut dyn Mover);
+            channel.execute(&transfer, mover, patience)
+        }));
         let result = result.unwrap_or_else(|payload| {
             let reason = panic_text(&*payload);
             Err(self.host.abort(&format!("{reason}, in a collective at {}", transfer.site)))

@@ -4,6 +4,7 @@ use phalanx_trace::CollectiveOp;
 
 use crate::call;
 use crate::error::CollectiveError;
+use crate::mover::Mover;
 use crate::shared_memory::meeting::{Meeting, Tables};
 use crate::shared_memory::membership::{Announced, Membership};
 use crate::shared_memory::memory::MemoryRange;
@@ -17,13 +18,23 @@ use crate::shared_memory::{
 pub(crate) trait Channel: Send {
     fn membership(&self) -> &Membership;
 
-    /// Runs one call to its end.
-    fn attempt(&mut self, t: &Transfer, patience: Patience) -> Result<(), CollectiveError>;
+    /// Runs one call to its end; `mover` moves the bytes of one that devices move.
+    fn attempt(
+        &mut self,
+        t: &Transfer,
+        mover: Option<&mut dyn Mover>,
+        patience: Patience,
+    ) -> Result<(), CollectiveError>;
 
     /// Runs one call to its end; returns the bytes that peers have read here. A failure ends the job for
     /// everybody.
-    fn execute(&mut self, t: &Transfer, patience: Patience) -> Result<u64, CollectiveError> {
-        let result = self.membership().host.aborted().and_then(|()| self.attempt(t, patience));
+    fn execute(
+        &mut self,
+        t: &Transfer,
+        mover: Option<&mut dyn Mover>,
+        patience: Patience,
+    ) -> Result<u64, CollectiveError> {
+        let result = self.membership().host.aborted().and_then(|()| self.attempt(t, mover, patience));
         let Membership { host, rank, members, .. } = self.membership();
         match result {
             Ok(()) => Ok(call::sent_bytes(t.op, t.dtype, t.count, t.root, *rank, members.len())),
@@ -53,12 +64,22 @@ impl Channel for HostChannel {
         &self.membership
     }
 
-    fn attempt(&mut self, t: &Transfer, patience: Patience) -> Result<(), CollectiveError> {
+    fn attempt(
+        &mut self,
+        t: &Transfer,
+        mover: Option<&mut dyn Mover>,
+        patience: Patience,
+    ) -> Result<(), CollectiveError> {
         let Announced { descriptor, pair } = self.membership.begin(t, MemoryRange::EMPTY)?;
         let participation = self.membership.participation(pair, patience);
         let offered = t.offered(participation.rank, participation.members.len());
         let mut meeting = Meeting::new(participation, &mut self.tables);
         meeting.meet(&descriptor, t.site, offered.address)?;
+        if let Some(mover) = mover {
+            meeting.run_mover(mover)?;
+            self.membership.end(&descriptor);
+            return Ok(());
+        }
         let m = &mut meeting;
         match t.op {
             CollectiveOp::AllReduce => all_reduce::run(m, t),

@@ -20,6 +20,8 @@ pub(crate) struct Descriptor {
     pub(crate) op: CollectiveOp,
     pub(crate) dtype: DType,
     pub(crate) accumulate: bool,
+    /// Whether devices move the bytes; then no buffer is offered.
+    pub(crate) by_device: bool,
     /// Elements of the whole buffer.
     pub(crate) count: u64,
     /// Root, or the peer of a send or recv.
@@ -57,7 +59,7 @@ impl DescriptorCell {
     /// Written by the owner before it advances its counter.
     pub(crate) fn write(&self, d: &Descriptor, site: Site) {
         let dtype = DTYPES.iter().position(|t| *t == d.dtype).expect("all types are listed") as u64;
-        let flags = u64::from(d.tag.is_some()) << 1 | u64::from(d.accumulate);
+        let flags = u64::from(d.by_device) << 2 | u64::from(d.tag.is_some()) << 1 | u64::from(d.accumulate);
         let kind = u64::from(d.group) << 32 | (d.op as u64) << 16 | dtype << 8 | flags;
         self.kind.store(kind, Ordering::Relaxed);
         self.sequence.store(d.sequence, Ordering::Relaxed);
@@ -89,6 +91,7 @@ impl DescriptorCell {
             op: CollectiveOp::from_number((kind >> 16) as u8)?,
             dtype: *DTYPES.get((kind >> 8) as u8 as usize)?,
             accumulate: kind & 1 == 1,
+            by_device: kind & 4 == 4,
             count: self.count.load(Ordering::Relaxed),
             tag: (kind & 2 == 2).then(|| self.tag.load(Ordering::Relaxed)),
             root: (root != u64::MAX).then_some(root as usize),
@@ -108,6 +111,7 @@ impl DescriptorCell {
         let Some(d) = self.read() else { return format!("a call of group {group} that cannot be read") };
         let tag = d.tag.map_or(String::new(), describe_tag);
         let accumulate = if d.accumulate { ", accumulating" } else { "" };
+        let by = if d.by_device { ", between devices" } else { "" };
         let root = match (d.op, d.root) {
             (CollectiveOp::Send, Some(root)) => format!(" to rank {root}"),
             (CollectiveOp::Recv, Some(root)) => format!(" from rank {root}"),
@@ -115,7 +119,7 @@ impl DescriptorCell {
             (_, None) => String::new(),
         };
         format!(
-            "{}{root} of {} {}{tag}{accumulate} (call {} of group {group}) at {}",
+            "{}{root} of {} {}{tag}{accumulate}{by} (call {} of group {group}) at {}",
             d.op.name(),
             d.count,
             d.dtype.name(),
@@ -142,7 +146,7 @@ impl Descriptor {
             AllGather => self.count / world_size as u64,
             Broadcast | Scatter | Gather | Recv | Barrier => 0,
         };
-        elements * self.dtype.bytes() as u64
+        if self.by_device { 0 } else { elements * self.dtype.bytes() as u64 }
     }
 
     /// Bytes that peers on the same host may write in member `rank`'s target, in a group of several hosts.
@@ -155,7 +159,7 @@ impl Descriptor {
             ReduceScatter | Scatter => self.count / world_size as u64,
             Reduce | Gather | Send | Recv | Barrier => 0,
         };
-        elements * self.dtype.bytes() as u64
+        if self.by_device { 0 } else { elements * self.dtype.bytes() as u64 }
     }
 
     /// Whether two ranks of a group call the same collective. Buffers may differ.
@@ -170,7 +174,7 @@ impl Descriptor {
             (self.op, other.op),
             (CollectiveOp::Send, CollectiveOp::Recv) | (CollectiveOp::Recv, CollectiveOp::Send)
         );
-        let same = |d: &Descriptor| (d.group, d.sequence, d.dtype, d.count, d.tag);
+        let same = |d: &Descriptor| (d.group, d.sequence, d.dtype, d.count, d.tag, d.by_device);
         ends && (self.root, other.root) == (Some(b), Some(a)) && same(self) == same(other)
     }
 }

@@ -8,12 +8,13 @@
 //! Waits spin briefly, since a peer that runs on another core is near, then sleep on the peer's counter
 //! in slices and look around after each ([`watch`](super::watch)).
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use phalanx_simd::Isa;
 use phalanx_trace::Site;
 
 use crate::error::CollectiveError;
+use crate::mover::{Mover, Started};
 use crate::shared_memory::descriptor::Descriptor;
 use crate::shared_memory::participation::{Participation, Patience};
 use crate::shared_memory::watch::Watch;
@@ -40,6 +41,11 @@ impl Tables {
         Tables { sources: pointers.clone(), shifted: pointers, targets, compared: vec![false; world_size] }
     }
 }
+
+/// How often a rank asks at once whether devices are done, and how long it sleeps then between two questions: a sixteenth of the time that
+/// it has waited, within these bounds.
+const MOVER_TRIES: u32 = 100;
+const MOVER_NAP: [Duration; 2] = [Duration::from_micros(20), Duration::from_millis(1)];
 
 /// One collective in progress, as one rank runs it.
 pub(crate) struct Meeting<'a> {
@@ -186,6 +192,32 @@ impl<'a> Meeting<'a> {
     pub(crate) fn leave(&mut self) -> Result<(), CollectiveError> {
         self.tick();
         self.peers().try_for_each(|q| self.wait(q, self.ticks))
+    }
+
+    /// Lets devices move the bytes of the call, on which all members agree, and waits until this rank's part is over. The tick that
+    /// follows tells the peers, so that one whose part does not end sees which rank is behind.
+    pub(crate) fn run_mover(&mut self, mover: &mut dyn Mover) -> Result<(), CollectiveError> {
+        let mut started = Started::start(mover)?;
+        let mut watch = Watch::new(self.participation);
+        let (since, end) = (Instant::now(), self.ticks + 1);
+        let mut tries = 0;
+        while !started.is_over()? {
+            if tries < MOVER_TRIES {
+                tries += 1;
+                std::thread::yield_now();
+                continue;
+            }
+            let Participation { rank, pair, members, .. } = self.participation;
+            let peers = || (0..members.len()).filter(|q| *q != rank && pair.is_none_or(|pair| pair == *q));
+            let late = peers().find(|q| self.progress(*q) < end).or_else(|| peers().next());
+            if let Some(q) = late {
+                watch.look_around(q, self.count_at(end))?;
+            }
+            let [min, max] = MOVER_NAP;
+            std::thread::sleep((since.elapsed() / 16).clamp(min, max));
+        }
+        self.tick();
+        Ok(())
     }
 
     fn spin(&self, q: usize, ticks: u32) -> bool {

@@ -72,6 +72,7 @@ impl Membership {
             op: t.op,
             dtype: t.dtype,
             accumulate: t.accumulate,
+            by_device: t.by_device,
             count: t.count as u64,
             root: t.root,
             tag: t.tag,

@@ -111,6 +111,7 @@ mod tests {
             op: CollectiveOp::AllReduce,
             dtype: DType::F32,
             accumulate: false,
+            by_device: false,
             count: 100,
             root: None,
             tag: None,

@@ -7,8 +7,9 @@ use phalanx_tensor::refused_thread;
 
 use crate::call::{Buffers, Call};
 use crate::group::Group;
+use crate::mover::Mover;
 use crate::pending::Pending;
-use crate::shared_memory::call_queue::CallQueue;
+use crate::shared_memory::call_queue::{CallQueue, Queued};
 use crate::shared_memory::channel::Channel;
 use crate::shared_memory::host::Host;
 use crate::shared_memory::membership::Membership;
@@ -44,13 +45,12 @@ impl Group for RankGroup {
 
     fn submit(&self, mut call: Call) -> Pending<Buffers> {
         let transfer = Transfer::new(&mut call, self.world_size);
-        let ticket = if self.overlap {
-            self.ensure_owner();
-            self.stream.enqueue(transfer)
-        } else {
-            self.stream.run(transfer)
-        };
-        Pending::started(call.buffers, Arc::clone(&self.stream) as _, ticket)
+        self.queue(call, Queued { transfer, mover: None })
+    }
+
+    fn submit_moved(&self, mut call: Call, mover: Box<dyn Mover>) -> Pending<Buffers> {
+        let transfer = Transfer::new(&mut call, self.world_size).by_device();
+        self.queue(call, Queued { transfer, mover: Some(mover) })
     }
 
     fn abort(&self, reason: &str) {
@@ -76,6 +76,16 @@ impl RankGroup {
             stream: Arc::new(CallQueue::new(channel)),
             owner: Mutex::new(None),
         }
+    }
+
+    fn queue(&self, call: Call, queued: Queued) -> Pending<Buffers> {
+        let ticket = if self.overlap {
+            self.ensure_owner();
+            self.stream.enqueue(queued)
+        } else {
+            self.stream.run(queued)
+        };
+        Pending::started(call.buffers, Arc::clone(&self.stream) as _, ticket)
     }
 
     fn ensure_owner(&self) {

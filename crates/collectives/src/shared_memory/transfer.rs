@@ -15,6 +15,8 @@ pub(crate) struct Transfer {
     /// Elements of the whole buffer.
     pub(crate) count: usize,
     pub(crate) accumulate: bool,
+    /// Whether devices move the bytes: no memory is offered to peers.
+    pub(crate) by_device: bool,
     /// As in [`Call::buffers`]; empty where the call has none.
     pub(crate) source: MemoryRange,
     pub(crate) target: MemoryRange,
@@ -38,12 +40,18 @@ impl Transfer {
             dtype: call.dtype(),
             count: call.count(world_size),
             accumulate: call.accumulate,
+            by_device: false,
             source: span(&mut call.buffers.source),
             target: span(&mut call.buffers.target),
             root: call.root,
             tag: call.tag,
             site: call.site,
         }
+    }
+
+    /// The same call, whose bytes devices move.
+    pub(crate) fn by_device(self) -> Transfer {
+        Transfer { by_device: true, source: MemoryRange::EMPTY, target: MemoryRange::EMPTY, ..self }
     }
 
     /// Whether source and target are one buffer.
@@ -60,6 +68,7 @@ impl Transfer {
     pub(crate) fn written(&self, rank: usize, world_size: usize) -> MemoryRange {
         use CollectiveOp::*;
         match self.op {
+            _ if self.by_device => MemoryRange::EMPTY,
             AllReduce | Broadcast | Reduce => self.source,
             ReduceScatter if self.in_place() => {
                 let part = parts::equal(self.count, world_size, rank);
@@ -72,7 +81,7 @@ impl Transfer {
 
     /// The memory of member `rank` that peers may read.
     pub(crate) fn offered(&self, rank: usize, world_size: usize) -> MemoryRange {
-        if self.op != CollectiveOp::AllGather || !self.in_place() {
+        if self.by_device || self.op != CollectiveOp::AllGather || !self.in_place() {
             return self.source;
         }
         let part = parts::equal(self.count, world_size, rank);

@@ -5,7 +5,7 @@ use std::ops::Range;
 use phalanx_simd::Isa;
 use phalanx_tensor::{
     Category, CrossEntropy, DType, Device, IGNORED, Layout, Tensor, View, VocabularyLoss,
-    VocabularyStatistics, Weight, vocabulary_blocks,
+    VocabularyStatistics, Weight, logits_stride, vocabulary_blocks,
 };
 
 use crate::differences::gradient;
@@ -131,7 +131,7 @@ impl Part {
         Part {
             w: tensor(device, case.shape(columns), &of(&inputs.w)),
             bias: case.bias.then(|| tensor(device, [columns], &inputs.bias[classes.clone()])),
-            exponentials: poisoned(device, [case.slice, columns]),
+            exponentials: poisoned(device, [case.slice, logits_stride(columns)]),
             blocks: poisoned(device, [case.slice, 4 * vocabulary_blocks(columns)]),
             dw: output(device, case.shape(columns), &of(&inputs.before), case.accumulate),
             db: before.map(|before| output(device, [columns], before, case.accumulate)),
@@ -144,7 +144,8 @@ impl Part {
         let (rows, columns) = (targets.elements(), self.classes.len());
         let mut statistics = poisoned(device, [rows, 4]);
         let w = Weight { matrix: self.w.view(), layout: case.layout };
-        let to = self.exponentials.view_mut().range(0..rows * columns).reshape([rows, columns]);
+        let stride = logits_stride(columns);
+        let to = self.exponentials.view_mut().range(0..rows * stride).reshape([rows, stride]);
         let blocks = self.blocks.view_mut().range(0..rows * 4 * vocabulary_blocks(columns));
         device.run(VocabularyStatistics {
             x,
@@ -181,13 +182,15 @@ fn run(device: &Device, case: Case, inputs: &Inputs, numbers: CrossEntropy, trai
         let all = tensor(device, [parts.len(), range.len(), 4], &all);
         for (index, (part, sum)) in parts.iter_mut().zip(&mut sums).enumerate() {
             let columns = part.classes.len();
+            let stride = logits_stride(columns);
             let mut to =
-                part.exponentials.view_mut().range(0..range.len() * columns).reshape([range.len(), columns]);
+                part.exponentials.view_mut().range(0..range.len() * stride).reshape([range.len(), stride]);
             device.run(VocabularyLoss {
                 statistics: all.view(),
                 blocks: part.blocks.view().range(0..range.len() * 4 * vocabulary_blocks(columns)),
                 targets,
                 first: part.classes.start,
+                columns,
                 classes: vocab,
                 numbers,
                 exponentials: train.then(|| to.reborrow()),
@@ -360,6 +363,7 @@ fn ignored_rows_have_neither_loss_nor_derivatives() {
             blocks,
             targets: ids.view(),
             first: 0,
+            columns: 130,
             classes: 130,
             numbers,
             exponentials: to,

@@ -33,6 +33,8 @@ pub enum Finding {
     InactiveLane,
     /// The kernel ran a `trap`.
     Trap,
+    /// Two devices do not call the same function with the same count and type.
+    Mismatch,
     /// The launch exceeds the limit of instructions.
     Endless,
 }
@@ -60,6 +62,7 @@ impl Finding {
             Self::Deadlock => "barrier that is never complete",
             Self::InactiveLane => "exchange with an inactive lane",
             Self::Trap => "trap",
+            Self::Mismatch => "communication that does not match",
             Self::Endless => "too many instructions",
         }
     }

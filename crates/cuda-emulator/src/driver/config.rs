@@ -9,14 +9,14 @@ use crate::checks::Checks;
 pub struct Config {
     /// Decides in which order work runs (`PHALANX_EMULATOR_SEED`).
     pub seed: u64,
-    /// Size of the device's memory in bytes (`PHALANX_EMULATOR_MEMORY_MB`).
+    /// Size of a device's memory in bytes (`PHALANX_EMULATOR_MEMORY_MB`).
     pub memory: usize,
     /// Addresses for it; they are not used twice.
     pub address_space: usize,
     /// The version of the driver interface (`PHALANX_EMULATOR_DRIVER`): 12080 for 12.8.
     pub version: i32,
-    /// Whether there is a device at all: not with `PHALANX_EMULATOR_CARDS=0`.
-    pub has_device: bool,
+    /// How many devices there are (`PHALANX_EMULATOR_CARDS`), at most 16; none with 0.
+    pub cards: usize,
     /// Compute capability (`PHALANX_EMULATOR_CAPABILITY`, for instance 75 for 7.5).
     pub capability: (i32, i32),
     /// The device is lost at this call that uses it (`PHALANX_EMULATOR_LOST_AT`).
@@ -32,7 +32,7 @@ impl Default for Config {
             memory: 4 << 30,
             address_space: 32 << 30,
             version: 12080,
-            has_device: true,
+            cards: 1,
             capability: (8, 0),
             lost_at: None,
             checks: Checks::default(),
@@ -51,7 +51,7 @@ impl Config {
             config.address_space = config.memory.saturating_mul(8).max(1 << 30);
         }
         config.version = number("PHALANX_EMULATOR_DRIVER").map_or(config.version, |version| version as i32);
-        config.has_device = number("PHALANX_EMULATOR_CARDS") != Some(0);
+        config.cards = number("PHALANX_EMULATOR_CARDS").map_or(config.cards, |cards| cards.min(16) as usize);
         if let Some(capability) = number("PHALANX_EMULATOR_CAPABILITY") {
             config.capability = (capability as i32 / 10, capability as i32 % 10);
         }

@@ -1,12 +1,13 @@
-//! Start, device and context. There is one device with one context, its primary one.
+//! Start, devices and contexts. A device has one context, its primary one. Where there are several devices, they are alike, and share one
+//! memory and its checks.
 
 use std::ffi::{c_char, c_int, c_uint};
 
-use super::{CONTEXT, Status, call, call_early, call_in_context, entry_points, put};
+use super::{CONTEXT, Driver, Status, call, call_early, call_in_context, call_waiting, entry_points, put};
 use crate::execute::{MAX_SHARED, MAX_THREADS};
 
-/// The handle of the primary context.
-const PRIMARY: usize = 0xc0;
+/// The handle of the first device's primary context; those of the others follow.
+pub(super) const PRIMARY: usize = 0xc0;
 
 /// What `cuDeviceGetName` says.
 const NAME: &[u8] = b"Phalanx CUDA emulator";
@@ -43,13 +44,20 @@ fn attribute(number: c_int) -> Option<c_int> {
     })
 }
 
+impl Driver {
+    fn check_device(&self, device: c_int) -> Result<(), Status> {
+        let is_there = usize::try_from(device).is_ok_and(|device| device < self.config.cards);
+        if is_there { Ok(()) } else { Err(Status::INVALID_DEVICE) }
+    }
+}
+
 entry_points! {
     /// Starts the driver.
     cuInit(flags: c_uint) call_early |driver| {
         if flags != 0 {
             return Err(Status::INVALID_VALUE);
         }
-        if !driver.config.has_device {
+        if driver.config.cards == 0 {
             return Err(Status::NO_DEVICE);
         }
         driver.is_initialized = true;
@@ -59,22 +67,18 @@ entry_points! {
     /// The version of the driver interface.
     cuDriverGetVersion(out: *mut c_int) call_early |driver| { put(out, driver.config.version) }
 
-    /// How many devices there are: one.
-    cuDeviceGetCount(out: *mut c_int) call |_driver| { put(out, 1) }
+    /// How many devices there are.
+    cuDeviceGetCount(out: *mut c_int) call |driver| { put(out, driver.config.cards as c_int) }
 
     /// The handle of a device.
-    cuDeviceGet(out: *mut c_int, ordinal: c_int) call |_driver| {
-        if ordinal != 0 {
-            return Err(Status::INVALID_DEVICE);
-        }
-        put(out, 0)
+    cuDeviceGet(out: *mut c_int, ordinal: c_int) call |driver| {
+        driver.check_device(ordinal)?;
+        put(out, ordinal)
     }
 
     /// An attribute of the device.
     cuDeviceGetAttribute(out: *mut c_int, number: c_int, device: c_int) call |driver| {
-        if device != 0 {
-            return Err(Status::INVALID_DEVICE);
-        }
+        driver.check_device(device)?;
         let (major, minor) = driver.config.capability;
         match number {
             75 => return put(out, major),
@@ -85,8 +89,9 @@ entry_points! {
     }
 
     /// The name of the device.
-    cuDeviceGetName(out: *mut c_char, bytes: c_int, device: c_int) call |_driver| {
-        if device != 0 || bytes < 1 || out.is_null() {
+    cuDeviceGetName(out: *mut c_char, bytes: c_int, device: c_int) call |driver| {
+        driver.check_device(device)?;
+        if bytes < 1 || out.is_null() {
             return Err(Status::INVALID_VALUE);
         }
         let length = NAME.len().min(bytes as usize - 1);
@@ -99,32 +104,28 @@ entry_points! {
     }
 
     /// The identity of the device.
-    cuDeviceGetUuid_v2(out: *mut [u8; 16], device: c_int) call |_driver| {
-        if device != 0 {
-            return Err(Status::INVALID_DEVICE);
-        }
-        put(out, *b"phalanx-emulator")
+    cuDeviceGetUuid_v2(out: *mut [u8; 16], device: c_int) call |driver| {
+        driver.check_device(device)?;
+        let mut identity = *b"phalanx-emulator";
+        identity[15] += device as u8;
+        put(out, identity)
     }
 
     /// The size of the device's memory.
     cuDeviceTotalMem_v2(out: *mut usize, _device: c_int) call |driver| { put(out, driver.config.memory) }
 
     /// The primary context.
-    cuDevicePrimaryCtxRetain(out: *mut usize, device: c_int) call |_driver| {
-        if device != 0 {
-            return Err(Status::INVALID_DEVICE);
-        }
-        put(out, PRIMARY)
+    cuDevicePrimaryCtxRetain(out: *mut usize, device: c_int) call |driver| {
+        driver.check_device(device)?;
+        put(out, PRIMARY + device as usize)
     }
 
     /// Gives the primary context back. It stays as long as the process.
-    cuDevicePrimaryCtxRelease_v2(device: c_int) call |_driver| {
-        if device == 0 { Ok(()) } else { Err(Status::INVALID_DEVICE) }
-    }
+    cuDevicePrimaryCtxRelease_v2(device: c_int) call |driver| { driver.check_device(device) }
 
     /// Makes a context that of the thread.
-    cuCtxSetCurrent(context: usize) call |_driver| {
-        if context != 0 && context != PRIMARY {
+    cuCtxSetCurrent(context: usize) call |driver| {
+        if context != 0 && !(PRIMARY..PRIMARY + driver.config.cards).contains(&context) {
             return Err(Status::INVALID_CONTEXT);
         }
         CONTEXT.set(context);
@@ -135,10 +136,10 @@ entry_points! {
     cuCtxGetCurrent(out: *mut usize) call |_driver| { put(out, CONTEXT.get()) }
 
     /// The device of the current context.
-    cuCtxGetDevice(out: *mut c_int) call_in_context |_driver| { put(out, 0) }
+    cuCtxGetDevice(out: *mut c_int) call_in_context |driver| { put(out, driver.card()? as c_int) }
 
     /// Waits for all work of the device.
-    cuCtxSynchronize() call_in_context |driver| {
+    cuCtxSynchronize() call_waiting |driver| {
         if driver.queues.is_any_capturing() {
             return Err(Status::STREAM_CAPTURE_UNSUPPORTED);
         }

@@ -2,7 +2,7 @@
 
 use std::ffi::c_uint;
 
-use super::{Driver, Status, call_in_context, entry_points, put};
+use super::{Driver, Status, call_in_context, call_waiting, entry_points, put};
 use crate::queues::{Point, Work};
 
 /// `CU_EVENT_DISABLE_TIMING`
@@ -51,7 +51,7 @@ entry_points! {
     cuEventRecord(event: usize, stream: usize) call_in_context |driver| { driver.record(event, stream) }
 
     /// Waits until what an event recorded has ended.
-    cuEventSynchronize(event: usize) call_in_context |driver| {
+    cuEventSynchronize(event: usize) call_waiting |driver| {
         if let Some(point) = driver.events.get(event)?.point.clone() {
             driver.queues.wait_for(&point);
         }

@@ -56,6 +56,9 @@ entry_points! {
     /// How many products cuBLASLt has computed.
     phalanxEmulatorProducts(out: *mut usize) call_early |driver| { put(out, driver.queues.products) }
 
+    /// How many exchanges with other devices NCCL has ended.
+    phalanxEmulatorExchanges(out: *mut usize) call_early |driver| { put(out, driver.queues.exchanges) }
+
     /// Writes the text of a report with a zero at its end, cut to the room that there is.
     phalanxEmulatorReport(index: usize, out: *mut c_char, bytes: usize) call_early |driver| {
         let report = driver.queues.reports.all().get(index).ok_or(Status::INVALID_VALUE)?.to_string();

@@ -2,14 +2,15 @@
 
 use std::ffi::{c_int, c_void};
 
-use super::{Driver, Status, call_in_context, entry_points, put};
+use super::{Driver, Status, call_in_context, call_waiting, entry_points, put};
 use crate::memory::{DEVICE_BASE, RangeKind};
 use crate::queues::Work;
 
 impl Driver {
     /// Takes device memory from what is left.
     pub(super) fn take_memory(&mut self, bytes: usize) -> Result<(), Status> {
-        let used = self.used.checked_add(bytes).filter(|used| *used <= self.config.memory);
+        let limit = self.config.memory * self.config.cards.max(1);
+        let used = self.used.checked_add(bytes).filter(|used| *used <= limit);
         self.used = used.ok_or(Status::OUT_OF_MEMORY)?;
         Ok(())
     }
@@ -38,12 +39,15 @@ entry_points! {
     }
 
     /// Waits for all work and frees device memory.
-    cuMemFree_v2(address: u64) call_in_context |driver| {
+    cuMemFree_v2(address: u64) call_waiting |driver| {
         if address == 0 {
             return Ok(());
         }
         let bytes = driver.allocation(address)?;
         driver.queues.synchronize_all();
+        if driver.queues.is_stuck() {
+            return Ok(());
+        }
         driver.check()?;
         driver.queues.enqueue(0, Work::Free(address))?;
         driver.queues.synchronize(0);
@@ -75,7 +79,8 @@ entry_points! {
 
     /// Free and total device memory.
     cuMemGetInfo_v2(free: *mut usize, total: *mut usize) call_in_context |driver| {
-        put(free, driver.config.memory - driver.used)?;
+        // Of several devices, each has its share of what is left of all.
+        put(free, driver.config.memory - driver.used / driver.config.cards.max(1))?;
         put(total, driver.config.memory)
     }
 

@@ -1,4 +1,4 @@
-//! The driver's C interface: what `libcuda.so` exports, for one device.
+//! The driver's C interface: what `libcuda.so` exports, for one device or several that share a memory.
 //!
 //! One lock guards the whole driver; calls are short, except those that wait, which do the waited-for work themselves.
 //! Files are by family of functions. Handles are numbers that no memory has.
@@ -23,11 +23,12 @@ use std::cell::Cell;
 use std::collections::{BTreeMap, HashMap};
 use std::io::Write;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use crate::checks::Finding;
 use crate::memory::DeviceMemory;
 use crate::module::LoadedModule;
-use crate::queues::{CaptureError, Graph, Product, Queues, ReadyGraph, StreamId, Work};
+use crate::queues::{CaptureError, Exchange, Graph, Product, Queues, ReadyGraph, StreamId, Work};
 
 pub use config::Config;
 pub use context::*;
@@ -117,6 +118,20 @@ impl Driver {
         if self.queues.has_stream(id) { Ok(id) } else { Err(Status::INVALID_HANDLE) }
     }
 
+    fn in_context(&mut self, body: impl FnOnce(&mut Driver) -> Result<(), Status>) -> Result<(), Status> {
+        self.card()?;
+        self.uses += 1;
+        self.check()?;
+        body(self)?;
+        self.check()
+    }
+
+    /// The number of the current context's device.
+    fn card(&self) -> Result<usize, Status> {
+        let card = CONTEXT.get().checked_sub(context::PRIMARY).filter(|card| *card < self.config.cards);
+        card.ok_or(Status::INVALID_CONTEXT)
+    }
+
     /// Prints reports that are new to standard error, where a test's output shows them.
     fn print_reports(&mut self) {
         #[expect(
@@ -178,14 +193,48 @@ fn call(body: impl FnOnce(&mut Driver) -> Result<(), Status>) -> Status {
 /// Runs a call that needs a current context and a device that has not failed.
 fn call_in_context(body: impl FnOnce(&mut Driver) -> Result<(), Status>) -> Status {
     call(|driver| {
-        if CONTEXT.get() == 0 {
-            return Err(Status::INVALID_CONTEXT);
+        let result = driver.in_context(body);
+        if driver.queues.take_stuck() {
+            let what =
+                "the call waits for an exchange with another device; here only calls that synchronise may";
+            driver.queues.report(Finding::Deadlock, "a call of the driver", None, what.to_string());
         }
-        driver.uses += 1;
-        driver.check()?;
-        body(driver)?;
-        driver.check()
+        result
     })
+}
+
+/// Runs such a call that waits, again and again as long as it waits for another device.
+fn call_waiting(mut body: impl FnMut(&mut Driver) -> Result<(), Status>) -> Status {
+    loop {
+        let mut is_stuck = false;
+        let status = call(|driver| {
+            let result = driver.in_context(&mut body);
+            is_stuck = driver.queues.take_stuck();
+            result
+        });
+        if !is_stuck || status != Status::SUCCESS {
+            return status;
+        }
+        std::thread::sleep(STUCK);
+    }
+}
+
+/// Time between two looks at an exchange with another device.
+const STUCK: Duration = Duration::from_micros(50);
+
+/// The number of the device whose context the thread has, if it has one.
+pub(crate) fn current_card() -> Option<usize> {
+    let context = CONTEXT.get();
+    (context != 0).then(|| context.wrapping_sub(context::PRIMARY))
+}
+
+/// Queues an exchange of a library, like a call of the driver.
+pub(crate) fn queue_exchange(stream: usize, exchange: Exchange) -> Result<(), Status> {
+    let status = call_in_context(|driver| {
+        let stream = driver.stream(stream)?;
+        Ok(driver.queues.enqueue_exchange(stream, exchange)?)
+    });
+    if status == Status::SUCCESS { Ok(()) } else { Err(status) }
 }
 
 /// Whether the thread has a context.

@@ -2,7 +2,7 @@
 
 use std::ffi::{c_int, c_uint, c_void};
 
-use super::{Driver, Status, call_in_context, entry_points, put};
+use super::{Driver, Status, call_in_context, call_waiting, entry_points, put};
 use crate::queues::{HostCall, Work};
 
 /// `CU_STREAM_NON_BLOCKING`: the stream is not ordered with the default stream.
@@ -28,7 +28,7 @@ entry_points! {
     }
 
     /// Ends a stream behind its work.
-    cuStreamDestroy_v2(stream: usize) call_in_context |driver| {
+    cuStreamDestroy_v2(stream: usize) call_waiting |driver| {
         let stream = driver.stream(stream)?;
         if stream == 0 {
             return Err(Status::INVALID_HANDLE);
@@ -38,7 +38,7 @@ entry_points! {
     }
 
     /// Waits for the work of a stream.
-    cuStreamSynchronize(stream: usize) call_in_context |driver| {
+    cuStreamSynchronize(stream: usize) call_waiting |driver| {
         let stream = driver.stream(stream)?;
         if driver.queues.is_capturing(stream) {
             return Err(Status::STREAM_CAPTURE_UNSUPPORTED);

@@ -7,6 +7,7 @@
 mod capture;
 mod clock;
 mod copies;
+mod exchange;
 mod graph;
 mod perform;
 mod product;
@@ -23,6 +24,7 @@ use crate::memory::DeviceMemory;
 
 pub use capture::CaptureError;
 pub use clock::{Clock, Point};
+pub use exchange::{Exchange, Header, Line, Parcel};
 pub use graph::{Graph, ReadyGraph};
 pub use product::{Element, Matrix, Product};
 pub use work::{Copy, Fill, HostCall, Launch, Location, Work};
@@ -75,6 +77,10 @@ pub struct Queues {
     pub statistics: Statistics,
     /// How many products libraries have computed.
     pub products: usize,
+    /// How many exchanges with other devices have ended.
+    pub exchanges: usize,
+    /// Whether a wait ended because an exchange waits for another device.
+    is_stuck: bool,
     streams: BTreeMap<StreamId, Stream>,
     next_stream: StreamId,
     captures: Vec<Option<Capture>>,
@@ -102,6 +108,8 @@ impl Queues {
             checks,
             statistics: Statistics::default(),
             products: 0,
+            exchanges: 0,
+            is_stuck: false,
             streams: BTreeMap::new(),
             next_stream: 0x100,
             captures: Vec::new(),
@@ -138,7 +146,19 @@ impl Queues {
     /// Finishes a stream's work and removes it.
     pub fn destroy_stream(&mut self, stream: StreamId) {
         self.synchronize(stream);
-        self.streams.remove(&stream);
+        if !self.is_stuck {
+            self.streams.remove(&stream);
+        }
+    }
+
+    /// Whether a wait since the last question ended because an exchange waits for another device.
+    pub fn take_stuck(&mut self) -> bool {
+        std::mem::take(&mut self.is_stuck)
+    }
+
+    /// Whether a wait has ended early.
+    pub fn is_stuck(&self) -> bool {
+        self.is_stuck
     }
 
     /// The finding that every call returns the status of.

@@ -19,8 +19,8 @@ impl Queues {
 
     /// Runs a random piece of work that can run now. Returns whether there was one.
     fn run_any(&mut self) -> bool {
-        let ready: Vec<StreamId> =
-            self.streams.keys().copied().filter(|&stream| self.is_ready(stream)).collect();
+        let streams: Vec<StreamId> = self.streams.keys().copied().collect();
+        let ready: Vec<StreamId> = streams.into_iter().filter(|&stream| self.is_ready(stream)).collect();
         if ready.is_empty() {
             return false;
         }
@@ -29,20 +29,22 @@ impl Queues {
         true
     }
 
-    fn is_ready(&self, stream: StreamId) -> bool {
-        match self.streams.get(&stream).and_then(|stream| stream.queue.front()) {
+    fn is_ready(&mut self, stream: StreamId) -> bool {
+        match self.streams.get_mut(&stream).and_then(|stream| stream.queue.front_mut()) {
             None => false,
-            Some(queued) => match &queued.work {
+            Some(queued) => match &mut queued.work {
                 Work::Wait(point) => point.is_reached(),
+                Work::Exchange(exchange) => exchange.is_ready(),
                 _ => true,
             },
         }
     }
 
-    /// Runs one piece of work that a stream needs to go on: its own next, or that of one it waits for.
-    fn run_needed(&mut self, stream: StreamId) {
+    /// Runs one piece of work that a stream needs to go on: its own next, or that of one it waits for. False if it waits for another
+    /// device, and no other stream has work either: the caller asks again later.
+    fn run_needed(&mut self, stream: StreamId) -> bool {
         if self.eagerness == Eagerness::Random && self.pick(2) == 0 && self.run_any() {
-            return;
+            return true;
         }
         let mut stream = stream;
         // A chain of waits visits each stream at most once: points are recorded before they are waited for.
@@ -52,7 +54,7 @@ impl Queues {
                     Work::Wait(point) if !point.is_reached() => Some(point.clone()),
                     _ => None,
                 },
-                None => return,
+                None => return true,
             };
             let Some(point) = waits_for else { break };
             let recorder = self.streams.iter().find(|(_, other)| {
@@ -67,24 +69,33 @@ impl Queues {
                 None => point.reach(Default::default()),
             }
         }
-        self.run_next(stream);
+        // The other device may be one of this process, whose work stands in another stream.
+        self.run_next(stream) || self.run_any()
     }
 
-    fn run_next(&mut self, stream: StreamId) {
-        let Some(state) = self.streams.get_mut(&stream) else { return };
-        let Some(queued) = state.queue.pop_front() else { return };
+    /// Runs the next work of a stream; whether that changed anything.
+    fn run_next(&mut self, stream: StreamId) -> bool {
+        let Some(state) = self.streams.get_mut(&stream) else { return true };
+        if let Some(Work::Exchange(_)) = state.queue.front().map(|queued| &queued.work) {
+            return self.run_exchange(stream);
+        }
+        let Some(queued) = state.queue.pop_front() else { return true };
         let (index, mut clock) = (state.index, state.clock.clone());
         clock.join(&queued.host);
         self.perform(queued.work, index, &mut clock);
         if let Some(state) = self.streams.get_mut(&stream) {
             state.clock = clock;
         }
+        true
     }
 
     /// Runs all work of a stream.
     pub fn synchronize(&mut self, stream: StreamId) {
         while self.streams.get(&stream).is_some_and(|stream| !stream.queue.is_empty()) {
-            self.run_needed(stream);
+            if !self.run_needed(stream) {
+                self.is_stuck = true;
+                return;
+            }
         }
         if let Some(stream) = self.streams.get(&stream) {
             self.host.join(&stream.clock);
@@ -107,7 +118,12 @@ impl Queues {
                     .any(|queued| matches!(&queued.work, Work::Record(found) if found.is(point)))
             });
             match recorder {
-                Some((&stream, _)) => self.run_needed(stream),
+                Some((&stream, _)) => {
+                    if !self.run_needed(stream) {
+                        self.is_stuck = true;
+                        return;
+                    }
+                }
                 None => return,
             }
         }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::execute::Operands;
 use crate::kernel::Kernel;
 
-use super::{Point, Product, ReadyGraph};
+use super::{Exchange, Point, Product, ReadyGraph};
 
 /// Work of a stream.
 #[derive(Clone)]
@@ -19,6 +19,8 @@ pub enum Work {
     Fill(Fill),
     /// Multiplies matrices.
     Product(Box<Product>),
+    /// Exchanges bytes with other devices.
+    Exchange(Box<Exchange>),
     /// Calls a function of the host.
     Call(HostCall),
     /// Frees an allocation.

@@ -15,12 +15,13 @@ struct Case {
 }
 
 /// Heads that fill a tile and that do not, rows that are whole chunks of 16 bytes and that are not, several tiles of keys.
-const CASES: [Case; 5] = [
+const CASES: [Case; 6] = [
     Case { batch: 2, seq: 5, heads: 2, size: 8, causal: true, dropout: false },
     Case { batch: 1, seq: 70, heads: 2, size: 16, causal: true, dropout: true },
     Case { batch: 1, seq: 67, heads: 3, size: 5, causal: false, dropout: true },
     Case { batch: 1, seq: 130, heads: 1, size: 40, causal: true, dropout: false },
     Case { batch: 1, seq: 40, heads: 1, size: 72, causal: false, dropout: false },
+    Case { batch: 1, seq: 200, heads: 1, size: 64, causal: true, dropout: false },
 ];
 
 fn run(device: &Device, dtype: DType, case: &Case) -> Results {

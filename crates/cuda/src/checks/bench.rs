@@ -20,6 +20,8 @@ const EMULATOR_BYTES: u64 = 64 << 20;
 pub struct Bench {
     devices: [Device; 2],
     context: Context,
+    /// Bytes of the card that its tensors and scratch take.
+    taken_bytes: u64,
     cases: RefCell<Vec<Case>>,
 }
 
@@ -51,22 +53,24 @@ impl Bench {
         // A card without clocks is the emulator.
         let card = usable_cards()?.swap_remove(0);
         let memory_bytes = if card.clocks.is_some() { CARD_BYTES } else { EMULATOR_BYTES };
-        let device = unplanned_device(options, memory_bytes, Arc::clone(&kernels))?;
+        let device = unplanned_device(options, 0, memory_bytes, Arc::clone(&kernels))?;
         let processor = Device::with_memories(
             Arc::new(Immediate::new(kernels)),
             Arena::heap(),
             Arena::heap_of(Memory::Host),
         );
         let context = Context::new(card, &Arc::default())?;
-        Ok(Bench { devices: [processor, device], context, cases: RefCell::default() })
+        let taken_bytes = memory_bytes + options.scratch_bytes;
+        Ok(Bench { devices: [processor, device], context, taken_bytes, cases: RefCell::default() })
     }
 
-    /// Bytes of the card's memory that are free, and all.
+    /// Bytes of the card's memory that are in use besides the tensors and scratch of this bench: those of the driver's context, of kernels
+    /// and libraries, and of other programs.
     ///
     /// # Errors
     /// The driver's.
-    pub fn memory(&self) -> Result<[u64; 2], Error> {
-        self.context.memory().map(|(free, total)| [free, total])
+    pub fn other_bytes(&self) -> Result<u64, Error> {
+        self.context.memory().map(|(free, total)| (total - free).saturating_sub(self.taken_bytes))
     }
 
     /// The card.

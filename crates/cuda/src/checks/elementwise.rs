@@ -48,16 +48,19 @@ pub(super) fn fill_copy_and_f64(bench: &Bench) {
 }
 
 pub(super) fn gelu_forward_and_backward(bench: &Bench) {
-    let values: Vec<f32> = numbers(1, 37 * 21).iter().map(|x| x * 8.0).collect();
-    for dtype in FLOATS {
+    // Odd columns; and pairs of columns in several blocks of rows, with large arguments.
+    for (dtype, [rows, columns, scale]) in
+        FLOATS.into_iter().flat_map(|d| [(d, [37, 21, 8]), (d, [301, 130, 40])])
+    {
+        let values: Vec<f32> = numbers(1, rows * columns).iter().map(|x| x * scale as f32).collect();
         for gelu in [Gelu::Tanh, Gelu::Erf] {
             let tolerance = if dtype == DType::F32 { 1e-6 } else { tolerance(dtype) };
-            bench.compare(&format!("{gelu:?} {dtype:?}"), tolerance, |device| {
-                let x = tensor(device, dtype, &[37, 21], &values);
-                let mut y = random(device, dtype, &[37, 21], 2);
+            bench.compare(&format!("{gelu:?} {dtype:?} {rows} x {columns}"), tolerance, |device| {
+                let x = tensor(device, dtype, &[rows, columns], &values);
+                let mut y = random(device, dtype, &[rows, columns], 2);
                 device.gelu(x.view(), gelu, y.view_mut());
-                let mut dy = random(device, dtype, &[37, 21], 3);
-                let mut db = random(device, DType::F32, &[21], 4);
+                let mut dy = random(device, dtype, &[rows, columns], 3);
+                let mut db = random(device, DType::F32, &[columns], 4);
                 device.gelu_backward(x.view(), gelu, dy.view_mut(), db.view_mut(), true);
                 vec![
                     ("y", read(device, y.view())),
@@ -134,6 +137,64 @@ pub(super) fn optimizer_steps(bench: &Bench) {
             });
         }
     }
+}
+
+/// Ranges of a flat tensor, more than a launch holds: the steps and sums of a network's parameters.
+fn ranges() -> Vec<std::ops::Range<usize>> {
+    let mut end = 0;
+    (0..130usize)
+        .map(|i| {
+            let start = end + i % 3;
+            end = start + [7, 0, 64, 500, 4096, 9001][(i * 5 + i / 7) % 6] / if i < 12 { 1 } else { 8 };
+            start..end
+        })
+        .collect()
+}
+
+pub(super) fn calls_in_a_row(bench: &Bench) {
+    let ranges = ranges();
+    let n = ranges.last().map_or(0, |last| last.end);
+    // Each range by itself; then, one after the other, a sum of the sums, and more steps of the last ranges.
+    bench.compare("sums in a row", 0.0, |device| {
+        let x = random(device, DType::F32, &[n], 1);
+        let mut squares = random(device, DType::F64, &[4 * ranges.len()], 2);
+        let mut sums = random(device, DType::F64, &[ranges.len()], 3);
+        let mut all = random(device, DType::F64, &[1], 4);
+        for (i, range) in ranges.iter().enumerate() {
+            let blocks = range.len().div_ceil(4096);
+            device.block_squares(
+                x.view().range(range.clone()),
+                squares.view_mut().range(4 * i..4 * i + blocks),
+            );
+        }
+        for i in 0..ranges.len() {
+            device.tree_sum(squares.view().range(4 * i..4 * i + i % 5), sums.view_mut().range(i..i + 1));
+        }
+        device.tree_sum(sums.view(), all.view_mut());
+        [("squares", &squares), ("sums", &sums), ("all", &all)]
+            .map(|(name, x)| (name, read(device, x.view())))
+            .into()
+    });
+    bench.compare("steps in a row", 1e-7, |device| {
+        let [mut p, mut m] = [1, 2].map(|seed| random(device, DType::F32, &[n], seed));
+        let squares: Vec<f32> = numbers(4, n).iter().map(|x| x.abs()).collect();
+        let mut v = tensor(device, DType::F32, &[n], &squares);
+        let g = random(device, DType::BF16, &[n], 3);
+        let scale = tensor(device, DType::F32, &[1], &[0.5]);
+        let again = ranges.iter().rev().take(3);
+        for (i, range) in ranges.iter().chain(again).enumerate() {
+            let weight_decay = [0.0, 0.1][i % 2];
+            device.run(AdamWUpdate {
+                step: AdamW { weight_decay, ..ADAMW },
+                p: p.view_mut().range(range.clone()),
+                g: g.view().range(range.clone()),
+                moments: [m.view_mut().range(range.clone()), v.view_mut().range(range.clone())],
+                gradient_scale: scale.view(),
+                rounded: None,
+            });
+        }
+        [("p", &p), ("m", &m), ("v", &v)].map(|(name, x)| (name, read(device, x.view()))).into()
+    });
 }
 
 pub(super) fn norms_have_the_processors_bits(bench: &Bench) {

@@ -25,13 +25,14 @@ impl Group {
 }
 
 /// All groups.
-pub const GROUPS: [Group; 13] = [
+pub const GROUPS: [Group; 14] = [
     Group { name: "convert, add", run: elementwise::conversions_and_sums },
     Group { name: "fill, copy, scaled", run: elementwise::fill_copy_and_f64 },
     Group { name: "gelu and its gradient", run: elementwise::gelu_forward_and_backward },
     Group { name: "dropout", run: elementwise::dropout_drops_the_processors_elements },
     Group { name: "adamw, sgd", run: elementwise::optimizer_steps },
     Group { name: "norm, sums", run: elementwise::norms_have_the_processors_bits },
+    Group { name: "steps and sums in a row", run: elementwise::calls_in_a_row },
     Group { name: "linear with epilogues", run: products::linear_with_epilogues },
     Group { name: "gradients of linear", run: products::gradients_of_linear },
     Group { name: "layer norm and its gradients", run: rows::layer_norm_and_its_gradients },

@@ -1,9 +1,9 @@
 //! Matrix products of linear layers, in both layouts of the weight, with their epilogues.
 
-use phalanx_tensor::arguments::{Epilogue, Gelu, Layout, Weight};
+use phalanx_tensor::arguments::{Epilogue, Gelu, Layout, Weight, logits_stride};
 use phalanx_tensor::{DType, Device, Tensor};
 
-use super::bench::{Bench, FLOATS, random, read, tolerance};
+use super::bench::{Bench, FLOATS, numbers, random, read, tensor, tolerance};
 
 /// Rows, inputs, outputs: less than a tile, rows that are not whole chunks of 16 bytes, several tiles.
 const SIZES: [[usize; 3]; 4] = [[5, 8, 16], [33, 37, 21], [70, 96, 72], [130, 40, 136]];
@@ -41,6 +41,16 @@ pub(super) fn linear_with_epilogues(bench: &Bench) {
     }
 }
 
+/// Rows of random numbers, with zeros behind them.
+fn padded(device: &Device, dtype: DType, [rows, columns]: [usize; 2], seed: u64) -> Tensor {
+    let stride = logits_stride(columns);
+    let mut stored = vec![0.0; rows * stride];
+    for (to, from) in stored.chunks_mut(stride).zip(numbers(seed, rows * columns).chunks(columns)) {
+        to[..columns].copy_from_slice(from);
+    }
+    tensor(device, dtype, &[rows, stride], &stored)
+}
+
 pub(super) fn gradients_of_linear(bench: &Bench) {
     for dtype in FLOATS {
         for [rows, inner, out] in SIZES {
@@ -51,7 +61,10 @@ pub(super) fn gradients_of_linear(bench: &Bench) {
                     bench.compare(&name, tolerance(dtype), |device| {
                         let x = random(device, dtype, &[rows, inner], 1);
                         let w = weight(device, dtype, layout, [inner, out]);
-                        let dy = random(device, dtype, &[rows, out], 3);
+                        let dy = match accumulate {
+                            true => padded(device, dtype, [rows, out], 3),
+                            false => random(device, dtype, &[rows, out], 3),
+                        };
                         let mut dx = random(device, dtype, &[rows, inner], 4);
                         let mut dw = weight(device, gradient, layout, [inner, out]);
                         let mut db = random(device, gradient, &[out], 5);

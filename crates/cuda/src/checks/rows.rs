@@ -1,7 +1,7 @@
 //! Layer norm, embeddings, and the cross entropy of a vocabulary.
 
 use phalanx_tensor::arguments::{
-    CrossEntropy, IGNORED, Layout, Lookup, Positions, Weight, vocabulary_blocks,
+    CrossEntropy, IGNORED, Layout, Lookup, Positions, Weight, logits_stride, vocabulary_blocks,
 };
 use phalanx_tensor::{
     Category, DType, Device, LayerNormBackward, Tensor, VocabularyLoss, VocabularyStatistics,
@@ -11,7 +11,8 @@ use super::bench::{Bench, FLOATS, ids, random, read, tensor, tolerance};
 
 pub(super) fn layer_norm_and_its_gradients(bench: &Bench) {
     for dtype in FLOATS {
-        for [rows, hidden] in [[3, 5], [37, 96], [9, 770]] {
+        // In registers, and not: odd rows, and long ones.
+        for [rows, hidden] in [[3, 5], [37, 96], [9, 770], [5, 1540]] {
             bench.compare(&format!("layer norm {dtype:?} {rows} x {hidden}"), tolerance(dtype), |device| {
                 let x = random(device, dtype, &[rows, hidden], 1);
                 let [gamma, beta] = [2, 3].map(|seed| random(device, dtype, &[hidden], seed));
@@ -51,7 +52,7 @@ fn some_ids(n: usize, vocab: u32) -> Vec<u32> {
 }
 
 pub(super) fn embeddings_and_their_gradients(bench: &Bench) {
-    let (n, vocab, hidden, seq) = (300, 50, 133, 128);
+    let (n, vocab, hidden, seq) = (1200, 50, 133, 128);
     for dtype in FLOATS {
         for (first, rows) in [(0, 50), (20, 17)] {
             for gradient in [dtype, DType::F32] {
@@ -90,8 +91,8 @@ pub(super) fn embeddings_and_their_gradients(bench: &Bench) {
     }
 }
 
-/// Rows, hidden, classes.
-const VOCABULARIES: [[usize; 3]; 2] = [[7, 16, 40], [70, 24, 301]];
+/// Rows, hidden, classes. The last has more columns than a block of threads computes at a time.
+const VOCABULARIES: [[usize; 3]; 3] = [[7, 16, 40], [70, 24, 301], [2, 8, 49_411]];
 
 fn targets(rows: usize, classes: usize) -> Vec<u32> {
     (0..rows).map(|row| if row % 5 == 3 { IGNORED } else { (row * 37 % classes) as u32 }).collect()
@@ -117,7 +118,9 @@ fn statistics(
     let part = |part: usize, statistics: &mut Tensor| {
         let (first, columns) = if part == 0 { (0, cut) } else { (cut, classes - cut) };
         let mut blocks = f32s(&[rows, 4 * vocabulary_blocks(columns)]);
-        let mut exponentials = random(device, dtype, &[rows, columns], 20 + part as u64);
+        // The first part's have padding.
+        let stride = if part == 0 && !stored { logits_stride(columns) } else { columns };
+        let mut exponentials = random(device, dtype, &[rows, stride], 20 + part as u64);
         let range = part * rows * 4..(part + 1) * rows * 4;
         let of_part = statistics.view_mut().range(range).reshape([rows, 4]);
         if stored {
@@ -164,6 +167,7 @@ pub(super) fn cross_entropy_of_a_vocabulary_in_parts(bench: &Bench) {
                             blocks: blocks[part].view(),
                             targets: ids.view(),
                             first: part * cut,
+                            columns: if part == 0 { cut } else { classes - cut },
                             classes,
                             numbers,
                             exponentials: Some(exponentials.view_mut()),

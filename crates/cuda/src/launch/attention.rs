@@ -11,8 +11,7 @@ use crate::launch::{Issue, address, numbers};
 use crate::modules::Launch;
 use crate::programs::{HEADS, Program, Source};
 
-/// Queries of a block in the forward pass, and its threads.
-const QUERIES: usize = 64;
+/// Threads of a block in the forward pass.
 const FORWARD_THREADS: u32 = 128;
 
 /// The tiles of an attention, as in `attention.cuh` and `attention_backward.cu`.
@@ -24,6 +23,10 @@ struct HeadTiles {
     passing: [usize; 2],
     /// Rows of the tiles that stay in it, in the backward pass.
     staying: usize,
+    /// Buffers of the tiles that pass.
+    buffers: usize,
+    /// Queries of a block in the forward pass, without and with dropout.
+    queries: [usize; 2],
 }
 
 impl HeadTiles {
@@ -31,15 +34,17 @@ impl HeadTiles {
         let bytes = head as usize * element.bytes();
         let passing = [128, 64].map(|max| if bytes <= max { 64 } else { 32 });
         let staying = if bytes <= 256 { 64 } else { 32 };
-        HeadTiles { row_bytes: bytes + PADDING, passing, staying }
+        let buffers = if bytes <= 256 { 2 } else { 1 };
+        let queries = if element.bytes() == 2 && head <= 64 { [128, 64] } else { [64, 64] };
+        HeadTiles { row_bytes: bytes + PADDING, passing, staying, buffers, queries }
     }
 
-    fn forward_bytes(self) -> u32 {
-        ((QUERIES + 2 * self.passing[0]) * self.row_bytes) as u32
+    fn forward_bytes(self, queries: usize) -> u32 {
+        ((queries + 2 * self.buffers * self.passing[0]) * self.row_bytes) as u32
     }
 
     fn backward_bytes(self) -> u32 {
-        (2 * (self.staying + self.passing[1]) * self.row_bytes) as u32
+        (2 * (self.staying + self.buffers * self.passing[1]) * self.row_bytes) as u32
     }
 
     /// Threads of a block of the backward pass: a warp for 16 rows.
@@ -157,12 +162,13 @@ impl Issue<'_> {
         let element = qkv.dtype();
         let program = self.attention_program(Source::Attention, element, e)?;
         let tiles = HeadTiles::new(program.head.unwrap_or_default(), element);
+        let queries = tiles.queries[usize::from(dropout.is_some())];
         let launch = Launch {
             program,
             kernel: if dropout.is_some() { "attention_with_dropout" } else { "attention" },
-            grid: [(e.pairs() * e.rows.div_ceil(QUERIES)) as u64, 1],
+            grid: [(e.pairs() * e.rows.div_ceil(queries)) as u64, 1],
             threads: FORWARD_THREADS,
-            shared_bytes: tiles.forward_bytes(),
+            shared_bytes: tiles.forward_bytes(queries),
         };
         let [row, sample] = keys.strides;
         let arguments = numbers![

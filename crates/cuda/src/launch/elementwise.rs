@@ -5,9 +5,14 @@ use phalanx_tensor::operations::{Activations, Elementwise, Optimizers};
 use phalanx_tensor::{AdamWUpdate, DType, SgdUpdate};
 
 use crate::error::Error;
+use crate::launch::gathered::{Shared, Span};
 use crate::launch::sums::RowBlocks;
-use crate::launch::{Issue, numbers};
+use crate::launch::{Argument, Issue, THREADS, numbers};
 use crate::programs::{Program, Source};
+
+/// Elements that a block updates, and most updates of a launch: those of `adamw.cu`.
+const ADAMW_TILE: u64 = 4096;
+const ADAMW_SPANS: usize = 64;
 
 /// The form of GELU as kernels take it.
 pub(crate) fn form(gelu: Gelu) -> u32 {
@@ -37,6 +42,19 @@ fn factors(step: AdamW) -> [f32; 7] {
         (1.0 - power(beta2)).sqrt() as f32,
         step.eps,
     ]
+}
+
+/// A step of AdamW as a span.
+pub(super) fn adamw_span(o: &AdamWUpdate) -> Span {
+    let rounded = o.rounded.as_ref();
+    let program = Program::of(Source::AdamW, o.g.dtype())
+        .with_other(rounded.map_or(DType::F32, |rounded| rounded.dtype()));
+    let [keep, shared @ ..] = factors(o.step);
+    let arguments = std::iter::once(o.gradient_scale.number()).chain(shared.map(Argument::number)).collect();
+    let (n, [m, v]) = (o.p.elements(), &o.moments);
+    let words = numbers![&o.p, o.g, m, v, rounded, n, keep.number() << 32].to_vec();
+    let kernel = Shared { program, kernel: "adamw", threads: THREADS, spans_max: ADAMW_SPANS, arguments };
+    Span { shared: kernel, words, blocks: (n as u64).div_ceil(ADAMW_TILE) }
 }
 
 impl Issue<'_> {
@@ -111,35 +129,9 @@ impl Issue<'_> {
 
     pub(super) fn optimizer(&mut self, operation: Optimizers) -> Result<(), Error> {
         match operation {
-            Optimizers::AdamWUpdate(o) => self.adamw(o),
+            Optimizers::AdamWUpdate(_) => unreachable!("every step of AdamW is gathered"),
             Optimizers::SgdUpdate(o) => self.sgd(o),
         }
-    }
-
-    fn adamw(&mut self, o: AdamWUpdate) -> Result<(), Error> {
-        let rounded = o.rounded.as_ref();
-        let program = Program::of(Source::AdamW, o.g.dtype())
-            .with_other(rounded.map_or(DType::F32, |rounded| rounded.dtype()));
-        let n = o.p.elements();
-        let [keep, blend1, beta2, blend2, step_size, root_correction2, eps] = factors(o.step);
-        let [m, v] = &o.moments;
-        let arguments = numbers![
-            &o.p,
-            o.g,
-            m,
-            v,
-            o.gradient_scale,
-            rounded,
-            n,
-            keep,
-            blend1,
-            beta2,
-            blend2,
-            step_size,
-            root_correction2,
-            eps
-        ];
-        self.over_fours(program, "adamw", n, arguments)
     }
 
     fn sgd(&mut self, o: SgdUpdate) -> Result<(), Error> {

@@ -20,7 +20,8 @@ impl Issue<'_> {
     /// Computes a product by the library; false if it is left to the kernel.
     pub(super) fn multiply_by_library(&self, blas: &Blas, product: &Product) -> Result<bool, Error> {
         let Some(scratch) = self.scratch.clone().filter(|_| suits(product)) else { return Ok(false) };
-        let Product { a, b, layouts, size: [m, n, k], to, bias, add, gelu } = *product;
+        let Product { a, b, layouts, size: [m, n, k], strides: [a_stride, b_stride], to, bias, add, gelu } =
+            *product;
         let result = gelu.map_or(to, |(pre, _)| pre);
         // The first half of the scratch is the workspace, the second holds copies.
         let start = scratch.start.next_multiple_of(WORKSPACE_ALIGN);
@@ -39,14 +40,14 @@ impl Issue<'_> {
             Some(other) if !other.is_multiple_of(ALIGN) => Some(copies.copy(self, other, result.bytes())?),
             other => other,
         };
-        let matrix = |rows: usize, columns: usize, transposed: bool| match transposed {
-            false => Matrix { rows, columns, transposed },
-            true => Matrix { rows: columns, columns: rows, transposed },
+        let matrix = |[rows, columns]: [usize; 2], stride: usize, transposed: bool| match transposed {
+            false => Matrix { rows, columns, stride, transposed },
+            true => Matrix { rows: columns, columns: rows, stride, transposed },
         };
         let problem = Problem {
-            a: matrix(m, k, layouts == Layouts::LeftTransposed),
-            b: matrix(k, n, layouts == Layouts::RightTransposed),
-            to: matrix(m, n, false),
+            a: matrix([m, k], a_stride, layouts == Layouts::LeftTransposed),
+            b: matrix([k, n], b_stride, layouts == Layouts::RightTransposed),
+            to: matrix([m, n], n, false),
             element: a.dtype(),
             result: result.dtype(),
             has_bias: bias.is_some(),
@@ -73,12 +74,10 @@ impl Issue<'_> {
 
 /// Whether all rows are whole 16 bytes, and types are the library's.
 fn suits(product: &Product) -> bool {
-    let Product { a, layouts, size: [m, n, k], to, bias, .. } = *product;
+    let Product { a, size: [m, n, k], strides: [a_stride, b_stride], to, bias, .. } = *product;
     let step = ALIGN as usize / a.dtype().bytes();
-    let row_of_a = if layouts == Layouts::LeftTransposed { m } else { k };
-    let row_of_b = if layouts == Layouts::RightTransposed { k } else { n };
     let has_elements = [m, n, k].iter().all(|&size| size > 0);
-    let whole = [row_of_a, row_of_b, n].iter().all(|row| row.is_multiple_of(step));
+    let whole = [a_stride, b_stride, n].iter().all(|row| row.is_multiple_of(step));
     has_elements && whole && bias.is_none_or(|bias| bias.dtype() == to.dtype())
 }
 

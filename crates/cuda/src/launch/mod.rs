@@ -6,11 +6,13 @@
 mod attention;
 mod elementwise;
 mod embeddings;
+mod gathered;
 mod library;
 mod products;
 mod rows;
 mod sums;
 
+pub(crate) use gathered::{Gathered, Span};
 pub(crate) use sums::RowBlocks;
 
 use std::ops::Range;

@@ -80,6 +80,8 @@ pub(super) struct Product<'a> {
     pub(super) layouts: Layouts,
     /// `[m, n, k]`
     pub(super) size: [usize; 3],
+    /// Elements from one row of a and of b to the next, as they are stored.
+    pub(super) strides: [usize; 2],
     pub(super) to: &'a ViewMut<'a>,
     pub(super) bias: Option<View<'a>>,
     /// Added; may be the result itself.
@@ -90,7 +92,8 @@ pub(super) struct Product<'a> {
 
 impl<'a> Product<'a> {
     fn new(a: View<'a>, b: View<'a>, layouts: Layouts, size: [usize; 3], to: &'a ViewMut<'a>) -> Product<'a> {
-        Product { a, b, layouts, size, to, bias: None, add: None, gelu: None }
+        let strides = [a, b].map(|matrix| matrix.shape().rows_cols()[1]);
+        Product { a, b, layouts, size, strides, to, bias: None, add: None, gelu: None }
     }
 
     /// The same, added to what is there.
@@ -123,8 +126,8 @@ impl Issue<'_> {
                 self.multiply(Product { bias: Some(o.bias), gelu, ..Product::forward(o.x, o.w, &o.y) })
             }
             Products::InputGradient(o) => {
-                let [rows, out] = o.dy.shape().rows_cols();
-                let [inner, _] = o.w.in_out();
+                let [rows, _] = o.dy.shape().rows_cols();
+                let [inner, out] = o.w.in_out();
                 let layouts = match o.w.layout {
                     Layout::InOut => Layouts::RightTransposed,
                     Layout::OutIn => Layouts::Plain,
@@ -134,7 +137,7 @@ impl Issue<'_> {
             }
             Products::WeightGradient(o) => {
                 let [rows, inner] = o.x.shape().rows_cols();
-                let [_, out] = o.dy.shape().rows_cols();
+                let [_, out] = o.layout.in_out(o.dw.dims());
                 let (a, b, size) = match o.layout {
                     Layout::InOut => (o.x, o.dy, [inner, out, rows]),
                     Layout::OutIn => (o.dy, o.x, [out, inner, rows]),
@@ -143,11 +146,12 @@ impl Issue<'_> {
                 self.multiply(product.accumulating(o.accumulate))
             }
             Products::BiasGradient(o) => {
-                let [rows, columns] = o.dy.shape().rows_cols();
+                let [rows, stride] = o.dy.shape().rows_cols();
+                let columns = o.db.elements();
                 let blocks = RowBlocks::new(rows, columns, 1);
                 let partial = self.scratch(blocks.bytes())?;
                 let program = Program::of(Source::Bias, o.dy.dtype());
-                let arguments = numbers![o.dy, partial, rows, columns, blocks.grain];
+                let arguments = numbers![o.dy, partial, rows, columns, stride, blocks.grain];
                 self.over_blocks(program, "bias_sums", &blocks, arguments)?;
                 self.add_blocks(&blocks, [&o.db], o.accumulate, partial, o.dy.dtype())
             }
@@ -160,7 +164,8 @@ impl Issue<'_> {
         {
             return Ok(());
         }
-        let Product { a, b, layouts, size: [m, n, k], to, bias, add, gelu } = product;
+        let Product { a, b, layouts, size: [m, n, k], strides: [a_stride, b_stride], to, bias, add, gelu } =
+            product;
         let element = a.dtype();
         // With fewer large tiles than multiprocessors, small ones use more of them. An element's sum is the same.
         let small = Tiles::LARGE.blocks(m, n) < self.multiprocessors;
@@ -175,7 +180,7 @@ impl Issue<'_> {
             shared_bytes: tiles.shared_bytes(layouts, element),
         };
         let (pre, form) = gelu.map_or((None, 0), |(pre, form)| (Some(pre), form));
-        self.launch(launch, numbers![a, b, to, bias, add, pre, form, m, n, k])
+        self.launch(launch, numbers![a, b, to, bias, add, pre, form, m, n, k, a_stride, b_stride])
     }
 }
 

@@ -8,10 +8,16 @@ use crate::error::Error;
 use crate::faults::Checked;
 use crate::launch::products::{Layouts, Tiles};
 use crate::launch::sums::RowBlocks;
-use crate::launch::{Issue, numbers};
+use crate::launch::{Issue, THREADS, numbers};
 use crate::modules::Launch;
 use crate::programs::{Program, Source};
 use phalanx_tensor::Layout;
+
+/// Blocks of statistics that a warp computes.
+const STATISTICS_AT_ONCE: u64 = 4;
+
+/// Most blocks in y of a launch.
+const ROWS_MAX: u64 = 65_535;
 
 impl Issue<'_> {
     pub(super) fn normalization(&mut self, operation: Normalization) -> Result<(), Error> {
@@ -48,8 +54,16 @@ impl Issue<'_> {
                 let [rows, columns] = o.logits.dims();
                 let (program, count) =
                     (Program::of(Source::CrossEntropy, o.logits.dtype()), vocabulary_blocks(columns));
+                let blocks = (count as u64).div_ceil(STATISTICS_AT_ONCE * u64::from(THREADS / 32));
+                let launch = Launch {
+                    program,
+                    kernel: "logits_statistics",
+                    grid: [blocks, (rows as u64).min(ROWS_MAX)],
+                    threads: THREADS,
+                    shared_bytes: 0,
+                };
                 let arguments = numbers![&o.logits, o.targets, o.first, &o.blocks, rows, columns];
-                self.over_rows(program, "logits_statistics", rows * count, arguments)?;
+                self.launch(launch, arguments)?;
                 let arguments = numbers![&o.blocks, &o.statistics, rows, count];
                 self.over_rows(program, "join_statistics", rows, arguments)
             }
@@ -61,6 +75,7 @@ impl Issue<'_> {
         let [rows, hidden] = o.x.shape().rows_cols();
         let [_, columns] = o.w.in_out();
         let element = o.x.dtype();
+        let stride = o.exponentials.as_ref().map_or(0, |e| e.dims::<2>()[1]);
         let program = Program { tf32: self.tf32, ..Program::of(Source::CrossEntropy, element) };
         let (kernel, layouts) = match o.w.layout {
             Layout::InOut => ("vocabulary_statistics", Layouts::Plain),
@@ -82,6 +97,7 @@ impl Issue<'_> {
             o.targets,
             o.first,
             o.exponentials.as_ref(),
+            stride,
             &o.blocks,
             rows,
             columns,
@@ -95,7 +111,7 @@ impl Issue<'_> {
     fn vocabulary_loss(&mut self, o: VocabularyLoss) -> Result<(), Error> {
         let [parts, rows, _] = o.statistics.dims();
         let exponentials = o.exponentials.as_ref();
-        let columns = exponentials.map_or(0, |e| e.shape().rows_cols()[1]);
+        let stride = exponentials.map_or(0, |e| e.dims::<2>()[1]);
         // Without exponentials, any type serves: nothing is written.
         let element = exponentials.map_or(phalanx_tensor::DType::F32, |e| e.dtype());
         let losses = self.scratch(rows * size_of::<f64>())?;
@@ -113,7 +129,8 @@ impl Issue<'_> {
             exponentials,
             losses,
             rows,
-            columns,
+            o.columns,
+            stride,
             fault,
             call
         ];

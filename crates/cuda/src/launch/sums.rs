@@ -1,9 +1,10 @@
 //! Sums: over rows in blocks, and of whole tensors.
 
-use phalanx_tensor::operations::Reductions;
+use phalanx_tensor::operations::{BlockSquares, Reductions, TreeSum};
 use phalanx_tensor::{DType, NORM_BLOCK, ViewMut};
 
 use crate::error::Error;
+use crate::launch::gathered::{Shared, Span};
 use crate::launch::{Issue, numbers};
 use crate::modules::Launch;
 use crate::programs::{Program, Source};
@@ -14,8 +15,19 @@ const GRAIN: usize = 16 * 1024;
 /// Most blocks of a sum over rows.
 const BLOCKS_MAX: usize = 64;
 
-/// Threads of a block that sums columns.
-const COLUMN_THREADS: u32 = 128;
+/// Threads of a block that sums columns over rows, and columns of a thread.
+const COLUMN_THREADS: u32 = 64;
+const THREAD_COLUMNS: u32 = 2;
+
+/// Threads of a block that adds the blocks' lines, each in one column.
+const LINE_THREADS: u32 = 32;
+
+/// Threads of a block that sums squares, and the blocks of squares that it sums.
+const SQUARE_THREADS: u32 = 128;
+const SQUARE_BLOCKS: usize = 2;
+
+/// Most sums of a launch: those of `norm.cu` and `norm_f64.cu`.
+const SUM_SPANS: usize = 120;
 
 /// Numbers that the tree of one block of threads sums.
 const TREE_MAX: usize = 2048 * 2048;
@@ -42,6 +54,33 @@ impl RowBlocks {
     }
 }
 
+/// Sums of squares as a span.
+pub(super) fn squares_span(o: &BlockSquares) -> Span {
+    let n = o.x.elements();
+    let shared = Shared {
+        program: Program::of(Source::Norm, o.x.dtype()),
+        kernel: "block_squares",
+        threads: SQUARE_THREADS,
+        spans_max: SUM_SPANS,
+        arguments: Vec::new(),
+    };
+    let blocks = n.div_ceil(SQUARE_BLOCKS * NORM_BLOCK) as u64;
+    Span { shared, words: numbers![o.x, n, &o.squares, 0u64].to_vec(), blocks }
+}
+
+/// A sum along a tree as a span; None if it has too many numbers.
+pub(super) fn tree_span(o: &TreeSum) -> Option<Span> {
+    let n = o.x.elements();
+    let shared = Shared {
+        program: Program::of_f64(Source::NormF64),
+        kernel: "tree_sum",
+        threads: 1024,
+        spans_max: SUM_SPANS,
+        arguments: Vec::new(),
+    };
+    (n <= TREE_MAX).then(|| Span { shared, words: numbers![o.x, n, &o.out, 0u64].to_vec(), blocks: 1 })
+}
+
 impl Issue<'_> {
     /// Launches a kernel that sums columns over each block of rows.
     pub(super) fn over_blocks(
@@ -51,12 +90,12 @@ impl Issue<'_> {
         blocks: &RowBlocks,
         arguments: &mut [u64],
     ) -> Result<(), Error> {
-        let across = (blocks.columns as u64).div_ceil(u64::from(COLUMN_THREADS));
+        let across = (blocks.columns as u64).div_ceil(u64::from(COLUMN_THREADS * THREAD_COLUMNS));
         let grid = [across, blocks.blocks as u64];
         self.launch(Launch { program, kernel, grid, threads: COLUMN_THREADS, shared_bytes: 0 }, arguments)
     }
 
-    /// Adds the blocks' lines in order; line k goes to `out[k]`.
+    /// Adds the blocks' lines in order; line k goes to `out[k]`. There are one or two, of one type.
     pub(super) fn add_blocks<const K: usize>(
         &self,
         blocks: &RowBlocks,
@@ -65,38 +104,23 @@ impl Issue<'_> {
         partial: u64,
         element: DType,
     ) -> Result<(), Error> {
-        let across = (blocks.columns as u64).div_ceil(u64::from(COLUMN_THREADS));
-        for (k, out) in out.into_iter().enumerate() {
-            let program = Program::of(Source::Bias, element).with_other(out.dtype());
-            let launch = Launch {
-                program,
-                kernel: "add_blocks",
-                grid: [across, 1],
-                threads: COLUMN_THREADS,
-                shared_bytes: 0,
-            };
-            let line = partial + (k * blocks.columns * size_of::<f32>()) as u64;
-            let stride = K * blocks.columns;
-            self.launch(launch, numbers![line, blocks.blocks, stride, blocks.columns, out, accumulate])?;
-        }
-        Ok(())
+        assert!(K == blocks.lines && K <= 2, "{K} results of {} lines", blocks.lines);
+        let (first, second) = (out[0], out.get(1).copied());
+        let launch = Launch {
+            program: Program::of(Source::Bias, element).with_other(first.dtype()),
+            kernel: "add_blocks",
+            grid: [(blocks.columns as u64).div_ceil(u64::from(LINE_THREADS)), K as u64],
+            threads: LINE_THREADS,
+            shared_bytes: 0,
+        };
+        self.launch(launch, numbers![partial, blocks.blocks, K, blocks.columns, first, second, accumulate])
     }
 
     pub(super) fn reduction(&mut self, operation: Reductions) -> Result<(), Error> {
         let f64s = Program::of_f64(Source::NormF64);
         match operation {
-            Reductions::BlockSquares(o) => {
-                let (n, program) = (o.x.elements(), Program::of(Source::Norm, o.x.dtype()));
-                // 16 threads for a block of squares.
-                let blocks = (n.div_ceil(NORM_BLOCK) as u64).div_ceil(16);
-                let grid = [blocks.min(64 * self.multiprocessors), 1];
-                let launch = Launch { program, kernel: "block_squares", grid, threads: 256, shared_bytes: 0 };
-                self.launch(launch, numbers![o.x, n, &o.squares])
-            }
-            Reductions::TreeSum(o) => {
-                self.check_tree(o.x.elements())?;
-                self.one_block(f64s, "tree_sum", numbers![o.x, o.x.elements(), &o.out])
-            }
+            Reductions::BlockSquares(_) => unreachable!("all squares are gathered"),
+            Reductions::TreeSum(o) => self.check_tree(o.x.elements()),
             Reductions::Norm(o) => {
                 let n = o.squares.elements();
                 self.check_tree(n)?;

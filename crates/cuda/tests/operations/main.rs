@@ -32,22 +32,22 @@ fn check_group(group: &Group, bench: &Bench) {
 
 #[test]
 fn elementwise_operations_activations_optimizers_and_norms() {
-    check(0..6);
+    check(0..7);
 }
 
 #[test]
 fn products() {
-    check(6..8);
+    check(7..9);
 }
 
 #[test]
 fn operations_on_rows() {
-    check(8..11);
+    check(9..12);
 }
 
 #[test]
 fn attention() {
-    check(11..GROUPS.len());
+    check(12..GROUPS.len());
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use phalanx_trace::Site;
 
 use super::{gradient, same};
-use crate::arguments::{Epilogue, Gelu, Layout, Weight};
+use crate::arguments::{Epilogue, Gelu, Layout, Weight, holds_rows};
 use crate::device::Device;
 use crate::operation::{Describe, Price, operation};
 use crate::operations::family::family;
@@ -104,7 +104,7 @@ impl Describe for LinearGelu<'_> {
 operation! {
     /// `dx (+)= dy · wᵀ`.
     InputGradient {
-        /// `[.., out]`
+        /// `[.., out]`, or `[.., logits_stride(out)]`: rows with the padding of logits, which is zeros.
         dy: View<'a>,
         /// `[in, out]`, by its layout.
         w: Weight<'a>,
@@ -122,7 +122,8 @@ impl Describe for InputGradient<'_> {
         let InputGradient { dy, w, dx, .. } = self;
         let [rows, out] = dy.shape().rows_cols();
         let [inner, w_out] = w.in_out();
-        assert_eq!((w_out, [rows, inner]), (out, dx.shape().rows_cols()), "dx of {dy:?} · {w:?} -> {dx:?}");
+        assert!(holds_rows(out, w_out), "dx of {dy:?} · {w:?}");
+        assert_eq!([rows, inner], dx.shape().rows_cols(), "dx of {dy:?} · {w:?} -> {dx:?}");
         same(&[dy.dtype(), w.matrix.dtype(), dx.dtype()]);
     }
 
@@ -149,7 +150,7 @@ operation! {
     WeightGradient {
         /// `[.., in]`
         x: View<'a>,
-        /// `[.., out]`
+        /// `[.., out]`, or with padding as that of [`InputGradient`].
         dy: View<'a>,
         /// `[in, out]`, by its layout.
         dw: ViewMut<'a>,
@@ -167,11 +168,9 @@ impl Describe for WeightGradient<'_> {
         let WeightGradient { x, dy, dw, layout, .. } = self;
         let [rows, inner] = x.shape().rows_cols();
         let [dy_rows, out] = dy.shape().rows_cols();
-        let expected = match layout {
-            Layout::InOut => [inner, out],
-            Layout::OutIn => [out, inner],
-        };
-        assert_eq!((dy_rows, dw.dims()), (rows, expected), "dw of {x:?}, {dy:?} -> {dw:?}");
+        let [dw_inner, dw_out] = layout.in_out(dw.dims());
+        assert!(holds_rows(out, dw_out), "dw of {x:?}, {dy:?} -> {dw:?}");
+        assert_eq!((dy_rows, dw_inner), (rows, inner), "dw of {x:?}, {dy:?} -> {dw:?}");
         same(&[x.dtype(), dy.dtype()]);
         gradient(dw, x.dtype());
     }
@@ -198,7 +197,7 @@ impl Describe for WeightGradient<'_> {
 operation! {
     /// `db (+)= sum over rows of dy`.
     BiasGradient {
-        /// `[.., out]`
+        /// `[.., out]`, or with padding as that of [`InputGradient`].
         dy: View<'a>,
         /// `[out]`
         db: ViewMut<'a>,
@@ -212,7 +211,7 @@ impl Describe for BiasGradient<'_> {
 
     fn check(&self) {
         let BiasGradient { dy, db, .. } = self;
-        assert_eq!(dy.shape().rows_cols()[1], db.elements(), "db of {dy:?} -> {db:?}");
+        assert!(holds_rows(dy.shape().rows_cols()[1], db.elements()), "db of {dy:?} -> {db:?}");
         gradient(db, dy.dtype());
     }
 

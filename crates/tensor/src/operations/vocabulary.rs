@@ -8,7 +8,7 @@ use phalanx_trace::{Axis, DType, Placement, Site};
 
 use super::products::product_flops;
 use super::{floats, same};
-use crate::arguments::{CrossEntropy, Weight, vocabulary_blocks};
+use crate::arguments::{CrossEntropy, Weight, holds_rows, vocabulary_blocks};
 use crate::device::Device;
 use crate::operation::{Describe, Price, operation};
 use crate::operations::family::family;
@@ -35,7 +35,8 @@ operation! {
         targets: View<'a>,
         /// Class of column 0.
         first: usize,
-        /// For training: `[rows, columns]` exponentials relative to the largest logit of their block, overwritten.
+        /// For training: `[rows, columns]` or `[rows, logits_stride(columns)]` exponentials relative to the largest logit of their
+        /// block, overwritten; with zeros in the padding.
         exponentials: Option<ViewMut<'a>>,
         /// `[rows, 4 * vocabulary_blocks(columns)]` f32: the statistics of each
         /// [`VOCABULARY_BLOCK`](crate::arguments::VOCABULARY_BLOCK) columns, overwritten.
@@ -58,7 +59,9 @@ impl Describe for VocabularyStatistics<'_> {
         assert!(bias.is_none_or(|b| (b.elements(), b.dtype()) == (columns, x.dtype())), "{bias:?} for {w:?}");
         same(&[x.dtype(), w.matrix.dtype()]);
         if let Some(e) = exponentials {
-            assert_eq!((e.dims(), e.dtype()), ([rows, columns], x.dtype()), "{e:?} of {x:?}, {w:?}");
+            let [e_rows, stride] = e.dims();
+            assert!(holds_rows(stride, columns), "{e:?} of {x:?}, {w:?}");
+            assert_eq!((e_rows, e.dtype()), (rows, x.dtype()), "{e:?} of {x:?}, {w:?}");
         }
     }
 
@@ -150,11 +153,13 @@ operation! {
         targets: View<'a>,
         /// Class of this part's column 0.
         first: usize,
+        /// Classes of this part.
+        columns: usize,
         /// Classes of all parts.
         classes: usize,
         /// Scale, label smoothing, z-loss.
         numbers: CrossEntropy,
-        /// For training: this part's exponentials, which become derivatives.
+        /// For training: this part's exponentials, which become derivatives. Padding stays zeros.
         exponentials: Option<ViewMut<'a>>,
         /// `[1]` f64
         loss: ViewMut<'a>,
@@ -167,16 +172,23 @@ impl Describe for VocabularyLoss<'_> {
     const NAME: &'static str = "vocabulary_loss";
 
     fn check(&self) {
-        let VocabularyLoss { statistics, blocks, targets, first, classes, exponentials, loss, .. } = self;
+        let VocabularyLoss {
+            statistics, blocks, targets, first, columns, classes, exponentials, loss, ..
+        } = self;
         let [parts, rows, four] = statistics.dims();
         assert!(parts > 0 && four == 4, "{statistics:?}");
         same(&[DType::F32, statistics.dtype(), blocks.dtype()]);
         assert_eq!((targets.elements(), targets.dtype()), (rows, DType::U32), "{targets:?} of {rows} rows");
         assert_eq!((loss.elements(), loss.dtype()), (1, DType::F64), "{loss:?}");
+        assert_eq!(
+            blocks.elements(),
+            rows * 4 * vocabulary_blocks(*columns),
+            "{blocks:?}, {columns} columns"
+        );
+        assert!(first + columns <= *classes, "classes {first} .. {} of {classes}", first + columns);
         if let Some(e) = exponentials {
-            let [e_rows, columns] = e.dims();
-            assert_eq!((e_rows, blocks.elements()), (rows, rows * 4 * vocabulary_blocks(columns)), "{e:?}");
-            assert!(first + columns <= *classes, "classes {first} .. {} of {classes}", first + columns);
+            let [e_rows, stride] = e.dims();
+            assert!(e_rows == rows && holds_rows(stride, *columns), "{e:?}, {columns} columns");
         }
     }
 

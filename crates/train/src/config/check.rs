@@ -306,6 +306,10 @@ impl RunConfig {
                 let expected = "is for precision.compute = \"f32\", whose third part it leaves out; give \"split\" for f16, and nothing for bf16";
                 return Err(refuse("precision.products", "\"split2\"", expected));
             }
+            (Products::Tf32, Float::Bf16 | Float::F16) => {
+                let expected = "is for precision.compute = \"f32\", which it rounds; leave it out";
+                return Err(refuse("precision.products", "\"tf32\"", expected));
+            }
             _ => {}
         }
         let scale = p.loss_scale as f32;

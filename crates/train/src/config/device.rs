@@ -20,6 +20,10 @@ pub struct DeviceConfig {
     /// `simulated`: an accelerator with a memory of its own, which the processor plays, for experiments with memory budgets on a
     /// machine that has none.
     pub kind: DeviceKind,
+    /// How ranks on cards exchange data. `nccl`: between the cards, by NVIDIA's library. `host`: through host memory. `auto`: `nccl` where
+    /// the library is found and each rank has a card of its own, else `host`. The bits are the same.
+    #[serde(skip_serializing_if = "Communication::is_auto")]
+    pub communication: Communication,
     /// In MiB: the memory of a simulated device, as much as the plan needs when left out; or what a rank may take of its card,
     /// its share of the card when left out.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -45,6 +49,36 @@ pub enum DeviceKind {
     Cuda,
     /// An accelerator that the processor plays.
     Simulated,
+}
+
+/// How ranks on cards exchange data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Communication {
+    /// The program decides.
+    #[default]
+    Auto,
+    /// Between cards, by NCCL.
+    Nccl,
+    /// Through host memory.
+    Host,
+}
+
+impl Communication {
+    /// Whether it is not decided.
+    #[allow(clippy::trivially_copy_pass_by_ref, reason = "serde gives a reference")]
+    pub fn is_auto(&self) -> bool {
+        *self == Communication::Auto
+    }
+
+    /// Its name in a configuration.
+    pub fn name(self) -> &'static str {
+        match self {
+            Communication::Auto => "auto",
+            Communication::Nccl => "nccl",
+            Communication::Host => "host",
+        }
+    }
 }
 
 impl DeviceKind {
@@ -122,6 +156,22 @@ impl RunConfig {
                 expected,
             ));
         }
+        let is_of_cards = matches!(device.kind, DeviceKind::Cuda | DeviceKind::Auto);
+        if !is_of_cards && self.precision.products == Products::Tf32 {
+            let expected = "is for cards: set device.kind = \"cuda\", or leave it out";
+            return Err(refuse("precision.products", "\"tf32\"", expected));
+        }
+        if !device.communication.is_auto() && !is_of_cards {
+            let expected = format!(
+                "applies to cards, but device.kind is {:?}: leave it out, or set device.kind = \"cuda\"",
+                device.kind.name()
+            );
+            return Err(refuse(
+                "device.communication",
+                format!("{:?}", device.communication.name()),
+                expected,
+            ));
+        }
         let head = self.model.hidden / self.model.heads;
         if device.kind == DeviceKind::Cuda && head > CUDA_HEAD_MAX {
             let expected = format!(
@@ -180,6 +230,10 @@ mod tests {
             ),
             (DeviceConfig { seed: Some(0), ..DeviceConfig::default() }, "device.seed = 0: applies"),
             (
+                DeviceConfig { communication: Communication::Nccl, ..simulated.clone() },
+                "device.communication = \"nccl\": applies to cards",
+            ),
+            (
                 DeviceConfig { memory_mb: Some(0.0), ..simulated.clone() },
                 "device.memory_mb = 0: must be a positive",
             ),
@@ -214,7 +268,13 @@ mod tests {
     fn what_is_left_out_has_a_default() {
         assert_eq!(DeviceConfig::default().choice(), DeviceChoice::Cpu);
         let kind = DeviceKind::Simulated;
-        let device = DeviceConfig { kind, memory_mb: Some(0.5), copy_gb_per_s: Some(2.0), seed: Some(7) };
+        let device = DeviceConfig {
+            kind,
+            memory_mb: Some(0.5),
+            copy_gb_per_s: Some(2.0),
+            seed: Some(7),
+            ..DeviceConfig::default()
+        };
         let expected = SimulatedDevice { memory_bytes: Some(1 << 19), copy_bytes_per_s: 2e9, seed: 7 };
         assert_eq!(device.choice(), DeviceChoice::Simulated(expected));
         let defaults = DeviceConfig { kind, ..DeviceConfig::default() };

@@ -18,7 +18,7 @@ pub mod placement;
 mod resolved;
 
 pub use check::ConfigError;
-pub use device::{CUDA_HEAD_MAX, DeviceChoice, DeviceConfig, DeviceKind, SimulatedDevice};
+pub use device::{CUDA_HEAD_MAX, Communication, DeviceChoice, DeviceConfig, DeviceKind, SimulatedDevice};
 pub use memory::{Checkpointing, CheckpointingWord, Chunk, ChunkWord, MemoryConfig, Tier, UpdateOn};
 pub use parallel::{CutBy, ParallelConfig, Updates};
 pub use placement::{AutoPlacement, Fractions, Placement, PlacementRule};
@@ -242,6 +242,7 @@ impl PrecisionConfig {
             Products::Fma => Some(ProductMethod::Fma),
             Products::Split => Some(ProductMethod::Split),
             Products::Split2 => Some(ProductMethod::Split2),
+            Products::Tf32 => Some(ProductMethod::Tf32),
         }
     }
 }
@@ -276,6 +277,8 @@ pub enum Products {
     Split,
     /// On tile registers: an f32 rounded to the sum of two bf16, in half the products of `Split`: 16 bits, where TF32 has 11.
     Split2,
+    /// On the tensor cores of cards: an f32 rounded to 11 bits.
+    Tf32,
 }
 
 impl Products {
@@ -286,6 +289,7 @@ impl Products {
             Products::Fma => "fma",
             Products::Split => "split",
             Products::Split2 => "split2",
+            Products::Tf32 => "tf32",
         }
     }
 }

@@ -50,7 +50,11 @@ pub fn factory() -> Box<dyn DeviceFactory> {
 /// whatever the environment says.
 pub fn factory_for(spec: &Spec) -> Box<dyn DeviceFactory> {
     let selected = factory();
-    if selected.is_host_addressable() && !spec.host_addressable { Box::new(simulated(1)) } else { selected }
+    match (selected.is_host_addressable(), spec.host_addressable) {
+        (true, false) => Box::new(simulated(1)),
+        (false, _) if spec.linked => Box::new(linked_cuda(spec.communicators())),
+        _ => selected,
+    }
 }
 
 /// Simulated accelerators that compute with the kernels of the processor.
@@ -62,8 +66,14 @@ pub fn simulated(seed: u64) -> SimulatedFactory {
 
 /// Cards, which ranks share. Compiled kernels are kept in the target folder.
 pub fn cuda() -> CudaFactory {
+    linked_cuda(0)
+}
+
+/// The same with so many communicators of NCCL.
+pub fn linked_cuda(communicators: usize) -> CudaFactory {
     let options = phalanx_cuda::Options {
         nvrtc: std::env::var_os("PHALANX_NVRTC").map(Into::into),
+        communicators,
         cache: option_env!("CARGO_TARGET_TMPDIR").map(|folder| Path::new(folder).join("phalanx/cuda")),
         ..phalanx_cuda::Options::default()
     };

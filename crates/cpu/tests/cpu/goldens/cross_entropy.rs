@@ -91,6 +91,7 @@ impl Head {
             blocks: blocks.view(),
             targets,
             first: 0,
+            columns: vocab,
             classes: vocab,
             numbers,
             exponentials: to,

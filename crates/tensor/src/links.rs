@@ -1,0 +1,140 @@
+//! Links: communication between the memories of several ranks' devices, past the host.
+//!
+//! A link connects the devices of a group of ranks. One rank makes an invitation, which reaches the others by another way; each joins with
+//! it. A link moves bytes, and sums what has arrived. It checks nothing: who uses it has agreed with the other ranks on the call before, and
+//! sees by other means whether they still work.
+
+use phalanx_trace::DType;
+
+use crate::backend::{DeviceError, StreamEvent};
+
+/// Bytes of an invitation.
+pub const INVITATION_BYTES: usize = 128;
+
+/// What the ranks of a link know of each other before they are connected.
+pub type Invitation = [u8; INVITATION_BYTES];
+
+/// The number of a link of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LinkId(pub usize);
+
+/// A range of device memory, as tensors have it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Span {
+    /// The first address.
+    pub address: usize,
+    /// Length.
+    pub bytes: usize,
+}
+
+impl Span {
+    /// A part of the range.
+    ///
+    /// # Panics
+    /// When it is not inside.
+    #[must_use]
+    pub fn range(self, start: usize, bytes: usize) -> Span {
+        assert!(start + bytes <= self.bytes, "{bytes} bytes at {start} exceed {self:?}");
+        Span { address: self.address + start, bytes }
+    }
+}
+
+/// A buffer that goes to another rank or comes from it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Message {
+    /// The other rank, by its number in the group.
+    pub peer: usize,
+    /// Whether it is sent.
+    pub is_sent: bool,
+    /// The buffer.
+    pub buffer: Span,
+}
+
+/// A sum of one part of each rank, along the tree of `collectives::reduction`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PartsSum {
+    /// The type of the parts.
+    pub dtype: DType,
+    /// Elements of a part.
+    pub elements: usize,
+    /// This rank's number in the group.
+    pub rank: usize,
+    /// Ranks of the group.
+    pub ranks: usize,
+    /// This rank's part.
+    pub own: Span,
+    /// The parts of the others one behind the other, in the order of their ranks.
+    pub others: Span,
+    /// Where the sum goes. It may be `own`.
+    pub target: Span,
+    /// Whether the sum is added to what is there.
+    pub accumulate: bool,
+}
+
+/// One step of a call. Steps of a link run one after the other.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LinkStep {
+    /// Part r of `whole` becomes the part of rank r; `part` may be this rank's part of `whole`.
+    AllGather {
+        /// What this rank gives.
+        part: Span,
+        /// What it gets.
+        whole: Span,
+    },
+    /// The buffer becomes that of `root`.
+    Broadcast {
+        /// The buffer.
+        buffer: Span,
+        /// The rank that has it.
+        root: usize,
+    },
+    /// Messages, all at once.
+    Exchange(Vec<Message>),
+    /// A copy within this rank's memory.
+    Copy {
+        /// What is copied.
+        from: Span,
+        /// Where to.
+        to: Span,
+    },
+    /// A sum.
+    Sum(PartsSum),
+}
+
+/// The links of a device. May be used by any thread.
+pub trait Links: Send + Sync {
+    /// Makes an invitation.
+    ///
+    /// # Errors
+    /// When the device cannot.
+    fn invite(&self) -> Result<Invitation, DeviceError>;
+
+    /// Begins to connect this device with those of the other ranks; [`Links::is_over`] says when it is connected.
+    ///
+    /// # Errors
+    /// When the device cannot.
+    fn join(&self, invitation: &Invitation, rank: usize, ranks: usize) -> Result<LinkId, DeviceError>;
+
+    /// Starts the steps of a call: nothing else is in progress on the link. They run after `after` of the compute stream.
+    ///
+    /// # Safety
+    /// The memory of the steps stays valid until [`Links::is_over`] has said that the call is over, or the link was abandoned; and nothing
+    /// else uses it meanwhile but work that `after` includes.
+    ///
+    /// # Errors
+    /// When the device cannot.
+    unsafe fn start(&self, link: LinkId, steps: Vec<LinkStep>, after: StreamEvent)
+    -> Result<(), DeviceError>;
+
+    /// Moves a link along; whether what was started on it is over.
+    ///
+    /// # Errors
+    /// When it failed.
+    fn is_over(&self, link: LinkId) -> Result<bool, DeviceError>;
+
+    /// Ends a link whatever its state: when this returns, nothing that was started on it uses memory.
+    fn abandon(&self, link: LinkId);
+
+    /// Ends a link on which nothing is in progress, as all its ranks do.
+    fn leave(&self, link: LinkId);
+}

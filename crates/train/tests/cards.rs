@@ -1,0 +1,311 @@
+//! Ranks with cards of their own, which exchange data between the cards: every collective as through shared memory, bit for bit, and
+//! training as through host memory, bit for bit.
+//!
+//! Needs four cards, a driver, NVRTC in the folder `PHALANX_NVRTC` and NCCL; the emulator of the driver has as many cards as
+//! `PHALANX_EMULATOR_CARDS` says, and fails every call after a report (`cargo xtask cuda-emulator` runs these tests with four). Without them the tests say so and check nothing.
+#![allow(clippy::print_stderr, reason = "a test that checks nothing says so")]
+
+mod rig;
+
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use half::{bf16, f16};
+use phalanx_collectives::linked::linked;
+use phalanx_collectives::{CollectiveError, Endpoint, Group, Options, threads};
+use phalanx_cpu::Cpu;
+use phalanx_cuda::{Found, unplanned_device};
+use phalanx_models::Gpt2;
+use phalanx_tensor::{Arena, Category, Device, Element, Immediate, Memory, Tensor};
+use phalanx_train::RunConfig;
+use phalanx_train::config::{Communication, DeviceKind, Float};
+use rig::{Ran, Steps, assert_same_state, devices, same_bits};
+
+/// The process has one driver, which a failure makes unusable: tests take turns.
+static TURN: Mutex<()> = Mutex::new(());
+
+fn options() -> phalanx_cuda::Options {
+    phalanx_cuda::Options {
+        nvrtc: std::env::var_os("PHALANX_NVRTC").map(Into::into),
+        nccl: std::env::var_os("PHALANX_NCCL").map(Into::into),
+        cache: option_env!("CARGO_TARGET_TMPDIR").map(|folder| Path::new(folder).join("phalanx/cuda")),
+        communicators: 1,
+        ..phalanx_cuda::Options::default()
+    }
+}
+
+/// None, with a line that says why, where there are not so many cards or no library.
+fn turn(test: &str, cards: usize) -> Option<MutexGuard<'static, ()>> {
+    let why = match Found::look(&options()) {
+        Err(error) => error.to_string(),
+        Ok(found) if found.cards.len() < cards => format!("{} cards of {cards}", found.cards.len()),
+        Ok(Found { nccl: None, .. }) => phalanx_cuda::NO_NCCL.to_string(),
+        Ok(_) => return Some(TURN.lock().unwrap_or_else(PoisonError::into_inner)),
+    };
+    eprintln!("{test}: skipped: {why}");
+    None
+}
+
+const CARD_BYTES: u64 = 64 << 20;
+
+fn card_of(rank: usize) -> Device {
+    unplanned_device(&options(), rank, CARD_BYTES, Cpu::new(1)).unwrap()
+}
+
+fn processor() -> Device {
+    let backend = Arc::new(Immediate::new(Cpu::new(1)));
+    Device::with_memories(backend, Arena::heap(), Arena::heap_of(Memory::Host))
+}
+
+/// Runs `body` on the group of each rank, on the processor or on cards of their own; results by rank.
+fn on_ranks<T: Send>(
+    world: usize,
+    on_cards: bool,
+    deadline: Duration,
+    body: impl Fn(&dyn Group, &Device) -> T + Sync,
+) -> Vec<T> {
+    let one = |endpoint: Endpoint| {
+        let endpoint = endpoint.with_options(Options { deadline, ..Options::default() });
+        let group = endpoint.group("data");
+        if !on_cards {
+            return body(&*group, &processor());
+        }
+        let device = card_of(endpoint.rank());
+        let group = linked(group, &device);
+        group.connect().unwrap();
+        body(&*group, &device)
+    };
+    std::thread::scope(|scope| {
+        let one = &one;
+        let ranks: Vec<_> =
+            threads(world).into_iter().map(|endpoint| scope.spawn(move || one(endpoint))).collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    })
+}
+
+const DEADLINE: Duration = Duration::from_secs(60);
+
+/// A type of elements with values of very different sizes, so that any other order of additions changes the bits.
+trait Sample: Element {
+    fn sample(value: f64) -> Self;
+}
+
+impl Sample for f32 {
+    fn sample(value: f64) -> f32 {
+        value as f32
+    }
+}
+impl Sample for bf16 {
+    fn sample(value: f64) -> bf16 {
+        bf16::from_f64(value)
+    }
+}
+impl Sample for f16 {
+    fn sample(value: f64) -> f16 {
+        f16::from_f64(value)
+    }
+}
+impl Sample for f64 {
+    fn sample(value: f64) -> f64 {
+        value / 3.0
+    }
+}
+
+fn tensor<T: Sample>(device: &Device, rank: usize, elements: usize) -> Tensor {
+    let value = |i: usize| {
+        let h = ((rank * 7919 + i * 104_729 + 12_345) as u32).wrapping_mul(2_654_435_761);
+        T::sample((f64::from(h) / f64::from(u32::MAX) - 0.5) * 10f64.powi((h % 9) as i32 - 4))
+    };
+    let values: Vec<T> = (0..elements).map(value).collect();
+    let mut tensor = device.alloc(T::DTYPE, [elements], Category::Communication, "test");
+    device.upload(&values, tensor.view_mut());
+    tensor
+}
+
+/// The bytes of the first `elements` of a tensor.
+fn bytes<T: Sample>(device: &Device, tensor: &Tensor, elements: std::ops::Range<usize>) -> Vec<u8> {
+    let mut values = vec![T::sample(0.0); elements.len()];
+    device.download(tensor.view().range(elements), &mut values).unwrap();
+    bytemuck::cast_slice(&values).to_vec()
+}
+
+/// What every collective leaves, with one rank's values.
+fn all_calls<T: Sample>(g: &dyn Group, device: &Device, part: usize) -> Vec<Vec<u8>> {
+    let (rank, world) = (g.rank(), g.world_size());
+    let (whole, mine) = (part * world, rank * part..(rank + 1) * part);
+    let mut found = Vec::new();
+    let x = |elements| tensor::<T>(device, rank, elements);
+    // With an odd count, parts are short; a long one goes in two steps.
+    for count in [1, part + 1, 40 * part + 3] {
+        let sum = g.all_reduce(x(count)).wait().unwrap();
+        found.push(bytes::<T>(device, &sum, 0..count));
+        let sum = g.reduce(x(count), count % world).wait().unwrap();
+        found.push(if count % world == rank { bytes::<T>(device, &sum, 0..count) } else { Vec::new() });
+    }
+    for accumulate in [false, true] {
+        let (_, shard) =
+            g.reduce_scatter(x(whole), tensor::<T>(device, 77, part), accumulate).wait().unwrap();
+        found.push(bytes::<T>(device, &shard, 0..part));
+    }
+    let sum = g.reduce_scatter_in_place(x(whole)).wait().unwrap();
+    found.push(bytes::<T>(device, &sum, mine.clone()));
+    let (_, all) = g.all_gather(x(part), tensor::<T>(device, 5, whole)).wait().unwrap();
+    found.push(bytes::<T>(device, &all, 0..whole));
+    let all = g.all_gather_in_place(x(whole)).wait().unwrap();
+    found.push(bytes::<T>(device, &all, 0..whole));
+    let (_, all) = g.all_to_all(x(whole), tensor::<T>(device, 5, whole)).wait().unwrap();
+    found.push(bytes::<T>(device, &all, 0..whole));
+    for root in 0..world {
+        let same = g.broadcast(x(part), root).wait().unwrap();
+        found.push(bytes::<T>(device, &same, 0..part));
+        let to = (rank == root).then(|| tensor::<T>(device, 5, whole));
+        let (_, all) = g.gather(x(part), to, root).wait().unwrap();
+        found.push(all.map_or(Vec::new(), |all| bytes::<T>(device, &all, 0..whole)));
+        let from = (rank == root).then(|| x(whole));
+        let (_, own) = g.scatter(from, tensor::<T>(device, 5, part), root).wait().unwrap();
+        found.push(bytes::<T>(device, &own, 0..part));
+    }
+    let (next, previous) = ((rank + 1) % world, (rank + world - 1) % world);
+    let received = if rank == 0 {
+        g.send(x(part), next, 1).wait().unwrap();
+        g.recv(tensor::<T>(device, 5, part), previous, 1).wait().unwrap()
+    } else {
+        let received = g.recv(tensor::<T>(device, 5, part), previous, 1).wait().unwrap();
+        g.send(x(part), next, 1).wait().unwrap();
+        received
+    };
+    found.push(bytes::<T>(device, &received, 0..part));
+    g.barrier().wait().unwrap();
+    found
+}
+
+fn check_collectives<T: Sample>(world: usize, part: usize) {
+    let calls = |on_cards| on_ranks(world, on_cards, DEADLINE, |g, device| all_calls::<T>(g, device, part));
+    let (expected, found) = (calls(false), calls(true));
+    for (rank, (expected, found)) in expected.iter().zip(&found).enumerate() {
+        for (call, (expected, found)) in expected.iter().zip(found).enumerate() {
+            assert!(expected == found, "{} on rank {rank} of {world}, call {call}", T::DTYPE.name());
+        }
+    }
+}
+
+#[test]
+fn collectives_between_cards_have_the_bits_of_shared_memory() {
+    let Some(_turn) = turn("collectives", 4) else { return };
+    for world in [2, 3, 4] {
+        check_collectives::<f32>(world, 1000);
+        check_collectives::<bf16>(world, 333);
+    }
+    check_collectives::<f16>(3, 1000);
+    check_collectives::<f64>(3, 5);
+}
+
+#[test]
+fn calls_that_differ_are_refused_before_a_byte_moves() {
+    let Some(_turn) = turn("calls that differ", 2) else { return };
+    let errors = on_ranks(2, true, DEADLINE, |g, device| {
+        g.all_reduce(tensor::<f32>(device, 0, 100 + g.rank())).wait().unwrap_err()
+    });
+    for error in errors {
+        assert!(matches!(error, CollectiveError::Disagreement { .. }), "{error}");
+    }
+}
+
+/// A rank whose part has been issued, and that then waits forever for a rank that stops.
+#[test]
+fn a_rank_that_stops_is_named() {
+    let Some(_turn) = turn("a rank that stops", 3) else { return };
+    let results = on_ranks(3, true, Duration::from_millis(700), |g, device| {
+        if g.rank() == 1 {
+            std::thread::sleep(Duration::from_secs(3));
+            return None;
+        }
+        Some(g.all_gather(tensor::<f32>(device, 0, 8), tensor::<f32>(device, 0, 24)).wait().map(drop))
+    });
+    for (rank, result) in results.into_iter().enumerate() {
+        match result {
+            None => assert_eq!(rank, 1),
+            Some(Ok(())) => panic!("rank {rank} went on"),
+            Some(Err(error)) => assert!(error.to_string().contains("rank 1"), "{error}"),
+        }
+    }
+}
+
+/// Two ranks on one card are refused by the library, with what helps.
+#[test]
+fn two_ranks_on_a_card_are_refused() {
+    let Some(_turn) = turn("two ranks on a card", 1) else { return };
+    let errors: Vec<String> = std::thread::scope(|scope| {
+        let one = |endpoint: Endpoint| {
+            let device = card_of(0);
+            let group = linked(endpoint.group("data"), &device);
+            group.connect().unwrap_err().to_string()
+        };
+        let ranks: Vec<_> =
+            threads(2).into_iter().map(|endpoint| scope.spawn(move || one(endpoint))).collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    });
+    for error in errors {
+        assert!(error.contains("invalid usage") && error.contains("device.communication"), "{error}");
+    }
+}
+
+/// The golden model, on 4 sequences of 8 tokens a step.
+fn small(compute: Float) -> (Gpt2, RunConfig, Steps) {
+    let (model, mut config) = rig::golden_config();
+    (config.model.seq, config.batch.global, config.batch.micro) = (8, 4, Some(1));
+    config.precision.compute = compute;
+    config.precision.initial_scale_power = 10;
+    config.device.kind = DeviceKind::Cuda;
+    let short = |step: &Vec<Vec<u32>>| step[..4].iter().map(|tokens| tokens[..9].to_vec()).collect();
+    (model, config, rig::golden_steps()[..3].iter().map(short).collect())
+}
+
+fn on_cards(model: &Gpt2, config: &RunConfig, steps: &Steps) -> Ran {
+    let ran = devices::on_cards(|| rig::run(model, config, steps));
+    assert_eq!(ran.peaks, ran.planned, "peak == plan");
+    ran
+}
+
+#[test]
+fn training_between_cards_has_the_bits_of_training_through_host_memory() {
+    let Some(_turn) = turn("training", 4) else { return };
+    for ([pipeline, data, tensor], zero, compute) in [
+        ([1, 2, 1], 3, Float::F32),
+        ([1, 4, 1], 2, Float::Bf16),
+        ([1, 1, 2], 0, Float::F16),
+        ([2, 1, 1], 0, Float::Bf16),
+        ([2, 2, 1], 1, Float::F32),
+        ([2, 1, 2], 0, Float::F32),
+        ([1, 2, 2], 3, Float::Bf16),
+    ] {
+        let (model, mut config, steps) = small(compute);
+        let parallel = &mut config.parallel;
+        (parallel.pipeline, parallel.data, parallel.tensor) = (pipeline, Some(data), tensor);
+        (parallel.zero, parallel.sequence_parallel) = (zero, tensor > 1);
+        config.device.communication = Communication::Host;
+        let through_host = on_cards(&model, &config, &steps);
+        config.device.communication = Communication::Nccl;
+        let between = on_cards(&model, &config, &steps);
+        let what = format!("{pipeline} x {data} x {tensor}, stage {zero}, {compute:?}");
+        assert!(same_bits(&between.losses, &through_host.losses), "{what}: losses");
+        assert!(same_bits(&between.grad_norms, &through_host.grad_norms), "{what}: norms");
+        assert_same_state(&what, &between.state, &through_host.state);
+    }
+}
+
+/// Each rank has a group of one communicator for each axis of several ranks, and one for each direction between stages.
+#[test]
+fn communicators_are_those_of_the_mesh() {
+    let (model, mut config, _) = small(Float::F32);
+    config.device.communication = Communication::Nccl;
+    for ([pipeline, data, tensor], expected) in
+        [([1, 1, 1], 0), ([1, 2, 1], 1), ([1, 2, 2], 2), ([2, 1, 1], 3), ([2, 2, 2], 5)]
+    {
+        let parallel = &mut config.parallel;
+        (parallel.pipeline, parallel.data, parallel.tensor) = (pipeline, Some(data), tensor);
+        let spec = phalanx_train::Spec::new(&config, model.clone(), 4, 1).unwrap();
+        assert_eq!(spec.communicators(), expected, "{pipeline} x {data} x {tensor}");
+    }
+}
