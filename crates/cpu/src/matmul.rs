@@ -408,8 +408,9 @@ impl<'a> Plan<'a> {
             Format::Tiles { unit, cut } => {
                 let a = TilePanels { from: a.as_ptr(), panel: strides[0] };
                 let b = TilePanels { from: b.as_ptr(), panel: strides[1] };
-                // A task's own operand stays in L2.
-                let outer = if self.cut_rows { Operand::Right } else { Operand::Left };
+                // A task's own operand stays in L2; or a right one that fits there, so that results are written row by row.
+                let stays = self.b.length(self.b.panels(), depth) <= self.format.own_elements() / 2;
+                let outer = if self.cut_rows && !stays { Operand::Right } else { Operand::Left };
                 let product = TileProduct { cut, size, a, b, outer };
                 // SAFETY: the caller's promise; `Cpu::with_options` has made sure of the unit.
                 unsafe { tile_kernel::block((unit, self.isa), product, target) }
