@@ -10,8 +10,9 @@ mod started;
 #[path = "../../collectives/tests/support/mod.rs"]
 mod support;
 
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use half::{bf16, f16};
 use phalanx_collectives::pretended::lone_rank;
@@ -22,6 +23,9 @@ use support::table::{copies, messages, sums};
 use support::{host, same_bits, sample, summed, tensor, values, zeros};
 
 const SCENARIO: &str = "PHALANX_TEST_SCENARIO";
+
+/// A folder in which ranks wait for each other.
+const FOLDER: &str = "PHALANX_TEST_FOLDER";
 
 /// So short that most buffers are cut.
 const SHORT: usize = 4096;
@@ -48,14 +52,25 @@ fn one_rank() {
         "sub-groups" => each_endpoint(&job, rank, world, sub_groups),
         "mismatch" => {
             println!("\nrank {rank}: {}", mismatch(&endpoint(&job, rank, world, false)));
-            // mpirun ends all when the first has ended, so this one gives the others the time to say it, too.
-            std::thread::sleep(Duration::from_secs(3));
+            // mpirun ends all when the first has ended.
+            wait_for_all(rank, world);
             std::process::exit(0);
         }
         _ => panic!("{scenario}"),
     }
     job.finish();
     println!("\nrank {rank}: done");
+}
+
+/// Says that this rank has printed its line, and waits until all have.
+fn wait_for_all(rank: usize, world: usize) {
+    let folder = PathBuf::from(std::env::var_os(FOLDER).unwrap());
+    std::fs::write(folder.join(rank.to_string()), "").unwrap();
+    let start = Instant::now();
+    while !(0..world).all(|rank| folder.join(rank.to_string()).exists()) {
+        assert!(start.elapsed() < Duration::from_secs(30), "rank {rank} waits for the lines of the others");
+        std::thread::sleep(Duration::from_millis(5));
+    }
 }
 
 /// The endpoint of a rank, of which nobody else knows what it does: nothing may be given up soon.
@@ -130,7 +145,11 @@ fn ranks(scenario: &str, world: usize) -> Option<Vec<String>> {
     let mut command = mpirun.command();
     command.args(["-n", &world.to_string()]).arg(std::env::current_exe().unwrap());
     command.args(["one_rank", "--exact", "--nocapture", "--test-threads=1"]).env(SCENARIO, scenario);
-    let ended = started::end(started::start(&mut command));
+    let folder =
+        Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("mpirun-{}-{scenario}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let ended = started::end(started::start(command.env(FOLDER, &folder)));
+    std::fs::remove_dir_all(&folder).unwrap();
     let line = |rank: usize| {
         let head = format!("rank {rank}: ");
         let found = ended.stdout.lines().find(|line| line.starts_with(&head));
