@@ -17,13 +17,10 @@ use phalanx_trace::Site;
 use crate::shared_memory::counter::{Counter, WrittenOnce};
 use crate::shared_memory::descriptor::{Descriptor, DescriptorCell};
 use crate::shared_memory::flight::{FlightRecord, key};
-use crate::shared_memory::rank_cell::{LastCall, Life, RankCell};
+use crate::shared_memory::rank_cell::{CHANNELS, LastCall, Life, RankCell};
 use crate::shared_memory::text::Text;
 use crate::shared_memory::word::Word;
 
-/// Groups that one endpoint can make: a mesh has some for the world and each axis, and two for each neighbour in
-/// the pipeline. The block is sparse, so channels that nobody opens cost addresses, not memory.
-pub(crate) const CHANNELS: usize = 64;
 /// Maximum number of ranks of a job. It limits the size of the block and is checked on joining.
 pub(crate) const MAX_WORLD: usize = 1024;
 
@@ -72,7 +69,7 @@ pub(crate) struct ChannelSlot {
     pub(crate) wait: AtomicU64,
     /// Descriptors of the calls with even and with odd numbers.
     pub(crate) descriptors: [DescriptorCell; 2],
-    /// Of the owner: which call sites these have.
+    /// Which call sites these have, for the owner.
     site_keys: [AtomicU64; 2],
     /// The group's name in this rank.
     pub(crate) name: GroupName,
@@ -341,17 +338,6 @@ impl Control {
         let slot = peer.map_or(self.slot(channel, rank), |peer| self.pair(channel, rank, peer));
         Some(slot.descriptors[parity].describe(&self.slot(channel, rank).name.read()))
     }
-}
-
-/// Nanoseconds of the host's monotonic clock, the same in every process.
-pub(crate) fn now_ns() -> u64 {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
-}
-
-/// The same in milliseconds.
-pub(crate) fn now_ms() -> u64 {
-    now_ns() / 1_000_000
 }
 
 #[cfg(test)]

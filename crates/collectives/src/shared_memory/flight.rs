@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use phalanx_trace::{CollectiveOp, Site};
 use serde::{Deserialize, Serialize};
 
-use crate::shared_memory::control::now_ns;
+use crate::shared_memory::clock::now_ns;
 use crate::shared_memory::descriptor::{DTYPES, Descriptor};
 use crate::shared_memory::text::Text;
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use phalanx_trace::CollectiveOp;
 
 use crate::error::CollectiveError;
-use crate::shared_memory::control::now_ns;
+use crate::shared_memory::clock::now_ns;
 use crate::shared_memory::descriptor::Descriptor;
 use crate::shared_memory::host::Host;
 use crate::shared_memory::memory::MemoryRange;

@@ -61,6 +61,7 @@ mod scatter;
 
 mod call_queue;
 pub(crate) mod channel;
+mod clock;
 pub(crate) mod rank_cell;
 mod rank_group;
 

@@ -3,9 +3,12 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::shared_memory::control::{CHANNELS, now_ms};
+use crate::shared_memory::clock::now_ms;
 use crate::shared_memory::word::Word;
 
+/// Groups that one endpoint can make: a mesh has some for the world and each axis, and two for each neighbour in
+/// the pipeline. The block is sparse, so channels that nobody opens cost addresses, not memory.
+pub(crate) const CHANNELS: usize = 64;
 /// The state of one rank: for error messages and for the launcher.
 #[repr(C, align(64))]
 pub(crate) struct RankCell {
