@@ -2,7 +2,7 @@
 //!
 //! One mapping, all atomics, valid when zero: a header with the abort record, a cell per rank (what it
 //! does, for people), then for every channel (a group) a slot per rank and a slot per ordered pair of
-//! ranks, then a flight record per rank, then for every channel and rank two buffers for small messages. A slot is written by its owner alone: a counter on which peers sleep, and two descriptors, of
+//! ranks, then a flight record per rank. A slot is written by its owner alone: a counter on which peers sleep, and two descriptors, of
 //! which the older may still be read while the newer is written.
 //!
 //! Memory order: a descriptor, or data in an arena, is written before its owner advances the counter
@@ -23,9 +23,6 @@ use crate::shared_memory::word::Word;
 
 /// Maximum number of ranks of a job. It limits the size of the block and is checked on joining.
 pub(crate) const MAX_WORLD: usize = 1024;
-
-/// Bytes of a buffer for small messages: a page.
-pub(crate) const SMALL_BYTES: usize = 4096;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"PHALANX1");
 
@@ -139,14 +136,10 @@ const fn flights_at(world: usize) -> usize {
     slots_at(world) + CHANNELS * (world + world * world) * size_of::<ChannelSlot>()
 }
 
-const fn small_at(world: usize) -> usize {
-    (flights_at(world) + world * size_of::<FlightRecord>()).next_multiple_of(SMALL_BYTES)
-}
-
 impl Control {
     /// Bytes of the block of a world.
     pub(crate) fn bytes(world: usize) -> usize {
-        small_at(world) + CHANNELS * world * 2 * SMALL_BYTES
+        flights_at(world) + world * size_of::<FlightRecord>()
     }
 
     /// Fills in a zeroed block.
@@ -235,15 +228,6 @@ impl Control {
     pub(crate) fn flight(&self, rank: usize) -> &FlightRecord {
         assert!(rank < self.world);
         self.at(flights_at(self.world), rank)
-    }
-
-    /// The buffer of [`SMALL_BYTES`] bytes in which `rank` offers a small message of calls with even or odd numbers to a group.
-    pub(crate) fn small(&self, channel: usize, rank: usize, parity: usize) -> *mut u8 {
-        assert!(channel < CHANNELS && rank < self.world && parity < 2);
-        let start = small_at(self.world) + ((channel * self.world + rank) * 2 + parity) * SMALL_BYTES;
-        assert!(start + SMALL_BYTES <= self.region.bytes());
-        // SAFETY: the range lies in the mapping (asserted).
-        unsafe { self.region.base().add(start) }
     }
 
     /// Ends the job for everybody; only the first reason stays.
@@ -368,16 +352,13 @@ mod tests {
     }
 
     /// 64 channels of 8 slots for the group and 64 for the pairs, of 512 bytes each, the tables before them, and 8 flight
-    /// records; and buffers for small messages, two for each channel and rank.
+    /// records.
     #[test]
     fn the_block_of_eight_ranks_is_small() {
-        let bytes = Control::bytes(8) - CHANNELS * 8 * 2 * SMALL_BYTES;
+        let bytes = Control::bytes(8);
         println!("control block of 8 ranks: {bytes} bytes, {} a channel", 72 * size_of::<ChannelSlot>());
         assert_eq!(size_of::<ChannelSlot>(), 512);
-        assert!(
-            (64 * 72 * 512..64 * 72 * 512 + (8 << 10) + 8 * (66 << 10) + SMALL_BYTES).contains(&bytes),
-            "{bytes}"
-        );
+        assert!((64 * 72 * 512..64 * 72 * 512 + (8 << 10) + 8 * (66 << 10)).contains(&bytes), "{bytes}");
     }
 
     #[test]

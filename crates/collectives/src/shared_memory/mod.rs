@@ -50,7 +50,7 @@ pub(crate) mod participation;
 pub(crate) mod watch;
 
 mod all_gather;
-pub(crate) mod all_reduce;
+mod all_reduce;
 mod all_to_all;
 mod broadcast;
 mod gather;
