@@ -11,18 +11,21 @@
 //! Scratch of a thread: a head's dq, and a few thousand rows of a head. Few heads share one of dq, dk and dv, for
 //! 32 blocks or one head.
 
+mod prefetch;
+
 use std::ops::Range;
 
 use phalanx_simd::Isa;
+use phalanx_simd::tiles::TileUnit;
 use phalanx_tensor::arguments::Dropout;
 use phalanx_tensor::{View, ViewMut};
 
 use crate::Cpu;
 use crate::attention::{Extents, FEW_PAIRS, Results, cut, scores, total};
 use crate::attention_dots::dots;
-use crate::attention_pack::{fetch, fetch_to_write};
+use crate::attention_registers::{Registers, WIDTH, tiles_for};
 use crate::attention_softmax::{Panel, PanelBuffers, QueryRows, probabilities};
-use crate::attention_tiles::{Left, Sheet, product, strips, width};
+use crate::attention_tiles::{Left, Sheet, product, strips, sums, width};
 use crate::epilogue::{MatrixPointer, Target};
 use crate::float::by_float;
 use crate::matrix::Matrix;
@@ -61,6 +64,8 @@ pub(crate) struct SavedAttention<'a> {
 struct Backward<'a> {
     isa: Isa,
     packing: Packing,
+    /// Tile registers for the products.
+    tiles: Option<TileUnit>,
     threads: usize,
     e: Extents,
     qkv: Matrix<'a>,
@@ -80,9 +85,13 @@ struct Sums {
 
 /// dqkv `[batch, seq, 3 * hidden]` is overwritten; dout `[batch, seq, hidden]`.
 pub(crate) fn attention_backward(cpu: &Cpu, e: Extents, saved: SavedAttention, dout: View, dqkv: ViewMut) {
+    let tiles = tiles_for(cpu, &e, saved.qkv.dtype());
+    // Tile registers multiply what is packed in pairs.
+    let isa = if tiles.is_some() { Isa::Avx512Bf16 } else { cpu.isa };
     let backward = Backward {
-        isa: cpu.isa,
-        packing: Packing::of(cpu.isa, saved.qkv.dtype()),
+        isa,
+        packing: Packing::of(isa, saved.qkv.dtype()),
+        tiles,
         threads: cpu.pool.threads(),
         e,
         qkv: Matrix::of(&saved.qkv),
@@ -216,6 +225,8 @@ impl<'a> Backward<'a> {
             Packing::Pairs => Sheet::new(isa, k_across, packing.packed(rows.len())),
         };
         let mut walk = Walk {
+            // SAFETY: `Cpu::with_options` has made sure of the unit; nothing else on this thread uses its registers meanwhile.
+            registers: self.tiles.map(|unit| unsafe { Registers::new(unit) }),
             pair,
             after,
             sums,
@@ -314,48 +325,6 @@ impl<'a> Backward<'a> {
         self.add_keys(walk, &keys, queries.len(), diagonal, ends);
     }
 
-    /// Prefetches what is needed after the queries `rows` of a block: results that will be written soon, and at the
-    /// last block of keys also the next queries (and their keys), either of this walk (if there are `more`) or of the
-    /// head that this thread is likely to take next.
-    fn prefetch_next(
-        &self,
-        walk: &Walk,
-        [key_block, query_block]: [usize; 2],
-        rows: &Range<usize>,
-        more: bool,
-    ) {
-        let (isa, e) = (self.isa, &self.e);
-        let to = |which: usize, row: usize| self.dqkv.part(e, walk.pair, which, row);
-        if key_block == 0 {
-            fetch_to_write(isa, to(Q, rows.start), rows.len(), e.size);
-        }
-        if query_block + 1 == self.blocks() {
-            let first = key_block * BLOCK + rows.start % BLOCK;
-            let count = rows.len().min(e.seq.saturating_sub(first));
-            if count > 0 {
-                [K, V].into_iter().for_each(|which| fetch_to_write(isa, to(which, first), count, e.size));
-            }
-        }
-        if key_block != walk.keys.start {
-            return;
-        }
-        let (pair, first) = match walk.after {
-            _ if more => (walk.pair, rows.start + BLOCK),
-            Some(pair) => (pair, rows.start % BLOCK),
-            None => return,
-        };
-        let rows = first..e.seq.min(first + rows.len());
-        if rows.is_empty() {
-            return;
-        }
-        fetch(e.part(self.qkv, pair, Q, &rows));
-        fetch(e.part(self.dout, pair, 0, &rows));
-        fetch(e.part(self.out, pair, 0, &rows));
-        if !more || e.causal && rows.start / BLOCK < walk.keys.end {
-            [K, V].into_iter().for_each(|which| fetch(e.part(self.qkv, pair, which, &rows)));
-        }
-    }
-
     /// Computes p and ds for the panel of queries `rows`; returns ds as a left operand whose steps are keys.
     fn panel(
         &self,
@@ -397,17 +366,37 @@ impl<'a> Backward<'a> {
             for (which, to) in [(0, places.scores), (1, places.dp)] {
                 let right = walk.turned[which];
                 let right = right.at(index * right.panel);
-                scores(isa, packing, &panel, e.size, walk.along[which].at(row), right, to.cast_mut());
+                let (left, to) = (walk.along[which].at(row), to.cast_mut());
+                if let Some(registers) = &mut walk.registers {
+                    let size = [panel.keys, width, packing.packed(e.size)];
+                    registers.product(isa, size, Left::Rows(left, 0), right, &sums(to, width, false));
+                } else {
+                    scores(isa, packing, &panel, e.size, left, right, to);
+                }
             }
             probabilities(isa, packing, self.keep.as_ref(), panel, rows, places);
         }
         Sheet { from: if places.ds_steps.is_null() { places.ds } else { places.ds_steps }, panel: 0 }
     }
 
+    /// `to = a · b`, finished as `target` says, on tile registers if the walk has some.
+    ///
+    /// # Safety
+    /// As for [`product`](crate::attention_tiles::product).
+    unsafe fn product(&self, walk: &mut Walk, size: [usize; 3], a: Left, b: Sheet, target: &Target) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            match &mut walk.registers {
+                Some(registers) => registers.product(self.isa, size, a, b, target),
+                None => product(self.isa, self.packing, size, a, b, target),
+            }
+        }
+    }
+
     /// dq += ds·k for a panel of queries.
     fn add_queries(
         &self,
-        walk: &Walk,
+        walk: &mut Walk,
         keys: &Range<usize>,
         rows: &Range<usize>,
         diagonal: bool,
@@ -416,30 +405,40 @@ impl<'a> Backward<'a> {
     ) {
         let (isa, packing) = (self.isa, self.packing);
         let right = walk.across.at(packing.packed(keys.start - walk.keys.start * BLOCK) * width(isa));
-        for strip in strips(rows.len(), microkernel::panels(isa).rows) {
+        let rows_max = if walk.registers.is_some() { WIDTH } else { microkernel::panels(isa).rows };
+        for strip in strips(rows.len(), rows_max) {
             let seen = if diagonal { rows.start + strip.end } else { keys.end } - keys.start;
             let (target, columns) = self.target(walk, Q, rows.start + strip.start, ends);
             let size = [strip.len(), columns, packing.packed(seen)];
+            let left = Left::Columns(ds.at(strip.start));
             // SAFETY: the sheets hold these keys and queries; the target is this task's alone.
-            unsafe { product(isa, packing, size, Left::Columns(ds.at(strip.start)), right, &target) };
+            unsafe { self.product(walk, size, left, right, &target) };
         }
     }
 
     /// dv += pᵀ·dout, dk += dsᵀ·q.
-    fn add_keys(&self, walk: &Walk, keys: &Range<usize>, queries: usize, diagonal: bool, ends: [bool; 2]) {
+    fn add_keys(
+        &self,
+        walk: &mut Walk,
+        keys: &Range<usize>,
+        queries: usize,
+        diagonal: bool,
+        ends: [bool; 2],
+    ) {
         let (isa, packing) = (self.isa, self.packing);
         let width = width(isa);
         let depth = packing.packed(queries);
+        let rows_max = if walk.registers.is_some() { WIDTH } else { microkernel::panels(isa).rows };
         for (which, left, right) in [(V, 0, walk.queries[1]), (K, 1, walk.queries[0])] {
             let left = Sheet { from: [&walk.p, &walk.ds][left].as_ptr(), panel: BLOCK * width };
-            let multiply = |top: usize, rows: usize, start: usize| {
+            let mut multiply = |top: usize, rows: usize, start: usize| {
                 let (target, columns) = self.target(walk, which, keys.start + top, ends);
                 let left = left.at(start / width * left.panel + top * width);
                 let size = [rows, columns, depth - start];
                 // SAFETY: the sheets hold these keys and queries; the target is this task's alone.
                 unsafe {
                     let left = Left::Rows(left, start % width);
-                    product(isa, packing, size, left, right.at(start * width), &target);
+                    self.product(walk, size, left, right.at(start * width), &target);
                 }
             };
             if !diagonal {
@@ -448,7 +447,7 @@ impl<'a> Backward<'a> {
             }
             // With a causal mask, keys from `top` on are visible only to queries from `top` on.
             for group in (0..keys.len()).step_by(width) {
-                for strip in strips(width.min(keys.len() - group), microkernel::panels(isa).rows) {
+                for strip in strips(width.min(keys.len() - group), rows_max) {
                     let top = group + strip.start;
                     multiply(top, strip.len(), if packing == Packing::Pairs { top / 2 } else { top });
                 }
@@ -474,6 +473,7 @@ impl<'a> Backward<'a> {
 
 /// The buffers and state with which a task computes its blocks.
 struct Walk<'a> {
+    registers: Option<Registers>,
     pair: usize,
     /// The head whose first block this thread is likely to take next.
     after: Option<usize>,

@@ -11,6 +11,7 @@
 //! them all is f64, and losses are summed in it, row after row.
 
 use std::ops::Range;
+use std::slice::ChunksExact;
 
 use phalanx_simd::{Lanes, Number, lanes, vectorized};
 use phalanx_tensor::VocabularyStatistics;
@@ -101,8 +102,8 @@ pub(crate) fn statistics(cpu: &Cpu, call: VocabularyStatistics) {
             exponentials: exponentials.map(|e| Shards::new(e.into_slice::<T>())),
             blocks: Shards::new(&mut *blocks),
         };
-        let consume = |rows: Range<usize>, columns: Range<usize>, numbers: &[f32]| {
-            logits.consume(cpu, rows, columns, numbers);
+        let consume = |rows: Range<usize>, columns: Range<usize>, numbers: &[f32], stride: usize| {
+            logits.consume(cpu, rows, columns, numbers.chunks_exact(stride));
         };
         product_into(cpu, Matrix::of(&x), matmul::weight(&w), &consume);
     });
@@ -167,12 +168,14 @@ struct Logits<'a, T> {
 }
 
 impl<T: Float> Logits<'_, T> {
-    /// Processes a part of the product, which consists of whole blocks.
-    fn consume(&self, cpu: &Cpu, rows: Range<usize>, columns: Range<usize>, numbers: &[f32]) {
+    /// Processes a part of the product, which consists of whole blocks. Each chunk of `numbers` begins with a row.
+    fn consume(&self, cpu: &Cpu, rows: Range<usize>, columns: Range<usize>, numbers: ChunksExact<f32>) {
         let count = self.columns.div_ceil(BLOCK);
         let mut buffer = [0f32; BLOCK];
-        for (row, numbers) in rows.zip(numbers.chunks_exact(columns.len())) {
-            for (start, mut numbers) in columns.clone().step_by(BLOCK).zip(numbers.chunks(BLOCK)) {
+        for (row, numbers) in rows.zip(numbers) {
+            for (start, mut numbers) in
+                columns.clone().step_by(BLOCK).zip(numbers[..columns.len()].chunks(BLOCK))
+            {
                 let block_columns = start..start + numbers.len();
                 if let Some(bias) = self.bias {
                     let sums = &mut buffer[..numbers.len()];

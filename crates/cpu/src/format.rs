@@ -70,14 +70,19 @@ impl Format {
         }
     }
 
+    /// Whether tile registers multiply.
+    pub(crate) fn is_tiled(self) -> bool {
+        matches!(self, Format::Tiles { .. })
+    }
+
     /// Packed steps of a block of the inner dimension, out of `packed` in total, for results of type `to`. Results in f32
     /// hold the sums between blocks themselves; others need scratch for them, so they are cut only where necessary. It is
     /// fixed, because sums are rounded between blocks: it does not depend on the processor's caches.
     pub(crate) fn depth(self, to: DType, packed: usize) -> usize {
         let [block, all] = match self {
             Format::Vectors(_) => [512, 2048],
-            // Of the right operand, 32 KiB a panel stay in L1, or 48 of three parts; and 128 to 192 KiB in L2.
-            Format::Tiles { cut: Cut::One, .. } => [16, 64],
+            // Tiles multiply so fast that reading and writing the sums between blocks would take most of the time.
+            Format::Tiles { cut: Cut::One, .. } => [64, 64],
             Format::Tiles { .. } => [8, 32],
         };
         packed.clamp(1, if to != DType::F32 && packed <= all { all } else { block })
@@ -97,7 +102,24 @@ impl Format {
     pub(crate) fn own_elements(self) -> usize {
         match self {
             Format::Vectors(_) => 96 << 10,
-            Format::Tiles { .. } => phalanx_simd::l2_bytes() / 4 * 3 / 8,
+            Format::Tiles { .. } => phalanx_simd::l2_bytes() / 4 * 5 / 8,
         }
+    }
+
+    /// With enough work, the number of tasks is a multiple of this, so that the threads finish together. Of vectors, for 2,
+    /// 3, 4, 6 or 8 threads; with few panels, tasks are larger, because each reads all of the other operand. Of tiles, for
+    /// `threads`: one task for each, or two if they still have enough work between two reads of the other operand.
+    pub(crate) fn even_tasks(self, panels: usize, threads: usize) -> usize {
+        match self {
+            Format::Vectors(_) if panels < 48 => 6,
+            Format::Vectors(_) => 24,
+            Format::Tiles { .. } if panels < 16 * threads => threads,
+            Format::Tiles { .. } => 2 * threads,
+        }
+    }
+
+    /// Elements between two rows of sums of so many columns. Rows a multiple of 1 KiB apart fall into few sets of L1.
+    pub(crate) fn gap(self, columns: usize) -> usize {
+        if self.is_tiled() && columns.is_multiple_of(256) { 16 } else { 0 }
     }
 }

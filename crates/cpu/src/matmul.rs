@@ -20,7 +20,7 @@ use crate::matrix::Matrix;
 use crate::microkernel::{self, PanelsA, PanelsB};
 use crate::scratch::with_thread_scratch;
 use crate::side::Side;
-use crate::tile_kernel::{self, TilePanels};
+use crate::tile_kernel::{self, TilePanels, TileProduct};
 use crate::tile_packing::Operand;
 
 /// The weight as a matrix `[in, out]`, whatever its layout.
@@ -101,9 +101,6 @@ pub(crate) fn product(cpu: &Cpu, a: Matrix, b: Matrix, c: ViewMut, accumulate: b
 /// Packed elements that tasks share at once: 8 MiB, so that they stay in the L3 cache.
 const SHARED_ELEMENTS: usize = 2 << 20;
 
-/// With enough work, the number of tasks is a multiple of this, so that 2, 3, 4, 6 or 8 threads finish together.
-const EVEN: usize = 24;
-
 /// Rows shorter than this are slow to read strip by strip.
 const NARROW: usize = 96;
 
@@ -175,8 +172,9 @@ pub(crate) unsafe fn product_onto(cpu: &Cpu, a: Matrix, b: Matrix, target: Targe
 /// Columns of a product that [`product_into`] keeps together.
 pub(crate) const TOGETHER: usize = VOCABULARY_BLOCK;
 
-/// Receives a part of a product: its rows, its columns, and its elements in row-major order.
-pub(crate) type Consume<'a> = dyn Fn(Range<usize>, Range<usize>, &[f32]) + Sync + 'a;
+/// Receives a part of a product: its rows, its columns, its elements in row-major order, and the elements between the
+/// starts of two rows.
+pub(crate) type Consume<'a> = dyn Fn(Range<usize>, Range<usize>, &[f32], usize) + Sync + 'a;
 
 /// `a · b` in f32 that is never stored: each part goes to `consume` while it is in the cache.
 /// Columns come in whole multiples of [`TOGETHER`] but the last.
@@ -212,14 +210,14 @@ impl<'a> Plan<'a> {
         let b = Side::new(b, Operand::Right, (isa, format), depth);
         let cut_rows = m >= n;
         let own = if cut_rows { a } else { b };
-        let panels_max = (format.own_elements() / (own.width * depth)).max(1);
+        // Where tasks keep columns together, the sums are in the cache, too.
+        let own_elements = format.own_elements() / if together > 1 && format.is_tiled() { 2 } else { 1 };
+        let panels_max = (own_elements / (own.width * depth)).max(1);
         let unit = if cut_rows { 1 } else { (together / b.panel).max(1) };
         let units = own.panels().div_ceil(unit);
         let tasks_min = own.panels().div_ceil(panels_max.max(unit)).min(units);
-        // With few panels, tasks are larger, because each reads all of the other operand.
-        let even = if units < 2 * EVEN { EVEN / 4 } else { EVEN };
         let tasks = tasks_min
-            .next_multiple_of(even)
+            .next_multiple_of(format.even_tasks(units, cpu.pool.threads()))
             .min(units)
             .min((2 * m * n * k / format.task_flops()).max(tasks_min));
         let narrow = own.matrix.column_stride == 1 && own.lanes() / tasks < NARROW && own.lanes() > NARROW;
@@ -297,12 +295,16 @@ impl<'a> Plan<'a> {
         let [rows, columns] =
             if self.cut_rows { [lanes.clone(), 0..other.lanes()] } else { [0..other.lanes(), lanes.clone()] };
         // With one block of the inner dimension, rows are processed in pieces that stay in L2 with their results.
-        let blocks = depth.len().div_ceil(self.depth);
-        let piece = if self.cut_rows || blocks > 1 { rows.len() } else { self.row_piece(self.depth) };
+        let piece = match depth.len().div_ceil(self.depth) {
+            0 | 1 if self.format.is_tiled() => self.a.panel,
+            0 | 1 if !self.cut_rows => self.row_piece(self.depth),
+            _ => rows.len(),
+        };
         let pack_len = if self.packs_own { own.length(panels.len(), self.depth) } else { 0 };
-        with_thread_scratch(pack_len + piece.min(rows.len()) * columns.len(), |scratch| {
+        let stride = columns.len() + self.format.gap(columns.len());
+        with_thread_scratch(pack_len + piece.min(rows.len()) * stride, |scratch| {
             let (packing, sums) = scratch.split_at_mut(pack_len);
-            let to = MatrixPointer::of(sums.as_mut_ptr(), columns.len());
+            let to = MatrixPointer::of(sums.as_mut_ptr(), stride);
             for start in (0..depth.end.max(1)).step_by(self.depth) {
                 let steps = start..depth.end.min(start + self.depth);
                 let count = steps.len();
@@ -326,10 +328,11 @@ impl<'a> Plan<'a> {
                     // SAFETY: the panels are packed, the sums are this thread's and as large as the piece.
                     unsafe { self.block(size, a, b, &target) };
                     if start + count >= depth.end {
-                        let length = some.len() * columns.len();
+                        let length = some.len() * stride;
                         // SAFETY: written just now, through the pointer that was taken from this slice.
                         let sums = unsafe { std::slice::from_raw_parts(to.at.cast::<f32>(), length) };
-                        consume(rows.start + some.start..rows.start + some.end, columns.clone(), sums);
+                        let some = rows.start + some.start..rows.start + some.end;
+                        consume(some, columns.clone(), sums, stride);
                     }
                 }
             }
@@ -379,7 +382,7 @@ impl<'a> Plan<'a> {
             // SAFETY: the caller's promise.
             return unsafe { self.block(size, own, other, &target.at(lanes.start, 0)) };
         }
-        let piece = self.row_piece(depth);
+        let piece = if self.format.is_tiled() { self.a.lanes() } else { self.row_piece(depth) };
         for top in (0..self.a.lanes()).step_by(piece) {
             let a = &other[top / self.a.panel * self.a.stride(depth)..];
             let size = [piece.min(self.a.lanes() - top), lanes.len(), depth];
@@ -405,8 +408,12 @@ impl<'a> Plan<'a> {
             Format::Tiles { unit, cut } => {
                 let a = TilePanels { from: a.as_ptr(), panel: strides[0] };
                 let b = TilePanels { from: b.as_ptr(), panel: strides[1] };
+                // A task's own operand stays in L2; or a right one that fits there, so that results are written row by row.
+                let stays = self.b.length(self.b.panels(), depth) <= self.format.own_elements() / 2;
+                let outer = if self.cut_rows && !stays { Operand::Right } else { Operand::Left };
+                let product = TileProduct { cut, size, a, b, outer };
                 // SAFETY: the caller's promise; `Cpu::with_options` has made sure of the unit.
-                unsafe { tile_kernel::block((unit, self.isa), cut, size, [a, b], target) }
+                unsafe { tile_kernel::block((unit, self.isa), product, target) }
             }
         }
     }

@@ -1,8 +1,13 @@
 //! The inner loops of a matrix product on tile registers: packed panels in, blocks of the result out.
 //!
 //! A block of 32 x 32 elements is four registers of sums; two registers of the left operand and two of the right one are
-//! loaded and multiplied crosswise, so that each load serves two multiplications. A panel of the right operand stays in
-//! L1 while the panels of the left one come from L2; every tile is 16 contiguous cache lines.
+//! loaded and multiplied crosswise, so that each load serves two multiplications. Every tile is 16 contiguous cache lines.
+//! The outer loop goes over the panels of one operand, the inner one over those of the other. The inner operand stays in
+//! L2; it is loaded past L1, in which the panel of the outer operand stays where it is small enough. The next outer panel
+//! is prefetched into L2 meanwhile.
+//!
+//! The multiplications leave the rest of the processor idle. So the sums of a block go to one of two buffers in L1, and
+//! are finished (bias, residual, GELU, rounding), some rows in every step, while the next block is multiplied.
 //!
 //! An element is, for each block of the inner dimension, the sum over its packed steps ([`STEPS`](crate::tile_packing)
 //! of the inner dimension each), ascending; each adds its products as [`Tiles::multiply_bf16`] says. The blocks' sums are
@@ -13,6 +18,9 @@
 //!
 //! Tails: the last rows have registers of exactly their size, and up to 16 last columns have one register instead of two.
 
+use std::mem::MaybeUninit;
+use std::ops::Range;
+
 #[cfg(target_arch = "x86_64")]
 use phalanx_simd::tiles::Amx;
 use phalanx_simd::tiles::{Model, Shapes, TileUnit, Tiles};
@@ -20,17 +28,12 @@ use phalanx_simd::tiles::{Model, Shapes, TileUnit, Tiles};
 use phalanx_simd::{Avx2, Avx512};
 use phalanx_simd::{Isa, Lanes, Portable};
 
-use crate::epilogue::{Target, finish};
-use crate::tile_packing::{BLOCK, Cut, LANES};
+use crate::epilogue::{MatrixPointer, Target, finish};
+use crate::tile_packing::{BLOCK, Cut, LANES, Operand};
+use crate::tile_step::{ROW, Step, parts};
 
 /// Most rows of a register.
 const ROWS: usize = 16;
-
-/// Bytes of a register.
-const BYTES: usize = 1024;
-
-/// Bytes between two rows of a packed tile.
-const ROW: usize = 64;
 
 /// Packed panels of an operand.
 #[derive(Clone, Copy)]
@@ -41,58 +44,52 @@ pub(crate) struct TilePanels {
     pub(crate) panel: usize,
 }
 
-/// Sums of a block, for the epilogue.
-#[repr(align(64))]
-struct Sums([f32; LANES * LANES]);
+/// Bytes of a cache line.
+const LINE: usize = 64;
 
-/// `to = a · b`, finished as `target` says, for a block of `[rows, columns, depth]`, with depth in packed steps.
+/// Sums of two blocks: one that is multiplied, and the one before it, which is finished.
+#[repr(align(64))]
+struct Sums([MaybeUninit<f32>; 2 * LANES * LANES]);
+
+/// What a call of [`block`] multiplies.
+#[derive(Clone, Copy)]
+pub(crate) struct TileProduct {
+    pub(crate) cut: Cut,
+    /// `[rows, columns, depth]`, with depth in packed steps.
+    pub(crate) size: [usize; 3],
+    pub(crate) a: TilePanels,
+    pub(crate) b: TilePanels,
+    /// The operand whose panels the outer loop goes over. The other one should fit L2.
+    pub(crate) outer: Operand,
+}
+
+/// `to = a · b`, finished as `target` says.
 ///
 /// # Safety
 /// `a` and `b` hold `depth` steps of `rows` and `columns`, so `cut`; the process may use the unit and the processor
-/// has the instruction set; the target is valid for the block, and nobody else uses it.
-pub(crate) unsafe fn block(
-    (unit, isa): (TileUnit, Isa),
-    cut: Cut,
-    size: [usize; 3],
-    [a, b]: [TilePanels; 2],
-    target: &Target,
-) {
+/// has the instruction set; the target is valid for the product, and nobody else uses it.
+pub(crate) unsafe fn block((unit, isa): (TileUnit, Isa), product: TileProduct, target: &Target) {
     // SAFETY: the caller's promise.
     unsafe {
         match unit {
-            TileUnit::Model => cut_panels::<Model>(isa, cut, size, [a, b], target),
+            TileUnit::Model => cut_panels::<Model>(isa, product, target),
             #[cfg(target_arch = "x86_64")]
-            TileUnit::Amx => cut_panels::<Amx>(isa, cut, size, [a, b], target),
+            TileUnit::Amx => cut_panels::<Amx>(isa, product, target),
             #[cfg(not(target_arch = "x86_64"))]
             TileUnit::Amx => unreachable!("only x86-64 has AMX"),
         }
     }
 }
 
-unsafe fn cut_panels<T: Tiles>(
-    isa: Isa,
-    cut: Cut,
-    size: [usize; 3],
-    [a, b]: [TilePanels; 2],
-    target: &Target,
-) {
+unsafe fn cut_panels<T: Tiles>(isa: Isa, product: TileProduct, target: &Target) {
     // SAFETY: the caller's promise.
     unsafe {
-        match cut {
-            Cut::One => panels::<T, 1>(isa, size, a, b, target),
-            Cut::Two => panels::<T, 4>(isa, size, a, b, target),
-            Cut::TwoOfThree => panels::<T, 3>(isa, size, a, b, target),
-            Cut::Three => panels::<T, 6>(isa, size, a, b, target),
+        match product.cut {
+            Cut::One => panels::<T, 1>(isa, product, target),
+            Cut::Two => panels::<T, 4>(isa, product, target),
+            Cut::TwoOfThree => panels::<T, 3>(isa, product, target),
+            Cut::Three => panels::<T, 6>(isa, product, target),
         }
-    }
-}
-
-/// Parts of the numbers of which so many products are added.
-const fn parts(products: usize) -> usize {
-    match products {
-        1 => 1,
-        3 | 4 => 2,
-        _ => 3,
     }
 }
 
@@ -105,69 +102,164 @@ fn shapes(rows: usize) -> Shapes {
 }
 
 /// Computes all blocks: whole panels of rows first, then the rows that are left.
-unsafe fn panels<T: Tiles, const PRODUCTS: usize>(
-    isa: Isa,
-    [rows, columns, depth]: [usize; 3],
-    a: TilePanels,
-    b: TilePanels,
-    target: &Target,
-) {
+unsafe fn panels<T: Tiles, const PRODUCTS: usize>(isa: Isa, product: TileProduct, target: &Target) {
+    let rows = product.size[0];
     let whole = rows / LANES * LANES;
     let first = if whole > 0 { LANES } else { rows };
     // SAFETY: the process may use the unit (the caller's promise), and this thread has no other value of it.
     let mut tiles = unsafe { T::new(&shapes(first)) };
-    let sums = Sums([0.0; LANES * LANES]);
-    let mut task = Blocks::<T, PRODUCTS> { tiles: &mut tiles, sums, isa, depth, a, b, target };
+    let mut sums = Sums([MaybeUninit::uninit(); 2 * LANES * LANES]);
+    let mut task = Blocks::<T, PRODUCTS> {
+        tiles: &mut tiles,
+        sums: sums.0.as_mut_ptr().cast(),
+        isa,
+        product,
+        target,
+        unfinished: Unfinished { sums: std::ptr::null(), size: [0; 2], rows: 0, target: *target },
+        ahead: Ahead { from: std::ptr::null(), lines: 0, lines_per_step: 0 },
+    };
     // SAFETY: the caller's promise; the registers are configured for these rows.
     unsafe {
-        for left in (0..columns).step_by(LANES) {
-            for top in (0..whole).step_by(LANES) {
-                task.block([top, left], [LANES, LANES.min(columns - left)]);
+        task.blocks(0..whole, LANES);
+        if whole < rows {
+            if whole > 0 {
+                task.tiles.configure(&shapes(rows - whole));
             }
+            task.blocks(whole..rows, rows - whole);
         }
-        if whole == rows {
-            return;
-        }
-        if whole > 0 {
-            task.tiles.configure(&shapes(rows - whole));
-        }
-        for left in (0..columns).step_by(LANES) {
-            task.block([whole, left], [rows - whole, LANES.min(columns - left)]);
-        }
+        task.unfinished.finish(isa, LANES);
     }
 }
 
 /// Panels, and the registers that multiply them.
 struct Blocks<'a, T, const PRODUCTS: usize> {
     tiles: &'a mut T,
-    sums: Sums,
+    /// The two buffers.
+    sums: *mut f32,
     isa: Isa,
-    depth: usize,
-    a: TilePanels,
-    b: TilePanels,
+    product: TileProduct,
     target: &'a Target,
+    unfinished: Unfinished,
+    ahead: Ahead,
+}
+
+/// A block that is multiplied, of which some rows are not finished.
+struct Unfinished {
+    sums: *const f32,
+    /// `[rows, columns]`
+    size: [usize; 2],
+    /// Rows that are finished.
+    rows: usize,
+    target: Target,
+}
+
+impl Unfinished {
+    /// Finishes the next `count` rows, if there are so many.
+    ///
+    /// # Safety
+    /// The buffer holds the sums; the target is valid for the block; the processor has the instruction set.
+    #[inline(always)]
+    unsafe fn finish(&mut self, isa: Isa, count: usize) {
+        let [rows, columns] = self.size;
+        let count = count.min(rows - self.rows);
+        if count > 0 {
+            let target = self.target.at(self.rows, 0);
+            // SAFETY: the caller's promise.
+            unsafe { finish_rows(isa, self.sums.add(self.rows * LANES), [count, columns], &target) };
+            self.rows += count;
+        }
+    }
+}
+
+/// Cache lines of the next panel that are prefetched.
+struct Ahead {
+    from: *const u8,
+    lines: usize,
+    lines_per_step: usize,
+}
+
+impl Ahead {
+    /// Prefetches the lines of one step into L2.
+    #[inline(always)]
+    fn fetch(&mut self) {
+        let count = self.lines_per_step.min(self.lines);
+        for line in 0..count {
+            prefetch::<false>(self.from.wrapping_add(line * LINE));
+        }
+        self.from = self.from.wrapping_add(count * LINE);
+        self.lines -= count;
+    }
+}
+
+/// Prefetches a cache line: into L2 for reading, or into L1 for writing. Any address is allowed.
+#[inline(always)]
+fn prefetch<const WRITE: bool>(address: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a hint, for any address; a processor without the instruction to prefetch for writing takes it as none.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_ET0, _MM_HINT_T1, _mm_prefetch};
+        if WRITE {
+            _mm_prefetch::<_MM_HINT_ET0>(address.cast());
+        } else {
+            _mm_prefetch::<_MM_HINT_T1>(address.cast());
+        }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = address;
 }
 
 impl<T: Tiles, const PRODUCTS: usize> Blocks<'_, T, PRODUCTS> {
+    /// Computes the blocks of some rows, `height` each.
+    ///
+    /// # Safety
+    /// As [`block`]; the registers are configured for blocks of this height.
+    unsafe fn blocks(&mut self, rows: Range<usize>, height: usize) {
+        let [_, columns, depth] = self.product.size;
+        let lines = depth * parts(PRODUCTS) * BLOCK * 4 / LINE;
+        let down = rows.len().div_ceil(LANES);
+        let across = columns.div_ceil(LANES);
+        let (outer, inner, panels) = match self.product.outer {
+            Operand::Left => (down, across, self.product.a),
+            Operand::Right => (across, down, self.product.b),
+        };
+        let first = if self.product.outer == Operand::Left { rows.start / LANES } else { 0 };
+        for i in 0..outer {
+            if i + 1 < outer {
+                let next = panels.from.wrapping_add((first + i + 1) * panels.panel);
+                let lines_per_step = lines.div_ceil((inner * depth).max(1));
+                self.ahead = Ahead { from: next.cast(), lines, lines_per_step };
+            }
+            for j in 0..inner {
+                let [row, column] = if self.product.outer == Operand::Left { [i, j] } else { [j, i] };
+                let at = [rows.start + row * LANES, column * LANES];
+                // SAFETY: the caller's promise.
+                unsafe { self.block(at, [height, LANES.min(columns - at[1])]) };
+            }
+        }
+    }
+
     /// Computes the block of `[rows, columns]` that starts at `[top, left]`.
     ///
     /// # Safety
     /// As [`block`]; the registers are configured for these rows.
     #[inline(always)]
-    unsafe fn block(&mut self, [top, left]: [usize; 2], [rows, columns]: [usize; 2]) {
+    unsafe fn block(&mut self, [top, left]: [usize; 2], size: [usize; 2]) {
         let target = self.target.at(top, left);
-        let buffer = self.sums.0.as_mut_ptr();
-        let direct = columns.is_multiple_of(ROWS) && target.is_overwritten();
+        let direct = size[1].is_multiple_of(ROWS) && target.is_overwritten();
+        let TileProduct { a, b, .. } = self.product;
         // SAFETY: the caller's promise. The registers' rows and columns are exactly the block's, or fit the buffer.
         unsafe {
-            let a = self.a.from.add(top / LANES * self.a.panel);
-            let b = self.b.from.add(left / LANES * self.b.panel);
+            let a = a.from.add(top / LANES * a.panel);
+            let b = b.from.add(left / LANES * b.panel);
+            fetch_target(&target, size);
             if direct {
-                return self.sum([rows, columns], a, b, target.to.at.cast(), target.to.stride);
+                return self.sum(size, a, b, target.to.at.cast(), target.to.stride);
             }
-            prefetch(self.isa, [rows, columns], &target);
-            self.sum([rows, columns], a, b, buffer, LANES);
-            finish_block(self.isa, buffer, [rows, columns], &target);
+            let other = self.unfinished.sums == self.sums.cast_const();
+            let sums = if other { self.sums.add(LANES * LANES) } else { self.sums };
+            self.sum(size, a, b, sums, LANES);
+            self.unfinished.finish(self.isa, LANES);
+            self.unfinished = Unfinished { sums, size, rows: 0, target };
         }
     }
 
@@ -183,17 +275,19 @@ impl<T: Tiles, const PRODUCTS: usize> Blocks<'_, T, PRODUCTS> {
     ) {
         // SAFETY: the caller's promise.
         unsafe {
-            match (rows > ROWS, columns > ROWS) {
-                (true, true) => self.sum_of::<2, 2>(a, b, to, stride),
-                (true, false) => self.sum_of::<2, 1>(a, b, to, stride),
-                (false, true) => self.sum_of::<1, 2>(a, b, to, stride),
-                (false, false) => self.sum_of::<1, 1>(a, b, to, stride),
+            match (self.product.outer, rows > ROWS, columns > ROWS) {
+                (Operand::Left, true, true) => self.sum_of::<2, 2, true>(a, b, to, stride),
+                (Operand::Right, true, true) => self.sum_of::<2, 2, false>(a, b, to, stride),
+                (_, true, false) => self.sum_of::<2, 1, false>(a, b, to, stride),
+                (_, false, true) => self.sum_of::<1, 2, false>(a, b, to, stride),
+                (_, false, false) => self.sum_of::<1, 1, false>(a, b, to, stride),
             }
         }
     }
 
-    /// Sums a block of `DOWN` by `ACROSS` registers.
-    unsafe fn sum_of<const DOWN: usize, const ACROSS: usize>(
+    /// Sums a block of `DOWN` by `ACROSS` registers, and meanwhile finishes the block before. The left operand is the outer
+    /// one if `OUTER_LEFT`.
+    unsafe fn sum_of<const DOWN: usize, const ACROSS: usize, const OUTER_LEFT: bool>(
         &mut self,
         a: *const f32,
         b: *const f32,
@@ -201,14 +295,18 @@ impl<T: Tiles, const PRODUCTS: usize> Blocks<'_, T, PRODUCTS> {
         stride: usize,
     ) {
         let (mut a, mut b) = (a, b);
+        let depth = self.product.size[2];
+        let rows = self.unfinished.size[0].div_ceil(depth.max(1));
         // SAFETY: the caller's promise: the panels hold `depth` steps, the result has a block's rows and columns.
         unsafe {
             self.tiles.zero::<0>();
             self.tiles.zero::<1>();
             self.tiles.zero::<2>();
             self.tiles.zero::<3>();
-            for _ in 0..self.depth {
-                Step::<T, DOWN, ACROSS> { tiles: self.tiles, a, b }.add_products::<PRODUCTS>();
+            for _ in 0..depth {
+                Step::<T, DOWN, ACROSS, OUTER_LEFT> { tiles: self.tiles, a, b }.add_products::<PRODUCTS>();
+                self.unfinished.finish(self.isa, rows);
+                self.ahead.fetch();
                 a = a.wrapping_add(parts(PRODUCTS) * BLOCK);
                 b = b.wrapping_add(parts(PRODUCTS) * BLOCK);
             }
@@ -227,96 +325,33 @@ impl<T: Tiles, const PRODUCTS: usize> Blocks<'_, T, PRODUCTS> {
     }
 }
 
-/// One packed step of a block: its operands' tiles, part by part.
-struct Step<'t, T, const DOWN: usize, const ACROSS: usize> {
-    tiles: &'t mut T,
-    a: *const f32,
-    b: *const f32,
-}
-
-impl<T: Tiles, const DOWN: usize, const ACROSS: usize> Step<'_, T, DOWN, ACROSS> {
-    /// Adds the products of the parts, in an order that loads few tiles anew.
-    #[inline(always)]
-    unsafe fn add_products<const PRODUCTS: usize>(mut self) {
-        // SAFETY: the panels hold the parts (the caller's promise).
-        unsafe {
-            self.left(0);
-            match PRODUCTS {
-                1 => self.right(0),
-                3 => {
-                    self.right(1);
-                    self.multiply();
-                    self.left(1);
-                    self.right(0);
-                    self.multiply();
-                    self.left(0);
-                }
-                4 => {
-                    self.right(1);
-                    self.multiply();
-                    self.left(1);
-                    self.multiply();
-                    self.right(0);
-                    self.multiply();
-                    self.left(0);
-                }
-                _ => {
-                    self.right(2);
-                    self.multiply();
-                    self.right(1);
-                    self.multiply();
-                    self.left(1);
-                    self.multiply();
-                    self.right(0);
-                    self.multiply();
-                    self.left(2);
-                    self.multiply();
-                    self.left(0);
+/// Prefetches what finishing a block will read and write.
+#[inline(always)]
+fn fetch_target(target: &Target, [rows, columns]: [usize; 2]) {
+    let fetch_rows = |matrix: MatrixPointer, write: bool| {
+        let (width, stride) = (columns * matrix.dtype.bytes(), matrix.stride * matrix.dtype.bytes());
+        // Rows that do not begin on a line reach into one more.
+        let last = (matrix.at as usize % LINE + width).next_multiple_of(LINE);
+        for row in 0..rows {
+            let from = matrix.at.wrapping_add(row * stride);
+            for byte in (0..last).step_by(LINE) {
+                if write {
+                    prefetch::<true>(from.wrapping_add(byte))
+                } else {
+                    prefetch::<false>(from.wrapping_add(byte))
                 }
             }
-            self.multiply();
         }
+    };
+    fetch_rows(target.to, true);
+    if target.pre.is_some() {
+        fetch_rows(target.pre, true);
     }
-
-    #[inline(always)]
-    unsafe fn left(&mut self, part: usize) {
-        let from = self.a.wrapping_add(part * BLOCK).cast::<u8>();
-        // SAFETY: the caller's promise.
-        unsafe {
-            self.tiles.load::<4>(from, ROW);
-            if DOWN > 1 {
-                self.tiles.load::<5>(from.add(BYTES), ROW);
-            }
-        }
+    if target.add.is_some() && target.add.at != target.to.at {
+        fetch_rows(target.add, false);
     }
-
-    #[inline(always)]
-    unsafe fn right(&mut self, part: usize) {
-        let from = self.b.wrapping_add(part * BLOCK).cast::<u8>();
-        // SAFETY: the caller's promise.
-        unsafe {
-            self.tiles.load::<6>(from, ROW);
-            if ACROSS > 1 {
-                self.tiles.load::<7>(from.add(BYTES), ROW);
-            }
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn multiply(&mut self) {
-        // SAFETY: the registers are configured (the caller's promise).
-        unsafe {
-            self.tiles.multiply_bf16::<0, 4, 6>();
-            if ACROSS > 1 {
-                self.tiles.multiply_bf16::<1, 4, 7>();
-            }
-            if DOWN > 1 {
-                self.tiles.multiply_bf16::<2, 5, 6>();
-            }
-            if DOWN > 1 && ACROSS > 1 {
-                self.tiles.multiply_bf16::<3, 5, 7>();
-            }
-        }
+    if target.partial.is_some() {
+        fetch_rows(target.partial, false);
     }
 }
 
@@ -352,28 +387,15 @@ macro_rules! with_lanes {
 }
 
 with_lanes! {
-    /// Finishes the sums of a block.
+    /// Finishes rows of a block.
     ///
     /// # Safety
-    /// The buffer holds them; the target is valid for the block; the processor has the instruction set.
-    unsafe fn finish_block(sums: *const f32, size: [usize; 2], target: &Target) = finish_with
-}
-
-with_lanes! {
-    /// Prefetches what finishing a block will read and write.
-    ///
-    /// # Safety
-    /// The processor has the instruction set.
-    unsafe fn prefetch(size: [usize; 2], target: &Target) = prefetch_with
+    /// The buffer holds their sums; the target is valid for them; the processor has the instruction set.
+    unsafe fn finish_rows(sums: *const f32, size: [usize; 2], target: &Target) = finish_with
 }
 
 #[inline(always)]
 unsafe fn finish_with<L: Lanes>(sums: *const f32, size: [usize; 2], target: &Target) {
     // SAFETY: the caller's promise.
     unsafe { finish::<L>(std::slice::from_raw_parts(sums, size[0] * LANES), LANES, size, target) }
-}
-
-#[inline(always)]
-unsafe fn prefetch_with<L: Lanes>([rows, columns]: [usize; 2], target: &Target) {
-    target.prefetch::<L>(rows, columns);
 }

@@ -150,27 +150,27 @@ unsafe fn pack_panels<L: Lanes, T: Float, const PARTS: usize>(
     let lanes_first = block.step_stride == 1 && block.lane_stride != 1;
     let neither = block.step_stride != 1 && block.lane_stride != 1;
     let turned = lanes_first != (operand == Operand::Left);
-    for (panel, first) in (0..block.lanes).step_by(LANES).enumerate() {
-        for (index, step) in (0..block.depth).step_by(STEPS).enumerate() {
-            for half in 0..2 {
-                let lane = first + half * SIDE;
-                let lanes = block.lanes.saturating_sub(lane).min(SIDE);
-                let steps = (block.depth - step).min(STEPS);
-                // SAFETY: the caller's promise; lanes and steps beyond the block are not read.
-                unsafe {
-                    let from = from.wrapping_add(step * block.step_stride + lane * block.lane_stride);
-                    let squares = if lanes < SIDE || steps < STEPS || neither {
-                        let copy = copied(block, from, [lanes, steps], lanes_first);
-                        read::<L, T, PARTS>(
-                            copy.as_ptr(),
-                            if lanes_first { STEPS } else { SIDE },
-                            lanes_first,
-                        )
-                    } else {
-                        let apart = if lanes_first { block.lane_stride } else { block.step_stride };
-                        read::<L, T, PARTS>(from, apart, lanes_first)
-                    };
-                    let to = to.add(panel * stride + index * PARTS * BLOCK + half * TILE);
+    let panels = block.lanes.div_ceil(LANES);
+    let steps = block.depth.div_ceil(STEPS);
+    for at in 0..panels * steps {
+        // Memory is read in its order: rows of lanes across all panels, or rows of steps along one panel.
+        let [panel, index] = if lanes_first { [at / steps, at % steps] } else { [at % panels, at / panels] };
+        for half in 0..2 {
+            let (lane, step) = (panel * LANES + half * SIDE, index * STEPS);
+            let lanes = block.lanes.saturating_sub(lane).min(SIDE);
+            let steps = (block.depth - step).min(STEPS);
+            // SAFETY: the caller's promise; lanes and steps beyond the block are not read.
+            unsafe {
+                let from = from.wrapping_add(step * block.step_stride + lane * block.lane_stride);
+                let to = to.add(panel * stride + index * PARTS * BLOCK + half * TILE);
+                if lanes < SIDE || steps < STEPS || neither {
+                    let copy = copied(block, from, [lanes, steps], lanes_first);
+                    let apart = if lanes_first { STEPS } else { SIDE };
+                    let squares = read::<L, T, PARTS>(copy.as_ptr(), apart, lanes_first);
+                    store::<L, PARTS>(squares, turned, to);
+                } else {
+                    let apart = if lanes_first { block.lane_stride } else { block.step_stride };
+                    let squares = read::<L, T, PARTS>(from, apart, lanes_first);
                     store::<L, PARTS>(squares, turned, to);
                 }
             }
@@ -211,7 +211,12 @@ unsafe fn read<L: Lanes, T: Float, const PARTS: usize>(
         for i in 0..SIDE {
             let vectors = if lanes_first {
                 let from = from.add(i * apart);
-                beside::<L, PARTS>(T::load::<L>(from), T::load::<L>(from.add(SIDE)))
+                if T::DTYPE == DType::BF16 {
+                    // In memory, pairs of bf16 already have the packed layout.
+                    [L::load(from.cast()); PARTS]
+                } else {
+                    beside::<L, PARTS>(T::load::<L>(from), T::load::<L>(from.add(SIDE)))
+                }
             } else {
                 let from = from.add(2 * i * apart);
                 between::<L, PARTS>(T::load::<L>(from), T::load::<L>(from.add(apart)))

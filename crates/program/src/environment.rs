@@ -18,8 +18,8 @@ use phalanx_train::config::{DeviceChoice, DeviceConfig, PrecisionConfig, Product
 
 use crate::network_args::NetworkArgs;
 
-/// Instruction set of the kernels: `portable`, `avx2`, `avx512` or `avx512bf16`; or tile registers for matrix products,
-/// beside the fastest of these: `amx`, or `amx-model`, which computes what they would.
+/// Instruction set of the kernels: `portable`, `avx2`, `avx512` or `avx512bf16`, without tile registers; or tile registers for
+/// matrix products, beside the fastest of these: `amx`, or `amx-model`, which computes what they would.
 const ISA: &str = "PHALANX_ISA";
 
 /// Set to anything, it switches colours off.
@@ -148,8 +148,8 @@ impl Environment {
     pub fn unused_tiles(self) -> Option<String> {
         match (self.tiles, tiles::amx()) {
             (None, Ok(())) => Some(format!(
-                "by the kernels' instruction set; {ISA}=amx tries the tile registers (AMX), for which the kernels were \
-                 never run on a processor"
+                "by the kernels' instruction set, because {ISA} asks for it; without it, those of bf16 use the tile \
+                 registers (AMX), which are faster"
             )),
             (None, Err(why)) if why != NoAmx::Processor => {
                 Some(format!("{why}; matrix products use {} instead", self.isa.name()))
@@ -257,14 +257,14 @@ impl Processor {
 }
 
 /// The instruction set called `name`, with tile registers if it names some; for an empty name the `fastest` of the
-/// processor, whose best is `best`, without tile registers: their kernels were never run on a processor.
+/// processor, whose best is `best`, with its tile registers.
 fn instruction_set(
     name: &str,
     [fastest, best]: [Isa; 2],
     amx: Result<(), NoAmx>,
 ) -> Result<(Isa, Option<TileUnit>)> {
     if name.is_empty() {
-        return Ok((fastest, None));
+        return Ok((fastest, amx.is_ok().then_some(TileUnit::Amx)));
     }
     if let Some(unit) = TileUnit::ALL.into_iter().find(|unit| unit.name() == name) {
         return match (unit, amx) {
@@ -312,10 +312,11 @@ mod tests {
     }
 
     #[test]
-    fn tile_registers_are_used_where_they_are_asked_for_and_refused_elsewhere() {
+    fn tile_registers_are_used_where_there_are_some_and_refused_elsewhere() {
         let sets = [Isa::Avx512, Isa::Avx512Bf16];
         let amx = Some(TileUnit::Amx);
-        assert_eq!(instruction_set("", sets, Ok(())).unwrap(), (Isa::Avx512, None));
+        assert_eq!(instruction_set("", sets, Ok(())).unwrap(), (Isa::Avx512, amx));
+        assert_eq!(instruction_set("avx512", sets, Ok(())).unwrap(), (Isa::Avx512, None));
         assert_eq!(instruction_set("amx", sets, Ok(())).unwrap(), (Isa::Avx512, amx));
         assert_eq!(instruction_set("avx512bf16", sets, Ok(())).unwrap(), (Isa::Avx512Bf16, None));
         for why in [NoAmx::Processor, NoAmx::System, NoAmx::Refused(22)] {

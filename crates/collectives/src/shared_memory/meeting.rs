@@ -108,7 +108,7 @@ impl<'a> Meeting<'a> {
 
     /// Announces this rank's call to the peers on this host.
     pub(crate) fn announce(&mut self, own: &Descriptor, site: Site) {
-        self.participation.slot(self.rank()).descriptors[own.parity()].write(own, site);
+        self.participation.slot(self.rank()).describe(own, site);
         self.tick();
     }
 

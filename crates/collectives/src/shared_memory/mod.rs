@@ -61,7 +61,9 @@ mod scatter;
 
 mod call_queue;
 pub(crate) mod channel;
-pub(crate) mod rank_group;
+mod clock;
+pub(crate) mod rank_cell;
+mod rank_group;
 
 pub(crate) mod endpoint;
 mod host_job;

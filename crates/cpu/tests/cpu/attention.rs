@@ -274,8 +274,9 @@ fn check_backward(case: Case, amount: f32) {
     check(&format!("backward {case:?}"), kernel, &[expected]);
 }
 
-/// Odd sizes, whole tiles, more than one tile of keys and block of queries.
-const SHAPES: [[usize; 4]; 9] = [
+/// Odd sizes, whole tiles, more than one tile of keys and block of queries; with few heads and with many. Where sequence and
+/// head are multiples of 32, tile registers compute the backward of bf16.
+const SHAPES: [[usize; 4]; 11] = [
     [1, 1, 1, 1],
     [1, 3, 1, 17],
     [2, 17, 3, 5],
@@ -285,6 +286,8 @@ const SHAPES: [[usize; 4]; 9] = [
     [1, 257, 2, 80],
     [1, 130, 1, 200],
     [3, 305, 1, 7],
+    [1, 288, 2, 64],
+    [2, 160, 8, 32],
 ];
 
 #[test]

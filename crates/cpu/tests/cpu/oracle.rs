@@ -181,13 +181,10 @@ pub struct KernelPath {
 
 impl KernelPath {
     /// The paths of this machine: every instruction set without tile registers; the model of tile registers beside the
-    /// best one, and the processor's own if it has some and `PHALANX_TEST_AMX` is set: their kernels were never run.
+    /// best one, and the processor's own if it has some.
     pub fn all() -> impl Iterator<Item = KernelPath> {
         let sets = Isa::ALL.into_iter().filter(|isa| *isa <= Isa::detect());
-        let units = TileUnit::ALL.into_iter().filter(|unit| match unit {
-            TileUnit::Model => true,
-            TileUnit::Amx => unit.is_available() && std::env::var_os("PHALANX_TEST_AMX").is_some(),
-        });
+        let units = TileUnit::ALL.into_iter().filter(|unit| unit.is_available());
         sets.map(|isa| KernelPath { isa, tiles: None })
             .chain(units.map(|unit| KernelPath { isa: Isa::detect(), tiles: Some(unit) }))
     }

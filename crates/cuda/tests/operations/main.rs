@@ -7,6 +7,7 @@
 mod bench;
 mod copies;
 mod faults;
+mod gathered;
 mod library;
 mod links;
 

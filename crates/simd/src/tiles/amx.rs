@@ -38,6 +38,14 @@ impl Tiles for Amx {
         }
     }
     #[inline(always)]
+    unsafe fn load_passing<const REGISTER: usize>(&mut self, from: *const u8, stride: usize) {
+        // SAFETY: as above.
+        unsafe {
+            asm!("tileloaddt1 tmm{}, [{} + {}]", const REGISTER, in(reg) from, in(reg) stride,
+                options(nostack, readonly, preserves_flags));
+        }
+    }
+    #[inline(always)]
     unsafe fn store<const REGISTER: usize>(&self, to: *mut u8, stride: usize) {
         // SAFETY: as above.
         unsafe {

@@ -73,6 +73,8 @@ pub trait Tiles: Sized {
     unsafe fn zero<const REGISTER: usize>(&mut self);
     /// Loads the rows of a register.
     unsafe fn load<const REGISTER: usize>(&mut self, from: *const u8, stride: usize);
+    /// Loads the rows of a register, which should not displace what the first-level cache holds.
+    unsafe fn load_passing<const REGISTER: usize>(&mut self, from: *const u8, stride: usize);
     /// Stores the rows of a register.
     unsafe fn store<const REGISTER: usize>(&self, to: *mut u8, stride: usize);
     /// `sums += a · b`, as `tdpbf16ps` computes it. `sums` holds f32 `[m][16]`; `a` bf16 `[m][16 pairs]`; `b` bf16

@@ -37,6 +37,10 @@ impl Tiles for Model {
         }
         self.registers[REGISTER] = loaded;
     }
+    unsafe fn load_passing<const REGISTER: usize>(&mut self, from: *const u8, stride: usize) {
+        // SAFETY: the caller's promise.
+        unsafe { self.load::<REGISTER>(from, stride) };
+    }
     unsafe fn store<const REGISTER: usize>(&self, to: *mut u8, stride: usize) {
         for (row, from) in self.registers[REGISTER].iter().enumerate().take(self.shapes.rows(REGISTER)) {
             // SAFETY: as above.

@@ -24,6 +24,12 @@ impl TileUnit {
         }
     }
 
+    /// Those of the processor, where this process may use them: the fastest way to multiply bf16. Cores of Intel Xeon of the
+    /// fifth generation multiply 2.6 T operations a second of bf16 on tile registers, and 0.18 T of f32 by multiply-adds.
+    pub fn fastest() -> Option<TileUnit> {
+        TileUnit::Amx.is_available().then_some(TileUnit::Amx)
+    }
+
     /// Whether this process may use them.
     pub fn is_available(self) -> bool {
         self == TileUnit::Model || amx().is_ok()

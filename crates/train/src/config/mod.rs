@@ -268,7 +268,7 @@ impl Default for PrecisionConfig {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Products {
-    /// In parts where tile registers are used (`PHALANX_ISA=amx`), else by multiply-adds. A run records which.
+    /// The fastest of these: by multiply-adds on all processors that were measured. A run records which.
     #[default]
     Auto,
     /// By multiply-adds of f32.
