@@ -40,6 +40,19 @@ number() {
 kernels=$(step kernels 180 "$phalanx" doctor --kernels)
 bench=$(step step 120 "$phalanx" bench step "${gpt2[@]}" --steps 10 --warmup 3 --json)
 train=$(step train 60 "$phalanx" train "${quickstart[@]}")
+# With two cards: ranks that exchange data from card to card, and through host memory, to the bit.
+cards=$(grep -cE '^GPU [0-9]' "$out/kernels.txt" || true)
+between="not run: fewer than two cards"
+if [ "$cards" -ge 2 ]; then
+  two=(examples/quickstart.toml --data README.md --nproc 2 --set device.kind=cuda --set parallel.zero=2
+    --set precision.compute=bf16 --set train.steps=20)
+  between=$(step nccl 45 "$phalanx" train "${two[@]}" --run "$out/nccl" --set device.communication=nccl)
+  through=$(step host 45 "$phalanx" train "${two[@]}" --run "$out/host" --set device.communication=host)
+  if [ "$between$through" = okok ]; then
+    losses() { grep -o '"loss":[^,}]*' "$out/$1/metrics.jsonl"; }
+    if [ "$(losses nccl)" = "$(losses host)" ]; then between="ok, the same losses"; else between="DIFFERENT LOSSES"; fi
+  fi
+fi
 if python3 -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null; then
   torch=$(step torch 110 python3 tools/gpu_report_torch.py)
 else
@@ -52,6 +65,7 @@ echo "|---|---|"
 echo "| commit | $(git rev-parse --short HEAD 2>/dev/null || echo unknown) |"
 { grep -E '^(CUDA driver|GPU|NVRTC|cuBLASLt|NCCL|device.kind)' "$out/kernels.txt" || true; } | sed -E 's/^(CUDA driver|[^ ]+( [0-9]+)?) +(.*)$/| \1 | \3 |/'
 echo "| every kernel beside the processor's | $kernels |"
+echo "| two cards, by NCCL and through host memory | $between |"
 echo "| GPT-2 124M, bf16, 4 x 1024 tokens | $bench |"
 if [ "$bench" = ok ]; then
   echo "| tokens/s | $(number "$out/step.txt" 'round(data["tokens_per_s"])') |"

@@ -12,7 +12,9 @@ use phalanx_collectives::linked::linked;
 use phalanx_collectives::reduction;
 use phalanx_collectives::{CollectiveError, Group, Isa, Options};
 use phalanx_tensor::backend::{Call, DiskTransfer, StreamEvent, Timer};
-use phalanx_tensor::links::{INVITATION_BYTES, Invitation, LinkId, LinkStep, Message, PartsSum, Span};
+use phalanx_tensor::links::{
+    INVITATION_BYTES, Invitation, LinkId, LinkMark, LinkStep, Message, PartsSum, Span,
+};
 use phalanx_tensor::{Arena, Backend, DType, Device, DeviceError, Immediate, Links, Memory, ViewMut};
 use phalanx_trace::{Site, Stream};
 use support::table::{copies, messages, sums};
@@ -115,9 +117,9 @@ impl HostLink {
 
 fn add(sum: &PartsSum) {
     let part = sum.elements * sum.dtype.bytes();
-    assert_eq!((sum.own.bytes, sum.target.bytes, sum.others.bytes), (part, part, part * (sum.ranks - 1)));
-    let parts: Vec<*const u8> = (0..sum.ranks)
-        .map(|rank| match rank.cmp(&sum.rank) {
+    assert_eq!((sum.own.bytes, sum.target.bytes, sum.others.bytes), (part, part, part * (sum.places - 1)));
+    let parts: Vec<*const u8> = (0..sum.places)
+        .map(|rank| match rank.cmp(&sum.place) {
             std::cmp::Ordering::Equal => bytes(sum.own).cast_const(),
             std::cmp::Ordering::Less => bytes(sum.others.range(rank * part, part)).cast_const(),
             std::cmp::Ordering::Greater => bytes(sum.others.range((rank - 1) * part, part)).cast_const(),
@@ -144,7 +146,11 @@ impl Links for LinkedHost {
         Ok(LinkId(links.len() - 1))
     }
 
-    unsafe fn start(&self, link: LinkId, steps: Vec<LinkStep>, _: StreamEvent) -> Result<(), DeviceError> {
+    fn mark(&self, _: LinkId) -> Result<LinkMark, DeviceError> {
+        Ok(LinkMark(0))
+    }
+
+    unsafe fn start(&self, link: LinkId, steps: Vec<LinkStep>, _: LinkMark) -> Result<(), DeviceError> {
         let link = &mut self.links.lock().unwrap()[link.0];
         assert!(link.steps.is_empty() && !link.abandoned, "one call after the other");
         link.steps = steps.into();

@@ -149,3 +149,29 @@ fn every_rank_has_the_same_bits() {
         all.iter().for_each(|x| same_bits(x, &by_hand, "all_reduce"));
     }
 }
+
+/// A rank whose sum of small buffers is there does not wait for the others, which may still read its copy: many calls in a row, small ones
+/// and others, by ranks that are late in turn.
+#[test]
+fn small_sums_follow_each_other_without_a_second_meeting() {
+    let elements = [1, 1024, 3, 2000, 7, 1, 1, 512, 1025];
+    for layout in [2, 3, 4].map(Layout::Shared) {
+        groups_on(layout, false, |g| {
+            let world = g.world_size();
+            let expected = elements.map(|n| summed::<f32>(world, n));
+            for call in 0..300 {
+                if call % 7 == g.rank() {
+                    std::thread::sleep(std::time::Duration::from_micros(50));
+                }
+                let which = call % elements.len();
+                // Another multiple in every call, so that what an earlier call left would be seen.
+                let factor = (1 << (call % 5)) as f32;
+                let own: Vec<f32> =
+                    sample(g.rank(), elements[which]).iter().map(|x: &f32| x * factor).collect();
+                let sum = g.all_reduce(tensor(&host(), &own)).wait().unwrap();
+                let expected: Vec<f32> = expected[which].iter().map(|x| x * factor).collect();
+                same_bits(&values::<f32>(&sum), &expected, &format!("call {call} of {world} ranks"));
+            }
+        });
+    }
+}

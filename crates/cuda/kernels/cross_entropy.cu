@@ -321,7 +321,7 @@ __device__ LossRow loss_of_row(const Statistics *statistics, u64 parts, u64 rows
 // Columns of which it has them.
 #define STRIP (FACTORS * STATISTICS_BLOCK)
 // Chunks that a thread loads before it stores the first.
-#define CHUNKS_AT_ONCE 4
+#define CHUNKS_AT_ONCE 2
 
 // How the exponentials of one row become derivatives, over a strip of its columns.
 struct Derivatives {
@@ -379,10 +379,10 @@ __device__ __forceinline__ void differentiate(ELEMENT *strip, u32 columns, const
 
 // losses[row] = the loss of the row, 0 where its target is ignored; exponentials, where given, become derivatives. A block of
 // FACTORS threads computes a row.
-extern "C" __global__ void __launch_bounds__(FACTORS) vocabulary_loss(const Statistics *statistics, u64 parts, const Statistics *blocks,
-                                           const u32 *targets, u64 first, u64 classes, f32 gradient_scale,
-                                           f32 label_smoothing, f32 z_loss, ELEMENT *exponentials, f64 *losses, u64 rows,
-                                           u64 columns, u64 stride, u64 *fault, u32 call) {
+extern "C" __global__ void __launch_bounds__(FACTORS)
+    vocabulary_loss(const Statistics *statistics, u64 parts, const Statistics *blocks, const u32 *targets, u64 first, u64 classes,
+                    f32 gradient_scale, f32 label_smoothing, f32 z_loss, ELEMENT *exponentials, f64 *losses, u64 rows, u64 columns,
+                    u64 stride, u64 *fault, u32 call) {
     __shared__ LossRow shared;
     __shared__ f32 factors[FACTORS];
     const u64 row = blockIdx.x;

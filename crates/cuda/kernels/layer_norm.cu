@@ -5,25 +5,19 @@
 #include "numbers.cuh"
 
 #define HELD 8
+// Groups that are loaded before the first of them is computed.
+#define AT_ONCE 4
 
 // Groups of a lane in a row of `hidden` elements.
 __device__ __forceinline__ u32 groups_of(u64 hidden) { return (u32)((hidden + 4 * WARP - 1) / (4 * WARP)); }
 
-// Group g of this lane; where WHOLE, all groups are aligned and inside or outside of the row as a whole.
-template <bool WHOLE> __device__ __forceinline__ void load_group(const ELEMENT *from, u32 g, u64 hidden, f32 (&x)[4]) {
-    const u64 i = 4 * (g * WARP + lane_index());
-    if (!WHOLE || i < hidden) {
-        load4(from, i, hidden, WHOLE, x);
-    } else {
-#pragma unroll
-        for (int j = 0; j < 4; j++) x[j] = 0.0f;
-    }
-}
+// The first element of group g of this lane.
+__device__ __forceinline__ u64 start_of(u32 g) { return 4 * ((u64)g * WARP + lane_index()); }
 
-template <bool WHOLE> __device__ __forceinline__ void store_group(ELEMENT *to, u32 g, u64 hidden, const f32 (&x)[4]) {
-    const u64 i = 4 * (g * WARP + lane_index());
-    if (!WHOLE || i < hidden) store4(to, i, hidden, WHOLE, x);
-}
+// Four elements as they lie in memory: two elements of 16 bits in a word.
+struct alignas(sizeof(Four<ELEMENT>)) Packed {
+    u32 x[sizeof(Four<ELEMENT>) / 4];
+};
 
 // Element j of packed ones.
 template <class T> __device__ __forceinline__ f32 unpacked(const u32 *x, int j) {
@@ -34,43 +28,79 @@ template <> __device__ __forceinline__ f32 unpacked<bf16>(const u32 *x, int j) {
     return __uint_as_float(j % 2 == 0 ? x[j / 2] << 16 : x[j / 2] & 0xffff0000u);
 }
 
-// Elements of a row that a lane has.
+__device__ __forceinline__ void unpack(const Packed &group, f32 (&x)[4]) {
+#pragma unroll
+    for (int j = 0; j < 4; j++) x[j] = unpacked<ELEMENT>(group.x, j);
+}
+
+// Groups first .. first + AT_ONCE of a lane; what is beyond the row is 0.
+struct Groups {
+    f32 x[AT_ONCE][4];
+};
+
+// Where WHOLE, all groups are aligned, and inside or outside of the row as a whole.
+template <bool WHOLE> __device__ __forceinline__ Groups load_groups(const ELEMENT *from, u32 first, u64 hidden) {
+    Groups groups;
+    Packed packed[AT_ONCE] = {};
+#pragma unroll
+    for (int k = 0; k < AT_ONCE; k++) {
+        const u64 i = start_of(first + k);
+        if (WHOLE && i < hidden) packed[k] = *(const Packed *)(from + i);
+        if (!WHOLE) load4(from, i, hidden, false, groups.x[k]);
+    }
+#pragma unroll
+    for (int k = 0; k < AT_ONCE; k++)
+        if (WHOLE) unpack(packed[k], groups.x[k]);
+    return groups;
+}
+
+template <bool WHOLE> __device__ __forceinline__ void store_groups(ELEMENT *to, u32 first, u64 hidden, const Groups &groups) {
+#pragma unroll
+    for (int k = 0; k < AT_ONCE; k++) {
+        const u64 i = start_of(first + k);
+        if (WHOLE && i < hidden) {
+            Four<ELEMENT> four;
+#pragma unroll
+            for (int j = 0; j < 4; j++) four.x[j] = from_f32<ELEMENT>(groups.x[k][j]);
+            *(Four<ELEMENT> *)(to + i) = four;
+        }
+        if (!WHOLE) store4(to, i, hidden, false, groups.x[k]);
+    }
+}
+
+// Elements of a row that a lane has, where they lie or in registers.
 template <bool IN_REGISTERS> struct Row {
     const ELEMENT *at;
     __device__ __forceinline__ void load(const ELEMENT *from, u64) { at = from; }
-    template <bool WHOLE> __device__ __forceinline__ void get(u32 g, u64 hidden, f32 (&x)[4]) const {
-        load_group<WHOLE>(at, g, hidden, x);
+    template <bool WHOLE> __device__ __forceinline__ Groups get(u32 first, u64 hidden) const {
+        return load_groups<WHOLE>(at, first, hidden);
     }
 };
 template <> struct Row<true> {
-    // Packed: two elements of 16 bits in a register.
-    struct alignas(sizeof(Four<ELEMENT>)) Packed {
-        u32 x[sizeof(Four<ELEMENT>) / 4];
-    };
     Packed x[HELD];
     __device__ __forceinline__ void load(const ELEMENT *from, u64 hidden) {
 #pragma unroll
         for (u32 g = 0; g < HELD; g++) {
-            const u64 i = 4 * (g * WARP + lane_index());
-            if (i < hidden) x[g] = *(const Packed *)(from + i);
-            else x[g] = {};
+            x[g] = {};
+            if (start_of(g) < hidden) x[g] = *(const Packed *)(from + start_of(g));
         }
     }
-    template <bool> __device__ __forceinline__ void get(u32 g, u64, f32 (&of)[4]) const {
+    template <bool> __device__ __forceinline__ Groups get(u32 first, u64) const {
+        Groups groups;
 #pragma unroll
-        for (int j = 0; j < 4; j++) of[j] = unpacked<ELEMENT>(x[g].x, j);
+        for (int k = 0; k < AT_ONCE; k++) unpack(x[first + k], groups.x[k]);
+        return groups;
     }
 };
 
-// f over the groups of a row, in order.
+// f over the groups of a row, in order, AT_ONCE at a time.
 template <bool IN_REGISTERS, class F> __device__ __forceinline__ void for_groups(u64 hidden, F f) {
     if (IN_REGISTERS) {
 #pragma unroll
-        for (u32 g = 0; g < HELD; g++) f(g);
+        for (u32 first = 0; first < HELD; first += AT_ONCE) f(first);
     } else {
         const u32 groups = groups_of(hidden);
-#pragma unroll 4
-        for (u32 g = 0; g < groups; g++) f(g);
+        for (u32 first = 0; first < groups; first += AT_ONCE) f(first);
     }
 }
 
@@ -80,31 +110,34 @@ __device__ __forceinline__ void normalize(const ELEMENT *x, const ELEMENT *gamma
     Row<IN_REGISTERS> row;
     row.load(x, hidden);
     f32 sum = 0.0f;
-    for_groups<IN_REGISTERS>(hidden, [&](u32 g) {
-        f32 v[4];
-        row.template get<WHOLE>(g, hidden, v);
-        sum += (v[0] + v[1]) + (v[2] + v[3]);
+    for_groups<IN_REGISTERS>(hidden, [&](u32 first) {
+        const Groups v = row.template get<WHOLE>(first, hidden);
+#pragma unroll
+        for (int k = 0; k < AT_ONCE; k++) sum += (v.x[k][0] + v.x[k][1]) + (v.x[k][2] + v.x[k][3]);
     });
     const f32 m = warp_sum(sum) / (f32)hidden;
     f32 squares = 0.0f;
-    for_groups<IN_REGISTERS>(hidden, [&](u32 g) {
-        f32 v[4];
-        row.template get<WHOLE>(g, hidden, v);
+    for_groups<IN_REGISTERS>(hidden, [&](u32 first) {
+        const Groups v = row.template get<WHOLE>(first, hidden);
 #pragma unroll
-        for (int j = 0; j < 4; j++) {
-            const f32 d = 4 * (g * WARP + lane_index()) + j < hidden ? v[j] - m : 0.0f;
-            squares = fmaf(d, d, squares);
+        for (int k = 0; k < AT_ONCE; k++) {
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                const f32 d = start_of(first + k) + (WHOLE ? 0 : j) < hidden ? v.x[k][j] - m : 0.0f;
+                squares = fmaf(d, d, squares);
+            }
         }
     });
     const f32 r = 1.0f / sqrtf(warp_sum(squares) / (f32)hidden + eps);
-    for_groups<IN_REGISTERS>(hidden, [&](u32 g) {
-        f32 v[4], weight[4], bias[4];
-        row.template get<WHOLE>(g, hidden, v);
-        load_group<WHOLE>(gamma, g, hidden, weight);
-        load_group<WHOLE>(beta, g, hidden, bias);
+    for_groups<IN_REGISTERS>(hidden, [&](u32 first) {
+        const Groups weights = load_groups<WHOLE>(gamma, first, hidden), biases = load_groups<WHOLE>(beta, first, hidden);
+        Groups v = row.template get<WHOLE>(first, hidden);
 #pragma unroll
-        for (int j = 0; j < 4; j++) v[j] = fmaf((v[j] - m) * r, weight[j], bias[j]);
-        store_group<WHOLE>(y, g, hidden, v);
+        for (int k = 0; k < AT_ONCE; k++) {
+#pragma unroll
+            for (int j = 0; j < 4; j++) v.x[k][j] = fmaf((v.x[k][j] - m) * r, weights.x[k][j], biases.x[k][j]);
+        }
+        store_groups<WHOLE>(y, first, hidden, v);
     });
     if (lane_index() == 0) {
         *mean = m;
@@ -113,8 +146,9 @@ __device__ __forceinline__ void normalize(const ELEMENT *x, const ELEMENT *gamma
 }
 
 // y = (x - mean) * rstd * gamma + beta; x, y `[rows, hidden]`, mean and rstd `[rows]` f32.
-extern "C" __global__ void layer_norm(const ELEMENT *x, const ELEMENT *gamma, const ELEMENT *beta, ELEMENT *y, f32 *mean,
-                                      f32 *rstd, u64 rows, u64 hidden, f32 eps) {
+extern "C" __global__ void __launch_bounds__(256, 2)
+    layer_norm(const ELEMENT *x, const ELEMENT *gamma, const ELEMENT *beta, ELEMENT *y, f32 *mean, f32 *rstd, u64 rows, u64 hidden,
+               f32 eps) {
     const bool whole = hidden % 4 == 0 && is_aligned(x) && is_aligned(gamma) && is_aligned(beta) && is_aligned(y);
     FOR_ROWS(row, rows) {
         const u64 at = row * hidden;
@@ -132,39 +166,44 @@ __device__ __forceinline__ void differentiate(const ELEMENT *x, const ELEMENT *g
     xs.load(x, hidden);
     dys.load(dy, hidden);
     f32 sum_d = 0.0f, sum_dn = 0.0f;
-    for_groups<IN_REGISTERS>(hidden, [&](u32 g) {
-        f32 v[4], w[4], weight[4];
-        xs.template get<WHOLE>(g, hidden, v);
-        dys.template get<WHOLE>(g, hidden, w);
-        load_group<WHOLE>(gamma, g, hidden, weight);
+    for_groups<IN_REGISTERS>(hidden, [&](u32 first) {
+        const Groups weights = load_groups<WHOLE>(gamma, first, hidden);
+        const Groups v = xs.template get<WHOLE>(first, hidden), w = dys.template get<WHOLE>(first, hidden);
 #pragma unroll
-        for (int j = 0; j < 4; j++) {
-            // Beyond the row d is 0.
-            const f32 d = w[j] * weight[j];
-            sum_d += d;
-            sum_dn = fmaf(d, v[j] - m, sum_dn);
+        for (int k = 0; k < AT_ONCE; k++) {
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                // Beyond the row d is 0.
+                const f32 d = w.x[k][j] * weights.x[k][j];
+                sum_d += d;
+                sum_dn = fmaf(d, v.x[k][j] - m, sum_dn);
+            }
         }
     });
     const f32 scale = -r / (f32)hidden;
     const f32 shift = scale * warp_sum(sum_d), slope = scale * r * warp_sum(sum_dn);
-    for_groups<IN_REGISTERS>(hidden, [&](u32 g) {
-        f32 v[4], w[4], weight[4], old[4];
-        xs.template get<WHOLE>(g, hidden, v);
-        dys.template get<WHOLE>(g, hidden, w);
-        load_group<WHOLE>(gamma, g, hidden, weight);
-        if (accumulate) load_group<WHOLE>(dx, g, hidden, old);
+    for_groups<IN_REGISTERS>(hidden, [&](u32 first) {
+        Groups old = {};
+        if (accumulate) old = load_groups<WHOLE>(dx, first, hidden);
+        const Groups weights = load_groups<WHOLE>(gamma, first, hidden), w = dys.template get<WHOLE>(first, hidden);
+        Groups v = xs.template get<WHOLE>(first, hidden);
 #pragma unroll
-        for (int j = 0; j < 4; j++) {
-            v[j] = fmaf((v[j] - m) * r, slope, fmaf(r, w[j] * weight[j], shift));
-            if (accumulate) v[j] += old[j];
+        for (int k = 0; k < AT_ONCE; k++) {
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                f32 &of = v.x[k][j];
+                of = fmaf((of - m) * r, slope, fmaf(r, w.x[k][j] * weights.x[k][j], shift));
+                if (accumulate) of += old.x[k][j];
+            }
         }
-        store_group<WHOLE>(dx, g, hidden, v);
+        store_groups<WHOLE>(dx, first, hidden, v);
     });
 }
 
 // With n = (x - mean) * rstd and d = dy * gamma: dx (+)= rstd * (d - avg(d) - n * avg(d * n)).
-extern "C" __global__ void layer_norm_backward(const ELEMENT *x, const ELEMENT *gamma, const f32 *mean, const f32 *rstd,
-                                               const ELEMENT *dy, ELEMENT *dx, u64 rows, u64 hidden, int accumulate) {
+extern "C" __global__ void __launch_bounds__(256, 2)
+    layer_norm_backward(const ELEMENT *x, const ELEMENT *gamma, const f32 *mean, const f32 *rstd, const ELEMENT *dy, ELEMENT *dx,
+                        u64 rows, u64 hidden, int accumulate) {
     const bool whole = hidden % 4 == 0 && is_aligned(x) && is_aligned(gamma) && is_aligned(dy) && is_aligned(dx);
     FOR_ROWS(row, rows) {
         const u64 at = row * hidden;

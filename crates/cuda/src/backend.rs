@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cudarc::driver::sys::CUstream;
 use phalanx_tensor::backend::{Call, DiskTransfer, StreamEvent, Timer};
-use phalanx_tensor::links::{Invitation, LinkId, LinkStep};
+use phalanx_tensor::links::{Invitation, LinkId, LinkMark, LinkStep};
 use phalanx_tensor::operation::Operands;
 use phalanx_tensor::operations::{Elementwise, Operation};
 use phalanx_tensor::{Backend, DeviceError, Immediate, Kernels, Links, ViewMut};
@@ -20,13 +20,12 @@ use crate::blas::Blas;
 use crate::bounds::Bounds;
 use crate::driver::{Context, driver};
 use crate::error::Error;
-use crate::factory::NO_NCCL;
 use crate::faults::Faults;
 use crate::launch::{Gathered, Issue, Span};
-use crate::links::{CardLink, Issuer};
+use crate::links::CardLink;
 use crate::memory::{CardMemory, HostBuffer, Registered, TensorMemory};
 use crate::modules::Modules;
-use crate::nccl::Nccl;
+use crate::nccl::{NO_NCCL, Nccl};
 use crate::streams::{Streams, index};
 
 /// Bytes of a slot of the buffer through which host bytes are uploaded, and the number of slots.
@@ -302,11 +301,6 @@ impl Cuda {
         Arc::clone(&self.links.lock().unwrap_or_else(PoisonError::into_inner)[link.0])
     }
 
-    fn link_issuer(&self) -> Issuer<'_> {
-        let multiprocessors = u64::from(self.context.card.multiprocessors);
-        Issuer { modules: &self.modules, tensors: &self.tensors, multiprocessors }
-    }
-
     fn nccl(&self) -> Result<&Arc<Nccl>, Error> {
         self.nccl.as_ref().ok_or_else(|| Error::NotConnected(NO_NCCL.to_string()))
     }
@@ -318,38 +312,37 @@ impl Links for Cuda {
     }
 
     fn join(&self, invitation: &Invitation, rank: usize, ranks: usize) -> Result<LinkId, DeviceError> {
-        let join = || {
-            self.context.enter()?;
-            self.link_issuer().prepare()?;
-            CardLink::join(&self.context, self.modules.gate(), self.nccl()?, invitation, [rank, ranks])
-        };
+        let join = || CardLink::join(&self.context, &self.modules, self.nccl()?, invitation, [rank, ranks]);
         let link = join().map_err(failed("join", Site::caller()))?;
         let mut links = self.links.lock().unwrap_or_else(PoisonError::into_inner);
         links.push(Arc::new(Mutex::new(link)));
         Ok(LinkId(links.len() - 1))
     }
 
-    unsafe fn start(
-        &self,
-        link: LinkId,
-        steps: Vec<LinkStep>,
-        after: StreamEvent,
-    ) -> Result<(), DeviceError> {
+    fn mark(&self, link: LinkId) -> Result<LinkMark, DeviceError> {
+        let mark = || {
+            self.context.enter()?;
+            let mut state = self.lock();
+            self.launch_gathered(&mut state);
+            let compute = state.streams.compute();
+            // Never the other way round: who starts a call has the link's lock and needs no other.
+            self.link(link).lock().unwrap_or_else(PoisonError::into_inner).mark(compute)
+        };
+        mark().map_err(failed("mark", Site::caller()))
+    }
+
+    unsafe fn start(&self, link: LinkId, steps: Vec<LinkStep>, after: LinkMark) -> Result<(), DeviceError> {
         let link = self.link(link);
         let mut link = link.lock().unwrap_or_else(PoisonError::into_inner);
-        let ordered = self.context.enter().and_then(|()| {
-            let queue = index(after.stream).unwrap_or_default();
-            self.lock().streams.let_wait(link.stream(), queue, after.number)
-        });
         // SAFETY: the caller's promise.
-        let started = ordered.and_then(|()| unsafe { link.start(steps, &self.link_issuer()) });
+        let started = unsafe { link.start(steps, after, &self.tensors) };
         started.map_err(failed("start", Site::caller()))
     }
 
     fn is_over(&self, link: LinkId) -> Result<bool, DeviceError> {
         let link = self.link(link);
         let mut link = link.lock().unwrap_or_else(PoisonError::into_inner);
-        link.advance(&self.link_issuer()).map_err(failed("communicate", Site::caller()))
+        link.advance(&self.tensors).map_err(failed("communicate", Site::caller()))
     }
 
     fn abandon(&self, link: LinkId) {

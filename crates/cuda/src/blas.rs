@@ -198,6 +198,11 @@ impl Blas {
         Ok(Some(Blas { functions, handle, plans: Mutex::default(), _library: library }))
     }
 
+    /// Whether a product like this was asked for before.
+    pub(crate) fn knows(&self, problem: &Problem) -> bool {
+        self.plans.lock().unwrap_or_else(PoisonError::into_inner).contains_key(problem)
+    }
+
     /// Issues a product; false where the library has no algorithm for it.
     ///
     /// # Safety

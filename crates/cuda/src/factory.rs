@@ -15,7 +15,7 @@ use crate::driver::{Card, Context, Made, usable_cards};
 use crate::error::Error;
 use crate::memory::{Registered, TensorMemory};
 use crate::modules::Modules;
-use crate::nccl::Nccl;
+use crate::nccl::{NO_NCCL, Nccl};
 
 /// Makes the kernels of the host's processor for the device that a request describes.
 type MakeKernels = dyn Fn(&DeviceRequest) -> std::io::Result<Arc<dyn Kernels>> + Send + Sync;
@@ -32,10 +32,6 @@ pub const DRIVER_HOST_BYTES: u64 = 240 << 20;
 
 /// Bytes that a communicator of NCCL takes of a card, about: an allowance, which no card has been asked for.
 pub const COMMUNICATOR_BYTES: u64 = 256 << 20;
-
-/// What is missing where ranks are to communicate between cards.
-pub const NO_NCCL: &str = "there is no NCCL 2.18 or newer (libnccl.so.2): `pip install nvidia-nccl-cu12` (for CUDA 13 `nvidia-nccl-cu13`) and give \
-    its folder (for the program: PHALANX_NCCL), or install package `libnccl2` of NVIDIA's repository";
 
 /// How a card is used.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -40,6 +40,7 @@ mod error;
 mod factory;
 mod faults;
 mod found;
+mod gate;
 mod launch;
 mod libraries;
 mod limits;
@@ -54,12 +55,13 @@ mod streams;
 pub use driver::{Card, Clocks, usable_cards};
 pub use error::{CAPABILITY_MIN, DRIVER_MIN, Error};
 pub use factory::{
-    COMMUNICATOR_BYTES, CONTEXT_BYTES, CudaFactory, DRIVER_HOST_BYTES, NO_NCCL, Options, SCRATCH_BYTES,
+    COMMUNICATOR_BYTES, CONTEXT_BYTES, CudaFactory, DRIVER_HOST_BYTES, Options, SCRATCH_BYTES,
     unplanned_device,
 };
 pub use found::Found;
 pub use libraries::{LibraryState, libraries, nccl_version};
 pub use limits::Limits;
+pub use nccl::NO_NCCL;
 pub use scratch::scratch_needed;
 
 /// The device's name, in errors and reports.

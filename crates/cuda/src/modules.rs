@@ -11,7 +11,7 @@ use crate::cache::Cache;
 use crate::compiler::{Code, Compiler};
 use crate::driver::{Context, driver};
 use crate::error::Error;
-use crate::links::Gate;
+use crate::gate::Gate;
 use crate::programs::Program;
 
 /// Bytes of dynamic shared memory that a kernel has without asking.
@@ -92,38 +92,21 @@ impl Modules {
         table: &mut [u64],
         arguments: &mut [u64],
     ) -> Result<(), Error> {
-        let [blocks_x, blocks_y] = launch.grid;
-        if blocks_x == 0 || blocks_y == 0 {
+        if launch.grid.contains(&0) {
             return Ok(());
         }
-        let too_many = || Error::Unsupported(format!("{launch:?} has too many blocks for a card"));
-        let blocks_x = u32::try_from(blocks_x).ok().filter(|x| *x <= i32::MAX as u32).ok_or_else(too_many)?;
-        let blocks_y = u32::try_from(blocks_y).ok().filter(|y| *y <= 65535).ok_or_else(too_many)?;
-        let function = self.function(launch)?;
-        let first = (!table.is_empty()).then(|| table.as_mut_ptr().cast());
-        let others = arguments.iter_mut().map(|argument| std::ptr::from_mut(argument).cast());
-        let mut places: Vec<*mut c_void> = first.into_iter().chain(others).collect();
-        // SAFETY: the caller's promise. The driver reads the arguments before it returns.
-        unsafe {
-            driver!(cuLaunchKernel(
-                function,
-                blocks_x,
-                blocks_y,
-                1,
-                launch.threads,
-                1,
-                1,
-                launch.shared_bytes,
-                stream,
-                places.as_mut_ptr(),
-                std::ptr::null_mut(),
-            ))
-        }
+        // SAFETY: the caller's promise.
+        unsafe { launch_function(self.function(launch)?, stream, launch, table, arguments) }
     }
 
-    /// Loads a kernel before its first launch.
-    pub(crate) fn prepare(&self, launch: &Launch) -> Result<(), Error> {
-        self.function(launch).map(drop)
+    /// Loads a kernel before its first launch, which [`launch_function`] does.
+    pub(crate) fn prepare(&self, launch: &Launch) -> Result<sys::CUfunction, Error> {
+        self.function(launch)
+    }
+
+    /// Streaming multiprocessors of the card.
+    pub(crate) fn multiprocessors(&self) -> u64 {
+        u64::from(self.context.card.multiprocessors)
     }
 
     /// The function of a kernel, allowed to have the shared memory of the launch.
@@ -201,6 +184,45 @@ impl Modules {
         // SAFETY: the context is current; the image is a whole one, and PTX ends with 0.
         unsafe { driver!(cuModuleLoadData(&mut module, image.as_ptr().cast()))? };
         Ok(module)
+    }
+}
+
+/// Issues a launch of a kernel that is loaded, with a table as its first argument, if it is not empty.
+///
+/// # Safety
+/// As for [`Modules::launch_table`].
+pub(crate) unsafe fn launch_function(
+    function: sys::CUfunction,
+    stream: sys::CUstream,
+    launch: &Launch,
+    table: &mut [u64],
+    arguments: &mut [u64],
+) -> Result<(), Error> {
+    let [blocks_x, blocks_y] = launch.grid;
+    if blocks_x == 0 || blocks_y == 0 {
+        return Ok(());
+    }
+    let too_many = || Error::Unsupported(format!("{launch:?} has too many blocks for a card"));
+    let blocks_x = u32::try_from(blocks_x).ok().filter(|x| *x <= i32::MAX as u32).ok_or_else(too_many)?;
+    let blocks_y = u32::try_from(blocks_y).ok().filter(|y| *y <= 65535).ok_or_else(too_many)?;
+    let first = (!table.is_empty()).then(|| table.as_mut_ptr().cast());
+    let others = arguments.iter_mut().map(|argument| std::ptr::from_mut(argument).cast());
+    let mut places: Vec<*mut c_void> = first.into_iter().chain(others).collect();
+    // SAFETY: the caller's promise. The driver reads the arguments before it returns.
+    unsafe {
+        driver!(cuLaunchKernel(
+            function,
+            blocks_x,
+            blocks_y,
+            1,
+            launch.threads,
+            1,
+            1,
+            launch.shared_bytes,
+            stream,
+            places.as_mut_ptr(),
+            std::ptr::null_mut(),
+        ))
     }
 }
 

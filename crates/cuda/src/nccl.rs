@@ -15,6 +15,10 @@ use phalanx_tensor::links::{INVITATION_BYTES, Invitation};
 use crate::compiler::TOOLKITS;
 use crate::error::Error;
 
+/// What is missing where ranks are to communicate between cards.
+pub const NO_NCCL: &str = "there is no NCCL 2.18 or newer (libnccl.so.2): `pip install nvidia-nccl-cu12` (for CUDA 13 `nvidia-nccl-cu13`) and give \
+    its folder (for the program: PHALANX_NCCL), or install package `libnccl2` of NVIDIA's repository";
+
 /// Names that the dynamic loader is asked for.
 const NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
 
@@ -23,6 +27,7 @@ const VERSION_MIN: i32 = 21800;
 
 /// Results of the library (`ncclResult_t`).
 const SUCCESS: c_int = 0;
+const INVALID_USAGE: c_int = 5;
 const IN_PROGRESS: c_int = 7;
 
 /// `ncclUint8`: counts are bytes.
@@ -197,7 +202,15 @@ impl Communicator {
         // SAFETY: the communicator was not ended; the state is there to be written.
         let result = unsafe { (self.nccl.functions.ncclCommGetAsyncError)(self.handle(), &mut state) };
         self.nccl.check(result, "ncclCommGetAsyncError", self.handle())?;
-        self.nccl.check(state, "communication between cards", self.handle())?;
+        self.nccl.check(state, "communication between cards", self.handle()).map_err(
+            |error| match error {
+                Error::Nccl { call, result, text } if result == INVALID_USAGE => {
+                    let text = format!("{text}; each rank needs a card of its own");
+                    Error::Nccl { call, result, text }
+                }
+                error => error,
+            },
+        )?;
         Ok(state == SUCCESS)
     }
 

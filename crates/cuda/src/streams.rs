@@ -126,15 +126,6 @@ impl Streams {
         Ok(())
     }
 
-    /// What is issued from here on to `stream`, which is none of these, runs after entry `number` of one of them.
-    pub(crate) fn let_wait(&self, stream: CUstream, of: usize, number: u64) -> Result<(), Error> {
-        match self.pending(of, number) {
-            // SAFETY: both are of this context.
-            Some(event) => unsafe { driver!(cuStreamWaitEvent(stream, event, 0)) },
-            None => Ok(()),
-        }
-    }
-
     /// Blocks the host until entry `number` of a stream is over.
     pub(crate) fn synchronize(&mut self, stream: usize, number: u64) -> Result<(), Error> {
         if let Some(event) = self.pending(stream, number) {

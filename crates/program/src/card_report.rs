@@ -1,11 +1,13 @@
 //! What `phalanx doctor` says of NVIDIA GPUs: driver, cards and libraries; with `--kernels` whether their kernels compute what the
 //! processor's do, and how fast.
 
+use std::sync::Arc;
+
 use anyhow::{Result, anyhow};
 use phalanx_cuda::checks::rates::{self, Rate, Sizes, Work};
-use phalanx_cuda::checks::{Bench, Case, GROUPS};
+use phalanx_cuda::checks::{Bench, Case, GROUPS, link_of_one_rank};
 use phalanx_cuda::driver::known_version;
-use phalanx_cuda::{CONTEXT_BYTES, Error, Limits, libraries};
+use phalanx_cuda::{CONTEXT_BYTES, Error, Limits, libraries, nccl_version};
 use serde_json::{Value, json};
 
 use crate::cards;
@@ -100,6 +102,8 @@ pub struct Kernels {
     groups: Vec<(&'static str, Vec<Case>)>,
     rates: Vec<Rate>,
     limits: Option<Limits>,
+    /// What a communicator of NCCL with this card alone has shown: the version, or what went wrong; None without the library.
+    nccl: Option<Result<i32, String>>,
     /// Bytes of the card that the driver has taken for this process (and other programs for themselves).
     driver_bytes: u64,
 }
@@ -113,20 +117,24 @@ impl Kernels {
         let cards = phalanx_cuda::usable_cards()?;
         let limits = cards[0].limits();
         let kernels = environment.cpu(crate::machine::cores(), None)?;
-        let bench = Bench::new(&environment::cuda_options(None), kernels)?;
+        let bench = Bench::new(&environment::cuda_options(None), Arc::clone(&kernels) as _)?;
         let groups: Vec<_> = GROUPS.iter().map(|group| (group.name, group.run(&bench))).collect();
         // A card without clocks is the emulator.
         let sizes = if limits.is_some() { Sizes::CARD } else { Sizes::EMULATOR };
         let failed = groups.iter().flat_map(|(_, cases)| cases).any(|case| case.fault.is_some());
         let rates = if failed { Vec::new() } else { rates::measure(&bench, sizes)? };
-        Ok(Kernels { groups, rates, limits, driver_bytes: bench.other_bytes()? })
+        let driver_bytes = bench.other_bytes()?;
+        let nccl = link_of_one_rank(&environment::cuda_options(None), kernels);
+        let nccl = nccl.map_err(|error| error.to_string()).transpose();
+        Ok(Kernels { groups, rates, limits, nccl, driver_bytes })
     }
 
     fn faults(&self) -> Vec<String> {
         let cases = self.groups.iter().flat_map(|(group, cases)| cases.iter().map(move |case| (group, case)));
-        cases
-            .filter_map(|(group, case)| Some(format!("{group}: {}: {}", case.name, case.fault.as_ref()?)))
-            .collect()
+        let cases = cases
+            .filter_map(|(group, case)| Some(format!("{group}: {}: {}", case.name, case.fault.as_ref()?)));
+        let link = self.nccl.as_ref().and_then(|tried| tried.as_ref().err().cloned());
+        cases.chain(link).collect()
     }
 
     /// For people.
@@ -150,6 +158,14 @@ impl Kernels {
         if !self.rates.is_empty() {
             text.push_str(&format!("\n{}", self.rates_text()));
         }
+        text.push_str(&match &self.nccl {
+            None => "NCCL was not found, so it was not tried\n".to_string(),
+            Some(Err(error)) => format!("communication between cards FAILED: {error}\n"),
+            Some(Ok(version)) => format!(
+                "NCCL {}: a communicator of this card alone moves bytes, and sums have the processor's bits (several cards were not tried)\n",
+                nccl_version(*version)
+            ),
+        });
         let used = bytes(self.driver_bytes);
         text.push_str(&format!(
             "memory of the card for the driver's context, kernels and libraries: {used} (the plan allows {})\n",
@@ -186,6 +202,9 @@ impl Kernels {
         let group = |(name, cases): &(&str, Vec<Case>)| json!({ "name": name, "comparisons": cases.len() });
         json!({
             "groups": self.groups.iter().map(group).collect::<Vec<_>>(), "faults": self.faults(),
+            "nccl": self.nccl.as_ref().map(|tried| json!({
+                "version": tried.as_ref().ok().map(|version| nccl_version(*version)), "error": tried.as_ref().err(),
+            })),
             "rates": self.rates.iter().map(rate).collect::<Vec<_>>(), "driver_bytes": self.driver_bytes,
         })
     }
@@ -213,7 +232,8 @@ mod tests {
     #[test]
     fn the_report_of_a_gpu_finds_the_rates() {
         let rate = Rate { name: "product".to_string(), seconds: 1e-3, work: Work::Bytes(1e6) };
-        let kernels = Kernels { groups: Vec::new(), rates: vec![rate], limits: None, driver_bytes: 0 };
+        let kernels =
+            Kernels { groups: Vec::new(), rates: vec![rate], limits: None, nccl: None, driver_bytes: 0 };
         let script = include_str!("../../../tools/gpu_report.sh");
         let (_, rest) = script.split_once("sed -n '/^").unwrap();
         let (start, _) = rest.split_once("/,$p'").unwrap();

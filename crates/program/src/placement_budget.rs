@@ -2,7 +2,7 @@
 //!
 //! It is filled in when the configuration is resolved, so a run folder has it, and a resumed run places chunks as before.
 
-use phalanx_cuda::{CONTEXT_BYTES, SCRATCH_BYTES};
+use phalanx_cuda::{COMMUNICATOR_BYTES, CONTEXT_BYTES, SCRATCH_BYTES};
 use phalanx_train::RunConfig;
 use phalanx_train::config::{DeviceKind, Placement};
 
@@ -59,7 +59,9 @@ fn process(config: &RunConfig) -> u64 {
 pub fn set_device(config: &mut RunConfig, bytes: u64) {
     let outside = match config.device.kind {
         DeviceKind::Cpu | DeviceKind::Auto => process(config),
-        DeviceKind::Cuda => SCRATCH_BYTES + CONTEXT_BYTES,
+        DeviceKind::Cuda => {
+            SCRATCH_BYTES + CONTEXT_BYTES + config.communicators() as u64 * COMMUNICATOR_BYTES
+        }
         DeviceKind::Simulated => 0,
     };
     let whole = bytes.saturating_sub(outside).max(1 << 20) >> 20;

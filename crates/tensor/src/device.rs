@@ -8,7 +8,7 @@ use std::sync::Arc;
 use phalanx_trace::{Category, DType, Event, Memory, PhaseName, Rate, Site, Stream, Trace};
 
 use crate::arena::Arena;
-use crate::backend::{Backend, Call, Kernels, StreamEvent, Timer};
+use crate::backend::{Backend, Call, Kernels, Timer};
 use crate::buffer::Tensor;
 use crate::disk::Mapping;
 use crate::immediate::Immediate;
@@ -133,12 +133,6 @@ impl Device {
     /// How the memory of the device is connected with that of other ranks' devices; None where only the host connects them.
     pub fn links(&self) -> Option<&dyn Links> {
         self.backend.links()
-    }
-
-    /// The end of all operations that were asked for so far.
-    #[track_caller]
-    pub fn computed(&self) -> StreamEvent {
-        self.backend.record(Stream::Compute)
     }
 
     /// `cpu`, `simulated` or `meta`.

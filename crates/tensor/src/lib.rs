@@ -16,6 +16,7 @@ pub mod copies;
 pub mod device;
 pub mod disk;
 mod disk_stream;
+mod events;
 pub mod factory;
 mod flights;
 mod gaps;

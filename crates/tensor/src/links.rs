@@ -6,7 +6,7 @@
 
 use phalanx_trace::DType;
 
-use crate::backend::{DeviceError, StreamEvent};
+use crate::events::DeviceError;
 
 /// Bytes of an invitation.
 pub const INVITATION_BYTES: usize = 128;
@@ -17,6 +17,10 @@ pub type Invitation = [u8; INVITATION_BYTES];
 /// The number of a link of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LinkId(pub usize);
+
+/// A moment of the compute stream, by the number of the call of a link that comes behind it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LinkMark(pub u64);
 
 /// A range of device memory, as tensors have it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,10 +61,10 @@ pub struct PartsSum {
     pub dtype: DType,
     /// Elements of a part.
     pub elements: usize,
-    /// This rank's number in the group.
-    pub rank: usize,
-    /// Ranks of the group.
-    pub ranks: usize,
+    /// This device's number among those of the link.
+    pub place: usize,
+    /// Devices of the link.
+    pub places: usize,
     /// This rank's part.
     pub own: Span,
     /// The parts of the others one behind the other, in the order of their ranks.
@@ -109,13 +113,20 @@ pub trait Links: Send + Sync {
     /// When the device cannot.
     fn invite(&self) -> Result<Invitation, DeviceError>;
 
-    /// Begins to connect this device with those of the other ranks; [`Links::is_over`] says when it is connected.
+    /// Begins to connect this device, number `place` of `places`, with the others; [`Links::is_over`] says when it is connected.
     ///
     /// # Errors
     /// When the device cannot.
-    fn join(&self, invitation: &Invitation, rank: usize, ranks: usize) -> Result<LinkId, DeviceError>;
+    fn join(&self, invitation: &Invitation, place: usize, places: usize) -> Result<LinkId, DeviceError>;
 
-    /// Starts the steps of a call: nothing else is in progress on the link. They run after `after` of the compute stream.
+    /// Marks what the compute stream was given so far, for a call of the link that follows. Calls start in the order of their marks.
+    ///
+    /// # Errors
+    /// When the device cannot.
+    fn mark(&self, link: LinkId) -> Result<LinkMark, DeviceError>;
+
+    /// Starts the steps of a call: nothing else is in progress on the link. They run after what `after` has marked. This waits for nothing
+    /// that the thread that marks may hold, because that thread may wait for calls.
     ///
     /// # Safety
     /// The memory of the steps stays valid until [`Links::is_over`] has said that the call is over, or the link was abandoned; and nothing
@@ -123,8 +134,7 @@ pub trait Links: Send + Sync {
     ///
     /// # Errors
     /// When the device cannot.
-    unsafe fn start(&self, link: LinkId, steps: Vec<LinkStep>, after: StreamEvent)
-    -> Result<(), DeviceError>;
+    unsafe fn start(&self, link: LinkId, steps: Vec<LinkStep>, after: LinkMark) -> Result<(), DeviceError>;
 
     /// Moves a link along; whether what was started on it is over.
     ///

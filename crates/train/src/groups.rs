@@ -8,10 +8,12 @@ use phalanx_collectives::staged::on_device;
 use phalanx_collectives::{CollectiveError, Endpoint, Group, Isa, MetaGroup, Solo, Statistics};
 use phalanx_parallel::pipeline::{Wires, wiring};
 use phalanx_plan::Mesh;
+use phalanx_plan::pipeline::Schedule;
 use phalanx_tensor::Device;
 use phalanx_tensor::record::Recorder;
 use phalanx_trace::Axis;
 
+use crate::config::RunConfig;
 use crate::spec::Spec;
 
 /// The process groups of one rank.
@@ -172,15 +174,27 @@ fn holders(mesh: Mesh, spec: &Spec, stages: &[usize], rank: usize) -> Vec<usize>
     places.into_iter().map(|pipeline| mesh.rank(phalanx_plan::Coordinates { pipeline, ..at })).collect()
 }
 
+/// How many groups of a rank are links between devices, at most, where there are links and so many tied parameters.
+fn links(mesh: Mesh, schedule: &Schedule, ties: usize) -> usize {
+    let Mesh { pipeline, data, tensor, .. } = mesh;
+    let wires = wiring(schedule).values().max().map_or(0, |max| max + 1);
+    let axes = usize::from(data > 1) + usize::from(tensor > 1);
+    axes + if pipeline > 1 { wires + ties } else { 0 }
+}
+
 impl Spec {
     /// How many groups of a rank are links between devices, at most.
     pub fn communicators(&self) -> usize {
-        if !self.linked {
-            return 0;
+        if self.linked { links(self.mesh, &self.schedule, self.ties.len()) } else { 0 }
+    }
+}
+
+impl RunConfig {
+    /// How many groups of a rank are links between devices, at most: one tied parameter is assumed.
+    pub fn communicators(&self) -> usize {
+        match (self.mesh(), self.schedule()) {
+            (Ok(mesh), Ok(schedule)) if self.device.is_linked() => links(mesh, &schedule, 1),
+            _ => 0,
         }
-        let Mesh { pipeline, data, tensor, .. } = self.mesh;
-        let wires = wiring(&self.schedule).values().max().map_or(0, |max| max + 1);
-        let axes = usize::from(data > 1) + usize::from(tensor > 1);
-        axes + if pipeline > 1 { wires + self.ties.len() } else { 0 }
     }
 }

@@ -26,8 +26,8 @@ use phalanx_trace::Axis;
 
 pub use crate::abridged_programs::AbridgedPrograms;
 use crate::config::{
-    self, CheckpointingWord, Chunk, ChunkWord, Communication, ConfigError, DeviceKind, Float, OptimizerKind,
-    PlacementRule, Reduce, RunConfig, UpdateOn,
+    self, CheckpointingWord, Chunk, ChunkWord, ConfigError, Float, OptimizerKind, PlacementRule, Reduce,
+    RunConfig, UpdateOn,
 };
 use crate::cut;
 
@@ -214,20 +214,18 @@ impl Spec {
         let model = model.dropping(dropouts(config));
         let checkpointing = checkpointing(config);
         let network = model.network(&TensorParallel::solo(), checkpointing);
-        let (mesh, schedule) = (config.mesh()?, config.schedule()?);
+        let (mesh, schedule, placement) = (config.mesh()?, config.schedule()?, config.placement_rule()?);
         config.check_model_on(mesh, &model.shape())?;
         config.check_work(mesh, &model.shape(), network.elements() as u64, evaluated)?;
         let chunk_size = chunk_size(config, model.shape().hidden);
         let layout = lay_out(&sizes(&network), mesh.data as u64, &chunk_size)?;
-        let seq = config.model.seq;
+        let (seq, linked) = (config.model.seq, config.device.is_linked());
         let evaluation_batches = evaluated / (config.micro_batch_size() * mesh.data);
         let targets_per_sequence = targets_per_sequence(&*model, seq);
         let evaluation = forward_only(&schedule, evaluation_batches);
-        let placement = config.placement_rule()?;
         let spec = Spec {
             host_addressable: config.device.kind.is_processor(),
-            linked: config.device.kind == DeviceKind::Cuda
-                && config.device.communication == Communication::Nccl,
+            linked,
             beside_plan: None,
             seq,
             targets_per_sequence,

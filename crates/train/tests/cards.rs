@@ -259,7 +259,7 @@ fn small(compute: Float) -> (Gpt2, RunConfig, Steps) {
     config.precision.initial_scale_power = 10;
     config.device.kind = DeviceKind::Cuda;
     let short = |step: &Vec<Vec<u32>>| step[..4].iter().map(|tokens| tokens[..9].to_vec()).collect();
-    (model, config, rig::golden_steps()[..3].iter().map(short).collect())
+    (model, config, rig::golden_steps()[..2].iter().map(short).collect())
 }
 
 fn on_cards(model: &Gpt2, config: &RunConfig, steps: &Steps) -> Ran {
@@ -273,12 +273,9 @@ fn training_between_cards_has_the_bits_of_training_through_host_memory() {
     let Some(_turn) = turn("training", 4) else { return };
     for ([pipeline, data, tensor], zero, compute) in [
         ([1, 2, 1], 3, Float::F32),
-        ([1, 4, 1], 2, Float::Bf16),
         ([1, 1, 2], 0, Float::F16),
-        ([2, 1, 1], 0, Float::Bf16),
-        ([2, 2, 1], 1, Float::F32),
+        ([2, 2, 1], 2, Float::Bf16),
         ([2, 1, 2], 0, Float::F32),
-        ([1, 2, 2], 3, Float::Bf16),
     ] {
         let (model, mut config, steps) = small(compute);
         let parallel = &mut config.parallel;

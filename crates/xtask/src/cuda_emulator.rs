@@ -8,12 +8,15 @@ use std::process::{Command, ExitCode};
 
 use crate::cuda_kernels::{self, Arguments};
 
-/// The file that the emulator is built as, and the names by which the dynamic loader looks for a driver and for cuBLASLt.
+/// The file that the emulator is built as, and the names by which the dynamic loader looks for a driver, for cuBLASLt and for NCCL.
 const BUILT: &str = "libphalanx_cuda_emulator.so";
 const NAMES: [&str; 3] = ["libcuda.so", "libcublasLt.so", "libnccl.so.2"];
 
 /// Test files: every operation beside the processor's, and training.
 const TESTS: [&str; 2] = ["operations", "cuda"];
+
+/// The test file of ranks with cards of their own, and how many cards it needs.
+const CARDS: (&str, &str) = ("cards", "4");
 
 /// The test that runs with several orders of streams.
 const ORDERS: &str = "the_order_of_streams_changes_no_bit";
@@ -45,20 +48,21 @@ fn tests(nvrtc: &Path, seeds: u64) -> Result<bool> {
         return Ok(false);
     }
     let driver = driver_folder()?;
-    let run = |tests: &[&str], more: &[&str], seed: u64| {
+    let run = |tests: &[&str], more: &[&str], seed: u64, cards: &str| {
         let mut command = cargo();
         // With the features of the whole workspace, for which everything else is built.
         command.args(["test", "--quiet", "--workspace"]).args(tests.iter().flat_map(|test| ["--test", test]));
         command.arg("--").args(more);
         command.env("PHALANX_NVRTC", nvrtc).env("PHALANX_EMULATOR_SEED", seed.to_string());
+        command.env("PHALANX_EMULATOR_CARDS", cards);
         command.env("LD_LIBRARY_PATH", library_path(&driver)).status()
     };
-    if !run(&TESTS, &[], 0)?.success() {
+    if !run(&TESTS, &[], 0, "1")?.success() || !run(&[CARDS.0], &[], 0, CARDS.1)?.success() {
         return Ok(false);
     }
     for seed in 1..seeds {
         println!("order of streams {seed} of {}", seeds - 1);
-        if !run(&TESTS[1..], &["--exact", ORDERS], seed)?.success() {
+        if !run(&TESTS[1..], &["--exact", ORDERS], seed, "1")?.success() {
             eprintln!("training failed on the emulator with PHALANX_EMULATOR_SEED={seed}");
             return Ok(false);
         }
@@ -66,7 +70,7 @@ fn tests(nvrtc: &Path, seeds: u64) -> Result<bool> {
     Ok(true)
 }
 
-/// A folder in which the dynamic loader finds the emulator as the driver and as cuBLASLt.
+/// A folder in which the dynamic loader finds the emulator as the driver, as cuBLASLt and as NCCL.
 fn driver_folder() -> Result<PathBuf> {
     let target = cuda_kernels::target()?;
     let folder = target.join("emulator");

@@ -11,8 +11,7 @@ mod steps;
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use phalanx_tensor::backend::StreamEvent;
-use phalanx_tensor::links::{INVITATION_BYTES, Invitation, LinkId, LinkStep, Links, Span};
+use phalanx_tensor::links::{INVITATION_BYTES, Invitation, LinkId, LinkMark, LinkStep, Links, Span};
 use phalanx_tensor::{Category, DType, Device, DeviceError, Tensor};
 use phalanx_trace::{Axis, CollectiveOp, Memory};
 
@@ -74,7 +73,8 @@ impl Group for Linked {
             let target = span(&mut call.buffers.target);
             let steps = shape.steps(Places { source, target, summands: span(&mut summands) });
             let (device, link) = (self.device.clone(), Arc::clone(&self.link));
-            let after = self.device.computed();
+            // A group that could not be connected has ended the job: no call of it starts.
+            let after = link.get().map(|link| links(&device).mark(*link));
             self.transport.submit_moved(call, Box::new(Moves { device, link, steps, after }))
         };
         let started = Mutex::new(Some((started.in_flight(op, site), summands)));
@@ -178,7 +178,7 @@ struct Moves {
     device: Device,
     link: Arc<OnceLock<LinkId>>,
     steps: Vec<LinkStep>,
-    after: StreamEvent,
+    after: Option<Result<LinkMark, DeviceError>>,
 }
 
 impl Moves {
@@ -190,8 +190,9 @@ impl Moves {
 impl Mover for Moves {
     fn start(&mut self) -> Result<(), DeviceError> {
         let steps = std::mem::take(&mut self.steps);
+        let after = self.after.take().expect("a group is connected before its first call")?;
         // SAFETY: the call owns its tensors until it is over; if it fails, it is abandoned first.
-        unsafe { links(&self.device).start(self.link(), steps, self.after) }
+        unsafe { links(&self.device).start(self.link(), steps, after) }
     }
 
     fn is_over(&mut self) -> Result<bool, DeviceError> {

@@ -73,8 +73,8 @@ impl Shape {
 
     /// Elements of each part that are exchanged at once.
     fn piece(&self) -> usize {
-        let most = SUMMANDS_BYTES / self.width() / (self.ranks - 1) / GRAIN * GRAIN;
-        self.part(0).len().min(most.max(GRAIN))
+        let max = SUMMANDS_BYTES / self.width() / (self.ranks - 1) / GRAIN * GRAIN;
+        self.part(0).len().min(max.max(GRAIN))
     }
 
     /// Elements of the buffer for parts of other ranks; 0 for calls that sum nothing.
@@ -197,7 +197,16 @@ impl Shape {
 
     fn sum(&self, elements: usize, own: Span, others: Span, target: Span) -> LinkStep {
         let Shape { dtype, accumulate, rank, ranks, .. } = *self;
-        LinkStep::Sum(PartsSum { dtype, elements, rank, ranks, own, others, target, accumulate })
+        LinkStep::Sum(PartsSum {
+            dtype,
+            elements,
+            place: rank,
+            places: ranks,
+            own,
+            others,
+            target,
+            accumulate,
+        })
     }
 }
 

@@ -12,6 +12,7 @@ use phalanx_trace::CollectiveOp;
 use super::layout::Layout;
 use crate::hosts::Hosts;
 use crate::parts;
+use crate::shared_memory::all_reduce::goes_by_copies;
 
 /// Maximum number of bytes of a lane that all hosts add.
 const SMALL_BYTES: usize = 32 << 10;
@@ -51,7 +52,11 @@ pub(crate) fn gathers_in_ring(layout: &Layout, lane_bytes: usize) -> bool {
 pub fn algorithm(hosts: &Hosts, op: CollectiveOp, dtype: DType, count: usize) -> &'static str {
     let world = hosts.world_size();
     if hosts.len() == 1 {
-        return if op == CollectiveOp::AllReduce { "one pass" } else { "direct" };
+        return match op {
+            CollectiveOp::AllReduce if goes_by_copies(count * dtype.bytes(), world) => "by copies",
+            CollectiveOp::AllReduce => "one pass",
+            _ => "direct",
+        };
     }
     let layout = Layout::new(hosts, &Vec::from_iter(0..world), 0);
     let lane = |elements: usize| parts::uneven(elements, layout.lanes, 0).len() * dtype.bytes();
@@ -77,6 +82,8 @@ mod tests {
         };
         let reduce = CollectiveOp::AllReduce;
         assert_eq!(name(&[4], reduce, 1 << 20), "one pass");
+        assert_eq!(name(&[4], reduce, 4 << 10), "by copies");
+        assert_eq!(name(&[17], reduce, 4 << 10), "one pass");
         assert_eq!(name(&[1, 1], reduce, 32 << 10), "one step");
         assert_eq!(name(&[1, 1], reduce, 64 << 10), "direct");
         assert_eq!(name(&[1; 8], reduce, 64 << 10), "halving");

@@ -18,7 +18,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use super::Network;
 use super::line::Line;
 use crate::secure::{HANDSHAKE_TIME, Handshake, Waiting};
-use crate::shared_memory::control::CHANNELS;
+use crate::shared_memory::rank_cell::CHANNELS;
 
 /// Maximum number of connections that are not authenticated yet.
 const GUESTS_MAX: usize = 128;

@@ -115,7 +115,7 @@ impl CallQueue {
         let mut state = self.lock();
         loop {
             if !state.running && !state.queue.is_empty() {
-                state = self.run_next(state, Patience::OWNER);
+                (state, _) = self.run_next(state, Patience::OWNER, Instant::now());
             } else if state.closed && state.queue.is_empty() {
                 return;
             } else {
@@ -126,12 +126,16 @@ impl CallQueue {
         }
     }
 
-    /// Runs the first call of the queue; the lock is free meanwhile.
-    fn run_next<'a>(&'a self, mut state: MutexGuard<'a, State>, patience: Patience) -> MutexGuard<'a, State> {
+    /// Runs the first call of the queue, which begins now, at `start`; the lock is free meanwhile. Also returns when it was over.
+    fn run_next<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, State>,
+        patience: Patience,
+        start: Instant,
+    ) -> (MutexGuard<'a, State>, Instant) {
         let Queued { transfer, mut mover } = state.queue.pop_front().expect("the queue is not empty");
         state.running = true;
         drop(state);
-        let start = Instant::now();
         let mut channel = self.channel.lock().expect("a panic in a call is caught");
         // A panic in a call (a bug, or a tensor outside the arena) must not leave other ranks waiting for a thread that
         // has ended.
@@ -144,12 +148,13 @@ impl CallQueue {
             Err(self.host.abort(&format!("{reason}, in a collective at {}", transfer.site)))
         });
         drop(channel);
+        let end = Instant::now();
         let mut state = self.lock();
         state.running = false;
         match result {
             Ok(sent_bytes) => {
                 state.completed += 1;
-                self.tally.completed(sent_bytes, start.elapsed());
+                self.tally.completed(sent_bytes, end - start);
             }
             Err(error) => {
                 state.queue.clear();
@@ -162,7 +167,7 @@ impl CallQueue {
         if state.idle && !state.queue.is_empty() {
             self.work.notify_one();
         }
-        state
+        (state, end)
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -177,6 +182,7 @@ impl Progress for CallQueue {
             return Ok(());
         }
         let start = Instant::now();
+        let mut now = start;
         let result = self.host.blocked_on(self.index, || {
             loop {
                 if state.completed >= ticket {
@@ -186,15 +192,16 @@ impl Progress for CallQueue {
                     break Err(error.clone());
                 }
                 if !state.running && !state.queue.is_empty() {
-                    state = self.run_next(state, Patience::CALLER);
+                    (state, now) = self.run_next(state, Patience::CALLER, now);
                 } else {
                     state.waiters += 1;
                     state = self.done.wait(state).expect("no panic under this lock");
                     state.waiters -= 1;
+                    now = Instant::now();
                 }
             }
         });
-        self.tally.blocked(start.elapsed());
+        self.tally.blocked(now - start);
         result
     }
 

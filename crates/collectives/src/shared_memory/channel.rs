@@ -74,6 +74,11 @@ impl Channel for HostChannel {
         let participation = self.membership.participation(pair, patience);
         let offered = t.offered(participation.rank, participation.members.len());
         let mut meeting = Meeting::new(participation, &mut self.tables);
+        if all_reduce::is_small(t, participation.members.len()) && mover.is_none() {
+            all_reduce::run_small(&mut meeting, t, &descriptor)?;
+            self.membership.end(&descriptor);
+            return Ok(());
+        }
         meeting.meet(&descriptor, t.site, offered.address)?;
         if let Some(mover) = mover {
             meeting.run_mover(mover)?;

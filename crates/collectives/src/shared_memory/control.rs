@@ -2,7 +2,7 @@
 //!
 //! One mapping, all atomics, valid when zero: a header with the abort record, a cell per rank (what it
 //! does, for people), then for every channel (a group) a slot per rank and a slot per ordered pair of
-//! ranks, then a flight record per rank. A slot is written by its owner alone: a counter on which peers sleep, and two descriptors, of
+//! ranks, then a flight record per rank, then for every channel and rank two buffers for small messages. A slot is written by its owner alone: a counter on which peers sleep, and two descriptors, of
 //! which the older may still be read while the newer is written.
 //!
 //! Memory order: a descriptor, or data in an arena, is written before its owner advances the counter
@@ -12,18 +12,20 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use phalanx_tensor::Region;
+use phalanx_trace::Site;
 
 use crate::shared_memory::counter::{Counter, WrittenOnce};
-use crate::shared_memory::descriptor::DescriptorCell;
-use crate::shared_memory::flight::FlightRecord;
+use crate::shared_memory::descriptor::{Descriptor, DescriptorCell};
+use crate::shared_memory::flight::{FlightRecord, key};
+use crate::shared_memory::rank_cell::{CHANNELS, LastCall, Life, RankCell};
 use crate::shared_memory::text::Text;
 use crate::shared_memory::word::Word;
 
-/// Groups that one endpoint can make: a mesh has some for the world and each axis, and two for each neighbour in
-/// the pipeline. The block is sparse, so channels that nobody opens cost addresses, not memory.
-pub(crate) const CHANNELS: usize = 64;
 /// Maximum number of ranks of a job. It limits the size of the block and is checked on joining.
 pub(crate) const MAX_WORLD: usize = 1024;
+
+/// Bytes of a buffer for small messages: a page.
+pub(crate) const SMALL_BYTES: usize = 4096;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"PHALANX1");
 
@@ -54,124 +56,6 @@ struct ControlHeader {
     abort: AbortRecord,
 }
 
-/// The state of one rank: for error messages and for the launcher.
-#[repr(C, align(64))]
-pub(crate) struct RankCell {
-    /// One of the values of [`Life`]; 0 before the rank joins.
-    pub(crate) life: AtomicU32,
-    /// 1 when the rank has done its work: from then on its process may end.
-    done: AtomicU32,
-    /// Packed [`LastCall`]; 0 for none.
-    last_call: AtomicU64,
-    /// 1 + the step that was noted last; 0 for none.
-    pub(crate) step: AtomicU64,
-    /// Monotonic milliseconds of the last sign of life.
-    heartbeat_ms: AtomicU64,
-    /// 1 + the channel of the call that the rank's main thread waits for; 0 while it waits for none.
-    blocked_on: AtomicU64,
-    /// Bytes of the rank's arena; 0 until it has one.
-    pub(crate) arena_bytes: AtomicU64,
-    /// Advances while the launcher sees the rank work: compute, make calls, wait for a disk.
-    work: AtomicU64,
-}
-
-/// Identifies the descriptor that a rank wrote last.
-#[derive(Clone, Copy)]
-pub(crate) struct LastCall {
-    pub(crate) channel: usize,
-    /// World rank of the other end of a send or recv.
-    pub(crate) peer: Option<usize>,
-    pub(crate) parity: usize,
-}
-
-impl RankCell {
-    /// Notes that a call begins, which is also a sign of life.
-    pub(crate) fn begin(&self, call: LastCall) {
-        let peer = call.peer.map_or(0, |p| p as u64 + 1);
-        let packed = (call.channel as u64 + 1) << 32 | peer << 1 | call.parity as u64;
-        self.last_call.store(packed, Ordering::Relaxed);
-        self.sign();
-    }
-
-    /// Gives a sign of life.
-    pub(crate) fn sign(&self) {
-        self.heartbeat_ms.store(now_ms(), Ordering::Relaxed);
-    }
-
-    /// Time since the last sign of life; None before the first, which the rank gives when it joins.
-    pub(crate) fn silent_for(&self) -> Option<Duration> {
-        let last_ms = self.heartbeat_ms.load(Ordering::Relaxed);
-        (last_ms != 0).then(|| Duration::from_millis(now_ms().saturating_sub(last_ms)))
-    }
-
-    /// Notes that the rank was seen to work.
-    pub(crate) fn note_work(&self) {
-        self.work.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// A number that changes while the rank works.
-    pub(crate) fn work(&self) -> u64 {
-        self.work.load(Ordering::Relaxed)
-    }
-
-    /// Notes that the rank has done its work.
-    pub(crate) fn finish(&self) {
-        self.done.store(1, Ordering::Release);
-    }
-
-    /// Whether the rank has done its work.
-    pub(crate) fn is_done(&self) -> bool {
-        self.done.load(Ordering::Acquire) != 0
-    }
-
-    /// Notes that the main thread begins to wait for a call of `channel`, or (None) that the wait is over.
-    pub(crate) fn block_on(&self, channel: Option<usize>) {
-        self.blocked_on.store(channel.map_or(0, |channel| channel as u64 + 1), Ordering::Relaxed);
-    }
-
-    /// The channel of the call that the main thread waits for. The number comes from the peer: checked.
-    pub(crate) fn blocked_on(&self) -> Option<usize> {
-        let channel = self.blocked_on.load(Ordering::Relaxed).checked_sub(1)? as usize;
-        (channel < CHANNELS).then_some(channel)
-    }
-
-    /// The channel of the newest call, and the other end of a message. The numbers come from the peer: checked.
-    pub(crate) fn last_place(&self, world_size: usize) -> Option<(usize, Option<usize>)> {
-        let LastCall { channel, peer, .. } = self.last_call()?;
-        (channel < CHANNELS && peer.is_none_or(|peer| peer < world_size)).then_some((channel, peer))
-    }
-
-    /// Visits the words that other hosts need to report on the rank.
-    pub(crate) fn for_each_word(&self, mut visit: impl FnMut(Word)) {
-        visit(Word::Four(&self.life));
-        visit(Word::Four(&self.done));
-        [&self.last_call, &self.step, &self.blocked_on, &self.work]
-            .into_iter()
-            .for_each(|word| visit(Word::Eight(word)));
-    }
-
-    /// Notes for a rank of another host how long it has given no sign of life; `u64::MAX`: it has not joined.
-    pub(crate) fn set_silent(&self, silent_ms: u64) {
-        if silent_ms != u64::MAX {
-            self.heartbeat_ms.store(now_ms().saturating_sub(silent_ms).max(1), Ordering::Relaxed);
-        }
-    }
-
-    fn last_call(&self) -> Option<LastCall> {
-        let packed = self.last_call.load(Ordering::Relaxed);
-        let channel = (packed >> 32).checked_sub(1)? as usize;
-        let peer = (packed as u32 >> 1).checked_sub(1).map(|p| p as usize);
-        Some(LastCall { channel, peer, parity: (packed & 1) as usize })
-    }
-}
-
-/// Values of [`RankCell::life`].
-pub(crate) struct Life;
-impl Life {
-    pub(crate) const JOINED: u32 = 1;
-    pub(crate) const LEFT: u32 = 2;
-}
-
 /// The name of a group.
 pub(crate) type GroupName = Text<4>;
 
@@ -185,6 +69,8 @@ pub(crate) struct ChannelSlot {
     pub(crate) wait: AtomicU64,
     /// Descriptors of the calls with even and with odd numbers.
     pub(crate) descriptors: [DescriptorCell; 2],
+    /// Which call sites these have, for the owner.
+    site_keys: [AtomicU64; 2],
     /// The group's name in this rank.
     pub(crate) name: GroupName,
 }
@@ -193,6 +79,18 @@ impl ChannelSlot {
     /// The counter of the rank's steps.
     pub(crate) fn counter(&self) -> u32 {
         self.counter.value()
+    }
+
+    /// Writes the owner's descriptor of a call, before it advances the counter.
+    pub(crate) fn describe(&self, call: &Descriptor, site: Site) {
+        let (cell, known, key) =
+            (&self.descriptors[call.parity()], &self.site_keys[call.parity()], key(site));
+        cell.write_numbers(call);
+        // Most calls of a group have the site of the one before last.
+        if known.load(Ordering::Relaxed) != key {
+            cell.write_site(site);
+            known.store(key, Ordering::Relaxed);
+        }
     }
 
     /// Visits the words that other hosts need to report on the slot's rank.
@@ -241,10 +139,14 @@ const fn flights_at(world: usize) -> usize {
     slots_at(world) + CHANNELS * (world + world * world) * size_of::<ChannelSlot>()
 }
 
+const fn small_at(world: usize) -> usize {
+    (flights_at(world) + world * size_of::<FlightRecord>()).next_multiple_of(SMALL_BYTES)
+}
+
 impl Control {
     /// Bytes of the block of a world.
     pub(crate) fn bytes(world: usize) -> usize {
-        flights_at(world) + world * size_of::<FlightRecord>()
+        small_at(world) + CHANNELS * world * 2 * SMALL_BYTES
     }
 
     /// Fills in a zeroed block.
@@ -333,6 +235,15 @@ impl Control {
     pub(crate) fn flight(&self, rank: usize) -> &FlightRecord {
         assert!(rank < self.world);
         self.at(flights_at(self.world), rank)
+    }
+
+    /// The buffer of [`SMALL_BYTES`] bytes in which `rank` offers a small message of calls with even or odd numbers to a group.
+    pub(crate) fn small(&self, channel: usize, rank: usize, parity: usize) -> *mut u8 {
+        assert!(channel < CHANNELS && rank < self.world && parity < 2);
+        let start = small_at(self.world) + ((channel * self.world + rank) * 2 + parity) * SMALL_BYTES;
+        assert!(start + SMALL_BYTES <= self.region.bytes());
+        // SAFETY: the range lies in the mapping (asserted).
+        unsafe { self.region.base().add(start) }
     }
 
     /// Ends the job for everybody; only the first reason stays.
@@ -429,12 +340,6 @@ impl Control {
     }
 }
 
-/// Milliseconds of the host's monotonic clock, the same in every process.
-fn now_ms() -> u64 {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -463,13 +368,16 @@ mod tests {
     }
 
     /// 64 channels of 8 slots for the group and 64 for the pairs, of 512 bytes each, the tables before them, and 8 flight
-    /// records.
+    /// records; and buffers for small messages, two for each channel and rank.
     #[test]
     fn the_block_of_eight_ranks_is_small() {
-        let bytes = Control::bytes(8);
+        let bytes = Control::bytes(8) - CHANNELS * 8 * 2 * SMALL_BYTES;
         println!("control block of 8 ranks: {bytes} bytes, {} a channel", 72 * size_of::<ChannelSlot>());
         assert_eq!(size_of::<ChannelSlot>(), 512);
-        assert!((64 * 72 * 512..64 * 72 * 512 + (8 << 10) + 8 * (66 << 10)).contains(&bytes), "{bytes}");
+        assert!(
+            (64 * 72 * 512..64 * 72 * 512 + (8 << 10) + 8 * (66 << 10) + SMALL_BYTES).contains(&bytes),
+            "{bytes}"
+        );
     }
 
     #[test]

@@ -58,6 +58,12 @@ pub(crate) const DTYPES: [DType; 5] = [DType::F64, DType::F32, DType::BF16, DTyp
 impl DescriptorCell {
     /// Written by the owner before it advances its counter.
     pub(crate) fn write(&self, d: &Descriptor, site: Site) {
+        self.write_numbers(d);
+        self.write_site(site);
+    }
+
+    /// Writes all but the call site.
+    pub(crate) fn write_numbers(&self, d: &Descriptor) {
         let dtype = DTYPES.iter().position(|t| *t == d.dtype).expect("all types are listed") as u64;
         let flags = u64::from(d.by_device) << 2 | u64::from(d.tag.is_some()) << 1 | u64::from(d.accumulate);
         let kind = u64::from(d.group) << 32 | (d.op as u64) << 16 | dtype << 8 | flags;
@@ -69,6 +75,10 @@ impl DescriptorCell {
         self.source.store(d.source, Ordering::Relaxed);
         self.source_bytes.store(d.source_bytes, Ordering::Relaxed);
         self.target.store(d.target, Ordering::Relaxed);
+    }
+
+    /// Writes the call site.
+    pub(crate) fn write_site(&self, site: Site) {
         self.site.write(site.file, site.line);
     }
 

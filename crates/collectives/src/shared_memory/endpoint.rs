@@ -16,12 +16,13 @@ use crate::network::channel::HostsChannel;
 use crate::network::node::Node;
 use crate::network::{Carrier, Network, Wire};
 use crate::shared_memory::channel::{Channel, HostChannel};
-use crate::shared_memory::control::{CHANNELS, Control, cores};
+use crate::shared_memory::control::{Control, cores};
 use crate::shared_memory::host::Host;
 use crate::shared_memory::inherited::take_over;
 use crate::shared_memory::membership::Membership;
 use crate::shared_memory::memory::{Arenas, Memory};
 use crate::shared_memory::options::Options;
+use crate::shared_memory::rank_cell::CHANNELS;
 use crate::shared_memory::rank_group::RankGroup;
 
 /// One rank's access to the job that it belongs to. Dropping it while its thread panics ends the job.

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use phalanx_trace::{CollectiveOp, Site};
 use serde::{Deserialize, Serialize};
 
+use crate::shared_memory::clock::now_ns;
 use crate::shared_memory::descriptor::{DTYPES, Descriptor};
 use crate::shared_memory::text::Text;
 
@@ -59,45 +60,55 @@ const STEP: u8 = 1;
 const BEGIN: u8 = 2;
 const END: u8 = 3;
 
+/// Identifies a call site in one process, by its address and line; never 0.
+pub(crate) fn key(site: Site) -> u64 {
+    (site.file.as_ptr().addr() as u64) << 20 ^ u64::from(site.line) | 1 << 63
+}
+
 impl FlightRecord {
     /// Notes that a step begins.
     pub(crate) fn step(&self, step: u64) {
-        self.write([STEP, 0, 0, 0], 0, u16::MAX, step, 0, 0);
+        self.write(now_ns(), [STEP, 0, 0, 0], [0, u16::MAX], step, [0, 0]);
     }
 
     /// Notes that a call begins.
-    pub(crate) fn begin(&self, channel: usize, d: &Descriptor, site: Site) {
-        self.call(BEGIN, channel, d, self.site(site));
+    pub(crate) fn begin(&self, at_ns: u64, channel: usize, d: &Descriptor, site: Site) {
+        self.call(at_ns, BEGIN, channel, d, self.site(site));
     }
 
     /// Notes that a call has ended.
     pub(crate) fn end(&self, channel: usize, d: &Descriptor) {
-        self.call(END, channel, d, u16::MAX);
+        self.call(now_ns(), END, channel, d, u16::MAX);
     }
 
-    fn call(&self, kind: u8, channel: usize, d: &Descriptor, site: u16) {
+    fn call(&self, at_ns: u64, kind: u8, channel: usize, d: &Descriptor, site: u16) {
         let dtype = DTYPES.iter().position(|dtype| *dtype == d.dtype).expect("all types are listed") as u8;
         let peer = d.root.map_or(0, |root| root as u32 + 1);
         let bytes = [kind, d.op as u8, dtype, d.accumulate.into()];
-        self.write(bytes, channel as u16, site, d.count, d.sequence as u32, peer);
+        self.write(at_ns, bytes, [channel as u16, site], d.count, [d.sequence as u32, peer]);
     }
 
-    fn write(&self, bytes: [u8; 4], channel: u16, site: u16, count: u64, sequence: u32, peer: u32) {
-        let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    fn write(
+        &self,
+        at_ns: u64,
+        bytes: [u8; 4],
+        [channel, site]: [u16; 2],
+        count: u64,
+        [sequence, peer]: [u32; 2],
+    ) {
         let number = self.events.fetch_add(1, Ordering::Relaxed);
         let cell = &self.ring[number as usize % EVENTS];
         let what = u64::from(u32::from_le_bytes(bytes)) << 32 | u64::from(channel) << 16 | u64::from(site);
-        cell.at_ns.store(now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64, Ordering::Relaxed);
+        cell.at_ns.store(at_ns, Ordering::Relaxed);
         cell.what.store(what, Ordering::Relaxed);
         cell.count.store(count, Ordering::Relaxed);
         cell.sequence.store(sequence, Ordering::Relaxed);
         cell.peer.store(peer, Ordering::Relaxed);
     }
 
-    /// The place of a site in the table, which is written at its first use; `u16::MAX` when the table is full.
+    /// The place of a site in the table, which is written at its first use; `u16::MAX` when the table is full. Only this process writes.
     fn site(&self, site: Site) -> u16 {
-        // The address and the line identify a site in one process, and only this process writes.
-        let key = (site.file.as_ptr().addr() as u64) << 20 ^ u64::from(site.line) | 1 << 63;
+        let key = key(site);
         let first = (key.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as usize;
         for place in (0..SITES).map(|i| (first + i) % SITES) {
             let cell = &self.sites[place];

@@ -6,8 +6,9 @@ use std::sync::{Arc, OnceLock};
 use std::thread::ThreadId;
 
 use crate::error::CollectiveError;
-use crate::shared_memory::control::{Abort, Control, Life};
+use crate::shared_memory::control::{Abort, Control};
 use crate::shared_memory::memory::Memory;
+use crate::shared_memory::rank_cell::Life;
 
 /// A rank's share of the job, alive until its endpoint and its groups are dropped.
 pub(crate) struct Host {

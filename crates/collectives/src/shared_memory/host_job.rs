@@ -14,9 +14,10 @@ use phalanx_tensor::Region;
 use rustix::fs::MemfdFlags;
 
 use crate::hosts::Hosts;
-use crate::shared_memory::control::{Abort, CHANNELS, Control, MAX_WORLD, cores};
+use crate::shared_memory::control::{Abort, Control, MAX_WORLD, cores};
 use crate::shared_memory::flight::FlightEvent;
 use crate::shared_memory::mirror;
+use crate::shared_memory::rank_cell::CHANNELS;
 use crate::shared_memory::sealed::seal;
 
 /// The share of this host in a job, whose ranks are processes, as its launcher holds it.

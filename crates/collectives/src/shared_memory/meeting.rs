@@ -15,7 +15,9 @@ use phalanx_trace::Site;
 
 use crate::error::CollectiveError;
 use crate::mover::{Mover, Started};
+use crate::shared_memory::control::SMALL_BYTES;
 use crate::shared_memory::descriptor::Descriptor;
+use crate::shared_memory::memory::MemoryRange;
 use crate::shared_memory::participation::{Participation, Patience};
 use crate::shared_memory::watch::Watch;
 
@@ -108,7 +110,7 @@ impl<'a> Meeting<'a> {
 
     /// Announces this rank's call to the peers on this host.
     pub(crate) fn announce(&mut self, own: &Descriptor, site: Site) {
-        self.participation.slot(self.rank()).descriptors[own.parity()].write(own, site);
+        self.participation.slot(self.rank()).describe(own, site);
         self.tick();
     }
 
@@ -153,6 +155,31 @@ impl<'a> Meeting<'a> {
     /// The address, in this rank, of the buffer of member `q` of this host that receives; `q` may be this rank.
     pub(crate) fn target(&self, q: usize) -> *mut u8 {
         self.tables.targets[q]
+    }
+
+    /// As [`Meeting::meet`] for a small message, whose `bytes` from `source` on are copied to where peers read them until the call after
+    /// next. So nobody reads this rank's buffer, and nobody needs to [`leave`](Meeting::leave).
+    ///
+    /// # Safety
+    /// `source` is readable, and not written meanwhile; at most [`SMALL_BYTES`] bytes.
+    pub(crate) unsafe fn meet_small(
+        &mut self,
+        own: &Descriptor,
+        site: Site,
+        source: *const u8,
+        bytes: usize,
+    ) -> Result<(), CollectiveError> {
+        assert!(bytes <= SMALL_BYTES, "{bytes} bytes are no small message");
+        let Participation { host, channel, members, rank, .. } = self.participation;
+        let place = |q: usize| host.control.small(channel, members[q], own.parity());
+        let to = MemoryRange { address: place(rank), bytes };
+        // SAFETY: the caller's promise; a peer that reads the buffer has met everybody in the call before, and so has read what it held.
+        unsafe { to.fill_from(self.isa(), source) };
+        self.meet(own, site, source)?;
+        for (q, source) in self.tables.sources.iter_mut().enumerate() {
+            *source = place(q);
+        }
+        Ok(())
     }
 
     /// The addresses, in this rank, of byte `offset` of every member's offered buffer, by rank.

@@ -5,12 +5,13 @@ use std::sync::Arc;
 use phalanx_trace::CollectiveOp;
 
 use crate::error::CollectiveError;
-use crate::shared_memory::control::LastCall;
+use crate::shared_memory::clock::now_ns;
 use crate::shared_memory::descriptor::Descriptor;
 use crate::shared_memory::host::Host;
 use crate::shared_memory::memory::MemoryRange;
 use crate::shared_memory::options::Options;
 use crate::shared_memory::participation::{Participation, Patience};
+use crate::shared_memory::rank_cell::LastCall;
 use crate::shared_memory::transfer::Transfer;
 
 /// One rank's membership in a group.
@@ -81,8 +82,10 @@ impl Membership {
             target: if written.bytes == 0 { 0 } else { memory.offer(*rank, written)? + 1 },
         };
         let peer = pair.map(|q| self.members[q]);
-        control.rank(*rank).begin(LastCall { channel: self.index, peer, parity: descriptor.parity() });
-        control.flight(*rank).begin(self.index, &descriptor, t.site);
+        let now_ns = now_ns();
+        let last = LastCall { channel: self.index, peer, parity: descriptor.parity() };
+        control.rank(*rank).begin(last, now_ns);
+        control.flight(*rank).begin(now_ns, self.index, &descriptor, t.site);
         Ok(Announced { descriptor, pair })
     }
 

@@ -5,7 +5,8 @@
 //! written to the same places of the other host's control block, where nothing but reports reads them. Every number
 //! comes from another machine: places are checked here, contents where they are read, as those of any other rank are.
 
-use crate::shared_memory::control::{CHANNELS, ChannelSlot, Control};
+use crate::shared_memory::control::{ChannelSlot, Control};
+use crate::shared_memory::rank_cell::CHANNELS;
 
 /// Maximum number of slots of one rank that are sent.
 const SLOTS_MAX: usize = 8;
@@ -90,8 +91,8 @@ mod tests {
     use phalanx_tensor::Region;
     use phalanx_trace::{CollectiveOp, DType, Site};
 
-    use crate::shared_memory::control::{LastCall, Life};
     use crate::shared_memory::descriptor::Descriptor;
+    use crate::shared_memory::rank_cell::{LastCall, Life};
     use crate::shared_memory::waits::Wait;
 
     fn control() -> Control {
@@ -122,7 +123,7 @@ mod tests {
         let slot = control.slot(5, 2);
         slot.name.write("data", 0);
         slot.descriptors[0].write(&own, Site { file: "src/x.rs", line: 10 });
-        cell.begin(LastCall { channel: 5, peer: None, parity: 0 });
+        cell.begin(LastCall { channel: 5, peer: None, parity: 0 }, crate::shared_memory::clock::now_ns());
         slot.publish(7);
         slot.note_wait(Some(Wait { peer: 3, pair: false, until: 7 }));
         cell.block_on(Some(5));

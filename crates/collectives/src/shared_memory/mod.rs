@@ -50,7 +50,7 @@ pub(crate) mod participation;
 pub(crate) mod watch;
 
 mod all_gather;
-mod all_reduce;
+pub(crate) mod all_reduce;
 mod all_to_all;
 mod broadcast;
 mod gather;
@@ -61,7 +61,9 @@ mod scatter;
 
 mod call_queue;
 pub(crate) mod channel;
-pub(crate) mod rank_group;
+mod clock;
+pub(crate) mod rank_cell;
+mod rank_group;
 
 pub(crate) mod endpoint;
 mod host_job;

@@ -10,7 +10,8 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use crate::shared_memory::control::{ChannelSlot, Control, Life};
+use crate::shared_memory::control::{ChannelSlot, Control};
+use crate::shared_memory::rank_cell::Life;
 
 /// Maximum number of ranks outside the chain whose waits a report lists.
 const MAX_OTHERS: usize = 16;

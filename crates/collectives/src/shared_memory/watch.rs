@@ -5,9 +5,10 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crate::error::CollectiveError;
-use crate::shared_memory::control::{GroupName, Life};
+use crate::shared_memory::control::GroupName;
 use crate::shared_memory::descriptor::{Descriptor, DescriptorCell};
 use crate::shared_memory::participation::Participation;
+use crate::shared_memory::rank_cell::Life;
 use crate::shared_memory::waits::{Chain, Wait};
 use crate::shared_memory::work::WorkSeen;
 

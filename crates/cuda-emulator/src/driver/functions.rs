@@ -56,6 +56,9 @@ entry_points! {
     /// How many products cuBLASLt has computed.
     phalanxEmulatorProducts(out: *mut usize) call_early |driver| { put(out, driver.queues.products) }
 
+    /// How many kernels were launched.
+    phalanxEmulatorLaunches(out: *mut usize) call_early |driver| { put(out, driver.queues.launches) }
+
     /// How many exchanges with other devices NCCL has ended.
     phalanxEmulatorExchanges(out: *mut usize) call_early |driver| { put(out, driver.queues.exchanges) }
 

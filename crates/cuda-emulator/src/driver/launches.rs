@@ -54,6 +54,7 @@ impl Driver {
             dynamic_shared: config.shared_bytes as usize,
             operands: OPERANDS.with_borrow(Arc::clone),
         };
+        self.queues.launches += 1;
         Ok(self.queues.enqueue(stream, Work::Launch(launch))?)
     }
 }

@@ -51,7 +51,7 @@ const MAGIC: [u8; 8] = *b"phxnccl1";
 /// What every configuration begins with (`ncclConfig_t`), and whether calls wait.
 #[derive(Clone, Copy)]
 #[repr(C)]
-pub struct Config {
+pub struct CommunicatorConfig {
     /// Bytes of the configuration.
     pub size: usize,
     /// 0xcafebeef
@@ -65,17 +65,17 @@ pub struct Config {
 /// Communicators are indices plus this.
 const FIRST_HANDLE: usize = 0xcc11_0000;
 
-static COMMUNICATORS: Mutex<Vec<Option<Arc<Connection>>>> = Mutex::new(Vec::new());
+static CONNECTIONS: Mutex<Vec<Option<Arc<Connection>>>> = Mutex::new(Vec::new());
 
 type Outcome<T> = Result<T, NcclResult>;
 
 thread_local! {
     /// The calls of the group that the thread has begun, each with its stream.
-    static GROUP: RefCell<Option<Vec<(usize, Exchange)>>> = const { RefCell::new(None) };
+    static CALLS: RefCell<Option<Vec<(usize, Exchange)>>> = const { RefCell::new(None) };
 }
 
 fn with_communicators<T>(body: impl FnOnce(&mut Vec<Option<Arc<Connection>>>) -> T) -> T {
-    body(&mut COMMUNICATORS.lock().unwrap_or_else(PoisonError::into_inner))
+    body(&mut CONNECTIONS.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
 fn communicator(handle: usize) -> Outcome<Arc<Connection>> {
@@ -118,7 +118,7 @@ fn bytes_of(count: usize, element: c_int, addresses: &[u64]) -> Outcome<usize> {
 
 /// Queues a call, or adds it to the thread's group.
 fn queue(stream: usize, exchange: Exchange) -> Outcome<()> {
-    let alone = GROUP.with_borrow_mut(|group| match group {
+    let alone = CALLS.with_borrow_mut(|group| match group {
         Some(calls) => {
             calls.push((stream, exchange));
             None
@@ -148,11 +148,12 @@ fn merged(calls: Vec<(usize, Exchange)>) -> Vec<(usize, Exchange)> {
     merged
 }
 
-fn join(out: *mut usize, ranks: c_int, id: UniqueId, rank: c_int, config: Config) -> Outcome<()> {
+fn join(out: *mut usize, ranks: c_int, id: UniqueId, rank: c_int, config: CommunicatorConfig) -> Outcome<()> {
     let card = driver::current_card().ok_or(NcclResult::INVALID_USAGE)?;
     let fits = id.0.starts_with(&MAGIC) && ranks >= 1 && (0..ranks).contains(&rank);
-    let is_known =
-        config.magic == 0xcafe_beef && config.size >= size_of::<Config>() && config.version >= 21400;
+    let is_known = config.magic == 0xcafe_beef
+        && config.size >= size_of::<CommunicatorConfig>()
+        && config.version >= 21400;
     if !fits || !is_known {
         return Err(NcclResult::INVALID_ARGUMENT);
     }
@@ -219,7 +220,7 @@ entry_points! {
     }
 
     /// Makes this rank's part of a communicator, on the card of the thread's context.
-    ncclCommInitRankConfig(out: *mut usize, ranks: c_int, id: UniqueId, rank: c_int, config: *mut Config) {
+    ncclCommInitRankConfig(out: *mut usize, ranks: c_int, id: UniqueId, rank: c_int, config: *mut CommunicatorConfig) {
         if config.is_null() {
             return Err(NcclResult::INVALID_ARGUMENT);
         }
@@ -248,7 +249,7 @@ entry_points! {
 
     /// Begins a group: its calls run at once when it ends.
     ncclGroupStart() {
-        GROUP.with_borrow_mut(|group| match group {
+        CALLS.with_borrow_mut(|group| match group {
             Some(_) => Err(NcclResult::INVALID_USAGE),
             None => {
                 *group = Some(Vec::new());
@@ -259,7 +260,7 @@ entry_points! {
 
     /// Ends a group.
     ncclGroupEnd() {
-        let calls = GROUP.with_borrow_mut(Option::take).ok_or(NcclResult::INVALID_USAGE)?;
+        let calls = CALLS.with_borrow_mut(Option::take).ok_or(NcclResult::INVALID_USAGE)?;
         merged(calls).into_iter().try_for_each(|(stream, exchange)| queue_alone(stream, exchange))
     }
 

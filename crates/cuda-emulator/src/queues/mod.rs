@@ -77,6 +77,8 @@ pub struct Queues {
     pub statistics: Statistics,
     /// How many products libraries have computed.
     pub products: usize,
+    /// How many kernels were launched.
+    pub launches: usize,
     /// How many exchanges with other devices have ended.
     pub exchanges: usize,
     /// Whether a wait ended because an exchange waits for another device.
@@ -108,6 +110,7 @@ impl Queues {
             checks,
             statistics: Statistics::default(),
             products: 0,
+            launches: 0,
             exchanges: 0,
             is_stuck: false,
             streams: BTreeMap::new(),

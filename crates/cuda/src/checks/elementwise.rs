@@ -2,7 +2,8 @@
 
 use phalanx_tensor::arguments::{AdamW, Clip, Dropout, Gelu, Sgd};
 use phalanx_tensor::operations::{Copy, DropoutForward, Scaled};
-use phalanx_tensor::{AdamWUpdate, Category, DType, SgdUpdate};
+use phalanx_tensor::shape::Shape;
+use phalanx_tensor::{AdamWUpdate, Category, DType, SgdUpdate, ViewMut};
 
 use super::bench::{Bench, FLOATS, numbers, random, read, tensor, tolerance};
 
@@ -176,24 +177,29 @@ pub(super) fn calls_in_a_row(bench: &Bench) {
             .into()
     });
     bench.compare("steps in a row", 1e-7, |device| {
-        let [mut p, mut m] = [1, 2].map(|seed| random(device, DType::F32, &[n], seed));
-        let squares: Vec<f32> = numbers(4, n).iter().map(|x| x.abs()).collect();
-        let mut v = tensor(device, DType::F32, &[n], &squares);
+        // The parameters of each range, and behind them its moments.
+        let all: Vec<f32> = numbers(4, 3 * n).iter().map(|x| x.abs()).collect();
+        let mut all = tensor(device, DType::F32, &[3 * n], &all);
         let g = random(device, DType::BF16, &[n], 3);
         let scale = tensor(device, DType::F32, &[1], &[0.5]);
         let again = ranges.iter().rev().take(3);
         for (i, range) in ranges.iter().chain(again).enumerate() {
+            let (start, shape) = (3 * range.start, Shape::from([range.len()]));
+            let piece = |k: usize| (start + k * range.len()..start + (k + 1) * range.len(), shape);
+            let pieces: [ViewMut; 3] =
+                all.view_mut().into_pieces([0, 1, 2].map(piece)).try_into().expect("three pieces");
+            let [p, m, v] = pieces;
             let weight_decay = [0.0, 0.1][i % 2];
             device.run(AdamWUpdate {
                 step: AdamW { weight_decay, ..ADAMW },
-                p: p.view_mut().range(range.clone()),
+                p,
                 g: g.view().range(range.clone()),
-                moments: [m.view_mut().range(range.clone()), v.view_mut().range(range.clone())],
+                moments: [m, v],
                 gradient_scale: scale.view(),
                 rounded: None,
             });
         }
-        [("p", &p), ("m", &m), ("v", &v)].map(|(name, x)| (name, read(device, x.view()))).into()
+        vec![("parameters and moments", read(device, all.view()))]
     });
 }
 

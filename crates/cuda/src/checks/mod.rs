@@ -3,11 +3,13 @@
 mod attention;
 pub mod bench;
 mod elementwise;
+mod links;
 mod products;
 pub mod rates;
 mod rows;
 
 pub use bench::{Bench, Case};
+pub use links::link_of_one_rank;
 
 /// One group of comparisons.
 pub struct Group {

@@ -5,7 +5,7 @@ use phalanx_tensor::operations::{Activations, Elementwise, Optimizers};
 use phalanx_tensor::{AdamWUpdate, DType, SgdUpdate};
 
 use crate::error::Error;
-use crate::launch::gathered::{Shared, Span};
+use crate::launch::spans::{Shared, Span};
 use crate::launch::sums::RowBlocks;
 use crate::launch::{Argument, Issue, THREADS, numbers};
 use crate::programs::{Program, Source};
@@ -52,7 +52,7 @@ pub(super) fn adamw_span(o: &AdamWUpdate) -> Span {
     let [keep, shared @ ..] = factors(o.step);
     let arguments = std::iter::once(o.gradient_scale.number()).chain(shared.map(Argument::number)).collect();
     let (n, [m, v]) = (o.p.elements(), &o.moments);
-    let words = numbers![&o.p, o.g, m, v, rounded, n, keep.number() << 32].to_vec();
+    let words = Vec::from(numbers![&o.p, o.g, m, v, rounded, n, keep.number() << 32]);
     let kernel = Shared { program, kernel: "adamw", threads: THREADS, spans_max: ADAMW_SPANS, arguments };
     Span { shared: kernel, words, blocks: (n as u64).div_ceil(ADAMW_TILE) }
 }

@@ -7,6 +7,7 @@
 //! A block computes a part of one span, by the span's shape alone, so gathering changes no result. Calls that read what an
 //! earlier one writes are not gathered.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use phalanx_tensor::Access;
@@ -15,33 +16,12 @@ use phalanx_tensor::operations::{Operation, Optimizers, Reductions};
 use phalanx_trace::Site;
 
 use crate::error::Error;
+use crate::launch::spans::{Shared, Span};
 use crate::launch::{Issue, elementwise, sums};
 use crate::modules::Launch;
-use crate::programs::Program;
 
 /// Most blocks of a launch.
 const BLOCKS_MAX: u64 = i32::MAX as u64;
-
-/// What all calls of a launch share.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) struct Shared {
-    pub(super) program: Program,
-    pub(super) kernel: &'static str,
-    pub(super) threads: u32,
-    /// Most spans of a table, as in the kernel.
-    pub(super) spans_max: usize,
-    /// Arguments behind the table and the number of spans.
-    pub(super) arguments: Vec<u64>,
-}
-
-/// One call as a span of a table.
-#[derive(Clone, Debug)]
-pub(crate) struct Span {
-    pub(super) shared: Shared,
-    /// The span as in the kernel. The lower half of the last word is for the number of blocks before it.
-    pub(super) words: Vec<u64>,
-    pub(super) blocks: u64,
-}
 
 impl Span {
     /// An operation as a span; None for one that no table holds.
@@ -55,28 +35,65 @@ impl Span {
     }
 }
 
-/// The addresses of one operand of all calls.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Hull {
-    addresses: Range<u64>,
-    is_written: bool,
-}
+/// Addresses, as ranges that do not touch: the end of each by its start.
+#[derive(Debug, Default)]
+struct Addresses(BTreeMap<u64, u64>);
 
-impl Hull {
-    /// Whether both may be used side by side.
-    fn is_apart(&self, other: &Hull) -> bool {
-        let [a, b] = [&self.addresses, &other.addresses];
-        !(self.is_written || other.is_written) || a.end <= b.start || b.end <= a.start
+impl Addresses {
+    /// The last range that begins before `end` or at it, and ends behind `start` or at it.
+    fn touching(&self, start: u64, end: u64) -> Option<Range<u64>> {
+        let (first, last) = self.0.range(..=end).next_back()?;
+        (*last >= start).then_some(*first..*last)
+    }
+
+    fn overlap(&self, range: &Range<u64>) -> bool {
+        self.touching(range.start + 1, range.end - 1).is_some()
+    }
+
+    fn add(&mut self, range: Range<u64>) {
+        let Range { mut start, mut end } = range;
+        while let Some(old) = self.touching(start, end) {
+            self.0.remove(&old.start);
+            (start, end) = (start.min(old.start), end.max(old.end));
+        }
+        self.0.insert(start, end);
     }
 }
 
-/// The operands of an operation, in their order.
-fn hulls(operation: &mut Operation) -> Vec<Hull> {
+/// What calls read and write.
+#[derive(Debug, Default)]
+struct Used {
+    read: Addresses,
+    written: Addresses,
+}
+
+impl Used {
+    /// Whether a call with these operands may run beside the others.
+    fn is_apart(&self, operands: &[(Access, Range<u64>)]) -> bool {
+        operands.iter().all(|(access, range)| {
+            let by_reader = *access == Access::Write && self.read.overlap(range);
+            !by_reader && !self.written.overlap(range)
+        })
+    }
+
+    fn add(&mut self, operands: Vec<(Access, Range<u64>)>) {
+        for (access, range) in operands {
+            match access {
+                Access::Read => self.read.add(range),
+                Access::Write => self.written.add(range),
+            }
+        }
+    }
+}
+
+/// The operands of an operation that have elements.
+fn operands(operation: &mut Operation) -> Vec<(Access, Range<u64>)> {
     let mut all = Vec::new();
     operation.visit(&mut |operand| {
         let start = operand.address.as_ptr().expose_provenance() as u64;
-        let addresses = start..start + operand.bytes as u64;
-        all.push(Hull { addresses, is_written: operand.access == Access::Write });
+        if operand.bytes > 0 {
+            all.push((operand.access, start..start + operand.bytes as u64));
+        }
     });
     all
 }
@@ -87,7 +104,7 @@ pub(crate) struct Gathered {
     table: Vec<u64>,
     spans: usize,
     blocks: u64,
-    hulls: Vec<Hull>,
+    used: Used,
     /// Address and bytes of every operand, where the bounds of kernels are checked.
     pub(crate) bounds: Vec<(u64, usize)>,
     /// The first call, for failures.
@@ -99,24 +116,22 @@ impl Gathered {
     /// Begins with a call. The operation has addresses of the card.
     pub(crate) fn new(span: Span, operation: &mut Operation, (call, site): (&'static str, Site)) -> Gathered {
         let Span { shared, words: table, blocks } = span;
-        Gathered { shared, table, spans: 1, blocks, hulls: hulls(operation), bounds: Vec::new(), call, site }
+        let mut used = Used::default();
+        used.add(operands(operation));
+        Gathered { shared, table, spans: 1, blocks, used, bounds: Vec::new(), call, site }
     }
 
     /// Adds a call; gives it back if it does not belong to the others.
     pub(crate) fn add(&mut self, span: Span, operation: &mut Operation) -> Result<(), Span> {
-        let hulls = hulls(operation);
+        let operands = operands(operation);
         let belongs = self.spans < self.shared.spans_max
             && self.blocks + span.blocks <= BLOCKS_MAX
             && self.shared == span.shared
-            && self.hulls.len() == hulls.len()
-            && hulls.iter().all(|new| self.hulls.iter().all(|old| old.is_apart(new)));
+            && self.used.is_apart(&operands);
         if !belongs {
             return Err(span);
         }
-        for (all, new) in self.hulls.iter_mut().zip(hulls) {
-            all.addresses.start = all.addresses.start.min(new.addresses.start);
-            all.addresses.end = all.addresses.end.max(new.addresses.end);
-        }
+        self.used.add(operands);
         self.table.extend(span.words);
         *self.table.last_mut().expect("spans have words") |= self.blocks;
         self.blocks += span.blocks;
@@ -135,5 +150,40 @@ impl Issue<'_> {
         let launch = Launch { program, kernel, grid: [blocks, 1], threads, shared_bytes: 0 };
         // SAFETY: as for every launch; the table has the length of the kernel's.
         unsafe { self.modules.launch_table(self.stream, &launch, &mut table, &mut arguments) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_that_touch_become_one() {
+        let mut addresses = Addresses::default();
+        for range in [30..40, 10..20, 60..70, 40..44, 18..30] {
+            addresses.add(range);
+        }
+        assert_eq!(addresses.0, BTreeMap::from([(10, 44), (60, 70)]));
+        for (range, overlaps) in
+            [(0..10, false), (9..11, true), (43..50, true), (44..60, false), (0..99, true)]
+        {
+            assert_eq!(addresses.overlap(&range), overlaps, "{range:?}");
+        }
+    }
+
+    #[test]
+    fn calls_that_share_what_one_writes_are_not_apart() {
+        let mut used = Used::default();
+        used.add(vec![(Access::Read, 0..4), (Access::Write, 8..16)]);
+        for (access, range, is_apart) in [
+            (Access::Read, 0..4, true),
+            (Access::Read, 4..8, true),
+            (Access::Read, 12..20, false),
+            (Access::Write, 3..4, false),
+            (Access::Write, 4..8, true),
+            (Access::Write, 15..17, false),
+        ] {
+            assert_eq!(used.is_apart(&[(access, range.clone())]), is_apart, "{access:?} {range:?}");
+        }
     }
 }

@@ -58,7 +58,10 @@ impl Issue<'_> {
             Addresses { a: a_at, b: b_at, to: to_at, bias: bias_at, add: add_at, workspace: start };
         // SAFETY: the backend made the context current, and keeps operands valid and ordered until the stream has run the product;
         // scratch is used by one operation after the other.
-        if !unsafe { blas.multiply(problem, addresses, self.stream)? } {
+        let multiply = || unsafe { blas.multiply(problem, addresses, self.stream) };
+        // The first product of a kind may load a kernel.
+        let is_done = if blas.knows(&problem) { multiply() } else { self.modules.gate().load(multiply) };
+        if !is_done? {
             return Ok(false);
         }
         if to_at != address(result.as_view()) {

@@ -10,9 +10,11 @@ mod gathered;
 mod library;
 mod products;
 mod rows;
+mod spans;
 mod sums;
 
-pub(crate) use gathered::{Gathered, Span};
+pub(crate) use gathered::Gathered;
+pub(crate) use spans::Span;
 pub(crate) use sums::RowBlocks;
 
 use std::ops::Range;

@@ -4,7 +4,7 @@ use phalanx_tensor::operations::{BlockSquares, Reductions, TreeSum};
 use phalanx_tensor::{DType, NORM_BLOCK, ViewMut};
 
 use crate::error::Error;
-use crate::launch::gathered::{Shared, Span};
+use crate::launch::spans::{Shared, Span};
 use crate::launch::{Issue, numbers};
 use crate::modules::Launch;
 use crate::programs::{Program, Source};
@@ -65,7 +65,7 @@ pub(super) fn squares_span(o: &BlockSquares) -> Span {
         arguments: Vec::new(),
     };
     let blocks = n.div_ceil(SQUARE_BLOCKS * NORM_BLOCK) as u64;
-    Span { shared, words: numbers![o.x, n, &o.squares, 0u64].to_vec(), blocks }
+    Span { shared, words: Vec::from(numbers![o.x, n, &o.squares, 0u64]), blocks }
 }
 
 /// A sum along a tree as a span; None if it has too many numbers.
@@ -78,7 +78,7 @@ pub(super) fn tree_span(o: &TreeSum) -> Option<Span> {
         spans_max: SUM_SPANS,
         arguments: Vec::new(),
     };
-    (n <= TREE_MAX).then(|| Span { shared, words: numbers![o.x, n, &o.out, 0u64].to_vec(), blocks: 1 })
+    (n <= TREE_MAX).then(|| Span { shared, words: Vec::from(numbers![o.x, n, &o.out, 0u64]), blocks: 1 })
 }
 
 impl Issue<'_> {

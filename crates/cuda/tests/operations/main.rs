@@ -7,7 +7,9 @@
 mod bench;
 mod copies;
 mod faults;
+mod gathered;
 mod library;
+mod links;
 
 use phalanx_cuda::checks::{GROUPS, Group, rates};
 

@@ -124,6 +124,11 @@ pub struct SimulatedDevice {
 }
 
 impl DeviceConfig {
+    /// Whether ranks exchange data between cards.
+    pub fn is_linked(&self) -> bool {
+        self.kind == DeviceKind::Cuda && self.communication == Communication::Nccl
+    }
+
     /// The device. A kind that is not decided yet is the processor.
     pub fn choice(&self) -> DeviceChoice {
         let memory_bytes = self.memory_mb.map(|mib| (mib * f64::from(1 << 20)) as u64);
