@@ -4,7 +4,7 @@
 #
 #   tools/gpu_report.sh [FOLDER]      FOLDER: where the full outputs go; a new temporary folder when left out
 #
-# Builds the release binary first (not counted), unless PHALANX names a binary; then it takes at most eight minutes. Needs what `phalanx doctor` says.
+# Builds the release binary first (not counted), unless PHALANX names a binary; then it takes at most eight minutes (with several cards nine and a half). Needs what `phalanx doctor` says.
 set -euo pipefail
 out=$(realpath -m "${1:-$(mktemp -d)}")
 cd "$(dirname "$0")/.."

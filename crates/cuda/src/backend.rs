@@ -324,11 +324,15 @@ impl Links for Cuda {
             self.context.enter()?;
             let mut state = self.lock();
             self.launch_gathered(&mut state);
+            // What comes after a failure would move bytes that nobody computed.
+            if let Some(failure) = &state.failure {
+                return Ok(Err(failure.clone()));
+            }
             let compute = state.streams.compute();
             // Never the other way round: who starts a call has the link's lock and needs no other.
-            self.link(link).lock().unwrap_or_else(PoisonError::into_inner).mark(compute)
+            self.link(link).lock().unwrap_or_else(PoisonError::into_inner).mark(compute).map(Ok)
         };
-        mark().map_err(failed("mark", Site::caller()))
+        mark().map_err(failed("mark", Site::caller()))?
     }
 
     unsafe fn start(&self, link: LinkId, steps: Vec<LinkStep>, after: LinkMark) -> Result<(), DeviceError> {

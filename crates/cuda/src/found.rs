@@ -20,8 +20,8 @@ pub struct Found {
     pub nvrtc: (i32, i32),
     /// The version of cuBLASLt, as it gives it, if there is one: 120800 for CUDA 12.8.
     pub cublas: Option<usize>,
-    /// The version of NCCL, as it gives it, if there is one: 22705 for 2.27.5.
-    pub nccl: Option<i32>,
+    /// The version of NCCL, as it gives it, if there is one: 22705 for 2.27.5; or what is wrong with the one that was named. Few runs need it.
+    pub nccl: Result<Option<i32>, String>,
 }
 
 impl Found {
@@ -34,7 +34,7 @@ impl Found {
         let compiler = Compiler::load(options.nvrtc.as_deref())?;
         cards.iter().try_for_each(|card| compiler.check_compiles_for(card.capability))?;
         let cublas = if options.library_products { blas::version(options.cublas.as_deref())? } else { None };
-        let nccl = nccl::version(options.nccl.as_deref())?;
+        let nccl = nccl::version(options.nccl.as_deref()).map_err(|error| error.to_string());
         Ok(Found { driver: version()?, cards, nvrtc: compiler.version(), cublas, nccl })
     }
 
@@ -104,8 +104,13 @@ mod tests {
             clocks: None,
             device: 0,
         };
-        let found =
-            Found { driver: 12080, cards: vec![card(0), card(1)], nvrtc: (12, 8), cublas: None, nccl: None };
+        let found = Found {
+            driver: 12080,
+            cards: vec![card(0), card(1)],
+            nvrtc: (12, 8),
+            cublas: None,
+            nccl: Ok(None),
+        };
         assert_eq!((found.share_bytes(1), found.share_bytes(2), found.share_bytes(3)), (900, 900, 450));
         for (ranks, expected) in [(1, [1, 1]), (2, [1, 1]), (3, [2, 1]), (5, [3, 2])] {
             assert_eq!([0, 1].map(|rank| found.ranks_on_card_of(rank, ranks)), expected, "{ranks} ranks");

@@ -19,6 +19,12 @@ pub struct Limits {
 }
 
 impl Limits {
+    /// The same where products of f32 are computed as TF32, on tensor cores: at half of the rate of 16 bits.
+    pub fn with_tf32(self, tf32: bool) -> Limits {
+        let f32_flops_per_s = if tf32 { self.half_flops_per_s / 2.0 } else { self.f32_flops_per_s };
+        Limits { f32_flops_per_s, ..self }
+    }
+
     /// Operations a second of matrix products in a type.
     pub fn flops_per_s(&self, dtype: DType) -> f64 {
         match dtype {
@@ -84,6 +90,8 @@ mod tests {
             assert!((limits.half_flops_per_s / half - 1.0).abs() < 0.01, "{name}: {limits:?}");
             assert!((limits.f32_flops_per_s / f32 - 1.0).abs() < 0.01, "{name}: {limits:?}");
         }
+        let tf32 = limits.with_tf32(true).flops_per_s(DType::F32);
+        assert!((tf32 / 494.7e12 - 1.0).abs() < 0.01, "H100, TF32: {tf32}");
         assert_eq!(card((8, 0), 1, None).limits(), None);
         assert_eq!(card((99, 0), 1, Some(h100)).limits(), None);
     }

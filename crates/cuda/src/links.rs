@@ -265,7 +265,7 @@ impl CardLink {
     /// Ends the link whatever its state; nothing that was started on it runs any more.
     pub(crate) fn abandon(&mut self) {
         if self.context.enter().is_err() {
-            return;
+            return self.end_call();
         }
         // Dropped, a communicator is aborted: its kernels end. Those of this crate behind them run to their end.
         if self.communicator.take().is_some() {

@@ -8,6 +8,7 @@
 
 use std::sync::Arc;
 
+use phalanx_tensor::operations::{BiasGradient, InputGradient, WeightGradient};
 use phalanx_tensor::{
     Category, CrossEntropy, DType, Epilogue, Layout, Tensor, View, ViewMut, VocabularyLoss,
     VocabularyStatistics, Weight, logits_stride, vocabulary_blocks,
@@ -18,7 +19,7 @@ use crate::failure::Result;
 use crate::init::Init;
 use crate::layer::{Context, Gradient, ParameterSpec};
 
-/// Largest number of bytes of a slice of logits.
+/// Largest number of bytes of a slice of logits, without the padding of its rows.
 const SLICE_BYTES: usize = 64 << 20;
 
 /// The last part of a model: it turns activations and targets into a loss.
@@ -128,7 +129,7 @@ impl LinearCrossEntropy {
         let mut dx = cx.activation(x.shape(), "head.dx");
         let rows = x.shape().rows_cols();
         let (flat, to) = (x.view().reshape(rows), dx.view_mut().reshape(rows));
-        linear_gradients(cx, flat, self.weight(parameters[0]), dlogits, to, gradients);
+        linear_gradients(cx, flat, self.weight(parameters[0]), (dlogits, false), to, gradients);
         dx
     }
 
@@ -260,25 +261,26 @@ impl Slice<'_> {
         let Some(dlogits) = self.logits.as_ref().map(|l| l.as_view()) else {
             panic!("derivatives need the logits that only training stores");
         };
-        linear_gradients(cx, self.x, self.w, dlogits, dx, gradients);
+        linear_gradients(cx, self.x, self.w, (dlogits, true), dx, gradients);
     }
 }
 
-/// dx = dlogits · w (overwrites); writes or adds dw, and db where there is a bias.
+/// dx = dlogits · w (overwrites); writes or adds dw, and db where there is a bias. `dlogits`: with whether its rows are padded.
 fn linear_gradients(
     cx: &Context,
     x: View,
     w: Weight,
-    dlogits: View,
+    dlogits: (View, bool),
     dx: ViewMut,
     gradients: &mut [Gradient],
 ) {
-    cx.device.linear_input_gradient(dlogits, w, dx, false);
+    let (dy, padded) = dlogits;
+    cx.device.run(InputGradient { dy, padded, w, dx, accumulate: false });
     let (dw, accumulate) = gradients[0].write();
-    cx.device.linear_weight_gradient(x, dlogits, dw, w.layout, accumulate);
+    cx.device.run(WeightGradient { x, dy, padded, dw, layout: w.layout, accumulate });
     if let Some(bias) = gradients.get_mut(1) {
         let (db, accumulate) = bias.write();
-        cx.device.bias_gradient(dlogits, db, accumulate);
+        cx.device.run(BiasGradient { dy, padded, db, accumulate });
     }
 }
 

@@ -28,7 +28,9 @@ use crate::train_args::TrainArgs;
                   phalanx COMMAND --help                    examples for each command\n\n\
                   Environment:\n  \
                   PHALANX_ISA=portable|avx2|avx512|avx512bf16|amx   instruction set of the kernels, instead of\n  \
-                  \u{20}                                                 the best that the processor has",
+                  \u{20}                                                 the best that the processor has; all but\n  \
+                  \u{20}                                                 amx (and amx-model, its model for tests)\n  \
+                  \u{20}                                                 do without tile registers",
     infer_long_args = true
 )]
 pub struct Cli {

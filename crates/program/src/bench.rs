@@ -5,6 +5,7 @@ use phalanx_bench::collectives::{self, CollectiveFigures, CollectivesTask};
 use phalanx_bench::memory::{self, MemoryFigures};
 use phalanx_bench::steps::{self, DeviceLimits, RankSetup, StepCounts, StepFigures};
 use phalanx_bench::strategies::{self, RankFigures};
+use phalanx_tensor::ProductMethod;
 use phalanx_train::GroupSource;
 use phalanx_train::config::{DeviceChoice, DeviceConfig, DeviceKind};
 
@@ -101,7 +102,8 @@ fn on_device<T>(
         },
         limits: match planned.config.device.kind {
             DeviceKind::Cuda => {
-                let limits = cards::limits_of(host.rank(), plan.spec.world_size());
+                let tf32 = plan.spec.products == Some(ProductMethod::Tf32);
+                let limits = cards::limits_of(host.rank(), plan.spec.world_size(), tf32);
                 Some(limits.unwrap_or(DeviceLimits::UNKNOWN))
             }
             _ => None,

@@ -77,20 +77,22 @@ fn decide_communication(
 ) -> Result<String> {
     let (asked, world) = (config.device.communication, config.world_size());
     let (cards, several_hosts) = (found.cards.len(), ranks_here < world);
-    let missing = match found.nccl {
+    let missing = match &found.nccl {
         _ if ranks_here > cards => Some(format!(
             "{} share {}, and NCCL needs one for each",
             plural(ranks_here, "rank"),
             plural(cards, "card")
         )),
-        None => Some(phalanx_cuda::NO_NCCL.to_string()),
-        Some(_) if several_hosts && asked.is_auto() => Some(
+        Err(wrong) => Some(wrong.clone()),
+        Ok(None) => Some(phalanx_cuda::NO_NCCL.to_string()),
+        Ok(Some(_)) if several_hosts && asked.is_auto() => Some(
             "on several hosts, device.communication = \"nccl\" makes ranks exchange data between cards"
                 .to_string(),
         ),
-        Some(_) => None,
+        Ok(Some(_)) => None,
     };
-    let by = |version: Option<i32>| {
+    let by = || {
+        let version = found.nccl.as_ref().ok().copied().flatten();
         let version = version.map_or(String::new(), |version| format!(" {}", nccl_version(version)));
         Ok(format!(", ranks exchange data between cards by NCCL{version}"))
     };
@@ -102,10 +104,10 @@ fn decide_communication(
                 "device.communication = \"nccl\": {missing}; or leave it out: ranks then exchange data through host memory"
             )
         }
-        (Communication::Nccl, _) => by(found.nccl),
+        (Communication::Nccl, _) => by(),
         (Communication::Auto, None) => {
             config.device.communication = Communication::Nccl;
-            by(found.nccl)
+            by()
         }
         (Communication::Auto, Some(missing)) => {
             config.device.communication = Communication::Host;
@@ -164,17 +166,18 @@ pub const COPY_BYTES_PER_S: f64 = 25e9;
 
 /// Floating-point operations per second in a type of the cards of so many ranks together, by published figures of their compute
 /// capabilities; 0 where a card does not say how fast it runs.
-pub fn peak_flops_per_s(dtype: DType, ranks: usize) -> f64 {
+pub fn peak_flops_per_s(dtype: DType, tf32: bool, ranks: usize) -> f64 {
     let Ok(found) = look() else { return 0.0 };
     let used = found.cards.iter().take(ranks);
-    used.filter_map(|card| Some(card.limits()?.flops_per_s(dtype))).sum()
+    used.filter_map(|card| Some(card.limits()?.with_tf32(tf32).flops_per_s(dtype))).sum()
 }
 
-/// What the card of a rank can do at most for it, by published figures; `ranks` share the cards. None where the card does not
+/// What the card of a rank can do at most for it, by published figures; `ranks` share the cards, and `tf32` says how products of f32 are
+/// computed. None where the card does not
 /// say how fast it runs.
-pub fn limits_of(rank: usize, ranks: usize) -> Option<DeviceLimits> {
+pub fn limits_of(rank: usize, ranks: usize, tf32: bool) -> Option<DeviceLimits> {
     let found = look().ok()?;
-    let limits = found.card_of(rank).limits()?;
+    let limits = found.card_of(rank).limits()?.with_tf32(tf32);
     let share = found.ranks_on_card_of(rank, ranks) as f64;
     Some(DeviceLimits {
         f32_flops_per_s: limits.f32_flops_per_s / share,

@@ -213,11 +213,16 @@ impl Environment {
         }
     }
 
-    /// The processor's kernels on `threads` threads, with the products that a run asks for.
+    /// The processor's kernels on `threads` threads, with the products that a run asks for (those that only a card computes are by
+    /// multiply-adds).
     ///
     /// # Errors
     /// When the system starts fewer threads, or this processor cannot compute products that way.
     pub fn cpu(self, threads: usize, products: Option<ProductMethod>) -> Result<Arc<Cpu>> {
+        let products = products.map(|products| match products {
+            ProductMethod::Tf32 => ProductMethod::Fma,
+            other => other,
+        });
         Ok(Cpu::with_options(self.options(threads).with_products(products)?)?)
     }
 

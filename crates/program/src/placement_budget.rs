@@ -2,7 +2,7 @@
 //!
 //! It is filled in when the configuration is resolved, so a run folder has it, and a resumed run places chunks as before.
 
-use phalanx_cuda::{COMMUNICATOR_BYTES, CONTEXT_BYTES, SCRATCH_BYTES};
+use phalanx_cuda::{COMMUNICATOR_BYTES, CONTEXT_BYTES, DRIVER_HOST_BYTES, SCRATCH_BYTES};
 use phalanx_train::RunConfig;
 use phalanx_train::config::{DeviceKind, Placement};
 
@@ -45,7 +45,7 @@ fn fill_card(config: &mut RunConfig, ranks: usize) {
     let share = machine::available().map(|available| available.bytes / ranks as u64);
     if let (Some(bytes), None) = (share, config.memory.host_budget_mb) {
         config.memory.host_budget_mb =
-            Some((bytes.saturating_sub(process(config)).max(1 << 20) >> 20) as f64);
+            Some((bytes.saturating_sub(process(config) + DRIVER_HOST_BYTES).max(1 << 20) >> 20) as f64);
     }
 }
 

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail};
 use phalanx_data::{Masking, TokenFile, Tokenizer};
 use phalanx_models::{Model, ModelShape, Objective};
-use phalanx_train::config::{DeviceKind, ModelConfig};
+use phalanx_train::config::{DeviceKind, Float, ModelConfig};
 use phalanx_train::{Dataset, ResolvedConfig, RunConfig, dataset};
 
 use crate::environment::Environment;
@@ -80,7 +80,7 @@ pub fn resolve<T>(
         Purpose::Train(_, Some(ranks)) => ranks,
         Purpose::Train(_, None) | Purpose::Plan => config.world_size(),
     };
-    let device = cards::decide(&mut config, matches!(purpose, Purpose::Train(..)), ranks_here)?;
+    let mut device = cards::decide(&mut config, matches!(purpose, Purpose::Train(..)), ranks_here)?;
     config.check()?;
     if let Purpose::Train(environment, _) = purpose {
         config.data.tokens = config.data.tokens.as_deref().map(resume::absolute);
@@ -88,6 +88,9 @@ pub fn resolve<T>(
         config.train.threads = config.train.threads.or(Some(machine::threads_per_rank(config.world_size())));
         if config.device.kind != DeviceKind::Cuda {
             config.precision.products = environment.choose(&config.precision)?;
+            let in_bf16 = config.precision.compute == Float::Bf16;
+            let unused = environment.unused_tiles().filter(|_| in_bf16);
+            device = device.or(unused.map(|why| format!("matrix products: {why}")));
         }
     }
     placement_budget::fill(&mut config, ranks_here);

@@ -78,9 +78,13 @@ pub fn resume(
         given.leave_out("train.threads");
         config = given.config()?;
     }
-    if before.device.communication == Communication::Nccl && !said_or_in_file("device.communication") {
+    let key = "device.communication";
+    if before.device.communication != Communication::Auto
+        && !said_or_in_file(key)
+        && !stored.first_given.has(key)
+    {
         // Decided for the cards and libraries of then; the bits do not depend on it.
-        given.leave_out("device.communication");
+        given.leave_out(key);
         config = given.config()?;
     }
     notes.extend(leave_out_of_device(&mut given, [&before, &config], said_or_in_file));
@@ -116,9 +120,10 @@ pub fn resume(
 }
 
 /// Keys whose values belong to the device for which they were given or filled in.
-const KEYS_OF_DEVICE: [&str; 3] = ["device.memory_mb", "memory.device_budget_mb", "memory.host_budget_mb"];
+const KEYS_OF_DEVICE: [&str; 4] =
+    ["device.memory_mb", "device.communication", "memory.device_budget_mb", "memory.host_budget_mb"];
 
-/// Removes the stored memory limits of another device than the one of now, except those that are `said` again; returns a
+/// Removes the stored keys of another device than the one of now, except those that are `said` again; returns a
 /// note that names them.
 fn leave_out_of_device(
     given: &mut UserConfig,
@@ -328,7 +333,7 @@ mod tests {
 
     #[test]
     fn another_device_has_memory_limits_of_its_own() {
-        let card = "[device]\nkind = \"cuda\"\nmemory_mb = 9000\n[memory]\nplacement = \"auto\"\n\
+        let card = "[device]\nkind = \"cuda\"\nmemory_mb = 9000\ncommunication = \"host\"\n[memory]\nplacement = \"auto\"\n\
                     device_budget_mb = 8000\nhost_budget_mb = 500";
         let processor = "[device]\nkind = \"cpu\"\n[memory]\nplacement = \"auto\"\ndevice_budget_mb = 300";
         let kept = |stored: &str, kind: &str, said: &str| {
@@ -338,6 +343,7 @@ mod tests {
             let (before, now) = (stored.config().unwrap(), given.config().unwrap());
             let note = leave_out_of_device(&mut given, [&before, &now], |key| key == said);
             let config = given.config().unwrap();
+            assert!(kind == "cuda" || config.device.communication.is_auto(), "{kind}");
             let budgets =
                 [config.device.memory_mb, config.memory.device_budget_mb, config.memory.host_budget_mb];
             (budgets, note.is_some())

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use phalanx_data::{TOKENIZER_FILE, TokenFile, Tokenizer};
+use phalanx_tensor::ProductMethod;
 use phalanx_train::config::DeviceKind;
 use phalanx_train::dataset::{self, DataDigests, Prepared, TOKENS_FILE};
 use phalanx_train::run_files::CONFIG_FILE;
@@ -244,7 +245,8 @@ fn what_to_do(error: phalanx_data::DataError, config: &RunConfig, is_new: bool) 
 fn peak_flops_per_s(planned: &Planned, environment: Environment) -> Result<f64> {
     if planned.config.device.kind == DeviceKind::Cuda {
         let (world, here) = (planned.plan.spec.world_size(), planned.ranks_here());
-        return Ok(cards::peak_flops_per_s(planned.compute(), here) * world as f64 / here as f64);
+        let tf32 = planned.plan.spec.products == Some(ProductMethod::Tf32);
+        return Ok(cards::peak_flops_per_s(planned.compute(), tf32, here) * world as f64 / here as f64);
     }
     let spec = &planned.plan.spec;
     let threads = (spec.world_size() * spec.threads).min(machine::cores());

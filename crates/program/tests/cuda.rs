@@ -105,6 +105,8 @@ fn benchmarks_say_their_device_and_claim_no_limits_that_are_unknown() {
     assert_eq!((device.as_str(), mfu.is_null(), peak.is_null()), (Some("cuda"), true, true), "{figures}");
     let text = run(&home, &step, seed).ok().stdout;
     assert!(text.contains("unknown") && !text.contains("mfu") && !text.contains("utilisation"), "{text}");
+    let tf32 = [&step[..], &["--set", "precision.products=tf32", "--json"]].concat();
+    assert_eq!(run(&home, &tf32, seed).ok().json()["device"], "cuda");
     let strategies = ["bench", "strategies", "small.toml", "--nproc", "2", "--steps", "1", "--json"];
     let few = ["--only", "one-device", "--bert-steps", "0"];
     let figures = run(&home, &[&strategies[..], &few, &settings].concat(), seed).ok().json();

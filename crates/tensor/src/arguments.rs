@@ -13,13 +13,11 @@ pub fn vocabulary_blocks(columns: usize) -> usize {
     columns.div_ceil(VOCABULARY_BLOCK)
 }
 
-/// Elements that rows of logits are a multiple of where they are stored: whole cache lines, and whole 16 bytes, which products on tensor
-/// cores need.
-const LOGITS_STEP: usize = 64;
-
 /// Elements from one stored row of logits to the next, for `columns` classes. What follows the classes in a row is its padding.
+///
+/// Rows are whole 16 bytes, which products on tensor cores need; long ones, whole cache lines.
 pub fn logits_stride(columns: usize) -> usize {
-    columns.next_multiple_of(LOGITS_STEP)
+    columns.next_multiple_of(if columns < 1024 { 8 } else { 64 })
 }
 
 /// Whether rows of `stored` elements are rows of `columns` elements, or such rows with the padding of logits.

@@ -40,7 +40,8 @@ fn turn(test: &str, cards: usize) -> Option<MutexGuard<'static, ()>> {
     let why = match Found::look(&options()) {
         Err(error) => error.to_string(),
         Ok(found) if found.cards.len() < cards => format!("{} cards of {cards}", found.cards.len()),
-        Ok(Found { nccl: None, .. }) => phalanx_cuda::NO_NCCL.to_string(),
+        Ok(Found { nccl: Ok(None), .. }) => phalanx_cuda::NO_NCCL.to_string(),
+        Ok(Found { nccl: Err(wrong), .. }) => wrong,
         Ok(_) => return Some(TURN.lock().unwrap_or_else(PoisonError::into_inner)),
     };
     eprintln!("{test}: skipped: {why}");

@@ -1,5 +1,6 @@
 //! Every kernel of a GPT-2 step, called at the shapes of the step.
 
+use phalanx_tensor::operations::{InputGradient, WeightGradient};
 use phalanx_tensor::{
     AdamW, AdamWUpdate, Category, CrossEntropy, DType, Device, Dropout, Epilogue, Gelu, Heads,
     LayerNormBackward, Layout, Lookup, NORM_BLOCK, Positions, Sgd, SgdUpdate, Tensor, View, ViewMut,
@@ -116,6 +117,7 @@ impl Calls {
         self.attention(visit);
         self.pointwise(visit);
         self.head(visit);
+        self.loss(visit);
         self.optimizer(visit);
     }
 
@@ -274,11 +276,29 @@ impl Calls {
         });
         visit("linear_input_gradient", format!("{slice}x{vocab} -> {hidden}"), &mut || {
             let dx = dx.view_mut().range(0..slice * hidden).reshape([slice, hidden]);
-            device.linear_input_gradient(logits.as_view(), w, dx, false);
+            device.run(InputGradient { dy: logits.as_view(), padded: true, w, dx, accumulate: false });
         });
         visit("linear_weight_gradient", format!("{slice}x{hidden} -> {vocab}"), &mut || {
-            device.linear_weight_gradient(part, logits.as_view(), dw.view_mut(), layout, true);
+            let dw = dw.view_mut();
+            device.run(WeightGradient {
+                x: part,
+                dy: logits.as_view(),
+                padded: true,
+                dw,
+                layout,
+                accumulate: true,
+            });
         });
+    }
+
+    /// Statistics and loss of the logits.
+    fn loss(&mut self, visit: Visit) {
+        let Setting { hidden, vocab, .. } = self.setting;
+        let device = &self.device;
+        let [slice, _] = self.logits.dims();
+        let w = Weight { matrix: self.table.view(), layout: Layout::OutIn };
+        let mut logits = self.logits.view_mut();
+        let part = self.narrow[0].view().range(0..slice * hidden).reshape([slice, hidden]);
         let targets = self.tokens.view().range(0..slice);
         let [blocks, statistics] = &mut self.logit_statistics;
         for trains in [true, false] {

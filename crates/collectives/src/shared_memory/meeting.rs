@@ -200,18 +200,29 @@ impl<'a> Meeting<'a> {
         let mut started = Started::start(mover)?;
         let mut watch = Watch::new(self.participation);
         let (since, end) = (Instant::now(), self.ticks + 1);
-        let mut tries = 0;
+        let (mut tries, mut alone) = (0, None);
         while !started.is_over()? {
             if tries < MOVER_TRIES {
                 tries += 1;
                 std::thread::yield_now();
                 continue;
             }
-            let Participation { rank, pair, members, .. } = self.participation;
+            let Participation { host, options, rank, pair, members, .. } = self.participation;
             let peers = || (0..members.len()).filter(|q| *q != rank && pair.is_none_or(|pair| pair == *q));
-            let late = peers().find(|q| self.progress(*q) < end).or_else(|| peers().next());
-            if let Some(q) = late {
-                watch.look_around(q, self.count_at(end))?;
+            match peers().find(|q| self.progress(*q) < end) {
+                Some(q) => watch.look_around(q, self.count_at(end))?,
+                // All others are done: this rank's own device is what is waited for.
+                None => {
+                    host.aborted()?;
+                    host.control.rank(host.rank).sign();
+                    if alone.get_or_insert_with(Instant::now).elapsed() >= options.deadline {
+                        let seconds = options.deadline.as_secs_f64();
+                        let report = format!(
+                            "its device has not ended its part of the call {seconds:.1} s after all others had ended theirs"
+                        );
+                        return Err(CollectiveError::Missing { rank: members[rank], report });
+                    }
+                }
             }
             let [min, max] = MOVER_NAP;
             std::thread::sleep((since.elapsed() / 16).clamp(min, max));

@@ -123,7 +123,9 @@ impl<'a> Watch<'a> {
         let peer = host.control.rank(members[q]);
         // What a rank of another host has sent before it left may still be under way.
         let may_arrive = peer.is_done() && !host.ranks.contains(&members[q]);
-        if peer.life.load(Ordering::Acquire) == Life::LEFT && !may_arrive {
+        // One that has done its part may leave.
+        let is_behind = (self.participation.slot(q).counter().wrapping_sub(until) as i32) < 0;
+        if is_behind && peer.life.load(Ordering::Acquire) == Life::LEFT && !may_arrive {
             return Err(CollectiveError::Left { rank: members[q], report: self.report(wait).1 });
         }
         if self.waited >= options.deadline {

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use phalanx_simd::Isa;
+use phalanx_tensor::operations::{BiasGradient, InputGradient, WeightGradient};
 use phalanx_tensor::{
     Category, CrossEntropy, DType, Device, IGNORED, Layout, Tensor, View, VocabularyLoss,
     VocabularyStatistics, Weight, logits_stride, vocabulary_blocks,
@@ -201,10 +202,12 @@ fn run(device: &Device, case: Case, inputs: &Inputs, numbers: CrossEntropy, trai
                 let add = accumulate || start > 0;
                 let w = Weight { matrix: part.w.view(), layout };
                 let dx = dx.view_mut().range(flat.clone()).reshape([range.len(), hidden]);
-                device.linear_input_gradient(to.as_view(), w, dx, index > 0);
-                device.linear_weight_gradient(x, to.as_view(), part.dw.view_mut(), layout, add);
+                let (dy, padded) = (to.as_view(), true);
+                device.run(InputGradient { dy, padded, w, dx, accumulate: index > 0 });
+                let dw = part.dw.view_mut();
+                device.run(WeightGradient { x, dy, padded, dw, layout, accumulate: add });
                 if let Some(db) = &mut part.db {
-                    device.bias_gradient(to.as_view(), db.view_mut(), add);
+                    device.run(BiasGradient { dy, padded, db: db.view_mut(), accumulate: add });
                 }
             }
         }

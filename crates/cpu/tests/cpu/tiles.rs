@@ -11,8 +11,9 @@ use crate::oracle::{
 };
 
 /// (rows, in, out): whole panels; tails of every dimension, of less and more than a tile; one row, column and step; more
-/// than a block of the inner dimension, with and without scratch for its sums; more than a task.
-const SHAPES: [[usize; 3]; 11] = [
+/// than a block of the inner dimension, with and without scratch for its sums; more than a task; a right operand that exceeds the L2 cache's
+/// part, with one block of the inner dimension and with two.
+const SHAPES: [[usize; 3]; 13] = [
     [64, 64, 96],
     [32, 33, 32],
     [47, 64, 32],
@@ -24,6 +25,8 @@ const SHAPES: [[usize; 3]; 11] = [
     [40, 600, 70],
     [20, 2100, 36],
     [515, 65, 70],
+    [400, 512, 330],
+    [130, 2200, 80],
 ];
 
 const LAYOUTS: [Layout; 2] = [Layout::InOut, Layout::OutIn];

@@ -1,6 +1,7 @@
 //! Matrix products of linear layers, in both layouts of the weight, with their epilogues.
 
 use phalanx_tensor::arguments::{Epilogue, Gelu, Layout, Weight, logits_stride};
+use phalanx_tensor::operations::{BiasGradient, InputGradient, WeightGradient};
 use phalanx_tensor::{DType, Device, Tensor};
 
 use super::bench::{Bench, FLOATS, numbers, random, read, tensor, tolerance};
@@ -69,9 +70,10 @@ pub(super) fn gradients_of_linear(bench: &Bench) {
                         let mut dw = weight(device, gradient, layout, [inner, out]);
                         let mut db = random(device, gradient, &[out], 5);
                         let w = Weight { matrix: w.view(), layout };
-                        device.linear_input_gradient(dy.view(), w, dx.view_mut(), accumulate);
-                        device.linear_weight_gradient(x.view(), dy.view(), dw.view_mut(), layout, accumulate);
-                        device.bias_gradient(dy.view(), db.view_mut(), accumulate);
+                        let (padded, x, dy) = (accumulate, x.view(), dy.view());
+                        device.run(InputGradient { dy, padded, w, dx: dx.view_mut(), accumulate });
+                        device.run(WeightGradient { x, dy, padded, dw: dw.view_mut(), layout, accumulate });
+                        device.run(BiasGradient { dy, padded, db: db.view_mut(), accumulate });
                         let all = [("dx", &dx), ("dw", &dw), ("db", &db)];
                         all.map(|(name, x)| (name, read(device, x.view()))).into()
                     });

@@ -3,7 +3,7 @@
 use phalanx_trace::Site;
 
 use super::{gradient, same};
-use crate::arguments::{Epilogue, Gelu, Layout, Weight, holds_rows};
+use crate::arguments::{Epilogue, Gelu, Layout, Weight, logits_stride};
 use crate::device::Device;
 use crate::operation::{Describe, Price, operation};
 use crate::operations::family::family;
@@ -104,8 +104,10 @@ impl Describe for LinearGelu<'_> {
 operation! {
     /// `dx (+)= dy · wᵀ`.
     InputGradient {
-        /// `[.., out]`, or `[.., logits_stride(out)]`: rows with the padding of logits, which is zeros.
+        /// `[.., out]`; where `padded`, `[.., logits_stride(out)]`: rows with the padding of logits, which is zeros.
         dy: View<'a>,
+        /// Whether rows of `dy` are padded.
+        padded: bool,
         /// `[in, out]`, by its layout.
         w: Weight<'a>,
         /// `[.., in]`
@@ -119,16 +121,16 @@ impl Describe for InputGradient<'_> {
     const NAME: &'static str = "linear_input_gradient";
 
     fn check(&self) {
-        let InputGradient { dy, w, dx, .. } = self;
-        let [rows, out] = dy.shape().rows_cols();
-        let [inner, w_out] = w.in_out();
-        assert!(holds_rows(out, w_out), "dx of {dy:?} · {w:?}");
+        let InputGradient { dy, padded, w, dx, .. } = self;
+        let [rows, stride] = dy.shape().rows_cols();
+        let [inner, out] = w.in_out();
+        assert_eq!(stride, row_of(out, *padded), "dx of {dy:?} · {w:?}");
         assert_eq!([rows, inner], dx.shape().rows_cols(), "dx of {dy:?} · {w:?} -> {dx:?}");
         same(&[dy.dtype(), w.matrix.dtype(), dx.dtype()]);
     }
 
     fn price(&self) -> Price {
-        let InputGradient { dy, w, dx, accumulate } = self;
+        let InputGradient { dy, w, dx, accumulate, .. } = self;
         let bytes = dy.bytes() + w.matrix.bytes() + dx.bytes() * (1 + *accumulate as usize);
         Price::product(dy.dtype(), product_flops(dx.shape().rows_cols()[0], *w), bytes)
     }
@@ -150,8 +152,10 @@ operation! {
     WeightGradient {
         /// `[.., in]`
         x: View<'a>,
-        /// `[.., out]`, or with padding as that of [`InputGradient`].
+        /// `[.., out]`; where `padded`, as that of [`InputGradient`].
         dy: View<'a>,
+        /// Whether rows of `dy` are padded.
+        padded: bool,
         /// `[in, out]`, by its layout.
         dw: ViewMut<'a>,
         /// The layout of `dw`.
@@ -165,11 +169,11 @@ impl Describe for WeightGradient<'_> {
     const NAME: &'static str = "linear_weight_gradient";
 
     fn check(&self) {
-        let WeightGradient { x, dy, dw, layout, .. } = self;
+        let WeightGradient { x, dy, padded, dw, layout, .. } = self;
         let [rows, inner] = x.shape().rows_cols();
-        let [dy_rows, out] = dy.shape().rows_cols();
-        let [dw_inner, dw_out] = layout.in_out(dw.dims());
-        assert!(holds_rows(out, dw_out), "dw of {x:?}, {dy:?} -> {dw:?}");
+        let [dy_rows, stride] = dy.shape().rows_cols();
+        let [dw_inner, out] = layout.in_out(dw.dims());
+        assert_eq!(stride, row_of(out, *padded), "dw of {x:?}, {dy:?} -> {dw:?}");
         assert_eq!((dy_rows, dw_inner), (rows, inner), "dw of {x:?}, {dy:?} -> {dw:?}");
         same(&[x.dtype(), dy.dtype()]);
         gradient(dw, x.dtype());
@@ -197,8 +201,10 @@ impl Describe for WeightGradient<'_> {
 operation! {
     /// `db (+)= sum over rows of dy`.
     BiasGradient {
-        /// `[.., out]`, or with padding as that of [`InputGradient`].
+        /// `[.., out]`; where `padded`, as that of [`InputGradient`].
         dy: View<'a>,
+        /// Whether rows of `dy` are padded.
+        padded: bool,
         /// `[out]`
         db: ViewMut<'a>,
         /// Whether `db` is added to.
@@ -210,8 +216,8 @@ impl Describe for BiasGradient<'_> {
     const NAME: &'static str = "bias_gradient";
 
     fn check(&self) {
-        let BiasGradient { dy, db, .. } = self;
-        assert!(holds_rows(dy.shape().rows_cols()[1], db.elements()), "db of {dy:?} -> {db:?}");
+        let BiasGradient { dy, padded, db, .. } = self;
+        assert_eq!(dy.shape().rows_cols()[1], row_of(db.elements(), *padded), "db of {dy:?} -> {db:?}");
         gradient(db, dy.dtype());
     }
 
@@ -248,20 +254,25 @@ impl Device {
     /// `dx (+)= dy · wᵀ`; dy `[.., out]`, dx `[.., in]`.
     #[track_caller]
     pub fn linear_input_gradient(&self, dy: View, w: Weight, dx: ViewMut, accumulate: bool) {
-        self.run(InputGradient { dy, w, dx, accumulate });
+        self.run(InputGradient { dy, padded: false, w, dx, accumulate });
     }
 
     /// `dw (+)= xᵀ · dy`; x `[.., in]`, dy `[.., out]`, dw in the layout given.
     #[track_caller]
     pub fn linear_weight_gradient(&self, x: View, dy: View, dw: ViewMut, layout: Layout, accumulate: bool) {
-        self.run(WeightGradient { x, dy, dw, layout, accumulate });
+        self.run(WeightGradient { x, dy, padded: false, dw, layout, accumulate });
     }
 
     /// `db (+)= sum over rows of dy`; dy `[.., out]`, db `[out]`.
     #[track_caller]
     pub fn bias_gradient(&self, dy: View, db: ViewMut, accumulate: bool) {
-        self.run(BiasGradient { dy, db, accumulate });
+        self.run(BiasGradient { dy, padded: false, db, accumulate });
     }
+}
+
+/// Elements of a row of `columns` derivatives.
+fn row_of(columns: usize, padded: bool) -> usize {
+    if padded { logits_stride(columns) } else { columns }
 }
 
 #[track_caller]
