@@ -99,6 +99,10 @@ fn decide_communication(
     match (asked, missing) {
         // One rank has nobody to exchange data with.
         (Communication::Auto, _) if world == 1 => Ok(String::new()),
+        // A library that was named is wanted.
+        (Communication::Auto, Some(wrong)) if runs && found.nccl.is_err() && ranks_here <= cards => {
+            bail!("{wrong}; or set device.communication = \"host\"")
+        }
         (Communication::Nccl, Some(missing)) if runs => {
             bail!(
                 "device.communication = \"nccl\": {missing}; or leave it out: ranks then exchange data through host memory"
