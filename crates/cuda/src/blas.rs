@@ -7,14 +7,14 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::ffi::{c_int, c_void};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
 use cudarc::driver::sys::CUstream;
 use libloading::Library;
 use phalanx_tensor::DType;
 
-use crate::compiler::TOOLKITS;
+use crate::compiler::candidates;
 use crate::error::Error;
 
 /// Names that the dynamic loader is asked for.
@@ -382,20 +382,9 @@ struct Opened {
 
 /// The first library that can be used; a `place` that was given must have one.
 fn find(place: Option<&Path>) -> Result<Option<Opened>, Error> {
-    match (candidates(place).iter().find_map(|path| open(path)), place) {
+    match (candidates(&NAMES, place).iter().find_map(|path| open(path)), place) {
         (None, Some(place)) => Err(Error::NoBlas { place: place.to_path_buf() }),
         (found, _) => Ok(found),
-    }
-}
-
-fn candidates(place: Option<&Path>) -> Vec<PathBuf> {
-    match place {
-        None => {
-            let toolkits = TOOLKITS.iter().flat_map(|folder| NAMES.map(|name| Path::new(folder).join(name)));
-            NAMES.iter().map(PathBuf::from).chain(toolkits).collect()
-        }
-        Some(file) if file.is_file() => vec![file.to_path_buf()],
-        Some(folder) => NAMES.iter().map(|name| folder.join(name)).collect(),
     }
 }
 

@@ -16,7 +16,20 @@ type NvrtcProgram = *mut c_void;
 type NvrtcResult = c_int;
 
 /// Folders in which the CUDA toolkit is where the dynamic loader does not look.
-pub(crate) const TOOLKITS: [&str; 2] = ["/usr/local/cuda/lib64", "/opt/cuda/lib64"];
+const TOOLKITS: [&str; 2] = ["/usr/local/cuda/lib64", "/opt/cuda/lib64"];
+
+/// Where a library of one of these names may be: in `place`, a file or a folder; else where the dynamic loader looks, and the toolkits.
+pub(crate) fn candidates(names: &[&str], place: Option<&Path>) -> Vec<PathBuf> {
+    let within = |folder: &Path| names.iter().map(|name| folder.join(name)).collect::<Vec<_>>();
+    match place {
+        None => {
+            let toolkits = TOOLKITS.iter().flat_map(|folder| within(Path::new(folder)));
+            names.iter().map(PathBuf::from).chain(toolkits).collect()
+        }
+        Some(file) if file.is_file() => vec![file.to_path_buf()],
+        Some(folder) => within(folder),
+    }
+}
 
 /// Names that the dynamic loader is asked for.
 const NAMES: [&str; 3] = ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"];
@@ -51,15 +64,7 @@ impl Compiler {
     /// # Errors
     /// [`Error::NoCompiler`] and [`Error::UnusableCompiler`].
     pub fn load(place: Option<&Path>) -> Result<Compiler, Error> {
-        let candidates: Vec<PathBuf> = match place {
-            None => {
-                let toolkits =
-                    TOOLKITS.iter().flat_map(|folder| NAMES.map(|name| Path::new(folder).join(name)));
-                NAMES.iter().map(PathBuf::from).chain(toolkits).collect()
-            }
-            Some(file) if file.is_file() => vec![file.to_path_buf()],
-            Some(folder) => NAMES.iter().map(|name| folder.join(name)).collect(),
-        };
+        let candidates = candidates(&NAMES, place);
         for candidate in &candidates {
             // SAFETY: NVRTC's initialisers have no requirements.
             if let Ok(library) = unsafe { Library::new(candidate) } {

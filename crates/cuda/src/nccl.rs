@@ -4,7 +4,7 @@
 //! has not finished says so, and [`Communicator::poll`] tells when it has, so that a rank that waits can end when another one has failed.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use cudarc::driver::sys::CUstream;
 use libloading::Library;
 use phalanx_tensor::links::{INVITATION_BYTES, Invitation};
 
-use crate::compiler::TOOLKITS;
+use crate::compiler::candidates;
 use crate::error::Error;
 
 /// What is missing where ranks are to communicate between cards.
@@ -336,20 +336,9 @@ struct Opened {
 
 /// The first library that can be used; a `place` that was given must have one.
 fn find(place: Option<&Path>) -> Result<Option<Opened>, Error> {
-    match (candidates(place).iter().find_map(|path| open(path)), place) {
+    match (candidates(&NAMES, place).iter().find_map(|path| open(path)), place) {
         (None, Some(place)) => Err(Error::NoNccl { place: place.to_path_buf() }),
         (found, _) => Ok(found),
-    }
-}
-
-fn candidates(place: Option<&Path>) -> Vec<PathBuf> {
-    match place {
-        None => {
-            let toolkits = TOOLKITS.iter().flat_map(|folder| NAMES.map(|name| Path::new(folder).join(name)));
-            NAMES.iter().map(PathBuf::from).chain(toolkits).collect()
-        }
-        Some(file) if file.is_file() => vec![file.to_path_buf()],
-        Some(folder) => NAMES.iter().map(|name| folder.join(name)).collect(),
     }
 }
 
