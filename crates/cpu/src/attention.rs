@@ -11,6 +11,7 @@ use std::ops::Range;
 
 use phalanx_simd::{Isa, Lanes, lanes, vectorized};
 use phalanx_tensor::arguments::{Dropout, Heads};
+use phalanx_tensor::operations::AttentionCached;
 use phalanx_tensor::{View, ViewMut};
 
 use crate::Cpu;
@@ -224,15 +225,11 @@ pub(crate) fn attention(
 }
 
 /// Stores k and v of `qkv` `[batch, new, 3 * hidden]` in rows `past ..` of `cache` `[batch, capacity, 2 * hidden]`;
-/// out `[batch, new, hidden]` (overwritten) is the attention of these rows over all rows of the cache so far.
-pub(crate) fn attention_cached(
-    cpu: &Cpu,
-    qkv: View,
-    heads: Heads,
-    past: usize,
-    mut cache: ViewMut,
-    out: ViewMut,
-) {
+/// out `[batch, new, hidden]` (overwritten) is the attention of these rows over all rows of the cache so far; `[1, 1,
+/// hidden]` is that of the last one.
+pub(crate) fn attention_cached(cpu: &Cpu, operation: AttentionCached) {
+    let (queries, before) = operation.queries();
+    let AttentionCached { qkv, heads, past, mut cache, out } = operation;
     let e = Extents::new(qkv.dims(), heads, None);
     let [_, capacity, _] = cache.dims();
     let part = bytes(&qkv).len() / (e.batch * e.seq * 3);
@@ -245,10 +242,10 @@ pub(crate) fn attention_cached(
     let forward = Forward {
         isa: cpu.isa,
         packing: Packing::of(cpu.isa, qkv.dtype()),
-        e,
-        queries: Matrix::of(&qkv),
+        e: Extents::new(queries.dims(), heads, None),
+        queries: Matrix::of(&queries),
         keys: Keys { matrix: Matrix::of(&cache.as_view()), e: Extents { seq: capacity, ..e }, part: 0 },
-        past,
+        past: before,
         keep: None,
         out: Results::new(&out),
         log_sum_exp: None,

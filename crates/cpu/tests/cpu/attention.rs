@@ -424,8 +424,22 @@ fn cached_attention_has_the_bits_of_the_whole() {
                 let cached = cached(&device, case, &qkv, prompt);
                 assert!(same_bits(&cached, &whole), "{case:?}: {prompt} rows at once, then one at a time");
             }
+            let last = last_row(&device, case, &qkv[..case.seq * 3 * case.hidden()]);
+            let end = case.seq * case.hidden();
+            assert!(same_bits(&last, &whole[end - case.hidden()..end]), "{case:?}: the last row");
         }
     }
+}
+
+/// out of the last row of one sample, of which nothing is in the cache.
+fn last_row(device: &Device, case: Case, qkv: &[f32]) -> Vec<f32> {
+    let Case { seq, dtype, .. } = case;
+    let hidden = case.hidden();
+    let qkv = stored(device, dtype, [1, seq, 3 * hidden], qkv);
+    let mut cache = poisoned(device, dtype, [1, seq, 2 * hidden]);
+    let mut out = poisoned(device, dtype, [1, 1, hidden]);
+    device.attention_cached(qkv.view(), case.heads(), 0, cache.view_mut(), out.view_mut());
+    read(device, &out)
 }
 
 /// out of all rows: the first `prompt` at once, the others one at a time, with room for three more.
