@@ -160,7 +160,7 @@ fn across(
     let team = Team::new(met.plane, met.address, secret, between)?;
     let mut team = team.with_starters(helpers.clone());
     let ended = train_with(args, environment, signals, output, Some(&mut team), helpers);
-    team.finish(*ended.as_ref().unwrap_or(&1));
+    team.finish(&ended);
     ended
 }
 
