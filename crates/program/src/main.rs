@@ -28,6 +28,7 @@ mod fit;
 mod flight;
 mod foreign_keys;
 mod hosts;
+mod kept_kernels;
 mod keys;
 mod launch;
 mod launch_args;

@@ -35,7 +35,7 @@ const MAY_IMPORT: [(&str, &str); 30] = [
     ("data", "random files"),
     (
         "train",
-        "trace random host plan tensor cpu collectives layers optim parallel models checkpoint \
+        "trace random host plan simd tensor cpu collectives layers optim parallel models checkpoint \
          data files",
     ),
     ("baselines", "trace plan tensor cpu collectives layers optim checkpoint train"),
