@@ -16,7 +16,7 @@ use phalanx_simulated::SimulatedFactory;
 use phalanx_tensor::{Arena, DType, Device, DeviceFactory, DeviceRequest, Kernels};
 use phalanx_train::config::{DeviceChoice, DeviceConfig, KernelChoice, KernelSet, PrecisionConfig, Products};
 
-use crate::kept_kernels::HostKernels;
+use crate::host_kernels::HostKernels;
 use crate::network_args::NetworkArgs;
 
 /// Instruction set of the kernels: `portable`, `avx2`, `avx512` or `avx512bf16`, without tile registers; or tile registers for
@@ -211,8 +211,8 @@ impl Environment {
     /// The same for a job of several hosts: with the fastest kernels that all of them have and nobody's environment excludes.
     pub fn on_hosts(self, hosts: impl Iterator<Item = HostKernels>) -> Environment {
         hosts.fold(self, |own, host| Environment {
-            uses: host.uses.set().map_or(own.uses, |uses| own.uses.common(uses)),
-            has: host.has.set().map_or(own.has, |has| own.has.common(has)),
+            uses: host.uses.set().map_or(own.uses, |uses| own.uses.that_both_have(uses)),
+            has: host.has.set().map_or(own.has, |has| own.has.that_both_have(has)),
             ..own
         })
     }

@@ -3,39 +3,18 @@
 use phalanx_launch::HostInfo;
 use phalanx_train::RunConfig;
 use phalanx_train::config::{KernelChoice, KernelSet};
-use serde::{Deserialize, Serialize};
 
 use crate::environment::Environment;
+use crate::host_kernels::HostKernels;
 use crate::user_config::UserConfig;
 
 /// The key under which a run records its kernels.
 const KEY: &str = "device.kernels";
 
-/// The kernels of one host.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct HostKernels {
-    /// Those that its ranks would use by themselves.
-    pub uses: KernelChoice,
-    /// The best that its processor has.
-    pub has: KernelChoice,
-}
-
-impl HostKernels {
-    /// What a host has said of itself.
-    fn of(host: &HostInfo) -> Option<HostKernels> {
-        serde_json::from_str(&host.about).ok()
-    }
-
-    /// The text by which a host says it.
-    pub fn to_text(self) -> String {
-        serde_json::to_string(&self).unwrap_or_default()
-    }
-}
-
 /// The environment of a job on `hosts`, whose ranks all compute with the same kernels; and a line for the user where some
 /// could use faster ones.
 pub fn on_hosts(own: Environment, hosts: &[HostInfo]) -> (Environment, Option<String>) {
-    let common = own.on_hosts(hosts.iter().filter_map(HostKernels::of));
+    let shared = own.on_hosts(hosts.iter().filter_map(HostKernels::of));
     let mut first = 0;
     let mut differing = Vec::new();
     for host in hosts {
@@ -45,12 +24,12 @@ pub fn on_hosts(own: Environment, hosts: &[HostInfo]) -> (Environment, Option<St
         };
         first += host.ranks;
         if let Some(uses) = HostKernels::of(host).and_then(|said| said.uses.set())
-            && uses != common.kernels()
+            && uses != shared.kernels()
         {
             differing.push(format!("{ranks} on {} ({})", host.name, uses.name()));
         }
     }
-    let all = common.kernels().name();
+    let all = shared.kernels().name();
     let line = (!differing.is_empty()).then(|| {
         format!(
             "all ranks compute with the kernels {all}, which the processors of all hosts have, so that their results agree; by \
@@ -58,7 +37,7 @@ pub fn on_hosts(own: Environment, hosts: &[HostInfo]) -> (Environment, Option<St
             differing.join(", ")
         )
     });
-    (common, line)
+    (shared, line)
 }
 
 /// Keeps the kernels that a run has recorded, where they can be used. `is_said`: the user gave the key for this resume. Returns

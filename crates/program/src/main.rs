@@ -27,6 +27,7 @@ mod final_report;
 mod fit;
 mod flight;
 mod foreign_keys;
+mod host_kernels;
 mod hosts;
 mod kept_kernels;
 mod keys;

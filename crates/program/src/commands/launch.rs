@@ -83,7 +83,7 @@ fn meet_and_train(
     if args.train.show() == Show::Progress {
         note(&team.describe());
     }
-    let environment = team.common_kernels(environment);
+    let environment = team.kernels_of_all(environment);
     let ended = train_with(&train, environment, signals, output, Some(&mut team), None);
     // The run has ended on this host; the others report the same end with the same code.
     team.finish(match &ended {

@@ -160,7 +160,7 @@ fn across(
     let between = Between { wire, plaintext, streams: args.network.streams() };
     let team = Team::new(met.plane, met.address, secret, between)?;
     let mut team = team.with_starters(helpers.clone());
-    let environment = team.common_kernels(environment);
+    let environment = team.kernels_of_all(environment);
     let ended = train_with(args, environment, signals, output, Some(&mut team), helpers);
     team.finish(*ended.as_ref().unwrap_or(&1));
     ended

@@ -10,7 +10,7 @@ use phalanx_collectives::secure::{Protection, Secret};
 use phalanx_host::cores::{boot_id, host_name};
 use phalanx_launch::{Introduction, Meeting, Met, connect, create_secret, read_secret};
 
-use crate::kept_kernels::HostKernels;
+use crate::host_kernels::HostKernels;
 use crate::output::{note, print_line};
 
 /// Where the job's secret comes from.

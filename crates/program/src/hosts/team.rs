@@ -84,10 +84,10 @@ impl Team {
 
     /// The environment of this job, whose ranks all compute with kernels that the processors of all hosts have. Says so where
     /// some host could use others.
-    pub fn common_kernels(&self, own: Environment) -> Environment {
-        let (common, line) = kept_kernels::on_hosts(own, &self.capacity);
+    pub fn kernels_of_all(&self, own: Environment) -> Environment {
+        let (shared, line) = kept_kernels::on_hosts(own, &self.capacity);
         line.iter().for_each(|line| note(line));
-        common
+        shared
     }
 
     /// The hosts in words: `4 ranks on 2 hosts: node1 (2), node2 (2)`.

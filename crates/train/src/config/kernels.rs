@@ -65,7 +65,7 @@ impl KernelSet {
 
     /// What a processor with these kernels and one with `other` both have.
     #[must_use]
-    pub fn common(self, other: KernelSet) -> KernelSet {
+    pub fn that_both_have(self, other: KernelSet) -> KernelSet {
         let tiles = if self.tiles == other.tiles { self.tiles } else { None };
         KernelSet { isa: self.isa.min(other.isa), tiles }
     }
@@ -161,18 +161,18 @@ mod tests {
     }
 
     #[test]
-    fn what_two_processors_have_in_common_both_have() {
+    fn two_processors_compute_with_what_both_have() {
         let set = |word| match KernelChoice::named(word) {
             Some(KernelChoice::Set(set)) => set,
             _ => panic!("{word}"),
         };
-        for (a, b, common) in [
+        for (a, b, both) in [
             ("avx512bf16", "avx2", "avx2"),
             ("avx512+amx", "avx512bf16", "avx512"),
             ("avx512+amx", "avx512+amx", "avx512+amx"),
             ("avx512+amx", "avx2+amx-model", "avx2"),
         ] {
-            assert_eq!([set(a).common(set(b)), set(b).common(set(a))], [set(common); 2]);
+            assert_eq!([set(a).that_both_have(set(b)), set(b).that_both_have(set(a))], [set(both); 2]);
         }
         assert!(set("avx512+amx").same_bits(set("avx512+amx-model")));
         assert!(!set("avx512+amx").same_bits(set("avx512")));

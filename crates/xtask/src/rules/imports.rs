@@ -41,7 +41,7 @@ const MAY_IMPORT: [(&str, &str); 30] = [
     ("baselines", "trace plan tensor cpu collectives layers optim checkpoint train"),
     (
         "bench",
-        "trace random plan tensor cpu collectives layers optim parallel models checkpoint data \
+        "trace random plan simd tensor cpu collectives layers optim parallel models checkpoint data \
          files train baselines drawing",
     ),
     (
