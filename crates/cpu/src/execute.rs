@@ -91,7 +91,7 @@ impl Cpu {
                 attention::attention(self, extents, o.qkv, o.dropout, o.out, o.log_sum_exp);
             }
             Attentions::AttentionCached(o) => {
-                attention::attention_cached(self, o.qkv, o.heads, o.past, o.cache, o.out);
+                attention::attention_cached(self, o);
             }
             Attentions::AttentionBackward(o) => {
                 let extents = attention::Extents::new(o.qkv.dims(), o.heads, o.dropout);

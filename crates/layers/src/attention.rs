@@ -45,7 +45,8 @@ impl Layer for Attention {
         residual: Option<Activation>,
     ) -> Result<(Activation, Saved)> {
         if let Some(cache) = cx.cache {
-            return Ok((self.cached(cx, cache, &x, residual), Saved::new(())));
+            let [_, new, _] = x.dims();
+            return Ok((self.cached(cx, cache, &x, new, residual), Saved::new(())));
         }
         let [batch, seq, hidden3] = x.dims();
         let per_sample = self.all_heads * seq * seq;
@@ -66,6 +67,20 @@ impl Layer for Attention {
             }
         };
         Ok((y, Saved::new(SavedAttention { log_sum_exp, dropout }).with_input(x).with_output(out)))
+    }
+
+    fn last_row(
+        &self,
+        cx: &Context,
+        _: &[View],
+        x: Activation,
+        residual: Option<Activation>,
+    ) -> Result<Activation> {
+        let [_, seq, _] = x.dims();
+        Ok(match cx.cache {
+            Some(cache) => self.cached(cx, cache, &x, 1, residual),
+            None => self.cached(cx, &KeyValueCache::new(cx.device, seq), &x, 1, residual),
+        })
     }
 
     fn rebuild(&self) -> Option<&dyn Rebuild> {
@@ -93,16 +108,18 @@ impl Layer for Attention {
 }
 
 impl Attention {
-    /// Forward of the rows from `cx.first_row` on, over the keys and values in `cache` and their own.
+    /// Forward of all rows of `qkv`, which begins at `cx.first_row`, or of the last one, over the keys and values in `cache`
+    /// and its own.
     fn cached(
         &self,
         cx: &Context,
         cache: &KeyValueCache,
         qkv: &Activation,
+        rows: usize,
         residual: Option<Activation>,
     ) -> Activation {
-        let [batch, new, hidden3] = qkv.dims();
-        let mut out = cx.activation([batch, new, hidden3 / 3], "attention.out");
+        let [batch, _, hidden3] = qkv.dims();
+        let mut out = cx.activation([batch, rows, hidden3 / 3], "attention.out");
         cache.attend(&self.name, self.heads, cx.first_row, qkv.view(), out.view_mut());
         add_residual(cx, out, residual)
     }

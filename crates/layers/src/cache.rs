@@ -20,7 +20,7 @@ impl KeyValueCache {
     }
 
     /// Attention of the positions `past ..` over all positions so far; stores their keys and values.
-    /// qkv: `[1, new, 3 * hidden]`, out: `[1, new, hidden]`
+    /// qkv: `[1, new, 3 * hidden]`, out: `[1, new, hidden]`, or `[1, 1, hidden]` for the last position only
     pub(crate) fn attend(&self, layer: &str, heads: Heads, past: usize, qkv: View, out: ViewMut) {
         let [_, _, hidden3] = qkv.dims();
         let mut layers = self.layers.lock().unwrap_or_else(PoisonError::into_inner);

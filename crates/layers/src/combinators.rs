@@ -11,7 +11,7 @@ use phalanx_tensor::View;
 
 use crate::activation::Activation;
 use crate::failure::Result;
-use crate::layer::{Context, Gradient, Layer, ParameterSpec, Rebuild, add_residual};
+use crate::layer::{Context, Gradient, Layer, ParameterSpec, Rebuild, add_residual, last_row_of};
 use crate::saved::{Deferred, Saved, Shared, restore, restore_mut};
 
 /// One layer after another. Parameters are those of the layers, in order.
@@ -122,6 +122,30 @@ impl Layer for Sequence {
         Ok((y, Saved::new(SavedSequence { layers })))
     }
 
+    fn is_row_wise(&self) -> bool {
+        self.layers.iter().all(|part| part.layer.is_row_wise())
+    }
+
+    /// All rows up to the last layer that mixes rows, and one row from there on.
+    fn last_row(
+        &self,
+        cx: &Context,
+        parameters: &[View],
+        mut x: Activation,
+        mut residual: Option<Activation>,
+    ) -> Result<Activation> {
+        let mixing = self.layers.iter().rposition(|part| !part.layer.is_row_wise()).unwrap_or(0);
+        for (i, part) in self.layers.iter().enumerate() {
+            let own = &parameters[part.parameters.clone()];
+            let residual = if i + 1 == self.layers.len() { residual.take() } else { None };
+            x = match i < mixing {
+                true => part.layer.forward(cx, own, x, None)?.0,
+                false => part.layer.last_row(cx, own, x, residual)?,
+            };
+        }
+        Ok(x)
+    }
+
     fn save(&self, cx: &Context, parameters: &[View], x: Activation) -> Result<Saved> {
         let (x, mut layers) = self.forward_to_last(cx, parameters, x)?;
         let last = &self.layers[self.layers.len() - 1];
@@ -216,6 +240,22 @@ impl<L: Layer> Layer for Residual<L> {
     ) -> Result<(Activation, Saved)> {
         let (y, saved) = self.0.forward(cx, parameters, x.clone(), Some(x))?;
         Ok((with_outer(cx, y, residual), saved))
+    }
+
+    fn is_row_wise(&self) -> bool {
+        self.0.is_row_wise()
+    }
+
+    fn last_row(
+        &self,
+        cx: &Context,
+        parameters: &[View],
+        x: Activation,
+        residual: Option<Activation>,
+    ) -> Result<Activation> {
+        let own = last_row_of(cx, x.clone());
+        let y = self.0.last_row(cx, parameters, x, Some(own))?;
+        Ok(with_outer(cx, y, residual))
     }
 
     /// The addition itself saves nothing.

@@ -68,6 +68,10 @@ impl<L: Layer> Layer for Dropped<L> {
         self.layer.parameters()
     }
 
+    fn is_row_wise(&self) -> bool {
+        self.layer.is_row_wise()
+    }
+
     fn forward(
         &self,
         cx: &Context,

@@ -46,6 +46,10 @@ impl<F: RowFunction> Layer for OnEachRow<F> {
         self.0.parameters()
     }
 
+    fn is_row_wise(&self) -> bool {
+        true
+    }
+
     /// x: `[batch, seq, hidden]` -> y: the same
     fn forward(
         &self,

@@ -185,6 +185,33 @@ pub trait Layer: Send + Sync {
         residual: Option<Activation>,
     ) -> Result<(Activation, Saved)>;
 
+    /// Whether each row of the output depends on the same row of the input alone.
+    fn is_row_wise(&self) -> bool {
+        false
+    }
+
+    /// The last row of the output of one sample, `[1, 1, width]`, with the bits of `forward`; `residual` has that row
+    /// only. For sampling, which reads no other. By default, a layer that is not row-wise computes all rows.
+    ///
+    /// # Errors
+    /// The errors of `forward`.
+    fn last_row(
+        &self,
+        cx: &Context,
+        parameters: &[View],
+        x: Activation,
+        residual: Option<Activation>,
+    ) -> Result<Activation> {
+        if self.is_row_wise() {
+            return Ok(self.forward(cx, parameters, last_row_of(cx, x), residual)?.0);
+        }
+        let (y, _) = self.forward(cx, parameters, x, None)?;
+        Ok(match residual {
+            None => last_row_of(cx, y),
+            Some(_) => add_residual(cx, copy_of_last_row(cx, &y), residual),
+        })
+    }
+
     /// What forward saves, for a backward that begins by running forward again. A layer may skip work that only the
     /// output needs.
     ///
@@ -277,6 +304,20 @@ impl Layer for Box<dyn Layer> {
         (**self).forward(cx, parameters, x, residual)
     }
 
+    fn is_row_wise(&self) -> bool {
+        (**self).is_row_wise()
+    }
+
+    fn last_row(
+        &self,
+        cx: &Context,
+        parameters: &[View],
+        x: Activation,
+        residual: Option<Activation>,
+    ) -> Result<Activation> {
+        (**self).last_row(cx, parameters, x, residual)
+    }
+
     fn save(&self, cx: &Context, parameters: &[View], x: Activation) -> Result<Saved> {
         (**self).save(cx, parameters, x)
     }
@@ -332,6 +373,22 @@ pub trait Rebuild {
     /// # Errors
     /// The errors of `forward`.
     fn output(&self, cx: &Context, parameters: &[View], saved: &mut Saved) -> Result<Activation>;
+}
+
+/// The last row of x `[1, rows, columns]`; x itself if it has one row.
+pub(crate) fn last_row_of(cx: &Context, x: Activation) -> Activation {
+    match x.dims() {
+        [1, 1, _] => x,
+        _ => Arc::new(copy_of_last_row(cx, &x)),
+    }
+}
+
+fn copy_of_last_row(cx: &Context, x: &Tensor) -> Tensor {
+    let [samples, rows, columns] = x.dims();
+    assert_eq!(samples, 1, "the last row of one sample");
+    let mut last = cx.activation([1, 1, columns], "last_row");
+    cx.device.copy(x.view().range((rows - 1) * columns..rows * columns), last.view_mut());
+    last
 }
 
 /// Memory for `residual + f`: the residual's own memory when nothing else holds it, otherwise a copy; new memory

@@ -34,6 +34,10 @@ impl Layer for LayerNorm {
         vec![vector("weight", Init::Ones), vector("bias", Init::Zeros)]
     }
 
+    fn is_row_wise(&self) -> bool {
+        true
+    }
+
     /// x: `[batch, seq, hidden]` -> y: the same
     fn forward(
         &self,

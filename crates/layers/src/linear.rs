@@ -95,6 +95,10 @@ impl Layer for Linear {
         if self.bias { vec![weight, bias()] } else { vec![weight] }
     }
 
+    fn is_row_wise(&self) -> bool {
+        true
+    }
+
     /// x: `[batch, seq, in]` -> y: `[batch, seq, out]`
     fn forward(
         &self,

@@ -45,6 +45,10 @@ impl Layer for LinearGelu {
         self.linear.parameters()
     }
 
+    fn is_row_wise(&self) -> bool {
+        true
+    }
+
     /// x: `[batch, seq, in]` -> y: `[batch, seq, out]`
     fn forward(
         &self,

@@ -317,7 +317,7 @@ impl Environment {
     /// # Errors
     /// When the system starts fewer threads.
     pub fn unplanned_device(self, threads: usize) -> Result<Device> {
-        Ok(Device::new(self.cpu(threads, Some(ProductMethod::Fma))?, Arena::heap()))
+        Ok(Device::new(self.cpu(threads, Some(ProductMethod::Fma))?, Arena::heap_that_keeps()))
     }
 }
 

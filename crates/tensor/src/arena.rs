@@ -5,13 +5,15 @@
 //! - *replaying*: the n-th allocation of a phase gets the n-th planned offset of one region (see
 //!   `replay`); an allocation that the plan did not foresee, or whose place still holds a live tensor,
 //!   is a bug and stops the run, naming both call sites;
-//! - *heap*: each allocation is its own zeroed memory, for tests and for programs without a plan;
+//! - *heap*: each allocation is its own memory, for tests and for programs without a plan; zeroed, or with what lies in
+//!   memory that was freed before;
 //! - *unplanned*: the first gap of one region that is large enough (see `gaps`), for tests on devices that have
 //!   a memory of their own.
 //!
 //! On disk, offsets of one file are handed out in the same ways; there is no heap.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::collections::HashMap;
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -48,7 +50,8 @@ pub struct Arena {
 /// How an arena hands out memory.
 enum Backing {
     Recording(Arc<Recorder>),
-    Heap,
+    /// What was freed, by its bytes, where it is kept for later allocations.
+    Heap(Option<Mutex<Freed>>),
     Replaying {
         space: Space,
         replay: Mutex<Box<Replay>>,
@@ -59,6 +62,18 @@ enum Backing {
     },
     /// There is no such memory.
     Missing,
+}
+
+/// Memory of a heap that was freed and not given back to the system.
+#[derive(Default)]
+struct Freed(HashMap<usize, Vec<Address>>);
+
+impl Drop for Freed {
+    fn drop(&mut self) {
+        for (bytes, addresses) in self.0.drain() {
+            addresses.into_iter().for_each(|address| heap_free(address, bytes));
+        }
+    }
 }
 
 /// What an arena hands out ranges of.
@@ -106,7 +121,13 @@ impl Arena {
     /// The same for any memory that the host can address.
     pub fn heap_of(memory: Memory) -> Arc<Arena> {
         assert_ne!(memory, Memory::Disk, "there is no heap on disk");
-        Arena::new(memory, Backing::Heap)
+        Arena::new(memory, Backing::Heap(None))
+    }
+
+    /// Device memory; an allocation may take memory of the same size that was freed, with what lies in it. For work
+    /// that repeats: the system's pages are touched for the first time only once.
+    pub fn heap_that_keeps() -> Arc<Arena> {
+        Arena::new(Memory::Device, Backing::Heap(Some(Mutex::default())))
     }
 
     /// Device memory that replays `plan` over `region`, which must be at least `plan.arena_bytes` long.
@@ -162,7 +183,7 @@ impl Arena {
         or_stop(self.flights.check());
         match &self.backing {
             Backing::Recording(recorder) => recorder.begin(name),
-            Backing::Heap | Backing::Unplanned { .. } | Backing::Missing => {}
+            Backing::Heap(_) | Backing::Unplanned { .. } | Backing::Missing => {}
             Backing::Replaying { replay, .. } => follow(replay, |replay| replay.begin(name)),
         }
     }
@@ -247,7 +268,11 @@ impl Arena {
                 let id = recorder.alloc(self.memory, bytes as u64, category, name, site);
                 Allocation { address: Address::nowhere(id), bytes, slot, id }
             }
-            Backing::Heap => Allocation { address: Address::memory(heap_alloc(bytes)), bytes, slot, id: 0 },
+            Backing::Heap(freed) => {
+                let kept = freed.as_ref().and_then(|freed| lock(freed).0.get_mut(&bytes)?.pop());
+                let address = kept.unwrap_or_else(|| Address::memory(heap_alloc(bytes)));
+                Allocation { address, bytes, slot, id: 0 }
+            }
             Backing::Replaying { space, replay } => {
                 let (slot, id) = follow(replay, |replay| replay.take(&slot));
                 Allocation { address: space.address(slot.offset, bytes), bytes, slot, id }
@@ -290,7 +315,10 @@ impl Arena {
         self.flights.note_free(&range_of(allocation.address, allocation.bytes), name, site);
         match &self.backing {
             Backing::Recording(recorder) => recorder.free(self.memory, allocation.id),
-            Backing::Heap => heap_free(allocation),
+            Backing::Heap(None) => heap_free(allocation.address, allocation.bytes),
+            Backing::Heap(Some(freed)) => {
+                lock(freed).0.entry(allocation.bytes).or_default().push(allocation.address);
+            }
             Backing::Missing => {}
             Backing::Replaying { replay, .. } => lock(replay).free(&allocation.slot, allocation.id),
             Backing::Unplanned { gaps, .. } => {
@@ -332,9 +360,10 @@ fn heap_alloc(bytes: usize) -> NonNull<u8> {
     NonNull::new(unsafe { alloc_zeroed(layout) }).unwrap_or_else(|| handle_alloc_error(layout))
 }
 
-fn heap_free(allocation: &Allocation) {
-    if let Some(address) = allocation.address.real() {
-        // SAFETY: made by heap_alloc with the same layout, freed once by the Buffer that owned it.
-        unsafe { dealloc(address.as_ptr(), heap_layout(allocation.bytes)) };
+fn heap_free(address: Address, bytes: usize) {
+    if let Some(address) = address.real() {
+        // SAFETY: made by heap_alloc with the same layout; freed once: by the Buffer that owned it, or by `Freed`, which
+        // has it from there.
+        unsafe { dealloc(address.as_ptr(), heap_layout(bytes)) };
     }
 }

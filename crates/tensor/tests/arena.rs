@@ -39,6 +39,21 @@ fn replaying() -> Device {
     Device::new(Cpu::new(1), Arena::replaying(plan, region))
 }
 
+#[test]
+fn a_heap_that_keeps_gives_freed_memory_of_the_same_size_again() {
+    let device = Device::new(Cpu::new(1), Arena::heap_that_keeps());
+    let alloc = |elements: usize| device.alloc(DType::F32, [elements], Category::Activations, "x");
+    let mut first = alloc(3);
+    device.upload(&[1.0f32, 2.0, 3.0], first.view_mut());
+    let place = first.view().as_slice::<f32>().as_ptr();
+    drop(first);
+    let (other_size, again, next) = (alloc(4), alloc(3), alloc(3));
+    assert_eq!(again.view().as_slice::<f32>(), [1.0, 2.0, 3.0], "what lay there");
+    assert_eq!(again.view().as_slice::<f32>().as_ptr(), place);
+    assert_eq!(other_size.view().as_slice::<f32>(), [0.0; 4]);
+    assert_eq!(next.view().as_slice::<f32>(), [0.0; 3], "the memory of `again` is in use");
+}
+
 /// The text of the panic that stops `run`.
 #[track_caller]
 fn stopped<T>(run: impl FnOnce() -> T) -> String {

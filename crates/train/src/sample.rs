@@ -89,13 +89,26 @@ impl Generator {
         Growing { generator: self, length, shift: shift.clamp(1, self.positions), start: 0, cached: None }
     }
 
-    /// Logits of the token after `context`, `[vocab]`, computed without a cache.
+    /// Logits of the token after `context`, `[vocab]`, by the definition: without a cache, from all rows of each block.
     pub fn logits(&self, context: &[u32]) -> Vec<f32> {
-        self.forward(context, 0, None)
+        self.forward(context, 0, None, self.network.blocks.len())
     }
 
-    /// Logits of the token after `context`, whose first `past` tokens are in the cache.
-    fn forward(&self, context: &[u32], past: usize, cache: Option<&KeyValueCache>) -> Vec<f32> {
+    /// Logits of the token after `context`, whose first `past` tokens are in the cache. Only the last row of the last
+    /// block that mixes rows is read, so that no other is computed from there on.
+    fn next(&self, context: &[u32], past: usize, cache: Option<&KeyValueCache>) -> Vec<f32> {
+        let mixing = self.network.blocks.iter().rposition(|block| !block.layer.is_row_wise());
+        self.forward(context, past, cache, mixing.unwrap_or(0))
+    }
+
+    /// The same, with all rows of the first `all_rows` blocks, and the last row of the others.
+    fn forward(
+        &self,
+        context: &[u32],
+        past: usize,
+        cache: Option<&KeyValueCache>,
+        all_rows: usize,
+    ) -> Vec<f32> {
         let new = &context[past..];
         let whole = Context::new(&self.device, DType::F32, [1, context.len()]);
         let cx = Context { keep: false, first_row: past, cache, ..whole };
@@ -104,9 +117,13 @@ impl Generator {
         self.device.upload(new, tokens.view_mut());
         let views = |uses: &Vec<usize>| uses.iter().map(|p| self.parameters[*p].view()).collect::<Vec<_>>();
         let mut x = Arc::new(tokens);
-        for (block, uses) in self.network.blocks.iter().zip(&self.network.uses) {
-            (x, _) =
-                block.layer.forward(&cx, &views(uses), x, None).expect("a model on one rank does not fail");
+        for (i, (block, uses)) in self.network.blocks.iter().zip(&self.network.uses).enumerate() {
+            let uses = views(uses);
+            let y = match i < all_rows {
+                true => block.layer.forward(&cx, &uses, x, None).map(|(y, _)| y),
+                false => block.layer.last_row(&cx, &uses, x, None),
+            };
+            x = y.expect("a model on one rank does not fail");
         }
         let [_, rows, hidden] = x.dims();
         let last = x.view().range((rows - 1) * hidden..rows * hidden).reshape([1, hidden]);
@@ -143,12 +160,12 @@ impl Growing<'_> {
         let context = &tokens[self.start..];
         if self.cached.is_none() && context.len() == positions {
             // The next token moves all others: what a cache holds would be of no use.
-            return self.generator.logits(context);
+            return self.generator.next(context, 0, None);
         }
         let capacity = positions.min(self.length.max(tokens.len()) - self.start);
         let empty = || (KeyValueCache::new(&self.generator.device, capacity), 0);
         let (cache, past) = self.cached.get_or_insert_with(empty);
-        let logits = self.generator.forward(context, *past, Some(cache));
+        let logits = self.generator.next(context, *past, Some(cache));
         *past = context.len();
         logits
     }

@@ -82,7 +82,17 @@ pub(super) fn cached_attention_has_the_bits_of_the_whole_sequence(bench: &Bench)
                 out.reshape([1, new, hidden]),
             );
         }
+        let mut last = random(device, dtype, &[1, 1, hidden], 5);
+        device.attention_cached(qkv.view(), heads, 0, cache.view_mut(), last.view_mut());
+        let expected = read(device, whole.view().range((seq - 1) * hidden..seq * hidden));
+        let last = read(device, last.view());
         let [whole, cached] = [whole.view(), cached.view()].map(|view| read(device, view));
         bench.check(&format!("over a cache, {dtype:?}"), 0.0, vec![("out", whole)], vec![("out", cached)]);
+        bench.check(
+            &format!("of the last row, {dtype:?}"),
+            0.0,
+            vec![("out", expected)],
+            vec![("out", last)],
+        );
     }
 }

@@ -137,6 +137,7 @@ impl Issue<'_> {
 
     fn attention_cached(&mut self, o: AttentionCached) -> Result<(), Error> {
         let e = Extents::new(o.qkv, o.heads);
+        let (queries, before) = o.queries();
         let [_, capacity, _] = o.cache.dims();
         let program = self.attention_program(Source::Attention, o.qkv.dtype(), &e)?;
         let arguments = numbers![o.qkv, &o.cache, e.batch, e.rows, e.hidden, o.past, capacity];
@@ -146,9 +147,9 @@ impl Issue<'_> {
             at: [start, start + (e.hidden * o.qkv.dtype().bytes()) as u64],
             strides: [2 * e.hidden, capacity * 2 * e.hidden],
             count: o.past + e.rows,
-            past: o.past,
+            past: before,
         };
-        self.forward(&e, o.qkv, &keys, None, (&o.out, None))
+        self.forward(&Extents::new(queries, o.heads), queries, &keys, None, (&o.out, None))
     }
 
     fn forward(

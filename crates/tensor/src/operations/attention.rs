@@ -83,8 +83,19 @@ operation! {
         past: usize,
         /// `[batch, capacity, 2 * hidden]`: k and v side by side. Rows `past .. past + new` are overwritten.
         cache: ViewMut<'a>,
-        /// `[batch, new, hidden]`, overwritten.
+        /// `[batch, new, hidden]`, overwritten; for one sample also `[1, 1, hidden]`: the last new position only.
         out: ViewMut<'a>,
+    }
+}
+
+impl<'a> AttentionCached<'a> {
+    /// q, k and v of the rows that `out` has, `[batch, last, 3 * hidden]`, and how many positions are before them.
+    pub fn queries(&self) -> (View<'a>, usize) {
+        let ([batch, new, hidden3], [_, last, _]) = (self.qkv.dims(), self.out.dims());
+        let earlier = new - last;
+        let elements = self.qkv.elements();
+        let queries = self.qkv.range(earlier * hidden3..elements).reshape([batch, last, hidden3]);
+        (queries, self.past + earlier)
     }
 }
 
@@ -100,7 +111,12 @@ impl Describe for AttentionCached<'_> {
         assert_eq!((batches, hidden2), (batch, 2 * hidden), "{cache:?} for {qkv:?}");
         assert!(past + new <= capacity, "{past} + {new} positions in {cache:?}");
         assert!(*past == 0 || new == 1, "{new} positions after {past}: one at a time");
-        assert_eq!(out.elements(), batch * new * hidden);
+        let [samples, last, columns] = out.dims();
+        assert_eq!((samples, columns), (batch, hidden), "{out:?} for {qkv:?}");
+        assert!(
+            last == new || [batch, last] == [1, 1],
+            "{last} of {new} rows of {batch} samples: all, or the last"
+        );
         same(&[qkv.dtype(), cache.dtype(), out.dtype()]);
     }
 
@@ -108,7 +124,8 @@ impl Describe for AttentionCached<'_> {
         let AttentionCached { qkv, past, cache, out, .. } = self;
         let ([batch, new, hidden3], [_, _, hidden2]) = (qkv.dims(), cache.dims());
         let (hidden, keys) = (hidden3 / 3, past + new);
-        let pairs = new * past + new * (new + 1) / 2;
+        let [_, last, _] = out.dims();
+        let pairs = last * (keys - last) + last * (last + 1) / 2;
         let read = batch * keys * hidden2 * cache.dtype().bytes();
         let flops = FORWARD_PRODUCTS * 2 * batch * pairs * hidden;
         Price::product(qkv.dtype(), flops, qkv.bytes() + read + out.bytes()).of_forward()
@@ -197,7 +214,8 @@ impl Device {
     }
 
     /// Causal attention of the new positions `past ..` over all positions so far. Stores their keys and values in
-    /// `cache` `[batch, capacity, 2*hidden]`; qkv `[batch, new, 3*hidden]`, out `[batch, new, hidden]`.
+    /// `cache` `[batch, capacity, 2*hidden]`; qkv `[batch, new, 3*hidden]`, out `[batch, new, hidden]`, or
+    /// `[1, 1, hidden]` for the last position only.
     #[track_caller]
     pub fn attention_cached(&self, qkv: View, heads: Heads, past: usize, cache: ViewMut, out: ViewMut) {
         self.run(AttentionCached { qkv, heads, past, cache, out });
