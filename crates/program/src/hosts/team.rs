@@ -11,13 +11,14 @@ use phalanx_collectives::secure::Secret;
 use phalanx_collectives::{HostJob, Hosts, Network, Wire};
 use phalanx_launch::{ControlPlane, HostInfo, LocalLeader, Message, receive_program};
 
+use crate::environment::Environment;
 use crate::hosts::protocol::{FromLeader, FromMember, Preparation, decode, encode};
 use crate::launch::{RankProcesses, Start};
 use crate::output::note;
 use crate::rank_output::Output;
 use crate::signals::Signals;
 use crate::task::Task;
-use crate::task_file;
+use crate::{kept_kernels, task_file};
 use phalanx_train::RunPlan;
 
 /// Time after which a launcher that says nothing counts as lost, before the run's own timeout is known: the default of that.
@@ -79,6 +80,14 @@ impl Team {
             *machines.entry(&host.machine).or_default() += host.ranks;
         }
         machines.into_values().max().unwrap_or(1)
+    }
+
+    /// The environment of this job, whose ranks all compute with kernels that the processors of all hosts have. Says so where
+    /// some host could use others.
+    pub fn kernels_of_all(&self, own: Environment) -> Environment {
+        let (shared, line) = kept_kernels::on_hosts(own, &self.capacity);
+        line.iter().for_each(|line| note(line));
+        shared
     }
 
     /// The hosts in words: `4 ranks on 2 hosts: node1 (2), node2 (2)`.
