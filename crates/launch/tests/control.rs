@@ -18,7 +18,8 @@ const LIMIT: Duration = Duration::from_secs(30);
 const LONG: Duration = Duration::from_secs(300);
 
 fn introduction(host: usize, hosts: usize, ranks: usize) -> Introduction {
-    Introduction { name: format!("node{host}"), machine: format!("m{host}"), host, hosts, ranks }
+    let (name, machine) = (format!("node{host}"), format!("m{host}"));
+    Introduction { name, machine, host, hosts, ranks, about: String::new() }
 }
 
 /// The control planes of hosts with these numbers of ranks.

@@ -35,11 +35,15 @@ pub struct Introduction {
     pub hosts: usize,
     /// Number of ranks that it runs.
     pub ranks: usize,
+    /// What its program says about it to that of host 0.
+    #[serde(default)]
+    pub about: String,
 }
 
 impl Introduction {
     fn info(&self) -> HostInfo {
-        HostInfo { name: self.name.clone(), id: self.host, machine: self.machine.clone(), ranks: self.ranks }
+        let Introduction { name, machine, host, ranks, about, .. } = self.clone();
+        HostInfo { name, id: host, machine, ranks, about }
     }
 }
 

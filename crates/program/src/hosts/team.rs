@@ -11,6 +11,7 @@ use phalanx_collectives::secure::Secret;
 use phalanx_collectives::{Connections, HostJob, Hosts, Network, Wire};
 use phalanx_launch::{ControlPlane, HostInfo, LocalLeader, Message, receive_program};
 
+use crate::environment::Environment;
 use crate::hosts::protocol::{FromLeader, FromMember, Preparation, decode, encode};
 use crate::launch::{RankProcesses, Start};
 use crate::output::note;
@@ -18,7 +19,7 @@ use crate::planned::Across;
 use crate::rank_output::Output;
 use crate::signals::Signals;
 use crate::task::Task;
-use crate::task_file;
+use crate::{kept_kernels, task_file};
 use phalanx_train::RunPlan;
 
 /// Time after which a launcher that says nothing counts as lost, before the run's own timeout is known: the default of that.
@@ -90,6 +91,14 @@ impl Team {
             ranks_of_a_machine: self.ranks_of_a_machine(),
             connections: Connections { wire, streams, encrypted: !plaintext },
         }
+    }
+
+    /// The environment of this job, whose ranks all compute with kernels that the processors of all hosts have. Says so where
+    /// some host could use others.
+    pub fn kernels_of_all(&self, own: Environment) -> Environment {
+        let (shared, line) = kept_kernels::on_hosts(own, &self.capacity);
+        line.iter().for_each(|line| note(line));
+        shared
     }
 
     /// The hosts in words: `4 ranks on 2 hosts: node1 (2), node2 (2)`.

@@ -35,13 +35,13 @@ const MAY_IMPORT: [(&str, &str); 31] = [
     ("data", "random files"),
     (
         "train",
-        "trace random host plan tensor cpu collectives layers optim parallel models checkpoint \
+        "trace random host plan simd tensor cpu collectives layers optim parallel models checkpoint \
          data files",
     ),
     ("baselines", "trace plan tensor cpu collectives layers optim checkpoint train"),
     (
         "bench",
-        "trace random plan tensor cpu collectives layers optim parallel models checkpoint data \
+        "trace random plan simd tensor cpu collectives layers optim parallel models checkpoint data \
          files train baselines drawing",
     ),
     (
