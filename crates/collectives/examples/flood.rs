@@ -8,13 +8,14 @@
 use std::collections::VecDeque;
 use std::io::Write;
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use phalanx_collectives::pretended::hosts_of_threads;
 use phalanx_collectives::{Endpoint, Options};
-use phalanx_cpu::Cpu;
-use phalanx_tensor::{Arena, Category, DType, Device};
+use phalanx_tensor::operations::Operation;
+use phalanx_tensor::{Arena, Category, DType, Device, Kernels};
 
 /// Connections in a second.
 const RATE: f64 = 1000.0;
@@ -34,6 +35,23 @@ const KINDS: [&str; 3] = ["nowhere", "to another port", "to the door"];
 static KIND: AtomicUsize = AtomicUsize::new(0);
 static OVER: AtomicBool = AtomicBool::new(false);
 static MADE: AtomicUsize = AtomicUsize::new(0);
+
+/// A processor without kernels: a group needs none.
+struct NoKernels;
+
+impl Kernels for NoKernels {
+    fn name(&self) -> &'static str {
+        "none"
+    }
+
+    fn threads(&self) -> usize {
+        1
+    }
+
+    fn execute(&self, operation: Operation) {
+        panic!("no kernel for {}", operation.name());
+    }
+}
 
 /// What a kind of turns took.
 #[derive(Default)]
@@ -80,12 +98,12 @@ fn main() -> std::io::Result<()> {
 
 /// The steps of one rank, by kind of turns.
 fn steps(endpoint: Endpoint) -> [Taken; 3] {
-    let device = Device::new(Cpu::new(1), Arena::heap());
+    let device = Device::new(Arc::new(NoKernels), Arena::heap());
     let endpoint = endpoint.with_options(Options { overlap: false, ..Options::default() });
     let (group, leads) = (endpoint.group("data"), endpoint.rank() == 0);
     let mut whole = device.alloc(DType::F32, [ELEMENTS], Category::Communication, "gradients");
     let mut going = device.alloc(DType::F32, [1], Category::Communication, "going");
-    device.fill(whole.view_mut(), 0.0);
+    whole.view_mut().into_slice::<f32>().fill(0.0);
     let mut all: [Taken; 3] = Default::default();
     // The first round warms up.
     for turn in 0..3 * (TURNS + 1) {
@@ -101,7 +119,7 @@ fn steps(endpoint: Endpoint) -> [Taken; 3] {
             whole = group.all_reduce(whole).wait().expect("a sum");
             steps_ms.push(step.elapsed().as_secs_f64() * 1e3);
             // Rank 0 says when the turn is over.
-            device.upload(&[f32::from(u8::from(leads && start.elapsed() < TURN))], going.view_mut());
+            going.view_mut().into_slice::<f32>()[0] = f32::from(u8::from(leads && start.elapsed() < TURN));
             going = group.all_reduce(going).wait().expect("a sum");
             if going.view().as_slice::<f32>()[0] == 0.0 {
                 break;

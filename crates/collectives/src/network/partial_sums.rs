@@ -104,8 +104,8 @@ impl Chunks {
         let (parts, subtrees) = (max(&regions_of), max(&subtrees_of));
         let bytes = (CHUNKS_BYTES / (hosts - 1).max(1)).min(CHUNK_BYTES) / (parts * subtrees);
         let width = reduction::wide_bytes(dtype);
-        let most = (bytes / width).max(CHUNK_ALIGN) / CHUNK_ALIGN * CHUNK_ALIGN;
-        let elements = most.min(longest.next_multiple_of(CHUNK_ALIGN)).max(CHUNK_ALIGN);
+        let max_elements = (bytes / width).max(CHUNK_ALIGN) / CHUNK_ALIGN * CHUNK_ALIGN;
+        let elements = max_elements.min(longest.next_multiple_of(CHUNK_ALIGN)).max(CHUNK_ALIGN);
         let (own_regions, own_subtrees) = (regions_of(layout.own), subtrees_of(layout.own));
         // What is sent for the regions of others, and what arrives for the own ones.
         let sent = own_subtrees * (regions.len() - own_regions);
