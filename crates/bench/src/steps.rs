@@ -47,6 +47,8 @@ pub struct RankSetup<'a> {
     pub note_step: &'a dyn Fn(u64),
     /// Page faults of this process so far that needed no disk; `None` where the system does not tell.
     pub page_faults: &'a dyn Fn() -> Option<u64>,
+    /// What the device was given to launch so far; `None` where it is not told.
+    pub launches: &'a dyn Fn() -> Option<Launches>,
     /// Bytes of other ranks' memory that are resident here because they were read.
     pub foreign_bytes: &'a dyn Fn() -> u64,
 }
@@ -69,6 +71,29 @@ impl DeviceLimits {
 
     fn flops_per_s(&self, dtype: DType) -> f64 {
         if dtype.bytes() == 2 { self.half_flops_per_s } else { self.f32_flops_per_s }
+    }
+}
+
+/// What a device was given to launch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Launches {
+    /// Kernels, products and copies that were launched one by one.
+    pub single: f64,
+    /// Graphs of launches.
+    pub graphs: f64,
+    /// Kernels, products and copies that graphs have launched.
+    pub in_graphs: f64,
+}
+
+impl Launches {
+    /// Those of one of `steps` steps since `before`.
+    fn of_step(self, before: Launches, steps: usize) -> Launches {
+        let of = |after: f64, before: f64| (after - before) / steps.max(1) as f64;
+        Launches {
+            single: of(self.single, before.single),
+            graphs: of(self.graphs, before.graphs),
+            in_graphs: of(self.in_graphs, before.in_graphs),
+        }
     }
 }
 
@@ -102,6 +127,8 @@ pub struct StepFigures {
     pub profiled: usize,
     /// Page faults of the first step, and of all later ones up to the last timed; `None` where the system does not tell.
     pub page_faults: Option<[u64; 2]>,
+    /// What the device was given to launch in one of the timed steps, on average; `None` where it is not told.
+    pub launches: Option<Launches>,
     /// Bytes this rank sent in a step.
     pub sent_bytes: u64,
     /// Mean seconds of a step in which this rank waited for communication.
@@ -137,6 +164,8 @@ pub struct Timed {
     pub sent_bytes: u64,
     /// As in [`StepFigures`].
     pub exposed_s: f64,
+    /// As in [`StepFigures`].
+    pub launches: Option<Launches>,
 }
 
 impl<'a> Stepper<'a> {
@@ -164,7 +193,10 @@ impl<'a> Stepper<'a> {
             let (_, outcome) = self.step()?;
             after(&self.engine, self.number, &outcome)?;
         }
-        let mut timed = Timed { step_s: Vec::new(), losses: Vec::new(), sent_bytes: 0, exposed_s: 0.0 };
+        let launches = None;
+        let mut timed =
+            Timed { step_s: Vec::new(), losses: Vec::new(), sent_bytes: 0, exposed_s: 0.0, launches };
+        let before = (self.setup.launches)();
         for _ in 0..steps {
             let (seconds, outcome) = self.step()?;
             timed.step_s.push(seconds);
@@ -174,6 +206,8 @@ impl<'a> Stepper<'a> {
             timed.exposed_s += communication.exposed_s / steps as f64;
             after(&self.engine, self.number, &outcome)?;
         }
+        timed.launches =
+            (self.setup.launches)().zip(before).map(|(after, before)| after.of_step(before, steps));
         Ok(timed)
     }
 
@@ -250,7 +284,7 @@ pub fn measure(setup: &RankSetup<'_>, plan: &RunPlan, counts: StepCounts) -> Res
     let device = setup.device.clone().profiled(Arc::clone(&profile));
     let mut stepper = Stepper::new(setup, plan, seed, device)?;
     let before = stepper.flops_per_s(cpu, &types)?;
-    let Timed { step_s, losses, sent_bytes, exposed_s } =
+    let Timed { step_s, losses, sent_bytes, exposed_s, launches } =
         stepper.timed(warmup, steps, &mut |_, _, _| Ok(()))?;
     let profiled = steps.min(PROFILED);
     let profile = stepper.profile(&profile, profiled)?;
@@ -272,6 +306,7 @@ pub fn measure(setup: &RankSetup<'_>, plan: &RunPlan, counts: StepCounts) -> Res
         profile,
         profiled,
         page_faults: stepper.page_faults,
+        launches,
         sent_bytes,
         exposed_s,
         resident_bytes_peak,

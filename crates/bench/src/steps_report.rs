@@ -5,7 +5,7 @@ use phalanx_train::RunPlan;
 use serde_json::{Value, json};
 
 use crate::kernel_table::percent;
-use crate::steps::StepFigures;
+use crate::steps::{Launches, StepFigures};
 
 /// The figures of all ranks of a timed run, with their summary.
 pub struct StepReport<'a> {
@@ -89,7 +89,7 @@ impl<'a> StepReport<'a> {
             "page_faults_first_step": page_faults.map(|faults| faults[0]),
             "page_faults_per_step": page_faults.map(|faults| faults[1] as f64 / summary.later_steps.max(1) as f64),
             "arena_bytes": summary.arena, "losses": ranks[0].losses, "collective_bytes_per_step": summary.sent,
-            "exposed_s": summary.exposed,
+            "exposed_s": summary.exposed, "launches_per_step_of_rank_0": ranks[0].launches,
             "exposed_s_by_rank": ranks.iter().map(|r| r.exposed_s).collect::<Vec<_>>(),
             "sent_bytes_by_rank": ranks.iter().map(|r| r.sent_bytes).collect::<Vec<_>>(),
             "mesh": plan.spec.mesh, "schedule": plan.spec.schedule.name, "ranks": ranks.len(), "threads": plan.spec.threads,
@@ -121,6 +121,11 @@ impl<'a> StepReport<'a> {
         if let Some([first, later]) = summary.page_faults {
             row("page faults, first step", first.to_string());
             row("page faults, later steps", format!("{later} in {}", plural(summary.later_steps, "step")));
+        }
+        if let Some(launches) = &ranks[0].launches {
+            let Launches { single, graphs, in_graphs } = launches;
+            let value = format!("{graphs:.0} graphs of {in_graphs:.0} calls, {single:.0} single calls");
+            row("launches of rank 0 in a step", value);
         }
         let spec = &plan.spec;
         format!(

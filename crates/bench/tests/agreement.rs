@@ -69,6 +69,7 @@ impl Launcher for Threads {
                 source: endpoint.as_ref().map_or(GroupSource::Alone(Isa::detect()), GroupSource::Host),
                 note_step: &|_| {},
                 page_faults: &|| None,
+                launches: &|| None,
                 foreign_bytes: &|| 0,
             };
             match is_faulty && rank == 1 {

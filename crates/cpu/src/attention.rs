@@ -211,7 +211,7 @@ pub(crate) fn attention(
     log_sum_exp: ViewMut,
 ) {
     let forward = Forward {
-        path: Path::forward(cpu, &e, qkv.dtype()),
+        path: Path::forward(cpu, e.size, qkv.dtype()),
         e,
         queries: Matrix::of(&qkv),
         keys: Keys { matrix: Matrix::of(&qkv), e, part: 1 },
@@ -239,7 +239,7 @@ pub(crate) fn attention_cached(cpu: &Cpu, operation: AttentionCached) {
         to[row * 2 * part..][..2 * part].copy_from_slice(&from[part..]);
     }
     let forward = Forward {
-        path: Path::forward(cpu, &e, qkv.dtype()),
+        path: Path::forward(cpu, e.size, qkv.dtype()),
         e: Extents::new(queries.dims(), heads, None),
         queries: Matrix::of(&queries),
         keys: Keys { matrix: Matrix::of(&cache.as_view()), e: Extents { seq: capacity, ..e }, part: 0 },

@@ -81,7 +81,7 @@ struct Sums {
 /// dqkv `[batch, seq, 3 * hidden]` is overwritten; dout `[batch, seq, hidden]`.
 pub(crate) fn attention_backward(cpu: &Cpu, e: Extents, saved: SavedAttention, dout: View, dqkv: ViewMut) {
     let backward = Backward {
-        path: Path::backward(cpu, &e, saved.qkv.dtype()),
+        path: Path::backward(cpu, [e.seq, e.size], saved.qkv.dtype()),
         threads: cpu.pool.threads(),
         e,
         qkv: Matrix::of(&saved.qkv),

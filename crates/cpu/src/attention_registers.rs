@@ -14,7 +14,6 @@ use phalanx_simd::{Isa, Lanes, vectorized};
 use phalanx_trace::DType;
 
 use crate::Cpu;
-use crate::attention::Extents;
 use crate::attention_tiles::{Left, Sheet};
 use crate::epilogue::{MatrixPointer, Target, finish};
 use crate::microkernel::Packing;
@@ -42,19 +41,19 @@ pub(crate) struct Path {
 }
 
 impl Path {
-    /// Tile registers for bf16, where there are any and heads have a multiple of 32 elements; else the instruction set.
-    pub(crate) fn forward(cpu: &Cpu, e: &Extents, dtype: DType) -> Path {
-        let usable = e.size.is_multiple_of(WIDTH) && dtype == DType::BF16 && Isa::detect() == Isa::Avx512Bf16;
+    /// Tile registers for bf16, where there are any and heads of `size` elements have a multiple of 32; else the instruction set.
+    pub(crate) fn forward(cpu: &Cpu, size: usize, dtype: DType) -> Path {
+        let usable = size.is_multiple_of(WIDTH) && dtype == DType::BF16 && Isa::detect() == Isa::Avx512Bf16;
         let tiles = cpu.tiles.filter(|_| usable);
         // Tile registers multiply what is packed in pairs.
         let isa = if tiles.is_some() { Isa::Avx512Bf16 } else { cpu.isa };
         Path { isa, packing: Packing::of(isa, dtype), tiles }
     }
 
-    /// The same for backward, which has no tails on tile registers.
-    pub(crate) fn backward(cpu: &Cpu, e: &Extents, dtype: DType) -> Path {
-        if e.seq.is_multiple_of(WIDTH) {
-            return Path::forward(cpu, e, dtype);
+    /// The same for backward of sequences of `seq` positions, which has no tails on tile registers.
+    pub(crate) fn backward(cpu: &Cpu, [seq, size]: [usize; 2], dtype: DType) -> Path {
+        if seq.is_multiple_of(WIDTH) {
+            return Path::forward(cpu, size, dtype);
         }
         Path { isa: cpu.isa, packing: Packing::of(cpu.isa, dtype), tiles: None }
     }

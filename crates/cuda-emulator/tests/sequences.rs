@@ -166,6 +166,38 @@ fn branches_of_a_graph(session: &Session, fault: bool) -> Status {
     end(session)
 }
 
+/// A graph that fills `a`, and its node.
+fn filling_graph(session: &Session, a: u64, stream: usize) -> [usize; 2] {
+    // SAFETY: pointers are to local values.
+    unsafe {
+        ok(cuStreamBeginCapture_v2(stream, 2));
+        session.fill(a, COUNT, 1.0, stream);
+        let node = session.last_node(stream);
+        let graph = result(|out| cuStreamEndCapture(stream, out));
+        [result(|out| cuGraphInstantiateWithFlags(out, graph, 0)), node]
+    }
+}
+
+fn node_with_the_memory_of_another_stream(session: &Session, fault: bool) -> Status {
+    let (first, second) = (session.stream(), session.stream());
+    let [a, b, c] = [(); 3].map(|()| session.zeros(COUNT));
+    let filling = filling_graph(session, a, first);
+    session.fill(b, COUNT, 2.0, second);
+    session.set_fill(filling, 128, if fault { b } else { c }, COUNT, 3.0);
+    // SAFETY: no pointers.
+    unsafe { cuGraphLaunch(filling[0], first) };
+    end(session)
+}
+
+fn node_that_leaves_its_memory(session: &Session, fault: bool) -> Status {
+    let (stream, a) = (session.stream(), session.zeros(COUNT));
+    let filling = filling_graph(session, a, stream);
+    session.set_fill(filling, 128, a, if fault { COUNT + 1 } else { COUNT }, 3.0);
+    // SAFETY: no pointers.
+    unsafe { cuGraphLaunch(filling[0], stream) };
+    end(session)
+}
+
 fn pinned_memory_in_use(session: &Session, fault: bool) -> Status {
     let stream = session.stream();
     let (a, host) = (session.allocate(COUNT), session.pinned(COUNT));
@@ -223,7 +255,7 @@ fn unmapped_memory(session: &Session, fault: bool) -> Status {
 
 /// Sequences with what the report of their fault begins with. A pinned buffer that is freed too early is only in use
 /// where work runs late.
-const SEQUENCES: [(&str, Sequence, &str); 16] = [
+const SEQUENCES: [(&str, Sequence, &str); 18] = [
     ("kernel after kernel", kernel_after_kernel, "operations without an order in add"),
     ("kernel after upload", kernel_after_upload, "operations without an order in "),
     ("download after kernel", download_after_kernel, "operations without an order in "),
@@ -235,6 +267,8 @@ const SEQUENCES: [(&str, Sequence, &str); 16] = [
     ("kernel after free", kernel_after_free, "use after free in fill"),
     ("default stream", default_stream_is_not_ordered_with_others, "operations without an order in "),
     ("branches of a graph", branches_of_a_graph, "operations without an order in "),
+    ("node of a graph", node_with_the_memory_of_another_stream, "operations without an order in fill"),
+    ("node out of bounds", node_that_leaves_its_memory, "access out of bounds in fill"),
     (
         "download of unwritten",
         download_of_unwritten,
@@ -337,6 +371,57 @@ fn graphs_repeat_what_was_captured() {
         }
         // b sums a, which doubles: 1 + 2 + 4.
         assert_eq!((session.read(b, COUNT), session.read(a, COUNT)), (vec![7.0; COUNT], vec![8.0; COUNT]));
+    }
+}
+
+#[test]
+fn a_node_has_a_new_launch_from_the_next_launch_of_its_graph_on() {
+    for seed in SEEDS {
+        let session = Session::new(seed);
+        let (a, sum, stream) = (session.zeros(COUNT), session.zeros(COUNT), session.stream());
+        let filling = filling_graph(&session, a, stream);
+        for value in [1.0, 2.0, 4.0] {
+            ok(session.set_fill(filling, 128, a, COUNT, value));
+            // SAFETY: no pointers.
+            ok(unsafe { cuGraphLaunch(filling[0], stream) });
+            ok(session.add(sum, a, COUNT, stream));
+        }
+        assert_eq!(session.read(sum, COUNT), [7.0; COUNT]);
+        let counted: usize = result(|out| {
+            // SAFETY: the pointer is to a local value.
+            unsafe { phalanxEmulatorGraphLaunches(out) }
+        });
+        assert_eq!(counted, 3);
+    }
+}
+
+#[test]
+fn nodes_are_checked_as_launches_are() {
+    let session = Session::new(0);
+    let (a, stream) = (session.zeros(COUNT), session.stream());
+    // SAFETY: pointers are to local values.
+    unsafe {
+        ok(cuStreamBeginCapture_v2(stream, 2));
+        ok(session.fill(a, COUNT, 1.0, stream));
+        let node = session.last_node(stream);
+        let graph = result(|out| cuStreamEndCapture(stream, out));
+        let ready = result(|out| cuGraphInstantiateWithFlags(out, graph, 0));
+        let set = |node, threads| session.set_fill([ready, node], threads, a, COUNT, 2.0);
+        ok(set(node, 128));
+        assert_eq!(set(node, 2000), Status::INVALID_VALUE, "threads");
+        assert_eq!(set(node + 1, 128), Status::INVALID_VALUE, "another node");
+        ok(cuGraphDestroy(graph));
+        assert_eq!(set(node, 128), Status::INVALID_VALUE, "the graph that had the node has ended");
+        let (mut status, none) = (1, std::ptr::null_mut());
+        ok(cuStreamGetCaptureInfo_v2(
+            stream,
+            &mut status,
+            std::ptr::null_mut(),
+            none,
+            std::ptr::null_mut(),
+            none,
+        ));
+        assert_eq!(status, 0, "no capture");
     }
 }
 

@@ -3,13 +3,15 @@
 //! Operations of the host's stream run on the processor when they are issued, after what they wait for; transfers of the disk
 //! run on a thread of their own. Everything else returns at once.
 
+mod links;
+
+use std::cell::RefCell;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cudarc::driver::sys::CUstream;
 use phalanx_tensor::backend::{Call, DiskTransfer, StreamEvent, Timer};
-use phalanx_tensor::links::{Invitation, LinkId, LinkMark, LinkStep};
 use phalanx_tensor::operation::Operands;
 use phalanx_tensor::operations::{Elementwise, Operation};
 use phalanx_tensor::{Backend, DeviceError, Immediate, Kernels, Links, ViewMut};
@@ -21,11 +23,13 @@ use crate::bounds::Bounds;
 use crate::driver::{Context, driver};
 use crate::error::Error;
 use crate::faults::Faults;
+use crate::graphs::{Graphs, STEPS_FULL};
 use crate::launch::{Gathered, Issue, Span};
 use crate::links::CardLink;
 use crate::memory::{CardMemory, HostBuffer, Registered, TensorMemory};
 use crate::modules::Modules;
-use crate::nccl::{NO_NCCL, Nccl};
+use crate::nccl::Nccl;
+use crate::segment::{Caller, Issuer, Segment, StepError};
 use crate::streams::{Streams, index};
 
 /// Bytes of a slot of the buffer through which host bytes are uploaded, and the number of slots.
@@ -59,8 +63,12 @@ struct State {
     streams: Streams,
     faults: Faults,
     staging: Staging,
-    /// Calls of the compute stream that were not launched yet.
+    /// Steps of the compute stream that were not issued yet.
+    segment: Segment,
+    /// Calls of the compute stream that come behind them, to be one launch.
     gathered: Option<Gathered>,
+    /// None: steps are issued one by one.
+    graphs: Option<Graphs>,
     /// The first failure.
     failure: Option<DeviceError>,
 }
@@ -88,12 +96,14 @@ pub(crate) struct Parts {
     pub(crate) host: Arc<dyn Kernels>,
     pub(crate) disk: Option<Immediate>,
     pub(crate) tf32: bool,
+    /// Whether segments that come again are launched as graphs.
+    pub(crate) graphs: bool,
 }
 
 impl Cuda {
     pub(crate) fn new(parts: Parts) -> Result<Cuda, Error> {
-        let Parts { context, modules, blas, nccl, tensors, scratch_bytes, registered, host, disk, tf32 } =
-            parts;
+        let Parts { context, modules, blas, nccl, tensors, scratch_bytes, .. } = parts;
+        let Parts { registered, host, disk, tf32, graphs, .. } = parts;
         let buffer = HostBuffer::new(&context, SLOTS * SLOT_BYTES)?;
         // The word of faults lies in front of the scratch.
         let scratch = CardMemory::new(&context, SCRATCH_START + scratch_bytes, "scratch of kernels")?;
@@ -103,7 +113,9 @@ impl Cuda {
             faults: Faults::new(&context, scratch.start(), compute)?,
             streams,
             staging: Staging { buffer, used: [0; SLOTS], next: 0 },
+            segment: Segment::new(memory_of(&tensors, &scratch)),
             gathered: None,
+            graphs: graphs.then(|| Graphs::new(&context)),
             failure: None,
         };
         Ok(Cuda {
@@ -172,24 +184,36 @@ impl Cuda {
         if on_host && !is_copy {
             return Err(Error::Unsupported("a kernel was given host memory".to_string()));
         }
-        let span = Span::of(&call.operation);
-        let is_gathered = span.is_some() && stream == Stream::Compute && call.timer.is_none();
-        if stream == Stream::Compute && !is_gathered {
-            self.launch_gathered(state);
+        let (is_compute, is_timed) = (stream == Stream::Compute, call.timer.is_some());
+        let caller = Caller { call: call.name, site: call.site, bounds: on_card };
+        if is_compute && !is_timed {
+            if let Some(span) = Span::of(&call.operation) {
+                state.streams.issue(queue);
+                self.gather(state, span, &mut call.operation, caller);
+                return Ok(());
+            }
+            self.end_gathered(state);
+        } else if is_compute {
+            self.flush(state);
         }
-        let start = call.timer.is_some().then(|| state.streams.start_timing(queue)).transpose()?;
-        let (of_driver, by) = (state.streams.issue(queue), (call.name, call.site));
-        match span {
-            Some(span) if is_gathered => self.gather(state, span, &mut call.operation, (&on_card, by)),
-            Some(span) => {
-                let gathered = Gathered::new(span, &mut call.operation, by);
-                let issue = self.issuer(&mut state.faults, (stream, of_driver), by);
-                self.bounds.within(&on_card, || issue.gathered(gathered))?;
-            }
-            None => {
-                let mut issue = self.issuer(&mut state.faults, (stream, of_driver), by);
-                self.bounds.within(&on_card, || issue.operation(call.operation))?;
-            }
+        let start = is_timed.then(|| state.streams.start_timing(queue)).transpose()?;
+        let of_driver = state.streams.issue(queue);
+        let mut apart = (!is_compute).then(|| Segment::new(memory_of(&self.tensors, &self.scratch)));
+        let segment = apart.as_mut().unwrap_or(&mut state.segment);
+        segment.begin(caller.clone());
+        let mut issue = self.collector(&mut state.faults, segment, stream, &caller);
+        match Span::of(&call.operation) {
+            Some(span) => issue.gathered(Gathered::new(span, &mut call.operation, caller))?,
+            None => issue.operation(call.operation)?,
+        }
+        match &mut apart {
+            // SAFETY: the context is current; the caller of the backend keeps operands valid and ordered.
+            Some(segment) => unsafe { segment.issue(self.issuer(of_driver), |_| Ok(())) }
+                .map_err(|(error, ..)| error)
+                .and_then(|()| state.faults.fetch(of_driver))?,
+            None if is_timed => self.flush_single(state),
+            None if state.graphs.is_none() || state.segment.len() >= STEPS_FULL => self.flush(state),
+            None => {}
         }
         match start.zip(call.timer) {
             Some((start, timer)) => state.streams.end_timing(queue, start, timer),
@@ -197,55 +221,94 @@ impl Cuda {
         }
     }
 
-    /// What an operation needs to be issued to a stream.
-    fn issuer<'a>(
+    /// What makes steps of an operation.
+    fn collector<'a>(
         &'a self,
         faults: &'a mut Faults,
-        (stream, of_driver): (Stream, CUstream),
-        (call, site): (&'static str, Site),
+        segment: &'a mut Segment,
+        stream: Stream,
+        caller: &Caller,
     ) -> Issue<'a> {
         Issue {
             modules: &self.modules,
             blas: self.blas.as_ref(),
-            stream: of_driver,
+            segment: RefCell::new(segment),
             card: self.tensors.on_card(),
             scratch: (stream == Stream::Compute).then(|| self.scratch()),
             multiprocessors: u64::from(self.context.card.multiprocessors),
             tf32: self.tf32,
             faults,
-            call,
-            site,
+            call: caller.call,
+            site: caller.site,
         }
+    }
+
+    /// With what steps are issued.
+    fn issuer(&self, stream: CUstream) -> Issuer<'_> {
+        Issuer { modules: &self.modules, blas: self.blas.as_ref(), bounds: &self.bounds, stream }
     }
 
     /// Keeps a call of the compute stream, to be launched together with others.
-    fn gather(
-        &self,
-        state: &mut State,
-        span: Span,
-        operation: &mut Operation,
-        (on_card, by): (&[(u64, usize)], (&'static str, Site)),
-    ) {
-        let rest = match &mut state.gathered {
-            Some(gathered) => gathered.add(span, operation).err(),
-            None => Some(span),
+    fn gather(&self, state: &mut State, span: Span, operation: &mut Operation, caller: Caller) {
+        let span = match &mut state.gathered {
+            Some(gathered) => match gathered.add(span, operation, &caller.bounds) {
+                Ok(()) => return,
+                Err(span) => span,
+            },
+            None => span,
         };
-        if let Some(span) = rest {
-            self.launch_gathered(state);
-            state.gathered = Some(Gathered::new(span, operation, by));
-        }
-        state.gathered.iter_mut().for_each(|gathered| gathered.bounds.extend(on_card));
+        self.end_gathered(state);
+        state.gathered = Some(Gathered::new(span, operation, caller));
     }
 
-    /// Launches the calls of the compute stream that were kept. The context is current.
-    fn launch_gathered(&self, state: &mut State) {
-        let Some(mut gathered) = state.gathered.take() else { return };
-        let by = (gathered.call, gathered.site);
-        let on_card = std::mem::take(&mut gathered.bounds);
-        let stream = (Stream::Compute, state.streams.compute());
-        let issue = self.issuer(&mut state.faults, stream, by);
-        let result = self.bounds.within(&on_card, || issue.gathered(gathered));
-        self.keep(state, result, by.0, by.1);
+    /// Makes a step of the calls of the compute stream that were kept. The context is current.
+    fn end_gathered(&self, state: &mut State) {
+        let Some(gathered) = state.gathered.take() else { return };
+        let caller = gathered.caller.clone();
+        state.segment.begin(caller.clone());
+        let issue = self.collector(&mut state.faults, &mut state.segment, Stream::Compute, &caller);
+        let result = issue.gathered(gathered);
+        self.keep(state, result, caller.call, caller.site);
+    }
+
+    /// Issues what the compute stream was given so far. The context is current.
+    fn flush(&self, state: &mut State) {
+        self.end_gathered(state);
+        // What comes behind a failure would compute with what nobody has computed.
+        if state.segment.is_empty() || state.failure.is_some() {
+            return state.segment.clear();
+        }
+        let issuer = self.issuer(state.streams.compute());
+        match &mut state.graphs {
+            None => self.flush_single(state),
+            Some(graphs) => {
+                // SAFETY: the context is current; the caller of the backend keeps operands valid and ordered.
+                let result = unsafe { graphs.issue(&mut state.segment, issuer) };
+                self.end_segment(state, result);
+            }
+        }
+    }
+
+    /// Issues the segment of the compute stream step by step. The context is current.
+    fn flush_single(&self, state: &mut State) {
+        let issuer = self.issuer(state.streams.compute());
+        self.context.made.count_launches(state.segment.len());
+        // SAFETY: as above.
+        let result = unsafe { state.segment.issue(issuer, |_| Ok(())) };
+        self.end_segment(state, result);
+    }
+
+    fn end_segment(&self, state: &mut State, result: Result<(), StepError>) {
+        state.segment.clear();
+        if let Err((error, call, site)) = result {
+            self.keep(state, Err(error), call, site);
+        }
+    }
+
+    /// Issues what the compute stream was given so far, and brings what its kernels report to the host. The context is current.
+    fn end_compute(&self, state: &mut State) -> Result<(), Error> {
+        self.flush(state);
+        state.faults.fetch(state.streams.compute())
     }
 
     /// Copies host bytes through the staging buffer.
@@ -291,71 +354,10 @@ impl Cuda {
     }
 }
 
-/// What a link's failure is reported as.
-fn failed(call: &'static str, site: Site) -> impl Fn(Error) -> DeviceError {
-    move |error| DeviceError { device: NAME, call, site, reason: error.to_string() }
-}
-
-impl Cuda {
-    fn link(&self, link: LinkId) -> Arc<Mutex<CardLink>> {
-        Arc::clone(&self.links.lock().unwrap_or_else(PoisonError::into_inner)[link.0])
-    }
-
-    fn nccl(&self) -> Result<&Arc<Nccl>, Error> {
-        self.nccl.as_ref().ok_or_else(|| Error::NotConnected(NO_NCCL.to_string()))
-    }
-}
-
-impl Links for Cuda {
-    fn invite(&self) -> Result<Invitation, DeviceError> {
-        self.nccl().and_then(|nccl| nccl.invite()).map_err(failed("invite", Site::caller()))
-    }
-
-    fn join(&self, invitation: &Invitation, rank: usize, ranks: usize) -> Result<LinkId, DeviceError> {
-        let join = || CardLink::join(&self.context, &self.modules, self.nccl()?, invitation, [rank, ranks]);
-        let link = join().map_err(failed("join", Site::caller()))?;
-        let mut links = self.links.lock().unwrap_or_else(PoisonError::into_inner);
-        links.push(Arc::new(Mutex::new(link)));
-        Ok(LinkId(links.len() - 1))
-    }
-
-    fn mark(&self, link: LinkId) -> Result<LinkMark, DeviceError> {
-        let mark = || {
-            self.context.enter()?;
-            let mut state = self.lock();
-            self.launch_gathered(&mut state);
-            // What comes after a failure would move bytes that nobody computed.
-            if let Some(failure) = &state.failure {
-                return Ok(Err(failure.clone()));
-            }
-            let compute = state.streams.compute();
-            // Never the other way round: who starts a call has the link's lock and needs no other.
-            self.link(link).lock().unwrap_or_else(PoisonError::into_inner).mark(compute).map(Ok)
-        };
-        mark().map_err(failed("mark", Site::caller()))?
-    }
-
-    unsafe fn start(&self, link: LinkId, steps: Vec<LinkStep>, after: LinkMark) -> Result<(), DeviceError> {
-        let link = self.link(link);
-        let mut link = link.lock().unwrap_or_else(PoisonError::into_inner);
-        // SAFETY: the caller's promise.
-        let started = unsafe { link.start(steps, after, &self.tensors) };
-        started.map_err(failed("start", Site::caller()))
-    }
-
-    fn is_over(&self, link: LinkId) -> Result<bool, DeviceError> {
-        let link = self.link(link);
-        let mut link = link.lock().unwrap_or_else(PoisonError::into_inner);
-        link.advance(&self.tensors).map_err(failed("communicate", Site::caller()))
-    }
-
-    fn abandon(&self, link: LinkId) {
-        self.link(link).lock().unwrap_or_else(PoisonError::into_inner).abandon();
-    }
-
-    fn leave(&self, link: LinkId) {
-        self.link(link).lock().unwrap_or_else(PoisonError::into_inner).leave();
-    }
+/// The addresses of a card that its kernels are given: those of tensors, and of scratch with the word of faults.
+fn memory_of(tensors: &TensorMemory, scratch: &CardMemory) -> [Range<u64>; 2] {
+    let start = scratch.start();
+    [tensors.on_card(), start..start + scratch.bytes() as u64]
 }
 
 impl Backend for Cuda {
@@ -425,7 +427,7 @@ impl Backend for Cuda {
         let mut state = self.lock();
         let number = self.context.enter().and_then(|()| {
             if stream == Stream::Compute {
-                self.launch_gathered(&mut state);
+                self.end_compute(&mut state)?;
             }
             state.streams.record(queue)
         });
@@ -446,7 +448,7 @@ impl Backend for Cuda {
                 let mut state = self.lock();
                 let result = self.context.enter().and_then(|()| {
                     if stream == Stream::Compute {
-                        self.launch_gathered(&mut state);
+                        self.flush(&mut state);
                     }
                     state.streams.wait(queue, of, event.number)
                 });

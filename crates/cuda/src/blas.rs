@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::ffi::{c_int, c_void};
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use cudarc::driver::sys::CUstream;
 use libloading::Library;
@@ -148,7 +148,7 @@ pub(crate) struct Problem {
 }
 
 /// Where the matrices of a product lie.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Addresses {
     pub(crate) a: u64,
     pub(crate) b: u64,
@@ -182,6 +182,7 @@ struct Plan {
     left: Handle,
     to: Handle,
     algorithm: Algorithm,
+    was_used: bool,
 }
 
 impl Blas {
@@ -200,26 +201,42 @@ impl Blas {
 
     /// Whether a product like this was asked for before.
     pub(crate) fn knows(&self, problem: &Problem) -> bool {
-        self.plans.lock().unwrap_or_else(PoisonError::into_inner).contains_key(problem)
+        self.lock().contains_key(problem)
     }
 
-    /// Issues a product; false where the library has no algorithm for it.
+    /// Whether the library has an algorithm for a product.
+    pub(crate) fn computes(&self, problem: &Problem) -> Result<bool, Error> {
+        let mut plans = self.lock();
+        let plan = match plans.entry(*problem) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(new) => new.insert(self.plan(problem)?),
+        };
+        Ok(plan.is_some())
+    }
+
+    /// Whether a product like this was issued before.
+    pub(crate) fn has_computed(&self, problem: &Problem) -> bool {
+        self.lock().get(problem).is_some_and(|plan| plan.as_ref().is_some_and(|plan| plan.was_used))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<Problem, Option<Plan>>> {
+        self.plans.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Issues a product which the library computes.
     ///
     /// # Safety
     /// The context is current; the matrices have the sizes of the problem and stay valid and ordered until the stream has run the
     /// product, as does the workspace, which nothing else uses meanwhile.
     pub(crate) unsafe fn multiply(
         &self,
-        problem: Problem,
+        problem: &Problem,
         addresses: Addresses,
         stream: CUstream,
-    ) -> Result<bool, Error> {
-        let mut plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
-        let plan = match plans.entry(problem) {
-            Entry::Occupied(known) => known.into_mut(),
-            Entry::Vacant(new) => new.insert(self.plan(&problem)?),
-        };
-        let Some(plan) = plan else { return Ok(false) };
+    ) -> Result<(), Error> {
+        let mut plans = self.lock();
+        let plan =
+            plans.get_mut(problem).and_then(Option::as_mut).expect("a product that the library computes");
         let Addresses { a, b, to, bias, add, workspace } = addresses;
         let (one, factor) = (1f32, if add.is_some() { 1f32 } else { 0.0 });
         let add = add.unwrap_or(to);
@@ -250,7 +267,8 @@ impl Blas {
                 )
             )?;
         }
-        Ok(true)
+        plan.was_used = true;
+        Ok(())
     }
 
     /// Describes a problem and takes the library's first algorithm; none if it has none.
@@ -259,7 +277,8 @@ impl Blas {
             return Ok(None);
         };
         let null = std::ptr::null_mut();
-        let mut plan = Plan { operation: null, right: null, left: null, to: null, algorithm: [0; 8] };
+        let mut plan =
+            Plan { operation: null, right: null, left: null, to: null, algorithm: [0; 8], was_used: false };
         let found =
             self.describe(problem, &mut plan, [element, result]).and_then(|()| self.find(problem, &plan));
         match found {

@@ -195,11 +195,25 @@ fn attribute_of(device: c_int, attribute: CUdevice_attribute) -> Result<i32, Err
     Ok(value)
 }
 
-/// What devices have asked the driver to make so far: a step asks for nothing once its kernels are loaded.
+/// What devices have asked the driver to make so far, and to launch: a step makes nothing once its kernels are loaded.
 #[derive(Debug, Default)]
 pub struct Made {
     allocations: AtomicU64,
     objects: AtomicU64,
+    launches: AtomicU64,
+    graph_launches: AtomicU64,
+    from_graphs: AtomicU64,
+}
+
+/// What was issued to streams of kernels.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Launches {
+    /// Kernels, products of the library and copies that were issued one by one.
+    pub single: u64,
+    /// Graphs.
+    pub graphs: u64,
+    /// Kernels, products of the library and copies that graphs have issued.
+    pub in_graphs: u64,
 }
 
 impl Made {
@@ -208,9 +222,25 @@ impl Made {
         self.allocations.load(Ordering::Relaxed)
     }
 
-    /// Modules, streams and events.
+    /// Modules, streams, events and graphs.
     pub fn objects(&self) -> u64 {
         self.objects.load(Ordering::Relaxed)
+    }
+
+    /// What was issued to streams of kernels.
+    pub fn launches(&self) -> Launches {
+        let [single, graphs, in_graphs] = [&self.launches, &self.graph_launches, &self.from_graphs]
+            .map(|count| count.load(Ordering::Relaxed));
+        Launches { single, graphs, in_graphs }
+    }
+
+    pub(crate) fn count_launches(&self, steps: usize) {
+        self.launches.fetch_add(steps as u64, Ordering::Relaxed);
+    }
+
+    pub(crate) fn count_graph(&self, steps: usize) {
+        self.graph_launches.fetch_add(1, Ordering::Relaxed);
+        self.from_graphs.fetch_add(steps as u64, Ordering::Relaxed);
     }
 
     pub(crate) fn count_allocation(&self) {

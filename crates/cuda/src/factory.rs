@@ -13,6 +13,7 @@ use crate::blas::Blas;
 use crate::compiler::Compiler;
 use crate::driver::{Card, Context, Made, usable_cards};
 use crate::error::Error;
+use crate::graphs::NODES_MAX;
 use crate::memory::{Registered, TensorMemory};
 use crate::modules::Modules;
 use crate::nccl::{NO_NCCL, Nccl};
@@ -23,9 +24,13 @@ type MakeKernels = dyn Fn(&DeviceRequest) -> std::io::Result<Arc<dyn Kernels>> +
 /// Bytes of the scratch of kernels, unless the options say otherwise.
 pub const SCRATCH_BYTES: u64 = 64 << 20;
 
-/// Bytes that the driver takes of a card for the context of a process, for kernels and for cuBLASLt, about. An H100 with a driver of
-/// CUDA 13.0 had 540 MiB less after all kernels had run (`phalanx doctor --kernels`).
-pub const CONTEXT_BYTES: u64 = 640 << 20;
+/// Bytes that graphs take of a card at most, about: 64 KiB for each node, as users saw with CUDA 11. `phalanx doctor --kernels` says what
+/// they take of a card.
+pub(crate) const GRAPH_BYTES: u64 = NODES_MAX as u64 * (64 << 10);
+
+/// Bytes that the driver takes of a card for the context of a process, for kernels, graphs and cuBLASLt, about. An H100 with a driver of
+/// CUDA 13.0 had 540 MiB less after all kernels had run, without graphs (`phalanx doctor --kernels`).
+pub const CONTEXT_BYTES: u64 = (640 << 20) + GRAPH_BYTES;
 
 /// Bytes that the driver and its libraries take of the host's memory in a process, about: 216 MiB there.
 pub const DRIVER_HOST_BYTES: u64 = 240 << 20;
@@ -54,6 +59,8 @@ pub struct Options {
     pub memory_bytes: Option<u64>,
     /// Whether ranks share cards when there are more ranks than cards.
     pub share_cards: bool,
+    /// Whether launches that come again in the same order are launched as graphs; else one by one.
+    pub graphs: bool,
 }
 
 impl Default for Options {
@@ -68,6 +75,7 @@ impl Default for Options {
             scratch_bytes: SCRATCH_BYTES,
             memory_bytes: None,
             share_cards: true,
+            graphs: true,
         }
     }
 }
@@ -116,8 +124,8 @@ impl CudaFactory {
         CudaFactory { options, made: Arc::default(), make_kernels: Box::new(make_kernels) }
     }
 
-    /// What its devices have asked the driver to make.
-    pub fn made(&self) -> &Made {
+    /// What its devices have asked the driver to make and to launch.
+    pub fn made(&self) -> &Arc<Made> {
         &self.made
     }
 
@@ -158,11 +166,22 @@ pub fn unplanned_device(
     memory_bytes: u64,
     host: Arc<dyn Kernels>,
 ) -> Result<Device, Error> {
+    unplanned_counting(options, card, memory_bytes, host, &Arc::default())
+}
+
+/// The same; what it asks of the driver is counted.
+pub(crate) fn unplanned_counting(
+    options: &Options,
+    card: usize,
+    memory_bytes: u64,
+    host: Arc<dyn Kernels>,
+    made: &Arc<Made>,
+) -> Result<Device, Error> {
     let mut cards = usable_cards()?;
     if card >= cards.len() {
         return Err(Error::NoCard { index: card, count: cards.len() as i32 });
     }
-    let context = Arc::new(Context::new(cards.swap_remove(card), &Arc::default())?);
+    let context = Arc::new(Context::new(cards.swap_remove(card), made)?);
     let compiler = options.load_compiler(&context.card)?;
     let modules = Modules::new(&context, compiler, options.cache.as_ref());
     let blas = options.load_blas()?;
@@ -180,6 +199,7 @@ pub fn unplanned_device(
         host,
         disk: None,
         tf32: false,
+        graphs: options.graphs,
     })?;
     let arena = Arena::unplanned_in(Memory::Device, addresses);
     Ok(Device::with_memories(Arc::new(cuda), arena, Arena::heap_of(Memory::Host)))
@@ -240,6 +260,7 @@ impl DeviceFactory for CudaFactory {
             host: host_kernels,
             disk: disk_stream,
             tf32: request.products == Some(ProductMethod::Tf32),
+            graphs: self.options.graphs,
         })
         .map_err(refused)?;
         let arena = Arena::replaying(request.device_plan.clone(), addresses);

@@ -1,5 +1,5 @@
 //! Faults that only the data shows, such as a token outside of the vocabulary: a kernel writes the number of its call and what
-//! it found to a word of the card's memory. A copy brings it to the host behind the kernel, and the host reads it when it waits.
+//! it found to a word of the card's memory. A copy brings it to the host before an event is recorded, and the host reads it when it waits.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -55,6 +55,8 @@ pub(crate) struct Faults {
     on_card: u64,
     calls: VecDeque<CheckedCall>,
     issued: u32,
+    /// Whether a call was issued whose word was not fetched.
+    is_unread: bool,
 }
 
 impl Faults {
@@ -64,11 +66,14 @@ impl Faults {
         let word = HostBuffer::new(context, BYTES)?;
         // SAFETY: both are as long as a word, and live until the streams of the device are drained.
         unsafe { driver!(cuMemcpyHtoDAsync_v2(on_card, word.base().cast(), BYTES, stream))? };
-        Ok(Faults { word, on_card, calls: VecDeque::new(), issued: 0 })
+        Ok(Faults { word, on_card, calls: VecDeque::new(), issued: 0, is_unread: false })
     }
 
-    /// Brings the word to the host, behind what was issued to the stream.
-    pub(crate) fn fetch(&self, stream: CUstream) -> Result<(), Error> {
+    /// Brings the word to the host, behind what was issued to the stream, if a call may have written it.
+    pub(crate) fn fetch(&mut self, stream: CUstream) -> Result<(), Error> {
+        if !std::mem::take(&mut self.is_unread) {
+            return Ok(());
+        }
         // SAFETY: as in `new`.
         unsafe { driver!(cuMemcpyDtoHAsync_v2(self.word.base().cast(), self.on_card, BYTES, stream)) }
     }
@@ -80,6 +85,7 @@ impl Faults {
         if self.calls.len() == CALLS_MAX {
             self.calls.pop_front();
         }
+        self.is_unread = true;
         self.calls.push_back(CheckedCall { number: self.issued, checked, call, site });
         (self.on_card, self.issued)
     }

@@ -8,7 +8,8 @@
 //! - **Operations** (`launch`) become launches. Results do not depend on the number of blocks, and no float is added
 //!   atomically.
 //! - **Memory** (`memory`) is taken once, when the device is made: the plan's bytes, and scratch for partial sums.
-//! - **Streams** (`streams`) are those of the trace, ordered by events.
+//! - **Streams** (`streams`) are those of the trace, ordered by events. What the stream of kernels is given becomes segments
+//!   (`segment`); one that comes again is launched as a graph (`graphs`).
 //! - **Links** (`links`, `nccl`) move bytes between the cards of several ranks, where NCCL is found and asked for.
 //! - **Failures**: the first is kept, with the call that failed. What only the data shows (`faults`), such as a token outside of
 //!   the vocabulary, is reported by the next wait.
@@ -41,6 +42,7 @@ mod factory;
 mod faults;
 mod found;
 mod gate;
+mod graphs;
 mod launch;
 mod libraries;
 mod limits;
@@ -50,9 +52,10 @@ mod modules;
 mod nccl;
 pub mod programs;
 mod scratch;
+mod segment;
 mod streams;
 
-pub use driver::{Card, Clocks, usable_cards};
+pub use driver::{Card, Clocks, Launches, Made, usable_cards};
 pub use error::{CAPABILITY_MIN, DRIVER_MIN, Error};
 pub use factory::{
     COMMUNICATOR_BYTES, CONTEXT_BYTES, CudaFactory, DRIVER_HOST_BYTES, Options, SCRATCH_BYTES,

@@ -18,9 +18,10 @@ use crate::driver::{Context, check, driver};
 use crate::error::Error;
 use crate::gate::Gate;
 use crate::memory::TensorMemory;
-use crate::modules::{Launch, Modules, launch_function};
+use crate::modules::{Launch, Modules};
 use crate::nccl::{Communicator, Nccl};
 use crate::programs::{Program, Source};
+use crate::segment::launch_function;
 
 /// Time that ranks have to end a communicator together, before it is aborted.
 const LEAVE: Duration = Duration::from_secs(1);
@@ -251,7 +252,7 @@ impl CardLink {
         let accumulate = u64::from(sum.accumulate);
         let mut arguments = [own, others, target, elements, place, places, accumulate];
         // SAFETY: the caller's promise; the arguments are those of the kernel.
-        unsafe { launch_function(kernel.function, self.stream, &launch, &mut [], &mut arguments) }
+        unsafe { launch_function(kernel.function, self.stream, &launch, &mut arguments) }
     }
 
     fn end_call(&mut self) {

@@ -1,7 +1,7 @@
 //! Kernels that are ready to be launched: programs are compiled when one of their kernels is first needed.
 
 use std::collections::HashMap;
-use std::ffi::{CString, c_void};
+use std::ffi::CString;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -66,40 +66,7 @@ impl Modules {
         &self.gate
     }
 
-    /// Issues a launch to a stream. `arguments` are the kernel's, each in the lower bytes of a number.
-    ///
-    /// # Safety
-    /// The context is current, the stream is of it; the arguments are those of the kernel, and what they point to stays valid
-    /// until the stream has run the launch.
-    pub(crate) unsafe fn launch(
-        &self,
-        stream: sys::CUstream,
-        launch: &Launch,
-        arguments: &mut [u64],
-    ) -> Result<(), Error> {
-        // SAFETY: the caller's promise.
-        unsafe { self.launch_table(stream, launch, &mut [], arguments) }
-    }
-
-    /// The same for a kernel whose first argument is a table; an empty one is none.
-    ///
-    /// # Safety
-    /// As for [`Modules::launch`]; the table has the length of the kernel's argument.
-    pub(crate) unsafe fn launch_table(
-        &self,
-        stream: sys::CUstream,
-        launch: &Launch,
-        table: &mut [u64],
-        arguments: &mut [u64],
-    ) -> Result<(), Error> {
-        if launch.grid.contains(&0) {
-            return Ok(());
-        }
-        // SAFETY: the caller's promise.
-        unsafe { launch_function(self.function(launch)?, stream, launch, table, arguments) }
-    }
-
-    /// Loads a kernel before its first launch, which [`launch_function`] does.
+    /// Loads a kernel, if it is not loaded yet.
     pub(crate) fn prepare(&self, launch: &Launch) -> Result<sys::CUfunction, Error> {
         self.function(launch)
     }
@@ -187,42 +154,19 @@ impl Modules {
     }
 }
 
-/// Issues a launch of a kernel that is loaded, with a table as its first argument, if it is not empty.
-///
-/// # Safety
-/// As for [`Modules::launch_table`].
-pub(crate) unsafe fn launch_function(
-    function: sys::CUfunction,
-    stream: sys::CUstream,
-    launch: &Launch,
-    table: &mut [u64],
-    arguments: &mut [u64],
-) -> Result<(), Error> {
-    let [blocks_x, blocks_y] = launch.grid;
-    if blocks_x == 0 || blocks_y == 0 {
-        return Ok(());
-    }
-    let too_many = || Error::Unsupported(format!("{launch:?} has too many blocks for a card"));
-    let blocks_x = u32::try_from(blocks_x).ok().filter(|x| *x <= i32::MAX as u32).ok_or_else(too_many)?;
-    let blocks_y = u32::try_from(blocks_y).ok().filter(|y| *y <= 65535).ok_or_else(too_many)?;
-    let first = (!table.is_empty()).then(|| table.as_mut_ptr().cast());
-    let others = arguments.iter_mut().map(|argument| std::ptr::from_mut(argument).cast());
-    let mut places: Vec<*mut c_void> = first.into_iter().chain(others).collect();
-    // SAFETY: the caller's promise. The driver reads the arguments before it returns.
-    unsafe {
-        driver!(cuLaunchKernel(
-            function,
-            blocks_x,
-            blocks_y,
-            1,
-            launch.threads,
-            1,
-            1,
-            launch.shared_bytes,
-            stream,
-            places.as_mut_ptr(),
-            std::ptr::null_mut(),
-        ))
+impl Launch {
+    /// Blocks in x and y.
+    ///
+    /// # Errors
+    /// More than a card has.
+    pub(crate) fn blocks(&self) -> Result<[u32; 2], Error> {
+        let [x, y] = self.grid;
+        let blocks = u32::try_from(x).ok().filter(|x| *x <= i32::MAX as u32);
+        let blocks = blocks.zip(u32::try_from(y).ok().filter(|y| *y <= 65535));
+        blocks.map_or_else(
+            || Err(Error::Unsupported(format!("{self:?} has too many blocks for a card"))),
+            |(x, y)| Ok([x, y]),
+        )
     }
 }
 

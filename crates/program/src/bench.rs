@@ -3,7 +3,7 @@
 use anyhow::Result;
 use phalanx_bench::collectives::{self, CollectiveFigures, CollectivesTask};
 use phalanx_bench::memory::{self, MemoryFigures};
-use phalanx_bench::steps::{self, DeviceLimits, RankSetup, StepCounts, StepFigures};
+use phalanx_bench::steps::{self, DeviceLimits, Launches, RankSetup, StepCounts, StepFigures};
 use phalanx_bench::strategies::{self, RankFigures};
 use phalanx_tensor::ProductMethod;
 use phalanx_train::GroupSource;
@@ -84,7 +84,7 @@ fn on_device<T>(
     measure: impl FnOnce(&RankSetup<'_>) -> Result<T>,
 ) -> Result<T> {
     let plan = &planned.plan;
-    let factory = environment.device_factory(&planned.config.device, plan.spec.communicators());
+    let (factory, made) = environment.counted_factory(&planned.config.device, plan.spec.communicators());
     let RankDevice { device, shared_bytes } =
         host.make_device(plan.of(host.rank()), &plan.spec, &*factory)?;
     let (source, shares_memory) = match host {
@@ -111,6 +111,12 @@ fn on_device<T>(
         source,
         note_step: &|step| host.note_step(step),
         page_faults: &phalanx_host::process::page_faults,
+        launches: &|| {
+            let launches = made.as_ref()?.launches();
+            let [single, graphs, in_graphs] =
+                [launches.single, launches.graphs, launches.in_graphs].map(|count| count as f64);
+            Some(Launches { single, graphs, in_graphs })
+        },
         foreign_bytes: &|| if shares_memory { rank_host::foreign_bytes(shared_bytes) } else { 0 },
     };
     measure(&setup)

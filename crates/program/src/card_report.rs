@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use anyhow::{Result, anyhow};
+use phalanx_cuda::checks::graphs::{self, GraphFigures};
 use phalanx_cuda::checks::rates::{self, Rate, Sizes, Work};
 use phalanx_cuda::checks::{Bench, Case, GROUPS, link_of_one_rank};
 use phalanx_cuda::driver::known_version;
@@ -106,6 +107,8 @@ pub struct Kernels {
     nccl: Option<Result<i32, String>>,
     /// Bytes of the card that the driver has taken for this process (and other programs for themselves).
     driver_bytes: u64,
+    /// As many graphs as a device keeps; None where they are switched off.
+    graphs: Option<GraphFigures>,
 }
 
 impl Kernels {
@@ -117,16 +120,18 @@ impl Kernels {
         let cards = phalanx_cuda::usable_cards()?;
         let limits = cards[0].limits();
         let kernels = environment.cpu(crate::machine::cores(), None)?;
-        let bench = Bench::new(&environment::cuda_options(None), Arc::clone(&kernels) as _)?;
+        let options = environment::cuda_options(None);
+        let bench = Bench::new(&options, Arc::clone(&kernels) as _)?;
         let groups: Vec<_> = GROUPS.iter().map(|group| (group.name, group.run(&bench))).collect();
         // A card without clocks is the emulator.
         let sizes = if limits.is_some() { Sizes::CARD } else { Sizes::EMULATOR };
         let failed = groups.iter().flat_map(|(_, cases)| cases).any(|case| case.fault.is_some());
         let rates = if failed { Vec::new() } else { rates::measure(&bench, sizes)? };
         let driver_bytes = bench.other_bytes()?;
-        let nccl = link_of_one_rank(&environment::cuda_options(None), kernels);
+        let graphs = options.graphs.then(|| graphs::measure(&bench)).transpose()?;
+        let nccl = link_of_one_rank(&options, kernels);
         let nccl = nccl.map_err(|error| error.to_string()).transpose();
-        Ok(Kernels { groups, rates, limits, nccl, driver_bytes })
+        Ok(Kernels { groups, rates, limits, nccl, driver_bytes, graphs })
     }
 
     fn faults(&self) -> Vec<String> {
@@ -168,9 +173,15 @@ impl Kernels {
         });
         let used = bytes(self.driver_bytes);
         text.push_str(&format!(
-            "memory of the card for the driver's context, kernels and libraries: {used} (the plan allows {})\n",
+            "memory of the card for the driver's context, kernels and libraries: {used} (the plan allows {}, with graphs)\n",
             bytes(CONTEXT_BYTES)
         ));
+        if let Some(GraphFigures { graphs, nodes, bytes: taken }) = self.graphs {
+            text.push_str(&format!(
+                "{graphs} graphs of {nodes} launches, as many as are kept, take {} of it\n",
+                bytes(taken)
+            ));
+        }
         text
     }
 
@@ -206,6 +217,7 @@ impl Kernels {
                 "version": tried.as_ref().ok().map(|version| nccl_version(*version)), "error": tried.as_ref().err(),
             })),
             "rates": self.rates.iter().map(rate).collect::<Vec<_>>(), "driver_bytes": self.driver_bytes,
+            "graphs": self.graphs.map(|found| json!({ "graphs": found.graphs, "launches": found.nodes, "bytes": found.bytes })),
         })
     }
 
@@ -232,8 +244,14 @@ mod tests {
     #[test]
     fn the_report_of_a_gpu_finds_the_rates() {
         let rate = Rate { name: "product".to_string(), seconds: 1e-3, work: Work::Bytes(1e6) };
-        let kernels =
-            Kernels { groups: Vec::new(), rates: vec![rate], limits: None, nccl: None, driver_bytes: 0 };
+        let kernels = Kernels {
+            groups: Vec::new(),
+            rates: vec![rate],
+            limits: None,
+            nccl: None,
+            driver_bytes: 0,
+            graphs: None,
+        };
         let script = include_str!("../../../tools/gpu_report.sh");
         let (_, rest) = script.split_once("sed -n '/^").unwrap();
         let (start, _) = rest.split_once("/,$p'").unwrap();

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use anyhow::{Result, bail};
 use phalanx_cpu::peak::{self, Bandwidth};
 use phalanx_cpu::{Cpu, CpuFactory, Options, ProductMethod};
-use phalanx_cuda::CudaFactory;
+use phalanx_cuda::{CudaFactory, Made};
 use phalanx_launch::{ForeignRank, Variables};
 use phalanx_simd::Isa;
 use phalanx_simd::tiles::{self, NoAmx, TileUnit};
@@ -38,6 +38,9 @@ const CUBLAS: &str = "PHALANX_CUBLAS";
 /// Where NCCL is, which moves bytes between NVIDIA GPUs: a folder or a file.
 const NCCL: &str = "PHALANX_NCCL";
 
+/// Set to `off`, kernels of NVIDIA GPUs are launched one by one, not as graphs.
+const GRAPHS: &str = "PHALANX_CUDA_GRAPHS";
+
 /// The folder of what a program may compute again, and the home folder, which has one.
 const CACHE_HOME: &str = "XDG_CACHE_HOME";
 const HOME: &str = "HOME";
@@ -56,6 +59,7 @@ pub fn cuda_options(memory_bytes: Option<u64>) -> phalanx_cuda::Options {
         library_products,
         cache: cache.map(|folder| folder.join("phalanx/cuda")),
         memory_bytes,
+        graphs: folder(GRAPHS).as_deref() != Some(Path::new("off")),
         ..phalanx_cuda::Options::default()
     }
 }
@@ -107,7 +111,7 @@ pub fn pmi() -> RankDiscovery {
 
 /// The variables that launchers on other hosts need, too.
 pub fn for_other_hosts() -> Vec<(&'static str, String)> {
-    [ISA, NO_COLOR, NVRTC, CUBLAS, NCCL]
+    [ISA, NO_COLOR, NVRTC, CUBLAS, NCCL, GRAPHS]
         .into_iter()
         .filter_map(|name| Some((name, std::env::var(name).ok()?)))
         .collect()
@@ -267,15 +271,26 @@ impl Environment {
     /// The factory for the devices of a run, whose groups are so many communicators between cards: the one place where `device.kind`
     /// becomes a device.
     pub fn device_factory(self, device: &DeviceConfig, communicators: usize) -> Box<dyn DeviceFactory> {
+        self.counted_factory(device, communicators).0
+    }
+
+    /// The same, with what cards are given to launch.
+    pub fn counted_factory(
+        self,
+        device: &DeviceConfig,
+        communicators: usize,
+    ) -> (Box<dyn DeviceFactory>, Option<Arc<Made>>) {
         let processor = CpuFactory { options: self.options(1), populate: true };
         match device.choice() {
-            DeviceChoice::Cpu => Box::new(processor),
+            DeviceChoice::Cpu => (Box::new(processor), None),
             DeviceChoice::Cuda { memory_bytes } => {
                 let kernels = move |request: &DeviceRequest| -> std::io::Result<Arc<dyn Kernels>> {
                     Ok(processor.kernels(request)?)
                 };
                 let options = phalanx_cuda::Options { communicators, ..cuda_options(memory_bytes) };
-                Box::new(CudaFactory::new(options, kernels))
+                let factory = CudaFactory::new(options, kernels);
+                let made = Arc::clone(factory.made());
+                (Box::new(factory), Some(made))
             }
             DeviceChoice::Simulated(simulated) => {
                 let options = phalanx_simulated::Options {
@@ -286,7 +301,7 @@ impl Environment {
                 let kernels = move |request: &DeviceRequest| -> std::io::Result<Arc<dyn Kernels>> {
                     Ok(processor.kernels(request)?)
                 };
-                Box::new(SimulatedFactory::new(options, simulated.memory_bytes, kernels))
+                (Box::new(SimulatedFactory::new(options, simulated.memory_bytes, kernels)), None)
             }
         }
     }

@@ -105,12 +105,32 @@ fn benchmarks_say_their_device_and_claim_no_limits_that_are_unknown() {
     assert_eq!((device.as_str(), mfu.is_null(), peak.is_null()), (Some("cuda"), true, true), "{figures}");
     let text = run(&home, &step, seed).ok().stdout;
     assert!(text.contains("unknown") && !text.contains("mfu") && !text.contains("utilisation"), "{text}");
+    check_launches(&home, &settings);
     let tf32 = [&step[..], &["--set", "precision.products=tf32", "--json"]].concat();
     assert_eq!(run(&home, &tf32, seed).ok().json()["device"], "cuda");
     let strategies = ["bench", "strategies", "small.toml", "--nproc", "2", "--steps", "1", "--json"];
     let few = ["--only", "one-device", "--bert-steps", "0"];
     let figures = run(&home, &[&strategies[..], &few, &settings].concat(), seed).ok().json();
     assert_eq!(figures["device"], "cpu");
+}
+
+/// Steps are graphs where they may be, with the same losses.
+fn check_launches(home: &Home, settings: &[&str]) {
+    let step = ["bench", "step", "small.toml", "--steps", "1", "--warmup", "3", "--json"];
+    let run = |variable| run(home, &[&step[..], settings].concat(), variable).ok().json();
+    let [graphs, off, refused] =
+        [("PHALANX_EMULATOR_SEED", "5"), ("PHALANX_CUDA_GRAPHS", "off"), ("PHALANX_EMULATOR_CAPTURE", "off")]
+            .map(run);
+    let launches = |figures: &serde_json::Value| {
+        ["single", "graphs", "in_graphs"]
+            .map(|key| figures["launches_per_step_of_rank_0"][key].as_f64().unwrap())
+    };
+    let ([single, count, in_graphs], [plain, ..]) = (launches(&graphs), launches(&off));
+    assert!(count > 0.0 && single < in_graphs && single + in_graphs == plain, "{graphs} and {off}");
+    for figures in [off, refused] {
+        assert_eq!(launches(&figures), [plain, 0.0, 0.0]);
+        assert_eq!(figures["losses"], graphs["losses"]);
+    }
 }
 
 #[test]

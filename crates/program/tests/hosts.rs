@@ -278,6 +278,15 @@ fn the_secret_is_in_no_argument_environment_log_or_file_of_the_run() {
     }
 }
 
+#[test]
+fn what_ends_a_run_before_its_ranks_start_is_said_on_all_hosts() {
+    let home = Home::new();
+    let launched = Launched::start(&home, &[1, 1], &["--set", "batch.global=7"]);
+    let [leader, member] = launched.ends().try_into().ok().unwrap();
+    leader.refused(&["batch.global"]);
+    member.refused(&["host 0 has given up", "batch.global"]);
+}
+
 /// One command plays several hosts, and starts their launchers itself.
 #[test]
 fn one_command_plays_hosts_here_or_starts_them_over_ssh() {

@@ -10,6 +10,7 @@ mod rig;
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use phalanx_cuda::Launches;
 use phalanx_cuda::compiler::Compiler;
 use phalanx_models::Gpt2;
 use phalanx_train::config::{Checkpointing, Chunk, Float, Placement, Products, Tier, UpdateOn};
@@ -170,6 +171,82 @@ fn the_order_of_streams_changes_no_bit() {
     (config.parallel.zero, config.memory.placement) = (3, Some(Placement::Host));
     (config.memory.activations, config.memory.chunk) = (Tier::Host, Chunk::Mebibytes(0.02));
     check_same("in host memory, stage 3", &expected, &on_cards(&model, &config, &steps));
+}
+
+/// Runs with graphs and without, which have the same bits; the latter.
+fn check_graphs(what: &str, model: &Gpt2, config: &RunConfig, steps: &Steps) -> Ran {
+    let with = on_cards(model, config, steps);
+    let without = devices::on_cards_without_graphs(|| rig::run(model, config, steps));
+    assert_eq!(with.skipped, without.skipped, "{what}");
+    check_same(what, &without, &with);
+    without
+}
+
+/// Five steps, of which the third and later ones are launched as graphs.
+#[test]
+fn graphs_change_no_bit() {
+    let Some(_turn) = turn("graphs") else { return };
+    let short = |step: &Vec<Vec<u32>>| step[..4].iter().map(|tokens| tokens[..9].to_vec()).collect();
+    let steps: Steps = rig::golden_steps()[..5].iter().map(short).collect();
+    let (model, mut config, _) = small(Float::F32);
+    (config.batch.micro, config.model.dropout) = (Some(2), 0.1);
+    check_graphs("two micro-batches, dropout", &model, &config, &steps);
+    (config.batch.micro, config.parallel.data) = (Some(1), Some(2));
+    config.precision.compute = Float::Bf16;
+    config.memory.chunk = Chunk::Mebibytes(0.02);
+    for zero in 0..=3 {
+        config.parallel.zero = zero;
+        check_graphs(&format!("stage {zero}"), &model, &config, &steps);
+    }
+    let (model, mut config, _) = small(Float::F16);
+    (config.precision.initial_scale_power, config.precision.hysteresis) = (20, 1);
+    config.precision.loss_scale_window = 2;
+    let ran = check_graphs("f16", &model, &config, &steps);
+    assert!(ran.skipped.contains(&true) && ran.skipped.contains(&false), "{:?}", ran.skipped);
+}
+
+/// Steps with evaluations between them: losses of both, and what the card was given to launch in the last of them.
+fn steps_and_evaluations(graphs: bool) -> (Vec<f32>, [Launches; 2]) {
+    let (model, config, steps) = small(Float::Bf16);
+    let run = || {
+        let factory = devices::cuda();
+        let plan = RunPlan::new(devices::on(&factory, rig::spec(&model, &config))).unwrap();
+        let ran = on_threads(&factory, &plan, |rank| {
+            rank.initialise(1).unwrap();
+            let (mut losses, mut launches) = (Vec::new(), Vec::new());
+            for step in 1..=6 {
+                let batch = rig::batch(rank, &config, &steps[step as usize % 3]);
+                let before = factory.made().launches();
+                losses.push(rank.step(step, &batch, false).unwrap().loss);
+                let after = factory.made().launches();
+                launches.push(since(after, before));
+                losses.push(rank.evaluate(&batch).unwrap());
+            }
+            (losses, [launches[0], launches[5]])
+        });
+        ran.unwrap().swap_remove(0)
+    };
+    if graphs { run() } else { devices::on_cards_without_graphs(run) }
+}
+
+fn since(after: Launches, before: Launches) -> Launches {
+    Launches {
+        single: after.single - before.single,
+        graphs: after.graphs - before.graphs,
+        in_graphs: after.in_graphs - before.in_graphs,
+    }
+}
+
+#[test]
+fn a_steady_step_is_some_graphs_and_few_single_launches() {
+    let Some(_turn) = turn("launches of a step") else { return };
+    let (losses, [first, steady]) = steps_and_evaluations(true);
+    let (expected, [plain, last]) = steps_and_evaluations(false);
+    assert!(same_bits(&losses, &expected), "{losses:?} and {expected:?}");
+    assert_eq!((plain.graphs, last.graphs), (0, 0));
+    assert_eq!(first.graphs, 0, "nothing has come before");
+    assert_eq!(steady.single + steady.in_graphs, last.single, "{steady:?} and {last:?}");
+    assert!(steady.graphs > 0 && 10 * steady.single < steady.in_graphs, "{steady:?}");
 }
 
 #[test]

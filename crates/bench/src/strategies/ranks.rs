@@ -76,7 +76,7 @@ fn synchronous(setup: &RankSetup<'_>, plan: &RunPlan, counts: StepCounts) -> Res
         Ok(())
     };
     let timed = stepper.timed(counts.warmup, counts.steps, &mut after)?;
-    let Timed { step_s, losses, sent_bytes, exposed_s } = timed;
+    let Timed { step_s, losses, sent_bytes, exposed_s, .. } = timed;
     let measured = stepper.engine().device().arena().peak().expect("a planned arena measures its peak");
     stepper.engine().group().barrier().wait()?;
     let planned = planned_peak(memory);

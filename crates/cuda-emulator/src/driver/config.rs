@@ -21,6 +21,8 @@ pub struct Config {
     pub capability: (i32, i32),
     /// The device is lost at this call that uses it (`PHALANX_EMULATOR_LOST_AT`).
     pub lost_at: Option<u64>,
+    /// Whether streams can be captured; not with `PHALANX_EMULATOR_CAPTURE=off`.
+    pub captures: bool,
     /// Which checks run; none with `PHALANX_EMULATOR_CHECKS=off`.
     pub checks: Checks,
 }
@@ -35,6 +37,7 @@ impl Default for Config {
             cards: 1,
             capability: (8, 0),
             lost_at: None,
+            captures: true,
             checks: Checks::default(),
         }
     }
@@ -56,7 +59,9 @@ impl Config {
             config.capability = (capability as i32 / 10, capability as i32 % 10);
         }
         config.lost_at = number("PHALANX_EMULATOR_LOST_AT");
-        if env::var("PHALANX_EMULATOR_CHECKS").is_ok_and(|value| value == "off") {
+        let is_off = |name: &str| env::var(name).is_ok_and(|value| value == "off");
+        config.captures = !is_off("PHALANX_EMULATOR_CAPTURE");
+        if is_off("PHALANX_EMULATOR_CHECKS") {
             config.checks = Checks { unwritten: false, races: false };
         }
         config

@@ -56,8 +56,11 @@ entry_points! {
     /// How many products cuBLASLt has computed.
     phalanxEmulatorProducts(out: *mut usize) call_early |driver| { put(out, driver.queues.products) }
 
-    /// How many kernels were launched.
+    /// How many kernels were launched one by one.
     phalanxEmulatorLaunches(out: *mut usize) call_early |driver| { put(out, driver.queues.launches) }
+
+    /// How many graphs were launched.
+    phalanxEmulatorGraphLaunches(out: *mut usize) call_early |driver| { put(out, driver.queues.graph_launches) }
 
     /// How many exchanges with other devices NCCL has ended.
     phalanxEmulatorExchanges(out: *mut usize) call_early |driver| { put(out, driver.queues.exchanges) }

@@ -30,6 +30,20 @@ impl Driver {
         parameters: *const *const u8,
         extra: *const c_void,
     ) -> Result<(), Status> {
+        let launch = self.checked_launch(function, config, parameters, extra)?;
+        let stream = self.stream(config.stream)?;
+        self.queues.launches += usize::from(!self.queues.is_capturing(stream));
+        Ok(self.queues.enqueue(stream, Work::Launch(launch))?)
+    }
+
+    /// A launch whose sizes a device has, with its parameters as they are now.
+    pub(super) fn checked_launch(
+        &self,
+        function: usize,
+        config: &LaunchConfig,
+        parameters: *const *const u8,
+        extra: *const c_void,
+    ) -> Result<Launch, Status> {
         let function = self.functions.get(function)?;
         check_size(function, config)?;
         if !extra.is_null() || config.attribute_count > 0 {
@@ -45,17 +59,14 @@ impl Driver {
             let source = unsafe { std::slice::from_raw_parts(*parameters.add(index), size) };
             bytes[offset..offset + size].copy_from_slice(source);
         }
-        let stream = self.stream(config.stream)?;
-        let launch = Launch {
+        Ok(Launch {
             kernel,
             grid: config.grid,
             block: config.block,
             parameters: bytes,
             dynamic_shared: config.shared_bytes as usize,
             operands: OPERANDS.with_borrow(Arc::clone),
-        };
-        self.queues.launches += 1;
-        Ok(self.queues.enqueue(stream, Work::Launch(launch))?)
+        })
     }
 }
 

@@ -86,6 +86,15 @@ impl Queues {
         if all_joined { Ok(capture.graph) } else { Err(CaptureError::Unjoined) }
     }
 
+    /// The number of the capture that takes the work of a stream, and the handles of the nodes that its next one depends on; `None` for
+    /// a stream that is not captured.
+    pub fn captured(&self, stream: StreamId) -> Option<(usize, Vec<usize>)> {
+        let number = self.streams.get(&stream)?.capture?;
+        let capture = self.captures[number].as_ref()?;
+        let (_, last) = capture.streams.get(&stream)?;
+        Some((number, last.iter().map(|node| capture.graph.nodes[*node].handle).collect()))
+    }
+
     /// Adds work of a captured stream to its graph.
     pub(super) fn capture_work(&mut self, stream: StreamId, work: Work) -> Result<(), CaptureError> {
         let number =
@@ -101,7 +110,8 @@ impl Queues {
                 capture.join(stream, &nodes);
             }
             work => {
-                capture.graph.nodes.push(Node { work, after: last, stream: ordinal });
+                self.next_node += 1;
+                capture.graph.nodes.push(Node { handle: self.next_node, work, after: last, stream: ordinal });
                 let node = capture.graph.nodes.len() - 1;
                 capture.streams.insert(stream, (ordinal, vec![node]));
             }

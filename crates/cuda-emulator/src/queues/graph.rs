@@ -1,6 +1,6 @@
 //! Graphs: work with dependencies, recorded once and launched often.
 
-use crate::queues::{Clock, Queues, Work};
+use crate::queues::{Clock, Launch, Queues, Work};
 
 /// Work that was captured.
 #[derive(Clone, Default)]
@@ -13,6 +13,8 @@ pub struct Graph {
 /// A node of a graph.
 #[derive(Clone)]
 pub(super) struct Node {
+    /// Its handle.
+    pub handle: usize,
     pub work: Work,
     /// Nodes that run before it.
     pub after: Vec<usize>,
@@ -21,6 +23,7 @@ pub(super) struct Node {
 }
 
 /// A graph that can be launched.
+#[derive(Clone)]
 pub struct ReadyGraph {
     nodes: Vec<Node>,
     /// Places in clocks of its streams.
@@ -31,6 +34,22 @@ impl Graph {
     /// How many nodes it has.
     pub fn nodes(&self) -> usize {
         self.nodes.len()
+    }
+
+    /// Whether a handle is that of one of its nodes.
+    pub fn has(&self, node: usize) -> bool {
+        self.nodes.iter().any(|known| known.handle == node)
+    }
+}
+
+impl ReadyGraph {
+    /// Replaces the launch of a node, for launches of the graph that come later; false if no node of the graph is one of a kernel with
+    /// this handle.
+    pub fn set_launch(&mut self, node: usize, launch: Launch) -> bool {
+        let known = self.nodes.iter_mut().find(|known| known.handle == node);
+        let Some(Node { work: Work::Launch(old), .. }) = known else { return false };
+        *old = launch;
+        true
     }
 }
 

@@ -38,6 +38,9 @@ pub type StreamId = u64;
 /// The most instructions of warps in a launch, which then counts as endless.
 const INSTRUCTION_LIMIT: u64 = 1 << 33;
 
+/// Handles of nodes come behind this number, which no memory has.
+const FIRST_NODE: usize = 0x6_0000_0000;
+
 /// Work in a stream, with what the host knew when it queued it.
 struct Queued {
     work: Work,
@@ -77,8 +80,10 @@ pub struct Queues {
     pub statistics: Statistics,
     /// How many products libraries have computed.
     pub products: usize,
-    /// How many kernels were launched.
+    /// How many kernels were launched one by one.
     pub launches: usize,
+    /// How many graphs were launched.
+    pub graph_launches: usize,
     /// How many exchanges with other devices have ended.
     pub exchanges: usize,
     /// Whether a wait ended because an exchange waits for another device.
@@ -86,6 +91,8 @@ pub struct Queues {
     streams: BTreeMap<StreamId, Stream>,
     next_stream: StreamId,
     captures: Vec<Option<Capture>>,
+    /// The last handle of a node.
+    next_node: usize,
     operations: Operations,
     /// What the host has waited for.
     host: Clock,
@@ -111,11 +118,13 @@ impl Queues {
             statistics: Statistics::default(),
             products: 0,
             launches: 0,
+            graph_launches: 0,
             exchanges: 0,
             is_stuck: false,
             streams: BTreeMap::new(),
             next_stream: 0x100,
             captures: Vec::new(),
+            next_node: FIRST_NODE,
             operations: Operations::default(),
             host: Clock::default(),
             seed,

@@ -168,6 +168,33 @@ impl Session {
         driver!(cuLaunchKernel(function, 1, 1, 1, threads, 1, 1, shared, stream, parameters, extra))
     }
 
+    /// Gives a node of a graph that is ready another `fill`, of so many threads.
+    pub fn set_fill(
+        &self,
+        [graph, node]: [usize; 2],
+        threads: u32,
+        out: u64,
+        floats: usize,
+        value: f32,
+    ) -> Status {
+        let values = [out, floats as u64, u64::from(value.to_bits())];
+        let pointers: Vec<*const u8> = values.iter().map(|value| (value as *const u64).cast()).collect();
+        let (function, parameters) = (self.function("fill"), pointers.as_ptr());
+        let (grid, block, extra) = ([1; 3], [threads, 1, 1], std::ptr::null());
+        let launch =
+            KernelNode { function, grid, block, shared_bytes: 0, parameters, extra, kernel: 0, context: 0 };
+        driver!(cuGraphExecKernelNodeSetParams_v2(graph, node, &launch))
+    }
+
+    /// The node that was captured last in a stream.
+    pub fn last_node(&self, stream: usize) -> usize {
+        let (mut status, mut nodes, mut count) = (0, std::ptr::null(), 0);
+        let (id, graph) = (std::ptr::null_mut(), std::ptr::null_mut());
+        driver!(ok(cuStreamGetCaptureInfo_v2(stream, &mut status, id, graph, &mut nodes, &mut count)));
+        assert_eq!((status, count), (1, 1));
+        driver!(*nodes)
+    }
+
     pub fn fill(&self, out: u64, floats: usize, value: f32, stream: usize) -> Status {
         self.launch(
             "fill",

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use phalanx_random::SplitMix64;
 use phalanx_tensor::{Arena, Category, DType, Device, DeviceError, Immediate, Kernels, Memory, Tensor, View};
 
-use crate::driver::{Context, usable_cards};
+use crate::driver::{Context, Launches, Made, usable_cards};
 use crate::error::Error;
-use crate::factory::{Options, unplanned_device};
+use crate::factory::{Options, unplanned_counting};
 
 pub(super) const FLOATS: [DType; 3] = [DType::F32, DType::BF16, DType::F16];
 
@@ -19,6 +19,7 @@ const EMULATOR_BYTES: u64 = 64 << 20;
 /// The processor and a card.
 pub struct Bench {
     devices: [Device; 2],
+    made: Arc<Made>,
     context: Context,
     /// Bytes of the card that its tensors and scratch take.
     taken_bytes: u64,
@@ -53,7 +54,8 @@ impl Bench {
         // A card without clocks is the emulator.
         let card = usable_cards()?.swap_remove(0);
         let memory_bytes = if card.clocks.is_some() { CARD_BYTES } else { EMULATOR_BYTES };
-        let device = unplanned_device(options, 0, memory_bytes, Arc::clone(&kernels))?;
+        let made = Arc::default();
+        let device = unplanned_counting(options, 0, memory_bytes, Arc::clone(&kernels), &made)?;
         let processor = Device::with_memories(
             Arc::new(Immediate::new(kernels)),
             Arena::heap(),
@@ -61,7 +63,7 @@ impl Bench {
         );
         let context = Context::new(card, &Arc::default())?;
         let taken_bytes = memory_bytes + options.scratch_bytes;
-        Ok(Bench { devices: [processor, device], context, taken_bytes, cases: RefCell::default() })
+        Ok(Bench { devices: [processor, device], made, context, taken_bytes, cases: RefCell::default() })
     }
 
     /// Bytes of the card's memory that are in use besides the tensors and scratch of this bench: those of the driver's context, of kernels
@@ -71,6 +73,11 @@ impl Bench {
     /// The driver's.
     pub fn other_bytes(&self) -> Result<u64, Error> {
         self.context.memory().map(|(free, total)| (total - free).saturating_sub(self.taken_bytes))
+    }
+
+    /// What the card was given to launch.
+    pub fn launches(&self) -> Launches {
+        self.made.launches()
     }
 
     /// The card.

@@ -3,6 +3,7 @@
 mod attention;
 pub mod bench;
 mod elementwise;
+pub mod graphs;
 mod links;
 mod products;
 pub mod rates;

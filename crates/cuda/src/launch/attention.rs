@@ -195,7 +195,7 @@ impl Issue<'_> {
         if dropout.is_some() {
             arguments.extend(dropout_numbers(dropout));
         }
-        self.launch(launch, &mut arguments)
+        self.launch(launch, &arguments)
     }
 
     fn attention_backward(&mut self, o: AttentionBackward) -> Result<(), Error> {

@@ -69,8 +69,14 @@ impl Issue<'_> {
                 let (n, program) = (o.x.elements(), Program::of(Source::Elementwise, o.x.dtype()));
                 self.over_fours(program, "fill", n, numbers![&o.x, n, o.value])
             }
-            Elementwise::Copy(o) => self.copy(o.from, &o.to),
-            Elementwise::Convert(o) if o.from.dtype() == o.to.dtype() => self.copy(o.from, &o.to),
+            Elementwise::Copy(o) => {
+                self.copy(o.from, &o.to);
+                Ok(())
+            }
+            Elementwise::Convert(o) if o.from.dtype() == o.to.dtype() => {
+                self.copy(o.from, &o.to);
+                Ok(())
+            }
             Elementwise::Convert(o) => {
                 let program = Program::of(Source::Elementwise, o.from.dtype()).with_other(o.to.dtype());
                 let n = o.to.elements();

@@ -69,8 +69,7 @@ impl Issue<'_> {
             fault,
             call
         ];
-        self.by_block(Program::of(Source::Embedding, o.y.dtype()), "embedding", o.ids.elements(), arguments)?;
-        self.fetch_fault()
+        self.by_block(Program::of(Source::Embedding, o.y.dtype()), "embedding", o.ids.elements(), arguments)
     }
 
     fn token_gradient(&mut self, o: EmbeddingBackward) -> Result<(), Error> {
@@ -110,8 +109,7 @@ impl Issue<'_> {
             fault,
             call
         ];
-        self.launch(launch, arguments)?;
-        self.fetch_fault()
+        self.launch(launch, arguments)
     }
 
     /// The gradient of a table of one or two rows, as a sum over rows.
@@ -123,7 +121,6 @@ impl Issue<'_> {
         let (fault, call) = self.checked(Checked::TokenType { rows: types });
         let arguments = numbers![o.ids, o.dy, partial, rows, hidden, blocks.grain, types as u32, fault, call];
         self.over_blocks(Program::of(Source::Embedding, element), "type_sums", &blocks, arguments)?;
-        self.fetch_fault()?;
         let line = |row: usize| (row * hidden..(row + 1) * hidden, Shape::from([hidden]));
         let lines: Vec<ViewMut> = o.dtable.into_pieces((0..types).map(line));
         match &lines[..] {

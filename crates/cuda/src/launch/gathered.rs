@@ -13,12 +13,12 @@ use std::ops::Range;
 use phalanx_tensor::Access;
 use phalanx_tensor::operation::Operands;
 use phalanx_tensor::operations::{Operation, Optimizers, Reductions};
-use phalanx_trace::Site;
 
 use crate::error::Error;
 use crate::launch::spans::{Shared, Span};
 use crate::launch::{Issue, elementwise, sums};
 use crate::modules::Launch;
+use crate::segment::Caller;
 
 /// Most blocks of a launch.
 const BLOCKS_MAX: u64 = i32::MAX as u64;
@@ -105,24 +105,26 @@ pub(crate) struct Gathered {
     spans: usize,
     blocks: u64,
     used: Used,
-    /// Address and bytes of every operand, where the bounds of kernels are checked.
-    pub(crate) bounds: Vec<(u64, usize)>,
-    /// The first call, for failures.
-    pub(crate) call: &'static str,
-    pub(crate) site: Site,
+    /// The first call, with the bounds of all.
+    pub(crate) caller: Caller,
 }
 
 impl Gathered {
     /// Begins with a call. The operation has addresses of the card.
-    pub(crate) fn new(span: Span, operation: &mut Operation, (call, site): (&'static str, Site)) -> Gathered {
+    pub(crate) fn new(span: Span, operation: &mut Operation, caller: Caller) -> Gathered {
         let Span { shared, words: table, blocks } = span;
         let mut used = Used::default();
         used.add(operands(operation));
-        Gathered { shared, table, spans: 1, blocks, used, bounds: Vec::new(), call, site }
+        Gathered { shared, table, spans: 1, blocks, used, caller }
     }
 
-    /// Adds a call; gives it back if it does not belong to the others.
-    pub(crate) fn add(&mut self, span: Span, operation: &mut Operation) -> Result<(), Span> {
+    /// Adds a call with its bounds; gives it back if it does not belong to the others.
+    pub(crate) fn add(
+        &mut self,
+        span: Span,
+        operation: &mut Operation,
+        bounds: &[(u64, usize)],
+    ) -> Result<(), Span> {
         let operands = operands(operation);
         let belongs = self.spans < self.shared.spans_max
             && self.blocks + span.blocks <= BLOCKS_MAX
@@ -132,6 +134,7 @@ impl Gathered {
             return Err(span);
         }
         self.used.add(operands);
+        self.caller.bounds.extend(bounds);
         self.table.extend(span.words);
         *self.table.last_mut().expect("spans have words") |= self.blocks;
         self.blocks += span.blocks;
@@ -148,8 +151,7 @@ impl Issue<'_> {
         table.resize(table.len() / spans * spans_max, 0);
         arguments.insert(0, spans as u64);
         let launch = Launch { program, kernel, grid: [blocks, 1], threads, shared_bytes: 0 };
-        // SAFETY: as for every launch; the table has the length of the kernel's.
-        unsafe { self.modules.launch_table(self.stream, &launch, &mut table, &mut arguments) }
+        self.launch_table(launch, &table, &arguments)
     }
 }
 

@@ -7,11 +7,11 @@
 use phalanx_tensor::{DType, View};
 
 use crate::blas::{ALIGN, Addresses, Blas, Matrix, Problem};
-use crate::driver::driver;
 use crate::error::Error;
 use crate::launch::products::{Layouts, Product};
 use crate::launch::{Issue, address, numbers};
 use crate::programs::{Program, Source};
+use crate::segment::{Place, Step};
 
 /// Addresses of workspaces are multiples of this.
 const WORKSPACE_ALIGN: u64 = 256;
@@ -26,20 +26,6 @@ impl Issue<'_> {
         // The first half of the scratch is the workspace, the second holds copies.
         let start = scratch.start.next_multiple_of(WORKSPACE_ALIGN);
         let workspace_bytes = ((scratch.end - start) / 2 / WORKSPACE_ALIGN * WORKSPACE_ALIGN) as usize;
-        let mut copies = Copies { next: start + workspace_bytes as u64, end: scratch.end };
-        let [a_at, b_at] = [copies.read(self, a)?, copies.read(self, b)?];
-        let bias_at = bias.map(|bias| copies.read(self, bias)).transpose()?;
-        let accumulates = add == Some(address(result.as_view()));
-        let to_at = match is_aligned(result.as_view()) {
-            true => address(result.as_view()),
-            false if accumulates => copies.read(self, result.as_view())?,
-            false => copies.room(self, result.bytes())?,
-        };
-        let add_at = match add {
-            Some(_) if accumulates => Some(to_at),
-            Some(other) if !other.is_multiple_of(ALIGN) => Some(copies.copy(self, other, result.bytes())?),
-            other => other,
-        };
         let matrix = |[rows, columns]: [usize; 2], stride: usize, transposed: bool| match transposed {
             false => Matrix { rows, columns, stride, transposed },
             true => Matrix { rows: columns, columns: rows, stride, transposed },
@@ -54,18 +40,31 @@ impl Issue<'_> {
             tf32: self.tf32 && a.dtype() == DType::F32,
             workspace_bytes,
         };
-        let addresses =
-            Addresses { a: a_at, b: b_at, to: to_at, bias: bias_at, add: add_at, workspace: start };
-        // SAFETY: the backend made the context current, and keeps operands valid and ordered until the stream has run the product;
-        // scratch is used by one operation after the other.
-        let multiply = || unsafe { blas.multiply(problem, addresses, self.stream) };
-        // The first product of a kind may load a kernel.
-        let is_done = if blas.knows(&problem) { multiply() } else { self.modules.gate().load(multiply) };
-        if !is_done? {
+        // Looking for an algorithm may load a kernel.
+        let computes = || blas.computes(&problem);
+        let is_computed = if blas.knows(&problem) { computes() } else { self.modules.gate().load(computes) };
+        if !is_computed? {
             return Ok(false);
         }
+        let mut copies = Copies { next: start + workspace_bytes as u64, end: scratch.end };
+        let [a_at, b_at] = [copies.read(self, a)?, copies.read(self, b)?];
+        let bias_at = bias.map(|bias| copies.read(self, bias)).transpose()?;
+        let accumulates = add == Some(address(result.as_view()));
+        let to_at = match is_aligned(result.as_view()) {
+            true => address(result.as_view()),
+            false if accumulates => copies.read(self, result.as_view())?,
+            false => copies.room(self, result.bytes())?,
+        };
+        let add_at = match add {
+            Some(_) if accumulates => Some(to_at),
+            Some(other) if !other.is_multiple_of(ALIGN) => Some(copies.copy(self, other, result.bytes())?),
+            other => other,
+        };
+        let addresses =
+            Addresses { a: a_at, b: b_at, to: to_at, bias: bias_at, add: add_at, workspace: start };
+        self.push(Step::Product(problem, addresses));
         if to_at != address(result.as_view()) {
-            copy(self, address(result.as_view()), to_at, result.bytes())?;
+            copy(self, address(result.as_view()), to_at, result.bytes());
         }
         // GELU is of what is stored, so that it can be computed again: the library's own would be of the sums.
         let Some((pre, form)) = gelu else { return Ok(true) };
@@ -112,7 +111,7 @@ impl Copies {
 
     fn copy(&mut self, issue: &Issue, from: u64, bytes: usize) -> Result<u64, Error> {
         let at = self.room(issue, bytes)?;
-        copy(issue, at, from, bytes)?;
+        copy(issue, at, from, bytes);
         Ok(at)
     }
 
@@ -122,7 +121,6 @@ impl Copies {
     }
 }
 
-fn copy(issue: &Issue, to: u64, from: u64, bytes: usize) -> Result<(), Error> {
-    // SAFETY: both ranges are the card's, and are used in the order of the stream.
-    unsafe { driver!(cuMemcpyDtoDAsync_v2(to, from, bytes, issue.stream)) }
+fn copy(issue: &Issue, to: u64, from: u64, bytes: usize) {
+    issue.push(Step::Copy { to: Place::Card(to), from: Place::Card(from), bytes });
 }

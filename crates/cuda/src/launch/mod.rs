@@ -17,19 +17,19 @@ pub(crate) use gathered::Gathered;
 pub(crate) use spans::Span;
 pub(crate) use sums::RowBlocks;
 
+use std::cell::RefCell;
 use std::ops::Range;
 
-use cudarc::driver::sys::CUstream;
 use phalanx_tensor::operations::{Operation, Own};
 use phalanx_tensor::{View, ViewMut};
 use phalanx_trace::Site;
 
 use crate::blas::Blas;
-use crate::driver::driver;
 use crate::error::Error;
 use crate::faults::{Checked, Faults};
 use crate::modules::{Launch, Modules};
 use crate::programs::Program;
+use crate::segment::{Place, Segment, Step};
 
 /// Threads of a block of kernels that walk over elements or rows.
 const THREADS: u32 = 256;
@@ -39,7 +39,8 @@ pub(crate) struct Issue<'a> {
     pub(crate) modules: &'a Modules,
     /// The library for products, if it is there.
     pub(crate) blas: Option<&'a Blas>,
-    pub(crate) stream: CUstream,
+    /// Takes the operation's steps.
+    pub(crate) segment: RefCell<&'a mut Segment>,
     /// The addresses of tensors on the card.
     pub(crate) card: Range<u64>,
     /// Memory for kernels, which calls of the compute stream use one after the other. None on other streams.
@@ -87,7 +88,7 @@ impl<A: Argument> Argument for Option<A> {
 /// `numbers![a, b, ..]`: the arguments of a kernel.
 macro_rules! numbers {
     ($($argument:expr),* $(,)?) => {
-        &mut [$($crate::launch::Argument::number($argument)),*]
+        &[$($crate::launch::Argument::number($argument)),*]
     };
 }
 pub(crate) use numbers;
@@ -122,29 +123,35 @@ impl Issue<'_> {
     }
 
     /// Copies a tensor within the card, to it, or from it.
-    pub(crate) fn copy(&self, from: View, to: &ViewMut) -> Result<(), Error> {
-        let (bytes, stream) = (to.bytes(), self.stream);
-        let (from, to) = (address(from), address(to.as_view()));
-        if bytes == 0 {
-            return Ok(());
-        }
-        let of_host = |address: u64| std::ptr::with_exposed_provenance_mut(address as usize);
-        // SAFETY: the backend made the context current, and keeps both tensors valid and ordered until the copy is over.
-        unsafe {
-            match (self.card.contains(&from), self.card.contains(&to)) {
-                (true, true) => driver!(cuMemcpyDtoDAsync_v2(to, from, bytes, stream)),
-                (true, false) => driver!(cuMemcpyDtoHAsync_v2(of_host(to), from, bytes, stream)),
-                (false, true) => driver!(cuMemcpyHtoDAsync_v2(to, of_host(from), bytes, stream)),
-                (false, false) => Err(Error::Unsupported("a copy within host memory".to_string())),
-            }
+    pub(crate) fn copy(&self, from: View, to: &ViewMut) {
+        let bytes = to.bytes();
+        if bytes > 0 {
+            let place = |address: u64| match self.card.contains(&address) {
+                true => Place::Card(address),
+                false => Place::Host(address as usize),
+            };
+            let (from, to) = (place(address(from)), place(address(to.as_view())));
+            self.push(Step::Copy { to, from, bytes });
         }
     }
 
-    /// Launches one kernel.
-    fn launch(&self, launch: Launch, arguments: &mut [u64]) -> Result<(), Error> {
-        // SAFETY: the backend made the context current, and keeps operands valid and ordered until the stream has run the launch;
-        // arguments are written down beside each launch, in the order of the kernel's.
-        unsafe { self.modules.launch(self.stream, &launch, arguments) }
+    /// Adds a step.
+    fn push(&self, step: Step) {
+        self.segment.borrow_mut().push(step);
+    }
+
+    /// Launches one kernel. Its arguments are written down beside each launch, in the order of the kernel's.
+    fn launch(&self, launch: Launch, arguments: &[u64]) -> Result<(), Error> {
+        self.launch_table(launch, &[], arguments)
+    }
+
+    /// The same for a kernel whose first argument is a table, of the table's length; an empty one is none.
+    fn launch_table(&self, launch: Launch, table: &[u64], arguments: &[u64]) -> Result<(), Error> {
+        if launch.grid.contains(&0) {
+            return Ok(());
+        }
+        let function = self.modules.prepare(&launch)?;
+        self.segment.borrow_mut().push_kernel(function, &launch, [table, arguments])
     }
 
     /// Launches a kernel that walks over `n` elements in groups of four.
@@ -153,7 +160,7 @@ impl Issue<'_> {
         program: Program,
         kernel: &'static str,
         n: usize,
-        arguments: &mut [u64],
+        arguments: &[u64],
     ) -> Result<(), Error> {
         let blocks = (n as u64).div_ceil(4 * u64::from(THREADS)).min(16 * self.multiprocessors);
         self.launch(
@@ -168,7 +175,7 @@ impl Issue<'_> {
         program: Program,
         kernel: &'static str,
         rows: usize,
-        arguments: &mut [u64],
+        arguments: &[u64],
     ) -> Result<(), Error> {
         let blocks = (rows as u64).div_ceil(u64::from(THREADS / 32)).min(64 * self.multiprocessors);
         self.launch(
@@ -183,14 +190,14 @@ impl Issue<'_> {
         program: Program,
         kernel: &'static str,
         rows: usize,
-        arguments: &mut [u64],
+        arguments: &[u64],
     ) -> Result<(), Error> {
         let grid = [rows as u64, 1];
         self.launch(Launch { program, kernel, grid, threads: THREADS, shared_bytes: 0 }, arguments)
     }
 
     /// Launches one block of 1,024 threads.
-    fn one_block(&self, program: Program, kernel: &'static str, arguments: &mut [u64]) -> Result<(), Error> {
+    fn one_block(&self, program: Program, kernel: &'static str, arguments: &[u64]) -> Result<(), Error> {
         self.launch(Launch { program, kernel, grid: [1, 1], threads: 1024, shared_bytes: 0 }, arguments)
     }
 
@@ -209,13 +216,8 @@ impl Issue<'_> {
         Ok(scratch.start)
     }
 
-    /// What a kernel that checks its data is given: where it reports, and its number. [`Issue::fetch_fault`] follows.
+    /// What a kernel that checks its data is given: where it reports, and its number.
     fn checked(&mut self, checked: Checked) -> (u64, u32) {
         self.faults.note(checked, self.call, self.site)
-    }
-
-    /// Brings what the kernels before reported to the host.
-    fn fetch_fault(&self) -> Result<(), Error> {
-        self.faults.fetch(self.stream)
     }
 }

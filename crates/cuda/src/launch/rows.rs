@@ -135,7 +135,6 @@ impl Issue<'_> {
             call
         ];
         self.by_block(Program::of(Source::CrossEntropy, element), "vocabulary_loss", rows, arguments)?;
-        self.fetch_fault()?;
         let arguments = numbers![losses, rows, &o.loss, o.accumulate];
         self.one_block(Program::of_f64(Source::NormF64), "sum_losses", arguments)
     }

@@ -88,7 +88,7 @@ impl Issue<'_> {
         program: Program,
         kernel: &'static str,
         blocks: &RowBlocks,
-        arguments: &mut [u64],
+        arguments: &[u64],
     ) -> Result<(), Error> {
         let across = (blocks.columns as u64).div_ceil(u64::from(COLUMN_THREADS * THREAD_COLUMNS));
         let grid = [across, blocks.blocks as u64];

@@ -32,12 +32,16 @@ impl Bench {
 
     /// `new`, with products by cuBLASLt where it is found, or never.
     pub fn with(test: &str, library_products: bool) -> Option<Bench> {
+        Bench::of(test, Options { library_products, ..Options::default() })
+    }
+
+    /// `new`, with options; where the compiler and its programs are is added to them.
+    pub fn of(test: &str, options: Options) -> Option<Bench> {
         let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
         let options = Options {
             nvrtc: std::env::var_os("PHALANX_NVRTC").map(Into::into),
             cache: Some(concat!(env!("CARGO_TARGET_TMPDIR"), "/phalanx/cuda").into()),
-            library_products,
-            ..Options::default()
+            ..options
         };
         match checks::Bench::new(&options, Cpu::new(1)) {
             Ok(bench) => Some(Bench { bench, _turn: turn }),

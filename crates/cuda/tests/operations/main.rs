@@ -8,6 +8,7 @@ mod bench;
 mod copies;
 mod faults;
 mod gathered;
+mod graphs;
 mod library;
 mod links;
 

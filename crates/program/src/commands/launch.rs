@@ -86,9 +86,6 @@ fn meet_and_train(
     let environment = team.kernels_of_all(environment);
     let ended = train_with(&train, environment, signals, output, Some(&mut team), None);
     // The run has ended on this host; the others report the same end with the same code.
-    team.finish(match &ended {
-        Ok(code) => *code,
-        Err(_) => 1,
-    });
+    team.finish(&ended);
     ended.map(ExitCode::from)
 }

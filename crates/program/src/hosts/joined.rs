@@ -162,7 +162,7 @@ fn across(
     let mut team = team.with_starters(helpers.clone());
     let environment = team.kernels_of_all(environment);
     let ended = train_with(args, environment, signals, output, Some(&mut team), helpers);
-    team.finish(*ended.as_ref().unwrap_or(&1));
+    team.finish(&ended);
     ended
 }
 

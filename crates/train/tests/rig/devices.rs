@@ -21,6 +21,8 @@ const DEVICE: &str = "PHALANX_TEST_DEVICE";
 thread_local! {
     /// Whether runs that this thread starts are on cards, whatever the environment says.
     static ON_CARDS: Cell<bool> = const { Cell::new(false) };
+    /// Whether cards launch what comes again as graphs.
+    static GRAPHS: Cell<bool> = const { Cell::new(true) };
 }
 
 /// Runs `body`, whose runs are on cards.
@@ -28,6 +30,14 @@ pub fn on_cards<T>(body: impl FnOnce() -> T) -> T {
     ON_CARDS.set(true);
     let result = body();
     ON_CARDS.set(false);
+    result
+}
+
+/// Runs `body`, whose runs are on cards that launch every kernel by itself.
+pub fn on_cards_without_graphs<T>(body: impl FnOnce() -> T) -> T {
+    GRAPHS.set(false);
+    let result = on_cards(body);
+    GRAPHS.set(true);
     result
 }
 
@@ -74,6 +84,7 @@ pub fn linked_cuda(communicators: usize) -> CudaFactory {
     let options = phalanx_cuda::Options {
         nvrtc: std::env::var_os("PHALANX_NVRTC").map(Into::into),
         communicators,
+        graphs: GRAPHS.get(),
         cache: option_env!("CARGO_TARGET_TMPDIR").map(|folder| Path::new(folder).join("phalanx/cuda")),
         ..phalanx_cuda::Options::default()
     };

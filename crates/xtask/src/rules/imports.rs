@@ -11,7 +11,7 @@ use crate::words::{identifiers, words};
 use crate::workspace::Workspace;
 
 /// A crate's folder and the folders that it may import.
-const MAY_IMPORT: [(&str, &str); 30] = [
+const MAY_IMPORT: [(&str, &str); 31] = [
     ("trace", ""),
     ("random", ""),
     ("host", "files"),
@@ -53,8 +53,9 @@ const MAY_IMPORT: [(&str, &str); 30] = [
         "host trace plan simd tensor cpu cuda simulated collectives launch mpi layers optim parallel models \
          checkpoint data files train baselines bench drawing",
     ),
-    ("reliability", "host hostile"),
-    ("xtask", ""),
+    ("reliability", "host hostile namespaces"),
+    ("namespaces", ""),
+    ("xtask", "namespaces"),
     ("cuda", "random trace plan tensor files"),
     ("cuda-emulator", "random"),
 ];
