@@ -171,32 +171,33 @@ impl Shared {
                 (1..tasks).for_each(|_| self.work.notify_one());
             }
         }
-        self.work_off(0);
+        self.work_off(0, *turn);
         self.wait_until_done(count);
         if let Some(payload) = locked(&self.panic).take() {
             resume_unwind(payload);
         }
     }
 
-    /// First and end of the tasks of a share, of `tasks` in all.
+    /// First and end of the tasks of a share, of `tasks` in all. The caller, who begins first, has one in any case.
     fn share(&self, share: usize, tasks: u32) -> (u32, u32) {
-        let edge = |share: usize| (u64::from(tasks) * share as u64 / self.tickets.len() as u64) as u32;
+        let shares = self.tickets.len() as u64;
+        let edge = |share: usize| (u64::from(tasks) * share as u64).div_ceil(shares) as u32;
         (edge(share), edge(share + 1))
     }
 
-    /// Runs tasks until none is left: those of the thread's own share first, then those of the shares behind it.
-    fn work_off(&self, own: usize) {
+    /// Runs tasks of `run` until none is left: those of the thread's own share first, then those of the shares behind it.
+    fn work_off(&self, own: usize, run: u32) {
         let shares = self.tickets.len();
-        (0..shares).for_each(|next| while self.claim_and_call((own + next) % shares) {});
+        (0..shares).for_each(|next| while self.claim_and_call((own + next) % shares, run) {});
     }
 
-    /// Runs one task of a share, if one is left.
-    fn claim_and_call(&self, share: usize) -> bool {
+    /// Runs one task of a share, if one is left. Tasks of a later run are left alone: the thread begins that one with its own.
+    fn claim_and_call(&self, share: usize, run: u32) -> bool {
         let line = &self.tickets[share].0;
         let mut ticket = line.load(Ordering::Acquire);
         loop {
             let left = ticket as u32;
-            if left == 0 {
+            if left == 0 || (ticket >> 32) as u32 != run {
                 return false;
             }
             match line.compare_exchange_weak(ticket, ticket - 1, Ordering::AcqRel, Ordering::Acquire) {
@@ -253,7 +254,7 @@ impl Shared {
             }
             // Read before the tickets: a run that is published meanwhile has another number.
             seen = self.latest.0.load(Ordering::SeqCst);
-            self.work_off(own);
+            self.work_off(own, seen);
         }
     }
 }
