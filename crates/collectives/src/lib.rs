@@ -32,7 +32,9 @@ pub use group::Group;
 pub use hosts::Hosts;
 pub use meta::MetaGroup;
 pub use mover::Mover;
-pub use network::{Carrier, InFlight, Messenger, Network, Wire, describe_frame};
+pub use network::{
+    Carrier, Connections, GroupSums, InFlight, Messenger, Network, Wire, describe_frame, transport_bytes,
+};
 pub use pending::Pending;
 pub use phalanx_simd::Isa;
 pub use phalanx_trace::CollectiveOp;

@@ -39,6 +39,7 @@ pub fn to_json(planned: &Planned) -> Value {
         "collective_bytes_per_step": plan.collective_bytes_per_step(),
         "tokens_per_step": spec.tokens_per_step(),
         "outside_bytes_per_rank": planned.outside_bytes(),
+        "between_hosts_bytes_per_rank": planned.between_hosts_bytes(),
         "needed_bytes": planned.needed_bytes(),
         "layout": {
             "ranks": spec.world_size(), "mesh": spec.mesh, "zero": spec.stage.number(), "micro": spec.micro_batch_size,
@@ -295,6 +296,9 @@ fn memory_table(planned: &Planned) -> String {
     match planned.plan.spec.beside_plan {
         None => {
             row("outside, about", &|_| outside, None);
+            if let Some(between) = planned.between_hosts_bytes() {
+                row("of it between hosts", &|_| between, None);
+            }
             row("total, about", &|rank| rank.memory.arena_bytes + outside, None);
         }
         Some(beside) => {

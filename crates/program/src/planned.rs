@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use anyhow::{Result, anyhow, bail};
 use phalanx_baselines::asynchronous;
+use phalanx_collectives::{Connections, Hosts, transport_bytes};
 use phalanx_cuda::{COMMUNICATOR_BYTES, CONTEXT_BYTES, DRIVER_HOST_BYTES, SCRATCH_BYTES, scratch_needed};
 use phalanx_models::Model;
 use phalanx_plan::slot::Slot;
@@ -25,8 +26,34 @@ pub struct Planned {
     pub config: ResolvedConfig,
     /// The plan of its run.
     pub plan: Arc<RunPlan>,
-    /// How many of its ranks one machine runs, if not all.
-    ranks_here: Option<usize>,
+    /// How its ranks lie on several hosts, if they do.
+    across: Option<Across>,
+}
+
+/// Ranks on several hosts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Across {
+    /// Which ranks run on which host.
+    pub hosts: Hosts,
+    /// Largest number of ranks that one machine runs.
+    pub ranks_of_a_machine: usize,
+    /// How they reach each other.
+    pub connections: Connections,
+}
+
+impl Across {
+    /// The hosts that so many ranks take: as many on each as it can run, in their order. None for more than all can run, which are
+    /// refused later.
+    fn hosts_of(&self, world_size: usize) -> Option<Hosts> {
+        let mut left = world_size;
+        let sizes = (0..self.hosts.len()).map(|host| {
+            let ranks = self.hosts.ranks(host).len().min(left);
+            left -= ranks;
+            ranks
+        });
+        let sizes: Vec<usize> = sizes.filter(|ranks| *ranks > 0).collect();
+        (left == 0).then(|| Hosts::new(sizes))
+    }
 }
 
 impl Planned {
@@ -65,7 +92,7 @@ impl Planned {
             Updates::Synchronous => synchronous(spec)?,
             Updates::Asynchronous => asynchronous::plan(spec)?,
         };
-        Ok(Planned { config, plan: Arc::new(plan), ranks_here: None })
+        Ok(Planned { config, plan: Arc::new(plan), across: None })
     }
 
     /// The plan of another run, to look at: its configuration differs in what `change` does.
@@ -116,28 +143,28 @@ impl Planned {
         self.plan.spec.precision.compute
     }
 
-    /// The same, for ranks of which one machine runs so many, if not all.
+    /// The same, for ranks on several hosts, if they are.
     #[must_use]
-    pub fn on_one_of_several(self, ranks_here: Option<usize>) -> Planned {
-        Planned { ranks_here, ..self }
+    pub fn across(self, across: Option<Across>) -> Planned {
+        Planned { across, ..self }
     }
 
     /// How many of its ranks one machine runs.
     pub fn ranks_here(&self) -> usize {
-        self.ranks_here.unwrap_or(self.plan.spec.world_size())
+        self.across.as_ref().map_or(self.plan.spec.world_size(), |across| across.ranks_of_a_machine)
     }
 
     /// The plan as one of its ranks has it.
     pub fn of_one_rank(config: ResolvedConfig, plan: RunPlan) -> Planned {
-        Planned { config, plan: Arc::new(plan), ranks_here: None }
+        Planned { config, plan: Arc::new(plan), across: None }
     }
 
     /// Bytes that all ranks of one machine together need; of several machines, an estimate from the largest rank.
     pub fn needed_bytes(&self) -> u64 {
         let needed = self.plan.ranks.iter().map(|rank| self.needed_by(rank));
-        match self.ranks_here {
+        match &self.across {
             None => needed.sum::<u64>() * self.each_stands_for() as u64,
-            Some(ranks) => needed.max().unwrap_or(0) * ranks as u64,
+            Some(across) => needed.max().unwrap_or(0) * across.ranks_of_a_machine as u64,
         }
     }
 
@@ -148,7 +175,25 @@ impl Planned {
 
     /// Bytes that a rank needs.
     pub fn needed_by(&self, rank: &RankPlan) -> u64 {
-        needed_by(&self.plan.spec, rank)
+        needed_by(&self.plan.spec, rank) + self.between_hosts(rank)
+    }
+
+    /// Bytes that a rank keeps to exchange data with other hosts: staging of sums, and buffers of connections.
+    fn between_hosts(&self, rank: &RankPlan) -> u64 {
+        let spec = &self.plan.spec;
+        let bytes = |across: &Across| {
+            let hosts = across.hosts_of(spec.world_size());
+            hosts.map_or(0, |hosts| {
+                transport_bytes(&hosts, rank.rank, &spec.group_sums(rank.rank), across.connections)
+            })
+        };
+        self.across.as_ref().map_or(0, bytes)
+    }
+
+    /// The largest of [`Planned::between_hosts`], for reports; None on one host.
+    pub fn between_hosts_bytes(&self) -> Option<u64> {
+        self.across.as_ref()?;
+        self.plan.ranks.iter().map(|rank| self.between_hosts(rank)).max()
     }
 
     /// The most that a rank needs of what `need` counts.
@@ -158,7 +203,8 @@ impl Planned {
 
     /// Estimated bytes of the rank that takes most besides its arena.
     pub fn outside_bytes(&self) -> u64 {
-        self.plan.ranks.iter().map(|rank| outside_of(&self.plan.spec, rank)).max().unwrap_or(0)
+        let outside = |rank: &RankPlan| outside_of(&self.plan.spec, rank) + self.between_hosts(rank);
+        self.plan.ranks.iter().map(outside).max().unwrap_or(0)
     }
 
     /// Whether some ranks represent others, because the plan has more ranks than one machine runs.

@@ -13,7 +13,7 @@ use phalanx_train::{Dataset, ResolvedConfig, RunConfig};
 use crate::checksums::{CHECKSUMS_FILE, Checksums, digest};
 use crate::environment::Environment;
 use crate::output::note;
-use crate::planned::Planned;
+use crate::planned::{Across, Planned};
 use crate::resolve::{Purpose, Resolved, Vocabulary, resolve};
 use crate::resume::Resumed;
 use crate::run_folder::{GIVEN_FILE, PLAN_FILE, RunFolder};
@@ -31,7 +31,7 @@ pub struct Prepares {
     digests: DataDigests,
 }
 
-/// Checks the configuration, prepares tokens, and plans. `ranks_here`: how many of the ranks one machine runs, if not all.
+/// Checks the configuration, prepares tokens, and plans. `across`: how ranks lie on several hosts, if they do.
 ///
 /// # Errors
 /// Errors of the user's input; then nothing in the run folder has changed.
@@ -40,11 +40,11 @@ pub fn prepare(
     started: &Resumed,
     show: Show,
     environment: Environment,
-    ranks_here: Option<usize>,
+    across: Option<Across>,
 ) -> Result<Prepares> {
     let staged = Staged::new(folder.path())?;
     let fixed = started.checkpoint.as_ref().map(|(_, model)| model);
-    let purpose = Purpose::Train(environment, ranks_here);
+    let purpose = Purpose::Train(environment, across.as_ref().map(|across| across.ranks_of_a_machine));
     let (resolved, tokens) = resolve(&started.given, purpose, fixed, |config| {
         let tokens = tokens(folder, &staged, started, config, show)?;
         Ok((tokens.vocabulary(config), tokens))
@@ -58,7 +58,7 @@ pub fn prepare(
         let (source, model) = shape::read_hugging_face(dir)?;
         shape::trained_otherwise(source.config(), &*model).iter().for_each(|difference| note(difference));
     }
-    let (planned, digests) = plan(resolved, tokens, show, ranks_here)?;
+    let (planned, digests) = plan(resolved, tokens, show, across)?;
     Ok(Prepares { staged, planned, imported, digests })
 }
 
@@ -202,13 +202,13 @@ fn plan(
     resolved: Resolved,
     tokens: Tokens,
     show: Show,
-    ranks_here: Option<usize>,
+    across: Option<Across>,
 ) -> Result<(Planned, DataDigests)> {
     let Tokens { prepared, folder, is_new, expected } = tokens;
     let Resolved { config, model, .. } = &resolved;
     let opened = Dataset::open_checked(config, &folder, model.shape().vocab, expected.as_deref());
     let (data, blake3) = opened.map_err(|error| what_to_do(error, config, is_new))?;
-    let planned = Planned::of(resolved, data.evaluated())?.on_one_of_several(ranks_here);
+    let planned = Planned::of(resolved, data.evaluated())?.across(across);
     crate::fit::check_memory(&planned)?;
     let notes = disk_check::check(&planned)?;
     if show == Show::Progress {

@@ -139,6 +139,14 @@ fn what_contradicts_itself_or_is_missing_is_said() {
     let mut open = torchrun(2, 1).remove(0);
     open.retain(|(name, _)| *name != "PHALANX_SECRET_FILE");
     refused(open, &[], &["--secret-file FILE", "PHALANX_SECRET_FILE"]);
+    // mpirun says nothing about other hosts: the command is named that does.
+    let mut other_hosts = open_mpi(2).remove(0);
+    other_hosts
+        .iter_mut()
+        .filter(|(name, _)| name.ends_with("LOCAL_SIZE"))
+        .for_each(|(_, size)| *size = "1".into());
+    let needed = "give mpirun -x PHALANX_RENDEZVOUS=NODE:PORT -x PHALANX_SECRET_FILE=FILE";
+    refused(other_hosts, &[], &["several hosts", needed, "host 0 makes the secret"]);
     assert!(!home.path("r").exists());
     // With the variable that says so, the others mean nothing.
     let mut alone = open_mpi(2).remove(1);

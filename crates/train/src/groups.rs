@@ -5,16 +5,20 @@
 use std::sync::Arc;
 
 use phalanx_collectives::staged::on_device;
-use phalanx_collectives::{CollectiveError, Endpoint, Group, Isa, MetaGroup, Solo, Statistics};
+use phalanx_collectives::{CollectiveError, Endpoint, Group, GroupSums, Isa, MetaGroup, Solo, Statistics};
 use phalanx_parallel::pipeline::{Wires, wiring};
 use phalanx_plan::Mesh;
 use phalanx_plan::pipeline::Schedule;
 use phalanx_tensor::Device;
 use phalanx_tensor::record::Recorder;
-use phalanx_trace::Axis;
+use phalanx_trace::{Axis, DType};
 
 use crate::config::RunConfig;
 use crate::spec::Spec;
+
+/// Elements of which a gradient norm has one sum of squares, and room for parameters that end within a block.
+const NORM_BLOCK: u64 = 4096;
+const NORM_MORE: u64 = 1024;
 
 /// The process groups of one rank.
 #[derive(Clone)]
@@ -183,6 +187,30 @@ fn links(mesh: Mesh, schedule: &Schedule, ties: usize) -> usize {
 }
 
 impl Spec {
+    /// The groups of a rank with the largest sum of each, for what transports between hosts keep in memory. Sums of gradients
+    /// are those of chunks; the world sums single numbers and the squares of norms.
+    pub fn group_sums(&self, rank: usize) -> Vec<GroupSums> {
+        let (mesh, shape) = (self.mesh, self.model.shape());
+        let numbers = GroupSums {
+            members: (0..mesh.world_size()).collect(),
+            dtype: DType::F64,
+            elements: (self.layout.padded_elements() / NORM_BLOCK + NORM_MORE) as usize,
+        };
+        let sums = |members: Vec<usize>, elements: usize| GroupSums { members, dtype: DType::F32, elements };
+        let rows = self.micro_batch_size * self.seq * shape.hidden;
+        let line = mesh.members(Axis::Pipeline, rank);
+        let wires = wiring(&self.schedule).values().max().map_or(0, |max| max + 1);
+        let mut groups = vec![
+            numbers,
+            sums(mesh.members(Axis::Data, rank), self.layout.largest_chunk() as usize),
+            sums(mesh.members(Axis::Tensor, rank), rows),
+        ];
+        groups.extend(std::iter::repeat_n(sums(line.clone(), 0), 1 + wires));
+        let tied = self.ties.iter().map(|tie| holders(mesh, self, &tie.stages, rank));
+        groups.extend(tied.map(|members| sums(members, shape.vocab * shape.hidden)));
+        groups
+    }
+
     /// How many groups of a rank are links between devices, at most.
     pub fn communicators(&self) -> usize {
         if self.linked { links(self.mesh, &self.schedule, self.ties.len()) } else { 0 }

@@ -14,9 +14,9 @@ use crate::hosts::Hosts;
 use crate::parts;
 
 /// Maximum number of bytes of a lane that all hosts add.
-const SMALL_BYTES: usize = 32 << 10;
+pub(crate) const SMALL_BYTES: usize = 32 << 10;
 /// Maximum number of bytes of a lane, and minimum number of hosts, for halving and doubling.
-const HALVING_BYTES: usize = 512 << 10;
+pub(crate) const HALVING_BYTES: usize = 512 << 10;
 const HALVING_HOSTS: usize = 8;
 /// Minimum number of bytes of a lane, and of hosts, for a ring.
 const RING_BYTES: usize = 1 << 20;

@@ -3,7 +3,7 @@
 //!
 //! Whoever is not authenticated costs little: at most [`GUESTS_MAX`] connections are open before their handshake is over,
 //! each with less than 4 KiB of buffers and for at most 5 seconds. When another one comes, the guest goes that has been
-//! silent longest. After a stranger, the thread pauses, so that it takes many at a time. Only a peer that knows the job's secret gets a place in the table, and only one that fits the job.
+//! silent longest. Only a peer that knows the job's secret gets a place in the table, and only one that fits the job.
 
 use std::collections::HashMap;
 use std::net::{TcpListener, TcpStream};
@@ -22,8 +22,6 @@ use crate::shared_memory::rank_cell::CHANNELS;
 
 /// Maximum number of connections that are not authenticated yet.
 const GUESTS_MAX: usize = 128;
-/// Time for which nothing is done after a stranger has come, so that many of them cost little.
-const STRANGERS_PAUSE: Duration = Duration::from_millis(5);
 /// Maximum number of connections that are accepted before those that are open get their turn.
 const ACCEPTED_MAX: usize = 32;
 
@@ -83,14 +81,8 @@ impl Door {
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let (lines, arrived, closed) = (Mutex::default(), Condvar::new(), AtomicBool::new(false));
         let arrivals = Arc::new(Arrivals { lines, arrived, closed, wake });
-        let reception = Reception {
-            listener,
-            network,
-            rank,
-            arrivals: Arc::clone(&arrivals),
-            guests: Vec::new(),
-            strangers: false,
-        };
+        let reception =
+            Reception { listener, network, rank, arrivals: Arc::clone(&arrivals), guests: Vec::new() };
         let builder = std::thread::Builder::new().name("connections".into());
         let thread = Some(builder.spawn(move || reception.serve())?);
         Ok(Door { arrivals, thread })
@@ -139,8 +131,6 @@ struct Reception {
     rank: usize,
     arrivals: Arc<Arrivals>,
     guests: Vec<Guest>,
-    /// Whether a guest had to go in this round.
-    strangers: bool,
 }
 
 impl Reception {
@@ -153,13 +143,10 @@ impl Reception {
                 if ready[index] {
                     self.advance(index);
                 } else if now.duration_since(self.guests[index].since) >= HANDSHAKE_TIME {
-                    self.turn_away(index);
+                    self.guests.swap_remove(index);
                 }
             }
             self.accept();
-            if std::mem::take(&mut self.strangers) {
-                std::thread::sleep(STRANGERS_PAUSE);
-            }
         }
     }
 
@@ -189,13 +176,8 @@ impl Reception {
                 self.admit(socket, handshake);
             }
             Ok(waiting) => guest.waiting = waiting,
-            Err(_) => self.turn_away(index),
+            Err(_) => drop(self.guests.swap_remove(index)),
         }
-    }
-
-    fn turn_away(&mut self, index: usize) {
-        self.guests.swap_remove(index);
-        self.strangers = true;
     }
 
     /// Keeps an authenticated connection, unless this rank has no place for it or has it already.
@@ -232,7 +214,7 @@ impl Reception {
         if self.guests.len() == GUESTS_MAX {
             let silent = |guest: &&Guest| (guest.handshake.has_heard(), guest.since);
             let oldest = (0..GUESTS_MAX).min_by_key(|index| silent(&&self.guests[*index]));
-            self.turn_away(oldest.expect("there are guests"));
+            self.guests.swap_remove(oldest.expect("there are guests"));
         }
         self.guests.push(Guest { socket, handshake, since: Instant::now(), waiting: Waiting::ToRead });
         self.advance(self.guests.len() - 1);

@@ -12,6 +12,11 @@ const INCOMING_BYTES: usize = 2 * (2 + RECORD_MAX);
 /// Maximum number of bytes that are given to the system at once, so that both directions take turns.
 const TURN_BYTES: usize = 1 << 20;
 
+/// Bytes of a line's buffers.
+pub(crate) fn buffer_bytes(encrypted: bool) -> usize {
+    if encrypted { (2 + RECORD_MAX) + INCOMING_BYTES + RECORD_MAX } else { 0 }
+}
+
 /// A connection to a rank of another host.
 pub(crate) struct Line {
     pub(crate) socket: TcpStream,

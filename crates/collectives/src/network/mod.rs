@@ -9,7 +9,7 @@
 //!    progress and its waits.
 //! 3. `staging`, `partial_sums`: sums over hosts; `parcels`: copies over hosts; `choice`: which algorithm a call uses. One
 //!    file per algorithm: what moves.
-//! 4. `channel`: the algorithm of each call.
+//! 4. `channel`: the algorithm of each call. `memory`: what all of it takes.
 //!
 //! No ring adds: it would change the order of additions (`partial_sums`).
 
@@ -29,6 +29,7 @@ mod layout;
 pub(crate) mod line;
 mod lines;
 mod link;
+mod memory;
 mod messages;
 pub(crate) mod node;
 mod parcels;
@@ -45,6 +46,7 @@ use std::net::SocketAddr;
 pub use carrier::{Carrier, InFlight, Messenger};
 pub use choice::algorithm;
 pub use frame::describe_frame;
+pub use memory::{Connections, GroupSums, transport_bytes};
 use serde::{Deserialize, Serialize};
 
 use crate::hosts::Hosts;

@@ -7,8 +7,11 @@
 //!
 //! Regions are cut in chunks. While a chunk is added, the next one is under way.
 
+use phalanx_tensor::DType;
+
 use crate::error::CollectiveError;
 use crate::network::exchange::Exchange;
+use crate::network::layout::Layout;
 use crate::network::staging::Staging;
 use crate::reduction::{self, Partial};
 use crate::shared_memory::memory::MemoryRange;
@@ -49,6 +52,8 @@ struct Run<'a> {
     regions: &'a [Region],
     sums: &'a mut Sums,
     chunk: usize,
+    /// Cache lines of staging that a chunk needs.
+    lines: usize,
 }
 
 /// Sums all regions; `done` is called for each chunk of an own region when its sum is in the target: with its first
@@ -60,10 +65,11 @@ pub(crate) fn run(
     regions: &[Region],
     mut done: impl FnMut(&Exchange, usize, usize),
 ) -> Result<(), CollectiveError> {
-    let chunk = chunk_elements(x, t, regions);
     let longest = regions.iter().map(|region| region.elements).max().unwrap_or(0);
+    let hosts: Vec<usize> = regions.iter().map(|region| region.host).collect();
+    let Chunks { elements: chunk, lines, .. } = Chunks::new(x.layout, t.dtype, &hosts, longest);
     let chunks = longest.div_ceil(chunk);
-    let mut run = Run { t, regions, sums, chunk };
+    let mut run = Run { t, regions, sums, chunk, lines };
     if chunks > 0 {
         run.post(x, 0);
     }
@@ -78,15 +84,35 @@ pub(crate) fn run(
     x.settle()
 }
 
-/// Elements of a chunk of a region, the same in every rank.
-fn chunk_elements(x: &Exchange, t: &Transfer, regions: &[Region]) -> usize {
-    let hosts = x.layout.hosts();
-    let max = |count: &dyn Fn(usize) -> usize| (0..hosts).map(count).max().unwrap_or(1).max(1);
-    // Every rank lists the regions of all hosts.
-    let parts = max(&|host| regions.iter().filter(|region| region.host == host).count());
-    let subtrees = max(&|host| x.layout.subtrees_of(host).count());
-    let bytes = (CHUNKS_BYTES / (hosts - 1).max(1)).min(CHUNK_BYTES) / (parts * subtrees);
-    (bytes / reduction::wide_bytes(t.dtype)).max(CHUNK_ALIGN) / CHUNK_ALIGN * CHUNK_ALIGN
+/// How regions are cut in chunks, and the memory that it takes.
+pub(crate) struct Chunks {
+    /// Elements of a chunk of a region, the same in every rank of a lane.
+    pub(crate) elements: usize,
+    /// Cache lines of staging for one chunk of every region, of which two are on their way.
+    pub(crate) lines: usize,
+    /// Cache lines for the sums of the own host.
+    pub(crate) own_lines: usize,
+}
+
+impl Chunks {
+    /// For regions that these hosts sum, of at most `longest` elements. Every rank lists the regions of all hosts.
+    pub(crate) fn new(layout: &Layout, dtype: DType, regions: &[usize], longest: usize) -> Chunks {
+        let hosts = layout.hosts();
+        let max = |count: &dyn Fn(usize) -> usize| (0..hosts).map(count).max().unwrap_or(1).max(1);
+        let regions_of = |host: usize| regions.iter().filter(|region| **region == host).count();
+        let subtrees_of = |host: usize| layout.subtrees_of(host).count();
+        let (parts, subtrees) = (max(&regions_of), max(&subtrees_of));
+        let bytes = (CHUNKS_BYTES / (hosts - 1).max(1)).min(CHUNK_BYTES) / (parts * subtrees);
+        let width = reduction::wide_bytes(dtype);
+        let max_elements = (bytes / width).max(CHUNK_ALIGN) / CHUNK_ALIGN * CHUNK_ALIGN;
+        let elements = max_elements.min(longest.next_multiple_of(CHUNK_ALIGN)).max(CHUNK_ALIGN);
+        let (own_regions, own_subtrees) = (regions_of(layout.own), subtrees_of(layout.own));
+        // What is sent for the regions of others, and what arrives for the own ones.
+        let sent = own_subtrees * (regions.len() - own_regions);
+        let received = own_regions * (layout.subtrees.len() - own_subtrees);
+        let part = Staging::lines_for(elements * width);
+        Chunks { elements, lines: (sent + received) * part, own_lines: own_subtrees * part }
+    }
 }
 
 impl Run<'_> {
@@ -101,18 +127,10 @@ impl Run<'_> {
         if is_single { self.t.dtype.bytes() } else { reduction::wide_bytes(self.t.dtype) }
     }
 
-    /// Cache lines that a chunk needs at most.
-    fn lines(&self, x: &Exchange) -> usize {
-        let own = self.regions.iter().filter(|region| region.host == x.layout.own).count();
-        let parts = x.layout.subtrees.len() * (own + self.regions.len());
-        parts * Staging::lines_for(self.chunk * reduction::wide_bytes(self.t.dtype))
-    }
-
     /// Sends the own host's sums of a chunk to the other hosts, and prepares to receive theirs.
     fn post(&mut self, x: &mut Exchange, number: usize) {
         let half = number % 2;
-        let lines = self.lines(x);
-        self.sums.staging[half].reset(lines);
+        self.sums.staging[half].reset(self.lines);
         for region in self.regions.iter().filter(|region| region.host != x.layout.own) {
             self.send(x, region, number);
         }

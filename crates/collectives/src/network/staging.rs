@@ -15,6 +15,11 @@ pub(crate) struct Staging {
 }
 
 impl Staging {
+    /// Bytes of a cache line.
+    pub(crate) fn lines_bytes() -> usize {
+        size_of::<CacheLine>()
+    }
+
     /// Cache lines that `bytes` take.
     pub(crate) fn lines_for(bytes: usize) -> usize {
         bytes.div_ceil(64)

@@ -205,7 +205,7 @@ impl Run<'_> {
             true => resume::resume(&self.folder, args, file, self.environment, &mut |warning| note(warning))?,
             false => start(&self.folder, args, file)?,
         };
-        let here = self.team.as_ref().map(|team| team.ranks_of_a_machine());
+        let here = self.team.as_ref().map(|team| team.across());
         let prepared = setup::prepare(&self.folder, &started, args.show(), self.environment, here)?;
         Ok((started, prepared))
     }

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use phalanx_collectives::Wire;
-use phalanx_launch::{ForeignRank, LocalGroup, LocalHello, LocalLeader, LocalMember};
+use phalanx_launch::{ForeignLauncher, ForeignRank, LocalGroup, LocalHello, LocalLeader, LocalMember};
 use phalanx_tensor::refused_thread;
 
 use crate::commands::train::train_with;
@@ -118,6 +118,37 @@ fn lead(
     ended
 }
 
+/// What a launcher has to hand over for several hosts, and how: the words that are missing.
+fn missing(launcher: ForeignLauncher, rendezvous: bool, secret: bool) -> String {
+    let lacks = match (rendezvous, secret) {
+        (true, true) => "know neither where host 0 is nor a secret",
+        (true, false) => "do not know where host 0 is",
+        _ => "have no secret",
+    };
+    let (option, sign) = match launcher {
+        ForeignLauncher::OpenMpi => ("-x ", "="),
+        ForeignLauncher::Hydra => ("-genv ", " "),
+        ForeignLauncher::Torchrun | ForeignLauncher::Slurm => ("", "="),
+    };
+    let set = |name: &str, value: &str| format!("{option}{name}{sign}{value}");
+    let needed =
+        [(rendezvous, set("PHALANX_RENDEZVOUS", "NODE:PORT")), (secret, set("PHALANX_SECRET_FILE", "FILE"))];
+    let needed: Vec<String> = needed.into_iter().filter(|(lacks, _)| *lacks).map(|(_, text)| text).collect();
+    let whose = match launcher {
+        ForeignLauncher::OpenMpi | ForeignLauncher::Hydra => "give mpirun",
+        ForeignLauncher::Torchrun | ForeignLauncher::Slurm => "set for all processes",
+    };
+    let node = "; NODE:PORT is the host of rank 0 and a free port there (or set MASTER_ADDR and MASTER_PORT)";
+    let file = "; FILE is a path on a file system that all hosts share, where host 0 makes the secret (or give --secret-file FILE)";
+    format!(
+        "the ranks that {} has started on several hosts {lacks}: {whose} {}{}{}",
+        launcher.name(),
+        needed.join(" "),
+        if rendezvous { node } else { "" },
+        if secret { file } else { "" }
+    )
+}
+
 /// The launcher of one of several hosts.
 fn across(
     args: &TrainArgs,
@@ -128,18 +159,11 @@ fn across(
     (signals, output): (&Signals, &TrainOutput),
     helpers: &Arc<LocalLeader>,
 ) -> Result<u8> {
-    let Some(rendezvous) = rank.rendezvous.clone() else {
-        bail!(
-            "{} does not say where host 0 is: set MASTER_ADDR and MASTER_PORT, or PHALANX_RENDEZVOUS=HOST:PORT, for all \
-             processes",
-            rank.launcher.name()
-        )
-    };
-    let Some(secret_file) = environment::secret_file(&args.network) else {
-        bail!(
-            "ranks of several hosts need a secret: give --secret-file FILE, or set PHALANX_SECRET_FILE, to a path on a file \
-             system that all hosts share; host 0 makes the file"
-        )
+    let (rendezvous, secret_file) = match (rank.rendezvous.clone(), environment::secret_file(&args.network)) {
+        (Some(rendezvous), Some(secret_file)) => (rendezvous, secret_file),
+        (rendezvous, secret_file) => {
+            bail!("{}", missing(rank.launcher, rendezvous.is_none(), secret_file.is_none()))
+        }
     };
     let place = Place {
         hosts,
@@ -211,4 +235,34 @@ fn orders(mut member: LocalMember) -> Result<Receiver<(Order, Vec<OwnedFd>)>> {
     let thread = std::thread::Builder::new().name("orders".into()).spawn(read);
     thread.map_err(|error| refused_thread("the thread that hears the leading process", &error))?;
     Ok(orders)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_missing_is_said_in_the_words_of_each_launcher() {
+        for (launcher, lacks, words) in [
+            (
+                ForeignLauncher::Hydra,
+                (true, true),
+                "give mpirun -genv PHALANX_RENDEZVOUS NODE:PORT -genv PHALANX_SECRET_FILE FILE",
+            ),
+            (
+                ForeignLauncher::OpenMpi,
+                (true, false),
+                "give mpirun -x PHALANX_RENDEZVOUS=NODE:PORT; NODE:PORT is",
+            ),
+            (
+                ForeignLauncher::Slurm,
+                (false, true),
+                "set for all processes PHALANX_SECRET_FILE=FILE; FILE is",
+            ),
+        ] {
+            let text = missing(launcher, lacks.0, lacks.1);
+            assert!(text.contains(words), "{text}");
+            assert_eq!(text.contains("NODE:PORT is"), lacks.0, "{text}");
+        }
+    }
 }

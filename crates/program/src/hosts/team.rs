@@ -8,13 +8,14 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
 use phalanx_collectives::secure::Secret;
-use phalanx_collectives::{HostJob, Hosts, Network, Wire};
+use phalanx_collectives::{Connections, HostJob, Hosts, Network, Wire};
 use phalanx_launch::{ControlPlane, HostInfo, LocalLeader, Message, receive_program};
 
 use crate::environment::Environment;
 use crate::hosts::protocol::{FromLeader, FromMember, Preparation, decode, encode};
 use crate::launch::{RankProcesses, Start};
 use crate::output::note;
+use crate::planned::Across;
 use crate::rank_output::Output;
 use crate::signals::Signals;
 use crate::task::Task;
@@ -80,6 +81,16 @@ impl Team {
             *machines.entry(&host.machine).or_default() += host.ranks;
         }
         machines.into_values().max().unwrap_or(1)
+    }
+
+    /// How ranks lie on the hosts, for plans.
+    pub fn across(&self) -> Across {
+        let Between { wire, plaintext, streams } = self.between;
+        Across {
+            hosts: Hosts::new(self.capacity.iter().map(|host| host.ranks).collect()),
+            ranks_of_a_machine: self.ranks_of_a_machine(),
+            connections: Connections { wire, streams, encrypted: !plaintext },
+        }
     }
 
     /// The environment of this job, whose ranks all compute with kernels that the processors of all hosts have. Says so where

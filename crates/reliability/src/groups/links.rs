@@ -179,11 +179,11 @@ fn mentions(line: &str, host: usize) -> bool {
 }
 
 /// Whether no socket of any host is left soon. Those that only remember that a connection has ended (TIME_WAIT) hold no data. Nor
-/// do those of ranks that had ended well before the cut: the system itself still tries to deliver the end of a connection.
+/// do those count of ranks that had ended well before the cut: the system itself still tries to deliver what they sent last.
 fn no_sockets(network: &Network, phase: Phase) -> Result<(), String> {
     const TIME_WAIT: &str = "06";
-    const FIN_WAIT1: &str = "04";
-    const ONLY_END: &str = "00000001:00000000";
+    // FIN_WAIT1, LAST_ACK, CLOSING: this side has closed, and the peer has not acknowledged it.
+    const CLOSING: [&str; 3] = ["04", "09", "0B"];
     let start = Instant::now();
     loop {
         let lines = network.hosts().iter().enumerate().flat_map(|(host, namespace)| {
@@ -191,12 +191,11 @@ fn no_sockets(network: &Network, phase: Phase) -> Result<(), String> {
                 std::fs::read_to_string(format!("/proc/{}/net/tcp", namespace.pid())).unwrap_or_default();
             table.lines().skip(1).map(|line| format!("host {host}: {}", line.trim())).collect::<Vec<_>>()
         });
-        // The host's two words, then number, local address, remote address, state, bytes to send and received.
+        // The host's two words, then number, local address, remote address, state.
         let left = lines.filter(|line| {
             let words: Vec<&str> = line.split_whitespace().collect();
-            let (state, queues) = (words.get(5).copied(), words.get(6).copied());
-            let is_end = phase == Phase::Exit && (state, queues) == (Some(FIN_WAIT1), Some(ONLY_END));
-            state != Some(TIME_WAIT) && !is_end
+            let state = words.get(5).copied().unwrap_or_default();
+            state != TIME_WAIT && !(phase == Phase::Exit && CLOSING.contains(&state))
         });
         let left: Vec<String> = left.collect();
         match left.first() {
