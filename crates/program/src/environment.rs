@@ -8,12 +8,13 @@ use std::sync::Arc;
 use anyhow::{Result, bail};
 use phalanx_cpu::peak::{self, Bandwidth};
 use phalanx_cpu::{Cpu, CpuFactory, Options, ProductMethod};
-use phalanx_cuda::{CudaFactory, Made};
+use phalanx_cuda::{COMMUNICATOR_BYTES, CONTEXT_BYTES, CudaFactory, Made, SCRATCH_BYTES, scratch_planned};
 use phalanx_launch::{ForeignRank, Variables};
 use phalanx_simd::Isa;
 use phalanx_simd::tiles::{self, NoAmx, TileUnit};
 use phalanx_simulated::SimulatedFactory;
 use phalanx_tensor::{Arena, DType, Device, DeviceFactory, DeviceRequest, Kernels};
+use phalanx_train::Spec;
 use phalanx_train::config::{DeviceChoice, DeviceConfig, PrecisionConfig, Products};
 
 use crate::network_args::NetworkArgs;
@@ -116,6 +117,33 @@ pub fn for_other_hosts() -> Vec<(&'static str, String)> {
         .collect()
 }
 
+/// What the ranks of a run need of their cards beside their plans.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CardNeeds {
+    /// Communicators of NCCL.
+    pub communicators: usize,
+    /// Bytes of the scratch of kernels.
+    pub scratch_bytes: u64,
+}
+
+impl CardNeeds {
+    /// Those of a rank without a plan.
+    pub const NONE: CardNeeds = CardNeeds { communicators: 0, scratch_bytes: SCRATCH_BYTES };
+
+    /// Those of a run.
+    pub fn of(spec: &Spec) -> CardNeeds {
+        let (shape, tensor) = (spec.model.shape(), spec.mesh.tensor);
+        let micro_batch = [spec.micro_batch_size, spec.seq, shape.hidden];
+        let scratch_bytes = scratch_planned(micro_batch, shape.heads, tensor);
+        CardNeeds { communicators: spec.communicators(), scratch_bytes }
+    }
+
+    /// Bytes of a card, with what the driver takes.
+    pub fn bytes(self) -> u64 {
+        self.scratch_bytes + CONTEXT_BYTES + self.communicators as u64 * COMMUNICATOR_BYTES
+    }
+}
+
 /// The values that were read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Environment {
@@ -190,17 +218,16 @@ impl Environment {
         Options { isa: self.isa, tiles: self.tiles, ..Options::new(threads) }
     }
 
-    /// The factory for the devices of a run, whose groups are so many communicators between cards: the one place where `device.kind`
-    /// becomes a device.
-    pub fn device_factory(self, device: &DeviceConfig, communicators: usize) -> Box<dyn DeviceFactory> {
-        self.counted_factory(device, communicators).0
+    /// The factory for the devices of a run, with what it needs of cards: the one place where `device.kind` becomes a device.
+    pub fn device_factory(self, device: &DeviceConfig, needs: CardNeeds) -> Box<dyn DeviceFactory> {
+        self.counted_factory(device, needs).0
     }
 
     /// The same, with what cards are given to launch.
     pub fn counted_factory(
         self,
         device: &DeviceConfig,
-        communicators: usize,
+        needs: CardNeeds,
     ) -> (Box<dyn DeviceFactory>, Option<Arc<Made>>) {
         let processor = CpuFactory { options: self.options(1), populate: true };
         match device.choice() {
@@ -209,7 +236,9 @@ impl Environment {
                 let kernels = move |request: &DeviceRequest| -> std::io::Result<Arc<dyn Kernels>> {
                     Ok(processor.kernels(request)?)
                 };
-                let options = phalanx_cuda::Options { communicators, ..cuda_options(memory_bytes) };
+                let CardNeeds { communicators, scratch_bytes } = needs;
+                let options =
+                    phalanx_cuda::Options { communicators, scratch_bytes, ..cuda_options(memory_bytes) };
                 let factory = CudaFactory::new(options, kernels);
                 let made = Arc::clone(factory.made());
                 (Box::new(factory), Some(made))
