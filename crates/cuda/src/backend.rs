@@ -116,7 +116,7 @@ impl Cuda {
             staging: Staging { buffer, used: [0; SLOTS], next: 0 },
             segment: Segment::new(memory_of(&tensors, &scratch)),
             gathered: None,
-            graphs: graphs.then(|| Graphs::new(&context)),
+            graphs: graphs.then(|| Graphs::new(&context)).flatten(),
             failure: None,
         };
         Ok(Cuda {
