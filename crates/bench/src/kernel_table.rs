@@ -53,6 +53,23 @@ pub enum Achieved {
     Bytes(f64),
 }
 
+impl Achieved {
+    /// The operations of a call, or its bytes if it has none, in `seconds`.
+    pub fn of(price: CallPrice, seconds: f64) -> Achieved {
+        match price.flops {
+            0 => Achieved::Bytes(price.bytes as f64 / seconds),
+            flops => Achieved::Flops(flops as f64 / seconds),
+        }
+    }
+
+    /// Operations or bytes per second.
+    pub fn per_s(self) -> f64 {
+        match self {
+            Achieved::Flops(rate) | Achieved::Bytes(rate) => rate,
+        }
+    }
+}
+
 impl std::fmt::Display for Achieved {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {

@@ -16,6 +16,7 @@ use phalanx_tensor::{View, ViewMut};
 
 use crate::Cpu;
 use crate::attention_pack::{fetch, fetch_to_write};
+use crate::attention_registers::{Path, Registers};
 use crate::attention_softmax::{Panel, RunningSoftmax, online_softmax};
 use crate::attention_tiles::{Left, Sheet, product, strips, sums, upper_half, width};
 use crate::elementwise::{bytes, bytes_mut};
@@ -178,8 +179,7 @@ pub(crate) unsafe fn scores(
 
 /// What all tasks of a forward pass share.
 struct Forward<'a> {
-    isa: Isa,
-    packing: Packing,
+    path: Path,
     e: Extents,
     /// Part 0 has the queries.
     queries: Matrix<'a>,
@@ -211,8 +211,7 @@ pub(crate) fn attention(
     log_sum_exp: ViewMut,
 ) {
     let forward = Forward {
-        isa: cpu.isa,
-        packing: Packing::of(cpu.isa, qkv.dtype()),
+        path: Path::forward(cpu, e.size, qkv.dtype()),
         e,
         queries: Matrix::of(&qkv),
         keys: Keys { matrix: Matrix::of(&qkv), e, part: 1 },
@@ -240,8 +239,7 @@ pub(crate) fn attention_cached(cpu: &Cpu, operation: AttentionCached) {
         to[row * 2 * part..][..2 * part].copy_from_slice(&from[part..]);
     }
     let forward = Forward {
-        isa: cpu.isa,
-        packing: Packing::of(cpu.isa, qkv.dtype()),
+        path: Path::forward(cpu, e.size, qkv.dtype()),
         e: Extents::new(queries.dims(), heads, None),
         queries: Matrix::of(&queries),
         keys: Keys { matrix: Matrix::of(&cache.as_view()), e: Extents { seq: capacity, ..e }, part: 0 },
@@ -255,6 +253,7 @@ pub(crate) fn attention_cached(cpu: &Cpu, operation: AttentionCached) {
 
 /// The buffers and state of one task.
 struct Work<'a> {
+    registers: &'a mut Option<Registers>,
     /// k (left operand) and v (right operand) of a span of keys.
     k: Sheet,
     v: Sheet,
@@ -290,18 +289,18 @@ impl Forward<'_> {
 
     /// Number of panels whose state is kept: all of them if several spans of keys are needed, else one.
     fn kept(&self, queries: &Range<usize>) -> usize {
-        if self.visible(queries.end) <= SPAN { 1 } else { queries.len().div_ceil(width(self.isa)) }
+        if self.visible(queries.end) <= SPAN { 1 } else { queries.len().div_ceil(width(self.path.isa)) }
     }
 
     fn lengths(&self, queries: &Range<usize>) -> [usize; 8] {
-        let (isa, size) = (self.isa, self.e.size);
-        let keys = self.visible(queries.end).min(SPAN);
+        let (Path { isa, packing, .. }, size) = (self.path, self.e.size);
+        let keys = self.path.padded(self.visible(queries.end).min(SPAN));
         let width = width(isa);
         let kept = self.kept(queries) * width;
         [
-            Sheet::len(isa, keys, self.packing.packed(size)),
-            Sheet::len(isa, self.packing.packed(keys), size),
-            Sheet::len(isa, self.packing.packed(size), width),
+            Sheet::len(isa, keys, packing.packed(size)),
+            Sheet::len(isa, packing.packed(keys), size),
+            Sheet::len(isa, packing.packed(size), width),
             TILE * width,
             kept * self.e.stride(isa),
             kept,
@@ -312,12 +311,13 @@ impl Forward<'_> {
 
     /// Computes some queries of one head of one sample.
     fn run_task(&self, pair: usize, queries: Range<usize>, mut scratch: &mut [f32]) {
-        let (isa, e, packing) = (self.isa, &self.e, self.packing);
+        let (Path { isa, packing, .. }, e) = (self.path, &self.e);
         let width = width(isa);
         let kept = self.kept(&queries);
         let state = width * e.stride(isa);
         let [k, v, q, scores, sums, largest, total, fade] = cut(&mut scratch, self.lengths(&queries));
         let end = self.visible(queries.end);
+        let mut registers = self.path.registers();
         for first in (0..end).step_by(SPAN) {
             let span = first..end.min(first + SPAN);
             let mut packed = first;
@@ -336,8 +336,9 @@ impl Forward<'_> {
                     total.fill(0.0);
                 }
                 let mut work = Work {
-                    k: Sheet::new(isa, k, span.len()),
-                    v: Sheet::new(isa, v, packing.packed(span.len())),
+                    registers: &mut registers,
+                    k: Sheet::new(isa, k, self.path.padded(span.len())),
+                    v: Sheet::new(isa, v, packing.packed(self.path.padded(span.len()))),
                     keys: span.clone(),
                     packed,
                     q: Sheet::new(isa, q, packing.packed(e.size)),
@@ -364,7 +365,7 @@ impl Forward<'_> {
 
     /// Computes one panel of queries over some keys.
     fn walk(&self, pair: usize, queries: &Range<usize>, keys: Range<usize>, work: &mut Work) {
-        let (isa, e) = (self.isa, &self.e);
+        let (Path { isa, packing, .. }, e) = (self.path, &self.e);
         let position = self.past + queries.start;
         for first in keys.clone().step_by(TILE) {
             let keys = first..keys.end.min(first + TILE);
@@ -381,10 +382,14 @@ impl Forward<'_> {
             let to = work.scores.as_mut_ptr();
             // SAFETY: the sheets were packed for these keys and queries.
             unsafe {
-                scores(isa, self.packing, &panel, e.size, k, work.q, to);
-                let RunningSoftmax { largest, total, fade } = &mut work.seen;
-                let seen = RunningSoftmax { largest, total, fade };
-                online_softmax(isa, self.packing, self.keep.as_ref(), panel, work.scores, seen);
+                match work.registers {
+                    Some(registers) => {
+                        let size = [self.path.padded(keys.len()), width(isa), packing.packed(e.size)];
+                        registers.product(isa, size, Left::Rows(k, 0), work.q, &sums(to, width(isa), false));
+                    }
+                    None => scores(isa, packing, &panel, e.size, k, work.q, to),
+                }
+                online_softmax(isa, packing, self.keep.as_ref(), panel, work.scores, &mut work.seen);
             }
             if first > 0 {
                 fade_rows(isa, work.sums, e.stride(isa), &work.seen.fade[..queries.len()]);
@@ -398,7 +403,7 @@ impl Forward<'_> {
         if end <= work.packed {
             return;
         }
-        let (isa, packing) = (self.isa, self.packing);
+        let Path { isa, packing, .. } = self.path;
         let Keys { matrix, e, part: first } = &self.keys;
         let part = |which: usize, rows: &Range<usize>| e.part(*matrix, pair, first + which, rows);
         let new = work.packed..end;
@@ -407,6 +412,8 @@ impl Forward<'_> {
         unsafe {
             work.k.pack_along(isa, packing, part(0, &new), row);
             work.v.pack_across(isa, packing, part(1, &new), packing.packed(row));
+            let padded = self.path.padded(row + new.len());
+            work.v.clear(isa, packing.packed(row + new.len())..packing.packed(padded), e.size);
         }
         let next = end..work.keys.end.min(end + new.len());
         if !next.is_empty() {
@@ -417,10 +424,17 @@ impl Forward<'_> {
 
     /// sums (+)= p · v.
     fn add_values(&self, queries: &Range<usize>, keys: &Range<usize>, work: &mut Work) {
-        let (isa, e, packing) = (self.isa, &self.e, self.packing);
+        let (Path { isa, packing, .. }, e) = (self.path, &self.e);
         let (width, stride) = (width(isa), e.stride(isa));
         let v = work.v.at(packing.packed(keys.start - work.keys.start) * width);
         let p = Sheet::new(isa, work.scores, TILE);
+        if let Some(registers) = work.registers {
+            let padded = packing.packed(self.path.padded(keys.len()));
+            work.scores[packing.packed(keys.len()) * width..padded * width].fill(0.0);
+            let target = sums(work.sums.as_mut_ptr(), stride, keys.start > 0);
+            // SAFETY: the sheets hold these keys, and zeros behind them; the sums are as long as a panel.
+            return unsafe { registers.product(isa, [width, stride, padded], Left::Columns(p), v, &target) };
+        }
         for strip in strips(queries.len(), microkernel::panels(isa).rows) {
             let seen = keys.end.min(self.visible(queries.start + strip.end)) - keys.start;
             let size = [strip.len(), stride, packing.packed(seen)];
@@ -443,11 +457,11 @@ impl Forward<'_> {
             }
         }
         let to = self.out.part(e, pair, 0, queries.start);
-        let sums = work.sums.chunks_exact(e.stride(self.isa));
+        let sums = work.sums.chunks_exact(e.stride(self.path.isa));
         by_float!(to.dtype, T => for (row, (sums, total)) in sums.zip(&*work.seen.total).take(queries.len()).enumerate() {
             // SAFETY: as above; the row exists.
             let to = unsafe { std::slice::from_raw_parts_mut(to.at.cast::<T>().add(row * to.stride), e.size) };
-            store_row::<T>(self.isa, &sums[..e.size], 1.0 / total, to);
+            store_row::<T>(self.path.isa, &sums[..e.size], 1.0 / total, to);
         });
     }
 }

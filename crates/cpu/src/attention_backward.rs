@@ -15,15 +15,13 @@ mod prefetch;
 
 use std::ops::Range;
 
-use phalanx_simd::Isa;
-use phalanx_simd::tiles::TileUnit;
 use phalanx_tensor::arguments::Dropout;
 use phalanx_tensor::{View, ViewMut};
 
 use crate::Cpu;
 use crate::attention::{Extents, FEW_PAIRS, Results, cut, scores, total};
 use crate::attention_dots::dots;
-use crate::attention_registers::{Registers, WIDTH, tiles_for};
+use crate::attention_registers::{Path, Registers, WIDTH};
 use crate::attention_softmax::{Panel, PanelBuffers, QueryRows, probabilities};
 use crate::attention_tiles::{Left, Sheet, product, strips, sums, width};
 use crate::epilogue::{MatrixPointer, Target};
@@ -62,10 +60,7 @@ pub(crate) struct SavedAttention<'a> {
 
 /// What all tasks of a backward pass share.
 struct Backward<'a> {
-    isa: Isa,
-    packing: Packing,
-    /// Tile registers for the products.
-    tiles: Option<TileUnit>,
+    path: Path,
     threads: usize,
     e: Extents,
     qkv: Matrix<'a>,
@@ -85,13 +80,8 @@ struct Sums {
 
 /// dqkv `[batch, seq, 3 * hidden]` is overwritten; dout `[batch, seq, hidden]`.
 pub(crate) fn attention_backward(cpu: &Cpu, e: Extents, saved: SavedAttention, dout: View, dqkv: ViewMut) {
-    let tiles = tiles_for(cpu, &e, saved.qkv.dtype());
-    // Tile registers multiply what is packed in pairs.
-    let isa = if tiles.is_some() { Isa::Avx512Bf16 } else { cpu.isa };
     let backward = Backward {
-        isa,
-        packing: Packing::of(isa, saved.qkv.dtype()),
-        tiles,
+        path: Path::backward(cpu, [e.seq, e.size], saved.qkv.dtype()),
         threads: cpu.pool.threads(),
         e,
         qkv: Matrix::of(&saved.qkv),
@@ -119,7 +109,7 @@ impl<'a> Backward<'a> {
     }
 
     fn stride(&self) -> usize {
-        self.e.stride(self.isa)
+        self.e.stride(self.path.isa)
     }
 
     /// Computes one head of one sample in one task.
@@ -179,7 +169,7 @@ impl<'a> Backward<'a> {
     }
 
     fn lengths(&self, span: usize) -> [[usize; 7]; 2] {
-        let (isa, packing, size) = (self.isa, self.packing, self.e.size);
+        let (isa, packing, size) = (self.path.isa, self.path.packing, self.e.size);
         let rows = self.e.seq.min(span * BLOCK);
         let block = self.e.seq.min(BLOCK);
         let width = width(isa);
@@ -213,7 +203,7 @@ impl<'a> Backward<'a> {
         mut scratch: &mut [f32],
     ) {
         let pair = pair.unwrap();
-        let (isa, packing, e) = (self.isa, self.packing, &self.e);
+        let (Path { isa, packing, .. }, e) = (self.path, &self.e);
         let [operands, block] = self.lengths(keys.len());
         let [k, v, k_across, q, d, q_across, d_across] = cut(&mut scratch, operands);
         let [log_sum_exp2, delta, p, ds, scores, dp, ds_steps] = cut(&mut scratch, block);
@@ -225,8 +215,7 @@ impl<'a> Backward<'a> {
             Packing::Pairs => Sheet::new(isa, k_across, packing.packed(rows.len())),
         };
         let mut walk = Walk {
-            // SAFETY: `Cpu::with_options` has made sure of the unit; nothing else on this thread uses its registers meanwhile.
-            registers: self.tiles.map(|unit| unsafe { Registers::new(unit) }),
+            registers: self.path.registers(),
             pair,
             after,
             sums,
@@ -258,7 +247,7 @@ impl<'a> Backward<'a> {
 
     /// Packs a block of queries: q, dout, log_sum_exp, delta.
     fn pack_queries(&self, walk: &mut Walk, block: usize) {
-        let (isa, packing, e) = (self.isa, self.packing, &self.e);
+        let (Path { isa, packing, .. }, e) = (self.path, &self.e);
         let rows = self.rows(&(block..block + 1));
         let parts = [e.part(self.qkv, walk.pair, Q, &rows), e.part(self.dout, walk.pair, 0, &rows)];
         for (i, part) in parts.into_iter().enumerate() {
@@ -293,7 +282,7 @@ impl<'a> Backward<'a> {
             return;
         }
         walk.packed[index] = true;
-        let (isa, packing) = (self.isa, self.packing);
+        let Path { isa, packing, .. } = self.path;
         let rows = self.rows(&(block..block + 1));
         let [key, value] = [K, V].map(|which| self.e.part(self.qkv, walk.pair, which, &rows));
         let row = index * BLOCK;
@@ -314,8 +303,8 @@ impl<'a> Backward<'a> {
         let [last_key, first_query] =
             if e.causal { [query_block, key_block] } else { [self.blocks() - 1, 0] };
         let diagonal = e.causal && key_block == query_block;
-        for query in queries.clone().step_by(width(self.isa)) {
-            let rows = query..queries.end.min(query + width(self.isa));
+        for query in queries.clone().step_by(width(self.path.isa)) {
+            let rows = query..queries.end.min(query + width(self.path.isa));
             self.prefetch_next(walk, [key_block, query_block], &rows, more);
             let ds = self.panel(walk, &keys, &queries, &rows);
             let ends = [key_block == last_key, key_block == 0];
@@ -333,7 +322,7 @@ impl<'a> Backward<'a> {
         queries: &Range<usize>,
         rows: &Range<usize>,
     ) -> Sheet {
-        let (isa, packing, e) = (self.isa, self.packing, &self.e);
+        let (Path { isa, packing, .. }, e) = (self.path, &self.e);
         let width = width(isa);
         let index = (rows.start - queries.start) / width;
         let visible = if e.causal { keys.end.min(rows.start + width) } else { keys.end };
@@ -387,8 +376,8 @@ impl<'a> Backward<'a> {
         // SAFETY: the caller's promise.
         unsafe {
             match &mut walk.registers {
-                Some(registers) => registers.product(self.isa, size, a, b, target),
-                None => product(self.isa, self.packing, size, a, b, target),
+                Some(registers) => registers.product(self.path.isa, size, a, b, target),
+                None => product(self.path.isa, self.path.packing, size, a, b, target),
             }
         }
     }
@@ -403,7 +392,7 @@ impl<'a> Backward<'a> {
         ds: Sheet,
         ends: [bool; 2],
     ) {
-        let (isa, packing) = (self.isa, self.packing);
+        let Path { isa, packing, .. } = self.path;
         let right = walk.across.at(packing.packed(keys.start - walk.keys.start * BLOCK) * width(isa));
         let rows_max = if walk.registers.is_some() { WIDTH } else { microkernel::panels(isa).rows };
         for strip in strips(rows.len(), rows_max) {
@@ -425,7 +414,7 @@ impl<'a> Backward<'a> {
         diagonal: bool,
         ends: [bool; 2],
     ) {
-        let (isa, packing) = (self.isa, self.packing);
+        let Path { isa, packing, .. } = self.path;
         let width = width(isa);
         let depth = packing.packed(queries);
         let rows_max = if walk.registers.is_some() { WIDTH } else { microkernel::panels(isa).rows };

@@ -1,8 +1,9 @@
-//! The matrix products of attention's backward on tile registers.
+//! The matrix products of attention on tile registers.
 //!
 //! [Sheets](crate::attention_tiles::Sheet) of pairs of bf16 have rows of 32 pairs, which lie as tile registers load them: 16
 //! rows of 16 pairs, rows two cache lines apart. Only a left operand whose rows are steps is transposed before. Sums are
-//! loaded into registers, and stored from them. All sizes are multiples of 32, so that there are no tails.
+//! loaded into registers, and stored from them. All sizes are multiples of 32: forward pads keys and queries with rows whose
+//! results nobody reads, or whose terms are zero; backward uses the registers for whole sequences of such lengths only.
 //!
 //! An element is what is there (or zero), plus its packed steps of 32 products, ascending, as [`Tiles::multiply_bf16`] adds them.
 
@@ -13,9 +14,9 @@ use phalanx_simd::{Isa, Lanes, vectorized};
 use phalanx_trace::DType;
 
 use crate::Cpu;
-use crate::attention::Extents;
 use crate::attention_tiles::{Left, Sheet};
 use crate::epilogue::{MatrixPointer, Target, finish};
+use crate::microkernel::Packing;
 
 /// Rows and columns of a block, and pairs of a row of a sheet.
 pub(crate) const WIDTH: usize = 32;
@@ -30,10 +31,44 @@ const REGISTER: usize = 64;
 /// Most pairs of steps of a left operand whose rows are steps.
 const TURNED: usize = 64;
 
-/// The tile registers that multiply heads of these extents: where there are any, and no tails.
-pub(crate) fn tiles_for(cpu: &Cpu, e: &Extents, dtype: DType) -> Option<TileUnit> {
-    let whole = e.size.is_multiple_of(WIDTH) && e.seq.is_multiple_of(WIDTH);
-    cpu.tiles.filter(|_| whole && dtype == DType::BF16 && Isa::detect() == Isa::Avx512Bf16)
+/// What multiplies the operands of attention, and how they are packed.
+#[derive(Clone, Copy)]
+pub(crate) struct Path {
+    pub(crate) isa: Isa,
+    pub(crate) packing: Packing,
+    /// Tile registers for the products.
+    pub(crate) tiles: Option<TileUnit>,
+}
+
+impl Path {
+    /// Tile registers for bf16, where there are any and heads of `size` elements have a multiple of 32; else the instruction set.
+    pub(crate) fn forward(cpu: &Cpu, size: usize, dtype: DType) -> Path {
+        let usable = size.is_multiple_of(WIDTH) && dtype == DType::BF16 && Isa::detect() == Isa::Avx512Bf16;
+        let tiles = cpu.tiles.filter(|_| usable);
+        // Tile registers multiply what is packed in pairs.
+        let isa = if tiles.is_some() { Isa::Avx512Bf16 } else { cpu.isa };
+        Path { isa, packing: Packing::of(isa, dtype), tiles }
+    }
+
+    /// The same for backward of sequences of `seq` positions, which has no tails on tile registers.
+    pub(crate) fn backward(cpu: &Cpu, [seq, size]: [usize; 2], dtype: DType) -> Path {
+        if seq.is_multiple_of(WIDTH) {
+            return Path::forward(cpu, size, dtype);
+        }
+        Path { isa: cpu.isa, packing: Packing::of(cpu.isa, dtype), tiles: None }
+    }
+
+    /// Rows that an operand of `rows` rows has where it is packed.
+    pub(crate) fn padded(&self, rows: usize) -> usize {
+        if self.tiles.is_some() { rows.next_multiple_of(WIDTH) } else { rows }
+    }
+
+    /// The tile registers of this thread, configured, if they multiply.
+    pub(crate) fn registers(&self) -> Option<Registers> {
+        // SAFETY: `Cpu::with_options` has made sure of the unit; a task has one `Registers`, and nothing else on this
+        // thread uses them meanwhile.
+        self.tiles.map(|unit| unsafe { Registers::new(unit) })
+    }
 }
 
 /// The tile registers of this thread, configured for attention until this is dropped.
@@ -48,7 +83,7 @@ impl Registers {
     ///
     /// # Safety
     /// The process may use the unit, and this thread has no other registers.
-    pub(crate) unsafe fn new(unit: TileUnit) -> Registers {
+    unsafe fn new(unit: TileUnit) -> Registers {
         let shapes = Shapes::new([ROWS; 8]);
         // SAFETY: the caller's promise.
         unsafe {

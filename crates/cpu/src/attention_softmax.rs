@@ -231,14 +231,14 @@ packed!(
     ///
     /// # Safety
     /// The processor has the instruction set; `scores` holds the panel, with rows padded to an even number.
-    pub(crate) fn online_softmax(panel: Panel, scores: &mut [f32], seen: RunningSoftmax) = online_softmax_body
+    pub(crate) fn online_softmax(panel: Panel, scores: &mut [f32], seen: &mut RunningSoftmax) = online_softmax_body
 );
 #[inline(always)]
 unsafe fn online_softmax_body<L: Lanes, P: Packed<L, VECTORS>, D: Draw, const VECTORS: usize>(
     draw: D,
     panel: Panel,
     scores: &mut [f32],
-    mut seen: RunningSoftmax,
+    seen: &mut RunningSoftmax,
 ) {
     let Panel { keys, factor, .. } = panel;
     let clear = panel.clear();
@@ -248,7 +248,7 @@ unsafe fn online_softmax_body<L: Lanes, P: Packed<L, VECTORS>, D: Draw, const VE
     // SAFETY: compiled for L; the panel lies in the scores (asserted).
     unsafe {
         let factor = L::splat(factor);
-        let (negated_max, mut total) = grown::<L, VECTORS>(panel, scores, &mut seen);
+        let (negated_max, mut total) = grown::<L, VECTORS>(panel, scores, seen);
         macro_rules! pair_of_rows {
             ($key:expr, $masked:expr) => {
                 let mut rows = [[L::splat(0.0); VECTORS]; 2];

@@ -53,6 +53,19 @@ impl Sheet {
         rows * columns.next_multiple_of(width(isa))
     }
 
+    /// Fills `rows` of all panels of `columns` columns with zeros.
+    ///
+    /// # Safety
+    /// The sheet has these rows, and nobody else uses them.
+    pub(crate) unsafe fn clear(self, isa: Isa, rows: Range<usize>, columns: usize) {
+        let width = width(isa);
+        for panel in 0..columns.div_ceil(width) {
+            let to = self.at(panel * self.panel + rows.start * width).from.cast_mut();
+            // SAFETY: the caller's promise.
+            unsafe { to.write_bytes(0, rows.len() * width) };
+        }
+    }
+
     /// The sheet that starts at an element of the first panel.
     pub(crate) fn at(self, number: usize) -> Sheet {
         Sheet { from: self.from.wrapping_add(number), ..self }

@@ -211,6 +211,9 @@ pub fn receive_program(
                 Event::Message(_, Message::Refused(reason)) => {
                     return Err(format!("host 0 does not take this host into the job: {reason}"));
                 }
+                Event::Message(_, Message::GivenUp(reason)) => {
+                    return Err(format!("host 0 has given up: {reason}"));
+                }
                 Event::Message(host, message) => handle(host, &message),
                 Event::Lost(host, why) => {
                     return Err(format!("the launcher of {} is gone: {why}", plane.describe(host)));
@@ -222,7 +225,7 @@ pub fn receive_program(
         }
         if let Some((host, time)) = plane.silent(silence).first() {
             return Err(format!(
-                "the launcher of {} has sent nothing for {:.0} s: it is stopped, or the network is cut",
+                "the launcher of {} has sent nothing for {:.1} s: it is stopped, or the network is cut",
                 plane.describe(*host),
                 time.as_secs_f64()
             ));

@@ -18,7 +18,8 @@ const LIMIT: Duration = Duration::from_secs(30);
 const LONG: Duration = Duration::from_secs(300);
 
 fn introduction(host: usize, hosts: usize, ranks: usize) -> Introduction {
-    Introduction { name: format!("node{host}"), machine: format!("m{host}"), host, hosts, ranks }
+    let (name, machine) = (format!("node{host}"), format!("m{host}"));
+    Introduction { name, machine, host, hosts, ranks, about: String::new() }
 }
 
 /// The control planes of hosts with these numbers of ranks.
@@ -266,6 +267,21 @@ fn hosts_that_do_not_come_are_named() {
     let met = meeting.gather(introduction(0, 3, 1), &secret, Protection::Encrypted, limit, &|_| ());
     let error = met.err().unwrap();
     assert!(error.contains("hosts 1, 2 did not come"), "{error}");
+    // A host that has come is told which one has not.
+    let meeting = Meeting::listen("127.0.0.1", 0).unwrap();
+    let port = meeting.port().unwrap();
+    std::thread::scope(|scope| {
+        let leader = scope.spawn(|| {
+            let own = introduction(0, 3, 1);
+            meeting.gather(own, &secret, Protection::Encrypted, Duration::from_secs(2), &|_| ()).map(drop)
+        });
+        let known = || Ok(Some(secret.clone()));
+        let own = introduction(2, 3, 1);
+        let met = connect(("127.0.0.1", port), &known, &own, Protection::Encrypted, LIMIT, &|_| ());
+        let told = receive_program(&mut met.unwrap().plane, LIMIT, |_, _| ()).unwrap_err();
+        assert!(told.contains("host 0 has given up: host 1 did not come to the rendezvous"), "{told}");
+        assert!(leader.join().unwrap().unwrap_err().contains("host 1 did not come"));
+    });
     // Nobody listens there any more.
     let known = || Ok(Some(secret.clone()));
     let port = Meeting::listen("127.0.0.1", 0).unwrap().port().unwrap();

@@ -9,8 +9,9 @@ use phalanx_tensor::ProductMethod;
 use phalanx_train::GroupSource;
 use phalanx_train::config::{DeviceChoice, DeviceConfig, DeviceKind};
 
+use crate::card_needs::CardNeeds;
 use crate::cards;
-use crate::environment::{CardNeeds, Environment};
+use crate::environment::Environment;
 use crate::planned::Planned;
 use crate::rank_host::{self, RankDevice, RankHost};
 use crate::task::BenchStepTask;

@@ -9,7 +9,7 @@ use std::path::Path;
 
 use anyhow::{Result, bail};
 use phalanx_train::RunConfig;
-use phalanx_train::config::{Float, Placement};
+use phalanx_train::config::{Float, KernelChoice, Placement};
 use serde::Deserialize;
 use strsim::levenshtein;
 use toml::{Table, Value};
@@ -39,6 +39,7 @@ fn full() -> Table {
     config.parallel.ranks = Some(1);
     config.parallel.data = Some(1);
     config.parallel.micro_batches = Some(1);
+    config.device.kernels = KernelChoice::named("portable").unwrap_or_default();
     config.device.communication = phalanx_train::config::Communication::Host;
     config.device.memory_mb = Some(1.0);
     config.device.copy_gb_per_s = Some(1.0);

@@ -74,6 +74,7 @@ pub fn load(name: &str, planned: &Planned, sizes: &[u64], environment: Environme
 fn measured(planned: &Planned, sizes: &[u64], environment: Environment) -> Result<Machine> {
     let (spec, ranks) = (&planned.plan.spec, planned.plan.spec.mesh.data);
     let types = BTreeSet::from([DType::F32, spec.precision.compute]);
+    let environment = environment.of_run(&planned.config.device)?;
     let processor = environment.processor(spec.threads, spec.products)?;
     let tflops: BTreeMap<DType, f64> =
         types.into_iter().map(|dtype| (dtype, processor.flops_per_s(dtype) / 1e12)).collect();

@@ -6,7 +6,7 @@ use phalanx_cuda::{DRIVER_HOST_BYTES, scratch_planned};
 use phalanx_train::RunConfig;
 use phalanx_train::config::{DeviceKind, Placement};
 
-use crate::environment::CardNeeds;
+use crate::card_needs::CardNeeds;
 use crate::{cards, machine};
 
 /// Bytes of a unit of the `_mb` keys.

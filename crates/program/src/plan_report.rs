@@ -4,15 +4,16 @@ use phalanx_cuda::{COMMUNICATOR_BYTES, CONTEXT_BYTES};
 use phalanx_optim::LossScaling;
 use phalanx_parallel::zero::{ChunkResidence, Residence};
 use phalanx_plan::{CollectiveCost, MemoryPlan, Precision};
+use phalanx_simd::Isa;
 use phalanx_tensor::DiskOptions;
-use phalanx_trace::{Category, Memory};
+use phalanx_trace::{Category, DType, Memory};
 use phalanx_train::config::{DeviceKind, Products};
 use phalanx_train::metrics::{DeviceBytes, RankBytes};
 use phalanx_train::spec::TriedChunks;
 use phalanx_train::{RankPlan, Spec};
 use serde_json::{Value, json};
 
-use crate::environment::CardNeeds;
+use crate::card_needs::CardNeeds;
 use crate::mesh_report;
 use crate::planned::Planned;
 use crate::report::{Table, bytes, count, plural, whole};
@@ -49,6 +50,7 @@ pub fn to_json(planned: &Planned) -> Value {
         "pipeline": mesh_report::pipeline_json(planned),
         "zero_one": mesh_report::sharding_json(planned),
         "precision": spec.precision, "products": planned.config.precision.products,
+        "processor_kernels": planned.config.device.kernels,
         "model": spec.model.to_config(),
         "chunks": chunks_json(spec),
         "phases": phases_json(&plan.ranks[0].memory),
@@ -128,7 +130,7 @@ fn headline(planned: &Planned, name: &str) -> String {
     let text = format!(
         "{name}: {} of {} parameters ({} layers x {} hidden, {} heads, vocabulary {}, sequence {})\n\
          {} of {}{}, ZeRO-{}; a step is {}: {} of {} per {}\n\
-         {}\n{}{}",
+         {}\n{}{}{}",
         spec.model.architecture().map_or("a model", |arch| arch.title),
         count(planned.plan.parameters() as f64),
         model.layers,
@@ -145,10 +147,28 @@ fn headline(planned: &Planned, name: &str) -> String {
         spec.micro_batch_size,
         if mesh { "replica" } else { "rank" },
         precision(planned),
+        kernels(planned),
         staging(planned),
         residence(planned),
     );
     text
+}
+
+/// The processor's kernels that compute the run, where that is decided.
+fn kernels(planned: &Planned) -> String {
+    let config = &planned.config;
+    match config.device.kernels.set() {
+        Some(set) if config.device.kind != DeviceKind::Cuda => {
+            let products = match (config.precision.products, set.tiles) {
+                (Products::Split | Products::Split2, _) => "on tile registers, in parts",
+                (_, Some(_)) if planned.compute() == DType::BF16 => "on tile registers",
+                _ if planned.compute() == DType::BF16 && set.isa == Isa::Avx512Bf16 => "of bf16 pairs",
+                _ => "by multiply-adds",
+            };
+            format!("kernels {}; products {products}\n", set.name())
+        }
+        _ => String::new(),
+    }
 }
 
 /// A note for simulated devices, with the host memory that stages what they send.

@@ -15,7 +15,7 @@ use phalanx_train::config::{DeviceKind, Reduce, Updates};
 use phalanx_train::planning::{PlanError, min_device_states};
 use phalanx_train::{RankPlan, ResolvedConfig, RunConfig, RunPlan, Spec};
 
-use crate::environment::CardNeeds;
+use crate::card_needs::CardNeeds;
 use crate::machine;
 use crate::resolve::Resolved;
 

@@ -33,6 +33,11 @@ pub fn rank(args: &RankArgs, environment: Environment) -> Result<ExitCode> {
     pinning::bind(&args.cores);
     let task = take_sealed(args.task_fd).context("the memory file of a rank's task")?;
     let (task, planned) = task_file::read(&task, args.rank).context("the task of a rank")?;
+    // The kernels of all ranks are those that the launcher has decided on.
+    let environment = match task.run() {
+        Some((config, _)) => environment.of_run(&config.device)?,
+        None => environment,
+    };
     let planned = || planned.context("the task of a rank comes without a plan");
     let Some((control, arenas)) = args.fds.split_first() else { bail!("a rank without descriptors") };
     let network = network(args)?;

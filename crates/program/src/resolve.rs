@@ -26,8 +26,8 @@ const PADDING: usize = 64;
 pub enum Purpose {
     /// For planning or measuring.
     Plan,
-    /// For a run folder: paths are made absolute, and what depends on the machine is filled in: the number of threads, and
-    /// how products are computed. The second is how many of the ranks one machine runs, if not all.
+    /// For a run folder: paths are made absolute, and what depends on the machine is filled in: the number of threads, the
+    /// kernels, and how products are computed. The second is how many of the ranks one machine runs, if not all.
     Train(Environment, Option<usize>),
 }
 
@@ -85,6 +85,8 @@ pub fn resolve<T>(
     if let Purpose::Train(environment, _) = purpose {
         config.data.tokens = config.data.tokens.as_deref().map(resume::absolute);
         config.model.init = config.model.init.as_deref().map(resume::absolute);
+        let environment = environment.decide(&config.device)?;
+        config.device.kernels = environment.kernels().into();
         config.train.threads = config.train.threads.or(Some(machine::threads_per_rank(config.world_size())));
         if config.device.kind != DeviceKind::Cuda {
             config.precision.products = environment.choose(&config.precision)?;

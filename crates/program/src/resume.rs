@@ -16,11 +16,12 @@ use phalanx_train::config::{Communication, Float, OptimizerKind, PrecisionConfig
 use phalanx_train::dataset::DataDigests;
 use serde::Deserialize;
 
-use crate::learning_rate;
+use crate::environment::Environment;
 use crate::run_folder::{RunFolder, model_of};
 use crate::stored::Stored;
 use crate::train_args::TrainArgs;
 use crate::user_config::UserConfig;
+use crate::{kept_kernels, learning_rate};
 
 /// Everything from which a run is resumed.
 pub struct Resumed {
@@ -54,6 +55,7 @@ pub fn resume(
     folder: &RunFolder,
     args: &TrainArgs,
     file: Option<UserConfig>,
+    environment: Environment,
     warn: &mut dyn FnMut(&str),
 ) -> Result<Resumed> {
     let Some(stored) = Stored::read(folder)? else {
@@ -87,6 +89,7 @@ pub fn resume(
         given.leave_out(key);
         config = given.config()?;
     }
+    notes.extend(kept_kernels::keep(&mut given, &before, environment, said("device.kernels")));
     notes.extend(leave_out_of_device(&mut given, [&before, &config], said_or_in_file));
     config = given.config()?;
     keep_decay(&mut given, &before, &config);

@@ -9,7 +9,8 @@ use phalanx_train::job::Job;
 use phalanx_train::run::{Observer, RankEnvironment, Silent, train};
 use phalanx_train::{Dataset, RunError};
 
-use crate::environment::{CardNeeds, Environment};
+use crate::card_needs::CardNeeds;
+use crate::environment::Environment;
 use crate::output::TrainOutput;
 use crate::planned::Planned;
 use crate::progress::{Progress, Records};

@@ -147,6 +147,19 @@ fn the_doctor_measures() {
         assert!(number(&figures, key) > 0.0, "{key}");
     }
     assert!(figures.get("memlock_bytes").is_some() && figures["instruction_sets"].is_array());
+    for family in list(&figures, "kernel_families") {
+        assert!(number(family, "per_s_thread") > 0.0 && number(family, "per_s") > 0.0, "{family}");
+        assert_eq!(family["other_kernels"].is_null(), family["other_per_s_thread"].is_null(), "{family}");
+    }
+    let text = home.run(&["doctor"]).ok().stdout;
+    let from = text.lines().position(|line| line.contains("otherwise, one thread")).unwrap();
+    let table: Vec<&str> = text.lines().skip(from).take(11).collect();
+    for family in list(&figures, "kernel_families") {
+        let (name, kernels) = (family["family"].as_str().unwrap(), family["kernels"].as_str().unwrap());
+        assert!(table.iter().any(|line| line.contains(name) && line.contains(kernels)), "{name}: {text}");
+    }
+    assert!(table.iter().all(|line| line.chars().count() <= 80), "{text}");
+    assert!(table.last().unwrap().contains("PHALANX_ISA"), "{text}");
 }
 
 #[test]

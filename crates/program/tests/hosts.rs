@@ -7,6 +7,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
+use phalanx_simd::Isa;
 use rig::{Ended, Home, lives, ranks, signal, wait};
 use rustix::process::Signal;
 
@@ -30,14 +31,23 @@ fn free_port() -> u16 {
 impl Launched {
     /// Starts a launcher for each host of `ranks` ranks.
     fn start(home: &Home, ranks: &[usize], more: &[&str]) -> Launched {
+        Launched::start_with(home, ranks, more, &[])
+    }
+
+    /// The same where hosts have an instruction set each, as `PHALANX_ISA` plays it.
+    fn start_with(home: &Home, ranks: &[usize], more: &[&str], sets: &[&str]) -> Launched {
         let rendezvous = format!("127.0.0.1:{}", free_port());
         let (hosts, secret) = (ranks.len().to_string(), home.path("secret"));
         let start = |(host, ranks): (usize, &usize)| {
-            let (host, ranks) = (host.to_string(), ranks.to_string());
-            let place = ["launch", "--nnodes", &hosts, "--node-rank", &host, "--rendezvous", &rendezvous];
+            let (number, ranks) = (host.to_string(), ranks.to_string());
+            let place = ["launch", "--nnodes", &hosts, "--node-rank", &number, "--rendezvous", &rendezvous];
             let own =
                 ["--nproc", &ranks, "--secret-file", secret.to_str().unwrap(), "small.toml", "--run", "r"];
-            home.start(&[&place[..], &own, more].concat())
+            let mut command = home.command(&[&place[..], &own, more].concat());
+            if let Some(set) = sets.get(host) {
+                command.env("PHALANX_ISA", set);
+            }
+            home.start_command(command)
         };
         Launched { launchers: ranks.iter().enumerate().map(start).collect() }
     }
@@ -91,6 +101,33 @@ fn two_hosts_train_to_the_bits_of_one() {
     }
     // The hosts have met, and nobody needs the file any more.
     assert!(!home.path("secret").exists());
+}
+
+/// Ranks of different processors would have different bits: all compute with what every host has, and the launcher names those
+/// that could do more.
+#[test]
+fn hosts_with_different_processors_compute_with_the_kernels_of_all() {
+    let (best, weaker) = (Isa::fastest().name(), "portable");
+    if Isa::fastest() == Isa::Portable {
+        return;
+    }
+    let home = Home::new();
+    let one = ["train", "small.toml", "--nproc", "2", "--run", "one", "--quiet"];
+    home.run_with(("PHALANX_ISA", weaker), &one).ok();
+    for sets in [[best, weaker], [weaker, best]] {
+        let _ = std::fs::remove_dir_all(home.path("r"));
+        let ends = Launched::start_with(&home, &[1, 1], &[], &sets).ends();
+        let leader = ends.into_iter().map(Ended::ok).next().unwrap();
+        let line =
+            format!("all ranks compute with the kernels {weaker}, which the processors of all hosts have");
+        let ranks = if sets[0] == best { "rank 0 on" } else { "rank 1 on" };
+        for words in [line.as_str(), ranks, &format!("({best})")] {
+            assert!(leader.stderr.contains(words), "no {words:?} in: {}", leader.stderr);
+        }
+        assert_eq!(home.losses("one"), home.losses("r"), "{sets:?}");
+        let config = String::from_utf8(home.read("r/config.toml")).unwrap();
+        assert!(config.contains(&format!("kernels = \"{weaker}\"")), "{config}");
+    }
 }
 
 #[test]
@@ -239,6 +276,15 @@ fn the_secret_is_in_no_argument_environment_log_or_file_of_the_run() {
         let holds = |part: &[u8]| content.windows(part.len()).any(|window| window == part);
         assert!(!holds(&bytes) && !holds(secret.trim().as_bytes()), "{}", path.display());
     }
+}
+
+#[test]
+fn what_ends_a_run_before_its_ranks_start_is_said_on_all_hosts() {
+    let home = Home::new();
+    let launched = Launched::start(&home, &[1, 1], &["--set", "batch.global=7"]);
+    let [leader, member] = launched.ends().try_into().ok().unwrap();
+    leader.refused(&["batch.global"]);
+    member.refused(&["host 0 has given up", "batch.global"]);
 }
 
 /// One command plays several hosts, and starts their launchers itself.

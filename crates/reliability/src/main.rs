@@ -110,6 +110,9 @@ fn campaign(options: &Options) -> Result<bool, String> {
         println!("{}", report.failures());
     }
     print!("{}\n{}", report.markdown(), report.times());
+    for (group, cause) in &report.skipped {
+        println!("{group}: skipped: {cause}");
+    }
     let times = report.seconds.iter().map(|(group, seconds)| format!("{group} {seconds:.0} s"));
     println!("\ntime of the cases: {}", times.collect::<Vec<_>>().join(", "));
     println!("{} cases in {:.0} s, seed {}", report.trials(), started.elapsed().as_secs_f64(), report.seed);

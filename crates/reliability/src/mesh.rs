@@ -60,6 +60,13 @@ impl Mesh {
         self.words(&["launch", "--hosts", &count, "--nproc", &nproc, "small.toml", "--run", "r"], more)
     }
 
+    /// The launcher of one of so many hosts, which are namespaces of this machine.
+    pub(crate) fn launch_host(&self, (host, hosts): (usize, usize), more: &[&str]) -> Vec<String> {
+        let [host, count, nproc] = [host, hosts, self.ranks / hosts].map(|number| number.to_string());
+        let place = ["launch", "--nnodes", &count, "--node-rank", &host, "--nproc", &nproc];
+        self.words(&[&place[..], &["small.toml", "--run", "r"]].concat(), more)
+    }
+
     fn words(&self, command: &[&str], more: &[&str]) -> Vec<String> {
         let mut words: Vec<String> = command.iter().map(|word| word.to_string()).collect();
         for set in self.sets {

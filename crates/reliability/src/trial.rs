@@ -22,17 +22,24 @@ pub(crate) struct Trial {
     pub(crate) result: Result<(), String>,
     /// Time from the fault until all who live had named it, where that is measured.
     pub(crate) named_after: Option<Duration>,
+    /// Why the case was not tried, if it was not.
+    pub(crate) skipped: Option<String>,
 }
 
 impl Trial {
     pub(crate) fn new(fault: impl Into<String>, detail: String, result: Result<(), String>) -> Trial {
-        Trial { fault: fault.into(), detail, result, named_after: None }
+        Trial { fault: fault.into(), detail, result, named_after: None, skipped: None }
     }
 
     /// A case in which the time is measured until a fault is named, if it strikes.
     pub(crate) fn timed(fault: String, detail: String, result: Result<Option<Duration>, String>) -> Trial {
         let named_after = result.as_ref().ok().copied().flatten();
-        Trial { fault, detail, result: result.map(drop), named_after }
+        Trial { fault, detail, result: result.map(drop), named_after, skipped: None }
+    }
+
+    /// A case that this machine cannot try.
+    pub(crate) fn skipped(cause: &str) -> Trial {
+        Trial { skipped: Some(cause.to_string()), ..Trial::new("", String::new(), Ok(())) }
     }
 }
 
@@ -69,13 +76,19 @@ pub struct Report {
     pub failed: Vec<Failed>,
     /// Group and fault, with the milliseconds until it was named, in the cases in which that is measured.
     pub named_after_ms: BTreeMap<(&'static str, String), Vec<f64>>,
+    /// Groups of which cases were not tried, with the reason.
+    pub skipped: BTreeMap<&'static str, String>,
     /// What cases took together, by group.
     pub seconds: BTreeMap<&'static str, f64>,
 }
 
 impl Report {
     pub(crate) fn add(&mut self, group: &'static str, case: usize, trial: Trial, seconds: f64) {
-        let Trial { fault, detail, result, named_after } = trial;
+        let Trial { fault, detail, result, named_after, skipped } = trial;
+        if let Some(cause) = skipped {
+            self.skipped.insert(group, cause);
+            return;
+        }
         if let Some(time) = named_after {
             self.named_after_ms.entry((group, fault.clone())).or_default().push(time.as_secs_f64() * 1e3);
         }
@@ -184,7 +197,7 @@ impl Report {
             |((group, fault), times)| json!({ "group": group, "fault": fault, "named_after_ms": times }),
         );
         json!({ "seed": self.seed, "rows": rows.collect::<Vec<_>>(), "failed": failed.collect::<Vec<_>>(),
-                "named": times.collect::<Vec<_>>(), "seconds": self.seconds })
+                "named": times.collect::<Vec<_>>(), "skipped": self.skipped, "seconds": self.seconds })
     }
 }
 
@@ -215,6 +228,8 @@ mod tests {
         let failures = report.failures();
         assert!(failures.contains("cargo xtask reliability --only damage --case 1 --seed 7"), "{failures}");
         assert_eq!(report.json()["failed"][0]["what"], "hung");
+        report.add("links", 0, Trial::skipped("no root"), 0.1);
+        assert_eq!((report.trials(), &*report.skipped["links"]), (2, "no root"));
     }
 
     #[test]

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
+use phalanx_namespaces::Network;
 use tempfile::TempDir;
 
 use crate::command::Invocation;
@@ -56,6 +57,7 @@ pub(crate) struct World {
     root: TempDir,
     prepared: Mutex<HashMap<String, Made<PathBuf>>>,
     references: Mutex<HashMap<String, Made<Arc<Reference>>>>,
+    namespaces: OnceLock<Result<(), String>>,
 }
 
 /// An undisturbed run.
@@ -76,7 +78,13 @@ impl World {
     pub(crate) fn new(program: &Path) -> Result<World, String> {
         let program = fs::canonicalize(program).map_err(|error| format!("{}: {error}", program.display()))?;
         let root = TempDir::with_prefix("phalanx-reliability-").map_err(|error| error.to_string())?;
-        Ok(World { program, root, prepared: Mutex::default(), references: Mutex::default() })
+        Ok(World {
+            program,
+            root,
+            prepared: Mutex::default(),
+            references: Mutex::default(),
+            namespaces: OnceLock::new(),
+        })
     }
 
     pub(crate) fn program(&self) -> &Path {
@@ -85,6 +93,15 @@ impl World {
 
     pub(crate) fn root(&self) -> &Path {
         self.root.path()
+    }
+
+    /// Whether this machine lets hosts be network namespaces.
+    ///
+    /// # Errors
+    /// Why not.
+    pub(crate) fn namespaces(&self) -> Result<(), &str> {
+        let tried = self.namespaces.get_or_init(|| Network::new(2).map(drop));
+        tried.as_ref().map(|()| ()).map_err(String::as_str)
     }
 
     /// A folder with a text and a configuration, removed after the case.

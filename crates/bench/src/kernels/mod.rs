@@ -4,6 +4,7 @@
 //! kernel table of `bench step`, with the same price.
 
 mod calls;
+mod families;
 mod report;
 
 use std::collections::BTreeMap;
@@ -24,6 +25,7 @@ use phalanx_train::{RunConfig, RunPlan, Spec};
 
 use crate::kernel_table::{CallPrice, Peaks, product_types};
 use calls::Calls;
+pub use families::{FamilyRate, family_rates};
 pub use report::{Columns, Labels, to_json, to_text};
 
 /// Minimum number of calls of a kernel.

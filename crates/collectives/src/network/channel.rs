@@ -124,6 +124,9 @@ impl Channel for HostsChannel {
 
 impl Drop for HostsChannel {
     fn drop(&mut self) {
+        if self.membership.host.control.is_aborted() {
+            self.links.iter_mut().flatten().for_each(|link| link.discard());
+        }
         // A library may have messages in flight to frames and staging, and threads of its own that move them.
         if self.failed && self.node.carrier().is_some() {
             std::mem::forget((std::mem::take(&mut self.links), std::mem::take(&mut self.sums)));

@@ -17,7 +17,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use super::Network;
 use super::line::Line;
-use crate::secure::{HANDSHAKE_TIME, Handshake, Waiting};
+use crate::secure::{HANDSHAKE_TIME, Handshake, Waiting, close_at_once};
 use crate::shared_memory::rank_cell::CHANNELS;
 
 /// Maximum number of connections that are not authenticated yet.
@@ -113,6 +113,8 @@ impl Drop for Door {
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
+        // No group has taken them, so they carry nothing that a peer waits for.
+        self.arrivals.lock().values().for_each(|line| close_at_once(&line.socket, true));
     }
 }
 
@@ -226,6 +228,7 @@ impl Reception {
         if socket.set_nonblocking(true).is_err() {
             return;
         }
+        close_at_once(&socket, true);
         if self.guests.len() == GUESTS_MAX {
             let silent = |guest: &&Guest| (guest.handshake.has_heard(), guest.since);
             let oldest = (0..GUESTS_MAX).min_by_key(|index| silent(&&self.guests[*index]));

@@ -5,7 +5,7 @@
 use std::io::{Error, ErrorKind, Read, Result, Write};
 use std::net::TcpStream;
 
-use crate::secure::{Established, Opener, RECORD_MAX, Sealer};
+use crate::secure::{Established, Opener, RECORD_MAX, Sealer, close_at_once};
 
 /// Bytes of the buffer for records that arrive: two of the longest.
 const INCOMING_BYTES: usize = 2 * (2 + RECORD_MAX);
@@ -37,6 +37,7 @@ impl Line {
     pub(crate) fn new(socket: TcpStream, established: Established) -> Result<Line> {
         socket.set_nodelay(true)?;
         socket.set_nonblocking(true)?;
+        close_at_once(&socket, false);
         let ciphers = established.keys.map(|(sealer, opener)| {
             Box::new(Ciphers {
                 sealer,

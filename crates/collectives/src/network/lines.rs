@@ -10,6 +10,7 @@ use rustix::event::{PollFd, PollFlags};
 
 use super::line::Line;
 use super::peer_path::{Frame, PeerPath, Waits};
+use crate::secure::close_at_once;
 use crate::shared_memory::memory::MemoryRange;
 
 /// Buffers of at least so many bytes a connection are divided over all connections.
@@ -88,6 +89,10 @@ impl PeerPath for Lines {
             }
         }
         Ok(moved)
+    }
+
+    fn discard(&mut self) {
+        self.lines.iter().for_each(|line| close_at_once(&line.socket, true));
     }
 
     fn add_fds<'a>(&'a self, waits: Waits, fds: &mut Vec<PollFd<'a>>) {

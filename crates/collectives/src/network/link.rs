@@ -45,6 +45,11 @@ impl Link {
         (self.frame_bytes, self.agreed, self.open) = (0, false, false);
     }
 
+    /// Nothing more has to be delivered: the job has failed.
+    pub(crate) fn discard(&mut self) {
+        self.path.discard();
+    }
+
     /// Appends a buffer to what is sent. It stays as it is until [`Link::is_sent`].
     pub(crate) fn send(&mut self, buffer: MemoryRange) {
         self.path.send(buffer);

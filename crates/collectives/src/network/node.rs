@@ -14,7 +14,7 @@ use super::Network;
 use super::carrier::Carrier;
 use super::door::{Door, LineKey};
 use super::line::Line;
-use crate::secure::{Handshake, complete};
+use crate::secure::{Handshake, close_at_once, complete};
 
 /// One rank's place in the network.
 pub(crate) struct Node {
@@ -72,6 +72,7 @@ impl Node {
         interrupted: &dyn Fn() -> Result<()>,
     ) -> Result<Line> {
         let socket = connected(self.network.addresses[to], interrupted)?;
+        close_at_once(&socket, true);
         let (identity, protection) = (self.network.identity(), self.network.protection());
         let handshake = Handshake::connecting(&self.network.secret, &identity, protection, &key.hello(to))?;
         // The peer answers when its process has joined the job: how long that may take, `interrupted` knows.

@@ -45,6 +45,10 @@ pub(crate) trait PeerPath: Send {
     /// Fills buffers with what has arrived. Returns whether something has.
     fn receive_some(&mut self) -> Result<bool>;
 
+    /// The job has failed: what was not delivered yet never will be. The system discards it when the path closes, and does not
+    /// try for minutes to reach a host that is gone.
+    fn discard(&mut self) {}
+
     /// Adds the descriptors to sleep on, if this path has some.
     fn add_fds<'a>(&'a self, waits: Waits, fds: &mut Vec<PollFd<'a>>);
 }

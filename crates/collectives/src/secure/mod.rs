@@ -17,7 +17,7 @@ mod records;
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-pub use connection::{Connection, Receiver, Sender};
+pub use connection::{Connection, Receiver, Sender, close_at_once};
 pub(crate) use handshake::{Established, Handshake, Waiting, complete};
 pub use identity::{Identity, Protection, Secret};
 pub(crate) use records::{Opener, RECORD_MAX, Sealer};

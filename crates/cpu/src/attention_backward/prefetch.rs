@@ -16,7 +16,7 @@ impl Backward<'_> {
         rows: &Range<usize>,
         more: bool,
     ) {
-        let (isa, e) = (self.isa, &self.e);
+        let (isa, e) = (self.path.isa, &self.e);
         let to = |which: usize, row: usize| self.dqkv.part(e, walk.pair, which, row);
         if key_block == 0 {
             fetch_to_write(isa, to(Q, rows.start), rows.len(), e.size);

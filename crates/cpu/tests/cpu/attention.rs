@@ -4,10 +4,11 @@ use half::{bf16, f16};
 use phalanx_cpu::Cpu;
 use phalanx_cpu::Options;
 use phalanx_random::{GOLDEN, mix};
+use phalanx_simd::Isa;
 use phalanx_tensor::{Arena, Category, DType, Device, Dropout, Heads, Shape, Tensor};
 
 use crate::differences::{gradient, weighted};
-use crate::oracle::{EPS, Expected, check, numbers, same_bits, wide};
+use crate::oracle::{EPS, Expected, KernelPath, check, numbers, same_bits, wide};
 
 #[derive(Clone, Copy, Debug)]
 struct Case {
@@ -415,18 +416,28 @@ fn a_sample_has_the_same_bits_in_any_batch() {
 fn cached_attention_has_the_bits_of_the_whole() {
     let causal = |case: &Case| case.causal;
     for case in cases(&SHAPES).chain(cases(&[[1, 1060, 1, 8]])).filter(causal) {
-        for dtype in [DType::F32, DType::BF16, DType::F16] {
+        let best = KernelPath::all().filter(|path| path.isa == Isa::detect());
+        let types = [DType::F32, DType::BF16, DType::F16];
+        for (path, dtype) in best.flat_map(|path| types.map(|dtype| (path, dtype))) {
             let case = case.with(dtype);
-            let device = Device::new(Cpu::with_options(Options::new(2)).unwrap(), Arena::heap());
+            let device = path.cpu(2);
             let qkv = case.qkv(3.0);
             let whole = forward(&device, case, &qkv).swap_remove(0);
             for prompt in [1, case.seq / 2 + 1] {
                 let cached = cached(&device, case, &qkv, prompt);
-                assert!(same_bits(&cached, &whole), "{case:?}: {prompt} rows at once, then one at a time");
+                assert!(
+                    same_bits(&cached, &whole),
+                    "{case:?} ({}): {prompt} rows at once, then one at a time",
+                    path.name()
+                );
             }
             let last = last_row(&device, case, &qkv[..case.seq * 3 * case.hidden()]);
             let end = case.seq * case.hidden();
-            assert!(same_bits(&last, &whole[end - case.hidden()..end]), "{case:?}: the last row");
+            assert!(
+                same_bits(&last, &whole[end - case.hidden()..end]),
+                "{case:?} ({}): the last row",
+                path.name()
+            );
         }
     }
 }

@@ -159,6 +159,10 @@ impl Drop for Link {
         wait_for(writer);
         let _ = self.socket.shutdown(Shutdown::Write);
         wait_for(reader);
+        if !reader.is_finished() && self.silent_for() > 2 * HEARTBEAT {
+            // A peer that says nothing, although something comes at every heartbeat, takes nothing either.
+            secure::close_at_once(&self.socket, true);
+        }
         let _ = self.socket.shutdown(Shutdown::Both);
     }
 }

@@ -37,6 +37,8 @@ pub enum Message {
     RanksEnded(usize, bool),
     /// The launcher of host 0 does not take this host into the job; the reason.
     Refused(String),
+    /// The launcher of host 0 has given the job up; the reason.
+    GivenUp(String),
     /// What the launchers' program sends: bytes that mean nothing here.
     Program(Vec<u8>),
 }
@@ -48,6 +50,7 @@ const STOP: u8 = 3;
 const RANKS_ENDED: u8 = 4;
 const PROGRAM: u8 = 5;
 const REFUSED: u8 = 6;
+const GIVEN_UP: u8 = 7;
 
 impl Message {
     /// The bytes of the message.
@@ -59,6 +62,7 @@ impl Message {
                 [&[RANKS_ENDED, u8::from(*well)][..], &(*host as u32).to_le_bytes()].concat()
             }
             Message::Refused(reason) => [&[REFUSED][..], reason.as_bytes()].concat(),
+            Message::GivenUp(reason) => [&[GIVEN_UP][..], reason.as_bytes()].concat(),
             Message::Program(bytes) => [&[PROGRAM][..], bytes].concat(),
             Message::Failed(report) => {
                 let text = serde_json::to_vec(report).expect("a report is plain data");
@@ -88,6 +92,7 @@ impl Message {
             }
             (PROGRAM, bytes) => Some(Message::Program(bytes.to_vec())),
             (REFUSED, text) => Some(Message::Refused(String::from_utf8_lossy(text).into_owned())),
+            (GIVEN_UP, text) => Some(Message::GivenUp(String::from_utf8_lossy(text).into_owned())),
             (FAILED, text) => serde_json::from_slice(text).ok().map(Message::Failed),
             (ACTIVITY, mut rest) => {
                 let mut states = Vec::new();
@@ -134,6 +139,7 @@ mod tests {
             Message::Activity(vec![(0, vec![1, 2, 3]), (70_000, vec![])]),
             Message::Program(b"anything".to_vec()),
             Message::Refused("no".into()),
+            Message::GivenUp("host 2 did not come".into()),
         ];
         for message in &messages {
             let bytes = message.encode();

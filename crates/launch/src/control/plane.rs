@@ -30,6 +30,9 @@ pub struct HostInfo {
     pub machine: String,
     /// Number of ranks that it runs.
     pub ranks: usize,
+    /// What its program said about it when it came.
+    #[serde(default)]
+    pub about: String,
 }
 
 /// The connections of a launcher to the other launchers of its job: of host 0 to all, of the others to host 0.

@@ -35,11 +35,15 @@ pub struct Introduction {
     pub hosts: usize,
     /// Number of ranks that it runs.
     pub ranks: usize,
+    /// What its program says about it to that of host 0.
+    #[serde(default)]
+    pub about: String,
 }
 
 impl Introduction {
     fn info(&self) -> HostInfo {
-        HostInfo { name: self.name.clone(), id: self.host, machine: self.machine.clone(), ranks: self.ranks }
+        let Introduction { name, machine, host, ranks, about, .. } = self.clone();
+        HostInfo { name, id: host, machine, ranks, about }
     }
 }
 
@@ -151,12 +155,7 @@ impl Meeting {
             }
             let now = Instant::now();
             if now >= until {
-                return Err(format!(
-                    "{} did not come to the rendezvous within {} s: is `phalanx launch` running there, with the same \
-                     --nnodes, --rendezvous and secret?",
-                    waited_for(&own, &infos),
-                    limit.as_secs()
-                ));
+                return Err(give_up(&waited_for(&own, &infos), limit, links.values()));
             }
             if now >= tell {
                 tell = now + TELL_EVERY;
@@ -166,6 +165,14 @@ impl Meeting {
         let plane = ControlPlane::new(0, infos.into_values().collect(), inbox, links);
         Ok(Met { plane, address })
     }
+}
+
+/// Tells the hosts that have come which have not; returns the same for the user.
+fn give_up<'a>(missing: &str, limit: Duration, links: impl Iterator<Item = &'a Link>) -> String {
+    let why = format!("{missing} did not come to the rendezvous within {} s", limit.as_secs());
+    let told = Message::GivenUp(why.clone()).encode();
+    links.for_each(|link| link.send(told.clone(), false));
+    format!("{why}: is `phalanx launch` running there, with the same --nnodes, --rendezvous and secret?")
 }
 
 /// Connections that were refused; a port scan must not fill the terminal.
@@ -223,6 +230,7 @@ fn authenticate(socket: TcpStream, secret: &Secret, protection: Protection) -> R
     let peer = socket.peer_addr().map_err(|error| error.to_string())?;
     let from = |text: String| format!("{peer}: {text}");
     socket.set_nonblocking(false).map_err(|error| from(error.to_string()))?;
+    secure::close_at_once(&socket, true);
     let own = socket.try_clone().map_err(|error| from(error.to_string()))?;
     let until = Instant::now() + secure::HANDSHAKE_TIME;
     let (connection, hello) = secure::accept(socket, secret, &IDENTITY, protection, until)
@@ -253,7 +261,7 @@ pub fn connect(
         let failed = match (secret()?, resolve(host, port)) {
             (None, _) => "the secret is not there yet".to_string(),
             (_, Err(why)) => why,
-            (Some(secret), Ok(addresses)) => match reach(&addresses) {
+            (Some(secret), Ok(addresses)) => match reach(&addresses, until) {
                 Err(why) => why,
                 Ok(socket) => {
                     let again = refused_with.as_ref() != Some(&secret);
@@ -292,11 +300,16 @@ fn refused(host: &str, port: u16, why: &str) -> String {
     )
 }
 
-fn reach(addresses: &[SocketAddr]) -> Result<TcpStream, String> {
+fn reach(addresses: &[SocketAddr], until: Instant) -> Result<TcpStream, String> {
     let mut why = "no address".to_string();
     for address in addresses {
-        match TcpStream::connect_timeout(address, Duration::from_secs(5)) {
-            Ok(socket) => return Ok(socket),
+        // A packet that is lost in silence is answered by nobody. A time of zero is an error.
+        let left = until.saturating_duration_since(Instant::now()).max(RETRY);
+        match TcpStream::connect_timeout(address, left.min(Duration::from_secs(5))) {
+            Ok(socket) => {
+                secure::close_at_once(&socket, true);
+                return Ok(socket);
+            }
             Err(error) => why = error.to_string(),
         }
     }

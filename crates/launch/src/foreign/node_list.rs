@@ -3,10 +3,15 @@
 /// Largest number of names in a list.
 const MAX_NAMES: usize = 1 << 16;
 
+/// Longest name of a host that DNS allows, and largest number of brackets in one: with both, any list takes a moment and little
+/// memory.
+const MAX_NAME_BYTES: usize = 253;
+const MAX_BRACKETS: usize = 8;
+
 /// The names in a list of nodes, in the order of the list.
 ///
 /// # Errors
-/// Brackets that do not match, ranges that are none, and more than 65,536 names.
+/// Brackets that do not match, ranges that are none, names that are too long, and more than 65,536 of them.
 pub fn expand_nodes(list: &str) -> Result<Vec<String>, String> {
     let mut names = Vec::new();
     for pattern in split_outside_brackets(list)? {
@@ -42,6 +47,10 @@ fn split_outside_brackets(list: &str) -> Result<Vec<&str>, String> {
 
 /// Appends the names of one pattern.
 fn expand(pattern: &str, names: &mut Vec<String>) -> Result<(), String> {
+    let brackets = pattern.matches('[').count();
+    if brackets > MAX_BRACKETS {
+        return Err(format!("{brackets} brackets in one name; expected at most {MAX_BRACKETS}"));
+    }
     let mut heads = vec![String::new()];
     let mut rest = pattern;
     while let Some((before, after)) = rest.split_once('[') {
@@ -50,11 +59,18 @@ fn expand(pattern: &str, names: &mut Vec<String>) -> Result<(), String> {
         if heads.len().saturating_mul(choices.len()) > MAX_NAMES {
             return Err(format!("more than {MAX_NAMES} names"));
         }
+        let longest = |texts: &[String]| texts.iter().map(String::len).max().unwrap_or(0);
+        if longest(&heads) + before.len() + longest(&choices) > MAX_NAME_BYTES {
+            return Err(format!("a name of more than {MAX_NAME_BYTES} bytes"));
+        }
         heads = heads
             .iter()
             .flat_map(|head| choices.iter().map(move |choice| format!("{head}{before}{choice}")))
             .collect();
         rest = behind;
+    }
+    if heads.iter().any(|head| head.len() + rest.len() > MAX_NAME_BYTES) {
+        return Err(format!("a name of more than {MAX_NAME_BYTES} bytes"));
     }
     if names.len() + heads.len() > MAX_NAMES {
         return Err(format!("more than {MAX_NAMES} names"));
@@ -77,6 +93,9 @@ fn choices_of(text: &str) -> Result<Vec<String>, String> {
             (Ok(from), Ok(to)) if from <= to => (from, to),
             _ => return Err(wrong()),
         };
+        if first.len() > MAX_NAME_BYTES {
+            return Err(format!("a name of more than {MAX_NAME_BYTES} bytes"));
+        }
         if to - from >= MAX_NAMES as u64 || choices.len() > MAX_NAMES {
             return Err(format!("more than {MAX_NAMES} names"));
         }

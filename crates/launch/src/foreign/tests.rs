@@ -183,4 +183,16 @@ fn lists_of_nodes_are_expanded() {
         assert!(expand_nodes(list).is_err(), "{list}");
     }
     assert!(expand_nodes("a[1-99999999999999999999999]").is_err());
+    // Each would take seconds, or hundreds of megabytes.
+    let zeros = "0".repeat(1000);
+    for (list, words) in [
+        (format!("a[1-65536]{}", "b[1]".repeat(100)), "101 brackets"),
+        (format!("a[1-65536]{}", "b".repeat(4000)), "253 bytes"),
+        (format!("{}[1-65536]", "b".repeat(4000)), "253 bytes"),
+        (format!("a[{zeros}1-{zeros}65535]"), "253 bytes"),
+    ] {
+        let error = expand_nodes(&list).unwrap_err();
+        assert!(error.contains(words), "{error}");
+    }
+    assert_eq!(expand_nodes(&format!("{}[7]", "b".repeat(252))).unwrap()[0].len(), 253);
 }

@@ -65,6 +65,7 @@ pub fn bench_memory(args: &BenchMemoryArgs, environment: Environment) -> Result<
     }
     phalanx_files::create_folders(&args.out)
         .with_context(|| format!("cannot make {}; choose another folder with --out", args.out.display()))?;
+    let environment = environment.decide(&config.device)?;
     let sweep = Sweep { args, config, host_budget, model, environment, signals };
     let runs = sweep.runs()?;
     sweep.write(&runs)?;

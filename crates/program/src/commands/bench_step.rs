@@ -39,6 +39,7 @@ pub fn bench_step(args: &BenchStepArgs, environment: Environment) -> Result<()> 
              and `phalanx bench strategies` compares"
         );
     }
+    let environment = environment.decide(&planned.config.device)?;
     crate::fit::check_memory(&planned)?;
     crate::disk_check::check(&planned)?.iter().for_each(|line| note(line));
     let task = BenchStepTask {

@@ -47,8 +47,10 @@ pub fn bench_strategies(args: &BenchStrategiesArgs, environment: Environment) ->
     check(args)?;
     let strategies = Strategy::named(&args.only)?;
     let signals = Signals::take_over()?;
+    let given = given(args)?;
+    let environment = environment.decide(&given.config()?.device)?;
     let processes = Processes { environment, signals: &signals };
-    let bench = bench_of(args, &processes)?;
+    let bench = bench_of(args, &given, &processes)?;
     let bert_steps = args.bert_steps.unwrap_or(if args.only.is_empty() { BERT_STEPS } else { 0 });
     let mut rows = Vec::new();
     for (number, strategy) in (1..).zip(&strategies) {
@@ -98,11 +100,19 @@ fn on_processor(given: UserConfig) -> Result<UserConfig> {
     given.with(&Overrides { set: vec!["device.kind=cpu".to_string()], nproc: None }, &[])
 }
 
-/// The model and the settings that all strategies share.
-fn bench_of<'a>(args: &BenchStrategiesArgs, launcher: &'a Processes<'a>) -> Result<Bench<'a>> {
+/// The configuration that the user gave.
+fn given(args: &BenchStrategiesArgs) -> Result<UserConfig> {
     let overrides = Overrides { set: args.set.clone(), nproc: None };
-    let given = on_processor(UserConfig::read(&args.config)?.with(&overrides, &[])?)?;
-    let (Resolved { config, model, device, .. }, ()) = resolve(&given, Purpose::Plan, None, random_tokens)?;
+    on_processor(UserConfig::read(&args.config)?.with(&overrides, &[])?)
+}
+
+/// The model and the settings that all strategies share.
+fn bench_of<'a>(
+    args: &BenchStrategiesArgs,
+    given: &UserConfig,
+    launcher: &'a Processes<'a>,
+) -> Result<Bench<'a>> {
+    let (Resolved { config, model, device, .. }, ()) = resolve(given, Purpose::Plan, None, random_tokens)?;
     device.iter().for_each(|line| note(line));
     if config.memory.gradients_in_place {
         bail!(

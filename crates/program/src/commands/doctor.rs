@@ -3,6 +3,8 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use phalanx_bench::kernel_table::Achieved;
+use phalanx_bench::kernels::{FamilyRate, family_rates};
 use phalanx_cpu::peak::Bandwidth;
 use phalanx_simd::tiles::TileUnit;
 use phalanx_tensor::ProductMethod;
@@ -23,6 +25,9 @@ const MEMORY_BYTES: [usize; 2] = [256 << 20, 1 << 30];
 /// Measurements of operations per second, of which the best counts, and the time between two.
 const ROUNDS: usize = 5;
 const PAUSE: Duration = Duration::from_millis(100);
+
+/// Kernels in use that reach less than this of what others do are named.
+const SLOWER: f64 = 0.9;
 
 /// A job of N ranks needs about N descriptors; a limit below this is reported.
 const FEW_FILES: u64 = 1024;
@@ -45,6 +50,7 @@ pub fn doctor(args: &DoctorArgs, environment: Environment) -> Result<()> {
     let measure =
         |each: &Processor| each.bandwidth(size).context("cannot allocate memory to measure its bandwidth");
     let bandwidth = [measure(&processors[0])?, measure(&processors[1])?];
+    let families = family_rates(environment.options(1), cores).context("the rates of kernels")?;
     let advice = advice();
     let (available, limit) = (machine::available().map(|a| a.bytes), machine::memory_limit());
     let [memlock, nofile, nproc] = machine::limits();
@@ -55,6 +61,7 @@ pub fn doctor(args: &DoctorArgs, environment: Environment) -> Result<()> {
             "instruction_sets": machine::instruction_sets(), "kernels_use": isa,
             "kernels_use_because": why, "f32_products": products,
             "tile_registers": environment.tiles().map(TileUnit::name),
+            "kernel_families": families.iter().map(family_json).collect::<Vec<_>>(),
             "peak_flops_per_s_thread": f32_flops[0], "peak_flops_per_s": f32_flops[1],
             "peak_bf16_flops_per_s_thread": bf16_flops[0], "peak_bf16_flops_per_s": bf16_flops[1],
             "read_bytes_per_s_thread": bandwidth[0].read, "read_bytes_per_s": bandwidth[1].read,
@@ -90,6 +97,7 @@ pub fn doctor(args: &DoctorArgs, environment: Environment) -> Result<()> {
         number(nofile.1),
         number(nproc.1),
     );
+    text.push_str(&families_text(environment, cores, &families));
     text.push_str(&card_report::to_text());
     match advice.is_empty() {
         true => text.push_str("no limit stands in the way of a run\n"),
@@ -110,6 +118,51 @@ fn rates_table(cores: usize, [f32, bf16]: [[f64; 2]; 2], bandwidth: &[Bandwidth;
     row("memory copied (read and written)", gbs(bandwidth[0].copy), gbs(bandwidth[1].copy));
     row("memory read and written in place", gbs(bandwidth[0].update), gbs(bandwidth[1].update));
     table
+}
+
+fn family_json(family: &FamilyRate) -> serde_json::Value {
+    let FamilyRate { name, kernels, rates: [one, all], other } = family;
+    let unit = if matches!(one, Achieved::Flops(_)) { "flops" } else { "bytes" };
+    json!({
+        "family": name, "kernels": kernels, "unit": unit, "per_s_thread": one.per_s(), "per_s": all.per_s(),
+        "other_kernels": other.as_ref().map(|(kernels, _)| kernels),
+        "other_per_s_thread": other.as_ref().map(|(_, rate)| rate.per_s()),
+    })
+}
+
+/// The families of kernels with their rates, beside the best of the other kernels that the processor has; and why these are used.
+fn families_text(environment: Environment, cores: usize, families: &[FamilyRate]) -> String {
+    let all = format!("{cores} threads");
+    let mut table = Table::new(&["", "kernels", "one thread", &all, "otherwise, one thread"]);
+    let rate = |rate: Achieved| match rate {
+        Achieved::Flops(rate) => format!("{:.0} GFLOP/s", rate / 1e9),
+        Achieved::Bytes(rate) => format!("{:.1} GB/s", rate / 1e9),
+    };
+    for family in families {
+        let other = family.other.as_ref().map(|(kernels, other)| format!("{kernels} {}", rate(*other)));
+        let [one, all] = family.rates.map(rate);
+        table.row([family.name.into(), family.kernels.clone(), one, all, other.unwrap_or_default()]);
+    }
+    let mut text = format!("{table}{}", why_these(environment));
+    for family in families {
+        if let (Some(times), Some((other, _))) = (family.times_other(), &family.other)
+            && times < SLOWER
+        {
+            text.push_str(&format!("{}: {other} would be {:.1} times as fast\n", family.name, 1.0 / times));
+        }
+    }
+    text
+}
+
+/// Why these kernels are used.
+fn why_these(environment: Environment) -> &'static str {
+    match environment.is_chosen() {
+        true => "PHALANX_ISA has chosen these kernels\n",
+        false => {
+            "these kernels are chosen by a table of processors, and not by the rates, so\n\
+             that all ranks agree; PHALANX_ISA and device.kernels choose others\n"
+        }
+    }
 }
 
 /// Checks the kernels of the first GPU.

@@ -50,6 +50,7 @@ pub fn launch(args: &LaunchArgs, environment: Environment) -> Result<ExitCode> {
         host,
         rendezvous: host_and_port("--rendezvous", rendezvous, args.from_stdin)?,
         ranks: ranks_of_a_host(&args.train, hosts)?,
+        kernels: environment.to_host_kernels(),
         plaintext: args.train.network.plaintext,
         limit: Duration::from_secs(args.train.network.join_timeout),
         announces: args.from_stdin && host == 0,
@@ -82,11 +83,9 @@ fn meet_and_train(
     if args.train.show() == Show::Progress {
         note(&team.describe());
     }
+    let environment = team.kernels_of_all(environment);
     let ended = train_with(&train, environment, signals, output, Some(&mut team), None);
     // The run has ended on this host; the others report the same end with the same code.
-    team.finish(match &ended {
-        Ok(code) => *code,
-        Err(_) => 1,
-    });
+    team.finish(&ended);
     ended.map(ExitCode::from)
 }

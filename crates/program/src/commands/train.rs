@@ -152,8 +152,9 @@ impl Run<'_> {
             note(&format!("all {steps} steps are done; to train further, give more: {more}"));
             return Ok(0);
         }
+        let environment = self.environment.of_run(&prepared.planned.config.device)?;
         let (mut task, planned) =
-            prepared.commit(folder, &started, self.file.as_ref(), args.show(), self.environment)?;
+            prepared.commit(folder, &started, self.file.as_ref(), args.show(), environment)?;
         task.pin = !args.no_pin;
         let processes = planned.plan.spec.world_size() > 1 || is_watched;
         if processes && let Some(lock) = &self.lock {
@@ -164,7 +165,7 @@ impl Run<'_> {
         if let Err(error) = self.run_ranks(&mut task, &planned, args.threads_as_ranks, processes) {
             return self.ended_by(error);
         }
-        Ok(finish(&self.folder, &planned, args.show(), self.environment, self.output)?)
+        Ok(finish(&self.folder, &planned, args.show(), environment, self.output)?)
     }
 
     /// The exit code of a run that a signal has stopped before it began, or the error.
@@ -201,7 +202,7 @@ impl Run<'_> {
     fn set_up(&self, args: &TrainArgs) -> Result<(Resumed, Prepares)> {
         let file = self.file.clone();
         let started = match args.resume {
-            true => resume::resume(&self.folder, args, file, &mut |warning| note(warning))?,
+            true => resume::resume(&self.folder, args, file, self.environment, &mut |warning| note(warning))?,
             false => start(&self.folder, args, file)?,
         };
         let here = self.team.as_ref().map(|team| team.ranks_of_a_machine());
@@ -217,7 +218,8 @@ impl Run<'_> {
         as_threads: bool,
         processes: bool,
     ) -> Result<()> {
-        let Run { folder, environment, signals, output, .. } = self;
+        let Run { folder, signals, output, .. } = self;
+        let environment = self.environment.of_run(&task.config.device)?;
         let world = planned.plan.spec.world_size();
         let shown = Output::shown(output.clone()).with_logs(folder.path());
         if let Some(team) = self.team.as_mut().filter(|_| world > 1) {
@@ -231,11 +233,11 @@ impl Run<'_> {
         if !processes {
             let job = training::job(task, planned)?;
             signals.training_starts();
-            return training::rank(&job, &RankHost::Alone, *environment, signals.stop(), task.show, output);
+            return training::rank(&job, &RankHost::Alone, environment, signals.stop(), task.show, output);
         }
         signals.training_starts();
         if as_threads {
-            return run_threads(&training::job(task, planned)?, *environment, signals, task.show, output);
+            return run_threads(&training::job(task, planned)?, environment, signals, task.show, output);
         }
         let task = Task::Train(task.clone());
         let Some(helpers) = &self.helpers else {

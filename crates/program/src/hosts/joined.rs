@@ -146,6 +146,7 @@ fn across(
         host,
         rendezvous,
         ranks: rank.local_world_size,
+        kernels: environment.to_host_kernels(),
         plaintext: args.network.plaintext,
         limit: Duration::from_secs(args.network.join_timeout),
         announces: false,
@@ -159,8 +160,9 @@ fn across(
     let between = Between { wire, plaintext, streams: args.network.streams() };
     let team = Team::new(met.plane, met.address, secret, between)?;
     let mut team = team.with_starters(helpers.clone());
+    let environment = team.kernels_of_all(environment);
     let ended = train_with(args, environment, signals, output, Some(&mut team), helpers);
-    team.finish(*ended.as_ref().unwrap_or(&1));
+    team.finish(&ended);
     ended
 }
 

@@ -10,6 +10,7 @@ use phalanx_collectives::secure::{Protection, Secret};
 use phalanx_host::cores::{boot_id, host_name};
 use phalanx_launch::{Introduction, Meeting, Met, connect, create_secret, read_secret};
 
+use crate::host_kernels::HostKernels;
 use crate::output::{note, print_line};
 
 /// Where the job's secret comes from.
@@ -30,6 +31,8 @@ pub struct Place {
     pub rendezvous: (String, u16),
     /// Number of ranks of this host.
     pub ranks: usize,
+    /// The kernels of its processor.
+    pub kernels: HostKernels,
     /// Whether traffic between hosts is not encrypted.
     pub plaintext: bool,
     /// Time in which all hosts have to come.
@@ -50,6 +53,7 @@ pub fn meet(place: &Place, source: &SecretSource) -> Result<(Met, Secret)> {
         host: place.host,
         hosts: place.hosts,
         ranks: place.ranks,
+        about: place.kernels.to_text(),
     };
     let (host, port) = (place.rendezvous.0.as_str(), place.rendezvous.1);
     if place.host == 0 {

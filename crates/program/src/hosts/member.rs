@@ -35,6 +35,8 @@ struct Member<'a> {
     signals: &'a Signals,
     output: TrainOutput,
     prepared: Option<Prepared>,
+    /// Time after which host 0's launcher counts as lost if it says nothing.
+    silence: Duration,
 }
 
 /// How a launcher that follows starts its ranks.
@@ -62,12 +64,13 @@ pub fn follow(
 ) -> Result<u8> {
     let output = output.clone();
     let How { secret, plaintext, pin, helpers } = how;
+    let (prepared, silence) = (None, SILENCE);
     let mut member =
-        Member { plane, address, secret, plaintext, pin, helpers, signals, output, prepared: None };
+        Member { plane, address, secret, plaintext, pin, helpers, signals, output, prepared, silence };
     signals.training_starts();
     let mut failed = false;
     loop {
-        let said = match receive_program(member.plane, SILENCE, |_, _| ()) {
+        let said = match receive_program(member.plane, member.silence, |_, _| ()) {
             Ok(said) => said,
             // How the job ended was reported already.
             Err(_) if failed => return Ok(1),
@@ -92,6 +95,7 @@ pub fn follow(
 
 impl Member<'_> {
     fn prepare(&mut self, preparation: Preparation) -> Result<()> {
+        self.silence = Duration::from_secs(preparation.stall_timeout_s);
         let prepared = self.try_prepare(&preparation);
         let answer = match prepared {
             Ok((job, addresses)) => {

@@ -11,17 +11,18 @@ use phalanx_collectives::secure::Secret;
 use phalanx_collectives::{HostJob, Hosts, Network, Wire};
 use phalanx_launch::{ControlPlane, HostInfo, LocalLeader, Message, receive_program};
 
+use crate::environment::Environment;
 use crate::hosts::protocol::{FromLeader, FromMember, Preparation, decode, encode};
 use crate::launch::{RankProcesses, Start};
 use crate::output::note;
 use crate::rank_output::Output;
 use crate::signals::Signals;
 use crate::task::Task;
-use crate::task_file;
+use crate::{kept_kernels, task_file};
 use phalanx_train::RunPlan;
 
-/// Time after which a launcher that says nothing counts as lost, while no ranks run.
-pub const SILENCE: Duration = Duration::from_secs(30);
+/// Time after which a launcher that says nothing counts as lost, before the run's own timeout is known: the default of that.
+pub const SILENCE: Duration = Duration::from_secs(10);
 
 /// The hosts of a job, as the launcher of host 0 leads them.
 pub struct Team {
@@ -81,6 +82,14 @@ impl Team {
         machines.into_values().max().unwrap_or(1)
     }
 
+    /// The environment of this job, whose ranks all compute with kernels that the processors of all hosts have. Says so where
+    /// some host could use others.
+    pub fn kernels_of_all(&self, own: Environment) -> Environment {
+        let (shared, line) = kept_kernels::on_hosts(own, &self.capacity);
+        line.iter().for_each(|line| note(line));
+        shared
+    }
+
     /// The hosts in words: `4 ranks on 2 hosts: node1 (2), node2 (2)`.
     pub fn describe(&self) -> String {
         const SHOWN: usize = 8;
@@ -124,7 +133,7 @@ impl Team {
             wire: self.between.wire,
         };
         self.tell_job(&FromLeader::Prepare(preparation), &[])?;
-        let addresses = self.gather_addresses(&hosts, own)?;
+        let addresses = self.gather_addresses(&hosts, own, task.timeout())?;
         drop(token);
         self.tell_job(&FromLeader::Start { addresses: addresses.clone() }, &file)?;
         let network = Network {
@@ -154,11 +163,16 @@ impl Team {
     }
 
     /// Waits until every other host has said where its ranks listen.
-    fn gather_addresses(&mut self, hosts: &Hosts, own: Vec<SocketAddr>) -> Result<Vec<SocketAddr>> {
+    fn gather_addresses(
+        &mut self,
+        hosts: &Hosts,
+        own: Vec<SocketAddr>,
+        silence: Duration,
+    ) -> Result<Vec<SocketAddr>> {
         let mut by_host = BTreeMap::from([(0, own)]);
         while by_host.len() < hosts.len() {
             let said =
-                receive_program(&mut self.plane, SILENCE, |_, _| ()).map_err(|why| anyhow!("{why}"))?;
+                receive_program(&mut self.plane, silence, |_, _| ()).map_err(|why| anyhow!("{why}"))?;
             for (host, bytes) in said {
                 match decode::<FromMember>(&bytes)?.0 {
                     FromMember::Ready { addresses } if addresses.len() == hosts.ranks(host).len() => {
@@ -176,9 +190,16 @@ impl Team {
         Ok(by_host.into_values().flatten().collect())
     }
 
-    /// Says to the other launchers that the job is over.
-    pub fn finish(self, code: u8) {
-        if let Err(error) = self.tell_all(&FromLeader::Finish { code }) {
+    /// Says to the other launchers that the job is over: how it ended here.
+    pub fn finish(self, ended: &Result<u8>) {
+        let told = match ended {
+            Ok(code) => self.tell_all(&FromLeader::Finish { code: *code }),
+            Err(error) => {
+                self.plane.broadcast(&Message::GivenUp(format!("{error:#}")));
+                Ok(())
+            }
+        };
+        if let Err(error) = told {
             note(&error.to_string());
         }
     }

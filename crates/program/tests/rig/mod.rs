@@ -168,7 +168,12 @@ impl Home {
 
     /// Starts the program, its output gathered.
     pub fn start(&self, args: &[&str]) -> Child {
-        let child = self.command(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        self.start_command(self.command(args))
+    }
+
+    /// Starts a command, its output gathered.
+    pub fn start_command(&self, mut command: Command) -> Child {
+        let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         self.started.lock().unwrap().push(child.id() as i32);
         child
     }

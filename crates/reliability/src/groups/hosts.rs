@@ -114,7 +114,7 @@ fn strike(
 }
 
 /// Whether none of these processes lives, two seconds after the end of the one that has started them.
-fn nothing_left(started: &[u32]) -> Result<(), String> {
+pub(crate) fn nothing_left(started: &[u32]) -> Result<(), String> {
     let end = Instant::now();
     while let Some(pid) = started.iter().find(|pid| processes::lives(**pid as i32)) {
         if end.elapsed() > LEFT {
@@ -147,7 +147,7 @@ fn named(ended: &Ended, victim: Victim, phase: Phase, hosts: usize) -> Result<()
 }
 
 /// Whether a launcher wrote this line as the reason for its end.
-fn is_error(line: &str) -> bool {
+pub(crate) fn is_error(line: &str) -> bool {
     let line = match line.strip_prefix("[host ").and_then(|rest| rest.split_once("] ")) {
         Some((_, line)) => line,
         None => line,

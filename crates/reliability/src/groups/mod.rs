@@ -5,6 +5,7 @@ mod full_disk;
 mod hostile;
 mod hosts;
 mod kills;
+mod links;
 mod pipes;
 mod settings;
 mod stops;
@@ -25,10 +26,11 @@ pub(crate) struct Group {
     pub(crate) case: fn(&World, &mut Random, usize) -> Trial,
 }
 
-pub(crate) const GROUPS: [Group; 9] = [
+pub(crate) const GROUPS: [Group; 10] = [
     Group { name: "kills", cases: 630, short: 10, case: kills::case },
     Group { name: "stops", cases: 240, short: 8, case: stops::case },
     Group { name: "hosts", cases: 300, short: 10, case: hosts::case },
+    Group { name: "links", cases: 100, short: 6, case: links::case },
     Group { name: "damage", cases: 2112, short: 44, case: damage::case },
     Group { name: "hostile", cases: 2400, short: 48, case: hostile::case },
     Group { name: "full-disk", cases: 240, short: 6, case: full_disk::case },

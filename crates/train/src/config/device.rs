@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::check::refuse;
-use super::{ConfigError, Products, RunConfig, Updates};
+use super::{ConfigError, KernelChoice, Products, RunConfig, Updates};
 
 /// Default rate of copies between host and device memory: 16 lanes of PCI Express 4.
 const COPY_GB_PER_S: f64 = 25.0;
@@ -20,6 +20,10 @@ pub struct DeviceConfig {
     /// `simulated`: an accelerator with a memory of its own, which the processor plays, for experiments with memory budgets on a
     /// machine that has none.
     pub kind: DeviceKind,
+    /// Instruction set and tile registers of the processor's kernels: `avx2`, or `avx512+amx`. `auto`: the fastest that the
+    /// processors of all ranks have. A run records them, because each has its own bits.
+    #[serde(skip_serializing_if = "KernelChoice::is_auto")]
+    pub kernels: KernelChoice,
     /// How ranks on cards exchange data. `nccl`: between the cards, by NVIDIA's library. `host`: through host memory. `auto`: `nccl` where
     /// the library is found and each rank has a card of its own, else `host`. The bits are the same.
     #[serde(skip_serializing_if = "Communication::is_auto")]

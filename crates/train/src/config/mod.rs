@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 mod bounds;
 pub mod check;
 pub mod device;
+mod kernels;
 mod learning_rate;
 pub mod memory;
 pub mod parallel;
@@ -19,6 +20,7 @@ mod resolved;
 
 pub use check::ConfigError;
 pub use device::{CUDA_HEAD_MAX, Communication, DeviceChoice, DeviceConfig, DeviceKind, SimulatedDevice};
+pub use kernels::{KernelChoice, KernelSet};
 pub use memory::{Checkpointing, CheckpointingWord, Chunk, ChunkWord, MemoryConfig, Tier, UpdateOn};
 pub use parallel::{CutBy, ParallelConfig, Updates};
 pub use placement::{AutoPlacement, Fractions, Placement, PlacementRule};

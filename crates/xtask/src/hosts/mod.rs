@@ -1,13 +1,11 @@
 //! `cargo xtask hosts`: trains over several hosts, which are network namespaces of this machine, and compares the result
 //! with that of one host.
 //!
-//! Every namespace lives as long as a process that waits for this one ([`namespace`]), so nothing remains after any end,
-//! and nothing has a name in the system. The hosts are connected by a bridge in a namespace of its own ([`network`]), and
-//! start their ranks with `phalanx launch` ([`trial`]), by hand or over [`ssh`]. Slow links are made by a [`relay`]. All of it needs root, and
-//! `ip` of iproute2.
+//! The namespaces end with this process, however it ends (`phalanx_namespaces`). The hosts start their ranks with `phalanx launch`
+//! ([`trial`]), by hand or over [`ssh`]. Slow links are made by a [`relay`], which the [`network`] starts. All of it needs root, and `ip` of
+//! iproute2.
 
 mod arguments;
-mod namespace;
 mod network;
 mod relay;
 mod ssh;

@@ -1,76 +1,42 @@
-//! The hosts and what connects them: one namespace for each host, and one for the bridge that their cables lead to. If
-//! links are to be slow, late or lossy, the hosts reach each other through a [`relay`] in the namespace of the bridge.
+//! The hosts of a trial and what connects them. If links are to be slow, late or lossy, the hosts reach each other through a
+//! [`relay`] in the namespace of the bridge.
 
 use std::io::{BufRead, BufReader};
 use std::net::Ipv4Addr;
 use std::process::{Child, Stdio};
 
+use phalanx_namespaces::{Cut, Namespace, Network, address};
+
 use crate::hosts::arguments::Link;
-use crate::hosts::namespace::Namespace;
 use crate::hosts::relay;
 
-/// Hosts that reach each other.
-pub struct Network {
-    bridge: Namespace,
-    hosts: Vec<Namespace>,
+/// Hosts that reach each other over links of a given quality.
+pub struct Linked {
+    network: Network,
     relay: Option<Child>,
 }
 
-impl Network {
+impl Linked {
     /// A network of `hosts` hosts, whose links have the given quality.
     ///
     /// # Errors
     /// When the system refuses a namespace or an interface, or cannot make such links.
-    pub fn new(hosts: usize, link: &Link) -> Result<Network, String> {
-        let bridge = Namespace::new()?;
-        bridge.run("ip link add bridge type bridge")?;
-        bridge.run("ip link set bridge up")?;
-        let hosts = (0..hosts).map(|_| Namespace::new()).collect::<Result<Vec<_>, _>>()?;
-        let mut network = Network { bridge, hosts, relay: None };
+    pub fn new(hosts: usize, link: &Link) -> Result<Linked, String> {
         if *link == Link::default() {
-            for (number, host) in network.hosts.iter().enumerate() {
-                network.connect(number, host, "eth0", &address(number))?;
-            }
-            return Ok(network);
+            return Ok(Linked { network: Network::new(hosts)?, relay: None });
         }
-        network.relay = Some(network.start_relay(link)?);
-        for (number, host) in network.hosts.iter().enumerate() {
-            network.connect(number, host, "cable", &relay::tunnel_address(number).to_string())?;
+        let tunnel_address = |number| relay::tunnel_address(number).to_string();
+        let network = Network::with_cables(hosts, "cable", tunnel_address)?;
+        let relay = start_relay(network.bridge(), hosts, link)?;
+        for (number, host) in network.hosts().iter().enumerate() {
             open_tunnel(number, host)?;
         }
-        Ok(network)
-    }
-
-    /// Lays a cable from the bridge to the host's interface `interface`, with this address.
-    fn connect(&self, number: usize, host: &Namespace, interface: &str, address: &str) -> Result<(), String> {
-        let pid = host.pid();
-        self.bridge.run(&format!("ip link add cable{number} type veth peer name {interface} netns {pid}"))?;
-        self.bridge.run(&format!("ip link set cable{number} master bridge up"))?;
-        host.run(&format!("ip address add {address}/16 dev {interface}"))?;
-        host.run(&format!("ip link set {interface} up"))
-    }
-
-    /// Starts the relay through which all packets go.
-    fn start_relay(&self, link: &Link) -> Result<Child, String> {
-        self.bridge.run(&format!("ip address add {RELAY}/16 dev bridge"))?;
-        let program =
-            std::env::current_exe().map_err(|error| format!("the path of this program: {error}"))?;
-        let mut command = self.bridge.command(&program.to_string_lossy());
-        command.arg("hosts").args(relay::arguments(self.hosts.len(), link)).stdout(Stdio::piped());
-        let mut relay = command.spawn().map_err(|error| format!("setpriv (util-linux): {error}"))?;
-        let mut line = String::new();
-        if let Some(stdout) = relay.stdout.as_mut() {
-            let _ = BufReader::new(stdout).read_line(&mut line);
-        }
-        match line.trim() {
-            "ready" => Ok(relay),
-            _ => Err(format!("the relay ended: {:?}", relay.wait())),
-        }
+        Ok(Linked { network, relay: Some(relay) })
     }
 
     /// The namespace of host `number`.
     pub fn host(&self, number: usize) -> &Namespace {
-        &self.hosts[number]
+        self.network.host(number)
     }
 
     /// Cuts the cable of host `number`: its packets and those to it vanish.
@@ -78,14 +44,11 @@ impl Network {
     /// # Errors
     /// What `ip` said.
     pub fn cut(&self, number: usize) -> Result<(), String> {
-        self.bridge.run(&format!("ip link set cable{number} nomaster"))
+        self.network.cut(number, Cut::Silent)
     }
 }
 
-/// The addresses of all hosts.
-pub const NETWORK: &str = "10.77.0.0/16";
-
-impl Drop for Network {
+impl Drop for Linked {
     fn drop(&mut self) {
         if let Some(relay) = &mut self.relay {
             let _ = relay.kill();
@@ -96,6 +59,23 @@ impl Drop for Network {
 
 /// Where the relay is.
 const RELAY: Ipv4Addr = Ipv4Addr::new(10, 78, 255, 254);
+
+/// Starts the relay through which all packets go.
+fn start_relay(bridge: &Namespace, hosts: usize, link: &Link) -> Result<Child, String> {
+    bridge.run(&format!("ip address add {RELAY}/16 dev bridge"))?;
+    let program = std::env::current_exe().map_err(|error| format!("the path of this program: {error}"))?;
+    let mut command = bridge.command(&program.to_string_lossy());
+    command.arg("hosts").args(relay::arguments(hosts, link)).stdout(Stdio::piped());
+    let mut relay = command.spawn().map_err(|error| format!("setpriv (util-linux): {error}"))?;
+    let mut line = String::new();
+    if let Some(stdout) = relay.stdout.as_mut() {
+        let _ = BufReader::new(stdout).read_line(&mut line);
+    }
+    match line.trim() {
+        "ready" => Ok(relay),
+        _ => Err(format!("the relay ended: {:?}", relay.wait())),
+    }
+}
 
 /// Makes the host's interface the end of a tunnel to the relay. The tunnel takes 50 bytes of each packet.
 fn open_tunnel(number: usize, host: &Namespace) -> Result<(), String> {
@@ -108,23 +88,4 @@ fn open_tunnel(number: usize, host: &Namespace) -> Result<(), String> {
     host.run("ethtool -K eth0 tx off")?;
     host.run(&format!("ip address add {}/16 dev eth0", address(number)))?;
     host.run("ip link set eth0 up")
-}
-
-/// The address of host `number`.
-pub fn address(number: usize) -> String {
-    format!("10.77.{}.{}", number / 200, number % 200 + 1)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn addresses_are_distinct_and_valid() {
-        let mut all: Vec<String> = (0..200).map(address).collect();
-        assert_eq!((all[0].as_str(), all[199].as_str()), ("10.77.0.1", "10.77.0.200"));
-        all.sort();
-        all.dedup();
-        assert_eq!(all.len(), 200);
-    }
 }

@@ -5,7 +5,9 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use crate::hosts::network::{Network, address};
+use phalanx_namespaces::address;
+
+use crate::hosts::network::Linked;
 
 /// The servers of all hosts; dropping it ends them.
 pub struct Servers {
@@ -21,7 +23,7 @@ impl Servers {
     ///
     /// # Errors
     /// When OpenSSH is missing or a file cannot be written.
-    pub fn start(network: &Network, hosts: usize, slots: usize, folder: &Path) -> Result<Servers, String> {
+    pub fn start(network: &Linked, hosts: usize, slots: usize, folder: &Path) -> Result<Servers, String> {
         let programs = folder.join("programs");
         fs::create_dir_all(&programs).map_err(|error| format!("{}: {error}", programs.display()))?;
         let [host_key, key] = ["host_key", "key"].map(|name| folder.join(name));

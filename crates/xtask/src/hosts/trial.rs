@@ -7,8 +7,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
+use phalanx_namespaces::{NETWORK, address};
+
 use crate::hosts::arguments::{Arguments, Fault};
-use crate::hosts::network::{NETWORK, Network, address};
+use crate::hosts::network::Linked;
 use crate::hosts::ssh::Servers;
 use crate::release;
 
@@ -30,7 +32,7 @@ pub fn run(arguments: &Arguments) -> Result<bool, String> {
         None => release::built(&["phalanx-program"])?.join("phalanx"),
     };
     let folder = Folder::new()?;
-    let network = Network::new(arguments.hosts, &arguments.link)?;
+    let network = Linked::new(arguments.hosts, &arguments.link)?;
     let trial = Trial { arguments, binary, folder, network };
     match arguments.fault {
         None => trial.compare(),
@@ -42,7 +44,7 @@ struct Trial<'a> {
     arguments: &'a Arguments,
     binary: PathBuf,
     folder: Folder,
-    network: Network,
+    network: Linked,
 }
 
 impl Trial<'_> {

@@ -11,7 +11,7 @@ use crate::words::{identifiers, words};
 use crate::workspace::Workspace;
 
 /// A crate's folder and the folders that it may import.
-const MAY_IMPORT: [(&str, &str); 30] = [
+const MAY_IMPORT: [(&str, &str); 31] = [
     ("trace", ""),
     ("random", ""),
     ("host", "files"),
@@ -35,13 +35,13 @@ const MAY_IMPORT: [(&str, &str); 30] = [
     ("data", "random files"),
     (
         "train",
-        "trace random host plan tensor cpu collectives layers optim parallel models checkpoint \
+        "trace random host plan simd tensor cpu collectives layers optim parallel models checkpoint \
          data files",
     ),
     ("baselines", "trace plan tensor cpu collectives layers optim checkpoint train"),
     (
         "bench",
-        "trace random plan tensor cpu collectives layers optim parallel models checkpoint data \
+        "trace random plan simd tensor cpu collectives layers optim parallel models checkpoint data \
          files train baselines drawing",
     ),
     (
@@ -53,8 +53,9 @@ const MAY_IMPORT: [(&str, &str); 30] = [
         "host trace plan simd tensor cpu cuda simulated collectives launch mpi layers optim parallel models \
          checkpoint data files train baselines bench drawing",
     ),
-    ("reliability", "host hostile"),
-    ("xtask", ""),
+    ("reliability", "host hostile namespaces"),
+    ("namespaces", ""),
+    ("xtask", "namespaces"),
     ("cuda", "random trace plan tensor files"),
     ("cuda-emulator", "random"),
 ];

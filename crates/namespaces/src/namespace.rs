@@ -43,10 +43,18 @@ impl Namespace {
         self.holder.id().to_string()
     }
 
-    /// A command that runs `program` in the namespace and is killed when this process ends.
+    /// The words before a program and its arguments that run it in the namespace. It is killed when the thread ends that has
+    /// started it.
+    pub fn enter(&self) -> Vec<String> {
+        let words = ["setpriv", "--pdeathsig", "KILL", "nsenter", "--net", "--target", &self.pid(), "--"];
+        words.map(str::to_string).into()
+    }
+
+    /// A command that runs `program` in the namespace.
     pub fn command(&self, program: &str) -> Command {
-        let mut command = Command::new("setpriv");
-        command.args(["--pdeathsig", "KILL", "nsenter", "--net", "--target", &self.pid(), "--", program]);
+        let enter = self.enter();
+        let mut command = Command::new(&enter[0]);
+        command.args(&enter[1..]).arg(program);
         command
     }
 

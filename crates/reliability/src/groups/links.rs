@@ -1,0 +1,229 @@
+//! Links that fail: hosts are network namespaces, each with a launcher of its own, and the link of one of them goes down at a
+//! random point. Its packets vanish without a word, its interface loses the carrier, or is set down.
+//!
+//! Within `run.stall_timeout_s` and a second, and another second on a machine that does other work beside, every launcher names
+//! the host that it does not hear any more; the cut host names one of the others. The job ends on all hosts, no process and no
+//! socket is left two seconds later, and when the link is up again the run resumes, on these hosts or on one, to the losses and
+//! bytes of a run that nobody disturbed. It needs network namespaces, which the system gives to root alone.
+
+use std::time::{Duration, Instant};
+
+use phalanx_hostile::Random;
+use phalanx_namespaces::{Cut, Network, address};
+
+use crate::command::{Ended, Running};
+use crate::groups::hosts::{is_error, nothing_left};
+use crate::mesh::{MESHES, Mesh};
+use crate::phase::{Phase, await_moment, pause};
+use crate::processes;
+use crate::trial::Trial;
+use crate::world::{Case, World};
+
+/// `run.stall_timeout_s` of the cases.
+const STALL: Duration = Duration::from_secs(1);
+
+/// Silence after which a launcher gives up another one before it knows `run.stall_timeout_s`: the default of that.
+const SILENCE: Duration = Duration::from_secs(10);
+
+/// `--join-timeout`: the time in which launchers have to meet.
+const JOIN: Duration = Duration::from_secs(4);
+
+/// Time beyond the timeout until a launcher has named who is silent: one second by its promise, one for a busy machine.
+const GRACE: Duration = Duration::from_secs(2);
+
+/// Time from there to the end of the job: a second for ranks to leave, and what it takes to write flight records.
+const LEAVE: Duration = Duration::from_millis(1500);
+
+/// The port of the rendezvous; in a network of its own, nothing else uses it.
+const PORT: u16 = 29400;
+
+/// Longest time for which a socket may live on.
+const LEFT: Duration = Duration::from_secs(2);
+
+pub(crate) fn case(world: &World, random: &mut Random, number: usize) -> Trial {
+    if let Err(cause) = world.namespaces() {
+        return Trial::skipped(cause);
+    }
+    let several = MESHES.iter().filter(|mesh| mesh.ranks > 1).collect::<Vec<_>>();
+    let mesh = several[number % several.len()];
+    // Meshes of two ranks have two hosts; those of four have two hosts of two ranks, or four of one.
+    let hosts = if mesh.ranks == 4 && random.chance(0.5) { 4 } else { 2 };
+    let phase = *random.pick(&Phase::ALL);
+    let fault = Fault { host: random.below(hosts), cut: Cut::ALL[number % Cut::ALL.len()], phase };
+    let name = match fault.cut {
+        Cut::Silent => "packets of a host vanish",
+        Cut::Carrier => "a host's interface loses its carrier",
+        Cut::Interface => "a host's interface is set down",
+    };
+    let detail = format!("{fault:?} on {hosts} hosts, {}", mesh.name);
+    let result = world.case().and_then(|case| strike(&case, (mesh, hosts), fault, random));
+    Trial::timed(format!("{name}: {}", phase.name()), detail, result)
+}
+
+/// What happens, to whom, and when.
+#[derive(Clone, Copy, Debug)]
+struct Fault {
+    host: usize,
+    cut: Cut,
+    phase: Phase,
+}
+
+/// Returns the time from the fault until the last launcher had named the cause, where ranks were at work.
+fn strike(
+    case: &Case<'_>,
+    (mesh, hosts): (&Mesh, usize),
+    fault: Fault,
+    random: &mut Random,
+) -> Result<Option<Duration>, String> {
+    let reference = case.world.reference(mesh)?;
+    let network = Network::new(hosts)?;
+    let run = case.path("r");
+    let mut launchers = launch(case, (mesh, hosts), &network, &[])?;
+    await_moment(&mut launchers[0], &run, fault.phase, &reference, random);
+    let tree = |launcher: &Running| processes::tree(launcher.pid().unsigned_abs());
+    let started: Vec<u32> = launchers.iter().flat_map(tree).collect();
+    let struck = Instant::now();
+    network.cut(fault.host, fault.cut)?;
+    let timeout = if fault.phase == Phase::Start { SILENCE.max(JOIN) } else { STALL };
+    let ends = finish(launchers, timeout + GRACE + LEAVE);
+    let mut longest = None;
+    for (host, ended) in ends.iter().enumerate() {
+        let named = judge(ended, fault, (host, hosts), struck + timeout + GRACE)
+            .or_else(|what| ended.wrong(&format!("(host {host}) {what}")))?;
+        longest = longest.max(named.map(|at| at - struck));
+    }
+    nothing_left(&started).or_else(|what| ends[0].wrong(&what))?;
+    no_sockets(&network, fault.phase).or_else(|what| ends[0].wrong(&what))?;
+    network.mend(fault.host, fault.cut)?;
+    if random.chance(0.5) {
+        case.phalanx(mesh.resume()).run()?.success()?;
+    } else {
+        let launchers = launch(case, (mesh, hosts), &network, &["--resume"])?;
+        finish(launchers, Duration::ZERO).iter().try_for_each(Ended::success)?;
+    }
+    reference.is_equal(&run)?;
+    Ok(longest.filter(|_| fault.phase != Phase::Start))
+}
+
+/// Starts the launcher of every host in its namespace.
+fn launch(
+    case: &Case<'_>,
+    (mesh, hosts): (&Mesh, usize),
+    network: &Network,
+    more: &[&str],
+) -> Result<Vec<Running>, String> {
+    let (rendezvous, join) = (format!("{}:{PORT}", address(0)), JOIN.as_secs().to_string());
+    let stall = format!("run.stall_timeout_s={}", STALL.as_secs());
+    let own =
+        ["--rendezvous", &rendezvous, "--join-timeout", &join, "--secret-file", "secret", "--set", &stall];
+    let start = |host: usize| {
+        let words = mesh.launch_host((host, hosts), &[&own[..], &["--quiet"], more].concat());
+        let enter = network.host(host).enter().join(" ");
+        case.phalanx(words).in_shell(&format!("exec {enter}"), "").start()
+    };
+    (0..hosts).map(start).collect()
+}
+
+/// Waits for all launchers at the same time, `more` longer than for other commands.
+fn finish(launchers: Vec<Running>, more: Duration) -> Vec<Ended> {
+    std::thread::scope(|scope| {
+        let wait = |launcher: Running| scope.spawn(move || launcher.finish_within(more));
+        let waits: Vec<_> = launchers.into_iter().map(wait).collect();
+        waits.into_iter().map(|wait| wait.join().expect("waiting does not panic")).collect()
+    })
+}
+
+/// Judges how the launcher of `host` ended: with success, because all was done, or with the name of a host that it cannot hear,
+/// said until `until`. Returns when it was said.
+fn judge(
+    ended: &Ended,
+    fault: Fault,
+    (host, hosts): (usize, usize),
+    until: Instant,
+) -> Result<Option<Instant>, String> {
+    ended.bounded()?;
+    match ended.code {
+        Some(0) => return Ok(None),
+        Some(1) => {}
+        _ => return Err(format!("ended with {:?}, signal {:?}", ended.code, ended.signal)),
+    }
+    let silent: Vec<usize> = match host == fault.host {
+        true => (0..hosts).filter(|other| *other != host).collect(),
+        false => vec![fault.host],
+    };
+    let names = |line: &str| is_error(line) && silent.iter().any(|silent| mentions(line, *silent));
+    let Some(named) = ended.said_at(names) else {
+        return Err(format!("named none of the silent hosts {silent:?}"));
+    };
+    if named > until {
+        return Err(format!("named a silent host {} ms too late", (named - until).as_millis()));
+    }
+    if ended.ended_at > until + LEAVE {
+        return Err(format!("ended {} ms too late", (ended.ended_at - until - LEAVE).as_millis()));
+    }
+    let accused = ended.stderr.lines().filter(|line| is_error(line) && line.contains(" failed: "));
+    match accused.into_iter().find(|line| !names(line)) {
+        Some(line) => Err(format!("another was named: {line:?}")),
+        None => Ok(Some(named)),
+    }
+}
+
+/// Whether a line names a host: `host 1`, or `hosts 1, 2`.
+fn mentions(line: &str, host: usize) -> bool {
+    line.split("host").skip(1).any(|rest| {
+        let list = rest.trim_start_matches('s').trim_start();
+        let numbers =
+            list.split(|c: char| !c.is_ascii_digit() && c != ',' && c != ' ').next().unwrap_or_default();
+        numbers.split([',', ' ']).any(|number| number.parse() == Ok(host))
+    })
+}
+
+/// Whether no socket of any host is left soon. Those that only remember that a connection has ended (TIME_WAIT) hold no data. Nor
+/// do those of ranks that had ended well before the cut: the system itself still tries to deliver the end of a connection.
+fn no_sockets(network: &Network, phase: Phase) -> Result<(), String> {
+    const TIME_WAIT: &str = "06";
+    const FIN_WAIT1: &str = "04";
+    const ONLY_END: &str = "00000001:00000000";
+    let start = Instant::now();
+    loop {
+        let lines = network.hosts().iter().enumerate().flat_map(|(host, namespace)| {
+            let table =
+                std::fs::read_to_string(format!("/proc/{}/net/tcp", namespace.pid())).unwrap_or_default();
+            table.lines().skip(1).map(|line| format!("host {host}: {}", line.trim())).collect::<Vec<_>>()
+        });
+        // The host's two words, then number, local address, remote address, state, bytes to send and received.
+        let left = lines.filter(|line| {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            let (state, queues) = (words.get(5).copied(), words.get(6).copied());
+            let is_end = phase == Phase::Exit && (state, queues) == (Some(FIN_WAIT1), Some(ONLY_END));
+            state != Some(TIME_WAIT) && !is_end
+        });
+        let left: Vec<String> = left.collect();
+        match left.first() {
+            None => return Ok(()),
+            Some(first) if start.elapsed() > LEFT => {
+                return Err(format!("left {} socket(s), first {first}", left.len()));
+            }
+            Some(_) => pause(Duration::from_millis(5)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_name_hosts() {
+        for (line, hosts) in [
+            ("error: host 1 (a) failed: host 1 (a) is lost, with rank 1: it is stopped", &[1][..]),
+            ("error: rank 3 on host 2 (node10) failed: the launcher of host 12 is gone", &[2, 12]),
+            ("error: hosts 1, 3 did not come to the rendezvous within 4 s", &[1, 3]),
+            ("error: host 0 could not be reached at 10.77.0.1:29400 within 4 s", &[0]),
+            ("error: rank 1 failed", &[]),
+        ] {
+            let named: Vec<usize> = (0..20).filter(|host| mentions(line, *host)).collect();
+            assert_eq!(named, hosts, "{line}");
+        }
+    }
+}
