@@ -101,7 +101,10 @@ impl World {
     /// Why not.
     pub(crate) fn namespaces(&self) -> Result<(), &str> {
         let tried = self.namespaces.get_or_init(|| Network::new(2).map(drop));
-        tried.as_ref().map(|()| ()).map_err(String::as_str)
+        match tried {
+            Ok(()) => Ok(()),
+            Err(why) => Err(why),
+        }
     }
 
     /// A folder with a text and a configuration, removed after the case.
