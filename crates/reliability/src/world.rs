@@ -101,10 +101,7 @@ impl World {
     /// Why not.
     pub(crate) fn namespaces(&self) -> Result<(), &str> {
         let tried = self.namespaces.get_or_init(|| Network::new(2).map(drop));
-        match tried {
-            Ok(()) => Ok(()),
-            Err(why) => Err(why),
-        }
+        tried.as_ref().copied().map_err(String::as_str)
     }
 
     /// A folder with a text and a configuration, removed after the case.

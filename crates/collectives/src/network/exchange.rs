@@ -17,6 +17,7 @@ use super::layout::Layout;
 use super::lines::Lines;
 use super::link::Link;
 use super::node::Node;
+use super::peer_path::PeerPath;
 use crate::error::CollectiveError;
 use crate::shared_memory::descriptor::Descriptor;
 use crate::shared_memory::meeting::Meeting;
@@ -221,8 +222,7 @@ impl<'a> Exchange<'a> {
                 std::io::Error::other("the wait is over")
             })
         };
-        let streams = 0..self.node.network.streams;
-        let lines = streams.map(|stream| {
+        let line = |stream: usize| {
             let key = LineKey { channel, from: host.rank.max(members[q]), stream };
             if host.rank > members[q] {
                 return self.node.connect(key, members[q], &look_around);
@@ -233,10 +233,18 @@ impl<'a> Exchange<'a> {
                 }
                 look_around()?;
             }
-        });
-        let lines = lines.collect::<std::io::Result<Vec<_>>>();
-        let lost = |error| failure.take().unwrap_or_else(|| self.node.lost(&watch.borrow(), q, &error));
-        Ok(Lines::new(lines.map_err(lost)?))
+        };
+        let mut lines = Vec::new();
+        for stream in 0..self.node.network.streams {
+            match line(stream) {
+                Ok(line) => lines.push(line),
+                Err(error) => {
+                    Lines::new(lines).discard();
+                    return Err(failure.take().unwrap_or_else(|| self.node.lost(&watch.borrow(), q, &error)));
+                }
+            }
+        }
+        Ok(Lines::new(lines))
     }
 }
 
