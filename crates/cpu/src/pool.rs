@@ -1,13 +1,16 @@
 //! A fork-join pool: one `run` costs about a microsecond while the workers still spin.
 //!
-//! Protocol. One 64-bit `ticket` holds the number of the run (high half) and how many of its tasks
-//! nobody has claimed (low half). The caller writes the job, then publishes a ticket; whoever lowers
-//! the low half by a compare-and-swap owns one task. The job cannot change while a claimed task is not
-//! done, because the caller leaves `run` only when `done` has counted all tasks; so a worker reads the
-//! job after it has claimed, never before. Idle workers spin for a while, then sleep on a condition
-//! variable; `sleepers` tells the caller whether waking is needed at all.
+//! Each thread has a share of the tasks: the same part of each run, so that it finds what it wrote in earlier runs in the
+//! caches of its core. A thread that has done its own share takes tasks of the others.
 //!
-//! Which thread runs which task is left to chance: tasks must not care, and results never depend on
+//! Protocol. One 64-bit ticket for each share holds the number of the run (high half) and how many of its tasks
+//! nobody has claimed (low half). The caller writes the job, then publishes the tickets, and then the number of the run; whoever
+//! lowers the low half of a ticket by a compare-and-swap owns one task. The job cannot change while a claimed task is not
+//! done, because the caller leaves `run` only when `done` has counted all tasks; so a worker reads the
+//! job after it has claimed, never before. Idle workers spin for a while until the number of the run changes, then sleep on a
+//! condition variable; `sleepers` tells the caller whether waking is needed at all.
+//!
+//! Which thread runs which task is left to chance in the end: tasks must not care, and results never depend on
 //! the number of threads.
 
 use std::any::Any;
@@ -40,7 +43,10 @@ struct Job {
 struct Line<T>(T);
 
 struct Shared {
-    ticket: Line<AtomicU64>,
+    /// The number of the run whose tickets were published last.
+    latest: Line<AtomicU32>,
+    /// The ticket of each thread's share; the caller's is the first.
+    tickets: Box<[Line<AtomicU64>]>,
     done: Line<AtomicU32>,
     job: UnsafeCell<Job>,
     sleepers: AtomicUsize,
@@ -75,7 +81,8 @@ impl Pool {
     pub fn new(threads: usize, spin: Duration) -> std::io::Result<Pool> {
         assert!(threads >= 1, "a pool has at least the calling thread");
         let shared = Arc::new(Shared {
-            ticket: Line(AtomicU64::new(0)),
+            latest: Line(AtomicU32::new(0)),
+            tickets: (0..threads).map(|_| Line(AtomicU64::new(0))).collect(),
             done: Line(AtomicU32::new(0)),
             job: UnsafeCell::new(Job { task: &nothing, tasks: 0 }),
             sleepers: AtomicUsize::new(0),
@@ -92,7 +99,7 @@ impl Pool {
         for index in 1..threads {
             let shared = Arc::clone(&pool.shared);
             let builder = std::thread::Builder::new().name(format!("cpu-{index}"));
-            let worker = builder.spawn(move || shared.work());
+            let worker = builder.spawn(move || shared.work(index));
             let whose = || format!("compute thread {index} of {threads}");
             pool.workers.push(worker.map_err(|error| refused_thread(&whose(), &error))?);
         }
@@ -148,9 +155,13 @@ impl Shared {
         // SAFETY: this thread holds the turn and no task of an earlier run is left (see `Shared`).
         unsafe { *self.job.get() = Job { task, tasks: count } };
         self.done.0.store(0, Ordering::Relaxed);
-        self.ticket.0.store(u64::from(*turn) << 32 | u64::from(count), Ordering::Release);
-        // A worker that goes to sleep first counts itself and then reads the ticket. This thread does it in the
+        for (share, ticket) in self.tickets.iter().enumerate() {
+            let (first, end) = self.share(share, count);
+            ticket.0.store(u64::from(*turn) << 32 | u64::from(end - first), Ordering::Release);
+        }
+        // A worker that goes to sleep first counts itself and then reads the number of the run. This thread does it in the
         // opposite order, so at least one of the two sees the other.
+        self.latest.0.store(*turn, Ordering::Release);
         fence(Ordering::SeqCst);
         if self.sleepers.load(Ordering::Relaxed) > 0 {
             let _bed = locked(&self.bed);
@@ -160,28 +171,42 @@ impl Shared {
                 (1..tasks).for_each(|_| self.work.notify_one());
             }
         }
-        while self.claim_and_call() {}
+        self.work_off(0, *turn);
         self.wait_until_done(count);
         if let Some(payload) = locked(&self.panic).take() {
             resume_unwind(payload);
         }
     }
 
-    /// Runs one task of the present job, if one is left.
-    fn claim_and_call(&self) -> bool {
-        let mut ticket = self.ticket.0.load(Ordering::Acquire);
+    /// First and end of the tasks of a share, of `tasks` in all. The caller, who begins first, has one in any case.
+    fn share(&self, share: usize, tasks: u32) -> (u32, u32) {
+        let shares = self.tickets.len() as u64;
+        let edge = |share: usize| (u64::from(tasks) * share as u64).div_ceil(shares) as u32;
+        (edge(share), edge(share + 1))
+    }
+
+    /// Runs tasks of `run` until none is left: those of the thread's own share first, then those of the shares behind it.
+    fn work_off(&self, own: usize, run: u32) {
+        let shares = self.tickets.len();
+        (0..shares).for_each(|next| while self.claim_and_call((own + next) % shares, run) {});
+    }
+
+    /// Runs one task of a share, if one is left. Tasks of a later run are left alone: the thread begins that one with its own.
+    fn claim_and_call(&self, share: usize, run: u32) -> bool {
+        let line = &self.tickets[share].0;
+        let mut ticket = line.load(Ordering::Acquire);
         loop {
             let left = ticket as u32;
-            if left == 0 {
+            if left == 0 || (ticket >> 32) as u32 != run {
                 return false;
             }
-            match self.ticket.0.compare_exchange_weak(ticket, ticket - 1, Ordering::AcqRel, Ordering::Acquire)
-            {
+            match line.compare_exchange_weak(ticket, ticket - 1, Ordering::AcqRel, Ordering::Acquire) {
                 Ok(_) => {
                     // SAFETY: the claimed task keeps the run open, so the job is stable and its closure
                     // alive until `done` is raised below.
                     let Job { task, tasks } = unsafe { *self.job.get() };
-                    let index = (tasks - left) as usize;
+                    let (_, end) = self.share(share, tasks);
+                    let index = (end - left) as usize;
                     // SAFETY: as above.
                     let call = AssertUnwindSafe(|| unsafe { (*task)(index) });
                     if let Err(payload) = catch_unwind(call) {
@@ -213,20 +238,23 @@ impl Shared {
         self.caller_sleeps.store(false, Ordering::SeqCst);
     }
 
-    /// What a worker does until the pool is dropped.
-    fn work(&self) {
-        let has_work =
-            || self.ticket.0.load(Ordering::SeqCst) as u32 != 0 || self.stop.load(Ordering::SeqCst);
+    /// What worker `own` does until the pool is dropped.
+    fn work(&self, own: usize) {
+        let mut seen = 0;
         while !self.stop.load(Ordering::SeqCst) {
-            if self.claim_and_call() || spin_until(self.spin, &has_work) {
-                continue;
+            let has_work =
+                || self.latest.0.load(Ordering::SeqCst) != seen || self.stop.load(Ordering::SeqCst);
+            if !spin_until(self.spin, &has_work) {
+                let mut bed = locked(&self.bed);
+                self.sleepers.fetch_add(1, Ordering::SeqCst);
+                while !has_work() {
+                    bed = self.work.wait(bed).unwrap_or_else(PoisonError::into_inner);
+                }
+                self.sleepers.fetch_sub(1, Ordering::SeqCst);
             }
-            let mut bed = locked(&self.bed);
-            self.sleepers.fetch_add(1, Ordering::SeqCst);
-            while !has_work() {
-                bed = self.work.wait(bed).unwrap_or_else(PoisonError::into_inner);
-            }
-            self.sleepers.fetch_sub(1, Ordering::SeqCst);
+            // Read before the tickets: a run that is published meanwhile has another number.
+            seen = self.latest.0.load(Ordering::SeqCst);
+            self.work_off(own, seen);
         }
     }
 }

@@ -48,6 +48,7 @@ pub(crate) struct Cuda {
     modules: Modules,
     blas: Option<Blas>,
     scratch: CardMemory,
+    scratch_bytes: u64,
     tensors: TensorMemory,
     _registered: Vec<Registered>,
     disk: Option<Immediate>,
@@ -115,7 +116,7 @@ impl Cuda {
             staging: Staging { buffer, used: [0; SLOTS], next: 0 },
             segment: Segment::new(memory_of(&tensors, &scratch)),
             gathered: None,
-            graphs: graphs.then(|| Graphs::new(&context)),
+            graphs: graphs.then(|| Graphs::new(&context)).flatten(),
             failure: None,
         };
         Ok(Cuda {
@@ -125,6 +126,7 @@ impl Cuda {
             modules,
             blas,
             scratch,
+            scratch_bytes,
             tensors,
             _registered: registered,
             disk,
@@ -138,8 +140,8 @@ impl Cuda {
 
     /// The addresses of scratch.
     fn scratch(&self) -> Range<u64> {
-        let start = self.scratch.start();
-        start + SCRATCH_START..start + self.scratch.bytes() as u64
+        let start = self.scratch.start() + SCRATCH_START;
+        start..start + self.scratch_bytes
     }
 
     /// Nothing panics under this lock but programmer's errors.

@@ -97,6 +97,12 @@ impl Compiler {
         self.version
     }
 
+    /// Whether it is of a newer CUDA than the driver, which may not take what it makes.
+    pub(crate) fn is_newer_than_driver(&self) -> Result<bool, Error> {
+        let (major, minor) = self.version;
+        Ok(1000 * major + 10 * minor > driver::version()?)
+    }
+
     /// Refuses a card that this version of NVRTC does not know yet.
     ///
     /// # Errors

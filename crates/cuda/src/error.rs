@@ -93,14 +93,16 @@ pub enum Error {
     },
     /// The driver does not understand what NVRTC makes.
     #[error(
-        "the driver is older than NVRTC {}.{} and takes neither its instructions nor its PTX: update NVIDIA's driver, or install \
+        "the driver, of CUDA {}.{}, is older than NVRTC {}.{} and takes neither its instructions nor its PTX: update NVIDIA's driver, or install \
          an NVRTC of the driver's version (`pip install nvidia-cuda-nvrtc-cu12` for CUDA 12) and give the folder of libnvrtc.so (for the program: PHALANX_NVRTC); or \
          compute on the processor (for the program: --set device.kind=cpu)",
-        version.0, version.1
+        driver / 1000, driver % 1000 / 10, version.0, version.1
     )]
     CompilerTooNew {
         /// NVRTC's version.
         version: (i32, i32),
+        /// The driver's: 12040 for CUDA 12.4.
+        driver: i32,
     },
     /// The card has too little free memory.
     #[error(

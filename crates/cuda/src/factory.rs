@@ -21,7 +21,7 @@ use crate::nccl::{NO_NCCL, Nccl};
 /// Makes the kernels of the host's processor for the device that a request describes.
 type MakeKernels = dyn Fn(&DeviceRequest) -> std::io::Result<Arc<dyn Kernels>> + Send + Sync;
 
-/// Bytes of the scratch of kernels, unless the options say otherwise.
+/// Bytes of the scratch of kernels, unless the options say otherwise; what a large micro-batch needs is [`scratch_planned`](crate::scratch_planned).
 pub const SCRATCH_BYTES: u64 = 64 << 20;
 
 /// Bytes that graphs take of a card at most, about: 64 KiB for each node, as users saw with CUDA 11. `phalanx doctor --kernels` says what
@@ -53,7 +53,7 @@ pub struct Options {
     pub communicators: usize,
     /// The folder in which compiled programs are kept. None: they are compiled by each process.
     pub cache: Option<PathBuf>,
-    /// Bytes of the card's memory for partial sums of kernels, beside the plan's.
+    /// Bytes of the card's memory for partial sums of kernels, beside the plan's: [`scratch_planned`](crate::scratch_planned) of a run.
     pub scratch_bytes: u64,
     /// Bytes that a device may take of its card at most, in all. None: what is free.
     pub memory_bytes: Option<u64>,
@@ -184,6 +184,7 @@ pub(crate) fn unplanned_counting(
     let context = Arc::new(Context::new(cards.swap_remove(card), made)?);
     let compiler = options.load_compiler(&context.card)?;
     let modules = Modules::new(&context, compiler, options.cache.as_ref());
+    modules.check_taken()?;
     let blas = options.load_blas()?;
     let nccl = options.load_nccl()?;
     let (tensors, addresses) = TensorMemory::new(&context, memory_bytes)?;
@@ -226,6 +227,7 @@ impl DeviceFactory for CudaFactory {
         let context = Arc::new(self.context(request.index).map_err(refused)?);
         let compiler = self.options.load_compiler(&context.card).map_err(refused)?;
         let modules = Modules::new(&context, compiler, self.options.cache.as_ref());
+        modules.check_taken().map_err(refused)?;
         let blas = self.options.load_blas().map_err(refused)?;
         let nccl = self.options.load_nccl().map_err(refused)?;
         let (tensors, addresses) =
@@ -285,6 +287,7 @@ fn refused(error: Error) -> IoError {
         Error::DriverTooOld { .. }
         | Error::CardTooOld { .. }
         | Error::CompilerTooOld { .. }
+        | Error::CompilerTooNew { .. }
         | Error::Unsupported(_) => ErrorKind::Unsupported,
         _ => ErrorKind::Other,
     };

@@ -1,12 +1,15 @@
 //! What a machine has for this device: a driver, cards, and the compiler of kernels.
 
 use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::blas;
 use crate::compiler::Compiler;
-use crate::driver::{Card, usable_cards, version};
+use crate::driver::{Card, Context, usable_cards, version};
 use crate::error::Error;
 use crate::factory::Options;
+use crate::modules::Modules;
 use crate::nccl;
 
 /// A driver with cards that can be used, and a compiler.
@@ -33,9 +36,11 @@ impl Found {
         let cards = usable_cards()?;
         let compiler = Compiler::load(options.nvrtc.as_deref())?;
         cards.iter().try_for_each(|card| compiler.check_compiles_for(card.capability))?;
+        let nvrtc = compiler.version();
+        check_taken(&cards[0], compiler, options)?;
         let cublas = if options.library_products { blas::version(options.cublas.as_deref())? } else { None };
         let nccl = nccl::version(options.nccl.as_deref()).map_err(|error| error.to_string());
-        Ok(Found { driver: version()?, cards, nvrtc: compiler.version(), cublas, nccl })
+        Ok(Found { driver: version()?, cards, nvrtc, cublas, nccl })
     }
 
     /// The card of a rank: ranks share cards where there are more ranks than cards.
@@ -59,6 +64,19 @@ impl Found {
         let smallest = self.cards.iter().map(|card| card.memory_bytes).min().unwrap_or(0);
         smallest / self.ranks_per_card(ranks) as u64
     }
+}
+
+/// Whether a driver was seen to take what NVRTC makes; it is asked once in a process, because that takes a context.
+static IS_TAKEN: AtomicBool = AtomicBool::new(false);
+
+/// Refuses an NVRTC that is so much newer than the driver that a card cannot be given what it makes.
+fn check_taken(card: &Card, compiler: Compiler, options: &Options) -> Result<(), Error> {
+    if !IS_TAKEN.load(Ordering::Relaxed) && compiler.is_newer_than_driver()? {
+        let context = Arc::new(Context::new(card.clone(), &Arc::default())?);
+        Modules::new(&context, compiler, options.cache.as_ref()).check_taken()?;
+        IS_TAKEN.store(true, Ordering::Relaxed);
+    }
+    Ok(())
 }
 
 impl fmt::Display for Found {

@@ -77,9 +77,29 @@ pub(crate) struct Graphs {
 // SAFETY: graphs are handles of the driver; they are used under the device's lock, by a thread in which their context is current.
 unsafe impl Send for Graphs {}
 
+/// The functions of the driver that are used here and nowhere else.
+const FUNCTIONS: [&[u8]; 9] = [
+    b"cuStreamBeginCapture_v2",
+    b"cuStreamGetCaptureInfo_v2",
+    b"cuStreamEndCapture",
+    b"cuGraphGetNodes",
+    b"cuGraphInstantiateWithFlags",
+    b"cuGraphUpload",
+    b"cuGraphExecKernelNodeSetParams_v2",
+    b"cuGraphExecDestroy",
+    b"cuGraphDestroy",
+];
+
+/// Whether the driver, which is loaded, has all functions: a later one may have others in their place.
+fn is_supported() -> bool {
+    // SAFETY: the driver is loaded; nothing is called.
+    FUNCTIONS.iter().all(|name| unsafe { sys::culib().get::<unsafe extern "C" fn()>(*name).is_ok() })
+}
+
 impl Graphs {
-    pub(crate) fn new(context: &Arc<Context>) -> Graphs {
-        Graphs {
+    /// None where the driver has no graphs as they are used here.
+    pub(crate) fn new(context: &Arc<Context>) -> Option<Graphs> {
+        is_supported().then(|| Graphs {
             context: Arc::clone(context),
             graphs: Vec::new(),
             by_shape: HashMap::new(),
@@ -87,7 +107,7 @@ impl Graphs {
             nodes: 0,
             last: None,
             segments: 0,
-        }
+        })
     }
 
     /// Issues a segment: as a graph if there is one for it or it is worth one, else step by step.

@@ -65,7 +65,7 @@ pub use found::Found;
 pub use libraries::{LibraryState, libraries, nccl_version};
 pub use limits::Limits;
 pub use nccl::NO_NCCL;
-pub use scratch::scratch_needed;
+pub use scratch::{scratch_needed, scratch_planned};
 
 /// The device's name, in errors and reports.
 pub const NAME: &str = "cuda";

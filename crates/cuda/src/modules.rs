@@ -9,10 +9,10 @@ use cudarc::driver::sys;
 
 use crate::cache::Cache;
 use crate::compiler::{Code, Compiler};
-use crate::driver::{Context, driver};
+use crate::driver::{self, Context, driver};
 use crate::error::Error;
 use crate::gate::Gate;
-use crate::programs::Program;
+use crate::programs::{Program, Source};
 
 /// Bytes of dynamic shared memory that a kernel has without asking.
 const SHARED_UNASKED: u32 = 48 << 10;
@@ -64,6 +64,19 @@ impl Modules {
     /// What keeps loads of kernels and calls between cards apart.
     pub(crate) fn gate(&self) -> &Arc<Gate> {
         &self.gate
+    }
+
+    /// Loads one small program if NVRTC is newer than the driver, which may not take what it makes.
+    ///
+    /// # Errors
+    /// [`Error::CompilerTooNew`], and those of the driver and NVRTC.
+    pub(crate) fn check_taken(&self) -> Result<(), Error> {
+        if !self.compiler.is_newer_than_driver()? {
+            return Ok(());
+        }
+        let program = Program::of_f64(Source::ElementwiseF64);
+        let launch = Launch { program, kernel: "scaled", grid: [1, 1], threads: 1, shared_bytes: 0 };
+        self.function(&launch).map(drop)
     }
 
     /// Loads a kernel, if it is not loaded yet.
@@ -134,7 +147,8 @@ impl Modules {
         }
         self.load_as(program, Code::Ptx).map_err(|error| match error {
             Error::Driver { name, .. } if name == "CUDA_ERROR_UNSUPPORTED_PTX_VERSION" => {
-                Error::CompilerTooNew { version: self.compiler.version() }
+                let driver = driver::version().unwrap_or_default();
+                Error::CompilerTooNew { version: self.compiler.version(), driver }
             }
             error => error,
         })

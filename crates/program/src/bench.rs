@@ -9,6 +9,7 @@ use phalanx_tensor::ProductMethod;
 use phalanx_train::GroupSource;
 use phalanx_train::config::{DeviceChoice, DeviceConfig, DeviceKind};
 
+use crate::card_needs::CardNeeds;
 use crate::cards;
 use crate::environment::Environment;
 use crate::planned::Planned;
@@ -67,7 +68,7 @@ pub fn collectives(
 ) -> Result<Vec<CollectiveFigures>> {
     let RankHost::Job(endpoint) = host else { return Ok(Vec::new()) };
     let plans = collectives::plan(task, host.rank(), endpoint.world_size())?;
-    let factory = environment.device_factory(&DeviceConfig::default(), 0);
+    let factory = environment.device_factory(&DeviceConfig::default(), CardNeeds::NONE);
     let RankDevice { device, .. } = host.make_planned_device(plans.each_ref(), &*factory)?;
     collectives::measure(task, &device, &*endpoint.group("data"))
 }
@@ -84,7 +85,7 @@ fn on_device<T>(
     measure: impl FnOnce(&RankSetup<'_>) -> Result<T>,
 ) -> Result<T> {
     let plan = &planned.plan;
-    let (factory, made) = environment.counted_factory(&planned.config.device, plan.spec.communicators());
+    let (factory, made) = environment.counted_factory(&planned.config.device, CardNeeds::of(&plan.spec));
     let RankDevice { device, shared_bytes } =
         host.make_device(plan.of(host.rank()), &plan.spec, &*factory)?;
     let (source, shares_memory) = match host {

@@ -16,6 +16,7 @@ use phalanx_simulated::SimulatedFactory;
 use phalanx_tensor::{Arena, DType, Device, DeviceFactory, DeviceRequest, Kernels};
 use phalanx_train::config::{DeviceChoice, DeviceConfig, KernelChoice, KernelSet, PrecisionConfig, Products};
 
+use crate::card_needs::CardNeeds;
 use crate::host_kernels::HostKernels;
 use crate::network_args::NetworkArgs;
 
@@ -268,17 +269,16 @@ impl Environment {
         Options { isa: self.uses.isa, tiles: self.uses.tiles, ..Options::new(threads) }
     }
 
-    /// The factory for the devices of a run, whose groups are so many communicators between cards: the one place where `device.kind`
-    /// becomes a device.
-    pub fn device_factory(self, device: &DeviceConfig, communicators: usize) -> Box<dyn DeviceFactory> {
-        self.counted_factory(device, communicators).0
+    /// The factory for the devices of a run, with what it needs of cards: the one place where `device.kind` becomes a device.
+    pub fn device_factory(self, device: &DeviceConfig, needs: CardNeeds) -> Box<dyn DeviceFactory> {
+        self.counted_factory(device, needs).0
     }
 
     /// The same, with what cards are given to launch.
     pub fn counted_factory(
         self,
         device: &DeviceConfig,
-        communicators: usize,
+        needs: CardNeeds,
     ) -> (Box<dyn DeviceFactory>, Option<Arc<Made>>) {
         let processor = CpuFactory { options: self.options(1), populate: true };
         match device.choice() {
@@ -287,7 +287,9 @@ impl Environment {
                 let kernels = move |request: &DeviceRequest| -> std::io::Result<Arc<dyn Kernels>> {
                     Ok(processor.kernels(request)?)
                 };
-                let options = phalanx_cuda::Options { communicators, ..cuda_options(memory_bytes) };
+                let CardNeeds { communicators, scratch_bytes } = needs;
+                let options =
+                    phalanx_cuda::Options { communicators, scratch_bytes, ..cuda_options(memory_bytes) };
                 let factory = CudaFactory::new(options, kernels);
                 let made = Arc::clone(factory.made());
                 (Box::new(factory), Some(made))

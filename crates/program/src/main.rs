@@ -8,6 +8,7 @@ mod args;
 mod bench;
 mod bench_args;
 mod byte_size;
+mod card_needs;
 mod card_report;
 mod cards;
 mod checksums;

@@ -2,10 +2,11 @@
 //!
 //! It is filled in when the configuration is resolved, so a run folder has it, and a resumed run places chunks as before.
 
-use phalanx_cuda::{COMMUNICATOR_BYTES, CONTEXT_BYTES, DRIVER_HOST_BYTES, SCRATCH_BYTES};
+use phalanx_cuda::{DRIVER_HOST_BYTES, scratch_planned};
 use phalanx_train::RunConfig;
 use phalanx_train::config::{DeviceKind, Placement};
 
+use crate::card_needs::CardNeeds;
 use crate::{cards, machine};
 
 /// Bytes of a unit of the `_mb` keys.
@@ -55,13 +56,22 @@ fn process(config: &RunConfig) -> u64 {
     PROGRAM + THREAD * threads as u64
 }
 
+/// What a rank needs of its card beside its plan. A configuration that cannot work is refused elsewhere.
+fn card_needs(config: &RunConfig) -> CardNeeds {
+    if config.check().is_err() {
+        return CardNeeds::NONE;
+    }
+    let (model, communicators) = (&config.model, config.communicators());
+    let micro_batch = [config.micro_batch_size(), model.seq, model.hidden];
+    let scratch_bytes = scratch_planned(micro_batch, model.heads, config.parallel.tensor);
+    CardNeeds { communicators, scratch_bytes }
+}
+
 /// Sets the budget so that a rank fits a device of `bytes`: where that is memory of the host, the process lies in it too.
 pub fn set_device(config: &mut RunConfig, bytes: u64) {
     let outside = match config.device.kind {
         DeviceKind::Cpu | DeviceKind::Auto => process(config),
-        DeviceKind::Cuda => {
-            SCRATCH_BYTES + CONTEXT_BYTES + config.communicators() as u64 * COMMUNICATOR_BYTES
-        }
+        DeviceKind::Cuda => card_needs(config).bytes(),
         DeviceKind::Simulated => 0,
     };
     let whole = bytes.saturating_sub(outside).max(1 << 20) >> 20;

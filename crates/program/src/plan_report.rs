@@ -1,6 +1,6 @@
 //! The plan, as JSON for scripts (`plan --json` and `plan.json`) and as tables for people.
 
-use phalanx_cuda::{COMMUNICATOR_BYTES, CONTEXT_BYTES, SCRATCH_BYTES};
+use phalanx_cuda::{COMMUNICATOR_BYTES, CONTEXT_BYTES};
 use phalanx_optim::LossScaling;
 use phalanx_parallel::zero::{ChunkResidence, Residence};
 use phalanx_plan::{CollectiveCost, MemoryPlan, Precision};
@@ -13,6 +13,7 @@ use phalanx_train::spec::TriedChunks;
 use phalanx_train::{RankPlan, Spec};
 use serde_json::{Value, json};
 
+use crate::card_needs::CardNeeds;
 use crate::mesh_report;
 use crate::planned::Planned;
 use crate::report::{Table, bytes, count, plural, whole};
@@ -64,7 +65,7 @@ pub fn to_json(planned: &Planned) -> Value {
     });
     if spec.beside_plan.is_some() {
         figures["beside_plan"] = json!({
-            "scratch_bytes": SCRATCH_BYTES, "driver_bytes_about": CONTEXT_BYTES,
+            "scratch_bytes": CardNeeds::of(spec).scratch_bytes, "driver_bytes_about": CONTEXT_BYTES,
             "nccl_bytes_about": spec.communicators() as u64 * COMMUNICATOR_BYTES,
         });
     }
@@ -302,7 +303,8 @@ fn memory_table(planned: &Planned) -> String {
             row("total, about", &|rank| rank.memory.arena_bytes + outside, None);
         }
         Some(beside) => {
-            row("scratch of kernels", &|_| SCRATCH_BYTES, None);
+            let scratch_bytes = CardNeeds::of(&planned.plan.spec).scratch_bytes;
+            row("scratch of kernels", &|_| scratch_bytes, None);
             row("driver, about", &|_| CONTEXT_BYTES, None);
             if planned.plan.spec.linked {
                 let bytes = planned.plan.spec.communicators() as u64 * COMMUNICATOR_BYTES;

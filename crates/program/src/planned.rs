@@ -5,10 +5,10 @@
 
 use std::sync::Arc;
 
-use anyhow::{Result, anyhow, bail};
+use anyhow::{Result, anyhow};
 use phalanx_baselines::asynchronous;
 use phalanx_collectives::{Connections, Hosts, transport_bytes};
-use phalanx_cuda::{COMMUNICATOR_BYTES, CONTEXT_BYTES, DRIVER_HOST_BYTES, SCRATCH_BYTES, scratch_needed};
+use phalanx_cuda::DRIVER_HOST_BYTES;
 use phalanx_models::Model;
 use phalanx_plan::slot::Slot;
 use phalanx_trace::DType;
@@ -16,6 +16,7 @@ use phalanx_train::config::{DeviceKind, Reduce, Updates};
 use phalanx_train::planning::{PlanError, min_device_states};
 use phalanx_train::{RankPlan, ResolvedConfig, RunConfig, RunPlan, Spec};
 
+use crate::card_needs::CardNeeds;
 use crate::machine;
 use crate::resolve::Resolved;
 
@@ -233,27 +234,8 @@ pub fn spec(config: &RunConfig, model: Arc<dyn Model>, evaluated: usize) -> Resu
     let threads = config.train.threads.unwrap_or_else(|| machine::threads_per_rank(config.world_size()));
     // The error message already includes its cause.
     let spec = Spec::new(config, model, evaluated, threads).map_err(|error| anyhow!("{error}"))?;
-    let links = spec.communicators() as u64 * COMMUNICATOR_BYTES;
-    let beside_plan =
-        (config.device.kind == DeviceKind::Cuda).then_some(SCRATCH_BYTES + CONTEXT_BYTES + links);
-    if beside_plan.is_some() {
-        check_scratch(&spec)?;
-    }
+    let beside_plan = (config.device.kind == DeviceKind::Cuda).then(|| CardNeeds::of(&spec).bytes());
     Ok(Spec { beside_plan, ..spec })
-}
-
-/// Refuses a run on cards whose kernels need more scratch than they have.
-fn check_scratch(spec: &Spec) -> Result<()> {
-    let (micro, seq, shape) = (spec.micro_batch_size, spec.seq, spec.model.shape());
-    let needed = scratch_needed([micro, seq, shape.hidden], shape.heads, spec.mesh.tensor);
-    if needed > SCRATCH_BYTES {
-        bail!(
-            "kernels of a card need {needed} bytes of scratch for a micro-batch of {micro} x {seq} tokens and {} heads, and have \
-             {SCRATCH_BYTES}: make batch.micro or model.seq smaller, or parallel.tensor larger",
-            shape.heads
-        );
-    }
-    Ok(())
 }
 
 /// Counts bytes that a rank needs.

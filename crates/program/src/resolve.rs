@@ -95,9 +95,9 @@ pub fn resolve<T>(
             device = device.or(unused.map(|why| format!("matrix products: {why}")));
         }
     }
-    placement_budget::fill(&mut config, ranks_here);
     let (vocabulary, found) = data(&config)?;
     let model = complete(&mut config, fixed.or(initial.as_ref()), vocabulary)?;
+    placement_budget::fill(&mut config, ranks_here);
     Ok((Resolved { config: ResolvedConfig::new(config)?, model, imported, device }, found))
 }
 

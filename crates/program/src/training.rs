@@ -9,6 +9,7 @@ use phalanx_train::job::Job;
 use phalanx_train::run::{Observer, RankEnvironment, Silent, train};
 use phalanx_train::{Dataset, RunError};
 
+use crate::card_needs::CardNeeds;
 use crate::environment::Environment;
 use crate::output::TrainOutput;
 use crate::planned::Planned;
@@ -46,7 +47,7 @@ pub fn rank(
         // This process has prepared the run before.
         phalanx_tensor::return_freed_memory();
     }
-    let factory = environment.device_factory(&job.config.device, job.plan.spec.communicators());
+    let factory = environment.device_factory(&job.config.device, CardNeeds::of(&job.plan.spec));
     let RankDevice { device, shared_bytes } =
         host.make_device(job.plan.of(rank), &job.plan.spec, &*factory)?;
     let shares_memory = matches!(host, RankHost::Job(_));

@@ -140,7 +140,7 @@ fn what_is_missing_is_named_with_what_helps() {
     }
     let home = Home::new();
     let train = [&["train", "small.toml", "--run", "refused", "--nproc", "1"], &TINY[..]].concat();
-    let cases: [(&str, &str, &[&str]); 8] = [
+    let cases: [(&str, &str, &[&str]); 9] = [
         (
             "PHALANX_EMULATOR_DRIVER",
             "11080",
@@ -154,6 +154,11 @@ fn what_is_missing_is_named_with_what_helps() {
             &["no NVRTC", "pip install nvidia-cuda-nvrtc", "/nonexistent/libnvrtc.so"],
         ),
         ("PHALANX_CUBLAS", "/nonexistent", &["there is no cuBLASLt", "/nonexistent", "\"off\""]),
+        (
+            "PHALANX_EMULATOR_PTX",
+            "80",
+            &["the driver, of CUDA 12.8, is older than NVRTC", "update NVIDIA's driver", "PHALANX_NVRTC"],
+        ),
         ("PHALANX_EMULATOR_CAPABILITY", "99", &["does not compile for sm_99", "install a newer one"]),
         ("PHALANX_EMULATOR_MEMORY_MB", "128", &["needs", "its share of the card", "128.0 MiB"]),
         (
@@ -220,7 +225,12 @@ fn without_a_driver_cuda_is_refused_and_auto_is_the_processor() {
     }
     let long = ["plan", "small.toml", "--device-memory", "80GiB", "--set", "device.kind=cuda"];
     let sizes = ["--set", "model.seq=131072", "--set", "model.heads=32", "--set", "batch.micro=8"];
-    home.run(&[&long[..], &sizes].concat()).refused(&["bytes of scratch", "67108864", "make batch.micro"]);
+    let figures = home.run(&[&long[..], &sizes, &["--json"]].concat()).ok().json();
+    assert_eq!(
+        figures["beside_plan"]["scratch_bytes"],
+        4 * 8 * 131_072 * 32,
+        "a number for each query of a head"
+    );
     let unknown = home.run(&["plan", "small.toml", "--set", "device.kind=cuda"]).ok().stderr;
     assert!(unknown.contains("no card was found here (no CUDA driver"), "{unknown}");
     let hint = "for GPUs add --set device.kind=cuda";

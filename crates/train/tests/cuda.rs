@@ -10,8 +10,8 @@ mod rig;
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use phalanx_cuda::Launches;
 use phalanx_cuda::compiler::Compiler;
+use phalanx_cuda::{Launches, Options, scratch_needed};
 use phalanx_models::Gpt2;
 use phalanx_train::config::{Checkpointing, Chunk, Float, Placement, Products, Tier, UpdateOn};
 use phalanx_train::{RunConfig, RunPlan, on_threads};
@@ -269,6 +269,32 @@ fn checkpoints_go_from_the_processor_to_cards_and_back() {
         assert_same_state("resumed where it was saved", &whole.state, &there.state);
         let elsewhere = run(!from_card, after, &restore);
         check_near("resumed on the other device", &elsewhere, &there, tolerance(Float::Bf16));
+    }
+}
+
+#[test]
+fn a_step_needs_the_scratch_that_is_planned() {
+    let Some(_turn) = turn("scratch") else { return };
+    let (model, mut config, _) = small(Float::F32);
+    let run = |config: &RunConfig, scratch_bytes| {
+        let options = Options { scratch_bytes, library_products: false, ..Options::default() };
+        let factory = devices::cuda_with(options);
+        let plan = RunPlan::new(devices::on(&factory, rig::spec(&model, config))).unwrap();
+        let ran = on_threads(&factory, &plan, |rank| {
+            rank.initialise(1).unwrap();
+            let batch = phalanx_train::rank::Batch::with_rows(4, 8);
+            rank.step(1, &batch, false).map_err(|error| error.to_string())?;
+            rank.evaluate(&batch).map(drop).map_err(|error| error.to_string())
+        });
+        ran.unwrap().swap_remove(0)
+    };
+    let (tokens, heads) = ([4, 8, model.hidden], model.heads);
+    for compute in [Float::F32, Float::F16] {
+        config.precision.compute = compute;
+        assert_eq!(run(&config, scratch_needed(tokens, heads, 1)), Ok(()), "{compute:?}");
+        let of_attention = (4 * 4 * 8 * heads) as u64;
+        let refused = run(&config, of_attention - 1).unwrap_err();
+        assert!(refused.contains(&format!("needs {of_attention} bytes of scratch")), "{refused}");
     }
 }
 

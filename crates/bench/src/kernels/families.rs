@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use phalanx_cpu::{Cpu, Options, ProductMethod};
+use phalanx_cpu::{Cpu, Options, ProductMethod, peak};
 use phalanx_simd::Isa;
 use phalanx_simd::tiles::TileUnit;
 use phalanx_tensor::profile::Profile;
@@ -169,6 +169,10 @@ fn measure_type(
         check_memory: &|_| Ok(()),
     };
     let cpu = Cpu::with_options(*options)?;
+    if options.threads > 1 {
+        // The system spreads the threads over the cores meanwhile.
+        peak::flops_per_s(&cpu, dtype);
+    }
     let plan = bench.memory(options.threads, SLICE)?;
     let region = Region::anonymous(plan.arena_bytes as usize).context("memory to measure kernels with")?;
     cpu.populate(&region)?;

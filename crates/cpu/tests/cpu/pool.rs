@@ -1,6 +1,8 @@
 //! The fork-join pool.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Barrier, Mutex};
+use std::thread::ThreadId;
 use std::time::Duration;
 
 use phalanx_cpu::pool::Pool;
@@ -75,5 +77,22 @@ fn workers_sleep_and_wake() {
             sum.fetch_add(i, Ordering::Relaxed);
         });
         assert_eq!(sum.load(Ordering::Relaxed), 28);
+    }
+}
+
+/// A thread finds in its caches what it wrote in earlier runs. Tasks that wait for each other need a thread each.
+#[test]
+fn each_thread_has_the_same_share_of_every_run() {
+    const THREADS: usize = 3;
+    let pool = Pool::new(THREADS, SPINS[1]).unwrap();
+    let by: [Mutex<Option<ThreadId>>; THREADS] = Default::default();
+    for run in 0..200 {
+        let all_run = Barrier::new(THREADS);
+        pool.run(THREADS, &|i| {
+            all_run.wait();
+            let own = std::thread::current().id();
+            let first = *by[i].lock().unwrap().get_or_insert(own);
+            assert_eq!(first, own, "task {i} of run {run} has changed its thread");
+        });
     }
 }

@@ -17,6 +17,8 @@ pub struct Config {
     pub version: i32,
     /// How many devices there are (`PHALANX_EMULATOR_CARDS`), at most 16; none with 0.
     pub cards: usize,
+    /// The newest PTX that is taken (`PHALANX_EMULATOR_PTX`, for instance 87 for 8.7).
+    pub ptx: (i32, i32),
     /// Compute capability (`PHALANX_EMULATOR_CAPABILITY`, for instance 75 for 7.5).
     pub capability: (i32, i32),
     /// The device is lost at this call that uses it (`PHALANX_EMULATOR_LOST_AT`).
@@ -35,6 +37,7 @@ impl Default for Config {
             address_space: 32 << 30,
             version: 12080,
             cards: 1,
+            ptx: (99, 0),
             capability: (8, 0),
             lost_at: None,
             captures: true,
@@ -57,6 +60,9 @@ impl Config {
         config.cards = number("PHALANX_EMULATOR_CARDS").map_or(config.cards, |cards| cards.min(16) as usize);
         if let Some(capability) = number("PHALANX_EMULATOR_CAPABILITY") {
             config.capability = (capability as i32 / 10, capability as i32 % 10);
+        }
+        if let Some(ptx) = number("PHALANX_EMULATOR_PTX") {
+            config.ptx = (ptx as i32 / 10, ptx as i32 % 10);
         }
         config.lost_at = number("PHALANX_EMULATOR_LOST_AT");
         let is_off = |name: &str| env::var(name).is_ok_and(|value| value == "off");

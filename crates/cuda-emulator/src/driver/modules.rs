@@ -29,6 +29,9 @@ impl Driver {
         if !text.contains(".version") {
             return Err(Status::INVALID_IMAGE);
         }
+        if ptx_version(text).is_some_and(|version| version > self.config.ptx) {
+            return Err(Status::UNSUPPORTED_PTX_VERSION);
+        }
         match LoadedModule::load(text, &mut self.queues.memory) {
             Ok(module) => {
                 let handle = self.modules.add(module);
@@ -70,6 +73,13 @@ impl Driver {
             known.unwrap_or_else(|| self.functions.add(Function { kernel, module, max_dynamic_shared }));
         put(out, handle)
     }
+}
+
+/// The version of PTX that a text is written in.
+fn ptx_version(text: &str) -> Option<(i32, i32)> {
+    let (_, rest) = text.split_once(".version")?;
+    let (major, minor) = rest.split_whitespace().next()?.split_once('.')?;
+    Some((major.parse().ok()?, minor.parse().ok()?))
 }
 
 /// A text of the caller.

@@ -49,6 +49,7 @@ statuses! {
     INVALID_CONTEXT = 201, "invalid device context";
     ECC_UNCORRECTABLE = 214, "uncorrectable ECC error encountered";
     INVALID_PTX = 218, "a PTX JIT compilation failed";
+    UNSUPPORTED_PTX_VERSION = 222, "the provided PTX was compiled with an unsupported toolchain.";
     INVALID_HANDLE = 400, "invalid resource handle";
     ILLEGAL_STATE = 401, "the operation cannot be performed in the present state";
     NOT_FOUND = 500, "named symbol not found";

@@ -8,6 +8,7 @@ use phalanx_tensor::{DType, View};
 
 use crate::blas::{ALIGN, Addresses, Blas, Matrix, Problem};
 use crate::error::Error;
+use crate::factory::SCRATCH_BYTES;
 use crate::launch::products::{Layouts, Product};
 use crate::launch::{Issue, address, numbers};
 use crate::programs::{Program, Source};
@@ -23,9 +24,11 @@ impl Issue<'_> {
         let Product { a, b, layouts, size: [m, n, k], strides: [a_stride, b_stride], to, bias, add, gelu } =
             *product;
         let result = gelu.map_or(to, |(pre, _)| pre);
-        // The first half of the scratch is the workspace, the second holds copies.
+        // The workspace lies in front, the rest holds copies. It does not grow with the scratch, which depends on the micro-batch: algorithms
+        // depend on it.
         let start = scratch.start.next_multiple_of(WORKSPACE_ALIGN);
-        let workspace_bytes = ((scratch.end - start) / 2 / WORKSPACE_ALIGN * WORKSPACE_ALIGN) as usize;
+        let workspace_bytes = (scratch.end - start).min(SCRATCH_BYTES - WORKSPACE_ALIGN) / 2;
+        let workspace_bytes = (workspace_bytes / WORKSPACE_ALIGN * WORKSPACE_ALIGN) as usize;
         let matrix = |[rows, columns]: [usize; 2], stride: usize, transposed: bool| match transposed {
             false => Matrix { rows, columns, stride, transposed },
             true => Matrix { rows: columns, columns: rows, stride, transposed },

@@ -15,7 +15,7 @@ mod sums;
 
 pub(crate) use gathered::Gathered;
 pub(crate) use spans::Span;
-pub(crate) use sums::RowBlocks;
+pub(crate) use sums::{COUNTS_BYTES, RowBlocks};
 
 use std::cell::RefCell;
 use std::ops::Range;

@@ -29,6 +29,10 @@ const SQUARE_BLOCKS: usize = 2;
 /// Most sums of a launch: those of `norm.cu` and `norm_f64.cu`.
 const SUM_SPANS: usize = 120;
 
+/// Most blocks that count, and bytes of scratch for their counts.
+const COUNT_BLOCKS: u64 = 1024;
+pub(crate) const COUNTS_BYTES: usize = COUNT_BLOCKS as usize * size_of::<u32>();
+
 /// Numbers that the tree of one block of threads sums.
 const TREE_MAX: usize = 2048 * 2048;
 
@@ -130,7 +134,7 @@ impl Issue<'_> {
             }
             Reductions::CountNonFinite(o) => {
                 let (n, program) = (o.x.elements(), Program::of(Source::Norm, o.x.dtype()));
-                let blocks = (n as u64).div_ceil(1024).min(1024);
+                let blocks = (n as u64).div_ceil(1024).min(COUNT_BLOCKS);
                 let counts = self.scratch(blocks as usize * size_of::<u32>())?;
                 let launch = Launch {
                     program,

@@ -81,12 +81,16 @@ pub fn cuda() -> CudaFactory {
 
 /// The same with so many communicators of NCCL.
 pub fn linked_cuda(communicators: usize) -> CudaFactory {
+    cuda_with(phalanx_cuda::Options { communicators, ..phalanx_cuda::Options::default() })
+}
+
+/// The same with options, to which it adds where the compiler and its programs are, and whether there are graphs.
+pub fn cuda_with(options: phalanx_cuda::Options) -> CudaFactory {
     let options = phalanx_cuda::Options {
         nvrtc: std::env::var_os("PHALANX_NVRTC").map(Into::into),
-        communicators,
         graphs: GRAPHS.get(),
         cache: option_env!("CARGO_TARGET_TMPDIR").map(|folder| Path::new(folder).join("phalanx/cuda")),
-        ..phalanx_cuda::Options::default()
+        ..options
     };
     CudaFactory::new(options, kernels)
 }
