@@ -17,7 +17,7 @@ use std::any::Any;
 use std::cell::UnsafeCell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -117,9 +117,15 @@ impl Pool {
     /// If the workers are busy (with another thread's run, or because this is a run inside a task), the caller does all
     /// the work.
     pub fn run(&self, tasks: usize, task: &(dyn Fn(usize) + Sync)) {
+        let turn = || match self.turn.try_lock() {
+            Ok(turn) => Some(turn),
+            // A task of an earlier run has panicked; that run is over.
+            Err(TryLockError::Poisoned(turn)) => Some(turn.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        };
         if tasks > 1
             && !self.workers.is_empty()
-            && let Ok(mut turn) = self.turn.try_lock()
+            && let Some(mut turn) = turn()
         {
             self.shared.run(&mut turn, tasks, task, self.workers.len());
         } else {

@@ -210,9 +210,9 @@ impl Cuda {
         }
         match &mut apart {
             // SAFETY: the context is current; the caller of the backend keeps operands valid and ordered.
-            Some(segment) => unsafe { segment.issue(self.issuer(of_driver), |_| Ok(())) }
-                .map_err(|(error, ..)| error)
-                .and_then(|()| state.faults.fetch(of_driver))?,
+            Some(segment) => {
+                unsafe { segment.issue(self.issuer(of_driver), |_| Ok(())) }.map_err(|(error, ..)| error)?
+            }
             None if is_timed => self.flush_single(state),
             None if state.graphs.is_none() || state.segment.len() >= STEPS_FULL => self.flush(state),
             None => {}
@@ -260,6 +260,9 @@ impl Cuda {
             None => span,
         };
         self.end_gathered(state);
+        if state.graphs.is_none() || state.segment.len() >= STEPS_FULL {
+            self.flush(state);
+        }
         state.gathered = Some(Gathered::new(span, operation, caller));
     }
 

@@ -72,8 +72,13 @@ static IS_TAKEN: AtomicBool = AtomicBool::new(false);
 /// Refuses an NVRTC that is so much newer than the driver that a card cannot be given what it makes.
 fn check_taken(card: &Card, compiler: Compiler, options: &Options) -> Result<(), Error> {
     if !IS_TAKEN.load(Ordering::Relaxed) && compiler.is_newer_than_driver()? {
-        let context = Arc::new(Context::new(card.clone(), &Arc::default())?);
-        Modules::new(&context, compiler, options.cache.as_ref()).check_taken()?;
+        let Ok(context) = Context::new(card.clone(), &Arc::default()).map(Arc::new) else { return Ok(()) };
+        match Modules::new(&context, compiler, options.cache.as_ref()).check_taken() {
+            Err(error @ Error::CompilerTooNew { .. }) => return Err(error),
+            // A card that is full or in use: whoever makes a device on it says so, and asks again.
+            Err(_) => return Ok(()),
+            Ok(()) => {}
+        }
         IS_TAKEN.store(true, Ordering::Relaxed);
     }
     Ok(())

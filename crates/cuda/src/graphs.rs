@@ -78,7 +78,7 @@ pub(crate) struct Graphs {
 unsafe impl Send for Graphs {}
 
 /// The functions of the driver that are used here and nowhere else.
-const FUNCTIONS: [&[u8]; 9] = [
+const FUNCTIONS: [&[u8]; 10] = [
     b"cuStreamBeginCapture_v2",
     b"cuStreamGetCaptureInfo_v2",
     b"cuStreamEndCapture",
@@ -86,6 +86,7 @@ const FUNCTIONS: [&[u8]; 9] = [
     b"cuGraphInstantiateWithFlags",
     b"cuGraphUpload",
     b"cuGraphExecKernelNodeSetParams_v2",
+    b"cuGraphLaunch",
     b"cuGraphExecDestroy",
     b"cuGraphDestroy",
 ];
@@ -118,8 +119,11 @@ impl Graphs {
         self.segments += 1;
         let found = match self.find(&segment.shape) {
             None if self.is_worth_one(segment, issuer) => {
-                // Capturing and instantiating may load kernels.
-                issuer.modules.gate().load(|| self.make(segment, issuer))
+                // Capturing and instantiating may load kernels, and destroying may wait for the card.
+                issuer.modules.gate().load(|| {
+                    self.make_room(segment.len());
+                    self.make(segment, issuer)
+                })
             }
             found => found,
         };
@@ -159,7 +163,7 @@ impl Graphs {
         let hash = self.by_shape.hasher().hash_one(&segment.shape);
         match self.seen.get(&hash) {
             Some(Seen::Refused) => false,
-            Some(Seen::Once) => segment.is_loaded(issuer.blas) && self.make_room(segment.len()),
+            Some(Seen::Once) => segment.is_loaded(issuer.blas) && self.may_have_room(segment.len()),
             None => {
                 if self.seen.len() >= SEEN_MAX {
                     self.seen.clear();
@@ -170,21 +174,30 @@ impl Graphs {
         }
     }
 
-    /// Whether there is room for so many nodes; graphs that are not used any more give way.
-    fn make_room(&mut self, nodes: usize) -> bool {
+    /// Graphs that were not launched for long, the oldest last.
+    fn unused(&self) -> Vec<usize> {
+        let used = |place: usize| self.graphs[place].as_ref().map(|graph| graph.used);
+        let mut unused: Vec<usize> = (0..self.graphs.len())
+            .filter(|place| used(*place).is_some_and(|at| at + UNUSED_MAX < self.segments))
+            .collect();
+        unused.sort_by_key(|place| std::cmp::Reverse(used(*place)));
+        unused
+    }
+
+    /// Whether there is room for so many nodes, also in the place of graphs that are not used any more.
+    fn may_have_room(&self, nodes: usize) -> bool {
+        let given_up: usize =
+            self.unused().iter().flat_map(|place| &self.graphs[*place]).map(|graph| graph.size).sum();
+        self.nodes + nodes <= NODES_MAX + given_up
+    }
+
+    /// Makes room for so many nodes, which there may be.
+    fn make_room(&mut self, nodes: usize) {
+        let mut unused = self.unused();
         while self.nodes + nodes > NODES_MAX {
-            let used = |place: usize| self.graphs[place].as_ref().map(|graph| graph.used);
-            let oldest = (0..self.graphs.len())
-                .filter(|place| used(*place).is_some())
-                .min_by_key(|place| used(*place));
-            let Some(oldest) =
-                oldest.filter(|place| used(*place).is_some_and(|at| at + UNUSED_MAX < self.segments))
-            else {
-                return false;
-            };
+            let Some(oldest) = unused.pop() else { break };
             self.remove(oldest);
         }
-        true
     }
 
     fn remove(&mut self, place: usize) {

@@ -45,7 +45,7 @@ pub struct BenchStepArgs {
     /// Steps that are timed
     #[arg(long, default_value_t = 5, value_name = "K")]
     pub steps: usize,
-    /// Steps before the first that is timed
+    /// Steps before the first that is timed; at least 3 on a GPU, whose graphs are made in the first steps
     #[arg(long, default_value_t = 1, value_name = "W")]
     pub warmup: usize,
     /// Print figures as JSON

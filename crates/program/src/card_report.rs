@@ -108,7 +108,7 @@ pub struct Kernels {
     /// Bytes of the card that the driver has taken for this process (and other programs for themselves).
     driver_bytes: u64,
     /// As many graphs as a device keeps; None where they are switched off.
-    graphs: Option<GraphFigures>,
+    graphs: Option<Result<GraphFigures, String>>,
 }
 
 impl Kernels {
@@ -128,7 +128,8 @@ impl Kernels {
         let failed = groups.iter().flat_map(|(_, cases)| cases).any(|case| case.fault.is_some());
         let rates = if failed { Vec::new() } else { rates::measure(&bench, sizes)? };
         let driver_bytes = bench.other_bytes()?;
-        let graphs = options.graphs.then(|| graphs::measure(&bench)).transpose()?;
+        let graphs =
+            (options.graphs && !failed).then(|| graphs::measure(&bench).map_err(|error| error.to_string()));
         let nccl = link_of_one_rank(&options, kernels);
         let nccl = nccl.map_err(|error| error.to_string()).transpose();
         Ok(Kernels { groups, rates, limits, nccl, driver_bytes, graphs })
@@ -139,7 +140,8 @@ impl Kernels {
         let cases = cases
             .filter_map(|(group, case)| Some(format!("{group}: {}: {}", case.name, case.fault.as_ref()?)));
         let link = self.nccl.as_ref().and_then(|tried| tried.as_ref().err().cloned());
-        cases.chain(link).collect()
+        let graphs = self.graphs.as_ref().and_then(|measured| measured.as_ref().err());
+        cases.chain(link).chain(graphs.map(|error| format!("graphs: {error}"))).collect()
     }
 
     /// For people.
@@ -176,9 +178,9 @@ impl Kernels {
             "memory of the card for the driver's context, kernels and libraries: {used} (the plan allows {}, with graphs)\n",
             bytes(CONTEXT_BYTES)
         ));
-        if let Some(GraphFigures { graphs, nodes, bytes: taken }) = self.graphs {
+        if let Some(Ok(GraphFigures { graphs, nodes, bytes: taken })) = self.graphs {
             text.push_str(&format!(
-                "{graphs} graphs of {nodes} launches, as many as are kept, take {} of it\n",
+                "{graphs} graphs of {nodes} launches, as many as are kept, take {} more\n",
                 bytes(taken)
             ));
         }
@@ -217,7 +219,7 @@ impl Kernels {
                 "version": tried.as_ref().ok().map(|version| nccl_version(*version)), "error": tried.as_ref().err(),
             })),
             "rates": self.rates.iter().map(rate).collect::<Vec<_>>(), "driver_bytes": self.driver_bytes,
-            "graphs": self.graphs.map(|found| json!({ "graphs": found.graphs, "launches": found.nodes, "bytes": found.bytes })),
+            "graphs": self.graphs.as_ref().and_then(|measured| measured.as_ref().ok()).map(|found| json!({ "graphs": found.graphs, "launches": found.nodes, "bytes": found.bytes })),
         })
     }
 

@@ -169,6 +169,12 @@ impl Environment {
             let here = if self.has.isa < Isa::detect() { "a host of this job" } else { "this processor" };
             return Some(format!("{here} has at most {}", self.has.isa.name()));
         }
+        if set.tiles.is_some() && Isa::detect() < Isa::Avx512Bf16 {
+            let isa = Isa::Avx512Bf16.name();
+            return Some(format!(
+                "attention on tile registers needs {isa}, which this processor does not have"
+            ));
+        }
         let lacks_tiles = set.tiles == Some(TileUnit::Amx) && self.has.tiles != set.tiles;
         lacks_tiles.then(|| match tiles::amx() {
             Err(why) => why.to_string(),
@@ -210,7 +216,7 @@ impl Environment {
 
     /// What the launcher of this host says of its kernels to that of host 0.
     pub fn to_host_kernels(self) -> HostKernels {
-        HostKernels { uses: self.uses.into(), has: self.has.into() }
+        HostKernels { uses: self.uses.into(), has: self.has.into(), is_chosen: self.is_chosen }
     }
 
     /// The same for a job of several hosts: with the fastest kernels that all of them have and nobody's environment excludes.
@@ -218,6 +224,7 @@ impl Environment {
         hosts.fold(self, |own, host| Environment {
             uses: host.uses.set().map_or(own.uses, |uses| own.uses.that_both_have(uses)),
             has: host.has.set().map_or(own.has, |has| own.has.that_both_have(has)),
+            is_chosen: own.is_chosen || host.is_chosen,
             ..own
         })
     }
@@ -230,7 +237,7 @@ impl Environment {
                  registers (AMX), which are faster"
             )),
             (None, Ok(())) => Some(format!(
-                "by the kernels {}, because the run keeps them or another host has no others; those of bf16 would be faster on \
+                "by the kernels {}, because the run keeps them or another host has no tile registers; those of bf16 would be faster on \
                  the tile registers (AMX)",
                 self.uses.name()
             )),

@@ -41,9 +41,20 @@ impl Budget {
     /// Bytes that the largest rank needs, or all ranks together.
     fn needed(&self, planned: &Planned) -> u64 {
         match self {
-            Budget::Device(_) | Budget::Card(_) | Budget::Rank(_) => planned.needed_by_one(self.need()),
+            Budget::Device(_) | Budget::Card(_) | Budget::Rank(_) => {
+                planned.needed_by_one(self.need()) + self.between_hosts(planned)
+            }
             Budget::Machine(_) => planned.needed_bytes(),
         }
+    }
+
+    /// Bytes of the budget that the largest rank keeps to exchange data with other hosts.
+    fn between_hosts(&self, planned: &Planned) -> u64 {
+        let is_of_host = match self {
+            Budget::Device(_) | Budget::Card(_) => planned.plan.spec.host_addressable,
+            Budget::Rank(_) | Budget::Machine(_) => true,
+        };
+        planned.between_hosts_bytes().filter(|_| is_of_host).unwrap_or(0)
     }
 
     /// The bytes of a rank that count.
@@ -75,7 +86,7 @@ impl Budget {
     fn needed_with(&self, planned: &Planned, change: impl FnOnce(&mut RunConfig)) -> Result<u64> {
         match self {
             Budget::Device(_) | Budget::Card(_) | Budget::Rank(_) => {
-                planned.needed_by_one_with(change, self.need())
+                Ok(planned.needed_by_one_with(change, self.need())? + self.between_hosts(planned))
             }
             Budget::Machine(_) => Ok(planned.with(change)?.needed_bytes()),
         }

@@ -11,6 +11,9 @@ pub struct HostKernels {
     pub uses: KernelChoice,
     /// The best that its processor has.
     pub has: KernelChoice,
+    /// Whether its environment chose them.
+    #[serde(default)]
+    pub is_chosen: bool,
 }
 
 impl HostKernels {

@@ -2,7 +2,7 @@
 
 use phalanx_launch::HostInfo;
 use phalanx_train::RunConfig;
-use phalanx_train::config::{KernelChoice, KernelSet};
+use phalanx_train::config::{DeviceKind, KernelChoice, KernelSet};
 
 use crate::environment::Environment;
 use crate::host_kernels::HostKernels;
@@ -32,8 +32,9 @@ pub fn on_hosts(own: Environment, hosts: &[HostInfo]) -> (Environment, Option<St
     let all = shared.kernels().name();
     let line = (!differing.is_empty()).then(|| {
         format!(
-            "all ranks compute with the kernels {all}, which the processors of all hosts have, so that their results agree; by \
-             themselves, others would be used by {}",
+            "all ranks compute with the kernels {all}, or those that the run has recorded, so that their results agree: the \
+             processors of all hosts have them, and PHALANX_ISA of no host excludes them; by themselves, others would be used by \
+             {}",
             differing.join(", ")
         )
     });
@@ -64,10 +65,12 @@ pub fn keep(
     if now != was && asked == KernelChoice::Set(was) {
         given.leave_out(KEY);
     }
+    // Cards have kernels of their own.
+    let place = if before.device.kind == DeviceKind::Cuda { "on the processor, " } else { "" };
     changed(was, now).then(|| {
         format!(
-            "the run has computed with the kernels {} and computes with {} from here on, {why}: its bits may differ from those \
-             of an undisturbed run",
+            "{place}the run has computed with the kernels {} and computes with {} from here on, {why}: its bits may differ from \
+             those of an undisturbed run",
             was.name(),
             now.name()
         )

@@ -102,7 +102,8 @@ impl Planned {
     /// An invalid configuration.
     pub fn with(&self, change: impl FnOnce(&mut RunConfig)) -> Result<Planned> {
         let (config, evaluated) = self.changed(change)?;
-        Planned::by(RunPlan::without_offsets, config, Arc::clone(&self.plan.spec.model), evaluated)
+        let model = Arc::clone(&self.plan.spec.model);
+        Ok(Planned::by(RunPlan::without_offsets, config, model, evaluated)?.across(self.across.clone()))
     }
 
     /// The most that a rank needs, of what `need` counts, in another run, whose configuration differs in what `change` does.

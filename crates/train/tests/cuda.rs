@@ -176,7 +176,9 @@ fn the_order_of_streams_changes_no_bit() {
 /// Runs with graphs and without, which have the same bits; the latter.
 fn check_graphs(what: &str, model: &Gpt2, config: &RunConfig, steps: &Steps) -> Ran {
     let with = on_cards(model, config, steps);
+    assert!(devices::graphs_launched() > 0, "{what}: no graph was launched");
     let without = devices::on_cards_without_graphs(|| rig::run(model, config, steps));
+    assert_eq!(devices::graphs_launched(), 0, "{what}");
     assert_eq!(with.skipped, without.skipped, "{what}");
     check_same(what, &without, &with);
     without

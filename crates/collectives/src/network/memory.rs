@@ -68,14 +68,18 @@ fn sums_bytes(layout: &Layout, group: &GroupSums) -> usize {
     if group.elements == 0 || layout.lane.is_none() {
         return 0;
     }
-    // Smaller sums may go by an algorithm that needs more.
-    let by = |lane_bytes: usize| group.elements.min(lane_bytes / group.dtype.bytes() * layout.lanes);
-    let counts = [group.elements, by(SMALL_BYTES), by(HALVING_BYTES)];
+    // A group may sum bf16 or f16 as well, of which more elements go by the algorithms for few bytes.
+    let narrow = if group.dtype == DType::F32 { DType::BF16 } else { group.dtype };
     let ops = [CollectiveOp::AllReduce, CollectiveOp::ReduceScatter, CollectiveOp::Reduce];
     let (mut lines, mut own_lines) = (0, 0);
-    for (count, op) in counts.into_iter().flat_map(|count| ops.map(|op| (count, op))) {
-        let chunks = chunks_of(layout, group.dtype, op, count);
-        (lines, own_lines) = (lines.max(chunks.lines), own_lines.max(chunks.own_lines));
+    for dtype in [group.dtype, narrow] {
+        // Smaller sums may go by an algorithm that needs more.
+        let by = |lane_bytes: usize| group.elements.min(lane_bytes / dtype.bytes() * layout.lanes);
+        let counts = [group.elements, by(SMALL_BYTES), by(HALVING_BYTES)];
+        for (count, op) in counts.into_iter().flat_map(|count| ops.map(|op| (count, op))) {
+            let chunks = chunks_of(layout, dtype, op, count);
+            (lines, own_lines) = (lines.max(chunks.lines), own_lines.max(chunks.own_lines));
+        }
     }
     (2 * lines + own_lines) * Staging::lines_bytes()
 }

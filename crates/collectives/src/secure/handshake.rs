@@ -141,6 +141,8 @@ impl Handshake {
                 Ok(bytes) => self.incoming.extend_from_slice(&buffer[..bytes]),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                // A peer that refuses closes at once.
+                Err(error) if error.kind() == ErrorKind::ConnectionReset => return Err(closed()),
                 Err(error) => return Err(error),
             }
         }

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Barrier, Mutex};
 use std::thread::ThreadId;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use phalanx_cpu::pool::Pool;
 
@@ -43,7 +43,15 @@ fn a_panic_comes_back_and_the_pool_lives_on() {
         if threads > 1 {
             assert_eq!(done.load(Ordering::Relaxed), 99);
         }
-        pool.run(10, &|_| ());
+        // Tasks that wait for each other need a thread each.
+        let (started, limit) = (AtomicUsize::new(0), Instant::now() + Duration::from_secs(20));
+        pool.run(threads, &|_| {
+            started.fetch_add(1, Ordering::SeqCst);
+            while started.load(Ordering::SeqCst) < threads {
+                assert!(Instant::now() < limit, "only one thread computes");
+                std::thread::yield_now();
+            }
+        });
     }
 }
 

@@ -80,11 +80,13 @@ entry_points! {
     cuStreamGetCaptureInfo_v2(
         stream: usize, status: *mut c_int, id: *mut u64, graph: *mut usize, nodes: *mut *const usize, count: *mut usize,
     ) call_in_context |driver| {
+        let handle = stream;
         let stream = driver.stream(stream)?;
         let captured = driver.queues.captured(stream);
         put(status, if captured.is_some() { CAPTURED } else { NOT_CAPTURED })?;
         let Some((number, last)) = captured else { return Ok(()) };
-        driver.captured = last;
+        let (place, length) = (last.as_ptr(), last.len());
+        driver.captured.insert(handle, last);
         if !id.is_null() {
             put(id, number as u64 + 1)?;
         }
@@ -92,9 +94,9 @@ entry_points! {
             put(graph, 0)?;
         }
         if !nodes.is_null() {
-            put(nodes, driver.captured.as_ptr())?;
+            put(nodes, place)?;
         }
-        if count.is_null() { Ok(()) } else { put(count, driver.captured.len()) }
+        if count.is_null() { Ok(()) } else { put(count, length) }
     }
 
     /// Gives a node of a graph that is ready another launch, for launches of the graph that come later.

@@ -62,8 +62,8 @@ pub struct Driver {
     events: Handles<Event>,
     graphs: Handles<Graph>,
     ready_graphs: Handles<Arc<ReadyGraph>>,
-    /// What the last question about a capture was answered with: handles of nodes.
-    captured: Vec<usize>,
+    /// What the last question about the capture of each stream was answered with: handles of nodes.
+    captured: HashMap<usize, Vec<usize>>,
     /// Pinned host memory: address to size.
     pinned: BTreeMap<usize, usize>,
     /// Memory of `cuMemCreate` by handle.
@@ -95,7 +95,7 @@ impl Driver {
             events: Handles::new(0x3_0000_0000),
             graphs: Handles::new(0x4_0000_0000),
             ready_graphs: Handles::new(0x5_0000_0000),
-            captured: Vec::new(),
+            captured: HashMap::new(),
             pinned: BTreeMap::new(),
             physical: HashMap::new(),
             next_physical: 1,

@@ -23,7 +23,7 @@ const ELEMENTS: usize = 64;
 /// Makes as many graphs as a device keeps, and measures them. It made none before, or few.
 ///
 /// # Errors
-/// The driver's, and the device's failure.
+/// The driver's, the device's failure, and a device that makes fewer graphs.
 pub fn measure(bench: &Bench) -> Result<GraphFigures, Error> {
     let graphs = NODES_MAX / STEPS_FULL;
     let before = bench.other_bytes()?;
@@ -31,6 +31,15 @@ pub fn measure(bench: &Bench) -> Result<GraphFigures, Error> {
         fill_in_pieces(bench.card(), graphs, value)?;
     }
     let bytes = bench.other_bytes()?.saturating_sub(before);
+    let launched = bench.launches().graphs;
+    fill_in_pieces(bench.card(), graphs, 3.0)?;
+    let launched = bench.launches().graphs - launched;
+    // Checks that ran before may have left some.
+    if launched < graphs as u64 / 2 {
+        return Err(Error::Unsupported(format!(
+            "{launched} of {graphs} segments of launches were graphs: the driver makes none of them"
+        )));
+    }
     Ok(GraphFigures { graphs, nodes: graphs * STEPS_FULL, bytes })
 }
 

@@ -3,7 +3,7 @@
 use anyhow::{Context, Result, bail};
 use phalanx_bench::steps::StepFigures;
 use phalanx_bench::steps_report::StepReport;
-use phalanx_train::config::Updates;
+use phalanx_train::config::{DeviceKind, Updates};
 use serde_json::json;
 
 use crate::bench;
@@ -45,7 +45,7 @@ pub fn bench_step(args: &BenchStepArgs, environment: Environment) -> Result<()> 
     let task = BenchStepTask {
         config: planned.config.clone(),
         model: planned.plan.spec.model.to_config(),
-        warmup: args.warmup,
+        warmup: warmup(args, &planned),
         steps: args.steps,
     };
     let world = planned.plan.spec.world_size();
@@ -62,8 +62,17 @@ pub fn bench_step(args: &BenchStepArgs, environment: Environment) -> Result<()> 
     show(args, &planned, &ranks)
 }
 
+/// Steps of a card in which its graphs are made.
+const WARMUP_OF_CARDS: usize = 3;
+
+/// Steps before the first that is timed. In the first steps on a card, its graphs are made.
+fn warmup(args: &BenchStepArgs, planned: &Planned) -> usize {
+    let of_card = if planned.config.device.kind == DeviceKind::Cuda { WARMUP_OF_CARDS } else { 0 };
+    args.warmup.max(of_card)
+}
+
 fn show(args: &BenchStepArgs, planned: &Planned, ranks: &[StepFigures]) -> Result<()> {
-    let report = StepReport::new(&planned.plan, ranks, args.warmup);
+    let report = StepReport::new(&planned.plan, ranks, warmup(args, planned));
     match args.json {
         true => {
             let mut figures = report.to_json();

@@ -154,6 +154,8 @@ impl Launcher for Processes<'_> {
         model: Arc<dyn Model>,
         counts: StepCounts,
     ) -> Result<(Spec, Vec<RankFigures>)> {
+        let mut config = config;
+        config.device.kernels = self.environment.kernels().into();
         let planned = Planned::new(ResolvedConfig::new(config)?, model, 0)?;
         crate::fit::check_memory(&planned)?;
         let spec = planned.plan.spec.clone();

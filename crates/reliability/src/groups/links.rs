@@ -92,6 +92,10 @@ fn strike(
             .or_else(|what| ended.wrong(&format!("(host {host}) {what}")))?;
         longest = longest.max(named.map(|at| at - struck));
     }
+    // Later, a run may have had all that it needs of the other hosts.
+    if fault.phase == Phase::Start && longest.is_none() {
+        ends[0].wrong("no host has noticed that the link is down")?;
+    }
     nothing_left(&started).or_else(|what| ends[0].wrong(&what))?;
     no_sockets(&network, fault.phase).or_else(|what| ends[0].wrong(&what))?;
     network.mend(fault.host, fault.cut)?;
@@ -187,8 +191,9 @@ fn no_sockets(network: &Network, phase: Phase) -> Result<(), String> {
     let start = Instant::now();
     loop {
         let lines = network.hosts().iter().enumerate().flat_map(|(host, namespace)| {
-            let table =
-                std::fs::read_to_string(format!("/proc/{}/net/tcp", namespace.pid())).unwrap_or_default();
+            let table = std::fs::read_to_string(format!("/proc/{}/net/tcp", namespace.pid()));
+            // A table that cannot be read counts as a socket that is left.
+            let table = table.unwrap_or_else(|error| format!("\n{error}"));
             table.lines().skip(1).map(|line| format!("host {host}: {}", line.trim())).collect::<Vec<_>>()
         });
         // The host's two words, then number, local address, remote address, state.

@@ -5,12 +5,12 @@
 //! card that the dynamic loader's `libcuda.so` drives, which may be the emulator, with NVRTC from the folder `PHALANX_NVRTC`;
 //! `cargo xtask cuda-emulator` does that for the tests that an emulator can run.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::path::Path;
 use std::sync::Arc;
 
 use phalanx_cpu::CpuFactory;
-use phalanx_cuda::CudaFactory;
+use phalanx_cuda::{CudaFactory, Made};
 use phalanx_simulated::{Options, SimulatedFactory};
 use phalanx_tensor::{DeviceFactory, DeviceRequest, Kernels};
 use phalanx_train::Spec;
@@ -21,6 +21,8 @@ const DEVICE: &str = "PHALANX_TEST_DEVICE";
 thread_local! {
     /// Whether runs that this thread starts are on cards, whatever the environment says.
     static ON_CARDS: Cell<bool> = const { Cell::new(false) };
+    /// What the devices of the last factory of cards have made.
+    static MADE: RefCell<Option<Arc<Made>>> = const { RefCell::new(None) };
     /// Whether cards launch what comes again as graphs.
     static GRAPHS: Cell<bool> = const { Cell::new(true) };
 }
@@ -92,7 +94,14 @@ pub fn cuda_with(options: phalanx_cuda::Options) -> CudaFactory {
         cache: option_env!("CARGO_TARGET_TMPDIR").map(|folder| Path::new(folder).join("phalanx/cuda")),
         ..options
     };
-    CudaFactory::new(options, kernels)
+    let factory = CudaFactory::new(options, kernels);
+    MADE.replace(Some(Arc::clone(factory.made())));
+    factory
+}
+
+/// Graphs that the devices of the factory which this thread has made last have launched.
+pub fn graphs_launched() -> u64 {
+    MADE.with_borrow(|made| made.as_ref().map_or(0, |made| made.launches().graphs))
 }
 
 /// The kernels of the processor.

@@ -28,10 +28,12 @@ impl Linked {
         let tunnel_address = |number| relay::tunnel_address(number).to_string();
         let network = Network::with_cables(hosts, "cable", tunnel_address)?;
         let relay = start_relay(network.bridge(), hosts, link)?;
-        for (number, host) in network.hosts().iter().enumerate() {
+        // Ends the relay also where a tunnel fails.
+        let linked = Linked { network, relay: Some(relay) };
+        for (number, host) in linked.network.hosts().iter().enumerate() {
             open_tunnel(number, host)?;
         }
-        Ok(Linked { network, relay: Some(relay) })
+        Ok(linked)
     }
 
     /// The namespace of host `number`.
