@@ -211,7 +211,9 @@ impl Cuda {
         match &mut apart {
             // SAFETY: the context is current; the caller of the backend keeps operands valid and ordered.
             Some(segment) => {
-                unsafe { segment.issue(self.issuer(of_driver), |_| Ok(())) }.map_err(|(error, ..)| error)?
+                // SAFETY: the context is current; the caller of the backend keeps operands valid and ordered.
+                let issued = unsafe { segment.issue(self.issuer(of_driver), |_| Ok(())) };
+                issued.map_err(|(error, ..)| error)?;
             }
             None if is_timed => self.flush_single(state),
             None if state.graphs.is_none() || state.segment.len() >= STEPS_FULL => self.flush(state),

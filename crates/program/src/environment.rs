@@ -225,7 +225,6 @@ impl Environment {
             uses: host.uses.set().map_or(own.uses, |uses| own.uses.that_both_have(uses)),
             has: host.has.set().map_or(own.has, |has| own.has.that_both_have(has)),
             is_chosen: own.is_chosen || host.is_chosen,
-            ..own
         })
     }
 
