@@ -167,12 +167,24 @@ struct Logits<'a, T> {
     blocks: Shards<'a, RowStatistics>,
 }
 
+/// Rows between the prefetch of the lines that exponentials are written to and their use. Rows are hundreds of KB apart,
+/// so the processor does not fetch the next one by itself.
+const ROWS_AHEAD: usize = 4;
+
 impl<T: Float> Logits<'_, T> {
     /// Processes a part of the product, which consists of whole blocks. Each chunk of `numbers` begins with a row.
     fn consume(&self, cpu: &Cpu, rows: Range<usize>, columns: Range<usize>, numbers: ChunksExact<f32>) {
         let count = self.columns.div_ceil(BLOCK);
         let mut buffer = [0f32; BLOCK];
-        for (row, numbers) in rows.zip(numbers) {
+        for (row, numbers) in rows.clone().zip(numbers) {
+            if let Some(exponentials) = self.exponentials.as_ref().filter(|_| row + ROWS_AHEAD < rows.end) {
+                let at = (row + ROWS_AHEAD) * self.stride;
+                prefetch_for_writing(
+                    cpu.isa,
+                    exponentials.base().wrapping_add(at + columns.start),
+                    columns.len(),
+                );
+            }
             for (start, mut numbers) in
                 columns.clone().step_by(BLOCK).zip(numbers[..columns.len()].chunks(BLOCK))
             {
@@ -324,6 +336,17 @@ impl LossRows<'_> {
             spread: (scale * smoothing / self.classes as f64) as f32,
             at_target: (scale * (1.0 - smoothing)) as f32,
         })
+    }
+}
+
+vectorized!(fn prefetch_for_writing<T: Float>(from: *mut T, count: usize) = prefetch_for_writing_body);
+/// Asks for the lines of `count` elements, which are going to be written.
+#[inline(always)]
+fn prefetch_for_writing_body<L: Lanes, T: Float>(from: *mut T, count: usize) {
+    const LINE: usize = 64;
+    for byte in (0..count * size_of::<T>() + LINE - 1).step_by(LINE) {
+        // SAFETY: compiled for L; a hint, for any address.
+        unsafe { L::prefetch_write(from.cast::<u8>().wrapping_add(byte).cast()) };
     }
 }
 

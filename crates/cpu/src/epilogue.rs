@@ -109,9 +109,11 @@ impl Target {
     pub(crate) fn prefetch<L: Lanes>(&self, rows: usize, width: usize) {
         const LINE: usize = 64;
         for r in 0..rows {
-            for byte in (0..width * self.to.dtype.bytes()).step_by(LINE) {
-                // SAFETY: a hint, for any address.
-                unsafe { L::prefetch_write(self.to.at(r, 0).at.wrapping_add(byte + LINE - 4).cast()) };
+            for written in [self.to, self.pre].into_iter().filter(MatrixPointer::is_some) {
+                for byte in (0..width * written.dtype.bytes()).step_by(LINE) {
+                    // SAFETY: a hint, for any address.
+                    unsafe { L::prefetch_write(written.at(r, 0).at.wrapping_add(byte + LINE - 4).cast()) };
+                }
             }
             if self.add.is_some() && self.add.at != self.to.at {
                 for byte in (0..width * self.add.dtype.bytes()).step_by(LINE) {

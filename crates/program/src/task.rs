@@ -41,9 +41,9 @@ impl Task {
         }
     }
 
-    /// Whether each rank is bound to cores of its own, if there are enough.
+    /// Whether each rank is bound to cores of its own, if there are enough. Benches measure what training does by default.
     pub fn pin(&self) -> bool {
-        matches!(self, Task::Train(TrainTask { pin: true, .. }))
+        !matches!(self, Task::Train(TrainTask { pin: false, .. }))
     }
 
     /// Time that a rank waits for another, and for which it may be stalled.
