@@ -96,6 +96,8 @@ pub struct Spec {
     pub delayed_update: bool,
     /// Whether reduced gradients take the place of parameters, in chunks that lie in device memory with all their parts.
     pub gradients_in_place: bool,
+    /// Whether each chunk is updated within backward, as soon as its gradient is reduced.
+    pub update_in_backward: bool,
     /// The memory in which the inputs of Transformer blocks wait for backward.
     pub block_inputs: Memory,
     /// Whether each tensor-parallel rank keeps a part of the inputs that all of them have.
@@ -252,6 +254,7 @@ impl Spec {
             updates_on_host: config.memory.update != UpdateOn::Device,
             delayed_update: config.memory.delayed_update,
             gradients_in_place: config.memory.gradients_in_place,
+            update_in_backward: config.memory.update_in_backward,
             block_inputs: config.memory.activations.memory(),
             partition_activations: config.memory.partition_activations,
             disk: config.disk(),
