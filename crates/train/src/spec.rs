@@ -214,20 +214,19 @@ impl Spec {
     ) -> Result<(Spec, Network), SpecError> {
         config.check()?;
         let model = model.dropping(dropouts(config));
-        let checkpointing = checkpointing(config);
+        let (seq, checkpointing) = (config.model.seq, checkpointing(config));
         let network = model.network(&TensorParallel::solo(), checkpointing);
         let (mesh, schedule, placement) = (config.mesh()?, config.schedule()?, config.placement_rule()?);
         config.check_model_on(mesh, &model.shape())?;
         config.check_work(mesh, &model.shape(), network.elements() as u64, evaluated)?;
         let chunk_size = chunk_size(config, model.shape().hidden);
         let layout = lay_out(&sizes(&network), mesh.data as u64, &chunk_size)?;
-        let (seq, linked) = (config.model.seq, config.device.is_linked());
         let evaluation_batches = evaluated / (config.micro_batch_size() * mesh.data);
         let targets_per_sequence = targets_per_sequence(&*model, seq);
         let evaluation = forward_only(&schedule, evaluation_batches);
         let spec = Spec {
             host_addressable: config.device.kind.is_processor(),
-            linked,
+            linked: config.device.is_linked(),
             beside_plan: None,
             seq,
             targets_per_sequence,

@@ -4,7 +4,7 @@ use phalanx_collectives::Pending;
 use phalanx_plan::{Precision, Stage};
 use phalanx_tensor::{Memory, Tensor, ViewMut};
 
-use super::in_backward::is_updated_in_backward;
+use super::order::is_updated_in_backward;
 use super::residence::ChunkResidence;
 use super::{Map, Options, update};
 use crate::tiles::Arriving;

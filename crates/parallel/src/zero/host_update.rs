@@ -18,8 +18,7 @@ use phalanx_tensor::{
 
 use super::states::Role;
 use super::update::{Step, stepped};
-use super::visiting::AHEAD;
-use super::visits::{Tile, Window};
+use super::visits::{AHEAD, Tile, Window};
 use super::{Map, Zero};
 
 /// A part of a tile, in host memory during its update.

@@ -12,65 +12,13 @@
 use std::collections::VecDeque;
 
 use phalanx_collectives::CollectiveError;
-use phalanx_tensor::{Category, DType, Memory, PendingCopy, Tensor};
+use phalanx_tensor::{Category, DType, PendingCopy, Tensor};
 
+use super::Zero;
 use super::gradient_buffers::{Chunk, GradientBuffers, GradientPlace};
 use super::gradients::GradientChunks;
 use super::host_update::HostUpdate;
 use super::update::{Step, stepped};
-use super::visiting::{AHEAD, BEHIND};
-use super::visits::Window;
-use super::{Map, Options, Zero};
-
-/// Whether a chunk is updated within backward.
-pub(super) fn is_updated_in_backward(map: &Map, options: &Options, c: usize) -> bool {
-    options.update_in_backward && map.is_summed_over_data_alone(c)
-}
-
-/// # Panics
-/// With options that need all gradients before the first update, or gradients after it.
-pub(super) fn assert_possible(options: &Options) {
-    let keeps = options.residence.described().any(|lies| lies.gradients != Memory::Device);
-    let contradicts =
-        options.micro_batches > 1 || options.delayed_update || options.gradients_in_place || keeps;
-    assert!(!(options.update_in_backward && contradicts), "no updates within backward: {options:?}");
-}
-
-/// The order in which the chunks of a stage are updated.
-pub(super) struct UpdateOrder {
-    pub(super) chunks: Vec<usize>,
-    /// How many of them are updated within backward; they come first.
-    within: usize,
-    /// After how many blocks of backward some are.
-    pauses: usize,
-}
-
-impl UpdateOrder {
-    /// Ascending; within backward, in the order in which its blocks, from the last to the first, complete the chunks.
-    pub(super) fn new(map: &Map, options: &Options) -> UpdateOrder {
-        let mut awaited = vec![0; map.chunk_count()];
-        map.chunks.iter().flatten().for_each(|c| awaited[*c] += 1);
-        let (mut chunks, mut pauses) = (Vec::new(), 0);
-        for block in map.chunks.iter().rev() {
-            block.iter().for_each(|c| awaited[*c] -= 1);
-            let completed = block.iter().copied().filter(|c| awaited[*c] == 0);
-            let before = chunks.len();
-            chunks.extend(completed.filter(|c| is_updated_in_backward(map, options, *c)));
-            pauses += usize::from(chunks.len() > before);
-        }
-        let within = chunks.len();
-        let rest: Vec<usize> = (0..map.chunk_count()).filter(|c| !chunks.contains(c)).collect();
-        chunks.extend(rest);
-        UpdateOrder { chunks, within, pauses }
-    }
-
-    /// How many of `tiles` are on their way beside the one that is updated. Within backward, the kernels of a block run between
-    /// updates: beside them, what a block's chunks have on average is read and written.
-    pub(super) fn window(&self, tiles: usize) -> Window {
-        let between = if self.within == 0 { 0 } else { tiles.div_ceil(self.pauses.max(1)) };
-        Window { ahead: between.max(AHEAD), behind: between.max(BEHIND) }
-    }
-}
 
 /// A parameter whose summed gradient is not finite on this rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -142,7 +90,8 @@ impl Zero {
     pub fn finish_updates(&mut self, applies: bool) -> Result<Option<NotFinite>, CollectiveError> {
         let Some(mut updates) = self.in_backward.take() else { return Ok(None) };
         updates.step.applies &= applies;
-        for c in self.order.chunks[self.order.within..].to_vec() {
+        let behind = self.order.chunks[self.order.within()..].to_vec();
+        for c in behind {
             self.update_chunk(c, updates.step, updates.factor.view(), updates.on_host.as_mut())?;
         }
         self.end_update(updates.on_host)?;

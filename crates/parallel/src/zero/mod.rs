@@ -20,6 +20,7 @@
 //! [`Zero::squares`] for the norm, and [`Zero::update`], which also publishes the parameters. Updates may also run within
 //! backward (`in_backward`).
 
+mod chunk_update;
 mod delayed;
 mod floats;
 mod gradient_buffers;
@@ -27,6 +28,7 @@ mod gradients;
 mod host_update;
 mod in_backward;
 mod in_place;
+mod order;
 mod parameters;
 mod prefetch;
 mod residence;
@@ -53,8 +55,9 @@ use phalanx_trace::PhaseName;
 use delayed::Delayed;
 use gradient_buffers::stored_elements;
 use gradients::{GradientChunks, Surroundings};
+use in_backward::InBackward;
 pub use in_backward::NotFinite;
-use in_backward::{InBackward, UpdateOrder};
+use order::UpdateOrder;
 use parameters::{ParameterChunks, Source};
 use prefetch::Prefetch;
 pub use residence::{ChunkResidence, Residence};
@@ -229,7 +232,7 @@ impl Zero {
                 || (options.micro_batches == 1 && options.precision.has_master() && accumulate == compute),
             "gradients cannot take the place of parameters: {options:?}"
         );
-        in_backward::assert_possible(&options);
+        order::assert_possible(&options);
         let map = Map::new(network, (answers, tied), layout, group.rank(), group.world_size());
         let parameters = ParameterChunks::new(device, &map, &options);
         let gradients = GradientChunks::new(device, &map, &options);

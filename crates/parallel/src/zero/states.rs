@@ -12,7 +12,7 @@ use phalanx_plan::Precision;
 use phalanx_tensor::{Category, DType, Device, DeviceError, Element, Memory, Tensor, View, ViewMut};
 
 use super::Options;
-use super::in_backward::UpdateOrder;
+use super::order::UpdateOrder;
 use super::residence::ChunkResidence;
 use super::visits::{Tile, Visits};
 use crate::tiles::{self, Arriving, Leaving};

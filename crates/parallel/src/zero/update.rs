@@ -8,7 +8,6 @@ use phalanx_plan::Stage;
 use phalanx_tensor::{DeviceError, Tensor, View};
 
 use super::floats::Numbers;
-use super::host_update::HostUpdate;
 use super::states::Updated;
 use super::visits::Tile;
 use super::{Map, Zero};
@@ -160,52 +159,6 @@ impl Zero {
         self.end_update(on_host)
     }
 
-    /// The first tiles begin to come.
-    pub(super) fn read_first_tiles(&mut self, on_host: Option<&mut HostUpdate>) {
-        if let Some(on_host) = on_host {
-            self.read_first_on_host(on_host);
-        }
-        self.states.begin();
-    }
-
-    /// Updates what this rank owns of a chunk. What lies elsewhere may still return.
-    pub(super) fn update_chunk(
-        &mut self,
-        c: usize,
-        step: Step,
-        factor: View,
-        on_host: Option<&mut HostUpdate>,
-    ) -> Result<(), CollectiveError> {
-        if self.states.parameters(c).is_some() {
-            self.parameters.assert_away(c);
-        }
-        let tiles = self.update_tiles(c).into_iter().enumerate();
-        match on_host.filter(|_| self.states.is_updated_on_host(c)) {
-            Some(on_host) => {
-                for (t, tile) in tiles {
-                    self.update_on_host(on_host, (c, t), tile, step)?;
-                }
-                Ok(())
-            }
-            None => {
-                for (t, tile) in tiles {
-                    self.states.enter((c, t))?;
-                    self.update_tile((c, t), tile, step, factor);
-                    self.states.leave()?;
-                }
-                self.publish_updated(c)
-            }
-        }
-    }
-
-    /// Waits until all tiles are in their places.
-    pub(super) fn end_update(&mut self, on_host: Option<HostUpdate>) -> Result<(), CollectiveError> {
-        if let Some(on_host) = on_host {
-            self.finish_on_host(on_host)?;
-        }
-        Ok(self.states.finish()?)
-    }
-
     /// Starts to send this rank's updated part of a chunk to the other ranks, where they have all of it.
     pub(super) fn publish_updated(&mut self, c: usize) -> Result<(), CollectiveError> {
         match self.options.stage {
@@ -218,7 +171,7 @@ impl Zero {
     }
 
     /// Updates elements `tile` of this rank's part of a chunk.
-    fn update_tile(&mut self, at: Tile, tile: Range<usize>, step: Step, factor: View) {
+    pub(super) fn update_tile(&mut self, at: Tile, tile: Range<usize>, step: Step, factor: View) {
         let Step { number, lr, applies } = step;
         if !applies {
             return;

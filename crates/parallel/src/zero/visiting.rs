@@ -4,15 +4,8 @@
 use phalanx_tensor::DeviceError;
 
 use super::states::{Role, States, is_in_reach};
-use super::visits::{Coming, Tile, Visitor};
+use super::visits::{AHEAD, Coming, Tile, Visitor};
 use crate::tiles::{self, Leaving};
-
-/// Tiles that arrive while the update works on an earlier one. Two keep a transfer waiting behind the one that runs, so
-/// that the stream does not idle between them.
-pub(super) const AHEAD: usize = 2;
-
-/// Tiles that return while the update works on a later one.
-pub(super) const BEHIND: usize = 2;
 
 impl States {
     /// An update begins: the first tiles start to arrive.

@@ -9,6 +9,13 @@ use crate::tiles::{Arriving, Leaving};
 /// A chunk and one of its tiles.
 pub(super) type Tile = (usize, usize);
 
+/// Tiles that arrive while the update works on an earlier one. Two keep a transfer waiting behind the one that runs, so
+/// that the stream does not idle between them.
+pub(super) const AHEAD: usize = 2;
+
+/// Tiles that return while the update works on a later one.
+pub(super) const BEHIND: usize = 2;
+
 /// How many tiles an update keeps on their way beside the one that it works on.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Window {
