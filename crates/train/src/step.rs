@@ -100,6 +100,7 @@ impl Rank {
             self.not_finite = self.not_finite.or(found);
         }
         if let Some(found) = self.not_finite.filter(|_| applies) {
+            self.updated_in_part = self.updated_in_part.or(Some(number));
             let name = &self.outline.parameters[found.parameter];
             let reason = format!(
                 "the gradient of {name} is not finite on this rank alone, and memory.update_in_backward has updated others: the \
