@@ -192,6 +192,8 @@ fn the_states_of_the_next_chunk_come_while_backward_computes() {
     let (model, _) = rig::golden_config();
     let mut config = config(1, 3, POLICIES[1].1);
     (config.memory.optimizer, config.memory.update) = (Tier::Host, UpdateOn::Device);
+    // Several tiles in each chunk.
+    config.memory.buffer_mb = 1.0 / 64.0;
     let machine: Machine = serde_json::from_value(serde_json::json!({
         "name": "test", "memory_bytes": 1, "host_bytes": 1, "memory_gb_per_s": 1.0, "host_gb_per_s": 1.0,
         "copy": { "latency_us": 0.0, "gb_per_s": 1.0 }, "tflops": { "f32": 0.01, "bf16": 0.01 },
