@@ -103,6 +103,7 @@ fn stage(device: &Device, tensor: &TensorParallel) -> Stage {
         updates_on_host: true,
         delayed_update: false,
         gradients_in_place: false,
+        update_in_backward: false,
     };
     let mut zero = Zero::new(device, Arc::new(Solo::new("data")), &network, held, options, &BTreeMap::new());
     zero.begin(PhaseName::Step);

@@ -12,6 +12,7 @@ use phalanx_collectives::CollectiveError;
 use phalanx_optim::LossScaling;
 use phalanx_optim::loss_scale::{Dynamic, STATIC_PATIENCE};
 use phalanx_parallel::Seen;
+use phalanx_parallel::zero::NotFinite;
 use phalanx_tensor::{Category, DType, Device, DeviceError, Tensor, View};
 use phalanx_trace::PhaseName;
 
@@ -135,6 +136,11 @@ impl Rank {
         let first = self.diagnose(number, batch, loss_scale.unwrap_or(1.0))?;
         let in_sum = first.as_ref().is_some_and(|first| first.in_sum);
         let advice = match self.spec.loss_scaling {
+            _ if self.spec.update_in_backward => {
+                "lower optimizer.lr or raise schedule.warmup; without memory.update_in_backward, a run names the first tensor \
+                 that is not finite, and can clip gradients (optimizer.clip)"
+                    .to_string()
+            }
             LossScaling::Off if in_sum && self.spec.precision.communicate == DType::F16 => {
                 "the sum over ranks exceeds f16: set precision.communicate to \"bf16\" or \"f32\"".to_string()
             }
@@ -149,12 +155,14 @@ impl Rank {
             ),
         };
         let step = number;
-        let error = NonFinite { step, first, loss, grad_norm, loss_scale, lr, advice };
+        let in_part = self.spec.update_in_backward;
+        let error = NonFinite { step, first, loss, grad_norm, loss_scale, lr, in_part, advice };
         Ok(RunError::NonFinite(Box::new(error)))
     }
 
     /// Runs the micro-batches of step `number` again and finds the first tensor that is not finite; the
-    /// same answer on all ranks.
+    /// same answer on all ranks. With updates within backward, the parameters of the step are gone, and the first gradient that
+    /// stopped them is named.
     ///
     /// # Errors
     /// When a collective fails.
@@ -165,6 +173,9 @@ impl Rank {
         loss_scale: f32,
     ) -> Result<Option<Found>, CollectiveError> {
         let device = self.device.clone();
+        if self.spec.update_in_backward {
+            return device.try_phase(PhaseName::Diagnose, || self.found_in_backward());
+        }
         device.try_phase(PhaseName::Diagnose, || {
             let mut count = self.count.take().expect("taken only here, and put back below");
             let outline = Arc::clone(&self.outline);
@@ -195,6 +206,20 @@ impl Rank {
                 Found { tensor: self.describe(place), rank, count, elements, in_sum }
             }))
         })
+    }
+
+    /// The gradient that stopped the updates within backward of the last step: of all ranks, that of the last parameter, since
+    /// backward comes to it first.
+    fn found_in_backward(&mut self) -> Result<Option<Found>, CollectiveError> {
+        let last = self.outline.parameters.len() as f64;
+        let told = |own: &NotFinite| [last - own.parameter as f64, own.count as f64, own.elements as f64];
+        let found = self.not_finite.as_ref().map_or([f64::INFINITY, 0.0, 0.0], told);
+        let first = self.first_of_all(found)?;
+        Ok(first.map(|(rank, [from_last, count, elements])| {
+            let name = &self.outline.parameters[(last - from_last) as usize];
+            let (count, elements) = (count as u64, elements as u64);
+            Found { tensor: format!("gradient of {name}"), rank, count, elements, in_sum: false }
+        }))
     }
 
     /// The first tensor found by any rank, and the lowest rank that found it.

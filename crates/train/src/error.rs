@@ -102,6 +102,15 @@ pub enum RunError {
         /// The parameter.
         name: String,
     },
+    /// Updates within backward were stopped in the middle of a step.
+    #[error(
+        "nothing was saved: memory.update_in_backward has updated some parameters of step {step} and not the others; older \
+         checkpoints are complete"
+    )]
+    UpdatedInPart {
+        /// The step.
+        step: u64,
+    },
     /// The loss or the gradient norm is not finite, on all ranks.
     #[error("{0}")]
     NonFinite(Box<NonFinite>),

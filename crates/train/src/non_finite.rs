@@ -15,6 +15,8 @@ pub struct NonFinite {
     pub loss_scale: Option<f32>,
     /// Learning rate of the step.
     pub lr: f64,
+    /// Whether updates within backward have changed parameters before it was found: their state is not saved.
+    pub in_part: bool,
     /// What the user can do.
     pub advice: String,
 }
@@ -36,21 +38,33 @@ pub struct Found {
 
 impl std::fmt::Display for NonFinite {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let NonFinite { step, first, loss, grad_norm, loss_scale, lr, advice } = self;
+        let NonFinite { step, first, loss, grad_norm, loss_scale, lr, in_part, advice } = self;
         match first {
             Some(Found { tensor, rank, count, elements, .. }) => write!(
                 f,
-                "step {step}: {tensor} on rank {rank} is not finite ({} of {} elements), the first of the step",
+                "step {step}: {tensor} on rank {rank} is not finite ({} of {} elements), the first {}",
                 grouped(*count),
-                grouped(*elements)
+                grouped(*elements),
+                if *in_part { "that an update within backward has met" } else { "of the step" }
+            )?,
+            None if *in_part => write!(
+                f,
+                "step {step}: every gradient is finite, but the loss is not, or the gradient norm exceeds f32"
             )?,
             None => write!(f, "step {step}: every tensor is finite, but the gradient norm exceeds f32")?,
         }
         let scale = loss_scale.map_or(String::new(), |scale| format!("loss scale {scale}, "));
+        let applied = match in_part {
+            false => "no rank applied this step",
+            true => {
+                "memory.update_in_backward had updated other parameters of this step before, so that nothing is saved, and the \
+                 last checkpoint stands"
+            }
+        };
         write!(
             f,
-            "; loss {loss}, gradient norm {grad_norm}, {scale}lr {lr:e}: training diverged, and no rank applied \
-             this step; {advice}, then start again or --resume"
+            "; loss {loss}, gradient norm {grad_norm}, {scale}lr {lr:e}: training diverged, and {applied}; {advice}, then \
+             start again or --resume"
         )
     }
 }

@@ -65,7 +65,9 @@ impl Spec {
             PlacementRule::Fractions(fractions) => {
                 for pipeline in 0..self.mesh.pipeline {
                     for chunks in stage_chunks(&self, first_rank(&self, pipeline), make_rank) {
-                        self.residence[chunks.index] = of_fractions(&chunks.elements, fractions);
+                        let keeps_gradients = !self.update_in_backward;
+                        self.residence[chunks.index] =
+                            of_fractions(&chunks.elements, fractions, keeps_gradients);
                     }
                 }
             }
@@ -106,11 +108,14 @@ fn stage_chunks(spec: &Spec, rank: usize, make_rank: &MakeRank) -> Vec<StageChun
 
 /// Memories by fractions of bytes, spread over the chunks: the bytes elsewhere differ from the fraction by half a chunk at
 /// most.
-fn of_fractions(elements: &[u64], fractions: Fractions) -> Residence {
+fn of_fractions(elements: &[u64], fractions: Fractions, keeps_gradients: bool) -> Residence {
     let Fractions { away, sharded, parameters, optimizer } = fractions;
     let memory = |leaves: bool| if leaves { away } else { Memory::Device };
     // Gradients go where the update of their chunk finds the states.
-    let of_chunk = |(parameters, optimizer)| ChunkResidence { parameters, gradients: optimizer, optimizer };
+    let of_chunk = |(parameters, optimizer)| {
+        let gradients = if keeps_gradients { optimizer } else { Memory::Device };
+        ChunkResidence { parameters, gradients, optimizer }
+    };
     let chunks = spread(elements, parameters).zip(spread(elements, optimizer));
     let chunks = chunks.map(|(parameters, optimizer)| of_chunk((memory(parameters), memory(optimizer))));
     let whole = (0..).zip(spread(elements, sharded)).filter(|(_, sharded)| !sharded).map(|(chunk, _)| chunk);
@@ -175,8 +180,11 @@ impl<'a> Search<'a> {
             self.stages.iter().flat_map(of_stage).collect::<Vec<Move>>()
         };
         let optimizer = if states == 0 { Vec::new() } else { all(Part::Optimizer, 4 * states) };
-        let gradients = all(Part::Gradients, precision.accumulate.bytes() as u64);
-        let mut moves: Vec<Move> = if self.spec.micro_batches == 1 && states > 0 {
+        // An update within backward keeps none.
+        let keeps_gradients = !self.spec.update_in_backward;
+        let gradients = if keeps_gradients { precision.accumulate.bytes() as u64 } else { 0 };
+        let gradients = if gradients > 0 { all(Part::Gradients, gradients) } else { Vec::new() };
+        let mut moves: Vec<Move> = if keeps_gradients && self.spec.micro_batches == 1 && states > 0 {
             // Gradients are used as often as states, and the host updates a chunk where it finds both.
             gradients.into_iter().zip(optimizer).flat_map(|(gradients, states)| [gradients, states]).collect()
         } else {
@@ -396,7 +404,7 @@ mod tests {
             let fraction = f64::from(tenths) / 10.0;
             let fractions =
                 Fractions { away: Memory::Host, sharded: fraction, parameters: 0.0, optimizer: fraction };
-            let residence = of_fractions(&elements, fractions);
+            let residence = of_fractions(&elements, fractions, true);
             let is_away = |chunk: usize| residence.of(chunk).optimizer == Memory::Host;
             let away: u64 =
                 (0..elements.len()).filter(|chunk| is_away(*chunk)).map(|chunk| elements[chunk]).sum();

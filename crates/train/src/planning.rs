@@ -373,7 +373,8 @@ impl RunPlan {
 fn textbook_of(spec: &Spec, parameters: u64) -> Textbook {
     let states = spec.optimizer.states().len() as u64;
     let textbook = textbook(parameters, spec.mesh.data as u64, spec.stage, spec.precision, states);
-    if spec.gradients_in_place { textbook.with_gradients_in_place() } else { textbook }
+    let keeps_none = spec.gradients_in_place || spec.update_in_backward;
+    if keeps_none { textbook.with_gradients_in_place() } else { textbook }
 }
 
 /// Bytes of parameters, gradients and optimizer states that the rank with most parameters has in device memory, by the

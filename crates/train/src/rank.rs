@@ -10,7 +10,7 @@ use phalanx_collectives::{CollectiveError, Group};
 use phalanx_layers::{Activation, Context, Network, ParameterSpec};
 use phalanx_optim::LossScale;
 use phalanx_parallel::pipeline::{Feed, Program, run};
-use phalanx_parallel::zero::Holding;
+use phalanx_parallel::zero::{Holding, NotFinite};
 use phalanx_parallel::{BlockInputs, GradientNorm, Options, Stage, Zero};
 use phalanx_plan::{Coordinates, ParameterSize};
 use phalanx_tensor::{Category, CrossEntropy, DType, Device, Shape, Tensor};
@@ -38,6 +38,10 @@ pub struct Rank {
     /// The count of a diagnosis, `[1]`. It is allocated for the whole run, so that a diagnosis needs no more memory
     /// than a step.
     pub(crate) count: Option<Tensor>,
+    /// The step of which updates within backward were stopped: the state is between two steps, and is not saved.
+    pub(crate) updated_in_part: Option<u64>,
+    /// The gradient because of which this rank has stopped to update within backward, in the last step.
+    pub(crate) not_finite: Option<NotFinite>,
 }
 
 /// The names of the whole model, so that a rank can name the tensors of other ranks.
@@ -124,6 +128,8 @@ impl Rank {
             skipped: 0,
             loss_scale: LossScale::new(spec.loss_scaling),
             count: Some(count),
+            updated_in_part: None,
+            not_finite: None,
             device,
             groups,
         }
@@ -272,6 +278,7 @@ impl Spec {
             updates_on_host: self.updates_on_host,
             delayed_update: self.delayed_update,
             gradients_in_place: self.gradients_in_place,
+            update_in_backward: self.update_in_backward,
         };
         let zero = Zero::new(device, Arc::clone(&groups.data), &network, held, options, orders);
         let parts = self.partition_activations.then(|| Arc::clone(&groups.tensor));

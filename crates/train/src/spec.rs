@@ -96,6 +96,8 @@ pub struct Spec {
     pub delayed_update: bool,
     /// Whether reduced gradients take the place of parameters, in chunks that lie in device memory with all their parts.
     pub gradients_in_place: bool,
+    /// Whether each chunk is updated within backward, as soon as its gradient is reduced.
+    pub update_in_backward: bool,
     /// The memory in which the inputs of Transformer blocks wait for backward.
     pub block_inputs: Memory,
     /// Whether each tensor-parallel rank keeps a part of the inputs that all of them have.
@@ -212,20 +214,19 @@ impl Spec {
     ) -> Result<(Spec, Network), SpecError> {
         config.check()?;
         let model = model.dropping(dropouts(config));
-        let checkpointing = checkpointing(config);
+        let (seq, checkpointing) = (config.model.seq, checkpointing(config));
         let network = model.network(&TensorParallel::solo(), checkpointing);
         let (mesh, schedule, placement) = (config.mesh()?, config.schedule()?, config.placement_rule()?);
         config.check_model_on(mesh, &model.shape())?;
         config.check_work(mesh, &model.shape(), network.elements() as u64, evaluated)?;
         let chunk_size = chunk_size(config, model.shape().hidden);
         let layout = lay_out(&sizes(&network), mesh.data as u64, &chunk_size)?;
-        let (seq, linked) = (config.model.seq, config.device.is_linked());
         let evaluation_batches = evaluated / (config.micro_batch_size() * mesh.data);
         let targets_per_sequence = targets_per_sequence(&*model, seq);
         let evaluation = forward_only(&schedule, evaluation_batches);
         let spec = Spec {
             host_addressable: config.device.kind.is_processor(),
-            linked,
+            linked: config.device.is_linked(),
             beside_plan: None,
             seq,
             targets_per_sequence,
@@ -252,6 +253,7 @@ impl Spec {
             updates_on_host: config.memory.update != UpdateOn::Device,
             delayed_update: config.memory.delayed_update,
             gradients_in_place: config.memory.gradients_in_place,
+            update_in_backward: config.memory.update_in_backward,
             block_inputs: config.memory.activations.memory(),
             partition_activations: config.memory.partition_activations,
             disk: config.disk(),

@@ -52,6 +52,7 @@ impl Rank {
         mut read: impl FnMut(&str, &ParameterSpec, &Stripe, Range<u64>, &mut [f32]) -> Result<(), RunError>,
     ) -> Result<(), RunError> {
         let device = self.device.clone();
+        self.updated_in_part = None;
         device.try_phase(PhaseName::Load, || {
             let mut window = device.host_window(WINDOW);
             for stage in &mut self.stages {
@@ -165,14 +166,17 @@ impl Rank {
     /// updates so far.
     ///
     /// # Errors
-    /// Disk full, folder unwritable, numbers that are not finite, here or on another rank. Older checkpoints
-    /// are untouched.
+    /// Disk full, folder unwritable, numbers that are not finite, here or on another rank; a step that was updated in part.
+    /// Older checkpoints are untouched.
     pub fn save_checkpoint(
         &mut self,
         checkpoints: &Path,
         step: u64,
         state: &Value,
     ) -> Result<PathBuf, RunError> {
+        if let Some(step) = self.updated_in_part {
+            return Err(RunError::UpdatedInPart { step });
+        }
         let mut state = state.clone();
         state[UPDATES] = json!(self.updates());
         saving::save_checkpoint(self, checkpoints, step, &state)

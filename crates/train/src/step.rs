@@ -35,7 +35,7 @@ impl Rank {
     /// the run after this step.
     ///
     /// Loss and norm are the same on all ranks and are read before the update: where they are not finite, no
-    /// rank updates anything.
+    /// rank updates anything. With updates within backward, a rank updates nothing from the first gradient on that is not finite.
     ///
     /// # Errors
     /// When a collective fails: a rank died, stalled or disagreed. [`RunError::NonFinite`] on all ranks when
@@ -45,6 +45,9 @@ impl Rank {
         let scale = self.loss_scale.scale();
         let lr = self.spec.schedule_of_rate.lr(self.applied);
         let done = device.try_phase(PhaseName::Step, || {
+            for stage in &mut self.stages {
+                stage.zero.begin_updates(self.applied + 1, lr as f32)?;
+            }
             let loss = self.gradients(number, batch, scale, None)?;
             let stop_requests = self.groups.world.all_reduce(self.stop_request(stop_requested));
             let loss = self.sum_of_replicas(loss)?;
@@ -56,7 +59,9 @@ impl Rank {
             let [loss, grad_norm, stop_requests] = device.fetch(numbers)?;
             let loss_scale = self.shown_loss_scale();
             let verdict = self.loss_scale.judge(loss.is_finite() && grad_norm.is_finite());
-            if verdict != Verdict::Apply {
+            if self.spec.update_in_backward {
+                self.finish_updates(number, verdict == Verdict::Apply)?;
+            } else if verdict != Verdict::Apply {
                 self.stages.iter_mut().for_each(|stage| stage.zero.restore_parameters());
                 device.leave_out_rest();
             } else {
@@ -83,6 +88,28 @@ impl Rank {
             Verdict::Stuck => return Err(self.stuck(number, batch, &outcome)?),
         }
         Ok(outcome)
+    }
+
+    /// Ends updates within backward. Where this rank has stopped them, its gradients are not finite and neither is their norm, so
+    /// that all ranks stop; `applies` says that none of them does.
+    fn finish_updates(&mut self, number: u64, applies: bool) -> Result<(), CollectiveError> {
+        self.updated_in_part = self.updated_in_part.or((!applies).then_some(number));
+        self.not_finite = None;
+        for stage in &mut self.stages {
+            let found = stage.zero.finish_updates(applies)?;
+            self.not_finite = self.not_finite.or(found);
+        }
+        if let Some(found) = self.not_finite.filter(|_| applies) {
+            self.updated_in_part = self.updated_in_part.or(Some(number));
+            let name = &self.outline.parameters[found.parameter];
+            let reason = format!(
+                "the gradient of {name} is not finite on this rank alone, and memory.update_in_backward has updated others: the \
+                 last checkpoint stands"
+            );
+            self.groups.world.abort(&reason);
+            return Err(CollectiveError::Aborted { rank: self.groups.world.rank(), reason });
+        }
+        Ok(())
     }
 
     /// Waits for gathers that may outlive the step, where they hold staging buffers: host memory belongs to its phase.

@@ -65,8 +65,14 @@ fn random(random: &mut SplitMix64) -> Option<(Gpt2, RunConfig)> {
 fn place(config: &mut RunConfig, numbers: &mut SplitMix64) {
     let mut pick = |count: usize| (numbers.next_u64() % count as u64) as usize;
     let mut tier = || [Tier::Device, Tier::Device, Tier::Host, Tier::Nvme][pick(4)];
-    let [parameters, gradients, optimizer] = [tier(), tier(), tier()];
+    let [parameters, mut gradients, optimizer] = [tier(), tier(), tier()];
     let micro_batches = config.micro_batches();
+    let can_update_early =
+        micro_batches == 1 && config.precision.compute != Float::F16 && !config.parallel.sequence_parallel;
+    let updates_early = can_update_early && pick(2) == 0;
+    if updates_early {
+        (gradients, config.optimizer.clip) = (Tier::Device, 0.0);
+    }
     let memory = &mut config.memory;
     (memory.gradients, memory.optimizer) = (gradients, optimizer);
     if config.parallel.zero == 3 {
@@ -81,7 +87,8 @@ fn place(config: &mut RunConfig, numbers: &mut SplitMix64) {
     let has_one_type =
         config.precision.compute != Float::F32 && config.precision.accumulate == config.precision.compute;
     let wanted = pick(2) == 0;
-    memory.gradients_in_place = wanted && is_here && has_one_type && micro_batches == 1;
+    memory.update_in_backward = updates_early;
+    memory.gradients_in_place = wanted && is_here && has_one_type && micro_batches == 1 && !updates_early;
     memory.delayed_update = [gradients, optimizer] == [Tier::Host; 2]
         && memory.parameters == Tier::Device
         && memory.update == UpdateOn::Auto

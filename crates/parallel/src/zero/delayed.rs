@@ -83,7 +83,7 @@ impl Zero {
             return Ok(());
         }
         if self.device.is_meta() {
-            self.begin_delayed(Step { number: 1, lr: 0.0 });
+            self.begin_delayed(Step { number: 1, lr: 0.0, applies: true });
         }
         self.finish_delayed()
     }

@@ -4,6 +4,7 @@ use phalanx_collectives::Pending;
 use phalanx_plan::{Precision, Stage};
 use phalanx_tensor::{Memory, Tensor, ViewMut};
 
+use super::order::is_updated_in_backward;
 use super::residence::ChunkResidence;
 use super::{Map, Options, update};
 use crate::tiles::Arriving;
@@ -43,12 +44,17 @@ pub(super) enum GradientPlace {
     Elsewhere,
     /// In the place of the chunk's parameters.
     Parameters,
+    /// Nowhere: the chunk is updated within backward, as soon as they are reduced, and their buffer is freed.
+    Update,
 }
 
 impl GradientPlace {
     /// Gradients take the place of parameters in chunks that lie in device memory with all their parts: a step that is
     /// skipped restores the parameters from the master weights there.
-    pub(super) fn of(options: &Options, c: usize) -> GradientPlace {
+    pub(super) fn of(map: &Map, options: &Options, c: usize) -> GradientPlace {
+        if is_updated_in_backward(map, options, c) {
+            return GradientPlace::Update;
+        }
         let lies = options.residence.of(c);
         match lies.gradients {
             Memory::Device if options.gradients_in_place && lies == ChunkResidence::DEVICE => {
@@ -76,7 +82,8 @@ pub(super) enum GradientBuffers {
     Shard(Tensor),
     /// A whole buffer that layers write, and this rank's shard of the sum.
     Both { whole: Tensor, shard: Tensor },
-    /// No buffer on the device: the sum so far is stored elsewhere, or lies in the place of parameters.
+    /// No buffer on the device: the sum so far is stored elsewhere, lies in the place of parameters, or was used by an update
+    /// within backward.
     Away,
     /// The whole buffer, in which micro-batches accumulate elsewhere, is on its way to the device.
     Coming(Box<Arriving>),

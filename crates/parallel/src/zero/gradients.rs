@@ -12,6 +12,9 @@
 //! chunk exists until its reduction, and the sum then overwrites the parameters, which nothing uses any more in the step. The
 //! update reads it there and writes the new parameters over it. So there is one micro-batch, and master weights.
 //!
+//! Gradients of chunks that are *updated within backward* (`in_backward`) have none either: the buffer of the whole chunk exists
+//! until that update.
+//!
 //! Gradients that stay in another memory than the device's are on the device from their first writer in a micro-batch
 //! to its end, or to their reduction: in place, the whole buffer then leaves and comes back for the next micro-batch; in the
 //! other kinds, the shard leaves after each reduction and comes back for the next one, and the whole is transient.
@@ -53,7 +56,7 @@ pub(super) struct Surroundings<'a> {
 pub(super) struct GradientChunks {
     buffering: GradientBuffering,
     /// For each chunk: where its gradients lie when they are reduced.
-    places: Vec<GradientPlace>,
+    pub(super) places: Vec<GradientPlace>,
     pub(super) stage: Stage,
     overlap: bool,
     precision: Precision,
@@ -69,13 +72,17 @@ pub(super) struct GradientChunks {
     micro_batches: usize,
     /// Chunks that are being reduced, oldest first.
     in_flight: VecDeque<usize>,
+    /// Largest number of them while backward goes on.
+    in_flight_max: usize,
+    /// Chunks that are reduced and whose update, within backward, has not begun; oldest first.
+    pub(super) reduced: VecDeque<usize>,
 }
 
 impl GradientChunks {
     pub(super) fn new(device: &Device, map: &Map, options: &Options) -> GradientChunks {
         let Options { stage, overlap, precision, .. } = *options;
         let buffering = GradientBuffering::of(map, options);
-        let place = |c: usize| GradientPlace::of(options, c);
+        let place = |c: usize| GradientPlace::of(map, options, c);
         let alloc =
             |elements| device.alloc(precision.accumulate, [elements], Category::Gradients, "gradient_chunk");
         let held = |c: usize| match buffering {
@@ -88,6 +95,9 @@ impl GradientChunks {
         };
         let mut writers = vec![0; map.chunk_count()];
         map.chunks.iter().flatten().for_each(|c| writers[*c] += 1);
+        // A single rank has nothing to wait for: its chunks are updated at once.
+        let is_alone = options.update_in_backward && map.world == 1;
+        let in_flight_max = if overlap && !is_alone { IN_FLIGHT } else { 0 };
         GradientChunks {
             buffering,
             places: (0..map.chunk_count()).map(place).collect(),
@@ -101,6 +111,8 @@ impl GradientChunks {
             done: vec![0; map.chunk_count()],
             micro_batches: options.micro_batches,
             in_flight: VecDeque::new(),
+            in_flight_max,
+            reduced: VecDeque::new(),
         }
     }
 
@@ -174,7 +186,7 @@ impl GradientChunks {
     /// The buffers of a chunk whose gradients stay elsewhere, for its next micro-batch.
     fn open_away(&self, cx: &mut Surroundings, c: usize) -> Result<GradientBuffers, CollectiveError> {
         let is_first = self.done[c] == 0;
-        if self.is_in_parameters(c) {
+        if matches!(self.places[c], GradientPlace::Parameters | GradientPlace::Update) {
             return Ok(GradientBuffers::Whole(self.bucket(cx, c)));
         }
         if self.buffering == GradientBuffering::InPlace {
@@ -241,13 +253,18 @@ impl GradientChunks {
             self.clear_unwritten(cx.device, cx.map, *c);
             self.start(cx, *c, first)?;
             self.in_flight.push_back(*c);
-            let allowed = if self.overlap { IN_FLIGHT } else { 0 };
-            while self.in_flight.len() > allowed {
-                let oldest = self.in_flight.pop_front().expect("not empty");
-                self.arrive(cx, oldest)?;
+            while self.in_flight.len() > self.in_flight_max {
+                self.arrive_first(cx)?;
             }
         }
         Ok(())
+    }
+
+    /// Waits for the reduction that was started first; returns whether there was one.
+    pub(super) fn arrive_first(&mut self, cx: &mut Surroundings) -> Result<bool, CollectiveError> {
+        let Some(oldest) = self.in_flight.pop_front() else { return Ok(false) };
+        self.arrive(cx, oldest)?;
+        Ok(true)
     }
 
     /// A micro-batch is over, and the next one accumulates in the same buffer: if it stays elsewhere, it leaves until then.
@@ -361,6 +378,10 @@ impl GradientChunks {
             GradientPlace::Buffer => reduced,
             GradientPlace::Elsewhere => self.put_away(cx, reduced, c)?,
             GradientPlace::Parameters => self.put_over_parameters(cx, reduced, c),
+            GradientPlace::Update => {
+                self.reduced.push_back(c);
+                reduced
+            }
         });
         Ok(())
     }

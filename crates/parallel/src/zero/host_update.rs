@@ -18,14 +18,8 @@ use phalanx_tensor::{
 
 use super::states::Role;
 use super::update::{Step, stepped};
-use super::visits::Tile;
+use super::visits::{AHEAD, Tile, Window};
 use super::{Map, Zero};
-
-/// Tiles that come to host memory while an earlier one is updated.
-const AHEAD: usize = 2;
-
-/// Tiles that leave it while a later one is updated.
-const BEHIND: usize = 2;
 
 /// A part of a tile, in host memory during its update.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -67,6 +61,9 @@ struct Working {
 pub(super) struct HostUpdate {
     tiles: Vec<Tile>,
     fetched: usize,
+    /// With updates within backward: of how many of them the gradients and parameters have begun to come.
+    joined: Option<usize>,
+    window: Window,
     coming: VecDeque<Vec<(Part, Inbound)>>,
     working: Option<Working>,
     leaving: VecDeque<(Tile, Vec<(Part, Outbound)>)>,
@@ -75,11 +72,10 @@ pub(super) struct HostUpdate {
 }
 
 impl Zero {
-    /// Starts the updates that the host computes: their first tiles begin to come. None when there are none.
+    /// Prepares the updates that the host computes. None when there are none.
     pub(super) fn begin_on_host(&mut self, factor: View) -> Result<Option<HostUpdate>, DeviceError> {
-        let chunks = (0..self.map.chunk_count()).filter(|chunk| self.states.is_updated_on_host(*chunk));
-        let tiles_of = |chunk| (0..self.states.tiles(chunk).len()).map(move |tile| (chunk, tile));
-        let tiles: Vec<Tile> = chunks.flat_map(tiles_of).collect();
+        let is_wanted = |chunk: &usize| self.states.is_updated_on_host(*chunk);
+        let tiles = self.states.tiles_in_order(&self.order, is_wanted);
         if tiles.is_empty() {
             return Ok(None);
         }
@@ -88,9 +84,15 @@ impl Zero {
         let there = self.device.alloc_host(DType::F32, [1], Category::Workspace, "update.factor");
         let (_, factor) = self.device.copy_to_host(here, there).wait()?;
         let (coming, leaving) = (VecDeque::new(), VecDeque::new());
-        let mut update = HostUpdate { tiles, fetched: 0, coming, working: None, leaving, factor };
-        (0..AHEAD).for_each(|_| self.fetch_to_host(&mut update));
-        Ok(Some(update))
+        let window = self.order.window(tiles.len());
+        let joined = self.options.update_in_backward.then_some(0);
+        let (fetched, working) = (0, None);
+        Ok(Some(HostUpdate { tiles, fetched, joined, window, coming, working, leaving, factor }))
+    }
+
+    /// The first tiles begin to come.
+    pub(super) fn read_first_on_host(&mut self, update: &mut HostUpdate) {
+        (0..update.window.ahead).for_each(|_| self.fetch_to_host(update));
     }
 
     /// Starts the update of the next tile, and moves those around it on.
@@ -102,6 +104,7 @@ impl Zero {
         step: Step,
     ) -> Result<(), CollectiveError> {
         self.fetch_to_host(update);
+        self.join_on_host(update, tile.0);
         let coming = update.coming.pop_front().expect("each tile is fetched before it is updated");
         let (mut parts, mut tensors) = (Vec::new(), Vec::new());
         for (part, inbound) in coming {
@@ -131,11 +134,35 @@ impl Zero {
     fn fetch_to_host(&mut self, update: &mut HostUpdate) {
         let Some((chunk, tile)) = update.tiles.get(update.fetched).copied() else { return };
         update.fetched += 1;
+        let is_early = update.joined.is_some();
+        let mut parts = self.bring_slots((chunk, tile), |role| !(is_early && role == Role::Parameters));
+        if !is_early {
+            self.bring_from_device((chunk, tile), &mut parts);
+        }
+        update.coming.push_back(parts);
+    }
+
+    /// Within backward: brings gradients and parameters of the tile that is updated next, and of those behind it in its chunk.
+    fn join_on_host(&mut self, update: &mut HostUpdate, chunk: usize) {
+        let Some(mut joined) = update.joined else { return };
+        let first = update.fetched - update.coming.len();
+        while joined < (first + 1 + AHEAD).min(update.fetched) && update.tiles[joined].0 == chunk {
+            let tile = update.tiles[joined];
+            let mut parts = self.bring_slots(tile, |role| role == Role::Parameters);
+            self.bring_from_device(tile, &mut parts);
+            update.coming[joined - first].extend(parts);
+            joined += 1;
+        }
+        update.joined = Some(joined);
+    }
+
+    /// Starts to bring the `wanted` stored parts of a tile to host memory.
+    fn bring_slots(&mut self, (chunk, tile): Tile, wanted: impl Fn(Role) -> bool) -> Vec<(Part, Inbound)> {
         let range = self.states.tiles(chunk)[tile].clone();
         let stored = &mut self.states.chunks[chunk];
         let has_master = stored.position(Role::Master).is_some();
         let mut parts = Vec::new();
-        for (number, slot) in stored.slots.iter_mut().enumerate() {
+        for (number, slot) in stored.slots.iter_mut().enumerate().filter(|(_, slot)| wanted(slot.role)) {
             let tensor = slot.tiles[tile].take().expect("it is not in flight yet");
             let is_unread = slot.role == Role::Parameters && has_master;
             let inbound = match slot.memory {
@@ -148,6 +175,13 @@ impl Zero {
             };
             parts.push((Part::Slot(number), inbound));
         }
+        parts
+    }
+
+    /// Starts to bring the parts of a tile that lie in device memory to host memory.
+    fn bring_from_device(&self, (chunk, tile): Tile, parts: &mut Vec<(Part, Inbound)>) {
+        let range = self.states.tiles(chunk)[tile].clone();
+        let has_master = self.states.chunks[chunk].position(Role::Master).is_some();
         let in_chunk = in_chunk(&self.map, self.options.stage, chunk, &range);
         if !self.states.has_gradients(chunk) {
             let gradient = self.gradients.summed(&self.parameters, &self.map, chunk, in_chunk.clone());
@@ -164,7 +198,6 @@ impl Zero {
             };
             parts.push((Part::Parameters, inbound));
         }
-        update.coming.push_back(parts);
     }
 
     /// Starts to copy a part of a tensor on the device to host memory.
@@ -198,8 +231,11 @@ impl Zero {
         host: &Device,
         (chunk, range): (usize, &Range<usize>),
         (parts, tensors): (&[(Part, Option<Tensor>)], &mut [Tensor]),
-        (Step { number, lr }, factor): (Step, View),
+        (Step { number, lr, applies }, factor): (Step, View),
     ) {
+        if !applies {
+            return;
+        }
         let in_chunk = in_chunk(&self.map, self.options.stage, chunk, range);
         let slots = &self.states.chunks[chunk].slots;
         for segment in self.map.layout.segments(chunk, in_chunk.start as u64..in_chunk.end as u64) {
@@ -258,7 +294,7 @@ impl Zero {
             leaving.push((part, outbound));
         }
         update.leaving.push_back((tile, leaving));
-        if update.leaving.len() > BEHIND { self.receive_from_host(update) } else { Ok(()) }
+        if update.leaving.len() > update.window.behind { self.receive_from_host(update) } else { Ok(()) }
     }
 
     /// Waits until the tile that leaves first is in its places. After the last one of a chunk, the other ranks get theirs.

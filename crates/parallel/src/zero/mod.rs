@@ -17,14 +17,18 @@
 //!
 //! In a step the caller calls, for each block, `acquire`, the layer, and `release`; in backward also `open_gradients`
 //! before the layer and `reduce` after it. Then follow [`Zero::finish_gradients`], the sums over other axes (`sums`),
-//! [`Zero::squares`] for the norm, and [`Zero::update`], which also publishes the parameters.
+//! [`Zero::squares`] for the norm, and [`Zero::update`], which also publishes the parameters. Updates may also run within
+//! backward (`in_backward`).
 
+mod chunk_update;
 mod delayed;
 mod floats;
 mod gradient_buffers;
 mod gradients;
 mod host_update;
+mod in_backward;
 mod in_place;
+mod order;
 mod parameters;
 mod prefetch;
 mod residence;
@@ -51,6 +55,9 @@ use phalanx_trace::PhaseName;
 use delayed::Delayed;
 use gradient_buffers::stored_elements;
 use gradients::{GradientChunks, Surroundings};
+use in_backward::InBackward;
+pub use in_backward::NotFinite;
+use order::UpdateOrder;
 use parameters::{ParameterChunks, Source};
 use prefetch::Prefetch;
 pub use residence::{ChunkResidence, Residence};
@@ -86,6 +93,9 @@ pub struct Options {
     /// Whether reduced gradients take the place of the parameters of their chunk, where all of its parts lie in device memory.
     /// For one micro-batch and master weights, with gradients that accumulate in the type of the parameters.
     pub gradients_in_place: bool,
+    /// Whether each chunk is updated within backward, as soon as its gradient is reduced. For one micro-batch, with gradients
+    /// that are neither clipped nor scaled.
+    pub update_in_backward: bool,
 }
 
 /// Where parameters lie in chunks, and which chunks each block uses. It does not change during a run.
@@ -193,6 +203,10 @@ pub struct Zero {
     states: States,
     /// What delayed updates need.
     delayed: Option<Delayed>,
+    /// The order in which chunks are updated.
+    order: UpdateOrder,
+    /// The updates of the step that runs, where they run within backward.
+    in_backward: Option<InBackward>,
     /// Sums of squares of all blocks of these parameters.
     squares: Squares,
     /// Number of the first chunk in the dry run: chunks of earlier stages of this rank come before it.
@@ -218,6 +232,7 @@ impl Zero {
                 || (options.micro_batches == 1 && options.precision.has_master() && accumulate == compute),
             "gradients cannot take the place of parameters: {options:?}"
         );
+        order::assert_possible(&options);
         let map = Map::new(network, (answers, tied), layout, group.rank(), group.world_size());
         let parameters = ParameterChunks::new(device, &map, &options);
         let gradients = GradientChunks::new(device, &map, &options);
@@ -225,7 +240,8 @@ impl Zero {
             updated: update::stepped(&map, options.stage, c).len(),
             gradients: stored_elements(&map, &options, c),
         });
-        let states = States::new(device, &options, elements);
+        let order = UpdateOrder::new(&map, &options);
+        let states = States::new(device, &options, elements, &order);
         let delayed =
             options.delayed_update.then(|| Delayed::new(device, &states, options.precision.compute));
         let squares = Squares::new(device, &map);
@@ -243,6 +259,8 @@ impl Zero {
             gradients,
             states,
             delayed,
+            order,
+            in_backward: None,
             squares,
             first_chunk,
             orders,
@@ -329,17 +347,20 @@ impl Zero {
     /// # Errors
     /// When an earlier reduction of the same chunk fails.
     pub fn open_gradients(&mut self, block: usize) -> Result<(), CollectiveError> {
+        self.read_ahead();
         let (gradients, mut cx) = self.gradients_in_surroundings();
         gradients.open(&mut cx, block)
     }
 
-    /// Notes that the gradients of `block` are written, and starts the reduction of every chunk that is then complete.
+    /// Notes that the gradients of `block` are written, and starts the reduction of every chunk that is then complete. Between
+    /// [`Zero::begin_updates`] and [`Zero::finish_updates`], chunks that are reduced are updated.
     ///
     /// # Errors
     /// When an earlier reduction fails.
     pub fn reduce(&mut self, block: usize) -> Result<(), CollectiveError> {
         let (gradients, mut cx) = self.gradients_in_surroundings();
-        gradients.reduce(&mut cx, block)
+        gradients.reduce(&mut cx, block)?;
+        self.update_reduced(false)
     }
 
     /// Waits until the gradients of the step are reduced and in the memory from which the update reads them.
@@ -347,6 +368,7 @@ impl Zero {
     /// # Errors
     /// When a reduction fails.
     pub fn finish_gradients(&mut self) -> Result<(), CollectiveError> {
+        self.update_rest()?;
         let (gradients, mut cx) = self.gradients_in_surroundings();
         gradients.finish(&mut cx)
     }

@@ -12,8 +12,9 @@ use phalanx_plan::Precision;
 use phalanx_tensor::{Category, DType, Device, DeviceError, Element, Memory, Tensor, View, ViewMut};
 
 use super::Options;
+use super::order::UpdateOrder;
 use super::residence::ChunkResidence;
-use super::visits::Visits;
+use super::visits::{Tile, Visits};
 use crate::tiles::{self, Arriving, Leaving};
 
 /// What is stored for each chunk.
@@ -92,6 +93,7 @@ impl States {
         device: &Device,
         options: &Options,
         elements: impl Iterator<Item = Elements>,
+        order: &UpdateOrder,
     ) -> States {
         let Options { residence, precision, buffer, .. } = options;
         let states = options.optimizer.states().len();
@@ -112,10 +114,19 @@ impl States {
         let (visits, leaving) = (Visits::default(), VecDeque::new());
         let mut states = States { device: device.clone(), buffer: *buffer, chunks, visits, leaving };
         let visits = |chunk: &usize| states.travels(*chunk) && !states.is_updated_on_host(*chunk);
-        let chunks = (0..states.chunks.len()).filter(visits);
-        let tiles = chunks.flat_map(|chunk| (0..states.tiles(chunk).len()).map(move |tile| (chunk, tile)));
-        states.visits = Visits::new(tiles.collect());
+        let tiles = states.tiles_in_order(order, visits);
+        states.visits = Visits::new(tiles.clone(), order.window(tiles.len()), options.update_in_backward);
         states
+    }
+
+    /// The tiles of the chunks for which `is_wanted`, in the order of their updates.
+    pub(super) fn tiles_in_order(
+        &self,
+        order: &UpdateOrder,
+        is_wanted: impl Fn(&usize) -> bool,
+    ) -> Vec<Tile> {
+        let chunks = order.chunks.iter().copied().filter(is_wanted);
+        chunks.flat_map(|chunk| (0..self.tiles(chunk).len()).map(move |tile| (chunk, tile))).collect()
     }
 
     /// Whether kernels of the device cannot work on a part of a chunk where it lies.

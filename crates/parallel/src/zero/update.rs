@@ -20,6 +20,8 @@ const WINDOW: usize = 1 << 20;
 pub(super) struct Step {
     pub(super) number: u64,
     pub(super) lr: f32,
+    /// False for an update within backward that found a number that is not finite: tiles come and go, and none changes.
+    pub(super) applies: bool,
 }
 
 /// The elements of a chunk that this rank updates: all of them under stage 0, otherwise its shard.
@@ -108,11 +110,12 @@ impl Zero {
     /// When the device failed.
     ///
     /// # Panics
-    /// With [`Options::gradients_in_place`](super::Options::gradients_in_place): the update overwrites them.
+    /// With [`Options::gradients_in_place`](super::Options::gradients_in_place) and
+    /// [`Options::update_in_backward`](super::Options::update_in_backward): the update overwrites or frees them.
     pub fn read_gradients(&self, mut see: impl FnMut(usize, Range<u64>, &[f32])) -> Result<(), DeviceError> {
         let Zero { device, map, states, gradients, parameters, .. } = self;
         for c in 0..map.chunk_count() {
-            assert!(!gradients.is_in_parameters(c), "the update has overwritten the gradients of chunk {c}");
+            assert!(gradients.are_kept(c), "the update has used up the gradients of chunk {c}");
             let first = stepped(map, self.options.stage, c).start;
             let shard = map.shard(c);
             for start in shard.clone().step_by(WINDOW) {
@@ -144,37 +147,16 @@ impl Zero {
     /// # Errors
     /// When publishing fails, or a copy of optimizer states.
     pub fn update(&mut self, number: u64, lr: f32, factor: View) -> Result<(), CollectiveError> {
-        let step = Step { number, lr };
+        let step = Step { number, lr, applies: true };
         if self.delayed.is_some() {
             return self.update_delayed(step, factor);
         }
         let mut on_host = self.begin_on_host(factor)?;
-        self.states.begin();
+        self.read_first_tiles(on_host.as_mut());
         for c in 0..self.map.chunk_count() {
-            if self.states.parameters(c).is_some() {
-                self.parameters.assert_away(c);
-            }
-            let tiles = self.update_tiles(c).into_iter().enumerate();
-            match on_host.as_mut().filter(|_| self.states.is_updated_on_host(c)) {
-                Some(on_host) => {
-                    for (t, tile) in tiles {
-                        self.update_on_host(on_host, (c, t), tile, step)?;
-                    }
-                }
-                None => {
-                    for (t, tile) in tiles {
-                        self.states.enter((c, t))?;
-                        self.update_tile((c, t), tile, step, factor);
-                        self.states.leave()?;
-                    }
-                    self.publish_updated(c)?;
-                }
-            }
+            self.update_chunk(c, step, factor, on_host.as_mut())?;
         }
-        if let Some(on_host) = on_host {
-            self.finish_on_host(on_host)?;
-        }
-        Ok(self.states.finish()?)
+        self.end_update(on_host)
     }
 
     /// Starts to send this rank's updated part of a chunk to the other ranks, where they have all of it.
@@ -189,8 +171,11 @@ impl Zero {
     }
 
     /// Updates elements `tile` of this rank's part of a chunk.
-    fn update_tile(&mut self, at: Tile, tile: Range<usize>, step: Step, factor: View) {
-        let Step { number, lr } = step;
+    pub(super) fn update_tile(&mut self, at: Tile, tile: Range<usize>, step: Step, factor: View) {
+        let Step { number, lr, applies } = step;
+        if !applies {
+            return;
+        }
         let c = at.0;
         let first = stepped(&self.map, self.options.stage, c).start;
         let range = first + tile.start..first + tile.end;

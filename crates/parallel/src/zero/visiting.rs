@@ -4,21 +4,15 @@
 use phalanx_tensor::DeviceError;
 
 use super::states::{Role, States, is_in_reach};
-use super::visits::{Coming, Tile, Visitor};
+use super::visits::{AHEAD, Coming, Tile, Visitor};
 use crate::tiles::{self, Leaving};
-
-/// Tiles that arrive while the update works on an earlier one. Two keep a transfer waiting behind the one that runs, so
-/// that the stream does not idle between them.
-const AHEAD: usize = 2;
-
-/// Tiles that return while the update works on a later one.
-const BEHIND: usize = 2;
 
 impl States {
     /// An update begins: the first tiles start to arrive.
     pub(super) fn begin(&mut self) {
         self.visits.fetched = 0;
-        (0..AHEAD).for_each(|_| self.fetch_next());
+        self.visits.joined = self.visits.joined.map(|_| 0);
+        (0..self.visits.window.ahead).for_each(|_| self.fetch_next());
     }
 
     /// Waits until a tile is on the device, if it is one that visits it. Tiles are entered in order.
@@ -28,6 +22,7 @@ impl States {
             return Ok(());
         }
         self.fetch_next();
+        self.join(entered);
         let arriving = self.visits.arriving.pop_front().expect("each tile is fetched before it is entered");
         let mut slots = Vec::with_capacity(arriving.len());
         for (slot, coming) in arriving {
@@ -60,15 +55,18 @@ impl States {
             leaving.push((slot, tiles::send(&self.device, here, all, vec![stored], 0)));
         }
         self.visits.leaving.push_back((tile, leaving));
-        // While the device works on this tile, the next one goes on from host memory to the device.
-        if let Some(next) = self.visits.arriving.pop_front() {
+        // While the device works on this tile, the next one goes on from host memory to the device. Within backward, the first
+        // one of the next chunk may still be read when kernels of the next block could be issued.
+        let following = self.visits.tiles.get(self.visits.fetched - self.visits.arriving.len());
+        let goes_on = self.visits.joined.is_none() || following.is_some_and(|next| next.0 == tile.0);
+        if goes_on && let Some(next) = self.visits.arriving.pop_front() {
             let mut gone_on = Vec::with_capacity(next.len());
             for (slot, coming) in next {
                 gone_on.push((slot, self.go_on(coming)?));
             }
             self.visits.arriving.push_front(gone_on);
         }
-        if self.visits.leaving.len() > BEHIND { self.receive() } else { Ok(()) }
+        if self.visits.leaving.len() > self.visits.window.behind { self.receive() } else { Ok(()) }
     }
 
     /// Waits until all tiles are in their places.
@@ -81,13 +79,33 @@ impl States {
 
     /// Starts to bring the next tile to the device, if there is one.
     fn fetch_next(&mut self) {
-        let Some((chunk, tile)) = self.visits.tiles.get(self.visits.fetched).copied() else { return };
+        let Some(tile) = self.visits.tiles.get(self.visits.fetched).copied() else { return };
         self.visits.fetched += 1;
+        let is_early = self.visits.joined.is_some();
+        let arriving = self.bring_slots(tile, |role| !(is_early && role == Role::Parameters));
+        self.visits.arriving.push_back(arriving);
+    }
+
+    /// Within backward: brings the parameters of the tile that is entered, the `entered`-th, and of the next ones of its chunk.
+    fn join(&mut self, entered: usize) {
+        let Some(mut joined) = self.visits.joined else { return };
+        let chunk = self.visits.tiles[entered].0;
+        let end = (entered + 1 + AHEAD).min(self.visits.fetched);
+        while joined < end && self.visits.tiles[joined].0 == chunk {
+            let parameters = self.bring_slots(self.visits.tiles[joined], |role| role == Role::Parameters);
+            self.visits.arriving[joined - entered].extend(parameters);
+            joined += 1;
+        }
+        self.visits.joined = Some(joined);
+    }
+
+    /// Starts to bring the `wanted` parts of a tile that kernels do not reach where they lie.
+    fn bring_slots(&mut self, (chunk, tile): Tile, wanted: impl Fn(Role) -> bool) -> Vec<(usize, Coming)> {
         let has_master = self.chunks[chunk].position(Role::Master).is_some();
         let elements = self.tiles(chunk)[tile].len();
         let mut arriving = Vec::new();
         for (number, slot) in self.chunks[chunk].slots.iter_mut().enumerate() {
-            if is_in_reach(&self.device, slot.memory) {
+            if is_in_reach(&self.device, slot.memory) || !wanted(slot.role) {
                 continue;
             }
             let stored = slot.tiles[tile].take().expect("it is not in flight yet");
@@ -98,7 +116,7 @@ impl States {
             };
             arriving.push((number, coming));
         }
-        self.visits.arriving.push_back(arriving);
+        arriving
     }
 
     fn go_on(&self, coming: Coming) -> Result<Coming, DeviceError> {

@@ -9,6 +9,22 @@ use crate::tiles::{Arriving, Leaving};
 /// A chunk and one of its tiles.
 pub(super) type Tile = (usize, usize);
 
+/// Tiles that arrive while the update works on an earlier one. Two keep a transfer waiting behind the one that runs, so
+/// that the stream does not idle between them.
+pub(super) const AHEAD: usize = 2;
+
+/// Tiles that return while the update works on a later one.
+pub(super) const BEHIND: usize = 2;
+
+/// How many tiles an update keeps on their way beside the one that it works on.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Window {
+    /// Those that arrive.
+    pub(super) ahead: usize,
+    /// Those that return.
+    pub(super) behind: usize,
+}
+
 /// The tiles that visit the device, and how far they have come.
 #[derive(Default)]
 pub(super) struct Visits {
@@ -16,6 +32,11 @@ pub(super) struct Visits {
     pub(super) tiles: Vec<Tile>,
     /// How many of them have begun to arrive.
     pub(super) fetched: usize,
+    /// How many tiles arrive, and how many return, while the update works on another one.
+    pub(super) window: Window,
+    /// With updates within backward: of how many tiles the parameters have begun to arrive, since backward of a chunk reads
+    /// them until its update.
+    pub(super) joined: Option<usize>,
     /// Tiles that arrive: for each, its slots.
     pub(super) arriving: VecDeque<Vec<(usize, Coming)>>,
     pub(super) visitor: Option<Visitor>,
@@ -39,9 +60,9 @@ pub(super) struct Visitor {
 }
 
 impl Visits {
-    /// Visits of `tiles`, in this order.
-    pub(super) fn new(tiles: Vec<Tile>) -> Visits {
-        Visits { tiles, ..Visits::default() }
+    /// Visits of `tiles`, in this order; `in_backward` for updates within backward.
+    pub(super) fn new(tiles: Vec<Tile>, window: Window, in_backward: bool) -> Visits {
+        Visits { tiles, window, joined: in_backward.then_some(0), ..Visits::default() }
     }
 
     /// The slots of a tile that are on the device as visitors; None for a tile that does not visit.

@@ -119,6 +119,11 @@ fn bench_of<'a>(
             "memory.gradients_in_place = true: the gradients by which strategies are compared are gone after a step; leave it out"
         );
     }
+    if config.memory.update_in_backward {
+        bail!(
+            "memory.update_in_backward = true: the gradients by which strategies are compared are gone after a step; leave it out"
+        );
+    }
     if config.memory.delayed_update {
         bail!("memory.delayed_update changes the result by which strategies are compared: leave it out");
     }

@@ -47,6 +47,11 @@ pub struct MemoryConfig {
     /// 14 bytes per parameter under AdamW instead of 16. For 16-bit parameters and gradients of the same type, and one
     /// micro-batch. With a `placement`, it counts for chunks that lie in device memory with all their parts.
     pub gradients_in_place: bool,
+    /// Whether each chunk is updated within backward, as soon as its gradient is reduced (PyTorch's "optimizer step in
+    /// backward"). Gradients are not kept, and optimizer states elsewhere are read while backward computes. For one micro-batch
+    /// and synchronous updates, without clipping or a loss scale. A gradient that is not finite ends the run in the middle of a
+    /// step, whose state is not saved.
+    pub update_in_backward: bool,
     /// Size of the buffers in which optimizer states, master weights and parameters that lie elsewhere visit the device in
     /// an update, in MiB of f32: larger chunks visit in pieces. An update has up to six such buffers for each of them.
     pub buffer_mb: f64,
@@ -109,6 +114,7 @@ impl Default for MemoryConfig {
             update: UpdateOn::Auto,
             delayed_update: false,
             gradients_in_place: false,
+            update_in_backward: false,
             buffer_mb: 16.0,
             activations: Tier::Device,
             partition_activations: false,
@@ -344,6 +350,7 @@ impl RunConfig {
             self.check_delayed_update()?;
         }
         self.check_gradients_in_place()?;
+        self.check_update_in_backward()?;
         let is_unused =
             tiers.iter().all(|(_, tier)| *tier != Tier::Nvme) && !self.memory.placement_uses_disk();
         let unused = "is used by nothing: set memory.placement, memory.optimizer, memory.gradients, memory.parameters or memory.activations to \"nvme\", or leave it out";

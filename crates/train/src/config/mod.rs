@@ -17,6 +17,7 @@ pub mod memory;
 pub mod parallel;
 pub mod placement;
 mod resolved;
+mod update_in_backward;
 
 pub use check::ConfigError;
 pub use device::{CUDA_HEAD_MAX, Communication, DeviceChoice, DeviceConfig, DeviceKind, SimulatedDevice};

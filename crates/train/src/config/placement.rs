@@ -149,7 +149,9 @@ impl RunConfig {
             Some(placement) => {
                 let away = placement.memory().unwrap_or(Memory::Device);
                 let parameters = if self.parallel.zero == 3 { away } else { Memory::Device };
-                PlacementRule::Uniform(ChunkResidence { parameters, gradients: away, optimizer: away })
+                // An update within backward keeps none.
+                let gradients = if memory.update_in_backward { Memory::Device } else { away };
+                PlacementRule::Uniform(ChunkResidence { parameters, gradients, optimizer: away })
             }
         })
     }

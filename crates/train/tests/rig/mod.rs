@@ -329,7 +329,7 @@ fn one_rank(
         grad_norms.push(outcome.grad_norm);
         skipped.push(outcome.skipped);
     }
-    let is_kept = !config.memory.gradients_in_place;
+    let is_kept = !config.memory.gradients_in_place && !config.memory.update_in_backward;
     let gradients = if is_kept { gradients(engine) } else { Vec::new() };
     let step_peak = engine.device().arena().phase_peak().unwrap_or_default();
     let mut windows = Batch::with_rows(config.batch.global / config.data(), config.model.seq);
