@@ -109,6 +109,7 @@ impl Queues {
                 let nodes = nodes.clone();
                 capture.join(stream, &nodes);
             }
+            Work::WaitValue(_) => return Err(CaptureError::Unsupported),
             work => {
                 self.next_node += 1;
                 capture.graph.nodes.push(Node { handle: self.next_node, work, after: last, stream: ordinal });

@@ -27,7 +27,7 @@ pub use clock::{Clock, Point};
 pub use exchange::{Exchange, Header, Line, Parcel};
 pub use graph::{Graph, ReadyGraph};
 pub use product::{Element, Matrix, Product};
-pub use work::{Copy, Fill, HostCall, Launch, Location, Work};
+pub use work::{Copy, Fill, HostCall, HostWord, Launch, Location, Work};
 
 use capture::Capture;
 use clock::Operations;
@@ -86,8 +86,8 @@ pub struct Queues {
     pub graph_launches: usize,
     /// How many exchanges with other devices have ended.
     pub exchanges: usize,
-    /// Whether a wait ended because an exchange waits for another device.
-    is_stuck: bool,
+    /// The stream that was waited for when a wait ended early: its work waits for another device or for the host.
+    stuck: Option<StreamId>,
     streams: BTreeMap<StreamId, Stream>,
     next_stream: StreamId,
     captures: Vec<Option<Capture>>,
@@ -120,7 +120,7 @@ impl Queues {
             launches: 0,
             graph_launches: 0,
             exchanges: 0,
-            is_stuck: false,
+            stuck: None,
             streams: BTreeMap::new(),
             next_stream: 0x100,
             captures: Vec::new(),
@@ -158,19 +158,20 @@ impl Queues {
     /// Finishes a stream's work and removes it.
     pub fn destroy_stream(&mut self, stream: StreamId) {
         self.synchronize(stream);
-        if !self.is_stuck {
+        if self.stuck.is_none() {
             self.streams.remove(&stream);
         }
     }
 
-    /// Whether a wait since the last question ended because an exchange waits for another device.
-    pub fn take_stuck(&mut self) -> bool {
-        std::mem::take(&mut self.is_stuck)
+    /// The stream that was waited for when a wait ended early, if one did since the last question: its work waits for another device or
+    /// for the host.
+    pub fn take_stuck(&mut self) -> Option<StreamId> {
+        self.stuck.take()
     }
 
     /// Whether a wait has ended early.
     pub fn is_stuck(&self) -> bool {
-        self.is_stuck
+        self.stuck.is_some()
     }
 
     /// The finding that every call returns the status of.
