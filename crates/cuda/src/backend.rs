@@ -42,6 +42,8 @@ const SCRATCH_START: u64 = 256;
 pub(crate) struct Cuda {
     // In the order in which they are dropped: links end, then the streams wait for all work.
     links: Mutex<Vec<Arc<Mutex<CardLink>>>>,
+    /// The first failure of a call that the compute stream follows. No lock is taken under this one.
+    failed_link: Mutex<Option<DeviceError>>,
     nccl: Option<Arc<Nccl>>,
     state: Mutex<State>,
     /// Streams of the card may wait for it, and it for them: what both were given runs before either goes.
@@ -117,6 +119,7 @@ impl Cuda {
         let host = HostStream::start(&context, host)?;
         Ok(Cuda {
             links: Mutex::default(),
+            failed_link: Mutex::default(),
             nccl,
             host,
             state: Mutex::new(state),
@@ -331,7 +334,7 @@ impl Cuda {
     /// Returns the first failure, if there was one; nothing that was issued runs any more then.
     fn check(&self, mut state: MutexGuard<'_, State>) -> Result<(), DeviceError> {
         if state.failure.is_none() {
-            state.failure = self.host.check().err();
+            state.failure = self.host.check().err().or_else(|| self.link_failure());
         }
         let Some(failure) = state.failure.clone() else { return Ok(()) };
         self.has_failed.store(true, Ordering::Release);

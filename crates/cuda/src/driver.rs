@@ -204,6 +204,7 @@ pub struct Made {
     graph_launches: AtomicU64,
     from_graphs: AtomicU64,
     waits: AtomicU64,
+    follows: AtomicU64,
     host_operations: AtomicU64,
 }
 
@@ -248,6 +249,15 @@ impl Made {
 
     pub(crate) fn count_host_operation(&self) {
         self.host_operations.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// How often the stream of kernels waited for a call between cards in the host's place.
+    pub fn follows(&self) -> u64 {
+        self.follows.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn count_follow(&self) {
+        self.follows.fetch_add(1, Ordering::Relaxed);
     }
 
     pub(crate) fn count_wait(&self) {
