@@ -10,6 +10,7 @@ mod rig;
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use phalanx_cuda::checks::graphs::fail_captures;
 use phalanx_cuda::compiler::Compiler;
 use phalanx_cuda::{Launches, Options, scratch_needed};
 use phalanx_models::Gpt2;
@@ -208,6 +209,30 @@ fn the_hosts_updates_are_computed_beside_the_thread_that_issues_them() {
             "delayed: {is_delayed}: {waits} waits of the host, {operations} operations of the host in a step"
         );
         assert!(operations > 0, "nothing was computed on the host's thread");
+    }
+}
+
+/// Captures that fail in the middle: their segments are issued step by step, with the same bits.
+#[test]
+fn captures_that_fail_change_no_bit() {
+    let Some(_turn) = turn("captures that fail") else { return };
+    let (model, mut config, steps) = small(Float::Bf16);
+    config.batch.micro = Some(1);
+    let whole = on_cards(&model, &config, &steps);
+    let graphs = devices::graphs_launched();
+    for nodes in [0, 3] {
+        if !fail_captures(usize::MAX, nodes) {
+            return;
+        }
+        let ran = on_cards(&model, &config, &steps);
+        assert_eq!(devices::graphs_launched(), 0, "every capture fails at node {nodes}");
+        fail_captures(4, nodes);
+        let some = on_cards(&model, &config, &steps);
+        fail_captures(0, 0);
+        check_same(&format!("all fail at node {nodes}"), &whole, &ran);
+        check_same(&format!("four fail at node {nodes}"), &whole, &some);
+        let launched = devices::graphs_launched();
+        assert!(launched > 0 && launched < graphs, "{launched} of {graphs}");
     }
 }
 

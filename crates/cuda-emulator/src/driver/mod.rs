@@ -169,6 +169,7 @@ impl From<CaptureError> for Status {
             CaptureError::Unmatched => Self::STREAM_CAPTURE_UNMATCHED,
             CaptureError::Unjoined => Self::STREAM_CAPTURE_UNJOINED,
             CaptureError::Isolation => Self::STREAM_CAPTURE_ISOLATION,
+            CaptureError::Invalidated => Self::STREAM_CAPTURE_INVALIDATED,
         }
     }
 }

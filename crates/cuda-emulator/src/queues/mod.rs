@@ -29,7 +29,7 @@ pub use graph::{Graph, ReadyGraph};
 pub use product::{Element, Matrix, Product};
 pub use work::{Copy, Fill, HostCall, HostWord, Launch, Location, Work};
 
-use capture::Capture;
+use capture::{Capture, CaptureFaults};
 use clock::Operations;
 
 /// A stream's number. 0 is the default stream.
@@ -91,6 +91,7 @@ pub struct Queues {
     streams: BTreeMap<StreamId, Stream>,
     next_stream: StreamId,
     captures: Vec<Option<Capture>>,
+    capture_faults: CaptureFaults,
     /// The last handle of a node.
     next_node: usize,
     operations: Operations,
@@ -124,6 +125,7 @@ impl Queues {
             streams: BTreeMap::new(),
             next_stream: 0x100,
             captures: Vec::new(),
+            capture_faults: CaptureFaults::default(),
             next_node: FIRST_NODE,
             operations: Operations::default(),
             host: Clock::default(),
