@@ -39,6 +39,7 @@ struct Shared {
     over: HostBuffer,
 }
 
+#[expect(clippy::large_enum_variant, reason = "a job is queued in a box")]
 enum Body {
     /// Computes.
     Call(Call<'static>),
