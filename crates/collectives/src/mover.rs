@@ -17,21 +17,22 @@ pub trait Mover: Send {
     /// When it failed.
     fn is_over(&mut self) -> Result<bool, DeviceError>;
 
-    /// The call has failed: when this returns, nothing uses its memory.
-    fn abandon(&mut self);
+    /// The call has failed, and `why`: when this returns, nothing uses its memory.
+    fn abandon(&mut self, why: &str);
 }
 
 /// A mover that has started. Dropped before it is over, it abandons the call.
 pub(crate) struct Started<'a> {
     mover: &'a mut dyn Mover,
     is_over: bool,
+    why: String,
 }
 
 impl<'a> Started<'a> {
     pub(crate) fn start(mover: &'a mut dyn Mover) -> Result<Started<'a>, DeviceError> {
         // A start that fails halfway is abandoned, too.
-        let started = Started { mover, is_over: false };
-        started.mover.start()?;
+        let mut started = Started { mover, is_over: false, why: "a panic".to_string() };
+        started.mover.start().inspect_err(|error| started.why = error.to_string())?;
         Ok(started)
     }
 
@@ -39,12 +40,17 @@ impl<'a> Started<'a> {
         self.is_over = self.mover.is_over()?;
         Ok(self.is_over)
     }
+
+    /// Why the call has failed, before it is abandoned.
+    pub(crate) fn note_failure(&mut self, why: String) {
+        self.why = why;
+    }
 }
 
 impl Drop for Started<'_> {
     fn drop(&mut self) {
         if !self.is_over {
-            self.mover.abandon();
+            self.mover.abandon(&self.why);
         }
     }
 }

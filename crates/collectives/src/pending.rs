@@ -23,6 +23,11 @@ pub trait Progress: Send + Sync {
     /// Whether a wait would return at once.
     fn is_done(&self, ticket: u64) -> bool;
 
+    /// Runs `wait`, in which the calling thread waits for a call in another way: it counts as blocked meanwhile.
+    fn blocked(&self, wait: &mut dyn FnMut()) {
+        wait();
+    }
+
     /// Called before a wait by a thread that panics: the peers it would wait for may never come.
     fn give_up(&self) {}
 }
@@ -67,9 +72,45 @@ impl Pending<Buffers> {
         self
     }
 
+    /// Runs `wait`, in which the calling thread waits for this call in another way.
+    pub(crate) fn blocked(&self, wait: &mut dyn FnMut()) {
+        match &self.flight.progress {
+            Some((progress, _)) => progress.blocked(wait),
+            None => wait(),
+        }
+    }
+
+    /// The tensors of a call that need not be over, because other means order what uses them behind it; and the rest of the call.
+    pub(crate) fn hand_over(mut self) -> (Buffers, Unfinished) {
+        let Flight { buffers, notes, progress } = &mut self.flight;
+        *notes = [None, None];
+        (std::mem::take(buffers), Unfinished(progress.take()))
+    }
+
     /// The same call; `wait` passes its tensors through `finish`.
     pub fn map<T>(self, finish: fn(Buffers) -> T) -> Pending<T> {
         Pending { flight: self.flight, finish }
+    }
+}
+
+/// A call whose tensors were handed over.
+#[derive(Default)]
+pub(crate) struct Unfinished(Option<(Arc<dyn Progress>, u64)>);
+
+impl Unfinished {
+    /// Tells the peers that the calling thread panics.
+    pub(crate) fn give_up(self) {
+        if let Some((progress, _)) = self.0 {
+            progress.give_up();
+        }
+    }
+
+    /// Blocks until the call is over.
+    ///
+    /// # Errors
+    /// When it failed.
+    pub(crate) fn wait(self) -> Result<(), CollectiveError> {
+        self.0.map_or(Ok(()), |(progress, ticket)| progress.wait(ticket, &mut Buffers::default()))
     }
 }
 

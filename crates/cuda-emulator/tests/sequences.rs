@@ -198,6 +198,33 @@ fn node_that_leaves_its_memory(session: &Session, fault: bool) -> Status {
     end(session)
 }
 
+/// A stream that waits for a word, which the host writes when another stream is done.
+fn kernel_behind_a_word_of_the_host(session: &Session, fault: bool) -> Status {
+    let (first, second, event) = (session.stream(), session.stream(), session.event());
+    let (a, word) = (session.zeros(COUNT), session.pinned(1).cast::<u32>());
+    // SAFETY: the word is pinned, and there as long as the session.
+    let word = unsafe {
+        word.write(6);
+        std::sync::atomic::AtomicU32::from_ptr(word)
+    };
+    session.fill(a, COUNT, 1.0, first);
+    session.record(event, first);
+    if !fault {
+        // SAFETY: as above.
+        ok(unsafe { cuStreamWaitValue32_v2(second, word.as_ptr() as u64, 7, 0) });
+    }
+    session.add(a, a, COUNT, second);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            session.enter();
+            // SAFETY: no pointers. After a fault the status is its own.
+            let _ = unsafe { cuEventSynchronize(event) };
+            word.store(7, std::sync::atomic::Ordering::Release);
+        });
+        end(session)
+    })
+}
+
 fn pinned_memory_in_use(session: &Session, fault: bool) -> Status {
     let stream = session.stream();
     let (a, host) = (session.allocate(COUNT), session.pinned(COUNT));
@@ -255,7 +282,7 @@ fn unmapped_memory(session: &Session, fault: bool) -> Status {
 
 /// Sequences with what the report of their fault begins with. A pinned buffer that is freed too early is only in use
 /// where work runs late.
-const SEQUENCES: [(&str, Sequence, &str); 18] = [
+const SEQUENCES: [(&str, Sequence, &str); 19] = [
     ("kernel after kernel", kernel_after_kernel, "operations without an order in add"),
     ("kernel after upload", kernel_after_upload, "operations without an order in "),
     ("download after kernel", download_after_kernel, "operations without an order in "),
@@ -277,6 +304,7 @@ const SEQUENCES: [(&str, Sequence, &str); 18] = [
     ("copy out of bounds", copy_out_of_bounds, "access out of bounds in a copy to the device"),
     ("host pointer", host_pointer_in_place_of_device_pointer, "access out of bounds in fill"),
     ("unmapped memory", unmapped_memory, "access out of bounds in fill"),
+    ("word of the host", kernel_behind_a_word_of_the_host, "operations without an order in "),
     ("pinned memory in use", pinned_memory_in_use, "use after free in cuMemFreeHost"),
 ];
 

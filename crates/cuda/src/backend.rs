@@ -1,9 +1,10 @@
 //! The executor of a card: it turns calls into launches and copies on the card's streams, and keeps the first failure.
 //!
-//! Operations of the host's stream run on the processor when they are issued, after what they wait for; transfers of the disk
-//! run on a thread of their own. Everything else returns at once.
+//! Operations of the host's stream run on the processor, and transfers of the disk, on a thread of their own each. Everything returns
+//! at once.
 
 mod links;
+mod staging;
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -20,21 +21,19 @@ use phalanx_trace::{Site, Stream};
 use crate::NAME;
 use crate::blas::Blas;
 use crate::bounds::Bounds;
-use crate::driver::{Context, driver};
+use crate::driver::Context;
 use crate::error::Error;
 use crate::faults::Faults;
 use crate::graphs::{Graphs, STEPS_FULL};
+use crate::host_stream::HostStream;
 use crate::launch::{Gathered, Issue, Span};
 use crate::links::CardLink;
-use crate::memory::{CardMemory, HostBuffer, Registered, TensorMemory};
+use crate::memory::{CardMemory, Registered, TensorMemory};
 use crate::modules::Modules;
 use crate::nccl::Nccl;
 use crate::segment::{Caller, Issuer, Segment, StepError};
 use crate::streams::{Streams, index};
-
-/// Bytes of a slot of the buffer through which host bytes are uploaded, and the number of slots.
-const SLOT_BYTES: usize = 1 << 20;
-const SLOTS: usize = 8;
+use staging::Staging;
 
 /// Where scratch begins in its memory.
 const SCRATCH_START: u64 = 256;
@@ -43,8 +42,12 @@ const SCRATCH_START: u64 = 256;
 pub(crate) struct Cuda {
     // In the order in which they are dropped: links end, then the streams wait for all work.
     links: Mutex<Vec<Arc<Mutex<CardLink>>>>,
+    /// The first failure of a call that the compute stream follows. No lock is taken under this one.
+    failed_link: Mutex<Option<DeviceError>>,
     nccl: Option<Arc<Nccl>>,
     state: Mutex<State>,
+    /// Streams of the card may wait for it, and it for them: what both were given runs before either goes.
+    host: HostStream,
     modules: Modules,
     blas: Option<Blas>,
     scratch: CardMemory,
@@ -52,7 +55,8 @@ pub(crate) struct Cuda {
     tensors: TensorMemory,
     _registered: Vec<Registered>,
     disk: Option<Immediate>,
-    host: Arc<dyn Kernels>,
+    /// Threads of the processor's kernels.
+    threads: usize,
     tf32: bool,
     bounds: Bounds,
     has_failed: AtomicBool,
@@ -72,14 +76,6 @@ struct State {
     graphs: Option<Graphs>,
     /// The first failure.
     failure: Option<DeviceError>,
-}
-
-/// Registered memory through which uploads pass, because their bytes may be gone when the card reads them.
-struct Staging {
-    buffer: HostBuffer,
-    /// The entry of the stream of uploads that used each slot last.
-    used: [u64; SLOTS],
-    next: usize,
 }
 
 /// What a [`Cuda`] is made of.
@@ -105,7 +101,8 @@ impl Cuda {
     pub(crate) fn new(parts: Parts) -> Result<Cuda, Error> {
         let Parts { context, modules, blas, nccl, tensors, scratch_bytes, .. } = parts;
         let Parts { registered, host, disk, tf32, graphs, .. } = parts;
-        let buffer = HostBuffer::new(&context, SLOTS * SLOT_BYTES)?;
+        let threads = host.threads();
+        let staging = Staging::new(&context)?;
         // The word of faults lies in front of the scratch.
         let scratch = CardMemory::new(&context, SCRATCH_START + scratch_bytes, "scratch of kernels")?;
         let mut streams = Streams::new(&context)?;
@@ -113,15 +110,18 @@ impl Cuda {
         let state = State {
             faults: Faults::new(&context, scratch.start(), compute)?,
             streams,
-            staging: Staging { buffer, used: [0; SLOTS], next: 0 },
+            staging,
             segment: Segment::new(memory_of(&tensors, &scratch)),
             gathered: None,
             graphs: graphs.then(|| Graphs::new(&context)).flatten(),
             failure: None,
         };
+        let host = HostStream::start(&context, host)?;
         Ok(Cuda {
             links: Mutex::default(),
+            failed_link: Mutex::default(),
             nccl,
+            host,
             state: Mutex::new(state),
             modules,
             blas,
@@ -130,7 +130,7 @@ impl Cuda {
             tensors,
             _registered: registered,
             disk,
-            host,
+            threads,
             tf32,
             bounds: Bounds::find(),
             has_failed: AtomicBool::new(false),
@@ -318,31 +318,6 @@ impl Cuda {
         state.faults.fetch(state.streams.compute())
     }
 
-    /// Copies host bytes through the staging buffer.
-    fn stage(&self, state: &mut State, from: &[u8], to: u64, timer: Option<Timer>) -> Result<(), Error> {
-        let Some(queue) = index(Stream::ToDevice) else { return Ok(()) };
-        self.context.enter()?;
-        let State { streams, staging, .. } = state;
-        let start = timer.is_some().then(|| streams.start_timing(queue)).transpose()?;
-        for (number, piece) in from.chunks(SLOT_BYTES).enumerate() {
-            let slot = staging.next;
-            staging.next = (slot + 1) % SLOTS;
-            streams.synchronize(queue, staging.used[slot])?;
-            let to = to + (number * SLOT_BYTES) as u64;
-            // SAFETY: the slot lies inside the buffer, and the copy that used it last is over.
-            unsafe {
-                let at = staging.buffer.base().add(slot * SLOT_BYTES);
-                std::ptr::copy_nonoverlapping(piece.as_ptr(), at, piece.len());
-                driver!(cuMemcpyHtoDAsync_v2(to, at.cast(), piece.len(), streams.issue(queue)))?;
-            }
-            staging.used[slot] = streams.record(queue)?;
-        }
-        match start.zip(timer) {
-            Some((start, timer)) => streams.end_timing(queue, start, timer),
-            None => Ok(()),
-        }
-    }
-
     /// Blocks until entry `number` of a stream of the card is over.
     fn wait_for(&self, queue: usize, number: u64) -> Result<(), DeviceError> {
         let mut state = self.lock();
@@ -353,10 +328,19 @@ impl Cuda {
         if state.failure.is_none() {
             state.failure = state.faults.found();
         }
+        self.check(state)
+    }
+
+    /// Returns the first failure, if there was one; nothing that was issued runs any more then.
+    fn check(&self, mut state: MutexGuard<'_, State>) -> Result<(), DeviceError> {
+        if state.failure.is_none() {
+            state.failure = self.host.check().err().or_else(|| self.link_failure());
+        }
         let Some(failure) = state.failure.clone() else { return Ok(()) };
         self.has_failed.store(true, Ordering::Release);
         // What was issued before runs to its end: nobody may free its memory meanwhile.
         let _ = state.streams.drain();
+        self.host.end(&failure);
         Err(failure)
     }
 }
@@ -373,7 +357,7 @@ impl Backend for Cuda {
     }
 
     fn threads(&self) -> usize {
-        self.host.threads()
+        self.threads
     }
 
     fn is_host_addressable(&self) -> bool {
@@ -389,7 +373,10 @@ impl Backend for Cuda {
             return;
         }
         if stream == Stream::Host {
-            return call.execute(&*self.host);
+            let Call { operation, name, site, timer } = call;
+            // SAFETY: by the contract of `launch`, the caller keeps the operands valid and ordered.
+            let operation = unsafe { operation.detach() };
+            return self.host.launch(Call { operation, name, site, timer });
         }
         let (name, site) = (call.name, call.site);
         let mut state = self.lock();
@@ -425,8 +412,11 @@ impl Backend for Cuda {
     #[track_caller]
     fn record(&self, stream: Stream) -> StreamEvent {
         let Some(queue) = index(stream) else {
-            let on_disk = self.disk.as_ref().filter(|_| stream == Stream::Disk);
-            return on_disk.map_or(StreamEvent { stream, number: 0 }, |disk| disk.record(stream));
+            return match &self.disk {
+                _ if stream == Stream::Host => StreamEvent { stream, number: self.host.issued() },
+                Some(disk) => disk.record(stream),
+                None => StreamEvent { stream, number: 0 },
+            };
         };
         if self.has_failed.load(Ordering::Acquire) {
             return StreamEvent { stream, number: 0 };
@@ -461,12 +451,33 @@ impl Backend for Cuda {
                 });
                 self.keep(&mut state, result, "wait", Site::caller());
             }
-            // What the host's stream or the disk is given next runs at once, or may.
+            (None, Some(of)) if stream == Stream::Host => {
+                let event = self.lock().streams.pending(of, event.number);
+                if let Some(event) = event {
+                    self.host.wait_for_card(event, Site::caller());
+                }
+            }
+            // What the disk is given next may run at once.
             (None, Some(of)) => {
                 // The failure is kept, for the next synchronisation.
                 let _ = self.wait_for(of, event.number);
             }
-            // Work of the host's stream is over when it was issued.
+            (Some(queue), None) if event.stream == Stream::Host => {
+                let mut state = self.lock();
+                let result = self.context.enter().and_then(|()| {
+                    if stream == Stream::Compute {
+                        self.flush(&mut state);
+                    }
+                    self.host.wait_on_card(&mut state.streams, queue, event.number)
+                });
+                self.keep(&mut state, result, "wait", Site::caller());
+            }
+            (None, None) if event.stream == Stream::Host => {
+                if stream != Stream::Host {
+                    // The failure is reported by the next synchronisation.
+                    let _ = self.host.synchronize(event.number);
+                }
+            }
             (_, None) => {
                 if let Some(disk) = self.disk.as_ref().filter(|_| event.stream == Stream::Disk) {
                     disk.wait(stream, event);
@@ -479,7 +490,11 @@ impl Backend for Cuda {
         match (index(event.stream), &self.disk) {
             (Some(queue), _) => self.wait_for(queue, event.number),
             (None, Some(disk)) if event.stream == Stream::Disk => disk.synchronize(event),
-            (None, _) => self.lock().failure.clone().map_or(Ok(()), Err),
+            (None, _) => {
+                // A failure is kept, and is the first unless the card has failed before.
+                let _ = self.host.synchronize(event.number);
+                self.check(self.lock())
+            }
         }
     }
 }

@@ -203,6 +203,9 @@ pub struct Made {
     launches: AtomicU64,
     graph_launches: AtomicU64,
     from_graphs: AtomicU64,
+    waits: AtomicU64,
+    follows: AtomicU64,
+    host_operations: AtomicU64,
 }
 
 /// What was issued to streams of kernels.
@@ -232,6 +235,33 @@ impl Made {
         let [single, graphs, in_graphs] = [&self.launches, &self.graph_launches, &self.from_graphs]
             .map(|count| count.load(Ordering::Relaxed));
         Launches { single, graphs, in_graphs }
+    }
+
+    /// How often a thread of the host was blocked until work of a card, or of the host's stream beside it, was over.
+    pub fn waits(&self) -> u64 {
+        self.waits.load(Ordering::Relaxed)
+    }
+
+    /// Operations that threads of the host's streams were given.
+    pub fn host_operations(&self) -> u64 {
+        self.host_operations.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn count_host_operation(&self) {
+        self.host_operations.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// How often the stream of kernels waited for a call between cards in the host's place.
+    pub fn follows(&self) -> u64 {
+        self.follows.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn count_follow(&self) {
+        self.follows.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn count_wait(&self) {
+        self.waits.fetch_add(1, Ordering::Relaxed);
     }
 
     pub(crate) fn count_launches(&self, steps: usize) {

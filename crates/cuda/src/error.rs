@@ -198,6 +198,9 @@ pub enum Error {
         /// Its answer.
         error: std::io::Error,
     },
+    /// The system starts no further thread.
+    #[error("{0}")]
+    Thread(std::io::Error),
     /// An operation that this device cannot compute.
     #[error("{0}")]
     Unsupported(String),

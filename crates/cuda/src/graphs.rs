@@ -52,12 +52,21 @@ struct Graph {
     used: u64,
 }
 
+/// Captures of a shape that may fail before it is never captured again, and segments of that shape that are issued step by step after the
+/// first; twice as many after each other one. What fails once may have been another thread's doing, or missing memory; what fails again and
+/// again costs a capture each time.
+const TRIES_MAX: u32 = 4;
+const SKIPPED: u32 = 8;
+
 /// How often a shape was seen.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Seen {
     Once,
-    /// It cannot be captured.
-    Refused,
+    /// Its captures have failed so often; so many segments are issued step by step before the next one.
+    Refused {
+        tries: u32,
+        skipped: u32,
+    },
 }
 
 /// The graphs of a stream.
@@ -161,9 +170,15 @@ impl Graphs {
             return false;
         }
         let hash = self.by_shape.hasher().hash_one(&segment.shape);
-        match self.seen.get(&hash) {
-            Some(Seen::Refused) => false,
-            Some(Seen::Once) => segment.is_loaded(issuer.blas) && self.may_have_room(segment.len()),
+        match self.seen.get_mut(&hash) {
+            Some(Seen::Refused { tries: TRIES_MAX.., .. }) => false,
+            Some(Seen::Refused { skipped, .. }) if *skipped > 0 => {
+                *skipped -= 1;
+                false
+            }
+            Some(Seen::Once | Seen::Refused { .. }) => {
+                segment.is_loaded(issuer.blas) && self.may_have_room(segment.len())
+            }
             None => {
                 if self.seen.len() >= SEEN_MAX {
                     self.seen.clear();
@@ -207,12 +222,14 @@ impl Graphs {
         graph.destroy();
     }
 
-    /// Makes a graph of a segment; None if the driver refuses, which no segment of this shape is asked again.
+    /// Makes a graph of a segment; None if that fails. Then the segment is issued step by step, and so are the next ones of its shape.
     fn make(&mut self, segment: &mut Segment, issuer: Issuer) -> Option<usize> {
         self.context.made.count_object();
         let hash = self.by_shape.hasher().hash_one(&segment.shape);
         let Ok(graph) = Graph::capture(segment, issuer) else {
-            self.seen.insert(hash, Seen::Refused);
+            let before =
+                if let Some(Seen::Refused { tries, .. }) = self.seen.get(&hash) { *tries } else { 0 };
+            self.seen.insert(hash, Seen::Refused { tries: before + 1, skipped: SKIPPED << before });
             return None;
         };
         self.seen.remove(&hash);

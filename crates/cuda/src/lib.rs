@@ -10,6 +10,7 @@
 //! - **Memory** (`memory`) is taken once, when the device is made: the plan's bytes, and scratch for partial sums.
 //! - **Streams** (`streams`) are those of the trace, ordered by events. What the stream of kernels is given becomes segments
 //!   (`segment`); one that comes again is launched as a graph (`graphs`).
+//! - **Operations of the host** (`host_stream`) run on a thread of their own, ordered with the card by events.
 //! - **Links** (`links`, `nccl`) move bytes between the cards of several ranks, where NCCL is found and asked for.
 //! - **Failures**: the first is kept, with the call that failed. What only the data shows (`faults`), such as a token outside of
 //!   the vocabulary, is reported by the next wait.
@@ -43,6 +44,7 @@ mod faults;
 mod found;
 mod gate;
 mod graphs;
+mod host_stream;
 mod launch;
 mod libraries;
 mod limits;

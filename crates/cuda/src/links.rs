@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::sys::{self, CUevent, CUresult, CUstream};
 use phalanx_tensor::DType;
-use phalanx_tensor::links::{Invitation, LinkMark, LinkStep, Message, PartsSum, Span};
+use phalanx_tensor::links::{Follow, Invitation, LinkMark, LinkStep, Message, PartsSum, Span};
 
 use crate::driver::{Context, check, driver};
 use crate::error::Error;
@@ -58,6 +58,12 @@ pub(crate) struct CardLink {
     /// Events that can be used again.
     free: Vec<CUevent>,
     marked: u64,
+    /// The call that was started last.
+    started: LinkMark,
+    /// Whether the compute stream follows it.
+    is_followed: bool,
+    /// Whether a call has failed: the link is abandoned next.
+    has_failed: bool,
 }
 
 // SAFETY: streams and events are handles of the driver, which may be used by any thread in which their context is current.
@@ -116,6 +122,9 @@ impl CardLink {
             marks: VecDeque::new(),
             free: Vec::new(),
             marked: 0,
+            started: LinkMark(0),
+            is_followed: false,
+            has_failed: false,
         };
         let (mut lowest, mut highest) = (0, 0);
         let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
@@ -170,6 +179,7 @@ impl CardLink {
         unsafe { driver!(cuStreamWaitEvent(self.stream, event, 0))? };
         self.free.push(event);
         self.gate.begin_call();
+        (self.started, self.is_followed) = (after, false);
         (self.state, self.steps) = (State::Issuing, steps.into());
         self.advance(tensors).map(drop)
     }
@@ -204,6 +214,31 @@ impl CardLink {
                 },
             }
         }
+    }
+
+    /// Lets what `compute` is given next run behind a call that has started. The context is current.
+    pub(crate) fn follow(&mut self, call: LinkMark, compute: CUstream) -> Result<Follow, Error> {
+        if self.communicator.is_none() || self.has_failed {
+            return Ok(Follow::No);
+        }
+        match self.state {
+            // The host has seen its end.
+            _ if self.started != call => Ok(Follow::Ordered),
+            State::Idle => Ok(Follow::Ordered),
+            State::Joining | State::Issuing => Ok(Follow::NotYet),
+            State::Issued => {
+                // SAFETY: both are of this context; the event is not recorded anew before the call is over.
+                unsafe { driver!(cuStreamWaitEvent(compute, self.done, 0))? };
+                self.is_followed = true;
+                Ok(Follow::Ordered)
+            }
+        }
+    }
+
+    /// The call in progress has failed; whether the compute stream follows it.
+    pub(crate) fn fail(&mut self) -> bool {
+        self.has_failed = true;
+        self.is_followed && self.state == State::Issued
     }
 
     /// # Safety

@@ -1,7 +1,8 @@
 //! Streams and events of the card.
 //!
 //! An event is the number of entries (calls and waits) that were issued to a stream so far, as on the simulated device. For
-//! each such number that somebody asked for, a stream keeps an event of the driver until it has happened.
+//! each such number that somebody asked for, a stream keeps an event of the driver until it has happened, and until nobody else waits
+//! for it.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -28,6 +29,34 @@ pub(crate) fn index(stream: Stream) -> Option<usize> {
     }
 }
 
+/// An event of the driver. It is destroyed when nobody has it any more.
+pub(crate) struct Event {
+    event: CUevent,
+    context: Arc<Context>,
+}
+
+// SAFETY: an event is a handle of the driver, which may be used by any thread in which its context is current.
+unsafe impl Send for Event {}
+// SAFETY: as above; the driver has its own locks.
+unsafe impl Sync for Event {}
+
+impl Event {
+    /// Blocks the calling thread, in which the context is current, until it has happened.
+    pub(crate) fn synchronize(&self) -> Result<(), Error> {
+        // SAFETY: the event is of the current context.
+        unsafe { driver!(cuEventSynchronize(self.event)) }
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        if self.context.enter().is_ok() {
+            // SAFETY: created in this context, destroyed once. A lost card reports its failure elsewhere.
+            let _ = unsafe { driver!(cuEventDestroy_v2(self.event)) };
+        }
+    }
+}
+
 /// One stream.
 struct Queue {
     stream: CUstream,
@@ -36,13 +65,13 @@ struct Queue {
     /// The largest number that is known to have happened.
     done: u64,
     /// The numbers of entries that were recorded, ascending, with events that may not have happened yet.
-    recorded: VecDeque<(u64, CUevent)>,
+    recorded: VecDeque<(u64, Arc<Event>)>,
 }
 
 /// A call whose time is taken.
 struct Timing {
-    start: CUevent,
-    end: CUevent,
+    start: Event,
+    end: Event,
     timer: Timer,
 }
 
@@ -51,7 +80,7 @@ pub(crate) struct Streams {
     context: Arc<Context>,
     queues: Vec<Queue>,
     /// Events that have happened, to be used again.
-    free: Vec<CUevent>,
+    free: Vec<Arc<Event>>,
     timings: Vec<Timing>,
 }
 
@@ -97,20 +126,20 @@ impl Streams {
         if !known && number > 0 {
             let event = self.event()?;
             // SAFETY: both are of this context.
-            unsafe { driver!(cuEventRecord(event, self.queues[stream].stream))? };
+            unsafe { driver!(cuEventRecord(event.event, self.queues[stream].stream))? };
             self.queues[stream].recorded.push_back((number, event));
         }
         Ok(number)
     }
 
     /// The driver's event for a number; None when it has happened.
-    fn pending(&self, stream: usize, number: u64) -> Option<CUevent> {
+    pub(crate) fn pending(&self, stream: usize, number: u64) -> Option<Arc<Event>> {
         let queue = &self.queues[stream];
         if number <= queue.done {
             return None;
         }
         // A later event includes it.
-        queue.recorded.iter().find(|(recorded, _)| *recorded >= number).map(|(_, event)| *event)
+        queue.recorded.iter().find(|(recorded, _)| *recorded >= number).map(|(_, event)| Arc::clone(event))
     }
 
     /// What is issued to `stream` from here on runs after entry `number` of another stream.
@@ -121,16 +150,25 @@ impl Streams {
         if let Some(event) = self.pending(of, number) {
             let stream = self.issue(stream);
             // SAFETY: both are of this context.
-            unsafe { driver!(cuStreamWaitEvent(stream, event, 0))? };
+            unsafe { driver!(cuStreamWaitEvent(stream, event.event, 0))? };
         }
         Ok(())
+    }
+
+    /// What is issued to `stream` from here on runs when the word at `address` of registered memory, as the card knows it, has reached
+    /// `value`.
+    pub(crate) fn wait_for_word(&mut self, stream: usize, address: u64, value: u32) -> Result<(), Error> {
+        let condition = sys::CUstreamWaitValue_flags::CU_STREAM_WAIT_VALUE_GEQ as u32;
+        let stream = self.issue(stream);
+        // SAFETY: the stream is of this context; the word outlives the streams.
+        unsafe { driver!(cuStreamWaitValue32_v2(stream, address, value, condition)) }
     }
 
     /// Blocks the host until entry `number` of a stream is over.
     pub(crate) fn synchronize(&mut self, stream: usize, number: u64) -> Result<(), Error> {
         if let Some(event) = self.pending(stream, number) {
-            // SAFETY: the event is of this context.
-            unsafe { driver!(cuEventSynchronize(event))? };
+            self.context.made.count_wait();
+            event.synchronize()?;
             let done = &mut self.queues[stream].done;
             *done = number.max(*done);
         }
@@ -155,7 +193,8 @@ impl Streams {
         // The newest stays, so that recording again without new work needs no event.
         while queue.recorded.len() > 1 {
             let Some((number, event)) = queue.recorded.front() else { break };
-            if !has_happened(*event)? {
+            // Recorded anew, an event would not be what another thread waits for.
+            if Arc::strong_count(event) > 1 || !has_happened(event)? {
                 break;
             }
             queue.done = queue.done.max(*number);
@@ -164,37 +203,37 @@ impl Streams {
         Ok(())
     }
 
-    fn event(&mut self) -> Result<CUevent, Error> {
+    fn event(&mut self) -> Result<Arc<Event>, Error> {
         match self.free.pop() {
             Some(event) => Ok(event),
-            None => self.new_event(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING),
+            None => self.new_event(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING).map(Arc::new),
         }
     }
 
-    fn new_event(&self, flags: sys::CUevent_flags) -> Result<CUevent, Error> {
+    fn new_event(&self, flags: sys::CUevent_flags) -> Result<Event, Error> {
         let mut event = std::ptr::null_mut();
         self.context.made.count_object();
         // SAFETY: the context is current.
         unsafe { driver!(cuEventCreate(&mut event, flags as u32))? };
-        Ok(event)
+        Ok(Event { event, context: Arc::clone(&self.context) })
     }
 
     /// Starts to take the time of what is issued next to a stream.
-    pub(crate) fn start_timing(&mut self, stream: usize) -> Result<CUevent, Error> {
+    pub(crate) fn start_timing(&mut self, stream: usize) -> Result<Event, Error> {
         self.timing_event(stream)
     }
 
     /// Ends it: the time goes to `timer` once it is known.
-    pub(crate) fn end_timing(&mut self, stream: usize, start: CUevent, timer: Timer) -> Result<(), Error> {
+    pub(crate) fn end_timing(&mut self, stream: usize, start: Event, timer: Timer) -> Result<(), Error> {
         let end = self.timing_event(stream)?;
         self.timings.push(Timing { start, end, timer });
         Ok(())
     }
 
-    fn timing_event(&self, stream: usize) -> Result<CUevent, Error> {
+    fn timing_event(&self, stream: usize) -> Result<Event, Error> {
         let event = self.new_event(sys::CUevent_flags::CU_EVENT_DEFAULT)?;
         // SAFETY: both are of this context.
-        unsafe { driver!(cuEventRecord(event, self.queues[stream].stream))? };
+        unsafe { driver!(cuEventRecord(event.event, self.queues[stream].stream))? };
         Ok(event)
     }
 
@@ -202,17 +241,14 @@ impl Streams {
     fn add_times(&mut self) -> Result<(), Error> {
         let mut rest = Vec::new();
         for timing in std::mem::take(&mut self.timings) {
-            if !has_happened(timing.end)? {
+            if !has_happened(&timing.end)? {
                 rest.push(timing);
                 continue;
             }
             let mut milliseconds = 0f32;
-            // SAFETY: both events were recorded with timing and have happened; they are destroyed once.
-            unsafe {
-                driver!(cuEventElapsedTime(&mut milliseconds, timing.start, timing.end))?;
-                driver!(cuEventDestroy_v2(timing.start))?;
-                driver!(cuEventDestroy_v2(timing.end))?;
-            }
+            let (start, end) = (timing.start.event, timing.end.event);
+            // SAFETY: both events were recorded with timing and have happened.
+            unsafe { driver!(cuEventElapsedTime(&mut milliseconds, start, end))? };
             let time = Duration::from_secs_f64(f64::from(milliseconds.max(0.0)) * 1e-3);
             timing.timer.profile.add(timing.timer.key, time);
         }
@@ -221,9 +257,9 @@ impl Streams {
     }
 }
 
-fn has_happened(event: CUevent) -> Result<bool, Error> {
+fn has_happened(event: &Event) -> Result<bool, Error> {
     // SAFETY: the event is of the current context.
-    match unsafe { sys::cuEventQuery(event) } {
+    match unsafe { sys::cuEventQuery(event.event) } {
         CUresult::CUDA_ERROR_NOT_READY => Ok(false),
         result => check(result, "cuEventQuery").map(|()| true),
     }
@@ -236,15 +272,8 @@ impl Drop for Streams {
         }
         // A lost card reports its failure again; there is nothing left to do about it.
         let _ = self.drain();
-        let recorded =
-            self.queues.iter_mut().flat_map(|queue| queue.recorded.drain(..)).map(|(_, event)| event);
-        let timed = self.timings.drain(..).flat_map(|timing| [timing.start, timing.end]);
-        for event in recorded.chain(timed).chain(self.free.drain(..)) {
-            // SAFETY: created in this context, destroyed once.
-            let _ = unsafe { driver!(cuEventDestroy_v2(event)) };
-        }
         for queue in &self.queues {
-            // SAFETY: as above.
+            // SAFETY: created in this context, destroyed once.
             let _ = unsafe { driver!(cuStreamDestroy_v2(queue.stream)) };
         }
     }

@@ -96,7 +96,7 @@ impl Simulated {
         let (memory, region) = DeviceMemory::map(options.memory_bytes)?;
         let addresses = memory.addresses();
         let delta = (region.base().addr() as isize).wrapping_sub(addresses.start as isize);
-        let streams = Streams::start(Arc::clone(&kernels), options)?;
+        let streams = Streams::start(options)?;
         let simulated = Simulated { streams, addresses, delta, kernels, options, _memory: region };
         Ok((Arc::new(simulated), memory))
     }
@@ -147,9 +147,13 @@ impl Simulated {
         };
         let Call { operation, timer, .. } = call;
         let between_memories = self.copy_time(bytes);
-        let body = Body::Kernel { operation, timer, uploaded };
-        let run = Run { body, by, between_memories, is_copy, failure: None };
+        let run = self.run(Body::Kernel { operation, timer, uploaded }, by, between_memories, is_copy);
         self.streams.issue(stream, Work { run, uses, refused });
+    }
+
+    fn run(&self, body: Body, by: Caller, between_memories: Duration, is_copy: bool) -> Run {
+        let (kernels, options) = (Arc::clone(&self.kernels), self.options);
+        Run { body: Some(body), by, between_memories, is_copy, failure: None, kernels, options }
     }
 
     fn copy_time(&self, bytes: usize) -> Duration {
@@ -209,8 +213,7 @@ impl Backend for Simulated {
             on_device |= self.addresses.contains(&start);
         });
         let refused = on_device.then(|| "a disk was given device memory".to_string());
-        let body = Body::Transfer(transfer);
-        let run = Run { body, by, between_memories: Duration::ZERO, is_copy: true, failure: None };
+        let run = self.run(Body::Transfer(transfer), by, Duration::ZERO, true);
         self.streams.issue(Stream::Disk, Work { run, uses, refused });
     }
 

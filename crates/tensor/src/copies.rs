@@ -227,6 +227,13 @@ impl Device {
             .try_for_each(|stream| self.backend.synchronize(self.backend.record(stream)))
     }
 
+    /// What is issued to `stream` from here on runs after `event`, which may be of any stream: [`PendingCopy::done`],
+    /// [`PendingHostWork::done`](crate::PendingHostWork::done). The host goes on at once where the device lets its streams wait for
+    /// each other.
+    pub fn run_after(&self, event: StreamEvent, stream: Stream) {
+        self.backend.wait(stream, event);
+    }
+
     /// Later work of the compute stream runs after what was issued to `stream` so far.
     fn compute_after(&self, stream: Stream) {
         let done = self.backend.record(stream);

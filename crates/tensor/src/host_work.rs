@@ -1,5 +1,5 @@
 //! Operations that the host's processor computes on tensors in host memory, on a stream of their own: beside the kernels of
-//! a device, and beside copies. On a device whose kernels run at the call, they do too.
+//! a device, and beside copies ([`Device::run_after`] orders them). On a device whose kernels run at the call, they do too.
 
 use phalanx_trace::{Memory, Site, Stream};
 
@@ -33,6 +33,11 @@ impl PendingHostWork {
         }
         self.flights.clear();
         Ok(self.tensors.take().expect("taken once, here"))
+    }
+
+    /// The event that ends the work.
+    pub fn done(&self) -> StreamEvent {
+        self.done
     }
 }
 

@@ -28,6 +28,7 @@ pub mod operation;
 pub mod operations;
 pub mod placement;
 pub mod profile;
+pub mod queues;
 pub mod record;
 pub mod region;
 mod replay;

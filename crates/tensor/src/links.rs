@@ -105,6 +105,17 @@ pub enum LinkStep {
     Sum(PartsSum),
 }
 
+/// Whether later work of the compute stream runs behind a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Follow {
+    /// It does.
+    Ordered,
+    /// Steps of the call are still to be issued: ask again.
+    NotYet,
+    /// The device does not order them, or the link has failed: the host waits until the call is over.
+    No,
+}
+
 /// The links of a device. May be used by any thread.
 pub trait Links: Send + Sync {
     /// Makes an invitation.
@@ -141,6 +152,19 @@ pub trait Links: Send + Sync {
     /// # Errors
     /// When it failed.
     fn is_over(&self, link: LinkId) -> Result<bool, DeviceError>;
+
+    /// Lets what the compute stream is given from here on run behind `call`, which has started, so that the host need not wait until it is
+    /// over. The memory of the call may then be used as that stream orders it; if the call fails, [`Links::fail`] follows.
+    ///
+    /// # Errors
+    /// When the device cannot.
+    fn follow(&self, _link: LinkId, _call: LinkMark) -> Result<Follow, DeviceError> {
+        Ok(Follow::No)
+    }
+
+    /// The call in progress has failed, and the link is abandoned next. If the compute stream follows the call, this is a failure of the
+    /// device: what comes behind computes with what has not arrived.
+    fn fail(&self, _link: LinkId, _why: DeviceError) {}
 
     /// Ends a link whatever its state: when this returns, nothing that was started on it uses memory.
     fn abandon(&self, link: LinkId);

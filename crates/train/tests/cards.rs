@@ -8,8 +8,9 @@
 mod rig;
 
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, Barrier, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use half::{bf16, f16};
 use phalanx_collectives::linked::linked;
@@ -17,7 +18,9 @@ use phalanx_collectives::{CollectiveError, Endpoint, Group, Options, threads};
 use phalanx_cpu::Cpu;
 use phalanx_cuda::{Found, unplanned_device};
 use phalanx_models::Gpt2;
-use phalanx_tensor::{Arena, Category, Device, Element, Immediate, Memory, Tensor};
+use phalanx_tensor::operations::{Elementwise, Operation};
+use phalanx_tensor::{Arena, Category, DType, Device, Element, Immediate, Kernels, Memory, Tensor};
+use phalanx_trace::Stream;
 use phalanx_train::RunConfig;
 use phalanx_train::config::{Communication, DeviceKind, Float};
 use rig::{Ran, Steps, assert_same_state, devices, same_bits};
@@ -233,6 +236,115 @@ fn a_rank_that_stops_is_named() {
     }
 }
 
+/// A processor whose `fill` waits for a message.
+struct Held {
+    inner: Arc<Cpu>,
+    go: Mutex<Receiver<()>>,
+}
+
+impl Kernels for Held {
+    fn name(&self) -> &'static str {
+        "held"
+    }
+
+    fn threads(&self) -> usize {
+        1
+    }
+
+    fn execute(&self, operation: Operation) {
+        if let Operation::Elementwise(Elementwise::Fill(_)) = &operation {
+            self.go.lock().unwrap().recv().unwrap();
+        }
+        self.inner.execute(operation);
+    }
+}
+
+/// Two ranks gather and add 1, while the card of rank 1 stands behind work of its host. Both have issued everything before that goes on;
+/// or else rank 1 ends the job instead. What the ranks found.
+fn gathered_behind_held_work(aborts: bool) -> Vec<Result<Vec<f32>, String>> {
+    let (go, wait) = channel();
+    let (wait, issued, failed) = (Mutex::new(Some(wait)), Barrier::new(2), Barrier::new(2));
+    let one = |endpoint: Endpoint| {
+        let rank = endpoint.rank();
+        let go_on = (rank == 1).then(|| wait.lock().unwrap().take().unwrap());
+        let (_, never) = channel();
+        let held = Held { inner: Cpu::new(1), go: Mutex::new(go_on.unwrap_or(never)) };
+        let device = unplanned_device(&options(), rank, CARD_BYTES, Arc::new(held)).unwrap();
+        let endpoint = endpoint.with_options(Options { deadline: DEADLINE, ..Options::default() });
+        let group = linked(endpoint.group("data"), &device);
+        group.connect().unwrap();
+        let filled = |value: f32, elements: usize| {
+            let mut tensor = device.alloc(DType::F32, [elements], Category::Communication, "test");
+            device.upload(&vec![value; elements], tensor.view_mut());
+            tensor
+        };
+        // Kernels are loaded while no call runs.
+        let (own, mut all, ones) = (filled(rank as f32, 8), filled(0.0, 16), filled(1.0, 16));
+        device.add(ones.view(), all.view_mut());
+        device.synchronize().unwrap();
+
+        let work = (rank == 1).then(|| {
+            let on_host = device.alloc_host(DType::F32, [1], Category::Workspace, "held");
+            device.run_on_host("held", vec![on_host], |host, tensors| host.fill(tensors[0].view_mut(), 1.0))
+        });
+        if let Some(work) = &work {
+            device.run_after(work.done(), Stream::Compute);
+        }
+        let (_, mut all) = group.all_gather(own, all).wait().unwrap();
+        device.add(ones.view(), all.view_mut());
+        // Nobody comes here who has waited for the card of rank 1.
+        issued.wait();
+        if aborts && rank == 1 {
+            group.abort("no room on its disk");
+        } else if rank == 1 {
+            go.send(()).unwrap();
+        }
+        let mut found = vec![0f32; 16];
+        let read = |found: &mut [f32]| device.download(all.view(), found).map_err(|error| error.to_string());
+        let since = Instant::now();
+        let result = if rank == 0 || !aborts { Some(read(&mut found)) } else { None };
+        assert!(since.elapsed() < DEADLINE / 4, "found after {:?}", since.elapsed());
+        failed.wait();
+        if aborts && rank == 1 {
+            go.send(()).unwrap();
+        }
+        let result = result.unwrap_or_else(|| read(&mut found));
+        if aborts {
+            let next = group.all_gather(filled(0.0, 8), filled(0.0, 16)).wait().map(drop);
+            assert!(next.is_err(), "a call of a job that has ended");
+        }
+        drop(work);
+        // The emulator unloads kernels only when no card stands.
+        failed.wait();
+        result.map(|()| found)
+    };
+    std::thread::scope(|scope| {
+        let one = &one;
+        let ranks: Vec<_> = threads(2).into_iter().map(|rank| scope.spawn(move || one(rank))).collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    })
+}
+
+#[test]
+fn who_waits_for_a_call_goes_on_before_the_cards_have_come_to_it() {
+    let Some(_turn) = turn("waits of the card", 2) else { return };
+    let expected: Vec<f32> = [[1.0; 8], [2.0; 8]].concat();
+    for found in gathered_behind_held_work(false) {
+        assert_eq!(found.unwrap(), expected);
+    }
+}
+
+#[test]
+fn a_rank_that_fails_behind_a_wait_is_named_by_the_next_wait_of_the_host() {
+    let Some(_turn) = turn("a rank that fails behind a wait", 2) else { return };
+    let found = gathered_behind_held_work(true);
+    let failure = found[0].as_ref().unwrap_err();
+    for words in ["all_gather", "rank 1", "no room on its disk"] {
+        assert!(failure.contains(words), "{failure}");
+    }
+    assert!(found[1].is_err());
+}
+
 /// Two ranks on one card are refused by the library, with what helps.
 #[test]
 fn two_ranks_on_a_card_are_refused() {
@@ -286,6 +398,10 @@ fn training_between_cards_has_the_bits_of_training_through_host_memory() {
         let through_host = on_cards(&model, &config, &steps);
         config.device.communication = Communication::Nccl;
         let between = on_cards(&model, &config, &steps);
+        let made = devices::made();
+        let (follows, waits) = (made.follows(), made.waits());
+        println!("[{pipeline}, {data}, {tensor}], stage {zero}: {follows} waits by cards, {waits} by hosts");
+        assert!(follows > 0, "every wait blocks the host");
         let what = format!("{pipeline} x {data} x {tensor}, stage {zero}, {compute:?}");
         assert!(same_bits(&between.losses, &through_host.losses), "{what}: losses");
         assert!(same_bits(&between.grad_norms, &through_host.grad_norms), "{what}: norms");

@@ -10,6 +10,7 @@ mod rig;
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use phalanx_cuda::checks::graphs::fail_captures;
 use phalanx_cuda::compiler::Compiler;
 use phalanx_cuda::{Launches, Options, scratch_needed};
 use phalanx_models::Gpt2;
@@ -129,10 +130,7 @@ const PLACEMENTS: [(&str, Change); 6] = [
         (c.parallel.zero, c.memory.placement) = (3, Some(Placement::Nvme));
         c.memory.nvme_path = Some(std::env::temp_dir().as_path().into());
     }),
-    ("the host's processor updates", |c| {
-        (c.memory.optimizer, c.memory.gradients) = (Tier::Host, Tier::Host);
-        c.memory.update = UpdateOn::Host;
-    }),
+    ("the host's processor updates", updated_by_the_host),
     ("blocks computed again", |c| c.memory.checkpointing = Checkpointing::Every(1)),
     ("block inputs in host memory", |c| c.memory.activations = Tier::Host),
 ];
@@ -171,6 +169,71 @@ fn the_order_of_streams_changes_no_bit() {
     (config.parallel.zero, config.memory.placement) = (3, Some(Placement::Host));
     (config.memory.activations, config.memory.chunk) = (Tier::Host, Chunk::Mebibytes(0.02));
     check_same("in host memory, stage 3", &expected, &on_cards(&model, &config, &steps));
+    config.memory.placement = None;
+    updated_by_the_host(&mut config);
+    for zero in [1, 3] {
+        config.parallel.zero = zero;
+        let what = format!("updated by the host, stage {zero}");
+        check_same(&what, &expected, &on_cards(&model, &config, &steps));
+    }
+    // The second step has the initial parameters, as if it were the first.
+    config.parallel.zero = 2;
+    let second = on_cards(&model, &config, &steps[1..2].to_vec());
+    config.memory.delayed_update = true;
+    let delayed = on_cards(&model, &config, &steps);
+    assert!(same_bits(&delayed.losses[..2], &[expected.losses[0], second.losses[0]]), "{:?}", delayed.losses);
+    config.parallel.zero = 0;
+    check_same("delayed, stages 0 and 2", &delayed, &on_cards(&model, &config, &steps));
+}
+
+fn updated_by_the_host(config: &mut RunConfig) {
+    (config.memory.optimizer, config.memory.gradients) = (Tier::Host, Tier::Host);
+    config.memory.update = UpdateOn::Host;
+}
+
+/// What a step more costs all ranks: blocked threads of the host, and operations that the host's thread computes.
+#[test]
+fn the_hosts_updates_are_computed_beside_the_thread_that_issues_them() {
+    let Some(_turn) = turn("updates beside the issuing thread") else { return };
+    let (model, mut config, steps) = small(Float::Bf16);
+    config.memory.chunk = Chunk::Mebibytes(0.02);
+    updated_by_the_host(&mut config);
+    for is_delayed in [false, true] {
+        config.memory.delayed_update = is_delayed;
+        let counts = [&steps[..2], &steps[..3]].map(|steps| {
+            on_cards(&model, &config, &steps.to_vec());
+            [devices::made().waits(), devices::made().host_operations()]
+        });
+        let [waits, operations] = [0, 1].map(|which| counts[1][which] - counts[0][which]);
+        println!(
+            "delayed: {is_delayed}: {waits} waits of the host, {operations} operations of the host in a step"
+        );
+        assert!(operations > 0, "nothing was computed on the host's thread");
+    }
+}
+
+/// Captures that fail in the middle: their segments are issued step by step, with the same bits.
+#[test]
+fn captures_that_fail_change_no_bit() {
+    let Some(_turn) = turn("captures that fail") else { return };
+    let (model, mut config, steps) = small(Float::Bf16);
+    config.batch.micro = Some(1);
+    let whole = on_cards(&model, &config, &steps);
+    let graphs = devices::graphs_launched();
+    for nodes in [0, 3] {
+        if !fail_captures(usize::MAX, nodes) {
+            return;
+        }
+        let ran = on_cards(&model, &config, &steps);
+        assert_eq!(devices::graphs_launched(), 0, "every capture fails at node {nodes}");
+        fail_captures(4, nodes);
+        let some = on_cards(&model, &config, &steps);
+        fail_captures(0, 0);
+        check_same(&format!("all fail at node {nodes}"), &whole, &ran);
+        check_same(&format!("four fail at node {nodes}"), &whole, &some);
+        let launched = devices::graphs_launched();
+        assert!(launched > 0 && launched < graphs, "{launched} of {graphs}");
+    }
 }
 
 /// Runs with graphs and without, which have the same bits; the latter.

@@ -4,23 +4,28 @@
 //! notice ranks that stop or fail. Where it would move bytes, the device's link does (`steps.rs` has the steps of each call). Sums have the
 //! order of [`reduction`](crate::reduction), so the bits are those of every other transport.
 //!
-//! A call begins after what the device was given before. It is over when the host knows it: waits block the host, as those of calls
-//! through host memory do.
+//! A call begins after what the device was given before. Who waits for it is blocked until all ranks make it and its steps are issued;
+//! from there on, the device's compute stream waits in the host's place, where the device can order them ([`Links::follow`]), and the
+//! thread of the group looks whether the call comes to its end. One that fails then is a failure of the device: the next wait of the host
+//! returns it, as does the next call of the group.
 
+mod signal;
 mod steps;
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
 
-use phalanx_tensor::links::{INVITATION_BYTES, Invitation, LinkId, LinkMark, LinkStep, Links, Span};
+use phalanx_tensor::links::{Follow, INVITATION_BYTES, Invitation, LinkId, LinkMark, LinkStep, Links, Span};
 use phalanx_tensor::{Category, DType, Device, DeviceError, Tensor};
-use phalanx_trace::{Axis, CollectiveOp, Memory};
+use phalanx_trace::{Axis, CollectiveOp, Memory, Site};
 
 use crate::call::{Buffers, Call};
 use crate::error::CollectiveError;
 use crate::group::Group;
 use crate::mover::Mover;
-use crate::pending::{Pending, Progress};
+use crate::pending::{Pending, Progress, Unfinished};
 use crate::statistics::Statistics;
+use signal::{Signal, Stage};
 use steps::{Places, Shape};
 
 /// The group for tensors in the memory of `device`, over a link of the device. It is connected by [`Group::connect`]. A group of one rank
@@ -30,7 +35,8 @@ pub fn linked(transport: Arc<dyn Group>, device: &Device) -> Arc<dyn Group> {
     if transport.memory() == Memory::Device {
         return transport;
     }
-    Arc::new(Linked { transport, device: device.clone(), link: Arc::default() })
+    let (link, last) = (Arc::default(), Arc::default());
+    Arc::new(Linked { transport, device: device.clone(), link, last })
 }
 
 struct Linked {
@@ -38,7 +44,12 @@ struct Linked {
     device: Device,
     /// Set when the group is connected.
     link: Arc<OnceLock<LinkId>>,
+    /// The last call that the compute stream follows.
+    last: Arc<Mutex<Unfinished>>,
 }
+
+/// How long who waits for a call sleeps between two looks whether its steps are issued.
+const ISSUED_NAP: Duration = Duration::from_micros(20);
 
 impl Group for Linked {
     fn name(&self) -> &'static str {
@@ -65,6 +76,7 @@ impl Group for Linked {
         let shape = Shape::of(&call, self.rank(), self.world_size());
         let room = |elements| self.device.alloc_for_collective(shape.dtype, elements, "summands", site);
         let mut summands = Some(shape.summands()).filter(|elements| *elements > 0).map(room);
+        let mut follow = None;
         let started = if self.device.is_meta() {
             self.transport.submit(call)
         } else {
@@ -75,10 +87,17 @@ impl Group for Linked {
             let (device, link) = (self.device.clone(), Arc::clone(&self.link));
             // A group that could not be connected has ended the job: no call of it starts.
             let after = link.get().map(|link| links(&device).mark(*link));
-            self.transport.submit_moved(call, Box::new(Moves { device, link, steps, after }))
+            let signal = Arc::new(Signal::default());
+            if let (Some(link), Some(Ok(call))) = (link.get(), &after) {
+                let (device, last) = (device.clone(), Arc::clone(&self.last));
+                let (signal, transport) = (Arc::clone(&signal), Arc::clone(&self.transport));
+                follow = Some(Following { device, transport, link: *link, call: *call, signal, last });
+            }
+            self.transport
+                .submit_moved(call, Box::new(Moves { device, link, steps, after, signal, op, site }))
         };
         let started = Mutex::new(Some((started.in_flight(op, site), summands)));
-        Pending::started(Buffers::default(), Arc::new(Landing { started }), 0)
+        Pending::started(Buffers::default(), Arc::new(Landing { started, follow }), 0)
     }
 
     #[track_caller]
@@ -118,9 +137,14 @@ impl Group for Linked {
 impl Drop for Linked {
     fn drop(&mut self) {
         let Some(link) = self.link.get() else { return };
+        let last = std::mem::take(&mut *self.last.lock().unwrap_or_else(PoisonError::into_inner));
         if std::thread::panicking() {
+            // Before the call fails because its link is gone.
+            last.give_up();
             links(&self.device).abandon(*link);
         } else {
+            // A failure has ended the job; here only the link matters.
+            let _ = last.wait();
             links(&self.device).leave(*link);
         }
     }
@@ -138,6 +162,38 @@ fn span_of(tensor: &mut Tensor) -> Span {
 /// A call that was started; its parts of other ranks are freed when it is over.
 struct Landing {
     started: Mutex<Option<(Pending<Buffers>, Option<Tensor>)>>,
+    /// How the compute stream waits in the host's place; None in a dry run.
+    follow: Option<Following>,
+}
+
+/// A call that the compute stream of the device may follow.
+struct Following {
+    device: Device,
+    transport: Arc<dyn Group>,
+    link: LinkId,
+    call: LinkMark,
+    signal: Arc<Signal>,
+    last: Arc<Mutex<Unfinished>>,
+}
+
+impl Following {
+    /// Waits until the steps of the call are issued; whether the compute stream follows it then.
+    fn follow(&self) -> bool {
+        let mut stage = self.signal.wait_for_start();
+        while stage == Stage::Started {
+            match links(&self.device).follow(self.link, self.call) {
+                Ok(Follow::Ordered) => return true,
+                Ok(Follow::No) => return false,
+                Ok(Follow::NotYet) => stage = self.signal.wait_a_moment(ISSUED_NAP),
+                Err(error) => {
+                    self.transport.abort(&error.to_string());
+                    return false;
+                }
+            }
+        }
+        // The call is over, or its wait says why it is not.
+        false
+    }
 }
 
 impl Landing {
@@ -149,6 +205,17 @@ impl Landing {
 impl Progress for Landing {
     fn wait(&self, _: u64, buffers: &mut Buffers) -> Result<(), CollectiveError> {
         let Some((started, summands)) = self.take() else { return Ok(()) };
+        let mut follows = false;
+        if let Some(following) = &self.follow {
+            started.blocked(&mut || follows = following.follow());
+        }
+        if let Some(following) = self.follow.as_ref().filter(|_| follows) {
+            let (handed_over, rest) = started.hand_over();
+            *buffers = handed_over;
+            // Calls end in their order: the last one is over when all are.
+            *following.last.lock().unwrap_or_else(PoisonError::into_inner) = rest;
+            return Ok(());
+        }
         match started.wait() {
             Ok(over) => {
                 *buffers = over;
@@ -179,6 +246,16 @@ struct Moves {
     link: Arc<OnceLock<LinkId>>,
     steps: Vec<LinkStep>,
     after: Option<Result<LinkMark, DeviceError>>,
+    signal: Arc<Signal>,
+    op: CollectiveOp,
+    site: Site,
+}
+
+impl Drop for Moves {
+    fn drop(&mut self) {
+        // Over, or it has never started.
+        self.signal.set(Stage::Over);
+    }
 }
 
 impl Moves {
@@ -192,15 +269,24 @@ impl Mover for Moves {
         let steps = std::mem::take(&mut self.steps);
         let after = self.after.take().expect("a group is connected before its first call")?;
         // SAFETY: the call owns its tensors until it is over; if it fails, it is abandoned first.
-        unsafe { links(&self.device).start(self.link(), steps, after) }
+        unsafe { links(&self.device).start(self.link(), steps, after)? };
+        self.signal.set(Stage::Started);
+        Ok(())
     }
 
     fn is_over(&mut self) -> Result<bool, DeviceError> {
-        links(&self.device).is_over(self.link())
+        let is_over = links(&self.device).is_over(self.link())?;
+        if is_over {
+            self.signal.set(Stage::Over);
+        }
+        Ok(is_over)
     }
 
-    fn abandon(&mut self) {
-        links(&self.device).abandon(self.link());
+    fn abandon(&mut self, why: &str) {
+        let (device, call, reason) = (self.device.name(), self.op.name(), why.to_string());
+        let links = links(&self.device);
+        links.fail(self.link(), DeviceError { device, call, site: self.site, reason });
+        links.abandon(self.link());
     }
 }
 
@@ -225,7 +311,7 @@ impl Mover for Joining {
         self.link.get().map_or(Ok(true), |link| links(&self.device).is_over(*link))
     }
 
-    fn abandon(&mut self) {
+    fn abandon(&mut self, _: &str) {
         if let Some(link) = self.link.get() {
             links(&self.device).abandon(*link);
         }

@@ -210,6 +210,12 @@ impl Progress for CallQueue {
         state.completed >= ticket || state.failed.is_some()
     }
 
+    fn blocked(&self, wait: &mut dyn FnMut()) {
+        let start = Instant::now();
+        self.host.blocked_on(self.index, wait);
+        self.tally.blocked(start.elapsed());
+    }
+
     fn give_up(&self) {
         self.host.abort_if_panicking();
     }

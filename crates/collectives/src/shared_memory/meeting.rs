@@ -198,6 +198,12 @@ impl<'a> Meeting<'a> {
     /// follows tells the peers, so that one whose part does not end sees which rank is behind.
     pub(crate) fn run_mover(&mut self, mover: &mut dyn Mover) -> Result<(), CollectiveError> {
         let mut started = Started::start(mover)?;
+        self.wait_for_mover(&mut started).inspect_err(|error| started.note_failure(error.to_string()))?;
+        self.tick();
+        Ok(())
+    }
+
+    fn wait_for_mover(&self, started: &mut Started) -> Result<(), CollectiveError> {
         let mut watch = Watch::new(self.participation);
         let (since, end) = (Instant::now(), self.ticks + 1);
         let (mut tries, mut alone) = (0, None);
@@ -227,7 +233,6 @@ impl<'a> Meeting<'a> {
             let [min, max] = MOVER_NAP;
             std::thread::sleep((since.elapsed() / 16).clamp(min, max));
         }
-        self.tick();
         Ok(())
     }
 

@@ -65,6 +65,12 @@ entry_points! {
     /// How many exchanges with other devices NCCL has ended.
     phalanxEmulatorExchanges(out: *mut usize) call_early |driver| { put(out, driver.queues.exchanges) }
 
+    /// Lets the next captures of so many nodes fail when they are given another one, for tests of programs that capture.
+    phalanxEmulatorFailCaptures(captures: usize, nodes: usize) call_early |driver| {
+        driver.queues.fail_captures(captures, nodes);
+        Ok(())
+    }
+
     /// Writes the text of a report with a zero at its end, cut to the room that there is.
     phalanxEmulatorReport(index: usize, out: *mut c_char, bytes: usize) call_early |driver| {
         let report = driver.queues.reports.all().get(index).ok_or(Status::INVALID_VALUE)?.to_string();

@@ -83,4 +83,12 @@ entry_points! {
     cuMemHostUnregister(start: *mut c_void) call_in_context |driver| {
         driver.unpin(start as usize).map(|_| ()).map_err(|_| Status::HOST_MEMORY_NOT_REGISTERED)
     }
+
+    /// The address by which the device reaches pinned host memory: the host's own.
+    cuMemHostGetDevicePointer_v2(out: *mut u64, start: *mut c_void, flags: c_uint) call_in_context |driver| {
+        if flags != 0 || !driver.is_pinned(start as usize, 1) {
+            return Err(Status::INVALID_VALUE);
+        }
+        put(out, start as u64)
+    }
 }

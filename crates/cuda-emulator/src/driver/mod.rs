@@ -169,6 +169,7 @@ impl From<CaptureError> for Status {
             CaptureError::Unmatched => Self::STREAM_CAPTURE_UNMATCHED,
             CaptureError::Unjoined => Self::STREAM_CAPTURE_UNJOINED,
             CaptureError::Isolation => Self::STREAM_CAPTURE_ISOLATION,
+            CaptureError::Invalidated => Self::STREAM_CAPTURE_INVALIDATED,
         }
     }
 }
@@ -197,9 +198,9 @@ fn call(body: impl FnOnce(&mut Driver) -> Result<(), Status>) -> Status {
 fn call_in_context(body: impl FnOnce(&mut Driver) -> Result<(), Status>) -> Status {
     call(|driver| {
         let result = driver.in_context(body);
-        if driver.queues.take_stuck() {
+        if driver.queues.take_stuck().is_some() {
             let what =
-                "the call waits for an exchange with another device; here only calls that synchronise may";
+                "the call waits for another device or for the host; here only calls that synchronise may";
             driver.queues.report(Finding::Deadlock, "a call of the driver", None, what.to_string());
         }
         result
@@ -212,7 +213,7 @@ fn call_waiting(mut body: impl FnMut(&mut Driver) -> Result<(), Status>) -> Stat
         let mut is_stuck = false;
         let status = call(|driver| {
             let result = driver.in_context(&mut body);
-            is_stuck = driver.queues.take_stuck();
+            is_stuck = driver.queues.take_stuck().is_some();
             result
         });
         if !is_stuck || status != Status::SUCCESS {
@@ -220,6 +221,25 @@ fn call_waiting(mut body: impl FnMut(&mut Driver) -> Result<(), Status>) -> Stat
         }
         std::thread::sleep(STUCK);
     }
+}
+
+/// Runs a call that copies, and waits as long as its copy waits for another device or for the host.
+fn call_copying(body: impl FnOnce(&mut Driver) -> Result<(), Status>) -> Status {
+    let mut stuck = None;
+    let mut status = call(|driver| {
+        let result = driver.in_context(body);
+        stuck = driver.queues.take_stuck();
+        result
+    });
+    while let (Status::SUCCESS, Some(stream)) = (status, stuck) {
+        std::thread::sleep(STUCK);
+        status = call(|driver| {
+            driver.queues.synchronize(stream);
+            stuck = driver.queues.take_stuck();
+            driver.check()
+        });
+    }
+    status
 }
 
 /// Time between two looks at an exchange with another device.

@@ -63,6 +63,7 @@ statuses! {
     LAUNCH_FAILED = 719, "unspecified launch failure";
     NOT_SUPPORTED = 801, "operation not supported";
     STREAM_CAPTURE_UNSUPPORTED = 900, "operation not permitted when stream is capturing";
+    STREAM_CAPTURE_INVALIDATED = 901, "operation failed due to a previous error during capture";
     STREAM_CAPTURE_MERGE = 902, "operation would result in a merge of separate capture sequences";
     STREAM_CAPTURE_UNMATCHED = 903, "capture was not ended in the same stream as it began";
     STREAM_CAPTURE_UNJOINED = 904, "capturing stream has unjoined work";

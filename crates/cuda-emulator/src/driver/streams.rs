@@ -3,10 +3,13 @@
 use std::ffi::{c_int, c_uint, c_void};
 
 use super::{Driver, Status, call_in_context, call_waiting, entry_points, put};
-use crate::queues::{HostCall, Work};
+use crate::queues::{HostCall, HostWord, Work};
 
 /// `CU_STREAM_NON_BLOCKING`: the stream is not ordered with the default stream.
 const NON_BLOCKING: c_uint = 1;
+
+/// `CU_STREAM_WAIT_VALUE_GEQ`: the stream goes on from a value on.
+const FROM_VALUE_ON: c_uint = 0;
 
 impl Driver {
     fn create_stream(&mut self, out: *mut usize, flags: c_uint) -> Result<(), Status> {
@@ -76,5 +79,19 @@ entry_points! {
         let function = function.ok_or(Status::INVALID_VALUE)?;
         let call = HostCall { function, argument: argument as usize };
         Ok(driver.queues.enqueue(stream, Work::Call(call))?)
+    }
+
+    /// Lets the next work of a stream wait until a word of host memory that is pinned has reached a value. Words of the device's memory,
+    /// and other conditions, are not supported.
+    cuStreamWaitValue32_v2(stream: usize, address: u64, value: c_uint, flags: c_uint) call_in_context |driver| {
+        let stream = driver.stream(stream)?;
+        if flags != FROM_VALUE_ON {
+            return Err(Status::NOT_SUPPORTED);
+        }
+        let address = address as usize;
+        if !address.is_multiple_of(4) || !driver.is_pinned(address, 4) {
+            return Err(Status::INVALID_VALUE);
+        }
+        Ok(driver.queues.enqueue(stream, Work::WaitValue(HostWord { address, value }))?)
     }
 }

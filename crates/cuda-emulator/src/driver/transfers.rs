@@ -6,7 +6,7 @@
 use std::ffi::{c_uchar, c_uint, c_ushort, c_void};
 use std::sync::Arc;
 
-use super::{Driver, Status, call_in_context, entry_points};
+use super::{Driver, Status, call_copying, call_in_context, entry_points};
 use crate::queues::{Copy, Fill, Location, Work};
 
 /// A copy of rows (`CUDA_MEMCPY2D`).
@@ -125,12 +125,12 @@ fn within(to: u64, from: u64, bytes: usize) -> Copy {
 
 entry_points! {
     /// Copies to the device.
-    cuMemcpyHtoD_v2(to: u64, from: *const c_void, bytes: usize) call_in_context |driver| {
+    cuMemcpyHtoD_v2(to: u64, from: *const c_void, bytes: usize) call_copying |driver| {
         driver.copy_now(to_device(to, from, bytes))
     }
 
     /// Copies to the host.
-    cuMemcpyDtoH_v2(to: *mut c_void, from: u64, bytes: usize) call_in_context |driver| {
+    cuMemcpyDtoH_v2(to: *mut c_void, from: u64, bytes: usize) call_copying |driver| {
         driver.copy_now(to_host(to, from, bytes))
     }
 
@@ -143,7 +143,7 @@ entry_points! {
     }
 
     /// Queues a copy to the host.
-    cuMemcpyDtoHAsync_v2(to: *mut c_void, from: u64, bytes: usize, stream: usize) call_in_context |driver| {
+    cuMemcpyDtoHAsync_v2(to: *mut c_void, from: u64, bytes: usize, stream: usize) call_copying |driver| {
         driver.copy(to_host(to, from, bytes), stream)
     }
 
@@ -153,14 +153,14 @@ entry_points! {
     }
 
     /// Copies rows and waits.
-    cuMemcpy2D_v2(rows: *const RowCopy) call_in_context |driver| {
+    cuMemcpy2D_v2(rows: *const RowCopy) call_copying |driver| {
         driver.copy_rows(rows, 0)?;
         driver.queues.synchronize(0);
         Ok(())
     }
 
     /// Queues a copy of rows.
-    cuMemcpy2DAsync_v2(rows: *const RowCopy, stream: usize) call_in_context |driver| { driver.copy_rows(rows, stream) }
+    cuMemcpy2DAsync_v2(rows: *const RowCopy, stream: usize) call_copying |driver| { driver.copy_rows(rows, stream) }
 
     /// Queues a fill with a byte in the default stream.
     cuMemsetD8_v2(to: u64, value: c_uchar, count: usize) call_in_context |driver| { driver.fill(to, vec![value], count, 0) }

@@ -23,6 +23,8 @@ pub enum CaptureError {
     Unjoined,
     /// A captured stream waits for an event that was not captured.
     Isolation,
+    /// The capture has failed before, or fails because a test asked for it.
+    Invalidated,
 }
 
 /// A capture that has begun.
@@ -33,6 +35,16 @@ pub(super) struct Capture {
     streams: BTreeMap<StreamId, (usize, Vec<usize>)>,
     /// Points that were recorded, with the nodes before them.
     points: Vec<(Point, Vec<usize>)>,
+    has_failed: bool,
+}
+
+/// Captures that are to fail, for tests.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct CaptureFaults {
+    /// How many captures fail.
+    captures: usize,
+    /// How many nodes each of them has before.
+    nodes: usize,
 }
 
 impl Queues {
@@ -62,7 +74,8 @@ impl Queues {
         state.capture = Some(number);
         let graph = Graph { nodes: Vec::new(), streams: 1 };
         let streams = BTreeMap::from([(stream, (0, Vec::new()))]);
-        self.captures.push(Some(Capture { origin: stream, graph, streams, points: Vec::new() }));
+        let (points, has_failed) = (Vec::new(), false);
+        self.captures.push(Some(Capture { origin: stream, graph, streams, points, has_failed }));
         Ok(())
     }
 
@@ -81,9 +94,17 @@ impl Queues {
         for state in self.streams.values_mut().filter(|state| state.capture == Some(number)) {
             state.capture = None;
         }
+        if capture.has_failed {
+            return Err(CaptureError::Invalidated);
+        }
         let joined = capture.ancestors(&capture.streams[&stream].1);
         let all_joined = capture.streams.values().flat_map(|(_, last)| last).all(|&node| joined[node]);
         if all_joined { Ok(capture.graph) } else { Err(CaptureError::Unjoined) }
+    }
+
+    /// Lets the next `captures` captures of so many nodes fail when they are given another one.
+    pub fn fail_captures(&mut self, captures: usize, nodes: usize) {
+        self.capture_faults = CaptureFaults { captures, nodes };
     }
 
     /// The number of the capture that takes the work of a stream, and the handles of the nodes that its next one depends on; `None` for
@@ -100,6 +121,14 @@ impl Queues {
         let number =
             self.streams.get(&stream).and_then(|stream| stream.capture).ok_or(CaptureError::IllegalState)?;
         let capture = self.captures[number].as_mut().ok_or(CaptureError::IllegalState)?;
+        let faults = &mut self.capture_faults;
+        if !capture.has_failed && faults.captures > 0 && capture.graph.nodes.len() == faults.nodes {
+            faults.captures -= 1;
+            capture.has_failed = true;
+        }
+        if capture.has_failed {
+            return Err(CaptureError::Invalidated);
+        }
         let (ordinal, last) = capture.streams.get(&stream).cloned().ok_or(CaptureError::IllegalState)?;
         match work {
             Work::Record(point) => capture.points.push((point, last)),
@@ -109,6 +138,7 @@ impl Queues {
                 let nodes = nodes.clone();
                 capture.join(stream, &nodes);
             }
+            Work::WaitValue(_) => return Err(CaptureError::Unsupported),
             work => {
                 self.next_node += 1;
                 capture.graph.nodes.push(Node { handle: self.next_node, work, after: last, stream: ordinal });

@@ -27,9 +27,9 @@ pub use clock::{Clock, Point};
 pub use exchange::{Exchange, Header, Line, Parcel};
 pub use graph::{Graph, ReadyGraph};
 pub use product::{Element, Matrix, Product};
-pub use work::{Copy, Fill, HostCall, Launch, Location, Work};
+pub use work::{Copy, Fill, HostCall, HostWord, Launch, Location, Work};
 
-use capture::Capture;
+use capture::{Capture, CaptureFaults};
 use clock::Operations;
 
 /// A stream's number. 0 is the default stream.
@@ -86,11 +86,12 @@ pub struct Queues {
     pub graph_launches: usize,
     /// How many exchanges with other devices have ended.
     pub exchanges: usize,
-    /// Whether a wait ended because an exchange waits for another device.
-    is_stuck: bool,
+    /// The stream that was waited for when a wait ended early: its work waits for another device or for the host.
+    stuck: Option<StreamId>,
     streams: BTreeMap<StreamId, Stream>,
     next_stream: StreamId,
     captures: Vec<Option<Capture>>,
+    capture_faults: CaptureFaults,
     /// The last handle of a node.
     next_node: usize,
     operations: Operations,
@@ -120,10 +121,11 @@ impl Queues {
             launches: 0,
             graph_launches: 0,
             exchanges: 0,
-            is_stuck: false,
+            stuck: None,
             streams: BTreeMap::new(),
             next_stream: 0x100,
             captures: Vec::new(),
+            capture_faults: CaptureFaults::default(),
             next_node: FIRST_NODE,
             operations: Operations::default(),
             host: Clock::default(),
@@ -158,19 +160,20 @@ impl Queues {
     /// Finishes a stream's work and removes it.
     pub fn destroy_stream(&mut self, stream: StreamId) {
         self.synchronize(stream);
-        if !self.is_stuck {
+        if self.stuck.is_none() {
             self.streams.remove(&stream);
         }
     }
 
-    /// Whether a wait since the last question ended because an exchange waits for another device.
-    pub fn take_stuck(&mut self) -> bool {
-        std::mem::take(&mut self.is_stuck)
+    /// The stream that was waited for when a wait ended early, if one did since the last question: its work waits for another device or
+    /// for the host.
+    pub fn take_stuck(&mut self) -> Option<StreamId> {
+        self.stuck.take()
     }
 
     /// Whether a wait has ended early.
     pub fn is_stuck(&self) -> bool {
-        self.is_stuck
+        self.stuck.is_some()
     }
 
     /// The finding that every call returns the status of.

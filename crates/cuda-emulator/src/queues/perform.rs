@@ -17,6 +17,8 @@ impl Queues {
                 }
                 return;
             }
+            // What the host has done and waited for before it wrote the word comes before what follows.
+            Work::WaitValue(_) => return clock.join(&self.host),
             _ if self.failure.is_some_and(Finding::is_fatal) => return,
             Work::Graph(graph) => return self.run_graph(&graph, clock),
             Work::Call(call) => {

@@ -34,6 +34,7 @@ impl Queues {
             None => false,
             Some(queued) => match &mut queued.work {
                 Work::Wait(point) => point.is_reached(),
+                Work::WaitValue(word) => word.is_reached(),
                 Work::Exchange(exchange) => exchange.is_ready(),
                 _ => true,
             },
@@ -41,7 +42,7 @@ impl Queues {
     }
 
     /// Runs one piece of work that a stream needs to go on: its own next, or that of one it waits for. False if it waits for another
-    /// device, and no other stream has work either: the caller asks again later.
+    /// device or for the host, and no other stream has work either: the caller asks again later.
     fn run_needed(&mut self, stream: StreamId) -> bool {
         if self.eagerness == Eagerness::Random && self.pick(2) == 0 && self.run_any() {
             return true;
@@ -79,6 +80,11 @@ impl Queues {
         if let Some(Work::Exchange(_)) = state.queue.front().map(|queued| &queued.work) {
             return self.run_exchange(stream);
         }
+        if let Some(Work::WaitValue(word)) = state.queue.front().map(|queued| &queued.work)
+            && !word.is_reached()
+        {
+            return false;
+        }
         let Some(queued) = state.queue.pop_front() else { return true };
         let (index, mut clock) = (state.index, state.clock.clone());
         clock.join(&queued.host);
@@ -93,7 +99,7 @@ impl Queues {
     pub fn synchronize(&mut self, stream: StreamId) {
         while self.streams.get(&stream).is_some_and(|stream| !stream.queue.is_empty()) {
             if !self.run_needed(stream) {
-                self.is_stuck = true;
+                self.stuck = Some(stream);
                 return;
             }
         }
@@ -120,7 +126,7 @@ impl Queues {
             match recorder {
                 Some((&stream, _)) => {
                     if !self.run_needed(stream) {
-                        self.is_stuck = true;
+                        self.stuck = Some(stream);
                         return;
                     }
                 }
@@ -162,8 +168,10 @@ impl Queues {
     /// Whether queued work uses host memory within a range.
     pub fn uses_host_memory(&self, start: usize, bytes: usize) -> bool {
         let queued = self.streams.values().flat_map(|stream| &stream.queue);
-        queued
-            .into_iter()
-            .any(|queued| matches!(&queued.work, Work::Copy(copy) if copy.uses_host(start, bytes)))
+        queued.into_iter().any(|queued| match &queued.work {
+            Work::Copy(copy) => copy.uses_host(start, bytes),
+            Work::WaitValue(word) => (start..start + bytes).contains(&word.address),
+            _ => false,
+        })
     }
 }

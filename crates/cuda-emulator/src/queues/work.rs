@@ -2,6 +2,7 @@
 
 use std::ffi::c_void;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::execute::Operands;
 use crate::kernel::Kernel;
@@ -33,8 +34,30 @@ pub enum Work {
     Record(Point),
     /// Waits until a point is reached.
     Wait(Point),
+    /// Waits until a word of host memory has reached a value.
+    WaitValue(HostWord),
     /// Runs a graph.
     Graph(Arc<ReadyGraph>),
+}
+
+/// A word of pinned host memory, and the value from which on those who wait for it go on.
+#[derive(Clone, Copy)]
+pub struct HostWord {
+    /// Its address. Whoever queued the wait keeps the word there.
+    pub address: usize,
+    /// The value.
+    pub value: u32,
+}
+
+impl HostWord {
+    /// Whether the value is reached: the difference, as a signed number, is not negative.
+    pub(super) fn is_reached(&self) -> bool {
+        let word = std::ptr::with_exposed_provenance_mut::<u32>(self.address);
+        // SAFETY: the address was checked to be that of a word of pinned memory, which whoever queued the wait keeps; other threads
+        // only access it as an atomic number.
+        let found = unsafe { AtomicU32::from_ptr(word) }.load(Ordering::Acquire);
+        found.wrapping_sub(self.value) as i32 >= 0
+    }
 }
 
 /// A launch with its parameters.

@@ -78,6 +78,11 @@ impl Session {
         }
     }
 
+    /// Makes the context that of this thread as well.
+    pub fn enter(&self) {
+        driver!(ok(cuCtxSetCurrent(result(|out| cuDevicePrimaryCtxRetain(out, 0)))));
+    }
+
     pub fn function(&self, name: &str) -> usize {
         let name = CString::new(name).unwrap();
         driver!(result(|out| cuModuleGetFunction(out, self.module, name.as_ptr())))

@@ -1,8 +1,9 @@
 //! The links of a card: calls between cards begin behind what the stream of kernels was given before.
 
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use phalanx_tensor::links::{Invitation, LinkId, LinkMark, LinkStep};
+use phalanx_tensor::links::{Follow, Invitation, LinkId, LinkMark, LinkStep};
 use phalanx_tensor::{DeviceError, Links};
 use phalanx_trace::Site;
 
@@ -12,6 +13,9 @@ use crate::error::Error;
 use crate::links::CardLink;
 use crate::nccl::{NO_NCCL, Nccl};
 
+/// The compute stream's number.
+const COMPUTE: usize = 0;
+
 /// What a link's failure is reported as.
 fn failed(call: &'static str, site: Site) -> impl Fn(Error) -> DeviceError {
     move |error| DeviceError { device: NAME, call, site, reason: error.to_string() }
@@ -20,6 +24,11 @@ fn failed(call: &'static str, site: Site) -> impl Fn(Error) -> DeviceError {
 impl Cuda {
     fn link(&self, link: LinkId) -> Arc<Mutex<CardLink>> {
         Arc::clone(&self.links.lock().unwrap_or_else(PoisonError::into_inner)[link.0])
+    }
+
+    /// The first failure of a call that the compute stream follows.
+    pub(super) fn link_failure(&self) -> Option<DeviceError> {
+        self.failed_link.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     fn nccl(&self) -> Result<&Arc<Nccl>, Error> {
@@ -46,8 +55,8 @@ impl Links for Cuda {
             let mut state = self.lock();
             self.end_compute(&mut state)?;
             // What comes after a failure would move bytes that nobody computed.
-            if let Some(failure) = &state.failure {
-                return Ok(Err(failure.clone()));
+            if let Some(failure) = state.failure.clone().or_else(|| self.link_failure()) {
+                return Ok(Err(failure));
             }
             let compute = state.streams.compute();
             // Never the other way round: who starts a call has the link's lock and needs no other.
@@ -68,6 +77,36 @@ impl Links for Cuda {
         let link = self.link(link);
         let mut link = link.lock().unwrap_or_else(PoisonError::into_inner);
         link.advance(&self.tensors).map_err(failed("communicate", Site::caller()))
+    }
+
+    fn follow(&self, link: LinkId, call: LinkMark) -> Result<Follow, DeviceError> {
+        if self.has_failed.load(Ordering::Acquire) {
+            return Ok(Follow::No);
+        }
+        let follow = || {
+            self.context.enter()?;
+            let mut state = self.lock();
+            // What was kept so far does not wait.
+            self.flush(&mut state);
+            let compute = state.streams.issue(COMPUTE);
+            let followed =
+                self.link(link).lock().unwrap_or_else(PoisonError::into_inner).follow(call, compute)?;
+            if followed == Follow::Ordered {
+                self.context.made.count_follow();
+            }
+            Ok(followed)
+        };
+        follow().map_err(failed("follow", Site::caller()))
+    }
+
+    fn fail(&self, link: LinkId, why: DeviceError) {
+        let link = self.link(link);
+        let mut link = link.lock().unwrap_or_else(PoisonError::into_inner);
+        if link.fail() {
+            // Before the link is abandoned, which lets the compute stream go on.
+            self.failed_link.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(why);
+            self.has_failed.store(true, Ordering::Release);
+        }
     }
 
     fn abandon(&self, link: LinkId) {

@@ -1,5 +1,6 @@
 //! What graphs take of a card: as many as a device keeps are made, of small launches.
 
+use libloading::Library;
 use phalanx_tensor::{Category, DType, Device};
 
 use crate::checks::bench::Bench;
@@ -41,6 +42,18 @@ pub fn measure(bench: &Bench) -> Result<GraphFigures, Error> {
         )));
     }
     Ok(GraphFigures { graphs, nodes: graphs * STEPS_FULL, bytes })
+}
+
+/// On the emulator of the driver, lets the next captures fail when they have so many nodes and are given another one; false on a card.
+pub fn fail_captures(captures: usize, nodes: usize) -> bool {
+    /// The emulator's function.
+    type Fail = unsafe extern "C" fn(usize, usize) -> u32;
+    // SAFETY: the driver's initialisers have run; the type is that of the emulator's function.
+    let result = unsafe {
+        let Ok(library) = Library::new("libcuda.so") else { return false };
+        library.get::<Fail>(b"phalanxEmulatorFailCaptures").map(|fail| fail(captures, nodes))
+    };
+    result.is_ok_and(|status| status == 0)
 }
 
 /// Fills the parts of a tensor one by one, in so many segments of launches; all elements are `value` then.

@@ -1,11 +1,12 @@
 //! The devices of a test: the processor and the card.
 
 use std::ops::Deref;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use phalanx_cpu::Cpu;
 use phalanx_cuda::checks;
 use phalanx_cuda::{Error, Options};
+use phalanx_tensor::Kernels;
 
 /// The process has one driver, so tests take turns.
 static TURN: Mutex<()> = Mutex::new(());
@@ -37,13 +38,22 @@ impl Bench {
 
     /// `new`, with options; where the compiler and its programs are is added to them.
     pub fn of(test: &str, options: Options) -> Option<Bench> {
+        Bench::made(test, options, Cpu::new(1))
+    }
+
+    /// `new`, with kernels for operations of the host.
+    pub fn computing(test: &str, kernels: Arc<dyn Kernels>) -> Option<Bench> {
+        Bench::made(test, Options::default(), kernels)
+    }
+
+    fn made(test: &str, options: Options, kernels: Arc<dyn Kernels>) -> Option<Bench> {
         let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
         let options = Options {
             nvrtc: std::env::var_os("PHALANX_NVRTC").map(Into::into),
             cache: Some(concat!(env!("CARGO_TARGET_TMPDIR"), "/phalanx/cuda").into()),
             ..options
         };
-        match checks::Bench::new(&options, Cpu::new(1)) {
+        match checks::Bench::new(&options, kernels) {
             Ok(bench) => Some(Bench { bench, _turn: turn }),
             Err(error @ (Error::NoDriver | Error::NoCompiler { .. })) => {
                 eprintln!("{test}: skipped: {error}");

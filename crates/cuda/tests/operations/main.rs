@@ -9,6 +9,7 @@ mod copies;
 mod faults;
 mod gathered;
 mod graphs;
+mod host_stream;
 mod library;
 mod links;
 

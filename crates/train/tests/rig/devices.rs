@@ -104,6 +104,11 @@ pub fn graphs_launched() -> u64 {
     MADE.with_borrow(|made| made.as_ref().map_or(0, |made| made.launches().graphs))
 }
 
+/// What the devices of the factory which this thread has made last have asked of the driver.
+pub fn made() -> Arc<Made> {
+    MADE.with_borrow(|made| Arc::clone(made.as_ref().expect("a factory was made")))
+}
+
 /// The kernels of the processor.
 fn kernels(request: &DeviceRequest) -> std::io::Result<Arc<dyn Kernels>> {
     Ok(CpuFactory::new().kernels(request)?)
