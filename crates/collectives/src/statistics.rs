@@ -10,7 +10,8 @@ pub struct Statistics {
     pub calls: u64,
     /// Bytes that the peers read from this rank.
     pub sent_bytes: u64,
-    /// Seconds in which a caller was blocked in a wait: communication that was not overlapped.
+    /// Seconds in which a caller was blocked in a wait: communication that was not overlapped. Where a card waits in the caller's
+    /// place, only the time until the call was issued; the card's time is not measured.
     pub exposed_s: f64,
     /// Seconds from the start to the end of transfers, waiting for peers included.
     pub busy_s: f64,

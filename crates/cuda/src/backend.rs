@@ -338,9 +338,11 @@ impl Cuda {
         }
         let Some(failure) = state.failure.clone() else { return Ok(()) };
         self.has_failed.store(true, Ordering::Release);
+        // First, because streams that wait for the host go on when its operations are left out.
+        self.host.fail(&failure);
         // What was issued before runs to its end: nobody may free its memory meanwhile.
         let _ = state.streams.drain();
-        self.host.end(&failure);
+        self.host.end();
         Err(failure)
     }
 }
@@ -489,7 +491,10 @@ impl Backend for Cuda {
     fn synchronize(&self, event: StreamEvent) -> Result<(), DeviceError> {
         match (index(event.stream), &self.disk) {
             (Some(queue), _) => self.wait_for(queue, event.number),
-            (None, Some(disk)) if event.stream == Stream::Disk => disk.synchronize(event),
+            (None, Some(disk)) if event.stream == Stream::Disk => {
+                disk.synchronize(event)?;
+                self.check(self.lock())
+            }
             (None, _) => {
                 // A failure is kept, and is the first unless the card has failed before.
                 let _ = self.host.synchronize(event.number);

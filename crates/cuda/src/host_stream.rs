@@ -68,13 +68,13 @@ impl HostStream {
         // The memory is zero-filled.
         let over = HostBuffer::new(context, size_of::<u32>())?;
         let mut word = 0;
-        if has_words() {
-            // SAFETY: the context is current, the memory registered.
-            unsafe { driver!(cuMemHostGetDevicePointer_v2(&mut word, over.base().cast(), 0))? };
-        }
+        // A driver that gives no address lets no stream wait for the word, which costs a run nothing else.
+        // SAFETY: the context is current, the memory registered for cards.
+        let maps = has_words()
+            && unsafe { driver!(cuMemHostGetDevicePointer_v2(&mut word, over.base().cast(), 0)) }.is_ok();
         let shared = Arc::new(Shared { context: Arc::clone(context), kernels, over });
         let queues = Queues::start(&["cuda-host"], "the card's device").map_err(Error::Thread)?;
-        Ok(HostStream { queues, shared, word: (word != 0).then_some(word) })
+        Ok(HostStream { queues, shared, word: (maps && word != 0).then_some(word) })
     }
 
     /// Issues an operation.
@@ -137,9 +137,13 @@ impl HostStream {
         self.queues.check()
     }
 
-    /// No entry that has not begun runs from here on; returns when that which has begun is over.
-    pub(crate) fn end(&self, failure: &DeviceError) {
+    /// No entry that has not begun runs from here on.
+    pub(crate) fn fail(&self, failure: &DeviceError) {
         self.queues.fail(failure.clone());
+    }
+
+    /// Returns when all entries are over or left out.
+    pub(crate) fn end(&self) {
         let _ = self.queues.synchronize(self.queues.record(QUEUE));
     }
 }

@@ -16,8 +16,8 @@ use rustix::fs::MemfdFlags;
 use crate::driver::{Context, driver};
 use crate::error::Error;
 
-/// Flag of registered memory: usable by all contexts.
-const REGISTERED: u32 = sys::CU_MEMHOSTREGISTER_PORTABLE;
+/// Flags of registered memory: usable by all contexts, and by what runs on their cards.
+const REGISTERED: u32 = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP;
 
 /// A range of the card's addresses with memory behind it.
 pub(crate) struct CardMemory {

@@ -141,7 +141,7 @@ pub trait Links: Send + Sync {
     ///
     /// # Safety
     /// The memory of the steps stays valid until [`Links::is_over`] has said that the call is over, or the link was abandoned; and nothing
-    /// else uses it meanwhile but work that `after` includes.
+    /// else uses it meanwhile but work that `after` includes, or that follows the call ([`Links::follow`]).
     ///
     /// # Errors
     /// When the device cannot.

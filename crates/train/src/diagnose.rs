@@ -1,6 +1,7 @@
 //! Finds the first tensor that is not finite.
 //!
-//! A step whose loss or gradient norm is not finite is not applied. When no smaller loss scale is left to try, the
+//! A step whose loss or gradient norm is not finite is not applied (or only in part, with updates within backward: then the gradient
+//! that stopped them is named, and nothing of what follows is done). When no smaller loss scale is left to try, the
 //! run ends, and first the ranks look for the reason: they run the same micro-batches again, on parameters that have
 //! not changed, and count the elements of every tensor that are not finite. Tensors are numbered in the order in
 //! which a single rank would compute them, micro-batch after micro-batch. The ranks exchange the number of the first
@@ -136,6 +137,11 @@ impl Rank {
         let first = self.diagnose(number, batch, loss_scale.unwrap_or(1.0))?;
         let in_sum = first.as_ref().is_some_and(|first| first.in_sum);
         let advice = match self.spec.loss_scaling {
+            _ if self.spec.update_in_backward && self.spec.precision.communicate == DType::F16 => {
+                "where gradients or their sum over ranks exceed f16 (65,504), set precision.communicate to \"bf16\" or \"f32\"; \
+                 else lower optimizer.lr or raise schedule.warmup"
+                    .to_string()
+            }
             _ if self.spec.update_in_backward => {
                 "lower optimizer.lr or raise schedule.warmup; without memory.update_in_backward, a run names the first tensor \
                  that is not finite, and can clip gradients (optimizer.clip)"

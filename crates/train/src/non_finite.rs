@@ -1,6 +1,6 @@
 //! A step with numbers that are not finite, as the run's last error describes it.
 
-/// A step that was not applied, and why.
+/// A step that was not applied, or only in part, and why.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NonFinite {
     /// The step.
@@ -49,7 +49,8 @@ impl std::fmt::Display for NonFinite {
             )?,
             None if *in_part => write!(
                 f,
-                "step {step}: every gradient is finite, but the loss is not, or the gradient norm exceeds f32"
+                "step {step}: every gradient that was updated within backward is finite, but the loss, or the gradient of a table \
+                 that stages share, is not, or the gradient norm exceeds f32"
             )?,
             None => write!(f, "step {step}: every tensor is finite, but the gradient norm exceeds f32")?,
         }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use phalanx_collectives::{CollectiveError, Group};
 use phalanx_layers::{Activation, Context, Network, ParameterSpec};
-use phalanx_optim::LossScale;
+use phalanx_optim::{LossScale, LossScaling};
 use phalanx_parallel::pipeline::{Feed, Program, run};
 use phalanx_parallel::zero::{Holding, NotFinite};
 use phalanx_parallel::{BlockInputs, GradientNorm, Options, Stage, Zero};
@@ -97,6 +97,13 @@ impl Rank {
         network: Network,
         orders: &BTreeMap<PhaseName, Vec<u32>>,
     ) -> Rank {
+        // The configuration refuses it; a spec can be changed by hand.
+        let needs_all =
+            spec.clip != 0.0 || !matches!(spec.loss_scaling, LossScaling::Off) || spec.sequence_parallel;
+        assert!(
+            !(spec.update_in_backward && needs_all),
+            "updates within backward know no number of all gradients"
+        );
         let groups = groups.on_device(&device);
         let at = spec.mesh.coordinates(groups.world.rank());
         let outline = Arc::new(Outline::of(&network));

@@ -90,8 +90,8 @@ impl Rank {
         Ok(outcome)
     }
 
-    /// Ends updates within backward. Where this rank has stopped them, its gradients are not finite and neither is their norm, so
-    /// that all ranks stop; `applies` says that none of them does.
+    /// Ends updates within backward; `applies` says that the norm is finite. Where this rank has stopped them, it is not, so that all
+    /// ranks stop; but for a copy of a gradient that only another tensor-parallel rank counts in the norm: there this rank ends the job.
     fn finish_updates(&mut self, number: u64, applies: bool) -> Result<(), CollectiveError> {
         self.updated_in_part = self.updated_in_part.or((!applies).then_some(number));
         self.not_finite = None;
@@ -103,7 +103,7 @@ impl Rank {
             self.updated_in_part = self.updated_in_part.or(Some(number));
             let name = &self.outline.parameters[found.parameter];
             let reason = format!(
-                "the gradient of {name} is not finite on this rank alone, and memory.update_in_backward has updated others: the \
+                "step {number}: the gradient of {name} is not finite on this rank alone, and memory.update_in_backward has updated others: the \
                  last checkpoint stands"
             );
             self.groups.world.abort(&reason);

@@ -159,6 +159,27 @@ fn where_things_lie_changes_no_bit() {
     }
 }
 
+#[test]
+fn updates_within_backward_change_no_bit() {
+    let Some(_turn) = turn("updates within backward") else { return };
+    for (ranks, zero) in [(1, 0), (2, 3)] {
+        let (model, mut config, steps) = small(Float::Bf16);
+        (config.parallel.data, config.parallel.zero) = (Some(ranks), zero);
+        (config.optimizer.clip, config.memory.chunk) = (0.0, Chunk::Mebibytes(0.02));
+        let expected = on_cards(&model, &config, &steps);
+        config.memory.update_in_backward = true;
+        for (what, tier, update) in [
+            ("states on the card", Tier::Device, UpdateOn::Auto),
+            ("the host updates", Tier::Host, UpdateOn::Host),
+            ("states visit the card", Tier::Host, UpdateOn::Device),
+        ] {
+            (config.memory.optimizer, config.memory.update) = (tier, update);
+            let what = format!("{what}, {ranks} ranks, stage {zero}");
+            check_same(&what, &expected, &on_cards(&model, &config, &steps));
+        }
+    }
+}
+
 /// The order in which streams run is the driver's; the emulator's has a seed, and `cargo xtask cuda-emulator` tries several.
 #[test]
 fn the_order_of_streams_changes_no_bit() {

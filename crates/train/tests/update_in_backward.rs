@@ -16,6 +16,7 @@ use phalanx_train::config::{
     Checkpointing, Chunk, ChunkWord, Float, OptimizerKind, Placement, PrecisionConfig, Tier, UpdateOn,
     Updates,
 };
+use phalanx_train::rank::Batch;
 use phalanx_train::{Groups, Rank, RunConfig, RunError, RunPlan, Spec};
 use rig::{Policy, Ran, assert_same_state, same_bits};
 
@@ -327,14 +328,27 @@ fn faulty(spec: &Spec, groups: &Groups, parameter: usize, value: f32, armed: &Ar
 /// The place of `mlp.c_fc.weight` among the parameters of a block.
 const FC: usize = 8;
 
-/// Steps 1 and 2, the second with a fault on the last rank; each rank's error, and whether its state is finite afterwards.
-fn with_fault(config: &RunConfig, value: f32, folder: &Path) -> Vec<(String, bool, String)> {
+/// How a rank has ended: its error, whether its state is finite, what it says of a save, and the evaluation loss before and after
+/// the faulty step.
+struct Ended {
+    text: String,
+    is_finite: bool,
+    refusal: String,
+    evaluated: [f32; 2],
+}
+
+/// Steps 1 and 2, the second with a fault on the last rank, on the processor or on a simulated device.
+fn with_fault(config: &RunConfig, value: f32, host_addressable: bool, folder: &Path) -> Vec<Ended> {
     let (model, _) = rig::golden_config();
     let (steps, armed) = (rig::golden_steps(), Arc::new(AtomicBool::new(false)));
     let network = |spec: &Spec, groups: &Groups| faulty(spec, groups, FC, value, &armed);
     let body = |engine: &mut Rank, _: usize| {
         engine.import(&HuggingFaceDir::open(&rig::golden().join("gpt2")).unwrap()).unwrap();
+        let mut windows = Batch::with_rows(config.batch.global / config.data(), config.model.seq);
+        windows.tokens.fill(1);
+        let mut before = 0.0;
         for number in [1, 2] {
+            before = if number == 2 { engine.evaluate(&windows).unwrap() } else { before };
             engine.group().barrier().wait().unwrap();
             armed.store(number == 2, Ordering::Relaxed);
             engine.group().barrier().wait().unwrap();
@@ -348,13 +362,17 @@ fn with_fault(config: &RunConfig, value: f32, folder: &Path) -> Vec<(String, boo
                     let refusal = engine.save_checkpoint(folder, 2, &state).unwrap_err().to_string();
                     engine.save(|_, _| Ok(())).unwrap();
                     let is_finite = rig::pieces(engine).iter().all(|p| p.3.iter().all(|x| x.is_finite()));
-                    return (error.to_string(), is_finite, refusal);
+                    let evaluated = [before, engine.evaluate(&windows).unwrap()];
+                    return Ended { text: error.to_string(), is_finite, refusal, evaluated };
                 }
             }
         }
         panic!("the fault was not noticed");
     };
-    rig::on_ranks(&model, config, &network, &body).1
+    let spec = rig::spec(&model, config);
+    let host_addressable = spec.host_addressable && host_addressable;
+    let plan = RunPlan::new(Spec { host_addressable, ..spec }).unwrap();
+    rig::on_planned_ranks(&plan, &network, &body)
 }
 
 #[test]
@@ -362,15 +380,33 @@ fn a_gradient_that_is_not_finite_is_never_applied_and_ends_the_run() {
     let folder = tempfile::tempdir().unwrap();
     for (bits, policy) in &POLICIES[..2] {
         for (world, zero) in [(1, 0), (1, 3), (2, 0), (2, 1), (2, 2), (3, 3)] {
-            for (tier, value) in [(Tier::Device, f32::NAN), (Tier::Host, f32::INFINITY)] {
+            let placements = [
+                (Tier::Device, true, f32::NAN),
+                (Tier::Host, true, f32::INFINITY),
+                (Tier::Host, false, f32::NAN),
+                (Tier::Nvme, false, f32::INFINITY),
+            ];
+            let mut left = None;
+            for (tier, host_addressable, value) in placements {
                 let mut config = config(world, zero, *policy);
                 config.batch.global = 2 * world;
                 (config.memory.update_in_backward, config.memory.optimizer) = (true, tier);
-                let what = format!("{bits}, {world} ranks, stage {zero}, {tier:?}");
-                let ended = with_fault(&config, value, folder.path());
-                for (text, is_finite, refusal) in &ended {
+                if tier == Tier::Nvme {
+                    on_disk(&mut config);
+                    config.memory.parameters = if zero == 3 { tier } else { Tier::Device };
+                    // Updated by the host's processor, and on the device.
+                    config.memory.update = if world == 1 { UpdateOn::Device } else { UpdateOn::Auto };
+                }
+                let what = format!(
+                    "{bits}, {world} ranks, stage {zero}, {tier:?}, host addresses device memory: {host_addressable}"
+                );
+                let ended = with_fault(&config, value, host_addressable, folder.path());
+                for Ended { text, is_finite, refusal, evaluated: [before, after] } in &ended {
                     assert!(*is_finite, "{what}: a number that is not finite was applied");
-                    assert_eq!(text, &ended[0].0, "{what}: all ranks say the same");
+                    // The same chunks were updated wherever they lie, and the others have not changed.
+                    let [first, then] = *left.get_or_insert([*before, *after]);
+                    assert!(same_bits(&[first, then], &[*before, *after]), "{what}: {then} and {after}");
+                    assert_eq!(text, &ended[0].text, "{what}: all ranks say the same");
                     let start = "step 2: gradient of transformer.h.0.mlp.c_fc.weight on rank";
                     assert!(
                         text.starts_with(start) && text.contains("is not finite (1 of"),

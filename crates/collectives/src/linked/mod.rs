@@ -159,7 +159,7 @@ fn span_of(tensor: &mut Tensor) -> Span {
     Span { address: view.address().as_ptr().expose_provenance(), bytes: view.bytes() }
 }
 
-/// A call that was started; its parts of other ranks are freed when it is over.
+/// A call that was started; its parts of other ranks are freed when it is over, or when the compute stream follows it.
 struct Landing {
     started: Mutex<Option<(Pending<Buffers>, Option<Tensor>)>>,
     /// How the compute stream waits in the host's place; None in a dry run.
@@ -180,6 +180,11 @@ impl Following {
     /// Waits until the steps of the call are issued; whether the compute stream follows it then.
     fn follow(&self) -> bool {
         let mut stage = self.signal.wait_for_start();
+        if stage == Stage::Over {
+            // What the device was given before is cut here as it is where the call takes longer, so that each step has the same
+            // pieces, which a card replays as graphs.
+            let _ = links(&self.device).follow(self.link, self.call);
+        }
         while stage == Stage::Started {
             match links(&self.device).follow(self.link, self.call) {
                 Ok(Follow::Ordered) => return true,
@@ -268,7 +273,8 @@ impl Mover for Moves {
     fn start(&mut self) -> Result<(), DeviceError> {
         let steps = std::mem::take(&mut self.steps);
         let after = self.after.take().expect("a group is connected before its first call")?;
-        // SAFETY: the call owns its tensors until it is over; if it fails, it is abandoned first.
+        // SAFETY: the call owns its tensors until it is over, or until the device's compute stream follows it: then only what runs
+        // behind it uses them. If it fails, it is abandoned first.
         unsafe { links(&self.device).start(self.link(), steps, after)? };
         self.signal.set(Stage::Started);
         Ok(())

@@ -198,7 +198,11 @@ impl<'a> Meeting<'a> {
     /// follows tells the peers, so that one whose part does not end sees which rank is behind.
     pub(crate) fn run_mover(&mut self, mover: &mut dyn Mover) -> Result<(), CollectiveError> {
         let mut started = Started::start(mover)?;
-        self.wait_for_mover(&mut started).inspect_err(|error| started.note_failure(error.to_string()))?;
+        self.wait_for_mover(&mut started).inspect_err(|error| {
+            started.note_failure(error.to_string());
+            // Before the call is abandoned, which may wait for other calls of the device.
+            self.participation.host.abort_because(error);
+        })?;
         self.tick();
         Ok(())
     }

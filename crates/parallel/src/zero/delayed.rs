@@ -22,10 +22,10 @@ pub(super) struct Delayed {
     gradients: Vec<Slot>,
     /// For each chunk: the rounded parameters, in host memory.
     parameters: Vec<Slot>,
+    /// The tiles of the update that runs, in order. They read a factor, so they are dropped before it.
+    running: Vec<PendingHostWork>,
     /// The factors of gradients in host memory, `[1]`: of the update that starts next, and of the one that runs.
     factors: [Option<Tensor>; 2],
-    /// The tiles of the update that runs, in order.
-    running: Vec<PendingHostWork>,
 }
 
 /// Memory on the device for the parameters of a tile.

@@ -17,7 +17,7 @@ use phalanx_tensor::{
 };
 
 use super::states::Role;
-use super::update::{Step, stepped};
+use super::update::{Step, stepped, write_again};
 use super::visits::{AHEAD, Tile, Window};
 use super::{Map, Zero};
 
@@ -233,9 +233,6 @@ impl Zero {
         (parts, tensors): (&[(Part, Option<Tensor>)], &mut [Tensor]),
         (Step { number, lr, applies }, factor): (Step, View),
     ) {
-        if !applies {
-            return;
-        }
         let in_chunk = in_chunk(&self.map, self.options.stage, chunk, range);
         let slots = &self.states.chunks[chunk].slots;
         for segment in self.map.layout.segments(chunk, in_chunk.start as u64..in_chunk.end as u64) {
@@ -260,6 +257,10 @@ impl Zero {
                 Some(master) => (master, Some(own)),
                 None => (own, None),
             };
+            if !applies {
+                write_again(host, parameters, rounded);
+                continue;
+            }
             let gradient = gradient.expect("the tile has a gradient");
             let decays = self.map.decays[segment.parameter];
             let update = Update { number, lr, decays, parameters, rounded, gradient, factor, states };

@@ -176,10 +176,10 @@ impl Zero {
         Ok(())
     }
 
-    /// The first parameter of a chunk that has elements that are not finite, from the count of each.
+    /// The last parameter of a chunk, which backward comes to first, that has elements that are not finite, from the count of each.
     fn not_finite(&self, c: usize, counts: &[f32]) -> Option<NotFinite> {
         let first = self.map.layout.parameters(c).start;
-        let at = counts.iter().position(|count| *count > 0.0)?;
+        let at = counts.iter().rposition(|count| *count > 0.0)?;
         let stepped = stepped(&self.map, self.options.stage, c);
         let segments = self.map.layout.segments(c, stepped.start as u64..stepped.end as u64);
         let own = segments.filter(|segment| segment.parameter == first + at);

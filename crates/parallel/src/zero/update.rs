@@ -5,7 +5,7 @@ use std::ops::Range;
 use phalanx_collectives::CollectiveError;
 use phalanx_optim::Update;
 use phalanx_plan::Stage;
-use phalanx_tensor::{DeviceError, Tensor, View};
+use phalanx_tensor::{Device, DeviceError, Tensor, View, ViewMut};
 
 use super::floats::Numbers;
 use super::states::Updated;
@@ -20,7 +20,7 @@ const WINDOW: usize = 1 << 20;
 pub(super) struct Step {
     pub(super) number: u64,
     pub(super) lr: f32,
-    /// False for an update within backward that found a number that is not finite: tiles come and go, and none changes.
+    /// False for an update within backward that found a number that is not finite: tiles come and go, and none changes (rounded parameters are written again).
     pub(super) applies: bool,
 }
 
@@ -29,6 +29,13 @@ pub(super) fn stepped(map: &Map, stage: Stage, chunk: usize) -> Range<usize> {
     match stage {
         Stage::Zero => map.whole(chunk),
         _ => map.shard(chunk),
+    }
+}
+
+/// Rounds master weights that have not changed: the place of `rounded` may be one that only an update fills.
+pub(super) fn write_again(device: &Device, parameters: ViewMut, rounded: Option<ViewMut>) {
+    if let Some(rounded) = rounded {
+        device.convert(parameters.as_view(), rounded);
     }
 }
 
@@ -173,9 +180,6 @@ impl Zero {
     /// Updates elements `tile` of this rank's part of a chunk.
     pub(super) fn update_tile(&mut self, at: Tile, tile: Range<usize>, step: Step, factor: View) {
         let Step { number, lr, applies } = step;
-        if !applies {
-            return;
-        }
         let c = at.0;
         let first = stepped(&self.map, self.options.stage, c).start;
         let range = first + tile.start..first + tile.end;
@@ -193,6 +197,10 @@ impl Zero {
                 Some(master) => (master, Some(own)),
                 None => (own, None),
             };
+            if !applies {
+                write_again(&self.device, p, rounded);
+                continue;
+            }
             let update = Update {
                 number,
                 lr,

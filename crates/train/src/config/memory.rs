@@ -53,7 +53,8 @@ pub struct MemoryConfig {
     /// step, whose state is not saved.
     pub update_in_backward: bool,
     /// Size of the buffers in which optimizer states, master weights and parameters that lie elsewhere visit the device in
-    /// an update, in MiB of f32: larger chunks visit in pieces. An update has up to six such buffers for each of them.
+    /// an update, in MiB of f32: larger chunks visit in pieces. An update has up to six such buffers for each of them;
+    /// with `update_in_backward`, twice what the chunks of a block have, if that is more.
     pub buffer_mb: f64,
     /// Where the inputs of Transformer blocks wait for backward. With `checkpointing = "block"` they are all that blocks
     /// save (DeepSpeed's `cpu_checkpointing`).
