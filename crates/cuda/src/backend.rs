@@ -5,6 +5,7 @@
 
 mod links;
 mod staging;
+mod waits;
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -316,34 +317,6 @@ impl Cuda {
     fn end_compute(&self, state: &mut State) -> Result<(), Error> {
         self.flush(state);
         state.faults.fetch(state.streams.compute())
-    }
-
-    /// Blocks until entry `number` of a stream of the card is over.
-    fn wait_for(&self, queue: usize, number: u64) -> Result<(), DeviceError> {
-        let mut state = self.lock();
-        let result = self.context.enter().and_then(|()| state.streams.synchronize(queue, number));
-        if result.is_err() {
-            self.keep(&mut state, result, "synchronize", Site::caller());
-        }
-        if state.failure.is_none() {
-            state.failure = state.faults.found();
-        }
-        self.check(state)
-    }
-
-    /// Returns the first failure, if there was one; nothing that was issued runs any more then.
-    fn check(&self, mut state: MutexGuard<'_, State>) -> Result<(), DeviceError> {
-        if state.failure.is_none() {
-            state.failure = self.host.check().err().or_else(|| self.link_failure());
-        }
-        let Some(failure) = state.failure.clone() else { return Ok(()) };
-        self.has_failed.store(true, Ordering::Release);
-        // First, because streams that wait for the host go on when its operations are left out.
-        self.host.fail(&failure);
-        // What was issued before runs to its end: nobody may free its memory meanwhile.
-        let _ = state.streams.drain();
-        self.host.end();
-        Err(failure)
     }
 }
 
