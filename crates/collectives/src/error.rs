@@ -26,6 +26,14 @@ pub enum CollectiveError {
         /// The call, how long it waited, and what the missing rank did last.
         report: String,
     },
+    /// All ranks made the call and their devices came to it, but it did not end before the deadline.
+    #[error("a call between devices does not end: {report}")]
+    Stuck {
+        /// The first rank on which it did not end.
+        rank: usize,
+        /// The call, how long the devices were in it, and all ranks on which it did not end.
+        report: String,
+    },
     /// A rank ended normally while others still waited for it.
     #[error("rank {rank} has left: {report}")]
     Left {

@@ -11,6 +11,13 @@ pub trait Mover: Send {
     /// When the device cannot.
     fn start(&mut self) -> Result<(), DeviceError>;
 
+    /// Whether the device has come to the call: what it was given before is over. Called again and again until it is, or until the call is
+    /// over.
+    ///
+    /// # Errors
+    /// When it failed.
+    fn has_begun(&mut self) -> Result<bool, DeviceError>;
+
     /// Whether this rank's part is over. Called again and again until it is.
     ///
     /// # Errors
@@ -34,6 +41,10 @@ impl<'a> Started<'a> {
         let mut started = Started { mover, is_over: false, why: "a panic".to_string() };
         started.mover.start().inspect_err(|error| started.why = error.to_string())?;
         Ok(started)
+    }
+
+    pub(crate) fn has_begun(&mut self) -> Result<bool, DeviceError> {
+        self.mover.has_begun()
     }
 
     pub(crate) fn is_over(&mut self) -> Result<bool, DeviceError> {

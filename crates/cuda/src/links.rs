@@ -49,6 +49,8 @@ pub(crate) struct CardLink {
     /// None once the link was ended.
     communicator: Option<Communicator>,
     stream: CUstream,
+    /// The card has come to the call that was started last.
+    begun: CUevent,
     done: CUevent,
     state: State,
     steps: VecDeque<LinkStep>,
@@ -115,6 +117,7 @@ impl CardLink {
             gate: Arc::clone(modules.gate()),
             communicator: None,
             stream: std::ptr::null_mut(),
+            begun: std::ptr::null_mut(),
             done: std::ptr::null_mut(),
             state: State::Joining,
             steps: VecDeque::new(),
@@ -134,7 +137,7 @@ impl CardLink {
             driver!(cuCtxGetStreamPriorityRange(&mut lowest, &mut highest))?;
             driver!(cuStreamCreateWithPriority(&mut link.stream, flags, highest))?;
         }
-        link.done = link.event()?;
+        (link.begun, link.done) = (link.event()?, link.event()?);
         link.communicator = Some(nccl.join(invitation, rank, ranks)?);
         Ok(link)
     }
@@ -176,12 +179,25 @@ impl CardLink {
         let (mark, event) = self.marks.pop_front().expect("each call has a mark");
         assert_eq!(mark, after, "calls start in the order of their marks");
         // SAFETY: both are of this context. The event may be recorded anew from here on.
-        unsafe { driver!(cuStreamWaitEvent(self.stream, event, 0))? };
+        unsafe {
+            driver!(cuStreamWaitEvent(self.stream, event, 0))?;
+            driver!(cuEventRecord(self.begun, self.stream))?;
+        }
         self.free.push(event);
         self.gate.begin_call();
         (self.started, self.is_followed) = (after, false);
         (self.state, self.steps) = (State::Issuing, steps.into());
         self.advance(tensors).map(drop)
+    }
+
+    /// Whether the card has come to the call that was started last.
+    pub(crate) fn has_begun(&self) -> Result<bool, Error> {
+        self.context.enter()?;
+        // SAFETY: the event is of this context.
+        match unsafe { sys::cuEventQuery(self.begun) } {
+            CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            result => check(result, "cuEventQuery").map(|()| true),
+        }
     }
 
     /// Moves the link along; whether what was started is over.
@@ -337,7 +353,7 @@ impl Drop for CardLink {
             return;
         }
         let marks = self.marks.drain(..).map(|(_, event)| event);
-        let events = marks.chain(self.free.drain(..)).chain([self.done]);
+        let events = marks.chain(self.free.drain(..)).chain([self.begun, self.done]);
         // SAFETY: created in this context, destroyed once; null where their creation failed. A failure leaves them.
         unsafe {
             for event in events.filter(|event| !event.is_null()) {

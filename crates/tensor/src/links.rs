@@ -147,6 +147,15 @@ pub trait Links: Send + Sync {
     /// When the device cannot.
     unsafe fn start(&self, link: LinkId, steps: Vec<LinkStep>, after: LinkMark) -> Result<(), DeviceError>;
 
+    /// Whether the device has come to the call in progress: what [`Links::mark`] had marked for it is over. A device that cannot tell says so
+    /// of every call; then the time that it computes before counts as time of the call.
+    ///
+    /// # Errors
+    /// When it failed.
+    fn has_begun(&self, _link: LinkId) -> Result<bool, DeviceError> {
+        Ok(true)
+    }
+
     /// Moves a link along; whether what was started on it is over.
     ///
     /// # Errors

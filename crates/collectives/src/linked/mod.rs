@@ -280,6 +280,10 @@ impl Mover for Moves {
         Ok(())
     }
 
+    fn has_begun(&mut self) -> Result<bool, DeviceError> {
+        links(&self.device).has_begun(self.link())
+    }
+
     fn is_over(&mut self) -> Result<bool, DeviceError> {
         let is_over = links(&self.device).is_over(self.link())?;
         if is_over {
@@ -311,6 +315,11 @@ impl Mover for Joining {
         let first = self.link.set(link).is_ok();
         assert!(first, "a group is connected once");
         Ok(())
+    }
+
+    /// Connecting takes a while among many ranks: one that works is waited for.
+    fn has_begun(&mut self) -> Result<bool, DeviceError> {
+        Ok(false)
     }
 
     fn is_over(&mut self) -> Result<bool, DeviceError> {

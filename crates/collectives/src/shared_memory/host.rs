@@ -78,6 +78,7 @@ impl Host {
             CollectiveError::Disagreement { report } => (self.rank, true, report.clone()),
             CollectiveError::Aborted { rank, reason } => (*rank, false, reason.clone()),
             CollectiveError::Missing { rank, .. }
+            | CollectiveError::Stuck { rank, .. }
             | CollectiveError::Left { rank, .. }
             | CollectiveError::Disconnected { rank, .. }
             | CollectiveError::Unreadable { rank, .. } => (*rank, false, error.to_string()),

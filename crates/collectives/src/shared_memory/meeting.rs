@@ -194,50 +194,57 @@ impl<'a> Meeting<'a> {
         self.peers().try_for_each(|q| self.wait(q, self.ticks))
     }
 
-    /// Lets devices move the bytes of the call, on which all members agree, and waits until this rank's part is over. The tick that
-    /// follows tells the peers, so that one whose part does not end sees which rank is behind.
+    /// Lets devices move the bytes of the call, on which all members agree, and waits until this rank's part is over. One tick tells the
+    /// peers that this rank's device has come to the call, another one that its part is over, so that they see which rank is behind.
     pub(crate) fn run_mover(&mut self, mover: &mut dyn Mover) -> Result<(), CollectiveError> {
         let mut started = Started::start(mover)?;
         self.wait_for_mover(&mut started).inspect_err(|error| {
             started.note_failure(error.to_string());
             // Before the call is abandoned, which may wait for other calls of the device.
             self.participation.host.abort_because(error);
-        })?;
-        self.tick();
-        Ok(())
+        })
     }
 
-    fn wait_for_mover(&self, started: &mut Started) -> Result<(), CollectiveError> {
+    /// A rank whose device has not come to the call computes, for as long as that takes. Once all devices have come to it, nothing that a
+    /// rank computes excuses a call that does not end: a host that waits for its card may keep a core busy.
+    fn wait_for_mover(&mut self, started: &mut Started) -> Result<(), CollectiveError> {
         let mut watch = Watch::new(self.participation);
-        let (since, end) = (Instant::now(), self.ticks + 1);
-        let (mut tries, mut alone) = (0, None);
-        while !started.is_over()? {
+        let (begun, over) = (self.ticks + 1, self.ticks + 2);
+        let (since, mut tries, mut all_have_begun) = (Instant::now(), 0, None);
+        loop {
+            if self.ticks < begun && started.has_begun()? {
+                self.tick();
+            }
+            if started.is_over()? {
+                (self.ticks..over).for_each(|_| self.tick());
+                return Ok(());
+            }
             if tries < MOVER_TRIES {
                 tries += 1;
                 std::thread::yield_now();
                 continue;
             }
-            let Participation { host, options, rank, pair, members, .. } = self.participation;
-            let peers = || (0..members.len()).filter(|q| *q != rank && pair.is_none_or(|pair| pair == *q));
-            match peers().find(|q| self.progress(*q) < end) {
-                Some(q) => watch.look_around(q, self.count_at(end))?,
-                // All others are done: this rank's own device is what is waited for.
-                None => {
-                    host.aborted()?;
-                    host.control.rank(host.rank).sign();
-                    if alone.get_or_insert_with(Instant::now).elapsed() >= options.deadline {
-                        let seconds = options.deadline.as_secs_f64();
-                        let report = format!(
-                            "its device has not ended its part of the call {seconds:.1} s after all others had ended theirs"
-                        );
-                        return Err(CollectiveError::Missing { rank: members[rank], report });
-                    }
+            let other = |ticks: u32| self.behind(ticks).find(|q| *q != self.rank());
+            if let Some(q) = other(begun) {
+                watch.look_around(q, self.count_at(begun))?;
+            } else {
+                watch.sign(other(over).map(|q| (q, self.count_at(over))))?;
+                let all_have_begun =
+                    (self.ticks >= begun).then(|| *all_have_begun.get_or_insert_with(Instant::now));
+                if let Some(late) = all_have_begun.filter(|since| watch.is_late(*since)) {
+                    return Err(watch.stuck(late.elapsed(), self.behind(over)));
                 }
             }
             let [min, max] = MOVER_NAP;
             std::thread::sleep((since.elapsed() / 16).clamp(min, max));
         }
-        Ok(())
+    }
+
+    /// The members of the call, this one and those of other hosts among them, that have not made `ticks`.
+    fn behind(&self, ticks: u32) -> impl Iterator<Item = usize> {
+        let Participation { rank, pair, members, .. } = self.participation;
+        let all = (0..members.len()).filter(move |q| *q == rank || pair.is_none_or(|pair| pair == *q));
+        all.filter(move |q| self.progress(*q) < ticks)
     }
 
     fn spin(&self, q: usize, ticks: u32) -> bool {
@@ -274,5 +281,109 @@ impl<'a> Meeting<'a> {
             slot.sleep(seen, Watch::SLICE);
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use phalanx_tensor::{DeviceError, Region};
+
+    use crate::shared_memory::control::Control;
+    use crate::shared_memory::host::Host;
+    use crate::shared_memory::memory::Memory;
+    use crate::shared_memory::options::Options;
+
+    /// A device that comes to its call and ends it so long after its start; None: never.
+    struct Device {
+        begins: Option<Duration>,
+        ends: Option<Duration>,
+        since: Instant,
+    }
+
+    impl Device {
+        fn has(&self, after: Option<Duration>) -> Result<bool, DeviceError> {
+            Ok(after.is_some_and(|after| self.since.elapsed() >= after))
+        }
+    }
+
+    impl Mover for Device {
+        fn start(&mut self) -> Result<(), DeviceError> {
+            Ok(())
+        }
+        fn has_begun(&mut self) -> Result<bool, DeviceError> {
+            self.has(self.begins)
+        }
+        fn is_over(&mut self) -> Result<bool, DeviceError> {
+            self.has(self.ends)
+        }
+        fn abandon(&mut self, _: &str) {}
+    }
+
+    const DEADLINE: Duration = Duration::from_millis(400);
+
+    /// One call between the devices of two ranks, both of which keep a core busy; results by rank.
+    fn call(devices: [[Option<u64>; 2]; 2]) -> [Result<(), CollectiveError>; 2] {
+        let control = Arc::new(Control::create(Region::anonymous(Control::bytes(2)).unwrap(), 2, 2));
+        control.open_channel(0);
+        let options = Options { deadline: DEADLINE, ..Options::default() };
+        let is_over = AtomicBool::new(false);
+        let rank = |rank: usize| {
+            let host = Host::new(Arc::clone(&control), Memory::Threads, rank, 0..2);
+            let (host, options, group, patience) = (&*host, &options, "data", Patience::CALLER);
+            let (members, here) = (&[0, 1], &[true; 2]);
+            let part =
+                Participation { host, options, group, channel: 0, members, here, rank, pair: None, patience };
+            let millis = |time: Option<u64>| time.map(Duration::from_millis);
+            let [begins, ends] = devices[rank].map(millis);
+            let mut tables = Tables::new(2);
+            Meeting::new(part, &mut tables).run_mover(&mut Device { begins, ends, since: Instant::now() })
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    (0..2).for_each(|rank| control.rank(rank).note_work());
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+            });
+            let other = scope.spawn(|| rank(1));
+            let own = rank(0);
+            let other = other.join().unwrap();
+            is_over.store(true, Ordering::Relaxed);
+            [own, other]
+        })
+    }
+
+    #[test]
+    fn a_call_that_no_device_ends_is_named_though_ranks_are_busy() {
+        let since = Instant::now();
+        let results = call([[Some(0), None], [Some(100), None]]);
+        assert!(since.elapsed() >= DEADLINE + Duration::from_millis(100));
+        let stuck = |error: &CollectiveError| matches!(error, CollectiveError::Stuck { rank: 0, report } if report.contains("ranks [0, 1]"));
+        let errors = results.map(|result| result.unwrap_err());
+        assert!(errors.iter().any(stuck), "{errors:?}");
+        assert!(errors.iter().all(|error| error.to_string().contains("does not end")), "{errors:?}");
+    }
+
+    #[test]
+    fn the_rank_whose_part_does_not_end_is_named() {
+        let [own, other] = call([[Some(0), Some(0)], [Some(0), None]]);
+        own.unwrap();
+        let error = other.unwrap_err();
+        assert!(
+            matches!(&error, CollectiveError::Stuck { rank: 1, report } if report.contains("ranks [1]")),
+            "{error}"
+        );
+    }
+
+    /// Rank 1's device computes for several deadlines before it comes to the call.
+    #[test]
+    fn a_device_that_computes_before_a_call_is_waited_for() {
+        for result in call([[Some(0), Some(1300)], [Some(1200), Some(1300)]]) {
+            result.unwrap();
+        }
     }
 }

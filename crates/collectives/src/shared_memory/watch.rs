@@ -104,11 +104,9 @@ impl<'a> Watch<'a> {
     /// Returns an error if the wait for member `q`, which ends when its counter reaches `until`, cannot succeed. Called
     /// after it was seen not to have arrived.
     pub(crate) fn look_around(&mut self, q: usize, until: u32) -> Result<(), CollectiveError> {
-        let Participation { host, options, members, channel, .. } = self.participation;
-        host.aborted()?;
-        host.control.rank(host.rank).sign();
-        let wait = Wait { peer: members[q], pair: self.participation.pair.is_some(), until };
-        host.control.slot(channel, host.rank).note_wait(Some(wait));
+        let Participation { host, options, members, .. } = self.participation;
+        let wait = self.wait_for(q, until);
+        self.note(Some(wait))?;
         let now = Instant::now();
         let Some(looked) = self.looked.replace(now) else { return Ok(()) };
         self.waited += now.duration_since(looked).min(Self::COUNTED_MAX).min(options.deadline / 4);
@@ -138,6 +136,45 @@ impl<'a> Watch<'a> {
             (options.notice)(&self.report(wait).1);
         }
         Ok(())
+    }
+
+    fn wait_for(&self, q: usize, until: u32) -> Wait {
+        Wait { peer: self.participation.members[q], pair: self.participation.pair.is_some(), until }
+    }
+
+    /// Gives a sign of life and notes whom this rank waits for, unless the job has ended.
+    fn note(&self, wait: Option<Wait>) -> Result<(), CollectiveError> {
+        let Participation { host, channel, .. } = self.participation;
+        host.aborted()?;
+        host.control.rank(host.rank).sign();
+        host.control.slot(channel, host.rank).note_wait(wait);
+        Ok(())
+    }
+
+    /// While devices are in a call: returns an error if the job has ended; others see that this rank lives and for which member's count it
+    /// waits, if for any. [`Watch::is_late`] bounds the wait.
+    pub(crate) fn sign(&mut self, wait: Option<(usize, u32)>) -> Result<(), CollectiveError> {
+        self.looked = Some(Instant::now());
+        self.note(wait.map(|(q, until)| self.wait_for(q, until)))
+    }
+
+    /// Whether the deadline has passed since `since`, whatever ranks have computed.
+    pub(crate) fn is_late(&self, since: Instant) -> bool {
+        since.elapsed() >= self.participation.options.deadline
+    }
+
+    /// The devices of all ranks have been in the call for `time`, and it is not over on `members`.
+    pub(crate) fn stuck(&mut self, time: Duration, members: impl Iterator<Item = usize>) -> CollectiveError {
+        let Participation { host, members: ranks, rank, group, .. } = self.participation;
+        self.gave_up = true;
+        let late: Vec<usize> = members.map(|q| ranks[q]).collect();
+        let call = self.participation.slot(rank).newest().describe(group);
+        let report = format!(
+            "{call} is not over on ranks {late:?} {:.1} s after the devices of all its ranks had come to it (a connection between them \
+             may be down; where a call may take longer, give a longer deadline, run.stall_timeout_s)",
+            time.as_secs_f64()
+        );
+        CollectiveError::Stuck { rank: late.first().copied().unwrap_or(host.rank), report }
     }
 
     /// The call in which member `q` waits for this rank while this rank waits for it in another call: a call of the

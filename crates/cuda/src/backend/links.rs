@@ -73,6 +73,12 @@ impl Links for Cuda {
         started.map_err(failed("start", Site::caller()))
     }
 
+    fn has_begun(&self, link: LinkId) -> Result<bool, DeviceError> {
+        let link = self.link(link);
+        let link = link.lock().unwrap_or_else(PoisonError::into_inner);
+        link.has_begun().map_err(failed("communicate", Site::caller()))
+    }
+
     fn is_over(&self, link: LinkId) -> Result<bool, DeviceError> {
         let link = self.link(link);
         let mut link = link.lock().unwrap_or_else(PoisonError::into_inner);
