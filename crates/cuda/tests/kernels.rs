@@ -8,6 +8,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use phalanx_cuda::cache::Cache;
 use phalanx_cuda::compiler::{Code, Compiler};
@@ -107,41 +108,59 @@ fn compiler(test: &str) -> Option<Compiler> {
     Some(Compiler::load(Some(Path::new(&folder))).unwrap())
 }
 
-/// Compiles all programs for an architecture and compares them with its table.
-fn check(architecture: &str) {
-    let Some(compiler) = compiler(architecture) else { return };
-    let mut table = String::from("program,kernel,registers,spill_bytes,shared_bytes,mma\n");
-    let mut spills = Vec::new();
-    for program in programs() {
-        let compiled = compiler.compile(&program, architecture, Code::Ptx).unwrap();
-        if architecture == EMULATED {
-            // The tests on the emulator need not compile it again.
-            let cache = Cache::new(&Path::new(env!("CARGO_TARGET_TMPDIR")).join("phalanx/cuda"));
-            cache.keep(compiler.version(), &program, architecture, (Code::Ptx, &compiled.image)).unwrap();
-        }
-        let ptx = String::from_utf8_lossy(&compiled.image);
-        let kernels = usages(&compiled.log, &ptx);
-        assert!(!kernels.is_empty(), "the log of {} names no kernel:\n{}", program.describe(), compiled.log);
-        for (kernel, usage) in kernels {
-            let Usage { registers, spill_bytes, shared_bytes, products } = usage;
-            assert!(registers > 0, "{kernel} of {}: {}", program.describe(), compiled.log);
-            if spill_bytes > 0 {
-                spills.push(format!("{kernel} of {}: {spill_bytes} bytes", program.describe()));
-            }
-            let program = program.describe();
-            writeln!(table, "{program},{kernel},{registers},{spill_bytes},{shared_bytes},{products}")
-                .unwrap();
-        }
+/// The architectures of the tables.
+const ARCHITECTURES: [&str; 3] = [EMULATED, "sm_90", "sm_100"];
+
+/// What the kernels of a program use on an architecture: lines of its table, and those that spill.
+#[derive(Default)]
+struct Rows {
+    table: String,
+    spills: Vec<String>,
+}
+
+fn rows(compiler: &Compiler, program: &Program, architecture: &str) -> Rows {
+    let compiled = compiler.compile(program, architecture, Code::Ptx).unwrap();
+    if architecture == EMULATED {
+        // The tests on the emulator need not compile it again.
+        let cache = Cache::new(&Path::new(env!("CARGO_TARGET_TMPDIR")).join("phalanx/cuda"));
+        cache.keep(compiler.version(), program, architecture, (Code::Ptx, &compiled.image)).unwrap();
     }
-    assert!(spills.is_empty(), "kernels that spill registers:\n{}", spills.join("\n"));
-    if compiler.version() != TABLE_VERSION {
-        let (major, minor) = compiler.version();
-        eprintln!(
-            "{architecture}: not compared with the table, which is of another NVRTC than {major}.{minor}"
-        );
-        return;
+    let (ptx, program) = (String::from_utf8_lossy(&compiled.image), program.describe());
+    let kernels = usages(&compiled.log, &ptx);
+    assert!(!kernels.is_empty(), "the log of {program} names no kernel:\n{}", compiled.log);
+    let mut rows = Rows::default();
+    for (kernel, usage) in kernels {
+        let Usage { registers, spill_bytes, shared_bytes, products } = usage;
+        assert!(registers > 0, "{kernel} of {program}: {}", compiled.log);
+        if spill_bytes > 0 {
+            rows.spills.push(format!("{kernel} of {program} for {architecture}: {spill_bytes} bytes"));
+        }
+        writeln!(rows.table, "{program},{kernel},{registers},{spill_bytes},{shared_bytes},{products}")
+            .unwrap();
     }
-    compare(architecture, &table);
+    rows
+}
+
+/// Compiles all programs for all architectures, on all cores: by architecture, in the order of `programs`.
+fn compile_all(compiler: &Compiler, programs: &[Program]) -> Vec<Rows> {
+    let jobs: Vec<_> = ARCHITECTURES.iter().flat_map(|of| programs.iter().map(move |p| (*of, p))).collect();
+    let next = AtomicUsize::new(0);
+    let work = || {
+        let take = || jobs.get(next.fetch_add(1, Ordering::Relaxed)).copied();
+        let mut done = Vec::new();
+        while let Some((architecture, program)) = take() {
+            done.push(((architecture, program.describe()), rows(compiler, program, architecture)));
+        }
+        done
+    };
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let mut done: BTreeMap<_, _> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
+        threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
+    });
+    jobs.iter()
+        .map(|(architecture, program)| done.remove(&(*architecture, program.describe())).unwrap())
+        .collect()
 }
 
 fn compare(architecture: &str, table: &str) {
@@ -174,18 +193,21 @@ fn compare(architecture: &str, table: &str) {
 }
 
 #[test]
-fn kernels_for_sm_80() {
-    check("sm_80");
-}
-
-#[test]
-fn kernels_for_sm_90() {
-    check("sm_90");
-}
-
-#[test]
-fn kernels_for_sm_100() {
-    check("sm_100");
+fn kernels_use_what_the_tables_say() {
+    let Some(compiler) = compiler("kernels") else { return };
+    let programs = programs();
+    let all = compile_all(&compiler, &programs);
+    let spills: Vec<_> = all.iter().flat_map(|rows| rows.spills.iter().map(String::as_str)).collect();
+    assert!(spills.is_empty(), "kernels that spill registers:\n{}", spills.join("\n"));
+    if compiler.version() != TABLE_VERSION {
+        let (major, minor) = compiler.version();
+        eprintln!("not compared with the tables, which are of another NVRTC than {major}.{minor}");
+        return;
+    }
+    for (architecture, rows) in ARCHITECTURES.iter().zip(all.chunks(programs.len())) {
+        let rows: String = rows.iter().map(|rows| rows.table.as_str()).collect();
+        compare(architecture, &format!("program,kernel,registers,spill_bytes,shared_bytes,mma\n{rows}"));
+    }
 }
 
 #[test]

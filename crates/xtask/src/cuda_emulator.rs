@@ -4,19 +4,20 @@
 use std::env;
 use std::io::{Error, Result};
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
 
 use crate::cuda_kernels::{self, Arguments};
+use crate::test_programs::{self, TestFile, TestProgram, cargo};
 
 /// The file that the emulator is built as, and the names by which the dynamic loader looks for a driver, for cuBLASLt and for NCCL.
 const BUILT: &str = "libphalanx_cuda_emulator.so";
 const NAMES: [&str; 3] = ["libcuda.so", "libcublasLt.so", "libnccl.so.2"];
 
-/// Test files: every operation beside the processor's, and training.
-const TESTS: [&str; 2] = ["operations", "cuda"];
+/// Test files on one card: every operation beside the processor's, training, and the program.
+const TESTS: [TestFile; 3] = [("cuda", "operations"), ("train", "cuda"), ("program", "cuda")];
 
-/// The test file of ranks with cards of their own, and how many cards it needs.
-const CARDS: (&str, &str) = ("cards", "4");
+/// Test files of ranks with cards of their own, and how many cards they need.
+const CARDS: ([TestFile; 2], &str) = ([("train", "cards"), ("program", "cards")], "4");
 
 /// The test that runs with several orders of streams.
 const ORDERS: &str = "the_order_of_streams_changes_no_bit";
@@ -43,26 +44,28 @@ pub fn run(args: &[&str]) -> ExitCode {
 }
 
 fn tests(nvrtc: &Path, seeds: u64) -> Result<bool> {
-    let cargo = || Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     if !cargo().args(["build", "--package", "phalanx-cuda-emulator"]).status()?.success() {
         return Ok(false);
     }
-    let driver = driver_folder()?;
-    let run = |tests: &[&str], more: &[&str], seed: u64, cards: &str| {
-        let mut command = cargo();
-        // With the features of the whole workspace, for which everything else is built.
-        command.args(["test", "--quiet", "--workspace"]).args(tests.iter().flat_map(|test| ["--test", test]));
-        command.arg("--").args(more);
-        command.env("PHALANX_NVRTC", nvrtc).env("PHALANX_EMULATOR_SEED", seed.to_string());
-        command.env("PHALANX_EMULATOR_CARDS", cards);
-        command.env("LD_LIBRARY_PATH", library_path(&driver)).status()
+    let library_path = library_path(&driver_folder()?);
+    let Some(programs) = test_programs::build(&[&TESTS[..], &CARDS.0].concat())? else { return Ok(false) };
+    let run = |program: &TestProgram, more: &[&str], seed: u64, cards: &str| {
+        let variables = [
+            ("PHALANX_NVRTC", nvrtc.into()),
+            ("PHALANX_EMULATOR_SEED", seed.to_string().into()),
+            ("PHALANX_EMULATOR_CARDS", cards.into()),
+            ("LD_LIBRARY_PATH", library_path.clone()),
+        ];
+        program.run(&[&["--quiet"], more].concat(), &variables)
     };
-    if !run(&TESTS, &[], 0, "1")?.success() || !run(&[CARDS.0], &[], 0, CARDS.1)?.success() {
-        return Ok(false);
+    for (at, program) in programs.iter().enumerate() {
+        if !run(program, &[], 0, if at < TESTS.len() { "1" } else { CARDS.1 })? {
+            return Ok(false);
+        }
     }
     for seed in 1..seeds {
         println!("order of streams {seed} of {}", seeds - 1);
-        if !run(&TESTS[1..], &["--exact", ORDERS], seed, "1")?.success() {
+        if !run(&programs[1], &["--exact", ORDERS], seed, "1")? {
             eprintln!("training failed on the emulator with PHALANX_EMULATOR_SEED={seed}");
             return Ok(false);
         }

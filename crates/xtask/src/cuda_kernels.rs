@@ -8,6 +8,8 @@ use std::io::{Error, ErrorKind, Result};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
+use crate::test_programs;
+
 /// The package and its version, whose figures are in `crates/cuda/kernels/table`.
 const PACKAGE: &str = "nvidia-cuda-nvrtc==13.5.37";
 
@@ -45,10 +47,8 @@ pub fn run(args: &[&str]) -> ExitCode {
         return ExitCode::from(2);
     };
     with_compiler(&arguments, |nvrtc| {
-        let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-        let mut command = Command::new(cargo);
-        command.args(["test", "--quiet", "--workspace", "--test", "kernels"]);
-        Ok(command.env("PHALANX_NVRTC", nvrtc).status()?.success())
+        let Some(programs) = test_programs::build(&[("cuda", "kernels")])? else { return Ok(false) };
+        programs[0].run(&["--quiet"], &[("PHALANX_NVRTC", nvrtc.into())])
     })
 }
 

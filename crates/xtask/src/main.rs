@@ -18,6 +18,7 @@ mod reliability;
 mod rules;
 mod simulated;
 mod source;
+mod test_programs;
 mod words;
 mod workspace;
 

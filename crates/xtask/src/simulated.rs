@@ -1,7 +1,9 @@
 //! `cargo xtask simulated`: runs the engine's tests on the simulated accelerator, with many seeds.
 
-use std::env;
-use std::process::{Command, ExitCode};
+use std::io::Result;
+use std::process::ExitCode;
+
+use crate::test_programs::{self, TestProgram};
 
 /// Seeds that are run where nobody says how many.
 const SEEDS: u64 = 20;
@@ -32,30 +34,39 @@ pub fn run(args: &[&str]) -> ExitCode {
         }
     }
     let tests = if short { &SHORT[..] } else { &TESTS[..] };
+    let files: Vec<_> = tests.iter().map(|test| ("train", *test)).collect();
+    let programs = match test_programs::build(&files) {
+        Ok(Some(programs)) => programs,
+        Ok(None) => return ExitCode::FAILURE,
+        Err(cause) => return could_not_run(&cause),
+    };
     for seed in 1..=seeds {
         println!("simulated accelerator, seed {seed} of {seeds}");
-        match on_seed(seed, tests) {
+        match on_seed(seed, &programs) {
             Ok(true) => {}
             Ok(false) => {
                 eprintln!("tests failed on the simulated accelerator with seed {seed}");
                 return ExitCode::FAILURE;
             }
-            Err(cause) => {
-                eprintln!("the tests could not run: {cause}");
-                return ExitCode::from(2);
-            }
+            Err(cause) => return could_not_run(&cause),
         }
     }
     println!("{} with {seeds} seeds on the simulated accelerator: all passed", tests.join(", "));
     ExitCode::SUCCESS
 }
 
-/// Runs the tests with one seed.
-fn on_seed(seed: u64, tests: &[&str]) -> std::io::Result<bool> {
-    let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let mut command = Command::new(cargo);
-    command.args(["test", "--quiet", "--package", "phalanx-train"]);
-    command.args(tests.iter().flat_map(|test| ["--test", test]));
-    command.env("PHALANX_TEST_DEVICE", format!("simulated:{seed}"));
-    Ok(command.status()?.success())
+fn could_not_run(cause: &std::io::Error) -> ExitCode {
+    eprintln!("the tests could not run: {cause}");
+    ExitCode::from(2)
+}
+
+/// Runs the tests with one seed, up to the first file that fails.
+fn on_seed(seed: u64, programs: &[TestProgram]) -> Result<bool> {
+    let device = [("PHALANX_TEST_DEVICE", format!("simulated:{seed}").into())];
+    for program in programs {
+        if !program.run(&["--quiet"], &device)? {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
