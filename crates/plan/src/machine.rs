@@ -52,6 +52,10 @@ pub struct Machine {
     pub memory_bytes: u64,
     /// Bytes of host memory that a rank may use.
     pub host_bytes: u64,
+    /// Whether the device is the host's processor. Then calls compute when they are made, so that a transfer begins after the kernels
+    /// before it; and copies and collectives take cores from kernels. Only the disk works beside them.
+    #[serde(default)]
+    pub computes_on_host: bool,
     /// 10^12 operations per second of matrix products, by element type.
     pub tflops: BTreeMap<DType, f64>,
     /// 10^9 bytes per second that kernels read and write in device memory.

@@ -3,6 +3,10 @@
 //! Each stream runs its work in order, beside the others. Work starts when the host has issued it and its stream is free;
 //! events order streams, and the host waits where the trace says so. A call takes what the machine's rates allow at least,
 //! and issuing takes no time. Where compute waits, the trace says for what: copies between memories, or collectives.
+//!
+//! Where the device is the host's processor ([`Machine::computes_on_host`]), a call computes before the next one is issued, and copies,
+//! operations of the host and collectives run on the cores that compute: kernels lose their time. Transfers of the disk take no
+//! cores.
 
 use std::collections::HashMap;
 
@@ -34,6 +38,8 @@ pub struct PhaseTime {
     pub host_s: f64,
     /// Seconds of all collectives.
     pub collective_s: f64,
+    /// Seconds of everything that the cores of the host do one after another, where the device is the host's processor; else 0.
+    pub cores_s: f64,
 }
 
 impl PhaseTime {
@@ -48,7 +54,7 @@ impl PhaseTime {
         self.streams().into_iter().reduce(longest).map_or("compute", |(_, name)| name)
     }
 
-    fn streams(&self) -> [(f64, &'static str); 6] {
+    fn streams(&self) -> [(f64, &'static str); 7] {
         [
             (self.compute_s, "compute"),
             (self.to_device_s, "copies to the device"),
@@ -56,6 +62,7 @@ impl PhaseTime {
             (self.disk_s, "the disk"),
             (self.host_s, "the host's processor"),
             (self.collective_s, "collectives"),
+            (self.cores_s, "the cores that compute and communicate"),
         ]
     }
 }
@@ -141,6 +148,7 @@ impl Clocks {
                     let seconds = machine.kernel_s(0, *bytes, Rate::Host);
                     self.run(Stream::Host, seconds);
                     self.time.host_s += seconds;
+                    self.take_cores(seconds, Cause::Host, machine);
                 }
                 Event::Kernel { flops, bytes, rate, .. } => {
                     let seconds = machine.kernel_s(*flops, *bytes, *rate);
@@ -148,15 +156,11 @@ impl Clocks {
                     self.free[0] += seconds;
                     self.note(Stream::Compute, seconds);
                     self.time.compute_s += seconds;
+                    self.time.cores_s += if machine.computes_on_host { seconds } else { 0.0 };
                 }
                 Event::Copy { from, to, bytes, stream, .. } => {
                     let seconds = machine.copy_s([*from, *to], *bytes)?;
-                    self.run(*stream, seconds);
-                    match stream {
-                        Stream::ToDevice => self.time.to_device_s += seconds,
-                        Stream::ToHost => self.time.to_host_s += seconds,
-                        _ => self.time.disk_s += seconds,
-                    }
+                    self.copy(*stream, seconds, machine);
                 }
                 Event::Collective(collective) => {
                     let seconds = machine.collective_s(collective)?;
@@ -166,6 +170,7 @@ impl Clocks {
                     let end = self.run(Stream::Communication, seconds);
                     self.collectives.push(end);
                     self.time.collective_s += seconds;
+                    self.take_cores(seconds, Cause::Collectives, machine);
                 }
                 Event::Wait { collective } => {
                     let own = (*collective as usize).checked_sub(self.first_collective);
@@ -178,15 +183,8 @@ impl Clocks {
                     self.events.insert(*number, (self.free[slot(*stream)], cause));
                 }
                 Event::StreamWait { number, stream } => {
-                    let Some((at, cause)) = self.events.get(number).copied() else { continue };
-                    let stream = slot(*stream);
-                    match stream {
-                        0 => self.compute_from(at, cause),
-                        _ if at > self.free[stream] => {
-                            self.free[stream] = at;
-                            self.delayed_by_host[stream] = cause == Some(Cause::Host);
-                        }
-                        _ => {}
+                    if let Some(event) = self.events.get(number).copied() {
+                        self.stream_wait(slot(*stream), event);
                     }
                 }
                 Event::HostWait { number } => {
@@ -199,8 +197,45 @@ impl Clocks {
                 | Event::Step { .. }
                 | Event::Use { .. } => {}
             }
+            // The thread that issues calls is the one that computes.
+            if machine.computes_on_host && self.free[0] > self.host.0 {
+                self.host = (self.free[0], None);
+            }
         }
         Some(())
+    }
+
+    fn copy(&mut self, stream: Stream, seconds: f64, machine: &Machine) {
+        self.run(stream, seconds);
+        match stream {
+            Stream::ToDevice => self.time.to_device_s += seconds,
+            Stream::ToHost => self.time.to_host_s += seconds,
+            _ => self.time.disk_s += seconds,
+        }
+        if stream != Stream::Disk {
+            self.take_cores(seconds, Cause::Copies, machine);
+        }
+    }
+
+    /// The stream of a slot continues when an event has happened.
+    fn stream_wait(&mut self, stream: usize, (at, cause): (f64, Option<Cause>)) {
+        match stream {
+            0 => self.compute_from(at, cause),
+            _ if at > self.free[stream] => {
+                self.free[stream] = at;
+                self.delayed_by_host[stream] = cause == Some(Cause::Host);
+            }
+            _ => {}
+        }
+    }
+
+    /// Work beside compute that takes its cores, where the device is the host's processor. While compute would wait for that work anyway, it
+    /// loses nothing: it then waits for so much less.
+    fn take_cores(&mut self, seconds: f64, cause: Cause, machine: &Machine) {
+        if machine.computes_on_host {
+            self.time.cores_s += seconds;
+            self.compute_from(self.free[0] + seconds, Some(cause));
+        }
     }
 
     /// Work of a stream; returns its end.
@@ -271,6 +306,7 @@ mod tests {
             sources: Vec::new(),
             memory_bytes: 1,
             host_bytes: 1,
+            computes_on_host: false,
             tflops: BTreeMap::new(),
             memory_gb_per_s: 1.0,
             host_gb_per_s: 0.25,
@@ -293,8 +329,12 @@ mod tests {
     }
 
     fn time(events: Vec<Event>) -> Option<PhaseTime> {
+        time_on(events, &machine())
+    }
+
+    fn time_on(events: Vec<Event>, machine: &Machine) -> Option<PhaseTime> {
         let phases = vec![Phase { name: PhaseName::Step, events }];
-        phase_time(&Trace { rank: 0, phases, faults: Vec::new() }, PhaseName::Step, &machine())
+        phase_time(&Trace { rank: 0, phases, faults: Vec::new() }, PhaseName::Step, machine)
     }
 
     #[test]
@@ -377,6 +417,65 @@ mod tests {
         ];
         let behind = self::time(events).unwrap();
         assert_eq!([behind.seconds, behind.exposed_host_s, behind.exposed_copy_s], [6.0, 5.0, 0.0]);
+    }
+
+    /// Kernels, then an update that reads its states from disk and writes them back.
+    fn update_behind_kernels() -> Vec<Event> {
+        let stream = Stream::Disk;
+        vec![
+            kernel(3),
+            copy(Memory::Disk, Memory::Device, 1, stream),
+            Event::Record { number: 0, stream },
+            Event::StreamWait { number: 0, stream: Stream::Compute },
+            kernel(1),
+            copy(Memory::Disk, Memory::Device, 1, stream),
+            kernel(3),
+        ]
+    }
+
+    /// A device computes what was issued while the disk reads ahead; the processor issues a read when it has computed what comes before.
+    #[test]
+    fn on_the_processor_a_transfer_begins_behind_the_kernels_before_it() {
+        let device = time(update_behind_kernels()).unwrap();
+        assert_eq!([device.seconds, device.exposed_copy_s, device.disk_s], [7.0, 0.0, 4.0]);
+        let processor = Machine { computes_on_host: true, ..machine() };
+        // 3 s, the read of 2 s, 1 s, and the second read beside the last 3 s.
+        let time = time_on(update_behind_kernels(), &processor).unwrap();
+        assert_eq!([time.seconds, time.compute_s, time.exposed_copy_s], [9.0, 7.0, 2.0]);
+        assert_eq!((time.floor_s(), time.cores_s, device.cores_s), (7.0, 7.0, 0.0));
+    }
+
+    /// Copies between memories, updates of the host and collectives run on the cores that compute.
+    #[test]
+    fn on_the_processor_other_work_takes_the_time_of_kernels() {
+        let processor = Machine { computes_on_host: true, ..machine() };
+        let (up, host) = (Stream::ToDevice, Stream::Host);
+        let update = Event::Kernel { name: "u", flops: 0, bytes: GB, rate: Rate::Host, forward_flops: 0 };
+        let events = vec![
+            copy(Memory::Host, Memory::Device, 2, up),
+            Event::Record { number: 0, stream: up },
+            update,
+            Event::Record { number: 1, stream: host },
+            kernel(5),
+            Event::StreamWait { number: 0, stream: Stream::Compute },
+            Event::HostWait { number: 1 },
+            kernel(1),
+        ];
+        // A device of its own does 4 s of the update and 2 s of the copy beside the kernels.
+        assert_eq!(time(events.clone()).unwrap().seconds, 6.0);
+        let shared = time_on(events, &processor).unwrap();
+        assert_eq!([shared.seconds, shared.compute_s, shared.cores_s], [12.0, 6.0, 12.0]);
+        assert_eq!([shared.exposed_copy_s, shared.exposed_host_s], [2.0, 4.0]);
+        assert_eq!(shared.limit(), "the cores that compute and communicate");
+        // What compute waits for anyway is not counted twice.
+        let waited = vec![
+            copy(Memory::Host, Memory::Device, 2, up),
+            Event::Record { number: 0, stream: up },
+            Event::StreamWait { number: 0, stream: Stream::Compute },
+            kernel(1),
+        ];
+        let waited = time_on(waited, &processor).unwrap();
+        assert_eq!([waited.seconds, waited.exposed_copy_s], [3.0, 2.0]);
     }
 
     #[test]

@@ -39,7 +39,7 @@ impl Budget {
     }
 
     /// Bytes that the largest rank needs, or all ranks together.
-    fn needed(&self, planned: &Planned) -> u64 {
+    pub fn needed(&self, planned: &Planned) -> u64 {
         match self {
             Budget::Device(_) | Budget::Card(_) | Budget::Rank(_) => {
                 planned.needed_by_one(self.need()) + self.between_hosts(planned)
@@ -92,7 +92,8 @@ impl Budget {
         }
     }
 
-    fn bytes(&self) -> u64 {
+    /// Bytes that there are.
+    pub fn bytes(&self) -> u64 {
         match self {
             Budget::Device(bytes)
             | Budget::Card(bytes)
@@ -327,8 +328,13 @@ fn advice(planned: &Planned, budget: &Budget) -> String {
 /// # Errors
 /// The bytes needed and available, and changes that need less.
 pub fn check_memory(planned: &Planned) -> Result<()> {
-    let budgets = [card(planned), limit(planned), machine::available().map(Budget::Machine)];
-    budgets.iter().flatten().try_for_each(|budget| check(planned, budget))
+    budgets(planned).iter().try_for_each(|budget| check(planned, budget))
+}
+
+/// The memories within which a run must stay.
+pub fn budgets(planned: &Planned) -> Vec<Budget> {
+    let machine = machine::available().map(Budget::Machine);
+    [card(planned), limit(planned), machine].into_iter().flatten().collect()
 }
 
 fn check(planned: &Planned, budget: &Budget) -> Result<()> {

@@ -95,6 +95,7 @@ fn measured(planned: &Planned, sizes: &[u64], environment: Environment) -> Resul
         )],
         memory_bytes: available,
         host_bytes: available,
+        computes_on_host: matches!(planned.config.device.choice(), DeviceChoice::Cpu),
         tflops,
         memory_gb_per_s: bandwidth.max() / 1e9,
         host_gb_per_s: bandwidth.max() / 1e9,

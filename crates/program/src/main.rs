@@ -30,6 +30,7 @@ mod flight;
 mod foreign_keys;
 mod host_kernels;
 mod hosts;
+mod kept_budget;
 mod kept_kernels;
 mod keys;
 mod launch;

@@ -18,9 +18,25 @@ const PROGRAM: u64 = 48 << 20;
 /// Estimated bytes of each thread: its stack and its buffers for packed matrices.
 const THREAD: u64 = 6 << 20;
 
+/// Which budgets were filled in, and not given.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Filled {
+    /// `memory.device_budget_mb`.
+    pub device: bool,
+    /// `memory.host_budget_mb`.
+    pub host: bool,
+}
+
 /// Fills in `memory.device_budget_mb` for `auto`: what `memory.limit_mb` or this machine's available memory leaves each rank.
 /// The memory of a simulated device, where it is given, is its budget. `ranks` share this machine.
-pub fn fill(config: &mut RunConfig, ranks: usize) {
+pub fn fill(config: &mut RunConfig, ranks: usize) -> Filled {
+    let given = [config.memory.device_budget_mb, config.memory.host_budget_mb];
+    fill_in(config, ranks);
+    let filled = [config.memory.device_budget_mb, config.memory.host_budget_mb];
+    Filled { device: filled[0] != given[0], host: filled[1] != given[1] }
+}
+
+fn fill_in(config: &mut RunConfig, ranks: usize) {
     if config.memory.placement != Some(Placement::Auto) || config.memory.device_budget_mb.is_some() {
         return;
     }
@@ -31,20 +47,24 @@ pub fn fill(config: &mut RunConfig, ranks: usize) {
     if config.device.kind == DeviceKind::Cuda {
         return fill_card(config, ranks);
     }
-    let share = machine::available().map(|available| available.bytes / ranks as u64);
-    let limit = config.memory.limit_mb.map(|mib| (mib * MIB) as u64);
-    if let Some(bytes) = [share, limit].into_iter().flatten().min() {
+    if let Some(bytes) = share(config, ranks) {
         set_device(config, bytes);
     }
 }
 
-/// Fills in what a rank may take of its card, and its share of this machine's memory for what does not fit there.
+/// What `memory.limit_mb` or this machine's available memory leaves each rank.
+fn share(config: &RunConfig, ranks: usize) -> Option<u64> {
+    let share = machine::available().map(|available| available.bytes / ranks as u64);
+    let limit = config.memory.limit_mb.map(|mib| (mib * MIB) as u64);
+    [share, limit].into_iter().flatten().min()
+}
+
+/// Fills in what a rank may take of its card, and its share of this machine's memory, or of `memory.limit_mb`, for what does not fit there.
 fn fill_card(config: &mut RunConfig, ranks: usize) {
     if let Ok(bytes) = cards::share_bytes(config, ranks) {
         set_device(config, bytes);
     }
-    let share = machine::available().map(|available| available.bytes / ranks as u64);
-    if let (Some(bytes), None) = (share, config.memory.host_budget_mb) {
+    if let (Some(bytes), None) = (share(config, ranks), config.memory.host_budget_mb) {
         config.memory.host_budget_mb =
             Some((bytes.saturating_sub(process(config) + DRIVER_HOST_BYTES).max(1 << 20) >> 20) as f64);
     }

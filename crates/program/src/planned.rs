@@ -31,6 +31,9 @@ pub struct Planned {
     across: Option<Across>,
 }
 
+/// Makes the plan of a synchronous run, with offsets or without.
+pub type MakePlan = fn(Spec) -> Result<RunPlan, PlanError>;
+
 /// Ranks on several hosts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Across {
@@ -83,7 +86,7 @@ impl Planned {
     }
 
     fn by(
-        synchronous: fn(Spec) -> Result<RunPlan, PlanError>,
+        synchronous: MakePlan,
         config: ResolvedConfig,
         model: Arc<dyn Model>,
         evaluated: usize,
@@ -101,9 +104,17 @@ impl Planned {
     /// # Errors
     /// An invalid configuration.
     pub fn with(&self, change: impl FnOnce(&mut RunConfig)) -> Result<Planned> {
+        self.again(change, RunPlan::without_offsets)
+    }
+
+    /// The plan of another run, made by `make`: its configuration differs in what `change` does.
+    ///
+    /// # Errors
+    /// An invalid configuration, a budget that is too small.
+    pub fn again(&self, change: impl FnOnce(&mut RunConfig), make: MakePlan) -> Result<Planned> {
         let (config, evaluated) = self.changed(change)?;
         let model = Arc::clone(&self.plan.spec.model);
-        Ok(Planned::by(RunPlan::without_offsets, config, model, evaluated)?.across(self.across.clone()))
+        Ok(Planned::by(make, config, model, evaluated)?.across(self.across.clone()))
     }
 
     /// The most that a rank needs, of what `need` counts, in another run, whose configuration differs in what `change` does.

@@ -8,7 +8,7 @@ use phalanx_tensor::ProductMethod;
 use phalanx_train::config::DeviceKind;
 use phalanx_train::dataset::{self, DataDigests, Prepared, TOKENS_FILE};
 use phalanx_train::run_files::CONFIG_FILE;
-use phalanx_train::{Dataset, ResolvedConfig, RunConfig};
+use phalanx_train::{Dataset, ResolvedConfig, RunConfig, RunPlan};
 
 use crate::checksums::{CHECKSUMS_FILE, Checksums, digest};
 use crate::environment::Environment;
@@ -20,7 +20,7 @@ use crate::run_folder::{GIVEN_FILE, PLAN_FILE, RunFolder};
 use crate::staged::Staged;
 use crate::task::{Show, TrainTask};
 use crate::user_config::UserConfig;
-use crate::{cards, disk_check, machine, plan_report, resume, shape, tokenizing};
+use crate::{cards, disk_check, kept_budget, machine, plan_report, resume, shape, tokenizing};
 
 /// A run whose files are prepared and whose plan fits; its folder has not changed yet.
 pub struct Prepares {
@@ -208,7 +208,9 @@ fn plan(
     let Resolved { config, model, .. } = &resolved;
     let opened = Dataset::open_checked(config, &folder, model.shape().vocab, expected.as_deref());
     let (data, blake3) = opened.map_err(|error| what_to_do(error, config, is_new))?;
+    let filled = resolved.filled;
     let planned = Planned::of(resolved, data.evaluated())?.across(across);
+    let planned = kept_budget::keep(planned, filled, crate::fit::budgets, RunPlan::new)?;
     crate::fit::check_memory(&planned)?;
     let notes = disk_check::check(&planned)?;
     if show == Show::Progress {

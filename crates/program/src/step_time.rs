@@ -54,6 +54,9 @@ impl StepTime {
         row("disk", time.disk_s, share(time.disk_s));
         row("the host's processor", time.host_s, share(time.host_s));
         row("collectives", time.collective_s, share(time.collective_s));
+        if self.machine.computes_on_host {
+            row("the cores: kernels, copies, collectives", time.cores_s, share(time.cores_s));
+        }
         row("exposed: compute waits for copies", time.exposed_copy_s, share(time.exposed_copy_s));
         row("exposed: for the host's processor", time.exposed_host_s, share(time.exposed_host_s));
         row("exposed: for collectives", time.exposed_collective_s, share(time.exposed_collective_s));

@@ -352,10 +352,11 @@ impl<'a> Search<'a> {
     fn fewest_on_disk(&self, count: usize) -> Result<Option<usize>, BudgetError> {
         let Some(limit) = self.auto.host_bytes else { return Ok(Some(count)) };
         let fits = |on_disk| self.host(count, on_disk).map(|bytes| bytes <= limit);
-        if count == 0 || limit == u64::MAX || fits(0)? {
+        // Collectives may pass through host memory wherever chunks lie.
+        if limit == u64::MAX || fits(0)? {
             return Ok(Some(0));
         }
-        if !self.auto.disk || !fits(count)? {
+        if count == 0 || !self.auto.disk || !fits(count)? {
             return Ok(None);
         }
         let (mut too_few, mut enough) = (0, count);

@@ -10,7 +10,7 @@ use phalanx_trace::{Category, PhaseName};
 use phalanx_train::config::memory::Folders;
 use phalanx_train::config::{Chunk, Float, Placement};
 use phalanx_train::planning::{BudgetError, PlanError};
-use phalanx_train::{RunConfig, RunPlan};
+use phalanx_train::{RunConfig, RunPlan, Spec};
 use rig::assert_same_state;
 
 const MIB: f64 = 1_048_576.0;
@@ -131,6 +131,32 @@ fn a_byte_less_than_the_smallest_budget_is_refused() {
         // Planned peaks are multiples of an alignment of some bytes.
         let refused = plan(&auto(&base, smallest - 4096)).err().expect("refused").to_string();
         assert!(refused.contains("the smallest that would do is memory.device_budget_mb"), "{refused}");
+    }
+}
+
+/// Collectives of a device with a memory of its own pass through host memory, also where no chunk lies there.
+#[test]
+fn the_buffers_of_collectives_count_where_nothing_leaves_the_device() {
+    let folder = tempfile::tempdir().unwrap();
+    let (model, _) = rig::golden_config();
+    let of = |config: &RunConfig| {
+        let spec = rig::spec(&model, config);
+        RunPlan::new(Spec { host_addressable: false, ..spec })
+    };
+    for (world, zero) in [(2, 0), (2, 2), (4, 3)] {
+        let base = config(world, zero, Float::Bf16);
+        let need = of(&base).unwrap().arena_bytes_max();
+        for disk in [false, true] {
+            let base = if disk { on_disk(base.clone(), folder.path()) } else { base.clone() };
+            let budget = |host_mb| auto(&in_host(base.clone(), host_mb), need);
+            let refused = of(&budget(0.01)).err().expect("10 KiB of host memory are refused");
+            let PlanError::Budget(BudgetError::Host { smallest_bytes, .. }) = refused else {
+                panic!("{refused}")
+            };
+            let plan = of(&budget(smallest_bytes as f64 / MIB)).expect("the smallest budget that would do");
+            let used = plan.ranks.iter().map(|rank| rank.host.arena_bytes).max().unwrap();
+            assert!(used > 10 << 10 && used <= smallest_bytes, "{used} of {smallest_bytes}");
+        }
     }
 }
 

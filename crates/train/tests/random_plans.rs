@@ -170,6 +170,20 @@ fn random_configurations_hold_what_was_planned() {
 /// The number of random budgets that are tried; 12 when left out.
 const BUDGETS: &str = "PHALANX_RANDOM_BUDGETS";
 
+/// Changes a configuration so that it updates each chunk within backward: one micro-batch, no clipping, no loss scale. False where it
+/// is not a run then.
+fn update_early(config: &mut RunConfig, model: &Gpt2) -> bool {
+    let precision = &mut config.precision;
+    if precision.compute == Float::F16 {
+        precision.compute = Float::Bf16;
+        precision.accumulate = [Float::F32, Float::Bf16][usize::from(precision.accumulate == Float::F16)];
+    }
+    (config.parallel.sequence_parallel, config.parallel.schedule) = (false, "model".into());
+    (config.optimizer.clip, config.memory.update_in_backward) = (0.0, true);
+    config.batch.global = config.batch.micro.unwrap() * config.data();
+    config.check().is_ok() && Spec::new(config, model.clone(), config.batch.global, 1).is_ok()
+}
+
 /// A random budget for `need` bytes of device memory, with the memories below it.
 fn with_budget(
     config: &RunConfig,
@@ -217,10 +231,19 @@ fn random_budgets_run_as_planned_or_are_refused() {
     let wanted = std::env::var(BUDGETS).map_or(12, |count| count.parse().expect("a number of budgets"));
     let folder = tempfile::tempdir().unwrap();
     let mut numbers = SplitMix64::new(29);
-    let (mut ran, mut refused, mut away) = (0, 0, 0);
+    let (mut ran, mut refused, mut away, mut early) = (0, 0, 0, 0);
     while ran + refused < wanted {
-        let Some((model, config)) = random(&mut numbers) else { continue };
-        let need = RunPlan::without_offsets(rig::spec(&model, &config)).unwrap().arena_bytes_max();
+        let Some((model, mut config)) = random(&mut numbers) else { continue };
+        let [updates_early, host_addressable] = [3, 2].map(|of| numbers.next_u64() % of == 0);
+        if updates_early && !update_early(&mut config, &model) {
+            continue;
+        }
+        // Half of them run on simulated devices, whose memory the host cannot address.
+        let spec = |config: &RunConfig| {
+            let spec = rig::spec(&model, config);
+            Spec { host_addressable: spec.host_addressable && host_addressable, ..spec }
+        };
+        let need = RunPlan::without_offsets(spec(&config)).unwrap().arena_bytes_max();
         let mut config = with_budget(&config, need, folder.path(), &mut numbers);
         if config.check().is_err() {
             continue;
@@ -228,7 +251,7 @@ fn random_budgets_run_as_planned_or_are_refused() {
         // At most one refusal for each memory: the refused budget is replaced by the one that would do.
         let mut refusals = 0;
         let plan = loop {
-            match RunPlan::new(rig::spec(&model, &config)) {
+            match RunPlan::new(spec(&config)) {
                 Ok(plan) => break plan,
                 Err(PlanError::Budget(BudgetError::Device { smallest_bytes, .. })) => {
                     config.memory.device_budget_mb = Some(smallest_bytes as f64 / 1_048_576.0);
@@ -243,11 +266,12 @@ fn random_budgets_run_as_planned_or_are_refused() {
         };
         run_within(&plan, &config);
         (ran, refused) = if refusals > 0 { (ran, refused + 1) } else { (ran + 1, refused) };
+        early += usize::from(updates_early);
         away +=
             usize::from(plan.ranks.iter().any(|rank| rank.disk.arena_bytes + rank.host.arena_bytes > 4096));
     }
     assert!(
-        ran >= wanted / 4 && refused > 0 && away > wanted / 3,
-        "{ran} ran, {refused} refused, {away} away"
+        ran >= wanted / 4 && refused > 0 && away > wanted / 3 && early >= wanted / 6,
+        "{ran} ran, {refused} refused, {away} away, {early} updated within backward"
     );
 }

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use phalanx_checkpoint::HuggingFaceDir;
 use phalanx_layers::{Activation, Block, Context, Failure, Gradient, Layer, Network, ParameterSpec, Saved};
+use phalanx_models::Gpt2;
 use phalanx_plan::Machine;
 use phalanx_tensor::View;
 use phalanx_trace::{Category, PhaseName};
@@ -16,9 +17,12 @@ use phalanx_train::config::{
     Checkpointing, Chunk, ChunkWord, Float, OptimizerKind, Placement, PrecisionConfig, Tier, UpdateOn,
     Updates,
 };
+use phalanx_train::planning::{BudgetError, PlanError};
 use phalanx_train::rank::Batch;
 use phalanx_train::{Groups, Rank, RunConfig, RunError, RunPlan, Spec};
 use rig::{Policy, Ran, assert_same_state, same_bits};
+
+const MIB: f64 = 1_048_576.0;
 
 type Change = fn(&mut RunConfig);
 
@@ -142,6 +146,90 @@ fn nothing_else_changes_a_bit() {
             check(&format!("{name}, {world} ranks, stage {zero}"), &config, 5);
         }
     }
+}
+
+/// The specification of a run of `model` on the processor or on a simulated device.
+fn spec_on(model: &Gpt2, config: &RunConfig, host_addressable: bool) -> Spec {
+    let spec = rig::spec(model, config);
+    Spec { host_addressable: spec.host_addressable && host_addressable, ..spec }
+}
+
+/// The first plan that fits its budgets, each replaced by the smallest that would do where it is refused; whether one was.
+fn plan_within(what: &str, model: &Gpt2, config: &mut RunConfig, host_addressable: bool) -> (RunPlan, bool) {
+    for refusals in 0..=2 {
+        match RunPlan::new(spec_on(model, config, host_addressable)) {
+            Ok(plan) => return (plan, refusals > 0),
+            Err(PlanError::Budget(BudgetError::Device { smallest_bytes, .. })) => {
+                config.memory.device_budget_mb = Some(smallest_bytes as f64 / MIB);
+            }
+            Err(PlanError::Budget(BudgetError::Host { smallest_bytes, .. })) => {
+                config.memory.host_budget_mb = Some(smallest_bytes as f64 / MIB);
+            }
+            Err(other) => panic!("{what}: {other}"),
+        }
+    }
+    panic!("{what}: refused more than once for each memory");
+}
+
+/// With budgets of 75, 50 and 25 % of what everything on the device needs, or the smallest that would do: the same bits, and no memory
+/// beyond its budget. Simulated devices have host memory below them, the processor a part of its own, and both the disk.
+#[test]
+fn auto_keeps_every_bit_and_its_budgets() {
+    let folder = tempfile::tempdir().unwrap();
+    // States are most of the memory, and some chunks can leave while others stay.
+    let model = Gpt2 { layers: 8, ..rig::golden_config().0 };
+    let steps = &rig::golden_steps()[..4];
+    let fresh = rig::Checkpoints { fresh: true, ..Default::default() };
+    let run = |config: &RunConfig, host_addressable| {
+        rig::run_spec(spec_on(&model, config, host_addressable), config, steps, &fresh)
+    };
+    let (mut ran, mut refused, mut away) = (0, 0, [0; 2]);
+    for (bits, policy) in [POLICIES[0], POLICIES[2]] {
+        for (world, zero) in [(1, 0), (1, 3), (2, 1), (2, 3)] {
+            let mut base = config(world, zero, policy);
+            (base.model.layers, base.batch.global) = (model.layers, 2 * world);
+            (base.memory.chunk, base.memory.buffer_mb) = (Chunk::Mebibytes(0.02), 1.0 / 64.0);
+            base.memory.prefetch = 2;
+            let expected = run(&base, true);
+            base.memory.update_in_backward = true;
+            for host_addressable in [true, false] {
+                let plan = RunPlan::new(spec_on(&model, &base, host_addressable)).unwrap();
+                let need = plan.arena_bytes_max();
+                for (percent, host_mb, on_disk) in
+                    [(75, Some(64.0), false), (50, None, true), (50, Some(1.0), true), (25, Some(64.0), true)]
+                {
+                    let what = format!(
+                        "{bits}, {world} ranks, stage {zero}, {percent} %, {host_mb:?} MiB of host memory, \
+                         host addresses device memory: {host_addressable}"
+                    );
+                    let mut config = base.clone();
+                    let memory = &mut config.memory;
+                    (memory.placement, memory.headroom) = (Some(Placement::Auto), 0.0);
+                    let budget = (need * percent / 100) as f64 / MIB;
+                    (memory.device_budget_mb, memory.host_budget_mb) = (Some(budget), host_mb);
+                    memory.nvme_path = on_disk.then(|| folder.path().into());
+                    let (plan, was_refused) = plan_within(&what, &model, &mut config, host_addressable);
+                    let memory = &config.memory;
+                    let bytes = |mib: Option<f64>| mib.map_or(u64::MAX, |mib| (mib * MIB) as u64);
+                    for rank in &plan.ranks {
+                        let [device, host] = [&rank.memory, &rank.host].map(|memory| memory.arena_bytes);
+                        assert!(device <= bytes(memory.device_budget_mb), "{what}: {device}");
+                        assert!(host <= bytes(memory.host_budget_mb), "{what}: {host}");
+                    }
+                    compare(&what, &expected, &run(&config, host_addressable));
+                    (ran, refused) = (ran + 1, refused + usize::from(was_refused));
+                    for (count, memory) in away.iter_mut().zip([&plan.ranks[0].host, &plan.ranks[0].disk]) {
+                        let kept = memory.phase(PhaseName::Init).map(|init| init.peak.categories);
+                        *count += usize::from(kept.is_some_and(|kept| kept.get(Category::Optimizer) > 0));
+                    }
+                }
+            }
+        }
+    }
+    assert!(
+        ran == 64 && refused < ran / 2 && away.iter().all(|away| *away > ran / 3),
+        "{ran} ran, {refused} after a refusal, {away:?} with states in host memory and on disk"
+    );
 }
 
 /// The table that embedding and head share is summed over two stages behind backward, and updated there.

@@ -3,6 +3,7 @@
 use anyhow::{Context, Result, bail};
 use phalanx_bench::steps::StepFigures;
 use phalanx_bench::steps_report::StepReport;
+use phalanx_train::RunPlan;
 use phalanx_train::config::{DeviceKind, Updates};
 use serde_json::json;
 
@@ -10,7 +11,6 @@ use crate::bench;
 use crate::bench_args::BenchStepArgs;
 use crate::environment::Environment;
 use crate::launch::RankProcesses;
-use crate::mesh_report;
 use crate::output::{note, print, print_json};
 use crate::planned::Planned;
 use crate::rank_host::RankHost;
@@ -19,6 +19,7 @@ use crate::resolve::{Purpose, random_tokens, resolve};
 use crate::signals::Signals;
 use crate::task::{BenchStepTask, Task};
 use crate::user_config::UserConfig;
+use crate::{kept_budget, mesh_report};
 
 /// Measures and prints.
 ///
@@ -32,7 +33,9 @@ pub fn bench_step(args: &BenchStepArgs, environment: Environment) -> Result<()> 
     let given = UserConfig::read(&args.config)?.with(&args.overrides, &[])?;
     let (mut resolved, ()) = resolve(&given, Purpose::Plan, None, random_tokens)?;
     resolved.device.take().iter().for_each(|line| note(line));
+    let filled = resolved.filled;
     let planned = Planned::of(resolved, 0)?;
+    let planned = kept_budget::keep(planned, filled, crate::fit::budgets, RunPlan::new)?;
     if planned.config.parallel.updates == Updates::Asynchronous {
         bail!(
             "parallel.updates = \"asynchronous\": ranks have no common step to time; `phalanx train` reports each rank's steps, \

@@ -1,6 +1,7 @@
 //! `phalanx plan`: what every rank will hold, compute and send. Writes nothing.
 
 use anyhow::{Context, Result, bail};
+use phalanx_train::RunPlan;
 use phalanx_train::config::{DeviceKind, Placement, Updates};
 use serde_json::json;
 
@@ -13,7 +14,7 @@ use crate::planned::Planned;
 use crate::resolve::{Purpose, estimate_data, resolve};
 use crate::step_time::StepTime;
 use crate::user_config::UserConfig;
-use crate::{cards, machine, machine_profile, output, placement_budget, plan_report};
+use crate::{cards, kept_budget, machine, machine_profile, output, placement_budget, plan_report};
 
 /// Plans a configuration and prints the plan, whether it fits, and what would make it fit.
 ///
@@ -25,9 +26,14 @@ pub fn plan(args: &PlanArgs, environment: Environment) -> Result<()> {
     let (mut resolved, evaluated) = resolve(&given, Purpose::Plan, None, estimate_data)?;
     if let (Some(Placement::Auto), Some(bytes)) = (resolved.config.memory.placement, args.device_memory) {
         resolved.config = resolved.config.with(|config| placement_budget::set_device(config, bytes))?;
+        resolved.filled.device = true;
     }
-    let device = resolved.device.take();
+    let (device, filled) = (resolved.device.take(), resolved.filled);
     let planned = Planned::to_show(resolved, evaluated)?;
+    let budgets = |planned: &Planned| {
+        fit::budget_for_plan(planned, args.device_memory).ok().flatten().into_iter().collect()
+    };
+    let planned = kept_budget::keep(planned, filled, budgets, RunPlan::without_offsets)?;
     let for_device =
         args.device_memory.is_some() || args.machine.as_deref().is_some_and(|name| name != "here");
     let was_open = given.config()?.device.kind == DeviceKind::Auto;
