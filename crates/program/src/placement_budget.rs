@@ -38,6 +38,17 @@ pub fn fill(config: &mut RunConfig, ranks: usize) {
     }
 }
 
+/// The largest arena with which weights stay packed under `memory.keep_packed_weights = "auto"`: what `memory.limit_mb`, this
+/// machine's available memory or a simulated device's memory leaves each rank.
+pub fn arena_bytes_limit(config: &RunConfig) -> Option<u64> {
+    let mib = |mib: f64| (mib * MIB) as u64;
+    let share = machine::available().map(|available| available.bytes / config.world_size() as u64);
+    let of_process = [share, config.memory.limit_mb.map(mib)].into_iter().flatten().min();
+    let arena = of_process.map(|bytes| bytes.saturating_sub(process(config)));
+    let simulated = config.device.memory_mb.filter(|_| config.device.kind == DeviceKind::Simulated);
+    [arena, simulated.map(mib)].into_iter().flatten().min()
+}
+
 /// Fills in what a rank may take of its card, and its share of this machine's memory for what does not fit there.
 fn fill_card(config: &mut RunConfig, ranks: usize) {
     if let Ok(bytes) = cards::share_bytes(config, ranks) {

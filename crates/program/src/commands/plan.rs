@@ -9,7 +9,7 @@ use crate::chunk_report::{self, ChunkReport};
 use crate::environment::Environment;
 use crate::fit::{self, Verdict};
 use crate::placement_report::PlacementReport;
-use crate::planned::Planned;
+use crate::planned::{Planned, with_kernels};
 use crate::resolve::{Purpose, estimate_data, resolve};
 use crate::step_time::StepTime;
 use crate::user_config::UserConfig;
@@ -26,6 +26,7 @@ pub fn plan(args: &PlanArgs, environment: Environment) -> Result<()> {
     if let (Some(Placement::Auto), Some(bytes)) = (resolved.config.memory.placement, args.device_memory) {
         resolved.config = resolved.config.with(|config| placement_budget::set_device(config, bytes))?;
     }
+    resolved.config = with_kernels(resolved.config, environment)?;
     let device = resolved.device.take();
     let planned = Planned::to_show(resolved, evaluated)?;
     let for_device =
