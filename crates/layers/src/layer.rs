@@ -9,12 +9,13 @@
 use std::sync::Arc;
 
 use phalanx_plan::Stripe;
-use phalanx_tensor::{Category, DType, Device, Dropout, Shape, Tensor, View, ViewMut};
+use phalanx_tensor::{Category, DType, Device, Dropout, PackedFor, Shape, Tensor, View, ViewMut, Weight};
 
 use crate::activation::Activation;
 use crate::cache::KeyValueCache;
 use crate::failure::Result;
 use crate::init::Init;
+use crate::packed::{Again, PackedWeights};
 use crate::random;
 use crate::saved::{Deferred, Saved, Shared};
 
@@ -35,6 +36,10 @@ pub struct Context<'a> {
     pub first_row: usize,
     /// In sampling: keys and values of the rows before `first_row`. Tensors then hold the rows from there on.
     pub cache: Option<&'a KeyValueCache>,
+    /// Weights that stay packed from product to product; None where each product packs its own.
+    pub packed: Option<&'a PackedWeights>,
+    /// Whether this forward runs again in backward.
+    pub again: Again,
 }
 
 /// The position of a micro-batch in the run. Random numbers are a function of it, the layer and the element, so they
@@ -52,7 +57,17 @@ pub struct Draw {
 impl<'a> Context<'a> {
     /// The context of training on whole micro-batches of `tokens` `[batch, seq]`, without dropout.
     pub fn new(device: &'a Device, compute: DType, tokens: [usize; 2]) -> Context<'a> {
-        Context { device, compute, keep: true, draw: None, tokens, first_row: 0, cache: None }
+        Context {
+            device,
+            compute,
+            keep: true,
+            draw: None,
+            tokens,
+            first_row: 0,
+            cache: None,
+            packed: None,
+            again: Again::Never,
+        }
     }
 }
 
@@ -70,6 +85,20 @@ impl Context<'_> {
     /// What the mask of a dropout with probability `p` depends on; None when `p` is 0, and outside of training.
     pub fn draws(&self, p: f32) -> Option<Draw> {
         self.draw.filter(|_| p > 0.0)
+    }
+
+    /// Calls `run` with the weight `w`, the parameter `name`, to issue one product with it. In each pass, the layer has `uses`
+    /// such products; where a weight has several before it changes, it comes with its panels.
+    pub fn with_weight(
+        &self,
+        (name, w): (&str, Weight),
+        (product, uses): (PackedFor, usize),
+        run: impl FnOnce(Weight),
+    ) {
+        match self.packed {
+            None => run(w),
+            Some(packed) => packed.with(self.device, (name, w), (product, uses), run),
+        }
     }
 
     /// Allocates an activation in the compute type.

@@ -12,13 +12,14 @@ use phalanx_cuda::DRIVER_HOST_BYTES;
 use phalanx_models::Model;
 use phalanx_plan::slot::Slot;
 use phalanx_trace::DType;
-use phalanx_train::config::{DeviceKind, Reduce, Updates};
+use phalanx_train::config::{DeviceKind, KeepPacked, KeptPacked, Reduce, Updates};
 use phalanx_train::planning::{PlanError, min_device_states};
 use phalanx_train::{RankPlan, ResolvedConfig, RunConfig, RunPlan, Spec};
 
 use crate::card_needs::CardNeeds;
-use crate::machine;
+use crate::environment::Environment;
 use crate::resolve::Resolved;
+use crate::{machine, placement_budget};
 
 /// A complete configuration and its plan.
 #[derive(Clone)]
@@ -238,6 +239,18 @@ impl Planned {
     }
 }
 
+/// The configuration of a plan whose memory depends on the processor's kernels, with those that the environment chooses. Others
+/// leave kernels open.
+///
+/// # Errors
+/// A configuration that cannot work.
+pub fn with_kernels(config: ResolvedConfig, environment: Environment) -> Result<ResolvedConfig> {
+    if config.memory.keep_packed_weights == KeepPacked::Off || !config.device.kernels.is_auto() {
+        return Ok(config);
+    }
+    Ok(config.with(|config| config.device.kernels = environment.kernels().into())?)
+}
+
 /// The specification of a run of `model`; `evaluated` as for [`Planned::new`].
 ///
 /// # Errors
@@ -247,7 +260,13 @@ pub fn spec(config: &RunConfig, model: Arc<dyn Model>, evaluated: usize) -> Resu
     // The error message already includes its cause.
     let spec = Spec::new(config, model, evaluated, threads).map_err(|error| anyhow!("{error}"))?;
     let beside_plan = (config.device.kind == DeviceKind::Cuda).then(|| CardNeeds::of(&spec).bytes());
-    Ok(Spec { beside_plan, ..spec })
+    let packed = match config.memory.keep_packed_weights {
+        KeepPacked::Auto => {
+            KeptPacked { arena_bytes_limit: placement_budget::arena_bytes_limit(config), ..spec.packed }
+        }
+        KeepPacked::Off | KeepPacked::On => spec.packed,
+    };
+    Ok(Spec { beside_plan, packed, ..spec })
 }
 
 /// Counts bytes that a rank needs.

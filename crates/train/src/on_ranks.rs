@@ -48,6 +48,7 @@ pub(crate) fn on_noticing_threads<T: Send>(
     let prepare = |rank: usize| {
         let own = exact_plan(plan, rank)?;
         let device = factory.make(&device_request(&plan.spec, rank, &own, &Region::anonymous))?;
+        check_packing(&device, &plan.spec)?;
         Ok((own, device))
     };
     check_addressing(factory, plan)?;
@@ -89,6 +90,7 @@ pub fn on_endpoint<T>(
     let own = exact_plan(plan, endpoint.rank())?;
     let map_shared = |bytes| endpoint.arena(bytes);
     let device = factory.make(&device_request(&plan.spec, endpoint.rank(), &own, &map_shared))?;
+    check_packing(&device, &plan.spec)?;
     let source = if ranks > 1 { GroupSource::Host(endpoint) } else { GroupSource::Alone(Isa::detect()) };
     Ok(body(&mut engine(plan, &own, &source, device)))
 }
@@ -130,6 +132,19 @@ fn check_addressing(factory: &dyn DeviceFactory, plan: &RunPlan) -> std::io::Res
          `Spec::for_devices` with the factory before planning",
         word(factory.is_host_addressable()),
         word(plan.spec.host_addressable)
+    );
+    Err(Error::new(ErrorKind::InvalidInput, text))
+}
+
+/// Refuses a device that packs weights otherwise than the run has planned.
+fn check_packing(device: &Device, spec: &Spec) -> std::io::Result<()> {
+    let packs = device.panels(spec.precision.compute);
+    if spec.packed.sizes.is_none_or(|planned| packs == Some(planned)) {
+        return Ok(());
+    }
+    let text = format!(
+        "memory.keep_packed_weights: the run was planned for kernels that pack weights as {:?}, and these do as {packs:?}: set          device.kernels to those of the devices",
+        spec.packed.sizes
     );
     Err(Error::new(ErrorKind::InvalidInput, text))
 }

@@ -20,7 +20,7 @@ use phalanx_trace::{Event, Memory, PhaseName, Trace};
 use serde::{Deserialize, Serialize};
 
 pub use crate::budget::BudgetError;
-use crate::config::PlacementRule;
+use crate::config::{KeptPacked, PlacementRule, packed_bytes};
 use crate::dry_run::{DryRuns, Learned, dry_run, orders_of};
 pub use crate::dry_run::{MakeRank, Orders};
 use crate::rank::Rank;
@@ -46,6 +46,8 @@ pub struct RankPlan {
     pub parameters: u64,
     /// Number of planned allocations in all memories.
     pub allocations: u64,
+    /// Bytes of the weights that a step packs to use them again.
+    pub packed_bytes: u64,
 }
 
 impl RankPlan {
@@ -62,13 +64,15 @@ impl RankPlan {
         orders: BTreeMap<PhaseName, Vec<u32>>,
         parameters: u64,
     ) -> Result<RankPlan, MemoryError> {
-        let step = Cost::of(trace.phase(PhaseName::Step).expect("every dry run has a step"));
+        let step = trace.phase(PhaseName::Step).expect("every dry run has a step");
+        let (step, packed_bytes) = (Cost::of(step), packed_bytes(step));
         let memory = plan_memory(trace)?;
         let [host, disk] = [plan_memory_of(trace, Memory::Host)?, plan_memory_of(trace, Memory::Disk)?];
         let slots =
             |memory: &MemoryPlan| memory.phases.iter().map(|phase| phase.slots.len() as u64).sum::<u64>();
         let allocations = slots(&memory) + slots(&host) + slots(&disk);
-        Ok(RankPlan { rank: trace.rank, memory, host, disk, orders, step, parameters, allocations })
+        let rank = trace.rank;
+        Ok(RankPlan { rank, memory, host, disk, orders, step, parameters, allocations, packed_bytes })
     }
 
     /// The plan without the offsets of allocations, which are most of it.
@@ -140,6 +144,8 @@ pub struct PlanForAllRanks {
     pub chunks: ChunkSize,
     /// For each pipeline stage: the memories of its chunks.
     pub residence: Vec<Residence>,
+    /// Weights that stay packed.
+    pub packed: KeptPacked,
     /// Number of threads of a rank.
     pub threads: usize,
     /// Number of windows of one evaluation, over all ranks.
@@ -220,12 +226,15 @@ impl RunPlan {
         abridges: bool,
         keep: fn(RankPlan) -> RankPlan,
     ) -> Result<RunPlan, PlanError> {
+        let unpacked = Spec { packed: KeptPacked::default(), ..spec.clone() };
         let spec = spec.with_chosen_chunks(make_rank);
         let mut reserve = 0;
         loop {
             let placed = spec.clone().with_placed_chunks(make_rank, reserve)?;
             let plan = RunPlan::of_placed(placed, make_rank, abridges, keep)?;
+            let too_large = plan.spec.packed.is_refused_by(plan.arena_bytes_max());
             match plan.excess() {
+                _ if too_large => return RunPlan::of_dry_runs(unpacked, make_rank, abridges, keep),
                 0 => return Ok(plan),
                 excess => reserve += excess,
             }
@@ -316,8 +325,16 @@ impl RunPlan {
         let Spec { stages, threads, evaluation_batches, micro_batch_size, mesh, .. } = &self.spec;
         let evaluated = evaluation_batches * micro_batch_size * mesh.data;
         let (stages, chunks) = (stages.clone(), self.spec.chunk_size.clone());
-        let residence = self.spec.residence.clone();
-        PlanForAllRanks { stages, chunks, residence, threads: *threads, evaluated, totals: self.totals }
+        let (residence, packed) = (self.spec.residence.clone(), self.spec.packed);
+        PlanForAllRanks {
+            stages,
+            chunks,
+            residence,
+            packed,
+            threads: *threads,
+            evaluated,
+            totals: self.totals,
+        }
     }
 
     /// The exact plan of a rank. If another rank was planned in its place, it runs dry here, since its parts may be

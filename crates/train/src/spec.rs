@@ -26,8 +26,8 @@ use phalanx_trace::Axis;
 
 pub use crate::abridged_programs::AbridgedPrograms;
 use crate::config::{
-    self, CheckpointingWord, Chunk, ChunkWord, ConfigError, Float, OptimizerKind, PlacementRule, Reduce,
-    RunConfig, UpdateOn,
+    self, CheckpointingWord, Chunk, ChunkWord, ConfigError, Float, KeptPacked, OptimizerKind, PlacementRule,
+    Reduce, RunConfig, UpdateOn,
 };
 use crate::cut;
 
@@ -98,6 +98,8 @@ pub struct Spec {
     pub gradients_in_place: bool,
     /// Whether each chunk is updated within backward, as soon as its gradient is reduced.
     pub update_in_backward: bool,
+    /// Weights that stay packed from product to product.
+    pub packed: KeptPacked,
     /// The memory in which the inputs of Transformer blocks wait for backward.
     pub block_inputs: Memory,
     /// Whether each tensor-parallel rank keeps a part of the inputs that all of them have.
@@ -213,14 +215,13 @@ impl Spec {
         threads: usize,
     ) -> Result<(Spec, Network), SpecError> {
         config.check()?;
-        let model = model.dropping(dropouts(config));
-        let (seq, checkpointing) = (config.model.seq, checkpointing(config));
+        let (model, seq) = (model.dropping(dropouts(config)), config.model.seq);
+        let checkpointing = checkpointing(config);
         let network = model.network(&TensorParallel::solo(), checkpointing);
         let (mesh, schedule, placement) = (config.mesh()?, config.schedule()?, config.placement_rule()?);
         config.check_model_on(mesh, &model.shape())?;
         config.check_work(mesh, &model.shape(), network.elements() as u64, evaluated)?;
         let chunk_size = chunk_size(config, model.shape().hidden);
-        let layout = lay_out(&sizes(&network), mesh.data as u64, &chunk_size)?;
         let evaluation_batches = evaluated / (config.micro_batch_size() * mesh.data);
         let targets_per_sequence = targets_per_sequence(&*model, seq);
         let evaluation = forward_only(&schedule, evaluation_batches);
@@ -250,6 +251,7 @@ impl Spec {
             residence: vec![placement.before_dry_runs(); schedule.stages()],
             schedule: Arc::new(schedule),
             buffer: config.memory.buffer(),
+            packed: config.kept_packed(),
             updates_on_host: config.memory.update != UpdateOn::Device,
             delayed_update: config.memory.delayed_update,
             gradients_in_place: config.memory.gradients_in_place,
@@ -265,8 +267,8 @@ impl Spec {
             seed: config.train.seed,
             init: config.model.init.as_ref().map(PathBuf::from),
             checkpointing,
+            layout: Arc::new(lay_out(&sizes(&network), mesh.data as u64, &chunk_size)?),
             chunk_size,
-            layout: Arc::new(layout),
             tried_chunks: Vec::new(),
             evaluation_batches,
             threads,

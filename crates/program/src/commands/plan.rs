@@ -10,7 +10,7 @@ use crate::chunk_report::{self, ChunkReport};
 use crate::environment::Environment;
 use crate::fit::{self, Verdict};
 use crate::placement_report::PlacementReport;
-use crate::planned::Planned;
+use crate::planned::{Planned, with_kernels};
 use crate::resolve::{Purpose, estimate_data, resolve};
 use crate::step_time::StepTime;
 use crate::user_config::UserConfig;
@@ -28,6 +28,7 @@ pub fn plan(args: &PlanArgs, environment: Environment) -> Result<()> {
         resolved.config = resolved.config.with(|config| placement_budget::set_device(config, bytes))?;
         resolved.filled.device = true;
     }
+    resolved.config = with_kernels(resolved.config, environment)?;
     let (device, filled) = (resolved.device.take(), resolved.filled);
     let planned = Planned::to_show(resolved, evaluated)?;
     let budgets = |planned: &Planned| {

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 mod bounds;
 pub mod check;
 pub mod device;
+mod keep_packed_weights;
 mod kernels;
 mod learning_rate;
 pub mod memory;
@@ -21,6 +22,8 @@ mod update_in_backward;
 
 pub use check::ConfigError;
 pub use device::{CUDA_HEAD_MAX, Communication, DeviceChoice, DeviceConfig, DeviceKind, SimulatedDevice};
+pub(crate) use keep_packed_weights::packed_bytes;
+pub use keep_packed_weights::{KeepPacked, KeptPacked};
 pub use kernels::{KernelChoice, KernelSet};
 pub use memory::{Checkpointing, CheckpointingWord, Chunk, ChunkWord, MemoryConfig, Tier, UpdateOn};
 pub use parallel::{CutBy, ParallelConfig, Updates};
