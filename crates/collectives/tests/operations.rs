@@ -91,7 +91,7 @@ fn many_hosts() {
     {
         let world = layout.world();
         groups_on(layout, false, |g| {
-            sums_at::<f32>(g, &[20_000, 100_003, 400_000]);
+            sums_at::<f32>(g, &[20_000, 100_003, 400_003]);
             sums_at::<bf16>(g, &[40_001]);
             sums_at::<f64>(g, &[30_000]);
             let (device, part) = (host(), 150_001);

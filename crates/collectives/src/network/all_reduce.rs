@@ -4,7 +4,8 @@
 //! (H-1)S bytes leave each host for each of its subtrees.
 //!
 //! Large: 2 steps. Each lane's slice is cut into one part for each host; a host adds its part of the sum, then sends it
-//! to the others. 2S(H-1)/H bytes leave each host, as with a ring, which would take 2(H-1) steps.
+//! to the others, or, where [`choice`] says so, along a ring of hosts (H-1 steps instead of the second). 2S(H-1)/H bytes leave
+//! each host. A ring only copies here: one that adds would change the order of additions.
 
 use crate::error::CollectiveError;
 use crate::network::choice::{self, AllReduce};
@@ -51,6 +52,19 @@ pub(crate) fn run(x: &mut Exchange, t: &Transfer, sums: &mut Sums) -> Result<(),
         return Ok(());
     }
     let range = |host: usize| t.source.range(part(host).start * width, part(host).len() * width);
+    if choice::gathers_in_ring(x.layout, slice.len() * width) {
+        let before = |steps: usize| (x.layout.own + hosts - steps) % hosts;
+        let (next, previous) = (before(hosts - 1), before(1));
+        for step in 0..hosts - 1 {
+            // The sum of the host that is so many steps before this one; at first its own.
+            let (passed, arriving) = (before(step), before(step + 1));
+            x.send(next, range(passed));
+            x.receive(previous, range(arriving));
+            x.settle()?;
+            copy(x, part(arriving).start, part(arriving).len());
+        }
+        return Ok(());
+    }
     for host in x.layout.others() {
         x.send(host, range(x.layout.own));
         x.receive(host, range(host));

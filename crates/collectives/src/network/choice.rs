@@ -4,7 +4,8 @@
 //! - All_reduce of at most 512 KiB a lane over eight or more balanced hosts: halving and doubling. Messages to all other hosts
 //!   would each be small.
 //! - All other sums: direct exchange, with the fewest steps for bytes that no algorithm sends fewer of.
-//! - All_gather of at least 1 MiB a lane over four or more hosts: a ring. Otherwise direct exchange.
+//! - All_gather, and the second step of such an all_reduce, of at least 1 MiB a lane over four or more hosts: a ring. Otherwise
+//!   direct exchange.
 
 use phalanx_tensor::DType;
 use phalanx_trace::CollectiveOp;
@@ -42,7 +43,7 @@ pub(crate) fn all_reduce(layout: &Layout, lane_bytes: usize) -> AllReduce {
     }
 }
 
-/// Whether an all_gather, of which a lane receives so many bytes in all, uses a ring.
+/// Whether an all_gather, or that of an all_reduce's sums, of which a lane receives so many bytes in all, uses a ring.
 pub(crate) fn gathers_in_ring(layout: &Layout, lane_bytes: usize) -> bool {
     layout.hosts() >= RING_HOSTS && lane_bytes >= RING_BYTES
 }
@@ -59,6 +60,7 @@ pub fn algorithm(hosts: &Hosts, op: CollectiveOp, dtype: DType, count: usize) ->
         CollectiveOp::AllReduce => match all_reduce(&layout, lane(count)) {
             AllReduce::OneStep => "one step",
             AllReduce::Halving => "halving",
+            AllReduce::Direct if gathers_in_ring(&layout, lane(count)) => "direct, ring",
             AllReduce::Direct => "direct",
         },
         CollectiveOp::AllGather if gathers_in_ring(&layout, lane(count / world) * world) => "ring",
@@ -81,7 +83,9 @@ mod tests {
         assert_eq!(name(&[1, 1], reduce, 64 << 10), "direct");
         assert_eq!(name(&[1; 8], reduce, 64 << 10), "halving");
         assert_eq!(name(&[1; 9], reduce, 64 << 10), "direct");
-        assert_eq!(name(&[2; 8], reduce, 2 << 20), "direct");
+        assert_eq!(name(&[2; 8], reduce, 2 << 20), "direct, ring");
+        assert_eq!(name(&[2; 8], reduce, 2000 << 10), "direct");
+        assert_eq!(name(&[1; 3], reduce, 2 << 20), "direct");
         assert_eq!(name(&[2; 8], reduce, 64 << 10), "one step");
         assert_eq!(name(&[1; 4], CollectiveOp::AllGather, 1 << 20), "ring");
         assert_eq!(name(&[1; 3], CollectiveOp::AllGather, 1 << 20), "direct");

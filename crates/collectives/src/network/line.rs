@@ -2,15 +2,21 @@
 //!
 //! In plaintext the bytes go as they are. Encrypted, they go in records, for which the line has buffers of fixed size.
 
+use std::cell::Cell;
 use std::io::{Error, ErrorKind, Read, Result, Write};
 use std::net::TcpStream;
 
+use super::socket_options::{bound_buffers_within_machine, set_low_water_mark};
 use crate::secure::{Established, Opener, RECORD_MAX, Sealer, close_at_once};
 
 /// Bytes of the buffer for records that arrive: two of the longest.
 const INCOMING_BYTES: usize = 2 * (2 + RECORD_MAX);
 /// Maximum number of bytes that are given to the system at once, so that both directions take turns.
 const TURN_BYTES: usize = 1 << 20;
+/// A rank that waits for many bytes sleeps until so many are there, or all if they are fewer. For less than the minimum it is
+/// woken by the first byte, as the system does it by itself: those calls are short, and changing the mark costs time.
+const MARK_BYTES: usize = 256 << 10;
+const MIN_MARK_BYTES: usize = 32 << 10;
 
 /// Bytes of a line's buffers.
 pub(crate) fn buffer_bytes(encrypted: bool) -> usize {
@@ -21,6 +27,8 @@ pub(crate) fn buffer_bytes(encrypted: bool) -> usize {
 pub(crate) struct Line {
     pub(crate) socket: TcpStream,
     ciphers: Option<Box<Ciphers>>,
+    /// Bytes that must be there before the system wakes a rank that waits for this line.
+    mark: Cell<usize>,
 }
 
 struct Ciphers {
@@ -43,6 +51,7 @@ impl Line {
         socket.set_nodelay(true)?;
         socket.set_nonblocking(true)?;
         close_at_once(&socket, false);
+        bound_buffers_within_machine(&socket);
         let ciphers = established.keys.map(|(sealer, opener)| {
             Box::new(Ciphers {
                 sealer,
@@ -55,7 +64,21 @@ impl Line {
                 unread: 0..0,
             })
         });
-        Ok(Line { socket, ciphers })
+        Ok(Line { socket, ciphers, mark: Cell::new(1) })
+    }
+
+    /// Prepares a sleep until this line can be read. `expected` bytes are still to come, and the peer sends them all without
+    /// another byte from here.
+    pub(crate) fn expect(&self, expected: usize) {
+        // What a record brings is fewer bytes than the record; of the next ones, a part may have arrived and been taken.
+        let taken = self.ciphers.as_ref().map_or(0, |ciphers| ciphers.received);
+        let mark = match expected.saturating_sub(taken).min(MARK_BYTES) {
+            ..MIN_MARK_BYTES => 1,
+            mark => mark,
+        };
+        if self.mark.replace(mark) != mark {
+            set_low_water_mark(&self.socket, mark);
+        }
     }
 
     /// Sends what can be sent now; returns how many of `bytes` were taken.
@@ -151,4 +174,50 @@ fn now_or_end(result: Result<usize>) -> Result<Option<usize>> {
 fn end_is_error(result: Result<Option<usize>>) -> Result<usize> {
     let ended = || Error::new(ErrorKind::UnexpectedEof, "the peer closed the connection");
     result.and_then(|bytes| bytes.ok_or_else(ended))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{Ipv4Addr, TcpListener};
+
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+    /// Whether the line can be read within a time.
+    fn is_readable(line: &Line, milliseconds: i64) -> bool {
+        let limit = Timespec { tv_sec: milliseconds / 1000, tv_nsec: milliseconds % 1000 * 1_000_000 };
+        poll(&mut [PollFd::new(&line.socket, PollFlags::IN)], Some(&limit)).unwrap() > 0
+    }
+
+    #[test]
+    fn a_rank_that_expects_many_bytes_wakes_for_many_for_the_last_ones_and_for_the_end() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let mut peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let mut line =
+            Line::new(listener.accept().unwrap().0, Established { keys: None, hello: Vec::new() }).unwrap();
+        let (first, rest) = (vec![7; MARK_BYTES], vec![8; MIN_MARK_BYTES]);
+        line.expect(first.len() + rest.len());
+        peer.write_all(&first[1..]).unwrap();
+        assert!(!is_readable(&line, 50), "one byte below the mark");
+        peer.write_all(&first[..1]).unwrap();
+        assert!(is_readable(&line, 10_000), "as many as the mark");
+        let (mut target, mut read) = (vec![0; MARK_BYTES], 0);
+        while read < MARK_BYTES {
+            read += line.read(&mut target[read..]).unwrap();
+        }
+        assert_eq!(target, first);
+        // The last bytes are fewer than the mark was.
+        line.expect(rest.len());
+        peer.write_all(&rest).unwrap();
+        assert!(is_readable(&line, 10_000), "all that is expected");
+        assert_eq!(line.read(&mut target).unwrap(), rest.len());
+        // A few wake at once, and so does the end of the connection before the mark is reached.
+        line.expect(MIN_MARK_BYTES - 1);
+        peer.write_all(&[9]).unwrap();
+        assert!(is_readable(&line, 10_000), "the first of a few");
+        line.expect(MARK_BYTES);
+        assert!(!is_readable(&line, 20), "one byte of many");
+        drop(peer);
+        assert!(is_readable(&line, 10_000), "the end of the connection");
+    }
 }

@@ -102,6 +102,10 @@ impl PeerPath for Lines {
                 Waits::Others => false,
                 Waits::Buffers => !self.incoming[index].is_empty(),
             };
+            if reads {
+                let buffers = self.incoming[index].iter().map(|buffer| buffer.bytes);
+                line.expect(if waits == Waits::Buffers { buffers.sum() } else { 1 });
+            }
             let mut flags = PollFlags::empty();
             flags.set(PollFlags::IN, reads);
             flags.set(PollFlags::OUT, !self.outgoing[index].is_empty());

@@ -2,7 +2,7 @@
 //!
 //! The files, from the lowest to the highest; each imports only files above it in this list:
 //!
-//! 1. `frame`: a call on the wire; `line`: one connection, which never blocks; `door`: who connects to this rank; `carrier`:
+//! 1. `frame`: a call on the wire; `socket_options`: wakes and buffers of the system; `line`: one connection, which never blocks; `door`: who connects to this rank; `carrier`:
 //!    what can take the place of TCP; `node`: a rank's place in the network.
 //! 2. `peer_path`: what a link needs of either; `lines`: a path over TCP; `messages`: a path over a carrier; `link`: a group's link
 //!    to one member; `layout`: how a group lies on its hosts; `exchange`: a call in
@@ -39,6 +39,7 @@ mod reduce;
 mod reduce_scatter;
 mod ring_all_gather;
 mod scatter;
+mod socket_options;
 mod staging;
 
 use std::net::SocketAddr;
