@@ -235,7 +235,7 @@ fn random_budgets_run_as_planned_or_are_refused() {
     let (mut ran, mut refused, mut away, mut early) = (0, 0, 0, 0);
     while ran + refused < wanted {
         let Some((model, mut config)) = random(&mut numbers) else { continue };
-        let [updates_early, host_addressable] = [3, 2].map(|of| numbers.next_u64() % of == 0);
+        let [updates_early, host_addressable] = [3, 2].map(|of| numbers.next_u64().is_multiple_of(of));
         if updates_early && !update_early(&mut config, &model) {
             continue;
         }
