@@ -28,7 +28,7 @@ by a program between the hosts, and need a kernel with VXLAN, and `ethtool`.
 Examples:
   cargo xtask hosts --hosts 2 examples/quickstart.toml -- --set train.steps=20
   cargo xtask hosts --hosts 4 --delay 1 --rate 1gbit --loss 1 examples/quickstart.toml -- --set train.steps=20
-  cargo xtask hosts --hosts 3 --cut 2@5 examples/quickstart.toml
+  cargo xtask hosts --hosts 3 --cut 2@5 examples/quickstart.toml -- --set batch.global=6
   cargo xtask hosts --hosts 2 --nproc 2 --mpirun examples/quickstart.toml -- --set train.steps=20
 
 Exit code: 0 when the runs ended as they should, with the same checkpoints; 1 when not; 2 when the trial could not run.

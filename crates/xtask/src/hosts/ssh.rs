@@ -4,6 +4,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
 use phalanx_namespaces::address;
 
@@ -65,9 +66,17 @@ impl Servers {
             command.spawn().map_err(|error| format!("sshd (openssh-server): {error}"))
         };
         let servers = (0..hosts).map(start).collect::<Result<_, _>>()?;
-        Ok(Servers { servers, programs, hostfile })
+        let servers = Servers { servers, programs, hostfile };
+        (0..hosts).try_for_each(|host| wait_for_server(network, host))?;
+        Ok(servers)
     }
 }
+
+/// How long a server may take to start.
+const SERVER_STARTS: Duration = Duration::from_secs(10);
+
+/// A line of `/proc/net/tcp` has this for a socket that listens on port 22 of every address.
+const LISTENING: &str = " 00000000:0016 00000000:0000 0A ";
 
 impl Drop for Servers {
     fn drop(&mut self) {
@@ -76,6 +85,20 @@ impl Drop for Servers {
             let _ = server.wait();
         }
     }
+}
+
+/// Waits until a host's server accepts connections.
+fn wait_for_server(network: &Linked, host: usize) -> Result<(), String> {
+    let until = Instant::now() + SERVER_STARTS;
+    while Instant::now() < until {
+        let sockets = network.host(host).command("cat").arg("/proc/net/tcp").output();
+        let sockets = sockets.map_err(|error| format!("cat: {error}"))?;
+        if String::from_utf8_lossy(&sockets.stdout).lines().any(|line| line.contains(LISTENING)) {
+            return Ok(());
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    Err(format!("sshd of host {host} does not listen after {SERVER_STARTS:?}"))
 }
 
 fn make_key(file: &Path) -> Result<(), String> {

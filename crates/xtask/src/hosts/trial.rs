@@ -83,6 +83,11 @@ impl Trial<'_> {
     fn fail(&self, fault: Fault, host: usize, after: Duration) -> Result<bool, String> {
         let mut launched = self.launch(&self.folder.0.join("many"))?;
         std::thread::sleep(after);
+        for (number, launcher) in launched.launchers.iter_mut().enumerate() {
+            if let Ok(Some(status)) = launcher.try_wait() {
+                return Err(format!("the launcher of host {number} ended before the fault: {status}"));
+            }
+        }
         match fault {
             Fault::Cut => self.network.cut(host)?,
             Fault::Kill => {
