@@ -12,11 +12,11 @@ pub trait Mover: Send {
     fn start(&mut self) -> Result<(), DeviceError>;
 
     /// Whether the device has come to the call: what it was given before is over. Called again and again until it is, or until the call is
-    /// over.
+    /// over. `others_are_over`: whether all other ranks have ended their parts, by which a mover goes that takes as long as it works.
     ///
     /// # Errors
     /// When it failed.
-    fn has_begun(&mut self) -> Result<bool, DeviceError>;
+    fn has_begun(&mut self, others_are_over: bool) -> Result<bool, DeviceError>;
 
     /// Whether this rank's part is over. Called again and again until it is.
     ///
@@ -43,8 +43,8 @@ impl<'a> Started<'a> {
         Ok(started)
     }
 
-    pub(crate) fn has_begun(&mut self) -> Result<bool, DeviceError> {
-        self.mover.has_begun()
+    pub(crate) fn has_begun(&mut self, others_are_over: bool) -> Result<bool, DeviceError> {
+        self.mover.has_begun(others_are_over)
     }
 
     pub(crate) fn is_over(&mut self) -> Result<bool, DeviceError> {

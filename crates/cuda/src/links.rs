@@ -190,8 +190,12 @@ impl CardLink {
         self.advance(tensors).map(drop)
     }
 
-    /// Whether the card has come to the call that was started last.
+    /// Whether the card has come to the call that was started last, and all of its steps are issued: a library may connect cards while the
+    /// first of them is.
     pub(crate) fn has_begun(&self) -> Result<bool, Error> {
+        if self.state == State::Issuing {
+            return Ok(false);
+        }
         self.context.enter()?;
         // SAFETY: the event is of this context.
         match unsafe { sys::cuEventQuery(self.begun) } {

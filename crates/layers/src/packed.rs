@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use phalanx_tensor::operations::PackWeight;
-use phalanx_tensor::{Category, DType, Device, PackedFor, Tensor, Weight, WeightPanels};
+use phalanx_tensor::{Category, DType, Device, Layout, PackedFor, Tensor, Weight, WeightPanels};
 
 /// The packed weights of the layers that one caller runs.
 pub struct PackedWeights {
@@ -20,8 +20,8 @@ pub struct PackedWeights {
 struct State {
     /// How often each layer runs before the weights change.
     passes: usize,
-    /// By name of the weight.
-    kept: BTreeMap<(String, PackedFor), Kept>,
+    /// By name of the weight. Tied layers may take it in different layouts.
+    kept: BTreeMap<(String, PackedFor, Layout), Kept>,
 }
 
 struct Kept {
@@ -54,7 +54,7 @@ impl PackedWeights {
 
     /// Frees the panels of a weight, which is about to change.
     pub fn forget(&self, name: &str) {
-        self.state().kept.retain(|(kept, _), _| kept != name);
+        self.state().kept.retain(|(kept, ..), _| kept != name);
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -70,7 +70,7 @@ impl PackedWeights {
         run: impl FnOnce(Weight),
     ) {
         let mut state = self.state();
-        let (key, left) = ((name.to_string(), product), state.passes * uses);
+        let (key, left) = ((name.to_string(), product, w.layout), state.passes * uses);
         if !state.kept.contains_key(&key) {
             if left < 2 {
                 return run(w);

@@ -234,6 +234,8 @@ impl Clocks {
     fn take_cores(&mut self, seconds: f64, cause: Cause, machine: &Machine) {
         if machine.computes_on_host {
             self.time.cores_s += seconds;
+            // The work begins when the host does, not before.
+            self.compute_from(self.host.0, self.host.1);
             self.compute_from(self.free[0] + seconds, Some(cause));
         }
     }

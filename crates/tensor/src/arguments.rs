@@ -26,7 +26,7 @@ pub(crate) fn holds_rows(stored: usize, columns: usize) -> bool {
 }
 
 /// How a weight matrix lies in memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Layout {
     /// `[in, out]`: Hugging Face's `Conv1D`, as in GPT-2.
     InOut,

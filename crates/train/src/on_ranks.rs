@@ -142,10 +142,8 @@ fn check_packing(device: &Device, spec: &Spec) -> std::io::Result<()> {
     if spec.packed.sizes.is_none_or(|planned| packs == Some(planned)) {
         return Ok(());
     }
-    let text = format!(
-        "memory.keep_packed_weights: the run was planned for kernels that pack weights as {:?}, and these do as {packs:?}: set          device.kernels to those of the devices",
-        spec.packed.sizes
-    );
+    let text = "memory.keep_packed_weights: the run was planned for kernels that pack weights otherwise than those of this device: set \
+                device.kernels to the kernels of the devices, or memory.keep_packed_weights = \"off\"";
     Err(Error::new(ErrorKind::InvalidInput, text))
 }
 

@@ -280,7 +280,7 @@ impl Mover for Moves {
         Ok(())
     }
 
-    fn has_begun(&mut self) -> Result<bool, DeviceError> {
+    fn has_begun(&mut self, _: bool) -> Result<bool, DeviceError> {
         links(&self.device).has_begun(self.link())
     }
 
@@ -317,9 +317,9 @@ impl Mover for Joining {
         Ok(())
     }
 
-    /// Connecting takes a while among many ranks: one that works is waited for.
-    fn has_begun(&mut self) -> Result<bool, DeviceError> {
-        Ok(false)
+    /// Connecting takes a while among many ranks: one that works is waited for, until it is the last.
+    fn has_begun(&mut self, others_are_over: bool) -> Result<bool, DeviceError> {
+        Ok(others_are_over)
     }
 
     fn is_over(&mut self) -> Result<bool, DeviceError> {

@@ -4,8 +4,8 @@
 //! A call, seen from one rank: (1) meet the members on the own host, as on one host; (2) with a lane, exchange calls with
 //! the same lane of the other hosts and compare; since each has met its own host before, all members make the same call;
 //! (3) move the bytes, of which none is written before the comparison; (4) leave together with the members of the host.
-//! Counters advance by three in every call, so they are the same on all hosts, and a report can follow waits from host to
-//! host.
+//! Counters advance by three in every call, by four where devices move the bytes, so they are the same on all hosts, and a report can follow
+//! waits from host to host.
 
 use std::sync::Arc;
 use std::sync::mpsc::RecvTimeoutError;

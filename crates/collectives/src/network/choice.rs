@@ -4,7 +4,7 @@
 //! - All_reduce of at most 512 KiB a lane over eight or more balanced hosts: halving and doubling. Messages to all other hosts
 //!   would each be small.
 //! - All other sums: direct exchange, with the fewest steps for bytes that no algorithm sends fewer of.
-//! - All_gather, and the second step of such an all_reduce, of at least 1 MiB a lane over four or more hosts: a ring. Otherwise
+//! - All_gather, and the second step of such an all_reduce, of at least 256 KiB a lane from each of four or more hosts: a ring. Otherwise
 //!   direct exchange.
 
 use phalanx_tensor::DType;
@@ -19,8 +19,8 @@ pub(crate) const SMALL_BYTES: usize = 32 << 10;
 /// Maximum number of bytes of a lane, and minimum number of hosts, for halving and doubling.
 pub(crate) const HALVING_BYTES: usize = 512 << 10;
 const HALVING_HOSTS: usize = 8;
-/// Minimum number of bytes of a lane, and of hosts, for a ring.
-const RING_BYTES: usize = 1 << 20;
+/// Minimum number of bytes of a lane that a host sends in each step of a ring, and of hosts. With less, steps cost more than bytes.
+const RING_PART_BYTES: usize = 256 << 10;
 const RING_HOSTS: usize = 4;
 
 /// How an all_reduce adds over hosts.
@@ -45,7 +45,7 @@ pub(crate) fn all_reduce(layout: &Layout, lane_bytes: usize) -> AllReduce {
 
 /// Whether an all_gather, or that of an all_reduce's sums, of which a lane receives so many bytes in all, uses a ring.
 pub(crate) fn gathers_in_ring(layout: &Layout, lane_bytes: usize) -> bool {
-    layout.hosts() >= RING_HOSTS && lane_bytes >= RING_BYTES
+    layout.hosts() >= RING_HOSTS && lane_bytes / layout.hosts() >= RING_PART_BYTES
 }
 
 /// The name of the algorithm for a call of all ranks over `count` elements in all, for reports.
@@ -83,8 +83,8 @@ mod tests {
         assert_eq!(name(&[1, 1], reduce, 64 << 10), "direct");
         assert_eq!(name(&[1; 8], reduce, 64 << 10), "halving");
         assert_eq!(name(&[1; 9], reduce, 64 << 10), "direct");
-        assert_eq!(name(&[2; 8], reduce, 2 << 20), "direct, ring");
-        assert_eq!(name(&[2; 8], reduce, 2000 << 10), "direct");
+        assert_eq!(name(&[2; 8], reduce, 4 << 20), "direct, ring");
+        assert_eq!(name(&[2; 8], reduce, 4000 << 10), "direct");
         assert_eq!(name(&[1; 3], reduce, 2 << 20), "direct");
         assert_eq!(name(&[2; 8], reduce, 64 << 10), "one step");
         assert_eq!(name(&[1; 4], CollectiveOp::AllGather, 1 << 20), "ring");

@@ -210,9 +210,9 @@ impl<'a> Meeting<'a> {
     fn wait_for_mover(&mut self, started: &mut Started) -> Result<(), CollectiveError> {
         let mut watch = Watch::new(self.participation);
         let (begun, over) = (self.ticks + 1, self.ticks + 2);
-        let (since, mut tries, mut all_have_begun) = (Instant::now(), 0, None);
+        let (since, mut tries) = (Instant::now(), 0);
         loop {
-            if self.ticks < begun && started.has_begun()? {
+            if self.ticks < begun && started.has_begun(self.others_are_over(over))? {
                 self.tick();
             }
             if started.is_over()? {
@@ -228,16 +228,20 @@ impl<'a> Meeting<'a> {
             if let Some(q) = other(begun) {
                 watch.look_around(q, self.count_at(begun))?;
             } else {
-                watch.sign(other(over).map(|q| (q, self.count_at(over))))?;
-                let all_have_begun =
-                    (self.ticks >= begun).then(|| *all_have_begun.get_or_insert_with(Instant::now));
-                if let Some(late) = all_have_begun.filter(|since| watch.is_late(*since)) {
-                    return Err(watch.stuck(late.elapsed(), self.behind(over)));
+                // A rank whose own device has not come to the call waits for none of the others.
+                let all_in = self.ticks >= begun;
+                let wait = other(over).filter(|_| all_in).map(|q| (q, self.count_at(over)));
+                if watch.sign(wait, all_in)? {
+                    return Err(watch.stuck(self.behind(over)));
                 }
             }
             let [min, max] = MOVER_NAP;
             std::thread::sleep((since.elapsed() / 16).clamp(min, max));
         }
+    }
+
+    fn others_are_over(&self, over: u32) -> bool {
+        self.behind(over).all(|q| q == self.rank())
     }
 
     /// The members of the call, this one and those of other hosts among them, that have not made `ticks`.
@@ -314,7 +318,7 @@ mod tests {
         fn start(&mut self) -> Result<(), DeviceError> {
             Ok(())
         }
-        fn has_begun(&mut self) -> Result<bool, DeviceError> {
+        fn has_begun(&mut self, _: bool) -> Result<bool, DeviceError> {
             self.has(self.begins)
         }
         fn is_over(&mut self) -> Result<bool, DeviceError> {
@@ -325,65 +329,81 @@ mod tests {
 
     const DEADLINE: Duration = Duration::from_millis(400);
 
-    /// One call between the devices of two ranks, both of which keep a core busy; results by rank.
-    fn call(devices: [[Option<u64>; 2]; 2]) -> [Result<(), CollectiveError>; 2] {
-        let control = Arc::new(Control::create(Region::anonymous(Control::bytes(2)).unwrap(), 2, 2));
+    /// One call between devices, by rank when they come to it and when they end it in milliseconds; `busy` ranks keep a core busy. Results
+    /// by rank.
+    fn call<const N: usize>(
+        devices: [[Option<u64>; 2]; N],
+        busy: &[usize],
+    ) -> [Result<(), CollectiveError>; N] {
+        let control = Arc::new(Control::create(Region::anonymous(Control::bytes(N)).unwrap(), N, 2));
         control.open_channel(0);
         let options = Options { deadline: DEADLINE, ..Options::default() };
         let is_over = AtomicBool::new(false);
         let rank = |rank: usize| {
-            let host = Host::new(Arc::clone(&control), Memory::Threads, rank, 0..2);
+            let host = Host::new(Arc::clone(&control), Memory::Threads, rank, 0..N);
             let (host, options, group, patience) = (&*host, &options, "data", Patience::CALLER);
-            let (members, here) = (&[0, 1], &[true; 2]);
+            let members: [usize; N] = std::array::from_fn(|rank| rank);
+            let (members, here) = (&members, &[true; N]);
             let part =
                 Participation { host, options, group, channel: 0, members, here, rank, pair: None, patience };
             let millis = |time: Option<u64>| time.map(Duration::from_millis);
             let [begins, ends] = devices[rank].map(millis);
-            let mut tables = Tables::new(2);
+            let mut tables = Tables::new(N);
             Meeting::new(part, &mut tables).run_mover(&mut Device { begins, ends, since: Instant::now() })
         };
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 while !is_over.load(Ordering::Relaxed) {
-                    (0..2).for_each(|rank| control.rank(rank).note_work());
+                    busy.iter().for_each(|rank| control.rank(*rank).note_work());
                     std::thread::sleep(Duration::from_millis(5));
                 }
             });
-            let other = scope.spawn(|| rank(1));
-            let own = rank(0);
-            let other = other.join().unwrap();
+            let rank = &rank;
+            let ranks: [_; N] = std::array::from_fn(|number| scope.spawn(move || rank(number)));
+            let results = ranks.map(|rank| rank.join().unwrap());
             is_over.store(true, Ordering::Relaxed);
-            [own, other]
+            results
         })
     }
 
     #[test]
     fn a_call_that_no_device_ends_is_named_though_ranks_are_busy() {
         let since = Instant::now();
-        let results = call([[Some(0), None], [Some(100), None]]);
+        let results = call([[Some(0), None], [Some(100), None]], &[0, 1]);
         assert!(since.elapsed() >= DEADLINE + Duration::from_millis(100));
-        let stuck = |error: &CollectiveError| matches!(error, CollectiveError::Stuck { rank: 0, report } if report.contains("ranks [0, 1]"));
         let errors = results.map(|result| result.unwrap_err());
-        assert!(errors.iter().any(stuck), "{errors:?}");
+        let named = |error: &CollectiveError| matches!(error, CollectiveError::Stuck { rank: 0, report } if report.contains("ranks [0, 1]"));
+        assert!(errors.iter().any(named), "{errors:?}");
         assert!(errors.iter().all(|error| error.to_string().contains("does not end")), "{errors:?}");
     }
 
     #[test]
     fn the_rank_whose_part_does_not_end_is_named() {
-        let [own, other] = call([[Some(0), Some(0)], [Some(0), None]]);
+        let [own, other] = call([[Some(0), Some(0)], [Some(0), None]], &[0, 1]);
         own.unwrap();
         let error = other.unwrap_err();
-        assert!(
-            matches!(&error, CollectiveError::Stuck { rank: 1, report } if report.contains("ranks [1]")),
-            "{error}"
-        );
+        let is_named =
+            matches!(&error, CollectiveError::Stuck { rank: 1, report } if report.contains("ranks [1]"));
+        assert!(is_named, "{error}");
     }
 
-    /// Rank 1's device computes for several deadlines before it comes to the call.
+    /// Rank 2's device computes for several deadlines before it comes to the call, and its process alone is busy.
     #[test]
     fn a_device_that_computes_before_a_call_is_waited_for() {
-        for result in call([[Some(0), Some(1300)], [Some(1200), Some(1300)]]) {
+        let devices = [[Some(0), Some(1300)], [Some(0), Some(1300)], [Some(1200), Some(1300)]];
+        for result in call(devices, &[2]) {
             result.unwrap();
         }
+    }
+
+    /// It waits for nobody, so the others find it at the end of their waits.
+    #[test]
+    fn a_device_that_never_comes_to_a_call_is_named() {
+        let errors =
+            call([[Some(0), None], [Some(0), None], [None, None]], &[0, 1]).map(|result| result.unwrap_err());
+        assert!(
+            errors.iter().any(|error| matches!(error, CollectiveError::Missing { rank: 2, .. })),
+            "{errors:?}"
+        );
     }
 }

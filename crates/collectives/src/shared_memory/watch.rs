@@ -18,6 +18,8 @@ pub(crate) struct Watch<'a> {
     /// Time of the last check; None before the wait has become slow.
     looked: Option<Instant>,
     waited: Duration,
+    /// Time since the devices of all members have come to the call, counted as `waited` is.
+    all_in: Duration,
     work: WorkSeen,
     noticed: bool,
     /// Since when a peer of another host has been seen in another call.
@@ -48,6 +50,7 @@ impl<'a> Watch<'a> {
             participation,
             looked: None,
             waited: Duration::ZERO,
+            all_in: Duration::ZERO,
             work: WorkSeen::default(),
             noticed: false,
             crossed: None,
@@ -109,7 +112,7 @@ impl<'a> Watch<'a> {
         self.note(Some(wait))?;
         let now = Instant::now();
         let Some(looked) = self.looked.replace(now) else { return Ok(()) };
-        self.waited += now.duration_since(looked).min(Self::COUNTED_MAX).min(options.deadline / 4);
+        self.waited += self.counted(now, looked);
         if self.work.is_due(self.waited) {
             self.waited = self.work.waited(&host.control, self.waited, options.deadline, self.cause(wait));
         }
@@ -151,20 +154,25 @@ impl<'a> Watch<'a> {
         Ok(())
     }
 
-    /// While devices are in a call: returns an error if the job has ended; others see that this rank lives and for which member's count it
-    /// waits, if for any. [`Watch::is_late`] bounds the wait.
-    pub(crate) fn sign(&mut self, wait: Option<(usize, u32)>) -> Result<(), CollectiveError> {
-        self.looked = Some(Instant::now());
-        self.note(wait.map(|(q, until)| self.wait_for(q, until)))
+    /// The time that counts between two checks.
+    fn counted(&self, now: Instant, looked: Instant) -> Duration {
+        now.duration_since(looked).min(Self::COUNTED_MAX).min(self.participation.options.deadline / 4)
     }
 
-    /// Whether the deadline has passed since `since`, whatever ranks have computed.
-    pub(crate) fn is_late(&self, since: Instant) -> bool {
-        since.elapsed() >= self.participation.options.deadline
+    /// While devices move the bytes: returns an error if the job has ended; others see that this rank lives and for which member's count
+    /// it waits, if for any. Whether the deadline has passed since `all_in` was first true, whatever ranks have computed.
+    pub(crate) fn sign(&mut self, wait: Option<(usize, u32)>, all_in: bool) -> Result<bool, CollectiveError> {
+        let now = Instant::now();
+        let looked = self.looked.replace(now);
+        if all_in {
+            self.all_in += looked.map_or(Duration::ZERO, |looked| self.counted(now, looked));
+        }
+        self.note(wait.map(|(q, until)| self.wait_for(q, until)))?;
+        Ok(self.all_in >= self.participation.options.deadline)
     }
 
-    /// The devices of all ranks have been in the call for `time`, and it is not over on `members`.
-    pub(crate) fn stuck(&mut self, time: Duration, members: impl Iterator<Item = usize>) -> CollectiveError {
+    /// The devices of all ranks have been in the call for too long, and it is not over on `members`.
+    pub(crate) fn stuck(&mut self, members: impl Iterator<Item = usize>) -> CollectiveError {
         let Participation { host, members: ranks, rank, group, .. } = self.participation;
         self.gave_up = true;
         let late: Vec<usize> = members.map(|q| ranks[q]).collect();
@@ -172,7 +180,7 @@ impl<'a> Watch<'a> {
         let report = format!(
             "{call} is not over on ranks {late:?} {:.1} s after the devices of all its ranks had come to it (a connection between them \
              may be down; where a call may take longer, give a longer deadline, run.stall_timeout_s)",
-            time.as_secs_f64()
+            self.all_in.as_secs_f64()
         );
         CollectiveError::Stuck { rank: late.first().copied().unwrap_or(host.rank), report }
     }
