@@ -232,7 +232,7 @@ impl<'a> Meeting<'a> {
                 let all_in = self.ticks >= begun;
                 let wait = other(over).filter(|_| all_in).map(|q| (q, self.count_at(over)));
                 if watch.sign(wait, all_in)? {
-                    return Err(watch.stuck(self.behind(over)));
+                    return Err(watch.stuck(self.behind(over), self.count_at(over)));
                 }
             }
             let [min, max] = MOVER_NAP;
@@ -405,5 +405,23 @@ mod tests {
             errors.iter().any(|error| matches!(error, CollectiveError::Missing { rank: 2, .. })),
             "{errors:?}"
         );
+    }
+
+    /// Rank 1 was stopped when its device had come to the call: it is the cause, whichever device waits for it.
+    #[test]
+    fn a_rank_that_was_stopped_in_a_call_is_named() {
+        let control = Arc::new(Control::create(Region::anonymous(Control::bytes(2)).unwrap(), 2, 2));
+        control.open_channel(0);
+        control.slot(0, 1).publish(1);
+        let host = Host::new(Arc::clone(&control), Memory::Threads, 0, 0..2);
+        let options = &Options { deadline: DEADLINE, ..Options::default() };
+        let (members, here, patience) = (&[0, 1], &[true; 2], Patience::CALLER);
+        let (host, group, rank) = (&*host, "data", 0);
+        let part =
+            Participation { host, options, group, channel: 0, members, here, rank, pair: None, patience };
+        let mut tables = Tables::new(2);
+        let mut device = Device { begins: Some(Duration::ZERO), ends: None, since: Instant::now() };
+        let error = Meeting::new(part, &mut tables).run_mover(&mut device).unwrap_err();
+        assert!(matches!(error, CollectiveError::Missing { rank: 1, .. }), "{error}");
     }
 }

@@ -171,11 +171,17 @@ impl<'a> Watch<'a> {
         Ok(self.all_in >= self.participation.options.deadline)
     }
 
-    /// The devices of all ranks have been in the call for too long, and it is not over on `members`.
-    pub(crate) fn stuck(&mut self, members: impl Iterator<Item = usize>) -> CollectiveError {
+    /// The devices of all ranks have been in the call for too long, and `members` have not come to the count `over` at its end. One of
+    /// them that gives no sign of life is the cause.
+    pub(crate) fn stuck(&mut self, members: impl Iterator<Item = usize>, over: u32) -> CollectiveError {
         let Participation { host, members: ranks, rank, group, .. } = self.participation;
         self.gave_up = true;
-        let late: Vec<usize> = members.map(|q| ranks[q]).collect();
+        let members: Vec<usize> = members.collect();
+        if let Some(q) = members.iter().copied().find(|q| *q != rank && self.is_silent(ranks[*q])) {
+            let (rank, report) = self.report(self.wait_for(q, over));
+            return CollectiveError::Missing { rank, report };
+        }
+        let late: Vec<usize> = members.iter().map(|q| ranks[*q]).collect();
         let call = self.participation.slot(rank).newest().describe(group);
         let report = format!(
             "{call} is not over on ranks {late:?} {:.1} s after the devices of all its ranks had come to it (a connection between them \
@@ -231,10 +237,20 @@ impl<'a> Watch<'a> {
         self.chain(wait).cause()
     }
 
-    fn chain(&self, wait: Wait) -> Chain {
-        let Participation { host, options, channel, .. } = self.participation;
+    /// How long a rank that waits is never silent.
+    fn silence(&self) -> Duration {
         let [min, max] = Self::SILENCE;
-        let silence = (options.deadline / 2).clamp(min, max);
+        (self.participation.options.deadline / 2).clamp(min, max)
+    }
+
+    fn is_silent(&self, rank: usize) -> bool {
+        let silent = self.participation.host.control.rank(rank).silent_for();
+        silent.is_none_or(|silent| silent >= self.silence())
+    }
+
+    fn chain(&self, wait: Wait) -> Chain {
+        let Participation { host, channel, .. } = self.participation;
+        let silence = self.silence();
         host.control.chain(channel, host.rank, wait, silence)
     }
 }
