@@ -8,7 +8,6 @@ use anyhow::Result;
 use phalanx_train::config::{DeviceKind, KeepPacked};
 
 use crate::fit::Budget;
-use crate::placement_budget::Filled;
 use crate::planned::{MakePlan, Planned};
 
 /// Plans until one fits. Other placements need other windows and tables, so that one change may not do.
@@ -18,14 +17,13 @@ const TRIES: usize = 6;
 const MIB: f64 = 1_048_576.0;
 const KIB: u64 = 1024;
 
-/// Gives up weights that stay packed by `auto`, and lowers the budgets that were `filled` in until `planned` fits the budgets that `budgets` gives, or nothing more can leave. The new
-/// plans are made by `make`. Where it cannot fit, returns the last plan that could be made: whoever checks it says what is missing.
+/// Gives up weights that stay packed by `auto`, and lowers the budgets that were filled in, now or when a resumed run began, until `planned`
+/// fits the budgets that `budgets` gives, or nothing more can leave. The new plans are made by `make`. Where it cannot fit, returns the last plan that could be made: whoever checks it says what is missing.
 ///
 /// # Errors
 /// When the engine cannot be planned.
 pub fn keep(
     mut planned: Planned,
-    filled: Filled,
     budgets: impl Fn(&Planned) -> Vec<Budget>,
     make: MakePlan,
 ) -> Result<Planned> {
@@ -38,9 +36,13 @@ pub fn keep(
     }
     for _ in 0..TRIES {
         let Some((of_host, missing)) = missing(&planned, &budgets(&planned)) else { break };
+        let memory = &planned.config.memory;
         let (is_filled, used) = match of_host {
-            true => (filled.host, planned.plan.ranks.iter().map(|rank| rank.host.arena_bytes).max()),
-            false => (filled.device, Some(planned.plan.arena_bytes_max())),
+            true => {
+                let arena = planned.plan.ranks.iter().map(|rank| rank.host.arena_bytes).max();
+                (memory.is_host_budget_filled(), arena)
+            }
+            false => (memory.is_device_budget_filled(), Some(planned.plan.arena_bytes_max())),
         };
         let left = used.unwrap_or(0).saturating_sub(missing) / KIB * KIB;
         if !is_filled || left == 0 {
@@ -50,9 +52,9 @@ pub fn keep(
             |config| {
                 let memory = &mut config.memory;
                 match of_host {
-                    true => memory.host_budget_mb = Some(left as f64 / MIB),
+                    true => memory.fill_host_budget(left as f64 / MIB),
                     // What the headroom leaves must be in it.
-                    false => memory.device_budget_mb = Some(left as f64 / (1.0 - memory.headroom) / MIB),
+                    false => memory.fill_device_budget(left as f64 / (1.0 - memory.headroom) / MIB),
                 }
             },
             make,
@@ -88,7 +90,7 @@ mod tests {
     use crate::planned::Across;
 
     /// A run under `memory.limit_mb`, as a command plans it: on so many hosts of a rank each, with so many connections between two.
-    fn planned(limit_mb: f64, hosts: usize, streams: usize) -> (Planned, Filled) {
+    fn planned(limit_mb: f64, hosts: usize, streams: usize) -> Planned {
         let mut config = RunConfig::default();
         (config.model.layers, config.model.hidden, config.model.heads, config.model.seq) = (8, 256, 4, 16);
         (config.batch.global, config.train.threads) = (hosts, Some(1));
@@ -97,31 +99,34 @@ mod tests {
         (memory.placement, memory.limit_mb) = (Some(Placement::Auto), Some(limit_mb));
         (memory.nvme_path, memory.buffer_mb) = (Some(std::env::temp_dir().as_path().into()), 0.25);
         memory.nvme_checksums = true;
-        let filled = placement_budget::fill(&mut config, 1);
+        placement_budget::fill(&mut config, 1);
         let dropout = Dropouts::default();
         let model = Gpt2 { layers: 8, hidden: 256, heads: 4, vocab: 256, positions: 16, eps: 1e-5, dropout };
         let connections = Connections { wire: Wire::Tcp, streams, encrypted: true };
         let across = Across { hosts: Hosts::new(vec![1; hosts]), ranks_of_a_machine: 1, connections };
         let planned = Planned::new(ResolvedConfig::new(config).unwrap(), model.into(), 0).unwrap();
-        (planned.across(Some(across)), filled)
+        planned.across(Some(across))
     }
 
     /// Buffers for other hosts are not in the estimate of the budget: chunks make room for them.
     #[test]
     fn what_a_plan_lists_beside_its_arena_fits_a_limit_too() {
         let (limit_mb, hosts, streams) = (135.0, 8, 16);
-        let (first, filled) = planned(limit_mb, hosts, streams);
-        assert_eq!(filled, Filled { device: true, host: false });
+        let first = planned(limit_mb, hosts, streams);
+        let memory = &first.config.memory;
+        assert_eq!((memory.is_device_budget_filled(), memory.is_host_budget_filled()), (true, false));
         let limit = |planned: &Planned| fit::limit(planned).into_iter().collect::<Vec<Budget>>();
         let between = first.between_hosts_bytes().unwrap();
         assert!(between > 32 << 20 && !limit(&first)[0].fits(&first), "{between} bytes for other hosts");
-        let kept = keep(first.clone(), filled, limit, RunPlan::without_offsets).unwrap();
+        let kept = keep(first.clone(), limit, RunPlan::without_offsets).unwrap();
         let budget = &limit(&kept)[0];
         assert!(budget.fits(&kept), "{} of {}", budget.needed(&kept), budget.bytes());
         let [before, after] = [&first, &kept].map(|planned| planned.plan.of(0).disk.arena_bytes);
         assert!(before < after, "{before} and {after} bytes on disk");
         // A budget that the user gave stays, and the check of the run refuses it.
-        let kept = keep(first.clone(), Filled::default(), limit, RunPlan::without_offsets).unwrap();
+        let given = |config: &mut RunConfig| config.memory.device_budget_filled_mb = None;
+        let first = first.again(given, RunPlan::without_offsets).unwrap();
+        let kept = keep(first.clone(), limit, RunPlan::without_offsets).unwrap();
         assert_eq!(kept.config.memory.device_budget_mb, first.config.memory.device_budget_mb);
     }
 }

@@ -54,6 +54,8 @@ fn full() -> Table {
     config.memory.offload_param_frac = Some(1.0);
     config.memory.device_budget_mb = Some(1.0);
     config.memory.host_budget_mb = Some(1.0);
+    config.memory.device_budget_filled_mb = Some(1.0);
+    config.memory.host_budget_filled_mb = Some(1.0);
     config.precision.communicate = Some(Float::F32);
     config.schedule.decay_steps = Some(1);
     config.schedule.restart_step = Some(1);

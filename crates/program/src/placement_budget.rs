@@ -1,6 +1,7 @@
 //! The budget of `memory.placement = "auto"` where the configuration gives none: a rank's share of this machine's memory.
 //!
-//! It is filled in when the configuration is resolved, so a run folder has it, and a resumed run places chunks as before.
+//! It is filled in when the configuration is resolved, so a run folder has it, and a resumed run places chunks as before; where
+//! there is less memory now, it falls (`kept_budget`).
 
 use phalanx_cuda::{DRIVER_HOST_BYTES, scratch_planned};
 use phalanx_train::RunConfig;
@@ -18,25 +19,9 @@ const PROGRAM: u64 = 48 << 20;
 /// Estimated bytes of each thread: its stack and its buffers for packed matrices.
 const THREAD: u64 = 6 << 20;
 
-/// Which budgets were filled in, and not given.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Filled {
-    /// `memory.device_budget_mb`.
-    pub device: bool,
-    /// `memory.host_budget_mb`.
-    pub host: bool,
-}
-
 /// Fills in `memory.device_budget_mb` for `auto`: what `memory.limit_mb` or this machine's available memory leaves each rank.
 /// The memory of a simulated device, where it is given, is its budget. `ranks` share this machine.
-pub fn fill(config: &mut RunConfig, ranks: usize) -> Filled {
-    let given = [config.memory.device_budget_mb, config.memory.host_budget_mb];
-    fill_in(config, ranks);
-    let filled = [config.memory.device_budget_mb, config.memory.host_budget_mb];
-    Filled { device: filled[0] != given[0], host: filled[1] != given[1] }
-}
-
-fn fill_in(config: &mut RunConfig, ranks: usize) {
+pub fn fill(config: &mut RunConfig, ranks: usize) {
     if config.memory.placement != Some(Placement::Auto) || config.memory.device_budget_mb.is_some() {
         return;
     }
@@ -74,8 +59,8 @@ fn fill_card(config: &mut RunConfig, ranks: usize) {
         set_device(config, bytes);
     }
     if let (Some(bytes), None) = (share(config, ranks), config.memory.host_budget_mb) {
-        config.memory.host_budget_mb =
-            Some((bytes.saturating_sub(process(config) + DRIVER_HOST_BYTES).max(1 << 20) >> 20) as f64);
+        let whole = bytes.saturating_sub(process(config) + DRIVER_HOST_BYTES).max(1 << 20) >> 20;
+        config.memory.fill_host_budget(whole as f64);
     }
 }
 
@@ -104,7 +89,7 @@ pub fn set_device(config: &mut RunConfig, bytes: u64) {
         DeviceKind::Simulated => 0,
     };
     let whole = bytes.saturating_sub(outside).max(1 << 20) >> 20;
-    config.memory.device_budget_mb = Some(whole as f64);
+    config.memory.fill_device_budget(whole as f64);
 }
 
 #[cfg(test)]

@@ -14,7 +14,6 @@ use phalanx_train::config::{DeviceKind, Float, ModelConfig};
 use phalanx_train::{Dataset, ResolvedConfig, RunConfig, dataset};
 
 use crate::environment::Environment;
-use crate::placement_budget::Filled;
 use crate::shape::{read_hugging_face, write};
 use crate::user_config::UserConfig;
 use crate::{cards, machine, placement_budget, resume};
@@ -42,8 +41,6 @@ pub struct Resolved {
     pub imported: Option<PathBuf>,
     /// What the ranks compute on and why, where that was to be found out.
     pub device: Option<String>,
-    /// The budgets of `memory.placement = "auto"` that nobody gave.
-    pub filled: Filled,
 }
 
 /// The token ids of a run's data.
@@ -100,8 +97,8 @@ pub fn resolve<T>(
     }
     let (vocabulary, found) = data(&config)?;
     let model = complete(&mut config, fixed.or(initial.as_ref()), vocabulary)?;
-    let filled = placement_budget::fill(&mut config, ranks_here);
-    Ok((Resolved { config: ResolvedConfig::new(config)?, model, imported, device, filled }, found))
+    placement_budget::fill(&mut config, ranks_here);
+    Ok((Resolved { config: ResolvedConfig::new(config)?, model, imported, device }, found))
 }
 
 /// Opens the folder of `model.init` and fills in the sizes that the user left out.

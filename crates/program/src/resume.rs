@@ -12,7 +12,9 @@ use phalanx_data::{TOKENIZER_FILE, Tokenizer};
 use phalanx_models::Model;
 use phalanx_trace::DType;
 use phalanx_train::RunConfig;
-use phalanx_train::config::{Communication, Float, OptimizerKind, PrecisionConfig, Products, ScheduleKind};
+use phalanx_train::config::{
+    Communication, Float, MemoryConfig, OptimizerKind, Placement, PrecisionConfig, Products, ScheduleKind,
+};
 use phalanx_train::dataset::DataDigests;
 use serde::Deserialize;
 
@@ -90,7 +92,7 @@ pub fn resume(
         config = given.config()?;
     }
     notes.extend(kept_kernels::keep(&mut given, &before, environment, said("device.kernels")));
-    notes.extend(leave_out_of_device(&mut given, [&before, &config], said_or_in_file));
+    notes.extend(leave_out(&mut given, [&before, &config], said_or_in_file));
     config = given.config()?;
     keep_decay(&mut given, &before, &config);
     config = given.config()?;
@@ -122,9 +124,48 @@ pub fn resume(
     Ok(Resumed { given, checkpoint, starts: false, same_data, tokens, notes })
 }
 
+/// Removes stored keys that belong to another device or placement than those of now; returns notes that name them.
+fn leave_out(given: &mut UserConfig, configs: [&RunConfig; 2], said: impl Fn(&str) -> bool) -> Vec<String> {
+    let of_device = leave_out_of_device(given, configs, &said);
+    let of_placement = leave_out_of_placement(given, configs.map(|config| &config.memory), &said);
+    [of_device, of_placement].into_iter().flatten().collect()
+}
+
 /// Keys whose values belong to the device for which they were given or filled in.
-const KEYS_OF_DEVICE: [&str; 4] =
-    ["device.memory_mb", "device.communication", "memory.device_budget_mb", "memory.host_budget_mb"];
+const KEYS_OF_DEVICE: [&str; 4] = ["device.memory_mb", "device.communication", BUDGETS[0], BUDGETS[1]];
+
+/// Keys that are for `memory.placement = "auto"` alone.
+const BUDGETS: [&str; 2] = ["memory.device_budget_mb", "memory.host_budget_mb"];
+
+/// Keys that are for what lies on disk.
+const OF_DISK: [&str; 2] = ["memory.nvme_path", "memory.nvme_checksums"];
+
+/// What was filled in for them.
+const FILLED: [&str; 2] = ["memory.device_budget_filled_mb", "memory.host_budget_filled_mb"];
+
+/// Removes stored keys that the placement of before needed and that of now refuses, except those that are `said` again; returns a
+/// note that names them.
+fn leave_out_of_placement(
+    given: &mut UserConfig,
+    [before, now]: [&MemoryConfig; 2],
+    said: impl Fn(&str) -> bool,
+) -> Option<String> {
+    let is_auto = |memory: &MemoryConfig| memory.placement == Some(Placement::Auto);
+    let no_budget = is_auto(before) && !is_auto(now);
+    let no_disk = before.uses_disk() && !now.uses_disk();
+    let keys = [(no_budget, BUDGETS), (no_disk, OF_DISK)];
+    let unneeded = keys.into_iter().filter(|(left, _)| *left).flat_map(|(_, keys)| keys);
+    let is_set = |key: &str| given.has(key) && (key != OF_DISK[1] || before.nvme_checksums);
+    let left: Vec<&str> = unneeded.filter(|key| is_set(key) && !said(key)).collect();
+    if left.is_empty() {
+        return None;
+    }
+    left.iter().for_each(|key| given.leave_out(key));
+    if no_budget {
+        FILLED.iter().for_each(|key| given.leave_out(key));
+    }
+    Some(format!("another placement than before: {} left out", left.join(", ")))
+}
 
 /// Removes the stored keys of another device than the one of now, except those that are `said` again; returns a
 /// note that names them.
@@ -138,7 +179,7 @@ fn leave_out_of_device(
     if was == is || left.is_empty() {
         return None;
     }
-    left.iter().for_each(|key| given.leave_out(key));
+    left.iter().chain(&FILLED).for_each(|key| given.leave_out(key));
     let keys = left.join(", ");
     Some(format!(
         "device.kind was {} and is {} from here on: {keys} of before left out",

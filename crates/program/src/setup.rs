@@ -208,9 +208,8 @@ fn plan(
     let Resolved { config, model, .. } = &resolved;
     let opened = Dataset::open_checked(config, &folder, model.shape().vocab, expected.as_deref());
     let (data, blake3) = opened.map_err(|error| what_to_do(error, config, is_new))?;
-    let filled = resolved.filled;
     let planned = Planned::of(resolved, data.evaluated())?.across(across);
-    let planned = kept_budget::keep(planned, filled, crate::fit::budgets, RunPlan::new)?;
+    let planned = kept_budget::keep(planned, crate::fit::budgets, RunPlan::new)?;
     crate::fit::check_memory(&planned)?;
     let notes = disk_check::check(&planned)?;
     if show == Show::Progress {

@@ -239,3 +239,42 @@ fn predicted_times_count_the_measured_disk() {
     assert!(disk_s(plan(&ON_DISK)).is_some_and(|seconds| seconds > 0.0));
     assert_eq!(disk_s(plan(&[])), Some(0.0));
 }
+
+/// A budget that nobody gave is that of the machine on which the run began: with less memory, more leaves for the disk.
+#[test]
+fn a_resumed_run_lowers_the_budget_that_it_filled_in_and_keeps_one_that_was_given() {
+    let home = home();
+    let model = ["model.hidden=128", "model.layers=6", "batch.global=2"].map(|key| ["--set", key]).concat();
+    let auto = ["--set", "memory.placement=auto", "--set", "memory.nvme_path=disk"];
+    let begin = |run: &str, more: &[&str]| {
+        let args = ["train", "small.toml", "--run", run, "--quiet", "--set", "train.steps=2"];
+        home.run(&[&args[..], &model, more].concat()).ok();
+    };
+    let resume = |run: &str, more: &[&str]| {
+        let args = ["train", "--run", run, "--resume", "--set", "train.steps=4"];
+        home.run(&[&args[..], more].concat())
+    };
+    let budget = |run: &str| {
+        let config: toml::Table = toml::from_slice(&home.read(&format!("{run}/config.toml"))).unwrap();
+        config["memory"]["device_budget_mb"].as_float().unwrap()
+    };
+    begin("r", &[&auto[..], &["--set", "memory.limit_mb=72"]].concat());
+    let before = budget("r");
+    resume("r", &["--set", "memory.limit_mb=41"]).ok();
+    let after = budget("r");
+    assert!(after < before, "{after} MiB and {before} before");
+    // The same steps in device memory.
+    begin("whole", &[]);
+    resume("whole", &[]).ok();
+    assert_eq!(home.losses("r"), home.losses("whole"));
+    // Another placement needs no budget.
+    let device = ["memory.limit_mb=200", "memory.placement=device"].map(|key| ["--set", key]).concat();
+    let ended = resume("r", &device).ok();
+    let left = "another placement than before: memory.device_budget_mb, memory.nvme_path left out";
+    assert!(ended.stderr.contains(left), "{}", ended.stderr);
+    // A budget that was given stays.
+    let given = ["--set", "memory.limit_mb=72", "--set", "memory.device_budget_mb=18"];
+    begin("given", &[&auto[..], &given].concat());
+    resume("given", &["--set", "memory.limit_mb=41"]).refused(&["memory.limit_mb allows"]);
+    assert_eq!(budget("given"), 18.0);
+}

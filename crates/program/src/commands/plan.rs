@@ -26,15 +26,14 @@ pub fn plan(args: &PlanArgs, environment: Environment) -> Result<()> {
     let (mut resolved, evaluated) = resolve(&given, Purpose::Plan, None, estimate_data)?;
     if let (Some(Placement::Auto), Some(bytes)) = (resolved.config.memory.placement, args.device_memory) {
         resolved.config = resolved.config.with(|config| placement_budget::set_device(config, bytes))?;
-        resolved.filled.device = true;
     }
     resolved.config = with_kernels(resolved.config, environment)?;
-    let (device, filled) = (resolved.device.take(), resolved.filled);
+    let device = resolved.device.take();
     let planned = Planned::to_show(resolved, evaluated)?;
     let budgets = |planned: &Planned| {
         fit::budget_for_plan(planned, args.device_memory).ok().flatten().into_iter().collect()
     };
-    let planned = kept_budget::keep(planned, filled, budgets, RunPlan::without_offsets)?;
+    let planned = kept_budget::keep(planned, budgets, RunPlan::without_offsets)?;
     let for_device =
         args.device_memory.is_some() || args.machine.as_deref().is_some_and(|name| name != "here");
     let was_open = given.config()?.device.kind == DeviceKind::Auto;

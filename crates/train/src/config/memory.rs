@@ -86,6 +86,13 @@ pub struct MemoryConfig {
     /// Host memory that `placement = "auto"` may fill, in MiB for each rank; what does not fit lies on disk.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub host_budget_mb: Option<f64>,
+    /// What Phalanx filled in for `device_budget_mb`: it writes this key itself. A budget that equals it may fall when less memory is
+    /// there; any other was given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub device_budget_filled_mb: Option<f64>,
+    /// What Phalanx filled in for `host_budget_mb`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub host_budget_filled_mb: Option<f64>,
     /// The share of the device budget that `placement = "auto"` leaves free, for what the plan does not count.
     pub headroom: f64,
     /// The folder of the disk memory, or a list of folders on different disks, over which it is striped: one file without a
@@ -129,6 +136,8 @@ impl Default for MemoryConfig {
             offload_param_frac: None,
             device_budget_mb: None,
             host_budget_mb: None,
+            device_budget_filled_mb: None,
+            host_budget_filled_mb: None,
             headroom: 0.02,
             nvme_path: None,
             nvme_checksums: false,
@@ -143,6 +152,26 @@ impl MemoryConfig {
     pub(crate) fn buffer(&self) -> usize {
         let blocks = (self.buffer_mb * (1 << 20) as f64 / 4.0) as usize / NORM_BLOCK;
         blocks.max(1) * NORM_BLOCK
+    }
+
+    /// Gives `device_budget_mb` a value that nobody gave.
+    pub fn fill_device_budget(&mut self, mib: f64) {
+        (self.device_budget_mb, self.device_budget_filled_mb) = (Some(mib), Some(mib));
+    }
+
+    /// Gives `host_budget_mb` a value that nobody gave.
+    pub fn fill_host_budget(&mut self, mib: f64) {
+        (self.host_budget_mb, self.host_budget_filled_mb) = (Some(mib), Some(mib));
+    }
+
+    /// Whether `device_budget_mb` was filled in, now or when a resumed run began.
+    pub fn is_device_budget_filled(&self) -> bool {
+        self.device_budget_mb.is_some() && self.device_budget_mb == self.device_budget_filled_mb
+    }
+
+    /// Whether `host_budget_mb` was filled in, now or when a resumed run began.
+    pub fn is_host_budget_filled(&self) -> bool {
+        self.host_budget_mb.is_some() && self.host_budget_mb == self.host_budget_filled_mb
     }
 
     /// The memories of every chunk.
@@ -357,8 +386,7 @@ impl RunConfig {
         }
         self.check_gradients_in_place()?;
         self.check_update_in_backward()?;
-        let is_unused =
-            tiers.iter().all(|(_, tier)| *tier != Tier::Nvme) && !self.memory.placement_uses_disk();
+        let is_unused = !self.memory.uses_disk();
         let unused = "is used by nothing: set memory.placement, memory.optimizer, memory.gradients, memory.parameters or memory.activations to \"nvme\", or leave it out";
         if self.memory.nvme_checksums && is_unused {
             return Err(refuse("memory.nvme_checksums", true, unused));

@@ -111,9 +111,10 @@ impl MemoryConfig {
         ]
     }
 
-    /// Whether the policy may place something on disk.
-    pub(super) fn placement_uses_disk(&self) -> bool {
-        matches!(self.placement, Some(Placement::Nvme | Placement::Auto))
+    /// Whether something lies on disk, or may be placed there.
+    pub fn uses_disk(&self) -> bool {
+        let tiers = [self.parameters, self.gradients, self.optimizer, self.activations];
+        tiers.contains(&Tier::Nvme) || matches!(self.placement, Some(Placement::Nvme | Placement::Auto))
     }
 
     /// Whether parts have memories of their own.
@@ -179,6 +180,8 @@ impl RunConfig {
         for (key, value) in [
             ("memory.device_budget_mb", memory.device_budget_mb),
             ("memory.host_budget_mb", memory.host_budget_mb),
+            ("memory.device_budget_filled_mb", memory.device_budget_filled_mb),
+            ("memory.host_budget_filled_mb", memory.host_budget_filled_mb),
         ] {
             if value.is_some_and(|value| !(value > 0.0 && value.is_finite())) {
                 return Err(refuse(key, value.unwrap_or(0.0), "must be a number of MiB, more than 0"));
