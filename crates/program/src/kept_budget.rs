@@ -18,7 +18,8 @@ const MIB: f64 = 1_048_576.0;
 const KIB: u64 = 1024;
 
 /// Gives up weights that stay packed by `auto`, and lowers the budgets that were filled in, now or when a resumed run began, until `planned`
-/// fits the budgets that `budgets` gives, or nothing more can leave. The new plans are made by `make`. Where it cannot fit, returns the last plan that could be made: whoever checks it says what is missing.
+/// fits the budgets that `budgets` gives, or nothing more can leave. The new plans are made by `make`. Where it cannot fit, returns
+/// the last plan that could be made: whoever checks it says what is missing.
 ///
 /// # Errors
 /// When the engine cannot be planned.

@@ -137,11 +137,11 @@ const KEYS_OF_DEVICE: [&str; 4] = ["device.memory_mb", "device.communication", B
 /// Keys that are for `memory.placement = "auto"` alone.
 const BUDGETS: [&str; 2] = ["memory.device_budget_mb", "memory.host_budget_mb"];
 
+/// What was filled in for [`BUDGETS`].
+const FILLED: [&str; 2] = ["memory.device_budget_filled_mb", "memory.host_budget_filled_mb"];
+
 /// Keys that are for what lies on disk.
 const OF_DISK: [&str; 2] = ["memory.nvme_path", "memory.nvme_checksums"];
-
-/// What was filled in for them.
-const FILLED: [&str; 2] = ["memory.device_budget_filled_mb", "memory.host_budget_filled_mb"];
 
 /// Removes stored keys that the placement of before needed and that of now refuses, except those that are `said` again; returns a
 /// note that names them.
