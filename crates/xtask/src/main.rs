@@ -61,6 +61,7 @@ Rules of tidy, each with the place, what is wrong and what to do:
   layers     the drawing in ARCHITECTURE.md has every crate once, above all that it imports
   story      a source file opens with its story; unsafe code says why it is safe;
              nothing unfinished is left behind
+  start      `cargo run` means the program alone, as the README's first command needs
   paths      no path of one machine
 
 Options:
@@ -117,6 +118,7 @@ fn tidy() -> io::Result<bool> {
     findings.extend(rules::names::check(&workspace));
     findings.extend(rules::rooms::check(&workspace.crates, architecture.as_deref()));
     findings.extend(rules::story::check(&workspace));
+    findings.extend(rules::start::check(&workspace));
     findings.extend(rules::paths::check(&workspace));
     findings.extend(rules::reads::check(&workspace));
     findings.extend(rules::signatures::check(&workspace));

@@ -10,5 +10,6 @@ pub mod reads;
 pub mod rooms;
 pub mod signatures;
 pub mod sizes;
+pub mod start;
 pub mod story;
 pub mod wording;
