@@ -163,24 +163,17 @@ impl Watch<'_> {
         }
     }
 
-    /// Tells the other launchers what the ranks of this host do, if it has changed.
+    /// Tells the other launchers what the ranks of this host do. Also what it told before: a rank that gives signs of life has
+    /// been silent for the same number of milliseconds whenever a state is taken in step with them, and others would take it for
+    /// stopped if they were not told again.
     pub(crate) fn tell_states(&mut self, now: Instant) {
         let Some(plane) = &self.plane else { return };
         if now.saturating_duration_since(self.told_at) < TELL_EVERY {
             return;
         }
         self.told_at = now;
-        let mut changed = Vec::new();
-        for (rank, told) in self.processes.job.ranks().zip(&mut self.told) {
-            let state = self.processes.job.activity(rank);
-            if state != *told {
-                told.clone_from(&state);
-                changed.push((rank, state));
-            }
-        }
-        if !changed.is_empty() {
-            plane.broadcast(&Message::Activity(changed));
-        }
+        let job = &self.processes.job;
+        plane.broadcast(&Message::Activity(job.ranks().map(|rank| (rank, job.activity(rank))).collect()));
     }
 
     /// Says that the ranks of this host have ended.

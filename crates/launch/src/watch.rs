@@ -76,9 +76,7 @@ pub(crate) struct Watch<'a> {
     pub(crate) failed_at: Option<Instant>,
     /// When the ranks were searched last for those that stand still.
     searched: Instant,
-    /// The states of this host's ranks that were told last.
-    pub(crate) told: Vec<Vec<u8>>,
-    /// When they were told.
+    /// When the other launchers were told what the ranks of this host do.
     pub(crate) told_at: Instant,
     /// Hosts whose ranks have all ended well.
     pub(crate) ended: BTreeSet<usize>,
@@ -91,7 +89,6 @@ impl<'a> Watch<'a> {
         plane: Option<&'a mut ControlPlane>,
     ) -> Watch<'a> {
         let (ranks, now) = (processes.ranks.len(), Instant::now());
-        let told = vec![Vec::new(); processes.job.ranks().len()];
         Watch {
             processes,
             hooks,
@@ -102,7 +99,6 @@ impl<'a> Watch<'a> {
             stopping: false,
             failed_at: None,
             searched: now,
-            told,
             told_at: now,
             ended: BTreeSet::new(),
         }

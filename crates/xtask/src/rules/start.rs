@@ -28,8 +28,14 @@ mod tests {
 
     #[test]
     fn the_program_alone_is_the_default() {
-        assert_eq!(count("[workspace]\nmembers = [\"crates/*\"]\ndefault-members = [\"crates/program\"]\n"), 0);
-        assert_eq!(count("[workspace]\nmembers = [\"crates/*\"]\n# default-members = [\"crates/program\"]\n"), 1);
+        assert_eq!(
+            count("[workspace]\nmembers = [\"crates/*\"]\ndefault-members = [\"crates/program\"]\n"),
+            0
+        );
+        assert_eq!(
+            count("[workspace]\nmembers = [\"crates/*\"]\n# default-members = [\"crates/program\"]\n"),
+            1
+        );
         assert_eq!(count("[workspace]\ndefault-members = [\"crates/program\", \"crates/xtask\"]\n"), 1);
     }
 }
