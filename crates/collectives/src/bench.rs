@@ -13,8 +13,11 @@ use crate::group::Group;
 
 /// Warm-up calls, which are not measured.
 const WARM_UP: usize = 3;
-/// Minimum number of measured calls.
-const CALLS: usize = 5;
+/// Minimum and maximum number of measured calls.
+const CALLS: [usize; 2] = [9, 2000];
+/// Bytes that the measured calls move together, within these numbers of calls: several ticks of the system's clock, so that what
+/// disturbs one of them is not the median.
+const BYTES: usize = 1 << 30;
 
 /// The operations that can be measured.
 pub const OPS: [CollectiveOp; 4] =
@@ -39,7 +42,7 @@ pub fn median_us(
     device.fill(whole.view_mut(), 0.0);
     device.fill(shard.view_mut(), 0.0);
     // All ranks derive the number of calls from the size alone.
-    let calls = CALLS.max((64 << 20) / bytes.max(1)).min(2000);
+    let calls = (BYTES / bytes.max(1)).clamp(CALLS[0], CALLS[1]);
     let mut times = Vec::with_capacity(calls);
     for call in 0..WARM_UP + calls {
         group.barrier().wait()?;
