@@ -110,14 +110,16 @@ impl Zero {
     /// Updates the chunks whose gradients are reduced and known to be finite; `all`: waits until they are known.
     pub(super) fn update_reduced(&mut self, all: bool) -> Result<(), CollectiveError> {
         let Some(mut updates) = self.in_backward.take() else { return Ok(()) };
-        // Where calls run later, the counts of a chunk arrive while the next block is computed.
-        let waiting_max = usize::from(!self.device.is_host_addressable());
+        // All counts are on their way to the host before the first tile returns there: a count behind tiles would arrive after them,
+        // and nothing is computed while the host waits for it.
         while let Some(c) = self.gradients.take_reduced() {
             let counts = self.count_not_finite(c);
             updates.counting.push_back((c, counts));
-            if updates.counting.len() > waiting_max {
-                self.update_first(&mut updates)?;
-            }
+        }
+        // Where calls run later, the counts of a chunk arrive while the next block is computed.
+        let waiting_max = usize::from(!self.device.is_host_addressable());
+        while updates.counting.len() > waiting_max {
+            self.update_first(&mut updates)?;
         }
         while all && !updates.counting.is_empty() {
             self.update_first(&mut updates)?;
