@@ -5,7 +5,8 @@
 //! which are used once a step, and gradients, from the chunk that is updated last; then parameters under ZeRO stage 3, whose
 //! next use after the peak is farthest. How many must leave is found by bisection over exact plans, since the peak falls with each
 //! (nearly: the windows of the first may raise it). Then those that fit again come back. What leaves first goes to disk
-//! where host memory has no room for all.
+//! where host memory has no room for all. Where chunks are updated within backward, the optimizer states that leave are spread over
+//! the blocks instead: the kernels of each block hide copies for a time, and copies of neighbouring blocks would exceed it.
 //!
 //! Each pipeline coordinate is decided on its own, on its first and its last rank, whose plans stand for the others.
 
@@ -134,6 +135,13 @@ fn spread(elements: &[u64], fraction: f64) -> impl Iterator<Item = bool> {
     })
 }
 
+/// The numbers below `count`, of which any first few are spread evenly: van der Corput's sequence in base 2.
+fn evenly(count: usize) -> impl Iterator<Item = usize> {
+    let bits = count.next_power_of_two().trailing_zeros();
+    let reversed = move |number: usize| number.reverse_bits().checked_shr(usize::BITS - bits).unwrap_or(0);
+    (0..1 << bits).map(reversed).filter(move |number| *number < count)
+}
+
 /// Where the parts of one rank lie: for each move, in order.
 type Away = Vec<Memory>;
 
@@ -192,6 +200,9 @@ impl<'a> Search<'a> {
             gradients.into_iter().chain(optimizer).collect()
         };
         moves.reverse();
+        if self.spec.update_in_backward {
+            moves = evenly(moves.len()).map(|at| moves[at]).collect();
+        }
         if self.spec.stage == Stage::Three {
             let parameters = all(Part::Parameters, precision.compute.bytes() as u64);
             let distance = self.next_uses(parameters.len());
@@ -396,6 +407,24 @@ impl<'a> Search<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn any_first_few_of_a_sequence_are_spread_evenly() {
+        for count in 0..40 {
+            let order: Vec<usize> = evenly(count).collect();
+            let mut sorted = order.clone();
+            sorted.sort_unstable();
+            assert!(sorted.into_iter().eq(0..count));
+            for few in 1..count {
+                // A number among so many expects its share in each half.
+                let in_first_half = order[..few].iter().filter(|number| 2 * **number < count).count();
+                assert!(
+                    (in_first_half as f64 - few as f64 / 2.0).abs() <= few as f64 / 4.0 + 1.0,
+                    "{order:?}"
+                );
+            }
+        }
+    }
 
     #[test]
     fn fractions_are_those_of_bytes_up_to_half_a_chunk() {
