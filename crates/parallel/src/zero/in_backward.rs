@@ -117,11 +117,8 @@ impl Zero {
             updates.counting.push_back((c, counts));
         }
         // Where calls run later, the counts of a chunk arrive while the next block is computed.
-        let waiting_max = usize::from(!self.device.is_host_addressable());
+        let waiting_max = usize::from(!all && !self.device.is_host_addressable());
         while updates.counting.len() > waiting_max {
-            self.update_first(&mut updates)?;
-        }
-        while all && !updates.counting.is_empty() {
             self.update_first(&mut updates)?;
         }
         self.in_backward = Some(updates);
