@@ -12,6 +12,8 @@ It writes crates/models/tests/golden/ (everything f32 where no other type is nam
     forward.safetensors   tokens [4, 17] i32; logits [4, 16, 67] of tokens[:, :16];
                           loss [1], the mean cross entropy against tokens[:, 1:];
                           grad.<name>, d loss / d <name>, for each parameter of gpt2/model.safetensors
+    forward_gelu.safetensors, forward_gelu_pytorch_tanh.safetensors
+                          logits, loss, grad.<name> of the same weights and tokens with another activation_function
     adamw.safetensors     20 steps of AdamW from gpt2/ on: tokens [20, 8, 17] i32; losses [20], before each step;
                           grad_norms [20], before clipping; final.<name>, each parameter after the last step;
                           losses_f64 [20], the same run in double precision, rounded to f32
@@ -50,6 +52,7 @@ from model_goldens import LOW, distance, forward_golden, low_forward_golden, now
 
 GOLDEN = Path(__file__).resolve().parent.parent / "crates" / "models" / "tests" / "golden"
 VOCAB, SEQ, STEPS, BATCH, MAX_NORM = 67, 16, 20, 8, 0.5
+ACTIVATIONS = "gelu", "gelu_pytorch_tanh"
 BUDGET_BYTES = 1 << 20  # what the repository carries of these
 
 
@@ -77,6 +80,19 @@ def forward(model, tokens):
     logits = model(input_ids=tokens[:, :-1], use_cache=False).logits
     wide = logits if logits.dtype == torch.float64 else logits.float()
     return logits, F.cross_entropy(wide.flatten(0, 1), tokens[:, 1:].flatten())
+
+
+def write_activations() -> None:
+    """The stored model and tokens with other activations: `python -c "import golden_gpt2 as g; g.write_activations()"`"""
+    torch.set_num_threads(1)
+    tokens = load_file(GOLDEN / "forward.safetensors")["tokens"].long()
+    for word in ACTIVATIONS:
+        kind = {"activation_function": word, "attn_implementation": "eager"}
+        model = GPT2LMHeadModel.from_pretrained(GOLDEN / "gpt2", **kind).float().train()
+        f32, f64 = (forward_golden(forward, m, tokens) for m in (model, copy.deepcopy(model).double()))
+        save(GOLDEN / f"forward_{word}.safetensors", f32)
+        for prefix in ("logits", "loss", "grad."):
+            print(f"{word}: f32 from double, {prefix}: {distance(f32, f64, prefix)}")
 
 
 def low_adamw_run(model, low, tokens, dtype: torch.dtype, loss_scale: float) -> dict[str, torch.Tensor]:
@@ -166,6 +182,7 @@ def main() -> None:
     assert f64["logits"].dtype == torch.float64
     save(GOLDEN / "forward.safetensors", {"tokens": tokens.int()} | f32)
 
+    write_activations()
     batches = torch.stack([sequences(BATCH, generator) for _ in range(STEPS)])
     low = {}
     for name, (dtype, loss_scale) in LOW.items():

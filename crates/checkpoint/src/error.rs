@@ -183,6 +183,18 @@ pub enum CheckpointError {
         reason: String,
     },
 
+    /// An export that failed while it replaced files.
+    #[error(
+        "cannot write {}: {cause}; it has no config.json now and is incomplete: once the cause is gone, export again with \
+         --force", .dir.display()
+    )]
+    HalfExported {
+        /// The folder.
+        dir: PathBuf,
+        /// Why.
+        cause: io::Error,
+    },
+
     /// A safetensors file whose header contradicts itself or its length.
     #[error("{} is damaged or not a safetensors file: {reason}", .path.display())]
     TensorFile {

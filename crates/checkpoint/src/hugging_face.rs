@@ -24,7 +24,10 @@ use crate::{CheckpointError, Result};
 
 pub(crate) const CONFIG: &str = "config.json";
 pub(crate) const SINGLE: &str = "model.safetensors";
-const INDEX: &str = "model.safetensors.index.json";
+pub(crate) const INDEX: &str = "model.safetensors.index.json";
+
+/// Modules that PyTorch wraps around a model or its parts. The names of tensors that were saved through one contain it.
+const WRAPPERS: [&str; 4] = ["module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"];
 
 /// Elements that are converted at once.
 const CONVERT_ELEMENTS: usize = 1 << 16;
@@ -40,6 +43,7 @@ pub struct HuggingFaceDir {
     tensors: Vec<(PathBuf, Entry)>,
     /// Name to position in `tensors`.
     positions: BTreeMap<String, usize>,
+    notes: Vec<String>,
 }
 
 #[derive(Deserialize)]
@@ -66,17 +70,25 @@ impl HuggingFaceDir {
             return Err(bad(&config_path, "it is not a JSON object"));
         }
         let (path, index) = (dir.join(SINGLE), dir.join(INDEX));
-        if path.exists() && index.exists() {
+        let (single, is_sharded) = (phalanx_files::is_named(&path), phalanx_files::is_named(&index));
+        if single && is_sharded {
             let reason = format!("it has both {SINGLE} and {INDEX}: remove the one that is out of date");
             return Err(bad(dir, &reason));
         }
-        let tensors = if path.exists() {
+        let mut tensors = if single {
             tensor_file::entries(&path)?.into_iter().map(|entry| (path.clone(), entry)).collect()
         } else {
             sharded(dir)?
         };
+        let mut notes: Vec<String> = unread_weights(dir).into_iter().collect();
+        notes.extend(unwrap_names(dir, &mut tensors)?);
         let positions = tensors.iter().enumerate().map(|(at, (_, entry))| (entry.name.clone(), at)).collect();
-        Ok(HuggingFaceDir { dir: dir.to_path_buf(), config, tensors, positions })
+        Ok(HuggingFaceDir { dir: dir.to_path_buf(), config, tensors, positions, notes })
+    }
+
+    /// For people: files with weights that are not read, and what was stripped from the names of tensors.
+    pub fn notes(&self) -> &[String] {
+        &self.notes
     }
 
     /// What `config.json` says.
@@ -282,7 +294,7 @@ fn sharded(dir: &Path) -> Result<Vec<(PathBuf, Entry)>> {
             return Err(bad(&index_path, &format!("{file:?} is not the name of a file in this folder")));
         }
         let path = dir.join(file);
-        if !path.exists() {
+        if !phalanx_files::is_named(&path) {
             let reason = format!("it needs {file}, which is not in the folder: download it too");
             return Err(bad(&index_path, &reason));
         }
@@ -307,15 +319,91 @@ fn sharded(dir: &Path) -> Result<Vec<(PathBuf, Entry)>> {
     Ok(tensors)
 }
 
-fn no_safetensors(dir: &Path) -> String {
-    if dir.join("pytorch_model.bin").exists() || dir.join("pytorch_model.bin.index.json").exists() {
-        "its weights are a pickle (pytorch_model.bin), which may run code when read; convert them with \
-         transformers: AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(OUT, \
-         safe_serialization=True)"
-            .to_string()
-    } else {
-        format!("it has neither {SINGLE} nor {INDEX}; give the folder of a Hugging Face model")
+/// Strips [`WRAPPERS`] from the names of tensors; says which, if there are any.
+fn unwrap_names(dir: &Path, tensors: &mut [(PathBuf, Entry)]) -> Result<Option<String>> {
+    let (mut stripped, mut count) = (BTreeSet::new(), 0);
+    for (_, entry) in tensors.iter_mut() {
+        let (wrappers, parts): (Vec<&str>, Vec<&str>) =
+            entry.name.split('.').partition(|part| WRAPPERS.contains(part));
+        if wrappers.is_empty() {
+            continue;
+        }
+        stripped.extend(wrappers.iter().map(|wrapper| format!("{wrapper}.")));
+        count += 1;
+        entry.name = parts.join(".");
     }
+    if count == 0 {
+        return Ok(None);
+    }
+    let stripped = Vec::from_iter(stripped).join(" and ");
+    let mut names = BTreeSet::new();
+    if let Some((_, twice)) = tensors.iter().find(|(_, entry)| !names.insert(&entry.name)) {
+        let reason = format!("it has {} twice, with and without {stripped}: remove one of them", twice.name);
+        return Err(bad(dir, &reason));
+    }
+    Ok(Some(format!(
+        "{stripped} stripped from the names of {count} of {} tensors (PyTorch adds this when it wraps a model)",
+        tensors.len()
+    )))
+}
+
+/// Whether a file of this name holds weights in a form that is not read here.
+fn holds_other_weights(name: &str) -> bool {
+    [".bin", ".bin.index.json", ".h5", ".msgpack", ".gguf", ".pt", ".pth", ".ckpt", ".onnx", ".safetensors"]
+        .iter()
+        .any(|ending| name.ends_with(ending))
+        && name != "training_args.bin"
+}
+
+/// Files of `dir` with weights that are not read, in order.
+fn other_weights(dir: &Path) -> Vec<String> {
+    let names = std::fs::read_dir(dir).into_iter().flatten().flatten();
+    let names = names.filter_map(|entry| entry.file_name().into_string().ok());
+    let mut names: Vec<String> = names.filter(|name| name != SINGLE && holds_other_weights(name)).collect();
+    names.sort();
+    names
+}
+
+/// A note about pickles beside the weights that are read, as older programs left them.
+fn unread_weights(dir: &Path) -> Option<String> {
+    let pickles: Vec<String> =
+        other_weights(dir).into_iter().filter(|name| !name.ends_with(".safetensors")).collect();
+    let first = pickles.first()?;
+    let more = if pickles.len() > 1 { format!(" and {} more", pickles.len() - 1) } else { String::new() };
+    Some(format!(
+        "{first}{more} in {} not read: the weights are those of the safetensors files",
+        dir.display()
+    ))
+}
+
+/// Why a folder without [`SINGLE`] and [`INDEX`] cannot be read, and what to do.
+fn no_safetensors(dir: &Path) -> String {
+    let others = other_weights(dir);
+    let has = |test: &dyn Fn(&str) -> bool| others.iter().any(|name| test(name));
+    if phalanx_files::is_named(&dir.join("adapter_config.json")) {
+        return "it is an adapter (adapter_config.json), not a model: merge it into its model with peft: \
+                AutoPeftModelForCausalLM.from_pretrained(DIR).merge_and_unload().save_pretrained(OUT)"
+            .to_string();
+    }
+    if has(&|name| name.contains(".bin")) {
+        return "its weights are a pickle (pytorch_model.bin), which may run code when read; convert them with \
+                transformers: AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(OUT, \
+                safe_serialization=True); for BERT, AutoModelForMaskedLM"
+            .to_string();
+    }
+    let found = match others.is_empty() {
+        true => "give the folder of a Hugging Face model".to_string(),
+        false if has(&|name| name.ends_with(".safetensors")) => format!(
+            "its weights are in {}: a single file must be called {SINGLE}, and several need {INDEX}, which is to be \
+             downloaded, too",
+            others.join(", ")
+        ),
+        false => format!(
+            "its weights are in {}, which only other programs read: load the folder there, and save it as safetensors",
+            others.join(", ")
+        ),
+    };
+    format!("it has neither {SINGLE} nor {INDEX}; {found}")
 }
 
 /// A JSON file of at most `max_bytes`; `None` when it is not there.

@@ -1,18 +1,18 @@
 //! Writes a Hugging Face model folder. The same parameters give the same bytes.
 //!
-//! Both files are complete before the first one gets its final name, so a reader never sees half a model, and a failed
-//! export leaves the existing files.
+//! All files are complete before the first one gets its name, and `config.json`, without which no program takes the folder for
+//! a model, is removed first and comes last. So a reader never sees half a model or two models mixed, and an export that fails
+//! while it writes leaves what was there.
 
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::ops::Range;
 use std::path::Path;
 
 use half::{bf16, f16, slice::HalfFloatSliceExt};
 use phalanx_files::AtomicFile;
 use phalanx_trace::DType;
-use serde_json::Value;
 
-use crate::hugging_face::{CONFIG, SINGLE};
+use crate::hugging_face::{CONFIG, INDEX, SINGLE};
 use crate::tensor_file::{NewEntry, elements, header};
 use crate::{CheckpointError, Result};
 
@@ -22,29 +22,144 @@ const WINDOW_ELEMENTS: usize = 1 << 18;
 /// Fills numbers with the elements of a range of a tensor: see [`write_hugging_face`].
 pub type ReadTensor<'a> = dyn FnMut(usize, Range<u64>, &mut [f32]) -> Result<()> + 'a;
 
-/// Writes `config.json` and `model.safetensors` (in the order of `tensors`: name and shape) to `dir`, which is created.
-/// `read(tensor, range, out)` must fill `out` with those elements of the flattened tensor; it is called in order, with
-/// at most 262,144 elements at a time. They are stored as `dtype`, F32, BF16 or F16, rounded to nearest even, in F16
-/// beyond 65,504 to infinity. The caller sets the matching type in the configuration.
+/// Names of files of a model folder that other programs read, beside those that match [`is_model_file`].
+const MODEL_FILES: [&str; 21] = [
+    CONFIG,
+    INDEX,
+    "adapter_config.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "flax_model.msgpack",
+    "generation_config.json",
+    "merges.txt",
+    "pytorch_model.bin.index.json",
+    "sentencepiece.bpe.model",
+    "special_tokens_map.json",
+    "spiece.model",
+    "spm.model",
+    "tekken.json",
+    "tf_model.h5",
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "vocab.json",
+    "vocab.txt",
+];
+
+/// The folder of the chat templates beside the first.
+const TEMPLATES: &str = "additional_chat_templates";
+
+/// Whether a file of this name belongs to the model of its folder: programs would read it beside another model's files.
+fn is_model_file(name: &str) -> bool {
+    let weights = |beginning, endings: &[&str]| {
+        name.starts_with(beginning) && endings.iter().any(|ending| name.ends_with(ending))
+    };
+    MODEL_FILES.contains(&name)
+        || weights("model", &[".safetensors"])
+        || weights("pytorch_model", &[".bin", ".safetensors"])
+        || weights("adapter_model", &[".bin", ".safetensors"])
+}
+
+/// The names in a folder: those of the model that it holds, and others. None for a folder that is not there.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct FolderNames {
+    /// Files that belong to a model: configuration, weights, tokenizer, chat templates.
+    pub of_model: Vec<String>,
+    /// Everything else.
+    pub others: Vec<String>,
+}
+
+impl FolderNames {
+    /// Reads the names in `dir`, in order.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Read`].
+    pub fn read(dir: &Path) -> Result<FolderNames> {
+        let mut found = FolderNames::default();
+        let mut names = names_in(dir)?;
+        if dir.join(TEMPLATES).is_dir() {
+            names.retain(|name| name != TEMPLATES);
+            names.extend(
+                names_in(&dir.join(TEMPLATES))?.into_iter().map(|name| format!("{TEMPLATES}/{name}")),
+            );
+            names.sort();
+        }
+        for name in names {
+            let is_template = name.starts_with(TEMPLATES) && name.ends_with(".jinja");
+            let is_file = dir.join(&name).symlink_metadata().is_ok_and(|found| !found.is_dir());
+            let of_model = is_file && (is_model_file(&name) || is_template);
+            if of_model { found.of_model.push(name) } else { found.others.push(name) }
+        }
+        Ok(found)
+    }
+}
+
+/// The names in a folder in order, without those of files that are being written.
+fn names_in(dir: &Path) -> Result<Vec<String>> {
+    let entries = match std::fs::read_dir(dir) {
+        Err(cause) if cause.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        other => other.map_err(CheckpointError::reading(dir))?,
+    };
+    let mut names = Vec::new();
+    for entry in entries {
+        let name = entry.map_err(CheckpointError::reading(dir))?.file_name().to_string_lossy().into_owned();
+        if !phalanx_files::is_temporary(&name) {
+            names.push(name);
+        }
+    }
+    names.sort();
+    Ok(names)
+}
+
+/// Writes `model.safetensors` (in the order of `tensors`: name and shape) and `files` (name and content, among them
+/// `config.json`) to `dir`, which is created, and removes `outdated`, names in `dir`. `read(tensor, range, out)` must fill
+/// `out` with those elements of the flattened tensor; it is called in order, with at most 262,144 elements at a time. They are
+/// stored as `dtype`, F32, BF16 or F16, rounded to nearest even, in F16 beyond 65,504 to infinity. The caller sets the matching
+/// type in the configuration.
 ///
 /// # Errors
-/// [`CheckpointError::Write`], or what `read` returned; files that were there before remain.
+/// [`CheckpointError::Write`], or what `read` returned: then files that were there before remain.
+/// [`CheckpointError::HalfExported`]: the folder has no `config.json`, and old and new files beside each other.
 ///
 /// # Panics
-/// When a shape has 2^64 elements or more, or for another type.
+/// When a shape has 2^64 elements or more, for another type, or without `config.json`.
 pub fn write_hugging_face(
     dir: &Path,
-    config: &Value,
+    files: &[(&str, String)],
+    outdated: &[String],
     tensors: &[(String, Vec<usize>)],
     dtype: DType,
     read: &mut ReadTensor<'_>,
 ) -> Result<()> {
-    let [model_path, config_path] = [SINGLE, CONFIG].map(|name| dir.join(name));
-    let model = write_model(&model_path, tensors, dtype, read)?;
-    let mut settings = AtomicFile::create(&config_path).map_err(CheckpointError::writing(&config_path))?;
-    writeln!(settings, "{config:#}").map_err(CheckpointError::writing(&config_path))?;
-    model.commit().map_err(CheckpointError::writing(&model_path))?;
-    settings.commit().map_err(CheckpointError::writing(&config_path))
+    let mut new = vec![write_model(&dir.join(SINGLE), tensors, dtype, read)?];
+    let (config, others): (Vec<_>, Vec<_>) = files.iter().partition(|(name, _)| *name == CONFIG);
+    assert_eq!(config.len(), 1, "a model folder has one {CONFIG}");
+    for (name, content) in others.into_iter().chain(config) {
+        let path = dir.join(name);
+        let mut file = AtomicFile::create(&path).map_err(CheckpointError::writing(&path))?;
+        file.write_all(content.as_bytes()).map_err(CheckpointError::writing(&path))?;
+        new.push(file);
+    }
+    replace(dir, outdated, new)
+        .map_err(|cause| CheckpointError::HalfExported { dir: dir.to_path_buf(), cause })
+}
+
+/// Removes `outdated` and gives the new files their names: between the two, the folder has no `config.json`.
+fn replace(dir: &Path, outdated: &[String], new: Vec<AtomicFile>) -> std::io::Result<()> {
+    for name in std::iter::once(CONFIG).chain(outdated.iter().map(String::as_str)) {
+        match std::fs::remove_file(dir.join(name)) {
+            Err(cause) if cause.kind() == ErrorKind::NotFound => {}
+            other => other?,
+        }
+        if name == CONFIG {
+            phalanx_files::sync_folder(dir)?;
+        }
+    }
+    new.into_iter().try_for_each(AtomicFile::commit)?;
+    // Where files are left in it, it stays.
+    let _ = std::fs::remove_dir(dir.join(TEMPLATES));
+    Ok(())
 }
 
 /// Writes the model's file, which is not visible yet.

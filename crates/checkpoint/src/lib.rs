@@ -33,7 +33,7 @@ mod write;
 pub use commit::{begin, commit, discard, purge, settle};
 pub use error::CheckpointError;
 pub use hugging_face::HuggingFaceDir;
-pub use hugging_face_export::{ReadTensor, write_hugging_face};
+pub use hugging_face_export::{FolderNames, ReadTensor, write_hugging_face};
 pub use read::{Checkpoint, Newest, Skipped, newest};
 pub use stored_tensor::{StoredPiece, StoredTensor};
 pub use stream::READ_WINDOW_BYTES;

@@ -17,8 +17,12 @@ pub(crate) const CONFIG_BYTES: u64 = 4 << 20;
 /// `model.safetensors.index.json`: room for 300,000 tensors.
 pub(crate) const INDEX_BYTES: u64 = 32 << 20;
 
-/// The header of a safetensors file: room for 150,000 tensors. The format allows 100 MB.
-pub(crate) const HEADER_BYTES: u64 = 16 << 20;
+/// The header of a safetensors file: what the format allows.
+pub(crate) const HEADER_BYTES: u64 = 100_000_000;
+
+/// Tensors of a safetensors file. A header of the largest size has room for more only if their names have less than 40
+/// bytes; an entry takes up to three times the memory of its text.
+pub(crate) const TENSORS: usize = 1_000_000;
 
 /// The name of a tensor, of a state or of a file.
 pub(crate) const NAME_BYTES: usize = 1 << 10;

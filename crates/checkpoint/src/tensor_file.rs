@@ -13,7 +13,7 @@ use phalanx_trace::DType;
 use serde::Deserialize;
 use serde::de::{Deserializer, Error, IgnoredAny, MapAccess, Visitor};
 
-use crate::limits::{self, HEADER_BYTES, NAME_BYTES};
+use crate::limits::{self, HEADER_BYTES, NAME_BYTES, TENSORS};
 use crate::{CheckpointError, Result};
 
 /// A tensor about to be written.
@@ -107,6 +107,9 @@ impl<'de> Visitor<'de> for HeaderVisitor {
             let raw: RawEntry = fields
                 .next_value()
                 .map_err(|cause| A::Error::custom(format!("the entry of {name} is invalid: {cause}")))?;
+            if entries.len() == TENSORS {
+                return Err(A::Error::custom(format!("it has more than {TENSORS} tensors")));
+            }
             let RawEntry { dtype, shape, data_offsets: [begin, end] } = raw;
             entries.push(Entry { name, dtype, shape, bytes: begin..end });
         }

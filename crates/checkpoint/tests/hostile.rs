@@ -249,14 +249,30 @@ fn the_memory_for_a_header_is_a_small_multiple_of_it() {
         let (_, peak) = peak_bytes(|| HuggingFaceDir::open(folder.path()).map(|_| ()));
         assert!(peak < 2 * json.len(), "{peak} bytes for a header of {}", json.len());
     }
-    // A sparse file of 99 MB.
-    let length = 99_000_000u64;
+    // A sparse file whose header is longer than the format allows.
+    let length = 100_000_001u64;
     fs::write(&path, length.to_le_bytes()).unwrap();
     fs::File::options().write(true).open(&path).unwrap().set_len(8 + length).unwrap();
     let (opened, peak) = peak_bytes(|| HuggingFaceDir::open(folder.path()).map(|_| ()));
     let error = opened.unwrap_err().to_string();
-    assert!(error.contains("99000000 bytes; at most 16777216"), "{error}");
+    assert!(error.contains("100000001 bytes; at most 100000000"), "{error}");
     assert!(peak < MAX_BYTES, "{peak} bytes");
+}
+
+/// Files of many thousand tensors have headers of tens of megabytes.
+#[test]
+fn a_long_header_is_read() {
+    let (folder, _) = model();
+    let long = "x".repeat(900);
+    let entry = |at: usize| {
+        format!("\"{at}{long}\":{{\"dtype\":\"U8\",\"shape\":[],\"data_offsets\":[{at},{}]}}", at + 1)
+    };
+    let count = 20_000;
+    let json = format!("{{{}}}", (0..count).map(entry).collect::<Vec<_>>().join(","));
+    assert!(json.len() > 18_000_000);
+    let file = [&(json.len() as u64).to_le_bytes()[..], json.as_bytes(), &vec![0; count]].concat();
+    fs::write(folder.path().join("model.safetensors"), file).unwrap();
+    assert_eq!(HuggingFaceDir::open(folder.path()).unwrap().names().count(), count);
 }
 
 /// Makes a file that must not be read.

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use half::{bf16, f16};
-use phalanx_checkpoint::{CheckpointError, HuggingFaceDir, Result, write_hugging_face};
+use phalanx_checkpoint::{CheckpointError, FolderNames, HuggingFaceDir, Result, write_hugging_face};
 use phalanx_trace::DType;
 use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorView};
@@ -23,7 +23,8 @@ fn copy(model: &HuggingFaceDir, out: &Path) -> Result<()> {
 fn copy_as(dtype: DType, model: &HuggingFaceDir, out: &Path) -> Result<()> {
     let tensors: Vec<(String, Vec<usize>)> =
         model.names().map(|name| (name.to_string(), model.shape(name).unwrap().to_vec())).collect();
-    write_hugging_face(out, model.config(), &tensors, dtype, &mut |index, range, values| {
+    let config = [("config.json", format!("{:#}\n", model.config()))];
+    write_hugging_face(out, &config, &[], &tensors, dtype, &mut |index, range, values| {
         model.read_f32(&tensors[index].0, range, values)
     })
 }
@@ -102,9 +103,11 @@ fn an_export_that_fails_leaves_the_older() {
     copy(&HuggingFaceDir::open(&golden()).unwrap(), folder.path()).unwrap();
     let before = fs::read(folder.path().join("model.safetensors")).unwrap();
     let missing = || CheckpointError::NotACheckpoint { path: PathBuf::new(), reason: "gone".into() };
+    let config = [("config.json", "{}\n".to_string())];
     let failed = write_hugging_face(
         folder.path(),
-        &json!({}),
+        &config,
+        &["config.json".to_string()],
         &[("w".into(), vec![4])],
         DType::F32,
         &mut |_, _, _| Err(missing()),
@@ -114,8 +117,47 @@ fn an_export_that_fails_leaves_the_older() {
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
 
     let file = folder.path().join("config.json/model");
-    let error = write_hugging_face(&file, &json!({}), &[], DType::F32, &mut |_, _, _| Ok(())).unwrap_err();
+    let error = write_hugging_face(&file, &config, &[], &[], DType::F32, &mut |_, _, _| Ok(())).unwrap_err();
     assert!(error.to_string().contains("config.json/model"), "{error}");
+
+    // Something that cannot be removed, found when the old model is no longer one.
+    fs::create_dir(folder.path().join("vocab.txt")).unwrap();
+    let outdated = ["vocab.txt".to_string()];
+    let failed =
+        write_hugging_face(folder.path(), &config, &outdated, &[], DType::F32, &mut |_, _, _| Ok(()));
+    let error = failed.unwrap_err().to_string();
+    assert!(error.contains("it has no config.json now") && error.contains("--force"), "{error}");
+    assert!(HuggingFaceDir::open(folder.path()).unwrap_err().to_string().contains("no config.json"));
+}
+
+#[test]
+fn the_files_of_a_model_are_told_from_others() {
+    let folder = tempdir().unwrap();
+    let of_model = [
+        "adapter_model.safetensors",
+        "additional_chat_templates/tool_use.jinja",
+        "config.json",
+        "generation_config.json",
+        "merges.txt",
+        "model-00001-of-00002.safetensors",
+        "model.safetensors.index.json",
+        "pytorch_model.bin",
+        "tokenizer.model",
+        "vocab.txt",
+    ];
+    let others =
+        [".git", "README.md", "additional_chat_templates/notes.md", "notes.bin", "train.txt", "vocab.json"];
+    fs::create_dir_all(folder.path().join("additional_chat_templates")).unwrap();
+    fs::create_dir(folder.path().join("vocab.json")).unwrap();
+    for name in of_model.iter().chain(&others).filter(|name| **name != "vocab.json") {
+        fs::write(folder.path().join(name), name).unwrap();
+    }
+    let found = FolderNames::read(folder.path()).unwrap();
+    assert_eq!(
+        (found.of_model, found.others),
+        (of_model.map(String::from).into(), others.map(String::from).into())
+    );
+    assert_eq!(FolderNames::read(&folder.path().join("none")).unwrap(), FolderNames::default());
 }
 
 /// Names of two shards.
@@ -187,8 +229,77 @@ fn folders_that_are_no_models() {
     assert!(message().contains("not a JSON object"));
     fs::write(dir.join("config.json"), "{}").unwrap();
     assert!(message().contains("neither model.safetensors"));
-    fs::write(dir.join("pytorch_model.bin"), "pickle").unwrap();
-    assert!(message().contains("save_pretrained"));
+    for (name, words) in [
+        ("consolidated.00.pth", &["weights are in consolidated.00.pth", "other programs read"][..]),
+        (
+            "model.fp16.safetensors",
+            &["in consolidated.00.pth, model.fp16.safetensors: a single file must be called"],
+        ),
+        ("pytorch_model-00001-of-00002.bin", &["a pickle", "save_pretrained", "AutoModelForMaskedLM"]),
+        ("adapter_config.json", &["an adapter", "merge_and_unload"]),
+    ] {
+        fs::write(dir.join(name), "x").unwrap();
+        assert!(words.iter().all(|word| message().contains(word)), "{name}: {}", message());
+    }
+}
+
+/// Files of other names for the same tensors: what wraps a model in training has its name in those of the tensors.
+#[test]
+fn wrappers_are_stripped_from_the_names_of_tensors_and_said() {
+    let folder = tempdir().unwrap();
+    let dir = folder.path();
+    fs::write(dir.join("config.json"), "{}").unwrap();
+    let one = 1f32.to_le_bytes();
+    let write = |names: &[&str]| {
+        let tensor = || TensorView::new(Dtype::F32, vec![1], &one).unwrap();
+        let tensors = names.iter().map(|name| (name.to_string(), tensor()));
+        safetensors::serialize_to_file(tensors, None, &dir.join("model.safetensors")).unwrap();
+        HuggingFaceDir::open(dir)
+    };
+    for (given, name, said) in [
+        ("module.wte.weight", "wte.weight", "module. stripped from the names of 1 of 2 tensors"),
+        ("_orig_mod.module.h.0.attn.bias", "h.0.attn.bias", "_orig_mod. and module. stripped"),
+        ("transformer._orig_mod.h.1.w", "transformer.h.1.w", "_orig_mod. stripped"),
+        ("h.0._checkpoint_wrapped_module.w", "h.0.w", "_checkpoint_wrapped_module. stripped"),
+    ] {
+        let model = write(&[given, "plain"]).unwrap();
+        let mut value = [0.0];
+        model.read_f32(name, 0..1, &mut value).unwrap();
+        assert_eq!((value[0], model.contains(given), model.contains("plain")), (1.0, false, true));
+        assert!(matches!(model.notes(), [note] if note.contains(said)), "{:?}", model.notes());
+    }
+    assert!(write(&["modules.w"]).unwrap().notes().is_empty(), "only whole parts of a name");
+    let twice = write(&["module.w", "w"]).unwrap_err().to_string();
+    assert!(twice.contains("it has w twice, with and without module."), "{twice}");
+    write(&["w"]).unwrap();
+    fs::write(dir.join("pytorch_model.bin"), "older").unwrap();
+    let model = HuggingFaceDir::open(dir).unwrap();
+    assert!(matches!(model.notes(), [note] if note.contains("pytorch_model.bin in")), "{:?}", model.notes());
+}
+
+/// A file that is there and is not the file that is meant is not called missing.
+#[test]
+fn git_lfs_pointers_and_links_to_nothing_are_named() {
+    let pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 548105171\n";
+    let index = json!({ "weight_map": { "w": FIRST } }).to_string();
+    for name in ["config.json", "model.safetensors", FIRST, "model.safetensors.index.json"] {
+        let folder = tempdir().unwrap();
+        let path = folder.path().join(name);
+        fs::write(folder.path().join("config.json"), "{}").unwrap();
+        if name == FIRST {
+            fs::write(folder.path().join("model.safetensors.index.json"), &index).unwrap();
+        }
+        fs::write(&path, pointer).unwrap();
+        let message = || HuggingFaceDir::open(folder.path()).unwrap_err().to_string();
+        for word in [name, "a git-lfs pointer to a file of 548105171 bytes", "git lfs pull"] {
+            assert!(message().contains(word), "{word:?} in {}", message());
+        }
+        fs::remove_file(&path).unwrap();
+        std::os::unix::fs::symlink("../../blobs/4d7a", &path).unwrap();
+        for word in [name, "a link to ../../blobs/4d7a, which does not exist"] {
+            assert!(message().contains(word), "{word:?} in {}", message());
+        }
+    }
 }
 
 #[test]

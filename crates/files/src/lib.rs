@@ -9,7 +9,7 @@
 //! - [`HeldFolder`]: whether a folder is still the one that it was.
 //! - [`scratch_file`]: a file without a name, of a size that the disk has.
 //! - [`open_regular`], [`read_bounded`], [`read_text`]: a FIFO does not hang the reader, `/dev/zero` does
-//!   not fill its memory.
+//!   not fill its memory, and a link to nothing or a git-lfs pointer is called that; [`is_named`] finds all of these.
 //!
 //! Functions fail with [`std::io::Error`]; callers add the path and the advice.
 #![forbid(unsafe_code)]
@@ -26,6 +26,6 @@ pub use append::append;
 pub use folder::{create_folders, parent_of, remove_folder, rename, sync_folder};
 pub use held::HeldFolder;
 pub use lock::{FolderLock, LOCK_FILE, LockError};
-pub use read::{open_regular, read_bounded, read_text};
+pub use read::{is_named, open_regular, read_bounded, read_text};
 pub use scratch::{file_system_of, free_bytes, is_in_memory, scratch_file, set_buffered, set_direct};
 pub use write::{AtomicFile, is_temporary, remove_temporary, write, write_output};

@@ -6,20 +6,31 @@
 
 use std::fs::File;
 use std::io::{self, ErrorKind, Read};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use rustix::fs::{FileType, Mode, OFlags, fstat, open};
 
+/// First bytes of the text that git-lfs leaves in the place of a large file.
+const POINTER: &[u8] = b"version https://git-lfs.github.com/spec/v";
+
+/// More bytes than such a text has.
+const POINTER_BYTES: u64 = 1024;
+
 /// Opens a regular file for reading. Never waits, whatever the path names.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidInput`] for anything that is not a regular file (the message says what it is), and
-/// those of the system.
+/// [`ErrorKind::InvalidInput`] for anything that is not a regular file (the message says what it is), for a link to
+/// nothing and for a git-lfs pointer; and those of the system.
 pub fn open_regular(path: &Path) -> io::Result<File> {
     // Without NONBLOCK, opening a FIFO would wait for its writer. It changes nothing for regular files.
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
-    let file = File::from(open(path, flags, Mode::empty())?);
-    let found = match FileType::from_raw_mode(fstat(&file)?.st_mode) {
+    let file = File::from(open(path, flags, Mode::empty()).map_err(|cause| dangling(path, cause.into()))?);
+    let stat = fstat(&file)?;
+    let found = match FileType::from_raw_mode(stat.st_mode) {
+        FileType::RegularFile if (1..POINTER_BYTES as i64).contains(&stat.st_size) => {
+            return refuse_pointer(file);
+        }
         FileType::RegularFile => return Ok(file),
         FileType::Directory => "a folder",
         FileType::Fifo => "a FIFO (named pipe)",
@@ -28,6 +39,39 @@ pub fn open_regular(path: &Path) -> io::Result<File> {
         _ => "of an unknown kind",
     };
     Err(io::Error::new(ErrorKind::InvalidInput, format!("it is {found}; a regular file is expected")))
+}
+
+/// Whether something has this name: also a link to nothing, which [`open_regular`] then refuses.
+pub fn is_named(path: &Path) -> bool {
+    path.symlink_metadata().is_ok()
+}
+
+/// The error for a path that cannot be opened; a link whose target is missing is not the same as no file.
+fn dangling(path: &Path, cause: io::Error) -> io::Error {
+    match std::fs::read_link(path) {
+        Ok(target) if cause.kind() == ErrorKind::NotFound => {
+            let message = format!(
+                "it is a link to {}, which does not exist: download the file again, or copy the folder with the targets \
+                 of its links (cp -rL)",
+                target.display()
+            );
+            io::Error::new(ErrorKind::InvalidInput, message)
+        }
+        _ => cause,
+    }
+}
+
+fn refuse_pointer(file: File) -> io::Result<File> {
+    let mut head = [0; POINTER_BYTES as usize];
+    let length = file.read_at(&mut head, 0)?;
+    if !head[..length].starts_with(POINTER) {
+        return Ok(file);
+    }
+    let text = String::from_utf8_lossy(&head[..length]);
+    let size = text.lines().find_map(|line| line.strip_prefix("size "));
+    let of = size.map_or(String::new(), |size| format!(" to a file of {size} bytes"));
+    let message = format!("it is a git-lfs pointer{of}, not the file itself: fetch that with `git lfs pull`");
+    Err(io::Error::new(ErrorKind::InvalidInput, message))
 }
 
 /// Reads a whole regular file of at most `max_bytes` bytes.

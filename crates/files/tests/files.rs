@@ -7,8 +7,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use phalanx_files::{
-    AtomicFile, FolderLock, HeldFolder, LockError, append, create_folders, free_bytes, is_temporary,
-    open_regular, read_bounded, read_text, remove_temporary, scratch_file, write, write_output,
+    AtomicFile, FolderLock, HeldFolder, LockError, append, create_folders, free_bytes, is_named,
+    is_temporary, open_regular, read_bounded, read_text, remove_temporary, scratch_file, write, write_output,
 };
 
 /// Names in a folder, sorted.
@@ -97,6 +97,30 @@ fn special_files_are_refused_at_once() {
         assert!(refused.to_string().contains(what), "{refused}");
     }
     assert!(start.elapsed() < Duration::from_secs(5), "opening a FIFO must not wait for a writer");
+}
+
+/// Neither is the file that is meant, and neither is "no file": both are refused with the way to the file.
+#[test]
+fn links_to_nothing_and_git_lfs_pointers_are_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let [link, pointer, quote, none] =
+        ["link", "pointer", "quote", "none"].map(|name| folder.path().join(name));
+    symlink("../blobs/0a1b", &link).unwrap();
+    let text = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 548105171\n";
+    fs::write(&pointer, text).unwrap();
+    fs::write(&quote, format!("A pointer begins with: {text}")).unwrap();
+    for (path, words) in [
+        (&link, ["a link to ../blobs/0a1b, which does not exist", "download the file again"]),
+        (&pointer, ["a git-lfs pointer to a file of 548105171 bytes", "git lfs pull"]),
+    ] {
+        let refused = read_text(path, 1 << 20).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::InvalidInput, "not the kind of a file that is not there");
+        assert!(words.iter().all(|word| refused.to_string().contains(word)), "{refused}");
+        assert!(is_named(path));
+    }
+    assert!(read_text(&quote, 1 << 20).unwrap().contains("version https"));
+    assert_eq!(open_regular(&none).unwrap_err().kind(), ErrorKind::NotFound);
+    assert!(!is_named(&none));
 }
 
 #[test]

@@ -11,14 +11,18 @@ use phalanx_layers::{
     LinearCrossEntropy, LinearGelu, Network, ParameterSpec, Residual, Sequence,
 };
 use phalanx_parallel::TensorParallel;
-use phalanx_tensor::{Gelu, Heads, Layout};
+use phalanx_tensor::{Heads, Layout};
 use serde_json::{Value, json};
 
 use crate::config::{decimal, epsilon, expect_architecture, expect_computed, heads, number, probability};
 use crate::limits::{MAX_HIDDEN, MAX_INTERMEDIATE, MAX_LAYERS, MAX_POSITIONS, MAX_VOCAB};
 use crate::{
-    Arch, Architecture, Dropouts, Model, ModelError, ModelShape, NumberedLayers, Objective, ShapeKeys, Stored,
+    Activation, Arch, Architecture, Dropouts, Model, ModelError, ModelShape, NumberedLayers, Objective,
+    ShapeKeys, Stored,
 };
+
+/// What the names of all tensors outside of the heads begin with, except in files of `BertModel` alone.
+const PREFIX: &str = "bert.";
 
 /// The token table, which the output projection shares.
 const WORDS: &str = "bert.embeddings.word_embeddings.weight";
@@ -43,8 +47,8 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     },
     build: |shape| {
         let ModelShape { layers, hidden, heads, vocab, positions } = shape;
-        let (intermediate, dropout) = (4 * hidden, Dropouts::default());
-        Bert { layers, hidden, heads, intermediate, vocab, positions, eps: EPS, dropout }.into()
+        let (intermediate, activation, dropout) = (4 * hidden, Activation::GELU, Dropouts::default());
+        Bert { layers, hidden, heads, intermediate, vocab, positions, eps: EPS, activation, dropout }.into()
     },
     from_config: |config| Bert::from_config(config).map(Into::into),
 };
@@ -66,6 +70,8 @@ pub struct Bert {
     pub positions: usize,
     /// Added to the variance of a norm (`layer_norm_eps`).
     pub eps: f32,
+    /// Within the MLP and the head (`hidden_act`).
+    pub activation: Activation,
     /// Dropout in training.
     pub dropout: Dropouts,
 }
@@ -139,7 +145,7 @@ impl Bert {
         ];
         let dense = linear("intermediate.dense", hidden, self.intermediate);
         let mlp = vec![
-            tensor.column_gelu(LinearGelu { linear: dense, gelu: Gelu::Erf }),
+            tensor.column_gelu(LinearGelu { linear: dense, gelu: self.activation.gelu }),
             Box::new(dropped(
                 tensor.row(linear("output.dense", self.intermediate, hidden)),
                 "output.dropout",
@@ -158,7 +164,7 @@ impl Bert {
         let name = |part: &str| format!("cls.predictions.transform.{part}");
         let dense = linear(name("dense"), self.hidden, self.hidden);
         let layers = vec![
-            tensor.rows(LinearGelu { linear: dense, gelu: Gelu::Erf }),
+            tensor.rows(LinearGelu { linear: dense, gelu: self.activation.gelu }),
             tensor.rows(self.norm(name("LayerNorm"))),
         ];
         checkpointing.sequence(layers)
@@ -178,12 +184,12 @@ impl Bert {
         expect_computed(
             config,
             &[
-                ("hidden_act", json!("gelu")),
                 ("position_embedding_type", json!("absolute")),
                 ("type_vocab_size", json!(2)),
                 ("tie_word_embeddings", json!(true)),
                 ("is_decoder", json!(false)),
                 ("add_cross_attention", json!(false)),
+                ("quantization_config", json!(null)),
             ],
         )?;
         let hidden = number(config, "hidden_size", MAX_HIDDEN)?;
@@ -197,6 +203,7 @@ impl Bert {
             vocab: number(config, "vocab_size", MAX_VOCAB)?,
             positions: number(config, "max_position_embeddings", MAX_POSITIONS)?,
             eps: epsilon(config, "layer_norm_eps", EPS)?,
+            activation: Activation::read(config, "hidden_act", Activation::GELU)?,
             dropout: Dropouts { embedding: residual, attention, residual },
         })
     }
@@ -227,7 +234,7 @@ impl Model for Bert {
         json!({
             "architectures": ["BertForMaskedLM"],
             "attention_probs_dropout_prob": decimal(self.dropout.attention),
-            "hidden_act": "gelu",
+            "hidden_act": self.activation.word(),
             "hidden_dropout_prob": decimal(self.dropout.residual),
             "hidden_size": self.hidden,
             "initializer_range": 0.02,
@@ -246,19 +253,26 @@ impl Model for Bert {
         })
     }
 
-    /// The packed projection is query, key and value. Files converted from the first BERT, TensorFlow's, call
-    /// a norm's parameters gamma and beta.
+    /// The packed projection is query, key and value. Files of `BertModel` alone leave out `bert.`, and files converted from
+    /// the first BERT, TensorFlow's, call a norm's parameters gamma and beta.
     fn stored_as(&self, parameter: &ParameterSpec) -> Vec<Stored> {
-        if let Some((layer, part)) = parameter.name.split_once("self.qkv.") {
-            let names = ["query", "key", "value"].map(|which| format!("{layer}self.{which}.{part}"));
-            return Stored::packed(parameter, names.into());
-        }
-        let alias =
-            |(suffix, old)| parameter.name.strip_suffix(suffix).map(|prefix| format!("{prefix}{old}"));
-        let aliases =
-            [("LayerNorm.weight", "LayerNorm.gamma"), ("LayerNorm.bias", "LayerNorm.beta")].map(alias);
-        let aliases = aliases.into_iter().flatten().collect();
-        vec![Stored { aliases, ..Stored::same(parameter) }]
+        let stored = match parameter.name.split_once("self.qkv.") {
+            Some((layer, part)) => {
+                let names = ["query", "key", "value"].map(|which| format!("{layer}self.{which}.{part}"));
+                Stored::packed(parameter, names.into())
+            }
+            None => vec![Stored::same(parameter)],
+        };
+        let older = |name: &str| {
+            let old = |(suffix, old)| name.strip_suffix(suffix).map(|prefix| format!("{prefix}{old}"));
+            [("LayerNorm.weight", "LayerNorm.gamma"), ("LayerNorm.bias", "LayerNorm.beta")].map(old)
+        };
+        let aliases = |name: &str| {
+            let bare = name.strip_prefix(PREFIX);
+            let old = older(name).into_iter().chain(bare.into_iter().flat_map(older)).flatten();
+            bare.map(str::to_string).into_iter().chain(old).collect()
+        };
+        stored.into_iter().map(|stored| Stored { aliases: aliases(&stored.name), ..stored }).collect()
     }
 
     fn copies_of(&self, stored: &str) -> &'static [&'static str] {
@@ -270,15 +284,24 @@ impl Model for Bert {
     }
 
     fn numbered_layers(&self) -> Option<NumberedLayers> {
-        Some(NumberedLayers { key: "num_hidden_layers", prefixes: &["bert.encoder.layer."] })
+        Some(NumberedLayers {
+            key: "num_hidden_layers",
+            prefixes: &["bert.encoder.layer.", "encoder.layer."],
+        })
     }
 
     /// Pooler and next-sentence head, which the masked language model does not use, and the constant table of position
     /// ids 0, 1, 2 ...
     fn is_ignored(&self, name: &str) -> bool {
-        name.starts_with("bert.pooler.")
+        let bare = name.strip_prefix(PREFIX).unwrap_or(name);
+        bare.starts_with("pooler.")
+            || bare == "embeddings.position_ids"
             || name.starts_with("cls.seq_relationship.")
-            || name == "bert.embeddings.position_ids"
+    }
+
+    /// `BertModel` has no head.
+    fn head_prefix(&self) -> Option<&'static str> {
+        Some("cls.predictions.")
     }
 
     fn dropping(&self, dropout: Dropouts) -> std::sync::Arc<dyn Model> {

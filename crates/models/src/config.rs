@@ -25,6 +25,14 @@ pub enum ModelError {
         /// The supported value.
         expected: String,
     },
+    /// Two names of one key with different values.
+    #[error("config.json: {keys:?} mean the same, and their values are {values:?}: remove the wrong one")]
+    Contradiction {
+        /// The names.
+        keys: [&'static str; 2],
+        /// What the file says under each.
+        values: [String; 2],
+    },
     /// Another number of layers than the file with the weights has.
     #[error(
         "config.json: {key} is {given}, but the weights have {found} layers{}: the two do not belong together",
@@ -101,6 +109,25 @@ pub(crate) fn expect_computed(config: &Value, keys: &[(&'static str, Value)]) ->
         }
     }
     Ok(())
+}
+
+/// The file with the keys that are read here: each of `others`, pairs of another name and this one, is renamed.
+///
+/// # Errors
+/// [`ModelError::Contradiction`].
+pub(crate) fn renamed(config: &Value, others: &[(&'static str, &'static str)]) -> Result<Value, ModelError> {
+    let mut renamed = config.clone();
+    for (other, key) in others {
+        match (config.get(other), config.get(key)) {
+            (Some(value), None) => renamed[key] = value.clone(),
+            (Some(value), Some(given)) if value != given => {
+                let values = [given.to_string(), value.to_string()];
+                return Err(ModelError::Contradiction { keys: [key, other], values });
+            }
+            _ => {}
+        }
+    }
+    Ok(renamed)
 }
 
 /// The number of heads under `key`, which divides the width under `width_key`.

@@ -54,6 +54,11 @@ pub fn check_layers<'a>(model: &dyn Model, names: impl Iterator<Item = &'a str>)
     }
 }
 
+/// Whether a file with tensors of these names has none of the model's head ([`Model::head_prefix`]).
+pub fn lacks_head<'a>(model: &dyn Model, mut names: impl Iterator<Item = &'a str>) -> bool {
+    model.head_prefix().is_some_and(|prefix| names.all(|name| !name.starts_with(prefix)))
+}
+
 /// Compares the tensors of a file, names and shapes, with those of `model`.
 ///
 /// # Errors
@@ -64,10 +69,16 @@ pub fn check_contents<'a>(
 ) -> Result<(), ModelError> {
     let mut tensors: BTreeMap<&str, &[usize]> = tensors.collect();
     check_layers(model, tensors.keys().copied())?;
+    let new_head = model.head_prefix().filter(|_| lacks_head(model, tensors.keys().copied()));
     let network = model.network(&TensorParallel::solo(), Checkpointing::None);
     for stored in network.parameters.iter().flat_map(|parameter| model.stored_as(parameter)) {
         let name = stored.name_in(|name| tensors.contains_key(name)).to_string();
-        let Some(shape) = tensors.remove(name.as_str()) else { return Err(ModelError::Missing { name }) };
+        let Some(shape) = tensors.remove(name.as_str()) else {
+            match new_head {
+                Some(prefix) if name.starts_with(prefix) => continue,
+                _ => return Err(ModelError::Missing { name }),
+            }
+        };
         expect_shape(&name, shape, &stored.shape)?;
         for copy in model.copies_of(&stored.name) {
             if let Some(shape) = tensors.remove(copy) {

@@ -9,17 +9,28 @@ use phalanx_layers::{
     LinearCrossEntropy, LinearGelu, Network, ParameterSpec, Residual, Sequence,
 };
 use phalanx_parallel::TensorParallel;
-use phalanx_tensor::{Gelu, Heads, Layout};
+use phalanx_tensor::{Heads, Layout};
 use serde_json::{Value, json};
 
-use crate::config::{decimal, epsilon, expect_architecture, expect_computed, heads, number, probability};
+use crate::config::{
+    decimal, epsilon, expect_architecture, expect_computed, heads, number, probability, renamed,
+};
 use crate::limits::{MAX_HIDDEN, MAX_LAYERS, MAX_POSITIONS, MAX_VOCAB};
 use crate::{
-    Arch, Architecture, Dropouts, Model, ModelError, ModelShape, NumberedLayers, Objective, ShapeKeys, Stored,
+    Activation, Arch, Architecture, Dropouts, Model, ModelError, ModelShape, NumberedLayers, Objective,
+    ShapeKeys, Stored,
 };
 
 /// How files number the layers. The first GPT-2 on the Hugging Face hub leaves out `transformer.`.
 const LAYERS: NumberedLayers = NumberedLayers { key: "n_layer", prefixes: &["transformer.h.", "h."] };
+
+/// Other names of keys, which transformers maps to GPT-2's own (its `attribute_map`).
+const OTHER_KEYS: [(&str, &str); 4] = [
+    ("hidden_size", "n_embd"),
+    ("max_position_embeddings", "n_positions"),
+    ("num_attention_heads", "n_head"),
+    ("num_hidden_layers", "n_layer"),
+];
 
 /// Epsilon of the norms, unless a file gives another value.
 const EPS: f32 = 1e-5;
@@ -36,10 +47,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
         positions: "n_positions",
         vocab: "vocab_size",
     },
-    build: |shape| {
-        let ModelShape { layers, hidden, heads, vocab, positions } = shape;
-        Gpt2 { layers, hidden, heads, vocab, positions, eps: EPS, dropout: Dropouts::default() }.into()
-    },
+    build: |shape| Gpt2::new(shape).into(),
     from_config: |config| Gpt2::from_config(config).map(Into::into),
 };
 
@@ -58,11 +66,20 @@ pub struct Gpt2 {
     pub positions: usize,
     /// Added to the variance of a norm (`layer_norm_epsilon`).
     pub eps: f32,
+    /// Within the MLP (`activation_function`).
+    pub activation: Activation,
     /// Dropout in training.
     pub dropout: Dropouts,
 }
 
 impl Gpt2 {
+    /// A model of these sizes with the values of the published models for everything else, and no dropout.
+    pub fn new(shape: ModelShape) -> Gpt2 {
+        let ModelShape { layers, hidden, heads, vocab, positions } = shape;
+        let (activation, dropout) = (Activation::GELU_NEW, Dropouts::default());
+        Gpt2 { layers, hidden, heads, vocab, positions, eps: EPS, activation, dropout }
+    }
+
     /// The whole network on one rank: parameters named `transformer.wte.weight`, `transformer.h.0.ln_1.weight`, ...
     pub fn whole(&self) -> Network {
         self.network(&TensorParallel::solo(), Checkpointing::None)
@@ -142,7 +159,7 @@ impl Gpt2 {
         let fc = linear("mlp.c_fc", hidden, 4 * hidden, Init::Normal(0.02));
         let mlp = Residual(checkpointing.sequence(vec![
             tensor.rows(self.norm(name("ln_2"))),
-            tensor.column_gelu(LinearGelu { linear: fc, gelu: Gelu::Tanh }),
+            tensor.column_gelu(LinearGelu { linear: fc, gelu: self.activation.gelu }),
             Box::new(dropped(tensor.row(linear("mlp.c_proj", 4 * hidden, hidden, small)), "mlp.dropout")),
         ]));
         Sequence::new(vec![Box::new(attention), Box::new(mlp)])
@@ -154,7 +171,7 @@ impl Gpt2 {
 
     fn config(&self) -> Value {
         json!({
-            "activation_function": "gelu_new",
+            "activation_function": self.activation.word(),
             "architectures": ["GPT2LMHeadModel"],
             "attn_pdrop": decimal(self.dropout.attention),
             "embd_pdrop": decimal(self.dropout.embedding),
@@ -182,15 +199,17 @@ impl Gpt2 {
     /// When the file describes another architecture, or a variant that is not computed here.
     pub fn from_config(config: &Value) -> Result<Gpt2, ModelError> {
         expect_architecture(config, ARCHITECTURE.name)?;
+        let config = &renamed(config, &OTHER_KEYS)?;
         let hidden = number(config, "n_embd", MAX_HIDDEN)?;
         expect_computed(
             config,
             &[
-                ("activation_function", json!("gelu_new")),
                 ("scale_attn_weights", json!(true)),
                 ("scale_attn_by_inverse_layer_idx", json!(false)),
+                ("reorder_and_upcast_attn", json!(false)),
                 ("tie_word_embeddings", json!(true)),
                 ("add_cross_attention", json!(false)),
+                ("quantization_config", json!(null)),
             ],
         )?;
         let inner = config.get("n_inner").unwrap_or(&Value::Null);
@@ -205,6 +224,7 @@ impl Gpt2 {
             vocab: number(config, "vocab_size", MAX_VOCAB)?,
             positions: number(config, "n_positions", MAX_POSITIONS)?,
             eps: epsilon(config, "layer_norm_epsilon", EPS)?,
+            activation: Activation::read(config, "activation_function", Activation::GELU_NEW)?,
             dropout: Dropouts {
                 embedding: probability(config, "embd_pdrop")?,
                 attention: probability(config, "attn_pdrop")?,

@@ -1,6 +1,7 @@
 //! Model architectures, each as a sequence of blocks with the names of its Hugging Face files.
 #![forbid(unsafe_code)]
 
+mod activation;
 mod architecture;
 pub mod bert;
 mod config;
@@ -12,10 +13,11 @@ mod registry;
 pub mod stored;
 pub mod with_block;
 
+pub use activation::Activation;
 pub use architecture::{Arch, Architecture, ShapeKeys};
 pub use bert::Bert;
 pub use config::ModelError;
-pub use contents::{NumberedLayers, check_contents, check_layers};
+pub use contents::{NumberedLayers, check_contents, check_layers, lacks_head};
 pub use gpt2::Gpt2;
 pub use model::{Dropouts, Model, ModelShape, Objective};
 pub use registry::from_config;

@@ -86,6 +86,12 @@ pub trait Model: Send + Sync + std::fmt::Debug {
         None
     }
 
+    /// Beginning of the names of the tensors of the head that files of the bare model lack: where a file has none of them, they
+    /// get initial values. `None` where every file has all tensors.
+    fn head_prefix(&self) -> Option<&'static str> {
+        None
+    }
+
     /// Whether a tensor of this name in a file is not a weight of this model and can be ignored.
     fn is_ignored(&self, _name: &str) -> bool {
         false

@@ -79,6 +79,10 @@ impl Model for WithBlock {
         self.model.numbered_layers()
     }
 
+    fn head_prefix(&self) -> Option<&'static str> {
+        self.model.head_prefix()
+    }
+
     fn is_ignored(&self, name: &str) -> bool {
         self.model.is_ignored(name)
     }

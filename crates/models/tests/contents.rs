@@ -6,7 +6,7 @@ mod rig;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use phalanx_models::{Model, ModelError, check_contents, from_config};
+use phalanx_models::{Model, ModelError, check_contents, from_config, lacks_head};
 use serde_json::json;
 
 type Tensors = Vec<(String, Vec<usize>)>;
@@ -119,5 +119,27 @@ fn tensors_that_would_be_lost_are_named_and_known_extras_are_not() {
         more.push((name.to_string(), shape));
         let error = check(model, &more).unwrap_err().to_string();
         assert!(error.contains(name), "{name}: {error}");
+    }
+}
+
+/// `BertModel` has no prefix and no head; a head of which a part is missing is an incomplete file.
+#[test]
+fn a_bert_without_prefix_and_head_is_whole() {
+    let [_, (model, _, tensors)] = goldens();
+    let bare = |(name, shape): &(String, Vec<usize>)| {
+        (name.strip_prefix("bert.").unwrap_or(name).to_string(), shape.clone())
+    };
+    let bare: Tensors = tensors.iter().map(bare).collect();
+    check(&*model, &bare).unwrap();
+    let (head, mut body): (Tensors, Tensors) =
+        bare.into_iter().partition(|(name, _)| name.starts_with("cls."));
+    body.push(("pooler.dense.weight".to_string(), vec![32, 32]));
+    check(&*model, &body).unwrap();
+    assert!(lacks_head(&*model, body.iter().map(|(name, _)| name.as_str())));
+    for tensor in &head {
+        body.push(tensor.clone());
+        let error = check(&*model, &body).unwrap_err().to_string();
+        assert!(error.contains("the weights have no cls."), "{error}");
+        body.pop();
     }
 }

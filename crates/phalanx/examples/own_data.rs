@@ -3,7 +3,7 @@
 
 use std::error::Error;
 
-use phalanx::{CpuFactory, DataError, DataSource, Dropouts, Gpt2, IGNORED, RunConfig, Spec, Training};
+use phalanx::{CpuFactory, DataError, DataSource, Gpt2, IGNORED, ModelShape, RunConfig, Spec, Training};
 
 /// Additions to complete, such as `17+25=42`: the loss counts where the sum is.
 struct Additions {
@@ -36,8 +36,7 @@ pub fn training(ranks: usize) -> Result<Training, Box<dyn Error>> {
     (config.parallel.pipeline, config.parallel.data) = (ranks.min(2), Some(ranks.div_ceil(2)));
     (config.batch.micro, config.parallel.schedule) = (Some(2), "1f1b".into());
     config.check()?;
-    let dropout = Dropouts::default();
-    let model = Gpt2 { layers: 2, hidden: 32, heads: 4, vocab: 128, positions: 12, eps: 1e-5, dropout };
+    let model = Gpt2::new(ModelShape { layers: 2, hidden: 32, heads: 4, vocab: 128, positions: 12 });
     Ok(Training::new(Spec::new(&config, model, 0, 1)?, Additions { samples: 1000 }, 5)?)
 }
 

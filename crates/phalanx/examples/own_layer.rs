@@ -4,7 +4,7 @@
 use std::error::Error;
 
 use phalanx::layers::{Init, OnEachRow, ParameterSpec, RowFunction};
-use phalanx::{CpuFactory, Dropouts, Gpt2, RunConfig, Spec, Training, WithBlock};
+use phalanx::{CpuFactory, Gpt2, ModelShape, RunConfig, Spec, Training, WithBlock};
 
 const HIDDEN: usize = 32;
 
@@ -35,8 +35,7 @@ pub fn training(ranks: usize) -> Result<Training, Box<dyn Error>> {
     (config.parallel.data, config.parallel.tensor) = (Some(ranks.min(2)), ranks.div_ceil(2));
     (config.parallel.sequence_parallel, config.parallel.zero) = (ranks > 2, 3);
     config.check()?;
-    let dropout = Dropouts::default();
-    let model = Gpt2 { layers: 2, hidden: HIDDEN, heads: 4, vocab: 64, positions: 16, eps: 1e-5, dropout };
+    let model = Gpt2::new(ModelShape { layers: 2, hidden: HIDDEN, heads: 4, vocab: 64, positions: 16 });
     let model = WithBlock::new(model, "scale", |tensor| tensor.rows(OnEachRow::new(Scale)));
     let counting = |position: u64, tokens: &mut [u32], targets: &mut [u32]| {
         let token = |t: usize| (position as usize * 7 + t) as u32 % 64;

@@ -3,7 +3,7 @@
 
 use std::error::Error;
 
-use phalanx::{CpuFactory, Dropouts, Gpt2, RunConfig, Spec, Training, UpdateRule, UpdateStep};
+use phalanx::{CpuFactory, Gpt2, ModelShape, RunConfig, Spec, Training, UpdateRule, UpdateStep};
 
 /// Lion (Chen et al., arXiv 2302.06675): the sign of an average of gradient and momentum.
 struct Lion {
@@ -35,8 +35,7 @@ pub fn training(ranks: usize) -> Result<Training, Box<dyn Error>> {
     (config.model.heads, config.model.seq, config.batch.global) = (4, 16, 8);
     (config.parallel.data, config.parallel.zero) = (Some(ranks), 2);
     config.check()?;
-    let dropout = Dropouts::default();
-    let model = Gpt2 { layers: 2, hidden: 32, heads: 4, vocab: 64, positions: 16, eps: 1e-5, dropout };
+    let model = Gpt2::new(ModelShape { layers: 2, hidden: 32, heads: 4, vocab: 64, positions: 16 });
     let spec = Spec::new(&config, model, 0, 1)?
         .with_optimizer(Lion { beta1: 0.9, beta2: 0.99, weight_decay: 0.1 })
         .with_learning_rate(|step: u64| 3e-3 / (1.0 + step as f64).sqrt());

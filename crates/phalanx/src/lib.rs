@@ -5,7 +5,7 @@
 //! engine of a rank ([`Rank`]) on a [`Device`] whose memory replays that plan.
 //!
 //! ```
-//! use phalanx::{Batch, CpuFactory, Dropouts, Gpt2, PhaseName, RunConfig, RunPlan, Spec, on_threads};
+//! use phalanx::{Batch, CpuFactory, Gpt2, ModelShape, PhaseName, RunConfig, RunPlan, Spec, on_threads};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let mut config = RunConfig::default();
@@ -14,8 +14,7 @@
 //! config.batch.global = 4;
 //! config.parallel.data = Some(2); // data parallelism over two ranks
 //! config.check()?;
-//! let dropout = Dropouts::default(); // replaced by what the configuration says
-//! let model = Gpt2 { layers: 2, hidden: 32, heads: 4, vocab: 256, positions: 16, eps: 1e-5, dropout };
+//! let model = Gpt2::new(ModelShape { layers: 2, hidden: 32, heads: 4, vocab: 256, positions: 16 });
 //!
 //! // Before anything is allocated, every byte of every rank is known, and every collective checked.
 //! let plan = RunPlan::new(Spec::new(&config, model, 0, 1)?)?;
@@ -55,7 +54,7 @@ mod launch;
 
 pub use launch::{LaunchError, Launcher, processes};
 pub use phalanx_checkpoint::{
-    Checkpoint, CheckpointError, HuggingFaceDir, Newest, newest, write_hugging_face,
+    Checkpoint, CheckpointError, FolderNames, HuggingFaceDir, Newest, newest, write_hugging_face,
 };
 pub use phalanx_collectives::{
     CollectiveError, Endpoint, Group, HostJob, MetaGroup, Pending, Solo, join, threads,
@@ -65,7 +64,8 @@ pub use phalanx_cuda::{self as cuda, CudaFactory};
 pub use phalanx_data::{Corpus, CorpusSpec, DataError, TokenFile, Tokenizer, Tokens};
 pub use phalanx_layers::{self as layers, Network};
 pub use phalanx_models::{
-    Arch, Bert, Dropouts, Gpt2, Model, ModelShape, NumberedLayers, Objective, Stored, WithBlock, from_config,
+    Activation, Arch, Bert, Dropouts, Gpt2, Model, ModelShape, NumberedLayers, Objective, Stored, WithBlock,
+    from_config,
 };
 pub use phalanx_optim::{LearningRate, Optimizer, Update, UpdateRule, UpdateStep};
 pub use phalanx_parallel::TensorParallel;

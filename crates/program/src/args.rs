@@ -248,6 +248,9 @@ pub struct ExportArgs {
     /// Folder to write
     #[arg(long, value_name = "DIR")]
     pub out: PathBuf,
+    /// Replace the model that DIR holds: its weights, configuration and tokenizer. Other files there stay
+    #[arg(long)]
+    pub force: bool,
     /// Print figures as JSON
     #[arg(long)]
     pub json: bool,

@@ -189,13 +189,18 @@ fn sample(
     if tokens.is_empty() {
         return Ok(());
     }
+    let model = model_of(&checkpoint)?;
+    if let Err(error) = continuation::check_prompt(&tokens, model.shape().vocab, &tokenizer) {
+        output.print_line(&format!("no sample   train.sample: {error:#}"));
+        return Ok(());
+    }
     output.print_line(&format!(
         "\nsample of step {} ({} tokens after the prompt)\n",
         checkpoint.step(),
         SAMPLE_TOKENS
     ));
     let device = environment.unplanned_device(machine::cores())?;
-    let generator = Generator::load(&*model_of(&checkpoint)?, &checkpoint, device)?;
+    let generator = Generator::load(&*model, &checkpoint, &tokenizer, device)?;
     let how = Sampling { temperature: 0.8, seed: planned.config.train.seed, ..Sampling::default() };
     output.print(prompt);
     let mut show = |text: &str| {

@@ -81,7 +81,7 @@ fn missing(planned: &Planned, budgets: &[Budget]) -> Option<(bool, u64)> {
 #[cfg(test)]
 mod tests {
     use phalanx_collectives::{Connections, Hosts, Wire};
-    use phalanx_models::{Dropouts, Gpt2};
+    use phalanx_models::{Gpt2, ModelShape};
     use phalanx_train::config::Placement;
     use phalanx_train::{ResolvedConfig, RunConfig, RunPlan};
 
@@ -101,8 +101,7 @@ mod tests {
         (memory.nvme_path, memory.buffer_mb) = (Some(std::env::temp_dir().as_path().into()), 0.25);
         memory.nvme_checksums = true;
         placement_budget::fill(&mut config, 1);
-        let dropout = Dropouts::default();
-        let model = Gpt2 { layers: 8, hidden: 256, heads: 4, vocab: 256, positions: 16, eps: 1e-5, dropout };
+        let model = Gpt2::new(ModelShape { layers: 8, hidden: 256, heads: 4, vocab: 256, positions: 16 });
         let connections = Connections { wire: Wire::Tcp, streams, encrypted: true };
         let across = Across { hosts: Hosts::new(vec![1; hosts]), ranks_of_a_machine: 1, connections };
         let planned = Planned::new(ResolvedConfig::new(config).unwrap(), model.into(), 0).unwrap();

@@ -16,7 +16,7 @@ use phalanx_train::{Dataset, ResolvedConfig, RunConfig, dataset};
 use crate::environment::Environment;
 use crate::shape::{read_hugging_face, write};
 use crate::user_config::UserConfig;
-use crate::{cards, machine, placement_budget, resume};
+use crate::{cards, machine, placement_budget, resume, shape};
 
 /// Rows of the token table beyond the tokenizer's are padding up to a multiple of this; more is a mistake.
 const PADDING: usize = 64;
@@ -41,6 +41,8 @@ pub struct Resolved {
     pub imported: Option<PathBuf>,
     /// What the ranks compute on and why, where that was to be found out.
     pub device: Option<String>,
+    /// A tokenizer with more ids than the model has rows.
+    pub unusable_ids: Option<String>,
 }
 
 /// The token ids of a run's data.
@@ -96,9 +98,9 @@ pub fn resolve<T>(
         }
     }
     let (vocabulary, found) = data(&config)?;
-    let model = complete(&mut config, fixed.or(initial.as_ref()), vocabulary)?;
+    let (model, unusable_ids) = complete(&mut config, fixed.or(initial.as_ref()), vocabulary)?;
     placement_budget::fill(&mut config, ranks_here);
-    Ok((Resolved { config: ResolvedConfig::new(config)?, model, imported, device }, found))
+    Ok((Resolved { config: ResolvedConfig::new(config)?, model, imported, device, unusable_ids }, found))
 }
 
 /// Opens the folder of `model.init` and fills in the sizes that the user left out.
@@ -144,17 +146,32 @@ fn import_shape(config: &mut RunConfig, given: &UserConfig, dir: &Path) -> Resul
 }
 
 /// Fills in the keys that depend on the data, and returns the model. A model that exists already (`fixed`: imported, or
-/// of a checkpoint) is used unchanged.
+/// of a checkpoint) is used unchanged; its tokenizer may have ids for which it has no rows, which the second result says: the
+/// text must not use them.
 fn complete(
     config: &mut RunConfig,
     fixed: Option<&Arc<dyn Model>>,
     vocabulary: Vocabulary,
-) -> Result<Arc<dyn Model>> {
+) -> Result<(Arc<dyn Model>, Option<String>)> {
     let Vocabulary { mut ids, origin, mask } = vocabulary;
+    let mut unusable = None;
+    if let Some(model) = fixed {
+        let rows = model.shape().vocab;
+        unusable = shape::unusable_ids(rows, ids, &origin);
+        ids = ids.min(rows);
+    }
     // A masked model replaces hidden tokens by an id, which may need an additional row.
     if config.model.arch.objective == Objective::Masked && ids > 0 {
         let masking = Masking::new(config.train.seed, config.data.mask_token.or(mask), ids);
-        config.data.mask_token = Some(masking.mask_token());
+        let token = masking.mask_token();
+        if let Some(rows) = fixed.map(|model| model.shape().vocab).filter(|rows| token as usize >= *rows) {
+            bail!(
+                "the model has {rows} rows (0 to {}), and the token that hides others would be {token}, by data.mask_token \
+                 or {origin}: set data.mask_token to the id that the model learned for this",
+                rows - 1
+            );
+        }
+        config.data.mask_token = Some(token);
         ids = masking.rows();
     }
     let known = fixed.map(|model| model.shape().vocab).or(config.model.vocab);
@@ -186,7 +203,7 @@ fn complete(
         }
     };
     write(&mut config.model, &*model);
-    Ok(model)
+    Ok((model, unusable))
 }
 
 /// The vocabulary of the tokenizer or token file of `config`, and the number of windows of an evaluation, estimated

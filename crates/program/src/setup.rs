@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
-use phalanx_data::{TOKENIZER_FILE, TokenFile, Tokenizer};
+use phalanx_data::{DataError, TOKENIZER_FILE, TokenFile, Tokenizer};
 use phalanx_tensor::ProductMethod;
 use phalanx_train::config::DeviceKind;
 use phalanx_train::dataset::{self, DataDigests, Prepared, TOKENS_FILE};
@@ -50,13 +50,14 @@ pub fn prepare(
         Ok((tokens.vocabulary(config), tokens))
     })?;
     let imported = resolved.imported.clone();
+    resolved.unusable_ids.iter().for_each(|line| note(line));
     if show == Show::Progress {
         resolved.device.iter().for_each(|line| note(line));
     }
     if let Some(dir) = imported.as_deref().filter(|_| show == Show::Progress && started.checkpoint.is_none())
     {
         let (source, model) = shape::read_hugging_face(dir)?;
-        shape::trained_otherwise(source.config(), &*model).iter().for_each(|difference| note(difference));
+        shape::notes(&source, &*model).iter().for_each(|line| note(line));
     }
     let (planned, digests) = plan(resolved, tokens, show, across)?;
     Ok(Prepares { staged, planned, imported, digests })
@@ -207,7 +208,8 @@ fn plan(
     let Tokens { prepared, folder, is_new, expected } = tokens;
     let Resolved { config, model, .. } = &resolved;
     let opened = Dataset::open_checked(config, &folder, model.shape().vocab, expected.as_deref());
-    let (data, blake3) = opened.map_err(|error| what_to_do(error, config, is_new))?;
+    let tokenizer = prepared.tokenizer.as_ref();
+    let (data, blake3) = opened.map_err(|error| what_to_do(error, config, is_new, tokenizer))?;
     let planned = Planned::of(resolved, data.evaluated())?.across(across);
     let planned = kept_budget::keep(planned, crate::fit::budgets, RunPlan::new)?;
     crate::fit::check_memory(&planned)?;
@@ -215,28 +217,43 @@ fn plan(
     if show == Show::Progress {
         notes.iter().for_each(|line| note(line));
     }
-    let tokenizer = prepared.tokenizer.as_ref().map(Tokenizer::digest);
-    Ok((planned, DataDigests { tokens: Some(blake3), tokenizer }))
+    Ok((planned, DataDigests { tokens: Some(blake3), tokenizer: tokenizer.map(Tokenizer::digest) }))
 }
 
-/// Adds advice to the error for tokens that differ from those of the run.
-fn what_to_do(error: phalanx_data::DataError, config: &RunConfig, is_new: bool) -> anyhow::Error {
-    if !matches!(error, phalanx_data::DataError::NotTheTokens { .. }) {
-        return error.into();
-    }
-    let advice = match &config.data.tokens {
-        Some(file) => format!(
+/// Adds advice to the error for tokens that differ from those of the run, or for which the model has no rows.
+fn what_to_do(
+    error: DataError,
+    config: &RunConfig,
+    is_new: bool,
+    tokenizer: Option<&Tokenizer>,
+) -> anyhow::Error {
+    let advice = match (&error, &config.data.tokens) {
+        (DataError::TokenOutOfRange { id, .. }, _) => {
+            let id = u32::try_from(*id).ok();
+            let Some((tokenizer, token)) = tokenizer.and_then(|known| Some((known, known.token(id?)?))) else {
+                return error.into();
+            };
+            format!(
+                "it is {token:?} of the tokenizer {}, which has more ids than the model has rows: remove it from the text, \
+                 or give the tokenizer that the model was trained with",
+                tokenizer.describe()
+            )
+        }
+        (DataError::NotTheTokens { .. }, Some(file)) => format!(
             "{file} was changed since (or checksums.json was, which has its checksum): put it back, or train on it as it is now with --set data.tokens={}",
             resume::shell_word(file)
         ),
-        None if is_new => {
+        (DataError::NotTheTokens { .. }, None) if is_new => {
             "tokens.bin is missing, and the text of data.text was changed since: put one of them \
                               back, or train on the text as it is now with --data"
                 .to_string()
         }
-        None => "it (or checksums.json, which has its checksum) is damaged or was replaced: put it back, or remove \
+        (DataError::NotTheTokens { .. }, None) => {
+            "it (or checksums.json, which has its checksum) is damaged or was replaced: put it back, or remove \
                  it, and --resume makes it again from data.text"
-            .to_string(),
+                .to_string()
+        }
+        _ => return error.into(),
     };
     anyhow::anyhow!("{error}; {advice}; nothing was changed")
 }

@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use anyhow::{Result, anyhow};
 use phalanx_checkpoint::HuggingFaceDir;
+use phalanx_data::Tokenizer;
 use phalanx_layers::{Checkpointing, Network};
-use phalanx_models::{Arch, Model, ModelShape, check_contents, from_config};
+use phalanx_models::{Arch, Model, ModelShape, check_contents, from_config, lacks_head};
 use phalanx_parallel::TensorParallel;
 use phalanx_train::config::ModelConfig;
 use serde_json::Value;
@@ -35,8 +36,49 @@ pub fn read_hugging_face(dir: &Path) -> Result<(HuggingFaceDir, Arc<dyn Model>)>
     Ok((folder, model))
 }
 
+/// For people: what of a folder is not read as it is there, and what transformers trains otherwise than Phalanx.
+pub fn notes(folder: &HuggingFaceDir, model: &dyn Model) -> Vec<String> {
+    let mut notes = folder.notes().to_vec();
+    let mut ignored = folder.names().filter(|name| model.is_ignored(name));
+    if let Some(first) = ignored.next() {
+        let more = match ignored.count() {
+            0 => String::new(),
+            more => format!(" and {more} more"),
+        };
+        notes.push(format!("{first}{more} not imported: the model computes without them"));
+    }
+    if lacks_head(model, folder.names()) {
+        let prefix = model.head_prefix().unwrap_or_default();
+        notes.push(format!(
+            "the folder has no {prefix}*, the head of the model: it gets initial values and is to be trained, as in transformers"
+        ));
+    }
+    notes.extend(trained_otherwise(folder.config(), model));
+    notes
+}
+
+/// For people: that the rows of a model are not the ids of its tokenizer.
+pub fn rows_and_ids(rows: usize, tokenizer: &Tokenizer) -> Option<String> {
+    let described = tokenizer.describe();
+    let without_id = (0..rows).filter(|row| tokenizer.token(*row as u32).is_none()).count();
+    unusable_ids(rows, tokenizer.vocab_size(), &format!("the tokenizer ({described})")).or_else(|| {
+        (without_id > 0).then(|| {
+            format!("{without_id} of the model's {rows} rows are no id of the tokenizer ({described}): sample never draws them")
+        })
+    })
+}
+
+/// For people: that `origin` has more ids than a model has rows.
+pub fn unusable_ids(rows: usize, ids: usize, origin: &str) -> Option<String> {
+    (ids > rows).then(|| {
+        format!(
+            "{origin} has more ids than the model has rows ({rows}): a text or prompt with an id from {rows} on is refused"
+        )
+    })
+}
+
 /// What transformers trains otherwise than Phalanx, for the model of a `config.json`.
-pub fn trained_otherwise(config: &Value, model: &dyn Model) -> Option<String> {
+fn trained_otherwise(config: &Value, model: &dyn Model) -> Option<String> {
     // The default of transformers' BertConfig; null means that there is none.
     let row = match &config["pad_token_id"] {
         Value::Null if config.get("pad_token_id").is_some() => return None,

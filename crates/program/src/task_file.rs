@@ -97,7 +97,7 @@ mod tests {
     use std::os::fd::IntoRawFd;
 
     use phalanx_collectives::{HostJob, take_sealed};
-    use phalanx_models::{Dropouts, Gpt2, Model};
+    use phalanx_models::{Gpt2, Model, ModelShape};
     use phalanx_train::{ResolvedConfig, RunConfig};
 
     use super::*;
@@ -116,8 +116,7 @@ mod tests {
         (config.batch.global, config.batch.micro) = (8, Some(2));
         (config.parallel.pipeline, config.parallel.data, config.parallel.zero) = (2, Some(2), 3);
         let config = ResolvedConfig::new(config).unwrap();
-        let dropout = Dropouts::default();
-        let model = Gpt2 { layers: 2, hidden: 32, heads: 4, vocab: 50, positions: 16, eps: 1e-5, dropout };
+        let model = Gpt2::new(ModelShape { layers: 2, hidden: 32, heads: 4, vocab: 50, positions: 16 });
         let task = BenchStepTask { config: config.clone(), model: model.to_config(), warmup: 1, steps: 2 };
         (Task::BenchStep(task), Planned::new(config, model.into(), 8).unwrap())
     }

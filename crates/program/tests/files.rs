@@ -46,6 +46,256 @@ fn an_imported_model_trains_on() {
         .refused(&["model.seq = 99", "n_positions = 16"]);
 }
 
+/// Edits the header of a safetensors file, which may get longer or shorter.
+fn edit_header(home: &Home, file: &str, edit: impl Fn(String) -> String) {
+    let bytes = home.read(file);
+    let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let header = edit(String::from_utf8(bytes[8..8 + length].to_vec()).unwrap());
+    home.write(
+        file,
+        [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &bytes[8 + length..]].concat(),
+    );
+}
+
+/// What other programs write for the same weights is imported with the same numbers, and what was guessed is said.
+#[test]
+fn variants_of_transformers_files_are_imported_and_said() {
+    let home = Home::new();
+    for arch in ["gpt2", "bert"] {
+        let arch_key = format!("model.arch={arch}");
+        let sets = ["--set", &arch_key, "--set", "train.steps=1"];
+        home.run(&[&["train", "small.toml", "--run", arch, "--quiet"], &sets[..]].concat()).ok();
+        home.run(&["export", arch, "--out", &format!("{arch}-hf")]).ok();
+    }
+    type Edit = fn(String) -> String;
+    let cases: [(&str, Edit, &str); 5] = [
+        ("gpt2", |header| header.replace("\"transformer.", "\""), ""),
+        (
+            "gpt2",
+            |header| header.replace("\"transformer.", "\"module.transformer."),
+            "module. stripped from the names",
+        ),
+        (
+            "gpt2",
+            |header| header.replace("\"transformer.", "\"_orig_mod.module.transformer."),
+            "_orig_mod. and module.",
+        ),
+        ("bert", |header| header.replace("\"bert.", "\""), ""),
+        ("bert", |header| header.replace("\"bert.", "\"module.bert."), "module. stripped"),
+    ];
+    for (number, (arch, edit, said)) in cases.into_iter().enumerate() {
+        let [source, run, out] = ["s", "i", "o"].map(|name| format!("{name}{number}"));
+        home.copy(&format!("{arch}-hf"), &source);
+        edit_header(&home, &format!("{source}/model.safetensors"), edit);
+        let ended = home.run(&["import", &source, "--run", &run]).ok();
+        assert!(
+            ended.stdout.contains(said) && (said.is_empty() != ended.stdout.contains("stripped")),
+            "{}",
+            ended.stdout
+        );
+        home.run(&["export", &run, "--out", &out]).ok();
+        let file = |folder: &str| home.read(&format!("{folder}/model.safetensors"));
+        assert!(file(&out) == file(&format!("{arch}-hf")), "case {number}");
+    }
+    // BertModel alone has no head; the head is made anew, the same each time, and the rest is kept.
+    home.copy("bert-hf", "bare");
+    let tensors = |folder: &str| {
+        let described = home.run(&["inspect", folder, "--verify", "--json"]).ok().json();
+        rig::list(&described, "tensors").to_vec()
+    };
+    let whole = tensors("bert-hf");
+    let heads = whole.iter().filter(|tensor| tensor["name"].as_str().unwrap().starts_with("cls.")).count();
+    assert_eq!(heads, 5);
+    let file = home.read("bare/model.safetensors");
+    let length = u64::from_le_bytes(file[..8].try_into().unwrap()) as usize;
+    let mut header: serde_json::Map<String, serde_json::Value> =
+        serde_json::from_slice(&file[8..8 + length]).unwrap();
+    let end = header
+        .iter()
+        .filter(|(name, _)| name.starts_with("bert."))
+        .map(|(_, at)| at["data_offsets"][1].as_u64());
+    let end = end.max().flatten().unwrap() as usize;
+    header.retain(|name, _| !name.starts_with("cls."));
+    let text = json!(header).to_string();
+    let kept = [&(text.len() as u64).to_le_bytes()[..], text.as_bytes(), &file[8 + length..8 + length + end]]
+        .concat();
+    home.write("bare/model.safetensors", kept);
+    let ended = home.run(&["import", "bare", "--run", "new"]).ok();
+    assert!(
+        ended.stdout.contains("no cls.predictions.*") && ended.stdout.contains("initial values"),
+        "{}",
+        ended.stdout
+    );
+    home.run(&["export", "new", "--out", "new-hf"]).ok();
+    for (before, after) in rig::pairs(&whole, &tensors("new-hf")) {
+        let name = before["name"].as_str().unwrap();
+        assert_eq!(before == after, !name.starts_with("cls."), "{name}");
+    }
+    home.run(&["train", "--run", "new", "--resume", "--data", "text.txt", "--set", "train.steps=1"]).ok();
+}
+
+/// A model with the erf form of GELU is trained with it, and exported with the word that it had.
+#[test]
+fn the_activation_of_a_folder_is_computed_and_kept() {
+    let home = Home::new();
+    home.run(&["train", "small.toml", "--run", "r", "--quiet", "--set", "train.steps=1"]).ok();
+    let mut losses = Vec::new();
+    for word in ["gelu_new", "gelu", "gelu_pytorch_tanh", "gelu_fast"] {
+        let [source, run, out] = ["s", "i", "o"].map(|name| format!("{name}-{word}"));
+        home.run(&["export", "r", "--out", &source]).ok();
+        let mut config = home.json(&format!("{source}/config.json"));
+        config["activation_function"] = json!(word);
+        home.write(&format!("{source}/config.json"), config.to_string());
+        home.run(&["import", &source, "--run", &run]).ok();
+        home.run(&[
+            "train",
+            "--run",
+            &run,
+            "--resume",
+            "--quiet",
+            "--data",
+            "text.txt",
+            "--set",
+            "train.steps=2",
+        ])
+        .ok();
+        home.run(&["export", &run, "--out", &out]).ok();
+        assert_eq!(home.json(&format!("{out}/config.json"))["activation_function"], json!(word));
+        losses.push(home.losses(&run)[0].clone());
+    }
+    assert_ne!(losses[0], losses[1], "another function has another loss");
+    assert!(losses[2..].iter().all(|loss| *loss == losses[0]), "one function with several names: {losses:?}");
+}
+
+/// What programs would read beside the new files is removed, and nothing else; without `--force`, nothing is.
+#[test]
+fn export_replaces_a_model_only_by_force() {
+    let home = Home::new();
+    home.run(&["train", "small.toml", "--run", "r", "--quiet", "--set", "train.steps=1"]).ok();
+    home.run(&["export", "r", "--out", "fresh"]).ok();
+    std::fs::create_dir_all(home.path("old/additional_chat_templates")).unwrap();
+    std::fs::create_dir_all(home.path("old/.git")).unwrap();
+    let outdated = [
+        "added_tokens.json",
+        "additional_chat_templates/tool_use.jinja",
+        "chat_template.jinja",
+        "merges.txt",
+        "model-00001-of-00002.safetensors",
+        "model.safetensors.index.json",
+        "pytorch_model.bin",
+        "special_tokens_map.json",
+        "vocab.json",
+    ];
+    let others = [".git/HEAD", "README.md", "notes.bin"];
+    for name in outdated.iter().chain(&others).chain(&["config.json", "generation_config.json"]) {
+        home.write(&format!("old/{name}"), name);
+    }
+    let before = home.snapshot("old");
+    home.run(&["export", "r", "--out", "old"]).refused(&[
+        "--out old holds files",
+        "--force",
+        "nothing was changed",
+    ]);
+    assert!(home.snapshot("old") == before);
+    let ended = home.run(&["export", "r", "--out", "old", "--force"]).ok();
+    let removed = format!("removed: {}", outdated.join(", "));
+    for words in [
+        &removed,
+        "replaced: config.json, generation_config.json",
+        "left as they are: .git, README.md, notes.bin",
+    ] {
+        assert!(ended.stdout.contains(words), "{words:?} in {}", ended.stdout);
+    }
+    let mut expected = home.snapshot("fresh");
+    for name in others {
+        expected.insert(home.path(&format!("fresh/{name}")), name.as_bytes().to_vec());
+    }
+    let names = |files: std::collections::BTreeMap<std::path::PathBuf, Vec<u8>>, folder: &str| {
+        let inside = |path: std::path::PathBuf| path.strip_prefix(home.path(folder)).unwrap().to_path_buf();
+        files.into_iter().map(|(path, content)| (inside(path), content)).collect::<Vec<_>>()
+    };
+    assert!(names(home.snapshot("old"), "old") == names(expected, "fresh"));
+    // Again: what is there is what would be written.
+    let json = home.run(&["export", "r", "--out", "old", "--force", "--json"]).ok().json();
+    assert_eq!(
+        (json["removed"].clone(), json["left"].clone()),
+        (json!([]), json!([".git", "README.md", "notes.bin"]))
+    );
+    // A failure while files are replaced leaves no folder that looks like a model.
+    std::fs::create_dir(home.path("old/tokenizer_config.json.d")).unwrap();
+    home.run(&["import", "old", "--run", "i"]).ok();
+    // Without a tokenizer, no id of a special token is left to transformers' defaults.
+    let text = String::from_utf8(home.read("small.toml")).unwrap().replace("text = [\"text.txt\"]\n", "");
+    home.write("tokens.toml", text);
+    let ids: Vec<u8> = (0..3000u32).flat_map(|i| ((i * i % 61) as u16).to_le_bytes()).collect();
+    home.write("plain.bin", ids);
+    let sets = ["--set", "data.tokens=plain.bin", "--set", "model.vocab=64", "--set", "train.steps=1"];
+    home.run(&[&["train", "tokens.toml", "--run", "t", "--quiet"], &sets[..]].concat()).ok();
+    home.run(&["export", "t", "--out", "ids"]).ok();
+    let config = home.json("ids/config.json");
+    for key in ["bos_token_id", "eos_token_id", "pad_token_id"] {
+        assert_eq!(config.get(key), Some(&json!(null)), "{key}");
+    }
+    assert!(!home.path("ids/tokenizer.json").exists());
+}
+
+/// Rows that no id has are never drawn: padding, and what a text did not train.
+#[test]
+fn rows_beyond_the_tokenizers_ids_are_never_sampled() {
+    let home = Home::new();
+    let sets = ["--set", "data.tokenizer=char", "--set", "model.vocab=64", "--set", "train.steps=1"];
+    let ended = home.run(&[&["train", "small.toml", "--run", "r"], &sets[..]].concat()).ok();
+    assert!(!ended.stdout.contains('\u{fffd}'), "the sample at the end: {}", ended.stdout);
+    home.run(&["export", "r", "--out", "hf"]).ok();
+    let ids = home.json("hf/tokenizer.json")["model"]["vocab"].as_object().unwrap().len() as u64;
+    assert!(ids < 40, "{ids}");
+    let said = home.run(&["import", "hf", "--run", "i"]).ok().stdout;
+    assert!(said.contains("of the model's 64 rows are no id of the tokenizer"), "{said}");
+    for run in ["r", "i"] {
+        for extra in [
+            &["--temperature", "9"][..],
+            &["--temperature", "9", "--top-k", "60"],
+            &["--top-p", "0.999", "--shift", "4"],
+            &["--temperature", "0"],
+        ] {
+            let base = ["sample", run, "--prompt", "rank", "--tokens", "60", "--json"];
+            let json = home.run(&[&base[..], extra].concat()).ok().json();
+            let drawn = rig::list(&json, "tokens");
+            assert!(drawn.iter().all(|id| id.as_u64().unwrap() < ids), "{extra:?}: {drawn:?}");
+        }
+    }
+}
+
+/// A text that does not use the ids without a row is trained on; one that does, and a prompt, are refused by name.
+#[test]
+fn a_tokenizer_with_more_ids_than_rows_is_said_and_its_spare_ids_are_refused() {
+    let home = Home::new();
+    let sets = ["--set", "data.tokenizer=char", "--set", "train.steps=1"];
+    home.run(&[&["train", "small.toml", "--run", "r", "--quiet"], &sets[..]].concat()).ok();
+    home.run(&["export", "r", "--out", "hf"]).ok();
+    let mut tokenizer = home.json("hf/tokenizer.json");
+    let rows = home.json("hf/config.json")["vocab_size"].clone();
+    tokenizer["added_tokens"].as_array_mut().unwrap().push(json!({
+        "id": rows, "content": "<tool>", "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": true,
+    }));
+    home.write("hf/tokenizer.json", tokenizer.to_string());
+    let words = format!("more ids than the model has rows ({rows})");
+    let said = home.run(&["import", "hf", "--run", "i"]).ok().stdout;
+    assert!(said.contains(&words), "{said}");
+    home.run(&["sample", "i", "--prompt", "rank", "--tokens", "4"]).ok();
+    home.run(&["sample", "i", "--prompt", "rank <tool>"])
+        .refused(&["\"<tool>\"", &format!("whose id is {rows}")]);
+    let resume = ["train", "--run", "i", "--resume", "--set", "train.steps=1", "--data"];
+    home.write("tool.txt", [&home.read("text.txt")[..], b"<tool>"].concat());
+    home.run(&[&resume[..], &["tool.txt"]].concat()).refused(&[
+        &format!("is id {rows}"),
+        "\"<tool>\"",
+        "nothing was changed",
+    ]);
+    let ended = home.run(&[&resume[..], &["text.txt"]].concat()).ok();
+    assert!(ended.stderr.contains(&words), "{}", ended.stderr);
+}
+
 #[test]
 fn another_architecture_is_not_imported() {
     let home = Home::new();

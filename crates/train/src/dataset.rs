@@ -166,7 +166,7 @@ impl Dataset {
             train: Sampler::new(train, seq, order, config.train.seed)?,
             evaluated: evaluated(windows, global),
             validation,
-            masking: masking(config),
+            masking: masking(config, tokens.vocab_size()),
             tokens,
         })
     }
@@ -222,12 +222,14 @@ impl Dataset {
     }
 }
 
-/// What the samples of a masked model hide, in a complete configuration.
-fn masking(config: &RunConfig) -> Option<Masking> {
+/// What the samples of a masked model hide, in a complete configuration. Random tokens are `ids` of the tokenizer, where that
+/// number is known; a table has rows beyond them where it is padded.
+fn masking(config: &RunConfig, ids: Option<usize>) -> Option<Masking> {
     let mask = config.data.mask_token.filter(|_| config.model.arch.objective == Objective::Masked)?;
     // Random tokens are never a mask token that was added after the tokenizer's ids.
     let rows = config.model.vocab.unwrap_or(mask as usize + 1);
-    let ids = if mask as usize + 1 == rows { rows - 1 } else { rows };
+    let of_rows = if mask as usize + 1 == rows { rows - 1 } else { rows };
+    let ids = ids.filter(|ids| *ids > 0).map_or(of_rows, |ids| ids.min(of_rows));
     Some(Masking::new(config.train.seed, Some(mask), ids))
 }
 

@@ -164,7 +164,7 @@ pub(crate) fn dry_run(spec: &Spec, rank: usize, orders: &Orders, make_rank: &Mak
 
 #[cfg(test)]
 mod tests {
-    use phalanx_models::{Dropouts, Gpt2};
+    use phalanx_models::{Gpt2, ModelShape};
     use phalanx_random::SplitMix64;
 
     use super::*;
@@ -198,8 +198,7 @@ mod tests {
         (config.model.layers, config.model.hidden, config.model.heads, config.model.seq) = (8, 16, 2, 8);
         config.model.dropout = [0.0, 0.1][pick(2)];
         config.train.threads = Some(1);
-        let dropout = Dropouts::default();
-        let model = Gpt2 { layers: 8, hidden: 16, heads: 2, vocab: 50, positions: 8, eps: 1e-5, dropout };
+        let model = Gpt2::new(ModelShape { layers: 8, hidden: 16, heads: 2, vocab: 50, positions: 8 });
         let evaluated = 2 * data * pick(20);
         config.check().ok()?;
         let spec = Spec::new(&config, model, evaluated, 1).ok()?;

@@ -5,6 +5,7 @@
 use std::sync::Arc;
 
 use phalanx_checkpoint::Checkpoint;
+use phalanx_data::Tokenizer;
 use phalanx_layers::{Checkpointing, Context, KeyValueCache, Network, ParameterSpec};
 use phalanx_models::Model;
 use phalanx_parallel::TensorParallel;
@@ -22,23 +23,39 @@ pub struct Generator {
     parameters: Vec<Tensor>,
     positions: usize,
     vocab: usize,
+    /// Rows of the token table that are never drawn.
+    undrawn: Vec<usize>,
 }
 
 impl Generator {
-    /// Loads the parameters of a checkpoint into `device`, whose memory is not planned.
+    /// Loads the parameters of a checkpoint into `device`, whose memory is not planned. Only ids of `tokenizer` are drawn.
     ///
     /// # Errors
     /// A damaged checkpoint or one of another shape.
-    pub fn load(model: &dyn Model, from: &Checkpoint, device: Device) -> Result<Generator, RunError> {
-        Generator::new(model, device, |spec, values| {
+    pub fn load(
+        model: &dyn Model,
+        from: &Checkpoint,
+        tokenizer: &Tokenizer,
+        device: Device,
+    ) -> Result<Generator, RunError> {
+        let generator = Generator::new(model, device, |spec, values| {
             from.expect(PARAMETERS, &spec.name, &spec.shape, DType::F32)?;
             let elements = 0..values.len() as u64;
             from.read(PARAMETERS, &spec.name, elements, bytemuck::cast_slice_mut(values))?;
-            Ok(())
-        })
+            Ok::<(), RunError>(())
+        })?;
+        Ok(generator.drawing_only(|id| tokenizer.token(id).is_some()))
     }
 
-    /// Fills each parameter by `fill`, in `device`, whose memory is not planned.
+    /// Draws only tokens that `is_id` accepts. Tables are padded, and ids may have holes: no text has trained these rows.
+    #[must_use]
+    pub fn drawing_only(self, is_id: impl Fn(u32) -> bool) -> Generator {
+        let undrawn = (0..self.vocab).filter(|row| !is_id(*row as u32)).collect();
+        Generator { undrawn, ..self }
+    }
+
+    /// Fills each parameter by `fill`, in `device`, whose memory is not planned. All rows of the token table are drawn; see
+    /// [`Generator::drawing_only`].
     ///
     /// # Errors
     /// The first of `fill`.
@@ -59,13 +76,16 @@ impl Generator {
             parameters.push(tensor);
         }
         let (positions, vocab) = (shape_of_model.positions, shape_of_model.vocab);
-        Ok(Generator { device, network, parameters, positions, vocab })
+        Ok(Generator { device, network, parameters, positions, vocab, undrawn: Vec::new() })
     }
 
     /// Appends `count` tokens to `tokens` (not empty), and calls `seen` with each.
     ///
     /// # Errors
     /// The first error of `seen`, which ends the sampling.
+    ///
+    /// # Panics
+    /// When no token is left to draw.
     pub fn extend<E>(
         &self,
         tokens: &mut Vec<u32>,
@@ -76,7 +96,8 @@ impl Generator {
         let mut random = SplitMix64::new(how.seed ^ GOLDEN);
         let mut growing = self.growing(tokens.len() + count, how.shift);
         for _ in 0..count {
-            let logits = growing.logits(tokens);
+            let mut logits = growing.logits(tokens);
+            self.undrawn.iter().for_each(|row| logits[*row] = f32::NEG_INFINITY);
             let next = how.draw(&logits, random.next_fraction());
             tokens.push(next);
             seen(next)?;

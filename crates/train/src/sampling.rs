@@ -27,10 +27,12 @@ impl Default for Sampling {
 }
 
 impl Sampling {
-    /// The tokens that may come next, the most likely first, with their weights: that of the first is 1.
+    /// The tokens that may come next, the most likely first, with their weights: that of the first is 1. A token whose logit
+    /// is minus infinity is none of them.
     pub fn candidates(&self, logits: &[f32]) -> Vec<(u32, f64)> {
         let likelier = |a: &u32, b: &u32| likelier(logits, *a, *b);
-        let mut order: Vec<u32> = (0..logits.len() as u32).collect();
+        let mut order: Vec<u32> =
+            (0u32..).zip(logits).filter(|(_, logit)| **logit != f32::NEG_INFINITY).map(|(i, _)| i).collect();
         if self.temperature <= 0.0 {
             return order.into_iter().min_by(likelier).map(|best| (best, 1.0)).into_iter().collect();
         }
@@ -136,6 +138,24 @@ mod tests {
         assert_eq!(counts[0], 0);
         for (token, expected) in [(1, 5000), (3, 2500), (2, 1500)] {
             assert!(counts[token].abs_diff(expected) <= 1, "{counts:?}");
+        }
+    }
+
+    #[test]
+    fn a_logit_of_minus_infinity_is_never_a_candidate() {
+        let logits = [f32::NEG_INFINITY, 0.0, f32::NEG_INFINITY, 1.0];
+        for how in [
+            Sampling::default(),
+            Sampling { temperature: 0.0, ..Sampling::default() },
+            Sampling { temperature: 100.0, ..Sampling::default() },
+            Sampling { top_k: 3, ..Sampling::default() },
+            Sampling { top_p: 0.99, ..Sampling::default() },
+        ] {
+            let tokens: Vec<u32> = how.candidates(&logits).into_iter().map(|(token, _)| token).collect();
+            assert!(
+                tokens.iter().all(|token| [1, 3].contains(token)) && tokens[0] == 3,
+                "{how:?}: {tokens:?}"
+            );
         }
     }
 

@@ -93,14 +93,7 @@ impl Rank {
             std::thread::scope(|scope| {
                 for (i, part) in out.chunks_mut(share).enumerate() {
                     let start = elements.start + (i * share) as u64;
-                    let fill = move || {
-                        let mut done = 0;
-                        for (_, whole) in stripe.runs(start..start + part.len() as u64) {
-                            let count = (whole.end - whole.start) as usize;
-                            spec.init.fill(seed, &spec.name, whole.start, &mut part[done..done + count]);
-                            done += count;
-                        }
-                    };
+                    let fill = move || fill_initial(spec, stripe, seed, start, part);
                     let started = std::thread::Builder::new().spawn_scoped(scope, fill);
                     let refused = |error| refused_thread("a thread for initial values", &error);
                     started.map_err(|error| RunError::Threads(refused(error)))?;
@@ -233,8 +226,22 @@ pub fn state_name(optimizer: &Optimizer, state: usize) -> &'static str {
     }
 }
 
+/// Initial values of the elements from `start` on of this rank's part of a parameter.
+fn fill_initial(spec: &ParameterSpec, stripe: &Stripe, seed: u64, start: u64, out: &mut [f32]) {
+    let mut done = 0;
+    for (_, whole) in stripe.runs(start..start + out.len() as u64) {
+        let count = (whole.end - whole.start) as usize;
+        spec.init.fill(seed, &spec.name, whole.start, &mut out[done..done + count]);
+        done += count;
+    }
+}
+
+/// Seed of the initial values of a head that a directory lacks.
+const HEAD_SEED: u64 = 1;
+
 /// Reads the elements of this rank's part of a parameter from the tensors of a Hugging Face directory that hold it.
-/// They must be finite, and equal in every copy to which the architecture ties them.
+/// They must be finite, and equal in every copy to which the architecture ties them. A head that the directory lacks gets
+/// initial values.
 ///
 /// # Errors
 /// A tensor that is missing, of another shape, unreadable, not finite, or different from its copy.
@@ -247,6 +254,10 @@ pub fn read_imported(
 ) -> Result<(), RunError> {
     for stored in model.stored_as(spec) {
         let name = stored.name_in(|name| dir.contains(name));
+        if !dir.contains(name) && model.head_prefix().is_some_and(|prefix| name.starts_with(prefix)) {
+            fill_initial(spec, &spec.stripe(), HEAD_SEED, elements.start, out);
+            continue;
+        }
         let shape = dir.shape(name)?;
         if shape != stored.shape {
             let (given, expected) = (shape.to_vec(), stored.shape.clone());

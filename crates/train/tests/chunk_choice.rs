@@ -1,6 +1,6 @@
 //! `memory.chunk = "auto"` has the fewest chunks of the sizes whose planned peak is within 1 % of the smallest.
 
-use phalanx_models::{Dropouts, Gpt2};
+use phalanx_models::{Gpt2, ModelShape};
 use phalanx_plan::ChunkSize;
 use phalanx_train::config::{Chunk, ChunkWord, Float};
 use phalanx_train::{RunConfig, RunPlan, Spec};
@@ -37,8 +37,7 @@ fn spec((layers, hidden, vocab, [pipeline, data, tensor], zero): Shape) -> Spec 
     config.memory.chunk = Chunk::Word(ChunkWord::Auto);
     config.train.threads = Some(1);
     config.check().expect("a configuration");
-    let dropout = Dropouts::default();
-    let model = Gpt2 { layers, hidden, heads, vocab, positions: SEQ, eps: 1e-5, dropout };
+    let model = Gpt2::new(ModelShape { layers, hidden, heads, vocab, positions: SEQ });
     Spec::new(&config, model, 0, 1).expect("a specification")
 }
 

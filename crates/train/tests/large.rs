@@ -3,7 +3,7 @@
 
 use std::cell::Cell;
 
-use phalanx_models::{Dropouts, Gpt2};
+use phalanx_models::{Gpt2, ModelShape};
 use phalanx_trace::PhaseName;
 use phalanx_train::config::Float;
 use phalanx_train::{RankPlan, RunConfig, RunPlan, Spec};
@@ -12,9 +12,7 @@ use phalanx_train::{RankPlan, RunConfig, RunPlan, Spec};
 /// 8, data 24.
 #[test]
 fn gpt3_is_planned_by_one_rank_a_stage() {
-    let dropout = Dropouts::default();
-    let model =
-        Gpt2 { layers: 96, hidden: 12288, heads: 96, vocab: 51200, positions: 2048, eps: 1e-5, dropout };
+    let model = Gpt2::new(ModelShape { layers: 96, hidden: 12288, heads: 96, vocab: 51200, positions: 2048 });
     let mut config = RunConfig::default();
     (config.model.layers, config.model.hidden, config.model.heads) = (96, 12288, 96);
     config.model.seq = 2048;
@@ -61,8 +59,7 @@ fn the_largest_need_is_found_without_planning_all_ranks() {
         (parallel.pipeline, parallel.data, parallel.tensor) = (10, Some(data), 2);
         (parallel.zero, parallel.schedule) = (zero, schedule.into());
         config.check().unwrap();
-        let dropout = Dropouts::default();
-        let model = Gpt2 { layers: 20, hidden: 64, heads: 4, vocab: 512, positions: 32, eps: 1e-5, dropout };
+        let model = Gpt2::new(ModelShape { layers: 20, hidden: 64, heads: 4, vocab: 512, positions: 32 });
         let spec = || Spec::new(&config, model.clone(), 0, 1).unwrap();
         let planned = Cell::new(0);
         let needed = |_: &Spec, rank: &RankPlan| {

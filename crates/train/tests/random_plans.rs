@@ -2,7 +2,7 @@
 
 mod rig;
 
-use phalanx_models::{Dropouts, Gpt2};
+use phalanx_models::{Gpt2, ModelShape};
 use phalanx_plan::Peak;
 use phalanx_random::SplitMix64;
 use phalanx_trace::{Memory, PhaseName};
@@ -55,8 +55,7 @@ fn random(random: &mut SplitMix64) -> Option<(Gpt2, RunConfig)> {
     config.model.dropout = [0.0, 0.1][pick(2)];
     config.train.threads = Some(1 + pick(2));
     config.check().ok()?;
-    let dropout = Dropouts::default();
-    let model = Gpt2 { layers, hidden, heads, vocab, positions: seq, eps: 1e-5, dropout };
+    let model = Gpt2::new(ModelShape { layers, hidden, heads, vocab, positions: seq });
     Spec::new(&config, model.clone(), config.batch.global, 1).ok()?;
     Some((model, config))
 }

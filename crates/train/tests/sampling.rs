@@ -6,15 +6,14 @@ use std::sync::Arc;
 
 use phalanx_cpu::Cpu;
 use phalanx_layers::ParameterSpec;
-use phalanx_models::{Dropouts, Gpt2, Model};
+use phalanx_models::{Gpt2, Model, ModelShape};
 use phalanx_random::SplitMix64;
 use phalanx_tensor::{Arena, Device};
 use phalanx_train::sample::{Generator, Sampling};
 
 /// A GPT-2 whose logits differ clearly from token to token.
 fn generator(positions: usize, heads: usize, hidden: usize) -> Generator {
-    let model =
-        Gpt2 { layers: 2, hidden, heads, vocab: 61, positions, eps: 1e-5, dropout: Dropouts::default() };
+    let model = Gpt2::new(ModelShape { layers: 2, hidden, heads, vocab: 61, positions });
     let model: Arc<dyn Model> = model.into();
     let device = Device::new(Cpu::new(2), Arena::heap());
     let mut random = SplitMix64::new(9);
@@ -114,4 +113,30 @@ fn the_same_seed_gives_the_same_tokens() {
     let tokens = extended(&generator, &[1], 40, how);
     assert_eq!(extended(&generator, &[1], 40, how), tokens);
     assert_ne!(extended(&generator, &[1], 40, Sampling { seed: 5, ..how }), tokens);
+}
+
+/// Rows that pad the table, and holes between the ids: whatever the choices, with the cache, beyond it and with a shift.
+#[test]
+fn rows_without_an_id_are_never_drawn() {
+    let is_id = |id: u32| id < 40 && id != 7;
+    let all = generator(24, 2, 32);
+    let some = generator(24, 2, 32).drawing_only(is_id);
+    let flat = Sampling { temperature: 50.0, ..Sampling::default() };
+    let mut others = 0;
+    for how in [
+        greedy(),
+        Sampling::default(),
+        flat,
+        Sampling { top_k: 50, ..flat },
+        Sampling { top_p: 0.99, ..flat },
+        Sampling { shift: 10, ..flat },
+    ] {
+        for seed in 1..4 {
+            let how = Sampling { seed, ..how };
+            let drawn = extended(&some, &[1, 60], 100, how);
+            assert!(drawn[2..].iter().all(|id| is_id(*id)), "{how:?}: {drawn:?}");
+            others += extended(&all, &[1, 60], 100, how)[2..].iter().filter(|id| !is_id(**id)).count();
+        }
+    }
+    assert!(others > 100, "without the restriction, {others} of 1800 tokens are others");
 }

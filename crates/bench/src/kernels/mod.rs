@@ -16,7 +16,7 @@ use phalanx_cpu::Cpu;
 use phalanx_cpu::pool::Pool;
 use phalanx_cpu::{Options, peak};
 use phalanx_drawing::report::bytes;
-use phalanx_models::{Dropouts, Gpt2};
+use phalanx_models::{Gpt2, ModelShape};
 use phalanx_plan::{MemoryPlan, plan_memory};
 use phalanx_tensor::profile::{KernelKey, Profile};
 use phalanx_tensor::{Arena, DType, Device, Region};
@@ -115,8 +115,7 @@ impl KernelBench<'_> {
             self.dtype.name()
         );
         let config: RunConfig = toml::from_str(&text)?;
-        let dropout = Dropouts::default();
-        let model = Gpt2 { layers: 1, hidden, heads, vocab, positions: seq, eps: 1e-5, dropout };
+        let model = Gpt2::new(ModelShape { layers: 1, hidden, heads, vocab, positions: seq });
         let plan = RunPlan::new(Spec::new(&config, model, 0, 1)?)?;
         let step = plan.ranks[0].memory.phase(PhaseName::Step).context("the plan of a step")?;
         let slice =

@@ -75,6 +75,10 @@ impl HuggingFace {
         self.mask
     }
 
+    pub(super) fn token(&self, id: u32) -> Option<String> {
+        self.tokenizer.id_to_token(id)
+    }
+
     /// The family of the model: `BPE`, `Unigram`, ...
     pub(super) fn model(&self) -> &'static str {
         match self.tokenizer.get_model() {

@@ -213,6 +213,14 @@ impl Tokenizer {
         }
     }
 
+    /// How the vocabulary spells an id; `None` for a hole between its ids and beyond them.
+    pub fn token(&self, id: u32) -> Option<String> {
+        match &self.algorithm {
+            Algorithm::HuggingFace(tokenizer) => tokenizer.token(id),
+            _ => ((id as usize) < self.vocab_size()).then(|| self.decode(&[id])),
+        }
+    }
+
     /// One more than the largest id.
     pub fn vocab_size(&self) -> usize {
         match &self.algorithm {

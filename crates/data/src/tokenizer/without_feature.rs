@@ -72,6 +72,10 @@ impl HuggingFace {
         match self.0 {}
     }
 
+    pub(super) fn token(&self, _: u32) -> Option<String> {
+        match self.0 {}
+    }
+
     pub(super) fn model(&self) -> &'static str {
         match self.0 {}
     }

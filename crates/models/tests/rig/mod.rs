@@ -128,6 +128,13 @@ impl Case {
         }
     }
 
+    /// The golden GPT-2 with another `activation_function`.
+    pub fn gpt2_with(activation: &str) -> Case {
+        let mut config = config("gpt2");
+        config["activation_function"] = activation.into();
+        Case { model: Gpt2::from_config(&config).unwrap().into(), ..Case::gpt2(DType::F32) }
+    }
+
     /// The golden BERT: 4 sequences of 24 tokens of two types, of which 4 each are predicted.
     pub fn bert(compute: DType) -> Case {
         let model = Bert::from_config(&config("bert")).unwrap();

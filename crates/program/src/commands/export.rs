@@ -1,9 +1,7 @@
 //! `phalanx export`: a checkpoint as a Hugging Face folder, streamed tensor by tensor.
 
-use std::path::Path;
-
-use anyhow::{Context, Result};
-use phalanx_checkpoint::write_hugging_face;
+use anyhow::{Result, bail};
+use phalanx_checkpoint::{FolderNames, write_hugging_face};
 use phalanx_data::{HuggingFaceFiles, TOKENIZER_FILE};
 use phalanx_models::{Model, Objective};
 use phalanx_trace::DType;
@@ -15,6 +13,12 @@ use crate::run_folder::{RunFolder, model_of};
 use crate::run_folder_lock::refuse_run_folder;
 use crate::{output, report, shape};
 
+/// The weights.
+const MODEL_FILE: &str = "model.safetensors";
+
+/// Names of files that a message lists.
+const LISTED: usize = 4;
+
 /// Keys of `config.json` and `generation_config.json` that hold the ids of special tokens, and the tokens' roles.
 const SPECIAL_IDS: [(&str, &str); 3] =
     [("bos_token_id", "bos_token"), ("eos_token_id", "eos_token"), ("pad_token_id", "pad_token")];
@@ -22,9 +26,11 @@ const SPECIAL_IDS: [(&str, &str); 3] =
 /// Writes the folder.
 ///
 /// # Errors
-/// A run without that checkpoint, a damaged one, a folder that cannot be written.
+/// A run without that checkpoint, a damaged one, a folder that holds files or cannot be written.
 pub fn export(args: &ExportArgs) -> Result<()> {
     refuse_run_folder(&args.out, "--out")?;
+    let found = FolderNames::read(&args.out)?;
+    refuse_files(args, &found)?;
     let folder = RunFolder::at(&args.run);
     let checkpoint = folder.checkpoint(args.step)?;
     let model = model_of(&checkpoint)?;
@@ -40,8 +46,11 @@ pub fn export(args: &ExportArgs) -> Result<()> {
     let stored: Vec<_> = network.parameters.iter().flat_map(parts).collect();
     let tensors: Vec<_> = stored.iter().map(|(_, part)| (part.name.clone(), part.shape.clone())).collect();
     let mut bytes = Vec::new();
-    let config = config(&*model, tokenizer.as_ref());
-    write_hugging_face(&args.out, &config, &tensors, DType::F32, &mut |index, range, out| {
+    let files = files(&*model, tokenizer.as_ref());
+    let names: Vec<&str> = files.iter().map(|(name, _)| *name).collect();
+    let is_new = |name: &str| name == MODEL_FILE || names.contains(&name);
+    let (replaced, removed): (Vec<_>, Vec<_>) = found.of_model.into_iter().partition(|name| is_new(name));
+    write_hugging_face(&args.out, &files, &removed, &tensors, DType::F32, &mut |index, range, out| {
         bytes.resize(4 * out.len(), 0);
         let (spec, part) = &stored[index];
         let range = part.first + range.start..part.first + range.end;
@@ -51,53 +60,64 @@ pub fn export(args: &ExportArgs) -> Result<()> {
         }
         Ok(())
     })?;
-    let mut names = vec!["config.json"];
-    if let Some(tokenizer) = &tokenizer {
-        names.extend(write_tokenizer(&args.out, tokenizer, &*model)?);
-    }
     if args.json {
         return output::print_json(&json!({
             "out": args.out, "step": checkpoint.step(), "parameters": network.elements(),
-            "tokenizer": tokenizer.is_some(), "files": names,
+            "tokenizer": tokenizer.is_some(), "files": names, "replaced": replaced, "removed": removed,
+            "left": found.others,
         }));
     }
     output::print_line(&format!(
-        "{}: step {} of {}: model.safetensors ({}), {}",
+        "{}: step {} of {}: {MODEL_FILE} ({}), {}",
         args.out.display(),
         checkpoint.step(),
         args.run.display(),
         report::bytes(4 * network.elements() as u64),
         names.join(", ")
     ))?;
+    for (what, names) in [("replaced", &replaced), ("removed", &removed), ("left as they are", &found.others)]
+    {
+        if !names.is_empty() {
+            output::print_line(&format!("{what}: {}", names.join(", ")))?;
+        }
+    }
     Ok(())
 }
 
-/// `config.json`: that of the model, with the ids of special tokens. Without them, transformers would take those of the
-/// first published model of the architecture, which may not be in this vocabulary.
-fn config(model: &dyn Model, tokenizer: Option<&HuggingFaceFiles>) -> Value {
-    let mut config = model.to_config();
-    if let Some(tokenizer) = tokenizer {
-        for (key, role) in SPECIAL_IDS {
-            config[key] = json!(tokenizer.id(role));
-        }
+/// Refuses a folder that holds files: programs would read those that are left beside the new ones.
+fn refuse_files(args: &ExportArgs, found: &FolderNames) -> Result<()> {
+    let names: Vec<&str> = found.of_model.iter().chain(&found.others).map(String::as_str).collect();
+    if args.force || names.is_empty() {
+        return Ok(());
     }
-    config
+    let more = match names.len().saturating_sub(LISTED) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    bail!(
+        "--out {} holds files ({}{more}): choose another folder, or replace the model that it holds with --force, which leaves \
+         other files as they are; nothing was changed",
+        args.out.display(),
+        names[..names.len().min(LISTED)].join(", ")
+    )
 }
 
-/// Writes the tokenizer's files, and for a model that continues text how it does; returns their names.
-fn write_tokenizer(out: &Path, tokenizer: &HuggingFaceFiles, model: &dyn Model) -> Result<Vec<&'static str>> {
-    let mut files = vec![
-        (TOKENIZER_FILE, tokenizer.tokenizer.clone()),
-        ("tokenizer_config.json", format!("{:#}\n", tokenizer.config(model.shape().positions))),
-    ];
-    if model.objective() == Objective::Causal {
-        let ids: Map<String, Value> =
-            SPECIAL_IDS.iter().map(|(key, role)| (key.to_string(), json!(tokenizer.id(role)))).collect();
-        files.push(("generation_config.json", format!("{:#}\n", Value::Object(ids))));
+/// The files beside the weights: the model's configuration, the tokenizer's files, and for a model that continues text how it
+/// does. Ids of special tokens are null where there are none: without the key, transformers would take those of the first
+/// published model of the architecture, which may not be in this vocabulary.
+fn files(model: &dyn Model, tokenizer: Option<&HuggingFaceFiles>) -> Vec<(&'static str, String)> {
+    let id = |role| json!(tokenizer.and_then(|tokenizer| tokenizer.id(role)));
+    let ids: Map<String, Value> = SPECIAL_IDS.iter().map(|(key, role)| (key.to_string(), id(role))).collect();
+    let mut config = model.to_config();
+    ids.iter().for_each(|(key, id)| config[key] = id.clone());
+    let mut files = vec![("config.json", format!("{config:#}\n"))];
+    if let Some(tokenizer) = tokenizer {
+        let settings = tokenizer.config(model.shape().positions);
+        files.push((TOKENIZER_FILE, tokenizer.tokenizer.clone()));
+        files.push(("tokenizer_config.json", format!("{settings:#}\n")));
+        if model.objective() == Objective::Causal {
+            files.push(("generation_config.json", format!("{:#}\n", Value::Object(ids))));
+        }
     }
-    for (name, content) in &files {
-        let path = out.join(name);
-        phalanx_files::write(&path, content).with_context(|| format!("cannot write {}", path.display()))?;
-    }
-    Ok(files.into_iter().map(|(name, _)| name).collect())
+    files
 }

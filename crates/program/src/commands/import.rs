@@ -40,8 +40,8 @@ pub fn import(args: &ImportArgs) -> Result<()> {
     let folder = RunFolder::named(args.run.as_deref(), Some(&args.dir))?;
     folder.refuse_results()?;
     let lock = RunFolderLock::acquire(&folder)?;
-    let path = match write_run(args, &folder, &source, &*model, &network.parameters) {
-        Ok(path) => path,
+    let (path, ids) = match write_run(args, &folder, &source, &*model, &network.parameters) {
+        Ok(written) => written,
         Err(error) => {
             lock.remove_if_new();
             return Err(error);
@@ -49,17 +49,16 @@ pub fn import(args: &ImportArgs) -> Result<()> {
     };
     let tokenizer = folder.file(TOKENIZER_FILE).exists();
     let parameters = network.elements();
+    let mut notes = shape::notes(&source, &*model);
+    notes.extend(ids);
     if args.json {
         return output::print_json(&json!({
-            "run": folder.path(), "checkpoint": path, "parameters": parameters,
-            "note": shape::trained_otherwise(source.config(), &*model),
+            "run": folder.path(), "checkpoint": path, "parameters": parameters, "notes": notes,
         }));
     }
     let run = resume::shell_word(&folder.path().display().to_string());
     output::print_line(&format!("{run}: {parameters} parameters in {}", path.display()))?;
-    if let Some(difference) = shape::trained_otherwise(source.config(), &*model) {
-        output::print_line(&format!("note  {difference}"))?;
-    }
+    notes.iter().try_for_each(|note| output::print_line(&format!("note  {note}")))?;
     if tokenizer && model.objective() == Objective::Causal {
         output::print_line(&format!("next  phalanx sample {run} --prompt TEXT"))?;
     }
@@ -67,14 +66,15 @@ pub fn import(args: &ImportArgs) -> Result<()> {
     Ok(())
 }
 
-/// Writes the configuration, the tokenizer and the checkpoint; returns the path of the checkpoint.
+/// Writes the configuration, the tokenizer and the checkpoint; returns the path of the checkpoint, and where the tokenizer's
+/// ids are not the rows of the model, how they differ.
 fn write_run(
     args: &ImportArgs,
     folder: &RunFolder,
     source: &HuggingFaceDir,
     model: &dyn Model,
     parameters: &[ParameterSpec],
-) -> Result<PathBuf> {
+) -> Result<(PathBuf, Option<String>)> {
     // Another process may have started a run here before the lock was acquired.
     folder.refuse_results()?;
     let tokenizer = tokenizer(&args.dir, model)?;
@@ -95,7 +95,8 @@ fn write_run(
         let _ = discard(&tmp);
         return Err(error);
     }
-    Ok(commit(&tmp, state, 1)?)
+    let rows = model.shape().vocab;
+    Ok((commit(&tmp, state, 1)?, tokenizer.and_then(|(_, tokenizer)| shape::rows_and_ids(rows, &tokenizer))))
 }
 
 /// The folder's own tokenizer, or GPT-2's for a model with that vocabulary: its name in a configuration, and the

@@ -218,7 +218,7 @@ fn hugging_face(dir: &Path, args: &InspectArgs) -> Result<()> {
             .collect();
         return print_json(&json!({
             "kind": "hugging_face", "model": folder.config(), "can_import": model.is_ok(), "elements": elements,
-            "tensors": tensors,
+            "tensors": tensors, "notes": folder.notes(),
         }));
     }
     print_line(&format!(
@@ -226,6 +226,7 @@ fn hugging_face(dir: &Path, args: &InspectArgs) -> Result<()> {
         dir.display(),
         reports.len()
     ))?;
+    folder.notes().iter().try_for_each(|note| print_line(&format!("  {note}")))?;
     let mut table = Table::new(&["tensor", "shape", "min", "max", "mean", "rms"]);
     for (name, shape, statistics) in reports {
         let mut row = vec![name, format!("{shape:?}")];

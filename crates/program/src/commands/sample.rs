@@ -62,7 +62,9 @@ pub fn sample(args: &SampleArgs, environment: Environment) -> Result<()> {
             args.run.display()
         );
     }
-    let generator = Generator::load(&*model, &checkpoint, environment.unplanned_device(machine::cores())?)?;
+    let device = environment.unplanned_device(machine::cores())?;
+    let generator = Generator::load(&*model, &checkpoint, &tokenizer, device)?;
+    continuation::check_prompt(&tokens, model.shape().vocab, &tokenizer)?;
     let how = Sampling {
         temperature: args.temperature,
         top_k: args.top_k,

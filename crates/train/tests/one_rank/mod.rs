@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use phalanx_models::{Bert, Dropouts, Gpt2, Model};
+use phalanx_models::{Activation, Bert, Dropouts, Gpt2, Model};
 use phalanx_train::RunConfig;
 use phalanx_train::config::{OptimizerKind, ScheduleKind};
 
@@ -48,10 +48,15 @@ pub fn model(family: &str, sizes: Sizes) -> Arc<dyn Model> {
     let Sizes { layers, heads, .. } = sizes;
     let (hidden, dropout) = (sizes.hidden(), Dropouts::default());
     match family {
-        "gpt2" => Gpt2 { layers, hidden, heads, vocab: VOCAB, positions: SEQ, eps: 1e-5, dropout }.into(),
+        "gpt2" => {
+            let activation = Activation::GELU_NEW;
+            Gpt2 { layers, hidden, heads, vocab: VOCAB, positions: SEQ, eps: 1e-5, activation, dropout }
+                .into()
+        }
         "bert" => {
-            let (intermediate, eps) = (4 * hidden, 1e-12);
-            Bert { layers, hidden, heads, intermediate, vocab: VOCAB, positions: SEQ, eps, dropout }.into()
+            let (intermediate, eps, activation) = (4 * hidden, 1e-12, Activation::GELU);
+            let (vocab, positions) = (VOCAB, SEQ);
+            Bert { layers, hidden, heads, intermediate, vocab, positions, eps, activation, dropout }.into()
         }
         other => panic!("no family {other}"),
     }
