@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use phalanx_data::Tokenizer;
+use serde_json::Value;
 
 use crate::assert_says;
 
@@ -63,4 +64,49 @@ fn special_tokens_are_named() {
     let again = masked.hugging_face_files(Some(256));
     assert_eq!((again.id("mask_token"), again.special.len()), (Some(256), 1));
     assert_eq!(again.tokenizer, byte.hugging_face_files(Some(256)).tokenizer);
+}
+
+/// Tokenizers of each kind of model, and of what changes a text before it, by the library's own implementation: golden ids
+/// and texts that `tools/tokenizer_ids.py` writes, which also compares with twenty published ones.
+#[test]
+fn tokenizers_of_different_make_give_the_ids_of_the_library() {
+    let goldens: Vec<Value> = serde_json::from_str(include_str!("../golden/tokenizers.json")).unwrap();
+    let names: Vec<&str> = goldens.iter().map(|golden| golden["name"].as_str().unwrap()).collect();
+    let expected = [
+        "prefix-space",
+        "added-tokens",
+        "wordpiece",
+        "unigram-bytes",
+        "byte-fallback",
+        "end-of-word",
+        "word-level",
+    ];
+    assert_eq!(names, expected);
+    for golden in &goldens {
+        let name = &golden["name"];
+        let content = golden["tokenizer"].to_string();
+        let tokenizer = Tokenizer::from_json(content.as_bytes(), Path::new("made")).unwrap();
+        let texts = golden["texts"].as_array().unwrap();
+        assert!(texts.len() > 6, "{name}");
+        for text in texts {
+            let ids: Vec<u32> = serde_json::from_value(text["ids"].clone()).unwrap();
+            let given = text["text"].as_str().unwrap();
+            assert_eq!(tokenizer.encode(given).unwrap(), ids, "{name}: {given:?}");
+            assert_eq!(text["decoded"], tokenizer.decode(&ids), "{name}: {given:?}");
+            assert!(ids.iter().all(|id| tokenizer.token(*id).is_some()), "{name}");
+        }
+        assert_eq!(tokenizer.token(tokenizer.vocab_size() as u32), None, "{name}");
+    }
+}
+
+/// An id between the first and the last may be nobody's.
+#[test]
+fn holes_between_the_ids_have_no_token() {
+    let content = r#"{"model":{"type":"WordLevel","vocab":{"a":0,"b":3},"unk_token":"a"}}"#;
+    let tokenizer = Tokenizer::from_json(content.as_bytes(), Path::new("holes")).unwrap();
+    let tokens: Vec<Option<String>> = (0..5).map(|id| tokenizer.token(id)).collect();
+    assert_eq!(tokenizer.vocab_size(), 4);
+    assert_eq!(tokens, [Some("a".to_string()), None, None, Some("b".to_string()), None]);
+    let byte = Tokenizer::byte();
+    assert!((0..256).all(|id| byte.token(id).is_some()) && byte.token(byte.vocab_size() as u32).is_none());
 }
