@@ -7,6 +7,9 @@ use rig::{Ended, Home};
 
 const VARIABLE: &str = "PHALANX_ISA";
 
+/// The variable without a value: the program chooses, also where the tests themselves run with `PHALANX_ISA`.
+const UNCHOSEN: Option<&str> = Some("");
+
 /// What a line says when a resumed run has other bits.
 const DIFFER: &str = "its bits may differ from those of an undisturbed run";
 
@@ -40,6 +43,12 @@ fn saved(home: &Home, run: &str, rank: usize) -> String {
     blake3::hash(&file).to_hex().to_string()
 }
 
+/// The kernels that a new run records, tile registers included.
+fn by_default(home: &Home, isa: Option<&str>) -> String {
+    start(home, isa, "new", "1");
+    recorded(home, "new")
+}
+
 fn recorded(home: &Home, run: &str) -> String {
     let config = String::from_utf8(home.read(&format!("{run}/config.toml"))).unwrap();
     let line = config.lines().find_map(|line| line.strip_prefix("kernels = ")).unwrap_or("nothing");
@@ -71,7 +80,7 @@ fn a_resumed_run_keeps_the_kernels_of_its_start() {
     );
     assert_eq!(recorded(&home, "run"), kept);
     assert_eq!(home.json("run/plan.json")["processor_kernels"], kept);
-    let resumed = resume(&home, None, "run", &[]).ok();
+    let resumed = resume(&home, UNCHOSEN, "run", &[]).ok();
     assert!(!resumed.stderr.contains(DIFFER), "{}", resumed.stderr);
     assert!(resumed.stdout.contains(&format!("kernels {kept};")), "{}", resumed.stdout);
     assert_eq!(saved(&home, "run", 0), saved(&home, "whole", 0));
@@ -87,7 +96,7 @@ fn all_ranks_keep_the_kernels_of_the_start() {
         |isa, run, steps, more: &[&str]| train(&home, isa, run, steps, &[&["--nproc", "2"], more].concat());
     ranks(Some(kept), "whole", "8", &["small.toml"]).ok();
     ranks(Some(kept), "run", "4", &["small.toml"]).ok();
-    ranks(None, "run", "8", &["--resume"]).ok();
+    ranks(UNCHOSEN, "run", "8", &["--resume"]).ok();
     for rank in 0..2 {
         assert_eq!(saved(&home, "run", rank), saved(&home, "whole", rank), "rank {rank}");
     }
@@ -118,8 +127,8 @@ fn kernels_that_the_processor_has_not_are_replaced_and_the_bits_are_said_to_diff
     // As another processor would have recorded it.
     let config = String::from_utf8(home.read("run/config.toml")).unwrap();
     forge_config(&home, "run", &config.replace("\"portable\"", "\"avx512+amx\""));
-    let resumed = resume(&home, None, "run", &[]).ok();
-    let now = Isa::fastest().name();
+    let resumed = resume(&home, UNCHOSEN, "run", &[]).ok();
+    let now = by_default(&home, UNCHOSEN);
     let line = format!("kernels avx512+amx and computes with {now} from here on, because");
     for words in [line.as_str(), DIFFER] {
         assert!(resumed.stderr.contains(words), "no {words:?} in: {}", resumed.stderr);
@@ -136,7 +145,7 @@ fn a_run_without_the_record_resumes_with_the_fastest_kernels() {
     forge_config(&home, "run", &config.replace("kernels = \"portable\"\n", ""));
     let resumed = resume(&home, None, "run", &[]).ok();
     assert!(!resumed.stderr.contains(DIFFER), "{}", resumed.stderr);
-    assert_eq!(recorded(&home, "run"), Isa::fastest().name());
+    assert_eq!(recorded(&home, "run"), by_default(&home, None));
 }
 
 #[test]
@@ -144,7 +153,7 @@ fn the_key_chooses_kernels_and_may_change_them_later() {
     let Some([kept, other]) = two() else { return };
     let home = Home::new();
     let key = format!("device.kernels={kept}");
-    train(&home, None, "run", "4", &["small.toml", "--set", &key]).ok();
+    train(&home, UNCHOSEN, "run", "4", &["small.toml", "--set", &key]).ok();
     start(&home, Some(kept), "same", "4");
     assert_eq!(recorded(&home, "run"), kept);
     let both = train(&home, Some(other), "both", "4", &["small.toml", "--set", &key]);
@@ -153,10 +162,10 @@ fn the_key_chooses_kernels_and_may_change_them_later() {
         &format!("device.kernels = \"{kept}\""),
     ]);
     let change = format!("device.kernels={other}");
-    let changed = resume(&home, None, "run", &["--set", &change]).ok();
+    let changed = resume(&home, UNCHOSEN, "run", &["--set", &change]).ok();
     assert!(changed.stderr.contains("because device.kernels was changed"), "{}", changed.stderr);
     assert_eq!(recorded(&home, "run"), other);
-    train(&home, None, "new", "4", &["small.toml", "--set", "device.kernels=sse9"]).refused(&[
+    train(&home, UNCHOSEN, "new", "4", &["small.toml", "--set", "device.kernels=sse9"]).refused(&[
         "device.kernels = \"sse9\"",
         "\"avx2\"",
         "\"avx512+amx\"",

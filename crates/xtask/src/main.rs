@@ -1,6 +1,7 @@
 //! `cargo xtask tidy`: the checks of the source that a program can make; `cargo xtask reliability`: the fault campaign;
 //! `cargo xtask simulated`: the engine's tests on the simulated accelerator; `cargo xtask hosts`: training over hosts that
-//! network namespaces play; `cargo xtask cuda-kernels`: the kernels of GPUs, compiled and measured without one.
+//! network namespaces play; `cargo xtask cuda-kernels`: the kernels of GPUs, compiled and measured without one;
+//! `cargo xtask nightly`: all that takes long, one after the other.
 //!
 //! `tidy` reads the workspace as text, with the standard library alone, so it builds and runs in a moment.
 //! Each rule is a file under `rules/`; [`source`] tells code from comments, literals and tests. The campaign is a program
@@ -13,6 +14,7 @@ mod cuda_kernels;
 mod finding;
 mod hosts;
 mod manifest;
+mod nightly;
 mod release;
 mod reliability;
 mod rules;
@@ -38,6 +40,7 @@ Usage: cargo xtask tidy
        cargo xtask hosts [OPTIONS] CONFIG [-- OPTIONS OF TRAIN]
        cargo xtask cuda-kernels [--nvrtc FOLDER] [--or-skip]
        cargo xtask cuda-emulator [--nvrtc FOLDER] [--or-skip] [--seeds N]
+       cargo xtask nightly [STEP]...
 
 reliability builds the release binary and tries generated faults against it; --help lists its options.
 simulated runs the engine's tests (goldens, bits, meshes, resume, faults) on the simulated accelerator, with
@@ -48,6 +51,8 @@ and tensor-core instructions with crates/cuda/kernels/table; it installs NVRTC w
 with --or-skip it says so and succeeds where pip cannot.
 cuda-emulator builds the emulator of the CUDA driver and runs the operations of the CUDA device and small training runs on it;
 --seeds runs one of them with N orders of streams.
+nightly runs all that is too long for each submission (docs, the program's tests with other kernels, all seeds, all kernels, the
+whole fault campaign), or the steps that are named, and prints which passed; run it before a release.
 
 Rules of tidy, each with the place, what is wrong and what to do:
   circles    no circles of imports between the files of a crate
@@ -85,6 +90,7 @@ fn main() -> ExitCode {
         ["hosts", ref more @ ..] => return hosts::run(more),
         ["cuda-kernels", ref more @ ..] => return cuda_kernels::run(more),
         ["cuda-emulator", ref more @ ..] => return cuda_emulator::run(more),
+        ["nightly", ref more @ ..] => return nightly::run(more),
         ["-h" | "--help" | "help"] | ["tidy", "-h" | "--help"] => {
             print!("{HELP}");
             return ExitCode::SUCCESS;

@@ -1,0 +1,47 @@
+//! `cargo xtask nightly`: what is too long for each submission, one command after the other, with a table at the end.
+
+use std::process::{Command, ExitCode};
+use std::time::Instant;
+
+/// A name, variables of the environment, and the arguments of cargo.
+type Step = (&'static str, &'static [(&'static str, &'static str)], &'static [&'static str]);
+
+const STEPS: [Step; 7] = [
+    ("docs", &[("RUSTDOCFLAGS", "-D warnings")], &["doc", "--workspace", "--no-deps"]),
+    // The program's tests as on a processor with tile registers: they must not expect other kernels than the program takes.
+    ("tiles", &[("PHALANX_ISA", "amx-model")], &["test", "--package", "phalanx-program"]),
+    ("portable", &[("PHALANX_ISA", "portable")], &["test", "--package", "phalanx-program"]),
+    ("simulated", &[], &["xtask", "simulated", "--seeds", "20"]),
+    ("cuda-kernels", &[], &["xtask", "cuda-kernels", "--or-skip"]),
+    ("cuda-emulator", &[], &["xtask", "cuda-emulator", "--or-skip", "--seeds", "20"]),
+    ("reliability", &[], &["xtask", "reliability"]),
+];
+
+/// Runs the steps that `args` name, or all. A step that fails does not keep the others from running.
+pub fn run(args: &[&str]) -> ExitCode {
+    if let Some(unknown) = args.iter().find(|name| STEPS.iter().all(|(known, ..)| known != *name)) {
+        let known: Vec<&str> = STEPS.iter().map(|(name, ..)| *name).collect();
+        eprintln!("no step {unknown:?}; usage: cargo xtask nightly [{}]...", known.join(" | "));
+        return ExitCode::from(2);
+    }
+    let mut table = String::new();
+    let mut is_green = true;
+    for (name, variables, arguments) in
+        STEPS.iter().filter(|(name, ..)| args.is_empty() || args.contains(name))
+    {
+        println!("== {name}: cargo {}", arguments.join(" "));
+        let started = Instant::now();
+        let status = Command::new("cargo").args(*arguments).envs(variables.iter().copied()).status();
+        let passed = status.as_ref().is_ok_and(|status| status.success());
+        let seconds = started.elapsed().as_secs();
+        let outcome = match status {
+            Ok(_) if passed => "passed".to_string(),
+            Ok(status) => format!("failed: {status}"),
+            Err(cause) => format!("could not run: {cause}"),
+        };
+        table += &format!("{name:<14} {:>3}:{:02}  {outcome}\n", seconds / 60, seconds % 60);
+        is_green &= passed;
+    }
+    print!("\n{table}");
+    if is_green { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
