@@ -74,7 +74,8 @@ impl Zero {
         Ok(())
     }
 
-    /// Waits for an update that runs, if updates are delayed, and starts to send its parameters to the other ranks.
+    /// Waits for an update that runs, if updates are delayed, and starts to send its parameters to the other ranks. Those of the
+    /// update before it may still be on their way, if nothing has used them since the step: they arrive first.
     ///
     /// # Errors
     /// As for [`Zero::update`].
@@ -82,6 +83,7 @@ impl Zero {
         if self.delayed.is_none() {
             return Ok(());
         }
+        self.settle()?;
         if self.device.is_meta() {
             self.begin_delayed(Step { number: 1, lr: 0.0, applies: true });
         }
