@@ -445,6 +445,7 @@ fn train(config: &RunConfig, model: &Gpt2, run: &std::path::Path, start: Start) 
         run,
         digests,
         start,
+        evaluates_first: false,
         peak_flops_per_s: Some(1e9),
     };
     let stop_requested = AtomicBool::new(false);

@@ -9,7 +9,7 @@
 //!
 //! Several hosts have a launcher each. They meet and prove that they know the job's secret, and then tell each other what
 //! their ranks do and how the job ends ([`ControlPlane`]). Ranks that another launcher has started are found in variables
-//! ([`foreign_rank`]); their processes find each other with [`LocalGroup`].
+//! ([`foreign`]); their processes find each other with [`LocalGroup`].
 //!
 //! The program and the library start their ranks with this crate. What differs between them, they say with [`Hooks`].
 #![forbid(unsafe_code)]
@@ -26,16 +26,17 @@ mod processes;
 mod rank;
 mod stall;
 mod stalled;
+mod waiting;
 mod watch;
 
 pub use control::{
-    ControlPlane, Event, FailureReport, HostInfo, Introduction, Meeting, Message, Met, connect,
+    ControlPlane, Event, FailureReport, HostInfo, Introduction, Meeting, Message, Met, Parting, connect,
     create_secret, from_digits, read_secret, to_digits,
 };
 pub use failure::Failure;
 pub use foreign::{
-    CHOICE as LAUNCHER_CHOICE, EnvironmentError, ForeignLauncher, ForeignRank, RENDEZVOUS, Variables,
-    expand_nodes, foreign_rank, host_and_port,
+    CHOICE as LAUNCHER_CHOICE, EnvironmentError, Foreign, ForeignLauncher, ForeignRank, RENDEZVOUS,
+    Variables, expand_nodes, foreign, host_and_port,
 };
 pub use hooks::Hooks;
 pub use hostfile::{HostSlots, filter_hosts, parse_hostfile};
@@ -44,3 +45,4 @@ pub use peers::receive_program;
 pub use processes::{RankProcesses, own_program};
 pub use rank::begin_rank;
 pub use stall::{Observation, StallDetector};
+pub use waiting::tell_while;

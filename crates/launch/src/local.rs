@@ -4,9 +4,11 @@
 //! user.
 
 use std::io::{BufRead, BufReader, Error, ErrorKind, IoSlice, IoSliceMut, Read, Result, Write};
+use std::ops::Range;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::net::{
@@ -14,6 +16,8 @@ use rustix::net::{
     SendFlags, recvmsg, sendmsg,
 };
 use serde::{Deserialize, Serialize};
+
+use crate::waiting::{named, so_far, tell_while};
 
 /// Largest message.
 const BYTES: usize = 64 << 10;
@@ -27,8 +31,8 @@ const RETRY: Duration = Duration::from_millis(50);
 /// What names the socket of a host's processes.
 pub struct LocalGroup {
     name: String,
-    /// Number of processes.
-    size: usize,
+    /// The ranks of the processes.
+    ranks: Range<usize>,
 }
 
 /// What a process says to the one that leads.
@@ -40,9 +44,12 @@ pub struct LocalHello {
     pub cores: Vec<usize>,
 }
 
+/// A process that has come, with its connection.
+type Member = (LocalHello, UnixStream);
+
 /// The process that leads, with its connections to the others.
 pub struct LocalLeader {
-    members: Vec<(LocalHello, UnixStream)>,
+    members: Vec<Member>,
 }
 
 /// A process that follows the one that leads.
@@ -51,47 +58,68 @@ pub struct LocalMember {
 }
 
 impl LocalGroup {
-    /// The processes of the job `job` of this user on this host, of which there are `size`.
-    pub fn new(job: &str, size: usize) -> LocalGroup {
+    /// The processes of the job `job` of this user on this host, with these ranks.
+    pub fn new(job: &str, ranks: Range<usize>) -> LocalGroup {
         let user = rustix::process::geteuid().as_raw();
         // Names of sockets have at most 107 bytes.
         let job: String = job.chars().filter(|c| c.is_ascii_graphic()).take(80).collect();
-        LocalGroup { name: format!("phalanx-{user}-{job}"), size }
+        LocalGroup { name: format!("phalanx-{user}-{job}"), ranks }
     }
 
     fn address(&self) -> Result<SocketAddr> {
         SocketAddr::from_abstract_name(&self.name)
     }
 
-    /// Waits for the other processes, within `limit`.
+    /// Waits for the other processes, within `limit`; `note` gets lines for the user.
     ///
     /// # Errors
     /// A name that is in use, processes that do not come.
-    pub fn lead(&self, limit: Duration) -> Result<LocalLeader> {
+    pub fn lead(&self, limit: Duration, note: &(dyn Fn(&str) + Sync)) -> Result<LocalLeader> {
+        let members = Mutex::new(Vec::new());
+        let describe = |waited: Duration| {
+            let missing = self.missing(&members.lock().unwrap_or_else(PoisonError::into_inner));
+            format!(
+                "waiting for the processes of this host with {}{}",
+                named("rank", &missing),
+                so_far(waited, limit)
+            )
+        };
+        tell_while(note, &describe, || self.gather(limit, &members))?;
+        Ok(LocalLeader { members: members.into_inner().unwrap_or_else(PoisonError::into_inner) })
+    }
+
+    /// The ranks of the processes that have not come.
+    fn missing(&self, members: &[Member]) -> Vec<usize> {
+        let has_come = |rank: &usize| members.iter().any(|(hello, _)| hello.rank == *rank);
+        self.ranks.clone().skip(1).filter(|rank| !has_come(rank)).collect()
+    }
+
+    fn gather(&self, limit: Duration, members: &Mutex<Vec<Member>>) -> Result<()> {
+        let members = || members.lock().unwrap_or_else(PoisonError::into_inner);
         let listener = UnixListener::bind_addr(&self.address()?).map_err(|error| {
             let text = format!("another job of this user has the same name, {}: {error}", self.name);
             Error::new(error.kind(), text)
         })?;
         listener.set_nonblocking(true)?;
         let until = Instant::now() + limit;
-        let mut members: Vec<(LocalHello, UnixStream)> = Vec::new();
-        while members.len() + 1 < self.size {
+        while members().len() + 1 < self.ranks.len() {
             match listener.accept() {
                 Ok((stream, _)) => {
                     // A stranger is turned away.
-                    if let Ok(hello) = greet(&stream)
-                        && members.iter().all(|(known, _)| known.rank != hello.rank)
-                    {
+                    let Ok(hello) = greet(&stream) else { continue };
+                    let mut members = members();
+                    if self.missing(&members).contains(&hello.rank) {
                         members.push((hello, stream));
                     }
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
                     if Instant::now() >= until {
+                        let (missing, all) = (self.missing(&members()), self.ranks.len());
                         let text = format!(
-                            "{} of {} processes of this host have come within {} s",
-                            members.len() + 1,
-                            self.size,
-                            limit.as_secs()
+                            "{} of {all} processes of this host have come within {} s, not those with {}",
+                            all - missing.len(),
+                            limit.as_secs(),
+                            named("rank", &missing)
                         );
                         return Err(Error::new(ErrorKind::TimedOut, text));
                     }
@@ -100,14 +128,30 @@ impl LocalGroup {
                 Err(error) => return Err(error),
             }
         }
-        Ok(LocalLeader { members })
+        Ok(())
     }
 
-    /// Connects with the process that leads, which may start later, within `limit`.
+    /// Connects with the process that leads, which may start later, within `limit`; `note` gets lines for the user.
     ///
     /// # Errors
     /// When it does not come, or is a process of another user.
-    pub fn follow(&self, hello: &LocalHello, limit: Duration) -> Result<LocalMember> {
+    pub fn follow(
+        &self,
+        hello: &LocalHello,
+        limit: Duration,
+        note: &(dyn Fn(&str) + Sync),
+    ) -> Result<LocalMember> {
+        let describe = |waited: Duration| {
+            let first = self.ranks.start;
+            format!(
+                "waiting for the process of this host with local rank 0, rank {first}{}",
+                so_far(waited, limit)
+            )
+        };
+        tell_while(note, &describe, || self.connect(hello, limit))
+    }
+
+    fn connect(&self, hello: &LocalHello, limit: Duration) -> Result<LocalMember> {
         let until = Instant::now() + limit;
         let mut stream = loop {
             match UnixStream::connect_addr(&self.address()?) {
@@ -229,12 +273,13 @@ mod tests {
 
     #[test]
     fn processes_of_a_host_find_each_other_and_pass_descriptors() {
-        let group = || LocalGroup::new(&format!("test-{}", std::process::id()), 3);
+        let group = || LocalGroup::new(&format!("test-{}", std::process::id()), 0..3);
         let limit = Duration::from_secs(30);
         let members: Vec<_> = [2, 1]
             .map(|rank| {
                 std::thread::spawn(move || {
-                    let mut member = group().follow(&LocalHello { rank, cores: vec![rank] }, limit).unwrap();
+                    let mut member =
+                        group().follow(&LocalHello { rank, cores: vec![rank] }, limit, &|_| ()).unwrap();
                     let (bytes, fds) = member.receive().unwrap();
                     let mut text = String::new();
                     let mut file = File::from(fds.into_iter().next().unwrap());
@@ -246,7 +291,7 @@ mod tests {
                 })
             })
             .into();
-        let leader = group().lead(limit).unwrap();
+        let leader = group().lead(limit, &|_| ()).unwrap();
         let mut ranks: Vec<usize> = leader.hellos().map(|hello| hello.rank).collect();
         ranks.sort();
         assert_eq!((ranks, leader.lost()), (vec![1, 2], vec![]));
@@ -265,12 +310,19 @@ mod tests {
     }
 
     #[test]
-    fn processes_that_do_not_come_are_counted() {
-        let group = LocalGroup::new(&format!("alone-{}", std::process::id()), 3);
-        let error = group.lead(Duration::from_millis(10)).err().unwrap().to_string();
-        assert!(error.contains("1 of 3 processes"), "{error}");
-        let hello = LocalHello { rank: 1, cores: vec![] };
-        let error = group.follow(&hello, Duration::from_millis(10)).err().unwrap().to_string();
+    fn processes_that_do_not_come_are_named_while_they_are_awaited_and_at_the_end() {
+        let group = LocalGroup::new(&format!("alone-{}", std::process::id()), 4..7);
+        let said = Mutex::new(Vec::new());
+        let note = |line: &str| said.lock().unwrap().push(line.to_string());
+        let limit = Duration::from_secs(1);
+        let error = group.lead(limit, &note).err().unwrap().to_string();
+        assert!(error.contains("1 of 3 processes") && error.contains("ranks 5, 6"), "{error}");
+        let error =
+            group.follow(&LocalHello { rank: 5, cores: vec![] }, limit, &note).err().unwrap().to_string();
         assert!(error.contains("local rank 0"), "{error}");
+        let said = said.into_inner().unwrap();
+        let [led, followed] = &said[..] else { panic!("one line for each wait, at once: {said:?}") };
+        assert!(led.contains("with ranks 5, 6 (0 s of 1 s, --join-timeout)"), "{led}");
+        assert!(followed.contains("local rank 0, rank 4 (0 s of 1 s"), "{followed}");
     }
 }

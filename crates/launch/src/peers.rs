@@ -5,7 +5,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::control::{ControlPlane, Event, FailureReport, Message};
+use crate::control::{ControlPlane, Event, FailureReport, Message, Parting};
 use crate::failure::Failure;
 use crate::watch::{TELL_EVERY, Watch};
 
@@ -23,9 +23,14 @@ impl Watch<'_> {
                 if self.ended.insert(own) {
                     plane.broadcast(&Message::RanksEnded(own, true));
                 }
-                self.ended.len() < plane.hosts().len()
+                !self.all_ended()
             }
         }
+    }
+
+    /// Whether the ranks of all hosts, also of this one, have ended well.
+    fn all_ended(&self) -> bool {
+        self.plane.as_ref().is_some_and(|plane| self.ended.len() >= plane.hosts().len())
     }
 
     /// Takes in what other launchers have said; returns the first reason to end the job.
@@ -47,9 +52,19 @@ impl Watch<'_> {
                     None
                 }
                 Event::Message(_, Message::Failed(report)) => self.failure_of(report),
+                // That of host 0 has said its last word, and may leave, when all ranks have ended well. Its word and its end may have come
+                // together with the report of that; they are for who asks next.
+                event @ (Event::Lost(0, _) | Event::Message(0, Message::GivenUp(_))) if self.all_ended() => {
+                    self.plane.as_mut()?.keep(event);
+                    None
+                }
                 // A launcher whose ranks have ended well may leave.
                 Event::Lost(host, _) if self.ended.contains(&host) && host != 0 => None,
                 Event::Lost(host, why) => Some(self.lost(host, &format!("its connection ended: {why}"))),
+                Event::Message(host, Message::GivenUp(why)) => {
+                    let reason = format!("its launcher has given up: {why}");
+                    Some(Failure { reason, ..self.lost(host, "") })
+                }
                 Event::Message(..) => None,
             };
             first = match (first, failure) {
@@ -184,15 +199,21 @@ impl Watch<'_> {
     }
 }
 
-/// Waits for what the launcher of `host` says to the program of this one, with `handle` for everything else.
+/// Waits for what other launchers say to the program of this one. When `stop` says that this launcher's user asks for the end, or
+/// another launcher's has, host 0 ends the job; the others ask it to, and wait for its answer.
 ///
 /// # Errors
-/// When the connection with that launcher is lost, or it was silent for `silence`.
+/// When the connection with a launcher is lost, or it was silent for `silence`; when the job is to end.
 pub fn receive_program(
     plane: &mut ControlPlane,
     silence: Duration,
-    mut handle: impl FnMut(usize, &Message),
-) -> Result<Vec<(usize, Vec<u8>)>, String> {
+    stop: &dyn Fn() -> bool,
+) -> Result<Vec<(usize, Vec<u8>)>, Parting> {
+    let mut asked = false;
+    let stopped = |asked: bool, why: String| match asked {
+        true => Parting::Stopped("this host was asked to stop".to_string()),
+        false => Parting::Failed(why),
+    };
     loop {
         let events = plane.events_before_program();
         let messages = plane.take_for_program();
@@ -202,27 +223,116 @@ pub fn receive_program(
         for event in events {
             match event {
                 Event::Message(_, Message::Refused(reason)) => {
-                    return Err(format!("host 0 does not take this host into the job: {reason}"));
+                    return Err(Parting::Failed(format!(
+                        "host 0 does not take this host into the job: {reason}"
+                    )));
                 }
                 Event::Message(_, Message::GivenUp(reason)) => {
-                    return Err(format!("host 0 has given up: {reason}"));
+                    return Err(stopped(asked, format!("host 0 has given up: {reason}")));
                 }
-                Event::Message(host, message) => handle(host, &message),
+                Event::Message(_, Message::Stopped(who)) => return Err(Parting::Stopped(who)),
+                Event::Message(host, Message::Stop) if plane.own_id() == 0 => {
+                    return Err(Parting::Stopped(format!("{} was asked to stop", plane.describe(host))));
+                }
+                Event::Message(..) => {}
                 Event::Lost(host, why) => {
-                    return Err(format!("the launcher of {} is gone: {why}", plane.describe(host)));
+                    return Err(stopped(
+                        asked,
+                        format!("the launcher of {} is gone: {why}", plane.describe(host)),
+                    ));
                 }
             }
         }
+        if stop() && !asked {
+            asked = true;
+            plane.broadcast(&Message::Stop);
+            if plane.own_id() == 0 {
+                return Err(stopped(asked, String::new()));
+            }
+        }
         if plane.connected().is_empty() {
-            return Err("the launchers of the other hosts are gone".to_string());
+            return Err(stopped(asked, "the launchers of the other hosts are gone".to_string()));
         }
         if let Some((host, time)) = plane.silent(silence).first() {
-            return Err(format!(
+            return Err(Parting::Failed(format!(
                 "the launcher of {} has sent nothing for {:.1} s: it is stopped, or the network is cut",
                 plane.describe(*host),
                 time.as_secs_f64()
-            ));
+            )));
         }
         plane.wait(Duration::from_millis(100));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use phalanx_collectives::HostJob;
+    use phalanx_collectives::secure::{Protection, Secret};
+
+    use super::*;
+    use crate::control::{Introduction, Meeting, connect};
+    use crate::processes::RankProcesses;
+
+    const LIMIT: Duration = Duration::from_secs(30);
+
+    /// The control planes of two hosts with a rank each.
+    fn planes() -> [ControlPlane; 2] {
+        let (secret, meeting) = (Secret::generate().unwrap(), Meeting::listen("127.0.0.1", 0).unwrap());
+        let port = meeting.port();
+        let own = |host| {
+            let (name, machine) = (format!("node{host}"), String::new());
+            Introduction { name, machine, host, hosts: 2, ranks: 1, about: String::new() }
+        };
+        std::thread::scope(|scope| {
+            let member = scope.spawn(|| {
+                let known = || Ok(Some(secret.clone()));
+                connect(("127.0.0.1", port), &known, &own(1), Protection::Encrypted, LIMIT, &|_| ()).unwrap()
+            });
+            let leader = meeting.gather(own(0), &secret, Protection::Encrypted, LIMIT, &|_| (), &|| None);
+            let (leader, mut member) = (leader.unwrap().plane, member.join().unwrap().plane);
+            member.set_hosts(leader.hosts().to_vec());
+            [leader, member]
+        })
+    }
+
+    /// What the launcher of host 1 does when its rank has ended well, and host 0 says `last` and is gone before it looks.
+    fn after(last: &[Message]) -> (Option<String>, Result<Vec<(usize, Vec<u8>)>, Parting>) {
+        let [leader, mut member] = planes();
+        let job = HostJob::on_host(&member.ranks(), 1).unwrap();
+        let mut processes = RankProcesses::new(job, LIMIT);
+        let failure = {
+            let mut watch = Watch::new(&mut processes, &(), Some(&mut member));
+            assert!(watch.waits_for_others());
+            last.iter().for_each(|message| leader.send(1, message));
+            drop(leader);
+            let start = Instant::now();
+            // All of it comes at once: a link that has ended has nothing more to bring.
+            while !watch.plane.as_ref().unwrap().links_have_ended() {
+                assert!(start.elapsed() < LIMIT, "the connection ends");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            watch.hear().map(|failure| failure.to_string())
+        };
+        (failure, receive_program(&mut member, LIMIT, &|| false))
+    }
+
+    #[test]
+    fn the_last_word_of_host_0_is_heard_though_its_connection_has_ended() {
+        let ended = Message::RanksEnded(0, true);
+        let (failure, said) = after(&[ended.clone(), Message::Program(b"finish".to_vec())]);
+        assert_eq!((failure, said), (None, Ok(vec![(0, b"finish".to_vec())])));
+        let (failure, said) = after(&[ended.clone(), Message::GivenUp("the disk is full".into())]);
+        assert_eq!(failure, None);
+        assert_eq!(said.unwrap_err().to_string(), "host 0 has given up: the disk is full");
+        // Without a last word it is lost, and so it is while its ranks run.
+        let (failure, said) = after(&[ended]);
+        assert_eq!(failure, None);
+        assert!(said.unwrap_err().to_string().contains("the launcher of host 0 (node0) is gone"));
+        let (failure, _) = after(&[]);
+        assert!(failure.unwrap().contains("host 0 (node0) is lost"));
+        let (failure, _) = after(&[Message::GivenUp("the disk is full".into())]);
+        assert!(
+            failure.unwrap().contains("host 0 (node0) failed: its launcher has given up: the disk is full")
+        );
     }
 }

@@ -83,7 +83,7 @@ pub(crate) struct Watch<'a> {
 }
 
 impl<'a> Watch<'a> {
-    fn new(
+    pub(crate) fn new(
         processes: &'a mut RankProcesses,
         hooks: &'a dyn Hooks,
         plane: Option<&'a mut ControlPlane>,

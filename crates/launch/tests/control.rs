@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use phalanx_collectives::HostJob;
 use phalanx_collectives::secure::{Protection, Secret};
 use phalanx_launch::{
-    ControlPlane, Failure, Hooks, Introduction, Meeting, Message, Met, RankProcesses, connect,
+    ControlPlane, Failure, Hooks, Introduction, Meeting, Message, Met, Parting, RankProcesses, connect,
     receive_program,
 };
 
@@ -26,7 +26,7 @@ fn introduction(host: usize, hosts: usize, ranks: usize) -> Introduction {
 fn planes(sizes: &[usize]) -> Vec<ControlPlane> {
     let secret = Secret::generate().unwrap();
     let meeting = Meeting::listen("127.0.0.1", 0).unwrap();
-    let port = meeting.port().unwrap();
+    let port = meeting.port();
     let hosts = sizes.len();
     let mut planes = std::thread::scope(|scope| {
         let members: Vec<_> = (1..hosts)
@@ -39,7 +39,7 @@ fn planes(sizes: &[usize]) -> Vec<ControlPlane> {
             })
             .collect();
         let own = introduction(0, hosts, sizes[0]);
-        let leader = meeting.gather(own, &secret, Protection::Encrypted, LIMIT, &|_| ()).unwrap();
+        let leader = meeting.gather(own, &secret, Protection::Encrypted, LIMIT, &|_| (), &|| None).unwrap();
         let members = members.into_iter().map(|member| member.join().unwrap());
         std::iter::once(leader).chain(members).map(|met| met.plane).collect::<Vec<_>>()
     });
@@ -138,7 +138,7 @@ fn a_host_whose_launcher_is_gone_is_named_by_the_others() {
 fn a_launcher_that_falls_silent_is_named_after_the_timeout() {
     let secret = Secret::generate().unwrap();
     let meeting = Meeting::listen("127.0.0.1", 0).unwrap();
-    let port = meeting.port().unwrap();
+    let port = meeting.port();
     let hello = serde_json::to_vec(&introduction(1, 2, 1)).unwrap();
     let (mut plane, silent) = std::thread::scope(|scope| {
         let member = scope.spawn(|| {
@@ -149,7 +149,8 @@ fn a_launcher_that_falls_silent_is_named_after_the_timeout() {
                 .unwrap()
         });
         let own = introduction(0, 2, 1);
-        let Met { plane, .. } = meeting.gather(own, &secret, Protection::Encrypted, LIMIT, &|_| ()).unwrap();
+        let Met { plane, .. } =
+            meeting.gather(own, &secret, Protection::Encrypted, LIMIT, &|_| (), &|| None).unwrap();
         (plane, member.join().unwrap())
     });
     let start = Instant::now();
@@ -211,13 +212,13 @@ fn a_stop_on_one_host_reaches_the_ranks_of_all() {
 fn strangers_and_hosts_that_do_not_fit_are_refused() {
     let secret = Secret::generate().unwrap();
     let meeting = Meeting::listen("127.0.0.1", 0).unwrap();
-    let port = meeting.port().unwrap();
+    let port = meeting.port();
     let notes = Mutex::new(Vec::new());
     std::thread::scope(|scope| {
         let leader = scope.spawn(|| {
             let note = |line: &str| notes.lock().unwrap().push(line.to_string());
             let own = introduction(0, 2, 1);
-            meeting.gather(own, &secret, Protection::Encrypted, LIMIT, &note).unwrap()
+            meeting.gather(own, &secret, Protection::Encrypted, LIMIT, &note, &|| None).unwrap()
         });
         let join = |secret: Secret, own: Introduction, protection| {
             let known = || Ok(Some(secret.clone()));
@@ -234,7 +235,7 @@ fn strangers_and_hosts_that_do_not_fit_are_refused() {
             (introduction(1, 2, 0), "no ranks"),
         ] {
             let mut met = join(secret.clone(), own, Protection::Encrypted).unwrap();
-            let refused = receive_program(&mut met.plane, LIMIT, |_, _| ()).unwrap_err();
+            let refused = receive_program(&mut met.plane, LIMIT, &|| false).unwrap_err().to_string();
             assert!(refused.contains(words), "{refused}");
         }
         let right = join(secret.clone(), introduction(1, 2, 3), Protection::Encrypted).unwrap();
@@ -247,7 +248,7 @@ fn strangers_and_hosts_that_do_not_fit_are_refused() {
         }
         let (mut plane, mut got) = (right.plane, Vec::new());
         while got.len() < 3 {
-            got.extend(receive_program(&mut plane, LIMIT, |_, _| ()).unwrap());
+            got.extend(receive_program(&mut plane, LIMIT, &|| false).unwrap());
         }
         assert_eq!(got, [(0, vec![1]), (0, long), (0, vec![2])]);
     });
@@ -264,29 +265,127 @@ fn hosts_that_do_not_come_are_named() {
     let secret = Secret::generate().unwrap();
     let meeting = Meeting::listen("127.0.0.1", 0).unwrap();
     let limit = Duration::from_millis(100);
-    let met = meeting.gather(introduction(0, 3, 1), &secret, Protection::Encrypted, limit, &|_| ());
-    let error = met.err().unwrap();
+    let met = meeting.gather(introduction(0, 3, 1), &secret, Protection::Encrypted, limit, &|_| (), &|| None);
+    let error = met.err().unwrap().to_string();
     assert!(error.contains("hosts 1, 2 did not come"), "{error}");
     // A host that has come is told which one has not.
     let meeting = Meeting::listen("127.0.0.1", 0).unwrap();
-    let port = meeting.port().unwrap();
+    let port = meeting.port();
     std::thread::scope(|scope| {
         let leader = scope.spawn(|| {
             let own = introduction(0, 3, 1);
-            meeting.gather(own, &secret, Protection::Encrypted, Duration::from_secs(2), &|_| ()).map(drop)
+            meeting
+                .gather(own, &secret, Protection::Encrypted, Duration::from_secs(2), &|_| (), &|| None)
+                .map(drop)
         });
         let known = || Ok(Some(secret.clone()));
         let own = introduction(2, 3, 1);
         let met = connect(("127.0.0.1", port), &known, &own, Protection::Encrypted, LIMIT, &|_| ());
-        let told = receive_program(&mut met.unwrap().plane, LIMIT, |_, _| ()).unwrap_err();
+        let told = receive_program(&mut met.unwrap().plane, LIMIT, &|| false).unwrap_err().to_string();
         assert!(told.contains("host 0 has given up: host 1 did not come to the rendezvous"), "{told}");
-        assert!(leader.join().unwrap().unwrap_err().contains("host 1 did not come"));
+        assert!(leader.join().unwrap().unwrap_err().to_string().contains("host 1 did not come"));
     });
     // Nobody listens there any more.
     let known = || Ok(Some(secret.clone()));
-    let port = Meeting::listen("127.0.0.1", 0).unwrap().port().unwrap();
+    let port = Meeting::listen("127.0.0.1", 0).unwrap().port();
     let own = introduction(1, 3, 1);
     let met = connect(("127.0.0.1", port), &known, &own, Protection::Encrypted, limit, &|_| ());
     let error = met.err().unwrap();
     assert!(error.contains("could not be reached") && error.contains("--node-rank 0"), "{error}");
+}
+
+/// Waits for host 1 at `name`, and lets it come by `by`.
+fn meet_by(name: &str, by: &str) -> Result<(ControlPlane, ControlPlane), String> {
+    let secret = Secret::generate().unwrap();
+    // A port that is given, as by a user: the names of a port that the system chooses are told to all.
+    let port = Meeting::listen("127.0.0.1", 0)?.port();
+    let meeting = Meeting::listen(name, port)?;
+    std::thread::scope(|scope| {
+        let member = scope.spawn(|| {
+            let known = || Ok(Some(secret.clone()));
+            connect((by, port), &known, &introduction(1, 2, 1), Protection::Encrypted, LIMIT, &|_| ())
+        });
+        let own = introduction(0, 2, 1);
+        let leader = meeting.gather(own, &secret, Protection::Encrypted, LIMIT, &|_| (), &|| None);
+        Ok((leader.map_err(|parting| parting.to_string())?.plane, member.join().unwrap()?.plane))
+    })
+}
+
+#[test]
+fn hosts_that_name_the_rendezvous_differently_meet() {
+    let has_ipv6 = std::net::TcpListener::bind("[::1]:0").is_ok();
+    for (name, by) in [
+        ("localhost", "127.0.0.1"),
+        ("127.0.0.1", "localhost"),
+        ("127.0.0.1", "127.0.1.1"),
+        ("127.0.1.1", "127.0.0.1"),
+        ("::1", "127.0.0.1"),
+        ("127.0.0.1", "::1"),
+        ("localhost", "::1"),
+    ] {
+        if has_ipv6 || (name != "::1" && by != "::1") {
+            let (leader, member) = meet_by(name, by).unwrap_or_else(|why| panic!("{name} and {by}: {why}"));
+            assert_eq!((leader.connected(), member.connected()), (vec![1], vec![0]), "{name} and {by}");
+        }
+    }
+}
+
+#[test]
+fn host_0_says_where_it_listens_and_refuses_a_port_that_is_in_use() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port();
+    let error = Meeting::listen("127.0.0.1", port).err().unwrap();
+    assert!(error.contains("cannot listen") && error.contains("no other program uses"), "{error}");
+    drop(taken);
+    let everywhere = Meeting::listen("localhost", port).unwrap().describe();
+    assert_eq!(everywhere, format!("all addresses of this host, port {port}"));
+    let told = Meeting::listen("127.0.0.1", 0).unwrap();
+    assert_eq!(told.describe(), format!("127.0.0.1:{}", told.port()));
+    // TEST-NET-1 is nobody's.
+    assert!(Meeting::listen("192.0.2.1", 7).err().unwrap().contains("address of host 0"));
+}
+
+#[test]
+fn who_asks_to_stop_before_the_ranks_have_started_ends_the_job_on_all_hosts() {
+    let mut planes = planes(&[1, 1, 1]);
+    let parted = std::thread::scope(|scope| {
+        let waits: Vec<_> = planes
+            .drain(..)
+            .map(|mut plane| {
+                scope.spawn(move || {
+                    let host = plane.own_id();
+                    let parted = receive_program(&mut plane, LIMIT, &|| host == 1).unwrap_err();
+                    if let (0, Parting::Stopped(who)) = (host, &parted) {
+                        plane.broadcast(&Message::Stopped(who.clone()));
+                    }
+                    parted
+                })
+            })
+            .collect();
+        waits.into_iter().map(|wait| wait.join().unwrap()).collect::<Vec<_>>()
+    });
+    for parting in parted {
+        assert_eq!(parting, Parting::Stopped("host 1 (node1) was asked to stop".to_string()));
+    }
+    // Host 0 still waits for another host.
+    let secret = Secret::generate().unwrap();
+    let meeting = Meeting::listen("127.0.0.1", 0).unwrap();
+    let port = meeting.port();
+    std::thread::scope(|scope| {
+        let member = scope.spawn(|| {
+            let known = || Ok(Some(secret.clone()));
+            let own = introduction(1, 3, 1);
+            let met = connect(("127.0.0.1", port), &known, &own, Protection::Encrypted, LIMIT, &|_| ());
+            receive_program(&mut met.unwrap().plane, LIMIT, &|| true).unwrap_err()
+        });
+        let own = introduction(0, 3, 1);
+        let met = meeting.gather(own, &secret, Protection::Encrypted, LIMIT, &|_| (), &|| None);
+        assert!(matches!(met.err(), Some(Parting::Stopped(who)) if who.contains("host 1 (node1)")));
+        assert!(matches!(member.join().unwrap(), Parting::Stopped(_)));
+    });
+    // Whoever has started it knows that a host will not come.
+    let meeting = Meeting::listen("127.0.0.1", 0).unwrap();
+    let lost = || Some(Parting::Failed("node1 cannot be reached".to_string()));
+    let met = meeting.gather(introduction(0, 2, 1), &secret, Protection::Encrypted, LIMIT, &|_| (), &lost);
+    assert_eq!(met.err(), Some(Parting::Failed("node1 cannot be reached".to_string())));
 }

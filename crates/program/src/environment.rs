@@ -11,7 +11,7 @@ use anyhow::Result;
 use phalanx_cpu::peak::{self, Bandwidth};
 use phalanx_cpu::{Cpu, CpuFactory, Options, ProductMethod};
 use phalanx_cuda::{CudaFactory, Made};
-use phalanx_launch::{ForeignRank, Variables};
+use phalanx_launch::{Foreign, Variables};
 use phalanx_simd::Isa;
 use phalanx_simd::tiles::{self, TileUnit};
 use phalanx_simulated::SimulatedFactory;
@@ -81,13 +81,31 @@ pub fn secret_file(network: &NetworkArgs) -> Option<PathBuf> {
     network.secret_file.clone().or_else(variable)
 }
 
-/// The rank that another launcher has given to this process, if one did.
+/// What the variables of other launchers say about this process.
 ///
 /// # Errors
 /// Variables that are missing or contradict each other.
-pub fn foreign_rank() -> Result<Option<ForeignRank>> {
-    let read = |name: &str| std::env::var(name).ok();
-    Ok(phalanx_launch::foreign_rank(&Variables::new(&read))?)
+pub fn foreign() -> Result<Foreign> {
+    // What is no text is no number either, and named so.
+    let read = |name: &str| std::env::var_os(name).map(|text| text.to_string_lossy().into_owned());
+    Ok(phalanx_launch::foreign(&Variables::new(&read))?)
+}
+
+/// What there is to say where ranks are started without regard to the variables of other launchers.
+pub fn unfollowed() -> Option<String> {
+    let what = match foreign() {
+        Ok(Foreign { rank: None, .. }) => return None,
+        Ok(Foreign { rank: Some(rank), .. }) => format!("{} ({})", rank.said, rank.launcher.name()),
+        Err(error) => error.to_string(),
+    };
+    Some(format!(
+        "`phalanx launch` starts its ranks itself; the variables of another launcher are not followed: {what}"
+    ))
+}
+
+/// Whether this process runs in a terminal that `srun --pty` has made.
+pub fn in_slurm_terminal() -> bool {
+    ["SLURM_PTY_PORT", "SLURM_PTY_WIN_COL"].iter().any(|name| std::env::var_os(name).is_some())
 }
 
 /// By which protocol a launcher lets processes of MPI find each other.

@@ -5,13 +5,10 @@ use std::path::PathBuf;
 
 use phalanx_launch::Failure;
 
-use crate::signals::Signals;
+use crate::signals::{STOPS, Signals};
 
 /// Exit code of a rank that cannot use the checkpoint that it is to resume from.
 pub const CHECKPOINT_UNUSABLE: u8 = 3;
-
-/// SIGHUP, SIGINT, SIGTERM.
-const STOPS: [i32; 3] = [1, 2, 15];
 
 /// Whether the rank that failed could not use the checkpoint that it was to resume from.
 pub fn is_of_checkpoint(failure: &Failure) -> bool {

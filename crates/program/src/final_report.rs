@@ -7,6 +7,7 @@ use phalanx_trace::Memory;
 use phalanx_train::RunConfig;
 use phalanx_train::metrics::RankBytes;
 use phalanx_train::metrics_lines::MetricsLines;
+use phalanx_train::run::due;
 use phalanx_train::run_files::METRICS_FILE;
 use phalanx_train::sample::{Generator, Sampling};
 use serde::Deserialize;
@@ -38,6 +39,23 @@ pub fn line(folder: &RunFolder) -> Result<Value> {
         "step_s_median": reached.step_s,
         "skipped_steps": reached.skipped,
     }))
+}
+
+/// Whether the run has made `step`, but not the evaluation after it: it was stopped meanwhile.
+pub fn lacks_evaluation(folder: &RunFolder, planned: &Planned, step: u64) -> bool {
+    let train = &planned.config.train;
+    if planned.plan.spec.evaluated() == 0 || !(step == train.steps || due(step, train.eval_every)) {
+        return false;
+    }
+    // What cannot be read says nothing.
+    let lines = MetricsLines::open(&folder.file(METRICS_FILE)).ok().flatten().into_iter().flatten();
+    let (mut made, mut evaluated) = (false, false);
+    for line in lines.map_while(Result::ok).filter(|line| line.step() == Some(step)) {
+        let has = |key: &str| line.record().is_some_and(|record| record.get(key).is_some());
+        made |= has("loss");
+        evaluated |= has("val_loss");
+    }
+    made && !evaluated
 }
 
 /// Summary of `metrics.jsonl`.

@@ -87,6 +87,7 @@ use bench_args::BenchCommand;
 use environment::Environment;
 use output::OutputError;
 use phalanx_drawing::report;
+use phalanx_launch::{Foreign, Parting};
 
 // Unit tests may use another allocator.
 #[cfg(not(test))]
@@ -109,6 +110,10 @@ fn explain(error: &anyhow::Error) -> ExitCode {
     if error.downcast_ref().is_some_and(OutputError::reader_is_gone) {
         return ExitCode::from(output::READER_GONE);
     }
+    if let Some(parting @ Parting::Stopped(_)) = error.downcast_ref() {
+        output::note(&format!("stopped: {parting}"));
+        return ExitCode::from(signals::STOPPED);
+    }
     output::note_error(&format!("error: {}", file_size::explain(error)));
     ExitCode::FAILURE
 }
@@ -117,13 +122,21 @@ fn run(command: Command) -> Result<ExitCode> {
     let environment = Environment::read()?;
     file_size::fail_beyond_limit()?;
     match command {
+        Command::Train(args) if args.threads_as_ranks => return commands::train::train(&args, environment),
         Command::Train(args) => {
-            return match environment::foreign_rank()?.filter(|_| !args.threads_as_ranks) {
+            let Foreign { rank, notes } = environment::foreign()?;
+            notes.iter().for_each(|line| output::note(line));
+            return match rank {
                 Some(rank) => hosts::joined::train(&args, environment, &rank),
                 None => commands::train::train(&args, environment),
             };
         }
-        Command::Launch(args) => return commands::launch::launch(&args, environment),
+        Command::Launch(args) => {
+            if !args.from_stdin {
+                environment::unfollowed().iter().for_each(|line| output::note(line));
+            }
+            return commands::launch::launch(&args, environment);
+        }
         Command::Rank(args) => return rank_process::rank(&args, environment),
         Command::Plan(args) if args.draw.schedule.is_some() => commands::plan_schedule::draw(&args),
         Command::Plan(args) => commands::plan::plan(&args, environment),

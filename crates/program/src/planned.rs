@@ -147,8 +147,7 @@ impl Planned {
     fn changed(&self, change: impl FnOnce(&mut RunConfig)) -> Result<(ResolvedConfig, usize)> {
         let config = self.config.with(change)?;
         let spec = &self.plan.spec;
-        let evaluated = spec.evaluation_batches * spec.micro_batch_size * spec.mesh.data;
-        let whole = evaluated.next_multiple_of(config.micro_batch_size() * config.data());
+        let whole = spec.evaluated().next_multiple_of(config.micro_batch_size() * config.data());
         Ok((config, whole))
     }
 
@@ -305,7 +304,7 @@ pub fn outside_bytes(spec: &Spec, allocations: u64) -> u64 {
     const WINDOWS: u64 = 4 << 20;
     // In the text, in the table (which grows by doubling), and in the books of what is live.
     const ALLOCATION: u64 = 145 + 2 * size_of::<Slot>() as u64 + 24;
-    let rows = spec.micro_batch_size * (spec.micro_batches + spec.evaluation_batches);
+    let rows = spec.micro_batch_size * (spec.micro_batches + spec.evaluation_batches * spec.evaluation_parts);
     let batches = 8 * (rows * spec.seq) as u64;
     let driver = if spec.beside_plan.is_some() { DRIVER_HOST_BYTES } else { 0 };
     PROGRAM + driver + WINDOWS + THREAD * spec.threads as u64 + batches + ALLOCATION * allocations

@@ -20,7 +20,7 @@ use crate::run_folder::{GIVEN_FILE, PLAN_FILE, RunFolder};
 use crate::staged::Staged;
 use crate::task::{Show, TrainTask};
 use crate::user_config::UserConfig;
-use crate::{cards, disk_check, kept_budget, machine, plan_report, resume, shape, tokenizing};
+use crate::{cards, disk_check, final_report, kept_budget, machine, plan_report, resume, shape, tokenizing};
 
 /// A run whose files are prepared and whose plan fits; its folder has not changed yet.
 pub struct Prepares {
@@ -91,6 +91,9 @@ impl Prepares {
             show,
             peak_flops_per_s: peak_flops_per_s(&planned, environment)?,
             pin: true,
+            evaluates_first: started.checkpoint.as_ref().is_some_and(|(checkpoint, _)| {
+                final_report::lacks_evaluation(folder, &planned, checkpoint.step())
+            }),
         };
         Ok((task, planned))
     }

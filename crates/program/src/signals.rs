@@ -1,23 +1,44 @@
-//! Ctrl-C, SIGTERM and SIGHUP: the first asks a run to finish its step and save, the second ends the
-//! program at once (ranks end with their launcher). Before there is anything to save, the first does too.
+//! Signals that ask for the end: the first asks a run to finish its step and save, the second ends the program at once (ranks
+//! end with their launcher). Before there is anything to save, the first does too.
+//!
+//! Ctrl-C, SIGTERM and SIGHUP insist when they are repeated. SIGUSR1 and SIGUSR2, by which batch systems warn, and SIGXCPU, which
+//! comes every second once the limit of CPU time is passed, only ask.
 //!
 //! A signal that this program was started to ignore stays ignored: SIGHUP under `nohup`, SIGINT in the background
 //! of a shell without job control.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 
 use anyhow::{Context, Result};
 use phalanx_tensor::refused_thread;
 use rustix::event::{EventfdFlags, eventfd};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2, SIGXCPU};
 use signal_hook::iterator::Signals as Coming;
 
 use crate::output;
 
 /// Exit code of a run that was stopped: 128 + SIGINT, as in shells.
 pub const STOPPED: u8 = 130;
+
+/// The signals that ask for the end; those before [`INSISTING`] leave at once when they are repeated.
+pub const STOPS: [i32; 6] = [SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2, SIGXCPU];
+
+/// Number of signals that leave at once when they are repeated.
+const INSISTING: usize = 3;
+
+/// What the first signal does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+enum First {
+    /// It ends the program: there is nothing to save, and nobody waits for this program.
+    Leaves,
+    /// It is noted; the launchers of other hosts are told before this one ends.
+    IsPassedOn,
+    /// It asks to finish the step and save.
+    Saves,
+}
 
 /// The signals that have arrived at this process.
 pub struct Signals {
@@ -27,7 +48,8 @@ pub struct Signals {
 struct State {
     asked: AtomicU32,
     stop: AtomicBool,
-    can_save: AtomicBool,
+    /// A [`First`].
+    first: AtomicU8,
     /// Readable from the first signal on.
     wake: OwnedFd,
 }
@@ -43,17 +65,22 @@ impl Signals {
         let state = Arc::new(State {
             asked: AtomicU32::new(0),
             stop: AtomicBool::new(false),
-            can_save: AtomicBool::new(false),
+            first: AtomicU8::new(First::Leaves as u8),
             wake,
         });
         let handler = Arc::clone(&state);
-        on_stop(move || handler.signal())?;
+        on_stop(move |signal| handler.signal(signal))?;
         Ok(Signals { state })
+    }
+
+    /// From now on, whoever waits ends this program after the first signal.
+    pub fn others_are_told(&self) {
+        self.state.first.store(First::IsPassedOn as u8, Ordering::Relaxed);
     }
 
     /// From now on, the first signal asks to finish the step.
     pub fn training_starts(&self) {
-        self.state.can_save.store(true, Ordering::Relaxed);
+        self.state.first.store(First::Saves as u8, Ordering::Relaxed);
     }
 
     /// Set when the run shall end after its current step.
@@ -61,15 +88,21 @@ impl Signals {
         &self.state.stop
     }
 
-    /// Does what a signal does, on behalf of who has started this program.
+    /// Does what SIGTERM does, on behalf of who has started this program.
     pub fn ask(&self) -> impl Fn() + Send + use<> {
         let state = Arc::clone(&self.state);
-        move || state.signal()
+        move || state.signal(SIGTERM)
     }
 
     /// Whether a signal has arrived.
     pub fn came(&self) -> bool {
         self.state.stop.load(Ordering::Relaxed)
+    }
+
+    /// The same for another thread.
+    pub fn watched(&self) -> impl Fn() -> bool + Send + use<> {
+        let state = Arc::clone(&self.state);
+        move || state.stop.load(Ordering::Relaxed)
     }
 
     /// Readable from the first signal on.
@@ -79,15 +112,33 @@ impl Signals {
 }
 
 impl State {
-    fn signal(&self) {
+    fn signal(&self, signal: i32) {
         let again = self.asked.fetch_add(1, Ordering::Relaxed) > 0;
-        if again || !self.can_save.load(Ordering::Relaxed) {
+        let first = self.first.load(Ordering::Relaxed);
+        let leaves = if again { STOPS[..INSISTING].contains(&signal) } else { first == First::Leaves as u8 };
+        if leaves {
             std::process::exit(STOPPED.into());
+        }
+        if again {
+            return;
         }
         self.stop.store(true, Ordering::Relaxed);
         // A nonzero value makes it readable; the counter never overflows.
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
-        output::note("\nfinishing this step and saving; Ctrl-C again leaves at once");
+        if first == First::Saves as u8 {
+            let asked = asked_by(signal).map_or(String::new(), |name| format!("{name}: "));
+            output::note(&format!("\n{asked}finishing this step and saving; Ctrl-C again leaves at once"));
+        }
+    }
+}
+
+/// A signal that no user sends by a key, in words.
+fn asked_by(signal: i32) -> Option<&'static str> {
+    match signal {
+        SIGUSR1 => Some("SIGUSR1"),
+        SIGUSR2 => Some("SIGUSR2"),
+        SIGXCPU => Some("SIGXCPU, the limit of CPU time (ulimit -t) is reached"),
+        _ => None,
     }
 }
 
@@ -99,16 +150,22 @@ impl State {
 pub fn stop_on_signal() -> Result<Arc<AtomicBool>> {
     let stop = Arc::new(AtomicBool::new(false));
     let handler = Arc::clone(&stop);
-    on_stop(move || handler.store(true, Ordering::Relaxed))?;
+    on_stop(move |signal| {
+        let first = !handler.swap(true, Ordering::Relaxed);
+        // The launcher has told its user about the others. This one comes to each process by itself.
+        if let Some(name) = asked_by(signal).filter(|_| first && signal == SIGXCPU) {
+            output::note(&format!("{name}: all ranks finish this step and save"));
+        }
+    })?;
     Ok(stop)
 }
 
 /// Calls `handler`, on a separate thread, for each stop signal that was not ignored when this program was started.
-fn on_stop(mut handler: impl FnMut() + Send + 'static) -> Result<()> {
+fn on_stop(mut handler: impl FnMut(i32) + Send + 'static) -> Result<()> {
     let ignored = ignored_mask();
-    let taken = [SIGHUP, SIGINT, SIGTERM].into_iter().filter(|signal| ignored & (1 << (signal - 1)) == 0);
-    let mut coming = Coming::new(taken).context("the handlers of Ctrl-C, SIGTERM and SIGHUP")?;
-    let wait = move || coming.forever().for_each(|_| handler());
+    let taken = STOPS.into_iter().filter(|signal| ignored & (1 << (signal - 1)) == 0);
+    let mut coming = Coming::new(taken).context("the handlers of signals that ask for the end")?;
+    let wait = move || coming.forever().for_each(&mut handler);
     let thread = std::thread::Builder::new().name("signals".into()).spawn(wait);
     thread.map_err(|error| refused_thread("the thread that waits for signals", &error))?;
     Ok(())

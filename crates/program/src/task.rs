@@ -79,6 +79,8 @@ pub struct TrainTask {
     pub peak_flops_per_s: f64,
     /// Whether each rank is bound to cores of its own.
     pub pin: bool,
+    /// Whether the evaluation after the step of the checkpoint is still to be done.
+    pub evaluates_first: bool,
 }
 
 /// Output of a training run.

@@ -12,7 +12,8 @@ use crate::task::Show;
 ///
 /// Plans the run and shows the plan, then trains: one rank in this process, or N ranks as processes of
 /// this machine. Ctrl-C finishes the step, saves a checkpoint and prints how to resume (exit code 130); a
-/// second Ctrl-C ends the run at once. Exit code 0 means that the last step was reached.
+/// second Ctrl-C ends the run at once. SIGTERM and SIGHUP do the same, SIGUSR1,
+/// SIGUSR2 and SIGXCPU the first. Exit code 0 means that the last step was reached.
 #[derive(Clone, Debug, Args)]
 #[command(after_help = "Examples:\n  \
     phalanx train examples/quickstart.toml\n  \

@@ -27,7 +27,8 @@ pub fn job(task: &TrainTask, planned: &Planned) -> Result<Job> {
     // A card may not say how fast it is.
     let peak_flops_per_s = Some(task.peak_flops_per_s).filter(|peak| *peak > 0.0);
     let (run, digests) = (task.run.clone(), task.digests.clone());
-    Ok(Job { config, plan, data: Box::new(data), run, digests, start: task.start(), peak_flops_per_s })
+    let (start, evaluates_first) = (task.start(), task.evaluates_first);
+    Ok(Job { config, plan, data: Box::new(data), run, digests, start, evaluates_first, peak_flops_per_s })
 }
 
 /// Trains one rank to the end. Rank 0 shows progress as `show` says, and writes records to `output`.

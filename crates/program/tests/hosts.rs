@@ -3,6 +3,7 @@
 
 mod rig;
 
+use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
@@ -284,6 +285,71 @@ fn what_ends_a_run_before_its_ranks_start_is_said_on_all_hosts() {
     let [leader, member] = launched.ends().try_into().ok().unwrap();
     leader.refused(&["batch.global"]);
     member.refused(&["host 0 has given up", "batch.global"]);
+}
+
+/// Before there is anything to save, a signal on one host ends the launchers of all: while host 0 prepares the run, and while it waits
+/// for another host.
+#[test]
+fn a_signal_before_the_ranks_have_started_ends_the_launchers_of_all_hosts() {
+    let home = Home::new();
+    // Tokenised for longer than a signal takes.
+    home.write("text.txt", "chunk rank shard gather reduce step plan arena\n".repeat(1_000_000));
+    for (asked, hosts) in [(1, 2), (0, 2), (1, 3)] {
+        let (rendezvous, hosts) = (format!("127.0.0.1:{}", free_port()), hosts.to_string());
+        let mut launchers: Vec<Child> = ["0", "1"]
+            .into_iter()
+            .map(|host| {
+                let place = ["launch", "--nnodes", &hosts, "--node-rank", host, "--rendezvous", &rendezvous];
+                let own = ["--nproc", "1", "--secret-file", "secret", "small.toml", "--run", "r"];
+                home.start(&[&place[..], &own].concat())
+            })
+            .collect();
+        let mut said = BufReader::new(launchers[0].stderr.take().unwrap());
+        let met = if hosts == "2" { "2 ranks on 2 hosts" } else { "waiting for host 2 to come" };
+        let mut line = String::new();
+        while !line.contains(met) {
+            line.clear();
+            assert!(said.read_line(&mut line).unwrap() > 0, "host 0 ended before {met:?}");
+        }
+        signal(launchers[asked].id() as i32, Signal::TERM);
+        let at = Instant::now();
+        let ends: Vec<Ended> =
+            launchers.into_iter().map(|launcher| Ended::from(launcher.wait_with_output().unwrap())).collect();
+        assert!(at.elapsed() < WITHIN, "{:?}", at.elapsed());
+        let mut rest = String::new();
+        said.read_to_string(&mut rest).unwrap();
+        let who = format!("host {asked}");
+        for (ended, said) in ends.iter().zip([&rest, &ends[1].stderr]) {
+            assert_eq!(ended.code, Some(130), "{said}");
+            assert!(
+                said.contains("was asked to stop") && (said.contains(&who) || said.contains("this host")),
+                "{said}"
+            );
+        }
+        assert!(!home.path("r/metrics.jsonl").exists());
+    }
+}
+
+/// An `ssh` that cannot reach a host, which is one of IPv6.
+#[test]
+fn a_host_that_ssh_cannot_reach_ends_the_job_and_is_named() {
+    let home = Home::new();
+    let ssh = "#!/bin/sh\necho \"$@\" >> asked\nwhile [ \"$1\" != -- ]; do shift; done\nshift\n\
+               if [ \"$1\" = me@::1 ]; then sleep 0.5; echo 'ssh: No route to host' >&2; exit 255; fi\n\
+               shift\nexec sh -c \"$*\"\n";
+    std::fs::create_dir(home.path("bin")).unwrap();
+    home.write("bin/ssh", ssh);
+    std::fs::set_permissions(home.path("bin/ssh"), PermissionsExt::from_mode(0o755)).unwrap();
+    home.write("hosts.txt", "127.0.0.1 slots=1\nme@[::1] slots=1\n");
+    let path = format!("{}:{}", home.path("bin").display(), std::env::var("PATH").unwrap());
+    let start = Instant::now();
+    let ended =
+        home.run_with(("PATH", &path), &["launch", "--hostfile", "hosts.txt", "small.toml", "--run", "r"]);
+    assert!(start.elapsed() < WITHIN, "{:?}", start.elapsed());
+    let ended =
+        ended.refused(&["me@[::1] cannot be reached", "ssh ended with exit code 255", "No route to host"]);
+    assert!(!ended.stderr.contains("did not end by itself"), "{}", ended.stderr);
+    assert!(String::from_utf8(home.read("asked")).unwrap().contains("-- me@::1 cd "));
 }
 
 /// One command plays several hosts, and starts their launchers itself.

@@ -51,6 +51,27 @@ fn open_mpi(world: usize) -> Vec<Variables> {
     (0..world).map(of).collect()
 }
 
+/// The variables of Slurm for a step whose tasks are dealt out to the hosts in turn, in the order of their ranks.
+fn slurm_cyclic(hosts: usize, local: usize) -> Vec<Variables> {
+    let job = format!("{}{}", std::process::id(), std::time::UNIX_EPOCH.elapsed().unwrap().subsec_nanos());
+    let of = |(host, place): (usize, usize)| {
+        let together: Vec<String> = (0..local).map(|place| (place * hosts + host).to_string()).collect();
+        vec![
+            ("SLURM_PROCID", (place * hosts + host).to_string()),
+            ("SLURM_LOCALID", place.to_string()),
+            ("SLURM_NODEID", host.to_string()),
+            ("SLURM_GTIDS", together.join(",")),
+            ("SLURM_STEP_NUM_TASKS", (hosts * local).to_string()),
+            ("SLURM_STEP_NODELIST", format!("localhost,node[1-{}]", hosts - 1)),
+            ("SLURM_STEP_TASKS_PER_NODE", format!("{local}(x{hosts})")),
+            ("SLURM_JOB_ID", job.clone()),
+            ("SLURM_STEP_ID", "0".to_string()),
+            ("PHALANX_SECRET_FILE", "secret".to_string()),
+        ]
+    };
+    (0..hosts).flat_map(|host| (0..local).map(move |place| (host, place))).map(of).collect()
+}
+
 /// Starts a process for each rank.
 fn start(home: &Home, variables: &[Variables], args: &[&str]) -> Vec<Child> {
     let start = |variables: &Variables| {
@@ -69,14 +90,23 @@ fn ends(children: Vec<Child>) -> Vec<Ended> {
 fn processes_of_other_launchers_train_to_the_bits_of_one_that_starts_its_ranks() {
     let home = Home::new();
     home.run(&["train", "small.toml", "--nproc", "4", "--run", "one", "--quiet"]).ok();
-    for (name, variables) in
-        [("mpi", open_mpi(4)), ("torchrun", torchrun(4, 4)), ("two-hosts", torchrun(4, 2))]
-    {
+    for (name, variables) in [
+        ("mpi", open_mpi(4)),
+        ("torchrun", torchrun(4, 4)),
+        ("two-hosts", torchrun(4, 2)),
+        ("cyclic", slurm_cyclic(2, 2)),
+    ] {
         let children = start(&home, &variables, &["train", "small.toml", "--run", name]);
         let ended: Vec<Ended> = ends(children).into_iter().map(Ended::ok).collect();
-        let between = if name == "two-hosts" { "2 host(s); between hosts: TCP" } else { "they share memory" };
+        let between = if ["two-hosts", "cyclic"].contains(&name) {
+            "2 host(s); between hosts: TCP"
+        } else {
+            "they share memory"
+        };
         assert!(ended[0].stderr.contains(between), "{name}: {}", ended[0].stderr);
         assert_eq!(home.losses("one"), home.losses(name), "{name}");
+        let other = ended[2].stderr.contains("process 1 of slurm is rank 2, on host 1 of 2");
+        assert_eq!(other, name == "cyclic", "{}", ended[2].stderr);
     }
     assert!(!home.path("secret").exists());
 }
@@ -113,6 +143,41 @@ fn each_process_runs_its_own_rank_and_a_killed_one_is_named() {
             std::thread::sleep(Duration::from_millis(5));
         }
     }
+}
+
+/// What is left over in a shell makes a process wait: it says for whom, why, and how it would not.
+#[test]
+fn a_wait_is_said_at_once_with_the_variables_that_cause_it() {
+    let home = Home::new();
+    let terminal = |mut variables: Variables| {
+        variables.push(("SLURM_PTY_PORT", "7".to_string()));
+        variables
+    };
+    let cases: [(Variables, &[&str]); 5] = [
+        (torchrun(4, 4).remove(1), &["rank 1 of 4", "local rank 0, rank 0", "RANK=1", "WORLD_SIZE=4"]),
+        (torchrun(4, 4).remove(0), &["rank 0 of 4", "with ranks 1, 2, 3", "RANK=0"]),
+        (torchrun(2, 1).remove(1), &["waiting for host 0 at 127.0.0.1:", "RANK=1 WORLD_SIZE=2"]),
+        (open_mpi(2).remove(1), &["local rank 0", "OMPI_COMM_WORLD_RANK=1", "openmpi"]),
+        (terminal(slurm_cyclic(2, 2).remove(0)), &["with rank 1 ", "SLURM_PROCID=0", "srun --pty"]),
+    ];
+    for (variables, words) in cases {
+        let args = ["train", "small.toml", "--run", "r", "--quiet", "--join-timeout", "1"];
+        let ended = ends(start(&home, &[variables], &args)).remove(0).refused(&[]);
+        let line = ended.stderr.lines().find(|line| line.contains("waiting for")).unwrap_or_default();
+        for word in words.iter().chain(&["(0 s of 1 s, --join-timeout)", "PHALANX_LAUNCHER=none"]) {
+            assert!(line.contains(word), "no {word:?} in: {}", ended.stderr);
+        }
+    }
+    // Where nothing makes the process a rank, the run goes on without, and says what it did not follow.
+    let batch = [("SLURM_NTASKS", "4"), ("SLURM_JOB_ID", "7"), ("SLURM_PROCID", "0")];
+    let batch = batch.map(|(name, value)| (name, value.to_string())).to_vec();
+    let ended =
+        ends(start(&home, &[batch], &["train", "small.toml", "--run", "batch", "--quiet"])).remove(0).ok();
+    assert!(ended.stderr.contains("SLURM_NTASKS=4, but this process is no task"), "{}", ended.stderr);
+    let launch = ["launch", "--hosts", "2", "--nproc", "1", "small.toml", "--run", "launched", "--quiet"];
+    let ended = ends(start(&home, &[torchrun(4, 4).remove(1)], &launch)).remove(0).ok();
+    let lines = ended.stderr.lines().filter(|line| line.contains("are not followed: RANK=1"));
+    assert_eq!(lines.count(), 1, "{}", ended.stderr);
 }
 
 #[test]

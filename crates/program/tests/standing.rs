@@ -98,6 +98,110 @@ fn a_signal_to_the_launcher_lets_stopped_ranks_finish_their_step_and_save() {
     assert!(started.iter().all(|(_, pid)| !lives(*pid)));
 }
 
+/// Batch systems warn by these signals, and the limit of CPU time by one that comes every second: none of them ends a run at once.
+#[test]
+fn a_warning_saves_and_ends_the_run_also_when_it_is_repeated() {
+    for (name, warning) in [("SIGUSR1", Signal::USR1), ("SIGUSR2", Signal::USR2), ("SIGXCPU", Signal::XCPU)] {
+        for ranks in ["1", "2"] {
+            let home = Home::new();
+            let child = home.start(&[&ENDLESS[..], &["--nproc", ranks]].concat());
+            home.wait_for_step("r", 3);
+            (0..3).for_each(|_| signal(child.id() as i32, warning));
+            let ended = end_of(child);
+            assert_eq!(ended.code, Some(130), "{name}, {ranks}: {}", ended.stderr);
+            assert!(ended.stderr.contains(&format!("{name}")), "{}", ended.stderr);
+            assert_eq!(Some(home.newest("r")), home.metrics("r").last().unwrap()["step"].as_u64());
+        }
+    }
+    // The limit of each rank is its own.
+    let home = Home::new();
+    let args = [&ENDLESS[..], &["--nproc", "2", "--set", "device.kind=cpu"]].concat();
+    let child = home.start_command(home.shell("ulimit -S -t 1", &args, ""));
+    let ended = end_of(child);
+    assert_eq!(ended.code, Some(130), "{}", ended.stderr);
+    assert!(ended.stderr.contains("SIGXCPU, the limit of CPU time"), "{}", ended.stderr);
+    assert!(home.newest("r") > 0);
+}
+
+#[test]
+fn a_warning_that_was_ignored_at_the_start_stays_ignored() {
+    let home = Home::new();
+    let args = [&ENDLESS[..], &["--nproc", "2"]].concat();
+    let child = home.start_command(home.shell("trap '' USR1 XCPU", &args, ""));
+    home.wait_for_step("r", 3);
+    [Signal::USR1, Signal::XCPU].into_iter().for_each(|ignored| signal(child.id() as i32, ignored));
+    let reached = home.metrics("r").last().unwrap()["step"].as_u64().unwrap();
+    home.wait_for_step("r", reached + 20);
+    signal(child.id() as i32, Signal::TERM);
+    assert_eq!(end_of(child).code, Some(130));
+}
+
+/// The step is saved, and what was evaluated is thrown away; the resumed run evaluates first, to the same number.
+#[test]
+fn an_evaluation_ends_on_a_signal_and_the_resumed_run_makes_up_for_it() {
+    let home = Home::new();
+    let text = String::from_utf8(home.read("text.txt")).unwrap();
+    home.write("long.txt", text.repeat(40));
+    let long = [
+        "--set",
+        "data.text=[\"long.txt\"]",
+        "--set",
+        "data.validation=0.9",
+        "--set",
+        "train.eval_samples=1000000",
+    ];
+    let train = |run: &str, ranks: &str, steps: &str| {
+        let args = ["train", "small.toml", "--quiet", "--run", run, "--nproc", ranks, "--set", steps];
+        [&args.map(String::from)[..], &long.map(String::from)].concat()
+    };
+    let words = |args: &[String]| -> Vec<&'static str> {
+        args.iter().map(|arg| &*Box::leak(arg.clone().into_boxed_str())).collect()
+    };
+    let each = ["--set", "train.eval_every=1", "--set", "train.save_every=0"];
+    let started = Instant::now();
+    home.run(&[&words(&train("one", "1", "train.steps=2"))[..], &each].concat()).ok();
+    let whole = started.elapsed();
+    for ranks in ["1", "2"] {
+        let run = format!("r{ranks}");
+        let child = home.start(&[&words(&train(&run, ranks, "train.steps=2"))[..], &each].concat());
+        home.wait_for_step(&run, 1);
+        signal(child.id() as i32, Signal::TERM);
+        let asked = Instant::now();
+        let ended = end_of(child);
+        assert_eq!(ended.code, Some(130), "{}", ended.stderr);
+        assert!(asked.elapsed() < whole / 2, "{:?} of {whole:?}", asked.elapsed());
+        let lines = home.metrics(&run);
+        assert_eq!((lines.len(), home.newest(&run)), (1, 1), "{lines:?}");
+        assert!(lines[0].get("loss").is_some());
+        let resumed = home.start(&["train", "--run", &run, "--resume", "--quiet"]);
+        wait("the last step", || home.metrics(&run).len() == 3);
+        // Now in the evaluation of the last step, which is saved.
+        signal(resumed.id() as i32, Signal::TERM);
+        let ended = end_of(resumed);
+        assert_eq!(ended.code, Some(130), "{}", ended.stderr);
+        assert!(
+            ended.stderr.contains("stopped in the evaluation after step 2, the last one"),
+            "{}",
+            ended.stderr
+        );
+        home.run(&["train", "--run", &run, "--resume", "--quiet"]).ok();
+        let values = |run: &str| -> Vec<String> {
+            let keys = ["step", "loss", "val_loss"];
+            let text = |line: &serde_json::Value| {
+                keys.map(|key| line.get(key).map_or(String::new(), ToString::to_string)).join(" ")
+            };
+            home.metrics(run).iter().map(text).collect()
+        };
+        let kinds = |run: &str| {
+            values(run).iter().map(|line| line.split(' ').next().unwrap().to_string()).collect::<Vec<_>>()
+        };
+        assert_eq!(kinds("one"), kinds(&run));
+        if ranks == "1" {
+            assert_eq!(values("one"), values(&run));
+        }
+    }
+}
+
 /// Like Ctrl-Z and `fg`: launcher and ranks stop together for longer than the timeout, and continue together.
 #[test]
 fn a_job_that_was_stopped_as_a_whole_goes_on() {

@@ -33,6 +33,8 @@ pub struct Job {
     pub digests: DataDigests,
     /// The initial state.
     pub start: Start,
+    /// Whether the evaluation after the step of this state is still to be done.
+    pub evaluates_first: bool,
     /// Peak operations per second of all ranks together, in the compute type; None leaves utilisation out of the
     /// metrics.
     pub peak_flops_per_s: Option<f64>,

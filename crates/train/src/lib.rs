@@ -19,6 +19,7 @@ pub mod diagnose;
 mod disk_notes;
 mod dry_run;
 pub mod error;
+mod evaluation;
 pub mod groups;
 pub mod job;
 mod largest_rank;

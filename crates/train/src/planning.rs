@@ -322,16 +322,15 @@ impl RunPlan {
 
     /// What the launcher sends to every rank, beside its [`RankPlan`].
     pub fn for_all_ranks(&self) -> PlanForAllRanks {
-        let Spec { stages, threads, evaluation_batches, micro_batch_size, mesh, .. } = &self.spec;
-        let evaluated = evaluation_batches * micro_batch_size * mesh.data;
-        let (stages, chunks) = (stages.clone(), self.spec.chunk_size.clone());
+        let evaluated = self.spec.evaluated();
+        let (stages, chunks) = (self.spec.stages.clone(), self.spec.chunk_size.clone());
         let (residence, packed) = (self.spec.residence.clone(), self.spec.packed);
         PlanForAllRanks {
             stages,
             chunks,
             residence,
             packed,
-            threads: *threads,
+            threads: self.spec.threads,
             evaluated,
             totals: self.totals,
         }

@@ -167,17 +167,54 @@ impl Rank {
         &self.device
     }
 
-    /// Computes the mean loss over the micro-batches of `batch` on all ranks.
+    /// Computes the mean loss over the micro-batches of `batch` on all ranks: one or several times those of a part of an evaluation.
     ///
     /// # Errors
     /// When a collective fails.
     pub fn evaluate(&mut self, batch: &Batch) -> Result<f32, CollectiveError> {
+        Ok(self.evaluate_unless(batch, &|| false)?.expect("nobody asks to stop"))
+    }
+
+    /// The same, unless a rank says `stop` between two parts: None on all ranks then.
+    ///
+    /// # Errors
+    /// When a collective fails.
+    pub fn evaluate_unless(
+        &mut self,
+        batch: &Batch,
+        stop: &dyn Fn() -> bool,
+    ) -> Result<Option<f32>, CollectiveError> {
+        let rows = self.spec.micro_batch_size * self.spec.evaluation_batches;
+        let parts = batch.tokens.len().checked_div(rows * self.spec.seq).unwrap_or(0);
+        let sequences = rows * parts * self.spec.mesh.data;
+        let numbers = CrossEntropy::scaled(1.0 / (sequences * self.spec.targets_per_sequence) as f32);
+        let (mut own, mut mean) = (0.0, 0.0);
+        for part in 0..parts {
+            let evaluated = self.evaluate_part(batch, part, numbers, own, stop());
+            let [sum, whole, stop_requests] = evaluated.inspect_err(|error| self.groups.abort_for(error))?;
+            (own, mean) = (sum, whole);
+            if stop_requests > 0.0 && part + 1 < parts {
+                return Ok(None);
+            }
+        }
+        Ok(Some(mean))
+    }
+
+    /// Adds the losses of a part of an evaluation to `own`, the sum of this rank's losses before it. Returns this sum, that of all
+    /// ranks, and how many ranks ask to stop.
+    fn evaluate_part(
+        &mut self,
+        batch: &Batch,
+        part: usize,
+        numbers: CrossEntropy,
+        own: f32,
+        stop: bool,
+    ) -> Result<[f32; 3], CollectiveError> {
         let device = self.device.clone();
-        let loss = device.try_phase(PhaseName::Evaluate, || {
+        device.try_phase(PhaseName::Evaluate, || {
             let mut loss = zeroed(&device, "evaluate.loss");
+            device.fill(loss.view_mut(), own);
             let spec = &self.spec;
-            let sequences = spec.micro_batch_size * spec.evaluation_batches * spec.mesh.data;
-            let numbers = CrossEntropy::scaled(1.0 / (sequences * spec.targets_per_sequence) as f32);
             let first_row = spec.first_row(self.at.tensor);
             let context = |_: usize| Context {
                 keep: false,
@@ -185,12 +222,13 @@ impl Rank {
                 ..Context::new(&device, spec.precision.compute, [spec.micro_batch_size, spec.seq])
             };
             let (tokens, targets) = uploads(&device, spec, batch);
+            let first = part * spec.evaluation_batches;
             let (boundary, placements) = spec.boundary();
             let feed = Feed {
                 device: &device,
                 context: &context,
-                tokens: &tokens,
-                targets: &targets,
+                tokens: &|index| tokens(first + index),
+                targets: &|index| targets(first + index),
                 numbers,
                 boundary,
                 placements,
@@ -199,10 +237,20 @@ impl Rank {
             self.stages.iter_mut().for_each(|stage| stage.zero.begin(PhaseName::Evaluate));
             run(&mut self.stages, program, wires, self.at.pipeline, &feed, &mut loss, None)?;
             self.stages.iter().for_each(|stage| stage.zero.free_packed());
+            let stop_requests = self.groups.world.all_reduce(self.stop_request(stop, "evaluate.stop"));
+            let mut own = 0.0;
+            if self.stages.iter().any(Stage::is_last) {
+                // This rank reads the sum of its own losses, to go on with it, and takes it for no more than that.
+                let placements = device.placements(loss.view());
+                device.place(loss.view(), Placements::REPLICATED);
+                [own] = device.fetch([loss.view()])?;
+                device.place(loss.view(), placements);
+            }
             let loss = self.sum_of_replicas(loss)?;
-            Ok(device.fetch([loss.view()])?[0])
-        });
-        loss.inspect_err(|error| self.groups.abort_for(error))
+            let stop_requests = stop_requests.wait()?;
+            let [loss, stop_requests] = device.fetch([loss.view(), stop_requests.view()])?;
+            Ok([own, loss, stop_requests])
+        })
     }
 
     /// Sums a loss over replicas and stages; only the last stage has one.

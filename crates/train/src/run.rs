@@ -77,7 +77,8 @@ pub struct Summary {
     pub checkpoint: Option<PathBuf>,
 }
 
-/// Trains one rank from the initial state to the last step.
+/// Trains one rank from the initial state to the last step. What a step is saved for comes before its evaluation, which may take
+/// long and be left for a resumed run.
 ///
 /// # Errors
 /// The errors of [`RunError`]: files, the device, other ranks, numbers that are not finite.
@@ -87,6 +88,10 @@ pub fn train(job: &Job, place: RankEnvironment, observer: &mut dyn Observer) -> 
     let first = session.step + 1;
     let mut summary =
         Summary { step: session.step, stopped: false, loss: None, val_loss: None, checkpoint: None };
+    if job.evaluates_first {
+        summary.val_loss = session.evaluate(observer)?;
+        summary.stopped = summary.val_loss.is_none();
+    }
     while session.step < job.config.train.steps && !summary.stopped {
         let (record, change, stop_requested) = session.step()?;
         observer.step(&record);
@@ -96,18 +101,22 @@ pub fn train(job: &Job, place: RankEnvironment, observer: &mut dyn Observer) -> 
         let step = record.step;
         summary.loss = Some(record.loss);
         let last = step == job.config.train.steps;
-        if job.data.evaluated() > 0 && (last || due(step, job.config.train.eval_every)) {
-            let record = session.evaluate()?;
-            observer.evaluation(&record);
-            summary.val_loss = Some(record.val_loss);
+        let (mut stops, mut saves) = (stop_requested, last || due(step, job.config.train.save_every));
+        if saves || stops {
+            summary.checkpoint = Some(session.save(observer)?);
+            saves = true;
         }
-        summary.stopped = stop_requested && !last;
-        if last || stop_requested || due(step, job.config.train.save_every) {
-            let path = session.save()?;
-            observer.saved(step, &path);
-            summary.checkpoint = Some(path);
+        if evaluates_after(job, step) && !stops {
+            match session.evaluate(observer)? {
+                None => stops = true,
+                val_loss => summary.val_loss = val_loss,
+            }
         }
-        if step == first || last || stop_requested {
+        if stops && !saves {
+            summary.checkpoint = Some(session.save(observer)?);
+        }
+        summary.stopped = stops;
+        if step == first || last || stops {
             session.write_memory()?;
         }
         summary.step = step;
@@ -148,6 +157,12 @@ pub fn resume(
     })
 }
 
+/// Whether the run evaluates after `step`.
+pub fn evaluates_after(job: &Job, step: u64) -> bool {
+    let train = &job.config.train;
+    job.data.evaluated() > 0 && (step == train.steps || due(step, train.eval_every))
+}
+
 /// Whether an action that happens every `every` steps is due after `step`; never for 0.
 pub fn due(step: u64, every: u64) -> bool {
     every > 0 && step.is_multiple_of(every)
@@ -181,7 +196,7 @@ impl<'a> Session<'a> {
         }
         let files = RunFiles::open(job, place.groups.world.rank(), step)?;
         let batch = Batch::with_rows(spec.micro_batch_size * spec.micro_batches, spec.seq);
-        let windows = Batch::with_rows(spec.micro_batch_size * spec.evaluation_batches, spec.seq);
+        let windows = Batch::with_rows(spec.evaluated() / spec.mesh.data, spec.seq);
         let mut session = Session { job, place, engine, batch, windows, files, step, samples };
         session.fill_windows()?;
         Ok(session)
@@ -194,8 +209,8 @@ impl<'a> Session<'a> {
         let number = self.step + 1;
         (self.place.note_step)(number);
         self.fill_batch()?;
-        let stop_requested = self.place.stop_requested.load(Ordering::Relaxed);
-        let outcome = self.engine.step(number, &self.batch, stop_requested)?;
+        let stop = || self.place.stop_requested.load(Ordering::Relaxed);
+        let outcome = self.engine.step_unless(number, &self.batch, &stop)?;
         let seconds = start.elapsed().as_secs_f64();
         let Outcome { loss, grad_norm, lr, loss_scale, skipped, stop_requested, .. } = outcome;
         self.step = number;
@@ -227,18 +242,22 @@ impl<'a> Session<'a> {
         Ok((record, change, stop_requested))
     }
 
-    fn evaluate(&mut self) -> Result<EvaluationRecord, RunError> {
-        let val_loss = self.engine.evaluate(&self.windows)?;
+    /// Evaluates; None when a rank asks to stop meanwhile. A resumed run begins with such an evaluation.
+    fn evaluate(&mut self, observer: &mut dyn Observer) -> Result<Option<f32>, RunError> {
+        let stop = || self.place.stop_requested.load(Ordering::Relaxed);
+        let Some(val_loss) = self.engine.evaluate_unless(&self.windows, &stop)? else { return Ok(None) };
         let record = EvaluationRecord { step: self.step, val_loss };
         self.files.write(&record)?;
-        Ok(record)
+        observer.evaluation(&record);
+        Ok(Some(val_loss))
     }
 
-    fn save(&mut self) -> Result<PathBuf, RunError> {
+    fn save(&mut self, observer: &mut dyn Observer) -> Result<PathBuf, RunError> {
         self.files.before_save()?;
         let state = self.files.state(self.step, self.samples);
         let path = self.engine.save_checkpoint(&self.files.checkpoints(), self.step, &state)?;
         self.files.after_save(self.step)?;
+        observer.saved(self.step, &path);
         Ok(path)
     }
 

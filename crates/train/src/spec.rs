@@ -17,7 +17,7 @@ use phalanx_parallel::TensorParallel;
 use phalanx_parallel::pipeline::Program;
 use phalanx_parallel::zero::Residence;
 use phalanx_plan::{
-    Action, ChunkError, ChunkLayout, ChunkSize, CutError, Kind, Mesh, ParameterSize, Precision,
+    ChunkError, ChunkLayout, ChunkSize, CutError, Mesh, ParameterSize, Precision,
     Schedule as PipelineSchedule, Search, Stage, StageCost, lay_out,
     pipeline::{Abridged, depth},
 };
@@ -30,6 +30,7 @@ use crate::config::{
     Reduce, RunConfig, UpdateOn,
 };
 use crate::cut;
+use crate::evaluation::{forward_only, parts};
 
 /// Everything about a run that decides what a rank allocates and computes.
 #[derive(Clone, Debug)]
@@ -126,8 +127,11 @@ pub struct Spec {
     pub layout: Arc<ChunkLayout>,
     /// The chunk sizes that were planned to choose this one.
     pub tried_chunks: Vec<TriedChunks>,
-    /// Number of micro-batches of an evaluation on each rank; 0 without held-out data.
+    /// Number of micro-batches of a part of an evaluation on each rank, at most those of a step; 0 without held-out data. Between
+    /// parts, which run the same program, a run may be asked to stop.
     pub evaluation_batches: usize,
+    /// Number of these parts.
+    pub evaluation_parts: usize,
     /// Number of threads of a rank.
     pub threads: usize,
     /// How devices compute matrix products; None where a device chooses by what it has.
@@ -216,13 +220,12 @@ impl Spec {
     ) -> Result<(Spec, Network), SpecError> {
         config.check()?;
         let (model, seq) = (model.dropping(dropouts(config)), config.model.seq);
-        let checkpointing = checkpointing(config);
-        let network = model.network(&TensorParallel::solo(), checkpointing);
+        let network = model.network(&TensorParallel::solo(), checkpointing(config));
         let (mesh, schedule, placement) = (config.mesh()?, config.schedule()?, config.placement_rule()?);
         config.check_model_on(mesh, &model.shape())?;
         config.check_work(mesh, &model.shape(), network.elements() as u64, evaluated)?;
         let chunk_size = chunk_size(config, model.shape().hidden);
-        let evaluation_batches = evaluated / (config.micro_batch_size() * mesh.data);
+        let (evaluation_parts, evaluation_batches) = parts(config, mesh, evaluated);
         let targets_per_sequence = targets_per_sequence(&*model, seq);
         let evaluation = forward_only(&schedule, evaluation_batches);
         let spec = Spec {
@@ -266,11 +269,12 @@ impl Spec {
             z_loss: config.loss.z_loss as f32,
             seed: config.train.seed,
             init: config.model.init.as_ref().map(PathBuf::from),
-            checkpointing,
+            checkpointing: checkpointing(config),
             layout: Arc::new(lay_out(&sizes(&network), mesh.data as u64, &chunk_size)?),
             chunk_size,
             tried_chunks: Vec::new(),
             evaluation_batches,
+            evaluation_parts,
             threads,
             products: config.precision.product_method(),
             abridged: None,
@@ -386,26 +390,14 @@ impl Spec {
         CrossEntropy { scale, gradient_scale: scale * loss_scale, label_smoothing, z_loss }
     }
 
+    /// Number of windows of an evaluation, over all ranks.
+    pub fn evaluated(&self) -> usize {
+        self.evaluation_parts * self.evaluation_batches * self.micro_batch_size * self.mesh.data
+    }
+
     /// Number of tokens of one step, over all ranks.
     pub fn tokens_per_step(&self) -> u64 {
         (self.micro_batch_size * self.micro_batches * self.mesh.data * self.seq) as u64
-    }
-}
-
-/// The schedule that only runs forward of every micro-batch through the same stages.
-fn forward_only(schedule: &PipelineSchedule, micro_batches: usize) -> PipelineSchedule {
-    let of_rank = |rank: usize| {
-        let actions = (0..micro_batches).flat_map(|micro_batch| {
-            let action = move |stage| Some(Action { stage, kind: Kind::Forward, micro_batch });
-            schedule.stages_of(rank).map(action)
-        });
-        actions.collect()
-    };
-    PipelineSchedule {
-        name: "evaluation".into(),
-        ranks: (0..schedule.ranks.len()).map(of_rank).collect(),
-        placement: schedule.placement.clone(),
-        micro_batches,
     }
 }
 

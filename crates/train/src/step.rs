@@ -41,6 +41,19 @@ impl Rank {
     /// When a collective fails: a rank died, stalled or disagreed. [`RunError::NonFinite`] on all ranks when
     /// the step cannot be applied and no smaller loss scale is left to try.
     pub fn step(&mut self, number: u64, batch: &Batch, stop_requested: bool) -> Result<Outcome, RunError> {
+        self.step_unless(number, batch, &|| stop_requested)
+    }
+
+    /// The same, with a request that is asked for at the end of backward.
+    ///
+    /// # Errors
+    /// As for [`Rank::step`].
+    pub fn step_unless(
+        &mut self,
+        number: u64,
+        batch: &Batch,
+        stop: &dyn Fn() -> bool,
+    ) -> Result<Outcome, RunError> {
         let device = self.device.clone();
         let scale = self.loss_scale.scale();
         let lr = self.spec.schedule_of_rate.lr(self.applied);
@@ -49,7 +62,7 @@ impl Rank {
                 stage.zero.begin_updates(self.applied + 1, lr as f32)?;
             }
             let loss = self.gradients(number, batch, scale, None)?;
-            let stop_requests = self.groups.world.all_reduce(self.stop_request(stop_requested));
+            let stop_requests = self.groups.world.all_reduce(self.stop_request(stop(), "step.stop"));
             let loss = self.sum_of_replicas(loss)?;
             self.finish_gradients()?;
             let clip = Clip { max_norm: self.spec.clip, loss_scale: scale };
@@ -194,8 +207,8 @@ impl Rank {
     }
 
     /// 1 if this rank asks to stop, else 0, as a tensor `[1]` that ranks can sum.
-    fn stop_request(&self, requested: bool) -> Tensor {
-        let mut request = zeroed(&self.device, "step.stop");
+    pub(crate) fn stop_request(&self, requested: bool, name: &'static str) -> Tensor {
+        let mut request = zeroed(&self.device, name);
         self.device.fill(request.view_mut(), requested as u8 as f32);
         request
     }

@@ -2,6 +2,7 @@
 
 mod rig;
 
+use std::cell::Cell;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
@@ -10,7 +11,8 @@ use phalanx_simd::tiles::TileUnit;
 use phalanx_simulated::SimulatedFactory;
 use phalanx_tensor::DeviceFactory;
 use phalanx_train::config::{Float, Products, Tier};
-use phalanx_train::{RunConfig, Spec, Training};
+use phalanx_train::rank::Batch;
+use phalanx_train::{RunConfig, RunPlan, Spec, Training, on_threads};
 
 /// A sample of numbers that follow each other.
 fn count(position: u64, tokens: &mut [u32], targets: &mut [u32]) {
@@ -88,4 +90,62 @@ fn a_caller_hears_what_is_slow_about_the_folder_of_disk_memory() {
     let lines = heard(Some(memory));
     assert!(lines.iter().any(|line| line.starts_with("/dev/shm is memory, not a disk (tmpfs)")), "{lines:?}");
     assert_eq!(heard(None), Vec::<String>::new());
+}
+
+/// An evaluation on ranks that ask to stop when they are asked for the `stop`-th time: its bits on each rank, how often ranks were asked,
+/// and its bits when it is done again.
+fn evaluated(change: impl Fn(&mut RunConfig), stop: [usize; 2]) -> Vec<(Option<u32>, usize, u32)> {
+    let (model, mut config) = rig::golden_config();
+    config.batch.micro = Some(1);
+    change(&mut config);
+    let spec = Spec::new(&config, model, 8, 1).unwrap();
+    let plan = RunPlan::new(spec).unwrap();
+    let ran = on_threads(&CpuFactory::new(), &plan, |engine| {
+        engine.initialise(1).unwrap();
+        let (rank, spec) = (engine.at().data.max(engine.at().pipeline), &plan.spec);
+        let mut windows = Batch::with_rows(8 / spec.mesh.data, spec.seq);
+        count((rank * 100) as u64, &mut windows.tokens, &mut windows.targets);
+        let asked = Cell::new(0);
+        let stops = || {
+            asked.set(asked.get() + 1);
+            asked.get() == stop[rank]
+        };
+        let first = engine.evaluate_unless(&windows, &stops).unwrap().map(f32::to_bits);
+        (first, asked.get(), engine.evaluate(&windows).unwrap().to_bits())
+    });
+    ran.unwrap()
+}
+
+/// On one rank, two replicas and two stages; also with sharded parameters that are gathered ahead, and weights that stay packed.
+#[test]
+fn an_evaluation_ends_between_two_parts_on_all_ranks_when_one_asks_and_parts_change_no_bit() {
+    let never = [usize::MAX; 2];
+    let meshes: [fn(&mut RunConfig); 4] = [
+        |config| config.memory.keep_packed_weights = phalanx_train::config::KeepPacked::On,
+        |config| config.parallel.data = Some(2),
+        |config| (config.parallel.data, config.parallel.zero) = (Some(2), 3),
+        |config| config.parallel.pipeline = 2,
+    ];
+    for (number, mesh) in meshes.into_iter().enumerate() {
+        // As one part of a whole evaluation, and as several.
+        let [whole, parts] = [8, 2].map(|global| {
+            move |config: &mut RunConfig| {
+                mesh(config);
+                config.batch.global = global.max(config.parallel.data.unwrap_or(1));
+            }
+        });
+        let one = evaluated(whole, never);
+        let several = evaluated(parts, never);
+        assert!(one.iter().all(|(_, asked, _)| *asked == 1), "{number}: {one:?}");
+        assert!(several.iter().all(|(_, asked, _)| *asked == 4), "{number}: {several:?}");
+        for (one, several) in one.iter().zip(&several) {
+            assert_eq!((one.0, one.2), (several.0, several.2), "{number}");
+        }
+        let last = one.len() - 1;
+        let mut stop = never;
+        stop[last] = 2;
+        for (stopped, whole) in evaluated(parts, stop).iter().zip(&several) {
+            assert_eq!((stopped.0, stopped.1, stopped.2), (None, 2, whole.2), "{number}");
+        }
+    }
 }

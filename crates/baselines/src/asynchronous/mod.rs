@@ -116,7 +116,7 @@ fn dry_run(spec: &Spec, rank: usize) -> phalanx_trace::Trace {
     engine.gather().expect(never);
     if spec.evaluation_batches > 0 {
         engine
-            .evaluate(&Batch::with_rows(spec.micro_batch_size * spec.evaluation_batches, spec.seq))
+            .evaluate(&Batch::with_rows(spec.evaluated() / spec.mesh.data, spec.seq), &|| false)
             .expect(never);
     }
     saving::save(&mut engine, |_, _| Ok(())).expect(never);

@@ -148,16 +148,21 @@ impl Asynchronous<'_> {
         })
     }
 
-    /// Mean loss over the windows of all workers, `[evaluation_batches, micro_batch_size, seq]` here.
+    /// Mean loss over the windows of all workers; None when `stop` has ended the evaluation of one.
     ///
     /// # Errors
     /// When a collective fails.
-    pub fn evaluate(&mut self, windows: &Batch) -> Result<f32, CollectiveError> {
+    pub fn evaluate(
+        &mut self,
+        windows: &Batch,
+        stop: &dyn Fn() -> bool,
+    ) -> Result<Option<f32>, CollectiveError> {
         let device = self.device.clone();
         device.try_phase(PhaseName::Evaluate, || {
-            let loss = self.worker.evaluate(&self.whole, windows);
-            let loss = self.links.world().all_reduce(loss).wait()?;
-            Ok(device.fetch([loss.view()])?[0])
+            let sums = self.worker.evaluate(&self.whole, windows, stop);
+            let sums = self.links.world().all_reduce(sums).wait()?;
+            let [loss, stopped] = device.fetch([sums.view().range(0..1), sums.view().range(1..2)])?;
+            Ok((stopped == 0.0).then_some(loss))
         })
     }
 

@@ -17,7 +17,7 @@ use phalanx_train::RunError;
 use phalanx_train::job::{Job, Start};
 use phalanx_train::metrics::{EvaluationRecord, RankBytes, StepRecord, resident_bytes_peak};
 use phalanx_train::rank::Batch;
-use phalanx_train::run::{Observer, ScaleChange, Summary, due, init, resume};
+use phalanx_train::run::{Observer, ScaleChange, Summary, due, evaluates_after, init, resume};
 use phalanx_train::run_files::RunFiles;
 use phalanx_train::saving;
 
@@ -45,23 +45,28 @@ pub fn train(job: &Job, place: RankEnvironment, observer: &mut dyn Observer) -> 
     observer.starts(first);
     let mut summary = Summary { step: first, stopped: false, loss: None, val_loss: None, checkpoint: None };
     let train = &job.config.train;
+    if job.evaluates_first {
+        summary.val_loss = session.evaluate(first, observer)?;
+        summary.stopped = summary.val_loss.is_none();
+    }
     while summary.step < train.steps && !summary.stopped {
         let until = session.next_meeting(summary.step);
         summary.loss = session.run(until - summary.step, observer)?.or(summary.loss);
         let step = session.engine.steps();
         summary.stopped = step < until;
         let last = step == train.steps;
-        if job.data.evaluated() > 0 && (last || due(step, train.eval_every)) {
-            let val_loss = session.engine.evaluate(&session.windows)?;
-            let record = EvaluationRecord { step, val_loss };
-            session.files.write(&record)?;
-            observer.evaluation(&record);
-            summary.val_loss = Some(val_loss);
+        let saves = last || summary.stopped || due(step, train.save_every);
+        if saves {
+            summary.checkpoint = Some(session.save(step, observer)?);
         }
-        if last || summary.stopped || due(step, train.save_every) {
-            let path = session.save(step)?;
-            observer.saved(step, &path);
-            summary.checkpoint = Some(path);
+        if evaluates_after(job, step) && !summary.stopped {
+            match session.evaluate(step, observer)? {
+                None => summary.stopped = true,
+                val_loss => summary.val_loss = val_loss,
+            }
+        }
+        if summary.stopped && !saves {
+            summary.checkpoint = Some(session.save(step, observer)?);
         }
         if summary.step == first || last || summary.stopped {
             session.write_memory()?;
@@ -100,8 +105,7 @@ impl<'a> Session<'a> {
             }
         }
         let files = RunFiles::open(job, engine.rank(), engine.steps())?;
-        let rows = spec.micro_batch_size * spec.evaluation_batches;
-        let mut windows = Batch::with_rows(rows, spec.seq);
+        let mut windows = Batch::with_rows(spec.evaluated() / spec.mesh.data, spec.seq);
         windows.fill_windows(spec.seq, engine.rank(), &*job.data)?;
         Ok(Session { job, stop_requested, note_step, foreign_bytes, engine, windows, files })
     }
@@ -147,11 +151,22 @@ impl<'a> Session<'a> {
         Ok(Some(done.pushes.loss()))
     }
 
-    fn save(&mut self, step: u64) -> Result<PathBuf, RunError> {
+    /// Evaluates; None when a worker asks to stop meanwhile.
+    fn evaluate(&mut self, step: u64, observer: &mut dyn Observer) -> Result<Option<f32>, RunError> {
+        let stop = || self.stop_requested.load(Ordering::Relaxed);
+        let Some(val_loss) = self.engine.evaluate(&self.windows, &stop)? else { return Ok(None) };
+        let record = EvaluationRecord { step, val_loss };
+        self.files.write(&record)?;
+        observer.evaluation(&record);
+        Ok(Some(val_loss))
+    }
+
+    fn save(&mut self, step: u64, observer: &mut dyn Observer) -> Result<PathBuf, RunError> {
         self.files.before_save()?;
         let state = self.files.state(step, step * self.job.config.batch.global as u64);
         let path = self.engine.save_checkpoint(&self.files.checkpoints(), step, &state)?;
         self.files.after_save(step)?;
+        observer.saved(step, &path);
         Ok(path)
     }
 

@@ -299,25 +299,31 @@ impl Worker {
         ))
     }
 
-    /// This worker's part of the mean loss over all windows, `[1]`.
-    pub(super) fn evaluate(&self, whole: &Whole, windows: &Batch) -> Tensor {
+    /// This worker's part of the mean loss over all windows, and whether `stop` has ended the evaluation between two batches (1) or
+    /// not (0), `[2]`.
+    pub(super) fn evaluate(&self, whole: &Whole, windows: &Batch, stop: &dyn Fn() -> bool) -> Tensor {
         let Worker { device, spec, .. } = self;
         let flat = self.parameters.as_ref().expect("parameters are absent only during a gather").view();
-        let mut loss = zeroed(device, "evaluate.loss");
-        let sequences = spec.micro_batch_size * spec.evaluation_batches * spec.world_size();
-        let numbers = CrossEntropy::scaled(1.0 / (sequences * spec.targets_per_sequence) as f32);
+        let mut sums = device.alloc(DType::F32, [2], Category::Activations, "evaluate.loss");
+        device.fill(sums.view_mut(), 0.0);
+        let numbers = CrossEntropy::scaled(1.0 / (spec.evaluated() * spec.targets_per_sequence) as f32);
         let new = Context::new(device, spec.precision.compute, [spec.micro_batch_size, spec.seq]);
         let cx = Context { keep: false, ..new };
-        for micro_batch in 0..spec.evaluation_batches {
+        for micro_batch in 0..windows.tokens.len() / (spec.micro_batch_size * spec.seq) {
+            if stop() {
+                device.fill(sums.view_mut().range(1..2), 1.0);
+                device.leave_out_rest();
+                break;
+            }
             let tokens: Activation =
                 Arc::new(upload(device, spec, &windows.tokens, micro_batch, "batch.tokens"));
             let (x, _) = whole.forward(&cx, flat, tokens);
             let targets = upload(device, spec, &windows.targets, micro_batch, "batch.targets");
             let own = whole.head_parameters(flat);
             let part = whole.head().loss(&cx, &own, x, &targets, numbers).expect(ALONE);
-            device.add(part.view(), loss.view_mut());
+            device.add(part.view(), sums.view_mut().range(0..1));
         }
-        loss
+        sums
     }
 }
 

@@ -137,6 +137,12 @@ impl Link {
         }
     }
 
+    /// Whether nothing more comes.
+    #[cfg(test)]
+    pub(crate) fn has_ended(&self) -> bool {
+        self.threads[0].is_finished()
+    }
+
     /// How long the peer has not been heard.
     pub(crate) fn silent_for(&self) -> Duration {
         let heard = Duration::from_millis(self.heard_ms.load(Ordering::Relaxed));

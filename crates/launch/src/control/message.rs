@@ -39,6 +39,8 @@ pub enum Message {
     Refused(String),
     /// The launcher of host 0 has given the job up; the reason.
     GivenUp(String),
+    /// The launcher of host 0 ends the job before its ranks have started, because somebody asked for it; who.
+    Stopped(String),
     /// What the launchers' program sends: bytes that mean nothing here.
     Program(Vec<u8>),
 }
@@ -51,6 +53,7 @@ const RANKS_ENDED: u8 = 4;
 const PROGRAM: u8 = 5;
 const REFUSED: u8 = 6;
 const GIVEN_UP: u8 = 7;
+const STOPPED: u8 = 8;
 
 impl Message {
     /// The bytes of the message.
@@ -63,6 +66,7 @@ impl Message {
             }
             Message::Refused(reason) => [&[REFUSED][..], reason.as_bytes()].concat(),
             Message::GivenUp(reason) => [&[GIVEN_UP][..], reason.as_bytes()].concat(),
+            Message::Stopped(who) => [&[STOPPED][..], who.as_bytes()].concat(),
             Message::Program(bytes) => [&[PROGRAM][..], bytes].concat(),
             Message::Failed(report) => {
                 let text = serde_json::to_vec(report).expect("a report is plain data");
@@ -93,6 +97,7 @@ impl Message {
             (PROGRAM, bytes) => Some(Message::Program(bytes.to_vec())),
             (REFUSED, text) => Some(Message::Refused(String::from_utf8_lossy(text).into_owned())),
             (GIVEN_UP, text) => Some(Message::GivenUp(String::from_utf8_lossy(text).into_owned())),
+            (STOPPED, text) => Some(Message::Stopped(String::from_utf8_lossy(text).into_owned())),
             (FAILED, text) => serde_json::from_slice(text).ok().map(Message::Failed),
             (ACTIVITY, mut rest) => {
                 let mut states = Vec::new();
@@ -140,6 +145,7 @@ mod tests {
             Message::Program(b"anything".to_vec()),
             Message::Refused("no".into()),
             Message::GivenUp("host 2 did not come".into()),
+            Message::Stopped("host 1 was asked to stop".into()),
         ];
         for message in &messages {
             let bytes = message.encode();

@@ -122,6 +122,36 @@ impl ControlPlane {
         self.arrived(true)
     }
 
+    /// Who asks to stop, of the users of other launchers, while nobody waits for anything else.
+    pub fn stop_asked(&mut self) -> Option<String> {
+        let mut asked = None;
+        for event in self.events_before_program() {
+            match event {
+                Event::Message(host, Message::Stop) => {
+                    asked = Some(format!("{} was asked to stop", self.describe(host)))
+                }
+                other => self.kept.push(other),
+            }
+        }
+        asked
+    }
+
+    /// Closes all connections, when what waits to be sent is on its way.
+    pub fn close(&mut self) {
+        self.links.clear();
+    }
+
+    /// Whether all connections have ended; what came over them may not have been taken yet.
+    #[cfg(test)]
+    pub(crate) fn links_have_ended(&self) -> bool {
+        self.links.values().all(Link::has_ended)
+    }
+
+    /// Leaves an event to the next who asks.
+    pub(crate) fn keep(&mut self, event: Event) {
+        self.kept.push(event);
+    }
+
     fn arrived(&mut self, only_before_program: bool) -> Vec<Event> {
         let mut events = std::mem::take(&mut self.kept);
         for (id, arrival) in self.inbox.take() {

@@ -2,16 +2,19 @@
 //! prove that they know the job's secret before anything else is said.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
-use std::sync::mpsc;
+use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::sync::{Mutex, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
 use phalanx_collectives::secure::{self, Connection, Identity, Protection, Secret};
 use serde::{Deserialize, Serialize};
 
-use crate::control::link::{Inbox, Link};
+use crate::control::link::{Arrival, Inbox, Link};
+use crate::control::listeners::{Listeners, resolve};
 use crate::control::message::Message;
+use crate::control::parting::Parting;
 use crate::control::plane::{ControlPlane, HostInfo};
+use crate::waiting::{named, so_far, tell_while};
 
 /// Connections that are authenticated at the same time; more wait in the system's queue.
 const AT_ONCE: usize = 16;
@@ -19,7 +22,7 @@ const AT_ONCE: usize = 16;
 /// Time between two attempts to connect.
 const RETRY: Duration = Duration::from_millis(200);
 
-/// Time between two lines that say for whom this launcher waits.
+/// Time between two lines about connections that were refused.
 const TELL_EVERY: Duration = Duration::from_secs(5);
 
 /// What a launcher says of its host when it connects.
@@ -60,46 +63,34 @@ const IDENTITY: Identity = Identity { job: [0; 16], epoch: 0, purpose: "control"
 
 /// The listening launcher of host 0.
 pub struct Meeting {
-    listener: TcpListener,
+    listeners: Listeners,
 }
 
 impl Meeting {
-    /// Listens at `host:port`, which is this host. Where the name of this host stands for a loopback address only, as in
-    /// Debian's `/etc/hosts`, it listens at all addresses: others reach it by the name.
+    /// Listens at `host:port`, which is this host: at all addresses of the name and at loopback, or at all addresses of this host where
+    /// the name stands for loopback. Port 0 is one that the system chooses.
     ///
     /// # Errors
     /// A name that cannot be resolved, an address of another host, a port that is in use.
     pub fn listen(host: &str, port: u16) -> Result<Meeting, String> {
-        let addresses = resolve(host, port)?;
-        let named = host.parse::<IpAddr>().is_err() && host != "localhost";
-        let only_loopback = addresses.iter().all(|address| address.ip().is_loopback());
-        let bound = match named && only_loopback {
-            true => TcpListener::bind(("0.0.0.0", port)),
-            false => TcpListener::bind(&addresses[..]),
-        };
-        let listener = bound.and_then(|listener| listener.set_nonblocking(true).map(|()| listener));
-        let listener = listener.map_err(|error| {
-            format!(
-                "host 0 cannot listen at {host}:{port}: {error}; the rendezvous is an address of host 0, at a port that no \
-                 other program uses"
-            )
-        })?;
-        Ok(Meeting { listener })
+        Ok(Meeting { listeners: Listeners::open(host, port)? })
     }
 
     /// The port at which it listens.
-    ///
-    /// # Errors
-    /// The system's.
-    pub fn port(&self) -> std::io::Result<u16> {
-        Ok(self.listener.local_addr()?.port())
+    pub fn port(&self) -> u16 {
+        self.listeners.port().unwrap_or(0)
+    }
+
+    /// Where it listens, in words.
+    pub fn describe(&self) -> String {
+        self.listeners.describe()
     }
 
     /// Waits until the launchers of all hosts have connected, for `limit` at most. `own` introduces host 0; `note` gets lines
-    /// for the user.
+    /// for the user; `ends` says from time to time whether to wait no longer.
     ///
     /// # Errors
-    /// The hosts that have not come.
+    /// The hosts that have not come, what `ends` says, or a host that was asked to stop.
     pub fn gather(
         self,
         own: Introduction,
@@ -107,19 +98,67 @@ impl Meeting {
         protection: Protection,
         limit: Duration,
         note: &(dyn Fn(&str) + Sync),
-    ) -> Result<Met, String> {
+        ends: &dyn Fn() -> Option<Parting>,
+    ) -> Result<Met, Parting> {
+        let missing = Mutex::new(waited_for(&own, &BTreeMap::new()));
+        let describe = |waited: Duration| {
+            let missing = missing.lock().unwrap_or_else(PoisonError::into_inner);
+            format!("waiting for {missing} to come to the rendezvous{}", so_far(waited, limit))
+        };
+        tell_while(note, &describe, || {
+            Gathering::new(self.listeners, own, &missing)?.run(secret, protection, limit, note, ends)
+        })
+    }
+}
+
+/// Hosts that come to the rendezvous.
+struct Gathering<'a> {
+    listeners: Listeners,
+    own: Introduction,
+    /// The hosts that have not come, for the lines of the wait.
+    missing: &'a Mutex<String>,
+    inbox: Inbox,
+    /// By host.
+    links: BTreeMap<usize, Link>,
+    infos: BTreeMap<usize, HostInfo>,
+    /// By which address of this host each came.
+    came_by: BTreeMap<usize, IpAddr>,
+}
+
+impl Gathering<'_> {
+    fn new(
+        listeners: Listeners,
+        own: Introduction,
+        missing: &Mutex<String>,
+    ) -> Result<Gathering<'_>, Parting> {
         let inbox = Inbox::new().map_err(|error| error.to_string())?;
-        let mut address = self.listener.local_addr().map_err(|error| error.to_string())?.ip();
-        let (mut links, mut infos) = (BTreeMap::new(), BTreeMap::new());
-        infos.insert(0, own.info());
+        let infos = BTreeMap::from([(0, own.info())]);
+        Ok(Gathering {
+            listeners,
+            own,
+            missing,
+            inbox,
+            links: BTreeMap::new(),
+            infos,
+            came_by: BTreeMap::new(),
+        })
+    }
+
+    fn run(
+        mut self,
+        secret: &Secret,
+        protection: Protection,
+        limit: Duration,
+        note: &dyn Fn(&str),
+        ends: &dyn Fn() -> Option<Parting>,
+    ) -> Result<Met, Parting> {
         let until = Instant::now() + limit;
-        let mut tell = Instant::now() + TELL_EVERY;
         let mut strangers = Strangers::default();
         let (sender, authenticated) = mpsc::channel();
         let mut open = 0;
-        while infos.len() < own.hosts {
+        while self.infos.len() < self.own.hosts {
             while open < AT_ONCE
-                && let Ok((socket, _)) = self.listener.accept()
+                && let Some(socket) = self.listeners.accept()
             {
                 open += 1;
                 let (sender, secret) = (sender.clone(), secret.clone());
@@ -134,37 +173,92 @@ impl Meeting {
             let result = authenticated.recv_timeout(Duration::from_millis(20));
             open -= usize::from(result.is_ok());
             match result {
-                Ok(Ok((connection, socket, introduction))) => {
-                    let missing = |host: usize| !infos.contains_key(&host);
-                    if let Some(reason) = refusal(&own, &introduction, missing) {
-                        note(&format!("{} was refused: {reason}", introduction.name));
-                        let _ = connection.split().0.send(&Message::Refused(reason).encode());
-                        continue;
-                    }
-                    if let Ok(local) = socket.local_addr() {
-                        address = local.ip();
-                    }
-                    let host = introduction.host;
-                    let link =
-                        Link::new(connection, socket, host, &inbox).map_err(|error| error.to_string())?;
-                    links.insert(host, link);
-                    infos.insert(host, introduction.info());
-                }
+                Ok(Ok(authenticated)) => self.take_in(authenticated, note)?,
                 Ok(Err(why)) => strangers.note(&why, note),
                 Err(_) => {}
             }
-            let now = Instant::now();
-            if now >= until {
-                return Err(give_up(&waited_for(&own, &infos), limit, links.values()));
+            if let Some(parting) = self.hear(note).or_else(ends) {
+                return Err(self.part(parting));
             }
-            if now >= tell {
-                tell = now + TELL_EVERY;
-                note(&format!("waiting for {} to come to the rendezvous", waited_for(&own, &infos)));
+            if Instant::now() >= until {
+                return Err(give_up(&waited_for(&self.own, &self.infos), limit, self.links.values()).into());
             }
         }
-        let plane = ControlPlane::new(0, infos.into_values().collect(), inbox, links);
-        Ok(Met { plane, address })
+        if let Some(why) = apart(&self.came_by, &self.infos) {
+            return Err(self.part(why.into()));
+        }
+        let known = self.listeners.addresses.first().map_or(IpAddr::from([0, 0, 0, 0]), SocketAddr::ip);
+        // What reaches this host from others also does from itself.
+        let address = self.came_by.into_values().max_by_key(|address| !address.is_loopback());
+        let plane = ControlPlane::new(0, self.infos.into_values().collect(), self.inbox, self.links);
+        Ok(Met { plane, address: address.unwrap_or(known) })
     }
+
+    /// Takes a host into the job, or tells it why not.
+    fn take_in(&mut self, came: Authenticated, note: &dyn Fn(&str)) -> Result<(), String> {
+        let (connection, socket, introduction) = came;
+        if let Some(reason) = refusal(&self.own, &introduction, |host| !self.infos.contains_key(&host)) {
+            note(&format!("{} was refused: {reason}", introduction.name));
+            let _ = connection.split().0.send(&Message::Refused(reason).encode());
+            return Ok(());
+        }
+        let host = introduction.host;
+        if let Ok(local) = socket.local_addr() {
+            self.came_by.insert(host, local.ip().to_canonical());
+        }
+        let link = Link::new(connection, socket, host, &self.inbox).map_err(|error| error.to_string())?;
+        self.links.insert(host, link);
+        self.infos.insert(host, introduction.info());
+        self.tell_missing();
+        Ok(())
+    }
+
+    /// What hosts that have come say meanwhile: to stop. One that has left again is waited for once more.
+    fn hear(&mut self, note: &dyn Fn(&str)) -> Option<Parting> {
+        let mut asked = None;
+        for (host, arrival) in self.inbox.take() {
+            let name = self.infos.get(&host).map_or(String::new(), |info| format!(" ({})", info.name));
+            match arrival {
+                Arrival::Message(Message::Stop) => {
+                    asked = Some(Parting::Stopped(format!("host {host}{name} was asked to stop")));
+                }
+                Arrival::Closed(why) => {
+                    note(&format!("host {host}{name} has left the rendezvous: {why}"));
+                    self.links.remove(&host);
+                    self.infos.remove(&host);
+                    self.came_by.remove(&host);
+                    self.tell_missing();
+                }
+                Arrival::Message(_) => {}
+            }
+        }
+        asked
+    }
+
+    fn tell_missing(&self) {
+        *self.missing.lock().unwrap_or_else(PoisonError::into_inner) = waited_for(&self.own, &self.infos);
+    }
+
+    /// Tells the hosts that have come why there is no job.
+    fn part(&self, parting: Parting) -> Parting {
+        let told = match &parting {
+            Parting::Stopped(who) => Message::Stopped(who.clone()),
+            Parting::Failed(why) => Message::GivenUp(why.clone()),
+        };
+        self.links.values().for_each(|link| link.send(told.encode(), false));
+        parting
+    }
+}
+
+/// Why the hosts could not reach each other although all have reached host 0: some by loopback, others by a network.
+fn apart(came_by: &BTreeMap<usize, IpAddr>, infos: &BTreeMap<usize, HostInfo>) -> Option<String> {
+    let (inside, outside): (Vec<_>, Vec<_>) = came_by.iter().partition(|(_, address)| address.is_loopback());
+    let mut elsewhere = outside.into_iter().filter(|(host, _)| infos[*host].machine != infos[&0].machine);
+    let ((here, loopback), (there, address)) = inside.first().copied().zip(elsewhere.next())?;
+    Some(format!(
+        "host {here} reached host 0 by {loopback} and host {there} by {address}, so they could not reach each other: give all hosts \
+         the same --rendezvous, an address of host 0 that is not loopback"
+    ))
 }
 
 /// Tells the hosts that have come which have not; returns the same for the user.
@@ -196,14 +290,8 @@ impl Strangers {
 
 /// The hosts that have not come yet.
 fn waited_for(own: &Introduction, infos: &BTreeMap<usize, HostInfo>) -> String {
-    let missing: Vec<String> = (0..own.hosts)
-        .filter(|host| !infos.contains_key(host))
-        .take(8)
-        .map(|host| host.to_string())
-        .collect();
-    let more = own.hosts - infos.len() - missing.len();
-    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-    format!("{} {}{more}", if own.hosts - infos.len() == 1 { "host" } else { "hosts" }, missing.join(", "))
+    let missing = (1..own.hosts).filter(|host| !infos.contains_key(host)).collect::<Vec<_>>();
+    named("host", &missing)
 }
 
 /// Why a host cannot be part of the job.
@@ -251,14 +339,30 @@ pub fn connect(
     own: &Introduction,
     protection: Protection,
     limit: Duration,
-    note: &dyn Fn(&str),
+    note: &(dyn Fn(&str) + Sync),
+) -> Result<Met, String> {
+    let failed = Mutex::new("no answer yet".to_string());
+    let describe = |waited: Duration| {
+        let failed = failed.lock().unwrap_or_else(PoisonError::into_inner);
+        format!("waiting for host 0 at {host}:{port}: {failed}{}", so_far(waited, limit))
+    };
+    tell_while(note, &describe, || try_to_connect((host, port), secret, own, protection, limit, &failed))
+}
+
+/// The attempts; `failed` gets the reason of the last.
+fn try_to_connect(
+    (host, port): (&str, u16),
+    secret: &dyn Fn() -> Result<Option<Secret>, String>,
+    own: &Introduction,
+    protection: Protection,
+    limit: Duration,
+    failed: &Mutex<String>,
 ) -> Result<Met, String> {
     let hello = serde_json::to_vec(own).map_err(|error| error.to_string())?;
     let until = Instant::now() + limit;
-    let mut tell = Instant::now() + TELL_EVERY;
     let mut refused_with = None;
     loop {
-        let failed = match (secret()?, resolve(host, port)) {
+        let why = match (secret()?, resolve(host, port)) {
             (None, _) => "the secret is not there yet".to_string(),
             (_, Err(why)) => why,
             (Some(secret), Ok(addresses)) => match reach(&addresses, until) {
@@ -277,18 +381,14 @@ pub fn connect(
                 }
             },
         };
-        let now = Instant::now();
-        if now >= until {
+        if Instant::now() >= until {
             return Err(format!(
-                "host 0 could not be reached at {host}:{port} within {} s: {failed}; is `phalanx launch --node-rank 0` \
+                "host 0 could not be reached at {host}:{port} within {} s: {why}; is `phalanx launch --node-rank 0` \
                  running there?",
                 limit.as_secs()
             ));
         }
-        if now >= tell {
-            tell = now + TELL_EVERY;
-            note(&format!("waiting for host 0 at {host}:{port}: {failed}"));
-        }
+        *failed.lock().unwrap_or_else(PoisonError::into_inner) = why;
         std::thread::sleep(if refused_with.is_some() { 5 * RETRY } else { RETRY });
     }
 }
@@ -310,7 +410,7 @@ fn reach(addresses: &[SocketAddr], until: Instant) -> Result<TcpStream, String> 
                 secure::close_at_once(&socket, true);
                 return Ok(socket);
             }
-            Err(error) => why = error.to_string(),
+            Err(error) => why = format!("{}: {error}", address.ip()),
         }
     }
     Err(why)
@@ -330,17 +430,9 @@ fn introduce(
 
 fn meet(own: &Introduction, connection: Connection, socket: TcpStream) -> Result<Met, String> {
     let failed = |error: std::io::Error| error.to_string();
-    let address = socket.local_addr().map_err(failed)?.ip();
+    let address = socket.local_addr().map_err(failed)?.ip().to_canonical();
     let inbox = Inbox::new().map_err(failed)?;
     let link = Link::new(connection, socket, 0, &inbox).map_err(failed)?;
     let plane = ControlPlane::new(own.host, Vec::new(), inbox, BTreeMap::from([(0, link)]));
     Ok(Met { plane, address })
-}
-
-fn resolve(host: &str, port: u16) -> Result<Vec<SocketAddr>, String> {
-    let found = (host, port)
-        .to_socket_addrs()
-        .map_err(|error| format!("the name {host} cannot be resolved: {error}"))?;
-    let addresses: Vec<SocketAddr> = found.collect();
-    if addresses.is_empty() { Err(format!("the name {host} has no address")) } else { Ok(addresses) }
 }

@@ -12,13 +12,16 @@ pub(crate) fn open_mpi(variables: &Variables<'_>) -> Result<Option<ForeignRank>,
     let id = variables.text("OMPI_MCA_ess_base_jobid").or_else(|| variables.text("PMIX_NAMESPACE"));
     Ok(Some(ForeignRank {
         launcher: ForeignLauncher::OpenMpi,
+        number: variables.number(RANK, RANK)?,
         rank: variables.number(RANK, RANK)?,
         world_size: variables.number("OMPI_COMM_WORLD_SIZE", RANK)?,
         local_rank: variables.number("OMPI_COMM_WORLD_LOCAL_RANK", RANK)?,
         local_world_size: variables.number("OMPI_COMM_WORLD_LOCAL_SIZE", RANK)?,
+        is_local_assumed: false,
         hosts: None,
         job: format!("openmpi-{}", id.unwrap_or_else(|| "local".to_string())),
         rendezvous: variables.master()?,
+        said: String::new(),
     }))
 }
 
@@ -29,12 +32,15 @@ pub(crate) fn hydra(variables: &Variables<'_>) -> Result<Option<ForeignRank>, En
     }
     Ok(Some(ForeignRank {
         launcher: ForeignLauncher::Hydra,
+        number: variables.number(RANK, RANK)?,
         rank: variables.number(RANK, RANK)?,
         world_size: variables.number("PMI_SIZE", RANK)?,
         local_rank: variables.number("MPI_LOCALRANKID", RANK)?,
         local_world_size: variables.number("MPI_LOCALNRANKS", RANK)?,
+        is_local_assumed: false,
         hosts: None,
         job: format!("hydra-{}", variables.text("PMI_JOBID").unwrap_or_else(|| "local".to_string())),
         rendezvous: variables.master()?,
+        said: String::new(),
     }))
 }

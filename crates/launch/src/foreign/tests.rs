@@ -2,10 +2,14 @@
 
 use super::*;
 
-fn read(variables: &[(&str, &str)]) -> Result<Option<ForeignRank>, EnvironmentError> {
+fn whole(variables: &[(&str, &str)]) -> Result<Foreign, EnvironmentError> {
     let find =
         |name: &str| variables.iter().find(|(key, _)| *key == name).map(|(_, value)| value.to_string());
-    foreign_rank(&Variables::new(&find))
+    foreign(&Variables::new(&find))
+}
+
+fn read(variables: &[(&str, &str)]) -> Result<Option<ForeignRank>, EnvironmentError> {
+    whole(variables).map(|foreign| foreign.rank)
 }
 
 /// The variables with `change` put in the place of one of them, or behind them.
@@ -90,7 +94,8 @@ fn a_plain_environment_and_a_world_of_one_rank_are_no_job() {
     // What a batch script sees, outside of any step.
     let batch = [("SLURM_PROCID", "0"), ("SLURM_LOCALID", "0"), ("SLURM_NTASKS", "8"), ("SLURM_JOB_ID", "1")];
     assert_eq!(read(&batch).unwrap(), None);
-    let alone = with(&OPEN_MPI, &[("OMPI_COMM_WORLD_RANK", "0"), ("OMPI_COMM_WORLD_SIZE", "1")]);
+    let names = OPEN_MPI.map(|(name, _)| name);
+    let alone: Vec<_> = names.into_iter().zip(["0", "1", "0", "1"]).collect();
     assert_eq!(read(&alone).unwrap(), None);
     assert_eq!(read(&with(&TORCHRUN, &[(CHOICE, "none")])).unwrap(), None);
 }
@@ -98,10 +103,10 @@ fn a_plain_environment_and_a_world_of_one_rank_are_no_job() {
 #[test]
 fn what_is_missing_or_no_number_is_named() {
     for missing in ["WORLD_SIZE", "LOCAL_WORLD_SIZE", "LOCAL_RANK"] {
-        refused(&with(&TORCHRUN, &[(missing, "")]), &[missing, "is not", "PHALANX_LAUNCHER=none"]);
+        refused(&with(&TORCHRUN, &[(missing, "")]), &[missing, "is empty", "PHALANX_LAUNCHER=none"]);
     }
     for missing in ["SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"] {
-        refused(&with(&SLURM, &[(missing, "")]), &[missing, "is not"]);
+        refused(&with(&SLURM, &[(missing, "")]), &[missing, "is empty"]);
     }
     refused(&OPEN_MPI[..3], &["OMPI_COMM_WORLD_LOCAL_SIZE"]);
     refused(&HYDRA[..2], &["MPI_LOCALRANKID"]);
@@ -122,7 +127,8 @@ fn what_contradicts_itself_is_named() {
     // Ranks that are dealt out host by host.
     let cyclic = [("RANK", "1"), ("WORLD_SIZE", "4"), ("LOCAL_RANK", "0"), ("LOCAL_WORLD_SIZE", "4")];
     refused(&cyclic, &["consecutively"]);
-    refused(&with(&SLURM, &[("SLURM_PROCID", "1")]), &["consecutively", "--distribution=block"]);
+    let unknown = [("SLURM_PROCID", "2"), ("SLURM_NODEID", "")];
+    refused(&with(&SLURM, &unknown), &["neither SLURM_NODEID nor SLURM_GTIDS", "--distribution=block"]);
     refused(&with(&SLURM, &[("SLURM_STEP_TASKS_PER_NODE", "2(x3)")]), &["3 nodes", "6 tasks"]);
     refused(&with(&SLURM, &[("SLURM_STEP_TASKS_PER_NODE", "2(x99999999)")]), &["expected numbers of tasks"]);
     refused(&with(&SLURM, &[("SLURM_NODEID", "9")]), &["SLURM_NODEID=9"]);
@@ -153,6 +159,114 @@ fn several_launchers_must_agree_or_one_is_chosen() {
         ],
     );
     assert_eq!(read(&shell).unwrap().unwrap().launcher, ForeignLauncher::OpenMpi);
+}
+
+/// A step of 5 tasks on nodes of 2, 2 and 1, as Slurm numbers them with each distribution: task, local number, node.
+#[test]
+fn the_tasks_of_a_step_are_numbered_node_by_node_whatever_its_distribution() {
+    let cyclic = [(0, 0, 0), (1, 0, 1), (2, 0, 2), (3, 1, 0), (4, 1, 1)];
+    let block = [(0, 0, 0), (1, 1, 0), (2, 0, 1), (3, 1, 1), (4, 0, 2)];
+    let arbitrary = [(4, 0, 0), (2, 1, 0), (1, 0, 1), (3, 1, 1), (0, 0, 2)];
+    for tasks in [cyclic, block, arbitrary] {
+        let mut ranks = Vec::new();
+        for (task, local, node) in tasks {
+            let mut together: Vec<_> = tasks.iter().filter(|(_, _, other)| *other == node).collect();
+            together.sort_by_key(|(_, local, _)| *local);
+            let together: Vec<String> = together.iter().map(|(task, ..)| task.to_string()).collect();
+            let [number, place, node_number] = [task, local, node].map(|number| number.to_string());
+            let together = together.join(",");
+            let own = [("SLURM_PROCID", &*number), ("SLURM_LOCALID", &place), ("SLURM_NODEID", &node_number)];
+            for given in [vec![], vec![("SLURM_GTIDS", &*together)]] {
+                let variables: Vec<_> = with(&SLURM, &own).into_iter().chain(given).collect();
+                let rank = read(&variables).unwrap().unwrap();
+                assert_eq!((rank.number, rank.local_rank, rank.hosts), (task, local, Some((node, 3))));
+                assert_eq!((rank.rank, rank.first_of_host()), ([0, 2, 4][node] + local, [0, 2, 4][node]));
+                assert_eq!(rank.host().unwrap(), (node, 3));
+                ranks.push(rank.rank);
+            }
+        }
+        ranks.sort();
+        assert_eq!(ranks, [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]);
+    }
+    // The local number alone follows from the tasks of the node.
+    let placed = with(&SLURM, &[("SLURM_LOCALID", ""), ("SLURM_GTIDS", "2,3")]);
+    assert_eq!(read(&placed).unwrap().unwrap().local_rank, 1);
+    for (wrong, words) in [
+        (("SLURM_GTIDS", "2,4"), "SLURM_GTIDS=2,4, but SLURM_PROCID=3 is SLURM_LOCALID=1"),
+        (("SLURM_GTIDS", "3"), "of the 2 tasks of node 1"),
+        (("SLURM_GTIDS", "2,x"), "expected numbers of tasks"),
+        (("SLURM_LOCALID", "2"), "node 1 runs 2 tasks"),
+    ] {
+        refused(&with(&SLURM, &[wrong]), &[words]);
+    }
+}
+
+#[test]
+fn variables_that_are_not_followed_are_said() {
+    let torchrun = [("RANK", "0"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "0"), ("LOCAL_WORLD_SIZE", "2")];
+    let [_, world, local, local_world] = torchrun;
+    let batch = [("SLURM_PROCID", "0"), ("SLURM_NTASKS", "4"), ("SLURM_JOB_ID", "7")];
+    let alone = [
+        ("SLURM_STEP_NODELIST", "a"),
+        ("SLURM_STEP_TASKS_PER_NODE", "1"),
+        ("SLURM_STEP_NUM_TASKS", "1"),
+        ("SLURM_LOCALID", "0"),
+    ];
+    let shell: Vec<_> = batch.into_iter().chain(alone).collect();
+    let with_mpi: Vec<_> = OPEN_MPI.into_iter().chain([("WORLD_SIZE", "16")]).collect();
+    let half: Vec<_> = OPEN_MPI.into_iter().chain([("RANK", "1")]).collect();
+    for (variables, is_rank, words) in [
+        (&[world][..], false, &["WORLD_SIZE=2 is set, but RANK is not set", "itself"][..]),
+        (&[("RANK", ""), world], false, &["RANK is empty"]),
+        (&[local_world], false, &["LOCAL_WORLD_SIZE=2"]),
+        (&OPEN_MPI[1..], false, &["OMPI_COMM_WORLD_SIZE=2", "OMPI_COMM_WORLD_RANK is not set"]),
+        (&HYDRA[1..], false, &["PMI_SIZE=2", "PMI_RANK is not set"]),
+        (&[("PMIX_RANK", "3")], false, &["PMIX_RANK=3", "not read"]),
+        (&batch, false, &["SLURM_NTASKS=4", "batch script", "srun phalanx train"]),
+        (&shell, false, &["SLURM_NTASKS=4", "allocation"]),
+        (&with_mpi, true, &["WORLD_SIZE=16", "another launcher are followed"]),
+        (&half, true, &["openmpi are followed", "RANK is set", "WORLD_SIZE is not set"]),
+    ] {
+        let Foreign { rank, notes } = whole(variables).unwrap();
+        assert_eq!((rank.is_some(), notes.len()), (is_rank, 1), "{variables:?}: {notes:?}");
+        words.iter().for_each(|word| assert!(notes[0].contains(word), "no {word:?} in {notes:?}"));
+    }
+    for silent in
+        [&[][..], &[("WORLD_SIZE", "1"), local], &[("MASTER_PORT", "x")], &torchrun, &OPEN_MPI, &SLURM]
+    {
+        assert_eq!(whole(silent).unwrap().notes, Vec::<String>::new(), "{silent:?}");
+    }
+    assert_eq!(read(&torchrun).unwrap().unwrap().said, "RANK=0 WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 LOCAL_RANK=0");
+}
+
+#[test]
+fn variables_that_contradict_those_of_another_launcher_are_refused_though_they_are_incomplete() {
+    let both = |more: &[(&'static str, &'static str)]| -> Vec<(&'static str, &'static str)> {
+        OPEN_MPI.into_iter().chain(more.iter().copied()).collect()
+    };
+    refused(
+        &both(&[("RANK", "0")]),
+        &["openmpi say rank 1 of 2", "torchrun say RANK=0", "PHALANX_LAUNCHER="],
+    );
+    refused(&both(&[("PMI_RANK", "1"), ("PMI_SIZE", "8")]), &["hydra say PMI_RANK=1 PMI_SIZE=8"]);
+    refused(&[("RANK", "3"), ("WORLD_SIZE", "1")], &["rank 3 of 1"]);
+    let local =
+        both(&[("PMI_RANK", "1"), ("PMI_SIZE", "2"), ("MPI_LOCALRANKID", "0"), ("MPI_LOCALNRANKS", "1")]);
+    refused(&local, &["1 of 2 on this host", "0 of 1 on this host"]);
+    // Open MPI's --map-by node.
+    let names = [
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+    ];
+    for of in [["2", "4", "1", "2"], ["1", "4", "0", "2"]] {
+        let cyclic: Vec<_> = names.into_iter().zip(of).collect();
+        assert!(read(&cyclic).and_then(|rank| rank.unwrap().host()).is_err(), "{cyclic:?}");
+    }
+    // What is assumed gives way to what is known.
+    let step: Vec<_> = SLURM.into_iter().chain([("RANK", "3"), ("WORLD_SIZE", "5")]).collect();
+    assert_eq!(read(&step).unwrap().unwrap().launcher, ForeignLauncher::Slurm);
 }
 
 #[test]

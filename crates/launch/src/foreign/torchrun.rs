@@ -16,6 +16,7 @@ pub(crate) fn read(variables: &Variables<'_>) -> Result<Option<ForeignRank>, Env
     let world_size = variables.number("WORLD_SIZE", "RANK")?;
     let local_world_size = variables.number_if_set("LOCAL_WORLD_SIZE")?;
     let local_rank = variables.number_if_set("LOCAL_RANK")?;
+    let is_local_assumed = local_world_size.is_none();
     let (local_rank, local_world_size) = match (local_rank, local_world_size) {
         (Some(local_rank), Some(local_world_size)) => (local_rank, local_world_size),
         (None, None) => (0, 1),
@@ -40,5 +41,17 @@ pub(crate) fn read(variables: &Variables<'_>) -> Result<Option<ForeignRank>, Env
     let group = variables.number_if_set("GROUP_RANK")?;
     let hosts = group.zip(variables.number_if_set("GROUP_WORLD_SIZE")?);
     let launcher = ForeignLauncher::Torchrun;
-    Ok(Some(ForeignRank { launcher, rank, world_size, local_rank, local_world_size, hosts, job, rendezvous }))
+    Ok(Some(ForeignRank {
+        launcher,
+        number: rank,
+        rank,
+        world_size,
+        local_rank,
+        local_world_size,
+        is_local_assumed,
+        hosts,
+        job,
+        rendezvous,
+        said: String::new(),
+    }))
 }

@@ -30,12 +30,23 @@ impl<'a> Variables<'a> {
         self.text(name).is_some()
     }
 
+    /// How a variable is not set: `not set`, or `empty`.
+    pub(crate) fn absence(&self, name: &str) -> &'static str {
+        if (self.0)(name).is_some() { "empty" } else { "not set" }
+    }
+
+    /// The value of a variable as it is.
+    pub(crate) fn raw(&self, name: &str) -> Option<String> {
+        (self.0)(name)
+    }
+
     /// A variable that must be set because `because` is.
     pub(crate) fn required(&self, name: &str, because: &str) -> Result<String, EnvironmentError> {
         self.text(name).ok_or_else(|| {
             EnvironmentError(format!(
-                "{because} is set, so another launcher has started this process, but {name} is not: set it, or \
+                "{because} is set, so another launcher has started this process, but {name} is {}: set it, or \
                  start without the other launcher ({}=none)",
+                self.absence(name),
                 super::CHOICE
             ))
         })

@@ -14,7 +14,7 @@ use phalanx_mpi::LONGEST_MESSAGE;
 use phalanx_trace::CollectiveOp;
 
 use crate::bench_args::{BenchCollectivesArgs, BenchOp, BenchTransport};
-use crate::environment::foreign_rank;
+use crate::environment::foreign;
 use crate::launch::RankProcesses;
 use crate::machine;
 use crate::network_args::STREAMS;
@@ -115,7 +115,7 @@ fn check(args: &BenchCollectivesArgs, nproc: usize, streams: usize) -> Result<()
 /// The rank that mpirun has given to this process.
 fn rank_of_mpirun(args: &BenchCollectivesArgs) -> Result<ForeignRank> {
     let library = phalanx_mpi::library().context("--transport mpi")?;
-    let Some(rank) = foreign_rank()? else {
+    let Some(rank) = foreign()?.rank else {
         bail!(
             "--transport mpi: start the ranks with mpirun of {library}, as in `mpirun -n 2 phalanx bench collectives`"
         )

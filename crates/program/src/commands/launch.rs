@@ -11,7 +11,8 @@ use crate::commands::train::train_with;
 use crate::environment::{self, Environment};
 use crate::hosts::shares::ranks_of_a_host;
 use crate::hosts::{
-    Between, How, Place, SecretSource, Team, follow, lead_from_stdin, meet, supervise, without_launcher,
+    Between, How, LostHost, Place, SecretSource, Team, follow, lead_from_stdin, meet, supervise,
+    without_launcher,
 };
 use crate::launch_args::LaunchArgs;
 use crate::output::{TrainOutput, note};
@@ -37,8 +38,9 @@ pub fn launch(args: &LaunchArgs, environment: Environment) -> Result<ExitCode> {
         bail!("--node-rank {host}: hosts are numbered from 0, and --nnodes is {hosts}");
     }
     let signals = Signals::take_over()?;
+    let lost = LostHost::default();
     let source = match (args.from_stdin, environment::secret_file(&args.train.network)) {
-        (true, _) => SecretSource::Known(lead_from_stdin(&signals)?),
+        (true, _) => SecretSource::Known(lead_from_stdin(&signals, &lost)?),
         (false, Some(path)) => SecretSource::File(path),
         (false, None) => bail!(
             "give --secret-file FILE: a file that only you can read, the same on all hosts; host 0 makes it if it is not there"
@@ -54,9 +56,10 @@ pub fn launch(args: &LaunchArgs, environment: Environment) -> Result<ExitCode> {
         plaintext: args.train.network.plaintext,
         limit: Duration::from_secs(args.train.network.join_timeout),
         announces: args.from_stdin && host == 0,
+        by: String::new(),
     };
     let output = TrainOutput::default();
-    let ended = meet_and_train(args, &place, &source, environment, &signals, &output);
+    let ended = meet_and_train(args, &place, (&source, &lost), environment, &signals, &output);
     output.finish();
     ended
 }
@@ -64,12 +67,12 @@ pub fn launch(args: &LaunchArgs, environment: Environment) -> Result<ExitCode> {
 fn meet_and_train(
     args: &LaunchArgs,
     place: &Place,
-    source: &SecretSource,
+    (source, lost): (&SecretSource, &LostHost),
     environment: Environment,
     signals: &Signals,
     output: &TrainOutput,
 ) -> Result<ExitCode> {
-    let (mut met, secret) = meet(place, source)?;
+    let (mut met, secret) = meet(place, source, signals, &|| lost.reason())?;
     if place.host > 0 {
         let how =
             How { secret, plaintext: args.train.network.plaintext, pin: !args.train.no_pin, helpers: None };

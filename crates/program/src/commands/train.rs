@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, anyhow, bail};
 use phalanx_collectives::{HostJob, threads};
-use phalanx_launch::{Failure, LocalLeader};
+use phalanx_launch::{Failure, LocalLeader, Parting};
 use phalanx_train::job::Job;
 
 use crate::environment::Environment;
@@ -14,7 +14,7 @@ use crate::hosts::{Team, without_launcher};
 use crate::launch::{RankProcesses, Start};
 use crate::output::{TrainOutput, note, note_error};
 use crate::overrides::Overrides;
-use crate::planned::Planned;
+use crate::planned::{Across, Planned};
 use crate::rank_host::RankHost;
 use crate::rank_output::Output;
 use crate::restarts::Restarts;
@@ -128,7 +128,16 @@ impl Run<'_> {
     /// Prepares the run and trains. `is_watched`: one rank alone has a process of its own, too.
     fn once(&mut self, args: &TrainArgs, is_watched: bool) -> Result<u8, Stop> {
         let args = &self.with_threads(args);
-        let (started, prepared) = match self.set_up(args) {
+        let set_up = match self.team.take() {
+            None => self.set_up(args, None),
+            Some(team) => {
+                let across = team.across();
+                let set_up = team.while_preparing(self.signals, || self.set_up(args, Some(across)));
+                self.team = Some(team);
+                set_up
+            }
+        };
+        let (started, prepared) = match set_up {
             Ok(set_up) => set_up,
             Err(error) => {
                 // Only the folder of a first start may be removed again.
@@ -147,7 +156,11 @@ impl Run<'_> {
             output.print(&plan_report::short(&prepared.planned, &folder.path().display().to_string()));
         }
         let steps = prepared.planned.config.train.steps;
-        if started.checkpoint.as_ref().is_some_and(|(checkpoint, _)| checkpoint.step() >= steps) {
+        let at = started.checkpoint.as_ref().map(|(checkpoint, _)| checkpoint.step());
+        let is_done = at.is_some_and(|step| step >= steps);
+        let lacks_evaluation =
+            at.is_some_and(|step| final_report::lacks_evaluation(&self.folder, &prepared.planned, step));
+        if is_done && !lacks_evaluation {
             let more = learning_rate::more_steps(&prepared.planned.config);
             note(&format!("all {steps} steps are done; to train further, give more: {more}"));
             return Ok(0);
@@ -171,7 +184,9 @@ impl Run<'_> {
     /// The exit code of a run that a signal has stopped before it began, or the error.
     fn ended_by(&self, error: anyhow::Error) -> Result<u8, Stop> {
         let folder = &self.folder;
-        if error.downcast_ref().is_some_and(|failure| exit_status::is_interrupted(failure, self.signals)) {
+        let interrupted =
+            error.downcast_ref().is_some_and(|failure| exit_status::is_interrupted(failure, self.signals));
+        if interrupted || matches!(error.downcast_ref(), Some(Parting::Stopped(_))) {
             note(&format!("stopped before the ranks had started; resume with: {}", resume::command(folder)));
             return Ok(STOPPED);
         }
@@ -198,15 +213,15 @@ impl Run<'_> {
         args
     }
 
-    /// Resolves what to train and prepares it; the run folder, which is locked, does not change.
-    fn set_up(&self, args: &TrainArgs) -> Result<(Resumed, Prepares)> {
+    /// Resolves what to train and prepares it, for ranks that lie on several hosts as `across` says, if they do; the run folder, which
+    /// is locked, does not change.
+    fn set_up(&self, args: &TrainArgs, across: Option<Across>) -> Result<(Resumed, Prepares)> {
         let file = self.file.clone();
         let started = match args.resume {
             true => resume::resume(&self.folder, args, file, self.environment, &mut |warning| note(warning))?,
             false => start(&self.folder, args, file)?,
         };
-        let here = self.team.as_ref().map(|team| team.across());
-        let prepared = setup::prepare(&self.folder, &started, args.show(), self.environment, here)?;
+        let prepared = setup::prepare(&self.folder, &started, args.show(), self.environment, across)?;
         Ok((started, prepared))
     }
 
@@ -334,6 +349,13 @@ fn finish(
     if saved < planned.config.train.steps {
         note(&format!(
             "stopped after step {saved}, which is saved; resume with: {}",
+            resume::command(folder)
+        ));
+        return Ok(STOPPED);
+    }
+    if final_report::lacks_evaluation(folder, planned, saved) {
+        note(&format!(
+            "stopped in the evaluation after step {saved}, the last one, which is saved; this evaluates: {}",
             resume::command(folder)
         ));
         return Ok(STOPPED);

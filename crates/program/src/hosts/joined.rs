@@ -6,12 +6,15 @@ use std::os::fd::OwnedFd;
 use std::os::unix::process::parent_id;
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use phalanx_collectives::Wire;
-use phalanx_launch::{ForeignLauncher, ForeignRank, LocalGroup, LocalHello, LocalLeader, LocalMember};
+use phalanx_launch::{
+    ForeignLauncher, ForeignRank, LocalGroup, LocalHello, LocalLeader, LocalMember, Parting,
+};
 use phalanx_tensor::refused_thread;
 
 use crate::commands::train::train_with;
@@ -21,7 +24,7 @@ use crate::launch::{Order, RankProcesses};
 use crate::output::{TrainOutput, note, note_error};
 use crate::pinning;
 use crate::rank_output::Output;
-use crate::signals::Signals;
+use crate::signals::{STOPPED, Signals};
 use crate::task::Show;
 use crate::train_args::TrainArgs;
 
@@ -38,9 +41,18 @@ pub fn train(args: &TrainArgs, environment: Environment, rank: &ForeignRank) -> 
             rank.world_size
         );
     }
-    // What this build cannot do is said by every process, before they wait for each other.
+    // What this build cannot do, and hosts that cannot be numbered, are said by every process, before they wait for each other.
+    let (host, hosts) = rank.host()?;
+    if rank.local_rank == 0 && rank.number != rank.rank {
+        let (name, number, rank) = (rank.launcher.name(), rank.number, rank.rank);
+        note(&format!(
+            "{name} does not number its processes host by host, as ranks are: process {number} of {name} is rank {rank}, on host {host} of \
+             {hosts}"
+        ));
+    }
     let transport = transport(args, rank)?;
-    let group = LocalGroup::new(&job_name(rank), rank.local_world_size);
+    let first = rank.first_of_host();
+    let group = LocalGroup::new(&job_name(rank), first..first + rank.local_world_size);
     let limit = Duration::from_secs(args.network.join_timeout);
     let signals = Signals::take_over()?;
     let output = TrainOutput::default();
@@ -48,8 +60,9 @@ pub fn train(args: &TrainArgs, environment: Environment, rank: &ForeignRank) -> 
         0 => lead(args, environment, rank, &transport, &group, &signals, &output),
         _ => {
             let hello = LocalHello { rank: rank.rank, cores: pinning::allowed() };
-            let member = group.follow(&hello, limit).context("joining the processes of this host")?;
-            signals.training_starts();
+            let member =
+                group.follow(&hello, limit, &says(rank)).context("joining the processes of this host")?;
+            signals.others_are_told();
             run_own(member, &signals, &output)
         }
     };
@@ -79,6 +92,36 @@ fn job_name(rank: &ForeignRank) -> String {
     }
 }
 
+/// Shows the lines of a wait. The first also says what makes this process wait, and how it would not.
+fn says(rank: &ForeignRank) -> impl Fn(&str) + Sync {
+    let (number, world, first) = (rank.rank, rank.world_size, AtomicBool::new(true));
+    let by = by(rank);
+    move |line: &str| {
+        let by = if first.swap(false, Ordering::Relaxed) { &*by } else { "" };
+        note(&format!("rank {number} of {world}: {line}{by}"));
+    }
+}
+
+/// The variables that make this process a rank, and how it would be none.
+fn by(rank: &ForeignRank) -> String {
+    let ForeignRank { launcher, said, .. } = rank;
+    let names: Vec<&str> =
+        said.split(' ').filter_map(|set| set.split_once('=')).map(|(name, _)| name).collect();
+    let assumed = match rank.is_local_assumed {
+        true => format!("; LOCAL_WORLD_SIZE is not set: taken as {}", rank.local_world_size),
+        false => String::new(),
+    };
+    let terminal = match environment::in_slurm_terminal() {
+        true => "; in a shell of `srun --pty` the other tasks do not run this command",
+        false => "",
+    };
+    format!(
+        "; {said} ({}) make this process a rank{assumed}{terminal}; to train without them, unset {} or set PHALANX_LAUNCHER=none",
+        launcher.name(),
+        names.join(" ")
+    )
+}
+
 /// The launcher of this host.
 fn lead(
     args: &TrainArgs,
@@ -90,7 +133,8 @@ fn lead(
     output: &TrainOutput,
 ) -> Result<u8> {
     let limit = Duration::from_secs(args.network.join_timeout);
-    let helpers = Arc::new(group.lead(limit).context("waiting for the processes of this host")?);
+    let helpers = group.lead(limit, &says(rank)).context("waiting for the processes of this host")?;
+    let helpers = Arc::new(helpers);
     let (host, hosts) = rank.host()?;
     // That traffic is not encrypted is said in any case.
     let says = args.show() == Show::Progress || (hosts > 1 && transport.wire == Wire::Mpi);
@@ -108,7 +152,8 @@ fn lead(
         1 => train_with(&train, environment, signals, output, None, Some(Arc::clone(&helpers))),
         _ => across(&train, environment, rank, transport.wire, (host, hosts), (signals, output), &helpers),
     };
-    let code = *ended.as_ref().unwrap_or(&1);
+    let stopped = |error: &anyhow::Error| matches!(error.downcast_ref(), Some(Parting::Stopped(_)));
+    let code = ended.as_ref().map_or_else(|error| if stopped(error) { STOPPED } else { 1 }, |code| *code);
     let finish = serde_json::to_vec(&Order::Finish { code })?;
     let ranks: Vec<usize> = helpers.hellos().map(|hello| hello.rank).collect();
     for rank in ranks {
@@ -174,8 +219,9 @@ fn across(
         plaintext: args.network.plaintext,
         limit: Duration::from_secs(args.network.join_timeout),
         announces: false,
+        by: by(rank),
     };
-    let (mut met, secret) = meet(&place, &SecretSource::File(secret_file))?;
+    let (mut met, secret) = meet(&place, &SecretSource::File(secret_file), signals, &|| None)?;
     let (plaintext, helpers) = (args.network.plaintext, Some(Arc::clone(helpers)));
     if host > 0 {
         let how = How { secret, plaintext, pin: false, helpers };
@@ -192,7 +238,7 @@ fn across(
 
 /// Starts the rank of this process each time that the leading process says so, until the run is over.
 fn run_own(member: LocalMember, signals: &Signals, output: &TrainOutput) -> Result<u8> {
-    let orders = orders(member)?;
+    let orders = orders(member, signals.watched())?;
     let shown = Output::shown(output.clone());
     loop {
         // The thread that sends orders ends this process when the leading one has ended.
@@ -201,6 +247,7 @@ fn run_own(member: LocalMember, signals: &Signals, output: &TrainOutput) -> Resu
             Order::Finish { code } => return Ok(code),
             Order::Begin(begin) => begin,
         };
+        signals.training_starts();
         let ended = RankProcesses::start_own(&begin, fds, &shown)?.wait(signals);
         if let Err(failure) = ended
             && failure.rank == begin.rank
@@ -210,8 +257,12 @@ fn run_own(member: LocalMember, signals: &Signals, output: &TrainOutput) -> Resu
     }
 }
 
-/// What the leading process says. When it has ended without a last word, so does this process, and its rank with it.
-fn orders(mut member: LocalMember) -> Result<Receiver<(Order, Vec<OwnedFd>)>> {
+/// What the leading process says. When it has ended without a last word, so does this process, and its rank with it; as `stopped` if both
+/// were asked to stop before the run began.
+fn orders(
+    mut member: LocalMember,
+    stopped: impl Fn() -> bool + Send + 'static,
+) -> Result<Receiver<(Order, Vec<OwnedFd>)>> {
     let (sender, orders) = mpsc::channel();
     let read = move || {
         loop {
@@ -219,6 +270,7 @@ fn orders(mut member: LocalMember) -> Result<Receiver<(Order, Vec<OwnedFd>)>> {
                 Ok((serde_json::from_slice::<Order>(&bytes).context("an order that makes no sense")?, fds))
             });
             match order {
+                Err(_) if stopped() => std::process::exit(STOPPED.into()),
                 Err(error) => {
                     note_error(&format!("error: {error:#}"));
                     std::process::exit(1);

@@ -3,15 +3,17 @@
 use std::cell::RefCell;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
 use phalanx_collectives::secure::{Protection, Secret};
 use phalanx_host::cores::{boot_id, host_name};
-use phalanx_launch::{Introduction, Meeting, Met, connect, create_secret, read_secret};
+use phalanx_launch::{Introduction, Meeting, Met, Parting, connect, create_secret, read_secret};
 
 use crate::host_kernels::HostKernels;
 use crate::output::{note, print_line};
+use crate::signals::Signals;
 
 /// Where the job's secret comes from.
 pub enum SecretSource {
@@ -39,13 +41,22 @@ pub struct Place {
     pub limit: Duration,
     /// Whether host 0 prints the port at which it listens, for who has started it.
     pub announces: bool,
+    /// What makes this process a launcher of several hosts, as the end of the first line of a wait, if the user did not start it as one.
+    pub by: String,
 }
 
-/// Meets the launchers of the other hosts; host 0 waits for all of them, the others for host 0.
+/// Meets the launchers of the other hosts; host 0 waits for all of them, the others for host 0. `lost` names a host that will not
+/// come, if whoever has started this launcher knows one.
 ///
 /// # Errors
-/// Hosts that do not come in time, do not know the secret or contradict each other, and a secret that others can read.
-pub fn meet(place: &Place, source: &SecretSource) -> Result<(Met, Secret)> {
+/// A [`Parting`] for who was asked to stop; hosts that do not come in time, do not know the secret or contradict each other, and a
+/// secret that others can read.
+pub fn meet(
+    place: &Place,
+    source: &SecretSource,
+    signals: &Signals,
+    lost: &dyn Fn() -> Option<String>,
+) -> Result<(Met, Secret)> {
     let protection = if place.plaintext { Protection::Plaintext } else { Protection::Encrypted };
     let own = Introduction {
         name: host_name(),
@@ -65,11 +76,16 @@ pub fn meet(place: &Place, source: &SecretSource) -> Result<(Met, Secret)> {
         let (secret, _made) = own_secret(source)?;
         let meeting = Meeting::listen(host, port).map_err(|why| anyhow!("{why}"))?;
         if place.announces {
-            let port = meeting.port().context("the port of the rendezvous")?;
-            print_line(&format!("{{\"rendezvous_port\":{port}}}"))?;
+            print_line(&format!("{{\"rendezvous_port\":{}}}", meeting.port()))?;
+        } else if place.hosts > 1 {
+            note(&format!("host 0 of {} listens at {}{}", place.hosts, meeting.describe(), place.by));
         }
-        let met =
-            meeting.gather(own, &secret, protection, place.limit, &note).map_err(|why| anyhow!("{why}"))?;
+        signals.others_are_told();
+        let ends = || {
+            let asked = signals.came().then(|| Parting::Stopped("this host was asked to stop".to_string()));
+            asked.or_else(|| lost().map(Parting::Failed))
+        };
+        let met = meeting.gather(own, &secret, protection, place.limit, &note, &ends)?;
         return Ok((met, secret));
     }
     if port == 0 {
@@ -88,7 +104,12 @@ pub fn meet(place: &Place, source: &SecretSource) -> Result<(Met, Secret)> {
         used.replace(found.clone());
         Ok(found)
     };
-    let met = connect((host, port), &secret, &own, protection, place.limit, &note)
+    let said = AtomicBool::new(false);
+    let first = |line: &str| {
+        let by = if said.swap(true, Ordering::Relaxed) { "" } else { &place.by };
+        note(&format!("{line}{by}"));
+    };
+    let met = connect((host, port), &secret, &own, protection, place.limit, &first)
         .map_err(|why| anyhow!("{why}"))?;
     let secret = used.take().context("a connection without a secret")?;
     Ok((met, secret))

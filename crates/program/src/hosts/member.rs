@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow, bail};
 use phalanx_collectives::secure::Secret;
 use phalanx_collectives::{HostJob, Hosts, Network, Wire};
-use phalanx_launch::{ControlPlane, Failure, LocalLeader, Message, receive_program};
+use phalanx_launch::{ControlPlane, Failure, LocalLeader, Message, Parting, receive_program};
 
 use crate::flight;
 use crate::hosts::protocol::{FromLeader, FromMember, Preparation, decode, encode};
@@ -16,7 +16,7 @@ use crate::hosts::team::{SILENCE, listen};
 use crate::launch::{RankProcesses, Start};
 use crate::output::{TrainOutput, note, note_error};
 use crate::rank_output::Output;
-use crate::signals::Signals;
+use crate::signals::{STOPPED, Signals};
 
 /// The start of ranks that host 0 has announced.
 struct Prepared {
@@ -54,7 +54,7 @@ pub struct How {
 /// Follows the launcher of host 0 until the job is over; returns its exit code. `address` is this host's.
 ///
 /// # Errors
-/// When that launcher is gone before it has said how the job ended.
+/// When that launcher is gone before it has said how the job ended, unless this one was asked to stop.
 pub fn follow(
     plane: &mut ControlPlane,
     address: IpAddr,
@@ -67,13 +67,17 @@ pub fn follow(
     let (prepared, silence) = (None, SILENCE);
     let mut member =
         Member { plane, address, secret, plaintext, pin, helpers, signals, output, prepared, silence };
-    signals.training_starts();
+    signals.others_are_told();
     let mut failed = false;
     loop {
-        let said = match receive_program(member.plane, member.silence, |_, _| ()) {
+        let said = match receive_program(member.plane, member.silence, &|| signals.came()) {
             Ok(said) => said,
             // How the job ended was reported already.
             Err(_) if failed => return Ok(1),
+            Err(parting @ Parting::Stopped(_)) => {
+                note(&format!("stopped: {parting}"));
+                return Ok(STOPPED);
+            }
             Err(why) => bail!("{why}"),
         };
         for (_, bytes) in said {
@@ -145,6 +149,7 @@ impl Member<'_> {
         let output = Output::shown(self.output.clone()).on_host(name).with_logs(&preparation.run);
         let timeout = Duration::from_secs(preparation.stall_timeout_s);
         let helpers = self.helpers.clone();
+        self.signals.training_starts();
         let start = Start { task, network: Some(&network), timeout, pin: self.pin, output: &output, helpers };
         let ended = RankProcesses::start_in(job, &start)?.wait_with(self.signals, self.plane);
         ended.map(drop).map_err(|failure| explain(failure, &preparation.run))

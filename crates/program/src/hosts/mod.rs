@@ -20,6 +20,6 @@ mod transport;
 
 pub use meet::{Place, SecretSource, meet};
 pub use member::{How, follow};
-pub use supervise::{lead_from_stdin, supervise};
+pub use supervise::{LostHost, lead_from_stdin, supervise};
 pub use team::{Between, Team};
 pub use transport::{Transport, choose, without_launcher};

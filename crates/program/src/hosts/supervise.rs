@@ -1,17 +1,21 @@
 //! One process that starts the launchers of all hosts: over ssh (`--hostfile`), or here, to try it (`--hosts`).
 //!
 //! A launcher gets the secret on its standard input, in one line, and ends when its standard input does: when this process has
-//! ended, or the ssh connection is lost. A line `stop` asks it to finish the step and save.
+//! ended, or the ssh connection is lost. A line `stop` asks it to finish the step and save; a line `lost WHY` tells that of host 0
+//! that another one has ended, for which it waits no longer.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::process::{Child, ChildStdin, Command, ExitCode, Stdio};
+use std::process::{Child, ChildStdin, Command, ExitCode, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
 use phalanx_collectives::secure::Secret;
-use phalanx_launch::{HostSlots, filter_hosts, from_digits, own_program, parse_hostfile, to_digits};
+use phalanx_launch::{
+    HostSlots, filter_hosts, from_digits, own_program, parse_hostfile, tell_while, to_digits,
+};
 use phalanx_tensor::refused_thread;
 use serde::Deserialize;
 
@@ -24,31 +28,57 @@ use crate::signals::Signals;
 /// The line that asks a launcher to stop.
 const STOP: &str = "stop";
 
+/// What begins the line about a launcher that has ended.
+const LOST: &str = "lost ";
+
+/// Longest line that is sent.
+const LINE_BYTES: usize = 4096;
+
 /// Largest hostfile.
 const HOSTFILE_BYTES: u64 = 16 << 20;
 
-/// Time that the other launchers have to end after the first one has.
+/// Time that the other launchers have to end after that of host 0 has.
 const LEAVE: Duration = Duration::from_secs(15);
 
-/// The same after one was killed: those that knew it end at once, those that still wait for it would wait in vain.
+/// The same after it was killed: those that knew it end at once, those that still wait for it would wait in vain.
 const LEAVE_KILLED: Duration = Duration::from_secs(2);
 
-/// Reads the secret from standard input, and from then on does what comes there: a line `stop` is a signal, and the end of it
-/// the end of this process. Ranks end with their launcher.
+/// Exit code of ssh when it could not connect, or its connection was lost.
+const SSH_FAILED: i32 = 255;
+
+/// A host of which this launcher was told that it will not come.
+#[derive(Clone, Default)]
+pub struct LostHost(Arc<Mutex<Option<String>>>);
+
+impl LostHost {
+    /// Which host, and why; None while all may come.
+    pub fn reason(&self) -> Option<String> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn set(&self, why: &str) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_with(|| why.to_string());
+    }
+}
+
+/// Reads the secret from standard input, and from then on does what comes there: a line `stop` is a signal, one that begins with
+/// `lost` says what to put into `lost`, and the end of it is the end of this process. Ranks end with their launcher.
 ///
 /// # Errors
 /// A first line that is no secret.
-pub fn lead_from_stdin(signals: &Signals) -> Result<Secret> {
+pub fn lead_from_stdin(signals: &Signals, lost: &LostHost) -> Result<Secret> {
     let mut line = String::new();
     let mut stdin = BufReader::new(std::io::stdin());
     // The digits and the end of the line; nothing longer is read.
     stdin.by_ref().take(65).read_line(&mut line).context("standard input")?;
     let secret = from_digits(&line).context("--from-stdin: standard input does not begin with a secret")?;
-    let ask = signals.ask();
+    let (ask, lost) = (signals.ask(), lost.clone());
     let obey = move || {
         for line in stdin.lines().map_while(Result::ok) {
-            if line == STOP {
-                ask();
+            match line.strip_prefix(LOST) {
+                Some(why) => lost.set(why),
+                None if line == STOP => ask(),
+                None => {}
             }
         }
         std::process::exit(1);
@@ -67,6 +97,8 @@ struct Announced {
 /// A launcher that this process has started.
 struct Launcher {
     name: String,
+    /// Whether ssh has started it.
+    is_remote: bool,
     child: Child,
     /// Its standard input; dropping it ends the launcher.
     stdin: Option<ChildStdin>,
@@ -88,6 +120,10 @@ pub fn supervise(args: &LaunchArgs) -> Result<ExitCode> {
         None => "127.0.0.1".to_string(),
         Some(_) => address_of(&hosts[0].host),
     };
+    if args.hostfile.is_some() && !args.train.quiet {
+        let numbered = hosts.iter().enumerate().map(|(number, host)| format!("{number}: {}", host.host));
+        note(&format!("hosts {}", numbered.collect::<Vec<_>>().join(", ")));
+    }
     let mut launchers = Vec::new();
     let mut port = 0;
     for (number, host) in hosts.iter().enumerate() {
@@ -98,7 +134,10 @@ pub fn supervise(args: &LaunchArgs) -> Result<ExitCode> {
         let stdout = launcher.child.stdout.take().context("the output of a launcher")?;
         let mut stdout = BufReader::new(stdout);
         if number == 0 {
-            port = announced(&mut stdout, &mut launcher)?;
+            let waits = |waited: Duration| {
+                format!("waiting for ssh and the launcher of {} ({} s)", host.host, waited.as_secs())
+            };
+            port = tell_while(&note, &waits, || announced(&mut stdout, &mut launcher))?;
         }
         launcher.show(number == 0, stdout, &output)?;
         launchers.push(launcher);
@@ -203,7 +242,9 @@ fn start(args: &LaunchArgs, host: &HostSlots, words: &[String], secret: &Secret)
         Some(_) => {
             let mut command = Command::new("ssh");
             // No terminal, no questions; a connection that is cut ends within 30 s.
-            command.args(["-T", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=10", "--", &host.host]);
+            command.args(["-T", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=10", "--"]);
+            // ssh takes an address of IPv6 without brackets only.
+            command.arg(host.host.replace(['[', ']'], ""));
             command.arg(remote_line(words)?);
             command
         }
@@ -217,7 +258,8 @@ fn start(args: &LaunchArgs, host: &HostSlots, words: &[String], secret: &Secret)
     let mut stdin = child.stdin.take().context("the input of a launcher")?;
     // A launcher that has ended already is reported by its exit.
     let _ = stdin.write_all(format!("{}\n", to_digits(secret)).as_bytes());
-    Ok(Launcher { name: host.host.clone(), child, stdin: Some(stdin), shown: Vec::new() })
+    let (name, is_remote) = (host.host.clone(), args.hostfile.is_some());
+    Ok(Launcher { name, is_remote, child, stdin: Some(stdin), shown: Vec::new() })
 }
 
 /// What a shell on another host runs: this program, in the same folder.
@@ -255,6 +297,32 @@ fn announced(stdout: &mut impl BufRead, launcher: &mut Launcher) -> Result<u16> 
 }
 
 impl Launcher {
+    /// Sends a line, if the launcher still reads.
+    fn tell(&mut self, line: &str) {
+        let line: String = line.chars().filter(|c| !c.is_control()).take(LINE_BYTES).collect();
+        if let Some(stdin) = &mut self.stdin {
+            // A launcher that has ended already is reported by its exit.
+            let _ = stdin.write_all(format!("{line}\n").as_bytes());
+        }
+    }
+
+    /// How it ended, if that has kept it from saying so itself.
+    fn why_ended(&self, status: ExitStatus) -> Option<String> {
+        let Launcher { name, is_remote, .. } = self;
+        match (status.signal(), status.code()) {
+            (Some(signal), _) => Some(format!("the launcher of {name} was killed by signal {signal}")),
+            (None, Some(SSH_FAILED)) if *is_remote => Some(format!(
+                "{name} cannot be reached, or the connection with it was lost: ssh ended with exit code {SSH_FAILED}"
+            )),
+            // Of the shell on the host.
+            (None, Some(code @ (126 | 127))) if *is_remote => Some(format!(
+                "the launcher of {name} could not be started: the shell there ended with exit code {code}; phalanx must lie at the same \
+                 path on all hosts"
+            )),
+            _ => None,
+        }
+    }
+
     /// Shows what the launcher writes; host 0's standard output is that of the run.
     fn show(
         &mut self,
@@ -308,29 +376,30 @@ fn each_line(mut from: impl BufRead, mut take: impl FnMut(&str)) {
     }
 }
 
-/// Waits for all launchers, and passes a signal on. Those that do not end soon after host 0's are ended.
+/// Waits for all launchers, and passes a signal on. That of host 0 is told of others that have failed, in case it waits for them at
+/// the rendezvous. Those that do not end soon after it are ended.
 fn wait(launchers: &mut Vec<Launcher>, signals: &Signals) -> u8 {
     let mut codes: Vec<Option<u8>> = vec![None; launchers.len()];
     let (mut asked, mut deadline) = (false, None);
     while codes.contains(&None) {
         if signals.came() && !asked {
             asked = true;
-            for launcher in launchers.iter_mut() {
-                if let Some(stdin) = &mut launcher.stdin {
-                    let _ = writeln!(stdin, "{STOP}");
-                }
-            }
+            launchers.iter_mut().for_each(|launcher| launcher.tell(STOP));
         }
-        for (code, launcher) in codes.iter_mut().zip(launchers.iter_mut()).filter(|(code, _)| code.is_none())
-        {
-            if let Ok(Some(status)) = launcher.child.try_wait() {
-                *code = Some(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1));
-                let mut until = Instant::now() + LEAVE;
-                if let Some(signal) = status.signal() {
-                    note(&format!("error: the launcher of {} was killed by signal {signal}", launcher.name));
-                    until = Instant::now() + LEAVE_KILLED;
-                }
-                deadline = Some(deadline.map_or(until, |known: Instant| known.min(until)));
+        for number in (0..launchers.len()).filter(|number| codes[*number].is_none()).collect::<Vec<_>>() {
+            let Ok(Some(status)) = launchers[number].child.try_wait() else { continue };
+            codes[number] = Some(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1));
+            if number == 0 {
+                deadline =
+                    Some(Instant::now() + if status.signal().is_some() { LEAVE_KILLED } else { LEAVE });
+            }
+            let said_nothing = launchers[number].why_ended(status);
+            said_nothing.iter().for_each(|why| note(&format!("error: {why}")));
+            if !status.success() {
+                let name = &launchers[number].name;
+                let why =
+                    said_nothing.unwrap_or_else(|| format!("the launcher of {name} ended with {status}"));
+                launchers[0].tell(&format!("{LOST}{why}"));
             }
         }
         if deadline.is_some_and(|deadline| Instant::now() >= deadline) {

@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, bail};
 use phalanx_collectives::secure::Secret;
 use phalanx_collectives::{Connections, HostJob, Hosts, Network, Wire};
 use phalanx_launch::{ControlPlane, HostInfo, LocalLeader, Message, receive_program};
@@ -17,7 +18,7 @@ use crate::launch::{RankProcesses, Start};
 use crate::output::note;
 use crate::planned::Across;
 use crate::rank_output::Output;
-use crate::signals::Signals;
+use crate::signals::{STOPPED, Signals};
 use crate::task::Task;
 use crate::{kept_kernels, task_file};
 use phalanx_train::RunPlan;
@@ -115,6 +116,29 @@ impl Team {
         )
     }
 
+    /// Does `work`, which prepares the run. When this launcher's user asks for the end meanwhile, or that of another host, all hosts
+    /// are told and this process ends: nothing has begun that could be saved.
+    pub fn while_preparing<T>(&mut self, signals: &Signals, work: impl FnOnce() -> T) -> T {
+        const LOOK: Duration = Duration::from_millis(50);
+        let plane = &mut self.plane;
+        let (done, over) = channel::<()>();
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                while over.recv_timeout(LOOK) == Err(RecvTimeoutError::Timeout) {
+                    let here = signals.came().then(|| "host 0 was asked to stop".to_string());
+                    let Some(who) = here.or_else(|| plane.stop_asked()) else { continue };
+                    note(&format!("stopped while host 0 prepared the run: {who}"));
+                    plane.broadcast(&Message::Stopped(who));
+                    plane.close();
+                    std::process::exit(STOPPED.into());
+                }
+            });
+            let result = work();
+            drop(done);
+            result
+        })
+    }
+
     /// Trains: starts the ranks of all hosts and waits until they have ended.
     ///
     /// # Errors
@@ -144,7 +168,7 @@ impl Team {
             wire: self.between.wire,
         };
         self.tell_job(&FromLeader::Prepare(preparation), &[])?;
-        let addresses = self.gather_addresses(&hosts, own, task.timeout())?;
+        let addresses = self.gather_addresses(&hosts, own, task.timeout(), signals)?;
         drop(token);
         self.tell_job(&FromLeader::Start { addresses: addresses.clone() }, &file)?;
         let network = Network {
@@ -179,11 +203,11 @@ impl Team {
         hosts: &Hosts,
         own: Vec<SocketAddr>,
         silence: Duration,
+        signals: &Signals,
     ) -> Result<Vec<SocketAddr>> {
         let mut by_host = BTreeMap::from([(0, own)]);
         while by_host.len() < hosts.len() {
-            let said =
-                receive_program(&mut self.plane, silence, |_, _| ()).map_err(|why| anyhow!("{why}"))?;
+            let said = receive_program(&mut self.plane, silence, &|| signals.came())?;
             for (host, bytes) in said {
                 match decode::<FromMember>(&bytes)?.0 {
                     FromMember::Ready { addresses } if addresses.len() == hosts.ranks(host).len() => {

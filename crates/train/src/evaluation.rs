@@ -1,0 +1,31 @@
+//! The parts of an evaluation. They run the same program, and between them all ranks agree whether to go on: an evaluation can be asked to stop
+//! as often as steps can.
+
+use phalanx_plan::{Action, Kind, Mesh, Schedule as PipelineSchedule};
+
+use crate::config::RunConfig;
+
+/// Divides an evaluation of `evaluated` windows over all ranks into parts of at most as many micro-batches as a step has: number of parts,
+/// and of micro-batches of each.
+pub(crate) fn parts(config: &RunConfig, mesh: Mesh, evaluated: usize) -> (usize, usize) {
+    let whole = evaluated / (config.micro_batch_size() * mesh.data);
+    let each = (1..=config.micro_batches().min(whole)).rev().find(|each| whole.is_multiple_of(*each));
+    each.map_or((0, 0), |each| (whole / each, each))
+}
+
+/// The schedule that only runs forward of every micro-batch through the same stages.
+pub(crate) fn forward_only(schedule: &PipelineSchedule, micro_batches: usize) -> PipelineSchedule {
+    let of_rank = |rank: usize| {
+        let actions = (0..micro_batches).flat_map(|micro_batch| {
+            let action = move |stage| Some(Action { stage, kind: Kind::Forward, micro_batch });
+            schedule.stages_of(rank).map(action)
+        });
+        actions.collect()
+    };
+    PipelineSchedule {
+        name: "evaluation".into(),
+        ranks: (0..schedule.ranks.len()).map(of_rank).collect(),
+        placement: schedule.placement.clone(),
+        micro_batches,
+    }
+}
