@@ -30,6 +30,11 @@ pub(crate) fn rank_below(launcher: i32, rank: usize) -> Option<i32> {
     Some(pid as i32)
 }
 
+/// The rank that the process `launcher` has started, if it is one.
+pub(crate) fn own_rank(launcher: i32) -> Option<usize> {
+    children(launcher.unsigned_abs()).into_iter().find_map(rank_number)
+}
+
 /// The launcher of a host, which the process `starter` has started.
 pub(crate) fn launcher_of(starter: i32, host: usize) -> Option<i32> {
     let number = host.to_string();

@@ -1,6 +1,7 @@
 //! The groups of faults, each with its share of the cases.
 
 mod damage;
+mod environments;
 mod full_disk;
 mod hostile;
 mod hosts;
@@ -26,7 +27,7 @@ pub(crate) struct Group {
     pub(crate) case: fn(&World, &mut Random, usize) -> Trial,
 }
 
-pub(crate) const GROUPS: [Group; 10] = [
+pub(crate) const GROUPS: [Group; 11] = [
     Group { name: "kills", cases: 630, short: 10, case: kills::case },
     Group { name: "stops", cases: 240, short: 8, case: stops::case },
     Group { name: "hosts", cases: 300, short: 10, case: hosts::case },
@@ -37,4 +38,5 @@ pub(crate) const GROUPS: [Group; 10] = [
     Group { name: "two-runs", cases: 200, short: 6, case: two_runs::case },
     Group { name: "pipes", cases: 420, short: 14, case: pipes::case },
     Group { name: "settings", cases: 400, short: 16, case: settings::case },
+    Group { name: "environments", cases: 600, short: 12, case: environments::case },
 ];

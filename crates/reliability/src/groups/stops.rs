@@ -1,4 +1,4 @@
-//! Ranks that stand still (SIGSTOP), and runs that are asked to stop (SIGINT, SIGTERM, SIGHUP).
+//! Ranks that stand still (SIGSTOP), and runs that are asked to stop (SIGINT, SIGTERM and others).
 //!
 //! A rank that stands still is named within `run.stall_timeout_s` and one second, and another second on a machine that
 //! does other work beside; all ranks that stand still end the job, too. A run that is asked to stop saves and resumes
@@ -22,6 +22,16 @@ const GRACE: Duration = Duration::from_secs(2);
 
 /// Longest time from the second request to stop to the end of the job.
 const AT_ONCE: Duration = Duration::from_millis(1500);
+
+/// The signals that ask a run to save and end.
+const SIGNALS: [(&str, Signal); 6] = [
+    ("SIGINT", Signal::INT),
+    ("SIGTERM", Signal::TERM),
+    ("SIGHUP", Signal::HUP),
+    ("SIGUSR1", Signal::USR1),
+    ("SIGUSR2", Signal::USR2),
+    ("SIGXCPU", Signal::XCPU),
+];
 
 pub(crate) fn case(world: &World, random: &mut Random, number: usize) -> Trial {
     let several = MESHES.iter().filter(|mesh| mesh.ranks > 1).collect::<Vec<_>>();
@@ -55,14 +65,13 @@ pub(crate) fn case(world: &World, random: &mut Random, number: usize) -> Trial {
         }
         _ => {
             let mesh = random.pick(&MESHES);
-            let (name, signal) =
-                *random.pick(&[("SIGINT", Signal::INT), ("SIGTERM", Signal::TERM), ("SIGHUP", Signal::HUP)]);
+            let (name, signal) = *random.pick(&SIGNALS);
             let phase = *random.pick(&Phase::ALL);
             let detail = format!("{name} to the launcher, {}, in the phase {}", mesh.name, phase.name());
             let fault = match phase {
-                Phase::Start => "SIGINT, SIGTERM, SIGHUP: start",
-                Phase::Exit => "SIGINT, SIGTERM, SIGHUP: exit",
-                _ => "SIGINT, SIGTERM, SIGHUP: steps, evaluations, saves",
+                Phase::Start => "signals to stop: start",
+                Phase::Exit => "signals to stop: exit",
+                _ => "signals to stop: steps, evaluations, saves",
             };
             (fault, detail, world.case().and_then(|case| ask(&case, mesh, phase, signal, random)))
         }
