@@ -132,7 +132,7 @@ impl Run<'_> {
             None => self.set_up(args, None),
             Some(team) => {
                 let across = team.across();
-                let set_up = team.while_preparing(self.signals, || self.set_up(args, Some(across)));
+                let set_up = team.while_preparing(self.signals, |_| self.set_up(args, Some(across)));
                 self.team = Some(team);
                 set_up
             }

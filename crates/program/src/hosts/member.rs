@@ -84,6 +84,7 @@ pub fn follow(
             let (message, blob) = decode(&bytes)?;
             match message {
                 FromLeader::Prepare(preparation) => member.prepare(preparation)?,
+                FromLeader::Progress { line } => note(&format!("host 0 {line}")),
                 FromLeader::Finish { code } => return Ok(code),
                 FromLeader::Start { addresses } => {
                     let ended = member.start(addresses, blob);

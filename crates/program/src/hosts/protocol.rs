@@ -21,6 +21,11 @@ pub enum FromLeader {
         /// Where each world rank listens.
         addresses: Vec<SocketAddr>,
     },
+    /// What host 0 does before ranks start, in words that follow its name.
+    Progress {
+        /// How far it is.
+        line: String,
+    },
     /// The job is over.
     Finish {
         /// Exit code of host 0's launcher.

@@ -116,15 +116,23 @@ impl Team {
         )
     }
 
-    /// Does `work`, which prepares the run. When this launcher's user asks for the end meanwhile, or that of another host, all hosts
-    /// are told and this process ends: nothing has begun that could be saved.
-    pub fn while_preparing<T>(&mut self, signals: &Signals, work: impl FnOnce() -> T) -> T {
+    /// Does `work`, which prepares the run; the other hosts show what it says of its progress. When this launcher's user asks for the
+    /// end meanwhile, or that of another host, all hosts are told and this process ends: nothing has begun that could be saved.
+    pub fn while_preparing<T>(&mut self, signals: &Signals, work: impl FnOnce(&dyn Fn(&str)) -> T) -> T {
         const LOOK: Duration = Duration::from_millis(50);
         let plane = &mut self.plane;
-        let (done, over) = channel::<()>();
+        let (lines, said) = channel::<String>();
         std::thread::scope(|scope| {
             scope.spawn(move || {
-                while over.recv_timeout(LOOK) == Err(RecvTimeoutError::Timeout) {
+                loop {
+                    match said.recv_timeout(LOOK) {
+                        Err(RecvTimeoutError::Disconnected) => return,
+                        Err(RecvTimeoutError::Timeout) => {}
+                        Ok(line) => {
+                            let told = encode(&FromLeader::Progress { line }, &[]).expect("plain data");
+                            plane.broadcast(&Message::Program(told));
+                        }
+                    }
                     let here = signals.came().then(|| "host 0 was asked to stop".to_string());
                     let Some(who) = here.or_else(|| plane.stop_asked()) else { continue };
                     note(&format!("stopped while host 0 prepared the run: {who}"));
@@ -133,8 +141,9 @@ impl Team {
                     std::process::exit(STOPPED.into());
                 }
             });
-            let result = work();
-            drop(done);
+            // The thread lives as long as this end of the channel.
+            let result = work(&|line| lines.send(line.to_string()).unwrap_or_default());
+            drop(lines);
             result
         })
     }
