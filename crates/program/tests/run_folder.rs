@@ -338,7 +338,7 @@ fn readers_beside_a_run_that_purges_see_whole_checkpoints() {
     for _ in 0..10 {
         home.run(&["inspect", "r", "--verify"]).ok();
         home.run(&["sample", "r", "--prompt", "rank", "--tokens", "1"]).ok();
-        home.run(&["export", "r", "--out", "hf"]).ok();
+        home.run(&["export", "r", "--out", "hf", "--force"]).ok();
     }
     signal(child.id() as i32, Signal::INT);
     assert_eq!(Ended::from(child.wait_with_output().unwrap()).code, Some(130));

@@ -109,7 +109,7 @@ fn a_warning_saves_and_ends_the_run_also_when_it_is_repeated() {
             (0..3).for_each(|_| signal(child.id() as i32, warning));
             let ended = end_of(child);
             assert_eq!(ended.code, Some(130), "{name}, {ranks}: {}", ended.stderr);
-            assert!(ended.stderr.contains(&format!("{name}")), "{}", ended.stderr);
+            assert!(ended.stderr.contains(name), "{}", ended.stderr);
             assert_eq!(Some(home.newest("r")), home.metrics("r").last().unwrap()["step"].as_u64());
         }
     }
