@@ -295,8 +295,11 @@ mod tests {
         })
     }
 
+    /// What the launcher of host 1 hears for its program.
+    type Said = Result<Vec<(usize, Vec<u8>)>, Parting>;
+
     /// What the launcher of host 1 does when its rank has ended well, and host 0 says `last` and is gone before it looks.
-    fn after(last: &[Message]) -> (Option<String>, Result<Vec<(usize, Vec<u8>)>, Parting>) {
+    fn after(last: &[Message]) -> (Option<String>, Said) {
         let [leader, mut member] = planes();
         let job = HostJob::on_host(&member.ranks(), 1).unwrap();
         let mut processes = RankProcesses::new(job, LIMIT);
