@@ -3,10 +3,12 @@
 //! Each message says what was given, what was expected and what to do, and contains its cause (the
 //! cause is not repeated as `source()`), so printing the error alone tells everything.
 
-use std::io;
+use std::io::{self, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
 use thiserror::Error;
+
+use crate::content::{Foreign, other_encoding};
 
 /// An error of the data: the user's files, paths or numbers.
 #[derive(Debug, Error)]
@@ -91,6 +93,21 @@ pub enum DataError {
         reason: String,
     },
 
+    /// A text that a `tokenizer.json` cannot encode in parts.
+    #[error(
+        "{} cannot be cut for the tokenizer from byte {position} of a document on: in the {limit} bytes from there, there is no \
+         place around which the tokens do not depend on what is farther away, as in a very long word; split the document \
+         there, or leave it out", .path.display()
+    )]
+    Uncut {
+        /// The file.
+        path: PathBuf,
+        /// Byte of the document.
+        position: usize,
+        /// Bytes that are encoded at once.
+        limit: usize,
+    },
+
     /// An error of encoding, with the document in which it occurred.
     #[error("in {}: {cause}", .path.display())]
     InDocument {
@@ -110,22 +127,49 @@ pub enum DataError {
         path: PathBuf,
     },
 
-    /// A named text file that is not text.
+    /// A named file that is no text, but of another format.
+    #[error("{} is {is}: {way_out}", .path.display())]
+    NotText {
+        /// The file.
+        path: PathBuf,
+        /// The format, as a noun phrase.
+        is: &'static str,
+        /// What to do.
+        way_out: &'static str,
+    },
+
+    /// A named text file that is not UTF-8.
     #[error(
-        "{} is not UTF-8 text: its byte {position} does not begin a valid character; convert the file, or \
-         leave it out", .path.display()
+        "{} is not UTF-8 text: its byte {position} does not begin a valid character; it looks like {is}: {way_out}",
+        .path.display()
     )]
     NotUtf8 {
         /// The file.
         path: PathBuf,
         /// The offset of the first bad byte.
         position: u64,
+        /// What it is instead, as a noun phrase.
+        is: &'static str,
+        /// What to do.
+        way_out: &'static str,
+    },
+
+    /// A named JSON file that is broken.
+    #[error(
+        "{} is broken JSON: {reason}; mend it, or list its extension in data.plain (in `phalanx tokenize`: --plain) to read \
+         it as plain text", .path.display()
+    )]
+    NotJson {
+        /// The file.
+        path: PathBuf,
+        /// Where and how.
+        reason: String,
     },
 
     /// Paths that contain no document.
     #[error(
-        "no text found in {given} ({found}): name UTF-8 text files, or folders that hold them and that \
-         are not hidden"
+        "no text found in {given}: name UTF-8 text files, or folders that hold them and that are not hidden; what was found \
+         instead:\n{found}"
     )]
     NoText {
         /// The paths.
@@ -134,18 +178,34 @@ pub enum DataError {
         found: String,
     },
 
-    /// A named `.jsonl` file of which no line has a text.
+    /// A named JSON file of which no record has a text.
     #[error(
-        "{} holds no text ({found}): expected one JSON object a line, as {{{key:?}: \"...\"}}; if the text has another \
-         key, name it with data.text_key (in `phalanx tokenize`: --text-key)", .path.display()
+        "{} holds no text ({found}): expected JSON objects, as {{{key:?}: \"...\"}}, one a line or in an array; if the text \
+         has another key, name it with data.text_key (in `phalanx tokenize`: --text-key)", .path.display()
     )]
-    NoTextLines {
+    NoTexts {
         /// The file.
         path: PathBuf,
         /// The key whose value is the text.
         key: String,
         /// What was found instead.
         found: String,
+    },
+
+    /// More was skipped than may be.
+    #[error(
+        "{what} of the text were skipped, and at most {limit} may be: mend or remove what cannot be read, or allow it with \
+         data.max_skipped = {suffices} (in `phalanx tokenize`: --max-skipped {suffices}); in detail:\n{notes}"
+    )]
+    TooMuchSkipped {
+        /// How much.
+        what: String,
+        /// How much may be skipped.
+        limit: String,
+        /// The fraction that allows it.
+        suffices: f64,
+        /// What was skipped, and why.
+        notes: String,
     },
 
     /// Fewer tokens than one sample.
@@ -304,6 +364,19 @@ impl DataError {
                 DataError::Read { path, cause }
             }
         }
+    }
+
+    /// The error of a file whose byte `position` begins no character, with what the bytes around it look like.
+    pub(crate) fn not_utf8(path: &Path, position: u64) -> DataError {
+        const AROUND: u64 = 1 << 12;
+        let mut bytes = Vec::new();
+        // A file that cannot be read any more is described by what is known.
+        let _ = phalanx_files::open_regular(path).and_then(|mut file| {
+            file.seek(SeekFrom::Start(position.saturating_sub(AROUND)))?;
+            file.take(2 * AROUND).read_to_end(&mut bytes)
+        });
+        let Foreign { is, way_out } = other_encoding(path, &bytes);
+        DataError::NotUtf8 { path: path.to_path_buf(), position, is, way_out }
     }
 
     /// Turns an I/O error on `path` into [`DataError::Write`].

@@ -10,9 +10,10 @@
 //! rank, row) into a position and asks for it.
 #![forbid(unsafe_code)]
 
+mod content;
 mod corpus;
 mod error;
-mod json_lines;
+mod json;
 mod limits;
 mod masking;
 mod permutation;
@@ -21,10 +22,10 @@ mod token_file;
 mod tokenize;
 mod tokenizer;
 mod tokens;
+mod windows;
 
-pub use corpus::{Corpus, CorpusSpec, Document, SkipReason, Skipped};
+pub use corpus::{Corpus, CorpusSpec, Document, Findings, Group, Groups};
 pub use error::DataError;
-pub use json_lines::LineCounts;
 pub use masking::{Masking, NOT_PREDICTED};
 pub use permutation::Permutation;
 pub use sampler::{EvaluationWindows, SampleOrder, Sampler};

@@ -13,9 +13,8 @@ pub(crate) const TOKENIZER_BYTES: u64 = 40 << 20;
 #[cfg(feature = "tokenizers")]
 pub(crate) const TOKENIZER_PARTS: usize = 6_000_000;
 
-/// Maximum text that a tokenizer must see at once: for a `tokenizer.json` a whole document, for the others the longest
-/// stretch without a cut.
-pub(crate) const UNCUT_BYTES: usize = 1 << 30;
+/// Longest stretch of text without a cut that a tokenizer sees at once.
+pub(crate) const UNCUT_BYTES: usize = 1 << 26;
 
 /// Files and folders in a corpus: their names are held in memory.
 pub(crate) const CORPUS_ENTRIES: usize = 1 << 20;

@@ -1,8 +1,9 @@
 //! Tokenises a corpus, into memory or a token file, with several threads and in bounded memory.
 //!
-//! Documents are read in order and cut into pieces at positions where this does not change the tokens. Threads get the
-//! pieces in turn, and their results are collected in turn, so the tokens do not depend on the number of threads. Only a
-//! `tokenizer.json` must see a whole document. The tokenizer's separator, if it has one, is put between documents.
+//! Documents are read in order and cut into pieces: at positions where this does not change the tokens, or, for a
+//! `tokenizer.json`, into [`windows`](crate::windows) that overlap. Threads get the pieces in turn, and their results are
+//! collected in turn, so the tokens do not depend on the number of threads. The tokenizer's separator, if it has one, is
+//! put between documents.
 
 use std::path::Path;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -11,15 +12,21 @@ use std::thread::{self, Scope};
 use crate::corpus::BLOCK_BYTES;
 use crate::token_file::{TokenWriter, Written};
 use crate::tokens::TokenStore;
+use crate::windows::{Cutter, Placed, Seam, WINDOW_BYTES, Window};
 use crate::{Corpus, DataError, Result, Tokenizer, Tokens};
+
+/// Pieces in flight for each worker, however short they are.
+const MAX_PIECES: usize = 1 << 10;
 
 /// Progress of a tokenisation, reported about once per megabyte and at the end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Progress {
     /// Documents that are completely encoded.
     pub documents: usize,
-    /// Bytes of text encoded, of [`Corpus::bytes`].
+    /// Bytes of text encoded.
     pub bytes: u64,
+    /// [`Corpus::bytes`].
+    pub of: u64,
     /// Tokens made, separators among them.
     pub tokens: u64,
 }
@@ -80,17 +87,24 @@ fn encode_corpus(
         let start = |_| Worker::start(scope, tokenizer);
         let workers = (0..threads.max(1)).map(start).collect::<Result<Vec<_>>>()?;
         let mut line = Pipeline::new(tokenizer, workers);
+        line.done.of = corpus.bytes();
+        let mut cutter = Cutter::default();
         for document in corpus.documents() {
             let mut start = 0;
-            document.for_each_part(&|text| tokenizer.last_cut(text), &mut |text, last| {
-                let text = text.to_string();
-                let length = text.len();
-                line.send(TextPiece { text, document: &document.path, start, ends_document: last });
-                start = if last { 0 } else { start + length };
+            let mut send = |window: Window| {
+                line.send(TextPiece { window, document: &document.path });
                 while line.is_full() {
                     line.receive(progress, sink)?;
                 }
                 Ok(())
+            };
+            document.for_each_part(&|text| tokenizer.last_cut(text), &mut |text, last| {
+                if tokenizer.needs_windows() {
+                    return cutter.push(text, last, &mut send);
+                }
+                let window = Window::alone(text, start, last);
+                start = if last { 0 } else { start + text.len() };
+                send(window)
             })?;
         }
         while line.in_flight > 0 {
@@ -103,18 +117,30 @@ fn encode_corpus(
 
 /// A part of a document, to be encoded by itself.
 struct TextPiece<'a> {
-    text: String,
+    window: Window,
     document: &'a Path,
-    /// The byte of the document at which the text starts.
-    start: usize,
-    ends_document: bool,
+}
+
+/// What a piece was encoded to.
+enum Encoded {
+    /// Ids of the document.
+    Ids(Vec<u32>),
+    /// Tokens of a window that overlaps with others.
+    Placed(Vec<Placed>),
 }
 
 impl TextPiece<'_> {
+    fn encode(&self, tokenizer: &Tokenizer) -> Result<Encoded> {
+        match self.window.is_alone() || !tokenizer.needs_windows() {
+            true => tokenizer.encode(&self.window.text).map(Encoded::Ids),
+            false => tokenizer.encode_window(&self.window.text).map(Encoded::Placed),
+        }
+    }
+
     /// Turns an error of encoding this piece into one about the document.
     fn blame(&self, mut cause: DataError) -> DataError {
         if let DataError::UnknownCharacter { position, .. } = &mut cause {
-            *position += self.start;
+            *position += self.window.start;
         }
         DataError::InDocument { path: self.document.to_path_buf(), cause: Box::new(cause) }
     }
@@ -124,7 +150,7 @@ impl TextPiece<'_> {
 /// pattern engine of `gpt2` warms up in each new thread.
 struct Worker<'a> {
     pieces: Sender<TextPiece<'a>>,
-    encoded: Receiver<(TextPiece<'a>, Result<Vec<u32>>)>,
+    encoded: Receiver<(TextPiece<'a>, Result<Encoded>)>,
 }
 
 impl<'a> Worker<'a> {
@@ -136,8 +162,8 @@ impl<'a> Worker<'a> {
         let (outbox, encoded) = channel();
         let encode = move || {
             for piece in inbox {
-                let ids = tokenizer.encode(&piece.text);
-                if outbox.send((piece, ids)).is_err() {
+                let encoded = piece.encode(tokenizer);
+                if outbox.send((piece, encoded)).is_err() {
                     return; // the tokenisation has failed elsewhere
                 }
             }
@@ -158,6 +184,8 @@ struct Pipeline<'a> {
     /// Pieces sent and not yet received.
     in_flight: usize,
     bytes_in_flight: usize,
+    /// Joins windows of a document.
+    seam: Seam,
     /// A document has ended, and another may follow.
     owes_separator: bool,
     done: Progress,
@@ -173,6 +201,7 @@ impl<'a> Pipeline<'a> {
             received: 0,
             in_flight: 0,
             bytes_in_flight: 0,
+            seam: Seam::default(),
             owes_separator: false,
             done: Progress::default(),
             reported: 0,
@@ -181,11 +210,13 @@ impl<'a> Pipeline<'a> {
 
     /// Whether enough pieces are in flight to keep every worker busy while one waits to be received.
     fn is_full(&self) -> bool {
-        self.bytes_in_flight >= 2 * self.workers.len() * BLOCK_BYTES
+        let piece = if self.tokenizer.needs_windows() { 2 * WINDOW_BYTES } else { BLOCK_BYTES };
+        let workers = self.workers.len();
+        self.bytes_in_flight >= 2 * workers * piece || self.in_flight >= MAX_PIECES * workers
     }
 
     fn send(&mut self, piece: TextPiece<'a>) {
-        self.bytes_in_flight += piece.text.len();
+        self.bytes_in_flight += piece.window.text.len();
         let turn = (self.received + self.in_flight) % self.workers.len();
         self.in_flight += 1;
         self.workers[turn].pieces.send(piece).expect("a worker ends early only by a panic");
@@ -194,23 +225,32 @@ impl<'a> Pipeline<'a> {
     /// Waits for the next piece and passes its tokens to the sink.
     fn receive(&mut self, progress: &mut dyn FnMut(Progress), sink: Sink) -> Result<()> {
         let turn = self.received % self.workers.len();
-        let (piece, ids) = self.workers[turn].encoded.recv().expect("a worker ends early only by a panic");
+        let (piece, encoded) =
+            self.workers[turn].encoded.recv().expect("a worker ends early only by a panic");
         self.received += 1;
         self.in_flight -= 1;
-        self.bytes_in_flight -= piece.text.len();
-        let ids = ids.map_err(|cause| piece.blame(cause))?;
-
+        self.bytes_in_flight -= piece.window.text.len();
+        let encoded = encoded.map_err(|cause| piece.blame(cause))?;
+        let TextPiece { window, document } = piece;
+        let (new_bytes, ends_document) = (window.new_bytes, window.ends_document);
+        let ids = match encoded {
+            Encoded::Ids(ids) => ids,
+            Encoded::Placed(tokens) => {
+                let encode = |text: &str| self.tokenizer.encode_window(text);
+                self.seam.join(document, window, tokens, self.tokenizer.joins_within_words(), &encode)?
+            }
+        };
         if self.owes_separator
             && let Some(separator) = self.tokenizer.separator()
         {
             sink(&[separator], false)?;
             self.done.tokens += 1;
         }
-        self.owes_separator = piece.ends_document;
-        sink(&ids, piece.ends_document)?;
+        self.owes_separator = ends_document;
+        sink(&ids, ends_document)?;
         self.done.tokens += ids.len() as u64;
-        self.done.bytes += piece.text.len() as u64;
-        self.done.documents += usize::from(piece.ends_document);
+        self.done.bytes += new_bytes as u64;
+        self.done.documents += usize::from(ends_document);
         if self.done.bytes - self.reported >= BLOCK_BYTES as u64 {
             self.reported = self.done.bytes;
             progress(self.done);

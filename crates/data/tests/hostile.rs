@@ -206,7 +206,7 @@ fn folders_within_folders_end_somewhere() {
     }
     fs::create_dir_all(&deepest).unwrap();
     fs::write(deepest.join("text.txt"), "text").unwrap();
-    // A link to a folder above is not followed.
+    // A link to a folder above leads nowhere new.
     std::os::unix::fs::symlink(folder.path(), deepest.join("loop")).unwrap();
     assert_eq!(open().unwrap().documents().len(), 1);
     fs::create_dir(deepest.join("a")).unwrap();

@@ -97,7 +97,7 @@ pub struct PlanArgs {
     pub config: Option<PathBuf>,
     #[command(flatten)]
     pub overrides: Overrides,
-    /// Text files, .jsonl files or folders, instead of data.text
+    /// Text files, JSON files or folders, instead of data.text
     #[arg(long, value_name = "PATH", num_args = 1..)]
     pub data: Vec<PathBuf>,
     /// Memory of each rank's device, such as 80GiB; when left out memory.limit_mb, or this machine's memory
@@ -161,8 +161,9 @@ pub struct SampleArgs {
 /// The file holds the tokens and their tokenizer; `data.tokens = "FILE"` trains on it. A file that exists is
 /// replaced with --force only, and only once the new one is whole.
 ///
-/// Each text file is one document. A .jsonl file holds one document a line, as {"text": "..."}; other lines are
-/// skipped and counted. Between documents goes the tokenizer's end-of-text token, if it has one.
+/// Each text file is one document. In JSON files, each line or record is one, as {"text": "..."}. What a file holds is
+/// told by its content; what cannot be read is skipped inside of folders, and said. Between documents goes the
+/// tokenizer's end-of-text token, if it has one.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     phalanx tokenize --tokenizer gpt2 --out books.bin books/\n  \
@@ -178,9 +179,15 @@ pub struct TokenizeArgs {
     /// Read only files with this extension from folders; may be repeated
     #[arg(long, value_name = "EXT")]
     pub extension: Vec<String>,
-    /// In .jsonl files: the key of the text in each line
+    /// In JSON files: the key of the text in each line or record
     #[arg(long, default_value = "text", value_name = "KEY")]
     pub text_key: String,
+    /// Read files with this extension as plain text, whatever they hold (such as json, csv); may be repeated
+    #[arg(long, value_name = "EXT")]
+    pub plain: Vec<String>,
+    /// Fraction of lines, and of the bytes of files, that may be skipped; by default 1 % of the lines and half of the bytes
+    #[arg(long, value_name = "FRACTION", value_parser = fraction)]
+    pub max_skipped: Option<f64>,
     /// Token file to write
     #[arg(long, value_name = "FILE")]
     pub out: PathBuf,
@@ -190,6 +197,11 @@ pub struct TokenizeArgs {
     /// Print figures as JSON
     #[arg(long)]
     pub json: bool,
+}
+
+fn fraction(text: &str) -> Result<f64, String> {
+    let fraction = text.parse::<f64>().ok().filter(|fraction| (0.0..=1.0).contains(fraction));
+    fraction.ok_or_else(|| "expected a number from 0 (nothing) to 1 (everything)".to_string())
 }
 
 /// The families of models that `import` takes.

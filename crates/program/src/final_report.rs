@@ -13,6 +13,7 @@ use phalanx_train::sample::{Generator, Sampling};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use crate::data_report::DataReport;
 use crate::environment::Environment;
 use crate::limits::MEMORY_BYTES;
 use crate::output::TrainOutput;
@@ -24,11 +25,11 @@ use crate::{continuation, learning_rate, machine, resume};
 /// Tokens of the sample at the end.
 const SAMPLE_TOKENS: usize = 200;
 
-/// The last line of `train --json`.
+/// The last line of `train --json`, of a run on `data`.
 ///
 /// # Errors
 /// Those of [`Reached::read`].
-pub fn line(folder: &RunFolder) -> Result<Value> {
+pub fn line(folder: &RunFolder, data: &DataReport) -> Result<Value> {
     let reached = Reached::read(folder)?;
     Ok(json!({
         "run": folder.path(),
@@ -38,6 +39,7 @@ pub fn line(folder: &RunFolder) -> Result<Value> {
         "last_val_loss": reached.val_loss,
         "step_s_median": reached.step_s,
         "skipped_steps": reached.skipped,
+        "data": data.to_json(),
     }))
 }
 

@@ -33,6 +33,8 @@ fn full() -> Table {
     config.model.init = Some(String::new());
     config.data.text = vec![String::new()];
     config.data.extensions = vec![String::new()];
+    config.data.plain = vec![String::new()];
+    config.data.max_skipped = Some(0.0);
     config.data.tokens = Some(String::new());
     config.data.mask_token = Some(1);
     config.batch.micro = Some(1);

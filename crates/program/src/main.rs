@@ -19,6 +19,7 @@ mod commands;
 
 mod continuation;
 mod control_group;
+mod data_report;
 mod disk_check;
 mod draw_args;
 mod environment;

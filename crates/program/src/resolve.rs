@@ -11,8 +11,10 @@ use anyhow::{Context, Result, bail};
 use phalanx_data::{Masking, TokenFile, Tokenizer};
 use phalanx_models::{Model, ModelShape, Objective};
 use phalanx_train::config::{DeviceKind, Float, ModelConfig};
-use phalanx_train::{Dataset, ResolvedConfig, RunConfig, dataset};
+use phalanx_train::dataset::{self, DataRead, Stage};
+use phalanx_train::{Dataset, ResolvedConfig, RunConfig};
 
+use crate::data_report::DataReport;
 use crate::environment::Environment;
 use crate::shape::{read_hugging_face, write};
 use crate::user_config::UserConfig;
@@ -206,12 +208,19 @@ fn complete(
     Ok((model, unusable))
 }
 
-/// The vocabulary of the tokenizer or token file of `config`, and the number of windows of an evaluation, estimated
-/// without tokenising.
+/// What is known of a run's data without tokenising it.
+pub struct Estimate {
+    /// Number of windows of an evaluation.
+    pub evaluated: usize,
+    /// What the run would be trained on, if the configuration names data.
+    pub data: Option<DataReport>,
+}
+
+/// The vocabulary of the tokenizer or token file of `config`, and an estimate of its data.
 ///
 /// # Errors
 /// Missing or unreadable data.
-pub fn estimate_data(config: &RunConfig) -> Result<(Vocabulary, usize)> {
+pub fn estimate_data(config: &RunConfig) -> Result<(Vocabulary, Estimate)> {
     let data = &config.data;
     if let Some(path) = &data.tokens {
         let file = TokenFile::open(Path::new(path))?;
@@ -219,21 +228,34 @@ pub fn estimate_data(config: &RunConfig) -> Result<(Vocabulary, usize)> {
         let ids = file.vocab_size().or(tokenizer.as_ref().map(Tokenizer::vocab_size)).unwrap_or(0);
         let mask = tokenizer.as_ref().and_then(Tokenizer::mask);
         let vocabulary = Vocabulary { ids, origin: path.clone(), mask };
-        return Ok((vocabulary, Dataset::evaluated_of(file.len(), config)));
+        let evaluated = Dataset::evaluated_of(file.len(), config);
+        let report =
+            DataReport::estimate(DataRead::of_tokens(&file)?, file.len(), evaluated, config).counted();
+        return Ok((vocabulary, Estimate { evaluated, data: Some(report) }));
     }
-    if data.text.is_empty() {
-        let vocabulary = Vocabulary::unknown("a configuration without data.text and data.tokens");
-        // Assumes that there are as many windows as requested.
-        return Ok((vocabulary, Dataset::evaluated_of(usize::MAX, config)));
-    }
-    let (tokenizer, corpus) = dataset::open_tokenizer(data)?;
-    let text_bytes = corpus.map_or(0, |corpus| corpus.bytes()) as usize;
+    let (tokenizer, corpus) = match data.text.is_empty() {
+        true => {
+            let vocabulary = Vocabulary::unknown("a configuration without data.text and data.tokens");
+            // Assumes that there are as many windows as requested.
+            let evaluated = Dataset::evaluated_of(usize::MAX, config);
+            return Ok((vocabulary, Estimate { evaluated, data: None }));
+        }
+        false => dataset::open_tokenizer(data, &mut |stage| {
+            if let Stage::Read(findings) = stage {
+                DataReport::note_findings(findings);
+            }
+        })?,
+    };
+    let read = corpus.map_or_else(DataRead::default, |corpus| DataRead::of_text(corpus.findings()));
     // A token of a byte-pair encoding is about four bytes; a token of the other tokenizers is one byte, except for rare
     // characters.
+    let text_bytes = read.bytes as usize;
     let tokens = if tokenizer.vocab_size() > 1024 { text_bytes / 4 } else { text_bytes };
     let origin = format!("the tokenizer {}", tokenizer.describe());
     let vocabulary = Vocabulary { ids: tokenizer.vocab_size(), origin, mask: tokenizer.mask() };
-    Ok((vocabulary, Dataset::evaluated_of(tokens, config)))
+    let evaluated = Dataset::evaluated_of(tokens, config);
+    let report = DataReport::estimate(read, tokens, evaluated, config);
+    Ok((vocabulary, Estimate { evaluated, data: Some(report) }))
 }
 
 /// The vocabulary for a run on random tokens; nothing is read if the configuration gives it.

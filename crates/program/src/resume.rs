@@ -117,6 +117,7 @@ pub fn resume(
     let same_data = config.data.text == before.data.text
         && config.data.extensions == before.data.extensions
         && config.data.text_key == before.data.text_key
+        && config.data.plain == before.data.plain
         && config.data.tokens == before.data.tokens
         && config.data.tokenizer == before.data.tokenizer;
     // A token file that is named again may have changed.

@@ -6,11 +6,12 @@ use anyhow::{Context, Result, bail};
 use phalanx_data::{DataError, TOKENIZER_FILE, TokenFile, Tokenizer};
 use phalanx_tensor::ProductMethod;
 use phalanx_train::config::DeviceKind;
-use phalanx_train::dataset::{self, DataDigests, Prepared, TOKENS_FILE};
+use phalanx_train::dataset::{self, DataDigests, DataRead, Prepared, TOKENS_FILE};
 use phalanx_train::run_files::CONFIG_FILE;
 use phalanx_train::{Dataset, ResolvedConfig, RunConfig, RunPlan};
 
 use crate::checksums::{CHECKSUMS_FILE, Checksums, digest};
+use crate::data_report::DataReport;
 use crate::environment::Environment;
 use crate::output::note;
 use crate::planned::{Across, Planned};
@@ -27,11 +28,14 @@ pub struct Prepares {
     staged: Staged,
     /// The plan.
     pub planned: Planned,
+    /// What it is trained on.
+    pub data: DataReport,
     imported: Option<PathBuf>,
     digests: DataDigests,
 }
 
-/// Checks the configuration, prepares tokens, and plans. `across`: how ranks lie on several hosts, if they do.
+/// Checks the configuration, prepares tokens, and plans. `across`: how ranks lie on several hosts, if they do; these hear by
+/// `tell` how far it is.
 ///
 /// # Errors
 /// Errors of the user's input; then nothing in the run folder has changed.
@@ -41,12 +45,13 @@ pub fn prepare(
     show: Show,
     environment: Environment,
     across: Option<Across>,
+    tell: &dyn Fn(&str),
 ) -> Result<Prepares> {
     let staged = Staged::new(folder.path())?;
     let fixed = started.checkpoint.as_ref().map(|(_, model)| model);
     let purpose = Purpose::Train(environment, across.as_ref().map(|across| across.ranks_of_a_machine));
     let (resolved, tokens) = resolve(&started.given, purpose, fixed, |config| {
-        let tokens = tokens(folder, &staged, started, config, show)?;
+        let tokens = tokens(folder, &staged, started, config, (show, tell))?;
         Ok((tokens.vocabulary(config), tokens))
     })?;
     let imported = resolved.imported.clone();
@@ -59,8 +64,8 @@ pub fn prepare(
         let (source, model) = shape::read_hugging_face(dir)?;
         shape::notes(&source, &*model).iter().for_each(|line| note(line));
     }
-    let (planned, digests) = plan(resolved, tokens, show, across)?;
-    Ok(Prepares { staged, planned, imported, digests })
+    let (planned, data, digests) = plan(resolved, tokens, show, across)?;
+    Ok(Prepares { staged, planned, data, imported, digests })
 }
 
 impl Prepares {
@@ -77,7 +82,7 @@ impl Prepares {
         show: Show,
         environment: Environment,
     ) -> Result<(TrainTask, Planned)> {
-        let Prepares { staged, planned, imported, digests } = self;
+        let Prepares { staged, planned, imported, digests, data: _ } = self;
         staged.write(PLAN_FILE, &(serde_json::to_string_pretty(&plan_report::to_json(&planned))? + "\n"))?;
         let resume = started.checkpoint.as_ref().map(|(checkpoint, _)| checkpoint.dir().to_path_buf());
         write_config(folder, staged, &planned.config, file, digests.tokens.clone(), started.starts)?;
@@ -159,7 +164,7 @@ fn tokens(
     staged: &Staged,
     started: &Resumed,
     config: &RunConfig,
-    show: Show,
+    (show, tell): (Show, &dyn Fn(&str)),
 ) -> Result<Tokens> {
     let accept = |tokenizer: &Tokenizer| match &started.checkpoint {
         Some((checkpoint, _)) => resume::check_vocabulary(folder, config, checkpoint, tokenizer),
@@ -171,12 +176,9 @@ fn tokens(
         prepared.tokenizer.as_ref().map_or(Ok(()), accept)?;
         return Ok(Tokens { prepared, folder: folder.path().to_path_buf(), is_new: false, expected });
     }
-    let prepared = tokenizing::with_progress(show != Show::Progress, |progress| {
-        dataset::prepare(&config.data, staged.path(), machine::cores(), accept, progress)
+    let prepared = tokenizing::with_progress(show == Show::Nothing, tell, |watch| {
+        dataset::prepare(&config.data, staged.path(), machine::cores(), accept, watch)
     })?;
-    if show == Show::Progress {
-        prepared.notes.iter().for_each(|line| note(line));
-    }
     Ok(Tokens { prepared, folder: staged.path().to_path_buf(), is_new: true, expected })
 }
 
@@ -198,7 +200,7 @@ fn stored_tokens(folder: &RunFolder, staged: &Staged) -> Result<Prepared> {
         );
     }
     let (tokens, vocab) = (file.len() as u64, tokenizer.vocab_size());
-    Ok(Prepared { tokens, vocab, tokenizer: Some(tokenizer), notes: Vec::new() })
+    Ok(Prepared { tokens, vocab, tokenizer: Some(tokenizer), read: DataRead::of_tokens(&file)? })
 }
 
 /// Makes the plan, which must fit, and checks every token.
@@ -207,12 +209,13 @@ fn plan(
     tokens: Tokens,
     show: Show,
     across: Option<Across>,
-) -> Result<(Planned, DataDigests)> {
+) -> Result<(Planned, DataReport, DataDigests)> {
     let Tokens { prepared, folder, is_new, expected } = tokens;
     let Resolved { config, model, .. } = &resolved;
     let opened = Dataset::open_checked(config, &folder, model.shape().vocab, expected.as_deref());
     let tokenizer = prepared.tokenizer.as_ref();
     let (data, blake3) = opened.map_err(|error| what_to_do(error, config, is_new, tokenizer))?;
+    let report = DataReport::new(prepared.read.clone(), &data, config);
     let planned = Planned::of(resolved, data.evaluated())?.across(across);
     let planned = kept_budget::keep(planned, crate::fit::budgets, RunPlan::new)?;
     crate::fit::check_memory(&planned)?;
@@ -220,7 +223,7 @@ fn plan(
     if show == Show::Progress {
         notes.iter().for_each(|line| note(line));
     }
-    Ok((planned, DataDigests { tokens: Some(blake3), tokenizer: tokenizer.map(Tokenizer::digest) }))
+    Ok((planned, report, DataDigests { tokens: Some(blake3), tokenizer: tokenizer.map(Tokenizer::digest) }))
 }
 
 /// Adds advice to the error for tokens that differ from those of the run, or for which the model has no rows.

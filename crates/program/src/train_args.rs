@@ -36,7 +36,7 @@ pub struct TrainArgs {
     pub config: Option<PathBuf>,
     #[command(flatten)]
     pub overrides: Overrides,
-    /// Text files, .jsonl files or folders, instead of data.text
+    /// Text files, JSON files or folders, instead of data.text
     #[arg(long, value_name = "PATH", num_args = 1..)]
     pub data: Vec<PathBuf>,
     /// Run folder; runs/NAME-of-the-configuration when left out

@@ -3,7 +3,7 @@
 mod rig;
 
 use rig::Home;
-use serde_json::json;
+use serde_json::{Value, json};
 
 #[test]
 fn export_and_import_keep_every_bit() {
@@ -501,23 +501,50 @@ fn json_lines_are_documents_and_skipped_lines_are_reported() {
     let home = Home::new();
     let text = "chunk rank shard gather ".repeat(60);
     home.write("a.jsonl", format!("{{\"text\": {text:?}}}\noops\n{{\"id\": 1}}\n{{\"text\": {text:?}}}\n"));
-    let words =
-        "a.jsonl: skipped 2 of 4 lines: 1 not valid JSON, 1 without the key \"text\" (the first is line 2)";
+    let words = "data: skipped 2 of 4 lines: 1 x not valid JSON: a.jsonl line 2; 1 x without the key \"text\": a.jsonl line 3";
     let train = |run: &str, extra: &[&str]| {
         let args = ["train", "small.toml", "--data", "a.jsonl", "--set", "train.steps=1", "--run", run];
         home.run(&[&args[..], extra].concat())
     };
-    let ended = train("r", &[]).ok();
-    assert!(ended.stderr.contains(words), "{}", ended.stderr);
-    assert_eq!(train("q", &["--quiet"]).ok().stderr, "");
+    train("r", &[]).refused(&["2 of 4 lines (50 %)", "at most 1 %", "data.max_skipped = 0.5", words]);
+    train("r", &["--set", "data.max_skipped=1.5"]).refused(&["data.max_skipped"]);
+    let allowed = ["--set", "data.max_skipped=0.5"];
+    let line = "data: 1 file, 2.8 KiB, 2 documents, 2880 tokens; 161 windows of 16 to train on, 0.05 epochs in 1 step; \
+        validation part 288 tokens, 17 windows, 8 an evaluation\n";
+    let ended = train("r", &allowed).ok();
+    assert!(
+        ended.stderr.contains(words) && ended.stdout.starts_with(line),
+        "{}\n{}",
+        ended.stdout,
+        ended.stderr
+    );
+    assert_eq!(train("q", &[&allowed[..], &["--quiet"]].concat()).ok().stderr, format!("{words}\n"));
+    let ended = train("j", &[&allowed[..], &["--json"]].concat()).ok();
+    let last: Value = serde_json::from_str(ended.stdout.lines().last().unwrap()).unwrap();
+    assert_eq!(ended.stderr, format!("{words}\n"));
+    assert_eq!((&last["data"]["tokens"], &last["data"]["windows"]), (&json!(2880), &json!(161)));
+    assert_eq!(last["data"]["findings"]["skipped_lines"][1]["first"], json!(["a.jsonl line 3"]));
+    // A run that is resumed knows its tokens.
+    let more = ["train", "--resume", "--run", "r", "--set", "train.steps=2"];
+    let ended = home.run(&more).ok();
+    assert!(ended.stdout.contains("data: 1 file, 5.7 KiB, 2 documents, 2880 tokens;"), "{}", ended.stdout);
+    let plan = ["plan", "small.toml", "--set", "data.text=[\"a.jsonl\"]", "--set", "data.max_skipped=1"];
+    let ended = home.run(&plan).ok();
+    assert!(
+        ended.stderr.contains(words) && ended.stdout.contains("2 documents, about 2880 tokens;"),
+        "{}",
+        ended.stdout
+    );
     train("n", &["--set", "data.text_key=body"]).refused(&[
         "a.jsonl holds no text",
         "\"body\"",
         "data.text_key",
     ]);
-    let ended = home.run(&["tokenize", "--out", "a.bin", "a.jsonl"]).ok();
-    assert!(ended.stdout.contains(words) && ended.stdout.contains("2 documents"), "{}", ended.stdout);
-    let figures = home.run(&["tokenize", "--force", "--json", "--out", "a.bin", "a.jsonl"]).ok().json();
+    let tokenize = |extra: &[&str]| home.run(&[&["tokenize", "--out", "a.bin", "a.jsonl"], extra].concat());
+    tokenize(&[]).refused(&["2 of 4 lines", "--max-skipped 0.5"]);
+    let ended = tokenize(&["--max-skipped", "0.5"]).ok();
+    assert!(ended.stderr.contains(words) && ended.stdout.contains("2 documents"), "{}", ended.stdout);
+    let figures = tokenize(&["--force", "--json", "--max-skipped", "1"]).ok().json();
     assert_eq!((&figures["documents"], &figures["skipped_lines"]), (&json!(2), &json!(2)));
     assert_eq!(figures["tokens"], json!(2 * text.len()));
 }

@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 
 use phalanx_checkpoint::Checkpoint;
 use phalanx_data::{
-    Corpus, CorpusSpec, DataError, EvaluationWindows, Masking, Progress, SampleOrder, Sampler, Scan,
-    TokenFile, Tokenizer, Tokens, tokenize_to_file,
+    Corpus, CorpusSpec, DataError, EvaluationWindows, Findings, Masking, Progress, SampleOrder, Sampler,
+    Scan, TokenFile, Tokenizer, Tokens, tokenize_to_file,
 };
 use phalanx_models::Objective;
 use serde::{Deserialize, Serialize};
@@ -25,6 +25,8 @@ pub struct Dataset {
     evaluated: usize,
     /// The tokens of both parts.
     tokens: Tokens,
+    /// How many tokens the training part and the validation part have.
+    parts: (usize, usize),
 }
 
 /// Checksums of the data of a run, in hexadecimal. Checkpoints store them.
@@ -52,19 +54,64 @@ pub struct Prepared {
     pub tokens: u64,
     /// Number of rows that the token table needs; 0 when it is not known.
     pub vocab: usize,
-    /// For people: the lines of `.jsonl` files that gave no document.
-    pub notes: Vec<String>,
+    /// What was read.
+    pub read: DataRead,
+}
+
+/// What was read for a run.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct DataRead {
+    /// Files of text, or token files.
+    pub files: u64,
+    /// Bytes of the text, or of the token files.
+    pub bytes: u64,
+    /// Documents, where that is known.
+    pub documents: Option<u64>,
+    /// What was skipped and left out, of text that was read now.
+    pub findings: Option<Findings>,
+}
+
+impl DataRead {
+    /// What the text was, before it is tokenised.
+    pub fn of_text(findings: &Findings) -> DataRead {
+        let Findings { files, bytes, documents, .. } = *findings;
+        DataRead { files, bytes, documents: Some(documents), findings: Some(findings.clone()) }
+    }
+
+    /// What a token file is.
+    ///
+    /// # Errors
+    /// A file that was shortened since it was opened.
+    pub fn of_tokens(file: &TokenFile) -> Result<DataRead, DataError> {
+        Ok(DataRead { files: 1, bytes: file.bytes(), documents: file.documents()?, findings: None })
+    }
+}
+
+/// How far the data of a run is prepared.
+pub enum Stage<'a> {
+    /// So many bytes of the text were read, to find out what it holds.
+    Reading(u64),
+    /// All of it was read.
+    Read(&'a Findings),
+    /// It is being tokenised.
+    Tokenising(Progress),
 }
 
 /// The tokenizer that `data` names, which may need its text.
 ///
 /// # Errors
-/// Missing or unreadable text or tokenizer.
-pub fn open_tokenizer(data: &DataConfig) -> Result<(Tokenizer, Option<Corpus>), DataError> {
+/// Missing or unreadable text or tokenizer, text of which too much was skipped.
+pub fn open_tokenizer(
+    data: &DataConfig,
+    watch: &mut dyn FnMut(Stage),
+) -> Result<(Tokenizer, Option<Corpus>), DataError> {
     let corpus = match data.text.is_empty() {
         true => None,
-        false => Some(Corpus::open(&spec(data))?),
+        false => Some(Corpus::open_watched(&spec(data), &mut |bytes| watch(Stage::Reading(bytes)))?),
     };
+    if let Some(corpus) = &corpus {
+        watch(Stage::Read(corpus.findings()));
+    }
     let tokenizer = Tokenizer::from_key(&data.tokenizer, corpus.as_ref())?;
     Ok((tokenizer, corpus))
 }
@@ -73,7 +120,9 @@ fn spec(data: &DataConfig) -> CorpusSpec {
     CorpusSpec {
         paths: data.text.iter().map(Into::into).collect(),
         extensions: data.extensions.clone(),
+        plain: data.plain.clone(),
         text_key: Some(data.text_key.clone()),
+        max_skipped: data.max_skipped,
     }
 }
 
@@ -87,7 +136,7 @@ pub fn prepare<E: From<DataError>>(
     folder: &Path,
     threads: usize,
     accept: impl Fn(&Tokenizer) -> Result<(), E>,
-    progress: &mut dyn FnMut(Progress),
+    watch: &mut dyn FnMut(Stage),
 ) -> Result<Prepared, E> {
     if let Some(path) = &data.tokens {
         let file = TokenFile::open(Path::new(path))?;
@@ -97,23 +146,26 @@ pub fn prepare<E: From<DataError>>(
             tokenizer.save(folder)?;
         }
         let vocab = file.vocab_size().or(tokenizer.as_ref().map(Tokenizer::vocab_size)).unwrap_or(0);
-        return Ok(Prepared { tokens: file.len() as u64, vocab, tokenizer, notes: Vec::new() });
+        return Ok(Prepared {
+            tokens: file.len() as u64,
+            vocab,
+            tokenizer,
+            read: DataRead::of_tokens(&file)?,
+        });
     }
-    let (tokenizer, corpus) = open_tokenizer(data)?;
+    let (tokenizer, corpus) = open_tokenizer(data, watch)?;
     accept(&tokenizer)?;
     let corpus = corpus.ok_or_else(|| DataError::NoText {
         given: "data.text = []".into(),
         found: "no path; name text files or folders in data.text, or a token file in data.tokens".into(),
     })?;
-    let written = tokenize_to_file(&corpus, &tokenizer, &folder.join(TOKENS_FILE), threads, progress)?;
+    let written =
+        tokenize_to_file(&corpus, &tokenizer, &folder.join(TOKENS_FILE), threads, &mut |progress| {
+            watch(Stage::Tokenising(progress));
+        })?;
     tokenizer.save(folder)?;
     let (tokens, vocab) = (written.tokens, tokenizer.vocab_size());
-    Ok(Prepared { tokens, vocab, tokenizer: Some(tokenizer), notes: notes(&corpus) })
-}
-
-/// What to tell people about the lines of `.jsonl` files that gave no document.
-pub fn notes(corpus: &Corpus) -> Vec<String> {
-    corpus.skipped_lines().iter().map(|(path, lines)| format!("{}: {lines}", path.display())).collect()
+    Ok(Prepared { tokens, vocab, tokenizer: Some(tokenizer), read: DataRead::of_text(corpus.findings()) })
 }
 
 impl Dataset {
@@ -157,6 +209,7 @@ impl Dataset {
         };
         let (seq, global) = (config.model.seq, config.batch.global);
         let (train, held_out) = tokens.split(config.data.validation)?;
+        let parts = (train.len(), held_out.len());
         let validation = match config.data.validation > 0.0 {
             true => Some(EvaluationWindows::new(held_out, seq, config.train.eval_samples.max(1))?),
             false => None,
@@ -168,6 +221,7 @@ impl Dataset {
             validation,
             masking: masking(config, tokens.vocab_size()),
             tokens,
+            parts,
         })
     }
 
@@ -219,6 +273,11 @@ impl Dataset {
     /// Samples in one epoch.
     pub fn samples_per_epoch(&self) -> u64 {
         self.train.samples_per_epoch()
+    }
+
+    /// Tokens of the training part and of the validation part.
+    pub fn part_tokens(&self) -> (usize, usize) {
+        self.parts
     }
 }
 

@@ -117,6 +117,22 @@ impl TokenFile {
         self.len() == 0
     }
 
+    /// Bytes of the file.
+    pub fn bytes(&self) -> u64 {
+        self.source.bytes()
+    }
+
+    /// The number of documents, which only Phalanx's own format tells.
+    ///
+    /// # Errors
+    /// [`DataError::Shortened`], [`DataError::Read`].
+    pub fn documents(&self) -> Result<Option<u64>> {
+        match self.layout.format {
+            TokenFormat::Phalanx => own::documents(&self.source).map(Some),
+            TokenFormat::NanoGpt | TokenFormat::LlmC | TokenFormat::Megatron => Ok(None),
+        }
+    }
+
     /// The file that holds the ids.
     pub fn path(&self) -> &Path {
         self.source.path()

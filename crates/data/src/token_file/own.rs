@@ -22,6 +22,7 @@ use std::path::{Path, PathBuf};
 
 use phalanx_files::AtomicFile;
 
+use super::source::OpenTokenFile;
 use super::{IdType, Layout, TokenFormat};
 use crate::limits::TOKENIZER_BYTES;
 use crate::{DataError, Result, Tokenizer};
@@ -78,6 +79,13 @@ pub(super) fn read_header(path: &Path, head: &[u8], found: u64) -> Result<Option
         vocab: Some(vocab as usize),
         tokenizer: data_end..found,
     }))
+}
+
+/// The documents that the header of Phalanx's file counts.
+pub(super) fn documents(source: &OpenTokenFile) -> Result<u64> {
+    let mut count = [0; 8];
+    source.read(32, &mut count)?;
+    Ok(u64::from_le_bytes(count))
 }
 
 /// What [`TokenWriter::finish`] wrote.

@@ -9,6 +9,7 @@ use serde::Deserialize;
 use tokenizers::{ModelWrapper, Tokenizer};
 
 use crate::limits::TOKENIZER_PARTS;
+use crate::windows::Placed;
 use crate::{DataError, Result};
 
 /// Tokens by which known model families end a text; a tokenizer.json does not say which of its
@@ -95,6 +96,19 @@ impl HuggingFace {
             Ok(encoding) => Ok(encoding.get_ids().to_vec()),
             Err(e) => Err(DataError::Encode { reason: e.to_string() }),
         }
+    }
+
+    pub(super) fn encode_window(&self, text: &str) -> Result<Vec<Placed>> {
+        let add_special_tokens = false;
+        let encoding = self.tokenizer.encode(text, add_special_tokens);
+        let encoding = encoding.map_err(|e| DataError::Encode { reason: e.to_string() })?;
+        let mut last_word = None;
+        let tokens = encoding.get_ids().iter().zip(encoding.get_offsets()).zip(encoding.get_word_ids());
+        let placed = |((id, place), word): ((&u32, &(usize, usize)), &Option<u32>)| {
+            let begins_word = last_word.replace(*word) != Some(*word);
+            Placed { id: *id, start: place.0 as u32, end: place.1 as u32, begins_word }
+        };
+        Ok(tokens.map(placed).collect())
     }
 
     pub(super) fn decode(&self, ids: &[u32]) -> String {

@@ -28,6 +28,7 @@ pub use hugging_face_files::{HuggingFaceFiles, SpecialToken};
 pub use spec::TokenizerSpec;
 
 use crate::limits::{self, TOKENIZER_BYTES};
+use crate::windows::Placed;
 use crate::{Corpus, DataError, Result};
 use char_vocabulary::CharVocabulary;
 #[cfg(feature = "tokenizers")]
@@ -262,14 +263,32 @@ impl Tokenizer {
     }
 
     /// The last position at which `text` may be cut: encoding the two parts separately gives the ids of the whole,
-    /// whatever text follows. 0 when there is no such position.
+    /// whatever text follows. 0 when there is no such position. A tokenizer that [`Tokenizer::needs_windows`] is given
+    /// parts that are cut anywhere.
     pub(crate) fn last_cut(&self, text: &str) -> usize {
         match &self.algorithm {
-            Algorithm::Byte | Algorithm::Char(_) => text.len(),
+            Algorithm::Byte | Algorithm::Char(_) | Algorithm::HuggingFace(_) => text.len(),
             Algorithm::Gpt2(gpt2) => gpt2.last_cut(text),
-            // Normalisers and added prefixes may look at the whole text.
-            Algorithm::HuggingFace(_) => 0,
         }
+    }
+
+    /// Whether no position is known at which a text may be cut, so that it is encoded in windows that overlap. Normalisers and
+    /// added prefixes of a `tokenizer.json` may look at the whole text.
+    pub(crate) fn needs_windows(&self) -> bool {
+        matches!(self.algorithm, Algorithm::HuggingFace(_))
+    }
+
+    /// The tokens of a window, with their places.
+    pub(crate) fn encode_window(&self, text: &str) -> Result<Vec<Placed>> {
+        match &self.algorithm {
+            Algorithm::HuggingFace(tokenizer) => tokenizer.encode_window(text),
+            Algorithm::Byte | Algorithm::Char(_) | Algorithm::Gpt2(_) => unreachable!("it needs no windows"),
+        }
+    }
+
+    /// Whether windows may be joined within a pre-token.
+    pub(crate) fn joins_within_words(&self) -> bool {
+        matches!(&self.algorithm, Algorithm::HuggingFace(tokenizer) if tokenizer.model() == "BPE")
     }
 }
 

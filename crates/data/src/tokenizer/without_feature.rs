@@ -4,6 +4,7 @@
 use std::convert::Infallible;
 
 use crate::Result;
+use crate::windows::Placed;
 
 fn refusal(what: &str) -> String {
     format!(
@@ -81,6 +82,10 @@ impl HuggingFace {
     }
 
     pub(super) fn encode(&self, _: &str) -> Result<Vec<u32>> {
+        match self.0 {}
+    }
+
+    pub(super) fn encode_window(&self, _: &str) -> Result<Vec<Placed>> {
         match self.0 {}
     }
 

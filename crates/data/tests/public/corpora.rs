@@ -4,11 +4,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use phalanx_data::{
-    Corpus, CorpusSpec, Progress, SkipReason, TokenFile, Tokenizer, Tokens, tokenize_to_file,
-    tokenize_to_memory,
+    Corpus, CorpusSpec, Progress, TokenFile, Tokenizer, Tokens, tokenize_to_file, tokenize_to_memory,
 };
 
-use crate::{assert_says, corpus, folder, names, write};
+use crate::{assert_says, corpus, folder, names, tolerant, write};
 
 fn all(tokens: &Tokens) -> Vec<u32> {
     let mut ids = vec![0; tokens.len()];
@@ -23,7 +22,7 @@ fn relative(corpus: &Corpus, root: &Path) -> Vec<String> {
 
 fn tree() -> tempfile::TempDir {
     let at = folder();
-    let files: [(&str, &[u8]); 12] = [
+    let files: [(&str, &[u8]); 14] = [
         ("b.rs", b"b"),
         ("a.md", b"aa"),
         ("Z.MD", b"zzz"),
@@ -33,6 +32,8 @@ fn tree() -> tempfile::TempDir {
         (".hidden", b"no"),
         (".git/config.toml", b"no"),
         ("target/debug/build.rs", b"no"),
+        ("target/.rustc_info.json", b"no"),
+        ("source/target/t.rs", b"yes"),
         ("binary.rs", b"a\0b"),
         ("latin1.md", b"caf\xe9"),
         ("empty.rs", b""),
@@ -44,32 +45,129 @@ fn tree() -> tempfile::TempDir {
 }
 
 #[test]
-fn a_folder_is_walked_in_order() {
+fn a_folder_is_walked_in_order_and_what_is_not_read_is_said() {
     let at = tree();
     let found = corpus(&[at.path()]).unwrap();
-    let expected = ["Z.MD", "a.md", "b.rs", "sub/d.rs", "sub/deep/c.toml", "sub.rs"];
+    let expected = ["Z.MD", "a.md", "b.rs", "source/target/t.rs", "sub/d.rs", "sub/deep/c.toml", "sub.rs"];
     assert_eq!(relative(&found, at.path()), expected);
-    assert_eq!(found.bytes(), 21);
-    let skipped: Vec<(String, SkipReason)> = found
-        .skipped()
-        .iter()
-        .map(|skipped| (skipped.path.file_name().unwrap().to_string_lossy().into_owned(), skipped.reason))
-        .collect();
-    let expected = [
-        ("binary.rs", SkipReason::NotText),
-        ("empty.rs", SkipReason::Empty),
-        ("latin1.md", SkipReason::NotText),
-    ];
-    assert_eq!(skipped, expected.map(|(name, reason)| (name.to_string(), reason)));
+    assert_eq!((found.bytes(), found.findings().files, found.findings().documents), (24, 7, 7));
+    let notes = found.findings().notes().join("\n").replace(&format!("{}/", at.path().display()), "");
+    let expected = "data: skipped 2 of 9 files: 1 x binary data (text has no zero bytes: leave it out, or list its extension \
+        in data.plain to read it nevertheless): binary.rs; 1 x text in another encoding than UTF-8, as Latin-1 or Windows-1252 \
+        (convert it: `iconv -f WINDOWS-1252 -t UTF-8 FILE > NEW`): latin1.md\n\
+        data: left out 2 x hidden file or folder: .git, .hidden; 1 x empty file: empty.rs; 1 x build or cache folder (it has \
+        .rustc_info.json or CACHEDIR.TAG): target";
+    assert_eq!(notes, expected);
+}
+
+/// Every format that is told by its content, with what must be said of it.
+fn formats() -> Vec<(&'static str, Vec<u8>, &'static str)> {
+    let utf16 = |text: &str, swap: bool| -> Vec<u8> {
+        let bytes = |unit: u16| if swap { unit.to_be_bytes() } else { unit.to_le_bytes() };
+        text.encode_utf16().flat_map(bytes).collect()
+    };
+    let utf32 = |text: &str| -> Vec<u8> { text.chars().flat_map(|c| u32::from(c).to_le_bytes()).collect() };
+    let text = "A text, of some length.\nAnd naïve words.\n";
+    let ids = |bytes: usize| (0..200u64).flat_map(|id| (id % 65).to_le_bytes()[..bytes].to_vec()).collect();
+    let safetensors = [&16u64.to_le_bytes()[..], b"{\"__metadata__\":{}}"].concat();
+    vec![
+        ("text.gz", b"\x1f\x8b\x08\0rest".to_vec(), "gunzip"),
+        ("gzip named.txt", b"\x1f\x8b\x08\0rest".to_vec(), "gzip"),
+        ("a.docx", b"PK\x03\x04rest".to_vec(), "zip archive"),
+        ("a.zst", b"\x28\xb5\x2f\xfdrest".to_vec(), "unzstd"),
+        ("a.parquet", b"PAR1rest".to_vec(), "Parquet"),
+        ("a.arrow", b"ARROW1\0\0rest".to_vec(), "Arrow"),
+        ("a.pdf", b"%PDF-1.7\nrest".to_vec(), "PDF"),
+        ("a.png", b"\x89PNG\r\n\x1a\nrest".to_vec(), "PNG"),
+        ("a.tar", [vec![b'a'; 257], b"ustar\0".to_vec()].concat(), "tar archive"),
+        ("model.safetensors", safetensors, "safetensors"),
+        ("a.pkl", b"\x80\x04\x95\x10\0\0".to_vec(), "pickle"),
+        ("old.pkl", b"(lp0\nS'a'\np1\na.".to_vec(), "pickle"),
+        ("tokens.txt", b"PHXTOK\0\0rest".to_vec(), "data.tokens"),
+        ("gpt2.txt", [&20_240_520u32.to_le_bytes()[..], &[0; 1020]].concat(), "llm.c"),
+        ("nano.bin", ids(2), "data.tokens"),
+        ("wide.bin", ids(4), "data.tokens"),
+        ("longs.bin", ids(8), "data.tokens"),
+        ("le.txt", utf16(text, false), "UTF-16LE"),
+        ("be.txt", utf16(text, true), "UTF-16BE"),
+        ("marked.txt", utf16(&format!("\u{feff}{text}"), false), "UTF-16 "),
+        ("utf32.txt", utf32(text), "UTF-32"),
+        ("marked32.txt", utf32(&format!("\u{feff}{text}")), "UTF-32"),
+        ("latin1.txt", b"caf\xe9 au lait".to_vec(), "WINDOWS-1252"),
+        (
+            "pointer.txt",
+            b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n".to_vec(),
+            "git lfs pull",
+        ),
+        ("annexed.txt", b"/annex/objects/SHA256E-s1--0.txt\n".to_vec(), "git annex get"),
+        ("table.csv", b"text,label\nhello,1\n".to_vec(), "pandas"),
+        ("table.tsv", b"text\tlabel\nhello\t1\n".to_vec(), "data.plain"),
+    ]
+}
+
+#[test]
+fn other_formats_are_told_by_their_content_and_refused_by_name() {
+    let at = folder();
+    let all = formats();
+    for (name, content, words) in &all {
+        let path = write(at.path().join(name), content);
+        assert_says(corpus(&[&path]), &[name, words]);
+    }
+    assert_says(
+        corpus(&[at.path()]),
+        &["no text found", &format!("skipped {0} of {0} files", all.len()), "gunzip"],
+    );
+    // More bytes skipped than read.
+    let text = write(at.path().join("README"), "read me");
+    assert_says(corpus(&[at.path()]), &["bytes", "at most 50 %", "data.max_skipped = 0.99", "gunzip"]);
+    let found = tolerant(&[at.path()]).unwrap();
+    assert_eq!(found.documents()[0].path, text);
+    let notes = found.findings().notes().join("\n");
+    for (_, _, words) in &all {
+        assert!(notes.contains(words), "{words}: {notes}");
+    }
+    write(at.path().join("README"), "read me ".repeat(2000));
+    assert_eq!(corpus(&[at.path()]).unwrap().findings().skipped_files.count(), all.len() as u64);
+}
+
+#[test]
+fn what_is_read_otherwise_than_written_or_twice_is_said() {
+    let at = folder();
+    let text = |name: &str, content: &[u8]| write(at.path().join("in").join(name), content);
+    text("a.txt", b"\xef\xbb\xbfmarked");
+    text("b.txt", b"line\r\nline\r\n");
+    text("c.txt", b"the same");
+    text("d.txt", b"the same");
+    text("page.txt", b"\n<!DOCTYPE html><p>404");
+    text("table.txt", b"a\t1\nb\t2\nc\t3\nd\t4\n");
+    std::os::unix::fs::symlink("a.txt", at.path().join("in/z.txt")).unwrap();
+    std::os::unix::fs::symlink("gone.txt", at.path().join("in/y.txt")).unwrap();
+    let found = tolerant(&[&at.path().join("in"), &at.path().join("in/c.txt")]).unwrap();
+    let notes = found.findings().notes().join("\n").replace(&format!("{}/in/", at.path().display()), "");
+    for words in [
+        "skipped 1 of 9 files: 1 x link to nothing (fetch or restore what it points to): y.txt",
+        "2 x byte order mark, dropped: a.txt, z.txt",
+        "1 x CRLF line ends, kept as they are: b.txt",
+        "2 x the same file again (named or linked twice), read once more: z.txt = a.txt, c.txt = c.txt",
+        "1 x copy of another file, read too: d.txt = c.txt",
+        "1 x looks like an HTML page, read as it is written: page.txt",
+        "1 x looks like a table of separated values, read as it is written: table.txt",
+    ] {
+        assert!(notes.contains(words), "{words}: {notes}");
+    }
+    assert_eq!(found.bytes(), 6 * 2 + 12 + 3 * 8 + 22 + 16);
 }
 
 #[test]
 fn extensions_choose_inside_folders_only() {
     let at = tree();
     let table: [(&[&str], &[&str]); 3] = [
-        (&["rs"], &["b.rs", "sub/d.rs", "sub.rs", "a.md"]),
+        (&["rs"], &["b.rs", "source/target/t.rs", "sub/d.rs", "sub.rs", "a.md"]),
         (&[".md", "TOML"], &["Z.MD", "a.md", "sub/deep/c.toml", "a.md"]),
-        (&[], &["Z.MD", "a.md", "b.rs", "sub/d.rs", "sub/deep/c.toml", "sub.rs", "a.md"]),
+        (
+            &[],
+            &["Z.MD", "a.md", "b.rs", "source/target/t.rs", "sub/d.rs", "sub/deep/c.toml", "sub.rs", "a.md"],
+        ),
     ];
     for (extensions, expected) in table {
         let paths = vec![at.path().to_path_buf(), at.path().join("a.md")];
@@ -79,25 +177,24 @@ fn extensions_choose_inside_folders_only() {
     }
 }
 
-#[cfg(unix)]
 #[test]
-fn links_to_files_are_followed_and_loops_are_not() {
+fn links_are_followed_and_no_folder_is_read_twice() {
     use std::os::unix::fs::symlink;
     let at = folder();
     write(at.path().join("real/a.txt"), "a");
+    write(at.path().join("elsewhere/c.txt"), "c");
     symlink(at.path().join("real"), at.path().join("real/loop")).unwrap();
+    symlink(at.path().join("elsewhere"), at.path().join("real/linked")).unwrap();
+    symlink(at.path().join("elsewhere"), at.path().join("real/linked again")).unwrap();
     symlink(at.path().join("real/a.txt"), at.path().join("real/b.txt")).unwrap();
-    symlink(at.path().join("nothing"), at.path().join("real/broken.txt")).unwrap();
     symlink(at.path().join("real"), at.path().join("named")).unwrap();
-    assert_eq!(
-        relative(&corpus(&[&at.path().join("real")]).unwrap(), at.path()),
-        ["real/a.txt", "real/b.txt"]
-    );
-    // A link that the user names is followed.
-    assert_eq!(
-        relative(&corpus(&[&at.path().join("named")]).unwrap(), at.path()),
-        ["named/a.txt", "named/b.txt"]
-    );
+    for root in ["real", "named"] {
+        let found = corpus(&[&at.path().join(root)]).unwrap();
+        let expected = ["a.txt", "b.txt", "linked/c.txt"].map(|name| format!("{root}/{name}"));
+        assert_eq!(relative(&found, at.path()), expected);
+        let left_out = "2 x folder that was read already by another name";
+        assert!(found.findings().notes()[0].contains(left_out), "{:?}", found.findings().notes());
+    }
 }
 
 #[test]
@@ -106,8 +203,7 @@ fn bad_paths() {
     let path = |name: &str| at.path().join(name);
     assert_says(corpus(&[&path("nothing.txt")]), &["no such file", "nothing.txt"]);
     assert_says(corpus(&[&path("latin1.md")]), &["latin1.md is not UTF-8", "byte 3"]);
-    assert_says(corpus(&[&path("empty.rs")]), &["no text found", "empty.rs", "1 empty files"]);
-    #[cfg(unix)]
+    assert_says(corpus(&[&path("empty.rs")]), &["no text found", "empty.rs", "1 x empty file"]);
     assert_says(corpus(&[Path::new("/dev/null")]), &["/dev/null", "neither a file nor a folder"]);
     assert_says(corpus(&[]), &["no text found", "an empty list of paths"]);
     assert_says(corpus(&[&path("b.rs"), &path("gone")]), &["gone"]);
@@ -134,7 +230,7 @@ fn documents_are_joined_in_order_with_separators_between() {
         let tokens = tokenize_to_memory(&found, &tokenizer, 2, &mut |progress| seen.push(progress)).unwrap();
         assert_eq!(all(&tokens), expected);
         assert_eq!(tokens.vocab_size(), Some(tokenizer.vocab_size()));
-        let end = Progress { documents: 3, bytes: 16, tokens: expected.len() as u64 };
+        let end = Progress { documents: 3, bytes: 16, of: 16, tokens: expected.len() as u64 };
         assert_eq!(seen, [end]);
 
         let file = at.path().join("out/tokens.bin");

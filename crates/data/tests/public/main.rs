@@ -8,6 +8,7 @@ mod masking;
 mod samples;
 mod token_files;
 mod tokenizers;
+mod windows;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -30,6 +31,12 @@ fn write(path: PathBuf, content: impl AsRef<[u8]>) -> PathBuf {
 fn corpus(paths: &[&Path]) -> Result<Corpus, DataError> {
     let paths = paths.iter().map(|path| path.to_path_buf()).collect();
     Corpus::open(&CorpusSpec { paths, ..CorpusSpec::default() })
+}
+
+/// The same, where everything may be skipped.
+fn tolerant(paths: &[&Path]) -> Result<Corpus, DataError> {
+    let paths = paths.iter().map(|path| path.to_path_buf()).collect();
+    Corpus::open(&CorpusSpec { paths, max_skipped: Some(1.0), ..CorpusSpec::default() })
 }
 
 /// The names in `folder`, sorted, to check that no file remains.

@@ -7,11 +7,12 @@ use serde_json::json;
 
 use crate::args::PlanArgs;
 use crate::chunk_report::{self, ChunkReport};
+use crate::data_report::DataReport;
 use crate::environment::Environment;
 use crate::fit::{self, Verdict};
 use crate::placement_report::PlacementReport;
 use crate::planned::{Planned, with_kernels};
-use crate::resolve::{Purpose, estimate_data, resolve};
+use crate::resolve::{Estimate, Purpose, estimate_data, resolve};
 use crate::step_time::StepTime;
 use crate::user_config::UserConfig;
 use crate::{cards, kept_budget, machine, machine_profile, output, placement_budget, plan_report};
@@ -23,7 +24,7 @@ use crate::{cards, kept_budget, machine, machine_profile, output, placement_budg
 pub fn plan(args: &PlanArgs, environment: Environment) -> Result<()> {
     let path = args.config.as_deref().context("give a configuration (TOML), as examples/quickstart.toml")?;
     let given = UserConfig::read(path)?.with(&args.overrides, &args.data)?;
-    let (mut resolved, evaluated) = resolve(&given, Purpose::Plan, None, estimate_data)?;
+    let (mut resolved, Estimate { evaluated, data }) = resolve(&given, Purpose::Plan, None, estimate_data)?;
     if let (Some(Placement::Auto), Some(bytes)) = (resolved.config.memory.placement, args.device_memory) {
         resolved.config = resolved.config.with(|config| placement_budget::set_device(config, bytes))?;
     }
@@ -61,6 +62,7 @@ pub fn plan(args: &PlanArgs, environment: Environment) -> Result<()> {
     let placement = || PlacementReport::new(&planned);
     if args.json {
         let mut figures = plan_report::to_json(&planned);
+        figures["data"] = json!(data.as_ref().map(DataReport::to_json));
         figures["placement"] = if args.placement { placement().to_json() } else { json!(null) };
         figures["available_bytes"] = json!(machine::available().map(|available| available.bytes));
         figures["verdict"] = json!(verdict.as_ref().map(Verdict::to_json));
@@ -73,7 +75,8 @@ pub fn plan(args: &PlanArgs, environment: Environment) -> Result<()> {
             true => placement().to_text(),
             false => plan_report::long(&planned, &path.display().to_string()),
         };
-        output::print(&format!("{long}{time}{verdict}"))?;
+        let data = data.map_or(String::new(), |data| format!("{}\n", data.line()));
+        output::print(&format!("{data}{long}{time}{verdict}"))?;
     }
     if budget.is_none() && planned.config.device.kind == DeviceKind::Cuda {
         let why = cards::look().err().map_or(String::new(), |error| format!(" ({error})"));

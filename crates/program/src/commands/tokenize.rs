@@ -2,7 +2,7 @@
 
 use anyhow::{Result, bail};
 use phalanx_data::{Corpus, CorpusSpec, Tokenizer, tokenize_to_file};
-use phalanx_train::dataset;
+use phalanx_train::dataset::Stage;
 use serde_json::json;
 
 use crate::args::TokenizeArgs;
@@ -22,35 +22,37 @@ pub fn tokenize(args: &TokenizeArgs) -> Result<()> {
     let spec = CorpusSpec {
         paths: args.text.clone(),
         extensions: args.extension.clone(),
+        plain: args.plain.clone(),
         text_key: Some(args.text_key.clone()),
+        max_skipped: args.max_skipped,
     };
-    let corpus = Corpus::open(&spec)?;
-    let tokenizer = Tokenizer::from_key(&args.tokenizer, Some(&corpus))?;
-    let written = tokenizing::with_progress(args.json, |progress| {
-        tokenize_to_file(&corpus, &tokenizer, &args.out, machine::cores(), progress)
+    let (corpus, tokenizer, written) = tokenizing::with_progress(false, &|_| {}, |watch| -> Result<_> {
+        let corpus = Corpus::open_watched(&spec, &mut |bytes| watch(Stage::Reading(bytes)))?;
+        watch(Stage::Read(corpus.findings()));
+        let tokenizer = Tokenizer::from_key(&args.tokenizer, Some(&corpus))?;
+        let progress = &mut |progress| watch(Stage::Tokenising(progress));
+        let written = tokenize_to_file(&corpus, &tokenizer, &args.out, machine::cores(), progress)?;
+        Ok((corpus, tokenizer, written))
     })?;
+    let findings = corpus.findings();
     if args.json {
         return output::print_json(&json!({
             "out": args.out, "tokens": written.tokens, "documents": written.documents, "bytes": written.bytes,
-            "text_bytes": corpus.bytes(), "vocab": tokenizer.vocab_size(), "skipped": corpus.skipped().len(),
-            "skipped_lines": corpus.skipped_lines().iter().map(|(_, lines)| lines.skipped()).sum::<u64>(),
+            "files": findings.files, "text_bytes": corpus.bytes(), "vocab": tokenizer.vocab_size(),
+            "skipped": findings.skipped_files.count(), "skipped_lines": findings.skipped_lines.count(),
+            "findings": findings,
         }));
     }
     output::print_line(&format!(
-        "{}: {} tokens of {} documents ({}) by {}; {}",
+        "{}: {} tokens of {} documents in {} ({}) by {}; {}",
         args.out.display(),
         written.tokens,
         written.documents,
+        report::plural(findings.files as usize, "file"),
         report::bytes(corpus.bytes()),
         tokenizer.describe(),
         report::bytes(written.bytes)
     ))?;
-    for skipped in corpus.skipped() {
-        output::print_line(&format!("skipped {}: {}", skipped.path.display(), skipped.reason))?;
-    }
-    for line in dataset::notes(&corpus) {
-        output::print_line(&line)?;
-    }
     output::print_line(&format!("train on it with data.tokens = {:?}", args.out.display().to_string()))?;
     Ok(())
 }

@@ -8,6 +8,7 @@ use phalanx_collectives::{HostJob, threads};
 use phalanx_launch::{Failure, LocalLeader, Parting};
 use phalanx_train::job::Job;
 
+use crate::data_report::DataReport;
 use crate::environment::Environment;
 use crate::hosts::shares::threads_per_rank;
 use crate::hosts::{Team, without_launcher};
@@ -129,10 +130,10 @@ impl Run<'_> {
     fn once(&mut self, args: &TrainArgs, is_watched: bool) -> Result<u8, Stop> {
         let args = &self.with_threads(args);
         let set_up = match self.team.take() {
-            None => self.set_up(args, None),
+            None => self.set_up(args, None, &|_| {}),
             Some(team) => {
                 let across = team.across();
-                let set_up = team.while_preparing(self.signals, |_| self.set_up(args, Some(across)));
+                let set_up = team.while_preparing(self.signals, |tell| self.set_up(args, Some(across), tell));
                 self.team = Some(team);
                 set_up
             }
@@ -153,6 +154,7 @@ impl Run<'_> {
         let Run { folder, output, .. } = &*self;
         if args.show() == Show::Progress {
             started.notes.iter().for_each(|line| note(line));
+            output.print_line(&prepared.data.line());
             output.print(&plan_report::short(&prepared.planned, &folder.path().display().to_string()));
         }
         let steps = prepared.planned.config.train.steps;
@@ -166,6 +168,7 @@ impl Run<'_> {
             return Ok(0);
         }
         let environment = self.environment.of_run(&prepared.planned.config.device)?;
+        let data = prepared.data.clone();
         let (mut task, planned) =
             prepared.commit(folder, &started, self.file.as_ref(), args.show(), environment)?;
         task.pin = !args.no_pin;
@@ -178,7 +181,7 @@ impl Run<'_> {
         if let Err(error) = self.run_ranks(&mut task, &planned, args.threads_as_ranks, processes) {
             return self.ended_by(error);
         }
-        Ok(finish(&self.folder, &planned, args.show(), environment, self.output)?)
+        Ok(finish(&self.folder, (&planned, &data), args.show(), environment, self.output)?)
     }
 
     /// The exit code of a run that a signal has stopped before it began, or the error.
@@ -214,14 +217,19 @@ impl Run<'_> {
     }
 
     /// Resolves what to train and prepares it, for ranks that lie on several hosts as `across` says, if they do; the run folder, which
-    /// is locked, does not change.
-    fn set_up(&self, args: &TrainArgs, across: Option<Across>) -> Result<(Resumed, Prepares)> {
+    /// is locked, does not change. `tell` hears how far it is.
+    fn set_up(
+        &self,
+        args: &TrainArgs,
+        across: Option<Across>,
+        tell: &dyn Fn(&str),
+    ) -> Result<(Resumed, Prepares)> {
         let file = self.file.clone();
         let started = match args.resume {
             true => resume::resume(&self.folder, args, file, self.environment, &mut |warning| note(warning))?,
             false => start(&self.folder, args, file)?,
         };
-        let prepared = setup::prepare(&self.folder, &started, args.show(), self.environment, across)?;
+        let prepared = setup::prepare(&self.folder, &started, args.show(), self.environment, across, tell)?;
         Ok((started, prepared))
     }
 
@@ -340,7 +348,7 @@ fn explained(error: &anyhow::Error, folder: &RunFolder) -> String {
 /// A run that saved before its last step was stopped, by a signal to the launcher or to any rank.
 fn finish(
     folder: &RunFolder,
-    planned: &Planned,
+    (planned, data): (&Planned, &DataReport),
     show: Show,
     environment: Environment,
     output: &TrainOutput,
@@ -364,7 +372,7 @@ fn finish(
         Show::Progress => final_report::complete(folder, planned, environment, output)?,
         Show::Json => {
             final_report::memory(folder, planned)?;
-            output.print_line(&final_report::line(folder)?.to_string());
+            output.print_line(&final_report::line(folder, data)?.to_string());
         }
         Show::Nothing => final_report::memory(folder, planned).map(drop)?,
     }

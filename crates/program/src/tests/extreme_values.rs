@@ -121,7 +121,8 @@ fn assert_none(faults: &[String]) {
 /// Does what `phalanx plan` does, without printing.
 fn plan(file: &UserConfig, set: Vec<String>) -> Result<Planned> {
     let given = file.clone().with(&Overrides { set, nproc: None }, &[])?;
-    let (resolved, evaluated) = resolve(&given, Purpose::Plan, None, estimate_data)?;
+    let (resolved, estimate) = resolve(&given, Purpose::Plan, None, estimate_data)?;
+    let evaluated = estimate.evaluated;
     let planned = Planned::of(resolved, evaluated)?;
     crate::fit::check_memory(&planned)?;
     Ok(planned)

@@ -1,6 +1,7 @@
 //! The groups of faults, each with its share of the cases.
 
 mod damage;
+mod data;
 mod environments;
 mod full_disk;
 mod hostile;
@@ -27,12 +28,13 @@ pub(crate) struct Group {
     pub(crate) case: fn(&World, &mut Random, usize) -> Trial,
 }
 
-pub(crate) const GROUPS: [Group; 11] = [
+pub(crate) const GROUPS: [Group; 12] = [
     Group { name: "kills", cases: 630, short: 10, case: kills::case },
     Group { name: "stops", cases: 240, short: 8, case: stops::case },
     Group { name: "hosts", cases: 300, short: 10, case: hosts::case },
     Group { name: "links", cases: 100, short: 6, case: links::case },
     Group { name: "damage", cases: 2112, short: 44, case: damage::case },
+    Group { name: "data", cases: 720, short: 24, case: data::case },
     Group { name: "hostile", cases: 2400, short: 48, case: hostile::case },
     Group { name: "full-disk", cases: 240, short: 6, case: full_disk::case },
     Group { name: "two-runs", cases: 200, short: 6, case: two_runs::case },

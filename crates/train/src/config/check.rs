@@ -364,6 +364,7 @@ impl RunConfig {
             ("optimizer.clip", o.clip, 0.0..=f64::MAX),
             ("schedule.min_lr", s.min_lr, 0.0..=o.lr),
             ("data.validation", d.validation, 0.0..=0.9),
+            ("data.max_skipped", d.max_skipped.unwrap_or(0.0), 0.0..=1.0),
         ];
         for (key, value, range) in numbers {
             if !range.contains(&value) {

@@ -140,8 +140,15 @@ pub struct DataConfig {
     /// Extensions of the files that are read from folders; all text files when empty.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub extensions: Vec<String>,
-    /// In `.jsonl` files, which hold one document a line: the key of the text.
+    /// In JSON files, of which each line or record is a document: the key of the text.
     pub text_key: String,
+    /// Extensions of files that are plain text whatever they hold, such as `json` and `csv`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub plain: Vec<String>,
+    /// The fraction of lines, and of the bytes of files, that may be skipped; when left out, 1 % of the lines and half of the
+    /// bytes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_skipped: Option<f64>,
     /// A token file, instead of text.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tokens: Option<String>,
@@ -163,6 +170,8 @@ impl Default for DataConfig {
             text: Vec::new(),
             extensions: Vec::new(),
             text_key: "text".into(),
+            plain: Vec::new(),
+            max_skipped: None,
             tokens: None,
             tokenizer: "byte".into(),
             mask_token: None,

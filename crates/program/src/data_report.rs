@@ -1,0 +1,116 @@
+//! What a run is trained on, in one line and as JSON: what was read, how many tokens it has, and how often the steps use it.
+
+use phalanx_drawing::report::{bytes, plural};
+use phalanx_train::dataset::DataRead;
+use phalanx_train::{Dataset, RunConfig};
+use serde_json::{Value, json};
+
+use crate::output::note;
+
+/// The data of a run.
+#[derive(Clone, Debug)]
+pub struct DataReport {
+    read: DataRead,
+    /// Tokens of the training part and of the validation part.
+    tokens: (u64, u64),
+    /// Whether the tokens are an estimate.
+    is_estimated: bool,
+    seq: usize,
+    steps: u64,
+    /// Samples of all steps.
+    samples: u64,
+    /// Windows of one evaluation; 0 if there is none.
+    evaluated: usize,
+}
+
+impl DataReport {
+    /// Of a run whose tokens are made.
+    pub fn new(read: DataRead, data: &Dataset, config: &RunConfig) -> DataReport {
+        let (training, validation) = data.part_tokens();
+        let report = DataReport::estimate(read, 0, data.evaluated(), config);
+        DataReport { tokens: (training as u64, validation as u64), is_estimated: false, ..report }
+    }
+
+    /// Of a run whose text has about so many tokens.
+    pub fn estimate(read: DataRead, tokens: usize, evaluated: usize, config: &RunConfig) -> DataReport {
+        let validation = (tokens as f64 * config.data.validation) as u64;
+        let steps = config.train.steps as u64;
+        DataReport {
+            read,
+            tokens: (tokens as u64 - validation, validation),
+            is_estimated: true,
+            seq: config.model.seq,
+            steps,
+            samples: steps * config.batch.global as u64,
+            evaluated,
+        }
+    }
+
+    /// Of a token file, whose tokens are counted.
+    #[must_use]
+    pub fn counted(self) -> DataReport {
+        DataReport { is_estimated: false, ..self }
+    }
+
+    /// Says what was skipped, left out, or read in a way that may not be expected: on standard error, whatever else is shown.
+    pub fn note_findings(findings: &phalanx_data::Findings) {
+        findings.notes().iter().for_each(|line| note(line));
+    }
+
+    /// Windows of a part of so many tokens: each needs the token behind it, too.
+    fn windows(&self, tokens: u64) -> u64 {
+        tokens.saturating_sub(1) / self.seq as u64
+    }
+
+    fn epochs(&self) -> f64 {
+        self.samples as f64 / self.windows(self.tokens.0).max(1) as f64
+    }
+
+    /// `data: 3 files, 1.2 MiB, 41 documents, 1258291 tokens; ...`.
+    pub fn line(&self) -> String {
+        let DataRead { files, bytes: size, documents, .. } = &self.read;
+        let (training, validation) = self.tokens;
+        let documents =
+            documents.map_or(String::new(), |count| format!("{}, ", plural(count as usize, "document")));
+        let about = if self.is_estimated { "about " } else { "" };
+        let epochs = self.epochs();
+        let digits = if epochs < 10.0 { 2 } else { 0 };
+        let part = match self.evaluated {
+            0 => "no validation part".to_string(),
+            evaluated => format!(
+                "validation part {about}{validation} tokens, {} windows, {evaluated} an evaluation",
+                self.windows(validation)
+            ),
+        };
+        format!(
+            "data: {}, {}, {documents}{about}{} tokens; {about}{} windows of {} to train on, {epochs:.digits$} epochs in {}; \
+             {part}",
+            plural(*files as usize, "file"),
+            bytes(*size),
+            training + validation,
+            self.windows(training),
+            self.seq,
+            plural(self.steps as usize, "step")
+        )
+    }
+
+    /// The same for programs, with what was skipped.
+    pub fn to_json(&self) -> Value {
+        let (training, validation) = self.tokens;
+        json!({
+            "files": self.read.files,
+            "bytes": self.read.bytes,
+            "documents": self.read.documents,
+            "tokens": training + validation,
+            "is_estimated": self.is_estimated,
+            "windows": self.windows(training),
+            "epochs": self.epochs(),
+            "validation": {
+                "tokens": validation,
+                "windows": self.windows(validation),
+                "evaluated": self.evaluated,
+            },
+            "findings": self.read.findings,
+        })
+    }
+}
