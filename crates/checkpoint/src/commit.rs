@@ -80,8 +80,8 @@ pub fn discard(tmp: &Path) -> Result<()> {
     remove_folder(tmp)
 }
 
-/// Removes all but the newest `keep` (at least 1) whole checkpoints and the one of step `saved`; returns the
-/// removed folders. Call it only after [`commit`] of that step. Damaged checkpoints are neither counted nor
+/// Removes all but the newest `keep` (at least 1) whole checkpoints and those of the steps `kept`; returns the
+/// removed folders. Call it only after [`commit`] of the last step, which is one of them. Damaged checkpoints are neither counted nor
 /// touched.
 ///
 /// # Errors
@@ -89,14 +89,14 @@ pub fn discard(tmp: &Path) -> Result<()> {
 ///
 /// # Panics
 /// When `keep` is 0.
-pub fn purge(checkpoints: &Path, keep: usize, saved: u64) -> Result<Vec<PathBuf>> {
+pub fn purge(checkpoints: &Path, keep: usize, kept: &[u64]) -> Result<Vec<PathBuf>> {
     assert!(keep >= 1, "at least one checkpoint must be kept");
     let whole = steps::list(checkpoints)?.into_iter().filter(|folder| {
         folder.stage == SaveStage::Committed
             && Checkpoint::open(&folder.path).and_then(|checkpoint| checkpoint.check_files()).is_ok()
     });
     let mut removed = Vec::new();
-    for folder in whole.skip(keep).filter(|folder| folder.step != saved) {
+    for folder in whole.skip(keep).filter(|folder| !kept.contains(&folder.step)) {
         // Renamed first, so that a half-removed checkpoint is never taken as the newest.
         let renamed = steps::unfinished(checkpoints, folder.step);
         rename(&folder.path, &renamed)?;

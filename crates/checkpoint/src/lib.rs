@@ -35,6 +35,7 @@ pub use error::CheckpointError;
 pub use hugging_face::HuggingFaceDir;
 pub use hugging_face_export::{FolderNames, ReadTensor, write_hugging_face};
 pub use read::{Checkpoint, Newest, Skipped, newest};
+pub use steps::saved_steps;
 pub use stored_tensor::{StoredPiece, StoredTensor};
 pub use stream::READ_WINDOW_BYTES;
 pub use verify::{Statistics, TensorReport};

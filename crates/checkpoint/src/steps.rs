@@ -68,6 +68,15 @@ pub(crate) fn list(checkpoints: &Path) -> Result<Vec<StepFolder>> {
     Ok(folders)
 }
 
+/// The steps of the checkpoints in a folder, whole or damaged, the highest first.
+///
+/// # Errors
+/// [`CheckpointError::Read`].
+pub fn saved_steps(checkpoints: &Path) -> Result<Vec<u64>> {
+    let folders = list(checkpoints)?.into_iter();
+    Ok(folders.filter(|folder| folder.stage == SaveStage::Committed).map(|folder| folder.step).collect())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -17,7 +17,7 @@ fn an_open_checkpoint_stays_readable_after_it_was_removed_or_replaced() {
     let folder = tempdir().unwrap();
     let first = Checkpoint::open(&save(folder.path(), 1, LAYOUTS[1])).unwrap();
     save(folder.path(), 2, LAYOUTS[0]);
-    assert_eq!(purge(folder.path(), 1, 2).unwrap().len(), 1);
+    assert_eq!(purge(folder.path(), 1, &[2]).unwrap().len(), 1);
     assert!(!first.dir().exists());
     assert_whole(&first);
 
@@ -48,7 +48,7 @@ fn readers_beside_a_run_that_purges_never_see_damage() {
         let readers = [scope.spawn(read), scope.spawn(read)];
         for step in 2..=STEPS {
             save(path, step, LAYOUTS[step as usize % 2]);
-            purge(path, 1, step).unwrap();
+            purge(path, 1, &[step]).unwrap();
             // The same step again, as a run that was resumed from an older one saves it.
             save(path, step, LAYOUTS[1]);
         }
@@ -64,7 +64,7 @@ fn what_was_just_saved_is_never_removed() {
     for step in [100, 90, 4] {
         save(folder.path(), step, LAYOUTS[0]);
     }
-    assert_eq!(purge(folder.path(), 1, 4).unwrap(), [folder.path().join("step-90")]);
+    assert_eq!(purge(folder.path(), 1, &[4]).unwrap(), [folder.path().join("step-90")]);
     assert_eq!(names(folder.path()), ["step-100", "step-4"]);
 }
 

@@ -210,10 +210,10 @@ fn purge_keeps_the_newest_whole_ones() {
         save(folder.path(), step, LAYOUTS[1]);
     }
     fs::write(folder.path().join("step-100/manifest.json"), "{}").unwrap();
-    let removed = purge(folder.path(), 2, 0).unwrap();
+    let removed = purge(folder.path(), 2, &[0]).unwrap();
     assert_eq!(removed, [folder.path().join("step-5")]);
     assert_eq!(names(folder.path()), ["step-10", "step-100", "step-20"]);
-    assert!(purge(folder.path(), 5, 0).unwrap().is_empty());
+    assert!(purge(folder.path(), 5, &[0]).unwrap().is_empty());
 }
 
 #[test]

@@ -22,6 +22,7 @@ mod token_file;
 mod tokenize;
 mod tokenizer;
 mod tokens;
+mod trained_windows;
 mod windows;
 
 pub use corpus::{Corpus, CorpusSpec, Document, Findings, Group, Groups};

@@ -56,6 +56,11 @@ impl Sampler {
         Ok(Sampler { tokens, seq, order, seed, samples: samples as u64, offsets: offsets as u64 })
     }
 
+    /// All tokens of the samples.
+    pub fn tokens(&self) -> &Tokens {
+        &self.tokens
+    }
+
     /// The number of samples after which the order begins anew.
     pub fn samples_per_epoch(&self) -> u64 {
         self.samples
@@ -116,6 +121,11 @@ impl EvaluationWindows {
     /// The number of windows.
     pub fn len(&self) -> usize {
         self.chosen
+    }
+
+    /// Tokens of a window.
+    pub fn seq(&self) -> usize {
+        self.seq
     }
 
     /// Whether there is no window, because none was asked for.

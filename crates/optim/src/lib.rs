@@ -11,5 +11,5 @@ mod update;
 pub use loss_scale::{LossScale, LossScaleState, LossScaling, Verdict};
 pub use optimizer::Optimizer;
 pub use own::{UpdateRule, UpdateStep};
-pub use schedule::{LearningRate, Schedule};
+pub use schedule::{CountedSteps, LearningRate, Restarted, Schedule};
 pub use update::Update;

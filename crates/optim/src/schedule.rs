@@ -2,10 +2,17 @@
 
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
+
 /// A learning rate schedule: one of the engine's ([`Schedule`]), or the caller's own. A function of the step is one.
 pub trait LearningRate: Send + Sync {
-    /// Learning rate of step `step`, counted from 0.
+    /// Learning rate of step `step`, counted from 0. Steps that were skipped do not count, but for those before a restart.
     fn lr(&self, step: u64) -> f64;
+
+    /// The step of the run behind which the schedule begins again, if it does.
+    fn restart_step(&self) -> Option<u64> {
+        None
+    }
 }
 
 impl<F: Fn(u64) -> f64 + Send + Sync> LearningRate for F {
@@ -17,6 +24,44 @@ impl<F: Fn(u64) -> f64 + Send + Sync> LearningRate for F {
 impl LearningRate for Schedule {
     fn lr(&self, step: u64) -> f64 {
         Schedule::lr(self, step)
+    }
+
+    fn restart_step(&self) -> Option<u64> {
+        self.restart_step
+    }
+}
+
+/// A restart that has begun.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Restarted {
+    /// The step of the run behind which it began.
+    pub step: u64,
+    /// Number of steps before it that were skipped.
+    pub skipped: u64,
+}
+
+/// How far a run is, as its learning rate counts: steps that were skipped (f16) do not count. A restart begins behind
+/// its step of the run all the same, however many were skipped before.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CountedSteps {
+    /// Number of steps that were applied.
+    pub applied: u64,
+    /// Number of steps that were skipped.
+    pub skipped: u64,
+    /// The last restart.
+    pub restarted: Option<Restarted>,
+}
+
+impl CountedSteps {
+    /// The number of the next step, from 0, for which `schedule` says the rate. Remembers a restart that has begun.
+    pub fn next(&mut self, schedule: &dyn LearningRate) -> u64 {
+        let done = self.applied + self.skipped;
+        let begun = schedule.restart_step().filter(|step| *step <= done).map(|step| {
+            let new = Restarted { step, skipped: self.skipped };
+            self.restarted.filter(|restarted| restarted.step == step).unwrap_or(new)
+        });
+        self.restarted = begun;
+        self.applied + begun.map_or(0, |restarted| restarted.skipped)
     }
 }
 
@@ -51,7 +96,7 @@ pub struct Schedule {
     pub warmup: u64,
     /// Step, counted from the start or the restart, at which `min_lr` is reached.
     pub decay_steps: u64,
-    /// Step at which warm-up and decay start again.
+    /// Step of the run behind which warm-up and decay start again.
     pub restart_step: Option<u64>,
 }
 
@@ -94,6 +139,43 @@ mod tests {
         assert!((at(Decay::Linear, 110) - 0.1).abs() < 1e-12);
         assert!((at(Decay::Cosine, 500) - 0.1).abs() < 1e-12);
         assert_eq!(at(Decay::Constant, 500), 1.0);
+    }
+
+    /// Steps that are skipped delay the decay, not the restart.
+    #[test]
+    fn a_restart_begins_behind_its_step_however_many_were_skipped() {
+        let schedule = schedule(Decay::Linear, Some(150));
+        let skips = |number: u64| number % 7 == 3;
+        let rates = |from: CountedSteps, steps: std::ops::Range<u64>| {
+            let mut counted = from;
+            let rates: Vec<f64> = steps
+                .map(|number| {
+                    let lr = schedule.lr(counted.next(&schedule));
+                    if skips(number) {
+                        counted.skipped += 1
+                    } else {
+                        counted.applied += 1
+                    }
+                    lr
+                })
+                .collect();
+            (rates, counted)
+        };
+        let (all, _) = rates(CountedSteps::default(), 0..300);
+        let skipped_before = |number: u64| (0..number).filter(|n| skips(*n)).count() as u64;
+        for (number, lr) in (0..).zip(&all) {
+            let counts = if number < 150 {
+                number - skipped_before(number)
+            } else {
+                number - 150 - (skipped_before(number) - skipped_before(150))
+            };
+            assert_eq!(*lr, schedule.lr(counts), "step {number}");
+        }
+        // What a checkpoint stores goes on the same.
+        for resumed in [100, 150, 160] {
+            let (first, stored) = rates(CountedSteps::default(), 0..resumed);
+            assert_eq!([first, rates(stored, resumed..300).0].concat(), all, "resumed at {resumed}");
+        }
     }
 
     #[test]

@@ -20,7 +20,7 @@ use crate::output::TrainOutput;
 use crate::planned::Planned;
 use crate::report::{bytes, plural, seconds};
 use crate::run_folder::{RunFolder, model_of};
-use crate::{continuation, learning_rate, machine, resume};
+use crate::{continuation, kept_checkpoints, learning_rate, machine, resume};
 
 /// Tokens of the sample at the end.
 const SAMPLE_TOKENS: usize = 200;
@@ -36,7 +36,7 @@ pub fn line(folder: &RunFolder, data: &DataReport) -> Result<Value> {
         "checkpoint": folder.file(&format!("checkpoints/step-{}", reached.step)),
         "steps": reached.step,
         "last_loss": reached.losses.map(|(_, last)| last),
-        "last_val_loss": reached.val_loss,
+        "last_val_loss": reached.val_loss.map(|(loss, _)| loss),
         "step_s_median": reached.step_s,
         "skipped_steps": reached.skipped,
         "data": data.to_json(),
@@ -46,7 +46,7 @@ pub fn line(folder: &RunFolder, data: &DataReport) -> Result<Value> {
 /// Whether the run has made `step`, but not the evaluation after it: it was stopped meanwhile.
 pub fn lacks_evaluation(folder: &RunFolder, planned: &Planned, step: u64) -> bool {
     let train = &planned.config.train;
-    if planned.plan.spec.evaluated() == 0 || !(step == train.steps || due(step, train.eval_every)) {
+    if planned.plan.spec.evaluated == 0 || !(step == train.steps || due(step, train.eval_every)) {
         return false;
     }
     // What cannot be read says nothing.
@@ -67,8 +67,8 @@ pub struct Reached {
     pub step: u64,
     /// Loss of the first step and of the last.
     pub losses: Option<(f64, f64)>,
-    /// Last validation loss.
-    pub val_loss: Option<f64>,
+    /// Last validation loss, and the number of its windows.
+    pub val_loss: Option<(f64, Option<usize>)>,
     /// Median seconds of a step.
     pub step_s: Option<f64>,
     /// Steps that overflowed and were not applied.
@@ -98,7 +98,8 @@ impl Reached {
             if let Some(loss) = line["loss"].as_f64() {
                 reached.losses = Some((reached.losses.map_or(loss, |(first, _)| first), loss));
             }
-            reached.val_loss = line["val_loss"].as_f64().or(reached.val_loss);
+            let windows = line["windows"].as_u64().map(|windows| windows as usize);
+            reached.val_loss = line["val_loss"].as_f64().map(|loss| (loss, windows)).or(reached.val_loss);
             times.extend(line["step_s"].as_f64());
             reached.skipped += usize::from(line["skipped"] == true);
         }
@@ -178,15 +179,17 @@ pub fn complete(
             "            {skipped} of them overflowed and changed nothing but the loss scale"
         ));
     }
-    if let Some(val_loss) = reached.val_loss {
+    if let Some((val_loss, windows)) = reached.val_loss {
+        let over = windows.map_or(String::new(), |windows| format!(", over {}", plural(windows, "window")));
         output.print_line(&format!(
-            "validation  loss {val_loss:.4} ({:.2} bits a token)",
+            "validation  loss {val_loss:.4} ({:.2} bits a token{over})",
             val_loss / std::f64::consts::LN_2
         ));
     }
     output.print_line(&memory(folder, planned)?);
     sample(folder, planned, environment, output)?;
     output.print_line(&format!("\nrun folder  {}", folder.path().display()));
+    output.print_line(&kept_checkpoints::left(folder, &planned.config)?);
     output.print_line("            config.toml  plan.json  memory.json  metrics.jsonl  checkpoints/");
     output.print_line(&next(folder, planned));
     Ok(())

@@ -166,6 +166,7 @@ fn expected(key: &str, known: &Value) -> String {
         (TEXT_OR_LIST, _) => {
             "a folder in quotes, or a list of folders, as [\"/mnt/a\", \"/mnt/b\"]".to_string()
         }
+        ("train.keep", _) => "a number of checkpoints, or \"all\"".to_string(),
         ("parallel.zero", _) => "a ZeRO stage: 0, 1, 2 or 3".to_string(),
         (_, Value::String(_)) => match choices::of(key) {
             Some(choices) => choices::list(choices),
@@ -231,10 +232,39 @@ fn nearest<'a>(given: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a 
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
     fn refusal(text: &str) -> String {
         check(&toml::from_str(text).unwrap(), "a.toml").unwrap_err().to_string()
+    }
+
+    /// The error for an unknown key says that README.md lists all of them.
+    #[test]
+    fn the_readme_documents_every_key_and_no_other() {
+        let readme = include_str!("../../../README.md");
+        let (mut in_block, mut table, mut documented) = (false, String::new(), BTreeSet::new());
+        for line in readme.lines() {
+            if line.starts_with("```") {
+                (in_block, table) = (line == "```toml", String::new());
+            } else if let Some(name) = line.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
+                table = name.0.to_string();
+            } else if let Some((key, _)) = line.trim_start_matches(['#', ' ']).split_once(" = ")
+                && in_block
+                && key.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_')
+            {
+                documented.insert(format!("{table}.{key}"));
+            }
+        }
+        let known: BTreeSet<String> = flat(&full()).map(|(key, _)| key).collect();
+        let missing: Vec<_> = known.difference(&documented).collect();
+        assert!(missing.is_empty(), "README.md lacks {missing:?}");
+        let tables = full();
+        let of_ours =
+            |key: &&String| key.split_once('.').is_some_and(|(table, _)| tables.contains_key(table));
+        let unknown: Vec<_> = documented.difference(&known).filter(of_ours).collect();
+        assert!(unknown.is_empty(), "README.md has {unknown:?}, which no configuration takes");
     }
 
     #[test]

@@ -145,10 +145,7 @@ impl Planned {
 
     /// The configuration of another run, and the windows of one of its evaluations.
     fn changed(&self, change: impl FnOnce(&mut RunConfig)) -> Result<(ResolvedConfig, usize)> {
-        let config = self.config.with(change)?;
-        let spec = &self.plan.spec;
-        let whole = spec.evaluated().next_multiple_of(config.micro_batch_size() * config.data());
-        Ok((config, whole))
+        Ok((self.config.with(change)?, self.plan.spec.evaluated))
     }
 
     /// Element type in which matrix products are computed.

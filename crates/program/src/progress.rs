@@ -7,6 +7,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use phalanx_train::job::Job;
 use phalanx_train::metrics::{EvaluationRecord, StepRecord};
 use phalanx_train::run::{Observer, ScaleChange};
+use phalanx_train::training::without_targets;
 
 use crate::output::{TrainOutput, note, stderr_width};
 use crate::progress_line::Line;
@@ -95,9 +96,16 @@ impl Observer for Progress {
         });
     }
 
+    fn without_targets(&mut self, step: u64) {
+        self.say(&without_targets(step));
+    }
+
     fn evaluation(&mut self, record: &EvaluationRecord) {
         self.val_loss = Some(record.val_loss);
-        self.say(&format!("step {}: validation loss {:.4}", record.step, record.val_loss));
+        let EvaluationRecord { step, val_loss, windows, targets } = record;
+        self.say(&format!(
+            "step {step}: validation loss {val_loss:.4} (the mean over {targets} targets in {windows} windows)"
+        ));
     }
 
     fn saved(&mut self, step: u64, path: &Path) {

@@ -18,7 +18,9 @@ use phalanx_train::config::{
 use phalanx_train::dataset::DataDigests;
 use serde::Deserialize;
 
+use crate::changes::{Changes, has_other_data};
 use crate::environment::Environment;
+use crate::learning_rate::Ahead;
 use crate::run_folder::{RunFolder, model_of};
 use crate::stored::Stored;
 use crate::train_args::TrainArgs;
@@ -37,6 +39,8 @@ pub struct Resumed {
     pub same_data: bool,
     /// Checksum that the token file must have, where it is known.
     pub tokens: Option<String>,
+    /// The configuration whose data the model was trained on until now, if other data follows.
+    pub trained: Option<RunConfig>,
     /// Notes for the user.
     pub notes: Vec<String>,
 }
@@ -44,7 +48,15 @@ pub struct Resumed {
 impl Resumed {
     /// A run from its beginning.
     pub fn start(given: UserConfig, notes: Vec<String>) -> Resumed {
-        Resumed { given, checkpoint: None, starts: true, same_data: false, tokens: None, notes }
+        Resumed {
+            given,
+            checkpoint: None,
+            starts: true,
+            same_data: false,
+            tokens: None,
+            trained: None,
+            notes,
+        }
     }
 }
 
@@ -109,7 +121,13 @@ pub fn resume(
             fill_shape(&mut given, &config, &checkpoint, &*model)?;
             check_states(&config, &checkpoint)?;
             notes.extend(precision_note(&config.precision, &checkpoint));
-            notes.extend(learning_rate::note(&before, &config, &checkpoint));
+            let changes = Changes { before: &before, now: &config, checkpoint: &checkpoint };
+            changes.lines()?.iter().for_each(|line| warn(line));
+            let ahead = Ahead::of(&config, &checkpoint)?;
+            if let Some(line) = ahead.refuse_zeros()? {
+                warn(&line);
+            }
+            notes.extend(learning_rate::note(&before, ahead));
             notes.push(format!("resuming from step {} ({})", checkpoint.step(), checkpoint.dir().display()));
             Some((checkpoint, model))
         }
@@ -120,9 +138,18 @@ pub fn resume(
         && config.data.plain == before.data.plain
         && config.data.tokens == before.data.tokens
         && config.data.tokenizer == before.data.tokenizer;
+    if same_data && !args.data.is_empty() && checkpoint.is_some() {
+        warn(
+            "--data names the text that the run has: it goes on with its own tokens.bin, and what was changed in these files \
+             since its start is not read; for that, give them under another path",
+        );
+    }
     // A token file that is named again may have changed.
     let tokens = stored.tokens.filter(|_| same_data && !said("data.tokens"));
-    Ok(Resumed { given, checkpoint, starts: false, same_data, tokens, notes })
+    let has_learned = checkpoint.as_ref().is_some_and(|(checkpoint, _)| checkpoint.step() > 0);
+    let other_data = said("data.tokens") || has_other_data(&before, &config);
+    let trained = (has_learned && other_data).then_some(before);
+    Ok(Resumed { given, checkpoint, starts: false, same_data, tokens, trained, notes })
 }
 
 /// Removes stored keys that belong to another device or placement than those of now; returns notes that name them.

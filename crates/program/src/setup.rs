@@ -21,7 +21,9 @@ use crate::run_folder::{GIVEN_FILE, PLAN_FILE, RunFolder};
 use crate::staged::Staged;
 use crate::task::{Show, TrainTask};
 use crate::user_config::UserConfig;
-use crate::{cards, disk_check, final_report, kept_budget, machine, plan_report, resume, shape, tokenizing};
+use crate::{
+    cards, changes, disk_check, final_report, kept_budget, machine, plan_report, resume, shape, tokenizing,
+};
 
 /// A run whose files are prepared and whose plan fits; its folder has not changed yet.
 pub struct Prepares {
@@ -64,8 +66,14 @@ pub fn prepare(
         let (source, model) = shape::read_hugging_face(dir)?;
         shape::notes(&source, &*model).iter().for_each(|line| note(line));
     }
-    let (planned, data, digests) = plan(resolved, tokens, show, across)?;
-    Ok(Prepares { staged, planned, data, imported, digests })
+    let (data, report, planned, digests) = plan(resolved, tokens, show, across)?;
+    if let Some((trained, (checkpoint, _))) = started.trained.as_ref().zip(started.checkpoint.as_ref()) {
+        // Before the commit, which may replace these tokens.
+        let (vocab, known) = (planned.plan.spec.model.shape().vocab, DataDigests::of(checkpoint).tokens);
+        let until_now = Dataset::open_checked(trained, folder.path(), vocab, known.as_deref());
+        note(&changes::check_other_validation(&data, until_now.map(|(until_now, _)| until_now))?);
+    }
+    Ok(Prepares { staged, planned, data: report, imported, digests })
 }
 
 impl Prepares {
@@ -209,7 +217,7 @@ fn plan(
     tokens: Tokens,
     show: Show,
     across: Option<Across>,
-) -> Result<(Planned, DataReport, DataDigests)> {
+) -> Result<(Dataset, DataReport, Planned, DataDigests)> {
     let Tokens { prepared, folder, is_new, expected } = tokens;
     let Resolved { config, model, .. } = &resolved;
     let opened = Dataset::open_checked(config, &folder, model.shape().vocab, expected.as_deref());
@@ -223,7 +231,8 @@ fn plan(
     if show == Show::Progress {
         notes.iter().for_each(|line| note(line));
     }
-    Ok((planned, report, DataDigests { tokens: Some(blake3), tokenizer: tokenizer.map(Tokenizer::digest) }))
+    let tokenizer = tokenizer.map(Tokenizer::digest);
+    Ok((data, report, planned, DataDigests { tokens: Some(blake3), tokenizer }))
 }
 
 /// Adds advice to the error for tokens that differ from those of the run, or for which the model has no rows.

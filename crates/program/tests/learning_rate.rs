@@ -117,3 +117,83 @@ fn a_schedule_that_cannot_work_is_refused_by_key() {
     }
     home.run(&["train", "small.toml", "--set", "schedule.decay_steps=5"]).refused(&["constant", "cosine"]);
 }
+
+/// The default: a cosine to 0, after which more steps would change nothing.
+#[test]
+fn steps_that_would_learn_nothing_are_refused_or_named() {
+    let home = Home::new();
+    let kind = ["--set", "schedule.kind=cosine"];
+    home.run(&[&["train", "small.toml", "--run", "r", "--quiet"][..], &kind].concat()).ok();
+    let more = |keys: &[&str]| {
+        let args = ["train", "--run", "r", "--resume", "--quiet", "--set", "train.steps=16"];
+        let keys = keys.iter().flat_map(|key| ["--set", key]);
+        home.run(&args.into_iter().chain(keys).collect::<Vec<_>>())
+    };
+    let before = home.snapshot("r");
+    more(&[]).refused(&[
+        "9 to 16",
+        "--set schedule.min_lr=1e-4",
+        "--set schedule.restart_step=8",
+        "nothing was changed",
+    ]);
+    more(&["optimizer.lr=0"]).refused(&["9 to 16", "--set optimizer.lr="]);
+    assert!(home.snapshot("r") == before);
+    for (key, zeros) in [
+        ("schedule.min_lr=1e-4", None),
+        ("schedule.restart_step=8", None),
+        ("schedule.decay_steps=16", None),
+        ("schedule.decay_steps=12", Some("the learning rate is 0 in steps 13 to 16")),
+    ] {
+        home.copy("r", "copy");
+        let ended = home
+            .run(&["train", "--run", "copy", "--resume", "--quiet", "--set", "train.steps=16", "--set", key])
+            .ok();
+        assert_eq!(rates(&home, "copy").len(), 16);
+        match zeros {
+            None => assert!(!ended.stderr.contains("rate is 0"), "{key}: {}", ended.stderr),
+            Some(words) => assert!(ended.stderr.contains(words), "{key}: {}", ended.stderr),
+        }
+    }
+    let early = ["--set", "schedule.decay_steps=3"];
+    let ended =
+        home.run(&[&["train", "small.toml", "--run", "early", "--quiet"][..], &kind, &early].concat()).ok();
+    assert!(
+        ended.stderr.contains("the learning rate is 0 in steps 4 to 8: they change nothing"),
+        "{}",
+        ended.stderr
+    );
+}
+
+/// Steps that f16 skips do not count for the rate, and so the advice of a finished run restarts in the next step.
+#[test]
+fn a_restart_begins_in_its_step_after_steps_that_were_skipped() {
+    let home = Home::new();
+    let f16 = ["precision.compute=f16", "precision.initial_scale_power=24", "precision.loss_scale_window=4"];
+    let sets = f16.iter().flat_map(|key| ["--set", key]);
+    let args: Vec<&str> =
+        ["train", "small.toml", "--run", "r"].into_iter().chain(COSINE).chain(sets).collect();
+    let ended = home.run(&args).ok();
+    let skipped = |from: usize| {
+        let lines = home.metrics("r").into_iter().filter(|line| line.get("step_s").is_some());
+        lines.skip(from).map(|line| line["skipped"] == true).collect::<Vec<_>>()
+    };
+    let first = skipped(0);
+    assert!(first[0] && !first[7], "{first:?}");
+    follow(&home, &hint(&ended.stdout, "with a warm restart: the loss rises first"));
+    let lines = home.metrics("r").into_iter().filter(|line| line.get("step_s").is_some());
+    let rates: Vec<f64> = lines.map(|line| line["lr"].as_f64().unwrap()).collect();
+    assert_eq!(rates.len(), 16);
+    // Each run of the schedule has one rate for each step that was applied.
+    let applied = |from: usize| {
+        let skipped = skipped(from);
+        rates[from..]
+            .iter()
+            .zip(skipped)
+            .take(8)
+            .filter(|(_, skipped)| !skipped)
+            .map(|(lr, _)| *lr)
+            .collect::<Vec<_>>()
+    };
+    let (once, again) = (applied(0), applied(8));
+    assert_eq!(again[..once.len()], once, "{rates:?}");
+}

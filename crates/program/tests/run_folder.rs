@@ -343,3 +343,143 @@ fn readers_beside_a_run_that_purges_see_whole_checkpoints() {
     signal(child.id() as i32, Signal::INT);
     assert_eq!(Ended::from(child.wait_with_output().unwrap()).code, Some(130));
 }
+
+/// Each change of what is trained or measured is one line, also under --quiet; a validation part that was trained on is
+/// refused.
+#[test]
+fn a_resume_says_what_it_trains_or_measures_otherwise() {
+    let home = Home::new();
+    home.write("other.txt", "other words of a gather and a reduce step\n".repeat(400));
+    home.run(&["train", "small.toml", "--run", "r", "--quiet"]).ok();
+    let resume = |more: &[&str]| {
+        home.copy("r", "copy");
+        let base = ["train", "--run", "copy", "--resume", "--quiet", "--set", "train.steps=9"];
+        home.run(&[&base[..], more].concat())
+    };
+    for (key, words) in [
+        (
+            "data.validation=0.05",
+            "data.validation is 0.05 and was 0.1: the validation loss is that of other windows",
+        ),
+        ("data.validation=0", "data.validation is 0.0 and was 0.1: nothing is held out or evaluated"),
+        ("train.seed=2", "train.seed is 2 and was 1: the samples that are left of this epoch are others"),
+        (
+            "data.order=sequential",
+            "data.order is \"sequential\" and was \"shuffled\": the samples that are left",
+        ),
+        ("model.seq=8", "model.seq is 8 and was 16: the text is cut into other windows"),
+        (
+            "train.eval_samples=4",
+            "train.eval_samples is 4 and was 8: the validation loss is that of other windows",
+        ),
+        ("batch.global=4", "batch.global is 4 and was 8: a step has 64 tokens and had 128"),
+        ("loss.z_loss=0.001", "loss.z_loss is 0.001 and was 0.0: training losses have another term"),
+        ("data.text=other.txt", "other data than before"),
+        ("optimizer.beta1=0.8", "from here on, optimizer.beta1 is 0.8 and was 0.9"),
+    ] {
+        let ended = resume(&["--set", key]).ok();
+        let lines = ended.stderr.lines().filter(|line| line.contains(words)).count();
+        assert_eq!(lines, 1, "{key}: {}", ended.stderr);
+    }
+    let same = resume(&[]).ok();
+    assert_eq!(same.stderr, "", "what did not change has no line");
+    let before = home.snapshot("r");
+    resume(&["--set", "data.validation=0.2"]).refused(&[
+        "data.validation = 0.2",
+        "0.1 or less",
+        "nothing was changed",
+    ]);
+    assert_eq!(home.snapshot("copy").len(), before.len());
+    // The share that was trained on counts, not the one of the last start.
+    home.copy("r", "less");
+    home.run(&[
+        "train",
+        "--run",
+        "less",
+        "--resume",
+        "--quiet",
+        "--set",
+        "train.steps=9",
+        "--set",
+        "data.validation=0.05",
+    ])
+    .ok();
+    home.run(&[
+        "train",
+        "--run",
+        "less",
+        "--resume",
+        "--quiet",
+        "--set",
+        "train.steps=10",
+        "--set",
+        "data.validation=0.1",
+    ])
+    .refused(&["data.validation = 0.1", "0.05 or less"]);
+    // Tokens are those that were seen, whatever the length of a sequence was.
+    resume(&["--set", "model.seq=8"]).ok();
+    let tokens = home.metrics("copy").into_iter().filter_map(|line| line["tokens"].as_u64());
+    assert_eq!(tokens.skip(7).collect::<Vec<_>>(), [8 * 8 * 16, 8 * 8 * 16 + 8 * 8]);
+}
+
+/// The files in another order: what was trained on would be held out.
+#[test]
+fn other_data_whose_validation_part_was_trained_on_is_refused() {
+    let home = Home::new();
+    let texts =
+        |seed: usize| (0..900).map(|i| format!("{} ", (i * i * 7 + seed * i) % 9973)).collect::<String>();
+    for (name, seed) in [("a.txt", 1), ("b.txt", 2), ("c.txt", 3)] {
+        home.write(name, texts(seed));
+    }
+    let first = ["train", "small.toml", "--run", "r", "--quiet", "--set", "data.validation=0.3"];
+    home.run(&[&first[..], &["--data", "a.txt", "--data", "b.txt"]].concat()).ok();
+    let resume = |data: &[&str]| {
+        home.copy("r", "copy");
+        let base = ["train", "--run", "copy", "--resume", "--quiet", "--set", "train.steps=9"];
+        let data = data.iter().flat_map(|file| ["--data", file]);
+        home.run(&base.into_iter().chain(data).collect::<Vec<_>>())
+    };
+    resume(&["b.txt", "a.txt"]).refused(&[
+        "100 % of the validation windows",
+        "was trained on",
+        "data.validation=0",
+    ]);
+    for (data, words) in [
+        (
+            &["a.txt", "b.txt", "c.txt"][..],
+            "0 % of the validation windows of the other data are among the tokens",
+        ),
+        (&["c.txt"], "0 % of the validation windows of the other data are among the tokens"),
+    ] {
+        let ended = resume(data).ok();
+        assert!(ended.stderr.contains(words), "{data:?}: {}", ended.stderr);
+    }
+    // Tokens that are gone cannot be compared.
+    home.run(&["tokenize", "a.txt", "--tokenizer", "byte", "--out", "a.bin"]).ok();
+    let tokens = [
+        "train",
+        "small.toml",
+        "--run",
+        "t",
+        "--quiet",
+        "--set",
+        "data.tokens=a.bin",
+        "--set",
+        "data.text=[]",
+    ];
+    home.run(&tokens).ok();
+    home.run(&["tokenize", "b.txt", "--tokenizer", "byte", "--out", "a.bin", "--force"]).ok();
+    let resume = [
+        "train",
+        "--run",
+        "t",
+        "--resume",
+        "--quiet",
+        "--set",
+        "train.steps=9",
+        "--set",
+        "data.tokens=a.bin",
+    ];
+    let ended = home.run(&resume).ok();
+    assert!(ended.stderr.contains("cannot be checked"), "{}", ended.stderr);
+}

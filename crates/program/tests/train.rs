@@ -163,3 +163,118 @@ fn json_lines_are_those_of_the_metrics_file_and_one_at_the_end() {
         assert!(last["checkpoint"].as_str().unwrap().ends_with("checkpoints/step-8"));
     }
 }
+
+/// The state that is evaluated is the initial one: nothing is learned at a rate of 0, which is said.
+#[test]
+fn the_validation_loss_does_not_depend_on_the_batch() {
+    let home = Home::new();
+    let mut losses: Vec<Vec<f64>> = Vec::new();
+    for (i, (global, more)) in [
+        ("1", &[][..]),
+        ("3", &[]),
+        ("8", &["--nproc", "2"]),
+        ("24", &["--nproc", "2", "--set", "parallel.zero=3", "--set", "batch.micro=4"]),
+        ("8", &["--nproc", "2", "--set", "parallel.updates=asynchronous"]),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let evaluate = |samples: usize| {
+            let run = format!("r{i}-{samples}");
+            let sets = [format!("batch.global={global}"), format!("train.eval_samples={samples}")];
+            let base =
+                ["train", "small.toml", "--run", &run, "--set", "train.steps=1", "--set", "optimizer.lr=0"];
+            let ended = home.run(&[&base[..], &["--set", &sets[0], "--set", &sets[1]], more].concat()).ok();
+            let words = format!("(the mean over {} targets in {samples} windows)", 16 * samples);
+            assert!(ended.stderr.contains(&words), "no {words:?} in: {}", ended.stderr);
+            assert!(ended.stderr.contains("the learning rate is 0 in steps 1 to 1"), "{}", ended.stderr);
+            let metrics = home.metrics(&run);
+            let evaluation = metrics.iter().find(|line| line.get("val_loss").is_some()).unwrap();
+            assert_eq!(
+                (number(evaluation, "windows"), number(evaluation, "targets")),
+                (samples as f64, 16.0 * samples as f64)
+            );
+            number(evaluation, "val_loss")
+        };
+        losses.push([1, 5, 7].map(evaluate).to_vec());
+    }
+    for of_batch in &losses[1..] {
+        // Sums of 112 losses in f32.
+        assert!(pairs(of_batch, &losses[0]).all(|(a, b)| (a - b).abs() < 1e-6 * b), "{losses:?}");
+    }
+    home.run(&["train", "small.toml", "--set", "train.eval_samples=0"])
+        .refused(&["train.eval_samples = 0", "data.validation = 0"]);
+}
+
+#[test]
+fn checkpoints_that_go_and_stay_are_named() {
+    let home = Home::new();
+    let train = |run: &str, keep: &str| {
+        let keep = format!("train.keep={keep}");
+        let args = ["train", "small.toml", "--run", run, "--set", "train.save_every=2", "--set", &keep];
+        home.run(&args).ok()
+    };
+    let ended = train("two", "2");
+    let words = "saved every 2 steps; the newest 2 stay, older ones are removed (train.keep = 2; \"all\"";
+    assert_eq!(ended.stderr.matches(words).count(), 1, "{}", ended.stderr);
+    let words = "checkpoints step-6 step-8    the newest 2; older ones are removed";
+    assert!(ended.stdout.contains(words), "{}", ended.stdout);
+    for keep in ["all", "0"] {
+        let ended = train(keep, keep);
+        assert!(!ended.stderr.contains("are removed"), "{}", ended.stderr);
+        assert!(ended.stdout.contains("checkpoints step-2 step-4 step-6 step-8    all"), "{}", ended.stdout);
+        assert_eq!(home.checkpoints(keep).len(), 4);
+    }
+    home.run(&["train", "small.toml", "--set", "train.keep=some"]).refused(&["train.keep", "\"all\""]);
+}
+
+/// A rate with which the loss rises after some steps.
+#[test]
+fn the_best_checkpoint_stays_also_over_a_resume() {
+    let home = Home::new();
+    let evaluated = |run: &str| -> Vec<(u64, f64)> {
+        let metrics = home.metrics(run).into_iter().filter(|line| line.get("val_loss").is_some());
+        metrics.map(|line| (number(&line, "step") as u64, number(&line, "val_loss"))).collect()
+    };
+    let best = |of: &[(u64, f64)]| of.iter().min_by(|a, b| a.1.total_cmp(&b.1)).unwrap().0;
+    let keep = ["--set", "train.keep=1", "--set", "train.keep_best=true", "--set", "train.eval_every=1"];
+    for (run, engine) in [("sync", "synchronous"), ("async", "asynchronous")] {
+        let engine = format!("parallel.updates={engine}");
+        let first = [
+            "train",
+            "small.toml",
+            "--nproc",
+            "2",
+            "--run",
+            run,
+            "--set",
+            "train.save_every=0",
+            "--set",
+            &engine,
+        ];
+        home.run(&[&first[..], &keep, &["--set", "train.steps=3"]].concat()).ok();
+        // From here on the rate is far too large.
+        let large = ["train", "--run", run, "--resume", "--set", "optimizer.lr=3", "--set", "train.steps=6"];
+        let ended = home.run(&large).ok();
+        let found = evaluated(run);
+        assert_eq!((found.len(), best(&found)), (6, 3), "{run}: {found:?}");
+        let stay = |expected: &[u64]| {
+            let mut steps = home.checkpoints(run);
+            steps.sort_unstable();
+            assert_eq!(steps, expected, "{run}");
+        };
+        stay(&[3, 6]);
+        assert!(
+            ended.stdout.contains("step-3 step-6") && ended.stdout.contains(", step-3\n"),
+            "{}",
+            ended.stdout
+        );
+        // Losses of other windows do not compare: the first one is the best.
+        let other = ["--set", "train.eval_samples=4", "--set", "train.steps=7"];
+        let ended = home.run(&[&["train", "--run", run, "--resume"][..], &other].concat()).ok();
+        assert!(ended.stderr.contains("that of other windows, and does not compare"), "{}", ended.stderr);
+        stay(&[7]);
+    }
+    home.run(&["train", "small.toml", "--set", "train.keep_best=true", "--set", "data.validation=0"])
+        .refused(&["train.keep_best = true", "data.validation"]);
+}

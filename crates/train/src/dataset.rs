@@ -21,8 +21,6 @@ pub struct Dataset {
     validation: Option<EvaluationWindows>,
     /// What the samples of a masked model hide; None for a causal model.
     masking: Option<Masking>,
-    /// Number of windows of one evaluation: whole global batches.
-    evaluated: usize,
     /// The tokens of both parts.
     tokens: Tokens,
     /// How many tokens the training part and the validation part have.
@@ -207,17 +205,15 @@ impl Dataset {
             Order::Shuffled => SampleOrder::Shuffled,
             Order::Sequential => SampleOrder::Sequential,
         };
-        let (seq, global) = (config.model.seq, config.batch.global);
+        let seq = config.model.seq;
         let (train, held_out) = tokens.split(config.data.validation)?;
         let parts = (train.len(), held_out.len());
         let validation = match config.data.validation > 0.0 {
-            true => Some(EvaluationWindows::new(held_out, seq, config.train.eval_samples.max(1))?),
+            true => Some(EvaluationWindows::new(held_out, seq, config.train.eval_samples)?),
             false => None,
         };
-        let windows = validation.as_ref().map_or(0, EvaluationWindows::len);
         Ok(Dataset {
             train: Sampler::new(train, seq, order, config.train.seed)?,
-            evaluated: evaluated(windows, global),
             validation,
             masking: masking(config, tokens.vocab_size()),
             tokens,
@@ -236,10 +232,9 @@ impl Dataset {
         }
     }
 
-    /// Number of windows of an evaluation: a multiple of the global batch, on any number of ranks. If there are fewer
-    /// held-out tokens, windows repeat until a batch is full.
+    /// Number of windows of an evaluation: `train.eval_samples`, or all that the held-out tokens have.
     pub fn evaluated(&self) -> usize {
-        self.evaluated
+        self.validation.as_ref().map_or(0, EvaluationWindows::len)
     }
 
     /// Reads evaluation window `index`: tokens and targets, `[seq]` each.
@@ -248,7 +243,6 @@ impl Dataset {
     /// The errors of [`Dataset::sample`].
     pub fn window(&self, index: usize, tokens: &mut [u32], targets: &mut [u32]) -> Result<(), DataError> {
         let Some(windows) = &self.validation else { return Ok(()) };
-        let index = index % windows.len();
         match &self.masking {
             None => windows.fill(index, tokens, targets),
             Some(masking) => masking.window(windows, index, tokens, targets),
@@ -258,8 +252,18 @@ impl Dataset {
     /// Number of windows of an evaluation of a run on `tokens` tokens: the later value of [`Dataset::evaluated`].
     pub fn evaluated_of(tokens: usize, config: &RunConfig) -> usize {
         let held_out = (tokens as f64 * config.data.validation) as usize;
-        let windows = (held_out / config.model.seq).min(config.train.eval_samples.max(1));
-        evaluated(if config.data.validation > 0.0 { windows.max(1) } else { 0 }, config.batch.global)
+        let windows = held_out.saturating_sub(1) / config.model.seq;
+        if config.data.validation > 0.0 { windows.clamp(1, config.train.eval_samples) } else { 0 }
+    }
+
+    /// The share of the evaluation windows whose tokens the training part of `trained` has; None without windows.
+    ///
+    /// # Errors
+    /// The errors of [`Dataset::sample`].
+    pub fn trained_share(&self, trained: &Dataset) -> Result<Option<f64>, DataError> {
+        let Some(windows) = &self.validation else { return Ok(None) };
+        let found = windows.count_within(trained.train.tokens())?;
+        Ok(Some(found as f64 / windows.len() as f64))
     }
 
     /// Refuses a token file that was changed since the run started.
@@ -295,9 +299,4 @@ fn masking(config: &RunConfig, ids: Option<usize>) -> Option<Masking> {
 /// The token file that the configuration names, or the one in `folder`.
 pub fn tokens_path(config: &RunConfig, folder: &Path) -> PathBuf {
     config.data.tokens.as_ref().map_or_else(|| folder.join(TOKENS_FILE), PathBuf::from)
-}
-
-/// The windows of `windows` that fill whole global batches; at least one batch when there are any windows.
-fn evaluated(windows: usize, global: usize) -> usize {
-    if windows == 0 { 0 } else { (windows / global).max(1) * global }
 }

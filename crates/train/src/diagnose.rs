@@ -133,8 +133,8 @@ impl Rank {
         batch: &Batch,
         outcome: &Outcome,
     ) -> Result<RunError, CollectiveError> {
-        let Outcome { loss, grad_norm, loss_scale, lr, .. } = *outcome;
-        let first = self.diagnose(number, batch, loss_scale.unwrap_or(1.0))?;
+        let Outcome { loss, targets, grad_norm, loss_scale, lr, .. } = *outcome;
+        let first = self.diagnose(number, batch, targets, loss_scale.unwrap_or(1.0))?;
         let in_sum = first.as_ref().is_some_and(|first| first.in_sum);
         let advice = match self.spec.loss_scaling {
             _ if self.spec.update_in_backward && self.spec.precision.communicate == DType::F16 => {
@@ -176,6 +176,7 @@ impl Rank {
         &mut self,
         number: u64,
         batch: &Batch,
+        targets: usize,
         loss_scale: f32,
     ) -> Result<Option<Found>, CollectiveError> {
         let device = self.device.clone();
@@ -192,7 +193,7 @@ impl Rank {
             let mut watch = |micro_batch: usize, seen: Seen, x: View| {
                 search.look(StepTensor::Walk { micro_batch, seen }, x)
             };
-            self.gradients(number, batch, loss_scale, Some(&mut watch))?;
+            self.gradients(number, batch, targets, loss_scale, Some(&mut watch))?;
             self.finish_gradients()?;
             for stage in &mut self.stages {
                 let numbers = &stage.network.numbers;

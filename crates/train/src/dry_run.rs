@@ -155,7 +155,7 @@ fn evaluate(spec: &Spec, engine: &mut Rank) {
 pub(crate) fn dry_run(spec: &Spec, rank: usize, orders: &Orders, make_rank: &MakeRank) -> Trace {
     let (device, mut engine) = on_meta(spec, rank, orders, make_rank);
     let batch = load_and_step(spec, &mut engine);
-    engine.diagnose(1, &batch, 1.0).expect(NEVER);
+    engine.diagnose(1, &batch, spec.targets_per_step, 1.0).expect(NEVER);
     evaluate(spec, &mut engine);
     engine.save(|_, _| Ok(())).expect(NEVER);
     engine.report(|_| Ok(())).expect(NEVER);

@@ -6,11 +6,11 @@ use phalanx_plan::{Action, Kind, Mesh, Schedule as PipelineSchedule};
 use crate::config::RunConfig;
 
 /// Divides an evaluation of `evaluated` windows over all ranks into parts of at most as many micro-batches as a step has: number of parts,
-/// and of micro-batches of each.
+/// and of micro-batches of each. The last rows may have no window.
 pub(crate) fn parts(config: &RunConfig, mesh: Mesh, evaluated: usize) -> (usize, usize) {
-    let whole = evaluated / (config.micro_batch_size() * mesh.data);
-    let each = (1..=config.micro_batches().min(whole)).rev().find(|each| whole.is_multiple_of(*each));
-    each.map_or((0, 0), |each| (whole / each, each))
+    let whole = evaluated.div_ceil(config.micro_batch_size() * mesh.data);
+    let parts = whole.div_ceil(config.micro_batches());
+    (parts, if parts == 0 { 0 } else { whole.div_ceil(parts) })
 }
 
 /// The schedule that only runs forward of every micro-batch through the same stages.

@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 
 mod abridged_programs;
+pub mod best;
 mod budget;
 pub mod chunk_alternatives;
 mod chunk_choice;
@@ -41,6 +42,7 @@ pub mod source;
 pub mod spec;
 pub mod state;
 pub mod step;
+pub mod targets;
 pub mod training;
 
 pub use config::{ResolvedConfig, RunConfig};

@@ -11,22 +11,26 @@ use phalanx_trace::Bytes;
 use serde::{Deserialize, Serialize};
 
 use crate::metrics_lines::{MetricsLine, MetricsLines};
+use crate::rank::MeanLoss;
 
 /// One line of `metrics.jsonl` after a step.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StepRecord {
     /// Number of the step, from 1.
     pub step: u64,
-    /// Mean loss of the global batch before the update, in nats per token.
+    /// Mean loss over the targets of the global batch before the update, in nats per token.
     #[serde(with = "null_unless_finite")]
     pub loss: f32,
+    /// Number of targets over which the loss is a mean, where samples may leave some out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub targets: Option<usize>,
     /// Global gradient norm before clipping.
     #[serde(with = "null_unless_finite")]
     pub grad_norm: f32,
     /// Loss scale of the step, where there is one (f16).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loss_scale: Option<f32>,
-    /// Whether the gradients overflowed and the step was not applied.
+    /// Whether the step was not applied: the gradients overflowed, or its batch had no target.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub skipped: bool,
     /// Learning rate of the step.
@@ -85,8 +89,19 @@ mod null_unless_finite {
 pub struct EvaluationRecord {
     /// Steps done.
     pub step: u64,
-    /// Mean loss over the held-out windows, in nats per token.
+    /// Mean loss over the targets of the held-out windows, in nats per token.
     pub val_loss: f32,
+    /// Number of windows.
+    pub windows: usize,
+    /// Number of their targets.
+    pub targets: usize,
+}
+
+impl EvaluationRecord {
+    /// The record of an evaluation of `windows` windows after `step` steps.
+    pub fn new(step: u64, windows: usize, evaluated: MeanLoss) -> EvaluationRecord {
+        EvaluationRecord { step, val_loss: evaluated.loss, windows, targets: evaluated.targets }
+    }
 }
 
 /// Appends JSON lines.

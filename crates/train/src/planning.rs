@@ -322,16 +322,16 @@ impl RunPlan {
 
     /// What the launcher sends to every rank, beside its [`RankPlan`].
     pub fn for_all_ranks(&self) -> PlanForAllRanks {
-        let evaluated = self.spec.evaluated();
-        let (stages, chunks) = (self.spec.stages.clone(), self.spec.chunk_size.clone());
+        let Spec { stages, threads, evaluated, .. } = &self.spec;
+        let (stages, chunks) = (stages.clone(), self.spec.chunk_size.clone());
         let (residence, packed) = (self.spec.residence.clone(), self.spec.packed);
         PlanForAllRanks {
             stages,
             chunks,
             residence,
             packed,
-            threads: self.spec.threads,
-            evaluated,
+            threads: *threads,
+            evaluated: *evaluated,
             totals: self.totals,
         }
     }

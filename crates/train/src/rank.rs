@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use phalanx_collectives::{CollectiveError, Group};
 use phalanx_layers::{Activation, Context, Network, ParameterSpec};
-use phalanx_optim::{LossScale, LossScaling};
+use phalanx_optim::{CountedSteps, LossScale, LossScaling};
 use phalanx_parallel::pipeline::{Feed, Program, run};
 use phalanx_parallel::zero::{Holding, NotFinite};
 use phalanx_parallel::{BlockInputs, GradientNorm, Options, Stage, Zero};
@@ -18,6 +18,7 @@ use phalanx_trace::{Axis, PhaseName, Placement, Placements};
 
 use crate::groups::Groups;
 use crate::spec::Spec;
+use crate::targets::mean_over;
 
 /// The engine of one rank: its stages, and what a step, an evaluation and a checkpoint need.
 pub struct Rank {
@@ -30,10 +31,8 @@ pub struct Rank {
     pub(crate) evaluation: Program,
     pub(crate) spec: Spec,
     pub(crate) outline: Arc<Outline>,
-    /// Number of updates so far: Adam's bias correction and the learning rate depend on it.
-    pub(crate) applied: u64,
-    /// Number of steps that overflowed and were not applied.
-    pub(crate) skipped: u64,
+    /// Steps so far: Adam's bias correction and the learning rate depend on those that were applied.
+    pub(crate) counted: CountedSteps,
     pub(crate) loss_scale: LossScale,
     /// The count of a diagnosis, `[1]`. It is allocated for the whole run, so that a diagnosis needs no more memory
     /// than a step.
@@ -77,6 +76,22 @@ impl Batch {
     /// A batch of `rows` sequences of `seq` tokens, all zero.
     pub fn with_rows(rows: usize, seq: usize) -> Batch {
         Batch { tokens: vec![0; rows * seq], targets: vec![0; rows * seq] }
+    }
+}
+
+/// A mean loss over targets.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct MeanLoss {
+    /// The mean; NaN without targets, as in PyTorch.
+    pub loss: f32,
+    /// Number of targets.
+    pub targets: usize,
+}
+
+impl MeanLoss {
+    /// `loss` over `targets` targets.
+    pub fn over(targets: usize, loss: f32) -> MeanLoss {
+        MeanLoss { loss: if targets == 0 { f32::NAN } else { loss }, targets }
     }
 }
 
@@ -131,8 +146,7 @@ impl Rank {
             evaluation,
             outline,
             spec: spec.clone(),
-            applied: 0,
-            skipped: 0,
+            counted: CountedSteps::default(),
             loss_scale: LossScale::new(spec.loss_scaling),
             count: Some(count),
             updated_in_part: None,
@@ -167,11 +181,12 @@ impl Rank {
         &self.device
     }
 
-    /// Computes the mean loss over the micro-batches of `batch` on all ranks: one or several times those of a part of an evaluation.
+    /// Computes the mean loss over the targets in the micro-batches of `batch` on all ranks: all parts of an evaluation. Rows
+    /// without a target do not count.
     ///
     /// # Errors
     /// When a collective fails.
-    pub fn evaluate(&mut self, batch: &Batch) -> Result<f32, CollectiveError> {
+    pub fn evaluate(&mut self, batch: &Batch) -> Result<MeanLoss, CollectiveError> {
         Ok(self.evaluate_unless(batch, &|| false)?.expect("nobody asks to stop"))
     }
 
@@ -183,15 +198,14 @@ impl Rank {
         &mut self,
         batch: &Batch,
         stop: &dyn Fn() -> bool,
-    ) -> Result<Option<f32>, CollectiveError> {
+    ) -> Result<Option<MeanLoss>, CollectiveError> {
         let rows = self.spec.micro_batch_size * self.spec.evaluation_batches;
         let parts = batch.tokens.len().checked_div(rows * self.spec.seq).unwrap_or(0);
-        let sequences = rows * parts * self.spec.mesh.data;
-        let numbers = CrossEntropy::scaled(1.0 / (sequences * self.spec.targets_per_sequence) as f32);
-        let (mut own, mut mean) = (0.0, 0.0);
+        let (mut own, mut mean) = (0.0, MeanLoss::over(0, 0.0));
         for part in 0..parts {
-            let evaluated = self.evaluate_part(batch, part, numbers, own, stop());
-            let [sum, whole, stop_requests] = evaluated.inspect_err(|error| self.groups.abort_for(error))?;
+            let evaluated = self.evaluate_part(batch, part, own, stop());
+            let ([sum, stop_requests], whole) =
+                evaluated.inspect_err(|error| self.groups.abort_for(error))?;
             (own, mean) = (sum, whole);
             if stop_requests > 0.0 && part + 1 < parts {
                 return Ok(None);
@@ -200,21 +214,23 @@ impl Rank {
         Ok(Some(mean))
     }
 
-    /// Adds the losses of a part of an evaluation to `own`, the sum of this rank's losses before it. Returns this sum, that of all
-    /// ranks, and how many ranks ask to stop.
+    /// Adds the losses of a part of an evaluation to `own`, the sum of this rank's losses before it. Returns this sum and how many
+    /// ranks ask to stop; and the mean, which is that of the whole evaluation behind its last part.
     fn evaluate_part(
         &mut self,
         batch: &Batch,
         part: usize,
-        numbers: CrossEntropy,
         own: f32,
         stop: bool,
-    ) -> Result<[f32; 3], CollectiveError> {
+    ) -> Result<([f32; 2], MeanLoss), CollectiveError> {
         let device = self.device.clone();
         device.try_phase(PhaseName::Evaluate, || {
+            let spec = &self.spec;
+            let planned = spec.evaluation_targets(self.at.data);
+            let counted = spec.count_targets(&device, &*self.groups.data, batch, planned)?;
+            let numbers = CrossEntropy::scaled(mean_over(counted));
             let mut loss = zeroed(&device, "evaluate.loss");
             device.fill(loss.view_mut(), own);
-            let spec = &self.spec;
             let first_row = spec.first_row(self.at.tensor);
             let context = |_: usize| Context {
                 keep: false,
@@ -249,7 +265,7 @@ impl Rank {
             let loss = self.sum_of_replicas(loss)?;
             let stop_requests = stop_requests.wait()?;
             let [loss, stop_requests] = device.fetch([loss.view(), stop_requests.view()])?;
-            Ok([own, loss, stop_requests])
+            Ok(([own, stop_requests], MeanLoss::over(counted, loss)))
         })
     }
 

@@ -13,7 +13,7 @@ use crate::job::{Job, Start};
 use crate::metrics::{EvaluationRecord, RankBytes, StepRecord, resident_bytes_peak};
 use crate::rank::{Batch, Rank};
 use crate::run_files::RunFiles;
-use crate::state::position;
+use crate::state::{Position, position};
 use crate::step::Outcome;
 
 /// What the program that starts a rank provides.
@@ -38,6 +38,8 @@ pub trait Observer {
     fn step(&mut self, _record: &StepRecord) {}
     /// A step was skipped, or the loss scale has changed.
     fn loss_scale(&mut self, _change: &ScaleChange) {}
+    /// The batch of a step had no target, and nothing was updated.
+    fn without_targets(&mut self, _step: u64) {}
     /// An evaluation is done.
     fn evaluation(&mut self, _record: &EvaluationRecord) {}
     /// A checkpoint is complete.
@@ -84,35 +86,41 @@ pub struct Summary {
 /// The errors of [`RunError`]: files, the device, other ranks, numbers that are not finite.
 pub fn train(job: &Job, place: RankEnvironment, observer: &mut dyn Observer) -> Result<Summary, RunError> {
     let mut session = Session::start(job, place)?;
-    observer.starts(session.step);
-    let first = session.step + 1;
+    observer.starts(session.at.step);
+    let first = session.at.step + 1;
     let mut summary =
-        Summary { step: session.step, stopped: false, loss: None, val_loss: None, checkpoint: None };
+        Summary { step: session.at.step, stopped: false, loss: None, val_loss: None, checkpoint: None };
     if job.evaluates_first {
-        summary.val_loss = session.evaluate(observer)?;
+        summary.val_loss = session.evaluate(observer)?.map(|(val_loss, _)| val_loss);
         summary.stopped = summary.val_loss.is_none();
     }
-    while session.step < job.config.train.steps && !summary.stopped {
+    while session.at.step < job.config.train.steps && !summary.stopped {
         let (record, change, stop_requested) = session.step()?;
         observer.step(&record);
+        if record.targets == Some(0) {
+            observer.without_targets(record.step);
+        }
         if let Some(change) = change {
             observer.loss_scale(&change);
         }
         let step = record.step;
         summary.loss = Some(record.loss);
         let last = step == job.config.train.steps;
-        let (mut stops, mut saves) = (stop_requested, last || due(step, job.config.train.save_every));
-        if saves || stops {
+        let due_save = last || due(step, job.config.train.save_every);
+        let evaluates = evaluates_after(job, step) && !stop_requested;
+        let (mut stops, mut saved, mut is_best) = (stop_requested, false, false);
+        // With train.keep_best, a checkpoint says whether its own evaluation is the best, and comes behind it.
+        if stops || (due_save && !(evaluates && job.config.train.keep_best)) {
             summary.checkpoint = Some(session.save(observer)?);
-            saves = true;
+            saved = true;
         }
-        if evaluates_after(job, step) && !stops {
+        if evaluates {
             match session.evaluate(observer)? {
                 None => stops = true,
-                val_loss => summary.val_loss = val_loss,
+                Some((val_loss, best)) => (summary.val_loss, is_best) = (Some(val_loss), best),
             }
         }
-        if stops && !saves {
+        if (stops || due_save || is_best) && !saved {
             summary.checkpoint = Some(session.save(observer)?);
         }
         summary.stopped = stops;
@@ -136,14 +144,14 @@ pub fn init(
     imported.map_err(|cause| RunError::Init { dir: dir.to_path_buf(), cause: Box::new(cause) })
 }
 
-/// Opens the checkpoint `dir` and hands it to `restore`; returns its step, and the number of samples before it.
+/// Opens the checkpoint `dir` and hands it to `restore`; returns where the run is.
 ///
 /// # Errors
 /// [`RunError::Restore`] for a checkpoint that cannot be used, and those of other ranks and of the device.
 pub fn resume(
     dir: &Path,
     restore: impl FnOnce(&Checkpoint) -> Result<(), RunError>,
-) -> Result<(u64, u64), RunError> {
+) -> Result<Position, RunError> {
     let restored = Checkpoint::open(dir).map_err(RunError::from).and_then(|checkpoint| {
         let position = position(&checkpoint)?;
         restore(&checkpoint)?;
@@ -175,10 +183,7 @@ struct Session<'a> {
     batch: Batch,
     windows: Batch,
     files: RunFiles<'a>,
-    /// Number of steps so far.
-    step: u64,
-    /// Number of samples consumed.
-    samples: u64,
+    at: Position,
 }
 
 impl<'a> Session<'a> {
@@ -186,18 +191,18 @@ impl<'a> Session<'a> {
         let spec = &job.plan.spec;
         let orders = &job.plan.of(place.groups.world.rank()).orders;
         let mut engine = Rank::new(place.device.clone(), place.groups.clone(), spec, orders);
-        let (mut step, mut samples) = (0, 0);
+        let mut at = Position::default();
         match &job.start {
             Start::Fresh => engine.initialise(job.config.train.seed)?,
             Start::Import(dir) => init(dir, |weights| engine.import(weights))?,
             Start::Resume(dir) => {
-                (step, samples) = resume(dir, |checkpoint| engine.restore(checkpoint))?;
+                at = resume(dir, |checkpoint| engine.restore(checkpoint))?;
             }
         }
-        let files = RunFiles::open(job, place.groups.world.rank(), step)?;
+        let files = RunFiles::open(job, place.groups.world.rank(), &at)?;
         let batch = Batch::with_rows(spec.micro_batch_size * spec.micro_batches, spec.seq);
-        let windows = Batch::with_rows(spec.evaluated() / spec.mesh.data, spec.seq);
-        let mut session = Session { job, place, engine, batch, windows, files, step, samples };
+        let windows = Batch::with_rows(spec.evaluation_rows(), spec.seq);
+        let mut session = Session { job, place, engine, batch, windows, files, at };
         session.fill_windows()?;
         Ok(session)
     }
@@ -206,28 +211,30 @@ impl<'a> Session<'a> {
     /// to stop.
     fn step(&mut self) -> Result<(StepRecord, Option<ScaleChange>, bool), RunError> {
         let start = Instant::now();
-        let number = self.step + 1;
+        let number = self.at.step + 1;
         (self.place.note_step)(number);
         self.fill_batch()?;
         let stop = || self.place.stop_requested.load(Ordering::Relaxed);
         let outcome = self.engine.step_unless(number, &self.batch, &stop)?;
         let seconds = start.elapsed().as_secs_f64();
-        let Outcome { loss, grad_norm, lr, loss_scale, skipped, stop_requested, .. } = outcome;
-        self.step = number;
-        self.samples += self.job.config.batch.global as u64;
+        let Outcome { loss, targets, grad_norm, lr, loss_scale, skipped, stop_requested, .. } = outcome;
+        self.at.step = number;
+        self.at.samples += self.job.config.batch.global as u64;
         let communication = self.place.groups.take_statistics();
         let plan = &self.job.plan;
         let tokens = plan.spec.tokens_per_step();
+        self.at.tokens += tokens;
         let utilisation = |flops: u128| self.job.peak_flops_per_s.map(|peak| flops as f64 / seconds / peak);
         let (model, executed) = (plan.model_flops_per_step(), plan.flops_per_step());
         let record = StepRecord {
             step: number,
             loss,
+            targets: plan.spec.counts_targets.then_some(targets),
             grad_norm,
             loss_scale,
             skipped,
             lr,
-            tokens: self.samples * self.job.config.model.seq as u64,
+            tokens: self.at.tokens,
             step_s: seconds,
             tokens_per_s: tokens as f64 / seconds,
             mfu: utilisation(model),
@@ -242,22 +249,24 @@ impl<'a> Session<'a> {
         Ok((record, change, stop_requested))
     }
 
-    /// Evaluates; None when a rank asks to stop meanwhile. A resumed run begins with such an evaluation.
-    fn evaluate(&mut self, observer: &mut dyn Observer) -> Result<Option<f32>, RunError> {
+    /// Evaluates: the loss, and whether it is the best, so that this state is saved. None when a rank asks to stop meanwhile. A
+    /// resumed run begins with such an evaluation.
+    fn evaluate(&mut self, observer: &mut dyn Observer) -> Result<Option<(f32, bool)>, RunError> {
         let stop = || self.place.stop_requested.load(Ordering::Relaxed);
-        let Some(val_loss) = self.engine.evaluate_unless(&self.windows, &stop)? else { return Ok(None) };
-        let record = EvaluationRecord { step: self.step, val_loss };
-        self.files.write(&record)?;
+        let Some(evaluated) = self.engine.evaluate_unless(&self.windows, &stop)? else { return Ok(None) };
+        let record = EvaluationRecord::new(self.at.step, self.job.data.evaluated(), evaluated);
+        let is_best = self.files.evaluated(&record)?;
         observer.evaluation(&record);
-        Ok(Some(val_loss))
+        Ok(Some((record.val_loss, is_best)))
     }
 
     fn save(&mut self, observer: &mut dyn Observer) -> Result<PathBuf, RunError> {
         self.files.before_save()?;
-        let state = self.files.state(self.step, self.samples);
-        let path = self.engine.save_checkpoint(&self.files.checkpoints(), self.step, &state)?;
-        self.files.after_save(self.step)?;
-        observer.saved(self.step, &path);
+        let Position { step, samples, tokens, .. } = self.at;
+        let state = self.files.state([step, samples, tokens]);
+        let path = self.engine.save_checkpoint(&self.files.checkpoints(), step, &state)?;
+        self.files.after_save(step)?;
+        observer.saved(step, &path);
         Ok(path)
     }
 
@@ -274,7 +283,7 @@ impl<'a> Session<'a> {
 
     fn fill_batch(&mut self) -> Result<(), RunError> {
         let (spec, data) = (&self.job.plan.spec, self.engine.at().data);
-        Ok(self.batch.fill(spec, data, self.samples, &*self.job.data)?)
+        Ok(self.batch.fill(spec, data, self.at.samples, &*self.job.data)?)
     }
 
     fn fill_windows(&mut self) -> Result<(), RunError> {

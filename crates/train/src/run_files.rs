@@ -12,10 +12,12 @@ use phalanx_files::HeldFolder;
 use serde::Serialize;
 use serde_json::{Value, json};
 
+use crate::best::{Best, EvaluatedWindows};
 use crate::dataset::TOKENS_FILE;
 use crate::error::RunError;
 use crate::job::Job;
-use crate::metrics::{MetricsFile, RankBytes};
+use crate::metrics::{EvaluationRecord, MetricsFile, RankBytes};
+use crate::state::Position;
 
 /// Largest number of bytes of `memory.rank-N.json`; it has about 500.
 const MEMORY_PART_BYTES: u64 = 64 << 10;
@@ -34,21 +36,38 @@ pub struct RunFiles<'a> {
     job: &'a Job,
     /// The files that rank 0 keeps open; None on other ranks.
     open: Option<(MetricsFile, HeldFolder)>,
+    /// The evaluation with the smallest loss so far, of the windows of this run.
+    best: Option<Best>,
 }
 
 impl<'a> RunFiles<'a> {
-    /// Opens the files that `rank` writes; `step` is the number of steps done so far.
+    /// Opens the files that `rank` writes; `at` is where the run is.
     ///
     /// # Errors
     /// [`RunError::Write`].
-    pub fn open(job: &'a Job, rank: usize, step: u64) -> Result<RunFiles<'a>, RunError> {
+    pub fn open(job: &'a Job, rank: usize, at: &Position) -> Result<RunFiles<'a>, RunError> {
+        let is_kept = |best: &Best| job.config.train.keep_best && best.windows == EvaluatedWindows::of(job);
+        let best = at.best.clone().filter(is_kept);
         if rank > 0 {
-            return Ok(RunFiles { job, open: None });
+            return Ok(RunFiles { job, open: None, best });
         }
         let path = job.run.join(METRICS_FILE);
-        let metrics = MetricsFile::open(&path, step).map_err(writing(&path))?;
+        let metrics = MetricsFile::open(&path, at.step).map_err(writing(&path))?;
         let folder = HeldFolder::hold(&job.run, &NEEDED).map_err(writing(&job.run))?;
-        Ok(RunFiles { job, open: Some((metrics, folder)) })
+        Ok(RunFiles { job, open: Some((metrics, folder)), best })
+    }
+
+    /// Appends an evaluation to the metrics. Returns whether a checkpoint is due because it is the best so far
+    /// (`train.keep_best`).
+    ///
+    /// # Errors
+    /// [`RunError::Write`].
+    pub fn evaluated(&mut self, record: &EvaluationRecord) -> Result<bool, RunError> {
+        self.write(record)?;
+        if self.job.config.train.keep_best {
+            self.best = Best::better(self.best.take(), record, EvaluatedWindows::of(self.job));
+        }
+        Ok(self.best.as_ref().is_some_and(|best| best.step == record.step))
     }
 
     /// Appends a line to the metrics.
@@ -65,11 +84,13 @@ impl<'a> RunFiles<'a> {
         self.job.run.join("checkpoints")
     }
 
-    /// The state for the manifest of a checkpoint after `step` steps and `samples` samples.
-    pub fn state(&self, step: u64, samples: u64) -> Value {
+    /// The state for the manifest of a checkpoint after `step` steps, `samples` samples and `tokens` tokens.
+    pub fn state(&self, [step, samples, tokens]: [u64; 3]) -> Value {
         json!({
             "step": step,
             "samples": samples,
+            "tokens": tokens,
+            "best": self.best,
             "config": self.job.config,
             "model": self.job.plan.spec.model.to_config(),
             "data": self.job.digests,
@@ -93,14 +114,17 @@ impl<'a> RunFiles<'a> {
         metrics.sync().map_err(writing(&self.job.run.join(METRICS_FILE)))
     }
 
-    /// To be called after checkpoint `step` was saved: removes the oldest beyond `train.keep`.
+    /// To be called after checkpoint `step` was saved: removes the oldest beyond `train.keep`, but never the best one with
+    /// `train.keep_best`.
     ///
     /// # Errors
     /// A checkpoint that cannot be removed.
     pub fn after_save(&self, step: u64) -> Result<(), RunError> {
-        let keep = self.job.config.train.keep;
-        if keep > 0 && self.open.is_some() {
-            purge(&self.checkpoints(), keep, step)?;
+        let kept: Vec<u64> = self.best.iter().map(|best| best.step).chain([step]).collect();
+        if let Some(newest) = self.job.config.train.keep.newest()
+            && self.open.is_some()
+        {
+            purge(&self.checkpoints(), newest, &kept)?;
         }
         Ok(())
     }

@@ -9,13 +9,20 @@ use crate::dataset::{DataDigests, Dataset};
 /// Every rank asks for the samples of its own part of each batch, so all ranks must answer alike.
 pub trait DataSource: Send + Sync {
     /// Writes the sample at `position` of the run (the number of samples before it): tokens and targets, `[seq]` each.
-    /// A target is the token that follows; `phalanx_tensor::IGNORED` leaves one out of the loss.
+    /// A target is the token that follows; `phalanx_tensor::IGNORED` leaves one out of the loss, which is the mean over
+    /// those that remain in the global batch. A step without any is not applied.
     ///
     /// # Errors
     /// [`DataError::Source`] when there is no such sample.
     fn sample(&self, position: u64, tokens: &mut [u32], targets: &mut [u32]) -> Result<(), DataError>;
 
-    /// Number of windows of an evaluation: a multiple of the global batch, or 0 for no evaluation.
+    /// Whether samples or windows may leave targets out. Then the ranks count them in every step; a source that never does
+    /// may say false.
+    fn leaves_out_targets(&self) -> bool {
+        true
+    }
+
+    /// Number of windows of an evaluation, 0 for no evaluation. Each counts once, however many fit a batch.
     fn evaluated(&self) -> usize {
         0
     }
@@ -48,6 +55,10 @@ impl<F: Fn(u64, &mut [u32], &mut [u32]) + Send + Sync> DataSource for F {
 impl DataSource for Dataset {
     fn sample(&self, position: u64, tokens: &mut [u32], targets: &mut [u32]) -> Result<(), DataError> {
         Dataset::sample(self, position, tokens, targets)
+    }
+
+    fn leaves_out_targets(&self) -> bool {
+        false
     }
 
     fn evaluated(&self) -> usize {

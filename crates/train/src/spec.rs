@@ -21,8 +21,7 @@ use phalanx_plan::{
     Schedule as PipelineSchedule, Search, Stage, StageCost, lay_out,
     pipeline::{Abridged, depth},
 };
-use phalanx_tensor::{CrossEntropy, Device, DeviceFactory, DiskOptions, Memory, ProductMethod};
-use phalanx_trace::Axis;
+use phalanx_tensor::{DeviceFactory, DiskOptions, Memory, ProductMethod};
 
 pub use crate::abridged_programs::AbridgedPrograms;
 use crate::config::{
@@ -57,6 +56,8 @@ pub struct Spec {
     pub targets_per_sequence: usize,
     /// Number of tokens of a step, over all ranks, whose loss counts: the loss is the mean over them.
     pub targets_per_step: usize,
+    /// Whether samples may leave targets out, so that those of each step and evaluation are counted over all ranks.
+    pub counts_targets: bool,
     /// The mesh of ranks.
     pub mesh: Mesh,
     /// The pipeline schedule of a step.
@@ -127,8 +128,10 @@ pub struct Spec {
     pub layout: Arc<ChunkLayout>,
     /// The chunk sizes that were planned to choose this one.
     pub tried_chunks: Vec<TriedChunks>,
-    /// Number of micro-batches of a part of an evaluation on each rank, at most those of a step; 0 without held-out data. Between
-    /// parts, which run the same program, a run may be asked to stop.
+    /// Number of windows of an evaluation, over all ranks.
+    pub evaluated: usize,
+    /// Number of micro-batches of a part of an evaluation on each rank, at most those of a step, the last ones perhaps without windows; 0
+    /// without held-out data. Between parts, which run the same program, a run may be asked to stop.
     pub evaluation_batches: usize,
     /// Number of these parts.
     pub evaluation_parts: usize,
@@ -235,6 +238,7 @@ impl Spec {
             seq,
             targets_per_sequence,
             targets_per_step: config.batch.global * targets_per_sequence,
+            counts_targets: false,
             micro_batch_size: config.micro_batch_size(),
             micro_batches: config.micro_batches(),
             mesh,
@@ -273,6 +277,7 @@ impl Spec {
             layout: Arc::new(lay_out(&sizes(&network), mesh.data as u64, &chunk_size)?),
             chunk_size,
             tried_chunks: Vec::new(),
+            evaluated,
             evaluation_batches,
             evaluation_parts,
             threads,
@@ -357,20 +362,6 @@ impl Spec {
         lay_out(sizes, self.mesh.data as u64, &self.chunk_size)
     }
 
-    /// Checks, in a dry run, that the weights of all tokens of all replicas in the loss add up to 1.
-    pub(crate) fn check_weights(&self, device: &Device, scale: f32) {
-        let tokens = self.micro_batch_size * self.targets_per_sequence * self.micro_batches * self.mesh.data;
-        let weight = f64::from(scale) * tokens as f64;
-        // The tolerance is one rounding of the scale.
-        if (weight - 1.0).abs() > f64::from(f32::EPSILON) {
-            let what = format!(
-                "is a sum with weight {weight}: expected 1, the mean over the {tokens} tokens with a target of all \
-                 micro-batches and replicas"
-            );
-            device.fault("the loss", Axis::Data, what);
-        }
-    }
-
     /// Index, in the global batch, of the first sample of a data-parallel rank's micro-batch. Micro-batch m of a step
     /// is the m-th range of `data * micro_batch_size` samples, of which rank r has the r-th part.
     pub fn first_sample(&self, micro_batch: usize, rank: usize) -> usize {
@@ -380,19 +371,6 @@ impl Spec {
     /// What dropout masks depend on, in a data-parallel rank's micro-batch of step `step`.
     pub fn draw(&self, step: u64, micro_batch: usize, rank: usize) -> Draw {
         Draw { seed: self.seed, step, first_sample: self.first_sample(micro_batch, rank) as u64 }
-    }
-
-    /// The factors of a step's loss, the mean over the tokens of the global batch that have a target. Gradients are
-    /// multiplied by `loss_scale`.
-    pub fn cross_entropy(&self, loss_scale: f32) -> CrossEntropy {
-        let scale = 1.0 / self.targets_per_step as f32;
-        let (label_smoothing, z_loss) = (self.label_smoothing, self.z_loss);
-        CrossEntropy { scale, gradient_scale: scale * loss_scale, label_smoothing, z_loss }
-    }
-
-    /// Number of windows of an evaluation, over all ranks.
-    pub fn evaluated(&self) -> usize {
-        self.evaluation_parts * self.evaluation_batches * self.micro_batch_size * self.mesh.data
     }
 
     /// Number of tokens of one step, over all ranks.

@@ -11,7 +11,7 @@ use phalanx_checkpoint::{self as checkpoint, Checkpoint, HuggingFaceDir};
 use phalanx_collectives::{CollectiveError, Group};
 use phalanx_layers::ParameterSpec;
 use phalanx_models::Model;
-use phalanx_optim::{LossScale, LossScaleState, Optimizer};
+use phalanx_optim::{CountedSteps, LossScale, LossScaleState, Optimizer, Restarted};
 use phalanx_parallel::zero::Extent;
 use phalanx_plan::Stripe;
 use phalanx_tensor::{DType, Device, refused_thread};
@@ -19,6 +19,7 @@ use phalanx_trace::PhaseName;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use crate::best::Best;
 use crate::error::RunError;
 use crate::rank::Rank;
 pub use crate::saving::Part;
@@ -35,8 +36,11 @@ pub const UPDATES: &str = "updates";
 pub struct Updates {
     /// Number of steps that were applied: the learning rate and Adam's bias correction depend on it.
     pub applied: u64,
-    /// Number of steps that overflowed.
+    /// Number of steps that overflowed, or had no target.
     pub skipped: u64,
+    /// The last restart of the learning rate.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub restarted: Option<Restarted>,
     /// State of the loss scale.
     pub loss_scale: LossScaleState,
 }
@@ -125,7 +129,8 @@ impl Rank {
     /// Damage, missing tensors, another shape.
     pub fn restore(&mut self, from: &Checkpoint) -> Result<(), RunError> {
         let updates = updates(from)?;
-        (self.applied, self.skipped) = (updates.applied, updates.skipped);
+        let Updates { applied, skipped, restarted, .. } = updates;
+        self.counted = CountedSteps { applied, skipped, restarted };
         self.loss_scale = LossScale::resumed(self.spec.loss_scaling, updates.loss_scale);
         self.load(|state, spec, stripe, elements, out| {
             from.expect(state, &spec.name, spec.whole_shape(), DType::F32)?;
@@ -135,8 +140,8 @@ impl Rank {
 
     /// The state that the next checkpoint stores beside its tensors.
     pub fn updates(&self) -> Updates {
-        let Rank { applied, skipped, loss_scale, .. } = self;
-        Updates { applied: *applied, skipped: *skipped, loss_scale: loss_scale.state() }
+        let CountedSteps { applied, skipped, restarted } = self.counted;
+        Updates { applied, skipped, restarted, loss_scale: self.loss_scale.state() }
     }
 
     /// Runs the parts of a save in order; after each part all ranks agree that none has failed.
@@ -282,11 +287,12 @@ pub fn read_imported(
 pub fn updates(from: &Checkpoint) -> Result<Updates, RunError> {
     let step = from.step();
     let Some(stored) = from.state().get(UPDATES) else {
-        return Ok(Updates { applied: step, skipped: 0, loss_scale: LossScaleState::Off });
+        let loss_scale = LossScaleState::Off;
+        return Ok(Updates { applied: step, skipped: 0, restarted: None, loss_scale });
     };
     let updates =
         Updates::deserialize(stored).map_err(|cause| bad_state(from, UPDATES, &cause.to_string()))?;
-    let Updates { applied, skipped, loss_scale } = updates;
+    let Updates { applied, skipped, loss_scale, .. } = updates;
     if applied.checked_add(skipped) != Some(step) {
         let reason = format!(
             "{applied} steps applied and {skipped} skipped do not add up to the {step} that were done"
@@ -301,11 +307,24 @@ pub fn updates(from: &Checkpoint) -> Result<Updates, RunError> {
 /// below 2^64.
 pub const LARGEST_COUNT: u64 = 1 << 40;
 
-/// Steps done and samples consumed, from a checkpoint.
+/// Where a run is.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Position {
+    /// Steps done.
+    pub step: u64,
+    /// Samples consumed.
+    pub samples: u64,
+    /// Tokens in these samples.
+    pub tokens: u64,
+    /// The checkpoint with the smallest validation loss so far.
+    pub best: Option<Best>,
+}
+
+/// Where a run is, from a checkpoint.
 ///
 /// # Errors
 /// Counts that are missing, invalid or too large.
-pub fn position(from: &Checkpoint) -> Result<(u64, u64), RunError> {
+pub fn position(from: &Checkpoint) -> Result<Position, RunError> {
     let count = |key: &str| {
         let given = from.state().get(key).unwrap_or(&Value::Null);
         let number = given.as_u64().filter(|number| *number <= LARGEST_COUNT);
@@ -317,7 +336,13 @@ pub fn position(from: &Checkpoint) -> Result<(u64, u64), RunError> {
         let reason = format!("it is {step}, but the checkpoint is of step {}", from.step());
         return Err(bad_state(from, "step", &reason));
     }
-    Ok((step, samples))
+    let state = from.state();
+    // Earlier versions stored no tokens; samples had one length then, or were counted as if they had.
+    let seq = state["config"]["model"]["seq"].as_u64().unwrap_or(0);
+    let tokens = state["tokens"].as_u64().unwrap_or(samples.saturating_mul(seq)).min(u64::MAX >> 1);
+    let best = Option::<Best>::deserialize(&state["best"]);
+    let best = best.map_err(|cause| bad_state(from, "best", &cause.to_string()))?;
+    Ok(Position { step, samples, tokens, best })
 }
 
 /// An error about the state in a checkpoint's manifest.

@@ -1,5 +1,7 @@
 //! A training step: micro-batches, gradients, norm, update.
 
+use std::sync::Arc;
+
 use phalanx_collectives::CollectiveError;
 use phalanx_layers::Context;
 use phalanx_optim::{LossScaling, Verdict};
@@ -8,13 +10,15 @@ use phalanx_tensor::{Clip, Tensor};
 use phalanx_trace::{Axis, PhaseName, Placement};
 
 use crate::error::RunError;
-use crate::rank::{Batch, Rank, uploads, zeroed};
+use crate::rank::{Batch, MeanLoss, Rank, uploads, zeroed};
 
 /// The result of a step, for the metrics.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Outcome {
-    /// Mean loss over the global batch, before the update.
+    /// Mean loss over the targets of the global batch, before the update; NaN for a batch without any.
     pub loss: f32,
+    /// Number of these targets.
+    pub targets: usize,
     /// Global gradient norm, before clipping and without the loss scale.
     pub grad_norm: f32,
     /// Learning rate.
@@ -23,7 +27,7 @@ pub struct Outcome {
     pub loss_scale: Option<f32>,
     /// Loss scale of the next step.
     pub next_loss_scale: Option<f32>,
-    /// Whether the gradients overflowed and nothing was updated, on all ranks.
+    /// Whether nothing was updated, on all ranks: the gradients overflowed, or there was no target.
     pub skipped: bool,
     /// Whether any rank asked to stop after this step.
     pub stop_requested: bool,
@@ -36,6 +40,7 @@ impl Rank {
     ///
     /// Loss and norm are the same on all ranks and are read before the update: where they are not finite, no
     /// rank updates anything. With updates within backward, a rank updates nothing from the first gradient on that is not finite.
+    /// A batch without a target updates nothing, either.
     ///
     /// # Errors
     /// When a collective fails: a rank died, stalled or disagreed. [`RunError::NonFinite`] on all ranks when
@@ -56,12 +61,15 @@ impl Rank {
     ) -> Result<Outcome, RunError> {
         let device = self.device.clone();
         let scale = self.loss_scale.scale();
-        let lr = self.spec.schedule_of_rate.lr(self.applied);
+        let schedule = Arc::clone(&self.spec.schedule_of_rate);
+        let (lr, update) = (schedule.lr(self.counted.next(&*schedule)), self.counted.applied + 1);
         let done = device.try_phase(PhaseName::Step, || {
+            let targets =
+                self.spec.count_targets(&device, &*self.groups.data, batch, self.spec.step_targets())?;
             for stage in &mut self.stages {
-                stage.zero.begin_updates(self.applied + 1, lr as f32)?;
+                stage.zero.begin_updates(update, lr as f32, targets > 0)?;
             }
-            let loss = self.gradients(number, batch, scale, None)?;
+            let loss = self.gradients(number, batch, targets, scale, None)?;
             let stop_requests = self.groups.world.all_reduce(self.stop_request(stop(), "step.stop"));
             let loss = self.sum_of_replicas(loss)?;
             self.finish_gradients()?;
@@ -71,20 +79,24 @@ impl Rank {
             let numbers = [loss.view(), self.norm.norm(), stop_requests.view()];
             let [loss, grad_norm, stop_requests] = device.fetch(numbers)?;
             let loss_scale = self.shown_loss_scale();
-            let verdict = self.loss_scale.judge(loss.is_finite() && grad_norm.is_finite());
+            let verdict = match targets {
+                0 => Verdict::Skip,
+                _ => self.loss_scale.judge(loss.is_finite() && grad_norm.is_finite()),
+            };
             if self.spec.update_in_backward {
-                self.finish_updates(number, verdict == Verdict::Apply)?;
+                self.finish_updates(number, targets == 0 || verdict == Verdict::Apply)?;
             } else if verdict != Verdict::Apply {
                 self.stages.iter_mut().for_each(|stage| stage.zero.restore_parameters());
                 device.leave_out_rest();
             } else {
                 for stage in &mut self.stages {
-                    stage.zero.update(self.applied + 1, lr as f32, self.norm.factor())?;
+                    stage.zero.update(update, lr as f32, self.norm.factor())?;
                 }
             }
             self.leave_phase()?;
             let outcome = Outcome {
-                loss,
+                loss: MeanLoss::over(targets, loss).loss,
+                targets,
                 grad_norm,
                 lr,
                 loss_scale,
@@ -96,8 +108,8 @@ impl Rank {
         });
         let (outcome, verdict) = done.inspect_err(|error| self.groups.abort_for(error))?;
         match verdict {
-            Verdict::Apply => self.applied += 1,
-            Verdict::Skip => self.skipped += 1,
+            Verdict::Apply => self.counted.applied += 1,
+            Verdict::Skip => self.counted.skipped += 1,
             Verdict::Stuck => return Err(self.stuck(number, batch, &outcome)?),
         }
         Ok(outcome)
@@ -133,12 +145,13 @@ impl Rank {
         self.stages.iter_mut().try_for_each(|stage| stage.zero.settle())
     }
 
-    /// Runs forward and backward of the micro-batches of a step and returns the loss of this rank, `[1]`. Reductions of
-    /// gradients may still run.
+    /// Runs forward and backward of the micro-batches of a step, whose global batch has `targets` targets, and returns the
+    /// loss of this rank, `[1]`. Reductions of gradients may still run.
     pub(crate) fn gradients(
         &mut self,
         number: u64,
         batch: &Batch,
+        targets: usize,
         loss_scale: f32,
         watch: WatchMicroBatches,
     ) -> Result<Tensor, CollectiveError> {
@@ -149,9 +162,9 @@ impl Rank {
             first_row: spec.first_row(at.tensor),
             ..Context::new(&device, spec.precision.compute, [spec.micro_batch_size, spec.seq])
         };
+        let numbers = spec.cross_entropy(targets, loss_scale);
         let (tokens, targets) = uploads(&device, spec, batch);
         let (boundary, placements) = spec.boundary();
-        let numbers = spec.cross_entropy(loss_scale);
         spec.check_weights(&device, numbers.scale);
         let feed = Feed {
             device: &device,

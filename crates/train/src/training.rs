@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use phalanx_collectives::Endpoint;
-use phalanx_tensor::DeviceFactory;
 use phalanx_tensor::disk::survey_folders;
+use phalanx_tensor::{DeviceFactory, IGNORED};
 
 use crate::error::RunError;
 use crate::on_ranks::{on_endpoint, on_noticing_threads};
@@ -34,6 +34,7 @@ impl Training {
     /// When ranks disagree, a collective is missing or misplaced, or a phase does not free what it must: a mistake in a
     /// layer or model of the caller's own.
     pub fn new(spec: Spec, data: impl DataSource + 'static, steps: u64) -> Result<Training, PlanError> {
+        let spec = if data.leaves_out_targets() { spec.counting_targets() } else { spec };
         Ok(Training {
             plan: Arc::new(RunPlan::new(spec)?),
             data: Box::new(data),
@@ -115,10 +116,20 @@ impl Training {
             batch.fill(spec, rank.at().data, (step - 1) * samples, &*self.data)?;
             let outcome = rank.step(step, &batch, false)?;
             losses.push(outcome.loss);
+            if outcome.targets == 0 && rank.group().rank() == 0 {
+                (self.notice)(&without_targets(step));
+            }
             after_step(rank, &outcome);
         }
         Ok(losses)
     }
+}
+
+/// What to say of a step whose batch has no target.
+pub fn without_targets(step: u64) -> String {
+    format!(
+        "step {step}: every target of its batch is left out (IGNORED), so it has no loss and changes nothing"
+    )
 }
 
 impl Batch {
@@ -148,7 +159,7 @@ impl Batch {
     }
 
     /// Reads the evaluation windows of data-parallel rank `data`: the `data`-th part of all windows, one row for each row of
-    /// the batch.
+    /// the batch. Rows beyond the last window have no target.
     ///
     /// # Errors
     /// Those of the source.
@@ -161,7 +172,14 @@ impl Batch {
         let rows = self.tokens.len() / seq;
         for row in 0..rows {
             let here = row * seq..(row + 1) * seq;
-            source.window(data * rows + row, &mut self.tokens[here.clone()], &mut self.targets[here])?;
+            let (tokens, targets) = (&mut self.tokens[here.clone()], &mut self.targets[here]);
+            match data * rows + row {
+                window if window < source.evaluated() => source.window(window, tokens, targets)?,
+                _ => {
+                    tokens.fill(0);
+                    targets.fill(IGNORED);
+                }
+            }
         }
         Ok(())
     }

@@ -306,7 +306,7 @@ fn steps_and_evaluations(graphs: bool) -> (Vec<f32>, [Launches; 2]) {
                 losses.push(rank.step(step, &batch, false).unwrap().loss);
                 let after = factory.made().launches();
                 launches.push(since(after, before));
-                losses.push(rank.evaluate(&batch).unwrap());
+                losses.push(rank.evaluate(&batch).unwrap().loss);
             }
             (losses, [launches[0], launches[5]])
         });

@@ -170,9 +170,9 @@ fn state_behind(engine: &mut Rank, config: &RunConfig, steps: &Steps, follow: &[
     for then in follow {
         match then {
             Then::Save => engine.save(|_, _| Ok(())).unwrap(),
-            Then::Evaluate => assert!(engine.evaluate(&batch).unwrap().is_finite()),
+            Then::Evaluate => assert!(engine.evaluate(&batch).unwrap().loss.is_finite()),
             Then::Diagnose => {
-                engine.diagnose(steps.len() as u64, &batch, 1.0).unwrap();
+                engine.diagnose(steps.len() as u64, &batch, batch.counted_targets(), 1.0).unwrap();
             }
         }
     }

@@ -348,11 +348,14 @@ fn run(case: Case, heap: bool) -> Vec<Result<Reached, String>> {
         }
         arm(During::Diagnosis);
         let batch = rig::batch(engine, &config, &steps[3]);
-        assert_eq!(engine.diagnose(4, &batch, 1.0).map_err(|error| error.to_string())?, None);
+        assert_eq!(
+            engine.diagnose(4, &batch, plan.spec.targets_per_step, 1.0).map_err(|error| error.to_string())?,
+            None
+        );
         arm(During::Evaluation);
         let mut windows = Batch::with_rows(config.batch.global / config.data(), config.model.seq);
         windows.tokens.fill(1);
-        seen.push(engine.evaluate(&windows).map_err(|error| error.to_string())?);
+        seen.push(engine.evaluate(&windows).map_err(|error| error.to_string())?.loss);
         arm(During::Save);
         engine.save(|_, _| Ok(())).map_err(|error| error.to_string())?;
         hoard.armed.store(false, Ordering::Relaxed);

@@ -123,7 +123,7 @@ fn run(engine: &mut Rank, rank: usize, rows: usize, seq: usize) -> Measured {
     engine.report(|_| Ok(())).unwrap();
     note(engine, PhaseName::Report);
     let reported = RankBytes::measured(rank, engine.device(), 0);
-    engine.diagnose(2, &batch, 1.0).unwrap();
+    engine.diagnose(2, &batch, batch.counted_targets(), 1.0).unwrap();
     note(engine, PhaseName::Diagnose);
     Measured { phases, reported }
 }

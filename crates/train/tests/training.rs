@@ -110,8 +110,8 @@ fn evaluated(change: impl Fn(&mut RunConfig), stop: [usize; 2]) -> Vec<(Option<u
             asked.set(asked.get() + 1);
             asked.get() == stop[rank]
         };
-        let first = engine.evaluate_unless(&windows, &stops).unwrap().map(f32::to_bits);
-        (first, asked.get(), engine.evaluate(&windows).unwrap().to_bits())
+        let first = engine.evaluate_unless(&windows, &stops).unwrap().map(|mean| mean.loss.to_bits());
+        (first, asked.get(), engine.evaluate(&windows).unwrap().loss.to_bits())
     });
     ran.unwrap()
 }

@@ -436,7 +436,7 @@ fn with_fault(config: &RunConfig, value: f32, host_addressable: bool, folder: &P
         windows.tokens.fill(1);
         let mut before = 0.0;
         for number in [1, 2] {
-            before = if number == 2 { engine.evaluate(&windows).unwrap() } else { before };
+            before = if number == 2 { engine.evaluate(&windows).unwrap().loss } else { before };
             engine.group().barrier().wait().unwrap();
             armed.store(number == 2, Ordering::Relaxed);
             engine.group().barrier().wait().unwrap();
@@ -450,7 +450,7 @@ fn with_fault(config: &RunConfig, value: f32, host_addressable: bool, folder: &P
                     let refusal = engine.save_checkpoint(folder, 2, &state).unwrap_err().to_string();
                     engine.save(|_, _| Ok(())).unwrap();
                     let is_finite = rig::pieces(engine).iter().all(|p| p.3.iter().all(|x| x.is_finite()));
-                    let evaluated = [before, engine.evaluate(&windows).unwrap()];
+                    let evaluated = [before, engine.evaluate(&windows).unwrap().loss];
                     return Ended { text: error.to_string(), is_finite, refusal, evaluated };
                 }
             }

@@ -115,9 +115,7 @@ fn dry_run(spec: &Spec, rank: usize) -> phalanx_trace::Trace {
     engine.worker.step(&engine.whole, &engine.server, &engine.links, &batch).expect(never);
     engine.gather().expect(never);
     if spec.evaluation_batches > 0 {
-        engine
-            .evaluate(&Batch::with_rows(spec.evaluated() / spec.mesh.data, spec.seq), &|| false)
-            .expect(never);
+        engine.evaluate(&Batch::with_rows(spec.evaluation_rows(), spec.seq), &|| false).expect(never);
     }
     saving::save(&mut engine, |_, _| Ok(())).expect(never);
     saving::report(&engine, |_| Ok(())).expect(never);

@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 
 use super::Asynchronous;
 use phalanx_train::RunError;
-use phalanx_train::rank::Batch;
+use phalanx_train::rank::{Batch, MeanLoss};
 use phalanx_train::saving::{self, Saves, WINDOW};
 use phalanx_train::state::{
     LARGEST_COUNT, PARAMETERS, UPDATES, Updates, bad_state, read_imported, state_name, updates,
@@ -148,7 +148,7 @@ impl Asynchronous<'_> {
         })
     }
 
-    /// Mean loss over the windows of all workers; None when `stop` has ended the evaluation of one.
+    /// Mean loss over the targets in the windows of all workers; None when `stop` has ended the evaluation of one.
     ///
     /// # Errors
     /// When a collective fails.
@@ -156,13 +156,16 @@ impl Asynchronous<'_> {
         &mut self,
         windows: &Batch,
         stop: &dyn Fn() -> bool,
-    ) -> Result<Option<f32>, CollectiveError> {
+    ) -> Result<Option<MeanLoss>, CollectiveError> {
         let device = self.device.clone();
         device.try_phase(PhaseName::Evaluate, || {
-            let sums = self.worker.evaluate(&self.whole, windows, stop);
-            let sums = self.links.world().all_reduce(sums).wait()?;
+            let (world, spec) = (self.links.world(), &self.spec);
+            let planned = spec.evaluation_targets(world.rank());
+            let targets = spec.count_targets(&device, world, windows, planned)?;
+            let sums = self.worker.evaluate(&self.whole, windows, targets, stop);
+            let sums = world.all_reduce(sums).wait()?;
             let [loss, stopped] = device.fetch([sums.view().range(0..1), sums.view().range(1..2)])?;
-            Ok((stopped == 0.0).then_some(loss))
+            Ok((stopped == 0.0).then(|| MeanLoss::over(targets, loss)))
         })
     }
 
@@ -210,7 +213,7 @@ impl Asynchronous<'_> {
         let version = self.server.lock().version;
         let applied = version / self.links.ranks() as u64;
         let loss_scale = self.worker.loss_scale.state();
-        state[UPDATES] = json!(Updates { applied, skipped: steps - applied, loss_scale });
+        state[UPDATES] = json!(Updates { applied, skipped: steps - applied, restarted: None, loss_scale });
         state[ASYNCHRONOUS] = json!({ "updates": version });
         saving::save_checkpoint(self, checkpoints, step, &state)
     }

@@ -20,6 +20,7 @@ use phalanx_train::rank::Batch;
 use phalanx_train::run::{Observer, ScaleChange, Summary, due, evaluates_after, init, resume};
 use phalanx_train::run_files::RunFiles;
 use phalanx_train::saving;
+use phalanx_train::state::Position;
 
 /// The device, groups and callbacks of one rank.
 pub struct RankEnvironment<'a> {
@@ -46,7 +47,7 @@ pub fn train(job: &Job, place: RankEnvironment, observer: &mut dyn Observer) -> 
     let mut summary = Summary { step: first, stopped: false, loss: None, val_loss: None, checkpoint: None };
     let train = &job.config.train;
     if job.evaluates_first {
-        summary.val_loss = session.evaluate(first, observer)?;
+        summary.val_loss = session.evaluate(first, observer)?.map(|(val_loss, _)| val_loss);
         summary.stopped = summary.val_loss.is_none();
     }
     while summary.step < train.steps && !summary.stopped {
@@ -55,17 +56,20 @@ pub fn train(job: &Job, place: RankEnvironment, observer: &mut dyn Observer) -> 
         let step = session.engine.steps();
         summary.stopped = step < until;
         let last = step == train.steps;
-        let saves = last || summary.stopped || due(step, train.save_every);
-        if saves {
+        let due_save = last || due(step, train.save_every);
+        let evaluates = evaluates_after(job, step) && !summary.stopped;
+        let (mut saved, mut is_best) = (false, false);
+        if summary.stopped || (due_save && !(evaluates && train.keep_best)) {
             summary.checkpoint = Some(session.save(step, observer)?);
+            saved = true;
         }
-        if evaluates_after(job, step) && !summary.stopped {
+        if evaluates {
             match session.evaluate(step, observer)? {
                 None => summary.stopped = true,
-                val_loss => summary.val_loss = val_loss,
+                Some((val_loss, best)) => (summary.val_loss, is_best) = (Some(val_loss), best),
             }
         }
-        if summary.stopped && !saves {
+        if (summary.stopped || due_save || is_best) && !saved {
             summary.checkpoint = Some(session.save(step, observer)?);
         }
         if summary.step == first || last || summary.stopped {
@@ -84,6 +88,8 @@ struct Session<'a> {
     engine: Asynchronous<'a>,
     windows: Batch,
     files: RunFiles<'a>,
+    /// Where the run was when it started.
+    started: Position,
 }
 
 impl<'a> Session<'a> {
@@ -97,17 +103,18 @@ impl<'a> Session<'a> {
             spec,
             job.config.parallel.max_staleness,
         );
+        let mut at = Position::default();
         match &job.start {
             Start::Fresh => engine.initialise(job.config.train.seed)?,
             Start::Import(dir) => init(dir, |weights| engine.import(weights))?,
             Start::Resume(dir) => {
-                resume(dir, |checkpoint| engine.restore(checkpoint))?;
+                at = resume(dir, |checkpoint| engine.restore(checkpoint))?;
             }
         }
-        let files = RunFiles::open(job, engine.rank(), engine.steps())?;
-        let mut windows = Batch::with_rows(spec.evaluated() / spec.mesh.data, spec.seq);
+        let files = RunFiles::open(job, engine.rank(), &at)?;
+        let mut windows = Batch::with_rows(spec.evaluation_rows(), spec.seq);
         windows.fill_windows(spec.seq, engine.rank(), &*job.data)?;
-        Ok(Session { job, stop_requested, note_step, foreign_bytes, engine, windows, files })
+        Ok(Session { job, stop_requested, note_step, foreign_bytes, engine, windows, files, started: at })
     }
 
     /// The next step after which all workers meet.
@@ -121,13 +128,13 @@ impl<'a> Session<'a> {
 
     /// Runs the steps to the next meeting. Returns the last mean loss of all workers.
     fn run(&mut self, steps: u64, observer: &mut dyn Observer) -> Result<Option<f32>, RunError> {
-        let Session { job, stop_requested, note_step, files, engine, .. } = self;
+        let Session { job, stop_requested, note_step, files, engine, started, .. } = self;
         let (rank, last) = (engine.rank(), engine.steps() + steps);
-        let mut recorder = Recorder { job, files, observer, last_line: Instant::now() };
+        let mut recorder = Recorder { job, files, observer, started, last_line: Instant::now() };
         let (mut before, mut failed, mut held) = (Instant::now(), None, None);
         let mut next_batch = |number: u64, batch: &mut Batch| {
             note_step(number);
-            let first = (number - 1) * job.config.batch.global as u64;
+            let first = samples_after(job, started, number - 1);
             Ok(batch.fill(&job.plan.spec, rank, first, &*job.data)?)
         };
         let mut after = |done: &Done| {
@@ -151,19 +158,21 @@ impl<'a> Session<'a> {
         Ok(Some(done.pushes.loss()))
     }
 
-    /// Evaluates; None when a worker asks to stop meanwhile.
-    fn evaluate(&mut self, step: u64, observer: &mut dyn Observer) -> Result<Option<f32>, RunError> {
+    /// Evaluates: the loss, and whether it is the best, so that its state is saved. None when a worker asks to stop meanwhile.
+    fn evaluate(&mut self, step: u64, observer: &mut dyn Observer) -> Result<Option<(f32, bool)>, RunError> {
         let stop = || self.stop_requested.load(Ordering::Relaxed);
-        let Some(val_loss) = self.engine.evaluate(&self.windows, &stop)? else { return Ok(None) };
-        let record = EvaluationRecord { step, val_loss };
-        self.files.write(&record)?;
+        let Some(evaluated) = self.engine.evaluate(&self.windows, &stop)? else { return Ok(None) };
+        let record = EvaluationRecord::new(step, self.job.data.evaluated(), evaluated);
+        let is_best = self.files.evaluated(&record)?;
         observer.evaluation(&record);
-        Ok(Some(val_loss))
+        Ok(Some((record.val_loss, is_best)))
     }
 
     fn save(&mut self, step: u64, observer: &mut dyn Observer) -> Result<PathBuf, RunError> {
         self.files.before_save()?;
-        let state = self.files.state(step, step * self.job.config.batch.global as u64);
+        let samples = samples_after(self.job, &self.started, step);
+        let tokens = tokens_after(self.job, &self.started, samples);
+        let state = self.files.state([step, samples, tokens]);
         let path = self.engine.save_checkpoint(&self.files.checkpoints(), step, &state)?;
         self.files.after_save(step)?;
         observer.saved(step, &path);
@@ -181,11 +190,23 @@ impl<'a> Session<'a> {
     }
 }
 
+/// Samples of the run before step `step + 1`.
+fn samples_after(job: &Job, started: &Position, step: u64) -> u64 {
+    started.samples + (step - started.step) * job.config.batch.global as u64
+}
+
+/// Tokens of the run in so many samples.
+fn tokens_after(job: &Job, started: &Position, samples: u64) -> u64 {
+    started.tokens + (samples - started.samples) * job.config.model.seq as u64
+}
+
 /// Writes the metrics of steps and passes them to the observer.
 struct Recorder<'a, 'job> {
     job: &'a Job,
     files: &'a mut RunFiles<'job>,
     observer: &'a mut dyn Observer,
+    /// Where the run was when it started.
+    started: &'a Position,
     /// When the last line was written, or the first step began.
     last_line: Instant,
 }
@@ -195,7 +216,7 @@ impl Recorder<'_, '_> {
     fn record(&mut self, done: &Done, step_s: Duration) -> Result<(), RunError> {
         let since_last_line = self.last_line.elapsed().as_secs_f64();
         self.last_line = Instant::now();
-        let record = record(self.job, done, step_s.as_secs_f64(), since_last_line);
+        let record = record(self.job, self.started, done, [step_s.as_secs_f64(), since_last_line]);
         self.files.write(&record)?;
         self.observer.step(&record);
         if let Some((from, to)) = done.loss_scale.zip(done.next_loss_scale)
@@ -210,7 +231,7 @@ impl Recorder<'_, '_> {
 
 /// The line of metrics for a step. Tokens are counted when the server receives a worker's push; rates refer to the time
 /// since the last line.
-fn record(job: &Job, done: &Done, step_s: f64, since_last_line: f64) -> StepRecord {
+fn record(job: &Job, started: &Position, done: &Done, [step_s, since_last_line]: [f64; 2]) -> StepRecord {
     let (plan, pushes) = (&job.plan, &done.pushes);
     let ranks = plan.spec.world_size() as u64;
     let tokens_per_push = plan.spec.tokens_per_step() / ranks;
@@ -220,11 +241,12 @@ fn record(job: &Job, done: &Done, step_s: f64, since_last_line: f64) -> StepReco
     StepRecord {
         step: done.step,
         loss: pushes.loss(),
+        targets: None,
         grad_norm: pushes.grad_norm(),
         loss_scale: done.loss_scale,
         skipped: done.skipped,
         lr: done.lr,
-        tokens: pushes.total * tokens_per_push,
+        tokens: started.tokens + (pushes.total - started.step * ranks) * tokens_per_push,
         step_s,
         tokens_per_s: (pushes.count * tokens_per_push) as f64 / since_last_line,
         mfu: utilisation(model),

@@ -16,8 +16,9 @@ use super::server::Server;
 use super::{NextBatch, Report};
 use crate::whole::{ALONE, Norm, Whole};
 use phalanx_train::RunError;
-use phalanx_train::rank::{Batch, zeroed};
+use phalanx_train::rank::{Batch, MeanLoss, zeroed};
 use phalanx_train::spec::Spec;
+use phalanx_train::targets::mean_over;
 
 /// The results of a step.
 #[derive(Clone, Debug, PartialEq)]
@@ -134,13 +135,16 @@ impl Worker {
         let (number, scale) = (self.steps + 1, self.loss_scale.scale());
         let lr = self.spec.schedule_of_rate.lr(self.steps);
         let done = device.try_phase(PhaseName::Step, || {
-            let loss = self.gradient(whole, number, batch, scale);
+            let targets = batch.counted_targets();
+            let loss = self.gradient(whole, number, batch, targets, scale);
             self.round(whole);
             let clip = Clip { max_norm: self.spec.clip, loss_scale: scale };
             let (norm, factor) = self.norm.compute(&device, whole, self.gradients.view(), clip);
             let [loss, grad_norm, factor] = device.fetch([loss.view(), norm, factor])?;
+            let loss = MeanLoss::over(targets, loss).loss;
             let loss_scale = self.shown_loss_scale();
-            let push = match self.loss_scale.judge(loss.is_finite() && grad_norm.is_finite()) {
+            let finite = loss.is_finite() && grad_norm.is_finite();
+            let push = match if targets == 0 { Verdict::Skip } else { self.loss_scale.judge(finite) } {
                 Verdict::Apply => Push::Gradient,
                 Verdict::Skip => Push::Skipped,
                 Verdict::Stuck => return Err(self.stuck(links, number, [loss, grad_norm])),
@@ -165,15 +169,21 @@ impl Worker {
         Ok(done)
     }
 
-    /// Runs forward and backward of all micro-batches, which accumulate gradients in place. Returns the loss `[1]`.
-    fn gradient(&mut self, whole: &Whole, number: u64, batch: &Batch, loss_scale: f32) -> Tensor {
+    /// Runs forward and backward of all micro-batches, which accumulate gradients in place. Returns the mean loss over this worker's
+    /// `targets`, `[1]`.
+    fn gradient(
+        &mut self,
+        whole: &Whole,
+        number: u64,
+        batch: &Batch,
+        targets: usize,
+        loss_scale: f32,
+    ) -> Tensor {
         let Worker { device, spec, rank, parameters, gradients, .. } = self;
         let flat = parameters.as_ref().expect("parameters are absent only during a gather").view();
         let mut loss = zeroed(device, "step.loss");
         let mut written = whole.gradients(gradients);
-        let scale = 1.0 / (spec.micro_batch_size * spec.micro_batches * spec.targets_per_sequence) as f32;
-        let numbers =
-            CrossEntropy { scale, gradient_scale: scale * loss_scale, ..spec.cross_entropy(loss_scale) };
+        let numbers = spec.cross_entropy(targets, loss_scale);
         for micro_batch in 0..spec.micro_batches {
             let cx = Context {
                 draw: Some(spec.draw(number, micro_batch, *rank)),
@@ -299,14 +309,20 @@ impl Worker {
         ))
     }
 
-    /// This worker's part of the mean loss over all windows, and whether `stop` has ended the evaluation between two batches (1) or
-    /// not (0), `[2]`.
-    pub(super) fn evaluate(&self, whole: &Whole, windows: &Batch, stop: &dyn Fn() -> bool) -> Tensor {
+    /// This worker's part of the mean loss over the `targets` of all windows, and whether `stop` has ended the evaluation between two
+    /// batches (1) or not (0), `[2]`.
+    pub(super) fn evaluate(
+        &self,
+        whole: &Whole,
+        windows: &Batch,
+        targets: usize,
+        stop: &dyn Fn() -> bool,
+    ) -> Tensor {
         let Worker { device, spec, .. } = self;
         let flat = self.parameters.as_ref().expect("parameters are absent only during a gather").view();
         let mut sums = device.alloc(DType::F32, [2], Category::Activations, "evaluate.loss");
         device.fill(sums.view_mut(), 0.0);
-        let numbers = CrossEntropy::scaled(1.0 / (spec.evaluated() * spec.targets_per_sequence) as f32);
+        let numbers = CrossEntropy::scaled(mean_over(targets));
         let new = Context::new(device, spec.precision.compute, [spec.micro_batch_size, spec.seq]);
         let cx = Context { keep: false, ..new };
         for micro_batch in 0..windows.tokens.len() / (spec.micro_batch_size * spec.seq) {

@@ -230,6 +230,10 @@ impl Replica {
 
     /// The targets on the devices that compute a loss: those of this part, or all of them on device 0.
     fn targets(&self, batch: Option<&Batch>) -> Result<Option<Tensor>, CollectiveError> {
+        if let Some(batch) = batch.filter(|_| !self.device.is_meta()) {
+            let planned = self.spec.step_targets().here;
+            assert_eq!(batch.counted_targets(), planned, "the loss here is a mean over the planned targets");
+        }
         let targets = batch.map(|b| &b.targets[..]);
         match self.loss_in_forward {
             true => self.scatter(targets, IGNORED, "batch.targets").map(Some),
@@ -278,7 +282,7 @@ impl Replica {
         targets: Option<Tensor>,
         scale: f32,
     ) -> Result<(Option<Tensor>, Activation), CollectiveError> {
-        let numbers = self.spec.cross_entropy(self.share(scale)?);
+        let numbers = self.spec.cross_entropy(self.spec.targets_per_step, self.share(scale)?);
         let targets = targets.expect("each device has the targets of its part");
         let mut slots = gradients.of(&self.whole, self.whole.network.head_index());
         let own = self.whole.head_parameters(parameters);
@@ -340,7 +344,7 @@ impl Replica {
     /// The loss `[1]` of all logits, which are replaced by their derivatives.
     fn loss_of(&self, cx: &Context, mut logits: ViewMut, targets: &Tensor, scale: f32) -> Tensor {
         let [rows, vocab] = logits.dims();
-        let numbers = self.spec.cross_entropy(scale);
+        let numbers = self.spec.cross_entropy(self.spec.targets_per_step, scale);
         let work = |dtype, shape: [usize; 2], name| cx.device.alloc(dtype, shape, Category::Workspace, name);
         let mut blocks = work(DType::F32, [rows, 4 * vocabulary_blocks(vocab)], "head.blocks");
         let mut statistics = work(DType::F32, [rows, 4], "head.statistics");

@@ -163,3 +163,27 @@ fn the_order_is_written_in_lower_case() {
         assert_eq!(serde_json::from_str::<SampleOrder>(text).unwrap(), order);
     }
 }
+
+/// Windows are found at any offset, and only where all their tokens follow each other.
+#[test]
+fn windows_that_were_trained_on_are_counted() {
+    let ids = |range: std::ops::Range<u64>| range.map(|i| (i * i % 997 % 251) as u32).collect::<Vec<u32>>();
+    let tokens = |ids: &[u32]| Tokens::from_ids("a text", ids, 251).unwrap();
+    let held_out = ids(300_000..300_400);
+    let windows = |seq, limit| EvaluationWindows::new(tokens(&held_out), seq, limit).unwrap();
+    for (seq, limit) in [(16, 8), (16, 100), (64, 3)] {
+        let windows = windows(seq, limit);
+        let none = vec![250; 70_000];
+        assert_eq!(windows.count_within(&tokens(&none)).unwrap(), 0);
+        for before in [0, 1, 13, 65_500, 65_536] {
+            let trained = [&none[..before], &held_out, &none[..9]].concat();
+            assert_eq!(windows.count_within(&tokens(&trained)).unwrap(), windows.len(), "{seq}, {before}");
+            // One token in the middle is another.
+            let mut other = trained.clone();
+            other[before + 200] = 250 - other[before + 200] % 250;
+            let found = windows.count_within(&tokens(&other)).unwrap();
+            assert!((windows.len() - 1..=windows.len()).contains(&found), "{seq}, {before}: {found}");
+        }
+        assert_eq!(windows.count_within(&tokens(&held_out[..seq - 1])).unwrap(), 0);
+    }
+}

@@ -64,18 +64,18 @@ impl GradientChunks {
 
 impl Zero {
     /// Begins a step whose chunks are updated within its backward, if the options say so: before
-    /// forward. `number` counts updates from 1.
+    /// forward. `number` counts updates from 1. Unless it `applies`, nothing is changed.
     ///
     /// # Errors
     /// When the device failed.
-    pub fn begin_updates(&mut self, number: u64, lr: f32) -> Result<(), CollectiveError> {
+    pub fn begin_updates(&mut self, number: u64, lr: f32, applies: bool) -> Result<(), CollectiveError> {
         if !self.options.update_in_backward {
             return Ok(());
         }
         let mut factor = self.device.alloc(DType::F32, [1], Category::Workspace, "update.factor");
         self.device.fill(factor.view_mut(), 1.0);
         let on_host = self.begin_on_host(factor.view())?;
-        let step = Step { number, lr, applies: true };
+        let step = Step { number, lr, applies };
         let (counting, found) = (VecDeque::new(), None);
         self.in_backward = Some(InBackward { step, factor, on_host, reads: false, counting, found });
         Ok(())
@@ -167,7 +167,7 @@ impl Zero {
         let (_, counts) = counts.wait()?;
         if !self.device.is_meta() && updates.found.is_none() {
             updates.found = self.not_finite(c, counts.host_slice());
-            updates.step.applies = updates.found.is_none();
+            updates.step.applies &= updates.found.is_none();
         }
         drop(counts);
         self.update_chunk(c, updates.step, updates.factor.view(), updates.on_host.as_mut())?;

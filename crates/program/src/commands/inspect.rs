@@ -175,7 +175,7 @@ fn run_folder(folder: &RunFolder, args: &InspectArgs) -> Result<()> {
         if let Some((first, last)) = reached.losses {
             print_line(&format!("  loss {first:.4} -> {last:.4}"))?;
         }
-        if let Some(val_loss) = reached.val_loss {
+        if let Some((val_loss, _)) = reached.val_loss {
             print_line(&format!("  validation loss {val_loss:.4}"))?;
         }
         damaged.iter().try_for_each(|line| print_line(&format!("  damaged: {line}")))?;

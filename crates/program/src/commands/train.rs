@@ -13,6 +13,7 @@ use crate::environment::Environment;
 use crate::hosts::shares::threads_per_rank;
 use crate::hosts::{Team, without_launcher};
 use crate::launch::{RankProcesses, Start};
+use crate::learning_rate::Ahead;
 use crate::output::{TrainOutput, note, note_error};
 use crate::overrides::Overrides;
 use crate::planned::{Across, Planned};
@@ -28,8 +29,8 @@ use crate::task::{Show, Task, TrainTask};
 use crate::train_args::TrainArgs;
 use crate::user_config::UserConfig;
 use crate::{
-    exit_status, file_size, final_report, flight, learning_rate, machine, plan_report, resume, setup,
-    task_file, training,
+    exit_status, file_size, final_report, flight, kept_checkpoints, learning_rate, machine, plan_report,
+    resume, setup, task_file, training,
 };
 
 /// Plans and trains.
@@ -152,9 +153,14 @@ impl Run<'_> {
             self.lock = self.new_lock.take();
         }
         let Run { folder, output, .. } = &*self;
+        if started.checkpoint.is_none() {
+            // On a resume, this was said or refused before.
+            Ahead::of_start(&prepared.planned.config).refuse_zeros()?.iter().for_each(|line| note(line));
+        }
         if args.show() == Show::Progress {
             started.notes.iter().for_each(|line| note(line));
             output.print_line(&prepared.data.line());
+            kept_checkpoints::rule(&prepared.planned.config).iter().for_each(|line| note(line));
             output.print(&plan_report::short(&prepared.planned, &folder.path().display().to_string()));
         }
         let steps = prepared.planned.config.train.steps;

@@ -97,7 +97,7 @@ impl RunConfig {
             ("train.steps", t.steps, MAX_STEPS),
             ("train.eval_every", t.eval_every, MAX_STEPS),
             ("train.save_every", t.save_every, MAX_STEPS),
-            ("train.keep", t.keep as u64, MAX_STEPS),
+            ("train.keep", t.keep.newest().unwrap_or(0) as u64, MAX_STEPS),
         ];
         for (key, given, max) in sizes.into_iter().chain(counts) {
             if given > max {
@@ -150,7 +150,7 @@ impl RunConfig {
     }
 
     fn check_dry_runs(&self, mesh: Mesh, shape: &ModelShape, evaluated: usize) -> Result<(), ConfigError> {
-        let evaluations = evaluated / (self.micro_batch_size() * mesh.data);
+        let evaluations = evaluated.div_ceil(self.micro_batch_size() * mesh.data);
         for (key, given, what, count) in [
             ("batch.global", self.batch.global, "a step", self.micro_batches()),
             ("train.eval_samples", self.train.eval_samples, "an evaluation", evaluations),
@@ -184,7 +184,7 @@ impl RunConfig {
         let seq = self.model.seq as u128;
         for (key, given, sequences) in [
             ("batch.global", self.batch.global, self.batch.global / mesh.data),
-            ("train.eval_samples", self.train.eval_samples, evaluated / mesh.data),
+            ("train.eval_samples", self.train.eval_samples, evaluated.div_ceil(mesh.data)),
         ] {
             let tokens = sequences as u128 * seq;
             if tokens > MAX_TOKENS {

@@ -379,6 +379,14 @@ impl RunConfig {
         if self.train.steps == 0 {
             return Err(refuse("train.steps", 0, "must be at least 1"));
         }
+        if self.train.keep_best && d.validation == 0.0 {
+            let expected = "keeps the checkpoint with the smallest validation loss: set data.validation above 0, or leave it out";
+            return Err(refuse("train.keep_best", true, expected));
+        }
+        if self.train.eval_samples == 0 {
+            let expected = "must be at least 1; for no evaluation, set data.validation = 0";
+            return Err(refuse("train.eval_samples", 0, expected));
+        }
         self.check_learning_rate()?;
         if self.train.threads == Some(0) {
             return Err(refuse(

@@ -18,7 +18,7 @@ use phalanx_layers::Network;
 use phalanx_models::{Gpt2, Model};
 use phalanx_parallel::zero::Extent;
 use phalanx_plan::Peak;
-use phalanx_tensor::{Arena, Device, Memory, Region};
+use phalanx_tensor::{Arena, Device, IGNORED, Memory, Region};
 use phalanx_trace::PhaseName;
 use phalanx_train::config::{Float, PrecisionConfig};
 use phalanx_train::rank::{Batch, Rank};
@@ -96,6 +96,9 @@ pub type State = BTreeMap<String, Vec<f32>>;
 
 /// Sequences of every step: `[steps][global]` of `seq + 1` tokens.
 pub type Steps = Vec<Vec<Vec<u32>>>;
+
+/// Added to a token that is left out as a target.
+pub const LEFT_OUT: u32 = 1 << 31;
 
 /// Where a run starts, and whether it saves a checkpoint.
 #[derive(Clone, Default)]
@@ -334,7 +337,7 @@ fn one_rank(
     let step_peak = engine.device().arena().phase_peak().unwrap_or_default();
     let mut windows = Batch::with_rows(config.batch.global / config.data(), config.model.seq);
     windows.tokens.fill(1);
-    losses.push(engine.evaluate(&windows).unwrap());
+    losses.push(engine.evaluate(&windows).unwrap().loss);
     match &checkpoints.save {
         None => engine.save(|_, _| Ok(())).unwrap(),
         Some(dir) => {
@@ -358,8 +361,10 @@ pub fn batch(engine: &Rank, config: &RunConfig, sequences: &[Vec<u32>]) -> Batch
         for row in 0..micro_batch_size {
             let sequence = &sequences[(m * world + rank) * micro_batch_size + row];
             let at = (m * micro_batch_size + row) * seq;
-            batch.tokens[at..at + seq].copy_from_slice(&sequence[..seq]);
-            batch.targets[at..at + seq].copy_from_slice(&sequence[1..]);
+            for (t, pair) in sequence.windows(2).enumerate() {
+                batch.tokens[at + t] = pair[0] & !LEFT_OUT;
+                batch.targets[at + t] = if pair[1] < LEFT_OUT { pair[1] } else { IGNORED };
+            }
             if config.model.arch == phalanx_models::Arch::BERT {
                 let hidden = Masking::predicted(seq);
                 batch.targets[at..at + seq - hidden].fill(NOT_PREDICTED);

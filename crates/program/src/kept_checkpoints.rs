@@ -1,0 +1,40 @@
+//! Which checkpoints of a run stay, as its start and its end say it.
+
+use anyhow::Result;
+use phalanx_train::RunConfig;
+use phalanx_train::state::position;
+
+use crate::report::plural;
+use crate::run_folder::RunFolder;
+
+/// What is kept and what is removed, before the first step; None if nothing is removed.
+pub fn rule(config: &RunConfig) -> Option<String> {
+    let train = &config.train;
+    let newest = train.keep.newest()?;
+    let best = if train.keep_best { " and the one with the smallest validation loss" } else { "" };
+    let every = match train.save_every {
+        0 => "after the last step".to_string(),
+        every => format!("every {}", plural(every as usize, "step")),
+    };
+    Some(format!(
+        "checkpoints: saved {every}; the newest {newest}{best} stay, older ones are removed (train.keep = {newest}; \"all\" keeps every one)"
+    ))
+}
+
+/// The checkpoints that are there at the end of a run.
+///
+/// # Errors
+/// A folder that cannot be read.
+pub fn left(folder: &RunFolder, config: &RunConfig) -> Result<String> {
+    let newest = folder.checkpoint(None)?;
+    let steps = phalanx_checkpoint::saved_steps(&folder.checkpoints())?;
+    let names: Vec<String> = steps.iter().rev().map(|step| format!("step-{step}")).collect();
+    let rule = match config.train.keep.newest() {
+        Some(count) => format!("the newest {count}; older ones are removed (train.keep)"),
+        None => "all".to_string(),
+    };
+    let best = position(&newest)?.best.map_or(String::new(), |best| {
+        format!("; smallest validation loss: {:.4}, step-{}", best.val_loss, best.step)
+    });
+    Ok(format!("checkpoints {}    {rule}{best}", names.join(" ")))
+}
