@@ -24,14 +24,14 @@ pub struct DataReport {
 }
 
 impl DataReport {
-    /// Of a run whose tokens are made.
+    /// The report for a run whose tokens are made.
     pub fn new(read: DataRead, data: &Dataset, config: &RunConfig) -> DataReport {
         let (training, validation) = data.part_tokens();
         let report = DataReport::estimate(read, 0, data.evaluated(), config);
         DataReport { tokens: (training as u64, validation as u64), is_estimated: false, ..report }
     }
 
-    /// Of a run whose text has about so many tokens.
+    /// The report for a run whose text has about `tokens` tokens.
     pub fn estimate(read: DataRead, tokens: usize, evaluated: usize, config: &RunConfig) -> DataReport {
         let validation = (tokens as f64 * config.data.validation) as u64;
         let steps = config.train.steps as u64;
@@ -46,7 +46,7 @@ impl DataReport {
         }
     }
 
-    /// Of a token file, whose tokens are counted.
+    /// The same for a token file, whose tokens are counted.
     #[must_use]
     pub fn counted(self) -> DataReport {
         DataReport { is_estimated: false, ..self }

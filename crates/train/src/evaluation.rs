@@ -6,15 +6,20 @@ use phalanx_plan::{Action, Kind, Mesh, Schedule as PipelineSchedule};
 use crate::config::RunConfig;
 
 /// Divides an evaluation of `evaluated` windows over all ranks into parts of at most as many micro-batches as a step has: number of parts,
-/// and of micro-batches of each. The last rows may have no window.
-pub(crate) fn parts(config: &RunConfig, mesh: Mesh, evaluated: usize) -> (usize, usize) {
+/// and the schedule of each. The last rows may have no window.
+pub(crate) fn parts(
+    config: &RunConfig,
+    mesh: Mesh,
+    schedule: &PipelineSchedule,
+    evaluated: usize,
+) -> (usize, PipelineSchedule) {
     let whole = evaluated.div_ceil(config.micro_batch_size() * mesh.data);
     let parts = whole.div_ceil(config.micro_batches());
-    (parts, if parts == 0 { 0 } else { whole.div_ceil(parts) })
+    (parts, forward_only(schedule, if parts == 0 { 0 } else { whole.div_ceil(parts) }))
 }
 
 /// The schedule that only runs forward of every micro-batch through the same stages.
-pub(crate) fn forward_only(schedule: &PipelineSchedule, micro_batches: usize) -> PipelineSchedule {
+fn forward_only(schedule: &PipelineSchedule, micro_batches: usize) -> PipelineSchedule {
     let of_rank = |rank: usize| {
         let actions = (0..micro_batches).flat_map(|micro_batch| {
             let action = move |stage| Some(Action { stage, kind: Kind::Forward, micro_batch });

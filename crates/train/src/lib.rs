@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 
 mod abridged_programs;
+mod batch;
 pub mod best;
 mod budget;
 pub mod chunk_alternatives;

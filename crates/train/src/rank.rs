@@ -16,8 +16,10 @@ use phalanx_plan::{Coordinates, ParameterSize};
 use phalanx_tensor::{Category, CrossEntropy, DType, Device, Shape, Tensor};
 use phalanx_trace::{Axis, PhaseName, Placement, Placements};
 
+pub use crate::batch::Batch;
 use crate::groups::Groups;
 use crate::spec::Spec;
+pub use crate::targets::MeanLoss;
 use crate::targets::mean_over;
 
 /// The engine of one rank: its stages, and what a step, an evaluation and a checkpoint need.
@@ -60,38 +62,6 @@ impl Outline {
             parameters: network.parameters.iter().map(|p| p.name.clone()).collect(),
             uses: network.uses.clone(),
         }
-    }
-}
-
-/// The tokens and targets of this rank, in host memory, one micro-batch after another.
-#[derive(Default)]
-pub struct Batch {
-    /// `[micro_batches, micro_batch_size, seq]`
-    pub tokens: Vec<u32>,
-    /// Targets, of the same shape: the tokens shifted by one.
-    pub targets: Vec<u32>,
-}
-
-impl Batch {
-    /// A batch of `rows` sequences of `seq` tokens, all zero.
-    pub fn with_rows(rows: usize, seq: usize) -> Batch {
-        Batch { tokens: vec![0; rows * seq], targets: vec![0; rows * seq] }
-    }
-}
-
-/// A mean loss over targets.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct MeanLoss {
-    /// The mean; NaN without targets, as in PyTorch.
-    pub loss: f32,
-    /// Number of targets.
-    pub targets: usize,
-}
-
-impl MeanLoss {
-    /// `loss` over `targets` targets.
-    pub fn over(targets: usize, loss: f32) -> MeanLoss {
-        MeanLoss { loss: if targets == 0 { f32::NAN } else { loss }, targets }
     }
 }
 

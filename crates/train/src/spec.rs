@@ -29,7 +29,7 @@ use crate::config::{
     Reduce, RunConfig, UpdateOn,
 };
 use crate::cut;
-use crate::evaluation::{forward_only, parts};
+use crate::evaluation::parts;
 
 /// Everything about a run that decides what a rank allocates and computes.
 #[derive(Clone, Debug)]
@@ -225,12 +225,10 @@ impl Spec {
         let (model, seq) = (model.dropping(dropouts(config)), config.model.seq);
         let network = model.network(&TensorParallel::solo(), checkpointing(config));
         let (mesh, schedule, placement) = (config.mesh()?, config.schedule()?, config.placement_rule()?);
-        config.check_model_on(mesh, &model.shape())?;
         config.check_work(mesh, &model.shape(), network.elements() as u64, evaluated)?;
         let chunk_size = chunk_size(config, model.shape().hidden);
-        let (evaluation_parts, evaluation_batches) = parts(config, mesh, evaluated);
+        let (evaluation_parts, evaluation) = parts(config, mesh, &schedule, evaluated);
         let targets_per_sequence = targets_per_sequence(&*model, seq);
-        let evaluation = forward_only(&schedule, evaluation_batches);
         let spec = Spec {
             host_addressable: config.device.kind.is_processor(),
             linked: config.device.is_linked(),
@@ -243,6 +241,7 @@ impl Spec {
             micro_batches: config.micro_batches(),
             mesh,
             depths: [depth(&schedule), depth(&evaluation)],
+            evaluation_batches: evaluation.micro_batches,
             evaluation: Arc::new(evaluation),
             stages: Vec::new(),
             ties: Vec::new(),
@@ -278,7 +277,6 @@ impl Spec {
             chunk_size,
             tried_chunks: Vec::new(),
             evaluated,
-            evaluation_batches,
             evaluation_parts,
             threads,
             products: config.precision.product_method(),

@@ -4,10 +4,10 @@
 //! caller's own may leave targets out: then the replicas exchange their counts before they compute (8 bytes from each).
 
 use phalanx_collectives::{CollectiveError, Group};
-use phalanx_tensor::{Category, CrossEntropy, DType, Device, IGNORED};
+use phalanx_tensor::{Category, CrossEntropy, DType, Device};
 use phalanx_trace::Axis;
 
-use crate::rank::Batch;
+use crate::batch::Batch;
 use crate::spec::Spec;
 
 /// The targets that the plan expects in a batch.
@@ -19,10 +19,19 @@ pub struct PlannedTargets {
     pub all: usize,
 }
 
-impl Batch {
-    /// Number of targets that count in the loss.
-    pub fn counted_targets(&self) -> usize {
-        self.targets.iter().filter(|target| **target != IGNORED).count()
+/// A mean loss over targets.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct MeanLoss {
+    /// The mean; NaN without targets, as in PyTorch.
+    pub loss: f32,
+    /// Number of targets.
+    pub targets: usize,
+}
+
+impl MeanLoss {
+    /// `loss` over `targets` targets.
+    pub fn over(targets: usize, loss: f32) -> MeanLoss {
+        MeanLoss { loss: if targets == 0 { f32::NAN } else { loss }, targets }
     }
 }
 

@@ -168,7 +168,7 @@ impl RunConfig {
         Ok(())
     }
 
-    /// Refuses sizes whose products are too large although each size is valid: more tokens than a replica can hold,
+    /// Refuses what [`RunConfig::check_model_on`] refuses, and sizes whose products are too large although each size is valid: more tokens than a replica can hold,
     /// more work than 64 bits count. `elements` is the number of trainable elements of the model, `evaluated` the
     /// number of windows of an evaluation over all ranks.
     ///
@@ -181,6 +181,7 @@ impl RunConfig {
         elements: u64,
         evaluated: usize,
     ) -> Result<(), ConfigError> {
+        self.check_model_on(mesh, shape)?;
         let seq = self.model.seq as u128;
         for (key, given, sequences) in [
             ("batch.global", self.batch.global, self.batch.global / mesh.data),
