@@ -134,21 +134,7 @@ pub(crate) fn foreign(head: &[u8]) -> Option<Foreign> {
             MAGIC.iter().find(|(at, magic, ..)| head.get(*at..).is_some_and(|head| head.starts_with(magic)));
         found.map(|(_, _, is, way_out)| Foreign { is, way_out })
     };
-    marked
-        .or_else(known)
-        .or_else(|| git_lfs(head))
-        .or_else(|| safetensors(head))
-        .or_else(|| pickle(head))
-        .or_else(|| wide(head))
-}
-
-/// A short text that stands for a file that was not fetched.
-fn git_lfs(head: &[u8]) -> Option<Foreign> {
-    let is_pointer = head.len() < 1024 && head.starts_with(b"version https://git-lfs.github.com/spec/");
-    is_pointer.then_some(Foreign {
-        is: "a pointer of git-lfs",
-        way_out: "fetch its content first (`git lfs pull`)",
-    })
+    marked.or_else(known).or_else(|| safetensors(head)).or_else(|| pickle(head)).or_else(|| wide(head))
 }
 
 /// The length of a JSON header, then the header.

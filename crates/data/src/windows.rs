@@ -73,6 +73,11 @@ pub(crate) struct Cutter {
     known: usize,
 }
 
+/// The last position up to `at` at which a character begins, or the end of a shorter text.
+pub(crate) fn boundary(text: &str, at: usize) -> usize {
+    (0..=at.min(text.len())).rev().find(|at| text.is_char_boundary(*at)).unwrap_or_default()
+}
+
 impl Cutter {
     /// Adds text to a document, which `ends` with it, and gives the windows that are complete to `send`.
     ///
@@ -86,8 +91,8 @@ impl Cutter {
     ) -> Result<()> {
         self.text.push_str(text);
         while self.text.len() > WINDOW_BYTES {
-            let end = self.text.floor_char_boundary(WINDOW_BYTES);
-            let next = self.text.floor_char_boundary(end - OVERLAP_BYTES);
+            let end = boundary(&self.text, WINDOW_BYTES);
+            let next = boundary(&self.text, end - OVERLAP_BYTES);
             send(self.window(end, false))?;
             self.text.drain(..next);
             (self.start, self.known) = (self.start + next, end - next);

@@ -263,13 +263,14 @@ impl Model for Bert {
             }
             None => vec![Stored::same(parameter)],
         };
-        let legacy = |name: &str| {
+        let gamma_or_beta = |name: &str| {
             let old = |(suffix, old)| name.strip_suffix(suffix).map(|prefix| format!("{prefix}{old}"));
             [("LayerNorm.weight", "LayerNorm.gamma"), ("LayerNorm.bias", "LayerNorm.beta")].map(old)
         };
         let aliases = |name: &str| {
             let bare = name.strip_prefix(PREFIX);
-            let old = legacy(name).into_iter().chain(bare.into_iter().flat_map(legacy)).flatten();
+            let old =
+                gamma_or_beta(name).into_iter().chain(bare.into_iter().flat_map(gamma_or_beta)).flatten();
             bare.map(str::to_string).into_iter().chain(old).collect()
         };
         stored.into_iter().map(|stored| Stored { aliases: aliases(&stored.name), ..stored }).collect()

@@ -34,7 +34,7 @@ impl DataReport {
     /// The report for a run whose text has about `tokens` tokens.
     pub fn estimate(read: DataRead, tokens: usize, evaluated: usize, config: &RunConfig) -> DataReport {
         let validation = (tokens as f64 * config.data.validation) as u64;
-        let steps = config.train.steps as u64;
+        let steps = config.train.steps;
         DataReport {
             read,
             tokens: (tokens as u64 - validation, validation),

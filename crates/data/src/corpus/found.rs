@@ -1,7 +1,7 @@
 //! The files of a corpus while it is opened: reads each once, and decides whether it is a document.
 
 use std::fs;
-use std::io::Read;
+use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
 use super::findings::{Findings, Groups};
@@ -75,6 +75,10 @@ impl<'a> Found<'a> {
             }
             Err(DataError::NotText { is, way_out, .. } | DataError::NotUtf8 { is, way_out, .. }) => {
                 (format!("{is} ({way_out})"), String::new())
+            }
+            // A regular file that is not opened as one is a pointer.
+            Err(DataError::Read { cause, .. }) if cause.kind() == ErrorKind::InvalidInput => {
+                ("a git-lfs pointer, not the file itself (`git lfs pull`)".to_string(), String::new())
             }
             Err(DataError::NotJson { reason, .. }) => ("broken JSON".to_string(), format!(" ({reason})")),
             Err(DataError::NoTexts { found, key, .. }) => {

@@ -38,15 +38,15 @@ impl Walk<'_, '_> {
     fn folder(&mut self, folder: &Path, depth: usize) -> Result<()> {
         let refuse =
             |what: String| Err(DataError::Read { path: folder.to_path_buf(), cause: io::Error::other(what) });
-        if depth > CORPUS_DEPTH {
-            return refuse(format!(
-                "folders are nested more than {CORPUS_DEPTH} deep: give a folder further down"
-            ));
-        }
         let metadata = fs::metadata(folder).map_err(DataError::reading(folder))?;
         if !self.seen.insert((metadata.dev(), metadata.ino())) {
             self.leave_out("folder that was read already by another name", folder);
             return Ok(());
+        }
+        if depth > CORPUS_DEPTH {
+            return refuse(format!(
+                "folders are nested more than {CORPUS_DEPTH} deep: give a folder further down"
+            ));
         }
         if depth > 0 && is_made_again(folder) {
             self.leave_out("build or cache folder (it has .rustc_info.json or CACHEDIR.TAG)", folder);

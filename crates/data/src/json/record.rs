@@ -3,6 +3,7 @@
 use std::io::Read;
 
 use super::{Fault, Scanner};
+use crate::windows::boundary;
 
 /// A decoded text up to this size is held; a longer one is read again from its place.
 pub(super) const HELD_BYTES: usize = 1 << 20;
@@ -82,7 +83,7 @@ impl<R: Read> Scanner<R> {
             self.byte(b'"', "a key in quotes")?;
             while !self.string_part(Some(name))? {
                 // No key that is asked for has this length.
-                name.truncate(name.floor_char_boundary(HELD_BYTES));
+                name.truncate(boundary(name, HELD_BYTES));
             }
             self.spaces()?;
             self.byte(b':', "a colon behind a key")?;

@@ -112,6 +112,10 @@ impl HuggingFace {
     }
 
     pub(super) fn decode(&self, ids: &[u32]) -> String {
+        // A decoder of the library subtracts 1 from the number of tokens (tokenizers 0.23.2, `BPEDecoder`).
+        if ids.is_empty() {
+            return String::new();
+        }
         let skip_special_tokens = false;
         let decoded = self.tokenizer.decode(ids, skip_special_tokens);
         decoded.unwrap_or_else(|_| char::REPLACEMENT_CHARACTER.to_string())

@@ -114,7 +114,7 @@ fn words(random: &mut Random, bytes: usize) -> String {
     let mut text = format!("{} text", random.next_u64());
     while text.len() < bytes {
         text.push(*random.pick(&[' ', ' ', '\n', '\t']));
-        text.push_str(*random.pick::<&str>(&WORDS));
+        text.push_str(random.pick::<&str>(&WORDS));
     }
     text
 }
