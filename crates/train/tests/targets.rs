@@ -160,7 +160,7 @@ fn a_step_without_a_target_changes_nothing() {
 fn sometimes(position: u64, tokens: &mut [u32], targets: &mut [u32]) {
     tokens.fill(3);
     targets.fill(IGNORED);
-    if position % 2 == 0 {
+    if position.is_multiple_of(2) {
         targets[5] = 7;
     }
 }
