@@ -17,7 +17,6 @@ use phalanx_baselines::asynchronous::{
 use phalanx_checkpoint::Checkpoint;
 use phalanx_collectives::{Endpoint, Options, threads};
 use phalanx_cpu::Cpu;
-use phalanx_data::DataError;
 use phalanx_models::Gpt2;
 use phalanx_plan::MemoryPlan;
 use phalanx_tensor::{Arena, Device, Region};
@@ -26,6 +25,7 @@ use phalanx_train::config::{Float, OptimizerKind, Reduce, Updates};
 use phalanx_train::dataset::{DataDigests, prepare};
 use phalanx_train::groups::GroupSource;
 use phalanx_train::job::{Job, Start};
+use phalanx_train::learned::Learned;
 use phalanx_train::metrics::StepRecord;
 use phalanx_train::rank::{Batch, Rank};
 use phalanx_train::run::Silent;
@@ -504,7 +504,7 @@ fn a_run_leaves_what_runs_leave() {
     config.check().unwrap();
     let run = folder.path().join("run");
     std::fs::create_dir(&run).unwrap();
-    prepare(&config.data, &run, 1, |_| Ok::<_, DataError>(()), &mut |_| {}).unwrap();
+    prepare(&config.data, &run, 1, &Learned::default(), &mut |_| {}).unwrap();
     let lines = |key: &str| -> Vec<u64> {
         let text = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap();
         let values = text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());

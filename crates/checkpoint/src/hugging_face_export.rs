@@ -126,17 +126,17 @@ fn names_in(dir: &Path) -> Result<Vec<String>> {
 /// When a shape has 2^64 elements or more, for another type, or without `config.json`.
 pub fn write_hugging_face(
     dir: &Path,
-    files: &[(&str, String)],
+    files: &[(impl AsRef<str>, String)],
     outdated: &[String],
     tensors: &[(String, Vec<usize>)],
     dtype: DType,
     read: &mut ReadTensor<'_>,
 ) -> Result<()> {
     let mut new = vec![write_model(&dir.join(SINGLE), tensors, dtype, read)?];
-    let (config, others): (Vec<_>, Vec<_>) = files.iter().partition(|(name, _)| *name == CONFIG);
+    let (config, others): (Vec<_>, Vec<_>) = files.iter().partition(|(name, _)| name.as_ref() == CONFIG);
     assert_eq!(config.len(), 1, "a model folder has one {CONFIG}");
     for (name, content) in others.into_iter().chain(config) {
-        let path = dir.join(name);
+        let path = dir.join(name.as_ref());
         let mut file = AtomicFile::create(&path).map_err(CheckpointError::writing(&path))?;
         file.write_all(content.as_bytes()).map_err(CheckpointError::writing(&path))?;
         new.push(file);

@@ -46,7 +46,7 @@ pub enum DataError {
     /// The path of a tokenizer that does not exist.
     #[error(
         "tokenizer file {} does not exist: give the path of a Hugging Face tokenizer.json (or of the \
-         folder that holds it), or \"byte\", \"char\" or \"gpt2\"", .path.display()
+         folder that holds it, or vocab.json and merges.txt, or vocab.txt), or \"byte\", \"char\" or \"gpt2\"", .path.display()
     )]
     TokenizerMissing {
         /// What the user wrote.
@@ -63,6 +63,33 @@ pub enum DataError {
         path: PathBuf,
         /// Why it does not.
         reason: String,
+    },
+
+    /// Data whose ids mean something else than those that the model has learned.
+    #[error(
+        "{given} makes ids ({found}) other than those that the model of {origin} has learned ({learned}): leave \
+         data.tokenizer out, and the model's own tokenizer is used; or, to learn the token table anew, set \
+         data.new_tokenizer = true"
+    )]
+    OtherTokenizer {
+        /// The key and its value.
+        given: String,
+        /// The tokenizer that it names.
+        found: String,
+        /// The model's tokenizer.
+        learned: String,
+        /// Where the model comes from.
+        origin: String,
+    },
+
+    /// Text for a model whose tokenizer is not known.
+    #[error(
+        "the model of {origin} came without a tokenizer, and data.tokenizer was left out: name the tokenizer whose ids it has \
+         learned, as data.tokenizer = \"tokenizer.json\" (or \"gpt2\", \"byte\", \"char\"); nothing was changed"
+    )]
+    NoTokenizer {
+        /// Where the model comes from.
+        origin: String,
     },
 
     /// `char` without text.

@@ -32,7 +32,9 @@ pub use permutation::Permutation;
 pub use sampler::{EvaluationWindows, SampleOrder, Sampler};
 pub use token_file::{Scan, TokenFile, TokenFormat, TokenWriter, Written};
 pub use tokenize::{Progress, tokenize_to_file, tokenize_to_memory};
-pub use tokenizer::{HuggingFaceFiles, SpecialToken, TOKENIZER_FILE, Tokenizer, TokenizerSpec};
+pub use tokenizer::{
+    HuggingFaceFiles, SpecialToken, Spelled, TOKENIZER_FILE, Tokenizer, TokenizerFiles, TokenizerSpec,
+};
 pub use tokens::Tokens;
 
 /// Every fallible call of this crate fails with a [`DataError`].

@@ -8,9 +8,15 @@ use crate::{DataError, Result};
 /// A `tokenizer.json`. The largest that are published have 33 MB.
 pub(crate) const TOKENIZER_BYTES: u64 = 40 << 20;
 
+/// Any other file of a tokenizer: a `vocab.json`, a `tokenizer_config.json`, a chat template. The largest that are published
+/// have a few MB.
+pub(crate) const TOKENIZER_FILE_BYTES: u64 = 16 << 20;
+
+/// A run's own tokenizer file, which holds the files of a folder as strings of JSON.
+pub(crate) const KEPT_TOKENIZER_BYTES: u64 = 160 << 20;
+
 /// Commas, colons and opening brackets of a `tokenizer.json`: parsed JSON takes up to 100 bytes for each. The
 /// largest that are published have three million.
-#[cfg(feature = "tokenizers")]
 pub(crate) const TOKENIZER_PARTS: usize = 6_000_000;
 
 /// Longest stretch of text without a cut that a tokenizer sees at once.

@@ -3,7 +3,7 @@
 //! Documents are read in order and cut into pieces: at positions where this does not change the tokens, or, for a
 //! `tokenizer.json`, into [`windows`](crate::windows) that overlap. Threads get the pieces in turn, and their results are
 //! collected in turn, so the tokens do not depend on the number of threads. The tokenizer's separator, if it has one, is
-//! put between documents.
+//! put between documents, and what its files say before and behind each. Special tokens that a text spells are counted.
 
 use std::path::Path;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -13,7 +13,7 @@ use crate::corpus::BLOCK_BYTES;
 use crate::token_file::{TokenWriter, Written};
 use crate::tokens::TokenStore;
 use crate::windows::{Cutter, Placed, Seam, WINDOW_BYTES, Window};
-use crate::{Corpus, DataError, Result, Tokenizer, Tokens};
+use crate::{Corpus, DataError, Result, Spelled, Tokenizer, Tokens};
 
 /// Pieces in flight for each worker, however short they are.
 const MAX_PIECES: usize = 1 << 10;
@@ -62,14 +62,14 @@ pub fn tokenize_to_file(
     progress: &mut dyn FnMut(Progress),
 ) -> Result<Written> {
     let mut writer = TokenWriter::create(path, tokenizer.vocab_size())?;
-    encode_corpus(corpus, tokenizer, threads, progress, &mut |ids, ends_document| {
+    let spelled = encode_corpus(corpus, tokenizer, threads, progress, &mut |ids, ends_document| {
         writer.push(ids)?;
         if ends_document {
             writer.end_document();
         }
         Ok(())
     })?;
-    writer.finish(Some(tokenizer))
+    Ok(Written { spelled, ..writer.finish(Some(tokenizer))? })
 }
 
 /// What receives the tokens in order: `(ids, ends_document)`.
@@ -81,7 +81,7 @@ fn encode_corpus(
     threads: usize,
     progress: &mut dyn FnMut(Progress),
     sink: Sink,
-) -> Result<()> {
+) -> Result<Spelled> {
     thread::scope(|scope| {
         // The threads end when the pipeline, and with it the senders, is dropped, on every return path.
         let start = |_| Worker::start(scope, tokenizer);
@@ -111,7 +111,7 @@ fn encode_corpus(
             line.receive(progress, sink)?;
         }
         progress(line.done);
-        Ok(())
+        Ok(line.spelled)
     })
 }
 
@@ -130,11 +130,14 @@ enum Encoded {
 }
 
 impl TextPiece<'_> {
-    fn encode(&self, tokenizer: &Tokenizer) -> Result<Encoded> {
-        match self.window.is_alone() || !tokenizer.needs_windows() {
-            true => tokenizer.encode(&self.window.text).map(Encoded::Ids),
-            false => tokenizer.encode_window(&self.window.text).map(Encoded::Placed),
-        }
+    /// The tokens, and the special tokens that text of no earlier window spells.
+    fn encode(&self, tokenizer: &Tokenizer) -> Result<(Encoded, Spelled)> {
+        let Window { text, new_bytes, .. } = &self.window;
+        let encoded = match self.window.is_alone() || !tokenizer.needs_windows() {
+            true => Encoded::Ids(tokenizer.encode(text)?),
+            false => Encoded::Placed(tokenizer.encode_window(text)?),
+        };
+        Ok((encoded, tokenizer.spelled_in(text, text.len() - new_bytes)))
     }
 
     /// Turns an error of encoding this piece into one about the document.
@@ -150,7 +153,7 @@ impl TextPiece<'_> {
 /// pattern engine of `gpt2` warms up in each new thread.
 struct Worker<'a> {
     pieces: Sender<TextPiece<'a>>,
-    encoded: Receiver<(TextPiece<'a>, Result<Encoded>)>,
+    encoded: Receiver<(TextPiece<'a>, Result<(Encoded, Spelled)>)>,
 }
 
 impl<'a> Worker<'a> {
@@ -186,8 +189,9 @@ struct Pipeline<'a> {
     bytes_in_flight: usize,
     /// Joins windows of a document.
     seam: Seam,
-    /// A document has ended, and another may follow.
-    owes_separator: bool,
+    /// A document has ended, or none has begun.
+    between: bool,
+    spelled: Spelled,
     done: Progress,
     /// The bytes done at the last call of `progress`.
     reported: u64,
@@ -202,7 +206,8 @@ impl<'a> Pipeline<'a> {
             in_flight: 0,
             bytes_in_flight: 0,
             seam: Seam::default(),
-            owes_separator: false,
+            between: true,
+            spelled: Spelled::default(),
             done: Progress::default(),
             reported: 0,
         }
@@ -230,7 +235,7 @@ impl<'a> Pipeline<'a> {
         self.received += 1;
         self.in_flight -= 1;
         self.bytes_in_flight -= piece.window.text.len();
-        let encoded = encoded.map_err(|cause| piece.blame(cause))?;
+        let (encoded, spelled) = encoded.map_err(|cause| piece.blame(cause))?;
         let TextPiece { window, document } = piece;
         let (new_bytes, ends_document) = (window.new_bytes, window.ends_document);
         let ids = match encoded {
@@ -240,15 +245,23 @@ impl<'a> Pipeline<'a> {
                 self.seam.join(document, window, tokens, self.tokenizer.joins_within_words(), &encode)?
             }
         };
-        if self.owes_separator
-            && let Some(separator) = self.tokenizer.separator()
-        {
-            sink(&[separator], false)?;
-            self.done.tokens += 1;
+        self.spelled.add(spelled);
+        self.spelled.add(self.tokenizer.spelled_by_ids(&ids));
+
+        let [begin, end] = self.tokenizer.framing();
+        let separator = self.tokenizer.separator();
+        if self.between {
+            // What ends each document may be the separator itself.
+            let separator = separator.filter(|id| self.done.documents > 0 && !end.contains(id));
+            let before: Vec<u32> = separator.into_iter().chain(begin.iter().copied()).collect();
+            self.put(&before, false, sink)?;
         }
-        self.owes_separator = ends_document;
-        sink(&ids, ends_document)?;
-        self.done.tokens += ids.len() as u64;
+        self.between = ends_document;
+        let ends_here = ends_document && end.is_empty();
+        self.put(&ids, ends_here, sink)?;
+        if ends_document && !ends_here {
+            self.put(end, true, sink)?;
+        }
         self.done.bytes += new_bytes as u64;
         self.done.documents += usize::from(ends_document);
         if self.done.bytes - self.reported >= BLOCK_BYTES as u64 {
@@ -256,5 +269,10 @@ impl<'a> Pipeline<'a> {
             progress(self.done);
         }
         Ok(())
+    }
+
+    fn put(&mut self, ids: &[u32], ends_document: bool, sink: Sink) -> Result<()> {
+        self.done.tokens += ids.len() as u64;
+        if ids.is_empty() && !ends_document { Ok(()) } else { sink(ids, ends_document) }
     }
 }

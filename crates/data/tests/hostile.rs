@@ -174,7 +174,7 @@ fn only_regular_files_of_expected_size_are_read() {
     make_fifo(&fifo);
     std::os::unix::fs::symlink("/dev/zero", &zero).unwrap();
     fs::File::create(&large).unwrap().set_len(1 << 40).unwrap();
-    for (path, word) in [(&fifo, "a FIFO"), (&zero, "a device"), (&large, "bytes; at most 41943040")] {
+    for (path, word) in [(&fifo, "a FIFO"), (&zero, "a device"), (&large, "bytes; at most 167772160")] {
         let spec = TokenizerSpec::from_key(path.to_str().unwrap()).unwrap();
         let error = Tokenizer::open(&spec, None).unwrap_err().to_string();
         assert!(error.contains(word) && error.contains(path.to_str().unwrap()), "{error}");

@@ -173,7 +173,7 @@ pub struct TokenizeArgs {
     /// Text files or folders
     #[arg(required = true, value_name = "TEXT")]
     pub text: Vec<PathBuf>,
-    /// byte, char, gpt2, or the path of a Hugging Face tokenizer.json
+    /// byte, char, gpt2, or the path of a Hugging Face tokenizer.json or folder
     #[arg(long, default_value = "byte", value_name = "NAME")]
     pub tokenizer: String,
     /// Read only files with this extension from folders; may be repeated
@@ -217,7 +217,7 @@ fn import_about() -> String {
 
 fn import_long_about() -> String {
     format!(
-        "{}\n\nReads config.json, the safetensors files and, if it is there, tokenizer.json of a folder, and writes a \
+        "{}\n\nReads config.json, the safetensors files and the tokenizer's files of a folder, and writes a \
          run folder with a checkpoint of step 0, from which export, train --resume and, for a model that continues \
          text, sample work.",
         import_about()
@@ -244,8 +244,8 @@ pub struct ImportArgs {
 
 /// Writes a checkpoint as a Hugging Face folder
 ///
-/// model.safetensors (f32), config.json, and if the run has a tokenizer: tokenizer.json, tokenizer_config.json and, for
-/// a model that continues text, generation_config.json. transformers' AutoTokenizer then gives the ids of the run's
+/// model.safetensors (f32), config.json, and if the run has a tokenizer: its files as they were read, and tokenizer.json,
+/// tokenizer_config.json and, for a model that continues text, generation_config.json. transformers' AutoTokenizer then gives the ids of the run's
 /// tokenizer. The same parameters give the same bytes.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \

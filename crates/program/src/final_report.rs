@@ -208,7 +208,9 @@ fn sample(
     }
     let checkpoint = folder.checkpoint(None)?;
     let Some(tokenizer) = folder.tokenizer_of(&checkpoint)? else { return Ok(()) };
-    let mut tokens = tokenizer.encode(prompt)?;
+    let [begin, _] = tokenizer.framing();
+    let mut tokens = begin.to_vec();
+    tokens.extend(tokenizer.encode(prompt)?);
     if tokens.is_empty() {
         return Ok(());
     }

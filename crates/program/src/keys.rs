@@ -36,6 +36,7 @@ fn full() -> Table {
     config.data.plain = vec![String::new()];
     config.data.max_skipped = Some(0.0);
     config.data.tokens = Some(String::new());
+    config.data.new_tokenizer = true;
     config.data.mask_token = Some(1);
     config.batch.micro = Some(1);
     config.parallel.ranks = Some(1);

@@ -12,6 +12,7 @@ use phalanx_data::{Masking, TokenFile, Tokenizer};
 use phalanx_models::{Model, ModelShape, Objective};
 use phalanx_train::config::{DeviceKind, Float, ModelConfig};
 use phalanx_train::dataset::{self, DataRead, Stage};
+use phalanx_train::learned::Learned;
 use phalanx_train::{Dataset, ResolvedConfig, RunConfig};
 
 use crate::data_report::DataReport;
@@ -57,6 +58,31 @@ pub struct Vocabulary {
     pub mask: Option<u32>,
 }
 
+/// The folder with the weights of a new run, and whether the tokenizer was given beside it.
+#[derive(Clone, Copy)]
+pub struct Initial<'a> {
+    /// The folder and its model.
+    pub folder: Option<(&'a Path, &'a Arc<dyn Model>)>,
+    /// Whether `data.tokenizer` was given.
+    pub has_tokenizer: bool,
+}
+
+impl Initial<'_> {
+    /// What the model has learned.
+    ///
+    /// # Errors
+    /// Tokenizer files that cannot be used.
+    pub fn learned(&self, config: &RunConfig) -> Result<Learned> {
+        let Some((dir, model)) = self.folder else { return Ok(Learned::default()) };
+        // With another tokenizer, that of the folder does not matter, and need not be readable.
+        let learned = match config.data.new_tokenizer {
+            true => Learned::of_run(dir.display().to_string(), None),
+            false => Learned::of_folder(dir, &**model)?,
+        };
+        Ok(learned.with_given(self.has_tokenizer))
+    }
+}
+
 impl Vocabulary {
     /// An unknown vocabulary: only the configuration may give its size.
     pub fn unknown(origin: &str) -> Vocabulary {
@@ -66,7 +92,7 @@ impl Vocabulary {
 
 /// Completes and checks the configuration `given`. `fixed` is the model of a checkpoint, which is used unchanged.
 /// `data` reads the data of the configuration that it receives, which is checked and lacks only the keys that depend on
-/// the data; its second result is returned.
+/// the data; it also receives the folder of `model.init`, and its second result is returned.
 ///
 /// # Errors
 /// A key that is invalid or contradicts another, an unknown vocabulary, and errors of `data`.
@@ -74,9 +100,13 @@ pub fn resolve<T>(
     given: &UserConfig,
     purpose: Purpose,
     fixed: Option<&Arc<dyn Model>>,
-    data: impl FnOnce(&RunConfig) -> Result<(Vocabulary, T)>,
+    data: impl FnOnce(&RunConfig, Initial) -> Result<(Vocabulary, T)>,
 ) -> Result<(Resolved, T)> {
     let mut config = given.config()?;
+    let has_tokenizer = given.has("data.tokenizer");
+    if let Some(dir) = config.model.init.as_ref().filter(|_| !has_tokenizer) {
+        config.data.tokenizer = resume::absolute(dir);
+    }
     let imported = config.model.init.clone().map(PathBuf::from);
     let initial = imported.as_deref().map(|dir| import_shape(&mut config, given, dir)).transpose()?;
     config.check()?;
@@ -99,7 +129,10 @@ pub fn resolve<T>(
             device = device.or(unused.map(|why| format!("matrix products: {why}")));
         }
     }
-    let (vocabulary, found) = data(&config)?;
+    let folder = imported.as_deref().zip(initial.as_ref());
+    let (vocabulary, found) = data(&config, Initial { folder, has_tokenizer })?;
+    // It is about this start alone: a resumed run keeps its tokenizer.
+    config.data.new_tokenizer = false;
     let (model, unusable_ids) = complete(&mut config, fixed.or(initial.as_ref()), vocabulary)?;
     placement_budget::fill(&mut config, ranks_here);
     Ok((Resolved { config: ResolvedConfig::new(config)?, model, imported, device, unusable_ids }, found))
@@ -219,12 +252,13 @@ pub struct Estimate {
 /// The vocabulary of the tokenizer or token file of `config`, and an estimate of its data.
 ///
 /// # Errors
-/// Missing or unreadable data.
-pub fn estimate_data(config: &RunConfig) -> Result<(Vocabulary, Estimate)> {
+/// Missing or unreadable data, and ids other than those that the model has learned.
+pub fn estimate_data(config: &RunConfig, initial: Initial) -> Result<(Vocabulary, Estimate)> {
     let data = &config.data;
+    let learned = initial.learned(config)?;
     if let Some(path) = &data.tokens {
         let file = TokenFile::open(Path::new(path))?;
-        let tokenizer = file.tokenizer()?;
+        let (tokenizer, _) = learned.for_tokens(data, &file)?;
         let ids = file.vocab_size().or(tokenizer.as_ref().map(Tokenizer::vocab_size)).unwrap_or(0);
         let mask = tokenizer.as_ref().and_then(Tokenizer::mask);
         let vocabulary = Vocabulary { ids, origin: path.clone(), mask };
@@ -233,20 +267,19 @@ pub fn estimate_data(config: &RunConfig) -> Result<(Vocabulary, Estimate)> {
             DataReport::estimate(DataRead::of_tokens(&file)?, file.len(), evaluated, config).counted();
         return Ok((vocabulary, Estimate { evaluated, data: Some(report) }));
     }
-    let (tokenizer, corpus) = match data.text.is_empty() {
-        true => {
-            let vocabulary = Vocabulary::unknown("a configuration without data.text and data.tokens");
-            // Assumes that there are as many windows as requested.
-            let evaluated = Dataset::evaluated_of(usize::MAX, config);
-            return Ok((vocabulary, Estimate { evaluated, data: None }));
+    let corpus = dataset::open_corpus(data, &mut |stage| {
+        if let Stage::Read(findings) = stage {
+            DataReport::note_findings(findings);
         }
-        false => dataset::open_tokenizer(data, &mut |stage| {
-            if let Stage::Read(findings) = stage {
-                DataReport::note_findings(findings);
-            }
-        })?,
+    })?;
+    let Some(corpus) = corpus else {
+        let vocabulary = Vocabulary::unknown("a configuration without data.text and data.tokens");
+        // Assumes that there are as many windows as requested.
+        let evaluated = Dataset::evaluated_of(usize::MAX, config);
+        return Ok((vocabulary, Estimate { evaluated, data: None }));
     };
-    let read = corpus.map_or_else(DataRead::default, |corpus| DataRead::of_text(corpus.findings()));
+    let (tokenizer, _) = learned.for_text(data, Some(&corpus))?;
+    let read = DataRead::of_text(corpus.findings());
     // A token of a byte-pair encoding is about four bytes; a token of the other tokenizers is one byte, except for rare
     // characters.
     let text_bytes = read.bytes as usize;
@@ -262,9 +295,9 @@ pub fn estimate_data(config: &RunConfig) -> Result<(Vocabulary, Estimate)> {
 ///
 /// # Errors
 /// The errors of [`estimate_data`].
-pub fn random_tokens(config: &RunConfig) -> Result<(Vocabulary, ())> {
+pub fn random_tokens(config: &RunConfig, initial: Initial) -> Result<(Vocabulary, ())> {
     match config.model.vocab {
         Some(_) => Ok((Vocabulary::unknown("random tokens"), ())),
-        None => Ok((estimate_data(config)?.0, ())),
+        None => Ok((estimate_data(config, initial)?.0, ())),
     }
 }

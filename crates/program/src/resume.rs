@@ -8,14 +8,15 @@ use std::sync::Arc;
 
 use anyhow::{Result, bail};
 use phalanx_checkpoint::Checkpoint;
-use phalanx_data::{TOKENIZER_FILE, Tokenizer};
+use phalanx_data::Tokenizer;
 use phalanx_models::Model;
 use phalanx_trace::DType;
 use phalanx_train::RunConfig;
 use phalanx_train::config::{
     Communication, Float, MemoryConfig, OptimizerKind, Placement, PrecisionConfig, Products, ScheduleKind,
 };
-use phalanx_train::dataset::DataDigests;
+use phalanx_train::dataset::{DataDigests, TOKENS_FILE};
+use phalanx_train::learned::Learned;
 use serde::Deserialize;
 
 use crate::changes::{Changes, has_other_data};
@@ -41,6 +42,8 @@ pub struct Resumed {
     pub tokens: Option<String>,
     /// The configuration whose data the model was trained on until now, if other data follows.
     pub trained: Option<RunConfig>,
+    /// What the model of the checkpoint has learned, if there is one and its data changes.
+    pub learned: Option<Learned>,
     /// Notes for the user.
     pub notes: Vec<String>,
 }
@@ -55,6 +58,7 @@ impl Resumed {
             same_data: false,
             tokens: None,
             trained: None,
+            learned: None,
             notes,
         }
     }
@@ -146,10 +150,33 @@ pub fn resume(
     }
     // A token file that is named again may have changed.
     let tokens = stored.tokens.filter(|_| same_data && !said("data.tokens"));
+    let learned = match &checkpoint {
+        None => None,
+        Some((checkpoint, _)) => {
+            let changed = config.data.tokenizer != before.data.tokenizer || said("data.tokenizer");
+            Some(learned(folder, checkpoint, &config, changed, same_data)?)
+        }
+    };
     let has_learned = checkpoint.as_ref().is_some_and(|(checkpoint, _)| checkpoint.step() > 0);
     let other_data = said("data.tokens") || has_other_data(&before, &config);
     let trained = (has_learned && other_data).then_some(before);
-    Ok(Resumed { given, checkpoint, starts: false, same_data, tokens, trained, notes })
+    Ok(Resumed { given, checkpoint, starts: false, same_data, tokens, trained, learned, notes })
+}
+
+/// What the model of `checkpoint` has learned. The tokenizer of a run whose data stays is in its token file.
+fn learned(
+    folder: &RunFolder,
+    checkpoint: &Checkpoint,
+    config: &RunConfig,
+    is_given: bool,
+    same_data: bool,
+) -> Result<Learned> {
+    let stays = same_data && (config.data.tokens.is_some() || folder.has_tokens());
+    let tokenizer = match stays || config.data.new_tokenizer {
+        true => None,
+        false => folder.tokenizer_of(checkpoint)?,
+    };
+    Ok(Learned::of_run(checkpoint.dir().display().to_string(), tokenizer).with_given(is_given))
 }
 
 /// Removes stored keys that belong to another device or placement than those of now; returns notes that name them.
@@ -289,32 +316,24 @@ fn check_states(config: &RunConfig, checkpoint: &Checkpoint) -> Result<()> {
     Ok(())
 }
 
-/// Refuses a tokenizer whose ids differ from those that the model has learned.
+/// Refuses a token file of the run whose tokenizer is not the one that the model has learned. At step 0, it may have been
+/// replaced on purpose (`data.new_tokenizer`).
 ///
 /// # Errors
 /// An error with both tokenizers and advice.
-pub fn check_vocabulary(
-    folder: &RunFolder,
-    config: &RunConfig,
-    checkpoint: &Checkpoint,
-    tokenizer: &Tokenizer,
-) -> Result<()> {
+pub fn check_vocabulary(folder: &RunFolder, checkpoint: &Checkpoint, tokenizer: &Tokenizer) -> Result<()> {
     let stored = || Tokenizer::load(folder.path()).ok();
     // Checkpoints of earlier versions do not record it; then the run's own tokenizer is used.
     let learned = DataDigests::of(checkpoint).tokenizer.or_else(|| Some(stored()?.digest()));
     if checkpoint.step() == 0 || learned.is_none_or(|learned| learned == tokenizer.digest()) {
         return Ok(());
     }
-    let before = stored().map_or("another tokenizer".to_string(), |stored| stored.describe());
-    let dir = checkpoint.dir().display();
-    let file = folder.file(TOKENIZER_FILE);
     bail!(
-        "data.tokenizer = {:?} now makes a vocabulary ({}) other than the one whose ids the model of {dir} learned \
-         ({before}): encode the text with the run's own tokenizer (--set data.tokenizer={}), or start a new run with \
-         another --run; nothing was changed",
-        config.data.tokenizer,
+        "{} was made by a tokenizer ({}) other than the one whose ids the model of {} learned: put the run's files back; \
+         nothing was changed",
+        folder.file(TOKENS_FILE).display(),
         tokenizer.describe(),
-        shell_word(&file.display().to_string())
+        checkpoint.dir().display()
     )
 }
 

@@ -7,6 +7,7 @@ use phalanx_data::{DataError, TOKENIZER_FILE, TokenFile, Tokenizer};
 use phalanx_tensor::ProductMethod;
 use phalanx_train::config::DeviceKind;
 use phalanx_train::dataset::{self, DataDigests, DataRead, Prepared, TOKENS_FILE};
+use phalanx_train::learned::Learned;
 use phalanx_train::run_files::CONFIG_FILE;
 use phalanx_train::{Dataset, ResolvedConfig, RunConfig, RunPlan};
 
@@ -52,8 +53,13 @@ pub fn prepare(
     let staged = Staged::new(folder.path())?;
     let fixed = started.checkpoint.as_ref().map(|(_, model)| model);
     let purpose = Purpose::Train(environment, across.as_ref().map(|across| across.ranks_of_a_machine));
-    let (resolved, tokens) = resolve(&started.given, purpose, fixed, |config| {
-        let tokens = tokens(folder, &staged, started, config, (show, tell))?;
+    let (resolved, tokens) = resolve(&started.given, purpose, fixed, |config, initial| {
+        let learned = match &started.learned {
+            Some(learned) => learned.clone(),
+            None => initial.learned(config)?,
+        };
+        learned.notes().iter().for_each(|line| note(line));
+        let tokens = tokens(folder, &staged, started, config, &learned, (show, tell))?;
         Ok((tokens.vocabulary(config), tokens))
     })?;
     let imported = resolved.imported.clone();
@@ -172,21 +178,21 @@ fn tokens(
     staged: &Staged,
     started: &Resumed,
     config: &RunConfig,
+    learned: &Learned,
     (show, tell): (Show, &dyn Fn(&str)),
 ) -> Result<Tokens> {
-    let accept = |tokenizer: &Tokenizer| match &started.checkpoint {
-        Some((checkpoint, _)) => resume::check_vocabulary(folder, config, checkpoint, tokenizer),
-        None => Ok(()),
-    };
     let expected = started.tokens.clone();
     if started.same_data && config.data.tokens.is_none() && folder.has_tokens() {
         let prepared = stored_tokens(folder, staged)?;
-        prepared.tokenizer.as_ref().map_or(Ok(()), accept)?;
+        if let (Some((checkpoint, _)), Some(tokenizer)) = (&started.checkpoint, &prepared.tokenizer) {
+            resume::check_vocabulary(folder, checkpoint, tokenizer)?;
+        }
         return Ok(Tokens { prepared, folder: folder.path().to_path_buf(), is_new: false, expected });
     }
     let prepared = tokenizing::with_progress(show == Show::Nothing, tell, |watch| {
-        dataset::prepare(&config.data, staged.path(), machine::cores(), accept, watch)
+        dataset::prepare(&config.data, staged.path(), machine::cores(), learned, watch)
     })?;
+    prepared.notes.iter().for_each(|line| note(line));
     Ok(Tokens { prepared, folder: staged.path().to_path_buf(), is_new: true, expected })
 }
 
@@ -208,7 +214,13 @@ fn stored_tokens(folder: &RunFolder, staged: &Staged) -> Result<Prepared> {
         );
     }
     let (tokens, vocab) = (file.len() as u64, tokenizer.vocab_size());
-    Ok(Prepared { tokens, vocab, tokenizer: Some(tokenizer), read: DataRead::of_tokens(&file)? })
+    Ok(Prepared {
+        tokens,
+        vocab,
+        tokenizer: Some(tokenizer),
+        read: DataRead::of_tokens(&file)?,
+        notes: Vec::new(),
+    })
 }
 
 /// Makes the plan, which must fit, and checks every token.

@@ -509,7 +509,7 @@ fn json_lines_are_documents_and_skipped_lines_are_reported() {
     train("r", &[]).refused(&["2 of 4 lines (50 %)", "at most 1 %", "data.max_skipped = 0.5", words]);
     train("r", &["--set", "data.max_skipped=1.5"]).refused(&["data.max_skipped"]);
     let allowed = ["--set", "data.max_skipped=0.5"];
-    let line = "data: 1 file, 2.8 KiB, 2 documents, 2880 tokens; 161 windows of 16 to train on, 0.05 epochs in 1 step; \
+    let line = "data: 1 file, 2.8 KiB, 2 documents, 2881 tokens; 161 windows of 16 to train on, 0.05 epochs in 1 step; \
         validation part 288 tokens, 17 windows, 8 an evaluation\n";
     let ended = train("r", &allowed).ok();
     assert!(
@@ -522,12 +522,12 @@ fn json_lines_are_documents_and_skipped_lines_are_reported() {
     let ended = train("j", &[&allowed[..], &["--json"]].concat()).ok();
     let last: Value = serde_json::from_str(ended.stdout.lines().last().unwrap()).unwrap();
     assert_eq!(ended.stderr, format!("{words}\n"));
-    assert_eq!((&last["data"]["tokens"], &last["data"]["windows"]), (&json!(2880), &json!(161)));
+    assert_eq!((&last["data"]["tokens"], &last["data"]["windows"]), (&json!(2881), &json!(161)));
     assert_eq!(last["data"]["findings"]["skipped_lines"][1]["first"], json!(["a.jsonl line 3"]));
     // A run that is resumed knows its tokens.
     let more = ["train", "--resume", "--run", "r", "--set", "train.steps=2"];
     let ended = home.run(&more).ok();
-    assert!(ended.stdout.contains("data: 1 file, 5.7 KiB, 2 documents, 2880 tokens;"), "{}", ended.stdout);
+    assert!(ended.stdout.contains("data: 1 file, 5.7 KiB, 2 documents, 2881 tokens;"), "{}", ended.stdout);
     let plan = ["plan", "small.toml", "--set", "data.text=[\"a.jsonl\"]", "--set", "data.max_skipped=1"];
     let ended = home.run(&plan).ok();
     assert!(
@@ -546,7 +546,8 @@ fn json_lines_are_documents_and_skipped_lines_are_reported() {
     assert!(ended.stderr.contains(words) && ended.stdout.contains("2 documents"), "{}", ended.stdout);
     let figures = tokenize(&["--force", "--json", "--max-skipped", "1"]).ok().json();
     assert_eq!((&figures["documents"], &figures["skipped_lines"]), (&json!(2), &json!(2)));
-    assert_eq!(figures["tokens"], json!(2 * text.len()));
+    // Each byte, and what separates the documents.
+    assert_eq!(figures["tokens"], json!(2 * text.len() + 1));
 }
 
 #[test]

@@ -31,15 +31,21 @@ fn a_refused_resume_changes_nothing() {
     by_characters(&home);
     home.copy("r", "whole");
     let text = String::from_utf8(home.read("text.txt")).unwrap();
-    // More characters, as many others, and fewer: only the first does not fit the model's table.
+    // More characters, and as many others: the run keeps its tokenizer, which has no ids for them.
     let more: String = (' '..='z').collect();
     home.write("more.txt", more.repeat(20) + &text);
     home.write("others.txt", text.to_uppercase());
     home.write("fewer.txt", text.replace('a', ""));
     let before = home.snapshot("r");
+    for data in ["more.txt", "others.txt"] {
+        home.run(&[&RESUME[..], &["--data", data]].concat())
+            .refused(&[data, "is not in the vocabulary of 16"]);
+        assert_eq!(home.snapshot("r"), before, "{data}");
+    }
+    // Named again, "char" makes another vocabulary of each text.
     for data in ["more.txt", "others.txt", "fewer.txt"] {
-        let ended = home.run(&[&RESUME[..], &["--data", data]].concat());
-        ended.refused(&["data.tokenizer", "char", "r/checkpoints/step-8", "nothing was changed"]);
+        let ended = home.run(&[&RESUME[..], &["--data", data, "--set", "data.tokenizer=char"]].concat());
+        ended.refused(&["data.tokenizer", "char", "r/checkpoints/step-8", "data.new_tokenizer"]);
         assert_eq!(home.snapshot("r"), before, "{data}");
     }
     for (set, word) in [
@@ -64,8 +70,12 @@ fn other_text_is_encoded_by_the_tokenizer_of_the_run() {
     let home = Home::new();
     by_characters(&home);
     home.write("fewer.txt", String::from_utf8(home.read("text.txt")).unwrap().replace('a', ""));
-    let own = ["--data", "fewer.txt", "--set", "data.tokenizer=r/tokenizer.json"];
-    home.run(&[&RESUME[..], &own].concat()).ok();
+    home.copy("r", "named");
+    home.run(&[&RESUME[..], &["--data", "fewer.txt"]].concat()).ok();
+    let named = ["--data", "fewer.txt", "--set", "data.tokenizer=named/tokenizer.json"];
+    home.run(&[&["train", "--run", "named", "--resume", "--set", "train.steps=12"], &named[..]].concat())
+        .ok();
+    assert_eq!(home.losses("r"), home.losses("named"));
     home.run(&["sample", "r", "--prompt", "rank", "--tokens", "5"]).ok();
     // A character that the model does not know is named.
     home.write("unknown.txt", "rank ".repeat(100) + "é");
@@ -482,4 +492,116 @@ fn other_data_whose_validation_part_was_trained_on_is_refused() {
     ];
     let ended = home.run(&resume).ok();
     assert!(ended.stderr.contains("cannot be checked"), "{}", ended.stderr);
+}
+
+/// The folder of an exported model that has learned characters.
+fn model_of_characters(home: &Home) {
+    by_characters(home);
+    home.run(&["export", "r", "--out", "hf"]).ok();
+    let text = String::from_utf8(home.read("text.txt")).unwrap();
+    home.write("others.txt", text.to_uppercase());
+    for (tokenizer, out) in [("byte", "byte.bin"), ("char", "char.bin")] {
+        home.run(&["tokenize", "--tokenizer", tokenizer, "--out", out, "text.txt"]).ok();
+    }
+    home.write("nano.bin", [1, 0, 2, 0, 3, 0].repeat(500));
+}
+
+#[test]
+fn a_model_folder_and_its_tokenizer_are_one_thing() {
+    let home = Home::new();
+    model_of_characters(&home);
+    let train = |run: &str, sets: &[&str]| {
+        let mut args = vec!["train", "small.toml", "--run", run, "--set", "model.init=hf"];
+        sets.iter().for_each(|set| args.extend(["--set", set]));
+        home.run(&args)
+    };
+    // The tokenizer is the folder's unless another is given, and it is said which.
+    let ended = train("own", &[]).ok();
+    let told = "tokenizer: tokenizer.json (WordLevel), 16 ids of hf; between documents: nothing";
+    assert!(ended.stderr.contains(told), "{}", ended.stderr);
+    let char = train("char", &["data.tokenizer=char"]).ok();
+    assert!(char.stderr.contains("has the ids of the tokenizer of hf"), "{}", char.stderr);
+    assert_eq!(home.losses("own"), home.losses("char"));
+    let tokens = train("tokens", &["data.tokens=char.bin"]).ok();
+    assert_eq!(home.losses("own"), home.losses("tokens"), "{}", tokens.stderr);
+    // Another is refused by `train` and `plan` before anything is written.
+    let other = "data.text=others.txt";
+    for (sets, given) in [
+        (&["data.tokenizer=byte"][..], "data.tokenizer = \"byte\""),
+        (&["data.tokenizer=char", other], "data.tokenizer = \"char\""),
+        (&["data.tokens=byte.bin"], "data.tokens = \"byte.bin\""),
+    ] {
+        let words =
+            [given, "the model of hf has learned (tokenizer.json (WordLevel), 16 ids)", "data.new_tokenizer"];
+        train("no", sets).refused(&words);
+        assert!(!home.path("no").exists());
+        let mut args = vec!["plan", "small.toml", "--set", "model.init=hf"];
+        sets.iter().for_each(|set| args.extend(["--set", set]));
+        home.run(&args).refused(&words);
+    }
+    // It is learned anew where that is said, and only for this start.
+    let anew = train("anew", &["data.tokenizer=char", other, "data.new_tokenizer=true"]).ok();
+    assert!(anew.stderr.contains("learns these ids anew"), "{}", anew.stderr);
+    assert!(!String::from_utf8(home.read("anew/config.toml")).unwrap().contains("new_tokenizer"));
+    // Without a tokenizer, it is said what the ids are taken for, and the run keeps the folder's.
+    let nano = train("nano", &["data.tokens=nano.bin"]).ok();
+    assert!(nano.stderr.contains("holds no tokenizer: its ids are taken for those of hf"), "{}", nano.stderr);
+    home.run(&["sample", "nano", "--prompt", "rank", "--tokens", "2"]).ok();
+}
+
+#[test]
+fn an_imported_run_keeps_the_tokenizer_of_its_folder_and_its_files() {
+    let home = Home::new();
+    model_of_characters(&home);
+    for (name, content) in [
+        ("special_tokens_map.json", "{ }"),
+        ("chat_template.jinja", "{{ messages }}\n"),
+        ("generation_config.json", "{\n \"do_sample\": true\n}"),
+    ] {
+        home.write(&format!("hf/{name}"), content);
+    }
+    let ended = home.run(&["import", "hf", "--run", "i"]).ok();
+    assert!(ended.stdout.contains("tokenizer: tokenizer.json (WordLevel), 16 ids of hf"), "{}", ended.stdout);
+    home.run(&["export", "i", "--out", "back"]).ok();
+    assert_eq!(home.snapshot("hf"), home.snapshot("back"));
+    let resume = |run: &str, more: &[&str]| {
+        let args = ["train", "--run", run, "--resume", "--set", "train.steps=2", "--set", "model.seq=16"];
+        home.run(&[&args[..], &["--set", "batch.global=4"], more].concat())
+    };
+    // At step 0, another tokenizer is refused as later.
+    let before = home.snapshot("i");
+    for other in ["data.tokenizer=byte", "data.tokens=byte.bin"] {
+        resume("i", &["--data", "text.txt", "--set", other]).refused(&["has learned", "data.new_tokenizer"]);
+        assert_eq!(home.snapshot("i"), before);
+    }
+    // The folder may be gone by then.
+    fs::rename(home.path("hf"), home.path("away")).unwrap();
+    resume("i", &["--data", "text.txt"]).ok();
+    home.run(&["export", "i", "--out", "trained"]).ok();
+    for file in ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"] {
+        assert_eq!(home.read(&format!("trained/{file}")), home.read(&format!("away/{file}")), "{file}");
+    }
+}
+
+#[test]
+fn nothing_is_taken_for_bytes_where_a_folder_has_no_tokenizer() {
+    let home = Home::new();
+    model_of_characters(&home);
+    fs::remove_file(home.path("hf/tokenizer.json")).unwrap();
+    let init = ["train", "small.toml", "--run", "n", "--set", "model.init=hf"];
+    home.run(&init).refused(&["hf came without a tokenizer", "data.tokenizer"]);
+    let given = home.run(&[&init[..], &["--set", "data.tokenizer=char"]].concat()).ok();
+    assert!(given.stderr.contains("the ids of hf are taken for these; no file says so"), "{}", given.stderr);
+    let ended = home.run(&["import", "hf", "--run", "i"]).ok();
+    assert!(ended.stdout.contains("hf has no tokenizer files"), "{}", ended.stdout);
+    let resume = ["train", "--run", "i", "--resume", "--set", "train.steps=1", "--data", "text.txt"];
+    home.run(&resume).refused(&["came without a tokenizer"]);
+    // A vocabulary that only another library reads is named, with the way out.
+    home.write("hf/tokenizer.model", "\n");
+    home.run(&["import", "hf", "--run", "s"]).refused(&[
+        "tokenizer.model",
+        "SentencePiece",
+        "save_pretrained",
+    ]);
+    home.run(&init).refused(&["tokenizer.model", "SentencePiece"]);
 }

@@ -11,6 +11,7 @@ use phalanx_models::Objective;
 use serde::{Deserialize, Serialize};
 
 use crate::config::{DataConfig, Order, RunConfig};
+use crate::learned::Learned;
 
 /// Name of the token file in a run folder: a resumed run reads the tokens it started with.
 pub const TOKENS_FILE: &str = "tokens.bin";
@@ -54,6 +55,8 @@ pub struct Prepared {
     pub vocab: usize,
     /// What was read.
     pub read: DataRead,
+    /// For people: what was assumed about the tokenizer, and special tokens that the text spells.
+    pub notes: Vec<String>,
 }
 
 /// What was read for a run.
@@ -95,23 +98,17 @@ pub enum Stage<'a> {
     Tokenising(Progress),
 }
 
-/// The tokenizer that `data` names, which may need its text.
+/// The text that `data` names, if it names any.
 ///
 /// # Errors
-/// Missing or unreadable text or tokenizer, text of which too much was skipped.
-pub fn open_tokenizer(
-    data: &DataConfig,
-    watch: &mut dyn FnMut(Stage),
-) -> Result<(Tokenizer, Option<Corpus>), DataError> {
-    let corpus = match data.text.is_empty() {
-        true => None,
-        false => Some(Corpus::open_watched(&spec(data), &mut |bytes| watch(Stage::Reading(bytes)))?),
-    };
-    if let Some(corpus) = &corpus {
-        watch(Stage::Read(corpus.findings()));
+/// Missing or unreadable text, text of which too much was skipped.
+pub fn open_corpus(data: &DataConfig, watch: &mut dyn FnMut(Stage)) -> Result<Option<Corpus>, DataError> {
+    if data.text.is_empty() {
+        return Ok(None);
     }
-    let tokenizer = Tokenizer::from_key(&data.tokenizer, corpus.as_ref())?;
-    Ok((tokenizer, corpus))
+    let corpus = Corpus::open_watched(&spec(data), &mut |bytes| watch(Stage::Reading(bytes)))?;
+    watch(Stage::Read(corpus.findings()));
+    Ok(Some(corpus))
 }
 
 fn spec(data: &DataConfig) -> CorpusSpec {
@@ -124,35 +121,30 @@ fn spec(data: &DataConfig) -> CorpusSpec {
     }
 }
 
-/// Makes tokens from text, or opens the token file that `data` names, if `accept` accepts its tokenizer. Writes
-/// tokens and tokenizer into `folder`.
+/// Makes tokens from text, or opens the token file that `data` names, if its ids are those that the model has `learned`.
+/// Writes tokens and tokenizer into `folder`.
 ///
 /// # Errors
-/// Missing, empty or unreadable data; a folder that cannot be written; the errors of `accept`.
-pub fn prepare<E: From<DataError>>(
+/// Missing, empty or unreadable data; another tokenizer; a folder that cannot be written.
+pub fn prepare(
     data: &DataConfig,
     folder: &Path,
     threads: usize,
-    accept: impl Fn(&Tokenizer) -> Result<(), E>,
+    learned: &Learned,
     watch: &mut dyn FnMut(Stage),
-) -> Result<Prepared, E> {
+) -> Result<Prepared, DataError> {
     if let Some(path) = &data.tokens {
         let file = TokenFile::open(Path::new(path))?;
-        let tokenizer = file.tokenizer()?;
+        let (tokenizer, notes) = learned.for_tokens(data, &file)?;
         if let Some(tokenizer) = &tokenizer {
-            accept(tokenizer)?;
             tokenizer.save(folder)?;
         }
         let vocab = file.vocab_size().or(tokenizer.as_ref().map(Tokenizer::vocab_size)).unwrap_or(0);
-        return Ok(Prepared {
-            tokens: file.len() as u64,
-            vocab,
-            tokenizer,
-            read: DataRead::of_tokens(&file)?,
-        });
+        let read = DataRead::of_tokens(&file)?;
+        return Ok(Prepared { tokens: file.len() as u64, vocab, tokenizer, read, notes });
     }
-    let (tokenizer, corpus) = open_tokenizer(data, watch)?;
-    accept(&tokenizer)?;
+    let corpus = open_corpus(data, watch)?;
+    let (tokenizer, mut notes) = learned.for_text(data, corpus.as_ref())?;
     let corpus = corpus.ok_or_else(|| DataError::NoText {
         given: "data.text = []".into(),
         found: "no path; name text files or folders in data.text, or a token file in data.tokens".into(),
@@ -162,8 +154,10 @@ pub fn prepare<E: From<DataError>>(
             watch(Stage::Tokenising(progress));
         })?;
     tokenizer.save(folder)?;
+    notes.extend(tokenizer.describe_spelled(&written.spelled));
     let (tokens, vocab) = (written.tokens, tokenizer.vocab_size());
-    Ok(Prepared { tokens, vocab, tokenizer: Some(tokenizer), read: DataRead::of_text(corpus.findings()) })
+    let read = DataRead::of_text(corpus.findings());
+    Ok(Prepared { tokens, vocab, tokenizer: Some(tokenizer), read, notes })
 }
 
 impl Dataset {

@@ -25,6 +25,7 @@ mod evaluation;
 pub mod groups;
 pub mod job;
 mod largest_rank;
+pub mod learned;
 pub mod metrics;
 pub mod metrics_lines;
 pub mod non_finite;

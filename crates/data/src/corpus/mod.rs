@@ -127,6 +127,11 @@ impl Corpus {
         &self.documents
     }
 
+    /// Whether there is more than one document.
+    pub fn may_have_several_documents(&self) -> bool {
+        self.findings.documents > 1
+    }
+
     /// What was read, and what was not.
     pub fn findings(&self) -> &Findings {
         &self.findings

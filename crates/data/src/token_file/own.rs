@@ -24,8 +24,8 @@ use phalanx_files::AtomicFile;
 
 use super::source::OpenTokenFile;
 use super::{IdType, Layout, TokenFormat};
-use crate::limits::TOKENIZER_BYTES;
-use crate::{DataError, Result, Tokenizer};
+use crate::limits::KEPT_TOKENIZER_BYTES;
+use crate::{DataError, Result, Spelled, Tokenizer};
 
 const MAGIC: &[u8; 8] = b"PHXTOK\0\0";
 const VERSION: u32 = 1;
@@ -61,8 +61,8 @@ pub(super) fn read_header(path: &Path, head: &[u8], found: u64) -> Result<Option
     if !(1..=max_vocab).contains(&vocab) {
         return Err(bad(format!("a vocabulary of {vocab} ids; 1 to {max_vocab} fit {id_bytes} bytes")));
     }
-    if json > TOKENIZER_BYTES {
-        return Err(bad(format!("a tokenizer of {json} bytes; at most {TOKENIZER_BYTES} are read")));
+    if json > KEPT_TOKENIZER_BYTES {
+        return Err(bad(format!("a tokenizer of {json} bytes; at most {KEPT_TOKENIZER_BYTES} are read")));
     }
     if long(6) != 0 || long(7) != 0 {
         return Err(bad("bytes 48 to 64 are not zero".to_string()));
@@ -99,6 +99,8 @@ pub struct Written {
     pub documents: u64,
     /// Size of the file.
     pub bytes: u64,
+    /// The special tokens that the text spelled, where text was tokenised.
+    pub spelled: Spelled,
 }
 
 /// Writes a token file of Phalanx's own format, token by token, in constant memory. If it is dropped before
@@ -166,7 +168,8 @@ impl TokenWriter {
             .and_then(|()| file.commit())
             .map_err(DataError::writing(&self.path))?;
         let bytes = HEADER_BYTES as u64 + self.tokens * self.id_bytes as u64 + json.len() as u64;
-        Ok(Written { path: self.path, tokens: self.tokens, documents: self.documents, bytes })
+        let spelled = Spelled::default();
+        Ok(Written { path: self.path, tokens: self.tokens, documents: self.documents, bytes, spelled })
     }
 
     fn header(&self, json_bytes: usize) -> [u8; HEADER_BYTES] {

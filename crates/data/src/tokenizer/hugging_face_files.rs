@@ -1,65 +1,110 @@
 //! The tokenizer as files that Hugging Face's programs read: `tokenizer.json` and the special tokens. The built-in
 //! tokenizers are written as models of the `tokenizers` library that give the same ids.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use serde_json::{Map, Value, json};
 
-/// A token with a role, as `transformers` names it: `eos_token`, `mask_token`, ...
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SpecialToken {
-    /// The key of `tokenizer_config.json`.
-    pub role: &'static str,
-    /// How the token is spelled.
-    pub content: String,
-    /// Its id.
-    pub id: u32,
-}
+use super::files::{
+    ADDED_TOKENS, GENERATION_CONFIG, MERGES, MODEL_CONFIG, SPECIAL_TOKENS_MAP, TOKENIZER_CONFIG,
+    TOKENIZER_FILE, VOCAB_JSON, VOCAB_TXT,
+};
+use super::from_files::FromFiles;
+use super::special_tokens::SpecialToken;
+
+/// Keys of `config.json` and `generation_config.json` that hold the ids of special tokens, and the tokens' roles.
+const MODEL_IDS: [(&str, &str); 3] =
+    [("bos_token_id", "bos_token"), ("eos_token_id", "eos_token"), ("pad_token_id", "pad_token")];
 
 /// What an export writes beside the model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HuggingFaceFiles {
-    /// The content of `tokenizer.json`.
-    pub tokenizer: String,
-    /// The special tokens that are in it.
-    pub special: Vec<SpecialToken>,
+    /// Contents by the names within the folder; `tokenizer.json` is always among them.
+    files: BTreeMap<String, String>,
+    special: Vec<SpecialToken>,
+    /// What the `config.json` that was read said about tokens.
+    of_model: Value,
 }
 
 impl HuggingFaceFiles {
-    /// A `tokenizer.json` as it is; `id` finds the tokens of its vocabulary.
-    pub(super) fn of_file(content: &str, id: impl Fn(&str) -> Option<u32>) -> HuggingFaceFiles {
-        HuggingFaceFiles { tokenizer: content.to_string(), special: known_tokens(id) }
+    /// The files that were read, and a `tokenizer.json` if it is not among them.
+    pub(super) fn of_files(tokenizer: &FromFiles) -> HuggingFaceFiles {
+        let read = tokenizer.files();
+        let mut files: BTreeMap<String, String> =
+            read.iter().map(|(name, content)| (name.to_string(), content.to_string())).collect();
+        files.entry(TOKENIZER_FILE.to_string()).or_insert_with(|| tokenizer.tokenizer_json().to_string());
+        let of_model = read.object(MODEL_CONFIG).unwrap_or_default();
+        HuggingFaceFiles { files, special: tokenizer.special().to_vec(), of_model }
     }
 
-    /// Each byte is its own id.
-    pub(super) fn of_bytes() -> HuggingFaceFiles {
+    /// Each byte is its own id. With `separated`, the byte 255, which no UTF-8 has, ends a document.
+    pub(super) fn of_bytes(separated: bool) -> HuggingFaceFiles {
         let bytes: Vec<Vec<u8>> = (0..=255u8).map(|byte| vec![byte]).collect();
-        HuggingFaceFiles { tokenizer: byte_level(&bytes, &[]).to_string(), special: Vec::new() }
+        let ordinary = if separated { &bytes[..255] } else { &bytes[..] };
+        HuggingFaceFiles::made(byte_level(ordinary, &[]), separated.then_some(255))
     }
 
-    /// The ids of `chars` in their order.
-    pub(super) fn of_characters(chars: &str) -> HuggingFaceFiles {
-        HuggingFaceFiles { tokenizer: characters(chars).to_string(), special: Vec::new() }
+    /// The ids of `chars` in their order; with `separator`, that id ends a document.
+    pub(super) fn of_characters(chars: &str, separator: Option<u32>) -> HuggingFaceFiles {
+        HuggingFaceFiles::made(characters(chars), separator)
     }
 
     /// GPT-2's tokens by id, and behind them the end-of-text token.
     pub(super) fn of_gpt2(tokens: &[Vec<u8>], end: u32) -> HuggingFaceFiles {
-        let mut content = byte_level(tokens, &merges(tokens));
-        content["model"]["vocab"][GPT2_END_OF_TEXT] = json!(end);
-        add(&mut content, GPT2_END_OF_TEXT, end);
-        HuggingFaceFiles::of_file(&content.to_string(), |content| {
-            (content == GPT2_END_OF_TEXT).then_some(end)
-        })
+        HuggingFaceFiles::made(byte_level(tokens, &merges(tokens)), Some(end))
     }
 
-    /// The same files with the token `[MASK]` behind the vocabulary.
+    /// The content of a `tokenizer.json`, to which the token that ends a text is added.
+    fn made(mut content: Value, end: Option<u32>) -> HuggingFaceFiles {
+        let mut special = Vec::new();
+        if let Some(id) = end {
+            content["model"]["vocab"][END_OF_TEXT] = json!(id);
+            add(&mut content, END_OF_TEXT, id);
+            let token = |role| SpecialToken {
+                role,
+                content: END_OF_TEXT.to_string(),
+                id,
+                source: "the tokenizer".to_string(),
+            };
+            special = ["bos_token", "eos_token", "unk_token"].map(token).to_vec();
+        }
+        let files = [(TOKENIZER_FILE.to_string(), content.to_string())].into();
+        HuggingFaceFiles { files, special, of_model: Value::Null }
+    }
+
+    /// The same files with the token `[MASK]` behind the vocabulary. Files that say the same as `tokenizer.json` and
+    /// `tokenizer_config.json` are left out.
     #[must_use]
     pub(super) fn with_mask(mut self, id: u32) -> HuggingFaceFiles {
-        let mut content =
-            serde_json::from_str(&self.tokenizer).expect("the file was read or written as JSON");
+        let parse = |content: &String| serde_json::from_str(content).expect("it was read or written as JSON");
+        let mut content: Value = parse(&self.files[TOKENIZER_FILE]);
         add(&mut content, MASK, id);
-        self.special.push(SpecialToken { role: "mask_token", content: MASK.to_string(), id });
-        HuggingFaceFiles { tokenizer: content.to_string(), special: self.special }
+        self.files.insert(TOKENIZER_FILE.to_string(), content.to_string());
+        self.special.push(SpecialToken {
+            role: "mask_token",
+            content: MASK.to_string(),
+            id,
+            source: "the model".to_string(),
+        });
+        [SPECIAL_TOKENS_MAP, ADDED_TOKENS, VOCAB_JSON, MERGES, VOCAB_TXT]
+            .into_iter()
+            .for_each(|name| drop(self.files.remove(name)));
+        if let Some(config) = self.files.get_mut(TOKENIZER_CONFIG) {
+            let mut changed: Value = parse(config);
+            self.special.iter().for_each(|token| changed[token.role] = json!(token.content));
+            *config = format!("{changed:#}\n");
+        }
+        self
+    }
+
+    /// The content of `tokenizer.json`.
+    pub fn tokenizer(&self) -> &str {
+        &self.files[TOKENIZER_FILE]
+    }
+
+    /// The special tokens by role.
+    pub fn special(&self) -> &[SpecialToken] {
+        &self.special
     }
 
     /// The id of the token with a role.
@@ -67,8 +112,35 @@ impl HuggingFaceFiles {
         self.special.iter().find(|token| token.role == role).map(|token| token.id)
     }
 
-    /// `tokenizer_config.json`, for sequences of at most `length` tokens.
-    pub fn config(&self, length: usize) -> Value {
+    /// The keys of `config.json` about special tokens. A list that was read stays one if it has the token's id.
+    pub fn model_ids(&self) -> Map<String, Value> {
+        let value = |(key, role): (&str, &str)| {
+            let (read, id) = (&self.of_model[key], self.id(role));
+            let keeps = read.as_array().is_some_and(|list| id.is_none_or(|id| list.contains(&json!(id))));
+            (key.to_string(), if keeps { read.clone() } else { json!(id) })
+        };
+        MODEL_IDS.map(value).into_iter().collect()
+    }
+
+    /// The same keys for a model without a tokenizer: no token has a role.
+    pub fn no_model_ids() -> Map<String, Value> {
+        MODEL_IDS.map(|(key, _)| (key.to_string(), Value::Null)).into_iter().collect()
+    }
+
+    /// All files by name: those that were read, and `tokenizer_config.json` (for sequences of at most `length` tokens)
+    /// and, for a model that continues text, `generation_config.json` where they were not.
+    pub fn complete(mut self, length: usize, continues: bool) -> BTreeMap<String, String> {
+        let (config, ids) = (self.config(length), self.model_ids());
+        self.files.entry(TOKENIZER_CONFIG.to_string()).or_insert_with(|| format!("{config:#}\n"));
+        if continues {
+            let generation = || format!("{:#}\n", Value::Object(ids));
+            self.files.entry(GENERATION_CONFIG.to_string()).or_insert_with(generation);
+        }
+        self.files
+    }
+
+    /// A `tokenizer_config.json` for files that had none.
+    fn config(&self, length: usize) -> Value {
         let mut config = json!({
             "tokenizer_class": "PreTrainedTokenizerFast",
             "model_max_length": length,
@@ -81,31 +153,11 @@ impl HuggingFaceFiles {
     }
 }
 
-/// The special token of GPT-2.
-const GPT2_END_OF_TEXT: &str = "<|endoftext|>";
+/// How the built-in tokenizers spell the end of a text.
+pub(super) const END_OF_TEXT: &str = "<|endoftext|>";
 
 /// The token that a masked model fills, where the vocabulary has none.
-const MASK: &str = "[MASK]";
-
-/// Spellings of special tokens in known `tokenizer.json` files, by role; the first that is there counts.
-const KNOWN: [(&str, &[&str]); 7] = [
-    ("bos_token", &["<|begin_of_text|>", "<s>", "<bos>", "<|endoftext|>"]),
-    ("eos_token", &["<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>"]),
-    ("unk_token", &["[UNK]", "<unk>", "<|endoftext|>"]),
-    ("pad_token", &["[PAD]", "<pad>", "<|pad|>"]),
-    ("cls_token", &["[CLS]"]),
-    ("sep_token", &["[SEP]"]),
-    ("mask_token", &["[MASK]", "<mask>", "<|mask|>"]),
-];
-
-/// The special tokens of a vocabulary.
-fn known_tokens(id: impl Fn(&str) -> Option<u32>) -> Vec<SpecialToken> {
-    let find = |(role, spellings): &(&'static str, &[&str])| {
-        let mut spellings = spellings.iter().map(|content| content.to_string());
-        spellings.find_map(|content| Some(SpecialToken { role, id: id(&content)?, content }))
-    };
-    KNOWN.iter().filter_map(find).collect()
-}
+pub(super) const MASK: &str = "[MASK]";
 
 /// Adds a special token to the content of a `tokenizer.json`.
 fn add(content: &mut Value, token: &str, id: u32) {
@@ -120,7 +172,7 @@ fn add(content: &mut Value, token: &str, id: u32) {
 }
 
 /// A `tokenizer.json` without special tokens.
-fn file(pre_tokenizer: Value, decoder: Value, model: Value) -> Value {
+pub(super) fn content_of(pre_tokenizer: Value, decoder: Value, model: Value) -> Value {
     json!({
         "version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null,
         "pre_tokenizer": pre_tokenizer, "post_processor": null, "decoder": decoder, "model": model,
@@ -134,19 +186,22 @@ fn byte_level(tokens: &[Vec<u8>], merges: &[[usize; 2]]) -> Value {
     let spelled = |token: &Vec<u8>| token.iter().map(|byte| chars[*byte as usize]).collect::<String>();
     let tokens: Vec<String> = tokens.iter().map(spelled).collect();
     let merges: Vec<String> = merges.iter().map(|[a, b]| format!("{} {}", tokens[*a], tokens[*b])).collect();
-    let vocab: Map<String, Value> =
-        tokens.into_iter().zip(0u32..).map(|(token, id)| (token, json!(id))).collect();
+    byte_pairs(tokens.into_iter().zip(0u32..).map(|(token, id)| (token, json!(id))).collect(), merges)
+}
+
+/// Byte-pair encoding of bytes, spelled as GPT-2's vocabulary spells them.
+pub(super) fn byte_pairs(vocab: Map<String, Value>, merges: Vec<String>) -> Value {
     let bytes =
         json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true});
     let model = json!({
         "type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
         "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "vocab": vocab, "merges": merges,
     });
-    file(bytes.clone(), bytes, model)
+    content_of(bytes.clone(), bytes, model)
 }
 
 /// A character that can be printed for each byte, as GPT-2's vocabulary spells them.
-fn printable_bytes() -> Vec<char> {
+pub(super) fn printable_bytes() -> Vec<char> {
     let as_is = |byte: u8| matches!(byte, 33..=126 | 161..=172 | 174..=255);
     let mut others = (256u32..).filter_map(char::from_u32);
     (0..=255u8)
@@ -165,7 +220,7 @@ fn characters(chars: &str) -> Value {
     let each =
         json!({"type": "Split", "pattern": {"Regex": r"[\s\S]"}, "behavior": "Isolated", "invert": false});
     let model = json!({"type": "WordLevel", "vocab": vocab, "unk_token": "[UNK]"});
-    file(each, json!({"type": "Fuse"}), model)
+    content_of(each, json!({"type": "Fuse"}), model)
 }
 
 /// For each of `tokens` that is longer than a byte, in order: the ids of the two tokens that were merged into it. They

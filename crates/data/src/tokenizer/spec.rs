@@ -3,7 +3,6 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use super::TOKENIZER_FILE;
 use crate::{DataError, Result};
 
 const WORDS: [&str; 3] = ["byte", "char", "gpt2"];
@@ -17,12 +16,12 @@ pub enum TokenizerSpec {
     Char,
     /// `gpt2`: byte-pair encoding, 50257 ids.
     Gpt2,
-    /// The path of an existing Hugging Face `tokenizer.json`.
+    /// The path of an existing Hugging Face `tokenizer.json`, or of a folder with tokenizer files.
     HuggingFace(PathBuf),
 }
 
 impl TokenizerSpec {
-    /// Reads `byte`, `char`, `gpt2`, or the path of a `tokenizer.json` or of a folder that holds one.
+    /// Reads `byte`, `char`, `gpt2`, or the path of a `tokenizer.json` or of a folder.
     ///
     /// # Errors
     /// [`DataError::TokenizerMissing`] for a path to nothing, [`DataError::UnknownTokenizer`] with the
@@ -35,13 +34,10 @@ impl TokenizerSpec {
             _ => {}
         }
         let path = Path::new(key);
-        let inside = path.join(TOKENIZER_FILE);
-        // Anything else (such as a pipe) is refused when it is opened, with an error that names its kind.
-        if path.exists() && !path.is_dir() {
+        // What is neither file nor folder (such as a pipe) is refused when it is opened, with an error that names its kind.
+        if path.exists() {
             Ok(TokenizerSpec::HuggingFace(path.to_path_buf()))
-        } else if inside.exists() && !inside.is_dir() {
-            Ok(TokenizerSpec::HuggingFace(inside))
-        } else if key.contains(['/', '\\']) || key.ends_with(".json") || path.is_dir() {
+        } else if key.contains(['/', '\\']) || key.ends_with(".json") {
             Err(DataError::TokenizerMissing { path: path.to_path_buf() })
         } else {
             Err(DataError::UnknownTokenizer { given: key.to_string(), nearest: nearest(key) })

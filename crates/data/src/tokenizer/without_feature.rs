@@ -3,6 +3,10 @@
 
 use std::convert::Infallible;
 
+use serde_json::Value;
+
+use super::settings::Changes;
+use super::special_tokens::AddedToken;
 use crate::Result;
 use crate::windows::Placed;
 
@@ -49,11 +53,11 @@ impl Gpt2 {
 pub(super) struct HuggingFace(Infallible);
 
 impl HuggingFace {
-    pub(super) fn from_json(_: &str) -> Result<HuggingFace, String> {
+    pub(super) fn from_json(_: &str, _: &Changes) -> Result<HuggingFace, String> {
         Err(refusal("reader of Hugging Face tokenizers"))
     }
 
-    pub(super) fn content(&self) -> &str {
+    pub(super) fn add(&mut self, _: &AddedToken) -> Result<Option<u32>, String> {
         match self.0 {}
     }
 
@@ -65,19 +69,27 @@ impl HuggingFace {
         match self.0 {}
     }
 
-    pub(super) fn separator(&self) -> Option<u32> {
+    pub(super) fn token(&self, _: u32) -> Option<(String, bool)> {
         match self.0 {}
     }
 
-    pub(super) fn mask(&self) -> Option<u32> {
+    pub(super) fn added(&self) -> Vec<(u32, String)> {
         match self.0 {}
     }
 
-    pub(super) fn token(&self, _: u32) -> Option<String> {
+    pub(super) fn unknown(&self) -> Option<String> {
+        match self.0 {}
+    }
+
+    pub(super) fn framing(&self) -> [Vec<u32>; 2] {
         match self.0 {}
     }
 
     pub(super) fn model(&self) -> &'static str {
+        match self.0 {}
+    }
+
+    pub(super) fn meaning(&self) -> Value {
         match self.0 {}
     }
 

@@ -53,9 +53,9 @@ fn each_line_with_a_text_is_a_document_and_the_others_are_counted() {
     );
     assert_eq!(findings.notes().join("\n"), expected);
     assert_eq!(texts(&found), "one|two\nlines|é");
-    // The vocabulary of `char` has the characters of the texts alone.
+    // The vocabulary of `char` has the characters of the texts alone, and what separates documents.
     let char = Tokenizer::from_key("char", Some(&found)).unwrap();
-    assert_eq!(char.vocab_size(), "\nnoetwlisé".chars().count());
+    assert_eq!(char.vocab_size(), "\nnoetwlisé".chars().count() + 1);
 }
 
 #[test]

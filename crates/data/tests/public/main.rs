@@ -7,6 +7,7 @@ mod json_lines;
 mod masking;
 mod samples;
 mod token_files;
+mod tokenizer_folders;
 mod tokenizers;
 mod windows;
 

@@ -163,17 +163,18 @@ fn char_takes_its_vocabulary_from_all_documents() {
 fn names_that_are_no_tokenizer() {
     let at = folder();
     let missing = at.path().join("no/tokenizer.json");
-    let table: [(&str, &[&str]); 6] = [
+    let table: [(&str, &[&str]); 5] = [
         ("bytes", &["\"bytes\"", "\"byte\", \"char\", \"gpt2\"", "tokenizer.json", "did you mean \"byte\"?"]),
         ("gpt-2", &["did you mean \"gpt2\"?"]),
         ("cl100k", &["unknown tokenizer \"cl100k\"", "path of a tokenizer.json"]),
         ("mine.json", &["mine.json does not exist"]),
         (missing.to_str().unwrap(), &["tokenizer.json does not exist", "\"gpt2\""]),
-        (at.path().to_str().unwrap(), &["does not exist", "folder that holds it"]),
     ];
     for (key, parts) in table {
         assert_says(TokenizerSpec::from_key(key), parts);
     }
+    let folder = at.path().to_str().unwrap();
+    assert_says(Tokenizer::from_key(folder, None), &["does not exist", "folder that holds it"]);
     for key in ["byte", "char", "gpt2"] {
         assert_eq!(TokenizerSpec::from_key(key).unwrap().to_string(), key);
     }

@@ -25,7 +25,7 @@ use crate::planned::{self, Planned};
 use crate::rank_host::RankHost;
 use crate::rank_output::Output;
 use crate::report::{bytes, count, plural};
-use crate::resolve::{Purpose, Resolved, Vocabulary, random_tokens, resolve};
+use crate::resolve::{Initial, Purpose, Resolved, Vocabulary, random_tokens, resolve};
 use crate::signals::Signals;
 use crate::strategies_args::BenchStrategiesArgs;
 use crate::task::{BenchStepTask, Task};
@@ -137,7 +137,7 @@ fn bench_of<'a>(
 fn classic_model() -> Result<(ResolvedConfig, Arc<dyn Model>)> {
     let given = on_processor(UserConfig::parse(classic::CONFIG.to_string(), "examples/bert_classic.toml")?)?;
     let ids = classic::VOCABULARY;
-    let vocabulary = |_: &RunConfig| Ok((Vocabulary { ids, ..Vocabulary::unknown("bytes") }, ()));
+    let vocabulary = |_: &RunConfig, _: Initial| Ok((Vocabulary { ids, ..Vocabulary::unknown("bytes") }, ()));
     let (Resolved { config, model, .. }, ()) = resolve(&given, Purpose::Plan, None, vocabulary)?;
     Ok((config, model))
 }

@@ -2,11 +2,11 @@
 
 use anyhow::{Result, bail};
 use phalanx_checkpoint::{FolderNames, write_hugging_face};
-use phalanx_data::{HuggingFaceFiles, TOKENIZER_FILE};
+use phalanx_data::HuggingFaceFiles;
 use phalanx_models::{Model, Objective};
 use phalanx_trace::DType;
 use phalanx_train::state::PARAMETERS;
-use serde_json::{Map, Value, json};
+use serde_json::json;
 
 use crate::args::ExportArgs;
 use crate::run_folder::{RunFolder, model_of};
@@ -18,10 +18,6 @@ const MODEL_FILE: &str = "model.safetensors";
 
 /// Names of files that a message lists.
 const LISTED: usize = 4;
-
-/// Keys of `config.json` and `generation_config.json` that hold the ids of special tokens, and the tokens' roles.
-const SPECIAL_IDS: [(&str, &str); 3] =
-    [("bos_token_id", "bos_token"), ("eos_token_id", "eos_token"), ("pad_token_id", "pad_token")];
 
 /// Writes the folder.
 ///
@@ -46,8 +42,9 @@ pub fn export(args: &ExportArgs) -> Result<()> {
     let stored: Vec<_> = network.parameters.iter().flat_map(parts).collect();
     let tensors: Vec<_> = stored.iter().map(|(_, part)| (part.name.clone(), part.shape.clone())).collect();
     let mut bytes = Vec::new();
-    let files = files(&*model, tokenizer.as_ref());
-    let names: Vec<&str> = files.iter().map(|(name, _)| *name).collect();
+    let has_tokenizer = tokenizer.is_some();
+    let files = files(&*model, tokenizer);
+    let names: Vec<&str> = files.iter().map(|(name, _)| name.as_str()).collect();
     let is_new = |name: &str| name == MODEL_FILE || names.contains(&name);
     let (replaced, removed): (Vec<_>, Vec<_>) = found.of_model.into_iter().partition(|name| is_new(name));
     write_hugging_face(&args.out, &files, &removed, &tensors, DType::F32, &mut |index, range, out| {
@@ -63,7 +60,7 @@ pub fn export(args: &ExportArgs) -> Result<()> {
     if args.json {
         return output::print_json(&json!({
             "out": args.out, "step": checkpoint.step(), "parameters": network.elements(),
-            "tokenizer": tokenizer.is_some(), "files": names, "replaced": replaced, "removed": removed,
+            "tokenizer": has_tokenizer, "files": names, "replaced": replaced, "removed": removed,
             "left": found.others,
         }));
     }
@@ -102,22 +99,15 @@ fn refuse_files(args: &ExportArgs, found: &FolderNames) -> Result<()> {
     )
 }
 
-/// The files beside the weights: the model's configuration, the tokenizer's files, and for a model that continues text how it
-/// does. Ids of special tokens are null where there are none: without the key, transformers would take those of the first
+/// The files beside the weights: the model's configuration, and the tokenizer's files, as they were read where there were any.
+/// Ids of special tokens are null where there are none: without the key, transformers would take those of the first
 /// published model of the architecture, which may not be in this vocabulary.
-fn files(model: &dyn Model, tokenizer: Option<&HuggingFaceFiles>) -> Vec<(&'static str, String)> {
-    let id = |role| json!(tokenizer.and_then(|tokenizer| tokenizer.id(role)));
-    let ids: Map<String, Value> = SPECIAL_IDS.iter().map(|(key, role)| (key.to_string(), id(role))).collect();
+fn files(model: &dyn Model, tokenizer: Option<HuggingFaceFiles>) -> Vec<(String, String)> {
     let mut config = model.to_config();
-    ids.iter().for_each(|(key, id)| config[key] = id.clone());
-    let mut files = vec![("config.json", format!("{config:#}\n"))];
-    if let Some(tokenizer) = tokenizer {
-        let settings = tokenizer.config(model.shape().positions);
-        files.push((TOKENIZER_FILE, tokenizer.tokenizer.clone()));
-        files.push(("tokenizer_config.json", format!("{settings:#}\n")));
-        if model.objective() == Objective::Causal {
-            files.push(("generation_config.json", format!("{:#}\n", Value::Object(ids))));
-        }
-    }
-    files
+    let ids = tokenizer.as_ref().map_or_else(HuggingFaceFiles::no_model_ids, HuggingFaceFiles::model_ids);
+    ids.into_iter().for_each(|(key, id)| config[key] = id);
+    let of_model = ("config.json".to_string(), format!("{config:#}\n"));
+    let continues = model.objective() == Objective::Causal;
+    let of_tokenizer = tokenizer.map(|tokenizer| tokenizer.complete(model.shape().positions, continues));
+    [of_model].into_iter().chain(of_tokenizer.into_iter().flatten()).collect()
 }

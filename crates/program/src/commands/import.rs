@@ -4,13 +4,14 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use phalanx_checkpoint::{HuggingFaceDir, TensorPiece, begin, commit, discard, write_rank};
-use phalanx_data::{TOKENIZER_FILE, Tokenizer};
+use phalanx_data::Tokenizer;
 use phalanx_layers::ParameterSpec;
 use phalanx_models::{Model, Objective};
 use phalanx_trace::DType;
 use phalanx_train::dataset::DataDigests;
+use phalanx_train::learned::Learned;
 use phalanx_train::state::{PARAMETERS, read_imported};
 use phalanx_train::{ResolvedConfig, RunConfig};
 use serde_json::json;
@@ -24,9 +25,6 @@ use crate::{output, resume, setup, shape};
 /// Maximum default sequence length of a run on an imported model.
 const SEQ: usize = 1024;
 
-/// Size of the vocabulary of GPT-2's own tokenizer.
-const GPT2_VOCAB: usize = 50257;
-
 /// Optimizer states of a new run, which are zero at the start.
 const STATES: [&str; 2] = ["exp_avg", "exp_avg_sq"];
 
@@ -37,32 +35,36 @@ const STATES: [&str; 2] = ["exp_avg", "exp_avg_sq"];
 pub fn import(args: &ImportArgs) -> Result<()> {
     let (source, model) = shape::read_hugging_face(&args.dir)?;
     let network = shape::whole(&*model);
+    let learned = Learned::of_folder(&args.dir, &*model)?;
     let folder = RunFolder::named(args.run.as_deref(), Some(&args.dir))?;
     folder.refuse_results()?;
     let lock = RunFolderLock::acquire(&folder)?;
-    let (path, ids) = match write_run(args, &folder, &source, &*model, &network.parameters) {
-        Ok(written) => written,
+    let path = match write_run(args, &folder, &source, &*model, &network.parameters, &learned) {
+        Ok(path) => path,
         Err(error) => {
             lock.remove_if_new();
             return Err(error);
         }
     };
-    let tokenizer = folder.file(TOKENIZER_FILE).exists();
+    let tokenizer = learned.tokenizer();
     let parameters = network.elements();
     let mut notes = shape::notes(&source, &*model);
-    notes.extend(ids);
+    notes.extend_from_slice(learned.notes());
+    notes.extend(tokenizer.and_then(|tokenizer| shape::rows_and_ids(model.shape().vocab, tokenizer)));
     if args.json {
         return output::print_json(&json!({
-            "run": folder.path(), "checkpoint": path, "parameters": parameters, "notes": notes,
+            "run": folder.path(), "checkpoint": path, "parameters": parameters,
+            "tokenizer": tokenizer.map(Tokenizer::describe), "notes": notes,
         }));
     }
     let run = resume::shell_word(&folder.path().display().to_string());
     output::print_line(&format!("{run}: {parameters} parameters in {}", path.display()))?;
     notes.iter().try_for_each(|note| output::print_line(&format!("note  {note}")))?;
-    if tokenizer && model.objective() == Objective::Causal {
+    if tokenizer.is_some() && model.objective() == Objective::Causal {
         output::print_line(&format!("next  phalanx sample {run} --prompt TEXT"))?;
     }
-    output::print_line(&format!("      phalanx train --run {run} --resume --data YOUR-TEXTS"))?;
+    let given = if tokenizer.is_some() { "" } else { " --set data.tokenizer=ITS-TOKENIZER" };
+    output::print_line(&format!("      phalanx train --run {run} --resume --data YOUR-TEXTS{given}"))?;
     Ok(())
 }
 
@@ -74,15 +76,14 @@ fn write_run(
     source: &HuggingFaceDir,
     model: &dyn Model,
     parameters: &[ParameterSpec],
-) -> Result<(PathBuf, Option<String>)> {
+    learned: &Learned,
+) -> Result<PathBuf> {
     // Another process may have started a run here before the lock was acquired.
     folder.refuse_results()?;
-    let tokenizer = tokenizer(&args.dir, model)?;
-    let config =
-        ResolvedConfig::new(config(&args.dir, model, tokenizer.as_ref().map(|(key, _)| key.as_str())))?;
+    let config = ResolvedConfig::new(config(&args.dir, model, learned))?;
     let staged = Staged::new(folder.path())?;
     let mut digests = DataDigests::default();
-    if let Some((_, tokenizer)) = &tokenizer {
+    if let Some(tokenizer) = learned.tokenizer() {
         tokenizer.save(staged.path())?;
         digests.tokenizer = Some(tokenizer.digest());
     }
@@ -95,29 +96,16 @@ fn write_run(
         let _ = discard(&tmp);
         return Err(error);
     }
-    let rows = model.shape().vocab;
-    Ok((commit(&tmp, state, 1)?, tokenizer.and_then(|(_, tokenizer)| shape::rows_and_ids(rows, &tokenizer))))
+    Ok(commit(&tmp, state, 1)?)
 }
 
-/// The folder's own tokenizer, or GPT-2's for a model with that vocabulary: its name in a configuration, and the
-/// tokenizer.
-fn tokenizer(dir: &Path, model: &dyn Model) -> Result<Option<(String, Tokenizer)>> {
-    let path = dir.join(TOKENIZER_FILE);
-    if path.exists() {
-        let key = resume::absolute(&path.display().to_string());
-        let tokenizer = Tokenizer::from_key(&key, None).context("the folder's tokenizer")?;
-        return Ok(Some((key, tokenizer)));
-    }
-    Ok((model.shape().vocab == GPT2_VOCAB).then(|| ("gpt2".to_string(), Tokenizer::gpt2())))
-}
-
-fn config(dir: &Path, model: &dyn Model, tokenizer: Option<&str>) -> RunConfig {
+fn config(dir: &Path, model: &dyn Model, learned: &Learned) -> RunConfig {
     let mut config = RunConfig::default();
     shape::write(&mut config.model, model);
     config.model.seq = SEQ.min(model.shape().positions);
     config.model.init = Some(resume::absolute(&dir.display().to_string()));
-    if let Some(tokenizer) = tokenizer {
-        config.data.tokenizer = tokenizer.to_string();
+    if learned.tokenizer().is_some() {
+        config.data.tokenizer = resume::absolute(&dir.display().to_string());
     }
     config
 }

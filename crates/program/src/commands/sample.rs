@@ -45,7 +45,9 @@ pub fn sample(args: &SampleArgs, environment: Environment) -> Result<()> {
     let tokenizer = folder
         .tokenizer_of(&checkpoint)?
         .context("this run has no tokenizer: its tokens came from a file that does not hold one")?;
-    let mut tokens = tokenizer.encode(&args.prompt).context("--prompt")?;
+    let [begin, _] = tokenizer.framing();
+    let mut tokens = begin.to_vec();
+    tokens.extend(tokenizer.encode(&args.prompt).context("--prompt")?);
     if tokens.is_empty() {
         match tokenizer.separator() {
             Some(separator) => tokens.push(separator),

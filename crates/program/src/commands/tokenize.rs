@@ -35,12 +35,13 @@ pub fn tokenize(args: &TokenizeArgs) -> Result<()> {
         Ok((corpus, tokenizer, written))
     })?;
     let findings = corpus.findings();
+    let told = [tokenizer.notes(), &tokenizer.describe_spelled(&written.spelled)].concat();
     if args.json {
         return output::print_json(&json!({
             "out": args.out, "tokens": written.tokens, "documents": written.documents, "bytes": written.bytes,
             "files": findings.files, "text_bytes": corpus.bytes(), "vocab": tokenizer.vocab_size(),
             "skipped": findings.skipped_files.count(), "skipped_lines": findings.skipped_lines.count(),
-            "findings": findings,
+            "findings": findings, "notes": told,
         }));
     }
     output::print_line(&format!(
@@ -53,6 +54,10 @@ pub fn tokenize(args: &TokenizeArgs) -> Result<()> {
         tokenizer.describe(),
         report::bytes(written.bytes)
     ))?;
+    output::print_line(&tokenizer.describe_boundaries())?;
+    for line in told {
+        output::print_line(&line)?;
+    }
     output::print_line(&format!("train on it with data.tokens = {:?}", args.out.display().to_string()))?;
     Ok(())
 }

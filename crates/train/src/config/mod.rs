@@ -152,8 +152,12 @@ pub struct DataConfig {
     /// A token file, instead of text.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tokens: Option<String>,
-    /// `byte`, `char`, `gpt2`, or the path of a Hugging Face `tokenizer.json`.
+    /// `byte`, `char`, `gpt2`, or the path of a Hugging Face `tokenizer.json` or of a folder with tokenizer files. When left
+    /// out: the tokenizer of the folder `model.init` or of the resumed run, else `byte`.
     pub tokenizer: String,
+    /// Whether a model that has learned the ids of another tokenizer learns those of `tokenizer` anew.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub new_tokenizer: bool,
     /// For a masked model (`bert`): the id that replaces a hidden token. When left out: the tokenizer's `[MASK]`, or else
     /// one more row of the vocabulary.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -174,6 +178,7 @@ impl Default for DataConfig {
             max_skipped: None,
             tokens: None,
             tokenizer: "byte".into(),
+            new_tokenizer: false,
             mask_token: None,
             order: Order::Shuffled,
             validation: 0.1,

@@ -1,0 +1,194 @@
+//! The files of a Hugging Face folder that say how text becomes ids and what its special tokens are for, as they were read.
+//!
+//! A run keeps them whole, so that an export writes back what was read. Of `config.json`, which describes the model, only
+//! the keys about tokens are kept.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::limits::{self, KEPT_TOKENIZER_BYTES, TOKENIZER_FILE_BYTES, TOKENIZER_PARTS};
+use crate::{DataError, Result};
+
+/// A tokenizer of Hugging Face's library; the name of a run's own tokenizer, too.
+pub const TOKENIZER_FILE: &str = "tokenizer.json";
+pub(super) const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
+pub(super) const SPECIAL_TOKENS_MAP: &str = "special_tokens_map.json";
+pub(super) const ADDED_TOKENS: &str = "added_tokens.json";
+pub(super) const GENERATION_CONFIG: &str = "generation_config.json";
+pub(super) const MODEL_CONFIG: &str = "config.json";
+pub(super) const VOCAB_JSON: &str = "vocab.json";
+pub(super) const MERGES: &str = "merges.txt";
+pub(super) const VOCAB_TXT: &str = "vocab.txt";
+
+/// What is read of a folder.
+const NAMES: [&str; 11] = [
+    TOKENIZER_FILE,
+    TOKENIZER_CONFIG,
+    SPECIAL_TOKENS_MAP,
+    ADDED_TOKENS,
+    GENERATION_CONFIG,
+    MODEL_CONFIG,
+    VOCAB_JSON,
+    MERGES,
+    VOCAB_TXT,
+    "chat_template.jinja",
+    "chat_template.json",
+];
+
+/// Files that hold a vocabulary.
+const VOCABULARIES: [&str; 4] = [TOKENIZER_FILE, VOCAB_JSON, MERGES, VOCAB_TXT];
+
+/// Vocabularies of other libraries, which are not read.
+const FOREIGN: [(&str, &str); 8] = [
+    ("tokenizer.model", "SentencePiece's"),
+    ("spiece.model", "SentencePiece's"),
+    ("sentencepiece.bpe.model", "SentencePiece's"),
+    ("spm.model", "SentencePiece's"),
+    ("source.spm", "SentencePiece's"),
+    ("tekken.json", "Mistral's"),
+    ("qwen.tiktoken", "tiktoken's"),
+    ("encoder.json", "OpenAI's, which others name vocab.json"),
+];
+
+/// The folder of further chat templates.
+const TEMPLATES: &str = "additional_chat_templates";
+
+/// Maximum number of further chat templates.
+const MAX_TEMPLATES: usize = 64;
+
+/// Files by their names within the folder. At least one of them holds a vocabulary.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct TokenizerFiles {
+    files: BTreeMap<String, String>,
+}
+
+impl TokenizerFiles {
+    /// Reads the files of the folder `dir`; `None` where no file holds a vocabulary.
+    ///
+    /// # Errors
+    /// [`DataError::TokenizerFile`] for a file that is too large, not text or not JSON, and for a vocabulary that only
+    /// another library reads, with the way to convert it.
+    pub fn read(dir: &Path) -> Result<Option<TokenizerFiles>> {
+        let mut files = BTreeMap::new();
+        for name in NAMES {
+            let path = dir.join(name);
+            // A folder of that name is no file; a link that leads nowhere is an error of reading.
+            if path.symlink_metadata().is_ok() && !path.is_dir() {
+                files.insert(name.to_string(), read_text(&path, name)?);
+            }
+        }
+        if !VOCABULARIES.iter().any(|name| files.contains_key(*name)) {
+            return foreign(dir).map_or(Ok(None), Err);
+        }
+        if let Some(config) = files.get_mut(MODEL_CONFIG) {
+            *config = about_tokens(config);
+        }
+        read_templates(dir, &mut files)?;
+        Ok(Some(TokenizerFiles { files }))
+    }
+
+    /// A `tokenizer.json` alone.
+    pub(super) fn of_tokenizer_json(content: &str) -> TokenizerFiles {
+        TokenizerFiles { files: [(TOKENIZER_FILE.to_string(), content.to_string())].into() }
+    }
+
+    /// The content of a file.
+    pub fn get(&self, name: &str) -> Option<&str> {
+        self.files.get(name).map(String::as_str)
+    }
+
+    /// Names and contents of the files that belong to the tokenizer.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
+        let all = self.files.iter().map(|(name, content)| (name.as_str(), content.as_str()));
+        all.filter(|(name, _)| *name != MODEL_CONFIG)
+    }
+
+    /// The name of the file whose vocabulary counts.
+    pub(super) fn vocabulary(&self) -> &'static str {
+        VOCABULARIES.into_iter().find(|name| self.files.contains_key(*name)).unwrap_or(TOKENIZER_FILE)
+    }
+
+    /// Whether there is nothing but a `tokenizer.json`.
+    pub(super) fn is_tokenizer_json_alone(&self) -> bool {
+        self.files.keys().eq([TOKENIZER_FILE])
+    }
+
+    /// A JSON object; empty where there is no such file. The error is a reason to print.
+    pub(super) fn object(&self, name: &str) -> Result<Value, String> {
+        match self.get(name) {
+            None => Ok(Value::Object(serde_json::Map::new())),
+            Some(content) => match serde_json::from_str(content) {
+                Ok(object @ Value::Object(_)) => Ok(object),
+                Ok(_) => Err(format!("{name} is not a JSON object")),
+                Err(error) => Err(format!("{name} is not valid JSON: {error}")),
+            },
+        }
+    }
+}
+
+fn read_text(path: &Path, name: &str) -> Result<String> {
+    let bound = if name == TOKENIZER_FILE { KEPT_TOKENIZER_BYTES } else { TOKENIZER_FILE_BYTES };
+    let bytes = limits::read(path, bound)?;
+    let refuse = |reason: String| DataError::TokenizerFile { path: path.to_path_buf(), reason };
+    let text = String::from_utf8(bytes).map_err(|error| refuse(format!("it is not UTF-8: {error}")))?;
+    if name.ends_with(".json") {
+        check_parts(&text).map_err(refuse)?;
+    }
+    Ok(text)
+}
+
+fn read_templates(dir: &Path, files: &mut BTreeMap<String, String>) -> Result<()> {
+    let Ok(entries) = dir.join(TEMPLATES).read_dir() else { return Ok(()) };
+    for entry in entries.take(MAX_TEMPLATES) {
+        let entry = entry.map_err(DataError::reading(&dir.join(TEMPLATES)))?;
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if name.ends_with(".jinja") {
+            files.insert(format!("{TEMPLATES}/{name}"), read_text(&entry.path(), &name)?);
+        }
+    }
+    Ok(())
+}
+
+/// The error for a folder whose vocabulary only another library reads.
+fn foreign(dir: &Path) -> Option<DataError> {
+    let (name, whose) = FOREIGN.into_iter().find(|(name, _)| dir.join(name).exists())?;
+    let shown = dir.display();
+    let reason = format!(
+        "it is {whose}, and no tokenizer.json is beside it; make one with Python: python -c \"from transformers import \
+         AutoTokenizer; AutoTokenizer.from_pretrained('{shown}').save_pretrained('{shown}')\" (pip install transformers \
+         sentencepiece tiktoken protobuf)"
+    );
+    Some(DataError::TokenizerFile { path: dir.join(name), reason })
+}
+
+/// The part of a model's `config.json` that is about tokens. One that is no JSON object is refused where the model is read.
+fn about_tokens(config: &str) -> String {
+    let Ok(Value::Object(config)) = serde_json::from_str(config) else { return "{}".to_string() };
+    let is_about_tokens =
+        |key: &str| key.ends_with("_token_id") || key == "model_type" || key == "tokenizer_class";
+    Value::Object(config.into_iter().filter(|(key, _)| is_about_tokens(key)).collect()).to_string()
+}
+
+/// Refuses a JSON text that would take too much memory when it is parsed. The error is a reason to print.
+pub(super) fn check_parts(text: &str) -> Result<(), String> {
+    let (mut parts, mut in_string, mut escaped) = (0, false, false);
+    for byte in text.bytes() {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' if in_string => escaped = true,
+            b'"' => in_string = !in_string,
+            b',' | b':' | b'[' | b'{' if !in_string => parts += 1,
+            _ => {}
+        }
+    }
+    match parts > TOKENIZER_PARTS {
+        true => {
+            Err(format!("it has {parts} commas, colons and brackets; at most {TOKENIZER_PARTS} are read"))
+        }
+        false => Ok(()),
+    }
+}

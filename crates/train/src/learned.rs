@@ -1,0 +1,215 @@
+//! The tokenizer whose ids a model has learned before a run begins: that of the folder with its weights, or of the run that
+//! is resumed. Data with other ids would train the wrong thing in silence, so they are refused, unless the configuration
+//! says that the token table is learned anew.
+
+use std::path::Path;
+
+use phalanx_data::{Corpus, DataError, TokenFile, TokenFormat, Tokenizer, TokenizerSpec};
+use phalanx_models::{Arch, Model};
+
+use crate::config::DataConfig;
+
+/// Rows of the token table of GPT-2.
+const GPT2_ROWS: usize = 50_257;
+
+/// What a model knows about its ids.
+#[derive(Clone, Debug, Default)]
+pub struct Learned {
+    /// Where its weights come from, for messages; `None` for a model that starts from random values.
+    origin: Option<String>,
+    /// The tokenizer, where it is known.
+    tokenizer: Option<Tokenizer>,
+    /// Whether the tokenizer is a guess, which a given one replaces.
+    is_guess: bool,
+    /// Whether `data.tokenizer` was given and names it perhaps, or was left out.
+    is_given: bool,
+    /// What was found out, for people.
+    notes: Vec<String>,
+}
+
+/// The tokenizer of a run's data, and what to tell people about it.
+pub type Chosen<T> = (T, Vec<String>);
+
+impl Learned {
+    /// What the model of the folder `dir` has learned.
+    ///
+    /// # Errors
+    /// Tokenizer files that cannot be used.
+    pub fn of_folder(dir: &Path, model: &dyn Model) -> Result<Learned, DataError> {
+        let shown = dir.display();
+        let found = Tokenizer::of_folder(dir)?;
+        let mut learned = Learned { origin: Some(shown.to_string()), ..Learned::default() };
+        if let Some(tokenizer) = found {
+            learned.notes.push(format!(
+                "tokenizer: {} of {shown}; {}",
+                tokenizer.describe(),
+                tokenizer.describe_boundaries()
+            ));
+            learned.notes.extend(tokenizer.notes().iter().map(|note| format!("tokenizer: {note}")));
+            learned.tokenizer = Some(tokenizer);
+        } else if model.architecture() == Some(Arch::GPT2) && model.shape().vocab == GPT2_ROWS {
+            learned.notes.push(format!(
+                "tokenizer: {shown} has no tokenizer files. This is a GUESS: its {GPT2_ROWS} rows are taken for those of the \
+                 English GPT-2, only because of their number; if they are others, put the tokenizer's files there or give \
+                 data.tokenizer"
+            ));
+            learned.tokenizer = Some(Tokenizer::open(&TokenizerSpec::Gpt2, None)?);
+            learned.is_guess = true;
+        } else {
+            learned.notes.push(format!("tokenizer: {shown} has no tokenizer files"));
+        }
+        Ok(learned)
+    }
+
+    /// What the model of a checkpoint has learned with `tokenizer`, if its tokens came with one.
+    pub fn of_run(origin: String, tokenizer: Option<Tokenizer>) -> Learned {
+        Learned { origin: Some(origin), tokenizer, ..Learned::default() }
+    }
+
+    /// The same, where `data.tokenizer` was given or not.
+    #[must_use]
+    pub fn with_given(self, is_given: bool) -> Learned {
+        Learned { is_given, ..self }
+    }
+
+    /// The tokenizer, where it is known.
+    pub fn tokenizer(&self) -> Option<&Tokenizer> {
+        self.tokenizer.as_ref()
+    }
+
+    /// What was found out, for people.
+    pub fn notes(&self) -> &[String] {
+        &self.notes
+    }
+
+    /// The tokenizer for the text of `data`.
+    ///
+    /// # Errors
+    /// [`DataError::OtherTokenizer`] for one whose ids differ, [`DataError::NoTokenizer`] where none is known, and
+    /// those of opening the one that `data` names.
+    pub fn for_text(
+        &self,
+        data: &DataConfig,
+        corpus: Option<&Corpus>,
+    ) -> Result<Chosen<Tokenizer>, DataError> {
+        let key = format!("data.tokenizer = {:?}", data.tokenizer);
+        let open = || Tokenizer::from_key(&data.tokenizer, corpus);
+        let (tokenizer, mut notes) = match (&self.origin, &self.tokenizer) {
+            (None, _) => {
+                let tokenizer = open()?;
+                let notes = tokenizer.notes().iter().map(|note| format!("tokenizer: {note}")).collect();
+                (tokenizer, notes)
+            }
+            (Some(origin), None) if !self.is_given => {
+                return Err(DataError::NoTokenizer { origin: origin.clone() });
+            }
+            (Some(_), Some(learned)) if !self.is_given => {
+                let tokenizer = learned.clone();
+                (corpus.map_or(tokenizer.clone(), |corpus| tokenizer.for_corpus(corpus)), Vec::new())
+            }
+            (Some(origin), learned) => {
+                let given = open()?;
+                let learned = learned.as_ref().filter(|_| !self.is_guess && !data.new_tokenizer);
+                match learned {
+                    None if data.new_tokenizer => {
+                        let note = format!(
+                            "{key}: the model of {origin} learns these ids anew (data.new_tokenizer); its rows start from \
+                             those of other tokens"
+                        );
+                        (given, vec![note])
+                    }
+                    None => {
+                        let note = format!("{key}: the ids of {origin} are taken for these; no file says so");
+                        (given, vec![note])
+                    }
+                    Some(learned) => {
+                        accept(&key, &given, learned, origin)?;
+                        let tokenizer = learned.clone();
+                        let tokenizer =
+                            corpus.map_or(tokenizer.clone(), |corpus| tokenizer.for_corpus(corpus));
+                        (
+                            tokenizer,
+                            vec![format!(
+                                "{key} has the ids of the tokenizer of {origin}, whose files are kept"
+                            )],
+                        )
+                    }
+                }
+            }
+        };
+        if corpus.is_some_and(Corpus::may_have_several_documents) && self.notes.is_empty() {
+            notes.push(format!("tokenizer: {}; {}", tokenizer.describe(), tokenizer.describe_boundaries()));
+        }
+        Ok((tokenizer, notes))
+    }
+
+    /// The tokenizer of a token file: its own, or else the one that its ids are taken for.
+    ///
+    /// # Errors
+    /// [`DataError::OtherTokenizer`], and those of reading the file.
+    pub fn for_tokens(
+        &self,
+        data: &DataConfig,
+        file: &TokenFile,
+    ) -> Result<Chosen<Option<Tokenizer>>, DataError> {
+        let name = format!("data.tokens = {:?}", file.path().display().to_string());
+        let own = match (file.tokenizer()?, file.format(), file.vocab_size()) {
+            // The number in the header of llm.c's files names the tokenizer.
+            (None, TokenFormat::LlmC, Some(GPT2_ROWS)) if self.tokenizer.is_some() => {
+                Some(Tokenizer::open(&TokenizerSpec::Gpt2, None)?)
+            }
+            (own, ..) => own,
+        };
+        let Some(origin) = &self.origin else { return Ok((own, Vec::new())) };
+        let known = self.tokenizer.as_ref().filter(|_| !data.new_tokenizer);
+        match (own, known) {
+            (Some(own), Some(learned)) if !self.is_guess => {
+                accept(&name, &own, learned, origin)?;
+                Ok((Some(learned.clone()), Vec::new()))
+            }
+            (Some(own), _) => {
+                let note = match data.new_tokenizer {
+                    true => format!("{name}: the model of {origin} learns its ids anew (data.new_tokenizer)"),
+                    false => format!(
+                        "{name}: the ids of {origin} are taken for its ({}); no file says so",
+                        own.describe()
+                    ),
+                };
+                Ok((Some(own), vec![note]))
+            }
+            (None, Some(learned)) => {
+                if let Some(vocab) = file.vocab_size().filter(|vocab| *vocab != learned.vocab_size()) {
+                    let found = format!("{vocab} ids, without a tokenizer");
+                    return Err(other(&name, found, learned, origin));
+                }
+                let described = learned.describe();
+                let note = format!(
+                    "{name} holds no tokenizer: its ids are taken for those of {origin} ({described}); no file says so"
+                );
+                Ok((Some(learned.clone()), vec![note]))
+            }
+            (None, None) => {
+                let note = format!(
+                    "{name} holds no tokenizer: its ids are taken for those of {origin}; no file says so"
+                );
+                Ok((None, vec![note]))
+            }
+        }
+    }
+}
+
+fn accept(name: &str, given: &Tokenizer, learned: &Tokenizer, origin: &str) -> Result<(), DataError> {
+    match given.agrees_with(learned) {
+        true => Ok(()),
+        false => Err(other(name, given.describe(), learned, origin)),
+    }
+}
+
+fn other(name: &str, found: String, learned: &Tokenizer, origin: &str) -> DataError {
+    DataError::OtherTokenizer {
+        given: name.to_string(),
+        found,
+        learned: learned.describe(),
+        origin: origin.to_string(),
+    }
+}
