@@ -11,6 +11,7 @@ mod links;
 mod pipes;
 mod settings;
 mod stops;
+mod tokenizers;
 mod two_runs;
 
 use crate::trial::Trial;
@@ -28,7 +29,7 @@ pub(crate) struct Group {
     pub(crate) case: fn(&World, &mut Random, usize) -> Trial,
 }
 
-pub(crate) const GROUPS: [Group; 12] = [
+pub(crate) const GROUPS: [Group; 13] = [
     Group { name: "kills", cases: 630, short: 10, case: kills::case },
     Group { name: "stops", cases: 240, short: 8, case: stops::case },
     Group { name: "hosts", cases: 300, short: 10, case: hosts::case },
@@ -36,6 +37,7 @@ pub(crate) const GROUPS: [Group; 12] = [
     Group { name: "damage", cases: 2112, short: 44, case: damage::case },
     Group { name: "data", cases: 720, short: 24, case: data::case },
     Group { name: "hostile", cases: 2400, short: 48, case: hostile::case },
+    Group { name: "tokenizers", cases: 512, short: 16, case: tokenizers::case },
     Group { name: "full-disk", cases: 240, short: 6, case: full_disk::case },
     Group { name: "two-runs", cases: 200, short: 6, case: two_runs::case },
     Group { name: "pipes", cases: 420, short: 14, case: pipes::case },

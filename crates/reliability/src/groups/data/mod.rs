@@ -24,6 +24,9 @@ const COMMANDS: [&[&str]; 5] = [
     &["train", "small.toml", "--run", "r", "--json"],
 ];
 
+/// The id between two documents of bytes.
+const BETWEEN: u8 = 0xff;
+
 /// A corpus and what must come of it.
 struct Corpus {
     items: Vec<Item>,
@@ -96,25 +99,26 @@ fn judge(corpus: &Corpus, ended: &Ended, tokens: &Path) -> Result<(), String> {
             Path::new(&item.name).components().map(|part| part.as_os_str().to_owned()).collect::<Vec<_>>()
         });
     }
-    let (mut expected, mut documents) = (Vec::new(), 0);
+    let mut documents: Vec<&[u8]> = Vec::new();
     let (mut skipped_bytes, mut lines, mut skipped_lines) = (0, 0, 0);
     let mut said = Vec::new();
     for item in items {
         said.extend(item.said.iter().map(String::as_str));
         match &item.outcome {
             Outcome::Read { texts, lines: all, skipped } => {
-                documents += texts.len();
-                texts.iter().for_each(|text| expected.extend_from_slice(text.as_bytes()));
+                documents.extend(texts.iter().map(|text| text.as_bytes()));
                 (lines, skipped_lines) = (lines + all, skipped_lines + skipped);
             }
             Outcome::Skipped => skipped_bytes += item.size(),
             Outcome::LeftOut => {}
         }
     }
+    let text_bytes: usize = documents.iter().map(|text| text.len()).sum();
+    let (expected, documents) = (documents.join(&BETWEEN), documents.len());
     let share = |part: usize, whole: usize| part as f64 / whole.max(1) as f64;
     let (of_lines, of_bytes) = (corpus.max_skipped.unwrap_or(0.01), corpus.max_skipped.unwrap_or(0.5));
     let too_many = share(skipped_lines, lines) > of_lines;
-    let too_much = share(skipped_bytes, skipped_bytes + expected.len()) > of_bytes;
+    let too_much = share(skipped_bytes, skipped_bytes + text_bytes) > of_bytes;
     if documents == 0 || too_many || too_much {
         ended.refusal(&said)?;
         return match tokens.exists() {
@@ -141,13 +145,12 @@ fn judge(corpus: &Corpus, ended: &Ended, tokens: &Path) -> Result<(), String> {
     }
 }
 
-/// The bytes that the ids of a token file of bytes stand for, without what is between documents, and the documents that its
-/// header counts.
+/// The ids of a token file of bytes, what is between documents among them, and the documents that its header counts.
 fn tokens_of(file: &[u8]) -> Option<(Vec<u8>, u64)> {
     let long = |at: usize| Some(u64::from_le_bytes(file.get(at..at + 8)?.try_into().ok()?));
     let (tokens, documents) = (long(24)? as usize, long(32)?);
     let ids = file.get(64..64 + 2 * tokens)?.chunks_exact(2).map(|id| u16::from_le_bytes([id[0], id[1]]));
-    Some((ids.filter_map(|id| u8::try_from(id).ok()).collect(), documents))
+    Some((ids.map(|id| u8::try_from(id).ok()).collect::<Option<_>>()?, documents))
 }
 
 impl Item {
