@@ -17,6 +17,7 @@ use phalanx_train::{Dataset, ResolvedConfig, RunConfig};
 
 use crate::data_report::DataReport;
 use crate::environment::Environment;
+use crate::output::note;
 use crate::shape::{read_hugging_face, write};
 use crate::user_config::UserConfig;
 use crate::{cards, machine, placement_budget, resume, shape};
@@ -256,9 +257,11 @@ pub struct Estimate {
 pub fn estimate_data(config: &RunConfig, initial: Initial) -> Result<(Vocabulary, Estimate)> {
     let data = &config.data;
     let learned = initial.learned(config)?;
+    learned.notes().iter().for_each(|line| note(line));
     if let Some(path) = &data.tokens {
         let file = TokenFile::open(Path::new(path))?;
-        let (tokenizer, _) = learned.for_tokens(data, &file)?;
+        let (tokenizer, notes) = learned.for_tokens(data, &file)?;
+        notes.iter().for_each(|line| note(line));
         let ids = file.vocab_size().or(tokenizer.as_ref().map(Tokenizer::vocab_size)).unwrap_or(0);
         let mask = tokenizer.as_ref().and_then(Tokenizer::mask);
         let vocabulary = Vocabulary { ids, origin: path.clone(), mask };
@@ -278,7 +281,8 @@ pub fn estimate_data(config: &RunConfig, initial: Initial) -> Result<(Vocabulary
         let evaluated = Dataset::evaluated_of(usize::MAX, config);
         return Ok((vocabulary, Estimate { evaluated, data: None }));
     };
-    let (tokenizer, _) = learned.for_text(data, Some(&corpus))?;
+    let (tokenizer, notes) = learned.for_text(data, Some(&corpus))?;
+    notes.iter().for_each(|line| note(line));
     let read = DataRead::of_text(corpus.findings());
     // A token of a byte-pair encoding is about four bytes; a token of the other tokenizers is one byte, except for rare
     // characters.

@@ -267,3 +267,21 @@ fn a_spelling_across_blocks_is_counted() {
         assert_eq!((written.spelled.count("<|endoftext|>"), written.tokens), (1, before as u64 + 33));
     }
 }
+
+/// A `tokenizer.json` reads long texts in windows that overlap.
+#[test]
+fn a_spelling_in_two_windows_is_counted_once() {
+    let at = folder();
+    let tokenizer = words(&["<|endoftext|>"]);
+    let split = ("tokenizer_config.json", json!({"split_special_tokens": true}).to_string());
+    for files in [vec![("tokenizer.json", tokenizer.clone())], vec![("tokenizer.json", tokenizer), split]] {
+        let tokenizer = open(&files).unwrap();
+        for before in (0..10_000).step_by(997).chain((0..20).map(|shift| 8192 - shift)) {
+            let content = "the cat ".repeat(1 << 13)[before..].to_string() + "<|endoftext|> " + &"the cat ".repeat(1 << 13);
+            let found = corpus(&[&write(at.path().join("a.txt"), content)]).unwrap();
+            let written =
+                tokenize_to_file(&found, &tokenizer, &at.path().join("t.bin"), 2, &mut |_| {}).unwrap();
+            assert_eq!(written.spelled.count("<|endoftext|>"), 1, "{before} {tokenizer:?}");
+        }
+    }
+}
