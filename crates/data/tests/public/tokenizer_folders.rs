@@ -277,7 +277,9 @@ fn a_spelling_in_two_windows_is_counted_once() {
     for files in [vec![("tokenizer.json", tokenizer.clone())], vec![("tokenizer.json", tokenizer), split]] {
         let tokenizer = open(&files).unwrap();
         for before in (0..10_000).step_by(997).chain((0..20).map(|shift| 8192 - shift)) {
-            let content = "the cat ".repeat(1 << 13)[before..].to_string() + "<|endoftext|> " + &"the cat ".repeat(1 << 13);
+            let content = "the cat ".repeat(1 << 13)[before..].to_string()
+                + "<|endoftext|> "
+                + &"the cat ".repeat(1 << 13);
             let found = corpus(&[&write(at.path().join("a.txt"), content)]).unwrap();
             let written =
                 tokenize_to_file(&found, &tokenizer, &at.path().join("t.bin"), 2, &mut |_| {}).unwrap();
