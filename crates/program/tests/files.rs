@@ -510,7 +510,8 @@ fn json_lines_are_documents_and_skipped_lines_are_reported() {
     train("r", &["--set", "data.max_skipped=1.5"]).refused(&["data.max_skipped"]);
     let allowed = ["--set", "data.max_skipped=0.5"];
     let line = "data: 1 file, 2.8 KiB, 2 documents, 2881 tokens; 161 windows of 16 to train on, 0.05 epochs in 1 step; \
-        validation part 288 tokens, 17 windows, 8 an evaluation\n";
+        validation part 289 tokens, 18 windows, 8 an evaluation\n";
+    let between = "tokenizer: byte, 256 ids; between documents: \"<|endoftext|>\" (id 255)";
     let ended = train("r", &allowed).ok();
     assert!(
         ended.stderr.contains(words) && ended.stdout.starts_with(line),
@@ -518,10 +519,13 @@ fn json_lines_are_documents_and_skipped_lines_are_reported() {
         ended.stdout,
         ended.stderr
     );
-    assert_eq!(train("q", &[&allowed[..], &["--quiet"]].concat()).ok().stderr, format!("{words}\n"));
+    assert_eq!(
+        train("q", &[&allowed[..], &["--quiet"]].concat()).ok().stderr,
+        format!("{words}\n{between}\n")
+    );
     let ended = train("j", &[&allowed[..], &["--json"]].concat()).ok();
     let last: Value = serde_json::from_str(ended.stdout.lines().last().unwrap()).unwrap();
-    assert_eq!(ended.stderr, format!("{words}\n"));
+    assert_eq!(ended.stderr, format!("{words}\n{between}\n"));
     assert_eq!((&last["data"]["tokens"], &last["data"]["windows"]), (&json!(2881), &json!(161)));
     assert_eq!(last["data"]["findings"]["skipped_lines"][1]["first"], json!(["a.jsonl line 3"]));
     // A run that is resumed knows its tokens.

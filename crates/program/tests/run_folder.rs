@@ -522,14 +522,14 @@ fn a_model_folder_and_its_tokenizer_are_one_thing() {
     let char = train("char", &["data.tokenizer=char"]).ok();
     assert!(char.stderr.contains("has the ids of the tokenizer of hf"), "{}", char.stderr);
     assert_eq!(home.losses("own"), home.losses("char"));
-    let tokens = train("tokens", &["data.tokens=char.bin"]).ok();
+    let tokens = train("tokens", &["data.text=[]", "data.tokens=char.bin"]).ok();
     assert_eq!(home.losses("own"), home.losses("tokens"), "{}", tokens.stderr);
     // Another is refused by `train` and `plan` before anything is written.
     let other = "data.text=others.txt";
     for (sets, given) in [
         (&["data.tokenizer=byte"][..], "data.tokenizer = \"byte\""),
         (&["data.tokenizer=char", other], "data.tokenizer = \"char\""),
-        (&["data.tokens=byte.bin"], "data.tokens = \"byte.bin\""),
+        (&["data.text=[]", "data.tokens=byte.bin"], "data.tokens = \"byte.bin\""),
     ] {
         let words =
             [given, "the model of hf has learned (tokenizer.json (WordLevel), 16 ids)", "data.new_tokenizer"];
@@ -544,7 +544,7 @@ fn a_model_folder_and_its_tokenizer_are_one_thing() {
     assert!(anew.stderr.contains("learns these ids anew"), "{}", anew.stderr);
     assert!(!String::from_utf8(home.read("anew/config.toml")).unwrap().contains("new_tokenizer"));
     // Without a tokenizer, it is said what the ids are taken for, and the run keeps the folder's.
-    let nano = train("nano", &["data.tokens=nano.bin"]).ok();
+    let nano = train("nano", &["data.text=[]", "data.tokens=nano.bin"]).ok();
     assert!(nano.stderr.contains("holds no tokenizer: its ids are taken for those of hf"), "{}", nano.stderr);
     home.run(&["sample", "nano", "--prompt", "rank", "--tokens", "2"]).ok();
 }
@@ -563,15 +563,19 @@ fn an_imported_run_keeps_the_tokenizer_of_its_folder_and_its_files() {
     let ended = home.run(&["import", "hf", "--run", "i"]).ok();
     assert!(ended.stdout.contains("tokenizer: tokenizer.json (WordLevel), 16 ids of hf"), "{}", ended.stdout);
     home.run(&["export", "i", "--out", "back"]).ok();
-    assert_eq!(home.snapshot("hf"), home.snapshot("back"));
+    let contents = |folder: &str| home.snapshot(folder).into_values().collect::<Vec<_>>();
+    assert_eq!(contents("hf"), contents("back"));
     let resume = |run: &str, more: &[&str]| {
         let args = ["train", "--run", run, "--resume", "--set", "train.steps=2", "--set", "model.seq=16"];
         home.run(&[&args[..], &["--set", "batch.global=4"], more].concat())
     };
     // At step 0, another tokenizer is refused as later.
     let before = home.snapshot("i");
-    for other in ["data.tokenizer=byte", "data.tokens=byte.bin"] {
-        resume("i", &["--data", "text.txt", "--set", other]).refused(&["has learned", "data.new_tokenizer"]);
+    for other in [
+        ["--data=text.txt", "--set=data.tokenizer=byte"],
+        ["--set=data.text=[]", "--set=data.tokens=byte.bin"],
+    ] {
+        resume("i", &other).refused(&["has learned", "data.new_tokenizer"]);
         assert_eq!(home.snapshot("i"), before);
     }
     // The folder may be gone by then.
@@ -603,5 +607,6 @@ fn nothing_is_taken_for_bytes_where_a_folder_has_no_tokenizer() {
         "SentencePiece",
         "save_pretrained",
     ]);
-    home.run(&init).refused(&["tokenizer.model", "SentencePiece"]);
+    let again = ["train", "small.toml", "--run", "m", "--set", "model.init=hf"];
+    home.run(&again).refused(&["tokenizer.model", "SentencePiece"]);
 }
