@@ -34,7 +34,7 @@ const COMMANDS: [&[&str]; 12] = [
     &["inspect", "r/checkpoints/step-8", "--json"],
     &["inspect", "t.bin"],
     &["tokenize", "text.txt", "--out", "t.bin", "--force"],
-    &["export", "r", "--out", "exported"],
+    &["export", "r", "--out", "exported", "--force"],
     &["--help"],
 ];
 

@@ -135,7 +135,9 @@ impl Worker {
         let (number, scale) = (self.steps + 1, self.loss_scale.scale());
         let lr = self.spec.schedule_of_rate.lr(self.steps);
         let done = device.try_phase(PhaseName::Step, || {
-            let targets = batch.counted_targets();
+            // The batch of a dry run is not read.
+            let planned = self.spec.step_targets().here;
+            let targets = if device.is_meta() { planned } else { batch.counted_targets() };
             let loss = self.gradient(whole, number, batch, targets, scale);
             self.round(whole);
             let clip = Clip { max_norm: self.spec.clip, loss_scale: scale };
