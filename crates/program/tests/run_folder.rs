@@ -529,7 +529,7 @@ fn a_model_folder_and_its_tokenizer_are_one_thing() {
     for (sets, given) in [
         (&["data.tokenizer=byte"][..], "data.tokenizer = \"byte\""),
         (&["data.tokenizer=char", other], "data.tokenizer = \"char\""),
-        (&["data.text=[]", "data.tokens=byte.bin"], "data.tokens = \"byte.bin\""),
+        (&["data.text=[]", "data.tokens=byte.bin"], "byte.bin\" makes ids (byte, 256 ids)"),
     ] {
         let words =
             [given, "the model of hf has learned (tokenizer.json (WordLevel), 16 ids)", "data.new_tokenizer"];

@@ -86,7 +86,11 @@ fn roles_of_special_tokens_come_from_the_files() {
         ),
         (vec![config(json!({"eos_token": null, "bos_token": "</s>"}))], None, &[]),
         (vec![config(json!({"pad_token": "</s>"})), model(json!({"eos_token_id": 5}))], Some(5), &[]),
-        (vec![generation(json!({"eos_token_id": [4, 5]}))], Some(4), &[]),
+        (
+            vec![generation(json!({"eos_token_id": [4, 5]}))],
+            Some(4),
+            &["guessed by their spelling: bos_token \"<|endoftext|>\", mask_token \"[MASK]\""],
+        ),
         (
             vec![config(json!({"eos_token": "</s>"})), generation(json!({"eos_token_id": [4, 5]}))],
             Some(4),
@@ -199,7 +203,7 @@ fn documents_of_bytes_and_characters_have_a_boundary() {
     write(a.clone(), "ab");
     write(b.clone(), "ba<|endoftext|>");
     let (one, two) = (corpus(&[&a]).unwrap(), corpus(&[&a, &b]).unwrap());
-    for (key, alone, end) in [("byte", 256, 255), ("char", 2, 11)] {
+    for (key, alone, end) in [("byte", 256, 255), ("char", 2, 12)] {
         let single = Tokenizer::from_key(key, Some(&one)).unwrap();
         assert_eq!((single.vocab_size(), single.separator()), (alone, None), "{key}");
         let tokenizer = Tokenizer::from_key(key, Some(&two)).unwrap();
