@@ -54,7 +54,7 @@ use without_feature::Gpt2;
 #[derive(Clone)]
 pub struct Tokenizer {
     algorithm: Arc<Algorithm>,
-    /// Of bytes and characters: whether a token separates documents.
+    /// Whether a token separates documents of bytes or characters.
     separated: bool,
 }
 
