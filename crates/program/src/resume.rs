@@ -13,7 +13,7 @@ use phalanx_models::Model;
 use phalanx_trace::DType;
 use phalanx_train::RunConfig;
 use phalanx_train::config::{
-    Communication, Float, MemoryConfig, OptimizerKind, Placement, PrecisionConfig, Products, ScheduleKind,
+    Communication, DataConfig, Float, MemoryConfig, OptimizerKind, Placement, PrecisionConfig, Products, ScheduleKind,
 };
 use phalanx_train::dataset::{DataDigests, TOKENS_FILE};
 use phalanx_train::learned::Learned;
@@ -94,19 +94,8 @@ pub fn resume(
     let (before, mut config) = (stored.given.config()?, given.config()?);
     let said = |key: &str| args.overrides.set.iter().any(|set| set.trim_start().starts_with(key));
     let said_or_in_file = |key: &str| file.as_ref().is_some_and(|file| file.has(key)) || said(key);
-    if config.world_size() != before.world_size() && !said_or_in_file("train.threads") {
-        given.leave_out("train.threads");
-        config = given.config()?;
-    }
-    let key = "device.communication";
-    if before.device.communication != Communication::Auto
-        && !said_or_in_file(key)
-        && !stored.first_given.has(key)
-    {
-        // Decided for the cards and libraries of then; the bits do not depend on it.
-        given.leave_out(key);
-        config = given.config()?;
-    }
+    leave_out_decisions(&mut given, [&before, &config], &stored.first_given, said_or_in_file);
+    config = given.config()?;
     notes.extend(kept_kernels::keep(&mut given, &before, environment, said("device.kernels")));
     notes.extend(leave_out(&mut given, [&before, &config], said_or_in_file));
     config = given.config()?;
@@ -121,27 +110,11 @@ pub fn resume(
             None
         }
         Some(checkpoint) => {
-            let model = model_of(&checkpoint)?;
-            fill_shape(&mut given, &config, &checkpoint, &*model)?;
-            check_states(&config, &checkpoint)?;
-            notes.extend(precision_note(&config.precision, &checkpoint));
-            let changes = Changes { before: &before, now: &config, checkpoint: &checkpoint };
-            changes.lines()?.iter().for_each(|line| warn(line));
-            let ahead = Ahead::of(&config, &checkpoint)?;
-            if let Some(line) = ahead.refuse_zeros()? {
-                warn(&line);
-            }
-            notes.extend(learning_rate::note(&before, ahead));
-            notes.push(format!("resuming from step {} ({})", checkpoint.step(), checkpoint.dir().display()));
+            let model = from_checkpoint(&mut given, [&before, &config], &checkpoint, (warn, &mut notes))?;
             Some((checkpoint, model))
         }
     };
-    let same_data = config.data.text == before.data.text
-        && config.data.extensions == before.data.extensions
-        && config.data.text_key == before.data.text_key
-        && config.data.plain == before.data.plain
-        && config.data.tokens == before.data.tokens
-        && config.data.tokenizer == before.data.tokenizer;
+    let same_data = has_same_data(&before.data, &config.data);
     if same_data && !args.data.is_empty() && checkpoint.is_some() {
         warn(
             "--data names the text that the run has: it goes on with its own tokens.bin, and what was changed in these files \
@@ -161,6 +134,54 @@ pub fn resume(
     let other_data = said("data.tokens") || has_other_data(&before, &config);
     let trained = (has_learned && other_data).then_some(before);
     Ok(Resumed { given, checkpoint, starts: false, same_data, tokens, trained, learned, notes })
+}
+
+/// Leaves out what the program had decided for the ranks and cards of the run until now, unless the user gave it.
+fn leave_out_decisions(
+    given: &mut UserConfig,
+    [before, config]: [&RunConfig; 2],
+    first_given: &UserConfig,
+    said_or_in_file: impl Fn(&str) -> bool,
+) {
+    if config.world_size() != before.world_size() && !said_or_in_file("train.threads") {
+        given.leave_out("train.threads");
+    }
+    // Decided for the cards and libraries of then; the bits do not depend on it.
+    let key = "device.communication";
+    if before.device.communication != Communication::Auto && !said_or_in_file(key) && !first_given.has(key) {
+        given.leave_out(key);
+    }
+}
+
+/// Checks the configuration against the checkpoint from which the run goes on, and says what changes; returns its model.
+fn from_checkpoint(
+    given: &mut UserConfig,
+    [before, config]: [&RunConfig; 2],
+    checkpoint: &Checkpoint,
+    (warn, notes): (&mut dyn FnMut(&str), &mut Vec<String>),
+) -> Result<Arc<dyn Model>> {
+    let model = model_of(checkpoint)?;
+    fill_shape(given, config, checkpoint, &*model)?;
+    check_states(config, checkpoint)?;
+    notes.extend(precision_note(&config.precision, checkpoint));
+    Changes { before, now: config, checkpoint }.lines()?.iter().for_each(|line| warn(line));
+    let ahead = Ahead::of(config, checkpoint)?;
+    if let Some(line) = ahead.refuse_zeros()? {
+        warn(&line);
+    }
+    notes.extend(learning_rate::note(before, ahead));
+    notes.push(format!("resuming from step {} ({})", checkpoint.step(), checkpoint.dir().display()));
+    Ok(model)
+}
+
+/// Whether the tokens of a run can stay: nothing changes from which they are made.
+fn has_same_data(before: &DataConfig, now: &DataConfig) -> bool {
+    now.text == before.text
+        && now.extensions == before.extensions
+        && now.text_key == before.text_key
+        && now.plain == before.plain
+        && now.tokens == before.tokens
+        && now.tokenizer == before.tokenizer
 }
 
 /// What the model of `checkpoint` has learned. The tokenizer of a run whose data stays is in its token file.

@@ -10,6 +10,7 @@ use super::files::{
     TOKENIZER_FILE, VOCAB_JSON, VOCAB_TXT,
 };
 use super::from_files::FromFiles;
+use super::printable_bytes::printable_bytes;
 use super::special_tokens::SpecialToken;
 
 /// Keys of `config.json` and `generation_config.json` that hold the ids of special tokens, and the tokens' roles.
@@ -198,19 +199,6 @@ pub(super) fn byte_pairs(vocab: Map<String, Value>, merges: Vec<String>) -> Valu
         "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "vocab": vocab, "merges": merges,
     });
     content_of(bytes.clone(), bytes, model)
-}
-
-/// A character that can be printed for each byte, as GPT-2's vocabulary spells them.
-pub(super) fn printable_bytes() -> Vec<char> {
-    let as_is = |byte: u8| matches!(byte, 33..=126 | 161..=172 | 174..=255);
-    let mut others = (256u32..).filter_map(char::from_u32);
-    (0..=255u8)
-        .map(
-            |byte| {
-                if as_is(byte) { char::from(byte) } else { others.next().expect("more than 256 characters") }
-            },
-        )
-        .collect()
 }
 
 /// One id for each of `chars`, in their order. Another character is an error of the library, as it is here.

@@ -19,6 +19,7 @@ mod gpt2;
 #[cfg(feature = "tokenizers")]
 mod hugging_face;
 mod hugging_face_files;
+mod printable_bytes;
 mod settings;
 mod spec;
 mod special_tokens;
