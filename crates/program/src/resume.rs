@@ -13,7 +13,8 @@ use phalanx_models::Model;
 use phalanx_trace::DType;
 use phalanx_train::RunConfig;
 use phalanx_train::config::{
-    Communication, DataConfig, Float, MemoryConfig, OptimizerKind, Placement, PrecisionConfig, Products, ScheduleKind,
+    Communication, DataConfig, Float, MemoryConfig, OptimizerKind, Placement, PrecisionConfig, Products,
+    ScheduleKind,
 };
 use phalanx_train::dataset::{DataDigests, TOKENS_FILE};
 use phalanx_train::learned::Learned;
@@ -110,7 +111,7 @@ pub fn resume(
             None
         }
         Some(checkpoint) => {
-            let model = from_checkpoint(&mut given, [&before, &config], &checkpoint, (warn, &mut notes))?;
+            let model = from_checkpoint(&mut given, [&before, &config], &checkpoint, warn, &mut notes)?;
             Some((checkpoint, model))
         }
     };
@@ -158,7 +159,8 @@ fn from_checkpoint(
     given: &mut UserConfig,
     [before, config]: [&RunConfig; 2],
     checkpoint: &Checkpoint,
-    (warn, notes): (&mut dyn FnMut(&str), &mut Vec<String>),
+    warn: &mut dyn FnMut(&str),
+    notes: &mut Vec<String>,
 ) -> Result<Arc<dyn Model>> {
     let model = model_of(checkpoint)?;
     fill_shape(given, config, checkpoint, &*model)?;

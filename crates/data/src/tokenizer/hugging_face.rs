@@ -9,7 +9,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use tokenizers::{Model, ModelWrapper, NormalizedString, Normalizer, Tokenizer};
 
-use super::printable_bytes::printable_bytes;
+use super::layout::printable_bytes;
 use super::settings::Changes;
 use super::special_tokens::AddedToken;
 use crate::windows::Placed;

@@ -10,7 +10,7 @@ use super::files::{
     TOKENIZER_FILE, VOCAB_JSON, VOCAB_TXT,
 };
 use super::from_files::FromFiles;
-use super::printable_bytes::printable_bytes;
+use super::layout::{byte_pairs, content_of, printable_bytes};
 use super::special_tokens::SpecialToken;
 
 /// Keys of `config.json` and `generation_config.json` that hold the ids of special tokens, and the tokens' roles.
@@ -172,14 +172,6 @@ fn add(content: &mut Value, token: &str, id: u32) {
     }
 }
 
-/// A `tokenizer.json` without special tokens.
-pub(super) fn content_of(pre_tokenizer: Value, decoder: Value, model: Value) -> Value {
-    json!({
-        "version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null,
-        "pre_tokenizer": pre_tokenizer, "post_processor": null, "decoder": decoder, "model": model,
-    })
-}
-
 /// Byte-pair encoding of bytes as GPT-2 has it: `tokens` in the order of their ids, and pairs of ids to merge, the
 /// earlier first.
 fn byte_level(tokens: &[Vec<u8>], merges: &[[usize; 2]]) -> Value {
@@ -188,17 +180,6 @@ fn byte_level(tokens: &[Vec<u8>], merges: &[[usize; 2]]) -> Value {
     let tokens: Vec<String> = tokens.iter().map(spelled).collect();
     let merges: Vec<String> = merges.iter().map(|[a, b]| format!("{} {}", tokens[*a], tokens[*b])).collect();
     byte_pairs(tokens.into_iter().zip(0u32..).map(|(token, id)| (token, json!(id))).collect(), merges)
-}
-
-/// Byte-pair encoding of bytes, spelled as GPT-2's vocabulary spells them.
-pub(super) fn byte_pairs(vocab: Map<String, Value>, merges: Vec<String>) -> Value {
-    let bytes =
-        json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true});
-    let model = json!({
-        "type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
-        "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "vocab": vocab, "merges": merges,
-    });
-    content_of(bytes.clone(), bytes, model)
 }
 
 /// One id for each of `chars`, in their order. Another character is an error of the library, as it is here.

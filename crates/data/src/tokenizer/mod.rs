@@ -19,7 +19,7 @@ mod gpt2;
 #[cfg(feature = "tokenizers")]
 mod hugging_face;
 mod hugging_face_files;
-mod printable_bytes;
+mod layout;
 mod settings;
 mod spec;
 mod special_tokens;
@@ -59,6 +59,7 @@ pub struct Tokenizer {
     separated: bool,
 }
 
+#[allow(clippy::large_enum_variant, reason = "there is one of it in a tokenizer, behind an `Arc`")]
 enum Algorithm {
     Byte,
     Char(CharVocabulary),

@@ -161,7 +161,8 @@ fn set_prefix_space(part: &mut Value, given: bool) -> bool {
         }
         Some("Sequence") => {
             let parts = part["pretokenizers"].as_array_mut().into_iter().flatten();
-            return parts.fold(false, |found, part| set_prefix_space(part, given) || found);
+            // All of them, also behind the first that has the key.
+            return parts.filter_map(|part| set_prefix_space(part, given).then_some(())).count() > 0;
         }
         _ => return false,
     }

@@ -4,7 +4,7 @@ use serde_json::{Map, Value, json};
 
 use super::class::{Class, NamedClass};
 use super::files::{MERGES, TOKENIZER_CONFIG, TokenizerFiles, VOCAB_JSON, VOCAB_TXT};
-use super::hugging_face_files::{byte_pairs, content_of};
+use super::layout::{byte_pairs, content_of};
 
 /// The way out for files that are not read.
 const CONVERT: &str =
