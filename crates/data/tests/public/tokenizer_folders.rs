@@ -8,6 +8,9 @@ use serde_json::{Value, json};
 
 use crate::{assert_says, corpus, folder, write};
 
+/// Names and contents of the files of a folder.
+type Files = Vec<(&'static str, String)>;
+
 /// A word-level tokenizer.json with these added special tokens, from id 3 on.
 fn words(added: &[&str]) -> String {
     let token = |(content, id): (&&str, u32)| {
@@ -75,7 +78,7 @@ fn roles_of_special_tokens_come_from_the_files() {
     let object =
         json!({"content": "</s>", "lstrip": false, "rstrip": false, "normalized": false, "special": true});
     // What stands beside tokenizer.json, the separator, and what is told.
-    let table: [(Vec<(&str, String)>, Option<u32>, &[&str]); 13] = [
+    let table: [(Files, Option<u32>, &[&str]); 13] = [
         (vec![config(json!({"eos_token": "</s>"}))], Some(4), &[]),
         (vec![config(json!({"eos_token": object}))], Some(4), &[]),
         (vec![map(json!({"eos_token": "[EOS]"}))], Some(5), &[]),
@@ -146,7 +149,7 @@ fn what_cannot_be_read_is_refused_by_name() {
     let merges = |text: &str| ("merges.txt", text.to_string());
     let pieces = || ("vocab.txt", "[PAD]\n[UNK]\n[CLS]\n[SEP]\na\n".to_string());
     let spm = |name| (name, "\0".to_string());
-    let table: [(Vec<(&str, String)>, &[&str]); 18] = [
+    let table: [(Files, &[&str]); 18] = [
         (vec![spm("tokenizer.model")], &["tokenizer.model", "SentencePiece", "save_pretrained"]),
         (vec![spm("spiece.model"), config(json!({}))], &["spiece.model", "SentencePiece"]),
         (vec![spm("tekken.json")], &["tekken.json", "save_pretrained"]),
