@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
+use crate::TokenFormat;
 use crate::content::{Foreign, other_encoding};
 
 /// An error of the data: the user's files, paths or numbers.
@@ -331,6 +332,97 @@ pub enum DataError {
         path: PathBuf,
         /// Why it is not a token file.
         reason: String,
+    },
+
+    /// A token file that is probably something else.
+    #[error(
+        "{} does not look like token ids ({ids}): {is}; {advice}. If it is meant as it is, set data.unusual_tokens = \
+         true", .path.display()
+    )]
+    LooksLike {
+        /// The file.
+        path: PathBuf,
+        /// The type of ids that it would be read as.
+        ids: &'static str,
+        /// What it looks like.
+        is: String,
+        /// What to do.
+        advice: String,
+    },
+
+    /// A type of ids that the file's header contradicts.
+    #[error(
+        "data.token_type = {given:?}, but the header of {} ({format} format) says that its ids are {found}: leave \
+         data.token_type out, which is for bare ids", .path.display()
+    )]
+    OtherTokenType {
+        /// The file.
+        path: PathBuf,
+        /// Its format.
+        format: TokenFormat,
+        /// The type in its header.
+        found: &'static str,
+        /// The type that the user gave.
+        given: &'static str,
+    },
+
+    /// A pattern that no file matches.
+    #[error(
+        "no token file matches {}: {reason} (relative paths start at the current folder; * and ? stand for a part of \
+         one name, and {{a,b}} is not understood)", .pattern.display()
+    )]
+    NoMatch {
+        /// What the user wrote.
+        pattern: PathBuf,
+        /// Why.
+        reason: String,
+    },
+
+    /// More token files than are kept open.
+    #[error(
+        "{given} or more token files are named, and at most {most} are read as one: join them into larger ones"
+    )]
+    TooManyFiles {
+        /// How many so far.
+        given: usize,
+        /// The largest number.
+        most: usize,
+    },
+
+    /// Token files that do not go together.
+    #[error(
+        "{} and {} do not go together: the former is {former}, the latter {latter}; files of one run need one format, \
+         one type of ids and one tokenizer: make them again, alike", .one.display(), .other.display()
+    )]
+    UnlikeTokens {
+        /// A file.
+        one: PathBuf,
+        /// Another one.
+        other: PathBuf,
+        /// What the first is.
+        former: String,
+        /// What the other is.
+        latter: String,
+    },
+
+    /// Tokens that are given twice.
+    #[error("{} and {} {what}: leave one of them out", .one.display(), .other.display())]
+    TokensTwice {
+        /// A file.
+        one: PathBuf,
+        /// The same file, or one of the same content.
+        other: PathBuf,
+        /// What both are.
+        what: &'static str,
+    },
+
+    /// A training part or a validation part that is too short for a sequence.
+    #[error("{what}; {advice}")]
+    PartTooShort {
+        /// Which part, how many tokens it has, and how many are needed.
+        what: String,
+        /// What to do: values that work.
+        advice: String,
     },
 
     /// A file whose header and length disagree.

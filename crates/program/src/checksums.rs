@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 /// Name of the file.
 pub const CHECKSUMS_FILE: &str = "checksums.json";
 
-/// Largest file that is read: three names and checksums.
+/// Largest file that is read: three names, and the checksums of thousands of token files.
 const MAX_BYTES: u64 = 1 << 20;
 
 /// blake3 in hexadecimal of each file; `None` for one that the run does not have or whose checksum is unknown.
@@ -27,7 +27,8 @@ pub struct Checksums {
     /// `given.toml`.
     #[serde(rename = "given.toml")]
     pub given: Option<String>,
-    /// The token file that the configuration names: `tokens.bin`, or one elsewhere.
+    /// The token files that the configuration names, as [`ScannedTokens`](phalanx_train::token_data::ScannedTokens) joins
+    /// their checksums, or `tokens.bin`.
     pub tokens: Option<String>,
 }
 
@@ -43,7 +44,8 @@ impl Checksums {
             other => other.with_context(|| format!("cannot read {}", path.display()))?,
         };
         let entries: BTreeMap<String, Option<String>> = serde_json::from_slice(&text).unwrap_or_default();
-        let is_digest = |text: &String| text.len() == 64 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+        let is_one = |text: &str| text.len() == 64 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+        let is_digest = |text: &String| text.split(['+', '|']).all(is_one);
         match serde_json::from_slice(&text) {
             Ok(checksums) if entries.len() == 3 && entries.values().flatten().all(is_digest) => {
                 Ok(Some(checksums))

@@ -141,6 +141,8 @@ pub fn resume(
         && config.data.text_key == before.data.text_key
         && config.data.plain == before.data.plain
         && config.data.tokens == before.data.tokens
+        && config.data.validation_tokens == before.data.validation_tokens
+        && config.data.token_type == before.data.token_type
         && config.data.tokenizer == before.data.tokenizer;
     if same_data && !args.data.is_empty() && checkpoint.is_some() {
         warn(
@@ -149,7 +151,8 @@ pub fn resume(
         );
     }
     // A token file that is named again may have changed.
-    let tokens = stored.tokens.filter(|_| same_data && !said("data.tokens"));
+    let names_tokens = said("data.tokens") || said("data.validation_tokens");
+    let tokens = stored.tokens.filter(|_| same_data && !names_tokens);
     let learned = match &checkpoint {
         None => None,
         Some((checkpoint, _)) => {
@@ -158,7 +161,7 @@ pub fn resume(
         }
     };
     let has_learned = checkpoint.as_ref().is_some_and(|(checkpoint, _)| checkpoint.step() > 0);
-    let other_data = said("data.tokens") || has_other_data(&before, &config);
+    let other_data = names_tokens || has_other_data(&before, &config);
     let trained = (has_learned && other_data).then_some(before);
     Ok(Resumed { given, checkpoint, starts: false, same_data, tokens, trained, learned, notes })
 }

@@ -1,11 +1,12 @@
 //! Sets a run up: tokens, model and plan are prepared and checked, and only then written into the run folder, together.
 
+use std::iter;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use phalanx_data::{DataError, TOKENIZER_FILE, TokenFile, Tokenizer};
 use phalanx_tensor::ProductMethod;
-use phalanx_train::config::DeviceKind;
+use phalanx_train::config::{DeviceKind, Paths};
 use phalanx_train::dataset::{self, DataDigests, DataRead, Prepared, TOKENS_FILE};
 use phalanx_train::learned::Learned;
 use phalanx_train::run_files::CONFIG_FILE;
@@ -165,7 +166,7 @@ impl Tokens {
         let tokenizer = self.prepared.tokenizer.as_ref();
         let origin = match (tokenizer, &config.data.tokens) {
             (Some(tokenizer), _) => format!("the tokenizer {}", tokenizer.describe()),
-            (None, Some(file)) => file.clone(),
+            (None, Some(files)) => files.shown(),
             (None, None) => "the data".to_string(),
         };
         Vocabulary { ids: self.prepared.vocab, origin, mask: tokenizer.and_then(Tokenizer::mask) }
@@ -214,13 +215,8 @@ fn stored_tokens(folder: &RunFolder, staged: &Staged) -> Result<Prepared> {
         );
     }
     let (tokens, vocab) = (file.len() as u64, tokenizer.vocab_size());
-    Ok(Prepared {
-        tokens,
-        vocab,
-        tokenizer: Some(tokenizer),
-        read: DataRead::of_tokens(&file)?,
-        notes: Vec::new(),
-    })
+    let read = DataRead::of_tokens(iter::once(&file))?;
+    Ok(Prepared { tokens, vocab, tokenizer: Some(tokenizer), read, notes: Vec::new() })
 }
 
 /// Makes the plan, which must fit, and checks every token.
@@ -234,7 +230,11 @@ fn plan(
     let Resolved { config, model, .. } = &resolved;
     let opened = Dataset::open_checked(config, &folder, model.shape().vocab, expected.as_deref());
     let tokenizer = prepared.tokenizer.as_ref();
-    let (data, blake3) = opened.map_err(|error| what_to_do(error, config, is_new, tokenizer))?;
+    let (data, scanned) = opened.map_err(|error| what_to_do(error, config, is_new, tokenizer))?;
+    scanned.notes.iter().for_each(|line| note(line));
+    if show == Show::Progress {
+        scanned.files.iter().for_each(|line| note(line));
+    }
     let report = DataReport::new(prepared.read.clone(), &data, config);
     let planned = Planned::of(resolved, data.evaluated())?.across(across);
     let planned = kept_budget::keep(planned, crate::fit::budgets, RunPlan::new)?;
@@ -244,7 +244,7 @@ fn plan(
         notes.iter().for_each(|line| note(line));
     }
     let tokenizer = tokenizer.map(Tokenizer::digest);
-    Ok((data, report, planned, DataDigests { tokens: Some(blake3), tokenizer }))
+    Ok((data, report, planned, DataDigests { tokens: Some(scanned.checksums), tokenizer }))
 }
 
 /// Adds advice to the error for tokens that differ from those of the run, or for which the model has no rows.
@@ -266,9 +266,10 @@ fn what_to_do(
                 tokenizer.describe()
             )
         }
-        (DataError::NotTheTokens { .. }, Some(file)) => format!(
-            "{file} was changed since (or checksums.json was, which has its checksum): put it back, or train on it as it is now with --set data.tokens={}",
-            resume::shell_word(file)
+        (DataError::NotTheTokens { .. }, Some(files)) => format!(
+            "it was changed since (or checksums.json was, which has its checksum): put it back, or train on the files as \
+             they are now with --set data.tokens={}",
+            resume::shell_word(&assigned(files))
         ),
         (DataError::NotTheTokens { .. }, None) if is_new => {
             "tokens.bin is missing, and the text of data.text was changed since: put one of them \
@@ -283,6 +284,14 @@ fn what_to_do(
         _ => return error.into(),
     };
     anyhow::anyhow!("{error}; {advice}; nothing was changed")
+}
+
+/// The files as `--set` takes them.
+fn assigned(files: &Paths) -> String {
+    match files {
+        Paths::One(file) => file.clone(),
+        Paths::Several(files) => format!("{files:?}"),
+    }
 }
 
 /// Floating-point operations per second of the threads of all ranks together, at most those of all cores; or of their cards, by

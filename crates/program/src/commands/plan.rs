@@ -24,7 +24,11 @@ use crate::{cards, kept_budget, machine, machine_profile, output, placement_budg
 pub fn plan(args: &PlanArgs, environment: Environment) -> Result<()> {
     let path = args.config.as_deref().context("give a configuration (TOML), as examples/quickstart.toml")?;
     let given = UserConfig::read(path)?.with(&args.overrides, &args.data)?;
-    let (mut resolved, Estimate { evaluated, data }) = resolve(&given, Purpose::Plan, None, estimate_data)?;
+    let (mut resolved, Estimate { evaluated, data, notes }) =
+        resolve(&given, Purpose::Plan, None, estimate_data)?;
+    if !args.json {
+        notes.iter().for_each(|line| output::note(line));
+    }
     if let (Some(Placement::Auto), Some(bytes)) = (resolved.config.memory.placement, args.device_memory) {
         resolved.config = resolved.config.with(|config| placement_budget::set_device(config, bytes))?;
     }
@@ -63,6 +67,7 @@ pub fn plan(args: &PlanArgs, environment: Environment) -> Result<()> {
     if args.json {
         let mut figures = plan_report::to_json(&planned);
         figures["data"] = json!(data.as_ref().map(DataReport::to_json));
+        figures["notes"] = json!(notes);
         figures["placement"] = if args.placement { placement().to_json() } else { json!(null) };
         figures["available_bytes"] = json!(machine::available().map(|available| available.bytes));
         figures["verdict"] = json!(verdict.as_ref().map(Verdict::to_json));

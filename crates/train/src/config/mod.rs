@@ -4,29 +4,35 @@
 //! [`RunConfig::check`] (in [`check`]) says what cannot work, naming the key, before anything is
 //! allocated. The binary reads files and `--set` into this type; each room receives only its part.
 
+use phalanx_data::TokenType;
 use phalanx_models::Arch;
 use phalanx_tensor::{DType, ProductMethod};
 use serde::{Deserialize, Serialize};
 
 mod bounds;
 pub mod check;
+mod data;
 pub mod device;
+mod keep_checkpoints;
 mod keep_packed_weights;
 mod kernels;
 mod learning_rate;
 pub mod memory;
 pub mod parallel;
+mod paths;
 pub mod placement;
 mod resolved;
 mod update_in_backward;
 
 pub use check::ConfigError;
 pub use device::{CUDA_HEAD_MAX, Communication, DeviceChoice, DeviceConfig, DeviceKind, SimulatedDevice};
+pub use keep_checkpoints::{Keep, KeepWord};
 pub(crate) use keep_packed_weights::packed_bytes;
 pub use keep_packed_weights::{KeepPacked, KeptPacked};
 pub use kernels::{KernelChoice, KernelSet};
 pub use memory::{Checkpointing, CheckpointingWord, Chunk, ChunkWord, MemoryConfig, Tier, UpdateOn};
 pub use parallel::{CutBy, ParallelConfig, Updates};
+pub use paths::Paths;
 pub use placement::{AutoPlacement, Fractions, Placement, PlacementRule};
 pub use resolved::ResolvedConfig;
 
@@ -149,9 +155,16 @@ pub struct DataConfig {
     /// bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_skipped: Option<f64>,
-    /// A token file, instead of text.
+    /// Token files, instead of text, by paths and patterns; they are read one after the other.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub tokens: Option<String>,
+    pub tokens: Option<Paths>,
+    /// Token files for evaluation, instead of the fraction `validation`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub validation_tokens: Option<Paths>,
+    /// How ids are stored in token files without a header: `u8`, `u16`, `u32`, `i64`; `auto` is `u16`.
+    pub token_type: TokenType,
+    /// Whether token files are accepted that look like something else, as zeros or text.
+    pub unusual_tokens: bool,
     /// `byte`, `char`, `gpt2`, or the path of a Hugging Face `tokenizer.json` or of a folder with tokenizer files. When left
     /// out: the tokenizer of the folder `model.init` or of the resumed run, else `byte`.
     pub tokenizer: String,
@@ -177,6 +190,9 @@ impl Default for DataConfig {
             plain: Vec::new(),
             max_skipped: None,
             tokens: None,
+            validation_tokens: None,
+            token_type: TokenType::Auto,
+            unusual_tokens: false,
             tokenizer: "byte".into(),
             new_tokenizer: false,
             mask_token: None,
@@ -432,34 +448,6 @@ pub enum ScheduleKind {
     Linear,
     /// `lr`.
     Constant,
-}
-
-/// Which checkpoints of a run stay.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(untagged)]
-pub enum Keep {
-    /// So many of the newest; 0 is another word for all.
-    Newest(usize),
-    /// In words.
-    Word(KeepWord),
-}
-
-/// Words for [`Keep`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum KeepWord {
-    /// Every checkpoint.
-    All,
-}
-
-impl Keep {
-    /// The number of newest checkpoints that stay; None for all.
-    pub fn newest(self) -> Option<usize> {
-        match self {
-            Keep::Newest(0) | Keep::Word(KeepWord::All) => None,
-            Keep::Newest(count) => Some(count),
-        }
-    }
 }
 
 /// `[train]`
