@@ -232,8 +232,8 @@ fn full_pipe() -> (OwnedFd, OwnedFd) {
 /// The messages of a run whose rank 0 writes its progress to a pipe that nobody reads until the ranks have ended.
 fn unread(home: &Home, more: &[&str], meanwhile: impl FnOnce(&Child)) -> String {
     let (read, write) = full_pipe();
-    // On the processor, of which nothing is said before the ranks start.
-    let processor = ["--nproc", "2", "--set", "device.kind=cpu"];
+    // On the processor, and without checkpoints that are removed: of both, nothing is said before the ranks start.
+    let processor = ["--nproc", "2", "--set", "device.kind=cpu", "--set", "train.keep=all"];
     let mut command = home.command(&[&ENDLESS[..], &processor, more].concat());
     let child = command.stdout(Stdio::null()).stderr(Stdio::from(write)).spawn().unwrap();
     // The command holds a copy of the end that is written to.
