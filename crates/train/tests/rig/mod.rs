@@ -337,6 +337,13 @@ fn one_rank(
     let step_peak = engine.device().arena().phase_peak().unwrap_or_default();
     let mut windows = Batch::with_rows(config.batch.global / config.data(), config.model.seq);
     windows.tokens.fill(1);
+    if config.model.arch == phalanx_models::Arch::BERT {
+        let seq = config.model.seq;
+        windows
+            .targets
+            .chunks_mut(seq)
+            .for_each(|row| row[..seq - Masking::predicted(seq)].fill(NOT_PREDICTED));
+    }
     losses.push(engine.evaluate(&windows).unwrap().loss);
     match &checkpoints.save {
         None => engine.save(|_, _| Ok(())).unwrap(),
