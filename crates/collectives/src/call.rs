@@ -6,6 +6,7 @@
 
 use std::sync::Arc;
 
+use phalanx_simd::sums::Element;
 use phalanx_tensor::{DType, Tensor};
 use phalanx_trace::{Collective, CollectiveOp, Placements, Site};
 
@@ -115,7 +116,7 @@ impl Call {
         }
         if matches!(op, AllReduce | ReduceScatter | Reduce) {
             let dtype = self.dtype();
-            assert!(crate::reduction::can_sum(dtype), "{name} at {site}: {} cannot be summed", dtype.name());
+            assert!(element_of(dtype).is_some(), "{name} at {site}: {} cannot be summed", dtype.name());
         }
     }
 
@@ -168,6 +169,22 @@ pub fn sent_bytes(
         Broadcast | Scatter | Gather | Recv | Barrier => 0,
     };
     (elements * dtype.bytes()) as u64
+}
+
+/// The element of a sum of this type, if values of it can be summed.
+pub fn element_of(dtype: DType) -> Option<Element> {
+    match dtype {
+        DType::F64 => Some(Element::F64),
+        DType::F32 => Some(Element::F32),
+        DType::BF16 => Some(Element::Bf16),
+        DType::F16 => Some(Element::F16),
+        DType::U32 => None,
+    }
+}
+
+/// The same, of a call that was checked ([`Call::check`]).
+pub(crate) fn summed(dtype: DType) -> Element {
+    element_of(dtype).unwrap_or_else(|| unreachable!("Call::check refuses {dtype:?}"))
 }
 
 #[cfg(test)]

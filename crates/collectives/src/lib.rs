@@ -3,7 +3,7 @@
 //! [`Group`] is the one trait that the rest of the engine sees, always passed, never ambient. Work in
 //! flight owns its buffers ([`Pending`]). Implementations: [`Solo`] for a world of one,
 //! [`shared_memory`] for ranks of one host as threads or as processes, [`network`] for ranks of several hosts, [`MetaGroup`]
-//! that only records. Every reduction adds along one fixed tree ([`reduction`]), so whoever moves the bytes,
+//! that only records. Every reduction adds along one fixed tree ([`phalanx_simd::sums`]), so whoever moves the bytes,
 //! the sums have the same bits. Every call is compared with the peers' before a byte moves.
 
 pub mod bench;
@@ -19,14 +19,13 @@ mod parts;
 pub mod pending;
 mod placement;
 pub mod pretended;
-pub mod reduction;
 pub mod secure;
 pub mod shared_memory;
 pub mod solo;
 pub mod staged;
 pub mod statistics;
 
-pub use call::{Buffers, Call};
+pub use call::{Buffers, Call, element_of};
 pub use error::CollectiveError;
 pub use group::Group;
 pub use hosts::Hosts;

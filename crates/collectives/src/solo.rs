@@ -4,12 +4,13 @@
 //! only what accumulates is added, and rounded, as in any group. It is over when submit returns.
 
 use phalanx_simd::Isa;
+use phalanx_simd::sums;
 use phalanx_trace::CollectiveOp;
 
+use crate::call::summed;
 use crate::call::{Buffers, Call};
 use crate::group::Group;
 use crate::pending::Pending;
-use crate::reduction;
 use crate::statistics::{Statistics, Tally};
 
 /// The group of a single rank.
@@ -57,7 +58,7 @@ impl Group for Solo {
                 // the processor has the instruction set (limited where it was set).
                 unsafe {
                     if sums {
-                        reduction::sum(self.isa, dtype, &[from], to, elements, true);
+                        sums::sum(self.isa, summed(dtype), &[from], to, elements, true);
                     } else {
                         phalanx_simd::copy(self.isa, from, to, elements * dtype.bytes());
                     }

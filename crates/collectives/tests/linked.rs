@@ -9,8 +9,7 @@ use std::time::Duration;
 
 use half::{bf16, f16};
 use phalanx_collectives::linked::linked;
-use phalanx_collectives::reduction;
-use phalanx_collectives::{CollectiveError, Group, Isa, Options};
+use phalanx_collectives::{CollectiveError, Group, Isa, Options, element_of};
 use phalanx_tensor::backend::{Call, DiskTransfer, StreamEvent, Timer};
 use phalanx_tensor::links::{
     INVITATION_BYTES, Invitation, LinkId, LinkMark, LinkStep, Message, PartsSum, Span,
@@ -127,7 +126,14 @@ fn add(sum: &PartsSum) {
         .collect();
     // SAFETY: the call owns all ranges; the target is none of them, or this rank's own part.
     unsafe {
-        reduction::sum(Isa::detect(), sum.dtype, &parts, bytes(sum.target), sum.elements, sum.accumulate)
+        phalanx_simd::sums::sum(
+            Isa::detect(),
+            element_of(sum.dtype).expect("checked"),
+            &parts,
+            bytes(sum.target),
+            sum.elements,
+            sum.accumulate,
+        )
     };
 }
 

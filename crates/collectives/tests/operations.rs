@@ -4,8 +4,11 @@
 mod support;
 
 use half::{bf16, f16};
-use phalanx_collectives::{Group, Solo};
-use phalanx_tensor::DType;
+use phalanx_collectives::{Group, Options, Solo, threads};
+use phalanx_cpu::Cpu;
+use phalanx_simd::sums::LAST_VECTORS;
+use phalanx_simd::{Isa, Lanes, vectorized};
+use phalanx_tensor::{Arena, Category, DType, Device};
 use support::table::{copies, messages, sums};
 use support::{
     HOSTS, Layout, Sample, groups, groups_on, host, same_bits, sample, summed, tensor, tree, values, zeros,
@@ -147,5 +150,45 @@ fn every_rank_has_the_same_bits() {
         let by_hand: Vec<f32> =
             (0..5000).map(|i| tree(&(0..world).map(|r| f32::sample(r, i)).collect::<Vec<_>>())).collect();
         all.iter().for_each(|x| same_bits(x, &by_hand, "all_reduce"));
+    }
+}
+
+/// The vectors that `isa` stands for.
+fn vectors_of(isa: Isa) -> &'static str {
+    vectorized!(fn name() -> &'static str = name_body);
+    #[inline(always)]
+    fn name_body<L: Lanes>() -> &'static str {
+        std::any::type_name::<L>()
+    }
+    name(isa)
+}
+
+/// Groups sum with the instruction set of their options, at most with what the processor has.
+#[test]
+fn groups_keep_to_their_instruction_set() {
+    let sum_in = |group: &dyn Group| {
+        LAST_VECTORS.set("none");
+        let device = Device::new(Cpu::new(1), Arena::heap());
+        let alloc = |elements: usize| {
+            let mut x = device.alloc(DType::F32, [elements], Category::Communication, "x");
+            device.fill(x.view_mut(), 1.0);
+            x
+        };
+        let (_, shard) =
+            group.reduce_scatter(alloc(64 * group.world_size()), alloc(64), true).wait().unwrap();
+        assert!(shard.view().as_slice::<f32>().iter().all(|x| *x == group.world_size() as f32 + 1.0));
+        LAST_VECTORS.get()
+    };
+    for isa in Isa::ALL {
+        let expected = vectors_of(isa.limit(Isa::detect()));
+        assert_eq!(sum_in(&Solo::new("alone").with_isa(isa)), expected, "{isa:?}");
+        let options = Options { isa, overlap: false, ..Options::default() };
+        std::thread::scope(|scope| {
+            for endpoint in threads(2) {
+                let endpoint = endpoint.with_options(options.clone());
+                let sum_in = &sum_in;
+                scope.spawn(move || assert_eq!(sum_in(&*endpoint.group("data")), expected, "{isa:?}"));
+            }
+        });
     }
 }

@@ -1,4 +1,5 @@
-//! Instruction sets of the processor, vectors of 16 f32 on each of them, and [tile registers](tiles).
+//! Instruction sets of the processor, vectors of 16 f32 on each of them, [sums](sums) of the values of ranks, and
+//! [tile registers](tiles).
 //!
 //! A loop is written once, as an `#[inline(always)]` function over slices or over the vectors of [`Lanes`], and
 //! [`vectorized!`] compiles it three times: for AVX-512, for AVX2 with FMA, and for any processor. The caller
@@ -12,6 +13,7 @@ mod copy;
 mod isa;
 pub mod lanes;
 mod number;
+pub mod sums;
 pub mod tiles;
 
 pub use cache::l2_bytes;

@@ -2,7 +2,7 @@
 //!
 //! The transport of the host stays in front: a call is described, met and compared there as any other, before a byte moves, and its waits
 //! notice ranks that stop or fail. Where it would move bytes, the device's link does (`steps.rs` has the steps of each call). Sums have the
-//! order of [`reduction`](crate::reduction), so the bits are those of every other transport.
+//! order of [`phalanx_simd::sums`], so the bits are those of every other transport.
 //!
 //! A call begins after what the device was given before. Who waits for it is blocked until all ranks make it and its steps are issued;
 //! from there on, the device's compute stream waits in the host's place, where the device can order them ([`Links::follow`]), and the

@@ -10,14 +10,15 @@
 
 use std::ops::Range;
 
+use phalanx_simd::sums::{self, Partial, SumTree};
 use phalanx_tensor::DType;
 
+use crate::call::summed;
 use crate::error::CollectiveError;
 use crate::network::exchange::Exchange;
 use crate::network::parcels::{at, copy_to_locals};
 use crate::network::partial_sums::Sums;
 use crate::network::staging::Staging;
-use crate::reduction::{self, Partial, SumTree};
 use crate::shared_memory::transfer::Transfer;
 
 /// Elements of a segment are halved at multiples of this.
@@ -37,7 +38,7 @@ pub(crate) fn run(
     sums: &mut Sums,
     slice: Range<usize>,
 ) -> Result<(), CollectiveError> {
-    let (width, wide) = (t.dtype.bytes(), reduction::wide_bytes(t.dtype));
+    let (width, wide) = (t.dtype.bytes(), summed(t.dtype).wide_bytes());
     let (layout, hosts, isa) = (x.layout, x.layout.hosts(), x.meeting.isa());
     let wide_type = if t.dtype == DType::F64 { DType::F64 } else { DType::F32 };
     let staging = &mut sums.own;
@@ -50,7 +51,7 @@ pub(crate) fn run(
     let sources = &x.meeting.sources_at(slice.start * width)[subtree.ranks.clone()];
     // SAFETY: the ranks are on this host and every source holds the whole (Meeting compared), unwritten while it is read;
     // the target is staging of this rank.
-    unsafe { reduction::sum_wide(isa, t.dtype, sources, own, slice.len()) };
+    unsafe { sums::sum_wide(isa, summed(t.dtype), sources, own, slice.len()) };
     let steps = hosts.trailing_zeros();
     let mut segments = vec![slice.clone()];
     for step in 0..steps {
@@ -66,12 +67,12 @@ pub(crate) fn run(
         // hosts have agreed, and no peer reads it: its sums were sent from staging.
         unsafe {
             if step + 1 < steps {
-                reduction::sum(isa, wide_type, &pair, mine, kept.len(), false);
+                sums::sum(isa, summed(wide_type), &pair, mine, kept.len(), false);
             } else {
                 let tree = SumTree::Sum(Box::new(SumTree::Leaf(0)), Box::new(SumTree::Leaf(1)));
                 let partials = pair.map(|address| Partial { address, is_wide: true });
                 let target = t.source.address.wrapping_add(kept.start * width);
-                reduction::combine(isa, t.dtype, &tree, &partials, target, kept.len(), false);
+                sums::combine(isa, summed(t.dtype), &tree, &partials, target, kept.len(), false);
             }
         }
         segments.push(kept);

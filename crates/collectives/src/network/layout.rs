@@ -3,13 +3,13 @@
 //!
 //! Data is cut into lanes, as many as the host with the fewest members has: member i of every host exchanges lane i with
 //! members i of the others, so all of them move bytes and every link carries its part once. The sum of a group follows
-//! one fixed tree over its ranks ([`crate::reduction`]). A host adds the largest subtrees that lie wholly on it, so that
+//! one fixed tree over its ranks ([`phalanx_simd::sums`]). A host adds the largest subtrees that lie wholly on it, so that
 //! what crosses the network is one value a subtree, and the bits stay those of the tree.
 
 use std::ops::Range;
 
 use crate::hosts::Hosts;
-use crate::reduction::SumTree;
+use phalanx_simd::sums::SumTree;
 
 /// A group's members by host.
 pub(crate) struct Layout {

@@ -12,9 +12,9 @@ use super::layout::Layout;
 use super::line;
 use super::partial_sums::Chunks;
 use super::staging::Staging;
+use crate::call::summed;
 use crate::hosts::Hosts;
 use crate::parts;
-use crate::reduction;
 
 /// Memory of a connection or link beside its buffers: keys, queues, tables.
 const BESIDE_BYTES: usize = 4 << 10;
@@ -96,7 +96,7 @@ fn chunks_of(layout: &Layout, dtype: DType, op: CollectiveOp, count: usize) -> C
                 Chunks::new(layout, dtype, &each, parts::uneven(lane, layout.hosts(), 0).len())
             }
             AllReduce::Halving => {
-                let own_lines = 2 * Staging::lines_for(lane * reduction::wide_bytes(dtype));
+                let own_lines = 2 * Staging::lines_for(lane * summed(dtype).wide_bytes());
                 Chunks { elements: lane, lines: 0, own_lines }
             }
         },

@@ -7,13 +7,14 @@
 //!
 //! Regions are cut in chunks. While a chunk is added, the next one is under way.
 
+use phalanx_simd::sums::{self, Partial};
 use phalanx_tensor::DType;
 
+use crate::call::summed;
 use crate::error::CollectiveError;
 use crate::network::exchange::Exchange;
 use crate::network::layout::Layout;
 use crate::network::staging::Staging;
-use crate::reduction::{self, Partial};
 use crate::shared_memory::memory::MemoryRange;
 use crate::shared_memory::transfer::Transfer;
 
@@ -103,7 +104,7 @@ impl Chunks {
         let subtrees_of = |host: usize| layout.subtrees_of(host).count();
         let (parts, subtrees) = (max(&regions_of), max(&subtrees_of));
         let bytes = (CHUNKS_BYTES / (hosts - 1).max(1)).min(CHUNK_BYTES) / (parts * subtrees);
-        let width = reduction::wide_bytes(dtype);
+        let width = summed(dtype).wide_bytes();
         let max_elements = (bytes / width).max(CHUNK_ALIGN) / CHUNK_ALIGN * CHUNK_ALIGN;
         let elements = max_elements.min(longest.next_multiple_of(CHUNK_ALIGN)).max(CHUNK_ALIGN);
         let (own_regions, own_subtrees) = (regions_of(layout.own), subtrees_of(layout.own));
@@ -124,7 +125,7 @@ impl Run<'_> {
 
     /// Bytes of an element of the sum of a subtree on the wire.
     fn width(&self, is_single: bool) -> usize {
-        if is_single { self.t.dtype.bytes() } else { reduction::wide_bytes(self.t.dtype) }
+        if is_single { self.t.dtype.bytes() } else { summed(self.t.dtype).wide_bytes() }
     }
 
     /// Sends the own host's sums of a chunk to the other hosts, and prepares to receive theirs.
@@ -184,7 +185,7 @@ impl Run<'_> {
         let sources = &x.meeting.sources_at(offset)[ranks];
         // SAFETY: the ranks are on this host and every source holds the whole (Meeting compared), unwritten while it is
         // read: only this lane writes its slice, after it was sent. The target is staging of this rank.
-        unsafe { reduction::sum_wide(isa, self.t.dtype, sources, target, elements) };
+        unsafe { sums::sum_wide(isa, summed(self.t.dtype), sources, target, elements) };
     }
 
     /// Adds a chunk of the own regions, whose partial sums have arrived.
@@ -198,7 +199,7 @@ impl Run<'_> {
                 continue;
             }
             let own = layout.subtrees_of(layout.own).count();
-            self.sums.own.reset(own * Staging::lines_for(elements * reduction::wide_bytes(self.t.dtype)));
+            self.sums.own.reset(own * Staging::lines_for(elements * summed(self.t.dtype).wide_bytes()));
             let offset = start * self.t.dtype.bytes();
             for (index, subtree) in layout.subtrees_of(layout.own) {
                 let is_wide = !subtree.is_single();
@@ -217,7 +218,7 @@ impl Run<'_> {
             // SAFETY: the partial sums are staging of this rank or the own sources, which nobody writes but this lane;
             // the target is a buffer of this host that the call gives to this lane, or the same place of a source.
             unsafe {
-                reduction::combine(isa, dtype, &layout.tree, partials, target, elements, accumulate);
+                sums::combine(isa, summed(dtype), &layout.tree, partials, target, elements, accumulate);
             }
             done(x, start, elements);
         }

@@ -6,9 +6,11 @@
 //! the peers saves what reading from them would cost: a second step, and the transfer of every line that
 //! the peer has just modified.
 
+use phalanx_simd::sums;
+
+use crate::call::summed;
 use crate::error::CollectiveError;
 use crate::parts;
-use crate::reduction;
 use crate::shared_memory::meeting::Meeting;
 use crate::shared_memory::memory::MemoryRange;
 use crate::shared_memory::transfer::Transfer;
@@ -26,7 +28,7 @@ pub(crate) fn run(m: &mut Meeting, t: &Transfer) -> Result<(), CollectiveError> 
         // SAFETY: every source holds the whole (Meeting::meet checked); until this rank leaves, its part of
         // all of them is this rank's alone to read and to write.
         unsafe {
-            reduction::sum(m.isa(), t.dtype, m.sources_at(start), sum, elements, false);
+            sums::sum(m.isa(), summed(t.dtype), m.sources_at(start), sum, elements, false);
             for q in m.peers() {
                 let address = m.source(q).cast_mut().wrapping_add(start);
                 MemoryRange { address, bytes }.fill_from(m.isa(), sum);

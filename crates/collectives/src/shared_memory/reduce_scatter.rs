@@ -3,9 +3,11 @@
 //!
 //! In place, rank r writes part r of its own buffer, which no peer reads.
 
+use phalanx_simd::sums;
+
+use crate::call::summed;
 use crate::error::CollectiveError;
 use crate::parts;
-use crate::reduction;
 use crate::shared_memory::meeting::Meeting;
 use crate::shared_memory::transfer::Transfer;
 
@@ -16,7 +18,7 @@ pub(crate) fn run(m: &mut Meeting, t: &Transfer) -> Result<(), CollectiveError> 
     // SAFETY: every source holds the whole (Meeting::meet checked), its owner keeps it unwritten until
     // this rank leaves; the target is this rank's alone, or the same part of its own source.
     unsafe {
-        reduction::sum(m.isa(), t.dtype, m.sources_at(start), target.address, part.len(), t.accumulate)
+        sums::sum(m.isa(), summed(t.dtype), m.sources_at(start), target.address, part.len(), t.accumulate)
     };
     m.leave()
 }

@@ -2,7 +2,8 @@
 //! are. Widening is exact; a sum is rounded to nearest even when it is stored.
 
 use half::{bf16, f16};
-use phalanx_simd::{Lanes, Number};
+
+use crate::{Lanes, Number};
 
 /// An element type that can be summed.
 ///

@@ -6,11 +6,10 @@
 use std::any::TypeId;
 
 use half::{bf16, f16};
-use phalanx_simd::Isa;
-use phalanx_tensor::DType;
 
 use super::summand::Summand;
-use super::{Pass, TILE_BYTES, pass, sum_tile};
+use super::{Element, Pass, TILE_BYTES, pass, sum_tile};
+use crate::Isa;
 
 /// A sum over subtrees of the ranks' tree.
 #[derive(Debug)]
@@ -31,26 +30,20 @@ pub struct Partial {
     pub is_wide: bool,
 }
 
-/// Bytes of an element of [`sum_wide`].
-pub fn wide_bytes(dtype: DType) -> usize {
-    if dtype == DType::F64 { 8 } else { 4 }
-}
-
 /// `target = sum of sources`, `elements` each, in the type in which they are added.
 ///
 /// # Safety
 /// The processor has `isa`. All pointers are aligned and valid for `elements`, and nobody writes the sources meanwhile. The
 /// target overlaps no source.
-pub unsafe fn sum_wide(isa: Isa, dtype: DType, sources: &[*const u8], target: *mut u8, elements: usize) {
+pub unsafe fn sum_wide(isa: Isa, element: Element, sources: &[*const u8], target: *mut u8, elements: usize) {
     assert!(!sources.is_empty());
     // SAFETY: the caller's promise.
     unsafe {
-        match dtype {
-            DType::F64 => sum_wide_of::<f64>(isa, sources, target.cast(), elements),
-            DType::F32 => sum_wide_of::<f32>(isa, sources, target.cast(), elements),
-            DType::BF16 => sum_wide_of::<bf16>(isa, sources, target.cast(), elements),
-            DType::F16 => sum_wide_of::<f16>(isa, sources, target.cast(), elements),
-            DType::U32 => unreachable!("Call::check refuses {dtype:?}"),
+        match element {
+            Element::F64 => sum_wide_of::<f64>(isa, sources, target.cast(), elements),
+            Element::F32 => sum_wide_of::<f32>(isa, sources, target.cast(), elements),
+            Element::Bf16 => sum_wide_of::<bf16>(isa, sources, target.cast(), elements),
+            Element::F16 => sum_wide_of::<f16>(isa, sources, target.cast(), elements),
         }
     }
 }
@@ -73,7 +66,7 @@ unsafe fn sum_wide_of<N: Summand>(isa: Isa, sources: &[*const u8], target: *mut 
 /// partial sums meanwhile. The target may be one of them, if it has the same type, but may not overlap one otherwise.
 pub unsafe fn combine(
     isa: Isa,
-    dtype: DType,
+    element: Element,
     tree: &SumTree,
     partials: &[Partial],
     target: *mut u8,
@@ -82,12 +75,11 @@ pub unsafe fn combine(
 ) {
     // SAFETY: the caller's promise.
     unsafe {
-        match dtype {
-            DType::F64 => combine_of::<f64>(isa, tree, partials, target.cast(), elements, accumulate),
-            DType::F32 => combine_of::<f32>(isa, tree, partials, target.cast(), elements, accumulate),
-            DType::BF16 => combine_of::<bf16>(isa, tree, partials, target.cast(), elements, accumulate),
-            DType::F16 => combine_of::<f16>(isa, tree, partials, target.cast(), elements, accumulate),
-            DType::U32 => unreachable!("Call::check refuses {dtype:?}"),
+        match element {
+            Element::F64 => combine_of::<f64>(isa, tree, partials, target.cast(), elements, accumulate),
+            Element::F32 => combine_of::<f32>(isa, tree, partials, target.cast(), elements, accumulate),
+            Element::Bf16 => combine_of::<bf16>(isa, tree, partials, target.cast(), elements, accumulate),
+            Element::F16 => combine_of::<f16>(isa, tree, partials, target.cast(), elements, accumulate),
         }
     }
 }

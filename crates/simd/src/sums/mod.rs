@@ -10,27 +10,34 @@
 
 mod partial;
 mod summand;
-#[cfg(test)]
-mod tests;
 
 use std::marker::PhantomData;
 
 use half::{bf16, f16};
-pub use partial::{Partial, SumTree, combine, sum_wide, wide_bytes};
-use phalanx_simd::{Isa, Lanes, vectorized};
-use phalanx_tensor::DType;
+pub use partial::{Partial, SumTree, combine, sum_wide};
 use summand::{Sum, Summand};
+
+use crate::{Isa, Lanes, vectorized};
 
 /// Bytes of a tile of a sum that takes several passes.
 const TILE_BYTES: usize = 4096;
 /// Maximum number of sources in one pass.
 const PASS_SOURCES: usize = 8;
 
-/// Whether elements of this type can be summed.
-pub fn can_sum(dtype: DType) -> bool {
-    match dtype {
-        DType::F64 | DType::F32 | DType::BF16 | DType::F16 => true,
-        DType::U32 => false,
+/// The element types that can be summed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "their names say all")]
+pub enum Element {
+    F64,
+    F32,
+    Bf16,
+    F16,
+}
+
+impl Element {
+    /// Bytes of a sum of such elements, as it is added ([`sum_wide`]).
+    pub fn wide_bytes(self) -> usize {
+        if self == Element::F64 { 8 } else { 4 }
     }
 }
 
@@ -41,7 +48,7 @@ pub fn can_sum(dtype: DType) -> bool {
 /// sources meanwhile. The target may be one of the sources, but may not overlap one otherwise.
 pub unsafe fn sum(
     isa: Isa,
-    dtype: DType,
+    element: Element,
     sources: &[*const u8],
     target: *mut u8,
     elements: usize,
@@ -50,12 +57,11 @@ pub unsafe fn sum(
     assert!(!sources.is_empty());
     // SAFETY: the caller's promise.
     unsafe {
-        match dtype {
-            DType::F64 => sum_of::<f64>(isa, sources, target.cast(), elements, accumulate),
-            DType::F32 => sum_of::<f32>(isa, sources, target.cast(), elements, accumulate),
-            DType::BF16 => sum_of::<bf16>(isa, sources, target.cast(), elements, accumulate),
-            DType::F16 => sum_of::<f16>(isa, sources, target.cast(), elements, accumulate),
-            DType::U32 => unreachable!("Call::check refuses {dtype:?}"),
+        match element {
+            Element::F64 => sum_of::<f64>(isa, sources, target.cast(), elements, accumulate),
+            Element::F32 => sum_of::<f32>(isa, sources, target.cast(), elements, accumulate),
+            Element::Bf16 => sum_of::<bf16>(isa, sources, target.cast(), elements, accumulate),
+            Element::F16 => sum_of::<f16>(isa, sources, target.cast(), elements, accumulate),
         }
     }
 }
@@ -131,11 +137,17 @@ vectorized!(
     fn pass<S: Summand, T: Summand<Sum = S::Sum>>(pass: &Pass<S, T>) = pass_body
 );
 
+#[cfg(debug_assertions)]
+thread_local! {
+    /// The vectors that this thread's last sum was compiled for, for tests; builds with debug assertions only.
+    pub static LAST_VECTORS: std::cell::Cell<&'static str> = const { std::cell::Cell::new("none") };
+}
+
 /// Adds up to eight sources in one pass.
 #[inline(always)]
 fn pass_body<L: Lanes, S: Summand, T: Summand<Sum = S::Sum>>(pass: &Pass<S, T>) {
-    #[cfg(test)]
-    tests::note_instructions::<L>();
+    #[cfg(debug_assertions)]
+    LAST_VECTORS.set(std::any::type_name::<L>());
     macro_rules! by_number_of_sources {
         ($($n:literal)*) => {
             match pass.sources.len() {

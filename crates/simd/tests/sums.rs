@@ -1,68 +1,15 @@
 //! Sums along the tree that the module describes, element by element, with every instruction set of this machine, bit for
 //! bit. Rounding is held against its definition, not against a conversion.
 
-use std::cell::Cell;
 use std::sync::OnceLock;
 
-use phalanx_cpu::Cpu;
-use phalanx_tensor::{Arena, Category, Device};
-
-use super::*;
-use crate::{Group, Options, Solo, threads};
-
-thread_local! {
-    /// The vectors that this thread's last pass was compiled for.
-    static INSTRUCTIONS: Cell<&'static str> = const { Cell::new("none") };
-}
-
-/// Notes the vectors of a pass.
-pub(super) fn note_instructions<L: Lanes>() {
-    INSTRUCTIONS.set(std::any::type_name::<L>());
-}
-
-/// The vectors that `isa` stands for.
-fn vectors_of(isa: Isa) -> &'static str {
-    vectorized!(fn name() -> &'static str = name_body);
-    #[inline(always)]
-    fn name_body<L: Lanes>() -> &'static str {
-        std::any::type_name::<L>()
-    }
-    name(isa)
-}
-
-/// Groups sum with the instruction set of their options, at most with what the processor has.
-#[test]
-fn groups_keep_to_their_instruction_set() {
-    let sum_in = |group: &dyn Group| {
-        INSTRUCTIONS.set("none");
-        let device = Device::new(Cpu::new(1), Arena::heap());
-        let alloc = |elements: usize| {
-            let mut x = device.alloc(DType::F32, [elements], Category::Communication, "x");
-            device.fill(x.view_mut(), 1.0);
-            x
-        };
-        let (_, shard) =
-            group.reduce_scatter(alloc(64 * group.world_size()), alloc(64), true).wait().unwrap();
-        assert!(shard.view().as_slice::<f32>().iter().all(|x| *x == group.world_size() as f32 + 1.0));
-        INSTRUCTIONS.get()
-    };
-    for isa in Isa::ALL {
-        let expected = vectors_of(isa.limit(Isa::detect()));
-        assert_eq!(sum_in(&Solo::new("alone").with_isa(isa)), expected, "{isa:?}");
-        let options = Options { isa, overlap: false, ..Options::default() };
-        std::thread::scope(|scope| {
-            for endpoint in threads(2) {
-                let endpoint = endpoint.with_options(options.clone());
-                let sum_in = &sum_in;
-                scope.spawn(move || assert_eq!(sum_in(&*endpoint.group("data")), expected, "{isa:?}"));
-            }
-        });
-    }
-}
+use half::{bf16, f16};
+use phalanx_simd::Isa;
+use phalanx_simd::sums::{Element, Partial, SumTree, combine, sum};
 
 /// An element type with its oracle.
-trait Tested: Summand + Clone {
-    const DTYPE: DType;
+trait Tested: Copy {
+    const ELEMENT: Element;
     /// The type in which elements are summed.
     type In: Copy + std::ops::Add<Output = Self::In>;
     fn widen(self) -> Self::In;
@@ -76,9 +23,9 @@ trait Tested: Summand + Clone {
 }
 
 macro_rules! tested {
-    ($float:ident, $dtype:ident, $bits:ident) => {
+    ($float:ident, $element:ident, $bits:ident) => {
         impl Tested for $float {
-            const DTYPE: DType = DType::$dtype;
+            const ELEMENT: Element = Element::$element;
             type In = $float;
             fn widen(self) -> $float {
                 self
@@ -98,9 +45,9 @@ macro_rules! tested {
             }
         }
     };
-    ($half:ident, $dtype:ident) => {
+    ($half:ident, $element:ident) => {
         impl Tested for $half {
-            const DTYPE: DType = DType::$dtype;
+            const ELEMENT: Element = Element::$element;
             type In = f32;
             fn widen(self) -> f32 {
                 self.to_f32()
@@ -127,7 +74,7 @@ macro_rules! tested {
 }
 tested!(f64, F64, u64);
 tested!(f32, F32, u32);
-tested!(bf16, BF16);
+tested!(bf16, Bf16);
 tested!(f16, F16);
 
 /// Rounding by its definition: the bits of the nearest finite number, with ties to even bits. `finite[bits]` is the
@@ -170,13 +117,13 @@ fn sized<T: Tested>(rank: usize, i: usize) -> T {
 
 /// Extreme values of the type: infinity, NaN, the largest and smallest numbers, zeros of both signs.
 fn at_the_ends<T: Tested>(rank: usize, i: usize) -> T {
-    let ends = 1 << (T::DTYPE.bytes() * 8 - 2);
+    let ends = 1 << (size_of::<T>() * 8 - 2);
     let h = hash(rank, i);
-    let sign = (h & 1) << (T::DTYPE.bytes() * 8 - 1);
-    let exponent = match T::DTYPE {
-        DType::BF16 => 7,
-        DType::F16 => 10,
-        DType::F32 => 23,
+    let sign = (h & 1) << (size_of::<T>() * 8 - 1);
+    let exponent = match T::ELEMENT {
+        Element::Bf16 => 7,
+        Element::F16 => 10,
+        Element::F32 => 23,
         _ => 52,
     };
     let infinity = (ends << 1) - (1 << exponent);
@@ -208,7 +155,7 @@ fn agrees<T: Tested>(world: usize, elements: usize, value: fn(usize, usize) -> T
             sources[world - 1] = target.cast_const().cast();
         }
         // SAFETY: local buffers of the same length; the processor has the instructions.
-        unsafe { sum(isa, T::DTYPE, &sources, target.cast(), elements, accumulate) };
+        unsafe { sum(isa, T::ELEMENT, &sources, target.cast(), elements, accumulate) };
         let got = if in_place { &copies[world - 1] } else { &out };
         for (i, got) in got.iter().enumerate() {
             let tree = tree_of(&column(i));
@@ -217,7 +164,7 @@ fn agrees<T: Tested>(world: usize, elements: usize, value: fn(usize, usize) -> T
                 got.bits(),
                 expected.bits(),
                 "{} of {world} ranks, element {i} of {elements}, {isa:?}, accumulate {accumulate}, in place {in_place}",
-                T::DTYPE.name(),
+                std::any::type_name::<T>(),
             );
         }
     }
@@ -263,23 +210,26 @@ fn nothing_is_rounded_in_between() {
         let sources: Vec<*const u8> = data.iter().map(|x| std::ptr::from_ref(x).cast()).collect();
         let mut target = [bf16::from_f32(1.0)];
         // SAFETY: one element each.
-        unsafe { sum(Isa::detect(), DType::BF16, &sources, target.as_mut_ptr().cast(), 1, accumulate) };
+        unsafe { sum(Isa::detect(), Element::Bf16, &sources, target.as_mut_ptr().cast(), 1, accumulate) };
         assert_eq!(target[0].to_f32(), expected, "{world} ranks");
     }
 }
 
-/// Checks rounding alone, with numbers of every exponent at, below and above every kind of tie.
-fn rounds<T: Tested<In = f32> + Summand<Sum = f32>>(nan: T) {
+/// Checks rounding alone, with numbers of every exponent at, below and above every kind of tie: each plus -0, which is itself.
+fn rounds<T: Tested<In = f32>>(nan: T) {
     let ties =
         [0u32, 1, 0xfff, 0x1000, 0x1001, 0x2fff, 0x3000, 0x3001, 0x7fff, 0x8000, 0x8001, 0x1_7fff, 0x1_8000];
     let ties =
         (0..512u32).flat_map(|e| ties.map(|low| e << 23 | low).into_iter().chain([(e << 23) + 0x7f_ffff]));
     let any = (0..1u32 << 20).map(|i| i.wrapping_mul(0x9E37_79B1));
     let x: Vec<f32> = ties.chain(any).map(f32::from_bits).collect();
+    let zeros = vec![-0.0f32; x.len()];
+    let tree = SumTree::Sum(Box::new(SumTree::Leaf(0)), Box::new(SumTree::Leaf(1)));
     for isa in isas() {
         let mut out = vec![nan; x.len()];
+        let partials = [&x, &zeros].map(|values| Partial { address: values.as_ptr().cast(), is_wide: true });
         // SAFETY: local buffers of the same length; the processor has the instructions.
-        unsafe { pass(isa, &Pass::<f32, T>::new(&[x.as_ptr().cast()], 0, out.as_mut_ptr(), x.len(), false)) };
+        unsafe { combine(isa, T::ELEMENT, &tree, &partials, out.as_mut_ptr().cast(), x.len(), false) };
         for (x, got) in x.iter().zip(out) {
             assert_eq!(got.bits(), T::round(*x).bits(), "{x:e} ({:#x}), {isa:?}", x.to_bits());
         }
@@ -290,12 +240,4 @@ fn rounds<T: Tested<In = f32> + Summand<Sum = f32>>(nan: T) {
 fn rounding_is_to_nearest_even() {
     rounds(bf16::NAN);
     rounds(f16::NAN);
-}
-
-#[test]
-fn indices_are_not_summed() {
-    for dtype in [DType::F64, DType::F32, DType::BF16, DType::F16] {
-        assert!(can_sum(dtype));
-    }
-    assert!(!can_sum(DType::U32));
 }
