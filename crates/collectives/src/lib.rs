@@ -38,7 +38,8 @@ pub use pending::Pending;
 pub use phalanx_simd::Isa;
 pub use phalanx_trace::CollectiveOp;
 pub use shared_memory::{
-    Endpoint, FlightEvent, HostJob, Options, SealedFile, join, join_carried, take_file, take_sealed, threads,
+    Endpoint, FlightEvent, HostJob, MAX_WORLD, Options, SealedFile, join, join_carried, take_file,
+    take_sealed, threads,
 };
 pub use solo::Solo;
 pub use statistics::Statistics;

@@ -19,7 +19,7 @@ fn secret() -> Secret {
 }
 
 fn identity() -> Identity {
-    Identity { job: [3; 16], epoch: 4, purpose: "data" }
+    Identity { build: "0.1.0", job: [3; 16], epoch: 4, purpose: "data" }
 }
 
 fn soon() -> Instant {

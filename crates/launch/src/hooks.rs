@@ -26,6 +26,9 @@ pub trait Hooks {
         None
     }
 
+    /// Takes a line for the user about what does not end the job.
+    fn note(&self, _line: &str) {}
+
     /// The setting that limits how long a rank may stand still, for error messages.
     fn timeout_setting(&self, timeout: Duration) -> String {
         format!("the timeout is {timeout:?}")

@@ -41,7 +41,7 @@ pub use foreign::{
 pub use hooks::Hooks;
 pub use hostfile::{HostSlots, filter_hosts, parse_hostfile};
 pub use local::{LocalGroup, LocalHello, LocalLeader, LocalMember};
-pub use peers::receive_program;
+pub use peers::{lost_host, receive_program};
 pub use processes::{RankProcesses, own_program};
 pub use rank::begin_rank;
 pub use stall::{Observation, StallDetector};

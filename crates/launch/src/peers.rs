@@ -19,7 +19,7 @@ impl Watch<'_> {
         match (&self.failure, self.failed_at) {
             (Some(failure), Some(at)) => !failure.is_first_hand && at.elapsed() < CORRECTION,
             _ => {
-                let own = plane.own_host();
+                let own = plane.own_id();
                 if self.ended.insert(own) {
                     plane.broadcast(&Message::RanksEnded(own, true));
                 }
@@ -30,7 +30,9 @@ impl Watch<'_> {
 
     /// Whether the ranks of all hosts, also of this one, have ended well.
     fn all_ended(&self) -> bool {
-        self.plane.as_ref().is_some_and(|plane| self.ended.len() >= plane.hosts().len())
+        self.plane
+            .as_ref()
+            .is_some_and(|plane| plane.hosts().iter().all(|host| self.ended.contains(&host.id)))
     }
 
     /// Takes in what other launchers have said; returns the first reason to end the job.
@@ -60,10 +62,10 @@ impl Watch<'_> {
                 }
                 // A launcher whose ranks have ended well may leave.
                 Event::Lost(host, _) if self.ended.contains(&host) && host != 0 => None,
-                Event::Lost(host, why) => Some(self.lost(host, &format!("its connection ended: {why}"))),
+                Event::Lost(host, why) => self.lost(host, &format!("its connection ended: {why}")),
                 Event::Message(host, Message::GivenUp(why)) => {
                     let reason = format!("its launcher has given up: {why}");
-                    Some(Failure { reason, ..self.lost(host, "") })
+                    self.lost(host, "").map(|failure| Failure { reason, ..failure })
                 }
                 Event::Message(..) => None,
             };
@@ -89,39 +91,35 @@ impl Watch<'_> {
             "its launcher has sent nothing for {:.1} s ({setting}): it is stopped, or the network is cut",
             time.as_secs_f64()
         );
-        Some(self.lost(host, &why))
+        self.lost(host, &why)
     }
 
-    /// The failure of a host that cannot be reached any more.
-    fn lost(&self, host: usize, why: &str) -> Failure {
-        let Some(plane) = &self.plane else { return Failure::new(0, why.to_string(), String::new()) };
-        let ranks = plane.ranks().ranks(host);
-        let activities: Vec<String> = (ranks.clone().take(4))
-            .map(|rank| format!("rank {rank}: {}", self.processes.job.last_activity(rank)))
-            .collect();
-        let which = match ranks.len() {
-            1 => format!("rank {}", ranks.start),
-            _ => format!("ranks {} to {}", ranks.start, ranks.end - 1),
+    /// The failure of a host that cannot be reached any more; of one that runs no ranks of the job, a line for the user.
+    fn lost(&self, host: usize, why: &str) -> Option<Failure> {
+        let plane = self.plane.as_ref()?;
+        let Some(number) = plane.number(host) else {
+            self.hooks.note(&lost_without_ranks(plane, host, why));
+            return None;
         };
-        let reason = format!("{} is lost, with {which}: {why}", plane.describe(host));
-        let failure = Failure::new(ranks.start, reason, activities.join("; "));
-        Failure { is_remote: true, host_lost: true, place: plane.describe(host).into(), ..failure }
+        let ranks = plane.ranks().ranks(number).take(4);
+        let activities: Vec<String> =
+            ranks.map(|rank| format!("rank {rank}: {}", self.processes.job.last_activity(rank))).collect();
+        Some(lost_host(plane, number, why, activities.join("; ")))
     }
 
     /// The failure that another launcher has reported; what it says is checked.
     fn failure_of(&self, report: FailureReport) -> Option<Failure> {
         let plane = self.plane.as_ref()?;
         let FailureReport { reporter, rank, reason, activity, host_lost, disagreement } = report;
-        let hosts = plane.ranks();
-        if rank >= hosts.world_size() || reporter >= hosts.len() {
+        if rank >= plane.ranks().world_size() || plane.number(reporter).is_none() {
             return None;
         }
-        if !host_lost && hosts.host_of(rank) == plane.own_host() {
+        if !host_lost && plane.host_of(rank) == plane.own_id() {
             // Ranks elsewhere wait for a rank of this host, whose process only this launcher sees.
             let failure = Failure::new(rank, reason, self.processes.job.last_activity(rank));
             return Some(Failure { disagreement, ..failure });
         }
-        let is_first_hand = host_lost || hosts.host_of(rank) == reporter;
+        let is_first_hand = host_lost || plane.host_of(rank) == reporter;
         let failure = Failure::new(rank, reason, activity);
         let mut failure = Failure { is_remote: true, host_lost, disagreement, ..failure };
         self.place(&mut failure);
@@ -132,17 +130,16 @@ impl Watch<'_> {
     /// Adds the host to what names a failed rank.
     pub(crate) fn place(&self, failure: &mut Failure) {
         let Some(plane) = &self.plane else { return };
-        let hosts = plane.ranks();
-        if failure.rank >= hosts.world_size() {
+        if failure.rank >= plane.ranks().world_size() {
             return;
         }
-        let host = hosts.host_of(failure.rank);
+        let host = plane.host_of(failure.rank);
         failure.place = match failure.host_lost {
             true => plane.describe(host).into(),
             false => format!("rank {} on {}", failure.rank, plane.describe(host)).into(),
         };
         if !failure.is_remote {
-            failure.is_first_hand = host == plane.own_host();
+            failure.is_first_hand = host == plane.own_id();
         }
     }
 
@@ -154,7 +151,7 @@ impl Watch<'_> {
             return;
         }
         plane.broadcast(&Message::Failed(FailureReport {
-            reporter: plane.own_host(),
+            reporter: plane.own_id(),
             rank: failure.rank,
             reason: failure.reason.clone(),
             activity: failure.activity.to_string(),
@@ -194,33 +191,48 @@ impl Watch<'_> {
     /// Says that the ranks of this host have ended.
     pub(crate) fn tell_end(&self) {
         if let (Some(plane), Some(_)) = (&self.plane, &self.failure) {
-            plane.broadcast(&Message::RanksEnded(plane.own_host(), false));
+            plane.broadcast(&Message::RanksEnded(plane.own_id(), false));
         }
     }
 }
 
+/// The failure of the job when the host with this number is lost. `activity`: what its ranks did last, as far as it is known.
+pub fn lost_host(plane: &ControlPlane, number: usize, why: &str, activity: String) -> Failure {
+    let ranks = plane.ranks().ranks(number);
+    let which = match ranks.len() {
+        1 => format!("rank {}", ranks.start),
+        _ => format!("ranks {} to {}", ranks.start, ranks.end - 1),
+    };
+    let place = plane.describe(plane.hosts()[number].id);
+    let failure = Failure::new(ranks.start, format!("{place} is lost, with {which}: {why}"), activity);
+    Failure { is_remote: true, host_lost: true, place: place.into(), ..failure }
+}
+
+fn lost_without_ranks(plane: &ControlPlane, host: usize, why: &str) -> String {
+    format!("{} is lost, and the job goes on, as it runs no ranks of it: {why}", plane.describe(host))
+}
+
 /// Waits for what other launchers say to the program of this one. When `stop` says that this launcher's user asks for the end, or
-/// another launcher's has, host 0 ends the job; the others ask it to, and wait for its answer.
+/// another launcher's has, host 0 ends the job; the others ask it to, and wait for its answer. `note` gets lines for the user.
 ///
 /// # Errors
-/// When the connection with a launcher is lost, or it was silent for `silence`; when the job is to end.
+/// When the connection with a launcher is lost, or it was silent for `silence`, unless its host runs no ranks of the job; when the
+/// job is to end.
 pub fn receive_program(
     plane: &mut ControlPlane,
     silence: Duration,
     stop: &dyn Fn() -> bool,
+    note: &dyn Fn(&str),
 ) -> Result<Vec<(usize, Vec<u8>)>, Parting> {
     let mut asked = false;
-    let stopped = |asked: bool, why: String| match asked {
+    let stopped = |asked: bool, parting: Parting| match asked {
         true => Parting::Stopped("this host was asked to stop".to_string()),
-        false => Parting::Failed(why),
+        false => parting,
     };
+    // Whether the job cannot do without this host: host 0 knows which run ranks of it, and the others need host 0.
+    let is_needed = |plane: &ControlPlane, host: usize| plane.own_id() != 0 || plane.number(host).is_some();
     loop {
-        let events = plane.events_before_program();
-        let messages = plane.take_for_program();
-        if !messages.is_empty() {
-            return Ok(messages);
-        }
-        for event in events {
+        for event in plane.events_before_program() {
             match event {
                 Event::Message(_, Message::Refused(reason)) => {
                     return Err(Parting::Failed(format!(
@@ -228,37 +240,45 @@ pub fn receive_program(
                     )));
                 }
                 Event::Message(_, Message::GivenUp(reason)) => {
-                    return Err(stopped(asked, format!("host 0 has given up: {reason}")));
+                    let parting = Parting::Failed(format!("host 0 has given up: {reason}"));
+                    return Err(stopped(asked, parting));
                 }
                 Event::Message(_, Message::Stopped(who)) => return Err(Parting::Stopped(who)),
                 Event::Message(host, Message::Stop) if plane.own_id() == 0 => {
                     return Err(Parting::Stopped(format!("{} was asked to stop", plane.describe(host))));
                 }
                 Event::Message(..) => {}
-                Event::Lost(host, why) => {
-                    return Err(stopped(
-                        asked,
-                        format!("the launcher of {} is gone: {why}", plane.describe(host)),
-                    ));
+                Event::Lost(host, why) if is_needed(plane, host) => {
+                    return Err(stopped(asked, Parting::Lost { host, name: plane.describe(host), why }));
                 }
+                Event::Lost(host, why) => note(&lost_without_ranks(plane, host, &why)),
             }
+        }
+        let messages = plane.take_for_program();
+        if !messages.is_empty() {
+            return Ok(messages);
         }
         if stop() && !asked {
             asked = true;
             plane.broadcast(&Message::Stop);
             if plane.own_id() == 0 {
-                return Err(stopped(asked, String::new()));
+                return Err(stopped(asked, Parting::Failed(String::new())));
             }
         }
         if plane.connected().is_empty() {
-            return Err(stopped(asked, "the launchers of the other hosts are gone".to_string()));
+            let why = "the launchers of the other hosts are gone".to_string();
+            return Err(stopped(asked, Parting::Failed(why)));
         }
-        if let Some((host, time)) = plane.silent(silence).first() {
-            return Err(Parting::Failed(format!(
-                "the launcher of {} has sent nothing for {:.1} s: it is stopped, or the network is cut",
-                plane.describe(*host),
+        if let Some((host, time)) = plane.silent(silence).into_iter().next() {
+            let why = format!(
+                "it has sent nothing for {:.1} s: it is stopped, or the network is cut",
                 time.as_secs_f64()
-            )));
+            );
+            plane.give_up(host);
+            if is_needed(plane, host) {
+                return Err(Parting::Lost { host, name: plane.describe(host), why });
+            }
+            note(&lost_without_ranks(plane, host, &why));
         }
         plane.wait(Duration::from_millis(100));
     }
@@ -280,8 +300,9 @@ mod tests {
         let (secret, meeting) = (Secret::generate().unwrap(), Meeting::listen("127.0.0.1", 0).unwrap());
         let port = meeting.port();
         let own = |host| {
-            let (name, machine) = (format!("node{host}"), String::new());
-            Introduction { name, machine, host, hosts: 2, ranks: 1, about: String::new() }
+            let (name, machine, job, about) =
+                (format!("node{host}"), String::new(), String::new(), String::new());
+            Introduction { name, machine, host, hosts: 2, ranks: 1, build: "test", job, about }
         };
         std::thread::scope(|scope| {
             let member = scope.spawn(|| {
@@ -316,7 +337,7 @@ mod tests {
             }
             watch.hear().map(|failure| failure.to_string())
         };
-        (failure, receive_program(&mut member, LIMIT, &|| false))
+        (failure, receive_program(&mut member, LIMIT, &|| false, &|_| ()))
     }
 
     #[test]

@@ -1,15 +1,17 @@
 //! Launchers of several hosts, as threads of this process: they meet, refuse strangers, and tell each other of failures.
 
+use std::collections::VecDeque;
 use std::net::TcpStream;
 use std::process::{Command, Stdio};
-use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Barrier, Mutex};
 use std::time::{Duration, Instant};
 
 use phalanx_collectives::HostJob;
-use phalanx_collectives::secure::{Protection, Secret};
+use phalanx_collectives::secure::{self, Connection, Identity, Protection, Secret};
 use phalanx_launch::{
-    ControlPlane, Failure, Hooks, Introduction, Meeting, Message, Met, Parting, RankProcesses, connect,
-    receive_program,
+    ControlPlane, Event, Failure, FailureReport, Hooks, Introduction, Meeting, Message, Met, Parting,
+    RankProcesses, connect, receive_program,
 };
 
 /// More than anything takes on a busy machine.
@@ -19,7 +21,13 @@ const LONG: Duration = Duration::from_secs(300);
 
 fn introduction(host: usize, hosts: usize, ranks: usize) -> Introduction {
     let (name, machine) = (format!("node{host}"), format!("m{host}"));
-    Introduction { name, machine, host, hosts, ranks, about: String::new() }
+    let (job, about) = ("/runs/r".to_string(), String::new());
+    Introduction { name, machine, host, hosts, ranks, build: "test", job, about }
+}
+
+/// What a member's launcher hears for its program.
+fn hears(plane: &mut ControlPlane) -> Result<Vec<(usize, Vec<u8>)>, Parting> {
+    receive_program(plane, LIMIT, &|| false, &|_| ())
 }
 
 /// The control planes of hosts with these numbers of ranks.
@@ -133,21 +141,168 @@ fn a_host_whose_launcher_is_gone_is_named_by_the_others() {
     }
 }
 
+/// A connection of a program that knows the secret, and says what it wants.
+fn raw(port: u16, secret: &Secret, own: &Introduction) -> Connection {
+    prove(TcpStream::connect(("127.0.0.1", port)).unwrap(), secret, own).unwrap()
+}
+
+fn prove(socket: TcpStream, secret: &Secret, own: &Introduction) -> std::io::Result<Connection> {
+    let identity = Identity { build: "test", job: [0; 16], epoch: 0, purpose: "control" };
+    let hello = serde_json::to_vec(own).unwrap();
+    let until = Instant::now() + LIMIT;
+    secure::connect(socket, secret, &identity, &hello, Protection::Encrypted, until)
+}
+
+/// The launchers of three hosts of a rank each know a job in which the last runs none. Its end is a line; that of the other ends the job.
+#[test]
+fn a_host_without_ranks_may_be_lost() {
+    use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+    struct Noted(Mutex<Vec<String>>, OwnedFd);
+    impl Hooks for Noted {
+        fn note(&self, line: &str) {
+            self.0.lock().unwrap().push(line.to_string());
+        }
+        fn stop_event(&self) -> Option<BorrowedFd<'_>> {
+            Some(self.1.as_fd())
+        }
+    }
+    // Of the hosts 0, 1, 2 and 3, number 1 was lost before, so that numbers are not ids.
+    for (lost, words) in [(3, None), (2, Some("host 2 (node2) is lost, with rank 1"))] {
+        let mut planes = planes(&[1, 1, 1, 1]);
+        let used: Vec<_> = [0, 2].map(|id| planes[0].hosts()[id].clone()).to_vec();
+        planes.remove(1);
+        planes.iter_mut().for_each(|plane| plane.set_hosts(used.clone()));
+        let mut leader = planes.remove(0);
+        // The end of host 1, which ran ranks before.
+        let noted =
+            Noted(Mutex::default(), rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap());
+        std::thread::scope(|scope| {
+            let ends = scope.spawn(|| {
+                let mut processes = RankProcesses::new(HostJob::on_host(&leader.ranks(), 0).unwrap(), LONG);
+                let mut command = Command::new("sh");
+                command.args(["-c", "trap 'exit 7' TERM; while :; do sleep 0.01; done"]).stdin(Stdio::null());
+                processes.start(command).unwrap();
+                processes.wait_with(&noted, &mut leader).unwrap_err().to_string()
+            });
+            let lines = |count: usize| {
+                let start = Instant::now();
+                while noted.0.lock().unwrap().len() < count {
+                    assert!(start.elapsed() < LIMIT, "no line about a lost host");
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+            };
+            lines(1);
+            planes.retain(|plane| plane.own_id() != lost);
+            if words.is_none() {
+                lines(2);
+                // The trap is set before the signal comes.
+                std::thread::sleep(Duration::from_millis(300));
+                rustix::io::write(&noted.1, &1u64.to_ne_bytes()).unwrap();
+            }
+            let failure = ends.join().unwrap();
+            assert!(failure.contains(words.unwrap_or("ended with exit code 7")), "{failure}");
+        });
+        let said = noted.0.into_inner().unwrap();
+        for (line, id) in said.iter().zip([1, 3]) {
+            assert!(line.contains(&format!("host {id} (node{id}) is lost, and the job goes on")), "{said:?}");
+        }
+    }
+}
+
+/// A program that knows the secret says anything. Host 0 names a failure, or goes on; it does not panic, and nothing of what concerns
+/// others is believed.
+#[test]
+fn what_a_hostile_launcher_says_harms_no_other() {
+    use phalanx_hostile::{Random, mutate};
+    let report = |reporter, rank| {
+        let (reason, activity) = ("it says so".to_string(), String::new());
+        FailureReport { reporter, rank, reason, activity, host_lost: true, disagreement: true }
+    };
+    // Of another host, of no host, of no rank.
+    let wrong = [
+        Message::Failed(report(2, 2)),
+        Message::Failed(report(0, 0)),
+        Message::Failed(report(usize::MAX, 1)),
+        Message::Failed(report(1, usize::MAX)),
+        Message::RanksEnded(0, true),
+        Message::RanksEnded(2, true),
+        Message::RanksEnded(u32::MAX as usize, true),
+        Message::Activity(vec![
+            (0, vec![1; 64]),
+            (2, vec![1; 64]),
+            (usize::MAX, vec![]),
+            (1, vec![255; 300]),
+        ]),
+        Message::GivenUp("it says so".into()),
+        Message::Stopped("it says so".into()),
+        Message::Refused("it says so".into()),
+        Message::Program(b"nothing".to_vec()),
+    ];
+    let mut random = Random::of_case("launchers", 0);
+    let mut said: Vec<Vec<u8>> = wrong.iter().map(Message::encode).collect();
+    let altered = (0..200).map(|number| mutate(&mut random, &wrong[number % wrong.len()].encode()));
+    // What is no message ends the connection, and a launcher may say that its own host has failed.
+    said.extend(altered.filter(|bytes| match Message::decode(bytes) {
+        None | Some(Message::Stop) => false,
+        Some(Message::Failed(report)) => report.reporter != 1,
+        Some(_) => true,
+    }));
+    let secret = Secret::generate().unwrap();
+    let meeting = Meeting::listen("127.0.0.1", 0).unwrap();
+    let port = meeting.port();
+    std::thread::scope(|scope| {
+        let honest = scope.spawn(|| {
+            let known = || Ok(Some(secret.clone()));
+            connect(
+                ("127.0.0.1", port),
+                &known,
+                &introduction(2, 3, 1),
+                Protection::Encrypted,
+                LIMIT,
+                &|_| (),
+            )
+        });
+        let hostile = scope.spawn(|| raw(port, &secret, &introduction(1, 3, 1)));
+        let own = introduction(0, 3, 1);
+        let met = meeting.gather(own, &secret, Protection::Encrypted, LIMIT, &|_| (), &|| None).unwrap();
+        let (mut plane, (mut sender, _receiver)) = (met.plane, hostile.join().unwrap().split());
+        let mut honest = honest.join().unwrap().unwrap().plane;
+        honest.set_hosts(plane.hosts().to_vec());
+        let waits = scope.spawn(move || {
+            let mut processes = RankProcesses::new(HostJob::on_host(&plane.ranks(), 0).unwrap(), LONG);
+            let mut command = Command::new("sh");
+            command.args(["-c", "exec sleep 1000"]).stdin(Stdio::null());
+            processes.start(command).unwrap();
+            (processes.wait_with(&(), &mut plane).unwrap_err().to_string(), plane)
+        });
+        for bytes in &said {
+            sender.send(bytes).unwrap();
+        }
+        // A message that is none is the last word.
+        sender.send(&[77]).unwrap();
+        let (failure, _plane) = waits.join().unwrap();
+        assert!(failure.contains("host 1 (node1) is lost") && failure.contains("no message"), "{failure}");
+        for event in honest.events() {
+            let Event::Message(0, message) = event else { panic!("host 0 is there") };
+            let is_fair = match &message {
+                Message::Activity(states) => states.iter().all(|(rank, _)| *rank < 2),
+                Message::Failed(report) => report.reporter == 0,
+                Message::RanksEnded(host, _) => *host < 2,
+                _ => false,
+            };
+            assert!(is_fair, "passed on: {message:?}");
+        }
+    });
+}
+
 /// A launcher that holds its connection and says nothing, as one that is stopped.
 #[test]
 fn a_launcher_that_falls_silent_is_named_after_the_timeout() {
     let secret = Secret::generate().unwrap();
     let meeting = Meeting::listen("127.0.0.1", 0).unwrap();
     let port = meeting.port();
-    let hello = serde_json::to_vec(&introduction(1, 2, 1)).unwrap();
     let (mut plane, silent) = std::thread::scope(|scope| {
-        let member = scope.spawn(|| {
-            use phalanx_collectives::secure::{Identity, connect};
-            let socket = TcpStream::connect(("127.0.0.1", port)).unwrap();
-            let identity = Identity { job: [0; 16], epoch: 0, purpose: "control" };
-            connect(socket, &secret, &identity, &hello, Protection::Encrypted, Instant::now() + LIMIT)
-                .unwrap()
-        });
+        let member = scope.spawn(|| raw(port, &secret, &introduction(1, 2, 1)));
         let own = introduction(0, 2, 1);
         let Met { plane, .. } =
             meeting.gather(own, &secret, Protection::Encrypted, LIMIT, &|_| (), &|| None).unwrap();
@@ -229,13 +384,21 @@ fn strangers_and_hosts_that_do_not_fit_are_refused() {
         assert!(error(stranger).contains("do not trust each other"));
         let plain = join(secret.clone(), introduction(1, 2, 1), Protection::Plaintext);
         assert!(error(plain).contains("--plaintext differs"));
+        let built = Introduction { build: "another", ..introduction(1, 2, 1) };
+        assert!(error(join(secret.clone(), built, Protection::Encrypted)).contains("the build of phalanx"));
         for (own, words) in [
             (introduction(1, 3, 1), "--nnodes"),
             (introduction(2, 2, 1), "--node-rank"),
             (introduction(1, 2, 0), "no ranks"),
+            (introduction(1, 2, usize::MAX), "a job has at most 1024"),
+            (introduction(1, 2, 1024), "a job has at most 1024"),
+            (
+                Introduction { job: "/runs/other".into(), ..introduction(1, 2, 1) },
+                "\"/runs/other\", and host 0 is that of \"/runs/r\"",
+            ),
         ] {
             let mut met = join(secret.clone(), own, Protection::Encrypted).unwrap();
-            let refused = receive_program(&mut met.plane, LIMIT, &|| false).unwrap_err().to_string();
+            let refused = hears(&mut met.plane).unwrap_err().to_string();
             assert!(refused.contains(words), "{refused}");
         }
         let right = join(secret.clone(), introduction(1, 2, 3), Protection::Encrypted).unwrap();
@@ -248,16 +411,134 @@ fn strangers_and_hosts_that_do_not_fit_are_refused() {
         }
         let (mut plane, mut got) = (right.plane, Vec::new());
         while got.len() < 3 {
-            got.extend(receive_program(&mut plane, LIMIT, &|| false).unwrap());
+            got.extend(hears(&mut plane).unwrap());
         }
         assert_eq!(got, [(0, vec![1]), (0, long), (0, vec![2])]);
     });
     let notes = notes.into_inner().unwrap();
-    for words in
-        ["a connection was refused: 127.0.0.1:", "it expects 3 hosts", "it is host 2", "it runs no ranks"]
+    assert!(notes.iter().any(|line| line.contains("a connection was refused: 127.0.0.1:")), "{notes:?}");
+    for words in ["it expects 3 hosts", "it is host 2", "it runs no ranks", "1024 ranks, and", "/runs/other"]
     {
         assert_eq!(notes.iter().filter(|line| line.contains(words)).count(), 1, "{words}: {notes:?}");
     }
+}
+
+/// Connections that say nothing are many, and more come all the time: each host gets in all the same, and one that comes late is told
+/// that its place is taken.
+#[test]
+fn a_flood_of_strangers_keeps_no_host_out() {
+    use std::io::Write;
+    let secret = Secret::generate().unwrap();
+    let meeting = Meeting::listen("127.0.0.1", 0).unwrap();
+    let (port, over) = (meeting.port(), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        // Silent ones, and ones whose first message never ends.
+        scope.spawn(|| {
+            let mut held = VecDeque::new();
+            while !over.load(Ordering::Relaxed) {
+                let Ok(mut socket) = TcpStream::connect(("127.0.0.1", port)) else { return };
+                if held.len() % 2 == 0 {
+                    let _ = socket.write_all(&[100, 0, 1]);
+                }
+                held.push_back(socket);
+                // As many as a process may hold.
+                if held.len() > 500 {
+                    held.pop_front();
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+            }
+        });
+        let join = |host: usize| {
+            let known = || Ok(Some(secret.clone()));
+            connect(
+                ("127.0.0.1", port),
+                &known,
+                &introduction(host, 3, 1),
+                Protection::Encrypted,
+                LIMIT,
+                &|_| (),
+            )
+        };
+        std::thread::sleep(Duration::from_millis(500));
+        let leader = scope.spawn(|| {
+            let own = introduction(0, 3, 1);
+            meeting.gather(own, &secret, Protection::Encrypted, LIMIT, &|_| (), &|| None).map(drop)
+        });
+        let first = join(1).unwrap();
+        let refused = hears(&mut join(1).unwrap().plane).unwrap_err().to_string();
+        assert!(refused.contains("there is a host 1 already (node1)"), "{refused}");
+        let second = join(2).unwrap();
+        leader.join().unwrap().unwrap();
+        over.store(true, Ordering::Relaxed);
+        drop((first, second));
+    });
+}
+
+/// Who asks for a place while the last host takes it hears why there is none, not that host 0 is gone.
+#[test]
+fn hosts_that_come_together_with_the_last_one_are_refused() {
+    let secret = Secret::generate().unwrap();
+    for _ in 0..10 {
+        let meeting = Meeting::listen("127.0.0.1", 0).unwrap();
+        let port = meeting.port();
+        let together = Barrier::new(4);
+        std::thread::scope(|scope| {
+            let leader = scope.spawn(|| {
+                let own = introduction(0, 2, 1);
+                meeting.gather(own, &secret, Protection::Encrypted, LIMIT, &|_| (), &|| None).unwrap()
+            });
+            let come = || {
+                let socket = TcpStream::connect(("127.0.0.1", port)).unwrap();
+                together.wait();
+                prove(socket, &secret, &introduction(1, 2, 1))
+            };
+            let comers: Vec<_> = (0..4).map(|_| scope.spawn(come)).collect();
+            let comers: Vec<_> = comers.into_iter().map(|comer| comer.join().unwrap()).collect();
+            let _leader = leader.join().unwrap();
+            // One whose handshake had not begun finds nobody there.
+            let told = comers.into_iter().flatten().map(|comer| {
+                let (_sender, mut receiver) = comer.split();
+                receiver.set_timeout(Some(LIMIT)).unwrap();
+                let first = receiver.receive(1000).map(|bytes| Message::decode(&bytes));
+                match first.unwrap_or_else(|error| panic!("the connection ended without a word: {error}")) {
+                    Some(Message::Refused(why)) => why,
+                    _ => "taken".to_string(),
+                }
+            });
+            let told: Vec<String> = told.collect();
+            assert_eq!(told.iter().filter(|told| *told == "taken").count(), 1, "{told:?}");
+            let refused = told.iter().filter(|told| told.contains("a host 1 already")).count();
+            assert_eq!(refused + 1, told.len(), "{told:?}");
+        });
+    }
+}
+
+/// Host 0 is slow, or flooded: handshakes are not answered, twice in a row. A host waits on, as long as --join-timeout says.
+#[test]
+fn handshakes_that_are_not_answered_are_tried_again() {
+    let secret = Secret::generate().unwrap();
+    let slow = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = slow.local_addr().unwrap().port();
+    std::thread::scope(|scope| {
+        let member = scope.spawn(|| {
+            let known = || Ok(Some(secret.clone()));
+            connect(
+                ("127.0.0.1", port),
+                &known,
+                &introduction(1, 2, 1),
+                Protection::Encrypted,
+                LIMIT,
+                &|_| (),
+            )
+        });
+        let held = [(); 2].map(|()| slow.accept().unwrap().0);
+        let third = slow.accept().unwrap();
+        drop((slow, held, third));
+        let meeting = Meeting::listen("127.0.0.1", port).unwrap();
+        let own = introduction(0, 2, 1);
+        meeting.gather(own, &secret, Protection::Encrypted, LIMIT, &|_| (), &|| None).unwrap();
+        member.join().unwrap().unwrap();
+    });
 }
 
 #[test]
@@ -281,7 +562,7 @@ fn hosts_that_do_not_come_are_named() {
         let known = || Ok(Some(secret.clone()));
         let own = introduction(2, 3, 1);
         let met = connect(("127.0.0.1", port), &known, &own, Protection::Encrypted, LIMIT, &|_| ());
-        let told = receive_program(&mut met.unwrap().plane, LIMIT, &|| false).unwrap_err().to_string();
+        let told = hears(&mut met.unwrap().plane).unwrap_err().to_string();
         assert!(told.contains("host 0 has given up: host 1 did not come to the rendezvous"), "{told}");
         assert!(leader.join().unwrap().unwrap_err().to_string().contains("host 1 did not come"));
     });
@@ -354,7 +635,7 @@ fn who_asks_to_stop_before_the_ranks_have_started_ends_the_job_on_all_hosts() {
             .map(|mut plane| {
                 scope.spawn(move || {
                     let host = plane.own_id();
-                    let parted = receive_program(&mut plane, LIMIT, &|| host == 1).unwrap_err();
+                    let parted = receive_program(&mut plane, LIMIT, &|| host == 1, &|_| ()).unwrap_err();
                     if let (0, Parting::Stopped(who)) = (host, &parted) {
                         plane.broadcast(&Message::Stopped(who.clone()));
                     }
@@ -376,7 +657,7 @@ fn who_asks_to_stop_before_the_ranks_have_started_ends_the_job_on_all_hosts() {
             let known = || Ok(Some(secret.clone()));
             let own = introduction(1, 3, 1);
             let met = connect(("127.0.0.1", port), &known, &own, Protection::Encrypted, LIMIT, &|_| ());
-            receive_program(&mut met.unwrap().plane, LIMIT, &|| true).unwrap_err()
+            receive_program(&mut met.unwrap().plane, LIMIT, &|| true, &|_| ()).unwrap_err()
         });
         let own = introduction(0, 3, 1);
         let met = meeting.gather(own, &secret, Protection::Encrypted, LIMIT, &|_| (), &|| None);

@@ -14,11 +14,14 @@ use crate::launch_args::LaunchArgs;
 use crate::overrides::Overrides;
 use crate::train_args::TrainArgs;
 
+/// The version, and a number of the sources of this build.
+pub const BUILD: &str = env!("PHALANX_BUILD");
+
 /// The whole command line.
 #[derive(Debug, Parser)]
 #[command(
     name = "phalanx",
-    version,
+    version = BUILD,
     about = "Trains Transformer language models on many ranks with little memory",
     long_about = "Trains Transformer language models on many ranks with little memory (ZeRO 0 to 3).\n\
                   Before the first step it knows every byte that every rank will hold, and shows it.",

@@ -257,6 +257,10 @@ impl Hooks for Watched<'_> {
         unread.then(|| "its standard error to be read".to_string())
     }
 
+    fn note(&self, line: &str) {
+        output::note(line);
+    }
+
     fn timeout_setting(&self, timeout: Duration) -> String {
         format!("run.stall_timeout_s = {}", timeout.as_secs())
     }

@@ -8,8 +8,8 @@
 //! of a shell without job control.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use anyhow::{Context, Result};
 use phalanx_tensor::refused_thread;
@@ -52,7 +52,12 @@ struct State {
     first: AtomicU8,
     /// Readable from the first signal on.
     wake: OwnedFd,
+    /// What is done before a signal ends the program at once, as long as whoever asked for it keeps it.
+    farewells: Mutex<Vec<Weak<Farewell>>>,
 }
+
+/// Something that is done before a signal ends the program at once: then nothing is dropped.
+pub type Farewell = dyn Fn() + Send + Sync;
 
 impl Signals {
     /// Installs the signal handlers. Called once per program.
@@ -67,6 +72,7 @@ impl Signals {
             stop: AtomicBool::new(false),
             first: AtomicU8::new(First::Leaves as u8),
             wake,
+            farewells: Mutex::default(),
         });
         let handler = Arc::clone(&state);
         on_stop(move |signal| handler.signal(signal))?;
@@ -86,6 +92,13 @@ impl Signals {
     /// Set when the run shall end after its current step.
     pub fn stop(&self) -> &AtomicBool {
         &self.state.stop
+    }
+
+    /// Does `farewell` before a signal ends this program at once, as long as what is returned is kept.
+    pub fn before_leaving(&self, farewell: impl Fn() + Send + Sync + 'static) -> Arc<Farewell> {
+        let farewell: Arc<Farewell> = Arc::new(farewell);
+        self.state.farewells().push(Arc::downgrade(&farewell));
+        farewell
     }
 
     /// Does what SIGTERM does, on behalf of who has started this program.
@@ -112,11 +125,16 @@ impl Signals {
 }
 
 impl State {
+    fn farewells(&self) -> std::sync::MutexGuard<'_, Vec<Weak<Farewell>>> {
+        self.farewells.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn signal(&self, signal: i32) {
         let again = self.asked.fetch_add(1, Ordering::Relaxed) > 0;
         let first = self.first.load(Ordering::Relaxed);
         let leaves = if again { STOPS[..INSISTING].contains(&signal) } else { first == First::Leaves as u8 };
         if leaves {
+            self.farewells().iter().filter_map(Weak::upgrade).for_each(|farewell| farewell());
             std::process::exit(STOPPED.into());
         }
         if again {

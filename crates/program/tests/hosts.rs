@@ -433,14 +433,150 @@ fn a_failed_run_starts_again_from_its_checkpoint() {
     assert_eq!(home.losses("one"), home.losses("r"));
 }
 
+/// The launcher of a host that `phalanx launch --hosts` has started.
+fn launcher_of(starter: &Child, host: usize) -> i32 {
+    let number = host.to_string();
+    let is_host = |pid: &u32| {
+        let words = phalanx_host::process::arguments(*pid).unwrap_or_default();
+        words.windows(2).any(|pair| pair[0] == "--node-rank" && pair[1] == number)
+    };
+    let launchers = phalanx_host::process::children(starter.id());
+    launchers.into_iter().find(is_host).expect("the launcher of a host") as i32
+}
+
+/// One of four hosts of a rank is lost: two ranks are left that the batch allows, and the last host runs none. That one may be lost,
+/// too, and then one that runs a rank; the launchers that still run, and the one that started them all, go on to the end.
 #[test]
 fn hosts_that_are_left_go_on_with_fewer_ranks() {
     let home = Home::new();
-    let more = ["--set", "train.steps=300", "--max-restarts", "1", "--min-nproc", "1"];
-    let mut launched = Launched::start(&home, &[1, 1], &more);
-    wait("a checkpoint", || home.newest("r") >= 4);
-    launched.launchers.pop().unwrap().kill().unwrap();
-    let ended = launched.ends().remove(0).ok();
-    assert!(ended.stderr.contains("restart 1 of 1: 1 rank(s) start again"), "{}", ended.stderr);
-    assert_eq!(home.losses("r").len(), 300);
+    let args = ["launch", "--hosts", "4", "--nproc", "1", "small.toml", "--run", "r"];
+    let steps = ["--set", "train.steps=1500", "--set", "train.eval_every=0", "--max-restarts", "2"];
+    let child = home.start(&[&args[..], &steps, &["--min-nproc", "1"]].concat());
+    let mut at = 4;
+    for lost in [1, 3, 2] {
+        wait("a checkpoint", || home.newest("r") >= at);
+        if lost == 3 {
+            wait("the ranks that are left", || ranks(launcher_of(&child, 2) as u32).len() == 1);
+            assert!(ranks(launcher_of(&child, 3) as u32).is_empty());
+        }
+        signal(launcher_of(&child, lost), Signal::KILL);
+        at = home.newest("r") + 100;
+    }
+    let ended = Ended::from(child.wait_with_output().unwrap()).ok();
+    for words in [
+        "the launcher of host 1 was killed by signal 9",
+        "restart 1 of 2: 2 rank(s) start again",
+        "host 3 (",
+        "is lost, and the job goes on, as it runs no ranks of it",
+        "error: host 2 (",
+        "restart 2 of 2: 1 rank(s) start again",
+    ] {
+        assert!(ended.stderr.contains(words), "no {words:?} in: {}", ended.stderr);
+    }
+    assert!(!ended.stderr.contains("did not end by itself"), "{}", ended.stderr);
+    assert_eq!(home.losses("r").len(), 1500);
+}
+
+/// A host that runs no ranks belongs to the job: Ctrl-C there saves and ends it on all.
+#[test]
+fn ctrl_c_on_a_host_without_ranks_saves_on_all() {
+    let home = Home::new();
+    // Three ranks, or one.
+    let more = [
+        "--set",
+        "batch.global=3",
+        "--set",
+        "train.save_every=20",
+        "--max-restarts",
+        "1",
+        "--min-nproc",
+        "1",
+    ];
+    let mut launched = Launched::start(&home, &[1, 1, 1], &[&ENDLESS[..2], &more].concat());
+    wait("a checkpoint", || home.newest("r") >= 20);
+    let mut lost = launched.launchers.remove(1);
+    lost.kill().unwrap();
+    lost.wait().unwrap();
+    let saved = home.newest("r");
+    wait("more steps", || home.newest("r") > saved + 20);
+    assert_eq!(launched.ranks().len(), 1);
+    signal(launched.launchers[1].id() as i32, Signal::INT);
+    for ended in launched.ends() {
+        assert_eq!(ended.code, Some(130), "{}", ended.stderr);
+    }
+    assert!(home.newest("r") >= 3);
+}
+
+/// Host 0's own file is gone after any end that a signal asked for, and one that was there is named.
+#[test]
+fn the_secret_that_host_0_has_made_is_removed_when_a_signal_ends_it() {
+    let home = Home::new();
+    let rendezvous = format!("127.0.0.1:{}", free_port());
+    let place = ["launch", "--nnodes", "2", "--node-rank", "0", "--rendezvous", &rendezvous, "--nproc", "1"];
+    let own = ["--secret-file", "secret", "small.toml", "--run", "r"];
+    for signals in [1, 2] {
+        let child = home.start(&[&place[..], &own].concat());
+        wait("the secret", || home.path("secret").exists());
+        // The second leaves at once.
+        (0..signals).for_each(|_| signal(child.id() as i32, Signal::INT));
+        let ended = Ended::from(child.wait_with_output().unwrap());
+        assert_eq!(ended.code, Some(130), "{}", ended.stderr);
+        assert!(!home.path("secret").exists(), "after {signals} signals: {}", ended.stderr);
+    }
+    home.write("secret", "7".repeat(64));
+    std::fs::set_permissions(home.path("secret"), PermissionsExt::from_mode(0o600)).unwrap();
+    let ended = home.run(&[&place[..], &own, &["--join-timeout", "1"]].concat());
+    ended.refused(&["the secret secret was there: it is used, and stays", "host 1 did not come"]);
+    assert!(home.path("secret").exists());
+}
+
+/// What a host cannot run is refused on that host, and a peer that says so by host 0 (`launch/tests/control.rs`).
+#[test]
+fn numbers_that_no_job_has_are_refused() {
+    let home = Home::new();
+    let max = u64::MAX.to_string();
+    for (name, hosts, ranks) in [("--nproc", "2", max.as_str()), ("--nnodes", max.as_str(), "1")] {
+        let place = ["launch", "--nnodes", hosts, "--node-rank", "1", "--rendezvous", "127.0.0.1:1"];
+        let own = ["--nproc", ranks, "--secret-file", "secret", "small.toml", "--run", "r"];
+        home.run(&[&place[..], &own].concat()).refused(&[&format!("{name} {max}"), "at most 1024"]);
+    }
+    home.run(&["launch", "--hosts", &max, "--nproc", "1", "small.toml"])
+        .refused(&["--hosts", "at most 1024"]);
+}
+
+/// An `ssh` that hangs holds nobody up for longer than --join-timeout, and not beyond the first signal.
+#[test]
+fn an_ssh_that_hangs_ends_with_the_time_to_join_and_with_a_signal() {
+    let home = Home::new();
+    let ssh = "#!/bin/sh\nwhile [ \"$1\" != -- ]; do shift; done\nshift\n\
+               if [ \"$1\" = stuck ]; then echo $$ >> stuck; exec sleep 1000; fi\nshift\nexec sh -c \"$*\"\n";
+    std::fs::create_dir(home.path("bin")).unwrap();
+    home.write("bin/ssh", ssh);
+    std::fs::set_permissions(home.path("bin/ssh"), PermissionsExt::from_mode(0o755)).unwrap();
+    let path = format!("{}:{}", home.path("bin").display(), std::env::var("PATH").unwrap());
+    let run = ["launch", "--hostfile", "hosts.txt", "small.toml", "--run", "r"];
+    for (hosts, told) in [
+        ("stuck slots=1\n127.0.0.1 slots=1\n", "the launcher of stuck has said nothing within 2 s"),
+        ("127.0.0.1 slots=1\nstuck slots=1\n", "host 1 did not come to the rendezvous within 2 s"),
+    ] {
+        home.write("hosts.txt", hosts);
+        let start = Instant::now();
+        home.run_with(("PATH", &path), &[&run[..], &["--join-timeout", "2"]].concat())
+            .refused(&[told, "--join-timeout"]);
+        assert!(start.elapsed() < Duration::from_secs(12) + WITHIN, "{:?}", start.elapsed());
+        for signals in [1, 2] {
+            let _ = std::fs::remove_file(home.path("stuck"));
+            let mut command = home.command(&run);
+            command.env("PATH", &path);
+            let child = home.start_command(command);
+            wait("ssh", || home.path("stuck").exists());
+            let at = Instant::now();
+            (0..signals).for_each(|_| signal(child.id() as i32, Signal::INT));
+            let ended = Ended::from(child.wait_with_output().unwrap());
+            assert_eq!(ended.code, Some(130), "{}", ended.stderr);
+            assert!(at.elapsed() < WITHIN, "{:?}", at.elapsed());
+            let stuck = String::from_utf8(home.read("stuck")).unwrap().trim().parse().unwrap();
+            nothing_left(&[(0, stuck)]);
+        }
+    }
 }

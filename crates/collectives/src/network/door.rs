@@ -1,29 +1,26 @@
 //! Where ranks of other hosts connect to this rank: one thread accepts them, authenticates many at a time, and keeps the
 //! connections until a group takes them.
 //!
-//! Whoever is not authenticated costs little: at most [`GUESTS_MAX`] connections are open before their handshake is over,
-//! each with less than 4 KiB of buffers and for at most 5 seconds. When another one comes, the guest goes that has been
-//! silent longest. Only a peer that knows the job's secret gets a place in the table, and only one that fits the job.
+//! Whoever is not authenticated costs little ([`Guests`]). Only a peer that knows the job's secret gets a place in the table, and
+//! only one that fits the job.
 
 use std::collections::HashMap;
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpListener;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::event::{EventfdFlags, eventfd};
 
 use super::Network;
 use super::line::Line;
-use crate::secure::{HANDSHAKE_TIME, Handshake, Waiting, close_at_once};
+use crate::secure::{Authenticated, Guests, close_at_once, prepare_to_accept};
 use crate::shared_memory::rank_cell::CHANNELS;
 
-/// Maximum number of connections that are not authenticated yet.
-const GUESTS_MAX: usize = 128;
-/// Maximum number of connections that are accepted before those that are open get their turn.
-const ACCEPTED_MAX: usize = 32;
+/// Time between two looks at guests that have taken too long.
+const LOOK: Duration = Duration::from_secs(1);
 
 /// Which connection of which group this is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -77,12 +74,12 @@ impl Door {
     /// # Errors
     /// When the system refuses a thread or a descriptor.
     pub(crate) fn open(listener: TcpListener, network: Network, rank: usize) -> std::io::Result<Door> {
-        listener.set_nonblocking(true)?;
+        prepare_to_accept(&listener)?;
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let (lines, arrived, closed) = (Mutex::default(), Condvar::new(), AtomicBool::new(false));
         let arrivals = Arc::new(Arrivals { lines, arrived, closed, wake });
-        let reception =
-            Reception { listener, network, rank, arrivals: Arc::clone(&arrivals), guests: Vec::new() };
+        let guests = Guests::new(network.secret.clone(), network.identity(), network.protection());
+        let reception = Reception { listener, network, rank, arrivals: Arc::clone(&arrivals), guests };
         let builder = std::thread::Builder::new().name("connections".into());
         let thread = Some(builder.spawn(move || reception.serve())?);
         Ok(Door { arrivals, thread })
@@ -116,108 +113,33 @@ impl Arrivals {
     }
 }
 
-/// A connection before the end of its handshake.
-struct Guest {
-    socket: TcpStream,
-    handshake: Handshake,
-    since: Instant,
-    waiting: Waiting,
-}
-
 /// The thread's state.
 struct Reception {
     listener: TcpListener,
     network: Network,
     rank: usize,
     arrivals: Arc<Arrivals>,
-    guests: Vec<Guest>,
+    guests: Guests,
 }
 
 impl Reception {
     fn serve(mut self) {
         while !self.arrivals.closed.load(Ordering::Acquire) {
-            let Some(ready) = self.wait() else { return };
-            let now = Instant::now();
-            // From the last to the first, so that removing one does not move those that are still to come.
-            for index in (0..self.guests.len()).rev() {
-                if ready[index] {
-                    self.advance(index);
-                } else if now.duration_since(self.guests[index].since) >= HANDSHAKE_TIME {
-                    self.guests.swap_remove(index);
-                }
-            }
-            self.accept();
-        }
-    }
-
-    /// Waits until something happens. Returns which guests can go on; None when the system refuses to say.
-    fn wait(&self) -> Option<Vec<bool>> {
-        let mut fds = vec![
-            PollFd::from_borrowed_fd(self.arrivals.wake.as_fd(), PollFlags::IN),
-            PollFd::from_borrowed_fd(self.listener.as_fd(), PollFlags::IN),
-        ];
-        fds.extend(self.guests.iter().map(|guest| {
-            let flags = if guest.waiting == Waiting::ToWrite { PollFlags::OUT } else { PollFlags::IN };
-            PollFd::from_borrowed_fd(guest.socket.as_fd(), flags)
-        }));
-        let limit = Timespec { tv_sec: 1, tv_nsec: 0 };
-        match poll(&mut fds, if self.guests.is_empty() { None } else { Some(&limit) }) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            Err(_) => return None,
-        }
-        Some(fds[2..].iter().map(|fd| !fd.revents().is_empty()).collect())
-    }
-
-    fn advance(&mut self, index: usize) {
-        let guest = &mut self.guests[index];
-        match guest.handshake.advance(&guest.socket) {
-            Ok(Waiting::Done) => {
-                let Guest { socket, handshake, .. } = self.guests.swap_remove(index);
-                self.admit(socket, handshake);
-            }
-            Ok(waiting) => guest.waiting = waiting,
-            Err(_) => drop(self.guests.swap_remove(index)),
+            let listener = std::slice::from_ref(&self.listener);
+            let served = self.guests.serve(listener, Some(self.arrivals.wake.as_fd()), LOOK);
+            // Without the system's word on what happens, nobody can be let in.
+            let Ok(left) = served else { return };
+            left.into_iter().flatten().for_each(|guest| self.admit(guest));
         }
     }
 
     /// Keeps an authenticated connection, unless this rank has no place for it or has it already.
-    fn admit(&self, socket: TcpStream, handshake: Handshake) {
-        let established = handshake.finish();
+    fn admit(&self, guest: Authenticated) {
+        let Authenticated { socket, established } = guest;
         let Some(key) = LineKey::from_hello(&established.hello, &self.network, self.rank) else { return };
         let Ok(line) = Line::new(socket, established) else { return };
         self.arrivals.lock().entry(key).or_insert(line);
         self.arrivals.arrived.notify_all();
-    }
-
-    fn accept(&mut self) {
-        for _ in 0..ACCEPTED_MAX {
-            match self.listener.accept() {
-                Ok((socket, _)) => self.welcome(socket),
-                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return,
-                Err(_) => {
-                    // Out of descriptors, or the connection is gone already. The listener stays readable in the first
-                    // case, so this thread must not spin.
-                    std::thread::sleep(Duration::from_millis(20));
-                    return;
-                }
-            }
-        }
-    }
-
-    fn welcome(&mut self, socket: TcpStream) {
-        let (identity, protection) = (self.network.identity(), self.network.protection());
-        let Ok(handshake) = Handshake::accepting(&self.network.secret, &identity, protection) else { return };
-        if socket.set_nonblocking(true).is_err() {
-            return;
-        }
-        close_at_once(&socket, true);
-        if self.guests.len() == GUESTS_MAX {
-            let silent = |guest: &&Guest| (guest.handshake.has_heard(), guest.since);
-            let oldest = (0..GUESTS_MAX).min_by_key(|index| silent(&&self.guests[*index]));
-            self.guests.swap_remove(oldest.expect("there are guests"));
-        }
-        self.guests.push(Guest { socket, handshake, since: Instant::now(), waiting: Waiting::ToRead });
-        self.advance(self.guests.len() - 1);
     }
 }
 

@@ -90,7 +90,8 @@ pub struct Network {
 impl Network {
     /// What the data connections of the job belong to.
     pub(crate) fn identity(&self) -> Identity {
-        Identity { job: self.job, epoch: self.epoch, purpose: "data" }
+        // The launchers that share the job's random number have compared their builds.
+        Identity { build: env!("CARGO_PKG_VERSION"), job: self.job, epoch: self.epoch, purpose: "data" }
     }
 
     /// How traffic between hosts is protected.

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use snow::{Builder, HandshakeState};
 
-use super::identity::{Identity, Protection, Secret, VERSION};
+use super::identity::{Identity, Protection, Secret};
 use super::records::{Opener, Sealer, both};
 use super::{HANDSHAKE_MAX, HELLO_MAX};
 
@@ -70,8 +70,11 @@ impl Handshake {
         protection: Protection,
         hello: &[u8],
     ) -> Result<Handshake> {
-        assert!(hello.len() <= HELLO_MAX, "a hello of {} bytes", hello.len());
-        let prologue = identity.prologue(VERSION, protection);
+        if hello.len() > HELLO_MAX {
+            let text = format!("a hello of {} bytes; the maximum is {HELLO_MAX}", hello.len());
+            return Err(Error::new(ErrorKind::InvalidInput, text));
+        }
+        let prologue = identity.prologue(protection);
         let mut noise = builder(secret, &prologue)?.build_initiator().map_err(noise_error)?;
         let mut body = [0; MESSAGE_MAX];
         let bytes = noise.write_message(hello, &mut body).map_err(noise_error)?;
@@ -86,7 +89,7 @@ impl Handshake {
         identity: &Identity,
         protection: Protection,
     ) -> Result<Handshake> {
-        let prologue = identity.prologue(VERSION, protection);
+        let prologue = identity.prologue(protection);
         let noise = builder(secret, &prologue)?.build_responder().map_err(noise_error)?;
         Ok(Handshake::new(State::AwaitFirst(Box::new(noise)), protection))
     }
@@ -236,13 +239,13 @@ fn noise_error(error: snow::Error) -> Error {
 
 fn refused(error: snow::Error) -> Error {
     let text = format!(
-        "the peer has another secret, or is of another job, start, program version or protection ({error})"
+        "the peer has another secret, or is of another job, start, build of the program or protection ({error})"
     );
     Error::new(ErrorKind::PermissionDenied, text)
 }
 
 fn closed() -> Error {
     let text = "the peer closed the connection during the handshake: it may have another secret, or be of another \
-                job, start, program version or protection";
+                job, start, build of the program or protection";
     Error::new(ErrorKind::UnexpectedEof, text)
 }

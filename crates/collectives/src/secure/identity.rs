@@ -47,6 +47,8 @@ impl std::fmt::Debug for Secret {
 /// What a connection belongs to. Both sides must say the same.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
+    /// The build of the program.
+    pub build: &'static str,
     /// The job, a random number of its launcher.
     pub job: [u8; 16],
     /// Which start of the job this is: restarts count it up.
@@ -64,15 +66,12 @@ pub enum Protection {
     Plaintext,
 }
 
-/// The program's version, which both sides of a connection must share.
-pub(super) const VERSION: &str = env!("CARGO_PKG_VERSION");
-
 impl Identity {
     /// What both sides put into the handshake's hash.
-    pub(super) fn prologue(&self, version: &str, protection: Protection) -> Vec<u8> {
+    pub(super) fn prologue(&self, protection: Protection) -> Vec<u8> {
         let mut bytes = b"phalanx connection 1".to_vec();
         // Lengths go before what varies, so that no two identities give the same bytes.
-        for text in [version, self.purpose] {
+        for text in [self.build, self.purpose] {
             bytes.extend((text.len() as u32).to_le_bytes());
             bytes.extend(text.as_bytes());
         }
@@ -93,14 +92,14 @@ mod tests {
     /// The handshake of two sides fails unless both prologues are the same.
     #[test]
     fn every_part_of_an_identity_changes_the_prologue() {
-        let identity = Identity { job: [1; 16], epoch: 2, purpose: "data" };
+        let identity = Identity { build: "0.1.0 (a)", job: [1; 16], epoch: 2, purpose: "data" };
         let mut prologues = vec![
-            identity.prologue("0.1.0", Protection::Encrypted),
-            identity.prologue("0.1.1", Protection::Encrypted),
-            identity.prologue("0.1.0", Protection::Plaintext),
-            Identity { job: [2; 16], ..identity.clone() }.prologue("0.1.0", Protection::Encrypted),
-            Identity { epoch: 3, ..identity.clone() }.prologue("0.1.0", Protection::Encrypted),
-            Identity { purpose: "control", ..identity }.prologue("0.1.0", Protection::Encrypted),
+            identity.prologue(Protection::Encrypted),
+            identity.prologue(Protection::Plaintext),
+            Identity { build: "0.1.0 (b)", ..identity.clone() }.prologue(Protection::Encrypted),
+            Identity { job: [2; 16], ..identity.clone() }.prologue(Protection::Encrypted),
+            Identity { epoch: 3, ..identity.clone() }.prologue(Protection::Encrypted),
+            Identity { purpose: "control", ..identity }.prologue(Protection::Encrypted),
         ];
         prologues.sort();
         prologues.dedup();

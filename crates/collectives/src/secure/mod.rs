@@ -1,15 +1,16 @@
 //! Authenticated connections between the hosts of a job, for the launchers (control) and for the ranks (data).
 //!
 //! Both sides prove with a Noise handshake (NNpsk0: fresh Curve25519 keys and a pre-shared key) that they know the job's
-//! secret. Program version, job, epoch, purpose and protection are in the prologue, so a peer of another job, of an
-//! earlier start, of another version, or one that wants another protection fails the handshake. The first message is
+//! secret. The program's build, job, epoch, purpose and protection are in the prologue, so a peer of another job, of an
+//! earlier start, of another build, or one that wants another protection fails the handshake. The first message is
 //! authenticated by the secret alone and could be replayed; the responder believes it only after a third message, which
 //! needs the keys of this very handshake. Before that a peer can send [`HANDSHAKE_MAX`] bytes in [`HANDSHAKE_TIME`].
 //!
 //! The files: `identity`: who may connect; `handshake`: the three messages; `records`: what protects the bytes
-//! afterwards; `connection`: messages in both directions.
+//! afterwards; `connection`: messages in both directions; `guests`: many handshakes of peers that connect.
 
 mod connection;
+mod guests;
 mod handshake;
 mod identity;
 mod records;
@@ -18,7 +19,8 @@ use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 pub use connection::{Connection, Receiver, Sender, close_at_once};
-pub(crate) use handshake::{Established, Handshake, Waiting, complete};
+pub use guests::{Authenticated, Guests, Left, prepare_to_accept};
+pub(crate) use handshake::{Established, Handshake, complete};
 pub use identity::{Identity, Protection, Secret};
 pub(crate) use records::{Opener, RECORD_MAX, Sealer};
 

@@ -22,7 +22,7 @@ use crate::shared_memory::text::Text;
 use crate::shared_memory::word::Word;
 
 /// Maximum number of ranks of a job. It limits the size of the block and is checked on joining.
-pub(crate) const MAX_WORLD: usize = 1024;
+pub const MAX_WORLD: usize = 1024;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"PHALANX1");
 

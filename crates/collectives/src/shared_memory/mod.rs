@@ -68,6 +68,7 @@ mod rank_group;
 pub(crate) mod endpoint;
 mod host_job;
 
+pub use control::MAX_WORLD;
 pub use endpoint::{Endpoint, join, join_carried, threads};
 pub use flight::FlightEvent;
 pub use host_job::HostJob;

@@ -3,11 +3,13 @@
 //! loopback of both families; and at all addresses of its host where the name stands for loopback, by which nobody else reaches it.
 
 use std::io::{Error, ErrorKind};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, ToSocketAddrs};
+
+use phalanx_collectives::secure::prepare_to_accept;
 
 /// Sockets of one port.
 pub(crate) struct Listeners {
-    sockets: Vec<TcpListener>,
+    pub(crate) sockets: Vec<TcpListener>,
     /// The addresses of the sockets.
     pub(crate) addresses: Vec<SocketAddr>,
     /// Addresses of the name at which it cannot listen, with the reason.
@@ -61,7 +63,7 @@ impl Listeners {
 
     fn bind(&mut self, address: SocketAddr) -> std::io::Result<()> {
         let socket = TcpListener::bind(address)?;
-        socket.set_nonblocking(true)?;
+        prepare_to_accept(&socket)?;
         self.addresses.push(socket.local_addr()?);
         self.sockets.push(socket);
         Ok(())
@@ -74,11 +76,6 @@ impl Listeners {
     /// The port of all sockets, once there is one.
     pub(crate) fn port(&self) -> Option<u16> {
         self.addresses.first().map(SocketAddr::port)
-    }
-
-    /// The next connection that waits, if there is one.
-    pub(crate) fn accept(&self) -> Option<TcpStream> {
-        self.sockets.iter().find_map(|socket| socket.accept().ok()).map(|(socket, _)| socket)
     }
 
     /// Where it listens, in words.

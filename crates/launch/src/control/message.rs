@@ -8,7 +8,7 @@ pub(crate) const MESSAGE_MAX: usize = 1 << 30;
 /// Why a rank failed, as its launcher or another one says it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FailureReport {
-    /// The host whose launcher says it.
+    /// The id of the host whose launcher says it.
     pub reporter: usize,
     /// The rank that was the cause.
     pub rank: usize,
@@ -33,7 +33,7 @@ pub enum Message {
     Failed(FailureReport),
     /// The ranks shall finish their step and end.
     Stop,
-    /// The ranks of this host have ended; whether well.
+    /// The ranks of the host with this id have ended; whether well.
     RanksEnded(usize, bool),
     /// The launcher of host 0 does not take this host into the job; the reason.
     Refused(String),

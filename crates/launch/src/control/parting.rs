@@ -5,8 +5,17 @@
 pub enum Parting {
     /// Somebody asked for it: the user of this launcher, or of another one; who.
     Stopped(String),
-    /// A host did not come, was lost, or refused; the reason.
+    /// A host did not come, or refused; the reason.
     Failed(String),
+    /// A host that runs ranks of the job, or leads it, is lost.
+    Lost {
+        /// The id of the host.
+        host: usize,
+        /// The host in words.
+        name: String,
+        /// The reason.
+        why: String,
+    },
 }
 
 impl From<String> for Parting {
@@ -20,6 +29,7 @@ impl std::fmt::Display for Parting {
         match self {
             Parting::Stopped(who) => write!(f, "{who}, before the ranks had started"),
             Parting::Failed(why) => f.write_str(why),
+            Parting::Lost { name, why, .. } => write!(f, "the launcher of {name} is gone: {why}"),
         }
     }
 }

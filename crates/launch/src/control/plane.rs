@@ -11,7 +11,8 @@ use serde::{Deserialize, Serialize};
 use crate::control::link::{Arrival, Inbox, Link};
 use crate::control::message::Message;
 
-/// What another launcher said of itself, or what happened to it.
+/// What another launcher said of itself, or what happened to it. The launcher is named by the id of its host, which may run no
+/// ranks of the job: [`ControlPlane::number`].
 pub enum Event {
     /// A message of the launcher of a host.
     Message(usize, Message),
@@ -24,7 +25,8 @@ pub enum Event {
 pub struct HostInfo {
     /// The name of the host.
     pub name: String,
-    /// The number with which it came. Hosts that are lost leave gaps, and the hosts of a job are numbered without.
+    /// The number with which it came, by which it is named everywhere. Hosts that are lost or run no ranks leave gaps; the numbers of
+    /// [`Hosts`] have none.
     pub id: usize,
     /// What differs between machines: several hosts may be one machine.
     pub machine: String,
@@ -43,7 +45,9 @@ pub struct ControlPlane {
     inbox: Inbox,
     /// By the id of the host.
     links: BTreeMap<usize, Link>,
-    /// Messages for the launchers' program that have come and were not taken yet, by host.
+    /// The names of all hosts that were ever known, by id.
+    names: BTreeMap<usize, String>,
+    /// Messages for the launchers' program that have come and were not taken yet, by the id of the host.
     for_program: Vec<(usize, Vec<u8>)>,
     /// Events that came behind a message for the program: what that message begins asks for them.
     kept: Vec<Event>,
@@ -56,7 +60,8 @@ impl ControlPlane {
         inbox: Inbox,
         links: BTreeMap<usize, Link>,
     ) -> ControlPlane {
-        ControlPlane { own_id, hosts, inbox, links, for_program: Vec::new(), kept: Vec::new() }
+        let names = hosts.iter().map(|host| (host.id, host.name.clone())).collect();
+        ControlPlane { own_id, hosts, inbox, links, names, for_program: Vec::new(), kept: Vec::new() }
     }
 
     /// The id of this launcher's host.
@@ -65,8 +70,11 @@ impl ControlPlane {
     }
 
     /// The number of this launcher's host among those of the job.
+    ///
+    /// # Panics
+    /// When this host runs no ranks of the job.
     pub fn own_host(&self) -> usize {
-        self.number(self.own_id)
+        self.number(self.own_id).expect("this host runs ranks of the job")
     }
 
     /// The hosts of the job, as far as this launcher knows them: host 0's knows all of them.
@@ -76,6 +84,7 @@ impl ControlPlane {
 
     /// Sets the hosts of the job that runs from now on.
     pub fn set_hosts(&mut self, hosts: Vec<HostInfo>) {
+        self.names.extend(hosts.iter().map(|host| (host.id, host.name.clone())));
         self.hosts = hosts;
     }
 
@@ -84,9 +93,14 @@ impl ControlPlane {
         Hosts::new(self.hosts.iter().map(|host| host.ranks).collect())
     }
 
-    /// The number of the host with this id.
-    fn number(&self, id: usize) -> usize {
-        self.hosts.iter().position(|host| host.id == id).unwrap_or(id)
+    /// The number of the host with this id among those of the job; None if it runs no ranks of it.
+    pub fn number(&self, id: usize) -> Option<usize> {
+        self.hosts.iter().position(|host| host.id == id)
+    }
+
+    /// The id of the host that runs a rank of the job.
+    pub(crate) fn host_of(&self, rank: usize) -> usize {
+        self.hosts[self.ranks().host_of(rank)].id
     }
 
     /// The ids of the hosts with which this launcher is connected.
@@ -94,11 +108,11 @@ impl ControlPlane {
         self.links.keys().copied().collect()
     }
 
-    /// A host, for messages: `host 1 (node2)`.
-    pub fn describe(&self, host: usize) -> String {
-        match self.hosts.get(host) {
-            Some(HostInfo { name, .. }) => format!("host {host} ({name})"),
-            None => format!("host {host}"),
+    /// The host with this id, for messages: `host 1 (node2)`.
+    pub fn describe(&self, id: usize) -> String {
+        match self.names.get(&id) {
+            Some(name) => format!("host {id} ({name})"),
+            None => format!("host {id}"),
         }
     }
 
@@ -107,7 +121,7 @@ impl ControlPlane {
         self.inbox.wake()
     }
 
-    /// The messages for the program that have come, by host.
+    /// The messages for the program that have come, by the id of the host.
     pub(crate) fn take_for_program(&mut self) -> Vec<(usize, Vec<u8>)> {
         std::mem::take(&mut self.for_program)
     }
@@ -155,28 +169,53 @@ impl ControlPlane {
     fn arrived(&mut self, only_before_program: bool) -> Vec<Event> {
         let mut events = std::mem::take(&mut self.kept);
         for (id, arrival) in self.inbox.take() {
-            let host = self.number(id);
             let event = match arrival {
                 Arrival::Message(Message::Program(bytes)) => {
-                    self.for_program.push((host, bytes));
+                    self.for_program.push((id, bytes));
                     continue;
                 }
-                Arrival::Message(message) => {
-                    if self.own_id == 0 {
-                        self.send_to(|other| other != id, &message);
-                    }
-                    Event::Message(host, message)
+                Arrival::Message(message) if self.own_id == 0 => {
+                    let Some(message) = self.checked(id, message) else { continue };
+                    self.send_to(|other| other != id, &message);
+                    Event::Message(id, message)
                 }
+                Arrival::Message(message) => Event::Message(id, message),
                 // A host that was given up closes its side later.
                 Arrival::Closed(_) if self.links.remove(&id).is_none() => continue,
-                Arrival::Closed(why) => Event::Lost(host, why),
+                Arrival::Closed(why) => Event::Lost(id, why),
             };
-            match only_before_program && self.for_program.iter().any(|(from, _)| *from == host) {
+            match only_before_program && self.for_program.iter().any(|(from, _)| *from == id) {
                 true => self.kept.push(event),
                 false => events.push(event),
             }
         }
         events
+    }
+
+    /// What the launcher of a host may say to that of host 0, which passes it on: what concerns its own host. The rest is of an earlier
+    /// start of the ranks, or of no launcher.
+    fn checked(&self, id: usize, message: Message) -> Option<Message> {
+        let own = || Some(self.ranks().ranks(self.number(id)?));
+        match message {
+            Message::Activity(mut states) => {
+                let own = own()?;
+                states.retain(|(rank, _)| own.contains(rank));
+                Some(Message::Activity(states))
+            }
+            Message::Failed(report) => {
+                let is_known = report.rank < self.ranks().world_size() && self.number(id).is_some();
+                (report.reporter == id && is_known).then_some(Message::Failed(report))
+            }
+            Message::RanksEnded(host, well) => {
+                (host == id && self.number(id).is_some()).then_some(Message::RanksEnded(host, well))
+            }
+            Message::Stop => Some(Message::Stop),
+            Message::Alive
+            | Message::Program(_)
+            | Message::Refused(_)
+            | Message::GivenUp(_)
+            | Message::Stopped(_) => None,
+        }
     }
 
     /// Waits for something to come, for `limit` at most.
@@ -191,9 +230,8 @@ impl ControlPlane {
         self.send_to(|_| true, message);
     }
 
-    /// Sends to the launcher of one host of the job.
-    pub fn send(&self, host: usize, message: &Message) {
-        let id = self.hosts.get(host).map_or(host, |host| host.id);
+    /// Sends to the launcher of the host with this id.
+    pub fn send(&self, id: usize, message: &Message) {
         self.send_to(|other| other == id, message);
     }
 
@@ -205,15 +243,14 @@ impl ControlPlane {
         }
     }
 
-    /// The hosts that have not been heard for `limit`, with the time.
+    /// The ids of the hosts that have not been heard for `limit`, with the time.
     pub fn silent(&self, limit: Duration) -> Vec<(usize, Duration)> {
-        let silent = self.links.iter().map(|(id, link)| (self.number(*id), link.silent_for()));
+        let silent = self.links.iter().map(|(id, link)| (*id, link.silent_for()));
         silent.filter(|(_, time)| *time >= limit).collect()
     }
 
-    /// Closes the connection with a host of the job.
-    pub fn give_up(&mut self, host: usize) {
-        let id = self.hosts.get(host).map_or(host, |host| host.id);
+    /// Closes the connection with the host with this id.
+    pub fn give_up(&mut self, id: usize) {
         self.links.remove(&id);
     }
 }

@@ -2,11 +2,13 @@
 //! prove that they know the job's secret before anything else is said.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, SocketAddr, TcpStream};
-use std::sync::{Mutex, PoisonError, mpsc};
+use std::io::{Error, ErrorKind};
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use phalanx_collectives::secure::{self, Connection, Identity, Protection, Secret};
+use phalanx_collectives::MAX_WORLD;
+use phalanx_collectives::secure::{self, Authenticated, Connection, Guests, Identity, Protection, Secret};
 use serde::{Deserialize, Serialize};
 
 use crate::control::link::{Arrival, Inbox, Link};
@@ -16,14 +18,24 @@ use crate::control::parting::Parting;
 use crate::control::plane::{ControlPlane, HostInfo};
 use crate::waiting::{named, so_far, tell_while};
 
-/// Connections that are authenticated at the same time; more wait in the system's queue.
-const AT_ONCE: usize = 16;
-
 /// Time between two attempts to connect.
 const RETRY: Duration = Duration::from_millis(200);
 
+/// How often in a row host 0 has to close a connection in its handshake before a host takes that for an answer. It also closes it when
+/// it ends, and the secret's file may be that of an earlier job, and be replaced in a moment.
+const REFUSALS: usize = 3;
+
 /// Time between two lines about connections that were refused.
 const TELL_EVERY: Duration = Duration::from_secs(5);
+
+/// Longest wait for something to happen before the caller is asked whether to go on.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// Time in which a host that is refused has to hear why.
+const HEARS: Duration = Duration::from_secs(5);
+
+/// Time for those who have begun to prove themselves when all hosts have come: they are told why they are not taken.
+const LATE: Duration = Duration::from_millis(500);
 
 /// What a launcher says of its host when it connects.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -38,8 +50,12 @@ pub struct Introduction {
     pub hosts: usize,
     /// Number of ranks that it runs.
     pub ranks: usize,
+    /// The build of its program. All hosts must have the same before they understand each other, so it is part of the handshake.
+    #[serde(skip)]
+    pub build: &'static str,
+    /// The job for which it comes, as all its hosts call it; empty if the secret is that of one job alone.
+    pub job: String,
     /// What its program says about it to that of host 0.
-    #[serde(default)]
     pub about: String,
 }
 
@@ -47,6 +63,11 @@ impl Introduction {
     fn info(&self) -> HostInfo {
         let Introduction { name, machine, host, ranks, about, .. } = self.clone();
         HostInfo { name, id: host, machine, ranks, about }
+    }
+
+    /// What the connections between launchers belong to. The job is compared when they have met, to be named.
+    fn identity(&self) -> Identity {
+        Identity { build: self.build, job: [0; 16], epoch: 0, purpose: "control" }
     }
 }
 
@@ -57,9 +78,6 @@ pub struct Met {
     /// The address of this host by which the others reach it.
     pub address: IpAddr,
 }
-
-/// What the connections between launchers belong to. The secret is that of one job.
-const IDENTITY: Identity = Identity { job: [0; 16], epoch: 0, purpose: "control" };
 
 /// The listening launcher of host 0.
 pub struct Meeting {
@@ -154,35 +172,19 @@ impl Gathering<'_> {
     ) -> Result<Met, Parting> {
         let until = Instant::now() + limit;
         let mut strangers = Strangers::default();
-        let (sender, authenticated) = mpsc::channel();
-        let mut open = 0;
+        let mut guests = Guests::new(secret.clone(), self.own.identity(), protection);
         while self.infos.len() < self.own.hosts {
-            while open < AT_ONCE
-                && let Some(socket) = self.listeners.accept()
-            {
-                open += 1;
-                let (sender, secret) = (sender.clone(), secret.clone());
-                let run = move || {
-                    // The receiver may have gone meanwhile.
-                    let _ = sender.send(authenticate(socket, &secret, protection));
-                };
-                if std::thread::Builder::new().name("rendezvous".into()).spawn(run).is_err() {
-                    open -= 1;
-                }
-            }
-            let result = authenticated.recv_timeout(Duration::from_millis(20));
-            open -= usize::from(result.is_ok());
-            match result {
-                Ok(Ok(authenticated)) => self.take_in(authenticated, note)?,
-                Ok(Err(why)) => strangers.note(&why, note),
-                Err(_) => {}
-            }
+            self.serve(&mut guests, &mut strangers, note)?;
             if let Some(parting) = self.hear(note).or_else(ends) {
                 return Err(self.part(parting));
             }
             if Instant::now() >= until {
                 return Err(give_up(&waited_for(&self.own, &self.infos), limit, self.links.values()).into());
             }
+        }
+        let late = Instant::now() + LATE;
+        while guests.expects_one() && Instant::now() < late {
+            self.serve(&mut guests, &mut strangers, note)?;
         }
         if let Some(why) = apart(&self.came_by, &self.infos) {
             return Err(self.part(why.into()));
@@ -194,12 +196,35 @@ impl Gathering<'_> {
         Ok(Met { plane, address: address.unwrap_or(known) })
     }
 
+    /// Lets strangers and hosts come for a moment.
+    fn serve(
+        &mut self,
+        guests: &mut Guests,
+        strangers: &mut Strangers,
+        note: &dyn Fn(&str),
+    ) -> Result<(), String> {
+        let left = guests.serve(&self.listeners.sockets, None, LOOK);
+        for left in left.map_err(|error| error.to_string())? {
+            match left {
+                Ok(guest) => self.take_in(guest, note)?,
+                Err((peer, why)) => strangers.note(&format!("{peer}: {why}"), note),
+            }
+        }
+        Ok(())
+    }
+
     /// Takes a host into the job, or tells it why not.
-    fn take_in(&mut self, came: Authenticated, note: &dyn Fn(&str)) -> Result<(), String> {
-        let (connection, socket, introduction) = came;
-        if let Some(reason) = refusal(&self.own, &introduction, |host| !self.infos.contains_key(&host)) {
+    fn take_in(&mut self, guest: Authenticated, note: &dyn Fn(&str)) -> Result<(), String> {
+        let Ok((connection, socket, hello)) = guest.into_connection() else { return Ok(()) };
+        let introduction = serde_json::from_slice::<Introduction>(&hello);
+        let is_shown = |name: &str| !name.chars().any(char::is_control);
+        let Some(introduction) = introduction.ok().filter(|introduction| is_shown(&introduction.name)) else {
+            note("a launcher was refused: it did not introduce itself");
+            return Ok(());
+        };
+        if let Some(reason) = refusal(&self.own, &introduction, &self.infos) {
             note(&format!("{} was refused: {reason}", introduction.name));
-            let _ = connection.split().0.send(&Message::Refused(reason).encode());
+            tell_refused(connection, socket, reason);
             return Ok(());
         }
         let host = introduction.host;
@@ -243,7 +268,7 @@ impl Gathering<'_> {
     fn part(&self, parting: Parting) -> Parting {
         let told = match &parting {
             Parting::Stopped(who) => Message::Stopped(who.clone()),
-            Parting::Failed(why) => Message::GivenUp(why.clone()),
+            other => Message::GivenUp(other.to_string()),
         };
         self.links.values().for_each(|link| link.send(told.encode(), false));
         parting
@@ -294,9 +319,16 @@ fn waited_for(own: &Introduction, infos: &BTreeMap<usize, HostInfo>) -> String {
     named("host", &missing)
 }
 
-/// Why a host cannot be part of the job.
-fn refusal(own: &Introduction, other: &Introduction, missing: impl Fn(usize) -> bool) -> Option<String> {
-    let Introduction { host, hosts, ranks, .. } = other;
+/// Why a host cannot be part of the job, to which those in `infos` have come.
+fn refusal(own: &Introduction, other: &Introduction, infos: &BTreeMap<usize, HostInfo>) -> Option<String> {
+    let Introduction { host, hosts, ranks, job, .. } = other;
+    if *job != own.job {
+        return Some(format!(
+            "it comes for the run {job:?}, and host 0 is that of {:?}: give it the --rendezvous of its own job, or all hosts the same \
+             --run",
+            own.job
+        ));
+    }
     if *hosts != own.hosts {
         return Some(format!(
             "it expects {hosts} hosts, and host 0 {}: give all the same --nnodes",
@@ -306,26 +338,36 @@ fn refusal(own: &Introduction, other: &Introduction, missing: impl Fn(usize) -> 
     if *host == 0 || *host >= own.hosts {
         return Some(format!("it is host {host} (--node-rank) of {}", own.hosts));
     }
-    if !missing(*host) {
-        return Some(format!("there is a host {host} already: give each host its own --node-rank"));
+    if let Some(known) = infos.get(host) {
+        return Some(format!(
+            "there is a host {host} already ({}): give each host its own --node-rank",
+            known.name
+        ));
     }
-    (*ranks == 0).then(|| "it runs no ranks".to_string())
+    if *ranks == 0 {
+        return Some("it runs no ranks".to_string());
+    }
+    let others: usize = infos.values().map(|info| info.ranks).sum();
+    (*ranks > MAX_WORLD.saturating_sub(others))
+        .then(|| format!("it runs {ranks} ranks, and the others {others}: a job has at most {MAX_WORLD}"))
 }
 
-type Authenticated = (Connection, TcpStream, Introduction);
-
-fn authenticate(socket: TcpStream, secret: &Secret, protection: Protection) -> Result<Authenticated, String> {
-    let peer = socket.peer_addr().map_err(|error| error.to_string())?;
-    let from = |text: String| format!("{peer}: {text}");
-    socket.set_nonblocking(false).map_err(|error| from(error.to_string()))?;
-    secure::close_at_once(&socket, true);
-    let own = socket.try_clone().map_err(|error| from(error.to_string()))?;
-    let until = Instant::now() + secure::HANDSHAKE_TIME;
-    let (connection, hello) = secure::accept(socket, secret, &IDENTITY, protection, until)
-        .map_err(|error| from(error.to_string()))?;
-    let introduction =
-        serde_json::from_slice(&hello).map_err(|_| from("it did not introduce itself".into()))?;
-    Ok((connection, own, introduction))
+/// Tells a host why it is refused, and waits on a thread of its own until it has heard it: bytes that nobody has read would make the
+/// system discard the reason.
+fn tell_refused(connection: Connection, socket: TcpStream, reason: String) {
+    let tell = move || {
+        let (mut sender, mut receiver) = connection.split();
+        let until = Instant::now() + HEARS;
+        if receiver.set_timeout(Some(HEARS)).is_err()
+            || sender.send(&Message::Refused(reason).encode()).is_err()
+        {
+            return;
+        }
+        let _ = socket.shutdown(Shutdown::Write);
+        while receiver.receive(secure::HANDSHAKE_MAX).is_ok() && Instant::now() < until {}
+    };
+    // Without a thread, it hears that its connection is closed.
+    let _ = std::thread::Builder::new().name("refusal".into()).spawn(tell);
 }
 
 /// Connects with the launcher of host 0 at `host:port`, which may start later, within `limit`. `secret` is called for each
@@ -360,25 +402,27 @@ fn try_to_connect(
 ) -> Result<Met, String> {
     let hello = serde_json::to_vec(own).map_err(|error| error.to_string())?;
     let until = Instant::now() + limit;
-    let mut refused_with = None;
+    // The secret with which the last handshakes were refused, and how many were.
+    let mut refusals: (Option<Secret>, usize) = (None, 0);
     loop {
         let why = match (secret()?, resolve(host, port)) {
             (None, _) => "the secret is not there yet".to_string(),
             (_, Err(why)) => why,
             (Some(secret), Ok(addresses)) => match reach(&addresses, until) {
                 Err(why) => why,
-                Ok(socket) => {
-                    let again = refused_with.as_ref() != Some(&secret);
-                    match introduce(socket, &secret, &hello, protection) {
-                        Ok((connection, socket)) => return meet(own, connection, socket),
-                        Err(why) if !again => return Err(refused(host, port, &why)),
-                        Err(why) => {
-                            // The file may be that of an earlier job, and be replaced in a moment.
-                            refused_with = Some(secret);
-                            why
+                Ok(socket) => match introduce(socket, &secret, own, &hello, protection) {
+                    Ok((connection, socket)) => return meet(own, connection, socket),
+                    Err(error) => {
+                        if is_refusal(&error) {
+                            let again = refusals.0.as_ref() == Some(&secret);
+                            refusals = (Some(secret), if again { refusals.1 + 1 } else { 1 });
                         }
+                        if refusals.1 >= REFUSALS {
+                            return Err(refused(host, port, &error));
+                        }
+                        error.to_string()
                     }
-                }
+                },
             },
         };
         if Instant::now() >= until {
@@ -389,14 +433,19 @@ fn try_to_connect(
             ));
         }
         *failed.lock().unwrap_or_else(PoisonError::into_inner) = why;
-        std::thread::sleep(if refused_with.is_some() { 5 * RETRY } else { RETRY });
+        std::thread::sleep(if refusals.1 > 0 { 5 * RETRY } else { RETRY });
     }
 }
 
-fn refused(host: &str, port: u16, why: &str) -> String {
+/// Whether host 0 does not want this host: it closes the connection. One that is busy, or flooded by strangers, answers late or not.
+fn is_refusal(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::UnexpectedEof | ErrorKind::PermissionDenied)
+}
+
+fn refused(host: &str, port: u16, why: &Error) -> String {
     format!(
-        "host 0 at {host}:{port} and this host do not trust each other ({why}): the secret, the version of phalanx or \
-         --plaintext differs"
+        "host 0 at {host}:{port} and this host do not trust each other ({why}): the secret, the build of phalanx (`phalanx --version`) \
+         or --plaintext differs"
     )
 }
 
@@ -419,13 +468,14 @@ fn reach(addresses: &[SocketAddr], until: Instant) -> Result<TcpStream, String> 
 fn introduce(
     socket: TcpStream,
     secret: &Secret,
+    own: &Introduction,
     hello: &[u8],
     protection: Protection,
-) -> Result<(Connection, TcpStream), String> {
-    let own = socket.try_clone().map_err(|error| error.to_string())?;
+) -> Result<(Connection, TcpStream), Error> {
+    let copy = socket.try_clone()?;
     let until = Instant::now() + secure::HANDSHAKE_TIME;
-    let connection = secure::connect(socket, secret, &IDENTITY, hello, protection, until);
-    connection.map(|connection| (connection, own)).map_err(|error| error.to_string())
+    let connection = secure::connect(socket, secret, &own.identity(), hello, protection, until)?;
+    Ok((connection, copy))
 }
 
 fn meet(own: &Introduction, connection: Connection, socket: TcpStream) -> Result<Met, String> {

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use phalanx_collectives::Wire;
+use phalanx_collectives::{MAX_WORLD, Wire};
 use phalanx_launch::host_and_port;
 
 use crate::commands::train::train_with;
@@ -16,6 +16,7 @@ use crate::hosts::{
 };
 use crate::launch_args::LaunchArgs;
 use crate::output::{TrainOutput, note};
+use crate::run_folder::RunFolder;
 use crate::signals::Signals;
 use crate::task::Show;
 
@@ -46,6 +47,9 @@ pub fn launch(args: &LaunchArgs, environment: Environment) -> Result<ExitCode> {
             "give --secret-file FILE: a file that only you can read, the same on all hosts; host 0 makes it if it is not there"
         ),
     };
+    if hosts > MAX_WORLD {
+        bail!("--nnodes {hosts}: every host runs a rank, and a job has at most {MAX_WORLD}");
+    }
     let rendezvous = args.rendezvous.as_deref().context("--rendezvous HOST:PORT is missing")?;
     let place = Place {
         hosts,
@@ -54,6 +58,7 @@ pub fn launch(args: &LaunchArgs, environment: Environment) -> Result<ExitCode> {
         ranks: ranks_of_a_host(&args.train, hosts)?,
         kernels: environment.to_host_kernels(),
         plaintext: args.train.network.plaintext,
+        run: RunFolder::named(args.train.run.as_deref(), args.train.config.as_deref())?.path().to_path_buf(),
         limit: Duration::from_secs(args.train.network.join_timeout),
         announces: args.from_stdin && host == 0,
         by: String::new(),

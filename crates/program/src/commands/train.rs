@@ -251,7 +251,7 @@ impl Run<'_> {
         let environment = self.environment.of_run(&task.config.device)?;
         let world = planned.plan.spec.world_size();
         let shown = Output::shown(output.clone()).with_logs(folder.path());
-        if let Some(team) = self.team.as_mut().filter(|_| world > 1) {
+        if let Some(team) = self.team.as_mut() {
             // Ranks of other hosts have another working folder.
             task.run = std::path::absolute(&task.run).context("the run folder")?;
             task.resume =

@@ -24,6 +24,7 @@ use crate::launch::{Order, RankProcesses};
 use crate::output::{TrainOutput, note, note_error};
 use crate::pinning;
 use crate::rank_output::Output;
+use crate::run_folder::RunFolder;
 use crate::signals::{STOPPED, Signals};
 use crate::task::Show;
 use crate::train_args::TrainArgs;
@@ -217,6 +218,7 @@ fn across(
         ranks: rank.local_world_size,
         kernels: environment.to_host_kernels(),
         plaintext: args.network.plaintext,
+        run: RunFolder::named(args.run.as_deref(), args.config.as_deref())?.path().to_path_buf(),
         limit: Duration::from_secs(args.network.join_timeout),
         announces: false,
         by: by(rank),

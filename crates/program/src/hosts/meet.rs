@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -11,9 +12,10 @@ use phalanx_collectives::secure::{Protection, Secret};
 use phalanx_host::cores::{boot_id, host_name};
 use phalanx_launch::{Introduction, Meeting, Met, Parting, connect, create_secret, read_secret};
 
+use crate::args::BUILD;
 use crate::host_kernels::HostKernels;
 use crate::output::{note, print_line};
-use crate::signals::Signals;
+use crate::signals::{Farewell, Signals};
 
 /// Where the job's secret comes from.
 pub enum SecretSource {
@@ -37,6 +39,8 @@ pub struct Place {
     pub kernels: HostKernels,
     /// Whether traffic between hosts is not encrypted.
     pub plaintext: bool,
+    /// The run folder, which is the same on all hosts of a job.
+    pub run: PathBuf,
     /// Time in which all hosts have to come.
     pub limit: Duration,
     /// Whether host 0 prints the port at which it listens, for who has started it.
@@ -58,12 +62,19 @@ pub fn meet(
     lost: &dyn Fn() -> Option<String>,
 ) -> Result<(Met, Secret)> {
     let protection = if place.plaintext { Protection::Plaintext } else { Protection::Encrypted };
+    // A secret that was handed over is that of one job alone, and its hosts may see the folder under different paths here.
+    let job = match source {
+        SecretSource::Known(_) => String::new(),
+        SecretSource::File(_) => name_of_job(&place.run)?,
+    };
     let own = Introduction {
         name: host_name(),
         machine: boot_id(),
         host: place.host,
         hosts: place.hosts,
         ranks: place.ranks,
+        build: BUILD,
+        job,
         about: place.kernels.to_text(),
     };
     let (host, port) = (place.rendezvous.0.as_str(), place.rendezvous.1);
@@ -73,7 +84,7 @@ pub fn meet(
                 "--rendezvous {host}:0: the other hosts could not know the port; give one that is free on host 0"
             );
         }
-        let (secret, _made) = own_secret(source)?;
+        let (secret, _made) = own_secret(source, signals)?;
         let meeting = Meeting::listen(host, port).map_err(|why| anyhow!("{why}"))?;
         if place.announces {
             print_line(&format!("{{\"rendezvous_port\":{}}}", meeting.port()))?;
@@ -115,31 +126,48 @@ pub fn meet(
     Ok((met, secret))
 }
 
-/// A secret file that this launcher has made. It is there while the hosts meet.
-struct Made<'a>(&'a Path);
+/// By what hosts see that they come for the same job: the path of its run folder, whose end is enough to tell it.
+fn name_of_job(run: &Path) -> Result<String> {
+    const SHOWN: usize = 200;
+    let path = std::path::absolute(run).context("the run folder")?.to_string_lossy().into_owned();
+    let start = path.char_indices().rev().nth(SHOWN).map_or(0, |(at, _)| at);
+    Ok(path[start..].to_string())
+}
+
+/// A secret file that this launcher has made. It is there while the hosts meet; one that remained would be that of the next job.
+struct Made<'a> {
+    path: &'a Path,
+    /// Removes it when a signal ends this program at once.
+    _farewell: Arc<Farewell>,
+}
 
 impl Drop for Made<'_> {
     fn drop(&mut self) {
-        // A file that remains holds the secret of the next job.
-        let _ = std::fs::remove_file(self.0);
+        let _ = std::fs::remove_file(self.path);
     }
 }
 
 /// The secret of the host that leads, which makes it if it is not there.
-fn own_secret(source: &SecretSource) -> Result<(Secret, Option<Made<'_>>)> {
+fn own_secret<'a>(source: &'a SecretSource, signals: &Signals) -> Result<(Secret, Option<Made<'a>>)> {
     let path = match source {
         SecretSource::Known(secret) => return Ok((secret.clone(), None)),
         SecretSource::File(path) => path,
     };
     match read_secret(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => {}
-        other => return other.map(|secret| (secret, None)).context("the secret"),
+        found => {
+            let secret = found.context("the secret")?;
+            note(&format!("the secret {} was there: it is used, and stays", path.display()));
+            return Ok((secret, None));
+        }
     }
     let secret = create_secret(path).with_context(|| format!("cannot make the secret {}", path.display()))?;
+    let made = path.clone();
+    let _farewell = signals.before_leaving(move || _ = std::fs::remove_file(&made));
     note(&format!(
         "made the secret {} for the time in which the hosts meet: the others read it there, so it must lie on a file system \
          that all share",
         path.display()
     ));
-    Ok((secret, Some(Made(path))))
+    Ok((secret, Some(Made { path, _farewell })))
 }

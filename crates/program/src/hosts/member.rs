@@ -70,7 +70,7 @@ pub fn follow(
     signals.others_are_told();
     let mut failed = false;
     loop {
-        let said = match receive_program(member.plane, member.silence, &|| signals.came()) {
+        let said = match receive_program(member.plane, member.silence, &|| signals.came(), &note) {
             Ok(said) => said,
             // How the job ended was reported already.
             Err(_) if failed => return Ok(1),
@@ -101,13 +101,14 @@ pub fn follow(
 impl Member<'_> {
     fn prepare(&mut self, preparation: Preparation) -> Result<()> {
         self.silence = Duration::from_secs(preparation.stall_timeout_s);
+        let epoch = preparation.epoch;
         let prepared = self.try_prepare(&preparation);
         let answer = match prepared {
             Ok((job, addresses)) => {
                 self.prepared = Some(Prepared { preparation, job });
-                FromMember::Ready { addresses }
+                FromMember::Ready { epoch, addresses }
             }
-            Err(error) => FromMember::Cannot { reason: format!("{error:#}") },
+            Err(error) => FromMember::Cannot { epoch, reason: format!("{error:#}") },
         };
         self.plane.send(0, &Message::Program(encode(&answer, &[])?));
         Ok(())
@@ -135,6 +136,9 @@ impl Member<'_> {
         let Some(Prepared { preparation, job }) = self.prepared.take() else {
             bail!("host 0 starts ranks that it has not announced")
         };
+        if addresses.len() != self.plane.ranks().world_size() {
+            bail!("host 0 has {} addresses for {} ranks", addresses.len(), self.plane.ranks().world_size());
+        }
         let network = Network {
             hosts: self.plane.ranks(),
             host: self.plane.own_host(),

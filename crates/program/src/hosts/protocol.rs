@@ -60,11 +60,15 @@ pub struct Preparation {
 pub enum FromMember {
     /// The ranks of this host can start.
     Ready {
+        /// Which start of the job this is.
+        epoch: u32,
         /// Where they listen.
         addresses: Vec<SocketAddr>,
     },
     /// They cannot.
     Cannot {
+        /// Which start of the job this is.
+        epoch: u32,
         /// Why not.
         reason: String,
     },

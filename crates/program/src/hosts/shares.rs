@@ -1,6 +1,7 @@
 //! How ranks and threads are shared out to hosts and their cores.
 
 use anyhow::{Result, bail};
+use phalanx_collectives::MAX_WORLD;
 use phalanx_launch::{LocalHello, LocalLeader};
 
 use crate::train_args::TrainArgs;
@@ -14,6 +15,9 @@ use crate::{machine, pinning};
 pub fn ranks_of_a_host(args: &TrainArgs, hosts: usize) -> Result<usize> {
     match (args.overrides.nproc, &args.config) {
         (Some(0), _) => bail!("--nproc 0: a host runs at least one rank"),
+        (Some(ranks), _) if ranks > MAX_WORLD => {
+            bail!("--nproc {ranks}: a job has at most {MAX_WORLD} ranks")
+        }
         (Some(ranks), _) => Ok(ranks),
         (None, None) => bail!("give --nproc, the number of ranks of each host"),
         (None, Some(file)) => {

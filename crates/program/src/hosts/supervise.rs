@@ -7,23 +7,26 @@
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, ChildStdin, Command, ExitCode, ExitStatus, Stdio};
+use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
+use phalanx_collectives::MAX_WORLD;
 use phalanx_collectives::secure::Secret;
 use phalanx_launch::{
-    HostSlots, filter_hosts, from_digits, own_program, parse_hostfile, tell_while, to_digits,
+    HostSlots, Parting, filter_hosts, from_digits, own_program, parse_hostfile, tell_while, to_digits,
 };
 use phalanx_tensor::refused_thread;
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde::Deserialize;
 
 use crate::hosts::shares::ranks_of_a_host;
 use crate::launch_args::LaunchArgs;
 use crate::output::{TrainOutput, note};
 use crate::resume::shell_word;
-use crate::signals::Signals;
+use crate::signals::{Farewell, Signals};
 
 /// The line that asks a launcher to stop.
 const STOP: &str = "stop";
@@ -37,11 +40,17 @@ const LINE_BYTES: usize = 4096;
 /// Largest hostfile.
 const HOSTFILE_BYTES: u64 = 16 << 20;
 
-/// Time that the other launchers have to end after that of host 0 has.
-const LEAVE: Duration = Duration::from_secs(15);
+/// Time that the other launchers have to end after that of host 0 has: their ranks have a second, and five after SIGKILL.
+const LEAVE: Duration = Duration::from_secs(8);
 
-/// The same after it was killed: those that knew it end at once, those that still wait for it would wait in vain.
-const LEAVE_KILLED: Duration = Duration::from_secs(2);
+/// The same after it was killed, or was asked to stop: those that knew it end at once, those that still wait for it would wait in vain.
+const LEAVE_SOON: Duration = Duration::from_secs(2);
+
+/// Time for what a launcher has written last; another process that it has started may hold its output open.
+const LAST_WORDS: Duration = Duration::from_secs(1);
+
+/// Time between two looks at the launchers.
+const LOOK: Duration = Duration::from_millis(10);
 
 /// Exit code of ssh when it could not connect, or its connection was lost.
 const SSH_FAILED: i32 = 255;
@@ -100,20 +109,23 @@ struct Launcher {
     /// Whether ssh has started it.
     is_remote: bool,
     child: Child,
+    /// Kills it when a signal ends this process at once.
+    _farewell: Arc<Farewell>,
     /// Its standard input; dropping it ends the launcher.
     stdin: Option<ChildStdin>,
     shown: Vec<JoinHandle<()>>,
 }
 
-/// Starts the launchers of all hosts and waits for them; returns the exit code of host 0's, or 1 if another has failed.
+/// Starts the launchers of all hosts and waits for them; returns the exit code of host 0's, which leads the job: it ends well also
+/// without a host that was lost (`--max-restarts`).
 ///
 /// # Errors
-/// A hostfile with mistakes, a launcher that does not start.
+/// A hostfile with mistakes, a launcher that does not start in time, and a [`Parting`] if this process is asked to stop before.
 pub fn supervise(args: &LaunchArgs) -> Result<ExitCode> {
     let hosts = hosts(args)?;
     let signals = Signals::take_over()?;
-    // The first signal is passed on; the second ends this process, and so all launchers.
-    signals.training_starts();
+    // The first signal is passed on to the launchers, which say so; the second ends this process, and so all of them.
+    signals.others_are_told();
     let secret = Secret::generate().context("a secret")?;
     let output = TrainOutput::default();
     let address = match args.hostfile {
@@ -130,16 +142,23 @@ pub fn supervise(args: &LaunchArgs) -> Result<ExitCode> {
         let rendezvous =
             if address.contains(':') { format!("[{address}]:{port}") } else { format!("{address}:{port}") };
         let words = launcher_words(args, (number, hosts.len()), host.slots.len(), &rendezvous)?;
-        let mut launcher = start(args, host, &words, &secret)?;
+        let mut launcher = start(args, host, &words, &secret, &signals)?;
+        launcher.show_errors(number == 0)?;
         let stdout = launcher.child.stdout.take().context("the output of a launcher")?;
         let mut stdout = BufReader::new(stdout);
         if number == 0 {
+            let limit = Duration::from_secs(args.train.network.join_timeout);
             let waits = |waited: Duration| {
-                format!("waiting for ssh and the launcher of {} ({} s)", host.host, waited.as_secs())
+                let (waited, limit) = (waited.as_secs(), limit.as_secs());
+                format!(
+                    "waiting for ssh and the launcher of {} ({waited} s of {limit} s, --join-timeout)",
+                    host.host
+                )
             };
-            port = tell_while(&note, &waits, || announced(&mut stdout, &mut launcher))?;
+            let wait = || announced(stdout, &mut launcher, limit, &signals);
+            (port, stdout) = tell_while(&note, &waits, wait)?;
         }
-        launcher.show(number == 0, stdout, &output)?;
+        launcher.show_output(number == 0, stdout, &output)?;
         launchers.push(launcher);
     }
     let code = wait(&mut launchers, &signals);
@@ -153,6 +172,9 @@ fn hosts(args: &LaunchArgs) -> Result<Vec<HostSlots>> {
         let hosts = args.hosts.unwrap_or(1);
         if hosts == 0 {
             bail!("--hosts 0: there is at least one host");
+        }
+        if hosts > MAX_WORLD {
+            bail!("--hosts {hosts}: every host runs a rank, and a job has at most {MAX_WORLD}");
         }
         let ranks = ranks_of_a_host(&args.train, hosts)?;
         let host = |number| HostSlots { host: format!("host {number}"), slots: (0..ranks).collect() };
@@ -232,7 +254,13 @@ fn launcher_words(
 }
 
 /// Starts a launcher, here or over ssh, and hands it the secret.
-fn start(args: &LaunchArgs, host: &HostSlots, words: &[String], secret: &Secret) -> Result<Launcher> {
+fn start(
+    args: &LaunchArgs,
+    host: &HostSlots,
+    words: &[String],
+    secret: &Secret,
+    signals: &Signals,
+) -> Result<Launcher> {
     let mut command = match args.hostfile {
         None => {
             let mut command = own_program();
@@ -259,7 +287,10 @@ fn start(args: &LaunchArgs, host: &HostSlots, words: &[String], secret: &Secret)
     // A launcher that has ended already is reported by its exit.
     let _ = stdin.write_all(format!("{}\n", to_digits(secret)).as_bytes());
     let (name, is_remote) = (host.host.clone(), args.hostfile.is_some());
-    Ok(Launcher { name, is_remote, child, stdin: Some(stdin), shown: Vec::new() })
+    let process =
+        pidfd_open(Pid::from_child(&child), PidfdFlags::empty()).context("a launcher's descriptor")?;
+    let _farewell = signals.before_leaving(move || _ = pidfd_send_signal(&process, Signal::KILL));
+    Ok(Launcher { name, is_remote, child, _farewell, stdin: Some(stdin), shown: Vec::new() })
 }
 
 /// What a shell on another host runs: this program, in the same folder.
@@ -280,23 +311,70 @@ fn remote_line(words: &[String]) -> Result<String> {
     Ok(line)
 }
 
-/// The port at which host 0's launcher listens, from the first line that it prints.
-fn announced(stdout: &mut impl BufRead, launcher: &mut Launcher) -> Result<u16> {
-    let mut line = String::new();
-    stdout.by_ref().take(4096).read_line(&mut line).context("the output of the first launcher")?;
-    let said: Result<Announced, _> = serde_json::from_str(&line);
-    said.map(|announced| announced.rendezvous_port).map_err(|_| {
-        let mut stderr = String::new();
-        launcher.stdin = None;
-        if let Some(from) = &mut launcher.child.stderr {
-            let _ = from.take(64 << 10).read_to_string(&mut stderr);
+/// The port at which host 0's launcher listens, from the first line that it prints; and the rest of what it prints.
+fn announced<R: BufRead + Send + 'static>(
+    mut stdout: R,
+    launcher: &mut Launcher,
+    limit: Duration,
+    signals: &Signals,
+) -> Result<(u16, R)> {
+    let (sender, read) = channel();
+    let read_line = move || {
+        let mut line = String::new();
+        let bytes = stdout.by_ref().take(4096).read_line(&mut line);
+        // Fails when nobody waits any more.
+        let _ = sender.send((bytes.map(|_| line), stdout));
+    };
+    let thread = std::thread::Builder::new().name("first-line".into()).spawn(read_line);
+    thread.map_err(|error| refused_thread("the thread that waits for the first launcher", &error))?;
+    let until = Instant::now() + limit;
+    let (line, stdout) = loop {
+        if let Ok(read) = read.recv_timeout(LOOK) {
+            break read;
         }
-        let name = &launcher.name;
-        anyhow!("the launcher of {name} did not start: {}", format!("{line}{stderr}").trim())
-    })
+        if signals.came() {
+            return Err(Parting::Stopped("this process was asked to stop".to_string()).into());
+        }
+        if Instant::now() >= until {
+            bail!(
+                "the launcher of {} has said nothing within {} s (--join-timeout): ssh hangs, or the program there",
+                launcher.name,
+                limit.as_secs()
+            );
+        }
+    };
+    let line = line.context("the output of the first launcher")?;
+    let said: Result<Announced, _> = serde_json::from_str(&line);
+    if let Ok(said) = said {
+        return Ok((said.rendezvous_port, stdout));
+    }
+    let status = launcher.end().context("the end of a launcher")?;
+    let how = launcher.why_ended(status).unwrap_or_else(|| format!("it ended with {status}"));
+    // What it said of the reason is shown before.
+    launcher.await_last_words();
+    bail!("the launcher of {} did not start: {}", launcher.name, format!("{how}\n{line}").trim())
 }
 
 impl Launcher {
+    /// Ends it, if it runs: ssh passes the end of the input on. What does not end within a second is killed.
+    fn end(&mut self) -> std::io::Result<ExitStatus> {
+        self.stdin = None;
+        let until = Instant::now() + Duration::from_secs(1);
+        while matches!(self.child.try_wait(), Ok(None)) && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let _ = self.child.kill();
+        self.child.wait()
+    }
+
+    /// Waits until what it has written is shown.
+    fn await_last_words(&self) {
+        let until = Instant::now() + LAST_WORDS;
+        while self.shown.iter().any(|thread| !thread.is_finished()) && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
     /// Sends a line, if the launcher still reads.
     fn tell(&mut self, line: &str) {
         let line: String = line.chars().filter(|c| !c.is_control()).take(LINE_BYTES).collect();
@@ -323,48 +401,47 @@ impl Launcher {
         }
     }
 
-    /// Shows what the launcher writes; host 0's standard output is that of the run.
-    fn show(
-        &mut self,
-        leads: bool,
-        stdout: impl BufRead + Send + 'static,
-        output: &TrainOutput,
-    ) -> Result<()> {
+    /// Shows its errors.
+    fn show_errors(&mut self, leads: bool) -> Result<()> {
         let stderr = self.child.stderr.take().context("the errors of a launcher")?;
         let name = if leads { None } else { Some(self.name.clone()) };
-        let output = output.clone();
-        let prefix = name.clone();
-        let show_stdout = move || match prefix {
-            None => each_line(stdout, |line| output.write(format!("{line}\n").as_bytes())),
-            Some(name) => each_line(stdout, |line| note(&format!("[{name}] {line}"))),
-        };
-        let show_stderr = move || {
+        self.show(move || {
             each_line(BufReader::new(stderr), |line| match &name {
                 // Lines of ranks have their host already.
                 Some(name) if !line.starts_with("[rank ") => note(&format!("[{name}] {line}")),
                 _ => note(line),
             });
-        };
-        let spawn = |run: Box<dyn FnOnce() + Send>| {
-            let thread = std::thread::Builder::new().name("launcher".into()).spawn(run);
-            thread.map_err(|error| refused_thread("the thread that reads what a launcher writes", &error))
-        };
-        self.shown = vec![spawn(Box::new(show_stdout))?, spawn(Box::new(show_stderr))?];
+        })
+    }
+
+    /// Shows what else it writes; host 0's standard output is that of the run.
+    fn show_output(
+        &mut self,
+        leads: bool,
+        stdout: impl BufRead + Send + 'static,
+        output: &TrainOutput,
+    ) -> Result<()> {
+        let (output, name) = (output.clone(), self.name.clone());
+        self.show(move || match leads {
+            true => each_line(stdout, |line| output.write(format!("{line}\n").as_bytes())),
+            false => each_line(stdout, |line| note(&format!("[{name}] {line}"))),
+        })
+    }
+
+    fn show(&mut self, read: impl FnOnce() + Send + 'static) -> Result<()> {
+        let thread = std::thread::Builder::new().name("launcher".into()).spawn(read);
+        self.shown.push(
+            thread.map_err(|error| refused_thread("the thread that reads what a launcher writes", &error))?,
+        );
         Ok(())
     }
 }
 
 impl Drop for Launcher {
     fn drop(&mut self) {
-        // Ends it, if it runs: ssh passes the end of the input on.
-        self.stdin = None;
-        let until = Instant::now() + Duration::from_secs(1);
-        while matches!(self.child.try_wait(), Ok(None)) && Instant::now() < until {
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-        self.shown.drain(..).for_each(|thread| drop(thread.join()));
+        // One that cannot be waited for is not there.
+        let _ = self.end();
+        self.await_last_words();
     }
 }
 
@@ -390,8 +467,8 @@ fn wait(launchers: &mut Vec<Launcher>, signals: &Signals) -> u8 {
             let Ok(Some(status)) = launchers[number].child.try_wait() else { continue };
             codes[number] = Some(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1));
             if number == 0 {
-                deadline =
-                    Some(Instant::now() + if status.signal().is_some() { LEAVE_KILLED } else { LEAVE });
+                let soon = asked || status.signal().is_some();
+                deadline = Some(Instant::now() + if soon { LEAVE_SOON } else { LEAVE });
             }
             let said_nothing = launchers[number].why_ended(status);
             said_nothing.iter().for_each(|why| note(&format!("error: {why}")));
@@ -412,9 +489,8 @@ fn wait(launchers: &mut Vec<Launcher>, signals: &Signals) -> u8 {
                 *code = Some(1);
             }
         }
-        std::thread::sleep(Duration::from_millis(10));
+        std::thread::sleep(LOOK);
     }
     launchers.clear();
-    let failed = codes.iter().flatten().find(|code| **code != 0);
-    codes[0].filter(|code| *code != 0).or(failed.copied()).unwrap_or(0)
+    codes[0].unwrap_or(1)
 }

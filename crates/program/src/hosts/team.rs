@@ -10,9 +10,10 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use phalanx_collectives::secure::Secret;
 use phalanx_collectives::{Connections, HostJob, Hosts, Network, Wire};
-use phalanx_launch::{ControlPlane, HostInfo, LocalLeader, Message, receive_program};
+use phalanx_launch::{ControlPlane, HostInfo, LocalLeader, Message, Parting, lost_host, receive_program};
 
 use crate::environment::Environment;
+use crate::host_kernels::HostKernels;
 use crate::hosts::protocol::{FromLeader, FromMember, Preparation, decode, encode};
 use crate::launch::{RankProcesses, Start};
 use crate::output::note;
@@ -55,9 +56,16 @@ impl Team {
     /// The hosts that have met.
     ///
     /// # Errors
-    /// When the system gives no random number.
+    /// A host that says of its processor what this one does not understand, and when the system gives no random number.
     pub fn new(plane: ControlPlane, address: IpAddr, secret: Secret, between: Between) -> Result<Team> {
         let capacity = plane.hosts().to_vec();
+        if let Some(host) = capacity.iter().find(|host| HostKernels::of(host).is_none()) {
+            bail!(
+                "{} says of its processor what is not understood here: {:?}",
+                plane.describe(host.id),
+                host.about
+            );
+        }
         let random = Secret::generate().context("a random number for the job")?.to_bytes();
         let mut job = [0; 16];
         job.copy_from_slice(&random[..16]);
@@ -162,6 +170,9 @@ impl Team {
         signals: &Signals,
     ) -> Result<()> {
         let file = task_file::encode(task, Some(plan))?;
+        // Answers to an announcement that came to nothing belong to no other start.
+        let epoch = self.epoch;
+        self.epoch += 1;
         let token = Token::write(run)?;
         let hosts = self.take_ranks(plan.spec.world_size())?;
         let mut job = HostJob::on_host(&hosts, 0).context("the memory that ranks share")?;
@@ -171,27 +182,26 @@ impl Team {
             run: std::path::absolute(run).context("the run folder")?,
             token: token.text(),
             job: self.job,
-            epoch: self.epoch,
+            epoch,
             stall_timeout_s: task.timeout().as_secs(),
             streams: self.between.streams,
             wire: self.between.wire,
         };
         self.tell_job(&FromLeader::Prepare(preparation), &[])?;
-        let addresses = self.gather_addresses(&hosts, own, task.timeout(), signals)?;
+        let addresses = self.gather_addresses((&hosts, epoch), own, task.timeout(), signals)?;
         drop(token);
         self.tell_job(&FromLeader::Start { addresses: addresses.clone() }, &file)?;
         let network = Network {
             hosts,
             host: 0,
             job: self.job,
-            epoch: self.epoch,
+            epoch,
             secret: self.secret.clone(),
             addresses,
             plaintext: self.between.plaintext,
             streams: self.between.streams,
             wire: self.between.wire,
         };
-        self.epoch += 1;
         let output = &output.clone().on_host(self.capacity.first().map(|host| host.name.clone()));
         let start = Start {
             task: &file,
@@ -206,32 +216,47 @@ impl Team {
         Ok(())
     }
 
-    /// Waits until every other host has said where its ranks listen.
+    /// Waits until every other host of this start has said where its ranks listen.
     fn gather_addresses(
         &mut self,
-        hosts: &Hosts,
+        (hosts, epoch): (&Hosts, u32),
         own: Vec<SocketAddr>,
         silence: Duration,
         signals: &Signals,
     ) -> Result<Vec<SocketAddr>> {
         let mut by_host = BTreeMap::from([(0, own)]);
         while by_host.len() < hosts.len() {
-            let said = receive_program(&mut self.plane, silence, &|| signals.came())?;
-            for (host, bytes) in said {
+            let said = receive_program(&mut self.plane, silence, &|| signals.came(), &note);
+            for (id, bytes) in said.map_err(|parting| self.failure_of(parting))? {
+                // A host that runs no ranks of this start answers an earlier announcement.
+                let Some(host) = self.plane.number(id) else { continue };
                 match decode::<FromMember>(&bytes)?.0 {
-                    FromMember::Ready { addresses } if addresses.len() == hosts.ranks(host).len() => {
+                    FromMember::Ready { epoch: of, .. } | FromMember::Cannot { epoch: of, .. }
+                        if of != epoch => {}
+                    FromMember::Ready { addresses, .. } if addresses.len() == hosts.ranks(host).len() => {
                         by_host.insert(host, addresses);
                     }
-                    FromMember::Ready { addresses } => {
-                        bail!("{} listens for {} ranks", self.plane.describe(host), addresses.len())
+                    FromMember::Ready { addresses, .. } => {
+                        bail!("{} listens for {} ranks", self.plane.describe(id), addresses.len())
                     }
-                    FromMember::Cannot { reason } => {
-                        bail!("{} cannot start its ranks: {reason}", self.plane.describe(host))
+                    FromMember::Cannot { reason, .. } => {
+                        bail!("{} cannot start its ranks: {reason}", self.plane.describe(id))
                     }
                 }
             }
         }
         Ok(by_host.into_values().flatten().collect())
+    }
+
+    /// A host that is lost before its ranks have started is lost as later: the run may start again without it.
+    fn failure_of(&self, parting: Parting) -> anyhow::Error {
+        let Parting::Lost { host, why, .. } = &parting else { return parting.into() };
+        match self.plane.number(*host) {
+            None => parting.into(),
+            Some(number) => {
+                lost_host(&self.plane, number, why, "its ranks had not started".to_string()).into()
+            }
+        }
     }
 
     /// Says to the other launchers that the job is over: how it ended here.
@@ -279,7 +304,7 @@ impl Team {
     /// Says something to the launchers of the hosts of this start.
     fn tell_job(&self, message: &FromLeader, blob: &[u8]) -> Result<()> {
         let bytes = Message::Program(encode(message, blob)?);
-        (1..self.plane.hosts().len()).for_each(|host| self.plane.send(host, &bytes));
+        self.plane.hosts().iter().skip(1).for_each(|host| self.plane.send(host.id, &bytes));
         Ok(())
     }
 
