@@ -14,11 +14,11 @@ use crate::limits::MANIFEST_BYTES;
 use crate::manifest::{MANIFEST, Manifest, PieceList};
 use crate::read::Checkpoint;
 use crate::steps::{self, SaveStage};
-use crate::write::{data_file, list_file};
+use crate::write::{data_file, is_own, list_file};
 use crate::{CheckpointError, Result};
 
-/// Makes the empty folder `step-N.tmp` under `checkpoints` (which is created) and returns its path. Removes the remains
-/// of interrupted saves of any step.
+/// Makes the folder `step-N.tmp` under `checkpoints` (which is created) and returns its path. Removes the remains
+/// of interrupted saves of any step; what others have put there stays.
 ///
 /// # Errors
 /// [`CheckpointError::Write`] or [`CheckpointError::Read`] when the folder cannot be used.
@@ -26,8 +26,7 @@ pub fn begin(checkpoints: &Path, step: u64) -> Result<PathBuf> {
     phalanx_files::create_folders(checkpoints).map_err(CheckpointError::writing(checkpoints))?;
     settle(checkpoints)?;
     let tmp = steps::unfinished(checkpoints, step);
-    fs::create_dir(&tmp).map_err(CheckpointError::writing(&tmp))?;
-    phalanx_files::sync_folder(checkpoints).map_err(CheckpointError::writing(checkpoints))?;
+    phalanx_files::create_folders(&tmp).map_err(CheckpointError::writing(&tmp))?;
     Ok(tmp)
 }
 
@@ -82,7 +81,7 @@ pub fn discard(tmp: &Path) -> Result<()> {
 
 /// Removes all but the newest `keep` (at least 1) whole checkpoints and those of the steps `kept`; returns the
 /// removed folders. Call it only after [`commit`] of the last step, which is one of them. Damaged checkpoints are neither counted nor
-/// touched.
+/// touched, and those with something that no save has written ([`added`]) stay.
 ///
 /// # Errors
 /// [`CheckpointError::Read`] or [`CheckpointError::Write`].
@@ -97,13 +96,44 @@ pub fn purge(checkpoints: &Path, keep: usize, kept: &[u64]) -> Result<Vec<PathBu
     });
     let mut removed = Vec::new();
     for folder in whole.skip(keep).filter(|folder| !kept.contains(&folder.step)) {
-        // Renamed first, so that a half-removed checkpoint is never taken as the newest.
+        if added(&folder.path)?.is_some() {
+            continue;
+        }
+        // A half-removed checkpoint must never be taken as the newest: it is renamed first or, where others have taken this
+        // name, loses its manifest first.
         let renamed = steps::unfinished(checkpoints, folder.step);
-        rename(&folder.path, &renamed)?;
-        remove_folder(&renamed)?;
+        if phalanx_files::is_named(&renamed) {
+            let manifest = folder.path.join(MANIFEST);
+            fs::remove_file(&manifest).map_err(CheckpointError::writing(&manifest))?;
+            remove_folder(&folder.path)?;
+        } else {
+            rename(&folder.path, &renamed)?;
+            remove_folder(&renamed)?;
+        }
         removed.push(folder.path);
     }
     Ok(removed)
+}
+
+/// Something in a folder of a checkpoint that no save has written: the first such name, or the folder itself if it is a link.
+/// It is never removed.
+///
+/// # Errors
+/// [`CheckpointError::Read`].
+pub fn added(folder: &Path) -> Result<Option<PathBuf>> {
+    if folder.is_symlink() {
+        return Ok(Some(folder.to_path_buf()));
+    }
+    let added = phalanx_files::added_name(folder, is_own).map_err(CheckpointError::reading(folder))?;
+    Ok(added.map(|name| folder.join(name)))
+}
+
+/// Whether `folder` holds a manifest and files of ranks, whole or damaged.
+pub fn is_checkpoint(folder: &Path) -> bool {
+    let names = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.file_name());
+    let has_ranks =
+        || names.into_iter().any(|name| name.to_str().is_some_and(|name| name != MANIFEST && is_own(name)));
+    folder.join(MANIFEST).is_file() && has_ranks()
 }
 
 /// Checks what the ranks wrote, writes the manifest, removes the piece lists; all synced.
@@ -185,6 +215,11 @@ fn rename(from: &Path, to: &Path) -> Result<()> {
     phalanx_files::rename(from, to).map_err(CheckpointError::writing(to))
 }
 
+/// Removes what a save has written in a folder, and the folder if nothing else is in it; of a link, only the link.
 fn remove_folder(folder: &Path) -> Result<()> {
-    phalanx_files::remove_folder(folder).map_err(CheckpointError::writing(folder))
+    let removed = match folder.is_symlink() {
+        true => fs::remove_file(folder),
+        false => phalanx_files::remove_own(folder, is_own).map(drop),
+    };
+    removed.map_err(CheckpointError::writing(folder))
 }

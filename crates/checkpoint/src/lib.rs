@@ -30,7 +30,7 @@ mod tensor_file;
 mod verify;
 mod write;
 
-pub use commit::{begin, commit, discard, purge, settle};
+pub use commit::{added, begin, commit, discard, is_checkpoint, purge, settle};
 pub use error::CheckpointError;
 pub use hugging_face::HuggingFaceDir;
 pub use hugging_face_export::{FolderNames, ReadTensor, write_hugging_face};

@@ -14,7 +14,7 @@ use phalanx_files::AtomicFile;
 use phalanx_plan::Stripe;
 use phalanx_trace::DType;
 
-use crate::manifest::{HeaderRecord, PieceList, PieceRecord, digest};
+use crate::manifest::{HeaderRecord, MANIFEST, PieceList, PieceRecord, digest};
 use crate::tensor_file::{NewEntry, elements, header};
 use crate::{CheckpointError, Result};
 
@@ -83,6 +83,16 @@ pub(crate) fn data_file(rank: usize) -> String {
 /// Name of the list that exists until commit.
 pub(crate) fn list_file(rank: usize) -> String {
     format!("rank-{rank:05}.pieces.json")
+}
+
+/// Whether a save writes a file of this name.
+pub(crate) fn is_own(name: &str) -> bool {
+    let rank = |name: &str| {
+        let rest = name.strip_prefix("rank-")?;
+        rest.strip_suffix(".safetensors").or_else(|| rest.strip_suffix(".pieces.json"))?.parse::<usize>().ok()
+    };
+    let is_of_rank = |rank| name == data_file(rank) || name == list_file(rank);
+    name == MANIFEST || phalanx_files::is_temporary(name) || rank(name).is_some_and(is_of_rank)
 }
 
 fn write_data(

@@ -40,7 +40,7 @@ impl Cache {
         let Compiled { image, .. } = compiler.compile(program, architecture, code)?;
         // A folder that cannot be written costs the time of compiling again, and stops no run.
         let _ = phalanx_files::create_folders(&self.folder)
-            .and_then(|()| phalanx_files::write(&path, sealed(&image)));
+            .and_then(|_| phalanx_files::write(&path, sealed(&image)));
         Ok(image)
     }
 

@@ -3,8 +3,8 @@
 //!
 //! - [`AtomicFile`], [`write()`] and [`write_output`]: a reader sees the old file or the new one, also after a crash.
 //! - [`append`]: a file that grows, as a log.
-//! - [`create_folders`], [`rename`], [`remove_folder`], [`sync_folder`]: changes of names that survive a
-//!   power cut.
+//! - [`create_folders`], [`rename`], [`sync_folder`]: changes of names that survive a power cut.
+//! - [`remove_own`], [`added_name`]: a folder goes without what others have put there.
 //! - [`FolderLock`]: one process at a time changes a folder; another learns who holds it.
 //! - [`HeldFolder`]: whether a folder is still the one that it was.
 //! - [`scratch_file`]: a file without a name, of a size that the disk has.
@@ -23,7 +23,7 @@ mod scratch;
 mod write;
 
 pub use append::append;
-pub use folder::{create_folders, parent_of, remove_folder, rename, sync_folder};
+pub use folder::{added_name, create_folders, parent_of, remove_own, rename, sync_folder};
 pub use held::HeldFolder;
 pub use lock::{FolderLock, LOCK_FILE, LockError};
 pub use read::{is_named, open_regular, read_bounded, read_text};

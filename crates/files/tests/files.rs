@@ -2,13 +2,14 @@
 
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
-use std::os::unix::fs::{MetadataExt, symlink};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use phalanx_files::{
-    AtomicFile, FolderLock, HeldFolder, LockError, append, create_folders, free_bytes, is_named,
-    is_temporary, open_regular, read_bounded, read_text, remove_temporary, scratch_file, write, write_output,
+    AtomicFile, FolderLock, HeldFolder, LockError, added_name, append, create_folders, free_bytes, is_named,
+    is_temporary, open_regular, read_bounded, read_text, remove_own, remove_temporary, scratch_file, write,
+    write_output,
 };
 
 /// Names in a folder, sorted.
@@ -144,22 +145,71 @@ fn reads_are_bounded() {
 #[test]
 fn a_folder_has_one_holder() {
     let folder = tempfile::tempdir().unwrap();
-    let lock = FolderLock::acquire(folder.path()).unwrap();
+    let acquire = |folder: &Path| FolderLock::acquire(folder, "the holder\n");
+    let lock = acquire(folder.path()).unwrap();
     // A second open of the file conflicts also within one process.
-    let refused = FolderLock::acquire(folder.path()).unwrap_err();
-    assert!(
-        matches!(refused, LockError::Held { process } if process == Some(std::process::id())),
-        "{refused:?}"
-    );
+    let refused = acquire(folder.path()).unwrap_err();
+    assert!(matches!(&refused, LockError::Held { holder } if holder == "the holder\n"), "{refused:?}");
     drop(lock);
-    drop(FolderLock::acquire(folder.path()).unwrap());
+    acquire(folder.path()).unwrap().remove().unwrap();
+    assert!(names(folder.path()).is_empty());
     // A planted link is not followed: the file it points to keeps its content.
     let victim = folder.path().join("victim");
     fs::write(&victim, "precious").unwrap();
     let other = tempfile::tempdir().unwrap();
     symlink(&victim, other.path().join(phalanx_files::LOCK_FILE)).unwrap();
-    assert!(matches!(FolderLock::acquire(other.path()), Err(LockError::Failed(_))));
+    assert!(matches!(acquire(other.path()), Err(LockError::Failed(_))));
     assert_eq!(fs::read_to_string(&victim).unwrap(), "precious");
+}
+
+/// Whoever may open the file may lock it. What a crash or an earlier version has left in it is taken over; a file that is no lock
+/// is not.
+#[test]
+fn a_lock_is_its_users_alone_and_no_other_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join(phalanx_files::LOCK_FILE);
+    for before in ["", "4711\n", "lock of", "\0\0\0", "lock of a Phalanx run\nprocess 1\n"] {
+        fs::write(&path, before).unwrap();
+        fs::set_permissions(&path, PermissionsExt::from_mode(0o644)).unwrap();
+        drop(FolderLock::acquire(folder.path(), "me\n").unwrap());
+        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600, "{before:?}");
+        assert_eq!(fs::read_to_string(&path).unwrap(), "lock of a Phalanx run\nme\n");
+    }
+    for other in [&b"# my lock\n"[..], b"12 34", &[0xff; 40], &[b'x'; 5000]] {
+        fs::write(&path, other).unwrap();
+        let refused = FolderLock::acquire(folder.path(), "me\n").unwrap_err();
+        assert!(
+            matches!(&refused, LockError::Failed(cause) if cause.to_string().contains("move it away")),
+            "{refused:?}"
+        );
+        assert_eq!(fs::read(&path).unwrap(), other);
+    }
+}
+
+#[test]
+fn folders_go_without_what_others_have_put_there() {
+    let folder = tempfile::tempdir().unwrap();
+    let inner = folder.path().join("a/b");
+    assert_eq!(create_folders(&inner).unwrap(), [folder.path().join("a"), inner.clone()]);
+    assert!(create_folders(&inner).unwrap().is_empty());
+    let is_own = |name: &str| name.starts_with("own");
+    for name in ["own-1", "own-2", "theirs"] {
+        fs::write(inner.join(name), "").unwrap();
+    }
+    fs::create_dir(inner.join("own-empty")).unwrap();
+    create_folders(&inner.join("own-full/x")).unwrap();
+    assert_eq!(added_name(&inner, is_own).unwrap().unwrap(), "theirs");
+    assert!(!remove_own(&inner, is_own).unwrap());
+    assert_eq!(names(&inner), ["own-full", "theirs"]);
+    fs::remove_file(inner.join("theirs")).unwrap();
+    fs::remove_dir_all(inner.join("own-full")).unwrap();
+    assert!(remove_own(&inner, is_own).unwrap() && !inner.exists());
+    assert!(remove_own(&inner, is_own).unwrap() && added_name(&inner, is_own).unwrap().is_none());
+    // A link stays, and so does what it leads to.
+    symlink(folder.path().join("a"), &inner).unwrap();
+    assert_eq!(remove_own(&inner, is_own).unwrap_err().kind(), ErrorKind::NotADirectory);
+    assert_eq!(added_name(&inner, is_own).unwrap_err().kind(), ErrorKind::NotADirectory);
+    assert!(is_named(&inner));
 }
 
 #[test]

@@ -1,8 +1,9 @@
 //! Processes, by the files of `/proc/PID`.
 
-use std::fs::read_dir;
+use std::fs::{read_dir, read_link};
 
-use crate::{kib_field, text};
+use crate::cores::{boot_id, host_name};
+use crate::{after, kib_field, text};
 
 /// The fields of a `stat` file behind the name in brackets, which may hold anything: the first is the state.
 fn stat_fields(stat: &str) -> impl Iterator<Item = &str> {
@@ -67,6 +68,90 @@ pub fn is_running(pid: u32) -> bool {
     stat(pid).as_deref().and_then(state).is_some_and(|state| !matches!(state, 'Z' | 'X'))
 }
 
+/// A process as others may know it: a number alone means another process on another machine, in another namespace, and later.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Identity {
+    /// Its number, in its own namespace.
+    pub pid: u32,
+    /// The machine's name.
+    pub host: String,
+    /// The start of the machine on which it runs ([`boot_id`]).
+    boot: String,
+    /// Its namespace of process numbers.
+    namespace: String,
+    /// When it was started, in the system's unit since the machine was.
+    started: u64,
+}
+
+/// What this process can tell of a process that it knows by its [`Identity`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Whereabouts {
+    /// It runs here, under its number.
+    Here,
+    /// It ran here and has ended.
+    Ended,
+    /// It runs, or ran, on this machine in another namespace of process numbers: in or outside of a container.
+    OtherNamespace,
+    /// It runs, or ran, on another machine, or on this one before it was started again.
+    OtherMachine,
+}
+
+impl Identity {
+    /// This process.
+    pub fn own() -> Identity {
+        let pid = std::process::id();
+        Identity {
+            pid,
+            host: host_name(),
+            boot: boot_id(),
+            namespace: namespace(),
+            started: started(pid).unwrap_or(0),
+        }
+    }
+
+    /// Lines from which [`Identity::parse`] makes the same.
+    pub fn to_text(&self) -> String {
+        let Identity { pid, host, boot, namespace, started } = self;
+        format!("process {pid}\nhost {host}\nboot {boot}\nnamespace {namespace}\nstarted {started}\n")
+    }
+
+    /// The process that these lines name.
+    pub fn parse(text: &str) -> Option<Identity> {
+        let field = |name| after(text, name).map(str::to_string);
+        Some(Identity {
+            pid: field("process ")?.parse().ok()?,
+            host: field("host ").filter(|name| name.bytes().all(|byte| byte.is_ascii_graphic()))?,
+            boot: field("boot ")?,
+            namespace: field("namespace ")?,
+            started: field("started ")?.parse().ok()?,
+        })
+    }
+
+    /// Where it is.
+    pub fn whereabouts(&self) -> Whereabouts {
+        if self.boot != boot_id() {
+            return Whereabouts::OtherMachine;
+        }
+        if self.namespace != namespace() {
+            return Whereabouts::OtherNamespace;
+        }
+        match is_running(self.pid) && started(self.pid) == Some(self.started) {
+            true => Whereabouts::Here,
+            false => Whereabouts::Ended,
+        }
+    }
+}
+
+/// The namespace of process numbers of this process.
+fn namespace() -> String {
+    read_link("/proc/self/ns/pid").map_or_else(|_| String::new(), |link| link.display().to_string())
+}
+
+/// The 22nd field: when a process was started.
+fn started(pid: u32) -> Option<u64> {
+    stat_fields(&stat(pid)?).nth(19)?.parse().ok()
+}
+
 /// The running processes of a process group.
 pub fn group_members(group: u32) -> Vec<u32> {
     let entries = read_dir("/proc").into_iter().flatten();
@@ -121,5 +206,26 @@ mod tests {
         let none = 1 << 23;
         assert!(!is_running(none) && children(none).is_empty());
         assert_eq!((Activity::read(none), resident_bytes_peak(none)), (Activity::default(), None));
+    }
+
+    #[test]
+    fn a_process_is_known_by_more_than_its_number() {
+        let own = Identity::own();
+        assert_eq!(Identity::parse(&own.to_text()), Some(own.clone()));
+        assert_eq!(own.whereabouts(), Whereabouts::Here);
+        let later = Identity { started: own.started + 1, ..own.clone() };
+        assert_eq!(later.whereabouts(), Whereabouts::Ended, "its number was given to another process");
+        let boxed = Identity { namespace: "pid:[1]".to_string(), ..own.clone() };
+        assert_eq!(boxed.whereabouts(), Whereabouts::OtherNamespace);
+        let away = Identity { boot: "another".to_string(), ..own.clone() };
+        assert_eq!(away.whereabouts(), Whereabouts::OtherMachine);
+        for text in [
+            "",
+            "process 1",
+            "process x\nhost h\nboot b\nnamespace n\nstarted 1",
+            &own.to_text().replace("host ", "host \u{1b}["),
+        ] {
+            assert_eq!(Identity::parse(text), None);
+        }
     }
 }

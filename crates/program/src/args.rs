@@ -194,7 +194,7 @@ pub struct TokenizeArgs {
     /// Token file to write
     #[arg(long, value_name = "FILE")]
     pub out: PathBuf,
-    /// Replace the token file if it exists, once the new one is whole
+    /// Replace the token file if it exists, once the new one is whole; no other file is replaced
     #[arg(long)]
     pub force: bool,
     /// Print figures as JSON

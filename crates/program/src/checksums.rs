@@ -1,21 +1,28 @@
-//! Checksums of the files that a resumed run reads: `checksums.json` in the run folder.
+//! Checksums of the files that set a run up: `checksums.json` in the run folder.
 //!
 //! Checkpoints check themselves. The configuration and the tokens are files of their own, and both may be
 //! newer than the newest checkpoint (a resume with other data that was killed before it saved), so what they
-//! must be is kept beside them. All of these files change together (`staged.rs`).
+//! must be is kept beside them. They also tell the run's files from somebody's own (`ownership.rs`). All of these files change
+//! together (`staged.rs`).
 
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
+use phalanx_data::TOKENIZER_FILE;
+use phalanx_files::is_named;
+use phalanx_train::dataset::TOKENS_FILE;
+use phalanx_train::run_files::CONFIG_FILE;
 use serde::{Deserialize, Serialize};
 
-/// Name of the file.
-pub const CHECKSUMS_FILE: &str = "checksums.json";
+use crate::run_names::{CHECKSUMS_FILE, GIVEN_FILE, PLAN_FILE};
 
-/// Largest file that is read: three names and checksums.
+/// Largest file that is read: six names and checksums.
 const MAX_BYTES: u64 = 1 << 20;
+
+/// Checksums in a file of an earlier version, which has the first three.
+const EARLIER: usize = 3;
 
 /// blake3 in hexadecimal of each file; `None` for one that the run does not have or whose checksum is unknown.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -29,6 +36,18 @@ pub struct Checksums {
     pub given: Option<String>,
     /// The token file that the configuration names: `tokens.bin`, or one elsewhere.
     pub tokens: Option<String>,
+    /// `plan.json`.
+    #[serde(rename = "plan.json", default)]
+    pub plan: Option<String>,
+    /// `tokens.bin`, which may be that of other data than now.
+    #[serde(rename = "tokens.bin", default)]
+    pub own_tokens: Option<String>,
+    /// `tokenizer.json`.
+    #[serde(rename = "tokenizer.json", default)]
+    pub tokenizer: Option<String>,
+    /// Whether the file is of an earlier version, which had only the first three.
+    #[serde(skip)]
+    pub is_earlier: bool,
 }
 
 impl Checksums {
@@ -45,13 +64,52 @@ impl Checksums {
         let entries: BTreeMap<String, Option<String>> = serde_json::from_slice(&text).unwrap_or_default();
         let is_digest = |text: &String| text.len() == 64 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
         match serde_json::from_slice(&text) {
-            Ok(checksums) if entries.len() == 3 && entries.values().flatten().all(is_digest) => {
-                Ok(Some(checksums))
+            Ok(checksums)
+                if [EARLIER, 2 * EARLIER].contains(&entries.len())
+                    && entries.values().flatten().all(is_digest) =>
+            {
+                Ok(Some(Checksums { is_earlier: entries.len() == EARLIER, ..checksums }))
             }
             _ => bail!(
-                "{} is damaged: remove it, and config.toml is compared with the newest checkpoint instead",
+                "{} is damaged, or not that of a run: move it away. If this is a run, remove it, {CONFIG_FILE}, {GIVEN_FILE} and \
+                 {PLAN_FILE}: --resume then takes the configuration of the newest checkpoint; nothing was changed",
                 path.display()
             ),
+        }
+    }
+
+    /// The checksums of a run folder whose files were checked, for a start that leaves some as they are.
+    ///
+    /// # Errors
+    /// A file that cannot be read.
+    pub fn before(run: &Path) -> Result<Checksums> {
+        match Checksums::read(run)? {
+            Some(checksums) if !checksums.is_earlier => Ok(checksums),
+            _ => {
+                let tokenizer = digest_if_there(&run.join(TOKENIZER_FILE))?;
+                Ok(Checksums { tokenizer, ..Checksums::default() })
+            }
+        }
+    }
+
+    /// Whether the file `name` of the run folder, whose checksum is `digest`, is the one that the run wrote.
+    ///
+    /// # Errors
+    /// Those of `digest`.
+    pub fn confirms(&self, name: &str, digest: impl FnOnce() -> Result<String>) -> Result<bool> {
+        let recorded = match name {
+            CHECKSUMS_FILE => return Ok(true),
+            CONFIG_FILE => &self.config,
+            GIVEN_FILE => &self.given,
+            PLAN_FILE => &self.plan,
+            TOKENS_FILE if self.is_earlier => &self.tokens,
+            TOKENS_FILE => &self.own_tokens,
+            TOKENIZER_FILE => &self.tokenizer,
+            _ => &None,
+        };
+        match recorded {
+            Some(recorded) => Ok(digest()? == *recorded),
+            None => Ok(self.is_earlier),
         }
     }
 
@@ -64,4 +122,23 @@ impl Checksums {
 /// blake3 in hexadecimal.
 pub fn digest(text: &str) -> String {
     blake3::hash(text.as_bytes()).to_hex().to_string()
+}
+
+/// The same of a file that may be missing.
+///
+/// # Errors
+/// A file that cannot be read.
+pub fn digest_if_there(path: &Path) -> Result<Option<String>> {
+    is_named(path).then(|| digest_of_file(path)).transpose()
+}
+
+/// The same of a file.
+///
+/// # Errors
+/// A file that cannot be read.
+pub fn digest_of_file(path: &Path) -> Result<String> {
+    let mut hasher = blake3::Hasher::new();
+    let hashed = phalanx_files::open_regular(path).and_then(|file| hasher.update_reader(file).map(drop));
+    hashed.with_context(|| format!("cannot read {}", path.display()))?;
+    Ok(hasher.finalize().to_hex().to_string())
 }

@@ -7,9 +7,7 @@ use phalanx_collectives::FlightEvent;
 use serde::{Deserialize, Serialize};
 
 use crate::report::Table;
-
-/// Folder of the records in a run folder.
-pub const FLIGHT: &str = "flight";
+use crate::run_names::FLIGHT;
 
 /// Largest file that is read: a thousand events of some hundred bytes, with much to spare.
 const BYTES: u64 = 16 << 20;

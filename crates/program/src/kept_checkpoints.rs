@@ -28,6 +28,15 @@ pub fn rule(config: &RunConfig) -> Option<String> {
 pub fn left(folder: &RunFolder, config: &RunConfig) -> Result<String> {
     let newest = folder.checkpoint(None)?;
     let steps = phalanx_checkpoint::saved_steps(&folder.checkpoints())?;
+    let added = |step| phalanx_checkpoint::added(&folder.checkpoints().join(format!("step-{step}")));
+    let mut kept = Vec::new();
+    for step in steps.iter().rev() {
+        kept.extend(added(step)?.map(|path| path.display().to_string()));
+    }
+    let kept = match kept.is_empty() || config.train.keep.newest().is_none() {
+        true => String::new(),
+        false => format!("; not removed, because no save has written {}", kept.join(", ")),
+    };
     let names: Vec<String> = steps.iter().rev().map(|step| format!("step-{step}")).collect();
     let rule = match config.train.keep.newest() {
         Some(count) => format!("the newest {count}; older ones are removed (train.keep)"),
@@ -36,5 +45,5 @@ pub fn left(folder: &RunFolder, config: &RunConfig) -> Result<String> {
     let best = position(&newest)?.best.map_or(String::new(), |best| {
         format!("; smallest validation loss: {:.4}, step-{}", best.val_loss, best.step)
     });
-    Ok(format!("checkpoints {}    {rule}{best}", names.join(" ")))
+    Ok(format!("checkpoints {}    {rule}{kept}{best}", names.join(" ")))
 }

@@ -9,6 +9,7 @@ use anyhow::Result;
 use phalanx_tensor::refused_thread;
 
 use crate::output::{TrainOutput, note};
+use crate::run_names::LOGS;
 
 /// Destination of what the ranks write.
 #[derive(Clone)]
@@ -53,9 +54,6 @@ impl Output {
         }
     }
 }
-
-/// Folder of the logs in a run folder.
-const LOGS: &str = "logs";
 
 /// The threads that read what one rank writes. Standard error of rank 0 is that of this process.
 #[derive(Default)]

@@ -81,6 +81,7 @@ pub fn resume(
         let Some(file) = file else {
             bail!("{} is not a run folder; give a configuration to start a run", folder.path().display());
         };
+        folder.check_start()?.iter().for_each(|line| warn(line));
         let notes =
             vec![format!("{} holds no run yet: starting from the beginning", folder.path().display())];
         return Ok(Resumed::start(file.with(&args.overrides, &args.data)?, notes));

@@ -5,21 +5,17 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
-use phalanx_checkpoint::{Checkpoint, Newest, newest};
+use phalanx_checkpoint::{Checkpoint, Newest, newest, saved_steps};
 use phalanx_data::{TOKENIZER_FILE, Tokenizer};
 use phalanx_models::{Model, check_layers, from_config};
 use phalanx_train::dataset::{DataDigests, TOKENS_FILE};
-use phalanx_train::run_files::METRICS_FILE;
+use phalanx_train::run_files::{CHECKPOINTS, METRICS_FILE};
 use phalanx_train::state::PARAMETERS;
 
 use crate::limits::CONFIG_BYTES;
 use crate::output;
-
-/// The configuration file as the user first gave it; a resume compares a changed file with it.
-pub const GIVEN_FILE: &str = "given.toml";
-
-/// Name of the plan in a run folder, in the format of `phalanx plan --json`.
-pub const PLAN_FILE: &str = "plan.json";
+use crate::ownership::{check_free, check_own, is_run};
+use crate::run_names::SETUP_FILES;
 
 /// The folder of a run.
 #[derive(Clone, Debug)]
@@ -54,7 +50,7 @@ impl RunFolder {
 
     /// Folder of the checkpoints.
     pub fn checkpoints(&self) -> PathBuf {
-        self.file("checkpoints")
+        self.file(CHECKPOINTS)
     }
 
     /// Whether the run's own token file exists.
@@ -63,41 +59,47 @@ impl RunFolder {
     }
 
     /// Whether it holds metrics or checkpoints, which a new run would destroy.
-    pub fn has_results(&self) -> bool {
+    ///
+    /// # Errors
+    /// A folder that cannot be read.
+    pub fn has_results(&self) -> Result<bool> {
         let has_metrics = std::fs::metadata(self.file(METRICS_FILE)).is_ok_and(|file| file.len() > 0);
-        let mut entries = std::fs::read_dir(self.checkpoints()).into_iter().flatten();
-        has_metrics || entries.next().is_some()
+        Ok(has_metrics || !saved_steps(&self.checkpoints())?.is_empty())
     }
 
-    /// Refuses a folder with results.
+    /// Refuses a folder in which a new run would destroy something; its lock must be held. Returns what is said of a start
+    /// that has made no step, if there was one.
     ///
     /// # Errors
     /// An error with the contents and advice; nothing was changed.
-    pub fn refuse_results(&self) -> Result<()> {
-        if !self.has_results() {
-            return Ok(());
-        }
+    pub fn check_start(&self) -> Result<Option<String>> {
         let path = self.path.display();
-        let held = match newest(&self.checkpoints())?.checkpoint {
-            Some(checkpoint) => format!("its newest checkpoint is step {}", checkpoint.step()),
-            None => "it has metrics and no checkpoint".to_string(),
-        };
-        bail!(
-            "the run folder {path} already holds a run ({held}); nothing was changed. Continue with --resume, \
-             or choose another folder with --run"
-        )
+        let (is_run, checkpoint) = (is_run(&self.path)?, self.newest()?.checkpoint);
+        if checkpoint.is_none() && !is_run {
+            return check_free(&self.path).map(|()| None);
+        }
+        if self.has_results()? {
+            let held = match checkpoint {
+                Some(checkpoint) => format!("its newest checkpoint is step {}", checkpoint.step()),
+                None => "it has metrics and no checkpoint".to_string(),
+            };
+            bail!(
+                "the run folder {path} already holds a run ({held}); nothing was changed. Continue with --resume, \
+                 or choose another folder with --run"
+            )
+        }
+        check_own(&self.path, SETUP_FILES)?;
+        Ok(Some(format!("{path} holds a start that has made no step: this one takes its place")))
     }
 
-    /// Creates the folder; returns whether it is new.
+    /// Creates the folder; returns it and those above it that were made.
     ///
     /// # Errors
     /// A folder that cannot be made or written.
-    pub fn create(&self) -> Result<bool> {
-        let is_new = !self.path.exists();
+    pub fn create(&self) -> Result<Vec<PathBuf>> {
         let advice = "give this user the right to write there, or choose another folder with --run";
         phalanx_files::create_folders(&self.path)
-            .with_context(|| format!("cannot make the run folder {} ({advice})", self.path.display()))?;
-        Ok(is_new)
+            .with_context(|| format!("cannot make the run folder {} ({advice})", self.path.display()))
     }
 
     /// A text file in it; `None` when it is not there.

@@ -1,6 +1,6 @@
 //! Sets a run up: tokens, model and plan are prepared and checked, and only then written into the run folder, together.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use phalanx_data::{DataError, TOKENIZER_FILE, TokenFile, Tokenizer};
@@ -11,14 +11,15 @@ use phalanx_train::learned::Learned;
 use phalanx_train::run_files::CONFIG_FILE;
 use phalanx_train::{Dataset, ResolvedConfig, RunConfig, RunPlan};
 
-use crate::checksums::{CHECKSUMS_FILE, Checksums, digest};
+use crate::checksums::{Checksums, digest, digest_if_there};
 use crate::data_report::DataReport;
 use crate::environment::Environment;
 use crate::output::note;
 use crate::planned::{Across, Planned};
 use crate::resolve::{Purpose, Resolved, Vocabulary, resolve};
 use crate::resume::Resumed;
-use crate::run_folder::{GIVEN_FILE, PLAN_FILE, RunFolder};
+use crate::run_folder::RunFolder;
+use crate::run_names::{CHECKSUMS_FILE, GIVEN_FILE, PLAN_FILE};
 use crate::staged::Staged;
 use crate::task::{Show, TrainTask};
 use crate::user_config::UserConfig;
@@ -62,6 +63,15 @@ pub fn prepare(
         let tokens = tokens(folder, &staged, started, config, &learned, (show, tell))?;
         Ok((tokens.vocabulary(config), tokens))
     })?;
+    if let Some(file) = &resolved.config.data.tokens
+        && started.starts
+        && same_file(Path::new(file), &folder.file(TOKENS_FILE))
+    {
+        bail!(
+            "data.tokens = {file:?} is the token file of an earlier start in this folder, which this one takes the place of: copy it \
+             elsewhere first; nothing was changed"
+        );
+    }
     let imported = resolved.imported.clone();
     resolved.unusable_ids.iter().for_each(|line| note(line));
     if show == Show::Progress {
@@ -143,10 +153,25 @@ pub fn write_config(
         None if starts => None,
         None => folder.text(GIVEN_FILE)?.map(|text| digest(&text)),
     };
-    let checksums = Checksums { config: Some(digest(&text)), given, tokens };
+    let before = if starts { Checksums::default() } else { Checksums::before(folder.path())? };
+    let of_staged = |name: &str| digest_if_there(&staged.path().join(name));
+    let checksums = Checksums {
+        config: Some(digest(&text)),
+        given,
+        plan: of_staged(PLAN_FILE)?.or(before.plan),
+        own_tokens: if config.data.tokens.is_none() { tokens.clone() } else { before.own_tokens },
+        tokens,
+        tokenizer: of_staged(TOKENIZER_FILE)?.or(before.tokenizer),
+        is_earlier: false,
+    };
     staged.write(CONFIG_FILE, &text)?;
     staged.write(CHECKSUMS_FILE, &checksums.to_json())?;
     staged.commit(starts)
+}
+
+/// Whether two paths lead to one file, which exists.
+fn same_file(one: &Path, other: &Path) -> bool {
+    std::fs::canonicalize(one).is_ok_and(|one| std::fs::canonicalize(other).is_ok_and(|other| one == other))
 }
 
 /// The tokens of a run before they are read.

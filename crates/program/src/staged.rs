@@ -5,31 +5,26 @@
 //! counts. Its files then move to their places one by one, and a crash in between is finished by the next
 //! start ([`finish`]), which moves the rest. So `config.toml`, `given.toml`, `plan.json`, `checksums.json`,
 //! `tokens.bin` and `tokenizer.json` always belong together for whoever holds the folder's lock.
+//!
+//! Only the run's own files make room for the new ones (`ownership.rs`). `checksums.json`, which tells them from others, is the
+//! last to change. A folder of this name in which no start has left its mark is somebody's own.
 
 use std::fs;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-use phalanx_data::TOKENIZER_FILE;
-use phalanx_files::{create_folders, remove_folder, sync_folder};
-use phalanx_train::dataset::TOKENS_FILE;
-use phalanx_train::run_files::CONFIG_FILE;
+use phalanx_files::{added_name, create_folders, is_named, is_temporary, remove_own, sync_folder};
 
-use crate::checksums::CHECKSUMS_FILE;
-use crate::run_folder::{GIVEN_FILE, PLAN_FILE};
+use crate::checksums::digest_of_file;
+use crate::ownership::{ADVICE, check_folders, check_own};
+use crate::run_names::{NEXT, READY, SETUP_FILES};
 
-/// Folder in which files are prepared.
-const NEXT: &str = ".next";
-
-/// The same folder once the change is committed.
-const READY: &str = ".ready";
+/// Mark of both folders: the first file to come and the last to go.
+const MARK: &str = "phalanx-start";
 
 /// Marker in `.ready` for a new run: files of an earlier start must be removed.
 const STARTS: &str = "starts";
-
-/// Files that are prepared here and must be replaced together.
-const FILES: [&str; 6] = [CONFIG_FILE, GIVEN_FILE, PLAN_FILE, CHECKSUMS_FILE, TOKENS_FILE, TOKENIZER_FILE];
 
 /// Files that are prepared for a run folder. They are removed if this is dropped before [`Staged::commit`].
 pub struct Staged {
@@ -41,11 +36,17 @@ impl Staged {
     /// An empty staging folder for the run folder `run`, whose lock must be held.
     ///
     /// # Errors
-    /// A folder that cannot be written.
+    /// A folder that cannot be written, and what others have put in its place.
     pub fn new(run: &Path) -> Result<Staged> {
+        check_folders(run)?;
         let next = run.join(NEXT);
-        remove_folder(&next).and_then(|()| create_folders(&next)).with_context(|| writing(&next))?;
-        Ok(Staged { run: run.to_path_buf(), next })
+        check_prepared(&next)?;
+        remove(&next).with_context(|| writing(&next))?;
+        let staged = Staged { run: run.to_path_buf(), next };
+        create_folders(&staged.next)
+            .and_then(|_| phalanx_files::write(&staged.next.join(MARK), ""))
+            .with_context(|| writing(&staged.next))?;
+        Ok(staged)
     }
 
     /// Folder to write to.
@@ -58,55 +59,101 @@ impl Staged {
     /// # Errors
     /// A disk that is full or cannot be written.
     pub fn write(&self, name: &str, text: &str) -> Result<()> {
-        assert!(FILES.contains(&name), "{name} is not one of the files that change together");
+        assert!(SETUP_FILES.contains(&name), "{name} is not one of the files that change together");
         let path = self.next.join(name);
         phalanx_files::write(&path, text).with_context(|| writing(&self.run.join(name)))
     }
 
-    /// Moves the files to their final names. With `starts`, files of [`FILES`] that were not prepared are removed.
+    /// Moves the files to their final names. With `starts`, files of [`SETUP_FILES`] that were not prepared are removed.
     ///
     /// # Errors
-    /// A disk that cannot be written, a folder in the place of a file. The change is applied completely or not at all.
+    /// A disk that cannot be written, something in the place of a file that the run has not written. The change is applied
+    /// completely or not at all.
     pub fn commit(self, starts: bool) -> Result<()> {
-        if let Some(folder) = FILES.map(|name| self.run.join(name)).into_iter().find(|path| path.is_dir()) {
-            bail!("{} is a folder, and a run writes a file there: move it away", folder.display());
+        for name in SETUP_FILES.into_iter().filter(|_| !starts) {
+            let (new, old) = (self.next.join(name), self.run.join(name));
+            if is_named(&new) && old.is_file() && digest_of_file(&new)? == digest_of_file(&old)? {
+                std::fs::remove_file(&new).with_context(|| writing(&new))?;
+            }
         }
+        check_own(
+            &self.run,
+            SETUP_FILES.into_iter().filter(|name| starts || is_named(&self.next.join(name))),
+        )?;
         if starts {
             let marker = self.next.join(STARTS);
             phalanx_files::write(&marker, "").with_context(|| writing(&marker))?;
         }
         let ready = self.run.join(READY);
         phalanx_files::rename(&self.next, &ready).with_context(|| writing(&ready))?;
-        finish(&self.run)
+        move_files(&self.run, &ready).with_context(|| writing(&self.run))
     }
 }
 
 impl Drop for Staged {
     fn drop(&mut self) {
         // After a commit, the folder no longer exists; otherwise the next start removes what remains.
-        let _ = remove_folder(&self.next);
+        let _ = remove(&self.next);
     }
 }
 
 /// Completes a committed change that was interrupted, and removes an uncommitted one. The caller must hold the folder's
-/// lock.
+/// lock. Returns what it has done, if there was something to do.
 ///
 /// # Errors
-/// A disk that cannot be written; the next call continues.
-pub fn finish(run: &Path) -> Result<()> {
+/// What others have put in the place of a file, a disk that cannot be written; the next call continues.
+pub fn finish(run: &Path) -> Result<Option<String>> {
     let (next, ready) = (run.join(NEXT), run.join(READY));
-    move_files(run, &ready).and_then(|()| remove_folder(&next)).with_context(|| writing(run))
+    [&next, &ready].into_iter().try_for_each(|folder| check_prepared(folder))?;
+    let done = if is_named(&ready) {
+        let starts = is_named(&ready.join(STARTS));
+        check_own(run, SETUP_FILES.into_iter().filter(|name| starts || is_named(&ready.join(name))))?;
+        move_files(run, &ready).with_context(|| writing(run))?;
+        "completes what a start that was interrupted had begun to write"
+    } else if is_named(&next) {
+        "removes what a start that was interrupted had prepared"
+    } else {
+        return Ok(None);
+    };
+    remove(&next).with_context(|| writing(run))?;
+    Ok(Some(format!("{}: {done}", run.display())))
+}
+
+/// Refuses a folder of prepared files in which no start has left its mark, or others have put something.
+fn check_prepared(folder: &Path) -> Result<()> {
+    let is_folder = folder.symlink_metadata().is_ok_and(|found| found.is_dir());
+    let is_marked = is_named(&folder.join(MARK));
+    let is_own = |name: &str| is_temporary(name) || (is_marked && (name == MARK || is_setup(name)));
+    let added = match is_named(folder) && !is_folder {
+        true => Some(folder.to_path_buf()),
+        false => added_name(folder, is_own)
+            .with_context(|| format!("cannot read {}", folder.display()))?
+            .map(|name| folder.join(name)),
+    };
+    let Some(added) = added else { return Ok(()) };
+    bail!(
+        "no run has written {}, and a run prepares its files in the folder {}: {ADVICE}",
+        added.display(),
+        folder.display()
+    )
+}
+
+/// Whether a start prepares a file of this name.
+fn is_setup(name: &str) -> bool {
+    SETUP_FILES.contains(&name) || name == STARTS || is_temporary(name)
+}
+
+/// Removes a folder of prepared files.
+fn remove(folder: &Path) -> io::Result<()> {
+    remove_own(folder, is_setup)?;
+    remove_own(folder, |name| name == MARK).map(drop)
 }
 
 fn move_files(run: &Path, ready: &Path) -> io::Result<()> {
-    let is_there = |path: &Path| path.symlink_metadata().is_ok();
-    if !is_there(ready) {
-        return Ok(());
-    }
     let marker = ready.join(STARTS);
-    if is_there(&marker) {
+    if is_named(&marker) {
         // Done before the first file is moved, so that no moved file is removed.
-        for name in FILES {
+        for name in SETUP_FILES {
             match fs::remove_file(run.join(name)) {
                 Err(cause) if cause.kind() == ErrorKind::NotFound => {}
                 other => other?,
@@ -116,10 +163,10 @@ fn move_files(run: &Path, ready: &Path) -> io::Result<()> {
         fs::remove_file(&marker)?;
         sync_folder(ready)?;
     }
-    for name in FILES.into_iter().filter(|name| is_there(&ready.join(name))) {
+    for name in SETUP_FILES.into_iter().filter(|name| is_named(&ready.join(name))) {
         phalanx_files::rename(&ready.join(name), &run.join(name))?;
     }
-    remove_folder(ready)?;
+    remove(ready)?;
     sync_folder(run)
 }
 

@@ -1,9 +1,9 @@
 //! The stored state of a run in its folder, checked before anything of it is used.
 //!
-//! `config.toml` counts when it is what the run wrote (`checksums.json`), or else when it says what the newest
-//! checkpoint says. A run with checkpoints of which none can be used is not started anew by itself.
+//! `config.toml` counts when it is what the run wrote (`checksums.json`); without it, the configuration of the newest
+//! checkpoint does. A run with checkpoints of which none can be used is not started anew by itself.
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Error, Result, anyhow, bail};
 use phalanx_checkpoint::{Checkpoint, Skipped};
 use phalanx_train::RunConfig;
 use phalanx_train::dataset::DataDigests;
@@ -13,7 +13,9 @@ use serde::Deserialize;
 
 use crate::checksums::{Checksums, digest};
 use crate::keys;
-use crate::run_folder::{GIVEN_FILE, RunFolder};
+use crate::ownership::{ADVICE, check_own};
+use crate::run_folder::RunFolder;
+use crate::run_names::{CHECKSUMS_FILE, GIVEN_FILE, PLAN_FILE};
 use crate::user_config::UserConfig;
 
 /// Maximum number of differences in a message.
@@ -51,6 +53,9 @@ impl Stored {
         let path = folder.file(CONFIG_FILE);
         let Some(text) = folder.text(CONFIG_FILE)? else {
             let Some(checkpoint) = checkpoint else { return Ok(None) };
+            if checksums.is_none() {
+                check_own(folder.path(), [GIVEN_FILE, PLAN_FILE])?;
+            }
             warnings.push(format!(
                 "{} is missing: using the configuration of {}",
                 path.display(),
@@ -64,7 +69,7 @@ impl Stored {
         let parsed = UserConfig::parse_stored(text.clone(), &path.display().to_string());
         let recorded = checksums.as_ref().and_then(|checksums| checksums.config.as_deref());
         if recorded != Some(&digest(&text)) {
-            compare(folder, &parsed, checkpoint.as_ref(), recorded.is_some())?;
+            return Err(edited(folder, &parsed, checkpoint.as_ref(), checksums.is_some())?);
         }
         let given = parsed?;
         let first_given = first_given(folder, checksums.as_ref(), &mut warnings)?;
@@ -97,13 +102,13 @@ fn refuse_all_damaged(folder: &RunFolder, skipped: &[Skipped]) -> Result<()> {
     );
 }
 
-/// Refuses a configuration that the run did not write, unless it equals the one in the checkpoint.
-fn compare(
+/// The error for a configuration that the run did not write: what differs from the one in the checkpoint.
+fn edited(
     folder: &RunFolder,
     parsed: &Result<UserConfig>,
     checkpoint: Option<&Checkpoint>,
-    is_recorded: bool,
-) -> Result<()> {
+    has_checksums: bool,
+) -> Result<Error> {
     let path = folder.file(CONFIG_FILE);
     let path = path.display();
     let resolved = parsed
@@ -111,37 +116,40 @@ fn compare(
         .map_err(|error| format!("{error:#}"))
         .and_then(|given| given.config().map_err(|error| format!("{error:#}")));
     let Some(checkpoint) = checkpoint else {
-        let reason = match (&resolved, parsed) {
-            (Err(reason), _) => reason.clone(),
-            (Ok(_), _) if is_recorded => "its checksum does not match checksums.json".to_string(),
-            (Ok(config), Ok(given)) => match missing(config, given)? {
-                Some(key) => format!("{key} is missing, but a resolved configuration has every key"),
-                None => return Ok(()),
-            },
-            (Ok(_), Err(_)) => unreachable!("a text that cannot be parsed cannot be resolved"),
-        };
-        bail!(
+        if !has_checksums {
+            return Ok(anyhow!(
+                "{} is not a run folder: no run has written {path} (there is no {CHECKSUMS_FILE} that says so), and there is \
+                 no checkpoint: {ADVICE}",
+                folder.path().display()
+            ));
+        }
+        let reason =
+            resolved.err().unwrap_or_else(|| "its checksum does not match checksums.json".to_string());
+        return Ok(anyhow!(
             "{path} is damaged or was edited: {reason}. There is no checkpoint yet: start a new run with your \
-             configuration and another --run, or remove {path}"
-        );
+             configuration and another --run, or remove {path}; nothing was changed"
+        ));
     };
     let dir = checkpoint.dir().display();
     let found = match resolved {
         Err(reason) => vec![reason],
         Ok(config) => differences(&config, &config_of(checkpoint)?)?,
     };
-    if found.is_empty() {
-        return Ok(());
+    if found.is_empty() && !has_checksums {
+        check_own(folder.path(), [CONFIG_FILE, GIVEN_FILE, PLAN_FILE])?;
     }
     let more = match found.len().saturating_sub(SHOWN) {
         0 => String::new(),
         more => format!(", and {more} more"),
     };
-    bail!(
-        "{path} is damaged or was edited; compared with {dir}: {}{more}. To change keys, use --set TABLE.KEY=VALUE \
-         with --resume; to use the configuration of {dir}, remove {path}; nothing was changed",
-        found[..found.len().min(SHOWN)].join(", ")
-    );
+    let differences = match found.is_empty() {
+        true => "the same values in another text".to_string(),
+        false => found[..found.len().min(SHOWN)].join(", "),
+    };
+    Ok(anyhow!(
+        "{path} is damaged or was edited; compared with {dir}: {differences}{more}. To change keys, use --set TABLE.KEY=VALUE \
+         with --resume; to use the configuration of {dir}, remove {path}; nothing was changed"
+    ))
 }
 
 /// `key = now (was before)` for every key that differs.
@@ -160,12 +168,6 @@ fn differences(now: &RunConfig, before: &RunConfig) -> Result<Vec<String>> {
     Ok(names.into_iter().filter(differs).map(describe).collect())
 }
 
-/// The first key of the resolved configuration that `given` lacks.
-fn missing(config: &RunConfig, given: &UserConfig) -> Result<Option<String>> {
-    let full = toml::Table::try_from(config).context("a configuration")?;
-    Ok(keys::flat(&full).map(|(key, _)| key).find(|key| !given.has(key)))
-}
-
 fn first_given(
     folder: &RunFolder,
     checksums: Option<&Checksums>,
@@ -182,7 +184,9 @@ fn first_given(
         }
         return Ok(UserConfig::default());
     };
-    if recorded.is_some_and(|recorded| recorded != digest(&text)) {
+    if recorded.is_none() {
+        check_own(folder.path(), [GIVEN_FILE])?;
+    } else if recorded != Some(&digest(&text)) {
         bail!(
             "{} is damaged or was edited (its checksum does not match checksums.json): put it back, or remove it, \
              and every key of a configuration file that is given now counts as changed; nothing was changed",

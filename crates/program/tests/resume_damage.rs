@@ -119,8 +119,12 @@ fn a_configuration_that_was_cut_or_edited_is_named_key_by_key() {
         fs::remove_file(home.path("r/checksums.json")).unwrap();
         home.run(&RESUME).refused(&["r/config.toml", words]);
     }
-    // As the message advises.
-    fs::remove_file(home.path("r/config.toml")).unwrap();
+    // As the messages advise.
+    home.write("r/config.toml", format!("# My comment.\n{text}"));
+    home.run(&RESUME).refused(&["r/config.toml, r/given.toml, r/plan.json", "no checksums.json"]);
+    for name in ["config.toml", "given.toml", "plan.json"] {
+        fs::remove_file(home.path("r").join(name)).unwrap();
+    }
     home.run(&RESUME).ok();
     assert_eq!(home.losses("r"), expected);
 }
@@ -179,7 +183,9 @@ fn a_token_file_elsewhere_is_checked_too() {
     let words = ["t.bin", "was changed since", "--set data.tokens=", "nothing was changed"];
     home.run(&RESUME).refused(&words);
     // Without the checksums of the run folder, those in the checkpoint are used.
-    fs::remove_file(home.path("r/checksums.json")).unwrap();
+    for name in ["checksums.json", "config.toml", "given.toml", "plan.json"] {
+        fs::remove_file(home.path("r").join(name)).unwrap();
+    }
     home.run(&RESUME).refused(&words);
     let as_it_is = ["--set", "data.tokens=t.bin"];
     home.run(&[&RESUME[..], &as_it_is].concat()).ok();

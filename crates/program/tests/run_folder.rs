@@ -10,7 +10,7 @@ use rustix::process::Signal;
 
 /// Files that set a run up.
 const SETUP: [&str; 6] =
-    ["config.toml", "given.toml", "plan.json", "checksums.json", "tokens.bin", "tokenizer.json"];
+    ["config.toml", "given.toml", "plan.json", "tokens.bin", "tokenizer.json", "checksums.json"];
 
 const RESUME: [&str; 6] = ["train", "--run", "r", "--resume", "--set", "train.steps=12"];
 
@@ -115,6 +115,7 @@ fn a_change_that_was_interrupted_is_finished_or_forgotten() {
         // What a crash leaves when so many files have arrived.
         home.copy("before", "r");
         fs::create_dir(home.path("r/.ready")).unwrap();
+        home.write("r/.ready/phalanx-start", "");
         for (place, name) in SETUP.iter().enumerate() {
             let folder = if place < moved { "r" } else { "r/.ready" };
             if *name != "given.toml" {
@@ -131,8 +132,10 @@ fn a_change_that_was_interrupted_is_finished_or_forgotten() {
     // Before the rename that commits it, a change is discarded.
     home.copy("before", "r");
     fs::create_dir(home.path("r/.next")).unwrap();
+    home.write("r/.next/phalanx-start", "");
     home.write("r/.next/config.toml", home.read("after/config.toml"));
-    home.run(&["train", "--run", "r", "--resume", "--set", "train.steps=8"]).ok();
+    let ended = home.run(&["train", "--run", "r", "--resume", "--set", "train.steps=8"]).ok();
+    assert!(ended.stderr.contains("r: removes what a start that was interrupted"), "{}", ended.stderr);
     assert_eq!(
         home.snapshot("r").values().collect::<Vec<_>>(),
         home.snapshot("before").values().collect::<Vec<_>>()
@@ -250,12 +253,17 @@ fn planted_links_are_not_followed_and_leftovers_are_removed() {
     for name in [".config.toml.tmp", ".given.toml.tmp", ".plan.json.tmp", "memory.tmp", "metrics.jsonl.tmp"] {
         symlink(home.path("victim"), home.path(&format!("r/{name}"))).unwrap();
     }
-    let leftovers = [".phalanx-0123456789abcdef.tmp", "memory.rank-0.json", "memory.rank-17.json"];
-    for name in leftovers {
-        home.write(&format!("r/{name}"), "half");
-    }
     home.run(&["train", "small.toml", "--run", "r", "--nproc", "2", "--quiet"]).ok();
     assert_eq!(home.read("victim"), b"precious");
+    let token = ".hosts-01234567";
+    let leftovers = [".phalanx-0123456789abcdef.tmp", "memory.rank-0.json", "memory.rank-17.json", token];
+    for name in leftovers {
+        home.write(&format!("r/{name}"), "0123456789abcdef".repeat(2));
+    }
+    // Other files of such names are somebody's own.
+    home.write("r/.hosts-89abcdef", "10.0.0.1 node1\n");
+    home.run(&["train", "--run", "r", "--resume", "--quiet"]).ok();
+    assert_eq!(home.read("r/.hosts-89abcdef"), b"10.0.0.1 node1\n");
     for name in leftovers {
         assert!(!home.path(&format!("r/{name}")).exists(), "{name}");
     }

@@ -28,6 +28,12 @@ pub const CONFIG_FILE: &str = "config.toml";
 /// Name of the metrics in a run folder.
 pub const METRICS_FILE: &str = "metrics.jsonl";
 
+/// Name of the measured memory in a run folder.
+pub const MEMORY_FILE: &str = "memory.json";
+
+/// Name of the folder of checkpoints in a run folder.
+pub const CHECKPOINTS: &str = "checkpoints";
+
 /// Files without which a run cannot be resumed.
 const NEEDED: [&str; 3] = [CONFIG_FILE, TOKENS_FILE, TOKENIZER_FILE];
 
@@ -81,7 +87,7 @@ impl<'a> RunFiles<'a> {
 
     /// The folder of checkpoints.
     pub fn checkpoints(&self) -> PathBuf {
-        self.job.run.join("checkpoints")
+        self.job.run.join(CHECKPOINTS)
     }
 
     /// The state for the manifest of a checkpoint after `step` steps, `samples` samples and `tokens` tokens.
@@ -155,7 +161,7 @@ impl<'a> RunFiles<'a> {
         }
         let resident: u64 = ranks.iter().filter_map(|rank| rank.resident_bytes_peak).max().unwrap_or(0);
         let memory = json!({ "ranks": ranks, "resident_bytes_peak": resident });
-        write_json(&self.job.run.join("memory.json"), &memory)
+        write_json(&self.job.run.join(MEMORY_FILE), &memory)
     }
 
     fn memory_part(&self, rank: usize) -> PathBuf {

@@ -6,6 +6,9 @@ use serde_json::{Value, json};
 
 use super::{MemoryRan, MemoryRun};
 
+/// The first line of the table in Markdown.
+pub const TITLE: &str = "# Placements and budgets";
+
 /// What the columns are called.
 const HEADINGS: [&str; 11] = [
     "placement",
@@ -73,7 +76,7 @@ pub fn to_text(runs: &[MemoryRun]) -> String {
 /// As Markdown.
 pub fn to_markdown(runs: &[MemoryRun], heading: &str) -> String {
     let row = |cells: &[String]| format!("| {} |\n", cells.join(" | "));
-    let mut text = format!("# Placements and budgets\n\n{heading}\n\n");
+    let mut text = format!("{TITLE}\n\n{heading}\n\n");
     text.push_str(&row(&HEADINGS.map(String::from)));
     text.push_str(&format!("|{}\n", "---|".repeat(HEADINGS.len())));
     let compared_s = compared_s(runs);

@@ -17,6 +17,7 @@ use crate::launch::RankProcesses;
 use crate::memory_args::BenchMemoryArgs;
 use crate::output::{note, print, print_json};
 use crate::overrides::Overrides;
+use crate::ownership::{begins_with, check_output, is_drawing, refuse_in_run};
 use crate::planned::{Planned, with_kernels};
 use crate::rank_host::RankHost;
 use crate::rank_output::Output;
@@ -32,6 +33,9 @@ const MIB: f64 = 1_048_576.0;
 
 /// Host memory of `auto` on the processor without a disk, in MiB: as much as it wants.
 const ANY_MB: f64 = 1e9;
+
+/// The table, the figures and the drawing of all runs.
+const OUTPUTS: [&str; 3] = ["table.md", "memory.json", "budgets.svg"];
 
 /// A placement that is measured, with the share of device memory that `auto` may fill.
 type Case = (&'static str, Placement, Option<f64>);
@@ -52,6 +56,8 @@ pub fn bench_memory(args: &BenchMemoryArgs, environment: Environment) -> Result<
             "--budgets {budget}: expected percentages of the device memory that is needed, such as 100,75,50,25"
         );
     }
+    refuse_in_run(&args.out, "--out")?;
+    OUTPUTS.into_iter().try_for_each(|name| check_file(&args.out.join(name)))?;
     let signals = Signals::take_over()?;
     let given = UserConfig::read(&args.config)?.with(&args.overrides, &[])?;
     let host_budget = given.config()?.memory.host_budget_mb;
@@ -181,9 +187,10 @@ impl Sweep<'_> {
             let path = self.args.out.join(name);
             write_file(&path, content)
         };
-        write("table.md", report::to_markdown(runs, &self.heading()))?;
-        write("memory.json", format!("{:#}\n", report::to_json(runs)))?;
-        write("budgets.svg", drawing::budgets(runs, &self.heading()))?;
+        let [table, figures, budgets] = OUTPUTS;
+        write(table, report::to_markdown(runs, &self.heading()))?;
+        write(figures, format!("{:#}\n", report::to_json(runs)))?;
+        write(budgets, drawing::budgets(runs, &self.heading()))?;
         for run in runs {
             if let Ok(ran) = &run.ran {
                 let heading =
@@ -195,7 +202,18 @@ impl Sweep<'_> {
     }
 }
 
+/// Refuses to replace what this command has not written.
+fn check_file(path: &Path) -> Result<()> {
+    let beginning = match path.extension().and_then(|ending| ending.to_str()) {
+        Some("md") => report::TITLE,
+        Some("json") => "{\n  \"runs\": ",
+        _ => return check_output(path, "--out", is_drawing),
+    };
+    check_output(path, "--out", |path| begins_with(path, beginning))
+}
+
 fn write_file(path: &Path, content: String) -> Result<()> {
+    check_file(path)?;
     phalanx_files::write_output(path, content)
         .with_context(|| format!("cannot write {}; choose another folder with --out", path.display()))
 }

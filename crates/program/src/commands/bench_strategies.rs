@@ -21,6 +21,7 @@ use crate::environment::Environment;
 use crate::launch::RankProcesses;
 use crate::output::{note, print, print_json, terminal_width};
 use crate::overrides::Overrides;
+use crate::ownership::{check_output, is_drawing};
 use crate::planned::{self, Planned};
 use crate::rank_host::RankHost;
 use crate::rank_output::Output;
@@ -89,7 +90,7 @@ fn check(args: &BenchStrategiesArgs) -> Result<()> {
     if args.nproc < 2 {
         bail!("--nproc {}: strategies of parallelism differ on 2 ranks or more", args.nproc);
     }
-    Ok(())
+    args.svg.as_ref().map_or(Ok(()), |path| check_output(path, "--svg", is_drawing))
 }
 
 /// Computes on the processor where the device is not said: the strategies that are compared with do.

@@ -9,8 +9,8 @@ use phalanx_train::state::PARAMETERS;
 use serde_json::json;
 
 use crate::args::ExportArgs;
+use crate::ownership::refuse_in_run;
 use crate::run_folder::{RunFolder, model_of};
-use crate::run_folder_lock::refuse_run_folder;
 use crate::{output, report, shape};
 
 /// The weights.
@@ -24,7 +24,7 @@ const LISTED: usize = 4;
 /// # Errors
 /// A run without that checkpoint, a damaged one, a folder that holds files or cannot be written.
 pub fn export(args: &ExportArgs) -> Result<()> {
-    refuse_run_folder(&args.out, "--out")?;
+    refuse_in_run(&args.out, "--out")?;
     let found = FolderNames::read(&args.out)?;
     refuse_files(args, &found)?;
     let folder = RunFolder::at(&args.run);

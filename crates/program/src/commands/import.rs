@@ -37,12 +37,11 @@ pub fn import(args: &ImportArgs) -> Result<()> {
     let network = shape::whole(&*model);
     let learned = Learned::of_folder(&args.dir, &*model)?;
     let folder = RunFolder::named(args.run.as_deref(), Some(&args.dir))?;
-    folder.refuse_results()?;
     let lock = RunFolderLock::acquire(&folder)?;
     let path = match write_run(args, &folder, &source, &*model, &network.parameters, &learned) {
         Ok(path) => path,
         Err(error) => {
-            lock.remove_if_new();
+            lock.leave();
             return Err(error);
         }
     };
@@ -78,8 +77,9 @@ fn write_run(
     parameters: &[ParameterSpec],
     learned: &Learned,
 ) -> Result<PathBuf> {
-    // Another process may have started a run here before the lock was acquired.
-    folder.refuse_results()?;
+    if let Some(note) = folder.check_start()? {
+        output::note(&note);
+    }
     let config = ResolvedConfig::new(config(&args.dir, model, learned))?;
     let staged = Staged::new(folder.path())?;
     let mut digests = DataDigests::default();

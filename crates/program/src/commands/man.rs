@@ -6,6 +6,7 @@ use clap_mangen::Man;
 
 use crate::args::{Cli, ManArgs};
 use crate::output;
+use crate::ownership::{begins_with, check_output};
 
 /// Writes `phalanx.1` and a page for each command.
 ///
@@ -23,6 +24,12 @@ pub fn man(args: &ManArgs) -> Result<()> {
         pages.push((name, page));
     }
     let cannot = || format!("cannot write the manual to {}", args.dir.display());
+    for (name, page) in &pages {
+        let page = String::from_utf8_lossy(page);
+        // Everything before the version.
+        let first = page.split(" 1 ").next().unwrap_or_default();
+        check_output(&args.dir.join(name), "the page", |path| begins_with(path, first))?;
+    }
     phalanx_files::create_folders(&args.dir).with_context(cannot)?;
     for (name, page) in &pages {
         phalanx_files::write(&args.dir.join(name), page).with_context(cannot)?;

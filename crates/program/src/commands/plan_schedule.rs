@@ -11,6 +11,7 @@ use phalanx_train::ResolvedConfig;
 use crate::args::PlanArgs;
 use crate::draw_args::{DrawArgs, scaled_to};
 use crate::overrides::Overrides;
+use crate::ownership::{check_output, is_drawing};
 use crate::resolve::{Purpose, Resolved, estimate_data, resolve};
 use crate::schedule_report::{Drawn, Unit, to_json, to_text};
 use crate::user_config::UserConfig;
@@ -39,6 +40,12 @@ pub fn draw(args: &PlanArgs) -> Result<()> {
         (None, Some(value)) if value.ends_with(".toml") => (Some(value.into()), None),
         (config, wanted) => (config.clone(), wanted),
     };
+    if let Some(path) = &args.draw.svg {
+        check_output(path, "--svg", is_drawing)?;
+    }
+    if let Some(path) = &args.draw.text {
+        check_output(path, "--text", schedule_file::is_canonical)?;
+    }
     let drawn = match &config {
         Some(path) => of_config(path, args, wanted.as_deref())?,
         None if !args.data.is_empty() => {

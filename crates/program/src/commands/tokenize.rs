@@ -1,11 +1,14 @@
 //! `phalanx tokenize`: text to a token file.
 
+use std::path::Path;
+
 use anyhow::{Result, bail};
-use phalanx_data::{Corpus, CorpusSpec, Tokenizer, tokenize_to_file};
+use phalanx_data::{Corpus, CorpusSpec, TokenFile, TokenFormat, Tokenizer, tokenize_to_file};
 use phalanx_train::dataset::Stage;
 use serde_json::json;
 
 use crate::args::TokenizeArgs;
+use crate::ownership::check_output;
 use crate::{machine, output, report, tokenizing};
 
 /// Writes the token file.
@@ -19,6 +22,9 @@ pub fn tokenize(args: &TokenizeArgs) -> Result<()> {
             args.out.display()
         );
     }
+    let is_tokens =
+        |path: &Path| TokenFile::open(path).is_ok_and(|file| file.format() == TokenFormat::Phalanx);
+    check_output(&args.out, "--out", is_tokens)?;
     let spec = CorpusSpec {
         paths: args.text.clone(),
         extensions: args.extension.clone(),

@@ -142,16 +142,9 @@ impl Run<'_> {
         let (started, prepared) = match set_up {
             Ok(set_up) => set_up,
             Err(error) => {
-                // Only the folder of a first start may be removed again.
-                if let Some(lock) = self.new_lock.take() {
-                    lock.remove_if_new();
-                }
-                return Err(Stop::Refused(error));
+                return Err(self.refused(error));
             }
         };
-        if self.lock.is_none() {
-            self.lock = self.new_lock.take();
-        }
         let Run { folder, output, .. } = &*self;
         if started.checkpoint.is_none() {
             // On a resume, this was said or refused before.
@@ -175,8 +168,14 @@ impl Run<'_> {
         }
         let environment = self.environment.of_run(&prepared.planned.config.device)?;
         let data = prepared.data.clone();
-        let (mut task, planned) =
-            prepared.commit(folder, &started, self.file.as_ref(), args.show(), environment)?;
+        let committed = prepared.commit(folder, &started, self.file.as_ref(), args.show(), environment);
+        let (mut task, planned) = match committed {
+            Ok(committed) => committed,
+            Err(error) => return Err(self.refused(error)),
+        };
+        if self.lock.is_none() {
+            self.lock = self.new_lock.take();
+        }
         task.pin = !args.no_pin;
         let processes = planned.plan.spec.world_size() > 1 || is_watched;
         if processes && let Some(lock) = &self.lock {
@@ -188,6 +187,14 @@ impl Run<'_> {
             return self.ended_by(error);
         }
         Ok(finish(&self.folder, (&planned, &data), args.show(), environment, self.output)?)
+    }
+
+    /// A start that changes nothing: the first one leaves nothing, either.
+    fn refused(&mut self, error: anyhow::Error) -> Stop {
+        if let Some(lock) = self.new_lock.take() {
+            lock.leave();
+        }
+        Stop::Refused(error)
     }
 
     /// The exit code of a run that a signal has stopped before it began, or the error.
@@ -295,7 +302,7 @@ fn fits(args: &TrainArgs, file: Option<&UserConfig>, ranks: usize) -> bool {
 fn start(folder: &RunFolder, args: &TrainArgs, file: Option<UserConfig>) -> Result<Resumed> {
     let Some(file) = file else { bail!("give a configuration (TOML), as examples/quickstart.toml") };
     let given = file.with(&args.overrides, &args.data)?;
-    folder.refuse_results()?;
+    folder.check_start()?.iter().for_each(|line| note(line));
     Ok(Resumed::start(given, Vec::new()))
 }
 

@@ -21,5 +21,5 @@ mod transport;
 pub use meet::{Place, SecretSource, meet};
 pub use member::{How, follow};
 pub use supervise::{LostHost, lead_from_stdin, supervise};
-pub use team::{Between, Team};
+pub use team::{Between, Team, is_token};
 pub use transport::{Transport, choose, without_launcher};

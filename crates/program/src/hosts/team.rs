@@ -325,6 +325,22 @@ pub fn listen(job: &mut HostJob, address: IpAddr) -> Result<Vec<SocketAddr>> {
     addresses.with_context(|| format!("the listeners of this host's ranks at {address}"))
 }
 
+/// What the name of a [`Token`]'s file begins with, before the first digits of its content.
+const TOKEN: &str = ".hosts-";
+
+/// Digits of a token's content, and of its name.
+const DIGITS: [usize; 2] = [32, 8];
+
+/// Whether a file is the token of a start that was killed.
+pub fn is_token(path: &Path, name: &str) -> bool {
+    let digits = name.strip_prefix(TOKEN).filter(|digits| digits.len() == DIGITS[1]);
+    let begins = |digits: &str| {
+        let content = phalanx_files::read_text(path, DIGITS[0] as u64).unwrap_or_default();
+        content.len() == DIGITS[0] && content.starts_with(digits)
+    };
+    digits.is_some_and(begins)
+}
+
 /// A file in the run folder for a moment, by which other hosts see that it is the same folder.
 struct Token {
     path: std::path::PathBuf,
@@ -335,8 +351,8 @@ struct Token {
 impl Token {
     fn write(run: &Path) -> Result<Token> {
         let random = Secret::generate().context("a random number")?.to_bytes();
-        let content: String = random[..16].iter().map(|byte| format!("{byte:02x}")).collect();
-        let name = format!(".hosts-{}", &content[..8]);
+        let content: String = random[..DIGITS[0] / 2].iter().map(|byte| format!("{byte:02x}")).collect();
+        let name = format!("{TOKEN}{}", &content[..DIGITS[1]]);
         let path = run.join(&name);
         phalanx_files::write(&path, &content).with_context(|| format!("cannot write {}", path.display()))?;
         Ok(Token { path, name, content })

@@ -1,0 +1,39 @@
+//! The names that a run writes in its folder.
+
+use phalanx_data::TOKENIZER_FILE;
+use phalanx_files::LOCK_FILE;
+use phalanx_train::dataset::TOKENS_FILE;
+use phalanx_train::run_files::{CHECKPOINTS, CONFIG_FILE, MEMORY_FILE, METRICS_FILE};
+
+/// The configuration file as the user first gave it; a resume compares a changed file with it.
+pub const GIVEN_FILE: &str = "given.toml";
+
+/// Name of the plan, in the format of `phalanx plan --json`.
+pub const PLAN_FILE: &str = "plan.json";
+
+/// Checksums of the files that set the run up.
+pub const CHECKSUMS_FILE: &str = "checksums.json";
+
+/// Folder of the logs.
+pub const LOGS: &str = "logs";
+
+/// Folder of flight records.
+pub const FLIGHT: &str = "flight";
+
+/// Folder in which files are prepared.
+pub const NEXT: &str = ".next";
+
+/// The same folder once the change is committed.
+pub const READY: &str = ".ready";
+
+/// The files that set a run up and change together. The one that says which of the others are the run's is the last to change.
+pub const SETUP_FILES: [&str; 6] =
+    [CONFIG_FILE, GIVEN_FILE, PLAN_FILE, TOKENS_FILE, TOKENIZER_FILE, CHECKSUMS_FILE];
+
+/// What a run writes beside them.
+pub const OUTPUTS: [&str; 5] = [METRICS_FILE, MEMORY_FILE, CHECKPOINTS, LOGS, FLIGHT];
+
+/// Whether a run folder has something of its own under this name.
+pub fn is_of_run(name: &str) -> bool {
+    SETUP_FILES.iter().chain(&OUTPUTS).chain(&[NEXT, READY, LOCK_FILE]).any(|own| *own == name)
+}
