@@ -17,6 +17,24 @@ pub fn text(path: impl AsRef<Path>) -> Option<String> {
     phalanx_files::read_text(path.as_ref(), MAX_BYTES).ok()
 }
 
+/// The names of the abstract Unix sockets at which somebody listens that begin with `prefix`; whose they are, is not said.
+pub fn abstract_listeners(prefix: &str) -> Option<Vec<String>> {
+    let table = phalanx_files::read_bounded(Path::new("/proc/net/unix"), MAX_BYTES).ok()?;
+    Some(listeners_in(&String::from_utf8_lossy(&table), prefix))
+}
+
+fn listeners_in(table: &str, prefix: &str) -> Vec<String> {
+    /// The flag of sockets at which somebody listens: others have the name of the one that has accepted them.
+    const LISTENS: &str = "00010000";
+    let names = table.lines().filter_map(|line| {
+        // Address, references, protocol, flags, type, state, inode, name.
+        let mut fields = line.split_whitespace().skip(3);
+        let (flags, name) = (fields.next()?, fields.nth(3)?.strip_prefix('@')?);
+        (flags == LISTENS && name.starts_with(prefix)).then(|| name.to_string())
+    });
+    names.collect()
+}
+
 /// The rest of the first line that begins with `name`.
 pub fn after<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     text.lines().find_map(|line| line.strip_prefix(name)).map(str::trim)
@@ -70,5 +88,16 @@ mod tests {
         assert_eq!((row("low 1\noom_kill 7\n", "oom_kill"), row("oom_kill x", "oom_kill")), (Some(7), None));
         assert!(kib_field("/proc/self/status", "VmHWM:").is_some_and(|bytes| bytes.is_multiple_of(1024)));
         assert_eq!(kib_field("/proc/self/no-such-file", "VmHWM:"), None);
+    }
+
+    #[test]
+    fn abstract_sockets_of_a_name_are_found_where_somebody_listens() {
+        let table = "Num       RefCount Protocol Flags    Type St Inode Path\n\
+                     0: 00000002 00000000 00010000 0001 01 17 @phalanx-0-a\n\
+                     0: 00000003 00000000 00000000 0001 03 18 @phalanx-0-b\n\
+                     0: 00000002 00000000 00010000 0001 01 19 /run/phalanx-0-c\n\
+                     0: 00000002 00000000 00010000 0001 01 20\n\
+                     0: 00000002 00000000 00010000 0001 01 21 @phalanx-1-d\n";
+        assert_eq!(listeners_in(table, "phalanx-0-"), ["phalanx-0-a"]);
     }
 }

@@ -161,6 +161,11 @@ pub fn group_members(group: u32) -> Vec<u32> {
     pids.filter(|pid| of(*pid) == Some(group) && is_running(*pid)).collect()
 }
 
+/// The parent of a process; None when it has ended, or if its parent is not in sight.
+pub fn parent(pid: u32) -> Option<u32> {
+    stat_fields(&stat(pid)?).nth(1)?.parse().ok().filter(|parent| *parent != 0)
+}
+
 /// Children of a process, of all its threads.
 pub fn children(pid: u32) -> Vec<u32> {
     let lists = tasks(pid).filter_map(|task| text(task.join("children")));
@@ -201,6 +206,7 @@ mod tests {
         let own = std::process::id();
         assert!(is_running(own) && Activity::read(own).runnable);
         assert!(resident_bytes_peak(own).is_some_and(|bytes| bytes > 1 << 20));
+        assert!(parent(own).is_some_and(is_running));
         assert!(arguments(own).is_some_and(|words| !words[0].is_empty()));
         // Above the largest process number of Linux.
         let none = 1 << 23;

@@ -35,7 +35,7 @@ pub use control::{
 };
 pub use failure::Failure;
 pub use foreign::{
-    CHOICE as LAUNCHER_CHOICE, EnvironmentError, Foreign, ForeignLauncher, ForeignRank, RENDEZVOUS,
+    CHOICE as LAUNCHER_CHOICE, EnvironmentError, Foreign, ForeignLauncher, ForeignRank, RENDEZVOUS, Starter,
     Variables, expand_nodes, foreign, host_and_port,
 };
 pub use hooks::Hooks;

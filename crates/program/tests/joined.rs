@@ -2,6 +2,7 @@
 
 mod rig;
 
+use std::os::unix::fs::PermissionsExt;
 use std::process::{Child, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -143,6 +144,55 @@ fn each_process_runs_its_own_rank_and_a_killed_one_is_named() {
             std::thread::sleep(Duration::from_millis(5));
         }
     }
+}
+
+/// Two jobs that a launcher gives one name: processes of different worlds do not take each other for theirs.
+#[test]
+fn a_process_of_another_world_is_no_rank_of_this_one() {
+    let home = Home::new();
+    let mut variables = vec![open_mpi(2).remove(0), open_mpi(4).remove(1)];
+    let name = ("PMIX_NAMESPACE", format!("same-{}", std::process::id()));
+    for set in &mut variables {
+        set.retain(|(known, _)| *known != name.0);
+        set.push(name.clone());
+    }
+    let children = start(&home, &variables, &["train", "small.toml", "--run", "r", "--join-timeout", "2"]);
+    let [first, other] = ends(children).try_into().ok().unwrap();
+    first.refused(&["it is rank 1 of ranks 0 to 3 of 4", "1 of 2 processes of this host have come"]);
+    other.refused(&["local rank 0 has not come", "this host's part is ranks 0 to 1 of 2"]);
+    assert!(!home.path("r").exists());
+}
+
+/// An `mpirun` that starts two processes, each by a script, and is killed: nobody passes that on, and they end all the same.
+#[test]
+fn the_processes_end_when_the_launcher_that_has_started_them_is_killed() {
+    let home = Home::new();
+    let script = "#!/bin/sh\nfor rank in 0 1; do\n\
+                  OMPI_COMM_WORLD_RANK=$rank OMPI_COMM_WORLD_LOCAL_RANK=$rank OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_SIZE=2 \\\n\
+                  sh -c '\"$@\"; true' sh \"$@\" &\ndone\nwait\n";
+    home.write("mpirun", script);
+    std::fs::set_permissions(home.path("mpirun"), PermissionsExt::from_mode(0o755)).unwrap();
+    let program = env!("CARGO_BIN_EXE_phalanx");
+    let mut command = std::process::Command::new(home.path("mpirun"));
+    command.args([&[program, "train", "small.toml", "--run", "r"][..], &ENDLESS].concat());
+    command.current_dir(home.path("")).env("CUDA_VISIBLE_DEVICES", "").stdin(Stdio::null());
+    let mut child = home.start_command(command);
+    home.wait_for_step("r", 3);
+    let below = |pid: u32| phalanx_host::process::children(pid);
+    let scripts = below(child.id());
+    let processes: Vec<u32> = scripts.iter().flat_map(|script| below(*script)).collect();
+    let all: Vec<u32> =
+        processes.iter().flat_map(|process| below(*process)).chain(processes.clone()).collect();
+    assert_eq!((scripts.len(), processes.len(), all.len()), (2, 2, 4), "two processes with a rank each");
+    let pid = child.id();
+    child.kill().unwrap();
+    let at = Instant::now();
+    // Its output ends with the last of them.
+    let ended = Ended::from(child.wait_with_output().unwrap());
+    assert!(at.elapsed() < WITHIN, "{:?}", at.elapsed());
+    let words = format!("mpirun (process {pid}), which has started this process, has ended");
+    assert_eq!(ended.stderr.matches(&words).count(), 2, "{}", ended.stderr);
+    assert!(all.iter().all(|pid| !lives(*pid as i32)), "{}", ended.stderr);
 }
 
 /// What is left over in a shell makes a process wait: it says for whom, why, and how it would not.

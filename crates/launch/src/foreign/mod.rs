@@ -10,6 +10,7 @@ mod leftover;
 mod mpi;
 mod node_list;
 mod slurm;
+mod starter;
 mod torchrun;
 mod variables;
 
@@ -17,6 +18,7 @@ use std::cell::RefCell;
 
 use leftover::leftovers;
 pub use node_list::expand_nodes;
+pub use starter::Starter;
 pub use variables::{EnvironmentError, Variables, host_and_port};
 
 /// A launcher whose variables are known.

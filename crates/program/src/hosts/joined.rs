@@ -13,9 +13,11 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use phalanx_collectives::Wire;
 use phalanx_launch::{
-    ForeignLauncher, ForeignRank, LocalGroup, LocalHello, LocalLeader, LocalMember, Parting,
+    ForeignLauncher, ForeignRank, LocalGroup, LocalHello, LocalLeader, LocalMember, Parting, Starter,
 };
 use phalanx_tensor::refused_thread;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
 
 use crate::commands::train::train_with;
 use crate::environment::{self, Environment};
@@ -53,9 +55,15 @@ pub fn train(args: &TrainArgs, environment: Environment, rank: &ForeignRank) -> 
     }
     let transport = transport(args, rank)?;
     let first = rank.first_of_host();
-    let group = LocalGroup::new(&job_name(rank), first..first + rank.local_world_size);
+    let starter = Starter::find(rank.launcher);
+    let group = LocalGroup::new(
+        &job_name(rank, starter.as_ref()),
+        first..first + rank.local_world_size,
+        rank.world_size,
+    );
     let limit = Duration::from_secs(args.network.join_timeout);
     let signals = Signals::take_over()?;
+    starter.map(end_with).transpose()?;
     let output = TrainOutput::default();
     let ended = match rank.local_rank {
         0 => lead(args, environment, rank, &transport, &group, &signals, &output),
@@ -84,11 +92,24 @@ fn transport(args: &TrainArgs, rank: &ForeignRank) -> Result<Transport> {
     }
 }
 
+/// Ends this process, and its rank with it, when the process has ended that has started those of this host: nobody else would.
+fn end_with(starter: Starter) -> Result<()> {
+    let Starter { name, pid, pidfd } = starter;
+    let wait = move || {
+        while let Ok(0) | Err(Errno::INTR) = poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], None) {}
+        note_error(&format!("error: {name} (process {pid}), which has started this process, has ended"));
+        std::process::exit(1);
+    };
+    let thread = std::thread::Builder::new().name("starter".into()).spawn(wait);
+    thread.map_err(|error| refused_thread("the thread that watches the other launcher", &error))?;
+    Ok(())
+}
+
 /// The name of the job on this host. Launchers that name no job start the processes of a host from one process.
-fn job_name(rank: &ForeignRank) -> String {
+fn job_name(rank: &ForeignRank, starter: Option<&Starter>) -> String {
     let first = rank.first_of_host();
     match rank.job.ends_with("-local") {
-        true => format!("{}-{}-{first}", rank.job, parent_id()),
+        true => format!("{}-{}-{first}", rank.job, starter.map_or_else(parent_id, |starter| starter.pid)),
         false => format!("{}-{first}", rank.job),
     }
 }
