@@ -62,6 +62,13 @@ pub struct Skipped {
     pub reason: CheckpointError,
 }
 
+impl Skipped {
+    /// The folder, and why it was passed over.
+    pub fn describe(&self) -> String {
+        format!("{}: {}", self.path.display(), self.reason)
+    }
+}
+
 /// The checkpoint of the highest step under `checkpoints` whose manifest is valid and whose files are
 /// there in full length, with their headers. Checksums of tensors are compared when they are read. Folders
 /// of unfinished saves are ignored, and a folder that does not exist holds no checkpoint. A checkpoint that

@@ -97,8 +97,15 @@ impl Checksums {
     /// # Errors
     /// Those of `digest`.
     pub fn confirms(&self, name: &str, digest: impl FnOnce() -> Result<String>) -> Result<bool> {
+        match self.recorded(name) {
+            Some(recorded) => Ok(digest()? == recorded),
+            None => Ok(self.is_earlier || name == CHECKSUMS_FILE),
+        }
+    }
+
+    /// The checksum of the file `name` of the run folder.
+    pub fn recorded(&self, name: &str) -> Option<&str> {
         let recorded = match name {
-            CHECKSUMS_FILE => return Ok(true),
             CONFIG_FILE => &self.config,
             GIVEN_FILE => &self.given,
             PLAN_FILE => &self.plan,
@@ -107,10 +114,7 @@ impl Checksums {
             TOKENIZER_FILE => &self.tokenizer,
             _ => &None,
         };
-        match recorded {
-            Some(recorded) => Ok(digest()? == *recorded),
-            None => Ok(self.is_earlier),
-        }
+        recorded.as_deref()
     }
 
     /// The content of the file.

@@ -206,7 +206,7 @@ fn sample(
     if prompt.is_empty() || planned.plan.spec.model.objective() == Objective::Masked {
         return Ok(());
     }
-    let checkpoint = folder.checkpoint(None)?;
+    let checkpoint = folder.checkpoint(Some(planned.config.train.steps))?;
     let Some(tokenizer) = folder.tokenizer_of(&checkpoint)? else { return Ok(()) };
     let [begin, _] = tokenizer.framing();
     let mut tokens = begin.to_vec();

@@ -61,6 +61,7 @@ mod rank_process;
 mod resolve;
 mod restarts;
 mod resume;
+mod run_damage;
 mod run_folder;
 mod run_folder_lock;
 mod run_names;

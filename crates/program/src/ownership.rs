@@ -26,6 +26,15 @@ pub fn is_run(folder: &Path) -> Result<bool> {
     Ok(Checksums::read(folder)?.is_some())
 }
 
+/// Whether the file at `path` is the one of this name of [`SETUP_FILES`] that the run has written.
+///
+/// # Errors
+/// A file that cannot be read.
+pub fn is_own(path: &Path, name: &str, checksums: &Checksums) -> Result<bool> {
+    let is_file = path.symlink_metadata().is_ok_and(|found| found.is_file());
+    Ok(is_file && checksums.confirms(name, || digest_of_file(path))?)
+}
+
 /// Refuses those of `names`, of [`SETUP_FILES`], under which `run` has something that no run has written.
 ///
 /// # Errors
@@ -42,13 +51,7 @@ pub fn check_own<'a>(run: &Path, names: impl IntoIterator<Item = &'a str>) -> Re
         if path.is_dir() {
             bail!("{} is a folder, and a run writes a file there: move it away", path.display());
         }
-        let is_own = match &checksums {
-            Some(checksums) if path.symlink_metadata().is_ok_and(|found| found.is_file()) => {
-                checksums.confirms(name, || digest_of_file(&path))?
-            }
-            _ => false,
-        };
-        if !is_own {
+        if !checksums.as_ref().map_or(Ok(false), |checksums| is_own(&path, name, checksums))? {
             foreign.push(path.display().to_string());
         }
     }

@@ -13,7 +13,6 @@ use phalanx_train::run_files::{CHECKPOINTS, METRICS_FILE};
 use phalanx_train::state::PARAMETERS;
 
 use crate::limits::CONFIG_BYTES;
-use crate::output;
 use crate::ownership::{check_free, check_own, is_run};
 use crate::run_names::SETUP_FILES;
 
@@ -154,7 +153,7 @@ impl RunFolder {
     /// Checkpoint `step`, or the newest.
     ///
     /// # Errors
-    /// A folder that is not a run or does not hold this checkpoint.
+    /// A folder that is not a run or does not hold this checkpoint; a newest one that is damaged.
     pub fn checkpoint(&self, step: Option<u64>) -> Result<Checkpoint> {
         if let Some(step) = step {
             let dir = self.checkpoints().join(format!("step-{step}"));
@@ -162,8 +161,15 @@ impl RunFolder {
                 .with_context(|| format!("checkpoint {step} of {}", self.path.display()));
         }
         let found = self.newest()?;
-        for skipped in &found.skipped {
-            output::note(&format!("skipping {}: {}", skipped.path.display(), skipped.reason));
+        if let Some(newer) = found.skipped.first() {
+            let older = found.checkpoint.map_or("there is no older one".to_string(), |older| {
+                format!("to take the newest one that can, give --step {}", older.step())
+            });
+            bail!(
+                "the newest checkpoint of {} cannot be used ({}); {older}",
+                self.path.display(),
+                newer.describe()
+            );
         }
         found.checkpoint.with_context(|| {
             let path = self.path.display();

@@ -5,9 +5,10 @@
 
 use anyhow::{Context, Error, Result, anyhow, bail};
 use phalanx_checkpoint::{Checkpoint, Skipped};
+use phalanx_files::is_named;
 use phalanx_train::RunConfig;
 use phalanx_train::dataset::DataDigests;
-use phalanx_train::metrics::damaged_lines;
+use phalanx_train::metrics::{MetricsDigest, damaged_lines};
 use phalanx_train::run_files::{CONFIG_FILE, METRICS_FILE};
 use serde::Deserialize;
 
@@ -45,9 +46,9 @@ impl Stored {
         if found.checkpoint.is_none() {
             refuse_all_damaged(folder, &found.skipped)?;
         }
-        let describe = |skipped: &Skipped| format!("skipping {}: {}", skipped.path.display(), skipped.reason);
-        let mut warnings: Vec<String> = found.skipped.iter().map(describe).collect();
-        warnings.extend(metrics_warning(folder)?);
+        let skipping = |skipped: &Skipped| format!("skipping {}", skipped.describe());
+        let mut warnings: Vec<String> = found.skipped.iter().map(skipping).collect();
+        warnings.extend(metrics_warnings(folder, found.checkpoint.as_ref())?);
         let checkpoint = found.checkpoint;
         let checksums = Checksums::read(folder.path())?;
         let path = folder.file(CONFIG_FILE);
@@ -196,14 +197,34 @@ fn first_given(
     UserConfig::parse_stored(text, &path.display().to_string())
 }
 
-/// Lines of the metrics that will be dropped.
-fn metrics_warning(folder: &RunFolder) -> Result<Option<String>> {
+/// What of the metrics up to `checkpoint` is gone or was changed, and lines that will be dropped.
+///
+/// # Errors
+/// A file that cannot be read.
+pub fn metrics_warnings(folder: &RunFolder, checkpoint: Option<&Checkpoint>) -> Result<Vec<String>> {
     let path = folder.file(METRICS_FILE);
-    let damaged = damaged_lines(&path).with_context(|| format!("cannot read {}", path.display()))?;
-    let Some(first) = damaged.first() else { return Ok(None) };
-    let others = match damaged.len() - 1 {
-        0 => "is not a record and will be".to_string(),
-        others => format!("and {others} more are not records and will be"),
-    };
-    Ok(Some(format!("{}: line {first} {others} left out", path.display())))
+    let (shown, reading) = (path.display(), || format!("cannot read {}", path.display()));
+    let mut warnings = Vec::new();
+    if let Some(checkpoint) = checkpoint.filter(|checkpoint| checkpoint.step() > 0) {
+        let (step, dir) = (checkpoint.step(), checkpoint.dir().display());
+        let digest = MetricsDigest::of(checkpoint);
+        if !is_named(&path) {
+            warnings.push(format!("{shown} is missing: its lines of steps 1 to {step} are lost"));
+        } else if let Some(digest) = digest
+            && !digest.begins(&path).with_context(reading)?
+        {
+            warnings.push(format!(
+                "{shown} is damaged or was changed: its lines of steps 1 to {step} are not those that {dir} was saved with"
+            ));
+        }
+    }
+    let damaged = damaged_lines(&path).with_context(reading)?;
+    if let Some(first) = damaged.first() {
+        let others = match damaged.len() - 1 {
+            0 => "is not a record and will be".to_string(),
+            others => format!("and {others} more are not records and will be"),
+        };
+        warnings.push(format!("{shown}: line {first} {others} left out"));
+    }
+    Ok(warnings)
 }

@@ -231,6 +231,110 @@ fn lines_of_metrics_that_are_no_records_are_left_out() {
     assert_eq!(home.losses("r"), expected);
 }
 
+/// What the run wrote of the steps up to its checkpoint is gone or is not what it was.
+#[test]
+fn metrics_that_were_removed_or_changed_are_said() {
+    let home = home_with_run();
+    let text = String::from_utf8(home.read("r/metrics.jsonl")).unwrap();
+    let first = text.lines().next().unwrap();
+    let lost = "r/metrics.jsonl is missing: its lines of steps 1 to 8 are lost";
+    let changed = "r/metrics.jsonl is damaged or was changed: its lines of steps 1 to 8 are not those that \
+                   r/checkpoints/step-8 was saved with";
+    for (now, words) in [
+        (None, lost),
+        (Some(String::new()), changed),
+        (Some(text.replacen("\"loss\":", "\"loss\":1", 1)), changed),
+        (Some(text.replacen(first, &format!("{first}\n{first}"), 1)), changed),
+        (Some(text[first.len() + 1..].to_string()), changed),
+    ] {
+        home.copy("whole", "r");
+        match now {
+            Some(now) => home.write("r/metrics.jsonl", now),
+            None => fs::remove_file(home.path("r/metrics.jsonl")).unwrap(),
+        }
+        home.run(&["inspect", "r", "--verify"]).refused(&[words]);
+        let ended = home.run(&[&RESUME[..], &["--quiet"]].concat()).ok();
+        assert!(ended.stderr.contains(words), "{}", ended.stderr);
+        // From here on, it is the run's again.
+        home.run(&["inspect", "r", "--verify"]).ok();
+    }
+    // Lines behind the checkpoint are those of a run that was killed.
+    home.copy("whole", "r");
+    home.write("r/metrics.jsonl", format!("{text}{}\n{{\"ste", first.replace("\"step\":1,", "\"step\":9,")));
+    home.run(&["inspect", "r", "--verify"]).ok();
+    assert_eq!(home.run(&[&RESUME[..], &["--quiet"]].concat()).ok().stderr, "");
+}
+
+#[test]
+fn inspect_verifies_every_file_that_a_resume_needs() {
+    let home = home_with_run();
+    let verify = ["inspect", "r", "--verify", "--json"];
+    assert_eq!(home.run(&verify).ok().json()["damaged"].as_array().unwrap().len(), 0);
+    let files = [
+        "config.toml",
+        "given.toml",
+        "plan.json",
+        "tokens.bin",
+        "tokenizer.json",
+        "checksums.json",
+        "metrics.jsonl",
+    ];
+    for name in files {
+        let path = format!("r/{name}");
+        let whole = home.read(&path);
+        for at in [0, whole.len() / 3, whole.len() - 2] {
+            flip(&home, &path, at);
+            let ended = home.run(&verify).refused(&[&path]);
+            assert!(ended.json()["damaged"].as_array().unwrap()[0].as_str().unwrap().contains(&path));
+            home.write(&path, &whole);
+        }
+        home.write(&path, &whole[..whole.len() / 2]);
+        home.run(&verify).refused(&[&path]);
+        fs::remove_file(home.path(&path)).unwrap();
+        home.run(&verify).refused(&[&path]);
+        fs::create_dir(home.path(&path)).unwrap();
+        home.run(&verify).refused(&[&path]);
+        fs::remove_dir(home.path(&path)).unwrap();
+        home.write(&path, &whole);
+    }
+    home.run(&verify).ok();
+    // A token file elsewhere is one of them.
+    home.run(&["tokenize", "--out", "t.bin", "text.txt"]).ok();
+    let tokens = ["--set", "data.text=[]", "--set", "data.tokens=t.bin"];
+    home.run(&[&["train", "small.toml", "--run", "t", "--quiet"][..], &tokens].concat()).ok();
+    home.run(&["inspect", "t", "--verify"]).ok();
+    flip(&home, "t.bin", 2000);
+    home.run(&["inspect", "t", "--verify"]).refused(&["t.bin does not hold the tokens of this run"]);
+}
+
+/// The launcher stands still until the ranks have ended, so that it meets the damage at the end.
+#[test]
+fn a_last_checkpoint_that_cannot_be_read_is_an_error() {
+    let home = Home::new();
+    let train = ["train", "small.toml", "--run", "r", "--quiet", "--nproc", "2", "--set", "train.steps=60"];
+    let child = home.start(&[&train[..], &["--set", "train.save_every=30"]].concat());
+    home.wait_for_step("r", 2);
+    let started = rig::ranks(child.id());
+    rig::signal(child.id() as i32, rustix::process::Signal::STOP);
+    rig::wait("the ranks to end", || started.iter().all(|(_, pid)| !rig::lives(*pid)));
+    flip(&home, "r/checkpoints/step-60/manifest.json", 500);
+    rig::signal(child.id() as i32, rustix::process::Signal::CONT);
+    let ended = rig::Ended::from(child.wait_with_output().unwrap());
+    ended.refused(&[
+        "step 60 was done and saved",
+        "r/checkpoints/step-60",
+        "is of step 30",
+        "--run r --resume",
+    ]);
+    for (command, older) in [
+        (&["sample", "r", "--prompt", "rank", "--tokens", "2"][..], "--step 30"),
+        (&["export", "r", "--out", "hf"], "--step 30"),
+    ] {
+        home.run(command).refused(&["r/checkpoints/step-60", older]);
+        home.run(&[command, &["--step", "30"]].concat()).ok();
+    }
+}
+
 #[test]
 fn headers_of_rank_files_count() {
     let home = home_with_run();

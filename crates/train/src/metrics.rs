@@ -1,9 +1,10 @@
 //! The files that a run writes for people and scripts: `metrics.jsonl` and `memory.json`.
 
 use std::fs::File;
-use std::io::{self, Write};
+use std::io::{self, ErrorKind, Read, Write};
 use std::path::Path;
 
+use phalanx_checkpoint::Checkpoint;
 use phalanx_files::AtomicFile;
 use phalanx_plan::Peak;
 use phalanx_tensor::{Arena, Device};
@@ -104,8 +105,42 @@ impl EvaluationRecord {
     }
 }
 
+/// What a checkpoint stores of the metrics of its run: their bytes up to its step.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MetricsDigest {
+    /// Number of bytes.
+    pub bytes: u64,
+    /// Their blake3, in hexadecimal.
+    pub blake3: String,
+}
+
+impl MetricsDigest {
+    /// What `from` has stored; `None` in a checkpoint of an earlier version, and of an import.
+    pub fn of(from: &Checkpoint) -> Option<MetricsDigest> {
+        MetricsDigest::deserialize(&from.state()["metrics"]).ok()
+    }
+
+    /// Whether a file begins with these bytes.
+    ///
+    /// # Errors
+    /// I/O errors.
+    pub fn begins(&self, path: &Path) -> io::Result<bool> {
+        let file = match phalanx_files::open_regular(path) {
+            Err(cause) if cause.kind() == ErrorKind::NotFound => return Ok(self.bytes == 0),
+            opened => opened?,
+        };
+        let mut hasher = blake3::Hasher::new();
+        hasher.update_reader(file.take(self.bytes))?;
+        Ok(hasher.count() == self.bytes && hasher.finalize().to_hex().as_str() == self.blake3)
+    }
+}
+
 /// Appends JSON lines.
-pub struct MetricsFile(File);
+pub struct MetricsFile {
+    file: File,
+    /// All that is in the file.
+    written: blake3::Hasher,
+}
 
 impl MetricsFile {
     /// Opens the file for appending. It first removes lines of steps after `resumed_at` (from a run that ended before
@@ -114,9 +149,13 @@ impl MetricsFile {
     /// # Errors
     /// I/O errors.
     pub fn open(path: &Path, resumed_at: u64) -> io::Result<MetricsFile> {
-        let mut dropped = false;
+        let (mut dropped, mut written) = (false, blake3::Hasher::new());
         for line in MetricsLines::open(path)?.into_iter().flatten() {
-            dropped |= !is_kept(&line?, resumed_at);
+            let line = line?;
+            match is_kept(&line, resumed_at) {
+                true => drop(written.update(&line.bytes)),
+                false => dropped = true,
+            }
         }
         if dropped {
             let mut next = AtomicFile::create(path)?;
@@ -128,7 +167,7 @@ impl MetricsFile {
             }
             next.commit()?;
         }
-        phalanx_files::append(path).map(MetricsFile)
+        Ok(MetricsFile { file: phalanx_files::append(path)?, written })
     }
 
     /// Appends one line.
@@ -138,7 +177,14 @@ impl MetricsFile {
     pub fn write(&mut self, record: &impl Serialize) -> io::Result<()> {
         let mut line = serde_json::to_string(record).map_err(io::Error::other)?;
         line.push('\n');
-        self.0.write_all(line.as_bytes())
+        self.file.write_all(line.as_bytes())?;
+        self.written.update(line.as_bytes());
+        Ok(())
+    }
+
+    /// What the file holds.
+    pub fn digest(&self) -> MetricsDigest {
+        MetricsDigest { bytes: self.written.count(), blake3: self.written.finalize().to_hex().to_string() }
     }
 
     /// Syncs all lines to disk.
@@ -146,7 +192,7 @@ impl MetricsFile {
     /// # Errors
     /// I/O errors.
     pub fn sync(&self) -> io::Result<()> {
-        self.0.sync_data()
+        self.file.sync_data()
     }
 }
 

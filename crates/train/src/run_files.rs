@@ -97,6 +97,7 @@ impl<'a> RunFiles<'a> {
             "samples": samples,
             "tokens": tokens,
             "best": self.best,
+            "metrics": self.open.as_ref().map(|(metrics, _)| metrics.digest()),
             "config": self.job.config,
             "model": self.job.plan.spec.model.to_config(),
             "data": self.job.digests,

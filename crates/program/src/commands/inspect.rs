@@ -4,16 +4,19 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use anyhow::{Result, bail};
-use phalanx_checkpoint::{Checkpoint, HuggingFaceDir, Statistics, StoredTensor, TensorReport};
+use phalanx_checkpoint::{Checkpoint, HuggingFaceDir, Skipped, Statistics, StoredTensor, TensorReport};
 use phalanx_data::TokenFile;
+use phalanx_files::is_named;
 use serde_json::{Value, json};
 
 use crate::args::InspectArgs;
 use crate::final_report::Reached;
 use crate::flight;
-use crate::output::{print, print_json, print_line};
+use crate::output::{note, print, print_json, print_line};
 use crate::report::{Table, bytes};
+use crate::run_damage;
 use crate::run_folder::RunFolder;
+use crate::run_names::READY;
 use crate::shape;
 
 /// Number of events of a rank's flight record that are shown.
@@ -153,9 +156,15 @@ fn refuse_damage(reports: &[TensorReport]) -> Result<()> {
 fn run_folder(folder: &RunFolder, args: &InspectArgs) -> Result<()> {
     let found = folder.newest()?;
     let reached = Reached::read(folder)?;
-    let describe =
-        |skipped: &phalanx_checkpoint::Skipped| format!("{}: {}", skipped.path.display(), skipped.reason);
-    let damaged: Vec<String> = found.skipped.iter().map(describe).collect();
+    let mut damaged: Vec<String> = found.skipped.iter().map(Skipped::describe).collect();
+    if args.verify && is_named(&folder.file(READY)) {
+        note(&format!(
+            "{}: a start writes its files now, or was interrupted and the next one completes it: they are not checked",
+            folder.path().display()
+        ));
+    } else if args.verify {
+        damaged.extend(run_damage::of_files(folder, found.checkpoint.as_ref()));
+    }
     let reports = match &found.checkpoint {
         Some(newest) => verified(newest, args)?,
         None => None,
@@ -186,7 +195,7 @@ fn run_folder(folder: &RunFolder, args: &InspectArgs) -> Result<()> {
     }
     refuse_damage(&reports.unwrap_or_default())?;
     match damaged.as_slice() {
-        [first, ..] if args.verify => bail!("{} damaged checkpoint(s): {first}", damaged.len()),
+        [first, ..] if args.verify => bail!("{} damaged or missing: {first}", damaged.len()),
         _ => Ok(()),
     }
 }

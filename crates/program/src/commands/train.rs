@@ -337,7 +337,13 @@ fn run_threads(
 
 /// An error of the training, with which checkpoint is on disk and how to resume.
 fn explained(error: &anyhow::Error, folder: &RunFolder) -> String {
-    let newest = folder.newest().ok().and_then(|found| found.checkpoint);
+    let found = folder.newest().ok();
+    let skipped: String = found
+        .iter()
+        .flat_map(|found| &found.skipped)
+        .map(|skipped| format!("{}; ", skipped.describe()))
+        .collect();
+    let newest = found.and_then(|found| found.checkpoint);
     let failure = error.downcast_ref::<Failure>();
     let unusable = failure.map_or_else(|| training::is_of_checkpoint(error), exit_status::is_of_checkpoint);
     let on_disk = match newest {
@@ -355,7 +361,7 @@ fn explained(error: &anyhow::Error, folder: &RunFolder) -> String {
         None => format!("no checkpoint was saved yet; start again with: {}", resume::command(folder)),
     };
     let reached = final_report::Reached::read(folder).unwrap_or_default().step;
-    format!("{}\n{reached} step(s) were done; {on_disk}", file_size::explain(error))
+    format!("{}\n{reached} step(s) were done; {skipped}{on_disk}", file_size::explain(error))
 }
 
 /// A run that saved before its last step was stopped, by a signal to the launcher or to any rank.
@@ -366,7 +372,17 @@ fn finish(
     environment: Environment,
     output: &TrainOutput,
 ) -> Result<u8> {
-    let saved = folder.newest()?.checkpoint.map_or(0, |checkpoint| checkpoint.step());
+    let found = folder.newest()?;
+    let saved = found.checkpoint.map_or(0, |checkpoint| checkpoint.step());
+    let reached = final_report::Reached::read(folder)?.step;
+    if reached > saved {
+        let why = found.skipped.first().map_or("it is gone".to_string(), |skipped| skipped.describe());
+        bail!(
+            "step {reached} was done and saved, but its checkpoint cannot be read: {why}; the newest that can is of step {saved}, from which \
+             this resumes: {}",
+            resume::command(folder)
+        );
+    }
     if saved < planned.config.train.steps {
         note(&format!(
             "stopped after step {saved}, which is saved; resume with: {}",

@@ -1,0 +1,65 @@
+//! What is damaged in a run folder beside its checkpoints: everything that a resume would refuse, make again or leave out.
+
+use anyhow::{Context, Result};
+use phalanx_checkpoint::Checkpoint;
+use phalanx_data::{TOKENIZER_FILE, TokenFile};
+use phalanx_files::is_named;
+use phalanx_train::run_files::CONFIG_FILE;
+
+use crate::checksums::Checksums;
+use crate::ownership::is_own;
+use crate::run_folder::RunFolder;
+use crate::run_names::{CHECKSUMS_FILE, SETUP_FILES};
+use crate::stored::metrics_warnings;
+use crate::user_config::UserConfig;
+
+/// A line for each file that is missing, damaged or was changed; `checkpoint` is the newest one. Reads every file whole.
+pub fn of_files(folder: &RunFolder, checkpoint: Option<&Checkpoint>) -> Vec<String> {
+    let mut found = Vec::new();
+    match Checksums::read(folder.path()) {
+        Err(error) => found.push(format!("{error:#}")),
+        Ok(None) => found.push(format!(
+            "{} is missing: nothing says which files are those of the run",
+            folder.file(CHECKSUMS_FILE).display()
+        )),
+        Ok(Some(checksums)) => {
+            let of_name =
+                |name| of_file(folder, &checksums, name).unwrap_or_else(|error| Some(format!("{error:#}")));
+            found.extend(SETUP_FILES.into_iter().filter_map(of_name));
+            if found.is_empty() {
+                found.extend(check_tokens(folder, &checksums).err().map(|error| format!("{error:#}")));
+            }
+        }
+    }
+    let says_tokenizer = found.iter().any(|line| line.contains(TOKENIZER_FILE));
+    if let Some(checkpoint) = checkpoint.filter(|_| !says_tokenizer) {
+        found.extend(folder.tokenizer_of(checkpoint).err().map(|error| format!("{error:#}")));
+    }
+    found.extend(metrics_warnings(folder, checkpoint).unwrap_or_else(|error| vec![format!("{error:#}")]));
+    found
+}
+
+/// What is wrong with a file that sets a run up.
+fn of_file(folder: &RunFolder, checksums: &Checksums, name: &str) -> Result<Option<String>> {
+    let path = folder.file(name);
+    let shown = path.display();
+    if !is_named(&path) {
+        return Ok(checksums.recorded(name).map(|_| format!("{shown} is missing")));
+    }
+    let differs = || format!("{shown} is damaged or was changed: {CHECKSUMS_FILE} has not its checksum");
+    Ok((!is_own(&path, name, checksums)?).then(differs))
+}
+
+/// Compares a token file outside of the run folder with its checksum.
+fn check_tokens(folder: &RunFolder, checksums: &Checksums) -> Result<()> {
+    let Some(text) = folder.text(CONFIG_FILE)? else { return Ok(()) };
+    let config = UserConfig::parse_stored(text, &folder.file(CONFIG_FILE).display().to_string())?.config()?;
+    if let (Some(file), Some(expected)) = (&config.data.tokens, &checksums.tokens) {
+        let found = TokenFile::open(file.as_ref())?.scan(usize::MAX).with_context(|| file.clone())?.blake3;
+        anyhow::ensure!(
+            found == *expected,
+            "{file} does not hold the tokens of this run: its blake3 is {found}, and {expected} was expected"
+        );
+    }
+    Ok(())
+}
