@@ -162,11 +162,11 @@ impl RunFolder {
         }
         let found = self.newest()?;
         if let Some(newer) = found.skipped.first() {
-            let older = found.checkpoint.map_or("there is no older one".to_string(), |older| {
-                format!("to take the newest one that can, give --step {}", older.step())
+            let instead = found.checkpoint.map_or("there is no older one".to_string(), |checkpoint| {
+                format!("to take the newest one that can, give --step {}", checkpoint.step())
             });
             bail!(
-                "the newest checkpoint of {} cannot be used ({}); {older}",
+                "the newest checkpoint of {} cannot be used ({}); {instead}",
                 self.path.display(),
                 newer.describe()
             );

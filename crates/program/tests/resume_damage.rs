@@ -326,11 +326,11 @@ fn a_last_checkpoint_that_cannot_be_read_is_an_error() {
         "is of step 30",
         "--run r --resume",
     ]);
-    for (command, older) in [
+    for (command, instead) in [
         (&["sample", "r", "--prompt", "rank", "--tokens", "2"][..], "--step 30"),
         (&["export", "r", "--out", "hf"], "--step 30"),
     ] {
-        home.run(command).refused(&["r/checkpoints/step-60", older]);
+        home.run(command).refused(&["r/checkpoints/step-60", instead]);
         home.run(&[command, &["--step", "30"]].concat()).ok();
     }
 }
