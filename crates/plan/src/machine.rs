@@ -73,7 +73,13 @@ pub struct Machine {
     /// What the transport of collectives sends from one rank.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub transport: Option<TransferRate>,
-    /// Collectives whose time is known as a whole; others follow from `transport`.
+    /// Devices of a host. Ranks beyond them are on further hosts; left out, all ranks are on one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub devices_per_host: Option<usize>,
+    /// What the network sends from one device to other hosts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network: Option<TransferRate>,
+    /// Collectives whose time is known as a whole; others follow from `transport` and `network`.
     #[serde(default)]
     pub collectives: Vec<CollectiveRate>,
 }
@@ -128,6 +134,7 @@ impl Machine {
             ("disk_read", self.disk_read.as_ref()),
             ("disk_write", self.disk_write.as_ref()),
             ("transport", self.transport.as_ref()),
+            ("network", self.network.as_ref()),
         ];
         let collectives = self.collectives.iter().map(|collective| ("collectives", Some(&collective.time)));
         for (key, rate) in rates.into_iter().chain(collectives) {
@@ -149,6 +156,9 @@ impl Machine {
         }
         if self.memory_bytes == 0 || self.host_bytes == 0 {
             return Err("memory_bytes and host_bytes: expected at least 1".to_string());
+        }
+        if self.devices_per_host == Some(0) {
+            return Err("devices_per_host = 0: expected at least 1".to_string());
         }
         Ok(())
     }
@@ -183,27 +193,53 @@ impl Machine {
         Some(rate.seconds(bytes))
     }
 
-    /// Seconds of a collective; `None` where the profile does not know the transport. Among one rank nothing is sent.
-    pub fn collective_s(&self, collective: &Collective) -> Option<f64> {
-        let Collective { op, world_size, count, dtype, sent_bytes, .. } = collective;
-        self.collective_of_bytes_s((*op, *world_size), count * dtype.bytes() as u64, *sent_bytes)
+    /// Hosts over which so many ranks lie.
+    pub fn hosts_of(&self, ranks: usize) -> usize {
+        self.devices_per_host.map_or(1, |devices| ranks.div_ceil(devices))
     }
 
-    /// The same for an operation among some ranks, by the bytes of the whole buffer and those that a rank sends.
+    /// Seconds of a collective; `None` where the profile does not know the transport. Among one rank nothing is sent.
+    pub fn collective_s(&self, collective: &Collective) -> Option<f64> {
+        let Collective { op, members, world_size, count, dtype, sent_bytes, .. } = collective;
+        let all: Vec<usize> = (0..*world_size).collect();
+        // The group of all ranks does not list them.
+        let members = if members.is_empty() { &all[..] } else { members };
+        self.collective_of_bytes_s(*op, members, count * dtype.bytes() as u64, *sent_bytes)
+    }
+
+    /// The same for an operation among the world ranks `members`, by the bytes of the whole buffer and those that a rank sends.
     pub fn collective_of_bytes_s(
         &self,
-        (op, ranks): (CollectiveOp, usize),
+        op: CollectiveOp,
+        members: &[usize],
         message_bytes: u64,
         sent_bytes: u64,
     ) -> Option<f64> {
+        let ranks = members.len();
         if ranks == 1 {
             return Some(0.0);
         }
         let known = self.collectives.iter().find(|known| known.op == op && known.ranks == ranks);
         match known {
             Some(known) => Some(known.time.seconds(message_bytes)),
-            None => Some(self.transport.as_ref()?.seconds(sent_bytes)),
+            None => self.links_s(op, members, sent_bytes),
         }
+    }
+
+    /// Seconds in which a rank of a group sends so many bytes. What crosses hosts goes through the network of all members of a host
+    /// together, as in NCCL's rings; a message, through that of its sender.
+    fn links_s(&self, op: CollectiveOp, members: &[usize], sent_bytes: u64) -> Option<f64> {
+        let inside = self.transport.as_ref()?.seconds(sent_bytes);
+        let Some(devices) = self.devices_per_host else { return Some(inside) };
+        let host_of = |rank: &usize| rank / devices;
+        let of_host = |host| members.iter().filter(|rank| host_of(rank) == host).count();
+        let together = members.iter().map(|rank| of_host(host_of(rank))).min().unwrap_or(1);
+        let senders = match op {
+            _ if together == members.len() => return Some(inside),
+            CollectiveOp::Send | CollectiveOp::Recv => 1,
+            _ => together as u64,
+        };
+        Some(inside.max(self.network.as_ref()?.seconds(sent_bytes.div_ceil(senders))))
     }
 }
 
@@ -220,5 +256,50 @@ mod tests {
             assert!((measured.seconds(bytes) - us * 1e-6).abs() < 1e-15, "{bytes}");
         }
         assert!((measured.bytes_per_s(3000) - 1.5e8).abs() < 1.0);
+    }
+
+    #[test]
+    fn groups_of_several_hosts_use_the_network_of_their_devices() {
+        let rate = |gb_per_s| TransferRate::Line { latency_us: 0.0, gb_per_s };
+        let machine = Machine {
+            name: "hosts of four".into(),
+            sources: Vec::new(),
+            memory_bytes: 1,
+            host_bytes: 1,
+            computes_on_host: false,
+            tflops: BTreeMap::new(),
+            memory_gb_per_s: 1.0,
+            host_gb_per_s: 1.0,
+            copy: rate(1.0),
+            disk_read: None,
+            disk_write: None,
+            transport: Some(rate(8.0)),
+            devices_per_host: Some(4),
+            network: Some(rate(1.0)),
+            collectives: Vec::new(),
+        };
+        machine.check().unwrap();
+        let seconds = |members: &[usize]| {
+            machine.collective_of_bytes_s(CollectiveOp::AllGather, members, 9, 8_000_000_000)
+        };
+        for (members, expected) in [
+            (&[0][..], 0.0),
+            (&[0, 1, 2, 3], 1.0),
+            (&[4, 7], 1.0),
+            // One, two and four devices of each host send to the other.
+            (&[0, 4], 8.0),
+            (&[0, 1, 4, 5], 4.0),
+            (&[0, 1, 2, 3, 4, 5, 6, 7], 2.0),
+            // A host with one of them is the slowest.
+            (&[0, 1, 2, 3, 4], 8.0),
+        ] {
+            assert_eq!(seconds(members), Some(expected), "{members:?}");
+        }
+        let message = machine.collective_of_bytes_s(CollectiveOp::Send, &[0, 1, 4, 5], 9, 1_000_000_000);
+        assert_eq!(message, Some(1.0), "a message has one sender");
+        assert_eq!([1, 4, 5, 9].map(|ranks| machine.hosts_of(ranks)), [1, 1, 2, 3]);
+        let alone = Machine { network: None, ..machine.clone() };
+        let among = |members| alone.collective_of_bytes_s(CollectiveOp::AllGather, members, 9, 9);
+        assert_eq!((among(&[3, 4]), among(&[2, 3]).is_some()), (None, true));
     }
 }

@@ -316,6 +316,8 @@ mod tests {
             disk_read: Some(rate(0.5)),
             disk_write: None,
             transport: None,
+            devices_per_host: None,
+            network: None,
             collectives: Vec::new(),
         }
     }

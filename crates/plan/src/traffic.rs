@@ -31,13 +31,13 @@ pub struct Traffic {
 }
 
 impl Traffic {
-    /// Seconds of all of them one after another, at the rates of this message size; `ranks` are those of the data axis. `None`
+    /// Seconds of all of them one after another, at the rates of this message size; `group` are the world ranks of the data axis. `None`
     /// where the machine's profile lacks the rate.
-    pub fn seconds(&self, machine: &Machine, ranks: usize) -> Option<f64> {
+    pub fn seconds(&self, machine: &Machine, group: &[usize]) -> Option<f64> {
         let one = match self.movement {
             Movement::Copy(from, to) => machine.copy_s([from, to], self.message_bytes)?,
             Movement::Collective(op) => {
-                machine.collective_of_bytes_s((op, ranks), self.message_bytes, self.bytes / self.calls)?
+                machine.collective_of_bytes_s(op, group, self.message_bytes, self.bytes / self.calls)?
             }
         };
         Some(self.calls as f64 * one)

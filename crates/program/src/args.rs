@@ -67,9 +67,10 @@ pub enum Command {
 /// Runs every rank of the configuration on a device that only records, and prints from that record the
 /// bytes by rank and category, the operations and bytes sent in a step, the chunks of parameters, and the
 /// textbook formulas beside them; for a mesh also the coordinates of each rank, and the stages of a pipeline
-/// with its bubble. Then says for each rank whether it fits the memory of its device (--device-memory, else
-/// memory.limit_mb, else this machine's memory for all ranks), and if not, which changes would make it fit. The
-/// answer is printed with exit code 0 in either case; only `train` refuses a run that does not fit.
+/// with its bubble. Then says for each rank whether it fits the memory of its device (--device-memory, else that of
+/// --machine, else its share of a card here, else this machine's memory for all ranks; and memory.limit_mb), and if not,
+/// which commands would make it fit, each of them planned. The answer is printed with exit code 0 in either case; only
+/// `train` refuses a run that does not fit.
 ///
 /// With --chunks: compares the chunk sizes that the run could have instead: padding, the peak of each memory, and what a
 /// step moves at each message size, with its time on --machine (measured here when left out).
@@ -103,13 +104,14 @@ pub struct PlanArgs {
     /// Text files, JSON files or folders, instead of data.text
     #[arg(long, value_name = "PATH", num_args = 1..)]
     pub data: Vec<PathBuf>,
-    /// Memory of each rank's device, such as 80GiB; when left out memory.limit_mb, or this machine's memory
+    /// Memory of each rank's device, such as 80GiB; when left out that of --machine, or this machine's memory
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes, conflicts_with = "schedule")]
     pub device_memory: Option<u64>,
     /// Show where each chunk lies, what a step moves for it, and the memories side by side
     #[arg(long, conflicts_with_all = ["schedule", "chunks"])]
     pub placement: bool,
-    /// Predict the time of a step on a machine: h100, h200, here (measured now), or a profile file (TOML)
+    /// Plan for a machine and predict the time of a step: h100, h200 or a profile file (TOML), with their devices, memory
+    /// and links; or here (measured now)
     #[arg(long, value_name = "NAME|FILE", conflicts_with = "schedule")]
     pub machine: Option<String>,
     /// Print figures as JSON, bytes exact
@@ -293,7 +295,7 @@ pub struct InspectArgs {
 ///
 /// Cores and instruction sets, the rates of multiply-adds in f32 and of products of bf16, memory bandwidth,
 /// memory available, and the limits of the system that matter to a run; NVIDIA's driver, GPUs and libraries, and which
-/// package has what is missing.
+/// package has what is missing. Gives no advice where other programs keep the machine busy meanwhile.
 ///
 /// With --kernels: compares every kernel of the first GPU with the processor's instead, and prints rates of the most important
 /// ones beside what the GPU can do at most by published figures of its architecture. Takes about a minute, or two where kernels must be compiled first.

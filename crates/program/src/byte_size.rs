@@ -26,9 +26,24 @@ pub fn parse_bytes(text: &str) -> Result<u64, String> {
     }
 }
 
+/// So many bytes as [`parse_bytes`] reads them, to the byte: in the largest unit of which they are a whole number.
+pub fn exact(bytes: u64) -> String {
+    let units =
+        [(1 << 30, "GiB"), (1_000_000_000, "GB"), (1 << 20, "MiB"), (1_000_000, "MB"), (1 << 10, "KiB")];
+    let whole = units.into_iter().find(|(unit, _)| bytes.is_multiple_of(*unit));
+    whole.map_or(bytes.to_string(), |(unit, name)| format!("{}{name}", bytes / unit))
+}
+
 #[cfg(test)]
 mod tests {
-    use super::parse_bytes;
+    use super::{exact, parse_bytes};
+
+    #[test]
+    fn sizes_are_written_as_they_are_read() {
+        for text in ["80GiB", "80GB", "600MiB", "3KiB", "4097", "1536MiB"] {
+            assert_eq!(exact(parse_bytes(text).unwrap()), text);
+        }
+    }
 
     #[test]
     fn sizes_have_units() {

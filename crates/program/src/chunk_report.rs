@@ -1,6 +1,7 @@
 //! `plan --chunks`: the chunk sizes that a run could have, as a table and as JSON.
 
 use phalanx_plan::{Machine, Movement, Search, Traffic};
+use phalanx_trace::Axis;
 use phalanx_train::chunk_alternatives::{ChunkAlternative, Origin};
 use phalanx_train::config::{Chunk, ChunkWord, MemoryConfig};
 use serde_json::{Value, json};
@@ -22,13 +23,14 @@ impl<'a> ChunkReport<'a> {
         ChunkReport { planned, search: search(planned), all, machine }
     }
 
-    fn data_ranks(&self) -> usize {
-        self.planned.plan.spec.mesh.data
+    /// The world ranks of the data axis of rank 0.
+    fn data_ranks(&self) -> Vec<usize> {
+        self.planned.plan.spec.mesh.members(Axis::Data, 0)
     }
 
     /// Seconds of what a size moves, one message after another; `None` where a rate is unknown.
     fn seconds(&self, alternative: &ChunkAlternative) -> Option<f64> {
-        let each = alternative.traffic.iter().map(|moved| moved.seconds(self.machine, self.data_ranks()));
+        let each = alternative.traffic.iter().map(|moved| moved.seconds(self.machine, &self.data_ranks()));
         each.sum()
     }
 
@@ -101,7 +103,7 @@ impl<'a> ChunkReport<'a> {
         ]);
         for alternative in self.all {
             for moved in by_movement(&alternative.traffic) {
-                let each = moved.iter().map(|part| part.seconds(self.machine, self.data_ranks()));
+                let each = moved.iter().map(|part| part.seconds(self.machine, &self.data_ranks()));
                 let time: Option<f64> = each.sum();
                 let calls: u64 = moved.iter().map(|part| part.calls).sum();
                 let whole: u64 = moved.iter().map(|part| part.calls * part.message_bytes).sum();
@@ -124,7 +126,7 @@ impl<'a> ChunkReport<'a> {
     /// For scripts.
     pub fn to_json(&self) -> Value {
         let traffic = |moved: &Traffic| {
-            let seconds = moved.seconds(self.machine, self.data_ranks());
+            let seconds = moved.seconds(self.machine, &self.data_ranks());
             json!({
                 "movement": movement(moved.movement), "message_bytes": moved.message_bytes, "calls": moved.calls,
                 "bytes": moved.bytes, "seconds": seconds,

@@ -7,7 +7,7 @@
 use anyhow::Result;
 use phalanx_train::config::{DeviceKind, KeepPacked};
 
-use crate::fit::Budget;
+use crate::budgets::Budget;
 use crate::planned::{MakePlan, Planned};
 
 /// Plans until one fits. Other placements need other windows and tables, so that one change may not do.
@@ -74,6 +74,7 @@ fn missing(planned: &Planned, budgets: &[Budget]) -> Option<(bool, u64)> {
     let exceeded = budgets.iter().find(|budget| !budget.fits(planned))?;
     let has_card = planned.config.device.kind == DeviceKind::Cuda;
     let of_host = has_card && matches!(exceeded, Budget::Rank(_) | Budget::Machine(_));
+    let of_host = of_host || matches!(exceeded, Budget::Host(_));
     let ranks = if matches!(exceeded, Budget::Machine(_)) { planned.ranks_here().max(1) } else { 1 };
     Some((of_host, (exceeded.needed(planned) - exceeded.bytes()).div_ceil(ranks as u64)))
 }
@@ -86,7 +87,7 @@ mod tests {
     use phalanx_train::{ResolvedConfig, RunConfig, RunPlan};
 
     use super::*;
-    use crate::fit;
+    use crate::budgets;
     use crate::placement_budget;
     use crate::planned::Across;
 
@@ -115,7 +116,7 @@ mod tests {
         let first = planned(limit_mb, hosts, streams);
         let memory = &first.config.memory;
         assert_eq!((memory.is_device_budget_filled(), memory.is_host_budget_filled()), (true, false));
-        let limit = |planned: &Planned| fit::limit(planned).into_iter().collect::<Vec<Budget>>();
+        let limit = |planned: &Planned| budgets::limit(planned).into_iter().collect::<Vec<Budget>>();
         let between = first.between_hosts_bytes().unwrap();
         assert!(between > 32 << 20 && !limit(&first)[0].fits(&first), "{between} bytes for other hosts");
         let kept = keep(first.clone(), limit, RunPlan::without_offsets).unwrap();

@@ -6,10 +6,11 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 use phalanx_bench::collectives::{CollectiveFigures, CollectivesTask};
 use phalanx_bench::disk::{self, DiskTask};
+use phalanx_bench::steps::DeviceLimits;
 use phalanx_plan::{CollectiveRate, Machine, TransferRate};
-use phalanx_tensor::DiskOptions;
+use phalanx_tensor::{DiskOptions, ProductMethod};
 use phalanx_trace::{CollectiveOp, DType};
-use phalanx_train::config::DeviceChoice;
+use phalanx_train::config::{DeviceChoice, DeviceKind};
 
 use crate::cards;
 use crate::environment::Environment;
@@ -43,19 +44,18 @@ const DISK_CHUNK: u64 = 16 << 20;
 const OPS: [CollectiveOp; 3] =
     [CollectiveOp::AllReduce, CollectiveOp::ReduceScatter, CollectiveOp::AllGather];
 
-/// The profile called `name`: one of the program, `here`, or a TOML file. `sizes` are the message sizes of the collectives
-/// of `planned`, which are measured `here`.
+/// The profile called `name`: one of the program, or a TOML file; `None` for this machine, which is measured ([`measured`]).
 ///
 /// # Errors
-/// An unknown name, a file that is not a profile, collectives that cannot be measured.
-pub fn load(name: &str, planned: &Planned, sizes: &[u64], environment: Environment) -> Result<Machine> {
+/// An unknown name, a file that is not a profile.
+pub fn known(name: &str) -> Result<Option<Machine>> {
     if name == HERE {
-        return measured(planned, sizes, environment);
+        return Ok(None);
     }
-    let (text, path) = match KNOWN.iter().find(|(known, _)| *known == name) {
-        Some((_, text)) => (text.to_string(), name),
+    let text = match KNOWN.iter().find(|(known, _)| *known == name) {
+        Some((_, text)) => text.to_string(),
         None if name.ends_with(".toml") => {
-            (phalanx_files::read_text(Path::new(name), CONFIG_BYTES).map_err(anyhow::Error::from)?, name)
+            phalanx_files::read_text(Path::new(name), CONFIG_BYTES).map_err(anyhow::Error::from)?
         }
         None => {
             let known: Vec<&str> = KNOWN.iter().map(|(known, _)| *known).collect();
@@ -65,19 +65,29 @@ pub fn load(name: &str, planned: &Planned, sizes: &[u64], environment: Environme
             );
         }
     };
-    let machine: Machine = toml::from_str(&text).with_context(|| format!("{path}: not a machine profile"))?;
-    machine.check().map_err(|error| anyhow::anyhow!("{path}: {error}"))?;
-    Ok(machine)
+    let machine: Machine = toml::from_str(&text).with_context(|| format!("{name}: not a machine profile"))?;
+    machine.check().map_err(|error| anyhow::anyhow!("{name}: {error}"))?;
+    Ok(Some(machine))
 }
 
-/// Measures this machine: products, memory, copies, the folders of disk memory, and the collectives of the data axis at some sizes.
-fn measured(planned: &Planned, sizes: &[u64], environment: Environment) -> Result<Machine> {
+/// Measures this machine: products, memory, copies, the folders of disk memory, and the collectives of the data axis of `planned` at
+/// some sizes.
+///
+/// # Errors
+/// Memory that the system does not give, collectives that cannot be measured.
+pub fn measured(planned: &Planned, sizes: &[u64], environment: Environment) -> Result<Machine> {
     let (spec, ranks) = (&planned.plan.spec, planned.plan.spec.mesh.data);
     let types = BTreeSet::from([DType::F32, spec.precision.compute]);
     let environment = environment.of_run(&planned.config.device)?;
     let processor = environment.processor(spec.threads, spec.products)?;
+    let card = card_limits(planned)?;
+    let flops_per_s = |dtype| match &card {
+        None => processor.flops_per_s(dtype),
+        Some(card) if dtype == DType::F32 => card.f32_flops_per_s,
+        Some(card) => card.half_flops_per_s,
+    };
     let tflops: BTreeMap<DType, f64> =
-        types.into_iter().map(|dtype| (dtype, processor.flops_per_s(dtype) / 1e12)).collect();
+        types.into_iter().map(|dtype| (dtype, flops_per_s(dtype) / 1e12)).collect();
     let bandwidth = processor.bandwidth(MEMORY_BYTES).context("memory to measure its bandwidth")?;
     let copy_gb_per_s = match planned.config.device.choice() {
         DeviceChoice::Cpu => bandwidth.copied() / 1e9,
@@ -86,7 +96,11 @@ fn measured(planned: &Planned, sizes: &[u64], environment: Environment) -> Resul
     };
     let line = |gb_per_s| TransferRate::Line { latency_us: 0.0, gb_per_s };
     let available = machine::available().map_or(u64::MAX, |available| available.bytes);
-    let collectives = if ranks == 1 { Vec::new() } else { measured_collectives(ranks, sizes, available)? };
+    // What cards send to each other is not measured.
+    let collectives = match ranks {
+        ranks if ranks > 1 && !spec.linked => measured_collectives(ranks, sizes, available)?,
+        _ => Vec::new(),
+    };
     let mut measured = Machine {
         name: format!("this machine ({})", machine::processor()),
         sources: vec![format!(
@@ -97,18 +111,32 @@ fn measured(planned: &Planned, sizes: &[u64], environment: Environment) -> Resul
         host_bytes: available,
         computes_on_host: matches!(planned.config.device.choice(), DeviceChoice::Cpu),
         tflops,
-        memory_gb_per_s: bandwidth.max() / 1e9,
+        memory_gb_per_s: card.as_ref().map_or(bandwidth.max(), |card| card.bytes_per_s) / 1e9,
         host_gb_per_s: bandwidth.max() / 1e9,
         copy: line(copy_gb_per_s),
         disk_read: None,
         disk_write: None,
-        transport: Some(line(bandwidth.copied() / 1e9)),
+        transport: (!spec.linked).then(|| line(bandwidth.copied() / 1e9)),
+        devices_per_host: None,
+        network: None,
         collectives,
     };
     if let Some(disk) = &spec.disk {
         measure_disk(&mut measured, disk, spec.world_size());
     }
     Ok(measured)
+}
+
+/// What the card of a rank can do at most, by published figures; `None` for a run on the processor.
+fn card_limits(planned: &Planned) -> Result<Option<DeviceLimits>> {
+    if planned.config.device.kind != DeviceKind::Cuda {
+        return Ok(None);
+    }
+    let tf32 = planned.plan.spec.products == Some(ProductMethod::Tf32);
+    let limits = cards::limits_of(0, planned.plan.spec.world_size(), tf32);
+    let unknown =
+        "--machine here: there is no card here whose rates are known; give a profile, such as --machine h100";
+    limits.map(Some).context(unknown)
 }
 
 /// Measures the folders of disk memory, whose rates `ranks` ranks share.

@@ -5,8 +5,12 @@
 #![forbid(unsafe_code)]
 
 mod args;
+mod asked;
+mod assumed;
 mod bench;
 mod bench_args;
+mod budgets;
+mod busy;
 mod byte_size;
 mod card_needs;
 mod card_report;
@@ -23,6 +27,7 @@ mod control_group;
 mod data_report;
 mod disk_check;
 mod draw_args;
+mod elsewhere;
 mod environment;
 mod exit_status;
 mod file_size;
@@ -55,6 +60,8 @@ mod plan_report;
 mod planned;
 mod progress;
 mod progress_line;
+mod proposals;
+mod proposed_changes;
 mod rank_host;
 mod rank_output;
 mod rank_process;

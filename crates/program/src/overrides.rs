@@ -13,3 +13,11 @@ pub struct Overrides {
     #[arg(long, value_name = "N")]
     pub nproc: Option<usize>,
 }
+
+impl Overrides {
+    /// The words that give them.
+    pub fn words(&self) -> Vec<String> {
+        let ranks = self.nproc.iter().flat_map(|ranks| ["--nproc".to_string(), ranks.to_string()]);
+        ranks.chain(self.set.iter().flat_map(|set| ["--set".to_string(), set.clone()])).collect()
+    }
+}

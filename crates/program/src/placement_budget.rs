@@ -8,6 +8,7 @@ use phalanx_train::RunConfig;
 use phalanx_train::config::{DeviceKind, Placement};
 
 use crate::card_needs::CardNeeds;
+use crate::elsewhere::Elsewhere;
 use crate::{cards, machine};
 
 /// Bytes of a unit of the `_mb` keys.
@@ -37,6 +38,22 @@ pub fn fill(config: &mut RunConfig, ranks: usize) {
     }
 }
 
+/// Fills in the budgets of `auto` for a plan for another machine: what its ranks may take of their devices, and of host memory where
+/// that is known.
+pub fn fill_elsewhere(config: &mut RunConfig, elsewhere: &Elsewhere) {
+    if config.memory.placement != Some(Placement::Auto) {
+        return;
+    }
+    if elsewhere.gives_budget(config) {
+        let (bytes, _) = elsewhere.device_bytes(config);
+        set_device(config, bytes);
+    }
+    let host = elsewhere.host_bytes.filter(|_| !config.device.kind.is_processor());
+    if let (Some(bytes), None) = (host, config.memory.host_budget_mb) {
+        set_host(config, bytes);
+    }
+}
+
 /// What `memory.limit_mb` or this machine's available memory leaves each rank.
 fn share(config: &RunConfig, ranks: usize) -> Option<u64> {
     let share = machine::available().map(|available| available.bytes / ranks as u64);
@@ -59,9 +76,15 @@ fn fill_card(config: &mut RunConfig, ranks: usize) {
         set_device(config, bytes);
     }
     if let (Some(bytes), None) = (share(config, ranks), config.memory.host_budget_mb) {
-        let whole = bytes.saturating_sub(process(config) + DRIVER_HOST_BYTES).max(1 << 20) >> 20;
-        config.memory.fill_host_budget(whole as f64);
+        set_host(config, bytes);
     }
+}
+
+/// Sets the budget of host memory so that the process of a rank with a device of its own fits `bytes`, too.
+fn set_host(config: &mut RunConfig, bytes: u64) {
+    let driver = if config.device.kind == DeviceKind::Cuda { DRIVER_HOST_BYTES } else { 0 };
+    let whole = bytes.saturating_sub(process(config) + driver).max(1 << 20) >> 20;
+    config.memory.fill_host_budget(whole as f64);
 }
 
 /// Estimated bytes of a rank's process beside what it plans.
@@ -82,14 +105,23 @@ fn card_needs(config: &RunConfig) -> CardNeeds {
 }
 
 /// Sets the budget so that a rank fits a device of `bytes`: where that is memory of the host, the process lies in it too.
-pub fn set_device(config: &mut RunConfig, bytes: u64) {
-    let outside = match config.device.kind {
+fn set_device(config: &mut RunConfig, bytes: u64) {
+    let whole = bytes.saturating_sub(outside(config)).max(1 << 20) >> 20;
+    config.memory.fill_device_budget(whole as f64);
+}
+
+/// Bytes of a device from which a budget of `bytes` is filled in.
+pub fn device_of_budget(config: &RunConfig, bytes: u64) -> u64 {
+    outside(config) + bytes.next_multiple_of(1 << 20)
+}
+
+/// What a rank needs of its device beside what a budget counts.
+fn outside(config: &RunConfig) -> u64 {
+    match config.device.kind {
         DeviceKind::Cpu | DeviceKind::Auto => process(config),
         DeviceKind::Cuda => card_needs(config).bytes(),
         DeviceKind::Simulated => 0,
-    };
-    let whole = bytes.saturating_sub(outside).max(1 << 20) >> 20;
-    config.memory.fill_device_budget(whole as f64);
+    }
 }
 
 #[cfg(test)]

@@ -13,13 +13,19 @@ use phalanx_models::Model;
 use phalanx_plan::slot::Slot;
 use phalanx_trace::DType;
 use phalanx_train::config::{DeviceKind, KeepPacked, KeptPacked, Reduce, Updates};
-use phalanx_train::planning::{PlanError, min_device_states};
+use phalanx_train::planning::{BudgetError, PlanError, min_device_states};
 use phalanx_train::{RankPlan, ResolvedConfig, RunConfig, RunPlan, Spec};
 
 use crate::card_needs::CardNeeds;
 use crate::environment::Environment;
 use crate::resolve::Resolved;
-use crate::{machine, placement_budget};
+use crate::{machine, placement_budget, report};
+
+/// Runs of a block over a micro-batch in the dry runs of one plan, at most, for a change that is only tried.
+const MAX_DRY_RUNS: u128 = 1 << 14;
+
+/// Tiles of states in such a plan, at most: of 32G parameters by default.
+const MAX_TILES: u32 = 1 << 13;
 
 /// A complete configuration and its plan.
 #[derive(Clone)]
@@ -94,7 +100,7 @@ impl Planned {
     ) -> Result<Planned> {
         let spec = spec(&config, model, evaluated)?;
         let plan = match config.parallel.updates {
-            Updates::Synchronous => synchronous(spec)?,
+            Updates::Synchronous => synchronous(spec).map_err(|error| of_filled_budget(error, &config))?,
             Updates::Asynchronous => asynchronous::plan(spec)?,
         };
         Ok(Planned { config, plan: Arc::new(plan), across: None })
@@ -118,29 +124,40 @@ impl Planned {
         Ok(Planned::by(make, config, model, evaluated)?.across(self.across.clone()))
     }
 
-    /// The most that a rank needs, of what `need` counts, in another run, whose configuration differs in what `change` does.
-    /// In a large world this takes less time than the whole plan of that run.
+    /// As [`Planned::with`]; `None` where it `is_hopeless` by the bytes of a rank's states alone, or where the plan would take long.
     ///
     /// # Errors
     /// An invalid configuration.
-    pub fn needed_by_one_with(&self, change: impl FnOnce(&mut RunConfig), need: Need) -> Result<u64> {
+    pub fn again_within(
+        &self,
+        change: impl FnOnce(&mut RunConfig),
+        is_hopeless: &dyn Fn(&Spec, u64) -> bool,
+    ) -> Result<Option<Planned>> {
         let (config, evaluated) = self.changed(change)?;
-        let model = Arc::clone(&self.plan.spec.model);
-        match config.parallel.updates {
-            Updates::Synchronous => Ok(RunPlan::largest_need(spec(&config, model, evaluated)?, &need)?),
-            Updates::Asynchronous => {
-                Ok(Planned::by(RunPlan::without_offsets, config, model, evaluated)?.needed_by_one(need))
-            }
-        }
+        let planned = Planned::within(config, Arc::clone(&self.plan.spec.model), evaluated, is_hopeless)?;
+        Ok(planned.map(|planned| planned.across(self.across.clone())))
     }
 
-    /// Bytes in device memory that the largest rank of another run has in any case.
+    /// As [`Planned::to_show`], under the conditions of [`Planned::again_within`].
     ///
     /// # Errors
-    /// An invalid configuration.
-    pub fn min_states_with(&self, change: impl FnOnce(&mut RunConfig)) -> Result<u64> {
-        let (config, evaluated) = self.changed(change)?;
-        Ok(min_device_states(&spec(&config, Arc::clone(&self.plan.spec.model), evaluated)?))
+    /// As for [`Planned::of`].
+    pub fn within(
+        config: ResolvedConfig,
+        model: Arc<dyn Model>,
+        evaluated: usize,
+        is_hopeless: &dyn Fn(&Spec, u64) -> bool,
+    ) -> Result<Option<Planned>> {
+        let spec = spec(&config, Arc::clone(&model), evaluated)?;
+        // States that lie elsewhere pass the device in tiles.
+        let tiles =
+            spec.layout.padded_elements() as f64 * 4.0 / (config.memory.buffer_mb * f64::from(1 << 20));
+        let takes_long =
+            config.dry_runs(spec.mesh, &model.shape()) > MAX_DRY_RUNS || tiles > f64::from(MAX_TILES);
+        if takes_long || is_hopeless(&spec, min_device_states(&spec)) {
+            return Ok(None);
+        }
+        Ok(Some(Planned::by(RunPlan::without_offsets, config, model, evaluated)?))
     }
 
     /// The configuration of another run, and the windows of one of its evaluations.
@@ -247,6 +264,24 @@ pub fn with_kernels(config: ResolvedConfig, environment: Environment) -> Result<
     Ok(config.with(|config| config.device.kernels = environment.kernels().into())?)
 }
 
+/// Why no placement fits, where the budget follows from the memory of a device: another value of its key would not help.
+fn of_filled_budget(error: PlanError, config: &RunConfig) -> anyhow::Error {
+    match &error {
+        PlanError::Budget(BudgetError::Device { rank, min_bytes, usable_bytes, smallest_bytes, .. })
+            if config.memory.is_device_budget_filled() =>
+        {
+            let whole = placement_budget::device_of_budget(config, *smallest_bytes);
+            anyhow!(
+                "memory.placement = \"auto\": rank {rank} needs at least {min_bytes} bytes of device memory, with as much as possible \
+                 elsewhere, and {usable_bytes} of what it may take are left for them; the smallest device that would do has {whole} bytes \
+                 ({}): --device-memory of a plan, memory.limit_mb, or a rank's share of a card or of this machine",
+                report::bytes(whole)
+            )
+        }
+        _ => error.into(),
+    }
+}
+
 /// The specification of a run of `model`; `evaluated` as for [`Planned::new`].
 ///
 /// # Errors
@@ -279,6 +314,11 @@ pub fn needed_by(spec: &Spec, rank: &RankPlan) -> u64 {
     own_bytes(spec, rank) + outside_of(spec, rank)
 }
 
+/// Bytes that a rank with a device of its own needs in memory of its host.
+pub fn needed_of_host(spec: &Spec, rank: &RankPlan) -> u64 {
+    rank.host.arena_bytes + outside_of(spec, rank)
+}
+
 /// Bytes that a rank plans in memory of its machine: in host memory, and in device memory unless that is a card's.
 fn own_bytes(spec: &Spec, rank: &RankPlan) -> u64 {
     let device = if spec.beside_plan.is_none() { rank.memory.arena_bytes } else { 0 };
@@ -305,4 +345,11 @@ pub fn outside_bytes(spec: &Spec, allocations: u64) -> u64 {
     let batches = 8 * (rows * spec.seq) as u64;
     let driver = if spec.beside_plan.is_some() { DRIVER_HOST_BYTES } else { 0 };
     PROGRAM + driver + WINDOWS + THREAD * spec.threads as u64 + batches + ALLOCATION * allocations
+}
+
+/// Bytes that no rank of a run does without beside its arena.
+pub fn min_outside_bytes(spec: &Spec) -> u64 {
+    let one =
+        Spec { threads: 1, micro_batch_size: 1, micro_batches: 1, evaluation_batches: 0, ..spec.clone() };
+    outside_bytes(&one, 0)
 }

@@ -16,6 +16,7 @@ use phalanx_train::learned::Learned;
 use phalanx_train::{Dataset, ResolvedConfig, RunConfig};
 
 use crate::data_report::DataReport;
+use crate::elsewhere::Elsewhere;
 use crate::environment::Environment;
 use crate::output::note;
 use crate::shape::{read_hugging_face, write};
@@ -28,8 +29,10 @@ const PADDING: usize = 64;
 /// Purpose for which a configuration is resolved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
-    /// For planning or measuring.
+    /// For planning or measuring on this machine.
     Plan,
+    /// For planning what another machine would run.
+    Elsewhere(Elsewhere),
     /// For a run folder: paths are made absolute, and what depends on the machine is filled in: the number of threads, the
     /// kernels, and how products are computed. The second is how many of the ranks one machine runs, if not all.
     Train(Environment, Option<usize>),
@@ -50,6 +53,7 @@ pub struct Resolved {
 }
 
 /// The token ids of a run's data.
+#[derive(Clone)]
 pub struct Vocabulary {
     /// Number of token ids of the data; 0 if unknown.
     pub ids: usize,
@@ -110,12 +114,20 @@ pub fn resolve<T>(
     }
     let imported = config.model.init.clone().map(PathBuf::from);
     let initial = imported.as_deref().map(|dir| import_shape(&mut config, given, dir)).transpose()?;
+    if let Purpose::Elsewhere(elsewhere) = purpose {
+        elsewhere.decide_kind(&mut config)?;
+    }
     config.check()?;
     let ranks_here = match purpose {
         Purpose::Train(_, Some(ranks)) => ranks,
-        Purpose::Train(_, None) | Purpose::Plan => config.world_size(),
+        Purpose::Train(_, None) | Purpose::Plan | Purpose::Elsewhere(_) => config.world_size(),
     };
-    let mut device = cards::decide(&mut config, matches!(purpose, Purpose::Train(..)), ranks_here)?;
+    let mut device = match purpose {
+        Purpose::Elsewhere(elsewhere) => elsewhere.decide_device(&mut config)?,
+        Purpose::Plan | Purpose::Train(..) => {
+            cards::decide(&mut config, matches!(purpose, Purpose::Train(..)), ranks_here)?
+        }
+    };
     config.check()?;
     if let Purpose::Train(environment, _) = purpose {
         config.data.tokens = config.data.tokens.as_deref().map(resume::absolute);
@@ -135,7 +147,10 @@ pub fn resolve<T>(
     // It is about this start alone: a resumed run keeps its tokenizer.
     config.data.new_tokenizer = false;
     let (model, unusable_ids) = complete(&mut config, fixed.or(initial.as_ref()), vocabulary)?;
-    placement_budget::fill(&mut config, ranks_here);
+    match purpose {
+        Purpose::Elsewhere(elsewhere) => placement_budget::fill_elsewhere(&mut config, &elsewhere),
+        Purpose::Plan | Purpose::Train(..) => placement_budget::fill(&mut config, ranks_here),
+    }
     Ok((Resolved { config: ResolvedConfig::new(config)?, model, imported, device, unusable_ids }, found))
 }
 
@@ -243,7 +258,10 @@ fn complete(
 }
 
 /// What is known of a run's data without tokenising it.
+#[derive(Clone)]
 pub struct Estimate {
+    /// Number of its tokens.
+    pub tokens: usize,
     /// Number of windows of an evaluation.
     pub evaluated: usize,
     /// What the run would be trained on, if the configuration names data.
@@ -268,7 +286,7 @@ pub fn estimate_data(config: &RunConfig, initial: Initial) -> Result<(Vocabulary
         let evaluated = Dataset::evaluated_of(file.len(), config);
         let report =
             DataReport::estimate(DataRead::of_tokens(&file)?, file.len(), evaluated, config).counted();
-        return Ok((vocabulary, Estimate { evaluated, data: Some(report) }));
+        return Ok((vocabulary, Estimate { tokens: file.len(), evaluated, data: Some(report) }));
     }
     let corpus = dataset::open_corpus(data, &mut |stage| {
         if let Stage::Read(findings) = stage {
@@ -279,7 +297,7 @@ pub fn estimate_data(config: &RunConfig, initial: Initial) -> Result<(Vocabulary
         let vocabulary = Vocabulary::unknown("a configuration without data.text and data.tokens");
         // Assumes that there are as many windows as requested.
         let evaluated = Dataset::evaluated_of(usize::MAX, config);
-        return Ok((vocabulary, Estimate { evaluated, data: None }));
+        return Ok((vocabulary, Estimate { tokens: usize::MAX, evaluated, data: None }));
     };
     let (tokenizer, notes) = learned.for_text(data, Some(&corpus))?;
     notes.iter().for_each(|line| note(line));
@@ -292,7 +310,7 @@ pub fn estimate_data(config: &RunConfig, initial: Initial) -> Result<(Vocabulary
     let vocabulary = Vocabulary { ids: tokenizer.vocab_size(), origin, mask: tokenizer.mask() };
     let evaluated = Dataset::evaluated_of(tokens, config);
     let report = DataReport::estimate(read, tokens, evaluated, config);
-    Ok((vocabulary, Estimate { evaluated, data: Some(report) }))
+    Ok((vocabulary, Estimate { tokens, evaluated, data: Some(report) }))
 }
 
 /// The vocabulary for a run on random tokens; nothing is read if the configuration gives it.

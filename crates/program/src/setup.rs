@@ -262,7 +262,7 @@ fn plan(
     let (data, blake3) = opened.map_err(|error| what_to_do(error, config, is_new, tokenizer))?;
     let report = DataReport::new(prepared.read.clone(), &data, config);
     let planned = Planned::of(resolved, data.evaluated())?.across(across);
-    let planned = kept_budget::keep(planned, crate::fit::budgets, RunPlan::new)?;
+    let planned = kept_budget::keep(planned, crate::budgets::budgets, RunPlan::new)?;
     crate::fit::check_memory(&planned)?;
     let notes = disk_check::check(&planned)?;
     if show == Show::Progress {

@@ -32,6 +32,11 @@ impl StepTime {
         StepTime { machine: machine.clone(), time, is_of_pipeline: plan.spec.mesh.pipeline > 1, mfu }
     }
 
+    /// Seconds of the step, where the profile has all rates.
+    pub fn seconds(&self) -> Option<f64> {
+        self.time.map(|time| time.seconds)
+    }
+
     /// For people.
     pub fn to_text(&self) -> String {
         let name = &self.machine.name;

@@ -237,7 +237,7 @@ fn without_a_driver_cuda_is_refused_and_auto_is_the_processor() {
     assert!(!planned.stderr.contains(hint), "{}", planned.stderr);
     for (args, hinted) in [
         (&["--device-memory", "80GiB"][..], true),
-        (&["--machine", "h100"], true),
+        (&["--machine", "h100"], false),
         (&["--device-memory", "80GiB", "--set", "device.kind=cpu"], false),
         (&[], false),
     ] {

@@ -88,32 +88,273 @@ fn a_plan_of_what_does_not_fit_is_an_answer() {
     assert!(refused.stderr.contains("apples") && refused.stderr.contains("80GiB"), "{}", refused.stderr);
 }
 
+/// A machine with small cards, two to a host, in the form of a profile.
+const TINY: &str = r#"
+name = "a tiny machine"
+memory_bytes = 8_000_000
+host_bytes = 400_000_000
+memory_gb_per_s = 3000.0
+host_gb_per_s = 70.0
+copy = { latency_us = 10.0, gb_per_s = 50.0 }
+disk_read = { latency_us = 100.0, gb_per_s = 6.5 }
+disk_write = { latency_us = 100.0, gb_per_s = 3.5 }
+transport = { latency_us = 20.0, gb_per_s = 400.0 }
+devices_per_host = 2
+network = { latency_us = 30.0, gb_per_s = 50.0 }
+[tflops]
+f32 = 60.0
+bf16 = 900.0
+"#;
+
+/// The lines of proposals in a printed plan: commands, and the figures below each.
+fn proposed(text: &str) -> Vec<(&str, &str)> {
+    let lines: Vec<&str> = text.lines().collect();
+    let pairs = lines.windows(2).filter(|pair| pair[0].trim_start().starts_with("phalanx plan "));
+    pairs.map(|pair| (pair[0].trim(), pair[1].trim())).collect()
+}
+
+/// The bytes behind `words` in figures for people: `each needs 466.8 MiB, ...`.
+fn bytes_after(text: &str, words: &str) -> f64 {
+    let (_, rest) = text.split_once(words).unwrap_or_else(|| panic!("no {words:?} in: {text}"));
+    let mut parts = rest.split_whitespace();
+    let number: f64 = parts.next().unwrap().parse().unwrap();
+    let unit = parts.next().unwrap().trim_end_matches([',', ';']);
+    number
+        * 1024f64
+            .powi(["B", "KiB", "MiB", "GiB", "TiB"].iter().position(|known| *known == unit).unwrap() as i32)
+}
+
+/// Runs what a shell would run for a line.
+fn run_line(home: &Home, line: &str) -> rig::Ended {
+    let line = line.replacen("phalanx", "exec \"$0\"", 1);
+    let mut command = std::process::Command::new("sh");
+    command.args(["-c", &line, env!("CARGO_BIN_EXE_phalanx")]).current_dir(home.path("."));
+    command.env("CUDA_VISIBLE_DEVICES", "").output().unwrap().into()
+}
+
+/// Every proposal, applied as the text that was printed, needs what was said and fits.
 #[test]
-fn what_would_make_a_plan_fit_was_planned() {
+fn every_proposal_is_a_command_that_fits() {
     let home = Home::new();
-    let plan = |more: &[&str]| {
-        home.run(&[&["plan", "small.toml", "--nproc", "2", "--json"], more].concat()).ok().json()
-    };
-    let needed = |plan: &serde_json::Value| plan["verdict"]["needed_bytes"].as_u64().unwrap();
-    let model = ["--set", "model.hidden=512", "--set", "model.heads=8"];
-    let own = needed(&plan(&[&model[..], &["--device-memory", "1TiB"]].concat()));
-    let limit = (own - 1).to_string();
-    let told = plan(&[&model[..], &["--device-memory", &limit]].concat());
-    assert_eq!(told["verdict"]["fits"], json!(false));
-    let proposals = told["verdict"]["proposals"].as_array().unwrap();
-    assert!(proposals.len() > 1, "{proposals:?}");
-    for proposal in proposals {
-        let set = proposal["set"].as_array().unwrap().iter().flat_map(|set| ["--set", set.as_str().unwrap()]);
-        let changed = plan(&[&model[..], &["--device-memory", &limit], &set.collect::<Vec<_>>()].concat());
-        assert_eq!(needed(&changed), proposal["needed_bytes"].as_u64().unwrap(), "{proposal}");
-        assert_eq!(changed["verdict"]["fits"], proposal["fits"], "{proposal}");
+    home.write("tiny.toml", TINY);
+    home.write("a text.txt", home.read("text.txt"));
+    let small = String::from_utf8(home.read("small.toml")).unwrap();
+    let with = |name: &str, tables: &str| home.write(name, format!("{small}\n{tables}"));
+    with("ranks.toml", "[parallel]\nranks = 4\nzero = 1\n");
+    with("data.toml", "[parallel]\ndata = 2\n[memory]\ncheckpointing = \"selective\"\n");
+    with(
+        "mesh.toml",
+        "[parallel]\npipeline = 2\ndata = 2\ntensor = 2\nschedule = \"zb-h1\"\nmicro_batches = 4\nzero = 1\n",
+    );
+    with("placed.toml", "[device]\nkind = \"simulated\"\n[memory]\nplacement = \"device\"\n");
+    // The share of its arena that each run has, and words of which one proposal must have each.
+    let model = "--set model.hidden=128 --set model.heads=8 --set memory.buffer_mb=0.25";
+    for (number, (options, share, words)) in [
+        ("small.toml --nproc 4", 0.75, &["parallel.zero=1", "--nproc 8"][..]),
+        ("small.toml --nproc 4 --set parallel.data=4 --set parallel.tensor=1", 0.75, &["parallel.zero"]),
+        ("ranks.toml", 0.9, &["parallel.zero=2"]),
+        ("ranks.toml --nproc 2 --set parallel.ranks=2", 0.8, &["--nproc 4"]),
+        ("data.toml", 0.9, &["parallel.zero", "memory.optimizer=nvme"]),
+        ("mesh.toml", 0.9, &["--nproc 16"]),
+        ("mesh.toml --set parallel.schedule=1f1b --nproc 4", 0.8, &[]),
+        ("small.toml --set precision.compute=f16", 0.9, &["memory.optimizer=nvme"]),
+        ("small.toml --set model.arch=bert --nproc 2 --data 'a text.txt'", 0.8, &["--data 'a text.txt'"]),
+        (
+            "small.toml --set batch.micro=4 --set 'train.sample=it is'",
+            0.97,
+            &["batch.micro=2", "'train.sample=it is'"],
+        ),
+        ("small.toml --set parallel.micro_batches=1", 0.95, &["batch.micro=4"]),
+        ("small.toml --set memory.checkpointing=selective", 0.95, &["batch.micro=4"]),
+        ("small.toml --set device.kind=simulated", 0.6, &["memory.optimizer=host"]),
+        ("placed.toml", 0.5, &["memory.placement=host", "memory.placement=nvme"]),
+        ("small.toml --set device.kind=cuda --set precision.compute=bf16", 0.7, &["memory.optimizer=host"]),
+        ("small.toml --set device.kind=cuda --nproc 4", 0.7, &["parallel.zero"]),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let line = format!("phalanx plan {options} {model}");
+        let plan = run_line(&home, &format!("{line} --device-memory 1TiB --json")).ok().json();
+        let needed = plan["verdict"]["needed_bytes"].as_f64().unwrap();
+        let arena = plan["arena_bytes"].as_array().unwrap().iter().map(|bytes| bytes.as_f64().unwrap());
+        let short = (1.0 - share) * arena.fold(0.0, f64::max);
+        let line = format!("{line} --device-memory {}", (needed - short) as u64);
+        assert_proposals(&home, &line, words, number % 3 == 0);
     }
-    let sets = |told: &serde_json::Value| told["verdict"]["proposals"].to_string();
-    assert!(sets(&told).contains("memory.optimizer=host"), "{told}");
-    // Twelve heads are divided among 2 or 4 ranks, not among 8.
-    let heads = ["--set", "model.hidden=96", "--set", "model.heads=12", "--device-memory", "1"];
-    let sets = sets(&plan(&heads));
-    assert!(sets.contains("parallel.tensor=4") && !sets.contains("parallel.tensor=8"), "{sets}");
+    // The memory of a machine, of a rank, and of this machine.
+    let tiny = "phalanx plan small.toml --machine tiny.toml --set model.hidden=128 --set model.heads=8";
+    let card = 768 << 20;
+    home.write("tiny.toml", TINY.replace("8_000_000", &(card + 70_000_000).to_string()));
+    assert_proposals(&home, tiny, &["--machine tiny.toml", "memory.optimizer=host", "--nproc 2"], true);
+    assert_proposals(
+        &home,
+        "phalanx plan small.toml --nproc 2 --set memory.limit_mb=26 --set model.hidden=128",
+        &[],
+        true,
+    );
+}
+
+#[track_caller]
+fn assert_proposals(home: &Home, line: &str, words: &[&str], also_json: bool) {
+    let text = run_line(home, line).ok().stdout;
+    let all = proposed(&text);
+    assert!((1..=6).contains(&all.len()), "{} proposals of {line}: {text}", all.len());
+    assert!(text.contains("What would make it fit"), "{line}: {text}");
+    for word in words {
+        assert!(all.iter().any(|(command, _)| command.contains(word)), "no {word:?} for {line}: {text}");
+    }
+    let is_processor = !["device.kind", "--machine", "placed.toml"].iter().any(|word| line.contains(word));
+    for (command, figures) in &all {
+        assert!(!(is_processor && command.contains("=host")), "host memory is the device's: {command}");
+        let applied = run_line(home, &format!("{command} --json")).ok().json();
+        let verdict = &applied["verdict"];
+        assert_eq!(verdict["fits"], json!(true), "{command}: {verdict}");
+        let (said, needs) = (bytes_after(figures, "needs "), verdict["needed_bytes"].as_f64().unwrap());
+        assert!((said / needs - 1.0).abs() < 0.01, "{command} needs {needs}, and not {said}: {figures}");
+        let ranks = applied["layout"]["ranks"].as_u64().unwrap();
+        assert!(figures.starts_with(&format!("{ranks} rank")), "{command}: {figures}");
+        if ranks > 1 {
+            let sent = applied["collective_bytes_per_step"].as_f64().unwrap();
+            assert!(
+                (bytes_after(figures, "a step sends ") / sent - 1.0).abs() < 0.01,
+                "{command}: {figures}"
+            );
+        }
+        assert_eq!(
+            line.contains("--machine"),
+            figures.contains(" between memories, in "),
+            "{command}: {figures}"
+        );
+    }
+    if also_json {
+        let told = run_line(home, &format!("{line} --json")).ok().json();
+        let proposals = told["verdict"]["proposals"].as_array().unwrap();
+        assert_eq!(proposals.len(), all.len());
+        for (proposal, (command, figures)) in proposals.iter().zip(&all) {
+            let words = proposal["command"].as_array().unwrap().iter().map(|word| word.as_str().unwrap());
+            assert_eq!(words.collect::<Vec<_>>().join(" "), command.replace('\'', ""));
+            let needs = proposal["needed_bytes"].as_f64().unwrap();
+            assert!((bytes_after(figures, "needs ") / needs - 1.0).abs() < 0.01, "{proposal}");
+        }
+    }
+}
+
+/// A profile brings its device, its memory and its links, and the line above the figures says so.
+#[test]
+fn a_machine_brings_what_it_has_and_the_plan_says_it() {
+    let home = Home::new();
+    home.write("tiny.toml", TINY);
+    home.write(
+        "alone.toml",
+        TINY.lines().filter(|line| !line.starts_with("network")).collect::<Vec<_>>().join("\n"),
+    );
+    home.write("unsaid.toml", TINY.replace("devices_per_host = 2", ""));
+    home.write(
+        "cores.toml",
+        TINY.replace("memory_bytes = 8_000_000", "computes_on_host = true\nmemory_bytes = 800_000_000"),
+    );
+    let card = "an NVIDIA GPU (device.kind = \"cuda\") with 74.51 GiB (the profile of --machine)";
+    for (options, words) in [
+        ("--machine h100", &[card, "238.42 GiB of host memory", "scratch of kernels"][..]),
+        (
+            "--machine h100 --nproc 4",
+            &[card, "\"nccl\"", "450 GB/s", "4 ranks on one host of 8", "NCCL, about"],
+        ),
+        ("--machine h200 --nproc 8", &["131.32 GiB", "8 ranks on one host of 8"]),
+        (
+            "--machine h100 --nproc 16 --set batch.global=16",
+            &["16 ranks on 2 hosts of 8 devices with 50 GB/s"],
+        ),
+        (
+            "--machine h100 --nproc 2 --set device.communication=host",
+            &["through host memory", "stage what it sends"],
+        ),
+        ("--machine h100 --set device.memory_mb=20000", &["19.53 GiB (device.memory_mb)"]),
+        (
+            "--machine h100 --device-memory 20GiB",
+            &["20.00 GiB (--device-memory)", "Each rank has 20.00 GiB (--device-memory)"],
+        ),
+        ("--machine h100 --chunks --nproc 2 --set parallel.zero=3", &[card, "450 GB/s"]),
+        (
+            "--machine h100 --set device.kind=simulated",
+            &["a simulated device (device.kind = \"simulated\") with 74.51"],
+        ),
+        ("--machine h100 --placement --set memory.placement=auto", &["budget", "73.69 GiB", "238.1"]),
+        ("--machine tiny.toml --nproc 4", &["4 ranks on 2 hosts of 2 devices with 50 GB/s"]),
+        (
+            "--machine unsaid.toml --nproc 4",
+            &["all 4 ranks on one host (the profile has no devices_per_host)"],
+        ),
+        (
+            "--machine cores.toml --nproc 2",
+            &["a processor (device.kind = \"cpu\") with 762.9 MiB", "outside, about"],
+        ),
+        (
+            "--device-memory 1GiB --set device.kind=cuda --nproc 2",
+            &["\"nccl\"", "as much host memory as the plan needs"],
+        ),
+    ] {
+        let text = run_line(&home, &format!("phalanx plan small.toml {options}")).ok().stdout;
+        assert!(text.starts_with("assumed"), "{options}: {text}");
+        for word in words {
+            assert!(text.contains(word), "no {word:?} for {options}: {text}");
+        }
+    }
+    for (options, words) in [
+        (
+            "--machine alone.toml --nproc 4",
+            &["4 ranks", "2 devices of a host", "no network", "at most 2"][..],
+        ),
+        (
+            "--machine h100 --set device.kind=cpu",
+            &["device.kind = \"cpu\"", "describes cards", "leave out device.kind"],
+        ),
+        ("--machine cores.toml --set device.kind=cuda", &["describes a processor"]),
+        ("--machine here --set device.kind=cuda", &["no card here", "--machine h100"]),
+    ] {
+        run_line(&home, &format!("phalanx plan small.toml {options}")).refused(words);
+    }
+    // The same ranks take longer to exchange data where they lie on more hosts.
+    let collectives = |devices: usize| {
+        home.write(
+            "hosts.toml",
+            TINY.replace("devices_per_host = 2", &format!("devices_per_host = {devices}")),
+        );
+        let line = "phalanx plan small.toml --nproc 4 --set parallel.zero=2 --machine hosts.toml --json";
+        let plan = run_line(&home, line).ok().json();
+        assert_eq!(
+            plan["copies"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .filter(|copy| copy["bytes"].as_u64() > Some(4096))
+                .count(),
+            0,
+            "{}",
+            plan["copies"]
+        );
+        plan["step_time"]["time"]["collective_s"].as_f64().unwrap()
+    };
+    let seconds = [4, 2, 1].map(collectives);
+    assert!(seconds[0] < seconds[1] && seconds[1] < seconds[2], "{seconds:?}");
+}
+
+/// Where no placement fits the memory of a device, the refusal names the smallest one that does.
+#[test]
+fn the_smallest_device_that_would_do_does() {
+    let home = Home::new();
+    home.write("tiny.toml", TINY);
+    for options in ["device.kind=simulated", "device.kind=cuda", "memory.nvme_path=/mnt/nvme"] {
+        let line =
+            format!("phalanx plan small.toml --set memory.placement=auto --set {options} --device-memory");
+        let refused =
+            run_line(&home, &format!("{line} 1MiB")).refused(&["the smallest device that would do has "]);
+        let (_, rest) = refused.stderr.split_once("would do has ").unwrap();
+        let bytes = rest.split(' ').next().unwrap();
+        let plan = run_line(&home, &format!("{line} {bytes} --json")).ok().json();
+        assert_eq!(plan["verdict"]["fits"], json!(true), "{options}: {bytes}: {}", plan["verdict"]);
+    }
 }
 
 #[test]

@@ -24,7 +24,6 @@ pub mod error;
 mod evaluation;
 pub mod groups;
 pub mod job;
-mod largest_rank;
 pub mod learned;
 pub mod metrics;
 pub mod metrics_lines;

@@ -1,8 +1,6 @@
 //! Thousands of ranks, on devices that only record: one rank of each place in the pipeline, and what it plans to hold
 //! and to do.
 
-use std::cell::Cell;
-
 use phalanx_models::{Gpt2, ModelShape};
 use phalanx_trace::PhaseName;
 use phalanx_train::config::Float;
@@ -41,36 +39,6 @@ fn gpt3_is_planned_by_one_rank_a_stage() {
     for (before, after) in plan.ranks[1..6].iter().zip(&plan.ranks[2..7]) {
         let held = |rank: &RankPlan| rank.memory.peak.categories.activations as f64;
         assert_near("activations of one micro-batch", held(before) - held(after), 12.0 * block, 0.002);
-    }
-}
-
-/// The largest need of a run, without the plans of most ranks, is that of the whole plan.
-#[test]
-fn the_largest_need_is_found_without_planning_all_ranks() {
-    // With zb-h1 and gpipe, the ranks hold nearly the same.
-    for (schedule, zero, data, planned_max) in
-        [("1f1b", 0, 1, 5), ("interleaved", 3, 2, 9), ("zb-h1", 1, 2, 10), ("gpipe", 2, 2, 10)]
-    {
-        let mut config = RunConfig::default();
-        (config.model.layers, config.model.hidden, config.model.heads) = (20, 64, 4);
-        config.model.seq = 32;
-        (config.batch.global, config.batch.micro) = (40 * data, Some(1));
-        let parallel = &mut config.parallel;
-        (parallel.pipeline, parallel.data, parallel.tensor) = (10, Some(data), 2);
-        (parallel.zero, parallel.schedule) = (zero, schedule.into());
-        config.check().unwrap();
-        let model = Gpt2::new(ModelShape { layers: 20, hidden: 64, heads: 4, vocab: 512, positions: 32 });
-        let spec = || Spec::new(&config, model.clone(), 0, 1).unwrap();
-        let planned = Cell::new(0);
-        let needed = |_: &Spec, rank: &RankPlan| {
-            planned.set(planned.get() + 1);
-            rank.memory.arena_bytes
-        };
-        let largest = RunPlan::largest_need(spec(), &needed).unwrap();
-        assert_eq!(largest, RunPlan::without_offsets(spec()).unwrap().arena_bytes_max(), "{schedule}");
-        // Each stage was first planned without the micro-batches that repeat themselves.
-        let whole = planned.get() - 10;
-        assert!(whole <= planned_max, "{schedule}: {whole} ranks were planned with all micro-batches");
     }
 }
 

@@ -112,7 +112,7 @@ impl Sweep<'_> {
     fn runs(&self) -> Result<Vec<MemoryRun>> {
         let on_device = self.planned(Placement::Device, None)?;
         let need = on_device.plan.arena_bytes_max();
-        let mut rates = machine_profile::load("here", &on_device, &[], self.environment)?;
+        let mut rates = machine_profile::measured(&on_device, &[], self.environment)?;
         if let Some(disk) = self.config.disk() {
             machine_profile::measure_disk(&mut rates, &disk, self.config.world_size());
         }

@@ -35,7 +35,7 @@ pub fn bench_step(args: &BenchStepArgs, environment: Environment) -> Result<()> 
     resolved.device.take().iter().for_each(|line| note(line));
     resolved.config = with_kernels(resolved.config, environment)?;
     let planned = Planned::of(resolved, 0)?;
-    let planned = kept_budget::keep(planned, crate::fit::budgets, RunPlan::new)?;
+    let planned = kept_budget::keep(planned, crate::budgets::budgets, RunPlan::new)?;
     if planned.config.parallel.updates == Updates::Asynchronous {
         bail!(
             "parallel.updates = \"asynchronous\": ranks have no common step to time; `phalanx train` reports each rank's steps, \

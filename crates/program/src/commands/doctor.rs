@@ -13,6 +13,7 @@ use phalanx_train::config::PrecisionConfig;
 use serde_json::json;
 
 use crate::args::DoctorArgs;
+use crate::busy::{self, Disturbance, Ticks};
 use crate::card_report::{self, Kernels};
 use crate::environment::{Environment, Processor};
 use crate::machine;
@@ -44,14 +45,16 @@ pub fn doctor(args: &DoctorArgs, environment: Environment) -> Result<()> {
     let processors = [processor(environment, 1)?, processor(environment, cores)?];
     let (isa, why) = (environment.isa().name(), environment.isa().why_not_best());
     let products = environment.choose(&PrecisionConfig::default())?.name();
-    let [f32_flops, bf16_flops] =
+    let (before, load_average) = (Ticks::now(), busy::load_average());
+    let ([f32_flops, bf16_flops], spread) =
         best_rates(ROUNDS, |dtype| processors.each_ref().map(|each| each.flops_per_s(dtype)));
     let size = (MEMORY_BYTES[0] * cores).min(MEMORY_BYTES[1]);
     let measure =
         |each: &Processor| each.bandwidth(size).context("cannot allocate memory to measure its bandwidth");
     let bandwidth = [measure(&processors[0])?, measure(&processors[1])?];
     let families = family_rates(environment.options(1), cores).context("the rates of kernels")?;
-    let advice = advice();
+    let disturbance = Disturbance::between(before, Ticks::now(), spread, load_average);
+    let advice = if disturbance.is_busy() { Vec::new() } else { advice(&families) };
     let (available, limit) = (machine::available().map(|a| a.bytes), machine::memory_limit());
     let [memlock, nofile, nproc] = machine::limits();
     let [private, shared] = machine::huge_pages();
@@ -71,7 +74,8 @@ pub fn doctor(args: &DoctorArgs, environment: Environment) -> Result<()> {
             "memory_limit_bytes": limit.as_ref().map(|limit| limit.limit_bytes),
             "memory_limit_file": limit.as_ref().map(|limit| &limit.file),
             "memlock_bytes": memlock.1, "nofile": nofile.1, "nproc": nproc.1,
-            "huge_pages": private, "huge_pages_shared": shared, "advice": advice, "gpus": card_report::to_json(),
+            "huge_pages": private, "huge_pages_shared": shared, "advice": advice,
+            "busy": disturbance.is_busy(), "disturbance": disturbance, "gpus": card_report::to_json(),
         }));
     }
     let table = rates_table(cores, [f32_flops, bf16_flops], &bandwidth);
@@ -99,11 +103,17 @@ pub fn doctor(args: &DoctorArgs, environment: Environment) -> Result<()> {
     );
     text.push_str(&families_text(environment, cores, &families));
     text.push_str(&card_report::to_text());
-    match advice.is_empty() {
-        true => text.push_str("no limit stands in the way of a run\n"),
-        false => advice.iter().for_each(|line| text.push_str(&format!("note: {line}\n"))),
-    }
+    text.push_str(&ending(disturbance, &advice));
     Ok(print(&text)?)
+}
+
+/// The advice, or what disturbed the measurement from which it would follow.
+fn ending(disturbance: Disturbance, advice: &[String]) -> String {
+    match advice {
+        _ if disturbance.is_busy() => disturbance.to_text(),
+        [] => "no limit stands in the way of a run\n".to_string(),
+        lines => lines.iter().map(|line| format!("note: {line}\n")).collect(),
+    }
 }
 
 /// Rates of one thread and of all.
@@ -143,15 +153,16 @@ fn families_text(environment: Environment, cores: usize, families: &[FamilyRate]
         let [one, all] = family.rates.map(rate);
         table.row([family.name.into(), family.kernels.clone(), one, all, other.unwrap_or_default()]);
     }
-    let mut text = format!("{table}{}", why_these(environment));
-    for family in families {
-        if let (Some(times), Some((other, _))) = (family.times_other(), &family.other)
-            && times < SLOWER
-        {
-            text.push_str(&format!("{}: {other} would be {:.1} times as fast\n", family.name, 1.0 / times));
-        }
-    }
-    text
+    format!("{table}{}", why_these(environment))
+}
+
+/// Families of which other kernels are faster.
+fn faster_kernels(families: &[FamilyRate]) -> impl Iterator<Item = String> {
+    families.iter().filter_map(|family| {
+        let (times, (other, _)) = (family.times_other()?, family.other.as_ref()?);
+        let faster = || format!("{}: {other} would be {:.1} times as fast", family.name, 1.0 / times);
+        (times < SLOWER).then(faster)
+    })
 }
 
 /// Why these kernels are used.
@@ -189,25 +200,25 @@ fn matrix_products(environment: Environment, f32: &str) -> String {
     }
 }
 
-/// The best of several measurements of operations per second in f32 and bf16, by one thread and by all. Another program
-/// may have the processor during one of them, so they are spread over time.
-fn best_rates(rounds: usize, measure: impl Fn(DType) -> [f64; 2]) -> [[f64; 2]; 2] {
-    let mut best = [[0f64; 2]; 2];
+/// The best of several measurements of operations per second in f32 and bf16, by one thread and by all, and how far the middle one
+/// of them is below it at most. Another program may have the processor during one of them, so they are spread over time.
+fn best_rates(rounds: usize, measure: impl Fn(DType) -> [f64; 2]) -> ([[f64; 2]; 2], f64) {
+    let mut all: [[Vec<f64>; 2]; 2] = Default::default();
     for round in 0..rounds {
         if round > 0 {
             std::thread::sleep(PAUSE);
         }
-        for (best, dtype) in best.iter_mut().zip([DType::F32, DType::BF16]) {
-            let rates = measure(dtype);
-            *best = std::array::from_fn(|i| best[i].max(rates[i]));
+        for (known, dtype) in all.iter_mut().zip([DType::F32, DType::BF16]) {
+            known.iter_mut().zip(measure(dtype)).for_each(|(known, rate)| known.push(rate));
         }
     }
-    best
+    let spread = all.iter().flatten().map(|rates| busy::spread(rates)).fold(0.0, f64::max);
+    (all.map(|of_type| of_type.map(|rates| rates.into_iter().fold(0.0, f64::max))), spread)
 }
 
 /// Advice for this machine.
-fn advice() -> Vec<String> {
-    let mut advice = Vec::new();
+fn advice(families: &[FamilyRate]) -> Vec<String> {
+    let mut advice: Vec<String> = faster_kernels(families).collect();
     let [_, (_, nofile), _] = machine::limits();
     if nofile.is_some_and(|limit| limit < FEW_FILES) {
         advice.push("few open files allowed: `ulimit -n 4096` before jobs of many ranks".to_string());
@@ -239,7 +250,7 @@ mod tests {
     #[test]
     fn the_best_of_all_rounds_counts() {
         let calls = std::cell::Cell::new(0);
-        let rates = best_rates(3, |dtype| {
+        let (rates, spread) = best_rates(3, |dtype| {
             calls.set(calls.get() + 1);
             // The processor is taken away in the first round for one thread, in the second for all.
             let scale = if dtype == DType::F32 { 1.0 } else { 2.0 };
@@ -250,5 +261,19 @@ mod tests {
             }
         });
         assert_eq!((rates, calls.get()), ([[7.0, 9.0], [14.0, 18.0]], 6));
+        // One thread: 0.5, 7 and 6; all: 9, 0.5 and 8.
+        assert!((spread - 1.0 / 7.0).abs() < 1e-12, "{spread}");
+    }
+
+    #[test]
+    fn a_busy_machine_gets_no_advice() {
+        let advice = ["products, f32: avx2 would be 1.4 times as fast".to_string()];
+        let at_rest = Disturbance { others_share: 0.02, spread: 0.05, load_average: Some(0.1) };
+        assert_eq!(ending(at_rest, &advice), format!("note: {}\n", advice[0]));
+        assert_eq!(ending(at_rest, &[]), "no limit stands in the way of a run\n");
+        for busy in [Disturbance { others_share: 0.4, ..at_rest }, Disturbance { spread: 0.4, ..at_rest }] {
+            let said = ending(busy, &advice);
+            assert!(said.contains("this machine is busy") && !said.contains("as fast"), "{said}");
+        }
     }
 }
