@@ -10,9 +10,10 @@ use phalanx_baselines::asynchronous;
 use phalanx_collectives::{Connections, Hosts, transport_bytes};
 use phalanx_cuda::DRIVER_HOST_BYTES;
 use phalanx_models::Model;
+use phalanx_parallel::zero::ChunkResidence;
 use phalanx_plan::slot::Slot;
 use phalanx_trace::DType;
-use phalanx_train::config::{DeviceKind, KeepPacked, KeptPacked, Reduce, Updates};
+use phalanx_train::config::{DeviceKind, KeepPacked, KeptPacked, PlacementRule, Reduce, Updates};
 use phalanx_train::planning::{BudgetError, PlanError, min_device_states};
 use phalanx_train::{RankPlan, ResolvedConfig, RunConfig, RunPlan, Spec};
 
@@ -25,7 +26,7 @@ use crate::{machine, placement_budget, report};
 const MAX_DRY_RUNS: u128 = 1 << 14;
 
 /// Tiles of states in such a plan, at most: of 32G parameters by default.
-const MAX_TILES: u32 = 1 << 13;
+const MAX_TILES: u64 = 1 << 13;
 
 /// A complete configuration and its plan.
 #[derive(Clone)]
@@ -149,11 +150,10 @@ impl Planned {
         is_hopeless: &dyn Fn(&Spec, u64) -> bool,
     ) -> Result<Option<Planned>> {
         let spec = spec(&config, Arc::clone(&model), evaluated)?;
+        let all_on_device = spec.placement == PlacementRule::Uniform(ChunkResidence::DEVICE);
         // States that lie elsewhere pass the device in tiles.
-        let tiles =
-            spec.layout.padded_elements() as f64 * 4.0 / (config.memory.buffer_mb * f64::from(1 << 20));
-        let takes_long =
-            config.dry_runs(spec.mesh, &model.shape()) > MAX_DRY_RUNS || tiles > f64::from(MAX_TILES);
+        let tiles = if all_on_device { 0 } else { spec.layout.padded_elements() / spec.buffer.max(1) as u64 };
+        let takes_long = config.dry_runs(spec.mesh, &model.shape()) > MAX_DRY_RUNS || tiles > MAX_TILES;
         if takes_long || is_hopeless(&spec, min_device_states(&spec)) {
             return Ok(None);
         }

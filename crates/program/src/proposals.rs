@@ -449,11 +449,11 @@ impl<'a> Search<'a> {
         let own = self.exceeded.needed(self.own);
         if all.is_empty() {
             // States alone are too large for everything that was tried.
-            let mut point = self.strongest();
-            point[TIERS[0]] = self.axes[TIERS[0]].len();
-            all.extend(
-                self.proposal(point, None).filter(|strongest| strongest.changes != Changes::default()),
-            );
+            let on_device = self.strongest();
+            let mut away = on_device;
+            away[TIERS[0]] = self.axes[TIERS[0]].len();
+            let strongest = self.proposal(away, None).or_else(|| self.proposal(on_device, None));
+            all.extend(strongest.filter(|strongest| strongest.changes != Changes::default()));
         }
         all.retain(|proposal| proposal.needed < own);
         all.sort_by_key(|proposal| proposal.needed);
