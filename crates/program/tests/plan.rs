@@ -185,8 +185,11 @@ fn every_proposal_is_a_command_that_fits() {
     }
     // The memory of a machine, of a rank, and of this machine.
     let tiny = "phalanx plan small.toml --machine tiny.toml --set model.hidden=128 --set model.heads=8";
-    let card = 768 << 20;
-    home.write("tiny.toml", TINY.replace("8_000_000", &(card + 70_000_000).to_string()));
+    let of_card = |bytes: u64| home.write("tiny.toml", TINY.replace("8_000_000", &bytes.to_string()));
+    of_card(1 << 40);
+    let plan = run_line(&home, &format!("{tiny} --json")).ok().json();
+    let (needed, arena) = (plan["verdict"]["needed_bytes"].as_u64(), plan["arena_bytes"][0].as_u64());
+    of_card(needed.unwrap() - arena.unwrap() * 3 / 10);
     assert_proposals(&home, tiny, &["--machine tiny.toml", "memory.optimizer=host", "--nproc 2"], true);
     assert_proposals(
         &home,
