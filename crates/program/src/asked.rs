@@ -15,10 +15,10 @@ use crate::byte_size;
 use crate::data_report::DataReport;
 use crate::elsewhere::Elsewhere;
 use crate::environment::Environment;
-use crate::planned::{Planned, with_kernels};
-use crate::proposals::{Replan, is_below};
+use crate::planned::{IsHopeless, Planned, with_kernels};
+use crate::proposals::Replan;
 use crate::proposed_changes::Changes;
-use crate::resolve::{Estimate, Purpose, Resolved, Vocabulary, estimate_data, resolve};
+use crate::resolve::{Estimate, Initial, Purpose, Resolved, Vocabulary, estimate_data, resolve};
 use crate::step_time::StepTime;
 use crate::user_config::UserConfig;
 use crate::{assumed, kept_budget, machine_profile};
@@ -72,16 +72,17 @@ impl<'a> Asked<'a> {
     fn resolved(&self, args: &PlanArgs) -> Result<(Resolved, Estimate)> {
         let given = self.file.clone().with(&args.overrides, &args.data)?;
         let purpose = self.elsewhere.map_or(Purpose::Plan, Purpose::Elsewhere);
-        let (mut resolved, estimate) = resolve(&given, purpose, None, |config| self.estimated(config))?;
+        let (mut resolved, estimate) =
+            resolve(&given, purpose, None, |config, initial| self.estimated(config, initial))?;
         resolved.config = with_kernels(resolved.config, self.environment)?;
         Ok((resolved, estimate))
     }
 
-    fn estimated(&self, config: &RunConfig) -> Result<(Vocabulary, Estimate)> {
+    fn estimated(&self, config: &RunConfig, initial: Initial) -> Result<(Vocabulary, Estimate)> {
         let (vocabulary, estimate) = match self.data.get() {
             Some(known) => known.clone(),
             None => {
-                let read = estimate_data(config)?;
+                let read = estimate_data(config, initial)?;
                 self.data.get_or_init(|| read).clone()
             }
         };
@@ -129,12 +130,10 @@ impl<'a> Asked<'a> {
 }
 
 impl Replan for Asked<'_> {
-    fn plan(&self, changes: &Changes, budget: Option<&Budget>) -> Result<Option<Planned>> {
+    fn plan(&self, changes: &Changes, is_hopeless: &IsHopeless) -> Result<Option<Planned>> {
         let Command::Plan(args) = Cli::try_parse_from(self.words(changes))?.command else { return Ok(None) };
         let (Resolved { config, model, .. }, Estimate { evaluated, .. }) = self.resolved(&args)?;
-        Planned::within(config, model, evaluated, &|spec, states| is_below(budget, spec, states))?
-            .map(|planned| self.kept(planned))
-            .transpose()
+        Planned::within(config, model, evaluated, is_hopeless)?.map(|planned| self.kept(planned)).transpose()
     }
 
     fn budgets(&self, planned: &Planned) -> Vec<Budget> {

@@ -20,7 +20,7 @@ use phalanx_train::{RankPlan, ResolvedConfig, RunConfig, RunPlan, Spec};
 use crate::card_needs::CardNeeds;
 use crate::environment::Environment;
 use crate::resolve::Resolved;
-use crate::{machine, placement_budget, report};
+use crate::{busy, machine, placement_budget, report};
 
 /// Runs of a block over a micro-batch in the dry runs of one plan, at most, for a change that is only tried.
 const MAX_DRY_RUNS: u128 = 1 << 14;
@@ -37,7 +37,21 @@ pub struct Planned {
     pub plan: Arc<RunPlan>,
     /// How its ranks lie on several hosts, if they do.
     across: Option<Across>,
+    /// Seconds of processor time that planning took.
+    pub took_s: f64,
 }
+
+/// What is known of a plan before it is made.
+#[derive(Clone, Copy, Debug)]
+pub struct Outlook {
+    /// Bytes of a rank's states that lie on its device.
+    pub states: u64,
+    /// Runs of a block over a micro-batch in its dry runs.
+    pub dry_runs: u128,
+}
+
+/// Whether a plan is not worth making.
+pub type IsHopeless<'a> = dyn Fn(&Spec, Outlook) -> bool + 'a;
 
 /// Makes the plan of a synchronous run, with offsets or without.
 pub type MakePlan = fn(Spec) -> Result<RunPlan, PlanError>;
@@ -99,12 +113,13 @@ impl Planned {
         model: Arc<dyn Model>,
         evaluated: usize,
     ) -> Result<Planned> {
+        let before_s = busy::own_s();
         let spec = spec(&config, model, evaluated)?;
         let plan = match config.parallel.updates {
             Updates::Synchronous => synchronous(spec).map_err(|error| of_filled_budget(error, &config))?,
             Updates::Asynchronous => asynchronous::plan(spec)?,
         };
-        Ok(Planned { config, plan: Arc::new(plan), across: None })
+        Ok(Planned { config, plan: Arc::new(plan), across: None, took_s: busy::own_s() - before_s })
     }
 
     /// The plan of another run, to look at: its configuration differs in what `change` does.
@@ -125,14 +140,14 @@ impl Planned {
         Ok(Planned::by(make, config, model, evaluated)?.across(self.across.clone()))
     }
 
-    /// As [`Planned::with`]; `None` where it `is_hopeless` by the bytes of a rank's states alone, or where the plan would take long.
+    /// As [`Planned::with`]; `None` where it `is_hopeless`, or where the plan would take long.
     ///
     /// # Errors
     /// An invalid configuration.
     pub fn again_within(
         &self,
         change: impl FnOnce(&mut RunConfig),
-        is_hopeless: &dyn Fn(&Spec, u64) -> bool,
+        is_hopeless: &IsHopeless,
     ) -> Result<Option<Planned>> {
         let (config, evaluated) = self.changed(change)?;
         let planned = Planned::within(config, Arc::clone(&self.plan.spec.model), evaluated, is_hopeless)?;
@@ -147,14 +162,15 @@ impl Planned {
         config: ResolvedConfig,
         model: Arc<dyn Model>,
         evaluated: usize,
-        is_hopeless: &dyn Fn(&Spec, u64) -> bool,
+        is_hopeless: &IsHopeless,
     ) -> Result<Option<Planned>> {
         let spec = spec(&config, Arc::clone(&model), evaluated)?;
         let all_on_device = spec.placement == PlacementRule::Uniform(ChunkResidence::DEVICE);
         // States that lie elsewhere pass the device in tiles.
         let tiles = if all_on_device { 0 } else { spec.layout.padded_elements() / spec.buffer.max(1) as u64 };
-        let takes_long = config.dry_runs(spec.mesh, &model.shape()) > MAX_DRY_RUNS || tiles > MAX_TILES;
-        if takes_long || is_hopeless(&spec, min_device_states(&spec)) {
+        let dry_runs = config.dry_runs(spec.mesh, &model.shape());
+        let outlook = Outlook { states: min_device_states(&spec), dry_runs };
+        if dry_runs > MAX_DRY_RUNS || tiles > MAX_TILES || is_hopeless(&spec, outlook) {
             return Ok(None);
         }
         Ok(Some(Planned::by(RunPlan::without_offsets, config, model, evaluated)?))
@@ -163,6 +179,11 @@ impl Planned {
     /// The configuration of another run, and the windows of one of its evaluations.
     fn changed(&self, change: impl FnOnce(&mut RunConfig)) -> Result<(ResolvedConfig, usize)> {
         Ok((self.config.with(change)?, self.plan.spec.evaluated))
+    }
+
+    /// Runs of a block over a micro-batch in the dry runs of its step.
+    pub fn dry_runs(&self) -> u128 {
+        self.config.dry_runs(self.plan.spec.mesh, &self.plan.spec.model.shape())
     }
 
     /// Element type in which matrix products are computed.
@@ -183,7 +204,7 @@ impl Planned {
 
     /// The plan as one of its ranks has it.
     pub fn of_one_rank(config: ResolvedConfig, plan: RunPlan) -> Planned {
-        Planned { config, plan: Arc::new(plan), across: None }
+        Planned { config, plan: Arc::new(plan), across: None, took_s: 0.0 }
     }
 
     /// Bytes that all ranks of one machine together need; of several machines, an estimate from the largest rank.

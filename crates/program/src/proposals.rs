@@ -3,6 +3,8 @@
 //! Changes of one kind come first, then several together, offloading with the others, and more ranks. Of each kind the mildest that fits is
 //! taken, and of several together whatever they do not need is left out again. The search ends after a time, and says so.
 
+use std::cell::Cell;
+
 use anyhow::Result;
 use phalanx_train::Spec;
 use phalanx_train::config::Tier;
@@ -12,7 +14,7 @@ use crate::budgets::{self, Budget};
 use crate::busy;
 use crate::overrides::Overrides;
 use crate::placement_budget;
-use crate::planned::Planned;
+use crate::planned::{IsHopeless, Outlook, Planned};
 use crate::proposed_changes::{self, Axis, Changes};
 use crate::report::{bytes, plural, seconds};
 use crate::resume::shell_word;
@@ -25,16 +27,17 @@ const SHOWN_OF_SAME_RANKS: usize = 4;
 /// Proposals with which the search ends.
 const ENOUGH: usize = 10;
 
-/// Seconds of processor time after which nothing more is tried.
+/// Seconds of processor time that the search takes, or as much as so many plans of the run as it is, whichever is longer.
 const LONGEST_S: f64 = 4.0;
+const LONGEST_PLANS: f64 = 2.0;
 
 /// Plans a run again with changed options.
 pub trait Replan {
-    /// The plan of the run with `changes`; `None` where its states alone exceed `budget`, or where planning it takes long.
+    /// The plan of the run with `changes`; `None` where it `is_hopeless`, or where planning it takes long.
     ///
     /// # Errors
     /// A configuration that cannot work.
-    fn plan(&self, changes: &Changes, budget: Option<&Budget>) -> Result<Option<Planned>>;
+    fn plan(&self, changes: &Changes, is_hopeless: &IsHopeless) -> Result<Option<Planned>>;
 
     /// The memories within which a plan must stay.
     fn budgets(&self, planned: &Planned) -> Vec<Budget>;
@@ -50,7 +53,7 @@ pub trait Replan {
 pub struct OnThisMachine<'a>(pub &'a Planned);
 
 impl Replan for OnThisMachine<'_> {
-    fn plan(&self, changes: &Changes, budget: Option<&Budget>) -> Result<Option<Planned>> {
+    fn plan(&self, changes: &Changes, is_hopeless: &IsHopeless) -> Result<Option<Planned>> {
         let own = self.0;
         let options = changes.applied_to(&Overrides::default());
         let mut config = UserConfig::of(&own.config)?.with(&options, &[])?.config()?;
@@ -59,7 +62,7 @@ impl Replan for OnThisMachine<'_> {
             config.train.threads = None;
         }
         placement_budget::fill(&mut config, own.ranks_here());
-        own.again_within(|changed| *changed = config, &|spec, states| is_below(budget, spec, states))
+        own.again_within(|changed| *changed = config, is_hopeless)
     }
 
     fn budgets(&self, planned: &Planned) -> Vec<Budget> {
@@ -73,11 +76,6 @@ impl Replan for OnThisMachine<'_> {
     fn words(&self, changes: &Changes) -> Vec<String> {
         changes.applied_to(&Overrides::default()).words()
     }
-}
-
-/// Whether states of so many bytes on a rank alone exceed a budget.
-pub fn is_below(budget: Option<&Budget>, spec: &Spec, states: u64) -> bool {
-    budget.is_some_and(|budget| budget.is_below_states(spec, states))
 }
 
 /// A changed command with the figures of its plan.
@@ -105,8 +103,8 @@ pub struct Proposals {
     shown: Vec<Proposal>,
     /// Others that fit.
     more: usize,
-    /// Whether time ended the search.
-    is_cut: bool,
+    /// Seconds of the search, if they did not suffice for all changes.
+    cut_s: Option<f64>,
     /// What a process takes beside its plan, where that alone is more than there is.
     outside: Option<u64>,
 }
@@ -126,7 +124,7 @@ impl Proposals {
     }
 
     fn none(outside: Option<u64>) -> Proposals {
-        Proposals { of_all_ranks: false, shown: Vec::new(), more: 0, is_cut: false, outside }
+        Proposals { of_all_ranks: false, shown: Vec::new(), more: 0, cut_s: None, outside }
     }
 
     fn any_fits(&self) -> bool {
@@ -166,8 +164,10 @@ impl Proposals {
                 proposed_changes::FOLDER
             ));
         }
-        if self.is_cut {
-            text.push_str(&format!("  the search ended after {} s: not all changes were tried\n", LONGEST_S));
+        if let Some(longest_s) = self.cut_s {
+            text.push_str(&format!(
+                "  the search takes at most {longest_s:.0} s: not all changes were tried\n"
+            ));
         }
         text
     }
@@ -245,8 +245,10 @@ struct Search<'a> {
     axes: [Axis; AXES],
     /// Changes that were planned, or cannot be.
     tried: Vec<(Changes, Option<Proposal>)>,
+    longest_s: f64,
     until_s: f64,
-    is_cut: bool,
+    /// Whether something was not tried because it would have taken too long.
+    is_cut: Cell<bool>,
 }
 
 impl<'a> Search<'a> {
@@ -269,8 +271,9 @@ impl<'a> Search<'a> {
             proposed_changes::checkpointing(own),
             proposed_changes::micro(own),
         ];
-        let until_s = busy::own_s() + LONGEST_S;
-        Search { run, own, exceeded, axes, tried: Vec::new(), until_s, is_cut: false }
+        let longest_s = LONGEST_S.max(LONGEST_PLANS * own.took_s);
+        let until_s = busy::own_s() + longest_s;
+        Search { run, own, exceeded, axes, tried: Vec::new(), longest_s, until_s, is_cut: Cell::new(false) }
     }
 
     fn changes(&self, point: Point) -> Changes {
@@ -284,22 +287,29 @@ impl<'a> Search<'a> {
         if let Some((_, known)) = self.tried.iter().find(|(tried, _)| *tried == changes) {
             return known.as_ref().is_some_and(|proposal| proposal.fits);
         }
-        if changes == Changes::default() || self.is_cut {
+        if changes == Changes::default() {
             return false;
         }
-        if busy::own_s() > self.until_s {
-            self.is_cut = true;
-            return false;
-        }
-        let proposal = self.proposal(point, Some(self.exceeded));
+        let is_hopeless = |spec: &Spec, outlook: Outlook| {
+            self.exceeded.is_below_states(spec, outlook.states) || self.takes_too_long(outlook)
+        };
+        let proposal = self.proposal(point, &is_hopeless);
         let fits = proposal.as_ref().is_some_and(|proposal| proposal.fits);
         self.tried.push((changes, proposal));
         fits
     }
 
-    fn proposal(&self, point: Point, budget: Option<&Budget>) -> Option<Proposal> {
+    /// Whether no time is left for a plan, which takes as long as that of the run for each of its dry runs.
+    fn takes_too_long(&self, outlook: Outlook) -> bool {
+        let scale = outlook.dry_runs as f64 / self.own.dry_runs().max(1) as f64;
+        let is_cut = busy::own_s() + scale * self.own.took_s > self.until_s;
+        self.is_cut.set(self.is_cut.get() || is_cut);
+        is_cut
+    }
+
+    fn proposal(&self, point: Point, is_hopeless: &IsHopeless) -> Option<Proposal> {
         let changes = self.changes(point);
-        let planned = self.run.plan(&changes, budget).ok()??;
+        let planned = self.run.plan(&changes, is_hopeless).ok()??;
         let limits = self.run.budgets(&planned);
         let fits = !limits.is_empty() && budgets::exceeded(&planned, &limits).is_none();
         // The same kind of memory may be another number of bytes for other ranks.
@@ -405,6 +415,7 @@ impl<'a> Search<'a> {
     fn end(mut self) -> Proposals {
         let own = self.own.plan.spec.world_size();
         let of_all_ranks = matches!(self.exceeded, Budget::Machine(_));
+        let cut_s = self.is_cut.get().then_some(self.longest_s);
         let all: Vec<Proposal> = self.tried.iter().filter_map(|(_, proposal)| proposal.clone()).collect();
         let mut fitting: Vec<Proposal> = all.iter().filter(|proposal| proposal.fits).cloned().collect();
         let all_fitting = fitting.clone();
@@ -419,13 +430,7 @@ impl<'a> Search<'a> {
         };
         fitting.retain(|proposal| !is_needless(proposal));
         if fitting.is_empty() {
-            return Proposals {
-                of_all_ranks,
-                shown: self.smallest(all),
-                more: 0,
-                is_cut: self.is_cut,
-                outside: None,
-            };
+            return Proposals { of_all_ranks, shown: self.smallest(all), more: 0, cut_s, outside: None };
         }
         let moved = |proposal: &Proposal| (proposal.sent / proposal.ranks as u64 + proposal.copied) as f64;
         fitting.sort_by(|a, b| {
@@ -441,7 +446,7 @@ impl<'a> Search<'a> {
         fitting.drain(kept..same);
         fitting.truncate(SHOWN);
         let more = found - fitting.len();
-        Proposals { of_all_ranks, shown: fitting, more, is_cut: self.is_cut, outside: None }
+        Proposals { of_all_ranks, shown: fitting, more, cut_s, outside: None }
     }
 
     /// What needs least, where nothing fits.
@@ -452,12 +457,68 @@ impl<'a> Search<'a> {
             let on_device = self.strongest();
             let mut away = on_device;
             away[TIERS[0]] = self.axes[TIERS[0]].len();
-            let strongest = self.proposal(away, None).or_else(|| self.proposal(on_device, None));
+            let strongest =
+                self.proposal(away, &|_, _| false).or_else(|| self.proposal(on_device, &|_, _| false));
             all.extend(strongest.filter(|strongest| strongest.changes != Changes::default()));
         }
         all.retain(|proposal| proposal.needed < own);
         all.sort_by_key(|proposal| proposal.needed);
         all.truncate(SHOWN / 2);
         all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use phalanx_models::{Gpt2, ModelShape};
+    use phalanx_train::{ResolvedConfig, RunConfig};
+
+    use super::*;
+
+    /// A run on this machine, with the dry runs of the plans that were made.
+    struct Counting<'a>(OnThisMachine<'a>, RefCell<Vec<u128>>);
+
+    impl Replan for Counting<'_> {
+        fn plan(&self, changes: &Changes, is_hopeless: &IsHopeless) -> Result<Option<Planned>> {
+            let planned = self.0.plan(changes, is_hopeless)?;
+            self.1.borrow_mut().extend(planned.as_ref().map(Planned::dry_runs));
+            Ok(planned)
+        }
+
+        fn budgets(&self, planned: &Planned) -> Vec<Budget> {
+            self.0.budgets(planned)
+        }
+
+        fn step_s(&self, planned: &Planned) -> Option<f64> {
+            self.0.step_s(planned)
+        }
+
+        fn words(&self, changes: &Changes) -> Vec<String> {
+            self.0.words(changes)
+        }
+    }
+
+    /// What would take longer than is left, by the time that the plan of the run took, is not planned.
+    #[test]
+    fn the_search_is_bounded_by_the_time_of_the_first_plan() {
+        let mut config = RunConfig::default();
+        (config.model.layers, config.model.hidden, config.model.heads, config.model.seq) = (2, 256, 4, 16);
+        (config.batch.global, config.train.threads, config.memory.limit_mb) = (64, Some(1), Some(30.0));
+        let model = Gpt2::new(ModelShape { layers: 2, hidden: 256, heads: 4, vocab: 256, positions: 16 });
+        let planned = Planned::new(ResolvedConfig::new(config).unwrap(), model.into(), 0).unwrap();
+        for (took_s, scale_max) in [(0.0, u128::MAX), (1.0, 4), (3.0, 2)] {
+            let mut planned = planned.clone();
+            planned.took_s = took_s;
+            let run = Counting(OnThisMachine(&planned), RefCell::default());
+            let found = Proposals::search(&run, &planned);
+            let tried = run.1.into_inner();
+            assert!(!tried.is_empty() && !found.shown.is_empty(), "{took_s} s: {tried:?}");
+            let largest = tried.iter().max().unwrap();
+            assert!(*largest <= scale_max.saturating_mul(planned.dry_runs()), "{took_s} s: {tried:?}");
+            let is_cut = found.to_text().contains("not all changes were tried");
+            assert!(is_cut || *largest > 4 * planned.dry_runs(), "{took_s} s: {tried:?}");
+        }
     }
 }

@@ -93,7 +93,7 @@ fn a_plan_of_what_does_not_fit_is_an_answer() {
 const TINY: &str = r#"
 name = "a tiny machine"
 memory_bytes = 8_000_000
-host_bytes = 400_000_000
+host_bytes = 16_000_000_000
 memory_gb_per_s = 3000.0
 host_gb_per_s = 70.0
 copy = { latency_us = 10.0, gb_per_s = 50.0 }
@@ -183,8 +183,8 @@ fn every_proposal_is_a_command_that_fits() {
         let line = format!("{line} --device-memory {}", (needed - short) as u64);
         assert_proposals(&home, &line, words, number % 3 == 0);
     }
-    // The memory of a machine, of a rank, and of this machine.
-    let tiny = "phalanx plan small.toml --machine tiny.toml --set model.hidden=128 --set model.heads=8";
+    // The memory of a machine, where states are larger than what NCCL takes of a card, of a rank, and of this machine.
+    let tiny = "phalanx plan small.toml --machine tiny.toml --set model.hidden=2048 --set model.heads=16";
     let of_card = |bytes: u64| home.write("tiny.toml", TINY.replace("8_000_000", &bytes.to_string()));
     of_card(1 << 40);
     let plan = run_line(&home, &format!("{tiny} --json")).ok().json();
