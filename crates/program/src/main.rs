@@ -44,6 +44,7 @@ mod keys;
 mod launch;
 mod launch_args;
 mod learning_rate;
+mod left_out;
 mod limits;
 mod machine;
 mod machine_profile;

@@ -15,6 +15,11 @@ pub struct Overrides {
 }
 
 impl Overrides {
+    /// Whether `--set` gives a key.
+    pub fn sets(&self, key: &str) -> bool {
+        self.set.iter().any(|set| set.split('=').next().is_some_and(|given| given.trim() == key))
+    }
+
     /// The words that give them.
     pub fn words(&self) -> Vec<String> {
         let ranks = self.nproc.iter().flat_map(|ranks| ["--nproc".to_string(), ranks.to_string()]);

@@ -13,8 +13,7 @@ use phalanx_models::Model;
 use phalanx_trace::DType;
 use phalanx_train::RunConfig;
 use phalanx_train::config::{
-    Communication, DataConfig, Float, MemoryConfig, OptimizerKind, Placement, PrecisionConfig, Products,
-    ScheduleKind,
+    Communication, DataConfig, Float, OptimizerKind, PrecisionConfig, Products, ScheduleKind,
 };
 use phalanx_train::dataset::{DataDigests, TOKENS_FILE};
 use phalanx_train::learned::Learned;
@@ -27,7 +26,7 @@ use crate::run_folder::{RunFolder, model_of};
 use crate::stored::Stored;
 use crate::train_args::TrainArgs;
 use crate::user_config::UserConfig;
-use crate::{kept_kernels, learning_rate};
+use crate::{kept_kernels, learning_rate, left_out};
 
 /// Everything from which a run is resumed.
 pub struct Resumed {
@@ -94,12 +93,12 @@ pub fn resume(
     };
     let mut given = changed.with(&args.overrides, &args.data)?;
     let (before, mut config) = (stored.given.config()?, given.config()?);
-    let said = |key: &str| args.overrides.set.iter().any(|set| set.trim_start().starts_with(key));
+    let said = |key: &str| args.overrides.sets(key);
     let said_or_in_file = |key: &str| file.as_ref().is_some_and(|file| file.has(key)) || said(key);
     leave_out_decisions(&mut given, [&before, &config], &stored.first_given, said_or_in_file);
     config = given.config()?;
     notes.extend(kept_kernels::keep(&mut given, &before, environment, said("device.kernels")));
-    notes.extend(leave_out(&mut given, [&before, &config], said_or_in_file));
+    notes.extend(left_out::leave_out(&mut given, [&before, &config], said_or_in_file));
     config = given.config()?;
     keep_decay(&mut given, &before, &config);
     config = given.config()?;
@@ -201,70 +200,6 @@ fn learned(
         false => folder.tokenizer_of(checkpoint)?,
     };
     Ok(Learned::of_run(checkpoint.dir().display().to_string(), tokenizer).with_given(is_given))
-}
-
-/// Removes stored keys that belong to another device or placement than those of now; returns notes that name them.
-fn leave_out(given: &mut UserConfig, configs: [&RunConfig; 2], said: impl Fn(&str) -> bool) -> Vec<String> {
-    let of_device = leave_out_of_device(given, configs, &said);
-    let of_placement = leave_out_of_placement(given, configs.map(|config| &config.memory), &said);
-    [of_device, of_placement].into_iter().flatten().collect()
-}
-
-/// Keys whose values belong to the device for which they were given or filled in.
-const KEYS_OF_DEVICE: [&str; 4] = ["device.memory_mb", "device.communication", BUDGETS[0], BUDGETS[1]];
-
-/// Keys that are for `memory.placement = "auto"` alone.
-const BUDGETS: [&str; 2] = ["memory.device_budget_mb", "memory.host_budget_mb"];
-
-/// What was filled in for [`BUDGETS`].
-const FILLED: [&str; 2] = ["memory.device_budget_filled_mb", "memory.host_budget_filled_mb"];
-
-/// Keys that are for what lies on disk.
-const OF_DISK: [&str; 2] = ["memory.nvme_path", "memory.nvme_checksums"];
-
-/// Removes stored keys that the placement of before needed and that of now refuses, except those that are `said` again; returns a
-/// note that names them.
-fn leave_out_of_placement(
-    given: &mut UserConfig,
-    [before, now]: [&MemoryConfig; 2],
-    said: impl Fn(&str) -> bool,
-) -> Option<String> {
-    let is_auto = |memory: &MemoryConfig| memory.placement == Some(Placement::Auto);
-    let no_budget = is_auto(before) && !is_auto(now);
-    let no_disk = before.uses_disk() && !now.uses_disk();
-    let keys = [(no_budget, BUDGETS), (no_disk, OF_DISK)];
-    let unneeded = keys.into_iter().filter(|(left, _)| *left).flat_map(|(_, keys)| keys);
-    let is_set = |key: &str| given.has(key) && (key != OF_DISK[1] || before.nvme_checksums);
-    let left: Vec<&str> = unneeded.filter(|key| is_set(key) && !said(key)).collect();
-    if left.is_empty() {
-        return None;
-    }
-    left.iter().for_each(|key| given.leave_out(key));
-    if no_budget {
-        FILLED.iter().for_each(|key| given.leave_out(key));
-    }
-    Some(format!("another placement than before: {} left out", left.join(", ")))
-}
-
-/// Removes the stored keys of another device than the one of now, except those that are `said` again; returns a
-/// note that names them.
-fn leave_out_of_device(
-    given: &mut UserConfig,
-    [before, now]: [&RunConfig; 2],
-    said: impl Fn(&str) -> bool,
-) -> Option<String> {
-    let [was, is] = [before, now].map(|config| config.device.kind);
-    let left: Vec<&str> = KEYS_OF_DEVICE.into_iter().filter(|key| given.has(key) && !said(key)).collect();
-    if was == is || left.is_empty() {
-        return None;
-    }
-    left.iter().chain(&FILLED).for_each(|key| given.leave_out(key));
-    let keys = left.join(", ");
-    Some(format!(
-        "device.kind was {} and is {} from here on: {keys} of before left out",
-        was.name(),
-        is.name()
-    ))
 }
 
 /// Keeps the step at which the learning rate's decay ends, even if `train.steps` changes. For a run of a version that
@@ -444,30 +379,5 @@ mod tests {
         let back = "[schedule]\nkind = \"constant\"\n[train]\nsteps = 100";
         let decays = resumed(back, &["schedule.kind=linear", "train.steps=200"]);
         assert_eq!(decays.schedule.decay_steps, Some(200));
-    }
-
-    #[test]
-    fn another_device_has_memory_limits_of_its_own() {
-        let card = "[device]\nkind = \"cuda\"\nmemory_mb = 9000\ncommunication = \"host\"\n[memory]\nplacement = \"auto\"\n\
-                    device_budget_mb = 8000\nhost_budget_mb = 500";
-        let processor = "[device]\nkind = \"cpu\"\n[memory]\nplacement = \"auto\"\ndevice_budget_mb = 300";
-        let kept = |stored: &str, kind: &str, said: &str| {
-            let stored = UserConfig::of_text(stored).unwrap();
-            let set = vec![format!("device.kind={kind}")];
-            let mut given = stored.clone().with(&Overrides { set, nproc: None }, &[]).unwrap();
-            let (before, now) = (stored.config().unwrap(), given.config().unwrap());
-            let note = leave_out_of_device(&mut given, [&before, &now], |key| key == said);
-            let config = given.config().unwrap();
-            assert!(kind == "cuda" || config.device.communication.is_auto(), "{kind}");
-            let budgets =
-                [config.device.memory_mb, config.memory.device_budget_mb, config.memory.host_budget_mb];
-            (budgets, note.is_some())
-        };
-        let none = "";
-        assert_eq!(kept(card, "cuda", none), ([Some(9000.0), Some(8000.0), Some(500.0)], false));
-        assert_eq!(kept(card, "cpu", none), ([None; 3], true));
-        assert_eq!(kept(card, "cpu", "memory.host_budget_mb"), ([None, None, Some(500.0)], true));
-        assert_eq!(kept(processor, "cpu", none), ([None, Some(300.0), None], false));
-        assert_eq!(kept(processor, "cuda", none), ([None; 3], true));
     }
 }

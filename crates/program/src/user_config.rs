@@ -98,7 +98,7 @@ impl UserConfig {
             let (key, value) = keys::assignment(text)?;
             keys::insert(&mut self.tables, &key, value);
         }
-        let said = |key: &str| overrides.set.iter().any(|text| text.trim_start().starts_with(key));
+        let said = |key: &str| overrides.sets(key);
         if let Some(ranks) = overrides.nproc {
             let ranks = i64::try_from(ranks).context("--nproc")?;
             keys::insert(&mut self.tables, "parallel.ranks", Value::Integer(ranks));
@@ -157,6 +157,16 @@ impl UserConfig {
         if let Some((Value::Table(table), key)) = table {
             table.remove(key);
         }
+    }
+
+    /// The keys that were given, with their values.
+    pub fn keys(&self) -> impl Iterator<Item = (String, Value)> {
+        keys::flat(&self.tables).map(|(key, value)| (key, value.clone()))
+    }
+
+    /// Sets a key.
+    pub fn set(&mut self, key: &str, value: Value) {
+        keys::insert(&mut self.tables, key, value);
     }
 
     /// Sets a key to an integer.

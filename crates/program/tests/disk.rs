@@ -270,7 +270,7 @@ fn a_resumed_run_lowers_the_budget_that_it_filled_in_and_keeps_one_that_was_give
     // Another placement needs no budget.
     let device = ["memory.limit_mb=200", "memory.placement=device"].map(|key| ["--set", key]).concat();
     let ended = resume("r", &device).ok();
-    let left = "another placement than before: memory.device_budget_mb, memory.nvme_path left out";
+    let left = "contradicts the keys given now is left out: memory.device_budget_mb, memory.nvme_path";
     assert!(ended.stderr.contains(left), "{}", ended.stderr);
     // A budget that was given stays.
     let given = ["--set", "memory.limit_mb=72", "--set", "memory.device_budget_mb=18"];

@@ -216,7 +216,7 @@ impl Run<'_> {
     /// The same arguments, with the threads of each rank on the machine that runs most ranks, unless the user chose them.
     fn with_threads(&self, args: &TrainArgs) -> TrainArgs {
         let mut args = args.clone();
-        let said = args.overrides.set.iter().any(|set| set.trim_start().starts_with("train.threads"));
+        let said = args.overrides.sets("train.threads");
         let in_file = self.file.as_ref().is_some_and(|file| file.has("train.threads"));
         let threads = match (&self.helpers, &self.team) {
             (Some(helpers), _) => Some(threads_per_rank(helpers)),

@@ -8,7 +8,7 @@ use phalanx_tensor::{Memory, NORM_BLOCK};
 use serde::{Deserialize, Serialize};
 
 use super::check::refuse;
-use super::{ConfigError, Float, KeepPacked, Placement, RunConfig, Updates};
+use super::{ConfigError, Float, KeepPacked, Placement, PlacementRule, RunConfig, Updates};
 
 /// `[memory]`
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -316,14 +316,22 @@ impl RunConfig {
     }
 
     fn check_delayed_update(&self) -> Result<(), ConfigError> {
-        let MemoryConfig { parameters, gradients, optimizer, update, .. } = &self.memory;
         let refused = |expected: &str| Err(refuse("memory.delayed_update", true, expected));
-        if [*gradients, *optimizer] != [Tier::Host; 2] {
-            return refused("needs memory.gradients = \"host\" and memory.optimizer = \"host\"");
-        }
-        if *parameters != Tier::Device {
+        let Ok(PlacementRule::Uniform(lies)) = self.placement_rule() else {
             return refused(
-                "needs memory.parameters = \"device\": the host writes new parameters beside those in use",
+                "needs all gradients and optimizer states in host memory: set memory.placement = \"host\", and leave out \
+                 fractions, or say so by memory.gradients and memory.optimizer",
+            );
+        };
+        if [lies.gradients, lies.optimizer] != [Memory::Host; 2] {
+            return refused(
+                "needs memory.gradients = \"host\" and memory.optimizer = \"host\", or memory.placement = \"host\"",
+            );
+        }
+        if lies.parameters != Memory::Device {
+            return refused(
+                "needs parameters in device memory: the host writes new ones beside those in use; leave out memory.parameters, \
+                 or with memory.placement = \"host\" set parallel.zero to 2 or less",
             );
         }
         if self.precision.compute == Float::F32 {
@@ -331,7 +339,7 @@ impl RunConfig {
                 "needs precision.compute = \"bf16\" or \"f16\": the host updates f32 master weights",
             );
         }
-        if *update == UpdateOn::Device {
+        if self.memory.update == UpdateOn::Device {
             return refused("needs memory.update = \"host\" or \"auto\"");
         }
         Ok(())

@@ -1,0 +1,224 @@
+//! What a stored configuration says that no longer holds on resume: keys of another device, and keys that contradict those given now.
+//!
+//! A resumed run's configuration is the stored one with what is given now, and a stored key cannot be unset. So where both together are
+//! refused, those stored keys are left out without which they are not, as few as possible, and named.
+
+use phalanx_train::RunConfig;
+use toml::Value;
+
+use crate::user_config::UserConfig;
+
+/// Keys whose values belong to the device for which they were given or filled in.
+const KEYS_OF_DEVICE: [&str; 4] =
+    ["device.memory_mb", "device.communication", "memory.device_budget_mb", "memory.host_budget_mb"];
+
+/// Keys that the program writes beside others; no note names them.
+const FILLED: [&str; 2] = ["memory.device_budget_filled_mb", "memory.host_budget_filled_mb"];
+
+/// What may be left out: it says where and how a step is computed, and not what it trains.
+const TABLES: [&str; 2] = ["memory.", "device."];
+
+/// Removes stored keys that belong to another device than the one of now, and those that contradict the keys that are `said` now;
+/// returns notes that name them.
+pub fn leave_out(
+    given: &mut UserConfig,
+    configs: [&RunConfig; 2],
+    said: impl Fn(&str) -> bool,
+) -> Vec<String> {
+    let of_device = leave_out_of_device(given, configs, &said);
+    let contradicting = leave_out_contradicting(given, &said);
+    [of_device, contradicting].into_iter().flatten().collect()
+}
+
+fn is_valid(given: &UserConfig) -> bool {
+    given.config().is_ok_and(|config| config.check().is_ok())
+}
+
+/// Removes as few stored keys as make `given` valid, except those that are `said`; returns a note that names them. Where other keys
+/// make it invalid, nothing is removed.
+fn leave_out_contradicting(given: &mut UserConfig, said: impl Fn(&str) -> bool) -> Option<String> {
+    if is_valid(given) {
+        return None;
+    }
+    let may_leave = |key: &str| TABLES.iter().any(|table| key.starts_with(table)) && !said(key);
+    let mut left: Vec<(String, Value)> = given.keys().filter(|(key, _)| may_leave(key)).collect();
+    let mut kept = given.clone();
+    left.iter().for_each(|(key, _)| kept.leave_out(key));
+    while let Some((with, back)) = coming_back(&kept, &left) {
+        kept = with;
+        left.retain(|(key, _)| !back.contains(key));
+    }
+    if !is_valid(&kept) {
+        return None;
+    }
+    *given = kept;
+    let named: Vec<&str> =
+        left.iter().map(|(key, _)| key.as_str()).filter(|key| !FILLED.contains(key)).collect();
+    Some(format!("what the run had and contradicts the keys given now is left out: {}", named.join(", ")))
+}
+
+/// `kept` with the first keys of `left` that make or leave it valid, and their names: one, or two that need each other, as a memory and
+/// its folder.
+fn coming_back(kept: &UserConfig, left: &[(String, Value)]) -> Option<(UserConfig, Vec<String>)> {
+    let with = |some: &[&(String, Value)]| {
+        let mut with = kept.clone();
+        some.iter().for_each(|(key, value)| with.set(key, value.clone()));
+        is_valid(&with).then(|| (with, some.iter().map(|(key, _)| key.clone()).collect()))
+    };
+    let pairs = (1..left.len()).flat_map(|end| left[..end].iter().map(move |first| [first, &left[end]]));
+    left.iter().find_map(|one| with(&[one])).or_else(|| pairs.into_iter().find_map(|two| with(&two)))
+}
+
+/// Removes the stored keys of another device than the one of now, except those that are `said` again; returns a
+/// note that names them.
+fn leave_out_of_device(
+    given: &mut UserConfig,
+    [before, now]: [&RunConfig; 2],
+    said: impl Fn(&str) -> bool,
+) -> Option<String> {
+    let [was, is] = [before, now].map(|config| config.device.kind);
+    let left: Vec<&str> = KEYS_OF_DEVICE.into_iter().filter(|key| given.has(key) && !said(key)).collect();
+    if was == is || left.is_empty() {
+        return None;
+    }
+    left.iter().chain(&FILLED).for_each(|key| given.leave_out(key));
+    let keys = left.join(", ");
+    Some(format!(
+        "device.kind was {} and is {} from here on: {keys} of before left out",
+        was.name(),
+        is.name()
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::overrides::Overrides;
+
+    #[test]
+    fn another_device_has_memory_limits_of_its_own() {
+        let card = "[device]\nkind = \"cuda\"\nmemory_mb = 9000\ncommunication = \"host\"\n[memory]\nplacement = \"auto\"\n\
+                    device_budget_mb = 8000\nhost_budget_mb = 500";
+        let processor = "[device]\nkind = \"cpu\"\n[memory]\nplacement = \"auto\"\ndevice_budget_mb = 300";
+        let kept = |stored: &str, kind: &str, said: &str| {
+            let stored = UserConfig::of_text(stored).unwrap();
+            let set = vec![format!("device.kind={kind}")];
+            let mut given = stored.clone().with(&Overrides { set, nproc: None }, &[]).unwrap();
+            let (before, now) = (stored.config().unwrap(), given.config().unwrap());
+            let note = leave_out_of_device(&mut given, [&before, &now], |key| key == said);
+            let config = given.config().unwrap();
+            assert!(kind == "cuda" || config.device.communication.is_auto(), "{kind}");
+            let budgets =
+                [config.device.memory_mb, config.memory.device_budget_mb, config.memory.host_budget_mb];
+            (budgets, note.is_some())
+        };
+        let none = "";
+        assert_eq!(kept(card, "cuda", none), ([Some(9000.0), Some(8000.0), Some(500.0)], false));
+        assert_eq!(kept(card, "cpu", none), ([None; 3], true));
+        assert_eq!(kept(card, "cpu", "memory.host_budget_mb"), ([None, None, Some(500.0)], true));
+        assert_eq!(kept(processor, "cpu", none), ([None, Some(300.0), None], false));
+        assert_eq!(kept(processor, "cuda", none), ([None; 3], true));
+    }
+
+    /// Keys that say where a run keeps and computes what: each valid alone, for a new run.
+    const PLACEMENTS: [&[&str]; 27] = [
+        &["parallel.zero=0"],
+        &["memory.placement=device"],
+        &["memory.placement=host"],
+        &["memory.placement=nvme", "memory.nvme_path=/a", "memory.nvme_checksums=true"],
+        &["memory.placement=auto", "memory.device_budget_mb=9", "memory.nvme_path=/a"],
+        &[
+            "memory.placement=auto",
+            "memory.device_budget_mb=9",
+            "memory.host_budget_mb=9",
+            "memory.headroom=0",
+        ],
+        &[
+            "memory.placement=host",
+            "parallel.zero=3",
+            "memory.offload_optim_frac=1",
+            "memory.offload_param_frac=0.5",
+        ],
+        &["memory.offload_optim_frac=0.5"],
+        &["memory.placement=nvme", "memory.nvme_path=/b", "memory.offload_optim_frac=0.3"],
+        &["memory.shard_param_frac=0.5", "parallel.zero=3"],
+        &["memory.optimizer=host"],
+        &["memory.optimizer=host", "memory.update=device", "memory.buffer_mb=0.5"],
+        &["memory.gradients=host"],
+        &["memory.optimizer=nvme", "memory.nvme_path=/a", "memory.gradients=nvme"],
+        &["memory.parameters=host", "memory.optimizer=host", "memory.gradients=host", "parallel.zero=3"],
+        &["memory.parameters=nvme", "memory.nvme_path=/a", "parallel.zero=3", "memory.prefetch=3"],
+        &["memory.activations=nvme", "memory.nvme_path=/a", "memory.checkpointing=block"],
+        &[
+            "memory.optimizer=host",
+            "memory.gradients=host",
+            "memory.delayed_update=true",
+            "precision.compute=bf16",
+        ],
+        &["memory.placement=host", "parallel.zero=2", "memory.delayed_update=true", "precision.compute=bf16"],
+        &["memory.gradients_in_place=true", "precision.compute=bf16", "precision.accumulate=bf16"],
+        &["memory.update_in_backward=true", "optimizer.clip=0", "memory.optimizer=host"],
+        &["memory.keep_packed_weights=on", "parallel.zero=2", "device.kind=cpu"],
+        &["memory.partition_activations=true", "parallel.tensor=2", "parallel.data=1"],
+        &["device.kind=simulated", "device.seed=3", "device.copy_gb_per_s=2", "device.memory_mb=64"],
+        &["device.kind=simulated", "device.memory_mb=8", "memory.placement=auto"],
+        &["device.kind=cuda", "device.memory_mb=9000", "device.communication=host"],
+        &["device.kind=cpu", "memory.limit_mb=900", "memory.optimizer=nvme", "memory.nvme_path=/c"],
+    ];
+
+    fn overrides(set: &[&str]) -> Overrides {
+        Overrides { set: set.iter().map(ToString::to_string).collect(), nproc: None }
+    }
+
+    fn with(config: UserConfig, set: &[&str]) -> UserConfig {
+        config.with(&overrides(set), &[]).unwrap()
+    }
+
+    /// Every placement follows every other: what was said holds, and what is left out contradicts it.
+    #[test]
+    fn a_run_with_any_placement_resumes_into_any_other() {
+        let base = "[model]\nlayers = 2\nhidden = 32\nheads = 4\n[batch]\nglobal = 4";
+        for stored in PLACEMENTS {
+            let config = with(UserConfig::of_text(base).unwrap(), stored).config().unwrap();
+            config.check().unwrap_or_else(|error| panic!("{stored:?}: {error}"));
+            for now in PLACEMENTS {
+                let stored_keys = UserConfig::of(&config).unwrap();
+                let mut given = with(stored_keys.clone(), now);
+                let said = |key: &str| overrides(now).sets(key);
+                let configs = [&config, &given.config().unwrap()];
+                let notes = leave_out(&mut given, configs, said);
+                let resumed = given.config().unwrap();
+                let refusal = resumed.check().err();
+                assert!(refusal.is_none(), "{stored:?}, then {now:?}: {refusal:?}");
+                // What is said holds.
+                assert_eq!(with(given.clone(), now).config().unwrap(), resumed, "{stored:?}, then {now:?}");
+                for (key, value) in stored_keys.keys().filter(|(key, _)| !given.has(key)) {
+                    assert!(
+                        FILLED.contains(&key.as_str()) || notes.concat().contains(&key),
+                        "{key}: {notes:?}"
+                    );
+                    let mut back = given.clone();
+                    back.set(&key, value);
+                    let is_of_device =
+                        KEYS_OF_DEVICE.contains(&key.as_str()) && config.device.kind != resumed.device.kind;
+                    assert!(
+                        !is_valid(&back) || is_of_device,
+                        "{stored:?}, then {now:?}: {key} need not be left out"
+                    );
+                }
+            }
+        }
+        // Keys that contradict each other, or something else, are refused as in a new run.
+        for now in [
+            &["memory.placement=host", "memory.optimizer=nvme"][..],
+            &["model.heads=5"],
+            &["memory.placement=nvme"],
+        ] {
+            let stored = UserConfig::of_text(base).unwrap();
+            let mut given = with(stored.clone(), now);
+            let configs = [&stored.config().unwrap(), &given.config().unwrap()];
+            let said = |key: &str| overrides(now).sets(key);
+            assert!(leave_out(&mut given, configs, said).is_empty() && !is_valid(&given), "{now:?}");
+        }
+    }
+}
