@@ -70,7 +70,7 @@ impl Changes {
 /// Higher ZeRO stages.
 pub fn zero(planned: &Planned) -> Axis {
     let config = &planned.config;
-    let stages = if config.data() > 1 { config.parallel.zero + 1..=3 } else { 1..=0 };
+    let stages = (config.parallel.zero + 1..=3).filter(|_| config.data() > 1);
     stages.map(|stage| Changes::set("parallel.zero", stage)).collect()
 }
 
