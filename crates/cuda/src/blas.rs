@@ -7,15 +7,15 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::ffi::{c_int, c_void};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use cudarc::driver::sys::CUstream;
 use libloading::Library;
 use phalanx_tensor::DType;
 
-use crate::compiler::candidates;
 use crate::error::Error;
+use crate::search::{Folders, loaded_file};
 
 /// Names that the dynamic loader is asked for.
 const NAMES: [&str; 3] = ["libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"];
@@ -186,17 +186,18 @@ struct Plan {
 }
 
 impl Blas {
-    /// Loads the library, from `place`, a file or a folder that has one, or by its names. The context is current. None where there
+    /// Loads the library, from `place`, a file or a folder that has one, or else from the first of `folders`. The context is current. None where there
     /// is no library that is new enough.
     ///
     /// # Errors
     /// A `place` without one, and a library that does not start.
-    pub(crate) fn load(place: Option<&Path>) -> Result<Option<Blas>, Error> {
-        let Some(Opened { library, functions, .. }) = find(place)? else { return Ok(None) };
-        let mut handle = std::ptr::null_mut();
-        // SAFETY: the handle is there to be written.
-        unsafe { call!(functions, cublasLtCreate(&mut handle))? };
-        Ok(Some(Blas { functions, handle, plans: Mutex::default(), _library: library }))
+    pub(crate) fn load(place: Option<&Path>, folders: &Folders) -> Result<Option<Blas>, Error> {
+        find(place, folders, |Opened { library, functions, .. }| {
+            let mut handle = std::ptr::null_mut();
+            // SAFETY: the handle is there to be written.
+            unsafe { call!(functions, cublasLtCreate(&mut handle))? };
+            Ok(Blas { functions, handle, plans: Mutex::default(), _library: library })
+        })
     }
 
     /// Whether a product like this was asked for before.
@@ -384,26 +385,39 @@ impl Blas {
     }
 }
 
-/// The version of the library that [`Blas::load`] would load: 120800 for 12.8.
+/// The version of the first library that can be loaded, 120800 for 12.8, and its file.
 ///
 /// # Errors
 /// A `place` without one.
-pub(crate) fn version(place: Option<&Path>) -> Result<Option<usize>, Error> {
-    Ok(find(place)?.map(|opened| opened.version))
+pub(crate) fn version(place: Option<&Path>, folders: &Folders) -> Result<Option<(usize, PathBuf)>, Error> {
+    find(place, folders, |opened| Ok((opened.version, opened.path)))
 }
 
 /// The library with its functions.
 struct Opened {
     functions: Functions,
     version: usize,
+    path: PathBuf,
     library: Library,
 }
 
-/// The first library that can be used; a `place` that was given must have one.
-fn find(place: Option<&Path>) -> Result<Option<Opened>, Error> {
-    match (candidates(&NAMES, place).iter().find_map(|path| open(path)), place) {
-        (None, Some(place)) => Err(Error::NoBlas { place: place.to_path_buf() }),
-        (found, _) => Ok(found),
+/// What `make` makes of the first library with which it succeeds; a `place` that was given must have one.
+fn find<T>(
+    place: Option<&Path>,
+    folders: &Folders,
+    make: impl Fn(Opened) -> Result<T, Error>,
+) -> Result<Option<T>, Error> {
+    let mut failed = Vec::new();
+    for opened in folders.candidates(&NAMES, place).iter().filter_map(|path| open(path)) {
+        match make(opened) {
+            Ok(made) => return Ok(Some(made)),
+            Err(error) => failed.push(error),
+        }
+    }
+    match place {
+        _ if !failed.is_empty() => Err(Error::first_of(failed)),
+        Some(place) => Err(Error::NoBlas { place: place.to_path_buf() }),
+        None => Ok(None),
     }
 }
 
@@ -414,7 +428,7 @@ fn open(path: &Path) -> Option<Opened> {
     // SAFETY: the type is that of the function in every version.
     let version = unsafe { library.get::<unsafe extern "C" fn() -> usize>(b"cublasLtGetVersion").ok()?() };
     let functions = Functions::load(&library).ok()?;
-    (version >= VERSION_MIN).then_some(Opened { functions, version, library })
+    (version >= VERSION_MIN).then(|| Opened { functions, version, path: loaded_file(path), library })
 }
 
 /// Sets an attribute of a description by the function for its kind.
@@ -444,8 +458,8 @@ mod tests {
 
     #[test]
     fn a_place_without_the_library_is_refused() {
-        let refused = version(Some(Path::new("/nonexistent"))).unwrap_err().to_string();
+        let refused = version(Some(Path::new("/nonexistent")), &Folders::default()).unwrap_err().to_string();
         assert!(refused.contains("/nonexistent") && refused.contains("\"off\""), "{refused}");
-        assert!(Blas::load(Some(Path::new("/nonexistent"))).is_err());
+        assert!(Blas::load(Some(Path::new("/nonexistent")), &Folders::default()).is_err());
     }
 }

@@ -1,7 +1,7 @@
 //! NVRTC: finding it, and compiling programs with it.
 //!
-//! It is loaded by name or from a given place, in any version from 12 on, so that a wheel of the Python package index serves as
-//! well as the toolkit. Its functions are looked up here, because a binding is for one version.
+//! It is loaded from a given place, or from where it is found (`search`), in any version from 12 on, so that a wheel of the Python
+//! package index serves as well as the toolkit. Its functions are looked up here, because a binding is for one version.
 
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::path::{Path, PathBuf};
@@ -11,27 +11,12 @@ use libloading::{Library, Symbol};
 use crate::driver;
 use crate::error::Error;
 use crate::programs::{HEADERS, OPTIONS, Program};
+use crate::search::{Folders, load_builtins, loaded_file};
 
 type NvrtcProgram = *mut c_void;
 type NvrtcResult = c_int;
 
-/// Folders in which the CUDA toolkit is where the dynamic loader does not look.
-const TOOLKITS: [&str; 2] = ["/usr/local/cuda/lib64", "/opt/cuda/lib64"];
-
-/// Where a library of one of these names may be: in `place`, a file or a folder; else where the dynamic loader looks, and the toolkits.
-pub(crate) fn candidates(names: &[&str], place: Option<&Path>) -> Vec<PathBuf> {
-    let within = |folder: &Path| names.iter().map(|name| folder.join(name)).collect::<Vec<_>>();
-    match place {
-        None => {
-            let toolkits = TOOLKITS.iter().flat_map(|folder| within(Path::new(folder)));
-            names.iter().map(PathBuf::from).chain(toolkits).collect()
-        }
-        Some(file) if file.is_file() => vec![file.to_path_buf()],
-        Some(folder) => within(folder),
-    }
-}
-
-/// Names that the dynamic loader is asked for.
+/// Names of the library, the newest first.
 const NAMES: [&str; 3] = ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"];
 
 /// What is made of a program.
@@ -56,26 +41,48 @@ pub struct Compiled {
 pub struct Compiler {
     library: Library,
     version: (i32, i32),
+    path: PathBuf,
+    /// Loaded as long as the library may need them.
+    _builtins: Vec<Library>,
 }
 
 impl Compiler {
-    /// Loads NVRTC: from `place`, a file or a folder that has one, or else by its names.
+    /// Loads NVRTC: from `place`, a file or a folder that has one, or else from the first of `folders`.
     ///
     /// # Errors
     /// [`Error::NoCompiler`] and [`Error::UnusableCompiler`].
-    pub fn load(place: Option<&Path>) -> Result<Compiler, Error> {
-        let candidates = candidates(&NAMES, place);
+    pub fn load(place: Option<&Path>, folders: &Folders) -> Result<Compiler, Error> {
+        Compiler::first(place, folders, Ok)
+    }
+
+    /// What `make` makes of the first NVRTC with which it succeeds.
+    ///
+    /// # Errors
+    /// As for [`Compiler::load`]; else those of the first that was found, with what was wrong with the others.
+    pub(crate) fn first<T>(
+        place: Option<&Path>,
+        folders: &Folders,
+        mut make: impl FnMut(Compiler) -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        let candidates = folders.candidates(&NAMES, place);
+        let mut failed = Vec::new();
         for candidate in &candidates {
+            let builtins = load_builtins(candidate);
             // SAFETY: NVRTC's initialisers have no requirements.
-            if let Ok(library) = unsafe { Library::new(candidate) } {
-                return Compiler::of(library, candidate);
+            let Ok(library) = (unsafe { Library::new(candidate) }) else { continue };
+            match Compiler::of(library, builtins, loaded_file(candidate)).and_then(&mut make) {
+                Ok(made) => return Ok(made),
+                Err(error) => failed.push(error),
             }
+        }
+        if !failed.is_empty() {
+            return Err(Error::first_of(failed));
         }
         let looked: Vec<String> = candidates.iter().map(|path| path.display().to_string()).collect();
         Err(Error::NoCompiler { looked: looked.join(", "), driver: driver::known_version() })
     }
 
-    fn of(library: Library, path: &Path) -> Result<Compiler, Error> {
+    fn of(library: Library, builtins: Vec<Library>, path: PathBuf) -> Result<Compiler, Error> {
         let unusable = |reason: String| Error::UnusableCompiler { path: path.display().to_string(), reason };
         type Version = unsafe extern "C" fn(*mut c_int, *mut c_int) -> NvrtcResult;
         let (mut major, mut minor) = (0, 0);
@@ -89,18 +96,17 @@ impl Compiler {
         if result != 0 || major < 12 {
             return Err(unusable(format!("its version is {major}.{minor}; 12.0 or newer is needed")));
         }
-        Ok(Compiler { library, version: (major, minor) })
+        Ok(Compiler { library, version: (major, minor), path, _builtins: builtins })
+    }
+
+    /// The file from which it was loaded.
+    pub fn path(&self) -> &Path {
+        &self.path
     }
 
     /// NVRTC's version.
     pub fn version(&self) -> (i32, i32) {
         self.version
-    }
-
-    /// Whether it is of a newer CUDA than the driver, which may not take what it makes.
-    pub(crate) fn is_newer_than_driver(&self) -> Result<bool, Error> {
-        let (major, minor) = self.version;
-        Ok(1000 * major + 10 * minor > driver::version()?)
     }
 
     /// Refuses a card that this version of NVRTC does not know yet.
@@ -208,7 +214,7 @@ impl Compiler {
     }
 
     fn failed(&self, reason: String) -> Error {
-        Error::UnusableCompiler { path: format!("NVRTC {}.{}", self.version.0, self.version.1), reason }
+        Error::UnusableCompiler { path: self.path.display().to_string(), reason }
     }
 }
 

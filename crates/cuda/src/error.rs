@@ -49,9 +49,10 @@ pub enum Error {
     },
     /// There is no compiler of kernels.
     #[error(
-        "no NVRTC, which compiles the kernels: looked for {looked}. Install it with `pip install {}` and give the \
-         folder of libnvrtc.so (for the program: PHALANX_NVRTC), or install the CUDA toolkit (Debian and Ubuntu: package `cuda-nvrtc-12-8` or newer)",
-        nvrtc_package(*driver)
+        "no NVRTC, which compiles the kernels: looked for {looked}. Install it with `pip install {}` \
+         (elsewhere than in these folders, give that of libnvrtc.so, {} within the packages; for the program: PHALANX_NVRTC), or install the CUDA \
+         toolkit (Debian and Ubuntu: package `cuda-nvrtc-12-8` or newer)",
+        nvrtc_package(*driver).0, nvrtc_package(*driver).1
     )]
     NoCompiler {
         /// The names and paths that were tried.
@@ -80,7 +81,10 @@ pub enum Error {
         reason: String,
     },
     /// A program did not compile.
-    #[error("{program} does not compile for {architecture} with NVRTC {}.{}:\n{log}", version.0, version.1)]
+    #[error(
+        "{program} does not compile for {architecture} with NVRTC {}.{}; another version of it may (`pip install nvidia-cuda-nvrtc`):\n{log}",
+        version.0, version.1
+    )]
     Compile {
         /// The program with its definitions.
         program: String,
@@ -201,9 +205,26 @@ pub enum Error {
     /// The system starts no further thread.
     #[error("{0}")]
     Thread(std::io::Error),
+    /// None of several libraries of one kind can be used.
+    #[error("{first}\nneither do the others that were found: {}", others.join("; "))]
+    NoneOfSeveral {
+        /// What was wrong with the first.
+        first: Box<Error>,
+        /// The others, with their reasons.
+        others: Vec<String>,
+    },
     /// An operation that this device cannot compute.
     #[error("{0}")]
     Unsupported(String),
+}
+
+impl Error {
+    /// What to say where each of several libraries has failed.
+    pub(crate) fn first_of(mut failed: Vec<Error>) -> Error {
+        let first = Box::new(failed.remove(0));
+        let others: Vec<String> = failed.iter().map(Error::to_string).collect();
+        if others.is_empty() { *first } else { Error::NoneOfSeveral { first, others } }
+    }
 }
 
 fn no_card(index: usize, count: i32) -> String {
@@ -214,12 +235,13 @@ fn no_card(index: usize, count: i32) -> String {
     }
 }
 
-/// The package of NVRTC for a driver. Without one, that of CUDA 12, which newer drivers take as well.
-fn nvrtc_package(driver: Option<i32>) -> &'static str {
+/// The package of NVRTC for a driver, and the folder of the library within it. Without one, that of CUDA 12, which newer drivers take as
+/// well.
+fn nvrtc_package(driver: Option<i32>) -> (&'static str, &'static str) {
     if driver.is_some_and(|version| version >= 13000) {
-        "nvidia-cuda-nvrtc"
+        ("nvidia-cuda-nvrtc", "nvidia/cu13/lib")
     } else {
-        "nvidia-cuda-nvrtc-cu12"
+        ("nvidia-cuda-nvrtc-cu12", "nvidia/cuda_nvrtc/lib")
     }
 }
 

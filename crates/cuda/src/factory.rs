@@ -9,14 +9,15 @@ use phalanx_tensor::{
 };
 
 use crate::backend::{Cuda, Parts};
-use crate::blas::Blas;
+use crate::blas::{self, Blas};
 use crate::compiler::Compiler;
 use crate::driver::{Card, Context, Made, usable_cards};
 use crate::error::Error;
 use crate::graphs::NODES_MAX;
 use crate::memory::{Registered, TensorMemory};
 use crate::modules::Modules;
-use crate::nccl::{NO_NCCL, Nccl};
+use crate::nccl::{self, NO_NCCL, Nccl};
+use crate::search::Folders;
 
 /// Makes the kernels of the host's processor for the device that a request describes.
 type MakeKernels = dyn Fn(&DeviceRequest) -> std::io::Result<Arc<dyn Kernels>> + Send + Sync;
@@ -41,13 +42,15 @@ pub const COMMUNICATOR_BYTES: u64 = 256 << 20;
 /// How a card is used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// Where NVRTC is: a file, or the folder of `libnvrtc.so`. None: where the dynamic loader finds it.
+    /// Where NVRTC is: a file, or the folder of `libnvrtc.so`. None: in `folders`, or where the dynamic loader finds it.
     pub nvrtc: Option<PathBuf>,
-    /// Where cuBLASLt is: a file, or the folder of `libcublasLt.so`. None: where the dynamic loader finds it.
+    /// Where cuBLASLt is: a file, or the folder of `libcublasLt.so`. None: in `folders`, or where the dynamic loader finds it.
     pub cublas: Option<PathBuf>,
+    /// Where libraries are looked for, before the dynamic loader is asked.
+    pub folders: Folders,
     /// Whether products are computed by cuBLASLt where it is found; else always by kernels of this crate.
     pub library_products: bool,
-    /// Where NCCL is: a file, or the folder of `libnccl.so.2`. None: where the dynamic loader finds it.
+    /// Where NCCL is: a file, or the folder of `libnccl.so.2`. None: in `folders`, or where the dynamic loader finds it.
     pub nccl: Option<PathBuf>,
     /// Communicators of NCCL for which there must be room on each card; with none, ranks communicate through host memory.
     pub communicators: usize,
@@ -68,6 +71,7 @@ impl Default for Options {
         Options {
             nvrtc: None,
             cublas: None,
+            folders: Folders::default(),
             library_products: true,
             nccl: None,
             communicators: 0,
@@ -83,7 +87,10 @@ impl Default for Options {
 impl Options {
     /// cuBLASLt, if it is wanted and found. A context is current.
     pub(crate) fn load_blas(&self) -> Result<Option<Blas>, Error> {
-        if self.library_products { Blas::load(self.cublas.as_deref()) } else { Ok(None) }
+        match self.library_products {
+            true => Blas::load(self.cublas.as_deref(), &self.folders),
+            false => Ok(None),
+        }
     }
 
     /// NCCL, if communicators are wanted.
@@ -92,7 +99,20 @@ impl Options {
             return Ok(None);
         }
         let missing = || Error::NotConnected(NO_NCCL.to_string());
-        Nccl::load(self.nccl.as_deref())?.ok_or_else(missing).map(Some)
+        Nccl::load(self.nccl.as_deref(), &self.folders)?.ok_or_else(missing).map(Some)
+    }
+
+    /// The version of cuBLASLt and its file, if it is wanted and found.
+    pub(crate) fn find_blas(&self) -> Result<Option<(usize, PathBuf)>, Error> {
+        match self.library_products {
+            true => blas::version(self.cublas.as_deref(), &self.folders),
+            false => Ok(None),
+        }
+    }
+
+    /// The version of NCCL and its file, if it is found.
+    pub(crate) fn find_nccl(&self) -> Result<Option<(i32, PathBuf)>, Error> {
+        nccl::version(self.nccl.as_deref(), &self.folders)
     }
 
     /// Bytes that a device takes of its card beside its plan.
@@ -100,11 +120,12 @@ impl Options {
         self.scratch_bytes + CONTEXT_BYTES + self.communicators as u64 * COMMUNICATOR_BYTES
     }
 
-    /// The compiler of kernels for a card.
-    fn load_compiler(&self, card: &Card) -> Result<Compiler, Error> {
-        let compiler = Compiler::load(self.nvrtc.as_deref())?;
-        compiler.check_compiles_for(card.capability)?;
-        Ok(compiler)
+    /// The kernels of a card, by the first compiler that makes what the card takes.
+    pub(crate) fn load_modules(&self, context: &Arc<Context>) -> Result<Modules, Error> {
+        Compiler::first(self.nvrtc.as_deref(), &self.folders, |compiler| {
+            let modules = Modules::new(context, compiler, self.cache.as_ref());
+            modules.check().map(|()| modules)
+        })
     }
 }
 
@@ -182,9 +203,7 @@ pub(crate) fn unplanned_counting(
         return Err(Error::NoCard { index: card, count: cards.len() as i32 });
     }
     let context = Arc::new(Context::new(cards.swap_remove(card), made)?);
-    let compiler = options.load_compiler(&context.card)?;
-    let modules = Modules::new(&context, compiler, options.cache.as_ref());
-    modules.check_taken()?;
+    let modules = options.load_modules(&context)?;
     let blas = options.load_blas()?;
     let nccl = options.load_nccl()?;
     let (tensors, addresses) = TensorMemory::new(&context, memory_bytes)?;
@@ -225,9 +244,7 @@ impl DeviceFactory for CudaFactory {
         let of_host = DeviceRequest { products: Some(ProductMethod::Fma), ..*request };
         let host_kernels = (self.make_kernels)(&of_host)?;
         let context = Arc::new(self.context(request.index).map_err(refused)?);
-        let compiler = self.options.load_compiler(&context.card).map_err(refused)?;
-        let modules = Modules::new(&context, compiler, self.options.cache.as_ref());
-        modules.check_taken().map_err(refused)?;
+        let modules = self.options.load_modules(&context).map_err(refused)?;
         let blas = self.options.load_blas().map_err(refused)?;
         let nccl = self.options.load_nccl().map_err(refused)?;
         let (tensors, addresses) =

@@ -1,16 +1,13 @@
 //! What a machine has for this device: a driver, cards, and the compiler of kernels.
 
 use std::fmt;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
-use crate::blas;
 use crate::compiler::Compiler;
 use crate::driver::{Card, Context, usable_cards, version};
 use crate::error::Error;
 use crate::factory::Options;
 use crate::modules::Modules;
-use crate::nccl;
 
 /// A driver with cards that can be used, and a compiler.
 #[derive(Clone, Debug)]
@@ -34,12 +31,10 @@ impl Found {
     /// What is missing or too old, with the package or setting that helps.
     pub fn look(options: &Options) -> Result<Found, Error> {
         let cards = usable_cards()?;
-        let compiler = Compiler::load(options.nvrtc.as_deref())?;
-        cards.iter().try_for_each(|card| compiler.check_compiles_for(card.capability))?;
-        let nvrtc = compiler.version();
-        check_taken(&cards[0], compiler, options)?;
-        let cublas = if options.library_products { blas::version(options.cublas.as_deref())? } else { None };
-        let nccl = nccl::version(options.nccl.as_deref()).map_err(|error| error.to_string());
+        let nvrtc = check_compiler(&cards, options)?;
+        let cublas = options.find_blas()?.map(|(version, _)| version);
+        let nccl = options.find_nccl().map_err(|error| error.to_string());
+        let nccl = nccl.map(|found| found.map(|(version, _)| version));
         Ok(Found { driver: version()?, cards, nvrtc, cublas, nccl })
     }
 
@@ -66,22 +61,32 @@ impl Found {
     }
 }
 
-/// Whether a driver was seen to take what NVRTC makes; it is asked once in a process, because that takes a context.
-static IS_TAKEN: AtomicBool = AtomicBool::new(false);
-
-/// Refuses an NVRTC that is so much newer than the driver that a card cannot be given what it makes.
-fn check_taken(card: &Card, compiler: Compiler, options: &Options) -> Result<(), Error> {
-    if !IS_TAKEN.load(Ordering::Relaxed) && compiler.is_newer_than_driver()? {
-        let Ok(context) = Context::new(card.clone(), &Arc::default()).map(Arc::new) else { return Ok(()) };
-        match Modules::new(&context, compiler, options.cache.as_ref()).check_taken() {
-            Err(error @ Error::CompilerTooNew { .. }) => return Err(error),
-            // A card that is full or in use: whoever makes a device on it says so, and asks again.
-            Err(_) => return Ok(()),
-            Ok(()) => {}
+/// The version of the first NVRTC that compiles for the cards, and that makes what the first of them takes. That is tried once in a
+/// process, because it takes a context.
+fn check_compiler(cards: &[Card], options: &Options) -> Result<(i32, i32), Error> {
+    static IS_TRIED: OnceLock<()> = OnceLock::new();
+    Compiler::first(options.nvrtc.as_deref(), &options.folders, |compiler| {
+        cards.iter().try_for_each(|card| compiler.check_compiles_for(card.capability))?;
+        let version = compiler.version();
+        // A card that is full or in use: whoever makes a device on it says so, and tries it again.
+        let context = if IS_TRIED.get().is_none() {
+            Context::new(cards[0].clone(), &Arc::default()).ok()
+        } else {
+            None
+        };
+        if let Some(context) = context.map(Arc::new) {
+            match Modules::new(&context, compiler, options.cache.as_ref()).check() {
+                Err(
+                    error @ (Error::CompilerTooNew { .. }
+                    | Error::Compile { .. }
+                    | Error::UnusableCompiler { .. }),
+                ) => return Err(error),
+                Err(_) => {}
+                Ok(()) => drop(IS_TRIED.set(())),
+            }
         }
-        IS_TAKEN.store(true, Ordering::Relaxed);
-    }
-    Ok(())
+        Ok(version)
+    })
 }
 
 impl fmt::Display for Found {

@@ -54,6 +54,7 @@ mod modules;
 mod nccl;
 pub mod programs;
 mod scratch;
+mod search;
 mod segment;
 mod streams;
 
@@ -68,6 +69,7 @@ pub use libraries::{LibraryState, libraries, nccl_version};
 pub use limits::Limits;
 pub use nccl::NO_NCCL;
 pub use scratch::{scratch_needed, scratch_planned};
+pub use search::Folders;
 
 /// The device's name, in errors and reports.
 pub const NAME: &str = "cuda";

@@ -1,9 +1,9 @@
 //! NVIDIA's libraries beside the driver: which are there, and which package has those that are missing.
 
-use crate::blas;
+use std::path::Path;
+
 use crate::compiler::Compiler;
 use crate::factory::Options;
-use crate::nccl;
 
 /// A library.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -12,36 +12,43 @@ pub struct LibraryState {
     pub name: &'static str,
     /// What it is for.
     pub purpose: &'static str,
-    /// What was found; None where it is missing.
+    /// The version that was found; None where it is missing.
     pub found: Option<String>,
+    /// The file that was found.
+    pub path: Option<String>,
     /// The package that has it.
     pub package: &'static str,
 }
 
 /// Looks for the libraries.
 pub fn libraries(options: &Options) -> [LibraryState; 3] {
-    let nvrtc = Compiler::load(options.nvrtc.as_deref()).ok().map(|compiler| compiler.version());
-    let cublas = if options.library_products { blas::version(options.cublas.as_deref()) } else { Ok(None) };
-    let cublas = cublas.ok().flatten();
-    let nccl = nccl::version(options.nccl.as_deref()).ok().flatten();
+    let nvrtc = Compiler::load(options.nvrtc.as_deref(), &options.folders).ok();
+    let cublas = options.find_blas().ok().flatten();
+    let nccl = options.find_nccl().ok().flatten();
+    let path = |path: &Path| path.display().to_string();
     [
         LibraryState {
             name: "NVRTC",
             purpose: "compiles the kernels: needed",
-            found: nvrtc.map(|(major, minor)| format!("{major}.{minor}")),
-            package: "pip install nvidia-cuda-nvrtc-cu12 (nvidia-cuda-nvrtc for CUDA 13), with its folder as PHALANX_NVRTC; or cuda-nvrtc-12-8 of the CUDA toolkit",
+            found: nvrtc.as_ref().map(|nvrtc| format!("{}.{}", nvrtc.version().0, nvrtc.version().1)),
+            path: nvrtc.map(|nvrtc| path(nvrtc.path())),
+            package: "pip install nvidia-cuda-nvrtc-cu12 (nvidia-cuda-nvrtc for CUDA 13; PHALANX_NVRTC names its folder elsewhere than in Python's, nvidia/cuda_nvrtc/lib or nvidia/cu13/lib); or cuda-nvrtc-12-8 of the CUDA toolkit",
         },
         LibraryState {
             name: "cuBLASLt",
             purpose: "matrix products; without it, own kernels compute them",
-            found: cublas.map(|version| format!("{}.{}", version / 10_000, version % 10_000 / 100)),
-            package: "pip install nvidia-cublas-cu12 (nvidia-cublas for CUDA 13), with its folder as PHALANX_CUBLAS; or libcublas-12-8 of the CUDA toolkit",
+            found: cublas
+                .as_ref()
+                .map(|(version, _)| format!("{}.{}", version / 10_000, version % 10_000 / 100)),
+            path: cublas.map(|(_, file)| path(&file)),
+            package: "pip install nvidia-cublas-cu12 (nvidia-cublas for CUDA 13; PHALANX_CUBLAS names its folder elsewhere than in Python's, nvidia/cublas/lib or nvidia/cu13/lib); or libcublas-12-8 of the CUDA toolkit",
         },
         LibraryState {
             name: "NCCL",
             purpose: "communication between cards; without it, ranks exchange data through host memory",
-            found: nccl.map(nccl_version),
-            package: "pip install nvidia-nccl-cu12 (nvidia-nccl-cu13 for CUDA 13), with its folder as PHALANX_NCCL; or libnccl2 of NVIDIA's package repository",
+            found: nccl.as_ref().map(|(version, _)| nccl_version(*version)),
+            path: nccl.map(|(_, file)| path(&file)),
+            package: "pip install nvidia-nccl-cu12 (nvidia-nccl-cu13 for CUDA 13; PHALANX_NCCL names its folder elsewhere than in Python's, nvidia/nccl/lib); or libnccl2 of NVIDIA's package repository",
         },
     ]
 }

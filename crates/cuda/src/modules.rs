@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::sys;
+use phalanx_trace::DType;
 
 use crate::cache::Cache;
 use crate::compiler::{Code, Compiler};
@@ -66,16 +67,15 @@ impl Modules {
         &self.gate
     }
 
-    /// Loads one small program if NVRTC is newer than the driver, which may not take what it makes.
+    /// Compiles the largest program and gives it to the card: not every NVRTC compiles all, and a driver may not take what a newer one makes.
     ///
     /// # Errors
-    /// [`Error::CompilerTooNew`], and those of the driver and NVRTC.
-    pub(crate) fn check_taken(&self) -> Result<(), Error> {
-        if !self.compiler.is_newer_than_driver()? {
-            return Ok(());
-        }
-        let program = Program::of_f64(Source::ElementwiseF64);
-        let launch = Launch { program, kernel: "scaled", grid: [1, 1], threads: 1, shared_bytes: 0 };
+    /// [`Error::CompilerTooOld`], [`Error::CompilerTooNew`], [`Error::Compile`], and those of the driver and NVRTC.
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        self.compiler.check_compiles_for(self.context.card.capability)?;
+        let program = Program::of(Source::AttentionBackward, DType::BF16).with_head(64);
+        let program = program.expect("a size of heads");
+        let launch = Launch { program, kernel: "attention_delta", grid: [1, 1], threads: 1, shared_bytes: 0 };
         self.function(&launch).map(drop)
     }
 

@@ -4,7 +4,7 @@
 //! has not finished says so, and [`Communicator::poll`] tells when it has, so that a rank that waits can end when another one has failed.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -12,12 +12,12 @@ use cudarc::driver::sys::CUstream;
 use libloading::Library;
 use phalanx_tensor::links::{INVITATION_BYTES, Invitation};
 
-use crate::compiler::candidates;
 use crate::error::Error;
+use crate::search::{Folders, loaded_file};
 
 /// What is missing where ranks are to communicate between cards.
-pub const NO_NCCL: &str = "there is no NCCL 2.18 or newer (libnccl.so.2): `pip install nvidia-nccl-cu12` (for CUDA 13 `nvidia-nccl-cu13`) and give \
-    its folder (for the program: PHALANX_NCCL), or install package `libnccl2` of NVIDIA's repository";
+pub const NO_NCCL: &str = "there is no NCCL 2.18 or newer (libnccl.so.2): `pip install nvidia-nccl-cu12` (for CUDA 13 `nvidia-nccl-cu13`; \
+    its folder, nvidia/nccl/lib, can be given; for the program: PHALANX_NCCL), or install package `libnccl2` of NVIDIA's repository";
 
 /// Names that the dynamic loader is asked for.
 const NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
@@ -121,12 +121,12 @@ pub(crate) struct Nccl {
 }
 
 impl Nccl {
-    /// Loads the library, from `place`, a file or a folder that has one, or by its names. None where there is no library that is new enough.
+    /// Loads the library, from `place`, a file or a folder that has one, or else from the first of `folders`. None where there is no library that is new enough.
     ///
     /// # Errors
     /// A `place` without one.
-    pub(crate) fn load(place: Option<&Path>) -> Result<Option<Arc<Nccl>>, Error> {
-        let opened = find(place)?;
+    pub(crate) fn load(place: Option<&Path>, folders: &Folders) -> Result<Option<Arc<Nccl>>, Error> {
+        let opened = find(place, folders)?;
         Ok(opened.map(|Opened { functions, library, .. }| Arc::new(Nccl { functions, _library: library })))
     }
 
@@ -319,24 +319,25 @@ fn on_card(address: u64) -> *mut c_void {
     std::ptr::with_exposed_provenance_mut(address as usize)
 }
 
-/// The version of the library that [`Nccl::load`] would load: 22705 for 2.27.5.
+/// The version of the library that [`Nccl::load`] would load, 22705 for 2.27.5, and its file.
 ///
 /// # Errors
 /// A `place` without one.
-pub(crate) fn version(place: Option<&Path>) -> Result<Option<i32>, Error> {
-    Ok(find(place)?.map(|opened| opened.version))
+pub(crate) fn version(place: Option<&Path>, folders: &Folders) -> Result<Option<(i32, PathBuf)>, Error> {
+    Ok(find(place, folders)?.map(|opened| (opened.version, opened.path)))
 }
 
 /// The library with its functions.
 struct Opened {
     functions: Functions,
     version: i32,
+    path: PathBuf,
     library: Library,
 }
 
 /// The first library that can be used; a `place` that was given must have one.
-fn find(place: Option<&Path>) -> Result<Option<Opened>, Error> {
-    match (candidates(&NAMES, place).iter().find_map(|path| open(path)), place) {
+fn find(place: Option<&Path>, folders: &Folders) -> Result<Option<Opened>, Error> {
+    match (folders.candidates(&NAMES, place).iter().find_map(|path| open(path)), place) {
         (None, Some(place)) => Err(Error::NoNccl { place: place.to_path_buf() }),
         (found, _) => Ok(found),
     }
@@ -352,7 +353,12 @@ fn open(path: &Path) -> Option<Opened> {
         library.get::<unsafe extern "C" fn(*mut c_int) -> c_int>(b"ncclGetVersion").ok()?(&mut version)
     };
     let functions = Functions::load(&library).ok()?;
-    (result == SUCCESS && version >= VERSION_MIN).then_some(Opened { functions, version, library })
+    (result == SUCCESS && version >= VERSION_MIN).then(|| Opened {
+        functions,
+        version,
+        path: loaded_file(path),
+        library,
+    })
 }
 
 #[cfg(test)]
@@ -361,8 +367,8 @@ mod tests {
 
     #[test]
     fn a_place_without_the_library_is_refused() {
-        let refused = version(Some(Path::new("/nonexistent"))).unwrap_err().to_string();
+        let refused = version(Some(Path::new("/nonexistent")), &Folders::default()).unwrap_err().to_string();
         assert!(refused.contains("/nonexistent") && refused.contains("PHALANX_NCCL"), "{refused}");
-        assert!(Nccl::load(Some(Path::new("/nonexistent"))).is_err());
+        assert!(Nccl::load(Some(Path::new("/nonexistent")), &Folders::default()).is_err());
     }
 }

@@ -14,8 +14,10 @@ pub const HEADERS: [(&str, &str); 5] = [
     ("tile.cuh", include_str!("../kernels/tile.cuh")),
 ];
 
-/// Options with which every program is compiled. Nothing is contracted to a multiply-add but what the source says.
-pub const OPTIONS: [&str; 4] = ["-std=c++17", "-fmad=false", "-lineinfo", "--ptxas-options=-v"];
+/// Options with which every program is compiled. Nothing is contracted to a multiply-add but what the source says. Functions are the
+/// card's without saying so, as lambdas cannot: NVRTC before 13.2 takes those with parameters of any type for the host's.
+pub const OPTIONS: [&str; 5] =
+    ["-std=c++17", "-default-device", "-fmad=false", "-lineinfo", "--ptxas-options=-v"];
 
 /// One file of kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

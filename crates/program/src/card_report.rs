@@ -38,7 +38,10 @@ pub fn to_text() -> String {
     for library in libraries(&environment::cuda_options(None)) {
         let (name, purpose, package) = (library.name, library.purpose, library.package);
         match library.found {
-            Some(found) => text.push_str(&format!("{name:<17} {found} ({purpose})\n")),
+            Some(found) => {
+                let path = library.path.unwrap_or_default();
+                text.push_str(&format!("{name:<17} {found} in {path} ({purpose})\n"));
+            }
             None => text.push_str(&format!("{name:<17} missing ({purpose}): {package}\n")),
         }
     }
@@ -87,8 +90,7 @@ pub fn to_json() -> Value {
         Ok(cards) => (cards, None),
         Err(error) => (Vec::new(), Some(error.to_string())),
     };
-    let library =
-        |library: &phalanx_cuda::LibraryState| json!({ "name": library.name, "found": library.found });
+    let library = |library: &phalanx_cuda::LibraryState| json!({ "name": library.name, "found": library.found, "path": library.path });
     let libraries = libraries(&environment::cuda_options(None));
     json!({
         "driver": known_version().map(version_text),

@@ -59,6 +59,7 @@ pub fn cuda_options(memory_bytes: Option<u64>) -> phalanx_cuda::Options {
         nccl: folder(NCCL),
         cublas: cublas.filter(|_| library_products),
         library_products,
+        folders: phalanx_cuda::Folders::find(&|name| std::env::var_os(name), Path::new("/")),
         cache: cache.map(|folder| folder.join("phalanx/cuda")),
         memory_bytes,
         graphs: folder(GRAPHS).as_deref() != Some(Path::new("off")),

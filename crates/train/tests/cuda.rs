@@ -12,7 +12,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use phalanx_cuda::checks::graphs::fail_captures;
 use phalanx_cuda::compiler::Compiler;
-use phalanx_cuda::{Launches, Options, scratch_needed};
+use phalanx_cuda::{Folders, Launches, Options, scratch_needed};
 use phalanx_models::Gpt2;
 use phalanx_train::config::{Checkpointing, Chunk, Float, Placement, Products, Tier, UpdateOn};
 use phalanx_train::{RunConfig, RunPlan, on_threads};
@@ -24,7 +24,8 @@ static TURN: Mutex<()> = Mutex::new(());
 /// None, with a line that says why, where there is no driver or no compiler.
 fn turn(test: &str) -> Option<MutexGuard<'static, ()>> {
     let nvrtc = std::env::var_os("PHALANX_NVRTC");
-    let usable = phalanx_cuda::driver::load().and_then(|()| Compiler::load(nvrtc.as_deref().map(Path::new)));
+    let usable = phalanx_cuda::driver::load()
+        .and_then(|()| Compiler::load(nvrtc.as_deref().map(Path::new), &Folders::default()));
     match usable {
         Ok(_) => Some(TURN.lock().unwrap_or_else(PoisonError::into_inner)),
         Err(error) => {

@@ -38,7 +38,7 @@ Usage: cargo xtask tidy
                                [--json FILE] [--markdown FILE]
        cargo xtask simulated [--seeds N] [--short]
        cargo xtask hosts [OPTIONS] CONFIG [-- OPTIONS OF TRAIN]
-       cargo xtask cuda-kernels [--nvrtc FOLDER] [--or-skip]
+       cargo xtask cuda-kernels [--nvrtc FOLDER] [--short] [--or-skip]
        cargo xtask cuda-emulator [--nvrtc FOLDER] [--or-skip] [--seeds N]
        cargo xtask nightly [STEP]...
 
@@ -47,8 +47,8 @@ simulated runs the engine's tests (goldens, bits, meshes, resume, faults) on the
 20 seeds or N; --short runs goldens and faults alone.
 hosts trains over network namespaces that play several hosts (needs root); --help lists its options.
 cuda-kernels compiles the kernels of GPUs for sm_80, sm_90 and sm_100 and compares their registers, spills, shared memory
-and tensor-core instructions with crates/cuda/kernels/table; it installs NVRTC with pip unless its folder is given;
-with --or-skip it says so and succeeds where pip cannot.
+and tensor-core instructions with crates/cuda/kernels/table, then to PTX with older NVRTCs unless --short says not to; it
+installs NVRTC with pip unless its folder is given; with --or-skip it says so and succeeds where pip cannot.
 cuda-emulator builds the emulator of the CUDA driver and runs the operations of the CUDA device and small training runs on it;
 --seeds runs one of them with N orders of streams.
 nightly runs all that is too long for each submission (docs, the program's tests with other kernels, all seeds, all kernels, the

@@ -9,7 +9,6 @@ use phalanx_tensor::{DType, Device, DeviceError, Kernels, Links, Tensor};
 use super::bench::{numbers, random, read, tensor};
 use crate::error::Error;
 use crate::factory::{Options, unplanned_device};
-use crate::nccl;
 
 /// Bytes of the card's memory for tensors.
 const BYTES: u64 = 64 << 20;
@@ -26,7 +25,7 @@ const ELEMENTS: usize = 70_001;
 /// # Errors
 /// What is missing, or what went wrong.
 pub fn link_of_one_rank(options: &Options, host: Arc<dyn Kernels>) -> Result<Option<i32>, Error> {
-    let Some(version) = nccl::version(options.nccl.as_deref())? else { return Ok(None) };
+    let Some((version, _)) = options.find_nccl()? else { return Ok(None) };
     let options = Options { communicators: 1, ..options.clone() };
     let device = unplanned_device(&options, 0, BYTES, host)?;
     tried(&device).map_err(|error| Error::NotConnected(format!("NCCL {version}: {error}")))?;
