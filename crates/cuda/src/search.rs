@@ -183,7 +183,7 @@ mod tests {
         let within = |folder: &str| names.map(|name| root.path().join(folder).join(name)).to_vec();
         assert_eq!(folders.candidates(&names, Some(&root.path().join("b"))), within("b"));
         let file = root.path().join("a/libnccl.so.2");
-        assert_eq!(folders.candidates(&names, Some(&file)), [file.clone()]);
+        assert_eq!(folders.candidates(&names, Some(&file)), vec![file.clone()]);
         assert_eq!(folders.candidates(&names, None)[0], file);
     }
 
