@@ -4,10 +4,11 @@
 
 #![cfg(target_os = "linux")]
 
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 use cudarc::driver::{CudaContext, LaunchConfig, PushKernelArg};
 use cudarc::nvrtc::Ptx;
+use phalanx_hostile::process::finish;
 
 const PTX: &str = include_str!("kernels/sequences.ptx");
 
@@ -20,14 +21,16 @@ fn inside(test: &str, seed: &str) -> Output {
     let library = program.with_file_name("libphalanx_cuda_emulator.so");
     let folder = tempfile::tempdir().unwrap();
     std::os::unix::fs::symlink(&library, folder.path().join("libcuda.so")).unwrap();
-    Command::new(&program)
+    let child = Command::new(&program)
         .args(["--exact", test, "--nocapture"])
         .env("LD_LIBRARY_PATH", folder.path())
         .env("PHALANX_EMULATOR_SEED", seed)
         .env("PHALANX_EMULATOR_MEMORY_MB", "64")
         .env(INSIDE, "1")
-        .output()
-        .unwrap()
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn();
+    finish(child.unwrap())
 }
 
 fn is_inside() -> bool {

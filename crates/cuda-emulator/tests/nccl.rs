@@ -2,11 +2,12 @@
 //!
 //! The number of devices is given by the environment, which the emulator reads once, so each test runs itself again in a process of its own.
 
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::Barrier;
 
 use phalanx_cuda_emulator::driver::*;
 use phalanx_cuda_emulator::nccl::*;
+use phalanx_hostile::process::finish;
 
 /// Tells a test that it runs in its own process.
 const INSIDE: &str = "PHALANX_EMULATOR_INSIDE";
@@ -22,13 +23,15 @@ fn with_two_cards(test: &str, body: impl Fn()) {
         return body();
     }
     for seed in ["0", "1", "2", "3"] {
-        let output = Command::new(std::env::current_exe().unwrap())
+        let child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", test, "--nocapture"])
             .env("PHALANX_EMULATOR_CARDS", "2")
             .env("PHALANX_EMULATOR_SEED", seed)
             .env(INSIDE, "1")
-            .output()
-            .unwrap();
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn();
+        let output = finish(child.unwrap());
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "seed {seed}: {said}");
     }

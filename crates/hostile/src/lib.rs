@@ -5,12 +5,14 @@
 //! - [`mutate`] changes bytes: flipped bits, extreme numbers, spans removed, doubled or moved, files cut short.
 //! - [`mutate_json`] changes the content and keeps the form, so that a checksum can be made for it.
 //! - [`Counting`], [`peak_bytes`]: an allocator for a test binary that knows what a thread has allocated.
+//! - [`process`]: processes that ignore no signal, and bounded waits for them.
 //! - [`survive`] puts them together: a reader gets thousands of variants and must neither panic nor allocate
 //!   more than it may.
 #![deny(unsafe_code)] // allowed in allocation.rs alone, which wraps the system's allocator
 
 mod allocation;
 mod mutation;
+pub mod process;
 mod random;
 
 use std::fs::File;

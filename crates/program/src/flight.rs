@@ -6,6 +6,7 @@ use anyhow::{Context, Result};
 use phalanx_collectives::FlightEvent;
 use serde::{Deserialize, Serialize};
 
+use crate::ownership::check_folders;
 use crate::report::Table;
 use crate::run_names::FLIGHT;
 
@@ -29,6 +30,7 @@ pub fn write(run: &Path, flights: &[(usize, Vec<FlightEvent>)]) -> Result<()> {
     if flights.is_empty() || !run.is_dir() {
         return Ok(());
     }
+    check_folders(run)?;
     let folder = run.join(FLIGHT);
     phalanx_files::create_folders(&folder).with_context(|| folder.display().to_string())?;
     for (rank, events) in flights {

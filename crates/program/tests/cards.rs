@@ -55,8 +55,8 @@ fn train(home: &Home, cards: usize, run: &str, more: &[&str]) -> Command {
     on_cards(home, cards, &[&TRAIN[..], &few, more].concat())
 }
 
-fn end(mut command: Command) -> Ended {
-    command.output().unwrap().into()
+fn end(command: Command) -> Ended {
+    rig::ended(command)
 }
 
 #[test]
@@ -147,7 +147,7 @@ fn a_rank_that_is_killed_or_stopped_is_named() {
         let pid = started.iter().find(|(rank, _)| *rank == 1).unwrap().1;
         let since = Instant::now();
         signal(pid, with);
-        let ended = Ended::from(child.wait_with_output().unwrap());
+        let ended = rig::finish(child);
         assert!(since.elapsed() < within, "{:?}", since.elapsed());
         ended.refused(&["rank 1 failed", words]);
         assert!(started.iter().all(|(_, pid)| !lives(*pid)));

@@ -46,7 +46,9 @@ fn on_emulator(home: &Home, args: &[&str]) -> Command {
 }
 
 fn run(home: &Home, args: &[&str], variable: (&str, &str)) -> Ended {
-    on_emulator(home, args).env(variable.0, variable.1).output().unwrap().into()
+    let mut command = on_emulator(home, args);
+    command.env(variable.0, variable.1);
+    rig::ended(command)
 }
 
 #[test]
@@ -255,8 +257,7 @@ fn the_doctor_checks_every_kernel() {
         assert!(said.contains("no CUDA driver") || said.contains("the driver finds no card"), "{said}");
         return;
     }
-    let ended = on_emulator(&home, &["doctor", "--kernels"]).output().unwrap();
-    let said = Ended::from(ended).ok().stdout;
+    let said = rig::ended(on_emulator(&home, &["doctor", "--kernels"])).ok().stdout;
     for words in [
         "CUDA driver       12.8",
         "GPU 0",

@@ -3,9 +3,10 @@
 
 mod rig;
 
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 
 use phalanx_host::kib_field;
+use phalanx_hostile::process;
 use rig::{Ended, Home, lives, number, ranks, signal, wait};
 use rustix::process::Signal;
 
@@ -100,13 +101,13 @@ fn several_folders_and_checksums_change_no_bit() {
 fn on_small_disk(home: &Home, size: &str, beside: &str, args: &[&str]) -> Option<Child> {
     let mount = format!("mount -t tmpfs -o size={size} none disk");
     let shell = |line: &str| {
-        let mut command = Command::new("unshare");
+        let mut command = process::command("unshare");
         command.args(["-m", "sh", "-c", line, "sh", env!("CARGO_BIN_EXE_phalanx")]).args(args);
         command.current_dir(home.path("")).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         command
     };
-    let may_mount = shell(&format!("{mount}; exit")).status().is_ok_and(|status| status.success());
-    if !may_mount {
+    let tried = shell(&format!("{mount}; exit")).spawn().map(rig::finish);
+    if tried.is_ok_and(|tried| tried.code != Some(0)) {
         eprintln!("skipped: this user may not mount a file system (unshare -m, tmpfs)");
         return None;
     }
@@ -118,13 +119,13 @@ fn a_disk_that_is_too_small_is_refused_with_needed_and_free_bytes() {
     let home = home();
     let args = [&["train", "small.toml", "--run", "r", "--nproc", "2"][..], &ON_DISK].concat();
     let Some(child) = on_small_disk(&home, "256k", "", &args) else { return };
-    let ended = Ended::from(child.wait_with_output().unwrap());
+    let ended = rig::finish(child);
     let words =
         ["disk memory of ", " bytes in disk: ", " bytes are needed, 262144 are free", "free space there"];
     ended.refused(&words);
     assert!(!home.path("r").exists());
     let Some(child) = on_small_disk(&home, "64m", "", &args) else { return };
-    let ended = Ended::from(child.wait_with_output().unwrap()).ok();
+    let ended = rig::finish(child).ok();
     assert_eq!(ended.stderr.matches("disk is memory, not a disk (tmpfs)").count(), 1, "{}", ended.stderr);
 }
 
@@ -142,7 +143,7 @@ fn a_disk_that_others_fill_during_a_step_changes_nothing() {
     let step = home.metrics("r").last().unwrap()["step"].as_u64().unwrap();
     home.wait_for_step("r", step + 20);
     signal(child.id() as i32, Signal::INT);
-    let ended = Ended::from(child.wait_with_output().unwrap());
+    let ended = rig::finish(child);
     assert_eq!(ended.code, Some(130), "{}", ended.stderr);
     let saved = home.newest("r");
     assert!(saved >= step + 20);
@@ -155,16 +156,16 @@ fn a_disk_that_others_fill_during_a_step_changes_nothing() {
 fn with_memlock(home: &Home, kib: &str, args: &[&str]) -> Option<Ended> {
     let line = "ulimit -l \"$0\" && exec setpriv --bounding-set=-ipc_lock --inh-caps=-ipc_lock \"$@\"";
     let run = |args: &[&str]| {
-        let mut command = Command::new("sh");
+        let mut command = process::command("sh");
         command.args(["-c", line, kib]).args(args);
         command.current_dir(home.path("")).stdin(Stdio::null());
-        command.output().ok().map(Ended::from)
+        rig::ended(command)
     };
-    if run(&["true"]).is_none_or(|ended| ended.code != Some(0)) {
+    if run(&["true"]).code != Some(0) {
         eprintln!("skipped: this user may not give up the right to lock memory (setpriv)");
         return None;
     }
-    run(&[&[env!("CARGO_BIN_EXE_phalanx")], args].concat())
+    Some(run(&[&[env!("CARGO_BIN_EXE_phalanx")], args].concat()))
 }
 
 #[test]
@@ -199,7 +200,7 @@ fn pinned_host_memory_is_locked() {
         home.wait_for_step("r", 2);
         let locked = kib_field(format!("/proc/{}/status", child.id()), "VmLck:").unwrap();
         signal(child.id() as i32, Signal::INT);
-        let ended = Ended::from(child.wait_with_output().unwrap());
+        let ended = rig::finish(child);
         assert_eq!(ended.code, Some(130), "{}", ended.stderr);
         assert!(if min == 0 { locked == 0 } else { locked >= min }, "{locked} bytes for {more:?}");
         std::fs::remove_dir_all(home.path("r")).unwrap();

@@ -5,7 +5,7 @@ mod rig;
 use std::process::Child;
 use std::time::{Duration, Instant};
 
-use rig::{Ended, Home, lives, ranks, shares_without_a_name, signal, wait};
+use rig::{Home, lives, ranks, shares_without_a_name, signal, wait};
 use rustix::process::Signal;
 
 /// A run that never reaches its end.
@@ -52,7 +52,7 @@ fn interrupted_runs_finish_their_step_and_save() {
         // One rank is the program itself.
         assert_eq!(pids.len(), if nproc == "1" { 0 } else { 2 });
         signal(child.id() as i32, with);
-        let ended = Ended::from(child.wait_with_output().unwrap());
+        let ended = rig::finish(child);
         assert_eq!(ended.code, Some(130), "{}", ended.stderr);
         let saved = home.newest("r");
         let last = home.metrics("r").last().unwrap()["step"].as_u64().unwrap();
@@ -70,7 +70,7 @@ fn a_rank_that_is_interrupted_alone_stops_the_run_in_good_order() {
     home.wait_for_step("r", 5);
     let started = ranks(child.id());
     signal(started.iter().find(|(rank, _)| *rank == 1).unwrap().1, Signal::TERM);
-    let ended = Ended::from(child.wait_with_output().unwrap());
+    let ended = rig::finish(child);
     assert_eq!(ended.code, Some(130), "{}", ended.stderr);
     assert_eq!(Some(home.newest("r")), home.metrics("r").last().unwrap()["step"].as_u64());
 }
@@ -86,7 +86,7 @@ fn a_killed_rank_is_named_within_two_seconds() {
         assert_eq!(started.len(), 2);
         let killed = Instant::now();
         signal(started.iter().find(|(number, _)| *number == rank).unwrap().1, Signal::KILL);
-        let ended = Ended::from(child.wait_with_output().unwrap());
+        let ended = rig::finish(child);
         assert!(killed.elapsed() < Duration::from_secs(3), "{:?}", killed.elapsed());
         let name = format!("rank {rank} failed");
         ended.refused(&[&name, "SIGKILL", "memory", "step ", "--resume", "checkpoints/step-"]);
@@ -122,7 +122,7 @@ fn a_save_that_fails_ends_the_run_and_names_the_file() {
         home.write(&format!("{run}/checkpoints"), "a file stands here");
         // The signal requests a save.
         signal(child.id() as i32, Signal::INT);
-        let ended = Ended::from(child.wait_with_output().unwrap());
+        let ended = rig::finish(child);
         ended.refused(&["checkpoints", "step(s) were done"]);
         // A run does not start if it could not save.
         std::fs::remove_file(home.path(&run).join("metrics.jsonl")).unwrap();

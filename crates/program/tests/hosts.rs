@@ -54,7 +54,7 @@ impl Launched {
     }
 
     fn ends(self) -> Vec<Ended> {
-        self.launchers.into_iter().map(|launcher| Ended::from(launcher.wait_with_output().unwrap())).collect()
+        self.launchers.into_iter().map(rig::finish).collect()
     }
 
     /// All ranks with their processes.
@@ -234,7 +234,7 @@ fn a_launcher_with_another_secret_is_refused() {
     }
     home.write("two", "8".repeat(64));
     let [leader, stranger] = [start("0", "one"), start("1", "two")];
-    let ended = |child: Child| Ended::from(child.wait_with_output().unwrap());
+    let ended = rig::finish;
     ended(stranger).refused(&["do not trust each other", "the secret"]);
     ended(leader).refused(&["host 1 did not come to the rendezvous", "a connection was refused"]);
     assert!(!home.path("r/metrics.jsonl").exists());
@@ -313,8 +313,7 @@ fn a_signal_before_the_ranks_have_started_ends_the_launchers_of_all_hosts() {
         }
         signal(launchers[asked].id() as i32, Signal::TERM);
         let at = Instant::now();
-        let ends: Vec<Ended> =
-            launchers.into_iter().map(|launcher| Ended::from(launcher.wait_with_output().unwrap())).collect();
+        let ends: Vec<Ended> = launchers.into_iter().map(rig::finish).collect();
         assert!(at.elapsed() < WITHIN, "{:?}", at.elapsed());
         let mut rest = String::new();
         said.read_to_string(&mut rest).unwrap();
@@ -423,7 +422,7 @@ fn a_failed_run_starts_again_from_its_checkpoint() {
     wait("a checkpoint", || home.newest("r") >= 4);
     let victim = ranks(child.id())[1].1;
     signal(victim, Signal::KILL);
-    let ended = Ended::from(child.wait_with_output().unwrap()).ok();
+    let ended = rig::finish(child).ok();
     assert!(ended.stderr.contains("was killed by signal 9"), "{}", ended.stderr);
     assert!(
         ended.stderr.contains("restart 1 of 2: 2 rank(s) start again from the checkpoint of step"),
@@ -462,7 +461,7 @@ fn hosts_that_are_left_go_on_with_fewer_ranks() {
         signal(launcher_of(&child, lost), Signal::KILL);
         at = home.newest("r") + 100;
     }
-    let ended = Ended::from(child.wait_with_output().unwrap()).ok();
+    let ended = rig::finish(child).ok();
     for words in [
         "the launcher of host 1 was killed by signal 9",
         "restart 1 of 2: 2 rank(s) start again",
@@ -519,7 +518,7 @@ fn the_secret_that_host_0_has_made_is_removed_when_a_signal_ends_it() {
         wait("the secret", || home.path("secret").exists());
         // The second leaves at once.
         (0..signals).for_each(|_| signal(child.id() as i32, Signal::INT));
-        let ended = Ended::from(child.wait_with_output().unwrap());
+        let ended = rig::finish(child);
         assert_eq!(ended.code, Some(130), "{}", ended.stderr);
         assert!(!home.path("secret").exists(), "after {signals} signals: {}", ended.stderr);
     }
@@ -572,7 +571,7 @@ fn an_ssh_that_hangs_ends_with_the_time_to_join_and_with_a_signal() {
             wait("ssh", || home.path("stuck").exists());
             let at = Instant::now();
             (0..signals).for_each(|_| signal(child.id() as i32, Signal::INT));
-            let ended = Ended::from(child.wait_with_output().unwrap());
+            let ended = rig::finish(child);
             assert_eq!(ended.code, Some(130), "{}", ended.stderr);
             assert!(at.elapsed() < WITHIN, "{:?}", at.elapsed());
             let stuck = String::from_utf8(home.read("stuck")).unwrap().trim().parse().unwrap();

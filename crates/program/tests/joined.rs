@@ -84,7 +84,7 @@ fn start(home: &Home, variables: &[Variables], args: &[&str]) -> Vec<Child> {
 }
 
 fn ends(children: Vec<Child>) -> Vec<Ended> {
-    children.into_iter().map(|child| Ended::from(child.wait_with_output().unwrap())).collect()
+    children.into_iter().map(rig::finish).collect()
 }
 
 #[test]
@@ -188,7 +188,7 @@ fn the_processes_end_when_the_launcher_that_has_started_them_is_killed() {
     child.kill().unwrap();
     let at = Instant::now();
     // Its output ends with the last of them.
-    let ended = Ended::from(child.wait_with_output().unwrap());
+    let ended = rig::finish(child);
     assert!(at.elapsed() < WITHIN, "{:?}", at.elapsed());
     let words = format!("mpirun (process {pid}), which has started this process, has ended");
     assert_eq!(ended.stderr.matches(&words).count(), 2, "{}", ended.stderr);

@@ -2,17 +2,19 @@
 
 mod rig;
 
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 
+use phalanx_hostile::process;
 use rig::{Ended, Home};
 
 /// Runs the program below a limit of the shell.
 fn below(home: &Home, limit: &str, args: &[&str]) -> Ended {
-    let mut shell = Command::new("sh");
+    let mut shell = process::command("sh");
     let script = format!("ulimit {limit} && exec \"$0\" \"$@\"");
     shell.current_dir(home.path("")).args(["-c", &script, env!("CARGO_BIN_EXE_phalanx")]).args(args);
     // With backtraces, which a program that has no memory cannot make.
-    shell.stdin(Stdio::null()).env("RUST_BACKTRACE", "1").output().unwrap().into()
+    shell.stdin(Stdio::null()).env("RUST_BACKTRACE", "1");
+    rig::ended(shell)
 }
 
 /// A limit on private memory (KiB) refuses the stacks of threads or an allocation, in this program or in a rank; which

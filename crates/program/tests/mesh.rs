@@ -109,7 +109,7 @@ fn a_killed_rank_of_a_mesh_is_named() {
         assert_eq!(started.len(), 4);
         let killed = Instant::now();
         signal(started.iter().find(|(number, _)| *number == rank).unwrap().1, Signal::KILL);
-        let ended = Ended::from(child.wait_with_output().unwrap());
+        let ended = rig::finish(child);
         // Named at once; a second is what ranks that hang may take to leave, another is for a busy machine.
         assert!(killed.elapsed() < Duration::from_secs(3), "{:?}", killed.elapsed());
         ended.refused(&[&format!("rank {rank} failed"), "SIGKILL", "step ", "--resume"]);

@@ -51,7 +51,7 @@ fn a_command_whose_output_cannot_be_written_has_failed() {
     for args in COMMANDS {
         let run = |stdout: Stdio| -> Ended {
             let child = home.command(args).stdout(stdout).stderr(Stdio::piped()).spawn().unwrap();
-            child.wait_with_output().unwrap().into()
+            rig::finish(child)
         };
         let ended = run(full());
         let told = ended.stderr.contains("standard output could not be written: No space left on device");
@@ -79,7 +79,7 @@ fn training_goes_on_when_standard_output_is_gone() {
         let _ = std::fs::remove_dir_all(home.path("r"));
         let args = [&["train", "small.toml", "--run", "r", "--nproc", nproc][..], show].concat();
         let child = home.command(&args).stdout(stdout()).stderr(Stdio::piped()).spawn().unwrap();
-        let ended = Ended::from(child.wait_with_output().unwrap()).ok();
+        let ended = rig::finish(child).ok();
         assert_eq!(ended.stderr.matches(GONE).count(), 1, "{args:?}: {}", ended.stderr);
         assert_eq!((home.losses("r").len(), home.newest("r")), (8, 8), "{args:?}");
     }
@@ -94,7 +94,7 @@ fn training_goes_on_after_its_reader_has_read_a_line() {
         let mut first = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut first).unwrap();
         assert!(first.contains("\"step\":1,"), "{first}");
-        let ended = Ended::from(child.wait_with_output().unwrap()).ok();
+        let ended = rig::finish(child).ok();
         assert!(ended.stderr.matches(GONE).count() <= 1, "{}", ended.stderr);
         assert_eq!((home.losses(nproc).len(), home.newest(nproc)), (60, 60));
     }
@@ -112,7 +112,7 @@ fn a_reader_that_stands_still_holds_up_no_step() {
         home.wait_for_step(nproc, 400);
         let mut text = String::new();
         child.stdout.take().unwrap().read_to_string(&mut text).unwrap();
-        Ended::from(child.wait_with_output().unwrap()).ok();
+        rig::finish(child).ok();
         assert!(text.len() > 1 << 16, "{} bytes fit into a pipe", text.len());
         let lines: Vec<serde_json::Value> = text.lines().map(|l| serde_json::from_str(l).unwrap()).collect();
         assert_eq!(lines[..lines.len() - 1], home.metrics(nproc));
@@ -131,11 +131,11 @@ fn nothing_that_is_said_on_standard_error_stops_a_run() {
     let home = Home::new();
     for (nproc, stderr) in [("1", full as fn() -> Stdio), ("2", full), ("1", unread), ("2", unread)] {
         let _ = std::fs::remove_dir_all(home.path("r"));
-        let mut child = endless(&home, "r", nproc, stderr());
+        let child = endless(&home, "r", nproc, stderr());
         home.wait_for_step("r", 5);
         // The interrupt also writes to standard error.
         signal(child.id() as i32, Signal::INT);
-        assert_eq!(child.wait().unwrap().code(), Some(130));
+        assert_eq!(rig::finish(child).code, Some(130));
         assert_eq!(Some(home.newest("r")), home.metrics("r").last().unwrap()["step"].as_u64());
     }
 }
@@ -145,8 +145,8 @@ fn errors_that_nobody_reads_keep_their_exit_code() {
     let home = Home::new();
     for stderr in [full, unread] {
         for (args, code) in [(&["plan", "missing.toml"][..], 1), (&["no-command"], 2)] {
-            let status = home.command(args).stdout(Stdio::null()).stderr(stderr()).status().unwrap();
-            assert_eq!(status.code(), Some(code), "{args:?}");
+            let child = home.command(args).stdout(Stdio::null()).stderr(stderr()).spawn().unwrap();
+            assert_eq!(rig::finish(child).code, Some(code), "{args:?}");
         }
     }
 }
@@ -157,8 +157,8 @@ fn closed_standard_streams_are_never_a_file_of_the_run() {
     for (nproc, show) in [("1", "--json"), ("2", "--json"), ("1", "--threads-as-ranks")] {
         let _ = std::fs::remove_dir_all(home.path("r"));
         let args = ["train", "small.toml", "--run", "r", "--nproc", nproc, show];
-        let status = home.shell("", &args, "<&- >&- 2>&-").status().unwrap();
-        assert_eq!(status.code(), Some(0), "{args:?}");
+        let ended = rig::ended(home.shell("", &args, "<&- >&- 2>&-"));
+        assert_eq!(ended.code, Some(0), "{args:?}");
         assert_eq!(home.losses("r").len(), 8);
         home.run(&["inspect", "r", "--verify"]).ok();
         home.json("r/plan.json");
@@ -187,7 +187,7 @@ fn signals_that_were_ignored_at_the_start_stay_ignored() {
             home.metrics("r").last().unwrap()["step"].as_u64() >= Some(step + 20)
         });
         signal(child.id() as i32, Signal::TERM);
-        assert_eq!(child.wait().unwrap().code(), Some(130));
+        assert_eq!(rig::finish(child).code, Some(130));
         assert!(started.iter().all(|pid| !lives(*pid)));
     }
 }

@@ -7,7 +7,7 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
-use rig::{Ended, Home, signal, wait};
+use rig::{Home, signal, wait};
 use rustix::process::Signal;
 
 /// Everything below a folder, links not followed: what it is, its permissions, and its content.
@@ -106,7 +106,7 @@ fn the_folder_of_a_configuration_is_no_run_folder() {
     let here = |args: &[&str]| {
         let mut command = home.command(args);
         command.current_dir(home.path("project"));
-        Ended::from(command.output().unwrap())
+        rig::ended(command)
     };
     for args in
         [&["train", "config.toml", "--run", "."][..], &["train", "config.toml", "--run", ".", "--resume"]]
@@ -254,7 +254,7 @@ fn a_refused_start_removes_only_what_it_has_made() {
         let child = home.start(&[&["train", "small.toml", "--run", "a/b/c"][..], &more].concat());
         wait("the start to prepare", || home.path("a/b/c/.next/phalanx-start").exists());
         home.write(name, "precious");
-        let ended = Ended::from(child.wait_with_output().unwrap());
+        let ended = rig::finish(child);
         ended.refused(&["memory.limit_mb"]);
         assert_eq!(home.read(name), b"precious");
         let left = everything(&home.path("a")).into_keys().filter(|path| path.is_file());
@@ -351,5 +351,5 @@ fn the_lock_of_a_run_tells_its_holder_and_whether_it_is_here() {
     }
     fs::write(&lock, text).unwrap();
     signal(child.id() as i32, Signal::INT);
-    assert_eq!(Ended::from(child.wait_with_output().unwrap()).code, Some(130));
+    assert_eq!(rig::finish(child).code, Some(130));
 }

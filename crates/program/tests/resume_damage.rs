@@ -136,7 +136,7 @@ fn a_resume_that_was_killed_before_it_saved_is_no_damage() {
     let child = home.start(&[&RESUME[..5], &["train.steps=1000000", "--set", "train.save_every=0"]].concat());
     home.wait_for_step("r", 10);
     rig::signal(child.id() as i32, rustix::process::Signal::KILL);
-    child.wait_with_output().unwrap();
+    rig::finish(child);
     let ended = home.run(&RESUME).ok();
     assert!(ended.stderr.contains("resuming from step 8"), "{}", ended.stderr);
     assert_eq!(home.losses("r"), expected(&home));
@@ -319,7 +319,7 @@ fn a_last_checkpoint_that_cannot_be_read_is_an_error() {
     rig::wait("the ranks to end", || started.iter().all(|(_, pid)| !rig::lives(*pid)));
     flip(&home, "r/checkpoints/step-60/manifest.json", 500);
     rig::signal(child.id() as i32, rustix::process::Signal::CONT);
-    let ended = rig::Ended::from(child.wait_with_output().unwrap());
+    let ended = rig::finish(child);
     ended.refused(&[
         "step 60 was done and saved",
         "r/checkpoints/step-60",

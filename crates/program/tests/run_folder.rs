@@ -5,7 +5,7 @@ mod rig;
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, symlink};
 
-use rig::{Ended, Home, lives, ranks, signal, wait};
+use rig::{Home, lives, ranks, signal, wait};
 use rustix::process::Signal;
 
 /// Files that set a run up.
@@ -179,7 +179,7 @@ fn one_run_at_a_time() {
             assert!(holds, "rank {rank}");
         }
         signal(first.id() as i32, Signal::INT);
-        let ended = Ended::from(first.wait_with_output().unwrap());
+        let ended = rig::finish(first);
         assert_eq!(ended.code, Some(130), "{}", ended.stderr);
         let steps = format!("train.steps={}", home.newest("r") + 2);
         home.run(&["train", "--run", "r", "--resume", "--set", &steps, "--quiet"]).ok();
@@ -233,7 +233,7 @@ fn two_starts_at_once_are_one_run() {
         let _ = fs::remove_dir_all(home.path("r"));
         let args = ["train", "small.toml", "--run", "r", "--nproc", "2", "--quiet"];
         let started = [home.start(&args), home.start(&args)];
-        let ended = started.map(|child| Ended::from(child.wait_with_output().unwrap()));
+        let ended = started.map(rig::finish);
         let mut codes = ended.each_ref().map(|ended| ended.code);
         codes.sort();
         assert_eq!(codes, [Some(0), Some(1)], "{} {}", ended[0].stderr, ended[1].stderr);
@@ -286,7 +286,7 @@ fn a_run_folder_that_has_gone_ends_the_run() {
         let started = ranks(child.id());
         remove(&home);
         signal(child.id() as i32, Signal::INT);
-        let ended = Ended::from(child.wait_with_output().unwrap());
+        let ended = rig::finish(child);
         ended.refused(&["the run folder r was removed or changed", words]);
         assert!(started.iter().all(|(_, pid)| !lives(*pid)));
         assert!(!home.path("r/checkpoints").exists());
@@ -308,7 +308,7 @@ fn tokens_that_change_during_a_run_are_an_error_and_no_signal() {
             let child = home.start(&endless(&["--nproc", nproc, "--set", "train.save_every=0"]));
             home.wait_for_step("r", 5);
             change(&File::options().write(true).open(home.path("r/tokens.bin")).unwrap());
-            let ended = Ended::from(child.wait_with_output().unwrap());
+            let ended = rig::finish(child);
             ended.refused(&["r/tokens.bin", words]);
         }
     }
@@ -322,7 +322,7 @@ fn tokens_that_became_others_of_the_vocabulary_are_found_before_the_next_save() 
     let file = File::options().write(true).open(home.path("r/tokens.bin")).unwrap();
     file.write_all_at(b"a\0b\0c\0", 1000).unwrap();
     signal(child.id() as i32, Signal::INT);
-    let ended = Ended::from(child.wait_with_output().unwrap());
+    let ended = rig::finish(child);
     ended.refused(&["r/tokens.bin does not hold the tokens", "blake3"]);
     assert!(home.checkpoints("r").is_empty());
 }
@@ -359,7 +359,7 @@ fn readers_beside_a_run_that_purges_see_whole_checkpoints() {
         home.run(&["export", "r", "--out", "hf", "--force"]).ok();
     }
     signal(child.id() as i32, Signal::INT);
-    assert_eq!(Ended::from(child.wait_with_output().unwrap()).code, Some(130));
+    assert_eq!(rig::finish(child).code, Some(130));
 }
 
 /// Each change of what is trained or measured is one line, also under --quiet; a validation part that was trained on is

@@ -39,7 +39,7 @@ fn pid_of(started: &[(usize, i32)], rank: usize) -> i32 {
 }
 
 fn end_of(child: Child) -> Ended {
-    Ended::from(child.wait_with_output().unwrap())
+    rig::finish(child)
 }
 
 #[test]

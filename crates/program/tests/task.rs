@@ -5,6 +5,7 @@ mod rig;
 use std::process::{Output, Stdio};
 
 use phalanx_collectives::HostJob;
+use phalanx_hostile::process;
 use rig::{Home, ranks};
 use rustix::process::Signal;
 
@@ -41,7 +42,7 @@ fn the_command_line_of_a_rank_shows_its_number_and_no_configuration() {
         assert_eq!(name.trim(), format!("phalanx-rank-{rank}"));
     }
     rig::signal(child.id() as i32, Signal::INT);
-    child.wait_with_output().unwrap();
+    rig::finish(child);
 }
 
 /// A rank that planned for itself would not notice a change in the launcher's plan.
@@ -53,7 +54,7 @@ fn a_rank_follows_the_plan_of_the_launcher_and_makes_none() {
     home.wait_for_step("r", 2);
     let task = task_of(launcher.id());
     rig::signal(launcher.id() as i32, Signal::INT);
-    launcher.wait_with_output().unwrap();
+    rig::finish(launcher);
 
     let planned = "\"name\":\"batch.tokens\"";
     let text = String::from_utf8_lossy(&task).into_owned();
@@ -90,7 +91,7 @@ fn run_ranks(home: &Home, task: &[u8]) -> Vec<Output> {
         command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
     };
     let started = ["0", "1"].map(start);
-    started.map(|rank| rank.wait_with_output().unwrap()).into()
+    started.map(process::finish).into()
 }
 
 fn replaced(bytes: &[u8], from: &[u8], to: &[u8]) -> Vec<u8> {

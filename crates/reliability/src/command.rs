@@ -3,10 +3,11 @@
 use std::io::Read;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, ExitStatus, Stdio};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use phalanx_hostile::process;
 use rustix::process::{Pid, Signal, kill_process_group};
 
 use crate::processes;
@@ -108,12 +109,12 @@ impl Invocation {
         let shown = self.shown();
         let mut command = match &self.shell {
             None => {
-                let mut command = Command::new(&self.program);
+                let mut command = process::command(&self.program);
                 command.args(&self.arguments);
                 command
             }
             Some((before, after)) => {
-                let mut command = Command::new("/bin/sh");
+                let mut command = process::command("/bin/sh");
                 let line = format!("{before} \"$0\" \"$@\" {after}");
                 command.arg("-c").arg(line).arg(&self.program).args(&self.arguments);
                 command

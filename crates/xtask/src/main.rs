@@ -127,6 +127,7 @@ fn tidy() -> io::Result<bool> {
     findings.extend(rules::start::check(&workspace));
     findings.extend(rules::paths::check(&workspace));
     findings.extend(rules::reads::check(&workspace));
+    findings.extend(rules::waits::check(&workspace));
     findings.extend(rules::signatures::check(&workspace));
     findings.extend(rules::wording::check(&workspace));
     findings.sort_by(|a, b| (&a.path, a.line, a.rule).cmp(&(&b.path, b.line, b.rule)));

@@ -7,6 +7,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use phalanx_hostile::process;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tempfile::TempDir;
@@ -133,15 +134,7 @@ impl Home {
 
     /// The program with arguments, to be started in this folder. It sees no GPU of this machine.
     pub fn command(&self, args: &[&str]) -> Command {
-        let program = env!("CARGO_BIN_EXE_phalanx");
-        let mut command = match ignores_interrupts() {
-            false => Command::new(program),
-            true => {
-                let mut command = Command::new("env");
-                command.args(["--default-signal=INT", program]);
-                command
-            }
-        };
+        let mut command = process::command(env!("CARGO_BIN_EXE_phalanx"));
         command.current_dir(self.dir.path()).args(args).stdin(Stdio::null());
         command.env("CUDA_VISIBLE_DEVICES", "");
         command
@@ -149,17 +142,19 @@ impl Home {
 
     /// Runs the program to its end.
     pub fn run(&self, args: &[&str]) -> Ended {
-        self.command(args).output().unwrap().into()
+        ended(self.command(args))
     }
 
     /// The same with an environment variable.
     pub fn run_with(&self, (name, value): (&str, &str), args: &[&str]) -> Ended {
-        self.command(args).env(name, value).output().unwrap().into()
+        let mut command = self.command(args);
+        command.env(name, value);
+        ended(command)
     }
 
     /// The program started by a shell after `first` (`trap "" HUP`), with redirections behind its arguments.
     pub fn shell(&self, first: &str, args: &[&str], redirections: &str) -> Command {
-        let mut command = Command::new("sh");
+        let mut command = process::command("sh");
         let line = format!("{first}\nexec \"$@\" {redirections}");
         command.args(["-c", &line, "sh", env!("CARGO_BIN_EXE_phalanx")]).args(args);
         command.current_dir(self.dir.path()).stdin(Stdio::null());
@@ -283,6 +278,18 @@ pub fn assert_as_planned(plan: &Value, memory: &Value) {
     }
 }
 
+/// How a process that was started has ended.
+#[track_caller]
+pub fn finish(child: Child) -> Ended {
+    process::finish(child).into()
+}
+
+/// Runs a command to its end, its output gathered.
+#[track_caller]
+pub fn ended(mut command: Command) -> Ended {
+    finish(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap())
+}
+
 /// Waits until another process has done something.
 #[track_caller]
 pub fn wait(what: &str, mut happened: impl FnMut() -> bool) {
@@ -308,13 +315,6 @@ pub fn ranks(launcher: u32) -> Vec<(usize, i32)> {
             Some((rank.parse().ok()?, pid))
         })
         .collect()
-}
-
-/// Whether this test was started with SIGINT ignored, as in the background of a shell; the program would ignore it too.
-fn ignores_interrupts() -> bool {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).unwrap();
-    u64::from_str_radix(mask.trim(), 16).unwrap() & 0b10 != 0
 }
 
 /// State and parent in `/proc/PID/stat`, behind the name in brackets.

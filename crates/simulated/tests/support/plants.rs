@@ -1,6 +1,6 @@
 //! Mistakes that a decorating backend makes: it drops, moves or misdirects one call on its way to the device.
 
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -107,7 +107,9 @@ const SEGMENTATION_FAULT: i32 = 11;
 
 fn in_a_child(seed: u64, check_races: bool, child: &dyn Fn() -> Command) -> Outcome {
     use std::os::unix::process::ExitStatusExt;
-    let output = child().env(HOST_READ, format!("{seed} {check_races}")).output().unwrap();
+    let mut command = child();
+    command.env(HOST_READ, format!("{seed} {check_races}")).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let output = phalanx_hostile::process::finish(command.spawn().unwrap());
     match output.status.signal() {
         Some(SEGMENTATION_FAULT) => Outcome::Fault,
         _ => Outcome::Right,

@@ -12,4 +12,5 @@ pub mod signatures;
 pub mod sizes;
 pub mod start;
 pub mod story;
+pub mod waits;
 pub mod wording;
