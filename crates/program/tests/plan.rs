@@ -128,9 +128,10 @@ fn bytes_after(text: &str, words: &str) -> f64 {
 /// Runs what a shell would run for a line.
 fn run_line(home: &Home, line: &str) -> rig::Ended {
     let line = line.replacen("phalanx", "exec \"$0\"", 1);
-    let mut command = std::process::Command::new("sh");
+    let mut command = phalanx_hostile::process::command("sh");
     command.args(["-c", &line, env!("CARGO_BIN_EXE_phalanx")]).current_dir(home.path("."));
-    command.env("CUDA_VISIBLE_DEVICES", "").output().unwrap().into()
+    command.env("CUDA_VISIBLE_DEVICES", "");
+    rig::ended(command)
 }
 
 /// Every proposal, applied as the text that was printed, needs what was said and fits.
