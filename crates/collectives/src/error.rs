@@ -1,6 +1,22 @@
 //! Errors of collectives. Every message names ranks, calls and call sites, because the peers of the failed rank may be
 //! gone when it is read.
 
+use serde::{Deserialize, Serialize};
+
+/// What is to blame for the end of a job, beside the rank in whose name it ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Blame {
+    /// The rank.
+    Rank,
+    /// Ranks that made different calls.
+    Disagreement,
+    /// What connects the rank with another one.
+    Link {
+        /// The other rank.
+        peer: usize,
+    },
+}
+
 /// What a wait returns instead of the buffers.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CollectiveError {
@@ -48,6 +64,16 @@ pub enum CollectiveError {
         /// The rank at the other end.
         rank: usize,
         /// Its host and address, the system's error, the call, and what the rank did last.
+        report: String,
+    },
+    /// Nothing passes between two ranks of different hosts, both of which are there.
+    #[error("nothing passes between rank {rank} and rank {peer}: {report}")]
+    Cut {
+        /// The one that waits.
+        rank: usize,
+        /// The other one.
+        peer: usize,
+        /// The call, how long a rank waited, and what both did last.
         report: String,
     },
     /// A tensor that other processes cannot read was given to a collective between processes.

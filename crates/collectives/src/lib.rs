@@ -26,7 +26,7 @@ pub mod staged;
 pub mod statistics;
 
 pub use call::{Buffers, Call, element_of};
-pub use error::CollectiveError;
+pub use error::{Blame, CollectiveError};
 pub use group::Group;
 pub use hosts::Hosts;
 pub use meta::MetaGroup;

@@ -337,10 +337,10 @@ fn kill_on_another_host(sizes: &[usize]) -> Duration {
     ranks[1].child.kill().unwrap();
     let status = ranks[1].child.wait().unwrap();
     jobs[1].abort(1, &format!("{status}; {}", jobs[1].last_activity(1)));
-    let (rank, reason, disagreement) = jobs[1].aborted().unwrap();
+    let (rank, reason, blame) = jobs[1].aborted().unwrap();
     // As long as the launchers need to tell each other; meanwhile the survivors have seen the connection break.
     std::thread::sleep(Duration::from_millis(50));
-    jobs[0].abort_as(rank, &reason, disagreement);
+    jobs[0].abort_as(rank, &reason, blame);
     let survivors: Vec<usize> = (0..ranks.len()).filter(|rank| *rank != 1).collect();
     let mut texts = Vec::new();
     for rank in survivors {

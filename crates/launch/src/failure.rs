@@ -2,7 +2,7 @@
 
 use std::process::ExitStatus;
 
-use phalanx_collectives::FlightEvent;
+use phalanx_collectives::{Blame, FlightEvent};
 
 /// Why a job ended early.
 #[derive(Debug)]
@@ -23,8 +23,8 @@ pub struct Failure {
     pub world_size: usize,
     /// For each rank of this host, what it did last.
     pub flights: Box<[(usize, Vec<FlightEvent>)]>,
-    /// Whether ranks made different calls.
-    pub(crate) disagreement: bool,
+    /// What is to blame beside the rank.
+    pub(crate) blame: Blame,
     /// Whether the launcher of the rank's host says so, which knows best.
     pub(crate) is_first_hand: bool,
     /// Whether another launcher has reported it.
@@ -44,7 +44,7 @@ impl Failure {
             left: Box::default(),
             world_size: 0,
             flights: Box::default(),
-            disagreement: false,
+            blame: Blame::Rank,
             is_first_hand: true,
             is_remote: false,
             host_lost: false,

@@ -5,6 +5,8 @@
 
 use std::time::{Duration, Instant};
 
+use phalanx_collectives::Blame;
+
 use crate::control::{ControlPlane, Event, FailureReport, Message, Parting};
 use crate::failure::Failure;
 use crate::watch::{TELL_EVERY, Watch};
@@ -110,18 +112,18 @@ impl Watch<'_> {
     /// The failure that another launcher has reported; what it says is checked.
     fn failure_of(&self, report: FailureReport) -> Option<Failure> {
         let plane = self.plane.as_ref()?;
-        let FailureReport { reporter, rank, reason, activity, host_lost, disagreement } = report;
+        let FailureReport { reporter, rank, reason, activity, host_lost, blame } = report;
         if rank >= plane.ranks().world_size() || plane.number(reporter).is_none() {
             return None;
         }
         if !host_lost && plane.host_of(rank) == plane.own_id() {
             // Ranks elsewhere wait for a rank of this host, whose process only this launcher sees.
             let failure = Failure::new(rank, reason, self.processes.job.last_activity(rank));
-            return Some(Failure { disagreement, ..failure });
+            return Some(Failure { blame, ..failure });
         }
         let is_first_hand = host_lost || plane.host_of(rank) == reporter;
         let failure = Failure::new(rank, reason, activity);
-        let mut failure = Failure { is_remote: true, host_lost, disagreement, ..failure };
+        let mut failure = Failure { is_remote: true, host_lost, blame, ..failure };
         self.place(&mut failure);
         failure.is_first_hand = is_first_hand;
         Some(failure)
@@ -134,9 +136,17 @@ impl Watch<'_> {
             return;
         }
         let host = plane.host_of(failure.rank);
-        failure.place = match failure.host_lost {
-            true => plane.describe(host).into(),
-            false => format!("rank {} on {}", failure.rank, plane.describe(host)).into(),
+        let between = match failure.blame {
+            Blame::Link { peer } if peer < plane.ranks().world_size() => Some(plane.host_of(peer)),
+            _ => None,
+        };
+        failure.place = match (failure.host_lost, between.filter(|other| *other != host)) {
+            (true, _) => plane.describe(host).into(),
+            (false, Some(other)) => {
+                let [one, other] = [host.min(other), host.max(other)].map(|host| plane.describe(host));
+                format!("the network between {one} and {other}").into()
+            }
+            (false, None) => format!("rank {} on {}", failure.rank, plane.describe(host)).into(),
         };
         if !failure.is_remote {
             failure.is_first_hand = host == plane.own_id();
@@ -156,7 +166,7 @@ impl Watch<'_> {
             reason: failure.reason.clone(),
             activity: failure.activity.to_string(),
             host_lost: failure.host_lost,
-            disagreement: failure.disagreement,
+            blame: failure.blame,
         }));
     }
 

@@ -228,14 +228,14 @@ impl<'a> Watch<'a> {
 
     /// A failure that a rank has reported before it ended.
     fn told(&self) -> Option<Failure> {
-        let (rank, reason, _) = self.processes.job.aborted()?;
-        Some(Failure::new(rank, reason, self.processes.job.last_activity(rank)))
+        let (rank, reason, blame) = self.processes.job.aborted()?;
+        Some(Failure { blame, ..Failure::new(rank, reason, self.processes.job.last_activity(rank)) })
     }
 
     /// Ends the job for all ranks; `first` is what was first seen.
     fn end_job(&mut self, first: Failure, now: Instant) {
         // The abort record names the cause: this rank, unless another has reported an error before it.
-        self.processes.job.abort_as(first.rank, &first.reason, first.disagreement);
+        self.processes.job.abort_as(first.rank, &first.reason, first.blame);
         let cause = self.cause(first);
         self.report(&cause);
         self.failure = Some(cause);
@@ -256,10 +256,10 @@ impl<'a> Watch<'a> {
         let job = &self.processes.job;
         let mut cause = match job.aborted() {
             // What the launcher of the rank's own host says is better than what a rank elsewhere could see.
-            Some((rank, reason, disagreement))
+            Some((rank, reason, blame))
                 if !first.is_remote && (rank != first.rank || reason != first.reason) =>
             {
-                Failure { disagreement, ..Failure::new(rank, reason, job.last_activity(rank)) }
+                Failure { blame, ..Failure::new(rank, reason, job.last_activity(rank)) }
             }
             _ => first,
         };

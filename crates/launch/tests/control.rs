@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Barrier, Mutex};
 use std::time::{Duration, Instant};
 
-use phalanx_collectives::HostJob;
 use phalanx_collectives::secure::{self, Connection, Identity, Protection, Secret};
+use phalanx_collectives::{Blame, HostJob};
 use phalanx_launch::{
     ControlPlane, Event, Failure, FailureReport, Hooks, Introduction, Meeting, Message, Met, Parting,
     RankProcesses, connect, receive_program,
@@ -153,6 +153,39 @@ fn prove(socket: TcpStream, secret: &Secret, own: &Introduction) -> std::io::Res
     secure::connect(socket, secret, &identity, &hello, Protection::Encrypted, until)
 }
 
+/// A peer that lives and is busy reads late: what is under way when a launcher ends reaches it all the same.
+#[test]
+fn the_last_word_reaches_a_peer_that_is_busy() {
+    let secret = Secret::generate().unwrap();
+    let meeting = Meeting::listen("127.0.0.1", 0).unwrap();
+    let port = meeting.port();
+    std::thread::scope(|scope| {
+        let member = scope.spawn(|| raw(port, &secret, &introduction(1, 2, 1)));
+        let own = introduction(0, 2, 1);
+        let met = meeting.gather(own, &secret, Protection::Encrypted, LIMIT, &|_| (), &|| None).unwrap();
+        let (mut sender, mut receiver) = member.join().unwrap().split();
+        // More than the system holds, and a last word.
+        let long = vec![7; 32 << 20];
+        met.plane.send(1, &Message::Program(long.clone()));
+        met.plane.send(1, &Message::Program(b"finish".to_vec()));
+        let ends = scope.spawn(move || drop(met));
+        for _ in 0..8 {
+            sender.send(&Message::Alive.encode()).unwrap();
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        let mut heard = Vec::new();
+        while heard.len() < 2 {
+            let message = Message::decode(&receiver.receive(64 << 20).unwrap()).unwrap();
+            if let Message::Program(bytes) = message {
+                heard.push(bytes);
+            }
+        }
+        assert!(heard == [long, b"finish".to_vec()]);
+        drop((sender, receiver));
+        ends.join().unwrap();
+    });
+}
+
 /// The launchers of three hosts of a rank each know a job in which the last runs none. Its end is a line; that of the other ends the job.
 #[test]
 fn a_host_without_ranks_may_be_lost() {
@@ -216,7 +249,7 @@ fn what_a_hostile_launcher_says_harms_no_other() {
     use phalanx_hostile::{Random, mutate};
     let report = |reporter, rank| {
         let (reason, activity) = ("it says so".to_string(), String::new());
-        FailureReport { reporter, rank, reason, activity, host_lost: true, disagreement: true }
+        FailureReport { reporter, rank, reason, activity, host_lost: true, blame: Blame::Disagreement }
     };
     // Of another host, of no host, of no rank.
     let wrong = [

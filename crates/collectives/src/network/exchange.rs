@@ -6,6 +6,7 @@
 //! wakes nobody: there the loop tries again at once for a while, then sleeps for moments.
 
 use std::cell::{Cell, RefCell};
+use std::io::ErrorKind;
 use std::time::{Duration, Instant};
 
 use phalanx_trace::Site;
@@ -295,6 +296,13 @@ impl Node {
             Some(carrier) => format!("in a message of {} to or from host {on}", carrier.name()),
         };
         let report = format!("{error}, {path}; {}", watch.describe(rank));
-        CollectiveError::Disconnected { rank, report }
+        match error.kind() {
+            // Nobody has closed the connection: the system has no way to the peer.
+            ErrorKind::HostUnreachable
+            | ErrorKind::NetworkUnreachable
+            | ErrorKind::NetworkDown
+            | ErrorKind::TimedOut => CollectiveError::Cut { rank: host.rank, peer: rank, report },
+            _ => CollectiveError::Disconnected { rank, report },
+        }
     }
 }

@@ -7,7 +7,7 @@ use std::io::{Error, ErrorKind, Read, Result, Write};
 use std::net::TcpStream;
 
 use super::socket_options::{bound_buffers_within_machine, set_low_water_mark};
-use crate::secure::{Established, Opener, RECORD_MAX, Sealer, close_at_once};
+use crate::secure::{Established, Opener, RECORD_MAX, Sealer, bound_time_between_tries, close_at_once};
 
 /// Bytes of the buffer for records that arrive: two of the longest.
 const INCOMING_BYTES: usize = 2 * (2 + RECORD_MAX);
@@ -52,6 +52,7 @@ impl Line {
         socket.set_nonblocking(true)?;
         close_at_once(&socket, false);
         bound_buffers_within_machine(&socket);
+        bound_time_between_tries(&socket);
         let ciphers = established.keys.map(|(sealer, opener)| {
             Box::new(Ciphers {
                 sealer,

@@ -4,7 +4,8 @@
 //! It copies faster what still lies in its caches, and loses time with each wake.
 
 use std::net::TcpStream;
-use std::os::fd::AsRawFd;
+
+use crate::secure::set_option;
 
 /// Bytes that the system holds for a connection within one machine: not taken by the system yet, and not read yet. The system
 /// reserves twice as many. Between machines it chooses itself, by the time that bytes are under way.
@@ -24,13 +25,11 @@ pub(crate) fn bound_buffers_within_machine(socket: &TcpStream) {
 /// Chooses how many bytes have to be there before the system says that a connection can be read (`SO_RCVLOWAT`). It says so
 /// with fewer when the connection ends, breaks, or has no room for more. Reads still take what is there.
 pub(crate) fn set_low_water_mark(socket: &TcpStream, bytes: usize) {
-    let value = libc::c_int::try_from(bytes).unwrap_or(libc::c_int::MAX);
-    let size = size_of_val(&value) as libc::socklen_t;
-    // SAFETY: the descriptor is open while `socket` is borrowed; the system reads `size` bytes of `value`, which lives here.
-    let result = unsafe {
-        let (level, option) = (libc::SOL_SOCKET, libc::SO_RCVLOWAT);
-        libc::setsockopt(socket.as_raw_fd(), level, option, (&raw const value).cast(), size)
-    };
     // Another mark than asked for costs wakes, or a wait of 50 ms: the loop that waits tries all connections that often.
-    let _ = result;
+    set_option(
+        socket,
+        libc::SOL_SOCKET,
+        libc::SO_RCVLOWAT,
+        libc::c_int::try_from(bytes).unwrap_or(libc::c_int::MAX),
+    );
 }

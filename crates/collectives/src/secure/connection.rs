@@ -7,13 +7,7 @@ use std::time::Duration;
 
 use super::handshake::Established;
 use super::records::{Opener, RECORD_MAX, Sealer};
-
-/// Chooses what happens to bytes that the peer has not acknowledged when the last owner of a socket closes it: whether the system
-/// discards them and forgets the connection, or tries to deliver them, for minutes if the peer is gone.
-pub fn close_at_once(socket: &TcpStream, discards: bool) {
-    // A socket that is closed already has nothing to deliver.
-    let _ = rustix::net::sockopt::set_socket_linger(socket, discards.then_some(Duration::ZERO));
-}
+use super::sockets::{bound_time_between_tries, close_at_once};
 
 /// An authenticated connection.
 pub struct Connection {
@@ -44,6 +38,7 @@ impl Connection {
         socket.set_nonblocking(false)?;
         socket.set_nodelay(true)?;
         close_at_once(&socket, false);
+        bound_time_between_tries(&socket);
         let (sealer, opener) = established.keys.unzip();
         let sender = Sender { socket: socket.try_clone()?, sealer, record: Vec::new() };
         let receiver = Receiver { socket, opener, record: Vec::new(), bytes: Vec::new() };

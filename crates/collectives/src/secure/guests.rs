@@ -10,9 +10,10 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::connection::{Connection, close_at_once};
+use super::connection::Connection;
 use super::handshake::{Established, Handshake, Waiting};
 use super::identity::{Identity, Protection, Secret};
+use super::sockets::close_at_once;
 use super::{HANDSHAKE_MAX, HANDSHAKE_TIME};
 
 /// Maximum number of guests.

@@ -7,22 +7,26 @@
 //! needs the keys of this very handshake. Before that a peer can send [`HANDSHAKE_MAX`] bytes in [`HANDSHAKE_TIME`].
 //!
 //! The files: `identity`: who may connect; `handshake`: the three messages; `records`: what protects the bytes
-//! afterwards; `connection`: messages in both directions; `guests`: many handshakes of peers that connect.
+//! afterwards; `connection`: messages in both directions; `guests`: many handshakes of peers that connect;
+//! `sockets`: options of their sockets.
 
 mod connection;
 mod guests;
 mod handshake;
 mod identity;
 mod records;
+mod sockets;
 
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-pub use connection::{Connection, Receiver, Sender, close_at_once};
+pub use connection::{Connection, Receiver, Sender};
 pub use guests::{Authenticated, Guests, Left, prepare_to_accept};
 pub(crate) use handshake::{Established, Handshake, complete};
 pub use identity::{Identity, Protection, Secret};
 pub(crate) use records::{Opener, RECORD_MAX, Sealer};
+pub(crate) use sockets::{bound_time_between_tries, set_option};
+pub use sockets::{close_at_once, unacknowledged_bytes};
 
 /// Maximum number of bytes that a peer can send before it is authenticated.
 pub const HANDSHAKE_MAX: usize = 4096;

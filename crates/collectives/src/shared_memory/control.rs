@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use phalanx_tensor::Region;
 use phalanx_trace::Site;
 
+use crate::error::Blame;
 use crate::shared_memory::counter::{Counter, WrittenOnce};
 use crate::shared_memory::descriptor::{Descriptor, DescriptorCell};
 use crate::shared_memory::flight::{FlightRecord, key};
@@ -31,7 +32,8 @@ const MAGIC: u64 = u64::from_le_bytes(*b"PHALANX1");
 pub(crate) struct AbortRecord {
     written: WrittenOnce,
     rank: AtomicU32,
-    disagreement: AtomicU32,
+    /// A [`Blame`]: 0 is the rank, 1 a disagreement, and from 2 on the link to the rank with the number that is 2 less.
+    blame: AtomicU32,
     reason: Text<512>,
 }
 
@@ -39,7 +41,7 @@ pub(crate) struct AbortRecord {
 #[derive(Clone)]
 pub(crate) struct Abort {
     pub(crate) rank: usize,
-    pub(crate) disagreement: bool,
+    pub(crate) blame: Blame,
     pub(crate) reason: String,
 }
 
@@ -235,7 +237,12 @@ impl Control {
         let record = &self.header().abort;
         record.written.write(|| {
             record.rank.store(abort.rank as u32, Ordering::Relaxed);
-            record.disagreement.store(abort.disagreement.into(), Ordering::Relaxed);
+            let blame = match abort.blame {
+                Blame::Rank => 0,
+                Blame::Disagreement => 1,
+                Blame::Link { peer } => peer as u32 + 2,
+            };
+            record.blame.store(blame, Ordering::Relaxed);
             record.reason.write(&abort.reason, 0);
         });
         self.wake_all();
@@ -270,7 +277,11 @@ impl Control {
         }
         Some(Abort {
             rank: record.rank.load(Ordering::Relaxed) as usize,
-            disagreement: record.disagreement.load(Ordering::Relaxed) != 0,
+            blame: match record.blame.load(Ordering::Relaxed) {
+                0 => Blame::Rank,
+                1 => Blame::Disagreement,
+                link => Blame::Link { peer: link as usize - 2 },
+            },
             reason: record.reason.read(),
         })
     }
@@ -365,7 +376,7 @@ mod tests {
     fn the_first_abort_stays() {
         let control = Control::create(Region::anonymous(Control::bytes(1)).unwrap(), 1, 1);
         for reason in ["first", "second"] {
-            control.abort(Abort { rank: 0, disagreement: false, reason: reason.into() });
+            control.abort(Abort { rank: 0, blame: Blame::Rank, reason: reason.into() });
         }
         assert_eq!(control.aborted().unwrap().reason, "first");
     }

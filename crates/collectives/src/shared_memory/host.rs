@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 use std::thread::ThreadId;
 
-use crate::error::CollectiveError;
+use crate::error::{Blame, CollectiveError};
 use crate::shared_memory::control::{Abort, Control};
 use crate::shared_memory::memory::Memory;
 use crate::shared_memory::rank_cell::Life;
@@ -45,8 +45,11 @@ impl Host {
             return Ok(());
         }
         match self.control.aborted() {
-            Some(Abort { disagreement: true, reason, .. }) => {
+            Some(Abort { blame: Blame::Disagreement, reason, .. }) => {
                 Err(CollectiveError::Disagreement { report: reason })
+            }
+            Some(Abort { blame: Blame::Link { peer }, rank, reason: report }) => {
+                Err(CollectiveError::Cut { rank, peer, report })
             }
             Some(Abort { rank, reason, .. }) => Err(CollectiveError::Aborted { rank, reason }),
             None => Ok(()),
@@ -68,25 +71,28 @@ impl Host {
 
     /// Ends the job with this rank as the cause.
     pub(crate) fn abort(&self, reason: &str) -> CollectiveError {
-        self.control.abort(Abort { rank: self.rank, disagreement: false, reason: reason.to_string() });
+        self.control.abort(Abort { rank: self.rank, blame: Blame::Rank, reason: reason.to_string() });
         CollectiveError::Aborted { rank: self.rank, reason: reason.to_string() }
     }
 
     /// Ends the job because a call failed, and passes its reason to all ranks.
     pub(crate) fn abort_because(&self, error: &CollectiveError) {
-        let (rank, disagreement, reason) = match error {
-            CollectiveError::Disagreement { report } => (self.rank, true, report.clone()),
-            CollectiveError::Aborted { rank, reason } => (*rank, false, reason.clone()),
+        let (rank, blame, reason) = match error {
+            CollectiveError::Disagreement { report } => (self.rank, Blame::Disagreement, report.clone()),
+            CollectiveError::Cut { rank, peer, report } => {
+                (*rank, Blame::Link { peer: *peer }, report.clone())
+            }
+            CollectiveError::Aborted { rank, reason } => (*rank, Blame::Rank, reason.clone()),
             CollectiveError::Missing { rank, .. }
             | CollectiveError::Stuck { rank, .. }
             | CollectiveError::Left { rank, .. }
             | CollectiveError::Disconnected { rank, .. }
-            | CollectiveError::Unreadable { rank, .. } => (*rank, false, error.to_string()),
+            | CollectiveError::Unreadable { rank, .. } => (*rank, Blame::Rank, error.to_string()),
             CollectiveError::Device(_) | CollectiveError::NotShared { .. } => {
-                (self.rank, false, error.to_string())
+                (self.rank, Blame::Rank, error.to_string())
             }
         };
-        self.control.abort(Abort { rank, disagreement, reason });
+        self.control.abort(Abort { rank, blame, reason });
     }
 
     /// Called when a part of a rank is dropped: a rank that unwinds ends the job.

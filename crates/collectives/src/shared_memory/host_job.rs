@@ -13,6 +13,7 @@ use std::time::Duration;
 use phalanx_tensor::Region;
 use rustix::fs::MemfdFlags;
 
+use crate::error::Blame;
 use crate::hosts::Hosts;
 use crate::shared_memory::control::{Abort, Control, MAX_WORLD, cores};
 use crate::shared_memory::flight::FlightEvent;
@@ -192,17 +193,17 @@ impl HostJob {
 
     /// Ends the job for all ranks, naming the one that caused it.
     pub fn abort(&self, rank: usize, reason: &str) {
-        self.control.abort(Abort { rank, disagreement: false, reason: reason.to_string() });
+        self.control.abort(Abort { rank, blame: Blame::Rank, reason: reason.to_string() });
     }
 
-    /// The same for a reason that comes from another host. `disagreement`: whether ranks made different calls.
-    pub fn abort_as(&self, rank: usize, reason: &str, disagreement: bool) {
-        self.control.abort(Abort { rank, disagreement, reason: reason.to_string() });
+    /// The same for a reason that comes from another host, or that a link is to blame for.
+    pub fn abort_as(&self, rank: usize, reason: &str, blame: Blame) {
+        self.control.abort(Abort { rank, blame, reason: reason.to_string() });
     }
 
-    /// The rank that ended the job, why, and whether it ended because ranks made different calls; None while it runs.
-    pub fn aborted(&self) -> Option<(usize, String, bool)> {
-        self.control.aborted().map(|a| (a.rank, a.reason, a.disagreement))
+    /// The rank that ended the job, why, and what is to blame; None while it runs.
+    pub fn aborted(&self) -> Option<(usize, String, Blame)> {
+        self.control.aborted().map(|a| (a.rank, a.reason, a.blame))
     }
 
     /// Waits until the job ends, for `limit` at most; returns whether it has ended.

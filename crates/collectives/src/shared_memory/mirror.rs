@@ -145,7 +145,7 @@ mod tests {
         // Who waits for rank 2 finds that it waits for rank 3.
         let wait = Wait { peer: 2, pair: false, until: 8 };
         other.slot(6, 0).note_wait(Some(wait));
-        assert_eq!(other.chain(6, 0, wait, Duration::from_secs(60)).ranks, [0, 2, 3]);
+        assert_eq!(other.chain(6, 0, wait, Duration::from_secs(60), &|_, _| true).ranks, [0, 2, 3]);
     }
 
     #[test]
@@ -155,7 +155,7 @@ mod tests {
         other.slot(5, 0).note_wait(Some(wait));
         let read = |bytes: &[u8]| {
             read(&other, 2, bytes);
-            let chain = other.chain(5, 0, wait, Duration::from_secs(60));
+            let chain = other.chain(5, 0, wait, Duration::from_secs(60), &|_, _| true);
             other.describe_chain(&chain, Duration::from_secs(1)).len() < 100_000
         };
         assert_eq!(survive("states of ranks", 5000, 1 << 20, |random| mutate(random, &state), read), 5000);

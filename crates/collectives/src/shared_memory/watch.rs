@@ -130,9 +130,8 @@ impl<'a> Watch<'a> {
             return Err(CollectiveError::Left { rank: members[q], report: self.report(wait).1 });
         }
         if self.waited >= options.deadline {
-            let (rank, report) = self.report(wait);
             self.gave_up = true;
-            return Err(CollectiveError::Missing { rank, report });
+            return Err(self.given_up(wait));
         }
         if self.waited >= options.notice_after && !self.noticed {
             self.noticed = true;
@@ -233,6 +232,17 @@ impl<'a> Watch<'a> {
         (chain.cause(), self.participation.host.control.describe_chain(&chain, self.waited))
     }
 
+    /// The error of a wait that was too long.
+    fn given_up(&self, wait: Wait) -> CollectiveError {
+        let host = self.participation.host;
+        let chain = self.chain(wait);
+        let (rank, report) = (chain.cause(), host.control.describe_chain(&chain, self.waited));
+        match chain.link {
+            Some(peer) => CollectiveError::Cut { rank, peer, report },
+            None => CollectiveError::Missing { rank, report },
+        }
+    }
+
     fn cause(&self, wait: Wait) -> usize {
         self.chain(wait).cause()
     }
@@ -251,7 +261,9 @@ impl<'a> Watch<'a> {
     fn chain(&self, wait: Wait) -> Chain {
         let Participation { host, channel, .. } = self.participation;
         let silence = self.silence();
-        host.control.chain(channel, host.rank, wait, silence)
+        // Within a host, ranks share memory.
+        let apart = |one: usize, other: usize| !(host.ranks.contains(&one) && host.ranks.contains(&other));
+        host.control.chain(channel, host.rank, wait, silence, &apart)
     }
 }
 

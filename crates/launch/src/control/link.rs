@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use phalanx_collectives::secure;
 use phalanx_tensor::refused_thread;
 use rustix::event::{EventfdFlags, eventfd};
+use rustix::net::{RecvFlags, recv};
 
 use crate::control::HEARTBEAT;
 use crate::control::message::{MESSAGE_MAX, Message};
@@ -19,8 +20,14 @@ use crate::control::message::{MESSAGE_MAX, Message};
 /// Messages that may wait for a slow peer. States of ranks are left out beyond half of it.
 const OUTBOX: usize = 1024;
 
-/// Time that closing a connection may take.
-const CLOSING: Duration = Duration::from_millis(300);
+/// Time that closing a connection may take: with a peer that is not heard, and with one that is, but is busy.
+const CLOSING: [Duration; 2] = [Duration::from_millis(300), Duration::from_secs(5)];
+
+/// A peer that was heard within this time is there.
+const HEARD: Duration = Duration::from_secs(1);
+
+/// Maximum time that counts as silence between two looks: when this process did not run, the peer is not charged with that.
+const COUNTED_MAX: Duration = Duration::from_millis(500);
 
 /// What came over a link.
 pub(crate) enum Arrival {
@@ -61,12 +68,19 @@ pub(crate) struct Link {
     outbox: Option<SyncSender<Vec<u8>>>,
     /// Messages in the outbox.
     waiting: Arc<AtomicU64>,
-    /// Milliseconds from `opened` to when the peer was heard last.
-    heard_ms: Arc<AtomicU64>,
-    opened: Instant,
+    /// Number of times that the peer was heard.
+    heard: Arc<AtomicU64>,
+    silence: Mutex<Silence>,
     socket: TcpStream,
     /// The reader and the writer.
     threads: [JoinHandle<()>; 2],
+}
+
+/// How long the peer was silent, as it was seen at the last look.
+struct Silence {
+    heard: u64,
+    looked: Instant,
+    time: Duration,
 }
 
 impl Link {
@@ -81,9 +95,8 @@ impl Link {
         inbox: &Inbox,
     ) -> std::io::Result<Link> {
         let (mut sender, mut receiver) = connection.split();
-        let opened = Instant::now();
-        let heard_ms = Arc::new(AtomicU64::new(0));
-        let (arrivals, wake, heard) = (inbox.sender.clone(), Arc::clone(&inbox.wake), Arc::clone(&heard_ms));
+        let count = Arc::new(AtomicU64::new(0));
+        let (arrivals, wake, heard) = (inbox.sender.clone(), Arc::clone(&inbox.wake), Arc::clone(&count));
         let read = move || {
             let arrived = |arrival| {
                 // Fails when the control plane is gone, and nobody waits.
@@ -92,7 +105,7 @@ impl Link {
             };
             loop {
                 let message = receiver.receive(MESSAGE_MAX);
-                heard.store(opened.elapsed().as_millis() as u64, Ordering::Relaxed);
+                heard.fetch_add(1, Ordering::Relaxed);
                 match message.map(|bytes| Message::decode(&bytes)) {
                     Ok(Some(Message::Alive)) => {}
                     Ok(Some(message)) => arrived(Arrival::Message(message)),
@@ -121,7 +134,8 @@ impl Link {
             }
         };
         let threads = [start("control-read", host, read)?, start("control-write", host, write)?];
-        Ok(Link { outbox: Some(outbox), waiting, heard_ms, opened, socket, threads })
+        let silence = Mutex::new(Silence { heard: 0, looked: Instant::now(), time: Duration::ZERO });
+        Ok(Link { outbox: Some(outbox), waiting, heard: count, silence, socket, threads })
     }
 
     /// Sends a message; one that does not fit the outbox of a peer that does not read is lost with the connection.
@@ -143,29 +157,47 @@ impl Link {
         self.threads[0].is_finished()
     }
 
-    /// How long the peer has not been heard.
+    /// How long the peer has not been heard, as far as this process has run, and has looked.
     pub(crate) fn silent_for(&self) -> Duration {
-        let heard = Duration::from_millis(self.heard_ms.load(Ordering::Relaxed));
-        self.opened.elapsed().saturating_sub(heard)
+        let (now, heard) = (Instant::now(), self.heard.load(Ordering::Relaxed));
+        let mut silence = self.silence.lock().unwrap_or_else(PoisonError::into_inner);
+        let passed = now.duration_since(silence.looked).min(COUNTED_MAX);
+        silence.looked = now;
+        silence.time = match heard != silence.heard || self.has_something_to_read() {
+            true => Duration::ZERO,
+            false => silence.time + passed,
+        };
+        silence.heard = heard;
+        silence.time
+    }
+
+    /// Whether something has come that the thread did not take yet: on a busy machine, it may get no core for long.
+    fn has_something_to_read(&self) -> bool {
+        recv(&self.socket, &mut [0u8; 1][..], RecvFlags::PEEK | RecvFlags::DONTWAIT)
+            .is_ok_and(|(_, bytes)| bytes > 0)
     }
 }
 
 impl Drop for Link {
-    /// Sends what waits, says that nothing more comes, and reads until the peer has closed its side, too: bytes that nobody
-    /// has read would make the system discard what the peer has not read yet. A peer that does neither is not waited for.
+    /// Sends what waits, until the peer's system has it, says that nothing more comes, and reads for a moment until the peer has closed
+    /// its side, too: bytes that nobody has read would make the system discard what is under way. A peer that is not heard is not waited
+    /// for; one that is may be busy, and so may this machine.
     fn drop(&mut self) {
         self.outbox = None;
-        let until = Instant::now() + CLOSING;
+        let since = Instant::now();
         let [reader, writer] = &self.threads;
-        let wait_for = |thread: &JoinHandle<()>| {
-            while !thread.is_finished() && Instant::now() < until {
-                std::thread::sleep(Duration::from_millis(1));
-            }
-        };
-        wait_for(writer);
+        let is_sent = || writer.is_finished() && secure::unacknowledged_bytes(&self.socket) == 0;
+        while !is_sent()
+            && !reader.is_finished()
+            && since.elapsed() < CLOSING[usize::from(self.silent_for() < HEARD)]
+        {
+            std::thread::sleep(Duration::from_millis(1));
+        }
         let _ = self.socket.shutdown(Shutdown::Write);
-        wait_for(reader);
-        if !reader.is_finished() && self.silent_for() > 2 * HEARTBEAT {
+        while !reader.is_finished() && since.elapsed() < CLOSING[0] {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        if !reader.is_finished() && self.silent_for() >= HEARD {
             // A peer that says nothing, although something comes at every heartbeat, takes nothing either.
             secure::close_at_once(&self.socket, true);
         }

@@ -1,5 +1,6 @@
 //! What launchers send each other: one byte that says what it is, and its content.
 
+use phalanx_collectives::Blame;
 use serde::{Deserialize, Serialize};
 
 /// Maximum number of bytes of a message: a task with the plans of a large world.
@@ -18,8 +19,8 @@ pub struct FailureReport {
     pub activity: String,
     /// Whether the whole host of the rank was lost.
     pub host_lost: bool,
-    /// Whether ranks made different calls.
-    pub disagreement: bool,
+    /// What is to blame beside the rank.
+    pub blame: Blame,
 }
 
 /// What launchers send each other.
@@ -133,7 +134,7 @@ mod tests {
             reason: "process 7 was killed".into(),
             activity: "step 5".into(),
             host_lost: false,
-            disagreement: false,
+            blame: Blame::Link { peer: 1 },
         };
         let messages = [
             Message::Alive,

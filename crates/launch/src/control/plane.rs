@@ -167,7 +167,13 @@ impl ControlPlane {
     }
 
     fn arrived(&mut self, only_before_program: bool) -> Vec<Event> {
-        let mut events = std::mem::take(&mut self.kept);
+        // What was kept behind a message for the program stays there until that is taken.
+        let for_program = &self.for_program;
+        let is_behind = |event: &mut Event| {
+            let (Event::Message(id, _) | Event::Lost(id, _)) = event;
+            only_before_program && for_program.iter().any(|(from, _)| from == id)
+        };
+        let mut events: Vec<Event> = self.kept.extract_if(.., |event| !is_behind(event)).collect();
         for (id, arrival) in self.inbox.take() {
             let event = match arrival {
                 Arrival::Message(Message::Program(bytes)) => {

@@ -89,6 +89,10 @@ pub fn follow(
                 FromLeader::Start { addresses } => {
                     let ended = member.start(addresses, blob);
                     failed = ended.is_err();
+                    if !failed {
+                        // Only the end of the job is still to be said, and a busy host 0 takes its time.
+                        member.silence = member.silence.max(SILENCE);
+                    }
                     if let Err(error) = ended {
                         note_error(&format!("error: {error:#}"));
                     }
