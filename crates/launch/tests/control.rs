@@ -164,7 +164,6 @@ fn the_last_word_reaches_a_peer_that_is_busy() {
         let own = introduction(0, 2, 1);
         let met = meeting.gather(own, &secret, Protection::Encrypted, LIMIT, &|_| (), &|| None).unwrap();
         let (mut sender, mut receiver) = member.join().unwrap().split();
-        // More than the system holds, and a last word.
         let long = vec![7; 32 << 20];
         met.plane.send(1, &Message::Program(long.clone()));
         met.plane.send(1, &Message::Program(b"finish".to_vec()));
@@ -206,7 +205,6 @@ fn a_host_without_ranks_may_be_lost() {
         planes.remove(1);
         planes.iter_mut().for_each(|plane| plane.set_hosts(used.clone()));
         let mut leader = planes.remove(0);
-        // The end of host 1, which ran ranks before.
         let noted =
             Noted(Mutex::default(), rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap());
         std::thread::scope(|scope| {
@@ -251,7 +249,6 @@ fn what_a_hostile_launcher_says_harms_no_other() {
         let (reason, activity) = ("it says so".to_string(), String::new());
         FailureReport { reporter, rank, reason, activity, host_lost: true, blame: Blame::Disagreement }
     };
-    // Of another host, of no host, of no rank.
     let wrong = [
         Message::Failed(report(2, 2)),
         Message::Failed(report(0, 0)),
@@ -311,7 +308,6 @@ fn what_a_hostile_launcher_says_harms_no_other() {
         for bytes in &said {
             sender.send(bytes).unwrap();
         }
-        // A message that is none is the last word.
         sender.send(&[77]).unwrap();
         let (failure, _plane) = waits.join().unwrap();
         assert!(failure.contains("host 1 (node1) is lost") && failure.contains("no message"), "{failure}");
@@ -474,7 +470,6 @@ fn a_flood_of_strangers_keeps_no_host_out() {
                     let _ = socket.write_all(&[100, 0, 1]);
                 }
                 held.push_back(socket);
-                // As many as a process may hold.
                 if held.len() > 500 {
                     held.pop_front();
                     std::thread::sleep(Duration::from_millis(1));
@@ -528,7 +523,6 @@ fn hosts_that_come_together_with_the_last_one_are_refused() {
             let comers: Vec<_> = (0..4).map(|_| scope.spawn(come)).collect();
             let comers: Vec<_> = comers.into_iter().map(|comer| comer.join().unwrap()).collect();
             let _leader = leader.join().unwrap();
-            // One whose handshake had not begun finds nobody there.
             let told = comers.into_iter().flatten().map(|comer| {
                 let (_sender, mut receiver) = comer.split();
                 receiver.set_timeout(Some(LIMIT)).unwrap();
