@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use thiserror::Error;
 
 use crate::content::{Foreign, other_encoding};
+use crate::token_files_error::TokenFilesError;
 
 /// An error of the data: the user's files, paths or numbers.
 #[derive(Debug, Error)]
@@ -67,9 +68,8 @@ pub enum DataError {
 
     /// Data whose ids mean something else than those that the model has learned.
     #[error(
-        "{given} makes ids ({found}) other than those that the model of {origin} has learned ({learned}): leave \
-         data.tokenizer out, and the model's own tokenizer is used; or, to learn the token table anew, set \
-         data.new_tokenizer = true"
+        "{given} makes ids ({found}) other than those that the model of {origin} has learned ({learned}): {advice}; or, to \
+         learn the token table anew, set data.new_tokenizer = true"
     )]
     OtherTokenizer {
         /// The key and its value.
@@ -80,6 +80,8 @@ pub enum DataError {
         learned: String,
         /// Where the model comes from.
         origin: String,
+        /// How to give the ids that the model has learned.
+        advice: &'static str,
     },
 
     /// Text for a model whose tokenizer is not known.
@@ -331,6 +333,19 @@ pub enum DataError {
         path: PathBuf,
         /// Why it is not a token file.
         reason: String,
+    },
+
+    /// Token files that cannot be what is meant.
+    #[error(transparent)]
+    TokenFiles(#[from] TokenFilesError),
+
+    /// A training part or a validation part that is too short for a sequence.
+    #[error("{what}; {advice}")]
+    PartTooShort {
+        /// Which part, how many tokens it has, and how many are needed.
+        what: String,
+        /// What to do: values that work.
+        advice: String,
     },
 
     /// A file whose header and length disagree.

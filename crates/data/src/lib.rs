@@ -1,8 +1,8 @@
 //! Turns text into tokens, and tokens into samples.
 //!
 //! A [`Tokenizer`] turns text into ids, and a [`Corpus`] finds the documents; [`tokenize_to_memory`] and
-//! [`tokenize_to_file`] combine the two. A [`TokenFile`] reads the result, or a file of nanoGPT, llm.c or Megatron.
-//! [`Tokens`] is one type for tokens in memory and in files, split into training and validation. A [`Sampler`]
+//! [`tokenize_to_file`] combine the two. A [`TokenFile`] reads the result, or a file of nanoGPT, llm.c or Megatron, and
+//! [`TokenFiles`] read several as one. [`Tokens`] is one type for tokens in memory and in files, split into training and validation. A [`Sampler`]
 //! computes which tokens form sample `k`, as a pure function of seed and position: a run resumes from one number, and
 //! the number of ranks does not change its data. [`Masking`] masks tokens for models that learn to predict them.
 //!
@@ -19,6 +19,7 @@ mod masking;
 mod permutation;
 mod sampler;
 mod token_file;
+mod token_files_error;
 mod tokenize;
 mod tokenizer;
 mod tokens;
@@ -30,7 +31,10 @@ pub use error::DataError;
 pub use masking::{Masking, NOT_PREDICTED};
 pub use permutation::Permutation;
 pub use sampler::{EvaluationWindows, SampleOrder, Sampler};
-pub use token_file::{Scan, TokenFile, TokenFormat, TokenWriter, Written};
+pub use token_file::{
+    Look, Scan, TokenFile, TokenFiles, TokenFormat, TokenType, TokenWriter, Written, token_paths,
+};
+pub use token_files_error::TokenFilesError;
 pub use tokenize::{Progress, tokenize_to_file, tokenize_to_memory};
 pub use tokenizer::{
     HuggingFaceFiles, SpecialToken, Spelled, TOKENIZER_FILE, Tokenizer, TokenizerFiles, TokenizerSpec,

@@ -25,6 +25,9 @@ pub(crate) const UNCUT_BYTES: usize = 1 << 26;
 /// Files and folders in a corpus: their names are held in memory.
 pub(crate) const CORPUS_ENTRIES: usize = 1 << 20;
 
+/// Token files that are read as one: each stays open.
+pub(crate) const TOKEN_FILES: usize = 4096;
+
 /// Maximum nesting of folders in a corpus.
 pub(crate) const CORPUS_DEPTH: usize = 128;
 

@@ -43,15 +43,11 @@ impl Sampler {
     /// # Errors
     /// [`DataError::TooShort`] with fewer than `seq + 1` tokens.
     pub fn new(tokens: Tokens, seq: usize, order: SampleOrder, seed: u64) -> Result<Sampler> {
-        let windows = windows(&tokens, seq)?;
-        let (samples, offsets) = match order {
-            SampleOrder::Sequential => (windows, 1),
-            SampleOrder::Shuffled => {
-                // As many windows as fit with every offset below seq; a text that is too short for that has one window
-                // and fewer offsets.
-                let samples = ((tokens.len() - seq) / seq).max(1);
-                (samples, seq.min(tokens.len() - samples * seq))
-            }
+        windows(&tokens, seq)?;
+        let samples = Sampler::samples_of(tokens.len(), seq, order);
+        let offsets = match order {
+            SampleOrder::Sequential => 1,
+            SampleOrder::Shuffled => seq.min(tokens.len() - samples * seq),
         };
         Ok(Sampler { tokens, seq, order, seed, samples: samples as u64, offsets: offsets as u64 })
     }
@@ -59,6 +55,16 @@ impl Sampler {
     /// All tokens of the samples.
     pub fn tokens(&self) -> &Tokens {
         &self.tokens
+    }
+
+    /// The samples of an epoch of `count` tokens, more than `seq`.
+    fn samples_of(count: usize, seq: usize, order: SampleOrder) -> usize {
+        match order {
+            SampleOrder::Sequential => (count - 1) / seq,
+            // As many windows as fit with every offset below seq; a text that is too short for that has one window and
+            // fewer offsets.
+            SampleOrder::Shuffled => ((count - seq) / seq).max(1),
+        }
     }
 
     /// The number of samples after which the order begins anew.

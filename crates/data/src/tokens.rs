@@ -2,10 +2,10 @@
 
 use std::fmt;
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::token_file::{NARROW_VOCAB, TokenFile};
+use crate::token_file::{NARROW_VOCAB, TokenFile, TokenFiles, TokenType};
 use crate::{DataError, Result};
 
 /// A range of tokens. Clones and splits share the underlying storage.
@@ -20,12 +20,12 @@ pub struct Tokens {
     limit: usize,
 }
 
-/// Where the ids are stored: in memory as 16 or 32 bits each, or in a file.
+/// Where the ids are stored: in memory as 16 or 32 bits each, or in files.
 #[derive(Clone)]
 enum Storage {
     Narrow(Arc<Vec<u16>>),
     Wide(Arc<Vec<u32>>),
-    File(Arc<TokenFile>),
+    Files(Arc<TokenFiles>),
 }
 
 impl Tokens {
@@ -46,9 +46,19 @@ impl Tokens {
     /// The tokens of a token file, which stay there.
     ///
     /// # Errors
-    /// Those of [`TokenFile::open`].
+    /// Those of [`TokenFile::open`], and [`TokenFilesError::LooksLike`](crate::TokenFilesError::LooksLike) for a file that is probably something else.
     pub fn open(path: &Path) -> Result<Tokens> {
-        TokenFile::open(path).map(Tokens::from)
+        let file = TokenFile::open(path)?;
+        file.check_look()?;
+        TokenFiles::of(vec![file]).map(Tokens::from)
+    }
+
+    /// The tokens of several token files, one after the other; `given` is the type of bare ids.
+    ///
+    /// # Errors
+    /// Those of [`TokenFiles::open`].
+    pub fn open_all(paths: &[PathBuf], given: TokenType) -> Result<Tokens> {
+        TokenFiles::open(paths, given).map(Tokens::from)
     }
 
     /// The same tokens, for a model of `vocab` ids: reading an id that it does not have is an error. The
@@ -82,7 +92,7 @@ impl Tokens {
         match &self.source {
             Storage::Narrow(ids) => ids.capacity() * size_of::<u16>(),
             Storage::Wide(ids) => ids.capacity() * size_of::<u32>(),
-            Storage::File(_) => 0,
+            Storage::Files(_) => 0,
         }
     }
 
@@ -109,16 +119,17 @@ impl Tokens {
                 out.iter_mut().zip(&ids[start..end]).for_each(|(out, id)| *out = u32::from(*id));
             }
             Storage::Wide(ids) => out.copy_from_slice(&ids[start..end]),
-            Storage::File(file) => file.read(start, out)?,
+            Storage::Files(files) => files.read(start, out)?,
         }
         match out.iter().position(|&id| id as usize >= self.limit) {
             None => Ok(()),
-            Some(place) => Err(DataError::TokensChanged {
-                origin: self.origin.clone(),
-                position: at + place,
-                id: out[place],
-                vocab: self.limit,
-            }),
+            Some(place) => {
+                let (origin, position) = match &self.source {
+                    Storage::Files(files) => files.place(start + place),
+                    Storage::Narrow(_) | Storage::Wide(_) => (self.origin.clone(), at + place),
+                };
+                Err(DataError::TokensChanged { origin, position, id: out[place], vocab: self.limit })
+            }
         }
     }
 
@@ -130,7 +141,7 @@ impl Tokens {
     /// [`DataError::TokenOutOfRange`] with the first token that is out of range.
     pub fn check_vocab(&self, vocab: usize) -> Result<()> {
         let first = match &self.source {
-            Storage::File(file) => return file.check_vocab(vocab),
+            Storage::Files(files) => return files.scan(vocab)?.out_of_range.map_or(Ok(()), Err),
             _ if self.vocab.is_some_and(|own| own <= vocab) => None,
             Storage::Narrow(ids) => first_beyond(ids, vocab),
             Storage::Wide(ids) => first_beyond(ids, vocab),
@@ -143,16 +154,23 @@ impl Tokens {
         }
     }
 
-    /// Refuses a token file that is not `expected` any more ([`TokenFile::check_unchanged`]). Tokens in memory
+    /// Refuses token files that are not `expected` any more ([`TokenFiles::check_unchanged`]). Tokens in memory
     /// cannot change.
     ///
     /// # Errors
-    /// Those of [`TokenFile::check_unchanged`].
+    /// Those of [`TokenFiles::check_unchanged`].
     pub fn check_unchanged(&self, expected: &str) -> Result<()> {
         match &self.source {
-            Storage::File(file) => file.check_unchanged(expected),
+            Storage::Files(files) => files.check_unchanged(expected),
             Storage::Narrow(_) | Storage::Wide(_) => Ok(()),
         }
+    }
+
+    /// The tokens of the training part, of `count` tokens of which the last `validation` are held out.
+    pub fn training_part(count: usize, validation: f64) -> usize {
+        // In f64, 1 - 0.9 is slightly less than 0.1; without this, a tenth of ten tokens would be 0.
+        let rounding = 1e-6;
+        (count as f64 * (1.0 - validation) + rounding) as usize
     }
 
     /// The training part and the validation part, which is the last `validation` of the tokens: with
@@ -165,10 +183,7 @@ impl Tokens {
         if !(0.0..1.0).contains(&validation) {
             return Err(DataError::ValidationFraction { given: validation });
         }
-        // In f64, 1 - 0.9 is slightly less than 0.1; without this, a tenth of ten tokens would be 0.
-        let rounding = 1e-6;
-        let training = (self.len() as f64 * (1.0 - validation) + rounding) as usize;
-        let cut = self.range.start + training;
+        let cut = self.range.start + Tokens::training_part(self.len(), validation);
         let part = |name: &str, range| Tokens {
             source: self.source.clone(),
             range,
@@ -181,14 +196,14 @@ impl Tokens {
     }
 }
 
-impl From<TokenFile> for Tokens {
-    fn from(file: TokenFile) -> Tokens {
+impl From<TokenFiles> for Tokens {
+    fn from(files: TokenFiles) -> Tokens {
         Tokens {
-            range: 0..file.len(),
-            origin: file.path().display().to_string(),
-            vocab: file.vocab_size(),
+            range: 0..files.len(),
+            origin: files.origin(),
+            vocab: files.vocab_size(),
             limit: usize::MAX,
-            source: Storage::File(Arc::new(file)),
+            source: Storage::Files(Arc::new(files)),
         }
     }
 }

@@ -5,7 +5,10 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
+use phalanx_data::TokenType;
 use phalanx_models::Arch;
+use serde::Deserialize;
+use serde::de::IntoDeserializer;
 
 use crate::bench_args::BenchArgs;
 use crate::byte_size::parse_bytes;
@@ -209,6 +212,10 @@ fn fraction(text: &str) -> Result<f64, String> {
     fraction.ok_or_else(|| "expected a number from 0 (nothing) to 1 (everything)".to_string())
 }
 
+fn token_type(text: &str) -> Result<TokenType, serde::de::value::Error> {
+    TokenType::deserialize(text.into_deserializer())
+}
+
 /// The families of models that `import` takes.
 fn families() -> String {
     let families: Vec<String> =
@@ -279,10 +286,14 @@ pub struct ExportArgs {
     phalanx inspect runs/quickstart\n  \
     phalanx inspect runs/quickstart/flight            what each rank did before the run failed\n  \
     phalanx inspect runs/quickstart/checkpoints/step-500 --verify\n  \
-    phalanx inspect train.bin --json")]
+    phalanx inspect train.bin --json\n  \
+    phalanx inspect ids.bin --token-type u32")]
 pub struct InspectArgs {
     /// A step-N folder, a run folder, a token file, a Hugging Face folder, or the folder `flight` of a run
     pub path: PathBuf,
+    /// How ids are stored in a token file without a header, as data.token_type: u8, u16, u32 or i64
+    #[arg(long, value_name = "TYPE", default_value = "auto", hide_default_value = true, value_parser = token_type)]
+    pub token_type: TokenType,
     /// Read everything: compare checksums, give statistics of every tensor
     #[arg(long)]
     pub verify: bool,

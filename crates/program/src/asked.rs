@@ -86,7 +86,8 @@ impl<'a> Asked<'a> {
                 self.data.get_or_init(|| read).clone()
             }
         };
-        let evaluated = Dataset::evaluated_of(estimate.tokens, config);
+        let (tokens, held_out) = estimate.tokens;
+        let evaluated = Dataset::evaluated_of(tokens, held_out, config);
         Ok((vocabulary, Estimate { evaluated, ..estimate }))
     }
 

@@ -29,7 +29,15 @@ const SAID_ELSEWHERE: [&str; 9] = [
 ];
 
 /// Keys that name the data.
-const DATA: [&str; 5] = ["data.text", "data.extensions", "data.text_key", "data.tokens", "data.tokenizer"];
+const DATA: [&str; 7] = [
+    "data.text",
+    "data.extensions",
+    "data.text_key",
+    "data.tokens",
+    "data.validation_tokens",
+    "data.token_type",
+    "data.tokenizer",
+];
 
 /// What differs between the last start of a run and this one.
 pub struct Changes<'a> {
@@ -155,6 +163,8 @@ pub fn has_other_data(before: &RunConfig, now: &RunConfig) -> bool {
     let (was, is) = (&before.data, &now.data);
     was.text != is.text
         || was.tokens != is.tokens
+        || was.validation_tokens != is.validation_tokens
+        || was.token_type != is.token_type
         || was.extensions != is.extensions
         || was.text_key != is.text_key
 }

@@ -12,13 +12,13 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 use phalanx_data::TOKENIZER_FILE;
 use phalanx_files::is_named;
-use phalanx_train::dataset::TOKENS_FILE;
 use phalanx_train::run_files::CONFIG_FILE;
+use phalanx_train::token_data::TOKENS_FILE;
 use serde::{Deserialize, Serialize};
 
 use crate::run_names::{CHECKSUMS_FILE, GIVEN_FILE, PLAN_FILE};
 
-/// Largest file that is read: six names and checksums.
+/// Largest file that is read: six names, and the checksums of thousands of token files.
 const MAX_BYTES: u64 = 1 << 20;
 
 /// Checksums in a file of an earlier version, which has the first three.
@@ -34,7 +34,8 @@ pub struct Checksums {
     /// `given.toml`.
     #[serde(rename = "given.toml")]
     pub given: Option<String>,
-    /// The token file that the configuration names: `tokens.bin`, or one elsewhere.
+    /// The token files that the configuration names, as [`ScannedTokens`](phalanx_train::token_data::ScannedTokens) joins
+    /// their checksums, or `tokens.bin`.
     pub tokens: Option<String>,
     /// `plan.json`.
     #[serde(rename = "plan.json", default)]
@@ -62,7 +63,8 @@ impl Checksums {
             other => other.with_context(|| format!("cannot read {}", path.display()))?,
         };
         let entries: BTreeMap<String, Option<String>> = serde_json::from_slice(&text).unwrap_or_default();
-        let is_digest = |text: &String| text.len() == 64 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+        let is_one = |text: &str| text.len() == 64 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+        let is_digest = |text: &String| text.split(['+', '|']).all(is_one);
         match serde_json::from_slice(&text) {
             Ok(checksums)
                 if [EARLIER, 2 * EARLIER].contains(&entries.len())

@@ -2,7 +2,7 @@
 
 use phalanx_drawing::report::{bytes, plural};
 use phalanx_train::dataset::DataRead;
-use phalanx_train::{Dataset, RunConfig};
+use phalanx_train::{Dataset, RunConfig, parts};
 use serde_json::{Value, json};
 
 use crate::output::note;
@@ -21,32 +21,46 @@ pub struct DataReport {
     samples: u64,
     /// Windows of one evaluation; 0 if there is none.
     evaluated: usize,
+    /// What was said about the data: token files, what was assumed about the tokenizer, what is unusual.
+    notes: Vec<String>,
 }
 
 impl DataReport {
     /// The report for a run whose tokens are made.
     pub fn new(read: DataRead, data: &Dataset, config: &RunConfig) -> DataReport {
         let (training, validation) = data.part_tokens();
-        let report = DataReport::estimate(read, 0, data.evaluated(), config);
+        let report = DataReport::estimate(read, (0, None), data.evaluated(), config);
         DataReport { tokens: (training as u64, validation as u64), is_estimated: false, ..report }
     }
 
-    /// The report for a run whose text has about `tokens` tokens.
-    pub fn estimate(read: DataRead, tokens: usize, evaluated: usize, config: &RunConfig) -> DataReport {
-        let validation = (tokens as f64 * config.data.validation) as u64;
+    /// The report for a run whose data has about `tokens` tokens, and `held_out` ones in files for evaluation.
+    pub fn estimate(
+        read: DataRead,
+        (tokens, held_out): (usize, Option<usize>),
+        evaluated: usize,
+        config: &RunConfig,
+    ) -> DataReport {
+        let (training, validation) = parts::parts(config, tokens, held_out);
         let steps = config.train.steps;
         DataReport {
             read,
-            tokens: (tokens as u64 - validation, validation),
+            tokens: (training as u64, validation.unwrap_or(0) as u64),
             is_estimated: true,
             seq: config.model.seq,
             steps,
             samples: steps * config.batch.global as u64,
             evaluated,
+            notes: Vec::new(),
         }
     }
 
-    /// The same for a token file, whose tokens are counted.
+    /// The same with what was said about the data.
+    #[must_use]
+    pub fn with_notes(self, notes: Vec<String>) -> DataReport {
+        DataReport { notes, ..self }
+    }
+
+    /// The same for token files, whose tokens are counted.
     #[must_use]
     pub fn counted(self) -> DataReport {
         DataReport { is_estimated: false, ..self }
@@ -111,6 +125,7 @@ impl DataReport {
                 "evaluated": self.evaluated,
             },
             "findings": self.read.findings,
+            "notes": self.notes,
         })
     }
 }

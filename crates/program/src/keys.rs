@@ -19,8 +19,8 @@ use crate::{choices, foreign_keys};
 /// Keys whose default is a word and whose value may be a number.
 const WORD_OR_NUMBER: [&str; 2] = ["memory.chunk", "memory.checkpointing"];
 
-/// A key whose value is a text or a list of texts.
-const TEXT_OR_LIST: &str = "memory.nvme_path";
+/// Keys whose value is a text or a list of texts.
+const TEXT_OR_LIST: [&str; 3] = ["memory.nvme_path", "data.tokens", "data.validation_tokens"];
 
 /// The configuration with a value of the right type for every key.
 fn full() -> Table {
@@ -35,7 +35,8 @@ fn full() -> Table {
     config.data.extensions = vec![String::new()];
     config.data.plain = vec![String::new()];
     config.data.max_skipped = Some(0.0);
-    config.data.tokens = Some(String::new());
+    config.data.tokens = Some(Path::new("").into());
+    config.data.validation_tokens = Some(Path::new("").into());
     config.data.new_tokenizer = true;
     config.data.mask_token = Some(1);
     config.batch.micro = Some(1);
@@ -120,7 +121,7 @@ pub fn assignment(text: &str) -> Result<(String, Value)> {
     let parsed = toml::from_str::<Table>(&format!("value = {raw}")).ok();
     let parsed = parsed.filter(|table| table.len() == 1).and_then(|mut table| table.remove("value"));
     let value = match (known, parsed) {
-        (Value::String(_), Some(value)) if value.is_array() && key == TEXT_OR_LIST => value,
+        (Value::String(_), Some(value)) if value.is_array() && TEXT_OR_LIST.contains(&key) => value,
         (Value::String(_), Some(value)) if !value.is_str() && !WORD_OR_NUMBER.contains(&key) => {
             Value::String(raw.into())
         }
@@ -164,8 +165,8 @@ fn expected(key: &str, known: &Value) -> String {
         ("memory.checkpointing", _) => {
             "\"none\", \"selective\", \"block\", or k for every k-th block".to_string()
         }
-        (TEXT_OR_LIST, _) => {
-            "a folder in quotes, or a list of folders, as [\"/mnt/a\", \"/mnt/b\"]".to_string()
+        (key, _) if TEXT_OR_LIST.contains(&key) => {
+            "a path in quotes, or a list of paths, as [\"/mnt/a\", \"/mnt/b\"]".to_string()
         }
         ("train.keep", _) => "a number of checkpoints, or \"all\"".to_string(),
         ("parallel.zero", _) => "a ZeRO stage: 0, 1, 2 or 3".to_string(),

@@ -8,12 +8,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
-use phalanx_data::{Masking, TokenFile, Tokenizer};
+use phalanx_data::{Masking, TokenFiles, Tokenizer, token_paths};
 use phalanx_models::{Model, ModelShape, Objective};
 use phalanx_train::config::{DeviceKind, Float, ModelConfig};
 use phalanx_train::dataset::{self, DataRead, Stage};
 use phalanx_train::learned::Learned;
-use phalanx_train::{Dataset, ResolvedConfig, RunConfig};
+use phalanx_train::token_data::TokenData;
+use phalanx_train::{Dataset, ResolvedConfig, RunConfig, parts};
 
 use crate::data_report::DataReport;
 use crate::elsewhere::Elsewhere;
@@ -118,6 +119,9 @@ pub fn resolve<T>(
         elsewhere.decide_kind(&mut config)?;
     }
     config.check()?;
+    for paths in [&mut config.data.tokens, &mut config.data.validation_tokens].into_iter().flatten() {
+        *paths = token_paths(&paths.paths())?.into();
+    }
     let ranks_here = match purpose {
         Purpose::Train(_, Some(ranks)) => ranks,
         Purpose::Train(_, None) | Purpose::Plan | Purpose::Elsewhere(_) => config.world_size(),
@@ -130,7 +134,10 @@ pub fn resolve<T>(
     };
     config.check()?;
     if let Purpose::Train(environment, _) = purpose {
-        config.data.tokens = config.data.tokens.as_deref().map(resume::absolute);
+        for paths in [&mut config.data.tokens, &mut config.data.validation_tokens].into_iter().flatten() {
+            let absolute = |path: PathBuf| std::path::absolute(&path).unwrap_or(path);
+            *paths = paths.paths().into_iter().map(absolute).collect::<Vec<_>>().into();
+        }
         config.model.init = config.model.init.as_deref().map(resume::absolute);
         let environment = environment.decide(&config.device)?;
         config.device.kernels = environment.kernels().into();
@@ -260,33 +267,41 @@ fn complete(
 /// What is known of a run's data without tokenising it.
 #[derive(Clone)]
 pub struct Estimate {
-    /// Number of its tokens.
-    pub tokens: usize,
+    /// Number of its tokens, and of those in files for evaluation.
+    pub tokens: (usize, Option<usize>),
     /// Number of windows of an evaluation.
     pub evaluated: usize,
     /// What the run would be trained on, if the configuration names data.
     pub data: Option<DataReport>,
 }
 
-/// The vocabulary of the tokenizer or token file of `config`, and an estimate of its data.
+/// The vocabulary of the tokenizer or token files of `config`, and an estimate of its data.
 ///
 /// # Errors
-/// Missing or unreadable data, and ids other than those that the model has learned.
+/// Missing or unreadable data, ids other than those that the model has learned, and data that is certainly too short for a
+/// sequence.
 pub fn estimate_data(config: &RunConfig, initial: Initial) -> Result<(Vocabulary, Estimate)> {
     let data = &config.data;
     let learned = initial.learned(config)?;
     learned.notes().iter().for_each(|line| note(line));
-    if let Some(path) = &data.tokens {
-        let file = TokenFile::open(Path::new(path))?;
-        let (tokenizer, notes) = learned.for_tokens(data, &file)?;
+    if data.tokens.is_some() {
+        let files = TokenData::open(data, Path::new(""))?;
+        let mut notes = files.check_looks(data)?;
+        let (tokenizer, of_tokenizer) = learned.for_tokens(data, &files.train.files()[0])?;
+        notes.extend(of_tokenizer);
+        let ids = files.train.vocab_size().or(tokenizer.as_ref().map(Tokenizer::vocab_size));
+        let tokens @ (count, held_out) = (files.train.len(), files.evaluated.as_ref().map(TokenFiles::len));
+        parts::check(config, &files.train.origin(), count, held_out)?;
+        notes.extend(files.describe(None));
         notes.iter().for_each(|line| note(line));
-        let ids = file.vocab_size().or(tokenizer.as_ref().map(Tokenizer::vocab_size)).unwrap_or(0);
         let mask = tokenizer.as_ref().and_then(Tokenizer::mask);
-        let vocabulary = Vocabulary { ids, origin: path.clone(), mask };
-        let evaluated = Dataset::evaluated_of(file.len(), config);
-        let report =
-            DataReport::estimate(DataRead::of_tokens(&file)?, file.len(), evaluated, config).counted();
-        return Ok((vocabulary, Estimate { tokens: file.len(), evaluated, data: Some(report) }));
+        let vocabulary = Vocabulary { ids: ids.unwrap_or(0), origin: files.train.origin(), mask };
+        let evaluated = Dataset::evaluated_of(count, held_out, config);
+        let report = DataReport::estimate(DataRead::of_tokens(files.files())?, tokens, evaluated, config);
+        return Ok((
+            vocabulary,
+            Estimate { tokens, evaluated, data: Some(report.counted().with_notes(notes)) },
+        ));
     }
     let corpus = dataset::open_corpus(data, &mut |stage| {
         if let Stage::Read(findings) = stage {
@@ -296,21 +311,36 @@ pub fn estimate_data(config: &RunConfig, initial: Initial) -> Result<(Vocabulary
     let Some(corpus) = corpus else {
         let vocabulary = Vocabulary::unknown("a configuration without data.text and data.tokens");
         // Assumes that there are as many windows as requested.
-        let evaluated = Dataset::evaluated_of(usize::MAX, config);
-        return Ok((vocabulary, Estimate { tokens: usize::MAX, evaluated, data: None }));
+        let evaluated = Dataset::evaluated_of(usize::MAX, None, config);
+        return Ok((vocabulary, Estimate { tokens: (usize::MAX, None), evaluated, data: None }));
     };
-    let (tokenizer, notes) = learned.for_text(data, Some(&corpus))?;
-    notes.iter().for_each(|line| note(line));
+    let (tokenizer, mut notes) = learned.for_text(data, Some(&corpus))?;
     let read = DataRead::of_text(corpus.findings());
     // A token of a byte-pair encoding is about four bytes; a token of the other tokenizers is one byte, except for rare
     // characters.
-    let text_bytes = read.bytes as usize;
-    let tokens = if tokenizer.vocab_size() > 1024 { text_bytes / 4 } else { text_bytes };
+    let (bytes, is_small) = (read.bytes as usize, tokenizer.vocab_size() <= 1024);
+    let tokens = if is_small { bytes } else { bytes / 4 };
+    notes.extend(short_parts(config, &read, tokens, is_small)?);
+    notes.iter().for_each(|line| note(line));
     let origin = format!("the tokenizer {}", tokenizer.describe());
     let vocabulary = Vocabulary { ids: tokenizer.vocab_size(), origin, mask: tokenizer.mask() };
-    let evaluated = Dataset::evaluated_of(tokens, config);
-    let report = DataReport::estimate(read, tokens, evaluated, config);
-    Ok((vocabulary, Estimate { tokens, evaluated, data: Some(report) }))
+    let evaluated = Dataset::evaluated_of(tokens, None, config);
+    let report = DataReport::estimate(read, (tokens, None), evaluated, config);
+    Ok((vocabulary, Estimate { tokens: (tokens, None), evaluated, data: Some(report.with_notes(notes)) }))
+}
+
+/// Refuses text of about `tokens` tokens that is certainly too short for a sequence of each part; a note about one that may be.
+fn short_parts(config: &RunConfig, read: &DataRead, tokens: usize, is_small: bool) -> Result<Vec<String>> {
+    let estimate = if is_small { "" } else { ", of which the tokens are estimated" };
+    let origin = format!("{}{estimate}", config.data.text.join(", "));
+    let Err(error) = parts::check(config, &origin, tokens, None) else { return Ok(Vec::new()) };
+    // No token is shorter than a byte, but for those between documents, and where a tokenizer normalises its text.
+    let between = (read.documents.unwrap_or(0).saturating_sub(1) as usize).saturating_mul(2);
+    let max = (read.bytes as usize).saturating_add(between);
+    if parts::check(config, "", if is_small { max } else { max.saturating_mul(4) }, None).is_err() {
+        return Err(error.into());
+    }
+    Ok(vec![format!("`train` may refuse this: {error}")])
 }
 
 /// The vocabulary for a run on random tokens; nothing is read if the configuration gives it.

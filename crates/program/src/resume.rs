@@ -15,8 +15,9 @@ use phalanx_train::RunConfig;
 use phalanx_train::config::{
     Communication, DataConfig, Float, OptimizerKind, PrecisionConfig, Products, ScheduleKind,
 };
-use phalanx_train::dataset::{DataDigests, TOKENS_FILE};
+use phalanx_train::dataset::DataDigests;
 use phalanx_train::learned::Learned;
+use phalanx_train::token_data::TOKENS_FILE;
 use serde::Deserialize;
 
 use crate::changes::{Changes, has_other_data};
@@ -123,7 +124,8 @@ pub fn resume(
         );
     }
     // A token file that is named again may have changed.
-    let tokens = stored.tokens.filter(|_| same_data && !said("data.tokens"));
+    let names_tokens = said("data.tokens") || said("data.validation_tokens");
+    let tokens = stored.tokens.filter(|_| same_data && !names_tokens);
     let learned = match &checkpoint {
         None => None,
         Some((checkpoint, _)) => {
@@ -132,7 +134,7 @@ pub fn resume(
         }
     };
     let has_learned = checkpoint.as_ref().is_some_and(|(checkpoint, _)| checkpoint.step() > 0);
-    let other_data = said("data.tokens") || has_other_data(&before, &config);
+    let other_data = names_tokens || has_other_data(&before, &config);
     let trained = (has_learned && other_data).then_some(before);
     Ok(Resumed { given, checkpoint, starts: false, same_data, tokens, trained, learned, notes })
 }
@@ -183,6 +185,8 @@ fn has_same_data(before: &DataConfig, now: &DataConfig) -> bool {
         && now.text_key == before.text_key
         && now.plain == before.plain
         && now.tokens == before.tokens
+        && now.validation_tokens == before.validation_tokens
+        && now.token_type == before.token_type
         && now.tokenizer == before.tokenizer
 }
 

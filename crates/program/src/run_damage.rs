@@ -1,10 +1,11 @@
 //! What is damaged in a run folder beside its checkpoints: everything that a resume would refuse, make again or leave out.
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use phalanx_checkpoint::Checkpoint;
-use phalanx_data::{TOKENIZER_FILE, TokenFile};
+use phalanx_data::TOKENIZER_FILE;
 use phalanx_files::is_named;
 use phalanx_train::run_files::CONFIG_FILE;
+use phalanx_train::token_data::TokenData;
 
 use crate::checksums::Checksums;
 use crate::ownership::is_own;
@@ -50,16 +51,12 @@ fn of_file(folder: &RunFolder, checksums: &Checksums, name: &str) -> Result<Opti
     Ok((!is_own(&path, name, checksums)?).then(differs))
 }
 
-/// Compares a token file outside of the run folder with its checksum.
+/// Compares token files outside of the run folder with their checksums.
 fn check_tokens(folder: &RunFolder, checksums: &Checksums) -> Result<()> {
     let Some(text) = folder.text(CONFIG_FILE)? else { return Ok(()) };
     let config = UserConfig::parse_stored(text, &folder.file(CONFIG_FILE).display().to_string())?.config()?;
-    if let (Some(file), Some(expected)) = (&config.data.tokens, &checksums.tokens) {
-        let found = TokenFile::open(file.as_ref())?.scan(usize::MAX).with_context(|| file.clone())?.blake3;
-        anyhow::ensure!(
-            found == *expected,
-            "{file} does not hold the tokens of this run: its blake3 is {found}, and {expected} was expected"
-        );
+    if let (Some(_), Some(expected)) = (&config.data.tokens, &checksums.tokens) {
+        TokenData::open(&config.data, folder.path())?.scan(usize::MAX, Some(expected))?;
     }
     Ok(())
 }

@@ -8,9 +8,10 @@ use anyhow::{Context, Result, bail};
 use phalanx_checkpoint::{Checkpoint, Newest, newest, saved_steps};
 use phalanx_data::{TOKENIZER_FILE, Tokenizer};
 use phalanx_models::{Model, check_layers, from_config};
-use phalanx_train::dataset::{DataDigests, TOKENS_FILE};
+use phalanx_train::dataset::DataDigests;
 use phalanx_train::run_files::{CHECKPOINTS, METRICS_FILE};
 use phalanx_train::state::PARAMETERS;
+use phalanx_train::token_data::TOKENS_FILE;
 
 use crate::limits::CONFIG_BYTES;
 use crate::ownership::{check_free, check_own, is_run};

@@ -2,8 +2,8 @@
 
 use phalanx_data::TOKENIZER_FILE;
 use phalanx_files::LOCK_FILE;
-use phalanx_train::dataset::TOKENS_FILE;
 use phalanx_train::run_files::{CHECKPOINTS, CONFIG_FILE, MEMORY_FILE, METRICS_FILE};
+use phalanx_train::token_data::TOKENS_FILE;
 
 /// The configuration file as the user first gave it; a resume compares a changed file with it.
 pub const GIVEN_FILE: &str = "given.toml";

@@ -1,14 +1,16 @@
 //! Sets a run up: tokens, model and plan are prepared and checked, and only then written into the run folder, together.
 
+use std::iter;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use phalanx_data::{DataError, TOKENIZER_FILE, TokenFile, Tokenizer};
 use phalanx_tensor::ProductMethod;
-use phalanx_train::config::DeviceKind;
-use phalanx_train::dataset::{self, DataDigests, DataRead, Prepared, TOKENS_FILE};
+use phalanx_train::config::{DeviceKind, Paths};
+use phalanx_train::dataset::{self, DataDigests, DataRead, Prepared};
 use phalanx_train::learned::Learned;
 use phalanx_train::run_files::CONFIG_FILE;
+use phalanx_train::token_data::TOKENS_FILE;
 use phalanx_train::{Dataset, ResolvedConfig, RunConfig, RunPlan};
 
 use crate::checksums::{Checksums, digest, digest_if_there};
@@ -63,14 +65,8 @@ pub fn prepare(
         let tokens = tokens(folder, &staged, started, config, &learned, (show, tell))?;
         Ok((tokens.vocabulary(config), tokens))
     })?;
-    if let Some(file) = &resolved.config.data.tokens
-        && started.starts
-        && same_file(Path::new(file), &folder.file(TOKENS_FILE))
-    {
-        bail!(
-            "data.tokens = {file:?} is the token file of an earlier start in this folder, which this one takes the place of: copy it \
-             elsewhere first; nothing was changed"
-        );
+    if started.starts {
+        refuse_own_tokens(folder, &resolved.config)?;
     }
     let imported = resolved.imported.clone();
     resolved.unusable_ids.iter().for_each(|line| note(line));
@@ -169,6 +165,20 @@ pub fn write_config(
     staged.commit(starts)
 }
 
+/// Refuses data in the token file of an earlier start, whose place a new one takes.
+fn refuse_own_tokens(folder: &RunFolder, config: &RunConfig) -> Result<()> {
+    let own = folder.file(TOKENS_FILE);
+    let named = [&config.data.tokens, &config.data.validation_tokens].into_iter().flatten();
+    match named.flat_map(Paths::paths).find(|file| same_file(file, &own)) {
+        Some(file) => bail!(
+            "{} is the token file of an earlier start in this folder, which this one takes the place of: copy it elsewhere, and \
+             name that one in the configuration; nothing was changed",
+            file.display()
+        ),
+        None => Ok(()),
+    }
+}
+
 /// Whether two paths lead to one file, which exists.
 fn same_file(one: &Path, other: &Path) -> bool {
     std::fs::canonicalize(one).is_ok_and(|one| std::fs::canonicalize(other).is_ok_and(|other| one == other))
@@ -190,7 +200,7 @@ impl Tokens {
         let tokenizer = self.prepared.tokenizer.as_ref();
         let origin = match (tokenizer, &config.data.tokens) {
             (Some(tokenizer), _) => format!("the tokenizer {}", tokenizer.describe()),
-            (None, Some(file)) => file.clone(),
+            (None, Some(files)) => files.shown(),
             (None, None) => "the data".to_string(),
         };
         Vocabulary { ids: self.prepared.vocab, origin, mask: tokenizer.and_then(Tokenizer::mask) }
@@ -239,13 +249,8 @@ fn stored_tokens(folder: &RunFolder, staged: &Staged) -> Result<Prepared> {
         );
     }
     let (tokens, vocab) = (file.len() as u64, tokenizer.vocab_size());
-    Ok(Prepared {
-        tokens,
-        vocab,
-        tokenizer: Some(tokenizer),
-        read: DataRead::of_tokens(&file)?,
-        notes: Vec::new(),
-    })
+    let read = DataRead::of_tokens(iter::once(&file))?;
+    Ok(Prepared { tokens, vocab, tokenizer: Some(tokenizer), read, notes: Vec::new() })
 }
 
 /// Makes the plan, which must fit, and checks every token.
@@ -259,8 +264,13 @@ fn plan(
     let Resolved { config, model, .. } = &resolved;
     let opened = Dataset::open_checked(config, &folder, model.shape().vocab, expected.as_deref());
     let tokenizer = prepared.tokenizer.as_ref();
-    let (data, blake3) = opened.map_err(|error| what_to_do(error, config, is_new, tokenizer))?;
-    let report = DataReport::new(prepared.read.clone(), &data, config);
+    let (data, scanned) = opened.map_err(|error| what_to_do(error, config, is_new, tokenizer))?;
+    scanned.notes.iter().for_each(|line| note(line));
+    if show == Show::Progress {
+        scanned.files.iter().for_each(|line| note(line));
+    }
+    let notes = [&prepared.notes[..], &scanned.notes, &scanned.files].concat();
+    let report = DataReport::new(prepared.read.clone(), &data, config).with_notes(notes);
     let planned = Planned::of(resolved, data.evaluated())?.across(across);
     let planned = kept_budget::keep(planned, crate::budgets::budgets, RunPlan::new)?;
     crate::fit::check_memory(&planned)?;
@@ -269,7 +279,7 @@ fn plan(
         notes.iter().for_each(|line| note(line));
     }
     let tokenizer = tokenizer.map(Tokenizer::digest);
-    Ok((data, report, planned, DataDigests { tokens: Some(blake3), tokenizer }))
+    Ok((data, report, planned, DataDigests { tokens: Some(scanned.checksums), tokenizer }))
 }
 
 /// Adds advice to the error for tokens that differ from those of the run, or for which the model has no rows.
@@ -291,9 +301,10 @@ fn what_to_do(
                 tokenizer.describe()
             )
         }
-        (DataError::NotTheTokens { .. }, Some(file)) => format!(
-            "{file} was changed since (or checksums.json was, which has its checksum): put it back, or train on it as it is now with --set data.tokens={}",
-            resume::shell_word(file)
+        (DataError::NotTheTokens { .. }, Some(files)) => format!(
+            "it was changed since (or checksums.json was, which has its checksum): put it back, or train on the files as \
+             they are now with --set data.tokens={}",
+            resume::shell_word(&assigned(files))
         ),
         (DataError::NotTheTokens { .. }, None) if is_new => {
             "tokens.bin is missing, and the text of data.text was changed since: put one of them \
@@ -308,6 +319,14 @@ fn what_to_do(
         _ => return error.into(),
     };
     anyhow::anyhow!("{error}; {advice}; nothing was changed")
+}
+
+/// The files as `--set` takes them.
+fn assigned(files: &Paths) -> String {
+    match files {
+        Paths::One(file) => file.clone(),
+        Paths::Several(files) => format!("{files:?}"),
+    }
 }
 
 /// Floating-point operations per second of the threads of all ranks together, at most those of all cores; or of their cards, by

@@ -18,6 +18,9 @@ use crate::{keys, schedule_file};
 const RANKS: [&str; 2] = ["parallel.ranks", "parallel.data"];
 const MICRO: [&str; 2] = ["batch.micro", "parallel.micro_batches"];
 
+/// Keys of `[data]` that are for token files.
+const DATA_OF_TOKENS: [&str; 4] = ["tokens", "validation_tokens", "token_type", "unusual_tokens"];
+
 /// Keys of earlier versions that mean nothing any more.
 const EARLIER_KEYS: [&str; 1] = ["parallel.timeout_s"];
 
@@ -111,7 +114,7 @@ impl UserConfig {
             let paths = data.iter().map(|path| Value::String(path.display().to_string())).collect();
             keys::insert(&mut self.tables, "data.text", Value::Array(paths));
             if let Some(table) = self.tables.get_mut("data").and_then(Value::as_table_mut) {
-                table.remove("tokens");
+                DATA_OF_TOKENS.iter().for_each(|key| drop(table.remove(*key)));
             }
         }
         if let Some(Value::String(schedule)) = keys::lookup(&self.tables, "parallel.schedule")
@@ -181,7 +184,13 @@ impl UserConfig {
     /// # Errors
     /// None for keys that were checked.
     pub fn config(&self) -> Result<RunConfig> {
-        RunConfig::deserialize(Value::Table(self.tables.clone())).context("the configuration")
+        let mut config =
+            RunConfig::deserialize(Value::Table(self.tables.clone())).context("the configuration")?;
+        if config.data.validation_paths().is_some() && !self.has("data.validation") {
+            // Files are evaluated in place of the default fraction.
+            config.data.validation = 0.0;
+        }
+        Ok(config)
     }
 }
 

@@ -229,6 +229,14 @@ fn an_interrupted_start_or_import_is_taken_over_and_that_is_said() {
     let tokens = ["--set", "data.text=[]", "--set", "data.tokens=d/tokens.bin"];
     let before = everything(&home.path("d"));
     home.run(&[&start[..], &tokens].concat()).refused(&["d/tokens.bin", "copy it elsewhere"]);
+    let evaluated = ["--set=data.text=[]", "--set=data.tokens=e.bin", "--set=data.validation=0"];
+    let evaluated = [&start[..], &evaluated, &["--set=data.validation_tokens=d/tokens.bin"]].concat();
+    home.write("e.bin", {
+        let mut other = home.read("d/tokens.bin");
+        other[70] ^= 1;
+        other
+    });
+    home.run(&evaluated).refused(&["d/tokens.bin", "copy it elsewhere"]);
     assert!(everything(&home.path("d")) == before);
 }
 

@@ -304,7 +304,7 @@ fn inspect_verifies_every_file_that_a_resume_needs() {
     home.run(&[&["train", "small.toml", "--run", "t", "--quiet"][..], &tokens].concat()).ok();
     home.run(&["inspect", "t", "--verify"]).ok();
     flip(&home, "t.bin", 2000);
-    home.run(&["inspect", "t", "--verify"]).refused(&["t.bin does not hold the tokens of this run"]);
+    home.run(&["inspect", "t", "--verify"]).refused(&["t.bin does not hold the tokens that this run"]);
 }
 
 /// The launcher stands still until the ranks have ended, so that it meets the damage at the end.

@@ -541,7 +541,10 @@ fn a_model_folder_and_its_tokenizer_are_one_thing() {
     ] {
         let words =
             [given, "the model of hf has learned (tokenizer.json (WordLevel), 16 ids)", "data.new_tokenizer"];
-        train("no", sets).refused(&words);
+        let refused = train("no", sets).refused(&words);
+        let of_file = given.contains("byte.bin");
+        assert_eq!(refused.stderr.contains("leave data.tokenizer out"), !of_file, "{}", refused.stderr);
+        assert_eq!(refused.stderr.contains("phalanx tokenize --tokenizer"), of_file, "{}", refused.stderr);
         assert!(!home.path("no").exists());
         let mut args = vec!["plan", "small.toml", "--set", "model.init=hf"];
         sets.iter().for_each(|set| args.extend(["--set", set]));

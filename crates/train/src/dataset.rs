@@ -1,20 +1,19 @@
 //! The tokens of a run: a training part with an order, a held-out part with fixed windows.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use phalanx_checkpoint::Checkpoint;
 use phalanx_data::{
-    Corpus, CorpusSpec, DataError, EvaluationWindows, Findings, Masking, Progress, SampleOrder, Sampler,
-    Scan, TokenFile, Tokenizer, Tokens, tokenize_to_file,
+    Corpus, CorpusSpec, DataError, EvaluationWindows, Findings, Masking, Progress, Sampler, TokenFile,
+    TokenFiles, Tokenizer, Tokens, tokenize_to_file,
 };
 use phalanx_models::Objective;
 use serde::{Deserialize, Serialize};
 
-use crate::config::{DataConfig, Order, RunConfig};
+use crate::config::{DataConfig, RunConfig};
 use crate::learned::Learned;
-
-/// Name of the token file in a run folder: a resumed run reads the tokens it started with.
-pub const TOKENS_FILE: &str = "tokens.bin";
+use crate::parts;
+use crate::token_data::{ScannedTokens, TOKENS_FILE, TokenData};
 
 /// Training samples and evaluation windows.
 pub struct Dataset {
@@ -22,8 +21,10 @@ pub struct Dataset {
     validation: Option<EvaluationWindows>,
     /// What the samples of a masked model hide; None for a causal model.
     masking: Option<Masking>,
-    /// The tokens of both parts.
+    /// The tokens of data.tokens, or those made of text: of both parts, if there are no files for evaluation.
     tokens: Tokens,
+    /// The tokens of the files for evaluation.
+    evaluated_tokens: Option<Tokens>,
     /// How many tokens the training part and the validation part have.
     parts: (usize, usize),
 }
@@ -32,7 +33,7 @@ pub struct Dataset {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct DataDigests {
-    /// Checksum of the token file.
+    /// Checksums of the token files.
     pub tokens: Option<String>,
     /// [`Tokenizer::digest`] of the tokenizer.
     pub tokenizer: Option<String>,
@@ -55,7 +56,8 @@ pub struct Prepared {
     pub vocab: usize,
     /// What was read.
     pub read: DataRead,
-    /// For people: what was assumed about the tokenizer, and special tokens that the text spells.
+    /// For people: token files that look unusual, what was assumed about the tokenizer, and special tokens that the text
+    /// spells.
     pub notes: Vec<String>,
 }
 
@@ -79,12 +81,18 @@ impl DataRead {
         DataRead { files, bytes, documents: Some(documents), findings: Some(findings.clone()) }
     }
 
-    /// What a token file is.
+    /// What the token files are.
     ///
     /// # Errors
     /// A file that was shortened since it was opened.
-    pub fn of_tokens(file: &TokenFile) -> Result<DataRead, DataError> {
-        Ok(DataRead { files: 1, bytes: file.bytes(), documents: file.documents()?, findings: None })
+    pub fn of_tokens<'a>(files: impl Iterator<Item = &'a TokenFile>) -> Result<DataRead, DataError> {
+        let mut read = DataRead { documents: Some(0), ..DataRead::default() };
+        for file in files {
+            read.files += 1;
+            read.bytes += file.bytes();
+            read.documents = read.documents.zip(file.documents()?).map(|(all, of_file)| all + of_file);
+        }
+        Ok(read)
     }
 }
 
@@ -133,15 +141,17 @@ pub fn prepare(
     learned: &Learned,
     watch: &mut dyn FnMut(Stage),
 ) -> Result<Prepared, DataError> {
-    if let Some(path) = &data.tokens {
-        let file = TokenFile::open(Path::new(path))?;
-        let (tokenizer, notes) = learned.for_tokens(data, &file)?;
+    if data.tokens.is_some() {
+        let files = TokenData::open(data, folder)?;
+        let mut notes = files.check_looks(data)?;
+        let (tokenizer, of_tokenizer) = learned.for_tokens(data, &files.train.files()[0])?;
+        notes.extend(of_tokenizer);
         if let Some(tokenizer) = &tokenizer {
             tokenizer.save(folder)?;
         }
-        let vocab = file.vocab_size().or(tokenizer.as_ref().map(Tokenizer::vocab_size)).unwrap_or(0);
-        let read = DataRead::of_tokens(&file)?;
-        return Ok(Prepared { tokens: file.len() as u64, vocab, tokenizer, read, notes });
+        let vocab = files.train.vocab_size().or(tokenizer.as_ref().map(Tokenizer::vocab_size)).unwrap_or(0);
+        let read = DataRead::of_tokens(files.files())?;
+        return Ok(Prepared { tokens: files.train.len() as u64, vocab, tokenizer, read, notes });
     }
     let corpus = open_corpus(data, watch)?;
     let (tokenizer, mut notes) = learned.for_text(data, corpus.as_ref())?;
@@ -162,8 +172,8 @@ pub fn prepare(
 
 impl Dataset {
     /// Like [`Dataset::open`], and checks every id against `vocab`. This reads all tokens, so the launcher does it
-    /// once for all ranks. Also returns the checksum of the token file, which must equal `expected` where that is
-    /// known.
+    /// once for all ranks. Also returns what that has found, with the checksums of the token files, which must equal `expected`
+    /// where those are known.
     ///
     /// # Errors
     /// The errors of [`Dataset::open`], [`DataError::NotTheTokens`], and ids for which the model has no row.
@@ -172,17 +182,18 @@ impl Dataset {
         folder: &Path,
         vocab: usize,
         expected: Option<&str>,
-    ) -> Result<(Dataset, String), DataError> {
-        let file = TokenFile::open(&tokens_path(config, folder))?;
-        let Scan { blake3, out_of_range } = file.scan(vocab)?;
-        if let Some(expected) = expected.filter(|expected| *expected != blake3) {
-            let (path, expected) = (file.path().to_path_buf(), expected.to_string());
-            return Err(DataError::NotTheTokens { path, expected, found: blake3 });
+    ) -> Result<(Dataset, ScannedTokens), DataError> {
+        let files = TokenData::open(&config.data, folder)?;
+        let mut scanned = files.scan(vocab, expected)?;
+        let origin = match config.data.tokens {
+            Some(_) => files.train.origin(),
+            None => config.data.text.join(", "),
+        };
+        parts::check(config, &origin, files.train.len(), files.evaluated.as_ref().map(TokenFiles::len))?;
+        if config.data.tokens.is_some() {
+            scanned.files = files.describe(Some(scanned.largest));
         }
-        match out_of_range {
-            Some(error) => Err(error),
-            None => Ok((Dataset::of(Tokens::from(file), config)?, blake3)),
-        }
+        Ok((Dataset::of(files, config)?, scanned))
     }
 
     /// Opens the tokens of the run in folder `run`, whose ids are checked already.
@@ -190,27 +201,26 @@ impl Dataset {
     /// # Errors
     /// Data that is missing, damaged, or too short for a sequence.
     pub fn open(config: &RunConfig, run: &Path) -> Result<Dataset, DataError> {
-        Dataset::of(Tokens::open(&tokens_path(config, run))?, config)
+        Dataset::of(TokenData::open(&config.data, run)?, config)
     }
 
-    fn of(tokens: Tokens, config: &RunConfig) -> Result<Dataset, DataError> {
-        let tokens = tokens.limited_to(config.model.vocab.unwrap_or(usize::MAX));
-        let order = match config.data.order {
-            Order::Shuffled => SampleOrder::Shuffled,
-            Order::Sequential => SampleOrder::Sequential,
-        };
+    fn of(files: TokenData, config: &RunConfig) -> Result<Dataset, DataError> {
+        let TokenData { train, evaluated } = files;
+        let limit = config.model.vocab.unwrap_or(usize::MAX);
+        let [tokens, evaluated_tokens] =
+            [Some(train), evaluated].map(|files| files.map(|files| Tokens::from(files).limited_to(limit)));
+        let tokens = tokens.expect("there are files to train on");
         let seq = config.model.seq;
         let (train, held_out) = tokens.split(config.data.validation)?;
-        let parts = (train.len(), held_out.len());
-        let validation = match config.data.validation > 0.0 {
-            true => Some(EvaluationWindows::new(held_out, seq, config.train.eval_samples)?),
-            false => None,
-        };
+        let held_out = evaluated_tokens.clone().or((config.data.validation > 0.0).then_some(held_out));
+        let parts = (train.len(), held_out.as_ref().map_or(0, Tokens::len));
+        let windows = |tokens| EvaluationWindows::new(tokens, seq, config.train.eval_samples);
         Ok(Dataset {
-            train: Sampler::new(train, seq, order, config.train.seed)?,
-            validation,
+            train: Sampler::new(train, seq, config.data.order.into(), config.train.seed)?,
+            validation: held_out.map(windows).transpose()?,
             masking: masking(config, tokens.vocab_size()),
             tokens,
+            evaluated_tokens,
             parts,
         })
     }
@@ -243,11 +253,12 @@ impl Dataset {
         }
     }
 
-    /// Number of windows of an evaluation of a run on `tokens` tokens: the later value of [`Dataset::evaluated`].
-    pub fn evaluated_of(tokens: usize, config: &RunConfig) -> usize {
-        let held_out = (tokens as f64 * config.data.validation) as usize;
-        let windows = held_out.saturating_sub(1) / config.model.seq;
-        if config.data.validation > 0.0 { windows.clamp(1, config.train.eval_samples) } else { 0 }
+    /// Number of windows of an evaluation of a run on `tokens` tokens, with `evaluated` ones in files for evaluation: the later
+    /// value of [`Dataset::evaluated`].
+    pub fn evaluated_of(tokens: usize, evaluated: Option<usize>, config: &RunConfig) -> usize {
+        let (_, held_out) = parts::parts(config, tokens, evaluated);
+        let windows = |held_out: usize| held_out.saturating_sub(1) / config.model.seq;
+        held_out.map_or(0, |held_out| windows(held_out).clamp(1, config.train.eval_samples))
     }
 
     /// The share of the evaluation windows whose tokens the training part of `trained` has; None without windows.
@@ -260,12 +271,18 @@ impl Dataset {
         Ok(Some(found as f64 / windows.len() as f64))
     }
 
-    /// Refuses a token file that was changed since the run started.
+    /// Refuses token files that were changed since the run started.
     ///
     /// # Errors
     /// [`DataError::NotTheTokens`], or a file that cannot be read.
     pub fn check_unchanged(&self, digests: &DataDigests) -> Result<(), DataError> {
-        digests.tokens.as_ref().map_or(Ok(()), |expected| self.tokens.check_unchanged(expected))
+        let Some(expected) = &digests.tokens else { return Ok(()) };
+        let (train, evaluated) = TokenData::checksums_of(expected);
+        self.tokens.check_unchanged(train)?;
+        self.evaluated_tokens
+            .iter()
+            .zip(evaluated)
+            .try_for_each(|(tokens, expected)| tokens.check_unchanged(expected))
     }
 
     /// Samples in one epoch.
@@ -288,9 +305,4 @@ fn masking(config: &RunConfig, ids: Option<usize>) -> Option<Masking> {
     let of_rows = if mask as usize + 1 == rows { rows - 1 } else { rows };
     let ids = ids.filter(|ids| *ids > 0).map_or(of_rows, |ids| ids.min(of_rows));
     Some(Masking::new(config.train.seed, Some(mask), ids))
-}
-
-/// The token file that the configuration names, or the one in `folder`.
-pub fn tokens_path(config: &RunConfig, folder: &Path) -> PathBuf {
-    config.data.tokens.as_ref().map_or_else(|| folder.join(TOKENS_FILE), PathBuf::from)
 }

@@ -12,6 +12,12 @@ use crate::config::DataConfig;
 /// Rows of the token table of GPT-2.
 const GPT2_ROWS: usize = 50_257;
 
+/// What to do about ids other than those that the model has learned: where `data.tokenizer` names them, and where token files
+/// hold them.
+const LEAVE_OUT: &str = "leave data.tokenizer out, and the model's own tokenizer is used";
+const TOKENIZE_AGAIN: &str = "name their text in data.text in place of the token files, or make these again with the model's own \
+                              tokenizer (`phalanx tokenize --tokenizer`)";
+
 /// What a model knows about its ids.
 #[derive(Clone, Debug, Default)]
 pub struct Learned {
@@ -123,7 +129,7 @@ impl Learned {
                         (given, vec![note])
                     }
                     Some(learned) => {
-                        accept(&key, &given, learned, origin)?;
+                        accept(&key, &given, learned, origin, LEAVE_OUT)?;
                         let tokenizer = learned.clone();
                         let tokenizer =
                             corpus.map_or(tokenizer.clone(), |corpus| tokenizer.for_corpus(corpus));
@@ -164,7 +170,7 @@ impl Learned {
         let known = self.tokenizer.as_ref().filter(|_| !data.new_tokenizer);
         match (own, known) {
             (Some(own), Some(learned)) if !self.is_guess => {
-                accept(&name, &own, learned, origin)?;
+                accept(&name, &own, learned, origin, TOKENIZE_AGAIN)?;
                 Ok((Some(learned.clone()), Vec::new()))
             }
             (Some(own), _) => {
@@ -180,7 +186,7 @@ impl Learned {
             (None, Some(learned)) => {
                 if let Some(vocab) = file.vocab_size().filter(|vocab| *vocab != learned.vocab_size()) {
                     let found = format!("{vocab} ids, without a tokenizer");
-                    return Err(other(&name, found, learned, origin));
+                    return Err(other(&name, found, learned, origin, TOKENIZE_AGAIN));
                 }
                 let described = learned.describe();
                 let note = format!(
@@ -198,18 +204,25 @@ impl Learned {
     }
 }
 
-fn accept(name: &str, given: &Tokenizer, learned: &Tokenizer, origin: &str) -> Result<(), DataError> {
+fn accept(
+    name: &str,
+    given: &Tokenizer,
+    learned: &Tokenizer,
+    origin: &str,
+    advice: &'static str,
+) -> Result<(), DataError> {
     match given.agrees_with(learned) {
         true => Ok(()),
-        false => Err(other(name, given.describe(), learned, origin)),
+        false => Err(other(name, given.describe(), learned, origin, advice)),
     }
 }
 
-fn other(name: &str, found: String, learned: &Tokenizer, origin: &str) -> DataError {
+fn other(name: &str, found: String, learned: &Tokenizer, origin: &str, advice: &'static str) -> DataError {
     DataError::OtherTokenizer {
         given: name.to_string(),
         found,
         learned: learned.describe(),
         origin: origin.to_string(),
+        advice,
     }
 }

@@ -1,6 +1,6 @@
 //! A training run: configuration, plan, engine and loop.
 //!
-//! [`config`] is what the user said; [`dataset`] the tokens; [`spec`] what both make of a model; [`planning`] the
+//! [`config`] is what the user said; [`dataset`] the tokens, of [`token_data`], in two [`parts`]; [`spec`] what both make of a model; [`planning`] the
 //! dry run of every rank and what follows from it; [`groups`] who speaks to whom; [`rank`] one rank's engine, with
 //! [`step`] as the way of a batch and [`diagnose`] for one that is not finite; [`state`] fills, saves and restores;
 //! [`run`] trains a [`job`]: it loops over steps and tells an [`run::Observer`], [`run_files`] is what it writes;
@@ -29,6 +29,7 @@ pub mod metrics;
 pub mod metrics_lines;
 pub mod non_finite;
 mod on_ranks;
+pub mod parts;
 pub mod placement_table;
 mod placing;
 pub mod planning;
@@ -44,6 +45,7 @@ pub mod spec;
 pub mod state;
 pub mod step;
 pub mod targets;
+pub mod token_data;
 pub mod training;
 
 pub use config::{ResolvedConfig, RunConfig};

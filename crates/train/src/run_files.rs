@@ -13,11 +13,11 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::best::{Best, EvaluatedWindows};
-use crate::dataset::TOKENS_FILE;
 use crate::error::RunError;
 use crate::job::Job;
 use crate::metrics::{EvaluationRecord, MetricsFile, RankBytes};
 use crate::state::Position;
+use crate::token_data::TOKENS_FILE;
 
 /// Largest number of bytes of `memory.rank-N.json`; it has about 500.
 const MEMORY_PART_BYTES: u64 = 64 << 10;

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use phalanx_tensor::Memory;
 use phalanx_trace::{Category, PhaseName};
-use phalanx_train::config::memory::Folders;
+use phalanx_train::config::Paths;
 use phalanx_train::config::{Chunk, Float, Placement};
 use phalanx_train::planning::{BudgetError, PlanError};
 use phalanx_train::{RunConfig, RunPlan, Spec};
@@ -41,7 +41,7 @@ fn in_host(mut config: RunConfig, budget_mb: f64) -> RunConfig {
 }
 
 fn on_disk(mut config: RunConfig, folder: &Path) -> RunConfig {
-    config.memory.nvme_path = Some(Folders::One(folder.display().to_string()));
+    config.memory.nvme_path = Some(Paths::One(folder.display().to_string()));
     config
 }
 

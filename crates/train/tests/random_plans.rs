@@ -6,7 +6,7 @@ use phalanx_models::{Gpt2, ModelShape};
 use phalanx_plan::Peak;
 use phalanx_random::SplitMix64;
 use phalanx_trace::{Memory, PhaseName};
-use phalanx_train::config::memory::Folders;
+use phalanx_train::config::Paths;
 use phalanx_train::config::{
     Checkpointing, CheckpointingWord, Chunk, ChunkWord, Float, KeepPacked, Placement, Reduce, Tier, UpdateOn,
 };
@@ -199,7 +199,7 @@ fn with_budget(
     memory.device_budget_mb = Some(need as f64 * (15 + pick(90)) as f64 / 100.0 / MIB);
     memory.headroom = [0.0, 0.02, 0.1][pick(3)];
     let tiers = pick(3);
-    memory.nvme_path = (tiers > 0).then(|| Folders::One(folder.display().to_string()));
+    memory.nvme_path = (tiers > 0).then(|| Paths::One(folder.display().to_string()));
     memory.host_budget_mb = (tiers != 1).then(|| [64.0, 0.02, 0.5][pick(3)]);
     config
 }

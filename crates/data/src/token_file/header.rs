@@ -2,11 +2,12 @@
 //!
 //! llm.c (`dev/data/data_common.py`): 256 little-endian 32-bit integers, of which the first three are
 //! a magic number, a version and the number of tokens; then the ids. nanoGPT (`prepare.py`): 16-bit
-//! ids and nothing else, so that all there is to check is that the length is even.
+//! ids and nothing else, so that all there is to check here is the length ([`super::look`] has the rest).
 
 use std::path::Path;
 
-use super::{IdType, Layout, TokenFormat};
+use super::foreign::Look;
+use super::{IdType, Layout, TokenFormat, TokenType, foreign};
 use crate::{DataError, Result};
 
 const LLM_C_HEADER_BYTES: usize = 256 * 4;
@@ -14,14 +15,6 @@ const LLM_C_HEADER_BYTES: usize = 256 * 4;
 /// Magic number, version, id type, vocabulary: GPT-2's tokens, and Llama 3's.
 const LLM_C: [(u32, u32, IdType, usize); 2] =
     [(20_240_520, 1, IdType::U16, 50_257), (20_240_801, 7, IdType::U32, 128_256)];
-
-/// First bytes of other file formats that users may give by mistake.
-const FOREIGN: [(&[u8], &str); 4] = [
-    (b"PK\x03\x04", "it is a zip archive, as PyTorch's checkpoints are"),
-    (b"\x1f\x8b", "it is compressed by gzip"),
-    (b"\x93NUMPY", "it is a NumPy array; write its 16-bit ids with `tofile`"),
-    (b"PAR1", "it is a Parquet file"),
-];
 
 /// The layout of llm.c's file, or `None` when the magic number is another.
 /// `head` are the first bytes of the file, which has `found` bytes.
@@ -59,28 +52,39 @@ pub(super) fn read_llm_c(path: &Path, head: &[u8], found: u64) -> Result<Option<
     }))
 }
 
-/// The layout of nanoGPT's file. It has no header, so any `.bin` file of unknown format can be one. `head` are the
-/// first bytes of the file, which has `found` bytes.
-pub(super) fn read_nano_gpt(path: &Path, head: &[u8], found: u64) -> Result<Layout> {
-    let refuse =
-        |reason: &str| Err(DataError::NotTokenFile { path: path.to_path_buf(), reason: reason.to_string() });
-    if let Some((_, reason)) = FOREIGN.iter().find(|(beginning, _)| head.starts_with(beginning)) {
-        return refuse(reason);
-    }
+/// The layout of nanoGPT's file: bare ids, of the type `given`. Any `.bin` file of unknown format can be one, and any file whose
+/// type is given. `head` are the first bytes of the file, which has `found` bytes.
+pub(super) fn read_bare(path: &Path, head: &[u8], found: u64, given: TokenType) -> Result<Layout> {
+    let refuse = |reason: String| Err(DataError::NotTokenFile { path: path.to_path_buf(), reason });
+    let ids = given.ids();
+    let width = ids.bytes() as u64;
+    let is_named = path.extension().is_some_and(|extension| extension == "bin") || given != TokenType::Auto;
     if found == 0 {
-        return refuse("it is empty");
+        return refuse("it is empty".to_string());
     }
-    if path.extension().is_none_or(|extension| extension != "bin") {
-        return refuse("it has no known header, and bare 16-bit ids are only read from a file named .bin");
-    }
-    if !found.is_multiple_of(2) {
-        return Err(DataError::WrongSize {
-            path: path.to_path_buf(),
-            what: "it has no known header, so it would be nanoGPT's ids of 2 bytes each".to_string(),
-            expected: found + 1,
-            found,
+    if is_named && found.is_multiple_of(width) {
+        return Ok(Layout {
+            format: TokenFormat::NanoGpt,
+            ids,
+            data: 0..found,
+            vocab: None,
+            tokenizer: 0..0,
         });
     }
-    let (format, ids) = (TokenFormat::NanoGpt, IdType::U16);
-    Ok(Layout { format, ids, data: 0..found, vocab: None, tokenizer: 0..0 })
+    if let Some(Look { is, advice }) = foreign::by_magic(head, found).or_else(|| foreign::text(head, head)) {
+        return refuse(format!("{is}; {advice}"));
+    }
+    if !is_named {
+        return refuse(
+            "it has no known header, and bare ids are only read from a file named .bin, or where data.token_type says \
+             their type"
+                .to_string(),
+        );
+    }
+    Err(DataError::WrongSize {
+        path: path.to_path_buf(),
+        what: format!("it has no known header, so it would be nanoGPT's ids of {width} bytes each"),
+        expected: found.next_multiple_of(width),
+        found,
+    })
 }

@@ -9,6 +9,7 @@
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
+use super::foreign::Look;
 use super::source::OpenTokenFile;
 use super::{IdType, Layout, TokenFormat};
 use crate::{DataError, Result};
@@ -73,6 +74,26 @@ pub(super) fn read_index(path: &Path, data_bytes: u64) -> Result<Option<Layout>>
         vocab: None,
         tokenizer: 0..0,
     }))
+}
+
+/// What is wrong with a `.bin` of bare ids that should have an index beside it.
+pub(super) fn lacks_index(path: &Path) -> Option<Look> {
+    let index = path.with_extension("idx");
+    let shown = index.display();
+    if index.exists() {
+        let what = format!("beside it lies {shown}, which is not a Megatron index of version 1 (MMIDIDX)");
+        return Some(Look::new(
+            what,
+            "copy the .idx again, or make the pair again; without a pair, move the .idx away",
+        ));
+    }
+    // Megatron's `preprocess_data.py` names what it writes so.
+    let stem = path.file_stem()?.to_str()?;
+    let what = format!("by its name it is one half of a Megatron pair, and {shown} is missing");
+    ["_document", "_sentence"]
+        .iter()
+        .any(|level| stem.ends_with(level))
+        .then(|| Look::new(what, "put the .idx beside it; for bare ids, give the file another name"))
 }
 
 struct IndexHeader {

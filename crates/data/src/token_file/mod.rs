@@ -3,24 +3,33 @@
 //! The format is told by content, not by name: Phalanx's own and llm.c's by their magic numbers,
 //! Megatron's by the `.idx` beside the `.bin`, and nanoGPT's, which is bare ids, by being none of
 //! these and named `.bin`. Each format reduces to the same three facts: where the ids start, how wide
-//! they are, how many there are.
+//! they are, how many there are. What is probably no ids is noticed by a sample ([`TokenFile::look`]).
 
+mod foreign;
 mod header;
+mod look;
 mod megatron;
 mod own;
+mod paths;
 mod scan;
+mod several;
 mod source;
 
 use std::fmt;
 use std::ops::Range;
 use std::path::Path;
 
-use crate::{DataError, Result, Tokenizer};
+use serde::{Deserialize, Serialize};
+
+use crate::{DataError, Result, TokenFilesError, Tokenizer};
 use source::OpenTokenFile;
 
+pub use foreign::Look;
 pub(crate) use own::NARROW_VOCAB;
 pub use own::{TokenWriter, Written};
+pub use paths::token_paths;
 pub use scan::Scan;
+pub use several::TokenFiles;
 
 /// Bytes that identify the format: the length of the longest header, llm.c's.
 const HEAD_BYTES: usize = 1024;
@@ -30,12 +39,53 @@ const HEAD_BYTES: usize = 1024;
 pub enum TokenFormat {
     /// Written by [`TokenWriter`]: header, ids, tokenizer.
     Phalanx,
-    /// 16-bit ids and nothing else.
+    /// Ids and nothing else: 16-bit ones, or what [`TokenType`] says.
     NanoGpt,
     /// A header of 256 numbers, then 16-bit ids (GPT-2) or 32-bit ids (Llama 3).
     LlmC,
     /// Ids, with their width and number in an `.idx` file beside them.
     Megatron,
+}
+
+impl fmt::Display for TokenFormat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            TokenFormat::Phalanx => "Phalanx's own",
+            TokenFormat::NanoGpt => "bare ids, as nanoGPT's",
+            TokenFormat::LlmC => "llm.c's",
+            TokenFormat::Megatron => "Megatron's",
+        })
+    }
+}
+
+/// How ids are stored in a file without a header; a header says it by itself. Signed types are read by the same words: a
+/// negative id is outside of every vocabulary.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TokenType {
+    /// As the header says; 16 bits without one.
+    #[default]
+    Auto,
+    /// 8 bits.
+    U8,
+    /// 16 bits.
+    U16,
+    /// 32 bits.
+    U32,
+    /// 64 bits.
+    I64,
+}
+
+impl TokenType {
+    /// The type of bare ids.
+    fn ids(self) -> IdType {
+        match self {
+            TokenType::U8 => IdType::U8,
+            TokenType::Auto | TokenType::U16 => IdType::U16,
+            TokenType::U32 => IdType::U32,
+            TokenType::I64 => IdType::I64,
+        }
+    }
 }
 
 /// How an id is stored in the file; all are little-endian.
@@ -57,6 +107,18 @@ impl IdType {
             IdType::U16 | IdType::I16 => 2,
             IdType::U32 | IdType::I32 => 4,
             IdType::I64 => 8,
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            IdType::U8 => "u8",
+            IdType::I8 => "i8",
+            IdType::U16 => "u16",
+            IdType::I16 => "i16",
+            IdType::U32 => "u32",
+            IdType::I32 => "i32",
+            IdType::I64 => "i64",
         }
     }
 }
@@ -87,6 +149,14 @@ impl TokenFile {
     /// [`DataError::MissingPath`], [`DataError::NotTokenFile`], [`DataError::BadHeader`],
     /// [`DataError::WrongSize`] with the bytes expected and found, [`DataError::Read`].
     pub fn open(path: &Path) -> Result<TokenFile> {
+        TokenFile::open_as(path, TokenType::Auto)
+    }
+
+    /// Like [`TokenFile::open`], for ids of the type `given` if the file has no header.
+    ///
+    /// # Errors
+    /// Those of [`TokenFile::open`], [`TokenFilesError::OtherType`] for a header that says another type.
+    pub fn open_as(path: &Path, given: TokenType) -> Result<TokenFile> {
         let path = megatron::data_path(path);
         let source = OpenTokenFile::open(&path)?;
         let (head, bytes) = (source.head(HEAD_BYTES)?, source.bytes());
@@ -97,8 +167,12 @@ impl TokenFile {
         } else if let Some(layout) = megatron::read_index(&path, bytes)? {
             layout
         } else {
-            header::read_nano_gpt(&path, &head, bytes)?
+            header::read_bare(&path, &head, bytes, given)?
         };
+        if given != TokenType::Auto && layout.ids.bytes() != given.ids().bytes() {
+            let (format, found) = (layout.format, layout.ids.name());
+            return Err(TokenFilesError::OtherType { path, format, found, given: given.ids().name() }.into());
+        }
         let Range { start, end } = layout.data;
         let width = layout.ids.bytes() as u64;
         // Ids never straddle the windows of a scan.
@@ -115,11 +189,6 @@ impl TokenFile {
     /// Whether there is no token.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
-    }
-
-    /// Bytes of the file.
-    pub fn bytes(&self) -> u64 {
-        self.source.bytes()
     }
 
     /// The number of documents, which only Phalanx's own format tells.
@@ -143,6 +212,37 @@ impl TokenFile {
         self.layout.format
     }
 
+    /// The type of an id in the file, as `u16`.
+    pub fn id_type(&self) -> &'static str {
+        self.layout.ids.name()
+    }
+
+    /// The size of the file.
+    pub fn bytes(&self) -> u64 {
+        self.source.bytes()
+    }
+
+    /// What the file looks like, if it is probably something else than ids. Reads a sample.
+    ///
+    /// # Errors
+    /// [`DataError::Shortened`] when the file was cut while it was open, [`DataError::Read`].
+    pub fn look(&self) -> Result<Option<Look>> {
+        if let (TokenFormat::NanoGpt, Some(look)) = (self.format(), megatron::lacks_index(self.path())) {
+            return Ok(Some(look));
+        }
+        look::look(&self.source, &self.layout)
+    }
+
+    /// Refuses a file that is probably something else than ids.
+    ///
+    /// # Errors
+    /// [`TokenFilesError::LooksLike`], and those of [`TokenFile::look`].
+    pub fn check_look(&self) -> Result<()> {
+        let Some(Look { is, advice }) = self.look()? else { return Ok(()) };
+        let (path, ids) = (self.path().to_path_buf(), self.id_type());
+        Err(TokenFilesError::LooksLike { path, ids, is, advice }.into())
+    }
+
     /// The number of ids of the vocabulary, where the format tells it: Phalanx's own, and llm.c's,
     /// whose magic number names the tokenizer.
     pub fn vocab_size(&self) -> Option<usize> {
@@ -154,13 +254,15 @@ impl TokenFile {
     /// # Errors
     /// [`DataError::TokenizerFile`] when that part of the file is damaged, [`DataError::Read`].
     pub fn tokenizer(&self) -> Result<Option<Tokenizer>> {
+        let json = self.tokenizer_json()?;
+        if json.is_empty() { Ok(None) } else { Tokenizer::from_json(&json, self.path()).map(Some) }
+    }
+
+    fn tokenizer_json(&self) -> Result<Vec<u8>> {
         let Range { start, end } = self.layout.tokenizer;
-        if start == end {
-            return Ok(None);
-        }
         let mut json = vec![0; (end - start) as usize];
         self.source.read(start, &mut json)?;
-        Tokenizer::from_json(&json, self.path()).map(Some)
+        Ok(json)
     }
 
     /// Fills `out` with tokens, starting at number `at`. An id that no vocabulary has (negative or beyond 32 bits)
@@ -203,12 +305,15 @@ impl TokenFile {
         if !self.source.was_touched()? {
             return Ok(());
         }
-        let Scan { blake3: found, .. } = self.scan(usize::MAX)?;
-        if found == expected {
-            return Ok(());
+        self.is_expected(&self.scan(usize::MAX)?, expected)
+    }
+
+    fn is_expected(&self, scan: &Scan, expected: &str) -> Result<()> {
+        let (path, found) = (self.path().to_path_buf(), scan.blake3.clone());
+        match found == expected {
+            true => Ok(()),
+            false => Err(DataError::NotTheTokens { path, expected: expected.to_string(), found }),
         }
-        let (path, expected) = (self.path().to_path_buf(), expected.to_string());
-        Err(DataError::NotTheTokens { path, expected, found })
     }
 
     /// Reads the whole file once, with all cores: its checksum, and whether a vocabulary of `vocab` ids has all

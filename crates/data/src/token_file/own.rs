@@ -27,7 +27,7 @@ use super::{IdType, Layout, TokenFormat};
 use crate::limits::KEPT_TOKENIZER_BYTES;
 use crate::{DataError, Result, Spelled, Tokenizer};
 
-const MAGIC: &[u8; 8] = b"PHXTOK\0\0";
+pub(super) const MAGIC: &[u8; 8] = b"PHXTOK\0\0";
 const VERSION: u32 = 1;
 const HEADER_BYTES: usize = 64;
 

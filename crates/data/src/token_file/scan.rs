@@ -27,8 +27,10 @@ const WINDOW_BYTES: usize = 1 << 20;
 /// What [`TokenFile::scan`](super::TokenFile::scan) found.
 #[derive(Debug)]
 pub struct Scan {
-    /// Checksum of the whole file, in hexadecimal.
+    /// Checksum of the whole file, in hexadecimal; of several files, those of all, with `+` between them.
     pub blake3: String,
+    /// The largest id; `u32::MAX` also for one that no vocabulary has.
+    pub largest: u32,
     /// [`DataError::TokenOutOfRange`] with the first token that the vocabulary does not have.
     pub out_of_range: Option<DataError>,
 }
@@ -39,6 +41,7 @@ type Token = (usize, i64);
 /// One block: its part of the checksum, and its first token that is out of range.
 struct Block {
     hasher: Hasher,
+    largest: u32,
     out_of_range: Option<Token>,
 }
 
@@ -73,7 +76,8 @@ pub(super) fn scan(source: &OpenTokenFile, layout: &Layout, vocab: usize, thread
         let origin = source.path().display().to_string();
         DataError::TokenOutOfRange { origin, position, id, vocab }
     });
-    Ok(Scan { blake3: root(&blocks, source.bytes()), out_of_range })
+    let largest = blocks.iter().map(|block| block.largest).max().unwrap_or(0);
+    Ok(Scan { blake3: root(&blocks, source.bytes()), largest, out_of_range })
 }
 
 /// The checksum of a file of `bytes` bytes, in hexadecimal.
@@ -115,7 +119,7 @@ impl Buffers {
     fn block(&mut self, source: &OpenTokenFile, layout: &Layout, vocab: usize, start: u64) -> Result<Block> {
         let mut hasher = Hasher::new();
         hasher.set_input_offset(start);
-        let mut out_of_range = None;
+        let (mut largest, mut out_of_range) = (0, None);
         let end = source.bytes().min(start + BLOCK_BYTES);
         let mut at = start;
         while at < end {
@@ -124,35 +128,32 @@ impl Buffers {
             source.read(at, window)?;
             hasher.update(window);
             at = here.end;
-            out_of_range =
-                out_of_range.or_else(|| first_beyond(layout, vocab, here, window, &mut self.widened));
+            let (max, beyond) = first_beyond(layout, vocab, here, window, &mut self.widened);
+            (largest, out_of_range) = (largest.max(max), out_of_range.or(beyond));
         }
-        Ok(Block { hasher, out_of_range })
+        Ok(Block { hasher, largest, out_of_range })
     }
 }
 
-/// The first token among the bytes `here` of a file that a vocabulary of `vocab` ids does not have.
+/// The largest id among the bytes `here` of a file, and the first token that a vocabulary of `vocab` ids does not have.
 fn first_beyond(
     layout: &Layout,
     vocab: usize,
     here: Range<u64>,
     window: &[u8],
     widened: &mut [u32],
-) -> Option<Token> {
+) -> (u32, Option<Token>) {
     let (data, width) = (&layout.data, layout.ids.bytes());
     let limit = u32::try_from(vocab).unwrap_or(u32::MAX);
     let ids = data.start.max(here.start)..data.end.min(here.end);
     if ids.start >= ids.end {
-        return None;
+        return (0, None);
     }
     let bytes = &window[(ids.start - here.start) as usize..(ids.end - here.start) as usize];
     let widened = &mut widened[..bytes.len() / width];
     widen(layout.ids, bytes, widened);
     let largest = widened.iter().fold(0, |largest, &id| largest.max(id));
-    if largest < limit {
-        return None;
-    }
-    let place = widened.iter().position(|&id| id >= limit)?;
+    let first = (largest >= limit).then(|| widened.iter().position(|&id| id >= limit)).flatten();
     let before = ((ids.start - data.start) / width as u64) as usize;
-    Some((before + place, exact(layout.ids, &bytes[place * width..][..width])))
+    (largest, first.map(|place| (before + place, exact(layout.ids, &bytes[place * width..][..width]))))
 }

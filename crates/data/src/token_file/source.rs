@@ -17,6 +17,8 @@ pub(super) struct OpenTokenFile {
     file: File,
     path: PathBuf,
     bytes: u64,
+    /// Device and number of the file, which all of its names share.
+    identity: (u64, u64),
     /// Seconds and nanoseconds of the last change that is known, by the clock of the file system.
     changed: Mutex<(i64, i64)>,
 }
@@ -32,7 +34,8 @@ impl OpenTokenFile {
         })?;
         let metadata = file.metadata().map_err(DataError::reading(path))?;
         let (bytes, changed) = (metadata.len(), Mutex::new((metadata.ctime(), metadata.ctime_nsec())));
-        Ok(OpenTokenFile { file, path: path.to_path_buf(), bytes, changed })
+        let identity = (metadata.dev(), metadata.ino());
+        Ok(OpenTokenFile { file, path: path.to_path_buf(), bytes, identity, changed })
     }
 
     /// The name that it was opened by.
@@ -43,6 +46,11 @@ impl OpenTokenFile {
     /// Bytes when it was opened.
     pub(super) fn bytes(&self) -> u64 {
         self.bytes
+    }
+
+    /// Device and number of the file.
+    pub(super) fn identity(&self) -> (u64, u64) {
+        self.identity
     }
 
     /// Whether the file was modified since it was opened or last checked.

@@ -7,6 +7,8 @@ mod json_lines;
 mod masking;
 mod samples;
 mod token_files;
+mod token_lists;
+mod token_looks;
 mod tokenizer_folders;
 mod tokenizers;
 mod windows;

@@ -178,7 +178,7 @@ fn damaged_files() {
     };
     let llm = llm_c(20240520, 1, 5, &u16s(&IDS));
     let longer = [whole.clone(), vec![0]].concat();
-    let table: [(&str, Vec<u8>, &[&str]); 15] = [
+    let table: [(&str, Vec<u8>, &[&str]); 16] = [
         ("t", whole[..40].to_vec(), &["cut short", "64 bytes", "has 40"]),
         ("t", whole[..70].to_vec(), &["3 tokens of 2 bytes", "85 bytes", "has 70"]),
         ("t", longer, &["85 bytes", "has 86"]),
@@ -190,12 +190,9 @@ fn damaged_files() {
         ("llm", llm_c(20240520, 7, 0, &[]), &["goes with version 1, not 7"]),
         ("nano.bin", vec![1, 0, 2], &["nanoGPT's ids of 2 bytes", "has 3"]),
         ("none.bin", Vec::new(), &["it is empty"]),
-        ("ckpt.bin", b"PK\x03\x04....".to_vec(), &["zip archive"]),
-        (
-            "text.txt",
-            b"Some text that is not a token file.".to_vec(),
-            &["not a token file", ".bin", "nanoGPT"],
-        ),
+        ("ckpt.bin", b"PK\x03\x04.".to_vec(), &["zip archive"]),
+        ("text.txt", b"Some text that is not a token file.".to_vec(), &["not a token file", "UTF-8 text"]),
+        ("ids.dat", vec![1, 0, 2, 0], &["not a token file", ".bin", "data.token_type", "nanoGPT"]),
         ("ids.npy", b"\x93NUMPY..".to_vec(), &["NumPy"]),
         ("lone.idx", index(8, 2, &[1]), &["no such file", "lone.bin"]),
     ];

@@ -274,21 +274,31 @@ fn hugging_face_statistics(folder: &HuggingFaceDir, name: &str, shape: &[usize])
 }
 
 fn token_file(path: &Path, args: &InspectArgs) -> Result<()> {
-    let file = TokenFile::open(path)?;
+    let file = TokenFile::open_as(path, args.token_type)?;
+    let look = file.look()?;
     let tokenizer = file.tokenizer()?;
-    if let (true, Some(vocab)) = (args.verify, file.vocab_size()) {
-        file.check_vocab(vocab)?;
-    }
+    let scan = args.verify.then(|| file.scan(file.vocab_size().unwrap_or(usize::MAX))).transpose()?;
+    let largest = scan.as_ref().map(|scan| scan.largest);
+    scan.and_then(|scan| scan.out_of_range).map_or(Ok(()), Err)?;
     let mut first = vec![0; SHOWN_TOKENS.min(file.len())];
     file.read(0, &mut first)?;
     let text = tokenizer.as_ref().map(|tokenizer| tokenizer.decode(&first));
     if args.json {
-        return print_json(&json!({
-            "kind": "tokens", "format": format!("{:?}", file.format()), "tokens": file.len(),
-            "vocab": file.vocab_size(), "tokenizer": tokenizer.map(|t| t.describe()), "first": first, "text": text,
-        }));
+        print_json(&json!({
+            "kind": "tokens", "format": format!("{:?}", file.format()), "id_type": file.id_type(), "tokens": file.len(),
+            "bytes": file.bytes(), "vocab": file.vocab_size(), "tokenizer": tokenizer.map(|t| t.describe()),
+            "first": first, "largest": largest, "text": text, "looks_like": look.map(|look| look.is),
+        }))?;
+        return Ok(file.check_look()?);
     }
-    print_line(&format!("{}: token file ({:?}), {} tokens", path.display(), file.format(), file.len()))?;
+    print_line(&format!(
+        "{}: token file ({:?}), {} tokens of type {} in {} bytes",
+        path.display(),
+        file.format(),
+        file.len(),
+        file.id_type(),
+        file.bytes()
+    ))?;
     print_line(&format!(
         "  vocabulary {}",
         file.vocab_size().map_or("not said".to_string(), |v| format!("{v} ids"))
@@ -301,5 +311,6 @@ fn token_file(path: &Path, args: &InspectArgs) -> Result<()> {
         "  begins     {}",
         text.map_or_else(|| format!("{first:?}"), |text| format!("{text:?}"))
     ))?;
-    Ok(())
+    largest.map_or(Ok(()), |largest| print_line(&format!("  largest id {largest}")))?;
+    Ok(file.check_look()?)
 }

@@ -11,6 +11,7 @@ mod links;
 mod pipes;
 mod settings;
 mod stops;
+mod token_files;
 mod tokenizers;
 mod two_runs;
 
@@ -29,7 +30,7 @@ pub(crate) struct Group {
     pub(crate) case: fn(&World, &mut Random, usize) -> Trial,
 }
 
-pub(crate) const GROUPS: [Group; 13] = [
+pub(crate) const GROUPS: [Group; 14] = [
     Group { name: "kills", cases: 630, short: 10, case: kills::case },
     Group { name: "stops", cases: 240, short: 8, case: stops::case },
     Group { name: "hosts", cases: 300, short: 10, case: hosts::case },
@@ -38,6 +39,7 @@ pub(crate) const GROUPS: [Group; 13] = [
     Group { name: "data", cases: 720, short: 24, case: data::case },
     Group { name: "hostile", cases: 2400, short: 48, case: hostile::case },
     Group { name: "tokenizers", cases: 512, short: 16, case: tokenizers::case },
+    Group { name: "token-files", cases: 600, short: 20, case: token_files::case },
     Group { name: "full-disk", cases: 240, short: 6, case: full_disk::case },
     Group { name: "two-runs", cases: 200, short: 6, case: two_runs::case },
     Group { name: "pipes", cases: 420, short: 14, case: pipes::case },

@@ -395,14 +395,7 @@ impl RunConfig {
                 "must be at least 1; leave it out for this machine's cores",
             ));
         }
-        if !d.text.is_empty() && d.tokens.is_some() {
-            return Err(refuse(
-                "data.tokens",
-                d.tokens.as_deref().unwrap_or(""),
-                "give data.text or data.tokens, not both",
-            ));
-        }
-        Ok(())
+        self.check_data()
     }
 }
 

@@ -1,14 +1,12 @@
 //! `[memory]`: chunks, activation checkpointing, limits, and what lies outside of device memory.
 
-use std::path::{Path, PathBuf};
-
 use phalanx_parallel::zero::ChunkResidence;
 use phalanx_tensor::disk::DiskOptions;
 use phalanx_tensor::{Memory, NORM_BLOCK};
 use serde::{Deserialize, Serialize};
 
 use super::check::refuse;
-use super::{ConfigError, Float, KeepPacked, Placement, PlacementRule, RunConfig, Updates};
+use super::{ConfigError, Float, KeepPacked, Paths, Placement, PlacementRule, RunConfig, Updates};
 
 /// `[memory]`
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -98,7 +96,7 @@ pub struct MemoryConfig {
     /// The folder of the disk memory, or a list of folders on different disks, over which it is striped: one file without a
     /// name for each rank in each folder, which goes with its process.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub nvme_path: Option<Folders>,
+    pub nvme_path: Option<Paths>,
     /// Whether a checksum of each block on disk is kept in memory, and compared whenever the block is read.
     pub nvme_checksums: bool,
     /// Whether the pages of host memory are locked (DeepSpeed's `pin_memory`). Left out: where a device copies from host
@@ -240,32 +238,6 @@ pub enum CheckpointingWord {
     Block,
 }
 
-/// One folder or several, as written.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(untagged)]
-pub enum Folders {
-    /// One.
-    One(String),
-    /// Several.
-    Several(Vec<String>),
-}
-
-impl Folders {
-    /// The folders.
-    pub fn paths(&self) -> Vec<PathBuf> {
-        match self {
-            Folders::One(folder) => vec![PathBuf::from(folder)],
-            Folders::Several(folders) => folders.iter().map(PathBuf::from).collect(),
-        }
-    }
-}
-
-impl From<&Path> for Folders {
-    fn from(folder: &Path) -> Folders {
-        Folders::One(folder.display().to_string())
-    }
-}
-
 /// Memories in which a part of a rank's state can lie, with DeepSpeed's word for the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -399,10 +371,8 @@ impl RunConfig {
         if self.memory.nvme_checksums && is_unused {
             return Err(refuse("memory.nvme_checksums", true, unused));
         }
-        let Some(folders) = nvme_path else { return Ok(()) };
-        let folders = folders.paths();
-        let written =
-            folders.iter().map(|folder| folder.display().to_string()).collect::<Vec<_>>().join(", ");
+        let Some(given) = nvme_path else { return Ok(()) };
+        let folders = given.paths();
         let expected = match () {
             () if is_unused => unused,
             () if folders.is_empty() => "needs at least one folder",
@@ -412,7 +382,7 @@ impl RunConfig {
             }
             () => return Ok(()),
         };
-        Err(refuse("memory.nvme_path", written, expected))
+        Err(refuse("memory.nvme_path", given.shown(), expected))
     }
 
     /// Where disk memory lies, if anything does.
@@ -450,7 +420,7 @@ mod tests {
         let with = |optimizer, path: Option<&str>| {
             let memory = MemoryConfig {
                 optimizer,
-                nvme_path: path.map(|path| Path::new(path).into()),
+                nvme_path: path.map(|path| Paths::One(path.into())),
                 ..MemoryConfig::default()
             };
             RunConfig { memory, ..RunConfig::default() }
@@ -467,7 +437,7 @@ mod tests {
         ] {
             let mut several = with(Tier::Nvme, None);
             several.memory.nvme_path =
-                Some(Folders::Several(folders.iter().map(|name| name.to_string()).collect()));
+                Some(Paths::Several(folders.iter().map(|name| name.to_string()).collect()));
             let text = refusal(several);
             assert!(text.contains(words), "{text}");
         }

@@ -4,18 +4,21 @@
 //! [`RunConfig::check`] (in [`check`]) says what cannot work, naming the key, before anything is
 //! allocated. The binary reads files and `--set` into this type; each room receives only its part.
 
+use phalanx_data::TokenType;
 use phalanx_models::Arch;
 use phalanx_tensor::{DType, ProductMethod};
 use serde::{Deserialize, Serialize};
 
 mod bounds;
 pub mod check;
+mod data;
 pub mod device;
 mod keep_packed_weights;
 mod kernels;
 mod learning_rate;
 pub mod memory;
 pub mod parallel;
+mod paths;
 pub mod placement;
 mod resolved;
 mod train;
@@ -28,6 +31,7 @@ pub use keep_packed_weights::{KeepPacked, KeptPacked};
 pub use kernels::{KernelChoice, KernelSet};
 pub use memory::{Checkpointing, CheckpointingWord, Chunk, ChunkWord, MemoryConfig, Tier, UpdateOn};
 pub use parallel::{CutBy, ParallelConfig, Updates};
+pub use paths::Paths;
 pub use placement::{AutoPlacement, Fractions, Placement, PlacementRule};
 pub use resolved::ResolvedConfig;
 pub use train::{Keep, KeepWord, TrainConfig};
@@ -151,9 +155,16 @@ pub struct DataConfig {
     /// bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_skipped: Option<f64>,
-    /// A token file, instead of text.
+    /// Token files, instead of text, by paths and patterns; they are read one after the other.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub tokens: Option<String>,
+    pub tokens: Option<Paths>,
+    /// Token files for evaluation, instead of the fraction `validation`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub validation_tokens: Option<Paths>,
+    /// How ids are stored in token files without a header: `u8`, `u16`, `u32`, `i64`; `auto` is `u16`.
+    pub token_type: TokenType,
+    /// Whether token files are accepted that look like something else, as zeros or text.
+    pub unusual_tokens: bool,
     /// `byte`, `char`, `gpt2`, or the path of a Hugging Face `tokenizer.json` or of a folder with tokenizer files. When left
     /// out: the tokenizer of the folder `model.init` or of the resumed run, else `byte`.
     pub tokenizer: String,
@@ -179,6 +190,9 @@ impl Default for DataConfig {
             plain: Vec::new(),
             max_skipped: None,
             tokens: None,
+            validation_tokens: None,
+            token_type: TokenType::Auto,
+            unusual_tokens: false,
             tokenizer: "byte".into(),
             new_tokenizer: false,
             mask_token: None,

@@ -315,8 +315,8 @@ impl RunConfig {
 mod tests {
     use super::*;
 
-    fn folder() -> super::super::memory::Folders {
-        super::super::memory::Folders::One("/scratch".into())
+    fn folder() -> super::super::Paths {
+        super::super::Paths::One("/scratch".into())
     }
 
     fn config(change: impl FnOnce(&mut MemoryConfig)) -> RunConfig {
