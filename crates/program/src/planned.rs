@@ -96,7 +96,7 @@ impl Planned {
     /// # Errors
     /// As for [`Planned::of`].
     pub fn new(config: ResolvedConfig, model: Arc<dyn Model>, evaluated: usize) -> Result<Planned> {
-        Planned::by(RunPlan::new, config, model, evaluated)
+        Planned::told(RunPlan::new, config, model, evaluated)
     }
 
     /// Like [`Planned::of`], for a plan that is only looked at: it has no offsets, so that no run can replay it.
@@ -104,7 +104,27 @@ impl Planned {
     /// # Errors
     /// As for [`Planned::of`].
     pub fn to_show(resolved: Resolved, evaluated: usize) -> Result<Planned> {
-        Planned::by(RunPlan::without_offsets, resolved.config, resolved.model, evaluated)
+        Planned::told(RunPlan::without_offsets, resolved.config, resolved.model, evaluated)
+    }
+
+    /// A plan that a user asked for: where a budget is too small, the error names one that was planned.
+    fn told(
+        synchronous: MakePlan,
+        config: ResolvedConfig,
+        model: Arc<dyn Model>,
+        evaluated: usize,
+    ) -> Result<Planned> {
+        let error = match Planned::by(synchronous, config.clone(), Arc::clone(&model), evaluated) {
+            Ok(planned) => return Ok(planned),
+            Err(error) => error,
+        };
+        match error.downcast::<PlanError>()? {
+            PlanError::Budget(error) => {
+                let error = RunPlan::with_budgets_that_do(&spec(&config, model, evaluated)?, error);
+                Err(of_filled_budget(error, &config))
+            }
+            error => Err(error.into()),
+        }
     }
 
     fn by(
@@ -116,7 +136,7 @@ impl Planned {
         let before_s = busy::own_s();
         let spec = spec(&config, model, evaluated)?;
         let plan = match config.parallel.updates {
-            Updates::Synchronous => synchronous(spec).map_err(|error| of_filled_budget(error, &config))?,
+            Updates::Synchronous => synchronous(spec)?,
             Updates::Asynchronous => asynchronous::plan(spec)?,
         };
         Ok(Planned { config, plan: Arc::new(plan), across: None, took_s: busy::own_s() - before_s })
@@ -286,16 +306,19 @@ pub fn with_kernels(config: ResolvedConfig, environment: Environment) -> Result<
 }
 
 /// Why no placement fits, where the budget follows from the memory of a device: another value of its key would not help.
-fn of_filled_budget(error: PlanError, config: &RunConfig) -> anyhow::Error {
+fn of_filled_budget(error: BudgetError, config: &RunConfig) -> anyhow::Error {
     match &error {
-        PlanError::Budget(BudgetError::Device { rank, min_bytes, usable_bytes, smallest_bytes, .. })
+        BudgetError::Device { rank, min_bytes, usable_bytes, smallest_bytes, other_bytes, .. }
             if config.memory.is_device_budget_filled() =>
         {
             let whole = placement_budget::device_of_budget(config, *smallest_bytes);
+            let host = other_bytes.map_or(String::new(), |host| {
+                format!(", with memory.host_budget_mb = {}", host.div_ceil(1 << 20))
+            });
             anyhow!(
                 "memory.placement = \"auto\": rank {rank} needs at least {min_bytes} bytes of device memory, with as much as possible \
                  elsewhere, and {usable_bytes} of what it may take are left for them; the smallest device that would do has {whole} bytes \
-                 ({}): --device-memory of a plan, memory.limit_mb, or a rank's share of a card or of this machine",
+                 ({}){host}: --device-memory of a plan, memory.limit_mb, or a rank's share of a card or of this machine",
                 report::bytes(whole)
             )
         }

@@ -342,19 +342,29 @@ fn a_machine_brings_what_it_has_and_the_plan_says_it() {
     assert!(seconds[0] < seconds[1] && seconds[1] < seconds[2], "{seconds:?}");
 }
 
-/// Where no placement fits the memory of a device, the refusal names the smallest one that does.
+/// Where no placement fits the memory of a device, the refusal names the smallest one that does, and a budget of host memory where it needs
+/// another.
 #[test]
 fn the_smallest_device_that_would_do_does() {
     let home = Home::new();
     home.write("tiny.toml", TINY);
-    for options in ["device.kind=simulated", "device.kind=cuda", "memory.nvme_path=/mnt/nvme"] {
-        let line =
-            format!("phalanx plan small.toml --set memory.placement=auto --set {options} --device-memory");
-        let refused =
-            run_line(&home, &format!("{line} 1MiB")).refused(&["the smallest device that would do has "]);
+    let small_host = "device.kind=simulated --set memory.host_budget_mb=1 --nproc 4 --set model.layers=4 --set model.hidden=64";
+    for (options, names_host) in [
+        ("device.kind=simulated", false),
+        ("device.kind=cuda", false),
+        ("memory.nvme_path=/mnt/nvme", false),
+        (small_host, true),
+    ] {
+        let line = format!("phalanx plan small.toml --set memory.placement=auto --set {options}");
+        let refused = run_line(&home, &format!("{line} --device-memory 1MiB"))
+            .refused(&["the smallest device that would do has "]);
         let (_, rest) = refused.stderr.split_once("would do has ").unwrap();
         let bytes = rest.split(' ').next().unwrap();
-        let plan = run_line(&home, &format!("{line} {bytes} --json")).ok().json();
+        let host =
+            rest.split_once("with memory.host_budget_mb = ").map(|(_, host)| host.split(':').next().unwrap());
+        assert_eq!(host.is_some(), names_host, "{options}: {rest}");
+        let host = host.map_or(String::new(), |host| format!("--set memory.host_budget_mb={host}"));
+        let plan = run_line(&home, &format!("{line} --device-memory {bytes} {host} --json")).ok().json();
         assert_eq!(plan["verdict"]["fits"], json!(true), "{options}: {bytes}: {}", plan["verdict"]);
     }
 }

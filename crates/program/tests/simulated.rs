@@ -42,3 +42,39 @@ fn what_cannot_be_simulated_is_refused() {
     refused(&["--set", "device.memory_mb=0.01"], &["bytes", "memory"]);
     refused(&["--set", "device.copy_gb_per_s=0"], &["device.copy_gb_per_s"]);
 }
+
+/// Ways to keep the state of a run, with the keys that each needs and no other.
+const PLACEMENTS: [&[&str]; 6] = [
+    &["memory.placement=device"],
+    &["memory.optimizer=host", "memory.gradients=host"],
+    &["device.kind=simulated", "device.seed=7", "device.memory_mb=64", "memory.placement=host"],
+    &["device.kind=cpu", "memory.offload_optim_frac=0.5"],
+    &["memory.placement=auto", "memory.device_budget_mb=1.5", "memory.host_budget_mb=64"],
+    &["memory.placement=nvme", "memory.nvme_path=disk"],
+];
+
+/// A run that changes its placement at each step, from each one to each other, is the undisturbed run.
+#[test]
+fn a_run_resumes_from_each_placement_into_each_other() {
+    let home = Home::new();
+    std::fs::create_dir(home.path("disk")).unwrap();
+    let train = |run: &[&str], steps: usize, more: &[&str]| {
+        let steps = format!("train.steps={steps}");
+        let own = [steps.as_str(), "train.save_every=1", "train.eval_every=100", "train.keep=1"];
+        let set: Vec<&str> = own.iter().chain(more).flat_map(|set| ["--set", set]).collect();
+        home.run(&[&["train"], run, &set[..]].concat())
+    };
+    let count = PLACEMENTS.len();
+    // 0 1 0 2 0 3 ... 0, then 1 2 1 3 ... 1, and so on: each follows each other.
+    let order = (0..count).flat_map(|one| (one + 1..count).flat_map(move |other| [one, other]).chain([one]));
+    let order: Vec<usize> = order.collect();
+    train(&["small.toml", "--run", "moved"], 1, PLACEMENTS[order[0]]).ok();
+    for (step, pair) in (2..).zip(order.windows(2)) {
+        let ended = train(&["--run", "moved", "--resume"], step, PLACEMENTS[pair[1]]);
+        let [before, now] = [PLACEMENTS[pair[0]], PLACEMENTS[pair[1]]];
+        assert_eq!(ended.code, Some(0), "{before:?}, then {now:?}: {}", ended.stderr);
+    }
+    train(&["small.toml", "--run", "whole"], order.len(), &[]).ok();
+    assert_eq!(home.losses("moved").len(), order.len());
+    assert_eq!(home.losses("moved"), home.losses("whole"));
+}

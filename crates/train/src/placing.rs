@@ -340,6 +340,7 @@ impl<'a> Search<'a> {
             usable_bytes: limit,
             headroom_percent: (100.0 * headroom).round() as u64,
             smallest_bytes: smallest,
+            other_bytes: None,
         }
     }
 
@@ -351,6 +352,7 @@ impl<'a> Search<'a> {
             needed_bytes: needed,
             budget_bytes: self.auto.host_bytes.unwrap_or(0),
             smallest_bytes: needed,
+            other_bytes: None,
             has_disk,
         })
     }

@@ -220,6 +220,19 @@ impl RunPlan {
         RunPlan::of_dry_runs(spec, &Rank::new, false, |plan| plan)
     }
 
+    /// The refusal `error` of a plan of `spec`, with budgets that do: they were planned.
+    pub fn with_budgets_that_do(spec: &Spec, error: BudgetError) -> BudgetError {
+        let PlacementRule::Auto(given) = spec.placement else { return error };
+        error.with_budgets_that_do(given, |auto| {
+            let raised = Spec { placement: PlacementRule::Auto(auto), ..spec.clone() };
+            match RunPlan::without_offsets(raised) {
+                Err(PlanError::Budget(error)) => Err(error),
+                // Other errors are faults of the engine, and not of a budget.
+                Ok(_) | Err(_) => Ok(()),
+            }
+        })
+    }
+
     fn of_dry_runs(
         spec: Spec,
         make_rank: &MakeRank,
