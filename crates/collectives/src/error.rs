@@ -12,8 +12,8 @@ pub enum Blame {
     Disagreement,
     /// What connects the rank with another one.
     Link {
-        /// The other rank.
-        peer: usize,
+        /// The other rank; a job has fewer than 2^16.
+        peer: u16,
     },
 }
 

@@ -137,7 +137,9 @@ impl Watch<'_> {
         }
         let host = plane.host_of(failure.rank);
         let between = match failure.blame {
-            Blame::Link { peer } if peer < plane.ranks().world_size() => Some(plane.host_of(peer)),
+            Blame::Link { peer } if usize::from(peer) < plane.ranks().world_size() => {
+                Some(plane.host_of(peer.into()))
+            }
             _ => None,
         };
         failure.place = match (failure.host_lost, between.filter(|other| *other != host)) {

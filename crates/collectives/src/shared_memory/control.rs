@@ -240,7 +240,7 @@ impl Control {
             let blame = match abort.blame {
                 Blame::Rank => 0,
                 Blame::Disagreement => 1,
-                Blame::Link { peer } => peer as u32 + 2,
+                Blame::Link { peer } => u32::from(peer) + 2,
             };
             record.blame.store(blame, Ordering::Relaxed);
             record.reason.write(&abort.reason, 0);
@@ -280,7 +280,7 @@ impl Control {
             blame: match record.blame.load(Ordering::Relaxed) {
                 0 => Blame::Rank,
                 1 => Blame::Disagreement,
-                link => Blame::Link { peer: link as usize - 2 },
+                link => Blame::Link { peer: (link - 2) as u16 },
             },
             reason: record.reason.read(),
         })

@@ -49,7 +49,7 @@ impl Host {
                 Err(CollectiveError::Disagreement { report: reason })
             }
             Some(Abort { blame: Blame::Link { peer }, rank, reason: report }) => {
-                Err(CollectiveError::Cut { rank, peer, report })
+                Err(CollectiveError::Cut { rank, peer: peer.into(), report })
             }
             Some(Abort { rank, reason, .. }) => Err(CollectiveError::Aborted { rank, reason }),
             None => Ok(()),
@@ -80,7 +80,7 @@ impl Host {
         let (rank, blame, reason) = match error {
             CollectiveError::Disagreement { report } => (self.rank, Blame::Disagreement, report.clone()),
             CollectiveError::Cut { rank, peer, report } => {
-                (*rank, Blame::Link { peer: *peer }, report.clone())
+                (*rank, Blame::Link { peer: *peer as u16 }, report.clone())
             }
             CollectiveError::Aborted { rank, reason } => (*rank, Blame::Rank, reason.clone()),
             CollectiveError::Missing { rank, .. }
