@@ -225,9 +225,11 @@ fn without_a_driver_cuda_is_refused_and_auto_is_the_processor() {
     for words in ["an NVIDIA GPU", "scratch of kernels", "driver, about", "fits"] {
         assert!(planned.stdout.contains(words), "no {words:?} in: {}", planned.stdout);
     }
-    let long = ["plan", "small.toml", "--device-memory", "80GiB", "--set", "device.kind=cuda"];
+    // Both parts of the text hold a sequence.
+    home.write("long.txt", "word ".repeat(300_000));
+    let data = ["--set", "data.text=[\"long.txt\"]"];
     let sizes = ["--set", "model.seq=131072", "--set", "model.heads=32", "--set", "batch.micro=8"];
-    let figures = home.run(&[&long[..], &sizes, &["--json"]].concat()).ok().json();
+    let figures = home.run(&[&plan[..], &data, &sizes, &["--json"]].concat()).ok().json();
     assert_eq!(
         figures["beside_plan"]["scratch_bytes"],
         4 * 8 * 131_072 * 32,
