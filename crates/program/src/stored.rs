@@ -144,7 +144,7 @@ fn edited(
         more => format!(", and {more} more"),
     };
     let differences = match found.is_empty() {
-        true => "the same values in another text".to_string(),
+        true => format!("the same values in another text, unless {CHECKSUMS_FILE} is of another run"),
         false => found[..found.len().min(SHOWN)].join(", "),
     };
     Ok(anyhow!(
