@@ -12,6 +12,7 @@ use serde::de::IntoDeserializer;
 
 use crate::bench_args::BenchArgs;
 use crate::byte_size::parse_bytes;
+use crate::counts::{self, up_to};
 use crate::draw_args::DrawArgs;
 use crate::launch_args::LaunchArgs;
 use crate::overrides::Overrides;
@@ -137,13 +138,13 @@ pub struct SampleArgs {
     #[arg(long, value_name = "TEXT")]
     pub prompt: String,
     /// Tokens to add
-    #[arg(long, default_value_t = 200, value_name = "N")]
+    #[arg(long, default_value_t = 200, value_name = "N", value_parser = up_to::<usize>(counts::TOKENS))]
     pub tokens: usize,
     /// Divides the logits; 0 always takes the most likely token
     #[arg(long, default_value_t = 0.8, value_name = "T")]
     pub temperature: f32,
     /// Draw from the K most likely tokens only; 0 for all
-    #[arg(long, default_value_t = 0, value_name = "K")]
+    #[arg(long, default_value_t = 0, value_name = "K", value_parser = up_to::<usize>(counts::TOKENS))]
     pub top_k: usize,
     /// Draw from the most likely tokens that together have this probability; 1 for all. Applies after --temperature
     /// and --top-k
@@ -151,7 +152,7 @@ pub struct SampleArgs {
     pub top_p: f32,
     /// When the text is longer than model.seq, forget the N oldest tokens at once. 1 computes the last model.seq
     /// tokens again for every token; more is faster, and the model sees less text after each shift
-    #[arg(long, default_value_t = 1, value_name = "N")]
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = up_to::<usize>(counts::TOKENS))]
     pub shift: usize,
     /// The same seed gives the same text
     #[arg(long, default_value_t = 1, value_name = "N")]

@@ -7,6 +7,7 @@ use clap::Args;
 use phalanx_plan::{Costs, Schedule, StageCost};
 use serde::Deserialize;
 
+use crate::counts::{self, up_to};
 use crate::limits::CONFIG_BYTES;
 
 /// Arguments of `plan --schedule`.
@@ -16,14 +17,14 @@ pub struct DrawArgs {
     #[arg(long, value_name = "NAME|FILE", num_args = 0..=1)]
     pub schedule: Option<Option<String>>,
     /// Pipeline ranks; when left out those of CONFIG, or 4
-    #[arg(long, value_name = "P", requires = "schedule")]
+    #[arg(long, value_name = "P", requires = "schedule", value_parser = up_to::<usize>(counts::RANKS))]
     pub pipeline: Option<usize>,
     /// Micro-batches of a step; when left out those of CONFIG, or twice the ranks
-    #[arg(long, value_name = "M", requires = "schedule")]
+    #[arg(long, value_name = "M", requires = "schedule", value_parser = up_to::<usize>(counts::PARTS))]
     pub micro_batches: Option<usize>,
     /// Compare the chunk sizes that CONFIG could have. With --schedule: stages of each rank under interleaved; when left
     /// out those of CONFIG, or 2
-    #[arg(long, value_name = "V", num_args = 0..=1)]
+    #[arg(long, value_name = "V", num_args = 0..=1, value_parser = up_to::<usize>(counts::PARTS))]
     pub chunks: Option<Option<usize>>,
     #[command(flatten)]
     pub costs: CostArgs,

@@ -159,8 +159,13 @@ fn schedules_that_cannot_be_drawn() {
     let home = Home::new();
     home.write("deadlock.csv", "0F0,0B0,0F1,0B1\n1F1,1B1,1F0,1B0\n");
     home.write("other.csv", "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n");
-    let refused: [(&[&str], &[&str]); 10] = [
-        (&["gpipe", "--pipeline", "1000000000000"], &["1000000000000 ranks", "--pipeline"]),
+    let refused: [(&[&str], &[&str]); 12] = [
+        (&["gpipe", "--pipeline", "1000000"], &["1000000 ranks", "--pipeline"]),
+        (&["1f1b", "--micro-batches", "100000"], &["100000 micro-batches", "more than can be drawn"]),
+        (
+            &["1f1b", "small.toml", "--micro-batches", "65536", "--set", "batch.global=65536"],
+            &["more than can be drawn"],
+        ),
         (&["1fb"], &["1fb", "1f1b", "zb-v", "no file"]),
         (&["deadlock.csv"], &["deadlocks", "rank 0", "rank 1"]),
         (&["."], &["cannot read", "text file"]),
@@ -263,4 +268,46 @@ fn more_ranks_than_the_machine_holds() {
     home.run(&["bench", "collectives", "--plaintext"]).refused(&["--plaintext", "shared memory"]);
     home.run(&["bench", "collectives", "--transport", "tcp", "--nproc", "1"]).refused(&["--nproc 1"]);
     home.run(&["bench", "collectives", "--nproc", "2", "--bytes", "99999999999999"]).refused(&["available"]);
+}
+
+/// Commands with every number that they take, and values that mean nothing.
+#[test]
+fn numbers_that_mean_nothing_name_their_option() {
+    let home = Home::new();
+    home.run(&["train", "small.toml", "--run", "trained", "--quiet"]).ok();
+    std::fs::create_dir(home.path("disk")).unwrap();
+    let tables: [(&str, &[&str]); 12] = [
+        (
+            "sample trained --prompt the",
+            &["tokens", "top-k", "shift", "seed", "step", "temperature", "top-p"],
+        ),
+        ("plan small.toml", &["nproc", "device-memory"]),
+        (
+            "plan --schedule 1f1b",
+            &["pipeline", "micro-batches", "chunks", "forward", "input", "weight", "message"],
+        ),
+        ("train small.toml --max-restarts 1", &["nproc", "min-nproc", "join-timeout", "streams"]),
+        ("train small.toml", &["max-restarts"]),
+        ("launch small.toml --rendezvous 127.0.0.1:1 --node-rank 0", &["nnodes"]),
+        ("launch small.toml", &["hosts"]),
+        ("bench step small.toml", &["steps", "warmup", "nproc"]),
+        ("bench memory small.toml", &["steps", "warmup", "rounds", "budgets"]),
+        ("bench strategies small.toml", &["nproc", "steps", "warmup", "bert-steps"]),
+        ("bench collectives --transport tcp", &["nproc", "streams", "bytes"]),
+        ("bench disk disk", &["rounds", "size"]),
+    ];
+    for (command, options) in tables {
+        for option in options {
+            for value in
+                ["-1", "nan", "inf", "-inf", "1e308", "9223372036854775807", "18446744073709551615", ""]
+            {
+                let set = format!("--{option}={value}");
+                let args: Vec<&str> = command.split(' ').chain([set.as_str()]).collect();
+                let ended = home.run(&args);
+                let is_refused = matches!(ended.code, Some(1 | 2)) && ended.stderr.contains(option);
+                let any = ["seed", "step", "top-p", "temperature"].contains(option) && ended.code == Some(0);
+                assert!(is_refused || any, "{args:?}: {:?}: {}", ended.code, ended.stderr);
+            }
+        }
+    }
 }

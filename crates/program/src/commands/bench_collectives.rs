@@ -26,6 +26,9 @@ use crate::task::Task;
 /// Ranks, if nothing else is said.
 const RANKS: usize = 2;
 
+/// Estimated bytes of the process of a rank beside its buffers.
+const PROCESS: u64 = 16 << 20;
+
 /// Measures and prints one line per measurement.
 ///
 /// # Errors
@@ -105,9 +108,9 @@ fn check(args: &BenchCollectivesArgs, nproc: usize, streams: usize) -> Result<()
         bail!("--bytes {size}: {nproc} ranks share at least {min} bytes (one {} each)", dtype.name());
     }
     let largest = args.bytes.iter().copied().max().unwrap_or(0) as u64;
-    let needed = nproc as u64 * 2 * largest;
+    let needed = nproc as u64 * (2 * largest + PROCESS);
     if let Some(available) = machine::available().filter(|available| needed > available.bytes) {
-        bail!("{nproc} ranks need {needed} bytes, and {available}: give smaller --bytes");
+        bail!("{nproc} ranks need {needed} bytes, and {available}: give smaller --bytes or --nproc");
     }
     Ok(())
 }

@@ -34,6 +34,9 @@ const MIB: f64 = 1_048_576.0;
 /// Host memory of `auto` on the processor without a disk, in MiB: as much as it wants.
 const ANY_MB: f64 = 1e9;
 
+/// Percent of a budget, at most.
+const PERCENT_MAX: f64 = 10_000.0;
+
 /// The table, the figures and the drawing of all runs.
 const OUTPUTS: [&str; 3] = ["table.md", "memory.json", "budgets.svg"];
 
@@ -51,9 +54,9 @@ pub fn bench_memory(args: &BenchMemoryArgs, environment: Environment) -> Result<
     if args.rounds == 0 {
         bail!("--rounds 0: there is nothing to measure; give at least 1");
     }
-    if let Some(budget) = args.budgets.iter().find(|budget| !(**budget > 0.0 && budget.is_finite())) {
+    if let Some(budget) = args.budgets.iter().find(|budget| !(**budget > 0.0 && **budget <= PERCENT_MAX)) {
         bail!(
-            "--budgets {budget}: expected percentages of the device memory that is needed, such as 100,75,50,25"
+            "--budgets {budget}: expected percentages of the device memory that is needed, up to {PERCENT_MAX}, such as 100,75,50,25"
         );
     }
     refuse_in_run(&args.out, "--out")?;
