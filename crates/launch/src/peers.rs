@@ -119,7 +119,9 @@ impl Watch<'_> {
         if !host_lost && plane.host_of(rank) == plane.own_id() {
             // Ranks elsewhere wait for a rank of this host, whose process only this launcher sees.
             let failure = Failure::new(rank, reason, self.processes.job.last_activity(rank));
-            return Some(Failure { blame, ..failure });
+            let mut failure = Failure { blame, ..failure };
+            self.place(&mut failure);
+            return Some(failure);
         }
         let is_first_hand = host_lost || plane.host_of(rank) == reporter;
         let failure = Failure::new(rank, reason, activity);
