@@ -116,7 +116,7 @@ fn what_a_delayed_update_needs_is_said() {
         config.check().unwrap_err().to_string()
     };
     assert!(refusal(|c| c.memory.gradients = Tier::Device).contains("needs memory.gradients = \"host\""));
-    assert!(refusal(|c| c.memory.parameters = Tier::Host).contains("needs memory.parameters = \"device\""));
+    assert!(refusal(|c| c.memory.parameters = Tier::Host).contains("needs parameters in device memory"));
     assert!(refusal(|c| c.precision.compute = Float::F32).contains("needs precision.compute"));
 }
 
