@@ -8,8 +8,9 @@
 
 use std::ops::Range;
 
-use crate::hosts::Hosts;
 use phalanx_simd::sums::SumTree;
+
+use crate::hosts::Hosts;
 
 /// A group's members by host.
 pub(crate) struct Layout {
