@@ -1,4 +1,4 @@
-//! Instruction sets of the processor, vectors of 16 f32 on each of them, [sums](sums) of the values of ranks, and
+//! Instruction sets of the processor, vectors of 16 f32 on each of them, [sums] of the values of ranks, and
 //! [tile registers](tiles).
 //!
 //! A loop is written once, as an `#[inline(always)]` function over slices or over the vectors of [`Lanes`], and
