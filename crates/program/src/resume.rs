@@ -203,7 +203,10 @@ fn learned(
         true => None,
         false => folder.tokenizer_of(checkpoint)?,
     };
-    Ok(Learned::of_run(checkpoint.dir().display().to_string(), tokenizer).with_given(is_given))
+    // Ids that are learned anew mean something else than those of its generation_config.json.
+    let kept = DataDigests::of(checkpoint).generation_config.filter(|_| !config.data.new_tokenizer);
+    let learned = Learned::of_run(checkpoint.dir().display().to_string(), tokenizer);
+    Ok(learned.with_given(is_given).with_generation_config(kept))
 }
 
 /// Keeps the step at which the learning rate's decay ends, even if `train.steps` changes. For a run of a version that

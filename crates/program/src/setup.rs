@@ -56,14 +56,15 @@ pub fn prepare(
     let staged = Staged::new(folder.path())?;
     let fixed = started.checkpoint.as_ref().map(|(_, model)| model);
     let purpose = Purpose::Train(environment, across.as_ref().map(|across| across.ranks_of_a_machine));
-    let (resolved, tokens) = resolve(&started.given, purpose, fixed, |config, initial| {
+    let (resolved, (tokens, kept)) = resolve(&started.given, purpose, fixed, |config, initial| {
         let learned = match &started.learned {
             Some(learned) => learned.clone(),
             None => initial.learned(config)?,
         };
         learned.notes().iter().for_each(|line| note(line));
         let tokens = tokens(folder, &staged, started, config, &learned, (show, tell))?;
-        Ok((tokens.vocabulary(config), tokens))
+        let kept = learned.generation_config().map(str::to_string);
+        Ok((tokens.vocabulary(config), (tokens, kept)))
     })?;
     if started.starts {
         refuse_own_tokens(folder, &resolved.config)?;
@@ -79,6 +80,7 @@ pub fn prepare(
         shape::notes(&source, &*model).iter().for_each(|line| note(line));
     }
     let (data, report, planned, digests) = plan(resolved, tokens, show, across)?;
+    let digests = DataDigests { generation_config: kept, ..digests };
     if let Some((trained, (checkpoint, _))) = started.trained.as_ref().zip(started.checkpoint.as_ref()) {
         // Before the commit, which may replace these tokens.
         let (vocab, known) = (planned.plan.spec.model.shape().vocab, DataDigests::of(checkpoint).tokens);
@@ -279,7 +281,12 @@ fn plan(
         notes.iter().for_each(|line| note(line));
     }
     let tokenizer = tokenizer.map(Tokenizer::digest);
-    Ok((data, report, planned, DataDigests { tokens: Some(scanned.checksums), tokenizer }))
+    Ok((
+        data,
+        report,
+        planned,
+        DataDigests { tokens: Some(scanned.checksums), tokenizer, ..DataDigests::default() },
+    ))
 }
 
 /// Adds advice to the error for tokens that differ from those of the run, or for which the model has no rows.

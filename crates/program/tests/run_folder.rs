@@ -609,8 +609,30 @@ fn nothing_is_taken_for_bytes_where_a_folder_has_no_tokenizer() {
     assert!(given.stderr.contains("the ids of hf are taken for these; no file says so"), "{}", given.stderr);
     let ended = home.run(&["import", "hf", "--run", "i"]).ok();
     assert!(ended.stdout.contains("hf has no tokenizer files"), "{}", ended.stdout);
+    assert!(ended.stdout.contains("tokenizer_config.json of hf is not used or kept"), "{}", ended.stdout);
     let resume = ["train", "--run", "i", "--resume", "--set", "train.steps=1", "--data", "text.txt"];
     home.run(&resume).refused(&["came without a tokenizer"]);
+    // What belongs to the model alone is written back by every export: at once, and after training with a tokenizer.
+    let generation = "{\n \"do_sample\": true\n}";
+    home.write("hf/generation_config.json", generation);
+    home.run(&["import", "hf", "--run", "g"]).ok();
+    home.run(&["train", "small.toml", "--run", "t", "--set=model.init=hf", "--set=data.tokenizer=char"]).ok();
+    let resume =
+        ["train", "--run", "g", "--resume", "--set=train.steps=1", "--set=model.seq=16", "--data=text.txt"];
+    let resume = [&resume[..], &["--set=batch.global=4", "--set=data.tokenizer=char"]].concat();
+    for (run, out) in [("g", "at-once"), ("g", "trained"), ("t", "init")] {
+        home.run(&["export", run, "--out", out]).ok();
+        assert_eq!(home.read(&format!("{out}/generation_config.json")), generation.as_bytes(), "{out}");
+        if out == "at-once" {
+            home.run(&resume).ok();
+        }
+    }
+    // Ids that are learned anew are not those of that file.
+    let anew = ["--set=train.steps=2", "--data=others.txt", "--set=data.new_tokenizer=true"];
+    let resume: Vec<&str> = resume.into_iter().filter(|word| !word.starts_with("--data")).collect();
+    home.run(&[&resume[..], &anew].concat()).ok();
+    home.run(&["export", "g", "--out", "anew"]).ok();
+    assert!(!String::from_utf8(home.read("anew/generation_config.json")).unwrap().contains("do_sample"));
     // A vocabulary that only another library reads is named, with the way out.
     home.write("hf/tokenizer.model", "\n");
     home.run(&["import", "hf", "--run", "s"]).refused(&[
@@ -620,4 +642,94 @@ fn nothing_is_taken_for_bytes_where_a_folder_has_no_tokenizer() {
     ]);
     let again = ["train", "small.toml", "--run", "m", "--set", "model.init=hf"];
     home.run(&again).refused(&["tokenizer.model", "SentencePiece"]);
+}
+
+/// The same run as an earlier version would have left it: with `tokenizer` as its `tokenizer.json`, fewer checksums, and
+/// checkpoints that do not say which data and tokenizer they have learned.
+fn make_earlier(home: &Home, run: &str, tokenizer: &[u8]) {
+    home.write(&format!("{run}/tokenizer.json"), tokenizer);
+    let path = format!("{run}/checksums.json");
+    let mut checksums = home.json(&path);
+    checksums
+        .as_object_mut()
+        .unwrap()
+        .retain(|name, _| ["config.toml", "given.toml", "tokens"].contains(&&name[..]));
+    home.write(&path, checksums.to_string());
+    for step in home.checkpoints(run) {
+        let path = format!("{run}/checkpoints/step-{step}/manifest.json");
+        let mut manifest = home.json(&path);
+        manifest.as_object_mut().unwrap().remove("blake3");
+        manifest["state"].as_object_mut().unwrap().remove("data");
+        let text = serde_json::to_string_pretty(&manifest).unwrap();
+        let rest = text.strip_prefix("{\n").unwrap();
+        home.write(
+            &path,
+            format!("{{\n  \"blake3\": \"{}\",\n{rest}\n", blake3::hash(rest.as_bytes()).to_hex()),
+        );
+    }
+}
+
+/// Runs of earlier versions kept a folder's `tokenizer.json` alone, and nothing that separates documents of bytes and characters.
+#[test]
+fn runs_of_earlier_versions_keep_their_tokenizers() {
+    let home = Home::new();
+    model_of_characters(&home);
+    let more = |run: &str, sets: &[&str]| {
+        let args = [
+            "train",
+            "--run",
+            run,
+            "--resume",
+            "--quiet",
+            "--set",
+            "model.seq=16",
+            "--set",
+            "batch.global=4",
+        ];
+        home.run(&[&args[..], sets].concat())
+    };
+    home.run(&["import", "hf", "--run", "now"]).ok();
+    home.copy("now", "before");
+    make_earlier(&home, "before", &home.read("hf/tokenizer.json"));
+    for run in ["now", "before"] {
+        more(run, &["--data=text.txt", "--set=train.steps=2"]).ok();
+        home.run(&["export", run, "--out", &format!("{run}-hf")]).ok();
+        more(run, &["--data=others.txt", "--set=train.steps=3", "--set=data.tokenizer=char"])
+            .refused(&["has learned"]);
+    }
+    assert_eq!(home.losses("now"), home.losses("before"));
+    assert_eq!(home.read("before-hf/tokenizer.json"), home.read("hf/tokenizer.json"));
+    // Bytes and characters: the run goes on with the ids that it has, and an export gives no token a role.
+    for tokenizer in ["byte", "char"] {
+        let [now, before, out] = ["now", "before", "hf"].map(|name| format!("{tokenizer}-{name}"));
+        let set = format!("data.tokenizer={tokenizer}");
+        home.run(&["train", "small.toml", "--run", &now, "--set", &set, "--quiet"]).ok();
+        home.copy(&now, &before);
+        let kept = home.read(&format!("{now}/tokenizer.json"));
+        assert!(!String::from_utf8_lossy(&kept).contains("separated"));
+        make_earlier(&home, &before, &kept);
+        for run in [&now, &before] {
+            home.run(&["train", "--run", run, "--resume", "--quiet", "--set", "train.steps=12"]).ok();
+        }
+        assert_eq!(home.losses(&now), home.losses(&before));
+        home.run(&["export", &before, "--out", &out]).ok();
+        let ids = home.json(&format!("{out}/config.json"));
+        assert!(ids["eos_token_id"].is_null() && ids["bos_token_id"].is_null(), "{ids}");
+        assert_eq!(home.read(&format!("{before}/tokenizer.json")), kept);
+        // Several documents of other text: said what lies between them.
+        home.write("copy.txt", home.read("text.txt"));
+        let other = [
+            "train",
+            "--run",
+            &before,
+            "--resume",
+            "--set",
+            "train.steps=13",
+            "--data",
+            "text.txt",
+            "copy.txt",
+        ];
+        let ended = home.run(&other);
+        assert!(ended.stderr.contains("between documents"), "{}", ended.stderr);
+    }
 }

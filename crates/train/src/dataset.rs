@@ -29,7 +29,7 @@ pub struct Dataset {
     parts: (usize, usize),
 }
 
-/// Checksums of the data of a run, in hexadecimal. Checkpoints store them.
+/// Checksums of the data of a run, in hexadecimal, and the file about tokens that no tokenizer keeps. Checkpoints store them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct DataDigests {
@@ -37,6 +37,9 @@ pub struct DataDigests {
     pub tokens: Option<String>,
     /// [`Tokenizer::digest`] of the tokenizer.
     pub tokenizer: Option<String>,
+    /// The `generation_config.json` of an imported folder without tokenizer, as it was read; an export writes it back.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub generation_config: Option<String>,
 }
 
 impl DataDigests {

@@ -4,7 +4,7 @@
 
 use std::path::Path;
 
-use phalanx_data::{Corpus, DataError, TokenFile, TokenFormat, Tokenizer, TokenizerSpec};
+use phalanx_data::{Corpus, DataError, TokenFile, TokenFormat, Tokenizer, TokenizerFiles, TokenizerSpec};
 use phalanx_models::{Arch, Model};
 
 use crate::config::DataConfig;
@@ -29,6 +29,8 @@ pub struct Learned {
     is_guess: bool,
     /// Whether `data.tokenizer` was given and names it perhaps, or was left out.
     is_given: bool,
+    /// The `generation_config.json` of a folder without tokenizer.
+    generation_config: Option<String>,
     /// What was found out, for people.
     notes: Vec<String>,
 }
@@ -45,6 +47,16 @@ impl Learned {
         let shown = dir.display();
         let found = Tokenizer::of_folder(dir)?;
         let mut learned = Learned { origin: Some(shown.to_string()), ..Learned::default() };
+        if found.is_none() {
+            let left = TokenizerFiles::without_vocabulary(dir);
+            learned.generation_config = TokenizerFiles::generation_config(dir)?;
+            learned.notes.extend((!left.is_empty()).then(|| {
+                format!(
+                    "tokenizer: {} of {shown} is not used or kept: no file with a vocabulary is beside it",
+                    left.join(", ")
+                )
+            }));
+        }
         if let Some(tokenizer) = found {
             learned.notes.push(format!(
                 "tokenizer: {} of {shown}; {}",
@@ -76,6 +88,17 @@ impl Learned {
     #[must_use]
     pub fn with_given(self, is_given: bool) -> Learned {
         Learned { is_given, ..self }
+    }
+
+    /// The same with the `generation_config.json` that a run keeps.
+    #[must_use]
+    pub fn with_generation_config(self, generation_config: Option<String>) -> Learned {
+        Learned { generation_config, ..self }
+    }
+
+    /// The content of the `generation_config.json` of a folder without tokenizer.
+    pub fn generation_config(&self) -> Option<&str> {
+        self.generation_config.as_deref()
     }
 
     /// The tokenizer, where it is known.

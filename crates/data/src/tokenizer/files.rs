@@ -41,13 +41,15 @@ const NAMES: [&str; 11] = [
 /// Files that hold a vocabulary.
 const VOCABULARIES: [&str; 4] = [TOKENIZER_FILE, VOCAB_JSON, MERGES, VOCAB_TXT];
 
-/// Vocabularies of other libraries, which are not read.
-const FOREIGN: [(&str, &str); 8] = [
-    ("tokenizer.model", "SentencePiece's"),
-    ("spiece.model", "SentencePiece's"),
-    ("sentencepiece.bpe.model", "SentencePiece's"),
-    ("spm.model", "SentencePiece's"),
-    ("source.spm", "SentencePiece's"),
+pub(super) const SENTENCE_PIECE: &str = "SentencePiece's";
+
+/// Vocabularies of other libraries, which are not used.
+pub(super) const FOREIGN: [(&str, &str); 8] = [
+    ("tokenizer.model", SENTENCE_PIECE),
+    ("spiece.model", SENTENCE_PIECE),
+    ("sentencepiece.bpe.model", SENTENCE_PIECE),
+    ("spm.model", SENTENCE_PIECE),
+    ("source.spm", SENTENCE_PIECE),
     ("tekken.json", "Mistral's"),
     ("qwen.tiktoken", "tiktoken's"),
     ("encoder.json", "OpenAI's, which others name vocab.json"),
@@ -74,12 +76,8 @@ impl TokenizerFiles {
     /// another library reads, with the way to convert it.
     pub fn read(dir: &Path) -> Result<Option<TokenizerFiles>> {
         let mut files = BTreeMap::new();
-        for name in NAMES {
-            let path = dir.join(name);
-            // A folder of that name is no file; a link that leads nowhere is an error of reading.
-            if path.symlink_metadata().is_ok() && !path.is_dir() {
-                files.insert(name.to_string(), read_text(&path, name)?);
-            }
+        for name in NAMES.into_iter().filter(|name| is_there(dir, name)) {
+            files.insert(name.to_string(), read_text(&dir.join(name), name)?);
         }
         if !VOCABULARIES.iter().any(|name| files.contains_key(*name)) {
             return foreign(dir).map_or(Ok(None), Err);
@@ -89,6 +87,21 @@ impl TokenizerFiles {
         }
         read_templates(dir, &mut files)?;
         Ok(Some(TokenizerFiles { files }))
+    }
+
+    /// The names of files about tokens in a folder without vocabulary, which are of no use there.
+    pub fn without_vocabulary(dir: &Path) -> Vec<&'static str> {
+        let of_model = [MODEL_CONFIG, GENERATION_CONFIG];
+        NAMES.into_iter().filter(|name| !of_model.contains(name) && is_there(dir, name)).collect()
+    }
+
+    /// The content of the `generation_config.json` of a folder, if there is one.
+    ///
+    /// # Errors
+    /// Those of [`TokenizerFiles::read`].
+    pub fn generation_config(dir: &Path) -> Result<Option<String>> {
+        let name = GENERATION_CONFIG;
+        is_there(dir, name).then(|| read_text(&dir.join(name), name)).transpose()
     }
 
     /// A `tokenizer.json` alone.
@@ -128,6 +141,12 @@ impl TokenizerFiles {
             },
         }
     }
+}
+
+/// Whether a folder has such a file. A folder of that name is none; a link that leads nowhere is an error of reading.
+fn is_there(dir: &Path, name: &str) -> bool {
+    let path = dir.join(name);
+    path.symlink_metadata().is_ok() && !path.is_dir()
 }
 
 fn read_text(path: &Path, name: &str) -> Result<String> {

@@ -2,10 +2,12 @@
 //! settings, and those files as they were read.
 
 use std::collections::HashMap;
+use std::path::Path;
 
 use serde::Deserialize;
 use serde_json::Value;
 
+use super::beside;
 use super::class::NamedClass;
 use super::files::{self, TOKENIZER_CONFIG, TOKENIZER_FILE, TokenizerFiles};
 #[cfg(feature = "tokenizers")]
@@ -65,6 +67,7 @@ impl FromFiles {
                 applied.join(", ")
             ));
         }
+        notes.extend(beside::unknown_keys(&config));
         let mut library = HuggingFace::from_json(content, &changes)?;
         let declared = Declared::of(&files)?;
         notes.extend(declared.notes.iter().cloned());
@@ -79,9 +82,17 @@ impl FromFiles {
         }
         let (special, said) = special_tokens(&mut library, &files, &declared, class.as_ref())?;
         notes.extend(said);
+        notes.extend(beside::disagreements(&files, &|token| library.id(token)));
         let framing = framing(&config, &library, &special)?;
         let added = library.added().into_iter().collect();
         Ok(FromFiles { library, files, made, changes, special, framing, added, notes })
+    }
+
+    /// Says how vocabularies of other libraries in the folder of the files disagree with `tokenizer.json`.
+    pub(super) fn compare(&mut self, folder: &Path) {
+        if self.made.is_none() {
+            self.notes.extend(beside::foreign(folder, &|token| self.library.id(token)));
+        }
     }
 
     pub(super) fn files(&self) -> &TokenizerFiles {

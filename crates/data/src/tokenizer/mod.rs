@@ -10,6 +10,7 @@
 //! end with. The spelling of a special token inside a text is plain text to `gpt2` (as tiktoken's `encode_ordinary`, which
 //! nanoGPT uses) and the special token to a `tokenizer.json` (as `transformers` does); [`Tokenizer::spelled`] counts them.
 
+mod beside;
 mod char_vocabulary;
 mod class;
 mod files;
@@ -135,7 +136,8 @@ impl Tokenizer {
             }
         }
         let refuse = |reason| DataError::TokenizerFile { path: folder.to_path_buf(), reason };
-        let opened = FromFiles::open(files).map_err(refuse)?;
+        let mut opened = FromFiles::open(files).map_err(refuse)?;
+        opened.compare(folder);
         Ok(Some(Tokenizer::of(Algorithm::HuggingFace(opened))))
     }
 

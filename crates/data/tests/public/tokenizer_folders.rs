@@ -187,6 +187,93 @@ fn what_cannot_be_read_is_refused_by_name() {
     assert_says(open(&[("tokenizer.json", random)]), &["dropout"]);
 }
 
+/// A `tokenizer.json` counts; other files that say something else are named.
+#[test]
+fn what_disagrees_beside_a_tokenizer_json_is_said() {
+    // A model of SentencePiece: pieces with a spelling, a score, and a type.
+    let pieces = |tokens: &[&str]| -> String {
+        let piece = |token: &&str| {
+            let fields = [&[10, token.len() as u8], token.as_bytes(), &[21, 0, 0, 0, 0, 24, 1]].concat();
+            [&[10, fields.len() as u8], &fields[..]].concat()
+        };
+        let trainer = [18, 2, 8, 1];
+        String::from_utf8(tokens.iter().flat_map(piece).chain(trainer).collect()).unwrap()
+    };
+    let config = |value: Value| ("tokenizer_config.json", value.to_string());
+    let vocab = |value: Value| ("vocab.json", value.to_string());
+    let model = |tokens: &[&str]| ("tokenizer.model", pieces(tokens));
+    let pairs = json!({
+        "added_tokens": [], "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true},
+        "model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2, "ba": 3}, "merges": [["a", "b"], ["b", "a"]]}
+    })
+    .to_string();
+    let same = json!({"[UNK]": 0, "the": 1, "cat": 2});
+    let merges = |text: &str| ("merges.txt", text.to_string());
+    // The tokenizer.json, what stands beside it, and what is told.
+    let words = words(&["</s>"]);
+    let table: [(&String, Files, &[&str]); 13] = [
+        (&words, vec![vocab(same), model(&["[UNK]", "the", "cat"])], &[]),
+        (&words, vec![("vocab.txt", "[UNK]\nthe\ncat\n</s>\n".into())], &[]),
+        (
+            &words,
+            vec![vocab(json!({"the": 1, "cat": 7, "dog": 8}))],
+            &[
+                "vocab.json disagrees with tokenizer.json about 2 of its 3 tokens, first about \"cat\" (id 7, and 2 there)",
+                "tokenizer.json counts",
+            ],
+        ),
+        (&words, vec![vocab(json!(["the"]))], &["vocab.json is not an object of tokens and ids"]),
+        (
+            &words,
+            vec![("vocab.txt", "the\n".into())],
+            &["vocab.txt disagrees", "\"the\" (id 0, and 1 there)"],
+        ),
+        (
+            &words,
+            vec![model(&["[UNK]", "dog"])],
+            &["tokenizer.model disagrees", "\"dog\" (id 1, and none there)"],
+        ),
+        (&words, vec![("spiece.model", "no".into())], &["spiece.model cannot be compared", "SentencePiece"]),
+        (&words, vec![("tekken.json", "{}".into())], &["tekken.json (Mistral's) is not compared"]),
+        (&pairs, vec![merges("#version: 0.2\na b\nb a\n")], &[]),
+        (
+            &pairs,
+            vec![merges("b a\na b\n")],
+            &["merges.txt disagrees", "from merge 0 on (\"b a\", and \"a b\" there)"],
+        ),
+        (&pairs, vec![merges("a b\n")], &["from merge 1 on (none, and \"b a\" there)"]),
+        (
+            &words,
+            vec![config(
+                json!({"eos_token": "</s>", "model_max_length": 64, "legacy": false, "src_lang": null}),
+            )],
+            &[],
+        ),
+        (
+            &words,
+            vec![config(json!({"eos_token": "</s>", "keep_accents": true, "image_token": "<image>"}))],
+            &[
+                "tokenizer_config.json has keys that are not known here",
+                "image_token = \"<image>\", keep_accents = true",
+            ],
+        ),
+    ];
+    for (tokenizer, beside, told) in table {
+        let files = [&[("tokenizer.json", tokenizer.clone())], &beside[..]].concat();
+        let opened = open(&files).unwrap();
+        let notes = opened
+            .notes()
+            .iter()
+            .filter(|note| !note.contains("guessed"))
+            .cloned()
+            .collect::<Vec<_>>()
+            .join("\n");
+        told.iter().for_each(|part| assert!(notes.contains(part), "{part} is missing in: {notes}"));
+        assert_eq!(told.is_empty(), notes.is_empty(), "{beside:?}: {notes}");
+        assert_eq!(opened.encode("the").is_ok(), tokenizer == &words);
+    }
+}
+
 /// The library drops what a vocabulary without a token for unknown text lacks.
 #[test]
 fn text_that_would_be_lost_is_refused() {

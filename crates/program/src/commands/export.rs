@@ -5,6 +5,7 @@ use phalanx_checkpoint::{FolderNames, write_hugging_face};
 use phalanx_data::HuggingFaceFiles;
 use phalanx_models::{Model, Objective};
 use phalanx_trace::DType;
+use phalanx_train::dataset::DataDigests;
 use phalanx_train::state::PARAMETERS;
 use serde_json::json;
 
@@ -15,6 +16,9 @@ use crate::{output, report, shape};
 
 /// The weights.
 const MODEL_FILE: &str = "model.safetensors";
+
+/// How a model is used, which a model may have without a tokenizer.
+const GENERATION_CONFIG: &str = "generation_config.json";
 
 /// Names of files that a message lists.
 const LISTED: usize = 4;
@@ -43,7 +47,7 @@ pub fn export(args: &ExportArgs) -> Result<()> {
     let tensors: Vec<_> = stored.iter().map(|(_, part)| (part.name.clone(), part.shape.clone())).collect();
     let mut bytes = Vec::new();
     let has_tokenizer = tokenizer.is_some();
-    let files = files(&*model, tokenizer);
+    let files = files(&*model, tokenizer, DataDigests::of(&checkpoint).generation_config);
     let names: Vec<&str> = files.iter().map(|(name, _)| name.as_str()).collect();
     let is_new = |name: &str| name == MODEL_FILE || names.contains(&name);
     let (replaced, removed): (Vec<_>, Vec<_>) = found.of_model.into_iter().partition(|name| is_new(name));
@@ -102,12 +106,19 @@ fn refuse_files(args: &ExportArgs, found: &FolderNames) -> Result<()> {
 /// The files beside the weights: the model's configuration, and the tokenizer's files, as they were read where there were any.
 /// Ids of special tokens are null where there are none: without the key, transformers would take those of the first
 /// published model of the architecture, which may not be in this vocabulary.
-fn files(model: &dyn Model, tokenizer: Option<HuggingFaceFiles>) -> Vec<(String, String)> {
+/// `generation_config` is the file of that name that the run keeps.
+fn files(
+    model: &dyn Model,
+    tokenizer: Option<HuggingFaceFiles>,
+    generation_config: Option<String>,
+) -> Vec<(String, String)> {
     let mut config = model.to_config();
     let ids = tokenizer.as_ref().map_or_else(HuggingFaceFiles::no_model_ids, HuggingFaceFiles::model_ids);
     ids.into_iter().for_each(|(key, id)| config[key] = id);
     let of_model = ("config.json".to_string(), format!("{config:#}\n"));
     let continues = model.objective() == Objective::Causal;
     let of_tokenizer = tokenizer.map(|tokenizer| tokenizer.complete(model.shape().positions, continues));
-    [of_model].into_iter().chain(of_tokenizer.into_iter().flatten()).collect()
+    let mut others = of_tokenizer.unwrap_or_default();
+    others.extend(generation_config.map(|content| (GENERATION_CONFIG.to_string(), content)));
+    [of_model].into_iter().chain(others).collect()
 }

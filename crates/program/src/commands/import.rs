@@ -82,7 +82,8 @@ fn write_run(
     }
     let config = ResolvedConfig::new(config(&args.dir, model, learned))?;
     let staged = Staged::new(folder.path())?;
-    let mut digests = DataDigests::default();
+    let generation_config = learned.generation_config().map(str::to_string);
+    let mut digests = DataDigests { generation_config, ..DataDigests::default() };
     if let Some(tokenizer) = learned.tokenizer() {
         tokenizer.save(staged.path())?;
         digests.tokenizer = Some(tokenizer.digest());
