@@ -105,7 +105,7 @@ impl<'a> Ahead<'a> {
         if optimizer.lr == 0.0 {
             return "optimizer.lr is 0: set it, as --set optimizer.lr=6e-4".to_string();
         }
-        let low = format!("for a low rate that stays, --set schedule.min_lr={:e}", optimizer.lr / 100.0);
+        let low = format!("for a low rate that stays, --set schedule.min_lr={}", low_rate(optimizer.lr));
         let end = schedule.decay_steps.unwrap_or(train.steps);
         match self.step {
             0 => format!("{low}, or leave out schedule.decay_steps = {end} for a decay over all steps"),
@@ -114,6 +114,12 @@ impl<'a> Ahead<'a> {
             ),
         }
     }
+}
+
+/// A hundredth of a rate with two digits, as text for a command.
+fn low_rate(lr: f64) -> String {
+    let rounded: f64 = format!("{:.1e}", lr / 100.0).parse().unwrap_or(lr / 100.0);
+    format!("{rounded:e}")
 }
 
 /// A note about the learning rate of a resumed run, if a key on which it depends was changed.
@@ -163,7 +169,7 @@ pub fn more_steps(config: &RunConfig) -> String {
     let more = format!("--set train.steps={}", config.train.steps.saturating_mul(2));
     let decays = config.schedule.kind != ScheduleKind::Constant;
     if decays && config.schedule.min_lr == 0.0 {
-        return format!("{more} --set schedule.min_lr={:e}", config.optimizer.lr / 100.0);
+        return format!("{more} --set schedule.min_lr={}", low_rate(config.optimizer.lr));
     }
     more
 }

@@ -418,7 +418,10 @@ impl Tokenizer {
         };
         let between = match self.separator() {
             Some(id) => format!("{} (id {id}{})", spelled(id), source.unwrap_or_default()),
-            None => "nothing, since no token is known that ends a text".to_string(),
+            None if matches!(*self.algorithm, Algorithm::HuggingFace(_)) => {
+                "nothing, since no token is known that ends a text".to_string()
+            }
+            None => "nothing, as for a single document: no id is set aside for it".to_string(),
         };
         let list = |ids: &[u32]| ids.iter().map(|id| spelled(*id)).collect::<Vec<_>>().join(" ");
         let [begin, end] = self.framing().map(list);

@@ -51,10 +51,10 @@ pub fn tokenize(args: &TokenizeArgs) -> Result<()> {
         }));
     }
     output::print_line(&format!(
-        "{}: {} tokens of {} documents in {} ({}) by {}; {}",
+        "{}: {} tokens of {} in {} ({}) by {}; {}",
         args.out.display(),
         written.tokens,
-        written.documents,
+        report::plural(written.documents as usize, "document"),
         report::plural(findings.files as usize, "file"),
         report::bytes(corpus.bytes()),
         tokenizer.describe(),
