@@ -12,6 +12,7 @@ use serde::de::IntoDeserializer;
 
 use crate::bench_args::BenchArgs;
 use crate::byte_size::parse_bytes;
+use crate::counts::{self, real, whole};
 use crate::draw_args::DrawArgs;
 use crate::launch_args::LaunchArgs;
 use crate::overrides::Overrides;
@@ -137,27 +138,27 @@ pub struct SampleArgs {
     #[arg(long, value_name = "TEXT")]
     pub prompt: String,
     /// Tokens to add
-    #[arg(long, default_value_t = 200, value_name = "N")]
+    #[arg(long, default_value_t = 200, value_name = "N", value_parser = whole::<usize>(0..=counts::TOKENS))]
     pub tokens: usize,
     /// Divides the logits; 0 always takes the most likely token
-    #[arg(long, default_value_t = 0.8, value_name = "T")]
+    #[arg(long, default_value_t = 0.8, value_name = "T", value_parser = real::<f32>(0.0..=counts::TEMPERATURE))]
     pub temperature: f32,
     /// Draw from the K most likely tokens only; 0 for all
-    #[arg(long, default_value_t = 0, value_name = "K")]
+    #[arg(long, default_value_t = 0, value_name = "K", value_parser = whole::<usize>(0..=counts::TOKENS))]
     pub top_k: usize,
     /// Draw from the most likely tokens that together have this probability; 1 for all. Applies after --temperature
     /// and --top-k
-    #[arg(long, default_value_t = 1.0, value_name = "P")]
+    #[arg(long, default_value_t = 1.0, value_name = "P", value_parser = real::<f32>(0.0..=1.0))]
     pub top_p: f32,
     /// When the text is longer than model.seq, forget the N oldest tokens at once. 1 computes the last model.seq
     /// tokens again for every token; more is faster, and the model sees less text after each shift
-    #[arg(long, default_value_t = 1, value_name = "N")]
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = whole::<usize>(1..=counts::TOKENS))]
     pub shift: usize,
     /// The same seed gives the same text
-    #[arg(long, default_value_t = 1, value_name = "N")]
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = whole::<u64>(0..=u64::MAX))]
     pub seed: u64,
     /// Checkpoint; the newest when left out
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = whole::<u64>(0..=u64::MAX))]
     pub step: Option<u64>,
     /// Print one JSON object at the end instead of text as it is made
     #[arg(long)]
@@ -194,7 +195,7 @@ pub struct TokenizeArgs {
     #[arg(long, value_name = "EXT")]
     pub plain: Vec<String>,
     /// Fraction of lines, and of the bytes of files, that may be skipped; by default 1 % of the lines and half of the bytes
-    #[arg(long, value_name = "FRACTION", value_parser = fraction)]
+    #[arg(long, value_name = "FRACTION", value_parser = real::<f64>(0.0..=1.0))]
     pub max_skipped: Option<f64>,
     /// Token file to write
     #[arg(long, value_name = "FILE")]
@@ -205,11 +206,6 @@ pub struct TokenizeArgs {
     /// Print figures as JSON
     #[arg(long)]
     pub json: bool,
-}
-
-fn fraction(text: &str) -> Result<f64, String> {
-    let fraction = text.parse::<f64>().ok().filter(|fraction| (0.0..=1.0).contains(fraction));
-    fraction.ok_or_else(|| "expected a number from 0 (nothing) to 1 (everything)".to_string())
 }
 
 fn token_type(text: &str) -> Result<TokenType, serde::de::value::Error> {
@@ -267,7 +263,7 @@ pub struct ExportArgs {
     /// Run folder
     pub run: PathBuf,
     /// Checkpoint; the newest when left out
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = whole::<u64>(0..=u64::MAX))]
     pub step: Option<u64>,
     /// Folder to write
     #[arg(long, value_name = "DIR")]

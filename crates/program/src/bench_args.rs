@@ -6,6 +6,7 @@ use clap::{Args, Subcommand, ValueEnum};
 use phalanx_trace::DType;
 
 use crate::byte_size::parse_bytes;
+use crate::counts::{self, whole};
 use crate::memory_args::BenchMemoryArgs;
 use crate::overrides::Overrides;
 use crate::strategies_args::BenchStrategiesArgs;
@@ -43,10 +44,10 @@ pub struct BenchStepArgs {
     #[command(flatten)]
     pub overrides: Overrides,
     /// Steps that are timed
-    #[arg(long, default_value_t = 5, value_name = "K")]
+    #[arg(long, default_value_t = 5, value_name = "K", value_parser = whole::<usize>(1..=counts::TIMES))]
     pub steps: usize,
     /// Steps before the first that is timed; at least 3 on a GPU, whose graphs are made in the first steps
-    #[arg(long, default_value_t = 1, value_name = "W")]
+    #[arg(long, default_value_t = 1, value_name = "W", value_parser = whole::<usize>(0..=counts::TIMES))]
     pub warmup: usize,
     /// Print figures as JSON
     #[arg(long)]
@@ -67,7 +68,7 @@ pub struct BenchKernelsArgs {
     #[arg(long, value_enum, default_value_t = BenchSetting::Mini, value_name = "NAME")]
     pub setting: BenchSetting,
     /// Threads beside one; all cores when left out
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = whole::<usize>(1..=counts::THREADS))]
     pub threads: Option<usize>,
     /// Type of activations and parameters
     #[arg(long, value_enum, default_value_t = BenchDType::F32, value_name = "TYPE")]
@@ -76,7 +77,7 @@ pub struct BenchKernelsArgs {
     #[arg(long, value_name = "NAME")]
     pub only: Vec<String>,
     /// Milliseconds of each kernel
-    #[arg(long, default_value_t = 300, value_name = "T")]
+    #[arg(long, default_value_t = 300, value_name = "T", value_parser = whole::<u64>(1..=counts::MILLISECONDS))]
     pub ms: u64,
     /// Print figures as JSON
     #[arg(long)]
@@ -134,7 +135,7 @@ impl BenchDType {
     the best algorithm known; the limit is the rate of copies in memory, or of one connection over the loopback device.")]
 pub struct BenchCollectivesArgs {
     /// Number of ranks, 2 when left out; with --transport mpi those of mpirun
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = whole::<usize>(1..=counts::JOB_RANKS))]
     pub nproc: Option<usize>,
     /// Operation; the first three when left out; may be repeated
     #[arg(long, value_enum, value_name = "OP")]
@@ -149,14 +150,15 @@ pub struct BenchCollectivesArgs {
     #[arg(long)]
     pub plaintext: bool,
     /// Connections between two ranks of different hosts, over which large messages are divided [default: 2]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = whole::<usize>(1..=counts::STREAMS))]
     pub streams: Option<usize>,
     /// Sizes of the whole buffer
     #[arg(
         long,
         value_delimiter = ',',
         default_value = "4096,65536,1048576,16777216,134217728",
-        value_name = "B,..."
+        value_name = "B,...",
+        value_parser = whole::<usize>(1..=counts::BYTES)
     )]
     pub bytes: Vec<usize>,
     /// Print a JSON line for each measurement
@@ -184,7 +186,7 @@ pub struct BenchDiskArgs {
     #[arg(long, value_parser = parse_bytes, value_name = "BYTES")]
     pub size: Option<u64>,
     /// Rounds; the best counts
-    #[arg(long, default_value_t = 3, value_name = "N")]
+    #[arg(long, default_value_t = 3, value_name = "N", value_parser = whole::<usize>(1..=counts::TIMES))]
     pub rounds: usize,
     /// Keep and compare checksums, as memory.nvme_checksums does
     #[arg(long)]

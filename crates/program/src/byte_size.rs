@@ -17,12 +17,15 @@ pub fn parse_bytes(text: &str) -> Result<u64, String> {
         "mb" => 1e6,
         "gb" => 1e9,
         "tb" => 1e12,
-        other => return Err(format!("unknown unit `{other}`; write for example 80GiB, 80GB or 512MiB")),
+        _ => 0.0,
     };
     let bytes = number.parse::<f64>().map_or(0.0, |number| number * factor);
-    match bytes.is_finite() && (1.0..1e18).contains(&bytes) {
+    match (1.0..1e18).contains(&bytes) {
         true => Ok(bytes as u64),
-        false => Err("expected a number of bytes, for example 80GiB, 80GB or 512MiB".to_string()),
+        false => {
+            Err("expected a number of bytes from 1 to below 10^18, for example 80GiB, 80GB or 512MiB"
+                .to_string())
+        }
     }
 }
 

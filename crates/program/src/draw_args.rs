@@ -7,6 +7,7 @@ use clap::Args;
 use phalanx_plan::{Costs, Schedule, StageCost};
 use serde::Deserialize;
 
+use crate::counts::{self, real, whole};
 use crate::limits::CONFIG_BYTES;
 
 /// Arguments of `plan --schedule`.
@@ -16,14 +17,14 @@ pub struct DrawArgs {
     #[arg(long, value_name = "NAME|FILE", num_args = 0..=1)]
     pub schedule: Option<Option<String>>,
     /// Pipeline ranks; when left out those of CONFIG, or 4
-    #[arg(long, value_name = "P", requires = "schedule")]
+    #[arg(long, value_name = "P", requires = "schedule", value_parser = whole::<usize>(1..=counts::RANKS))]
     pub pipeline: Option<usize>,
     /// Micro-batches of a step; when left out those of CONFIG, or twice the ranks
-    #[arg(long, value_name = "M", requires = "schedule")]
+    #[arg(long, value_name = "M", requires = "schedule", value_parser = whole::<usize>(1..=counts::PARTS))]
     pub micro_batches: Option<usize>,
     /// Compare the chunk sizes that CONFIG could have. With --schedule: stages of each rank under interleaved; when left
     /// out those of CONFIG, or 2
-    #[arg(long, value_name = "V", num_args = 0..=1)]
+    #[arg(long, value_name = "V", num_args = 0..=1, value_parser = whole::<usize>(1..=counts::PARTS))]
     pub chunks: Option<Option<usize>>,
     #[command(flatten)]
     pub costs: CostArgs,
@@ -39,16 +40,16 @@ pub struct DrawArgs {
 #[derive(Debug, Args)]
 pub struct CostArgs {
     /// Time of a stage's forward (F); 1 when only other costs are given
-    #[arg(long, value_name = "TIME", requires = "schedule")]
+    #[arg(long, value_name = "TIME", requires = "schedule", value_parser = real::<f64>(0.0..=counts::TIME))]
     pub forward: Option<f64>,
     /// Time of the gradient of a stage's input (I)
-    #[arg(long, value_name = "TIME", requires = "schedule")]
+    #[arg(long, value_name = "TIME", requires = "schedule", value_parser = real::<f64>(0.0..=counts::TIME))]
     pub input: Option<f64>,
     /// Time of the gradients of a stage's weights (W); B takes I + W
-    #[arg(long, value_name = "TIME", requires = "schedule")]
+    #[arg(long, value_name = "TIME", requires = "schedule", value_parser = real::<f64>(0.0..=counts::TIME))]
     pub weight: Option<f64>,
     /// Time until a message arrives, during which its sender computes; 0 when left out
-    #[arg(long, value_name = "TIME", requires = "schedule")]
+    #[arg(long, value_name = "TIME", requires = "schedule", value_parser = real::<f64>(0.0..=counts::TIME))]
     pub message: Option<f64>,
     /// File (TOML) with forward, input, weight (a number, or a list with one for each stage) and message
     #[arg(long, value_name = "FILE", requires = "schedule")]
@@ -105,7 +106,7 @@ impl CostArgs {
 }
 
 fn check(name: &str, time: f64) -> Result<f64> {
-    match time.is_finite() && (0.0..1e15).contains(&time) {
+    match (0.0..=counts::TIME).contains(&time) {
         true => Ok(time),
         false => bail!("`{name}` is {time}: expected a time from 0 to 1e15, in any unit"),
     }

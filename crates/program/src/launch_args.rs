@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
+use crate::counts::{self, whole};
 use crate::train_args::TrainArgs;
 
 /// Trains a model on several hosts
@@ -34,10 +35,10 @@ pub struct LaunchArgs {
     #[command(flatten)]
     pub train: TrainArgs,
     /// Number of hosts
-    #[arg(long, value_name = "M", requires_all = ["node_rank", "rendezvous"])]
+    #[arg(long, value_name = "M", requires_all = ["node_rank", "rendezvous"], value_parser = whole::<usize>(1..=counts::JOB_RANKS))]
     pub nnodes: Option<usize>,
     /// Number of this host, from 0
-    #[arg(long, value_name = "R", requires = "nnodes")]
+    #[arg(long, value_name = "R", requires = "nnodes", value_parser = whole::<usize>(0..=counts::JOB_RANKS - 1))]
     pub node_rank: Option<usize>,
     /// Where host 0 listens, and the others find it
     #[arg(long, value_name = "HOST:PORT")]
@@ -52,7 +53,7 @@ pub struct LaunchArgs {
     #[arg(long, value_name = "HOSTS", default_value = "", requires = "hostfile")]
     pub exclude: String,
     /// Play so many hosts on this machine, each with --nproc ranks
-    #[arg(long, value_name = "M", conflicts_with_all = ["nnodes", "hostfile", "secret_file", "rendezvous"])]
+    #[arg(long, value_name = "M", conflicts_with_all = ["nnodes", "hostfile", "secret_file", "rendezvous"], value_parser = whole::<usize>(1..=counts::JOB_RANKS))]
     pub hosts: Option<usize>,
     /// Read the secret from standard input, and end with it (set by --hostfile and --hosts)
     #[arg(long, hide = true, requires = "nnodes", conflicts_with = "secret_file")]

@@ -24,6 +24,7 @@ mod commands;
 
 mod continuation;
 mod control_group;
+mod counts;
 mod data_report;
 mod disk_check;
 mod draw_args;

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
+use crate::counts::{self, real, whole};
 use crate::overrides::Overrides;
 
 /// Compares placements of chunks under several budgets of device memory
@@ -24,16 +25,16 @@ pub struct BenchMemoryArgs {
     #[command(flatten)]
     pub overrides: Overrides,
     /// Budgets of auto, in percent of the device memory that everything on the device needs
-    #[arg(long, value_delimiter = ',', default_values_t = [100.0, 75.0, 50.0, 25.0], value_name = "PERCENT,...")]
+    #[arg(long, value_delimiter = ',', default_values_t = [100.0, 75.0, 50.0, 25.0], value_name = "PERCENT,...", value_parser = real::<f64>(0.0..=counts::PERCENT))]
     pub budgets: Vec<f64>,
     /// Steps that are timed
-    #[arg(long, default_value_t = 5, value_name = "K")]
+    #[arg(long, default_value_t = 5, value_name = "K", value_parser = whole::<usize>(1..=counts::TIMES))]
     pub steps: usize,
     /// Steps before the first that is timed
-    #[arg(long, default_value_t = 1, value_name = "W")]
+    #[arg(long, default_value_t = 1, value_name = "W", value_parser = whole::<usize>(0..=counts::TIMES))]
     pub warmup: usize,
     /// Rounds in which all placements take turns; each has K timed steps
-    #[arg(long, default_value_t = 1, value_name = "R")]
+    #[arg(long, default_value_t = 1, value_name = "R", value_parser = whole::<usize>(1..=counts::TIMES))]
     pub rounds: usize,
     /// Folder for the table and the plots; it is made if it is not there
     #[arg(long, default_value = "bench-memory", value_name = "DIR")]

@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
+use crate::counts::{self, whole};
+
 /// TCP connections between two ranks of different hosts, unless --streams says otherwise.
 pub const STREAMS: usize = 2;
 
@@ -23,10 +25,10 @@ pub struct NetworkArgs {
     #[arg(long, value_enum, value_name = "TRANSPORT", default_value_t = TransportChoice::Auto)]
     pub transport: TransportChoice,
     /// TCP connections between two ranks of different hosts; 2 by default
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
+    #[arg(long, value_name = "N", value_parser = whole::<u16>(1..=counts::STREAMS))]
     pub streams: Option<u16>,
     /// Seconds in which all hosts have to come to the rendezvous
-    #[arg(long, value_name = "S", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    #[arg(long, value_name = "S", default_value_t = 300, value_parser = whole::<u64>(1..=counts::DAY_S))]
     pub join_timeout: u64,
 }
 

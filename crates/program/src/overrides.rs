@@ -2,6 +2,8 @@
 
 use clap::Args;
 
+use crate::counts::{self, whole};
+
 /// Arguments that override keys of the configuration file.
 #[derive(Clone, Debug, Default, Args)]
 pub struct Overrides {
@@ -10,7 +12,7 @@ pub struct Overrides {
     pub set: Vec<String>,
 
     /// Number of ranks (sets parallel.ranks; parallel.data follows)
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = whole::<usize>(1..=counts::RANKS))]
     pub nproc: Option<usize>,
 }
 

@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use clap::Args;
 
+use crate::counts::{self, whole};
+
 /// Compares the strategies of parallelism on one model
 ///
 /// Runs the model of CONFIG in every strategy: on one device, as DataParallel (devices of one process, outputs gathered on
@@ -31,13 +33,13 @@ pub struct BenchStrategiesArgs {
     #[arg(long = "set", value_name = "TABLE.KEY=VALUE")]
     pub set: Vec<String>,
     /// Ranks of every strategy except one device
-    #[arg(long, default_value_t = 2, value_name = "N")]
+    #[arg(long, default_value_t = 2, value_name = "N", value_parser = whole::<usize>(1..=counts::JOB_RANKS))]
     pub nproc: usize,
     /// Steps that are timed
-    #[arg(long, default_value_t = 5, value_name = "K")]
+    #[arg(long, default_value_t = 5, value_name = "K", value_parser = whole::<usize>(1..=counts::TIMES))]
     pub steps: usize,
     /// Steps before the first that is timed
-    #[arg(long, default_value_t = 1, value_name = "W")]
+    #[arg(long, default_value_t = 1, value_name = "W", value_parser = whole::<usize>(0..=counts::TIMES))]
     pub warmup: usize,
     /// Only these strategies, separated by commas
     #[arg(long, value_delimiter = ',', value_name = "STRATEGY,...")]
@@ -46,7 +48,7 @@ pub struct BenchStrategiesArgs {
     #[arg(long, value_name = "FILE")]
     pub svg: Option<PathBuf>,
     /// Steps of each run of the classic comparison; 0 leaves it out. 250, or 0 with --only
-    #[arg(long, value_name = "K")]
+    #[arg(long, value_name = "K", value_parser = whole::<usize>(0..=counts::TIMES))]
     pub bert_steps: Option<usize>,
     /// Print figures as JSON
     #[arg(long)]

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
+use crate::counts::{self, whole};
 use crate::network_args::NetworkArgs;
 use crate::overrides::Overrides;
 use crate::task::Show;
@@ -55,10 +56,10 @@ pub struct TrainArgs {
     #[arg(long)]
     pub no_pin: bool,
     /// When a rank or a host fails, start all ranks again from the newest checkpoint, so many times
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = whole::<usize>(0..=counts::TIMES))]
     pub max_restarts: usize,
     /// With --max-restarts: go on with fewer ranks if need be, down to this many
-    #[arg(long, value_name = "N", requires = "max_restarts")]
+    #[arg(long, value_name = "N", requires = "max_restarts", value_parser = whole::<usize>(1..=counts::RANKS))]
     pub min_nproc: Option<usize>,
     #[command(flatten)]
     pub network: NetworkArgs,

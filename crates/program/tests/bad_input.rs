@@ -159,14 +159,18 @@ fn schedules_that_cannot_be_drawn() {
     let home = Home::new();
     home.write("deadlock.csv", "0F0,0B0,0F1,0B1\n1F1,1B1,1F0,1B0\n");
     home.write("other.csv", "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n");
-    let refused: [(&[&str], &[&str]); 10] = [
-        (&["gpipe", "--pipeline", "1000000000000"], &["1000000000000 ranks", "--pipeline"]),
+    let refused: [(&[&str], &[&str]); 11] = [
+        (&["gpipe", "--pipeline", "1000000"], &["1000000 ranks", "--pipeline"]),
+        (&["1f1b", "--micro-batches", "100000"], &["100000 micro-batches", "more than can be drawn"]),
+        (
+            &["1f1b", "small.toml", "--micro-batches", "65536", "--set", "batch.global=65536"],
+            &["more than can be drawn"],
+        ),
         (&["1fb"], &["1fb", "1f1b", "zb-v", "no file"]),
         (&["deadlock.csv"], &["deadlocks", "rank 0", "rank 1"]),
         (&["."], &["cannot read", "text file"]),
         (&["1f1b", "--pipeline", "4", "--micro-batches", "2"], &["4 ranks", "at least 4 micro-batches"]),
         (&["interleaved", "--micro-batches", "9"], &["9", "nearest", "10"]),
-        (&["gpipe", "--pipeline", "0"], &["0 ranks"]),
         (&["other.csv", "--pipeline", "3"], &["--pipeline 3", "other.csv has 2 ranks"]),
         (&["gpipe", "--set", "parallel.pipeline=2"], &["--set", "configuration"]),
         (&["gpipe", "--svg", "no/a.svg"], &["no/a.svg", "cannot write"]),
@@ -244,7 +248,6 @@ fn kernels_types_and_instruction_sets_that_there_are_not() {
     let kernels = ["bench", "kernels", "--setting", "tiny"];
     home.run(&[&kernels[..], &["--only", "matmul"]].concat())
         .refused(&["--only matmul", "linear_gelu 32x32"]);
-    home.run(&[&kernels[..], &["--threads", "0"]].concat()).refused(&["--threads 0"]);
     let ended = home.run(&[&kernels[..], &["--dtype", "f8"]].concat());
     assert!(ended.code == Some(2) && ended.stderr.contains("f32, bf16, f16"), "{}", ended.stderr);
     for command in ["plan", "train"] {
@@ -263,4 +266,71 @@ fn more_ranks_than_the_machine_holds() {
     home.run(&["bench", "collectives", "--plaintext"]).refused(&["--plaintext", "shared memory"]);
     home.run(&["bench", "collectives", "--transport", "tcp", "--nproc", "1"]).refused(&["--nproc 1"]);
     home.run(&["bench", "collectives", "--nproc", "2", "--bytes", "99999999999999"]).refused(&["available"]);
+}
+
+/// The smallest and the largest values that the command line takes (`counts.rs`): refused by name, or worked on. Work of so many
+/// steps is ended here.
+#[test]
+fn the_largest_numbers_are_refused_by_name_or_worked_on() {
+    let home = Home::new();
+    home.run(&["train", "small.toml", "--run", "trained", "--quiet"]).ok();
+    std::fs::create_dir(home.path("disk")).unwrap();
+    let (ranks, job, times, tokens, parts) = ("1048576", "1024", "1048576", "16777216", "16777216");
+    let tables: [(&str, &[(&str, &str)]); 12] = [
+        (
+            "sample trained --prompt the",
+            &[
+                ("tokens", tokens),
+                ("tokens", "0"),
+                ("top-k", tokens),
+                ("shift", tokens),
+                ("seed", "18446744073709551615"),
+                ("step", "18446744073709551615"),
+                ("step", "0"),
+                ("temperature", "1000000"),
+                ("top-p", "0"),
+            ],
+        ),
+        ("plan small.toml", &[("nproc", ranks), ("device-memory", "999999999GB"), ("device-memory", "1")]),
+        (
+            "plan --schedule 1f1b",
+            &[
+                ("pipeline", ranks),
+                ("micro-batches", parts),
+                ("forward", "1000000000000000"),
+                ("message", "1000000000000000"),
+            ],
+        ),
+        ("plan --schedule interleaved", &[("chunks", parts)]),
+        ("plan small.toml --chunks", &[("nproc", ranks)]),
+        ("train small.toml --max-restarts 1", &[("nproc", ranks), ("min-nproc", ranks)]),
+        ("train small.toml --run restarts", &[("max-restarts", times)]),
+        ("launch small.toml", &[("hosts", job)]),
+        ("launch small.toml --hosts 2", &[("nproc", ranks)]),
+        ("bench step small.toml", &[("steps", times), ("warmup", times), ("nproc", ranks)]),
+        ("bench memory small.toml", &[("budgets", "10000"), ("budgets", "0")]),
+        ("bench disk disk --no-fio", &[("size", "900000000000000000"), ("size", "1")]),
+    ];
+    for (command, options) in tables {
+        for (option, value) in options {
+            let set = format!("--{option}={value}");
+            let args: Vec<&str> = command.split(' ').chain([set.as_str()]).collect();
+            let (start, mut child) = (Instant::now(), home.start(&args));
+            while child.try_wait().unwrap().is_none() && start.elapsed() < Duration::from_secs(2) {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            // Where it has ended, there is nothing to kill.
+            let _ = child.kill();
+            let ended = rig::finish(child);
+            assert!(!ended.stderr.contains("panicked"), "{args:?}: {}", ended.stderr);
+            let names = ended.stderr.contains(option) || ended.stderr.contains(value);
+            let is_refused = matches!(ended.code, Some(1 | 2)) && names;
+            assert!(
+                is_refused || matches!(ended.code, None | Some(0)),
+                "{args:?}: {:?}: {}",
+                ended.code,
+                ended.stderr
+            );
+        }
+    }
 }

@@ -567,11 +567,5 @@ fn sampling_is_the_same_with_each_shift_until_the_context_is_full_and_checks_its
     assert_eq!(tokens(&["--tokens", "40", "--shift", "8"]).as_array().unwrap().len(), 40);
     // Of the most likely token alone, whatever the temperature.
     assert_eq!(tokens(&["--top-p", "0.000001"]), tokens(&["--temperature", "0"]));
-    for (extra, words) in [
-        (["--top-p", "0"], "--top-p 0: expected more than 0"),
-        (["--top-p", "1.5"], "--top-p 1.5"),
-        (["--shift", "0"], "--shift 0: expected 1 or more"),
-    ] {
-        sample(&extra).refused(&[words]);
-    }
+    sample(&["--top-p", "0"]).refused(&["--top-p 0: expected more than 0"]);
 }

@@ -26,9 +26,6 @@ const DEFAULT_BYTES: u64 = 2 << 30;
 /// # Errors
 /// Folders that cannot hold the bytes, I/O errors, too little memory.
 pub fn bench_disk(args: &BenchDiskArgs) -> Result<()> {
-    if args.rounds == 0 {
-        bail!("--rounds 0: there is nothing to measure; give at least 1");
-    }
     let mut sets: Vec<Vec<PathBuf>> = args.folders.iter().map(|folder| vec![folder.clone()]).collect();
     if sets.len() > 1 {
         sets.push(args.folders.clone());

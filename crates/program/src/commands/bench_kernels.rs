@@ -17,9 +17,6 @@ use crate::report::bytes;
 /// An unknown kernel name; not enough memory.
 pub fn bench_kernels(args: &BenchKernelsArgs, environment: Environment) -> Result<()> {
     let all = args.threads.unwrap_or_else(machine::cores);
-    if all == 0 {
-        bail!("--threads 0: expected at least 1 thread");
-    }
     let mut threads = vec![1, all];
     threads.dedup();
     let bench = KernelBench {

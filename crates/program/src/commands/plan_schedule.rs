@@ -25,6 +25,9 @@ const CHUNKS: usize = 2;
 /// rank.
 const MAX_CELLS: usize = 1 << 21;
 
+/// Largest number of micro-batches on all stages of a schedule that is drawn: it is compared with all others, some of which take long to make.
+const MAX_PARTS: usize = 1 << 15;
+
 /// The default schedule.
 const SCHEDULE: &str = "1f1b";
 
@@ -78,13 +81,7 @@ fn alone(args: &DrawArgs, overrides: &Overrides, wanted: &str) -> Result<Drawn> 
             let ranks = args.pipeline.unwrap_or(PIPELINE);
             let micro_batches = args.micro_batches.unwrap_or(ranks.saturating_mul(2));
             let plan = plan.with_chunks(args.chunks.flatten().unwrap_or(CHUNKS));
-            if !can_be_drawn(ranks, micro_batches, plan.chunks()) {
-                bail!(
-                    "{ranks} ranks x {micro_batches} micro-batches x {} stages per rank are more than can be drawn; \
-                     give a smaller --pipeline, --micro-batches or --chunks",
-                    plan.chunks()
-                );
-            }
+            check_drawn(ranks, micro_batches, plan.chunks())?;
             generate(plan, ranks, micro_batches)?
         }
         Err(_) => {
@@ -109,10 +106,27 @@ fn alone(args: &DrawArgs, overrides: &Overrides, wanted: &str) -> Result<Drawn> 
     Ok(Drawn::new(schedule, costs.clone(), unit, others))
 }
 
+/// Refuses a schedule that is too large to be drawn.
+fn check_drawn(ranks: usize, micro_batches: usize, chunks: usize) -> Result<()> {
+    if can_be_drawn(ranks, micro_batches, chunks) {
+        return Ok(());
+    }
+    bail!(
+        "{ranks} ranks x {micro_batches} micro-batches x {chunks} stages per rank are more than can be drawn; give a smaller \
+         --pipeline, --micro-batches or --chunks"
+    )
+}
+
 /// Whether a schedule of this size, of any name, has few enough cells.
 fn can_be_drawn(ranks: usize, micro_batches: usize, chunks: usize) -> bool {
-    let sizes = [ranks, ranks, micro_batches, chunks];
-    sizes.into_iter().try_fold(1usize, usize::checked_mul).is_some_and(|cells| cells <= MAX_CELLS)
+    let is_within = |sizes: &[usize], max: usize| {
+        sizes
+            .iter()
+            .try_fold(1usize, |product, size| product.checked_mul(*size))
+            .is_some_and(|product| product <= max)
+    };
+    is_within(&[ranks, ranks, micro_batches, chunks], MAX_CELLS)
+        && is_within(&[ranks, micro_batches, chunks], MAX_PARTS)
 }
 
 /// Refuses sizes that differ from those of the file.
@@ -142,6 +156,17 @@ fn of_config(path: &Path, args: &PlanArgs, wanted: Option<&str>) -> Result<Drawn
     }
     let given = UserConfig::read(path)?.with(&overrides, &args.data)?;
     let (Resolved { config, model, .. }, _) = resolve(&given, Purpose::Plan, None, estimate_data)?;
+    let (ranks, micro_batches) = (config.parallel.pipeline, config.micro_batches());
+    let chunks = |plan: Plan| plan.with_chunks(config.parallel.chunks).chunks();
+    // A schedule of a file has as many cells as its text.
+    config
+        .parallel
+        .schedule
+        .parse()
+        .map_or(Ok(()), |plan| check_drawn(ranks, micro_batches, chunks(plan)))?;
+    let named = |make: &dyn Fn(Plan) -> Option<(Schedule, Costs)>| {
+        named(|plan| can_be_drawn(ranks, micro_batches, chunks(plan)).then(|| make(plan))?)
+    };
     let costed = |config: &ResolvedConfig| -> Result<(Schedule, Costs)> {
         let spec = planned::spec(config, Arc::clone(&model), 0)?;
         let costs = Costs { stages: spec.stage_costs(), message: 0.0 };
@@ -149,7 +174,7 @@ fn of_config(path: &Path, args: &PlanArgs, wanted: Option<&str>) -> Result<Drawn
     };
     let (schedule, costs) = costed(&config)?;
     if let Some(given) = args.draw.costs.of(&schedule)? {
-        let others = named(|plan| {
+        let others = named(&|plan| {
             let config = config.with(|config| config.parallel.schedule = plan.name().to_string()).ok()?;
             let other = config.schedule().ok()?;
             let costs = scaled_to(&given, other.stages());
@@ -157,7 +182,7 @@ fn of_config(path: &Path, args: &PlanArgs, wanted: Option<&str>) -> Result<Drawn
         });
         return Ok(Drawn::new(schedule, given, Unit::Given, others));
     }
-    let others = named(|plan| {
+    let others = named(&|plan| {
         costed(&config.with(|config| config.parallel.schedule = plan.name().to_string()).ok()?).ok()
     });
     Ok(Drawn::new(schedule, costs, Unit::Operations, others))

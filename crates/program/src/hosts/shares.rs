@@ -14,7 +14,6 @@ use crate::{machine, pinning};
 /// Ranks that cannot be divided evenly.
 pub fn ranks_of_a_host(args: &TrainArgs, hosts: usize) -> Result<usize> {
     match (args.overrides.nproc, &args.config) {
-        (Some(0), _) => bail!("--nproc 0: a host runs at least one rank"),
         (Some(ranks), _) if ranks > MAX_WORLD => {
             bail!("--nproc {ranks}: a job has at most {MAX_WORLD} ranks")
         }

@@ -13,7 +13,6 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
-use phalanx_collectives::MAX_WORLD;
 use phalanx_collectives::secure::Secret;
 use phalanx_launch::{
     HostSlots, Parting, filter_hosts, from_digits, own_program, parse_hostfile, tell_while, to_digits,
@@ -170,12 +169,6 @@ pub fn supervise(args: &LaunchArgs) -> Result<ExitCode> {
 fn hosts(args: &LaunchArgs) -> Result<Vec<HostSlots>> {
     let Some(path) = &args.hostfile else {
         let hosts = args.hosts.unwrap_or(1);
-        if hosts == 0 {
-            bail!("--hosts 0: there is at least one host");
-        }
-        if hosts > MAX_WORLD {
-            bail!("--hosts {hosts}: every host runs a rank, and a job has at most {MAX_WORLD}");
-        }
         let ranks = ranks_of_a_host(&args.train, hosts)?;
         let host = |number| HostSlots { host: format!("host {number}"), slots: (0..ranks).collect() };
         return Ok((0..hosts).map(host).collect());
