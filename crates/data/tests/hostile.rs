@@ -213,3 +213,20 @@ fn folders_within_folders_end_somewhere() {
     let error = open().unwrap_err().to_string();
     assert!(error.contains("nested more than 128 deep"), "{error}");
 }
+
+#[test]
+fn what_a_tokenizer_makes_of_a_text_is_bounded() {
+    let [original, ..] = tokenizers();
+    let made = |content: usize| {
+        let mut file = original.clone();
+        file["normalizer"] =
+            json!({"type": "Replace", "pattern": {"String": "e"}, "content": "ab".repeat(content / 2)});
+        file["pre_tokenizer"] = Value::Null;
+        Tokenizer::from_json(file.to_string().as_bytes(), Path::new("tokenizer.json"))
+    };
+    // As much as is allowed, on a text of the size of a window.
+    let (tokenizer, text) = (made(64).unwrap(), "e".repeat(1 << 16));
+    let (ids, peak) = peak_bytes(|| tokenizer.encode(&text).unwrap().len());
+    assert!(ids == 32 << 16 && peak < 1 << 30, "{ids} ids, {peak} bytes");
+    assert!(made(66).unwrap_err().to_string().contains("66 bytes of one byte"));
+}

@@ -181,7 +181,7 @@ fn framing(config: &Value, library: &HuggingFace, special: &[SpecialToken]) -> R
     let keys = [("add_bos_token", "bos_token"), ("add_eos_token", "eos_token")];
     let given = [settings::boolean(config, keys[0].0)?, settings::boolean(config, keys[1].0)?];
     if given == [None, None] {
-        return Ok(library.framing());
+        return library.framing();
     }
     let ids = |given: Option<bool>, (key, role): (&str, &str)| {
         let token = special.iter().find(|token| token.role == role);

@@ -7,8 +7,10 @@ use std::collections::{HashMap, HashSet};
 
 use serde::Deserialize;
 use serde_json::Value;
-use tokenizers::{Model, ModelWrapper, NormalizedString, Normalizer, Tokenizer};
+use tokenizers::{Encoding, Model, ModelWrapper, NormalizedString, Normalizer, Tokenizer};
 
+use super::bounds;
+use super::guarded::guarded;
 use super::layout::printable_bytes;
 use super::settings::Changes;
 use super::special_tokens::AddedToken;
@@ -35,6 +37,11 @@ enum Alphabet {
 impl HuggingFace {
     /// Opens the content of a tokenizer.json. The error is a reason to print.
     pub(super) fn from_json(content: &str, changes: &Changes) -> Result<HuggingFace, String> {
+        bounds::check(content)?;
+        guarded("read the file", || HuggingFace::read(content, changes))?
+    }
+
+    fn read(content: &str, changes: &Changes) -> Result<HuggingFace, String> {
         let mut tokenizer: Tokenizer = content.parse().map_err(|e| {
             format!("it is not a Hugging Face tokenizer.json of a kind that is known here: {e}")
         })?;
@@ -71,7 +78,8 @@ impl HuggingFace {
                 .lstrip(token.lstrip)
                 .rstrip(token.rstrip)
                 .normalized(token.normalized);
-            self.tokenizer.add_tokens([added]).map_err(|error| format!("{file}: {content:?}: {error}"))?;
+            guarded("added a token", || self.tokenizer.add_tokens([added]))?
+                .map_err(|error| format!("{file}: {content:?}: {error}"))?;
         }
         let now = self.id(content);
         if let (Some(expected), true) = (expected, now != *expected) {
@@ -121,17 +129,18 @@ impl HuggingFace {
         }
     }
 
-    /// The special tokens that the post-processor puts before and behind a text.
-    pub(super) fn framing(&self) -> [Vec<u32>; 2] {
+    /// The special tokens that the post-processor puts before and behind a text. The error is a reason to print.
+    pub(super) fn framing(&self) -> Result<[Vec<u32>; 2], String> {
         for probe in PROBES {
-            let Ok(encoding) = self.tokenizer.encode(probe, true) else { continue };
+            let encoded = guarded("encoded a first text", || self.tokenizer.encode(probe, true))?;
+            let Ok(encoding) = encoded else { continue };
             let added = encoding.get_special_tokens_mask();
             let Some(first) = added.iter().position(|mark| *mark == 0) else { continue };
             let last = added.iter().rposition(|mark| *mark == 0).unwrap_or(first);
             let ids = encoding.get_ids();
-            return [ids[..first].to_vec(), ids[last + 1..].to_vec()];
+            return Ok([ids[..first].to_vec(), ids[last + 1..].to_vec()]);
         }
-        [Vec::new(), Vec::new()]
+        Ok([Vec::new(), Vec::new()])
     }
 
     /// The family of the model: `BPE`, `Unigram`, ...
@@ -163,23 +172,25 @@ impl HuggingFace {
     }
 
     pub(super) fn encode(&self, text: &str) -> Result<Vec<u32>> {
-        let add_special_tokens = false;
-        if let Some(reason) = self.lost(text) {
-            return Err(DataError::Encode { reason });
-        }
-        match self.tokenizer.encode_fast(text, add_special_tokens) {
-            Ok(encoding) => Ok(encoding.get_ids().to_vec()),
-            Err(e) => Err(DataError::Encode { reason: e.to_string() }),
-        }
+        let encoding = self.encoding(text, |tokenizer| tokenizer.encode_fast(text, false))?;
+        Ok(encoding.get_ids().to_vec())
+    }
+
+    /// Encodes `text` by `encode`, unless the library would lose a part of it.
+    fn encoding(
+        &self,
+        text: &str,
+        encode: impl FnOnce(&Tokenizer) -> tokenizers::Result<Encoding>,
+    ) -> Result<Encoding> {
+        let encoded = guarded("encoded a text", || match self.lost(text) {
+            Some(reason) => Err(reason),
+            None => encode(&self.tokenizer).map_err(|error| error.to_string()),
+        });
+        encoded.and_then(|encoded| encoded).map_err(|reason| DataError::Encode { reason })
     }
 
     pub(super) fn encode_window(&self, text: &str) -> Result<Vec<Placed>> {
-        let add_special_tokens = false;
-        if let Some(reason) = self.lost(text) {
-            return Err(DataError::Encode { reason });
-        }
-        let encoding = self.tokenizer.encode(text, add_special_tokens);
-        let encoding = encoding.map_err(|e| DataError::Encode { reason: e.to_string() })?;
+        let encoding = self.encoding(text, |tokenizer| tokenizer.encode(text, false))?;
         let mut last_word = None;
         let tokens = encoding.get_ids().iter().zip(encoding.get_offsets()).zip(encoding.get_word_ids());
         let placed = |((id, place), word): ((&u32, &(usize, usize)), &Option<u32>)| {
@@ -226,8 +237,9 @@ impl HuggingFace {
             return String::new();
         }
         let skip_special_tokens = false;
-        let decoded = self.tokenizer.decode(ids, skip_special_tokens);
-        decoded.unwrap_or_else(|_| char::REPLACEMENT_CHARACTER.to_string())
+        let decoded = guarded("decoded ids", || self.tokenizer.decode(ids, skip_special_tokens));
+        let replacement = || char::REPLACEMENT_CHARACTER.to_string();
+        decoded.map_or_else(|_| replacement(), |decoded| decoded.unwrap_or_else(|_| replacement()))
     }
 }
 

@@ -11,12 +11,16 @@
 //! nanoGPT uses) and the special token to a `tokenizer.json` (as `transformers` does); [`Tokenizer::spelled`] counts them.
 
 mod beside;
+#[cfg(feature = "tokenizers")]
+mod bounds;
 mod char_vocabulary;
 mod class;
 mod files;
 mod from_files;
 #[cfg(feature = "tokenizers")]
 mod gpt2;
+#[cfg(feature = "tokenizers")]
+mod guarded;
 #[cfg(feature = "tokenizers")]
 mod hugging_face;
 mod hugging_face_files;

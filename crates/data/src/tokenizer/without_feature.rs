@@ -81,7 +81,7 @@ impl HuggingFace {
         match self.0 {}
     }
 
-    pub(super) fn framing(&self) -> [Vec<u32>; 2] {
+    pub(super) fn framing(&self) -> Result<[Vec<u32>; 2], String> {
         match self.0 {}
     }
 

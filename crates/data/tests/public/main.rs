@@ -2,6 +2,7 @@
 //! samples that come of them. One binary, because linking the tokenizers takes longer than the tests.
 
 mod corpora;
+mod foreign;
 mod hugging_face_files;
 mod json_lines;
 mod masking;

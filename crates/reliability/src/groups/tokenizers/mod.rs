@@ -6,6 +6,7 @@
 //! The ids that a run trained on are read from its token file, the ids that it drew from its output, and the special tokens
 //! from an export.
 
+mod asks;
 mod made;
 mod model_folder;
 
@@ -19,6 +20,7 @@ use serde_json::{Value, json};
 use crate::command::Ended;
 use crate::trial::Trial;
 use crate::world::{Case, World};
+use asks::Ask;
 use made::{KINDS, Kind, Made, WORDS};
 use phalanx_hostile::Random;
 
@@ -69,9 +71,11 @@ enum Change {
     PrefixSpace,
     /// `special_tokens_map.json` and `tokenizer_config.json` name different tokens.
     TwoRoles,
+    /// `tokenizer.json` was made to take memory or time, to end the program, or to give other ids each time.
+    Asks(Ask),
 }
 
-const CHANGES: [Change; 16] = [
+const CHANGES: [Change; 21] = [
     Change::Nothing,
     Change::PaddedRows,
     Change::SpareIds,
@@ -88,6 +92,11 @@ const CHANGES: [Change; 16] = [
     Change::Damage("a folder"),
     Change::PaddedRows,
     Change::Damage("an added token with another id"),
+    Change::Asks(Ask::EmptyPattern),
+    Change::Asks(Ask::MuchText),
+    Change::Asks(Ask::LongPiece),
+    Change::Asks(Ask::DamagedTable),
+    Change::Asks(Ask::Dropout),
 ];
 
 /// How the folder comes into a run.
@@ -132,7 +141,7 @@ impl Folder {
     fn new(random: &mut Random, number: usize) -> Folder {
         let change = CHANGES[number % CHANGES.len()];
         let kind = match change {
-            Change::PrefixSpace => Kind::ByteLevel,
+            Change::PrefixSpace | Change::Asks(Ask::Dropout) => Kind::ByteLevel,
             _ => KINDS[(number / CHANGES.len() + number) % KINDS.len()],
         };
         let source = match change {
@@ -172,6 +181,7 @@ impl Folder {
             Change::OtherFiles => "vocab.json and merges.txt, tokenizer.model".to_string(),
             Change::PrefixSpace => "add_prefix_space against tokenizer.json".to_string(),
             Change::TwoRoles => "two files name different tokens".to_string(),
+            Change::Asks(ask) => format!("tokenizer.json asks for {}", ask.name()),
         }
     }
 
@@ -232,6 +242,11 @@ impl Folder {
                 damaged["added_tokens"][0]["id"] = json!(self.made.ids() + 7);
                 put("tokenizer.json", &damaged)?;
             }
+            Change::Asks(ask) => {
+                let mut asking = self.made.file();
+                ask.put(&mut asking);
+                put("tokenizer.json", &asking)?;
+            }
             _ => fs::write(&file, content)?,
         }
         fs::create_dir(case.path("texts"))?;
@@ -290,6 +305,7 @@ impl Folder {
             // A folder has no tokenizer then: an import says so, and a training needs data.tokenizer.
             Change::Damage("a folder") => None,
             Change::Damage(_) => Some(&["tokenizer.json"]),
+            Change::Asks(ask) => Some(ask.refused()),
             Change::OtherFiles if self.made.kind != Kind::ByteLevel => {
                 Some(&["tokenizer.model", "SentencePiece"])
             }
