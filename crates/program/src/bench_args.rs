@@ -146,7 +146,7 @@ pub struct BenchCollectivesArgs {
     /// What carries the bytes between ranks
     #[arg(long, value_enum, default_value_t = BenchTransport::Shared, value_name = "TRANSPORT")]
     pub transport: BenchTransport,
-    /// Do not encrypt traffic between hosts
+    /// Send what goes between hosts as it is: neither encrypted nor protected against changes on the way
     #[arg(long)]
     pub plaintext: bool,
     /// Connections between two ranks of different hosts, over which large messages are divided [default: 2]

@@ -17,7 +17,8 @@ pub struct NetworkArgs {
     /// the variable PHALANX_SECRET_FILE
     #[arg(long, value_name = "FILE")]
     pub secret_file: Option<PathBuf>,
-    /// Do not encrypt traffic between hosts; they authenticate each other all the same
+    /// Send what ranks of different hosts exchange as it is: neither encrypted nor protected against changes on the way, only for
+    /// networks you trust. Hosts authenticate each other, and launchers encrypt what they say, all the same
     #[arg(long)]
     pub plaintext: bool,
     /// What carries bytes between the ranks of different hosts; mpi needs a build with it, and mpirun or srun. MPI's traffic is

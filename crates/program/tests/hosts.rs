@@ -351,6 +351,27 @@ fn a_host_that_ssh_cannot_reach_ends_the_job_and_is_named() {
     assert!(String::from_utf8(home.read("asked")).unwrap().contains("-- me@::1 cd "));
 }
 
+/// What `--plaintext` gives up is said in the help and at the start, also under `--quiet`; the bits are the same.
+#[test]
+fn a_job_in_plaintext_says_that_nothing_protects_it() {
+    let home = Home::new();
+    let words = ["neither encrypted nor protected against changes on the way", "networks you trust"];
+    let flat = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+    for command in [&["train", "--help"][..], &["launch", "--help"]] {
+        let help = flat(&home.run(command).ok().stdout);
+        assert!(words.iter().all(|word| help.contains(word)), "{command:?}: {help}");
+    }
+    let launch = |run: &str, more: &[&str]| {
+        let args = ["launch", "--hosts", "2", "--nproc", "1", "small.toml", "--quiet", "--run", run];
+        flat(&home.run(&[&args[..], more].concat()).ok().stderr)
+    };
+    let (plain, encrypted) = (launch("plain", &["--plaintext"]), launch("encrypted", &[]));
+    for word in words {
+        assert!(plain.matches(word).count() == 1 && !encrypted.contains(word), "{plain}\n{encrypted}");
+    }
+    assert_eq!(home.losses("plain"), home.losses("encrypted"));
+}
+
 /// One command plays several hosts, and starts their launchers itself.
 #[test]
 fn one_command_plays_hosts_here_or_starts_them_over_ssh() {

@@ -33,7 +33,7 @@ pub(crate) enum Waiting {
 
 /// What a handshake has established.
 pub(crate) struct Established {
-    /// None: plaintext follows.
+    /// None: the bytes go as they are.
     pub(crate) keys: Option<(Sealer, Opener)>,
     /// What the connecting side said about itself.
     pub(crate) hello: Vec<u8>,
@@ -42,7 +42,7 @@ pub(crate) struct Established {
 /// A handshake in progress.
 pub(crate) struct Handshake {
     state: State,
-    protection: Protection,
+    encrypted: bool,
     /// What was read of a message.
     incoming: Vec<u8>,
     outgoing: Vec<u8>,
@@ -78,7 +78,8 @@ impl Handshake {
         let mut noise = builder(secret, &prologue)?.build_initiator().map_err(noise_error)?;
         let mut body = [0; MESSAGE_MAX];
         let bytes = noise.write_message(hello, &mut body).map_err(noise_error)?;
-        let mut handshake = Handshake::new(State::AwaitSecond(Box::new(noise)), protection);
+        let mut handshake =
+            Handshake::new(State::AwaitSecond(Box::new(noise)), identity.encrypts(protection));
         handshake.say(&body[..bytes]);
         Ok(handshake)
     }
@@ -91,12 +92,12 @@ impl Handshake {
     ) -> Result<Handshake> {
         let prologue = identity.prologue(protection);
         let noise = builder(secret, &prologue)?.build_responder().map_err(noise_error)?;
-        Ok(Handshake::new(State::AwaitFirst(Box::new(noise)), protection))
+        Ok(Handshake::new(State::AwaitFirst(Box::new(noise)), identity.encrypts(protection)))
     }
 
-    fn new(state: State, protection: Protection) -> Handshake {
+    fn new(state: State, encrypted: bool) -> Handshake {
         let (incoming, outgoing) = (Vec::new(), Vec::new());
-        Handshake { state, protection, incoming, outgoing, written: 0, hello: Vec::new() }
+        Handshake { state, encrypted, incoming, outgoing, written: 0, hello: Vec::new() }
     }
 
     /// Whether the peer has shown that it knows the secret, at least by a message of an earlier connection.
@@ -192,7 +193,7 @@ impl Handshake {
     /// What was established, when it is done.
     pub(crate) fn finish(self) -> Established {
         let State::Over(sealer, opener) = self.state else { panic!("the handshake is not over") };
-        let keys = (self.protection == Protection::Encrypted).then_some((sealer, opener));
+        let keys = self.encrypted.then_some((sealer, opener));
         Established { keys, hello: self.hello }
     }
 }

@@ -57,16 +57,24 @@ pub struct Identity {
     pub purpose: &'static str,
 }
 
-/// Whether what follows the handshake is encrypted.
+/// The purpose of connections between launchers.
+const CONTROL: &str = "control";
+
+/// Whether what ranks send each other after the handshake is encrypted. What launchers send always is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Protection {
     /// Encrypted and authenticated: AES-256-GCM.
     Encrypted,
-    /// Neither: for a network that others cannot reach. The peers have authenticated each other all the same.
+    /// Neither: who is on the way reads it, and changes it unnoticed. The peers have authenticated each other all the same.
     Plaintext,
 }
 
 impl Identity {
+    /// Whether what follows the handshake is encrypted and authenticated.
+    pub(super) fn encrypts(&self, protection: Protection) -> bool {
+        protection == Protection::Encrypted || self.purpose == CONTROL
+    }
+
     /// What both sides put into the handshake's hash.
     pub(super) fn prologue(&self, protection: Protection) -> Vec<u8> {
         let mut bytes = b"phalanx connection 1".to_vec();

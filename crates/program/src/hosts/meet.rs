@@ -49,6 +49,10 @@ pub struct Place {
     pub by: String,
 }
 
+/// What host 0 says about a job without protection.
+const PLAINTEXT: &str = "--plaintext: what ranks of different hosts exchange is neither encrypted nor protected against changes on the way; only for \
+                         networks you trust";
+
 /// Meets the launchers of the other hosts; host 0 waits for all of them, the others for host 0. `lost` names a host that will not
 /// come, if whoever has started this launcher knows one.
 ///
@@ -86,11 +90,7 @@ pub fn meet(
         }
         let (secret, _made) = own_secret(source, signals)?;
         let meeting = Meeting::listen(host, port).map_err(|why| anyhow!("{why}"))?;
-        if place.announces {
-            print_line(&format!("{{\"rendezvous_port\":{}}}", meeting.port()))?;
-        } else if place.hosts > 1 {
-            note(&format!("host 0 of {} listens at {}{}", place.hosts, meeting.describe(), place.by));
-        }
+        announce(place, &meeting)?;
         signals.others_are_told();
         let ends = || {
             let asked = signals.came().then(|| Parting::Stopped("this host was asked to stop".to_string()));
@@ -124,6 +124,19 @@ pub fn meet(
         .map_err(|why| anyhow!("{why}"))?;
     let secret = used.take().context("a connection without a secret")?;
     Ok((met, secret))
+}
+
+/// Says where host 0 listens, and what protects nothing.
+fn announce(place: &Place, meeting: &Meeting) -> Result<()> {
+    if place.announces {
+        print_line(&format!("{{\"rendezvous_port\":{}}}", meeting.port()))?;
+    } else if place.hosts > 1 {
+        note(&format!("host 0 of {} listens at {}{}", place.hosts, meeting.describe(), place.by));
+    }
+    if place.plaintext {
+        note(PLAINTEXT);
+    }
+    Ok(())
 }
 
 /// By what hosts see that they come for the same job: the path of its run folder, whose end is enough to tell it.
