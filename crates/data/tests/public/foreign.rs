@@ -50,7 +50,7 @@ fn files_that_ask_for_too_much_are_refused_by_what_they_ask_for() {
     let refused: [(&str, Value, &[&str]); 17] = [
         ("normalizer", replace("", "x"), &["Replace of its normalizer", "empty pattern"]),
         ("decoder", sequence("decoders", [replace("", "x")]), &["Replace of its decoder", "empty pattern"]),
-        ("normalizer", replace("e", &long), &["its normalizer", "102400 bytes of one byte", "at most 64"]),
+        ("normalizer", replace("e", &long), &["its normalizer", "102400 bytes of one byte", "at most 40"]),
         ("decoder", replace("e", &long), &["its decoder", "102400 bytes"]),
         ("normalizer", sequence("normalizers", doubled), &["its normalizer", "1099511627776 bytes"]),
         ("normalizer", json!({"type": "Prepend", "prepend": long}), &["its normalizer", "102401 bytes"]),
