@@ -165,12 +165,122 @@ impl Drop for Launchers {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::{Read, Write};
+    use std::net::TcpStream;
+    use std::sync::Barrier;
+
     use phalanx_hostile::Random;
+    use phalanx_tensor::operations::Operation;
+    use phalanx_tensor::{Arena, Category, DType, Device, Kernels, Tensor};
 
     use crate::error::CollectiveError;
+    use crate::group::Group;
     use crate::network::door::LineKey;
     use crate::network::frame::FRAME_BYTES;
     use crate::shared_memory::options::Options;
+
+    /// These tests only move bytes.
+    struct NoKernels;
+
+    impl Kernels for NoKernels {
+        fn name(&self) -> &'static str {
+            "none"
+        }
+
+        fn threads(&self) -> usize {
+            1
+        }
+
+        fn execute(&self, operation: Operation) {
+            panic!("no kernel for {}", operation.name());
+        }
+    }
+
+    /// A path to `to` on which everything vanishes, in both directions, once `is_cut`. It ends with the connections.
+    fn path_to(to: SocketAddr, is_cut: &Arc<AtomicBool>) -> SocketAddr {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let address = listener.local_addr().unwrap();
+        let is_cut = Arc::clone(is_cut);
+        let carry = |mut from: TcpStream, mut to: TcpStream, is_cut: Arc<AtomicBool>| {
+            let mut buffer = [0; 1 << 16];
+            while let Ok(bytes @ 1..) = from.read(&mut buffer) {
+                if !is_cut.load(Ordering::Acquire) && to.write_all(&buffer[..bytes]).is_err() {
+                    return;
+                }
+            }
+        };
+        std::thread::spawn(move || {
+            let (one, _) = listener.accept().unwrap();
+            let other = TcpStream::connect(to).unwrap();
+            let [back, forth] = [one.try_clone().unwrap(), other.try_clone().unwrap()];
+            let also = Arc::clone(&is_cut);
+            std::thread::spawn(move || carry(one, other, is_cut));
+            carry(forth, back, also);
+        });
+        address
+    }
+
+    type Calls = fn(&dyn Group, &Device) -> Result<(), CollectiveError>;
+
+    fn zeros(device: &Device, elements: usize) -> Tensor {
+        device.alloc(DType::F32, [elements], Category::Communication, "zeros")
+    }
+
+    /// Four hosts of a rank make `calls` until 2 and 3 do not reach each other any more; the time of rank `first` is over first. What
+    /// each rank says of it.
+    fn parted(calls: Calls, first: usize) -> Vec<CollectiveError> {
+        let is_cut = Arc::new(AtomicBool::new(false));
+        let mut networks = networks(&[1; 4], true, 1, &Secret::from_bytes([9; 32])).unwrap();
+        // Of two ranks, the higher connects.
+        networks[3].0.addresses[2] = path_to(networks[3].0.addresses[2], &is_cut);
+        let nodes = networks.into_iter().enumerate();
+        let nodes = nodes.map(|(rank, (network, listener))| Node::new(network, rank, listener).unwrap());
+        let (endpoints, _launchers) = endpoints(&[1; 4], nodes.collect()).unwrap();
+        let met = Barrier::new(4);
+        let run = |(rank, endpoint): (usize, Endpoint)| {
+            let deadline = Duration::from_secs(if rank == first { 1 } else { 30 });
+            let endpoint = endpoint.with_options(Options { overlap: false, deadline, ..Options::default() });
+            let device = Device::new(Arc::new(NoKernels), Arena::heap());
+            let group = endpoint.group("data");
+            group.barrier().wait().unwrap();
+            if met.wait().is_leader() {
+                is_cut.store(true, Ordering::Release);
+            }
+            met.wait();
+            loop {
+                if let Err(error) = calls(&*group, &device) {
+                    return error;
+                }
+            }
+        };
+        std::thread::scope(|scope| {
+            let start = |at| scope.spawn(move || run(at));
+            let threads: Vec<_> = endpoints.into_iter().enumerate().map(start).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        })
+    }
+
+    #[test]
+    fn two_hosts_that_do_not_reach_each_other_are_named_whoever_gives_up_first() {
+        let kinds: [Calls; 4] = [
+            |group, _| group.barrier().wait(),
+            |group, device| group.all_reduce(zeros(device, 40)).wait().map(drop),
+            |group, device| group.all_reduce(zeros(device, 1 << 20)).wait().map(drop),
+            |group, device| group.all_gather(zeros(device, 10), zeros(device, 40)).wait().map(drop),
+        ];
+        std::thread::scope(|scope| {
+            for (kind, first) in (0..kinds.len()).flat_map(|kind| (0..4).map(move |first| (kind, first))) {
+                let calls = kinds[kind];
+                scope.spawn(move || {
+                    for error in parted(calls, first) {
+                        let what = format!("calls {kind}, rank {first} gives up: {error}");
+                        let CollectiveError::Cut { rank, peer, .. } = error else { panic!("{what}") };
+                        assert_eq!([rank.min(peer), rank.max(peer)], [2, 3], "{what}");
+                    }
+                });
+            }
+        });
+    }
 
     /// Rank 1 knows the secret, and sends `bytes` in place of its call. The error of rank 0.
     fn error_of_a_rank_whose_peer_sends(bytes: &[u8]) -> CollectiveError {

@@ -119,7 +119,9 @@ impl Watch<'_> {
         if !host_lost && plane.host_of(rank) == plane.own_id() {
             // Ranks elsewhere wait for a rank of this host, whose process only this launcher sees.
             let failure = Failure::new(rank, reason, self.processes.job.last_activity(rank));
-            return Some(Failure { blame, ..failure });
+            let mut failure = Failure { blame, ..failure };
+            self.place(&mut failure);
+            return Some(failure);
         }
         let is_first_hand = host_lost || plane.host_of(rank) == reporter;
         let failure = Failure::new(rank, reason, activity);
@@ -370,5 +372,19 @@ mod tests {
         assert!(
             failure.unwrap().contains("host 0 (node0) failed: its launcher has given up: the disk is full")
         );
+    }
+
+    /// Ranks of both hosts live, and nothing passes between them: the host of either rank names the network, as the other does.
+    #[test]
+    fn a_cut_that_another_host_reports_of_an_own_rank_is_named_with_both_hosts() {
+        for (rank, peer) in [(0, 1), (1, 0)] {
+            let (reason, activity) = ("nothing passes".to_string(), String::new());
+            let blame = Blame::Link { peer };
+            let report = FailureReport { reporter: 0, rank, reason, activity, host_lost: false, blame };
+            let (failure, _) = after(&[Message::Failed(report)]);
+            let failure = failure.unwrap();
+            let named = "the network between host 0 (node0) and host 1 (node1) failed: nothing passes";
+            assert!(failure.starts_with(named), "rank {rank}: {failure}");
+        }
     }
 }

@@ -95,6 +95,30 @@ impl Network {
         }
     }
 
+    /// Parts two hosts: what they send each other vanishes, and both still reach all others.
+    ///
+    /// # Errors
+    /// What `ip` said.
+    pub fn part(&self, one: usize, other: usize) -> Result<(), String> {
+        let blind = |host: usize, peer: usize| {
+            let peer = address(peer);
+            self.hosts[host]
+                .run(&format!("ip neighbour replace {peer} lladdr {NOBODY} dev {INTERFACE} nud permanent"))
+        };
+        blind(one, other).and_then(|()| blind(other, one))
+    }
+
+    /// Repairs what [`Network::part`] did.
+    ///
+    /// # Errors
+    /// What `ip` said.
+    pub fn join(&self, one: usize, other: usize) -> Result<(), String> {
+        let see = |host: usize, peer: usize| {
+            self.hosts[host].run(&format!("ip neighbour delete {} dev {INTERFACE}", address(peer)))
+        };
+        see(one, other).and_then(|()| see(other, one))
+    }
+
     /// Repairs what [`Network::cut`] did.
     ///
     /// # Errors
@@ -107,6 +131,9 @@ impl Network {
         }
     }
 }
+
+/// The address of a network card that nobody has.
+const NOBODY: &str = "02:00:00:00:00:77";
 
 /// The address of host `number`.
 pub fn address(number: usize) -> String {
@@ -168,6 +195,10 @@ mod tests {
             network.mend(2, cut).unwrap();
             assert_eq!(passes(Duration::from_secs(20)), [true; 2], "{cut:?} mended");
         }
+        network.part(0, 2).unwrap();
+        assert_eq!(passes(Duration::from_millis(200)), [false; 2], "parted");
+        network.join(0, 2).unwrap();
+        assert_eq!(passes(Duration::from_secs(20)), [true; 2], "joined");
     }
 
     #[test]

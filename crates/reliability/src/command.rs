@@ -346,7 +346,7 @@ impl Ended {
     pub(crate) fn wrong<T>(&self, what: &str) -> Result<T, String> {
         let tail: String = {
             let text = self.stderr.trim();
-            let skip = text.chars().count().saturating_sub(400);
+            let skip = text.chars().count().saturating_sub(1200);
             text.chars().skip(skip).collect()
         };
         Err(format!("`{}` {what}; stderr: {tail}", shortened(&self.shown)))

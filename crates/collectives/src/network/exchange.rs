@@ -185,11 +185,12 @@ impl<'a> Exchange<'a> {
         Ok(moved || newly_agreed)
     }
 
-    /// The first peer that this rank still waits for: one that has not sent everything, or else one that has not taken
-    /// everything.
+    /// The first peer that this rank still waits for: one whose call has not arrived, for which nothing is taken from the others, or else
+    /// one that has not sent everything, or has not taken everything.
     fn late(&self, is_over: fn(&Link) -> bool) -> Option<usize> {
         let open = self.peers.iter().filter(|q| self.links[**q].as_ref().is_some_and(|link| !is_over(link)));
-        open.copied().min_by_key(|q| self.links[*q].as_ref().is_some_and(|link| link.is_received()))
+        let state = |link: &Link| (link.has_agreed(), link.is_received());
+        open.copied().min_by_key(|q| self.links[*q].as_ref().map(|link| state(link)))
     }
 
     /// The count that ends the wait for `q`: that of its whole call. A rank that has announced its call may have been stopped

@@ -34,8 +34,9 @@ pub(crate) struct Line {
 struct Ciphers {
     sealer: Sealer,
     opener: Opener,
-    /// A record, of which the bytes before `written` were sent.
+    /// Room for the longest record; the last one is in the first `sealed` bytes, of which those before `written` were sent.
     outgoing: Vec<u8>,
+    sealed: usize,
     written: usize,
     /// What was received and not decrypted yet.
     incoming: Vec<u8>,
@@ -57,7 +58,8 @@ impl Line {
             Box::new(Ciphers {
                 sealer,
                 opener,
-                outgoing: Vec::with_capacity(2 + RECORD_MAX),
+                outgoing: vec![0; 2 + RECORD_MAX],
+                sealed: 0,
                 written: 0,
                 incoming: vec![0; INCOMING_BYTES],
                 received: 0,
@@ -91,9 +93,8 @@ impl Line {
             return Ok(0);
         }
         let bytes = &bytes[..bytes.len().min(Sealer::PAYLOAD_MAX)];
-        ciphers.outgoing.resize(2 + RECORD_MAX, 0);
-        let record = ciphers.sealer.seal(bytes, &mut ciphers.outgoing)?;
-        ciphers.outgoing.truncate(record);
+        // Not cleared before: most messages are short, and clearing the room of the longest would take longer than encrypting them.
+        ciphers.sealed = ciphers.sealer.seal(bytes, &mut ciphers.outgoing)?;
         ciphers.written = 0;
         ciphers.flush(&mut self.socket)?;
         Ok(bytes.len())
@@ -129,8 +130,8 @@ impl Line {
 
 impl Ciphers {
     fn flush(&mut self, socket: &mut TcpStream) -> Result<bool> {
-        while self.written < self.outgoing.len() {
-            match now(socket.write(&self.outgoing[self.written..]))? {
+        while self.written < self.sealed {
+            match now(socket.write(&self.outgoing[self.written..self.sealed]))? {
                 0 => return Ok(false),
                 bytes => self.written += bytes,
             }

@@ -14,13 +14,18 @@ pub fn close_at_once(socket: &TcpStream, discards: bool) {
 /// Bounds the time between two tries to send what was not acknowledged: the system doubles it with each one, so that a connection
 /// would stand still for as long as an outage has lasted after its end. From Linux 6.15 on it is at most a second. Before, the first six
 /// tries of connections with little under way are not doubled. What the system refuses stays as it was.
+///
+/// The system gives a connection up after a number of tries, which would be 14 s now. How long a peer may be silent, who waits for it
+/// knows; the system does after the quarter of an hour that its tries take where the time between them doubles.
 pub(crate) fn bound_time_between_tries(socket: &TcpStream) {
     /// `TCP_RTO_MAX_MS` of `linux/tcp.h`.
     const RTO_MAX_MS: libc::c_int = 44;
     /// The least that the system takes.
     const MILLISECONDS: libc::c_int = 1000;
+    const GIVES_UP_AFTER_MS: libc::c_int = 900_000;
     set_option(socket, libc::IPPROTO_TCP, RTO_MAX_MS, MILLISECONDS);
     set_option(socket, libc::IPPROTO_TCP, libc::TCP_THIN_LINEAR_TIMEOUTS, 1);
+    set_option(socket, libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, GIVES_UP_AFTER_MS);
 }
 
 /// Sets an option, unless the system refuses it.

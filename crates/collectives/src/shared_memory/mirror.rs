@@ -35,23 +35,28 @@ pub(crate) fn read(control: &Control, rank: usize, bytes: &[u8]) {
         }
     });
     cell.set_silent(silent_ms);
+    let mut is_listed = [false; CHANNELS];
     for _ in 0..SLOTS_MAX {
-        let Some(place) = words.next() else { return };
+        let Some(place) = words.next() else { break };
         let (channel, peer) =
             ((place >> 32) as usize, (place as u32).checked_sub(1).map(|peer| peer as usize));
         if channel >= CHANNELS || peer.is_some_and(|peer| peer >= control.world_size()) {
-            return;
+            break;
         }
+        is_listed[channel] |= peer.is_none();
         slot(control, rank, channel, peer).for_each_word(|word| {
             if let Some(value) = words.next() {
                 word.store(value);
             }
         });
     }
+    // Elsewhere it does not wait any more: an old note would lead who follows it to the wrong rank.
+    let others = (0..CHANNELS).filter(|channel| !is_listed[*channel]);
+    others.for_each(|channel| control.slot(channel, rank).note_wait(None));
 }
 
-/// The slots that a report on `rank` may read, at most [`SLOTS_MAX`]: those of its last call, and of the channels in which
-/// it waits.
+/// The slots that a report on `rank` may read, at most [`SLOTS_MAX`]: those of its last call, of the channels in which it waits, and
+/// those in which others wait for it, as far as is known here: it may have gone on long ago, and they lack what it has sent.
 fn places(control: &Control, rank: usize) -> Vec<(usize, Option<usize>)> {
     let mut places: Vec<(usize, Option<usize>)> = Vec::new();
     let mut add = |place: (usize, Option<usize>)| {
@@ -68,11 +73,20 @@ fn places(control: &Control, rank: usize) -> Vec<(usize, Option<usize>)> {
     }
     let waiting =
         (0..control.open_channels()).filter_map(|channel| Some((channel, control.noted(channel, rank)?)));
+    let for_it = |channel: usize, other: usize| {
+        let wait = control.noted(channel, other).filter(|wait| wait.peer == rank)?;
+        Some((channel, wait.pair.then_some(other)))
+    };
+    let awaited = (0..control.open_channels())
+        .flat_map(|channel| (0..control.world_size()).filter_map(move |other| for_it(channel, other)));
     for (channel, wait) in waiting {
         add((channel, None));
         if wait.pair {
             add((channel, Some(wait.peer)));
         }
+    }
+    for (channel, other) in awaited {
+        add((channel, other));
     }
     places
 }
@@ -128,6 +142,26 @@ mod tests {
         slot.note_wait(Some(Wait { peer: 3, pair: false, until: 7 }));
         cell.block_on(Some(5));
         control
+    }
+
+    /// Rank 3 has ended the call for which rank 2 waits, and has gone on in another channel; so does rank 2 later.
+    #[test]
+    fn what_others_wait_for_is_known_and_waits_that_are_over_are_not() {
+        let (second, third) = (busy(), control());
+        third.open_channel(6);
+        read(&third, 2, &write(&second, 2));
+        third.slot(5, 3).publish(7);
+        third
+            .rank(3)
+            .begin(LastCall { channel: 6, peer: None, parity: 0 }, crate::shared_memory::clock::now_ns());
+        read(&second, 3, &write(&third, 3));
+        assert_eq!(second.slot(5, 3).counter(), 7);
+        second.slot(5, 2).note_wait(None);
+        second
+            .rank(2)
+            .begin(LastCall { channel: 6, peer: None, parity: 0 }, crate::shared_memory::clock::now_ns());
+        read(&third, 2, &write(&second, 2));
+        assert_eq!(third.noted(5, 2), None);
     }
 
     #[test]

@@ -1,6 +1,9 @@
 //! Links that fail: hosts are network namespaces, each with a launcher of its own, and the link of one of them goes down at a
 //! random point. Its packets vanish without a word, its interface loses the carrier, or is set down.
 //!
+//! Or two hosts alone do not reach each other, which is no rank's fault: the network between them is named. Or a link is down for a time
+//! that is shorter than `run.stall_timeout_s` by more than a second, and the run goes on as if nothing had been.
+//!
 //! Within `run.stall_timeout_s` and a second, and another second on a machine that does other work beside, every launcher names
 //! the host that it does not hear any more; the cut host names one of the others. The job ends on all hosts, no process and no
 //! socket is left two seconds later, and when the link is up again the run resumes, on these hosts or on one, to the losses and
@@ -44,6 +47,11 @@ pub(crate) fn case(world: &World, random: &mut Random, number: usize) -> Trial {
     if let Err(cause) = world.namespaces() {
         return Trial::skipped(cause);
     }
+    match number % 5 {
+        3 => return parted(world, random, number),
+        4 => return outage(world, random, number),
+        _ => {}
+    }
     let several = MESHES.iter().filter(|mesh| mesh.ranks > 1).collect::<Vec<_>>();
     let mesh = several[number % several.len()];
     // Meshes of two ranks have two hosts; those of four have two hosts of two ranks, or four of one.
@@ -58,6 +66,88 @@ pub(crate) fn case(world: &World, random: &mut Random, number: usize) -> Trial {
     let detail = format!("{fault:?} on {hosts} hosts, {}", mesh.name);
     let result = world.case().and_then(|case| strike(&case, (mesh, hosts), fault, random));
     Trial::timed(format!("{name}: {}", phase.name()), detail, result)
+}
+
+/// Two hosts do not reach each other; both reach host 0 and the fourth.
+fn parted(world: &World, random: &mut Random, number: usize) -> Trial {
+    let of_four = MESHES.iter().filter(|mesh| mesh.ranks == 4).collect::<Vec<_>>();
+    let mesh = of_four[number / 5 % of_four.len()];
+    let (one, other) = *random.pick(&[(1, 2), (1, 3), (2, 3)]);
+    let phase = *random.pick(&[Phase::Step, Phase::Evaluation, Phase::Save]);
+    let mut strike = |case: &Case<'_>| {
+        let reference = case.world.reference(mesh)?;
+        let network = Network::new(4)?;
+        let run = case.path("r");
+        let mut launchers = launch(case, (mesh, 4), &network, STALL, &[])?;
+        await_moment(&mut launchers[0], &run, phase, &reference, random);
+        let tree = |launcher: &Running| processes::tree(launcher.pid().unsigned_abs());
+        let started: Vec<u32> = launchers.iter().flat_map(tree).collect();
+        network.part(one, other)?;
+        let until = Instant::now() + STALL + GRACE;
+        let ends = finish(launchers, STALL + GRACE + LEAVE);
+        let mut longest = None;
+        for ended in &ends {
+            ended.bounded()?;
+            // These two may have nothing to say to each other any more.
+            if ended.code == Some(0) {
+                continue;
+            }
+            let named = |line: &str| {
+                is_error(line)
+                    && line.contains(&format!("the network between host {one} ("))
+                    && mentions(line, other)
+            };
+            let accused = ended.stderr.lines().filter(|line| is_error(line) && line.contains(" failed: "));
+            match (ended.said_at(named), accused.into_iter().find(|line| !named(line))) {
+                (_, Some(line)) => ended.wrong(&format!("another was named: {line:?}"))?,
+                (None, None) => ended.wrong("did not name the network between the two hosts")?,
+                (Some(at), None) if at > until => {
+                    ended.wrong(&format!("named it {} ms too late", (at - until).as_millis()))?;
+                }
+                (Some(at), None) => longest = longest.max(Some(at + STALL + GRACE - until)),
+            }
+        }
+        nothing_left(&started).or_else(|what| ends[0].wrong(&what))?;
+        network.join(one, other)?;
+        let launchers = launch(case, (mesh, 4), &network, STALL, &["--resume"])?;
+        finish(launchers, Duration::ZERO).iter().try_for_each(Ended::success)?;
+        reference.is_equal(&run)?;
+        Ok(longest)
+    };
+    let detail = format!("hosts {one} and {other} of 4, {}, in the phase {}", mesh.name, phase.name());
+    let result = world.case().and_then(|case| strike(&case));
+    Trial::timed("two hosts do not reach each other".to_string(), detail, result)
+}
+
+/// The packets of a host vanish for a while.
+fn outage(world: &World, random: &mut Random, number: usize) -> Trial {
+    const STALL: Duration = Duration::from_secs(3);
+    let several = MESHES.iter().filter(|mesh| mesh.ranks > 1).collect::<Vec<_>>();
+    let mesh = several[number / 5 % several.len()];
+    let hosts = if mesh.ranks == 4 && random.chance(0.5) { 4 } else { 2 };
+    let host = random.below(hosts);
+    let phase = *random.pick(&[Phase::Step, Phase::Evaluation, Phase::Save]);
+    let time = Duration::from_millis(200 + random.below(1400) as u64);
+    let detail = format!(
+        "host {host} of {hosts} for {} ms, {}, in the phase {}",
+        time.as_millis(),
+        mesh.name,
+        phase.name()
+    );
+    let mut strike = |case: &Case<'_>| {
+        let reference = case.world.reference(mesh)?;
+        let network = Network::new(hosts)?;
+        let run = case.path("r");
+        let mut launchers = launch(case, (mesh, hosts), &network, STALL, &[])?;
+        await_moment(&mut launchers[0], &run, phase, &reference, random);
+        network.cut(host, Cut::Silent)?;
+        pause(time);
+        network.mend(host, Cut::Silent)?;
+        finish(launchers, STALL).iter().try_for_each(Ended::success)?;
+        reference.is_equal(&run)
+    };
+    let result = world.case().and_then(|case| strike(&case));
+    Trial::new("packets of a host vanish for a while", detail, result)
 }
 
 /// What happens, to whom, and when.
@@ -78,7 +168,7 @@ fn strike(
     let reference = case.world.reference(mesh)?;
     let network = Network::new(hosts)?;
     let run = case.path("r");
-    let mut launchers = launch(case, (mesh, hosts), &network, &[])?;
+    let mut launchers = launch(case, (mesh, hosts), &network, STALL, &[])?;
     await_moment(&mut launchers[0], &run, fault.phase, &reference, random);
     let tree = |launcher: &Running| processes::tree(launcher.pid().unsigned_abs());
     let started: Vec<u32> = launchers.iter().flat_map(tree).collect();
@@ -102,7 +192,7 @@ fn strike(
     if random.chance(0.5) {
         case.phalanx(mesh.resume()).run()?.success()?;
     } else {
-        let launchers = launch(case, (mesh, hosts), &network, &["--resume"])?;
+        let launchers = launch(case, (mesh, hosts), &network, STALL, &["--resume"])?;
         finish(launchers, Duration::ZERO).iter().try_for_each(Ended::success)?;
     }
     reference.is_equal(&run)?;
@@ -114,10 +204,11 @@ fn launch(
     case: &Case<'_>,
     (mesh, hosts): (&Mesh, usize),
     network: &Network,
+    stall: Duration,
     more: &[&str],
 ) -> Result<Vec<Running>, String> {
     let (rendezvous, join) = (format!("{}:{PORT}", address(0)), JOIN.as_secs().to_string());
-    let stall = format!("run.stall_timeout_s={}", STALL.as_secs());
+    let stall = format!("run.stall_timeout_s={}", stall.as_secs());
     let own =
         ["--rendezvous", &rendezvous, "--join-timeout", &join, "--secret-file", "secret", "--set", &stall];
     let start = |host: usize| {
