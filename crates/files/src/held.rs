@@ -9,6 +9,8 @@ use std::io::{self, ErrorKind};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use crate::read::is_named;
+
 /// A folder held open, and the files in it that must stay.
 #[derive(Debug)]
 pub struct HeldFolder {
@@ -24,7 +26,7 @@ impl HeldFolder {
     /// Those of the system.
     pub fn hold(path: &Path, names: &[&str]) -> io::Result<HeldFolder> {
         let folder = File::open(path)?;
-        let there = names.iter().filter(|name| path.join(name).exists()).map(ToString::to_string);
+        let there = names.iter().filter(|name| is_named(&path.join(name))).map(ToString::to_string);
         Ok(HeldFolder { path: path.to_path_buf(), folder, names: there.collect() })
     }
 
@@ -43,7 +45,7 @@ impl HeldFolder {
             }
             Err(cause) => return Err(cause),
         }
-        match self.names.iter().find(|name| !self.path.join(name).exists()) {
+        match self.names.iter().find(|name| !is_named(&self.path.join(name))) {
             Some(name) => gone(format!("{name} was removed from it")),
             None => Ok(()),
         }

@@ -41,9 +41,11 @@ pub fn open_regular(path: &Path) -> io::Result<File> {
     Err(io::Error::new(ErrorKind::InvalidInput, format!("it is {found}; a regular file is expected")))
 }
 
-/// Whether something has this name: also a link to nothing, which [`open_regular`] then refuses.
+/// Whether something has this name: also a link to nothing, which [`open_regular`] then refuses, and what the disk cannot tell
+/// anything of, so that it is never taken for free.
 pub fn is_named(path: &Path) -> bool {
-    path.symlink_metadata().is_ok()
+    let is_absent = |kind| matches!(kind, ErrorKind::NotFound | ErrorKind::NotADirectory);
+    path.symlink_metadata().map_or_else(|cause| !is_absent(cause.kind()), |_| true)
 }
 
 /// The error for a path that cannot be opened; a link whose target is missing is not the same as no file.

@@ -139,6 +139,12 @@ pub fn refuse_in_run(target: &Path, option: &str) -> Result<()> {
 /// An error with the path.
 pub fn check_output(target: &Path, option: &str, is_earlier: impl Fn(&Path) -> bool) -> Result<()> {
     refuse_in_run(target, option)?;
+    if target.is_symlink() && fs::metadata(target).is_err() {
+        bail!(
+            "{option} {}: it is a link to nothing: choose another, or remove it; nothing was changed",
+            target.display()
+        );
+    }
     let is_used = fs::metadata(target).is_ok_and(|found| found.is_file() && found.len() > 0);
     if is_used && !is_earlier(target) {
         bail!(

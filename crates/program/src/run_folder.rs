@@ -7,6 +7,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail};
 use phalanx_checkpoint::{Checkpoint, Newest, newest, saved_steps};
 use phalanx_data::{TOKENIZER_FILE, Tokenizer};
+use phalanx_files::is_named;
 use phalanx_models::{Model, check_layers, from_config};
 use phalanx_train::dataset::DataDigests;
 use phalanx_train::run_files::{CHECKPOINTS, METRICS_FILE};
@@ -55,7 +56,7 @@ impl RunFolder {
 
     /// Whether the run's own token file exists.
     pub fn has_tokens(&self) -> bool {
-        self.file(TOKENS_FILE).exists()
+        is_named(&self.file(TOKENS_FILE))
     }
 
     /// Whether it holds metrics or checkpoints, which a new run would destroy.
@@ -122,7 +123,7 @@ impl RunFolder {
     pub fn tokenizer_of(&self, checkpoint: &Checkpoint) -> Result<Option<Tokenizer>> {
         let path = self.file(TOKENIZER_FILE);
         let learned = DataDigests::of(checkpoint).tokenizer;
-        if !path.exists() {
+        if !is_named(&path) {
             return match learned {
                 None => Ok(None),
                 Some(_) => bail!(

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use phalanx_data::{DataError, TOKENIZER_FILE, TokenFile, Tokenizer};
+use phalanx_files::is_named;
 use phalanx_tensor::ProductMethod;
 use phalanx_train::config::{DeviceKind, Paths};
 use phalanx_train::dataset::{self, DataDigests, DataRead, Prepared};
@@ -241,7 +242,7 @@ fn stored_tokens(folder: &RunFolder, staged: &Staged) -> Result<Prepared> {
         bail!("{} holds no tokenizer: it is not the file that a run writes; put it back", path.display());
     };
     let beside = folder.file(TOKENIZER_FILE);
-    if !beside.exists() {
+    if !is_named(&beside) {
         tokenizer.save(staged.path())?;
     } else if Tokenizer::load(folder.path())?.digest() != tokenizer.digest() {
         bail!(

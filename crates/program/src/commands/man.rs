@@ -32,7 +32,7 @@ pub fn man(args: &ManArgs) -> Result<()> {
     }
     phalanx_files::create_folders(&args.dir).with_context(cannot)?;
     for (name, page) in &pages {
-        phalanx_files::write(&args.dir.join(name), page).with_context(cannot)?;
+        phalanx_files::write_output(&args.dir.join(name), page).with_context(cannot)?;
     }
     output::print_line(&format!(
         "{} pages in {}; to read the first: man -l {}",

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, anyhow, bail};
 use phalanx_collectives::{HostJob, threads};
+use phalanx_files::is_named;
 use phalanx_launch::{Failure, LocalLeader, Parting};
 use phalanx_train::job::Job;
 
@@ -61,7 +62,7 @@ pub fn train_with(
 ) -> Result<u8> {
     let file = args.config.as_deref().map(UserConfig::read).transpose()?;
     let folder = RunFolder::named(args.run.as_deref(), args.config.as_deref())?;
-    if args.resume && file.is_none() && !folder.path().exists() {
+    if args.resume && file.is_none() && !is_named(folder.path()) {
         bail!("{} is not a run folder; give a configuration to start a run", folder.path().display());
     }
     // Locked before the folder is read, because another run may be using it.

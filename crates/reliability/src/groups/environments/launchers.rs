@@ -255,7 +255,8 @@ impl Given<'_> {
     }
 }
 
-fn free_port() -> u16 {
+/// A port that is free, and stays free for long enough: the system gives others first.
+pub(crate) fn free_port() -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
     listener.map_or(29_500, |address| address.port())
 }

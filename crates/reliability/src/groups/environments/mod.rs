@@ -5,12 +5,15 @@
 //! one. Or the variables are refused by name, or said. Whoever waits says so within a second, and for whom; nothing waits in silence,
 //! and no process is left.
 
+mod jobs;
 mod launchers;
 
 use std::time::Duration;
 
 use serde_json::Value;
 
+pub(crate) use self::jobs::case as jobs_case;
+pub(crate) use self::launchers::free_port;
 use self::launchers::{Job, Launcher, NAMES, Process, Set};
 use crate::command::{Ended, Invocation, Running};
 use crate::mesh::{ALONE, MESHES, Mesh};
@@ -67,13 +70,17 @@ fn mesh(ranks: usize) -> &'static Mesh {
 
 /// Whether the run of a case is that of so many ranks that nobody disturbed.
 fn trained(case: &Case<'_>, ranks: usize) -> Result<(), String> {
+    trained_in(case, "r", ranks)
+}
+
+fn trained_in(case: &Case<'_>, run: &str, ranks: usize) -> Result<(), String> {
     let reference = case.world.reference(mesh(ranks))?;
-    let losses = crate::folder::losses(&case.path("r"));
+    let losses = crate::folder::losses(&case.path(run));
     if losses != reference.losses {
         return Err(format!("the losses are not those of {ranks} rank(s)"));
     }
     let memory =
-        std::fs::read(case.path("r/memory.json")).map_err(|error| format!("memory.json: {error}"))?;
+        std::fs::read(case.path(run).join("memory.json")).map_err(|error| format!("memory.json: {error}"))?;
     let memory: Value = serde_json::from_slice(&memory).map_err(|error| format!("memory.json: {error}"))?;
     match memory["ranks"].as_array().map_or(0, Vec::len) {
         found if found == ranks => Ok(()),

@@ -1,0 +1,211 @@
+//! Files of a user where a run or an output wants to write: under the names of a run, in its folders, beside it.
+//!
+//! What the user has put there stays, byte for byte, whichever command meets it, and so does everything around. Under a name that a
+//! run writes, it is refused by this name; under any other, the command does its work.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+
+use crate::command::Ended;
+use crate::folder::{self, Listing};
+use crate::trial::Trial;
+use crate::world::{Case, World};
+use phalanx_hostile::Random;
+
+/// Names under which a run writes; those of folders with a file in them.
+const OWN: [&str; 14] = [
+    "config.toml",
+    "given.toml",
+    "plan.json",
+    "tokens.bin",
+    "tokenizer.json",
+    "checksums.json",
+    "metrics.jsonl",
+    "memory.json",
+    "checkpoints/mine",
+    "logs/rank-1.log",
+    "flight/rank-0.json",
+    ".next/server.js",
+    ".ready/config.toml",
+    ".lock",
+];
+
+/// How many of them set a run up, and so must be those of an interrupted start.
+const SETUP: usize = 6;
+
+/// Names that no run writes.
+const ADDED: [&str; 8] = [
+    "notes.txt",
+    "checkpoints/notes.txt",
+    "checkpoints/step-4/notes.txt",
+    "checkpoints/step-6.tmp/notes.txt",
+    "checkpoints/step-4.replaced/notes.txt",
+    "logs/notes.txt",
+    "flight/notes.json",
+    "mine/config.toml",
+];
+
+const KINDS: [&str; 5] =
+    ["a file", "a folder", "a link to a file", "a link to a folder", "a link to nothing"];
+
+/// Where the user's file lies.
+const FOLDERS: [&str; 3] = ["a user's folder", "an interrupted start", "a run"];
+
+/// What meets it. `OUT` stands for its path.
+const COMMANDS: [(&str, &[&str]); 10] = [
+    ("train", &["train", "small.toml", "--run", "d", "--quiet", "--set", "train.steps=10"]),
+    ("train on two ranks", &["train", "small.toml", "--run", "d", "--nproc", "2", "--set", "train.steps=10"]),
+    (
+        "train --resume",
+        &["train", "small.toml", "--run", "d", "--resume", "--set", "train.steps=10", "--quiet"],
+    ),
+    (
+        "launch",
+        &["launch", "--hosts", "2", "--nproc", "1", "small.toml", "--run", "d", "--set", "train.steps=10"],
+    ),
+    ("import", &["import", "hf", "--run", "d"]),
+    ("tokenize --force", &["tokenize", "text.txt", "--force", "--out", "OUT"]),
+    ("export --force", &["export", "r", "--force", "--out", "OUT"]),
+    ("plan --text", &["plan", "small.toml", "--schedule", "--text", "OUT"]),
+    ("plan --svg", &["plan", "small.toml", "--schedule", "--svg", "OUT"]),
+    (
+        "resume with other tokens",
+        &["train", "--run", "d", "--resume", "--data", "other.txt", "--set", "train.steps=10"],
+    ),
+];
+
+/// Commands that write where `OUT` says.
+const OUTPUTS: std::ops::Range<usize> = 5..9;
+
+pub(crate) fn case(world: &World, random: &mut Random, number: usize) -> Trial {
+    let state = FOLDERS[number % FOLDERS.len()];
+    let at = (number / FOLDERS.len()) % COMMANDS.len();
+    let (command, words) = COMMANDS[at];
+    let own: &[&str] = match state {
+        "a run" => &[".next/server.js", ".ready/config.toml"],
+        "an interrupted start" => &OWN[..SETUP],
+        _ => &OWN,
+    };
+    let name = if random.chance(0.7) { *random.pick(own) } else { *random.pick(&ADDED) };
+    let kind = *random.pick(&KINDS);
+    let detail = format!("{command}: {kind}, {name} in {state}");
+    let result = world.case().and_then(|case| try_one(&case, state, (name, kind), (at, words)));
+    Trial::new(format!("{state}: {command}"), detail, result)
+}
+
+fn try_one(
+    case: &Case<'_>,
+    state: &str,
+    (name, kind): (&str, &str),
+    (at, words): (usize, &[&str]),
+) -> Result<(), String> {
+    let prepared = prepared(case.world)?;
+    for given in ["r", "hf"] {
+        case.take(&prepared, given)?;
+    }
+    match state {
+        "a run" => drop(case.take(&prepared, "r").and_then(|_| {
+            folder::copy(&prepared.join("r"), &case.path("d")).map_err(|error| error.to_string())
+        })?),
+        "an interrupted start" => {
+            fs::create_dir(case.path("d")).map_err(|error| error.to_string())?;
+            for file in &OWN[..SETUP] {
+                let copied = fs::copy(prepared.join("r").join(file), case.path("d").join(file));
+                copied.map_err(|error| format!("{file}: {error}"))?;
+            }
+        }
+        _ => fs::create_dir(case.path("d")).map_err(|error| error.to_string())?,
+    }
+    let path = case.path("d").join(name);
+    put(&path, kind, case).map_err(|error| format!("{kind} {name}: {error}"))?;
+    let before = everything(case.root());
+    let out = format!("d/{name}");
+    let ended = case.phalanx(words.iter().map(|word| word.replace("OUT", &out))).run()?;
+    judge(&ended, (state, name, kind, at), &before, &everything(case.root()))
+}
+
+fn judge(
+    ended: &Ended,
+    (state, name, kind, at): (&str, &str, &str, usize),
+    before: &Listing,
+    after: &Listing,
+) -> Result<(), String> {
+    ended.orderly()?;
+    if ended.code != Some(0) {
+        if let Some(difference) = folder::difference(before, after) {
+            return ended.wrong(&format!("was refused and changed something: {difference}"));
+        }
+        let first = name.split('/').next().unwrap_or(name);
+        let is_met = OWN.contains(&name) || OUTPUTS.contains(&at);
+        return match !is_met || ended.stderr.contains(&format!("d/{first}")) || at == COMMANDS.len() - 1 {
+            true => Ok(()),
+            false => ended.wrong(&format!("was refused without naming d/{first}")),
+        };
+    }
+    // Only a run's own names in its folder, and a folder for an export, may change.
+    let is_users = |path: &str| {
+        let in_folder = path.strip_prefix("d/");
+        in_folder.is_none_or(|below| below == name || below.starts_with(&format!("{name}/"))) && path != "d"
+    };
+    let of_user = |listing: &Listing| -> Listing {
+        listing
+            .iter()
+            .filter(|(path, _)| is_users(path))
+            .map(|(path, what)| (path.clone(), what.clone()))
+            .collect()
+    };
+    let exports = at == OUTPUTS.start + 1;
+    if !exports && let Some(difference) = folder::difference(&of_user(before), &of_user(after)) {
+        return ended.wrong(&format!("changed what is the user's: {difference}"));
+    }
+    match state == "a user's folder" && OWN.contains(&name) && !OUTPUTS.contains(&at) {
+        true => ended.wrong(&format!("started where {kind} has the name {name}")),
+        false => Ok(()),
+    }
+}
+
+/// A run of eight steps, and its model.
+fn prepared(world: &World) -> Result<std::path::PathBuf, String> {
+    world.prepared("own-files", |folder| {
+        let run = |words: &[&str]| {
+            crate::command::Invocation::new(world.program(), folder, words.iter().copied()).run()?.success()
+        };
+        let sets = ["--set", "train.steps=8", "--set", "train.save_every=4", "--set", "train.keep=\"all\""];
+        run(&[&["train", "small.toml", "--run", "r", "--quiet"][..], &sets].concat())?;
+        run(&["export", "r", "--out", "hf"])
+    })
+}
+
+/// Puts the user's file at `path`.
+fn put(path: &Path, kind: &str, case: &Case<'_>) -> std::io::Result<()> {
+    if let Some(parent) = path.parent() {
+        fs::create_dir_all(parent)?;
+    }
+    if path.symlink_metadata().is_ok() {
+        fs::remove_file(path)?;
+    }
+    let around = case.path("around");
+    fs::create_dir_all(&around)?;
+    fs::write(around.join("precious"), "precious\n")?;
+    match kind {
+        "a folder" => fs::create_dir(path).and_then(|()| fs::write(path.join("precious"), "precious\n")),
+        "a link to a file" => symlink(around.join("precious"), path),
+        "a link to a folder" => symlink(&around, path),
+        "a link to nothing" => symlink(around.join("nothing"), path),
+        _ => fs::write(path, "# precious\n"),
+    }
+}
+
+/// Everything below a folder, locks too unless a run has written them.
+fn everything(root: &Path) -> Listing {
+    let mut listing = folder::listing(root);
+    for path in ["d/.lock", "r/.lock"] {
+        if let Ok(text) = fs::read(root.join(path))
+            && !text.starts_with(b"lock of a Phalanx run")
+        {
+            listing.insert(path.to_string(), format!("file {}", blake3::hash(&text)));
+        }
+    }
+    listing
+}
