@@ -203,11 +203,15 @@ fn publish(checkpoints: &Path, tmp: &Path, step: u64) -> Result<PathBuf> {
 }
 
 /// Cleans up after a crash in [`publish`]: removes the older checkpoint if the newer one has its final name, else
-/// renames the older one back.
+/// renames the older one back. What is no checkpoint stays as it is: somebody has put it there.
 fn settle_replaced(checkpoints: &Path, step: u64) -> Result<()> {
     let target = steps::committed(checkpoints, step);
     let aside = steps::replaced(checkpoints, step);
-    if target.symlink_metadata().is_ok() { remove_folder(&aside) } else { rename(&aside, &target) }
+    match (target.symlink_metadata().is_ok(), phalanx_files::is_named(&aside.join(MANIFEST))) {
+        (true, _) => remove_folder(&aside),
+        (false, true) => rename(&aside, &target),
+        (false, false) => Ok(()),
+    }
 }
 
 /// Renames a folder durably.

@@ -201,6 +201,11 @@ fn a_replacement_cut_short_loses_nothing() {
     fs::create_dir(folder.path().join("step-10.replaced")).unwrap();
     begin(folder.path(), 11).unwrap();
     assert_eq!(names(folder.path()), ["step-10", "step-11.tmp"]);
+    // What is no checkpoint is not taken for one.
+    fs::create_dir(folder.path().join("step-4.replaced")).unwrap();
+    fs::write(folder.path().join("step-4.replaced/notes.txt"), "mine").unwrap();
+    begin(folder.path(), 11).unwrap();
+    assert_eq!(names(folder.path()), ["step-10", "step-11.tmp", "step-4.replaced"]);
 }
 
 #[test]
