@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::net::TcpStream;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Barrier, Mutex};
 use std::time::{Duration, Instant};
 
@@ -164,14 +165,20 @@ fn the_last_word_reaches_a_peer_that_is_busy() {
         let own = introduction(0, 2, 1);
         let met = meeting.gather(own, &secret, Protection::Encrypted, LIMIT, &|_| (), &|| None).unwrap();
         let (mut sender, mut receiver) = member.join().unwrap().split();
-        let long = vec![7; 32 << 20];
+        // More than the buffers of both sockets hold.
+        let long = vec![7; 16 << 20];
         met.plane.send(1, &Message::Program(long.clone()));
         met.plane.send(1, &Message::Program(b"finish".to_vec()));
         let ends = scope.spawn(move || drop(met));
-        for _ in 0..8 {
-            sender.send(&Message::Alive.encode()).unwrap();
-            std::thread::sleep(Duration::from_millis(100));
-        }
+        // It reads late, and is heard until it has read everything.
+        let (has_read, reads) = channel::<()>();
+        let beats = scope.spawn(move || {
+            while reads.recv_timeout(Duration::from_millis(100)) == Err(RecvTimeoutError::Timeout) {
+                sender.send(&Message::Alive.encode()).unwrap();
+            }
+            sender
+        });
+        std::thread::sleep(Duration::from_millis(800));
         let mut heard = Vec::new();
         while heard.len() < 2 {
             let message = Message::decode(&receiver.receive(64 << 20).unwrap()).unwrap();
@@ -180,7 +187,8 @@ fn the_last_word_reaches_a_peer_that_is_busy() {
             }
         }
         assert!(heard == [long, b"finish".to_vec()]);
-        drop((sender, receiver));
+        drop(has_read);
+        drop((beats.join().unwrap(), receiver));
         ends.join().unwrap();
     });
 }

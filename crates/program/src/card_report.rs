@@ -239,27 +239,3 @@ impl Kernels {
         }
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// `tools/gpu_report.sh` cuts the rates out of the text by a pattern.
-    #[test]
-    fn the_report_of_a_gpu_finds_the_rates() {
-        let rate = Rate { name: "product".to_string(), seconds: 1e-3, work: Work::Bytes(1e6) };
-        let kernels = Kernels {
-            groups: Vec::new(),
-            rates: vec![rate],
-            limits: None,
-            nccl: None,
-            driver_bytes: 0,
-            graphs: None,
-        };
-        let script = include_str!("../../../tools/gpu_report.sh");
-        let (_, rest) = script.split_once("sed -n '/^").unwrap();
-        let (start, _) = rest.split_once("/,$p'").unwrap();
-        let text = kernels.to_text();
-        assert!(text.lines().any(|line| line.starts_with(start)), "no line starts with {start:?}: {text}");
-    }
-}
