@@ -4,7 +4,6 @@ use std::collections::VecDeque;
 use std::net::TcpStream;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Barrier, Mutex};
 use std::time::{Duration, Instant};
 
@@ -170,25 +169,19 @@ fn the_last_word_reaches_a_peer_that_is_busy() {
         met.plane.send(1, &Message::Program(long.clone()));
         met.plane.send(1, &Message::Program(b"finish".to_vec()));
         let ends = scope.spawn(move || drop(met));
-        // It reads late, and is heard until it has read everything.
-        let (has_read, reads) = channel::<()>();
-        let beats = scope.spawn(move || {
-            while reads.recv_timeout(Duration::from_millis(100)) == Err(RecvTimeoutError::Timeout) {
-                sender.send(&Message::Alive.encode()).unwrap();
-            }
-            sender
+        // It reads late, and is heard meanwhile.
+        let reads = scope.spawn(move || {
+            std::thread::sleep(Duration::from_millis(800));
+            let messages = std::iter::repeat_with(|| Message::decode(&receiver.receive(64 << 20).unwrap()));
+            let programs = messages.filter(|message| matches!(message, Ok(Message::Program(_)))).take(2);
+            let heard: Vec<Message> = programs.map(Result::unwrap).collect();
+            assert!(heard == [Message::Program(long), Message::Program(b"finish".to_vec())]);
         });
-        std::thread::sleep(Duration::from_millis(800));
-        let mut heard = Vec::new();
-        while heard.len() < 2 {
-            let message = Message::decode(&receiver.receive(64 << 20).unwrap()).unwrap();
-            if let Message::Program(bytes) = message {
-                heard.push(bytes);
-            }
+        while !reads.is_finished() {
+            let _ = sender.send(&Message::Alive.encode());
+            std::thread::sleep(Duration::from_millis(100));
         }
-        assert!(heard == [long, b"finish".to_vec()]);
-        drop(has_read);
-        drop((beats.join().unwrap(), receiver));
+        drop((reads.join().unwrap(), sender));
         ends.join().unwrap();
     });
 }
