@@ -1,7 +1,8 @@
 """What the scripts of an hour on a card share: commands with time limits, and one table of what was measured and expected.
 
 Each script runs for at most ten minutes, needs what `prepare.sh` has built (or a `phalanx` named by PHALANX) and the machine's
-Python 3, and no network. Full outputs go to the folder that is its argument, or OUT, or a new temporary folder.
+Python 3, and no network. Full outputs go to the folder that is its argument, or OUT, or a new temporary folder. With --small, the
+models are as small as the emulator of the driver needs them, and the figures mean nothing.
 """
 
 import json
@@ -18,6 +19,14 @@ TOOLS = ROOT / "target" / "device_hour"
 
 # Seconds that a script takes at most.
 LONGEST_S = 590
+
+# With --small: options that make every model small, and the vocabulary of one whose tokenizer is not used.
+SMALL, SMALL_VOCAB = [], []
+if "--small" in sys.argv:
+    sys.argv.remove("--small")
+    small = ["layers=1", "hidden=64", "heads=2", "seq=32"]
+    SMALL = [word for key in small for word in ("--set", f"model.{key}")] + ["--set", "batch.global=2", "--set", "batch.micro=1"]
+    SMALL_VOCAB = ["--set", "model.vocab=512"]
 
 
 class Hour:

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Third: the shapes that are next: larger heads, long sequences, large vocabularies, states in host memory.
 
-    tools/device_hour/next_shapes.py [FOLDER]
+    tools/device_hour/next_shapes.py [--small] [FOLDER]
 """
 
-from hour import Hour, milliseconds
+from hour import SMALL, SMALL_VOCAB, Hour, milliseconds
 
 CUDA = ["--nproc", "1", "--set", "device.kind=cuda", "--set", "precision.compute=bf16"]
 
@@ -15,8 +15,8 @@ def sets(**keys):
 
 
 LONG = ["examples/gpt2_124m.toml", *CUDA]
-LONG += sets(model__layers=4, model__hidden=4096, model__heads=32, model__seq=8192, model__vocab=128256, batch__global=1, batch__micro=1)
-SMALL = ["examples/gpt2_124m.toml", *CUDA, *sets(model__seq=1024, batch__global=4)]
+LONG += sets(model__layers=4, model__hidden=4096, model__heads=32, model__seq=8192, model__vocab=128256, batch__global=1, batch__micro=1) + SMALL + SMALL_VOCAB
+SHORT = ["examples/gpt2_124m.toml", *CUDA, *sets(model__seq=1024, batch__global=4)]
 
 
 def bench(hour, name, seconds, options, steps=5, **variables):
@@ -39,7 +39,7 @@ def host_updates(hour):
         ("states in host memory, updated on the card", sets(parallel__zero=1, memory__optimizer="host", memory__update="device")),
         ("selective checkpointing, 16 sequences", sets(memory__checkpointing="selective", batch__global=16)),
     ):
-        report, fault = bench(hour, name.replace(" ", "-"), 80, SMALL + options)
+        report, fault = bench(hour, name.replace(" ", "-"), 80, SHORT + options + SMALL + SMALL_VOCAB)
         told = fault or f"{1e3 * report['step_s_median']:.1f} ms, waiting {1e3 * report['exposed_s']:.1f} ms, {report['arena_bytes']} bytes planned"
         hour.row(name, told, "", "the time of waits says what to overlap next")
 

@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
 """First: are the kernels right, and how fast is GPT-2 124M in bf16, beside PyTorch with torch.compile?
 
-    tools/device_hour/right_and_fast.py [FOLDER]
+    tools/device_hour/right_and_fast.py [--small] [FOLDER]
 
 Expected figures are estimates for one H100 SXM; another card has others, and what fails counts on each.
 """
 
-from hour import Hour, kernels, libraries, milliseconds
+from hour import SMALL, SMALL_VOCAB, Hour, kernels, libraries, milliseconds
 
 GPT2 = ["examples/gpt2_124m.toml", "--nproc", "1", "--set", "device.kind=cuda", "--set", "precision.compute=bf16"]
-GPT2 += ["--set", "model.seq=1024", "--set", "batch.global=4"]
-QUICK = ["examples/quickstart.toml", "--set", "device.kind=cuda", "--set", "precision.compute=bf16", "--set", "data.text=README.md"]
+GPT2 += ["--set", "model.seq=1024", "--set", "batch.global=4", *SMALL, *SMALL_VOCAB]
+QUICK = ["examples/quickstart.toml", "--set", "device.kind=cuda", "--set", "precision.compute=bf16", "--set", "data.text=README.md", *SMALL]
 
 # Rates of `doctor --kernels` by the beginning of their names: per second, unit, from, to, what to do.
 RATES = [
@@ -44,7 +44,7 @@ def machine(hour):
 
 
 def comparisons(hour):
-    report, fault = hour.json("kernels", 170, [hour.phalanx, "doctor", "--kernels", "--json"])
+    report, fault = hour.json("kernels", 400 if SMALL else 170, [hour.phalanx, "doctor", "--kernels", "--json"])
     report = (report or {}).get("kernels", report)
     if report is None:
         return hour.row("kernels beside the processor's", fault, "all pass", "a wrong number ends work on speed")

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Second: the tests of operations and of training on the card, and the sanitizers of the toolkit on what is small.
 
-    tools/device_hour/sound.py [FOLDER]
+    tools/device_hour/sound.py [--small] [FOLDER]
 """
 
 import re

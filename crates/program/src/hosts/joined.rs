@@ -16,7 +16,7 @@ use phalanx_launch::{
     ForeignLauncher, ForeignRank, LocalGroup, LocalHello, LocalLeader, LocalMember, Parting, Starter,
 };
 use phalanx_tensor::refused_thread;
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
 use crate::commands::train::train_with;
@@ -63,7 +63,7 @@ pub fn train(args: &TrainArgs, environment: Environment, rank: &ForeignRank) -> 
     );
     let limit = Duration::from_secs(args.network.join_timeout);
     let signals = Signals::take_over()?;
-    starter.map(end_with).transpose()?;
+    let starter = starter.map(end_with).transpose()?;
     let output = TrainOutput::default();
     let ended = match rank.local_rank {
         0 => lead(args, environment, rank, &transport, &group, &signals, &output),
@@ -72,7 +72,7 @@ pub fn train(args: &TrainArgs, environment: Environment, rank: &ForeignRank) -> 
             let member =
                 group.follow(&hello, limit, &says(rank)).context("joining the processes of this host")?;
             signals.others_are_told();
-            run_own(member, &signals, &output)
+            run_own(member, starter, &signals, &output)
         }
     };
     output.finish();
@@ -92,17 +92,27 @@ fn transport(args: &TrainArgs, rank: &ForeignRank) -> Result<Transport> {
     }
 }
 
-/// Ends this process, and its rank with it, when the process has ended that has started those of this host: nobody else would.
-fn end_with(starter: Starter) -> Result<()> {
+/// Ends this process, and its rank with it, when the process has ended that has started those of this host: nobody else would. Returns what
+/// tells whether it has.
+fn end_with(starter: Starter) -> Result<Arc<OwnedFd>> {
     let Starter { name, pid, pidfd } = starter;
+    let pidfd = Arc::new(pidfd);
+    let watched = Arc::clone(&pidfd);
     let wait = move || {
-        while let Ok(0) | Err(Errno::INTR) = poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], None) {}
+        while !has_ended(&watched, None) {}
         note_error(&format!("error: {name} (process {pid}), which has started this process, has ended"));
         std::process::exit(1);
     };
     let thread = std::thread::Builder::new().name("starter".into()).spawn(wait);
     thread.map_err(|error| refused_thread("the thread that watches the other launcher", &error))?;
-    Ok(())
+    Ok(pidfd)
+}
+
+const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
+
+/// Whether a process has ended, within a time.
+fn has_ended(pidfd: &OwnedFd, within: Option<&Timespec>) -> bool {
+    !matches!(poll(&mut [PollFd::new(pidfd, PollFlags::IN)], within), Ok(0) | Err(Errno::INTR))
 }
 
 /// The name of the job on this host. Launchers that name no job start the processes of a host from one process.
@@ -260,8 +270,13 @@ fn across(
 }
 
 /// Starts the rank of this process each time that the leading process says so, until the run is over.
-fn run_own(member: LocalMember, signals: &Signals, output: &TrainOutput) -> Result<u8> {
-    let orders = orders(member, signals.watched())?;
+fn run_own(
+    member: LocalMember,
+    starter: Option<Arc<OwnedFd>>,
+    signals: &Signals,
+    output: &TrainOutput,
+) -> Result<u8> {
+    let orders = orders(member, starter, signals.watched())?;
     let shown = Output::shown(output.clone());
     loop {
         // The thread that sends orders ends this process when the leading one has ended.
@@ -281,9 +296,10 @@ fn run_own(member: LocalMember, signals: &Signals, output: &TrainOutput) -> Resu
 }
 
 /// What the leading process says. When it has ended without a last word, so does this process, and its rank with it; as `stopped` if both
-/// were asked to stop before the run began.
+/// were asked to stop before the run began. Where what has started both has ended, that is the cause, and [`end_with`] says it.
 fn orders(
     mut member: LocalMember,
+    starter: Option<Arc<OwnedFd>>,
     stopped: impl Fn() -> bool + Send + 'static,
 ) -> Result<Receiver<(Order, Vec<OwnedFd>)>> {
     let (sender, orders) = mpsc::channel();
@@ -294,6 +310,11 @@ fn orders(
             });
             match order {
                 Err(_) if stopped() => std::process::exit(STOPPED.into()),
+                Err(_) if starter.as_ref().is_some_and(|starter| has_ended(starter, Some(&AT_ONCE))) => {
+                    loop {
+                        std::thread::park();
+                    }
+                }
                 Err(error) => {
                     note_error(&format!("error: {error:#}"));
                     std::process::exit(1);
