@@ -237,7 +237,9 @@ fn schedules_take_the_costs_that_are_given() {
     assert_eq!(by_file["makespan"], by_options["makespan"]);
     home.write("few.toml", "forward = [1, 2, 3]\n");
     of(&["--costs", "few.toml"]).refused(&["forward", "3 times", "8 stages"]);
-    of(&["--forward=-1"]).refused(&["forward", "-1"]);
+    let negative = of(&["--forward=-1"]);
+    assert_eq!(negative.code, Some(2));
+    assert!(negative.stderr.contains("'-1' for '--forward <TIME>'"), "{}", negative.stderr);
     home.write("other.toml", "backward = 1\n");
     of(&["--costs", "other.toml"]).refused(&["other.toml", "backward", "forward, input, weight"]);
 }
