@@ -231,7 +231,7 @@ mod tests {
     fn parted(calls: Calls, first: usize) -> Vec<CollectiveError> {
         let is_cut = Arc::new(AtomicBool::new(false));
         let mut networks = networks(&[1; 4], true, 1, &Secret::from_bytes([9; 32])).unwrap();
-        // Of two ranks, the higher connects.
+        // The higher of two ranks connects.
         networks[3].0.addresses[2] = path_to(networks[3].0.addresses[2], &is_cut);
         let nodes = networks.into_iter().enumerate();
         let nodes = nodes.map(|(rank, (network, listener))| Node::new(network, rank, listener).unwrap());

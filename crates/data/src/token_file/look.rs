@@ -90,7 +90,7 @@ fn lanes<'a>(words: &'a [u16], places: &'a [usize]) -> impl Iterator<Item = u16>
 
 /// Numbers whose exponents lie near that of 1. Ids that were stored as floating-point numbers have no sign.
 fn floats(words: &[u16]) -> Option<Look> {
-    // Of all words at some places: those that can be the upper part of such a number, and the negative ones.
+    // Among all words at some places, those that can be the upper part of such a number, and the negative ones.
     let shares = |places: &[usize], smallest: u16| {
         let [mut all, mut near, mut negative] = [0; 3];
         for word in lanes(words, places).filter(|word| *word != 0) {

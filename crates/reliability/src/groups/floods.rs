@@ -76,7 +76,7 @@ fn meet(
         ends
     });
     let (mut ends, mut guest_ended) = ends?;
-    // Of two hosts with one number, the first that comes belongs to the job.
+    // Where two hosts have one number, the first that comes belongs to the job.
     if let Some(guest) = guest_ended.as_mut().filter(|guest| guest.code == Some(0))
         && let Some(refused) = ends.iter_mut().find(|ended| ended.code != Some(0))
     {
