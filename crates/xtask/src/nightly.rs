@@ -1,7 +1,9 @@
 //! `cargo xtask nightly`: what is too long for each submission, one command after the other, with a table at the end.
 
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
 use std::time::Instant;
+
+use crate::test_programs::cargo;
 
 /// A name, variables of the environment, and the arguments of cargo.
 type Step = (&'static str, &'static [(&'static str, &'static str)], &'static [&'static str]);
@@ -31,7 +33,7 @@ pub fn run(args: &[&str]) -> ExitCode {
     {
         println!("== {name}: cargo {}", arguments.join(" "));
         let started = Instant::now();
-        let status = Command::new("cargo").args(*arguments).envs(variables.iter().copied()).status();
+        let status = cargo().args(*arguments).envs(variables.iter().copied()).status();
         let passed = status.as_ref().is_ok_and(|status| status.success());
         let seconds = started.elapsed().as_secs();
         let outcome = match status {

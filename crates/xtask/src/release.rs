@@ -2,7 +2,8 @@
 
 use std::env;
 use std::path::PathBuf;
-use std::process::Command;
+
+use crate::test_programs::cargo;
 
 /// Builds the programs of `packages`; the folder that they are in.
 ///
@@ -17,11 +18,10 @@ pub fn built(packages: &[&str]) -> Result<PathBuf, String> {
 /// # Errors
 /// When a build fails.
 pub fn built_with(packages: &[&str], features: &str) -> Result<PathBuf, String> {
-    let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     // One after the other: built together they would share features, and the binary would not be the usual one.
     for package in packages {
         let args = ["build", "--release", "--package", package, "--features", features];
-        let status = Command::new(&cargo).args(args).status().map_err(|error| format!("cargo: {error}"))?;
+        let status = cargo().args(args).status().map_err(|error| format!("cargo: {error}"))?;
         if !status.success() {
             return Err(format!("the release build of {package} failed"));
         }

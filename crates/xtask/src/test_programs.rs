@@ -12,9 +12,19 @@ use std::process::{Command, Stdio};
 /// A test file: the folder of its package under `crates/`, and its name.
 pub type TestFile<'a> = (&'a str, &'a str);
 
-/// Cargo, as it has started this program.
+/// Cargo, as it has started this program, without what `cargo run` tells of this program's own package: a build script that reads
+/// such variables, as that of `ring` does, would run again, and everything that stands on it be built once more.
 pub fn cargo() -> Command {
-    Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+    let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    for (name, _) in env::vars_os() {
+        if ["CARGO_PKG_", "CARGO_MANIFEST_"]
+            .iter()
+            .any(|own| name.as_encoded_bytes().starts_with(own.as_bytes()))
+        {
+            command.env_remove(name);
+        }
+    }
+    command
 }
 
 /// A test file that was built.
