@@ -158,16 +158,16 @@ fn wide(head: &[u8]) -> Option<Foreign> {
         return None;
     }
     let quads = head.as_chunks::<4>().0;
-    let is_utf32 = |place: usize, far: usize| {
-        quads.iter().all(|quad| quad[far] == 0 && quad[far.abs_diff(1)] <= 0x10)
-            && quads.iter().all(|quad| quad[place] != 0 || quad[place.abs_diff(1)] != 0)
+    // Ids of a large vocabulary are characters, too, but few of them end words or clauses.
+    let is_utf32 = |read: fn([u8; 4]) -> u32| {
+        let chars =
+            quads.iter().map_while(|quad| char::from_u32(read(*quad)).filter(|c| printable(*c as u32)));
+        let (all, ends) = chars.fold((0, 0), |(all, ends), c| {
+            (all + 1, ends + usize::from(c.is_whitespace() || "\u{3001}\u{3002}\u{ff0c}".contains(c)))
+        });
+        all == quads.len() && ends * 50 >= all && ends > 0
     };
-    if !quads.is_empty()
-        && (is_utf32(0, 3) || is_utf32(3, 0))
-        && quads
-            .iter()
-            .all(|quad| printable(u32::from_le_bytes(*quad)) || printable(u32::from_be_bytes(*quad)))
-    {
+    if is_utf32(u32::from_le_bytes) || is_utf32(u32::from_be_bytes) {
         return Some(utf(
             "text in UTF-32",
             "convert it: `iconv -f UTF-32LE -t UTF-8 FILE > NEW` (or UTF-32BE)",

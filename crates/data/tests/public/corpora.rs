@@ -88,6 +88,7 @@ fn formats() -> Vec<(&'static str, Vec<u8>, &'static str)> {
         ("nano.bin", ids(2), "data.tokens"),
         ("wide.bin", ids(4), "data.tokens"),
         ("longs.bin", ids(8), "data.tokens"),
+        ("scripts.bin", (0..500u32).flat_map(|i| (0x4e00 + i * 37).to_le_bytes()).collect(), "data.tokens"),
         ("le.txt", utf16(text, false), "UTF-16LE"),
         ("be.txt", utf16(text, true), "UTF-16BE"),
         ("marked.txt", utf16(&format!("\u{feff}{text}"), false), "UTF-16 "),
