@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use crate::budgets::{Budget, budgets, exceeded};
 use crate::mesh_report;
 use crate::planned::{self, Planned};
-use crate::proposals::{OnThisMachine, Proposals, Replan};
+use crate::proposals::{LONGEST_S, OnThisMachine, Proposals, Replan};
 use crate::report::{Table, bytes};
 
 /// Refuses a run that needs more memory than this machine has, or more than `memory.limit_mb` on a rank.
@@ -16,10 +16,18 @@ use crate::report::{Table, bytes};
 /// # Errors
 /// The bytes needed and available, and changes that need less.
 pub fn check_memory(planned: &Planned) -> Result<()> {
+    check_memory_within(planned, LONGEST_S)
+}
+
+/// The same with a limit for the search, in seconds of processor time.
+///
+/// # Errors
+/// See [`check_memory`].
+pub fn check_memory_within(planned: &Planned, longest_s: f64) -> Result<()> {
     let budgets = budgets(planned);
     let Some(budget) = exceeded(planned, &budgets) else { return Ok(()) };
     let needed = budget.needed(planned);
-    let advice = Proposals::search(&OnThisMachine(planned), planned).advice();
+    let advice = Proposals::search(&OnThisMachine(planned), planned, longest_s).advice();
     match budget {
         Budget::Machine(available) => bail!(
             "{} rank(s) need {needed} bytes ({}), and {available}; {advice}",
@@ -61,7 +69,7 @@ impl<'a> Verdict<'a> {
                 _ => ranks.push((range, needed)),
             }
         }
-        let proposals = exceeded.map(|_| Proposals::search(run, planned));
+        let proposals = exceeded.map(|_| Proposals::search(run, planned, LONGEST_S));
         Some(Verdict { budget, fits: exceeded.is_none(), needed: budget.needed(planned), ranks, proposals })
     }
 

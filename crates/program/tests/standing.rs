@@ -141,7 +141,7 @@ fn a_warning_that_was_ignored_at_the_start_stays_ignored() {
 fn an_evaluation_ends_on_a_signal_and_the_resumed_run_makes_up_for_it() {
     let home = Home::new();
     let text = String::from_utf8(home.read("text.txt")).unwrap();
-    home.write("long.txt", text.repeat(40));
+    home.write("long.txt", text.repeat(4));
     let long = [
         "--set",
         "data.text=[\"long.txt\"]",
