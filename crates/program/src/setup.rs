@@ -78,7 +78,7 @@ pub fn prepare(
     if let Some(dir) = imported.as_deref().filter(|_| show == Show::Progress && started.checkpoint.is_none())
     {
         let (source, model) = shape::read_hugging_face(dir)?;
-        shape::notes(&source, &*model).iter().for_each(|line| note(line));
+        shape::notes(&source, &*model, &resolved.config.model).iter().for_each(|line| note(line));
     }
     let (data, report, planned, digests) = plan(resolved, tokens, show, across)?;
     let digests = DataDigests { generation_config: kept, ..digests };

@@ -36,8 +36,8 @@ pub fn read_hugging_face(dir: &Path) -> Result<(HuggingFaceDir, Arc<dyn Model>)>
     Ok((folder, model))
 }
 
-/// For people: what of a folder is not read as it is there, and what transformers trains otherwise than Phalanx.
-pub fn notes(folder: &HuggingFaceDir, model: &dyn Model) -> Vec<String> {
+/// For people: what of a folder is not read as it is there, and what transformers trains otherwise than a run of `config`.
+pub fn notes(folder: &HuggingFaceDir, model: &dyn Model, config: &ModelConfig) -> Vec<String> {
     let mut notes = folder.notes().to_vec();
     let mut ignored = folder.names().filter(|name| model.is_ignored(name));
     if let Some(first) = ignored.next() {
@@ -54,6 +54,7 @@ pub fn notes(folder: &HuggingFaceDir, model: &dyn Model) -> Vec<String> {
         ));
     }
     notes.extend(trained_otherwise(folder.config(), model));
+    notes.extend(dropped_otherwise(model, config));
     notes
 }
 
@@ -90,6 +91,17 @@ fn trained_otherwise(config: &Value, model: &dyn Model) -> Option<String> {
             "input tokens with id {row} do not train row {row} (pad_token_id) of the token table in transformers; in \
              Phalanx they do, so losses differ slightly if the text has such tokens"
         )
+    })
+}
+
+/// Dropout that a `config.json` has and the run has not, or otherwise.
+fn dropped_otherwise(model: &dyn Model, config: &ModelConfig) -> Option<String> {
+    let [theirs, own] = [model.to_config(), model.dropping(config.dropouts()).to_config()];
+    let differing = theirs.as_object()?.iter().filter(|(key, value)| own[key.as_str()] != **value);
+    let words = differing.map(|(key, value)| format!("{key} = {value} (here {})", own[key.as_str()]));
+    let words = words.collect::<Vec<_>>().join(", ");
+    (!words.is_empty()).then(|| {
+        format!("transformers trains with the dropout of config.json, {words}; here model.dropout and its parts count")
     })
 }
 

@@ -97,6 +97,21 @@ fn variants_of_transformers_files_are_imported_and_said() {
         let file = |folder: &str| home.read(&format!("{folder}/model.safetensors"));
         assert!(file(&out) == file(&format!("{arch}-hf")), "case {number}");
     }
+    // The dropout of a folder is not that of the run.
+    let dropped = ["--set", "model.init=dropped", "--set", "model.residual_dropout=0.1"];
+    home.copy("gpt2-hf", "dropped");
+    let config = String::from_utf8(home.read("dropped/config.json")).unwrap();
+    let config = config.replace("pdrop\": 0.0", "pdrop\": 0.1");
+    home.write("dropped/config.json", &config);
+    let said = home.run(&["import", "dropped", "--run", "di"]).ok().stdout;
+    assert!(
+        said.contains("attn_pdrop = 0.1 (here 0.0), embd_pdrop") && said.contains("resid_pdrop"),
+        "{said}"
+    );
+    let said =
+        home.run(&[&["train", "small.toml", "--run", "d", "--set", "train.steps=1"], &dropped[..]].concat());
+    let said = said.ok().stderr;
+    assert!(said.contains("embd_pdrop = 0.1 (here 0.0)") && !said.contains("resid_pdrop"), "{said}");
     // BertModel alone has no head; the head is made anew, the same each time, and the rest is kept.
     home.copy("bert-hf", "bare");
     let tensors = |folder: &str| {

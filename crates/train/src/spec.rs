@@ -10,7 +10,7 @@ use std::sync::Arc;
 use phalanx_collectives::Group;
 use phalanx_data::Masking;
 use phalanx_layers::{Checkpointing, Draw, Network};
-use phalanx_models::{Dropouts, Model, Objective};
+use phalanx_models::{Model, Objective};
 use phalanx_optim::loss_scale::Dynamic;
 use phalanx_optim::{LearningRate, LossScaling, Optimizer, UpdateRule};
 use phalanx_parallel::TensorParallel;
@@ -222,7 +222,7 @@ impl Spec {
         threads: usize,
     ) -> Result<(Spec, Network), SpecError> {
         config.check()?;
-        let (model, seq) = (model.dropping(dropouts(config)), config.model.seq);
+        let (model, seq) = (model.dropping(config.model.dropouts()), config.model.seq);
         let network = model.network(&TensorParallel::solo(), checkpointing(config));
         let (mesh, schedule, placement) = (config.mesh()?, config.schedule()?, config.placement_rule()?);
         config.check_work(mesh, &model.shape(), network.elements() as u64, evaluated)?;
@@ -403,16 +403,6 @@ fn chunk_size(config: &RunConfig, hidden: usize) -> ChunkSize {
             min_chunk_size_mb: memory.min_chunk_size_mb,
         }),
         Chunk::Mebibytes(size) => ChunkSize::Elements(((size * f64::from(1 << 20) / 4.0) as u64).max(1)),
-    }
-}
-
-fn dropouts(config: &RunConfig) -> Dropouts {
-    let model = &config.model;
-    let p = |own: Option<f64>| own.unwrap_or(model.dropout) as f32;
-    Dropouts {
-        embedding: p(model.embedding_dropout),
-        attention: p(model.attention_dropout),
-        residual: p(model.residual_dropout),
     }
 }
 

@@ -10,6 +10,7 @@ use phalanx_data::Tokenizer;
 use phalanx_layers::ParameterSpec;
 use phalanx_models::{Model, Objective};
 use phalanx_trace::DType;
+use phalanx_train::config::ModelConfig;
 use phalanx_train::dataset::DataDigests;
 use phalanx_train::learned::Learned;
 use phalanx_train::state::{PARAMETERS, read_imported};
@@ -47,7 +48,7 @@ pub fn import(args: &ImportArgs) -> Result<()> {
     };
     let tokenizer = learned.tokenizer();
     let parameters = network.elements();
-    let mut notes = shape::notes(&source, &*model);
+    let mut notes = shape::notes(&source, &*model, &ModelConfig::default());
     notes.extend_from_slice(learned.notes());
     notes.extend(tokenizer.and_then(|tokenizer| shape::rows_and_ids(model.shape().vocab, tokenizer)));
     if args.json {

@@ -5,7 +5,7 @@
 //! allocated. The binary reads files and `--set` into this type; each room receives only its part.
 
 use phalanx_data::TokenType;
-use phalanx_models::Arch;
+use phalanx_models::{Arch, Dropouts};
 use phalanx_tensor::{DType, ProductMethod};
 use serde::{Deserialize, Serialize};
 
@@ -132,6 +132,18 @@ impl Default for ModelConfig {
             attention_dropout: None,
             residual_dropout: None,
             init: None,
+        }
+    }
+}
+
+impl ModelConfig {
+    /// The probabilities with which the run drops.
+    pub fn dropouts(&self) -> Dropouts {
+        let p = |own: Option<f64>| own.unwrap_or(self.dropout) as f32;
+        Dropouts {
+            embedding: p(self.embedding_dropout),
+            attention: p(self.attention_dropout),
+            residual: p(self.residual_dropout),
         }
     }
 }
