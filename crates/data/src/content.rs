@@ -8,6 +8,7 @@ use std::ffi::OsStr;
 use std::path::Path;
 
 use crate::json::{Start, start_of};
+use crate::magic::{AS_TOKENS, TO_JSON_LINES, WITHOUT_TEXT, format_of};
 
 /// Bytes at the beginning of a file by which it is recognised.
 pub(crate) const HEAD_BYTES: usize = 1 << 16;
@@ -38,73 +39,6 @@ pub(crate) enum Content {
     Foreign(Foreign),
 }
 
-const UNPACK: &str = "unpack it first; packed files are not read yet";
-const TO_JSON_LINES: &str = "write its texts as JSON lines first, for example with Python's `datasets` or `pandas`: `to_json(\"FILE.jsonl\", orient=\"records\", lines=True)`";
-const TO_TEXT: &str = "extract its text first";
-const NO_TEXT: &str = "it has no text: leave it out";
-const AS_TOKENS: &str = "name it in data.tokens instead of data.text";
-const WEIGHTS: &str = "it holds weights and no text: leave it out";
-
-/// Formats by their first bytes: at which byte they begin, and what they are.
-#[rustfmt::skip]
-const MAGIC: [(usize, &[u8], &str, &str); 47] = [
-    (0, b"\x1f\x8b", "a gzip file", "decompress it first (`gunzip FILE`); reading .gz itself comes later"),
-    (0, b"PK\x03\x04", "a zip archive (as .docx, .xlsx, .epub, .npz and .pt files are)", UNPACK),
-    (0, b"PK\x05\x06", "an empty zip archive", NO_TEXT),
-    (0, b"\x28\xb5\x2f\xfd", "a zstd file", "decompress it first (`unzstd FILE`)"),
-    (0, b"\xfd7zXZ\0", "an xz file", "decompress it first (`unxz FILE`)"),
-    (0, b"BZh", "a bzip2 file", "decompress it first (`bunzip2 FILE`)"),
-    (0, b"\x04\x22\x4d\x18", "an lz4 file", "decompress it first (`unlz4 FILE`)"),
-    (0, b"7z\xbc\xaf\x27\x1c", "a 7z archive", UNPACK),
-    (0, b"Rar!\x1a\x07", "a rar archive", UNPACK),
-    (0, b"\xff\x06\0\0sNaPpY", "a snappy file", UNPACK),
-    (257, b"ustar", "a tar archive", UNPACK),
-    (0, b"PAR1", "a Parquet file", TO_JSON_LINES),
-    (0, b"ARROW1", "an Arrow file", TO_JSON_LINES),
-    (0, b"\xff\xff\xff\xff", "an Arrow stream", TO_JSON_LINES),
-    (0, b"FEA1", "a Feather file", TO_JSON_LINES),
-    (0, b"ORC", "an ORC file", TO_JSON_LINES),
-    (0, b"Obj\x01", "an Avro file", TO_JSON_LINES),
-    (0, b"SQLite format 3\0", "an SQLite database", TO_JSON_LINES),
-    (0, b"\x89HDF\r\n\x1a\n", "an HDF5 file", TO_JSON_LINES),
-    (0, b"%PDF-", "a PDF", TO_TEXT),
-    (0, b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", "an old Office document", TO_TEXT),
-    (0, b"{\\rtf", "a rich text document", TO_TEXT),
-    (0, b"AT&TFORM", "a DjVu document", TO_TEXT),
-    (0, b"\x89PNG\r\n\x1a\n", "a PNG image", NO_TEXT),
-    (0, b"\xff\xd8\xff", "a JPEG image", NO_TEXT),
-    (0, b"GIF87a", "a GIF image", NO_TEXT),
-    (0, b"GIF89a", "a GIF image", NO_TEXT),
-    (0, b"RIFF", "a RIFF file (an image, sound or film)", NO_TEXT),
-    (0, b"II*\0", "a TIFF image", NO_TEXT),
-    (0, b"MM\0*", "a TIFF image", NO_TEXT),
-    (4, b"ftyp", "a film or image", NO_TEXT),
-    (0, b"OggS", "an Ogg file", NO_TEXT),
-    (0, b"fLaC", "a FLAC file", NO_TEXT),
-    (0, b"ID3", "an MP3 file", NO_TEXT),
-    (0, b"\x7fELF", "a program", NO_TEXT),
-    (0, b"\0asm", "a WebAssembly module", NO_TEXT),
-    (0, b"\xca\xfe\xba\xbe", "a Java class or a program", NO_TEXT),
-    (0, b"GGUF", "a GGUF file", WEIGHTS),
-    (0, b"\x93NUMPY", "a NumPy array", "if it holds token ids, write them with `tofile` and name that file in data.tokens"),
-    (0, b"PHXTOK\0\0", "a token file of Phalanx", AS_TOKENS),
-    (0, &20_240_520u32.to_le_bytes(), "a token file of llm.c", AS_TOKENS),
-    (0, &20_240_801u32.to_le_bytes(), "a token file of llm.c", AS_TOKENS),
-    (0, b"MMIDIDX\0\0", "the index of a token file of Megatron", AS_TOKENS),
-    (0, b"ccopy_reg\n", "a pickle", TO_JSON_LINES),
-    (0, b"(dp", "a pickle", TO_JSON_LINES),
-    (0, b"(lp", "a pickle", TO_JSON_LINES),
-    (0, b"/annex/objects/", "a pointer of git-annex", "fetch its content first (`git annex get`)"),
-];
-
-/// Text in encodings other than UTF-8, by their byte order marks; the longer ones first.
-const MARKS: [(&[u8], Foreign); 4] = [
-    (b"\xff\xfe\0\0", utf("text in UTF-32", "convert it: `iconv -f UTF-32 -t UTF-8 FILE > NEW`")),
-    (b"\0\0\xfe\xff", utf("text in UTF-32", "convert it: `iconv -f UTF-32 -t UTF-8 FILE > NEW`")),
-    (b"\xff\xfe", utf("text in UTF-16", "convert it: `iconv -f UTF-16 -t UTF-8 FILE > NEW`")),
-    (b"\xfe\xff", utf("text in UTF-16", "convert it: `iconv -f UTF-16 -t UTF-8 FILE > NEW`")),
-];
-
 const fn utf(is: &'static str, way_out: &'static str) -> Foreign {
     Foreign { is, way_out }
 }
@@ -128,20 +62,15 @@ pub(crate) fn recognise(path: &Path, head: &[u8], is_whole: bool) -> Content {
 
 /// The format of a file that is neither UTF-8 text nor JSON, where its first bytes tell it.
 pub(crate) fn foreign(head: &[u8]) -> Option<Foreign> {
-    let marked = MARKS.iter().find(|(mark, _)| head.starts_with(mark)).map(|(_, foreign)| *foreign);
-    let known = || {
-        let found =
-            MAGIC.iter().find(|(at, magic, ..)| head.get(*at..).is_some_and(|head| head.starts_with(magic)));
-        found.map(|(_, _, is, way_out)| Foreign { is, way_out })
-    };
-    marked.or_else(known).or_else(|| safetensors(head)).or_else(|| pickle(head)).or_else(|| wide(head))
+    let known = format_of(head).map(|format| Foreign { is: format.is, way_out: format.for_text() });
+    known.or_else(|| safetensors(head)).or_else(|| pickle(head)).or_else(|| wide(head))
 }
 
 /// The length of a JSON header, then the header.
 fn safetensors(head: &[u8]) -> Option<Foreign> {
     let length = u64::from_le_bytes(*head.first_chunk()?);
     ((2..1 << 30).contains(&length) && head.get(8) == Some(&b'{'))
-        .then_some(Foreign { is: "a safetensors file", way_out: WEIGHTS })
+        .then_some(Foreign { is: "a safetensors file", way_out: WITHOUT_TEXT })
 }
 
 fn pickle(head: &[u8]) -> Option<Foreign> {

@@ -15,6 +15,7 @@ mod corpus;
 mod error;
 mod json;
 mod limits;
+mod magic;
 mod masking;
 mod permutation;
 mod sampler;

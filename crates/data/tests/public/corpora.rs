@@ -132,6 +132,15 @@ fn other_formats_are_told_by_their_content_and_refused_by_name() {
 }
 
 #[test]
+fn text_that_begins_like_the_name_of_a_format_is_text() {
+    let at = folder();
+    for text in ["ORCHESTRA of nine.", "BZhang wrote it.", "ggml is a library."] {
+        let found = corpus(&[&write(at.path().join("words.txt"), text)]).expect(text);
+        assert_eq!(found.documents()[0].bytes, text.len() as u64, "{text}");
+    }
+}
+
+#[test]
 fn what_is_read_otherwise_than_written_or_twice_is_said() {
     let at = folder();
     let text = |name: &str, content: &[u8]| write(at.path().join("in").join(name), content);
