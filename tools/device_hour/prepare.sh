@@ -21,13 +21,13 @@ built() {
 }
 cargo build --workspace --bin phalanx "${release[@]}" --message-format json 2>/dev/null | built >"$out/paths"
 cargo test --workspace --no-run --test operations "${release[@]}" --message-format json 2>/dev/null | built >>"$out/paths"
-cargo test --workspace --no-run --package phalanx-train --test cuda "${release[@]}" --message-format json 2>/dev/null | built >>"$out/paths"
-for name in phalanx operations cuda; do
+cargo test --workspace --no-run --test train "${release[@]}" --message-format json 2>/dev/null | built >>"$out/paths"
+for name in phalanx operations train; do
   IFS= read -r path
   strip -o "$out/$name" "$path"
 done <"$out/paths"
 rm "$out/paths"
-bytes=$(cat "$out"/phalanx "$out"/operations "$out"/cuda | wc -c)
+bytes=$(cat "$out"/phalanx "$out"/operations "$out"/train | wc -c)
 echo "$out: $((bytes >> 20)) MiB"
 if [ "$bytes" -gt $((64 << 20)) ]; then
   echo "more than 64 MiB: too much to carry" >&2

@@ -14,11 +14,11 @@ SANITIZERS = [("memcheck", 120), ("racecheck", 100), ("initcheck", 60)]
 
 
 def tests(hour):
-    for name in ("operations", "cuda"):
+    for name, tests in (("operations", []), ("train", ["cuda::"])):
         if not (TOOLS / name).exists():
             hour.row(f"tests `{name}`", f"not run: {TOOLS / name} does not exist", "all pass", "run prepare.sh first")
             continue
-        text, fault = hour.run(name, 150, [str(TOOLS / name), "--test-threads", "1"])
+        text, fault = hour.run(name, 150, [str(TOOLS / name), *tests, "--test-threads", "1"])
         result = re.findall(r"test result: (.*?); finished", text)
         hour.row(f"tests `{name}`", fault or (result or ["no result"])[-1], "all pass", "a wrong number ends work on speed")
 

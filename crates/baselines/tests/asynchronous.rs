@@ -1,16 +1,14 @@
 //! Asynchronous updates: one worker is the synchronous engine, several stay within the bound, whoever is slow, dies or
 //! goes on from a checkpoint.
 
-mod golden;
-#[path = "../../train/tests/rig/mod.rs"]
-mod rig;
-
+use crate::golden;
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use golden::{fill, synchronous, weights};
+use crate::golden::{fill, synchronous, weights};
+use crate::rig::{State, assert_same_state, golden_config, golden_steps, same_bits, spec};
 use phalanx_baselines::asynchronous::{
     self, Asynchronous, Done, Links, Pushes, Report, server_device, staleness_bound,
 };
@@ -30,7 +28,6 @@ use phalanx_train::metrics::StepRecord;
 use phalanx_train::rank::{Batch, Rank};
 use phalanx_train::run::Silent;
 use phalanx_train::{Dataset, Groups, ResolvedConfig, RunConfig, Spec, Summary};
-use rig::{State, assert_same_state, golden_config, golden_steps, same_bits, spec};
 
 /// A change to a configuration.
 type Change = fn(&mut RunConfig);

@@ -1,10 +1,7 @@
 //! `DataParallel` against the synchronous engine on one rank, and the memory of its first device.
 
-mod golden;
-#[path = "../../train/tests/rig/mod.rs"]
-mod rig;
-
-use golden::{fill, synchronous, weights};
+use crate::golden::{fill, synchronous, weights};
+use crate::rig::{State, golden_config, golden_steps, pairs, same_bits, spec};
 use phalanx_baselines::data_parallel::{DataParallel, DataParallelError};
 use phalanx_models::Gpt2;
 use phalanx_plan::MemoryPlan;
@@ -12,7 +9,6 @@ use phalanx_trace::PhaseName;
 use phalanx_train::RunConfig;
 use phalanx_train::config::{Float, OptimizerKind};
 use phalanx_train::rank::Batch;
-use rig::{State, golden_config, golden_steps, pairs, same_bits, spec};
 
 /// A change to a configuration.
 type Change = fn(&mut RunConfig);

@@ -1,13 +1,11 @@
 //! Damage is found before it is used, named, and never spreads to older checkpoints.
 
-mod fixture;
-
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
 use std::path::Path;
 
-use fixture::{LAYOUTS, assert_whole, names, newest_step, save, write};
+use crate::fixture::{LAYOUTS, assert_whole, names, newest_step, save, write};
 use phalanx_checkpoint::{Checkpoint, CheckpointError, begin, newest};
 use tempfile::tempdir;
 

@@ -1,21 +1,16 @@
 //! Files that somebody else made: a manifest whose checksum is right and whose content is impossible, headers
 //! and indexes of any size and form, FIFOs. Each is an error that names file and field, in bounded memory.
 
-mod fixture;
-
 use std::fs;
 use std::path::Path;
 
-use fixture::{LAYOUTS, save};
+use crate::fixture::{LAYOUTS, save};
 use phalanx_checkpoint::{Checkpoint, CheckpointError, HuggingFaceDir, newest};
-use phalanx_hostile::{Counting, make_fifo, mutate, mutate_json, overwrite, peak_bytes, survive};
+use phalanx_hostile::{make_fifo, mutate, mutate_json, overwrite, peak_bytes, survive};
 use phalanx_plan::Stripe;
 use phalanx_trace::DType;
 use serde_json::{Value, json};
 use tempfile::{TempDir, tempdir};
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
 
 /// Maximum memory for reading any of the small files here.
 const MAX_BYTES: usize = 4 << 20;

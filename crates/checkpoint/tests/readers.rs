@@ -1,11 +1,9 @@
 //! Whoever reads a checkpoint while its run saves and removes others sees whole checkpoints only.
 
-mod fixture;
-
 use std::fs;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use fixture::{LAYOUTS, assert_whole, names, save};
+use crate::fixture::{LAYOUTS, assert_whole, names, save};
 use phalanx_checkpoint::{Checkpoint, newest, purge};
 use tempfile::tempdir;
 

@@ -1,10 +1,9 @@
 //! Whatever layout saved it, every layout loads it; and a save counts only when it is committed.
 
-mod fixture;
-
+use crate::fixture;
 use std::fs;
 
-use fixture::{LAYOUTS, Layout, TENSORS, assert_whole, bytes, elements, names, newest_step, save};
+use crate::fixture::{LAYOUTS, Layout, TENSORS, assert_whole, bytes, elements, names, newest_step, save};
 use phalanx_checkpoint::{
     Checkpoint, CheckpointError, READ_WINDOW_BYTES, TensorPiece, begin, commit, discard, newest, purge,
     write_rank,

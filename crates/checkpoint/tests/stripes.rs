@@ -3,14 +3,12 @@
 //! The oracle is slicing: an element's bytes follow from its place in the whole tensor, and which elements
 //! a rank holds is found by walking all of them.
 
-mod fixture;
-
 use std::fs::{self, File};
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use fixture::{byte, names};
+use crate::fixture::{byte, names};
 use half::{bf16, f16};
 use phalanx_checkpoint::{
     Checkpoint, CheckpointError, HuggingFaceDir, Result, TensorPiece, begin, commit, newest, write_rank,

@@ -1,13 +1,11 @@
 //! Nothing hangs without a name: ranks that disagree, panic, leave or do not come, on one host and on several.
 
-mod support;
-
 use std::sync::{Arc, Barrier, Mutex};
 use std::time::{Duration, Instant};
 
+use crate::support::{HOSTS, Layout, host, ranks, ranks_on, sample, tensor, within_a_second, zeros};
 use phalanx_collectives::{CollectiveError, Endpoint, Group, Options};
 use phalanx_tensor::DType;
-use support::{HOSTS, Layout, host, ranks, ranks_on, sample, tensor, within_a_second, zeros};
 
 /// The result of `body` on each rank, and the longest time that a rank took.
 fn errors(

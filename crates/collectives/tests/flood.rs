@@ -1,15 +1,13 @@
 //! Connections of strangers while ranks of two hosts train: bounded memory, descriptors and threads, and right sums.
 
-mod support;
-
 use std::io::Write;
 use std::net::TcpStream;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use crate::support::{Layout, host, ranks_on, same_bits, sample, summed, tensor, values};
 use phalanx_collectives::Options;
 use phalanx_hostile::Random;
-use support::{Layout, host, ranks_on, same_bits, sample, summed, tensor, values};
 
 /// Strangers that are connected at the same time, and rounds of them.
 const AT_ONCE: usize = 350;

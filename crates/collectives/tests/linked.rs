@@ -1,12 +1,13 @@
 //! Groups over links of devices: every operation against the naive oracle, bit for bit; calls that differ and ranks that stop are noticed
 //! as on every transport. The links of these tests are mailboxes between threads, whose sums are those of the library.
 
-mod support;
-
+use crate::support;
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use crate::support::table::{copies, messages, sums};
+use crate::support::{HOSTS, Layout, NoKernels, ranks_on, sample, tensor};
 use half::{bf16, f16};
 use phalanx_collectives::linked::linked;
 use phalanx_collectives::{CollectiveError, Group, Isa, Options, element_of};
@@ -16,8 +17,6 @@ use phalanx_tensor::links::{
 };
 use phalanx_tensor::{Arena, Backend, DType, Device, DeviceError, Immediate, Links, Memory, ViewMut};
 use phalanx_trace::{Site, Stream};
-use support::table::{copies, messages, sums};
-use support::{HOSTS, Layout, NoKernels, ranks_on, sample, tensor};
 
 /// Messages on their way: by the link, the sender and the receiver.
 type Post = Mutex<HashMap<(u8, usize, usize), VecDeque<Vec<u8>>>>;

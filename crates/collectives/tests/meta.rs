@@ -1,8 +1,6 @@
 //! The recording group writes what a real one would do, for any rank of any world, and checks how the buffers
 //! are placed.
 
-mod support;
-
 use std::sync::Arc;
 
 use phalanx_collectives::{CollectiveOp, Group, MetaGroup, Solo, threads};

@@ -1,12 +1,10 @@
 //! Generated mismatches: of the same call on all ranks, one rank changes one thing. Every rank fails, both call sites are
 //! named, and no buffer has changed: shared memory, TCP, carried messages, and several hosts of several ranks.
 
-mod support;
-
+use crate::support::{HOSTS, Layout, host, ranks_on, zeros};
 use phalanx_collectives::{CollectiveError, Group, Options};
 use phalanx_hostile::Random;
 use phalanx_tensor::{DType, Tensor};
-use support::{HOSTS, Layout, host, ranks_on, zeros};
 
 /// Mismatches for each of the eleven layouts, unless the environment says how many: 125 make more than a thousand in all.
 const CASES: usize = 20;

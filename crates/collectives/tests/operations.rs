@@ -1,18 +1,16 @@
 //! Every operation on 1 to 8 ranks as threads, on one host and on several, with and without overlap, against a naive
 //! oracle, bit for bit; a world of one is held against `Solo`.
 
-mod support;
-
+use crate::support::table::{copies, messages, sums};
+use crate::support::{
+    HOSTS, Layout, Sample, groups, groups_on, host, same_bits, sample, summed, tensor, tree, values, zeros,
+};
 use half::{bf16, f16};
 use phalanx_collectives::{Group, Options, Solo, threads};
 use phalanx_cpu::Cpu;
 use phalanx_simd::sums::LAST_VECTORS;
 use phalanx_simd::{Isa, Lanes, vectorized};
 use phalanx_tensor::{Arena, Category, DType, Device};
-use support::table::{copies, messages, sums};
-use support::{
-    HOSTS, Layout, Sample, groups, groups_on, host, same_bits, sample, summed, tensor, tree, values, zeros,
-};
 
 const WORLDS: [usize; 6] = [1, 2, 3, 4, 5, 8];
 

@@ -1,12 +1,13 @@
 //! Many calls in flight at once: they own their buffers, happen in order, and are waited for in any order.
 
-mod support;
-
+use crate::support;
 use std::time::Duration;
 
+use crate::support::{
+    HOSTS, Layout, groups, groups_on, host, same_bits, sample, summed, tensor, values, zeros,
+};
 use phalanx_collectives::{Group, Pending};
 use phalanx_tensor::{DType, Tensor};
-use support::{HOSTS, Layout, groups, groups_on, host, same_bits, sample, summed, tensor, values, zeros};
 
 const IN_FLIGHT: usize = 60;
 

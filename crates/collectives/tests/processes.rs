@@ -6,13 +6,13 @@
     reason = "for who runs the test"
 )]
 
-mod support;
-
+use crate::support;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
+use crate::support::{Sample, accumulated, same_bits, sample, summed, values};
 use half::{bf16, f16};
 use phalanx_collectives::secure::Secret;
 use phalanx_collectives::{
@@ -20,7 +20,6 @@ use phalanx_collectives::{
 };
 use phalanx_tensor::{Arena, Category, DType, Device, Tensor};
 use phalanx_trace::PhaseName;
-use support::{Sample, accumulated, same_bits, sample, summed, values};
 
 const SCENARIO: &str = "PHALANX_TEST_SCENARIO";
 
@@ -79,7 +78,7 @@ fn start_host(job: &HostJob, scenario: &str, network: Option<i32>) -> Vec<Rank> 
         let reach =
             network.zip(listener).map_or(String::new(), |(task, listener)| format!(" {task} {listener}"));
         command
-            .args(["one_rank", "--exact", "--nocapture", "--test-threads=1"])
+            .args(["processes::one_rank", "--exact", "--nocapture", "--test-threads=1"])
             .env(SCENARIO, format!("{scenario} {rank} {fds}{reach}"))
             .env("RUST_BACKTRACE", "0")
             .stdin(Stdio::piped())

@@ -7,10 +7,7 @@ use std::time::{Duration, Instant};
 use phalanx_collectives::secure::{
     Connection, HANDSHAKE_MAX, HELLO_MAX, Identity, Protection, Secret, accept, connect,
 };
-use phalanx_hostile::{Counting, Random, mutate, peak_bytes, survive};
-
-#[global_allocator]
-static COUNTING: Counting = Counting;
+use phalanx_hostile::{Random, mutate, peak_bytes, survive};
 
 const BOTH: [Protection; 2] = [Protection::Encrypted, Protection::Plaintext];
 

@@ -1,14 +1,9 @@
 //! What a rank of several hosts allocates for its transport: no more than was planned, and not much less.
 
-mod support;
-
+use crate::support::{Layout, host, ranks_on, zeros};
 use phalanx_collectives::{Connections, GroupSums, Hosts, Options, Wire, transport_bytes};
-use phalanx_hostile::{Counting, peak_bytes};
+use phalanx_hostile::peak_bytes;
 use phalanx_tensor::{DType, Tensor};
-use support::{Layout, host, ranks_on, zeros};
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
 
 /// The last rank connects to all others, so it allocates all that it has.
 #[test]

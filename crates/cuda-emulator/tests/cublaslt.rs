@@ -1,16 +1,12 @@
 //! The double of cuBLASLt: epilogues against f64, refusals of what the library refuses, and planted faults.
 
-#[path = "support/driver.rs"]
-mod driver;
-mod support;
-
 use std::ffi::c_void;
 
-use driver::{Session, ok, reports, result as driver_result};
+use crate::driver::{Session, ok, reports, result as driver_result};
+use crate::support::numbers;
 use phalanx_cuda_emulator::cublaslt::*;
 use phalanx_cuda_emulator::driver::*;
 use phalanx_cuda_emulator::numbers::{Bfloat16, Narrow};
-use support::numbers;
 
 const F32: i32 = 0;
 const BF16: i32 = 14;

@@ -1,11 +1,9 @@
 //! Planted faults in kernels: each must be reported as what it is, with its source line, and the right version of the
 //! same kernel must run without a report.
 
-mod support;
-
+use crate::support::Parameter::{Address, Integer};
+use crate::support::{Device, numbers};
 use phalanx_cuda_emulator::checks::{Finding, Report};
-use support::Parameter::{Address, Integer};
-use support::{Device, numbers};
 
 const PTX: &str = include_str!("kernels/faults.ptx");
 const SOURCE: &str = include_str!("kernels/faults.cu");

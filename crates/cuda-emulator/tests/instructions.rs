@@ -3,10 +3,8 @@
 //! Each case is an instruction and its operands' bits. Registers 1 to 3 of every class hold the operands, cut to the size
 //! of the class; register 0 takes the result.
 
-mod support;
-
-use support::Device;
-use support::Parameter::Address;
+use crate::support::Device;
+use crate::support::Parameter::Address;
 
 /// Bits of f32 numbers.
 const fn f(value: f32) -> u64 {

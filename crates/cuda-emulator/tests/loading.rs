@@ -22,7 +22,7 @@ fn inside(test: &str, seed: &str) -> Output {
     let folder = tempfile::tempdir().unwrap();
     std::os::unix::fs::symlink(&library, folder.path().join("libcuda.so")).unwrap();
     let child = Command::new(&program)
-        .args(["--exact", test, "--nocapture"])
+        .args(["--exact", &format!("loading::{test}"), "--nocapture"])
         .env("LD_LIBRARY_PATH", folder.path())
         .env("PHALANX_EMULATOR_SEED", seed)
         .env("PHALANX_EMULATOR_MEMORY_MB", "64")

@@ -24,7 +24,7 @@ fn with_two_cards(test: &str, body: impl Fn()) {
     }
     for seed in ["0", "1", "2", "3"] {
         let child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", test, "--nocapture"])
+            .args(["--exact", &format!("nccl::{test}"), "--nocapture"])
             .env("PHALANX_EMULATOR_CARDS", "2")
             .env("PHALANX_EMULATOR_SEED", seed)
             .env(INSIDE, "1")

@@ -1,10 +1,8 @@
 //! Results of kernels, compiled by NVRTC, against f64. Each tolerance follows from the types and lengths of sums.
 
-mod support;
-
+use crate::support::Parameter::{Address, Float, Integer};
+use crate::support::{Device, numbers};
 use phalanx_cuda_emulator::numbers::{Bfloat16, Binary16, Narrow};
-use support::Parameter::{Address, Float, Integer};
-use support::{Device, numbers};
 
 const PTX: &str = include_str!("kernels/numerics.ptx");
 

@@ -1,13 +1,12 @@
 //! How fast the emulator is. Run with `--nocapture` to see the rates; the assertion only catches a machine that no test
 //! could use.
 
-mod support;
-
+use crate::support;
+use crate::support::Parameter::{Address, Float, Integer};
+use crate::support::{Device, numbers};
 use phalanx_cuda_emulator::checks::Checks;
 use phalanx_cuda_emulator::numbers::{Bfloat16, Narrow};
 use rustix::time::{ClockId, clock_gettime};
-use support::Parameter::{Address, Float, Integer};
-use support::{Device, numbers};
 
 const PTX: &str = include_str!("kernels/numerics.ptx");
 

@@ -1,10 +1,7 @@
 //! Regions of an arena and operands of launches, which a program announces: planted faults that bounds of allocations do not
 //! show, and the same without.
 
-#[path = "support/driver.rs"]
-mod driver;
-
-use driver::{Session, ok, reports, result};
+use crate::driver::{Session, ok, reports, result};
 use phalanx_cuda_emulator::driver::*;
 
 /// Floats of a tensor.

@@ -1,11 +1,8 @@
 //! Sequences of the driver's calls: right ones give the right result under every seed, and planted faults in them are
 //! reported under every seed.
 
-#[path = "support/driver.rs"]
-mod driver;
-
-use driver::Argument::{Address, Integer};
-use driver::{Session, ok, reports, result};
+use crate::driver::Argument::{Address, Integer};
+use crate::driver::{Session, ok, reports, result};
 use phalanx_cuda_emulator::driver::*;
 
 const COUNT: usize = 100;

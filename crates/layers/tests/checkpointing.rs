@@ -1,11 +1,9 @@
 //! Computing again instead of keeping: the same bits, less kept, no product of weights that is not needed.
 
-mod rig;
-
+use crate::rig::{DRAW, HIDDEN, P, SEQ, kernels, left, linear, norm, numbers, plain, rebuilding, trace};
 use phalanx_layers::{Layer, LinearGelu, Recompute, Sequence};
 use phalanx_tensor::Gelu;
 use phalanx_trace::PhaseName;
-use rig::{DRAW, HIDDEN, P, SEQ, kernels, left, linear, norm, numbers, plain, rebuilding, trace};
 
 /// Bytes of a `[1, seq, hidden]`, and of one number per row.
 const H: u64 = (4 * SEQ * HIDDEN) as u64;

@@ -1,16 +1,14 @@
 //! Dropout in layers: nothing where nothing is dropped, and numbers that depend on seed, step, name and place in
 //! the global batch alone.
 
-mod rig;
-
 use std::collections::HashSet;
 
+use crate::rig::{DRAW, HEADS, HIDDEN, SEQ, linear, norm, numbers, plain, trace};
 use phalanx_layers::{
     Activation, Context, Draw, Dropped, Gradient, Layer, Linear, ParameterSpec, Residual, Result, Saved,
     Sequence,
 };
 use phalanx_tensor::View;
-use rig::{DRAW, HEADS, HIDDEN, SEQ, linear, norm, numbers, plain, trace};
 
 #[test]
 fn nothing_is_computed_or_taken_where_nothing_is_dropped() {

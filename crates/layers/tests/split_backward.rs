@@ -1,17 +1,15 @@
 //! Backward in two parts leaves the bits of backward in one: dx, and every gradient, of every layer and composition,
 //! whatever is computed in between, in every precision.
 
-mod rig;
-
 use std::sync::Arc;
 
+use crate::rig::{DRAW, HIDDEN, SEQ, attention, bits_of, filled_as, linear, norm, plain, rebuilding};
 use phalanx_cpu::Cpu;
 use phalanx_layers::{
     Activation, Context, Deferred, Draw, Dropped, Embedding, Gradient, Init, Layer, Linear, LinearGelu,
     ParameterSpec, Recompute, Residual, Saved, Sequence,
 };
 use phalanx_tensor::{Arena, Category, DType, Device, Gelu, Layout, Shape, Tensor, View};
-use rig::{DRAW, HIDDEN, SEQ, attention, bits_of, filled_as, linear, norm, plain, rebuilding};
 
 const BATCH: usize = 3;
 const VOCAB: usize = 11;

@@ -1,7 +1,6 @@
 //! BERT's configurations, and what its parameters are in files.
 
-mod rig;
-
+use crate::rig;
 use phalanx_models::{Activation, Bert, Dropouts, Model, Objective, Stored, from_config};
 use serde_json::json;
 

@@ -1,10 +1,8 @@
 //! What is computed again instead of kept, and when: not a bit differs, and less is kept.
 
-mod rig;
-
+use crate::rig::Case;
 use phalanx_layers::{Checkpointing, Draw};
 use phalanx_models::Dropouts;
-use rig::Case;
 
 const CHECKPOINTING: [Checkpointing; 4] = [
     Checkpointing::None,

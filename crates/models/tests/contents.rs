@@ -1,8 +1,7 @@
 //! What a file with weights must hold, compared with its `config.json`: nothing is dropped in silence, and
 //! nothing is built before the number of layers is known to be right.
 
-mod rig;
-
+use crate::rig;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 

@@ -1,10 +1,8 @@
 //! Each model against `transformers`: logits, loss and every gradient of a small one, block by block without any
 //! engine around it.
 
-mod rig;
-
+use crate::rig::{Case, compare_gradients, compare_low, compare_low_forward, values};
 use phalanx_tensor::DType;
-use rig::{Case, compare_gradients, compare_low, compare_low_forward, values};
 
 /// The reference of a model. PyTorch's f32 differs from its f64 by at most these errors; another order of sums may
 /// differ as much in the other direction, plus a few additions, so tolerances are four times that.

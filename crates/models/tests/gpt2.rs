@@ -1,7 +1,6 @@
 //! GPT-2's configurations, and what its parameters are in files.
 
-mod rig;
-
+use crate::rig;
 use phalanx_models::{Activation, Dropouts, Gpt2, Model, from_config};
 use phalanx_tensor::Gelu;
 use serde_json::json;

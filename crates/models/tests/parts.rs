@@ -1,14 +1,12 @@
 //! What ranks that share a model's layers have of it: parts that make up the whole, and in the dry run of a
 //! step no tensor that is placed otherwise than its reader needs.
 
-mod rig;
-
 use std::collections::BTreeMap;
 
+use crate::rig::Case;
 use phalanx_layers::{ParameterSpec, Part};
 use phalanx_models::Stored;
 use phalanx_planted::{FaultKind, PlantedFault, sites};
-use rig::Case;
 
 const LAYOUTS: [(usize, bool); 4] = [(2, false), (2, true), (4, false), (4, true)];
 

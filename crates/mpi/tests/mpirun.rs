@@ -8,6 +8,7 @@
 
 mod started;
 #[path = "../../collectives/tests/support/mod.rs"]
+#[allow(dead_code, reason = "one part of it serves here")]
 mod support;
 
 use std::path::{Path, PathBuf};

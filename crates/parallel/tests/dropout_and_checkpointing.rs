@@ -1,15 +1,13 @@
 //! Dropout in layers of which each rank has a part drops what one rank drops; what is computed again instead of kept
 //! changes no bit on any rank.
 
-mod rig;
-
-use phalanx_layers::{Draw, Layer, Recompute, Residual, Sequence};
-use phalanx_parallel::TensorParallel;
-use phalanx_tensor::Layout;
-use rig::{
+use crate::rig::{
     AXES, Build, DRAW, HIDDEN, Numbers, P, PLAIN, ROWS, SEQ, Setting, allowed, block, distance, joined,
     parts, paths, rebuilding_block, same_within, whole,
 };
+use phalanx_layers::{Draw, Layer, Recompute, Residual, Sequence};
+use phalanx_parallel::TensorParallel;
+use phalanx_tensor::Layout;
 
 /// Sums on the way to a gradient of a block of two paths: linear layers, norms, attention, rows and ranks.
 fn sums() -> Vec<usize> {

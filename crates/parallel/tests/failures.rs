@@ -1,13 +1,12 @@
 //! A rank ends the job while others are inside a layer: on every rank, forward or backward of the stage returns the
 //! collective's error. No rank panics or hangs.
 
-mod rig;
-
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::rig::{BATCH, HIDDEN, ROWS, SEQ, block, norm};
 use phalanx_collectives::{CollectiveError, Endpoint, Group, Solo, threads};
 use phalanx_cpu::Cpu;
 use phalanx_layers::{
@@ -21,7 +20,6 @@ use phalanx_parallel::{Options, Seen, Stage, TensorParallel, Watch, Zero};
 use phalanx_plan::{ChunkSize, ParameterSize, Precision, lay_out};
 use phalanx_tensor::{Arena, Category, CrossEntropy, DType, Device, Tensor};
 use phalanx_trace::PhaseName;
-use rig::{BATCH, HIDDEN, ROWS, SEQ, block, norm};
 
 const VOCAB: usize = 50;
 /// Maximum wait of a rank.

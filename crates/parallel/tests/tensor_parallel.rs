@@ -1,16 +1,15 @@
 //! Layers of which each rank has a part are the whole layers: outputs, derivatives of inputs and all gradients, with
 //! rows on all ranks or shared (sequence parallelism), backward in one and in two parts.
 
-mod rig;
-
+use crate::rig;
+use crate::rig::{
+    AXES, Build, DRAW, HIDDEN, PLAIN, ROWS, SEQ, Setting, TestRank, allowed, block, distance, joined, linear,
+    on_ranks, parts, paths, run, same_within, whole,
+};
 use phalanx_layers::{Layer, Linear, Residual, Sequence};
 use phalanx_parallel::TensorParallel;
 use phalanx_planted::{FaultKind, PlantedFault, sites};
 use phalanx_tensor::{DType, Layout};
-use rig::{
-    AXES, Build, DRAW, HIDDEN, PLAIN, ROWS, SEQ, Setting, TestRank, allowed, block, distance, joined, linear,
-    on_ranks, parts, paths, run, same_within, whole,
-};
 
 const LAYOUTS: [Layout; 2] = [Layout::InOut, Layout::OutIn];
 

@@ -1,10 +1,13 @@
 //! Token tables and output projections of which each rank has some rows of the vocabulary are the whole ones, also
 //! where the last rank has fewer.
 
-mod rig;
-
+use crate::rig;
 use std::sync::Arc;
 
+use crate::rig::{
+    AXES, BATCH, DRAW, HIDDEN, MICRO_BATCHES, PLAIN, ROWS, SEQ, Setting, TestRank, allowed, close, distance,
+    join_gradient, joined, on_ranks, parts, run, same_within, whole,
+};
 use phalanx_collectives::Group;
 use phalanx_layers::{
     Dropped, Embedding, Gradient, Head, Init, Layer, LinearCrossEntropy, ParameterSpec, Sequence,
@@ -12,10 +15,6 @@ use phalanx_layers::{
 use phalanx_parallel::TensorParallel;
 use phalanx_planted::{FaultKind, PlantedFault, sites};
 use phalanx_tensor::{Category, CrossEntropy, DType, IGNORED, Tensor, View};
-use rig::{
-    AXES, BATCH, DRAW, HIDDEN, MICRO_BATCHES, PLAIN, ROWS, SEQ, Setting, TestRank, allowed, close, distance,
-    join_gradient, joined, on_ranks, parts, run, same_within, whole,
-};
 
 /// Divided by all numbers of ranks, by some, by none: four ranks have 12, 12, 12, 12 or 13, 13, 13, 11 or 13, 13, 13,
 /// 10 rows.

@@ -16,9 +16,14 @@ use std::error::Error;
 
 use phalanx::{Arena, Category, Cpu, CpuFactory, DType, Device, LaunchError, Launcher, Training};
 
-/// Ranks that run only the test `name` of this program.
+/// Ranks that run only the test `name` of this file.
 fn launcher(ranks: usize, name: &str) -> Launcher {
-    Launcher::new(ranks).with_arguments(["--exact", name, "--nocapture", "--test-threads=1"])
+    Launcher::new(ranks).with_arguments([
+        "--exact",
+        &format!("examples::{name}"),
+        "--nocapture",
+        "--test-threads=1",
+    ])
 }
 
 fn threads_and_processes(training: &Training, ranks: usize, name: &str) {

@@ -66,10 +66,10 @@ impl Drop for Notes {
     }
 }
 
-/// Ranks that run only the test `name` of this program.
+/// Ranks that run only the test `name` of this file.
 fn launcher(ranks: usize, name: &str) -> Launcher {
     Launcher::new(ranks)
-        .with_arguments(["--exact", name, "--nocapture", "--test-threads=1"])
+        .with_arguments(["--exact", &format!("failures::{name}"), "--nocapture", "--test-threads=1"])
         .with_stall_timeout(TIMEOUT)
 }
 

@@ -1,8 +1,6 @@
 //! Layouts against what they promise, and the search against brute force.
 
-mod generator;
-
-use generator::Generator;
+use crate::generator::Generator;
 use phalanx_plan::{BLOCK, ChunkError, ChunkLayout, ChunkSize, ParameterSize, Search, lay_out};
 
 fn sizes(elements: &[u64]) -> Vec<ParameterSize> {

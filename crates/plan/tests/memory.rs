@@ -1,8 +1,6 @@
 //! Memory plans against what they promise, for small traces drawn by hand and many random ones.
 
-mod generator;
-
-use generator::Generator;
+use crate::generator::Generator;
 use phalanx_plan::packing::{Lifetime, live_peak, pack};
 use phalanx_plan::{ALIGN, MemoryPlan, Peak, PeakMeter, plan_memory, plan_memory_of};
 use phalanx_trace::{Bytes, Category, Event, Memory, Phase, PhaseName, Site, Trace};

@@ -1,10 +1,8 @@
 //! Look-ahead against a scan, sums against sums by hand, formulas against the paper.
 
-mod generator;
-
 use std::sync::Arc;
 
-use generator::Generator;
+use crate::generator::Generator;
 use phalanx_plan::{Cost, Lookahead, Precision, Stage, textbook, use_order};
 use phalanx_trace::{
     Bytes, Collective, CollectiveOp, DType, Event, Memory, Phase, PhaseName, Placements, Rate, Site, Stream,

@@ -1,11 +1,9 @@
 //! Times against the closed forms of the papers and against a solver of the same constraints; activations in
 //! flight; messages.
 
-mod generator;
-
 use std::collections::HashMap;
 
-use generator::Generator;
+use crate::generator::Generator;
 use phalanx_plan::pipeline::depth;
 use phalanx_plan::pipeline::simulate::simulate_with_depth;
 use phalanx_plan::{

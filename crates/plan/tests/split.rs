@@ -1,8 +1,6 @@
 //! Stripes against slicing: a tensor of numbered elements, cut the slow way.
 
-mod generator;
-
-use generator::Generator;
+use crate::generator::Generator;
 use phalanx_plan::{Split, SplitError, Stripe, nearest_divisors};
 
 /// The global indices that `rank` holds of a row-major tensor, by walking all of its elements: an element

@@ -1,10 +1,8 @@
 //! Cuts against trying all of them.
 
-mod generator;
-
 use std::ops::Range;
 
-use generator::Generator;
+use crate::generator::Generator;
 use phalanx_plan::{BlockCost, Cut, CutError, cut};
 
 fn block(flops: u64, parameters: u64, bytes: u64) -> BlockCost {

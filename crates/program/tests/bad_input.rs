@@ -1,11 +1,10 @@
 //! Every mistake is one clear message that names the key, file or rank; the exit code is 1; nothing is
 //! left behind.
 
-mod rig;
-
+use crate::rig;
 use std::time::{Duration, Instant};
 
-use rig::Home;
+use crate::rig::Home;
 
 #[test]
 fn impossible_values_name_their_key() {

@@ -1,8 +1,6 @@
 //! `phalanx bench` and `phalanx doctor`: figures with the names that scripts rely on.
 
-mod rig;
-
-use rig::{Home, list, number, value};
+use crate::rig::{Home, list, number, value};
 use serde_json::{Value, json};
 
 #[test]

@@ -4,12 +4,11 @@
 //! Cards are those of the emulator of the driver (`cargo xtask cuda-emulator`); without it, the tests say so and check nothing.
 #![allow(clippy::print_stderr, reason = "a test that checks nothing says so")]
 
-mod rig;
-
+use crate::rig;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use rig::{Ended, Home, lives, ranks, signal};
+use crate::rig::{Ended, Home, lives, ranks, signal};
 use rustix::process::Signal;
 
 const TRAIN: [&str; 14] = [

@@ -5,11 +5,10 @@
 //! nothing.
 #![allow(clippy::print_stderr, reason = "a test that checks nothing says so")]
 
-mod rig;
-
+use crate::rig;
 use std::process::Command;
 
-use rig::{Ended, Home, assert_as_planned};
+use crate::rig::{Ended, Home, assert_as_planned};
 
 const CARD: [&str; 2] = ["--set", "device.kind=cuda"];
 const TINY: [&str; 10] = [

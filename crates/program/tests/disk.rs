@@ -1,13 +1,12 @@
 //! State on disk: kills, disks that are too small, full or no disks, locked memory, several folders; and the benchmark of disks.
 #![allow(clippy::print_stderr, reason = "a test that cannot run says why")]
 
-mod rig;
-
+use crate::rig;
 use std::process::{Child, Stdio};
 
+use crate::rig::{Ended, Home, lives, number, ranks, signal, wait};
 use phalanx_host::kib_field;
 use phalanx_hostile::process;
-use rig::{Ended, Home, lives, number, ranks, signal, wait};
 use rustix::process::Signal;
 
 /// Optimizer states and parameters on disk, under `disk`.

@@ -1,11 +1,10 @@
 //! Ranks and launchers that are killed or interrupted: named, saved, resumed, nothing left behind.
 
-mod rig;
-
+use crate::rig;
 use std::process::Child;
 use std::time::{Duration, Instant};
 
-use rig::{Home, lives, ranks, shares_without_a_name, signal, wait};
+use crate::rig::{Home, lives, ranks, shares_without_a_name, signal, wait};
 use rustix::process::Signal;
 
 /// A run that never reaches its end.

@@ -1,8 +1,7 @@
 //! Models and tokens in and out: import, export, inspect, tokenize, sample.
 
-mod rig;
-
-use rig::Home;
+use crate::rig;
+use crate::rig::Home;
 use serde_json::{Value, json};
 
 #[test]

@@ -1,14 +1,12 @@
 //! Hostile files in the place of every input of the program: each is an error within seconds that names file and
 //! key, and nothing is made or changed.
 
-mod rig;
-
 use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use crate::rig::Home;
 use phalanx_hostile::make_fifo;
-use rig::Home;
 use serde_json::{Value, json};
 
 /// Maximum time of a refusal on a busy machine.

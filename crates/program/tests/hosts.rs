@@ -1,15 +1,14 @@
 //! Several hosts on this machine: one launcher each, over loopback. They train to the bits of one host, and every failure has
 //! a name on all of them.
 
-mod rig;
-
+use crate::rig;
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
+use crate::rig::{Ended, Home, lives, ranks, signal, wait};
 use phalanx_simd::Isa;
-use rig::{Ended, Home, lives, ranks, signal, wait};
 use rustix::process::Signal;
 
 /// A run that never reaches its end.

@@ -1,11 +1,9 @@
 //! `PHALANX_ISA`: the kernels of every instruction set train the same model, on one rank and on two.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "for who runs the test")]
 
-mod rig;
-
+use crate::rig::{Home, pairs};
 use phalanx_simd::Isa;
 use phalanx_simd::tiles::TileUnit;
-use rig::{Home, pairs};
 
 /// Largest relative difference of a loss between two instruction sets after some steps. Each fuses and orders sums in
 /// its own way: f32 differs in last places, which steps amplify; bf16 rounds values that already differ in f32.

@@ -1,13 +1,12 @@
 //! One process for each rank, as srun, mpirun and torchrun start them: here they are started with these launchers' variables.
 
-mod rig;
-
+use crate::rig;
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Child, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use rig::{Ended, Home, lives, ranks, signal, wait};
+use crate::rig::{Ended, Home, lives, ranks, signal, wait};
 use rustix::process::Signal;
 
 const ENDLESS: [&str; 6] =

@@ -1,9 +1,7 @@
 //! A run records the kernels that it computes with, and a resumed run uses them again.
 
-mod rig;
-
+use crate::rig::{Ended, Home};
 use phalanx_simd::Isa;
-use rig::{Ended, Home};
 
 const VARIABLE: &str = "PHALANX_ISA";
 

@@ -1,8 +1,7 @@
 //! What the learning rate does when a run goes on: it stays where its decay ended, unless told otherwise.
 
-mod rig;
-
-use rig::Home;
+use crate::rig;
+use crate::rig::Home;
 use serde_json::Value;
 
 const MIN_LR: f64 = 1e-3;

@@ -1,11 +1,10 @@
 //! Little of what a process may have: threads, memory, long files. Every refusal is an error that names the limit.
 
-mod rig;
-
+use crate::rig;
 use std::process::Stdio;
 
+use crate::rig::{Ended, Home};
 use phalanx_hostile::process;
-use rig::{Ended, Home};
 
 /// Runs the program below a limit of the shell.
 fn below(home: &Home, limit: &str, args: &[&str]) -> Ended {

@@ -1,11 +1,10 @@
 //! Meshes from end to end: processes on pipeline x data x tensor train what one rank trains, resume on another mesh,
 //! and name the rank that dies; plans and benches say what a mesh holds, sends and idles.
 
-mod rig;
-
+use crate::rig;
 use std::time::{Duration, Instant};
 
-use rig::{Ended, Home, assert_as_planned, list, lives, number, pairs, ranks, signal, value};
+use crate::rig::{Ended, Home, assert_as_planned, list, lives, number, pairs, ranks, signal, value};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 

@@ -1,10 +1,8 @@
 //! A model folder and its tokenizer are one thing: trained, imported, resumed and exported together.
 
-mod rig;
-
 use std::fs;
 
-use rig::Home;
+use crate::rig::Home;
 
 /// The folder of an exported model that has learned characters.
 fn model_of_characters(home: &Home) {

@@ -1,16 +1,13 @@
 //! Training under a real mpirun. On this machine there is one host, so each process, or pair of them, is given the variables
 //! of a host of its own. Skipped where the program was built without MPI, or no mpirun of it is installed.
 
-mod rig;
-#[path = "../../mpi/tests/started/mod.rs"]
-mod started;
-
+use crate::started;
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
-use rig::{Home, lives, ranks, signal};
+use crate::rig::{Home, lives, ranks, signal};
+use crate::started::{Ended, MpiRun, end};
 use rustix::process::Signal;
-use started::{Ended, MpiRun, end};
 
 /// A second for ranks to leave, and what a busy machine adds.
 const WITHIN: Duration = Duration::from_secs(10);

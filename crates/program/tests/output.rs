@@ -1,13 +1,12 @@
 //! Standard output and standard error that nobody reads, that are full or closed: the exit code tells whether the
 //! work was done, a training run goes on, and nothing panics.
 
-mod rig;
-
+use crate::rig;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, pipe};
 use std::process::{Child, Stdio};
 
-use rig::{Ended, Home, lives, ranks, signal, wait};
+use crate::rig::{Ended, Home, lives, ranks, signal, wait};
 use rustix::process::Signal;
 
 const GONE: &str = "standard output is gone";

@@ -1,13 +1,12 @@
 //! Files of users: what a run has not written is never replaced or removed, whichever command meets it.
 
-mod rig;
-
+use crate::rig;
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
-use rig::{Home, signal, wait};
+use crate::rig::{Home, signal, wait};
 use rustix::process::Signal;
 
 /// Everything below a folder, links not followed: what it is, its permissions, and its content.

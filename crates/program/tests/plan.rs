@@ -1,9 +1,8 @@
 //! `phalanx plan` shows a configuration, says whether it fits and what would make it fit.
 
-mod rig;
-
+use crate::rig;
+use crate::rig::Home;
 use phalanx_drawing::report::bytes;
-use rig::Home;
 use serde_json::json;
 
 #[test]

@@ -1,8 +1,6 @@
 //! `[precision]` from end to end: what is planned, what a run leaves, what it says about its loss scale.
 
-mod rig;
-
-use rig::Home;
+use crate::rig::Home;
 use serde_json::{Value, json};
 
 /// A loss scale at which the first steps overflow.

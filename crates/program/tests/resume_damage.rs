@@ -1,10 +1,9 @@
 //! What a resume reads again is what the run wrote, or the resume says what differs.
 
-mod rig;
-
+use crate::rig;
 use std::fs;
 
-use rig::Home;
+use crate::rig::Home;
 
 const RESUME: [&str; 6] = ["train", "--run", "r", "--resume", "--set", "train.steps=12"];
 

@@ -1,11 +1,10 @@
 //! A run folder changes completely or not at all, and by one run at a time; a run notices when its folder is removed.
 
-mod rig;
-
+use crate::rig;
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, symlink};
 
-use rig::{Home, lives, ranks, signal, wait};
+use crate::rig::{Home, lives, ranks, signal, wait};
 use rustix::process::Signal;
 
 /// Files that set a run up.

@@ -1,8 +1,6 @@
 //! Training on the simulated accelerator: the losses of the processor, two memories as planned, and what is refused.
 
-mod rig;
-
-use rig::{Home, assert_as_planned, number};
+use crate::rig::{Home, assert_as_planned, number};
 
 const SIMULATED: [&str; 2] = ["--set", "device.kind=simulated"];
 

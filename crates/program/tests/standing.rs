@@ -1,12 +1,11 @@
 //! Ranks that stand still: the launcher names the right one and ends the job within the timeout, whoever it is.
 
-mod rig;
-
+use crate::rig;
 use std::os::fd::OwnedFd;
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
-use rig::{Ended, Home, lives, ranks, signal, wait};
+use crate::rig::{Ended, Home, lives, ranks, signal, wait};
 use rustix::process::Signal;
 
 /// A run that never reaches its end, whose ranks wait two seconds for each other.

@@ -1,8 +1,6 @@
 //! `phalanx bench strategies`: every strategy runs, holds what was planned, and says the same.
 
-mod rig;
-
-use rig::{Home, list, number, value};
+use crate::rig::{Home, list, number, value};
 use serde_json::Value;
 
 /// Names of strategies for `--only`.

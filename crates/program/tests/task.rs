@@ -1,12 +1,11 @@
 //! What ranks are told to do: of any length, and not for other users to read.
 
-mod rig;
-
+use crate::rig;
 use std::process::{Output, Stdio};
 
+use crate::rig::{Home, ranks};
 use phalanx_collectives::HostJob;
 use phalanx_hostile::process;
-use rig::{Home, ranks};
 use rustix::process::Signal;
 
 /// One argument of a program holds at most 128 KiB, all of them 2 MiB.

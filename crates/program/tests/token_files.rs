@@ -1,10 +1,8 @@
 //! Runs on token files: what is read is what was given, and anything else is refused by name.
 
-mod rig;
-
 use std::fs;
 
-use rig::Home;
+use crate::rig::Home;
 use serde_json::json;
 
 /// The text of the rig, of which every byte is a token.

@@ -1,8 +1,6 @@
 //! `phalanx train`: runs, their files, and going on with them.
 
-mod rig;
-
-use rig::{Home, assert_as_planned, list, number, pairs};
+use crate::rig::{Home, assert_as_planned, list, number, pairs};
 use serde_json::{Value, json};
 
 #[test]

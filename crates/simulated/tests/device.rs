@@ -1,12 +1,11 @@
 //! What the simulated device promises: streams beside each other, kept failures, bounded memory, the processor's bits.
 
-mod support;
-
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use crate::support::chain;
 use phalanx_cpu::Cpu;
 use phalanx_plan::plan_memory;
 use phalanx_simulated::{Error, Failure, Options, Simulated};
@@ -14,7 +13,6 @@ use phalanx_tensor::backend::Call;
 use phalanx_tensor::operations::{Copy, Elementwise, Operation};
 use phalanx_tensor::{Arena, Backend, Category, DType, Device, DeviceError, Kernels, Memory, Tensor};
 use phalanx_trace::{PhaseName, Site, Stream};
-use support::chain;
 
 const MEMORY_BYTES: u64 = 1 << 20;
 

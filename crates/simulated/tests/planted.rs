@@ -3,19 +3,17 @@
 //! `cargo run -p phalanx-simulated --example planted` does the same with 100 seeds, and prints the table of
 //! docs/testing.md.
 
-mod support;
-
 use std::process::Command;
 
-use support::chain;
-use support::plants::{Outcome, Plant, outcome, read_device_memory};
+use crate::support::chain;
+use crate::support::plants::{Outcome, Plant, outcome, read_device_memory};
 
 const SEEDS: u64 = 5;
 
 /// This test binary again, for [`host_read`] alone.
 fn child() -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", "host_read"]);
+    command.args(["--exact", "planted::host_read"]);
     command
 }
 

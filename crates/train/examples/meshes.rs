@@ -10,6 +10,7 @@
 #[path = "../tests/one_rank/mod.rs"]
 mod one_rank;
 #[path = "../tests/rig/mod.rs"]
+#[allow(dead_code, reason = "one part of it serves here")]
 mod rig;
 
 use one_rank::{SCHEDULES, Sizes, config, hold, model, steps, tolerance};

@@ -2,13 +2,12 @@
 //! prefetch, threads of a rank, what backward computes again, on how many hosts the ranks run. Checked after steps with clipping, with and
 //! without accumulation, in every precision.
 
-mod rig;
-
+use crate::rig;
+use crate::rig::{Ran, assert_same_state, same_bits};
 use phalanx_train::RunConfig;
 use phalanx_train::config::{
     Checkpointing, CheckpointingWord, Chunk, ChunkWord, Float, OptimizerKind, Reduce, Tier,
 };
-use rig::{Ran, assert_same_state, same_bits};
 
 type Change = fn(&mut RunConfig);
 

@@ -1,15 +1,14 @@
 //! Inputs of Transformer blocks that wait for backward in host memory, on disk, or in parts on tensor-parallel ranks: the
 //! same bits on every mesh and schedule, and as much less device memory as they take.
 
-mod rig;
-
+use crate::rig;
 use std::path::Path;
 
+use crate::rig::{assert_same_state, same_bits};
 use phalanx_models::Gpt2;
 use phalanx_trace::{Category, PhaseName};
 use phalanx_train::config::{Checkpointing, Float, Tier};
 use phalanx_train::{RunConfig, RunPlan};
-use rig::{assert_same_state, same_bits};
 
 const TIERS: [Tier; 3] = [Tier::Device, Tier::Host, Tier::Nvme];
 

@@ -5,13 +5,13 @@
 //! `PHALANX_EMULATOR_CARDS` says, and fails every call after a report (`cargo xtask cuda-emulator` runs these tests with four). Without them the tests say so and check nothing.
 #![allow(clippy::print_stderr, reason = "a test that checks nothing says so")]
 
-mod rig;
-
+use crate::rig;
 use std::path::Path;
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Barrier, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use crate::rig::{Ran, Steps, assert_same_state, devices, same_bits};
 use half::{bf16, f16};
 use phalanx_collectives::linked::linked;
 use phalanx_collectives::{CollectiveError, Endpoint, Group, Options, threads};
@@ -23,7 +23,6 @@ use phalanx_tensor::{Arena, Category, DType, Device, Element, Immediate, Kernels
 use phalanx_trace::Stream;
 use phalanx_train::RunConfig;
 use phalanx_train::config::{Communication, DeviceKind, Float};
-use rig::{Ran, Steps, assert_same_state, devices, same_bits};
 
 /// The process has one driver, which a failure makes unusable: tests take turns.
 static TURN: Mutex<()> = Mutex::new(());

@@ -1,11 +1,10 @@
 //! What is computed again instead of kept changes no bit, whatever is resident where, dropout included; and
 //! dropout does not depend on how the global batch is cut.
 
-mod rig;
-
+use crate::rig;
+use crate::rig::Ran;
 use phalanx_train::RunConfig;
 use phalanx_train::config::{Checkpointing, CheckpointingWord};
-use rig::Ran;
 
 const SELECTIVE: Checkpointing = Checkpointing::Word(CheckpointingWord::Selective);
 const BLOCK: Checkpointing = Checkpointing::Word(CheckpointingWord::Block);

@@ -5,18 +5,17 @@
 //! and check nothing. `PHALANX_TEST_DEVICE=cuda` runs the other tests of this folder on cards, which takes an emulator longer.
 #![allow(clippy::print_stderr, reason = "a test that checks nothing says so")]
 
-mod rig;
-
+use crate::rig;
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use crate::rig::{Checkpoints, Ran, Steps, assert_same_state, devices, pairs, same_bits};
 use phalanx_cuda::checks::graphs::fail_captures;
 use phalanx_cuda::compiler::Compiler;
 use phalanx_cuda::{Folders, Launches, Options, scratch_needed};
 use phalanx_models::Gpt2;
 use phalanx_train::config::{Checkpointing, Chunk, Float, Placement, Products, Tier, UpdateOn};
 use phalanx_train::{RunConfig, RunPlan, on_threads};
-use rig::{Checkpoints, Ran, Steps, assert_same_state, devices, pairs, same_bits};
 
 /// The process has one driver, which a failure makes unusable: tests take turns.
 static TURN: Mutex<()> = Mutex::new(());

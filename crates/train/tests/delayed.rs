@@ -2,12 +2,11 @@
 //! and a save applies what is left. And every other option that leaves work in flight behind a step, with everything that may
 //! follow the step.
 
-mod rig;
-
+use crate::rig;
+use crate::rig::{Checkpoints, Ran, Steps, assert_same_state, same_bits};
 use phalanx_train::config::{Chunk, Float, Reduce, Tier};
 use phalanx_train::rank::{Batch, Rank};
 use phalanx_train::{RunConfig, Spec};
-use rig::{Checkpoints, Ran, Steps, assert_same_state, same_bits};
 
 fn config(world: usize, zero: u8) -> RunConfig {
     let (_, mut config) = rig::golden_config();

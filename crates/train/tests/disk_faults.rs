@@ -1,14 +1,14 @@
 //! A disk that fails on one of several ranks: all ranks stop and name the rank, the folder and the offset. The last checkpoint
 //! stands and resumes.
 
-mod rig;
-
+use crate::rig;
 use std::fs::File;
 use std::io::{Error, Result};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::rig::assert_same_state;
 use phalanx_checkpoint::Checkpoint;
 use phalanx_cpu::Cpu;
 use phalanx_tensor::disk::DiskStorage;
@@ -16,7 +16,6 @@ use phalanx_tensor::{Arena, Device, DeviceFactory, DeviceRequest, DiskMemory, Im
 use phalanx_train::config::Tier;
 use phalanx_train::rank::Rank;
 use phalanx_train::{RunConfig, RunPlan, on_threads};
-use rig::assert_same_state;
 
 /// The rank whose disk fails.
 const FAULTY: usize = 1;

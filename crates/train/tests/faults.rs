@@ -2,11 +2,11 @@
 //! all ranks skip the step together and keep every bit; where there is no loss scale to lower, all ranks stop
 //! before the update and name the tensor, its block and the rank.
 
-mod rig;
-
+use crate::rig;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use crate::rig::{Pieces, pairs, same_bits};
 use phalanx_checkpoint::HuggingFaceDir;
 use phalanx_layers::{Activation, Context, Failure, Gradient, Layer, Network, ParameterSpec, Saved};
 use phalanx_plan::Stripe;
@@ -15,7 +15,6 @@ use phalanx_trace::PhaseName;
 use phalanx_train::config::{Float, PrecisionConfig};
 use phalanx_train::state::PARAMETERS;
 use phalanx_train::{Groups, Rank, RunConfig, RunError, RunPlan, Spec};
-use rig::{Pieces, pairs, same_bits};
 
 /// Where a value that is not finite is written.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -2,11 +2,10 @@
 //! number of ranks and every stage; losses in every precision.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "for who runs the test")]
 
-mod rig;
-
+use crate::rig;
+use crate::rig::pairs;
 use phalanx_train::RunConfig;
 use phalanx_train::config::{Float, Reduce};
-use rig::pairs;
 
 /// f32 sums in another order: PyTorch's own f32 run is within 5.1e-7 (losses), 3.0e-7 (norms) of the same
 /// run in f64, for values near 4 and 1; another order of up to 8 partial sums may be four times as far.

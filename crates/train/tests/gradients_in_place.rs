@@ -1,14 +1,13 @@
 //! Gradients in the place of parameters (14 bytes per parameter instead of 16): the same bits on every mesh, stage and policy,
 //! also around skipped steps, and as much less memory as gradients took.
 
-mod rig;
-
+use crate::rig;
+use crate::rig::{Policy, assert_same_state, same_bits};
 use phalanx_trace::{Category, PhaseName};
 use phalanx_train::config::{
     Checkpointing, Chunk, Float, OptimizerKind, Placement, PrecisionConfig, Reduce, Tier, Updates,
 };
 use phalanx_train::{RunConfig, RunPlan};
-use rig::{Policy, assert_same_state, same_bits};
 
 type Change = fn(&mut RunConfig);
 

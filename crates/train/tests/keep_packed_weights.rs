@@ -1,14 +1,13 @@
 //! Weights that stay packed between their products: the same bits as products that pack by themselves, the planned peak, and
 //! refusals where they cannot stay.
 
-mod rig;
-
+use crate::rig;
+use crate::rig::{POLICIES, Ran, assert_same_state, same_bits};
 use phalanx_train::config::{
     Checkpointing, Float, KeepPacked, OptimizerKind, PrecisionConfig, Reduce, Tier, Updates,
 };
 use phalanx_train::rank::Batch;
 use phalanx_train::{RunConfig, RunPlan, Spec};
-use rig::{POLICIES, Ran, assert_same_state, same_bits};
 
 type Change = fn(&mut RunConfig);
 

@@ -4,12 +4,12 @@
 //! The plan is that of the model; the layers that then run keep the input of one block in a place of their own for
 //! longer. Over memory in which every tensor lies alone, the same layers run to the end.
 
-mod rig;
-
+use crate::rig;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
+use crate::rig::{Build, each_rank};
 use phalanx_collectives::{Buffers, Call, CollectiveOp, Group, Pending, Statistics};
 use phalanx_cpu::Cpu;
 use phalanx_layers::{Activation, Block, Context, Failure, Gradient, Layer, Network, ParameterSpec, Saved};
@@ -18,7 +18,6 @@ use phalanx_tensor::{Arena, Category, Device, Tensor, View};
 use phalanx_train::config::{Checkpointing, CheckpointingWord};
 use phalanx_train::rank::Batch;
 use phalanx_train::{Groups, Rank, RunConfig, RunPlan, Spec};
-use rig::{Build, each_rank};
 
 /// The phase of a run in which tensors are kept for longer.
 #[derive(Clone, Copy, Debug, PartialEq)]

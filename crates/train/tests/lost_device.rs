@@ -1,14 +1,13 @@
 //! A device that fails on one of several ranks, in the middle of a step: all ranks stop together, within a bounded time,
 //! and each says which rank, which operation and where it was asked for.
 
-mod rig;
-
+use crate::rig;
 use std::time::{Duration, Instant};
 
+use crate::rig::devices;
 use phalanx_simulated::Failure;
 use phalanx_train::rank::{Batch, Rank};
 use phalanx_train::{RunConfig, RunError, RunPlan, on_threads};
-use rig::devices;
 
 /// Far more than the steps take, far less than the 300 s after which ranks give up on each other.
 const BOUND: Duration = Duration::from_secs(100);

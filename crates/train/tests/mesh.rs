@@ -1,11 +1,10 @@
 //! Meshes against one rank, and what may not change a bit on one mesh. `examples/meshes.rs` runs all of them with SGD;
 //! here is one of each kind with AdamW, and everything that may be combined with it.
 
-mod rig;
-
+use crate::rig;
+use crate::rig::{Ran, assert_same_state, same_bits};
 use phalanx_train::RunConfig;
 use phalanx_train::config::{Checkpointing, CheckpointingWord, Chunk, ChunkWord, CutBy, Float, Reduce};
-use rig::{Ran, assert_same_state, same_bits};
 
 fn config([pipeline, data, tensor]: [usize; 3]) -> RunConfig {
     let (_, mut config) = rig::golden_config();

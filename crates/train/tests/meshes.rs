@@ -1,9 +1,6 @@
 //! A selection of what `examples/meshes.rs` runs: each axis alone and together, with every ZeRO stage.
 
-mod one_rank;
-mod rig;
-
-use one_rank::{Sizes, hold, tolerance};
+use crate::one_rank::{Sizes, hold, tolerance};
 
 /// Mesh (pipeline, data, tensor), sequence parallelism, schedules.
 type Case = ([usize; 3], bool, &'static [&'static str]);

@@ -1,17 +1,16 @@
 //! `memory.placement` and the static fractions: the same bits wherever chunks lie, no memory beyond its budget, and a
 //! budget that is too small is refused with the smallest that would do.
 
-mod rig;
-
+use crate::rig;
 use std::path::Path;
 
+use crate::rig::assert_same_state;
 use phalanx_tensor::Memory;
 use phalanx_trace::{Category, PhaseName};
 use phalanx_train::config::Paths;
 use phalanx_train::config::{Chunk, Float, Placement};
 use phalanx_train::planning::{BudgetError, PlanError};
 use phalanx_train::{RunConfig, RunPlan, Spec};
-use rig::assert_same_state;
 
 const MIB: f64 = 1_048_576.0;
 

@@ -3,8 +3,7 @@
 //! norms are not those of one rank.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "for who runs the test")]
 
-mod rig;
-
+use crate::rig;
 use std::sync::Arc;
 
 use phalanx_checkpoint::HuggingFaceDir;

@@ -1,7 +1,6 @@
 //! Random configurations: what each rank holds is what its plan says, in every phase and category.
 
-mod rig;
-
+use crate::rig;
 use phalanx_models::{Gpt2, ModelShape};
 use phalanx_plan::Peak;
 use phalanx_random::SplitMix64;

@@ -1,10 +1,9 @@
 //! A checkpoint of any (mesh, stage, schedule, precision) goes on in any other: the state that is read is the state
 //! that was written, and over the same ranks, in the same precision, the rest of the run has the same bits.
 
-mod rig;
-
+use crate::rig;
+use crate::rig::{assert_same_state, pairs, same_bits};
 use phalanx_train::RunConfig;
-use rig::{assert_same_state, pairs, same_bits};
 
 /// Mesh (pipeline, data, tensor), ZeRO stage, schedule, sequence parallelism.
 type Layout = ([usize; 3], u8, &'static str, bool);

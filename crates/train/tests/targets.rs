@@ -1,17 +1,16 @@
 //! The loss is the mean over the targets that count: of the global batch in a step, of the windows in an evaluation.
 //! The oracle adds in f64 what runs with a single target give, one for each target.
 
-mod rig;
-
+use crate::rig;
 use std::sync::{Arc, Mutex};
 
+use crate::rig::{Checkpoints, LEFT_OUT, Ran, Steps, assert_same_state, pairs, run_spec, same_bits};
 use phalanx_cpu::CpuFactory;
 use phalanx_data::DataError;
 use phalanx_tensor::IGNORED;
 use phalanx_train::config::{Float, Tier};
 use phalanx_train::rank::{Batch, MeanLoss};
 use phalanx_train::{DataSource, RunConfig, RunPlan, Spec, Training, on_threads};
-use rig::{Checkpoints, LEFT_OUT, Ran, Steps, assert_same_state, pairs, run_spec, same_bits};
 
 /// Targets that each sequence of a step keeps, as `t % stride == 0`; 0 keeps none. No two replicas or micro-batches of
 /// any layout below have as many.

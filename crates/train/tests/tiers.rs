@@ -1,17 +1,16 @@
 //! Optimizer states in host memory or on disk: device memory has none of them, every memory is used as planned,
 //! checkpoints are the same and resume into any placement. (`bits.rs` has the bits of whole runs.)
 
-mod rig;
-
+use crate::rig;
 use std::path::Path;
 
+use crate::rig::{assert_same_state, devices, same_bits};
 use phalanx_parallel::zero::{ChunkResidence, Residence};
 use phalanx_plan::Machine;
 use phalanx_tensor::{Memory, NORM_BLOCK};
 use phalanx_trace::{Category, PhaseName};
 use phalanx_train::config::{Chunk, Float, OptimizerKind, Reduce, Tier, UpdateOn};
 use phalanx_train::{RunConfig, RunPlan, Spec, on_threads};
-use rig::{assert_same_state, devices, same_bits};
 
 const TIERS: [Tier; 3] = [Tier::Device, Tier::Host, Tier::Nvme];
 

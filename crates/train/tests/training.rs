@@ -1,7 +1,6 @@
 //! Training from Rust: the configuration's keys reach the devices of a caller's factory, and its notices the caller.
 
-mod rig;
-
+use crate::rig;
 use std::cell::Cell;
 use std::path::Path;
 use std::sync::{Arc, Mutex};

@@ -1,12 +1,12 @@
 //! Updates within backward: the same bits as updates behind it, on every mesh, stage, policy and placement; no memory for
 //! gradients; gradients that are not finite are never applied and end the run.
 
-mod rig;
-
+use crate::rig;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use crate::rig::{Policy, Ran, assert_same_state, same_bits};
 use phalanx_checkpoint::HuggingFaceDir;
 use phalanx_layers::{Activation, Block, Context, Failure, Gradient, Layer, Network, ParameterSpec, Saved};
 use phalanx_models::Gpt2;
@@ -20,7 +20,6 @@ use phalanx_train::config::{
 use phalanx_train::planning::{BudgetError, PlanError};
 use phalanx_train::rank::Batch;
 use phalanx_train::{Groups, Rank, RunConfig, RunError, RunPlan, Spec};
-use rig::{Policy, Ran, assert_same_state, same_bits};
 
 const MIB: f64 = 1_048_576.0;
 

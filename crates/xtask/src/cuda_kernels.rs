@@ -60,8 +60,8 @@ pub fn run(args: &[&str]) -> ExitCode {
         return ExitCode::from(2);
     };
     with_compiler(&arguments, |nvrtc| {
-        let Some(programs) = test_programs::build(&[("cuda", "kernels")])? else { return Ok(false) };
-        let passes = |nvrtc: &Path| programs[0].run(&["--quiet"], &[("PHALANX_NVRTC", nvrtc.into())]);
+        let Some(programs) = test_programs::build(&[("cuda", "kernels", "")])? else { return Ok(false) };
+        let passes = |nvrtc: &Path| programs[0].run(None, &[("PHALANX_NVRTC", nvrtc.into())]);
         if !passes(nvrtc)? {
             return Ok(false);
         }

@@ -34,7 +34,7 @@ pub fn run(args: &[&str]) -> ExitCode {
         }
     }
     let tests = if short { &SHORT[..] } else { &TESTS[..] };
-    let files: Vec<_> = tests.iter().map(|test| ("train", *test)).collect();
+    let files: Vec<_> = tests.iter().map(|test| ("train", "train", *test)).collect();
     let programs = match test_programs::build(&files) {
         Ok(Some(programs)) => programs,
         Ok(None) => return ExitCode::FAILURE,
@@ -64,7 +64,7 @@ fn could_not_run(cause: &std::io::Error) -> ExitCode {
 fn on_seed(seed: u64, programs: &[TestProgram]) -> Result<bool> {
     let device = [("PHALANX_TEST_DEVICE", format!("simulated:{seed}").into())];
     for program in programs {
-        if !program.run(&["--quiet"], &device)? {
+        if !program.run(None, &device)? {
             return Ok(false);
         }
     }

@@ -1,5 +1,4 @@
 //! What the synchronous engine makes of the golden run on one rank, for tests of other ways to train it.
-#![allow(dead_code, reason = "each test file uses its own part")]
 
 use std::collections::BTreeMap;
 

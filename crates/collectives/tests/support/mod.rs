@@ -1,5 +1,4 @@
 //! What the tests of groups share: tensors with known values, ranks as threads, the naive oracle.
-#![allow(dead_code)] // each test binary uses its part
 
 mod post;
 pub mod table;

@@ -15,4 +15,5 @@ mod optimizers;
 mod oracle;
 mod pointwise;
 mod pool;
+mod stored_logits;
 mod tiles;

@@ -1,7 +1,5 @@
 //! The driver's functions as a program calls them, with results in place of pointers.
 
-#![allow(dead_code)] // each test binary uses its part
-
 use std::ffi::{CString, c_void};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

@@ -1,7 +1,5 @@
 //! Launches of kernels on the executor alone, without a driver.
 
-#![allow(dead_code)] // each test binary uses its part
-
 use phalanx_cuda_emulator::checks::{Checks, Report, Reports};
 use phalanx_cuda_emulator::execute::{Launch, Operands, Statistics, run};
 use phalanx_cuda_emulator::memory::DeviceMemory;

@@ -3,6 +3,7 @@
 
 mod corpora;
 mod foreign;
+mod hostile;
 mod hugging_face_files;
 mod json_lines;
 mod masking;
@@ -19,6 +20,10 @@ use std::path::{Path, PathBuf};
 
 use phalanx_data::{Corpus, CorpusSpec, DataError};
 use tempfile::TempDir;
+
+/// Counts what each thread holds.
+#[global_allocator]
+static ALLOCATOR: phalanx_hostile::Counting = phalanx_hostile::Counting;
 
 /// A folder that is removed at the end of the test.
 fn folder() -> TempDir {

@@ -1,5 +1,4 @@
 //! A small Transformer block, run alone: on the CPU for its numbers, on `Meta` for what it takes and does.
-#![allow(dead_code, reason = "each test file uses its own part of the rig")]
 
 use std::sync::Arc;
 

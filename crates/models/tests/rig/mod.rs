@@ -1,7 +1,6 @@
 //! Runs a model block by block without any engine around it: on one rank or on several that share its layers,
 //! on the CPU for its numbers, on `Meta` for what it takes and where it is.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "for who runs the test")]
-#![allow(dead_code, reason = "each test file uses its own part of the rig")]
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

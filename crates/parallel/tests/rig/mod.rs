@@ -1,6 +1,5 @@
 //! A layer on the ranks of a tensor axis, as threads, and the same layer whole on one rank: what each gives, and
 //! how far apart they may be.
-#![allow(dead_code, reason = "each test file uses its own part of the rig")]
 
 use std::sync::Arc;
 

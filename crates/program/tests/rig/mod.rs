@@ -1,5 +1,4 @@
 //! A folder with a small text and a small configuration, and the real program run in it.
-#![allow(dead_code, reason = "each test file uses its own part of the rig")]
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

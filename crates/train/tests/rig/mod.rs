@@ -1,6 +1,5 @@
 //! Runs a configuration on ranks that are threads of the test, each with an arena that replays its plan, and returns
 //! the losses and the whole state.
-#![allow(dead_code, reason = "each test file uses its own part of the rig")]
 
 pub mod devices;
 

@@ -5,12 +5,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use phalanx_data::{Corpus, CorpusSpec, TokenFile, TokenWriter, Tokenizer, TokenizerSpec};
-use phalanx_hostile::{Counting, Random, make_fifo, mutate, mutate_json, overwrite, peak_bytes, survive};
+use phalanx_hostile::{Random, make_fifo, mutate, mutate_json, overwrite, peak_bytes, survive};
 use serde_json::{Value, json};
 use tempfile::tempdir;
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
 
 /// Maximum memory for reading one of the small files here.
 const MAX_BYTES: usize = 4 << 20;

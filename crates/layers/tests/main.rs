@@ -1,0 +1,7 @@
+//! The integration tests of this crate, as one program.
+
+mod checkpointing;
+mod dropout;
+mod head;
+mod rig;
+mod split_backward;

@@ -1,0 +1,9 @@
+//! The integration tests of this crate, as one program.
+
+mod bert;
+mod checkpointing;
+mod contents;
+mod goldens;
+mod gpt2;
+mod parts;
+mod rig;

@@ -1,0 +1,6 @@
+//! The integration tests of this crate, as one program.
+
+mod device;
+mod disk;
+mod planted;
+mod support;

@@ -1,0 +1,30 @@
+//! The integration tests of this crate, as one program.
+
+mod bits;
+mod block_inputs;
+mod cards;
+mod checkpointing;
+mod chunk_choice;
+mod cuda;
+mod delayed;
+mod disk_faults;
+mod faults;
+mod goldens;
+mod gradients_in_place;
+mod keep_packed_weights;
+mod large;
+mod lifetimes;
+mod lost_device;
+mod mesh;
+mod meshes;
+mod one_rank;
+mod placement;
+mod planted_faults;
+mod random_plans;
+mod resume;
+mod rig;
+mod sampling;
+mod targets;
+mod tiers;
+mod training;
+mod update_in_backward;
