@@ -12,10 +12,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use phalanx_collectives::pretended::hosts_of_threads;
+use phalanx_collectives::pretended::{NoKernels, hosts_of_threads};
 use phalanx_collectives::{Endpoint, Options};
-use phalanx_tensor::operations::Operation;
-use phalanx_tensor::{Arena, Category, DType, Device, Kernels};
+use phalanx_tensor::{Arena, Category, DType, Device};
 
 /// Connections in a second.
 const RATE: f64 = 1000.0;
@@ -35,23 +34,6 @@ const KINDS: [&str; 3] = ["nowhere", "to another port", "to the door"];
 static KIND: AtomicUsize = AtomicUsize::new(0);
 static OVER: AtomicBool = AtomicBool::new(false);
 static MADE: AtomicUsize = AtomicUsize::new(0);
-
-/// A processor without kernels: a group needs none.
-struct NoKernels;
-
-impl Kernels for NoKernels {
-    fn name(&self) -> &'static str {
-        "none"
-    }
-
-    fn threads(&self) -> usize {
-        1
-    }
-
-    fn execute(&self, operation: Operation) {
-        panic!("no kernel for {}", operation.name());
-    }
-}
 
 /// What a kind of turns took.
 #[derive(Default)]

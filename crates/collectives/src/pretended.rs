@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use phalanx_tensor::Region;
+use phalanx_tensor::operations::Operation;
+use phalanx_tensor::{Kernels, Region};
 
 use crate::hosts::Hosts;
 use crate::network::node::Node;
@@ -27,6 +28,23 @@ const LOOK: Duration = Duration::from_millis(10);
 pub struct Launchers {
     over: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
+}
+
+/// A processor without kernels: groups only move and add bytes.
+pub struct NoKernels;
+
+impl Kernels for NoKernels {
+    fn name(&self) -> &'static str {
+        "none"
+    }
+
+    fn threads(&self) -> usize {
+        1
+    }
+
+    fn execute(&self, operation: Operation) {
+        panic!("no kernel for {}", operation.name());
+    }
 }
 
 /// One endpoint per rank of a job on hosts with these numbers of ranks, by world rank. Their groups take tensors of any
@@ -170,31 +188,13 @@ mod tests {
     use std::sync::Barrier;
 
     use phalanx_hostile::Random;
-    use phalanx_tensor::operations::Operation;
-    use phalanx_tensor::{Arena, Category, DType, Device, Kernels, Tensor};
+    use phalanx_tensor::{Arena, Category, DType, Device, Tensor};
 
     use crate::error::CollectiveError;
     use crate::group::Group;
     use crate::network::door::LineKey;
     use crate::network::frame::FRAME_BYTES;
     use crate::shared_memory::options::Options;
-
-    /// These tests only move bytes.
-    struct NoKernels;
-
-    impl Kernels for NoKernels {
-        fn name(&self) -> &'static str {
-            "none"
-        }
-
-        fn threads(&self) -> usize {
-            1
-        }
-
-        fn execute(&self, operation: Operation) {
-            panic!("no kernel for {}", operation.name());
-        }
-    }
 
     /// A path to `to` on which everything vanishes, in both directions, once `is_cut`. It ends with the connections.
     fn path_to(to: SocketAddr, is_cut: &Arc<AtomicBool>) -> SocketAddr {

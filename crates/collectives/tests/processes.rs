@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use crate::support::{Sample, accumulated, same_bits, sample, summed, values};
 use half::{bf16, f16};
+use phalanx_collectives::pretended::NoKernels;
 use phalanx_collectives::secure::Secret;
 use phalanx_collectives::{
     CollectiveError, Endpoint, Group, HostJob, Hosts, MetaGroup, Network, Wire, join, take_sealed,
@@ -166,7 +167,7 @@ fn planned(endpoint: &Endpoint, body: fn(&Device, &dyn Group)) {
     let plan = phalanx_plan::memory::plan_memory(&recorder.take(endpoint.rank())).unwrap();
     let region = endpoint.arena(plan.arena_bytes as usize).unwrap();
     let arena = Arena::replaying(plan, region);
-    let device = Device::new(Arc::new(support::NoKernels), Arc::clone(&arena));
+    let device = Device::new(Arc::new(NoKernels), Arc::clone(&arena));
     arena.begin(PhaseName::Init);
     arena.end();
     arena.begin(PhaseName::Step);

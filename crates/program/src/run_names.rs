@@ -37,3 +37,16 @@ pub const OUTPUTS: [&str; 5] = [METRICS_FILE, MEMORY_FILE, CHECKPOINTS, LOGS, FL
 pub fn is_of_run(name: &str) -> bool {
     SETUP_FILES.iter().chain(&OUTPUTS).chain(&[NEXT, READY, LOCK_FILE]).any(|own| *own == name)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{NEXT, OUTPUTS, READY, SETUP_FILES};
+    use phalanx_files::LOCK_FILE;
+
+    #[test]
+    fn the_fault_campaign_and_the_tests_know_all_names_of_a_run() {
+        assert_eq!(phalanx_reliability::SETUP_FILES, SETUP_FILES);
+        let known = phalanx_reliability::RUN_NAMES.map(|name| name.split('/').next().unwrap_or(name));
+        assert_eq!(known[..], [&SETUP_FILES[..], &OUTPUTS, &[NEXT, READY, LOCK_FILE]].concat());
+    }
+}

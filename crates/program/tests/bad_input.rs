@@ -106,6 +106,21 @@ fn sizes_beyond_any_model_are_answered_at_once() {
 }
 
 #[test]
+fn a_run_cannot_go_on_with_more_ranks_than_it_starts_with() {
+    let home = Home::new();
+    for (start, ranks) in [
+        ("train small.toml", 1),
+        ("train small.toml --nproc 2", 2),
+        ("launch small.toml --hosts 2 --nproc 1", 2),
+    ] {
+        let words = format!("{start} --run r --max-restarts 1 --min-nproc 3");
+        let ended = home.run(&words.split(' ').collect::<Vec<_>>());
+        ended.refused(&["--min-nproc 3", &format!("this run has {ranks} rank(s), so give {ranks} at most")]);
+        assert!(!home.path("r").exists(), "{start}");
+    }
+}
+
+#[test]
 fn impossible_meshes_name_key_value_and_what_to_do() {
     let home = Home::new();
     home.write("deadlock.csv", "0F0,0B0,0F1,0B1\n1F1,1B1,1F0,1B0\n");

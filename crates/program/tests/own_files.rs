@@ -7,6 +7,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
 use crate::rig::{Home, signal, wait};
+use phalanx_reliability::{RUN_NAMES, SETUP_FILES};
 use rustix::process::Signal;
 
 /// Everything below a folder, links not followed: what it is, its permissions, and its content.
@@ -34,24 +35,6 @@ fn everything(root: &Path) -> BTreeMap<PathBuf, (u32, Vec<u8>)> {
     found
 }
 
-/// Names that a run writes, and a place for a file in those that are folders.
-const NAMES: [&str; 14] = [
-    "config.toml",
-    "given.toml",
-    "plan.json",
-    "tokens.bin",
-    "tokenizer.json",
-    "checksums.json",
-    "metrics.jsonl",
-    "memory.json",
-    "checkpoints/mine",
-    "logs/rank-1.log",
-    "flight/rank-0.json",
-    ".next/server.js",
-    ".ready/config.toml",
-    ".lock",
-];
-
 const START: [&str; 4] = ["train", "small.toml", "--run", "d"];
 
 fn exported(home: &Home) {
@@ -66,7 +49,7 @@ fn a_file_of_the_user_under_a_name_of_a_run_is_refused_by_its_name_and_stays() {
     home.run(&["tokenize", "text.txt", "--out", "t.bin"]).ok();
     let tokens =
         ["train", "small.toml", "--run", "d", "--set", "data.text=[]", "--set", "data.tokens=d/tokens.bin"];
-    for name in NAMES {
+    for name in RUN_NAMES {
         let path = home.path("d").join(name);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         let content = if name == "tokens.bin" { home.read("t.bin") } else { b"# mine\n".to_vec() };
@@ -213,7 +196,7 @@ fn an_interrupted_start_or_import_is_taken_over_and_that_is_said() {
         fs::remove_dir_all(home.path("d")).unwrap();
     }
     // The files of such a start that were changed, or were put there since, are somebody's own.
-    for name in ["config.toml", "given.toml", "plan.json", "tokens.bin", "tokenizer.json"] {
+    for name in SETUP_FILES.into_iter().filter(|name| *name != "checksums.json") {
         unmade(&start);
         home.write(&format!("d/{name}"), "mine");
         let before = everything(&home.path("d"));

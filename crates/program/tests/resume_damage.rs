@@ -4,6 +4,7 @@ use crate::rig;
 use std::fs;
 
 use crate::rig::Home;
+use phalanx_reliability::SETUP_FILES;
 
 const RESUME: [&str; 6] = ["train", "--run", "r", "--resume", "--set", "train.steps=12"];
 
@@ -269,16 +270,7 @@ fn inspect_verifies_every_file_that_a_resume_needs() {
     let home = home_with_run();
     let verify = ["inspect", "r", "--verify", "--json"];
     assert_eq!(home.run(&verify).ok().json()["damaged"].as_array().unwrap().len(), 0);
-    let files = [
-        "config.toml",
-        "given.toml",
-        "plan.json",
-        "tokens.bin",
-        "tokenizer.json",
-        "checksums.json",
-        "metrics.jsonl",
-    ];
-    for name in files {
+    for name in SETUP_FILES.into_iter().chain(["metrics.jsonl"]) {
         let path = format!("r/{name}");
         let whole = home.read(&path);
         for at in [0, whole.len() / 3, whole.len() - 2] {

@@ -5,11 +5,8 @@ use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, symlink};
 
 use crate::rig::{Home, lives, ranks, signal, wait};
+use phalanx_reliability::SETUP_FILES;
 use rustix::process::Signal;
-
-/// Files that set a run up.
-const SETUP: [&str; 6] =
-    ["config.toml", "given.toml", "plan.json", "tokens.bin", "tokenizer.json", "checksums.json"];
 
 const RESUME: [&str; 6] = ["train", "--run", "r", "--resume", "--set", "train.steps=12"];
 
@@ -110,19 +107,19 @@ fn a_change_that_was_interrupted_is_finished_or_forgotten() {
     home.run(&[&RESUME[..], &["--data", "other.txt", "--set", "data.tokenizer=r/tokenizer.json"]].concat())
         .ok();
     home.copy("r", "after");
-    for moved in 0..=SETUP.len() {
+    for moved in 0..=SETUP_FILES.len() {
         // What a crash leaves when so many files have arrived.
         home.copy("before", "r");
         fs::create_dir(home.path("r/.ready")).unwrap();
         home.write("r/.ready/phalanx-start", "");
-        for (place, name) in SETUP.iter().enumerate() {
+        for (place, name) in SETUP_FILES.iter().enumerate() {
             let folder = if place < moved { "r" } else { "r/.ready" };
             if *name != "given.toml" {
                 home.write(&format!("{folder}/{name}"), home.read(&format!("after/{name}")));
             }
         }
         home.run(&["train", "--run", "r", "--resume", "--set", "train.steps=8"]).ok();
-        for name in SETUP {
+        for name in SETUP_FILES {
             let [now, then] = ["r", "after"].map(|run| home.read(&format!("{run}/{name}")));
             assert_eq!(now, then, "{name} after {moved}");
         }

@@ -10,6 +10,7 @@ mod command;
 mod folder;
 mod groups;
 mod mesh;
+mod names;
 mod phase;
 mod processes;
 mod trial;
@@ -20,6 +21,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
+pub use names::{RUN_NAMES, SETUP_FILES};
 pub use trial::{Failed, Report, Tally};
 
 use groups::{GROUPS, Group};

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
@@ -212,6 +213,16 @@ impl Case<'_> {
     /// The system's.
     pub(crate) fn write(&self, name: &str, content: impl AsRef<[u8]>) -> Result<(), String> {
         fs::write(self.path(name), content).map_err(|error| format!("{name}: {error}"))
+    }
+
+    /// The same with permissions.
+    ///
+    /// # Errors
+    /// The system's.
+    pub(crate) fn write_with(&self, name: &str, content: impl AsRef<[u8]>, mode: u32) -> Result<(), String> {
+        self.write(name, content)?;
+        let mode = PermissionsExt::from_mode(mode);
+        fs::set_permissions(self.path(name), mode).map_err(|error| format!("{name}: {error}"))
     }
 
     /// `phalanx arguments` in this folder.

@@ -35,6 +35,7 @@ mod placing;
 pub mod planning;
 mod played;
 pub mod rank;
+mod rank_plan;
 pub mod run;
 pub mod run_files;
 pub mod sample;

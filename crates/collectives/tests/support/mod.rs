@@ -7,28 +7,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use half::{bf16, f16};
-use phalanx_collectives::pretended::{carried_hosts_of_threads, hosts_of_threads};
+use phalanx_collectives::pretended::{NoKernels, carried_hosts_of_threads, hosts_of_threads};
 use phalanx_collectives::{Endpoint, Group, Options, threads};
 use phalanx_tensor::Element;
-use phalanx_tensor::operations::Operation;
-use phalanx_tensor::{Arena, Category, DType, Device, Kernels, Tensor};
-
-/// A processor without kernels: these tests only move bytes.
-pub struct NoKernels;
-
-impl Kernels for NoKernels {
-    fn name(&self) -> &'static str {
-        "none"
-    }
-
-    fn threads(&self) -> usize {
-        1
-    }
-
-    fn execute(&self, operation: Operation) {
-        panic!("no kernel for {}", operation.name());
-    }
-}
+use phalanx_tensor::{Arena, Category, DType, Device, Tensor};
 
 /// Host memory without a plan; no kernel is run.
 pub fn host() -> Device {

@@ -5,8 +5,8 @@ use std::net::{Shutdown, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender, SyncSender, TrySendError};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::{Builder, JoinHandle};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::Builder;
 use std::time::{Duration, Instant};
 
 use phalanx_collectives::secure;
@@ -22,6 +22,9 @@ const OUTBOX: usize = 1024;
 
 /// Time that closing a connection may take: with a peer that is not heard, and with one that is, but is busy.
 const CLOSING: [Duration; 2] = [Duration::from_millis(300), Duration::from_secs(5)];
+
+/// Time between two looks whether the peer's system has what was sent, of which nothing wakes.
+const LOOK: Duration = Duration::from_millis(1);
 
 /// A peer that was heard within this time is there.
 const HEARD: Duration = Duration::from_secs(1);
@@ -72,8 +75,28 @@ pub(crate) struct Link {
     heard: Arc<AtomicU64>,
     silence: Mutex<Silence>,
     socket: TcpStream,
-    /// The reader and the writer.
-    threads: [JoinHandle<()>; 2],
+    ended: Arc<Ended>,
+}
+
+/// Whether the reader has ended, and the writer.
+#[derive(Default)]
+struct Ended {
+    threads: Mutex<[bool; 2]>,
+    changed: Condvar,
+}
+
+impl Ended {
+    fn set(&self, thread: usize) {
+        self.threads.lock().unwrap_or_else(PoisonError::into_inner)[thread] = true;
+        self.changed.notify_all();
+    }
+
+    /// Waits for `limit` at most, as long as `waits` for others to end.
+    fn after(&self, limit: Duration, waits: impl Fn([bool; 2]) -> bool) -> [bool; 2] {
+        let threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = self.changed.wait_timeout_while(threads, limit, |threads| waits(*threads));
+        *waited.unwrap_or_else(PoisonError::into_inner).0
+    }
 }
 
 /// How long the peer was silent, as it was seen at the last look.
@@ -133,9 +156,11 @@ impl Link {
                 }
             }
         };
-        let threads = [start("control-read", host, read)?, start("control-write", host, write)?];
+        let ended = Arc::new(Ended::default());
+        start("control-read", host, &ended, 0, read)?;
+        start("control-write", host, &ended, 1, write)?;
         let silence = Mutex::new(Silence { heard: 0, looked: Instant::now(), time: Duration::ZERO });
-        Ok(Link { outbox: Some(outbox), waiting, heard: count, silence, socket, threads })
+        Ok(Link { outbox: Some(outbox), waiting, heard: count, silence, socket, ended })
     }
 
     /// Sends a message; one that does not fit the outbox of a peer that does not read is lost with the connection.
@@ -154,7 +179,7 @@ impl Link {
     /// Whether nothing more comes.
     #[cfg(test)]
     pub(crate) fn has_ended(&self) -> bool {
-        self.threads[0].is_finished()
+        self.ended.after(Duration::ZERO, |_| false)[0]
     }
 
     /// How long the peer has not been heard, as far as this process has run, and has looked.
@@ -185,19 +210,23 @@ impl Drop for Link {
     fn drop(&mut self) {
         self.outbox = None;
         let since = Instant::now();
-        let [reader, writer] = &self.threads;
-        let is_sent = || writer.is_finished() && secure::unacknowledged_bytes(&self.socket) == 0;
-        while !is_sent()
-            && !reader.is_finished()
-            && since.elapsed() < CLOSING[usize::from(self.silent_for() < HEARD)]
-        {
-            std::thread::sleep(Duration::from_millis(1));
+        let left = |closing: Duration| closing.saturating_sub(since.elapsed());
+        let mut pause = HEARTBEAT;
+        loop {
+            // How long it may take depends on whether the peer is heard meanwhile.
+            let left = left(CLOSING[usize::from(self.silent_for() < HEARD)]);
+            let is_written = pause == LOOK;
+            match self.ended.after(pause.min(left), |[reader, writer]| !reader && (is_written || !writer)) {
+                _ if left.is_zero() => break,
+                [true, _] => break,
+                [_, true] if secure::unacknowledged_bytes(&self.socket) == 0 => break,
+                [_, true] => pause = LOOK,
+                [_, false] => {}
+            }
         }
         let _ = self.socket.shutdown(Shutdown::Write);
-        while !reader.is_finished() && since.elapsed() < CLOSING[0] {
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        if !reader.is_finished() && self.silent_for() >= HEARD {
+        let [is_over, _] = self.ended.after(left(CLOSING[0]), |[reader, _]| !reader);
+        if !is_over && self.silent_for() >= HEARD {
             // A peer that says nothing, although something comes at every heartbeat, takes nothing either.
             secure::close_at_once(&self.socket, true);
         }
@@ -205,7 +234,19 @@ impl Drop for Link {
     }
 }
 
-fn start(name: &str, host: usize, run: impl FnOnce() + Send + 'static) -> std::io::Result<JoinHandle<()>> {
-    let thread = Builder::new().name(format!("{name}-{host}")).spawn(run);
-    thread.map_err(|error| refused_thread("a thread of the control plane", &error))
+/// Starts a thread of a link, the `thread`-th of those that have `ended`.
+fn start(
+    name: &str,
+    host: usize,
+    ended: &Arc<Ended>,
+    thread: usize,
+    run: impl FnOnce() + Send + 'static,
+) -> std::io::Result<()> {
+    let ended = Arc::clone(ended);
+    let run = move || {
+        run();
+        ended.set(thread);
+    };
+    let started = Builder::new().name(format!("{name}-{host}")).spawn(run);
+    started.map(drop).map_err(|error| refused_thread("a thread of the control plane", &error))
 }

@@ -244,6 +244,12 @@ impl Run<'_> {
             false => start(&self.folder, args, file)?,
         };
         let prepared = setup::prepare(&self.folder, &started, args.show(), self.environment, across, tell)?;
+        let ranks = prepared.planned.plan.spec.world_size();
+        if let Some(min) = args.min_nproc.filter(|min| *min > ranks) {
+            bail!(
+                "--min-nproc {min}: this run has {ranks} rank(s), so give {ranks} at most, or start more ranks"
+            );
+        }
         Ok((started, prepared))
     }
 

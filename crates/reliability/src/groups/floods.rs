@@ -7,7 +7,6 @@
 use std::collections::VecDeque;
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};
-use std::os::unix::fs::PermissionsExt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
@@ -63,9 +62,7 @@ fn meet(
 ) -> Result<(), String> {
     let reference = case.world.reference(mesh)?;
     for (name, digit) in [("secret", "7"), ("other", "8")] {
-        case.write(name, digit.repeat(64))?;
-        let mode = PermissionsExt::from_mode(0o600);
-        std::fs::set_permissions(case.path(name), mode).map_err(|error| error.to_string())?;
+        case.write_with(name, digit.repeat(64), 0o600)?;
     }
     let port = port(random).ok_or("no port is free")?;
     let (over, came) = (AtomicBool::new(false), AtomicUsize::new(0));

@@ -6,7 +6,6 @@
 //! ends well. Without host 0, or when more is lost than `--max-restarts` allows, the job ends on all hosts and says why; the run
 //! resumes. Steps before the first loss have the bits of an undisturbed run, and each step is in the metrics once.
 
-use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 
 use rustix::process::Signal;
@@ -159,17 +158,14 @@ fn judge(expected: &[(u64, String)], found: &[(u64, String)]) -> Result<(), Stri
 }
 
 /// Options of every run.
-fn options(restarts: &str) -> Vec<String> {
-    let mut words: Vec<String> =
-        ["--quiet", "--max-restarts", restarts, "--min-nproc", "1"].map(str::to_string).to_vec();
-    for set in [
+fn options() -> Vec<String> {
+    let sets = [
         format!("train.steps={STEPS}"),
         format!("train.save_every={EVERY}"),
         "train.eval_every=0".to_string(),
-    ] {
-        words.extend(["--set".to_string(), set]);
-    }
-    words
+    ];
+    let sets = sets.into_iter().flat_map(|set| ["--set".to_string(), set]);
+    sets.chain(["--quiet".to_string()]).collect()
 }
 
 /// Starts four hosts of a rank: the process that starts all, or the launchers.
@@ -177,15 +173,14 @@ fn start(case: &Case<'_>, starter: Starter, restarts: &str) -> Result<Vec<Runnin
     let run = ["small.toml", "--run", "r"].map(str::to_string).to_vec();
     let launch = |words: &[&str]| {
         let place = words.iter().map(|word| word.to_string()).collect::<Vec<_>>();
-        case.phalanx([place, run.clone(), options(restarts)].concat())
+        let more = ["--max-restarts", restarts, "--min-nproc", "1"].map(str::to_string).to_vec();
+        case.phalanx([place, run.clone(), options(), more].concat())
     };
     match starter {
         Starter::Played => Ok(vec![launch(&["launch", "--hosts", "4", "--nproc", "1"]).start()?]),
         Starter::Ssh => {
             std::fs::create_dir(case.path("bin")).map_err(|error| error.to_string())?;
-            case.write("bin/ssh", SSH)?;
-            let mode = PermissionsExt::from_mode(0o755);
-            std::fs::set_permissions(case.path("bin/ssh"), mode).map_err(|error| error.to_string())?;
+            case.write_with("bin/ssh", SSH, 0o755)?;
             case.write("hosts.txt", NAMES.map(|name| format!("{name} slots=1\n")).concat())?;
             let path =
                 format!("{}:{}", case.path("bin").display(), std::env::var("PATH").unwrap_or_default());
@@ -207,10 +202,7 @@ fn start(case: &Case<'_>, starter: Starter, restarts: &str) -> Result<Vec<Runnin
 fn undisturbed(world: &World) -> Result<Vec<(u64, String)>, String> {
     let kept = world.prepared("lost-hosts", |folder| {
         let words = ["train", "small.toml", "--run", "r", "--nproc", "4"].map(str::to_string).to_vec();
-        let words = [words, options("0")].concat();
-        let words = words
-            .into_iter()
-            .filter(|word| !["--max-restarts", "0", "--min-nproc", "1"].contains(&word.as_str()));
+        let words = [words, options()].concat();
         crate::command::Invocation::new(world.program(), folder, words).start()?.finish_within(MORE).success()
     })?;
     Ok(folder::losses(&kept.join("r")))

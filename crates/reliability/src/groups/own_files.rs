@@ -9,30 +9,10 @@ use std::path::Path;
 
 use crate::command::Ended;
 use crate::folder::{self, Listing};
+use crate::names::{RUN_NAMES, SETUP_FILES};
 use crate::trial::Trial;
 use crate::world::{Case, World};
 use phalanx_hostile::Random;
-
-/// Names under which a run writes; those of folders with a file in them.
-const OWN: [&str; 14] = [
-    "config.toml",
-    "given.toml",
-    "plan.json",
-    "tokens.bin",
-    "tokenizer.json",
-    "checksums.json",
-    "metrics.jsonl",
-    "memory.json",
-    "checkpoints/mine",
-    "logs/rank-1.log",
-    "flight/rank-0.json",
-    ".next/server.js",
-    ".ready/config.toml",
-    ".lock",
-];
-
-/// How many of them set a run up, and so must be those of an interrupted start.
-const SETUP: usize = 6;
 
 /// Names that no run writes.
 const ADDED: [&str; 8] = [
@@ -75,22 +55,18 @@ const COMMANDS: [(&str, &[&str]); 10] = [
     ),
 ];
 
-/// Commands that write where `OUT` says.
-const OUTPUTS: std::ops::Range<usize> = 5..9;
-
 pub(crate) fn case(world: &World, random: &mut Random, number: usize) -> Trial {
     let state = FOLDERS[number % FOLDERS.len()];
-    let at = (number / FOLDERS.len()) % COMMANDS.len();
-    let (command, words) = COMMANDS[at];
+    let (command, words) = COMMANDS[(number / FOLDERS.len()) % COMMANDS.len()];
     let own: &[&str] = match state {
         "a run" => &[".next/server.js", ".ready/config.toml"],
-        "an interrupted start" => &OWN[..SETUP],
-        _ => &OWN,
+        "an interrupted start" => &SETUP_FILES,
+        _ => &RUN_NAMES,
     };
     let name = if random.chance(0.7) { *random.pick(own) } else { *random.pick(&ADDED) };
     let kind = *random.pick(&KINDS);
     let detail = format!("{command}: {kind}, {name} in {state}");
-    let result = world.case().and_then(|case| try_one(&case, state, (name, kind), (at, words)));
+    let result = world.case().and_then(|case| try_one(&case, state, (name, kind), (command, words)));
     Trial::new(format!("{state}: {command}"), detail, result)
 }
 
@@ -98,19 +74,19 @@ fn try_one(
     case: &Case<'_>,
     state: &str,
     (name, kind): (&str, &str),
-    (at, words): (usize, &[&str]),
+    (command, words): (&str, &[&str]),
 ) -> Result<(), String> {
     let prepared = prepared(case.world)?;
     for given in ["r", "hf"] {
         case.take(&prepared, given)?;
     }
     match state {
-        "a run" => drop(case.take(&prepared, "r").and_then(|_| {
-            folder::copy(&prepared.join("r"), &case.path("d")).map_err(|error| error.to_string())
-        })?),
+        "a run" => {
+            folder::copy(&prepared.join("r"), &case.path("d")).map_err(|error| error.to_string())?;
+        }
         "an interrupted start" => {
             fs::create_dir(case.path("d")).map_err(|error| error.to_string())?;
-            for file in &OWN[..SETUP] {
+            for file in &SETUP_FILES {
                 let copied = fs::copy(prepared.join("r").join(file), case.path("d").join(file));
                 copied.map_err(|error| format!("{file}: {error}"))?;
             }
@@ -122,12 +98,14 @@ fn try_one(
     let before = everything(case.root());
     let out = format!("d/{name}");
     let ended = case.phalanx(words.iter().map(|word| word.replace("OUT", &out))).run()?;
-    judge(&ended, (state, name, kind, at), &before, &everything(case.root()))
+    let writes_there = words.contains(&"OUT");
+    judge(&ended, (state, name, kind), (command, writes_there), &before, &everything(case.root()))
 }
 
 fn judge(
     ended: &Ended,
-    (state, name, kind, at): (&str, &str, &str, usize),
+    (state, name, kind): (&str, &str, &str),
+    (command, writes_there): (&str, bool),
     before: &Listing,
     after: &Listing,
 ) -> Result<(), String> {
@@ -137,8 +115,10 @@ fn judge(
             return ended.wrong(&format!("was refused and changed something: {difference}"));
         }
         let first = name.split('/').next().unwrap_or(name);
-        let is_met = OWN.contains(&name) || OUTPUTS.contains(&at);
-        return match !is_met || ended.stderr.contains(&format!("d/{first}")) || at == COMMANDS.len() - 1 {
+        let is_met = RUN_NAMES.contains(&name) || writes_there;
+        // Without a configuration, what is no run cannot be resumed, whatever lies in it.
+        let is_no_run = command == "resume with other tokens";
+        return match !is_met || ended.stderr.contains(&format!("d/{first}")) || is_no_run {
             true => Ok(()),
             false => ended.wrong(&format!("was refused without naming d/{first}")),
         };
@@ -155,11 +135,11 @@ fn judge(
             .map(|(path, what)| (path.clone(), what.clone()))
             .collect()
     };
-    let exports = at == OUTPUTS.start + 1;
-    if !exports && let Some(difference) = folder::difference(&of_user(before), &of_user(after)) {
+    let is_replaced = command == "export --force";
+    if !is_replaced && let Some(difference) = folder::difference(&of_user(before), &of_user(after)) {
         return ended.wrong(&format!("changed what is the user's: {difference}"));
     }
-    match state == "a user's folder" && OWN.contains(&name) && !OUTPUTS.contains(&at) {
+    match state == "a user's folder" && RUN_NAMES.contains(&name) && !writes_there {
         true => ended.wrong(&format!("started where {kind} has the name {name}")),
         false => Ok(()),
     }

@@ -5,8 +5,6 @@
 //! process or a rank is killed, all others end within two seconds and name the rank; when the launcher is, all of its processes end, which
 //! it cannot tell them. Both resume with the same bits.
 
-use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
@@ -209,9 +207,7 @@ fn launcher_killed(case: &Case<'_>, job: &Job, random: &mut Random) -> Result<()
         let command = if by_script { "sh -c '\"$@\"; true' sh \"$@\"" } else { "\"$@\"" };
         script.push_str(&format!("{sets}{command} &\n"));
     }
-    case.write(name, script + "wait\n")?;
-    fs::set_permissions(case.path(name), PermissionsExt::from_mode(0o755))
-        .map_err(|error| error.to_string())?;
+    case.write_with(name, script + "wait\n", 0o755)?;
     let program = case.world.program().to_string_lossy().into_owned();
     let words = [&program, "train", "small.toml", "--run", "r", "--quiet"];
     let launcher = Invocation::new(&case.path(name), case.root(), words);
