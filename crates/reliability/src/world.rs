@@ -14,6 +14,9 @@ use crate::command::Invocation;
 use crate::folder::{self, Listing};
 use crate::mesh::Mesh;
 
+/// Steps of the run that [`World::run_and_model`] makes.
+pub(crate) const PREPARED_STEPS: u64 = 8;
+
 /// A model of a few kilobytes; every run of the campaign begins with it.
 const CONFIG: &str = r#"[model]
 layers = 2
@@ -134,6 +137,22 @@ impl World {
             Ok(folder)
         };
         made.get_or_init(prepare).clone()
+    }
+
+    /// A folder with a run `r` of [`PREPARED_STEPS`] steps, with all of its checkpoints, and its model `hf`.
+    ///
+    /// # Errors
+    /// When the run fails.
+    pub(crate) fn run_and_model(&self) -> Result<PathBuf, String> {
+        self.prepared("run-and-model", |folder| {
+            let run = |words: &[&str]| {
+                Invocation::new(self.program(), folder, words.iter().copied()).run()?.success()
+            };
+            let steps = format!("train.steps={PREPARED_STEPS}");
+            let sets = ["--set", &steps, "--set", "train.save_every=4", "--set", "train.keep=\"all\""];
+            run(&[&["train", "small.toml", "--run", "r", "--quiet"][..], &sets].concat())?;
+            run(&["export", "r", "--out", "hf"])
+        })
     }
 
     /// The undisturbed run of a mesh.

@@ -1,8 +1,9 @@
 //! What a `tokenizer.json` may ask of the `tokenizers` library, which has no bounds of its own: a file of a few kilobytes can
-//! make gigabytes of one page of text, or compute for hours. What a file shows is refused here, before the library sees it.
+//! make gigabytes of one page of text, or compute for hours. A file that asks for more than the bounds is refused before the library
+//! sees it.
 //!
-//! Memory: no chain of its replacements makes more than [`GROWTH`] bytes of one. Two are a chain if the second can match what the first has made.
-//! Unicode's own forms (`NFKC` and so on) make up to 11 bytes of one, of a few characters, and are not counted.
+//! No chain of its replacements may make more than [`GROWTH`] bytes of one. Two are a chain if the second can match what the first has written.
+//! Unicode's own forms (`NFKC` and so on), which make up to 11 bytes of one from a few characters, are not counted.
 
 use std::fmt;
 
@@ -184,7 +185,7 @@ fn writes<'a>(of: &str, part: &'a Value) -> Result<Writes<'a>, String> {
         };
     }
     let growth = match part["type"].as_str() {
-        // A mark for a space, or none, in the place of a mark that may be empty.
+        // A character of two bytes for a byte; or a space in the place of a mark, which may be empty and so lie at every byte.
         Some("ByteLevel" | "BPEDecoder" | "CTC" | "WordPiece") => 2,
         _ => 1 + part["prepend"].as_str().map_or(0, str::len),
     };

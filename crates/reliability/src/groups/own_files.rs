@@ -76,7 +76,7 @@ fn try_one(
     (name, kind): (&str, &str),
     (command, words): (&str, &[&str]),
 ) -> Result<(), String> {
-    let prepared = prepared(case.world)?;
+    let prepared = case.world.run_and_model()?;
     for given in ["r", "hf"] {
         case.take(&prepared, given)?;
     }
@@ -143,18 +143,6 @@ fn judge(
         true => ended.wrong(&format!("started where {kind} has the name {name}")),
         false => Ok(()),
     }
-}
-
-/// A run of eight steps, and its model.
-fn prepared(world: &World) -> Result<std::path::PathBuf, String> {
-    world.prepared("own-files", |folder| {
-        let run = |words: &[&str]| {
-            crate::command::Invocation::new(world.program(), folder, words.iter().copied()).run()?.success()
-        };
-        let sets = ["--set", "train.steps=8", "--set", "train.save_every=4", "--set", "train.keep=\"all\""];
-        run(&[&["train", "small.toml", "--run", "r", "--quiet"][..], &sets].concat())?;
-        run(&["export", "r", "--out", "hf"])
-    })
 }
 
 /// Puts the user's file at `path`.

@@ -4,14 +4,14 @@
 //! result. So nothing that was saved is lost, and no older checkpoint is taken in silence.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde_json::Value;
 
 use crate::command::{Ended, Invocation};
 use crate::folder::{self, Listing};
 use crate::trial::Trial;
-use crate::world::{Case, World};
+use crate::world::{Case, PREPARED_STEPS, World};
 use phalanx_hostile::Random;
 
 /// Calls that read files, folders and what is known of them.
@@ -28,8 +28,8 @@ const COMMANDS: [(&str, &[&str]); 7] = [
     ("tokenize", &["tokenize", "text.txt", "other.txt", "--tokenizer", "char", "--out", "t.bin", "--force"]),
 ];
 
-/// Steps of the prepared run, and the last ones of `resume` and `start`.
-const STEPS: [u64; 3] = [8, 10, 4];
+/// The last steps of `resume` and `start`.
+const STEPS: [u64; 2] = [10, 4];
 
 pub(crate) fn case(world: &World, random: &mut Random, number: usize) -> Trial {
     let calls = match calls(world) {
@@ -52,7 +52,7 @@ pub(crate) fn case(world: &World, random: &mut Random, number: usize) -> Trial {
 }
 
 fn try_one(case: &Case<'_>, (command, words): (&str, &[&str]), fault: &str) -> Result<(), String> {
-    let prepared = prepared(case.world)?;
+    let prepared = case.world.run_and_model()?;
     for given in ["r", "hf"] {
         case.take(&prepared, given)?;
     }
@@ -80,14 +80,14 @@ fn given(root: &Path, command: &str, stdout: &str) -> Listing {
         let mut given = folder::parameters(&root.join(run), step);
         // An older checkpoint, which is said, is evaluated at other steps until then.
         let losses =
-            folder::losses(&root.join(run)).into_iter().filter(|(at, _)| run != "r" || *at > STEPS[0]);
+            folder::losses(&root.join(run)).into_iter().filter(|(at, _)| run != "r" || *at > PREPARED_STEPS);
         given.insert("losses".to_string(), format!("{:?}", losses.collect::<Vec<_>>()));
         given
     };
     let text = |text: String| Listing::from([("text".to_string(), text)]);
     match command {
-        "resume" => of_run("r", STEPS[1]),
-        "start" => of_run("q", STEPS[2]),
+        "resume" => of_run("r", STEPS[0]),
+        "start" => of_run("q", STEPS[1]),
         "import" => of_run("i", 0),
         "sample" => text(stdout.to_string()),
         "inspect" => {
@@ -101,7 +101,7 @@ fn given(root: &Path, command: &str, stdout: &str) -> Listing {
 /// What it gives without a fault, found out once.
 fn expected(world: &World, command: &str, words: &[&str]) -> Result<Listing, String> {
     let kept = world.prepared(&format!("read-errors-{command}"), |folder| {
-        let prepared = prepared(world)?;
+        let prepared = world.run_and_model()?;
         for given in ["r", "hf"] {
             folder::copy(&prepared.join(given), &folder.join(given)).map_err(|error| error.to_string())?;
         }
@@ -113,31 +113,10 @@ fn expected(world: &World, command: &str, words: &[&str]) -> Result<Listing, Str
     Ok(given(&kept, command, &stdout))
 }
 
-/// A run of eight steps, and its model.
-fn prepared(world: &World) -> Result<PathBuf, String> {
-    world.prepared("read-errors", |folder| {
-        let run =
-            |words: &[&str]| Invocation::new(world.program(), folder, words.iter().copied()).run()?.success();
-        let steps = format!("train.steps={}", STEPS[0]);
-        run(&[
-            "train",
-            "small.toml",
-            "--run",
-            "r",
-            "--quiet",
-            "--set",
-            &steps,
-            "--set",
-            "train.save_every=4",
-        ])?;
-        run(&["export", "r", "--out", "hf"])
-    })
-}
-
 /// Every call of every command that reads something of the case: command, call, number of the call.
 fn calls(world: &World) -> Result<Vec<(usize, &'static str, usize)>, String> {
     let kept = world.prepared("read-errors-calls", |folder| {
-        let prepared = prepared(world)?;
+        let prepared = world.run_and_model()?;
         let mut text = String::new();
         for (at, (_, words)) in COMMANDS.iter().enumerate() {
             let root = folder.join(at.to_string());
