@@ -44,8 +44,22 @@ def host_updates(hour):
         hour.row(name, told, "", "the time of waits says what to overlap next")
 
 
+def heads(hour):
+    """Two choices of the head, whose bits differ: slices of logits (device.slice_mb), and odd classes apart (PHALANX_CUDA_SPLITS_ODD)."""
+    for shape, options, ways in (
+        ("GPT-2 124M", SHORT, ((64, "on"), (512, "on"), (512, "off"))),
+        ("vocabulary 128256", LONG, ((64, "on"),)),
+    ):
+        for slice_mb, odd in ways:
+            name = f"{shape}: slices of {slice_mb} MiB, odd classes apart {odd}"
+            options_here = options + sets(device__slice_mb=slice_mb) + SMALL + SMALL_VOCAB
+            report, fault = bench(hour, f"head-{shape[:5]}-{slice_mb}-{odd}".replace(" ", "-"), 80, options_here, PHALANX_CUDA_SPLITS_ODD=odd)
+            told = fault or f"{1e3 * report['step_s_median']:.2f} ms, {report['arena_bytes']} bytes planned"
+            hour.row(name, told, "512 faster than 64", "the slower way: say so in docs/cuda.md and change the default")
+
+
 if __name__ == "__main__":
     hour = Hour("Shapes that are next")
-    for part in (long_sequences, host_updates):
+    for part in (long_sequences, heads, host_updates):
         part(hour)
     hour.end()

@@ -41,7 +41,7 @@ impl DeviceMemory {
         let at = self.offset(address);
         if self.regions.is_any_within(at, bytes) {
             self.regions.forget(at, bytes);
-            self.validate(address, bytes);
+            crate::bits::add(self.valid.all(), at, bytes);
         }
     }
 

@@ -30,20 +30,11 @@ const ALIGN: usize = 512;
 /// Unused bytes behind each allocation.
 const GAP: usize = 512;
 
-/// What an address range holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RangeKind {
-    /// `cuMemAlloc` and variables of modules.
-    Allocation,
-    /// `cuMemAddressReserve`: no memory until it is mapped.
-    Reservation,
-}
-
 /// The memory of the device.
 pub struct DeviceMemory {
     bytes: Mapping<u8>,
     /// Bytes where there is memory.
-    valid: Mapping<u64>,
+    pub(crate) valid: Mapping<u64>,
     /// Bytes that were written.
     written: Mapping<u64>,
     rows: Mapping<Cell>,
@@ -52,7 +43,7 @@ pub struct DeviceMemory {
     pub(crate) shared: Option<SharedMemory>,
     space: usize,
     next: usize,
-    live: BTreeMap<usize, (usize, RangeKind)>,
+    live: BTreeMap<usize, usize>,
     freed: BTreeMap<usize, usize>,
     /// Regions within allocations that the program announced.
     pub(crate) regions: Regions,
@@ -79,39 +70,27 @@ impl DeviceMemory {
         })
     }
 
-    /// Reserves addresses; `None` if the space is used up.
-    pub fn reserve(&mut self, bytes: usize, align: usize, kind: RangeKind) -> Option<u64> {
-        let start = self.next.next_multiple_of(align.max(ALIGN));
+    /// Allocates memory whose bytes are not written yet; `None` if the space is used up.
+    pub fn allocate(&mut self, bytes: usize) -> Option<u64> {
+        let start = self.next.next_multiple_of(ALIGN);
         let end = start.checked_add(bytes)?.checked_add(GAP)?;
         if end > self.space {
             return None;
         }
         self.next = end;
-        self.live.insert(start, (bytes, kind));
+        self.live.insert(start, bytes);
+        bits::add(self.valid.all(), start, bytes);
         Some(DEVICE_BASE + start as u64)
     }
 
-    /// Allocates memory whose bytes are not written yet; `None` if the space is used up.
-    pub fn allocate(&mut self, bytes: usize) -> Option<u64> {
-        let address = self.reserve(bytes, ALIGN, RangeKind::Allocation)?;
-        self.validate(address, bytes);
-        Some(address)
-    }
-
-    /// Gives a range memory.
-    pub fn validate(&mut self, address: u64, bytes: usize) {
-        let at = self.offset(address);
-        bits::add(self.valid.all(), at, bytes);
-    }
-
-    /// The allocation or mapped range around a range, as its place and size.
+    /// The allocation around a range, as its place and size.
     pub(crate) fn around(&self, address: u64, bytes: usize) -> Option<(usize, usize)> {
         let at = self.offset(address);
-        let (&start, &(size, _)) = self.live.range(..=at).next_back()?;
+        let (&start, &size) = self.live.range(..=at).next_back()?;
         (address >= DEVICE_BASE && at + bytes <= start + size).then_some((start, size))
     }
 
-    /// The addresses of the allocation or mapped range around a range.
+    /// The addresses of the allocation around a range.
     pub fn range_around(&self, address: u64, bytes: usize) -> Option<std::ops::Range<u64>> {
         let (start, size) = self.around(address, bytes)?;
         let start = DEVICE_BASE + start as u64;
@@ -142,33 +121,23 @@ impl DeviceMemory {
     }
 
     /// Frees a range that begins at an address: its size, or why not.
-    pub fn free(&mut self, address: u64, kind: RangeKind) -> Result<usize, String> {
+    pub fn free(&mut self, address: u64) -> Result<usize, String> {
         let at = self.offset(address);
         match self.live.get(&at) {
-            Some(&(bytes, found)) if found == kind => {
+            Some(&bytes) => {
                 self.invalidate(address, bytes);
                 self.live.remove(&at);
                 self.freed.insert(at, bytes);
                 Ok(bytes)
             }
-            Some(_) => Err("the address is of another kind of range".to_string()),
             None if self.freed.contains_key(&at) => Err("the memory was freed before".to_string()),
             None => Err("no allocation begins at the address".to_string()),
         }
     }
 
     /// Size of the live range that begins at an address.
-    pub fn range(&self, address: u64) -> Option<(usize, RangeKind)> {
+    pub fn range(&self, address: u64) -> Option<usize> {
         self.live.get(&self.offset(address)).copied()
-    }
-
-    /// Whether a range lies within one of reserved addresses.
-    pub fn is_reserved(&self, address: u64, bytes: usize) -> bool {
-        let at = self.offset(address);
-        let before = self.live.range(..=at).next_back();
-        before.is_some_and(|(&start, &(size, kind))| {
-            kind == RangeKind::Reservation && at + bytes <= start + size
-        })
     }
 
     pub(crate) fn offset(&self, address: u64) -> usize {
@@ -216,7 +185,7 @@ impl DeviceMemory {
         }
         let live = self.live.range(..=at).next_back();
         let freed = self.freed.range(..=at).next_back();
-        if let Some((&start, &(size, kind))) = live.filter(|&(&start, &(size, _))| at < start + size) {
+        if let Some((&start, &size)) = live.filter(|&(&start, &size)| at < start + size) {
             let place = format!("{bytes} bytes at byte {} of {size}", at - start);
             let is_there = at + bytes <= start + size && self.valid_at(at);
             if is_there && !at.is_multiple_of(bytes.max(1)) && bytes <= 16 {
@@ -225,17 +194,14 @@ impl DeviceMemory {
             if let Some(fault) = self.regions.explain((start, size), at, bytes) {
                 return fault;
             }
-            return out_of_bounds(match kind {
-                RangeKind::Allocation => place,
-                RangeKind::Reservation => format!("{place} in an address range that is not mapped there"),
-            });
+            return out_of_bounds(place);
         }
         if let Some((&start, &size)) = freed.filter(|&(&start, &size)| at < start + size) {
             let detail = format!("{bytes} bytes at byte {} of {size} that were freed", at - start);
             return Fault { finding: Finding::UseAfterFree, detail };
         }
         out_of_bounds(match live {
-            Some((&start, &(size, _))) => {
+            Some((&start, &size)) => {
                 format!("{bytes} bytes, {} past the end of an allocation of {size} bytes", at - start - size)
             }
             None => format!("{bytes} bytes in no allocation of device memory"),
@@ -312,12 +278,12 @@ mod tests {
         assert_eq!(finding(&mut memory, a + 98, 4), Finding::OutOfBounds);
         assert_eq!(finding(&mut memory, a + 2, 4), Finding::Misaligned);
         assert_eq!(finding(&mut memory, 16, 4), Finding::OutOfBounds);
-        assert_eq!(memory.free(a, RangeKind::Allocation), Ok(100));
+        assert_eq!(memory.free(a), Ok(100));
         assert_eq!(finding(&mut memory, a + 4, 4), Finding::UseAfterFree);
         let b = memory.allocate(100).unwrap();
         assert_ne!(a, b);
         assert_eq!(finding(&mut memory, a + 4, 4), Finding::UseAfterFree);
-        assert!(memory.free(a, RangeKind::Allocation).unwrap_err().contains("before"));
+        assert!(memory.free(a).unwrap_err().contains("before"));
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::decode;
 use crate::kernel::Kernel;
-use crate::memory::{DeviceMemory, RangeKind};
+use crate::memory::DeviceMemory;
 use crate::ptx::{self, PtxError, StateSpace};
 
 /// A module whose variables have memory.
@@ -58,7 +58,7 @@ impl LoadedModule {
     pub fn unload(&self, memory: &mut DeviceMemory) {
         for (address, _) in self.variables.values() {
             // The addresses came from `allocate`, so this cannot fail.
-            let _ = memory.free(*address, RangeKind::Allocation);
+            let _ = memory.free(*address);
         }
     }
 }

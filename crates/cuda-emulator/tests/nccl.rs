@@ -19,6 +19,11 @@ const F16: i32 = 6;
 
 /// Runs a test of this file again with two devices and several orders of streams, and `body` where that has happened.
 fn with_two_cards(test: &str, body: impl Fn()) {
+    with(test, &[], body);
+}
+
+/// The same with variables.
+fn with(test: &str, variables: &[(&str, &str)], body: impl Fn()) {
     if std::env::var_os(INSIDE).is_some() {
         return body();
     }
@@ -27,6 +32,7 @@ fn with_two_cards(test: &str, body: impl Fn()) {
             .args(["--exact", &format!("nccl::{test}"), "--nocapture"])
             .env("PHALANX_EMULATOR_CARDS", "2")
             .env("PHALANX_EMULATOR_SEED", seed)
+            .envs(variables.iter().copied())
             .env(INSIDE, "1")
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -303,4 +309,61 @@ fn an_exchange_without_its_other_half_ends_with_its_communicator() {
         });
         assert!(reports().is_empty(), "{:?}", reports());
     });
+}
+
+fn free_memory() -> usize {
+    let (mut free, mut total) = (0, 0);
+    ok(unsafely!(cuMemGetInfo_v2(&mut free, &mut total)));
+    free
+}
+
+#[test]
+fn a_connection_takes_memory_when_it_is_first_used() {
+    with("a_connection_takes_memory_when_it_is_first_used", &[("PHALANX_EMULATOR_NCCL_MB", "64")], || {
+        two_ranks(|r| {
+            let x = r.numbers(&[7.0; 8]);
+            let before = free_memory();
+            for _ in 0..2 {
+                done(if r.rank == 0 { r.receive(x, 8, F32) } else { r.send(x, 8, F32) });
+                assert_eq!(before - free_memory(), 64 << 20);
+            }
+            ok(unsafely!(cuStreamSynchronize(r.stream)));
+            done(unsafely!(ncclCommAbort(r.communicator)));
+            assert_eq!(free_memory(), before);
+        });
+    });
+}
+
+/// What stands behind a receive for which nothing is sent yet, in another stream.
+fn work_beside_a_receive(is_held: bool) {
+    let both = Barrier::new(2);
+    two_ranks(|r| {
+        let (x, y) = (r.numbers(&[7.0; 8]), r.numbers(&[0.0; 8]));
+        if r.rank == 0 {
+            let mut other = 0;
+            ok(unsafely!(cuStreamCreate(&mut other, 1)));
+            done(r.receive(x, 8, F32));
+            ok(unsafely!(cuMemsetD32Async(y, 0, 8, other)));
+            let is_done = (0..50).any(|_| unsafely!(cuStreamQuery(other)) == Status::SUCCESS);
+            assert_eq!(is_done, !is_held);
+            both.wait();
+            ok(unsafely!(cuStreamSynchronize(other)));
+        } else {
+            both.wait();
+            done(r.send(x, 8, F32));
+        }
+        ok(unsafely!(cuStreamSynchronize(r.stream)));
+    });
+}
+
+#[test]
+fn streams_of_one_queue_wait_for_each_other() {
+    let one = [("PHALANX_EMULATOR_QUEUES", "on"), ("CUDA_DEVICE_MAX_CONNECTIONS", "1")];
+    with("streams_of_one_queue_wait_for_each_other", &one, || work_beside_a_receive(true));
+}
+
+#[test]
+fn streams_of_two_queues_do_not() {
+    let two = [("PHALANX_EMULATOR_QUEUES", "on"), ("CUDA_DEVICE_MAX_CONNECTIONS", "2")];
+    with("streams_of_two_queues_do_not", &two, || work_beside_a_receive(false));
 }

@@ -264,22 +264,9 @@ fn host_pointer_in_place_of_device_pointer(session: &Session, fault: bool) -> St
     end(session)
 }
 
-fn unmapped_memory(session: &Session, fault: bool) -> Status {
-    let size = 2 << 20;
-    // SAFETY: pointers are to local values; properties are not read.
-    unsafe {
-        let range: u64 = result(|out| cuMemAddressReserve(out, 2 * size, 0, 0, 0));
-        let memory: u64 = result(|out| cuMemCreate(out, size, std::ptr::null(), 0));
-        ok(cuMemMap(range, size, 0, memory, 0));
-        ok(cuMemSetAccess(range, size, std::ptr::null(), 1));
-        session.fill(range + if fault { size as u64 } else { 0 }, COUNT, 1.0, 0);
-    }
-    end(session)
-}
-
 /// Sequences with what the report of their fault begins with. A pinned buffer that is freed too early is only in use
 /// where work runs late.
-const SEQUENCES: [(&str, Sequence, &str); 19] = [
+const SEQUENCES: [(&str, Sequence, &str); 18] = [
     ("kernel after kernel", kernel_after_kernel, "operations without an order in add"),
     ("kernel after upload", kernel_after_upload, "operations without an order in "),
     ("download after kernel", download_after_kernel, "operations without an order in "),
@@ -300,7 +287,6 @@ const SEQUENCES: [(&str, Sequence, &str); 19] = [
     ),
     ("copy out of bounds", copy_out_of_bounds, "access out of bounds in a copy to the device"),
     ("host pointer", host_pointer_in_place_of_device_pointer, "access out of bounds in fill"),
-    ("unmapped memory", unmapped_memory, "access out of bounds in fill"),
     ("word of the host", kernel_behind_a_word_of_the_host, "operations without an order in "),
     ("pinned memory in use", pinned_memory_in_use, "use after free in cuMemFreeHost"),
 ];
@@ -492,39 +478,6 @@ fn variables_and_dynamic_shared_memory() {
     unsafe { ok(cuFuncSetAttribute(function, 8, 100_000)) };
     ok(session.launch_shared("reverse", 32, 0, &[Address(b), Address(a), Integer(32)], 100_000));
     ok(session.synchronize());
-}
-
-#[test]
-fn virtual_memory_is_mapped_and_given_back() {
-    let session = Session::new(2);
-    let size = 2 << 20;
-    // SAFETY: pointers are to local values; properties are not read.
-    unsafe {
-        let free = || result::<usize>(|out| cuMemGetInfo_v2(out, &mut 0));
-        let before = free();
-        let range: u64 = result(|out| cuMemAddressReserve(out, 4 * size, 0, 0, 0));
-        assert_eq!(free(), before, "addresses take no memory");
-        let handles = [0, 1].map(|_| result::<u64>(|out| cuMemCreate(out, size, std::ptr::null(), 0)));
-        assert_eq!(free(), before - 2 * size);
-        for (piece, handle) in handles.into_iter().enumerate() {
-            ok(cuMemMap(range + (piece * size) as u64, size, 0, handle, 0));
-            assert_eq!(cuMemMap(range + (3 * size) as u64, size, 0, handle, 0), Status::NOT_SUPPORTED);
-            ok(cuMemRelease(handle));
-        }
-        assert_eq!(free(), before - 2 * size, "memory stays while it is mapped");
-        ok(cuMemSetAccess(range, 2 * size, std::ptr::null(), 1));
-        assert_eq!(cuMemSetAccess(range, 3 * size, std::ptr::null(), 1), Status::INVALID_VALUE);
-        // Across both pieces.
-        let middle = range + size as u64 - 200;
-        ok(session.fill(middle, COUNT, 3.0, 0));
-        assert_eq!(session.read(middle, COUNT), [3.0; COUNT]);
-        assert_eq!(cuMemAddressFree(range, 4 * size), Status::INVALID_VALUE);
-        ok(cuMemUnmap(range, size));
-        assert_eq!(free(), before - size);
-        ok(cuMemUnmap(range + size as u64, size));
-        ok(cuMemAddressFree(range, 4 * size));
-        assert_eq!(free(), before);
-    }
 }
 
 #[test]

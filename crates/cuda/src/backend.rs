@@ -23,7 +23,7 @@ use crate::NAME;
 use crate::blas::Blas;
 use crate::bounds::Bounds;
 use crate::driver::Context;
-use crate::error::Error;
+use crate::error::{Error, Notice};
 use crate::faults::Faults;
 use crate::graphs::{Graphs, STEPS_FULL};
 use crate::host_stream::HostStream;
@@ -34,6 +34,7 @@ use crate::modules::Modules;
 use crate::nccl::Nccl;
 use crate::segment::{Caller, Issuer, Segment, StepError};
 use crate::streams::{Streams, index};
+use links::LinksMemory;
 use staging::Staging;
 
 /// Where scratch begins in its memory.
@@ -46,6 +47,8 @@ pub(crate) struct Cuda {
     /// The first failure of a call that the compute stream follows. No lock is taken under this one.
     failed_link: Mutex<Option<DeviceError>>,
     nccl: Option<Arc<Nccl>>,
+    links_memory: Mutex<LinksMemory>,
+    notice: Box<Notice>,
     state: Mutex<State>,
     /// Streams of the card may wait for it, and it for them: what both were given runs before either goes.
     host: HostStream,
@@ -96,12 +99,14 @@ pub(crate) struct Parts {
     pub(crate) tf32: bool,
     /// Whether segments that come again are launched as graphs.
     pub(crate) graphs: bool,
+    /// Is told what is no error.
+    pub(crate) notice: Box<Notice>,
 }
 
 impl Cuda {
     pub(crate) fn new(parts: Parts) -> Result<Cuda, Error> {
         let Parts { context, modules, blas, nccl, tensors, scratch_bytes, .. } = parts;
-        let Parts { registered, host, disk, tf32, graphs, .. } = parts;
+        let Parts { registered, host, disk, tf32, graphs, notice, .. } = parts;
         let threads = host.threads();
         let staging = Staging::new(&context)?;
         // The word of faults lies in front of the scratch.
@@ -121,6 +126,8 @@ impl Cuda {
         Ok(Cuda {
             links: Mutex::default(),
             failed_link: Mutex::default(),
+            links_memory: Mutex::default(),
+            notice,
             nccl,
             host,
             state: Mutex::new(state),

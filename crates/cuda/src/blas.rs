@@ -165,6 +165,8 @@ pub(crate) struct Blas {
     handle: Handle,
     /// By problem; none where the library has no algorithm.
     plans: Mutex<HashMap<Problem, Option<Plan>>>,
+    /// Whether it is given the even part of a product whose extent is no multiple of 16 bytes, and a kernel the rest.
+    pub(crate) splits_odd: bool,
     /// Declared last: unloaded after all that is of it.
     _library: Library,
 }
@@ -196,7 +198,7 @@ impl Blas {
             let mut handle = std::ptr::null_mut();
             // SAFETY: the handle is there to be written.
             unsafe { call!(functions, cublasLtCreate(&mut handle))? };
-            Ok(Blas { functions, handle, plans: Mutex::default(), _library: library })
+            Ok(Blas { functions, handle, plans: Mutex::default(), splits_odd: true, _library: library })
         })
     }
 

@@ -4,8 +4,9 @@
 //! layer: its safe layer records an event for each slice that a stream uses, and its pinned memory is write-combined.
 
 use std::ffi::{CStr, c_char, c_int};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
 use cudarc::driver::sys::{self, CUdevice_attribute, CUresult};
 
@@ -282,11 +283,19 @@ impl Made {
     }
 }
 
+/// How long a wait looks again at once, and how long it sleeps between two looks then.
+const SPIN: Duration = Duration::from_millis(1);
+const NAP: Duration = Duration::from_micros(50);
+
 /// The primary context of a card, held.
 pub(crate) struct Context {
     pub(crate) card: Card,
     pub(crate) made: Arc<Made>,
     context: sys::CUcontext,
+    /// Why nothing may be asked of it any more: what was started may never end, and whoever waits for it, or frees its memory, waits for ever.
+    stuck: OnceLock<Error>,
+    /// Whether what runs may wait for other cards, so that waits of the host look whether the context was given up.
+    is_linked: AtomicBool,
 }
 
 // SAFETY: a context may be used by any thread; `enter` makes it the current one of the thread that calls.
@@ -299,13 +308,53 @@ impl Context {
         let mut context = std::ptr::null_mut();
         // SAFETY: the device is one that the driver gave.
         unsafe { driver!(cuDevicePrimaryCtxRetain(&mut context, card.device))? };
-        let context = Context { card, made: Arc::clone(made), context };
+        let context = Context {
+            card,
+            made: Arc::clone(made),
+            context,
+            stuck: OnceLock::new(),
+            is_linked: AtomicBool::new(false),
+        };
         context.enter()?;
         Ok(context)
     }
 
+    /// Nothing is asked of the context from here on, and all that is of it stays until the process ends.
+    pub(crate) fn give_up(&self, why: Error) {
+        // The first reason counts.
+        let _ = self.stuck.set(why);
+    }
+
+    /// What runs may wait for other cards from here on.
+    pub(crate) fn link(&self) {
+        self.is_linked.store(true, Ordering::Relaxed);
+    }
+
+    /// Blocks until `query` says that something is over, or the context is given up. `wait` blocks for that alone.
+    pub(crate) fn wait(
+        &self,
+        query: impl Fn() -> CUresult,
+        wait: impl FnOnce() -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        if !self.is_linked.load(Ordering::Relaxed) {
+            return wait();
+        }
+        let since = Instant::now();
+        loop {
+            self.enter()?;
+            match query() {
+                CUresult::CUDA_ERROR_NOT_READY if since.elapsed() < SPIN => std::thread::yield_now(),
+                CUresult::CUDA_ERROR_NOT_READY => std::thread::sleep(NAP),
+                result => return check(result, "a wait for the card"),
+            }
+        }
+    }
+
     /// Makes this the context of the calling thread.
     pub(crate) fn enter(&self) -> Result<(), Error> {
+        if let Some(why) = self.stuck.get() {
+            return Err(Error::GivenUp(why.to_string()));
+        }
         // SAFETY: the context is retained until it is dropped.
         unsafe { driver!(cuCtxSetCurrent(self.context)) }
     }
@@ -322,6 +371,9 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
+        if self.stuck.get().is_some() {
+            return;
+        }
         // SAFETY: retained once, in `new`. What was made in the context holds it, and is gone. A failure leaves it retained.
         let _ = unsafe { driver!(cuDevicePrimaryCtxRelease_v2(self.card.device)) };
     }

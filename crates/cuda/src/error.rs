@@ -2,6 +2,9 @@
 
 use std::path::PathBuf;
 
+/// Is told what a device does without, and what is no error.
+pub(crate) type Notice = dyn Fn(&str) + Send + Sync;
+
 /// The oldest driver: the one of CUDA 12.0.
 pub const DRIVER_MIN: i32 = 12000;
 
@@ -181,6 +184,27 @@ pub enum Error {
         /// The file or folder that was given.
         place: PathBuf,
     },
+    /// NCCL has left less of a card than the run still needs.
+    #[error(
+        "card {index} has {free_bytes} bytes left after NCCL has connected it, and {needed_bytes} are still needed for kernels and graphs: \
+         NCCL has taken {taken_bytes}, and {planned_bytes} were planned. Change the plan so that it needs less (device.memory_mb lowers \
+         what it may), or let ranks exchange data through host memory (for the program: device.communication = \"host\")"
+    )]
+    TakenByLinks {
+        /// The card.
+        index: usize,
+        /// Bytes that are gone since before the first communicator.
+        taken_bytes: u64,
+        /// Bytes that were planned for communicators.
+        planned_bytes: u64,
+        /// Bytes that are free.
+        free_bytes: u64,
+        /// Bytes that the driver still takes, about.
+        needed_bytes: u64,
+    },
+    /// What was started on a card may never end.
+    #[error("nothing more can be asked of the card: {0}")]
+    GivenUp(String),
     /// Cards cannot be connected.
     #[error("{0}")]
     NotConnected(String),

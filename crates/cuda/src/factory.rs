@@ -12,11 +12,11 @@ use crate::backend::{Cuda, Parts};
 use crate::blas::{self, Blas};
 use crate::compiler::Compiler;
 use crate::driver::{Card, Context, Made, usable_cards};
-use crate::error::Error;
-use crate::graphs::NODES_MAX;
+use crate::error::{Error, Notice};
+use crate::graphs::GRAPH_BYTES;
 use crate::memory::{Registered, TensorMemory};
 use crate::modules::Modules;
-use crate::nccl::{self, NO_NCCL, Nccl};
+use crate::nccl::{self, NO_NCCL, Nccl, communicator_bytes};
 use crate::search::Folders;
 
 /// Makes the kernels of the host's processor for the device that a request describes.
@@ -25,19 +25,12 @@ type MakeKernels = dyn Fn(&DeviceRequest) -> std::io::Result<Arc<dyn Kernels>> +
 /// Bytes of the scratch of kernels, unless the options say otherwise; what a large micro-batch needs is [`scratch_planned`](crate::scratch_planned).
 pub const SCRATCH_BYTES: u64 = 64 << 20;
 
-/// Bytes that graphs take of a card at most, about: 64 KiB for each node, as users saw with CUDA 11. `phalanx doctor --kernels` says what
-/// they take of a card.
-pub(crate) const GRAPH_BYTES: u64 = NODES_MAX as u64 * (64 << 10);
-
 /// Bytes that the driver takes of a card for the context of a process, for kernels, graphs and cuBLASLt, about. An H100 with a driver of
 /// CUDA 13.0 had 540 MiB less after all kernels had run, without graphs (`phalanx doctor --kernels`).
 pub const CONTEXT_BYTES: u64 = (640 << 20) + GRAPH_BYTES;
 
 /// Bytes that the driver and its libraries take of the host's memory in a process, about: 216 MiB there.
 pub const DRIVER_HOST_BYTES: u64 = 240 << 20;
-
-/// Bytes that a communicator of NCCL takes of a card, about: an allowance, which no card has been asked for.
-pub const COMMUNICATOR_BYTES: u64 = 256 << 20;
 
 /// How a card is used.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,10 +43,13 @@ pub struct Options {
     pub folders: Folders,
     /// Whether products are computed by cuBLASLt where it is found; else always by kernels of this crate.
     pub library_products: bool,
+    /// Whether cuBLASLt computes only the part of a product up to a multiple of 16 bytes, where an extent has more (50,257 classes), and a
+    /// kernel of this crate the rest: the library's fast kernels may want such extents.
+    pub splits_odd: bool,
     /// Where NCCL is: a file, or the folder of `libnccl.so.2`. None: in `folders`, or where the dynamic loader finds it.
     pub nccl: Option<PathBuf>,
-    /// Communicators of NCCL for which there must be room on each card; with none, ranks communicate through host memory.
-    pub communicators: usize,
+    /// The ranks of each communicator of NCCL for which there must be room on a card; with none, ranks communicate through host memory.
+    pub communicators: Vec<usize>,
     /// The folder in which compiled programs are kept. None: they are compiled by each process.
     pub cache: Option<PathBuf>,
     /// Bytes of the card's memory for partial sums of kernels, beside the plan's: [`scratch_planned`](crate::scratch_planned) of a run.
@@ -73,8 +69,9 @@ impl Default for Options {
             cublas: None,
             folders: Folders::default(),
             library_products: true,
+            splits_odd: true,
             nccl: None,
-            communicators: 0,
+            communicators: Vec::new(),
             cache: None,
             scratch_bytes: SCRATCH_BYTES,
             memory_bytes: None,
@@ -88,14 +85,18 @@ impl Options {
     /// cuBLASLt, if it is wanted and found. A context is current.
     pub(crate) fn load_blas(&self) -> Result<Option<Blas>, Error> {
         match self.library_products {
-            true => Blas::load(self.cublas.as_deref(), &self.folders),
+            true => {
+                let mut blas = Blas::load(self.cublas.as_deref(), &self.folders)?;
+                blas.iter_mut().for_each(|blas| blas.splits_odd = self.splits_odd);
+                Ok(blas)
+            }
             false => Ok(None),
         }
     }
 
     /// NCCL, if communicators are wanted.
     pub(crate) fn load_nccl(&self) -> Result<Option<Arc<Nccl>>, Error> {
-        if self.communicators == 0 {
+        if self.communicators.is_empty() {
             return Ok(None);
         }
         let missing = || Error::NotConnected(NO_NCCL.to_string());
@@ -117,7 +118,8 @@ impl Options {
 
     /// Bytes that a device takes of its card beside its plan.
     fn beside_plan(&self) -> u64 {
-        self.scratch_bytes + CONTEXT_BYTES + self.communicators as u64 * COMMUNICATOR_BYTES
+        let communicators = self.communicators.iter().map(|ranks| communicator_bytes(*ranks));
+        self.scratch_bytes + CONTEXT_BYTES + communicators.sum::<u64>()
     }
 
     /// The kernels of a card, by the first compiler that makes what the card takes.
@@ -134,6 +136,7 @@ pub struct CudaFactory {
     options: Options,
     made: Arc<Made>,
     make_kernels: Box<MakeKernels>,
+    notice: Arc<Notice>,
 }
 
 impl CudaFactory {
@@ -142,7 +145,14 @@ impl CudaFactory {
         options: Options,
         make_kernels: impl Fn(&DeviceRequest) -> std::io::Result<Arc<dyn Kernels>> + Send + Sync + 'static,
     ) -> CudaFactory {
-        CudaFactory { options, made: Arc::default(), make_kernels: Box::new(make_kernels) }
+        let (made, notice) = (Arc::default(), Arc::new(|_: &str| {}));
+        CudaFactory { options, made, make_kernels: Box::new(make_kernels), notice }
+    }
+
+    /// The same; `notice` is told what a device does without, a line each.
+    #[must_use]
+    pub fn with_notice(self, notice: impl Fn(&str) + Send + Sync + 'static) -> CudaFactory {
+        CudaFactory { notice: Arc::new(notice), ..self }
     }
 
     /// What its devices have asked the driver to make and to launch.
@@ -220,6 +230,7 @@ pub(crate) fn unplanned_counting(
         disk: None,
         tf32: false,
         graphs: options.graphs,
+        notice: Box::new(|_| {}),
     })?;
     let arena = Arena::unplanned_in(Memory::Device, addresses);
     Ok(Device::with_memories(Arc::new(cuda), arena, Arena::heap_of(Memory::Host)))
@@ -240,6 +251,8 @@ impl DeviceFactory for CudaFactory {
             return Err(IoError::new(ErrorKind::InvalidInput, text));
         }
         self.check_limit(request).map_err(refused)?;
+        let (all, rank) = (Arc::clone(&self.notice), request.index);
+        let notice = move |line: &str| all(&format!("rank {rank}: {line}"));
         // How products are computed is asked of the card: the processor computes updates.
         let of_host = DeviceRequest { products: Some(ProductMethod::Fma), ..*request };
         let host_kernels = (self.make_kernels)(&of_host)?;
@@ -261,7 +274,12 @@ impl DeviceFactory for CudaFactory {
                     Ok(registered) => vec![registered],
                     Err(error) if pin == Some(true) => return Err(refused(error)),
                     // Copies from memory that is not registered pass through the driver's own.
-                    Err(_) => Vec::new(),
+                    Err(error) => {
+                        notice(&format!(
+                            "host memory is not registered with the driver, so copies between it and the card are slower: {error}"
+                        ));
+                        Vec::new()
+                    }
                 }
             }
         };
@@ -280,6 +298,7 @@ impl DeviceFactory for CudaFactory {
             disk: disk_stream,
             tf32: request.products == Some(ProductMethod::Tf32),
             graphs: self.options.graphs,
+            notice: Box::new(notice),
         })
         .map_err(refused)?;
         let arena = Arena::replaying(request.device_plan.clone(), addresses);

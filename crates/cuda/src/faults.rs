@@ -62,7 +62,6 @@ pub(crate) struct Faults {
 impl Faults {
     /// `on_card`: the address of a word of the card's memory, for this alone. It is set to 0 on `stream`.
     pub(crate) fn new(context: &Arc<Context>, on_card: u64, stream: CUstream) -> Result<Faults, Error> {
-        // The memory is zero-filled.
         let word = HostBuffer::new(context, BYTES)?;
         // SAFETY: both are as long as a word, and live until the streams of the device are drained.
         unsafe { driver!(cuMemcpyHtoDAsync_v2(on_card, word.base().cast(), BYTES, stream))? };

@@ -3,10 +3,13 @@
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 
+use phalanx_trace::DType;
+
 use crate::compiler::Compiler;
 use crate::driver::{Card, Context, usable_cards, version};
 use crate::error::Error;
 use crate::factory::Options;
+use crate::launch::attention_shared_bytes;
 use crate::modules::Modules;
 
 /// A driver with cards that can be used, and a compiler.
@@ -52,6 +55,19 @@ impl Found {
     pub fn ranks_on_card_of(&self, rank: usize, ranks: usize) -> usize {
         let (cards, first) = (self.cards.len(), rank % self.cards.len());
         ranks.saturating_sub(first).div_ceil(cards).max(1)
+    }
+
+    /// Why some card does not compute attention with heads of `size` elements, if it does not.
+    pub fn why_no_heads(&self, size: usize, element: DType) -> Option<String> {
+        let needed = attention_shared_bytes(size, element)?;
+        let card = self.cards.iter().find(|card| card.shared_bytes < needed)?;
+        Some(format!(
+            "heads of {size} elements in {} (model.hidden / model.heads) need {needed} bytes of shared memory, and a block of {} may have {}: \
+             give more heads, or precision.compute = \"bf16\"",
+            element.name(),
+            card.name,
+            card.shared_bytes
+        ))
     }
 
     /// Bytes of the card that each of `ranks` may take at most.

@@ -27,6 +27,10 @@ const STEPS_MIN: usize = 4;
 /// Most nodes of all graphs together, which bounds the driver's memory for them (`GRAPH_BYTES`).
 pub(crate) const NODES_MAX: usize = 2048;
 
+/// Bytes that graphs take of a card at most, about: 64 KiB for each node, as users saw with CUDA 11. `phalanx doctor --kernels` says what
+/// they take of a card.
+pub(crate) const GRAPH_BYTES: u64 = NODES_MAX as u64 * (64 << 10);
+
 /// Shapes that are remembered as seen.
 const SEEN_MAX: usize = 8192;
 

@@ -65,11 +65,10 @@ fn has_words() -> bool {
 impl HostStream {
     /// Starts the thread.
     pub(crate) fn start(context: &Arc<Context>, kernels: Arc<dyn Kernels>) -> Result<HostStream, Error> {
-        // The memory is zero-filled.
         let over = HostBuffer::new(context, size_of::<u32>())?;
         let mut word = 0;
         // A driver that gives no address lets no stream wait for the word, which costs a run nothing else.
-        // SAFETY: the context is current, the memory registered for cards.
+        // SAFETY: the context is current, the memory is the driver's, for cards.
         let maps = has_words()
             && unsafe { driver!(cuMemHostGetDevicePointer_v2(&mut word, over.base().cast(), 0)) }.is_ok();
         let shared = Arc::new(Shared { context: Arc::clone(context), kernels, over });

@@ -60,14 +60,12 @@ mod streams;
 
 pub use driver::{Card, Clocks, Launches, Made, usable_cards};
 pub use error::{CAPABILITY_MIN, DRIVER_MIN, Error};
-pub use factory::{
-    COMMUNICATOR_BYTES, CONTEXT_BYTES, CudaFactory, DRIVER_HOST_BYTES, Options, SCRATCH_BYTES,
-    unplanned_device,
-};
+pub use factory::{CONTEXT_BYTES, CudaFactory, DRIVER_HOST_BYTES, Options, SCRATCH_BYTES, unplanned_device};
 pub use found::Found;
+pub use launch::attention_shared_bytes;
 pub use libraries::{LibraryState, libraries, nccl_version};
 pub use limits::Limits;
-pub use nccl::NO_NCCL;
+pub use nccl::{NO_NCCL, communicator_bytes};
 pub use scratch::{scratch_needed, scratch_planned};
 pub use search::Folders;
 

@@ -110,6 +110,7 @@ impl CardLink {
         [rank, ranks]: [usize; 2],
     ) -> Result<CardLink, Error> {
         context.enter()?;
+        context.link();
         let sums = [DType::F32, DType::BF16, DType::F16, DType::F64];
         let sums = sums.into_iter().map(|dtype| SumKernel::load(modules, dtype)).collect::<Result<_, _>>()?;
         let mut link = CardLink {
@@ -323,12 +324,19 @@ impl CardLink {
         if self.context.enter().is_err() {
             return self.end_call();
         }
-        // Dropped, a communicator is aborted: its kernels end. Those of this crate behind them run to their end.
-        if self.communicator.take().is_some() {
-            // SAFETY: the stream is of this context. A lost card reports its failure elsewhere.
-            let _ = unsafe { driver!(cuStreamSynchronize(self.stream)) };
+        if let Some(communicator) = self.communicator.take() {
+            self.abort(communicator);
         }
         self.end_call();
+    }
+
+    fn abort(&self, communicator: Communicator) {
+        match communicator.abort() {
+            // Its kernels have ended; those of this crate behind them run to their end.
+            // SAFETY: the stream is of this context. A lost card reports its failure elsewhere.
+            Ok(()) => drop(unsafe { driver!(cuStreamSynchronize(self.stream)) }),
+            Err(why) => self.context.give_up(why),
+        }
     }
 
     /// Ends an idle link together with the other ranks, if they come within a moment.
@@ -336,15 +344,14 @@ impl CardLink {
         let is_idle = self.state == State::Idle && self.context.enter().is_ok();
         let Some(mut communicator) = self.communicator.take_if(|_| is_idle) else { return self.abandon() };
         if communicator.finalize().is_err() {
-            return;
+            return self.abort(communicator);
         }
         let since = Instant::now();
         loop {
             match communicator.poll() {
                 Ok(true) => return communicator.destroy(),
                 Ok(false) if since.elapsed() < LEAVE => std::thread::sleep(Duration::from_micros(200)),
-                // Dropped, it is aborted.
-                _ => return,
+                _ => return self.abort(communicator),
             }
         }
     }

@@ -1,12 +1,14 @@
-//! Memory: that of the card, reserved and mapped by virtual memory management, and host memory that the card reaches.
+//! Memory: that of the card, and host memory that the card reaches.
 //!
 //! Device memory is taken once, when the device is made: the arena, and scratch for kernels. Tensors carry addresses of a range
 //! that is reserved without access, so the host faults where it follows one; a fixed distance leads to the card's own
-//! addresses. Host memory is ordinary memory that is registered with the driver: what cudarc allocates as pinned is
-//! write-combined, which a processor reads very slowly.
+//! addresses. The host arena, which transports share, is ordinary memory that is registered with the driver; small buffers are the
+//! driver's own, which every system gives. None is write-combined, as cudarc's is, because a processor reads that very slowly.
 
+use std::ffi::c_void;
 use std::ops::Range;
 use std::os::fd::AsFd;
+use std::ptr::NonNull;
 use std::sync::Arc;
 
 use cudarc::driver::sys;
@@ -16,20 +18,21 @@ use rustix::fs::MemfdFlags;
 use crate::driver::{Context, driver};
 use crate::error::Error;
 
+/// Bytes of a page of the host's memory.
+const PAGE: usize = 4096;
+
 /// Flags of registered memory: usable by all contexts, and by what runs on their cards.
 const REGISTERED: u32 = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP;
 
-/// A range of the card's addresses with memory behind it.
+/// Memory of the card.
 pub(crate) struct CardMemory {
     context: Arc<Context>,
     start: u64,
-    /// Rounded up to what the card maps at once.
     bytes: usize,
-    handle: sys::CUmemGenericAllocationHandle,
 }
 
 impl CardMemory {
-    /// Takes `bytes` of the card's memory; `purpose` is for the error.
+    /// Takes `bytes` of the card's memory, rounded up to a page of the host; `purpose` is for the error.
     pub(crate) fn new(
         context: &Arc<Context>,
         bytes: u64,
@@ -37,46 +40,12 @@ impl CardMemory {
     ) -> Result<CardMemory, Error> {
         context.enter()?;
         context.made.count_allocation();
-        let property = property_of(context);
-        let mut granularity = 0usize;
-        // SAFETY: the context is current; the property describes memory of its card.
-        unsafe {
-            let kind = sys::CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
-            driver!(cuMemGetAllocationGranularity(&mut granularity, &property, kind))?;
-        }
-        let bytes = (bytes.max(1) as usize).next_multiple_of(granularity);
-        let mut memory = CardMemory { context: Arc::clone(context), start: 0, bytes: 0, handle: 0 };
-        let mapped = memory.map(bytes, granularity, &property);
-        mapped.map_err(|error| memory.explain(error, bytes as u64, purpose))?;
+        let bytes = (bytes.max(1) as usize).next_multiple_of(PAGE);
+        let mut memory = CardMemory { context: Arc::clone(context), start: 0, bytes };
+        // SAFETY: the context is current; the address is there to be written.
+        let allocated = unsafe { driver!(cuMemAlloc_v2(&mut memory.start, bytes)) };
+        allocated.map_err(|error| memory.explain(error, bytes as u64, purpose))?;
         Ok(memory)
-    }
-
-    /// Reserves addresses and maps memory at them; what was done before a failure is undone when `self` is dropped.
-    fn map(
-        &mut self,
-        bytes: usize,
-        granularity: usize,
-        property: &sys::CUmemAllocationProp,
-    ) -> Result<(), Error> {
-        // SAFETY: sizes are multiples of the granularity; what fails undoes what was done before.
-        unsafe {
-            driver!(cuMemCreate(&mut self.handle, bytes, property, 0))?;
-            let reserved = driver!(cuMemAddressReserve(&mut self.start, bytes, granularity, 0, 0));
-            let mapped = reserved.and_then(|()| driver!(cuMemMap(self.start, bytes, 0, self.handle, 0)));
-            if let Err(error) = mapped {
-                if self.start != 0 {
-                    driver!(cuMemAddressFree(self.start, bytes))?;
-                }
-                driver!(cuMemRelease(self.handle))?;
-                return Err(error);
-            }
-            self.bytes = bytes;
-            let access = sys::CUmemAccessDesc {
-                location: property.location,
-                flags: sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
-            };
-            driver!(cuMemSetAccess(self.start, bytes, &access, 1))
-        }
     }
 
     /// An error of the driver, or how much memory there is where that was missing.
@@ -96,7 +65,7 @@ impl CardMemory {
     fn clear(&self) -> Result<(), Error> {
         self.context.enter()?;
         let stream = std::ptr::null_mut();
-        // SAFETY: the memory is mapped; null is the context's first stream, which is there without being created.
+        // SAFETY: the memory is there; null is the context's first stream, which is there without being created.
         unsafe {
             driver!(cuMemsetD8Async(self.start, 0, self.bytes, stream))?;
             driver!(cuStreamSynchronize(stream))
@@ -116,35 +85,11 @@ impl CardMemory {
 
 impl Drop for CardMemory {
     fn drop(&mut self) {
-        if self.bytes == 0 || self.context.enter().is_err() {
-            return;
+        if self.start != 0 && self.context.enter().is_ok() {
+            // SAFETY: allocated in `new`. Whoever owns the memory has waited for all work on it. A failure leaves it to the end of the
+            // process.
+            let _ = unsafe { driver!(cuMemFree_v2(self.start)) };
         }
-        // SAFETY: mapped and reserved by `map` with this length. Whoever owns the memory has waited for all work on it. A
-        // failure leaves it to the end of the process.
-        unsafe {
-            let _ = driver!(cuMemUnmap(self.start, self.bytes));
-            let _ = driver!(cuMemRelease(self.handle));
-            let _ = driver!(cuMemAddressFree(self.start, self.bytes));
-        }
-    }
-}
-
-/// Memory of the context's card.
-fn property_of(context: &Context) -> sys::CUmemAllocationProp {
-    sys::CUmemAllocationProp {
-        type_: sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
-        requestedHandleTypes: sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE,
-        location: sys::CUmemLocation {
-            type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE,
-            id: context.card.index as i32,
-        },
-        win32HandleMetaData: std::ptr::null_mut(),
-        allocFlags: sys::CUmemAllocationProp_st__bindgen_ty_1 {
-            compressionType: 0,
-            gpuDirectRDMACapable: 0,
-            usage: 0,
-            reserved: [0; 4],
-        },
     }
 }
 
@@ -218,24 +163,42 @@ impl Drop for Registered {
     }
 }
 
-/// Host memory of the device's own, registered.
+/// Host memory of the device's own, which the card reaches; zero-filled.
 pub(crate) struct HostBuffer {
-    _registered: Registered,
-    /// Declared last: unmapped after it was unregistered.
-    region: Region,
+    context: Arc<Context>,
+    base: NonNull<u8>,
 }
+
+// SAFETY: a range of addresses that stays until it is dropped; who may touch which bytes when is kept by its owner.
+unsafe impl Send for HostBuffer {}
+// SAFETY: as above.
+unsafe impl Sync for HostBuffer {}
 
 impl HostBuffer {
     pub(crate) fn new(context: &Arc<Context>, bytes: usize) -> Result<HostBuffer, Error> {
-        let region =
-            Region::anonymous(bytes).map_err(|error| Error::Addresses { bytes: bytes as u64, error })?;
-        // SAFETY: the region is dropped after `registered`.
-        let registered = unsafe { Registered::new(context, &region)? };
-        Ok(HostBuffer { _registered: registered, region })
+        context.enter()?;
+        context.made.count_allocation();
+        let mut base: *mut c_void = std::ptr::null_mut();
+        let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
+        // SAFETY: the context is current; the address is there to be written.
+        unsafe { driver!(cuMemHostAlloc(&mut base, bytes, flags))? };
+        let base = NonNull::new(base.cast::<u8>()).expect("the driver has allocated memory");
+        // SAFETY: just allocated with this length.
+        unsafe { base.write_bytes(0, bytes) };
+        Ok(HostBuffer { context: Arc::clone(context), base })
     }
 
     /// The first byte, for the host.
     pub(crate) fn base(&self) -> *mut u8 {
-        self.region.base()
+        self.base.as_ptr()
+    }
+}
+
+impl Drop for HostBuffer {
+    fn drop(&mut self) {
+        if self.context.enter().is_ok() {
+            // SAFETY: allocated in `new`. A failure leaves it to the end of the process.
+            let _ = unsafe { driver!(cuMemFreeHost(self.base.as_ptr().cast())) };
+        }
     }
 }

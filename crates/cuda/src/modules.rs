@@ -15,7 +15,7 @@ use crate::error::Error;
 use crate::gate::Gate;
 use crate::programs::{Program, Source};
 
-/// Bytes of dynamic shared memory that a kernel has without asking.
+/// Bytes of shared memory, static and dynamic, that a kernel has without asking.
 const SHARED_UNASKED: u32 = 48 << 10;
 
 /// What a driver says of instructions that it does not take.
@@ -48,8 +48,17 @@ struct Loaded {
     /// The driver takes no instructions of its card, so it is given PTX: an older driver than NVRTC is, or the emulator.
     takes_ptx: bool,
     modules: HashMap<Program, sys::CUmodule>,
-    /// With the dynamic shared memory that they may have.
-    kernels: HashMap<(Program, &'static str), (sys::CUfunction, u32)>,
+    kernels: HashMap<(Program, &'static str), Kernel>,
+}
+
+/// A kernel that is loaded.
+#[derive(Clone, Copy)]
+struct Kernel {
+    function: sys::CUfunction,
+    /// Bytes of shared memory that it has in every launch.
+    static_bytes: u32,
+    /// Bytes of shared memory, static and dynamic, that it may have.
+    allowed_bytes: u32,
 }
 
 // SAFETY: modules and functions are handles of the driver, which may be used by any thread in which their context is current.
@@ -93,25 +102,30 @@ impl Modules {
     fn function(&self, launch: &Launch) -> Result<sys::CUfunction, Error> {
         let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
         let key = (launch.program, launch.kernel);
-        let (function, allowed) = match loaded.kernels.get(&key) {
+        let mut kernel = match loaded.kernels.get(&key) {
             Some(known) => *known,
-            None => (self.gate.load(|| self.find(&mut loaded, launch))?, SHARED_UNASKED),
+            None => self.gate.load(|| self.find(&mut loaded, launch))?,
         };
-        let mut allowed = allowed;
-        if launch.shared_bytes > allowed {
-            self.allow_shared(function, launch)?;
-            allowed = launch.shared_bytes;
+        let needed_bytes = kernel.static_bytes + launch.shared_bytes;
+        if needed_bytes > kernel.allowed_bytes {
+            self.allow_shared(kernel.function, launch, needed_bytes)?;
+            kernel.allowed_bytes = needed_bytes;
         }
-        loaded.kernels.insert(key, (function, allowed));
-        Ok(function)
+        loaded.kernels.insert(key, kernel);
+        Ok(kernel.function)
     }
 
-    fn allow_shared(&self, function: sys::CUfunction, launch: &Launch) -> Result<(), Error> {
+    fn allow_shared(
+        &self,
+        function: sys::CUfunction,
+        launch: &Launch,
+        needed_bytes: u32,
+    ) -> Result<(), Error> {
         let Launch { program, kernel, shared_bytes, .. } = launch;
         let max = self.context.card.shared_bytes;
-        if *shared_bytes > max {
+        if needed_bytes > max {
             return Err(Error::Unsupported(format!(
-                "`{kernel}` of {} needs {shared_bytes} bytes of shared memory; a block of {} may have {max}",
+                "`{kernel}` of {} needs {needed_bytes} bytes of shared memory; a block of {} may have {max}",
                 program.describe(),
                 self.context.card.name
             )));
@@ -121,7 +135,7 @@ impl Modules {
         unsafe { driver!(cuFuncSetAttribute(function, attribute, *shared_bytes as i32)) }
     }
 
-    fn find(&self, loaded: &mut Loaded, launch: &Launch) -> Result<sys::CUfunction, Error> {
+    fn find(&self, loaded: &mut Loaded, launch: &Launch) -> Result<Kernel, Error> {
         let module = match loaded.modules.get(&launch.program) {
             Some(module) => *module,
             None => {
@@ -131,10 +145,14 @@ impl Modules {
             }
         };
         let name = CString::new(launch.kernel).expect("names of kernels have no byte 0");
-        let mut function = std::ptr::null_mut();
-        // SAFETY: the module is loaded, the name ends with 0.
-        unsafe { driver!(cuModuleGetFunction(&mut function, module, name.as_ptr()))? };
-        Ok(function)
+        let (mut function, mut static_bytes) = (std::ptr::null_mut(), 0);
+        let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES;
+        // SAFETY: the module is loaded, the name ends with 0, and both results are there to be written.
+        unsafe {
+            driver!(cuModuleGetFunction(&mut function, module, name.as_ptr()))?;
+            driver!(cuFuncGetAttribute(&mut static_bytes, attribute, function))?;
+        }
+        Ok(Kernel { function, static_bytes: static_bytes as u32, allowed_bytes: SHARED_UNASKED })
     }
 
     /// Compiles a program, or takes it from the cache, and gives it to the driver.

@@ -7,12 +7,15 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::time::Duration;
 
 use cudarc::driver::sys::CUstream;
 use libloading::Library;
 use phalanx_tensor::links::{INVITATION_BYTES, Invitation};
 
 use crate::error::Error;
+use crate::graphs::GRAPH_BYTES;
 use crate::search::{Folders, loaded_file};
 
 /// What is missing where ranks are to communicate between cards.
@@ -29,6 +32,21 @@ const VERSION_MIN: i32 = 21800;
 const SUCCESS: c_int = 0;
 const INVALID_USAGE: c_int = 5;
 const IN_PROGRESS: c_int = 7;
+
+/// Blocks of a card that a communicator's kernels have at most: each takes memory for every other rank, and multiprocessors of the step.
+const BLOCKS_MAX: c_int = 16;
+
+/// Time in which an abort must return: it waits for streams of the library, and that may be for ever.
+const ABORT: Duration = Duration::from_secs(5);
+
+/// Bytes that a communicator of NCCL of so many ranks takes of a card, about: an allowance by what users of 8 H100 saw (NVIDIA/nccl#1685),
+/// which no card has been asked for. What is taken is compared with it before the first step.
+pub const fn communicator_bytes(ranks: usize) -> u64 {
+    (512 << 20) + (ranks as u64 - 1) * (410 << 20)
+}
+
+/// Bytes that the driver takes of a card after communicators are connected, about, for kernels, cuBLASLt and graphs.
+pub(crate) const LATER_BYTES: u64 = (128 << 20) + GRAPH_BYTES;
 
 /// `ncclUint8`: counts are bytes.
 const BYTES: c_int = 1;
@@ -63,7 +81,7 @@ impl Config {
             blocking: 0,
             cluster_size: Config::UNDEFINED,
             blocks_min: Config::UNDEFINED,
-            blocks_max: Config::UNDEFINED,
+            blocks_max: BLOCKS_MAX,
             network: std::ptr::null(),
         }
     }
@@ -181,7 +199,7 @@ impl Nccl {
     }
 }
 
-/// One rank's part of a communicator. Dropped, it is aborted: what is in flight ends.
+/// One rank's part of a communicator. It is ended by [`Communicator::abort`] or [`Communicator::destroy`].
 pub(crate) struct Communicator {
     nccl: Arc<Nccl>,
     /// None once it was ended.
@@ -296,6 +314,27 @@ impl Communicator {
         self.nccl.check(result, "ncclCommFinalize", self.handle())
     }
 
+    /// Ends the communicator with what is in flight.
+    ///
+    /// # Errors
+    /// If the library does not return in time. Then what is in flight may use memory until the process ends.
+    pub(crate) fn abort(mut self) -> Result<(), Error> {
+        let Some(handle) = self.handle.take() else { return Ok(()) };
+        let (nccl, address) = (Arc::clone(&self.nccl), handle.as_ptr().expose_provenance());
+        let ended = within(ABORT, move || {
+            // SAFETY: ended once, here. A failure leaves it to the end of the process.
+            let _ = unsafe { (nccl.functions.ncclCommAbort)(on_card(address as u64)) };
+        });
+        if ended {
+            return Ok(());
+        }
+        let text = format!(
+            "a communicator has not ended within {} s: what it has started may use the card until this process ends",
+            ABORT.as_secs()
+        );
+        Err(Error::Nccl { call: "ncclCommAbort", result: IN_PROGRESS, text })
+    }
+
     /// Frees a communicator that was finalized.
     pub(crate) fn destroy(mut self) {
         if let Some(handle) = self.handle.take() {
@@ -305,13 +344,16 @@ impl Communicator {
     }
 }
 
-impl Drop for Communicator {
-    fn drop(&mut self) {
-        if let Some(handle) = self.handle.take() {
-            // SAFETY: as in `destroy`.
-            let _ = unsafe { (self.nccl.functions.ncclCommAbort)(handle.as_ptr()) };
-        }
-    }
+/// Runs `body` on a thread of its own; whether it was over within a time. One that is not goes on.
+fn within(time: Duration, body: impl FnOnce() + Send + 'static) -> bool {
+    let (done, wait) = channel();
+    let run = move || {
+        body();
+        // Nobody waits any more.
+        let _ = done.send(());
+    };
+    let started = std::thread::Builder::new().name("nccl-abort".to_string()).spawn(run);
+    started.is_ok() && wait.recv_timeout(time).is_ok()
 }
 
 /// An address of the card as the library takes it.
@@ -370,5 +412,18 @@ mod tests {
         let refused = version(Some(Path::new("/nonexistent")), &Folders::default()).unwrap_err().to_string();
         assert!(refused.contains("/nonexistent") && refused.contains("PHALANX_NCCL"), "{refused}");
         assert!(Nccl::load(Some(Path::new("/nonexistent")), &Folders::default()).is_err());
+    }
+
+    #[test]
+    fn what_does_not_return_is_waited_for_no_longer_than_its_time() {
+        assert!(within(Duration::from_secs(60), || {}));
+        let (go, wait) = channel::<()>();
+        assert!(!within(Duration::from_millis(20), move || drop(wait.recv())));
+        drop(go);
+    }
+
+    #[test]
+    fn kernels_of_a_communicator_leave_multiprocessors_to_the_step() {
+        assert!((8..=16).contains(&Config::without_blocking().blocks_max));
     }
 }

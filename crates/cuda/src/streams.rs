@@ -44,7 +44,9 @@ impl Event {
     /// Blocks the calling thread, in which the context is current, until it has happened.
     pub(crate) fn synchronize(&self) -> Result<(), Error> {
         // SAFETY: the event is of the current context.
-        unsafe { driver!(cuEventSynchronize(self.event)) }
+        let query = || unsafe { sys::cuEventQuery(self.event) };
+        // SAFETY: as above.
+        self.context.wait(query, || unsafe { driver!(cuEventSynchronize(self.event)) })
     }
 }
 
@@ -178,11 +180,14 @@ impl Streams {
 
     /// Blocks the host until everything is over, whatever fails.
     pub(crate) fn drain(&self) -> Result<(), Error> {
+        self.context.enter()?;
         let mut first = Ok(());
         for queue in &self.queues {
             // SAFETY: the stream is of this context.
-            let over = unsafe { driver!(cuStreamSynchronize(queue.stream)) };
-            first = first.and(over);
+            let query = || unsafe { sys::cuStreamQuery(queue.stream) };
+            // SAFETY: as above.
+            let wait = || unsafe { driver!(cuStreamSynchronize(queue.stream)) };
+            first = first.and(self.context.wait(query, wait));
         }
         first
     }

@@ -19,9 +19,6 @@ use crate::failure::Result;
 use crate::init::Init;
 use crate::layer::{Context, Gradient, ParameterSpec};
 
-/// Largest number of bytes of a slice of logits, without the padding of its rows.
-const SLICE_BYTES: usize = 64 << 20;
-
 /// The last part of a model: it turns activations and targets into a loss.
 pub trait Head: Send + Sync {
     /// The parameters, in the order in which the methods receive them.
@@ -135,9 +132,9 @@ impl LinearCrossEntropy {
     }
 
     /// Rows of a slice of logits: there are at least two slices, and a slice of the whole vocabulary has at most
-    /// [`SLICE_BYTES`]. So ranks with different classes use the same slices.
+    /// [`Context::slice_bytes`]. So ranks with different classes use the same slices.
     fn slice_rows(&self, cx: &Context, rows: usize) -> usize {
-        let fit = (SLICE_BYTES / (cx.compute.bytes() * self.vocab)).max(1);
+        let fit = (cx.slice_bytes / (cx.compute.bytes() * self.vocab)).max(1);
         let fit = if fit > 64 { fit / 64 * 64 } else { fit };
         fit.min(rows.div_ceil(2))
     }

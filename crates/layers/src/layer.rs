@@ -19,6 +19,10 @@ use crate::packed::{Again, PackedWeights};
 use crate::random;
 use crate::saved::{Deferred, Saved, Shared};
 
+/// Largest number of bytes of a slice of logits, without the padding of its rows, where a run does not say another
+/// ([`Context::slice_bytes`]).
+pub const SLICE_BYTES: usize = 64 << 20;
+
 /// The device, types and positions with which a layer runs.
 #[derive(Clone, Copy)]
 pub struct Context<'a> {
@@ -40,6 +44,8 @@ pub struct Context<'a> {
     pub packed: Option<&'a PackedWeights>,
     /// Whether this forward runs again in backward.
     pub again: Again,
+    /// Largest number of bytes of a slice of logits. All ranks have the same, and so has the plan.
+    pub slice_bytes: usize,
 }
 
 /// The position of a micro-batch in the run. Random numbers are a function of it, the layer and the element, so they
@@ -67,6 +73,7 @@ impl<'a> Context<'a> {
             cache: None,
             packed: None,
             again: Again::Never,
+            slice_bytes: SLICE_BYTES,
         }
     }
 }

@@ -36,7 +36,9 @@ pub use embedding::Embedding;
 pub use failure::{Failure, Result};
 pub use head::{Head, LinearCrossEntropy};
 pub use init::Init;
-pub use layer::{Context, Draw, Gradient, Layer, ParameterSpec, Part, Rebuild, add_residual, sum_target};
+pub use layer::{
+    Context, Draw, Gradient, Layer, ParameterSpec, Part, Rebuild, SLICE_BYTES, add_residual, sum_target,
+};
 pub use layer_norm::LayerNorm;
 pub use linear::Linear;
 pub use linear_gelu::LinearGelu;

@@ -12,6 +12,7 @@ use phalanx_train::config::{DeviceChoice, DeviceConfig, DeviceKind};
 use crate::card_needs::CardNeeds;
 use crate::cards;
 use crate::environment::Environment;
+use crate::output;
 use crate::planned::Planned;
 use crate::rank_host::{self, RankDevice, RankHost};
 use crate::task::BenchStepTask;
@@ -68,7 +69,7 @@ pub fn collectives(
 ) -> Result<Vec<CollectiveFigures>> {
     let RankHost::Job(endpoint) = host else { return Ok(Vec::new()) };
     let plans = collectives::plan(task, host.rank(), endpoint.world_size())?;
-    let factory = environment.device_factory(&DeviceConfig::default(), CardNeeds::NONE);
+    let factory = environment.device_factory(&DeviceConfig::default(), CardNeeds::NONE, output::note);
     let RankDevice { device, .. } = host.make_planned_device(plans.each_ref(), &*factory)?;
     collectives::measure(task, &device, &*endpoint.group("data"))
 }
@@ -85,7 +86,8 @@ fn on_device<T>(
     measure: impl FnOnce(&RankSetup<'_>) -> Result<T>,
 ) -> Result<T> {
     let plan = &planned.plan;
-    let (factory, made) = environment.counted_factory(&planned.config.device, CardNeeds::of(&plan.spec));
+    let (factory, made) =
+        environment.counted_factory(&planned.config.device, CardNeeds::of(&plan.spec), output::note);
     let RankDevice { device, shared_bytes } =
         host.make_device(plan.of(host.rank()), &plan.spec, &*factory)?;
     let (source, shares_memory) = match host {

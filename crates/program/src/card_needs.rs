@@ -1,20 +1,20 @@
 //! What the ranks of a run need of their cards beside their plans.
 
-use phalanx_cuda::{COMMUNICATOR_BYTES, CONTEXT_BYTES, SCRATCH_BYTES, scratch_planned};
+use phalanx_cuda::{CONTEXT_BYTES, SCRATCH_BYTES, communicator_bytes, scratch_planned};
 use phalanx_train::Spec;
 
 /// What the ranks of a run need of their cards beside their plans.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CardNeeds {
-    /// Communicators of NCCL.
-    pub communicators: usize,
+    /// The ranks of each communicator of NCCL.
+    pub communicators: Vec<usize>,
     /// Bytes of the scratch of kernels.
     pub scratch_bytes: u64,
 }
 
 impl CardNeeds {
     /// Those of a rank without a plan.
-    pub const NONE: CardNeeds = CardNeeds { communicators: 0, scratch_bytes: SCRATCH_BYTES };
+    pub const NONE: CardNeeds = CardNeeds { communicators: Vec::new(), scratch_bytes: SCRATCH_BYTES };
 
     /// Those of a run.
     pub fn of(spec: &Spec) -> CardNeeds {
@@ -25,7 +25,12 @@ impl CardNeeds {
     }
 
     /// Bytes of a card, with what the driver takes.
-    pub fn bytes(self) -> u64 {
-        self.scratch_bytes + CONTEXT_BYTES + self.communicators as u64 * COMMUNICATOR_BYTES
+    pub fn bytes(&self) -> u64 {
+        self.scratch_bytes + CONTEXT_BYTES + self.nccl_bytes()
+    }
+
+    /// Bytes of a card that NCCL takes, about.
+    pub fn nccl_bytes(&self) -> u64 {
+        self.communicators.iter().map(|ranks| communicator_bytes(*ranks)).sum()
     }
 }

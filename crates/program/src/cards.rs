@@ -30,12 +30,20 @@ fn decide_by(
     ranks_here: usize,
 ) -> Result<Option<String>> {
     let is_auto = config.device.kind == DeviceKind::Auto;
-    let why = match (found, why_processor(config).filter(|_| is_auto)) {
+    let why_not = found.as_ref().ok().and_then(|found| {
+        found.why_no_heads(config.model.hidden / config.model.heads, config.precision.compute.into())
+    });
+    if let Some(why_not) = why_not.as_ref().filter(|_| !is_auto && runs) {
+        bail!("device.kind = \"cuda\": {why_not}; or compute on the processor with --set device.kind=cpu");
+    }
+    let why = match (found, why_processor(config).or(why_not.clone()).filter(|_| is_auto)) {
         (Ok(_), Some(why)) => why,
         (Ok(found), None) => {
             config.device.kind = DeviceKind::Cuda;
+            decide_slice(config, found.share_bytes(1));
             let by = decide_communication(found, config, runs, ranks_here)?;
-            return Ok(Some(format!("{}{by}", ranks_on(found, ranks_here))));
+            let refused = why_not.map_or(String::new(), |why| format!(", which would refuse the run: {why}"));
+            return Ok(Some(format!("{}{by}{refused}", ranks_on(found, ranks_here))));
         }
         (Err(error), _) if !is_auto && runs => {
             let advice = "or compute on the processor with --set device.kind=cpu";
@@ -63,6 +71,12 @@ fn decide_by(
     // Most machines have no GPU, and their users know.
     let has_driver = !matches!(found, Err(Error::NoDriver));
     Ok(has_driver.then(|| format!("computing on the processor (device.kind = \"auto\"): {why}")))
+}
+
+/// Decides `device.slice_mb` by the memory of a card, where it is left out: a 128th, 64 MiB at least and 512 at most.
+pub fn decide_slice(config: &mut RunConfig, card_bytes: u64) {
+    let bytes = config.device.memory_mb.map_or(card_bytes, |mib| (mib * f64::from(1 << 20)) as u64);
+    config.device.slice_mb.get_or_insert(((bytes >> 27).clamp(64, 512)) as f64);
 }
 
 /// Decides `device.communication = "auto"` for a run on cards; the words that say what was decided and why.
@@ -193,6 +207,20 @@ pub fn limits_of(rank: usize, ranks: usize, tf32: bool) -> Option<DeviceLimits> 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn slices_of_logits_grow_with_the_card() {
+        for (gib, given, expected) in
+            [(4, None, 64.0), (16, None, 128.0), (80, None, 512.0), (80, Some(2048.0), 64.0)]
+        {
+            let mut config = RunConfig::default();
+            config.device.memory_mb = given;
+            decide_slice(&mut config, gib << 30);
+            assert_eq!(config.device.slice_mb, Some(expected), "{gib} GiB");
+            decide_slice(&mut config, 1 << 40);
+            assert_eq!(config.device.slice_mb, Some(expected), "what is given stays");
+        }
+    }
 
     fn decided(found: Error, kind: DeviceKind, runs: bool) -> (Result<Option<String>>, DeviceKind) {
         let mut config = RunConfig::default();

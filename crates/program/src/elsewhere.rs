@@ -83,10 +83,11 @@ impl Elsewhere {
         let ranks = config.world_size();
         let line = if is_open { cards::decide(config, false, ranks)? } else { None };
         let several = config.world_size() > 1;
-        let device = &mut config.device;
-        if device.kind != DeviceKind::Cuda {
+        if config.device.kind != DeviceKind::Cuda {
             return Ok(line);
         }
+        cards::decide_slice(config, self.device_bytes);
+        let device = &mut config.device;
         device.communication = match asked {
             Communication::Auto if several => Communication::Nccl,
             asked => asked,

@@ -5,6 +5,7 @@
 mod kernels;
 
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::Arc;
 
 use anyhow::Result;
@@ -37,6 +38,9 @@ const NVRTC: &str = "PHALANX_NVRTC";
 /// Where cuBLASLt is, which multiplies matrices on NVIDIA GPUs: a folder or a file; or `off`.
 const CUBLAS: &str = "PHALANX_CUBLAS";
 
+/// Set to `off`, cuBLASLt computes products with odd extents (50,257 classes) as a whole.
+const SPLITS_ODD: &str = "PHALANX_CUDA_SPLITS_ODD";
+
 /// Where NCCL is, which moves bytes between NVIDIA GPUs: a folder or a file.
 const NCCL: &str = "PHALANX_NCCL";
 
@@ -59,11 +63,22 @@ pub fn cuda_options(memory_bytes: Option<u64>) -> phalanx_cuda::Options {
         nccl: folder(NCCL),
         cublas: cublas.filter(|_| library_products),
         library_products,
+        splits_odd: folder(SPLITS_ODD).as_deref() != Some(Path::new("off")),
         folders: phalanx_cuda::Folders::find(&|name| std::env::var_os(name), Path::new("/")),
         cache: cache.map(|folder| folder.join("phalanx/cuda")),
         memory_bytes,
         graphs: folder(GRAPHS).as_deref() != Some(Path::new("off")),
         ..phalanx_cuda::Options::default()
+    }
+}
+
+/// Work queues of a card. With fewer than streams, one that waits may stand in front of the one that it waits for.
+const QUEUES: (&str, &str) = ("CUDA_DEVICE_MAX_CONNECTIONS", "32");
+
+/// Lets a rank's driver have a queue for each stream, unless the user has said how many: it reads the variable when it starts.
+pub fn give_queues(rank: &mut Command) {
+    if std::env::var_os(QUEUES.0).is_none() {
+        rank.env(QUEUES.0, QUEUES.1);
     }
 }
 
@@ -132,7 +147,7 @@ pub fn pmi() -> RankDiscovery {
 
 /// The variables that launchers on other hosts need, too.
 pub fn for_other_hosts() -> Vec<(&'static str, String)> {
-    [ISA, NO_COLOR, NVRTC, CUBLAS, NCCL, GRAPHS]
+    [ISA, NO_COLOR, NVRTC, CUBLAS, SPLITS_ODD, NCCL, GRAPHS]
         .into_iter()
         .filter_map(|name| Some((name, std::env::var(name).ok()?)))
         .collect()
@@ -189,8 +204,14 @@ impl Environment {
     }
 
     /// The factory for the devices of a run, with what it needs of cards: the one place where `device.kind` becomes a device.
-    pub fn device_factory(self, device: &DeviceConfig, needs: CardNeeds) -> Box<dyn DeviceFactory> {
-        self.counted_factory(device, needs).0
+    /// `notice` is told what a device does without.
+    pub fn device_factory(
+        self,
+        device: &DeviceConfig,
+        needs: CardNeeds,
+        notice: fn(&str),
+    ) -> Box<dyn DeviceFactory> {
+        self.counted_factory(device, needs, notice).0
     }
 
     /// The same, with what cards are given to launch.
@@ -198,6 +219,7 @@ impl Environment {
         self,
         device: &DeviceConfig,
         needs: CardNeeds,
+        notice: fn(&str),
     ) -> (Box<dyn DeviceFactory>, Option<Arc<Made>>) {
         let processor = CpuFactory { options: self.options(1), populate: true };
         match device.choice() {
@@ -209,7 +231,7 @@ impl Environment {
                 let CardNeeds { communicators, scratch_bytes } = needs;
                 let options =
                     phalanx_cuda::Options { communicators, scratch_bytes, ..cuda_options(memory_bytes) };
-                let factory = CudaFactory::new(options, kernels);
+                let factory = CudaFactory::new(options, kernels).with_notice(notice);
                 let made = Arc::clone(factory.made());
                 (Box::new(factory), Some(made))
             }

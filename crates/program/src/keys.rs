@@ -46,6 +46,7 @@ fn full() -> Table {
     config.device.kernels = KernelChoice::named("portable").unwrap_or_default();
     config.device.communication = phalanx_train::config::Communication::Host;
     config.device.memory_mb = Some(1.0);
+    config.device.slice_mb = Some(1.0);
     config.device.copy_gb_per_s = Some(1.0);
     config.device.seed = Some(1);
     config.memory.hidden_dim = Some(1);

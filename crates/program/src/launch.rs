@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use crate::rank_output::{Output, RankOutput, connect, shares_stderr};
 use crate::signals::Signals;
 use crate::task::Task;
-use crate::{exit_status, machine, output, pinning, task_file};
+use crate::{environment, exit_status, machine, output, pinning, task_file};
 
 /// What ranks of this host start with.
 pub struct Start<'a> {
@@ -175,6 +175,7 @@ impl RankProcesses {
             command.args(["--cores", &pinning::list(cores)]);
         }
         connect(rank, &mut command);
+        environment::give_queues(&mut command);
         let child = self.processes.start(command)?;
         self.outputs.push(RankOutput::read(rank, child, output)?);
         Ok(())

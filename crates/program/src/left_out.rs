@@ -9,8 +9,13 @@ use toml::Value;
 use crate::user_config::UserConfig;
 
 /// Keys whose values belong to the device for which they were given or filled in.
-const KEYS_OF_DEVICE: [&str; 4] =
-    ["device.memory_mb", "device.communication", "memory.device_budget_mb", "memory.host_budget_mb"];
+const KEYS_OF_DEVICE: [&str; 5] = [
+    "device.memory_mb",
+    "device.slice_mb",
+    "device.communication",
+    "memory.device_budget_mb",
+    "memory.host_budget_mb",
+];
 
 /// Keys that the program writes beside others; no note names them.
 const FILLED: [&str; 2] = ["memory.device_budget_filled_mb", "memory.host_budget_filled_mb"];

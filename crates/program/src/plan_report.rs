@@ -1,6 +1,6 @@
 //! The plan, as JSON for scripts (`plan --json` and `plan.json`) and as tables for people.
 
-use phalanx_cuda::{COMMUNICATOR_BYTES, CONTEXT_BYTES};
+use phalanx_cuda::CONTEXT_BYTES;
 use phalanx_optim::LossScaling;
 use phalanx_parallel::zero::{ChunkResidence, Residence};
 use phalanx_plan::{CollectiveCost, MemoryPlan, Precision};
@@ -65,9 +65,10 @@ pub fn to_json(planned: &Planned) -> Value {
         "other_reduce": planned.other_reduce().map(|other| reduce_json(&other)),
     });
     if spec.beside_plan.is_some() {
+        let needs = CardNeeds::of(spec);
         figures["beside_plan"] = json!({
-            "scratch_bytes": CardNeeds::of(spec).scratch_bytes, "driver_bytes_about": CONTEXT_BYTES,
-            "nccl_bytes_about": spec.communicators() as u64 * COMMUNICATOR_BYTES,
+            "scratch_bytes": needs.scratch_bytes, "driver_bytes_about": CONTEXT_BYTES,
+            "nccl_bytes_about": needs.nccl_bytes(),
         });
     }
     figures
@@ -319,12 +320,11 @@ fn memory_table(planned: &Planned) -> String {
             row("total, about", &|rank| rank.memory.arena_bytes + outside, None);
         }
         Some(beside) => {
-            let scratch_bytes = CardNeeds::of(&planned.plan.spec).scratch_bytes;
-            row("scratch of kernels", &|_| scratch_bytes, None);
+            let needs = CardNeeds::of(&planned.plan.spec);
+            row("scratch of kernels", &|_| needs.scratch_bytes, None);
             row("driver, about", &|_| CONTEXT_BYTES, None);
             if planned.plan.spec.linked {
-                let bytes = planned.plan.spec.communicators() as u64 * COMMUNICATOR_BYTES;
-                row("NCCL, about", &|_| bytes, None);
+                row("NCCL, about", &|_| needs.nccl_bytes(), None);
             }
             row("card, about", &|rank| rank.memory.arena_bytes + beside, None);
             row("host memory", &|rank| rank.host.arena_bytes, None);

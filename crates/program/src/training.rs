@@ -11,7 +11,7 @@ use phalanx_train::{Dataset, RunError};
 
 use crate::card_needs::CardNeeds;
 use crate::environment::Environment;
-use crate::output::TrainOutput;
+use crate::output::{self, TrainOutput};
 use crate::planned::Planned;
 use crate::progress::{Progress, Records};
 use crate::rank_host::{self, RankDevice, RankHost};
@@ -48,7 +48,7 @@ pub fn rank(
         // This process has prepared the run before.
         phalanx_tensor::return_freed_memory();
     }
-    let factory = environment.device_factory(&job.config.device, CardNeeds::of(&job.plan.spec));
+    let factory = environment.device_factory(&job.config.device, CardNeeds::of(&job.plan.spec), output::note);
     let RankDevice { device, shared_bytes } =
         host.make_device(job.plan.of(rank), &job.plan.spec, &*factory)?;
     let shares_memory = matches!(host, RankHost::Job(_));

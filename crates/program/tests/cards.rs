@@ -58,6 +58,31 @@ fn end(command: Command) -> Ended {
     rig::ended(command)
 }
 
+/// NCCL takes memory of a card when ranks first exchange data: before the first step, and what it takes is compared with the plan.
+#[test]
+fn what_nccl_takes_of_a_card_is_compared_with_the_plan_before_the_first_step() {
+    if !has_emulator("what NCCL takes") {
+        return;
+    }
+    let home = Home::new();
+    let takes = |run: &str, megabytes: &str, of: &str| {
+        let mut command = train(&home, 2, run, &[]);
+        command.env("PHALANX_EMULATOR_NCCL_MB", megabytes).env("PHALANX_EMULATOR_MEMORY_MB", of);
+        end(command)
+    };
+    let planned = takes("planned", "900", "1900").ok();
+    assert!(!planned.stderr.contains("NCCL has taken"), "{}", planned.stderr);
+    let more = takes("more", "1200", "1900").ok();
+    for words in ["rank 0: NCCL has taken 12", "rank 1: NCCL has taken 12", "966787072 were planned"] {
+        assert!(more.stderr.contains(words), "no {words:?} in: {}", more.stderr);
+    }
+    assert_eq!(home.losses("planned"), home.losses("more"));
+    let refused = takes("refused", "1700", "1900");
+    refused.refused(&["after NCCL has connected it", "are still needed", "device.communication"]);
+    let metrics = std::fs::read_to_string(home.path("refused/metrics.jsonl")).unwrap_or_default();
+    assert!(!metrics.contains("loss"), "a step was made: {metrics}");
+}
+
 #[test]
 fn ranks_with_cards_of_their_own_exchange_data_between_them_to_the_bit() {
     if !has_emulator("ranks with cards") {
@@ -73,7 +98,7 @@ fn ranks_with_cards_of_their_own_exchange_data_between_them_to_the_bit() {
     let config = String::from_utf8(home.read("between/config.toml")).unwrap();
     assert!(config.contains("communication = \"nccl\""), "{config}");
     let plan = home.json("between/plan.json");
-    assert_eq!(plan["beside_plan"]["nccl_bytes_about"], 256 << 20);
+    assert_eq!(plan["beside_plan"]["nccl_bytes_about"], 922 << 20);
     rig::assert_as_planned(&plan, &home.json("between/memory.json"));
     let host = ["--set", "device.communication=host"];
     let through = end(train(&home, 2, "through", &host)).ok();

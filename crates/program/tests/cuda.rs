@@ -195,8 +195,39 @@ fn what_is_missing_is_named_with_what_helps() {
     );
     run(&home, &[&train[..], &large_heads, &CARD].concat(), seed)
         .refused(&["model.heads = 2", "at most 256"]);
+    // A block of a desktop's card has too little shared memory for large heads of f32.
+    let desktop = ("PHALANX_EMULATOR_SHARED_KB", "99");
+    let heads = ["--set", "model.hidden=512", "--set", "model.heads=2", "--set", "train.steps=1"];
+    let words = ["heads of 256 elements in f32", "133376 bytes", "may have 101376", "precision.compute"];
+    run(&home, &[&train[..], &heads, &CARD].concat(), desktop).refused(&words);
+    let auto = [&["train", "small.toml", "--run", "shared", "--nproc", "1"], &TINY[..], &heads].concat();
+    let said = run(&home, &auto, desktop).ok().stderr;
+    assert!(said.contains("computing on the processor") && said.contains(words[0]), "{said}");
+    let plan = [&["plan", "small.toml"], &heads[..], &CARD].concat();
+    let planned = run(&home, &plan, desktop).ok().stderr;
+    assert!(planned.contains("which would refuse the run") && planned.contains(words[0]), "{planned}");
     let limited = [&train[..], &CARD, &["--set", "device.memory_mb=500"]].concat();
     run(&home, &limited, ("PHALANX_EMULATOR_SEED", "0")).refused(&["device.memory_mb", "524288000"]);
+}
+
+/// Some systems let no driver register a process's memory (WSL2, confidential machines): copies are slower then, and nothing else.
+#[test]
+fn host_memory_that_the_driver_does_not_register_is_said_and_changes_no_number() {
+    if !has_emulator("memory that is not registered") {
+        return;
+    }
+    let home = Home::new();
+    let train = |name: &str, variable, more: &[&str]| {
+        let host = ["--set", "memory.optimizer=host", "--set", "memory.update=host", "--nproc", "1"];
+        let args = [&["train", "small.toml", "--run", name], &TINY[..], &host, &CARD, more].concat();
+        run(&home, &args, variable)
+    };
+    let refused = ("PHALANX_EMULATOR_REGISTER", "off");
+    train("registered", ("PHALANX_EMULATOR_SEED", "1"), &[]).ok();
+    let said = train("unregistered", refused, &[]).ok().stderr;
+    assert!(said.contains("rank 0: host memory is not registered with the driver"), "{said}");
+    assert_eq!(home.losses("registered"), home.losses("unregistered"));
+    train("pinned", refused, &["--set", "memory.pin_memory=true"]).refused(&["cuMemHostRegister_v2"]);
 }
 
 #[test]
@@ -234,6 +265,14 @@ fn without_a_driver_cuda_is_refused_and_auto_is_the_processor() {
         4 * 8 * 131_072 * 32,
         "a number for each query of a head"
     );
+    // Slices of logits and pieces of sums grow with the card, and the plan with them.
+    let arena = |more: &[&str]| {
+        let figures = home.run(&[&plan[..], &data, &sizes, more, &["--json"]].concat()).ok().json();
+        figures["arena_bytes"][0].as_u64().unwrap()
+    };
+    let [given, small] = ["512", "64"].map(|mib| arena(&["--set", &format!("device.slice_mb={mib}")]));
+    assert_eq!(arena(&[]), given, "80 GiB");
+    assert!(given - small > 400 << 20, "{given} and {small}");
     let unknown = home.run(&["plan", "small.toml", "--set", "device.kind=cuda"]).ok().stderr;
     assert!(unknown.contains("no card was found here (no CUDA driver"), "{unknown}");
     let hint = "for GPUs add --set device.kind=cuda";

@@ -130,6 +130,14 @@ pub trait Links: Send + Sync {
     /// When the device cannot.
     fn join(&self, invitation: &Invitation, place: usize, places: usize) -> Result<LinkId, DeviceError>;
 
+    /// A link has moved bytes between all of its devices for the first time, which is when libraries take memory of a device.
+    ///
+    /// # Errors
+    /// When the device has too little left.
+    fn warmed(&self) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
     /// Marks what the compute stream was given so far, for a call of the link that follows. Calls start in the order of their marks.
     ///
     /// # Errors

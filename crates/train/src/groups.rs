@@ -35,6 +35,8 @@ pub struct Groups {
     pub wires: Wires,
     /// Whether what is large goes over links between the devices.
     pub linked: bool,
+    /// Bytes of the parts of other ranks that a rank receives at once in a sum over links.
+    pub piece_bytes: usize,
     /// For each tied parameter ([`Spec::ties`]): the ranks that have a copy; None when this rank is not one of several.
     pub ties: Vec<Option<Arc<dyn Group>>>,
 }
@@ -126,7 +128,8 @@ impl Groups {
             if holders.len() > 1 { source.group("tie", &[Axis::Pipeline], &holders) } else { None }
         });
         let ties = ties.collect();
-        Groups { world, pipeline, data, tensor, wires, linked: spec.linked, ties }
+        let (linked, piece_bytes) = (spec.linked, spec.slice_bytes / 4);
+        Groups { world, pipeline, data, tensor, wires, linked, piece_bytes, ties }
     }
 
     /// The groups of a single rank, with the best instruction set of the processor.
@@ -139,15 +142,15 @@ impl Groups {
     #[must_use]
     pub fn on_device(self, device: &Device) -> Groups {
         let staged = |group| on_device(group, device);
-        let Groups { world, pipeline, data, tensor, mut wires, linked, ties } = self;
+        let Groups { world, pipeline, data, tensor, mut wires, linked, piece_bytes, ties } = self;
         let on = |group: Arc<dyn Group>| match linked && group.world_size() > 1 {
-            true => phalanx_collectives::linked::linked(group, device),
+            true => phalanx_collectives::linked::linked_in_pieces(group, device, piece_bytes),
             false => staged(group),
         };
         wires.groups = wires.groups.into_iter().map(on).collect();
         let ties = ties.into_iter().map(|group| group.map(on)).collect();
         let (world, pipeline) = (staged(world), staged(pipeline));
-        Groups { world, pipeline, data: on(data), tensor: on(tensor), wires, linked, ties }
+        Groups { world, pipeline, data: on(data), tensor: on(tensor), wires, linked, piece_bytes, ties }
     }
 
     /// Connects the devices of the ranks where the run has links between them. A failure ends the job: it is returned by the next collective.
@@ -178,12 +181,17 @@ fn holders(mesh: Mesh, spec: &Spec, stages: &[usize], rank: usize) -> Vec<usize>
     places.into_iter().map(|pipeline| mesh.rank(phalanx_plan::Coordinates { pipeline, ..at })).collect()
 }
 
-/// How many groups of a rank are links between devices, at most, where there are links and so many tied parameters.
-fn links(mesh: Mesh, schedule: &Schedule, ties: usize) -> usize {
+/// The ranks of each group of a rank that is a link between devices, at most, where there are links and so many tied parameters, each of two
+/// stages.
+fn links(mesh: Mesh, schedule: &Schedule, ties: usize) -> Vec<usize> {
     let Mesh { pipeline, data, tensor, .. } = mesh;
     let wires = wiring(schedule).values().max().map_or(0, |max| max + 1);
-    let axes = usize::from(data > 1) + usize::from(tensor > 1);
-    axes + if pipeline > 1 { wires + ties } else { 0 }
+    let of_pipeline = [(pipeline, wires), (pipeline.min(2), ties)];
+    let groups = [(data, 1), (tensor, 1)].into_iter().chain(of_pipeline);
+    groups
+        .filter(|(ranks, _)| *ranks > 1)
+        .flat_map(|(ranks, count)| std::iter::repeat_n(ranks, count))
+        .collect()
 }
 
 impl Spec {
@@ -211,18 +219,18 @@ impl Spec {
         groups
     }
 
-    /// How many groups of a rank are links between devices, at most.
-    pub fn communicators(&self) -> usize {
-        if self.linked { links(self.mesh, &self.schedule, self.ties.len()) } else { 0 }
+    /// The ranks of each group of a rank that is a link between devices, at most.
+    pub fn communicators(&self) -> Vec<usize> {
+        if self.linked { links(self.mesh, &self.schedule, self.ties.len()) } else { Vec::new() }
     }
 }
 
 impl RunConfig {
-    /// How many groups of a rank are links between devices, at most: one tied parameter is assumed.
-    pub fn communicators(&self) -> usize {
+    /// The ranks of each group of a rank that is a link between devices, at most: one tied parameter is assumed.
+    pub fn communicators(&self) -> Vec<usize> {
         match (self.mesh(), self.schedule()) {
             (Ok(mesh), Ok(schedule)) if self.device.is_linked() => links(mesh, &schedule, 1),
-            _ => 0,
+            _ => Vec::new(),
         }
     }
 }

@@ -205,6 +205,7 @@ impl Rank {
             let context = |_: usize| Context {
                 keep: false,
                 first_row,
+                slice_bytes: spec.slice_bytes,
                 ..Context::new(&device, spec.precision.compute, [spec.micro_batch_size, spec.seq])
             };
             let (tokens, targets) = uploads(&device, spec, batch);

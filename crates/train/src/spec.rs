@@ -43,6 +43,8 @@ pub struct Spec {
     pub host_addressable: bool,
     /// Whether large collectives go over links between the devices, and not through host memory.
     pub linked: bool,
+    /// Largest number of bytes of a slice of logits. A quarter of it is received at once in sums over links between devices.
+    pub slice_bytes: usize,
     /// Bytes that each device takes of its memory beside the plan; None where device memory is memory of the machine
     /// ([`DeviceFactory::beside_plan`]).
     pub beside_plan: Option<u64>,
@@ -228,14 +230,14 @@ impl Spec {
         config.check_work(mesh, &model.shape(), network.elements() as u64, evaluated)?;
         let chunk_size = chunk_size(config, model.shape().hidden);
         let (evaluation_parts, evaluation) = parts(config, mesh, &schedule, evaluated);
-        let targets_per_sequence = targets_per_sequence(&*model, seq);
         let spec = Spec {
             host_addressable: config.device.kind.is_processor(),
             linked: config.device.is_linked(),
+            slice_bytes: config.device.slice_bytes(),
             beside_plan: None,
             seq,
-            targets_per_sequence,
-            targets_per_step: config.batch.global * targets_per_sequence,
+            targets_per_sequence: targets_per_sequence(&*model, seq),
+            targets_per_step: config.batch.global * targets_per_sequence(&*model, seq),
             counts_targets: false,
             micro_batch_size: config.micro_batch_size(),
             micro_batches: config.micro_batches(),

@@ -160,6 +160,7 @@ impl Rank {
         let context = |micro_batch: usize| Context {
             draw: Some(spec.draw(number, micro_batch, at.data)),
             first_row: spec.first_row(at.tensor),
+            slice_bytes: spec.slice_bytes,
             ..Context::new(&device, spec.precision.compute, [spec.micro_batch_size, spec.seq])
         };
         let numbers = spec.cross_entropy(targets, loss_scale);

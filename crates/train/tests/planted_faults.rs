@@ -92,6 +92,7 @@ impl Plant {
                     tensor,
                     wires: Wires { groups: wires, wiring },
                     linked,
+                    piece_bytes,
                     ties,
                 } = groups;
                 Groups {
@@ -101,6 +102,7 @@ impl Plant {
                     tensor: plant(tensor),
                     wires: Wires { groups: wires.into_iter().map(plant).collect(), wiring },
                     linked,
+                    piece_bytes,
                     ties: ties.into_iter().map(|tie| tie.map(plant)).collect(),
                 }
             }

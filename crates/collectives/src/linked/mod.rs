@@ -26,27 +26,37 @@ use crate::mover::Mover;
 use crate::pending::{Pending, Progress, Unfinished};
 use crate::statistics::Statistics;
 use signal::{Signal, Stage};
-use steps::{Places, Shape};
+use steps::{Places, SUMMANDS_BYTES, Shape};
 
 /// The group for tensors in the memory of `device`, over a link of the device. It is connected by [`Group::connect`]. A group of one rank
 /// needs none: see [`crate::staged::on_device`].
 pub fn linked(transport: Arc<dyn Group>, device: &Device) -> Arc<dyn Group> {
+    linked_in_pieces(transport, device, SUMMANDS_BYTES)
+}
+
+/// The same; in a sum, a rank receives at most so many bytes of other ranks at once, for which the device has room. All ranks give the same.
+pub fn linked_in_pieces(transport: Arc<dyn Group>, device: &Device, piece_bytes: usize) -> Arc<dyn Group> {
     assert!(transport.world_size() > 1, "a link of one rank");
     if transport.memory() == Memory::Device {
         return transport;
     }
     let (link, last) = (Arc::default(), Arc::default());
-    Arc::new(Linked { transport, device: device.clone(), link, last })
+    Arc::new(Linked { transport, device: device.clone(), piece_bytes, link, last })
 }
 
 struct Linked {
     transport: Arc<dyn Group>,
     device: Device,
+    /// Bytes of the parts of other ranks that a sum receives at once, at most.
+    piece_bytes: usize,
     /// Set when the group is connected.
     link: Arc<OnceLock<LinkId>>,
     /// The last call that the compute stream follows.
     last: Arc<Mutex<Unfinished>>,
 }
+
+/// Elements that each rank sends to each other one when a group is connected.
+const WARM_UP: usize = 256;
 
 /// How long who waits for a call sleeps between two looks whether its steps are issued.
 const ISSUED_NAP: Duration = Duration::from_micros(20);
@@ -73,7 +83,7 @@ impl Group for Linked {
 
     fn submit(&self, mut call: Call) -> Pending<Buffers> {
         let (op, site) = (call.op, call.site);
-        let shape = Shape::of(&call, self.rank(), self.world_size());
+        let shape = Shape::of(&call, [self.rank(), self.world_size()], self.piece_bytes);
         let room = |elements| self.device.alloc_for_collective(shape.dtype, elements, "summands", site);
         let mut summands = Some(shape.summands()).filter(|elements| *elements > 0).map(room);
         let mut follow = None;
@@ -113,7 +123,8 @@ impl Group for Linked {
         }
         let invitation = self.transport.broadcast(invitation, 0).wait()?;
         if self.device.is_meta() {
-            return self.transport.barrier().wait();
+            self.transport.barrier().wait()?;
+            return self.warm_up();
         }
         let mut bytes = [0; INVITATION_BYTES];
         let words = invitation.host_slice::<u32>();
@@ -122,7 +133,9 @@ impl Group for Linked {
         let (rank, ranks) = (self.rank(), self.world_size());
         let joining = Joining { device, link, invitation: bytes, rank, ranks };
         let barrier = Call::new(CollectiveOp::Barrier, None, None);
-        self.transport.submit_moved(barrier, Box::new(joining)).wait().map(drop)
+        self.transport.submit_moved(barrier, Box::new(joining)).wait()?;
+        self.warm_up()?;
+        Ok(links(&self.device).warmed().inspect_err(|error| self.transport.abort(&error.to_string()))?)
     }
 
     fn abort(&self, reason: &str) {
@@ -131,6 +144,28 @@ impl Group for Linked {
 
     fn take_statistics(&self) -> Statistics {
         self.transport.take_statistics()
+    }
+}
+
+impl Linked {
+    /// Moves a few bytes in both ways that calls have, between all ranks: a library connects devices, and takes memory for it, when bytes
+    /// first go that way, which must not be within a step.
+    fn warm_up(&self) -> Result<(), CollectiveError> {
+        let ranks = self.world_size();
+        let small = |elements| {
+            let mut tensor =
+                self.device.alloc(DType::F32, [elements], Category::Communication, "warm-up of links");
+            self.device.upload(&vec![0f32; elements], tensor.view_mut());
+            tensor
+        };
+        let group: &dyn Group = self;
+        group.all_gather(small(WARM_UP), small(ranks * WARM_UP)).wait()?;
+        group.all_to_all(small(ranks * WARM_UP), small(ranks * WARM_UP)).wait()?;
+        // Nothing is in flight when memory is looked at, and when the tensors are freed.
+        if !self.device.is_meta() {
+            self.device.synchronize()?;
+        }
+        Ok(())
     }
 }
 

@@ -10,7 +10,7 @@
 //!
 //! P ranks, S bytes: a reduce_scatter sends S(P-1)/P bytes from each rank in one exchange, as many as a ring in P - 1 steps, and all_reduce
 //! twice as many. No ring adds, because that would change the order of additions: each rank receives the P - 1 parts that it sums. They go
-//! through a buffer of at most [`SUMMANDS_BYTES`], piece by piece; an exchange of pieces and its sum follow each other.
+//! through a buffer of at most [`SUMMANDS_BYTES`], or as many as a run says, piece by piece; an exchange of pieces and its sum follow each other.
 
 use phalanx_tensor::links::{LinkStep, Message, PartsSum, Span};
 use phalanx_trace::{CollectiveOp, DType};
@@ -18,7 +18,7 @@ use phalanx_trace::{CollectiveOp, DType};
 use crate::call::Call;
 use crate::parts;
 
-/// Bytes of the parts of other ranks that a rank holds at once, at most.
+/// Bytes of the parts of other ranks that a rank holds at once, where a run does not say how many.
 pub(crate) const SUMMANDS_BYTES: usize = 16 << 20;
 
 /// All buffers of an all_reduce together: up to here, latency counts and not bytes.
@@ -38,6 +38,8 @@ pub(crate) struct Shape {
     pub(crate) accumulate: bool,
     pub(crate) rank: usize,
     pub(crate) ranks: usize,
+    /// Bytes of the parts of other ranks that a rank holds at once, at most.
+    pub(crate) piece_bytes: usize,
 }
 
 /// The buffers of a call: what it reads, what it writes, and room for parts of other ranks.
@@ -49,9 +51,10 @@ pub(crate) struct Places {
 }
 
 impl Shape {
-    pub(crate) fn of(call: &Call, rank: usize, ranks: usize) -> Shape {
+    pub(crate) fn of(call: &Call, [rank, ranks]: [usize; 2], piece_bytes: usize) -> Shape {
         let (op, dtype, count) = (call.op, call.dtype(), call.count(ranks));
-        Shape { op, dtype, count, root: call.root, accumulate: call.accumulate, rank, ranks }
+        let (root, accumulate) = (call.root, call.accumulate);
+        Shape { op, dtype, count, root, accumulate, rank, ranks, piece_bytes }
     }
 
     fn width(&self) -> usize {
@@ -73,7 +76,7 @@ impl Shape {
 
     /// Elements of each part that are exchanged at once.
     fn piece(&self) -> usize {
-        let max = SUMMANDS_BYTES / self.width() / (self.ranks - 1) / GRAIN * GRAIN;
+        let max = self.piece_bytes / self.width() / (self.ranks - 1) / GRAIN * GRAIN;
         self.part(0).len().min(max.max(GRAIN))
     }
 

@@ -11,6 +11,9 @@ use crate::queues::{Element, Matrix, Product};
 const WORKSPACE_ALIGN: u64 = 256;
 const AUX_ALIGN: u64 = 16;
 
+/// Bytes of which columns are a multiple, where only such are taken.
+const ROW: usize = 16;
+
 /// Elements of which the columns of an auxiliary matrix are a multiple apart.
 const AUX_LEADING: i64 = 8;
 
@@ -54,7 +57,9 @@ impl Problem {
             (Element::F32, Element::F32) => true,
             (from, to) => !operation.tf32 && from != Element::F32 && (to == from || to == Element::F32),
         };
-        if !known || a.element != b.element || c.element != d.element {
+        let is_odd = |matrix: &Layout| !(matrix.rows * matrix.element.bytes()).is_multiple_of(ROW);
+        let refuses = crate::driver::config().whole_extents && matrices.iter().any(is_odd);
+        if !known || refuses || a.element != b.element || c.element != d.element {
             return Err(BlasStatus::NOT_SUPPORTED);
         }
         let problem = Self { operation, matrices, depth };

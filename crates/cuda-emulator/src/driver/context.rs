@@ -4,7 +4,7 @@
 use std::ffi::{c_char, c_int, c_uint};
 
 use super::{CONTEXT, Driver, Status, call, call_early, call_in_context, call_waiting, entry_points, put};
-use crate::execute::{MAX_SHARED, MAX_THREADS};
+use crate::execute::MAX_THREADS;
 
 /// The handle of the first device's primary context; those of the others follow.
 pub(super) const PRIMARY: usize = 0xc0;
@@ -29,17 +29,15 @@ fn attribute(number: c_int) -> Option<c_int> {
         // One multiprocessor: blocks run one after the other.
         16 => 1,
         39 => 2048,
-        81 => (MAX_SHARED + 1024) as c_int,
-        97 => MAX_SHARED as c_int,
         106 => 32,
         111 => 1024,
         // Overlap, mapped host memory, concurrent kernels, copy engines, unified addresses, streams with priorities,
-        // registered host memory, virtual memory, allocations in stream order.
-        15 | 19 | 31 | 41 | 78 | 99 | 102 | 115 => 1,
+        // registered host memory, allocations in stream order.
+        15 | 19 | 31 | 41 | 78 | 99 | 115 => 1,
         40 => 2,
         // No limit of time, integrated memory, compute mode, correction of errors, board group, managed memory,
-        // cooperative launches.
-        17 | 18 | 20 | 32 | 33 | 34 | 35 | 50 | 83 | 84 | 85 | 88 | 89 | 95 | 96 => 0,
+        // cooperative launches, virtual memory.
+        17 | 18 | 20 | 32 | 33 | 34 | 35 | 50 | 83 | 84 | 85 | 88 | 89 | 95 | 96 | 102 => 0,
         _ => return None,
     })
 }
@@ -83,6 +81,8 @@ entry_points! {
         match number {
             75 => return put(out, major),
             76 => return put(out, minor),
+            81 => return put(out, (driver.config.shared + 1024) as c_int),
+            97 => return put(out, driver.config.shared as c_int),
             _ => {}
         }
         put(out, attribute(number).ok_or(Status::INVALID_VALUE)?)

@@ -21,7 +21,6 @@ fn functions() -> impl Iterator<Item = (&'static str, *const ())> {
         regions::table(),
         streams::table(),
         transfers::table(),
-        virtual_memory::table(),
         table(),
     ];
     tables.into_iter().flatten().chain(status)

@@ -71,6 +71,9 @@ entry_points! {
         if bytes == 0 || start.is_null() {
             return Err(Status::INVALID_VALUE);
         }
+        if !driver.config.registers {
+            return Err(Status::NOT_SUPPORTED);
+        }
         let overlaps = driver.pinned.iter().any(|(&first, &size)| (start as usize) < first + size && first < start as usize + bytes);
         if overlaps {
             return Err(Status::HOST_MEMORY_ALREADY_REGISTERED);

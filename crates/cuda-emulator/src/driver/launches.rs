@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::modules::Function;
 use super::regions::OPERANDS;
 use super::{Driver, Status, call_in_context, entry_points, put};
-use crate::execute::{MAX_SHARED, MAX_THREADS};
+use crate::execute::MAX_THREADS;
 use crate::queues::{Launch, Work};
 
 /// How a kernel is launched (`CUlaunchConfig`).
@@ -45,7 +45,7 @@ impl Driver {
         extra: *const c_void,
     ) -> Result<Launch, Status> {
         let function = self.functions.get(function)?;
-        check_size(function, config)?;
+        check_size(function, config, self.config.shared)?;
         if !extra.is_null() || config.attribute_count > 0 {
             return Err(Status::NOT_SUPPORTED);
         }
@@ -70,7 +70,8 @@ impl Driver {
     }
 }
 
-fn check_size(function: &Function, config: &LaunchConfig) -> Result<(), Status> {
+/// Whether a card with so much shared memory for a block has room for a launch.
+fn check_size(function: &Function, config: &LaunchConfig, shared: usize) -> Result<(), Status> {
     let [x, y, z] = config.grid;
     let [block_x, block_y, block_z] = config.block;
     let sizes = [x, y, z, block_x, block_y, block_z];
@@ -89,7 +90,7 @@ fn check_size(function: &Function, config: &LaunchConfig) -> Result<(), Status> 
     if dynamic > function.max_dynamic_shared {
         return Err(Status::INVALID_VALUE);
     }
-    if function.kernel.static_shared + dynamic > MAX_SHARED {
+    if function.kernel.static_shared + dynamic > shared {
         return Err(Status::LAUNCH_OUT_OF_RESOURCES);
     }
     Ok(())
@@ -145,9 +146,10 @@ entry_points! {
 
     /// Sets the dynamic shared memory (8) that launches may use; the preferred split of the cache (9) makes no difference.
     cuFuncSetAttribute(function: usize, attribute: c_int, value: c_int) call_in_context |driver| {
+        let shared = driver.config.shared;
         let function = driver.functions.get_mut(function)?;
         match attribute {
-            8 if value >= 0 && function.kernel.static_shared + value as usize <= MAX_SHARED => {
+            8 if value >= 0 && function.kernel.static_shared + value as usize <= shared => {
                 function.max_dynamic_shared = value as usize;
                 Ok(())
             }

@@ -3,16 +3,21 @@
 use std::ffi::{c_int, c_void};
 
 use super::{Driver, Status, call_in_context, call_waiting, entry_points, put};
-use crate::memory::{DEVICE_BASE, RangeKind};
+use crate::memory::DEVICE_BASE;
 use crate::queues::Work;
 
 impl Driver {
-    /// Takes device memory from what is left.
+    /// Takes memory of the current context's device from what is left.
     pub(super) fn take_memory(&mut self, bytes: usize) -> Result<(), Status> {
-        let limit = self.config.memory * self.config.cards.max(1);
-        let used = self.used.checked_add(bytes).filter(|used| *used <= limit);
-        self.used = used.ok_or(Status::OUT_OF_MEMORY)?;
+        let card = self.card()?;
+        let used = self.used[card].checked_add(bytes).filter(|used| *used <= self.config.memory);
+        self.used[card] = used.ok_or(Status::OUT_OF_MEMORY)?;
         Ok(())
+    }
+
+    /// Gives memory back that was taken of a device.
+    pub(super) fn give_memory(&mut self, card: usize, bytes: usize) {
+        self.used[card] = self.used[card].saturating_sub(bytes);
     }
 
     fn allocate(&mut self, bytes: usize) -> Result<u64, Status> {
@@ -24,10 +29,7 @@ impl Driver {
     }
 
     fn allocation(&self, address: u64) -> Result<usize, Status> {
-        match self.queues.memory.range(address) {
-            Some((bytes, RangeKind::Allocation)) => Ok(bytes),
-            _ => Err(Status::INVALID_VALUE),
-        }
+        self.queues.memory.range(address).ok_or(Status::INVALID_VALUE)
     }
 }
 
@@ -51,7 +53,8 @@ entry_points! {
         driver.check()?;
         driver.queues.enqueue(0, Work::Free(address))?;
         driver.queues.synchronize(0);
-        driver.used -= bytes;
+        let card = driver.card()?;
+        driver.give_memory(card, bytes);
         Ok(())
     }
 
@@ -73,14 +76,14 @@ entry_points! {
             return Err(Status::STREAM_CAPTURE_UNSUPPORTED);
         }
         driver.queues.enqueue(stream, Work::Free(address))?;
-        driver.used -= bytes;
+        let card = driver.card()?;
+        driver.give_memory(card, bytes);
         Ok(())
     }
 
     /// Free and total device memory.
     cuMemGetInfo_v2(free: *mut usize, total: *mut usize) call_in_context |driver| {
-        // Of several devices, each has its share of what is left of all.
-        put(free, driver.config.memory - driver.used / driver.config.cards.max(1))?;
+        put(free, driver.config.memory - driver.used[driver.card()?])?;
         put(total, driver.config.memory)
     }
 

@@ -17,7 +17,6 @@ mod regions;
 mod status;
 mod streams;
 mod transfers;
-mod virtual_memory;
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, HashMap};
@@ -43,20 +42,20 @@ pub use regions::*;
 pub use status::*;
 pub use streams::*;
 pub use transfers::*;
-pub use virtual_memory::*;
 
 use events::Event;
 use handles::Handles;
 use modules::Function;
-use virtual_memory::Physical;
 
 /// The driver and its device.
 pub struct Driver {
     config: Config,
     queues: Queues,
     is_initialized: bool,
-    /// Device memory that is allocated or created.
-    used: usize,
+    /// Bytes of each device's memory that are allocated.
+    used: Vec<usize>,
+    /// Streams that each device was given so far.
+    streams_made: Vec<usize>,
     modules: Handles<LoadedModule>,
     functions: Handles<Function>,
     events: Handles<Event>,
@@ -66,9 +65,6 @@ pub struct Driver {
     captured: HashMap<usize, Vec<usize>>,
     /// Pinned host memory: address to size.
     pinned: BTreeMap<usize, usize>,
-    /// Memory of `cuMemCreate` by handle.
-    physical: HashMap<u64, Physical>,
-    next_physical: u64,
     /// How many reports were printed.
     printed: usize,
     /// Calls that use the device so far.
@@ -89,7 +85,8 @@ impl Driver {
             queues: Queues::new(memory, config.seed, config.checks),
             config,
             is_initialized: false,
-            used: 0,
+            used: vec![0; config.cards],
+            streams_made: vec![0; config.cards],
             modules: Handles::new(0x1_0000),
             functions: Handles::new(0x2_0000_0000),
             events: Handles::new(0x3_0000_0000),
@@ -97,8 +94,6 @@ impl Driver {
             ready_graphs: Handles::new(0x5_0000_0000),
             captured: HashMap::new(),
             pinned: BTreeMap::new(),
-            physical: HashMap::new(),
-            next_physical: 1,
             printed: 0,
             uses: 0,
         })
@@ -258,6 +253,34 @@ pub(crate) fn queue_exchange(stream: usize, exchange: Exchange) -> Result<(), St
         Ok(driver.queues.enqueue_exchange(stream, exchange)?)
     });
     if status == Status::SUCCESS { Ok(()) } else { Err(status) }
+}
+
+/// Takes memory of the current context's device for a connection of NCCL: how many bytes.
+pub(crate) fn take_for_connection() -> Result<usize, Status> {
+    let mut taken = 0;
+    let status = call(|driver| {
+        taken = driver.config.nccl;
+        driver.take_memory(taken)
+    });
+    if status == Status::SUCCESS { Ok(taken) } else { Err(status) }
+}
+
+/// Gives such memory of a device back.
+pub(crate) fn give_back(card: usize, bytes: usize) {
+    call(|driver| {
+        driver.give_memory(card, bytes);
+        Ok(())
+    });
+}
+
+/// The settings, for libraries.
+pub(crate) fn config() -> Config {
+    let mut config = Config::default();
+    call_early(|driver| {
+        config = driver.config;
+        Ok(())
+    });
+    config
 }
 
 /// Whether the thread has a context.

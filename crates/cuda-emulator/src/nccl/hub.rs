@@ -4,7 +4,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::io::{Read, Result, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::queues::{Header, Line};
@@ -132,6 +132,10 @@ pub(super) struct Connection {
     inbox: Mutex<Inbox>,
     sent: Vec<AtomicU64>,
     is_cut: AtomicBool,
+    /// Whether each rank was reached before.
+    pub(super) reached: Mutex<Vec<bool>>,
+    /// Bytes of the card's memory that it has taken.
+    pub(super) memory: AtomicUsize,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -155,6 +159,8 @@ impl Connection {
             inbox: Mutex::new(Inbox { stage: Stage::Joining, waiting, taken: vec![0; ranks] }),
             sent: (0..ranks).map(|_| AtomicU64::new(0)).collect(),
             is_cut: AtomicBool::new(false),
+            reached: Mutex::new(vec![false; ranks]),
+            memory: AtomicUsize::new(0),
         });
         let inbox = Arc::clone(&connection);
         std::thread::Builder::new().name("nccl".to_string()).spawn(move || inbox.receive(reader))?;

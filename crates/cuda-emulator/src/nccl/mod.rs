@@ -10,6 +10,7 @@ mod hub;
 
 use std::cell::RefCell;
 use std::ffi::{c_char, c_int, c_void};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::driver;
@@ -92,9 +93,22 @@ fn ready(handle: usize) -> Outcome<Arc<Connection>> {
     if is_ready { Ok(communicator) } else { Err(NcclResult::INVALID_USAGE) }
 }
 
+/// Takes memory for each rank that a communicator has not exchanged data with before, as the library does when it first does so.
+fn reach(communicator: &Connection, mut ranks: impl Iterator<Item = usize>) -> Outcome<()> {
+    let mut reached = communicator.reached.lock().unwrap_or_else(PoisonError::into_inner);
+    ranks.try_for_each(|rank| {
+        if rank != communicator.rank && !std::mem::replace(&mut reached[rank], true) {
+            let taken = driver::take_for_connection().map_err(|_| NcclResult::UNHANDLED_CUDA)?;
+            communicator.memory.fetch_add(taken, Ordering::Relaxed);
+        }
+        Ok(())
+    })
+}
+
 fn end(handle: usize) -> Outcome<()> {
     let communicator = communicator(handle)?;
     communicator.cut();
+    driver::give_back(communicator.card, communicator.memory.swap(0, Ordering::Relaxed));
     with_communicators(|all| all[handle - FIRST_HANDLE] = None);
     Ok(())
 }
@@ -187,6 +201,7 @@ fn message(
     let bytes = bytes_of(count, element, &[address])?;
     let rank = usize::try_from(peer).ok().filter(|peer| *peer < communicator.ranks);
     let rank = rank.ok_or(NcclResult::INVALID_ARGUMENT)?;
+    reach(&communicator, std::iter::once(rank))?;
     let header = Header { call: MESSAGE, element: element as u32, count: count as u64 };
     Ok((Exchange::new(name, communicator as Arc<dyn Line>), Parcel { rank, address, bytes, header }))
 }
@@ -245,7 +260,12 @@ entry_points! {
     ncclCommDestroy(handle: usize) { end(handle) }
 
     /// Ends a communicator with all that is in flight.
-    ncclCommAbort(handle: usize) { end(handle) }
+    ncclCommAbort(handle: usize) {
+        while !driver::config().aborts {
+            std::thread::park();
+        }
+        end(handle)
+    }
 
     /// Begins a group: its calls run at once when it ends.
     ncclGroupStart() {
@@ -270,6 +290,7 @@ entry_points! {
         let bytes = bytes_of(count, element, &[part, whole])?;
         let header = Header { call: ALL_GATHER, element: element as u32, count: count as u64 };
         let (own, ranks) = (communicator.rank, communicator.ranks);
+        reach(&communicator, 0..ranks)?;
         let mut exchange = Exchange::new(NAMES[1], communicator as Arc<dyn Line>);
         let slot = |rank: usize| whole + (rank * bytes) as u64;
         for rank in (0..ranks).filter(|rank| *rank != own) {
@@ -288,6 +309,7 @@ entry_points! {
         let bytes = bytes_of(count, element, &[from, to])?;
         let header = Header { call: BROADCAST, element: element as u32, count: count as u64 };
         let (own, ranks) = (communicator.rank, communicator.ranks);
+        reach(&communicator, 0..ranks)?;
         let root = usize::try_from(root).ok().filter(|root| *root < ranks);
         let root = root.ok_or(NcclResult::INVALID_ARGUMENT)?;
         let mut exchange = Exchange::new(NAMES[2], communicator as Arc<dyn Line>);

@@ -43,6 +43,8 @@ const FIRST_NODE: usize = 0x6_0000_0000;
 
 /// Work in a stream, with what the host knew when it queued it.
 struct Queued {
+    /// Its number among all work.
+    number: u64,
     work: Work,
     host: Clock,
 }
@@ -54,6 +56,8 @@ struct Stream {
     index: usize,
     /// What work that runs next is ordered after.
     clock: Clock,
+    /// The device's queue that it shares with other streams, where streams share queues: its work begins in their common order.
+    connection: Option<usize>,
     /// Whether it is ordered with the default stream.
     blocking: bool,
     /// The capture that takes its work.
@@ -90,6 +94,8 @@ pub struct Queues {
     stuck: Option<StreamId>,
     streams: BTreeMap<StreamId, Stream>,
     next_stream: StreamId,
+    /// How much work was queued so far.
+    pushed: u64,
     captures: Vec<Option<Capture>>,
     capture_faults: CaptureFaults,
     /// The last handle of a node.
@@ -124,6 +130,7 @@ impl Queues {
             stuck: None,
             streams: BTreeMap::new(),
             next_stream: 0x100,
+            pushed: 0,
             captures: Vec::new(),
             capture_faults: CaptureFaults::default(),
             next_node: FIRST_NODE,
@@ -141,7 +148,8 @@ impl Queues {
     fn add_stream(&mut self, id: StreamId, blocking: bool) {
         let index = self.operations.add_stream();
         let (queue, clock) = (VecDeque::new(), Clock::default());
-        self.streams.insert(id, Stream { queue, index, clock, blocking, capture: None });
+        let connection = None;
+        self.streams.insert(id, Stream { queue, index, clock, connection, blocking, capture: None });
     }
 
     /// Makes a stream; a blocking one is ordered with the default stream.
@@ -150,6 +158,13 @@ impl Queues {
         self.next_stream += 0x10;
         self.add_stream(id, blocking);
         id
+    }
+
+    /// Lets a stream share a queue of a device with others.
+    pub fn share_queue(&mut self, stream: StreamId, connection: usize) {
+        if let Some(stream) = self.streams.get_mut(&stream) {
+            stream.connection = Some(connection);
+        }
     }
 
     /// Whether there is such a stream.
@@ -213,9 +228,10 @@ impl Queues {
     }
 
     fn push(&mut self, stream: StreamId, work: Work) {
-        let host = self.host.clone();
+        let (host, number) = (self.host.clone(), self.pushed);
+        self.pushed += 1;
         if let Some(stream) = self.streams.get_mut(&stream) {
-            stream.queue.push_back(Queued { work, host });
+            stream.queue.push_back(Queued { number, work, host });
         }
     }
 

@@ -2,7 +2,6 @@
 
 use crate::checks::Finding;
 use crate::execute;
-use crate::memory::RangeKind;
 
 use super::{Clock, INSTRUCTION_LIMIT, Launch, Queues, Work};
 
@@ -86,11 +85,11 @@ impl Queues {
 
     /// Frees an allocation, which counts as a write: all uses must be ordered before it.
     fn free(&mut self, address: u64, operation: u32, clock: &Clock) {
-        if let Some((bytes, RangeKind::Allocation)) = self.memory.range(address) {
+        if let Some(bytes) = self.memory.range(address) {
             self.memory.forget_regions(address, bytes);
             self.range("a free", address, bytes, true, (operation, clock));
         }
-        if let Err(what) = self.memory.free(address, RangeKind::Allocation) {
+        if let Err(what) = self.memory.free(address) {
             self.report(Finding::UseAfterFree, "a free", Some(address), what);
         }
     }

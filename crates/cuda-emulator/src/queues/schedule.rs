@@ -1,6 +1,6 @@
 //! Which work runs next.
 
-use super::{Eagerness, Queues, StreamId, Work};
+use super::{Eagerness, Queues, Stream, StreamId, Work};
 
 impl Queues {
     /// Runs what the seed lets run when something was queued.
@@ -29,7 +29,20 @@ impl Queues {
         true
     }
 
+    /// Whether older work of another stream stands in front, in a queue that both share.
+    fn is_behind(&self, stream: StreamId) -> bool {
+        let front = |stream: &Stream| stream.queue.front().map(|queued| queued.number);
+        let Some(own) = self.streams.get(&stream).filter(|own| own.connection.is_some()) else {
+            return false;
+        };
+        let sharing = self.streams.values().filter(|other| other.connection == own.connection);
+        sharing.filter_map(front).min() < front(own)
+    }
+
     fn is_ready(&mut self, stream: StreamId) -> bool {
+        if self.is_behind(stream) {
+            return false;
+        }
         match self.streams.get_mut(&stream).and_then(|stream| stream.queue.front_mut()) {
             None => false,
             Some(queued) => match &mut queued.work {
@@ -76,6 +89,9 @@ impl Queues {
 
     /// Runs the next work of a stream; whether that changed anything.
     fn run_next(&mut self, stream: StreamId) -> bool {
+        if self.is_behind(stream) {
+            return false;
+        }
         let Some(state) = self.streams.get_mut(&stream) else { return true };
         if let Some(Work::Exchange(_)) = state.queue.front().map(|queued| &queued.work) {
             return self.run_exchange(stream);

@@ -11,10 +11,43 @@ use super::Cuda;
 use crate::NAME;
 use crate::error::Error;
 use crate::links::CardLink;
-use crate::nccl::{NO_NCCL, Nccl};
+use crate::nccl::{LATER_BYTES, NO_NCCL, Nccl, communicator_bytes};
 
 /// The compute stream's number.
 const COMPUTE: usize = 0;
+
+/// What links take of the card beside the plan.
+#[derive(Default)]
+pub(super) struct LinksMemory {
+    /// Bytes that were free before the first link.
+    free_before: Option<u64>,
+    /// Bytes that were planned for the links so far.
+    planned_bytes: u64,
+    /// Whether it was said that they take more.
+    is_said: bool,
+}
+
+impl LinksMemory {
+    /// What there is to say when so many bytes are free behind the links of so far.
+    ///
+    /// # Errors
+    /// Less than the driver still takes.
+    fn check(&mut self, free_bytes: u64, index: usize) -> Result<Option<String>, Error> {
+        let taken_bytes = self.free_before.unwrap_or(free_bytes).saturating_sub(free_bytes);
+        let planned_bytes = self.planned_bytes;
+        if free_bytes < LATER_BYTES {
+            let needed_bytes = LATER_BYTES;
+            return Err(Error::TakenByLinks { index, taken_bytes, planned_bytes, free_bytes, needed_bytes });
+        }
+        let says = taken_bytes > planned_bytes && !std::mem::replace(&mut self.is_said, true);
+        Ok(says.then(|| {
+            format!(
+                "NCCL has taken {taken_bytes} bytes of card {index}, where {planned_bytes} were planned; {free_bytes} are left, \
+                 which is enough (please report both numbers)"
+            )
+        }))
+    }
+}
 
 /// What a link's failure is reported as.
 fn failed(call: &'static str, site: Site) -> impl Fn(Error) -> DeviceError {
@@ -42,11 +75,28 @@ impl Links for Cuda {
     }
 
     fn join(&self, invitation: &Invitation, rank: usize, ranks: usize) -> Result<LinkId, DeviceError> {
+        let mut memory = self.links_memory.lock().unwrap_or_else(PoisonError::into_inner);
+        if memory.free_before.is_none() {
+            memory.free_before = self.context.memory().ok().map(|(free, _)| free);
+        }
+        memory.planned_bytes += communicator_bytes(ranks);
+        drop(memory);
         let join = || CardLink::join(&self.context, &self.modules, self.nccl()?, invitation, [rank, ranks]);
         let link = join().map_err(failed("join", Site::caller()))?;
         let mut links = self.links.lock().unwrap_or_else(PoisonError::into_inner);
         links.push(Arc::new(Mutex::new(link)));
         Ok(LinkId(links.len() - 1))
+    }
+
+    fn warmed(&self) -> Result<(), DeviceError> {
+        let check = || {
+            let (free_bytes, _) = self.context.memory()?;
+            let mut memory = self.links_memory.lock().unwrap_or_else(PoisonError::into_inner);
+            memory.check(free_bytes, self.context.card.index)
+        };
+        let said = check().map_err(failed("connect", Site::caller()))?;
+        said.iter().for_each(|line| (self.notice)(line));
+        Ok(())
     }
 
     fn mark(&self, link: LinkId) -> Result<LinkMark, DeviceError> {
@@ -121,5 +171,24 @@ impl Links for Cuda {
 
     fn leave(&self, link: LinkId) {
         self.link(link).lock().unwrap_or_else(PoisonError::into_inner).leave();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_links_take_is_compared_with_what_was_planned() {
+        let planned_bytes = communicator_bytes(2);
+        let free_before = Some(8 << 30);
+        let mut memory = LinksMemory { free_before, planned_bytes, is_said: false };
+        assert_eq!(memory.check((8 << 30) - planned_bytes, 3).unwrap(), None);
+        let said = memory.check((8 << 30) - planned_bytes - 1, 3).unwrap().unwrap();
+        assert!(said.contains(&planned_bytes.to_string()) && said.contains("card 3"), "{said}");
+        assert_eq!(memory.check(1 << 30, 3).unwrap(), None, "said once");
+        let refused = memory.check(LATER_BYTES - 1, 3).unwrap_err().to_string();
+        assert!(refused.contains("card 3") && refused.contains("device.memory_mb"), "{refused}");
+        assert!(communicator_bytes(8) > 3 << 30, "NVIDIA/nccl#1685");
     }
 }

@@ -15,7 +15,7 @@ use crate::streams::index;
 const SLOT_BYTES: usize = 1 << 20;
 const SLOTS: usize = 8;
 
-/// Registered memory through which uploads pass, because their bytes may be gone when the card reads them.
+/// Memory through which uploads pass, because their bytes may be gone when the card reads them.
 pub(super) struct Staging {
     buffer: HostBuffer,
     /// The entry of the stream of uploads that used each slot last.

@@ -14,6 +14,8 @@ impl Cuda {
         let mut state = self.lock();
         let result = self.context.enter().and_then(|()| state.streams.synchronize(queue, number));
         if result.is_err() {
+            // The first cause, where a call between cards has failed.
+            state.failure = state.failure.take().or_else(|| self.link_failure());
             self.keep(&mut state, result, "synchronize", Site::caller());
         }
         if state.failure.is_none() {

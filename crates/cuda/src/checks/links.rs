@@ -26,7 +26,7 @@ const ELEMENTS: usize = 70_001;
 /// What is missing, or what went wrong.
 pub fn link_of_one_rank(options: &Options, host: Arc<dyn Kernels>) -> Result<Option<i32>, Error> {
     let Some((version, _)) = options.find_nccl()? else { return Ok(None) };
-    let options = Options { communicators: 1, ..options.clone() };
+    let options = Options { communicators: vec![1], ..options.clone() };
     let device = unplanned_device(&options, 0, BYTES, host)?;
     tried(&device).map_err(|error| Error::NotConnected(format!("NCCL {version}: {error}")))?;
     Ok(Some(version))

@@ -14,6 +14,12 @@ use crate::programs::{HEADS, Program, Source};
 /// Threads of a block in the forward pass.
 const FORWARD_THREADS: u32 = 128;
 
+/// Bytes of shared memory that a block must have for attention with heads of `size` elements; None where heads are too large for every card.
+pub fn attention_shared_bytes(size: usize, element: DType) -> Option<u32> {
+    let head = Program::of(Source::Attention, element).with_head(size)?.head?;
+    Some(HeadTiles::new(head, element).max_bytes())
+}
+
 /// The tiles of an attention, as in `attention.cuh` and `attention_backward.cu`.
 #[derive(Clone, Copy, Debug)]
 struct HeadTiles {
@@ -45,6 +51,12 @@ impl HeadTiles {
 
     fn backward_bytes(self) -> u32 {
         (2 * (self.staying + self.buffers * self.passing[1]) * self.row_bytes) as u32
+    }
+
+    /// Bytes of shared memory of a block that needs most. Those of the backward pass have two numbers of each passing query besides.
+    fn max_bytes(self) -> u32 {
+        let numbers = (2 * self.buffers * self.passing[1] * size_of::<f32>()) as u32;
+        self.forward_bytes(self.queries[0]).max(self.backward_bytes() + numbers)
     }
 
     /// Threads of a block of the backward pass: a warp for 16 rows.
@@ -256,5 +268,29 @@ fn backward_kernels(head: u32, drops: bool) -> &'static [&'static str] {
             "attention_keys_with_dropout",
             "attention_values_with_dropout",
         ],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Cards of desktops give a block 99 KiB, an A100 163 KiB.
+    #[test]
+    fn only_large_heads_of_f32_need_more_than_a_desktop_card_has() {
+        for (size, element, fits) in [
+            (64, DType::F32, true),
+            (128, DType::F32, true),
+            (129, DType::F32, false),
+            (256, DType::F32, false),
+            (64, DType::BF16, true),
+            (128, DType::BF16, true),
+            (256, DType::F16, true),
+        ] {
+            let bytes = attention_shared_bytes(size, element).unwrap();
+            assert_eq!(bytes <= 99 << 10, fits, "{size} of {element:?}: {bytes}");
+            assert!(bytes <= 163 << 10);
+        }
+        assert_eq!(attention_shared_bytes(257, DType::BF16), None);
     }
 }

@@ -21,8 +21,18 @@ impl Issue<'_> {
     /// Computes a product by the library; false if it is left to the kernel.
     pub(super) fn multiply_by_library(&self, blas: &Blas, product: &Product) -> Result<bool, Error> {
         let Some(scratch) = self.scratch.clone().filter(|_| suits(product)) else { return Ok(false) };
-        let Product { a, b, layouts, size: [m, n, k], strides: [a_stride, b_stride], to, bias, add, gelu } =
-            *product;
+        let Product {
+            a,
+            b,
+            layouts,
+            size: [m, n, k],
+            strides: [a_stride, b_stride],
+            to,
+            bias,
+            add,
+            gelu,
+            ..
+        } = *product;
         let result = gelu.map_or(to, |(pre, _)| pre);
         // The workspace lies in front, the rest holds copies. It does not grow with the scratch, which depends on the micro-batch: algorithms
         // depend on it.

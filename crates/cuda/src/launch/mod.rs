@@ -13,6 +13,8 @@ mod rows;
 mod spans;
 mod sums;
 
+pub use attention::attention_shared_bytes;
+
 pub(crate) use gathered::Gathered;
 pub(crate) use spans::Span;
 pub(crate) use sums::{COUNTS_BYTES, RowBlocks};

@@ -3,6 +3,7 @@
 use phalanx_tensor::operations::Products;
 use phalanx_tensor::{DType, Layout, View, ViewMut, Weight};
 
+use crate::blas::ALIGN;
 use crate::error::Error;
 use crate::launch::elementwise::form;
 use crate::launch::sums::RowBlocks;
@@ -83,6 +84,8 @@ pub(super) struct Product<'a> {
     /// Elements from one row of a and of b to the next, as they are stored.
     pub(super) strides: [usize; 2],
     pub(super) to: &'a ViewMut<'a>,
+    /// Elements of the result in front of what is computed.
+    skip: usize,
     pub(super) bias: Option<View<'a>>,
     /// Added; may be the result itself.
     pub(super) add: Option<u64>,
@@ -93,13 +96,45 @@ pub(super) struct Product<'a> {
 impl<'a> Product<'a> {
     fn new(a: View<'a>, b: View<'a>, layouts: Layouts, size: [usize; 3], to: &'a ViewMut<'a>) -> Product<'a> {
         let strides = [a, b].map(|matrix| matrix.shape().rows_cols()[1]);
-        Product { a, b, layouts, size, strides, to, bias: None, add: None, gelu: None }
+        Product { a, b, layouts, size, strides, to, skip: 0, bias: None, add: None, gelu: None }
     }
 
     /// The same, added to what is there.
     fn accumulating(self, accumulate: bool) -> Product<'a> {
         let add = accumulate.then(|| super::address(self.to.as_view()));
         Product { add, ..self }
+    }
+
+    /// Two products in its place, one after the other, where an extent along which operands lie in memory is no multiple of 16 bytes: up to
+    /// such a multiple, and the rest. None where it is one, or where more than a sum is done to the result.
+    fn split(&self) -> Option<[Product<'a>; 2]> {
+        let Product { a, b, layouts, size: [m, n, k], strides: [_, b_stride], to, add, .. } = *self;
+        let step = ALIGN as usize / a.dtype().bytes();
+        let extent = if layouts == Layouts::LeftTransposed { m } else { k };
+        let even = extent / step * step;
+        let result = super::address(to.as_view());
+        let is_plain = self.bias.is_none() && self.gelu.is_none() && add.is_none_or(|at| at == result);
+        if !is_plain || even == 0 || even == extent {
+            return None;
+        }
+        let rest = Product { a: a.range(even..a.elements()), ..*self };
+        Some(match layouts {
+            // Rows of the result.
+            Layouts::LeftTransposed => {
+                let skip = even * n;
+                let add = add.map(|at| at + (skip * to.dtype().bytes()) as u64);
+                [
+                    Product { size: [even, n, k], ..*self },
+                    Product { size: [m - even, n, k], skip, add, ..rest },
+                ]
+            }
+            // Terms of its elements.
+            Layouts::Plain | Layouts::RightTransposed => {
+                let first = if layouts == Layouts::Plain { even * b_stride } else { even };
+                let (b, add) = (b.range(first..b.elements()), Some(result));
+                [Product { size: [m, n, even], ..*self }, Product { size: [m, n, k - even], b, add, ..rest }]
+            }
+        })
     }
 
     /// `x · w`.
@@ -160,13 +195,28 @@ impl Issue<'_> {
     }
 
     fn multiply(&self, product: Product) -> Result<(), Error> {
-        if let Some(blas) = self.blas
-            && self.multiply_by_library(blas, &product)?
+        let Some(blas) = self.blas else { return self.multiply_by_kernel(&product) };
+        if let Some([even, rest]) = product.split().filter(|_| blas.splits_odd)
+            && self.multiply_by_library(blas, &even)?
         {
-            return Ok(());
+            return self.multiply_by_kernel(&rest);
         }
-        let Product { a, b, layouts, size: [m, n, k], strides: [a_stride, b_stride], to, bias, add, gelu } =
-            product;
+        if self.multiply_by_library(blas, &product)? { Ok(()) } else { self.multiply_by_kernel(&product) }
+    }
+
+    fn multiply_by_kernel(&self, product: &Product) -> Result<(), Error> {
+        let Product {
+            a,
+            b,
+            layouts,
+            size: [m, n, k],
+            strides: [a_stride, b_stride],
+            to,
+            bias,
+            add,
+            gelu,
+            skip,
+        } = *product;
         let element = a.dtype();
         // With fewer large tiles than multiprocessors, small ones use more of them. An element's sum is the same.
         let small = Tiles::LARGE.blocks(m, n) < self.multiprocessors;
@@ -181,6 +231,7 @@ impl Issue<'_> {
             shared_bytes: tiles.shared_bytes(layouts, element),
         };
         let (pre, form) = gelu.map_or((None, 0), |(pre, form)| (Some(pre), form));
+        let to = super::address(to.as_view()) + (skip * to.dtype().bytes()) as u64;
         self.launch(launch, numbers![a, b, to, bias, add, pre, form, m, n, k, a_stride, b_stride])
     }
 }

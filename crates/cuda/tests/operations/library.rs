@@ -1,9 +1,11 @@
 //! Products by cuBLASLt: which are its, and that they do not depend on addresses.
 
+use phalanx_cuda::Options;
 use phalanx_cuda::checks::GROUPS;
 use phalanx_random::SplitMix64;
 use phalanx_tensor::arguments::{Epilogue, Layout, Weight};
-use phalanx_tensor::{Category, DType, Device, Tensor, View};
+use phalanx_tensor::operations::{InputGradient, WeightGradient};
+use phalanx_tensor::{Category, DType, Device, Tensor, View, logits_stride};
 
 use crate::bench::Bench;
 use crate::check_group;
@@ -81,5 +83,52 @@ fn addresses_change_no_bit() {
                 "{first} elements, by the library: {by_library}"
             );
         }
+    }
+}
+
+/// dx and dw of 37 classes, whose derivatives lie in padded rows, from x of 24 rows.
+fn gradients_of_odd_classes(device: &Device) -> [Vec<f32>; 2] {
+    let [rows, hidden, classes] = [24, 32, 37];
+    let stride = logits_stride(classes);
+    let [x, w] = [shifted(device, 0, [rows, hidden], 1), shifted(device, 0, [classes, hidden], 2)];
+    let [mut dx, mut dw] = [shifted(device, 0, [rows, hidden], 5), shifted(device, 0, [classes, hidden], 6)];
+    let mut random = SplitMix64::new(3);
+    let mut dy = vec![0f32; rows * stride];
+    for row in dy.chunks_mut(stride) {
+        row[..classes].fill_with(|| random.next_fraction() as f32 - 0.5);
+    }
+    let mut padded = device.alloc(DType::F32, [rows, stride], Category::Workspace, "test");
+    device.upload(&dy, padded.view_mut());
+    let dy = padded.view();
+    let weight = Weight::new(part(&w, 0, [classes, hidden]), Layout::OutIn);
+    let dx_part = dx.view_mut().reshape([rows, hidden]);
+    device.run(InputGradient { dy, padded: true, w: weight, dx: dx_part, accumulate: false });
+    let (x, dw_part) = (part(&x, 0, [rows, hidden]), dw.view_mut().reshape([classes, hidden]));
+    device.run(WeightGradient { x, dy, padded: true, dw: dw_part, layout: Layout::OutIn, accumulate: true });
+    [dx, dw].map(|tensor| {
+        let mut all = vec![0f32; tensor.view().elements()];
+        device.download(tensor.view(), &mut all).unwrap();
+        all
+    })
+}
+
+/// The library's fast kernels may want extents of whole 16 bytes; with `PHALANX_EMULATOR_EXTENTS=on` its double takes no others.
+#[test]
+fn classes_beyond_a_multiple_are_computed_apart() {
+    let takes_all = std::env::var_os("PHALANX_EMULATOR_EXTENTS").is_none();
+    let mut found = Vec::new();
+    for splits_odd in [true, false] {
+        let options = Options { splits_odd, ..Options::default() };
+        let Some(bench) = Bench::of("odd classes", options) else { return };
+        let before = computed();
+        found.push(gradients_of_odd_classes(bench.card()));
+        let counted = computed().zip(before).map(|(after, before)| after - before);
+        let expected = if splits_odd || takes_all { 2 } else { 0 };
+        assert!(counted.is_none_or(|counted| counted == expected), "{splits_odd}: {counted:?}");
+    }
+    for (apart, whole) in found[0].iter().zip(&found[1]) {
+        // Sums of 37 or 24 products below 0.5 in another order.
+        let near = |(a, b): (&f32, &f32)| (a - b).abs() <= 37.0 * f32::EPSILON;
+        assert!(apart.iter().zip(whole).all(near), "{apart:?} and {whole:?}");
     }
 }

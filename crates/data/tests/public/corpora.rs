@@ -241,7 +241,8 @@ fn documents_are_joined_in_order_with_separators_between() {
         assert_eq!(all(&tokens), expected);
         assert_eq!(tokens.vocab_size(), Some(tokenizer.vocab_size()));
         let end = Progress { documents: 3, bytes: 16, of: 16, tokens: expected.len() as u64 };
-        assert_eq!(seen, [end]);
+        // A machine that is busy may report in between.
+        assert_eq!(seen.last(), Some(&end));
 
         let file = at.path().join("out/tokens.bin");
         let written = tokenize_to_file(&found, &tokenizer, &file, 2, &mut |_| {}).unwrap();

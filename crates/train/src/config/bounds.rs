@@ -114,6 +114,7 @@ impl RunConfig {
             ("memory.min_chunk_size_mb", self.memory.min_chunk_size_mb, MAX_MIB),
             ("memory.limit_mb", self.memory.limit_mb.unwrap_or(0.0), MAX_MIB),
             ("device.memory_mb", self.device.memory_mb.unwrap_or(0.0), MAX_MIB),
+            ("device.slice_mb", self.device.slice_mb.unwrap_or(0.0), MAX_MIB),
             ("device.copy_gb_per_s", self.device.copy_gb_per_s.unwrap_or(0.0), MAX_GB_PER_S),
         ] {
             if given.is_finite() && given > max {

@@ -1,5 +1,6 @@
 //! `[device]`: what the ranks compute on.
 
+use phalanx_layers::SLICE_BYTES;
 use serde::{Deserialize, Serialize};
 
 use super::check::refuse;
@@ -32,6 +33,10 @@ pub struct DeviceConfig {
     /// its share of the card when left out.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_mb: Option<f64>,
+    /// Logits that a card computes at once, in MiB. A quarter of it is received at once in sums between cards. The program decides
+    /// by the memory of the card when left out: 64 to 512.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub slice_mb: Option<f64>,
     /// Rate of copies between the host and a simulated device, in 10^9 bytes per second; 25 when left out.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub copy_gb_per_s: Option<f64>,
@@ -133,6 +138,11 @@ impl DeviceConfig {
         self.kind == DeviceKind::Cuda && self.communication == Communication::Nccl
     }
 
+    /// Bytes of a slice of logits.
+    pub fn slice_bytes(&self) -> usize {
+        self.slice_mb.map_or(SLICE_BYTES, |mib| (mib * f64::from(1 << 20)) as usize)
+    }
+
     /// The device. A kind that is not decided yet is the processor.
     pub fn choice(&self) -> DeviceChoice {
         let memory_bytes = self.memory_mb.map(|mib| (mib * f64::from(1 << 20)) as u64);
@@ -189,7 +199,16 @@ impl RunConfig {
             );
             return Err(refuse("model.heads", self.model.heads, expected));
         }
-        let rates = [("device.memory_mb", device.memory_mb), ("device.copy_gb_per_s", device.copy_gb_per_s)];
+        self.check_device_numbers(is_of_cards)
+    }
+
+    fn check_device_numbers(&self, is_of_cards: bool) -> Result<(), ConfigError> {
+        let device = &self.device;
+        let rates = [
+            ("device.memory_mb", device.memory_mb),
+            ("device.slice_mb", device.slice_mb),
+            ("device.copy_gb_per_s", device.copy_gb_per_s),
+        ];
         for (key, value) in rates {
             if let Some(value) = value.filter(|value| !(*value > 0.0 && value.is_finite())) {
                 return Err(refuse(key, value, "must be a positive number"));
@@ -204,6 +223,7 @@ impl RunConfig {
                     "a card or a simulated device",
                     "device.kind = \"cuda\" or \"simulated\"",
                 ),
+                "device.slice_mb" => (is_of_cards, "cards", "device.kind = \"cuda\""),
                 _ => (
                     device.kind == DeviceKind::Simulated,
                     "a simulated device",
@@ -236,6 +256,10 @@ mod tests {
             (
                 DeviceConfig { copy_gb_per_s: Some(1.5), ..DeviceConfig::default() },
                 "device.copy_gb_per_s = 1.5",
+            ),
+            (
+                DeviceConfig { slice_mb: Some(64.0), ..simulated.clone() },
+                "device.slice_mb = 64: applies to cards, but device.kind is \"simulated\"",
             ),
             (DeviceConfig { seed: Some(0), ..DeviceConfig::default() }, "device.seed = 0: applies"),
             (

@@ -78,11 +78,11 @@ pub fn simulated(seed: u64) -> SimulatedFactory {
 
 /// Cards, which ranks share. Compiled kernels are kept in the target folder.
 pub fn cuda() -> CudaFactory {
-    linked_cuda(0)
+    linked_cuda(Vec::new())
 }
 
-/// The same with so many communicators of NCCL.
-pub fn linked_cuda(communicators: usize) -> CudaFactory {
+/// The same with communicators of NCCL of so many ranks each.
+pub fn linked_cuda(communicators: Vec<usize>) -> CudaFactory {
     cuda_with(phalanx_cuda::Options { communicators, ..phalanx_cuda::Options::default() })
 }
 
