@@ -125,7 +125,7 @@ fn tidy() -> io::Result<bool> {
     findings.extend(rules::rooms::check(&workspace.crates, architecture.as_deref()));
     findings.extend(rules::story::check(&workspace));
     findings.extend(rules::start::check(&workspace));
-    findings.extend(rules::tests::check(&workspace));
+    findings.extend(rules::test_files::check(&workspace));
     findings.extend(rules::paths::check(&workspace));
     findings.extend(rules::reads::check(&workspace));
     findings.extend(rules::waits::check(&workspace));

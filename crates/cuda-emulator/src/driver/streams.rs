@@ -19,7 +19,7 @@ impl Driver {
         let stream = self.queues.create_stream(flags != NON_BLOCKING);
         let card = self.card()?;
         if let Some(connections) = self.config.connections {
-            self.queues.share_queue(stream, card << 8 | self.streams_made[card] % connections);
+            self.queues.share_queue(stream, (card << 8) | (self.streams_made[card] % connections));
         }
         self.streams_made[card] += 1;
         put(out, stream as usize)

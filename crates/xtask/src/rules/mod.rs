@@ -12,6 +12,6 @@ pub mod signatures;
 pub mod sizes;
 pub mod start;
 pub mod story;
-pub mod tests;
+pub mod test_files;
 pub mod waits;
 pub mod wording;

@@ -17,7 +17,7 @@ pub fn check(workspace: &Workspace) -> Vec<Finding> {
         for (path, module) in files {
             if !main.code.lines().any(|line| line == format!("mod {module};")) {
                 let what = format!("its tests never run: add `mod {module};` to {}", main.path);
-                findings.push(Finding { path: path.clone(), line: 1, rule: "tests", what });
+                findings.push(Finding { path: path.clone(), line: 1, rule: "test_files", what });
             }
         }
     }
