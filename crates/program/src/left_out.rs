@@ -20,8 +20,8 @@ const KEYS_OF_DEVICE: [&str; 5] = [
 /// Keys that the program writes beside others; no note names them.
 const FILLED: [&str; 2] = ["memory.device_budget_filled_mb", "memory.host_budget_filled_mb"];
 
-/// What may be left out: it says where and how a step is computed, and not what it trains.
-const TABLES: [&str; 2] = ["memory.", "device."];
+/// What may be left out: it says where and how a step is computed, and not what it trains. The products are those of the type of before.
+const TABLES: [&str; 3] = ["memory.", "device.", "precision.products"];
 
 /// Removes stored keys that belong to another device than the one of now, and those that contradict the keys that are `said` now;
 /// returns notes that name them.
