@@ -12,7 +12,7 @@ import pathlib
 import re
 import sys
 
-FOLDER = pathlib.Path(__file__).resolve().parent.parent / "crates/cuda-emulator/tests/kernels"
+FOLDER = pathlib.Path(__file__).resolve().parent.parent / "emulator/tests/kernels"
 ARCHITECTURE = "compute_80"
 
 

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Folders that the program is not made of.
-const LEFT_OUT: [&str; 9] = [
+const LEFT_OUT: [&str; 8] = [
     "tests",
     "benches",
     "examples",
@@ -14,7 +14,6 @@ const LEFT_OUT: [&str; 9] = [
     "hostile",
     "namespaces",
     "planted",
-    "cuda-emulator",
 ];
 
 fn main() {

@@ -1,5 +1,5 @@
-//! `cargo xtask cuda-emulator`: runs the operations of the CUDA device and small training runs on the emulator of the driver. No
-//! GPU is needed.
+//! `cargo xtask cuda-emulator`: the emulator of the CUDA driver, a workspace of its own: its tests, and then the operations of the CUDA
+//! device and small training runs on it. No GPU is needed.
 
 use std::env;
 use std::io::{Error, Result};
@@ -8,6 +8,7 @@ use std::process::ExitCode;
 
 use crate::cuda_kernels::{self, Arguments};
 use crate::test_programs::{self, TestFile, TestProgram, cargo};
+use crate::workspace;
 
 /// The file that the emulator is built as, and the names by which the dynamic loader looks for a driver, for cuBLASLt and for NCCL.
 const BUILT: &str = "libphalanx_cuda_emulator.so";
@@ -42,7 +43,7 @@ const OTHERWISE: [(usize, &str, (&str, &str)); 5] = [
     ),
 ];
 
-/// Builds the emulator and runs the tests, and then one of them with further orders of streams.
+/// Builds and tests the emulator, runs the tests on it, and then one of them with further orders of streams.
 pub fn run(args: &[&str]) -> ExitCode {
     let usage = "usage: cargo xtask cuda-emulator [--nvrtc FOLDER] [--or-skip] [--seeds N]";
     let (mut seeds, mut rest) = (1, Vec::new());
@@ -64,10 +65,14 @@ pub fn run(args: &[&str]) -> ExitCode {
 }
 
 fn tests(nvrtc: &Path, seeds: u64) -> Result<bool> {
-    if !cargo().args(["build", "--package", "phalanx-cuda-emulator"]).status()?.success() {
+    let folder = cuda_kernels::target()?.join("emulator");
+    // Its tests build the library, too.
+    let mut own = cargo();
+    own.args(["test", "--quiet", "--manifest-path", "emulator/Cargo.toml", "--target-dir"]).arg(&folder);
+    if !own.current_dir(workspace::root(&env::current_dir()?)?).status()?.success() {
         return Ok(false);
     }
-    let library_path = library_path(&driver_folder()?);
+    let library_path = library_path(&driver_folder(&folder)?);
     let Some(programs) = test_programs::build(&[&TESTS[..], &CARDS.0].concat())? else { return Ok(false) };
     let run = |program: &TestProgram, only: Option<&str>, variables: &[(&'static str, &str)]| {
         let paths = [("PHALANX_NVRTC", nvrtc.into()), ("LD_LIBRARY_PATH", library_path.clone())];
@@ -98,9 +103,8 @@ fn tests(nvrtc: &Path, seeds: u64) -> Result<bool> {
 }
 
 /// A folder in which the dynamic loader finds the emulator as the driver, as cuBLASLt and as NCCL.
-fn driver_folder() -> Result<PathBuf> {
-    let target = cuda_kernels::target()?;
-    let folder = target.join("emulator");
+fn driver_folder(target: &Path) -> Result<PathBuf> {
+    let folder = target.join("driver");
     std::fs::create_dir_all(&folder)?;
     let built = target.join("debug").join(BUILT);
     for link in NAMES.map(|name| folder.join(name)) {

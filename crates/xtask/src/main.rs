@@ -49,7 +49,7 @@ hosts trains over network namespaces that play several hosts (needs root); --hel
 cuda-kernels compiles the kernels of GPUs for sm_80, sm_90 and sm_100 and compares their registers, spills, shared memory
 and tensor-core instructions with crates/cuda/kernels/table, then to PTX with older NVRTCs unless --short says not to; it
 installs NVRTC with pip unless its folder is given; with --or-skip it says so and succeeds where pip cannot.
-cuda-emulator builds the emulator of the CUDA driver and runs the operations of the CUDA device and small training runs on it;
+cuda-emulator builds and tests the emulator of the CUDA driver and runs the operations of the CUDA device and small training runs on it;
 --seeds runs one of them with N orders of streams.
 nightly runs all that is too long for each submission (docs, the program's tests with other kernels, all seeds, all kernels, the
 whole fault campaign), or the steps that are named, and prints which passed; run it before a release.

@@ -11,7 +11,7 @@ use crate::words::{identifiers, words};
 use crate::workspace::Workspace;
 
 /// A crate's folder and the folders that it may import.
-const MAY_IMPORT: [(&str, &str); 31] = [
+const MAY_IMPORT: [(&str, &str); 30] = [
     ("trace", ""),
     ("random", ""),
     ("host", "files"),
@@ -57,7 +57,6 @@ const MAY_IMPORT: [(&str, &str); 31] = [
     ("namespaces", ""),
     ("xtask", "namespaces"),
     ("cuda", "random trace plan tensor files"),
-    ("cuda-emulator", "random"),
 ];
 
 /// The folders that a crate may import; `None` for a crate without a row.
@@ -78,7 +77,7 @@ const OTHER_MEANINGS: [(&str, &str, &str); 4] = [
 ];
 
 /// Crates that may read arguments and environment.
-const MAY_READ_ENVIRONMENT: [&str; 5] = ["program", "phalanx", "reliability", "xtask", "cuda-emulator"];
+const MAY_READ_ENVIRONMENT: [&str; 4] = ["program", "phalanx", "reliability", "xtask"];
 
 /// Crates that may differ by feature: the face and the leaves that wrap foreign engines.
 const MAY_HAVE_FEATURES: [&str; 5] = ["phalanx", "data", "cuda", "nccl", "mpi"];
