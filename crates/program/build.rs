@@ -5,8 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Folders that the program is not made of.
-const LEFT_OUT: [&str; 8] =
-    ["tests", "benches", "examples", "xtask", "reliability", "hostile", "namespaces", "planted"];
+const LEFT_OUT: [&str; 5] = ["tests", "benches", "examples", "xtask", "testing"];
 
 fn main() {
     let version = env!("CARGO_PKG_VERSION");

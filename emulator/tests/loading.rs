@@ -4,11 +4,12 @@
 
 #![cfg(target_os = "linux")]
 
-use std::process::{Command, Output, Stdio};
+use std::process::{Output, Stdio};
 
 use cudarc::driver::{CudaContext, LaunchConfig, PushKernelArg};
 use cudarc::nvrtc::Ptx;
-use phalanx_hostile::process::finish;
+
+use crate::process::{command, finish};
 
 const PTX: &str = include_str!("kernels/sequences.ptx");
 
@@ -21,7 +22,7 @@ fn inside(test: &str, seed: &str) -> Output {
     let library = program.with_file_name("libphalanx_cuda_emulator.so");
     let folder = tempfile::tempdir().unwrap();
     std::os::unix::fs::symlink(&library, folder.path().join("libcuda.so")).unwrap();
-    let child = Command::new(&program)
+    let child = command(&program)
         .args(["--exact", &format!("loading::{test}"), "--nocapture"])
         .env("LD_LIBRARY_PATH", folder.path())
         .env("PHALANX_EMULATOR_SEED", seed)

@@ -8,6 +8,8 @@ mod instructions;
 mod loading;
 mod nccl;
 mod numerics;
+#[path = "../../crates/testing/src/process.rs"]
+mod process;
 mod rate;
 mod regions;
 mod sequences;

@@ -2,12 +2,13 @@
 //!
 //! The number of devices is given by the environment, which the emulator reads once, so each test runs itself again in a process of its own.
 
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::sync::Barrier;
 
 use phalanx_cuda_emulator::driver::*;
 use phalanx_cuda_emulator::nccl::*;
-use phalanx_hostile::process::finish;
+
+use crate::process::{command, finish};
 
 /// Tells a test that it runs in its own process.
 const INSIDE: &str = "PHALANX_EMULATOR_INSIDE";
@@ -28,7 +29,7 @@ fn with(test: &str, variables: &[(&str, &str)], body: impl Fn()) {
         return body();
     }
     for seed in ["0", "1", "2", "3"] {
-        let child = Command::new(std::env::current_exe().unwrap())
+        let child = command(std::env::current_exe().unwrap())
             .args(["--exact", &format!("nccl::{test}"), "--nocapture"])
             .env("PHALANX_EMULATOR_CARDS", "2")
             .env("PHALANX_EMULATOR_SEED", seed)

@@ -6,8 +6,8 @@ use std::path::Path;
 
 use crate::fixture::{LAYOUTS, save};
 use phalanx_checkpoint::{Checkpoint, CheckpointError, HuggingFaceDir, newest};
-use phalanx_hostile::{make_fifo, mutate, mutate_json, overwrite, peak_bytes, survive};
 use phalanx_plan::Stripe;
+use phalanx_testing::hostile::{make_fifo, mutate, mutate_json, overwrite, peak_bytes, survive};
 use phalanx_trace::DType;
 use serde_json::{Value, json};
 use tempfile::{TempDir, tempdir};
@@ -129,7 +129,7 @@ fn manifests_of_any_content_are_read_or_refused() {
         }
         true
     };
-    let changed = |random: &mut phalanx_hostile::Random| {
+    let changed = |random: &mut phalanx_testing::hostile::Random| {
         let mut manifest = original.clone();
         mutate_json(random, &mut manifest);
         sealed(&manifest).into_bytes()
@@ -167,7 +167,7 @@ fn safetensors_headers_of_any_content_are_read_or_refused() {
     };
     let data = &original[8 + length..];
     let file = |json: Vec<u8>| [&(json.len() as u64).to_le_bytes()[..], &json, data].concat();
-    let structured = |random: &mut phalanx_hostile::Random| {
+    let structured = |random: &mut phalanx_testing::hostile::Random| {
         let mut header = header.clone();
         mutate_json(random, &mut header);
         file(serde_json::to_vec(&header).unwrap())
@@ -175,7 +175,7 @@ fn safetensors_headers_of_any_content_are_read_or_refused() {
     let json = &original[8..8 + length];
     survive("header fields", 1000, MAX_BYTES, structured, &mut open);
     survive("header text", 1000, MAX_BYTES, |random| file(mutate(random, json)), &mut open);
-    let whole = |random: &mut phalanx_hostile::Random| {
+    let whole = |random: &mut phalanx_testing::hostile::Random| {
         let mut bytes = mutate(random, &original[..8 + length]);
         bytes.extend(data);
         bytes
@@ -203,7 +203,7 @@ fn configurations_and_indexes_of_any_content_are_read_or_refused() {
     let map: serde_json::Map<_, _> = names.into_iter().map(|name| (name, json!("a.safetensors"))).collect();
     let map = json!({ "metadata": { "total_size": 1 }, "weight_map": map });
     assert!(open(&index, map.to_string().as_bytes()));
-    let changed = |random: &mut phalanx_hostile::Random| {
+    let changed = |random: &mut phalanx_testing::hostile::Random| {
         let mut map = map.clone();
         mutate_json(random, &mut map);
         map.to_string().into_bytes()

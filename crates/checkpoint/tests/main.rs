@@ -11,4 +11,4 @@ mod stripes;
 
 /// Counts what each thread holds.
 #[global_allocator]
-static ALLOCATOR: phalanx_hostile::Counting = phalanx_hostile::Counting;
+static ALLOCATOR: phalanx_testing::hostile::Counting = phalanx_testing::hostile::Counting;

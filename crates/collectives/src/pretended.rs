@@ -192,8 +192,8 @@ mod tests {
     use std::net::TcpStream;
     use std::sync::Barrier;
 
-    use phalanx_hostile::Random;
     use phalanx_tensor::{Arena, Category, DType, Device, Tensor};
+    use phalanx_testing::hostile::Random;
 
     use crate::error::CollectiveError;
     use crate::group::Group;

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::support::{Layout, host, ranks_on, same_bits, sample, summed, tensor, values};
 use phalanx_collectives::Options;
-use phalanx_hostile::Random;
+use phalanx_testing::hostile::Random;
 
 /// Strangers that are connected at the same time, and rounds of them.
 const AT_ONCE: usize = 350;

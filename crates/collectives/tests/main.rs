@@ -14,4 +14,4 @@ mod transport_memory;
 
 /// Counts what each thread holds.
 #[global_allocator]
-static ALLOCATOR: phalanx_hostile::Counting = phalanx_hostile::Counting;
+static ALLOCATOR: phalanx_testing::hostile::Counting = phalanx_testing::hostile::Counting;

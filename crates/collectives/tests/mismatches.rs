@@ -3,8 +3,8 @@
 
 use crate::support::{HOSTS, Layout, host, ranks_on, zeros};
 use phalanx_collectives::{CollectiveError, Group, Options};
-use phalanx_hostile::Random;
 use phalanx_tensor::{DType, Tensor};
+use phalanx_testing::hostile::Random;
 
 /// Mismatches for each of the eleven layouts, unless the environment says how many: 125 make more than a thousand in all.
 const CASES: usize = 20;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use phalanx_collectives::secure::{
     Connection, HANDSHAKE_MAX, HELLO_MAX, Identity, Protection, Secret, accept, connect,
 };
-use phalanx_hostile::{Random, mutate, peak_bytes, survive};
+use phalanx_testing::hostile::{Random, mutate, peak_bytes, survive};
 
 const BOTH: [Protection; 2] = [Protection::Encrypted, Protection::Plaintext];
 

@@ -2,8 +2,8 @@
 
 use crate::support::{Layout, host, ranks_on, zeros};
 use phalanx_collectives::{Connections, GroupSums, Hosts, Options, Wire, transport_bytes};
-use phalanx_hostile::peak_bytes;
 use phalanx_tensor::{DType, Tensor};
+use phalanx_testing::hostile::peak_bytes;
 
 /// The last rank connects to all others, so it allocates all that it has.
 #[test]

@@ -245,7 +245,7 @@ fn a_host_without_ranks_may_be_lost() {
 /// others is believed.
 #[test]
 fn what_a_hostile_launcher_says_harms_no_other() {
-    use phalanx_hostile::{Random, mutate};
+    use phalanx_testing::hostile::{Random, mutate};
     let report = |reporter, rank| {
         let (reason, activity) = ("it says so".to_string(), String::new());
         FailureReport { reporter, rank, reason, activity, host_lost: true, blame: Blame::Disagreement }

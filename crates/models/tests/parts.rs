@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use crate::rig::Case;
 use phalanx_layers::{ParameterSpec, Part};
 use phalanx_models::Stored;
-use phalanx_planted::{FaultKind, PlantedFault, sites};
+use phalanx_testing::planted::{FaultKind, PlantedFault, sites};
 
 const LAYOUTS: [(usize, bool); 4] = [(2, false), (2, true), (4, false), (4, true)];
 

@@ -8,8 +8,8 @@ use crate::rig::{
 };
 use phalanx_layers::{Layer, Linear, Residual, Sequence};
 use phalanx_parallel::TensorParallel;
-use phalanx_planted::{FaultKind, PlantedFault, sites};
 use phalanx_tensor::{DType, Layout};
+use phalanx_testing::planted::{FaultKind, PlantedFault, sites};
 
 const LAYOUTS: [Layout; 2] = [Layout::InOut, Layout::OutIn];
 

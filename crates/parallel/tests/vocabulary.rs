@@ -13,8 +13,8 @@ use phalanx_layers::{
     Dropped, Embedding, Gradient, Head, Init, Layer, LinearCrossEntropy, ParameterSpec, Sequence,
 };
 use phalanx_parallel::TensorParallel;
-use phalanx_planted::{FaultKind, PlantedFault, sites};
 use phalanx_tensor::{Category, CrossEntropy, DType, IGNORED, Tensor, View};
+use phalanx_testing::planted::{FaultKind, PlantedFault, sites};
 
 /// Divided by all numbers of ranks, by some, by none: four ranks have 12, 12, 12, 12 or 13, 13, 13, 11 or 13, 13, 13,
 /// 10 rows.

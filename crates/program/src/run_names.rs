@@ -45,8 +45,9 @@ mod tests {
 
     #[test]
     fn the_fault_campaign_and_the_tests_know_all_names_of_a_run() {
-        assert_eq!(phalanx_reliability::SETUP_FILES, SETUP_FILES);
-        let known = phalanx_reliability::RUN_NAMES.map(|name| name.split('/').next().unwrap_or(name));
+        assert_eq!(phalanx_testing::reliability::SETUP_FILES, SETUP_FILES);
+        let known =
+            phalanx_testing::reliability::RUN_NAMES.map(|name| name.split('/').next().unwrap_or(name));
         assert_eq!(known[..], [&SETUP_FILES[..], &OUTPUTS, &[NEXT, READY, LOCK_FILE]].concat());
     }
 }

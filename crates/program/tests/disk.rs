@@ -6,7 +6,7 @@ use std::process::{Child, Stdio};
 
 use crate::rig::{Ended, Home, lives, number, ranks, signal, wait};
 use phalanx_host::kib_field;
-use phalanx_hostile::process;
+use phalanx_testing::process;
 use rustix::process::Signal;
 
 /// Optimizer states and parameters on disk, under `disk`.

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use crate::rig::Home;
-use phalanx_hostile::make_fifo;
+use phalanx_testing::hostile::make_fifo;
 use serde_json::{Value, json};
 
 /// Maximum time of a refusal on a busy machine.

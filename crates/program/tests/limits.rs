@@ -4,7 +4,7 @@ use crate::rig;
 use std::process::Stdio;
 
 use crate::rig::{Ended, Home};
-use phalanx_hostile::process;
+use phalanx_testing::process;
 
 /// Runs the program below a limit of the shell.
 fn below(home: &Home, limit: &str, args: &[&str]) -> Ended {

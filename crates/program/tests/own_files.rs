@@ -7,7 +7,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
 use crate::rig::{Home, signal, wait};
-use phalanx_reliability::{RUN_NAMES, SETUP_FILES};
+use phalanx_testing::reliability::{RUN_NAMES, SETUP_FILES};
 use rustix::process::Signal;
 
 /// Everything below a folder, links not followed: what it is, its permissions, and its content.

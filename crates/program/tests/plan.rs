@@ -127,7 +127,7 @@ fn bytes_after(text: &str, words: &str) -> f64 {
 /// Runs what a shell would run for a line.
 fn run_line(home: &Home, line: &str) -> rig::Ended {
     let line = line.replacen("phalanx", "exec \"$0\"", 1);
-    let mut command = phalanx_hostile::process::command("sh");
+    let mut command = phalanx_testing::process::command("sh");
     command.args(["-c", &line, env!("CARGO_BIN_EXE_phalanx")]).current_dir(home.path("."));
     command.env("CUDA_VISIBLE_DEVICES", "");
     rig::ended(command)

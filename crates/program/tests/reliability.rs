@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use phalanx_reliability::{Campaign, Selection, group_names, run};
+use phalanx_testing::reliability::{Campaign, Selection, group_names, run};
 
 #[test]
 fn a_short_selection_of_every_group_of_faults() {

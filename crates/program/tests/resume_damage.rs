@@ -4,7 +4,7 @@ use crate::rig;
 use std::fs;
 
 use crate::rig::Home;
-use phalanx_reliability::SETUP_FILES;
+use phalanx_testing::reliability::SETUP_FILES;
 
 const RESUME: [&str; 6] = ["train", "--run", "r", "--resume", "--set", "train.steps=12"];
 

@@ -5,7 +5,7 @@ use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, symlink};
 
 use crate::rig::{Home, lives, ranks, signal, wait};
-use phalanx_reliability::SETUP_FILES;
+use phalanx_testing::reliability::SETUP_FILES;
 use rustix::process::Signal;
 
 const RESUME: [&str; 6] = ["train", "--run", "r", "--resume", "--set", "train.steps=12"];
@@ -215,7 +215,7 @@ fn special_files_in_a_run_folder_are_named() {
         let _ = fs::remove_file(&path);
         match link {
             true => symlink(&path, &path).unwrap(),
-            false => phalanx_hostile::make_fifo(&path),
+            false => phalanx_testing::hostile::make_fifo(&path),
         }
         home.run(&["train", "--run", "s", "--resume", "--set", "train.steps=12"]).refused(&[name]);
         fs::remove_dir_all(home.path("s")).unwrap();

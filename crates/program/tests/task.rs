@@ -5,7 +5,7 @@ use std::process::{Output, Stdio};
 
 use crate::rig::{Home, ranks};
 use phalanx_collectives::HostJob;
-use phalanx_hostile::process;
+use phalanx_testing::process;
 use rustix::process::Signal;
 
 /// One argument of a program holds at most 128 KiB, all of them 2 MiB.

@@ -11,10 +11,10 @@ use phalanx_collectives::Group;
 use phalanx_layers::Network;
 use phalanx_parallel::pipeline::Wires;
 use phalanx_plan::Coordinates;
-use phalanx_planted::FaultKind::{BiasedTerms, Doubled, Dropped, OtherGroup, OtherMicroBatch};
-use phalanx_planted::sites::*;
-use phalanx_planted::{FaultKind, Planted, PlantedFault, Renumbered};
 use phalanx_tensor::Device;
+use phalanx_testing::planted::FaultKind::{BiasedTerms, Doubled, Dropped, OtherGroup, OtherMicroBatch};
+use phalanx_testing::planted::sites::*;
+use phalanx_testing::planted::{FaultKind, Planted, PlantedFault, Renumbered};
 use phalanx_train::planning::Orders;
 use phalanx_train::{Groups, Rank, RunConfig, RunPlan, Spec};
 

@@ -4,23 +4,22 @@
 //! `cargo xtask nightly`: all that takes long, one after the other.
 //!
 //! `tidy` reads the workspace as text, with the standard library alone, so it builds and runs in a moment.
-//! Each rule is a file under `rules/`; [`source`] tells code from comments, literals and tests. The campaign is a program
-//! of its own, which [`reliability`] builds and starts.
+//! Each rule is a file under `rules/`; [`source`] tells code from comments, literals and tests. What tries the whole
+//! program is a program of its own (crates/testing), which [`trials`] builds and starts.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program of its own, for a terminal")]
 #![forbid(unsafe_code)]
 
 mod cuda_emulator;
 mod cuda_kernels;
 mod finding;
-mod hosts;
 mod manifest;
 mod nightly;
 mod release;
-mod reliability;
 mod rules;
 mod simulated;
 mod source;
 mod test_programs;
+mod trials;
 mod words;
 mod workspace;
 
@@ -85,9 +84,8 @@ fn main() -> ExitCode {
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     match args[..] {
         ["tidy"] => {}
-        ["reliability", ref more @ ..] => return reliability::run(more),
+        [trial @ ("reliability" | "hosts"), ref more @ ..] => return trials::run(trial, more),
         ["simulated", ref more @ ..] => return simulated::run(more),
-        ["hosts", ref more @ ..] => return hosts::run(more),
         ["cuda-kernels", ref more @ ..] => return cuda_kernels::run(more),
         ["cuda-emulator", ref more @ ..] => return cuda_emulator::run(more),
         ["nightly", ref more @ ..] => return nightly::run(more),

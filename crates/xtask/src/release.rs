@@ -5,26 +5,16 @@ use std::path::PathBuf;
 
 use crate::test_programs::cargo;
 
-/// Builds the programs of `packages`; the folder that they are in.
+/// Builds the program of a package, alone, so that it has the features of the usual one, and those, separated by commas; the folder
+/// that it is in.
 ///
 /// # Errors
-/// When a build fails.
-pub fn built(packages: &[&str]) -> Result<PathBuf, String> {
-    built_with(packages, "")
-}
-
-/// The same with features, separated by commas, of each package.
-///
-/// # Errors
-/// When a build fails.
-pub fn built_with(packages: &[&str], features: &str) -> Result<PathBuf, String> {
-    // One after the other: built together they would share features, and the binary would not be the usual one.
-    for package in packages {
-        let args = ["build", "--release", "--package", package, "--features", features];
-        let status = cargo().args(args).status().map_err(|error| format!("cargo: {error}"))?;
-        if !status.success() {
-            return Err(format!("the release build of {package} failed"));
-        }
+/// When the build fails.
+pub fn built(package: &str, features: &str) -> Result<PathBuf, String> {
+    let args = ["build", "--release", "--package", package, "--features", features];
+    let status = cargo().args(args).status().map_err(|error| format!("cargo: {error}"))?;
+    if !status.success() {
+        return Err(format!("the release build of {package} failed"));
     }
     // This program is in the folder of another profile, beside that of `release`.
     let own = env::current_exe().map_err(|error| error.to_string())?;

@@ -146,7 +146,7 @@ impl Reception {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use phalanx_hostile::Random;
+    use phalanx_testing::hostile::Random;
 
     use crate::hosts::Hosts;
     use crate::network::Wire;

@@ -56,7 +56,7 @@ pub fn describe_frame(bytes: &[u8]) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use phalanx_hostile::{mutate, survive};
+    use phalanx_testing::hostile::{mutate, survive};
     use phalanx_trace::{CollectiveOp, DType};
 
     fn sent() -> (Descriptor, [u8; FRAME_BYTES]) {

@@ -101,8 +101,8 @@ mod tests {
     use std::sync::atomic::Ordering;
     use std::time::Duration;
 
-    use phalanx_hostile::{mutate, survive};
     use phalanx_tensor::Region;
+    use phalanx_testing::hostile::{mutate, survive};
     use phalanx_trace::{CollectiveOp, DType, Site};
 
     use crate::shared_memory::descriptor::Descriptor;

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use phalanx_data::{Corpus, CorpusSpec, TokenFile, TokenWriter, Tokenizer, TokenizerSpec};
-use phalanx_hostile::{Random, make_fifo, mutate, mutate_json, overwrite, peak_bytes, survive};
+use phalanx_testing::hostile::{Random, make_fifo, mutate, mutate_json, overwrite, peak_bytes, survive};
 use serde_json::{Value, json};
 use tempfile::tempdir;
 

@@ -23,7 +23,7 @@ use tempfile::TempDir;
 
 /// Counts what each thread holds.
 #[global_allocator]
-static ALLOCATOR: phalanx_hostile::Counting = phalanx_hostile::Counting;
+static ALLOCATOR: phalanx_testing::hostile::Counting = phalanx_testing::hostile::Counting;
 
 /// A folder that is removed at the end of the test.
 fn folder() -> TempDir {

@@ -11,8 +11,8 @@ use phalanx_cpu::Cpu;
 use phalanx_layers::{Checkpointing, Context, Draw, Gradient, Network, ParameterSpec, Saved};
 use phalanx_models::{Bert, Gpt2, Model};
 use phalanx_parallel::TensorParallel;
-use phalanx_planted::{Planted, PlantedFault};
 use phalanx_tensor::{Arena, Category, CrossEntropy, DType, Device, IGNORED, Shape, Tensor, View, ViewMut};
+use phalanx_testing::planted::{Planted, PlantedFault};
 use phalanx_trace::{Axis, PhaseName, Placement, Placements, Trace};
 use safetensors::SafeTensors;
 

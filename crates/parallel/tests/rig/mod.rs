@@ -10,8 +10,8 @@ use phalanx_layers::{
     LinearGelu, ParameterSpec, Residual, Saved, Sequence,
 };
 use phalanx_parallel::TensorParallel;
-use phalanx_planted::{Planted, PlantedFault};
 use phalanx_tensor::{Arena, Category, DType, Device, Gelu, Heads, Layout, Shape, Tensor, View};
+use phalanx_testing::planted::{Planted, PlantedFault};
 
 /// Twelve rows: two, three and four ranks share them, and a share of three or four does not end where a sample does.
 pub const BATCH: usize = 2;

@@ -3,7 +3,7 @@
 
 mod extreme_values;
 
-use phalanx_hostile::{Counting, Random, mutate, overwrite, peak_bytes, survive};
+use phalanx_testing::hostile::{Counting, Random, mutate, overwrite, peak_bytes, survive};
 use phalanx_train::RunConfig;
 use phalanx_train::metrics_lines::MAX_LINE_BYTES;
 use tempfile::tempdir;

@@ -109,7 +109,7 @@ fn in_a_child(seed: u64, check_races: bool, child: &dyn Fn() -> Command) -> Outc
     use std::os::unix::process::ExitStatusExt;
     let mut command = child();
     command.env(HOST_READ, format!("{seed} {check_races}")).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let output = phalanx_hostile::process::finish(command.spawn().unwrap());
+    let output = phalanx_testing::process::finish(command.spawn().unwrap());
     match output.status.signal() {
         Some(SEGMENTATION_FAULT) => Outcome::Fault,
         _ => Outcome::Right,

@@ -7,7 +7,7 @@ use crate::words::identifiers;
 use crate::workspace::Workspace;
 
 /// Crates that may create and rename files themselves: the room for files, and programs and helpers of the developers.
-const MAY_WRITE: [&str; 4] = ["files", "hostile", "reliability", "xtask"];
+const MAY_WRITE: [&str; 3] = ["files", "testing", "xtask"];
 
 /// Functions of the standard library, with the module or type before them.
 const WRITES: [(&str, &str); 8] = [

@@ -11,7 +11,7 @@ use crate::words::{identifiers, words};
 use crate::workspace::Workspace;
 
 /// A crate's folder and the folders that it may import.
-const MAY_IMPORT: [(&str, &str); 30] = [
+const MAY_IMPORT: [(&str, &str); 27] = [
     ("trace", ""),
     ("random", ""),
     ("host", "files"),
@@ -29,8 +29,6 @@ const MAY_IMPORT: [(&str, &str); 30] = [
     ("models", "trace plan tensor collectives layers parallel"),
     ("drawing", "trace plan"),
     ("files", ""),
-    ("hostile", "random"),
-    ("planted", "trace tensor collectives"),
     ("checkpoint", "trace plan tensor files"),
     ("data", "random files"),
     (
@@ -53,9 +51,8 @@ const MAY_IMPORT: [(&str, &str); 30] = [
         "host trace plan simd tensor cpu cuda simulated collectives launch mpi layers optim parallel models \
          checkpoint data files train baselines bench drawing",
     ),
-    ("reliability", "host hostile namespaces"),
-    ("namespaces", ""),
-    ("xtask", "namespaces"),
+    ("testing", "random host trace tensor collectives"),
+    ("xtask", ""),
     ("cuda", "random trace plan tensor files"),
 ];
 
@@ -77,7 +74,7 @@ const OTHER_MEANINGS: [(&str, &str, &str); 4] = [
 ];
 
 /// Crates that may read arguments and environment.
-const MAY_READ_ENVIRONMENT: [&str; 4] = ["program", "phalanx", "reliability", "xtask"];
+const MAY_READ_ENVIRONMENT: [&str; 4] = ["program", "phalanx", "testing", "xtask"];
 
 /// Crates that may differ by feature: the face and the leaves that wrap foreign engines.
 const MAY_HAVE_FEATURES: [&str; 5] = ["phalanx", "data", "cuda", "nccl", "mpi"];

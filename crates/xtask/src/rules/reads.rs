@@ -7,7 +7,7 @@ use crate::words::identifiers;
 use crate::workspace::Workspace;
 
 /// Crates that may open any file: the room for files, and programs and helpers of the developers.
-const MAY_OPEN: [&str; 4] = ["files", "hostile", "reliability", "xtask"];
+const MAY_OPEN: [&str; 3] = ["files", "testing", "xtask"];
 
 /// Type or module, and its function that opens a file for reading.
 const OPENERS: [(&str, &str); 3] = [("fs", "read"), ("fs", "read_to_string"), ("File", "open")];

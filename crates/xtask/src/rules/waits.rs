@@ -1,4 +1,4 @@
-//! A test waits for a process that it has started with a bound (`phalanx_hostile::process::finish`): a test that waits for ever
+//! A test waits for a process that it has started with a bound (`phalanx_testing::process::finish`): a test that waits for ever
 //! says nothing.
 
 use crate::finding::Finding;
@@ -24,7 +24,7 @@ pub fn check(workspace: &Workspace) -> Vec<Finding> {
             line: source.line(at),
             rule: "waits",
             what: format!(
-                "`{call}` waits for ever if the process does; use phalanx_hostile::process::finish"
+                "`{call}` waits for ever if the process does; use phalanx_testing::process::finish"
             ),
         };
         calls.map(finding).collect::<Vec<_>>()
