@@ -6,7 +6,9 @@
 
 use std::ops::Range;
 
-use phalanx_layers::{Activation, Context, Gradient, Head, Network, ParameterSpec, Saved};
+use phalanx_layers::{
+    Activation, AnySaved, Call, Context, Gradient, Head, Network, Parameter, ParameterSpec, Parameters,
+};
 use phalanx_optim::{Optimizer, Update};
 use phalanx_plan::{ChunkError, ChunkLayout, ChunkSize, ParameterSize, Segment, lay_out};
 use phalanx_tensor::{Category, Clip, DType, Device, Shape, Tensor, View, ViewMut};
@@ -68,12 +70,16 @@ impl Whole {
     }
 
     /// The parameters of a block, in the order of its layer.
-    pub(crate) fn parameters<'a>(&self, block: usize, flat: View<'a>) -> Vec<View<'a>> {
-        self.network.uses[block].iter().map(|p| flat.range(self.range(*p)).reshape(self.shapes[*p])).collect()
+    pub(crate) fn parameters<'a>(&self, block: usize, flat: View<'a>) -> Vec<Parameter<'a>> {
+        self.network.uses[block].iter().map(|p| Parameter::read(self.value(*p, flat))).collect()
+    }
+
+    fn value<'a>(&self, parameter: usize, flat: View<'a>) -> View<'a> {
+        flat.range(self.range(parameter)).reshape(self.shapes[parameter])
     }
 
     /// The parameters of the head.
-    pub(crate) fn head_parameters<'a>(&self, flat: View<'a>) -> Vec<View<'a>> {
+    pub(crate) fn head_parameters<'a>(&self, flat: View<'a>) -> Vec<Parameter<'a>> {
         self.parameters(self.network.head_index(), flat)
     }
 
@@ -83,11 +89,18 @@ impl Whole {
     }
 
     /// tokens `[batch, seq]` u32 -> input of the head `[batch, seq, hidden]`, and the saved tensors of each block.
-    pub(crate) fn forward(&self, cx: &Context, flat: View, tokens: Activation) -> (Activation, Vec<Saved>) {
+    pub(crate) fn forward(
+        &self,
+        cx: &Context,
+        flat: View,
+        tokens: Activation,
+    ) -> (Activation, Vec<AnySaved>) {
         let mut x = tokens;
         let mut saved = Vec::with_capacity(self.network.blocks.len());
         for (i, block) in self.network.blocks.iter().enumerate() {
-            let (y, kept) = block.layer.forward(cx, &self.parameters(i, flat), x, None).expect(ALONE);
+            let parameters = self.parameters(i, flat);
+            let call = Call::new(Parameters::new(&parameters), x);
+            let (y, kept) = block.layer.forward(cx, call).expect(ALONE);
             x = y;
             saved.push(kept);
         }
@@ -101,14 +114,14 @@ impl Whole {
         cx: &Context,
         flat: View,
         gradients: &mut Gradients,
-        mut saved: Vec<Saved>,
+        mut saved: Vec<AnySaved>,
         dy: Activation,
     ) {
         let mut dy = dy;
         for (i, block) in self.network.blocks.iter().enumerate().rev() {
             let kept = saved.pop().expect("forward saved one entry per block");
-            let mut slots = gradients.of(self, i);
-            let dx = block.layer.backward(cx, &self.parameters(i, flat), &mut slots, kept, dy, None);
+            let parameters = gradients.of(self, i, flat);
+            let dx = block.layer.backward(cx, kept, Call::new(Parameters::new(&parameters), dy));
             let Some(dx) = dx.expect(ALONE) else { return };
             dy = dx;
         }
@@ -146,8 +159,8 @@ impl Whole {
 }
 
 impl Gradients<'_> {
-    /// The gradient slots of a block, in the order of its layer.
-    pub(crate) fn of(&mut self, whole: &Whole, block: usize) -> Vec<Gradient<'_>> {
+    /// The parameters of a block, in the order of its layer, with the slots of their gradients.
+    pub(crate) fn of<'a>(&'a mut self, whole: &Whole, block: usize, flat: View<'a>) -> Vec<Parameter<'a>> {
         let uses = &whole.network.uses[block];
         let mut order: Vec<usize> = (0..uses.len()).collect();
         order.sort_by_key(|i| whole.range(uses[*i]).start);
@@ -159,7 +172,8 @@ impl Gradients<'_> {
         let mut flags: Vec<Option<&mut bool>> = self.written.iter_mut().map(Some).collect();
         let slot = |(p, view): (&usize, Option<_>)| {
             let flag = flags[*p].take().expect("a block uses a parameter once");
-            Gradient::new(view.expect("every parameter has a place"), flag)
+            let slot = Gradient::new(view.expect("every parameter has a place"), flag);
+            Parameter::with_gradient(whole.value(*p, flat), slot)
         };
         uses.iter().zip(views).map(slot).collect()
     }

@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
-use phalanx_tensor::{Dropout, Heads, Tensor, View};
+use phalanx_tensor::{Dropout, Heads, Tensor};
 
 use crate::activation::Activation;
 use crate::cache::KeyValueCache;
+use crate::call::{Call, Parameters};
 use crate::failure::Result;
-use crate::layer::{Context, Gradient, Layer, ParameterSpec, Rebuild, add_residual};
-use crate::saved::{Saved, restore, restore_mut};
+use crate::layer::{Context, Layer, ParameterSpec, Rebuild};
+use crate::saved::{Saved, Shared};
 
 /// Dropout(softmax(q·kᵀ/sqrt(head))) · v, tile by tile; the projections around it are linear layers.
 pub struct Attention {
@@ -24,31 +25,29 @@ pub struct Attention {
     pub all_heads: usize,
 }
 
-struct SavedAttention {
-    /// `[batch, heads, seq]`
-    log_sum_exp: Tensor,
+/// What backward reads beside queries, keys, values and the output.
+pub struct SavedAttention {
+    /// `[batch, heads, seq]`; None where keys and values are in a cache, and no backward follows.
+    log_sum_exp: Option<Tensor>,
     /// The dropout whose mask was applied.
     dropout: Option<Dropout>,
 }
 
 impl Layer for Attention {
+    type Own = SavedAttention;
+
     fn parameters(&self) -> Vec<ParameterSpec> {
         Vec::new()
     }
 
     /// x: `[batch, seq, 3 * hidden]` -> y: `[batch, seq, hidden]`
-    fn forward(
-        &self,
-        cx: &Context,
-        _: &[View],
-        x: Activation,
-        residual: Option<Activation>,
-    ) -> Result<(Activation, Saved)> {
-        if let Some(cache) = cx.cache {
-            let [_, new, _] = x.dims();
-            return Ok((self.cached(cx, cache, &x, new, residual), Saved::new(())));
-        }
+    fn forward(&self, cx: &Context, call: Call) -> Result<(Activation, Saved<SavedAttention>)> {
+        let Call { x, sum, .. } = call;
         let [batch, seq, hidden3] = x.dims();
+        if let Some(cache) = cx.cache {
+            let own = SavedAttention { log_sum_exp: None, dropout: None };
+            return Ok((self.cached(cx, cache, &x, seq, sum), Saved::new(own)));
+        }
         let per_sample = self.all_heads * seq * seq;
         let dropout = cx.draws(self.dropout).map(|draw| {
             let dropout = draw.dropout(self.dropout, &self.name, per_sample);
@@ -58,52 +57,60 @@ impl Layer for Attention {
         let mut log_sum_exp = cx.statistics([batch, self.heads.heads, seq], "attention.log_sum_exp");
         cx.device.attention(x.view(), self.heads, dropout, out.view_mut(), log_sum_exp.view_mut());
         let out = Arc::new(out);
-        let y = match residual {
+        let y = match sum {
             None => Arc::clone(&out),
             Some(_) => {
                 let mut copy = cx.activation(out.shape(), "attention.y");
                 cx.device.copy(out.view(), copy.view_mut());
-                add_residual(cx, copy, residual)
+                cx.plus(copy, sum)
             }
         };
-        Ok((y, Saved::new(SavedAttention { log_sum_exp, dropout }).with_input(x).with_output(out)))
-    }
-
-    fn last_row(
-        &self,
-        cx: &Context,
-        _: &[View],
-        x: Activation,
-        residual: Option<Activation>,
-    ) -> Result<Activation> {
-        let [_, seq, _] = x.dims();
-        Ok(match cx.cache {
-            Some(cache) => self.cached(cx, cache, &x, 1, residual),
-            None => self.cached(cx, &KeyValueCache::new(cx.device, seq), &x, 1, residual),
-        })
-    }
-
-    fn rebuild(&self) -> Option<&dyn Rebuild> {
-        Some(self)
+        let own = SavedAttention { log_sum_exp: Some(log_sum_exp), dropout };
+        Ok((y, Saved::new(own).with_input(x).with_output(out)))
     }
 
     /// dx overwrites; probabilities are recomputed from the row statistics.
-    fn backward(
-        &self,
-        cx: &Context,
-        _: &[View],
-        _: &mut [Gradient],
-        saved: Saved,
-        dy: Activation,
-        residual: Option<Activation>,
-    ) -> Result<Option<Activation>> {
-        let Saved { x, y, own } = saved;
+    fn backward(&self, cx: &Context, saved: Saved<SavedAttention>, call: Call) -> Result<Option<Activation>> {
+        let Call { x: dy, sum, input_wanted, .. } = call;
+        let Saved { x, y, own: SavedAttention { log_sum_exp, dropout } } = saved;
+        if !input_wanted {
+            return Ok(None);
+        }
         let (qkv, out) = (x.into_held(), y.into_held());
-        let SavedAttention { log_sum_exp, dropout } = restore(own);
+        let log_sum_exp = log_sum_exp.expect("no backward follows a forward with a cache");
         let mut dqkv = cx.activation(qkv.shape(), "attention.dqkv");
         let rows = [out.view(), log_sum_exp.view(), dy.view()];
         cx.device.attention_backward(qkv.view(), rows, self.heads, dropout, dqkv.view_mut());
-        Ok(Some(add_residual(cx, dqkv, residual)))
+        Ok(Some(cx.plus(dqkv, sum)))
+    }
+
+    fn last_row(&self, cx: &Context, call: Call) -> Result<Activation> {
+        let Call { x, sum, .. } = call;
+        let [_, seq, _] = x.dims();
+        Ok(match cx.cache {
+            Some(cache) => self.cached(cx, cache, &x, 1, sum),
+            None => self.cached(cx, &KeyValueCache::new(cx.device, seq), &x, 1, sum),
+        })
+    }
+
+    fn rebuild(&self) -> Option<Rebuild> {
+        Some(Rebuild { reads_input: true, always: false })
+    }
+
+    /// Recomputes the output; the row statistics are written again, with the same values.
+    fn output(
+        &self,
+        cx: &Context,
+        _: Parameters,
+        x: &Shared,
+        own: &mut SavedAttention,
+    ) -> Result<Activation> {
+        let qkv = x.held();
+        let log_sum_exp = own.log_sum_exp.as_mut().expect("no backward follows a forward with a cache");
+        let [batch, seq, hidden3] = qkv.dims();
+        let mut out = cx.activation([batch, seq, hidden3 / 3], "attention.out_again");
+        cx.device.attention(qkv.view(), self.heads, own.dropout, out.view_mut(), log_sum_exp.view_mut());
+        Ok(Arc::new(out))
     }
 }
 
@@ -116,27 +123,11 @@ impl Attention {
         cache: &KeyValueCache,
         qkv: &Activation,
         rows: usize,
-        residual: Option<Activation>,
+        sum: Option<Activation>,
     ) -> Activation {
         let [batch, _, hidden3] = qkv.dims();
         let mut out = cx.activation([batch, rows, hidden3 / 3], "attention.out");
         cache.attend(&self.name, self.heads, cx.first_row, qkv.view(), out.view_mut());
-        add_residual(cx, out, residual)
-    }
-}
-
-impl Rebuild for Attention {
-    fn reads_input(&self) -> bool {
-        true
-    }
-
-    /// Recomputes the output; the row statistics are written again, with the same values.
-    fn output(&self, cx: &Context, _: &[View], saved: &mut Saved) -> Result<Activation> {
-        let qkv = saved.x.held();
-        let SavedAttention { log_sum_exp, dropout } = restore_mut(&mut *saved.own);
-        let [batch, seq, hidden3] = qkv.dims();
-        let mut out = cx.activation([batch, seq, hidden3 / 3], "attention.out_again");
-        cx.device.attention(qkv.view(), self.heads, *dropout, out.view_mut(), log_sum_exp.view_mut());
-        Ok(Arc::new(out))
+        cx.plus(out, sum)
     }
 }

@@ -6,14 +6,12 @@
 //! attention, two norms and a GELU. Checkpointing the block saves h T (its input) and recomputes its forward without
 //! the last product.
 
-use phalanx_tensor::View;
-
 use crate::activation::Activation;
+use crate::call::{Call, Parameters};
 use crate::combinators::Sequence;
 use crate::failure::Result;
-use crate::layer::{Context, Draw, Gradient, Layer, ParameterSpec};
-use crate::packed::Again;
-use crate::saved::{Deferred, Saved, restore};
+use crate::layer::{AnyLayer, Context, Draw, Layer, ParameterSpec};
+use crate::saved::{Deferred, Saved};
 
 /// Which activations of a model are recomputed instead of saved. No choice changes a bit of the result.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -32,7 +30,7 @@ pub enum Checkpointing {
 
 impl Checkpointing {
     /// Transformer block `index` of a model, wrapped in [`Recompute`] where it is checkpointed whole.
-    pub fn block(self, index: usize, layer: impl Layer + 'static) -> Box<dyn Layer> {
+    pub fn block(self, index: usize, layer: impl Layer + 'static) -> Box<dyn AnyLayer> {
         match self {
             Checkpointing::Blocks { every } if index.is_multiple_of(every) => Box::new(Recompute(layer)),
             _ => Box::new(layer),
@@ -40,7 +38,7 @@ impl Checkpointing {
     }
 
     /// The layers of a block in sequence.
-    pub fn sequence(self, layers: Vec<Box<dyn Layer>>) -> Sequence {
+    pub fn sequence(self, layers: Vec<Box<dyn AnyLayer>>) -> Sequence {
         match self {
             Checkpointing::Selective => Sequence::new(layers).rebuilding(),
             Checkpointing::None | Checkpointing::Blocks { .. } => Sequence::new(layers),
@@ -51,66 +49,57 @@ impl Checkpointing {
 /// A layer that saves only its input; its backward runs forward again first.
 pub struct Recompute<L>(pub L);
 
-struct SavedRecompute {
+/// What backward reads beside x.
+pub struct SavedRecompute {
     /// What the dropout masks of forward depend on.
     draw: Option<Draw>,
 }
 
 impl<L: Layer> Recompute<L> {
     /// Runs forward again and returns what it saves.
-    fn again<'a>(&self, cx: &Context<'a>, parameters: &[View], saved: Saved) -> Result<(Context<'a>, Saved)> {
-        let Saved { x, own, .. } = saved;
-        let SavedRecompute { draw } = restore(own);
-        let again = Context { keep: true, draw, again: Again::Never, ..*cx };
-        let saved = self.0.save(&again, parameters, x.into_held())?;
+    fn again<'a>(
+        &self,
+        cx: &Context<'a>,
+        saved: Saved<SavedRecompute>,
+        call: &Call,
+    ) -> Result<(Context<'a>, Saved<L::Own>)> {
+        let Saved { x, own: SavedRecompute { draw }, .. } = saved;
+        let again = Context { keep: true, draw, ..*cx };
+        let Call { parameters, input_wanted, .. } = *call;
+        let saved = self.0.save(&again, Call { parameters, x: x.into_held(), sum: None, input_wanted })?;
         Ok((again, saved))
     }
 }
 
 impl<L: Layer> Layer for Recompute<L> {
+    type Own = SavedRecompute;
+
     fn parameters(&self) -> Vec<ParameterSpec> {
         self.0.parameters()
     }
 
-    fn forward(
-        &self,
-        cx: &Context,
-        parameters: &[View],
-        x: Activation,
-        residual: Option<Activation>,
-    ) -> Result<(Activation, Saved)> {
-        let again = if cx.keep { Again::Saves } else { Again::Never };
-        let once = Context { keep: false, again, ..*cx };
-        let (y, _) = self.0.forward(&once, parameters, x.clone(), residual)?;
+    fn forward(&self, cx: &Context, call: Call) -> Result<(Activation, Saved<SavedRecompute>)> {
+        let (once, x) = (Context { keep: false, ..*cx }, call.x.clone());
+        let (y, _) = self.0.forward(&once, call)?;
         Ok((y, Saved::new(SavedRecompute { draw: cx.draw }).with_input(x)))
     }
 
-    fn backward(
-        &self,
-        cx: &Context,
-        parameters: &[View],
-        gradients: &mut [Gradient],
-        saved: Saved,
-        dy: Activation,
-        residual: Option<Activation>,
-    ) -> Result<Option<Activation>> {
-        let (again, saved) = self.again(cx, parameters, saved)?;
-        self.0.backward(&again, parameters, gradients, saved, dy, residual)
+    fn backward(&self, cx: &Context, saved: Saved<SavedRecompute>, call: Call) -> Result<Option<Activation>> {
+        let (again, saved) = self.again(cx, saved, &call)?;
+        self.0.backward(&again, saved, call)
     }
 
     fn backward_input(
         &self,
         cx: &Context,
-        parameters: &[View],
-        saved: Saved,
-        dy: Activation,
-        residual: Option<Activation>,
+        saved: Saved<SavedRecompute>,
+        call: Call,
     ) -> Result<(Option<Activation>, Deferred)> {
-        let (again, saved) = self.again(cx, parameters, saved)?;
-        self.0.backward_input(&again, parameters, saved, dy, residual)
+        let (again, saved) = self.again(cx, saved, &call)?;
+        self.0.backward_input(&again, saved, call)
     }
 
-    fn backward_weight(&self, cx: &Context, gradients: &mut [Gradient], deferred: Deferred) -> Result<()> {
-        self.0.backward_weight(cx, gradients, deferred)
+    fn backward_weight(&self, cx: &Context, parameters: Parameters, deferred: Deferred) -> Result<()> {
+        self.0.backward_weight(cx, parameters, deferred)
     }
 }

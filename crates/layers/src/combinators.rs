@@ -5,15 +5,11 @@
 //! [rebuilds](Sequence::rebuilding) frees the tensors that the previous layer can recompute, and recomputes each when
 //! backward reaches its first reader.
 
-use std::ops::Range;
-
-use phalanx_tensor::View;
-
 use crate::activation::Activation;
+use crate::call::{Call, Parameters};
 use crate::failure::Result;
-use crate::layer::{Context, Gradient, Layer, ParameterSpec, Rebuild, add_residual, last_row_of};
-use crate::packed::Again;
-use crate::saved::{Deferred, Saved, Shared, restore, restore_mut};
+use crate::layer::{AnyLayer, Context, Layer, ParameterSpec, Rebuild, last_row_of};
+use crate::saved::{AnySaved, Deferred, Saved, Shared};
 
 /// One layer after another. Parameters are those of the layers, in order.
 pub struct Sequence {
@@ -21,27 +17,20 @@ pub struct Sequence {
     rebuilds: bool,
 }
 
-/// A layer of a sequence, and the range of its parameters within the sequence's.
+/// A layer of a sequence, and the number of its parameters.
 struct Part {
-    layer: Box<dyn Layer>,
-    parameters: Range<usize>,
+    layer: Box<dyn AnyLayer>,
+    parameters: usize,
 }
 
-struct SavedSequence {
-    /// What each layer saved, in order.
-    layers: Vec<Saved>,
-}
+/// What each layer of a sequence saved, in order.
+pub struct SavedSequence(Vec<AnySaved>);
 
 impl Sequence {
     /// The layers run in the given order; there is at least one.
-    pub fn new(layers: Vec<Box<dyn Layer>>) -> Sequence {
+    pub fn new(layers: Vec<Box<dyn AnyLayer>>) -> Sequence {
         assert!(!layers.is_empty(), "a sequence has at least one layer");
-        let mut end = 0;
-        let part = |layer: Box<dyn Layer>| {
-            let start = end;
-            end += layer.parameters().len();
-            Part { layer, parameters: start..end }
-        };
+        let part = |layer: Box<dyn AnyLayer>| Part { parameters: layer.parameters().len(), layer };
         Sequence { layers: layers.into_iter().map(part).collect(), rebuilds: false }
     }
 
@@ -51,33 +40,40 @@ impl Sequence {
         Sequence { rebuilds: true, ..self }
     }
 
-    /// Recomputes the tensor before layer `index`, when it is not saved.
-    fn rebuild(&self, index: usize) -> Option<&dyn Rebuild> {
-        let rebuild = self.layers[index.checked_sub(1)?].layer.rebuild()?;
-        (self.rebuilds || rebuild.always()).then_some(rebuild)
+    /// The parameters of each layer.
+    fn split<'a>(&self, all: Parameters<'a>) -> Vec<Parameters<'a>> {
+        let mut rest = all;
+        let own = |part: &Part| {
+            let (own, others) = rest.split_at(part.parameters);
+            rest = others;
+            own
+        };
+        self.layers.iter().map(own).collect()
     }
 
-    /// Runs all layers but the last: the input of the last, and what the others saved.
-    fn forward_to_last(
-        &self,
-        cx: &Context,
-        parameters: &[View],
-        mut x: Activation,
-    ) -> Result<(Activation, Vec<Saved>)> {
+    /// How the tensor before layer `index` is recomputed, when it is not saved.
+    fn rebuild(&self, index: usize) -> Option<Rebuild> {
+        let rebuild = self.layers[index.checked_sub(1)?].layer.rebuild()?;
+        (self.rebuilds || rebuild.always).then_some(rebuild)
+    }
+
+    /// Runs all layers but the last: the call of the last, and what the others saved.
+    fn forward_to_last<'a>(&self, cx: &Context, call: Call<'a>) -> Result<(Call<'a>, Vec<AnySaved>)> {
+        let Call { parameters, mut x, sum, input_wanted } = call;
+        let parameters = self.split(parameters);
         let mut saved = Vec::with_capacity(self.layers.len());
-        // Saving what the last layer needs runs all layers before it.
-        let again = if cx.again == Again::Never { Again::Never } else { Again::Runs };
-        let cx = &Context { again, ..*cx };
-        for part in &self.layers[..self.layers.len() - 1] {
-            let (y, kept) = part.layer.forward(cx, &parameters[part.parameters.clone()], x, None)?;
+        let last = self.layers.len() - 1;
+        for (part, parameters) in self.layers[..last].iter().zip(&parameters) {
+            let call = Call { parameters: *parameters, x, sum: None, input_wanted };
+            let (y, kept) = part.layer.forward(cx, call)?;
             x = y;
             self.keep(cx, &mut saved, kept);
         }
-        Ok((x, saved))
+        Ok((Call { parameters: parameters[last], x, sum, input_wanted }, saved))
     }
 
     /// Adds what the next layer saved, and frees the tensor before it if it can be recomputed.
-    fn keep(&self, cx: &Context, saved: &mut Vec<Saved>, mut kept: Saved) {
+    fn keep(&self, cx: &Context, saved: &mut Vec<AnySaved>, mut kept: AnySaved) {
         if !cx.keep {
             return;
         }
@@ -89,41 +85,75 @@ impl Sequence {
     }
 
     /// Recomputes the tensor before layer `index`, if it was freed.
-    fn recall(&self, cx: &Context, parameters: &[View], saved: &mut [Saved], index: usize) -> Result<()> {
+    fn recall(
+        &self,
+        cx: &Context,
+        parameters: &[Parameters],
+        saved: &mut [AnySaved],
+        index: usize,
+    ) -> Result<()> {
         let Some(rebuild) = self.rebuild(index) else { return Ok(()) };
         let before = index - 1;
         if !(saved[before].y.is_forgotten() || saved[index].x.is_forgotten()) {
             return Ok(());
         }
-        if rebuild.reads_input() {
+        if rebuild.reads_input {
             self.recall(cx, parameters, saved, before)?;
         }
-        let own = self.layers[before].parameters.clone();
-        let tensor = rebuild.output(cx, &parameters[own], &mut saved[before])?;
+        let Saved { x, own, .. } = &mut saved[before];
+        let tensor = self.layers[before].layer.output(cx, parameters[before], x, own)?;
         saved[before].y.recall(&tensor);
         saved[index].x.recall(&tensor);
         Ok(())
     }
+
+    /// Calls `run` with each layer, what it saved and its call, the last layer first; `run` returns its dx. The sum is added by
+    /// the first layer, the last to run.
+    fn each_backward<'a>(
+        &self,
+        cx: &Context,
+        SavedSequence(mut saved): SavedSequence,
+        call: Call<'a>,
+        mut run: impl FnMut(&dyn AnyLayer, AnySaved, Call<'a>) -> Result<Option<Activation>>,
+    ) -> Result<Option<Activation>> {
+        let Call { parameters, mut x, mut sum, input_wanted } = call;
+        let parameters = self.split(parameters);
+        for (i, part) in self.layers.iter().enumerate().rev() {
+            self.recall(cx, &parameters, &mut saved, i)?;
+            let kept = saved.pop().expect("forward saved one entry per layer");
+            let call = Call {
+                parameters: parameters[i],
+                x,
+                sum: sum.take_if(|_| i == 0),
+                input_wanted: input_wanted || i > 0,
+            };
+            let dx = run(&*part.layer, kept, call)?;
+            if i == 0 {
+                return Ok(dx);
+            }
+            x = dx.expect("only the first layer may have an input without gradient");
+        }
+        unreachable!("a sequence has at least one layer")
+    }
 }
 
 impl Layer for Sequence {
+    type Own = SavedSequence;
+
     fn parameters(&self) -> Vec<ParameterSpec> {
         self.layers.iter().flat_map(|part| part.layer.parameters()).collect()
     }
 
-    /// The residual is added by the last layer.
-    fn forward(
-        &self,
-        cx: &Context,
-        parameters: &[View],
-        x: Activation,
-        residual: Option<Activation>,
-    ) -> Result<(Activation, Saved)> {
-        let (x, mut layers) = self.forward_to_last(cx, parameters, x)?;
-        let last = &self.layers[self.layers.len() - 1];
-        let (y, kept) = last.layer.forward(cx, &parameters[last.parameters.clone()], x, residual)?;
+    /// The sum is added by the last layer.
+    fn forward(&self, cx: &Context, call: Call) -> Result<(Activation, Saved<SavedSequence>)> {
+        let (call, mut layers) = self.forward_to_last(cx, call)?;
+        let (y, kept) = self.layers[self.layers.len() - 1].layer.forward(cx, call)?;
         self.keep(cx, &mut layers, kept);
-        Ok((y, Saved::new(SavedSequence { layers })))
+        Ok((y, Saved::new(SavedSequence(layers))))
+    }
+
+    fn backward(&self, cx: &Context, saved: Saved<SavedSequence>, call: Call) -> Result<Option<Activation>> {
+        self.each_backward(cx, saved.own, call, |layer, saved, call| layer.backward(cx, saved, call))
     }
 
     fn is_row_wise(&self) -> bool {
@@ -131,96 +161,54 @@ impl Layer for Sequence {
     }
 
     /// All rows up to the last layer that mixes rows, and one row from there on.
-    fn last_row(
-        &self,
-        cx: &Context,
-        parameters: &[View],
-        mut x: Activation,
-        mut residual: Option<Activation>,
-    ) -> Result<Activation> {
+    fn last_row(&self, cx: &Context, call: Call) -> Result<Activation> {
+        let Call { parameters, mut x, mut sum, input_wanted } = call;
         let mixing = self.layers.iter().rposition(|part| !part.layer.is_row_wise()).unwrap_or(0);
-        for (i, part) in self.layers.iter().enumerate() {
-            let own = &parameters[part.parameters.clone()];
-            let residual = if i + 1 == self.layers.len() { residual.take() } else { None };
+        for ((i, part), parameters) in self.layers.iter().enumerate().zip(self.split(parameters)) {
+            let sum = sum.take_if(|_| i + 1 == self.layers.len());
+            let call = Call { parameters, x, sum, input_wanted };
             x = match i < mixing {
-                true => part.layer.forward(cx, own, x, None)?.0,
-                false => part.layer.last_row(cx, own, x, residual)?,
+                true => part.layer.forward(cx, call)?.0,
+                false => part.layer.last_row(cx, call)?,
             };
         }
         Ok(x)
     }
 
-    fn save(&self, cx: &Context, parameters: &[View], x: Activation) -> Result<Saved> {
-        let (x, mut layers) = self.forward_to_last(cx, parameters, x)?;
-        let last = &self.layers[self.layers.len() - 1];
-        let kept = last.layer.save(cx, &parameters[last.parameters.clone()], x)?;
+    fn save(&self, cx: &Context, call: Call) -> Result<Saved<SavedSequence>> {
+        let (call, mut layers) = self.forward_to_last(cx, call)?;
+        let kept = self.layers[self.layers.len() - 1].layer.save(cx, call)?;
         self.keep(cx, &mut layers, kept);
-        Ok(Saved::new(SavedSequence { layers }))
+        Ok(Saved::new(SavedSequence(layers)))
     }
 
-    fn each_input(&self, saved: &mut Saved, see: &mut dyn FnMut(&mut Shared)) {
-        let SavedSequence { layers } = restore_mut(&mut *saved.own);
-        if let Some(first) = layers.first_mut() {
-            self.layers[0].layer.each_input(first, see);
+    fn each_input(&self, _: &mut Shared, own: &mut SavedSequence, see: &mut dyn FnMut(&mut Shared)) {
+        if let Some(first) = own.0.first_mut() {
+            self.layers[0].layer.each_input(&mut first.x, &mut first.own, see);
         }
-    }
-
-    /// The residual is added by the first layer, the last to run.
-    fn backward(
-        &self,
-        cx: &Context,
-        parameters: &[View],
-        gradients: &mut [Gradient],
-        saved: Saved,
-        mut dy: Activation,
-        mut residual: Option<Activation>,
-    ) -> Result<Option<Activation>> {
-        let SavedSequence { layers: mut saved } = restore(saved.own);
-        for (i, part) in self.layers.iter().enumerate().rev() {
-            self.recall(cx, parameters, &mut saved, i)?;
-            let own = part.parameters.clone();
-            let kept = saved.pop().expect("forward saved one entry per layer");
-            let residual = if i == 0 { residual.take() } else { None };
-            let (own, slots) = (&parameters[own.clone()], &mut gradients[own]);
-            let dx = part.layer.backward(cx, own, slots, kept, dy, residual)?;
-            if i == 0 {
-                return Ok(dx);
-            }
-            dy = dx.expect("only the first layer may have an input without gradient");
-        }
-        unreachable!("a sequence has at least one layer")
     }
 
     fn backward_input(
         &self,
         cx: &Context,
-        parameters: &[View],
-        saved: Saved,
-        mut dy: Activation,
-        mut residual: Option<Activation>,
+        saved: Saved<SavedSequence>,
+        call: Call,
     ) -> Result<(Option<Activation>, Deferred)> {
-        let SavedSequence { layers: mut saved } = restore(saved.own);
         // Last layer first, as they ran.
         let mut deferred = Vec::with_capacity(self.layers.len());
-        for (i, part) in self.layers.iter().enumerate().rev() {
-            self.recall(cx, parameters, &mut saved, i)?;
-            let kept = saved.pop().expect("forward saved one entry per layer");
-            let residual = if i == 0 { residual.take() } else { None };
-            let own = &parameters[part.parameters.clone()];
-            let (dx, later) = part.layer.backward_input(cx, own, kept, dy, residual)?;
+        let dx = self.each_backward(cx, saved.own, call, |layer, saved, call| {
+            let (dx, later) = layer.backward_input(cx, saved, call)?;
             deferred.push(later);
-            if i == 0 {
-                return Ok((dx, Deferred::new(deferred)));
-            }
-            dy = dx.expect("only the first layer may have an input without gradient");
-        }
-        unreachable!("a sequence has at least one layer")
+            Ok(dx)
+        })?;
+        Ok((dx, Deferred::new(deferred)))
     }
 
-    fn backward_weight(&self, cx: &Context, gradients: &mut [Gradient], deferred: Deferred) -> Result<()> {
+    fn backward_weight(&self, cx: &Context, parameters: Parameters, deferred: Deferred) -> Result<()> {
         let deferred: Vec<Deferred> = deferred.restore();
-        for (part, later) in self.layers.iter().rev().zip(deferred) {
-            part.layer.backward_weight(cx, &mut gradients[part.parameters.clone()], later)?;
+        let own = self.split(parameters).into_iter().rev();
+        for ((part, own), later) in self.layers.iter().rev().zip(own).zip(deferred) {
+            part.layer.backward_weight(cx, own, later)?;
         }
         Ok(())
     }
@@ -231,82 +219,72 @@ impl Layer for Sequence {
 pub struct Residual<L>(pub L);
 
 impl<L: Layer> Layer for Residual<L> {
+    type Own = L::Own;
+
     fn parameters(&self) -> Vec<ParameterSpec> {
         self.0.parameters()
     }
 
-    fn forward(
-        &self,
-        cx: &Context,
-        parameters: &[View],
-        x: Activation,
-        residual: Option<Activation>,
-    ) -> Result<(Activation, Saved)> {
-        let (y, saved) = self.0.forward(cx, parameters, x.clone(), Some(x))?;
-        Ok((with_outer(cx, y, residual), saved))
+    fn forward(&self, cx: &Context, call: Call) -> Result<(Activation, Saved<L::Own>)> {
+        let (call, outer) = around(call);
+        let (y, saved) = self.0.forward(cx, call)?;
+        Ok((with_outer(cx, y, outer), saved))
+    }
+
+    fn backward(&self, cx: &Context, saved: Saved<L::Own>, call: Call) -> Result<Option<Activation>> {
+        let (call, outer) = around(call);
+        let dx = self.0.backward(cx, saved, call)?;
+        Ok(dx.map(|dx| with_outer(cx, dx, outer)))
     }
 
     fn is_row_wise(&self) -> bool {
         self.0.is_row_wise()
     }
 
-    fn last_row(
-        &self,
-        cx: &Context,
-        parameters: &[View],
-        x: Activation,
-        residual: Option<Activation>,
-    ) -> Result<Activation> {
+    fn last_row(&self, cx: &Context, call: Call) -> Result<Activation> {
+        let Call { x, sum: outer, .. } = call;
         let own = last_row_of(cx, x.clone());
-        let y = self.0.last_row(cx, parameters, x, Some(own))?;
-        Ok(with_outer(cx, y, residual))
+        let y = self.0.last_row(cx, Call { x, sum: Some(own), ..call })?;
+        Ok(with_outer(cx, y, outer))
     }
 
     /// The addition itself saves nothing.
-    fn save(&self, cx: &Context, parameters: &[View], x: Activation) -> Result<Saved> {
-        self.0.save(cx, parameters, x)
+    fn save(&self, cx: &Context, call: Call) -> Result<Saved<L::Own>> {
+        self.0.save(cx, call)
     }
 
-    fn each_input(&self, saved: &mut Saved, see: &mut dyn FnMut(&mut Shared)) {
-        self.0.each_input(saved, see);
-    }
-
-    fn backward(
-        &self,
-        cx: &Context,
-        parameters: &[View],
-        gradients: &mut [Gradient],
-        saved: Saved,
-        dy: Activation,
-        residual: Option<Activation>,
-    ) -> Result<Option<Activation>> {
-        let dx = self.0.backward(cx, parameters, gradients, saved, dy.clone(), Some(dy))?;
-        Ok(dx.map(|dx| with_outer(cx, dx, residual)))
+    fn each_input(&self, x: &mut Shared, own: &mut L::Own, see: &mut dyn FnMut(&mut Shared)) {
+        self.0.each_input(x, own, see);
     }
 
     fn backward_input(
         &self,
         cx: &Context,
-        parameters: &[View],
-        saved: Saved,
-        dy: Activation,
-        residual: Option<Activation>,
+        saved: Saved<L::Own>,
+        call: Call,
     ) -> Result<(Option<Activation>, Deferred)> {
-        let (dx, deferred) = self.0.backward_input(cx, parameters, saved, dy.clone(), Some(dy))?;
-        Ok((dx.map(|dx| with_outer(cx, dx, residual)), deferred))
+        let (call, outer) = around(call);
+        let (dx, deferred) = self.0.backward_input(cx, saved, call)?;
+        Ok((dx.map(|dx| with_outer(cx, dx, outer)), deferred))
     }
 
-    fn backward_weight(&self, cx: &Context, gradients: &mut [Gradient], deferred: Deferred) -> Result<()> {
-        self.0.backward_weight(cx, gradients, deferred)
+    fn backward_weight(&self, cx: &Context, parameters: Parameters, deferred: Deferred) -> Result<()> {
+        self.0.backward_weight(cx, parameters, deferred)
     }
 }
 
-/// Adds a second residual, for nested residual paths.
-fn with_outer(cx: &Context, y: Activation, residual: Option<Activation>) -> Activation {
-    if residual.is_none() {
+/// The call of f, to whose result x is added, and the sum of the call itself.
+fn around(call: Call) -> (Call, Option<Activation>) {
+    let Call { parameters, x, sum, input_wanted } = call;
+    (Call { parameters, sum: Some(x.clone()), x, input_wanted }, sum)
+}
+
+/// Adds a second sum, for nested residual paths.
+fn with_outer(cx: &Context, y: Activation, outer: Option<Activation>) -> Activation {
+    if outer.is_none() {
         return y;
     }
     let mut sum = cx.activation(y.shape(), "residual.outer");
     cx.device.copy(y.view(), sum.view_mut());
-    add_residual(cx, sum, residual)
+    cx.plus(sum, outer)
 }

@@ -5,40 +5,40 @@
 
 use std::sync::Arc;
 
-use phalanx_tensor::View;
-
 use crate::activation::Activation;
+use crate::call::{Call, Parameters};
 use crate::failure::Result;
-use crate::layer::{Context, Draw, Gradient, Layer, ParameterSpec};
-use crate::saved::{Deferred, Saved, Shared, restore};
+use crate::layer::{AnyLayer, Context, Draw, Layer, ParameterSpec};
+use crate::saved::{AnySaved, Deferred, Saved, Shared};
 
-/// `y = dropout(f(x)) (+ residual)`; outside of training, and when p is 0, `y = f(x) (+ residual)`.
-pub struct Dropped<L> {
+/// `y = dropout(f(x)) (+ sum)`; outside of training, and when p is 0, `y = f(x) (+ sum)`.
+pub struct Dropped {
     /// f
-    pub layer: L,
+    pub layer: Box<dyn AnyLayer>,
     /// Probability that training drops an element of f(x); the others are divided by `1 - p`.
     pub p: f32,
     /// Key of the dropout random numbers.
     pub name: String,
 }
 
-struct SavedDropped {
+/// What backward reads beside x.
+pub struct SavedDropped {
     /// What f saved, without its input.
-    layer: Saved,
+    layer: AnySaved,
     /// What the mask depends on; None when nothing was dropped.
     draw: Option<Draw>,
 }
 
-impl<L> Dropped<L> {
+impl Dropped {
     /// What forward saves: the input is that of f.
-    fn saved(&self, cx: &Context, mut layer: Saved) -> Saved {
+    fn saved(&self, cx: &Context, mut layer: AnySaved) -> Saved<SavedDropped> {
         let x = std::mem::replace(&mut layer.x, Shared::Unread);
         Saved { x, ..Saved::new(SavedDropped { layer, draw: cx.draws(self.p) }) }
     }
 
     /// Drops elements of x `[.., width]` into a new tensor. Where x has only some rows of the micro-batch, they start
     /// at `cx.first_row`.
-    fn apply(&self, cx: &Context, draw: Draw, x: Activation, residual: Option<Activation>) -> Activation {
+    fn apply(&self, cx: &Context, draw: Draw, x: Activation, sum: Option<Activation>) -> Activation {
         let [rows, width] = x.shape().rows_cols();
         let [batch, seq] = cx.tokens;
         let mut dropout = draw.dropout(self.p, &self.name, seq * width);
@@ -46,24 +46,24 @@ impl<L> Dropped<L> {
             dropout.first += (cx.first_row * width) as u64;
         }
         let mut y = cx.activation(x.shape(), "dropout.y");
-        cx.device.dropout(x.view(), dropout, residual.as_ref().map(|r| r.view()), y.view_mut());
+        cx.device.dropout(x.view(), dropout, sum.as_ref().map(|sum| sum.view()), y.view_mut());
         Arc::new(y)
     }
-}
 
-impl<L> Dropped<L> {
-    /// What f saved, and the derivative of f(x).
-    fn undo(&self, cx: &Context, saved: Saved, dy: Activation) -> (Saved, Activation) {
-        let SavedDropped { layer, draw } = restore(saved.own);
+    /// What f saved, and its call, with the derivative of f(x).
+    fn undo<'a>(&self, cx: &Context, saved: Saved<SavedDropped>, call: Call<'a>) -> (AnySaved, Call<'a>) {
+        let SavedDropped { layer, draw } = saved.own;
         let dy = match draw {
-            None => dy,
-            Some(draw) => self.apply(cx, draw, dy, None),
+            None => call.x,
+            Some(draw) => self.apply(cx, draw, call.x, None),
         };
-        (Saved { x: saved.x, ..layer }, dy)
+        (Saved { x: saved.x, ..layer }, Call { x: dy, ..call })
     }
 }
 
-impl<L: Layer> Layer for Dropped<L> {
+impl Layer for Dropped {
+    type Own = SavedDropped;
+
     fn parameters(&self) -> Vec<ParameterSpec> {
         self.layer.parameters()
     }
@@ -72,52 +72,37 @@ impl<L: Layer> Layer for Dropped<L> {
         self.layer.is_row_wise()
     }
 
-    fn forward(
-        &self,
-        cx: &Context,
-        parameters: &[View],
-        x: Activation,
-        residual: Option<Activation>,
-    ) -> Result<(Activation, Saved)> {
+    fn forward(&self, cx: &Context, call: Call) -> Result<(Activation, Saved<SavedDropped>)> {
         let Some(draw) = cx.draws(self.p) else {
-            let (y, layer) = self.layer.forward(cx, parameters, x, residual)?;
+            let (y, layer) = self.layer.forward(cx, call)?;
             return Ok((y, self.saved(cx, layer)));
         };
-        let (y, layer) = self.layer.forward(cx, parameters, x, None)?;
-        Ok((self.apply(cx, draw, y, residual), self.saved(cx, layer)))
-    }
-
-    fn save(&self, cx: &Context, parameters: &[View], x: Activation) -> Result<Saved> {
-        Ok(self.saved(cx, self.layer.save(cx, parameters, x)?))
+        let Call { sum, .. } = call;
+        let (y, layer) = self.layer.forward(cx, Call { sum: None, ..call })?;
+        Ok((self.apply(cx, draw, y, sum), self.saved(cx, layer)))
     }
 
     /// dx = fᵀ(dropout(dy)); parameter gradients as f writes them.
-    fn backward(
-        &self,
-        cx: &Context,
-        parameters: &[View],
-        gradients: &mut [Gradient],
-        saved: Saved,
-        dy: Activation,
-        residual: Option<Activation>,
-    ) -> Result<Option<Activation>> {
-        let (layer, dy) = self.undo(cx, saved, dy);
-        self.layer.backward(cx, parameters, gradients, layer, dy, residual)
+    fn backward(&self, cx: &Context, saved: Saved<SavedDropped>, call: Call) -> Result<Option<Activation>> {
+        let (layer, call) = self.undo(cx, saved, call);
+        self.layer.backward(cx, layer, call)
+    }
+
+    fn save(&self, cx: &Context, call: Call) -> Result<Saved<SavedDropped>> {
+        Ok(self.saved(cx, self.layer.save(cx, call)?))
     }
 
     fn backward_input(
         &self,
         cx: &Context,
-        parameters: &[View],
-        saved: Saved,
-        dy: Activation,
-        residual: Option<Activation>,
+        saved: Saved<SavedDropped>,
+        call: Call,
     ) -> Result<(Option<Activation>, Deferred)> {
-        let (layer, dy) = self.undo(cx, saved, dy);
-        self.layer.backward_input(cx, parameters, layer, dy, residual)
+        let (layer, call) = self.undo(cx, saved, call);
+        self.layer.backward_input(cx, layer, call)
     }
 
-    fn backward_weight(&self, cx: &Context, gradients: &mut [Gradient], deferred: Deferred) -> Result<()> {
-        self.layer.backward_weight(cx, gradients, deferred)
+    fn backward_weight(&self, cx: &Context, parameters: Parameters, deferred: Deferred) -> Result<()> {
+        self.layer.backward_weight(cx, parameters, deferred)
     }
 }

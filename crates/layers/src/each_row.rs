@@ -5,8 +5,9 @@ use std::sync::Arc;
 use phalanx_tensor::{OwnOperation, View, ViewMut};
 
 use crate::activation::Activation;
+use crate::call::{Call, Parameters};
 use crate::failure::Result;
-use crate::layer::{Context, Gradient, Layer, ParameterSpec, add_residual};
+use crate::layer::{Context, Layer, ParameterSpec};
 use crate::saved::Saved;
 
 /// A function of one row, `[hidden] -> [hidden]`, and its derivative. Numbers are f32 whatever type tensors have.
@@ -42,6 +43,8 @@ impl<F: RowFunction> OnEachRow<F> {
 const WHOLE: &str = "the function reads whole rows";
 
 impl<F: RowFunction> Layer for OnEachRow<F> {
+    type Own = ();
+
     fn parameters(&self) -> Vec<ParameterSpec> {
         self.0.parameters()
     }
@@ -51,13 +54,8 @@ impl<F: RowFunction> Layer for OnEachRow<F> {
     }
 
     /// x: `[batch, seq, hidden]` -> y: the same
-    fn forward(
-        &self,
-        cx: &Context,
-        parameters: &[View],
-        x: Activation,
-        residual: Option<Activation>,
-    ) -> Result<(Activation, Saved)> {
+    fn forward(&self, cx: &Context, call: Call) -> Result<(Activation, Saved<()>)> {
+        let Call { parameters, x, sum, .. } = call;
         let mut y = cx.activation(x.shape(), "on_each_row.y");
         let call = operation("on_each_row", x.view(), parameters).write("y", "rh", y.view_mut());
         let function = Arc::clone(&self.0);
@@ -72,27 +70,22 @@ impl<F: RowFunction> Layer for OnEachRow<F> {
                 writes[0].write_f32(start, &y);
             }
         });
-        Ok((add_residual(cx, y, residual), Saved::new(()).with_input(x)))
+        Ok((cx.plus(y, sum), Saved::new(()).with_input(x)))
     }
 
-    /// dx overwrites, or adds to the residual; gradients of parameters as `gradients` says.
-    fn backward(
-        &self,
-        cx: &Context,
-        parameters: &[View],
-        gradients: &mut [Gradient],
-        saved: Saved,
-        dy: Activation,
-        residual: Option<Activation>,
-    ) -> Result<Option<Activation>> {
+    /// dx overwrites, or adds to the sum; gradients of parameters where they are wanted.
+    fn backward(&self, cx: &Context, saved: Saved<()>, call: Call) -> Result<Option<Activation>> {
+        let Call { parameters, x: dy, sum, .. } = call;
         let x = saved.x.into_held();
         let mut dx = cx.activation(x.shape(), "on_each_row.dx");
         let mut call = operation("on_each_row_backward", x.view(), parameters)
             .read("dy", "rh", dy.view())
             .write("dx", "rh", dx.view_mut());
         let mut accumulate = Vec::new();
-        for gradient in gradients {
-            let (view, accumulates) = gradient.write();
+        let mut slots: Vec<_> =
+            (0..parameters.len()).filter_map(|index| parameters.gradient(index)).collect();
+        for slot in &mut slots {
+            let (view, accumulates) = slot.write();
             accumulate.push(accumulates);
             call = call.gradient("gradient", "h", (view, accumulates));
         }
@@ -113,14 +106,15 @@ impl<F: RowFunction> Layer for OnEachRow<F> {
             }
             gradients.iter_mut().zip(&sums).for_each(|(gradient, sum)| gradient.write_f32(0, sum));
         });
-        Ok(Some(add_residual(cx, dx, residual)))
+        drop(slots);
+        Ok(Some(cx.plus(dx, sum)))
     }
 }
 
 /// A call that reads rows and parameters.
-fn operation<'a>(name: &'static str, x: View<'a>, parameters: &[View<'a>]) -> OwnOperation<'a> {
+fn operation<'a, 'p: 'a>(name: &'static str, x: View<'a>, parameters: Parameters<'p>) -> OwnOperation<'a> {
     let call = OwnOperation::new(name).read("x", "rh", x).whole('h', WHOLE);
-    parameters.iter().fold(call, |call, parameter| call.read("parameter", "h", *parameter))
+    parameters.values().fold(call, |call, parameter| call.read("parameter", "h", parameter))
 }
 
 fn whole(views: &[View]) -> Vec<Vec<f32>> {

@@ -3,9 +3,10 @@
 use phalanx_tensor::{Lookup, Positions, Tensor, View};
 
 use crate::activation::Activation;
+use crate::call::{Call, Parameters};
 use crate::failure::Result;
 use crate::init::Init;
-use crate::layer::{Context, Gradient, Layer, ParameterSpec, add_residual};
+use crate::layer::{Context, Layer, ParameterSpec};
 use crate::saved::{Deferred, Saved};
 
 /// `y[b, t] = tokens[x[b, t]] + positions[t] (+ types[type of x[b, t]])`.
@@ -49,34 +50,38 @@ impl Embedding {
     pub fn add_everywhere(
         &self,
         cx: &Context,
-        parameters: &[View],
+        parameters: Parameters,
         ids: &Tensor,
         first_row: usize,
         y: &mut Tensor,
     ) {
-        cx.device.add_positions(self.positions(cx, parameters[1], first_row), y.view_mut());
+        cx.device.add_positions(self.positions(cx, parameters.value(1), first_row), y.view_mut());
         self.add_types(cx, parameters, ids, y);
     }
 
-    fn add_types(&self, cx: &Context, parameters: &[View], ids: &Tensor, y: &mut Tensor) {
+    fn add_types(&self, cx: &Context, parameters: Parameters, ids: &Tensor, y: &mut Tensor) {
         if self.types.is_some() {
-            cx.device.embedding(ids.view(), Lookup::Type, parameters[2], None, true, y.view_mut());
+            cx.device.embedding(ids.view(), Lookup::Type, parameters.value(2), None, true, y.view_mut());
         }
     }
 
-    /// Writes or adds the gradients of the position and type tables.
-    pub fn gradients_everywhere(&self, cx: &Context, gradients: &mut [Gradient], from: EmbeddingGradients) {
+    /// Writes or adds the gradients of the position and type tables, where they are wanted.
+    pub fn gradients_everywhere(&self, cx: &Context, parameters: Parameters, from: EmbeddingGradients) {
         let EmbeddingGradients { ids, dy, first_row } = from;
-        let (dpositions, accumulate) = gradients[1].write();
-        cx.device.position_gradient(dy.view(), first_row, cx.tokens[1], dpositions, accumulate);
-        if self.types.is_some() {
-            let (dtypes, accumulate) = gradients[2].write();
+        if let Some(mut gradient) = parameters.gradient(1) {
+            let (dpositions, accumulate) = gradient.write();
+            cx.device.position_gradient(dy.view(), first_row, cx.tokens[1], dpositions, accumulate);
+        }
+        if let Some(mut gradient) = parameters.gradient(2) {
+            let (dtypes, accumulate) = gradient.write();
             cx.device.embedding_backward(ids.view(), Lookup::Type, dy.view(), dtypes, accumulate);
         }
     }
 }
 
 impl Layer for Embedding {
+    type Own = ();
+
     fn parameters(&self) -> Vec<ParameterSpec> {
         let table = |name: &String, rows| ParameterSpec::new(name, [rows, self.hidden], self.init);
         let types = self.types.iter().map(|name| table(name, TYPES));
@@ -87,37 +92,27 @@ impl Layer for Embedding {
     }
 
     /// x: `[batch, seq]` u32 -> y: `[batch, seq, hidden]`
-    fn forward(
-        &self,
-        cx: &Context,
-        parameters: &[View],
-        x: Activation,
-        residual: Option<Activation>,
-    ) -> Result<(Activation, Saved)> {
+    fn forward(&self, cx: &Context, call: Call) -> Result<(Activation, Saved<()>)> {
+        let Call { parameters, x, sum, .. } = call;
         let [batch, seq] = x.dims();
         let mut y = cx.activation([batch, seq, self.hidden], "embedding.y");
         let lookup = Lookup::Token { first: 0, vocab: self.vocab };
-        let positions = Some(self.positions(cx, parameters[1], cx.first_row));
-        cx.device.embedding(x.view(), lookup, parameters[0], positions, false, y.view_mut());
+        let positions = Some(self.positions(cx, parameters.value(1), cx.first_row));
+        cx.device.embedding(x.view(), lookup, parameters.value(0), positions, false, y.view_mut());
         self.add_types(cx, parameters, &x, &mut y);
-        Ok((add_residual(cx, y, residual), Saved::new(()).with_input(x)))
+        Ok((cx.plus(y, sum), Saved::new(()).with_input(x)))
     }
 
     /// Gradients of the tables; token ids have no gradient.
-    fn backward(
-        &self,
-        cx: &Context,
-        _: &[View],
-        gradients: &mut [Gradient],
-        saved: Saved,
-        dy: Activation,
-        _: Option<Activation>,
-    ) -> Result<Option<Activation>> {
+    fn backward(&self, cx: &Context, saved: Saved<()>, call: Call) -> Result<Option<Activation>> {
+        let Call { parameters, x: dy, .. } = call;
         let ids = saved.x.into_held();
-        let (dtable, accumulate) = gradients[0].write();
-        let lookup = Lookup::Token { first: 0, vocab: self.vocab };
-        cx.device.embedding_backward(ids.view(), lookup, dy.view(), dtable, accumulate);
-        self.gradients_everywhere(cx, gradients, EmbeddingGradients { ids: &ids, dy: &dy, first_row: 0 });
+        if let Some(mut gradient) = parameters.gradient(0) {
+            let (dtable, accumulate) = gradient.write();
+            let lookup = Lookup::Token { first: 0, vocab: self.vocab };
+            cx.device.embedding_backward(ids.view(), lookup, dy.view(), dtable, accumulate);
+        }
+        self.gradients_everywhere(cx, parameters, EmbeddingGradients { ids: &ids, dy: &dy, first_row: 0 });
         Ok(None)
     }
 
@@ -125,16 +120,14 @@ impl Layer for Embedding {
     fn backward_input(
         &self,
         _: &Context,
-        _: &[View],
-        saved: Saved,
-        dy: Activation,
-        _: Option<Activation>,
+        saved: Saved<()>,
+        call: Call,
     ) -> Result<(Option<Activation>, Deferred)> {
-        Ok((None, Deferred::new((saved, dy))))
+        Ok((None, Deferred::new((saved, call.x))))
     }
 
-    fn backward_weight(&self, cx: &Context, gradients: &mut [Gradient], deferred: Deferred) -> Result<()> {
-        let (saved, dy): (Saved, Activation) = deferred.restore();
-        self.backward(cx, &[], gradients, saved, dy, None).map(drop)
+    fn backward_weight(&self, cx: &Context, parameters: Parameters, deferred: Deferred) -> Result<()> {
+        let (saved, dy): (Saved<()>, Activation) = deferred.restore();
+        self.backward(cx, saved, Call::new(parameters, dy)).map(drop)
     }
 }

@@ -10,50 +10,36 @@ use std::sync::Arc;
 
 use phalanx_tensor::operations::{BiasGradient, InputGradient, WeightGradient};
 use phalanx_tensor::{
-    Category, CrossEntropy, DType, Epilogue, Layout, PackedFor, Tensor, View, ViewMut, VocabularyLoss,
+    Category, CrossEntropy, DType, Epilogue, Layout, Tensor, View, ViewMut, VocabularyLoss,
     VocabularyStatistics, Weight, logits_stride, vocabulary_blocks,
 };
 
 use crate::activation::Activation;
+use crate::call::{Call, Parameters};
 use crate::failure::Result;
 use crate::init::Init;
-use crate::layer::{Context, Gradient, ParameterSpec};
+use crate::layer::{Context, ParameterSpec};
 
 /// The last part of a model: it turns activations and targets into a loss.
 pub trait Head: Send + Sync {
     /// The parameters, in the order in which the methods receive them.
     fn parameters(&self) -> Vec<ParameterSpec>;
 
-    /// Sum of losses times `numbers.scale`, `[1]` f32.
+    /// Sum of losses times `numbers.scale`, `[1]` f32, and dx where it is wanted. dx and the parameter gradients that are
+    /// wanted are those of the sum of losses times `numbers.gradient_scale`.
     ///
     /// # Errors
     /// When a collective of the head fails.
     fn loss(
         &self,
         cx: &Context,
-        parameters: &[View],
-        x: Activation,
+        call: Call,
         targets: &Tensor,
         numbers: CrossEntropy,
-    ) -> Result<Tensor>;
-
-    /// The loss of [`Head::loss`], and dx. dx and the parameter gradients are those of the sum of losses times
-    /// `numbers.gradient_scale`.
-    ///
-    /// # Errors
-    /// The errors of [`Head::loss`].
-    fn loss_and_gradient(
-        &self,
-        cx: &Context,
-        parameters: &[View],
-        gradients: &mut [Gradient],
-        x: Activation,
-        targets: &Tensor,
-        numbers: CrossEntropy,
-    ) -> Result<(Tensor, Activation)>;
+    ) -> Result<(Tensor, Option<Activation>)>;
 
     /// Logits of some rows, for sampling: x `[rows, hidden]` -> `[rows, vocab]`.
-    fn logits(&self, cx: &Context, parameters: &[View], x: View) -> Tensor;
+    fn logits(&self, cx: &Context, parameters: Parameters, x: View) -> Tensor;
 
     /// The head itself, when its logits are a linear layer of x and it has all classes: for callers that compute the
     /// loss of the logits elsewhere.
@@ -88,6 +74,8 @@ pub struct HeadInput<'a> {
     pub numbers: CrossEntropy,
     /// The classes whose logits are computed here.
     pub classes: Classes,
+    /// Whether dx is wanted.
+    pub input_wanted: bool,
 }
 
 /// A range of classes.
@@ -109,25 +97,13 @@ impl LinearCrossEntropy {
         Weight::new(matrix, Layout::OutIn)
     }
 
-    fn bias<'a>(&self, parameters: &[View<'a>]) -> Option<View<'a>> {
-        self.bias.as_ref().map(|_| parameters[1])
-    }
-
     /// Computes dx, with the shape of x `[.., hidden]`, and parameter gradients from the derivatives of
     /// [`Head::logits`], `[rows, vocab]`.
-    pub fn logits_backward(
-        &self,
-        cx: &Context,
-        parameters: &[View],
-        gradients: &mut [Gradient],
-        x: &Tensor,
-        dlogits: View,
-    ) -> Tensor {
+    pub fn logits_backward(&self, cx: &Context, parameters: Parameters, x: &Tensor, dlogits: View) -> Tensor {
         let mut dx = cx.activation(x.shape(), "head.dx");
         let rows = x.shape().rows_cols();
         let (flat, to) = (x.view().reshape(rows), dx.view_mut().reshape(rows));
-        let w = (self.weight.as_str(), self.weight(parameters[0]));
-        linear_gradients(cx, flat, (w, 1), (dlogits, false), to, gradients);
+        linear_gradients(cx, flat, self.weight(parameters.value(0)), (dlogits, false), Some(to), parameters);
         dx
     }
 
@@ -140,8 +116,8 @@ impl LinearCrossEntropy {
     }
 
     /// Computes the loss `[1]` f32 of [`Head::loss`] with some of the classes; `parameters` are the weight `[here,
-    /// hidden]` and the bias `[here]` of these classes. With `gradients`, it also computes their parameter gradients
-    /// and their term of dx, with the shape of x.
+    /// hidden]` and the bias `[here]` of these classes. It also computes their parameter gradients that are wanted, and where
+    /// dx is wanted, their term of it, with the shape of x.
     ///
     /// `exchange` is called once for each slice of rows, in order: it is given the statistics of these classes,
     /// `[rows, 4]` f32, and returns those of all classes, `[parts, rows, 4]`.
@@ -151,18 +127,19 @@ impl LinearCrossEntropy {
     pub fn pass(
         &self,
         cx: &Context,
-        parameters: &[View],
-        mut gradients: Option<&mut [Gradient]>,
+        parameters: Parameters,
         input: HeadInput,
         exchange: &mut dyn FnMut(Tensor) -> Result<Tensor>,
     ) -> Result<(Tensor, Option<Tensor>)> {
-        let HeadInput { x: input, targets, numbers, classes: Classes { first, here: columns } } = input;
+        let HeadInput { x: input, targets, numbers, classes, input_wanted } = input;
+        let Classes { first, here: columns } = classes;
         let (x, targets) = (input.view(), targets.view());
         let [rows, hidden] = x.shape().rows_cols();
         assert!(rows > 0 && targets.elements() == rows, "{rows} rows against {targets:?}");
-        assert_eq!(parameters[0].dims(), [columns, hidden], "classes {first} .. of {}", self.vocab);
+        let w = self.weight(parameters.value(0));
+        assert_eq!(w.matrix.dims(), [columns, hidden], "classes {first} .. of {}", self.vocab);
         let max_rows = self.slice_rows(cx, rows);
-        let train = gradients.is_some();
+        let train = input_wanted || parameters.want_gradients();
         let workspace =
             |dtype, shape: [usize; 2], name| cx.device.alloc(dtype, shape, Category::Workspace, name);
         let stride = logits_stride(columns);
@@ -170,17 +147,14 @@ impl LinearCrossEntropy {
         let width = 4 * vocabulary_blocks(columns);
         let mut blocks = workspace(DType::F32, [max_rows, width], "head.blocks");
         let mut sum = cx.device.alloc(DType::F64, [1], Category::Workspace, "head.sum");
-        let mut dx = train.then(|| cx.activation(x.shape(), "head.dx"));
+        let mut dx = input_wanted.then(|| cx.activation(x.shape(), "head.dx"));
         for start in (0..rows).step_by(max_rows) {
             let count = max_rows.min(rows - start);
             let flat = start * hidden..(start + count) * hidden;
-            let x = x.range(flat.clone()).reshape([count, hidden]);
             let mut slice = Slice {
-                x,
-                w: self.weight(parameters[0]),
-                name: &self.weight,
-                slices: rows.div_ceil(max_rows),
-                bias: self.bias(parameters),
+                x: x.range(flat.clone()).reshape([count, hidden]),
+                w,
+                bias: parameters.get(1),
                 targets: targets.range(start..start + count),
                 first,
                 classes: self.vocab,
@@ -192,9 +166,9 @@ impl LinearCrossEntropy {
             };
             let own = slice.statistics(cx);
             slice.loss(cx, exchange(own)?, sum.view_mut(), start > 0);
-            if let (Some(dx), Some(gradients)) = (&mut dx, gradients.as_deref_mut()) {
-                let dx = dx.view_mut().range(flat).reshape([count, hidden]);
-                slice.gradients(cx, dx, gradients);
+            if train {
+                let dx = dx.as_mut().map(|dx| dx.view_mut().range(flat).reshape([count, hidden]));
+                slice.gradients(cx, dx, parameters);
             }
         }
         let mut loss = cx.statistics([1], "head.loss");
@@ -209,10 +183,6 @@ struct Slice<'a> {
     x: View<'a>,
     /// `[columns, hidden]`
     w: Weight<'a>,
-    /// Name of the weight.
-    name: &'a str,
-    /// Slices of a pass.
-    slices: usize,
     /// `[columns]`
     bias: Option<View<'a>>,
     /// `[rows]`
@@ -232,17 +202,15 @@ impl Slice<'_> {
     fn statistics(&mut self, cx: &Context) -> Tensor {
         let shape = [self.targets.elements(), 4];
         let mut own = cx.device.alloc(DType::F32, shape, Category::Workspace, "head.statistics");
-        cx.with_weight((self.name, self.w), (PackedFor::Logits, self.slices), |w| {
-            cx.device.run(VocabularyStatistics {
-                x: self.x,
-                w,
-                bias: self.bias,
-                targets: self.targets,
-                first: self.first,
-                exponentials: self.logits.as_mut().map(|l| l.reborrow()),
-                blocks: self.blocks.reborrow(),
-                statistics: own.view_mut(),
-            });
+        cx.device.run(VocabularyStatistics {
+            x: self.x,
+            w: self.w,
+            bias: self.bias,
+            targets: self.targets,
+            first: self.first,
+            exponentials: self.logits.as_mut().map(|l| l.reborrow()),
+            blocks: self.blocks.reborrow(),
+            statistics: own.view_mut(),
         });
         own
     }
@@ -263,33 +231,33 @@ impl Slice<'_> {
         });
     }
 
-    fn gradients(&self, cx: &Context, dx: ViewMut, gradients: &mut [Gradient]) {
+    fn gradients(&self, cx: &Context, dx: Option<ViewMut>, parameters: Parameters) {
         let Some(dlogits) = self.logits.as_ref().map(|l| l.as_view()) else {
             panic!("derivatives need the logits that only training stores");
         };
-        let w = ((self.name, self.w), self.slices);
-        linear_gradients(cx, self.x, w, (dlogits, true), dx, gradients);
+        linear_gradients(cx, self.x, self.w, (dlogits, true), dx, parameters);
     }
 }
 
-/// dx = dlogits · w (overwrites); writes or adds dw, and db where there is a bias. `w`: with its name, and the slices of a
-/// pass. `dlogits`: with whether its rows are padded.
+/// dx = dlogits · w (overwrites), and dw and db (written or added), where they are wanted. `dlogits`: with whether its rows are
+/// padded.
 fn linear_gradients(
     cx: &Context,
     x: View,
-    (named, slices): ((&str, Weight), usize),
-    dlogits: (View, bool),
-    dx: ViewMut,
-    gradients: &mut [Gradient],
+    w: Weight,
+    (dy, padded): (View, bool),
+    dx: Option<ViewMut>,
+    parameters: Parameters,
 ) {
-    let (dy, padded) = dlogits;
-    cx.with_weight(named, (PackedFor::InputGradient, slices), |w| {
+    if let Some(dx) = dx {
         cx.device.run(InputGradient { dy, padded, w, dx, accumulate: false });
-    });
-    let (dw, accumulate) = gradients[0].write();
-    cx.device.run(WeightGradient { x, dy, padded, dw, layout: named.1.layout, accumulate });
-    if let Some(bias) = gradients.get_mut(1) {
-        let (db, accumulate) = bias.write();
+    }
+    if let Some(mut gradient) = parameters.gradient(0) {
+        let (dw, accumulate) = gradient.write();
+        cx.device.run(WeightGradient { x, dy, padded, dw, layout: w.layout, accumulate });
+    }
+    if let Some(mut gradient) = parameters.gradient(1) {
+        let (db, accumulate) = gradient.write();
         cx.device.run(BiasGradient { dy, padded, db, accumulate });
     }
 }
@@ -302,39 +270,25 @@ impl Head for LinearCrossEntropy {
         std::iter::once(weight).chain(self.bias.as_ref().map(bias)).collect()
     }
 
-    /// x: `[batch, seq, hidden]`, targets: `[batch, seq]` u32 -> `[1]`
+    /// x: `[batch, seq, hidden]`, targets: `[batch, seq]` u32 -> `[1]`, and dx
     fn loss(
         &self,
         cx: &Context,
-        parameters: &[View],
-        x: Activation,
+        call: Call,
         targets: &Tensor,
         numbers: CrossEntropy,
-    ) -> Result<Tensor> {
-        let input = HeadInput { x: &x, targets, numbers, classes: self.all() };
-        Ok(self.pass(cx, parameters, None, input, &mut alone)?.0)
+    ) -> Result<(Tensor, Option<Activation>)> {
+        let Call { parameters, x, input_wanted, .. } = call;
+        let input = HeadInput { x: &x, targets, numbers, classes: self.all(), input_wanted };
+        let (loss, dx) = self.pass(cx, parameters, input, &mut alone)?;
+        Ok((loss, dx.map(Arc::new)))
     }
 
-    /// The loss of [`Head::loss`], and dx `[batch, seq, hidden]`; writes or adds dw and db.
-    fn loss_and_gradient(
-        &self,
-        cx: &Context,
-        parameters: &[View],
-        gradients: &mut [Gradient],
-        x: Activation,
-        targets: &Tensor,
-        numbers: CrossEntropy,
-    ) -> Result<(Tensor, Activation)> {
-        let input = HeadInput { x: &x, targets, numbers, classes: self.all() };
-        let (loss, dx) = self.pass(cx, parameters, Some(gradients), input, &mut alone)?;
-        Ok((loss, Arc::new(dx.expect("dx is computed when gradients are requested"))))
-    }
-
-    fn logits(&self, cx: &Context, parameters: &[View], x: View) -> Tensor {
+    fn logits(&self, cx: &Context, parameters: Parameters, x: View) -> Tensor {
         let [rows, _] = x.shape().rows_cols();
         let mut y = cx.device.alloc(cx.compute, [rows, self.vocab], Category::Workspace, "head.logits");
-        let epilogue = Epilogue { bias: self.bias(parameters), residual: None };
-        cx.device.linear(x, self.weight(parameters[0]), epilogue, y.view_mut());
+        let epilogue = Epilogue { bias: parameters.get(1), residual: None };
+        cx.device.linear(x, self.weight(parameters.value(0)), epilogue, y.view_mut());
         y
     }
 

@@ -1,23 +1,23 @@
 //! The trait of layers, and what its methods receive.
 //!
-//! A layer declares its parameters and has `forward` and, under it, `backward`. It owns no memory: it receives
-//! parameters as views and gradients as memory to write to, and allocates activations from the device. What forward
-//! saves for backward is a [`Saved`]: the input and output where backward reads them, and a struct of the layer's
-//! own. A layer whose output is cheap to recompute implements [`Rebuild`]; whoever composes layers decides whether to
-//! use it.
+//! A layer declares its parameters and has `forward` and, under it, `backward`. It owns no memory: it receives a [`Call`] with
+//! its input, its parameters as views and their gradients as memory to write to, and allocates activations from the device. What
+//! forward saves for backward is a [`Saved`]: the input and output where backward reads them, and a struct of the layer's own.
+//! A layer whose output is cheap to recompute says so by [`Rebuild`]; whoever composes layers decides whether to use it. A layer
+//! of any type is an [`AnyLayer`].
 
 use std::sync::Arc;
 
 use phalanx_plan::Stripe;
-use phalanx_tensor::{Category, DType, Device, Dropout, PackedFor, Shape, Tensor, View, ViewMut, Weight};
+use phalanx_tensor::{Category, DType, Device, Dropout, Shape, Tensor};
 
 use crate::activation::Activation;
 use crate::cache::KeyValueCache;
+use crate::call::{Call, Gradient, Parameter, Parameters};
 use crate::failure::Result;
 use crate::init::Init;
-use crate::packed::{Again, PackedWeights};
 use crate::random;
-use crate::saved::{Deferred, Saved, Shared};
+use crate::saved::{AnyOwn, AnySaved, Deferred, Saved, Shared, restored};
 
 /// Largest number of bytes of a slice of logits, without the padding of its rows, where a run does not say another
 /// ([`Context::slice_bytes`]).
@@ -40,10 +40,6 @@ pub struct Context<'a> {
     pub first_row: usize,
     /// In sampling: keys and values of the rows before `first_row`. Tensors then hold the rows from there on.
     pub cache: Option<&'a KeyValueCache>,
-    /// Weights that stay packed from product to product; None where each product packs its own.
-    pub packed: Option<&'a PackedWeights>,
-    /// Whether this forward runs again in backward.
-    pub again: Again,
     /// Largest number of bytes of a slice of logits. All ranks have the same, and so has the plan.
     pub slice_bytes: usize,
 }
@@ -71,8 +67,6 @@ impl<'a> Context<'a> {
             tokens,
             first_row: 0,
             cache: None,
-            packed: None,
-            again: Again::Never,
             slice_bytes: SLICE_BYTES,
         }
     }
@@ -92,20 +86,6 @@ impl Context<'_> {
     /// What the mask of a dropout with probability `p` depends on; None when `p` is 0, and outside of training.
     pub fn draws(&self, p: f32) -> Option<Draw> {
         self.draw.filter(|_| p > 0.0)
-    }
-
-    /// Calls `run` with the weight `w`, the parameter `name`, to issue one product with it. In each pass, the layer has `uses`
-    /// such products; where a weight has several before it changes, it comes with its panels.
-    pub fn with_weight(
-        &self,
-        (name, w): (&str, Weight),
-        (product, uses): (PackedFor, usize),
-        run: impl FnOnce(Weight),
-    ) {
-        match self.packed {
-            None => run(w),
-            Some(packed) => packed.with(self.device, (name, w), (product, uses), run),
-        }
     }
 
     /// Allocates an activation in the compute type.
@@ -175,76 +155,46 @@ impl ParameterSpec {
     }
 }
 
-/// The memory of a parameter's gradient. The first write may overwrite it; every later write adds to it.
-pub struct Gradient<'a> {
-    view: ViewMut<'a>,
-    accumulate: &'a mut bool,
-}
-
-impl<'a> Gradient<'a> {
-    /// A gradient in `view`. `accumulate` says whether `view` holds a gradient already; the first write sets it.
-    pub fn new(view: ViewMut<'a>, accumulate: &'a mut bool) -> Gradient<'a> {
-        Gradient { view, accumulate }
-    }
-
-    /// The memory, and whether to add to it (or to overwrite).
-    pub fn write(&mut self) -> (ViewMut<'_>, bool) {
-        let accumulate = std::mem::replace(self.accumulate, true);
-        (self.view.reborrow(), accumulate)
-    }
-
-    /// Writes or adds `from`, which may have another type.
-    pub fn add(&mut self, cx: &Context, from: View) {
-        let (to, accumulate) = self.write();
-        match accumulate {
-            true => cx.device.add(from, to),
-            false if from.dtype() == to.dtype() => cx.device.copy(from, to),
-            false => cx.device.convert(from, to),
-        }
-    }
-}
-
 /// A differentiable function with parameters.
 pub trait Layer: Send + Sync {
+    /// What backward reads beside the input and the output.
+    type Own: Send + 'static;
+
     /// The parameters, in the order in which `forward` and `backward` receive them.
     fn parameters(&self) -> Vec<ParameterSpec>;
 
-    /// `y = f(x)`, or `residual + f(x)` when a residual is given.
+    /// `y = f(x)`, or `sum + f(x)`, and what backward needs.
     ///
     /// # Errors
     /// When a collective of the layer fails. Layers without collectives do not fail.
-    fn forward(
-        &self,
-        cx: &Context,
-        parameters: &[View],
-        x: Activation,
-        residual: Option<Activation>,
-    ) -> Result<(Activation, Saved)>;
+    fn forward(&self, cx: &Context, call: Call) -> Result<(Activation, Saved<Self::Own>)>;
+
+    /// `dx = fᵀ(dy)`, or `sum + fᵀ(dy)`; parameter gradients are written where they are wanted. None where dx is not
+    /// wanted, and when the input has no gradient (token ids).
+    ///
+    /// # Errors
+    /// The errors of `forward`.
+    fn backward(&self, cx: &Context, saved: Saved<Self::Own>, call: Call) -> Result<Option<Activation>>;
 
     /// Whether each row of the output depends on the same row of the input alone.
     fn is_row_wise(&self) -> bool {
         false
     }
 
-    /// The last row of the output of one sample, `[1, 1, width]`, with the bits of `forward`; `residual` has that row
+    /// The last row of the output of one sample, `[1, 1, width]`, with the bits of `forward`; the sum has that row
     /// only. For sampling, which reads no other. By default, a layer that is not row-wise computes all rows.
     ///
     /// # Errors
     /// The errors of `forward`.
-    fn last_row(
-        &self,
-        cx: &Context,
-        parameters: &[View],
-        x: Activation,
-        residual: Option<Activation>,
-    ) -> Result<Activation> {
+    fn last_row(&self, cx: &Context, call: Call) -> Result<Activation> {
         if self.is_row_wise() {
-            return Ok(self.forward(cx, parameters, last_row_of(cx, x), residual)?.0);
+            return Ok(self.forward(cx, Call { x: last_row_of(cx, call.x), ..call })?.0);
         }
-        let (y, _) = self.forward(cx, parameters, x, None)?;
-        Ok(match residual {
+        let Call { sum, .. } = call;
+        let (y, _) = self.forward(cx, Call { sum: None, ..call })?;
+        Ok(match sum {
             None => last_row_of(cx, y),
-            Some(_) => add_residual(cx, copy_of_last_row(cx, &y), residual),
+            Some(_) => cx.plus(copy_of_last_row(cx, &y), sum),
         })
     }
 
@@ -253,70 +203,70 @@ pub trait Layer: Send + Sync {
     ///
     /// # Errors
     /// The errors of `forward`.
-    fn save(&self, cx: &Context, parameters: &[View], x: Activation) -> Result<Saved> {
-        Ok(self.forward(cx, parameters, x, None)?.1)
+    fn save(&self, cx: &Context, call: Call) -> Result<Saved<Self::Own>> {
+        Ok(self.forward(cx, call)?.1)
     }
 
-    /// Recomputes the output from what forward saved; None where that is not cheap.
-    fn rebuild(&self) -> Option<&dyn Rebuild> {
+    /// How the output can be recomputed without a matrix product, so that it need not be saved; None where it cannot.
+    fn rebuild(&self) -> Option<Rebuild> {
         None
     }
 
-    /// Calls `see` with each place in `saved` that holds the layer's input, so that whoever runs the layer can keep the
-    /// input elsewhere until backward. Layers that hold it in their own struct name those places instead.
-    fn each_input(&self, saved: &mut Saved, see: &mut dyn FnMut(&mut Shared)) {
-        see(&mut saved.x);
-    }
-
-    /// `dx = fᵀ(dy)`, or `residual + fᵀ(dy)`; parameter gradients are written where `gradients` says.
-    /// `None` when the input has no gradient (token ids).
+    /// The output of forward without a sum, bit for bit, from what was saved, which keeps its values. Only for layers
+    /// with a [`Layer::rebuild`].
     ///
     /// # Errors
     /// The errors of `forward`.
-    fn backward(
-        &self,
-        cx: &Context,
-        parameters: &[View],
-        gradients: &mut [Gradient],
-        saved: Saved,
-        dy: Activation,
-        residual: Option<Activation>,
-    ) -> Result<Option<Activation>>;
+    fn output(&self, _: &Context, _: Parameters, _: &Shared, _: &mut Self::Own) -> Result<Activation> {
+        unreachable!("a layer that cannot be rebuilt is not asked to")
+    }
+
+    /// Calls `see` with each place that holds the layer's input, so that whoever runs the layer can keep the input
+    /// elsewhere until backward: `x`, which is [`Saved::x`], or places in the layer's own struct.
+    fn each_input(&self, x: &mut Shared, _: &mut Self::Own, see: &mut dyn FnMut(&mut Shared)) {
+        see(x);
+    }
 
     /// The first of two parts of backward, for schedules that run them at different times (Qi et al., arXiv
     /// 2401.10241): dx, and what the second part needs. Both parts together give the bits of [`Layer::backward`]. By
-    /// default, parameter gradients are computed here into f32 memory and added in the second part, which suits small
-    /// parameters.
+    /// default, the gradients of all parameters are computed here into f32 memory and added in the second part, which
+    /// suits small parameters.
     ///
     /// # Errors
     /// The errors of `forward`.
     fn backward_input(
         &self,
         cx: &Context,
-        parameters: &[View],
-        saved: Saved,
-        dy: Activation,
-        residual: Option<Activation>,
+        saved: Saved<Self::Own>,
+        call: Call,
     ) -> Result<(Option<Activation>, Deferred)> {
         let alloc = |spec: &ParameterSpec| cx.statistics(spec.shape.as_slice(), "deferred.gradient");
         let mut fresh: Vec<Tensor> = self.parameters().iter().map(alloc).collect();
         let mut written = vec![false; fresh.len()];
-        let slots = fresh.iter_mut().zip(&mut written).map(|(x, flag)| Gradient::new(x.view_mut(), flag));
-        let mut slots: Vec<Gradient> = slots.collect();
-        let dx = self.backward(cx, parameters, &mut slots, saved, dy, residual)?;
-        drop(slots);
+        let dx = {
+            let slots = fresh.iter_mut().zip(&mut written);
+            let slots = slots.map(|(fresh, written)| Gradient::new(fresh.view_mut(), written));
+            let parameters: Vec<Parameter> = call
+                .parameters
+                .values()
+                .zip(slots)
+                .map(|(value, slot)| Parameter::with_gradient(value, slot))
+                .collect();
+            let Call { x, sum, input_wanted, .. } = call;
+            self.backward(cx, saved, Call { parameters: Parameters::new(&parameters), x, sum, input_wanted })?
+        };
         let fresh: Vec<_> = fresh.into_iter().zip(written).map(|(x, written)| written.then_some(x)).collect();
         Ok((dx, Deferred::new(fresh)))
     }
 
-    /// The second part of backward: writes or adds parameter gradients.
+    /// The second part of backward: writes or adds parameter gradients. `parameters` have no values.
     ///
     /// # Errors
     /// The errors of `forward`.
-    fn backward_weight(&self, cx: &Context, gradients: &mut [Gradient], deferred: Deferred) -> Result<()> {
+    fn backward_weight(&self, cx: &Context, parameters: Parameters, deferred: Deferred) -> Result<()> {
         let fresh: Vec<Option<Tensor>> = deferred.restore();
-        for (gradient, fresh) in gradients.iter_mut().zip(fresh) {
-            if let Some(fresh) = fresh {
+        for (index, fresh) in fresh.into_iter().enumerate() {
+            if let (Some(mut gradient), Some(fresh)) = (parameters.gradient(index), fresh) {
                 gradient.add(cx, fresh.view());
             }
         }
@@ -324,91 +274,129 @@ pub trait Layer: Send + Sync {
     }
 }
 
-/// A boxed layer is a layer, so that combinators can wrap any layer.
-impl Layer for Box<dyn Layer> {
-    fn parameters(&self) -> Vec<ParameterSpec> {
-        (**self).parameters()
-    }
+/// How a layer can recompute its output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rebuild {
+    /// Whether recomputing reads the layer's input.
+    pub reads_input: bool,
+    /// Whether the output is never saved, in any composition.
+    pub always: bool,
+}
 
-    fn forward(
+/// Any layer: what it saves is boxed, here and nowhere else.
+pub trait AnyLayer: Send + Sync {
+    /// [`Layer::parameters`]
+    fn parameters(&self) -> Vec<ParameterSpec>;
+    /// [`Layer::forward`]
+    ///
+    /// # Errors
+    /// Its errors.
+    fn forward(&self, cx: &Context, call: Call) -> Result<(Activation, AnySaved)>;
+    /// [`Layer::backward`]
+    ///
+    /// # Errors
+    /// Its errors.
+    fn backward(&self, cx: &Context, saved: AnySaved, call: Call) -> Result<Option<Activation>>;
+    /// [`Layer::is_row_wise`]
+    fn is_row_wise(&self) -> bool;
+    /// [`Layer::last_row`]
+    ///
+    /// # Errors
+    /// Its errors.
+    fn last_row(&self, cx: &Context, call: Call) -> Result<Activation>;
+    /// [`Layer::save`]
+    ///
+    /// # Errors
+    /// Its errors.
+    fn save(&self, cx: &Context, call: Call) -> Result<AnySaved>;
+    /// [`Layer::rebuild`]
+    fn rebuild(&self) -> Option<Rebuild>;
+    /// [`Layer::output`]
+    ///
+    /// # Errors
+    /// Its errors.
+    fn output(
         &self,
         cx: &Context,
-        parameters: &[View],
-        x: Activation,
-        residual: Option<Activation>,
-    ) -> Result<(Activation, Saved)> {
-        (**self).forward(cx, parameters, x, residual)
+        parameters: Parameters,
+        x: &Shared,
+        own: &mut AnyOwn,
+    ) -> Result<Activation>;
+    /// [`Layer::each_input`]
+    fn each_input(&self, x: &mut Shared, own: &mut AnyOwn, see: &mut dyn FnMut(&mut Shared));
+    /// [`Layer::backward_input`]
+    ///
+    /// # Errors
+    /// Its errors.
+    fn backward_input(
+        &self,
+        cx: &Context,
+        saved: AnySaved,
+        call: Call,
+    ) -> Result<(Option<Activation>, Deferred)>;
+    /// [`Layer::backward_weight`]
+    ///
+    /// # Errors
+    /// Its errors.
+    fn backward_weight(&self, cx: &Context, parameters: Parameters, deferred: Deferred) -> Result<()>;
+}
+
+impl<L: Layer> AnyLayer for L {
+    fn parameters(&self) -> Vec<ParameterSpec> {
+        Layer::parameters(self)
+    }
+
+    fn forward(&self, cx: &Context, call: Call) -> Result<(Activation, AnySaved)> {
+        let (y, saved) = Layer::forward(self, cx, call)?;
+        Ok((y, saved.boxed()))
+    }
+
+    fn backward(&self, cx: &Context, saved: AnySaved, call: Call) -> Result<Option<Activation>> {
+        Layer::backward(self, cx, saved.unboxed(), call)
     }
 
     fn is_row_wise(&self) -> bool {
-        (**self).is_row_wise()
+        Layer::is_row_wise(self)
     }
 
-    fn last_row(
+    fn last_row(&self, cx: &Context, call: Call) -> Result<Activation> {
+        Layer::last_row(self, cx, call)
+    }
+
+    fn save(&self, cx: &Context, call: Call) -> Result<AnySaved> {
+        Ok(Layer::save(self, cx, call)?.boxed())
+    }
+
+    fn rebuild(&self) -> Option<Rebuild> {
+        Layer::rebuild(self)
+    }
+
+    fn output(
         &self,
         cx: &Context,
-        parameters: &[View],
-        x: Activation,
-        residual: Option<Activation>,
+        parameters: Parameters,
+        x: &Shared,
+        own: &mut AnyOwn,
     ) -> Result<Activation> {
-        (**self).last_row(cx, parameters, x, residual)
+        Layer::output(self, cx, parameters, x, restored(own))
     }
 
-    fn save(&self, cx: &Context, parameters: &[View], x: Activation) -> Result<Saved> {
-        (**self).save(cx, parameters, x)
-    }
-
-    fn rebuild(&self) -> Option<&dyn Rebuild> {
-        (**self).rebuild()
-    }
-
-    fn each_input(&self, saved: &mut Saved, see: &mut dyn FnMut(&mut Shared)) {
-        (**self).each_input(saved, see);
-    }
-
-    fn backward(
-        &self,
-        cx: &Context,
-        parameters: &[View],
-        gradients: &mut [Gradient],
-        saved: Saved,
-        dy: Activation,
-        residual: Option<Activation>,
-    ) -> Result<Option<Activation>> {
-        (**self).backward(cx, parameters, gradients, saved, dy, residual)
+    fn each_input(&self, x: &mut Shared, own: &mut AnyOwn, see: &mut dyn FnMut(&mut Shared)) {
+        Layer::each_input(self, x, restored(own), see);
     }
 
     fn backward_input(
         &self,
         cx: &Context,
-        parameters: &[View],
-        saved: Saved,
-        dy: Activation,
-        residual: Option<Activation>,
+        saved: AnySaved,
+        call: Call,
     ) -> Result<(Option<Activation>, Deferred)> {
-        (**self).backward_input(cx, parameters, saved, dy, residual)
+        Layer::backward_input(self, cx, saved.unboxed(), call)
     }
 
-    fn backward_weight(&self, cx: &Context, gradients: &mut [Gradient], deferred: Deferred) -> Result<()> {
-        (**self).backward_weight(cx, gradients, deferred)
+    fn backward_weight(&self, cx: &Context, parameters: Parameters, deferred: Deferred) -> Result<()> {
+        Layer::backward_weight(self, cx, parameters, deferred)
     }
-}
-
-/// A layer that can recompute its output without a matrix product, so that the output need not be saved.
-pub trait Rebuild {
-    /// Whether recomputing reads the layer's input.
-    fn reads_input(&self) -> bool;
-
-    /// Whether the output is never saved, in any composition.
-    fn always(&self) -> bool {
-        false
-    }
-
-    /// The output of forward without a residual, bit for bit. `saved` keeps its values.
-    ///
-    /// # Errors
-    /// The errors of `forward`.
-    fn output(&self, cx: &Context, parameters: &[View], saved: &mut Saved) -> Result<Activation>;
 }
 
 /// The last row of x `[1, rows, columns]`; x itself if it has one row.
@@ -425,32 +413,4 @@ fn copy_of_last_row(cx: &Context, x: &Tensor) -> Tensor {
     let mut last = cx.activation([1, 1, columns], "last_row");
     cx.device.copy(x.view().range((rows - 1) * columns..rows * columns), last.view_mut());
     last
-}
-
-/// Memory for `residual + f`: the residual's own memory when nothing else holds it, otherwise a copy; new memory
-/// without a residual. The flag says whether to add to it.
-#[track_caller]
-pub fn sum_target(
-    cx: &Context,
-    residual: Option<Activation>,
-    shape: Shape,
-    name: &'static str,
-) -> (Tensor, bool) {
-    match residual.map(Arc::try_unwrap) {
-        None => (cx.activation(shape, name), false),
-        Some(Ok(unique)) => (unique, true),
-        Some(Err(shared)) => {
-            let mut copy = cx.activation(shape, name);
-            cx.device.copy(shared.view(), copy.view_mut());
-            (copy, true)
-        }
-    }
-}
-
-/// `y`, plus the residual if there is one, for layers whose kernels cannot add it.
-pub fn add_residual(cx: &Context, mut y: Tensor, residual: Option<Activation>) -> Activation {
-    if let Some(residual) = residual {
-        cx.device.add(residual.view(), y.view_mut());
-    }
-    Arc::new(y)
 }

@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
-use phalanx_tensor::{LayerNormBackward, Tensor, View};
+use phalanx_tensor::{LayerNormBackward, Tensor};
 
 use crate::activation::Activation;
+use crate::call::{Call, Parameters};
 use crate::failure::Result;
 use crate::init::Init;
-use crate::layer::{Context, Gradient, Layer, ParameterSpec, Rebuild, add_residual, sum_target};
-use crate::saved::{Saved, restore, restore_mut};
+use crate::layer::{Context, Layer, ParameterSpec, Rebuild};
+use crate::saved::{Saved, Shared};
 
 /// `y = gamma * (x - mean) / sqrt(var + eps) + beta` (Ba et al., arXiv 1607.06450).
 pub struct LayerNorm {
@@ -20,14 +21,33 @@ pub struct LayerNorm {
     pub eps: f32,
 }
 
-struct SavedLayerNorm {
+/// What backward reads beside x.
+pub struct SavedLayerNorm {
     /// `[batch * seq]`
     mean: Tensor,
     /// `[batch * seq]`, 1 / sqrt(var + eps)
     rstd: Tensor,
 }
 
+impl LayerNorm {
+    /// Writes the norm of x and the statistics of its rows.
+    fn compute(
+        &self,
+        cx: &Context,
+        parameters: Parameters,
+        x: &Tensor,
+        y: &mut Tensor,
+        own: &mut SavedLayerNorm,
+    ) {
+        let statistics = [own.mean.view_mut(), own.rstd.view_mut()];
+        let parameters = [parameters.value(0), parameters.value(1)];
+        cx.device.layer_norm(x.view(), parameters, self.eps, y.view_mut(), statistics);
+    }
+}
+
 impl Layer for LayerNorm {
+    type Own = SavedLayerNorm;
+
     fn parameters(&self) -> Vec<ParameterSpec> {
         let vector =
             |suffix, init| ParameterSpec::new(format!("{}.{suffix}", self.prefix), [self.hidden], init);
@@ -39,74 +59,59 @@ impl Layer for LayerNorm {
     }
 
     /// x: `[batch, seq, hidden]` -> y: the same
-    fn forward(
-        &self,
-        cx: &Context,
-        parameters: &[View],
-        x: Activation,
-        residual: Option<Activation>,
-    ) -> Result<(Activation, Saved)> {
+    fn forward(&self, cx: &Context, call: Call) -> Result<(Activation, Saved<SavedLayerNorm>)> {
+        let Call { parameters, x, sum, .. } = call;
         let [rows, _] = x.shape().rows_cols();
         let mut y = cx.activation(x.shape(), "layer_norm.y");
-        let mut mean = cx.statistics([rows], "layer_norm.mean");
-        let mut rstd = cx.statistics([rows], "layer_norm.rstd");
-        let statistics = [mean.view_mut(), rstd.view_mut()];
-        cx.device.layer_norm(x.view(), [parameters[0], parameters[1]], self.eps, y.view_mut(), statistics);
-        Ok((add_residual(cx, y, residual), Saved::new(SavedLayerNorm { mean, rstd }).with_input(x)))
+        let mean = cx.statistics([rows], "layer_norm.mean");
+        let rstd = cx.statistics([rows], "layer_norm.rstd");
+        let mut own = SavedLayerNorm { mean, rstd };
+        self.compute(cx, parameters, &x, &mut y, &mut own);
+        Ok((cx.plus(y, sum), Saved::new(own).with_input(x)))
     }
 
-    fn rebuild(&self) -> Option<&dyn Rebuild> {
-        Some(self)
-    }
-
-    /// dx overwrites, or adds to the residual; dgamma, dbeta as `gradients` says.
-    fn backward(
-        &self,
-        cx: &Context,
-        parameters: &[View],
-        gradients: &mut [Gradient],
-        saved: Saved,
-        dy: Activation,
-        residual: Option<Activation>,
-    ) -> Result<Option<Activation>> {
-        let Saved { x, own, .. } = saved;
-        let (x, SavedLayerNorm { mean, rstd }) = (x.into_held(), restore(own));
-        let [dgamma, dbeta] = gradients else { panic!("a layer norm has two parameters") };
-        let (mut dx, add) = sum_target(cx, residual, x.shape(), "layer_norm.dx");
+    /// dx overwrites, or adds to the sum; dgamma, dbeta where they are wanted.
+    fn backward(&self, cx: &Context, saved: Saved<SavedLayerNorm>, call: Call) -> Result<Option<Activation>> {
+        let Call { parameters, x: dy, sum, .. } = call;
+        let (x, SavedLayerNorm { mean, rstd }) = (saved.x.into_held(), saved.own);
+        let (Some(mut dgamma), Some(mut dbeta)) = (parameters.gradient(0), parameters.gradient(1)) else {
+            panic!("a layer norm has two gradients")
+        };
+        let (mut dx, add) = cx.target(sum, x.shape(), "layer_norm.dx");
         let (dgamma, accumulate) = dgamma.write();
         let (dbeta, accumulate_beta) = dbeta.write();
         assert_eq!(
             accumulate, accumulate_beta,
             "gamma and beta are either both accumulated or both overwritten"
         );
-        let statistics = [mean.view(), rstd.view()];
-        let derivatives = [dgamma, dbeta];
         cx.device.run(LayerNormBackward {
             x: x.view(),
-            gamma: parameters[0],
-            statistics,
+            gamma: parameters.value(0),
+            statistics: [mean.view(), rstd.view()],
             dy: dy.view(),
             dx: dx.view_mut(),
             accumulate_input: add,
-            gradients: derivatives,
+            gradients: [dgamma, dbeta],
             accumulate_parameters: accumulate,
         });
         Ok(Some(Arc::new(dx)))
     }
-}
 
-impl Rebuild for LayerNorm {
-    fn reads_input(&self) -> bool {
-        true
+    fn rebuild(&self) -> Option<Rebuild> {
+        Some(Rebuild { reads_input: true, always: false })
     }
 
     /// Recomputes the output; mean and rstd are written again, with the same values.
-    fn output(&self, cx: &Context, parameters: &[View], saved: &mut Saved) -> Result<Activation> {
-        let x = saved.x.held();
-        let SavedLayerNorm { mean, rstd } = restore_mut(&mut *saved.own);
+    fn output(
+        &self,
+        cx: &Context,
+        parameters: Parameters,
+        x: &Shared,
+        own: &mut SavedLayerNorm,
+    ) -> Result<Activation> {
+        let x = x.held();
         let mut y = cx.activation(x.shape(), "layer_norm.y_again");
-        let statistics = [mean.view_mut(), rstd.view_mut()];
-        cx.device.layer_norm(x.view(), [parameters[0], parameters[1]], self.eps, y.view_mut(), statistics);
+        self.compute(cx, parameters, x, &mut y, own);
         Ok(Arc::new(y))
     }
 }

@@ -8,6 +8,7 @@
 pub mod activation;
 pub mod attention;
 pub mod cache;
+pub mod call;
 pub mod checkpointing;
 pub mod combinators;
 pub mod dropout;
@@ -21,13 +22,13 @@ pub mod layer_norm;
 pub mod linear;
 pub mod linear_gelu;
 pub mod network;
-pub mod packed;
 mod random;
 pub mod saved;
 
 pub use activation::Activation;
 pub use attention::Attention;
 pub use cache::KeyValueCache;
+pub use call::{Call, Gradient, Parameter, Parameters};
 pub use checkpointing::{Checkpointing, Recompute};
 pub use combinators::{Residual, Sequence};
 pub use dropout::Dropped;
@@ -36,12 +37,9 @@ pub use embedding::Embedding;
 pub use failure::{Failure, Result};
 pub use head::{Head, LinearCrossEntropy};
 pub use init::Init;
-pub use layer::{
-    Context, Draw, Gradient, Layer, ParameterSpec, Part, Rebuild, SLICE_BYTES, add_residual, sum_target,
-};
+pub use layer::{AnyLayer, Context, Draw, Layer, ParameterSpec, Part, Rebuild, SLICE_BYTES};
 pub use layer_norm::LayerNorm;
 pub use linear::Linear;
 pub use linear_gelu::LinearGelu;
 pub use network::{Block, BlockRole, Network};
-pub use packed::PackedWeights;
-pub use saved::{Deferred, Saved, Shared};
+pub use saved::{AnyOwn, AnySaved, Deferred, Saved, Shared};

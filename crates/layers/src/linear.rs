@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use phalanx_tensor::{Epilogue, Layout, PackedFor, Shape, Tensor, View, Weight};
+use phalanx_tensor::{Epilogue, Layout, Shape, Tensor, Weight};
 
 use crate::activation::Activation;
+use crate::call::{Call, Parameters};
 use crate::failure::Result;
 use crate::init::Init;
-use crate::layer::{Context, Gradient, Layer, ParameterSpec, sum_target};
-use crate::packed::Again;
+use crate::layer::{Context, Layer, ParameterSpec};
 use crate::saved::{Deferred, Saved};
 
 /// `y = x · w (+ b)`.
@@ -36,66 +36,45 @@ pub(crate) struct DeferredLinear {
 }
 
 impl Linear {
-    /// Calls `run` with the weight, for a product that the layer has `uses` times in a pass.
-    pub(crate) fn with_weight(
-        &self,
-        cx: &Context,
-        matrix: View,
-        product: (PackedFor, usize),
-        run: impl FnOnce(Weight),
-    ) {
-        let (name, w) = (format!("{}.weight", self.prefix), Weight::new(matrix, self.layout));
-        cx.with_weight((&name, w), product, run);
+    /// The weight as an operand of a product.
+    pub(crate) fn weight<'a>(&self, parameters: Parameters<'a>) -> Weight<'a> {
+        Weight::new(parameters.value(0), self.layout)
     }
 
     /// Writes or adds db, if there is a bias.
-    fn bias_gradient(&self, cx: &Context, gradients: &mut [Gradient], dy: &Tensor) {
-        if let [_, db] = gradients {
+    fn bias_gradient(cx: &Context, parameters: Parameters, dy: &Tensor) {
+        if let Some(mut db) = parameters.gradient(1) {
             let (view, accumulate) = db.write();
             cx.device.bias_gradient(dy.view(), view, accumulate);
         }
     }
 
-    /// dx = dy · wᵀ (+ residual); writes or adds dw.
-    pub(crate) fn input_and_weight_gradients(
-        &self,
-        cx: &Context,
-        parameters: &[View],
-        dw: &mut Gradient,
-        x: Activation,
-        dy: &Tensor,
-        residual: Option<Activation>,
-    ) -> Activation {
-        self.weight_gradient(cx, dw, &x, dy);
-        let shape = x.shape();
-        drop(x);
-        self.input_gradient(cx, parameters, shape, dy, residual)
-    }
-
     /// Writes or adds dw.
-    pub(crate) fn weight_gradient(&self, cx: &Context, dw: &mut Gradient, x: &Tensor, dy: &Tensor) {
-        let (view, accumulate) = dw.write();
-        cx.device.linear_weight_gradient(x.view(), dy.view(), view, self.layout, accumulate);
+    pub(crate) fn weight_gradient(&self, cx: &Context, parameters: Parameters, x: &Tensor, dy: &Tensor) {
+        if let Some(mut dw) = parameters.gradient(0) {
+            let (view, accumulate) = dw.write();
+            cx.device.linear_weight_gradient(x.view(), dy.view(), view, self.layout, accumulate);
+        }
     }
 
-    /// dx = dy · wᵀ (+ residual), of the shape of x.
+    /// dx = dy · wᵀ (+ sum), of the shape of x.
     pub(crate) fn input_gradient(
         &self,
         cx: &Context,
-        parameters: &[View],
+        parameters: Parameters,
         shape: Shape,
         dy: &Tensor,
-        residual: Option<Activation>,
+        sum: Option<Activation>,
     ) -> Activation {
-        let (mut dx, add) = sum_target(cx, residual, shape, "linear.dx");
-        self.with_weight(cx, parameters[0], (PackedFor::InputGradient, 1), |w| {
-            cx.device.linear_input_gradient(dy.view(), w, dx.view_mut(), add);
-        });
+        let (mut dx, add) = cx.target(sum, shape, "linear.dx");
+        cx.device.linear_input_gradient(dy.view(), self.weight(parameters), dx.view_mut(), add);
         Arc::new(dx)
     }
 }
 
 impl Layer for Linear {
+    type Own = ();
+
     fn parameters(&self) -> Vec<ParameterSpec> {
         let shape = match self.layout {
             Layout::InOut => vec![self.inputs, self.outputs],
@@ -111,63 +90,48 @@ impl Layer for Linear {
     }
 
     /// x: `[batch, seq, in]` -> y: `[batch, seq, out]`
-    fn forward(
-        &self,
-        cx: &Context,
-        parameters: &[View],
-        x: Activation,
-        residual: Option<Activation>,
-    ) -> Result<(Activation, Saved)> {
+    fn forward(&self, cx: &Context, call: Call) -> Result<(Activation, Saved<()>)> {
+        let Call { parameters, x, sum, .. } = call;
         let [batch, seq, _] = x.dims();
         let mut y = cx.activation([batch, seq, self.outputs], "linear.y");
-        let residual = residual.as_ref().map(|r| r.view());
-        let epilogue = Epilogue { bias: self.bias.then(|| parameters[1]), residual };
-        // Where only `save` runs again, nothing is computed.
-        let uses = if cx.again == Again::Runs { 2 } else { 1 };
-        self.with_weight(cx, parameters[0], (PackedFor::Forward, uses), |w| {
-            cx.device.linear(x.view(), w, epilogue, y.view_mut());
-        });
+        let epilogue = Epilogue { bias: parameters.get(1), residual: sum.as_ref().map(|sum| sum.view()) };
+        cx.device.linear(x.view(), self.weight(parameters), epilogue, y.view_mut());
         Ok((Arc::new(y), Saved::new(()).with_input(x)))
     }
 
     /// Saves the input only: nothing is computed.
-    fn save(&self, _: &Context, _: &[View], x: Activation) -> Result<Saved> {
-        Ok(Saved::new(()).with_input(x))
+    fn save(&self, _: &Context, call: Call) -> Result<Saved<()>> {
+        Ok(Saved::new(()).with_input(call.x))
     }
 
     /// dx = dy · wᵀ; writes or adds dw and db.
-    fn backward(
-        &self,
-        cx: &Context,
-        parameters: &[View],
-        gradients: &mut [Gradient],
-        saved: Saved,
-        dy: Activation,
-        residual: Option<Activation>,
-    ) -> Result<Option<Activation>> {
+    fn backward(&self, cx: &Context, saved: Saved<()>, call: Call) -> Result<Option<Activation>> {
+        let Call { parameters, x: dy, sum, input_wanted } = call;
         let x = saved.x.into_held();
-        self.bias_gradient(cx, gradients, &dy);
-        Ok(Some(self.input_and_weight_gradients(cx, parameters, &mut gradients[0], x, &dy, residual)))
+        Linear::bias_gradient(cx, parameters, &dy);
+        self.weight_gradient(cx, parameters, &x, &dy);
+        let shape = x.shape();
+        drop(x);
+        Ok(input_wanted.then(|| self.input_gradient(cx, parameters, shape, &dy, sum)))
     }
 
     /// dx; x and dy are saved for the second part.
     fn backward_input(
         &self,
         cx: &Context,
-        parameters: &[View],
-        saved: Saved,
-        dy: Activation,
-        residual: Option<Activation>,
+        saved: Saved<()>,
+        call: Call,
     ) -> Result<(Option<Activation>, Deferred)> {
+        let Call { parameters, x: dy, sum, input_wanted } = call;
         let x = saved.x.into_held();
-        let dx = self.input_gradient(cx, parameters, x.shape(), &dy, residual);
-        Ok((Some(dx), Deferred::new(DeferredLinear { x, dy })))
+        let dx = input_wanted.then(|| self.input_gradient(cx, parameters, x.shape(), &dy, sum));
+        Ok((dx, Deferred::new(DeferredLinear { x, dy })))
     }
 
-    fn backward_weight(&self, cx: &Context, gradients: &mut [Gradient], deferred: Deferred) -> Result<()> {
+    fn backward_weight(&self, cx: &Context, parameters: Parameters, deferred: Deferred) -> Result<()> {
         let DeferredLinear { x, dy } = deferred.restore();
-        self.bias_gradient(cx, gradients, &dy);
-        self.weight_gradient(cx, &mut gradients[0], &x, &dy);
+        Linear::bias_gradient(cx, parameters, &dy);
+        self.weight_gradient(cx, parameters, &x, &dy);
         Ok(())
     }
 }

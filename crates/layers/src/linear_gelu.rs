@@ -3,14 +3,14 @@
 
 use std::sync::Arc;
 
-use phalanx_tensor::{Gelu, PackedFor, Tensor, View};
+use phalanx_tensor::{Gelu, Tensor};
 
 use crate::activation::Activation;
+use crate::call::{Call, Parameters};
 use crate::failure::Result;
-use crate::layer::{Context, Gradient, Layer, ParameterSpec, Rebuild, add_residual};
+use crate::layer::{Context, Layer, ParameterSpec, Rebuild};
 use crate::linear::{DeferredLinear, Linear};
-use crate::packed::Again;
-use crate::saved::{Deferred, Saved, restore, restore_mut};
+use crate::saved::{Deferred, Saved, Shared};
 
 /// `gelu(x · w + b)`.
 pub struct LinearGelu {
@@ -20,7 +20,8 @@ pub struct LinearGelu {
     pub gelu: Gelu,
 }
 
-struct SavedLinearGelu {
+/// What backward reads beside x.
+pub struct SavedLinearGelu {
     /// `[batch, seq, out]`, before GELU.
     pre: Tensor,
 }
@@ -42,6 +43,8 @@ fn overwritable(cx: &Context, dy: Activation) -> Tensor {
 }
 
 impl Layer for LinearGelu {
+    type Own = SavedLinearGelu;
+
     fn parameters(&self) -> Vec<ParameterSpec> {
         self.linear.parameters()
     }
@@ -51,85 +54,81 @@ impl Layer for LinearGelu {
     }
 
     /// x: `[batch, seq, in]` -> y: `[batch, seq, out]`
-    fn forward(
-        &self,
-        cx: &Context,
-        parameters: &[View],
-        x: Activation,
-        residual: Option<Activation>,
-    ) -> Result<(Activation, Saved)> {
+    fn forward(&self, cx: &Context, call: Call) -> Result<(Activation, Saved<SavedLinearGelu>)> {
+        let Call { parameters, x, sum, .. } = call;
         let [batch, seq, _] = x.dims();
         let mut pre = cx.activation([batch, seq, self.linear.outputs], "linear_gelu.pre");
         let mut y = cx.activation([batch, seq, self.linear.outputs], "linear_gelu.y");
-        let uses = if cx.again == Again::Never { 1 } else { 2 };
-        self.linear.with_weight(cx, parameters[0], (PackedFor::Forward, uses), |w| {
-            cx.device.linear_gelu(x.view(), w, parameters[1], self.gelu, pre.view_mut(), y.view_mut());
-        });
-        Ok((add_residual(cx, y, residual), Saved::new(SavedLinearGelu { pre }).with_input(x)))
+        let (w, bias) = (self.linear.weight(parameters), parameters.value(1));
+        cx.device.linear_gelu(x.view(), w, bias, self.gelu, pre.view_mut(), y.view_mut());
+        Ok((cx.plus(y, sum), Saved::new(SavedLinearGelu { pre }).with_input(x)))
     }
 
-    fn rebuild(&self) -> Option<&dyn Rebuild> {
-        Some(self)
-    }
-
-    /// dx overwrites, or adds to the residual; dw, db as `gradients` says.
+    /// dx overwrites, or adds to the sum; dw, db where they are wanted.
     fn backward(
         &self,
         cx: &Context,
-        parameters: &[View],
-        gradients: &mut [Gradient],
-        saved: Saved,
-        dy: Activation,
-        residual: Option<Activation>,
+        saved: Saved<SavedLinearGelu>,
+        call: Call,
     ) -> Result<Option<Activation>> {
-        let Saved { x, own, .. } = saved;
-        let SavedLinearGelu { pre } = restore(own);
+        let Call { parameters, x: dy, sum, input_wanted } = call;
+        let Saved { x, own: SavedLinearGelu { pre }, .. } = saved;
+        let x = x.into_held();
         let mut dpre = overwritable(cx, dy);
-        let [dw, db] = gradients else { panic!("a linear layer has two parameters") };
-        let (view, accumulate) = db.write();
-        cx.device.gelu_backward(pre.view(), self.gelu, dpre.view_mut(), view, accumulate);
+        {
+            let mut db = parameters.gradient(1).expect("the gradient of a bias before GELU");
+            let (view, accumulate) = db.write();
+            cx.device.gelu_backward(pre.view(), self.gelu, dpre.view_mut(), view, accumulate);
+        }
         drop(pre);
-        Ok(Some(self.linear.input_and_weight_gradients(cx, parameters, dw, x.into_held(), &dpre, residual)))
+        self.linear.weight_gradient(cx, parameters, &x, &dpre);
+        let shape = x.shape();
+        drop(x);
+        Ok(input_wanted.then(|| self.linear.input_gradient(cx, parameters, shape, &dpre, sum)))
+    }
+
+    fn rebuild(&self) -> Option<Rebuild> {
+        Some(Rebuild { reads_input: false, always: false })
+    }
+
+    /// y = gelu(pre)
+    fn output(
+        &self,
+        cx: &Context,
+        _: Parameters,
+        _: &Shared,
+        own: &mut SavedLinearGelu,
+    ) -> Result<Activation> {
+        let mut y = cx.activation(own.pre.shape(), "linear_gelu.y_again");
+        cx.device.gelu(own.pre.view(), self.gelu, y.view_mut());
+        Ok(Arc::new(y))
     }
 
     /// dx; x, the derivative before GELU and its sum over rows (in f32) are kept.
     fn backward_input(
         &self,
         cx: &Context,
-        parameters: &[View],
-        saved: Saved,
-        dy: Activation,
-        residual: Option<Activation>,
+        saved: Saved<SavedLinearGelu>,
+        call: Call,
     ) -> Result<(Option<Activation>, Deferred)> {
-        let x = saved.x.into_held();
-        let SavedLinearGelu { pre } = restore(saved.own);
+        let Call { parameters, x: dy, sum, input_wanted } = call;
+        let Saved { x, own: SavedLinearGelu { pre }, .. } = saved;
+        let x = x.into_held();
         let mut dpre = overwritable(cx, dy);
         let mut db = cx.statistics([self.linear.outputs], "deferred.gradient");
         cx.device.gelu_backward(pre.view(), self.gelu, dpre.view_mut(), db.view_mut(), false);
         drop(pre);
-        let dx = self.linear.input_gradient(cx, parameters, x.shape(), &dpre, residual);
+        let dx = input_wanted.then(|| self.linear.input_gradient(cx, parameters, x.shape(), &dpre, sum));
         let linear = DeferredLinear { x, dy: Arc::new(dpre) };
-        Ok((Some(dx), Deferred::new(DeferredLinearGelu { linear, db })))
+        Ok((dx, Deferred::new(DeferredLinearGelu { linear, db })))
     }
 
-    fn backward_weight(&self, cx: &Context, gradients: &mut [Gradient], deferred: Deferred) -> Result<()> {
+    fn backward_weight(&self, cx: &Context, parameters: Parameters, deferred: Deferred) -> Result<()> {
         let DeferredLinearGelu { linear: DeferredLinear { x, dy }, db } = deferred.restore();
-        gradients[1].add(cx, db.view());
-        self.linear.weight_gradient(cx, &mut gradients[0], &x, &dy);
+        if let Some(mut gradient) = parameters.gradient(1) {
+            gradient.add(cx, db.view());
+        }
+        self.linear.weight_gradient(cx, parameters, &x, &dy);
         Ok(())
-    }
-}
-
-impl Rebuild for LinearGelu {
-    fn reads_input(&self) -> bool {
-        false
-    }
-
-    /// y = gelu(pre)
-    fn output(&self, cx: &Context, _: &[View], saved: &mut Saved) -> Result<Activation> {
-        let SavedLinearGelu { pre } = restore_mut(&mut *saved.own);
-        let mut y = cx.activation(pre.shape(), "linear_gelu.y_again");
-        cx.device.gelu(pre.view(), self.gelu, y.view_mut());
-        Ok(Arc::new(y))
     }
 }

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use crate::head::Head;
-use crate::layer::{Layer, ParameterSpec};
+use crate::layer::{AnyLayer, ParameterSpec};
 
 /// What a block is in its model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,7 +26,7 @@ pub struct Block {
     /// What the block is in the model; `parallel.cut = "uniform"` gives every stage as many Transformer blocks.
     pub role: BlockRole,
     /// The layer of the block.
-    pub layer: Box<dyn Layer>,
+    pub layer: Box<dyn AnyLayer>,
 }
 
 /// Blocks and head, and the parameters that each of them uses.

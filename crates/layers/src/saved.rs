@@ -9,36 +9,58 @@ use std::any::Any;
 use crate::activation::Activation;
 
 /// What a layer's forward saves for its backward.
-pub struct Saved {
+pub struct Saved<Own> {
     /// The layer's input.
     pub x: Shared,
-    /// The layer's output, without a residual.
+    /// The layer's output, without a sum.
     pub y: Shared,
     /// The layer's own struct.
-    pub own: Box<dyn Any + Send>,
+    pub own: Own,
 }
 
-impl Saved {
+/// The own struct of a layer of any type.
+pub type AnyOwn = Box<dyn Any + Send>;
+
+/// What a layer of any type saves.
+pub type AnySaved = Saved<AnyOwn>;
+
+impl<Own> Saved<Own> {
     /// Saves the layer's own struct; backward reads neither input nor output.
-    pub fn new(own: impl Any + Send) -> Saved {
-        Saved { x: Shared::Unread, y: Shared::Unread, own: Box::new(own) }
+    pub fn new(own: Own) -> Saved<Own> {
+        Saved { x: Shared::Unread, y: Shared::Unread, own }
     }
 
     /// Backward reads the input too.
     #[must_use]
-    pub fn with_input(self, x: Activation) -> Saved {
+    pub fn with_input(self, x: Activation) -> Saved<Own> {
         Saved { x: Shared::Held(x), ..self }
     }
 
     /// Backward reads the output too.
     #[must_use]
-    pub fn with_output(self, y: Activation) -> Saved {
+    pub fn with_output(self, y: Activation) -> Saved<Own> {
         Saved { y: Shared::Held(y), ..self }
+    }
+
+    /// The same, with its own struct of any type.
+    pub(crate) fn boxed(self) -> AnySaved
+    where
+        Own: Send + 'static,
+    {
+        Saved { x: self.x, y: self.y, own: Box::new(self.own) }
+    }
+}
+
+impl AnySaved {
+    /// The same, as the layer knows it.
+    #[track_caller]
+    pub(crate) fn unboxed<Own: 'static>(self) -> Saved<Own> {
+        Saved { x: self.x, y: self.y, own: restore(self.own) }
     }
 }
 
 /// What the first part of backward saves for the second, which knows its type.
-pub struct Deferred(Box<dyn Any + Send>);
+pub struct Deferred(AnyOwn);
 
 impl Deferred {
     /// Saves a struct of the layer.
@@ -114,14 +136,14 @@ impl Shared {
     }
 }
 
-/// The layer's own struct, by its type.
+/// A struct of a layer, by its type, where it stays.
 #[track_caller]
-pub fn restore<T: 'static>(own: Box<dyn Any + Send>) -> T {
-    *own.downcast::<T>().unwrap_or_else(|_| panic!("saved is not {}", std::any::type_name::<T>()))
+pub(crate) fn restored<T: 'static>(own: &mut AnyOwn) -> &mut T {
+    (**own).downcast_mut().unwrap_or_else(|| panic!("saved is not {}", std::any::type_name::<T>()))
 }
 
-/// The layer's own struct, mutable.
+/// A struct of a layer, by its type.
 #[track_caller]
-pub fn restore_mut<T: 'static>(own: &mut (dyn Any + Send)) -> &mut T {
-    own.downcast_mut().unwrap_or_else(|| panic!("saved is not {}", std::any::type_name::<T>()))
+fn restore<T: 'static>(own: AnyOwn) -> T {
+    *own.downcast::<T>().unwrap_or_else(|_| panic!("saved is not {}", std::any::type_name::<T>()))
 }

@@ -1,7 +1,7 @@
 //! Computing again instead of keeping: the same bits, less kept, no product of weights that is not needed.
 
 use crate::rig::{DRAW, HIDDEN, P, SEQ, kernels, left, linear, norm, numbers, plain, rebuilding, trace};
-use phalanx_layers::{Layer, LinearGelu, Recompute, Sequence};
+use phalanx_layers::{AnyLayer, LinearGelu, Recompute, Sequence};
 use phalanx_tensor::Gelu;
 use phalanx_trace::PhaseName;
 
@@ -12,7 +12,7 @@ const ROW: u64 = (4 * SEQ) as u64;
 fn check(p: P) {
     let expected = numbers(&plain(p), 3, Some(DRAW));
     assert!(expected.dx.iter().any(|bits| *bits != 0));
-    let others: [(&str, Box<dyn Layer>); 4] = [
+    let others: [(&str, Box<dyn AnyLayer>); 4] = [
         ("rebuilding", Box::new(rebuilding(p))),
         ("recomputed", Box::new(Recompute(plain(p)))),
         ("recomputed, rebuilding", Box::new(Recompute(rebuilding(p)))),
@@ -37,7 +37,7 @@ fn the_same_bits_with_dropout() {
 
 #[test]
 fn what_is_made_again_may_be_made_from_what_is_made_again() {
-    let layers = || -> Vec<Box<dyn Layer>> {
+    let layers = || -> Vec<Box<dyn AnyLayer>> {
         vec![
             Box::new(norm("a")),
             Box::new(norm("b")),
@@ -77,7 +77,7 @@ fn what_is_kept() {
     );
     // The input is the caller's; the output is one of the three of `linear.y` above.
     assert_eq!(left(&trace(&Recompute(plain(p)), None), PhaseName::Forward), [("linear.y", H)], "the output");
-    for layer in [&plain(p) as &dyn Layer, &rebuilding(p), &Recompute(plain(p))] {
+    for layer in [&plain(p) as &dyn AnyLayer, &rebuilding(p), &Recompute(plain(p))] {
         assert_eq!(left(&trace(layer, None), PhaseName::Backward), [], "nothing stays but what was there");
     }
 }
@@ -85,7 +85,7 @@ fn what_is_kept() {
 #[test]
 fn what_is_computed_again() {
     let p = (0.1, 0.1);
-    let of = |layer: &dyn Layer, phase| {
+    let of = |layer: &dyn AnyLayer, phase| {
         let mut kernels = kernels(&trace(layer, Some(DRAW)), phase);
         kernels.sort_unstable();
         kernels

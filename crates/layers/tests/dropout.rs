@@ -5,16 +5,15 @@ use std::collections::HashSet;
 
 use crate::rig::{DRAW, HEADS, HIDDEN, SEQ, linear, norm, numbers, plain, trace};
 use phalanx_layers::{
-    Activation, Context, Draw, Dropped, Gradient, Layer, Linear, ParameterSpec, Residual, Result, Saved,
-    Sequence,
+    Activation, AnyLayer, Call, Context, Draw, Dropped, Layer, Linear, ParameterSpec, Residual, Result,
+    Saved, Sequence,
 };
-use phalanx_tensor::View;
 
 #[test]
 fn nothing_is_computed_or_taken_where_nothing_is_dropped() {
     let bare = |layer: Linear| Sequence::new(vec![Box::new(norm("a")), Box::new(layer)]);
     let dropped = |layer: Linear, p| {
-        let layer = Dropped { layer, p, name: "drop".into() };
+        let layer = Dropped { layer: Box::new(layer), p, name: "drop".into() };
         Sequence::new(vec![Box::new(norm("a")), Box::new(layer)])
     };
     let make = || linear("b", HIDDEN, HIDDEN);
@@ -49,37 +48,25 @@ fn draws_differ_by_seed_step_and_layer_and_count_in_the_global_batch() {
 struct Through;
 
 impl Layer for Through {
+    type Own = ();
+
     fn parameters(&self) -> Vec<ParameterSpec> {
         Vec::new()
     }
 
-    fn forward(
-        &self,
-        _: &Context,
-        _: &[View],
-        x: Activation,
-        residual: Option<Activation>,
-    ) -> Result<(Activation, Saved)> {
-        assert!(residual.is_none());
-        Ok((x, Saved::new(())))
+    fn forward(&self, _: &Context, call: Call) -> Result<(Activation, Saved<()>)> {
+        assert!(call.sum.is_none());
+        Ok((call.x, Saved::new(())))
     }
 
-    fn backward(
-        &self,
-        _: &Context,
-        _: &[View],
-        _: &mut [Gradient],
-        _: Saved,
-        dy: Activation,
-        _: Option<Activation>,
-    ) -> Result<Option<Activation>> {
-        Ok(Some(dy))
+    fn backward(&self, _: &Context, _: Saved<()>, call: Call) -> Result<Option<Activation>> {
+        Ok(Some(call.x))
     }
 }
 
 #[test]
 fn backward_drops_what_forward_dropped() {
-    let layer = Dropped { layer: Through, p: 0.5, name: "drop".into() };
+    let layer = Dropped { layer: Box::new(Through), p: 0.5, name: "drop".into() };
     let (batch, elements) = (20, 20 * SEQ * HIDDEN);
     let fallen = |bits: &[u32]| bits.iter().map(|b| f32::from_bits(*b) == 0.0).collect::<Vec<_>>();
     let first = numbers(&layer, batch, Some(DRAW));
@@ -94,8 +81,8 @@ fn backward_drops_what_forward_dropped() {
 #[test]
 fn a_cut_batch_drops_the_same_elements() {
     let p = 0.4;
-    let layers: [(&str, Box<dyn Layer>); 2] = [
-        ("alone", Box::new(Dropped { layer: Through, p, name: "drop".into() })),
+    let layers: [(&str, Box<dyn AnyLayer>); 2] = [
+        ("alone", Box::new(Dropped { layer: Box::new(Through), p, name: "drop".into() })),
         ("block", Box::new(plain((p, p)))),
     ];
     for (name, layer) in layers {

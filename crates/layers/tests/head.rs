@@ -2,8 +2,8 @@
 
 use phalanx_cpu::Cpu;
 use phalanx_layers::head::{Classes, HeadInput};
-use phalanx_layers::{Context, Gradient, Head, Init, LinearCrossEntropy};
-use phalanx_tensor::{Arena, Category, CrossEntropy, DType, Device, IGNORED, Shape, Tensor, View};
+use phalanx_layers::{Call, Context, Gradient, Head, Init, LinearCrossEntropy, Parameter, Parameters};
+use phalanx_tensor::{Arena, Category, CrossEntropy, DType, Device, IGNORED, Shape, Tensor};
 use phalanx_trace::{Event, PhaseName};
 
 const ROWS: usize = 7;
@@ -70,9 +70,6 @@ fn part(device: &Device, bias: bool, [first, end]: [usize; 2], others: Option<&[
         (tensor(device, [columns, HIDDEN], &of("dw", HIDDEN)), tensor(device, [columns], &of("db", 1)));
     let mut written = [false, false];
     let [write_w, write_b] = &mut written;
-    let parameters: Vec<View> = [w.view(), b.view()][..1 + bias as usize].to_vec();
-    let mut gradients = vec![Gradient::new(dw.view_mut(), write_w), Gradient::new(db.view_mut(), write_b)];
-    gradients.truncate(1 + bias as usize);
     let mut own = Vec::new();
     let mut exchange = |statistics: Tensor| {
         let [rows, four] = statistics.dims();
@@ -86,11 +83,14 @@ fn part(device: &Device, bias: bool, [first, end]: [usize; 2], others: Option<&[
         }
     };
     let (cx, targets, classes) = (context(device), targets(device), Classes { first, here: columns });
-    let some = Some(&mut gradients[..]);
-    let input = HeadInput { x: &x, targets: &targets, numbers: NUMBERS, classes };
-    let passed = head.pass(&cx, &parameters, some, input, &mut exchange);
-    let (loss, dx) = passed.unwrap();
-    drop(gradients);
+    let input = HeadInput { x: &x, targets: &targets, numbers: NUMBERS, classes, input_wanted: true };
+    let (loss, dx) = {
+        let slots = [Gradient::new(dw.view_mut(), write_w), Gradient::new(db.view_mut(), write_b)];
+        let with_slot = |(value, slot)| Parameter::with_gradient(value, slot);
+        let parameters: Vec<_> = [w.view(), b.view()].into_iter().zip(slots).map(with_slot).collect();
+        let parameters = Parameters::new(&parameters[..1 + bias as usize]);
+        head.pass(&cx, parameters, input, &mut exchange).unwrap()
+    };
     let db = if bias { read(device, &db) } else { Vec::new() };
     let results = [read(device, &loss), read(device, &dx.unwrap()), read(device, &dw), db];
     Part { results, own }
@@ -132,16 +132,18 @@ fn a_loss_alone_is_that_of_training_and_takes_no_logits() {
     let x = || tensor(&device, [ROWS, HIDDEN], &values("x", ROWS * HIDDEN));
     let w = tensor(&device, [VOCAB, HIDDEN], &values("w", VOCAB * HIDDEN));
     let b = tensor(&device, [VOCAB], &values("b", VOCAB));
-    let (cx, parameters) = (context(&device), [w.view(), b.view()]);
-    let loss = head.loss(&cx, &parameters, x().into(), &targets(&device), NUMBERS).unwrap();
+    let (cx, parameters) = (context(&device), [w.view(), b.view()].map(Parameter::read));
+    let call = Call { input_wanted: false, ..Call::new(Parameters::new(&parameters), x().into()) };
+    let (loss, _) = head.loss(&cx, call, &targets(&device), NUMBERS).unwrap();
     assert_eq!(read(&device, &loss), part(&device, true, [0, VOCAB], None).results[0]);
 
     let meta = Device::meta(1);
     let like = |t: &Tensor| meta.alloc(t.dtype(), t.shape(), Category::Activations, "test");
     let (x, w, b, targets) = (like(&x()), like(&w), like(&b), like(&targets(&device)));
     meta.phase(PhaseName::Loss, || {
-        let parameters = [w.view(), b.view()];
-        head.loss(&context(&meta), &parameters, x.into(), &targets, NUMBERS).unwrap()
+        let parameters = [w.view(), b.view()].map(Parameter::read);
+        let call = Call { input_wanted: false, ..Call::new(Parameters::new(&parameters), x.into()) };
+        head.loss(&context(&meta), call, &targets, NUMBERS).unwrap()
     });
     let trace = meta.take_trace(0);
     let names: Vec<&str> = trace
@@ -171,6 +173,7 @@ fn a_bias_is_a_parameter_that_starts_at_zero_and_moves_logits() {
         tensor(&device, [VOCAB, HIDDEN], &values("w", VOCAB * HIDDEN)),
     );
     let b = tensor(&device, [VOCAB], &values("b", VOCAB));
-    let logits = head(true).logits(&context(&device), &[w.view(), b.view()], x.view());
+    let parameters = [w.view(), b.view()].map(Parameter::read);
+    let logits = head(true).logits(&context(&device), Parameters::new(&parameters), x.view());
     assert_eq!(read(&device, &logits), values("b", VOCAB));
 }

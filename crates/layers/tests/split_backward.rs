@@ -6,17 +6,17 @@ use std::sync::Arc;
 use crate::rig::{DRAW, HIDDEN, SEQ, attention, bits_of, filled_as, linear, norm, plain, rebuilding};
 use phalanx_cpu::Cpu;
 use phalanx_layers::{
-    Activation, Context, Deferred, Draw, Dropped, Embedding, Gradient, Init, Layer, Linear, LinearGelu,
-    ParameterSpec, Recompute, Residual, Saved, Sequence,
+    Activation, AnyLayer, AnySaved, Call, Context, Deferred, Draw, Dropped, Embedding, Init, Layer, Linear,
+    LinearGelu, Parameter, ParameterSpec, Parameters, Recompute, Residual, Sequence,
 };
-use phalanx_tensor::{Arena, Category, DType, Device, Gelu, Layout, Shape, Tensor, View};
+use phalanx_tensor::{Arena, Category, DType, Device, Gelu, Layout, Shape, Tensor};
 
 const BATCH: usize = 3;
 const VOCAB: usize = 11;
 
-/// One call of a micro-batch.
+/// One pass of a micro-batch.
 #[derive(Clone, Copy)]
-enum Call {
+enum Pass {
     Forward(usize),
     /// The whole backward.
     Backward(usize),
@@ -25,18 +25,18 @@ enum Call {
     /// Its second part.
     Weight(usize),
 }
-use Call::{Backward, Forward, Input, Weight};
+use Pass::{Backward, Forward, Input, Weight};
 
 /// The oracle, and the possible orders of the parts of backward: weights in the order of micro-batches.
-const WHOLE: [Call; 4] = [Forward(0), Backward(0), Forward(1), Backward(1)];
-const SPLIT: [(&str, [Call; 6]); 3] = [
+const WHOLE: [Pass; 4] = [Forward(0), Backward(0), Forward(1), Backward(1)];
+const SPLIT: [(&str, [Pass; 6]); 3] = [
     ("at once", [Forward(0), Input(0), Weight(0), Forward(1), Input(1), Weight(1)]),
     ("later", [Forward(0), Input(0), Forward(1), Input(1), Weight(0), Weight(1)]),
     ("all forwards first", [Forward(0), Forward(1), Input(0), Input(1), Weight(0), Weight(1)]),
 ];
 
 /// A layer by name, the width of its input (`None` for tokens) and that of its output.
-type Case = (String, Box<dyn Layer>, Option<usize>, usize);
+type Case = (String, Box<dyn AnyLayer>, Option<usize>, usize);
 
 /// How the layer is run.
 #[derive(Clone, Copy, Debug)]
@@ -61,12 +61,12 @@ struct Bits {
 
 /// A layer while it runs some calls.
 struct Bench<'a> {
-    layer: &'a dyn Layer,
+    layer: &'a dyn AnyLayer,
     device: &'a Device,
     setting: Setting,
     widths: (Option<usize>, usize),
-    parameters: Vec<View<'a>>,
-    saved: [Option<Saved>; 2],
+    parameters: Parameters<'a>,
+    saved: [Option<AnySaved>; 2],
     deferred: [Option<Deferred>; 2],
     /// Tensors that are also held elsewhere, and their bits.
     held: Vec<(Activation, Vec<u32>)>,
@@ -102,37 +102,36 @@ impl Bench<'_> {
         Arc::new(tensor)
     }
 
-    fn residual(&mut self, name: &str, micro_batch: usize, width: usize) -> Option<Activation> {
+    fn sum(&mut self, name: &str, micro_batch: usize, width: usize) -> Option<Activation> {
         self.setting.residual.then(|| self.activation(name, micro_batch, width))
     }
 
-    fn call(&mut self, call: Call, gradients: &mut [Gradient]) {
+    fn call(&mut self, pass: Pass) {
         let (inputs, outputs) = self.widths;
-        match call {
+        match pass {
             Forward(m) => {
                 let x = match inputs {
                     Some(width) => self.activation("x", m, width),
                     None => self.tokens(m),
                 };
-                let residual = self.residual("residual", m, outputs);
-                let forward = self.layer.forward(&self.context(m), &self.parameters, x, residual);
-                let (y, saved) = forward.unwrap();
+                let sum = self.sum("residual", m, outputs);
+                let call = Call { sum, ..Call::new(self.parameters, x) };
+                let (y, saved) = self.layer.forward(&self.context(m), call).unwrap();
                 self.out.y.push(bits_of(self.device, &y));
                 self.saved[m] = Some(saved);
             }
             Backward(m) | Input(m) => {
                 let dy = self.activation("dy", m, outputs);
-                let residual = inputs.and_then(|width| self.residual("dresidual", m, width));
+                let sum = inputs.and_then(|width| self.sum("dresidual", m, width));
                 let saved = self.saved[m].take().unwrap();
+                let call = Call { sum, ..Call::new(self.parameters, dy) };
                 let cx = self.context(m);
-                let dx = match call {
-                    Backward(_) => self.layer.backward(&cx, &self.parameters, gradients, saved, dy, residual),
-                    _ => self.layer.backward_input(&cx, &self.parameters, saved, dy, residual).map(
-                        |(dx, later)| {
-                            self.deferred[m] = Some(later);
-                            dx
-                        },
-                    ),
+                let dx = match pass {
+                    Backward(_) => self.layer.backward(&cx, saved, call),
+                    _ => self.layer.backward_input(&cx, saved, call).map(|(dx, later)| {
+                        self.deferred[m] = Some(later);
+                        dx
+                    }),
                 };
                 let dx = dx.unwrap();
                 assert_eq!(dx.is_some(), inputs.is_some(), "tokens alone have no gradient");
@@ -140,14 +139,14 @@ impl Bench<'_> {
             }
             Weight(m) => {
                 let later = self.deferred[m].take().unwrap();
-                self.layer.backward_weight(&self.context(m), gradients, later).unwrap();
+                self.layer.backward_weight(&self.context(m), self.parameters, later).unwrap();
             }
         }
     }
 }
 
 /// Runs some calls from the same start. Gradients that must be overwritten are filled with NaN.
-fn run(device: &Device, (_, layer, inputs, outputs): &Case, setting: Setting, calls: &[Call]) -> Bits {
+fn run(device: &Device, (_, layer, inputs, outputs): &Case, setting: Setting, calls: &[Pass]) -> Bits {
     let specs = layer.parameters();
     let fill = |spec: &ParameterSpec, dtype, seed: &str| {
         filled_as(device, dtype, &format!("{seed} {}", spec.name), 0, spec.shape.as_slice().into())
@@ -159,25 +158,25 @@ fn run(device: &Device, (_, layer, inputs, outputs): &Case, setting: Setting, ca
         gradients.iter_mut().for_each(|g| device.fill(g.view_mut(), f32::NAN));
     }
     let mut written = vec![setting.accumulate; specs.len()];
-    let slots = gradients.iter_mut().zip(&mut written).map(|(g, w)| Gradient::new(g.view_mut(), w));
-    let mut slots: Vec<Gradient> = slots.collect();
-    let mut bench = Bench {
-        layer: &**layer,
-        device,
-        setting,
-        widths: (*inputs, *outputs),
-        parameters: parameters.iter().map(Tensor::view).collect(),
-        saved: [None, None],
-        deferred: [None, None],
-        held: Vec::new(),
-        out: Bits::default(),
+    let mut out = {
+        let own = Parameter::with_gradients(&parameters, &mut gradients, &mut written);
+        let mut bench = Bench {
+            layer: &**layer,
+            device,
+            setting,
+            widths: (*inputs, *outputs),
+            parameters: Parameters::new(&own),
+            saved: [None, None],
+            deferred: [None, None],
+            held: Vec::new(),
+            out: Bits::default(),
+        };
+        calls.iter().for_each(|pass| bench.call(*pass));
+        for (tensor, before) in &bench.held {
+            assert!(bits_of(device, tensor) == *before, "what others hold is not written");
+        }
+        bench.out
     };
-    calls.iter().for_each(|call| bench.call(*call, &mut slots));
-    for (tensor, before) in &bench.held {
-        assert!(bits_of(device, tensor) == *before, "what others hold is not written");
-    }
-    let mut out = bench.out;
-    drop(slots);
     assert!(written.iter().all(|w| *w), "every gradient is written");
     out.gradients = gradients.iter().map(|g| bits_of(device, g)).collect();
     let finite = |bits: &Vec<u32>| bits.iter().all(|b| f32::from_bits(*b).is_finite());
@@ -213,8 +212,8 @@ fn gelu(gelu: Gelu, layout: Layout) -> LinearGelu {
     LinearGelu { linear: Linear { layout, ..linear("fc", HIDDEN, 4 * HIDDEN) }, gelu }
 }
 
-fn dropped<L>(layer: L, p: f32) -> Dropped<L> {
-    Dropped { layer, p, name: "drop".into() }
+fn dropped(layer: impl Layer + 'static, p: f32) -> Dropped {
+    Dropped { layer: Box::new(layer), p, name: "drop".into() }
 }
 
 fn embedding(types: bool) -> Embedding {
@@ -285,7 +284,7 @@ fn dropped_and_residual() {
 
 #[test]
 fn sequences_and_blocks() {
-    let layers = || -> Vec<Box<dyn Layer>> {
+    let layers = || -> Vec<Box<dyn AnyLayer>> {
         vec![
             Box::new(norm("a")),
             Box::new(norm("b")),
@@ -295,7 +294,7 @@ fn sequences_and_blocks() {
             Box::new(norm("d")),
         ]
     };
-    let block = |name: &str, layer: Box<dyn Layer>| (name.to_string(), layer, Some(HIDDEN), HIDDEN);
+    let block = |name: &str, layer: Box<dyn AnyLayer>| (name.to_string(), layer, Some(HIDDEN), HIDDEN);
     let p = (0.2, 0.3);
     check(vec![
         block("sequence", Box::new(Sequence::new(layers()))),
@@ -311,16 +310,17 @@ fn sequences_and_blocks() {
 #[test]
 fn blocks_in_blocks() {
     let p = (0.2, 0.3);
-    let inner = || -> Vec<Box<dyn Layer>> {
+    let inner = || -> Vec<Box<dyn AnyLayer>> {
         vec![
             Box::new(Recompute(plain(p))),
             Box::new(Residual(Sequence::new(vec![Box::new(norm("a")), Box::new(Recompute(rebuilding(p)))]))),
             Box::new(norm("b")),
         ]
     };
-    let model = |recomputed: bool| -> Box<dyn Layer> {
+    let model = |recomputed: bool| -> Box<dyn AnyLayer> {
         let blocks = Sequence::new(inner()).rebuilding();
-        let blocks: Box<dyn Layer> = if recomputed { Box::new(Recompute(blocks)) } else { Box::new(blocks) };
+        let blocks: Box<dyn AnyLayer> =
+            if recomputed { Box::new(Recompute(blocks)) } else { Box::new(blocks) };
         Box::new(Sequence::new(vec![Box::new(dropped(embedding(true), 0.3)), blocks, Box::new(norm("c"))]))
     };
     check(vec![

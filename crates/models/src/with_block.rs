@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use crate::{Arch, Dropouts, Model, ModelShape, NumberedLayers, Objective, Stored};
 
-type MakeLayer = dyn Fn(&TensorParallel) -> Box<dyn Layer> + Send + Sync;
+type MakeLayer = dyn Fn(&TensorParallel) -> Box<dyn AnyLayer> + Send + Sync;
 
 /// A model with one more block between its last and its head.
 #[derive(Clone)]
@@ -24,7 +24,7 @@ impl WithBlock {
     pub fn new(
         model: impl Into<Arc<dyn Model>>,
         name: impl Into<String>,
-        make: impl Fn(&TensorParallel) -> Box<dyn Layer> + Send + Sync + 'static,
+        make: impl Fn(&TensorParallel) -> Box<dyn AnyLayer> + Send + Sync + 'static,
     ) -> WithBlock {
         WithBlock { model: model.into(), name: name.into(), make: Arc::new(make) }
     }

@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use phalanx_collectives::{CollectiveError, Group};
-use phalanx_layers::{Activation, Block, BlockRole, Context, Saved};
+use phalanx_layers::{Activation, AnySaved, Block, BlockRole, Context};
 use phalanx_tensor::{Category, DeviceError, Memory, Shape, Tensor};
 use phalanx_trace::{Axis, Placement, Placements};
 
@@ -72,7 +72,7 @@ impl BlockInputs {
         cx: &Context,
         kept: &mut Kept,
         block: &Block,
-        saved: &mut Saved,
+        saved: &mut AnySaved,
         number: usize,
     ) -> Result<(), CollectiveError> {
         if self.is_at_home() || block.role != BlockRole::Transformer {
@@ -142,7 +142,7 @@ impl BlockInputs {
         cx: &Context,
         kept: &mut Kept,
         block: &Block,
-        saved: &mut Saved,
+        saved: &mut AnySaved,
         number: usize,
     ) -> Result<(), CollectiveError> {
         self.fetch(cx, kept, number + 1)?;
@@ -155,7 +155,7 @@ impl BlockInputs {
         let input = self.whole(cx, part, shape)?;
         cx.device.place(input.view(), placements);
         let input = Arc::new(input);
-        block.layer.each_input(saved, &mut |place| place.recall(&input));
+        block.layer.each_input(&mut saved.x, &mut saved.own, &mut |place| place.recall(&input));
         self.fetch(cx, kept, number)
     }
 
@@ -214,10 +214,12 @@ fn only(mut tensors: Vec<Tensor>) -> Tensor {
 }
 
 /// Takes the input of a block out of what it saved, if only the block holds it.
-fn take(block: &Block, saved: &mut Saved) -> Option<Tensor> {
+fn take(block: &Block, saved: &mut AnySaved) -> Option<Tensor> {
     let mut input: Option<Activation> = None;
-    block.layer.each_input(saved, &mut |place| input = place.take().or(input.take()));
+    block.layer.each_input(&mut saved.x, &mut saved.own, &mut |place| input = place.take().or(input.take()));
     Arc::try_unwrap(input?)
-        .inspect_err(|shared| block.layer.each_input(saved, &mut |place| place.recall(shared)))
+        .inspect_err(|shared| {
+            block.layer.each_input(&mut saved.x, &mut saved.own, &mut |place| place.recall(shared));
+        })
         .ok()
 }

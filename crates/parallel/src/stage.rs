@@ -7,7 +7,9 @@
 //! parameters share no chunk with those of blocks.
 
 use phalanx_collectives::CollectiveError;
-use phalanx_layers::{Activation, Context, Deferred, Failure, Network, ParameterSpec, Saved};
+use phalanx_layers::{
+    Activation, AnySaved, Call, Context, Deferred, Failure, Network, ParameterSpec, Parameters,
+};
 use phalanx_tensor::{CrossEntropy, Device, Tensor, View};
 use phalanx_trace::{Axis, Placement, Placements};
 
@@ -72,7 +74,7 @@ fn tensor_placement(spec: &ParameterSpec) -> Placements {
 /// What forward of a stage saves of a micro-batch for backward.
 pub struct SavedStage {
     /// What each block saved.
-    saved: Vec<Saved>,
+    saved: Vec<AnySaved>,
     /// The inputs of blocks that are not where their block left them.
     inputs: Kept,
     /// The input of the head, in the last stage.
@@ -124,8 +126,6 @@ impl Stage {
         x: Activation,
         watch: &mut Watch,
     ) -> Result<(Activation, SavedStage), CollectiveError> {
-        let packed = self.zero.packed();
-        let cx = &Context { packed: packed.as_deref(), ..*cx };
         let mut x = x;
         let mut saved = Vec::with_capacity(self.network.blocks.len());
         let mut inputs = Kept::default();
@@ -133,8 +133,11 @@ impl Stage {
             let _scope = cx.device.scope(self.network.block_name(i));
             self.enter(cx, i)?;
             self.show_parameters(watch, i);
-            let layer = &self.network.blocks[i].layer;
-            let (y, mut kept) = layer.forward(cx, &self.zero.parameters(i), x, None).map_err(cause)?;
+            let (y, mut kept) = {
+                let parameters = self.zero.parameters(i);
+                let call = call(&self.network, i, Parameters::new(&parameters), x);
+                self.network.blocks[i].layer.forward(cx, call).map_err(cause)?
+            };
             self.zero.release(i);
             show(watch, Seen::Output { block: self.network.first_block + i }, &y);
             x = y;
@@ -160,8 +163,6 @@ impl Stage {
         from: BackwardStart,
         watch: &mut Watch,
     ) -> Result<BackwardResult, CollectiveError> {
-        let packed = self.zero.packed();
-        let cx = &Context { packed: packed.as_deref(), ..*cx };
         let SavedStage { mut saved, mut inputs, head } = kept;
         self.inputs.fetch(cx, &mut inputs, usize::MAX)?;
         let (mut dy, loss) = self.begin_backward(cx, head, from, watch)?;
@@ -172,10 +173,12 @@ impl Stage {
             self.inputs.put_back(cx, &mut inputs, &self.network.blocks[i], &mut kept, i)?;
             self.show_parameters(watch, i);
             self.zero.open_gradients(i)?;
-            let layer = &self.network.blocks[i].layer;
-            let (parameters, mut gradients) = self.zero.parameters_and_gradients(i);
-            let dx = layer.backward(cx, &parameters, &mut gradients, kept, dy, None).map_err(cause)?;
-            drop((parameters, gradients));
+            let dx = {
+                let Stage { zero, network, .. } = &mut *self;
+                let parameters = zero.parameters_with_gradients(i);
+                let call = call(network, i, Parameters::new(&parameters), dy);
+                network.blocks[i].layer.backward(cx, kept, call).map_err(cause)?
+            };
             self.zero.release(i);
             self.show_gradients(watch, i);
             self.show_input_gradient(watch, i, dx.as_ref());
@@ -197,8 +200,6 @@ impl Stage {
         from: BackwardStart,
         watch: &mut Watch,
     ) -> Result<(BackwardResult, DeferredStage), CollectiveError> {
-        let packed = self.zero.packed();
-        let cx = &Context { packed: packed.as_deref(), ..*cx };
         let SavedStage { mut saved, mut inputs, head } = kept;
         self.inputs.fetch(cx, &mut inputs, usize::MAX)?;
         let (mut dy, loss) = self.begin_backward(cx, head, from, watch)?;
@@ -209,10 +210,11 @@ impl Stage {
             self.enter(cx, i)?;
             self.inputs.put_back(cx, &mut inputs, &self.network.blocks[i], &mut kept, i)?;
             self.show_parameters(watch, i);
-            let layer = &self.network.blocks[i].layer;
-            let parameters = self.zero.parameters(i);
-            let (dx, deferred) = layer.backward_input(cx, &parameters, kept, dy, None).map_err(cause)?;
-            drop(parameters);
+            let (dx, deferred) = {
+                let parameters = self.zero.parameters(i);
+                let call = call(&self.network, i, Parameters::new(&parameters), dy);
+                self.network.blocks[i].layer.backward_input(cx, kept, call).map_err(cause)?
+            };
             self.zero.release(i);
             self.show_input_gradient(watch, i, dx.as_ref());
             later.push(deferred);
@@ -237,8 +239,12 @@ impl Stage {
         for (i, deferred) in (0..self.network.blocks.len()).rev().zip(later.0) {
             let _scope = cx.device.scope(self.network.block_name(i));
             self.zero.open_gradients(i)?;
-            let layer = &self.network.blocks[i].layer;
-            layer.backward_weight(cx, &mut self.zero.gradients(i), deferred).map_err(cause)?;
+            {
+                let Stage { zero, network, .. } = &mut *self;
+                let gradients = zero.gradients(i);
+                let layer = &network.blocks[i].layer;
+                layer.backward_weight(cx, Parameters::new(&gradients), deferred).map_err(cause)?;
+            }
             self.show_gradients(watch, i);
             self.reduce(cx, i)?;
         }
@@ -256,12 +262,14 @@ impl Stage {
         targets: &Tensor,
         numbers: CrossEntropy,
     ) -> Result<Tensor, CollectiveError> {
-        let packed = self.zero.packed();
-        let cx = &Context { packed: packed.as_deref(), ..*cx };
         let index = self.network.head_index();
         self.enter(cx, index)?;
         let head = self.network.head.as_ref().expect("the last stage has a head");
-        let loss = head.loss(cx, &self.zero.parameters(index), x, targets, numbers).map_err(cause)?;
+        let loss = {
+            let parameters = self.zero.parameters(index);
+            let call = Call { input_wanted: false, ..Call::new(Parameters::new(&parameters), x) };
+            head.loss(cx, call, targets, numbers).map_err(cause)?.0
+        };
         self.zero.release(index);
         Ok(loss)
     }
@@ -272,7 +280,6 @@ impl Stage {
     /// # Errors
     /// When a reduction fails.
     pub fn finish_gradients(&mut self, device: &Device) -> Result<(), CollectiveError> {
-        self.zero.free_packed();
         self.zero.finish_gradients()?;
         for tied in self.tied.iter().filter(|_| device.follows_placements()) {
             self.zero.place_terms(*tied, Axis::Pipeline);
@@ -296,12 +303,15 @@ impl Stage {
         self.enter(cx, index)?;
         self.show_parameters(watch, index);
         self.zero.open_gradients(index)?;
-        let head = self.network.head.as_ref().expect("the last stage has targets");
-        let (parameters, mut gradients) = self.zero.parameters_and_gradients(index);
         let x = x.expect("forward of the last stage saves the head's input");
-        let (loss, dx) =
-            head.loss_and_gradient(cx, &parameters, &mut gradients, x, targets, numbers).map_err(cause)?;
-        drop((parameters, gradients));
+        let (loss, dx) = {
+            let Stage { zero, network, .. } = &mut *self;
+            let head = network.head.as_ref().expect("the last stage has targets");
+            let parameters = zero.parameters_with_gradients(index);
+            let call = Call::new(Parameters::new(&parameters), x);
+            head.loss(cx, call, targets, numbers).map_err(cause)?
+        };
+        let dx = dx.expect("dx was asked for");
         self.zero.release(index);
         show(watch, Seen::Loss, &loss);
         self.show_gradients(watch, index);
@@ -314,7 +324,7 @@ impl Stage {
     fn enter(&mut self, cx: &Context, block: usize) -> Result<(), CollectiveError> {
         self.zero.acquire(block)?;
         if cx.device.follows_placements() {
-            let views = self.zero.parameters(block);
+            let views = self.zero.views(block);
             for (view, number) in views.into_iter().zip(&self.network.uses[block]) {
                 let spec = &self.network.parameters[*number];
                 cx.device.place_named(view, tensor_placement(spec), || spec.name.clone());
@@ -346,7 +356,7 @@ impl Stage {
 
     fn show_parameters(&self, watch: &mut Watch, block: usize) {
         let Some(watch) = watch else { return };
-        for (index, parameter) in self.zero.parameters(block).into_iter().enumerate() {
+        for (index, parameter) in self.zero.views(block).into_iter().enumerate() {
             watch(Seen::Parameter { block: self.network.first_block + block, index }, parameter);
         }
     }
@@ -364,6 +374,11 @@ impl Stage {
             watch(Seen::InputGradient { block: self.network.first_block + block }, dx.view());
         }
     }
+}
+
+/// The call of a block. The input of a model's first block has no derivative.
+fn call<'a>(network: &Network, block: usize, parameters: Parameters<'a>, x: Activation) -> Call<'a> {
+    Call { input_wanted: network.first_block + block > 0, ..Call::new(parameters, x) }
 }
 
 fn show(watch: &mut Watch, seen: Seen, x: &Tensor) {

@@ -5,7 +5,7 @@ use crate::rig::{
     AXES, Build, DRAW, HIDDEN, Numbers, P, PLAIN, ROWS, SEQ, Setting, allowed, block, distance, joined,
     parts, paths, rebuilding_block, same_within, whole,
 };
-use phalanx_layers::{Draw, Layer, Recompute, Residual, Sequence};
+use phalanx_layers::{AnyLayer, Draw, Recompute, Residual, Sequence};
 use phalanx_parallel::TensorParallel;
 use phalanx_tensor::Layout;
 
@@ -23,7 +23,7 @@ const PROBABILITIES: [P; 3] = [(0.3, 0.0), (0.0, 0.4), (0.3, 0.4)];
 #[test]
 fn ranks_drop_what_one_rank_drops() {
     for p in PROBABILITIES {
-        let build = move |tensor: &TensorParallel| -> Box<dyn Layer> { Box::new(block(tensor, p)) };
+        let build = move |tensor: &TensorParallel| -> Box<dyn AnyLayer> { Box::new(block(tensor, p)) };
         let expected = whole(&build, DROPPING);
         let later = Some(Draw { step: DRAW.step + 1, ..DRAW });
         let other = whole(&build, Setting { draw: later, ..PLAIN });
@@ -41,7 +41,7 @@ fn ranks_drop_what_one_rank_drops() {
 /// Without a residual, dropped elements are visible.
 #[test]
 fn the_same_elements_fall() {
-    let build = |tensor: &TensorParallel| -> Box<dyn Layer> {
+    let build = |tensor: &TensorParallel| -> Box<dyn AnyLayer> {
         let [_, mlp] = paths(tensor, Layout::InOut, (0.0, 0.4));
         Box::new(Sequence::new(mlp))
     };
@@ -58,21 +58,21 @@ fn again(p: P) -> Vec<(&'static str, Box<Build>)> {
     vec![
         (
             "rebuilding",
-            Box::new(move |t: &TensorParallel| -> Box<dyn Layer> { Box::new(rebuilding_block(t, p)) }),
+            Box::new(move |t: &TensorParallel| -> Box<dyn AnyLayer> { Box::new(rebuilding_block(t, p)) }),
         ),
         (
             "recomputed",
-            Box::new(move |t: &TensorParallel| -> Box<dyn Layer> { Box::new(Recompute(block(t, p))) }),
+            Box::new(move |t: &TensorParallel| -> Box<dyn AnyLayer> { Box::new(Recompute(block(t, p))) }),
         ),
         (
             "recomputed, rebuilding",
-            Box::new(move |t: &TensorParallel| -> Box<dyn Layer> {
+            Box::new(move |t: &TensorParallel| -> Box<dyn AnyLayer> {
                 Box::new(Recompute(rebuilding_block(t, p)))
             }),
         ),
         (
             "recomputed paths",
-            Box::new(move |t: &TensorParallel| -> Box<dyn Layer> {
+            Box::new(move |t: &TensorParallel| -> Box<dyn AnyLayer> {
                 let path = |path| Box::new(Residual(Recompute(Sequence::new(path).rebuilding())));
                 let [a, b] = paths(t, Layout::InOut, p);
                 Box::new(Sequence::new(vec![path(a), path(b)]))
@@ -84,7 +84,7 @@ fn again(p: P) -> Vec<(&'static str, Box<Build>)> {
 #[test]
 fn what_is_computed_again_has_the_same_bits() {
     for p in [(0.0, 0.0), (0.3, 0.4)] {
-        let kept = move |tensor: &TensorParallel| -> Box<dyn Layer> { Box::new(block(tensor, p)) };
+        let kept = move |tensor: &TensorParallel| -> Box<dyn AnyLayer> { Box::new(block(tensor, p)) };
         for axis in AXES {
             for residual in [false, true] {
                 let setting = Setting { residual, ..DROPPING };
@@ -106,9 +106,11 @@ fn what_is_computed_again_has_the_same_bits() {
 /// A sequence that ends with columns, so that a recomputed layer begins or ends in the middle of a path.
 #[test]
 fn columns_and_rows_recomputed_alone() {
-    let layers = |tensor: &TensorParallel, recomputed: bool| -> Box<dyn Layer> {
+    let layers = |tensor: &TensorParallel, recomputed: bool| -> Box<dyn AnyLayer> {
         let [_, mlp] = paths(tensor, Layout::OutIn, (0.0, 0.4));
-        let again = |layer| -> Box<dyn Layer> { if recomputed { Box::new(Recompute(layer)) } else { layer } };
+        let again = |layer| -> Box<dyn AnyLayer> {
+            if recomputed { Box::new(Recompute(Sequence::new(vec![layer]))) } else { layer }
+        };
         Box::new(Sequence::new(mlp.into_iter().map(again).collect()))
     };
     for axis in AXES {

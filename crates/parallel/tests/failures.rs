@@ -10,7 +10,8 @@ use crate::rig::{BATCH, HIDDEN, ROWS, SEQ, block, norm};
 use phalanx_collectives::{CollectiveError, Endpoint, Group, Solo, threads};
 use phalanx_cpu::Cpu;
 use phalanx_layers::{
-    Block, BlockRole, Context, Embedding, Init, Layer, LinearCrossEntropy, Network, ParameterSpec, Recompute,
+    AnyLayer, Block, BlockRole, Call, Context, Embedding, Init, LinearCrossEntropy, Network, Parameter,
+    ParameterSpec, Parameters, Recompute,
 };
 use phalanx_optim::Optimizer;
 use phalanx_parallel::BlockInputs;
@@ -57,7 +58,7 @@ fn network(tensor: &TensorParallel) -> Network {
         hidden: HIDDEN,
         init: Init::Normal(1.0),
     };
-    let layers: [Box<dyn Layer>; 4] = [
+    let layers: [Box<dyn AnyLayer>; 4] = [
         tensor.embedding(embedding),
         Box::new(block(tensor, (0.0, 0.0))),
         Box::new(Recompute(block(tensor, (0.0, 0.0)))),
@@ -283,9 +284,10 @@ fn a_layer_says_why_it_failed() {
         .iter()
         .map(|spec| device.alloc(DType::F32, spec.shape.as_slice(), Category::Parameters, "test"))
         .collect();
-    let views: Vec<_> = tables.iter().map(Tensor::view).collect();
+    let own = Parameter::read_all(&tables);
     let cx = Context::new(&device, DType::F32, [BATCH, SEQ]);
-    let failure = layer.forward(&cx, &views, Arc::new(ids(&device)), None).err().expect("the job has ended");
+    let call = Call::new(Parameters::new(&own), Arc::new(ids(&device)));
+    let failure = layer.forward(&cx, call).err().expect("the job has ended");
     let cause = failure.0.downcast_ref::<CollectiveError>();
     assert_eq!(cause, Some(&CollectiveError::Aborted { rank: 1, reason: "over".into() }));
     assert_eq!(failure.to_string(), "the job ended because of rank 1: over");

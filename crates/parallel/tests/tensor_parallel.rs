@@ -6,7 +6,7 @@ use crate::rig::{
     AXES, Build, DRAW, HIDDEN, PLAIN, ROWS, SEQ, Setting, TestRank, allowed, block, distance, joined, linear,
     on_ranks, parts, paths, run, same_within, whole,
 };
-use phalanx_layers::{Layer, Linear, Residual, Sequence};
+use phalanx_layers::{AnyLayer, Linear, Residual, Sequence};
 use phalanx_parallel::TensorParallel;
 use phalanx_tensor::{DType, Layout};
 use phalanx_testing::planted::{FaultKind, PlantedFault, sites};
@@ -41,7 +41,7 @@ fn check(name: &str, build: &Build, sums: &[usize]) {
 fn columns_then_rows() {
     for layout in LAYOUTS {
         for bias in [false, true] {
-            let build = move |tensor: &TensorParallel| -> Box<dyn Layer> {
+            let build = move |tensor: &TensorParallel| -> Box<dyn AnyLayer> {
                 let up = Linear { bias, ..linear("up", HIDDEN, 4 * HIDDEN, layout) };
                 let down = Linear { bias, ..linear("down", 4 * HIDDEN, HIDDEN, layout) };
                 Box::new(Sequence::new(vec![tensor.column(up, 1), tensor.row(down)]))
@@ -54,7 +54,7 @@ fn columns_then_rows() {
 #[test]
 fn a_path_of_norm_columns_with_gelu_and_rows() {
     for layout in LAYOUTS {
-        let build = move |tensor: &TensorParallel| -> Box<dyn Layer> {
+        let build = move |tensor: &TensorParallel| -> Box<dyn AnyLayer> {
             let [_, mlp] = paths(tensor, layout, (0.0, 0.0));
             Box::new(Sequence::new(mlp))
         };
@@ -65,7 +65,7 @@ fn a_path_of_norm_columns_with_gelu_and_rows() {
 #[test]
 fn a_path_of_attention() {
     for layout in LAYOUTS {
-        let build = move |tensor: &TensorParallel| -> Box<dyn Layer> {
+        let build = move |tensor: &TensorParallel| -> Box<dyn AnyLayer> {
             let [attention, _] = paths(tensor, layout, (0.0, 0.0));
             Box::new(Residual(Sequence::new(attention)))
         };
@@ -75,7 +75,7 @@ fn a_path_of_attention() {
 
 #[test]
 fn blocks() {
-    let build = move |tensor: &TensorParallel| -> Box<dyn Layer> {
+    let build = move |tensor: &TensorParallel| -> Box<dyn AnyLayer> {
         Box::new(Sequence::new(vec![
             Box::new(block(tensor, (0.0, 0.0))),
             Box::new(block(tensor, (0.0, 0.0))),
@@ -90,7 +90,7 @@ fn blocks() {
 /// The tolerances find every collective that is left out, done twice, or done elsewhere.
 #[test]
 fn a_planted_fault_is_far_outside_of_what_is_allowed() {
-    let build = |tensor: &TensorParallel| -> Box<dyn Layer> { Box::new(block(tensor, (0.0, 0.0))) };
+    let build = |tensor: &TensorParallel| -> Box<dyn AnyLayer> { Box::new(block(tensor, (0.0, 0.0))) };
     let run_with = |axis: (usize, bool), fault| {
         on_ranks(axis.0, |group| {
             TestRank::with_fault(group, axis.1, fault, |place| run(place, &*build(place.tensor), PLAIN))
@@ -121,7 +121,7 @@ fn a_planted_fault_is_far_outside_of_what_is_allowed() {
 /// The two parts of backward give the same bits in 16-bit types too.
 #[test]
 fn backward_in_two_parts_below_f32() {
-    let build = move |tensor: &TensorParallel| -> Box<dyn Layer> { Box::new(block(tensor, (0.2, 0.3))) };
+    let build = move |tensor: &TensorParallel| -> Box<dyn AnyLayer> { Box::new(block(tensor, (0.2, 0.3))) };
     for compute in [DType::BF16, DType::F16] {
         for axis in AXES {
             let setting = Setting { compute, draw: Some(DRAW), ..PLAIN };

@@ -10,10 +10,11 @@ use crate::rig::{
 };
 use phalanx_collectives::Group;
 use phalanx_layers::{
-    Dropped, Embedding, Gradient, Head, Init, Layer, LinearCrossEntropy, ParameterSpec, Sequence,
+    AnyLayer, Call, Dropped, Embedding, Head, Init, LinearCrossEntropy, Parameter, ParameterSpec, Parameters,
+    Sequence,
 };
 use phalanx_parallel::TensorParallel;
-use phalanx_tensor::{Category, CrossEntropy, DType, IGNORED, Tensor, View};
+use phalanx_tensor::{Category, CrossEntropy, DType, IGNORED, Tensor};
 use phalanx_testing::planted::{FaultKind, PlantedFault, sites};
 
 /// Divided by all numbers of ranks, by some, by none: four ranks have 12, 12, 12, 12 or 13, 13, 13, 11 or 13, 13, 13,
@@ -60,7 +61,7 @@ fn an_embedding_of_which_each_rank_has_some_tokens() {
 
 #[test]
 fn an_embedding_under_dropout_and_a_norm() {
-    let build = |tensor: &TensorParallel| -> Box<dyn Layer> {
+    let build = |tensor: &TensorParallel| -> Box<dyn AnyLayer> {
         let layer = Dropped { layer: tensor.embedding(embedding(50, true)), p: 0.3, name: "drop".into() };
         Box::new(Sequence::new(vec![Box::new(layer), tensor.rows(rig::norm("ln"))]))
     };
@@ -129,23 +130,23 @@ fn head(vocab: usize, bias: bool) -> LinearCrossEntropy {
 fn run_head(place: &TestRank, head: &dyn Head, vocab: usize) -> HeadNumbers {
     let specs = head.parameters();
     let parameters: Vec<Tensor> = specs.iter().map(|s| place.parameter(DType::F32, s, "parameter")).collect();
-    let views: Vec<View> = parameters.iter().map(Tensor::view).collect();
     let mut gradients: Vec<Tensor> = specs.iter().map(|s| place.gradient(DType::F32, s)).collect();
     let mut written = vec![true; specs.len()];
-    let slots = gradients.iter_mut().zip(&mut written).map(|(g, w)| Gradient::new(g.view_mut(), w));
-    let mut slots: Vec<Gradient> = slots.collect();
     let (mut losses, mut dx) = (Vec::new(), Vec::new());
     for m in 0..MICRO_BATCHES {
         let (cx, targets) = (place.context(PLAIN, m), targets(place, vocab, m));
         let x = place.activation(DType::F32, "x", m);
-        let alone = head.loss(&cx, &views, x.clone(), &targets, NUMBERS).unwrap();
+        let own = Parameter::read_all(&parameters);
+        let call = Call { input_wanted: false, ..Call::new(Parameters::new(&own), x.clone()) };
+        let (alone, none) = head.loss(&cx, call, &targets, NUMBERS).unwrap();
+        assert!(none.is_none());
+        let own = Parameter::with_gradients(&parameters, &mut gradients, &mut written);
         let (loss, derivative) =
-            head.loss_and_gradient(&cx, &views, &mut slots, x, &targets, NUMBERS).unwrap();
+            head.loss(&cx, Call::new(Parameters::new(&own), x), &targets, NUMBERS).unwrap();
         assert_eq!(place.read(&alone), place.read(&loss), "a loss with gradients and one without");
         losses.extend(place.read(&loss));
-        dx.push(place.read(&derivative));
+        dx.push(place.read(&derivative.unwrap()));
     }
-    drop(slots);
     HeadNumbers { losses, dx, gradients: gradients.iter().map(|g| place.read(g)).collect(), specs }
 }
 
@@ -210,9 +211,9 @@ fn logits_are_those_of_the_classes_that_are_here() {
         let specs = head.parameters();
         let parameters: Vec<Tensor> =
             specs.iter().map(|s| place.parameter(DType::F32, s, "parameter")).collect();
-        let views: Vec<View> = parameters.iter().map(Tensor::view).collect();
+        let own = Parameter::read_all(&parameters);
         let x = place.upload(DType::F32, [3, HIDDEN], &rig::normals("x", 3 * HIDDEN));
-        let logits = head.logits(&place.context(PLAIN, 0), &views, x.view());
+        let logits = head.logits(&place.context(PLAIN, 0), Parameters::new(&own), x.view());
         let [rows, classes] = logits.dims();
         (rows, classes, place.read(&logits))
     };

@@ -3,9 +3,9 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use phalanx_layers::{Activation, BlockRole, Context, Gradient, Network, ParameterSpec};
+use phalanx_layers::{Activation, BlockRole, Call, Context, Network, Parameter, ParameterSpec, Parameters};
 use phalanx_plan::{BlockCost, Cost, Cut, CutError, Precision, StageCost, cut};
-use phalanx_tensor::{Category, CrossEntropy, DType, Device, Shape, Tensor, View};
+use phalanx_tensor::{Category, CrossEntropy, DType, Device, Shape, Tensor};
 use phalanx_trace::PhaseName;
 
 use crate::config::CutBy;
@@ -112,24 +112,23 @@ fn work_of(micro_batch: &MicroBatch, network: &Network, index: usize) -> Work {
         });
         (all(compute), all(precision.accumulate), x)
     });
-    let views: Vec<View> = parameters.iter().map(Tensor::view).collect();
     let mut written = vec![false; specs.len()];
-    let slots = gradients.iter_mut().zip(&mut written).map(|(g, flag)| Gradient::new(g.view_mut(), flag));
-    let mut slots: Vec<Gradient> = slots.collect();
+    let own = Parameter::with_gradients(&parameters, &mut gradients, &mut written);
+    let call = |x| Call::new(Parameters::new(&own), x);
     let alone = "a layer of one rank does not fail";
     match (network.blocks.get(index), &network.head) {
         (Some(block), _) => {
-            let forward = || block.layer.forward(&cx, &views, x, None).expect(alone);
+            let forward = || block.layer.forward(&cx, call(x)).expect(alone);
             let (y, saved) = device.phase(PhaseName::Forward, forward);
-            let input = || block.layer.backward_input(&cx, &views, saved, y, None).expect(alone);
+            let input = || block.layer.backward_input(&cx, saved, call(y)).expect(alone);
             let (_, later) = device.phase(PhaseName::BackwardInput, input);
             device.phase(PhaseName::BackwardWeight, || {
-                block.layer.backward_weight(&cx, &mut slots, later).expect(alone)
+                block.layer.backward_weight(&cx, Parameters::new(&own), later).expect(alone)
             });
         }
         (None, Some(head)) => device.phase(PhaseName::BackwardInput, || {
             let (targets, numbers) = (tensor(DType::U32, tokens.into()), CrossEntropy::scaled(1.0));
-            head.loss_and_gradient(&cx, &views, &mut slots, x, &targets, numbers).expect(alone);
+            head.loss(&cx, call(x), &targets, numbers).expect(alone);
         }),
         (None, None) => {}
     }

@@ -6,7 +6,9 @@ use std::sync::Arc;
 
 use phalanx_checkpoint::Checkpoint;
 use phalanx_data::Tokenizer;
-use phalanx_layers::{Checkpointing, Context, KeyValueCache, Network, ParameterSpec};
+use phalanx_layers::{
+    Call, Checkpointing, Context, KeyValueCache, Network, Parameter, ParameterSpec, Parameters,
+};
 use phalanx_models::Model;
 use phalanx_parallel::TensorParallel;
 use phalanx_random::{GOLDEN, SplitMix64};
@@ -136,21 +138,24 @@ impl Generator {
         let mut tokens =
             self.device.alloc(DType::U32, [1, new.len()], Category::Activations, "generator.tokens");
         self.device.upload(new, tokens.view_mut());
-        let views = |uses: &Vec<usize>| uses.iter().map(|p| self.parameters[*p].view()).collect::<Vec<_>>();
+        let parameters = |uses: &Vec<usize>| {
+            uses.iter().map(|p| Parameter::read(self.parameters[*p].view())).collect::<Vec<_>>()
+        };
         let mut x = Arc::new(tokens);
         for (i, (block, uses)) in self.network.blocks.iter().zip(&self.network.uses).enumerate() {
-            let uses = views(uses);
+            let own = parameters(uses);
+            let call = Call { input_wanted: false, ..Call::new(Parameters::new(&own), x) };
             let y = match i < all_rows {
-                true => block.layer.forward(&cx, &uses, x, None).map(|(y, _)| y),
-                false => block.layer.last_row(&cx, &uses, x, None),
+                true => block.layer.forward(&cx, call).map(|(y, _)| y),
+                false => block.layer.last_row(&cx, call),
             };
             x = y.expect("a model on one rank does not fail");
         }
         let [_, rows, hidden] = x.dims();
         let last = x.view().range((rows - 1) * hidden..rows * hidden).reshape([1, hidden]);
-        let head = &self.network.uses[self.network.head_index()];
-        let logits =
-            self.network.head.as_ref().expect("a whole model has a head").logits(&cx, &views(head), last);
+        let own = parameters(&self.network.uses[self.network.head_index()]);
+        let head = self.network.head.as_ref().expect("a whole model has a head");
+        let logits = head.logits(&cx, Parameters::new(&own), last);
         let mut out = vec![0f32; self.vocab];
         self.device.download(logits.view(), &mut out).expect("kernels of the processor do not fail");
         out

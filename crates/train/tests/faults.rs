@@ -8,7 +8,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::rig::{Pieces, pairs, same_bits};
 use phalanx_checkpoint::HuggingFaceDir;
-use phalanx_layers::{Activation, Context, Failure, Gradient, Layer, Network, ParameterSpec, Saved};
+use phalanx_layers::{
+    Activation, AnyLayer, AnyOwn, AnySaved, Call, Context, Failure, Layer, Network, ParameterSpec,
+};
 use phalanx_plan::Stripe;
 use phalanx_tensor::{Tensor, View};
 use phalanx_trace::PhaseName;
@@ -68,7 +70,7 @@ const FAULTS: [Fault; 4] = [
 
 /// A layer that writes the fault while it is armed.
 struct Faulty {
-    layer: Box<dyn Layer>,
+    layer: Box<dyn AnyLayer>,
     fault: Fault,
     armed: Arc<AtomicBool>,
 }
@@ -83,34 +85,24 @@ impl Faulty {
 }
 
 impl Layer for Faulty {
+    type Own = AnyOwn;
+
     fn parameters(&self) -> Vec<ParameterSpec> {
         self.layer.parameters()
     }
 
-    fn forward(
-        &self,
-        cx: &Context,
-        parameters: &[View],
-        x: Activation,
-        residual: Option<Activation>,
-    ) -> Result<(Activation, Saved), Failure> {
-        let (mut y, saved) = self.layer.forward(cx, parameters, x, residual)?;
+    fn forward(&self, cx: &Context, call: Call) -> Result<(Activation, AnySaved), Failure> {
+        let (mut y, saved) = self.layer.forward(cx, call)?;
         self.poison(At::Output, cx, &mut y);
         Ok((y, saved))
     }
 
-    fn backward(
-        &self,
-        cx: &Context,
-        parameters: &[View],
-        gradients: &mut [Gradient],
-        saved: Saved,
-        dy: Activation,
-        residual: Option<Activation>,
-    ) -> Result<Option<Activation>, Failure> {
-        let mut dx = self.layer.backward(cx, parameters, gradients, saved, dy, residual)?;
+    fn backward(&self, cx: &Context, saved: AnySaved, call: Call) -> Result<Option<Activation>, Failure> {
+        let parameters = call.parameters;
+        let mut dx = self.layer.backward(cx, saved, call)?;
         if let (At::Gradient(index), true) = (self.fault.at, self.armed.load(Ordering::Relaxed)) {
-            let (gradient, _) = gradients[index].write();
+            let mut gradient = parameters.gradient(index).expect("all parameters are trained");
+            let (gradient, _) = gradient.write();
             cx.device.fill(gradient.range(0..1), self.fault.value);
         }
         if let Some(dx) = &mut dx {

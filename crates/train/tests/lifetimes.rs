@@ -12,7 +12,9 @@ use std::sync::{Arc, Mutex};
 use crate::rig::{Build, each_rank};
 use phalanx_collectives::{Buffers, Call, CollectiveOp, Group, Pending, Statistics};
 use phalanx_cpu::Cpu;
-use phalanx_layers::{Activation, Block, Context, Failure, Gradient, Layer, Network, ParameterSpec, Saved};
+use phalanx_layers::{
+    Activation, AnyLayer, AnyOwn, AnySaved, Block, Call, Context, Failure, Layer, Network, ParameterSpec,
+};
 use phalanx_models::Gpt2;
 use phalanx_tensor::{Arena, Category, Device, Tensor, View};
 use phalanx_train::config::{Checkpointing, CheckpointingWord};
@@ -212,25 +214,21 @@ impl Hoard {
 
 /// A block that notifies the hoard when it is done, and gives it its input if it is the chosen block.
 struct Hoarding {
-    layer: Box<dyn Layer>,
+    layer: Box<dyn AnyLayer>,
     chosen: bool,
     hoard: Arc<Hoard>,
 }
 
 impl Layer for Hoarding {
+    type Own = AnyOwn;
+
     fn parameters(&self) -> Vec<ParameterSpec> {
         self.layer.parameters()
     }
 
-    fn forward(
-        &self,
-        cx: &Context,
-        parameters: &[View],
-        x: Activation,
-        residual: Option<Activation>,
-    ) -> Result<(Activation, Saved), Failure> {
-        let kept = (self.chosen && self.hoard.is_armed()).then(|| x.clone());
-        let out = self.layer.forward(cx, parameters, x, residual)?;
+    fn forward(&self, cx: &Context, call: Call) -> Result<(Activation, AnySaved), Failure> {
+        let kept = (self.chosen && self.hoard.is_armed()).then(|| call.x.clone());
+        let out = self.layer.forward(cx, call)?;
         if cx.keep {
             self.hoard.state.lock().unwrap().waiting.extend(kept);
         } else {
@@ -240,16 +238,8 @@ impl Layer for Hoarding {
         Ok(out)
     }
 
-    fn backward(
-        &self,
-        cx: &Context,
-        parameters: &[View],
-        gradients: &mut [Gradient],
-        saved: Saved,
-        dy: Activation,
-        residual: Option<Activation>,
-    ) -> Result<Option<Activation>, Failure> {
-        let dx = self.layer.backward(cx, parameters, gradients, saved, dy, residual)?;
+    fn backward(&self, cx: &Context, saved: AnySaved, call: Call) -> Result<Option<Activation>, Failure> {
+        let dx = self.layer.backward(cx, saved, call)?;
         self.hoard.pass();
         if self.chosen {
             let kept = self.hoard.state.lock().unwrap().waiting.pop_front();

@@ -8,7 +8,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::rig::{Policy, Ran, assert_same_state, same_bits};
 use phalanx_checkpoint::HuggingFaceDir;
-use phalanx_layers::{Activation, Block, Context, Failure, Gradient, Layer, Network, ParameterSpec, Saved};
+use phalanx_layers::{
+    Activation, AnyLayer, AnyOwn, AnySaved, Block, Call, Context, Failure, Layer, Network, ParameterSpec,
+};
 use phalanx_models::Gpt2;
 use phalanx_plan::Machine;
 use phalanx_tensor::View;
@@ -362,39 +364,29 @@ fn what_it_needs_is_said() {
 
 /// Writes a number over the first element of the gradient of one of its parameters, while armed.
 struct Faulty {
-    layer: Box<dyn Layer>,
+    layer: Box<dyn AnyLayer>,
     parameter: usize,
     value: f32,
     armed: Arc<AtomicBool>,
 }
 
 impl Layer for Faulty {
+    type Own = AnyOwn;
+
     fn parameters(&self) -> Vec<ParameterSpec> {
         self.layer.parameters()
     }
 
-    fn forward(
-        &self,
-        cx: &Context,
-        parameters: &[View],
-        x: Activation,
-        residual: Option<Activation>,
-    ) -> Result<(Activation, Saved), Failure> {
-        self.layer.forward(cx, parameters, x, residual)
+    fn forward(&self, cx: &Context, call: Call) -> Result<(Activation, AnySaved), Failure> {
+        self.layer.forward(cx, call)
     }
 
-    fn backward(
-        &self,
-        cx: &Context,
-        parameters: &[View],
-        gradients: &mut [Gradient],
-        saved: Saved,
-        dy: Activation,
-        residual: Option<Activation>,
-    ) -> Result<Option<Activation>, Failure> {
-        let dx = self.layer.backward(cx, parameters, gradients, saved, dy, residual)?;
+    fn backward(&self, cx: &Context, saved: AnySaved, call: Call) -> Result<Option<Activation>, Failure> {
+        let parameters = call.parameters;
+        let dx = self.layer.backward(cx, saved, call)?;
         if self.armed.load(Ordering::Relaxed) {
-            let (gradient, _) = gradients[self.parameter].write();
+            let mut gradient = parameters.gradient(self.parameter).expect("all parameters are trained");
+            let (gradient, _) = gradient.write();
             cx.device.fill(gradient.range(0..1), self.value);
         }
         Ok(dx)

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use phalanx_collectives::CollectiveError;
-use phalanx_layers::{Activation, Context};
+use phalanx_layers::{Activation, Call, Context, Parameters};
 use phalanx_optim::{LossScale, LossScaling, Verdict};
 use phalanx_tensor::{Category, Clip, CrossEntropy, DType, Device, Tensor};
 use phalanx_trace::PhaseName;
@@ -195,13 +195,14 @@ impl Worker {
                 Arc::new(upload(device, spec, &batch.tokens, micro_batch, "batch.tokens"));
             let (x, saved) = whole.forward(&cx, flat, tokens);
             let targets = upload(device, spec, &batch.targets, micro_batch, "batch.targets");
-            let mut slots = written.of(whole, whole.network.head_index());
-            let own = whole.head_parameters(flat);
-            let done = whole.head().loss_and_gradient(&cx, &own, &mut slots, x, &targets, numbers);
-            drop((slots, targets));
-            let (part, dx) = done.expect(ALONE);
+            let (part, dx) = {
+                let parameters = written.of(whole, whole.network.head_index(), flat);
+                let call = Call::new(Parameters::new(&parameters), x);
+                whole.head().loss(&cx, call, &targets, numbers).expect(ALONE)
+            };
+            drop(targets);
             device.add(part.view(), loss.view_mut());
-            whole.backward(&cx, flat, &mut written, saved, dx);
+            whole.backward(&cx, flat, &mut written, saved, dx.expect("dx was asked for"));
         }
         loss
     }
@@ -338,7 +339,8 @@ impl Worker {
             let (x, _) = whole.forward(&cx, flat, tokens);
             let targets = upload(device, spec, &windows.targets, micro_batch, "batch.targets");
             let own = whole.head_parameters(flat);
-            let part = whole.head().loss(&cx, &own, x, &targets, numbers).expect(ALONE);
+            let call = Call { input_wanted: false, ..Call::new(Parameters::new(&own), x) };
+            let (part, _) = whole.head().loss(&cx, call, &targets, numbers).expect(ALONE);
             device.add(part.view(), sums.view_mut().range(0..1));
         }
         sums

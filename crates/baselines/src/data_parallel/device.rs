@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use phalanx_collectives::{CollectiveError, Group, Statistics};
-use phalanx_layers::{Activation, Context, Draw, ParameterSpec};
+use phalanx_layers::{Activation, Call, Context, Draw, ParameterSpec, Parameters};
 use phalanx_optim::{LossScale, Verdict};
 use phalanx_plan::{ChunkError, Peak};
 use phalanx_tensor::{
@@ -284,10 +284,9 @@ impl Replica {
     ) -> Result<(Option<Tensor>, Activation), CollectiveError> {
         let numbers = self.spec.cross_entropy(self.spec.targets_per_step, self.share(scale)?);
         let targets = targets.expect("each device has the targets of its part");
-        let mut slots = gradients.of(&self.whole, self.whole.network.head_index());
-        let own = self.whole.head_parameters(parameters);
-        let done = self.whole.head().loss_and_gradient(cx, &own, &mut slots, x, &targets, numbers);
-        let (loss, dx) = done.expect(ALONE);
+        let own = gradients.of(&self.whole, self.whole.network.head_index(), parameters);
+        let call = Call::new(Parameters::new(&own), x);
+        let (loss, dx) = self.whole.head().loss(cx, call, &targets, numbers).expect(ALONE);
         let devices = self.group.world_size();
         let all = (self.group.rank() == ROOT).then(|| cx.statistics([devices], "data_parallel.losses"));
         let (mut loss, all) = self.group.gather(loss, all, ROOT).wait()?;
@@ -296,7 +295,7 @@ impl Replica {
                 cx.device.add(all.view().range(other..other + 1), loss.view_mut());
             }
         }
-        Ok((all.is_some().then_some(loss), dx))
+        Ok((all.is_some().then_some(loss), dx.expect("dx was asked for")))
     }
 
     /// The loss scale of device 0 (f16 only; otherwise 1).
@@ -324,7 +323,7 @@ impl Replica {
         let head = self.whole.head().as_linear().expect("the plan refuses other heads");
         let own = self.whole.head_parameters(parameters);
         let rows = x.shape().rows_cols();
-        let logits = self.whole.head().logits(cx, &own, x.view().reshape(rows));
+        let logits = self.whole.head().logits(cx, Parameters::new(&own), x.view().reshape(rows));
         let [rows, vocab] = logits.dims();
         let devices = self.group.world_size();
         let all = || cx.activation([devices * rows, vocab], "data_parallel.gathered_logits");
@@ -336,8 +335,8 @@ impl Replica {
         };
         let (all, dlogits) = self.group.scatter(all, part, ROOT).wait()?;
         drop((all, targets));
-        let mut slots = gradients.of(&self.whole, self.whole.network.head_index());
-        let dx = head.logits_backward(cx, &own, &mut slots, &x, dlogits.view());
+        let own = gradients.of(&self.whole, self.whole.network.head_index(), parameters);
+        let dx = head.logits_backward(cx, Parameters::new(&own), &x, dlogits.view());
         Ok((loss, Arc::new(dx)))
     }
 

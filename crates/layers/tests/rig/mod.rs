@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use phalanx_cpu::Cpu;
 use phalanx_layers::{
-    Attention, Context, Draw, Dropped, Gradient, Init, Layer, LayerNorm, Linear, LinearGelu, ParameterSpec,
-    Residual, Sequence,
+    AnyLayer, Attention, Call, Context, Draw, Dropped, Init, LayerNorm, Linear, LinearGelu, Parameter,
+    ParameterSpec, Parameters, Residual, Sequence,
 };
-use phalanx_tensor::{Arena, Category, DType, Device, Gelu, Heads, Layout, Shape, Tensor, View};
+use phalanx_tensor::{Arena, Category, DType, Device, Gelu, Heads, Layout, Shape, Tensor};
 use phalanx_trace::{Event, PhaseName, Trace};
 
 pub const HIDDEN: usize = 8;
@@ -41,8 +41,9 @@ pub fn norm(prefix: &str) -> LayerNorm {
 }
 
 /// The layers of both residual paths of a block.
-pub fn paths((probabilities, residual): P) -> [Vec<Box<dyn Layer>>; 2] {
-    let dropped = |layer, name: &str| Dropped { layer, p: residual, name: name.into() };
+pub fn paths((probabilities, residual): P) -> [Vec<Box<dyn AnyLayer>>; 2] {
+    let dropped =
+        |layer: Linear, name: &str| Dropped { layer: Box::new(layer), p: residual, name: name.into() };
     [
         vec![
             Box::new(norm("ln_1")),
@@ -78,7 +79,7 @@ pub struct Numbers {
 }
 
 /// Runs forward and backward on the CPU and returns the bits. The samples are those from `first` of an endless batch.
-pub fn numbers(layer: &dyn Layer, batch: usize, draw: Option<Draw>) -> Numbers {
+pub fn numbers(layer: &dyn AnyLayer, batch: usize, draw: Option<Draw>) -> Numbers {
     let device = Device::new(Cpu::new(2), Arena::heap());
     let first = draw.map_or(0, |d| d.first_sample) * (SEQ * HIDDEN) as u64;
     let make = |name, first| filled(&device, name, first, [batch, SEQ, HIDDEN].into());
@@ -87,14 +88,13 @@ pub fn numbers(layer: &dyn Layer, batch: usize, draw: Option<Draw>) -> Numbers {
     let parameters: Vec<Tensor> = specs.iter().map(|spec| parameter(&device, spec)).collect();
     let mut gradients: Vec<Tensor> = specs.iter().map(|spec| parameter(&device, spec)).collect();
     let mut written = vec![false; specs.len()];
-    let views: Vec<View> = parameters.iter().map(Tensor::view).collect();
-    let (y, saved) = layer.forward(&cx, &views, Arc::new(make("x", first)), None).unwrap();
-    let mut slots: Vec<Gradient> =
-        gradients.iter_mut().zip(&mut written).map(|(g, w)| Gradient::new(g.view_mut(), w)).collect();
-    let dy = Arc::new(make("dy", first));
-    let dx =
-        layer.backward(&cx, &views, &mut slots, saved, dy, None).unwrap().expect("an input with gradient");
-    drop(slots);
+    let (y, dx) = {
+        let own = Parameter::with_gradients(&parameters, &mut gradients, &mut written);
+        let call = |x| Call::new(Parameters::new(&own), Arc::new(x));
+        let (y, saved) = layer.forward(&cx, call(make("x", first))).unwrap();
+        let dx = layer.backward(&cx, saved, call(make("dy", first))).unwrap();
+        (y, dx.expect("an input with gradient"))
+    };
     let gradients = gradients.iter().map(|g| bits_of(&device, g)).collect();
     Numbers { y: bits_of(&device, &y), dx: bits_of(&device, &dx), gradients }
 }
@@ -133,7 +133,7 @@ pub fn bits_of(device: &Device, tensor: &Tensor) -> Vec<u32> {
 }
 
 /// Forward and backward of one sample on `Meta`, as two phases.
-pub fn trace(layer: &dyn Layer, draw: Option<Draw>) -> Trace {
+pub fn trace(layer: &dyn AnyLayer, draw: Option<Draw>) -> Trace {
     let device = Device::meta(1);
     let alloc = |shape: Shape| device.alloc(DType::F32, shape, Category::Activations, "test");
     let cx = Context { draw, ..Context::new(&device, DType::F32, [1, SEQ]) };
@@ -142,15 +142,12 @@ pub fn trace(layer: &dyn Layer, draw: Option<Draw>) -> Trace {
     let parameters: Vec<Tensor> = specs.iter().map(like).collect();
     let mut gradients: Vec<Tensor> = specs.iter().map(like).collect();
     let mut written = vec![false; specs.len()];
-    let views: Vec<View> = parameters.iter().map(Tensor::view).collect();
     let shape = Shape::from([1, SEQ, HIDDEN]);
-    let (x, dy) = (Arc::new(alloc(shape)), Arc::new(alloc(shape)));
-    let (y, saved) = device.phase(PhaseName::Forward, || layer.forward(&cx, &views, x, None)).unwrap();
-    device.phase(PhaseName::Backward, || {
-        let mut slots: Vec<Gradient> =
-            gradients.iter_mut().zip(&mut written).map(|(g, w)| Gradient::new(g.view_mut(), w)).collect();
-        layer.backward(&cx, &views, &mut slots, saved, dy, None).unwrap()
-    });
+    let (x, dy) = (alloc(shape), alloc(shape));
+    let own = Parameter::with_gradients(&parameters, &mut gradients, &mut written);
+    let call = |x| Call::new(Parameters::new(&own), Arc::new(x));
+    let (y, saved) = device.phase(PhaseName::Forward, || layer.forward(&cx, call(x))).unwrap();
+    device.phase(PhaseName::Backward, || layer.backward(&cx, saved, call(dy))).unwrap();
     drop(y);
     device.take_trace(0)
 }

@@ -8,7 +8,9 @@ use std::sync::Arc;
 use half::{bf16, f16};
 use phalanx_collectives::{Group, MetaGroup, threads};
 use phalanx_cpu::Cpu;
-use phalanx_layers::{Checkpointing, Context, Draw, Gradient, Network, ParameterSpec, Saved};
+use phalanx_layers::{
+    AnySaved, Call, Checkpointing, Context, Draw, Gradient, Network, Parameter, ParameterSpec, Parameters,
+};
 use phalanx_models::{Bert, Gpt2, Model};
 use phalanx_parallel::TensorParallel;
 use phalanx_tensor::{Arena, Category, CrossEntropy, DType, Device, IGNORED, Shape, Tensor, View, ViewMut};
@@ -214,14 +216,15 @@ impl Case {
         let cx = Context { keep: false, ..rank.context() };
         let (x, _) = rank.forward(&cx);
         let hidden = self.model.shape().hidden;
-        let views = rank.views(rank.network.head_index());
+        let own = rank.parameters(rank.network.head_index());
         let head = rank.network.head.as_ref().unwrap();
-        let logits = head.logits(&cx, &views, x.view().reshape([self.tokens.len(), hidden]));
+        let logits = head.logits(&cx, Parameters::new(&own), x.view().reshape([self.tokens.len(), hidden]));
         let all = download(&rank.device, logits.view());
         let vocab = self.model.shape().vocab;
         let logits =
             self.predicted().iter().flat_map(|row| &all[row * vocab..(row + 1) * vocab]).copied().collect();
-        let loss = head.loss(&cx, &views, x, &rank.targets, self.numbers()).unwrap();
+        let call = Call { input_wanted: false, ..Call::new(Parameters::new(&own), x) };
+        let (loss, _) = head.loss(&cx, call, &rank.targets, self.numbers()).unwrap();
         (logits, rank.device.fetch([loss.view()]).unwrap()[0])
     }
 
@@ -312,7 +315,8 @@ impl Case {
         );
         let layer = &rank.network.blocks[index].layer;
         let kept = device.phase(PhaseName::Forward, || {
-            layer.forward(&rank.context(), &rank.views(index), Arc::new(x), None)
+            let own = rank.parameters(index);
+            layer.forward(&rank.context(), Call::new(Parameters::new(&own), Arc::new(x))).unwrap()
         });
         let trace = device.take_trace(0);
         drop(kept);
@@ -365,15 +369,16 @@ impl Rank<'_> {
         Context { draw, first_row: self.first_row, ..Context::new(&self.device, compute, shape) }
     }
 
-    fn views(&self, block: usize) -> Vec<View<'_>> {
-        self.network.uses[block].iter().map(|p| self.parameters[*p].view()).collect()
+    fn parameters(&self, block: usize) -> Vec<Parameter<'_>> {
+        self.network.uses[block].iter().map(|p| Parameter::read(self.parameters[*p].view())).collect()
     }
 
-    fn forward(&self, cx: &Context) -> (Arc<Tensor>, Vec<Saved>) {
+    fn forward(&self, cx: &Context) -> (Arc<Tensor>, Vec<AnySaved>) {
         let mut x = Arc::clone(&self.tokens);
         let mut saved = Vec::new();
         for (i, block) in self.network.blocks.iter().enumerate() {
-            let (y, kept) = block.layer.forward(cx, &self.views(i), x, None).unwrap();
+            let own = self.parameters(i);
+            let (y, kept) = block.layer.forward(cx, Call::new(Parameters::new(&own), x)).unwrap();
             x = y;
             saved.push(kept);
         }
@@ -393,29 +398,47 @@ impl Rank<'_> {
         let (x, mut saved) = self.forward(&cx);
         let index = self.network.head_index();
         let head = self.network.head.as_ref().unwrap();
-        let mut slots = slots(&mut gradients, &mut written, &self.network.uses[index]);
-        let (views, numbers) = (self.views(index), self.case.numbers());
-        let (loss, mut dy) =
-            head.loss_and_gradient(&cx, &views, &mut slots, x, &self.targets, numbers).unwrap();
+        let (loss, dy) = {
+            let own = self.parameters_and_slots(&mut gradients, &mut written, index);
+            let call = Call::new(Parameters::new(&own), x);
+            head.loss(&cx, call, &self.targets, self.case.numbers()).unwrap()
+        };
+        let mut dy = dy.unwrap();
         let mut later = Vec::new();
         for (i, block) in self.network.blocks.iter().enumerate().rev() {
-            let (views, saved) = (self.views(i), saved.pop().unwrap());
-            let mut slots = self::slots(&mut gradients, &mut written, &self.network.uses[i]);
+            let saved = saved.pop().unwrap();
+            let own = self.parameters_and_slots(&mut gradients, &mut written, i);
+            let call = Call::new(Parameters::new(&own), dy);
             let dx = if self.case.split {
-                let (dx, deferred) = block.layer.backward_input(&cx, &views, saved, dy, None).unwrap();
+                let (dx, deferred) = block.layer.backward_input(&cx, saved, call).unwrap();
                 later.push((i, deferred));
                 dx
             } else {
-                block.layer.backward(&cx, &views, &mut slots, saved, dy, None).unwrap()
+                block.layer.backward(&cx, saved, call).unwrap()
             };
             let Some(dx) = dx else { break };
             dy = dx;
         }
         for (i, deferred) in later {
-            let mut slots = self::slots(&mut gradients, &mut written, &self.network.uses[i]);
-            self.network.blocks[i].layer.backward_weight(&cx, &mut slots, deferred).unwrap();
+            let own = self.parameters_and_slots(&mut gradients, &mut written, i);
+            self.network.blocks[i].layer.backward_weight(&cx, Parameters::new(&own), deferred).unwrap();
         }
         (loss, gradients)
+    }
+
+    /// The parameters of a block, in its order, with the slots of their gradients.
+    fn parameters_and_slots<'a>(
+        &'a self,
+        gradients: &'a mut [Tensor],
+        written: &'a mut [bool],
+        block: usize,
+    ) -> Vec<Parameter<'a>> {
+        let mut all: Vec<_> = gradients.iter_mut().zip(written).map(Some).collect();
+        let take = |p: &usize| {
+            let (tensor, flag) = all[*p].take().unwrap();
+            Parameter::with_gradient(self.parameters[*p].view(), Gradient::new(tensor.view_mut(), flag))
+        };
+        self.network.uses[block].iter().map(take).collect()
     }
 
     fn read(&self, gradients: &[Tensor]) -> Vec<Vec<f32>> {
@@ -425,16 +448,6 @@ impl Rank<'_> {
             .map(|g| download(&self.device, g.view()).into_iter().map(unscaled).collect())
             .collect()
     }
-}
-
-/// Gradient slots of a block, in its order.
-fn slots<'a>(gradients: &'a mut [Tensor], written: &'a mut [bool], uses: &[usize]) -> Vec<Gradient<'a>> {
-    let mut all: Vec<_> = gradients.iter_mut().zip(written).map(Some).collect();
-    let take = |p: &usize| {
-        let (tensor, flag) = all[*p].take().unwrap();
-        Gradient::new(tensor.view_mut(), flag)
-    };
-    uses.iter().map(take).collect()
 }
 
 /// Every gradient within `tolerance` of the greatest of its tensor in the golden `file`.

@@ -4,33 +4,26 @@
 //! sequence parallelism: an all_gather of S in forward; in backward the same all_gather again (the gathered rows are
 //! not saved) and a reduce_scatter of S. The collective of backward overlaps the product of the weight gradient.
 
-use phalanx_layers::saved::{restore, restore_mut};
 use phalanx_layers::{
-    Activation, Context, Deferred, Gradient, Layer, ParameterSpec, Part, Rebuild, Result, Saved, Shared,
-    add_residual,
+    Activation, AnyLayer, AnyOwn, AnySaved, Call, Context, Deferred, Layer, ParameterSpec, Parameters, Part,
+    Rebuild, Result, Saved, Shared,
 };
-use phalanx_tensor::View;
 
 use super::exchange::{Exchange, Summing, owned};
 
 /// A linear layer, possibly with GELU, of which this rank computes some outputs.
 pub struct ColumnParallel {
     /// The layer with this rank's outputs.
-    inner: Box<dyn Layer>,
+    inner: Box<dyn AnyLayer>,
     parts: Vec<Part>,
     exchange: Exchange,
     sequence: bool,
 }
 
-/// What the inner layer saved, without its gathered input.
-struct SavedColumnParallel {
-    inner: Saved,
-}
-
 impl ColumnParallel {
     /// `inner` computes this rank's outputs; `parts` says for each parameter which part of the whole it is.
     pub fn new(
-        inner: Box<dyn Layer>,
+        inner: Box<dyn AnyLayer>,
         parts: Vec<Part>,
         exchange: Exchange,
         sequence: bool,
@@ -38,14 +31,12 @@ impl ColumnParallel {
         ColumnParallel { inner, parts, exchange, sequence }
     }
 
-    /// The tensors that the inner layer saved, with its input gathered again.
-    fn reopen(&self, cx: &Context, saved: Saved) -> Result<Saved> {
+    /// The tensors that the inner layer saved, with its input, which may have to be gathered again.
+    fn reopen(&self, cx: &Context, saved: AnySaved) -> Result<AnySaved> {
         if !self.sequence {
             return Ok(saved);
         }
-        let SavedColumnParallel { inner } = restore(saved.own);
-        let gathered = self.exchange.all_gather(cx, saved.x.held())?;
-        Ok(Saved { x: Shared::Held(gathered), ..inner })
+        Ok(Saved { x: Shared::Held(self.exchange.all_gather(cx, saved.x.held())?), ..saved })
     }
 
     /// Sums dx over the ranks, each of which has one term: the conjugate of the all_gather (or of the identity) in
@@ -57,9 +48,25 @@ impl ColumnParallel {
             true => self.exchange.reduce_scatter(cx, owned(cx, dx)),
         }
     }
+
+    /// Computes this rank's term of dx and starts to sum it; the sum of the call, and what parameter gradients need.
+    #[track_caller]
+    fn begin_backward(
+        &self,
+        cx: &Context,
+        saved: AnySaved,
+        call: Call,
+    ) -> Result<(Option<Summing>, Option<Activation>, Deferred)> {
+        let inner = self.reopen(cx, saved)?;
+        let Call { sum, .. } = call;
+        let (dx, deferred) = self.inner.backward_input(cx, inner, Call { sum: None, ..call })?;
+        Ok((dx.map(|dx| self.sum(cx, dx)), sum, deferred))
+    }
 }
 
 impl Layer for ColumnParallel {
+    type Own = AnyOwn;
+
     fn parameters(&self) -> Vec<ParameterSpec> {
         let parts = self.parts.iter().cloned().map(Some);
         self.inner
@@ -71,72 +78,51 @@ impl Layer for ColumnParallel {
     }
 
     /// x: `[batch, seq, in]`, or this rank's rows of it -> y: `[batch, seq, out / t]`
-    fn forward(
-        &self,
-        cx: &Context,
-        parameters: &[View],
-        x: Activation,
-        residual: Option<Activation>,
-    ) -> Result<(Activation, Saved)> {
+    fn forward(&self, cx: &Context, call: Call) -> Result<(Activation, AnySaved)> {
         if !self.sequence {
-            return self.inner.forward(cx, parameters, x, residual);
+            return self.inner.forward(cx, call);
         }
+        let x = call.x;
         let gathered = self.exchange.all_gather(cx, &x)?;
-        let (y, mut inner) = self.inner.forward(cx, parameters, gathered, residual)?;
-        inner.x = Shared::Unread;
-        Ok((y, Saved::new(SavedColumnParallel { inner }).with_input(x)))
-    }
-
-    fn rebuild(&self) -> Option<&dyn Rebuild> {
-        let inner = self.inner.rebuild()?;
-        if self.sequence { (!inner.reads_input()).then_some(self) } else { Some(inner) }
+        let (y, saved) = self.inner.forward(cx, Call { x: gathered, ..call })?;
+        Ok((y, saved.with_input(x)))
     }
 
     /// dx = the sum over ranks of dy · wᵀ; gradients as the inner layer's.
-    fn backward(
+    fn backward(&self, cx: &Context, saved: AnySaved, call: Call) -> Result<Option<Activation>> {
+        let parameters = call.parameters;
+        let (summing, sum, deferred) = self.begin_backward(cx, saved, call)?;
+        self.inner.backward_weight(cx, parameters, deferred)?;
+        summing.map(|summing| Ok(cx.plus(summing.wait()?, sum))).transpose()
+    }
+
+    /// Under sequence parallelism, that of an inner layer which does not read its gathered input.
+    fn rebuild(&self) -> Option<Rebuild> {
+        self.inner.rebuild().filter(|inner| !(self.sequence && inner.reads_input))
+    }
+
+    fn output(
         &self,
         cx: &Context,
-        parameters: &[View],
-        gradients: &mut [Gradient],
-        saved: Saved,
-        dy: Activation,
-        residual: Option<Activation>,
-    ) -> Result<Option<Activation>> {
-        let inner = self.reopen(cx, saved)?;
-        let (dx, deferred) = self.inner.backward_input(cx, parameters, inner, dy, None)?;
-        let summing = self.sum(cx, dx.expect("a linear layer has dx"));
-        self.inner.backward_weight(cx, gradients, deferred)?;
-        Ok(Some(add_residual(cx, summing.wait()?, residual)))
+        parameters: Parameters,
+        x: &Shared,
+        own: &mut AnyOwn,
+    ) -> Result<Activation> {
+        self.inner.output(cx, parameters, x, own)
     }
 
     fn backward_input(
         &self,
         cx: &Context,
-        parameters: &[View],
-        saved: Saved,
-        dy: Activation,
-        residual: Option<Activation>,
+        saved: AnySaved,
+        call: Call,
     ) -> Result<(Option<Activation>, Deferred)> {
-        let inner = self.reopen(cx, saved)?;
-        let (dx, deferred) = self.inner.backward_input(cx, parameters, inner, dy, None)?;
-        let summing = self.sum(cx, dx.expect("a linear layer has dx"));
-        Ok((Some(add_residual(cx, summing.wait()?, residual)), deferred))
+        let (summing, sum, deferred) = self.begin_backward(cx, saved, call)?;
+        let dx = summing.map(|summing| Ok(cx.plus(summing.wait()?, sum))).transpose()?;
+        Ok((dx, deferred))
     }
 
-    fn backward_weight(&self, cx: &Context, gradients: &mut [Gradient], deferred: Deferred) -> Result<()> {
-        self.inner.backward_weight(cx, gradients, deferred)
-    }
-}
-
-/// Rebuilds the output of an inner layer that does not read its input, under sequence parallelism.
-impl Rebuild for ColumnParallel {
-    fn reads_input(&self) -> bool {
-        false
-    }
-
-    fn output(&self, cx: &Context, parameters: &[View], saved: &mut Saved) -> Result<Activation> {
-        let SavedColumnParallel { inner } = restore_mut(&mut *saved.own);
-        let rebuild = self.inner.rebuild().expect("called only if the inner layer can rebuild");
-        rebuild.output(cx, parameters, inner)
+    fn backward_weight(&self, cx: &Context, parameters: Parameters, deferred: Deferred) -> Result<()> {
+        self.inner.backward_weight(cx, parameters, deferred)
     }
 }

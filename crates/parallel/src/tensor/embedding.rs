@@ -8,10 +8,9 @@ use std::sync::Arc;
 
 use phalanx_layers::embedding::EmbeddingGradients;
 use phalanx_layers::{
-    Activation, Context, Deferred, Embedding, Gradient, Layer, ParameterSpec, Part, Result, Saved,
-    add_residual,
+    Activation, Call, Context, Deferred, Embedding, Layer, ParameterSpec, Parameters, Part, Result, Saved,
 };
-use phalanx_tensor::{Category, Lookup, View};
+use phalanx_tensor::{Category, Lookup};
 use phalanx_trace::{Axis, Placement, Placements};
 
 use super::exchange::Exchange;
@@ -64,6 +63,8 @@ impl VocabularyEmbedding {
 }
 
 impl Layer for VocabularyEmbedding {
+    type Own = ();
+
     fn parameters(&self) -> Vec<ParameterSpec> {
         let mut parameters = self.embedding.parameters();
         parameters[0].shape = self.shape.clone();
@@ -75,16 +76,11 @@ impl Layer for VocabularyEmbedding {
     }
 
     /// x: `[batch, seq]` u32 -> y: `[batch, seq, hidden]`, or this rank's rows of it
-    fn forward(
-        &self,
-        cx: &Context,
-        parameters: &[View],
-        x: Activation,
-        residual: Option<Activation>,
-    ) -> Result<(Activation, Saved)> {
+    fn forward(&self, cx: &Context, call: Call) -> Result<(Activation, Saved<()>)> {
+        let Call { parameters, x, sum, .. } = call;
         let [batch, seq] = x.dims();
         let mut term = cx.activation([batch, seq, self.embedding.hidden], "embedding.term");
-        cx.device.embedding(x.view(), self.lookup(), parameters[0], None, false, term.view_mut());
+        cx.device.embedding(x.view(), self.lookup(), parameters.value(0), None, false, term.view_mut());
         let summing = match self.sequence {
             false => self.exchange.all_reduce(term),
             true => self.exchange.reduce_scatter(cx, term),
@@ -92,34 +88,29 @@ impl Layer for VocabularyEmbedding {
         let mut y = summing.wait()?;
         let own = self.own_ids(cx, &x);
         self.embedding.add_everywhere(cx, parameters, &own, self.first_row(cx), &mut y);
-        Ok((add_residual(cx, y, residual), Saved::new(()).with_input(x)))
+        Ok((cx.plus(y, sum), Saved::new(()).with_input(x)))
     }
 
     /// Gradients of the tables; token ids have no gradient.
-    fn backward(
-        &self,
-        cx: &Context,
-        _: &[View],
-        gradients: &mut [Gradient],
-        saved: Saved,
-        dy: Activation,
-        _: Option<Activation>,
-    ) -> Result<Option<Activation>> {
+    fn backward(&self, cx: &Context, saved: Saved<()>, call: Call) -> Result<Option<Activation>> {
+        let Call { parameters, x: dy, .. } = call;
         let ids = saved.x.into_held();
-        let whole = match self.sequence {
-            false => dy.clone(),
-            true => self.exchange.all_gather(cx, &dy)?,
-        };
-        let (dtable, accumulate) = gradients[0].write();
-        if !accumulate {
-            // The dry run cannot derive from ids and gradients which rows this rank has.
-            let rows = Placements::REPLICATED.with(Axis::Tensor, Placement::Shard(0));
-            cx.device.place(dtable.as_view(), rows);
+        if let Some(mut gradient) = parameters.gradient(0) {
+            let whole = match self.sequence {
+                false => dy.clone(),
+                true => self.exchange.all_gather(cx, &dy)?,
+            };
+            let (dtable, accumulate) = gradient.write();
+            if !accumulate {
+                // The dry run cannot derive from ids and gradients which rows this rank has.
+                let rows = Placements::REPLICATED.with(Axis::Tensor, Placement::Shard(0));
+                cx.device.place(dtable.as_view(), rows);
+            }
+            cx.device.embedding_backward(ids.view(), self.lookup(), whole.view(), dtable, accumulate);
         }
-        cx.device.embedding_backward(ids.view(), self.lookup(), whole.view(), dtable, accumulate);
         let own = self.own_ids(cx, &ids);
         let rows = EmbeddingGradients { ids: &own, dy: &dy, first_row: self.first_row(cx) };
-        self.embedding.gradients_everywhere(cx, gradients, rows);
+        self.embedding.gradients_everywhere(cx, parameters, rows);
         Ok(None)
     }
 
@@ -127,16 +118,14 @@ impl Layer for VocabularyEmbedding {
     fn backward_input(
         &self,
         _: &Context,
-        _: &[View],
-        saved: Saved,
-        dy: Activation,
-        _: Option<Activation>,
+        saved: Saved<()>,
+        call: Call,
     ) -> Result<(Option<Activation>, Deferred)> {
-        Ok((None, Deferred::new((saved, dy))))
+        Ok((None, Deferred::new((saved, call.x))))
     }
 
-    fn backward_weight(&self, cx: &Context, gradients: &mut [Gradient], deferred: Deferred) -> Result<()> {
-        let (saved, dy): (Saved, Activation) = deferred.restore();
-        self.backward(cx, &[], gradients, saved, dy, None).map(drop)
+    fn backward_weight(&self, cx: &Context, parameters: Parameters, deferred: Deferred) -> Result<()> {
+        let (saved, dy): (Saved<()>, Activation) = deferred.restore();
+        self.backward(cx, saved, Call::new(parameters, dy)).map(drop)
     }
 }

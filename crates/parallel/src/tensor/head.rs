@@ -9,7 +9,9 @@
 use std::sync::Arc;
 
 use phalanx_layers::head::{Classes, HeadInput};
-use phalanx_layers::{Activation, Context, Gradient, Head, LinearCrossEntropy, ParameterSpec, Part, Result};
+use phalanx_layers::{
+    Activation, Call, Context, Head, LinearCrossEntropy, ParameterSpec, Parameters, Part, Result,
+};
 use phalanx_tensor::{Category, CrossEntropy, Epilogue, Tensor, View};
 
 use super::exchange::Exchange;
@@ -59,52 +61,35 @@ impl Head for VocabularyHead {
         self.head.parameters().into_iter().zip(here).map(part).collect()
     }
 
-    /// x: `[batch, seq, hidden]` or this rank's rows, targets: `[batch, seq]` u32 -> `[1]`, the same on all ranks
+    /// x: `[batch, seq, hidden]` or this rank's rows, targets: `[batch, seq]` u32 -> `[1]`, the same on all ranks, and dx, the sum
+    /// over the ranks, with the shape of x
     fn loss(
         &self,
         cx: &Context,
-        parameters: &[View],
-        x: Activation,
+        call: Call,
         targets: &Tensor,
         numbers: CrossEntropy,
-    ) -> Result<Tensor> {
+    ) -> Result<(Tensor, Option<Activation>)> {
+        let Call { parameters, x, input_wanted, .. } = call;
         let x = self.all_rows(cx, x)?;
         let mut tell = |told| self.exchange.gather_statistics(cx, told);
-        let input = HeadInput { x: &x, targets, numbers, classes: self.classes() };
-        let (loss, _) = self.head.pass(cx, parameters, None, input, &mut tell)?;
-        Ok(loss)
-    }
-
-    /// The loss of [`Head::loss`], and dx, the sum over the ranks, with the shape of x; dw and db go to `gradients`.
-    fn loss_and_gradient(
-        &self,
-        cx: &Context,
-        parameters: &[View],
-        gradients: &mut [Gradient],
-        x: Activation,
-        targets: &Tensor,
-        numbers: CrossEntropy,
-    ) -> Result<(Tensor, Activation)> {
-        let x = self.all_rows(cx, x)?;
-        let mut tell = |told| self.exchange.gather_statistics(cx, told);
-        let input = HeadInput { x: &x, targets, numbers, classes: self.classes() };
-        let (loss, dx) = self.head.pass(cx, parameters, Some(gradients), input, &mut tell)?;
+        let input = HeadInput { x: &x, targets, numbers, classes: self.classes(), input_wanted };
+        let (loss, dx) = self.head.pass(cx, parameters, input, &mut tell)?;
         drop(x);
-        let dx = dx.expect("gradients were requested");
-        let dx = match self.sequence {
+        let summing = dx.map(|dx| match self.sequence {
             false => self.exchange.all_reduce(dx),
             true => self.exchange.reduce_scatter(cx, dx),
-        };
-        Ok((loss, Arc::new(dx.wait()?)))
+        });
+        Ok((loss, summing.map(|summing| summing.wait().map(Arc::new)).transpose()?))
     }
 
     /// Logits of this rank's classes.
-    fn logits(&self, cx: &Context, parameters: &[View], x: View) -> Tensor {
+    fn logits(&self, cx: &Context, parameters: Parameters, x: View) -> Tensor {
         let [rows, _] = x.shape().rows_cols();
         let classes = self.classes().here;
         let mut y = cx.device.alloc(cx.compute, [rows, classes], Category::Workspace, "head.logits");
-        let epilogue = Epilogue { bias: parameters.get(1).copied(), residual: None };
-        cx.device.linear(x, self.head.weight(parameters[0]), epilogue, y.view_mut());
+        let epilogue = Epilogue { bias: parameters.get(1), residual: None };
+        cx.device.linear(x, self.head.weight(parameters.value(0)), epilogue, y.view_mut());
         y
     }
 }

@@ -28,7 +28,9 @@ pub mod rows;
 use std::sync::Arc;
 
 use phalanx_collectives::{Group, Solo};
-use phalanx_layers::{Attention, Embedding, Head, Layer, Linear, LinearCrossEntropy, LinearGelu, Part};
+use phalanx_layers::{
+    AnyLayer, Attention, Embedding, Head, Layer, Linear, LinearCrossEntropy, LinearGelu, Part,
+};
 use phalanx_plan::Stripe;
 use phalanx_tensor::Layout;
 
@@ -91,7 +93,7 @@ impl TensorParallel {
     /// A linear layer of which each rank has some outputs. The outputs are `packed` results side by side (3 for
     /// queries, keys and values), each of which is split. Elementwise layers and attention may follow, then
     /// [`TensorParallel::row`].
-    pub fn column(&self, linear: Linear, packed: usize) -> Box<dyn Layer> {
+    pub fn column(&self, linear: Linear, packed: usize) -> Box<dyn AnyLayer> {
         if self.ranks() == 1 {
             return Box::new(linear);
         }
@@ -101,7 +103,7 @@ impl TensorParallel {
     }
 
     /// [`TensorParallel::column`] with GELU of the outputs.
-    pub fn column_gelu(&self, layer: LinearGelu) -> Box<dyn Layer> {
+    pub fn column_gelu(&self, layer: LinearGelu) -> Box<dyn AnyLayer> {
         if self.ranks() == 1 {
             return Box::new(layer);
         }
@@ -122,7 +124,7 @@ impl TensorParallel {
     }
 
     /// A linear layer of which each rank has some inputs: the outputs of [`TensorParallel::column`] on the same rank.
-    pub fn row(&self, linear: Linear) -> Box<dyn Layer> {
+    pub fn row(&self, linear: Linear) -> Box<dyn AnyLayer> {
         if self.ranks() == 1 {
             return Box::new(linear);
         }
@@ -145,12 +147,12 @@ impl TensorParallel {
     }
 
     /// A layer that every rank has whole and that treats each row independently (norms, dropout).
-    pub fn rows(&self, layer: impl Layer + 'static) -> Box<dyn Layer> {
+    pub fn rows(&self, layer: impl Layer + 'static) -> Box<dyn AnyLayer> {
         if self.sequence { Box::new(OnRows(layer)) } else { Box::new(layer) }
     }
 
     /// An embedding of which each rank has some rows of the token table.
-    pub fn embedding(&self, embedding: Embedding) -> Box<dyn Layer> {
+    pub fn embedding(&self, embedding: Embedding) -> Box<dyn AnyLayer> {
         if self.ranks() == 1 {
             return Box::new(embedding);
         }

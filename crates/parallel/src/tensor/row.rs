@@ -4,10 +4,9 @@
 //! parallelism: a reduce_scatter of S in forward, an all_gather of S in backward. The bias is added once, to the sum.
 
 use phalanx_layers::{
-    Activation, Context, Deferred, Gradient, Init, Layer, Linear, ParameterSpec, Part, Result, Saved,
-    add_residual,
+    Activation, Call, Context, Deferred, Init, Layer, Linear, ParameterSpec, Parameters, Part, Result, Saved,
 };
-use phalanx_tensor::{Positions, Tensor, View};
+use phalanx_tensor::{Positions, Tensor};
 
 use super::exchange::{Exchange, owned};
 
@@ -45,16 +44,16 @@ impl RowParallel {
         }
     }
 
-    fn add_bias(&self, cx: &Context, parameters: &[View], y: &mut Tensor) {
-        if self.bias {
-            let bias = parameters[1].reshape([1, self.linear.outputs]);
-            cx.device.add_positions(Positions { table: bias, first_row: 0, seq: 1 }, y.view_mut());
+    fn add_bias(&self, cx: &Context, bias: Parameters, y: &mut Tensor) {
+        if let Some(bias) = bias.get(0) {
+            let table = bias.reshape([1, self.linear.outputs]);
+            cx.device.add_positions(Positions { table, first_row: 0, seq: 1 }, y.view_mut());
         }
     }
 
-    fn bias_gradient(&self, cx: &Context, gradients: &mut [Gradient], dy: &Activation) {
-        if self.bias {
-            let (view, accumulate) = gradients[1].write();
+    fn bias_gradient(cx: &Context, bias: Parameters, dy: &Activation) {
+        if let Some(mut gradient) = bias.gradient(0) {
+            let (view, accumulate) = gradient.write();
             cx.device.bias_gradient(dy.view(), view, accumulate);
         }
     }
@@ -70,6 +69,8 @@ impl RowParallel {
 }
 
 impl Layer for RowParallel {
+    type Own = ();
+
     fn parameters(&self) -> Vec<ParameterSpec> {
         let mut parameters = self.linear.parameters();
         parameters[0].part = Some(self.part.clone());
@@ -82,55 +83,44 @@ impl Layer for RowParallel {
     }
 
     /// x: `[batch, seq, in / t]` -> y: `[batch, seq, out]`, or this rank's rows of it
-    fn forward(
-        &self,
-        cx: &Context,
-        parameters: &[View],
-        x: Activation,
-        residual: Option<Activation>,
-    ) -> Result<(Activation, Saved)> {
-        let (term, saved) = self.linear.forward(cx, &parameters[..1], x, None)?;
+    fn forward(&self, cx: &Context, call: Call) -> Result<(Activation, Saved<()>)> {
+        let Call { parameters, sum, .. } = call;
+        let (parameters, bias) = parameters.split_at(1);
+        let (term, saved) = self.linear.forward(cx, Call { parameters, sum: None, ..call })?;
         let mut y = self.sum(cx, owned(cx, term))?;
-        self.add_bias(cx, parameters, &mut y);
-        Ok((add_residual(cx, y, residual), saved))
+        self.add_bias(cx, bias, &mut y);
+        Ok((cx.plus(y, sum), saved))
     }
 
     /// Saves the input only: nothing is computed.
-    fn save(&self, cx: &Context, parameters: &[View], x: Activation) -> Result<Saved> {
-        self.linear.save(cx, parameters, x)
+    fn save(&self, cx: &Context, call: Call) -> Result<Saved<()>> {
+        self.linear.save(cx, call)
     }
 
-    /// dx = dy · wᵀ, this rank's inputs; dw, db as `gradients` says.
-    fn backward(
-        &self,
-        cx: &Context,
-        parameters: &[View],
-        gradients: &mut [Gradient],
-        saved: Saved,
-        dy: Activation,
-        residual: Option<Activation>,
-    ) -> Result<Option<Activation>> {
-        self.bias_gradient(cx, gradients, &dy);
-        let dy = self.all_rows(cx, &dy)?;
-        self.linear.backward(cx, &parameters[..1], &mut gradients[..1], saved, dy, residual)
+    /// dx = dy · wᵀ, this rank's inputs; dw, db where they are wanted.
+    fn backward(&self, cx: &Context, saved: Saved<()>, call: Call) -> Result<Option<Activation>> {
+        let (parameters, bias) = call.parameters.split_at(1);
+        RowParallel::bias_gradient(cx, bias, &call.x);
+        let x = self.all_rows(cx, &call.x)?;
+        self.linear.backward(cx, saved, Call { parameters, x, ..call })
     }
 
     fn backward_input(
         &self,
         cx: &Context,
-        parameters: &[View],
-        saved: Saved,
-        dy: Activation,
-        residual: Option<Activation>,
+        saved: Saved<()>,
+        call: Call,
     ) -> Result<(Option<Activation>, Deferred)> {
-        let whole = self.all_rows(cx, &dy)?;
-        let (dx, linear) = self.linear.backward_input(cx, &parameters[..1], saved, whole, residual)?;
+        let (parameters, dy) = (call.parameters.split_at(1).0, call.x);
+        let x = self.all_rows(cx, &dy)?;
+        let (dx, linear) = self.linear.backward_input(cx, saved, Call { parameters, x, ..call })?;
         Ok((dx, Deferred::new(DeferredRowParallel { linear, dy })))
     }
 
-    fn backward_weight(&self, cx: &Context, gradients: &mut [Gradient], deferred: Deferred) -> Result<()> {
+    fn backward_weight(&self, cx: &Context, parameters: Parameters, deferred: Deferred) -> Result<()> {
         let DeferredRowParallel { linear, dy } = deferred.restore();
-        self.bias_gradient(cx, gradients, &dy);
-        self.linear.backward_weight(cx, &mut gradients[..1], linear)
+        let (parameters, bias) = parameters.split_at(1);
+        RowParallel::bias_gradient(cx, bias, &dy);
+        self.linear.backward_weight(cx, parameters, linear)
     }
 }

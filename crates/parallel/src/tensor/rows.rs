@@ -4,64 +4,59 @@
 //! whole sum.
 
 use phalanx_layers::{
-    Activation, Context, Deferred, Gradient, Layer, ParameterSpec, Rebuild, Result, Saved, Shared,
+    Activation, Call, Context, Deferred, Layer, ParameterSpec, Parameters, Rebuild, Result, Saved, Shared,
 };
-use phalanx_tensor::View;
 
 /// A layer whose parameter gradients are terms of a sum over the tensor axis.
 pub struct OnRows<L>(pub L);
 
 impl<L: Layer> Layer for OnRows<L> {
+    type Own = L::Own;
+
     fn parameters(&self) -> Vec<ParameterSpec> {
         self.0.parameters().into_iter().map(|spec| ParameterSpec { partial: true, ..spec }).collect()
     }
 
-    fn forward(
-        &self,
-        cx: &Context,
-        parameters: &[View],
-        x: Activation,
-        residual: Option<Activation>,
-    ) -> Result<(Activation, Saved)> {
-        self.0.forward(cx, parameters, x, residual)
+    fn forward(&self, cx: &Context, call: Call) -> Result<(Activation, Saved<L::Own>)> {
+        self.0.forward(cx, call)
     }
 
-    fn save(&self, cx: &Context, parameters: &[View], x: Activation) -> Result<Saved> {
-        self.0.save(cx, parameters, x)
+    fn backward(&self, cx: &Context, saved: Saved<L::Own>, call: Call) -> Result<Option<Activation>> {
+        self.0.backward(cx, saved, call)
     }
 
-    fn rebuild(&self) -> Option<&dyn Rebuild> {
+    fn save(&self, cx: &Context, call: Call) -> Result<Saved<L::Own>> {
+        self.0.save(cx, call)
+    }
+
+    fn rebuild(&self) -> Option<Rebuild> {
         self.0.rebuild()
     }
 
-    fn each_input(&self, saved: &mut Saved, see: &mut dyn FnMut(&mut Shared)) {
-        self.0.each_input(saved, see);
-    }
-
-    fn backward(
+    fn output(
         &self,
         cx: &Context,
-        parameters: &[View],
-        gradients: &mut [Gradient],
-        saved: Saved,
-        dy: Activation,
-        residual: Option<Activation>,
-    ) -> Result<Option<Activation>> {
-        self.0.backward(cx, parameters, gradients, saved, dy, residual)
+        parameters: Parameters,
+        x: &Shared,
+        own: &mut L::Own,
+    ) -> Result<Activation> {
+        self.0.output(cx, parameters, x, own)
+    }
+
+    fn each_input(&self, x: &mut Shared, own: &mut L::Own, see: &mut dyn FnMut(&mut Shared)) {
+        self.0.each_input(x, own, see);
     }
 
     fn backward_input(
         &self,
         cx: &Context,
-        parameters: &[View],
-        saved: Saved,
-        dy: Activation,
-        residual: Option<Activation>,
+        saved: Saved<L::Own>,
+        call: Call,
     ) -> Result<(Option<Activation>, Deferred)> {
-        self.0.backward_input(cx, parameters, saved, dy, residual)
+        self.0.backward_input(cx, saved, call)
     }
 
-    fn backward_weight(&self, cx: &Context, gradients: &mut [Gradient], deferred: Deferred) -> Result<()> {
-        self.0.backward_weight(cx, gradients, deferred)
+    fn backward_weight(&self, cx: &Context, parameters: Parameters, deferred: Deferred) -> Result<()> {
+        self.0.backward_weight(cx, parameters, deferred)
     }
 }

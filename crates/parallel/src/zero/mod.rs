@@ -332,29 +332,26 @@ impl Zero {
         self.parameters.release(&self.map, prefetch, block);
     }
 
-    /// The weights that stay packed, for the layers of this stage.
-    pub fn packed(&self) -> Option<Arc<PackedWeights>> {
-        self.parameters.packed.clone()
-    }
-
-    /// Frees packed weights that are left, where a layer had fewer products than it said: before a phase ends.
-    pub fn free_packed(&self) {
-        self.parameters.end_phase();
-    }
-
-    /// The parameters of an acquired block, in its layer's order.
-    pub fn parameters(&self, block: usize) -> Vec<View<'_>> {
+    /// The values of the parameters of an acquired block, in its layer's order.
+    pub fn views(&self, block: usize) -> Vec<View<'_>> {
         self.parameters.views(&self.map, block)
     }
 
+    /// The parameters of an acquired block, to be read.
+    pub fn parameters(&self, block: usize) -> Vec<Parameter<'_>> {
+        self.views(block).into_iter().map(Parameter::read).collect()
+    }
+
     /// The parameters of an acquired block and the memory of their gradients, after [`Zero::open_gradients`].
-    pub fn parameters_and_gradients(&mut self, block: usize) -> (Vec<View<'_>>, Vec<Gradient<'_>>) {
-        (self.parameters.views(&self.map, block), self.gradients.slots(&self.map, block))
+    pub fn parameters_with_gradients(&mut self, block: usize) -> Vec<Parameter<'_>> {
+        let values = self.parameters.views(&self.map, block);
+        let gradients = self.gradients.slots(&self.map, block);
+        values.into_iter().zip(gradients).map(|(value, slot)| Parameter::with_gradient(value, slot)).collect()
     }
 
     /// The memory of the gradients of a block, after [`Zero::open_gradients`].
-    pub fn gradients(&mut self, block: usize) -> Vec<Gradient<'_>> {
-        self.gradients.slots(&self.map, block)
+    pub fn gradients(&mut self, block: usize) -> Vec<Parameter<'_>> {
+        self.gradients.slots(&self.map, block).into_iter().map(Parameter::gradient).collect()
     }
 
     /// The gradients that the layer of `block` has written, before [`Zero::reduce`]; each with the index of its

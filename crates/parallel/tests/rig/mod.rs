@@ -6,11 +6,11 @@ use std::sync::Arc;
 use phalanx_collectives::{Group, Solo, threads};
 use phalanx_cpu::Cpu;
 use phalanx_layers::{
-    Activation, Attention, Context, Deferred, Draw, Dropped, Gradient, Init, Layer, LayerNorm, Linear,
-    LinearGelu, ParameterSpec, Residual, Saved, Sequence,
+    Activation, AnyLayer, Attention, Call, Context, Deferred, Draw, Dropped, Init, LayerNorm, Linear,
+    LinearGelu, Parameter, ParameterSpec, Parameters, Residual, Sequence,
 };
 use phalanx_parallel::TensorParallel;
-use phalanx_tensor::{Arena, Category, DType, Device, Gelu, Heads, Layout, Shape, Tensor, View};
+use phalanx_tensor::{Arena, Category, DType, Device, Gelu, Heads, Layout, Shape, Tensor};
 use phalanx_testing::planted::{Planted, PlantedFault};
 
 /// Twelve rows: two, three and four ranks share them, and a share of three or four does not end where a sample does.
@@ -29,7 +29,7 @@ pub const AXES: [(usize, bool); 6] = [(2, false), (3, false), (4, false), (2, tr
 pub const DRAW: Draw = Draw { seed: 3, step: 5, first_sample: 7 };
 
 /// A model, written once for all axes.
-pub type Build = dyn Fn(&TensorParallel) -> Box<dyn Layer> + Sync;
+pub type Build = dyn Fn(&TensorParallel) -> Box<dyn AnyLayer> + Sync;
 
 pub fn linear(prefix: &str, inputs: usize, outputs: usize, layout: Layout) -> Linear {
     Linear { prefix: prefix.into(), inputs, outputs, layout, init: Init::Normal(1.0), bias: true }
@@ -43,7 +43,11 @@ pub fn norm(prefix: &str) -> LayerNorm {
 pub type P = (f32, f32);
 
 /// The layers of both residual paths of a block.
-pub fn paths(tensor: &TensorParallel, layout: Layout, (attention, residual): P) -> [Vec<Box<dyn Layer>>; 2] {
+pub fn paths(
+    tensor: &TensorParallel,
+    layout: Layout,
+    (attention, residual): P,
+) -> [Vec<Box<dyn AnyLayer>>; 2] {
     let dropped = |layer, name: &str| Box::new(Dropped { layer, p: residual, name: name.into() });
     let heads = Heads { heads: HEADS, causal: true };
     let attention =
@@ -225,29 +229,44 @@ pub fn normals(name: &str, count: usize) -> Vec<f32> {
 }
 
 /// Runs forward and backward of [`MICRO_BATCHES`] micro-batches, whose gradients are added to the initial ones.
-pub fn run(place: &TestRank, layer: &dyn Layer, setting: Setting) -> Numbers {
-    let Setting { vocab, residual, compute, split, .. } = setting;
+pub fn run(place: &TestRank, layer: &dyn AnyLayer, setting: Setting) -> Numbers {
+    let compute = setting.compute;
     let specs = layer.parameters();
     let parameters: Vec<Tensor> = specs.iter().map(|s| place.parameter(compute, s, "parameter")).collect();
-    let views: Vec<View> = parameters.iter().map(Tensor::view).collect();
     let mut gradients: Vec<Tensor> = specs.iter().map(|s| place.gradient(DType::F32, s)).collect();
     let mut written = vec![true; specs.len()];
-    let slots = gradients.iter_mut().zip(&mut written).map(|(g, w)| Gradient::new(g.view_mut(), w));
-    let mut slots: Vec<Gradient> = slots.collect();
+    let (y, dx) = run_with(
+        place,
+        layer,
+        setting,
+        &Parameter::with_gradients(&parameters, &mut gradients, &mut written),
+    );
+    Numbers { y, dx, gradients: gradients.iter().map(|g| place.read(g)).collect(), specs }
+}
+
+/// The outputs and derivatives of all micro-batches.
+fn run_with<'a>(
+    place: &TestRank,
+    layer: &dyn AnyLayer,
+    setting: Setting,
+    own: &'a [Parameter<'a>],
+) -> (Vec<Vec<f32>>, Vec<Vec<f32>>) {
+    let Setting { vocab, residual, compute, split, .. } = setting;
+    let call = |x, sum| Call { sum, ..Call::new(Parameters::new(own), x) };
     let given = |name, m| residual.then(|| place.activation(compute, name, m));
     let (mut y, mut dx) = (Vec::new(), Vec::new());
     let mut deferred: Vec<Deferred> = Vec::new();
     for m in 0..MICRO_BATCHES {
         let cx = place.context(setting, m);
         let x = vocab.map_or_else(|| place.activation(compute, "x", m), |vocab| place.tokens(vocab, m));
-        let (out, saved): (Activation, Saved) = layer.forward(&cx, &views, x, given("residual", m)).unwrap();
+        let (out, saved) = layer.forward(&cx, call(x, given("residual", m))).unwrap();
         y.push(place.read(&out));
         let residual = given("dresidual", m).filter(|_| vocab.is_none());
         let dy = place.activation(compute, "dy", m);
         let derivative = match split {
-            false => layer.backward(&cx, &views, &mut slots, saved, dy, residual).unwrap(),
+            false => layer.backward(&cx, saved, call(dy, residual)).unwrap(),
             true => {
-                let (dx, later) = layer.backward_input(&cx, &views, saved, dy, residual).unwrap();
+                let (dx, later) = layer.backward_input(&cx, saved, call(dy, residual)).unwrap();
                 deferred.push(later);
                 dx
             }
@@ -256,10 +275,9 @@ pub fn run(place: &TestRank, layer: &dyn Layer, setting: Setting) -> Numbers {
         dx.extend(derivative.map(|dx| place.read(&dx)));
     }
     for (m, later) in deferred.into_iter().enumerate() {
-        layer.backward_weight(&place.context(setting, m), &mut slots, later).unwrap();
+        layer.backward_weight(&place.context(setting, m), Parameters::new(own), later).unwrap();
     }
-    drop(slots);
-    Numbers { y, dx, gradients: gradients.iter().map(|g| place.read(g)).collect(), specs }
+    (y, dx)
 }
 
 /// On one rank.

@@ -1,0 +1,178 @@
+//! The arguments of forward and backward.
+
+use std::cell::{RefCell, RefMut};
+use std::sync::Arc;
+
+use phalanx_tensor::{Shape, Tensor, View, ViewMut};
+
+use crate::activation::Activation;
+use crate::layer::Context;
+
+/// The arguments of a layer's forward and backward. Whoever composes layers passes it on, a leaf takes it apart.
+pub struct Call<'a> {
+    /// The parameters of the layer, in the order in which it declares them.
+    pub parameters: Parameters<'a>,
+    /// The input; in backward dy.
+    pub x: Activation,
+    /// The result is added to it.
+    pub sum: Option<Activation>,
+    /// Whether backward is, or will be, asked for dx.
+    pub input_wanted: bool,
+}
+
+impl<'a> Call<'a> {
+    /// A call whose result is added to nothing, and whose dx is wanted.
+    pub fn new(parameters: Parameters<'a>, x: Activation) -> Call<'a> {
+        Call { parameters, x, sum: None, input_wanted: true }
+    }
+}
+
+/// The parameters of a layer, and in backward the memory of their gradients.
+#[derive(Clone, Copy)]
+pub struct Parameters<'a>(&'a [Parameter<'a>]);
+
+/// A parameter, and the memory of its gradient.
+pub struct Parameter<'a> {
+    value: Option<View<'a>>,
+    gradient: Option<RefCell<Gradient<'a>>>,
+}
+
+impl<'a> Parameter<'a> {
+    /// A parameter that is read: in forward.
+    pub fn read(value: View<'a>) -> Parameter<'a> {
+        Parameter { value: Some(value), gradient: None }
+    }
+
+    /// A parameter whose gradient is written as well: in backward.
+    pub fn with_gradient(value: View<'a>, gradient: Gradient<'a>) -> Parameter<'a> {
+        Parameter { value: Some(value), gradient: Some(RefCell::new(gradient)) }
+    }
+
+    /// Parameters that are read.
+    pub fn read_all(values: &'a [Tensor]) -> Vec<Parameter<'a>> {
+        values.iter().map(|value| Parameter::read(value.view())).collect()
+    }
+
+    /// Parameters and the memory of their gradients. `written` says of each whether it holds a gradient already.
+    pub fn with_gradients(
+        values: &'a [Tensor],
+        gradients: &'a mut [Tensor],
+        written: &'a mut [bool],
+    ) -> Vec<Parameter<'a>> {
+        let slots =
+            gradients.iter_mut().zip(written).map(|(slot, flag)| Gradient::new(slot.view_mut(), flag));
+        values.iter().zip(slots).map(|(value, slot)| Parameter::with_gradient(value.view(), slot)).collect()
+    }
+
+    /// The memory of a gradient alone: in the second part of backward.
+    pub fn gradient(gradient: Gradient<'a>) -> Parameter<'a> {
+        Parameter { value: None, gradient: Some(RefCell::new(gradient)) }
+    }
+}
+
+impl<'a> Parameters<'a> {
+    /// No parameters.
+    pub const NONE: Parameters<'static> = Parameters(&[]);
+
+    /// The parameters of a layer, in its order.
+    pub fn new(parameters: &'a [Parameter<'a>]) -> Parameters<'a> {
+        Parameters(parameters)
+    }
+
+    /// Number of parameters.
+    pub fn len(self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The first `count` parameters, and the others.
+    pub fn split_at(self, count: usize) -> (Parameters<'a>, Parameters<'a>) {
+        let (first, rest) = self.0.split_at(count);
+        (Parameters(first), Parameters(rest))
+    }
+
+    /// The value of parameter `index`.
+    #[track_caller]
+    pub fn value(self, index: usize) -> View<'a> {
+        self.0[index].value.expect("the second part of backward reads no parameter")
+    }
+
+    /// The value of parameter `index`, if there are as many.
+    pub fn get(self, index: usize) -> Option<View<'a>> {
+        (index < self.0.len()).then(|| self.value(index))
+    }
+
+    /// The values of all parameters.
+    pub fn values(self) -> impl Iterator<Item = View<'a>> {
+        (0..self.len()).map(move |index| self.value(index))
+    }
+
+    /// The memory of the gradient of parameter `index`; None where it is not wanted.
+    #[track_caller]
+    pub fn gradient(self, index: usize) -> Option<RefMut<'a, Gradient<'a>>> {
+        self.0.get(index)?.gradient.as_ref().map(RefCell::borrow_mut)
+    }
+
+    /// Whether the gradient of a parameter is wanted.
+    pub fn want_gradients(self) -> bool {
+        self.0.iter().any(|parameter| parameter.gradient.is_some())
+    }
+}
+
+/// The memory of a parameter's gradient. The first write may overwrite it; every later write adds to it.
+pub struct Gradient<'a> {
+    view: ViewMut<'a>,
+    accumulate: &'a mut bool,
+}
+
+impl<'a> Gradient<'a> {
+    /// A gradient in `view`. `accumulate` says whether `view` holds a gradient already; the first write sets it.
+    pub fn new(view: ViewMut<'a>, accumulate: &'a mut bool) -> Gradient<'a> {
+        Gradient { view, accumulate }
+    }
+
+    /// The memory, and whether to add to it (or to overwrite).
+    pub fn write(&mut self) -> (ViewMut<'_>, bool) {
+        let accumulate = std::mem::replace(self.accumulate, true);
+        (self.view.reborrow(), accumulate)
+    }
+
+    /// Writes or adds `from`, which may have another type.
+    pub fn add(&mut self, cx: &Context, from: View) {
+        let (to, accumulate) = self.write();
+        match accumulate {
+            true => cx.device.add(from, to),
+            false if from.dtype() == to.dtype() => cx.device.copy(from, to),
+            false => cx.device.convert(from, to),
+        }
+    }
+}
+
+impl Context<'_> {
+    /// Memory for a result that is added to `sum`, and whether to add to it: the sum's own memory where nothing else
+    /// holds it, else a copy; new memory without a sum.
+    #[track_caller]
+    pub fn target(&self, sum: Option<Activation>, shape: Shape, name: &'static str) -> (Tensor, bool) {
+        match sum.map(Arc::try_unwrap) {
+            None => (self.activation(shape, name), false),
+            Some(Ok(own)) => (own, true),
+            Some(Err(shared)) => {
+                let mut copy = self.activation(shape, name);
+                self.device.copy(shared.view(), copy.view_mut());
+                (copy, true)
+            }
+        }
+    }
+
+    /// `y`, plus the sum if there is one, for layers whose kernels cannot add it.
+    pub fn plus(&self, mut y: Tensor, sum: Option<Activation>) -> Activation {
+        if let Some(sum) = sum {
+            self.device.add(sum.view(), y.view_mut());
+        }
+        Arc::new(y)
+    }
+}
