@@ -142,7 +142,7 @@ impl Whole {
             let (start, end) = (segment.in_chunk.start as usize, segment.in_chunk.end as usize);
             let here = start - range.start..end - range.start;
             let states = states.iter_mut().map(|s| s.view_mut().range(here.clone())).collect();
-            let decays = self.network.parameters[segment.parameter].decays();
+            let decays = self.network.parameters[segment.parameter].kind.decays();
             let update = Update {
                 number,
                 lr: lr as f32,

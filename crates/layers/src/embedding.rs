@@ -6,7 +6,7 @@ use crate::activation::Activation;
 use crate::call::{Call, Parameters};
 use crate::failure::Result;
 use crate::init::Init;
-use crate::layer::{Context, Layer, ParameterSpec};
+use crate::layer::{Context, Kind, Layer, ParameterSpec};
 use crate::saved::{Deferred, Saved};
 
 /// `y[b, t] = tokens[x[b, t]] + positions[t] (+ types[type of x[b, t]])`.
@@ -83,7 +83,8 @@ impl Layer for Embedding {
     type Own = ();
 
     fn parameters(&self) -> Vec<ParameterSpec> {
-        let table = |name: &String, rows| ParameterSpec::new(name, [rows, self.hidden], self.init);
+        let table =
+            |name: &String, rows| ParameterSpec::new(name, Kind::Table, [rows, self.hidden], self.init);
         let types = self.types.iter().map(|name| table(name, TYPES));
         [table(&self.tokens, self.vocab), table(&self.positions, self.length)]
             .into_iter()

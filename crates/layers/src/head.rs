@@ -18,7 +18,7 @@ use crate::activation::Activation;
 use crate::call::{Call, Parameters};
 use crate::failure::Result;
 use crate::init::Init;
-use crate::layer::{Context, ParameterSpec};
+use crate::layer::{Context, Kind, ParameterSpec};
 
 /// The last part of a model: it turns activations and targets into a loss.
 pub trait Head: Send + Sync {
@@ -265,8 +265,8 @@ fn linear_gradients(
 impl Head for LinearCrossEntropy {
     fn parameters(&self) -> Vec<ParameterSpec> {
         let shape = vec![self.vocab, self.hidden];
-        let weight = ParameterSpec::new(&self.weight, shape, self.init);
-        let bias = |name: &String| ParameterSpec::new(name, [self.vocab], Init::Zeros);
+        let weight = ParameterSpec::new(&self.weight, Kind::Head, shape, self.init);
+        let bias = |name: &String| ParameterSpec::new(name, Kind::Bias, [self.vocab], Init::Zeros);
         std::iter::once(weight).chain(self.bias.as_ref().map(bias)).collect()
     }
 

@@ -106,6 +106,8 @@ impl Context<'_> {
 pub struct ParameterSpec {
     /// Full name, as in Hugging Face checkpoints of the model. Parameters of equal names are one parameter (tied).
     pub name: String,
+    /// What it is in its layer.
+    pub kind: Kind,
     /// Shape of this rank's part.
     pub shape: Vec<usize>,
     /// Initial values.
@@ -115,6 +117,30 @@ pub struct ParameterSpec {
     /// Whether the gradient that the layer writes is one term of a sum over the ranks that hold other rows of its
     /// activations. The terms are summed before the update.
     pub partial: bool,
+}
+
+/// What a parameter is in its layer. Optimizers treat kinds differently.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// The weight of a linear layer.
+    Matrix,
+    /// Rows that are looked up.
+    Table,
+    /// The weight of an output projection, which has a table's rows where the two are tied.
+    Head,
+    /// A gain or shift of a norm.
+    Norm,
+    /// A bias.
+    Bias,
+    /// Any other vector.
+    Vector,
+}
+
+impl Kind {
+    /// Whether weight decay acts on parameters of this kind: on matrices, tables and heads, as in GPT-3 and in most since.
+    pub fn decays(self) -> bool {
+        matches!(self, Kind::Matrix | Kind::Table | Kind::Head)
+    }
 }
 
 /// A part of a parameter; other ranks have the other parts.
@@ -130,8 +156,13 @@ pub struct Part {
 
 impl ParameterSpec {
     /// A whole parameter.
-    pub fn new(name: impl Into<String>, shape: impl Into<Vec<usize>>, init: Init) -> ParameterSpec {
-        ParameterSpec { name: name.into(), shape: shape.into(), init, part: None, partial: false }
+    pub fn new(
+        name: impl Into<String>,
+        kind: Kind,
+        shape: impl Into<Vec<usize>>,
+        init: Init,
+    ) -> ParameterSpec {
+        ParameterSpec { name: name.into(), kind, shape: shape.into(), init, part: None, partial: false }
     }
 
     /// Shape of the whole parameter.
@@ -147,11 +178,6 @@ impl ParameterSpec {
     /// Number of elements of this part.
     pub fn elements(&self) -> usize {
         self.shape.iter().product()
-    }
-
-    /// Weight decay acts on matrices only.
-    pub fn decays(&self) -> bool {
-        self.shape.len() >= 2
     }
 }
 

@@ -8,7 +8,7 @@ use crate::activation::Activation;
 use crate::call::{Call, Parameters};
 use crate::failure::Result;
 use crate::init::Init;
-use crate::layer::{Context, Layer, ParameterSpec, Rebuild};
+use crate::layer::{Context, Kind, Layer, ParameterSpec, Rebuild};
 use crate::saved::{Saved, Shared};
 
 /// `y = gamma * (x - mean) / sqrt(var + eps) + beta` (Ba et al., arXiv 1607.06450).
@@ -49,8 +49,9 @@ impl Layer for LayerNorm {
     type Own = SavedLayerNorm;
 
     fn parameters(&self) -> Vec<ParameterSpec> {
-        let vector =
-            |suffix, init| ParameterSpec::new(format!("{}.{suffix}", self.prefix), [self.hidden], init);
+        let vector = |suffix, init| {
+            ParameterSpec::new(format!("{}.{suffix}", self.prefix), Kind::Norm, [self.hidden], init)
+        };
         vec![vector("weight", Init::Ones), vector("bias", Init::Zeros)]
     }
 

@@ -37,7 +37,7 @@ pub use embedding::Embedding;
 pub use failure::{Failure, Result};
 pub use head::{Head, LinearCrossEntropy};
 pub use init::Init;
-pub use layer::{AnyLayer, Context, Draw, Layer, ParameterSpec, Part, Rebuild, SLICE_BYTES};
+pub use layer::{AnyLayer, Context, Draw, Kind, Layer, ParameterSpec, Part, Rebuild, SLICE_BYTES};
 pub use layer_norm::LayerNorm;
 pub use linear::Linear;
 pub use linear_gelu::LinearGelu;

@@ -8,7 +8,7 @@ use crate::activation::Activation;
 use crate::call::{Call, Parameters};
 use crate::failure::Result;
 use crate::init::Init;
-use crate::layer::{Context, Layer, ParameterSpec};
+use crate::layer::{Context, Kind, Layer, ParameterSpec};
 use crate::saved::{Deferred, Saved};
 
 /// `y = x · w (+ b)`.
@@ -80,8 +80,9 @@ impl Layer for Linear {
             Layout::InOut => vec![self.inputs, self.outputs],
             Layout::OutIn => vec![self.outputs, self.inputs],
         };
-        let weight = ParameterSpec::new(format!("{}.weight", self.prefix), shape, self.init);
-        let bias = || ParameterSpec::new(format!("{}.bias", self.prefix), [self.outputs], Init::Zeros);
+        let weight = ParameterSpec::new(format!("{}.weight", self.prefix), Kind::Matrix, shape, self.init);
+        let bias =
+            || ParameterSpec::new(format!("{}.bias", self.prefix), Kind::Bias, [self.outputs], Init::Zeros);
         if self.bias { vec![weight, bias()] } else { vec![weight] }
     }
 

@@ -3,7 +3,7 @@
 
 use std::error::Error;
 
-use phalanx::layers::{Init, OnEachRow, ParameterSpec, RowFunction};
+use phalanx::layers::{Init, Kind, OnEachRow, ParameterSpec, RowFunction};
 use phalanx::{CpuFactory, Gpt2, ModelShape, RunConfig, Spec, Training, WithBlock};
 
 const HIDDEN: usize = 32;
@@ -13,7 +13,7 @@ struct Scale;
 
 impl RowFunction for Scale {
     fn parameters(&self) -> Vec<ParameterSpec> {
-        vec![ParameterSpec::new("scale.weight", [HIDDEN], Init::Ones)]
+        vec![ParameterSpec::new("scale.weight", Kind::Vector, [HIDDEN], Init::Ones)]
     }
 
     fn forward(&self, parameters: &[&[f32]], x: &[f32], y: &mut [f32]) {

@@ -4,7 +4,8 @@
 //! parallelism: a reduce_scatter of S in forward, an all_gather of S in backward. The bias is added once, to the sum.
 
 use phalanx_layers::{
-    Activation, Call, Context, Deferred, Init, Layer, Linear, ParameterSpec, Parameters, Part, Result, Saved,
+    Activation, Call, Context, Deferred, Init, Kind, Layer, Linear, ParameterSpec, Parameters, Part, Result,
+    Saved,
 };
 use phalanx_tensor::{Positions, Tensor};
 
@@ -76,7 +77,7 @@ impl Layer for RowParallel {
         parameters[0].part = Some(self.part.clone());
         if self.bias {
             let name = format!("{}.bias", self.linear.prefix);
-            let bias = ParameterSpec::new(name, [self.linear.outputs], Init::Zeros);
+            let bias = ParameterSpec::new(name, Kind::Bias, [self.linear.outputs], Init::Zeros);
             parameters.push(ParameterSpec { partial: self.sequence, ..bias });
         }
         parameters

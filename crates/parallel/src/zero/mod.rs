@@ -142,7 +142,7 @@ impl Map {
         };
         Map {
             shapes: network.parameters.iter().map(|p| Shape::from(p.shape.as_slice())).collect(),
-            decays: network.parameters.iter().map(|p| p.decays()).collect(),
+            decays: network.parameters.iter().map(|p| p.kind.decays()).collect(),
             partial: network.parameters.iter().map(|p| p.partial).collect(),
             numbers: network.numbers.clone(),
             answers,
