@@ -89,12 +89,12 @@ impl Options {
     /// On the model of tile registers, which is for tests, they are in parts.
     ///
     /// # Errors
-    /// [`ProductMethod::Split`] or [`ProductMethod::Split2`] without tile registers, and [`ProductMethod::Tf32`].
+    /// [`ProductMethod::Split`] without tile registers, and [`ProductMethod::Tf32`].
     pub fn with_products(self, wanted: Option<ProductMethod>) -> std::io::Result<Options> {
         let has_tiles = self.tiles.is_some_and(TileUnit::is_available);
         let products = match wanted {
-            Some(ProductMethod::Split | ProductMethod::Split2) if !has_tiles => {
-                let text = "precision.products = \"split\" or \"split2\": the processor's kernels have no tile registers for it; give \"fma\" or leave it out";
+            Some(ProductMethod::Split) if !has_tiles => {
+                let text = "precision.products = \"split\": the processor's kernels have no tile registers for it; give \"fma\" or leave it out";
                 return Err(Error::new(ErrorKind::InvalidInput, text));
             }
             Some(ProductMethod::Tf32) => {

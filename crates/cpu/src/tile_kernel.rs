@@ -87,7 +87,6 @@ unsafe fn cut_panels<T: Tiles>(isa: Isa, product: TileProduct, target: &Target) 
         match product.cut {
             Cut::One => panels::<T, 1>(isa, product, target),
             Cut::Two => panels::<T, 4>(isa, product, target),
-            Cut::TwoOfThree => panels::<T, 3>(isa, product, target),
             Cut::Three => panels::<T, 6>(isa, product, target),
         }
     }

@@ -42,8 +42,6 @@ pub(crate) enum Cut {
     One,
     /// f16: two parts, and all four products.
     Two,
-    /// f32: two parts, and the products with a first part.
-    TwoOfThree,
     /// f32: three parts, and the six products that matter.
     Three,
 }
@@ -54,7 +52,6 @@ impl Cut {
         match (dtype, products) {
             (DType::BF16, _) => Cut::One,
             (DType::F16, _) => Cut::Two,
-            (_, ProductMethod::Split2) => Cut::TwoOfThree,
             _ => Cut::Three,
         }
     }
@@ -63,7 +60,7 @@ impl Cut {
     pub(crate) fn parts(self) -> usize {
         match self {
             Cut::One => 1,
-            Cut::Two | Cut::TwoOfThree => 2,
+            Cut::Two => 2,
             Cut::Three => 3,
         }
     }
@@ -73,7 +70,6 @@ impl Cut {
         match self {
             Cut::One => 1,
             Cut::Two => 4,
-            Cut::TwoOfThree => 3,
             Cut::Three => 6,
         }
     }
@@ -129,7 +125,6 @@ unsafe fn pack_with<L: Lanes>(cut: Cut, operand: Operand, block: MatrixBlock, st
         match (block.dtype, cut) {
             (DType::BF16, _) => pack_panels::<L, bf16, 1>(operand, block, stride, to),
             (DType::F16, _) => pack_panels::<L, f16, 2>(operand, block, stride, to),
-            (DType::F32, Cut::TwoOfThree) => pack_panels::<L, f32, 2>(operand, block, stride, to),
             (DType::F32, _) => pack_panels::<L, f32, 3>(operand, block, stride, to),
             (other, _) => panic!("kernels compute with f32, bf16 and f16, not with {}", other.name()),
         }

@@ -246,8 +246,8 @@ impl DeviceFactory for CudaFactory {
     }
 
     fn make(&self, request: &DeviceRequest) -> std::io::Result<Device> {
-        if let Some(ProductMethod::Split | ProductMethod::Split2) = request.products {
-            let text = "precision.products = \"split\" and \"split2\" are for processors with tile registers; on a card give \"fma\" or leave it out";
+        if let Some(ProductMethod::Split) = request.products {
+            let text = "precision.products = \"split\" is for processors with tile registers; on a card give \"fma\" or leave it out";
             return Err(IoError::new(ErrorKind::InvalidInput, text));
         }
         self.check_limit(request).map_err(refused)?;

@@ -52,7 +52,7 @@ pub use pipeline::{
     messages, simulate,
 };
 pub use slot::Slot;
-pub use split::{Split, SplitError, Stripe, nearest_divisors};
+pub use split::{Stripe, nearest_divisors};
 pub use stages::{BlockCost, Cut, CutError, cut};
 pub use timing::{LANES, Lanes, PhaseTime, add_to_lane, phase_lanes, phase_time};
 pub use traffic::{Movement, Traffic, category_peak, live_bytes, traffic};

@@ -17,21 +17,6 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-/// How one parameter is divided among the ranks of the tensor axis.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Split {
-    /// Every rank holds all of it.
-    Whole,
-    /// Every rank holds an equal part along one dimension.
-    Dimension {
-        /// The dimension, counted from 0.
-        dim: usize,
-        /// Equal sub-tensors packed along it, each split on its own: 1, or 3 for q, k and v.
-        parts: usize,
-    },
-}
-
 /// The elements of a flattened tensor that one part holds: runs of `run` elements are dealt in turn to `ranks` ranks,
 /// and this is the part of `rank`.
 ///
@@ -50,91 +35,6 @@ pub struct Stripe {
     pub ranks: u64,
     /// The rank of this part; below `ranks`.
     pub rank: u64,
-}
-
-/// Why a parameter cannot be split.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum SplitError {
-    /// The shape has no such dimension.
-    #[error("shape {shape:?} has no dimension {dim} to split: it has {} dimensions", .shape.len())]
-    NoDimension {
-        /// The shape.
-        shape: Vec<usize>,
-        /// The dimension asked for.
-        dim: usize,
-    },
-    /// The dimension does not consist of that many equal sub-tensors.
-    #[error(
-        "dimension {dim} of shape {shape:?} has {size} elements, which cannot be {parts} equal packed parts"
-    )]
-    Parts {
-        /// The shape.
-        shape: Vec<usize>,
-        /// The dimension.
-        dim: usize,
-        /// Its size.
-        size: usize,
-        /// Packed sub-tensors asked for.
-        parts: usize,
-    },
-    /// The sub-tensors cannot be shared equally.
-    #[error(
-        "dimension {dim} of shape {shape:?} has {size} elements{}, which cannot be split over {ranks} ranks: \
-         the nearest rank counts that divide are {}", in_parts(*.size, *.parts), any_of(.nearest)
-    )]
-    Ranks {
-        /// The shape.
-        shape: Vec<usize>,
-        /// The dimension.
-        dim: usize,
-        /// Its size.
-        size: usize,
-        /// Packed sub-tensors along it.
-        parts: usize,
-        /// Ranks asked for.
-        ranks: usize,
-        /// Rank counts that divide, smallest first: one or two.
-        nearest: Vec<usize>,
-    },
-}
-
-impl Split {
-    /// Shape of the part that each of `ranks` ranks holds of a parameter of global shape `shape`.
-    ///
-    /// # Errors
-    /// [`SplitError`]: no such dimension, no such parts, or parts that `ranks` does not divide.
-    pub fn local_shape(&self, shape: &[usize], ranks: usize) -> Result<Vec<usize>, SplitError> {
-        let Split::Dimension { dim, parts } = *self else {
-            return Ok(shape.to_vec());
-        };
-        let own = || shape.to_vec();
-        let size = *shape.get(dim).ok_or_else(|| SplitError::NoDimension { shape: own(), dim })?;
-        if size == 0 || parts == 0 || !size.is_multiple_of(parts) {
-            return Err(SplitError::Parts { shape: own(), dim, size, parts });
-        }
-        if ranks == 0 || !(size / parts).is_multiple_of(ranks) {
-            let nearest = nearest_divisors(size / parts, ranks);
-            return Err(SplitError::Ranks { shape: own(), dim, size, parts, ranks, nearest });
-        }
-        let mut local = shape.to_vec();
-        local[dim] = size / ranks;
-        Ok(local)
-    }
-
-    /// The part of `rank` in the flattened parameter of global shape `shape`.
-    ///
-    /// # Panics
-    /// When [`Split::local_shape`] refuses, or `rank` is not below `ranks`.
-    pub fn stripe(&self, shape: &[usize], rank: usize, ranks: usize) -> Stripe {
-        assert!(rank < ranks, "rank {rank} of {ranks} ranks");
-        let count = |shape: &[usize]| shape.iter().map(|&size| size as u64).product::<u64>();
-        let Split::Dimension { dim, parts } = *self else {
-            return Stripe::whole(count(shape));
-        };
-        let local = self.local_shape(shape, ranks).unwrap_or_else(|error| panic!("{error}"));
-        let run = (local[dim] / parts) as u64 * count(&shape[dim + 1..]);
-        Stripe { run: run.max(1), ranks: ranks as u64, rank: rank as u64 }
-    }
 }
 
 impl Stripe {
@@ -225,10 +125,6 @@ pub fn nearest_divisors(n: usize, wanted: usize) -> Vec<usize> {
 /// All divisors of `n`, unordered; the root of a square occurs twice.
 pub(crate) fn divisors(n: usize) -> impl Iterator<Item = usize> {
     (1..=n.isqrt()).filter(move |low| n.is_multiple_of(*low)).flat_map(move |low| [low, n / low])
-}
-
-fn in_parts(size: usize, parts: usize) -> String {
-    if parts == 1 { String::new() } else { format!(" in {parts} packed parts of {}", size / parts) }
 }
 
 /// `2 and 5`

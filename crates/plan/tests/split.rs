@@ -1,7 +1,7 @@
 //! Stripes against slicing: a tensor of numbered elements, cut the slow way.
 
 use crate::generator::Generator;
-use phalanx_plan::{Split, SplitError, Stripe, nearest_divisors};
+use phalanx_plan::{Stripe, nearest_divisors};
 
 /// The global indices that `rank` holds of a row-major tensor, by walking all of its elements: an element
 /// belongs to the rank whose part of its sub-tensor its coordinate along `dim` lies in.
@@ -22,16 +22,13 @@ fn one_formula_for_every_dimension_and_packing() {
         let mut shape: Vec<usize> = (0..number(1, 4)).map(|_| number(1, 5)).collect();
         let dim = number(0, shape.len() as u64 - 1);
         shape[dim] = ranks * parts * number(1, 3);
-        let split = Split::Dimension { dim, parts };
         let whole = shape.iter().product::<usize>() as u64;
-        let local_shape = split.local_shape(&shape, ranks).unwrap();
-        assert_eq!(local_shape[dim] * ranks, shape[dim]);
+        let run = (shape[dim] / parts / ranks * shape[dim + 1..].iter().product::<usize>()) as u64;
         for rank in 0..ranks {
-            let stripe = split.stripe(&shape, rank, ranks);
+            let stripe = Stripe { run, ranks: ranks as u64, rank: rank as u64 };
             let expected = sliced(&shape, dim, parts, rank, ranks);
             let count = expected.len() as u64;
             assert_eq!(stripe.local_elements(whole), Some(count));
-            assert_eq!(local_shape.iter().product::<usize>() as u64, count);
             let found: Vec<u64> = (0..count).map(|local| stripe.global(local)).collect();
             assert_eq!(found, expected, "{shape:?} dim {dim} in {parts}, rank {rank} of {ranks}");
             for global in 0..=whole {
@@ -60,16 +57,12 @@ fn check_runs(stripe: &Stripe, expected: &[u64], generator: &mut Generator) {
 
 #[test]
 fn a_whole_parameter_is_one_run() {
-    for ranks in [1, 3] {
-        assert_eq!(Split::Whole.local_shape(&[7, 5], ranks).unwrap(), [7, 5]);
-        let stripe = Split::Whole.stripe(&[7, 5], ranks - 1, ranks);
-        assert_eq!(stripe, Stripe::whole(35));
-        assert!(stripe.is_whole());
-        assert_eq!(stripe.runs(3..35).collect::<Vec<_>>(), [(3..35, 3..35)]);
-        assert!(stripe.runs(4..4).next().is_none());
-    }
+    let stripe = Stripe::whole(35);
+    assert!(stripe.is_whole());
+    assert_eq!(stripe.runs(3..35).collect::<Vec<_>>(), [(3..35, 3..35)]);
+    assert!(stripe.runs(4..4).next().is_none());
     // One rank of a packed split holds everything too, in one run.
-    let alone = Split::Dimension { dim: 1, parts: 3 }.stripe(&[4, 6], 0, 1);
+    let alone = Stripe { run: 2, ranks: 1, rank: 0 };
     assert!(alone.is_whole());
     assert_eq!(alone.runs(1..24).collect::<Vec<_>>(), [(1..24, 1..24)]);
     // An empty tensor is valid as well.
@@ -80,37 +73,9 @@ fn a_whole_parameter_is_one_run() {
 #[test]
 fn gpt2_attention_by_hand() {
     // Two rows of q q | k k | v v for two ranks: rank 1 holds every second element.
-    let stripe = Split::Dimension { dim: 1, parts: 3 }.stripe(&[2, 6], 1, 2);
-    assert_eq!(stripe, Stripe { run: 1, ranks: 2, rank: 1 });
+    let stripe = Stripe { run: 1, ranks: 2, rank: 1 };
     assert_eq!((0..6).map(|local| stripe.global(local)).collect::<Vec<_>>(), [1, 3, 5, 7, 9, 11]);
     assert_eq!(stripe.to_string(), "stripe 1 of 0..2, runs of 1");
-}
-
-#[test]
-fn what_cannot_be_split_is_told() {
-    let split = |dim, parts| Split::Dimension { dim, parts };
-    for (split, shape, ranks, words) in [
-        (
-            split(1, 1),
-            &[4, 10][..],
-            4,
-            "[4, 10] has 10 elements, which cannot be split over 4 ranks: the nearest",
-        ),
-        (split(1, 1), &[4, 10], 4, "are 2 and 5"),
-        (split(0, 3), &[36], 5, "in 3 packed parts of 12, which cannot be split over 5 ranks"),
-        (split(0, 3), &[36], 5, "are 4 and 6"),
-        (split(0, 1), &[7], 100, "are 7"),
-        (split(0, 1), &[7], 0, "over 0 ranks"),
-        (split(0, 3), &[7], 1, "cannot be 3 equal packed parts"),
-        (split(0, 0), &[7], 1, "cannot be 0 equal packed parts"),
-        (split(0, 1), &[0], 1, "has 0 elements"),
-        (split(2, 1), &[4, 10], 2, "has no dimension 2 to split: it has 2 dimensions"),
-    ] {
-        let error = split.local_shape(shape, ranks).unwrap_err().to_string();
-        assert!(error.contains(words), "{words:?} in {error}");
-    }
-    let error = split(0, 1).local_shape(&[6], 4).unwrap_err();
-    assert!(matches!(error, SplitError::Ranks { nearest, .. } if nearest == [3, 6]));
 }
 
 #[test]

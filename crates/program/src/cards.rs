@@ -140,12 +140,8 @@ fn why_processor(config: &RunConfig) -> Option<String> {
     if config.parallel.updates == Updates::Asynchronous {
         return Some("parallel.updates = \"asynchronous\" has no other device".to_string());
     }
-    let products = config.precision.products;
-    if matches!(products, Products::Split | Products::Split2) {
-        return Some(format!(
-            "precision.products = {:?} is for processors with tile registers",
-            products.name()
-        ));
+    if config.precision.products == Products::Split {
+        return Some("precision.products = \"split\" is for processors with tile registers".to_string());
     }
     let size = config.model.hidden / config.model.heads;
     (size > CUDA_HEAD_MAX).then(|| {
@@ -251,8 +247,8 @@ mod tests {
         config.model.heads = 2;
         assert!(why_processor(&config).unwrap().contains("512"));
         config.model.heads = 4;
-        config.precision.products = Products::Split2;
-        assert!(why_processor(&config).unwrap().contains("split2"));
+        config.precision.products = Products::Split;
+        assert!(why_processor(&config).unwrap().contains("split"));
         config.precision.products = Products::Tf32;
         assert_eq!(why_processor(&config), None);
         config.device.kind = DeviceKind::Auto;

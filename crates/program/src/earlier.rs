@@ -6,7 +6,7 @@ use serde_json::Value as Json;
 use toml::{Table, Value};
 
 /// Keys of which something is gone.
-const KEYS: [&str; 2] = ["parallel.timeout_s", "memory.keep_packed_weights"];
+const KEYS: [&str; 3] = ["parallel.timeout_s", "memory.keep_packed_weights", "precision.products"];
 
 /// Whether a stored value is gone; with a note on what that means for the run where it means something.
 fn gone(key: &str, value: &str) -> Option<Vec<String>> {
@@ -14,6 +14,9 @@ fn gone(key: &str, value: &str) -> Option<Vec<String>> {
         ("parallel.timeout_s", _) | ("memory.keep_packed_weights", "off") => return Some(Vec::new()),
         ("memory.keep_packed_weights", _) => {
             "every product packs its weight, with the same bits and less memory"
+        }
+        ("precision.products", "split2") => {
+            "products are those of \"auto\" from here on, which round no f32 to 16 bits"
         }
         _ => return None,
     };
@@ -68,6 +71,7 @@ mod tests {
             ("[parallel]\ntimeout_s = 9.0", ""),
             ("[memory]\nkeep_packed_weights = \"off\"", ""),
             ("[memory]\nkeep_packed_weights = \"on\"", "memory.keep_packed_weights = \"on\""),
+            ("[precision]\nproducts = \"split2\"", "precision.products = \"split2\""),
         ] {
             let tables: Table = toml::from_str(stored).unwrap();
             assert!(RunConfig::deserialize(Value::Table(tables.clone())).is_err(), "{stored}");

@@ -162,7 +162,7 @@ fn kernels(planned: &Planned) -> String {
     match config.device.kernels.set() {
         Some(set) if config.device.kind != DeviceKind::Cuda => {
             let products = match (config.precision.products, set.tiles) {
-                (Products::Split | Products::Split2, _) => "on tile registers, in parts",
+                (Products::Split, _) => "on tile registers, in parts",
                 (_, Some(_)) if planned.compute() == DType::BF16 => "on tile registers",
                 _ if planned.compute() == DType::BF16 && set.isa == Isa::Avx512Bf16 => "of bf16 pairs",
                 _ => "by multiply-adds",
@@ -262,7 +262,6 @@ fn precision(planned: &Planned) -> String {
     };
     let products = match planned.config.precision.products {
         Products::Split => " (products split into parts of bf16)",
-        Products::Split2 => " (products of 16 bits, in two parts of bf16)",
         Products::Tf32 => " (products of 11 bits, TF32)",
         Products::Fma | Products::Auto => "",
     };

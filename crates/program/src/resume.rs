@@ -18,7 +18,6 @@ use phalanx_train::config::{
 use phalanx_train::dataset::DataDigests;
 use phalanx_train::learned::Learned;
 use phalanx_train::token_data::TOKENS_FILE;
-use serde::Deserialize;
 
 use crate::changes::{Changes, has_other_data};
 use crate::environment::Environment;
@@ -27,7 +26,7 @@ use crate::run_folder::{RunFolder, model_of};
 use crate::stored::Stored;
 use crate::train_args::TrainArgs;
 use crate::user_config::UserConfig;
-use crate::{kept_kernels, learning_rate, left_out};
+use crate::{earlier, kept_kernels, learning_rate, left_out};
 
 /// Everything from which a run is resumed.
 pub struct Resumed {
@@ -305,8 +304,7 @@ pub fn check_vocabulary(folder: &RunFolder, checkpoint: &Checkpoint, tokenizer: 
 
 /// A note about a changed precision. Checkpoints hold f32 numbers in every precision.
 fn precision_note(now: &PrecisionConfig, checkpoint: &Checkpoint) -> Option<String> {
-    let stored = &checkpoint.state()["config"]["precision"];
-    let before = PrecisionConfig::deserialize(stored).ok()?;
+    let before = earlier::config_of_checkpoint(checkpoint.state()).ok()?.0.precision;
     if before.compute == now.compute {
         let [was, is] = [before.products, now.products].map(Products::name);
         let differs = was != is && before.products != Products::Auto;

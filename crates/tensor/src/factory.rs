@@ -20,9 +20,6 @@ pub enum ProductMethod {
     Fma,
     /// On tile registers, in parts of bf16: an f32 is the sum of three, an f16 of two.
     Split,
-    /// The same, but an f32 is rounded to the sum of two (16 bits): half as many products of numbers with 16 bits, where
-    /// TF32 has 11.
-    Split2,
     /// On the tensor cores of a card: an f32 is rounded to 11 bits (TF32). Other types are computed as by [`ProductMethod::Fma`].
     Tf32,
 }

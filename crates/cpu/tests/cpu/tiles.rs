@@ -172,19 +172,6 @@ fn f32_in_parts_is_more_accurate_than_a_chain_of_multiply_adds() {
     assert!((7e-9..1e-8).contains(&parts), "{parts:e}");
 }
 
-/// Two parts hold 16 bits, so that a number is off by 2^-17 of itself at most, and in the mean square of its mantissas by
-/// 2^-17 / sqrt(3) / 1.44 = 3.1e-6; a product by sqrt(2) times that, and a sum of 512 products by 4.3e-6 / sqrt(512) * sqrt(pi
-/// / 2)^2 of |a| |b|: 3e-7.
-#[test]
-fn f32_in_two_parts_has_sixteen_bits() {
-    let (size, [a, b]) = ([32, 512, 32], normal_operands());
-    let options = Options { products: ProductMethod::Split2, ..tiled().options(1) };
-    let device = Device::new(Cpu::with_options(options).unwrap(), Arena::heap());
-    let rms = relative_rms(&multiply(&device, DType::F32, size, &a, &b), &product(size, &a, &b, |_, _| 0.0));
-    println!("two parts {rms:.2e}");
-    assert!((2e-7..4e-7).contains(&rms), "{rms:e}");
-}
-
 /// Operands `[32, 512]` and `[512, 32]` of normally distributed numbers.
 fn normal_operands() -> [Vec<f32>; 2] {
     [normal(1, 32 * 512), normal(2, 512 * 32)]

@@ -105,9 +105,8 @@ impl Environment {
     /// When this processor cannot compute them that way.
     pub fn choose(self, precision: &PrecisionConfig) -> Result<Products> {
         match (precision.products, self.uses.tiles) {
-            (asked @ (Products::Split | Products::Split2), None) => bail!(
-                "precision.products = \"{}\": there are no tile registers for it ({}); give \"fma\" or leave it out",
-                asked.name(),
+            (Products::Split, None) => bail!(
+                "precision.products = \"split\": there are no tile registers for it ({}); give \"fma\" or leave it out",
                 match tiles::amx() {
                     Err(why) => why.to_string(),
                     Ok(()) => format!("the kernels are {}", self.uses.name()),
@@ -115,7 +114,6 @@ impl Environment {
             ),
             _ => Ok(match self.options(1).with_products(precision.product_method())?.products {
                 ProductMethod::Split => Products::Split,
-                ProductMethod::Split2 => Products::Split2,
                 ProductMethod::Fma => Products::Fma,
                 ProductMethod::Tf32 => Products::Tf32,
             }),

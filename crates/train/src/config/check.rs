@@ -302,10 +302,6 @@ impl RunConfig {
                     "is for precision.compute = \"f32\" or \"f16\": bf16 has one part; leave it out";
                 return Err(refuse("precision.products", "\"split\"", expected));
             }
-            (Products::Split2, Float::Bf16 | Float::F16) => {
-                let expected = "is for precision.compute = \"f32\", whose third part it leaves out; give \"split\" for f16, and nothing for bf16";
-                return Err(refuse("precision.products", "\"split2\"", expected));
-            }
             (Products::Tf32, Float::Bf16 | Float::F16) => {
                 let expected = "is for precision.compute = \"f32\", which it rounds; leave it out";
                 return Err(refuse("precision.products", "\"tf32\"", expected));
@@ -412,16 +408,12 @@ mod tests {
     #[test]
     fn precision_that_cannot_work_names_key_value_and_what_it_must_be() {
         type Change = fn(&mut PrecisionConfig);
-        let refused: [(Change, &str); 15] = [
+        let refused: [(Change, &str); 14] = [
             (|p| p.accumulate = Float::Bf16, "precision.accumulate = bf16: must be \"f32\""),
             (|p| (p.compute, p.accumulate) = (Float::F16, Float::Bf16), "precision.compute = \"f16\""),
             (
                 |p| (p.compute, p.products) = (Float::Bf16, Products::Split),
                 "precision.products = \"split\": is for precision.compute = \"f32\" or \"f16\"",
-            ),
-            (
-                |p| (p.compute, p.products) = (Float::F16, Products::Split2),
-                "precision.products = \"split2\": is for precision.compute = \"f32\"",
             ),
             (|p| p.loss_scale = 128.0, "precision.loss_scale = 128: must be 0 or left out"),
             (|p| (p.compute, p.loss_scale) = (Float::Bf16, 2.0), "it is \"bf16\""),

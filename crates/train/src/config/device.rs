@@ -165,9 +165,7 @@ impl RunConfig {
             let expected = "works with synchronous updates only: leave out parallel.updates, or set device.kind = \"cpu\"";
             return Err(refuse("device.kind", format!("{:?}", device.kind.name()), expected));
         }
-        if device.kind == DeviceKind::Cuda
-            && matches!(self.precision.products, Products::Split | Products::Split2)
-        {
+        if device.kind == DeviceKind::Cuda && self.precision.products == Products::Split {
             let expected = "is for processors with tile registers: for a card, leave it out or set precision.products = \"auto\"";
             return Err(refuse(
                 "precision.products",

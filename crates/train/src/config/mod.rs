@@ -286,7 +286,6 @@ impl PrecisionConfig {
             Products::Auto => None,
             Products::Fma => Some(ProductMethod::Fma),
             Products::Split => Some(ProductMethod::Split),
-            Products::Split2 => Some(ProductMethod::Split2),
             Products::Tf32 => Some(ProductMethod::Tf32),
         }
     }
@@ -320,8 +319,6 @@ pub enum Products {
     Fma,
     /// On tile registers: an f32 as the sum of three bf16, an f16 of two.
     Split,
-    /// On tile registers: an f32 rounded to the sum of two bf16, in half the products of `Split`: 16 bits, where TF32 has 11.
-    Split2,
     /// On the tensor cores of cards: an f32 rounded to 11 bits.
     Tf32,
 }
@@ -333,7 +330,6 @@ impl Products {
             Products::Auto => "auto",
             Products::Fma => "fma",
             Products::Split => "split",
-            Products::Split2 => "split2",
             Products::Tf32 => "tf32",
         }
     }
