@@ -94,7 +94,7 @@ impl LinearCrossEntropy {
 
     /// The weight as an operand of a product.
     pub fn weight<'a>(&self, matrix: View<'a>) -> Weight<'a> {
-        Weight::new(matrix, Layout::OutIn)
+        Weight { matrix, layout: Layout::OutIn }
     }
 
     /// Computes dx, with the shape of x `[.., hidden]`, and parameter gradients from the derivatives of

@@ -38,7 +38,7 @@ pub(crate) struct DeferredLinear {
 impl Linear {
     /// The weight as an operand of a product.
     pub(crate) fn weight<'a>(&self, parameters: Parameters<'a>) -> Weight<'a> {
-        Weight::new(parameters.value(0), self.layout)
+        Weight { matrix: parameters.value(0), layout: self.layout }
     }
 
     /// Writes or adds db, if there is a bias.

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use phalanx_layers::{Block, BlockRole, Checkpointing, Layer, Network, ParameterSpec};
+use phalanx_layers::{AnyLayer, Block, BlockRole, Checkpointing, Network, ParameterSpec};
 use phalanx_parallel::TensorParallel;
 use serde_json::Value;
 

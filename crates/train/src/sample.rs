@@ -124,6 +124,10 @@ impl Generator {
         self.forward(context, past, cache, mixing.unwrap_or(0))
     }
 
+    fn parameters(&self, uses: &[usize]) -> Vec<Parameter<'_>> {
+        uses.iter().map(|p| Parameter::read(self.parameters[*p].view())).collect()
+    }
+
     /// The same, with all rows of the first `all_rows` blocks, and the last row of the others.
     fn forward(
         &self,
@@ -138,12 +142,9 @@ impl Generator {
         let mut tokens =
             self.device.alloc(DType::U32, [1, new.len()], Category::Activations, "generator.tokens");
         self.device.upload(new, tokens.view_mut());
-        let parameters = |uses: &Vec<usize>| {
-            uses.iter().map(|p| Parameter::read(self.parameters[*p].view())).collect::<Vec<_>>()
-        };
         let mut x = Arc::new(tokens);
         for (i, (block, uses)) in self.network.blocks.iter().zip(&self.network.uses).enumerate() {
-            let own = parameters(uses);
+            let own = self.parameters(uses);
             let call = Call { input_wanted: false, ..Call::new(Parameters::new(&own), x) };
             let y = match i < all_rows {
                 true => block.layer.forward(&cx, call).map(|(y, _)| y),
@@ -153,7 +154,7 @@ impl Generator {
         }
         let [_, rows, hidden] = x.dims();
         let last = x.view().range((rows - 1) * hidden..rows * hidden).reshape([1, hidden]);
-        let own = parameters(&self.network.uses[self.network.head_index()]);
+        let own = self.parameters(&self.network.uses[self.network.head_index()]);
         let head = self.network.head.as_ref().expect("a whole model has a head");
         let logits = head.logits(&cx, Parameters::new(&own), last);
         let mut out = vec![0f32; self.vocab];

@@ -12,7 +12,7 @@ use phalanx_layers::{
     Activation, AnyLayer, AnyOwn, AnySaved, Call, Context, Failure, Layer, Network, ParameterSpec,
 };
 use phalanx_plan::Stripe;
-use phalanx_tensor::{Tensor, View};
+use phalanx_tensor::Tensor;
 use phalanx_trace::PhaseName;
 use phalanx_train::config::{Float, PrecisionConfig};
 use phalanx_train::state::PARAMETERS;

@@ -13,10 +13,11 @@ use crate::rig::{Build, each_rank};
 use phalanx_collectives::{Buffers, Call, CollectiveOp, Group, Pending, Statistics};
 use phalanx_cpu::Cpu;
 use phalanx_layers::{
-    Activation, AnyLayer, AnyOwn, AnySaved, Block, Call, Context, Failure, Layer, Network, ParameterSpec,
+    Activation, AnyLayer, AnyOwn, AnySaved, Block, Call as LayerCall, Context, Failure, Layer, Network,
+    ParameterSpec,
 };
 use phalanx_models::Gpt2;
-use phalanx_tensor::{Arena, Category, Device, Tensor, View};
+use phalanx_tensor::{Arena, Category, Device, Tensor};
 use phalanx_train::config::{Checkpointing, CheckpointingWord};
 use phalanx_train::rank::Batch;
 use phalanx_train::{Groups, Rank, RunConfig, RunPlan, Spec};
@@ -226,7 +227,7 @@ impl Layer for Hoarding {
         self.layer.parameters()
     }
 
-    fn forward(&self, cx: &Context, call: Call) -> Result<(Activation, AnySaved), Failure> {
+    fn forward(&self, cx: &Context, call: LayerCall) -> Result<(Activation, AnySaved), Failure> {
         let kept = (self.chosen && self.hoard.is_armed()).then(|| call.x.clone());
         let out = self.layer.forward(cx, call)?;
         if cx.keep {
@@ -238,7 +239,12 @@ impl Layer for Hoarding {
         Ok(out)
     }
 
-    fn backward(&self, cx: &Context, saved: AnySaved, call: Call) -> Result<Option<Activation>, Failure> {
+    fn backward(
+        &self,
+        cx: &Context,
+        saved: AnySaved,
+        call: LayerCall,
+    ) -> Result<Option<Activation>, Failure> {
         let dx = self.layer.backward(cx, saved, call)?;
         self.hoard.pass();
         if self.chosen {

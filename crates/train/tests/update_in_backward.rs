@@ -13,7 +13,6 @@ use phalanx_layers::{
 };
 use phalanx_models::Gpt2;
 use phalanx_plan::Machine;
-use phalanx_tensor::View;
 use phalanx_trace::{Category, PhaseName};
 use phalanx_train::config::{
     Checkpointing, Chunk, ChunkWord, Float, OptimizerKind, Placement, PrecisionConfig, Tier, UpdateOn,
