@@ -13,7 +13,7 @@ use half::{bf16, f16};
 use phalanx_checkpoint::{
     Checkpoint, CheckpointError, HuggingFaceDir, Result, TensorPiece, begin, commit, newest, write_rank,
 };
-use phalanx_plan::{Split, Stripe};
+use phalanx_plan::Stripe;
 use phalanx_trace::DType;
 use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorView};
@@ -28,6 +28,29 @@ const TENSORS: [(&str, [usize; 2], DType); 4] = [
     ("halves", [12, 36], DType::BF16),
     ("wte.weight", [24, 24 * 2200], DType::F16),
 ];
+
+/// How a tensor is divided among ranks.
+#[derive(Clone, Copy, Debug)]
+enum Split {
+    Whole,
+    /// Along this dimension, in which `parts` equal tensors lie side by side.
+    Dimension {
+        dim: usize,
+        parts: usize,
+    },
+}
+
+impl Split {
+    fn stripe(self, shape: &[usize], rank: usize, ranks: usize) -> Stripe {
+        match self {
+            Split::Dimension { dim, parts } if ranks > 1 => {
+                let run = shape[dim] / parts / ranks * shape[dim + 1..].iter().product::<usize>();
+                Stripe { run: run as u64, ranks: ranks as u64, rank: rank as u64 }
+            }
+            _ => Stripe::whole(elements(shape)),
+        }
+    }
+}
 
 /// A save: how tensors are split, over how many tensor ranks, each part in how many data shards.
 #[derive(Clone, Copy, Debug)]
