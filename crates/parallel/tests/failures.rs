@@ -30,7 +30,7 @@ const NUMBERS: CrossEntropy =
 
 /// The calls of a stage.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Call {
+enum Pass {
     Forward,
     Loss,
     Backward,
@@ -42,9 +42,9 @@ enum Call {
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum When {
     /// Instead of making a call.
-    Before(Call),
+    Before(Pass),
     /// Within a call, when it has seen this tensor.
-    At(Call, Seen),
+    At(Pass, Seen),
 }
 
 /// Embedding, a block, one that is recomputed, a norm, and the head.
@@ -120,7 +120,7 @@ fn ids(device: &Device) -> Tensor {
 struct Walk {
     ranks: usize,
     sequence: bool,
-    calls: &'static [Call],
+    calls: &'static [Pass],
     when: Option<When>,
     /// Number of calls that all ranks together have begun.
     begun: AtomicUsize,
@@ -139,7 +139,7 @@ impl Walk {
 }
 
 /// Runs one rank; rank 1 ends the job at the given point. Returns the error, and the call that returned it.
-fn walk(endpoint: &Endpoint, walk: &Walk) -> Result<(), (Call, CollectiveError)> {
+fn walk(endpoint: &Endpoint, walk: &Walk) -> Result<(), (Pass, CollectiveError)> {
     let Walk { sequence, calls, when, .. } = *walk;
     let group: Arc<dyn Group> = endpoint.group("tensor");
     let (rank, ranks) = (group.rank(), group.world_size());
@@ -164,21 +164,21 @@ fn walk(endpoint: &Endpoint, walk: &Walk) -> Result<(), (Call, CollectiveError)>
             return endpoint.check().map_err(|error| (*call, error));
         }
         let done = match call {
-            Call::Forward => stage.forward(&cx, Arc::new(ids(&device)), &mut watch).map(|(y, k)| {
+            Pass::Forward => stage.forward(&cx, Arc::new(ids(&device)), &mut watch).map(|(y, k)| {
                 (x, kept) = (Some(y), Some(k));
             }),
-            Call::Loss => stage.loss(&cx, x.take().unwrap(), &targets, NUMBERS).map(drop),
-            Call::Backward => {
+            Pass::Loss => stage.loss(&cx, x.take().unwrap(), &targets, NUMBERS).map(drop),
+            Pass::Backward => {
                 let from = BackwardStart::Targets(&targets, NUMBERS);
                 stage.backward(&cx, kept.take().unwrap(), from, &mut watch).map(drop)
             }
-            Call::BackwardInput => {
+            Pass::BackwardInput => {
                 let from = BackwardStart::Targets(&targets, NUMBERS);
                 stage.backward_input(&cx, kept.take().unwrap(), from, &mut watch).map(|(_, l)| {
                     later = Some(l);
                 })
             }
-            Call::BackwardWeight => stage.backward_weight(&cx, later.take().unwrap(), &mut watch),
+            Pass::BackwardWeight => stage.backward_weight(&cx, later.take().unwrap(), &mut watch),
         };
         done.map_err(|error| (*call, error))?;
     }
@@ -189,9 +189,9 @@ fn walk(endpoint: &Endpoint, walk: &Walk) -> Result<(), (Call, CollectiveError)>
 fn walks(
     (ranks, sequence): (usize, bool),
     overlap: bool,
-    calls: &'static [Call],
+    calls: &'static [Pass],
     when: Option<When>,
-) -> Vec<Result<(), (Call, CollectiveError)>> {
+) -> Vec<Result<(), (Pass, CollectiveError)>> {
     let options = phalanx_collectives::Options {
         overlap,
         deadline: DEADLINE,
@@ -209,17 +209,17 @@ fn walks(
     })
 }
 
-use Call::{Backward, BackwardInput, BackwardWeight, Forward, Loss};
+use Pass::{Backward, BackwardInput, BackwardWeight, Forward, Loss};
 
-const EVALUATION: &[Call] = &[Forward, Loss];
-const STEP: &[Call] = &[Forward, Backward];
-const SPLIT: &[Call] = &[Forward, BackwardInput, BackwardWeight];
+const EVALUATION: &[Pass] = &[Forward, Loss];
+const STEP: &[Pass] = &[Forward, Backward];
+const SPLIT: &[Pass] = &[Forward, BackwardInput, BackwardWeight];
 
 /// The number of the head.
 const HEAD: usize = 4;
 
 /// A sequence of calls, a point in it before its last collective, and the call that then fails on the other ranks.
-const PLACES: [(&[Call], When, Call); 13] = [
+const PLACES: [(&[Pass], When, Pass); 13] = [
     (EVALUATION, When::Before(Forward), Forward),
     (EVALUATION, When::Before(Loss), Loss),
     (STEP, When::At(Forward, Seen::Output { block: 0 }), Forward),

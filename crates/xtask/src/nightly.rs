@@ -8,11 +8,30 @@ use crate::test_programs::cargo;
 /// A name, variables of the environment, and the arguments of cargo.
 type Step = (&'static str, &'static [(&'static str, &'static str)], &'static [&'static str]);
 
-const STEPS: [Step; 7] = [
+/// The steps that are cargo's alone. Those of MPI build with its bindings: they need mpicc, mpirun and libclang (Debian: libopenmpi-dev
+/// openmpi-bin libclang-dev), and fail without.
+const STEPS: [Step; 11] = [
     ("docs", &[("RUSTDOCFLAGS", "-D warnings")], &["doc", "--workspace", "--no-deps"]),
+    // Alone: without the tokenizers that the program asks for.
+    ("library-lints", &[], &["clippy", "--package", "phalanx", "--", "-D", "warnings"]),
+    (
+        "mpi-lints",
+        &[],
+        &["clippy", "--workspace", "--all-targets", "--features", "mpi", "--", "-D", "warnings"],
+    ),
+    (
+        "mpi",
+        &[("PHALANX_TEST_MPI", "required")],
+        &["test", "--workspace", "--features", "mpi", "--test", "mpirun"],
+    ),
+    (
+        "mpi-program",
+        &[("PHALANX_TEST_MPI", "required")],
+        &["test", "--workspace", "--features", "mpi", "--test", "program", "--", "mpi::"],
+    ),
     // The program's tests as on a processor with tile registers: they must not expect other kernels than the program takes.
-    ("tiles", &[("PHALANX_ISA", "amx-model")], &["test", "--package", "phalanx-program"]),
-    ("portable", &[("PHALANX_ISA", "portable")], &["test", "--package", "phalanx-program"]),
+    ("tiles", &[("PHALANX_ISA", "amx-model")], &["test", "--workspace", "--test", "program"]),
+    ("portable", &[("PHALANX_ISA", "portable")], &["test", "--workspace", "--test", "program"]),
     ("simulated", &[], &["xtask", "simulated", "--seeds", "20"]),
     ("cuda-kernels", &[], &["xtask", "cuda-kernels", "--or-skip"]),
     ("cuda-emulator", &[], &["xtask", "cuda-emulator", "--or-skip", "--seeds", "20"]),

@@ -1,9 +1,8 @@
 //! Matrix products on tile registers: of bf16, and of f32 and f16 in parts of bf16. The shapes of f32 are in `linear`.
 
-use phalanx_cpu::{Cpu, Options, ProductMethod};
 use phalanx_simd::Isa;
 use phalanx_simd::tiles::TileUnit;
-use phalanx_tensor::{Arena, DType, Device, Epilogue, Gelu, Layout, Weight};
+use phalanx_tensor::{DType, Device, Epilogue, Gelu, Layout, Weight};
 
 use crate::oracle::{
     Expected, KernelPath, check_as, gradient_types, numbers, output_as, poisoned, poisoned_as, read,

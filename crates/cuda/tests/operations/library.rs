@@ -100,7 +100,7 @@ fn gradients_of_odd_classes(device: &Device) -> [Vec<f32>; 2] {
     let mut padded = device.alloc(DType::F32, [rows, stride], Category::Workspace, "test");
     device.upload(&dy, padded.view_mut());
     let dy = padded.view();
-    let weight = Weight::new(part(&w, 0, [classes, hidden]), Layout::OutIn);
+    let weight = Weight { matrix: part(&w, 0, [classes, hidden]), layout: Layout::OutIn };
     let dx_part = dx.view_mut().reshape([rows, hidden]);
     device.run(InputGradient { dy, padded: true, w: weight, dx: dx_part, accumulate: false });
     let (x, dw_part) = (part(&x, 0, [rows, hidden]), dw.view_mut().reshape([classes, hidden]));
