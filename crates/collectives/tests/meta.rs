@@ -300,7 +300,7 @@ fn perceptron(planted: PlantedFault) -> Vec<Fault> {
     let mut w2 =
         parameter("proj.weight", &[16, 16], if planted == WholeWeight { Replicated } else { Shard(0) });
     let b2 = parameter("proj.bias", &[16], Replicated);
-    let weight = |matrix| Weight::new(matrix, Layout::InOut);
+    let weight = |matrix| Weight { matrix, layout: Layout::InOut };
     let activation = |name| alloc(&device, name, &[2, 4, 16]);
 
     let x = activation("x");

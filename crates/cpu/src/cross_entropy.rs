@@ -16,12 +16,11 @@ use std::slice::ChunksExact;
 use phalanx_simd::{Lanes, Number, lanes, vectorized};
 use phalanx_tensor::VocabularyStatistics;
 use phalanx_tensor::arguments::{CrossEntropy, IGNORED};
-use phalanx_tensor::{PackedFor, View, ViewMut};
+use phalanx_tensor::{View, ViewMut};
 
 use crate::elementwise::add_piece;
 use crate::float::{Float, by_float};
-use crate::kept_weight::RightOperand;
-use crate::matmul::{TOGETHER, product_into};
+use crate::matmul::{self, TOGETHER, product_into};
 use crate::matrix::Matrix;
 use crate::shards::Shards;
 use crate::{Cpu, row_grain};
@@ -106,8 +105,7 @@ pub(crate) fn statistics(cpu: &Cpu, call: VocabularyStatistics) {
         let consume = |rows: Range<usize>, columns: Range<usize>, numbers: &[f32], stride: usize| {
             logits.consume(cpu, rows, columns, numbers.chunks_exact(stride));
         };
-        let w = RightOperand::of(&w, PackedFor::Logits);
-        product_into(cpu, Matrix::of(&x), w, &consume);
+        product_into(cpu, Matrix::of(&x), matmul::weight(&w), &consume);
     });
     let blocks = &*blocks;
     let statistics: &mut [RowStatistics] = bytemuck::cast_slice_mut(statistics.into_slice::<f32>());

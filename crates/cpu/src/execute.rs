@@ -1,15 +1,15 @@
 //! Which kernel computes which operation.
 
+use phalanx_tensor::Kernels;
 use phalanx_tensor::operations::{
     Activations, Attentions, Elementwise, Embeddings, Normalization, Operation, Optimizers, Own, Products,
     Reductions, Vocabulary, VocabularyLoss,
 };
-use phalanx_tensor::{DType, Kernels, WeightPanels};
 
 use crate::cross_entropy::{LossRows, Targets};
 use crate::{
     Cpu, adamw, attention, attention_backward, bias, cross_entropy, dropout, elementwise, embedding,
-    embedding_backward, gelu, kept_weight, layer_norm, matmul, non_finite, norm, sgd,
+    embedding_backward, gelu, layer_norm, matmul, non_finite, norm, sgd,
 };
 
 impl Kernels for Cpu {
@@ -19,10 +19,6 @@ impl Kernels for Cpu {
 
     fn threads(&self) -> usize {
         self.pool.threads()
-    }
-
-    fn panels(&self, dtype: DType) -> Option<WeightPanels> {
-        Some(self.panels_of_weights(dtype))
     }
 
     fn execute(&self, operation: Operation) {
@@ -67,7 +63,6 @@ impl Cpu {
             Products::WeightGradient(o) => {
                 matmul::linear_weight_gradient(self, o.x, o.dy, o.dw, o.layout, o.accumulate);
             }
-            Products::PackWeight(o) => kept_weight::pack(self, o.w, o.product, o.to),
             Products::BiasGradient(o) => bias::bias_gradient(self, o.dy, o.db, o.accumulate),
         }
     }

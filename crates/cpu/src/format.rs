@@ -2,16 +2,11 @@
 
 use phalanx_simd::Isa;
 use phalanx_simd::tiles::TileUnit;
-use phalanx_tensor::WeightPanels;
 use phalanx_trace::DType;
 
 use crate::microkernel::{self, Packing, Panels};
 use crate::tile_packing::{self, Cut, Operand};
-use crate::{Cpu, Options, ProductMethod};
-
-/// Elements between two panels: one cache line. Without them, panels lie a power of two apart, so that the same step of
-/// all panels, which is packed in turn, falls into one set of the L1 cache and one or two of L2.
-pub(crate) const GAP: usize = 16;
+use crate::{Cpu, ProductMethod};
 
 /// The layout of packed operands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,22 +29,12 @@ pub(crate) struct PanelSize {
 impl Format {
     /// How `cpu` multiplies operands stored as `dtype`.
     pub(crate) fn of(cpu: &Cpu, dtype: DType) -> Format {
-        Format::by((cpu.isa, cpu.tiles, cpu.products), dtype)
-    }
-
-    fn by((isa, tiles, products): (Isa, Option<TileUnit>, ProductMethod), dtype: DType) -> Format {
-        match tiles {
-            Some(unit) if dtype == DType::BF16 || products != ProductMethod::Fma => {
-                Format::Tiles { unit, cut: Cut::of(dtype, products) }
+        match cpu.tiles {
+            Some(unit) if dtype == DType::BF16 || cpu.products != ProductMethod::Fma => {
+                Format::Tiles { unit, cut: Cut::of(dtype, cpu.products) }
             }
-            _ => Format::Vectors(Packing::of(isa, dtype)),
+            _ => Format::Vectors(Packing::of(cpu.isa, dtype)),
         }
-    }
-
-    /// The sizes of packed weights, which are right operands.
-    fn panels_of_weights(self, isa: Isa) -> WeightPanels {
-        let PanelSize { lanes, width } = self.panel(isa, Operand::Right);
-        WeightPanels { lanes, steps: self.inner(1), width, block: self.blocks()[0], gap: GAP }
     }
 
     /// Packed steps for `inner` steps of the inner dimension.
@@ -94,18 +79,13 @@ impl Format {
     /// hold the sums between blocks themselves; others need scratch for them, so they are cut only where necessary. It is
     /// fixed, because sums are rounded between blocks: it does not depend on the processor's caches.
     pub(crate) fn depth(self, to: DType, packed: usize) -> usize {
-        let [block, all] = self.blocks();
-        packed.clamp(1, if to != DType::F32 && packed <= all { all } else { block })
-    }
-
-    /// Packed steps of a block, and the most that a block has where sums between blocks need scratch.
-    fn blocks(self) -> [usize; 2] {
-        match self {
+        let [block, all] = match self {
             Format::Vectors(_) => [512, 2048],
             // Tiles multiply so fast that reading and writing the sums between blocks would take most of the time.
             Format::Tiles { cut: Cut::One, .. } => [64, 64],
             Format::Tiles { .. } => [8, 32],
-        }
+        };
+        packed.clamp(1, if to != DType::F32 && packed <= all { all } else { block })
     }
 
     /// Operations that a task has at least, about 10 microseconds.
@@ -141,19 +121,5 @@ impl Format {
     /// Elements between two rows of sums of so many columns. Rows a multiple of 1 KiB apart fall into few sets of L1.
     pub(crate) fn gap(self, columns: usize) -> usize {
         if self.is_tiled() && columns.is_multiple_of(256) { 16 } else { 0 }
-    }
-}
-
-impl Options {
-    /// How a processor with these options packs weights of `dtype` for products.
-    pub fn panels(&self, dtype: DType) -> WeightPanels {
-        Format::by((self.isa, self.tiles, self.products), dtype).panels_of_weights(self.isa)
-    }
-}
-
-impl Cpu {
-    /// How it packs weights of `dtype` for products.
-    pub(crate) fn panels_of_weights(&self, dtype: DType) -> WeightPanels {
-        Format::of(self, dtype).panels_of_weights(self.isa)
     }
 }

@@ -24,7 +24,6 @@ mod factory;
 mod float;
 mod format;
 mod gelu;
-mod kept_weight;
 mod layer_norm;
 mod matmul;
 mod matrix;

@@ -10,19 +10,27 @@ use std::ops::Range;
 
 use phalanx_simd::Isa;
 use phalanx_tensor::arguments::{Epilogue, Gelu, Layout, VOCABULARY_BLOCK, Weight};
-use phalanx_tensor::{PackedFor, View, ViewMut};
+use phalanx_tensor::{View, ViewMut};
 use phalanx_trace::DType;
 
 use crate::Cpu;
 use crate::epilogue::{MatrixPointer, Target};
 use crate::format::Format;
-use crate::kept_weight::RightOperand;
 use crate::matrix::Matrix;
 use crate::microkernel::{self, PanelsA, PanelsB};
 use crate::scratch::with_thread_scratch;
 use crate::side::Side;
 use crate::tile_kernel::{self, TilePanels, TileProduct};
 use crate::tile_packing::Operand;
+
+/// The weight as a matrix `[in, out]`, whatever its layout.
+pub(crate) fn weight<'a>(w: &Weight<'a>) -> Matrix<'a> {
+    let matrix = Matrix::of(&w.matrix);
+    match w.layout {
+        Layout::InOut => matrix,
+        Layout::OutIn => matrix.t(),
+    }
+}
 
 /// A result as a matrix with `columns` columns.
 fn place(y: &ViewMut, columns: usize) -> MatrixPointer {
@@ -46,7 +54,7 @@ pub(crate) fn linear(cpu: &Cpu, x: View, w: Weight, epilogue: Epilogue, y: ViewM
         ..Target::new(place(&y, out))
     };
     // SAFETY: y is borrowed uniquely, the others are of its shape (checked by the device).
-    unsafe { product_onto(cpu, Matrix::of(&x), RightOperand::of(&w, PackedFor::Forward), target) };
+    unsafe { product_onto(cpu, Matrix::of(&x), weight(&w), target) };
 }
 
 /// `pre = x · w + bias`, `y = gelu(pre)`.
@@ -55,14 +63,13 @@ pub(crate) fn linear_gelu(cpu: &Cpu, x: View, w: Weight, bias: View, gelu: Gelu,
     let bias = place_of(Some(bias), out);
     let target = Target { bias, pre: place(&pre, out), gelu, ..Target::new(place(&y, out)) };
     // SAFETY: y and pre are borrowed uniquely, and of one shape (checked by the device).
-    unsafe { product_onto(cpu, Matrix::of(&x), RightOperand::of(&w, PackedFor::Forward), target) };
+    unsafe { product_onto(cpu, Matrix::of(&x), weight(&w), target) };
 }
 
 /// `dx (+)= dy · wᵀ`.
 pub(crate) fn linear_input_gradient(cpu: &Cpu, dy: View, w: Weight, dx: ViewMut, accumulate: bool) {
     let [_, out] = w.in_out();
-    let w = RightOperand::of(&w, PackedFor::InputGradient);
-    product(cpu, Matrix::of(&dy).first_columns(out), w, dx, accumulate);
+    product(cpu, Matrix::of(&dy).first_columns(out), weight(&w).t(), dx, accumulate);
 }
 
 /// `dw (+)= xᵀ · dy`, in the layout given.
@@ -77,15 +84,15 @@ pub(crate) fn linear_weight_gradient(
     let [_, out] = layout.in_out(dw.dims());
     let (x, dy) = (Matrix::of(&x), Matrix::of(&dy).first_columns(out));
     match layout {
-        Layout::InOut => product(cpu, x.t(), RightOperand::unpacked(dy), dw, accumulate),
-        Layout::OutIn => product(cpu, dy.t(), RightOperand::unpacked(x), dw, accumulate),
+        Layout::InOut => product(cpu, x.t(), dy, dw, accumulate),
+        Layout::OutIn => product(cpu, dy.t(), x, dw, accumulate),
     }
 }
 
 /// `c (+)= a · b`; c row-major.
-fn product(cpu: &Cpu, a: Matrix, b: RightOperand, c: ViewMut, accumulate: bool) {
-    assert_eq!(c.elements(), a.rows * b.matrix.columns);
-    let to = place(&c, b.matrix.columns);
+pub(crate) fn product(cpu: &Cpu, a: Matrix, b: Matrix, c: ViewMut, accumulate: bool) {
+    assert_eq!(c.elements(), a.rows * b.columns);
+    let to = place(&c, b.columns);
     let add = if accumulate { to } else { MatrixPointer::none() };
     // SAFETY: c is borrowed uniquely and as large as the product (asserted).
     unsafe { product_onto(cpu, a, b, Target { add, ..Target::new(to) }) };
@@ -97,21 +104,6 @@ const SHARED_ELEMENTS: usize = 2 << 20;
 /// Rows shorter than this are slow to read strip by strip.
 const NARROW: usize = 96;
 
-/// Packed panels of an operand.
-#[derive(Clone, Copy)]
-struct Packed<'p> {
-    panels: &'p [f32],
-    /// The packed step with which they begin.
-    first: usize,
-}
-
-impl<'p> Packed<'p> {
-    /// The panels `panels` of the block of `count` steps that starts at step `start`.
-    fn slice(self, side: &Side, start: usize, count: usize, panels: Range<usize>) -> &'p [f32] {
-        side.slice(self.panels, start - self.first, count, panels)
-    }
-}
-
 /// What all tasks of a product share.
 struct Plan<'a> {
     isa: Isa,
@@ -120,8 +112,6 @@ struct Plan<'a> {
     depth: usize,
     a: Side<'a>,
     b: Side<'a>,
-    /// `b`, if it was packed before the product.
-    kept: Option<&'a [f32]>,
     /// Whether tasks divide the rows of `a`; else the columns of `b`.
     cut_rows: bool,
     /// Whether each task packs its own part; else both operands are packed before.
@@ -143,16 +133,16 @@ unsafe impl Sync for Plan<'_> {}
 ///
 /// # Safety
 /// The target's pointers are valid for the whole product, and nobody else uses what is written.
-unsafe fn product_onto(cpu: &Cpu, a: Matrix, b: RightOperand, target: Target) {
-    let [m, n, k] = [a.rows, b.matrix.columns, a.columns];
-    assert_eq!((k, a.dtype), (b.matrix.rows, b.matrix.dtype));
+pub(crate) unsafe fn product_onto(cpu: &Cpu, a: Matrix, b: Matrix, target: Target) {
+    let [m, n, k] = [a.rows, b.columns, a.columns];
+    assert_eq!((k, a.dtype), (b.rows, b.dtype));
     if m * n == 0 {
         return;
     }
     let mut plan = Plan::new(cpu, a, b, target, 1);
     let k = plan.format.packed(k);
     let (own, other) = plan.sides();
-    let shared = other.packed() + if plan.packs_before(&own) { own.packed() } else { 0 };
+    let shared = other.packed() + if plan.packs_own { 0 } else { own.packed() };
     let span = (SHARED_ELEMENTS / shared / plan.depth).max(1) * plan.depth;
     let keeps = target.to.dtype != DType::F32 && k > plan.depth;
     let lengths = plan.lengths(span.min(k));
@@ -166,7 +156,11 @@ unsafe fn product_onto(cpu: &Cpu, a: Matrix, b: RightOperand, target: Target) {
         let (own_packed, other_packed) = packed.split_at_mut(lengths[0]);
         for start in (0..k.max(1)).step_by(span) {
             let depth = start..k.min(start + span);
-            let packed = plan.pack_before(cpu, &depth, [own_packed, other_packed]);
+            other.pack_all(cpu, depth.clone(), other_packed);
+            if !plan.packs_own {
+                own.pack_all(cpu, depth.clone(), own_packed);
+            }
+            let packed = [&*own_packed, &*other_packed];
             cpu.pool.run(plan.tasks, &|task| {
                 // SAFETY: the tasks' rows or columns are disjoint; the rest is the caller's promise.
                 unsafe { plan.run_task(task, depth.clone(), packed) };
@@ -184,27 +178,31 @@ pub(crate) type Consume<'a> = dyn Fn(Range<usize>, Range<usize>, &[f32], usize) 
 
 /// `a · b` in f32 that is never stored: each part goes to `consume` while it is in the cache.
 /// Columns come in whole multiples of [`TOGETHER`] but the last.
-pub(crate) fn product_into(cpu: &Cpu, a: Matrix, b: RightOperand, consume: &Consume) {
-    let [m, n, k] = [a.rows, b.matrix.columns, a.columns];
-    assert_eq!((k, a.dtype), (b.matrix.rows, b.matrix.dtype));
+pub(crate) fn product_into(cpu: &Cpu, a: Matrix, b: Matrix, consume: &Consume) {
+    let [m, n, k] = [a.rows, b.columns, a.columns];
+    assert_eq!((k, a.dtype), (b.rows, b.dtype));
     if m * n == 0 {
         return;
     }
     let nowhere = Target::new(MatrixPointer { dtype: DType::F16, ..MatrixPointer::none() });
     let plan = Plan::new(cpu, a, b, nowhere, TOGETHER);
     let depth = 0..plan.format.packed(k);
+    let (own, other) = plan.sides();
     cpu.scratch.with(|buffer| {
         let lengths = plan.lengths(depth.len());
         let (own_packed, other_packed) = buffer.slice::<f32>(lengths.iter().sum()).split_at_mut(lengths[0]);
-        let packed = plan.pack_before(cpu, &depth, [own_packed, other_packed]);
+        other.pack_all(cpu, depth.clone(), other_packed);
+        if !plan.packs_own {
+            own.pack_all(cpu, depth.clone(), own_packed);
+        }
+        let packed = [&*own_packed, &*other_packed];
         cpu.pool.run(plan.tasks, &|task| plan.feed_task(task, depth.clone(), packed, consume));
     });
 }
 
 impl<'a> Plan<'a> {
     /// The plan of `a · b`, in which tasks that divide columns keep `together` of them together.
-    fn new(cpu: &Cpu, a: Matrix<'a>, b: RightOperand<'a>, target: Target, together: usize) -> Plan<'a> {
-        let RightOperand { matrix: b, panels: kept } = b;
+    fn new(cpu: &Cpu, a: Matrix<'a>, b: Matrix<'a>, target: Target, together: usize) -> Plan<'a> {
         let [m, n, k] = [a.rows, b.columns, a.columns];
         let (isa, format) = (cpu.isa, Format::of(cpu, a.dtype));
         let depth = format.depth(target.to.dtype, format.packed(k));
@@ -229,9 +227,8 @@ impl<'a> Plan<'a> {
             depth,
             a,
             b,
-            kept,
             cut_rows,
-            packs_own: !narrow && (cut_rows || kept.is_none()),
+            packs_own: !narrow,
             tasks,
             target,
             partial: MatrixPointer::none(),
@@ -247,36 +244,8 @@ impl<'a> Plan<'a> {
     /// Elements of what is packed before the tasks run, for `steps` steps: own and other operand.
     fn lengths(&self, steps: usize) -> [usize; 2] {
         let (own, other) = self.sides();
-        [own, other].map(|side| if self.packs_before(&side) { side.length(side.panels(), steps) } else { 0 })
-    }
-
-    /// The panels of an operand that was packed before the product.
-    fn kept(&self, side: &Side) -> Option<&'a [f32]> {
-        self.kept.filter(|_| side.operand == Operand::Right)
-    }
-
-    /// Whether an operand is packed before the tasks run.
-    fn packs_before(&self, side: &Side) -> bool {
-        let is_own = (side.operand == Operand::Left) == self.cut_rows;
-        self.kept(side).is_none() && !(is_own && self.packs_own)
-    }
-
-    /// Packs the steps `depth` of the operands that tasks do not pack, own and other, into `buffers`.
-    fn pack_before<'p>(&self, cpu: &Cpu, depth: &Range<usize>, buffers: [&'p mut [f32]; 2]) -> [Packed<'p>; 2]
-    where
-        'a: 'p,
-    {
-        let (own, other) = self.sides();
-        let [own_buffer, other_buffer] = buffers;
-        [(own, own_buffer), (other, other_buffer)].map(|(side, buffer)| {
-            if let Some(panels) = self.kept(&side) {
-                return Packed { panels, first: 0 };
-            }
-            if self.packs_before(&side) {
-                side.pack_all(cpu, depth.clone(), buffer);
-            }
-            Packed { panels: buffer, first: depth.start }
-        })
+        let own = if self.packs_own { 0 } else { own.length(own.panels(), steps) };
+        [own, other.length(other.panels(), steps)]
     }
 
     /// The panels of its own operand that a task computes.
@@ -292,7 +261,7 @@ impl<'a> Plan<'a> {
     ///
     /// # Safety
     /// Nobody else uses these rows or columns of the target, which is valid for the whole result.
-    unsafe fn run_task(&self, task: usize, depth: Range<usize>, packed: [Packed; 2]) {
+    unsafe fn run_task(&self, task: usize, depth: Range<usize>, packed: [&[f32]; 2]) {
         let (own, other) = self.sides();
         let panels = self.panels_of(task);
         let lanes = panels.start * own.panel..own.lanes().min(panels.end * own.panel);
@@ -301,14 +270,15 @@ impl<'a> Plan<'a> {
             for start in (depth.start..depth.end.max(depth.start + 1)).step_by(self.depth) {
                 let steps = start..depth.end.min(start + self.depth);
                 let count = steps.len();
-                let other_packed = packed[1].slice(&other, start, count, 0..other.panels());
+                let at = start - depth.start;
+                let other_packed = other.slice(packed[1], at, count, 0..other.panels());
                 let own_packed = if self.packs_own {
                     let from = own.block(steps.clone(), lanes.clone());
                     // SAFETY: the scratch holds the panels; `Matrix::block` checked what is read.
                     unsafe { own.pack(self.isa, from, count, scratch.as_mut_ptr()) };
                     &*scratch
                 } else {
-                    packed[0].slice(&own, start, count, panels.clone())
+                    own.slice(packed[0], at, count, panels.clone())
                 };
                 let target = self.block_target(&steps);
                 // SAFETY: the panels are packed; the target is the caller's promise.
@@ -318,7 +288,7 @@ impl<'a> Plan<'a> {
     }
 
     /// Like [`Plan::run_task`], over the whole inner dimension, for [`product_into`].
-    fn feed_task(&self, task: usize, depth: Range<usize>, packed: [Packed; 2], consume: &Consume) {
+    fn feed_task(&self, task: usize, depth: Range<usize>, packed: [&[f32]; 2], consume: &Consume) {
         let (own, other) = self.sides();
         let panels = self.panels_of(task);
         let lanes = panels.start * own.panel..own.lanes().min(panels.end * own.panel);
@@ -338,14 +308,14 @@ impl<'a> Plan<'a> {
             for start in (0..depth.end.max(1)).step_by(self.depth) {
                 let steps = start..depth.end.min(start + self.depth);
                 let count = steps.len();
-                let other_packed = packed[1].slice(&other, start, count, 0..other.panels());
+                let other_packed = other.slice(packed[1], start, count, 0..other.panels());
                 let own_packed = if self.packs_own {
                     let from = own.block(steps, lanes.clone());
                     // SAFETY: the scratch holds the panels; `Matrix::block` checked what is read.
                     unsafe { own.pack(self.isa, from, count, packing.as_mut_ptr()) };
                     &*packing
                 } else {
-                    packed[0].slice(&own, start, count, panels.clone())
+                    own.slice(packed[0], start, count, panels.clone())
                 };
                 let [a, b] =
                     if self.cut_rows { [own_packed, other_packed] } else { [other_packed, own_packed] };

@@ -5,11 +5,15 @@ use std::ops::Range;
 use phalanx_simd::Isa;
 
 use crate::Cpu;
-use crate::format::{Format, GAP, PanelSize};
+use crate::format::{Format, PanelSize};
 use crate::matrix::Matrix;
 use crate::packing::{MatrixBlock, PanelLayout, pack};
 use crate::shards::Shards;
 use crate::tile_packing::{self, Operand};
+
+/// Elements between two panels: one cache line. Without them, panels lie a power of two apart, so that the same step of
+/// all panels, which is packed in turn, falls into one set of the L1 cache and one or two of L2.
+const GAP: usize = 16;
 
 /// One operand in its packed layout: steps of depth by lanes.
 #[derive(Clone, Copy)]

@@ -12,7 +12,6 @@ use crate::activation::Activation;
 use crate::combinators::Sequence;
 use crate::failure::Result;
 use crate::layer::{Context, Draw, Gradient, Layer, ParameterSpec};
-use crate::packed::Again;
 use crate::saved::{Deferred, Saved, restore};
 
 /// Which activations of a model are recomputed instead of saved. No choice changes a bit of the result.
@@ -61,7 +60,7 @@ impl<L: Layer> Recompute<L> {
     fn again<'a>(&self, cx: &Context<'a>, parameters: &[View], saved: Saved) -> Result<(Context<'a>, Saved)> {
         let Saved { x, own, .. } = saved;
         let SavedRecompute { draw } = restore(own);
-        let again = Context { keep: true, draw, again: Again::Never, ..*cx };
+        let again = Context { keep: true, draw, ..*cx };
         let saved = self.0.save(&again, parameters, x.into_held())?;
         Ok((again, saved))
     }
@@ -79,8 +78,7 @@ impl<L: Layer> Layer for Recompute<L> {
         x: Activation,
         residual: Option<Activation>,
     ) -> Result<(Activation, Saved)> {
-        let again = if cx.keep { Again::Saves } else { Again::Never };
-        let once = Context { keep: false, again, ..*cx };
+        let once = Context { keep: false, ..*cx };
         let (y, _) = self.0.forward(&once, parameters, x.clone(), residual)?;
         Ok((y, Saved::new(SavedRecompute { draw: cx.draw }).with_input(x)))
     }

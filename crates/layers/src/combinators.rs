@@ -12,7 +12,6 @@ use phalanx_tensor::View;
 use crate::activation::Activation;
 use crate::failure::Result;
 use crate::layer::{Context, Gradient, Layer, ParameterSpec, Rebuild, add_residual, last_row_of};
-use crate::packed::Again;
 use crate::saved::{Deferred, Saved, Shared, restore, restore_mut};
 
 /// One layer after another. Parameters are those of the layers, in order.
@@ -65,9 +64,6 @@ impl Sequence {
         mut x: Activation,
     ) -> Result<(Activation, Vec<Saved>)> {
         let mut saved = Vec::with_capacity(self.layers.len());
-        // Saving what the last layer needs runs all layers before it.
-        let again = if cx.again == Again::Never { Again::Never } else { Again::Runs };
-        let cx = &Context { again, ..*cx };
         for part in &self.layers[..self.layers.len() - 1] {
             let (y, kept) = part.layer.forward(cx, &parameters[part.parameters.clone()], x, None)?;
             x = y;

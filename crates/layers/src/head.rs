@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use phalanx_tensor::operations::{BiasGradient, InputGradient, WeightGradient};
 use phalanx_tensor::{
-    Category, CrossEntropy, DType, Epilogue, Layout, PackedFor, Tensor, View, ViewMut, VocabularyLoss,
+    Category, CrossEntropy, DType, Epilogue, Layout, Tensor, View, ViewMut, VocabularyLoss,
     VocabularyStatistics, Weight, logits_stride, vocabulary_blocks,
 };
 
@@ -106,7 +106,7 @@ impl LinearCrossEntropy {
 
     /// The weight as an operand of a product.
     pub fn weight<'a>(&self, matrix: View<'a>) -> Weight<'a> {
-        Weight::new(matrix, Layout::OutIn)
+        Weight { matrix, layout: Layout::OutIn }
     }
 
     fn bias<'a>(&self, parameters: &[View<'a>]) -> Option<View<'a>> {
@@ -126,8 +126,7 @@ impl LinearCrossEntropy {
         let mut dx = cx.activation(x.shape(), "head.dx");
         let rows = x.shape().rows_cols();
         let (flat, to) = (x.view().reshape(rows), dx.view_mut().reshape(rows));
-        let w = (self.weight.as_str(), self.weight(parameters[0]));
-        linear_gradients(cx, flat, (w, 1), (dlogits, false), to, gradients);
+        linear_gradients(cx, flat, self.weight(parameters[0]), (dlogits, false), to, gradients);
         dx
     }
 
@@ -178,8 +177,6 @@ impl LinearCrossEntropy {
             let mut slice = Slice {
                 x,
                 w: self.weight(parameters[0]),
-                name: &self.weight,
-                slices: rows.div_ceil(max_rows),
                 bias: self.bias(parameters),
                 targets: targets.range(start..start + count),
                 first,
@@ -209,10 +206,6 @@ struct Slice<'a> {
     x: View<'a>,
     /// `[columns, hidden]`
     w: Weight<'a>,
-    /// Name of the weight.
-    name: &'a str,
-    /// Slices of a pass.
-    slices: usize,
     /// `[columns]`
     bias: Option<View<'a>>,
     /// `[rows]`
@@ -232,17 +225,15 @@ impl Slice<'_> {
     fn statistics(&mut self, cx: &Context) -> Tensor {
         let shape = [self.targets.elements(), 4];
         let mut own = cx.device.alloc(DType::F32, shape, Category::Workspace, "head.statistics");
-        cx.with_weight((self.name, self.w), (PackedFor::Logits, self.slices), |w| {
-            cx.device.run(VocabularyStatistics {
-                x: self.x,
-                w,
-                bias: self.bias,
-                targets: self.targets,
-                first: self.first,
-                exponentials: self.logits.as_mut().map(|l| l.reborrow()),
-                blocks: self.blocks.reborrow(),
-                statistics: own.view_mut(),
-            });
+        cx.device.run(VocabularyStatistics {
+            x: self.x,
+            w: self.w,
+            bias: self.bias,
+            targets: self.targets,
+            first: self.first,
+            exponentials: self.logits.as_mut().map(|l| l.reborrow()),
+            blocks: self.blocks.reborrow(),
+            statistics: own.view_mut(),
         });
         own
     }
@@ -267,27 +258,23 @@ impl Slice<'_> {
         let Some(dlogits) = self.logits.as_ref().map(|l| l.as_view()) else {
             panic!("derivatives need the logits that only training stores");
         };
-        let w = ((self.name, self.w), self.slices);
-        linear_gradients(cx, self.x, w, (dlogits, true), dx, gradients);
+        linear_gradients(cx, self.x, self.w, (dlogits, true), dx, gradients);
     }
 }
 
-/// dx = dlogits · w (overwrites); writes or adds dw, and db where there is a bias. `w`: with its name, and the slices of a
-/// pass. `dlogits`: with whether its rows are padded.
+/// dx = dlogits · w (overwrites); writes or adds dw, and db where there is a bias. `dlogits`: with whether its rows are padded.
 fn linear_gradients(
     cx: &Context,
     x: View,
-    (named, slices): ((&str, Weight), usize),
+    w: Weight,
     dlogits: (View, bool),
     dx: ViewMut,
     gradients: &mut [Gradient],
 ) {
     let (dy, padded) = dlogits;
-    cx.with_weight(named, (PackedFor::InputGradient, slices), |w| {
-        cx.device.run(InputGradient { dy, padded, w, dx, accumulate: false });
-    });
+    cx.device.run(InputGradient { dy, padded, w, dx, accumulate: false });
     let (dw, accumulate) = gradients[0].write();
-    cx.device.run(WeightGradient { x, dy, padded, dw, layout: named.1.layout, accumulate });
+    cx.device.run(WeightGradient { x, dy, padded, dw, layout: w.layout, accumulate });
     if let Some(bias) = gradients.get_mut(1) {
         let (db, accumulate) = bias.write();
         cx.device.run(BiasGradient { dy, padded, db, accumulate });

@@ -9,13 +9,12 @@
 use std::sync::Arc;
 
 use phalanx_plan::Stripe;
-use phalanx_tensor::{Category, DType, Device, Dropout, PackedFor, Shape, Tensor, View, ViewMut, Weight};
+use phalanx_tensor::{Category, DType, Device, Dropout, Shape, Tensor, View, ViewMut};
 
 use crate::activation::Activation;
 use crate::cache::KeyValueCache;
 use crate::failure::Result;
 use crate::init::Init;
-use crate::packed::{Again, PackedWeights};
 use crate::random;
 use crate::saved::{Deferred, Saved, Shared};
 
@@ -40,10 +39,6 @@ pub struct Context<'a> {
     pub first_row: usize,
     /// In sampling: keys and values of the rows before `first_row`. Tensors then hold the rows from there on.
     pub cache: Option<&'a KeyValueCache>,
-    /// Weights that stay packed from product to product; None where each product packs its own.
-    pub packed: Option<&'a PackedWeights>,
-    /// Whether this forward runs again in backward.
-    pub again: Again,
     /// Largest number of bytes of a slice of logits. All ranks have the same, and so has the plan.
     pub slice_bytes: usize,
 }
@@ -71,8 +66,6 @@ impl<'a> Context<'a> {
             tokens,
             first_row: 0,
             cache: None,
-            packed: None,
-            again: Again::Never,
             slice_bytes: SLICE_BYTES,
         }
     }
@@ -92,20 +85,6 @@ impl Context<'_> {
     /// What the mask of a dropout with probability `p` depends on; None when `p` is 0, and outside of training.
     pub fn draws(&self, p: f32) -> Option<Draw> {
         self.draw.filter(|_| p > 0.0)
-    }
-
-    /// Calls `run` with the weight `w`, the parameter `name`, to issue one product with it. In each pass, the layer has `uses`
-    /// such products; where a weight has several before it changes, it comes with its panels.
-    pub fn with_weight(
-        &self,
-        (name, w): (&str, Weight),
-        (product, uses): (PackedFor, usize),
-        run: impl FnOnce(Weight),
-    ) {
-        match self.packed {
-            None => run(w),
-            Some(packed) => packed.with(self.device, (name, w), (product, uses), run),
-        }
     }
 
     /// Allocates an activation in the compute type.

@@ -21,7 +21,6 @@ pub mod layer_norm;
 pub mod linear;
 pub mod linear_gelu;
 pub mod network;
-pub mod packed;
 mod random;
 pub mod saved;
 
@@ -43,5 +42,4 @@ pub use layer_norm::LayerNorm;
 pub use linear::Linear;
 pub use linear_gelu::LinearGelu;
 pub use network::{Block, BlockRole, Network};
-pub use packed::PackedWeights;
 pub use saved::{Deferred, Saved, Shared};

@@ -2,13 +2,12 @@
 
 use std::sync::Arc;
 
-use phalanx_tensor::{Epilogue, Layout, PackedFor, Shape, Tensor, View, Weight};
+use phalanx_tensor::{Epilogue, Layout, Shape, Tensor, View, Weight};
 
 use crate::activation::Activation;
 use crate::failure::Result;
 use crate::init::Init;
 use crate::layer::{Context, Gradient, Layer, ParameterSpec, sum_target};
-use crate::packed::Again;
 use crate::saved::{Deferred, Saved};
 
 /// `y = x · w (+ b)`.
@@ -36,16 +35,8 @@ pub(crate) struct DeferredLinear {
 }
 
 impl Linear {
-    /// Calls `run` with the weight, for a product that the layer has `uses` times in a pass.
-    pub(crate) fn with_weight(
-        &self,
-        cx: &Context,
-        matrix: View,
-        product: (PackedFor, usize),
-        run: impl FnOnce(Weight),
-    ) {
-        let (name, w) = (format!("{}.weight", self.prefix), Weight::new(matrix, self.layout));
-        cx.with_weight((&name, w), product, run);
+    pub(crate) fn weight<'a>(&self, matrix: View<'a>) -> Weight<'a> {
+        Weight { matrix, layout: self.layout }
     }
 
     /// Writes or adds db, if there is a bias.
@@ -88,9 +79,7 @@ impl Linear {
         residual: Option<Activation>,
     ) -> Activation {
         let (mut dx, add) = sum_target(cx, residual, shape, "linear.dx");
-        self.with_weight(cx, parameters[0], (PackedFor::InputGradient, 1), |w| {
-            cx.device.linear_input_gradient(dy.view(), w, dx.view_mut(), add);
-        });
+        cx.device.linear_input_gradient(dy.view(), self.weight(parameters[0]), dx.view_mut(), add);
         Arc::new(dx)
     }
 }
@@ -120,13 +109,10 @@ impl Layer for Linear {
     ) -> Result<(Activation, Saved)> {
         let [batch, seq, _] = x.dims();
         let mut y = cx.activation([batch, seq, self.outputs], "linear.y");
+        let weight = self.weight(parameters[0]);
         let residual = residual.as_ref().map(|r| r.view());
         let epilogue = Epilogue { bias: self.bias.then(|| parameters[1]), residual };
-        // Where only `save` runs again, nothing is computed.
-        let uses = if cx.again == Again::Runs { 2 } else { 1 };
-        self.with_weight(cx, parameters[0], (PackedFor::Forward, uses), |w| {
-            cx.device.linear(x.view(), w, epilogue, y.view_mut());
-        });
+        cx.device.linear(x.view(), weight, epilogue, y.view_mut());
         Ok((Arc::new(y), Saved::new(()).with_input(x)))
     }
 

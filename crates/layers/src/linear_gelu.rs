@@ -3,13 +3,12 @@
 
 use std::sync::Arc;
 
-use phalanx_tensor::{Gelu, PackedFor, Tensor, View};
+use phalanx_tensor::{Gelu, Tensor, View};
 
 use crate::activation::Activation;
 use crate::failure::Result;
 use crate::layer::{Context, Gradient, Layer, ParameterSpec, Rebuild, add_residual};
 use crate::linear::{DeferredLinear, Linear};
-use crate::packed::Again;
 use crate::saved::{Deferred, Saved, restore, restore_mut};
 
 /// `gelu(x · w + b)`.
@@ -61,10 +60,8 @@ impl Layer for LinearGelu {
         let [batch, seq, _] = x.dims();
         let mut pre = cx.activation([batch, seq, self.linear.outputs], "linear_gelu.pre");
         let mut y = cx.activation([batch, seq, self.linear.outputs], "linear_gelu.y");
-        let uses = if cx.again == Again::Never { 1 } else { 2 };
-        self.linear.with_weight(cx, parameters[0], (PackedFor::Forward, uses), |w| {
-            cx.device.linear_gelu(x.view(), w, parameters[1], self.gelu, pre.view_mut(), y.view_mut());
-        });
+        let weight = self.linear.weight(parameters[0]);
+        cx.device.linear_gelu(x.view(), weight, parameters[1], self.gelu, pre.view_mut(), y.view_mut());
         Ok((add_residual(cx, y, residual), Saved::new(SavedLinearGelu { pre }).with_input(x)))
     }
 

@@ -124,8 +124,6 @@ impl Stage {
         x: Activation,
         watch: &mut Watch,
     ) -> Result<(Activation, SavedStage), CollectiveError> {
-        let packed = self.zero.packed();
-        let cx = &Context { packed: packed.as_deref(), ..*cx };
         let mut x = x;
         let mut saved = Vec::with_capacity(self.network.blocks.len());
         let mut inputs = Kept::default();
@@ -160,8 +158,6 @@ impl Stage {
         from: BackwardStart,
         watch: &mut Watch,
     ) -> Result<BackwardResult, CollectiveError> {
-        let packed = self.zero.packed();
-        let cx = &Context { packed: packed.as_deref(), ..*cx };
         let SavedStage { mut saved, mut inputs, head } = kept;
         self.inputs.fetch(cx, &mut inputs, usize::MAX)?;
         let (mut dy, loss) = self.begin_backward(cx, head, from, watch)?;
@@ -197,8 +193,6 @@ impl Stage {
         from: BackwardStart,
         watch: &mut Watch,
     ) -> Result<(BackwardResult, DeferredStage), CollectiveError> {
-        let packed = self.zero.packed();
-        let cx = &Context { packed: packed.as_deref(), ..*cx };
         let SavedStage { mut saved, mut inputs, head } = kept;
         self.inputs.fetch(cx, &mut inputs, usize::MAX)?;
         let (mut dy, loss) = self.begin_backward(cx, head, from, watch)?;
@@ -256,8 +250,6 @@ impl Stage {
         targets: &Tensor,
         numbers: CrossEntropy,
     ) -> Result<Tensor, CollectiveError> {
-        let packed = self.zero.packed();
-        let cx = &Context { packed: packed.as_deref(), ..*cx };
         let index = self.network.head_index();
         self.enter(cx, index)?;
         let head = self.network.head.as_ref().expect("the last stage has a head");
@@ -272,7 +264,6 @@ impl Stage {
     /// # Errors
     /// When a reduction fails.
     pub fn finish_gradients(&mut self, device: &Device) -> Result<(), CollectiveError> {
-        self.zero.free_packed();
         self.zero.finish_gradients()?;
         for tied in self.tied.iter().filter(|_| device.follows_placements()) {
             self.zero.place_terms(*tied, Axis::Pipeline);

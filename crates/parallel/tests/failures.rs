@@ -102,8 +102,6 @@ fn stage(device: &Device, tensor: &TensorParallel) -> Stage {
         delayed_update: false,
         gradients_in_place: false,
         update_in_backward: false,
-        packed: None,
-        evaluation_batches: 0,
     };
     let mut zero = Zero::new(device, Arc::new(Solo::new("data")), &network, held, options, &BTreeMap::new());
     zero.begin(PhaseName::Step);

@@ -15,7 +15,7 @@ use crate::byte_size;
 use crate::data_report::DataReport;
 use crate::elsewhere::Elsewhere;
 use crate::environment::Environment;
-use crate::planned::{IsHopeless, Planned, with_kernels};
+use crate::planned::{IsHopeless, Planned};
 use crate::proposals::Replan;
 use crate::proposed_changes::Changes;
 use crate::resolve::{Estimate, Initial, Purpose, Resolved, Vocabulary, estimate_data, resolve};
@@ -72,10 +72,7 @@ impl<'a> Asked<'a> {
     fn resolved(&self, args: &PlanArgs) -> Result<(Resolved, Estimate)> {
         let given = self.file.clone().with(&args.overrides, &args.data)?;
         let purpose = self.elsewhere.map_or(Purpose::Plan, Purpose::Elsewhere);
-        let (mut resolved, estimate) =
-            resolve(&given, purpose, None, |config, initial| self.estimated(config, initial))?;
-        resolved.config = with_kernels(resolved.config, self.environment)?;
-        Ok((resolved, estimate))
+        resolve(&given, purpose, None, |config, initial| self.estimated(config, initial))
     }
 
     fn estimated(&self, config: &RunConfig, initial: Initial) -> Result<(Vocabulary, Estimate)> {

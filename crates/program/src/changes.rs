@@ -10,10 +10,9 @@ use phalanx_data::DataError;
 use phalanx_train::dataset::DataDigests;
 use phalanx_train::state::position;
 use phalanx_train::{Dataset, RunConfig};
-use serde::Deserialize;
 use toml::Table;
 
-use crate::keys;
+use crate::{earlier, keys};
 
 /// Keys with other lines of their own, or without a meaning for what is trained.
 const SAID_ELSEWHERE: [&str; 9] = [
@@ -89,8 +88,8 @@ impl Changes<'_> {
     /// Tokens that were trained on must not become the validation part. Its share only ever shrank before: the model was trained on
     /// all that is outside of the checkpoint's.
     fn refuse_trained_validation(&self) -> Result<()> {
-        let stored = RunConfig::deserialize(&self.checkpoint.state()["config"]).ok();
-        let was = stored.as_ref().unwrap_or(self.before).data.validation;
+        let stored = earlier::config_of_checkpoint(self.checkpoint.state()).ok();
+        let was = stored.as_ref().map_or(self.before, |(stored, _)| stored).data.validation;
         let is = self.now.data.validation;
         if is > was && self.checkpoint.step() > 0 && !has_other_data(self.before, self.now) {
             let keep = if was == 0.0 { "0 (no evaluation)".to_string() } else { format!("{was} or less") };

@@ -1,11 +1,11 @@
-//! Keeps a run within memory where the program has chosen: budgets of `memory.placement = "auto"`, and `memory.keep_packed_weights = "auto"`.
+//! Keeps a run within memory where the program has chosen the budgets of `memory.placement = "auto"`.
 //!
 //! A budget counts what chunks and activations take, so it is that memory less an estimate of the rest. The plan knows the rest: buffers
 //! to exchange data with other hosts, checksums of what lies on disk, tables of allocations. Where both together do not fit, the budget falls by what is
 //! missing, and the run is planned again. A budget that the user gave stays.
 
 use anyhow::Result;
-use phalanx_train::config::{DeviceKind, KeepPacked};
+use phalanx_train::config::DeviceKind;
 
 use crate::budgets::Budget;
 use crate::planned::{MakePlan, Planned};
@@ -17,9 +17,9 @@ const TRIES: usize = 6;
 const MIB: f64 = 1_048_576.0;
 const KIB: u64 = 1024;
 
-/// Gives up weights that stay packed by `auto`, and lowers the budgets that were filled in, now or when a resumed run began, until `planned`
-/// fits the budgets that `budgets` gives, or nothing more can leave. The new plans are made by `make`. Where it cannot fit, returns
-/// the last plan that could be made: whoever checks it says what is missing.
+/// Lowers the budgets that were filled in, now or when a resumed run began, until `planned` fits the budgets that `budgets` gives, or
+/// nothing more can leave. The new plans are made by `make`. Where it cannot fit, returns the last plan that could be made: whoever
+/// checks it says what is missing.
 ///
 /// # Errors
 /// When the engine cannot be planned.
@@ -28,13 +28,6 @@ pub fn keep(
     budgets: impl Fn(&Planned) -> Vec<Budget>,
     make: MakePlan,
 ) -> Result<Planned> {
-    let packs = planned.config.memory.keep_packed_weights == KeepPacked::Auto
-        && planned.plan.spec.packed.sizes.is_some();
-    if packs && missing(&planned, &budgets(&planned)).is_some() {
-        // What weights that stay packed take is the first to go.
-        let without = planned.again(|config| config.memory.keep_packed_weights = KeepPacked::Off, make);
-        planned = without.unwrap_or(planned);
-    }
     for _ in 0..TRIES {
         let Some((of_host, missing)) = missing(&planned, &budgets(&planned)) else { break };
         let memory = &planned.config.memory;

@@ -126,7 +126,7 @@ mod tests {
     }
 
     /// Keys that say where a run keeps and computes what: each valid alone, for a new run.
-    const PLACEMENTS: [&[&str]; 27] = [
+    const PLACEMENTS: [&[&str]; 26] = [
         &["parallel.zero=0"],
         &["memory.placement=device"],
         &["memory.placement=host"],
@@ -163,7 +163,6 @@ mod tests {
         &["memory.placement=host", "parallel.zero=2", "memory.delayed_update=true", "precision.compute=bf16"],
         &["memory.gradients_in_place=true", "precision.compute=bf16", "precision.accumulate=bf16"],
         &["memory.update_in_backward=true", "optimizer.clip=0", "memory.optimizer=host"],
-        &["memory.keep_packed_weights=on", "parallel.zero=2", "device.kind=cpu"],
         &["memory.partition_activations=true", "parallel.tensor=2", "parallel.data=1"],
         &["device.kind=simulated", "device.seed=3", "device.copy_gb_per_s=2", "device.memory_mb=64"],
         &["device.kind=simulated", "device.memory_mb=8", "memory.placement=auto"],

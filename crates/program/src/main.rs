@@ -28,6 +28,7 @@ mod counts;
 mod data_report;
 mod disk_check;
 mod draw_args;
+mod earlier;
 mod elsewhere;
 mod environment;
 mod exit_status;

@@ -61,15 +61,6 @@ fn share(config: &RunConfig, ranks: usize) -> Option<u64> {
     [share, limit].into_iter().flatten().min()
 }
 
-/// The largest arena with which weights stay packed under `memory.keep_packed_weights = "auto"`: what `memory.limit_mb`, this
-/// machine's available memory or a simulated device's memory leaves each rank.
-pub fn arena_bytes_limit(config: &RunConfig) -> Option<u64> {
-    let of_process = share(config, config.world_size());
-    let arena = of_process.map(|bytes| bytes.saturating_sub(process(config)));
-    let simulated = config.device.memory_mb.filter(|_| config.device.kind == DeviceKind::Simulated);
-    [arena, simulated.map(|mib| (mib * MIB) as u64)].into_iter().flatten().min()
-}
-
 /// Fills in what a rank may take of its card, and its share of this machine's memory, or of `memory.limit_mb`, for what does not fit there.
 fn fill_card(config: &mut RunConfig, ranks: usize) {
     if let Ok(bytes) = cards::share_bytes(config, ranks) {

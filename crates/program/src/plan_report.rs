@@ -7,7 +7,7 @@ use phalanx_plan::{CollectiveCost, MemoryPlan, Precision};
 use phalanx_simd::Isa;
 use phalanx_tensor::DiskOptions;
 use phalanx_trace::{Category, DType, Memory};
-use phalanx_train::config::{DeviceKind, KeepPacked, Products};
+use phalanx_train::config::{DeviceKind, Products};
 use phalanx_train::metrics::{DeviceBytes, RankBytes};
 use phalanx_train::spec::TriedChunks;
 use phalanx_train::{RankPlan, Spec};
@@ -52,7 +52,6 @@ pub fn to_json(planned: &Planned) -> Value {
         "zero_one": mesh_report::sharding_json(planned),
         "precision": spec.precision, "products": planned.config.precision.products,
         "processor_kernels": planned.config.device.kernels,
-        "packed_weight_bytes": plan.ranks.iter().map(|rank| rank.packed_bytes).collect::<Vec<_>>(),
         "model": spec.model.to_config(),
         "chunks": chunks_json(spec),
         "phases": phases_json(&plan.ranks[0].memory),
@@ -133,7 +132,7 @@ fn headline(planned: &Planned, name: &str) -> String {
     let text = format!(
         "{name}: {} of {} parameters ({} layers x {} hidden, {} heads, vocabulary {}, sequence {})\n\
          {} of {}{}, ZeRO-{}; a step is {}: {} of {} per {}\n\
-         {}\n{}{}{}{}",
+         {}\n{}{}{}",
         spec.model.architecture().map_or("a model", |arch| arch.title),
         count(planned.plan.parameters() as f64),
         model.layers,
@@ -151,7 +150,6 @@ fn headline(planned: &Planned, name: &str) -> String {
         if mesh { "replica" } else { "rank" },
         precision(planned),
         kernels(planned),
-        packed_weights(planned),
         staging(planned),
         residence(planned),
     );
@@ -172,20 +170,6 @@ fn kernels(planned: &Planned) -> String {
             format!("kernels {}; products {products}\n", set.name())
         }
         _ => String::new(),
-    }
-}
-
-/// Whether weights stay packed, where the configuration asks for it.
-fn packed_weights(planned: &Planned) -> String {
-    let (spec, first) = (&planned.plan.spec, &planned.plan.ranks[0]);
-    match (planned.config.memory.keep_packed_weights, spec.packed.sizes) {
-        (KeepPacked::Off, _) => String::new(),
-        (_, Some(_)) => format!(
-            "weights with several products in a step stay packed between them: {} of workspace on rank {}\n",
-            bytes(first.packed_bytes),
-            first.rank
-        ),
-        (_, None) => "weights do not stay packed: parameters move, the kernels do not pack, or the plan would not fit\n".into(),
     }
 }
 

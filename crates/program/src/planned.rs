@@ -13,12 +13,11 @@ use phalanx_models::Model;
 use phalanx_parallel::zero::ChunkResidence;
 use phalanx_plan::slot::Slot;
 use phalanx_trace::DType;
-use phalanx_train::config::{DeviceKind, KeepPacked, KeptPacked, PlacementRule, Reduce, Updates};
+use phalanx_train::config::{DeviceKind, PlacementRule, Reduce, Updates};
 use phalanx_train::planning::{BudgetError, PlanError, min_device_states};
 use phalanx_train::{RankPlan, ResolvedConfig, RunConfig, RunPlan, Spec};
 
 use crate::card_needs::CardNeeds;
-use crate::environment::Environment;
 use crate::resolve::Resolved;
 use crate::{busy, machine, placement_budget, report};
 
@@ -293,18 +292,6 @@ impl Planned {
     }
 }
 
-/// The configuration of a plan whose memory depends on the processor's kernels, with those that the environment chooses. Others
-/// leave kernels open.
-///
-/// # Errors
-/// A configuration that cannot work.
-pub fn with_kernels(config: ResolvedConfig, environment: Environment) -> Result<ResolvedConfig> {
-    if config.memory.keep_packed_weights == KeepPacked::Off || !config.device.kernels.is_auto() {
-        return Ok(config);
-    }
-    Ok(config.with(|config| config.device.kernels = environment.kernels().into())?)
-}
-
 /// Why no placement fits, where the budget follows from the memory of a device: another value of its key would not help.
 fn of_filled_budget(error: BudgetError, config: &RunConfig) -> anyhow::Error {
     match &error {
@@ -335,13 +322,7 @@ pub fn spec(config: &RunConfig, model: Arc<dyn Model>, evaluated: usize) -> Resu
     // The error message already includes its cause.
     let spec = Spec::new(config, model, evaluated, threads).map_err(|error| anyhow!("{error}"))?;
     let beside_plan = (config.device.kind == DeviceKind::Cuda).then(|| CardNeeds::of(&spec).bytes());
-    let packed = match config.memory.keep_packed_weights {
-        KeepPacked::Auto => {
-            KeptPacked { arena_bytes_limit: placement_budget::arena_bytes_limit(config), ..spec.packed }
-        }
-        KeepPacked::Off | KeepPacked::On => spec.packed,
-    };
-    Ok(Spec { beside_plan, packed, ..spec })
+    Ok(Spec { beside_plan, ..spec })
 }
 
 /// Counts bytes that a rank needs.

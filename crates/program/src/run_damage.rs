@@ -54,7 +54,8 @@ fn of_file(folder: &RunFolder, checksums: &Checksums, name: &str) -> Result<Opti
 /// Compares token files outside of the run folder with their checksums.
 fn check_tokens(folder: &RunFolder, checksums: &Checksums) -> Result<()> {
     let Some(text) = folder.text(CONFIG_FILE)? else { return Ok(()) };
-    let config = UserConfig::parse_stored(text, &folder.file(CONFIG_FILE).display().to_string())?.config()?;
+    let (stored, _) = UserConfig::parse_stored(text, &folder.file(CONFIG_FILE).display().to_string())?;
+    let config = stored.config()?;
     if let (Some(_), Some(expected)) = (&config.data.tokens, &checksums.tokens) {
         TokenData::open(&config.data, folder.path())?.scan(usize::MAX, Some(expected))?;
     }

@@ -10,14 +10,13 @@ use phalanx_train::RunConfig;
 use phalanx_train::dataset::DataDigests;
 use phalanx_train::metrics::{MetricsDigest, damaged_lines};
 use phalanx_train::run_files::{CONFIG_FILE, METRICS_FILE};
-use serde::Deserialize;
 
 use crate::checksums::{Checksums, digest};
-use crate::keys;
 use crate::ownership::{ADVICE, check_own};
 use crate::run_folder::RunFolder;
 use crate::run_names::{CHECKSUMS_FILE, GIVEN_FILE, PLAN_FILE};
 use crate::user_config::UserConfig;
+use crate::{earlier, keys};
 
 /// Maximum number of differences in a message.
 const SHOWN: usize = 8;
@@ -62,7 +61,9 @@ impl Stored {
                 path.display(),
                 checkpoint.dir().display()
             ));
-            let given = UserConfig::of(&config_of(&checkpoint)?)?;
+            let (config, left_out) = config_of(&checkpoint)?;
+            warnings.extend(left_out);
+            let given = UserConfig::of(&config)?;
             let tokens = DataDigests::of(&checkpoint).tokens;
             let first_given = UserConfig::default();
             return Ok(Some(Stored { given, first_given, tokens, checkpoint: Some(checkpoint), warnings }));
@@ -72,7 +73,8 @@ impl Stored {
         if recorded != Some(&digest(&text)) {
             return Err(edited(folder, &parsed, checkpoint.as_ref(), checksums.is_some())?);
         }
-        let given = parsed?;
+        let (given, left_out) = parsed?;
+        warnings.extend(left_out);
         let first_given = first_given(folder, checksums.as_ref(), &mut warnings)?;
         let tokens = match checksums {
             Some(checksums) => checksums.tokens,
@@ -82,8 +84,8 @@ impl Stored {
     }
 }
 
-fn config_of(checkpoint: &Checkpoint) -> Result<RunConfig> {
-    RunConfig::deserialize(&checkpoint.state()["config"])
+fn config_of(checkpoint: &Checkpoint) -> Result<(RunConfig, Vec<String>)> {
+    earlier::config_of_checkpoint(checkpoint.state())
         .with_context(|| format!("the configuration in {}", checkpoint.dir().display()))
 }
 
@@ -106,7 +108,7 @@ fn refuse_all_damaged(folder: &RunFolder, skipped: &[Skipped]) -> Result<()> {
 /// The error for a configuration that the run did not write: what differs from the one in the checkpoint.
 fn edited(
     folder: &RunFolder,
-    parsed: &Result<UserConfig>,
+    parsed: &Result<(UserConfig, Vec<String>)>,
     checkpoint: Option<&Checkpoint>,
     has_checksums: bool,
 ) -> Result<Error> {
@@ -115,7 +117,7 @@ fn edited(
     let resolved = parsed
         .as_ref()
         .map_err(|error| format!("{error:#}"))
-        .and_then(|given| given.config().map_err(|error| format!("{error:#}")));
+        .and_then(|(given, _)| given.config().map_err(|error| format!("{error:#}")));
     let Some(checkpoint) = checkpoint else {
         if !has_checksums {
             return Ok(anyhow!(
@@ -134,7 +136,7 @@ fn edited(
     let dir = checkpoint.dir().display();
     let found = match resolved {
         Err(reason) => vec![reason],
-        Ok(config) => differences(&config, &config_of(checkpoint)?)?,
+        Ok(config) => differences(&config, &config_of(checkpoint)?.0)?,
     };
     if found.is_empty() && !has_checksums {
         check_own(folder.path(), [CONFIG_FILE, GIVEN_FILE, PLAN_FILE])?;
@@ -194,7 +196,7 @@ fn first_given(
             path.display()
         );
     }
-    UserConfig::parse_stored(text, &path.display().to_string())
+    Ok(UserConfig::parse_stored(text, &path.display().to_string())?.0)
 }
 
 /// What of the metrics up to `checkpoint` is gone or was changed, and lines that will be dropped.

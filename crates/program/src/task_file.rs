@@ -84,10 +84,9 @@ pub fn read(file: &SealedFile, rank: usize) -> Result<(Task, Option<Planned>)> {
 /// The planned run in the process of one rank.
 fn planned(task: &Task, shared: PlanForAllRanks, own: RankPlan) -> Result<Planned> {
     let (config, model) = task.run().context("a plan for a task that runs no model")?;
-    let PlanForAllRanks { stages, chunks, residence, packed, threads, evaluated, totals } = shared;
+    let PlanForAllRanks { stages, chunks, residence, threads, evaluated, totals } = shared;
     let spec =
         Spec::with_stages(config, from_config(model)?, evaluated, threads, (stages, chunks, residence))?;
-    let spec = Spec { packed, ..spec };
     Ok(Planned::of_one_rank(config.clone(), RunPlan::of_one_rank(spec, totals, own)))
 }
 

@@ -12,7 +12,7 @@ use toml::{Table, Value};
 
 use crate::limits::CONFIG_BYTES;
 use crate::overrides::Overrides;
-use crate::{keys, schedule_file};
+use crate::{earlier, keys, schedule_file};
 
 /// Pairs of keys that determine each other.
 const RANKS: [&str; 2] = ["parallel.ranks", "parallel.data"];
@@ -20,9 +20,6 @@ const MICRO: [&str; 2] = ["batch.micro", "parallel.micro_batches"];
 
 /// Keys of `[data]` that are for token files.
 const DATA_OF_TOKENS: [&str; 4] = ["tokens", "validation_tokens", "token_type", "unusual_tokens"];
-
-/// Keys of earlier versions that mean nothing any more.
-const EARLIER_KEYS: [&str; 1] = ["parallel.timeout_s"];
 
 /// Keys that were given, each known and of the right type.
 #[derive(Clone, Debug, Default)]
@@ -59,16 +56,17 @@ impl UserConfig {
         Ok(UserConfig { tables, text })
     }
 
-    /// The content of a configuration file that a run folder holds, perhaps since an earlier version.
+    /// The content of a configuration file that a run folder holds, perhaps since an earlier version; with notes on what of it
+    /// is left out.
     ///
     /// # Errors
     /// As for [`UserConfig::read`].
-    pub fn parse_stored(text: String, origin: &str) -> Result<UserConfig> {
-        let tables: Table = toml::from_str(&text).with_context(|| format!("{origin} is not valid TOML"))?;
-        let mut stored = UserConfig { tables, text };
-        EARLIER_KEYS.iter().for_each(|key| stored.leave_out(key));
-        keys::check(&stored.tables, origin)?;
-        Ok(stored)
+    pub fn parse_stored(text: String, origin: &str) -> Result<(UserConfig, Vec<String>)> {
+        let mut tables: Table =
+            toml::from_str(&text).with_context(|| format!("{origin} is not valid TOML"))?;
+        let notes = earlier::leave_out(&mut tables);
+        keys::check(&tables, origin)?;
+        Ok((UserConfig { tables, text }, notes))
     }
 
     /// A configuration from a text.

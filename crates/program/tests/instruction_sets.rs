@@ -39,33 +39,6 @@ fn every_instruction_set_trains_alike() {
     }
 }
 
-/// Weights that stay packed change no bit of any instruction set's run, and `plan` says that they do.
-#[test]
-fn weights_that_stay_packed_change_no_bit() {
-    let home = Home::new();
-    let sets = Isa::ALL.into_iter().filter(|isa| *isa <= Isa::detect()).map(Isa::name);
-    for name in sets.chain([TileUnit::Model.name()]) {
-        for compute in ["f32", "bf16", "f16"] {
-            let set = format!("precision.compute={compute}");
-            let losses = |keep: &str| {
-                let (run, keep) =
-                    (format!("{name}-{compute}-{keep}"), format!("memory.keep_packed_weights={keep}"));
-                let sets = ["--set", &set, "--set", "batch.micro=1", "--set", &keep];
-                let args = [&["train", "small.toml", "--run", &run, "--quiet"], &sets[..]].concat();
-                home.run_with(("PHALANX_ISA", name), &args).ok();
-                home.losses(&run)
-            };
-            let (expected, kept) = (losses("off"), losses("on"));
-            assert!(expected.len() == 8 && expected == kept, "{name}, {compute}: {expected:?} != {kept:?}");
-        }
-    }
-    let on = ["--set", "batch.micro=1", "--set", "memory.keep_packed_weights=on"];
-    let told = home.run(&[&["plan", "small.toml"], &on[..]].concat()).ok();
-    assert!(told.stdout.contains("stay packed between them"), "{}", told.stdout);
-    let sharded = home.run(&[&["plan", "small.toml"], &on[..], &["--set", "parallel.zero=3"]].concat());
-    sharded.refused(&["memory.keep_packed_weights", "parallel.zero"]);
-}
-
 #[test]
 fn what_the_processor_has_not_is_refused_and_what_it_has_is_used() {
     let home = Home::new();

@@ -25,10 +25,8 @@ use phalanx_tensor::backend::{Call, DiskTransfer, StreamEvent, Timer};
 use phalanx_tensor::operation::Operands;
 use phalanx_tensor::operations::{Copy, Elementwise, Operation};
 use phalanx_tensor::region::Region;
-use phalanx_tensor::{
-    Access, Arena, Backend, Device, DeviceError, Kernels, Memory, View, ViewMut, WeightPanels,
-};
-use phalanx_trace::{DType, Site, Stream};
+use phalanx_tensor::{Access, Arena, Backend, Device, DeviceError, Kernels, Memory, View, ViewMut};
+use phalanx_trace::{Site, Stream};
 
 pub use factory::SimulatedFactory;
 pub use failures::Failure;
@@ -176,10 +174,6 @@ impl Backend for Simulated {
 
     fn threads(&self) -> usize {
         self.kernels.threads()
-    }
-
-    fn panels(&self, dtype: DType) -> Option<WeightPanels> {
-        self.kernels.panels(dtype)
     }
 
     fn is_host_addressable(&self) -> bool {

@@ -41,22 +41,9 @@ pub struct Weight<'a> {
     pub matrix: View<'a>,
     /// Which of the two.
     pub layout: Layout,
-    /// What [`PackWeight`](crate::operations::PackWeight) has made of the matrix for the product that it is an operand of.
-    pub panels: Option<View<'a>>,
 }
 
-impl<'a> Weight<'a> {
-    /// A weight of which nothing is packed before the product.
-    pub fn new(matrix: View<'a>, layout: Layout) -> Weight<'a> {
-        Weight { matrix, layout, panels: None }
-    }
-
-    /// The same weight, which is packed in `panels`.
-    #[must_use]
-    pub fn with_panels(self, panels: View<'a>) -> Weight<'a> {
-        Weight { panels: Some(panels), ..self }
-    }
-
+impl Weight<'_> {
     /// `[in, out]`, whatever the layout.
     pub fn in_out(&self) -> [usize; 2] {
         self.layout.in_out(self.matrix.dims())

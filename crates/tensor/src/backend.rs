@@ -8,7 +8,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use phalanx_trace::{DType, Site, Stream};
+use phalanx_trace::{Site, Stream};
 
 use crate::access::Access;
 use crate::address::Address;
@@ -16,7 +16,6 @@ use crate::disk::{DiskMemory, Transfer};
 pub use crate::events::{DeviceError, StreamEvent};
 use crate::links::Links;
 use crate::operations::{Copy, Operation};
-use crate::panels::WeightPanels;
 use crate::profile::{KernelKey, Profile};
 use crate::view::{View, ViewMut};
 
@@ -27,11 +26,6 @@ pub trait Kernels: Send + Sync {
 
     /// Threads that one kernel uses.
     fn threads(&self) -> usize;
-
-    /// How weights of `dtype` are packed for products; None where they are not.
-    fn panels(&self, _dtype: DType) -> Option<WeightPanels> {
-        None
-    }
 
     /// Computes `operation`, whose shapes and element types were checked. It is over when this returns.
     fn execute(&self, operation: Operation);
@@ -161,11 +155,6 @@ pub trait Backend: Send + Sync {
 
     /// Threads that one kernel uses.
     fn threads(&self) -> usize;
-
-    /// How weights of `dtype` are packed for products; None for a device that does not keep them.
-    fn panels(&self, _dtype: DType) -> Option<WeightPanels> {
-        None
-    }
 
     /// Whether the host may read and write tensors in device memory, when no kernel does.
     fn is_host_addressable(&self) -> bool;

@@ -16,7 +16,6 @@ use crate::links::Links;
 use crate::meta::Meta;
 use crate::operation::{Describe, Price};
 use crate::operations::Operation;
-use crate::panels::WeightPanels;
 use crate::profile::{KernelKey, Profile};
 use crate::record::Recorder;
 use crate::shape::Shape;
@@ -144,11 +143,6 @@ impl Device {
     /// Threads that one kernel uses.
     pub fn threads(&self) -> usize {
         self.backend.threads()
-    }
-
-    /// How weights of `dtype` are packed for products; None where they are not kept packed.
-    pub fn panels(&self, dtype: DType) -> Option<WeightPanels> {
-        self.backend.panels(dtype)
     }
 
     /// The trace so far, as that of `rank`; empty on a device that computes.

@@ -5,12 +5,11 @@
 
 use std::sync::Arc;
 
-use phalanx_trace::{DType, Site, Stream};
+use phalanx_trace::{Site, Stream};
 
 use crate::backend::{Backend, Call, DeviceError, DiskTransfer, Kernels, StreamEvent, Timer};
 use crate::disk_stream::DiskStream;
 use crate::operations::Copy;
-use crate::panels::WeightPanels;
 use crate::view::{View, ViewMut};
 
 /// Runs every call now, with the kernels of a processor.
@@ -42,10 +41,6 @@ impl Backend for Immediate {
 
     fn threads(&self) -> usize {
         self.kernels.threads()
-    }
-
-    fn panels(&self, dtype: DType) -> Option<WeightPanels> {
-        self.kernels.panels(dtype)
     }
 
     fn is_host_addressable(&self) -> bool {

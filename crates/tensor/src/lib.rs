@@ -26,7 +26,6 @@ pub mod links;
 pub mod meta;
 pub mod operation;
 pub mod operations;
-pub mod panels;
 pub mod placement;
 pub mod profile;
 pub mod queues;
@@ -60,7 +59,6 @@ pub use links::Links;
 pub use operations::{
     AdamWUpdate, LayerNormBackward, OwnOperation, SgdUpdate, VocabularyLoss, VocabularyStatistics,
 };
-pub use panels::{PackedFor, WeightPanels};
 pub use phalanx_trace::{Category, DType, Memory};
 pub use region::Region;
 pub use shape::Shape;

@@ -13,7 +13,6 @@ use crate::address::Address;
 use crate::arguments::{
     AdamW, Clip, CrossEntropy, Dropout, Epilogue, Gelu, Heads, Layout, Lookup, Positions, Sgd, Weight,
 };
-use crate::panels::PackedFor;
 use crate::record::Recorder;
 use crate::view::{View, ViewMut};
 
@@ -109,7 +108,6 @@ impl<T: Operands, const N: usize> Operands for [T; N] {
 impl Operands for Weight<'_> {
     fn visit(&mut self, visit: &mut dyn FnMut(Operand<'_>)) {
         self.matrix.visit(visit);
-        self.panels.visit(visit);
     }
 }
 
@@ -133,21 +131,7 @@ macro_rules! no_operands {
         })*
     };
 }
-no_operands!(
-    bool,
-    f32,
-    usize,
-    AdamW,
-    Clip,
-    CrossEntropy,
-    Dropout,
-    Gelu,
-    Heads,
-    Layout,
-    Lookup,
-    PackedFor,
-    Sgd
-);
+no_operands!(bool, f32, usize, AdamW, Clip, CrossEntropy, Dropout, Gelu, Heads, Layout, Lookup, Sgd);
 
 /// What a device must know of an operation before a kernel runs.
 pub trait Describe: Operands {

@@ -48,7 +48,6 @@ pub(crate) fn on_noticing_threads<T: Send>(
     let prepare = |rank: usize| {
         let own = exact_plan(plan, rank)?;
         let device = factory.make(&device_request(&plan.spec, rank, &own, &Region::anonymous))?;
-        check_packing(&device, &plan.spec)?;
         Ok((own, device))
     };
     check_addressing(factory, plan)?;
@@ -90,7 +89,6 @@ pub fn on_endpoint<T>(
     let own = exact_plan(plan, endpoint.rank())?;
     let map_shared = |bytes| endpoint.arena(bytes);
     let device = factory.make(&device_request(&plan.spec, endpoint.rank(), &own, &map_shared))?;
-    check_packing(&device, &plan.spec)?;
     let source = if ranks > 1 { GroupSource::Host(endpoint) } else { GroupSource::Alone(Isa::detect()) };
     Ok(body(&mut engine(plan, &own, &source, device)))
 }
@@ -133,17 +131,6 @@ fn check_addressing(factory: &dyn DeviceFactory, plan: &RunPlan) -> std::io::Res
         word(factory.is_host_addressable()),
         word(plan.spec.host_addressable)
     );
-    Err(Error::new(ErrorKind::InvalidInput, text))
-}
-
-/// Refuses a device that packs weights otherwise than the run has planned.
-fn check_packing(device: &Device, spec: &Spec) -> std::io::Result<()> {
-    let packs = device.panels(spec.precision.compute);
-    if spec.packed.sizes.is_none_or(|planned| packs == Some(planned)) {
-        return Ok(());
-    }
-    let text = "memory.keep_packed_weights: the run was planned for kernels that pack weights otherwise than those of this device: set \
-                device.kernels to the kernels of the devices, or memory.keep_packed_weights = \"off\"";
     Err(Error::new(ErrorKind::InvalidInput, text))
 }
 

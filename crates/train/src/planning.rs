@@ -19,7 +19,7 @@ use phalanx_trace::{Event, Memory, PhaseName, Trace};
 use serde::{Deserialize, Serialize};
 
 pub use crate::budget::BudgetError;
-use crate::config::{KeptPacked, PlacementRule};
+use crate::config::PlacementRule;
 use crate::dry_run::{DryRuns, Learned, dry_run, orders_of};
 pub use crate::dry_run::{MakeRank, Orders};
 use crate::rank::Rank;
@@ -65,8 +65,6 @@ pub struct PlanForAllRanks {
     pub chunks: ChunkSize,
     /// For each pipeline stage: the memories of its chunks.
     pub residence: Vec<Residence>,
-    /// Weights that stay packed.
-    pub packed: KeptPacked,
     /// Number of threads of a rank.
     pub threads: usize,
     /// Number of windows of one evaluation, over all ranks.
@@ -160,15 +158,12 @@ impl RunPlan {
         abridges: bool,
         keep: fn(RankPlan) -> RankPlan,
     ) -> Result<RunPlan, PlanError> {
-        let unpacked = Spec { packed: KeptPacked::default(), ..spec.clone() };
         let spec = spec.with_chosen_chunks(make_rank);
         let mut reserve = 0;
         loop {
             let placed = spec.clone().with_placed_chunks(make_rank, reserve)?;
             let plan = RunPlan::of_placed(placed, make_rank, abridges, keep)?;
-            let too_large = plan.spec.packed.is_refused_by(plan.arena_bytes_max());
             match plan.excess() {
-                _ if too_large => return RunPlan::of_dry_runs(unpacked, make_rank, abridges, keep),
                 0 => return Ok(plan),
                 excess => reserve += excess,
             }
@@ -258,12 +253,11 @@ impl RunPlan {
     pub fn for_all_ranks(&self) -> PlanForAllRanks {
         let Spec { stages, threads, evaluated, .. } = &self.spec;
         let (stages, chunks) = (stages.clone(), self.spec.chunk_size.clone());
-        let (residence, packed) = (self.spec.residence.clone(), self.spec.packed);
+        let residence = self.spec.residence.clone();
         PlanForAllRanks {
             stages,
             chunks,
             residence,
-            packed,
             threads: *threads,
             evaluated: *evaluated,
             totals: self.totals,

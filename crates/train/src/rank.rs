@@ -223,7 +223,6 @@ impl Rank {
             let (program, wires) = (&self.evaluation, &self.groups.wires);
             self.stages.iter_mut().for_each(|stage| stage.zero.begin(PhaseName::Evaluate));
             run(&mut self.stages, program, wires, self.at.pipeline, &feed, &mut loss, None)?;
-            self.stages.iter().for_each(|stage| stage.zero.free_packed());
             let stop_requests = self.groups.world.all_reduce(self.stop_request(stop, "evaluate.stop"));
             let mut own = 0.0;
             if self.stages.iter().any(Stage::is_last) {
@@ -322,8 +321,6 @@ impl Spec {
             delayed_update: self.delayed_update,
             gradients_in_place: self.gradients_in_place,
             update_in_backward: self.update_in_backward,
-            packed: self.packed.sizes,
-            evaluation_batches: self.evaluation_batches,
         };
         let zero = Zero::new(device, Arc::clone(&groups.data), &network, held, options, orders);
         let parts = self.partition_activations.then(|| Arc::clone(&groups.tensor));

@@ -6,8 +6,6 @@ use phalanx_plan::{Cost, MemoryError, MemoryPlan, Peak, plan_memory, plan_memory
 use phalanx_trace::{Memory, PhaseName, Trace};
 use serde::{Deserialize, Serialize};
 
-use crate::config::packed_bytes;
-
 /// The plan of one rank.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RankPlan {
@@ -28,8 +26,6 @@ pub struct RankPlan {
     pub parameters: u64,
     /// Number of planned allocations in all memories.
     pub allocations: u64,
-    /// Bytes of the weights that a step packs to use them again.
-    pub packed_bytes: u64,
 }
 
 impl RankPlan {
@@ -46,15 +42,14 @@ impl RankPlan {
         orders: BTreeMap<PhaseName, Vec<u32>>,
         parameters: u64,
     ) -> Result<RankPlan, MemoryError> {
-        let step = trace.phase(PhaseName::Step).expect("every dry run has a step");
-        let (step, packed_bytes) = (Cost::of(step), packed_bytes(step));
+        let step = Cost::of(trace.phase(PhaseName::Step).expect("every dry run has a step"));
         let memory = plan_memory(trace)?;
         let [host, disk] = [plan_memory_of(trace, Memory::Host)?, plan_memory_of(trace, Memory::Disk)?];
         let slots =
             |memory: &MemoryPlan| memory.phases.iter().map(|phase| phase.slots.len() as u64).sum::<u64>();
         let allocations = slots(&memory) + slots(&host) + slots(&disk);
         let rank = trace.rank;
-        Ok(RankPlan { rank, memory, host, disk, orders, step, parameters, allocations, packed_bytes })
+        Ok(RankPlan { rank, memory, host, disk, orders, step, parameters, allocations })
     }
 
     /// The plan without the offsets of allocations, which are most of it.

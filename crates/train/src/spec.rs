@@ -25,8 +25,8 @@ use phalanx_tensor::{DeviceFactory, DiskOptions, Memory, ProductMethod};
 
 pub use crate::abridged_programs::AbridgedPrograms;
 use crate::config::{
-    self, CheckpointingWord, Chunk, ChunkWord, ConfigError, Float, KeptPacked, OptimizerKind, PlacementRule,
-    Reduce, RunConfig, UpdateOn,
+    self, CheckpointingWord, Chunk, ChunkWord, ConfigError, Float, OptimizerKind, PlacementRule, Reduce,
+    RunConfig, UpdateOn,
 };
 use crate::cut;
 use crate::evaluation::parts;
@@ -102,8 +102,6 @@ pub struct Spec {
     pub gradients_in_place: bool,
     /// Whether each chunk is updated within backward, as soon as its gradient is reduced.
     pub update_in_backward: bool,
-    /// Weights that stay packed from product to product.
-    pub packed: KeptPacked,
     /// The memory in which the inputs of Transformer blocks wait for backward.
     pub block_inputs: Memory,
     /// Whether each tensor-parallel rank keeps a part of the inputs that all of them have.
@@ -259,7 +257,6 @@ impl Spec {
             residence: vec![placement.before_dry_runs(); schedule.stages()],
             schedule: Arc::new(schedule),
             buffer: config.memory.buffer(),
-            packed: config.kept_packed(),
             updates_on_host: config.memory.update != UpdateOn::Device,
             delayed_update: config.memory.delayed_update,
             gradients_in_place: config.memory.gradients_in_place,

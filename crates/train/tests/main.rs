@@ -11,7 +11,6 @@ mod disk_faults;
 mod faults;
 mod goldens;
 mod gradients_in_place;
-mod keep_packed_weights;
 mod large;
 mod lifetimes;
 mod lost_device;

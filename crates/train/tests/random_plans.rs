@@ -7,7 +7,7 @@ use phalanx_random::SplitMix64;
 use phalanx_trace::{Memory, PhaseName};
 use phalanx_train::config::Paths;
 use phalanx_train::config::{
-    Checkpointing, CheckpointingWord, Chunk, ChunkWord, Float, KeepPacked, Placement, Reduce, Tier, UpdateOn,
+    Checkpointing, CheckpointingWord, Chunk, ChunkWord, Float, Placement, Reduce, Tier, UpdateOn,
 };
 use phalanx_train::metrics::{DeviceBytes, RankBytes};
 use phalanx_train::planning::{BudgetError, PlanError};
@@ -91,7 +91,6 @@ fn place(config: &mut RunConfig, numbers: &mut SplitMix64) {
         && memory.parameters == Tier::Device
         && memory.update == UpdateOn::Auto
         && config.precision.compute != Float::F32;
-    memory.keep_packed_weights = [KeepPacked::Off, KeepPacked::Auto][pick(2)];
 }
 
 /// The peaks of the phases that a rank ran, in order, and what it reports to `memory.json` before the diagnosis.

@@ -115,12 +115,12 @@ fn evaluated(change: impl Fn(&mut RunConfig), stop: [usize; 2]) -> Vec<(Option<u
     ran.unwrap()
 }
 
-/// On one rank, two replicas and two stages; also with sharded parameters that are gathered ahead, and weights that stay packed.
+/// On one rank, two replicas and two stages; also with sharded parameters that are gathered ahead.
 #[test]
 fn an_evaluation_ends_between_two_parts_on_all_ranks_when_one_asks_and_parts_change_no_bit() {
     let never = [usize::MAX; 2];
     let meshes: [fn(&mut RunConfig); 4] = [
-        |config| config.memory.keep_packed_weights = phalanx_train::config::KeepPacked::On,
+        |_| {},
         |config| config.parallel.data = Some(2),
         |config| (config.parallel.data, config.parallel.zero) = (Some(2), 3),
         |config| config.parallel.pipeline = 2,

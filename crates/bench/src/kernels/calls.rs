@@ -155,7 +155,7 @@ impl Calls {
             let mut dy = dy.view_mut().range(0..rows * out).reshape([rows, out]);
             let mut dw = self.weight_gradient.view_mut().range(0..inner * out).reshape([inner, out]);
             let layout = Layout::InOut;
-            let w = Weight::new(self.weight.view().range(0..inner * out).reshape([inner, out]), layout);
+            let w = Weight { matrix: self.weight.view().range(0..inner * out).reshape([inner, out]), layout };
             let bias = Some(self.vectors[0].view().range(0..out));
             let residual = adds.then(|| self.narrow[0].view());
             visit("linear", size.clone(), &mut || {
@@ -182,7 +182,7 @@ impl Calls {
         let (h, rows) = (self.setting.hidden, self.rows());
         let device = &self.device;
         let [pre, y, dy] = &mut self.wide;
-        let w = Weight::new(self.weight.view().reshape([h, 4 * h]), Layout::InOut);
+        let w = Weight { matrix: self.weight.view().reshape([h, 4 * h]), layout: Layout::InOut };
         let (x, bias) = (self.narrow[0].view(), self.vectors[0].view());
         visit("linear_gelu", format!("{rows}x{h} -> {}", 4 * h), &mut || {
             device.linear_gelu(x, w, bias, Gelu::Tanh, pre.view_mut(), y.view_mut());
@@ -265,7 +265,7 @@ impl Calls {
         let device = &self.device;
         let [slice, _] = self.logits.dims();
         let layout = Layout::OutIn;
-        let w = Weight::new(self.table.view(), layout);
+        let w = Weight { matrix: self.table.view(), layout };
         let [x, dx, ..] = &mut self.narrow;
         let mut logits = self.logits.view_mut();
         let dw = &mut self.table_gradient;
@@ -296,7 +296,7 @@ impl Calls {
         let Setting { hidden, vocab, .. } = self.setting;
         let device = &self.device;
         let [slice, _] = self.logits.dims();
-        let w = Weight::new(self.table.view(), Layout::OutIn);
+        let w = Weight { matrix: self.table.view(), layout: Layout::OutIn };
         let mut logits = self.logits.view_mut();
         let part = self.narrow[0].view().range(0..slice * hidden).reshape([slice, hidden]);
         let targets = self.tokens.view().range(0..slice);

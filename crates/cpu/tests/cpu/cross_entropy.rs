@@ -144,7 +144,7 @@ impl Part {
     fn statistics(&mut self, device: &Device, case: Case, x: View, targets: View, train: bool) -> Vec<f32> {
         let (rows, columns) = (targets.elements(), self.classes.len());
         let mut statistics = poisoned(device, [rows, 4]);
-        let w = Weight::new(self.w.view(), case.layout);
+        let w = Weight { matrix: self.w.view(), layout: case.layout };
         let stride = logits_stride(columns);
         let to = self.exponentials.view_mut().range(0..rows * stride).reshape([rows, stride]);
         let blocks = self.blocks.view_mut().range(0..rows * 4 * vocabulary_blocks(columns));
@@ -200,7 +200,7 @@ fn run(device: &Device, case: Case, inputs: &Inputs, numbers: CrossEntropy, trai
             });
             if train {
                 let add = accumulate || start > 0;
-                let w = Weight::new(part.w.view(), layout);
+                let w = Weight { matrix: part.w.view(), layout };
                 let dx = dx.view_mut().range(flat.clone()).reshape([range.len(), hidden]);
                 let (dy, padded) = (to.as_view(), true);
                 device.run(InputGradient { dy, padded, w, dx, accumulate: index > 0 });

@@ -72,7 +72,7 @@ fn linear_with_and_without_bias_and_residual() {
                     let bias = with_bias.then(|| tensor(device, [out], &bias));
                     let residual = with_residual.then(|| tensor(device, [rows, out], &residual));
                     let mut y = poisoned(device, [rows, out]);
-                    let w = Weight::new(w.view(), layout);
+                    let w = Weight { matrix: w.view(), layout };
                     let epilogue = Epilogue {
                         bias: bias.as_ref().map(|b| b.view()),
                         residual: residual.as_ref().map(|r| r.view()),
@@ -108,7 +108,7 @@ fn input_gradient() {
                     let mut dx = output(device, [rows, inner], &before, accumulate);
                     device.linear_input_gradient(
                         dy.view(),
-                        Weight::new(w.view(), layout),
+                        Weight { matrix: w.view(), layout },
                         dx.view_mut(),
                         accumulate,
                     );
@@ -185,7 +185,7 @@ fn a_row_depends_on_itself_alone() {
             let x = tensor(&device, [rows.len(), inner], &x[rows.start * inner..rows.end * inner]);
             let w = tensor(&device, [inner, out], &w);
             let mut y = poisoned(&device, [rows.len(), out]);
-            let w = Weight::new(w.view(), Layout::InOut);
+            let w = Weight { matrix: w.view(), layout: Layout::InOut };
             device.linear(x.view(), w, Epilogue::default(), y.view_mut());
             read(&device, &y)
         };

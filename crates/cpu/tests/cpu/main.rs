@@ -8,7 +8,6 @@ mod differences;
 mod dropout;
 mod embedding;
 mod goldens;
-mod kept_weights;
 mod layer_norm;
 mod linear;
 mod optimizers;

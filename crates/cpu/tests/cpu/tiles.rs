@@ -72,7 +72,7 @@ fn linear_in_16_bits() {
                     let (x, w) = (of([rows, inner], &x), of(shape, &laid));
                     let (bias, residual) =
                         (tensor_as(device, dtype, [out], &bias), of([rows, out], &residual));
-                    let w = || Weight::new(w.view(), layout);
+                    let w = || Weight { matrix: w.view(), layout };
                     let mut y = [(); 2].map(|()| poisoned_as(device, dtype, [rows, out]));
                     let epilogue = Epilogue { bias: Some(bias.view()), residual: Some(residual.view()) };
                     device.linear(x.view(), w(), epilogue, y[0].view_mut());
@@ -104,7 +104,7 @@ fn gradients_in_16_bits() {
                         let w = of([inner, out], &w);
                         let mut dx = output_as(device, dtype, [rows, inner], &before[0], accumulate);
                         let mut dw = output_as(device, stored, [inner, out], &before[1], accumulate);
-                        let weight = Weight::new(w.view(), Layout::InOut);
+                        let weight = Weight { matrix: w.view(), layout: Layout::InOut };
                         device.linear_input_gradient(dy.view(), weight, dx.view_mut(), accumulate);
                         let (x, dy) = (x.view(), dy.view());
                         device.linear_weight_gradient(x, dy, dw.view_mut(), Layout::InOut, accumulate);
@@ -136,7 +136,7 @@ fn gelu_follows_the_same_sums() {
         let bias = tensor_as(&device, dtype, [out], &numbers(3, out));
         let [mut pre, mut y, mut linear, mut gelu] =
             [(); 4].map(|()| poisoned_as(&device, dtype, [rows, out]));
-        let w = || Weight::new(w.view(), Layout::InOut);
+        let w = || Weight { matrix: w.view(), layout: Layout::InOut };
         device.linear_gelu(x.view(), w(), bias.view(), Gelu::Tanh, pre.view_mut(), y.view_mut());
         let epilogue = Epilogue { bias: Some(bias.view()), residual: None };
         device.linear(x.view(), w(), epilogue, linear.view_mut());
@@ -150,7 +150,7 @@ fn gelu_follows_the_same_sums() {
 fn multiply(device: &Device, dtype: DType, [m, k, n]: [usize; 3], x: &[f32], w: &[f32]) -> Vec<f32> {
     let (x, w) = (tensor_as(device, dtype, [m, k], x), tensor_as(device, dtype, [k, n], w));
     let mut y = poisoned_as(device, dtype, [m, n]);
-    let w = Weight::new(w.view(), Layout::InOut);
+    let w = Weight { matrix: w.view(), layout: Layout::InOut };
     device.linear(x.view(), w, Epilogue::default(), y.view_mut());
     read_f32(device, &y)
 }

@@ -25,7 +25,7 @@ pub(super) fn linear_with_epilogues(bench: &Bench) {
                 bench.compare(&name, tolerance(dtype), |device| {
                     let x = random(device, dtype, &[rows, inner], 1);
                     let w = weight(device, dtype, layout, [inner, out]);
-                    let w = Weight::new(w.view(), layout);
+                    let w = Weight { matrix: w.view(), layout };
                     let bias = random(device, dtype, &[out], 3);
                     let residual = random(device, dtype, &[rows, out], 4);
                     let [mut y, mut plain, mut pre, mut act] =
@@ -69,7 +69,7 @@ pub(super) fn gradients_of_linear(bench: &Bench) {
                         let mut dx = random(device, dtype, &[rows, inner], 4);
                         let mut dw = weight(device, gradient, layout, [inner, out]);
                         let mut db = random(device, gradient, &[out], 5);
-                        let w = Weight::new(w.view(), layout);
+                        let w = Weight { matrix: w.view(), layout };
                         let (padded, x, dy) = (accumulate, x.view(), dy.view());
                         device.run(InputGradient { dy, padded, w, dx: dx.view_mut(), accumulate });
                         device.run(WeightGradient { x, dy, padded, dw: dw.view_mut(), layout, accumulate });

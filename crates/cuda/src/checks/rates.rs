@@ -109,7 +109,7 @@ fn linear(device: &Device, sizes: Sizes, dtype: DType) -> Result<Rate, DeviceErr
     let mut y = random(device, dtype, &[rows, 4 * hidden], 4);
     let seconds = seconds(device, calls, || {
         let epilogue = Epilogue { bias: Some(bias.view()), residual: None };
-        device.linear(x.view(), Weight::new(w.view(), Layout::InOut), epilogue, y.view_mut());
+        device.linear(x.view(), Weight { matrix: w.view(), layout: Layout::InOut }, epilogue, y.view_mut());
     })?;
     let work = Work::Flops(dtype, 8.0 * (rows * hidden * hidden) as f64);
     Ok(Rate { name: format!("linear {} {rows} x {hidden} x {}", dtype.name(), 4 * hidden), seconds, work })

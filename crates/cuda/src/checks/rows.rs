@@ -134,7 +134,7 @@ fn statistics(
         let bias = random(device, dtype, &[columns], 9);
         device.run(VocabularyStatistics {
             x: x.view(),
-            w: Weight::new(w.view(), layout),
+            w: Weight { matrix: w.view(), layout },
             bias: (part == 1).then(|| bias.view()),
             targets: ids.view(),
             first,

@@ -180,7 +180,6 @@ impl Issue<'_> {
                 let product = Product::new(a, b, Layouts::LeftTransposed, size, &o.dw);
                 self.multiply(product.accumulating(o.accumulate))
             }
-            Products::PackWeight(_) => unreachable!("Backend::panels says that cards keep no packed weights"),
             Products::BiasGradient(o) => {
                 let [rows, stride] = o.dy.shape().rows_cols();
                 let columns = o.db.elements();

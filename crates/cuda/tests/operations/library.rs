@@ -59,7 +59,7 @@ fn results(device: &Device, first: usize) -> [Vec<f32>; 2] {
     let [bias, residual] = [shifted(device, first, [1, out], 3), shifted(device, first, [rows, out], 4)];
     let [mut y, mut dw] = [shifted(device, first, [rows, out], 5), shifted(device, first, [inner, out], 6)];
     let (x, residual) = (part(&x, first, [rows, inner]), part(&residual, first, [rows, out]));
-    let w = Weight::new(part(&w, first, [inner, out]), Layout::InOut);
+    let w = Weight { matrix: part(&w, first, [inner, out]), layout: Layout::InOut };
     let epilogue = Epilogue { bias: Some(bias.view().range(first..first + out)), residual: Some(residual) };
     let y_part = y.view_mut().range(first..first + rows * out).reshape([rows, out]);
     device.linear(x, w, epilogue, y_part);
@@ -100,7 +100,7 @@ fn gradients_of_odd_classes(device: &Device) -> [Vec<f32>; 2] {
     let mut padded = device.alloc(DType::F32, [rows, stride], Category::Workspace, "test");
     device.upload(&dy, padded.view_mut());
     let dy = padded.view();
-    let weight = Weight::new(part(&w, 0, [classes, hidden]), Layout::OutIn);
+    let weight = Weight { matrix: part(&w, 0, [classes, hidden]), layout: Layout::OutIn };
     let dx_part = dx.view_mut().reshape([rows, hidden]);
     device.run(InputGradient { dy, padded: true, w: weight, dx: dx_part, accumulate: false });
     let (x, dw_part) = (part(&x, 0, [rows, hidden]), dw.view_mut().reshape([classes, hidden]));

@@ -46,10 +46,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use phalanx_collectives::{CollectiveError, Group};
-use phalanx_layers::{Gradient, Network, PackedWeights};
+use phalanx_layers::{Gradient, Network};
 use phalanx_optim::Optimizer;
 use phalanx_plan::{ChunkLayout, Precision, Stage};
-use phalanx_tensor::{Device, Shape, View, WeightPanels};
+use phalanx_tensor::{Device, Shape, View};
 use phalanx_trace::PhaseName;
 
 use delayed::Delayed;
@@ -96,10 +96,6 @@ pub struct Options {
     /// Whether each chunk is updated within backward, as soon as its gradient is reduced. For one micro-batch, with gradients
     /// that are neither clipped nor scaled.
     pub update_in_backward: bool,
-    /// The sizes of weights that stay packed between their products; None where none does. For stages 0 to 2.
-    pub packed: Option<WeightPanels>,
-    /// Number of batches of an evaluation.
-    pub evaluation_batches: usize,
 }
 
 /// Where parameters lie in chunks, and which chunks each block uses. It does not change during a run.
@@ -157,12 +153,6 @@ impl Map {
 
     fn chunk_count(&self) -> usize {
         self.layout.chunk_elements.len()
-    }
-
-    /// The names of the parameters of each chunk.
-    fn layout_names(&self, network: &Network) -> Vec<Vec<String>> {
-        let names = |c| self.layout.parameters(c).map(|p| network.parameters[p].name.clone()).collect();
-        (0..self.chunk_count()).map(names).collect()
     }
 
     fn whole(&self, chunk: usize) -> std::ops::Range<usize> {
@@ -244,8 +234,7 @@ impl Zero {
         );
         order::assert_possible(&options);
         let map = Map::new(network, (answers, tied), layout, group.rank(), group.world_size());
-        let names = map.layout_names(network);
-        let parameters = ParameterChunks::new(device, &map, &options, names);
+        let parameters = ParameterChunks::new(device, &map, &options);
         let gradients = GradientChunks::new(device, &map, &options);
         let elements = (0..map.chunk_count()).map(|c| Elements {
             updated: update::stepped(&map, options.stage, c).len(),
@@ -307,7 +296,7 @@ impl Zero {
     pub fn begin(&mut self, phase: PhaseName) {
         let prefetch = self.orders.entry(phase).or_insert_with(|| Prefetch::new(Vec::new(), 0));
         prefetch.restart();
-        self.parameters.begin(phase, &self.options);
+        self.parameters.phase = phase;
         self.gradients.begin(&self.device);
         self.squares.restart();
     }
@@ -330,16 +319,6 @@ impl Zero {
     pub fn release(&mut self, block: usize) {
         let prefetch = self.orders.get(&self.parameters.phase).expect("a phase has begun");
         self.parameters.release(&self.map, prefetch, block);
-    }
-
-    /// The weights that stay packed, for the layers of this stage.
-    pub fn packed(&self) -> Option<Arc<PackedWeights>> {
-        self.parameters.packed.clone()
-    }
-
-    /// Frees packed weights that are left, where a layer had fewer products than it said: before a phase ends.
-    pub fn free_packed(&self) {
-        self.parameters.end_phase();
     }
 
     /// The parameters of an acquired block, in its layer's order.

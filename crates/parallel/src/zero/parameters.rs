@@ -1,10 +1,8 @@
 //! Parameters in chunks: stored whole (stages 0 to 2), or gathered when a block uses them (stage 3).
 
 use std::ops::Range;
-use std::sync::Arc;
 
 use phalanx_collectives::{CollectiveError, Group, Pending};
-use phalanx_layers::PackedWeights;
 use phalanx_plan::Stage;
 use phalanx_tensor::{Category, DType, Device, Memory, Tensor, View, ViewMut};
 use phalanx_trace::PhaseName;
@@ -51,10 +49,6 @@ pub(super) struct ParameterChunks {
     compute: DType,
     /// The current phase: its order of uses is prefetched.
     pub(super) phase: PhaseName,
-    /// Weights that stay packed, until their parameters are written.
-    pub(super) packed: Option<Arc<PackedWeights>>,
-    /// The names of the parameters of each chunk.
-    names: Vec<Vec<String>>,
 }
 
 impl Source<'_> {
@@ -66,16 +60,7 @@ impl Source<'_> {
 }
 
 impl ParameterChunks {
-    pub(super) fn new(
-        device: &Device,
-        map: &Map,
-        options: &Options,
-        names: Vec<Vec<String>>,
-    ) -> ParameterChunks {
-        assert!(
-            options.packed.is_none() || options.stage != Stage::Three,
-            "parameters of stage 3 are not here between their uses: their weights cannot stay packed"
-        );
+    pub(super) fn new(device: &Device, map: &Map, options: &Options) -> ParameterChunks {
         let (stage, compute) = (options.stage, options.precision.compute);
         let is_away = |c: usize| options.residence.of(c).parameters != Memory::Device;
         let alloc =
@@ -90,34 +75,6 @@ impl ParameterChunks {
             chunks: (0..map.chunk_count()).map(chunk).collect(),
             compute,
             phase: PhaseName::Init,
-            packed: options.packed.map(|sizes| Arc::new(PackedWeights::new(sizes))),
-            names,
-        }
-    }
-
-    /// Begins a phase. In a step each weight is used by every micro-batch, in an evaluation by every batch.
-    pub(super) fn begin(&mut self, phase: PhaseName, options: &Options) {
-        self.phase = phase;
-        let passes = match phase {
-            PhaseName::Evaluate => options.evaluation_batches,
-            _ => options.micro_batches,
-        };
-        if let Some(packed) = &self.packed {
-            packed.begin(passes);
-        }
-    }
-
-    /// Frees the panels of the weights of a chunk, which is written from here on.
-    fn forget_packed(&self, c: usize) {
-        if let Some(packed) = &self.packed {
-            self.names[c].iter().for_each(|name| packed.forget(name));
-        }
-    }
-
-    /// Frees the panels that are left: the phase is over.
-    pub(super) fn end_phase(&self) {
-        if let Some(packed) = &self.packed {
-            packed.begin(0);
         }
     }
 
@@ -229,7 +186,6 @@ impl ParameterChunks {
 
     /// The mutable form of [`ParameterChunks::resident`]. Gathered copies must not exist.
     pub(super) fn resident_mut(&mut self, map: &Map, c: usize) -> (ViewMut<'_>, Range<usize>) {
-        self.forget_packed(c);
         match &mut self.chunks[c] {
             Chunk::Whole(whole) => (whole.view_mut(), map.whole(c)),
             Chunk::Sharded(shard) => (shard.view_mut(), map.shard(c)),
@@ -264,7 +220,6 @@ impl ParameterChunks {
         c: usize,
         overlap: bool,
     ) -> Result<(), CollectiveError> {
-        self.forget_packed(c);
         let slot = &mut self.chunks[c];
         *slot = match std::mem::replace(slot, Chunk::Moving) {
             Chunk::Whole(whole) => Chunk::Publishing(group.all_gather_in_place(whole)),

@@ -18,7 +18,7 @@ use crate::memory_args::BenchMemoryArgs;
 use crate::output::{note, print, print_json};
 use crate::overrides::Overrides;
 use crate::ownership::{begins_with, check_output, is_drawing, refuse_in_run};
-use crate::planned::{Planned, with_kernels};
+use crate::planned::Planned;
 use crate::rank_host::RankHost;
 use crate::rank_output::Output;
 use crate::report::{bytes, count, plural};
@@ -64,7 +64,6 @@ pub fn bench_memory(args: &BenchMemoryArgs, environment: Environment) -> Result<
     phalanx_files::create_folders(&args.out)
         .with_context(|| format!("cannot make {}; choose another folder with --out", args.out.display()))?;
     let environment = environment.decide(&config.device)?;
-    let config = with_kernels(config, environment)?;
     let sweep = Sweep { args, config, host_budget, model, environment, signals };
     let runs = sweep.runs()?;
     sweep.write(&runs)?;

@@ -12,7 +12,7 @@ use crate::bench_args::BenchStepArgs;
 use crate::environment::Environment;
 use crate::launch::RankProcesses;
 use crate::output::{note, print, print_json};
-use crate::planned::{Planned, with_kernels};
+use crate::planned::Planned;
 use crate::rank_host::RankHost;
 use crate::rank_output::Output;
 use crate::resolve::{Purpose, random_tokens, resolve};
@@ -30,7 +30,6 @@ pub fn bench_step(args: &BenchStepArgs, environment: Environment) -> Result<()> 
     let given = UserConfig::read(&args.config)?.with(&args.overrides, &[])?;
     let (mut resolved, ()) = resolve(&given, Purpose::Plan, None, random_tokens)?;
     resolved.device.take().iter().for_each(|line| note(line));
-    resolved.config = with_kernels(resolved.config, environment)?;
     let planned = Planned::of(resolved, 0)?;
     let planned = kept_budget::keep(planned, crate::budgets::budgets, RunPlan::new)?;
     if planned.config.parallel.updates == Updates::Asynchronous {

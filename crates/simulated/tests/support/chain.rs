@@ -130,7 +130,7 @@ fn round(
     let mut y = device_tensor(device, "y", &shape);
     let matrix = w.view().reshape([HIDDEN, HIDDEN]);
     let epilogue = Epilogue { bias: Some(bias.view()), residual: None };
-    device.linear(x.view(), Weight::new(matrix, Layout::InOut), epilogue, y.view_mut());
+    device.linear(x.view(), Weight { matrix, layout: Layout::InOut }, epilogue, y.view_mut());
     let mut z = device_tensor(device, "z", &shape);
     let mut statistics = ["mean", "rstd"].map(|name| device_tensor(device, name, &[ROWS]));
     let [mean, rstd] = &mut statistics;

@@ -1,20 +1,19 @@
 //! Linear layers: the product with its epilogues, and the gradients of input, weight and bias.
 
-use phalanx_trace::{DType, Site};
+use phalanx_trace::Site;
 
-use super::{floats, gradient, same};
+use super::{gradient, same};
 use crate::arguments::{Epilogue, Gelu, Layout, Weight, logits_stride};
 use crate::device::Device;
 use crate::operation::{Describe, Price, operation};
 use crate::operations::family::family;
-use crate::panels::PackedFor;
 use crate::placement::rules::{Rule, WHOLE_SUMS, operand, result, weight};
 use crate::record::Recorder;
 use crate::view::{View, ViewMut};
 
 family! {
     /// Matrix products of linear layers.
-    Products { Linear, LinearGelu, InputGradient, WeightGradient, BiasGradient, PackWeight, }
+    Products { Linear, LinearGelu, InputGradient, WeightGradient, BiasGradient, }
 }
 
 operation! {
@@ -236,35 +235,6 @@ impl Describe for BiasGradient<'_> {
         };
         recorder.follow(&rule, site);
     }
-}
-
-operation! {
-    /// Packs a weight for products, as the device's kernels want it. For devices that say how
-    /// ([`Device::panels`](crate::Device::panels)).
-    PackWeight {
-        /// `[in, out]`, by its layout.
-        w: Weight<'a>,
-        /// The product for which it is packed.
-        product: PackedFor,
-        /// `[panels.elements(product, [in, out])]` f32, overwritten.
-        to: ViewMut<'a>,
-    }
-}
-
-impl Describe for PackWeight<'_> {
-    const NAME: &'static str = "pack_weight";
-
-    fn check(&self) {
-        assert_eq!(self.to.dtype(), DType::F32, "{:?} packed to {:?}", self.w, self.to);
-        floats([self.w.matrix.dtype(); 2]);
-    }
-
-    fn price(&self) -> Price {
-        Price::bytes(self.w.matrix.bytes() + self.to.bytes())
-    }
-
-    /// Panels are placed as their weight is, which every product names beside them.
-    fn follow(&self, _: &Recorder, _: Site) {}
 }
 
 impl Device {

@@ -67,7 +67,7 @@ fn linear() {
                 residual: residual.as_ref().map(Tensor::view),
             };
             let mut y = tensor(&device, "y", &[2, 4, 8]);
-            device.linear(x.view(), Weight::new(w.view(), layout), epilogue, y.view_mut());
+            device.linear(x.view(), Weight { matrix: w.view(), layout }, epilogue, y.view_mut());
             assert_eq!(of(&device, &y), expected, "{row}");
             let words: Vec<String> = words.iter().map(|w| swapped(w, layout)).collect();
             found(&device, &words.iter().map(String::as_str).collect::<Vec<_>>(), &row);
@@ -102,7 +102,7 @@ fn linear_backward() {
         let dy = placed(&device, "dy", &[2, 4, 8], dy);
         let mut results = [&[2, 4, 6][..], &[6, 8], &[8]].map(|shape| tensor(&device, "result", shape));
         let [into_dx, into_dw, into_db] = &mut results;
-        let weight = Weight::new(w.view(), Layout::InOut);
+        let weight = Weight { matrix: w.view(), layout: Layout::InOut };
         // The second micro-batch is added to the first.
         for accumulate in [false, true] {
             device.linear_input_gradient(dy.view(), weight, into_dx.view_mut(), accumulate);
@@ -160,7 +160,7 @@ fn axes_are_followed_one_by_one() {
         let (x, w) = (tensor(&device, "x", &[2, 4, 6]), placed(&device, "w", &[6, 6], Replicated));
         device.place(x.view(), along(sequence).with(Axis::Data, Shard(0)));
         let mut y = tensor(&device, "y", &[2, 4, 6]);
-        let w = Weight::new(w.view(), Layout::InOut);
+        let w = Weight { matrix: w.view(), layout: Layout::InOut };
         device.linear(x.view(), w, Epilogue::default(), y.view_mut());
         assert_eq!(device.placements(y.view()), along(sequence).with(Axis::Data, Shard(0)));
         let mut dw = tensor(&device, "dw", &[6, 6]);
@@ -188,7 +188,7 @@ fn linear_gelu() {
         let (x, w) = (placed(&device, "x", &[2, 4, 6], x), placed(&device, "w", &[6, 8], w));
         let bias = placed(&device, "bias", &[8], bias);
         let [mut pre, mut y] = ["pre", "y"].map(|name| tensor(&device, name, &[2, 4, 8]));
-        let w = Weight::new(w.view(), Layout::InOut);
+        let w = Weight { matrix: w.view(), layout: Layout::InOut };
         device.linear_gelu(x.view(), w, bias.view(), Gelu::Tanh, pre.view_mut(), y.view_mut());
         assert_eq!([of(&device, &pre), of(&device, &y)], [expected; 2], "{row}");
         found(&device, words, &row);

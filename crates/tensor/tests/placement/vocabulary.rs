@@ -95,7 +95,7 @@ fn vocabulary_statistics() {
             let [mut blocks, mut statistics] = ["blocks", "statistics"].map(|n| tensor(&device, n, &[8, 4]));
             device.run(VocabularyStatistics {
                 x: x.view(),
-                w: Weight::new(w.view(), Layout::OutIn),
+                w: Weight { matrix: w.view(), layout: Layout::OutIn },
                 bias: bias.as_ref().map(Tensor::view),
                 targets: targets.view(),
                 first: 0,
@@ -244,7 +244,7 @@ fn a_head_over_two_axes() {
         let targets = ids(&device, "targets", &[2, 4], Replicated);
         device.place(targets.view(), rows_over_data(Replicated));
         let w = placed(&device, "w", &[10, 6], Shard(0));
-        let w = Weight::new(w.view(), Layout::OutIn);
+        let w = Weight { matrix: w.view(), layout: Layout::OutIn };
         let bias = placed(&device, "bias", &[10], Shard(0));
         let [mut logits, mut blocks, mut own, mut dx, mut dw, mut db] =
             [&[4, 10][..], &[4, 4], &[4, 4], &[2, 4, 6], &[10, 6], &[10]].map(|s| tensor(&device, "head", s));

@@ -6,7 +6,7 @@ use phalanx_tensor::{Memory, NORM_BLOCK};
 use serde::{Deserialize, Serialize};
 
 use super::check::refuse;
-use super::{ConfigError, Float, KeepPacked, Paths, Placement, PlacementRule, RunConfig, Updates};
+use super::{ConfigError, Float, Paths, Placement, PlacementRule, RunConfig, Updates};
 
 /// `[memory]`
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -50,9 +50,6 @@ pub struct MemoryConfig {
     /// and synchronous updates, without clipping or a loss scale. A gradient that is not finite ends the run in the middle of a
     /// step, whose state is not saved.
     pub update_in_backward: bool,
-    /// Whether the processor's kernels find weights packed that an earlier product of the same step has packed: `off`, `on`, or
-    /// `auto` (where the plan fits). It takes memory in a step, for f32 up to twice the weights of linear layers, and changes no bit.
-    pub keep_packed_weights: KeepPacked,
     /// Size of the buffers in which optimizer states, master weights and parameters that lie elsewhere visit the device in
     /// an update, in MiB of f32: larger chunks visit in pieces. An update has up to six such buffers for each of them;
     /// with `update_in_backward`, twice what the chunks of a block have, if that is more.
@@ -124,7 +121,6 @@ impl Default for MemoryConfig {
             delayed_update: false,
             gradients_in_place: false,
             update_in_backward: false,
-            keep_packed_weights: KeepPacked::Off,
             buffer_mb: 16.0,
             activations: Tier::Device,
             partition_activations: false,
@@ -283,7 +279,6 @@ impl RunConfig {
             return Err(refuse("memory.hidden_dim", 0, "must be at least 1 element"));
         }
         self.check_placement()?;
-        self.check_keep_packed_weights()?;
         self.check_tiers()
     }
 

@@ -13,7 +13,6 @@ mod bounds;
 pub mod check;
 mod data;
 pub mod device;
-mod keep_packed_weights;
 mod kernels;
 mod learning_rate;
 pub mod memory;
@@ -26,8 +25,6 @@ mod update_in_backward;
 
 pub use check::ConfigError;
 pub use device::{CUDA_HEAD_MAX, Communication, DeviceChoice, DeviceConfig, DeviceKind, SimulatedDevice};
-pub(crate) use keep_packed_weights::packed_bytes;
-pub use keep_packed_weights::{KeepPacked, KeptPacked};
 pub use kernels::{KernelChoice, KernelSet};
 pub use memory::{Checkpointing, CheckpointingWord, Chunk, ChunkWord, MemoryConfig, Tier, UpdateOn};
 pub use parallel::{CutBy, ParallelConfig, Updates};

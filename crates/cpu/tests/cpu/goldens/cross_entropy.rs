@@ -63,7 +63,7 @@ impl Head {
 
     /// Some rows.
     fn slice(&mut self, device: &Device, layout: Layout, start: usize, rows: usize) {
-        let w = Weight::new(self.w.view(), layout);
+        let w = Weight { matrix: self.w.view(), layout };
         let [hidden, vocab] = w.in_out();
         let flat = start * hidden..(start + rows) * hidden;
         let x = self.x.view().range(flat.clone()).reshape([rows, hidden]);

@@ -37,7 +37,7 @@ pub fn linear(dtype: DType) {
                         bias: bias.as_ref().map(|b| b.view()),
                         residual: residual.as_ref().map(|r| r.view()),
                     };
-                    device.linear(x.view(), Weight::new(w.view(), layout), epilogue, y.view_mut());
+                    device.linear(x.view(), Weight { matrix: w.view(), layout }, epilogue, y.view_mut());
                     vec![y]
                 };
                 let wanted = case.wanted(if with_bias { "pre" } else { "product" });
@@ -59,7 +59,7 @@ pub fn linear_gelu(dtype: DType) {
                 let bias = case.input(device, "bias");
                 let [mut pre, mut y, mut again] =
                     [0; 3].map(|_| poisoned(device, dtype, case.dims::<2>(name)));
-                let w = Weight::new(w.view(), layout);
+                let w = Weight { matrix: w.view(), layout };
                 device.linear_gelu(x.view(), w, bias.view(), form, pre.view_mut(), y.view_mut());
                 // The contract: y is the GELU of the stored `pre`, so that it can be recomputed.
                 device.gelu(pre.view(), form, again.view_mut());
@@ -84,7 +84,7 @@ pub fn linear_input_gradient(dtype: DType) {
                         Layout::OutIn => case.input(device, "b"),
                     };
                     let mut dx = target(case, device, accumulate, dtype);
-                    let w = Weight::new(w.view(), layout);
+                    let w = Weight { matrix: w.view(), layout };
                     device.linear_input_gradient(dy.view(), w, dx.view_mut(), accumulate);
                     vec![dx]
                 };

@@ -1,0 +1,84 @@
+//! What an earlier version has stored in a configuration and this one does not know.
+
+use phalanx_train::RunConfig;
+use serde::Deserialize;
+use serde_json::Value as Json;
+use toml::{Table, Value};
+
+/// Keys of which something is gone.
+const KEYS: [&str; 2] = ["parallel.timeout_s", "memory.keep_packed_weights"];
+
+/// Whether a stored value is gone; with a note on what that means for the run where it means something.
+fn gone(key: &str, value: &str) -> Option<Vec<String>> {
+    let now = match (key, value) {
+        ("parallel.timeout_s", _) | ("memory.keep_packed_weights", "off") => return Some(Vec::new()),
+        ("memory.keep_packed_weights", _) => {
+            "every product packs its weight, with the same bits and less memory"
+        }
+        _ => return None,
+    };
+    Some(vec![format!("{key} = {value:?} of the run is left out, since this version has it no more: {now}")])
+}
+
+/// Removes from a stored configuration what is gone; returns notes that name what had a meaning.
+pub fn leave_out(stored: &mut Table) -> Vec<String> {
+    let mut notes = Vec::new();
+    for name in KEYS {
+        let place = name.split_once('.').and_then(|(table, key)| Some((stored.get_mut(table)?, key)));
+        if let Some((Value::Table(table), key)) = place
+            && let Some(value) = table.get(key)
+            && let Some(note) = gone(name, value.as_str().unwrap_or_default())
+        {
+            table.remove(key);
+            notes.extend(note);
+        }
+    }
+    notes
+}
+
+/// The configuration that a checkpoint holds, without what is gone, and notes that name what had a meaning.
+///
+/// # Errors
+/// A configuration that this version cannot read.
+pub fn config_of_checkpoint(state: &Json) -> serde_json::Result<(RunConfig, Vec<String>)> {
+    let (mut config, mut notes) = (state["config"].clone(), Vec::new());
+    for name in KEYS {
+        let place = name.split_once('.').and_then(|(table, key)| Some((config.get_mut(table)?, key)));
+        if let Some((Json::Object(table), key)) = place
+            && let Some(value) = table.get(key)
+            && let Some(note) = gone(name, value.as_str().unwrap_or_default())
+        {
+            table.remove(key);
+            notes.extend(note);
+        }
+    }
+    Ok((RunConfig::deserialize(config)?, notes))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::keys;
+
+    /// What a run folder holds is read, and what was not the default is named.
+    #[test]
+    fn what_earlier_versions_stored_is_read_and_named() {
+        for (stored, named) in [
+            ("[parallel]\ntimeout_s = 9.0", ""),
+            ("[memory]\nkeep_packed_weights = \"off\"", ""),
+            ("[memory]\nkeep_packed_weights = \"on\"", "memory.keep_packed_weights = \"on\""),
+        ] {
+            let tables: Table = toml::from_str(stored).unwrap();
+            assert!(keys::check(&tables, "stored").is_err(), "{stored}");
+            let mut left = tables.clone();
+            let notes = leave_out(&mut left);
+            assert_eq!(RunConfig::deserialize(Value::Table(left)).unwrap(), RunConfig::default(), "{stored}");
+            assert!(notes.concat().starts_with(named) && notes.is_empty() == named.is_empty(), "{notes:?}");
+            let of_checkpoint = config_of_checkpoint(&json!({ "config": tables })).unwrap();
+            assert_eq!(of_checkpoint, (RunConfig::default(), notes), "{stored}");
+        }
+        assert!(config_of_checkpoint(&json!({ "config": { "memory": { "placment": 1 } } })).is_err());
+    }
+}
