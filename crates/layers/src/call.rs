@@ -1,12 +1,10 @@
 //! The arguments of forward and backward.
 
 use std::cell::{RefCell, RefMut};
-use std::sync::Arc;
 
-use phalanx_tensor::{Shape, Tensor, View, ViewMut};
+use phalanx_tensor::{Device, Tensor, View, ViewMut};
 
 use crate::activation::Activation;
-use crate::layer::Context;
 
 /// The arguments of a layer's forward and backward. Whoever composes layers passes it on, a leaf takes it apart.
 pub struct Call<'a> {
@@ -142,37 +140,12 @@ impl<'a> Gradient<'a> {
     }
 
     /// Writes or adds `from`, which may have another type.
-    pub fn add(&mut self, cx: &Context, from: View) {
+    pub fn add(&mut self, device: &Device, from: View) {
         let (to, accumulate) = self.write();
         match accumulate {
-            true => cx.device.add(from, to),
-            false if from.dtype() == to.dtype() => cx.device.copy(from, to),
-            false => cx.device.convert(from, to),
+            true => device.add(from, to),
+            false if from.dtype() == to.dtype() => device.copy(from, to),
+            false => device.convert(from, to),
         }
-    }
-}
-
-impl Context<'_> {
-    /// Memory for a result that is added to `sum`, and whether to add to it: the sum's own memory where nothing else
-    /// holds it, else a copy; new memory without a sum.
-    #[track_caller]
-    pub fn target(&self, sum: Option<Activation>, shape: Shape, name: &'static str) -> (Tensor, bool) {
-        match sum.map(Arc::try_unwrap) {
-            None => (self.activation(shape, name), false),
-            Some(Ok(own)) => (own, true),
-            Some(Err(shared)) => {
-                let mut copy = self.activation(shape, name);
-                self.device.copy(shared.view(), copy.view_mut());
-                (copy, true)
-            }
-        }
-    }
-
-    /// `y`, plus the sum if there is one, for layers whose kernels cannot add it.
-    pub fn plus(&self, mut y: Tensor, sum: Option<Activation>) -> Activation {
-        if let Some(sum) = sum {
-            self.device.add(sum.view(), y.view_mut());
-        }
-        Arc::new(y)
     }
 }

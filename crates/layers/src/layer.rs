@@ -99,6 +99,29 @@ impl Context<'_> {
     pub fn statistics(&self, shape: impl Into<Shape>, name: &'static str) -> Tensor {
         self.device.alloc(DType::F32, shape, Category::Activations, name)
     }
+
+    /// Memory for a result that is added to `sum`, and whether to add to it: the sum's own memory where nothing else
+    /// holds it, else a copy; new memory without a sum.
+    #[track_caller]
+    pub fn target(&self, sum: Option<Activation>, shape: Shape, name: &'static str) -> (Tensor, bool) {
+        match sum.map(Arc::try_unwrap) {
+            None => (self.activation(shape, name), false),
+            Some(Ok(own)) => (own, true),
+            Some(Err(shared)) => {
+                let mut copy = self.activation(shape, name);
+                self.device.copy(shared.view(), copy.view_mut());
+                (copy, true)
+            }
+        }
+    }
+
+    /// `y`, plus the sum if there is one, for layers whose kernels cannot add it.
+    pub fn plus(&self, mut y: Tensor, sum: Option<Activation>) -> Activation {
+        if let Some(sum) = sum {
+            self.device.add(sum.view(), y.view_mut());
+        }
+        Arc::new(y)
+    }
 }
 
 /// A parameter as a layer declares it.
@@ -293,7 +316,7 @@ pub trait Layer: Send + Sync {
         let fresh: Vec<Option<Tensor>> = deferred.restore();
         for (index, fresh) in fresh.into_iter().enumerate() {
             if let (Some(mut gradient), Some(fresh)) = (parameters.gradient(index), fresh) {
-                gradient.add(cx, fresh.view());
+                gradient.add(cx.device, fresh.view());
             }
         }
         Ok(())

@@ -126,7 +126,7 @@ impl Layer for LinearGelu {
     fn backward_weight(&self, cx: &Context, parameters: Parameters, deferred: Deferred) -> Result<()> {
         let DeferredLinearGelu { linear: DeferredLinear { x, dy }, db } = deferred.restore();
         if let Some(mut gradient) = parameters.gradient(1) {
-            gradient.add(cx, db.view());
+            gradient.add(cx.device, db.view());
         }
         self.linear.weight_gradient(cx, parameters, &x, &dy);
         Ok(())
