@@ -185,9 +185,7 @@ impl Rank {
     pub(crate) fn finish_gradients(&mut self) -> Result<(), CollectiveError> {
         for stage in &mut self.stages {
             stage.finish_gradients(&self.device)?;
-            if self.spec.sequence_parallel {
-                stage.zero.sum_partial(&*self.groups.tensor)?;
-            }
+            stage.zero.sum_partial(&*self.groups.tensor)?;
         }
         self.sum_tied()
     }
