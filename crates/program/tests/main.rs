@@ -21,7 +21,6 @@ mod output;
 mod own_files;
 mod plan;
 mod precision;
-mod reliability;
 mod resume_damage;
 mod rig;
 mod run_folder;
