@@ -2,7 +2,7 @@
 //!
 //! One pass blanks comments and literals with spaces, so that byte offsets and lines of what remains are
 //! those of the file, and a rule may look for words and braces without being misled by prose. From that
-//! come the lines that are tests and the functions with their extents.
+//! come the lines that are tests.
 
 use crate::words::{identifiers, is_word};
 
@@ -18,16 +18,6 @@ pub struct SourceFile {
     test_ranges: Vec<(usize, usize)>,
     /// All of the file is a test.
     is_test: bool,
-}
-
-/// A function with its body.
-#[derive(Debug, PartialEq, Eq)]
-pub struct Function {
-    /// With the type of its `impl`: `Checkpoint::open`.
-    pub name: String,
-    /// From the line of `fn` to that of its last brace.
-    pub first_line: usize,
-    pub lines: usize,
 }
 
 impl SourceFile {
@@ -71,69 +61,11 @@ impl SourceFile {
             .sum();
         self.text.lines().count() - tests
     }
-
-    /// Functions with a body, tests aside.
-    pub fn functions(&self) -> Vec<Function> {
-        let implemented = impls(&self.code);
-        let mut functions = Vec::new();
-        let mut names = identifiers(&self.code).peekable();
-        while let Some((at, word)) = names.next() {
-            if word != "fn" || self.in_tests(at) {
-                continue;
-            }
-            // `fn(u8)` is a type: the next word is not its name.
-            let Some(&(name_at, name)) = names.peek() else { break };
-            if !self.code[at + 2..name_at].trim().is_empty() {
-                continue;
-            }
-            let Some((_, end)) = block_after(&self.code, name_at) else { continue };
-            let owner = implemented.iter().rev().find(|(start, stop, _)| (*start..*stop).contains(&at));
-            let name = owner.map_or(name.to_string(), |(_, _, owner)| format!("{owner}::{name}"));
-            let first_line = self.line(at);
-            functions.push(Function { name, first_line, lines: self.line(end - 1) - first_line + 1 });
-        }
-        functions
-    }
 }
 
 /// Whether the file at a path holds nothing but tests.
 pub fn is_test(path: &str) -> bool {
     path.split('/').any(|part| matches!(part, "tests" | "benches" | "tests.rs"))
-}
-
-/// Start and end of each `impl` block and the name of its type.
-fn impls(code: &str) -> Vec<(usize, usize, String)> {
-    identifiers(code)
-        .filter(|&(at, word)| word == "impl" && begins_item(&code[..at]))
-        .filter_map(|(at, _)| {
-            let (open, end) = block_after(code, at)?;
-            Some((at, end, type_name(&code[at + 4..open])))
-        })
-        .collect()
-}
-
-/// Whether an item may begin after `before`; `impl` in the midst of a type does not.
-fn begins_item(before: &str) -> bool {
-    let before = before.trim_end();
-    before.is_empty() || before.ends_with(['{', '}', ';', ']']) || before.ends_with("unsafe")
-}
-
-/// `<T> Trait<T> for path::Type<T> where ...` is `Type`.
-fn type_name(head: &str) -> String {
-    let words: Vec<&str> = head.split_whitespace().take_while(|word| *word != "where").collect();
-    let head = words.rsplit(|word| *word == "for").next().unwrap_or_default().join(" ");
-    let mut depth = 0usize;
-    let mut name = String::new();
-    for letter in head.chars() {
-        match letter {
-            '<' => depth += 1,
-            '>' => depth = depth.saturating_sub(1),
-            ':' if depth == 0 => name.clear(),
-            letter if depth == 0 && (letter.is_alphanumeric() || letter == '_') => name.push(letter),
-            _ => {}
-        }
-    }
-    name
 }
 
 /// The braces of the item whose head is at `at`: the byte of `{` and the one after `}`. `None` for an item
@@ -310,36 +242,10 @@ mod tests {
     }
 
     #[test]
-    fn functions_have_owners_and_extents() {
-        let text = "\
-struct A<T>(T);
-impl<T: Fn() -> u8> Iterator for some::A<T>
-where
-    T: Copy,
-{
-    fn next(
-        &mut self,
-    ) -> Option<[u8; 2]> {
-        let s = \"}\"; // }
-        None
-    }
-}
-trait B { fn only(&self); fn one(&self) {} }
-fn free(f: fn(u8) -> u8, g: impl Fn()) -> impl Copy { 1 }
-#[cfg(test)]
-mod tests {
-    fn unseen() {}
-}
-";
+    fn tests_do_not_count() {
+        let text = "fn free() {}\n#[cfg(test)]\nmod tests {\n    fn unseen() {}\n}\n";
         let source = SourceFile::new("crates/x/src/a.rs", text);
-        let functions: Vec<_> =
-            source.functions().into_iter().map(|f| (f.name, f.first_line, f.lines)).collect();
-        assert_eq!(
-            functions,
-            [("A::next".to_string(), 6, 6), ("one".to_string(), 13, 1), ("free".to_string(), 14, 1)]
-        );
-        assert_eq!(source.lines_without_tests(), 14);
-        assert_eq!(source.crate_dir(), Some("x"));
+        assert_eq!((source.lines_without_tests(), source.crate_dir()), (1, Some("x")));
         assert!(source.in_tests(text.find("unseen").unwrap()));
         assert!(!source.in_tests(text.find("free").unwrap()));
     }

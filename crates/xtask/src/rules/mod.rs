@@ -8,7 +8,6 @@ pub mod names;
 pub mod paths;
 pub mod reads;
 pub mod rooms;
-pub mod signatures;
 pub mod sizes;
 pub mod start;
 pub mod story;
