@@ -2,6 +2,7 @@
 //!
 //! A row is read from memory once; its mean, its variance around that mean and the result are three
 //! passes over the cache. Sums go through 16 lanes by position, so a row's result depends on the row alone.
+#![allow(clippy::too_many_arguments, reason = "kernels take slices and numbers")]
 
 use phalanx_simd::{Lanes, lanes, vectorized};
 use phalanx_tensor::LayerNormBackward;

@@ -58,6 +58,7 @@ fn edit_header(home: &Home, file: &str, edit: impl Fn(String) -> String) {
 
 /// What other programs write for the same weights is imported with the same numbers, and what was guessed is said.
 #[test]
+#[allow(clippy::too_many_lines, reason = "a list of cases")]
 fn variants_of_transformers_files_are_imported_and_said() {
     let home = Home::new();
     for arch in ["gpt2", "bert"] {

@@ -243,6 +243,7 @@ fn assert_proposals(home: &Home, line: &str, words: &[&str], also_json: bool) {
 
 /// A profile brings its device, its memory and its links, and the line above the figures says so.
 #[test]
+#[allow(clippy::too_many_lines, reason = "a list of cases")]
 fn a_machine_brings_what_it_has_and_the_plan_says_it() {
     let home = Home::new();
     home.write("tiny.toml", TINY);

@@ -174,6 +174,7 @@ mod tests {
     use super::*;
 
     #[test]
+    #[allow(clippy::too_many_lines, reason = "a list of cases")]
     fn keys_are_applied_or_refused() {
         let bytes = |prefix: bool| json!({"type": "ByteLevel", "add_prefix_space": prefix});
         let sequence =

@@ -70,6 +70,7 @@ fn right_files_of_every_type_look_right() {
 }
 
 /// Each kind of content, and words of what it looks like as 16-bit ids.
+#[allow(clippy::too_many_lines, reason = "a list of cases")]
 fn wrong() -> Vec<(&'static str, Vec<u8>, &'static str)> {
     let (gpt2, bytes_only, llama) = (ids(5000, 50_257), ids(5000, 256), ids(5000, 128_256));
     let noise: Vec<u8> = (0..60_000).map(|at| (number(at) * 256.0) as u8).collect();

@@ -189,6 +189,7 @@ fn what_cannot_be_read_is_refused_by_name() {
 
 /// A `tokenizer.json` counts; other files that say something else are named.
 #[test]
+#[allow(clippy::too_many_lines, reason = "a list of cases")]
 fn what_disagrees_beside_a_tokenizer_json_is_said() {
     // A model of SentencePiece: pieces with a spelling, a score, and a type.
     let pieces = |tokens: &[&str]| -> String {

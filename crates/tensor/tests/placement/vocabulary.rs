@@ -10,6 +10,7 @@ use super::{along, device, found, ids, of, placed, tensor, zero_sum};
 type StatisticsRow = ([Placement; 2], Option<Placement>, Placement, [Placement; 2], &'static [&'static str]);
 
 #[test]
+#[allow(clippy::too_many_lines, reason = "a list of cases")]
 fn vocabulary_statistics() {
     let (none, whole) = (None, Some(Replicated));
     let rows: [StatisticsRow; 14] = [
