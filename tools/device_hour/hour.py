@@ -8,6 +8,8 @@ models are as small as the emulator of the driver needs them, and the figures me
 import json
 import os
 import re
+import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -19,6 +21,9 @@ TOOLS = ROOT / "target" / "device_hour"
 
 # Seconds that a script takes at most.
 LONGEST_S = 590
+
+# Where programs are; the toolkit's may not be in PATH.
+PATH = os.pathsep.join([os.environ.get("PATH", os.defpath), f"{os.environ.get('CUDA_HOME', '/usr/local/cuda')}/bin"])
 
 # With --small: options that make every model small, and the vocabulary of one whose tokenizer is not used.
 SMALL, SMALL_VOCAB = [], []
@@ -36,6 +41,7 @@ class Hour:
         self.title = title
         self.until = time.monotonic() + LONGEST_S
         self.rows = []
+        self.torch_fault = None
         given = sys.argv[1] if len(sys.argv) > 1 else os.environ.get("OUT")
         self.out = Path(given or tempfile.mkdtemp(prefix="device-hour-")).resolve()
         self.out.mkdir(parents=True, exist_ok=True)
@@ -43,27 +49,36 @@ class Hour:
         if not Path(self.phalanx).exists():
             sys.exit(f"{self.phalanx} does not exist: run tools/device_hour/prepare.sh on a machine with Rust first, or name a binary by PHALANX")
 
-    def run(self, name, seconds, command, **variables):
-        """Runs a command for at most so many seconds; returns its standard output, and what went wrong or None."""
+    def run(self, name, seconds, command, folder=ROOT, **variables):
+        """Runs a command in a folder for at most so many seconds; returns its standard output, and what went wrong or None."""
         left = min(seconds, self.until - time.monotonic())
         if left < 5:
             return "", "not run: the ten minutes were over"
+        program = shutil.which(command[0], path=PATH)
+        if program is None:
+            return "", f"not run: {command[0]} was not found"
         print(f"running: {name} (at most {left:.0f} s)", file=sys.stderr, flush=True)
         files = [self.out / f"{name}.{end}" for end in ("txt", "err")]
         with files[0].open("w") as out, files[1].open("w") as err:
+            process = subprocess.Popen(
+                [program, *command[1:]], cwd=folder, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env={**os.environ, **variables},
+                start_new_session=True,
+            )  # fmt: skip
             try:
-                code = subprocess.run(
-                    command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=out, stderr=err, timeout=left, env={**os.environ, **variables}
-                ).returncode
-            except FileNotFoundError:
-                return "", f"not run: {command[0]} was not found"
-            except subprocess.TimeoutExpired:
+                code = process.wait(timeout=left)
+            except (subprocess.TimeoutExpired, KeyboardInterrupt) as stopped:
+                # With what it has started, which would use the card beside the next command.
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+                if isinstance(stopped, KeyboardInterrupt):
+                    raise
                 return files[0].read_text(errors="replace"), f"FAILED: not done after {left:.0f} s"
         text, said = (file.read_text(errors="replace") for file in files)
         if code == 0:
             return text, None
-        last = (said.strip() or text.strip() or "no output").splitlines()[-1]
-        return text, f"FAILED (exit {code}): {last[:200]}"
+        lines = (said.strip() or text.strip() or "no output").splitlines()
+        told = next((line for line in lines if line.startswith("error")), lines[-1])
+        return text, f"FAILED (exit {code}): {told[:300]}"
 
     def json(self, name, seconds, command, **variables):
         """As `run`, of a command that prints one JSON value."""
@@ -75,10 +90,21 @@ class Hour:
 
     def torch(self, name, seconds, arguments):
         """Runs the peer in PyTorch, where the machine's Python has it."""
-        probe = "import torch; assert torch.cuda.is_available()"
-        if subprocess.run([sys.executable, "-c", probe], capture_output=True).returncode != 0:
-            return None, "not run: this Python has no torch with CUDA"
+        probe = "import torch; assert torch.cuda.is_available(), 'torch finds no card'"
+        if self.torch_fault is None:
+            _, fault = self.run("torch", 60, [sys.executable, "-c", probe])
+            self.torch_fault = f"not run: {sys.executable} has no torch with CUDA: {fault.removeprefix('FAILED ')}" if fault else ""
+        if self.torch_fault:
+            return None, self.torch_fault
         return self.json(name, seconds, [sys.executable, str(Path(__file__).with_name("torch_peer.py")), *arguments])
+
+    def machine(self):
+        """What the machine has, as `phalanx doctor --json` tells it: the number of cards, and the files of libraries by their names."""
+        report, fault = self.json("machine", 60, [self.phalanx, "doctor", "--json"])
+        if fault:
+            self.row("doctor", fault)
+        found = (report or {}).get("gpus", {})
+        return len(found.get("cards", [])), {library["name"]: library["path"] for library in found.get("libraries", []) if library["path"]}
 
     def row(self, measure, measured, expected="", advice=""):
         """Adds a row as it is. `advice`: what to do where the figure is not as expected."""
@@ -93,8 +119,24 @@ class Hour:
             fits = low <= value <= high
             self.row(measure, f"{value:.4g} {unit}", expected, "" if fits else f"**differs**: {advice}")
 
+    def play(self, *parts):
+        """Runs the parts one after the other, whatever becomes of each, and prints the table; the exit code says whether one failed.
+
+        Ctrl-C and SIGTERM end the command that runs, and the table has what was measured before.
+        """
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        for part in parts:
+            try:
+                part(self)
+            except KeyboardInterrupt:
+                self.row(f"{part.__name__.replace('_', ' ')}, and what follows", "FAILED: interrupted", "", "run it again")
+                break
+            except Exception as error:
+                told = f"FAILED: {type(error).__name__}: {error}"
+                self.row(part.__name__.replace("_", " "), told, "", "an output that this script does not understand: read it in the folder below")
+        self.end()
+
     def end(self):
-        """Prints the table; the exit code says whether a command failed."""
         lines = [f"## {self.title}", "", "| measure | measured | expected | what to do |", "|---|---|---|---|"]
         lines += ["| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in row) + " |" for row in self.rows]
         lines += ["", f"Full outputs: {self.out}"]
@@ -102,6 +144,12 @@ class Hour:
         (self.out / "table.md").write_text(table + "\n")
         print(table)
         sys.exit(any("FAILED" in row[1] for row in self.rows))
+
+
+def shapes(report, names):
+    """Milliseconds of a step by kernel and shape, of the kernels whose names begin with one of these."""
+    entries = [kernel for kernel in report["profile_of_rank_0"]["kernels"] if kernel["name"].startswith(names)]
+    return {(kernel["name"], kernel["flops"], kernel["bytes"]): 1e3 * kernel["s"] for kernel in entries}
 
 
 def kernels(report, name):

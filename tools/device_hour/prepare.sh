@@ -19,9 +19,9 @@ fi
 built() {
   sed -n 's/.*"executable":"\([^"]*\)".*/\1/p' | tail -n 1
 }
-cargo build --workspace --bin phalanx "${release[@]}" --message-format json 2>/dev/null | built >"$out/paths"
-cargo test --workspace --no-run --test operations "${release[@]}" --message-format json 2>/dev/null | built >>"$out/paths"
-cargo test --workspace --no-run --test train "${release[@]}" --message-format json 2>/dev/null | built >>"$out/paths"
+cargo build --workspace --bin phalanx "${release[@]}" --message-format json-render-diagnostics | built >"$out/paths"
+cargo test --workspace --no-run --test operations "${release[@]}" --message-format json-render-diagnostics | built >>"$out/paths"
+cargo test --workspace --no-run --test train "${release[@]}" --message-format json-render-diagnostics | built >>"$out/paths"
 for name in phalanx operations train; do
   IFS= read -r path
   strip -o "$out/$name" "$path"

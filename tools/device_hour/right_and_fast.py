@@ -6,7 +6,7 @@
 Expected figures are estimates for one H100 SXM; another card has others, and what fails counts on each.
 """
 
-from hour import SMALL, SMALL_VOCAB, Hour, kernels, libraries, milliseconds
+from hour import SMALL, SMALL_VOCAB, Hour, kernels, libraries, milliseconds, shapes
 
 GPT2 = ["examples/gpt2_124m.toml", "--nproc", "1", "--set", "device.kind=cuda", "--set", "precision.compute=bf16"]
 GPT2 += ["--set", "model.seq=1024", "--set", "batch.global=4", *SMALL, *SMALL_VOCAB]
@@ -55,8 +55,12 @@ def comparisons(hour):
     for start, scale, unit, low, high, advice in RATES:
         rate = next((rate["per_s"] / scale for rate in report["rates"] if rate["name"].startswith(start)), None)
         hour.figure(start, rate, unit, low, high, advice)
-    nccl = report["nccl"] or {"version": "not found"}
-    hour.row("NCCL, a communicator of one card", nccl.get("error") or nccl["version"], "passes", "")
+    nccl = report["nccl"] or {}
+    if nccl.get("bytes") is None:
+        hour.row("NCCL, a communicator of one card", f"FAILED: {nccl['error']}" if nccl.get("error") else "not found", "passes")
+    else:
+        name = f"NCCL {nccl['version']} passes; memory of a communicator of one card"
+        hour.figure(name, nccl["bytes"] / 2**20, "MiB", 0, 512, "over 512: communicator_bytes of crates/cuda/src/nccl.rs")
     hour.figure("memory of the driver", report["driver_bytes"] / 2**20, "MiB", 300, 640, "over 640: CONTEXT_BYTES of crates/cuda/src/factory.rs")
     if report["graphs"]:
         graphs = report["graphs"]
@@ -76,6 +80,11 @@ def steps(hour):
         measured = milliseconds(on, name, largest)
         shape = f" of {kernels(on, name)[0]['calls']:g} calls, the largest shape" if largest and measured else ""
         hour.figure(f"{name}{shape}", measured, "ms", low, high, advice)
+    times = {}
+    for (name, _, _), ms in shapes(on, "").items():
+        times[name] = times.get(name, 0) + ms
+    most = sorted(times.items(), key=lambda pair: -pair[1])[:12]
+    hour.row("ms of its kernels, the longest", "; ".join(f"{name} {ms:.2f}" for name, ms in most), "", "step.txt has each shape")
     off, fault = hour.json("step-without-graphs", 60, bench, PHALANX_CUDA_GRAPHS="off")
     saved = fault or 1e3 * (off["step_s_median"] - on["step_s_median"])
     hour.figure("what graphs save in a step", saved, "ms", 0.05, 0.6, "nothing saved: keep them off until it is explained")
@@ -119,7 +128,4 @@ def peer(hour):
 
 
 if __name__ == "__main__":
-    hour = Hour("Right and fast")
-    for part in (machine, comparisons, steps, training, peer):
-        part(hour)
-    hour.end()
+    Hour("Right and fast").play(machine, comparisons, steps, training, peer)

@@ -4,31 +4,65 @@
     tools/device_hour/sound.py [--small] [FOLDER]
 """
 
+import functools
+import os
 import re
+from pathlib import Path
 
-from hour import TOOLS, Hour
+from hour import ROOT, SMALL, TOOLS, Hour
 from right_and_fast import GPT2
 
-# What each sanitizer looks for, and seconds that it may take.
-SANITIZERS = [("memcheck", 120), ("racecheck", 100), ("initcheck", 60)]
+# Test programs: their package, the tests, seconds, and cards without which they check nothing.
+TESTS = [
+    ("operations", "cuda", ["attention"] if SMALL else [], 150, 1),
+    ("train", "train", ["cuda::losses"] if SMALL else ["cuda::"], 150, 1),
+    ("train", "train", ["cards::two_ranks"] if SMALL else ["cards::"], 60, 2),
+]
+
+# Seconds that each sanitizer may take.
+SANITIZERS = {"memcheck": 120, "racecheck": 100, "initcheck": 60}
+
+
+@functools.cache
+def variables(hour):
+    """Variables by which test programs find the libraries that `phalanx doctor` finds, and the number of cards."""
+    cards, paths = hour.machine()
+    files = {name: Path(path) for name, path in paths.items() if Path(path).is_absolute()}
+    given = {f"PHALANX_{name}": str(file) for name, file in files.items() if name in ("NVRTC", "NCCL")}
+    folders = [str(file.parent) for file in files.values()] + [os.environ.get("LD_LIBRARY_PATH", "")]
+    return cards, given | {"LD_LIBRARY_PATH": ":".join(filter(None, folders))}
 
 
 def tests(hour):
-    for name, tests in (("operations", []), ("train", ["cuda::"])):
-        if not (TOOLS / name).exists():
-            hour.row(f"tests `{name}`", f"not run: {TOOLS / name} does not exist", "all pass", "run prepare.sh first")
+    cards, found = variables(hour)
+    for name, package, only, seconds, needed in TESTS:
+        row = f"tests `{' '.join([name, *only])}`"
+        if cards < needed:
+            hour.row(row, f"not run: {cards} of {needed} cards", "all pass")
             continue
-        text, fault = hour.run(name, 150, [str(TOOLS / name), *tests, "--test-threads", "1"])
+        command = [str(TOOLS / name), *only, "--test-threads", "1", "--nocapture"]
+        text, fault = hour.run("-".join([name, *only]), seconds, command, ROOT / "crates" / package, **found)
         result = re.findall(r"test result: (.*?); finished", text)
-        hour.row(f"tests `{name}`", fault or (result or ["no result"])[-1], "all pass", "a wrong number ends work on speed")
+        told = fault or (result or ["FAILED: no result"])[-1]
+        # A test that lacks something passes, and says so.
+        skipped = re.findall(r": skipped: (.*)", (hour.out / f"{'-'.join([name, *only])}.err").read_text()) if result else []
+        if skipped:
+            told += f"; {'' if needed > 1 else 'FAILED: '}{len(skipped)} of them checked nothing: {skipped[0]}"
+        hour.row(row, told, "all pass", "a wrong number ends work on speed: run the test alone under memcheck")
 
 
-def sanitizers(hour):
-    for tool, seconds in SANITIZERS:
-        command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9", str(TOOLS / "operations"), "attention", "operations_on_rows"]
-        text, fault = hour.run(tool, seconds, command)
-        summary = re.findall(r"ERROR SUMMARY: .*|RACECHECK SUMMARY: .*", text)
-        hour.row(f"compute-sanitizer, {tool}", fault or (summary or ["silent"])[-1], "0 errors", "the output names kernel and line")
+def sanitizer(hour, tool):
+    _, found = variables(hour)
+    command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9", str(TOOLS / "operations"), "attention", "operations_on_rows"]
+    text, fault = hour.run(tool, SANITIZERS[tool], command, ROOT / "crates/cuda", **found)
+    summary = re.findall(r"ERROR SUMMARY: .*|RACECHECK SUMMARY: .*", text)
+    told = f"{fault}; {summary[-1]}" if fault and summary else fault or (summary or ["silent"])[-1]
+    hour.row(f"compute-sanitizer, {tool}", told, "0 errors", "the output names kernel and line")
+
+
+def memory_and_races(hour):
+    sanitizer(hour, "memcheck")
+    sanitizer(hour, "racecheck")
 
 
 def counters(hour):
@@ -38,8 +72,9 @@ def counters(hour):
     hour.row("ncu on twelve launches", fault or f"{len(text.splitlines())} lines in ncu.txt", "a table for each", "shared memory over 80 % busy, or stalls on barriers?")
 
 
+def unwritten_memory(hour):
+    sanitizer(hour, "initcheck")
+
+
 if __name__ == "__main__":
-    hour = Hour("Sound")
-    for part in (tests, sanitizers, counters):
-        part(hour)
-    hour.end()
+    Hour("Sound").play(tests, memory_and_races, counters, unwritten_memory)

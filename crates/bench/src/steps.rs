@@ -176,7 +176,7 @@ impl<'a> Stepper<'a> {
     pub fn new(setup: &'a RankSetup<'a>, plan: &RunPlan, seed: u64, device: Device) -> Result<Stepper<'a>> {
         let spec = plan.spec.clone();
         let groups = Groups::new(&setup.source, &spec);
-        let mut engine = Rank::new(device, groups, &spec, &plan.of(setup.rank).orders);
+        let mut engine = Rank::new(device, groups, &spec, &plan.of(setup.rank).orders)?;
         engine.initialise(seed)?;
         let batch = Batch::with_rows(spec.micro_batch_size * spec.micro_batches, spec.seq);
         let page_faults = (setup.page_faults)().map(|_| [0, 0]);
@@ -240,7 +240,11 @@ impl<'a> Stepper<'a> {
         profile.pause(false);
         let mut profiles = Vec::new();
         for _ in 0..steps {
-            let (step_s, _) = self.step()?;
+            let (seconds, _) = self.step()?;
+            // A card updates the parameters when the step has returned.
+            let since = Instant::now();
+            self.setup.device.synchronize()?;
+            let step_s = seconds + since.elapsed().as_secs_f64();
             let Statistics { calls, sent_bytes, exposed_s, .. } = self.engine.groups().take_statistics();
             let collectives = CollectiveTimes { calls, sent_bytes, waited_s: exposed_s };
             let kernels = profile.take().into_iter().map(|(key, time)| KernelFigures {

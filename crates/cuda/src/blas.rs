@@ -1,8 +1,8 @@
 //! cuBLASLt: products by NVIDIA's library, where the dynamic loader finds it.
 //!
-//! Each problem (shape, types, layouts, epilogue) has one algorithm for the life of the device: the library's first for
-//! addresses that are multiples of 16 bytes and a workspace of fixed size, without reductions by atomic operations. So equal
-//! problems give equal bits, wherever their tensors lie.
+//! Each problem (shape, types, layouts, epilogue) has one algorithm for the life of the device: the library's first (or another that
+//! was asked for) for addresses that are multiples of 16 bytes and a workspace of fixed size, without reductions by atomic operations.
+//! So equal problems give equal bits, wherever their tensors lie.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -49,6 +49,9 @@ const ALIGNMENTS: [u32; 4] = [5, 6, 7, 8];
 
 /// Partial sums that are added in an order of their own: in the type of sums or of results, not in place.
 const REDUCTIONS_IN_ORDER: u32 = 2 | 4;
+
+/// Algorithms that the library may be asked for.
+pub const ALGORITHMS: usize = 8;
 
 /// A type as the library numbers it (`cudaDataType_t`).
 fn code(element: DType) -> Option<c_int> {
@@ -167,6 +170,8 @@ pub(crate) struct Blas {
     plans: Mutex<HashMap<Problem, Option<Plan>>>,
     /// Whether it is given the even part of a product whose extent is no multiple of 16 bytes, and a kernel the rest.
     pub(crate) splits_odd: bool,
+    /// Which of the algorithms that the library names a problem has; the last where there are fewer.
+    pub(crate) algorithm: usize,
     /// Declared last: unloaded after all that is of it.
     _library: Library,
 }
@@ -198,7 +203,8 @@ impl Blas {
             let mut handle = std::ptr::null_mut();
             // SAFETY: the handle is there to be written.
             unsafe { call!(functions, cublasLtCreate(&mut handle))? };
-            Ok(Blas { functions, handle, plans: Mutex::default(), splits_odd: true, _library: library })
+            let plans = Mutex::default();
+            Ok(Blas { functions, handle, plans, splits_odd: true, algorithm: 0, _library: library })
         })
     }
 
@@ -274,7 +280,7 @@ impl Blas {
         Ok(())
     }
 
-    /// Describes a problem and takes the library's first algorithm; none if it has none.
+    /// Describes a problem and takes the algorithm that is wanted; none if it has none.
     fn plan(&self, problem: &Problem) -> Result<Option<Plan>, Error> {
         let (Some(element), Some(result)) = (code(problem.element), code(problem.result)) else {
             return Ok(None);
@@ -343,9 +349,10 @@ impl Blas {
         for attribute in ALIGNMENTS {
             is_set = is_set.and_then(|()| set(set_preference, preference, attribute, ALIGN as u32));
         }
-        let (mut found, mut count) = (Found::default(), 0);
+        let (mut found, mut count) = ([Found::default(); ALGORITHMS], 0);
+        let wanted = self.algorithm.min(ALGORITHMS - 1) + 1;
         let Plan { operation, right, left, to, .. } = *plan;
-        // SAFETY: all handles are of this library; there is room for the one result that is asked for.
+        // SAFETY: all handles are of this library; there is room for the results that are asked for.
         let status = unsafe {
             let status = (functions.cublasLtMatmulAlgoGetHeuristic)(
                 self.handle,
@@ -355,8 +362,8 @@ impl Blas {
                 to,
                 to,
                 preference,
-                1,
-                &mut found,
+                wanted as c_int,
+                found.as_mut_ptr(),
                 &mut count,
             );
             (functions.cublasLtMatmulPreferenceDestroy)(preference);
@@ -367,7 +374,7 @@ impl Blas {
             return Ok(None);
         }
         check(status, "cublasLtMatmulAlgoGetHeuristic")?;
-        Ok((count > 0 && found.state == SUCCESS).then_some(found.algorithm))
+        Ok(last(&found[..(count as usize).min(wanted)]))
     }
 
     /// Ends the descriptions of a plan that there are.
@@ -433,6 +440,11 @@ fn open(path: &Path) -> Option<Opened> {
     (version >= VERSION_MIN).then(|| Opened { functions, version, path: loaded_file(path), library })
 }
 
+/// The last algorithm that can be used.
+fn last(found: &[Found]) -> Option<Algorithm> {
+    found.iter().rfind(|found| found.state == SUCCESS).map(|found| found.algorithm)
+}
+
 /// Sets an attribute of a description by the function for its kind.
 fn set<T>(
     function: unsafe extern "C" fn(Handle, u32, *const c_void, usize) -> u32,
@@ -457,6 +469,15 @@ impl Drop for Blas {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_last_algorithm_that_can_be_used_is_taken() {
+        let found = [(1, SUCCESS), (2, SUCCESS), (3, NOT_SUPPORTED)];
+        let found = found.map(|(number, state)| Found { algorithm: [number; 8], state, ..Found::default() });
+        assert_eq!(last(&found), Some([2; 8]));
+        assert_eq!(last(&found[..1]), Some([1; 8]));
+        assert_eq!(last(&found[2..]), None);
+    }
 
     #[test]
     fn a_place_without_the_library_is_refused() {

@@ -207,6 +207,7 @@ pub struct Made {
     waits: AtomicU64,
     follows: AtomicU64,
     host_operations: AtomicU64,
+    linked_bytes: AtomicU64,
 }
 
 /// What was issued to streams of kernels.
@@ -250,6 +251,15 @@ impl Made {
 
     pub(crate) fn count_host_operation(&self) {
         self.host_operations.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Bytes of cards that NCCL has taken when it connected them.
+    pub fn linked_bytes(&self) -> u64 {
+        self.linked_bytes.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn note_linked(&self, bytes: u64) {
+        self.linked_bytes.store(bytes, Ordering::Relaxed);
     }
 
     /// How often the stream of kernels waited for a call between cards in the host's place.

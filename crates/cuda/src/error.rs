@@ -154,7 +154,8 @@ pub enum Error {
     },
     /// There is no cuBLASLt where it was said to be.
     #[error(
-        "there is no cuBLASLt of CUDA 12.0 or newer at {}: give a file or the folder of libcublasLt.so, leave it out, or switch the \
+        "there is no cuBLASLt of CUDA 12.0 or newer at {}: give a file or the folder of libcublasLt.so (nvidia/cublas/lib within Python's \
+         packages; for CUDA 13 nvidia/cu13/lib), leave it out, or switch the \
          library off (for the program: PHALANX_CUBLAS, which may be \"off\")",
         place.display()
     )]

@@ -46,6 +46,9 @@ pub struct Options {
     /// Whether cuBLASLt computes only the part of a product up to a multiple of 16 bytes, where an extent has more (50,257 classes), and a
     /// kernel of this crate the rest: the library's fast kernels may want such extents.
     pub splits_odd: bool,
+    /// Which of cuBLASLt's algorithms each product has, as the library orders them by its estimates: 0 for the first, below
+    /// [`ALGORITHMS`](crate::ALGORITHMS). Others have other bits.
+    pub algorithm: usize,
     /// Where NCCL is: a file, or the folder of `libnccl.so.2`. None: in `folders`, or where the dynamic loader finds it.
     pub nccl: Option<PathBuf>,
     /// The ranks of each communicator of NCCL for which there must be room on a card; with none, ranks communicate through host memory.
@@ -70,6 +73,7 @@ impl Default for Options {
             folders: Folders::default(),
             library_products: true,
             splits_odd: true,
+            algorithm: 0,
             nccl: None,
             communicators: Vec::new(),
             cache: None,
@@ -87,7 +91,9 @@ impl Options {
         match self.library_products {
             true => {
                 let mut blas = Blas::load(self.cublas.as_deref(), &self.folders)?;
-                blas.iter_mut().for_each(|blas| blas.splits_odd = self.splits_odd);
+                if let Some(blas) = &mut blas {
+                    (blas.splits_odd, blas.algorithm) = (self.splits_odd, self.algorithm);
+                }
                 Ok(blas)
             }
             false => Ok(None),

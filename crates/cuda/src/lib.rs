@@ -58,6 +58,7 @@ mod search;
 mod segment;
 mod streams;
 
+pub use blas::ALGORITHMS;
 pub use driver::{Card, Clocks, Launches, Made, usable_cards};
 pub use error::{CAPABILITY_MIN, DRIVER_MIN, Error};
 pub use factory::{CONTEXT_BYTES, CudaFactory, DRIVER_HOST_BYTES, Options, SCRATCH_BYTES, unplanned_device};

@@ -176,7 +176,7 @@ impl Nccl {
             result,
             text: "no communicator".to_string(),
         })?;
-        Ok(Communicator { nccl: Arc::clone(self), handle: Some(handle) })
+        Ok(Communicator { nccl: Arc::clone(self), handle })
     }
 
     /// The error of a result. A call that goes on is none.
@@ -202,8 +202,7 @@ impl Nccl {
 /// One rank's part of a communicator. It is ended by [`Communicator::abort`] or [`Communicator::destroy`].
 pub(crate) struct Communicator {
     nccl: Arc<Nccl>,
-    /// None once it was ended.
-    handle: Option<NonNull<c_void>>,
+    handle: NonNull<c_void>,
 }
 
 // SAFETY: a communicator may be used by any thread in which the context of its card is current, one at a time: `&mut self`.
@@ -211,7 +210,7 @@ unsafe impl Send for Communicator {}
 
 impl Communicator {
     fn handle(&self) -> Handle {
-        self.handle.map_or(std::ptr::null_mut(), NonNull::as_ptr)
+        self.handle.as_ptr()
     }
 
     /// Whether the last call is done: it may be followed by another, or by events.
@@ -318,9 +317,8 @@ impl Communicator {
     ///
     /// # Errors
     /// If the library does not return in time. Then what is in flight may use memory until the process ends.
-    pub(crate) fn abort(mut self) -> Result<(), Error> {
-        let Some(handle) = self.handle.take() else { return Ok(()) };
-        let (nccl, address) = (Arc::clone(&self.nccl), handle.as_ptr().expose_provenance());
+    pub(crate) fn abort(self) -> Result<(), Error> {
+        let (address, nccl) = (self.handle().expose_provenance(), self.nccl);
         let ended = within(ABORT, move || {
             // SAFETY: ended once, here. A failure leaves it to the end of the process.
             let _ = unsafe { (nccl.functions.ncclCommAbort)(on_card(address as u64)) };
@@ -336,11 +334,9 @@ impl Communicator {
     }
 
     /// Frees a communicator that was finalized.
-    pub(crate) fn destroy(mut self) {
-        if let Some(handle) = self.handle.take() {
-            // SAFETY: ended once, here. A failure leaves it to the end of the process.
-            let _ = unsafe { (self.nccl.functions.ncclCommDestroy)(handle.as_ptr()) };
-        }
+    pub(crate) fn destroy(self) {
+        // SAFETY: ended once, here. A failure leaves it to the end of the process.
+        let _ = unsafe { (self.nccl.functions.ncclCommDestroy)(self.handle()) };
     }
 }
 

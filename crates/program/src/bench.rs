@@ -122,5 +122,13 @@ fn on_device<T>(
         },
         foreign_bytes: &|| if shares_memory { rank_host::foreign_bytes(shared_bytes) } else { 0 },
     };
-    measure(&setup)
+    let measured = measure(&setup)?;
+    let linked_bytes = made.as_ref().map_or(0, |made| made.linked_bytes());
+    if linked_bytes > 0 {
+        let (rank, planned) = (host.rank(), CardNeeds::of(&plan.spec).nccl_bytes());
+        output::note(&format!(
+            "rank {rank}: NCCL takes {linked_bytes} bytes of its card, of {planned} planned"
+        ));
+    }
+    Ok(measured)
 }

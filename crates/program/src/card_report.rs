@@ -105,8 +105,8 @@ pub struct Kernels {
     groups: Vec<(&'static str, Vec<Case>)>,
     rates: Vec<Rate>,
     limits: Option<Limits>,
-    /// What a communicator of NCCL with this card alone has shown: the version, or what went wrong; None without the library.
-    nccl: Option<Result<i32, String>>,
+    /// What a communicator of NCCL with this card alone has shown: the version and the bytes that it takes, or what went wrong; None without the library.
+    nccl: Option<Result<(i32, u64), String>>,
     /// Bytes of the card that the driver has taken for this process (and other programs for themselves).
     driver_bytes: u64,
     /// As many graphs as a device keeps; None where they are switched off.
@@ -170,9 +170,11 @@ impl Kernels {
         text.push_str(&match &self.nccl {
             None => "NCCL was not found, so it was not tried\n".to_string(),
             Some(Err(error)) => format!("communication between cards FAILED: {error}\n"),
-            Some(Ok(version)) => format!(
-                "NCCL {}: a communicator of this card alone moves bytes, and sums have the processor's bits (several cards were not tried)\n",
-                nccl_version(*version)
+            Some(Ok((version, taken))) => format!(
+                "NCCL {}: a communicator of this card alone moves bytes, and sums have the processor's bits (several cards were not tried); \
+                 it takes {}\n",
+                nccl_version(*version),
+                bytes(*taken)
             ),
         });
         let used = bytes(self.driver_bytes);
@@ -218,7 +220,8 @@ impl Kernels {
         json!({
             "groups": self.groups.iter().map(group).collect::<Vec<_>>(), "faults": self.faults(),
             "nccl": self.nccl.as_ref().map(|tried| json!({
-                "version": tried.as_ref().ok().map(|version| nccl_version(*version)), "error": tried.as_ref().err(),
+                "version": tried.as_ref().ok().map(|(version, _)| nccl_version(*version)),
+                "bytes": tried.as_ref().ok().map(|(_, bytes)| bytes), "error": tried.as_ref().err(),
             })),
             "rates": self.rates.iter().map(rate).collect::<Vec<_>>(), "driver_bytes": self.driver_bytes,
             "graphs": self.graphs.as_ref().and_then(|measured| measured.as_ref().ok()).map(|found| json!({ "graphs": found.graphs, "launches": found.nodes, "bytes": found.bytes })),

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 
-use anyhow::Result;
+use anyhow::{Result, anyhow};
 use phalanx_cpu::peak::{self, Bandwidth};
 use phalanx_cpu::{Cpu, CpuFactory, Options, ProductMethod};
 use phalanx_cuda::{CudaFactory, Made};
@@ -41,6 +41,9 @@ const CUBLAS: &str = "PHALANX_CUBLAS";
 /// Set to `off`, cuBLASLt computes products with odd extents (50,257 classes) as a whole.
 const SPLITS_ODD: &str = "PHALANX_CUDA_SPLITS_ODD";
 
+/// Which of the algorithms that cuBLASLt names each product has: 1 for the first, the default.
+const ALGORITHM: &str = "PHALANX_CUBLAS_ALGORITHM";
+
 /// Where NCCL is, which moves bytes between NVIDIA GPUs: a folder or a file.
 const NCCL: &str = "PHALANX_NCCL";
 
@@ -63,12 +66,27 @@ pub fn cuda_options(memory_bytes: Option<u64>) -> phalanx_cuda::Options {
         nccl: folder(NCCL),
         cublas: cublas.filter(|_| library_products),
         library_products,
+        // `Environment::read` refuses others.
+        algorithm: cublas_algorithm().unwrap_or_default(),
         splits_odd: folder(SPLITS_ODD).as_deref() != Some(Path::new("off")),
         folders: phalanx_cuda::Folders::find(&|name| std::env::var_os(name), Path::new("/")),
         cache: cache.map(|folder| folder.join("phalanx/cuda")),
         memory_bytes,
         graphs: folder(GRAPHS).as_deref() != Some(Path::new("off")),
         ..phalanx_cuda::Options::default()
+    }
+}
+
+/// Which algorithm products have, the first with 0.
+fn cublas_algorithm() -> Result<usize> {
+    let Some(value) = std::env::var_os(ALGORITHM).filter(|value| !value.is_empty()) else { return Ok(0) };
+    let number = value.to_str().and_then(|value| value.parse().ok());
+    match number.filter(|number| (1..=phalanx_cuda::ALGORITHMS).contains(number)) {
+        Some(number) => Ok(number - 1),
+        None => Err(anyhow!(
+            "{ALGORITHM} is {value:?}: expected 1 (the first that cuBLASLt names for a product) to {}",
+            phalanx_cuda::ALGORITHMS
+        )),
     }
 }
 
@@ -147,7 +165,7 @@ pub fn pmi() -> RankDiscovery {
 
 /// The variables that launchers on other hosts need, too.
 pub fn for_other_hosts() -> Vec<(&'static str, String)> {
-    [ISA, NO_COLOR, NVRTC, CUBLAS, SPLITS_ODD, NCCL, GRAPHS]
+    [ISA, NO_COLOR, NVRTC, CUBLAS, ALGORITHM, SPLITS_ODD, NCCL, GRAPHS]
         .into_iter()
         .filter_map(|name| Some((name, std::env::var(name).ok()?)))
         .collect()
@@ -171,6 +189,7 @@ impl Environment {
     /// # Errors
     /// An unknown value, or one that this processor does not support.
     pub fn read() -> Result<Environment> {
+        cublas_algorithm()?;
         let name = std::env::var_os(ISA).unwrap_or_default();
         let (fastest, best) = (Isa::fastest(), Isa::detect());
         let uses = kernels::instruction_set(&name.to_string_lossy(), [fastest, best], tiles::amx())?;

@@ -104,6 +104,11 @@ fn benchmarks_say_their_device_and_claim_no_limits_that_are_unknown() {
     let figures = ended.json();
     let [device, mfu, peak] = ["device", "mfu", "peak_flops_per_s"].map(|key| &figures[key]);
     assert_eq!((device.as_str(), mfu.is_null(), peak.is_null()), (Some("cuda"), true, true), "{figures}");
+    let kernels = figures["profile_of_rank_0"]["kernels"].as_array().unwrap();
+    assert!(
+        kernels.iter().any(|kernel| kernel["name"] == "adamw"),
+        "the update is part of a step: {figures}"
+    );
     let text = run(&home, &step, seed).ok().stdout;
     assert!(text.contains("unknown") && !text.contains("mfu") && !text.contains("utilisation"), "{text}");
     check_launches(&home, &settings);
@@ -152,9 +157,18 @@ fn what_is_missing_is_named_with_what_helps() {
         (
             "PHALANX_NVRTC",
             "/nonexistent",
-            &["no NVRTC", "pip install nvidia-cuda-nvrtc", "/nonexistent/libnvrtc.so"],
+            &[
+                "no NVRTC",
+                "pip install nvidia-cuda-nvrtc-cu12",
+                "nvidia/cuda_nvrtc/lib within",
+                "/nonexistent/libnvrtc.so",
+            ],
         ),
-        ("PHALANX_CUBLAS", "/nonexistent", &["there is no cuBLASLt", "/nonexistent", "\"off\""]),
+        (
+            "PHALANX_CUBLAS",
+            "/nonexistent",
+            &["there is no cuBLASLt", "/nonexistent", "nvidia/cublas/lib", "\"off\""],
+        ),
         (
             "PHALANX_EMULATOR_PTX",
             "80",
@@ -231,6 +245,16 @@ fn host_memory_that_the_driver_does_not_register_is_said_and_changes_no_number()
 }
 
 #[test]
+fn only_numbers_of_algorithms_are_taken() {
+    let home = Home::new();
+    for value in ["0", "9", "first"] {
+        let mut command = home.command(&["plan", "small.toml"]);
+        command.env("PHALANX_CUBLAS_ALGORITHM", value);
+        rig::ended(command).refused(&["PHALANX_CUBLAS_ALGORITHM", value, "expected 1", "to 8"]);
+    }
+}
+
+#[test]
 fn without_a_driver_cuda_is_refused_and_auto_is_the_processor() {
     if phalanx_cuda::driver::load().is_ok() {
         return eprintln!("without a driver: skipped, because there is one");
@@ -298,10 +322,12 @@ fn the_doctor_checks_every_kernel() {
         return;
     }
     let said = rig::ended(on_emulator(&home, &["doctor", "--kernels"])).ok().stdout;
+    let nvrtc = std::env::var("PHALANX_NVRTC").unwrap();
     for words in [
         "CUDA driver       12.8",
         "GPU 0",
         "NVRTC",
+        &format!("in {nvrtc}"),
         "\"auto\" is \"cuda\"",
         "attention and its gradient",
         "same numbers",

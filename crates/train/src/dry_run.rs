@@ -8,6 +8,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use phalanx_collectives::CollectiveError;
 use phalanx_plan::pipeline::{Abridged, abridge, lower_rank};
 use phalanx_plan::{Stage, use_order};
 use phalanx_tensor::Device;
@@ -22,7 +23,7 @@ use crate::spec::Spec;
 pub type Orders = BTreeMap<PhaseName, Vec<u32>>;
 
 /// Makes the engine of a rank from its device, its groups and the order in which it uses chunks; see [`Rank::new`].
-pub type MakeRank<'a> = dyn Fn(Device, Groups, &Spec, &Orders) -> Rank + 'a;
+pub type MakeRank<'a> = dyn Fn(Device, Groups, &Spec, &Orders) -> Result<Rank, CollectiveError> + 'a;
 
 impl Spec {
     /// The specification of a dry run that leaves out repeated micro-batches, at a coordinate of the pipeline.
@@ -126,7 +127,7 @@ fn on_meta(spec: &Spec, rank: usize, orders: &Orders, make_rank: &MakeRank) -> (
     let device = Device::meta_of(spec.threads, spec.host_addressable);
     let recorder = Arc::clone(device.recorder().expect("Meta records"));
     let groups = Groups::new(&GroupSource::Meta(recorder, rank), spec);
-    let engine = make_rank(device.clone(), groups, spec, orders);
+    let engine = make_rank(device.clone(), groups, spec, orders).expect(NEVER);
     (device, engine)
 }
 

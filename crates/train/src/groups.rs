@@ -153,15 +153,20 @@ impl Groups {
         Groups { world, pipeline, data: on(data), tensor: on(tensor), wires, linked, piece_bytes, ties }
     }
 
-    /// Connects the devices of the ranks where the run has links between them. A failure ends the job: it is returned by the next collective.
-    pub(crate) fn connect(&self) {
+    /// Connects the devices of the ranks where the run has links between them.
+    ///
+    /// # Errors
+    /// A failure, which ends the job: what ended it, of any rank.
+    pub(crate) fn connect(&self) -> Result<(), CollectiveError> {
         let all = [&self.data, &self.tensor].into_iter().chain(&self.wires.groups);
         // The order is the same on all ranks, so none waits for one that waits for it.
         for group in all.chain(self.ties.iter().flatten()) {
             if let Err(error) = group.connect() {
-                return self.world.abort(&error.to_string());
+                self.world.abort(&error.to_string());
+                return self.world.barrier().wait().and(Err(error));
             }
         }
+        Ok(())
     }
 
     /// The statistics of all groups since the last call.

@@ -18,7 +18,7 @@ use crate::spec::Spec;
 ///
 /// # Errors
 /// Devices for which the run was not planned ([`Spec::for_devices`](crate::Spec::for_devices)); when the system does not have
-/// the memory that the plan needs, or cannot start a thread.
+/// the memory that the plan needs, or cannot start a thread; devices that cannot be connected.
 ///
 /// # Panics
 /// When a rank panics, with the message of the first rank that did.
@@ -54,7 +54,7 @@ pub(crate) fn on_noticing_threads<T: Send>(
     let prepared = (0..endpoints.len()).map(prepare).collect::<std::io::Result<Vec<_>>>()?;
     let one = |endpoint: Option<Endpoint>, (own, device): (Cow<RankPlan>, Device)| {
         let source = endpoint.as_ref().map_or(GroupSource::Alone(Isa::detect()), GroupSource::Host);
-        body(&mut engine(plan, &own, &source, device))
+        Ok(body(&mut engine(plan, &own, &source, device)?))
     };
     std::thread::scope(|scope| {
         let one = &one;
@@ -64,7 +64,7 @@ pub(crate) fn on_noticing_threads<T: Send>(
         };
         let ranks = endpoints.into_iter().zip(prepared);
         let started = ranks.map(start).collect::<std::io::Result<Vec<_>>>()?;
-        Ok(started.into_iter().map(|rank| rank.join().unwrap_or_else(|panic| resume_unwind(panic))).collect())
+        started.into_iter().map(|rank| rank.join().unwrap_or_else(|panic| resume_unwind(panic))).collect()
     })
 }
 
@@ -73,7 +73,7 @@ pub(crate) fn on_noticing_threads<T: Send>(
 ///
 /// # Errors
 /// Devices for which the run was not planned; the system's, when it does not have the memory that the plan asks for, or starts
-/// no more threads.
+/// no more threads; devices that cannot be connected.
 ///
 /// # Panics
 /// When the job has another number of ranks than the plan.
@@ -90,7 +90,7 @@ pub fn on_endpoint<T>(
     let map_shared = |bytes| endpoint.arena(bytes);
     let device = factory.make(&device_request(&plan.spec, endpoint.rank(), &own, &map_shared))?;
     let source = if ranks > 1 { GroupSource::Host(endpoint) } else { GroupSource::Alone(Isa::detect()) };
-    Ok(body(&mut engine(plan, &own, &source, device)))
+    Ok(body(&mut engine(plan, &own, &source, device)?))
 }
 
 /// The plan of a rank itself, also where another rank was planned in its place.
@@ -134,7 +134,7 @@ fn check_addressing(factory: &dyn DeviceFactory, plan: &RunPlan) -> std::io::Res
     Err(Error::new(ErrorKind::InvalidInput, text))
 }
 
-fn engine(plan: &RunPlan, own: &RankPlan, source: &GroupSource, device: Device) -> Rank {
+fn engine(plan: &RunPlan, own: &RankPlan, source: &GroupSource, device: Device) -> std::io::Result<Rank> {
     let groups = Groups::new(source, &plan.spec);
-    Rank::new(device, groups, &plan.spec, &own.orders)
+    Rank::new(device, groups, &plan.spec, &own.orders).map_err(Error::other)
 }

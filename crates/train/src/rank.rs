@@ -67,7 +67,15 @@ impl Outline {
 
 impl Rank {
     /// Allocates everything that stays for the whole run: the phase `init` of the plan.
-    pub fn new(device: Device, groups: Groups, spec: &Spec, orders: &BTreeMap<PhaseName, Vec<u32>>) -> Rank {
+    ///
+    /// # Errors
+    /// Devices that cannot be connected, of any rank.
+    pub fn new(
+        device: Device,
+        groups: Groups,
+        spec: &Spec,
+        orders: &BTreeMap<PhaseName, Vec<u32>>,
+    ) -> Result<Rank, CollectiveError> {
         let groups = groups.on_device(&device);
         let network = spec.network(&groups.tensor);
         Rank::with_network(device, groups, spec, network, orders)
@@ -75,13 +83,16 @@ impl Rank {
 
     /// Like [`Rank::new`], with the layers of `network` instead of the model's. They must have the same parameters and
     /// allocate the same memory.
+    ///
+    /// # Errors
+    /// As for [`Rank::new`].
     pub fn with_network(
         device: Device,
         groups: Groups,
         spec: &Spec,
         network: Network,
         orders: &BTreeMap<PhaseName, Vec<u32>>,
-    ) -> Rank {
+    ) -> Result<Rank, CollectiveError> {
         // The configuration refuses it; a spec can be changed by hand.
         let needs_all =
             spec.clip != 0.0 || !matches!(spec.loss_scaling, LossScaling::Off) || spec.sequence_parallel;
@@ -96,7 +107,7 @@ impl Rank {
         let own = networks.filter(|(stage, _)| spec.schedule.placement[*stage] == at.pipeline);
         let mut first_chunk = 0;
         let make = || {
-            groups.connect();
+            groups.connect()?;
             let mut stages = Vec::new();
             for (index, network) in own {
                 let stage = spec.stage_of(&device, &groups, index, network, first_chunk, orders);
@@ -104,11 +115,12 @@ impl Rank {
                 stages.push(stage);
             }
             let norm = GradientNorm::new(&device, outline.parameters.len(), spec.mesh.tensor);
-            (stages, norm, device.alloc(DType::F32, [1], Category::Workspace, "diagnose.count"))
+            let count = device.alloc(DType::F32, [1], Category::Workspace, "diagnose.count");
+            Ok::<_, CollectiveError>((stages, norm, count))
         };
-        let (stages, norm, count) = device.phase(PhaseName::Init, make);
+        let (stages, norm, count) = device.try_phase(PhaseName::Init, make)?;
         let [program, evaluation] = spec.programs(at.pipeline);
-        Rank {
+        Ok(Rank {
             at,
             stages,
             norm,
@@ -123,7 +135,7 @@ impl Rank {
             not_finite: None,
             device,
             groups,
-        }
+        })
     }
 
     /// The group of all ranks.

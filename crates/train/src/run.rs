@@ -190,7 +190,7 @@ impl<'a> Session<'a> {
     fn start(job: &'a Job, place: RankEnvironment<'a>) -> Result<Session<'a>, RunError> {
         let spec = &job.plan.spec;
         let orders = &job.plan.of(place.groups.world.rank()).orders;
-        let mut engine = Rank::new(place.device.clone(), place.groups.clone(), spec, orders);
+        let mut engine = Rank::new(place.device.clone(), place.groups.clone(), spec, orders)?;
         let mut at = Position::default();
         match &job.start {
             Start::Fresh => engine.initialise(job.config.train.seed)?,

@@ -38,7 +38,7 @@ pub struct Synchronous {
 pub fn synchronous(model: &Gpt2, config: &RunConfig, steps: &[Vec<Vec<u32>>]) -> Synchronous {
     let spec = spec(model, config);
     let device = Device::new(Cpu::new(1), Arena::heap());
-    let mut rank = Rank::new(device, Groups::alone(&spec), &spec, &BTreeMap::new());
+    let mut rank = Rank::new(device, Groups::alone(&spec), &spec, &BTreeMap::new()).unwrap();
     rank.import(&weights()).unwrap();
     run_synchronous(&mut rank, &spec, 0, steps)
 }

@@ -28,12 +28,17 @@ pub(super) struct LinksMemory {
 }
 
 impl LinksMemory {
+    /// Bytes that links have taken when so many are free.
+    fn taken_bytes(&self, free_bytes: u64) -> u64 {
+        self.free_before.unwrap_or(free_bytes).saturating_sub(free_bytes)
+    }
+
     /// What there is to say when so many bytes are free behind the links of so far.
     ///
     /// # Errors
     /// Less than the driver still takes.
     fn check(&mut self, free_bytes: u64, index: usize) -> Result<Option<String>, Error> {
-        let taken_bytes = self.free_before.unwrap_or(free_bytes).saturating_sub(free_bytes);
+        let taken_bytes = self.taken_bytes(free_bytes);
         let planned_bytes = self.planned_bytes;
         if free_bytes < LATER_BYTES {
             let needed_bytes = LATER_BYTES;
@@ -92,6 +97,7 @@ impl Links for Cuda {
         let check = || {
             let (free_bytes, _) = self.context.memory()?;
             let mut memory = self.links_memory.lock().unwrap_or_else(PoisonError::into_inner);
+            self.context.made.note_linked(memory.taken_bytes(free_bytes));
             memory.check(free_bytes, self.context.card.index)
         };
         let said = check().map_err(failed("connect", Site::caller()))?;

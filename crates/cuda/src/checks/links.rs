@@ -7,8 +7,9 @@ use phalanx_tensor::links::{LinkId, LinkStep, Message, PartsSum, Span};
 use phalanx_tensor::{DType, Device, DeviceError, Kernels, Links, Tensor};
 
 use super::bench::{numbers, random, read, tensor};
+use crate::driver::Made;
 use crate::error::Error;
-use crate::factory::{Options, unplanned_device};
+use crate::factory::{Options, unplanned_counting};
 
 /// Bytes of the card's memory for tensors.
 const BYTES: u64 = 64 << 20;
@@ -19,17 +20,18 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Elements of a tensor: no whole number of groups of four.
 const ELEMENTS: usize = 70_001;
 
-/// Tries what the engine asks of NCCL with a communicator of one rank; the version of the library, or None where there is none. `host`
-/// computes operations on host memory.
+/// Tries what the engine asks of NCCL with a communicator of one rank; the version of the library and the bytes of the card that it takes
+/// for the communicator, or None where there is no library. `host` computes operations on host memory.
 ///
 /// # Errors
 /// What is missing, or what went wrong.
-pub fn link_of_one_rank(options: &Options, host: Arc<dyn Kernels>) -> Result<Option<i32>, Error> {
+pub fn link_of_one_rank(options: &Options, host: Arc<dyn Kernels>) -> Result<Option<(i32, u64)>, Error> {
     let Some((version, _)) = options.find_nccl()? else { return Ok(None) };
     let options = Options { communicators: vec![1], ..options.clone() };
-    let device = unplanned_device(&options, 0, BYTES, host)?;
+    let made = Arc::<Made>::default();
+    let device = unplanned_counting(&options, 0, BYTES, host, &made)?;
     tried(&device).map_err(|error| Error::NotConnected(format!("NCCL {version}: {error}")))?;
-    Ok(Some(version))
+    Ok(Some((version, made.linked_bytes())))
 }
 
 fn tried(device: &Device) -> Result<(), String> {
@@ -42,6 +44,7 @@ fn tried(device: &Device) -> Result<(), String> {
     };
     let link = join()?;
     check_copies(device, links, link)?;
+    links.warmed().map_err(text)?;
     for dtype in [DType::F32, DType::BF16, DType::F16, DType::F64] {
         for ranks in [1, 2, 3, 5, 8, 13] {
             check_sum(device, links, link, dtype, ranks)?;

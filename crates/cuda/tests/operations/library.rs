@@ -1,7 +1,7 @@
 //! Products by cuBLASLt: which are its, and that they do not depend on addresses.
 
-use phalanx_cuda::Options;
 use phalanx_cuda::checks::GROUPS;
+use phalanx_cuda::{ALGORITHMS, Options};
 use phalanx_random::SplitMix64;
 use phalanx_tensor::arguments::{Epilogue, Layout, Weight};
 use phalanx_tensor::operations::{InputGradient, WeightGradient};
@@ -83,6 +83,23 @@ fn addresses_change_no_bit() {
                 "{first} elements, by the library: {by_library}"
             );
         }
+    }
+}
+
+/// A card may time other algorithms than the library's first. Its double has two, whose sums are both exact to f64.
+#[test]
+fn another_algorithm_computes_the_same_products() {
+    let mut found = Vec::new();
+    for algorithm in [0, 1, ALGORITHMS - 1] {
+        let Some(bench) = Bench::of("algorithms", Options { algorithm, ..Options::default() }) else {
+            return;
+        };
+        found.push(results(bench.card(), 0).concat());
+    }
+    let [first, second, last] = &found[..] else { unreachable!("three") };
+    // Sums of products below 1 in another order.
+    for (a, b) in first.iter().zip(second).chain(first.iter().zip(last)) {
+        assert!((a - b).abs() <= 1e-5, "{a} and {b}");
     }
 }
 
