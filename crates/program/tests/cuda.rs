@@ -140,6 +140,7 @@ fn check_launches(home: &Home, settings: &[&str]) {
 }
 
 #[test]
+#[allow(clippy::too_many_lines, reason = "a list of cases")]
 fn what_is_missing_is_named_with_what_helps() {
     if !has_emulator("what is missing") {
         return;
