@@ -26,7 +26,7 @@ use phalanx_train::job::{Job, Start};
 use phalanx_train::learned::Learned;
 use phalanx_train::metrics::StepRecord;
 use phalanx_train::rank::{Batch, Rank};
-use phalanx_train::run::Silent;
+use phalanx_train::run::{Engine, RankEnvironment, Silent};
 use phalanx_train::{Dataset, Groups, ResolvedConfig, RunConfig, Spec, Summary};
 
 /// A change to a configuration.
@@ -452,9 +452,9 @@ fn train(config: &RunConfig, model: &Gpt2, run: &std::path::Path, start: Start) 
         let one = move |endpoint: Endpoint, memory: MemoryPlan| {
             let region = endpoint.arena(memory.arena_bytes as usize).unwrap();
             let device = Device::new(Cpu::new(1), Arena::replaying(memory, region));
-            let place = asynchronous::RankEnvironment {
+            let place = RankEnvironment {
                 device,
-                links: Links::new(&GroupSource::Host(&endpoint), ranks),
+                groups: Links::new(&GroupSource::Host(&endpoint), ranks),
                 stop_requested,
                 note_step: &|step| endpoint.note(step),
                 foreign_bytes: &|| 0,

@@ -68,9 +68,9 @@ pub fn rank(
         }
         Updates::Asynchronous => {
             let links = host.links(&job.plan.spec, environment.isa());
-            let place = asynchronous::RankEnvironment {
+            let place = RankEnvironment {
                 device,
-                links,
+                groups: links,
                 stop_requested,
                 note_step: &note,
                 foreign_bytes: &foreign,

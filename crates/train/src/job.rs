@@ -39,3 +39,13 @@ pub struct Job {
     /// metrics.
     pub peak_flops_per_s: Option<f64>,
 }
+
+impl Job {
+    /// Utilisation of the peak at so many steps per second: by the operations of the model, and, where they are more, by those that
+    /// are executed.
+    pub fn utilisations(&self, steps_per_s: f64) -> [Option<f64>; 2] {
+        let of = |flops: u128| self.peak_flops_per_s.map(|peak| flops as f64 * steps_per_s / peak);
+        let (model, executed) = (self.plan.model_flops_per_step(), self.plan.flops_per_step());
+        [of(model), of(executed).filter(|_| executed != model)]
+    }
+}

@@ -5,29 +5,104 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use phalanx_checkpoint::{Checkpoint, HuggingFaceDir};
+use phalanx_collectives::CollectiveError;
 use phalanx_tensor::Device;
+use serde_json::Value;
 
 use crate::error::RunError;
 use crate::groups::Groups;
 use crate::job::{Job, Start};
 use crate::metrics::{EvaluationRecord, RankBytes, StepRecord, resident_bytes_peak};
-use crate::rank::{Batch, Rank};
+use crate::rank::{Batch, MeanLoss, Rank};
 use crate::run_files::RunFiles;
+use crate::saving::{self, Saves};
 use crate::state::{Position, position};
 use crate::step::Outcome;
 
-/// What the program that starts a rank provides.
-pub struct RankEnvironment<'a> {
+/// What the program that starts a rank provides. `G` are the process groups of its engine.
+pub struct RankEnvironment<'a, G = Groups> {
     /// The device, with an arena that replays this rank's plan.
     pub device: Device,
     /// The process groups.
-    pub groups: Groups,
+    pub groups: G,
     /// Set when the user wants to stop after the current step.
     pub stop_requested: &'a AtomicBool,
     /// Called with the number of each step when it starts.
     pub note_step: &'a dyn Fn(u64),
     /// Returns the bytes of other ranks' memory that are mapped and resident in this process.
     pub foreign_bytes: &'a dyn Fn() -> u64,
+}
+
+impl<'a, G> RankEnvironment<'a, G> {
+    /// The groups, for the engine, and the rest, for the run.
+    pub fn take_groups(self) -> (G, RankEnvironment<'a, ()>) {
+        let RankEnvironment { device, groups, stop_requested, note_step, foreign_bytes } = self;
+        (groups, RankEnvironment { device, groups: (), stop_requested, note_step, foreign_bytes })
+    }
+}
+
+/// An engine that a run drives: of this crate ([`Rank`]), or of another method.
+pub trait Engine: Saves {
+    /// Fills parameters with initial values from the seed, and optimizer states with zeros.
+    ///
+    /// # Errors
+    /// When the system starts no more threads.
+    fn initialise(&mut self, seed: u64) -> Result<(), RunError>;
+
+    /// Fills parameters with the weights of a Hugging Face directory, and optimizer states with zeros.
+    ///
+    /// # Errors
+    /// A tensor that is missing, of another shape, or unreadable.
+    fn import(&mut self, dir: &HuggingFaceDir) -> Result<(), RunError>;
+
+    /// Restores parameters, states and counts from a checkpoint of any run.
+    ///
+    /// # Errors
+    /// Damage, missing tensors, another shape.
+    fn restore(&mut self, from: &Checkpoint) -> Result<(), RunError>;
+
+    /// Which part of each batch this rank computes.
+    fn part_of_data(&self) -> usize;
+
+    /// Runs steps up to one after which something may be due, which may be the next one; writes their metrics and moves `run.at`.
+    /// Returns the mean loss of the last one, and whether a rank asked to stop.
+    ///
+    /// # Errors
+    /// Files, the device, other ranks, numbers that are not finite.
+    fn advance(
+        &mut self,
+        run: &mut Run,
+        observer: &mut dyn Observer,
+    ) -> Result<(Option<f32>, bool), RunError>;
+
+    /// Mean loss over the targets in the windows of all ranks; None when `stop` has ended the evaluation of one.
+    ///
+    /// # Errors
+    /// When a collective fails.
+    fn evaluate_unless(
+        &mut self,
+        windows: &Batch,
+        stop: &dyn Fn() -> bool,
+    ) -> Result<Option<MeanLoss>, CollectiveError>;
+
+    /// Writes checkpoint `step` under `checkpoints`; `state`, an object, goes into its manifest, with the updates so far.
+    ///
+    /// # Errors
+    /// Disk full, folder unwritable, numbers that are not finite, here or on another rank. Older checkpoints are untouched.
+    fn save_checkpoint(&mut self, checkpoints: &Path, step: u64, state: &Value) -> Result<PathBuf, RunError>;
+}
+
+/// A run on one rank, as its engine sees it.
+pub struct Run<'a> {
+    /// What is run.
+    pub job: &'a Job,
+    /// What the program provides.
+    pub place: RankEnvironment<'a, ()>,
+    /// The files of the run.
+    pub files: RunFiles<'a>,
+    /// Where it is.
+    pub at: Position,
+    batch: Batch,
 }
 
 /// Receives the events of a run; only rank 0 prints them.
@@ -79,32 +154,40 @@ pub struct Summary {
     pub checkpoint: Option<PathBuf>,
 }
 
-/// Trains one rank from the initial state to the last step. What a step is saved for comes before its evaluation, which may take
+/// Trains one rank from the initial state to the last step.
+///
+/// # Errors
+/// The errors of [`drive`].
+pub fn train(job: &Job, place: RankEnvironment, observer: &mut dyn Observer) -> Result<Summary, RunError> {
+    let (groups, place) = place.take_groups();
+    let orders = &job.plan.of(groups.world.rank()).orders;
+    let engine = Rank::new(place.device.clone(), groups, &job.plan.spec, orders)?;
+    drive(job, engine, place, observer)
+}
+
+/// Drives an engine from the initial state to the last step. What a step is saved for comes before its evaluation, which may take
 /// long and be left for a resumed run.
 ///
 /// # Errors
 /// The errors of [`RunError`]: files, the device, other ranks, numbers that are not finite.
-pub fn train(job: &Job, place: RankEnvironment, observer: &mut dyn Observer) -> Result<Summary, RunError> {
-    let mut session = Session::start(job, place)?;
-    observer.starts(session.at.step);
-    let first = session.at.step + 1;
-    let mut summary =
-        Summary { step: session.at.step, stopped: false, loss: None, val_loss: None, checkpoint: None };
+pub fn drive(
+    job: &Job,
+    engine: impl Engine,
+    place: RankEnvironment<()>,
+    observer: &mut dyn Observer,
+) -> Result<Summary, RunError> {
+    let mut session = Session::start(job, place, engine)?;
+    let first = session.run.at.step;
+    observer.starts(first);
+    let mut summary = Summary { step: first, stopped: false, loss: None, val_loss: None, checkpoint: None };
     if job.evaluates_first {
         summary.val_loss = session.evaluate(observer)?.map(|(val_loss, _)| val_loss);
         summary.stopped = summary.val_loss.is_none();
     }
-    while session.at.step < job.config.train.steps && !summary.stopped {
-        let (record, change, stop_requested) = session.step()?;
-        observer.step(&record);
-        if record.targets == Some(0) {
-            observer.without_targets(record.step);
-        }
-        if let Some(change) = change {
-            observer.loss_scale(&change);
-        }
-        let step = record.step;
-        summary.loss = Some(record.loss);
+    while summary.step < job.config.train.steps && !summary.stopped {
+        let (loss, stop_requested) = session.engine.advance(&mut session.run, observer)?;
+        let step = session.run.at.step;
+        summary.loss = loss.or(summary.loss);
         let last = step == job.config.train.steps;
         let due_save = last || due(step, job.config.train.save_every);
         let evaluates = evaluates_after(job, step) && !stop_requested;
@@ -124,7 +207,7 @@ pub fn train(job: &Job, place: RankEnvironment, observer: &mut dyn Observer) -> 
             summary.checkpoint = Some(session.save(observer)?);
         }
         summary.stopped = stops;
-        if step == first || last || stops {
+        if summary.step == first || last || stops {
             session.write_memory()?;
         }
         summary.step = step;
@@ -176,21 +259,19 @@ pub fn due(step: u64, every: u64) -> bool {
     every > 0 && step.is_multiple_of(every)
 }
 
-struct Session<'a> {
-    job: &'a Job,
-    place: RankEnvironment<'a>,
-    engine: Rank,
-    batch: Batch,
+struct Session<'a, E> {
+    engine: E,
     windows: Batch,
-    files: RunFiles<'a>,
-    at: Position,
+    run: Run<'a>,
 }
 
-impl<'a> Session<'a> {
-    fn start(job: &'a Job, place: RankEnvironment<'a>) -> Result<Session<'a>, RunError> {
+impl<'a, E: Engine> Session<'a, E> {
+    fn start(
+        job: &'a Job,
+        place: RankEnvironment<'a, ()>,
+        mut engine: E,
+    ) -> Result<Session<'a, E>, RunError> {
         let spec = &job.plan.spec;
-        let orders = &job.plan.of(place.groups.world.rank()).orders;
-        let mut engine = Rank::new(place.device.clone(), place.groups.clone(), spec, orders)?;
         let mut at = Position::default();
         match &job.start {
             Start::Fresh => engine.initialise(job.config.train.seed)?,
@@ -199,33 +280,84 @@ impl<'a> Session<'a> {
                 at = resume(dir, |checkpoint| engine.restore(checkpoint))?;
             }
         }
-        let files = RunFiles::open(job, place.groups.world.rank(), &at)?;
+        let files = RunFiles::open(job, engine.world().rank(), &at)?;
         let batch = Batch::with_rows(spec.micro_batch_size * spec.micro_batches, spec.seq);
-        let windows = Batch::with_rows(spec.evaluation_rows(), spec.seq);
-        let mut session = Session { job, place, engine, batch, windows, files, at };
-        session.fill_windows()?;
-        Ok(session)
+        let mut windows = Batch::with_rows(spec.evaluation_rows(), spec.seq);
+        windows.fill_windows(spec.seq, engine.part_of_data(), &*job.data)?;
+        Ok(Session { engine, windows, run: Run { job, place, files, at, batch } })
     }
 
-    /// Runs one step on the next samples. Returns its record, a change of the loss scale, and whether any rank asked
-    /// to stop.
-    fn step(&mut self) -> Result<(StepRecord, Option<ScaleChange>, bool), RunError> {
+    /// Evaluates: the loss, and whether it is the best, so that this state is saved. None when a rank asks to stop meanwhile. A
+    /// resumed run begins with such an evaluation.
+    fn evaluate(&mut self, observer: &mut dyn Observer) -> Result<Option<(f32, bool)>, RunError> {
+        let Run { job, place, files, at, .. } = &mut self.run;
+        let stop = || place.stop_requested.load(Ordering::Relaxed);
+        let Some(evaluated) = self.engine.evaluate_unless(&self.windows, &stop)? else { return Ok(None) };
+        let record = EvaluationRecord::new(at.step, job.data.evaluated(), evaluated);
+        let is_best = files.evaluated(&record)?;
+        observer.evaluation(&record);
+        Ok(Some((record.val_loss, is_best)))
+    }
+
+    fn save(&mut self, observer: &mut dyn Observer) -> Result<PathBuf, RunError> {
+        let Run { files, at: Position { step, samples, tokens, .. }, .. } = &mut self.run;
+        files.before_save()?;
+        let state = files.state([*step, *samples, *tokens]);
+        let path = self.engine.save_checkpoint(&files.checkpoints(), *step, &state)?;
+        files.after_save(*step)?;
+        observer.saved(*step, &path);
+        Ok(path)
+    }
+
+    /// Writes `memory.json`: the measured peak of every rank so far.
+    fn write_memory(&mut self) -> Result<(), RunError> {
+        let Run { place, files, .. } = &self.run;
+        let resident = resident_bytes_peak((place.foreign_bytes)());
+        saving::report(&self.engine, |engine| {
+            files.write_memory_part(&RankBytes::measured(engine.world().rank(), engine.device(), resident))
+        })?;
+        files.write_memory(self.engine.world().world_size())
+    }
+}
+
+impl Engine for Rank {
+    fn initialise(&mut self, seed: u64) -> Result<(), RunError> {
+        Rank::initialise(self, seed)
+    }
+
+    fn import(&mut self, dir: &HuggingFaceDir) -> Result<(), RunError> {
+        Rank::import(self, dir)
+    }
+
+    fn restore(&mut self, from: &Checkpoint) -> Result<(), RunError> {
+        Rank::restore(self, from)
+    }
+
+    fn part_of_data(&self) -> usize {
+        self.at().data
+    }
+
+    /// Runs one step on the next samples.
+    fn advance(
+        &mut self,
+        run: &mut Run,
+        observer: &mut dyn Observer,
+    ) -> Result<(Option<f32>, bool), RunError> {
         let start = Instant::now();
-        let number = self.at.step + 1;
-        (self.place.note_step)(number);
-        self.fill_batch()?;
-        let stop = || self.place.stop_requested.load(Ordering::Relaxed);
-        let outcome = self.engine.step_unless(number, &self.batch, &stop)?;
+        let Run { job, place, files, at, batch } = run;
+        let (number, plan) = (at.step + 1, &job.plan);
+        (place.note_step)(number);
+        batch.fill(&plan.spec, self.at().data, at.samples, &*job.data)?;
+        let stop = || place.stop_requested.load(Ordering::Relaxed);
+        let outcome = self.step_unless(number, batch, &stop)?;
         let seconds = start.elapsed().as_secs_f64();
         let Outcome { loss, targets, grad_norm, lr, loss_scale, skipped, stop_requested, .. } = outcome;
-        self.at.step = number;
-        self.at.samples += self.job.config.batch.global as u64;
-        let communication = self.place.groups.take_statistics();
-        let plan = &self.job.plan;
+        let communication = self.groups().take_statistics();
         let tokens = plan.spec.tokens_per_step();
-        self.at.tokens += tokens;
-        let utilisation = |flops: u128| self.job.peak_flops_per_s.map(|peak| flops as f64 / seconds / peak);
-        let (model, executed) = (plan.model_flops_per_step(), plan.flops_per_step());
+        at.step = number;
+        at.samples += job.config.batch.global as u64;
+        at.tokens += tokens;
+        let [mfu, hfu] = job.utilisations(1.0 / seconds);
         let record = StepRecord {
             step: number,
             loss,
@@ -234,60 +366,44 @@ impl<'a> Session<'a> {
             loss_scale,
             skipped,
             lr,
-            tokens: self.at.tokens,
+            tokens: at.tokens,
             step_s: seconds,
             tokens_per_s: tokens as f64 / seconds,
-            mfu: utilisation(model),
-            hfu: utilisation(executed).filter(|_| executed != model),
+            mfu,
+            hfu,
             comm_bytes: communication.sent_bytes,
             exposed_comm_s: communication.exposed_s,
             staleness: None,
         };
-        self.files.write(&record)?;
-        let change = loss_scale.zip(outcome.next_loss_scale).filter(|(from, to)| skipped || from != to);
-        let change = change.map(|(from, to)| ScaleChange { step: number, skipped, from, to });
-        Ok((record, change, stop_requested))
+        files.write(&record)?;
+        record.observed(outcome.next_loss_scale, observer);
+        Ok((Some(loss), stop_requested))
     }
 
-    /// Evaluates: the loss, and whether it is the best, so that this state is saved. None when a rank asks to stop meanwhile. A
-    /// resumed run begins with such an evaluation.
-    fn evaluate(&mut self, observer: &mut dyn Observer) -> Result<Option<(f32, bool)>, RunError> {
-        let stop = || self.place.stop_requested.load(Ordering::Relaxed);
-        let Some(evaluated) = self.engine.evaluate_unless(&self.windows, &stop)? else { return Ok(None) };
-        let record = EvaluationRecord::new(self.at.step, self.job.data.evaluated(), evaluated);
-        let is_best = self.files.evaluated(&record)?;
-        observer.evaluation(&record);
-        Ok(Some((record.val_loss, is_best)))
+    fn evaluate_unless(
+        &mut self,
+        windows: &Batch,
+        stop: &dyn Fn() -> bool,
+    ) -> Result<Option<MeanLoss>, CollectiveError> {
+        Rank::evaluate_unless(self, windows, stop)
     }
 
-    fn save(&mut self, observer: &mut dyn Observer) -> Result<PathBuf, RunError> {
-        self.files.before_save()?;
-        let Position { step, samples, tokens, .. } = self.at;
-        let state = self.files.state([step, samples, tokens]);
-        let path = self.engine.save_checkpoint(&self.files.checkpoints(), step, &state)?;
-        self.files.after_save(step)?;
-        observer.saved(step, &path);
-        Ok(path)
+    fn save_checkpoint(&mut self, checkpoints: &Path, step: u64, state: &Value) -> Result<PathBuf, RunError> {
+        Rank::save_checkpoint(self, checkpoints, step, state)
     }
+}
 
-    /// Writes `memory.json`: the measured peak of every rank so far.
-    fn write_memory(&mut self) -> Result<(), RunError> {
-        let foreign = (self.place.foreign_bytes)();
-        let files = &self.files;
-        self.engine.report(|engine| {
-            let (rank, resident) = (engine.group().rank(), resident_bytes_peak(foreign));
-            files.write_memory_part(&RankBytes::measured(rank, engine.device(), resident))
-        })?;
-        self.files.write_memory(self.place.groups.world.world_size())
-    }
-
-    fn fill_batch(&mut self) -> Result<(), RunError> {
-        let (spec, data) = (&self.job.plan.spec, self.engine.at().data);
-        Ok(self.batch.fill(spec, data, self.at.samples, &*self.job.data)?)
-    }
-
-    fn fill_windows(&mut self) -> Result<(), RunError> {
-        let (seq, data) = (self.job.plan.spec.seq, self.engine.at().data);
-        Ok(self.windows.fill_windows(seq, data, &*self.job.data)?)
+impl StepRecord {
+    /// Tells an observer of the step, and of a change of the loss scale to that of the next step.
+    pub fn observed(&self, next_loss_scale: Option<f32>, observer: &mut dyn Observer) {
+        observer.step(self);
+        if self.targets == Some(0) {
+            observer.without_targets(self.step);
+        }
+        if let Some((from, to)) = self.loss_scale.zip(next_loss_scale)
+            && (self.skipped || from != to)
+        {
+            observer.loss_scale(&ScaleChange { step: self.step, skipped: self.skipped, from, to });
+        }
     }
 }

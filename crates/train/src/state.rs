@@ -87,24 +87,7 @@ impl Rank {
     /// # Errors
     /// When the system starts no more threads.
     pub fn initialise(&mut self, seed: u64) -> Result<(), RunError> {
-        let threads = self.spec.threads;
-        self.load(|state, spec, stripe, elements, out| {
-            if state != PARAMETERS {
-                out.fill(0.0);
-                return Ok(());
-            }
-            let share = out.len().div_ceil(threads).max(1 << 14);
-            std::thread::scope(|scope| {
-                for (i, part) in out.chunks_mut(share).enumerate() {
-                    let start = elements.start + (i * share) as u64;
-                    let fill = move || fill_initial(spec, stripe, seed, start, part);
-                    let started = std::thread::Builder::new().spawn_scoped(scope, fill);
-                    let refused = |error| refused_thread("a thread for initial values", &error);
-                    started.map_err(|error| RunError::Threads(refused(error)))?;
-                }
-                Ok(())
-            })
-        })
+        self.load(initial(seed, self.spec.threads))
     }
 
     /// Fills parameters with the weights of a Hugging Face directory, and optimizer states with zeros.
@@ -112,14 +95,7 @@ impl Rank {
     /// # Errors
     /// A tensor that is missing, of another shape, or unreadable.
     pub fn import(&mut self, dir: &HuggingFaceDir) -> Result<(), RunError> {
-        let model = Arc::clone(&self.spec.model);
-        self.load(|state, spec, _, elements, out| {
-            if state != PARAMETERS {
-                out.fill(0.0);
-                return Ok(());
-            }
-            read_imported(dir, &*model, spec, elements, out)
-        })
+        self.load(imported(dir, Arc::clone(&self.spec.model)))
     }
 
     /// Restores parameters, optimizer states, number of updates and loss scale from a checkpoint of any layout and
@@ -132,10 +108,7 @@ impl Rank {
         let Updates { applied, skipped, restarted, .. } = updates;
         self.counted = CountedSteps { applied, skipped, restarted };
         self.loss_scale = LossScale::resumed(self.spec.loss_scaling, updates.loss_scale);
-        self.load(|state, spec, stripe, elements, out| {
-            from.expect(state, &spec.name, spec.whole_shape(), DType::F32)?;
-            Ok(from.read_stripe(state, &spec.name, stripe, elements, bytemuck::cast_slice_mut(out))?)
-        })
+        self.load(stored(from))
     }
 
     /// The state that the next checkpoint stores beside its tensors.
@@ -220,6 +193,56 @@ impl Saves for Rank {
             let (stage, state, piece) = &pieces[index];
             stage.zero.read(*state, piece, within, out)
         })
+    }
+}
+
+/// What fills an engine: `(state, parameter, stripe, elements, out)` as for [`Rank::load`].
+pub trait Read: FnMut(&str, &ParameterSpec, &Stripe, Range<u64>, &mut [f32]) -> Result<(), RunError> {}
+
+impl<F> Read for F where
+    F: FnMut(&str, &ParameterSpec, &Stripe, Range<u64>, &mut [f32]) -> Result<(), RunError>
+{
+}
+
+/// Initial values from the seed for parameters, by so many threads, and zeros for optimizer states. It fails when the system starts no
+/// more threads.
+pub fn initial(seed: u64, threads: usize) -> impl Read {
+    move |state: &str, spec: &ParameterSpec, stripe: &Stripe, elements: Range<u64>, out: &mut [f32]| {
+        if state != PARAMETERS {
+            out.fill(0.0);
+            return Ok(());
+        }
+        let share = out.len().div_ceil(threads).max(1 << 14);
+        std::thread::scope(|scope| {
+            for (i, part) in out.chunks_mut(share).enumerate() {
+                let start = elements.start + (i * share) as u64;
+                let fill = move || fill_initial(spec, stripe, seed, start, part);
+                let started = std::thread::Builder::new().spawn_scoped(scope, fill);
+                let refused = |error| refused_thread("a thread for initial values", &error);
+                started.map_err(|error| RunError::Threads(refused(error)))?;
+            }
+            Ok(())
+        })
+    }
+}
+
+/// The weights of a Hugging Face directory for parameters, and zeros for optimizer states. It fails on a tensor that is missing, of
+/// another shape, or unreadable.
+pub fn imported(dir: &HuggingFaceDir, model: Arc<dyn Model>) -> impl Read {
+    move |state: &str, spec: &ParameterSpec, _: &Stripe, elements: Range<u64>, out: &mut [f32]| {
+        if state == PARAMETERS {
+            return read_imported(dir, &*model, spec, elements, out);
+        }
+        out.fill(0.0);
+        Ok(())
+    }
+}
+
+/// The tensors of a checkpoint. It fails on damage, missing tensors, another shape.
+pub fn stored(from: &Checkpoint) -> impl Read {
+    move |state: &str, spec: &ParameterSpec, stripe: &Stripe, elements: Range<u64>, out: &mut [f32]| {
+        from.expect(state, &spec.name, spec.whole_shape(), DType::F32)?;
+        Ok(from.read_stripe(state, &spec.name, stripe, elements, bytemuck::cast_slice_mut(out))?)
     }
 }
 

@@ -40,7 +40,7 @@ use phalanx_trace::PhaseName;
 
 pub use links::Links;
 pub use pushes::Pushes;
-pub use train::{RankEnvironment, train};
+pub use train::train;
 pub use worker::Done;
 
 use crate::whole::Whole;
@@ -49,8 +49,10 @@ use phalanx_train::RunError;
 use phalanx_train::groups::GroupSource;
 use phalanx_train::planning::{PlanError, RankPlan, RunPlan, parameters_at};
 use phalanx_train::rank::Batch;
+use phalanx_train::run::Engine;
 use phalanx_train::saving;
 use phalanx_train::spec::Spec;
+use phalanx_train::state::Position;
 use server::Server;
 use worker::Worker;
 
@@ -85,6 +87,8 @@ pub struct Asynchronous<'a> {
     worker: Worker,
     /// For each worker the buffers of its pushes and answers; `None` while a thread that serves the worker has them.
     incoming: Vec<Option<Mail>>,
+    /// Where the run was when it started; None before its first steps.
+    started: Option<Position>,
 }
 
 /// Runs every rank on `Meta`. The mesh of `spec` must have a data axis only. The traces of the ranks are not compared,
@@ -110,12 +114,12 @@ fn dry_run(spec: &Spec, rank: usize) -> phalanx_trace::Trace {
     // There is one worker in a dry run, which waits for no other.
     let mut engine = Asynchronous::new(device.clone(), device.clone(), links, spec, u64::MAX);
     let never = "nothing fails on Meta";
-    engine.load(|_, _, _, _| Ok(())).expect(never);
+    engine.load(|_, _, _, _, _| Ok(())).expect(never);
     let batch = Batch::with_rows(spec.micro_batch_size * spec.micro_batches, spec.seq);
     engine.worker.step(&engine.whole, &engine.server, &engine.links, &batch).expect(never);
     engine.gather().expect(never);
     if spec.evaluation_batches > 0 {
-        engine.evaluate(&Batch::with_rows(spec.evaluation_rows(), spec.seq), &|| false).expect(never);
+        engine.evaluate_unless(&Batch::with_rows(spec.evaluation_rows(), spec.seq), &|| false).expect(never);
     }
     saving::save(&mut engine, |_, _| Ok(())).expect(never);
     saving::report(&engine, |_| Ok(())).expect(never);
@@ -151,7 +155,7 @@ impl<'a> Asynchronous<'a> {
             (server, worker, (0..ranks).map(mail).collect())
         };
         let (server, worker, incoming) = device.phase(PhaseName::Init, make);
-        Asynchronous { device, links, spec: spec.clone(), whole, server, worker, incoming }
+        Asynchronous { device, links, spec: spec.clone(), whole, server, worker, incoming, started: None }
     }
 
     /// This rank's number.

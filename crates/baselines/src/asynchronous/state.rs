@@ -10,7 +10,6 @@ use std::sync::Arc;
 
 use phalanx_checkpoint::{self as checkpoint, Checkpoint, HuggingFaceDir};
 use phalanx_collectives::{CollectiveError, Group};
-use phalanx_layers::ParameterSpec;
 use phalanx_optim::LossScale;
 use phalanx_tensor::{Category, DType, Device, View};
 use phalanx_trace::PhaseName;
@@ -19,24 +18,22 @@ use serde_json::{Value, json};
 use super::Asynchronous;
 use phalanx_train::RunError;
 use phalanx_train::rank::{Batch, MeanLoss};
+use phalanx_train::run::{Engine, Observer, Run};
 use phalanx_train::saving::{self, Saves, WINDOW};
 use phalanx_train::state::{
-    LARGEST_COUNT, PARAMETERS, UPDATES, Updates, bad_state, read_imported, state_name, updates,
+    LARGEST_COUNT, PARAMETERS, Read, UPDATES, Updates, bad_state, imported, initial, state_name, stored,
+    updates,
 };
 
 /// Key of the number of updates in a checkpoint's state.
 const ASYNCHRONOUS: &str = "asynchronous";
 
 impl Asynchronous<'_> {
-    /// Fills the worker's parameters, the server's range of them and the server's states, with `read(state, parameter,
-    /// elements, out)`.
+    /// Fills the worker's parameters, the server's range of them and the server's states, as `Rank::load`.
     ///
     /// # Errors
     /// The errors of `read`.
-    pub fn load(
-        &mut self,
-        mut read: impl FnMut(&str, &ParameterSpec, Range<u64>, &mut [f32]) -> Result<(), RunError>,
-    ) -> Result<(), RunError> {
+    pub fn load(&mut self, mut read: impl Read) -> Result<(), RunError> {
         let device = self.device.clone();
         device.try_phase(PhaseName::Load, || {
             let name = "load.rounding_window";
@@ -51,7 +48,7 @@ impl Asynchronous<'_> {
                 for start in place.clone().step_by(WINDOW) {
                     let here = start..(start + WINDOW).min(place.end);
                     let out = &mut window[..here.len()];
-                    read(PARAMETERS, spec, of_parameter(&place, &here), out)?;
+                    read(PARAMETERS, spec, &spec.stripe(), of_parameter(&place, &here), out)?;
                     let to = parameters.view_mut().range(here.clone());
                     match &mut rounding {
                         None => device.upload(out, to),
@@ -71,67 +68,13 @@ impl Asynchronous<'_> {
                     );
                     for (s, state) in served.states.iter_mut().enumerate() {
                         let out = &mut window[..own.len()];
-                        read(self.spec.optimizer.states()[s], spec, of_parameter(&place, &own), out)?;
+                        let state_name = self.spec.optimizer.states()[s];
+                        read(state_name, spec, &spec.stripe(), of_parameter(&place, &own), out)?;
                         device.upload(out, state.view_mut().range(part.clone()));
                     }
                 }
             }
             Ok(())
-        })
-    }
-
-    /// Fills parameters with initial values from the seed, and optimizer states with zeros.
-    ///
-    /// # Errors
-    /// None of its own.
-    pub fn initialise(&mut self, seed: u64) -> Result<(), RunError> {
-        self.load(|state, spec, elements, out| {
-            match state == PARAMETERS {
-                true => spec.init.fill(seed, &spec.name, elements.start, out),
-                false => out.fill(0.0),
-            }
-            Ok(())
-        })
-    }
-
-    /// Fills parameters with the weights of a Hugging Face directory, and optimizer states with zeros.
-    ///
-    /// # Errors
-    /// A tensor that is missing, of another shape, or unreadable.
-    pub fn import(&mut self, dir: &HuggingFaceDir) -> Result<(), RunError> {
-        let model = Arc::clone(&self.spec.model);
-        self.load(|state, spec, elements, out| {
-            if state != PARAMETERS {
-                out.fill(0.0);
-                return Ok(());
-            }
-            read_imported(dir, &*model, spec, elements, out)
-        })
-    }
-
-    /// Restores parameters, states and counts from a checkpoint of any run.
-    ///
-    /// # Errors
-    /// Damage, missing tensors, another shape.
-    pub fn restore(&mut self, from: &Checkpoint) -> Result<(), RunError> {
-        let ranks = self.links.ranks() as u64;
-        let stored = updates(from)?;
-        let version = version(from)?.unwrap_or(stored.applied * ranks);
-        self.worker.loss_scale = LossScale::resumed(self.spec.loss_scaling, stored.loss_scale);
-        {
-            let mut served = self.server.lock();
-            served.version = version;
-            served.pushes.total = from.step() * ranks;
-        }
-        self.load(|state, spec, elements, out| {
-            from.expect(state, &spec.name, &spec.shape, DType::F32)?;
-            Ok(from.read_stripe(
-                state,
-                &spec.name,
-                &spec.stripe(),
-                elements,
-                bytemuck::cast_slice_mut(out),
-            )?)
         })
     }
 
@@ -145,27 +88,6 @@ impl Asynchronous<'_> {
             self.server.read(&self.server.lock(), own);
             self.worker.parameters = Some(self.links.world().all_gather_in_place(parameters).wait()?);
             Ok(())
-        })
-    }
-
-    /// Mean loss over the targets in the windows of all workers; None when `stop` has ended the evaluation of one.
-    ///
-    /// # Errors
-    /// When a collective fails.
-    pub fn evaluate(
-        &mut self,
-        windows: &Batch,
-        stop: &dyn Fn() -> bool,
-    ) -> Result<Option<MeanLoss>, CollectiveError> {
-        let device = self.device.clone();
-        device.try_phase(PhaseName::Evaluate, || {
-            let (world, spec) = (self.links.world(), &self.spec);
-            let planned = spec.evaluation_targets(world.rank());
-            let targets = spec.count_targets(&device, world, windows, planned)?;
-            let sums = self.worker.evaluate(&self.whole, windows, targets, stop);
-            let sums = world.all_reduce(sums).wait()?;
-            let [loss, stopped] = device.fetch([sums.view().range(0..1), sums.view().range(1..2)])?;
-            Ok((stopped == 0.0).then(|| MeanLoss::over(targets, loss)))
         })
     }
 
@@ -195,19 +117,60 @@ impl Asynchronous<'_> {
         let start = self.server.range.start;
         in_chunk.start as usize - start..in_chunk.end as usize - start
     }
+}
 
-    /// Writes checkpoint `step` under `checkpoints`; `state`, an object, goes into its manifest, with the updates so
-    /// far.
-    ///
-    /// # Errors
-    /// Disk full, folder unwritable, numbers that are not finite, here or on another rank. Older checkpoints are
-    /// untouched.
-    pub fn save_checkpoint(
+impl Engine for Asynchronous<'_> {
+    fn initialise(&mut self, seed: u64) -> Result<(), RunError> {
+        self.load(initial(seed, self.spec.threads))
+    }
+
+    fn import(&mut self, dir: &HuggingFaceDir) -> Result<(), RunError> {
+        self.load(imported(dir, Arc::clone(&self.spec.model)))
+    }
+
+    fn restore(&mut self, from: &Checkpoint) -> Result<(), RunError> {
+        let ranks = self.links.ranks() as u64;
+        let counted = updates(from)?;
+        let version = version(from)?.unwrap_or(counted.applied * ranks);
+        self.worker.loss_scale = LossScale::resumed(self.spec.loss_scaling, counted.loss_scale);
+        {
+            let mut served = self.server.lock();
+            served.version = version;
+            served.pushes.total = from.step() * ranks;
+        }
+        self.load(stored(from))
+    }
+
+    fn part_of_data(&self) -> usize {
+        self.rank()
+    }
+
+    fn advance(
         &mut self,
-        checkpoints: &Path,
-        step: u64,
-        state: &Value,
-    ) -> Result<PathBuf, RunError> {
+        run: &mut Run,
+        observer: &mut dyn Observer,
+    ) -> Result<(Option<f32>, bool), RunError> {
+        self.to_next_meeting(run, observer)
+    }
+
+    fn evaluate_unless(
+        &mut self,
+        windows: &Batch,
+        stop: &dyn Fn() -> bool,
+    ) -> Result<Option<MeanLoss>, CollectiveError> {
+        let device = self.device.clone();
+        device.try_phase(PhaseName::Evaluate, || {
+            let (world, spec) = (self.links.world(), &self.spec);
+            let planned = spec.evaluation_targets(world.rank());
+            let targets = spec.count_targets(&device, world, windows, planned)?;
+            let sums = self.worker.evaluate(&self.whole, windows, targets, stop);
+            let sums = world.all_reduce(sums).wait()?;
+            let [loss, stopped] = device.fetch([sums.view().range(0..1), sums.view().range(1..2)])?;
+            Ok((stopped == 0.0).then(|| MeanLoss::over(targets, loss)))
+        })
+    }
+
+    fn save_checkpoint(&mut self, checkpoints: &Path, step: u64, state: &Value) -> Result<PathBuf, RunError> {
         let mut state = state.clone();
         let steps = self.steps();
         let version = self.server.lock().version;

@@ -2,7 +2,6 @@
 //!
 //! All devices run the same function. Device 0 also holds the state that lasts from step to step ([`RootState`]).
 
-use std::ops::Range;
 use std::sync::Arc;
 
 use phalanx_collectives::{CollectiveError, Group, Statistics};
@@ -20,6 +19,7 @@ use phalanx_train::RunError;
 use phalanx_train::rank::Batch;
 use phalanx_train::saving::WINDOW;
 use phalanx_train::spec::Spec;
+use phalanx_train::state::{PARAMETERS, Read};
 
 /// The device that holds the parameters.
 const ROOT: usize = 0;
@@ -96,17 +96,14 @@ impl Replica {
     }
 
     /// Fills parameters, and sets optimizer states to zero.
-    pub(super) fn load(
-        &mut self,
-        mut read: impl FnMut(&ParameterSpec, Range<u64>, &mut [f32]) -> Result<(), RunError>,
-    ) -> Result<(), RunError> {
+    pub(super) fn load(&mut self, mut read: impl Read) -> Result<(), RunError> {
         let held = self.held.as_mut().expect("device 0 loads");
         let mut window = vec![0f32; WINDOW];
         for (p, spec) in self.whole.network.parameters.iter().enumerate() {
             let place = self.whole.range(p);
             for start in (0..place.len()).step_by(WINDOW) {
                 let out = &mut window[..(place.len() - start).min(WINDOW)];
-                read(spec, start as u64..(start + out.len()) as u64, out)?;
+                read(PARAMETERS, spec, &spec.stripe(), start as u64..(start + out.len()) as u64, out)?;
                 let here = place.start + start..place.start + start + out.len();
                 let parameters = held.parameters.as_mut().expect("absent only during a step");
                 let own = parameters.view_mut().range(here.clone());

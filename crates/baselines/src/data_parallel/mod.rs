@@ -15,7 +15,6 @@
 
 mod device;
 
-use std::ops::Range;
 use std::sync::Arc;
 
 use phalanx_checkpoint::HuggingFaceDir;
@@ -24,7 +23,6 @@ use phalanx_collectives::{
 };
 use phalanx_cpu::Cpu;
 use phalanx_cpu::Options as Computing;
-use phalanx_layers::ParameterSpec;
 use phalanx_plan::{ChunkError, Disagreement, MemoryError, MemoryPlan, Peak, compare, plan_memory};
 use phalanx_tensor::{Arena, Device, Region, View, refused_thread};
 
@@ -32,7 +30,7 @@ use device::Replica;
 use phalanx_train::RunError;
 use phalanx_train::rank::Batch;
 use phalanx_train::spec::Spec;
-use phalanx_train::state::read_imported;
+use phalanx_train::state::{imported, initial};
 
 /// The plan of a run: its specification and the memory of each device.
 #[derive(Clone)]
@@ -217,26 +215,13 @@ impl DataParallel {
         Ok(DataParallel { replicas, steps: 0 })
     }
 
-    /// Fills the parameters on device 0 through `read(parameter, elements, out)`; optimizer states become zero.
-    ///
-    /// # Errors
-    /// The errors of `read`.
-    pub fn load(
-        &mut self,
-        read: impl FnMut(&ParameterSpec, Range<u64>, &mut [f32]) -> Result<(), RunError>,
-    ) -> Result<(), RunError> {
-        self.replicas[0].1.load(read)
-    }
-
     /// Fills parameters with initial values from the seed.
     ///
     /// # Errors
-    /// None of its own.
+    /// When the system starts no more threads.
     pub fn initialise(&mut self, seed: u64) -> Result<(), RunError> {
-        self.load(|spec, elements, out| {
-            spec.init.fill(seed, &spec.name, elements.start, out);
-            Ok(())
-        })
+        let replica = &mut self.replicas[0].1;
+        replica.load(initial(seed, replica.spec.threads))
     }
 
     /// Fills parameters with the weights of a Hugging Face directory.
@@ -244,8 +229,8 @@ impl DataParallel {
     /// # Errors
     /// A tensor that is missing, of another shape, or unreadable.
     pub fn import(&mut self, dir: &HuggingFaceDir) -> Result<(), RunError> {
-        let model = Arc::clone(&self.replicas[0].1.spec.model);
-        self.load(|spec, elements, out| read_imported(dir, &*model, spec, elements, out))
+        let replica = &mut self.replicas[0].1;
+        replica.load(imported(dir, Arc::clone(&replica.spec.model)))
     }
 
     /// Runs one step on a batch of tokens and targets `[batch, seq]`.

@@ -12,6 +12,7 @@ use phalanx_plan::{MemoryPlan, Peak};
 use phalanx_trace::PhaseName;
 use phalanx_train::config::Updates;
 use phalanx_train::rank::{Batch, Rank};
+use phalanx_train::run::Engine;
 use phalanx_train::step::Outcome;
 use phalanx_train::{RunConfig, RunPlan};
 use serde::{Deserialize, Serialize};
