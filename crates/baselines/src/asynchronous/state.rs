@@ -150,7 +150,7 @@ impl Engine for Asynchronous<'_> {
         run: &mut Run,
         observer: &mut dyn Observer,
     ) -> Result<(Option<f32>, bool), RunError> {
-        self.to_next_meeting(run, observer)
+        self.run_to_next_meeting(run, observer)
     }
 
     fn evaluate_unless(

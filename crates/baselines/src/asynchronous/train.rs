@@ -44,7 +44,7 @@ fn next_meeting(job: &Job, step: u64) -> u64 {
 
 impl Asynchronous<'_> {
     /// Runs the steps to the next meeting. Returns the last mean loss of all workers, and whether one was stopped before.
-    pub(super) fn to_next_meeting(
+    pub(super) fn run_to_next_meeting(
         &mut self,
         run: &mut Run,
         observer: &mut dyn Observer,
