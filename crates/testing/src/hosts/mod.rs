@@ -2,7 +2,7 @@
 //! with that of one host.
 //!
 //! The namespaces end with this process, however it ends ([`crate::namespaces`]). The hosts start their ranks with `phalanx launch`
-//! ([`trial`]), by hand or over [`ssh`]. Slow links are made by a [`relay`], which the [`network`] starts. All of it needs root, and `ip` of
+//! (`trial`), by hand or over `ssh`. Slow links are made by a `relay`, which the `network` starts. All of it needs root, and `ip` of
 //! iproute2.
 
 mod arguments;
