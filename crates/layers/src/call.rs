@@ -69,9 +69,6 @@ impl<'a> Parameter<'a> {
 }
 
 impl<'a> Parameters<'a> {
-    /// No parameters.
-    pub const NONE: Parameters<'static> = Parameters(&[]);
-
     /// The parameters of a layer, in its order.
     pub fn new(parameters: &'a [Parameter<'a>]) -> Parameters<'a> {
         Parameters(parameters)

@@ -160,7 +160,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Whether weight decay acts on parameters of this kind: on matrices, tables and heads, as in GPT-3 and in most since.
+    /// Whether weight decay acts on parameters of this kind: on matrices, tables and heads, as nanoGPT has it.
     pub fn decays(self) -> bool {
         matches!(self, Kind::Matrix | Kind::Table | Kind::Head)
     }
