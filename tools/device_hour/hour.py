@@ -5,6 +5,7 @@ Python 3, and no network. Full outputs go to the folder that is its argument, or
 models are as small as the emulator of the driver needs them, and the figures mean nothing.
 """
 
+import argparse
 import json
 import os
 import re
@@ -25,10 +26,14 @@ LONGEST_S = 590
 # Where programs are; the toolkit's may not be in PATH.
 PATH = os.pathsep.join([os.environ.get("PATH", os.defpath), f"{os.environ.get('CUDA_HOME', '/usr/local/cuda')}/bin"])
 
+arguments = argparse.ArgumentParser(description=sys.modules["__main__"].__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+arguments.add_argument("folder", nargs="?", metavar="FOLDER", help="where full outputs go")
+arguments.add_argument("--small", action="store_true", help="models and tests that an emulator of the driver can run")
+ARGUMENTS = arguments.parse_args()
+
 # With --small: options that make every model small, and the vocabulary of one whose tokenizer is not used.
 SMALL, SMALL_VOCAB = [], []
-if "--small" in sys.argv:
-    sys.argv.remove("--small")
+if ARGUMENTS.small:
     small = ["layers=1", "hidden=64", "heads=2", "seq=32"]
     SMALL = [word for key in small for word in ("--set", f"model.{key}")] + ["--set", "batch.global=2", "--set", "batch.micro=1"]
     SMALL_VOCAB = ["--set", "model.vocab=512"]
@@ -42,7 +47,7 @@ class Hour:
         self.until = time.monotonic() + LONGEST_S
         self.rows = []
         self.torch_fault = None
-        given = sys.argv[1] if len(sys.argv) > 1 else os.environ.get("OUT")
+        given = ARGUMENTS.folder or os.environ.get("OUT")
         self.out = Path(given or tempfile.mkdtemp(prefix="device-hour-")).resolve()
         self.out.mkdir(parents=True, exist_ok=True)
         self.phalanx = os.environ.get("PHALANX", str(TOOLS / "phalanx"))
@@ -137,7 +142,8 @@ class Hour:
         self.end()
 
     def end(self):
-        lines = [f"## {self.title}", "", "| measure | measured | expected | what to do |", "|---|---|---|---|"]
+        small = ", with --small: the figures mean nothing" if SMALL else ""
+        lines = [f"## {self.title}{small}", "", "| measure | measured | expected | what to do |", "|---|---|---|---|"]
         lines += ["| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in row) + " |" for row in self.rows]
         lines += ["", f"Full outputs: {self.out}"]
         table = "\n".join(lines)

@@ -43,6 +43,13 @@ def head(report):
     return sum(shapes(report, ("vocabulary",)).values()) + sum(filter(None, gradients))
 
 
+def kernels(hour):
+    """Compiles all kernels on all cores, which a step would do one after the other."""
+    if not SMALL:
+        _, fault = hour.run("kernels", 170, [hour.phalanx, "doctor", "--kernels"])
+        hour.row("kernels beside the processor's", fault or "done", "done", "see right_and_fast.py")
+
+
 def long_sequences(hour):
     report, fault = bench(hour, "long", 120, LONG)
     advice = "larger slices of logits; attention backward over 60 ms: other instructions for long sequences"
@@ -118,4 +125,4 @@ def several_cards(hour):
 
 
 if __name__ == "__main__":
-    Hour("Shapes that are next").play(long_sequences, heads, algorithms, host_updates, several_cards)
+    Hour("Shapes that are next").play(kernels, long_sequences, heads, algorithms, host_updates, several_cards)

@@ -12,9 +12,10 @@ from pathlib import Path
 from hour import ROOT, SMALL, TOOLS, Hour
 from right_and_fast import GPT2
 
-# Test programs: their package, the tests, seconds, and cards without which they check nothing.
+# Test programs: their package, the tests, seconds, and cards without which they check nothing. The first compiles all programs first, on
+# all cores; with --small, those of its test one by one.
 TESTS = [
-    ("operations", "cuda", ["attention"] if SMALL else [], 150, 1),
+    ("operations", "cuda", ["attention"] if SMALL else [], 300 if SMALL else 150, 1),
     ("train", "train", ["cuda::losses"] if SMALL else ["cuda::"], 150, 1),
     ("train", "train", ["cards::two_ranks"] if SMALL else ["cards::"], 60, 2),
 ]
@@ -38,7 +39,7 @@ def tests(hour):
     for name, package, only, seconds, needed in TESTS:
         row = f"tests `{' '.join([name, *only])}`"
         if cards < needed:
-            hour.row(row, f"not run: {cards} of {needed} cards", "all pass")
+            hour.row(row, f"{'not run' if cards else 'FAILED'}: {cards} of {needed} cards", "all pass")
             continue
         command = [str(TOOLS / name), *only, "--test-threads", "1", "--nocapture"]
         text, fault = hour.run("-".join([name, *only]), seconds, command, ROOT / "crates" / package, **found)

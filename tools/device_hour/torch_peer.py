@@ -6,11 +6,15 @@ Parameters, optimizer and precision are those of the run beside it: f32 master w
 
 import argparse
 import json
+import sys
 import time
 
-import torch
-import torch.nn as nn
-import torch.nn.functional as F
+try:
+    import torch
+    import torch.nn as nn
+    import torch.nn.functional as F
+except ModuleNotFoundError as missing:
+    sys.exit(f"{sys.executable} has no module {missing.name}: install PyTorch with CUDA for it (pip install torch)")
 
 LAYERS, HIDDEN, HEADS, SEQ, BATCH, STEPS, WARMUP = 12, 768, 12, 1024, 4, 10, 5
 

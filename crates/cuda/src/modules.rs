@@ -172,12 +172,25 @@ impl Modules {
         })
     }
 
-    fn load_as(&self, program: &Program, code: Code) -> Result<sys::CUmodule, Error> {
+    /// Compiles a program for what the card takes, if it is not kept yet.
+    ///
+    /// # Errors
+    /// Those of NVRTC.
+    pub(crate) fn compile(&self, program: &Program) -> Result<(), Error> {
+        let takes_ptx = self.loaded.lock().unwrap_or_else(PoisonError::into_inner).takes_ptx;
+        self.image(program, if takes_ptx { Code::Ptx } else { Code::Cubin }).map(drop)
+    }
+
+    fn image(&self, program: &Program, code: Code) -> Result<Vec<u8>, Error> {
         let architecture = self.context.card.architecture();
-        let image = match &self.cache {
-            Some(cache) => cache.image(&self.compiler, program, &architecture, code)?,
-            None => self.compiler.compile(program, &architecture, code)?.image,
-        };
+        match &self.cache {
+            Some(cache) => cache.image(&self.compiler, program, &architecture, code),
+            None => Ok(self.compiler.compile(program, &architecture, code)?.image),
+        }
+    }
+
+    fn load_as(&self, program: &Program, code: Code) -> Result<sys::CUmodule, Error> {
+        let image = self.image(program, code)?;
         let mut module = std::ptr::null_mut();
         self.context.made.count_object();
         // SAFETY: the context is current; the image is a whole one, and PTX ends with 0.

@@ -8,10 +8,10 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use phalanx_cuda::Folders;
 use phalanx_cuda::cache::Cache;
+use phalanx_cuda::checks::programs::{of_tables, on_all_cores};
 use phalanx_cuda::compiler::{Code, Compiler};
 use phalanx_cuda::programs::{Program, Source};
 use phalanx_trace::DType;
@@ -21,38 +21,6 @@ const TABLE_VERSION: (i32, i32) = (13, 5);
 
 /// The architecture of the emulator of the driver.
 const EMULATED: &str = "sm_80";
-
-const ELEMENTS: [DType; 3] = [DType::F32, DType::BF16, DType::F16];
-
-/// The programs of the tables: all kernels, in the types and sizes that training uses.
-fn programs() -> Vec<Program> {
-    let mut all = vec![Program::of_f64(Source::ElementwiseF64), Program::of_f64(Source::NormF64)];
-    all.push(Program::sum_of_f64_parts());
-    all.extend(ELEMENTS.map(|element| Program::of(Source::SumParts, element)));
-    for element in ELEMENTS {
-        for source in [Source::CrossEntropy, Source::Dropout, Source::Gelu, Source::LayerNorm, Source::Norm] {
-            all.push(Program::of(source, element));
-        }
-        for source in [Source::AdamW, Source::Bias, Source::Elementwise, Source::Embedding, Source::Sgd] {
-            all.push(Program::of(source, element));
-        }
-        let results = if element == DType::F32 { vec![element] } else { vec![element, DType::F32] };
-        for result in results {
-            for small in [false, true] {
-                all.push(Program { small, ..Program::of(Source::Matmul, element).with_other(result) });
-            }
-        }
-        // The code of f16 is that of bf16 but for the name of the product.
-        let sizes: &[usize] = if element == DType::BF16 { &[64, 128] } else { &[64] };
-        for size in sizes {
-            for source in [Source::Attention, Source::AttentionBackward] {
-                all.extend(Program::of(source, element).with_head(*size));
-            }
-        }
-    }
-    all.push(Program { tf32: true, ..Program::of(Source::Matmul, DType::F32) });
-    all
-}
 
 /// What a kernel uses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -142,22 +110,6 @@ fn rows(compiler: &Compiler, program: &Program, architecture: &str) -> Rows {
     rows
 }
 
-/// The results of jobs, on all cores, in their order.
-fn on_all_cores<J: Sync, R: Send>(jobs: &[J], work: impl Fn(&J) -> R + Sync) -> Vec<R> {
-    let next = AtomicUsize::new(0);
-    let take_all = || {
-        let take = || Some(next.fetch_add(1, Ordering::Relaxed)).filter(|at| *at < jobs.len());
-        std::iter::from_fn(take).map(|at| (at, work(&jobs[at]))).collect::<Vec<_>>()
-    };
-    let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    let mut done: Vec<(usize, R)> = std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..threads).map(|_| scope.spawn(take_all)).collect();
-        threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
-    });
-    done.sort_by_key(|(at, _)| *at);
-    done.into_iter().map(|(_, result)| result).collect()
-}
-
 fn compare(architecture: &str, table: &str) {
     let name = format!("{architecture}.csv");
     let committed = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("kernels/table").join(&name);
@@ -190,7 +142,7 @@ fn compare(architecture: &str, table: &str) {
 #[test]
 fn kernels_use_what_the_tables_say() {
     let Some(compiler) = compiler("kernels") else { return };
-    let programs = programs();
+    let programs = of_tables();
     if compiler.version() != TABLE_VERSION {
         // The first half of the compiler alone, which is what differs in the language that it takes.
         let refused = |program: &Program| compiler.compile(program, "compute_90", Code::Ptx).err();

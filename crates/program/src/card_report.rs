@@ -6,7 +6,7 @@ use std::sync::Arc;
 use anyhow::{Result, anyhow};
 use phalanx_cuda::checks::graphs::{self, GraphFigures};
 use phalanx_cuda::checks::rates::{self, Rate, Sizes, Work};
-use phalanx_cuda::checks::{Bench, Case, GROUPS, link_of_one_rank};
+use phalanx_cuda::checks::{Bench, Case, GROUPS, link_of_one_rank, programs};
 use phalanx_cuda::driver::known_version;
 use phalanx_cuda::{CONTEXT_BYTES, Error, Limits, libraries, nccl_version};
 use serde_json::{Value, json};
@@ -102,6 +102,8 @@ pub fn to_json() -> Value {
 
 /// What `doctor --kernels` has found.
 pub struct Kernels {
+    /// What the compiler says of programs that it refuses.
+    refused: Vec<String>,
     groups: Vec<(&'static str, Vec<Case>)>,
     rates: Vec<Rate>,
     limits: Option<Limits>,
@@ -123,6 +125,8 @@ impl Kernels {
         let limits = cards[0].limits();
         let kernels = environment.cpu(crate::machine::cores(), None)?;
         let options = environment::cuda_options(None);
+        // Ahead, on all cores: one core takes minutes.
+        let refused = programs::compile(&options)?.iter().map(ToString::to_string).collect();
         let bench = Bench::new(&options, Arc::clone(&kernels) as _)?;
         let groups: Vec<_> = GROUPS.iter().map(|group| (group.name, group.run(&bench))).collect();
         // A card without clocks is the emulator.
@@ -134,7 +138,7 @@ impl Kernels {
             (options.graphs && !failed).then(|| graphs::measure(&bench).map_err(|error| error.to_string()));
         let nccl = link_of_one_rank(&options, kernels);
         let nccl = nccl.map_err(|error| error.to_string()).transpose();
-        Ok(Kernels { groups, rates, limits, nccl, driver_bytes, graphs })
+        Ok(Kernels { refused, groups, rates, limits, nccl, driver_bytes, graphs })
     }
 
     fn faults(&self) -> Vec<String> {
@@ -143,7 +147,13 @@ impl Kernels {
             .filter_map(|(group, case)| Some(format!("{group}: {}: {}", case.name, case.fault.as_ref()?)));
         let link = self.nccl.as_ref().and_then(|tried| tried.as_ref().err().cloned());
         let graphs = self.graphs.as_ref().and_then(|measured| measured.as_ref().err());
-        cases.chain(link).chain(graphs.map(|error| format!("graphs: {error}"))).collect()
+        self.refused
+            .iter()
+            .cloned()
+            .chain(cases)
+            .chain(link)
+            .chain(graphs.map(|error| format!("graphs: {error}")))
+            .collect()
     }
 
     /// For people.

@@ -6,6 +6,7 @@ mod elementwise;
 pub mod graphs;
 mod links;
 mod products;
+pub mod programs;
 pub mod rates;
 mod rows;
 

@@ -48,12 +48,7 @@ impl Bench {
 
     fn made(test: &str, options: Options, kernels: Arc<dyn Kernels>) -> Option<Bench> {
         let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-        let options = Options {
-            nvrtc: std::env::var_os("PHALANX_NVRTC").map(Into::into),
-            cache: Some(concat!(env!("CARGO_TARGET_TMPDIR"), "/phalanx/cuda").into()),
-            ..options
-        };
-        match checks::Bench::new(&options, kernels) {
+        match checks::Bench::new(&self::options(options), kernels) {
             Ok(bench) => Some(Bench { bench, _turn: turn }),
             Err(error @ (Error::NoDriver | Error::NoCompiler { .. })) => {
                 eprintln!("{test}: skipped: {error}");
@@ -61,5 +56,14 @@ impl Bench {
             }
             Err(error) => panic!("{error}"),
         }
+    }
+}
+
+/// The same options with where the compiler and its programs are.
+pub fn options(options: Options) -> Options {
+    Options {
+        nvrtc: std::env::var_os("PHALANX_NVRTC").map(Into::into),
+        cache: Some(concat!(env!("CARGO_TARGET_TMPDIR"), "/phalanx/cuda").into()),
+        ..options
     }
 }

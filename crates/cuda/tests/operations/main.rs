@@ -13,7 +13,7 @@ mod host_stream;
 mod library;
 mod links;
 
-use phalanx_cuda::checks::{GROUPS, Group, rates};
+use phalanx_cuda::checks::{GROUPS, Group, programs, rates};
 
 use bench::Bench;
 
@@ -32,6 +32,14 @@ fn check_group(group: &Group, bench: &Bench) {
         assert_eq!(case.fault, None, "{}: {}", group.name, case.name);
         assert!(case.worst <= case.tolerance, "{case:?}");
     }
+}
+
+/// The first by its name: the others find what it has compiled, on all cores.
+#[test]
+fn all_programs_compile() {
+    let Some(_bench) = Bench::new("programs") else { return };
+    let refused = programs::compile(&bench::options(phalanx_cuda::Options::default())).unwrap();
+    assert!(refused.is_empty(), "{} programs do not compile: {}", refused.len(), refused[0]);
 }
 
 #[test]
