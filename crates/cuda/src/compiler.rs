@@ -89,7 +89,7 @@ impl Compiler {
         let result = {
             // SAFETY: the type is that of nvrtcVersion in every version.
             let version: Result<Symbol<Version>, _> = unsafe { library.get(b"nvrtcVersion") };
-            let version = version.map_err(|error| unusable(error.to_string()))?;
+            let version = version.map_err(|_| unusable("it has no function nvrtcVersion".to_string()))?;
             // SAFETY: both numbers are there to be written.
             unsafe { version(&mut major, &mut minor) }
         };
