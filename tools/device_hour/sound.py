@@ -14,9 +14,10 @@ from right_and_fast import GPT2
 
 # Test programs: their package, the tests, seconds, and cards without which they check nothing. The first compiles all programs first, on
 # all cores; with --small, those of its test one by one.
+LONGEST_S = 300 if SMALL else 150
 TESTS = [
-    ("operations", "cuda", ["attention"] if SMALL else [], 300 if SMALL else 150, 1),
-    ("train", "train", ["cuda::losses"] if SMALL else ["cuda::"], 150, 1),
+    ("operations", "cuda", ["attention"] if SMALL else [], LONGEST_S, 1),
+    ("train", "train", ["cuda::losses"] if SMALL else ["cuda::"], LONGEST_S, 1),
     ("train", "train", ["cards::two_ranks"] if SMALL else ["cards::"], 60, 2),
 ]
 
