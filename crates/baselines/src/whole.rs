@@ -71,7 +71,7 @@ impl Whole {
 
     /// The parameters of a block, in the order of its layer.
     pub(crate) fn parameters<'a>(&self, block: usize, flat: View<'a>) -> Vec<Parameter<'a>> {
-        self.network.uses[block].iter().map(|p| Parameter::read(self.value(*p, flat))).collect()
+        self.network.uses[block].iter().map(|p| Parameter::read(self.value(*p, flat), true)).collect()
     }
 
     fn value<'a>(&self, parameter: usize, flat: View<'a>) -> View<'a> {
@@ -173,7 +173,7 @@ impl Gradients<'_> {
         let slot = |(p, view): (&usize, Option<_>)| {
             let flag = flags[*p].take().expect("a block uses a parameter once");
             let slot = Gradient::new(view.expect("every parameter has a place"), flag);
-            Parameter::with_gradient(whole.value(*p, flat), slot)
+            Parameter::with_gradient(whole.value(*p, flat), Some(slot))
         };
         uses.iter().zip(views).map(slot).collect()
     }

@@ -26,7 +26,7 @@ pub(crate) fn bias_gradient(cpu: &Cpu, dy: View, db: ViewMut, accumulate: bool) 
     let columns = db.elements();
     by_float!(dy.dtype(), T => {
         let dy = dy.as_slice::<T>();
-        sum_blocks(cpu, rows, columns, [db], accumulate, |isa, rows, [sums]| {
+        sum_blocks(cpu, rows, columns, [Some(db)], accumulate, |isa, rows, [sums]| {
             add_rows(isa, &dy[rows.start * stride..rows.end * stride], stride, sums);
         });
     });
@@ -49,12 +49,12 @@ fn add_rows_body<L: Lanes, T: Float>(rows: &[T], stride: usize, sums: &mut [f32]
 }
 
 /// Calls `block(rows, sums)` once per block of rows, with `K` zeroed lines to add to. Then sums the lines of all blocks
-/// in order and writes the rounded sum to `out` (accumulates or overwrites).
+/// in order and writes the rounded sum to `out` (accumulates or overwrites), where it is wanted.
 pub(crate) fn sum_blocks<const K: usize>(
     cpu: &Cpu,
     rows: usize,
     columns: usize,
-    out: [ViewMut; K],
+    out: [Option<ViewMut>; K],
     accumulate: bool,
     block: impl Fn(Isa, std::ops::Range<usize>, [&mut [f32]; K]) + Sync,
 ) {
@@ -76,6 +76,7 @@ pub(crate) fn sum_blocks<const K: usize>(
             block(cpu.isa, range, sums);
         });
         for (k, out) in out.into_iter().enumerate() {
+            let Some(out) = out else { continue };
             let partial = &*partial;
             by_float!(out.dtype(), P => cpu.over_mut(out.into_slice::<P>(), STRIP, |range, out| {
                 let mut sums = [0f32; STRIP];

@@ -47,7 +47,7 @@ fn type_gradient<const TYPES: usize>(cpu: &Cpu, ids: &[u32], dy: View, dtable: V
     let lines: [ViewMut; TYPES] = lines.try_into().unwrap_or_else(|_| unreachable!("TYPES pieces"));
     by_float!(dy.dtype(), T => {
         let dy = dy.as_slice::<T>();
-        sum_blocks(cpu, ids.len(), hidden, lines, accumulate, |isa, range, sums| {
+        sum_blocks(cpu, ids.len(), hidden, lines.map(Some), accumulate, |isa, range, sums| {
             for i in range {
                 let row = row_of(ids[i], Lookup::Type, TYPES).unwrap_or_default();
                 add_piece(isa, &dy[i * hidden..(i + 1) * hidden], sums[row]);

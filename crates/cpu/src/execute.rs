@@ -56,7 +56,7 @@ impl Cpu {
     fn product(&self, operation: Products) {
         match operation {
             Products::Linear(o) => matmul::linear(self, o.x, o.w, o.epilogue, o.y),
-            Products::LinearGelu(o) => matmul::linear_gelu(self, o.x, o.w, o.bias, o.gelu, o.pre, o.y),
+            Products::LinearGelu(o) => matmul::linear_gelu(self, o),
             Products::InputGradient(o) => {
                 matmul::linear_input_gradient(self, o.dy, o.w, o.dx, o.accumulate);
             }
@@ -69,9 +69,7 @@ impl Cpu {
 
     fn normalization(&self, operation: Normalization) {
         match operation {
-            Normalization::LayerNorm(o) => {
-                layer_norm::layer_norm(self, o.x, o.parameters, o.eps, o.y, o.statistics);
-            }
+            Normalization::LayerNorm(o) => layer_norm::layer_norm(self, o),
             Normalization::LayerNormBackward(o) => layer_norm::layer_norm_backward(self, o),
         }
     }
@@ -79,7 +77,7 @@ impl Cpu {
     fn activation(&self, operation: Activations) {
         match operation {
             Activations::GeluForward(o) => gelu::gelu(self, o.x, o.gelu, o.y),
-            Activations::GeluBackward(o) => gelu::gelu_backward(self, o.x, o.gelu, o.dy, o.db, o.accumulate),
+            Activations::GeluBackward(o) => gelu::gelu_backward(self, o),
             Activations::DropoutForward(o) => dropout::dropout(self, o.from, o.dropout, o.residual, o.to),
         }
     }

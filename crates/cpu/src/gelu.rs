@@ -8,6 +8,7 @@
 
 use phalanx_simd::{Lanes, lanes, vectorized};
 use phalanx_tensor::arguments::Gelu;
+use phalanx_tensor::operations::GeluBackward;
 use phalanx_tensor::{View, ViewMut};
 
 use crate::bias::sum_blocks;
@@ -189,9 +190,10 @@ impl Formula for Erf {
     }
 }
 
-/// Replaces dy by `dx = dy * gelu'(x)`; `db (+)= sum over rows of dx` before rounding. x, dy `[rows, width]`, db
-/// `[width]`.
-pub(crate) fn gelu_backward(cpu: &Cpu, x: View, gelu: Gelu, dy: ViewMut, db: ViewMut, accumulate: bool) {
+/// Replaces dy by `dx = dy * gelu'(x)`; `db (+)= sum over rows of dx` before rounding, where it is wanted. x, dy `[rows, width]`,
+/// db `[width]`.
+pub(crate) fn gelu_backward(cpu: &Cpu, call: GeluBackward) {
+    let GeluBackward { x, gelu, dy, db, accumulate } = call;
     let [rows, width] = x.shape().rows_cols();
     by_float!(x.dtype(), T => by_form!(gelu, F => {
         let x = x.as_slice::<T>();

@@ -5,8 +5,7 @@
 #![allow(clippy::too_many_arguments, reason = "kernels take slices and numbers")]
 
 use phalanx_simd::{Lanes, lanes, vectorized};
-use phalanx_tensor::LayerNormBackward;
-use phalanx_tensor::{View, ViewMut};
+use phalanx_tensor::operations::{LayerNorm, LayerNormBackward};
 
 use crate::bias::sum_blocks;
 use crate::elementwise::{by_lanes, load, store};
@@ -22,19 +21,13 @@ fn rows_together(hidden: usize) -> usize {
     (4096 / hidden.max(1)).clamp(1, ROWS)
 }
 
-/// `y = (x - mean) * rstd * gamma + beta` per row; x, y `[rows, hidden]`, mean and rstd `[rows]` in f32 (overwrites).
-pub(crate) fn layer_norm(
-    cpu: &Cpu,
-    x: View,
-    [gamma, beta]: [View; 2],
-    eps: f32,
-    y: ViewMut,
-    [mean, rstd]: [ViewMut; 2],
-) {
+/// `y = (x - mean) * rstd * gamma (+ beta)` per row; x, y `[rows, hidden]`, mean and rstd `[rows]` in f32 (overwrites).
+pub(crate) fn layer_norm(cpu: &Cpu, call: LayerNorm) {
+    let LayerNorm { x, gamma, beta, eps, y, statistics: [mean, rstd] } = call;
     let [rows, hidden] = x.shape().rows_cols();
     let (mean, rstd) = (Shards::new(mean.into_slice::<f32>()), Shards::new(rstd.into_slice::<f32>()));
     by_float!(x.dtype(), T => {
-        let (x, gamma, beta) = (x.as_slice::<T>(), gamma.as_slice(), beta.as_slice());
+        let (x, gamma, beta) = (x.as_slice::<T>(), gamma.as_slice(), beta.map(|beta| beta.as_slice()));
         let y = Shards::new(y.into_slice::<T>());
         cpu.over(rows, row_grain(hidden), |rows| {
             let flat = rows.start * hidden..rows.end * hidden;
@@ -47,20 +40,20 @@ pub(crate) fn layer_norm(
 }
 
 vectorized!(fn forward_rows<T: Float>(
-    x: &[T], gamma: &[T], beta: &[T], eps: f32, y: &mut [T], mean: &mut [f32], rstd: &mut [f32],
+    x: &[T], gamma: &[T], beta: Option<&[T]>, eps: f32, y: &mut [T], mean: &mut [f32], rstd: &mut [f32],
 ) = forward_rows_body);
 #[inline(always)]
 fn forward_rows_body<L: Lanes, T: Float>(
     x: &[T],
     gamma: &[T],
-    beta: &[T],
+    beta: Option<&[T]>,
     eps: f32,
     y: &mut [T],
     mean: &mut [f32],
     rstd: &mut [f32],
 ) {
     let hidden = gamma.len();
-    assert_eq!(beta.len(), hidden);
+    assert!(beta.is_none_or(|beta| beta.len() == hidden));
     let together = rows_together(hidden);
     let blocks = x.chunks(together * hidden).zip(y.chunks_mut(together * hidden));
     for ((x, y), (mean, rstd)) in blocks.zip(mean.chunks_mut(together).zip(rstd.chunks_mut(together))) {
@@ -80,7 +73,8 @@ fn forward_rows_body<L: Lanes, T: Float>(
             for ((x, y), (m, r)) in rows().zip(y.chunks_exact_mut(hidden)).zip(mean.iter().zip(rstd.iter())) {
                 by_lanes!(hidden, |at, count| {
                     let n = L::mul(L::sub(load::<L, T>(x, at, count), L::splat(*m)), L::splat(*r));
-                    let value = L::mul_add(n, load::<L, T>(gamma, at, count), load::<L, T>(beta, at, count));
+                    let shift = beta.map_or(L::splat(0.0), |beta| load::<L, T>(beta, at, count));
+                    let value = L::mul_add(n, load::<L, T>(gamma, at, count), shift);
                     store::<L, T>(y, at, value, count);
                 });
             }
@@ -98,7 +92,8 @@ struct NormalizedRows<'a, T> {
 }
 
 /// With `n = (x - mean) * rstd` and `d = dy * gamma`:
-/// `dx (+)= rstd * (d - avg(d) - n * avg(d * n))`, `dgamma (+)= sum of dy * n`, `dbeta (+)= sum of dy`.
+/// `dx (+)= rstd * (d - avg(d) - n * avg(d * n))`, `dgamma (+)= sum of dy * n`, `dbeta (+)= sum of dy`, where
+/// they are wanted.
 pub(crate) fn layer_norm_backward(cpu: &Cpu, call: LayerNormBackward) {
     let LayerNormBackward { x, gamma, statistics: [mean, rstd], dy, dx, gradients, .. } = call;
     let [accumulate_input, accumulate_parameters] = [call.accumulate_input, call.accumulate_parameters];

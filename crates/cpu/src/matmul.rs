@@ -9,7 +9,8 @@
 use std::ops::Range;
 
 use phalanx_simd::Isa;
-use phalanx_tensor::arguments::{Epilogue, Gelu, Layout, VOCABULARY_BLOCK, Weight};
+use phalanx_tensor::arguments::{Epilogue, Layout, VOCABULARY_BLOCK, Weight};
+use phalanx_tensor::operations::LinearGelu;
 use phalanx_tensor::{View, ViewMut};
 use phalanx_trace::DType;
 
@@ -57,10 +58,11 @@ pub(crate) fn linear(cpu: &Cpu, x: View, w: Weight, epilogue: Epilogue, y: ViewM
     unsafe { product_onto(cpu, Matrix::of(&x), weight(&w), target) };
 }
 
-/// `pre = x · w + bias`, `y = gelu(pre)`.
-pub(crate) fn linear_gelu(cpu: &Cpu, x: View, w: Weight, bias: View, gelu: Gelu, pre: ViewMut, y: ViewMut) {
+/// `pre = x · w (+ bias)`, `y = gelu(pre)`.
+pub(crate) fn linear_gelu(cpu: &Cpu, call: LinearGelu) {
+    let LinearGelu { x, w, bias, gelu, pre, y } = call;
     let [_, out] = w.in_out();
-    let bias = place_of(Some(bias), out);
+    let bias = place_of(bias, out);
     let target = Target { bias, pre: place(&pre, out), gelu, ..Target::new(place(&y, out)) };
     // SAFETY: y and pre are borrowed uniquely, and of one shape (checked by the device).
     unsafe { product_onto(cpu, Matrix::of(&x), weight(&w), target) };

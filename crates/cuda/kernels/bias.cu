@@ -42,14 +42,16 @@ extern "C" __global__ void bias_sums(const ELEMENT *dy, f32 *partial, u64 rows, 
 // Lines that a thread loads before it adds the first.
 #define LINES_AT_ONCE 64
 
-// For each k: out[k] (+)= ((line 0 + line 1) + line 2) + .. of partial `[blocks, lines, columns]`, of lines k. `second` is null
-// where there is one. Grid: (columns / threads, lines).
+// For each k: out[k] (+)= ((line 0 + line 1) + line 2) + .. of partial `[blocks, lines, columns]`, of lines k. What is null is
+// not wanted. Grid: (columns / threads, lines).
 extern "C" __global__ void add_blocks(const f32 *partial, u64 blocks, u64 lines, u64 columns, OTHER *out, OTHER *second,
                                       int accumulate) {
     const u64 column = (u64)blockIdx.x * blockDim.x + threadIdx.x;
     if (column >= columns) return;
     const f32 *from = partial + blockIdx.y * columns + column;
-    OTHER *to = (blockIdx.y == 0 ? out : second) + column;
+    OTHER *of_line = blockIdx.y == 0 ? out : second;
+    if (!of_line) return;
+    OTHER *to = of_line + column;
     const f32 old = accumulate ? to_f32(*to) : 0.0f;
     f32 sum = 0.0f;
     for (u64 block = 0; block < blocks; block += LINES_AT_ONCE) {

@@ -130,7 +130,9 @@ __device__ __forceinline__ void normalize(const ELEMENT *x, const ELEMENT *gamma
     });
     const f32 r = 1.0f / sqrtf(warp_sum(squares) / (f32)hidden + eps);
     for_groups<IN_REGISTERS>(hidden, [&](u32 first) {
-        const Groups weights = load_groups<WHOLE>(gamma, first, hidden), biases = load_groups<WHOLE>(beta, first, hidden);
+        const Groups weights = load_groups<WHOLE>(gamma, first, hidden);
+        Groups biases = {};
+        if (beta) biases = load_groups<WHOLE>(beta, first, hidden);
         Groups v = row.template get<WHOLE>(first, hidden);
 #pragma unroll
         for (int k = 0; k < AT_ONCE; k++) {
@@ -145,7 +147,7 @@ __device__ __forceinline__ void normalize(const ELEMENT *x, const ELEMENT *gamma
     }
 }
 
-// y = (x - mean) * rstd * gamma + beta; x, y `[rows, hidden]`, mean and rstd `[rows]` f32.
+// y = (x - mean) * rstd * gamma (+ beta, unless it is null); x, y `[rows, hidden]`, mean and rstd `[rows]` f32.
 extern "C" __global__ void __launch_bounds__(256, 2)
     layer_norm(const ELEMENT *x, const ELEMENT *gamma, const ELEMENT *beta, ELEMENT *y, f32 *mean, f32 *rstd, u64 rows, u64 hidden,
                f32 eps) {

@@ -33,7 +33,7 @@ pub use masking::{Masking, NOT_PREDICTED};
 pub use permutation::Permutation;
 pub use sampler::{EvaluationWindows, SampleOrder, Sampler};
 pub use token_file::{
-    Look, Scan, TokenFile, TokenFiles, TokenFormat, TokenType, TokenWriter, Written, token_paths,
+    Look, Scan, TokenFile, TokenFiles, TokenFormat, TokenType, TokenWriter, Written, is_match, token_paths,
 };
 pub use token_files_error::TokenFilesError;
 pub use tokenize::{Progress, tokenize_to_file, tokenize_to_memory};

@@ -1,12 +1,13 @@
 //! Shows figures to people: numbers with units, tables, and drawings of pipeline schedules.
 //!
-//! [`report`] formats numbers and tables. [`schedule_terminal`] draws a schedule as text, [`schedule_svg`] as a
+//! [`report`] formats numbers and tables. [`svg`] writes pictures. [`schedule_terminal`] draws a schedule as text, [`schedule_svg`] as a
 //! picture. Everything here turns plain data into a `String`; the caller prints or writes it.
 #![forbid(unsafe_code)]
 
 pub mod report;
 pub mod schedule_svg;
 pub mod schedule_terminal;
+pub mod svg;
 
 pub use schedule_svg::draw_svg;
 pub use schedule_terminal::draw_terminal;

@@ -3,11 +3,10 @@
 //! Each rank is a row and each action a box: the colour shows the kind, the shade the chunk, the text the micro-batch. The
 //! column on the right shows the largest number of micro-batches whose activations the rank holds, until I and until W.
 
-use std::fmt::Write;
-
 use phalanx_plan::{Kind, Schedule, Timeline, in_flight};
 
 use crate::schedule_terminal::{number, title, unit};
+use crate::svg::{Svg, fill};
 
 /// Pixels of the frame around the rows.
 const LEFT: f64 = 64.0;
@@ -39,22 +38,14 @@ pub fn draw_svg(schedule: &Schedule, timeline: &Timeline) -> String {
         .max(2.0 * 12.0 + TITLE_LETTER * heading.chars().count() as f64)
         .max(LEFT + ENTRY * entries.len() as f64);
     let height = TOP + PITCH * schedule.ranks.len() as f64 + BOTTOM;
-    let mut svg = String::new();
-    let _ = writeln!(
-        svg,
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width:.0}\" height=\"{height:.0}\" viewBox=\"0 0 \
-         {width:.0} {height:.0}\" font-family=\"Helvetica, Arial, sans-serif\" font-size=\"11\" \
-          fill=\"#222\">"
-    );
-    let _ = writeln!(svg, "<title>{}</title>", escaped(heading));
-    let _ = writeln!(svg, "<rect width=\"100%\" height=\"100%\" fill=\"#fff\"/>");
-    text(&mut svg, [12.0, 24.0], "start", " font-size=\"15\" font-weight=\"bold\"", heading);
+    let mut svg = Svg::new([width, height]);
+    svg.title(heading);
+    svg.heading([12.0, 24.0], heading);
     legend(&mut svg, &entries);
     axis(&mut svg, schedule, timeline, scale);
     rows(&mut svg, schedule, timeline, scale);
     held(&mut svg, schedule, LEFT + chart);
-    svg.push_str("</svg>\n");
-    svg
+    svg.finish()
 }
 
 /// The colour of a box. All shades are light enough for dark text; the first chunk has the strongest.
@@ -80,7 +71,7 @@ fn legend_entries(schedule: &Schedule) -> Vec<(Kind, usize)> {
     entries
 }
 
-fn legend(svg: &mut String, entries: &[(Kind, usize)]) {
+fn legend(svg: &mut Svg, entries: &[(Kind, usize)]) {
     let chunks = entries.iter().any(|&(_, chunk)| chunk > 0);
     for (number, &(kind, chunk)) in (0..).zip(entries) {
         let x = LEFT + ENTRY * f64::from(number);
@@ -91,14 +82,13 @@ fn legend(svg: &mut String, entries: &[(Kind, usize)]) {
             Kind::Weight => "W weight gradient",
         };
         let label = if chunks { format!("{what}, chunk {chunk}") } else { what.to_string() };
-        let fill = colour(kind, chunk);
-        let _ = writeln!(svg, "<rect x=\"{x:.1}\" y=\"38\" width=\"12\" height=\"12\" fill=\"{fill}\"/>");
-        text(svg, [x + 17.0, 48.0], "start", "", &label);
+        svg.rect([x, 38.0, 12.0, 12.0], &fill(&colour(kind, chunk)), "");
+        svg.text([x + 17.0, 48.0], "start", "", &label);
     }
 }
 
 /// The time axis under the rows, with a line through them at each tick.
-fn axis(svg: &mut String, schedule: &Schedule, timeline: &Timeline, scale: f64) {
+fn axis(svg: &mut Svg, schedule: &Schedule, timeline: &Timeline, scale: f64) {
     let bottom = TOP + PITCH * schedule.ranks.len() as f64;
     if scale == 0.0 {
         return;
@@ -108,12 +98,10 @@ fn axis(svg: &mut String, schedule: &Schedule, timeline: &Timeline, scale: f64) 
     for number_of_tick in 0..=ticks {
         let time = number_of_tick as f64 * step;
         let x = LEFT + time * scale;
-        let top = TOP - 4.0;
-        let _ =
-            writeln!(svg, "<path d=\"M{x:.1} {top:.1}V{:.1}\" stroke=\"#ddd\" fill=\"none\"/>", bottom + 2.0);
-        text(svg, [x, bottom + 15.0], "middle", "", &number(time));
+        svg.stroke([x, TOP - 4.0], [x, bottom + 2.0], "#ddd", "");
+        svg.text([x, bottom + 15.0], "middle", "", &number(time));
     }
-    text(svg, [LEFT, bottom + 32.0], "start", "", "time");
+    svg.text([LEFT, bottom + 32.0], "start", "", "time");
 }
 
 /// The smallest of ..., 0.5, 1, 2, 5, 10, 20, ... that is at least `min`.
@@ -126,55 +114,36 @@ fn tick(min: f64) -> f64 {
         .unwrap_or(power * 10.0)
 }
 
-fn rows(svg: &mut String, schedule: &Schedule, timeline: &Timeline, scale: f64) {
+fn rows(svg: &mut Svg, schedule: &Schedule, timeline: &Timeline, scale: f64) {
     let chunks: Vec<usize> = (0..schedule.stages()).map(|stage| schedule.chunk(stage)).collect();
     for (rank, spans) in timeline.ranks.iter().enumerate() {
         let y = TOP + PITCH * rank as f64;
-        text(svg, [LEFT - 8.0, y + 15.0], "end", "", &format!("rank {rank}"));
+        svg.text([LEFT - 8.0, y + 15.0], "end", "", &format!("rank {rank}"));
         for span in spans {
             let (x, width) = (LEFT + span.start * scale, (span.end - span.start) * scale);
-            let fill = colour(span.action.kind, chunks[span.action.stage]);
-            let _ = writeln!(
-                svg,
-                "<rect x=\"{x:.1}\" y=\"{y:.1}\" width=\"{width:.1}\" height=\"{BOX}\" fill=\"{fill}\" \
-                 stroke=\"#fff\"><title>{}: {} to {}</title></rect>",
-                span.action,
-                number(span.start),
-                number(span.end),
-            );
+            let style = fill(&colour(span.action.kind, chunks[span.action.stage])) + " stroke=\"#fff\"";
+            let times = format!("{}: {} to {}", span.action, number(span.start), number(span.end));
+            svg.rect([x, y, width, BOX], &style, &times);
             let labels = [span.action.label(false), span.action.micro_batch.to_string()];
             let fits = |label: &&String| BOX_LETTER * label.len() as f64 + 2.0 <= width;
             if let Some(label) = labels.iter().find(fits) {
-                text(svg, [x + width / 2.0, y + 15.0], "middle", " font-size=\"10\"", label);
+                svg.text([x + width / 2.0, y + 15.0], "middle", " font-size=\"10\"", label);
             }
         }
     }
 }
 
 /// Micro-batches in flight, right of the rows.
-fn held(svg: &mut String, schedule: &Schedule, right: f64) {
+fn held(svg: &mut Svg, schedule: &Schedule, right: f64) {
     let x = right + 14.0;
     let split = schedule.splits_backward();
     let heading = if split { "held until I / until W" } else { "held until B" };
-    text(svg, [x, TOP - 8.0], "start", "", heading);
+    svg.text([x, TOP - 8.0], "start", "", heading);
     for (rank, held) in in_flight(schedule).ranks.iter().enumerate() {
         let numbers = match split {
             true => format!("{} / {}", held.to_input, held.to_weight),
             false => held.to_input.to_string(),
         };
-        text(svg, [x, TOP + PITCH * rank as f64 + 15.0], "start", "", &numbers);
+        svg.text([x, TOP + PITCH * rank as f64 + 15.0], "start", "", &numbers);
     }
-}
-
-/// Writes a line of text; `style` holds further attributes, each after a blank.
-fn text(svg: &mut String, [x, y]: [f64; 2], anchor: &str, style: &str, content: &str) {
-    let _ = writeln!(
-        svg,
-        "<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"{anchor}\"{style}>{}</text>",
-        escaped(content)
-    );
-}
-
-fn escaped(content: &str) -> String {
-    content.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }

@@ -23,32 +23,39 @@ impl<'a> Call<'a> {
     pub fn new(parameters: Parameters<'a>, x: Activation) -> Call<'a> {
         Call { parameters, x, sum: None, input_wanted: true }
     }
+
+    /// Whether backward has anything to compute: dx, or the gradient of a parameter.
+    pub fn is_differentiated(&self) -> bool {
+        self.input_wanted || self.parameters.are_trained()
+    }
 }
 
-/// The parameters of a layer, and in backward the memory of their gradients.
+/// The parameters of a layer, and in backward the memory of the gradients of those that are trained.
 #[derive(Clone, Copy)]
 pub struct Parameters<'a>(&'a [Parameter<'a>]);
 
 /// A parameter, and the memory of its gradient.
 pub struct Parameter<'a> {
     value: Option<View<'a>>,
+    trained: bool,
     gradient: Option<RefCell<Gradient<'a>>>,
 }
 
 impl<'a> Parameter<'a> {
-    /// A parameter that is read: in forward.
-    pub fn read(value: View<'a>) -> Parameter<'a> {
-        Parameter { value: Some(value), gradient: None }
+    /// A parameter that is read: in forward, and in the first of two parts of backward. `trained`: whether backward is asked for
+    /// its gradient.
+    pub fn read(value: View<'a>, trained: bool) -> Parameter<'a> {
+        Parameter { value: Some(value), trained, gradient: None }
     }
 
-    /// A parameter whose gradient is written as well: in backward.
-    pub fn with_gradient(value: View<'a>, gradient: Gradient<'a>) -> Parameter<'a> {
-        Parameter { value: Some(value), gradient: Some(RefCell::new(gradient)) }
+    /// A parameter in backward; its gradient is written where there is memory for it.
+    pub fn with_gradient(value: View<'a>, gradient: Option<Gradient<'a>>) -> Parameter<'a> {
+        Parameter { value: Some(value), ..Parameter::gradient(gradient) }
     }
 
-    /// Parameters that are read.
+    /// Parameters that are read, all of them trained.
     pub fn read_all(values: &'a [Tensor]) -> Vec<Parameter<'a>> {
-        values.iter().map(|value| Parameter::read(value.view())).collect()
+        values.iter().map(|value| Parameter::read(value.view(), true)).collect()
     }
 
     /// Parameters and the memory of their gradients. `written` says of each whether it holds a gradient already.
@@ -59,12 +66,16 @@ impl<'a> Parameter<'a> {
     ) -> Vec<Parameter<'a>> {
         let slots =
             gradients.iter_mut().zip(written).map(|(slot, flag)| Gradient::new(slot.view_mut(), flag));
-        values.iter().zip(slots).map(|(value, slot)| Parameter::with_gradient(value.view(), slot)).collect()
+        values
+            .iter()
+            .zip(slots)
+            .map(|(value, slot)| Parameter::with_gradient(value.view(), Some(slot)))
+            .collect()
     }
 
-    /// The memory of a gradient alone: in the second part of backward.
-    pub fn gradient(gradient: Gradient<'a>) -> Parameter<'a> {
-        Parameter { value: None, gradient: Some(RefCell::new(gradient)) }
+    /// The memory of a gradient alone, where it is wanted: in the second part of backward.
+    pub fn gradient(gradient: Option<Gradient<'a>>) -> Parameter<'a> {
+        Parameter { value: None, trained: gradient.is_some(), gradient: gradient.map(RefCell::new) }
     }
 }
 
@@ -112,7 +123,17 @@ impl<'a> Parameters<'a> {
         self.0.get(index)?.gradient.as_ref().map(RefCell::borrow_mut)
     }
 
-    /// Whether the gradient of a parameter is wanted.
+    /// Whether parameter `index` exists and is trained: what only its gradient reads must be saved.
+    pub fn is_trained(self, index: usize) -> bool {
+        self.0.get(index).is_some_and(|parameter| parameter.trained)
+    }
+
+    /// Whether any of them is trained.
+    pub fn are_trained(self) -> bool {
+        self.0.iter().any(|parameter| parameter.trained)
+    }
+
+    /// Whether there is memory for the gradient of a parameter.
     pub fn want_gradients(self) -> bool {
         self.0.iter().any(|parameter| parameter.gradient.is_some())
     }

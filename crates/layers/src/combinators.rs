@@ -23,8 +23,13 @@ struct Part {
     parameters: usize,
 }
 
-/// What each layer of a sequence saved, in order.
-pub struct SavedSequence(Vec<AnySaved>);
+/// What the layers of a sequence saved that backward runs.
+pub struct SavedSequence {
+    /// The first of them.
+    lowest: usize,
+    /// In order, from `lowest` on.
+    layers: Vec<AnySaved>,
+}
 
 impl Sequence {
     /// The layers run in the given order; there is at least one.
@@ -51,37 +56,49 @@ impl Sequence {
         self.layers.iter().map(own).collect()
     }
 
-    /// How the tensor before layer `index` is recomputed, when it is not saved.
-    fn rebuild(&self, index: usize) -> Option<Rebuild> {
-        let rebuild = self.layers[index.checked_sub(1)?].layer.rebuild()?;
+    /// The first layer that backward runs: the first one that is trained, unless dx of the sequence is wanted.
+    fn lowest(&self, parameters: &[Parameters], input_wanted: bool) -> usize {
+        if input_wanted {
+            return 0;
+        }
+        parameters.iter().position(|own| own.are_trained()).unwrap_or(self.layers.len())
+    }
+
+    /// How the tensor before layer `index` is recomputed, when it is not saved. A layer below `lowest` has saved nothing.
+    fn rebuild(&self, index: usize, lowest: usize) -> Option<Rebuild> {
+        let before = index.checked_sub(1).filter(|before| *before >= lowest)?;
+        let rebuild = self.layers[before].layer.rebuild()?;
         (self.rebuilds || rebuild.always).then_some(rebuild)
     }
 
     /// Runs all layers but the last: the call of the last, and what the others saved.
-    fn forward_to_last<'a>(&self, cx: &Context, call: Call<'a>) -> Result<(Call<'a>, Vec<AnySaved>)> {
+    fn forward_to_last<'a>(&self, cx: &Context, call: Call<'a>) -> Result<(Call<'a>, SavedSequence)> {
         let Call { parameters, mut x, sum, input_wanted } = call;
         let parameters = self.split(parameters);
-        let mut saved = Vec::with_capacity(self.layers.len());
+        let lowest = self.lowest(&parameters, input_wanted);
+        let mut saved = SavedSequence { lowest, layers: Vec::with_capacity(self.layers.len()) };
         let last = self.layers.len() - 1;
-        for (part, parameters) in self.layers[..last].iter().zip(&parameters) {
-            let call = Call { parameters: *parameters, x, sum: None, input_wanted };
-            let (y, kept) = part.layer.forward(cx, call)?;
+        for (i, (part, parameters)) in self.layers[..last].iter().zip(&parameters).enumerate() {
+            let call =
+                Call { parameters: *parameters, x, sum: None, input_wanted: input_wanted || i > lowest };
+            let (y, kept) = part.layer.forward(&Context { keep: cx.keep && i >= lowest, ..*cx }, call)?;
             x = y;
-            self.keep(cx, &mut saved, kept);
+            self.keep(cx, &mut saved, i, kept);
         }
+        let input_wanted = input_wanted || last > lowest;
         Ok((Call { parameters: parameters[last], x, sum, input_wanted }, saved))
     }
 
-    /// Adds what the next layer saved, and frees the tensor before it if it can be recomputed.
-    fn keep(&self, cx: &Context, saved: &mut Vec<AnySaved>, mut kept: AnySaved) {
-        if !cx.keep {
+    /// Adds what layer `index` saved, if backward runs it, and frees the tensor before it if it can be recomputed.
+    fn keep(&self, cx: &Context, saved: &mut SavedSequence, index: usize, mut kept: AnySaved) {
+        if !cx.keep || index < saved.lowest {
             return;
         }
-        if self.rebuild(saved.len()).is_some() {
+        if self.rebuild(index, saved.lowest).is_some() {
             kept.x.forget();
-            saved.last_mut().expect("there is an earlier layer").y.forget();
+            saved.layers.last_mut().expect("there is an earlier layer").y.forget();
         }
-        saved.push(kept);
+        saved.layers.push(kept);
     }
 
     /// Recomputes the tensor before layer `index`, if it was freed.
@@ -89,51 +106,52 @@ impl Sequence {
         &self,
         cx: &Context,
         parameters: &[Parameters],
-        saved: &mut [AnySaved],
+        saved: &mut SavedSequence,
         index: usize,
     ) -> Result<()> {
-        let Some(rebuild) = self.rebuild(index) else { return Ok(()) };
-        let before = index - 1;
-        if !(saved[before].y.is_forgotten() || saved[index].x.is_forgotten()) {
+        let Some(rebuild) = self.rebuild(index, saved.lowest) else { return Ok(()) };
+        let (before, at) = (index - 1, index - saved.lowest);
+        if !(saved.layers[at - 1].y.is_forgotten() || saved.layers[at].x.is_forgotten()) {
             return Ok(());
         }
         if rebuild.reads_input {
             self.recall(cx, parameters, saved, before)?;
         }
-        let Saved { x, own, .. } = &mut saved[before];
+        let Saved { x, own, .. } = &mut saved.layers[at - 1];
         let tensor = self.layers[before].layer.output(cx, parameters[before], x, own)?;
-        saved[before].y.recall(&tensor);
-        saved[index].x.recall(&tensor);
+        saved.layers[at - 1].y.recall(&tensor);
+        saved.layers[at].x.recall(&tensor);
         Ok(())
     }
 
-    /// Calls `run` with each layer, what it saved and its call, the last layer first; `run` returns its dx. The sum is added by
-    /// the first layer, the last to run.
+    /// Calls `run` with each layer that backward runs, what it saved and its call, the last layer first; `run` returns its dx. The
+    /// sum is added by the first layer, the last to run.
     fn each_backward<'a>(
         &self,
         cx: &Context,
-        SavedSequence(mut saved): SavedSequence,
+        mut saved: SavedSequence,
         call: Call<'a>,
         mut run: impl FnMut(&dyn AnyLayer, AnySaved, Call<'a>) -> Result<Option<Activation>>,
     ) -> Result<Option<Activation>> {
         let Call { parameters, mut x, mut sum, input_wanted } = call;
         let parameters = self.split(parameters);
-        for (i, part) in self.layers.iter().enumerate().rev() {
+        let lowest = saved.lowest;
+        for (i, part) in self.layers.iter().enumerate().skip(lowest).rev() {
             self.recall(cx, &parameters, &mut saved, i)?;
-            let kept = saved.pop().expect("forward saved one entry per layer");
+            let kept = saved.layers.pop().expect("forward saved one entry per layer");
             let call = Call {
                 parameters: parameters[i],
                 x,
                 sum: sum.take_if(|_| i == 0),
-                input_wanted: input_wanted || i > 0,
+                input_wanted: input_wanted || i > lowest,
             };
             let dx = run(&*part.layer, kept, call)?;
-            if i == 0 {
-                return Ok(dx);
+            if i == lowest {
+                return Ok(dx.filter(|_| input_wanted));
             }
-            x = dx.expect("only the first layer may have an input without gradient");
+            x = dx.expect("only the lowest layer may have an input without gradient");
         }
-        unreachable!("a sequence has at least one layer")
+        Ok(None)
     }
 }
 
@@ -146,10 +164,11 @@ impl Layer for Sequence {
 
     /// The sum is added by the last layer.
     fn forward(&self, cx: &Context, call: Call) -> Result<(Activation, Saved<SavedSequence>)> {
-        let (call, mut layers) = self.forward_to_last(cx, call)?;
-        let (y, kept) = self.layers[self.layers.len() - 1].layer.forward(cx, call)?;
-        self.keep(cx, &mut layers, kept);
-        Ok((y, Saved::new(SavedSequence(layers))))
+        let (call, mut saved) = self.forward_to_last(cx, call)?;
+        let last = self.layers.len() - 1;
+        let (y, kept) = self.layers[last].layer.forward(cx, call)?;
+        self.keep(cx, &mut saved, last, kept);
+        Ok((y, Saved::new(saved)))
     }
 
     fn backward(&self, cx: &Context, saved: Saved<SavedSequence>, call: Call) -> Result<Option<Activation>> {
@@ -176,14 +195,15 @@ impl Layer for Sequence {
     }
 
     fn save(&self, cx: &Context, call: Call) -> Result<Saved<SavedSequence>> {
-        let (call, mut layers) = self.forward_to_last(cx, call)?;
-        let kept = self.layers[self.layers.len() - 1].layer.save(cx, call)?;
-        self.keep(cx, &mut layers, kept);
-        Ok(Saved::new(SavedSequence(layers)))
+        let (call, mut saved) = self.forward_to_last(cx, call)?;
+        let last = self.layers.len() - 1;
+        let kept = self.layers[last].layer.save(cx, call)?;
+        self.keep(cx, &mut saved, last, kept);
+        Ok(Saved::new(saved))
     }
 
     fn each_input(&self, _: &mut Shared, own: &mut SavedSequence, see: &mut dyn FnMut(&mut Shared)) {
-        if let Some(first) = own.0.first_mut() {
+        if let Some(first) = own.layers.first_mut().filter(|_| own.lowest == 0) {
             self.layers[0].layer.each_input(&mut first.x, &mut first.own, see);
         }
     }
@@ -232,7 +252,7 @@ impl<L: Layer> Layer for Residual<L> {
     }
 
     fn backward(&self, cx: &Context, saved: Saved<L::Own>, call: Call) -> Result<Option<Activation>> {
-        let (call, outer) = around(call);
+        let (call, outer) = around_backward(call);
         let dx = self.0.backward(cx, saved, call)?;
         Ok(dx.map(|dx| with_outer(cx, dx, outer)))
     }
@@ -263,7 +283,7 @@ impl<L: Layer> Layer for Residual<L> {
         saved: Saved<L::Own>,
         call: Call,
     ) -> Result<(Option<Activation>, Deferred)> {
-        let (call, outer) = around(call);
+        let (call, outer) = around_backward(call);
         let (dx, deferred) = self.0.backward_input(cx, saved, call)?;
         Ok((dx.map(|dx| with_outer(cx, dx, outer)), deferred))
     }
@@ -277,6 +297,13 @@ impl<L: Layer> Layer for Residual<L> {
 fn around(call: Call) -> (Call, Option<Activation>) {
     let Call { parameters, x, sum, input_wanted } = call;
     (Call { parameters, sum: Some(x.clone()), x, input_wanted }, sum)
+}
+
+/// The same of backward: dy is added to dx where that is wanted.
+fn around_backward(call: Call) -> (Call, Option<Activation>) {
+    let (call, outer) = around(call);
+    let wanted = call.input_wanted;
+    (Call { sum: call.sum.filter(|_| wanted), ..call }, outer)
 }
 
 /// Adds a second sum, for nested residual paths.

@@ -81,13 +81,15 @@ impl<F: RowFunction> Layer for OnEachRow<F> {
         let mut call = operation("on_each_row_backward", x.view(), parameters)
             .read("dy", "rh", dy.view())
             .write("dx", "rh", dx.view_mut());
+        // For each parameter: whether its gradient is added to, where it is wanted.
         let mut accumulate = Vec::new();
-        let mut slots: Vec<_> =
-            (0..parameters.len()).filter_map(|index| parameters.gradient(index)).collect();
+        let mut slots: Vec<_> = (0..parameters.len()).map(|index| parameters.gradient(index)).collect();
         for slot in &mut slots {
-            let (view, accumulates) = slot.write();
-            accumulate.push(accumulates);
-            call = call.gradient("gradient", "h", (view, accumulates));
+            let slot = slot.as_mut().map(|slot| slot.write());
+            accumulate.push(slot.as_ref().map(|(_, accumulates)| *accumulates));
+            if let Some(slot) = slot {
+                call = call.gradient("gradient", "h", slot);
+            }
         }
         let function = Arc::clone(&self.0);
         let [_, hidden] = x.shape().rows_cols();
@@ -95,7 +97,7 @@ impl<F: RowFunction> Layer for OnEachRow<F> {
             let (dy, parameters) = (reads[reads.len() - 1], whole(&reads[1..reads.len() - 1]));
             let parameters: Vec<&[f32]> = parameters.iter().map(Vec::as_slice).collect();
             let (dx, gradients) = writes.split_first_mut().expect("dx comes first");
-            let mut sums = sums(gradients, &accumulate);
+            let mut sums = sums(gradients, &accumulate, hidden);
             let mut slices: Vec<&mut [f32]> = sums.iter_mut().map(Vec::as_mut_slice).collect();
             let [mut x_row, mut dy_row, mut dx_row] = [(); 3].map(|()| vec![0.0; hidden]);
             for start in (0..reads[0].elements()).step_by(hidden) {
@@ -104,7 +106,8 @@ impl<F: RowFunction> Layer for OnEachRow<F> {
                 function.backward(&parameters, &x_row, &dy_row, &mut dx_row, &mut slices);
                 dx.write_f32(start, &dx_row);
             }
-            gradients.iter_mut().zip(&sums).for_each(|(gradient, sum)| gradient.write_f32(0, sum));
+            let wanted = sums.iter().zip(&accumulate).filter(|(_, wanted)| wanted.is_some());
+            gradients.iter_mut().zip(wanted).for_each(|(gradient, (sum, _))| gradient.write_f32(0, sum));
         });
         drop(slots);
         Ok(Some(cx.plus(dx, sum)))
@@ -126,14 +129,17 @@ fn whole(views: &[View]) -> Vec<Vec<f32>> {
     views.iter().map(read).collect()
 }
 
-/// What gradients begin with: what they hold where they are added to, or zeros.
-fn sums(gradients: &[ViewMut], accumulate: &[bool]) -> Vec<Vec<f32>> {
-    let begin = |(gradient, accumulate): (&ViewMut, &bool)| {
-        let mut numbers = vec![0.0; gradient.elements()];
-        if *accumulate {
+/// What gradients of `hidden` elements begin with: what they hold where they are added to, or zeros. `gradients` are those that are
+/// wanted.
+fn sums(gradients: &[ViewMut], accumulate: &[Option<bool>], hidden: usize) -> Vec<Vec<f32>> {
+    let mut wanted = gradients.iter();
+    let begin = |accumulate: &Option<bool>| {
+        let mut numbers = vec![0.0; hidden];
+        let gradient = accumulate.and_then(|_| wanted.next());
+        if let Some(gradient) = gradient.filter(|_| *accumulate == Some(true)) {
             gradient.as_view().read_f32(0, &mut numbers);
         }
         numbers
     };
-    gradients.iter().zip(accumulate).map(begin).collect()
+    accumulate.iter().map(begin).collect()
 }

@@ -1,6 +1,6 @@
 //! Token, position and type embedding: the first block of a model.
 
-use phalanx_tensor::{Lookup, Positions, Tensor, View};
+use phalanx_tensor::{Lookup, Positions, Tensor};
 
 use crate::activation::Activation;
 use crate::call::{Call, Parameters};
@@ -9,22 +9,28 @@ use crate::init::Init;
 use crate::layer::{Context, Kind, Layer, ParameterSpec};
 use crate::saved::{Deferred, Saved};
 
-/// `y[b, t] = tokens[x[b, t]] + positions[t] (+ types[type of x[b, t]])`.
+/// `y[b, t] = tokens[x[b, t]] (+ positions[t]) (+ types[type of x[b, t]])`.
 pub struct Embedding {
     /// Name of the token table.
     pub tokens: String,
-    /// Name of the position table.
-    pub positions: String,
+    /// The table of positions, if the model learns them.
+    pub positions: Option<PositionTable>,
     /// Name of the table of the two token types (BERT's segments), if there is one.
     pub types: Option<String>,
     /// Rows of the token table.
     pub vocab: usize,
-    /// Rows of the position table.
-    pub length: usize,
     /// Width.
     pub hidden: usize,
     /// Initial values of all tables.
     pub init: Init,
+}
+
+/// A table of learned positions.
+pub struct PositionTable {
+    /// Its name.
+    pub name: String,
+    /// Its rows: the longest sequence.
+    pub rows: usize,
 }
 
 /// Number of token types.
@@ -41,8 +47,20 @@ pub struct EmbeddingGradients<'a> {
 }
 
 impl Embedding {
-    fn positions<'a>(&self, cx: &Context, table: View<'a>, first_row: usize) -> Positions<'a> {
-        Positions { table, first_row, seq: cx.tokens[1] }
+    /// What is added to rows that start at `first_row`, if positions are learned.
+    fn positions<'a>(
+        &self,
+        cx: &Context,
+        parameters: Parameters<'a>,
+        first_row: usize,
+    ) -> Option<Positions<'a>> {
+        let of = |_: &PositionTable| Positions { table: parameters.value(1), first_row, seq: cx.tokens[1] };
+        self.positions.as_ref().map(of)
+    }
+
+    /// Which parameter the table of types is.
+    fn types_index(&self) -> usize {
+        1 + usize::from(self.positions.is_some())
     }
 
     /// Adds position and type embeddings to y, whose rows have these `ids` and start at row `first_row` of the
@@ -55,24 +73,27 @@ impl Embedding {
         first_row: usize,
         y: &mut Tensor,
     ) {
-        cx.device.add_positions(self.positions(cx, parameters.value(1), first_row), y.view_mut());
+        if let Some(positions) = self.positions(cx, parameters, first_row) {
+            cx.device.add_positions(positions, y.view_mut());
+        }
         self.add_types(cx, parameters, ids, y);
     }
 
     fn add_types(&self, cx: &Context, parameters: Parameters, ids: &Tensor, y: &mut Tensor) {
         if self.types.is_some() {
-            cx.device.embedding(ids.view(), Lookup::Type, parameters.value(2), None, true, y.view_mut());
+            let table = parameters.value(self.types_index());
+            cx.device.embedding(ids.view(), Lookup::Type, table, None, true, y.view_mut());
         }
     }
 
     /// Writes or adds the gradients of the position and type tables, where they are wanted.
     pub fn gradients_everywhere(&self, cx: &Context, parameters: Parameters, from: EmbeddingGradients) {
         let EmbeddingGradients { ids, dy, first_row } = from;
-        if let Some(mut gradient) = parameters.gradient(1) {
+        if let Some(mut gradient) = parameters.gradient(1).filter(|_| self.positions.is_some()) {
             let (dpositions, accumulate) = gradient.write();
             cx.device.position_gradient(dy.view(), first_row, cx.tokens[1], dpositions, accumulate);
         }
-        if let Some(mut gradient) = parameters.gradient(2) {
+        if let Some(mut gradient) = parameters.gradient(self.types_index()) {
             let (dtypes, accumulate) = gradient.write();
             cx.device.embedding_backward(ids.view(), Lookup::Type, dy.view(), dtypes, accumulate);
         }
@@ -85,11 +106,9 @@ impl Layer for Embedding {
     fn parameters(&self) -> Vec<ParameterSpec> {
         let table =
             |name: &String, rows| ParameterSpec::new(name, Kind::Table, [rows, self.hidden], self.init);
+        let positions = self.positions.iter().map(|positions| table(&positions.name, positions.rows));
         let types = self.types.iter().map(|name| table(name, TYPES));
-        [table(&self.tokens, self.vocab), table(&self.positions, self.length)]
-            .into_iter()
-            .chain(types)
-            .collect()
+        std::iter::once(table(&self.tokens, self.vocab)).chain(positions).chain(types).collect()
     }
 
     /// x: `[batch, seq]` u32 -> y: `[batch, seq, hidden]`
@@ -98,7 +117,7 @@ impl Layer for Embedding {
         let [batch, seq] = x.dims();
         let mut y = cx.activation([batch, seq, self.hidden], "embedding.y");
         let lookup = Lookup::Token { first: 0, vocab: self.vocab };
-        let positions = Some(self.positions(cx, parameters.value(1), cx.first_row));
+        let positions = self.positions(cx, parameters, cx.first_row);
         cx.device.embedding(x.view(), lookup, parameters.value(0), positions, false, y.view_mut());
         self.add_types(cx, parameters, &x, &mut y);
         Ok((cx.plus(y, sum), Saved::new(()).with_input(x)))

@@ -137,6 +137,9 @@ pub struct ParameterSpec {
     pub init: Init,
     /// Which part of the whole parameter this is; None for the whole.
     pub part: Option<Part>,
+    /// Whether it is trained. A frozen one has no gradient, optimizer state or master weights, and what only its gradient would
+    /// read is not saved. Layers say true; the run decides ([`crate::Network::freezing`]).
+    pub trained: bool,
     /// Whether the gradient that the layer writes is one term of a sum over the ranks that hold other rows of its
     /// activations. The terms are summed before the update.
     pub partial: bool,
@@ -185,7 +188,15 @@ impl ParameterSpec {
         shape: impl Into<Vec<usize>>,
         init: Init,
     ) -> ParameterSpec {
-        ParameterSpec { name: name.into(), kind, shape: shape.into(), init, part: None, partial: false }
+        ParameterSpec {
+            name: name.into(),
+            kind,
+            shape: shape.into(),
+            init,
+            part: None,
+            trained: true,
+            partial: false,
+        }
     }
 
     /// Shape of the whole parameter.
@@ -289,12 +300,16 @@ pub trait Layer: Send + Sync {
         saved: Saved<Self::Own>,
         call: Call,
     ) -> Result<(Option<Activation>, Deferred)> {
-        let alloc = |spec: &ParameterSpec| cx.statistics(spec.shape.as_slice(), "deferred.gradient");
-        let mut fresh: Vec<Tensor> = self.parameters().iter().map(alloc).collect();
+        let alloc = |(index, spec): (usize, &ParameterSpec)| {
+            let is_trained = call.parameters.is_trained(index);
+            is_trained.then(|| cx.statistics(spec.shape.as_slice(), "deferred.gradient"))
+        };
+        let mut fresh: Vec<Option<Tensor>> = self.parameters().iter().enumerate().map(alloc).collect();
         let mut written = vec![false; fresh.len()];
         let dx = {
             let slots = fresh.iter_mut().zip(&mut written);
-            let slots = slots.map(|(fresh, written)| Gradient::new(fresh.view_mut(), written));
+            let slots =
+                slots.map(|(fresh, written)| Some(Gradient::new(fresh.as_mut()?.view_mut(), written)));
             let parameters: Vec<Parameter> = call
                 .parameters
                 .values()
@@ -304,7 +319,8 @@ pub trait Layer: Send + Sync {
             let Call { x, sum, input_wanted, .. } = call;
             self.backward(cx, saved, Call { parameters: Parameters::new(&parameters), x, sum, input_wanted })?
         };
-        let fresh: Vec<_> = fresh.into_iter().zip(written).map(|(x, written)| written.then_some(x)).collect();
+        let fresh: Vec<_> =
+            fresh.into_iter().zip(written).map(|(x, written)| x.filter(|_| written)).collect();
         Ok((dx, Deferred::new(fresh)))
     }
 

@@ -11,14 +11,16 @@ use crate::init::Init;
 use crate::layer::{Context, Kind, Layer, ParameterSpec, Rebuild};
 use crate::saved::{Saved, Shared};
 
-/// `y = gamma * (x - mean) / sqrt(var + eps) + beta` (Ba et al., arXiv 1607.06450).
+/// `y = gamma * (x - mean) / sqrt(var + eps) (+ beta)` (Ba et al., arXiv 1607.06450).
 pub struct LayerNorm {
-    /// Names are `prefix.weight` (gamma), `prefix.bias` (beta).
+    /// Names are `prefix.weight` (gamma), `prefix.bias` (beta, if there is one).
     pub prefix: String,
     /// Width.
     pub hidden: usize,
     /// Added to the variance.
     pub eps: f32,
+    /// Whether there is a beta.
+    pub bias: bool,
 }
 
 /// What backward reads beside x.
@@ -40,7 +42,7 @@ impl LayerNorm {
         own: &mut SavedLayerNorm,
     ) {
         let statistics = [own.mean.view_mut(), own.rstd.view_mut()];
-        let parameters = [parameters.value(0), parameters.value(1)];
+        let parameters = (parameters.value(0), parameters.get(1));
         cx.device.layer_norm(x.view(), parameters, self.eps, y.view_mut(), statistics);
     }
 }
@@ -52,7 +54,8 @@ impl Layer for LayerNorm {
         let vector = |suffix, init| {
             ParameterSpec::new(format!("{}.{suffix}", self.prefix), Kind::Norm, [self.hidden], init)
         };
-        vec![vector("weight", Init::Ones), vector("bias", Init::Zeros)]
+        let beta = self.bias.then(|| vector("bias", Init::Zeros));
+        [vector("weight", Init::Ones)].into_iter().chain(beta).collect()
     }
 
     fn is_row_wise(&self) -> bool {
@@ -75,16 +78,18 @@ impl Layer for LayerNorm {
     fn backward(&self, cx: &Context, saved: Saved<SavedLayerNorm>, call: Call) -> Result<Option<Activation>> {
         let Call { parameters, x: dy, sum, .. } = call;
         let (x, SavedLayerNorm { mean, rstd }) = (saved.x.into_held(), saved.own);
-        let (Some(mut dgamma), Some(mut dbeta)) = (parameters.gradient(0), parameters.gradient(1)) else {
-            panic!("a layer norm has two gradients")
-        };
         let (mut dx, add) = cx.target(sum, x.shape(), "layer_norm.dx");
-        let (dgamma, accumulate) = dgamma.write();
-        let (dbeta, accumulate_beta) = dbeta.write();
-        assert_eq!(
-            accumulate, accumulate_beta,
-            "gamma and beta are either both accumulated or both overwritten"
-        );
+        let mut slots = [parameters.gradient(0), parameters.gradient(1)];
+        let mut accumulates = None;
+        let gradients = slots.each_mut().map(|slot| {
+            let (view, accumulate) = slot.as_mut()?.write();
+            let of_other = accumulates.replace(accumulate);
+            assert!(
+                of_other.is_none_or(|other| other == accumulate),
+                "gamma and beta are both added to, or none"
+            );
+            Some(view)
+        });
         cx.device.run(LayerNormBackward {
             x: x.view(),
             gamma: parameters.value(0),
@@ -92,8 +97,8 @@ impl Layer for LayerNorm {
             dy: dy.view(),
             dx: dx.view_mut(),
             accumulate_input: add,
-            gradients: [dgamma, dbeta],
-            accumulate_parameters: accumulate,
+            gradients,
+            accumulate_parameters: accumulates.unwrap_or(false),
         });
         Ok(Some(Arc::new(dx)))
     }

@@ -33,7 +33,7 @@ pub use checkpointing::{Checkpointing, Recompute};
 pub use combinators::{Residual, Sequence};
 pub use dropout::Dropped;
 pub use each_row::{OnEachRow, RowFunction};
-pub use embedding::Embedding;
+pub use embedding::{Embedding, PositionTable};
 pub use failure::{Failure, Result};
 pub use head::{Head, LinearCrossEntropy};
 pub use init::Init;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use phalanx_tensor::{Epilogue, Layout, Shape, Tensor, Weight};
+use phalanx_tensor::{Epilogue, Layout, Tensor, Weight};
 
 use crate::activation::Activation;
 use crate::call::{Call, Parameters};
@@ -29,10 +29,10 @@ pub struct Linear {
 
 /// What the first part of backward saves for the second.
 pub(crate) struct DeferredLinear {
-    /// `[.., in]`
-    pub(crate) x: Activation,
-    /// `[.., out]`
-    pub(crate) dy: Activation,
+    /// `[.., in]`; None where the weight is frozen.
+    pub(crate) x: Option<Activation>,
+    /// `[.., out]`; None where nothing is trained.
+    pub(crate) dy: Option<Activation>,
 }
 
 impl Linear {
@@ -49,24 +49,38 @@ impl Linear {
         }
     }
 
-    /// Writes or adds dw.
-    pub(crate) fn weight_gradient(&self, cx: &Context, parameters: Parameters, x: &Tensor, dy: &Tensor) {
-        if let Some(mut dw) = parameters.gradient(0) {
+    /// Saves x where dw will be wanted.
+    pub(crate) fn saved<Own>(own: Own, parameters: Parameters, x: Activation) -> Saved<Own> {
+        match parameters.is_trained(0) {
+            true => Saved::new(own).with_input(x),
+            false => Saved::new(own),
+        }
+    }
+
+    /// Writes or adds dw, where it is wanted: then x was saved.
+    pub(crate) fn weight_gradient(
+        &self,
+        cx: &Context,
+        parameters: Parameters,
+        x: Option<Activation>,
+        dy: &Tensor,
+    ) {
+        if let (Some(mut dw), Some(x)) = (parameters.gradient(0), x) {
             let (view, accumulate) = dw.write();
             cx.device.linear_weight_gradient(x.view(), dy.view(), view, self.layout, accumulate);
         }
     }
 
-    /// dx = dy · wᵀ (+ sum), of the shape of x.
+    /// dx = dy · wᵀ (+ sum), `[batch, seq, in]`.
     pub(crate) fn input_gradient(
         &self,
         cx: &Context,
         parameters: Parameters,
-        shape: Shape,
         dy: &Tensor,
         sum: Option<Activation>,
     ) -> Activation {
-        let (mut dx, add) = cx.target(sum, shape, "linear.dx");
+        let [batch, seq, _] = dy.dims();
+        let (mut dx, add) = cx.target(sum, [batch, seq, self.inputs].into(), "linear.dx");
         cx.device.linear_input_gradient(dy.view(), self.weight(parameters), dx.view_mut(), add);
         Arc::new(dx)
     }
@@ -97,26 +111,23 @@ impl Layer for Linear {
         let mut y = cx.activation([batch, seq, self.outputs], "linear.y");
         let epilogue = Epilogue { bias: parameters.get(1), residual: sum.as_ref().map(|sum| sum.view()) };
         cx.device.linear(x.view(), self.weight(parameters), epilogue, y.view_mut());
-        Ok((Arc::new(y), Saved::new(()).with_input(x)))
+        Ok((Arc::new(y), Linear::saved((), parameters, x)))
     }
 
     /// Saves the input only: nothing is computed.
     fn save(&self, _: &Context, call: Call) -> Result<Saved<()>> {
-        Ok(Saved::new(()).with_input(call.x))
+        Ok(Linear::saved((), call.parameters, call.x))
     }
 
     /// dx = dy · wᵀ; writes or adds dw and db.
     fn backward(&self, cx: &Context, saved: Saved<()>, call: Call) -> Result<Option<Activation>> {
         let Call { parameters, x: dy, sum, input_wanted } = call;
-        let x = saved.x.into_held();
         Linear::bias_gradient(cx, parameters, &dy);
-        self.weight_gradient(cx, parameters, &x, &dy);
-        let shape = x.shape();
-        drop(x);
-        Ok(input_wanted.then(|| self.input_gradient(cx, parameters, shape, &dy, sum)))
+        self.weight_gradient(cx, parameters, saved.x.if_read(), &dy);
+        Ok(input_wanted.then(|| self.input_gradient(cx, parameters, &dy, sum)))
     }
 
-    /// dx; x and dy are saved for the second part.
+    /// dx; x and dy are saved for the second part, where it reads them.
     fn backward_input(
         &self,
         cx: &Context,
@@ -124,15 +135,16 @@ impl Layer for Linear {
         call: Call,
     ) -> Result<(Option<Activation>, Deferred)> {
         let Call { parameters, x: dy, sum, input_wanted } = call;
-        let x = saved.x.into_held();
-        let dx = input_wanted.then(|| self.input_gradient(cx, parameters, x.shape(), &dy, sum));
-        Ok((dx, Deferred::new(DeferredLinear { x, dy })))
+        let dx = input_wanted.then(|| self.input_gradient(cx, parameters, &dy, sum));
+        let dy = parameters.are_trained().then_some(dy);
+        Ok((dx, Deferred::new(DeferredLinear { x: saved.x.if_read(), dy })))
     }
 
     fn backward_weight(&self, cx: &Context, parameters: Parameters, deferred: Deferred) -> Result<()> {
-        let DeferredLinear { x, dy } = deferred.restore();
-        Linear::bias_gradient(cx, parameters, &dy);
-        self.weight_gradient(cx, parameters, &x, &dy);
+        if let DeferredLinear { x, dy: Some(dy) } = deferred.restore() {
+            Linear::bias_gradient(cx, parameters, &dy);
+            self.weight_gradient(cx, parameters, x, &dy);
+        }
         Ok(())
     }
 }

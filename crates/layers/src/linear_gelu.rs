@@ -1,5 +1,5 @@
 //! A linear layer and GELU (Hendrycks and Gimpel, arXiv 1606.08415) in one: the activation is taken while the
-//! product is in registers, and backward sums the bias gradient while it is there.
+//! product is in registers, and backward sums the gradient of the bias while it is there.
 
 use std::sync::Arc;
 
@@ -9,12 +9,12 @@ use crate::activation::Activation;
 use crate::call::{Call, Parameters};
 use crate::failure::Result;
 use crate::layer::{Context, Layer, ParameterSpec, Rebuild};
-use crate::linear::{DeferredLinear, Linear};
+use crate::linear::Linear;
 use crate::saved::{Deferred, Saved, Shared};
 
-/// `gelu(x · w + b)`.
+/// `gelu(x · w (+ b))`.
 pub struct LinearGelu {
-    /// `x · w + b`
+    /// `x · w (+ b)`
     pub linear: Linear,
     /// Exact, or the tanh approximation.
     pub gelu: Gelu,
@@ -28,9 +28,9 @@ pub struct SavedLinearGelu {
 
 /// What the first part of backward saves for the second.
 struct DeferredLinearGelu {
-    linear: DeferredLinear,
-    /// `[out]`
-    db: Tensor,
+    linear: Deferred,
+    /// `[out]`, where it is wanted.
+    db: Option<Tensor>,
 }
 
 /// dy in memory that may be overwritten: its own, or a copy.
@@ -59,9 +59,9 @@ impl Layer for LinearGelu {
         let [batch, seq, _] = x.dims();
         let mut pre = cx.activation([batch, seq, self.linear.outputs], "linear_gelu.pre");
         let mut y = cx.activation([batch, seq, self.linear.outputs], "linear_gelu.y");
-        let (w, bias) = (self.linear.weight(parameters), parameters.value(1));
+        let (w, bias) = (self.linear.weight(parameters), parameters.get(1));
         cx.device.linear_gelu(x.view(), w, bias, self.gelu, pre.view_mut(), y.view_mut());
-        Ok((cx.plus(y, sum), Saved::new(SavedLinearGelu { pre }).with_input(x)))
+        Ok((cx.plus(y, sum), Linear::saved(SavedLinearGelu { pre }, parameters, x)))
     }
 
     /// dx overwrites, or adds to the sum; dw, db where they are wanted.
@@ -73,18 +73,16 @@ impl Layer for LinearGelu {
     ) -> Result<Option<Activation>> {
         let Call { parameters, x: dy, sum, input_wanted } = call;
         let Saved { x, own: SavedLinearGelu { pre }, .. } = saved;
-        let x = x.into_held();
         let mut dpre = overwritable(cx, dy);
         {
-            let mut db = parameters.gradient(1).expect("the gradient of a bias before GELU");
-            let (view, accumulate) = db.write();
-            cx.device.gelu_backward(pre.view(), self.gelu, dpre.view_mut(), view, accumulate);
+            let mut gradient = parameters.gradient(1);
+            let (db, accumulate) = gradient.as_mut().map(|gradient| gradient.write()).unzip();
+            let accumulate = accumulate.unwrap_or(false);
+            cx.device.gelu_backward(pre.view(), self.gelu, dpre.view_mut(), db, accumulate);
         }
         drop(pre);
-        self.linear.weight_gradient(cx, parameters, &x, &dpre);
-        let shape = x.shape();
-        drop(x);
-        Ok(input_wanted.then(|| self.linear.input_gradient(cx, parameters, shape, &dpre, sum)))
+        self.linear.weight_gradient(cx, parameters, x.if_read(), &dpre);
+        Ok(input_wanted.then(|| self.linear.input_gradient(cx, parameters, &dpre, sum)))
     }
 
     fn rebuild(&self) -> Option<Rebuild> {
@@ -111,24 +109,25 @@ impl Layer for LinearGelu {
         saved: Saved<SavedLinearGelu>,
         call: Call,
     ) -> Result<(Option<Activation>, Deferred)> {
-        let Call { parameters, x: dy, sum, input_wanted } = call;
-        let Saved { x, own: SavedLinearGelu { pre }, .. } = saved;
-        let x = x.into_held();
+        let Call { parameters, x: dy, .. } = call;
+        let Saved { x, y, own: SavedLinearGelu { pre } } = saved;
         let mut dpre = overwritable(cx, dy);
-        let mut db = cx.statistics([self.linear.outputs], "deferred.gradient");
-        cx.device.gelu_backward(pre.view(), self.gelu, dpre.view_mut(), db.view_mut(), false);
+        let has_db = parameters.is_trained(1);
+        let mut db = has_db.then(|| cx.statistics([self.linear.outputs], "deferred.gradient"));
+        let sums = db.as_mut().map(|db| db.view_mut());
+        cx.device.gelu_backward(pre.view(), self.gelu, dpre.view_mut(), sums, false);
         drop(pre);
-        let dx = input_wanted.then(|| self.linear.input_gradient(cx, parameters, x.shape(), &dpre, sum));
-        let linear = DeferredLinear { x, dy: Arc::new(dpre) };
+        // The bias has its gradient: the linear layer is asked for that of the weight.
+        let call = Call { parameters: parameters.split_at(1).0, x: Arc::new(dpre), ..call };
+        let (dx, linear) = self.linear.backward_input(cx, Saved { x, y, own: () }, call)?;
         Ok((dx, Deferred::new(DeferredLinearGelu { linear, db })))
     }
 
     fn backward_weight(&self, cx: &Context, parameters: Parameters, deferred: Deferred) -> Result<()> {
-        let DeferredLinearGelu { linear: DeferredLinear { x, dy }, db } = deferred.restore();
-        if let Some(mut gradient) = parameters.gradient(1) {
+        let DeferredLinearGelu { linear, db } = deferred.restore();
+        if let (Some(mut gradient), Some(db)) = (parameters.gradient(1), db) {
             gradient.add(cx.device, db.view());
         }
-        self.linear.weight_gradient(cx, parameters, &x, &dy);
-        Ok(())
+        self.linear.backward_weight(cx, parameters.split_at(1).0, linear)
     }
 }

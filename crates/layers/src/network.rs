@@ -35,7 +35,7 @@ pub struct Network {
     pub blocks: Vec<Block>,
     /// The head, after the last block; None in a stage that is not the last.
     pub head: Option<Box<dyn Head>>,
-    /// Each parameter once, in order of first use.
+    /// Each parameter once: the trained ones, then the frozen ones, both in order of first use.
     pub parameters: Vec<ParameterSpec>,
     /// For each block, and the head last if there is one: indices into `parameters`, in the layer's order.
     pub uses: Vec<Vec<usize>>,
@@ -43,6 +43,8 @@ pub struct Network {
     pub first_block: usize,
     /// For each parameter: its number in the whole network.
     pub numbers: Vec<usize>,
+    /// Whether a parameter of an earlier stage is trained.
+    pub trained_before: bool,
 }
 
 impl Network {
@@ -65,7 +67,40 @@ impl Network {
             uses.push(indices);
         }
         let numbers = (0..parameters.len()).collect();
-        Network { blocks, head: Some(head), parameters, uses, first_block: 0, numbers }
+        let trained_before = false;
+        Network { blocks, head: Some(head), parameters, uses, first_block: 0, numbers, trained_before }
+    }
+
+    /// The same network, of which the parameters for which `is_frozen` are not trained.
+    #[must_use]
+    pub fn freezing(self, is_frozen: impl Fn(&ParameterSpec) -> bool) -> Network {
+        let Network { parameters, uses, .. } = &self;
+        let specs = parameters
+            .iter()
+            .map(|spec| ParameterSpec { trained: spec.trained && !is_frozen(spec), ..spec.clone() });
+        let specs: Vec<ParameterSpec> = specs.collect();
+        let order = trained_first(0..specs.len(), |p| specs[*p].trained);
+        let place =
+            |p: &usize| order.iter().position(|other| other == p).expect("every parameter has a place");
+        let uses = uses.iter().map(|block| block.iter().map(place).collect()).collect();
+        let parameters = order.iter().map(|p| specs[*p].clone()).collect();
+        Network { parameters, uses, ..self }
+    }
+
+    /// Whether a block before block `index` of the whole network has a trained parameter: then backward is asked for the derivative
+    /// of its input. `index` counts the blocks of this stage.
+    pub fn wants_input(&self, index: usize) -> bool {
+        self.trained_before || self.uses[..index].iter().any(|block| self.is_used_to_train(block))
+    }
+
+    /// The first block of this stage that backward runs, or one behind the head.
+    pub fn lowest(&self) -> usize {
+        let trained = |block: &Vec<usize>| self.trained_before || self.is_used_to_train(block);
+        self.uses.iter().position(trained).unwrap_or(self.uses.len())
+    }
+
+    fn is_used_to_train(&self, block: &[usize]) -> bool {
+        block.iter().any(|p| self.parameters[*p].trained)
     }
 
     /// Cuts a whole network into stages, consecutive ranges of blocks; the head counts as the last block. A parameter
@@ -80,22 +115,23 @@ impl Network {
             "the last stage must end with the head"
         );
         let (mut blocks, mut head) = (blocks.into_iter(), head);
-        let mut next = 0;
+        let (mut next, mut trained_before) = (0, false);
         let mut cut = |range: &Range<usize>| {
             assert!(range.start == next && range.end > next, "stages must be consecutive and not empty");
             next = range.end;
+            let used = &uses[range.clone()];
             let mut numbers: Vec<usize> = Vec::new();
-            let mut local = Vec::new();
-            for block in &uses[range.clone()] {
-                let index = |number: &usize| {
-                    let known = numbers.iter().position(|n| n == number);
-                    known.unwrap_or_else(|| {
-                        numbers.push(*number);
-                        numbers.len() - 1
-                    })
-                };
-                local.push(block.iter().map(index).collect());
-            }
+            used.iter().flatten().for_each(|number| {
+                if !numbers.contains(number) {
+                    numbers.push(*number);
+                }
+            });
+            let numbers = trained_first(numbers, |number| parameters[*number].trained);
+            let place =
+                |number: &usize| numbers.iter().position(|other| other == number).expect("it was listed");
+            let local = used.iter().map(|block| block.iter().map(place).collect()).collect();
+            let earlier = trained_before;
+            trained_before |= numbers.iter().any(|number| parameters[*number].trained);
             let with_head = range.end == head_index + 1;
             Network {
                 blocks: blocks.by_ref().take(range.len() - usize::from(with_head)).collect(),
@@ -104,6 +140,7 @@ impl Network {
                 uses: local,
                 first_block: range.start,
                 numbers,
+                trained_before: earlier,
             }
         };
         stages.iter().map(&mut cut).collect()
@@ -119,8 +156,14 @@ impl Network {
         self.blocks.get(index).map_or("head", |b| b.name.as_str())
     }
 
-    /// Number of trainable elements.
+    /// Number of elements of all parameters.
     pub fn elements(&self) -> usize {
         self.parameters.iter().map(ParameterSpec::elements).sum()
     }
+}
+
+/// The trained ones of some parameters, then the others, each in order.
+fn trained_first(all: impl IntoIterator<Item = usize>, is_trained: impl Fn(&usize) -> bool) -> Vec<usize> {
+    let (trained, frozen): (Vec<usize>, Vec<usize>) = all.into_iter().partition(is_trained);
+    [trained, frozen].concat()
 }

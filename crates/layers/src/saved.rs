@@ -96,6 +96,15 @@ impl Shared {
         }
     }
 
+    /// The tensor, by value; None where backward does not read it.
+    #[track_caller]
+    pub fn if_read(self) -> Option<Activation> {
+        match self {
+            Shared::Unread => None,
+            read => Some(read.into_held()),
+        }
+    }
+
     /// The tensor, by reference.
     #[track_caller]
     pub fn held(&self) -> &Activation {
@@ -105,6 +114,11 @@ impl Shared {
                 panic!("a tensor is read that was not saved or not recomputed")
             }
         }
+    }
+
+    /// Whether backward does not read it.
+    pub fn is_unread(&self) -> bool {
+        matches!(self, Shared::Unread)
     }
 
     /// Whether it must be recomputed.

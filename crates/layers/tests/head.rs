@@ -86,7 +86,7 @@ fn part(device: &Device, bias: bool, [first, end]: [usize; 2], others: Option<&[
     let input = HeadInput { x: &x, targets: &targets, numbers: NUMBERS, classes, input_wanted: true };
     let (loss, dx) = {
         let slots = [Gradient::new(dw.view_mut(), write_w), Gradient::new(db.view_mut(), write_b)];
-        let with_slot = |(value, slot)| Parameter::with_gradient(value, slot);
+        let with_slot = |(value, slot)| Parameter::with_gradient(value, Some(slot));
         let parameters: Vec<_> = [w.view(), b.view()].into_iter().zip(slots).map(with_slot).collect();
         let parameters = Parameters::new(&parameters[..1 + bias as usize]);
         head.pass(&cx, parameters, input, &mut exchange).unwrap()
@@ -132,7 +132,7 @@ fn a_loss_alone_is_that_of_training_and_takes_no_logits() {
     let x = || tensor(&device, [ROWS, HIDDEN], &values("x", ROWS * HIDDEN));
     let w = tensor(&device, [VOCAB, HIDDEN], &values("w", VOCAB * HIDDEN));
     let b = tensor(&device, [VOCAB], &values("b", VOCAB));
-    let (cx, parameters) = (context(&device), [w.view(), b.view()].map(Parameter::read));
+    let (cx, parameters) = (context(&device), [w.view(), b.view()].map(|view| Parameter::read(view, true)));
     let call = Call { input_wanted: false, ..Call::new(Parameters::new(&parameters), x().into()) };
     let (loss, _) = head.loss(&cx, call, &targets(&device), NUMBERS).unwrap();
     assert_eq!(read(&device, &loss), part(&device, true, [0, VOCAB], None).results[0]);
@@ -141,7 +141,7 @@ fn a_loss_alone_is_that_of_training_and_takes_no_logits() {
     let like = |t: &Tensor| meta.alloc(t.dtype(), t.shape(), Category::Activations, "test");
     let (x, w, b, targets) = (like(&x()), like(&w), like(&b), like(&targets(&device)));
     meta.phase(PhaseName::Loss, || {
-        let parameters = [w.view(), b.view()].map(Parameter::read);
+        let parameters = [w.view(), b.view()].map(|view| Parameter::read(view, true));
         let call = Call { input_wanted: false, ..Call::new(Parameters::new(&parameters), x.into()) };
         head.loss(&context(&meta), call, &targets, NUMBERS).unwrap()
     });
@@ -173,7 +173,7 @@ fn a_bias_is_a_parameter_that_starts_at_zero_and_moves_logits() {
         tensor(&device, [VOCAB, HIDDEN], &values("w", VOCAB * HIDDEN)),
     );
     let b = tensor(&device, [VOCAB], &values("b", VOCAB));
-    let parameters = [w.view(), b.view()].map(Parameter::read);
+    let parameters = [w.view(), b.view()].map(|view| Parameter::read(view, true));
     let logits = head(true).logits(&context(&device), Parameters::new(&parameters), x.view());
     assert_eq!(read(&device, &logits), values("b", VOCAB));
 }

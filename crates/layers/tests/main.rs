@@ -2,6 +2,7 @@
 
 mod checkpointing;
 mod dropout;
+mod frozen;
 mod head;
 mod rig;
 mod split_backward;

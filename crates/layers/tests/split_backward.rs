@@ -6,8 +6,9 @@ use std::sync::Arc;
 use crate::rig::{DRAW, HIDDEN, SEQ, attention, bits_of, filled_as, linear, norm, plain, rebuilding};
 use phalanx_cpu::Cpu;
 use phalanx_layers::{
-    Activation, AnyLayer, AnySaved, Call, Context, Deferred, Draw, Dropped, Embedding, Init, Layer, Linear,
-    LinearGelu, Parameter, ParameterSpec, Parameters, Recompute, Residual, Sequence,
+    Activation, AnyLayer, AnySaved, Call, Context, Deferred, Draw, Dropped, Embedding, Init, Layer,
+    LayerNorm, Linear, LinearGelu, Parameter, ParameterSpec, Parameters, PositionTable, Recompute, Residual,
+    Sequence,
 };
 use phalanx_tensor::{Arena, Category, DType, Device, Gelu, Layout, Shape, Tensor};
 
@@ -216,13 +217,12 @@ fn dropped(layer: impl Layer + 'static, p: f32) -> Dropped {
     Dropped { layer: Box::new(layer), p, name: "drop".into() }
 }
 
-fn embedding(types: bool) -> Embedding {
+fn embedding(positions: bool, types: bool) -> Embedding {
     Embedding {
         tokens: "tokens".into(),
-        positions: "positions".into(),
+        positions: positions.then(|| PositionTable { name: "positions".into(), rows: SEQ + 2 }),
         types: types.then(|| "types".into()),
         vocab: VOCAB,
-        length: SEQ + 2,
         hidden: HIDDEN,
         init: Init::Normal(0.3),
     }
@@ -239,6 +239,9 @@ fn linear_layers() {
         for form in [Gelu::Tanh, Gelu::Erf] {
             let name = format!("linear_gelu {layout:?}, {form:?}");
             cases.push(case(&name, gelu(form, layout), HIDDEN, 4 * HIDDEN));
+            let LinearGelu { linear, gelu } = gelu(form, layout);
+            let plain = LinearGelu { linear: Linear { bias: false, ..linear }, gelu };
+            cases.push(case(&format!("{name}, without bias"), plain, HIDDEN, 4 * HIDDEN));
         }
     }
     check(cases);
@@ -250,10 +253,12 @@ fn norm_attention_and_embedding() {
     for p in [0.0, 0.3] {
         cases.push(case(&format!("attention, dropping {p}"), attention(p), 3 * HIDDEN, HIDDEN));
     }
-    for types in [false, true] {
-        cases.push((format!("embedding, types {types}"), Box::new(embedding(types)), None, HIDDEN));
-        let layer = dropped(embedding(types), 0.3);
-        cases.push((format!("dropped embedding, types {types}"), Box::new(layer), None, HIDDEN));
+    cases.push(case("norm without beta", LayerNorm { bias: false, ..norm("norm") }, HIDDEN, HIDDEN));
+    for (positions, types) in [(true, false), (true, true), (false, false), (false, true)] {
+        let name = format!("embedding, positions {positions}, types {types}");
+        cases.push((name.clone(), Box::new(embedding(positions, types)), None, HIDDEN));
+        let layer = dropped(embedding(positions, types), 0.3);
+        cases.push((format!("dropped {name}"), Box::new(layer), None, HIDDEN));
     }
     check(cases);
 }
@@ -321,7 +326,11 @@ fn blocks_in_blocks() {
         let blocks = Sequence::new(inner()).rebuilding();
         let blocks: Box<dyn AnyLayer> =
             if recomputed { Box::new(Recompute(blocks)) } else { Box::new(blocks) };
-        Box::new(Sequence::new(vec![Box::new(dropped(embedding(true), 0.3)), blocks, Box::new(norm("c"))]))
+        Box::new(Sequence::new(vec![
+            Box::new(dropped(embedding(true, true), 0.3)),
+            blocks,
+            Box::new(norm("c")),
+        ]))
     };
     check(vec![
         ("blocks".into(), Box::new(Sequence::new(inner())), Some(HIDDEN), HIDDEN),

@@ -8,7 +8,7 @@
 
 use phalanx_layers::{
     Attention, Block, BlockRole, Checkpointing, Dropped, Embedding, Init, LayerNorm, Linear,
-    LinearCrossEntropy, LinearGelu, Network, ParameterSpec, Residual, Sequence,
+    LinearCrossEntropy, LinearGelu, Network, ParameterSpec, PositionTable, Residual, Sequence,
 };
 use phalanx_parallel::TensorParallel;
 use phalanx_tensor::{Heads, Layout};
@@ -112,10 +112,9 @@ impl Bert {
         let name = |part: &str| format!("bert.embeddings.{part}");
         let tables = Embedding {
             tokens: WORDS.into(),
-            positions: name("position_embeddings.weight"),
+            positions: Some(PositionTable { name: name("position_embeddings.weight"), rows: self.positions }),
             types: Some(name("token_type_embeddings.weight")),
             vocab: self.vocab,
-            length: self.positions,
             hidden: self.hidden,
             init: NORMAL,
         };
@@ -171,7 +170,7 @@ impl Bert {
     }
 
     fn norm(&self, prefix: String) -> LayerNorm {
-        LayerNorm { prefix, hidden: self.hidden, eps: self.eps }
+        LayerNorm { prefix, hidden: self.hidden, eps: self.eps, bias: true }
     }
 
     /// Reads a `config.json` of transformers. Its dropout is that of the training which made the file; a run uses the

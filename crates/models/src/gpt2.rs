@@ -6,7 +6,7 @@
 
 use phalanx_layers::{
     Attention, Block, BlockRole, Checkpointing, Dropped, Embedding, Init, Layer, LayerNorm, Linear,
-    LinearCrossEntropy, LinearGelu, Network, ParameterSpec, Residual, Sequence,
+    LinearCrossEntropy, LinearGelu, Network, ParameterSpec, PositionTable, Residual, Sequence,
 };
 use phalanx_parallel::TensorParallel;
 use phalanx_tensor::{Heads, Layout};
@@ -113,10 +113,9 @@ impl Gpt2 {
     fn embedding(&self, tensor: &TensorParallel) -> impl Layer + use<> {
         let layer = Embedding {
             tokens: "transformer.wte.weight".into(),
-            positions: "transformer.wpe.weight".into(),
+            positions: Some(PositionTable { name: "transformer.wpe.weight".into(), rows: self.positions }),
             types: None,
             vocab: self.vocab,
-            length: self.positions,
             hidden: self.hidden,
             init: Init::Normal(0.02),
         };
@@ -166,7 +165,7 @@ impl Gpt2 {
     }
 
     fn norm(&self, prefix: String) -> LayerNorm {
-        LayerNorm { prefix, hidden: self.hidden, eps: self.eps }
+        LayerNorm { prefix, hidden: self.hidden, eps: self.eps, bias: true }
     }
 
     fn config(&self) -> Value {

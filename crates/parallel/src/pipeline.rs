@@ -48,6 +48,18 @@ impl Program {
         Program { steps, incoming, depth: depth.max(1) }
     }
 
+    /// The same program without backward of the stages before `lowest`, which train nothing.
+    #[must_use]
+    pub fn with_backward_from(self, lowest: usize) -> Program {
+        let is_run = |step: &Step| match step {
+            Step::Compute(action) => action.kind == Kind::Forward || action.stage >= lowest,
+            Step::Send { message, .. } | Step::Recv { message, .. } => {
+                message.forward || message.stage_to >= lowest
+            }
+        };
+        Program::of(self.steps.into_iter().filter(is_run).collect(), self.depth)
+    }
+
     /// What it does, in order.
     pub fn steps(&self) -> &[Step] {
         &self.steps
@@ -243,6 +255,7 @@ fn compute(
     let Action { stage: index, kind, micro_batch } = *action;
     let feed = mail.feed;
     let cx = (feed.context)(micro_batch);
+    let cx = Context { keep: cx.keep && stage.is_differentiated(), ..cx };
     let mut seen = watch.as_mut().map(|watch| |seen: Seen, x: View| watch(micro_batch, seen, x));
     let mut seen = seen.as_mut().map(|see| see as &mut dyn FnMut(Seen, View));
     let key = (index, micro_batch);

@@ -73,7 +73,7 @@ fn tensor_placement(spec: &ParameterSpec) -> Placements {
 
 /// What forward of a stage saves of a micro-batch for backward.
 pub struct SavedStage {
-    /// What each block saved.
+    /// What each block saved that backward runs: from [`Network::lowest`] on.
     saved: Vec<AnySaved>,
     /// The inputs of blocks that are not where their block left them.
     inputs: Kept,
@@ -110,6 +110,11 @@ fn cause(failure: Failure) -> CollectiveError {
 }
 
 impl Stage {
+    /// Whether backward runs in this stage: it, or an earlier one, has a trained parameter.
+    pub fn is_differentiated(&self) -> bool {
+        self.network.lowest() < self.network.uses.len()
+    }
+
     /// Whether this stage has the head.
     pub fn is_last(&self) -> bool {
         self.network.head.is_some()
@@ -129,6 +134,7 @@ impl Stage {
         let mut x = x;
         let mut saved = Vec::with_capacity(self.network.blocks.len());
         let mut inputs = Kept::default();
+        let lowest = self.network.lowest();
         for i in 0..self.network.blocks.len() {
             let _scope = cx.device.scope(self.network.block_name(i));
             self.enter(cx, i)?;
@@ -136,12 +142,13 @@ impl Stage {
             let (y, mut kept) = {
                 let parameters = self.zero.parameters(i);
                 let call = call(&self.network, i, Parameters::new(&parameters), x);
-                self.network.blocks[i].layer.forward(cx, call).map_err(cause)?
+                let cx = Context { keep: cx.keep && i >= lowest, ..*cx };
+                self.network.blocks[i].layer.forward(&cx, call).map_err(cause)?
             };
             self.zero.release(i);
             show(watch, Seen::Output { block: self.network.first_block + i }, &y);
             x = y;
-            if cx.keep {
+            if cx.keep && i >= lowest {
                 let block = &self.network.blocks[i];
                 self.inputs.leave(cx, &mut inputs, block, &mut kept, i)?;
                 saved.push(kept);
@@ -165,7 +172,8 @@ impl Stage {
     ) -> Result<BackwardResult, CollectiveError> {
         let SavedStage { mut saved, mut inputs, head } = kept;
         self.inputs.fetch(cx, &mut inputs, usize::MAX)?;
-        let (mut dy, loss) = self.begin_backward(cx, head, from, watch)?;
+        let (dy, loss) = self.begin_backward(cx, head, from, watch)?;
+        let Some(mut dy) = dy else { return Ok(BackwardResult { dx: None, loss }) };
         for i in (0..self.network.blocks.len()).rev() {
             let mut kept = saved.pop().expect("forward saved one entry per block");
             let _scope = cx.device.scope(self.network.block_name(i));
@@ -179,6 +187,7 @@ impl Stage {
                 let call = call(network, i, Parameters::new(&parameters), dy);
                 network.blocks[i].layer.backward(cx, kept, call).map_err(cause)?
             };
+            let dx = dx.filter(|_| self.network.wants_input(i));
             self.zero.release(i);
             self.show_gradients(watch, i);
             self.show_input_gradient(watch, i, dx.as_ref());
@@ -202,7 +211,9 @@ impl Stage {
     ) -> Result<(BackwardResult, DeferredStage), CollectiveError> {
         let SavedStage { mut saved, mut inputs, head } = kept;
         self.inputs.fetch(cx, &mut inputs, usize::MAX)?;
-        let (mut dy, loss) = self.begin_backward(cx, head, from, watch)?;
+        let (dy, loss) = self.begin_backward(cx, head, from, watch)?;
+        let later = DeferredStage(Vec::new());
+        let Some(mut dy) = dy else { return Ok((BackwardResult { dx: None, loss }, later)) };
         let mut later = Vec::with_capacity(self.network.blocks.len());
         for i in (0..self.network.blocks.len()).rev() {
             let mut kept = saved.pop().expect("forward saved one entry per block");
@@ -215,6 +226,7 @@ impl Stage {
                 let call = call(&self.network, i, Parameters::new(&parameters), dy);
                 self.network.blocks[i].layer.backward_input(cx, kept, call).map_err(cause)?
             };
+            let dx = dx.filter(|_| self.network.wants_input(i));
             self.zero.release(i);
             self.show_input_gradient(watch, i, dx.as_ref());
             later.push(deferred);
@@ -287,16 +299,16 @@ impl Stage {
         Ok(())
     }
 
-    /// Computes the derivative of the last block's output, and in the last stage the loss.
+    /// Computes the derivative of the last block's output, where backward goes on, and in the last stage the loss.
     fn begin_backward(
         &mut self,
         cx: &Context,
         x: Option<Activation>,
         from: BackwardStart,
         watch: &mut Watch,
-    ) -> Result<(Activation, Option<Tensor>), CollectiveError> {
+    ) -> Result<(Option<Activation>, Option<Tensor>), CollectiveError> {
         let (targets, numbers) = match from {
-            BackwardStart::Derivative(dy) => return Ok((dy, None)),
+            BackwardStart::Derivative(dy) => return Ok((Some(dy), None)),
             BackwardStart::Targets(targets, numbers) => (targets, numbers),
         };
         let index = self.network.head_index();
@@ -308,14 +320,13 @@ impl Stage {
             let Stage { zero, network, .. } = &mut *self;
             let head = network.head.as_ref().expect("the last stage has targets");
             let parameters = zero.parameters_with_gradients(index);
-            let call = Call::new(Parameters::new(&parameters), x);
+            let call = call(network, index, Parameters::new(&parameters), x);
             head.loss(cx, call, targets, numbers).map_err(cause)?
         };
-        let dx = dx.expect("dx was asked for");
         self.zero.release(index);
         show(watch, Seen::Loss, &loss);
         self.show_gradients(watch, index);
-        self.show_input_gradient(watch, index, Some(&dx));
+        self.show_input_gradient(watch, index, dx.as_ref());
         self.reduce(cx, index)?;
         Ok((dx, Some(loss)))
     }
@@ -376,9 +387,9 @@ impl Stage {
     }
 }
 
-/// The call of a block. The input of a model's first block has no derivative.
+/// The call of a block, or of the head. The derivative of its input is wanted where something before it is trained.
 fn call<'a>(network: &Network, block: usize, parameters: Parameters<'a>, x: Activation) -> Call<'a> {
-    Call { input_wanted: network.first_block + block > 0, ..Call::new(parameters, x) }
+    Call { input_wanted: network.wants_input(block), ..Call::new(parameters, x) }
 }
 
 fn show(watch: &mut Watch, seen: Seen, x: &Tensor) {

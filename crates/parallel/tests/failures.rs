@@ -11,7 +11,7 @@ use phalanx_collectives::{CollectiveError, Endpoint, Group, Solo, threads};
 use phalanx_cpu::Cpu;
 use phalanx_layers::{
     AnyLayer, Block, BlockRole, Call, Context, Embedding, Init, LinearCrossEntropy, Network, Parameter,
-    ParameterSpec, Parameters, Recompute,
+    ParameterSpec, Parameters, PositionTable, Recompute,
 };
 use phalanx_optim::Optimizer;
 use phalanx_parallel::BlockInputs;
@@ -51,10 +51,9 @@ enum When {
 fn network(tensor: &TensorParallel) -> Network {
     let embedding = Embedding {
         tokens: "tokens".into(),
-        positions: "positions".into(),
+        positions: Some(PositionTable { name: "positions".into(), rows: SEQ }),
         types: None,
         vocab: VOCAB,
-        length: SEQ,
         hidden: HIDDEN,
         init: Init::Normal(1.0),
     };

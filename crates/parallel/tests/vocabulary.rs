@@ -11,7 +11,7 @@ use crate::rig::{
 use phalanx_collectives::Group;
 use phalanx_layers::{
     AnyLayer, Call, Dropped, Embedding, Head, Init, LinearCrossEntropy, Parameter, ParameterSpec, Parameters,
-    Sequence,
+    PositionTable, Sequence,
 };
 use phalanx_parallel::TensorParallel;
 use phalanx_tensor::{Category, CrossEntropy, DType, IGNORED, Tensor};
@@ -24,10 +24,9 @@ const VOCABULARIES: [usize; 3] = [48, 50, 49];
 fn embedding(vocab: usize, types: bool) -> Embedding {
     Embedding {
         tokens: "tokens".into(),
-        positions: "positions".into(),
+        positions: Some(PositionTable { name: "positions".into(), rows: SEQ + 2 }),
         types: types.then(|| "types".into()),
         vocab,
-        length: SEQ + 2,
         hidden: HIDDEN,
         init: Init::Normal(1.0),
     }

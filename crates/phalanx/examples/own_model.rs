@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use phalanx::layers::{
     Attention, Block, BlockRole, Checkpointing, Embedding, Init, Layer, LayerNorm, Linear,
-    LinearCrossEntropy, LinearGelu, Residual,
+    LinearCrossEntropy, LinearGelu, PositionTable, Residual,
 };
 use phalanx::{
     Batch, CpuFactory, Dropouts, Gelu, Heads, Layout, Model, ModelShape, Network, RunConfig, RunPlan, Spec,
@@ -31,9 +31,10 @@ struct Narrow {
 impl Model for Narrow {
     fn network(&self, tensor: &TensorParallel, checkpointing: Checkpointing) -> Network {
         let init = Init::Normal(0.02);
-        let (tokens, positions) = ("tokens".to_string(), "positions".to_string());
+        let tokens = "tokens".to_string();
+        let positions = Some(PositionTable { name: "positions".into(), rows: SEQ });
         let (hidden, vocab) = (self.hidden, VOCAB);
-        let embedding = Embedding { tokens, positions, types: None, vocab, length: SEQ, hidden, init };
+        let embedding = Embedding { tokens, positions, types: None, vocab, hidden, init };
         let mut blocks = vec![Block {
             name: "embedding".into(),
             role: BlockRole::End,
@@ -43,7 +44,7 @@ impl Model for Narrow {
             let layer = checkpointing.block(i, self.block(i, tensor, checkpointing));
             blocks.push(Block { name: format!("block.{i}"), role: BlockRole::Transformer, layer });
         }
-        let norm = LayerNorm { prefix: "last".into(), hidden, eps: 1e-5 };
+        let norm = LayerNorm { prefix: "last".into(), hidden, eps: 1e-5, bias: true };
         blocks.push(Block { name: "last".into(), role: BlockRole::End, layer: tensor.rows(norm) });
         // The output projection is the token table: tied, wherever the two are.
         let head = LinearCrossEntropy { weight: "tokens".into(), bias: None, vocab, hidden, init };
@@ -82,7 +83,7 @@ impl Narrow {
         };
         let wide = LinearGelu { linear: linear("wide", hidden, 2 * hidden), gelu: Gelu::Tanh };
         Residual(checkpointing.sequence(vec![
-            tensor.rows(LayerNorm { prefix: name("norm"), hidden, eps: 1e-5 }),
+            tensor.rows(LayerNorm { prefix: name("norm"), hidden, eps: 1e-5, bias: true }),
             tensor.column(linear("qkv", hidden, 3 * hidden), 3),
             Box::new(tensor.attention(attention)),
             tensor.row(linear("mix", hidden, hidden)),

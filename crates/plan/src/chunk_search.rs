@@ -57,13 +57,13 @@ pub struct Candidate {
 
 /// All candidates, smallest size first, and the chosen one: the first with the least waste.
 ///
-/// `padded`: elements of each parameter, padded to blocks, in order, none of them 0, at least one. `elements`: real
-/// elements of all parameters. `unit`: every chunk is a multiple of it.
+/// `classes`: of parameters that share no chunk, each with the elements of its parameters, padded to blocks, in order, none of them
+/// 0, at least one in all. `elements`: real elements of all parameters. `unit`: every chunk is a multiple of it.
 ///
 /// # Errors
 /// A knob that is negative, not a number, or a step of 0.
 pub(crate) fn search(
-    padded: &[u64],
+    classes: &[Vec<u64>],
     elements: u64,
     unit: u64,
     knobs: &Search,
@@ -73,8 +73,9 @@ pub(crate) fn search(
     if knobs.hidden_dim == Some(0) {
         return Err(ChunkError::Knob { knob: "hidden_dim", given: 0.0, expected: "at least 1" });
     }
+    let padded = classes.concat();
     let total: u64 = padded.iter().sum();
-    let limit = outlier_limit(padded);
+    let limit = outlier_limit(&padded);
     let ordinary = || padded.iter().copied().filter(|p| *p as f64 <= limit);
     let part = (ordinary().sum::<u64>() / MIN_PARTS).max(1);
     let largest = ordinary().max().unwrap_or(unit);
@@ -86,7 +87,8 @@ pub(crate) fn search(
 
     let try_size = |chunk_elements| Candidate {
         chunk_elements,
-        waste_elements: packed_elements(padded, chunk_elements, unit) - elements,
+        waste_elements: classes.iter().map(|own| packed_elements(own, chunk_elements, unit)).sum::<u64>()
+            - elements,
     };
     let tried: Vec<Candidate> = (0..=range / step).map(|i| try_size(start + i * step)).collect();
     let mut best = tried[0];

@@ -1,9 +1,9 @@
 //! The chunk layout: where each parameter lies.
 //!
 //! Parameters in execution order form one flat canonical space in which each starts at a multiple of
-//! [`BLOCK`] elements. That space depends on the model alone, so norms taken block by block are the
-//! same for every chunk size and world. Chunks are consecutive spans of it: a parameter is never split,
-//! one larger than a chunk gets its own, and every chunk is a whole number of blocks on every rank.
+//! [`BLOCK`] elements; trained parameters come before frozen ones. That space depends on the model alone, so norms taken block by
+//! block are the same for every chunk size and world. Chunks are consecutive spans of it: a parameter is never split,
+//! one larger than a chunk gets its own, a chunk holds trained parameters or frozen ones, and every chunk is a whole number of blocks on every rank.
 //!
 //! ```text
 //! canonical  | wte ............ | wpe .. | h0 ... | h1 ... | h2 ... | ln |
@@ -34,12 +34,14 @@ pub struct ParameterSize {
     pub reserved: u64,
     /// Whether its chunk holds nothing else.
     pub alone: bool,
+    /// Whether it is trained. Trained parameters come first.
+    pub trained: bool,
 }
 
 impl ParameterSize {
-    /// A parameter that occupies `elements` elements and shares its chunk.
+    /// A trained parameter that occupies `elements` elements and shares its chunk.
     pub fn new(name: impl Into<String>, elements: u64) -> ParameterSize {
-        ParameterSize { name: name.into(), elements, reserved: elements, alone: false }
+        ParameterSize { name: name.into(), elements, reserved: elements, alone: false, trained: true }
     }
 }
 
@@ -116,13 +118,16 @@ pub fn lay_out(
     let (size, searched) = match size {
         ChunkSize::Auto(knobs) => {
             let together = parameters.iter().zip(&padded).filter(|(p, _)| !p.alone);
-            let packed: Vec<u64> = together.clone().map(|(_, padded)| *padded).collect();
-            let elements = together.map(|(p, _)| p.elements).sum();
-            let (best, tried) = if packed.is_empty() {
-                search(&padded, elements, unit, knobs)?
-            } else {
-                search(&packed, elements, unit, knobs)?
+            let of_class = |trained: bool| {
+                let own = together.clone().filter(|(p, _)| p.trained == trained);
+                own.map(|(_, padded)| *padded).collect::<Vec<u64>>()
             };
+            let elements = together.clone().map(|(p, _)| p.elements).sum();
+            let mut classes = [of_class(true), of_class(false)];
+            if classes.iter().all(Vec::is_empty) {
+                classes[0].clone_from(&padded);
+            }
+            let (best, tried) = search(&classes, elements, unit, knobs)?;
             (best.chunk_elements, tried)
         }
         ChunkSize::Elements(0) => {
@@ -173,12 +178,13 @@ fn pack(parameters: &[ParameterSize], padded: &[u64], size: u64, unit: u64) -> C
     // Elements in use of the last chunk, if more may follow in it.
     let mut open: Option<u64> = None;
     for (parameter, (given, &padded)) in parameters.iter().zip(padded).enumerate() {
+        let is_first_frozen = parameter > 0 && parameters[parameter - 1].trained != given.trained;
+        let begins = given.alone || is_first_frozen;
         let offset = match open {
-            Some(used) if used + padded <= size && !given.alone => used,
+            Some(used) if used + padded <= size && !begins => used,
             used => {
-                // The chunk before a parameter that is alone is trimmed to its contents.
-                if let (Some(used), true, Some(last)) = (used, given.alone, layout.chunk_elements.last_mut())
-                {
+                // The chunk before a parameter that begins one is trimmed to its contents.
+                if let (Some(used), true, Some(last)) = (used, begins, layout.chunk_elements.last_mut()) {
                     *last = used.next_multiple_of(unit);
                 }
                 layout.first_block.push(layout.blocks);

@@ -86,21 +86,27 @@ impl Textbook {
     }
 }
 
-/// The formulas for `parameters` parameters on `world` ranks, with an optimizer that keeps `states` numbers for each of
-/// them. Shares are rounded up.
+/// The formulas for `all` parameters, of which `trained` are trained, on `world` ranks, with an optimizer that keeps `states`
+/// numbers for each trained one. Shares are rounded up.
 ///
 /// # Panics
 /// If `world` is 0.
-pub fn textbook(parameters: u64, world: u64, stage: Stage, precision: Precision, states: u64) -> Textbook {
+pub fn textbook(
+    [all, trained]: [u64; 2],
+    world: u64,
+    stage: Stage,
+    precision: Precision,
+    states: u64,
+) -> Textbook {
     assert!(world > 0, "a world has at least one rank");
-    let share = |sharded: bool| if sharded { parameters.div_ceil(world) } else { parameters };
+    let share = |of: u64, sharded: bool| if sharded { of.div_ceil(world) } else { of };
     let Precision { compute, accumulate, communicate } = precision;
     let [compute, accumulate, communicate] = [compute, accumulate, communicate].map(|t| t.bytes() as u64);
     let states = states + u64::from(precision.has_master());
     let state = Bytes {
-        parameters: compute * share(stage >= Stage::Three),
-        gradients: accumulate * share(stage >= Stage::Two),
-        optimizer: states * F32 * share(stage >= Stage::One),
+        parameters: compute * share(all, stage >= Stage::Three),
+        gradients: accumulate * share(trained, stage >= Stage::Two),
+        optimizer: states * F32 * share(trained, stage >= Stage::One),
         ..Bytes::default()
     };
     let (gradients, gathers) = match stage {
@@ -108,6 +114,8 @@ pub fn textbook(parameters: u64, world: u64, stage: Stage, precision: Precision,
         Stage::One | Stage::Two => (1, 1),
         Stage::Three => (1, 2),
     };
-    let sent_bytes = (gradients * communicate + gathers * compute) * share(true) * (world - 1);
+    let gathered = if stage == Stage::Three { all } else { trained };
+    let sent = gradients * communicate * share(trained, true) + gathers * compute * share(gathered, true);
+    let sent_bytes = sent * (world - 1);
     Textbook { state, moved_per_parameter: gradients + gathers, sent_bytes }
 }

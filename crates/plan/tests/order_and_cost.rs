@@ -160,17 +160,17 @@ fn textbook_formulas() {
         (all_bf16, Stage::Three, 32, 32, 192, 288),
         (sent_bf16, Stage::Two, 256, 64, 128, 288),
     ] {
-        let said = textbook(64, 4, stage, precision, 2);
+        let said = textbook([64; 2], 4, stage, precision, 2);
         let expected = Bytes { parameters, gradients, optimizer, ..Bytes::default() };
         assert_eq!(said.state, expected, "{precision:?}, {stage:?}");
         assert_eq!(said.sent_bytes, sent_bytes, "{precision:?}, {stage:?}");
     }
     // SGD keeps one state, in a 16-bit type with the master weights.
-    assert_eq!(textbook(64, 4, Stage::Zero, Precision::F32, 1).state.optimizer, 256);
-    assert_eq!(textbook(64, 4, Stage::One, bf16, 1).state.optimizer, 128);
+    assert_eq!(textbook([64; 2], 4, Stage::Zero, Precision::F32, 1).state.optimizer, 256);
+    assert_eq!(textbook([64; 2], 4, Stage::One, bf16, 1).state.optimizer, 128);
     for (number, stage) in Stage::ALL.into_iter().enumerate() {
         assert_eq!(Stage::from_number(number as u8), Some(stage));
     }
     assert_eq!(Stage::from_number(4), None);
-    assert_eq!(textbook(10, 1, Stage::Three, bf16, 2).sent_bytes, 0);
+    assert_eq!(textbook([10; 2], 1, Stage::Three, bf16, 2).sent_bytes, 0);
 }

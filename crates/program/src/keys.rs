@@ -31,6 +31,8 @@ fn full() -> Table {
     config.model.attention_dropout = Some(0.0);
     config.model.residual_dropout = Some(0.0);
     config.model.init = Some(String::new());
+    config.model.trainable = vec![String::new()];
+    config.model.frozen = vec![String::new()];
     config.data.text = vec![String::new()];
     config.data.extensions = vec![String::new()];
     config.data.plain = vec![String::new()];

@@ -148,7 +148,7 @@ impl Pipeline {
     }
 }
 
-/// Trainable elements of each stage, over the tensor axis.
+/// Elements of the parameters of each stage, over the tensor axis.
 fn parameters(spec: &Spec) -> Vec<u64> {
     let whole = spec.whole();
     let of_stage = |range: &Range<usize>| {

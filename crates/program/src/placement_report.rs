@@ -67,13 +67,14 @@ impl<'a> PlacementReport<'a> {
                 true => format!("{}/{}", chunk.stage, chunk.chunk),
                 false => chunk.chunk.to_string(),
             };
+            let of_trained = |memory: Memory| if chunk.trained { memory.name() } else { "-" }.to_string();
             table.row([
                 number,
                 names(chunk),
                 chunk.elements.to_string(),
                 chunk.lies.parameters.name().to_string(),
-                chunk.lies.gradients.name().to_string(),
-                chunk.lies.optimizer.name().to_string(),
+                of_trained(chunk.lies.gradients),
+                of_trained(chunk.lies.optimizer),
                 if chunk.moved_bytes == 0 { "-".to_string() } else { bytes(chunk.moved_bytes) },
             ]);
         }

@@ -36,6 +36,7 @@ pub fn to_json(planned: &Planned) -> Value {
         "ranks_alike": planned.each_stands_for(),
         "arena_bytes": plan.ranks.iter().map(|r| r.memory.arena_bytes).collect::<Vec<_>>(),
         "parameters": plan.parameters(),
+        "trained_parameters": plan.trained_parameters(),
         "flops_per_step": whole(plan.flops_per_step()),
         "collective_bytes_per_step": plan.collective_bytes_per_step(),
         "tokens_per_step": spec.tokens_per_step(),
@@ -130,11 +131,16 @@ fn headline(planned: &Planned, name: &str) -> String {
     let spec = &planned.plan.spec;
     let (model, mesh) = (spec.model.shape(), mesh_report::has_mesh(spec));
     let text = format!(
-        "{name}: {} of {} parameters ({} layers x {} hidden, {} heads, vocabulary {}, sequence {})\n\
+        "{name}: {} of {} parameters{} ({} layers x {} hidden, {} heads, vocabulary {}, sequence {})\n\
          {} of {}{}, ZeRO-{}; a step is {}: {} of {} per {}\n\
          {}\n{}{}{}",
         spec.model.architecture().map_or("a model", |arch| arch.title),
         count(planned.plan.parameters() as f64),
+        match planned.plan.trained_parameters() {
+            trained if trained < planned.plan.parameters() =>
+                format!(", {} of them trained,", count(trained as f64)),
+            _ => String::new(),
+        },
         model.layers,
         model.hidden,
         model.heads,
@@ -350,6 +356,12 @@ fn work(planned: &Planned) -> String {
     let mut table = Table::default();
     let exact = |label: &str, short: String, exact: String| [label.to_string(), short, exact];
     table.row(exact("parameters", count(plan.parameters() as f64), plan.parameters().to_string()));
+    let trained = plan.trained_parameters();
+    if trained < plan.parameters() {
+        table.row(exact("of which trained", count(trained as f64), trained.to_string()));
+        let frozen = plan.parameters() - trained;
+        table.row(exact("of which frozen", count(frozen as f64), frozen.to_string()));
+    }
     table.row(exact(
         "tokens",
         count(plan.spec.tokens_per_step() as f64),

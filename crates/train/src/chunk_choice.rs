@@ -162,6 +162,7 @@ fn parts(spec: &Spec) -> Vec<ParameterSize> {
     let network = spec.network(&groups.tensor);
     let part = |p: &phalanx_layers::ParameterSpec| ParameterSize {
         reserved: reserved(p),
+        trained: p.trained,
         ..ParameterSize::new(&p.name, p.elements() as u64)
     };
     network.parameters.iter().map(part).collect()

@@ -24,6 +24,8 @@ pub struct PlacedChunk {
     pub last: String,
     /// Elements of the whole chunk, padding included.
     pub elements: u64,
+    /// Whether its parameters are trained: a frozen chunk has neither gradients nor optimizer states.
+    pub trained: bool,
     /// Where its parts lie between their uses.
     #[serde(flatten)]
     pub lies: ChunkResidence,
@@ -86,6 +88,7 @@ fn of_chunk(stage: &Stage, (chunk, lies): (usize, ChunkResidence), moved_bytes: 
         first: name(parameters.start),
         last: name(parameters.end - 1),
         elements: layout.chunk_elements[chunk],
+        trained: chunk < stage.zero.trained_chunks(),
         lies,
         moved_bytes,
     }

@@ -51,6 +51,8 @@ struct StageChunks {
     index: usize,
     /// Elements of each chunk that this rank updates.
     elements: Vec<u64>,
+    /// How many of them are of trained parameters; they come first.
+    trained: usize,
 }
 
 impl Spec {
@@ -103,6 +105,7 @@ fn stage_chunks(spec: &Spec, rank: usize, make_rank: &MakeRank) -> Vec<StageChun
     let of = |stage: &phalanx_parallel::Stage| StageChunks {
         index: stage.index,
         elements: (0..stage.zero.chunks()).map(|chunk| stage.zero.updated_elements(chunk)).collect(),
+        trained: stage.zero.trained_chunks(),
     };
     engine.stages().iter().map(of).collect()
 }
@@ -176,7 +179,8 @@ impl<'a> Search<'a> {
         let all = |part, bytes: u64| {
             let of_stage = move |stage: &'_ StageChunks| {
                 let index = stage.index;
-                let each = stage.elements.iter().enumerate();
+                let has_part = if part == Part::Parameters { stage.elements.len() } else { stage.trained };
+                let each = stage.elements[..has_part].iter().enumerate();
                 let each = each.map(move |(chunk, elements)| Move {
                     stage: index,
                     chunk,

@@ -42,10 +42,12 @@ pub struct RunPlan {
 /// Sums and maxima over all ranks of a run, which a rank cannot know from its own plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Totals {
-    /// Number of trained parameters of the model.
+    /// Number of parameters of the model.
     pub parameters: u64,
-    /// Number of trained parameters of the rank that has most.
-    pub rank_parameters_max: u64,
+    /// Number of those that are trained.
+    pub trained: u64,
+    /// Number of parameters, and of those that are trained, of the rank that has most.
+    pub rank_parameters_max: [u64; 2],
     /// Bytes of the largest arena.
     pub arena_bytes_max: u64,
     /// Floating-point operations of one step. For 10^12 parameters they exceed 64 bits.
@@ -229,7 +231,8 @@ impl RunPlan {
         let max = |of: &dyn Fn(&RankPlan) -> u64| ranks.iter().map(of).max().unwrap_or(0);
         let totals = Totals {
             parameters: whole.elements() as u64,
-            rank_parameters_max: max(&|rank| rank.parameters),
+            trained: whole.parameters.iter().filter(|p| p.trained).map(|p| p.elements() as u64).sum(),
+            rank_parameters_max: [0, 1].map(|which| max(&|rank| rank.parameters[which])),
             arena_bytes_max: max(&|rank| rank.memory.arena_bytes),
             flops_per_step: sum(&|step| step.flops),
             model_flops_per_step: sum(&Cost::model_flops),
@@ -287,9 +290,14 @@ impl RunPlan {
         exact.or_else(like).expect("a rank of each pipeline stage was run dry")
     }
 
-    /// Number of trained parameters of the model.
+    /// Number of parameters of the model.
     pub fn parameters(&self) -> u64 {
         self.totals.parameters
+    }
+
+    /// Number of its trained parameters.
+    pub fn trained_parameters(&self) -> u64 {
+        self.totals.trained
     }
 
     /// Bytes of the largest arena.
@@ -313,8 +321,8 @@ impl RunPlan {
     }
 }
 
-/// The formulas of the papers for a rank with so many parameters.
-fn textbook_of(spec: &Spec, parameters: u64) -> Textbook {
+/// The formulas of the papers for a rank with so many parameters, and so many that are trained.
+fn textbook_of(spec: &Spec, parameters: [u64; 2]) -> Textbook {
     let states = spec.optimizer.states().len() as u64;
     let textbook = textbook(parameters, spec.mesh.data as u64, spec.stage, spec.precision, states);
     let keeps_none = spec.gradients_in_place || spec.update_in_backward;
@@ -326,7 +334,8 @@ fn textbook_of(spec: &Spec, parameters: u64) -> Textbook {
 pub fn min_device_states(spec: &Spec) -> u64 {
     let whole = spec.whole();
     let stages = 0..spec.mesh.pipeline;
-    let parameters = stages.map(|stage| parameters_at(spec, &whole, stage)).max().unwrap_or(0);
+    let of_stages: Vec<[u64; 2]> = stages.map(|stage| parameters_at(spec, &whole, stage)).collect();
+    let parameters = [0, 1].map(|which| of_stages.iter().map(|of| of[which]).max().unwrap_or(0));
     let state = textbook_of(spec, parameters).state;
     let described = || spec.residence.iter().flat_map(Residence::described);
     let is_decided = matches!(spec.placement, PlacementRule::Uniform(_));
@@ -338,17 +347,20 @@ pub fn min_device_states(spec: &Spec) -> u64 {
         + here(|chunk| chunk.optimizer, state.optimizer)
 }
 
-/// Number of trained parameters on each rank of one pipeline stage.
-pub fn parameters_at(spec: &Spec, whole: &Network, pipeline: usize) -> u64 {
+/// Number of parameters, and of those that are trained, on each rank of one pipeline stage.
+pub fn parameters_at(spec: &Spec, whole: &Network, pipeline: usize) -> [u64; 2] {
     let stages = spec.stages.iter().zip(&spec.schedule.placement).filter(|(_, at)| **at == pipeline);
-    let mut sum = 0;
+    let mut sums = [0; 2];
     for (blocks, _) in stages {
         let mut used: Vec<usize> = whole.uses[blocks.clone()].concat();
         used.sort_unstable();
         used.dedup();
-        sum += used.iter().map(|p| whole.parameters[*p].elements() as u64).sum::<u64>();
+        for spec in used.iter().map(|p| &whole.parameters[*p]) {
+            sums[0] += spec.elements() as u64;
+            sums[1] += spec.elements() as u64 * u64::from(spec.trained);
+        }
     }
-    sum / spec.mesh.tensor as u64
+    sums.map(|sum| sum / spec.mesh.tensor as u64)
 }
 
 /// The allocations and frees of a trace, phase by phase.
@@ -371,7 +383,7 @@ fn without_memory(mut trace: Trace) -> Trace {
 struct Placed(Option<(Trace, RankPlan)>);
 
 impl Placed {
-    fn plan(&mut self, trace: &Trace, orders: Orders, parameters: u64) -> Result<RankPlan, MemoryError> {
+    fn plan(&mut self, trace: &Trace, orders: Orders, parameters: [u64; 2]) -> Result<RankPlan, MemoryError> {
         if let Some((last, like)) = &self.0
             && memory_events(last) == memory_events(trace)
         {
@@ -384,7 +396,7 @@ impl Placed {
     }
 }
 
-/// Checks that the norm counts each element of each parameter once, over all ranks.
+/// Checks that the norm counts each element of each trained parameter once, over all ranks.
 fn check_counted(whole: &Network, traces: &[Trace]) -> Result<(), PlanError> {
     let mut counted = vec![0u64; whole.parameters.len()];
     for event in
@@ -395,7 +407,7 @@ fn check_counted(whole: &Network, traces: &[Trace]) -> Result<(), PlanError> {
         }
     }
     for (spec, counted) in whole.parameters.iter().zip(counted) {
-        let expected = spec.elements() as u64;
+        let expected = if spec.trained { spec.elements() as u64 } else { 0 };
         if counted != expected {
             return Err(PlanError::Counted { parameter: spec.name.clone(), expected, counted });
         }

@@ -306,6 +306,7 @@ impl Spec {
         let size = |(p, spec): (usize, &ParameterSpec)| ParameterSize {
             reserved: reserved(spec),
             alone: tied(&network.numbers[p]).is_some() || head.contains(&p),
+            trained: spec.trained,
             ..ParameterSize::new(&spec.name, spec.elements() as u64)
         };
         let sizes: Vec<ParameterSize> = network.parameters.iter().enumerate().map(size).collect();

@@ -22,15 +22,15 @@ pub struct RankPlan {
     pub orders: BTreeMap<PhaseName, Vec<u32>>,
     /// Cost of one step.
     pub step: Cost,
-    /// Number of trained parameters on this rank.
-    pub parameters: u64,
+    /// Number of parameters on this rank, and of those that are trained.
+    pub parameters: [u64; 2],
     /// Number of planned allocations in all memories.
     pub allocations: u64,
 }
 
 impl RankPlan {
     /// Places the allocations of a dry run in an arena. `orders` has the chunks of each phase in order of use,
-    /// `parameters` counts the trained parameters of the rank.
+    /// `parameters` counts those of the rank, and those that are trained.
     ///
     /// # Errors
     /// When a phase keeps what it must free.
@@ -40,7 +40,7 @@ impl RankPlan {
     pub fn of(
         trace: &Trace,
         orders: BTreeMap<PhaseName, Vec<u32>>,
-        parameters: u64,
+        parameters: [u64; 2],
     ) -> Result<RankPlan, MemoryError> {
         let step = Cost::of(trace.phase(PhaseName::Step).expect("every dry run has a step"));
         let memory = plan_memory(trace)?;

@@ -125,7 +125,7 @@ impl Generator {
     }
 
     fn parameters(&self, uses: &[usize]) -> Vec<Parameter<'_>> {
-        uses.iter().map(|p| Parameter::read(self.parameters[*p].view())).collect()
+        uses.iter().map(|p| Parameter::read(self.parameters[*p].view(), false)).collect()
     }
 
     /// The same, with all rows of the first `all_rows` blocks, and the last row of the others.

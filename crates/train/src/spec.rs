@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use phalanx_collectives::Group;
 use phalanx_data::Masking;
-use phalanx_layers::{Checkpointing, Draw, Network};
+use phalanx_layers::{Checkpointing, Draw, Network, ParameterSpec};
 use phalanx_models::{Model, Objective};
 use phalanx_optim::loss_scale::Dynamic;
 use phalanx_optim::{LearningRate, LossScaling, Optimizer, UpdateRule};
@@ -26,7 +26,7 @@ use phalanx_tensor::{DeviceFactory, DiskOptions, Memory, ProductMethod};
 pub use crate::abridged_programs::AbridgedPrograms;
 use crate::config::{
     self, CheckpointingWord, Chunk, ChunkWord, ConfigError, Float, OptimizerKind, PlacementRule, Reduce,
-    RunConfig, UpdateOn,
+    RunConfig, Trainable, UpdateOn,
 };
 use crate::cut;
 use crate::evaluation::parts;
@@ -36,6 +36,8 @@ use crate::evaluation::parts;
 pub struct Spec {
     /// The model, with its dropout probabilities.
     pub model: Arc<dyn Model>,
+    /// Which of its parameters are trained.
+    pub trainable: Trainable,
     /// Which activations backward recomputes.
     pub checkpointing: Checkpointing,
     /// Whether the host, and the transports of collectives, can read the memory of the devices in place. Where they
@@ -72,6 +74,8 @@ pub struct Spec {
     pub stages: Vec<Range<usize>>,
     /// Parameters of which several stages have a copy.
     pub ties: Vec<Tie>,
+    /// The first stage that has a trained parameter: backward ends there.
+    pub lowest_stage: usize,
     /// Whether the residual stream is sharded over the tensor axis (sequence parallelism).
     pub sequence_parallel: bool,
     /// ZeRO stage.
@@ -194,6 +198,7 @@ impl Spec {
         spec.stages =
             cut::stages(&spec.micro_batch(), &network, spec.schedule.stages(), config.parallel.cut)?;
         spec.ties = ties(&network, &spec.stages);
+        spec.lowest_stage = lowest_stage(&network, &spec.stages);
         Ok(spec)
     }
 
@@ -210,7 +215,8 @@ impl Spec {
         (stages, chunks, residence): (Vec<Range<usize>>, ChunkSize, Vec<Residence>),
     ) -> Result<Spec, SpecError> {
         let (spec, network) = Spec::uncut(config, model.into(), evaluated, threads)?;
-        let spec = Spec { ties: ties(&network, &stages), stages, residence, ..spec };
+        let lowest_stage = lowest_stage(&network, &stages);
+        let spec = Spec { ties: ties(&network, &stages), lowest_stage, stages, residence, ..spec };
         Ok(spec.with_chunks(chunks)?)
     }
 
@@ -224,6 +230,8 @@ impl Spec {
         config.check()?;
         let (model, seq) = (model.dropping(config.model.dropouts()), config.model.seq);
         let network = model.network(&TensorParallel::solo(), checkpointing(config));
+        let trainable = Trainable::of(&config.model, &network)?;
+        let network = trainable.applied_to(network);
         let (mesh, schedule, placement) = (config.mesh()?, config.schedule()?, config.placement_rule()?);
         config.check_work(mesh, &model.shape(), network.elements() as u64, evaluated)?;
         let chunk_size = chunk_size(config, model.shape().hidden);
@@ -245,6 +253,7 @@ impl Spec {
             evaluation: Arc::new(evaluation),
             stages: Vec::new(),
             ties: Vec::new(),
+            lowest_stage: 0,
             sequence_parallel: config.parallel.sequence_parallel,
             stage: Stage::from_number(config.parallel.zero).expect("a checked configuration"),
             overlap: config.parallel.overlap,
@@ -271,6 +280,7 @@ impl Spec {
             z_loss: config.loss.z_loss as f32,
             seed: config.train.seed,
             init: config.model.init.as_ref().map(PathBuf::from),
+            trainable,
             checkpointing: checkpointing(config),
             layout: Arc::new(lay_out(&sizes(&network), mesh.data as u64, &chunk_size)?),
             chunk_size,
@@ -307,12 +317,12 @@ impl Spec {
     /// The network of a rank with this group of the tensor axis: the rank's part of each layer.
     pub fn network(&self, tensor: &Arc<dyn Group>) -> Network {
         let tensor = TensorParallel::new(Arc::clone(tensor), self.sequence_parallel);
-        self.model.network(&tensor, self.checkpointing)
+        self.trainable.applied_to(self.model.network(&tensor, self.checkpointing))
     }
 
     /// The whole network, as one rank has it.
     pub fn whole(&self) -> Network {
-        self.model.network(&TensorParallel::solo(), self.checkpointing)
+        self.trainable.applied_to(self.model.network(&TensorParallel::solo(), self.checkpointing))
     }
 
     /// Operations of a micro-batch in each stage, of all ranks together that share its layers.
@@ -328,9 +338,12 @@ impl Spec {
     /// The programs of a step and of an evaluation, at a coordinate of the pipeline.
     pub(crate) fn programs(&self, pipeline: usize) -> [Program; 2] {
         let short = self.abridged.as_deref();
-        let program = |abridged: Option<&Abridged>, schedule: &PipelineSchedule, depth| match abridged {
-            Some(abridged) => Program::of(abridged.steps.clone(), depth),
-            None => Program::new(schedule, pipeline, depth),
+        let program = |abridged: Option<&Abridged>, schedule: &PipelineSchedule, depth| {
+            let all = match abridged {
+                Some(abridged) => Program::of(abridged.steps.clone(), depth),
+                None => Program::new(schedule, pipeline, depth),
+            };
+            all.with_backward_from(self.lowest_stage)
         };
         let [step, evaluation] = self.depths;
         [
@@ -378,7 +391,16 @@ impl Spec {
 
 /// The sizes of the parameters of a network.
 fn sizes(network: &Network) -> Vec<ParameterSize> {
-    network.parameters.iter().map(|p| ParameterSize::new(&p.name, p.elements() as u64)).collect()
+    let size = |p: &ParameterSpec| ParameterSize {
+        trained: p.trained,
+        ..ParameterSize::new(&p.name, p.elements() as u64)
+    };
+    network.parameters.iter().map(size).collect()
+}
+
+/// The first stage that has a trained parameter.
+fn lowest_stage(network: &Network, stages: &[Range<usize>]) -> usize {
+    stages.iter().position(|stage| network.lowest() < stage.end).unwrap_or(stages.len())
 }
 
 /// The parameters that blocks of several stages use.

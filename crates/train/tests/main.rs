@@ -9,6 +9,7 @@ mod cuda;
 mod delayed;
 mod disk_faults;
 mod faults;
+mod frozen;
 mod goldens;
 mod gradients_in_place;
 mod large;

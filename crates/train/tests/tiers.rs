@@ -41,7 +41,7 @@ fn optimizer_states_take_memory_of_their_tier_alone() {
                 };
                 let states = init(&with.memory).get(Category::Optimizer);
                 // Master weights and two moments, f32, of at least this rank's share of the parameters.
-                assert!(states >= 12 * with.parameters / if zero == 0 { 1 } else { world as u64 });
+                assert!(states >= 12 * with.parameters[0] / if zero == 0 { 1 } else { world as u64 });
                 assert_eq!(init(&without.memory).get(Category::Optimizer), 0, "{tier:?}");
                 let tier_memory = match tier.memory() {
                     Memory::Host => &without.host,

@@ -185,7 +185,7 @@ impl Calls {
         let w = Weight { matrix: self.weight.view().reshape([h, 4 * h]), layout: Layout::InOut };
         let (x, bias) = (self.narrow[0].view(), self.vectors[0].view());
         visit("linear_gelu", format!("{rows}x{h} -> {}", 4 * h), &mut || {
-            device.linear_gelu(x, w, bias, Gelu::Tanh, pre.view_mut(), y.view_mut());
+            device.linear_gelu(x, w, Some(bias), Gelu::Tanh, pre.view_mut(), y.view_mut());
         });
         let size = format!("{rows}x{}", 4 * h);
         for (form, name) in [(Gelu::Tanh, ""), (Gelu::Erf, ", erf")] {
@@ -196,7 +196,7 @@ impl Calls {
         visit("gelu_backward", size, &mut || {
             // In place: a gradient that goes through it again and again would vanish.
             device.copy(dy.view(), y.view_mut());
-            device.gelu_backward(pre.view(), Gelu::Tanh, y.view_mut(), db.view_mut(), false);
+            device.gelu_backward(pre.view(), Gelu::Tanh, y.view_mut(), Some(db.view_mut()), false);
         });
     }
 
@@ -209,7 +209,7 @@ impl Calls {
         let [gamma, beta] = self.vectors.each_ref().map(|vector| vector.view().range(0..h));
         visit("layer_norm", size.clone(), &mut || {
             let statistics = [mean.view_mut(), rstd.view_mut()];
-            device.layer_norm(x.view(), [gamma, beta], 1e-5, y.view_mut(), statistics);
+            device.layer_norm(x.view(), (gamma, Some(beta)), 1e-5, y.view_mut(), statistics);
         });
         let statistics = [mean.view(), rstd.view()];
         let gradients = &mut self.vector_gradients;
@@ -223,7 +223,7 @@ impl Calls {
                 dy: dy.view(),
                 dx,
                 accumulate_input: true,
-                gradients,
+                gradients: gradients.map(Some),
                 accumulate_parameters: false,
             });
         });

@@ -1,11 +1,10 @@
 //! The sweep as SVG: step time and bytes moved against the budget, and what each memory holds over a step.
 
-use std::fmt::Write;
-
 use phalanx_drawing::report::bytes;
+use phalanx_drawing::svg::{BOLD, Svg, fill};
 use phalanx_trace::Memory;
 
-use super::svg::{LEFT, MEASURED, PLANNED, RIGHT_EDGE, TICKS, WIDTH, text, ticks};
+use super::svg::{LEFT, MEASURED, PLANNED, RIGHT_EDGE, TICKS, WIDTH, ticks};
 use super::{MemoryRan, MemoryRun, lanes};
 
 /// Pixels of a plot and around it.
@@ -36,41 +35,32 @@ impl Plot {
     /// Frame, ticks and title.
     fn frame(
         &self,
-        svg: &mut String,
+        svg: &mut Svg,
         title: &str,
         x_label: &dyn Fn(f64) -> String,
         y_label: &dyn Fn(f64) -> String,
     ) {
-        text(svg, [LEFT, self.top - 10.0], "start", " font-weight=\"bold\"", title);
+        svg.text([LEFT, self.top - 10.0], "start", BOLD, title);
         for tick in 0..=TICKS {
             let share = tick as f64 / TICKS as f64;
             let y = self.y(share * self.y_max);
-            let _ = writeln!(
-                svg,
-                "<path d=\"M{LEFT:.1} {y:.1}H{RIGHT_EDGE:.1}\" stroke=\"#ddd\" fill=\"none\"/>"
-            );
-            text(svg, [LEFT - 6.0, y + 4.0], "end", "", &y_label(share * self.y_max));
+            svg.stroke([LEFT, y], [RIGHT_EDGE, y], "#ddd", "");
+            svg.text([LEFT - 6.0, y + 4.0], "end", "", &y_label(share * self.y_max));
         }
         ticks(svg, self.top + HEIGHT, self.x_max, x_label);
     }
 }
 
-fn begin(svg: &mut String, height: f64, heading: &str) {
-    let width = LEFT + WIDTH + RIGHT;
-    let _ = writeln!(
-        svg,
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width:.0}\" height=\"{height:.0}\" viewBox=\"0 0 {width:.0} \
-         {height:.0}\" font-family=\"Helvetica, Arial, sans-serif\" font-size=\"11\" fill=\"#222\">"
-    );
-    let _ = writeln!(svg, "<rect width=\"100%\" height=\"100%\" fill=\"#fff\"/>");
-    text(svg, [12.0, 22.0], "start", " font-size=\"15\" font-weight=\"bold\"", heading);
+fn begin(height: f64, heading: &str) -> Svg {
+    let mut svg = Svg::new([LEFT + WIDTH + RIGHT, height]);
+    svg.heading([12.0, 22.0], heading);
+    svg
 }
 
 /// Step time and bytes moved against the budget of device memory: `auto` as a line, the other placements at what they
 /// need.
 pub fn budgets(runs: &[MemoryRun], heading: &str) -> String {
-    let mut svg = String::new();
-    begin(&mut svg, TOP + 2.0 * (HEIGHT + GAP), heading);
+    let mut svg = begin(TOP + 2.0 * (HEIGHT + GAP), heading);
     let ran = || runs.iter().filter_map(|run| Some((run, run.ran.as_ref().ok()?)));
     let at =
         |run: &MemoryRun, ran: &MemoryRan| run.budget.map_or(ran.device_bytes, |(_, bytes)| bytes) as f64;
@@ -93,23 +83,17 @@ pub fn budgets(runs: &[MemoryRun], heading: &str) -> String {
             let is_auto = run.placement == "auto";
             let colour = if is_auto { MEASURED } else { PLANNED };
             let [x, y] = point;
-            let _ = writeln!(
-                svg,
-                "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"4\" fill=\"{colour}\"><title>{}: {}</title></circle>",
-                run.name(),
-                label(value(ran))
-            );
+            svg.circle(point, 4.0, &fill(colour), &format!("{}: {}", run.name(), label(value(ran))));
             if is_auto {
                 line.push(point);
             } else {
-                text(&mut svg, [x + 7.0, y + 4.0], "start", "", run.placement);
+                svg.text([x + 7.0, y + 4.0], "start", "", run.placement);
             }
         }
         line.sort_by(|a, b| a[0].total_cmp(&b[0]));
-        polyline(&mut svg, &line, MEASURED, "");
+        svg.polyline(&line, MEASURED, "");
     }
-    svg.push_str("</svg>\n");
-    svg
+    svg.finish()
 }
 
 /// What each memory of rank 0 holds over a step: measured, and planned event by event; and when each stream works: measured,
@@ -117,9 +101,8 @@ pub fn budgets(runs: &[MemoryRun], heading: &str) -> String {
 pub fn timeline(run: &MemoryRun, ran: &MemoryRan, heading: &str) -> String {
     let rank = &ran.ranks[0];
     let used: Vec<usize> = (0..3).filter(|memory| rank.planned[*memory].bytes > 0).collect();
-    let mut svg = String::new();
     let lanes_top = TOP + used.len() as f64 * (HEIGHT + GAP);
-    begin(&mut svg, lanes_top + lanes::height(ran), heading);
+    let mut svg = begin(lanes_top + lanes::height(ran), heading);
     for (number, memory) in (0..).zip(&used) {
         let budget = run.budget.filter(|_| *memory == 0).map(|(_, bytes)| bytes);
         let top = TOP + f64::from(number) * (HEIGHT + GAP);
@@ -138,16 +121,13 @@ pub fn timeline(run: &MemoryRun, ran: &MemoryRan, heading: &str) -> String {
         {
             let points: Vec<[f64; 2]> =
                 thinned(line).into_iter().map(|(at, bytes)| [plot.x(at), plot.y(bytes as f64)]).collect();
-            polyline(&mut svg, &steps(&points), colour, style);
+            svg.polyline(&steps(&points), colour, style);
         }
         let right = LEFT + WIDTH;
         let mut limit = |bytes: u64, colour: &str, words: &str| {
             let y = plot.y(bytes as f64);
-            let _ = writeln!(
-                svg,
-                "<path d=\"M{LEFT:.1} {y:.1}H{right:.1}\" stroke=\"{colour}\" stroke-dasharray=\"4 3\" fill=\"none\"/>"
-            );
-            text(&mut svg, [right + 6.0, y + 4.0], "start", &format!(" fill=\"{colour}\""), words);
+            svg.stroke([LEFT, y], [right, y], colour, " stroke-dasharray=\"4 3\"");
+            svg.text([right + 6.0, y + 4.0], "start", &fill(colour), words);
         };
         limit(rank.planned[*memory].bytes, PLANNED, &format!("peak {}", bytes(rank.planned[*memory].bytes)));
         if let Some(budget) = budget {
@@ -155,12 +135,11 @@ pub fn timeline(run: &MemoryRun, ran: &MemoryRan, heading: &str) -> String {
         }
         for (line, (colour, words)) in (1..).zip([(PLANNED, "planned"), (MEASURED, "measured")]) {
             let y = top + 14.0 * f64::from(line) + 60.0;
-            text(&mut svg, [right + 6.0, y], "start", &format!(" fill=\"{colour}\""), words);
+            svg.text([right + 6.0, y], "start", &fill(colour), words);
         }
     }
     lanes::draw(&mut svg, lanes_top, ran);
-    svg.push_str("</svg>\n");
-    svg
+    svg.finish()
 }
 
 /// At most [`POINTS`] points, with the smallest and the largest of each part.
@@ -189,12 +168,6 @@ fn steps(points: &[[f64; 2]]) -> Vec<[f64; 2]> {
         line.push([*x, *y]);
     }
     line
-}
-
-fn polyline(svg: &mut String, points: &[[f64; 2]], colour: &str, style: &str) {
-    let list: Vec<String> = points.iter().map(|[x, y]| format!("{x:.1},{y:.1}")).collect();
-    let list = list.join(" ");
-    let _ = writeln!(svg, "<polyline points=\"{list}\" stroke=\"{colour}\" fill=\"none\"{style}/>");
 }
 
 #[cfg(test)]
@@ -266,7 +239,7 @@ mod tests {
     fn lanes_show_planned_and_measured_work_of_the_streams_that_have_some() {
         let run = run("host", None, 0.2);
         let svg = timeline(&run, run.ran.as_ref().unwrap(), "a model");
-        let lanes: Vec<&str> = svg.lines().filter(|line| line.starts_with("<rect class=\"lane\"")).collect();
+        let lanes: Vec<&str> = svg.lines().filter(|line| line.contains("class=\"lane\"")).collect();
         let of = |colour: &str| lanes.iter().filter(|lane| lane.contains(colour)).count();
         assert_eq!([of(PLANNED), of(MEASURED)], [2, 2], "{svg}");
         assert!(svg.contains(">compute<") && svg.contains(">to device<") && !svg.contains(">disk<"), "{svg}");

@@ -1,12 +1,11 @@
 //! When each stream works over a step, as lanes of an SVG plot: by plan at the machine's rates, and measured.
 
-use std::fmt::Write;
-
+use phalanx_drawing::svg::{BOLD, Svg, fill};
 use phalanx_plan::{LANES, Lanes};
 use phalanx_trace::Stream;
 
 use super::MemoryRan;
-use super::svg::{LEFT, MEASURED, PLANNED, RIGHT_EDGE, text, ticks};
+use super::svg::{LEFT, MEASURED, PLANNED, RIGHT_EDGE, ticks};
 
 /// Pixels of a lane, and of one of its two rows.
 const LANE: f64 = 30.0;
@@ -51,27 +50,24 @@ pub(super) fn height(ran: &MemoryRan) -> f64 {
 }
 
 /// Draws the lanes below `top`.
-pub(super) fn draw(svg: &mut String, top: f64, ran: &MemoryRan) {
+pub(super) fn draw(svg: &mut Svg, top: f64, ran: &MemoryRan) {
     let (lanes, x_max) = (used(ran), x_max(ran).max(f64::MIN_POSITIVE));
     let x = |seconds: f64| LEFT + (RIGHT_EDGE - LEFT) * seconds / x_max;
-    text(svg, [LEFT, top - 10.0], "start", " font-weight=\"bold\"", "what each stream does over a step");
+    svg.text([LEFT, top - 10.0], "start", BOLD, "what each stream does over a step");
     for (number, (lane, rows)) in lanes.iter().enumerate() {
         let y = top + LANE * number as f64;
-        text(svg, [LEFT - 6.0, y + LANE / 2.0], "end", "", name(LANES[*lane]));
+        svg.text([LEFT - 6.0, y + LANE / 2.0], "end", "", name(LANES[*lane]));
         for (row, (stretches, colour)) in rows.iter().zip([PLANNED, MEASURED]).enumerate() {
             let y = y + 2.0 + row as f64 * (ROW + 2.0);
             for (start, end) in *stretches {
                 let (start, width) = (x(*start), (x(*end) - x(*start)).max(0.3));
-                let _ = writeln!(
-                    svg,
-                    "<rect class=\"lane\" x=\"{start:.1}\" y=\"{y:.1}\" width=\"{width:.1}\" height=\"{ROW}\" \
-                     fill=\"{colour}\"/>"
-                );
+                let style = fill(colour) + " class=\"lane\"";
+                svg.rect([start, y, width, ROW], &style, "");
             }
             let busy: f64 = stretches.iter().map(|(start, end)| end - start).sum();
             if busy > 0.0 {
                 let words = format!("{:.1} ms", 1e3 * busy);
-                text(svg, [RIGHT_EDGE + 6.0, y + ROW - 2.0], "start", &format!(" fill=\"{colour}\""), &words);
+                svg.text([RIGHT_EDGE + 6.0, y + ROW - 2.0], "start", &fill(colour), &words);
             }
         }
     }

@@ -3,9 +3,8 @@
 //! Each strategy has a group of rows. On the left the memory of each rank: filled by category as it was measured, with an outline
 //! around what was planned; on the right the step: the bar ends at the median, the mark is the shortest.
 
-use std::fmt::Write;
-
 use phalanx_drawing::report::bytes;
+use phalanx_drawing::svg::{BOLD, Svg, fill};
 use phalanx_plan::Peak;
 use phalanx_trace::Category;
 
@@ -42,16 +41,10 @@ const COLOURS: [&str; 6] = ["#4878b0", "#e08a3c", "#5fa55a", "#c9a9dd", "#c5504f
 pub fn draw_svg(rows: &[StrategyRun], heading: &str) -> String {
     let of_row = |row: &StrategyRun| GAP + PITCH * row.ran.as_ref().map_or(1, |ran| shown(ran).len()) as f64;
     let height = TOP + rows.iter().map(of_row).sum::<f64>() + BOTTOM;
-    let mut svg = String::new();
-    let _ = writeln!(
-        svg,
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{WIDTH:.0}\" height=\"{height:.0}\" viewBox=\"0 0 \
-         {WIDTH:.0} {height:.0}\" font-family=\"Helvetica, Arial, sans-serif\" font-size=\"11\" fill=\"#222\">"
-    );
-    let _ = writeln!(svg, "<rect width=\"100%\" height=\"100%\" fill=\"#fff\"/>");
+    let mut svg = Svg::new([WIDTH, height]);
     // Letters of 15 are half as wide again.
     let heading = cut(heading, (WIDTH - 24.0) / (1.5 * LETTER));
-    text(&mut svg, [12.0, 24.0], "start", " font-size=\"15\" font-weight=\"bold\"", &heading);
+    svg.heading([12.0, 24.0], &heading);
     legend(&mut svg);
     let ran = || rows.iter().filter_map(|row| row.ran.as_ref().ok());
     let peaks = ran().flat_map(|ran| &ran.ranks).map(|rank| rank.planned.bytes.max(rank.measured.bytes));
@@ -61,18 +54,17 @@ pub fn draw_svg(rows: &[StrategyRun], heading: &str) -> String {
     axis(&mut svg, memory, height - BOTTOM);
     let mut y = TOP;
     for row in rows {
-        text(&mut svg, [12.0, y + 10.0], "start", " font-weight=\"bold\"", row.strategy.name());
+        svg.text([12.0, y + 10.0], "start", BOLD, row.strategy.name());
         match &row.ran {
             Ok(ran) => strategy(&mut svg, row, ran, y, [memory, step]),
             Err(reason) => {
                 let reason = cut(&format!("does not run: {reason}"), (WIDTH - LEFT - RIGHT) / LETTER);
-                text(&mut svg, [LEFT, y + 10.0], "start", " fill=\"#888\"", &reason);
+                svg.text([LEFT, y + 10.0], "start", " fill=\"#888\"", &reason);
             }
         }
         y += of_row(row);
     }
-    svg.push_str("</svg>\n");
-    svg
+    svg.finish()
 }
 
 /// Numbers of the ranks that are drawn.
@@ -87,82 +79,64 @@ fn shown(ran: &StrategyFigures) -> Vec<usize> {
 }
 
 /// The bars of one strategy; `scales` are pixels of a byte and of a second.
-fn strategy(svg: &mut String, row: &StrategyRun, ran: &StrategyFigures, top: f64, [memory, step]: [f64; 2]) {
+fn strategy(svg: &mut Svg, row: &StrategyRun, ran: &StrategyFigures, top: f64, [memory, step]: [f64; 2]) {
     let what = if row.strategy.is_data_parallel() { "device" } else { "rank" };
     for (line, rank) in (0..).zip(shown(ran)) {
         let (y, figures) = (top + PITCH * f64::from(line), &ran.ranks[rank]);
-        text(svg, [LEFT - 8.0, y + 10.0], "end", "", &format!("{what} {rank}"));
+        svg.text([LEFT - 8.0, y + 10.0], "end", "", &format!("{what} {rank}"));
         let end = filled(svg, &figures.measured, y, memory);
         let planned = figures.planned.bytes as f64 * memory;
-        let _ = writeln!(
-            svg,
-            "<rect x=\"{LEFT:.1}\" y=\"{y:.1}\" width=\"{planned:.1}\" height=\"{BAR:.1}\" fill=\"none\" \
-             stroke=\"#111\"><title>planned: {} bytes</title></rect>",
-            figures.planned.bytes
-        );
+        let outline = " fill=\"none\" stroke=\"#111\"";
+        svg.rect([LEFT, y, planned, BAR], outline, &format!("planned: {} bytes", figures.planned.bytes));
         let figure = bytes(figures.measured.bytes);
-        text(svg, [end.max(LEFT + planned) + 6.0, y + 10.0], "start", "", &figure);
+        svg.text([end.max(LEFT + planned) + 6.0, y + 10.0], "start", "", &figure);
     }
     let (median, min) = ran.median_and_min();
     let width = median * step;
-    let _ = writeln!(
-        svg,
-        "<rect x=\"{STEPS_AT:.1}\" y=\"{top:.1}\" width=\"{width:.1}\" height=\"{BAR:.1}\" fill=\"#8fb3d9\">\
-         <title>median {median} s</title></rect>"
-    );
+    svg.rect([STEPS_AT, top, width, BAR], &fill("#8fb3d9"), &format!("median {median} s"));
     let mark = STEPS_AT + min * step;
-    let (from, to) = (top - 1.0, top + BAR + 1.0);
-    let _ = writeln!(svg, "<path d=\"M{mark:.1} {from:.1}V{to:.1}\" stroke=\"#111\" fill=\"none\"/>");
-    text(svg, [STEPS_AT + width + 6.0, top + 10.0], "start", "", &step_time(median));
+    svg.stroke([mark, top - 1.0], [mark, top + BAR + 1.0], "#111", "");
+    svg.text([STEPS_AT + width + 6.0, top + 10.0], "start", "", &step_time(median));
 }
 
 /// A peak by category; where its bar ends.
-fn filled(svg: &mut String, peak: &Peak, y: f64, scale: f64) -> f64 {
+fn filled(svg: &mut Svg, peak: &Peak, y: f64, scale: f64) -> f64 {
     let mut x = LEFT;
     for (category, colour) in Category::ALL.into_iter().zip(COLOURS) {
         let held = peak.categories.get(category);
         let width = held as f64 * scale;
         if held > 0 {
-            let _ = writeln!(
-                svg,
-                "<rect x=\"{x:.1}\" y=\"{y:.1}\" width=\"{width:.1}\" height=\"{BAR:.1}\" fill=\"{colour}\">\
-                 <title>{}: {held} bytes</title></rect>",
-                category.name()
-            );
+            svg.rect([x, y, width, BAR], &fill(colour), &format!("{}: {held} bytes", category.name()));
         }
         x += width;
     }
     x
 }
 
-fn legend(svg: &mut String) {
+fn legend(svg: &mut Svg) {
     let entries = Category::ALL.map(Category::name).into_iter().zip(COLOURS);
     for (number, (name, colour)) in (0..).zip(entries) {
         let x = 12.0 + ENTRY * f64::from(number);
-        let _ = writeln!(svg, "<rect x=\"{x:.1}\" y=\"38\" width=\"12\" height=\"12\" fill=\"{colour}\"/>");
-        text(svg, [x + 17.0, 48.0], "start", "", name);
+        svg.rect([x, 38.0, 12.0, 12.0], &fill(colour), "");
+        svg.text([x + 17.0, 48.0], "start", "", name);
     }
     let x = 12.0 + ENTRY * Category::ALL.len() as f64;
-    let _ = writeln!(
-        svg,
-        "<rect x=\"{x:.1}\" y=\"38\" width=\"12\" height=\"12\" fill=\"none\" stroke=\"#111\"/>"
-    );
-    text(svg, [x + 17.0, 48.0], "start", "", "planned");
-    text(svg, [LEFT, TOP - 12.0], "start", "", "memory of a rank, measured");
-    text(svg, [STEPS_AT, TOP - 12.0], "start", "", "step: median, mark at the shortest");
+    svg.rect([x, 38.0, 12.0, 12.0], " fill=\"none\" stroke=\"#111\"", "");
+    svg.text([x + 17.0, 48.0], "start", "", "planned");
+    svg.text([LEFT, TOP - 12.0], "start", "", "memory of a rank, measured");
+    svg.text([STEPS_AT, TOP - 12.0], "start", "", "step: median, mark at the shortest");
 }
 
 /// Lines at powers of two bytes, at most eight of them, `scale` pixels a byte.
-fn axis(svg: &mut String, scale: f64, bottom: f64) {
+fn axis(svg: &mut Svg, scale: f64, bottom: f64) {
     let mut tick = 1u64;
     while tick as f64 * scale < MEMORY / 4.0 {
         tick *= 2;
     }
     for number in 0..=(MEMORY / (tick as f64 * scale)) as u64 {
         let x = LEFT + (number * tick) as f64 * scale;
-        let top = TOP - 6.0;
-        let _ = writeln!(svg, "<path d=\"M{x:.1} {top:.1}V{bottom:.1}\" stroke=\"#ddd\" fill=\"none\"/>");
-        text(svg, [x, bottom + 15.0], "middle", "", &bytes(number * tick));
+        svg.stroke([x, TOP - 6.0], [x, bottom], "#ddd", "");
+        svg.text([x, bottom + 15.0], "middle", "", &bytes(number * tick));
     }
 }
 
@@ -174,12 +148,6 @@ fn cut(content: &str, letters: f64) -> String {
         true => line.to_string(),
         false => line.chars().take(letters.saturating_sub(4)).collect::<String>() + " ...",
     }
-}
-
-/// A line of text; `style` is further attributes, each after a blank.
-fn text(svg: &mut String, [x, y]: [f64; 2], anchor: &str, style: &str, content: &str) {
-    let content = content.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
-    let _ = writeln!(svg, "<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"{anchor}\"{style}>{content}</text>");
 }
 
 #[cfg(test)]

@@ -38,7 +38,7 @@ fn layer_norm(device: &Device, dtype: DType, into: &mut Tensor, accumulate: bool
         dy: dy.view(),
         dx,
         accumulate_input: false,
-        gradients: lines,
+        gradients: lines.map(Some),
         accumulate_parameters: accumulate,
     });
 }
@@ -70,7 +70,7 @@ const SUMS: [Sum; 6] = [
         compute: |device, dtype, into, accumulate| {
             let (x, mut dy) = (rows(device, dtype, 1), rows(device, dtype, 2));
             let into = into.view_mut().reshape([WIDTH]);
-            device.gelu_backward(x.view(), Gelu::Erf, dy.view_mut(), into, accumulate);
+            device.gelu_backward(x.view(), Gelu::Erf, dy.view_mut(), Some(into), accumulate);
         },
     },
     Sum { name: "layer_norm_backward", lines: 2, compute: layer_norm },

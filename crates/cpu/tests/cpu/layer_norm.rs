@@ -47,7 +47,7 @@ fn forward() {
             let (mut mean, mut rstd) = (poisoned(device, [rows]), poisoned(device, [rows]));
             device.layer_norm(
                 x.view(),
-                [gamma.view(), beta.view()],
+                (gamma.view(), Some(beta.view())),
                 1e-5,
                 y.view_mut(),
                 [mean.view_mut(), rstd.view_mut()],
@@ -128,7 +128,7 @@ fn backward(
     let (mut mean, mut rstd) = (poisoned(device, [rows]), poisoned(device, [rows]));
     device.layer_norm(
         x.view(),
-        [gamma.view(), beta.view()],
+        (gamma.view(), Some(beta.view())),
         eps,
         y.view_mut(),
         [mean.view_mut(), rstd.view_mut()],
@@ -144,7 +144,7 @@ fn backward(
         dy: dy.view(),
         dx: dx.view_mut(),
         accumulate_input: accumulate,
-        gradients: [dgamma.view_mut(), dbeta.view_mut()],
+        gradients: [dgamma.view_mut(), dbeta.view_mut()].map(Some),
         accumulate_parameters: accumulate,
     });
     vec![read_f32(device, &dx), read_f32(device, &dgamma), read_f32(device, &dbeta)]

@@ -11,6 +11,7 @@ mod goldens;
 mod layer_norm;
 mod linear;
 mod optimizers;
+mod optional;
 mod oracle;
 mod pointwise;
 mod pool;

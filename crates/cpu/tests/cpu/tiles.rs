@@ -136,7 +136,7 @@ fn gelu_follows_the_same_sums() {
         let [mut pre, mut y, mut linear, mut gelu] =
             [(); 4].map(|()| poisoned_as(&device, dtype, [rows, out]));
         let w = || Weight { matrix: w.view(), layout: Layout::InOut };
-        device.linear_gelu(x.view(), w(), bias.view(), Gelu::Tanh, pre.view_mut(), y.view_mut());
+        device.linear_gelu(x.view(), w(), Some(bias.view()), Gelu::Tanh, pre.view_mut(), y.view_mut());
         let epilogue = Epilogue { bias: Some(bias.view()), residual: None };
         device.linear(x.view(), w(), epilogue, linear.view_mut());
         device.gelu(pre.view(), Gelu::Tanh, gelu.view_mut());

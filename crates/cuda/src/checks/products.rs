@@ -33,7 +33,14 @@ pub(super) fn linear_with_epilogues(bench: &Bench) {
                     let epilogue = Epilogue { bias: Some(bias.view()), residual: Some(residual.view()) };
                     device.linear(x.view(), w, epilogue, y.view_mut());
                     device.linear(x.view(), w, Epilogue::default(), plain.view_mut());
-                    device.linear_gelu(x.view(), w, bias.view(), Gelu::Tanh, pre.view_mut(), act.view_mut());
+                    device.linear_gelu(
+                        x.view(),
+                        w,
+                        Some(bias.view()),
+                        Gelu::Tanh,
+                        pre.view_mut(),
+                        act.view_mut(),
+                    );
                     let all = [("y", &y), ("plain", &plain), ("pre", &pre), ("act", &act)];
                     all.map(|(name, x)| (name, read(device, x.view()))).into()
                 });

@@ -19,7 +19,13 @@ pub(super) fn layer_norm_and_its_gradients(bench: &Bench) {
                 let [mut y, mut dx] = [4, 5].map(|seed| random(device, dtype, &[rows, hidden], seed));
                 let [mut mean, mut rstd] = [6, 7].map(|seed| random(device, DType::F32, &[rows], seed));
                 let statistics = [mean.view_mut(), rstd.view_mut()];
-                device.layer_norm(x.view(), [gamma.view(), beta.view()], 1e-5, y.view_mut(), statistics);
+                device.layer_norm(
+                    x.view(),
+                    (gamma.view(), Some(beta.view())),
+                    1e-5,
+                    y.view_mut(),
+                    statistics,
+                );
                 let dy = random(device, dtype, &[rows, hidden], 8);
                 let [mut dgamma, mut dbeta] = [9, 10].map(|seed| random(device, DType::F32, &[hidden], seed));
                 device.run(LayerNormBackward {
@@ -29,7 +35,7 @@ pub(super) fn layer_norm_and_its_gradients(bench: &Bench) {
                     dy: dy.view(),
                     dx: dx.view_mut(),
                     accumulate_input: true,
-                    gradients: [dgamma.view_mut(), dbeta.view_mut()],
+                    gradients: [dgamma.view_mut(), dbeta.view_mut()].map(Some),
                     accumulate_parameters: true,
                 });
                 let all = [

@@ -121,7 +121,7 @@ impl Issue<'_> {
                     &blocks,
                     arguments,
                 )?;
-                self.add_blocks(&blocks, [&o.db], o.accumulate, partial, o.x.dtype())
+                self.add_blocks(&blocks, [o.db.as_ref()], o.accumulate, partial, o.x.dtype())
             }
             Activations::DropoutForward(o) => {
                 let program = Program::of(Source::Dropout, o.from.dtype());

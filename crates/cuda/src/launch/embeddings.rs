@@ -124,8 +124,10 @@ impl Issue<'_> {
         let line = |row: usize| (row * hidden..(row + 1) * hidden, Shape::from([hidden]));
         let lines: Vec<ViewMut> = o.dtable.into_pieces((0..types).map(line));
         match &lines[..] {
-            [only] => self.add_blocks(&blocks, [only], accumulate, partial, element),
-            [first, second] => self.add_blocks(&blocks, [first, second], accumulate, partial, element),
+            [only] => self.add_blocks(&blocks, [Some(only)], accumulate, partial, element),
+            [first, second] => {
+                self.add_blocks(&blocks, [Some(first), Some(second)], accumulate, partial, element)
+            }
             _ => Err(Error::Unsupported(format!("a table of {types} token types; one or two are expected"))),
         }
     }

@@ -158,7 +158,7 @@ impl Issue<'_> {
             }
             Products::LinearGelu(o) => {
                 let gelu = Some((&o.pre, form(o.gelu)));
-                self.multiply(Product { bias: Some(o.bias), gelu, ..Product::forward(o.x, o.w, &o.y) })
+                self.multiply(Product { bias: o.bias, gelu, ..Product::forward(o.x, o.w, &o.y) })
             }
             Products::InputGradient(o) => {
                 let [rows, _] = o.dy.shape().rows_cols();
@@ -188,7 +188,7 @@ impl Issue<'_> {
                 let program = Program::of(Source::Bias, o.dy.dtype());
                 let arguments = numbers![o.dy, partial, rows, columns, stride, blocks.grain];
                 self.over_blocks(program, "bias_sums", &blocks, arguments)?;
-                self.add_blocks(&blocks, [&o.db], o.accumulate, partial, o.dy.dtype())
+                self.add_blocks(&blocks, [Some(&o.db)], o.accumulate, partial, o.dy.dtype())
             }
         }
     }

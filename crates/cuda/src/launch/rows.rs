@@ -25,8 +25,8 @@ impl Issue<'_> {
             Normalization::LayerNorm(o) => {
                 let [rows, hidden] = o.x.shape().rows_cols();
                 let program = Program::of(Source::LayerNorm, o.x.dtype());
-                let ([gamma, beta], [mean, rstd]) = (o.parameters, &o.statistics);
-                let arguments = numbers![o.x, gamma, beta, &o.y, mean, rstd, rows, hidden, o.eps];
+                let [mean, rstd] = &o.statistics;
+                let arguments = numbers![o.x, o.gamma, o.beta, &o.y, mean, rstd, rows, hidden, o.eps];
                 self.over_rows(program, "layer_norm", rows, arguments)
             }
             Normalization::LayerNormBackward(o) => self.layer_norm_backward(o),
@@ -37,12 +37,14 @@ impl Issue<'_> {
         let [rows, hidden] = o.x.shape().rows_cols();
         let program = Program::of(Source::LayerNorm, o.x.dtype());
         let [mean, rstd] = o.statistics;
-        let blocks = RowBlocks::new(rows, hidden, 2);
-        let partial = self.scratch(blocks.bytes())?;
-        let arguments = numbers![o.x, mean, rstd, o.dy, partial, rows, hidden, blocks.grain];
-        self.over_blocks(program, "layer_norm_parameter_sums", &blocks, arguments)?;
-        let [dgamma, dbeta] = &o.gradients;
-        self.add_blocks(&blocks, [dgamma, dbeta], o.accumulate_parameters, partial, o.x.dtype())?;
+        let gradients = o.gradients.each_ref().map(Option::as_ref);
+        if gradients.iter().any(Option::is_some) {
+            let blocks = RowBlocks::new(rows, hidden, 2);
+            let partial = self.scratch(blocks.bytes())?;
+            let arguments = numbers![o.x, mean, rstd, o.dy, partial, rows, hidden, blocks.grain];
+            self.over_blocks(program, "layer_norm_parameter_sums", &blocks, arguments)?;
+            self.add_blocks(&blocks, gradients, o.accumulate_parameters, partial, o.x.dtype())?;
+        }
         let arguments = numbers![o.x, o.gamma, mean, rstd, o.dy, &o.dx, rows, hidden, o.accumulate_input];
         self.over_rows(program, "layer_norm_backward", rows, arguments)
     }

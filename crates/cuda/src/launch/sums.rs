@@ -99,19 +99,20 @@ impl Issue<'_> {
         self.launch(Launch { program, kernel, grid, threads: COLUMN_THREADS, shared_bytes: 0 }, arguments)
     }
 
-    /// Adds the blocks' lines in order; line k goes to `out[k]`. There are one or two, of one type.
+    /// Adds the blocks' lines in order; line k goes to `out[k]`, where it is wanted. There are one or two, of one type.
     pub(super) fn add_blocks<const K: usize>(
         &self,
         blocks: &RowBlocks,
-        out: [&ViewMut; K],
+        out: [Option<&ViewMut>; K],
         accumulate: bool,
         partial: u64,
         element: DType,
     ) -> Result<(), Error> {
         assert!(K == blocks.lines && K <= 2, "{K} results of {} lines", blocks.lines);
-        let (first, second) = (out[0], out.get(1).copied());
+        let Some(wanted) = out.iter().flatten().next() else { return Ok(()) };
+        let (first, second) = (out[0], out.get(1).copied().flatten());
         let launch = Launch {
-            program: Program::of(Source::Bias, element).with_other(first.dtype()),
+            program: Program::of(Source::Bias, element).with_other(wanted.dtype()),
             kernel: "add_blocks",
             grid: [(blocks.columns as u64).div_ceil(u64::from(LINE_THREADS)), K as u64],
             threads: LINE_THREADS,

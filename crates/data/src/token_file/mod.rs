@@ -27,7 +27,7 @@ use source::OpenTokenFile;
 pub use foreign::Look;
 pub(crate) use own::NARROW_VOCAB;
 pub use own::{TokenWriter, Written};
-pub use paths::token_paths;
+pub use paths::{is_match, token_paths};
 pub use scan::Scan;
 pub use several::TokenFiles;
 

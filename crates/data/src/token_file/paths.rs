@@ -82,8 +82,8 @@ fn entries(folder: &Path, wanted: &[u8]) -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// Matches a whole name. When the part behind a `*` fails, only the last `*` takes one byte more, so the time is bounded.
-fn is_match(pattern: &[u8], name: &[u8]) -> bool {
+/// Whether a pattern of a shell (`*`, `?`, `[abc]`, `[a-z]`) matches a whole name. When the part behind a `*` fails, only the last `*` takes one byte more, so the time is bounded.
+pub fn is_match(pattern: &[u8], name: &[u8]) -> bool {
     let (mut wanted, mut left) = (pattern, name);
     let mut star = None;
     loop {

@@ -37,7 +37,7 @@ pub fn attention(p: f32) -> Attention {
 }
 
 pub fn norm(prefix: &str) -> LayerNorm {
-    LayerNorm { prefix: prefix.into(), hidden: HIDDEN, eps: 1e-5 }
+    LayerNorm { prefix: prefix.into(), hidden: HIDDEN, eps: 1e-5, bias: true }
 }
 
 /// The layers of both residual paths of a block.

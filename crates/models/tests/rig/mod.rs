@@ -370,7 +370,7 @@ impl Rank<'_> {
     }
 
     fn parameters(&self, block: usize) -> Vec<Parameter<'_>> {
-        self.network.uses[block].iter().map(|p| Parameter::read(self.parameters[*p].view())).collect()
+        self.network.uses[block].iter().map(|p| Parameter::read(self.parameters[*p].view(), true)).collect()
     }
 
     fn forward(&self, cx: &Context) -> (Arc<Tensor>, Vec<AnySaved>) {
@@ -436,7 +436,7 @@ impl Rank<'_> {
         let mut all: Vec<_> = gradients.iter_mut().zip(written).map(Some).collect();
         let take = |p: &usize| {
             let (tensor, flag) = all[*p].take().unwrap();
-            Parameter::with_gradient(self.parameters[*p].view(), Gradient::new(tensor.view_mut(), flag))
+            Parameter::with_gradient(self.parameters[*p].view(), Some(Gradient::new(tensor.view_mut(), flag)))
         };
         self.network.uses[block].iter().map(take).collect()
     }

@@ -33,7 +33,7 @@ impl ColumnParallel {
 
     /// The tensors that the inner layer saved, with its input, which may have to be gathered again.
     fn reopen(&self, cx: &Context, saved: AnySaved) -> Result<AnySaved> {
-        if !self.sequence {
+        if !self.sequence || saved.x.is_unread() {
             return Ok(saved);
         }
         Ok(Saved { x: Shared::Held(self.exchange.all_gather(cx, saved.x.held())?), ..saved })
@@ -85,7 +85,7 @@ impl Layer for ColumnParallel {
         let x = call.x;
         let gathered = self.exchange.all_gather(cx, &x)?;
         let (y, saved) = self.inner.forward(cx, Call { x: gathered, ..call })?;
-        Ok((y, saved.with_input(x)))
+        Ok((y, if saved.x.is_unread() { saved } else { saved.with_input(x) }))
     }
 
     /// dx = the sum over ranks of dy · wᵀ; gradients as the inner layer's.

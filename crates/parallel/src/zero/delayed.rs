@@ -37,12 +37,14 @@ enum Window {
 }
 
 impl Delayed {
+    /// For the first `trained` chunks.
+    ///
     /// # Panics
     /// When a chunk's gradients or optimizer states lie elsewhere than in host memory, or its parameters outside of device
     /// memory.
-    pub(super) fn new(device: &Device, states: &States, compute: DType) -> Delayed {
+    pub(super) fn new(device: &Device, states: &States, trained: usize, compute: DType) -> Delayed {
         let (mut gradients, mut parameters) = (Vec::new(), Vec::new());
-        for chunk in &states.chunks {
+        for chunk in &states.chunks[..trained] {
             let in_host = chunk.slots.iter().all(|slot| slot.memory == Memory::Host);
             let roles = [Role::Master, Role::Gradients, Role::Parameters].map(|role| chunk.position(role));
             let [Some(_), Some(stored), None] = roles.map(|role| role.filter(|_| in_host)) else {
@@ -96,7 +98,7 @@ impl Zero {
         delayed.factors.reverse();
         let factor = delayed.factors[1].as_ref().expect("both factors are in their places");
         let keeps_gradients = self.device.is_meta();
-        for c in 0..self.map.chunk_count() {
+        for c in 0..self.map.trained {
             for (t, range) in self.states.tiles(c).into_iter().enumerate() {
                 let (mut parts, mut tensors) = (Vec::new(), Vec::new());
                 for (number, slot) in self.states.chunks[c].slots.iter_mut().enumerate() {
@@ -122,7 +124,7 @@ impl Zero {
     fn finish_delayed(&mut self) -> Result<(), CollectiveError> {
         let mut delayed = self.delayed.take().expect("updates are delayed");
         let mut running = std::mem::take(&mut delayed.running).into_iter();
-        for c in 0..self.map.chunk_count() {
+        for c in 0..self.map.trained {
             let mut last: Option<(Tile, Window)> = None;
             for (t, range) in self.states.tiles(c).into_iter().enumerate() {
                 let (compute, elements) = (self.options.precision.compute, range.len());

@@ -93,22 +93,22 @@ impl GradientChunks {
             }
             GradientBuffering::Transient => GradientBuffers::Shard(alloc(map.shard(c).len())),
         };
-        let mut writers = vec![0; map.chunk_count()];
-        map.chunks.iter().flatten().for_each(|c| writers[*c] += 1);
+        let mut writers = vec![0; map.trained];
+        (0..map.uses.len()).flat_map(|block| map.written(block)).for_each(|c| writers[c] += 1);
         // A single rank has nothing to wait for: its chunks are updated at once.
         let is_alone = options.update_in_backward && map.world == 1;
         let in_flight_max = if overlap && !is_alone { IN_FLIGHT } else { 0 };
         GradientChunks {
             buffering,
-            places: (0..map.chunk_count()).map(place).collect(),
+            places: (0..map.trained).map(place).collect(),
             stage,
             overlap,
             precision,
-            chunks: (0..map.chunk_count()).map(|c| Chunk::Here(held(c))).collect(),
+            chunks: (0..map.trained).map(|c| Chunk::Here(held(c))).collect(),
             written: vec![false; map.shapes.len()],
             awaited: writers.clone(),
             writers,
-            done: vec![0; map.chunk_count()],
+            done: vec![0; map.trained],
             micro_batches: options.micro_batches,
             in_flight: VecDeque::new(),
             in_flight_max,
@@ -128,15 +128,16 @@ impl GradientChunks {
     }
 
     pub(super) fn open(&mut self, cx: &mut Surroundings, block: usize) -> Result<(), CollectiveError> {
-        for c in &cx.map.chunks[block] {
-            self.arrive(cx, *c)?;
-            self.chunks[*c] = match std::mem::replace(&mut self.chunks[*c], Chunk::Moving) {
+        let map = cx.map;
+        for c in map.written(block) {
+            self.arrive(cx, c)?;
+            self.chunks[c] = match std::mem::replace(&mut self.chunks[c], Chunk::Moving) {
                 Chunk::Here(GradientBuffers::Shard(shard)) => {
-                    Chunk::Here(GradientBuffers::Both { whole: self.bucket(cx, *c), shard })
+                    Chunk::Here(GradientBuffers::Both { whole: self.bucket(cx, c), shard })
                 }
-                Chunk::Here(GradientBuffers::Away) => Chunk::Here(self.open_away(cx, *c)?),
+                Chunk::Here(GradientBuffers::Away) => Chunk::Here(self.open_away(cx, c)?),
                 Chunk::Here(GradientBuffers::Coming(arriving)) => {
-                    let whole = cx.states.fetched_gradients(*c, *arriving)?;
+                    let whole = cx.states.fetched_gradients(c, *arriving)?;
                     Chunk::Here(GradientBuffers::Whole(whole))
                 }
                 here => here,
@@ -153,11 +154,11 @@ impl GradientChunks {
         }
         let is_coming = |chunk: &Chunk| matches!(chunk, Chunk::Here(GradientBuffers::Coming(_)));
         for earlier in (0..block).rev() {
-            let chunks = &cx.map.chunks[earlier];
+            let chunks: Vec<usize> = cx.map.written(earlier).collect();
             if chunks.iter().any(|c| is_coming(&self.chunks[*c])) {
                 return Ok(());
             }
-            let awaited: Vec<usize> = chunks.iter().copied().filter(|c| self.comes_back(*c)).collect();
+            let awaited: Vec<usize> = chunks.into_iter().filter(|c| self.comes_back(*c)).collect();
             for c in &awaited {
                 let arriving = cx.states.fetch_gradients(*c, cx.map.whole(*c).len())?;
                 self.chunks[*c] = Chunk::Here(GradientBuffers::Coming(Box::new(arriving)));
@@ -203,7 +204,8 @@ impl GradientChunks {
         Ok(GradientBuffers::Bucket { whole, sum })
     }
 
-    pub(super) fn slots(&mut self, map: &Map, block: usize) -> Vec<Gradient<'_>> {
+    /// For each parameter that a block uses: the memory of its gradient; None where it is frozen.
+    pub(super) fn slots(&mut self, map: &Map, block: usize) -> Vec<Option<Gradient<'_>>> {
         let uses = &map.uses[block];
         let mut views: Vec<_> = uses.iter().map(|_| None).collect();
         for (c, chunk) in self.chunks.iter_mut().enumerate() {
@@ -220,8 +222,7 @@ impl GradientChunks {
         }
         let mut flags: Vec<Option<&mut bool>> = self.written.iter_mut().map(Some).collect();
         let slot = |(p, view): (&usize, Option<_>)| {
-            let flag = flags[*p].take().expect("a block uses each parameter once");
-            Gradient::new(view.expect("every parameter lies in a chunk"), flag)
+            Some(Gradient::new(view?, flags[*p].take().expect("a block uses each parameter once")))
         };
         uses.iter().zip(views).map(slot).collect()
     }
@@ -238,21 +239,22 @@ impl GradientChunks {
     }
 
     pub(super) fn reduce(&mut self, cx: &mut Surroundings, block: usize) -> Result<(), CollectiveError> {
-        for c in &cx.map.chunks[block] {
-            self.awaited[*c] -= 1;
-            if self.awaited[*c] > 0 {
+        let map = cx.map;
+        for c in map.written(block) {
+            self.awaited[c] -= 1;
+            if self.awaited[c] > 0 {
                 continue;
             }
-            self.awaited[*c] = self.writers[*c];
-            let first = self.done[*c] == 0;
-            self.done[*c] += 1;
-            if self.buffering == GradientBuffering::InPlace && self.done[*c] < self.micro_batches {
-                self.leave_unreduced(cx, *c)?;
+            self.awaited[c] = self.writers[c];
+            let first = self.done[c] == 0;
+            self.done[c] += 1;
+            if self.buffering == GradientBuffering::InPlace && self.done[c] < self.micro_batches {
+                self.leave_unreduced(cx, c)?;
                 continue;
             }
-            self.clear_unwritten(cx.device, cx.map, *c);
-            self.start(cx, *c, first)?;
-            self.in_flight.push_back(*c);
+            self.clear_unwritten(cx.device, map, c);
+            self.start(cx, c, first)?;
+            self.in_flight.push_back(c);
             while self.in_flight.len() > self.in_flight_max {
                 self.arrive_first(cx)?;
             }

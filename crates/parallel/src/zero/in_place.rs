@@ -33,7 +33,7 @@ impl Zero {
     /// Writes the parameters back that gradients have overwritten, from the master weights: after a step that is not
     /// applied.
     pub fn restore_parameters(&mut self) {
-        for c in (0..self.map.chunk_count()).filter(|c| self.gradients.is_in_parameters(*c)) {
+        for c in (0..self.map.trained).filter(|c| self.gradients.is_in_parameters(*c)) {
             let stepped = stepped(&self.map, self.options.stage, c);
             let stored = &self.states.chunks[c];
             let master = &stored.slots[stored.position(Role::Master).expect("parameters of 16 bits")];

@@ -12,6 +12,9 @@
 //!
 //! Optimizer states, and under stage 3 parameters, may lie in host memory or on disk between their uses (`states`).
 //!
+//! A chunk holds trained parameters, or frozen ones. Frozen chunks come last; they are stored and gathered like others, and have no
+//! gradients, optimizer states or master weights.
+//!
 //! Parameters are stored, gathered and published in the compute type. When that type has 16 bits, the optimizer updates
 //! f32 master weights, which are stored with the optimizer states, and rounds them in the same pass.
 //!
@@ -118,6 +121,8 @@ struct Map {
     uses: Vec<Vec<usize>>,
     /// For each block: the chunks that it uses, ascending, each once.
     chunks: Vec<Vec<usize>>,
+    /// Number of chunks of trained parameters. They come first.
+    trained: usize,
     rank: u64,
     world: u64,
 }
@@ -136,13 +141,16 @@ impl Map {
             chunks.dedup();
             chunks
         };
+        let specs = &network.parameters;
+        let last_trained = specs.iter().rposition(|p| p.trained);
         Map {
-            shapes: network.parameters.iter().map(|p| Shape::from(p.shape.as_slice())).collect(),
-            decays: network.parameters.iter().map(|p| p.kind.decays()).collect(),
-            partial: network.parameters.iter().map(|p| p.partial).collect(),
+            shapes: specs.iter().map(|p| Shape::from(p.shape.as_slice())).collect(),
+            decays: specs.iter().map(|p| p.kind.decays()).collect(),
+            partial: specs.iter().map(|p| p.partial && p.trained).collect(),
+            trained: last_trained.map_or(0, |p| layout.placed[p].chunk + 1),
             numbers: network.numbers.clone(),
             answers,
-            tied,
+            tied: tied.into_iter().zip(specs).map(|(tied, p)| tied && p.trained).collect(),
             chunks: network.uses.iter().map(chunks_of).collect(),
             uses: network.uses.clone(),
             layout,
@@ -153,6 +161,20 @@ impl Map {
 
     fn chunk_count(&self) -> usize {
         self.layout.chunk_elements.len()
+    }
+
+    /// The chunks of trained parameters that a block uses, ascending.
+    fn written(&self, block: usize) -> impl Iterator<Item = usize> {
+        self.chunks[block].iter().copied().filter(|c| *c < self.trained)
+    }
+
+    fn is_trained(&self, parameter: usize) -> bool {
+        self.layout.placed[parameter].chunk < self.trained
+    }
+
+    /// Blocks of trained parameters: they come first.
+    fn trained_blocks(&self) -> usize {
+        self.layout.first_block.get(self.trained).copied().unwrap_or(self.layout.blocks) as usize
     }
 
     fn whole(&self, chunk: usize) -> std::ops::Range<usize> {
@@ -239,11 +261,13 @@ impl Zero {
         let elements = (0..map.chunk_count()).map(|c| Elements {
             updated: update::stepped(&map, options.stage, c).len(),
             gradients: stored_elements(&map, &options, c),
+            is_trained: c < map.trained,
         });
         let order = UpdateOrder::new(&map, &options);
         let states = States::new(device, &options, elements, &order);
-        let delayed =
-            options.delayed_update.then(|| Delayed::new(device, &states, options.precision.compute));
+        let delayed = options
+            .delayed_update
+            .then(|| Delayed::new(device, &states, map.trained, options.precision.compute));
         let squares = Squares::new(device, &map);
         let own = first_chunk as u32..(first_chunk + map.chunk_count()) as u32;
         let of_own =
@@ -277,7 +301,12 @@ impl Zero {
         &self.map.layout
     }
 
-    /// Number of elements of a chunk that this rank updates.
+    /// Number of chunks of trained parameters. They come first.
+    pub fn trained_chunks(&self) -> usize {
+        self.map.trained
+    }
+
+    /// Number of elements of a chunk that this rank updates, or would update if it were trained.
     pub fn updated_elements(&self, chunk: usize) -> u64 {
         update::stepped(&self.map, self.options.stage, chunk).len() as u64
     }
@@ -328,7 +357,12 @@ impl Zero {
 
     /// The parameters of an acquired block, to be read.
     pub fn parameters(&self, block: usize) -> Vec<Parameter<'_>> {
-        self.views(block).into_iter().map(Parameter::read).collect()
+        let trained = self.map.uses[block].iter().map(|p| self.map.is_trained(*p));
+        self.views(block)
+            .into_iter()
+            .zip(trained)
+            .map(|(view, trained)| Parameter::read(view, trained))
+            .collect()
     }
 
     /// The parameters of an acquired block and the memory of their gradients, after [`Zero::open_gradients`].
@@ -338,7 +372,7 @@ impl Zero {
         values.into_iter().zip(gradients).map(|(value, slot)| Parameter::with_gradient(value, slot)).collect()
     }
 
-    /// The memory of the gradients of a block, after [`Zero::open_gradients`].
+    /// The memory of the gradients of a block's trained parameters, after [`Zero::open_gradients`].
     pub fn gradients(&mut self, block: usize) -> Vec<Parameter<'_>> {
         self.gradients.slots(&self.map, block).into_iter().map(Parameter::gradient).collect()
     }

@@ -31,18 +31,19 @@ pub(super) struct UpdateOrder {
 impl UpdateOrder {
     /// Ascending; within backward, in the order in which its blocks, from the last to the first, complete the chunks.
     pub(super) fn new(map: &Map, options: &Options) -> UpdateOrder {
-        let mut awaited = vec![0; map.chunk_count()];
-        map.chunks.iter().flatten().for_each(|c| awaited[*c] += 1);
+        let blocks = 0..map.uses.len();
+        let mut awaited = vec![0; map.trained];
+        blocks.clone().flat_map(|block| map.written(block)).for_each(|c| awaited[c] += 1);
         let (mut chunks, mut pauses) = (Vec::new(), 0);
-        for block in map.chunks.iter().rev() {
-            block.iter().for_each(|c| awaited[*c] -= 1);
-            let completed = block.iter().copied().filter(|c| awaited[*c] == 0);
+        for block in blocks.rev() {
+            map.written(block).for_each(|c| awaited[c] -= 1);
+            let completed = map.written(block).filter(|c| awaited[*c] == 0);
             let before = chunks.len();
             chunks.extend(completed.filter(|c| is_updated_in_backward(map, options, *c)));
             pauses += usize::from(chunks.len() > before);
         }
         let within = chunks.len();
-        let rest: Vec<usize> = (0..map.chunk_count()).filter(|c| !chunks.contains(c)).collect();
+        let rest: Vec<usize> = (0..map.trained).filter(|c| !chunks.contains(c)).collect();
         chunks.extend(rest);
         UpdateOrder { chunks, within, pauses }
     }

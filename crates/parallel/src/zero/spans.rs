@@ -1,7 +1,7 @@
 //! What a rank stores, as spans of named global tensors: the view of checkpoints and initial values.
 //!
 //! Numbers are f32 here, whatever the compute type. State 0 is the parameters: the master weights where there are any;
-//! writing them also rounds them into the parameters. So files do not depend on the precision policy.
+//! writing them also rounds them into the parameters. Frozen parameters have the compute type, and no other state. So files do not depend on the precision policy.
 
 use std::ops::Range;
 
@@ -9,6 +9,7 @@ use half::{bf16, f16};
 use phalanx_plan::{Segment, Stage};
 use phalanx_tensor::{Category, DType, DeviceError, Tensor};
 
+use super::floats::Numbers;
 use super::{Zero, update};
 
 /// Selects elements of a state.
@@ -59,7 +60,8 @@ impl Zero {
                 in_chunk: s.in_chunk.start as usize..s.in_chunk.end as usize,
             })
         };
-        (0..self.map.chunk_count()).flat_map(of_chunk).collect()
+        let chunks = if state == 0 { self.map.chunk_count() } else { self.map.trained };
+        (0..chunks).flat_map(of_chunk).collect()
     }
 
     /// Downloads elements `within` of an owned span. [`Zero::settle`] must have been called.
@@ -74,15 +76,22 @@ impl Zero {
         out: &mut [f32],
     ) -> Result<(), DeviceError> {
         let at = piece.in_chunk.start + within.start..piece.in_chunk.start + within.end;
-        if let Some((index, start)) = self.stored(state, piece.chunk) {
+        let first = update::stepped(&self.map, self.options.stage, piece.chunk).start;
+        let frozen = || self.states.parameters(piece.chunk).map(|index| (index, first));
+        if let Some((index, start)) = self.stored(state, piece.chunk).or_else(frozen) {
             return self.states.read((piece.chunk, index), at.start - start..at.end - start, out);
         }
         let (view, resident) = self.parameters.resident(&self.map, piece.chunk);
-        self.device.download(view.range(at.start - resident.start..at.end - resident.start), out)
+        let view = view.range(at.start - resident.start..at.end - resident.start);
+        if view.dtype() == DType::F32 {
+            return self.device.download(view, out);
+        }
+        out.copy_from_slice(&Numbers::Device(view).read(&self.device)?);
+        Ok(())
     }
 
     /// Where the f32 values of a state lie among the tensors of the optimizer, and the element of the chunk at which they
-    /// start. None for f32 parameters, which are stored as such.
+    /// start. None for f32 parameters, which are stored as such, and for frozen ones.
     fn stored(&self, state: usize, chunk: usize) -> Option<(usize, usize)> {
         let index = match state {
             0 => self.states.exact_parameters(chunk)?,
@@ -141,7 +150,7 @@ impl Zero {
         }
         let (parameters, resident) = self.parameters.resident_mut(&self.map, chunk);
         let parameters = parameters.range(at.start - resident.start..at.end - resident.start);
-        if stored.is_none() {
+        if parameters.dtype() == DType::F32 {
             self.device.upload(from, parameters);
             return Ok(());
         }

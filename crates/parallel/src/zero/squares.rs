@@ -9,7 +9,7 @@ use phalanx_tensor::{Category, DType, Device, NORM_BLOCK, Tensor, View};
 
 use super::Map;
 
-/// Sums of squares of all blocks, and which chunks of this step they have.
+/// Sums of squares of all blocks of trained parameters, and which chunks of this step they have.
 pub(super) struct Squares {
     /// `[blocks]` f64
     pub(super) blocks: Option<Tensor>,
@@ -21,9 +21,9 @@ pub(super) struct Squares {
 
 impl Squares {
     pub(super) fn new(device: &Device, map: &Map) -> Squares {
-        let blocks = map.layout.blocks as usize;
+        let blocks = map.trained_blocks();
         let blocks = device.alloc(DType::F64, [blocks], Category::Workspace, "norm.squares");
-        Squares { blocks: Some(blocks), is_begun: false, counted: vec![false; map.chunk_count()] }
+        Squares { blocks: Some(blocks), is_begun: false, counted: vec![false; map.trained] }
     }
 
     /// A step begins: nothing is counted.

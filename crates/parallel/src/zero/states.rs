@@ -12,6 +12,7 @@ use phalanx_plan::Precision;
 use phalanx_tensor::{Category, DType, Device, DeviceError, Element, Memory, Tensor, View, ViewMut};
 
 use super::Options;
+use super::floats::Numbers;
 use super::order::UpdateOrder;
 use super::residence::ChunkResidence;
 use super::visits::{Tile, Visits};
@@ -79,6 +80,8 @@ pub(super) struct Elements {
     pub(super) updated: usize,
     /// Those of gradients outside of device memory.
     pub(super) gradients: usize,
+    /// Whether the chunk is trained: else it has parameters alone.
+    pub(super) is_trained: bool,
 }
 
 /// Whether kernels of the device compute in this memory.
@@ -101,7 +104,8 @@ impl States {
         let has_own_host = options.updates_on_host && !device.is_host_addressable();
         let is_updated_on_host = |lies: ChunkResidence| has_own_host && lies.optimizer != Memory::Device;
         let chunk = |(chunk, elements): (usize, Elements)| {
-            let parts = parts(residence.of(chunk), states, *precision);
+            let mut parts = parts(residence.of(chunk), states, *precision);
+            parts.retain(|(role, ..)| elements.is_trained || *role == Role::Parameters);
             let slot = |part: (Role, DType, Memory)| {
                 let elements = if part.0 == Role::Gradients { elements.gradients } else { elements.updated };
                 Slot::new(device, part, elements, *buffer)
@@ -222,7 +226,10 @@ impl States {
         let slot = &self.chunks[chunk].slots[index];
         for (tile, inside, within) in slot.split(&range) {
             let tile = slot.tiles[tile].as_ref().expect("no tile is in flight between phases");
-            self.device.read_stored(tile, inside, &mut out[within])?;
+            match slot.dtype {
+                DType::F32 => self.device.read_stored(tile, inside, &mut out[within])?,
+                _ => out[within].copy_from_slice(&Numbers::Stored(tile, inside).read(&self.device)?),
+            }
         }
         Ok(())
     }

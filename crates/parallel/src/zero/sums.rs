@@ -134,6 +134,6 @@ impl Zero {
             let wanted = segments.filter(|s| wanted[s.parameter]);
             wanted.map(move |s| (c, s.in_chunk.start as usize..s.in_chunk.end as usize))
         };
-        (0..self.map.chunk_count()).flat_map(of_chunk).collect()
+        (0..self.map.trained).flat_map(of_chunk).collect()
     }
 }

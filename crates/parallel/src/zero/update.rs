@@ -49,6 +49,9 @@ impl Zero {
     /// # Errors
     /// When the all_reduce of the block sums fails.
     pub fn squares(&mut self, sums: &mut Tensor, slots: usize, slot: usize) -> Result<(), CollectiveError> {
+        if self.map.trained == 0 {
+            return Ok(());
+        }
         let Zero { device, map, states, gradients, squares, options, parameters, .. } = self;
         let (away, here): (Vec<usize>, Vec<usize>) =
             squares.begin_rest(device).into_iter().partition(|c| states.has_gradients(*c));
@@ -64,7 +67,8 @@ impl Zero {
         let squares = self.squares.blocks.take().expect("taken only here, and put back below");
         let squares = self.group.all_reduce(squares).wait()?;
         if self.group.rank() == 0 {
-            for (p, number) in self.map.numbers.iter().enumerate().filter(|(p, _)| self.map.answers[*p]) {
+            let answers = |p: usize| self.map.answers[p] && self.map.is_trained(p);
+            for (p, number) in self.map.numbers.iter().enumerate().filter(|(p, _)| answers(*p)) {
                 let blocks = self.map.layout.blocks_of_parameter(p);
                 let blocks = squares.view().range(blocks.start as usize..blocks.end as usize);
                 self.device.record_counted(*number, self.map.layout.placed[p].elements);
@@ -95,7 +99,7 @@ impl Zero {
             }
         };
         let first = |c| stepped(map, options.stage, c).start;
-        for c in 0..map.chunk_count() {
+        for c in 0..map.trained {
             let shard = map.shard(c);
             match states.has_gradients(c) {
                 true => {
@@ -122,7 +126,7 @@ impl Zero {
     /// [`Options::update_in_backward`](super::Options::update_in_backward): the update overwrites or frees them.
     pub fn read_gradients(&self, mut see: impl FnMut(usize, Range<u64>, &[f32])) -> Result<(), DeviceError> {
         let Zero { device, map, states, gradients, parameters, .. } = self;
-        for c in 0..map.chunk_count() {
+        for c in 0..map.trained {
             assert!(gradients.are_kept(c), "the update has used up the gradients of chunk {c}");
             let first = stepped(map, self.options.stage, c).start;
             let shard = map.shard(c);
@@ -161,7 +165,7 @@ impl Zero {
         }
         let mut on_host = self.begin_on_host(factor)?;
         self.read_first_tiles(on_host.as_mut());
-        for c in 0..self.map.chunk_count() {
+        for c in 0..self.map.trained {
             self.update_chunk(c, step, factor, on_host.as_mut())?;
         }
         self.end_update(on_host)

@@ -117,6 +117,11 @@ fn bench_of<'a>(
             "memory.gradients_in_place = true: the gradients by which strategies are compared are gone after a step; leave it out"
         );
     }
+    if !(config.model.trainable.is_empty() && config.model.frozen.is_empty()) {
+        bail!(
+            "model.trainable and model.frozen: some of the strategies train all parameters; leave both out"
+        );
+    }
     if config.memory.update_in_backward {
         bail!(
             "memory.update_in_backward = true: the gradients by which strategies are compared are gone after a step; leave it out"

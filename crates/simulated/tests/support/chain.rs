@@ -135,7 +135,7 @@ fn round(
     let mut statistics = ["mean", "rstd"].map(|name| device_tensor(device, name, &[ROWS]));
     let [mean, rstd] = &mut statistics;
     let statistics_out = [mean.view_mut(), rstd.view_mut()];
-    device.layer_norm(y.view(), [gain.view(), bias.view()], 1e-5, z.view_mut(), statistics_out);
+    device.layer_norm(y.view(), (gain.view(), Some(bias.view())), 1e-5, z.view_mut(), statistics_out);
     device.add(x.view(), z.view_mut());
 
     let out = host_tensor(device, "out", ROWS * HIDDEN);

@@ -54,7 +54,7 @@ impl Describe for GeluForward<'_> {
 }
 
 operation! {
-    /// In place: `dy` becomes `dx = dy * gelu'(x)`; `db (+)= sum over rows of dx`, before it is rounded.
+    /// In place: `dy` becomes `dx = dy * gelu'(x)`; `db (+)= sum over rows of dx`, before it is rounded, where it is wanted.
     GeluBackward {
         /// The input of the forward pass, `[.., width]`.
         x: View<'a>,
@@ -63,7 +63,7 @@ operation! {
         /// `[.., width]`, becomes dx.
         dy: ViewMut<'a>,
         /// `[width]`
-        db: ViewMut<'a>,
+        db: Option<ViewMut<'a>>,
         /// Whether `db` is added to.
         accumulate: bool,
     }
@@ -75,9 +75,12 @@ impl Describe for GeluBackward<'_> {
     fn check(&self) {
         let GeluBackward { x, dy, db, .. } = self;
         let [_, width] = x.shape().rows_cols();
-        assert_eq!((x.elements(), width), (dy.elements(), db.elements()), "{x:?}, {dy:?} -> {db:?}");
+        assert_eq!(x.elements(), dy.elements(), "{x:?}, {dy:?}");
         same(&[x.dtype(), dy.dtype()]);
-        gradient(db, x.dtype());
+        if let Some(db) = db {
+            assert_eq!(width, db.elements(), "{x:?}, {dy:?} -> {db:?}");
+            gradient(db, x.dtype());
+        }
     }
 
     fn price(&self) -> Price {
@@ -86,11 +89,13 @@ impl Describe for GeluBackward<'_> {
 
     fn follow(&self, recorder: &Recorder, site: Site) {
         let GeluBackward { x, dy, db, accumulate, .. } = self;
+        let mut results = vec![result("dx", "rh", dy, false)];
+        results.extend(db.iter().map(|db| result("db", "h", db, *accumulate)));
         let rule = Rule {
             op: Self::NAME,
             factors: &[operand("x", "rh", *x), operand("dy", "rh", dy.as_view())],
             addends: &[],
-            results: &[result("dx", "rh", dy, false), result("db", "h", db, *accumulate)],
+            results: &results,
             whole: &[],
         };
         recorder.follow(&rule, site);
@@ -145,10 +150,10 @@ impl Device {
         self.run(GeluForward { x, gelu, y });
     }
 
-    /// In place: `dy` becomes `dx = dy * gelu'(x)`; `db (+)= sum over rows of dx`, before it is rounded.
-    /// x, dy `[.., width]`, db `[width]`.
+    /// In place: `dy` becomes `dx = dy * gelu'(x)`; `db (+)= sum over rows of dx`, before it is rounded,
+    /// where it is wanted. x, dy `[.., width]`, db `[width]`.
     #[track_caller]
-    pub fn gelu_backward(&self, x: View, gelu: Gelu, dy: ViewMut, db: ViewMut, accumulate: bool) {
+    pub fn gelu_backward(&self, x: View, gelu: Gelu, dy: ViewMut, db: Option<ViewMut>, accumulate: bool) {
         self.run(GeluBackward { x, gelu, dy, db, accumulate });
     }
 

@@ -22,8 +22,10 @@ operation! {
     LayerNorm {
         /// `[.., hidden]`
         x: View<'a>,
-        /// gamma and beta, `[hidden]` each.
-        parameters: [View<'a>; 2],
+        /// `[hidden]`
+        gamma: View<'a>,
+        /// `[hidden]`; 0 where there is none.
+        beta: Option<View<'a>>,
         /// Added to the variance.
         eps: f32,
         /// `[.., hidden]`, overwritten.
@@ -37,11 +39,13 @@ impl Describe for LayerNorm<'_> {
     const NAME: &'static str = "layer_norm";
 
     fn check(&self) {
-        let LayerNorm { x, parameters: [gamma, beta], y, statistics: [mean, rstd], .. } = self;
+        let LayerNorm { x, gamma, beta, y, statistics: [mean, rstd], .. } = self;
         let [rows, hidden] = x.shape().rows_cols();
-        assert_eq!([gamma.elements(), beta.elements()], [hidden; 2], "layer_norm of {x:?}");
+        for parameter in [*gamma].iter().chain(beta) {
+            assert_eq!((parameter.elements(), parameter.dtype()), (hidden, x.dtype()), "layer_norm of {x:?}");
+        }
         assert_eq!([y.elements(), mean.elements(), rstd.elements()], [x.elements(), rows, rows]);
-        same(&[x.dtype(), gamma.dtype(), beta.dtype(), y.dtype()]);
+        same(&[x.dtype(), y.dtype()]);
         same(&[DType::F32, mean.dtype(), rstd.dtype()]);
     }
 
@@ -50,10 +54,12 @@ impl Describe for LayerNorm<'_> {
     }
 
     fn follow(&self, recorder: &Recorder, site: Site) {
-        let LayerNorm { x, parameters: [gamma, beta], y, statistics: [mean, rstd], .. } = self;
+        let LayerNorm { x, gamma, beta, y, statistics: [mean, rstd], .. } = self;
+        let mut factors = vec![operand("x", "rh", *x), operand("gamma", "h", *gamma)];
+        factors.extend(beta.map(|beta| operand("beta", "h", beta)));
         let rule = Rule {
             op: Self::NAME,
-            factors: &[operand("x", "rh", *x), operand("gamma", "h", *gamma), operand("beta", "h", *beta)],
+            factors: &factors,
             addends: &[],
             results: &[
                 result("y", "rh", y, false),
@@ -81,8 +87,8 @@ operation! {
         dx: ViewMut<'a>,
         /// Whether `dx` is added to.
         accumulate_input: bool,
-        /// dgamma and dbeta, `[hidden]` each.
-        gradients: [ViewMut<'a>; 2],
+        /// dgamma and dbeta, `[hidden]` each, where they are wanted.
+        gradients: [Option<ViewMut<'a>>; 2],
         /// Whether dgamma and dbeta are added to.
         accumulate_parameters: bool,
     }
@@ -93,15 +99,19 @@ impl Describe for LayerNormBackward<'_> {
 
     fn check(&self) {
         let LayerNormBackward { x, gamma, statistics: [mean, rstd], dy, dx, gradients, .. } = self;
-        let [dgamma, dbeta] = gradients;
         let [rows, hidden] = x.shape().rows_cols();
-        assert_eq!([gamma.elements(), dgamma.elements(), dbeta.elements()], [hidden; 3]);
+        assert_eq!(gamma.elements(), hidden);
+        for wanted in gradients.iter().flatten() {
+            assert_eq!(wanted.elements(), hidden);
+            gradient(wanted, x.dtype());
+        }
+        if let [Some(dgamma), Some(dbeta)] = gradients {
+            same(&[dgamma.dtype(), dbeta.dtype()]);
+        }
         assert_eq!([dy.elements(), dx.elements()], [x.elements(); 2]);
         assert_eq!([mean.elements(), rstd.elements()], [rows; 2]);
         same(&[x.dtype(), gamma.dtype(), dy.dtype(), dx.dtype()]);
         same(&[DType::F32, mean.dtype(), rstd.dtype()]);
-        same(&[dgamma.dtype(), dbeta.dtype()]);
-        gradient(dgamma, x.dtype());
     }
 
     fn price(&self) -> Price {
@@ -111,7 +121,10 @@ impl Describe for LayerNormBackward<'_> {
 
     fn follow(&self, recorder: &Recorder, site: Site) {
         let LayerNormBackward { x, gamma, statistics: [mean, rstd], dy, dx, gradients, .. } = self;
-        let [dgamma, dbeta] = gradients;
+        let mut results = vec![result("dx", "rh", dx, self.accumulate_input)];
+        for (name, wanted) in ["dgamma", "dbeta"].into_iter().zip(gradients) {
+            results.extend(wanted.iter().map(|wanted| result(name, "h", wanted, self.accumulate_parameters)));
+        }
         let rule = Rule {
             op: Self::NAME,
             factors: &[
@@ -122,11 +135,7 @@ impl Describe for LayerNormBackward<'_> {
                 operand("dy", "rh", *dy),
             ],
             addends: &[],
-            results: &[
-                result("dx", "rh", dx, self.accumulate_input),
-                result("dgamma", "h", dgamma, self.accumulate_parameters),
-                result("dbeta", "h", dbeta, self.accumulate_parameters),
-            ],
+            results: &results,
             whole: &[('h', WHOLE_ROWS)],
         };
         recorder.follow(&rule, site);
@@ -134,10 +143,17 @@ impl Describe for LayerNormBackward<'_> {
 }
 
 impl Device {
-    /// Layer norm over the last dimension. x, y `[.., hidden]`, gamma, beta `[hidden]`; mean and rstd `[rows]` are
-    /// stored for backward.
+    /// Layer norm over the last dimension. x, y `[.., hidden]`, gamma, beta (0 where there is none) `[hidden]`; mean and
+    /// rstd `[rows]` are stored for backward.
     #[track_caller]
-    pub fn layer_norm(&self, x: View, parameters: [View; 2], eps: f32, y: ViewMut, statistics: [ViewMut; 2]) {
-        self.run(LayerNorm { x, parameters, eps, y, statistics });
+    pub fn layer_norm(
+        &self,
+        x: View,
+        (gamma, beta): (View, Option<View>),
+        eps: f32,
+        y: ViewMut,
+        statistics: [ViewMut; 2],
+    ) {
+        self.run(LayerNorm { x, gamma, beta, eps, y, statistics });
     }
 }

@@ -65,8 +65,8 @@ operation! {
         x: View<'a>,
         /// `[in, out]`, by its layout.
         w: Weight<'a>,
-        /// `[out]`
-        bias: View<'a>,
+        /// `[out]`, if there is one.
+        bias: Option<View<'a>>,
         /// The form of GELU.
         gelu: Gelu,
         /// `[.., out]`, overwritten.
@@ -81,7 +81,7 @@ impl Describe for LinearGelu<'_> {
 
     fn check(&self) {
         let LinearGelu { x, w, bias, pre, y, .. } = self;
-        check_linear(*x, *w, Some(*bias), y);
+        check_linear(*x, *w, *bias, y);
         assert_eq!((pre.elements(), pre.dtype()), (y.elements(), y.dtype()), "{pre:?} for {y:?}");
     }
 
@@ -93,7 +93,7 @@ impl Describe for LinearGelu<'_> {
         let rule = Rule {
             op: Self::NAME,
             factors: &[operand("x", "ri", self.x), operand("w", weight(self.w.layout), self.w.matrix)],
-            addends: &[Some(operand("bias", "o", self.bias))],
+            addends: &[self.bias.map(|bias| operand("bias", "o", bias))],
             results: &[result("pre", "ro", &self.pre, false), result("y", "ro", &self.y, false)],
             whole: &[('i', WHOLE_SUMS)],
         };
@@ -245,9 +245,9 @@ impl Device {
         self.run(Linear { x, w, epilogue, y });
     }
 
-    /// `pre = x · w + bias`, `y = gelu(pre)`; shapes as those of [`Device::linear`], both overwritten.
+    /// `pre = x · w (+ bias)`, `y = gelu(pre)`; shapes as those of [`Device::linear`], both overwritten.
     #[track_caller]
-    pub fn linear_gelu(&self, x: View, w: Weight, bias: View, gelu: Gelu, pre: ViewMut, y: ViewMut) {
+    pub fn linear_gelu(&self, x: View, w: Weight, bias: Option<View>, gelu: Gelu, pre: ViewMut, y: ViewMut) {
         self.run(LinearGelu { x, w, bias, gelu, pre, y });
     }
 

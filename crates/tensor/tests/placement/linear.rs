@@ -189,7 +189,7 @@ fn linear_gelu() {
         let bias = placed(&device, "bias", &[8], bias);
         let [mut pre, mut y] = ["pre", "y"].map(|name| tensor(&device, name, &[2, 4, 8]));
         let w = Weight { matrix: w.view(), layout: Layout::InOut };
-        device.linear_gelu(x.view(), w, bias.view(), Gelu::Tanh, pre.view_mut(), y.view_mut());
+        device.linear_gelu(x.view(), w, Some(bias.view()), Gelu::Tanh, pre.view_mut(), y.view_mut());
         assert_eq!([of(&device, &pre), of(&device, &y)], [expected; 2], "{row}");
         found(&device, words, &row);
     }

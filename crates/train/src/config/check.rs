@@ -259,6 +259,10 @@ impl RunConfig {
         }
         let given = "asynchronous";
         let key = "parallel.updates";
+        if !(self.model.trainable.is_empty() && self.model.frozen.is_empty()) {
+            let expected = "trains all parameters: leave model.trainable and model.frozen out";
+            return Err(refuse(key, given, expected));
+        }
         if p.zero > 0 {
             let expected = format!(
                 "applies gradients as they arrive, but parallel.zero = {} waits for those of all ranks: set one of \

@@ -21,6 +21,7 @@ mod paths;
 pub mod placement;
 mod resolved;
 mod train;
+mod trainable;
 mod update_in_backward;
 
 pub use check::ConfigError;
@@ -32,6 +33,7 @@ pub use paths::Paths;
 pub use placement::{AutoPlacement, Fractions, Placement, PlacementRule};
 pub use resolved::ResolvedConfig;
 pub use train::{Keep, KeepWord, TrainConfig};
+pub use trainable::Trainable;
 
 /// The whole configuration.
 #[derive(Clone, Debug, PartialEq, Default, Serialize, Deserialize)]
@@ -112,6 +114,13 @@ pub struct ModelConfig {
     /// A Hugging Face directory whose weights (and shape) to start from.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub init: Option<String>,
+    /// Patterns of the names of parameters that are trained, as `*.h.1?.*`; all when left out. Others are frozen: they have neither
+    /// gradients nor optimizer states.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub trainable: Vec<String>,
+    /// Patterns of the names of parameters that are frozen, even if they match one of `trainable`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub frozen: Vec<String>,
 }
 
 impl Default for ModelConfig {
@@ -129,6 +138,8 @@ impl Default for ModelConfig {
             attention_dropout: None,
             residual_dropout: None,
             init: None,
+            trainable: Vec::new(),
+            frozen: Vec::new(),
         }
     }
 }

@@ -14,7 +14,7 @@ fn forward(case: &Case, device: &Device, x: &Tensor, gamma: &Tensor) -> [Tensor;
     let [mut mean, mut rstd] = [0; 2].map(|_| poisoned(device, DType::F32, [rows]));
     device.layer_norm(
         x.view(),
-        [gamma.view(), beta.view()],
+        (gamma.view(), Some(beta.view())),
         EPS,
         y.view_mut(),
         [mean.view_mut(), rstd.view_mut()],
@@ -57,7 +57,7 @@ pub fn layer_norm_backward(dtype: DType) {
                         dy: dy.view(),
                         dx: dx.view_mut(),
                         accumulate_input: add_input,
-                        gradients: [dgamma.view_mut(), dbeta.view_mut()],
+                        gradients: [dgamma.view_mut(), dbeta.view_mut()].map(Some),
                         accumulate_parameters: add_parameters,
                     });
                     vec![dx, dgamma, dbeta]

@@ -38,7 +38,13 @@ pub fn gelu_backward(dtype: DType) {
                         true => upload(device, gradient, &[width], before),
                         false => poisoned(device, gradient, [width]),
                     };
-                    device.gelu_backward(x.view(), form(case), dy.view_mut(), db.view_mut(), accumulate);
+                    device.gelu_backward(
+                        x.view(),
+                        form(case),
+                        dy.view_mut(),
+                        Some(db.view_mut()),
+                        accumulate,
+                    );
                     vec![dy, db]
                 };
                 let db = case.wanted("db");

@@ -1,0 +1,72 @@
+//! Which parameters of the model a run trains.
+
+use std::collections::BTreeSet;
+
+use phalanx_data::is_match;
+use phalanx_layers::{Network, ParameterSpec};
+
+use super::check::refuse;
+use super::{ConfigError, ModelConfig};
+
+/// Which parameters are trained: those that match a pattern of `trainable`, or all where there is none, without those that match one
+/// of `frozen`.
+#[derive(Clone, Debug, Default)]
+pub struct Trainable {
+    trainable: Vec<String>,
+    frozen: Vec<String>,
+}
+
+impl Trainable {
+    /// As `model.trainable` and `model.frozen` say of the parameters of `whole`, the model's network.
+    ///
+    /// # Errors
+    /// A pattern that matches no parameter, or patterns that leave none to train.
+    pub fn of(config: &ModelConfig, whole: &Network) -> Result<Trainable, ConfigError> {
+        let ModelConfig { trainable, frozen, .. } = config;
+        for (key, patterns) in [("model.trainable", trainable), ("model.frozen", frozen)] {
+            let unused = |pattern: &&String| !whole.parameters.iter().any(|spec| matches(pattern, spec));
+            if let Some(pattern) = patterns.iter().find(unused) {
+                let expected = format!("matches no parameter of the model; it has {}", kinds(whole));
+                return Err(refuse(key, format!("\"{pattern}\""), expected));
+            }
+        }
+        let found = Trainable { trainable: trainable.clone(), frozen: frozen.clone() };
+        if whole.parameters.iter().all(|spec| found.freezes(spec)) {
+            let key = if frozen.is_empty() { "model.trainable" } else { "model.frozen" };
+            return Err(refuse(
+                key,
+                format!("{frozen:?}"),
+                "leaves no parameter to train: leave a pattern out",
+            ));
+        }
+        Ok(found)
+    }
+
+    /// The network with the other parameters frozen.
+    pub fn applied_to(&self, network: Network) -> Network {
+        if self.trainable.is_empty() && self.frozen.is_empty() {
+            return network;
+        }
+        network.freezing(|spec| self.freezes(spec))
+    }
+
+    fn freezes(&self, spec: &ParameterSpec) -> bool {
+        let any = |patterns: &[String]| patterns.iter().any(|pattern| matches(pattern, spec));
+        any(&self.frozen) || !(self.trainable.is_empty() || any(&self.trainable))
+    }
+}
+
+fn matches(pattern: &str, spec: &ParameterSpec) -> bool {
+    is_match(pattern.as_bytes(), spec.name.as_bytes())
+}
+
+/// The names of a model's parameters, with `*` for numbers, each once.
+fn kinds(whole: &Network) -> String {
+    let kind = |spec: &ParameterSpec| {
+        let numbered = |part: &str| part.bytes().all(|byte| byte.is_ascii_digit());
+        let parts = spec.name.split('.').map(|part| if numbered(part) { "*" } else { part });
+        parts.collect::<Vec<_>>().join(".")
+    };
+    let all: BTreeSet<String> = whole.parameters.iter().map(kind).collect();
+    all.into_iter().collect::<Vec<_>>().join(", ")
+}
