@@ -69,8 +69,10 @@ fn run(layer: &dyn AnyLayer, device: &Device, case: &Case) -> Bits {
     Bits { y: bits(&y), dx: dx.map(|dx| bits(&dx)), gradients }
 }
 
-/// Patterns of trained parameters, by the ends or beginnings of their names.
-const TRAINED: [(&str, fn(&str) -> bool); 9] = [
+/// Whether a parameter of this name is trained.
+type IsTrained = fn(&str) -> bool;
+
+const TRAINED: [(&str, IsTrained); 9] = [
     ("all", |_| true),
     ("none", |_| false),
     ("weights", |name| name.ends_with("weight")),
