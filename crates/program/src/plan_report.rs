@@ -138,7 +138,7 @@ fn headline(planned: &Planned, name: &str) -> String {
         count(planned.plan.parameters() as f64),
         match planned.plan.trained_parameters() {
             trained if trained < planned.plan.parameters() =>
-                format!(", {} of them trained,", count(trained as f64)),
+                format!(", {} of them trained", count(trained as f64)),
             _ => String::new(),
         },
         model.layers,

@@ -13,7 +13,7 @@ use phalanx_models::Model;
 use phalanx_trace::DType;
 use phalanx_train::RunConfig;
 use phalanx_train::config::{
-    Communication, DataConfig, Float, OptimizerKind, PrecisionConfig, Products, ScheduleKind,
+    Communication, DataConfig, Float, ModelConfig, OptimizerKind, PrecisionConfig, Products, ScheduleKind,
 };
 use phalanx_train::dataset::DataDigests;
 use phalanx_train::learned::Learned;
@@ -165,6 +165,7 @@ fn from_checkpoint(
 ) -> Result<Arc<dyn Model>> {
     let model = model_of(checkpoint)?;
     fill_shape(given, config, checkpoint, &*model)?;
+    check_trained([&before.model, &config.model], checkpoint)?;
     check_states(config, checkpoint)?;
     notes.extend(precision_note(&config.precision, checkpoint));
     Changes { before, now: config, checkpoint }.lines()?.iter().for_each(|line| warn(line));
@@ -256,6 +257,23 @@ fn fill_shape(
         );
     }
     given.leave_out("model.init");
+    Ok(())
+}
+
+/// Refuses to train other parameters than those of which the checkpoint has optimizer states.
+fn check_trained([before, now]: [&ModelConfig; 2], checkpoint: &Checkpoint) -> Result<()> {
+    for (key, before, now) in [
+        ("model.trainable", &before.trainable, &now.trainable),
+        ("model.frozen", &before.frozen, &now.frozen),
+    ] {
+        if before != now {
+            bail!(
+                "{key} = {now:?}, but the run has {before:?}, and {} has optimizer states of the parameters that this trains: leave \
+                 it as it was, or export the run and start a new run with the folder as model.init",
+                checkpoint.dir().display()
+            );
+        }
+    }
     Ok(())
 }
 

@@ -7,6 +7,7 @@ mod cuda;
 mod disk;
 mod faults;
 mod files;
+mod frozen;
 mod hostile;
 mod hosts;
 mod instruction_sets;

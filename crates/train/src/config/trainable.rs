@@ -26,7 +26,10 @@ impl Trainable {
         for (key, patterns) in [("model.trainable", trainable), ("model.frozen", frozen)] {
             let unused = |pattern: &&String| !whole.parameters.iter().any(|spec| matches(pattern, spec));
             if let Some(pattern) = patterns.iter().find(unused) {
-                let expected = format!("matches no parameter of the model; it has {}", kinds(whole));
+                let expected = format!(
+                    "matches no parameter: a pattern is for a whole name, as \"*.ln_f.*\", and the model has {}",
+                    kinds(whole)
+                );
                 return Err(refuse(key, format!("\"{pattern}\""), expected));
             }
         }
