@@ -212,7 +212,7 @@ fn unknown(full: &Table, key: &str, origin: &str) -> anyhow::Error {
 /// Names the tables, for a name that is like no other.
 fn tables(full: &Table) -> String {
     let names: Vec<String> = full.keys().map(|name| format!("[{name}]")).collect();
-    format!("the tables are {}, and README.md lists their keys", names.join(", "))
+    format!("the tables are {}, and docs/configuration.md lists their keys", names.join(", "))
 }
 
 /// The name without its table.
@@ -245,12 +245,12 @@ mod tests {
         check(&toml::from_str(text).unwrap(), "a.toml").unwrap_err().to_string()
     }
 
-    /// The error for an unknown key says that README.md lists all of them.
+    /// The error for an unknown key says that docs/configuration.md lists all of them.
     #[test]
-    fn the_readme_documents_every_key_and_no_other() {
-        let readme = include_str!("../../../README.md");
+    fn the_documentation_has_every_key_and_no_other() {
+        let page = include_str!("../../../docs/configuration.md");
         let (mut in_block, mut table, mut documented) = (false, String::new(), BTreeSet::new());
-        for line in readme.lines() {
+        for line in page.lines() {
             if line.starts_with("```") {
                 (in_block, table) = (line == "```toml", String::new());
             } else if let Some(name) = line.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
@@ -264,12 +264,12 @@ mod tests {
         }
         let known: BTreeSet<String> = flat(&full()).map(|(key, _)| key).collect();
         let missing: Vec<_> = known.difference(&documented).collect();
-        assert!(missing.is_empty(), "README.md lacks {missing:?}");
+        assert!(missing.is_empty(), "docs/configuration.md lacks {missing:?}");
         let tables = full();
         let of_ours =
             |key: &&String| key.split_once('.').is_some_and(|(table, _)| tables.contains_key(table));
         let unknown: Vec<_> = documented.difference(&known).filter(of_ours).collect();
-        assert!(unknown.is_empty(), "README.md has {unknown:?}, which no configuration takes");
+        assert!(unknown.is_empty(), "docs/configuration.md has {unknown:?}, which no configuration takes");
     }
 
     #[test]
