@@ -30,14 +30,6 @@ fn run(config: &RunConfig, steps: usize) -> Ran {
     rig::run(&model, config, &rig::golden_steps()[..steps])
 }
 
-fn compare(what: &str, expected: &Ran, got: &Ran) {
-    assert!(same_bits(&got.losses, &expected.losses), "{what}: {:?} != {:?}", got.losses, expected.losses);
-    assert!(same_bits(&got.grad_norms, &expected.grad_norms), "{what}: gradient norms");
-    assert_same_state(what, &expected.state, &got.state);
-    assert_eq!(got.peaks, got.planned, "{what}: peak == plan");
-    assert_eq!(got.step_peaks, got.step_planned, "{what}: peak == plan in a step");
-}
-
 /// The parameters of a run, and those that have optimizer states.
 fn parameters(state: &State) -> Vec<(&str, &Vec<f32>, bool)> {
     let of = |(key, values)| {
@@ -85,7 +77,7 @@ fn no_stage_or_policy_changes_a_bit() {
                 let expected = ran(world, 0);
                 for zero in 1..=3 {
                     let what = format!("{trained}, {name}, {world} ranks, stage {zero}");
-                    compare(&what, &expected, &ran(world, zero));
+                    rig::assert_same_run(&what, &expected, &ran(world, zero));
                 }
             }
         }
@@ -133,7 +125,7 @@ fn nothing_else_changes_a_bit() {
                     let steps = &rig::golden_steps()[..4];
                     let ran = rig::run_spec(spec, &config, steps, &rig::Checkpoints::default());
                     let what = format!("{trained}, {compute:?}, {name}, host addresses {host_addressable}");
-                    compare(&what, &expected, &ran);
+                    rig::assert_same_run(&what, &expected, &ran);
                 }
             }
         }

@@ -55,20 +55,12 @@ fn run(config: &RunConfig, steps: usize, within: bool, host_addressable: bool) -
     rig::run_spec(spec, &config, &rig::golden_steps()[..steps], &rig::Checkpoints::default())
 }
 
-fn compare(what: &str, expected: &Ran, got: &Ran) {
-    assert!(same_bits(&got.losses, &expected.losses), "{what}: {:?} != {:?}", got.losses, expected.losses);
-    assert!(same_bits(&got.grad_norms, &expected.grad_norms), "{what}: gradient norms");
-    assert_same_state(what, &expected.state, &got.state);
-    assert_eq!(got.peaks, got.planned, "{what}: peak == plan");
-    assert_eq!(got.step_peaks, got.step_planned, "{what}: peak == plan in a step");
-}
-
 /// Compares a run with the same run with updates within backward, on both kinds of devices.
 fn check(what: &str, config: &RunConfig, steps: usize) {
     let expected = run(config, steps, false, true);
     for host_addressable in [true, false] {
         let what = format!("{what}, host addresses device memory: {host_addressable}");
-        compare(&what, &expected, &run(config, steps, true, host_addressable));
+        rig::assert_same_run(&what, &expected, &run(config, steps, true, host_addressable));
     }
 }
 
@@ -216,7 +208,7 @@ fn auto_keeps_every_bit_and_its_budgets() {
                         assert!(device <= bytes(memory.device_budget_mb), "{what}: {device}");
                         assert!(host <= bytes(memory.host_budget_mb), "{what}: {host}");
                     }
-                    compare(&what, &expected, &run(&config, host_addressable));
+                    rig::assert_same_run(&what, &expected, &run(&config, host_addressable));
                     (ran, refused) = (ran + 1, refused + usize::from(was_refused));
                     for (count, memory) in away.iter_mut().zip([&plan.ranks[0].host, &plan.ranks[0].disk]) {
                         let kept = memory.phase(PhaseName::Init).map(|init| init.peak.categories);

@@ -199,6 +199,15 @@ pub fn run_spec(spec: Spec, config: &RunConfig, steps: &[Vec<Vec<u32>>], checkpo
     }
 }
 
+/// Checks that a run has the bits of another, and used its memory as planned.
+pub fn assert_same_run(what: &str, expected: &Ran, got: &Ran) {
+    assert!(same_bits(&got.losses, &expected.losses), "{what}: {:?} != {:?}", got.losses, expected.losses);
+    assert!(same_bits(&got.grad_norms, &expected.grad_norms), "{what}: gradient norms");
+    assert_same_state(what, &expected.state, &got.state);
+    assert_eq!(got.peaks, got.planned, "{what}: peak == plan");
+    assert_eq!(got.step_peaks, got.step_planned, "{what}: peak == plan in a step");
+}
+
 /// The specification of a configuration.
 pub fn spec(model: &impl AnyModel, config: &RunConfig) -> Spec {
     config.check().unwrap();
