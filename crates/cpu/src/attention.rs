@@ -6,21 +6,23 @@
 //! `p · v`. What a causal mask hides is not multiplied, but for the corners of register tiles.
 //!
 //! Scratch of a thread: 3 * 1024 rows of a head at most, and a tile of scores, whatever the length.
+//! Heads of queries that read the same keys and values each pack them for themselves. Tiles start at multiples of their
+//! length also under a window, so that a query's sums have one order, whatever other queries its panel has.
 
 use std::ops::Range;
 
 use phalanx_simd::{Isa, Lanes, lanes, vectorized};
-use phalanx_tensor::arguments::{Dropout, Heads};
+use phalanx_tensor::arguments::Dropout;
 use phalanx_tensor::operations::AttentionCached;
 use phalanx_tensor::{View, ViewMut};
 
 use crate::Cpu;
+use crate::attention_extents::{Extents, K, Q, Results, V, cut, total};
 use crate::attention_pack::{fetch, fetch_to_write};
 use crate::attention_registers::{Path, Registers};
-use crate::attention_softmax::{Panel, RunningSoftmax, online_softmax};
+use crate::attention_softmax::{Panel, RunningSoftmax, cap, online_softmax};
 use crate::attention_tiles::{Left, Sheet, product, strips, sums, upper_half, width};
 use crate::elementwise::{bytes, bytes_mut};
-use crate::epilogue::MatrixPointer;
 use crate::float::{Float, by_float};
 use crate::matrix::Matrix;
 use crate::microkernel::{self, Packing};
@@ -40,114 +42,6 @@ const SPAN: usize = 1024;
 /// With fewer (sample, head) pairs than this, each pair is cut into several tasks.
 pub(crate) const FEW_PAIRS: usize = 16;
 
-/// The sizes of an attention call.
-#[derive(Clone, Copy)]
-pub(crate) struct Extents {
-    pub(crate) batch: usize,
-    pub(crate) seq: usize,
-    pub(crate) heads: usize,
-    /// Elements of a head.
-    pub(crate) size: usize,
-    pub(crate) causal: bool,
-    /// Distance between the counters of two samples in the dropout generator.
-    sample: u64,
-}
-
-impl Extents {
-    pub(crate) fn new(
-        [batch, seq, hidden3]: [usize; 3],
-        Heads { heads, causal }: Heads,
-        dropout: Option<Dropout>,
-    ) -> Extents {
-        let sample = dropout.map_or(0, |d| d.sample);
-        Extents { batch, seq, heads, size: hidden3 / 3 / heads, causal, sample }
-    }
-
-    /// Number of (sample, head) pairs.
-    pub(crate) fn pairs(&self) -> usize {
-        self.batch * self.heads
-    }
-
-    pub(crate) fn scale(&self) -> f32 {
-        1.0 / (self.size as f32).sqrt()
-    }
-
-    /// Factor that turns scores into exponents of 2.
-    pub(crate) fn factor(&self) -> f32 {
-        (std::f64::consts::LOG2_E / (self.size as f64).sqrt()) as f32
-    }
-
-    /// Rows of one (sample, head) pair, `[rows, size]`. `which` selects q (0), k (1) or v (2) in qkv; out and dout only
-    /// have part 0.
-    pub(crate) fn part<'a>(
-        &self,
-        x: Matrix<'a>,
-        pair: usize,
-        which: usize,
-        rows: &Range<usize>,
-    ) -> Matrix<'a> {
-        let (sample, head) = (pair / self.heads, pair % self.heads);
-        let first = sample * self.seq;
-        let column = (which * self.heads + head) * self.size;
-        x.rows(first + rows.start..first + rows.end).t().rows(column..column + self.size).t()
-    }
-
-    /// Elements between rows of sums `[rows, size]`, padded to whole panels.
-    pub(crate) fn stride(&self, isa: Isa) -> usize {
-        self.size.next_multiple_of(width(isa))
-    }
-
-    /// Counter of the probability of (key, query) in the dropout generator.
-    pub(crate) fn element(&self, pair: usize, key: usize, query: usize) -> u64 {
-        let (sample, head) = (pair / self.heads, pair % self.heads);
-        let within = ((head * self.seq + key) * self.seq + query) as u64;
-        (sample as u64).wrapping_mul(self.sample).wrapping_add(within)
-    }
-}
-
-/// An output that many tasks write; each writes different rows and heads.
-#[derive(Clone, Copy)]
-pub(crate) struct Results {
-    whole: MatrixPointer,
-    rows: usize,
-}
-
-// SAFETY: the memory is borrowed uniquely for the run, and the tasks write disjoint parts of it.
-unsafe impl Send for Results {}
-// SAFETY: as above.
-unsafe impl Sync for Results {}
-
-impl Results {
-    pub(crate) fn new(x: &ViewMut) -> Results {
-        let [rows, columns] = x.shape().rows_cols();
-        Results { whole: MatrixPointer { at: x.address().as_ptr(), dtype: x.dtype(), stride: columns }, rows }
-    }
-
-    /// Like [`Extents::part`], but starting at `row`.
-    pub(crate) fn part(&self, e: &Extents, pair: usize, which: usize, row: usize) -> MatrixPointer {
-        let (sample, head) = (pair / e.heads, pair % e.heads);
-        let (row, column) = (sample * e.seq + row, (which * e.heads + head) * e.size);
-        assert!(row < self.rows && column + e.size <= self.whole.stride);
-        let bytes = (row * self.whole.stride + column) * self.whole.dtype.bytes();
-        MatrixPointer { at: self.whole.at.wrapping_add(bytes), ..self.whole }
-    }
-}
-
-/// Splits buffers of `lengths[i]` elements off the scratch, each aligned to a cache line.
-pub(crate) fn cut<'a, const N: usize>(
-    scratch: &mut &'a mut [f32],
-    lengths: [usize; N],
-) -> [&'a mut [f32]; N] {
-    lengths.map(|len| {
-        scratch.split_off_mut(..len.next_multiple_of(16)).expect("the scratch has the requested length")
-    })
-}
-
-/// Scratch length that [`cut`] needs.
-pub(crate) fn total(lengths: &[usize]) -> usize {
-    lengths.iter().map(|len| len.next_multiple_of(16)).sum()
-}
-
 /// Computes the scores `[key][query]` of a panel of queries (right operand) with its keys (left operand), as far as the
 /// mask lets the queries see them.
 ///
@@ -165,8 +59,7 @@ pub(crate) unsafe fn scores(
     let width = width(isa);
     let depth = packing.packed(depth);
     // From this key on, the mask hides all keys from the first of the two vectors of queries.
-    let half =
-        panel.diagonal.map_or(panel.keys, |d| panel.keys.min(if width > 16 { d + 16 } else { panel.keys }));
+    let half = if width > 16 { panel.below(panel.last + 16) } else { panel.keys };
     // SAFETY: the caller's promise.
     unsafe {
         product(isa, packing, [half, width, depth], Left::Rows(left, 0), right, &sums(to, width, false));
@@ -181,11 +74,12 @@ pub(crate) unsafe fn scores(
 struct Forward<'a> {
     path: Path,
     e: Extents,
-    /// Part 0 has the queries.
+    /// Part [`Q`] has the queries.
     queries: Matrix<'a>,
     keys: Keys<'a>,
-    /// Positions before the first query.
+    /// Positions before the first query, and keys that there are.
     past: usize,
+    count: usize,
     keep: Option<DropoutMask>,
     out: Results,
     /// None when no backward follows.
@@ -197,11 +91,9 @@ struct Keys<'a> {
     matrix: Matrix<'a>,
     /// Its extents: a sample may have more rows than there are queries.
     e: Extents,
-    /// The part that has the keys; the next one has the values.
-    part: usize,
 }
 
-/// out `[batch, seq, hidden]` and log_sum_exp `[batch, heads, seq]` (both overwritten).
+/// out `[batch, seq, out_width]` and log_sum_exp `[batch, heads, seq]` (both overwritten).
 pub(crate) fn attention(
     cpu: &Cpu,
     e: Extents,
@@ -214,8 +106,9 @@ pub(crate) fn attention(
         path: Path::forward(cpu, e.size, qkv.dtype()),
         e,
         queries: Matrix::of(&qkv),
-        keys: Keys { matrix: Matrix::of(&qkv), e, part: 1 },
+        keys: Keys { matrix: Matrix::of(&qkv), e },
         past: 0,
+        count: e.seq,
         keep: dropout.filter(|d| d.p > 0.0).map(DropoutMask::new),
         out: Results::new(&out),
         log_sum_exp: Some(Shards::new(log_sum_exp.into_slice())),
@@ -223,27 +116,27 @@ pub(crate) fn attention(
     forward.run(cpu);
 }
 
-/// Stores k and v of `qkv` `[batch, new, 3 * hidden]` in rows `past ..` of `cache` `[batch, capacity, 2 * hidden]`;
-/// out `[batch, new, hidden]` (overwritten) is the attention of these rows over all rows of the cache so far; `[1, 1,
-/// hidden]` is that of the last one.
+/// Stores k and v of `qkv` `[batch, new, qkv_width]` in rows `past ..` of `cache` `[batch, capacity, cache_width]`;
+/// out `[batch, new, out_width]` (overwritten) is the attention of these rows over all rows of the cache so far; `[1, 1,
+/// out_width]` is that of the last one.
 pub(crate) fn attention_cached(cpu: &Cpu, operation: AttentionCached) {
     let (queries, before) = operation.queries();
     let AttentionCached { qkv, heads, past, mut cache, out } = operation;
     let e = Extents::new(qkv.dims(), heads, None);
     let [_, capacity, _] = cache.dims();
-    let part = bytes(&qkv).len() / (e.batch * e.seq * 3);
-    let rows = bytes(&qkv).chunks_exact(3 * part).enumerate();
+    let [width, kept] = [heads.qkv_width(), heads.cache_width()].map(|len| len * qkv.dtype().bytes());
     let to = bytes_mut(cache.reborrow());
-    for (row, from) in rows {
+    for (row, from) in bytes(&qkv).chunks_exact(width).enumerate() {
         let row = row / e.seq * capacity + past + row % e.seq;
-        to[row * 2 * part..][..2 * part].copy_from_slice(&from[part..]);
+        to[row * kept..][..kept].copy_from_slice(&from[width - kept..]);
     }
     let forward = Forward {
         path: Path::forward(cpu, e.size, qkv.dtype()),
         e: Extents::new(queries.dims(), heads, None),
         queries: Matrix::of(&queries),
-        keys: Keys { matrix: Matrix::of(&cache.as_view()), e: Extents { seq: capacity, ..e }, part: 0 },
+        keys: Keys { matrix: Matrix::of(&cache.as_view()), e: e.of_cache(capacity) },
         past: before,
+        count: past + e.seq,
         keep: None,
         out: Results::new(&out),
         log_sum_exp: None,
@@ -282,19 +175,20 @@ impl Forward<'_> {
         });
     }
 
-    /// Number of keys that query `end - 1` sees.
-    fn visible(&self, end: usize) -> usize {
-        if self.e.causal { self.past + end } else { self.e.seq }
+    /// The keys that one or another of these queries sees, from the start of a tile on.
+    fn visible(&self, queries: &Range<usize>) -> Range<usize> {
+        let keys = self.e.keys_of(&(self.past + queries.start..self.past + queries.end), self.count);
+        keys.start / TILE * TILE..keys.end
     }
 
     /// Number of panels whose state is kept: all of them if several spans of keys are needed, else one.
     fn kept(&self, queries: &Range<usize>) -> usize {
-        if self.visible(queries.end) <= SPAN { 1 } else { queries.len().div_ceil(width(self.path.isa)) }
+        if self.visible(queries).len() <= SPAN { 1 } else { queries.len().div_ceil(width(self.path.isa)) }
     }
 
     fn lengths(&self, queries: &Range<usize>) -> [usize; 8] {
         let (Path { isa, packing, .. }, size) = (self.path, self.e.size);
-        let keys = self.path.padded(self.visible(queries.end).min(SPAN));
+        let keys = self.path.padded(self.visible(queries).len().min(SPAN));
         let width = width(isa);
         let kept = self.kept(queries) * width;
         [
@@ -316,14 +210,15 @@ impl Forward<'_> {
         let kept = self.kept(&queries);
         let state = width * e.stride(isa);
         let [k, v, q, scores, sums, largest, total, fade] = cut(&mut scratch, self.lengths(&queries));
-        let end = self.visible(queries.end);
+        let all = self.visible(&queries);
         let mut registers = self.path.registers();
-        for first in (0..end).step_by(SPAN) {
-            let span = first..end.min(first + SPAN);
+        for first in all.clone().step_by(SPAN) {
+            let span = first..all.end.min(first + SPAN);
             let mut packed = first;
             for (index, query) in queries.clone().step_by(width).enumerate() {
                 let rows = query..queries.end.min(query + width);
-                let keys = span.start..span.end.min(self.visible(rows.end));
+                let seen = self.visible(&rows);
+                let keys = span.start.max(seen.start)..span.end.min(seen.end);
                 if keys.is_empty() {
                     continue;
                 }
@@ -331,8 +226,9 @@ impl Forward<'_> {
                 let lanes = slot * width..(slot + 1) * width;
                 let sums = &mut sums[slot * state..(slot + 1) * state];
                 let (largest, total) = (&mut largest[lanes.clone()], &mut total[lanes]);
-                if first == 0 {
-                    largest.fill(f32::NEG_INFINITY);
+                if keys.start == seen.start {
+                    // A number, so that a query that sees no key of its first tile has a difference of 0.
+                    largest.fill(f32::MIN);
                     total.fill(0.0);
                 }
                 let mut work = Work {
@@ -347,14 +243,14 @@ impl Forward<'_> {
                     seen: RunningSoftmax { largest, total, fade: &mut *fade },
                 };
                 // SAFETY: the sheet is as long as a panel, and this task's.
-                unsafe { work.q.pack_turned(isa, packing, e.part(self.queries, pair, 0, &rows)) };
+                unsafe { work.q.pack_turned(isa, packing, e.part(self.queries, pair, Q, &rows)) };
                 let next = rows.end..queries.end.min(rows.end + width);
                 if !next.is_empty() {
-                    fetch(e.part(self.queries, pair, 0, &next));
+                    fetch(e.part(self.queries, pair, Q, &next));
                 }
-                fetch_to_write(isa, self.out.part(e, pair, 0, rows.start), rows.len(), e.size);
-                let last = keys.end == self.visible(rows.end);
-                self.walk(pair, &rows, keys, &mut work);
+                fetch_to_write(isa, self.out.part(e, pair, Q, rows.start), rows.len(), e.size);
+                let last = keys.end == seen.end;
+                self.walk(pair, &rows, keys, seen.start, &mut work);
                 if last {
                     self.store(pair, &rows, &work);
                 }
@@ -363,18 +259,19 @@ impl Forward<'_> {
         }
     }
 
-    /// Computes one panel of queries over some keys.
-    fn walk(&self, pair: usize, queries: &Range<usize>, keys: Range<usize>, work: &mut Work) {
+    /// Computes one panel of queries over some keys; the first that it sees is at `begin`.
+    fn walk(&self, pair: usize, queries: &Range<usize>, keys: Range<usize>, begin: usize, work: &mut Work) {
         let (Path { isa, packing, .. }, e) = (self.path, &self.e);
         let position = self.past + queries.start;
         for first in keys.clone().step_by(TILE) {
             let keys = first..keys.end.min(first + TILE);
             self.pack_keys(pair, keys.end, work);
+            let [nearest, last] = e.sight(position, first);
             let panel = Panel {
                 keys: keys.len(),
-                // Keys before the diagonal are visible to all queries.
-                diagonal: (e.causal && keys.end > position).then(|| position - first),
-                factor: e.factor(),
+                first: nearest,
+                last,
+                factor: e.heads.exponent_factor(),
                 element: e.element(pair, first, queries.start),
                 next_key: e.seq as u64,
             };
@@ -389,12 +286,15 @@ impl Forward<'_> {
                     }
                     None => scores(isa, packing, &panel, e.size, k, work.q, to),
                 }
-                online_softmax(isa, packing, self.keep.as_ref(), panel, work.scores, &mut work.seen);
+                if let Some(factor) = e.heads.tanh_factor() {
+                    cap(isa, &mut work.scores[..keys.len() * width(isa)], factor);
+                }
+                online_softmax(isa, packing, self.keep.as_ref(), false, panel, work.scores, &mut work.seen);
             }
-            if first > 0 {
+            if first > begin {
                 fade_rows(isa, work.sums, e.stride(isa), &work.seen.fade[..queries.len()]);
             }
-            self.add_values(queries, &keys, work);
+            self.add_values(queries, &keys, first > begin, work);
         }
     }
 
@@ -404,26 +304,26 @@ impl Forward<'_> {
             return;
         }
         let Path { isa, packing, .. } = self.path;
-        let Keys { matrix, e, part: first } = &self.keys;
-        let part = |which: usize, rows: &Range<usize>| e.part(*matrix, pair, first + which, rows);
+        let Keys { matrix, e } = &self.keys;
+        let part = |which: usize, rows: &Range<usize>| e.part(*matrix, pair, which, rows);
         let new = work.packed..end;
         let row = new.start - work.keys.start;
         // SAFETY: the sheets hold the span, and are this task's.
         unsafe {
-            work.k.pack_along(isa, packing, part(0, &new), row);
-            work.v.pack_across(isa, packing, part(1, &new), packing.packed(row));
+            work.k.pack_along(isa, packing, part(K, &new), row);
+            work.v.pack_across(isa, packing, part(V, &new), packing.packed(row));
             let padded = self.path.padded(row + new.len());
             work.v.clear(isa, packing.packed(row + new.len())..packing.packed(padded), e.size);
         }
         let next = end..work.keys.end.min(end + new.len());
         if !next.is_empty() {
-            [0, 1].into_iter().for_each(|which| fetch(part(which, &next)));
+            [K, V].into_iter().for_each(|which| fetch(part(which, &next)));
         }
         work.packed = end;
     }
 
-    /// sums (+)= p · v.
-    fn add_values(&self, queries: &Range<usize>, keys: &Range<usize>, work: &mut Work) {
+    /// sums = p · v, or += where `add`.
+    fn add_values(&self, queries: &Range<usize>, keys: &Range<usize>, add: bool, work: &mut Work) {
         let (Path { isa, packing, .. }, e) = (self.path, &self.e);
         let (width, stride) = (width(isa), e.stride(isa));
         let v = work.v.at(packing.packed(keys.start - work.keys.start) * width);
@@ -431,15 +331,16 @@ impl Forward<'_> {
         if let Some(registers) = work.registers {
             let padded = packing.packed(self.path.padded(keys.len()));
             work.scores[packing.packed(keys.len()) * width..padded * width].fill(0.0);
-            let target = sums(work.sums.as_mut_ptr(), stride, keys.start > 0);
+            let target = sums(work.sums.as_mut_ptr(), stride, add);
             // SAFETY: the sheets hold these keys, and zeros behind them; the sums are as long as a panel.
             return unsafe { registers.product(isa, [width, stride, padded], Left::Columns(p), v, &target) };
         }
         for strip in strips(queries.len(), microkernel::panels(isa).rows) {
-            let seen = keys.end.min(self.visible(queries.start + strip.end)) - keys.start;
+            let strip_queries = queries.start + strip.start..queries.start + strip.end;
+            let seen = keys.end.min(self.visible(&strip_queries).end).saturating_sub(keys.start);
             let size = [strip.len(), stride, packing.packed(seen)];
             let to = &mut work.sums[strip.start * stride..strip.end * stride];
-            let target = sums(to.as_mut_ptr(), stride, keys.start > 0);
+            let target = sums(to.as_mut_ptr(), stride, add);
             // SAFETY: the sheets hold these keys; the sums are as long as the product.
             unsafe { product(isa, packing, size, Left::Columns(p.at(strip.start)), v, &target) };
         }
@@ -456,7 +357,7 @@ impl Forward<'_> {
                 *lse = largest * std::f32::consts::LN_2 + total.ln();
             }
         }
-        let to = self.out.part(e, pair, 0, queries.start);
+        let to = self.out.part(e, pair, Q, queries.start);
         let sums = work.sums.chunks_exact(e.stride(self.path.isa));
         by_float!(to.dtype, T => for (row, (sums, total)) in sums.zip(&*work.seen.total).take(queries.len()).enumerate() {
             // SAFETY: as above; the row exists.

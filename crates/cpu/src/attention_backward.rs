@@ -4,14 +4,15 @@
 //! ds·k`, where delta is the sum of `dout * out` of a query. Under dropout p is dropped in dv, dout·vᵀ in ds.
 //!
 //! The work goes by blocks of keys and queries, all of whose p and ds, `[key][query]`, are kept for the sums over
-//! queries. A row of dk and dv takes in the blocks of queries ascending, a row of dq the blocks of keys
-//! descending. Many heads are a task each. Few are cut into blocks, in rounds: those of one round lie on one
-//! diagonal, so none share a row of any sum, and every row gets its blocks in the same order as in one task.
+//! queries. A row of dk and dv takes in the heads of its group one after another, of each the blocks of queries
+//! ascending; a row of dq the blocks of keys descending. Many groups are a task each. Few are cut into blocks, in
+//! rounds: those of one round lie on one diagonal of one head of a group, so none share a row of any sum, and every
+//! row gets its blocks in the same order as in one task. Blocks that no query sees are skipped.
 //!
-//! Scratch of a thread: a head's dq, and a few thousand rows of a head. Few heads share one of dq, dk and dv, for
-//! 32 blocks or one head.
+//! Scratch of a thread: a head's dq (in groups also dk and dv), and a few thousand rows of a head. Few groups share
+//! one of dq, dk and dv, for 32 blocks or one head.
 
-mod prefetch;
+mod walk;
 
 use std::ops::Range;
 
@@ -19,10 +20,11 @@ use phalanx_tensor::arguments::Dropout;
 use phalanx_tensor::{View, ViewMut};
 
 use crate::Cpu;
-use crate::attention::{Extents, FEW_PAIRS, Results, cut, scores, total};
+use crate::attention::{FEW_PAIRS, scores};
 use crate::attention_dots::dots;
-use crate::attention_registers::{Path, Registers, WIDTH};
-use crate::attention_softmax::{Panel, PanelBuffers, QueryRows, probabilities};
+use crate::attention_extents::{Extents, K, Q, Results, V, cut, total};
+use crate::attention_registers::{Path, WIDTH};
+use crate::attention_softmax::{Panel, PanelBuffers, QueryRows, cap, probabilities};
 use crate::attention_tiles::{Left, Sheet, product, strips, sums, width};
 use crate::epilogue::{MatrixPointer, Target};
 use crate::float::by_float;
@@ -31,6 +33,7 @@ use crate::microkernel::{self, Packing};
 use crate::random::DropoutMask;
 use crate::scratch::with_thread_scratch;
 use crate::shards::Shards;
+use walk::{Sums, Walk};
 
 /// Keys and queries of a block.
 const BLOCK: usize = 128;
@@ -41,17 +44,12 @@ const SPAN: usize = 8;
 /// Number of blocks in a round; more if a single head has more.
 const ROUND: usize = 32;
 
-/// Index of the part in dqkv and in qkv.
-const Q: usize = 0;
-const K: usize = 1;
-const V: usize = 2;
-
 /// What the forward pass saved.
 #[derive(Clone, Copy)]
 pub(crate) struct SavedAttention<'a> {
-    /// `[batch, seq, 3 * hidden]`.
+    /// `[batch, seq, qkv_width]`.
     pub(crate) qkv: View<'a>,
-    /// `[batch, seq, hidden]`.
+    /// `[batch, seq, out_width]`.
     pub(crate) out: View<'a>,
     /// `[batch, heads, seq]`.
     pub(crate) log_sum_exp: View<'a>,
@@ -71,14 +69,7 @@ struct Backward<'a> {
     dqkv: Results,
 }
 
-/// Partial sums of dq, dk and dv of one head, starting at row `first`.
-#[derive(Clone, Copy)]
-struct Sums {
-    at: [*mut f32; 3],
-    first: [usize; 3],
-}
-
-/// dqkv `[batch, seq, 3 * hidden]` is overwritten; dout `[batch, seq, hidden]`.
+/// dqkv `[batch, seq, qkv_width]` is overwritten; dout `[batch, seq, out_width]`.
 pub(crate) fn attention_backward(cpu: &Cpu, e: Extents, saved: SavedAttention, dout: View, dqkv: ViewMut) {
     let backward = Backward {
         path: Path::backward(cpu, [e.seq, e.size], saved.qkv.dtype()),
@@ -91,10 +82,10 @@ pub(crate) fn attention_backward(cpu: &Cpu, e: Extents, saved: SavedAttention, d
         keep: saved.dropout.filter(|d| d.p > 0.0).map(DropoutMask::new),
         dqkv: Results::new(&dqkv),
     };
-    if e.pairs() < FEW_PAIRS && backward.blocks() > 1 {
+    if backward.groups() < FEW_PAIRS && backward.blocks() > 1 {
         backward.in_rounds(cpu);
     } else {
-        cpu.pool.run(e.pairs(), &|pair| backward.whole_head(pair));
+        cpu.pool.run(backward.groups(), &|group| backward.whole_group(group));
     }
 }
 
@@ -108,59 +99,75 @@ impl<'a> Backward<'a> {
         blocks.start * BLOCK..self.e.seq.min(blocks.end * BLOCK)
     }
 
+    /// Groups of heads that read the same keys and values.
+    fn groups(&self) -> usize {
+        self.e.batch * self.e.heads.kv_heads
+    }
+
+    /// The blocks of keys that a block of queries sees.
+    fn keys_of(&self, block: usize) -> Range<usize> {
+        let keys = self.e.keys_of(&self.rows(&(block..block + 1)), self.e.seq);
+        keys.start / BLOCK..keys.end.div_ceil(BLOCK)
+    }
+
+    /// The blocks of queries that see a block of keys.
+    fn queries_of(&self, block: usize) -> Range<usize> {
+        let queries = self.e.queries_of(&self.rows(&(block..block + 1)));
+        queries.start / BLOCK..queries.end.div_ceil(BLOCK)
+    }
+
     fn stride(&self) -> usize {
         self.e.stride(self.path.isa)
     }
 
-    /// Computes one head of one sample in one task.
-    fn whole_head(&self, pair: usize) {
-        let (blocks, stride) = (self.blocks(), self.stride());
+    /// Computes one group of heads of one sample in one task.
+    fn whole_group(&self, group: usize) {
+        let (blocks, stride, heads) = (self.blocks(), self.stride(), self.e.heads.group());
         let span = blocks.min(SPAN);
-        let own = [self.e.seq * stride, span * BLOCK * stride, span * BLOCK * stride];
+        // Several heads add to all of dk and dv.
+        let kept = if heads == 1 { span } else { blocks };
+        let own = [self.e.seq * stride, kept * BLOCK * stride, kept * BLOCK * stride];
         with_thread_scratch(total(&own) + self.scratch_len(span), |mut scratch| {
             let [dq, dk, dv] = cut(&mut scratch, own);
             let at = [dq, dk, dv].map(|x| x.as_mut_ptr());
-            for first in (0..blocks).step_by(span).rev() {
-                let keys = first..blocks.min(first + span);
-                let sums = Sums { at, first: [0, first * BLOCK, first * BLOCK] };
-                self.walk(
-                    [Some(pair), Some(pair + self.threads).filter(|p| *p < self.e.pairs())],
-                    keys,
-                    0..blocks,
-                    sums,
-                    &mut *scratch,
-                );
+            for pair in group * heads..(group + 1) * heads {
+                let in_group = (pair + 1) % heads != 0;
+                let after = if in_group { pair + 1 } else { (group + self.threads) * heads };
+                for first in (0..blocks).step_by(span).rev() {
+                    let keys = first..blocks.min(first + span);
+                    let kept = if heads == 1 { first * BLOCK } else { 0 };
+                    let sums = Sums { at, first: [0, kept, kept] };
+                    let after = Some(after).filter(|pair| *pair < self.e.pairs());
+                    self.walk([Some(pair), after], keys, 0..blocks, sums, &mut *scratch);
+                }
             }
         });
     }
 
     /// Computes all heads, with tasks of one block each.
     fn in_rounds(&self, cpu: &Cpu) {
-        let blocks = self.blocks();
+        let (blocks, heads) = (self.blocks(), self.e.heads.group());
         let rows = self.e.seq * self.stride();
-        let pairs = (ROUND / blocks).clamp(1, self.e.pairs());
+        let groups = (ROUND / blocks).clamp(1, self.groups());
+        // Largest distances in blocks between the keys and the queries of a round.
+        let [behind, ahead] = self.e.heads.reach().map(|far| far.div_ceil(BLOCK).min(blocks - 1) as isize);
         cpu.scratch.with(|buffer| {
-            let sums = Shards::new(buffer.slice::<f32>(pairs * 3 * rows));
-            for first in (0..self.e.pairs()).step_by(pairs) {
-                let pairs = pairs.min(self.e.pairs() - first);
-                // Distance in blocks between the keys and the queries of a round.
-                let nearest = if self.e.causal { 0 } else { 1 - blocks as isize };
-                for distance in nearest..blocks as isize {
+            let sums = Shards::new(buffer.slice::<f32>(groups * 3 * rows));
+            for first in (0..self.groups()).step_by(groups) {
+                let groups = groups.min(self.groups() - first);
+                for (head, distance) in (0..heads).flat_map(|head| (-ahead..=behind).map(move |d| (head, d)))
+                {
                     let apart = distance.unsigned_abs();
-                    cpu.pool.run(pairs * (blocks - apart), &|task| {
-                        let (pair, block) = (task % pairs, task / pairs);
+                    cpu.pool.run(groups * (blocks - apart), &|task| {
+                        let (group, block) = (task % groups, task / groups);
                         let [keys, queries] =
                             if distance < 0 { [block + apart, block] } else { [block, block + apart] };
-                        let at = [0, 1, 2].map(|which| sums.base().wrapping_add((pair * 3 + which) * rows));
+                        let at = [0, 1, 2].map(|which| sums.base().wrapping_add((group * 3 + which) * rows));
                         let sums = Sums { at, first: [0; 3] };
+                        let pair = (first + group) * heads + head;
                         with_thread_scratch(self.scratch_len(1), |scratch| {
-                            self.walk(
-                                [Some(first + pair), None],
-                                keys..keys + 1,
-                                queries..queries + 1,
-                                sums,
-                                scratch,
-                            );
+                            let (keys, queries) = (keys..keys + 1, queries..queries + 1);
+                            self.walk([Some(pair), None], keys, queries, sums, scratch);
                         });
                     });
                 }
@@ -232,15 +239,15 @@ impl<'a> Backward<'a> {
             delta,
         };
         for query_block in queries.clone() {
-            if e.causal && query_block < keys.start {
+            let seen = self.keys_of(query_block);
+            let keys = keys.start.max(seen.start)..keys.end.min(seen.end);
+            if keys.is_empty() {
                 continue;
             }
             self.pack_queries(&mut walk, query_block);
-            for key_block in keys.clone().rev() {
-                if !e.causal || key_block <= query_block {
-                    self.pack_keys(&mut walk, key_block);
-                    self.block(&mut walk, key_block, query_block, query_block + 1 < queries.end);
-                }
+            for key_block in keys.rev() {
+                self.pack_keys(&mut walk, key_block);
+                self.block(&mut walk, key_block, query_block, query_block + 1 < queries.end);
             }
         }
     }
@@ -249,7 +256,7 @@ impl<'a> Backward<'a> {
     fn pack_queries(&self, walk: &mut Walk, block: usize) {
         let (Path { isa, packing, .. }, e) = (self.path, &self.e);
         let rows = self.rows(&(block..block + 1));
-        let parts = [e.part(self.qkv, walk.pair, Q, &rows), e.part(self.dout, walk.pair, 0, &rows)];
+        let parts = [e.part(self.qkv, walk.pair, Q, &rows), e.part(self.dout, walk.pair, Q, &rows)];
         for (i, part) in parts.into_iter().enumerate() {
             // SAFETY: the sheets are as long as a block, and this task's.
             unsafe {
@@ -264,14 +271,14 @@ impl<'a> Backward<'a> {
         let (delta, rest) = walk.delta.split_at_mut(rows.len());
         rest.fill(0.0);
         let pieces =
-            [e.part(self.out, walk.pair, 0, &rows), parts[1]].map(|x| x.block(0..rows.len(), 0..e.size));
+            [e.part(self.out, walk.pair, Q, &rows), parts[1]].map(|x| x.block(0..rows.len(), 0..e.size));
         by_float!(pieces[0].dtype, T => {
             let [out, dout] = pieces.map(|x| {
                 let len = (rows.len() - 1) * x.step_stride + e.size;
                 // SAFETY: `Matrix::piece` has checked the rows, which nobody writes.
                 unsafe { std::slice::from_raw_parts(x.from.cast::<T>(), len) }
             });
-            dots::<T>(isa, [out, dout], pieces[0].step_stride, e.size, e.scale(), delta);
+            dots::<T>(isa, [out, dout], pieces[0].step_stride, e.size, e.heads.scale, delta);
         });
     }
 
@@ -300,17 +307,17 @@ impl<'a> Backward<'a> {
     fn block(&self, walk: &mut Walk, key_block: usize, query_block: usize, more: bool) {
         let e = &self.e;
         let [keys, queries] = [key_block, query_block].map(|b| self.rows(&(b..b + 1)));
-        let [last_key, first_query] =
-            if e.causal { [query_block, key_block] } else { [self.blocks() - 1, 0] };
-        let diagonal = e.causal && key_block == query_block;
+        let (seen, seeing) = (self.keys_of(query_block), self.queries_of(key_block));
+        let diagonal = e.heads.causal && key_block == query_block;
         for query in queries.clone().step_by(width(self.path.isa)) {
             let rows = query..queries.end.min(query + width(self.path.isa));
             self.prefetch_next(walk, [key_block, query_block], &rows, more);
             let ds = self.panel(walk, &keys, &queries, &rows);
-            let ends = [key_block == last_key, key_block == 0];
+            let ends = [key_block + 1 == seen.end, key_block == seen.start];
             self.add_queries(walk, &keys, &rows, diagonal, ds, ends);
         }
-        let ends = [query_block == first_query, query_block + 1 == self.blocks()];
+        let [before, after] = [walk.pair, walk.pair + 1].map(|pair| pair % e.heads.group() == 0);
+        let ends = [before && query_block == seeing.start, after && query_block + 1 == seeing.end];
         self.add_keys(walk, &keys, queries.len(), diagonal, ends);
     }
 
@@ -325,11 +332,13 @@ impl<'a> Backward<'a> {
         let (Path { isa, packing, .. }, e) = (self.path, &self.e);
         let width = width(isa);
         let index = (rows.start - queries.start) / width;
-        let visible = if e.causal { keys.end.min(rows.start + width) } else { keys.end };
+        let visible = if e.heads.causal { keys.end.min(rows.start + width) } else { keys.end };
+        let [first, last] = e.sight(rows.start, keys.start);
         let panel = Panel {
             keys: visible - keys.start,
-            diagonal: (e.causal && visible > rows.start).then(|| rows.start - keys.start),
-            factor: e.factor(),
+            first,
+            last,
+            factor: e.heads.exponent_factor(),
             element: e.element(walk.pair, keys.start, rows.start),
             next_key: e.seq as u64,
         };
@@ -337,7 +346,7 @@ impl<'a> Backward<'a> {
         let rows = QueryRows {
             log_sum_exp2: &walk.log_sum_exp2[lanes.clone()],
             delta: &walk.delta[lanes],
-            scale: e.scale(),
+            scale: e.heads.scale,
         };
         let column = packing.packed(index * width);
         let at = column / width * BLOCK * width + column % width;
@@ -363,7 +372,12 @@ impl<'a> Backward<'a> {
                     scores(isa, packing, &panel, e.size, left, right, to);
                 }
             }
-            probabilities(isa, packing, self.keep.as_ref(), panel, rows, places);
+            let factor = e.heads.tanh_factor();
+            if let Some(factor) = factor {
+                let scores = std::slice::from_raw_parts_mut(places.scores.cast_mut(), panel.keys * width);
+                cap(isa, scores, factor);
+            }
+            probabilities(isa, packing, self.keep.as_ref(), factor.is_some(), panel, rows, places);
         }
         Sheet { from: if places.ds_steps.is_null() { places.ds } else { places.ds_steps }, panel: 0 }
     }
@@ -458,32 +472,4 @@ impl<'a> Backward<'a> {
             (Target { add, ..Target::new(sums) }, stride)
         }
     }
-}
-
-/// The buffers and state with which a task computes its blocks.
-struct Walk<'a> {
-    registers: Option<Registers>,
-    pair: usize,
-    /// The head whose first block this thread is likely to take next.
-    after: Option<usize>,
-    sums: Sums,
-    /// Blocks of keys, and how many of them are packed.
-    keys: Range<usize>,
-    packed: [bool; SPAN],
-    /// k and v as left operands.
-    along: [Sheet; 2],
-    /// k as right operand, steps of keys.
-    across: Sheet,
-    /// Queries and dout as right operands, steps of the head's size.
-    turned: [Sheet; 2],
-    /// Queries and dout as right operands, steps of queries.
-    queries: [Sheet; 2],
-    /// Probabilities and score gradients of a block, as left operands whose steps are queries.
-    p: &'a mut [f32],
-    ds: &'a mut [f32],
-    /// For one panel of (key, query) pairs: scores, dout·vᵀ, and ds as a left operand whose steps are keys.
-    panels: [&'a mut [f32]; 3],
-    /// One value per query.
-    log_sum_exp2: &'a mut [f32],
-    delta: &'a mut [f32],
 }

@@ -2,12 +2,14 @@
 //! pairs of bf16 where the matrix products multiply pairs.
 //!
 //! Scores lie `[key][query]`, a panel of queries at a time, so every statistic of a query is a lane of a vector.
-//! Everything is in powers of two: `p = 2^(score * log2(e)/sqrt(size) - largest)` is one multiply-add and one
+//! Everything is in powers of two: `p = 2^(score * log2(e) * scale - largest)` is one multiply-add and one
 //! [`exp2`](lanes::exp2).
+
+use std::ops::Range;
 
 #[cfg(target_arch = "x86_64")]
 use phalanx_simd::{Avx2, Avx512};
-use phalanx_simd::{Isa, Lanes, Portable, lanes};
+use phalanx_simd::{Isa, Lanes, Portable, lanes, vectorized};
 
 use crate::microkernel::Packing;
 use crate::random::DropoutMask;
@@ -17,27 +19,44 @@ use crate::random::DropoutMask;
 pub(crate) struct Panel {
     /// Keys.
     pub(crate) keys: usize,
-    /// With a causal mask: the index, among these keys, of the last key that query 0 of the panel sees; each further
-    /// query sees one more. `None`: all queries see all keys.
-    pub(crate) diagonal: Option<usize>,
-    /// log2(e) / sqrt(size).
+    /// Indices of the first and the last key that query 0 sees; those of each further query are one later.
+    pub(crate) first: isize,
+    pub(crate) last: isize,
+    /// What turns scores into exponents of 2.
     pub(crate) factor: f32,
-    /// Counter of (first key, first query) in the dropout generator, and the distance between the counters of two keys.
+    /// Counter of (first key, first query) in the dropout generator, and the distance to that of the next key.
     pub(crate) element: u64,
     pub(crate) next_key: u64,
 }
 
 impl Panel {
-    /// Number of keys that every query sees.
-    fn clear(&self) -> usize {
-        self.diagonal.map_or(self.keys, |d| self.keys.min(d + 1))
+    /// The key of this index, or the nearest that there is; `keys` behind all.
+    pub(crate) fn below(&self, index: isize) -> usize {
+        index.clamp(0, self.keys as isize) as usize
     }
 
-    /// Number of queries of vector `v` from which the mask hides `key`, at most 16.
-    #[inline(always)]
-    fn hidden(&self, key: usize, v: usize) -> usize {
-        self.diagonal.map_or(0, |d| key.saturating_sub(d + 16 * v).min(16))
+    /// The keys that each of `queries` sees.
+    fn clear(&self, queries: usize) -> Range<usize> {
+        let end = self.below(self.last + 1);
+        self.below(self.first + queries as isize - 1).min(end)..end
     }
+
+    /// The queries of vector `v` that see `key`.
+    #[inline(always)]
+    fn seeing(&self, key: usize, v: usize) -> Range<usize> {
+        let query = key as isize - 16 * v as isize;
+        (query - self.last).clamp(0, 16) as usize..(query - self.first + 1).clamp(0, 16) as usize
+    }
+}
+
+/// The lanes `kept` of `x`, and `other` in the others.
+///
+/// # Safety
+/// Compiled for `L`.
+#[inline(always)]
+unsafe fn keep<L: Lanes>(x: L::V, other: L::V, kept: &Range<usize>) -> L::V {
+    // SAFETY: the caller's promise.
+    unsafe { L::keep_first(L::keep_first(other, x, kept.start), other, kept.end) }
 }
 
 /// The online softmax of a panel of queries over the keys so far.
@@ -50,9 +69,10 @@ pub(crate) struct RunningSoftmax<'a> {
     pub(crate) fade: &'a mut [f32],
 }
 
-/// A source of dropout factors: a mask, or always 1 without dropout.
+/// A source of dropout factors (a mask, or always 1 without dropout), and whether scores are capped.
 trait Draw: Copy {
     const SOME: bool;
+    const CAPPED: bool = false;
     /// The factors of 16 neighbouring elements, as [`DropoutMask::factors`] gives them.
     unsafe fn factors<L: Lanes>(&self, first: u64) -> L::V;
 }
@@ -75,6 +95,20 @@ impl Draw for DropoutMask {
     unsafe fn factors<L: Lanes>(&self, first: u64) -> L::V {
         // SAFETY: the caller's promise.
         unsafe { DropoutMask::factors::<L>(self, first) }
+    }
+}
+
+/// The same under a cap.
+#[derive(Clone, Copy)]
+struct Capped<D>(D);
+
+impl<D: Draw> Draw for Capped<D> {
+    const SOME: bool = D::SOME;
+    const CAPPED: bool = true;
+    #[inline(always)]
+    unsafe fn factors<L: Lanes>(&self, first: u64) -> L::V {
+        // SAFETY: the caller's promise.
+        unsafe { self.0.factors::<L>(first) }
     }
 }
 
@@ -175,12 +209,12 @@ const fn interleaved(first: u16) -> [u16; 32] {
     all
 }
 
-/// `pub fn name(isa, packing, keep, args)` that runs `body::<L, P, D, VECTORS>(draw, args)`, compiled for the
-/// instruction set, the packing of numbers and with or without dropout.
+/// `pub fn name(isa, packing, keep, capped, args)` that runs `body::<L, P, D, VECTORS>(draw, args)`, compiled for the
+/// instruction set, the packing of numbers, and with or without dropout and a cap.
 macro_rules! packed {
     ($(#[$doc:meta])* $vis:vis fn $name:ident($($arg:ident: $ty:ty),* $(,)?) = $body:ident) => {
         $(#[$doc])*
-        $vis unsafe fn $name(isa: Isa, packing: Packing, keep: Option<&DropoutMask>, $($arg: $ty),*) {
+        $vis unsafe fn $name(isa: Isa, packing: Packing, keep: Option<&DropoutMask>, capped: bool, $($arg: $ty),*) {
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx512bf16,avx2,fma,f16c")]
             unsafe fn pairs<D: Draw>(draw: D, $($arg: $ty),*) {
@@ -216,10 +250,39 @@ macro_rules! packed {
             }
             // SAFETY: the caller's promise.
             unsafe {
-                match keep {
-                    Some(keep) => by_isa(isa, packing, *keep, $($arg),*),
-                    None => by_isa(isa, packing, Nothing, $($arg),*),
+                match (keep, capped) {
+                    (Some(keep), false) => by_isa(isa, packing, *keep, $($arg),*),
+                    (None, false) => by_isa(isa, packing, Nothing, $($arg),*),
+                    (Some(keep), true) => by_isa(isa, packing, Capped(*keep), $($arg),*),
+                    (None, true) => by_isa(isa, packing, Capped(Nothing), $($arg),*),
                 }
+            }
+        }
+    };
+}
+
+vectorized!(pub(crate) fn cap(scores: &mut [f32], factor: f32) = cap_body);
+/// Replaces q·kᵀ by `tanh(q·kᵀ * factor)`.
+#[inline(always)]
+fn cap_body<L: Lanes>(scores: &mut [f32], factor: f32) {
+    for x in scores.chunks_exact_mut(16) {
+        // SAFETY: compiled for L; 16 numbers.
+        unsafe { L::store(x.as_mut_ptr(), lanes::tanh::<L>(L::mul(L::load(x.as_ptr()), L::splat(factor)))) };
+    }
+}
+
+/// Runs `$pair!(key, masked)` for each two keys, ascending: packed rows take the places of scores.
+macro_rules! each_pair {
+    ($pair:ident, $panel:expr, $vectors:expr) => {
+        let (keys, clear) = ($panel.keys, $panel.clear(16 * $vectors));
+        let whole = clear.end - clear.end % 2;
+        let start = clear.start.next_multiple_of(2).min(whole);
+        for [masked, clear] in [[0..start, start..whole], [whole..keys, keys..keys]] {
+            for key in masked.step_by(2) {
+                $pair!(key, true);
+            }
+            for key in clear.step_by(2) {
+                $pair!(key, false);
             }
         }
     };
@@ -241,7 +304,6 @@ unsafe fn online_softmax_body<L: Lanes, P: Packed<L, VECTORS>, D: Draw, const VE
     seen: &mut RunningSoftmax,
 ) {
     let Panel { keys, factor, .. } = panel;
-    let clear = panel.clear();
     assert!(keys.next_multiple_of(2) * VECTORS * 16 <= scores.len());
     let at = |key: usize, v: usize| (key * VECTORS + v) * 16;
     let scores = scores.as_mut_ptr();
@@ -258,14 +320,14 @@ unsafe fn online_softmax_body<L: Lanes, P: Packed<L, VECTORS>, D: Draw, const VE
                         continue;
                     }
                     for v in 0..VECTORS {
-                        let hidden = if $masked { panel.hidden(key, v) } else { 0 };
-                        if hidden == 16 {
+                        let seeing = if $masked { panel.seeing(key, v) } else { 0..16 };
+                        if seeing.is_empty() {
                             continue;
                         }
                         let score = L::load(scores.add(at(key, v)));
                         let mut p = lanes::exp2::<L>(L::mul_add(score, factor, negated_max[v]));
                         if $masked {
-                            p = L::keep_first(L::splat(0.0), p, hidden);
+                            p = keep::<L>(p, L::splat(0.0), &seeing);
                         }
                         total[v] = L::add(total[v], p);
                         if D::SOME {
@@ -278,13 +340,7 @@ unsafe fn online_softmax_body<L: Lanes, P: Packed<L, VECTORS>, D: Draw, const VE
                 P::store_steps(P::rows(rows), scores, $key, $key + 1 < keys);
             };
         }
-        let whole = clear - clear % 2;
-        for key in (0..whole).step_by(2) {
-            pair_of_rows!(key, false);
-        }
-        for key in (whole..keys).step_by(2) {
-            pair_of_rows!(key, true);
-        }
+        each_pair!(pair_of_rows, panel, VECTORS);
         for (v, total) in total.into_iter().enumerate() {
             lanes::store::<L>(seen.total, 16 * v, total, 16);
         }
@@ -302,7 +358,9 @@ unsafe fn grown<L: Lanes, const VECTORS: usize>(
     scores: *const f32,
     seen: &mut RunningSoftmax,
 ) -> ([L::V; VECTORS], [L::V; VECTORS]) {
-    let (keys, clear) = (panel.keys, panel.clear());
+    let (keys, clear) = (panel.keys, panel.clear(16 * VECTORS));
+    let end = clear.end - clear.end % 4;
+    let start = clear.start.next_multiple_of(4).min(end);
     let at = |key: usize, v: usize| (key * VECTORS + v) * 16;
     // SAFETY: the caller's promise.
     unsafe {
@@ -312,13 +370,13 @@ unsafe fn grown<L: Lanes, const VECTORS: usize>(
         let mut total = [L::splat(0.0); VECTORS];
         for v in 0..VECTORS {
             let mut chains = [none; 4];
-            for key in (0..clear - clear % 4).step_by(4) {
+            for key in (start..end).step_by(4) {
                 for (i, chain) in chains.iter_mut().enumerate() {
                     *chain = L::max(L::load(scores.add(at(key + i, v))), *chain);
                 }
             }
-            for key in clear - clear % 4..keys {
-                let score = L::keep_first(none, L::load(scores.add(at(key, v))), panel.hidden(key, v));
+            for key in (0..start).chain(end..keys) {
+                let score = keep::<L>(L::load(scores.add(at(key, v))), none, &panel.seeing(key, v));
                 chains[key % 4] = L::max(score, chains[key % 4]);
             }
             let [a, b, c, d] = chains;
@@ -342,14 +400,14 @@ pub(crate) struct QueryRows<'a> {
     pub(crate) log_sum_exp2: &'a [f32],
     /// Sum of dout * out, times the scale of the scores.
     pub(crate) delta: &'a [f32],
-    /// 1 / sqrt(size).
+    /// Factor of the scores.
     pub(crate) scale: f32,
 }
 
 /// Buffers of a panel in backward.
 #[derive(Clone, Copy)]
 pub(crate) struct PanelBuffers {
-    /// Scores, and dout·vᵀ.
+    /// Scores (under a cap c, score / c), and dout·vᵀ.
     pub(crate) scores: *const f32,
     pub(crate) dp: *const f32,
     /// Probabilities and score gradients, as left operands whose steps are queries. In f32 they may overwrite the
@@ -361,7 +419,8 @@ pub(crate) struct PanelBuffers {
 }
 
 packed!(
-    /// p = 2^(factor * score - lse), then dropout; ds = p * (dropout(dp) - delta) * scale, with p before dropout.
+    /// p = 2^(factor * score - lse), then dropout; ds = p * (dropout(dp) - delta) * scale, with p before dropout. Under a
+    /// cap, ds is that of the score before it.
     ///
     /// # Safety
     /// The processor has the instruction set; the buffers hold the panel, with rows padded to an even number.
@@ -375,11 +434,10 @@ unsafe fn probabilities_body<L: Lanes, P: Packed<L, VECTORS>, D: Draw, const VEC
     places: PanelBuffers,
 ) {
     let Panel { keys, factor, .. } = panel;
-    let clear = panel.clear();
     let at = |key: usize, v: usize| (key * VECTORS + v) * 16;
     // SAFETY: compiled for L; the buffers hold the panel (the caller's promise).
     unsafe {
-        let zero = L::splat(0.0);
+        let (zero, one) = (L::splat(0.0), L::splat(1.0));
         let (factor, scale) = (L::splat(factor), L::splat(rows.scale));
         let mut lse = [zero; VECTORS];
         let mut delta = [zero; VECTORS];
@@ -397,8 +455,8 @@ unsafe fn probabilities_body<L: Lanes, P: Packed<L, VECTORS>, D: Draw, const VEC
                         continue;
                     }
                     for v in 0..VECTORS {
-                        let hidden = if $masked { panel.hidden(key, v) } else { 0 };
-                        if hidden == 16 {
+                        let seeing = if $masked { panel.seeing(key, v) } else { 0..16 };
+                        if seeing.is_empty() {
                             continue;
                         }
                         let score = L::load(places.scores.add(at(key, v)));
@@ -412,9 +470,12 @@ unsafe fn probabilities_body<L: Lanes, P: Packed<L, VECTORS>, D: Draw, const VEC
                             kept = L::mul(p, factors);
                         }
                         if $masked {
-                            p = L::keep_first(zero, p, hidden);
-                            kept = L::keep_first(zero, kept, hidden);
-                            dp = L::keep_first(zero, dp, hidden);
+                            p = keep::<L>(p, zero, &seeing);
+                            kept = keep::<L>(kept, zero, &seeing);
+                            dp = keep::<L>(dp, zero, &seeing);
+                        }
+                        if D::CAPPED {
+                            p = L::mul(p, L::sub(one, L::mul(score, score)));
                         }
                         p_rows[i][v] = kept;
                         ds_rows[i][v] = L::mul(p, L::mul_add(dp, scale, delta[v]));
@@ -429,57 +490,6 @@ unsafe fn probabilities_body<L: Lanes, P: Packed<L, VECTORS>, D: Draw, const VEC
                 }
             };
         }
-        let whole = clear - clear % 2;
-        for key in (0..whole).step_by(2) {
-            pair_of_rows!(key, false);
-        }
-        for key in (whole..keys).step_by(2) {
-            pair_of_rows!(key, true);
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use phalanx_simd::vectorized;
-
-    vectorized!(fn exp2_all(x: &mut [f32]) = exp2_all_body);
-    #[inline(always)]
-    fn exp2_all_body<L: Lanes>(x: &mut [f32]) {
-        for x in x.chunks_exact_mut(16) {
-            // SAFETY: compiled for L; 16 numbers.
-            unsafe { L::store(x.as_mut_ptr(), lanes::exp2::<L>(L::load(x.as_ptr()))) };
-        }
-    }
-
-    #[test]
-    fn exp2_is_near_f64() {
-        for isa in Isa::ALL.map(|isa| isa.limit(Isa::detect())) {
-            let x: Vec<f32> = (0..1_600_000).map(|i| i as f32 * 1e-4 - 125.9).collect();
-            let mut y = x.clone();
-            exp2_all(isa, &mut y);
-            let mut worst = 0f64;
-            for (x, y) in x.iter().zip(&y) {
-                let exact = f64::from(*x).exp2();
-                let ulp = f64::from(f32::from_bits((exact as f32).to_bits() + 1)) - f64::from(exact as f32);
-                worst = worst.max((f64::from(*y) - exact).abs() / ulp);
-            }
-            println!("{}: {worst} ulp", isa.name());
-            assert!(worst < 2.5, "{}: {worst} ulp", isa.name());
-        }
-    }
-
-    #[test]
-    fn exp2_at_the_ends() {
-        for isa in Isa::ALL.map(|isa| isa.limit(Isa::detect())) {
-            let mut x = [-126.0; 16];
-            let ends = [0.0, -0.0, -1.0, 1.0, -126.1, -1e4, -1e10, -1e20, -1e30, f32::MIN, f32::NEG_INFINITY];
-            x[..ends.len()].copy_from_slice(&ends);
-            x[11] = f32::NAN;
-            exp2_all(isa, &mut x);
-            assert_eq!(x[..11], [1.0, 1.0, 0.5, 2.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]);
-            assert!(x[11].is_nan() && x[12] == f32::MIN_POSITIVE);
-        }
+        each_pair!(pair_of_rows, panel, VECTORS);
     }
 }

@@ -6,6 +6,7 @@ use phalanx_tensor::operations::{
     Reductions, Vocabulary, VocabularyLoss,
 };
 
+use crate::attention_extents::Extents;
 use crate::cross_entropy::{LossRows, Targets};
 use crate::{
     Cpu, adamw, attention, attention_backward, bias, cross_entropy, dropout, elementwise, embedding,
@@ -85,14 +86,14 @@ impl Cpu {
     fn attention(&self, operation: Attentions) {
         match operation {
             Attentions::AttentionForward(o) => {
-                let extents = attention::Extents::new(o.qkv.dims(), o.heads, o.dropout);
+                let extents = Extents::new(o.qkv.dims(), o.heads, o.dropout);
                 attention::attention(self, extents, o.qkv, o.dropout, o.out, o.log_sum_exp);
             }
             Attentions::AttentionCached(o) => {
                 attention::attention_cached(self, o);
             }
             Attentions::AttentionBackward(o) => {
-                let extents = attention::Extents::new(o.qkv.dims(), o.heads, o.dropout);
+                let extents = Extents::new(o.qkv.dims(), o.heads, o.dropout);
                 let [out, log_sum_exp, dout] = o.saved;
                 let saved =
                     attention_backward::SavedAttention { qkv: o.qkv, out, log_sum_exp, dropout: o.dropout };

@@ -8,6 +8,7 @@ mod adamw;
 mod attention;
 mod attention_backward;
 mod attention_dots;
+mod attention_extents;
 mod attention_pack;
 mod attention_registers;
 mod attention_softmax;

@@ -9,6 +9,12 @@
 template <bool DROPS> __host__ __device__ constexpr int sixteens() { return HELD && !DROPS ? 2 : 1; }
 
 #define THREADS 128
+// The largest score of no key. Under a window a query may see no key of the first tile, and the difference of two must be a number.
+#ifdef WINDOWED
+#define LEAST -1e30f
+#else
+#define LEAST -INFINITE
+#endif
 // Keys of a tile, which passes through shared memory.
 #define PASSING (HEAD_BYTES <= 128 ? 64 : 32)
 
@@ -48,7 +54,7 @@ __device__ __forceinline__ void softmax(f32 (&scores)[N][4], Running &running, f
         largest = fmaxf(largest, __shfl_xor_sync(ALL_LANES, largest, 1));
         largest = fmaxf(largest, __shfl_xor_sync(ALL_LANES, largest, 2));
         fade[half] = fast_power_of_two((running.largest[half] - largest) * e.factor);
-        // Every query sees a key of the first tile, so the largest score is a number.
+        // Every query sees a key of the first tile, so the largest score is a number (under a window: it starts as one).
         const f32 offset = -largest * e.factor;
         f32 total = 0.0f;
 #pragma unroll
@@ -94,6 +100,7 @@ __device__ __forceinline__ void add_tile(Queries<M16> &to, const Left (&q)[M16],
 #pragma unroll
     for (int m = 0; m < M16; m++) {
         const u32 first = query + m * 16;
+        cap(scores[m], e);
         f32 fade[2];
         if (sees_all(e, first, 16, key, PASSING)) softmax<false>(scores[m], to.running[m], fade, e, first, key);
         else softmax<true>(scores[m], to.running[m], fade, e, first, key);
@@ -116,10 +123,11 @@ template <bool DROPS> __device__ __forceinline__ void forward(const Forward &f, 
     const u64 pair = blockIdx.x % pairs, first = (tiles - 1 - blockIdx.x / pairs) * QUERIES;
     const u64 sample = pair / e.heads, head = pair % e.heads;
     const Rows q = {f.q + sample * f.q_sample + head * e.size, f.q_stride};
-    const Rows k = {f.k + sample * f.k_sample + head * e.size, f.k_stride};
-    const Rows v = {f.v + sample * f.k_sample + head * e.size, f.k_stride};
+    const u64 kv_head = head / group_of(e);
+    const Rows k = {f.k + sample * f.k_sample + kv_head * e.size, f.k_stride};
+    const Rows v = {f.v + sample * f.k_sample + kv_head * e.size, f.k_stride};
     const u64 last = e.past + (first + QUERIES < e.queries ? first + QUERIES : e.queries);
-    const u64 end = e.causal && last < e.keys ? last : e.keys;
+    const u64 start = first_seen(e, e.past + first, PASSING), end = e.causal && last < e.keys ? last : last_seen(e, last, e.keys);
     const u64 query = first + warp * 16 * M16, counter = head_counter(dropout, sample, head, e.queries);
     const auto load = [&](u64 key) {
         ELEMENT *tile = passing + key / PASSING % BUFFERS * 2 * PASSING * STRIDE;
@@ -132,15 +140,15 @@ template <bool DROPS> __device__ __forceinline__ void forward(const Forward &f, 
     clear(all.sums);
     Left left[M16];
     load_rows<QUERIES, THREADS>(q_tile, q, first, e.queries, e.size);
-    load(0);
+    load(start);
     wait_copies<0>();
     __syncthreads();
 #pragma unroll
     for (int m = 0; m < M16; m++) {
         left[m].take(q_tile + (warp * M16 + m) * 16 * STRIDE, lane);
-        all.running[m] = {{-INFINITE, -INFINITE}, {0.0f, 0.0f}};
+        all.running[m] = {{LEAST, LEAST}, {0.0f, 0.0f}};
     }
-    for (u64 key = 0; key < end; key += PASSING) {
+    for (u64 key = start; key < end; key += PASSING) {
         // This tile is there, for all threads, and all have left the one before.
         wait_copies<0>();
         __syncthreads();
@@ -175,29 +183,31 @@ template <bool DROPS> __device__ __forceinline__ void forward(const Forward &f, 
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
     attention(const ELEMENT *q, const ELEMENT *k, const ELEMENT *v, u64 q_stride, u64 q_sample, u64 k_stride, u64 k_sample,
               ELEMENT *out, f32 *log_sum_exp, u64 pairs, u64 heads, u64 size, u64 queries, u64 keys, u64 past, int causal,
-              f32 factor) {
+              f32 factor, u64 kv_heads, u64 window, f32 tanh_factor) {
     const Forward f = {q, k, v, q_stride, q_sample, k_stride, k_sample, out, log_sum_exp};
-    forward<false>(f, Extents{heads, size, (u32)queries, (u32)keys, (u32)past, causal, factor}, pairs, AttentionDropout{});
+    const Extents e = {heads, size, (u32)queries, (u32)keys, (u32)past, causal, factor, kv_heads, (u32)window, tanh_factor};
+    forward<false>(f, e, pairs, AttentionDropout{});
 }
 
 // The same with dropout of the probabilities.
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
     attention_with_dropout(const ELEMENT *q, const ELEMENT *k, const ELEMENT *v, u64 q_stride, u64 q_sample, u64 k_stride,
                            u64 k_sample, ELEMENT *out, f32 *log_sum_exp, u64 pairs, u64 heads, u64 size, u64 queries,
-                           u64 keys, u64 past, int causal, f32 factor, u64 dropout_key, u64 kept_min, f32 kept_factor,
-                           u64 dropout_first, u64 dropout_sample) {
+                           u64 keys, u64 past, int causal, f32 factor, u64 kv_heads, u64 window, f32 tanh_factor,
+                           u64 dropout_key, u64 kept_min, f32 kept_factor, u64 dropout_first, u64 dropout_sample) {
     const Forward f = {q, k, v, q_stride, q_sample, k_stride, k_sample, out, log_sum_exp};
     const AttentionDropout dropout = {{dropout_key, kept_min, kept_factor}, dropout_first, dropout_sample};
-    forward<true>(f, Extents{heads, size, (u32)queries, (u32)keys, (u32)past, causal, factor}, pairs, dropout);
+    const Extents e = {heads, size, (u32)queries, (u32)keys, (u32)past, causal, factor, kv_heads, (u32)window, tanh_factor};
+    forward<true>(f, e, pairs, dropout);
 }
 
-// Copies k and v of qkv `[batch, rows, 3 * hidden]` to rows `past ..` of cache `[batch, capacity, 2 * hidden]`.
-extern "C" __global__ void store_keys_values(const ELEMENT *qkv, ELEMENT *cache, u64 batch, u64 rows, u64 hidden, u64 past,
-                                             u64 capacity) {
-    const u64 n = batch * rows * 2 * hidden;
+// Copies k and v, the last `kept` columns of qkv `[batch, rows, width]`, to rows `past ..` of cache `[batch, capacity, kept]`.
+extern "C" __global__ void store_keys_values(const ELEMENT *qkv, ELEMENT *cache, u64 batch, u64 rows, u64 width, u64 kept,
+                                             u64 past, u64 capacity) {
+    const u64 n = batch * rows * kept;
     for (u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (u64)gridDim.x * blockDim.x) {
-        const u64 row = i / (2 * hidden), column = i % (2 * hidden);
+        const u64 row = i / kept, column = i % kept;
         const u64 to = row / rows * capacity + past + row % rows;
-        cache[to * 2 * hidden + column] = qkv[row * 3 * hidden + hidden + column];
+        cache[to * kept + column] = qkv[row * width + width - kept + column];
     }
 }

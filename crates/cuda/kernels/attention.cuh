@@ -1,6 +1,8 @@
 // What the forward and the backward pass of attention share: sizes of tiles, masks, and where a head lies.
 //
-// Compiled with -DHEAD=<columns of a tile>: the size of a head, rounded up to 32, 64, 128 or 256. Columns beyond the head are 0.
+// Compiled with -DHEAD=<columns of a tile>: the size of a head, rounded up to 32, 64, 128 or 256. Columns beyond the head are 0. With
+// -DGROUPED heads of queries share those of keys and values, with -DWINDOWED positions see only near ones, with -DCAPPED scores are
+// capped: programs without them have no trace of them.
 #pragma once
 #include "tile.cuh"
 
@@ -24,9 +26,70 @@ struct Extents {
     // Positions before the first query.
     u32 past;
     int causal;
-    // log2(e) / sqrt(size).
+    // What scores (under a cap c, score / c) are multiplied by for exponents of 2.
     f32 factor;
+    // Heads of keys and values.
+    u64 kv_heads;
+    // A query sees keys that are less than this far away, at most `keys`.
+    u32 window;
+    // scale / c under a cap c.
+    f32 tanh_factor;
 };
+
+// Heads of queries that read the same keys and values, and their number.
+__device__ __forceinline__ u64 group_of(const Extents &e) {
+#ifdef GROUPED
+    return e.heads / e.kv_heads;
+#else
+    return 1;
+#endif
+}
+
+// Elements of a row of q, k and v.
+__device__ __forceinline__ u64 qkv_width(const Extents &e) {
+#ifdef GROUPED
+    return (e.heads + 2 * e.kv_heads) * e.size;
+#else
+    return 3 * (e.heads * e.size);
+#endif
+}
+
+// Where a head's q (0), k (1) or v (2) starts in such a row.
+__device__ __forceinline__ u64 qkv_column(const Extents &e, u64 head, int which) {
+#ifdef GROUPED
+    return which == 0 ? head * e.size : (e.heads + (which - 1) * e.kv_heads + head / group_of(e)) * e.size;
+#else
+    return which * (e.heads * e.size) + head * e.size;
+#endif
+}
+
+// The first of the tiles of `tile` rows that a row at `position` sees.
+__device__ __forceinline__ u32 first_seen(const Extents &e, u64 position, u32 tile) {
+#ifdef WINDOWED
+    return position + 1 > e.window ? (u32)((position + 1 - e.window) / tile * tile) : 0;
+#else
+    return 0;
+#endif
+}
+
+// The end of what the rows before `end` see ahead of them, of `count`.
+__device__ __forceinline__ u64 last_seen(const Extents &e, u64 end, u64 count) {
+#ifdef WINDOWED
+    return end + e.window - 1 < count ? end + e.window - 1 : count;
+#else
+    return count;
+#endif
+}
+
+// Under a cap: q·kᵀ becomes score / c.
+template <int N> __device__ __forceinline__ void cap(f32 (&scores)[N][4], const Extents &e) {
+#ifdef CAPPED
+#pragma unroll
+    for (int n = 0; n < N; n++)
+#pragma unroll
+        for (int c = 0; c < 4; c++) scores[n][c] = tanhf(scores[n][c] * e.tanh_factor);
+#endif
+}
 
 // Which probabilities are dropped: that of (sample, head, key, query) has the counter first + sample * sample_stride +
 // (head * seq + key) * seq + query.
@@ -53,11 +116,17 @@ __device__ __forceinline__ void load_rows(ELEMENT *tile, const Rows &rows, u64 f
 }
 
 __device__ __forceinline__ bool is_visible(const Extents &e, u32 query, u32 key) {
+#ifdef WINDOWED
+    if (key + e.window <= e.past + query || key >= e.past + query + e.window) return false;
+#endif
     return key < e.keys && (!e.causal || key <= e.past + query);
 }
 
 // Whether each of some queries sees each of some keys: `queries` from `query` on, of which a tile may have fewer, and `keys` from `key`.
 __device__ __forceinline__ bool sees_all(const Extents &e, u32 query, u32 queries, u32 key, u32 keys) {
+#ifdef WINDOWED
+    if (key + e.window < e.past + query + queries || key + keys > e.past + query + e.window) return false;
+#endif
     return query + queries <= e.queries && key + keys <= e.keys && (!e.causal || key + keys - 1 <= e.past + query);
 }
 

@@ -1,9 +1,10 @@
 // Attention backward in tiles: probabilities are computed again from log_sum_exp (Dao et al., arXiv 2307.08691).
 //
 // With p = exp(scale q·kᵀ - lse): dv = pᵀ·dout, ds = p * (dout·vᵀ - delta) * scale, dk = dsᵀ·q, dq = ds·k, where delta is the
-// sum of dout * out of a query. Under dropout p is dropped in dv, dout·vᵀ in ds.
+// sum of dout * out of a query. Under dropout p is dropped in dv, dout·vᵀ in ds. Under a cap c, ds has the factor 1 - (score / c)².
 //
-// While a tile of rows that pass is used, the next one arrives. dk and dv are sums over queries, dq is one over keys. One kernel computes dk and dv of a tile of keys, another dq of a tile of
+// While a tile of rows that pass is used, the next one arrives. dk and dv are sums over queries (of one head that reads the key
+// after another), dq is one over keys. One kernel computes dk and dv of a tile of keys, another dq of a tile of
 // queries; each computes its scores itself. So nothing is added atomically, and every sum has one order.
 #include "attention.cuh"
 
@@ -29,22 +30,22 @@ extern "C" __global__ void attention_delta(const ELEMENT *out, const ELEMENT *do
 }
 
 struct Backward {
-    // `[batch, seq, 3 * hidden]`
+    // `[batch, seq, (heads + 2 * kv_heads) * size]`
     const ELEMENT *qkv;
-    // `[batch, seq, hidden]`
+    // `[batch, seq, heads * size]`
     const ELEMENT *dout;
     // `[batch, heads, seq]`
     const f32 *log_sum_exp, *delta;
-    // `[batch, seq, 3 * hidden]`
+    // Like qkv.
     ELEMENT *dqkv;
-    // 1 / sqrt(size).
+    // Factor of q·kᵀ.
     f32 scale;
 };
 
-// Rows of q (0), k (1) or v (2) of a head.
+// Rows of q (0), k (1) or v (2) of a head of queries.
 __device__ __forceinline__ Rows part(const Backward &b, const Extents &e, u64 pair, int which) {
-    const u64 hidden = e.heads * e.size;
-    return {b.qkv + pair / e.heads * e.queries * 3 * hidden + which * hidden + pair % e.heads * e.size, 3 * hidden};
+    const u64 width = qkv_width(e);
+    return {b.qkv + pair / e.heads * e.queries * width + qkv_column(e, pair % e.heads, which), width};
 }
 
 __device__ __forceinline__ Rows dout_of(const Backward &b, const Extents &e, u64 pair) {
@@ -54,9 +55,9 @@ __device__ __forceinline__ Rows dout_of(const Backward &b, const Extents &e, u64
 
 __device__ __forceinline__ void store_part(const f32 (&sums)[1][HEAD / 8][4], const Backward &b, const Extents &e, u64 pair, int which,
                                            u64 first) {
-    const u64 hidden = e.heads * e.size;
-    ELEMENT *to = b.dqkv + pair / e.heads * e.queries * 3 * hidden + which * hidden + pair % e.heads * e.size;
-    store_rows(sums[0], to, 3 * hidden, first, e.queries, e.size, {1.0f, 1.0f});
+    const u64 width = qkv_width(e);
+    ELEMENT *to = b.dqkv + pair / e.heads * e.queries * width + qkv_column(e, pair % e.heads, which);
+    store_rows(sums[0], to, width, first, e.queries, e.size, {1.0f, 1.0f});
 }
 
 // Whether some of a tile's pairs of query and key are not seen.
@@ -68,6 +69,12 @@ template <bool MASKED> struct Masked {
 template <bool DROPS, bool MASKED>
 __device__ __forceinline__ void differentiate(f32 &s, f32 &dp, const Backward &b, const Extents &e, f32 lse, f32 delta, u32 query,
                                               u32 key, const DropoutMask &mask, u64 counter) {
+#ifdef CAPPED
+    s = tanhf(s * e.tanh_factor);
+    const f32 slope = b.scale * (1.0f - s * s);
+#else
+    const f32 slope = b.scale;
+#endif
     f32 p = fast_power_of_two(fmaf(s, e.factor, -lse));
     if (MASKED && !(query < e.queries && is_visible(e, query, key))) p = 0.0f;
     f32 kept = p;
@@ -77,20 +84,23 @@ __device__ __forceinline__ void differentiate(f32 &s, f32 &dp, const Backward &b
         dp *= factor;
     }
     s = kept;
-    dp = p * ((dp - delta) * b.scale);
+    dp = p * ((dp - delta) * slope);
 }
 
 // dk (where KEYS) and dv (where VALUES) of a tile of keys.
 template <bool DROPS, bool KEYS, bool VALUES>
-__device__ __forceinline__ void keys_values(const Backward &b, const Extents &e, u64 pairs, const AttentionDropout &dropout) {
+__device__ __forceinline__ void keys_values(const Backward &b, const Extents &e, u64 units, const AttentionDropout &dropout) {
     extern __shared__ __align__(16) unsigned char memory[];
     ELEMENT *k_tile = (ELEMENT *)memory, *v_tile = k_tile + STAYING * STRIDE, *passing = v_tile + STAYING * STRIDE;
     __shared__ f32 lses[BUFFERS][PASSING], deltas[BUFFERS][PASSING];
     const int lane = lane_index(), warp = threadIdx.x / WARP;
-    const u64 pair = blockIdx.x % pairs, first = blockIdx.x / pairs * STAYING;
-    const Rows q = part(b, e, pair, 0), k = part(b, e, pair, 1), v = part(b, e, pair, 2), dout = dout_of(b, e, pair);
+    const u64 group = group_of(e), unit = blockIdx.x % units, first = blockIdx.x / units * STAYING;
+    // The first of the heads of queries that read these keys and values.
+    u64 pair = unit * group;
+    Rows q = part(b, e, pair, 0), dout = dout_of(b, e, pair);
+    const Rows k = part(b, e, pair, 1), v = part(b, e, pair, 2);
     const u32 key = (u32)(first + warp * 16);
-    const u64 counter = head_counter(dropout, pair / e.heads, pair % e.heads, e.queries);
+    u64 counter = head_counter(dropout, pair / e.heads, pair % e.heads, e.queries);
     const auto load = [&](u32 query) {
         const int buffer = query / PASSING % BUFFERS;
         ELEMENT *tile = passing + buffer * 2 * PASSING * STRIDE;
@@ -111,48 +121,58 @@ __device__ __forceinline__ void keys_values(const Backward &b, const Extents &e,
     load_rows<STAYING, THREADS>(k_tile, k, first, e.queries, e.size);
     load_rows<STAYING, THREADS>(v_tile, v, first, e.queries, e.size);
     // Under a causal mask, earlier queries do not see these keys.
-    const u32 start = e.causal ? (u32)(first / PASSING * PASSING) : 0;
-    load(start);
-    wait_copies<0>();
-    __syncthreads();
-    Left left_k[1], left_v[1];
-    left_k[0].take(k_tile + warp * 16 * STRIDE, lane);
-    left_v[0].take(v_tile + warp * 16 * STRIDE, lane);
-    for (u32 query = start; query < e.queries; query += PASSING) {
-        // This tile is there, for all threads, and all have left the one before.
+    const u32 start = e.causal ? (u32)(first / PASSING * PASSING) : first_seen(e, first, PASSING);
+    const u32 end = (u32)last_seen(e, first + STAYING, e.queries);
+    while (true) {
+        load(start);
         wait_copies<0>();
         __syncthreads();
-        if (BUFFERS == 2 && query + PASSING < e.queries) load(query + PASSING);
-        const int buffer = query / PASSING % BUFFERS;
-        const ELEMENT *q_tile = passing + buffer * 2 * PASSING * STRIDE, *dout_tile = q_tile + PASSING * STRIDE;
-        // [key][query]
-        f32 s[1][PASSING / 8][4], dp[1][PASSING / 8][4];
-        clear(s);
-        clear(dp);
-        multiply_rows<ELEMENT, 1, PASSING / 8, HEAD, HELD>(s, left_k, q_tile, lane);
-        if constexpr (KEYS) multiply_rows<ELEMENT, 1, PASSING / 8, HEAD, HELD>(dp, left_v, dout_tile, lane);
-        const auto derive = [&](auto masked) {
-#pragma unroll
-            for (int n = 0; n < PASSING / 8; n++)
-#pragma unroll
-                for (int c = 0; c < 4; c++) {
-                    const int column = n * 8 + lane % 4 * 2 + c % 2;
-                    differentiate<DROPS, decltype(masked)::VALUE>(
-                        s[0][n][c], dp[0][n][c], b, e, lses[buffer][column] * LOG2_E, deltas[buffer][column],
-                        query + column, key + lane / 4 + c / 2 * 8, dropout.mask, counter);
-                }
-        };
-        if (sees_all(e, query, PASSING, key, 16)) derive(Masked<false>{});
-        else derive(Masked<true>{});
-        if constexpr (VALUES) multiply_sums<ELEMENT, 1, HEAD / 8, PASSING / 8>(dv, s, dout_tile, lane);
-        if constexpr (KEYS) multiply_sums<ELEMENT, 1, HEAD / 8, PASSING / 8>(dk, dp, q_tile, lane);
-        if constexpr (BUFFERS == 1) {
+        Left left_k[1], left_v[1];
+        left_k[0].take(k_tile + warp * 16 * STRIDE, lane);
+        left_v[0].take(v_tile + warp * 16 * STRIDE, lane);
+        for (u32 query = start; query < end; query += PASSING) {
+            // This tile is there, for all threads, and all have left the one before.
+            wait_copies<0>();
             __syncthreads();
-            if (query + PASSING < e.queries) load(query + PASSING);
+            if (BUFFERS == 2 && query + PASSING < end) load(query + PASSING);
+            const int buffer = query / PASSING % BUFFERS;
+            const ELEMENT *q_tile = passing + buffer * 2 * PASSING * STRIDE, *dout_tile = q_tile + PASSING * STRIDE;
+            // [key][query]
+            f32 s[1][PASSING / 8][4], dp[1][PASSING / 8][4];
+            clear(s);
+            clear(dp);
+            multiply_rows<ELEMENT, 1, PASSING / 8, HEAD, HELD>(s, left_k, q_tile, lane);
+            if constexpr (KEYS) multiply_rows<ELEMENT, 1, PASSING / 8, HEAD, HELD>(dp, left_v, dout_tile, lane);
+            const auto derive = [&](auto masked) {
+#pragma unroll
+                for (int n = 0; n < PASSING / 8; n++)
+#pragma unroll
+                    for (int c = 0; c < 4; c++) {
+                        const int column = n * 8 + lane % 4 * 2 + c % 2;
+                        differentiate<DROPS, decltype(masked)::VALUE>(
+                            s[0][n][c], dp[0][n][c], b, e, lses[buffer][column] * LOG2_E, deltas[buffer][column],
+                            query + column, key + lane / 4 + c / 2 * 8, dropout.mask, counter);
+                    }
+            };
+            if (sees_all(e, query, PASSING, key, 16)) derive(Masked<false>{});
+            else derive(Masked<true>{});
+            if constexpr (VALUES) multiply_sums<ELEMENT, 1, HEAD / 8, PASSING / 8>(dv, s, dout_tile, lane);
+            if constexpr (KEYS) multiply_sums<ELEMENT, 1, HEAD / 8, PASSING / 8>(dk, dp, q_tile, lane);
+            if constexpr (BUFFERS == 1) {
+                __syncthreads();
+                if (query + PASSING < end) load(query + PASSING);
+            }
         }
+        if (pair + 1 == unit * group + group) break;
+        // The next head. All threads have left the last tile before its first one comes.
+        pair++;
+        q = part(b, e, pair, 0), dout = dout_of(b, e, pair);
+        counter = head_counter(dropout, pair / e.heads, pair % e.heads, e.queries);
+        __syncthreads();
     }
-    if constexpr (KEYS) store_part(dk, b, e, pair, 1, key);
-    if constexpr (VALUES) store_part(dv, b, e, pair, 2, key);
+    const u64 of = unit * group;
+    if constexpr (KEYS) store_part(dk, b, e, of, 1, key);
+    if constexpr (VALUES) store_part(dv, b, e, of, 2, key);
 }
 
 // dq of a tile of queries.
@@ -166,7 +186,8 @@ __device__ __forceinline__ void queries(const Backward &b, const Extents &e, u64
     const Rows q = part(b, e, pair, 0), k = part(b, e, pair, 1), v = part(b, e, pair, 2), dout = dout_of(b, e, pair);
     const u32 query = (u32)(first + warp * 16);
     const u64 counter = head_counter(dropout, pair / e.heads, pair % e.heads, e.queries);
-    const u64 end = e.causal && first + STAYING < e.queries ? first + STAYING : e.queries;
+    const u32 start = first_seen(e, first, PASSING);
+    const u64 end = e.causal && first + STAYING < e.queries ? first + STAYING : last_seen(e, first + STAYING, e.queries);
     const auto load = [&](u32 key) {
         ELEMENT *tile = passing + key / PASSING % BUFFERS * 2 * PASSING * STRIDE;
         load_rows<PASSING, THREADS>(tile, k, key, e.queries, e.size);
@@ -185,13 +206,13 @@ __device__ __forceinline__ void queries(const Backward &b, const Extents &e, u64
     clear(dq);
     load_rows<STAYING, THREADS>(q_tile, q, first, e.queries, e.size);
     load_rows<STAYING, THREADS>(dout_tile, dout, first, e.queries, e.size);
-    load(0);
+    load(start);
     wait_copies<0>();
     __syncthreads();
     Left left_q[1], left_dout[1];
     left_q[0].take(q_tile + warp * 16 * STRIDE, lane);
     left_dout[0].take(dout_tile + warp * 16 * STRIDE, lane);
-    for (u32 key = 0; key < end; key += PASSING) {
+    for (u32 key = start; key < end; key += PASSING) {
         wait_copies<0>();
         __syncthreads();
         if (BUFFERS == 2 && key + PASSING < end) load(key + PASSING);
@@ -222,15 +243,17 @@ __device__ __forceinline__ void queries(const Backward &b, const Extents &e, u64
     store_part(dq, b, e, pair, 0, query);
 }
 
-// All take what `Backward`, `Extents` and `AttentionDropout` hold. Grid: pairs * tiles of STAYING rows.
+// All take what `Backward`, `Extents` and `AttentionDropout` hold. Grid: units * tiles of STAYING rows, where a unit is a head of a
+// sample: of queries for dq, of keys and values for the others.
 #define BACKWARD(NAME, CALL)                                                                                            \
     extern "C" __global__ void __launch_bounds__(THREADS, 2)                                                            \
         NAME(const ELEMENT *qkv, const ELEMENT *dout, const f32 *log_sum_exp, const f32 *delta, ELEMENT *dqkv,          \
-             u64 pairs, u64 heads, u64 size, u64 seq, int causal, f32 factor, f32 scale, u64 dropout_key, u64 kept_min, \
-             f32 kept_factor, u64 dropout_first, u64 dropout_sample) {                                                  \
+             u64 units, u64 heads, u64 size, u64 seq, int causal, f32 factor, u64 kv_heads, u64 window, f32 tanh_factor,\
+             f32 scale, u64 dropout_key, u64 kept_min, f32 kept_factor, u64 dropout_first, u64 dropout_sample) {        \
         const Backward b = {qkv, dout, log_sum_exp, delta, dqkv, scale};                                                \
-        const Extents e = {heads, size, (u32)seq, (u32)seq, 0, causal, factor};                                                   \
-        CALL(b, e, pairs, AttentionDropout{{dropout_key, kept_min, kept_factor}, dropout_first, dropout_sample});       \
+        const Extents e = {heads,  size,     (u32)seq,    (u32)seq,   0, causal,                                        \
+                           factor, kv_heads, (u32)window, tanh_factor};                                                 \
+        CALL(b, e, units, AttentionDropout{{dropout_key, kept_min, kept_factor}, dropout_first, dropout_sample});       \
     }
 
 BACKWARD(attention_queries, queries<false>)

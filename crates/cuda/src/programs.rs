@@ -99,6 +99,17 @@ impl Source {
 /// The sizes of heads for which attention is compiled: a head is padded to the next of them.
 pub const HEADS: [u32; 4] = [32, 64, 128, 256];
 
+/// What an attention has beyond heads with keys of their own that see all (earlier) positions.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct AttentionForm {
+    /// Heads of queries share those of keys and values.
+    pub grouped: bool,
+    /// Positions see only near ones.
+    pub windowed: bool,
+    /// Scores are capped.
+    pub capped: bool,
+}
+
 /// One file of kernels with its definitions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Program {
@@ -110,6 +121,8 @@ pub struct Program {
     pub other: Option<DType>,
     /// Columns of a tile of attention; one of [`HEADS`].
     pub head: Option<u32>,
+    /// What an attention has beyond the plain one.
+    pub form: AttentionForm,
     /// Small tiles, for results of a matrix product with few of them.
     pub small: bool,
     /// Products of f32 as TF32.
@@ -117,23 +130,27 @@ pub struct Program {
 }
 
 impl Program {
+    fn plain(source: Source) -> Program {
+        let form = AttentionForm::default();
+        Program { source, element: None, other: None, head: None, form, small: false, tf32: false }
+    }
+
     /// A file of f64 alone.
     pub fn of_f64(source: Source) -> Program {
         assert!(!source.has_element(), "{source:?} has an element type");
-        Program { source, element: None, other: None, head: None, small: false, tf32: false }
+        Program::plain(source)
     }
 
     /// The sum of parts of f64, in the file that has the others.
     pub fn sum_of_f64_parts() -> Program {
-        let (source, other) = (Source::SumParts, None);
-        Program { source, element: None, other, head: None, small: false, tf32: false }
+        Program::plain(Source::SumParts)
     }
 
     /// A file for one element type. A second type, where it has one, is the same.
     pub fn of(source: Source, element: DType) -> Program {
         assert!(source.has_element(), "{source:?} has no element type");
         let other = source.has_other().then_some(element);
-        Program { source, element: Some(element), other, head: None, small: false, tf32: false }
+        Program { source, element: Some(element), other, ..Program::plain(source) }
     }
 
     /// The same with a second type.
@@ -156,6 +173,10 @@ impl Program {
         options.extend(self.element.map(|dtype| format!("-DELEMENT={}", type_name(dtype))));
         options.extend(self.other.map(|dtype| format!("-DOTHER={}", type_name(dtype))));
         options.extend(self.head.map(|head| format!("-DHEAD={head}")));
+        let AttentionForm { grouped, windowed, capped } = self.form;
+        for (name, defined) in [("GROUPED", grouped), ("WINDOWED", windowed), ("CAPPED", capped)] {
+            options.extend(defined.then(|| format!("-D{name}")));
+        }
         options.extend(self.small.then(|| "-DSMALL".to_string()));
         options.extend(self.tf32.then(|| "-DTF32".to_string()));
         options

@@ -11,9 +11,9 @@ use crate::failure::Result;
 use crate::layer::{Context, Layer, ParameterSpec, Rebuild};
 use crate::saved::{Saved, Shared};
 
-/// Dropout(softmax(q·kᵀ/sqrt(head))) · v, tile by tile; the projections around it are linear layers.
+/// Dropout(softmax(scale q·kᵀ)) · v, tile by tile; the projections around it are linear layers.
 pub struct Attention {
-    /// Heads and mask.
+    /// Heads, mask and scores.
     pub heads: Heads,
     /// Probability that training drops an attention probability.
     pub dropout: f32,
@@ -40,10 +40,10 @@ impl Layer for Attention {
         Vec::new()
     }
 
-    /// x: `[batch, seq, 3 * hidden]` -> y: `[batch, seq, hidden]`
+    /// x: `[batch, seq, qkv_width]` -> y: `[batch, seq, out_width]`, of [`Heads`]
     fn forward(&self, cx: &Context, call: Call) -> Result<(Activation, Saved<SavedAttention>)> {
         let Call { x, sum, .. } = call;
-        let [batch, seq, hidden3] = x.dims();
+        let [batch, seq, _] = x.dims();
         if let Some(cache) = cx.cache {
             let own = SavedAttention { log_sum_exp: None, dropout: None };
             return Ok((self.cached(cx, cache, &x, seq, sum), Saved::new(own)));
@@ -53,7 +53,7 @@ impl Layer for Attention {
             let dropout = draw.dropout(self.dropout, &self.name, per_sample);
             Dropout { first: dropout.first + (self.first_head * seq * seq) as u64, ..dropout }
         });
-        let mut out = cx.activation([batch, seq, hidden3 / 3], "attention.out");
+        let mut out = cx.activation([batch, seq, self.heads.out_width()], "attention.out");
         let mut log_sum_exp = cx.statistics([batch, self.heads.heads, seq], "attention.log_sum_exp");
         cx.device.attention(x.view(), self.heads, dropout, out.view_mut(), log_sum_exp.view_mut());
         let out = Arc::new(out);
@@ -107,8 +107,8 @@ impl Layer for Attention {
     ) -> Result<Activation> {
         let qkv = x.held();
         let log_sum_exp = own.log_sum_exp.as_mut().expect("no backward follows a forward with a cache");
-        let [batch, seq, hidden3] = qkv.dims();
-        let mut out = cx.activation([batch, seq, hidden3 / 3], "attention.out_again");
+        let [batch, seq, _] = qkv.dims();
+        let mut out = cx.activation([batch, seq, self.heads.out_width()], "attention.out_again");
         cx.device.attention(qkv.view(), self.heads, own.dropout, out.view_mut(), log_sum_exp.view_mut());
         Ok(Arc::new(out))
     }
@@ -125,8 +125,8 @@ impl Attention {
         rows: usize,
         sum: Option<Activation>,
     ) -> Activation {
-        let [batch, _, hidden3] = qkv.dims();
-        let mut out = cx.activation([batch, rows, hidden3 / 3], "attention.out");
+        let [batch, _, _] = qkv.dims();
+        let mut out = cx.activation([batch, rows, self.heads.out_width()], "attention.out");
         cache.attend(&self.name, self.heads, cx.first_row, qkv.view(), out.view_mut());
         cx.plus(out, sum)
     }

@@ -9,7 +9,7 @@ use phalanx_tensor::{Category, DType, Device, Heads, Tensor, View, ViewMut};
 pub struct KeyValueCache {
     device: Device,
     capacity: usize,
-    /// By the layer's name: `[1, capacity, 2 * hidden]`.
+    /// By the layer's name: `[1, capacity, cache_width]`, of [`Heads`].
     layers: Mutex<HashMap<String, Tensor>>,
 }
 
@@ -20,12 +20,11 @@ impl KeyValueCache {
     }
 
     /// Attention of the positions `past ..` over all positions so far; stores their keys and values.
-    /// qkv: `[1, new, 3 * hidden]`, out: `[1, new, hidden]`, or `[1, 1, hidden]` for the last position only
+    /// qkv: `[1, new, qkv_width]`, out: `[1, new, out_width]`, or `[1, 1, out_width]` for the last position only
     pub(crate) fn attend(&self, layer: &str, heads: Heads, past: usize, qkv: View, out: ViewMut) {
-        let [_, _, hidden3] = qkv.dims();
         let mut layers = self.layers.lock().unwrap_or_else(PoisonError::into_inner);
         if !layers.contains_key(layer) {
-            let empty = self.allocate(qkv.dtype(), hidden3 / 3 * 2);
+            let empty = self.allocate(qkv.dtype(), heads.cache_width());
             layers.insert(layer.to_string(), empty);
         }
         let cache = layers.get_mut(layer).expect("inserted above");

@@ -130,7 +130,7 @@ impl Bert {
         let linear = |part: &str, inputs, outputs| linear(name(part), inputs, outputs);
         let dropped = |layer, part: &str| Dropped { layer, p: self.dropout.residual, name: name(part) };
         let attention = Attention {
-            heads: Heads { heads: self.heads, causal: false },
+            heads: Heads::equal(self.heads, hidden / self.heads, false),
             dropout: self.dropout.attention,
             name: name("attention.self.dropout"),
             first_head: 0,

@@ -143,7 +143,7 @@ impl Gpt2 {
         };
         let dropped = |layer, part: &str| Dropped { layer, p: self.dropout.residual, name: name(part) };
         let attention = Attention {
-            heads: Heads { heads: self.heads, causal: true },
+            heads: Heads::equal(self.heads, hidden / self.heads, true),
             dropout: self.dropout.attention,
             name: name("attn.attn_dropout"),
             first_head: 0,

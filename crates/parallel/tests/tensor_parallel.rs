@@ -1,14 +1,16 @@
 //! Layers of which each rank has a part are the whole layers: outputs, derivatives of inputs and all gradients, with
 //! rows on all ranks or shared (sequence parallelism), backward in one and in two parts.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
 use crate::rig;
 use crate::rig::{
     AXES, Build, DRAW, HIDDEN, PLAIN, ROWS, SEQ, Setting, TestRank, allowed, block, distance, joined, linear,
     on_ranks, parts, paths, run, same_within, whole,
 };
-use phalanx_layers::{AnyLayer, Linear, Residual, Sequence};
+use phalanx_layers::{AnyLayer, Attention, Linear, Residual, Sequence};
 use phalanx_parallel::TensorParallel;
-use phalanx_tensor::{DType, Layout};
+use phalanx_tensor::{DType, Heads, Layout};
 use phalanx_testing::planted::{FaultKind, PlantedFault, sites};
 
 const LAYOUTS: [Layout; 2] = [Layout::InOut, Layout::OutIn];
@@ -130,4 +132,23 @@ fn backward_in_two_parts_below_f32() {
             assert!(split == got, "{compute:?}, {axis:?}");
         }
     }
+}
+
+/// A rank has the heads of keys and values that its heads of queries read.
+#[test]
+fn heads_of_keys_and_values_are_divided_like_those_of_queries() {
+    let part = |group, kv_heads| {
+        let heads = Heads { kv_heads, ..Heads::equal(8, 4, true) };
+        let name = "attn".to_string();
+        let whole = Attention { heads, dropout: 0.0, name, first_head: 0, all_heads: 8 };
+        let part = || TensorParallel::new(group, false).attention(whole);
+        let part =
+            catch_unwind(AssertUnwindSafe(part)).map_err(|payload| *payload.downcast::<String>().unwrap());
+        part.map(|part| (part.heads, part.first_head, part.all_heads))
+    };
+    let heads = Heads { kv_heads: 1, ..Heads::equal(4, 4, true) };
+    assert_eq!(on_ranks(2, |group| part(group, 2)), [Ok((heads, 0, 8)), Ok((heads, 4, 8))]);
+    let words =
+        "8 heads of queries and 1 of keys and values over 2 tensor ranks: parallel.tensor must divide both";
+    assert_eq!(on_ranks(2, |group| part(group, 1)), [(); 2].map(|()| Err(words.to_string())));
 }

@@ -75,7 +75,7 @@ impl Narrow {
         };
         let (hidden, heads) = (self.hidden, self.heads);
         let attention = Attention {
-            heads: Heads { heads, causal: true },
+            heads: Heads::equal(heads, hidden / heads, true),
             dropout: 0.0,
             name: name("attention"),
             first_head: 0,

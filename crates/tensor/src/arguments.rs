@@ -60,13 +60,88 @@ impl Layout {
     }
 }
 
-/// Heads and masking of an attention.
+/// The heads of an attention, what they see and how they score it.
+///
+/// q, k and v are one tensor: of each row, first all heads of queries, then those of keys, then those of values.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Heads {
-    /// Number of heads; they divide `hidden`.
+    /// Number of heads of queries.
     pub heads: usize,
+    /// Number of heads of keys and values, a divisor of `heads`: query head h reads head `h / (heads / kv_heads)`
+    /// (grouped queries, Ainslie et al., arXiv 2305.13245).
+    pub kv_heads: usize,
+    /// Elements of a head.
+    pub head_dim: usize,
     /// Each position sees itself and earlier ones only.
     pub causal: bool,
+    /// Each position sees only positions that are less than this far away; at least 1.
+    pub window: Option<usize>,
+    /// Factor of the scores q·kᵀ.
+    pub scale: f32,
+    /// Scores become `c tanh(score / c)` (Gemma 2, arXiv 2408.00118).
+    pub soft_cap: Option<f32>,
+}
+
+impl Heads {
+    /// As many heads of keys and values as of queries, scores divided by the root of `head_dim`, no window and no cap.
+    pub fn equal(heads: usize, head_dim: usize, causal: bool) -> Heads {
+        let scale = default_scale(head_dim);
+        Heads { heads, kv_heads: heads, head_dim, causal, window: None, scale, soft_cap: None }
+    }
+
+    /// Columns of q, k and v of a row.
+    pub fn qkv_width(&self) -> usize {
+        self.out_width() + self.cache_width()
+    }
+
+    /// Columns of q, and of the output.
+    pub fn out_width(&self) -> usize {
+        self.heads * self.head_dim
+    }
+
+    /// Columns of k and v of a row, as a cache has them.
+    pub fn cache_width(&self) -> usize {
+        2 * self.kv_heads * self.head_dim
+    }
+
+    /// Heads of queries that read the same keys and values.
+    pub fn group(&self) -> usize {
+        self.heads / self.kv_heads
+    }
+
+    /// How far behind and ahead of itself a position sees.
+    pub fn reach(&self) -> [usize; 2] {
+        let far = self.window.map_or(usize::MAX, |window| window - 1);
+        [far, if self.causal { 0 } else { far }]
+    }
+
+    /// What q·kᵀ is multiplied by for exponents of 2: `log2(e) * scale`. Under a cap it is that of `tanh(score / c)`.
+    pub fn exponent_factor(&self) -> f32 {
+        let root = match self.soft_cap {
+            Some(cap) => 1.0 / f64::from(cap),
+            None if self.scale == default_scale(self.head_dim) => (self.head_dim as f64).sqrt(),
+            None => 1.0 / f64::from(self.scale),
+        };
+        (std::f64::consts::LOG2_E / root) as f32
+    }
+
+    /// What q·kᵀ is multiplied by under a cap, before the hyperbolic tangent.
+    pub fn tanh_factor(&self) -> Option<f32> {
+        self.soft_cap.map(|cap| self.scale / cap)
+    }
+
+    /// Panics if the numbers are no attention.
+    #[track_caller]
+    pub(crate) fn check(&self) {
+        let Heads { heads, kv_heads, head_dim, window, scale, soft_cap, .. } = *self;
+        assert!(kv_heads > 0 && heads.is_multiple_of(kv_heads) && head_dim > 0, "{self:?}");
+        assert!(window != Some(0), "a position sees itself at least: {self:?}");
+        assert!(scale.is_finite() && soft_cap.is_none_or(|cap| cap > 0.0 && cap.is_finite()), "{self:?}");
+    }
+}
+
+fn default_scale(head_dim: usize) -> f32 {
+    1.0 / (head_dim as f32).sqrt()
 }
 
 /// The two forms of GELU (Hendrycks and Gimpel, arXiv 1606.08415).

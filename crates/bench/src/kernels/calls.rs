@@ -233,7 +233,7 @@ impl Calls {
         let Setting { batch, seq, hidden, heads, .. } = self.setting;
         let device = &self.device;
         let size = format!("{batch}x{seq}x{hidden}, {heads} heads");
-        let heads = Heads { heads, causal: true };
+        let heads = Heads::equal(heads, hidden / heads, true);
         let [qkv, dqkv] = &mut self.qkv;
         let [out, dout, ..] = &mut self.narrow;
         let mut out = out.view_mut().reshape([batch, seq, hidden]);

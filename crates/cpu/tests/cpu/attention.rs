@@ -1,5 +1,7 @@
 //! Attention in tiles against the whole matrix in f64.
 
+use std::ops::Range;
+
 use half::{bf16, f16};
 use phalanx_cpu::Cpu;
 use phalanx_cpu::Options;
@@ -15,8 +17,12 @@ struct Case {
     batch: usize,
     seq: usize,
     heads: usize,
+    kv_heads: usize,
     size: usize,
     causal: bool,
+    window: Option<usize>,
+    scale: Option<f32>,
+    soft_cap: Option<f32>,
     dropout: Option<Dropout>,
     dtype: DType,
 }
@@ -27,7 +33,14 @@ impl Case {
     }
 
     fn heads(self) -> Heads {
-        Heads { heads: self.heads, causal: self.causal }
+        let Case { heads, kv_heads, size, causal, window, scale, soft_cap, .. } = self;
+        let equal = Heads::equal(heads, size, causal);
+        Heads { kv_heads, window, scale: scale.unwrap_or(equal.scale), soft_cap, ..equal }
+    }
+
+    /// Columns of qkv and of a cache.
+    fn widths(self) -> [usize; 2] {
+        [self.heads + 2 * self.kv_heads, 2 * self.kv_heads].map(|heads| heads * self.size)
     }
 
     fn with(self, dtype: DType) -> Case {
@@ -46,16 +59,18 @@ impl Case {
     }
 
     fn qkv(self, amount: f32) -> Vec<f32> {
-        self.values(1, 3 * self.hidden(), amount)
+        self.values(1, self.widths()[0], amount)
     }
 
     fn dout(self) -> Vec<f32> {
         self.values(2, self.hidden(), 1.0)
     }
 
-    /// Offset of q (0), k (1) or v (2) of a head.
+    /// Offset of q (0), k (1) or v (2) of a head of queries.
     fn at(self, b: usize, row: usize, which: usize, h: usize) -> usize {
-        ((b * self.seq + row) * 3 + which) * self.hidden() + h * self.size
+        let kv = h / (self.heads / self.kv_heads);
+        let head = [h, self.heads + kv, self.heads + self.kv_heads + kv][which];
+        (b * self.seq + row) * self.widths()[0] + head * self.size
     }
 
     /// Offset of a head of out.
@@ -63,12 +78,23 @@ impl Case {
         (b * self.seq + row) * self.hidden() + h * self.size
     }
 
-    fn keys(self, query: usize) -> usize {
-        if self.causal { query + 1 } else { self.seq }
+    fn keys(self, query: usize) -> Range<usize> {
+        let far = self.window.unwrap_or(self.seq);
+        let end = if self.causal { query + 1 } else { self.seq.min(query + far) };
+        (query + 1).saturating_sub(far)..end
     }
 
     fn scale(self) -> f64 {
-        1.0 / (self.size as f64).sqrt()
+        self.scale.map_or(1.0 / (self.size as f64).sqrt(), f64::from)
+    }
+
+    /// The score of a query and a key, and its derivative by q·kᵀ.
+    fn score(self, query: &[f64], key: &[f64]) -> (f64, f64) {
+        let score = dot(query, key) * self.scale();
+        self.soft_cap.map(f64::from).map_or((score, self.scale()), |cap| {
+            let tanh = (score / cap).tanh();
+            (cap * tanh, self.scale() * (1.0 - tanh * tanh))
+        })
     }
 
     /// All rows as (sample, head, query).
@@ -137,12 +163,11 @@ fn reference(case: Case, qkv: &[f64]) -> (Sums, Vec<f64>) {
     let mut lse = Vec::new();
     for (b, h, i) in case.rows() {
         let part = |row: usize, which: usize| &qkv[case.at(b, row, which, h)..][..size];
-        let scores: Vec<f64> =
-            (0..case.keys(i)).map(|j| dot(part(i, 0), part(j, 1)) * case.scale()).collect();
+        let scores: Vec<f64> = case.keys(i).map(|j| case.score(part(i, 0), part(j, 1)).0).collect();
         let top = scores.iter().fold(f64::NEG_INFINITY, |a, x| a.max(*x));
         let total: f64 = scores.iter().map(|s| (s - top).exp()).sum();
         lse.push(top + total.ln());
-        for (j, score) in scores.iter().enumerate() {
+        for (j, score) in case.keys(i).zip(&scores) {
             let p = (score - top).exp() / total * case.factor(b, h, j, i);
             out.add(case.out_at(b, i, h), p, part(j, 2));
         }
@@ -158,11 +183,12 @@ fn reference_backward(case: Case, qkv: &[f64], out: &[f64], lse: &[f64], dout: &
         let o = case.out_at(b, i, h);
         let delta = dot(&out[o..o + size], &dout[o..o + size]);
         let part = |which: usize, row: usize| &qkv[case.at(b, row, which, h)..][..size];
-        for j in 0..case.keys(i) {
-            let p = (dot(part(0, i), part(1, j)) * case.scale() - lse[row]).exp();
+        for j in case.keys(i) {
+            let (score, slope) = case.score(part(0, i), part(1, j));
+            let p = (score - lse[row]).exp();
             let factor = case.factor(b, h, j, i);
             let dp = factor * dot(&dout[o..o + size], part(2, j));
-            let ds = p * (dp - delta) * case.scale();
+            let ds = p * (dp - delta) * slope;
             d.add(case.at(b, j, 2, h), p * factor, &dout[o..o + size]);
             d.add(case.at(b, i, 0, h), ds, part(1, j));
             d.add(case.at(b, j, 1, h), ds, part(0, i));
@@ -209,7 +235,7 @@ fn read(device: &Device, t: &Tensor) -> Vec<f32> {
 /// out and log_sum_exp.
 fn forward(device: &Device, case: Case, qkv: &[f32]) -> Vec<Vec<f32>> {
     let Case { batch, seq, heads, dtype, .. } = case;
-    let qkv = stored(device, dtype, [batch, seq, 3 * case.hidden()], qkv);
+    let qkv = stored(device, dtype, [batch, seq, case.widths()[0]], qkv);
     let mut out = poisoned(device, dtype, [batch, seq, case.hidden()]);
     let mut lse = poisoned(device, DType::F32, [batch, heads, seq]);
     device.attention(qkv.view(), case.heads(), case.dropout, out.view_mut(), lse.view_mut());
@@ -219,10 +245,10 @@ fn forward(device: &Device, case: Case, qkv: &[f32]) -> Vec<Vec<f32>> {
 /// dqkv.
 fn backward(device: &Device, case: Case, [qkv, out, lse, dout]: [&[f32]; 4]) -> Vec<Vec<f32>> {
     let Case { batch, seq, heads, dtype, .. } = case;
-    let qkv = stored(device, dtype, [batch, seq, 3 * case.hidden()], qkv);
+    let qkv = stored(device, dtype, [batch, seq, case.widths()[0]], qkv);
     let [out, dout] = [out, dout].map(|x| stored(device, dtype, [batch, seq, case.hidden()], x));
     let lse = stored(device, DType::F32, [batch, heads, seq], lse);
-    let mut dqkv = poisoned(device, dtype, [batch, seq, 3 * case.hidden()]);
+    let mut dqkv = poisoned(device, dtype, [batch, seq, case.widths()[0]]);
     let saved = [out.view(), lse.view(), dout.view()];
     device.attention_backward(qkv.view(), saved, case.heads(), case.dropout, dqkv.view_mut());
     vec![read(device, &dqkv)]
@@ -231,13 +257,46 @@ fn backward(device: &Device, case: Case, [qkv, out, lse, dout]: [&[f32]; 4]) -> 
 /// (batch, seq, heads, size), each with both masks, in f32.
 fn cases(shapes: &[[usize; 4]]) -> impl Iterator<Item = Case> {
     shapes.iter().flat_map(|&[batch, seq, heads, size]| {
-        [false, true].map(|causal| Case { batch, seq, heads, size, causal, dropout: None, dtype: DType::F32 })
+        [false, true].map(|causal| plain([batch, seq, heads, heads, size], causal))
     })
 }
 
-/// A score is a sum of `size` products, then an exponential of up to a few units; a row sums `seq` of them.
+/// In f32, of these batch, seq, heads, kv_heads, size.
+fn plain([batch, seq, heads, kv_heads, size]: [usize; 5], causal: bool) -> Case {
+    let (window, scale, soft_cap, dropout, dtype) = (None, None, None, None, DType::F32);
+    Case { batch, seq, heads, kv_heads, size, causal, window, scale, soft_cap, dropout, dtype }
+}
+
+/// Heads that share keys and values, windows, scales and caps, with both masks, some with dropout.
+fn varied() -> impl Iterator<Item = Case> {
+    [
+        ([2, 67, 4, 2, 20], None, None, None),
+        ([1, 130, 6, 1, 33], None, Some(0.3), None),
+        ([1, 70, 3, 3, 16], Some(1), None, None),
+        ([1, 200, 4, 2, 32], Some(50), None, Some(4.0)),
+        ([1, 450, 2, 1, 16], Some(150), None, None),
+        ([2, 300, 2, 2, 5], Some(1000), Some(0.5), Some(2.5)),
+        // On tile registers.
+        ([1, 416, 4, 1, 32], Some(130), Some(0.25), Some(3.0)),
+        ([1, 160, 2, 1, 64], None, None, None),
+        // A group of heads is a task.
+        ([4, 289, 8, 4, 7], Some(33), None, None),
+        // Several spans of keys.
+        ([1, 1300, 2, 1, 4], Some(1060), None, None),
+    ]
+    .into_iter()
+    .flat_map(|(shape, window, scale, soft_cap)| {
+        [false, true].map(|causal| {
+            let case = Case { window, scale, soft_cap, ..plain(shape, causal) };
+            if shape[1] % 4 == 2 { case.dropping(0.25, 5) } else { case }
+        })
+    })
+}
+
+/// A score is a sum of `size` products, then an exponential of up to a few units; a row sums `seq` of them, those of dk
+/// and dv of each head that reads them.
 fn roundings(case: Case) -> f64 {
-    4.0 * (case.size + case.seq) as f64 + 32.0
+    4.0 * (case.size + case.seq * case.heads / case.kv_heads) as f64 + 32.0
 }
 
 /// The additional error of 16 bits compared with f32: each term's probability (or its derivative) is rounded to bf16
@@ -311,6 +370,17 @@ fn backward_in_tiles() {
 }
 
 #[test]
+fn grouped_heads_windows_scales_and_caps() {
+    for case in varied() {
+        for dtype in [DType::F32, DType::BF16, DType::F16] {
+            let case = case.with(dtype);
+            check_forward(case, 3.0, roundings(case));
+            check_backward(case, 2.0);
+        }
+    }
+}
+
+#[test]
 fn dropped_probabilities() {
     for case in cases(&[[1, 3, 1, 2], [2, 67, 2, 33], [1, 131, 1, 64]]) {
         // Two elements share a random number; a mask may start at either of the two.
@@ -327,7 +397,9 @@ fn dropped_probabilities() {
 /// Computes only some of the heads, as on a tensor-parallel rank.
 #[test]
 fn some_heads_drop_what_all_heads_drop() {
-    let all = cases(&[[3, 67, 4, 5], [2, 130, 4, 33]]).map(|case| case.dropping(0.3, (1 << 33) + 6));
+    let grouped = [false, true].map(|causal| plain([2, 130, 4, 2, 33], causal));
+    let all = cases(&[[3, 67, 4, 5], [2, 130, 4, 33]]).chain(grouped);
+    let all = all.map(|case| case.dropping(0.3, (1 << 33) + 6));
     for case in all.flat_map(|case| [DType::F32, DType::BF16, DType::F16].map(|dtype| case.with(dtype))) {
         let device = Device::new(Cpu::with_options(Options::new(3)).unwrap(), Arena::heap());
         let (qkv, dout) = (case.qkv(2.0), case.dout());
@@ -342,16 +414,23 @@ fn some_heads_drop_what_all_heads_drop() {
                 let before = half * case.heads / 2 * case.seq * case.seq;
                 Dropout { first: d.first + before as u64, ..d }
             });
-            let part = Case { heads: case.heads / 2, dropout, ..case };
-            // The part of each row that belongs to this half of the heads.
-            let width = part.hidden();
-            let cut = |x: &[f32]| -> Vec<f32> {
-                x.chunks_exact(2 * width).flat_map(|x| x[half * width..(half + 1) * width].to_vec()).collect()
+            let part = Case { heads: case.heads / 2, kv_heads: case.kv_heads / 2, dropout, ..case };
+            // The part of each row of these heads that belongs to this half of them.
+            let cut = |mut x: &[f32], heads: &[usize]| -> Vec<f32> {
+                let mut own = Vec::new();
+                for heads in heads.iter().cycle() {
+                    let Some((here, rest)) = x.split_at_checked(heads * case.size) else { break };
+                    own.extend_from_slice(&here[half * here.len() / 2..][..here.len() / 2]);
+                    x = rest;
+                }
+                own
             };
-            let own = both(part, &cut(&qkv), &cut(&dout));
+            let (of_out, of_qkv) = ([case.heads], [case.heads, case.kv_heads, case.kv_heads]);
+            let own = both(part, &cut(&qkv, &of_qkv), &cut(&dout, &of_out));
             assert_eq!(whole.len(), own.len());
             for (which, (whole, own)) in whole.iter().zip(&own).enumerate() {
-                assert!(same_bits(&cut(whole), own), "{case:?}, half {half}, output {which}");
+                let heads = if which == 0 { &of_out[..] } else { &of_qkv };
+                assert!(same_bits(&cut(whole, heads), own), "{case:?}, half {half}, output {which}");
             }
         }
     }
@@ -369,7 +448,10 @@ fn large_scores_do_not_overflow() {
 
 #[test]
 fn backward_against_differences() {
-    for case in cases(&[[1, 1, 1, 1], [1, 3, 1, 5], [2, 7, 2, 3], [1, 17, 1, 4], [1, 67, 1, 2]]) {
+    let varied = [false, true].map(|causal| plain([1, 9, 4, 2, 3], causal));
+    let varied = varied.map(|case| Case { window: Some(3), scale: Some(0.7), soft_cap: Some(1.5), ..case });
+    for case in cases(&[[1, 1, 1, 1], [1, 3, 1, 5], [2, 7, 2, 3], [1, 17, 1, 4], [1, 67, 1, 2]]).chain(varied)
+    {
         for case in [case, case.dropping(0.3, 3)] {
             let (qkv, dout) = (case.qkv(1.0), case.dout());
             let d = gradient(&wide(&qkv), |qkv| weighted(&reference(case, qkv).0.value, &dout));
@@ -387,7 +469,8 @@ fn backward_against_differences() {
 /// processed in spans. The bits must be equal.
 #[test]
 fn a_sample_has_the_same_bits_in_any_batch() {
-    for case in cases(&[[16, 300, 1, 5], [16, 1100, 1, 4]]) {
+    let grouped = Case { window: Some(140), ..plain([16, 300, 4, 2, 5], true) };
+    for case in cases(&[[16, 300, 1, 5], [16, 1100, 1, 4]]).chain([grouped]) {
         for case in [DType::F32, DType::BF16, DType::F16].map(|dtype| case.with(dtype)) {
             let (qkv, dout) = (case.qkv(2.0), case.dout());
             let device = Device::new(Cpu::with_options(Options::new(3)).unwrap(), Arena::heap());
@@ -414,8 +497,8 @@ fn a_sample_has_the_same_bits_in_any_batch() {
 /// Rows computed one after another over a cache of keys and values.
 #[test]
 fn cached_attention_has_the_bits_of_the_whole() {
-    let causal = |case: &Case| case.causal;
-    for case in cases(&SHAPES).chain(cases(&[[1, 1060, 1, 8]])).filter(causal) {
+    let kept = |case: &Case| case.causal && case.dropout.is_none();
+    for case in cases(&SHAPES).chain(cases(&[[1, 1060, 1, 8]])).chain(varied()).filter(kept) {
         let best = KernelPath::all().filter(|path| path.isa == Isa::detect());
         let types = [DType::F32, DType::BF16, DType::F16];
         for (path, dtype) in best.flat_map(|path| types.map(|dtype| (path, dtype))) {
@@ -431,7 +514,7 @@ fn cached_attention_has_the_bits_of_the_whole() {
                     path.name()
                 );
             }
-            let last = last_row(&device, case, &qkv[..case.seq * 3 * case.hidden()]);
+            let last = last_row(&device, case, &qkv[..case.seq * case.widths()[0]]);
             let end = case.seq * case.hidden();
             assert!(
                 same_bits(&last, &whole[end - case.hidden()..end]),
@@ -445,9 +528,9 @@ fn cached_attention_has_the_bits_of_the_whole() {
 /// out of the last row of one sample, of which nothing is in the cache.
 fn last_row(device: &Device, case: Case, qkv: &[f32]) -> Vec<f32> {
     let Case { seq, dtype, .. } = case;
-    let hidden = case.hidden();
-    let qkv = stored(device, dtype, [1, seq, 3 * hidden], qkv);
-    let mut cache = poisoned(device, dtype, [1, seq, 2 * hidden]);
+    let (hidden, [width, kept]) = (case.hidden(), case.widths());
+    let qkv = stored(device, dtype, [1, seq, width], qkv);
+    let mut cache = poisoned(device, dtype, [1, seq, kept]);
     let mut out = poisoned(device, dtype, [1, 1, hidden]);
     device.attention_cached(qkv.view(), case.heads(), 0, cache.view_mut(), out.view_mut());
     read(device, &out)
@@ -456,18 +539,16 @@ fn last_row(device: &Device, case: Case, qkv: &[f32]) -> Vec<f32> {
 /// out of all rows: the first `prompt` at once, the others one at a time, with room for three more.
 fn cached(device: &Device, case: Case, qkv: &[f32], prompt: usize) -> Vec<f32> {
     let Case { batch, seq, dtype, .. } = case;
-    let hidden = case.hidden();
-    let mut cache = poisoned(device, dtype, [batch, seq + 3, 2 * hidden]);
+    let (hidden, [width, kept]) = (case.hidden(), case.widths());
+    let mut cache = poisoned(device, dtype, [batch, seq + 3, kept]);
     let mut all = vec![0.0; batch * seq * hidden];
     let mut past = 0;
     while past < seq {
         let new = if past == 0 { prompt } else { 1 };
         let rows = |b: usize| (b * seq + past)..(b * seq + past + new);
-        let some: Vec<f32> = (0..batch)
-            .flat_map(|b| &qkv[rows(b).start * 3 * hidden..rows(b).end * 3 * hidden])
-            .copied()
-            .collect();
-        let some = stored(device, dtype, [batch, new, 3 * hidden], &some);
+        let some: Vec<f32> =
+            (0..batch).flat_map(|b| &qkv[rows(b).start * width..rows(b).end * width]).copied().collect();
+        let some = stored(device, dtype, [batch, new, width], &some);
         let mut out = poisoned(device, dtype, [batch, new, hidden]);
         device.attention_cached(some.view(), case.heads(), past, cache.view_mut(), out.view_mut());
         for (b, out) in read(device, &out).chunks(new * hidden).enumerate() {

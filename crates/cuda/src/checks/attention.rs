@@ -1,4 +1,4 @@
-//! Attention forward, over a cache, and backward: heads of several sizes, both masks, dropout.
+//! Attention forward, over a cache, and backward: heads of several sizes and groups, both masks, windows, caps, dropout.
 
 use phalanx_tensor::arguments::{Dropout, Heads};
 use phalanx_tensor::{Category, DType, Device};
@@ -8,34 +8,40 @@ use super::bench::{Bench, FLOATS, Results, random, read, tolerance};
 struct Case {
     batch: usize,
     seq: usize,
-    heads: usize,
-    size: usize,
-    causal: bool,
+    heads: Heads,
     dropout: bool,
 }
 
-/// Heads that fill a tile and that do not, rows that are whole chunks of 16 bytes and that are not, several tiles of keys.
-const CASES: [Case; 6] = [
-    Case { batch: 2, seq: 5, heads: 2, size: 8, causal: true, dropout: false },
-    Case { batch: 1, seq: 70, heads: 2, size: 16, causal: true, dropout: true },
-    Case { batch: 1, seq: 67, heads: 3, size: 5, causal: false, dropout: true },
-    Case { batch: 1, seq: 130, heads: 1, size: 40, causal: true, dropout: false },
-    Case { batch: 1, seq: 40, heads: 1, size: 72, causal: false, dropout: false },
-    Case { batch: 1, seq: 200, heads: 1, size: 64, causal: true, dropout: false },
-];
+/// Heads that fill a tile and that do not, rows that are whole chunks of 16 bytes and that are not, several tiles of keys;
+/// groups of heads, alone and with windows and caps.
+fn cases() -> [Case; 9] {
+    let case = |batch, seq, heads: Heads, dropout| Case { batch, seq, heads, dropout };
+    let equal = Heads::equal;
+    let all = Heads { kv_heads: 1, window: Some(33), scale: 0.2, soft_cap: Some(1.5), ..equal(2, 24, true) };
+    [
+        case(2, 5, equal(2, 8, true), false),
+        case(1, 70, equal(2, 16, true), true),
+        case(1, 67, equal(3, 5, false), true),
+        case(1, 130, equal(1, 40, true), false),
+        case(1, 40, equal(1, 72, false), false),
+        case(1, 200, equal(1, 64, true), false),
+        case(2, 70, Heads { kv_heads: 2, ..equal(4, 16, true) }, true),
+        case(1, 150, all, false),
+        case(1, 150, Heads { causal: false, ..all }, true),
+    ]
+}
 
 fn run(device: &Device, dtype: DType, case: &Case) -> Results {
-    let Case { batch, seq, heads, size, causal, dropout } = *case;
-    let hidden = heads * size;
-    let dropout =
-        dropout.then_some(Dropout { p: 0.2, key: 11, first: 3, sample: (heads * seq * seq) as u64 });
-    let heads = Heads { heads, causal };
-    let qkv = random(device, dtype, &[batch, seq, 3 * hidden], 1);
+    let Case { batch, seq, heads, dropout } = *case;
+    let (width, hidden) = (heads.qkv_width(), heads.out_width());
+    let sample = (heads.heads * seq * seq) as u64;
+    let dropout = dropout.then_some(Dropout { p: 0.2, key: 11, first: 3, sample });
+    let qkv = random(device, dtype, &[batch, seq, width], 1);
     let mut out = random(device, dtype, &[batch, seq, hidden], 2);
     let mut lse = device.alloc(DType::F32, [batch, heads.heads, seq], Category::Workspace, "lse");
     device.attention(qkv.view(), heads, dropout, out.view_mut(), lse.view_mut());
     let dout = random(device, dtype, &[batch, seq, hidden], 3);
-    let mut dqkv = random(device, dtype, &[batch, seq, 3 * hidden], 4);
+    let mut dqkv = random(device, dtype, &[batch, seq, width], 4);
     let saved = [out.view(), lse.view(), dout.view()];
     device.attention_backward(qkv.view(), saved, heads, dropout, dqkv.view_mut());
     let all = [("out", &out), ("lse", &lse), ("dqkv", &dqkv)];
@@ -44,38 +50,41 @@ fn run(device: &Device, dtype: DType, case: &Case) -> Results {
 
 pub(super) fn attention_and_its_gradient(bench: &Bench) {
     for dtype in FLOATS {
-        for case in &CASES {
-            let Case { seq, size, causal, .. } = case;
+        for case in &cases() {
+            let Case { seq, heads, .. } = case;
             // Sums of probabilities that are rounded to the type, through two products.
             let tolerance = if dtype == DType::F32 { 2e-5 } else { 2.0 * tolerance(dtype) };
-            bench.compare(
-                &format!("{dtype:?}, {seq} positions, size {size}, causal {causal}"),
-                tolerance,
-                |device| run(device, dtype, case),
-            );
+            bench.compare(&format!("{dtype:?}, {seq} positions, {heads:?}"), tolerance, |device| {
+                run(device, dtype, case)
+            });
         }
     }
 }
 
 pub(super) fn cached_attention_has_the_bits_of_the_whole_sequence(bench: &Bench) {
-    let (seq, heads, size) = (70, 2, 8);
-    let hidden = heads * size;
-    let heads = Heads { heads, causal: true };
+    let equal = Heads::equal(2, 8, true);
+    for heads in [equal, Heads { kv_heads: 1, window: Some(20), soft_cap: Some(2.0), ..equal }] {
+        cached_attention(bench, heads);
+    }
+}
+
+fn cached_attention(bench: &Bench, heads: Heads) {
+    let (seq, width, hidden) = (70, heads.qkv_width(), heads.out_width());
     for dtype in FLOATS {
         let device = bench.card();
-        let qkv = random(device, dtype, &[1, seq, 3 * hidden], 1);
+        let qkv = random(device, dtype, &[1, seq, width], 1);
         let mut whole = random(device, dtype, &[1, seq, hidden], 2);
         let mut lse = device.alloc(DType::F32, [1, heads.heads, seq], Category::Workspace, "lse");
         device.attention(qkv.view(), heads, None, whole.view_mut(), lse.view_mut());
-        let mut cache = random(device, dtype, &[1, seq + 3, 2 * hidden], 3);
+        let mut cache = random(device, dtype, &[1, seq + 3, heads.cache_width()], 3);
         let mut cached = random(device, dtype, &[1, seq, hidden], 4);
         let first = 60;
         for rows in std::iter::once(0..first).chain((first..seq).map(|row| row..row + 1)) {
             let new = rows.len();
-            let part = qkv.view().range(rows.start * 3 * hidden..rows.end * 3 * hidden);
+            let part = qkv.view().range(rows.start * width..rows.end * width);
             let out = cached.view_mut().range(rows.start * hidden..rows.end * hidden);
             device.attention_cached(
-                part.reshape([1, new, 3 * hidden]),
+                part.reshape([1, new, width]),
                 heads,
                 rows.start,
                 cache.view_mut(),
@@ -87,9 +96,14 @@ pub(super) fn cached_attention_has_the_bits_of_the_whole_sequence(bench: &Bench)
         let expected = read(device, whole.view().range((seq - 1) * hidden..seq * hidden));
         let last = read(device, last.view());
         let [whole, cached] = [whole.view(), cached.view()].map(|view| read(device, view));
-        bench.check(&format!("over a cache, {dtype:?}"), 0.0, vec![("out", whole)], vec![("out", cached)]);
         bench.check(
-            &format!("of the last row, {dtype:?}"),
+            &format!("over a cache, {dtype:?}, {heads:?}"),
+            0.0,
+            vec![("out", whole)],
+            vec![("out", cached)],
+        );
+        bench.check(
+            &format!("of the last row, {dtype:?}, {heads:?}"),
             0.0,
             vec![("out", expected)],
             vec![("out", last)],

@@ -9,7 +9,11 @@ use super::bench::FLOATS;
 use crate::driver::{Context, usable_cards};
 use crate::error::Error;
 use crate::factory::Options;
-use crate::programs::{HEADS, Program, Source};
+use crate::programs::{AttentionForm, HEADS, Program, Source};
+
+/// Forms of attention that are compared.
+const GROUPED: AttentionForm = AttentionForm { grouped: true, windowed: false, capped: false };
+const ALL: AttentionForm = AttentionForm { grouped: true, windowed: true, capped: true };
 
 /// The programs of `kernels/table`: all kernels, in the types and sizes that training uses.
 pub fn of_tables() -> Vec<Program> {
@@ -33,7 +37,10 @@ pub fn of_tables() -> Vec<Program> {
         let sizes: &[usize] = if element == DType::BF16 { &[64, 128] } else { &[64] };
         for size in sizes {
             for source in [Source::Attention, Source::AttentionBackward] {
-                all.extend(Program::of(source, element).with_head(*size));
+                let plain = Program::of(source, element).with_head(*size);
+                all.extend(plain);
+                let with_all = element != DType::F16 && *size == 64;
+                all.extend(plain.filter(|_| with_all).map(|plain| Program { form: ALL, ..plain }));
             }
         }
     }
@@ -47,7 +54,11 @@ fn compared() -> Vec<Program> {
     for element in FLOATS {
         for head in &HEADS[..3] {
             for source in [Source::Attention, Source::AttentionBackward] {
-                all.extend(Program::of(source, element).with_head(*head as usize));
+                let plain = Program::of(source, element).with_head(*head as usize);
+                all.extend(plain);
+                // The comparisons of these forms have small heads.
+                let forms = [GROUPED, ALL].into_iter().filter(|_| *head == HEADS[0]);
+                all.extend(forms.flat_map(|form| plain.map(|plain| Program { form, ..plain })));
             }
         }
         for other in FLOATS {

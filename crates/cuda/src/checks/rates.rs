@@ -137,7 +137,7 @@ fn attention(device: &Device, sizes: Sizes, dtype: DType) -> Result<[Rate; 2], D
     let [mut out, dout] = [2, 3].map(|seed| numbers([batch, seq, hidden], seed));
     let mut dqkv = numbers([batch, seq, 3 * hidden], 4);
     let mut lse: Tensor = device.alloc(DType::F32, [batch, heads, seq], Category::Workspace, "lse");
-    let heads = Heads { heads, causal: true };
+    let heads = Heads::equal(heads, hidden / heads, true);
     let forward = seconds(device, calls, || {
         device.attention(qkv.view(), heads, None, out.view_mut(), lse.view_mut());
     })?;

@@ -9,7 +9,7 @@ use crate::launch::elementwise::kept;
 use crate::launch::products::PADDING;
 use crate::launch::{Issue, address, numbers};
 use crate::modules::Launch;
-use crate::programs::{HEADS, Program, Source};
+use crate::programs::{AttentionForm, HEADS, Program, Source};
 
 /// Threads of a block in the forward pass.
 const FORWARD_THREADS: u32 = 128;
@@ -70,26 +70,32 @@ impl HeadTiles {
 struct Extents {
     batch: usize,
     rows: usize,
-    hidden: usize,
-    heads: usize,
+    heads: Heads,
     size: usize,
-    causal: bool,
 }
 
 impl Extents {
-    fn new(qkv: View, Heads { heads, causal }: Heads) -> Extents {
-        let [batch, rows, hidden3] = qkv.dims();
-        let hidden = hidden3 / 3;
-        Extents { batch, rows, hidden, heads, size: hidden / heads, causal }
+    fn new(qkv: View, heads: Heads) -> Extents {
+        let [batch, rows, _] = qkv.dims();
+        Extents { batch, rows, heads, size: heads.head_dim }
     }
 
     fn pairs(&self) -> usize {
-        self.batch * self.heads
+        self.batch * self.heads.heads
     }
 
-    /// Factor that turns scores into exponents of 2.
-    fn factor(&self) -> f32 {
-        (std::f64::consts::LOG2_E / (self.size as f64).sqrt()) as f32
+    /// The last fields of `Extents` in `attention.cuh`, of an attention over so many keys.
+    fn scores(&self, keys: usize) -> [u64; 5] {
+        let Heads { kv_heads, causal, window, .. } = self.heads;
+        let [factor, tanh_factor] =
+            [self.heads.exponent_factor(), self.heads.tanh_factor().unwrap_or_default()].map(f32::to_bits);
+        let window = window.unwrap_or(keys).min(keys);
+        [causal.into(), factor.into(), kv_heads as u64, window as u64, tanh_factor.into()]
+    }
+
+    fn form(&self) -> AttentionForm {
+        let Heads { heads, kv_heads, window, soft_cap, .. } = self.heads;
+        AttentionForm { grouped: kv_heads < heads, windowed: window.is_some(), capped: soft_cap.is_some() }
     }
 }
 
@@ -123,7 +129,8 @@ impl Issue<'_> {
 
     /// The program of a file for heads of this size.
     fn attention_program(&self, source: Source, element: DType, e: &Extents) -> Result<Program, Error> {
-        let program = Program { tf32: self.tf32 && element == DType::F32, ..Program::of(source, element) };
+        let tf32 = self.tf32 && element == DType::F32;
+        let program = Program { tf32, form: e.form(), ..Program::of(source, element) };
         program.with_head(e.size).ok_or_else(|| {
             let max = HEADS[HEADS.len() - 1];
             Error::Unsupported(format!(
@@ -135,11 +142,12 @@ impl Issue<'_> {
 
     fn attention_forward(&mut self, o: AttentionForward) -> Result<(), Error> {
         let e = Extents::new(o.qkv, o.heads);
-        let part = (e.hidden * o.qkv.dtype().bytes()) as u64;
+        let (heads, width) = (o.heads, o.heads.qkv_width());
         let start = address(o.qkv);
+        let columns = [heads.out_width(), heads.out_width() + heads.cache_width() / 2];
         let keys = Keys {
-            at: [start + part, start + 2 * part],
-            strides: [3 * e.hidden, e.rows * 3 * e.hidden],
+            at: columns.map(|column| start + (column * o.qkv.dtype().bytes()) as u64),
+            strides: [width, e.rows * width],
             count: e.rows,
             past: 0,
         };
@@ -152,12 +160,13 @@ impl Issue<'_> {
         let (queries, before) = o.queries();
         let [_, capacity, _] = o.cache.dims();
         let program = self.attention_program(Source::Attention, o.qkv.dtype(), &e)?;
-        let arguments = numbers![o.qkv, &o.cache, e.batch, e.rows, e.hidden, o.past, capacity];
-        self.over_fours(program, "store_keys_values", e.batch * e.rows * 2 * e.hidden, arguments)?;
+        let (width, kept) = (o.heads.qkv_width(), o.heads.cache_width());
+        let arguments = numbers![o.qkv, &o.cache, e.batch, e.rows, width, kept, o.past, capacity];
+        self.over_fours(program, "store_keys_values", e.batch * e.rows * kept, arguments)?;
         let start = address(o.cache.as_view());
         let keys = Keys {
-            at: [start, start + (e.hidden * o.qkv.dtype().bytes()) as u64],
-            strides: [2 * e.hidden, capacity * 2 * e.hidden],
+            at: [start, start + (kept / 2 * o.qkv.dtype().bytes()) as u64],
+            strides: [kept, capacity * kept],
             count: o.past + e.rows,
             past: before,
         };
@@ -183,25 +192,29 @@ impl Issue<'_> {
             threads: FORWARD_THREADS,
             shared_bytes: tiles.forward_bytes(queries),
         };
-        let [row, sample] = keys.strides;
+        let ([row, sample], width) = (keys.strides, e.heads.qkv_width());
+        let [causal, factor, kv_heads, window, tanh_factor] = e.scores(keys.count);
         let arguments = numbers![
             qkv,
             keys.at[0],
             keys.at[1],
-            3 * e.hidden,
-            e.rows * 3 * e.hidden,
+            width,
+            e.rows * width,
             row,
             sample,
             out,
             log_sum_exp,
             e.pairs(),
-            e.heads,
+            e.heads.heads,
             e.size,
             e.rows,
             keys.count,
             keys.past,
-            e.causal,
-            e.factor()
+            causal,
+            factor,
+            kv_heads,
+            window,
+            tanh_factor
         ];
         let mut arguments = arguments.to_vec();
         if dropout.is_some() {
@@ -219,15 +232,18 @@ impl Issue<'_> {
         let tiles = HeadTiles::new(head, element);
         let rows = e.pairs() * e.rows;
         let delta = self.scratch(rows * size_of::<f32>())?;
-        let arguments = numbers![out, dout, delta, rows, e.rows, e.heads, e.size];
+        let arguments = numbers![out, dout, delta, rows, e.rows, e.heads.heads, e.size];
         self.over_rows(program, "attention_delta", rows, arguments)?;
         let dropout = o.dropout.filter(|dropout| dropout.p > 0.0);
-        let scale = 1.0 / (e.size as f32).sqrt();
+        let [causal, exponent, kv_heads, window, tanh_factor] = e.scores(e.rows);
         for kernel in backward_kernels(head, dropout.is_some()) {
+            // A block computes dq of a head of queries, or dk and dv of one of keys and values.
+            let of_queries = kernel.starts_with("attention_queries");
+            let units = if of_queries { e.pairs() } else { e.batch * e.heads.kv_heads };
             let launch = Launch {
                 program,
                 kernel,
-                grid: [(e.pairs() * e.rows.div_ceil(tiles.staying)) as u64, 1],
+                grid: [(units * e.rows.div_ceil(tiles.staying)) as u64, 1],
                 threads: tiles.backward_threads(),
                 shared_bytes: tiles.backward_bytes(),
             };
@@ -238,13 +254,16 @@ impl Issue<'_> {
                 log_sum_exp,
                 delta,
                 &o.dqkv,
-                e.pairs(),
-                e.heads,
+                units,
+                e.heads.heads,
                 e.size,
                 e.rows,
-                e.causal,
-                e.factor(),
-                scale,
+                causal,
+                exponent,
+                kv_heads,
+                window,
+                tanh_factor,
+                e.heads.scale,
                 key,
                 kept_min,
                 factor,

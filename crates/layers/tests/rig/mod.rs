@@ -32,7 +32,7 @@ pub fn linear(prefix: &str, inputs: usize, outputs: usize) -> Linear {
 }
 
 pub fn attention(p: f32) -> Attention {
-    let heads = Heads { heads: HEADS, causal: true };
+    let heads = Heads::equal(HEADS, HIDDEN / HEADS, true);
     Attention { heads, dropout: p, name: "attn".into(), first_head: 0, all_heads: HEADS }
 }
 

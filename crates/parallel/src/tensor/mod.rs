@@ -32,7 +32,7 @@ use phalanx_layers::{
     AnyLayer, Attention, Embedding, Head, Layer, Linear, LinearCrossEntropy, LinearGelu, Part,
 };
 use phalanx_plan::Stripe;
-use phalanx_tensor::Layout;
+use phalanx_tensor::{Heads, Layout};
 
 use column::ColumnParallel;
 use embedding::VocabularyEmbedding;
@@ -137,12 +137,16 @@ impl TensorParallel {
         Box::new(RowParallel::new(local, part, self.exchange.clone(), self.sequence))
     }
 
-    /// Attention over this rank's heads.
+    /// Attention over this rank's heads: those of queries, and the ones of keys and values that they read.
     pub fn attention(&self, attention: Attention) -> Attention {
         let (ranks, rank) = (self.ranks(), self.exchange.rank());
-        let all = attention.heads.heads;
-        assert!(all.is_multiple_of(ranks), "{all} heads over {ranks} ranks");
-        let heads = phalanx_tensor::Heads { heads: all / ranks, ..attention.heads };
+        let Heads { heads: all, kv_heads, .. } = attention.heads;
+        assert!(
+            all.is_multiple_of(ranks) && kv_heads.is_multiple_of(ranks),
+            "{all} heads of queries and {kv_heads} of keys and values over {ranks} tensor ranks: \
+             parallel.tensor must divide both"
+        );
+        let heads = Heads { heads: all / ranks, kv_heads: kv_heads / ranks, ..attention.heads };
         Attention { heads, first_head: rank * (all / ranks), all_heads: all, ..attention }
     }
 

@@ -49,7 +49,7 @@ pub fn paths(
     (attention, residual): P,
 ) -> [Vec<Box<dyn AnyLayer>>; 2] {
     let dropped = |layer, name: &str| Box::new(Dropped { layer, p: residual, name: name.into() });
-    let heads = Heads { heads: HEADS, causal: true };
+    let heads = Heads::equal(HEADS, HIDDEN / HEADS, true);
     let attention =
         Attention { heads, dropout: attention, name: "attn".into(), first_head: 0, all_heads: HEADS };
     let fc = LinearGelu { linear: linear("fc", HIDDEN, 4 * HIDDEN, layout), gelu: Gelu::Tanh };

@@ -18,7 +18,7 @@ pub use crate::{fold_row, sum_row};
 pub use avx2::Avx2;
 #[cfg(target_arch = "x86_64")]
 pub use avx512::Avx512;
-pub use rows::{exp, exp2, largest, load, max_row, store, sum};
+pub use rows::{exp, exp2, largest, load, max_row, store, sum, tanh};
 
 /// The NaN that [`Lanes::one_nan`] leaves.
 const ONE_NAN: f32 = f32::from_bits(0x7fc0_0000);
@@ -375,6 +375,73 @@ mod tests {
                     }
                 }
             }
+        }
+    }
+
+    vectorized!(fn exp2_all(x: &mut [f32]) = exp2_all_body);
+    #[inline(always)]
+    fn exp2_all_body<L: Lanes>(x: &mut [f32]) {
+        for x in x.chunks_exact_mut(16) {
+            // SAFETY: compiled for L; 16 numbers.
+            unsafe { L::store(x.as_mut_ptr(), exp2::<L>(L::load(x.as_ptr()))) };
+        }
+    }
+
+    #[test]
+    fn exp2_is_near_f64() {
+        for isa in Isa::ALL.map(|isa| isa.limit(Isa::detect())) {
+            let x: Vec<f32> = (0..1_600_000).map(|i| i as f32 * 1e-4 - 125.9).collect();
+            let mut y = x.clone();
+            exp2_all(isa, &mut y);
+            let mut worst = 0f64;
+            for (x, y) in x.iter().zip(&y) {
+                let exact = f64::from(*x).exp2();
+                let ulp = f64::from(f32::from_bits((exact as f32).to_bits() + 1)) - f64::from(exact as f32);
+                worst = worst.max((f64::from(*y) - exact).abs() / ulp);
+            }
+            println!("{}: {worst} ulp", isa.name());
+            assert!(worst < 2.5, "{}: {worst} ulp", isa.name());
+        }
+    }
+
+    #[test]
+    fn exp2_at_the_ends() {
+        for isa in Isa::ALL.map(|isa| isa.limit(Isa::detect())) {
+            let mut x = [-126.0; 16];
+            let ends = [0.0, -0.0, -1.0, 1.0, -126.1, -1e4, -1e10, -1e20, -1e30, f32::MIN, f32::NEG_INFINITY];
+            x[..ends.len()].copy_from_slice(&ends);
+            x[11] = f32::NAN;
+            exp2_all(isa, &mut x);
+            assert_eq!(x[..11], [1.0, 1.0, 0.5, 2.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]);
+            assert!(x[11].is_nan() && x[12] == f32::MIN_POSITIVE);
+        }
+    }
+
+    vectorized!(fn tanh_all(x: &mut [f32]) = tanh_all_body);
+    #[inline(always)]
+    fn tanh_all_body<L: Lanes>(x: &mut [f32]) {
+        for x in x.chunks_exact_mut(16) {
+            // SAFETY: compiled for L; 16 numbers.
+            unsafe { L::store(x.as_mut_ptr(), tanh::<L>(L::load(x.as_ptr()))) };
+        }
+    }
+
+    #[test]
+    fn tanh_is_near_f64() {
+        for isa in Isa::ALL.map(|isa| isa.limit(Isa::detect())) {
+            let x: Vec<f32> = (0..320_000).map(|i| (i as f32 - 160_000.0) * 1e-4).collect();
+            let mut y = x.clone();
+            tanh_all(isa, &mut y);
+            for (x, y) in x.iter().zip(&y) {
+                let exact = f64::from(*x).tanh();
+                let error = (f64::from(*y) - exact).abs() / f64::from(f32::EPSILON);
+                assert!(error <= 3.0 * exact.abs(), "{}: tanh({x}) = {y}, not {exact}", isa.name());
+            }
+            let mut ends = [f32::INFINITY; 16];
+            ends[..5].copy_from_slice(&[0.0, 1e-30, f32::NEG_INFINITY, -20.0, f32::NAN]);
+            tanh_all(isa, &mut ends);
+            assert_eq!((&ends[..4], ends[15]), (&[0.0, 1e-30, -1.0, -1.0][..], 1.0));
+            assert!(ends[4].is_nan());
         }
     }
 }

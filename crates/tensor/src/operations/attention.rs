@@ -23,17 +23,17 @@ family! {
 }
 
 operation! {
-    /// Softmax(q·kᵀ/sqrt(head)) · v in tiles (Dao et al., arXiv 2205.14135): no `[seq, seq]` matrix is stored.
+    /// Softmax(scale q·kᵀ) · v in tiles (Dao et al., arXiv 2205.14135): no `[seq, seq]` matrix is stored.
     /// With dropout the probabilities are dropped; that of (sample, head, key, query) has the number `first +
     /// sample * dropout.sample + (head * seq + key) * seq + query`.
     AttentionForward {
-        /// `[batch, seq, 3 * hidden]`: q, k, v side by side, each split into heads.
+        /// `[batch, seq, qkv_width]`: q, k, v side by side, each split into heads.
         qkv: View<'a>,
-        /// Number of heads, and the mask.
+        /// Heads, mask and scores.
         heads: Heads,
         /// Dropout of the probabilities.
         dropout: Option<Dropout>,
-        /// `[batch, seq, hidden]`, overwritten.
+        /// `[batch, seq, out_width]`, overwritten.
         out: ViewMut<'a>,
         /// `[batch, heads, seq]` f32, overwritten; backward reads it.
         log_sum_exp: ViewMut<'a>,
@@ -75,26 +75,26 @@ operation! {
     /// First stores k and v of the new positions. `out` has the bits of those rows of [`AttentionForward`] over all
     /// positions.
     AttentionCached {
-        /// `[batch, new, 3 * hidden]`: q, k, v of positions `past ..`.
+        /// `[batch, new, qkv_width]`: q, k, v of positions `past ..`.
         qkv: View<'a>,
-        /// Number of heads; the mask is causal.
+        /// Heads and scores; the mask is causal.
         heads: Heads,
         /// Positions that the cache holds. If there are any, `new` is 1.
         past: usize,
-        /// `[batch, capacity, 2 * hidden]`: k and v side by side. Rows `past .. past + new` are overwritten.
+        /// `[batch, capacity, cache_width]`: k and v side by side. Rows `past .. past + new` are overwritten.
         cache: ViewMut<'a>,
-        /// `[batch, new, hidden]`, overwritten; for one sample also `[1, 1, hidden]`: the last new position only.
+        /// `[batch, new, out_width]`, overwritten; for one sample also `[1, 1, out_width]`: the last new position only.
         out: ViewMut<'a>,
     }
 }
 
 impl<'a> AttentionCached<'a> {
-    /// q, k and v of the rows that `out` has, `[batch, last, 3 * hidden]`, and how many positions are before them.
+    /// q, k and v of the rows that `out` has, `[batch, last, qkv_width]`, and how many positions are before them.
     pub fn queries(&self) -> (View<'a>, usize) {
-        let ([batch, new, hidden3], [_, last, _]) = (self.qkv.dims(), self.out.dims());
+        let ([batch, new, width], [_, last, _]) = (self.qkv.dims(), self.out.dims());
         let earlier = new - last;
         let elements = self.qkv.elements();
-        let queries = self.qkv.range(earlier * hidden3..elements).reshape([batch, last, hidden3]);
+        let queries = self.qkv.range(earlier * width..elements).reshape([batch, last, width]);
         (queries, self.past + earlier)
     }
 }
@@ -104,15 +104,15 @@ impl Describe for AttentionCached<'_> {
 
     fn check(&self) {
         let AttentionCached { qkv, heads, past, cache, out } = self;
-        let ([batch, new, hidden3], [batches, capacity, hidden2]) = (qkv.dims(), cache.dims());
-        let hidden = hidden3 / 3;
+        let ([batch, new, width], [batches, capacity, columns]) = (qkv.dims(), cache.dims());
+        heads.check();
         assert!(heads.causal, "a cache holds earlier positions, which a causal mask shows: {heads:?}");
-        assert!(hidden3 == 3 * hidden && hidden % heads.heads == 0, "{hidden3} for {heads:?}");
-        assert_eq!((batches, hidden2), (batch, 2 * hidden), "{cache:?} for {qkv:?}");
+        assert_eq!(width, heads.qkv_width(), "{qkv:?} for {heads:?}");
+        assert_eq!((batches, columns), (batch, heads.cache_width()), "{cache:?} for {qkv:?}");
         assert!(past + new <= capacity, "{past} + {new} positions in {cache:?}");
         assert!(*past == 0 || new == 1, "{new} positions after {past}: one at a time");
         let [samples, last, columns] = out.dims();
-        assert_eq!((samples, columns), (batch, hidden), "{out:?} for {qkv:?}");
+        assert_eq!((samples, columns), (batch, heads.out_width()), "{out:?} for {qkv:?}");
         assert!(
             last == new || [batch, last] == [1, 1],
             "{last} of {new} rows of {batch} samples: all, or the last"
@@ -121,13 +121,13 @@ impl Describe for AttentionCached<'_> {
     }
 
     fn price(&self) -> Price {
-        let AttentionCached { qkv, past, cache, out, .. } = self;
-        let ([batch, new, hidden3], [_, _, hidden2]) = (qkv.dims(), cache.dims());
-        let (hidden, keys) = (hidden3 / 3, past + new);
-        let [_, last, _] = out.dims();
-        let pairs = last * (keys - last) + last * (last + 1) / 2;
-        let read = batch * keys * hidden2 * cache.dtype().bytes();
-        let flops = FORWARD_PRODUCTS * 2 * batch * pairs * hidden;
+        let AttentionCached { qkv, heads, past, cache, out } = self;
+        let ([batch, new, _], [_, last, _]) = (qkv.dims(), out.dims());
+        let (keys, window) = (past + new, heads.window.unwrap_or(usize::MAX));
+        let pairs: usize = (0..last).map(|row| (keys - row).min(window)).sum();
+        let keys = keys.min(window.saturating_add(last - 1));
+        let read = batch * keys * heads.cache_width() * cache.dtype().bytes();
+        let flops = FORWARD_PRODUCTS * 2 * batch * pairs * heads.out_width();
         Price::product(qkv.dtype(), flops, qkv.bytes() + read + out.bytes()).of_forward()
     }
 
@@ -148,15 +148,15 @@ operation! {
     /// The gradient of [`AttentionForward`]; probabilities are computed again from the row statistics, and dropped
     /// again.
     AttentionBackward {
-        /// The input of the forward pass, `[batch, seq, 3 * hidden]`.
+        /// The input of the forward pass, `[batch, seq, qkv_width]`.
         qkv: View<'a>,
-        /// out and log_sum_exp of the forward pass, and dout `[batch, seq, hidden]`.
+        /// out and log_sum_exp of the forward pass, and dout `[batch, seq, out_width]`.
         saved: [View<'a>; 3],
-        /// Number of heads, and the mask.
+        /// Heads, mask and scores.
         heads: Heads,
         /// Dropout of the forward pass.
         dropout: Option<Dropout>,
-        /// `[batch, seq, 3 * hidden]`, overwritten.
+        /// `[batch, seq, qkv_width]`, overwritten. dk and dv are sums over the query heads that read them, in order.
         dqkv: ViewMut<'a>,
     }
 }
@@ -199,8 +199,8 @@ impl Describe for AttentionBackward<'_> {
 }
 
 impl Device {
-    /// Attention in tiles: no `[seq, seq]` matrix is stored. qkv `[batch, seq, 3*hidden]`, out
-    /// `[batch, seq, hidden]`, log_sum_exp `[batch, heads, seq]` f32.
+    /// Attention in tiles: no `[seq, seq]` matrix is stored. qkv `[batch, seq, qkv_width]`, out
+    /// `[batch, seq, out_width]`, log_sum_exp `[batch, heads, seq]` f32.
     #[track_caller]
     pub fn attention(
         &self,
@@ -214,8 +214,8 @@ impl Device {
     }
 
     /// Causal attention of the new positions `past ..` over all positions so far. Stores their keys and values in
-    /// `cache` `[batch, capacity, 2*hidden]`; qkv `[batch, new, 3*hidden]`, out `[batch, new, hidden]`, or
-    /// `[1, 1, hidden]` for the last position only.
+    /// `cache` `[batch, capacity, cache_width]`; qkv `[batch, new, qkv_width]`, out `[batch, new, out_width]`, or
+    /// `[1, 1, out_width]` for the last position only.
     #[track_caller]
     pub fn attention_cached(&self, qkv: View, heads: Heads, past: usize, cache: ViewMut, out: ViewMut) {
         self.run(AttentionCached { qkv, heads, past, cache, out });
@@ -237,14 +237,15 @@ impl Device {
 
 #[track_caller]
 fn check_extents(qkv: View, heads: Heads, [out, log_sum_exp]: [usize; 2]) {
-    let [batch, seq, hidden3] = qkv.dims();
-    let hidden = hidden3 / 3;
-    assert!(hidden3 == 3 * hidden && hidden % heads.heads == 0, "{hidden3} for {heads:?}");
-    assert_eq!([out, log_sum_exp], [batch * seq * hidden, batch * heads.heads * seq]);
+    let [batch, seq, width] = qkv.dims();
+    heads.check();
+    assert_eq!(width, heads.qkv_width(), "{qkv:?} for {heads:?}");
+    assert_eq!([out, log_sum_exp], [batch * seq * heads.out_width(), batch * heads.heads * seq]);
 }
 
 /// Operations of one of the matrix products of an attention; half of them under a causal mask.
 fn product_flops(qkv: View, heads: Heads) -> usize {
-    let [batch, seq, hidden3] = qkv.dims();
-    2 * batch * seq * seq * (hidden3 / 3) / (1 + heads.causal as usize)
+    let [batch, seq, _] = qkv.dims();
+    let window = heads.window.unwrap_or(seq).min(seq);
+    2 * batch * window * (2 * seq - window) * heads.out_width() / (1 + usize::from(heads.causal))
 }

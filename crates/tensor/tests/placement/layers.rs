@@ -115,7 +115,7 @@ fn attention() {
         let right = words.is_empty();
         let qkv = placed(&device, "qkv", &[2, 4, 24], qkv);
         let (mut y, mut sums) = (tensor(&device, "out", &[2, 4, 8]), tensor(&device, "lse", &[2, 4, 4]));
-        let heads = Heads { heads: 4, causal: true };
+        let heads = Heads::equal(4, 2, true);
         device.attention(qkv.view(), heads, None, y.view_mut(), sums.view_mut());
         assert_eq!([of(&device, &y), of(&device, &sums)], [out, statistics], "{row}");
         if right {

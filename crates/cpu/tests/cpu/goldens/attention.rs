@@ -5,8 +5,8 @@ use phalanx_tensor::{DType, Device, Heads, Tensor};
 use super::case::{Case, each_case, poisoned};
 
 fn heads(case: &Case) -> Heads {
-    let [_, heads, _] = case.dims("log_sum_exp");
-    Heads { heads, causal: case.name().ends_with("causal") }
+    let ([_, heads, _], [_, _, hidden]) = (case.dims("log_sum_exp"), case.dims("out"));
+    Heads::equal(heads, hidden / heads, case.name().ends_with("causal"))
 }
 
 /// out, log_sum_exp.
