@@ -229,9 +229,7 @@ impl Spec {
     ) -> Result<(Spec, Network), SpecError> {
         config.check()?;
         let (model, seq) = (model.dropping(config.model.dropouts()), config.model.seq);
-        let network = model.network(&TensorParallel::solo(), checkpointing(config));
-        let trainable = Trainable::of(&config.model, &network)?;
-        let network = trainable.applied_to(network);
+        let (network, trainable) = whole_network(config, &*model)?;
         let (mesh, schedule, placement) = (config.mesh()?, config.schedule()?, config.placement_rule()?);
         config.check_work(mesh, &model.shape(), network.elements() as u64, evaluated)?;
         let chunk_size = chunk_size(config, model.shape().hidden);
@@ -387,6 +385,13 @@ impl Spec {
     pub fn tokens_per_step(&self) -> u64 {
         (self.micro_batch_size * self.micro_batches * self.mesh.data * self.seq) as u64
     }
+}
+
+/// The whole network of a model, of which the configuration freezes some parameters.
+fn whole_network(config: &RunConfig, model: &dyn Model) -> Result<(Network, Trainable), ConfigError> {
+    let network = model.network(&TensorParallel::solo(), checkpointing(config));
+    let trainable = Trainable::of(&config.model, &network)?;
+    Ok((trainable.applied_to(network), trainable))
 }
 
 /// The sizes of the parameters of a network.

@@ -211,7 +211,7 @@ pub unsafe fn tanh<L: Lanes>(x: L::V) -> L::V {
         let x = L::max(L::splat(-9.5), L::min(L::splat(9.5), x));
         let square = L::mul(x, x);
         let mut p = L::splat(-5.704_988_7e-3);
-        for c in [2.063_908_9e-2, -5.373_971_6e-2, 1.333_144_2e-1, -3.333_328_2e-1] {
+        for c in [2.063_909e-2, -5.373_971_6e-2, 1.333_144_2e-1, -3.333_328e-1] {
             p = L::mul_add(p, square, L::splat(c));
         }
         let near = L::mul_add(L::mul(p, square), x, x);
