@@ -301,7 +301,7 @@ impl StepProfile {
     }
 }
 
-/// Sizes of a kernel that take less than this share of a step each are one row for people.
+/// Sizes of a kernel below this share of a step are merged into one row of the table.
 const SMALL: f64 = 1e-3;
 
 /// A row for people: sums over its calls.

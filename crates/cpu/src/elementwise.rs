@@ -1,4 +1,4 @@
-//! fill, copy, convert, add: bound by memory; cut into pieces so that two cores pull. Other kernels read and
+//! fill, copy, convert, add: bound by memory, and split over threads. Other kernels read and
 //! write their rows with the loops of this file.
 
 use std::ops::Range;

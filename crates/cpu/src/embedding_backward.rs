@@ -2,7 +2,7 @@
 //!
 //! Rows of dy are sorted by the row of the table that they belong to; a task sums those of one after the other, in
 //! the order in which they lie, in f32, and writes the table's row once. So a row's sum has one order whatever the
-//! threads, and one rounding whatever the type. A table of two rows has all of dy behind them: those are summed
+//! threads, and one rounding whatever the type. With two rows (token types), each sums about half of dy: they are summed
 //! like the gradient of a bias ([`bias`](crate::bias)).
 
 use phalanx_tensor::arguments::Lookup;

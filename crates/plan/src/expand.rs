@@ -393,7 +393,7 @@ impl<'a> Expansion<'a> {
         later.or_else(recorded)
     }
 
-    /// What a step of the new trace, which made `first` first, made in the place of what `maker` made.
+    /// The object that the copied step, whose first object is `first`, created where the recorded step created `maker`.
     fn find(&self, kind: usize, first: u32, maker: &Maker) -> Option<u32> {
         let is_it = |new: &u32| {
             let same = self.origin(kind, *new).is_some_and(|origin| origin.ordinal == maker.ordinal);
@@ -409,7 +409,7 @@ impl<'a> Expansion<'a> {
         likely.or_else(of_step)
     }
 
-    /// What was recorded where a number of the new trace comes from.
+    /// The recorded creator of object `new`.
     fn origin(&self, kind: usize, new: u32) -> Option<&Maker> {
         let index = new.checked_sub(self.origin_first[kind])?;
         self.origins[kind].get(index as usize).map(|origin| &self.makers[kind][*origin])

@@ -165,7 +165,7 @@ pub enum Lookup {
         /// Tokens that there are in all; a larger one is a mistake, and panics.
         vocab: usize,
     },
-    /// Row 0 or 1; a row that the table has not panics.
+    /// Row 0 or 1. Panics if the table has no such row.
     Type,
 }
 
@@ -236,8 +236,8 @@ pub struct Dropout {
     pub key: u64,
     /// Counter of element 0: where this tensor starts in that of the whole batch.
     pub first: u64,
-    /// Elements from one sample to the next in that numbering. Only attention asks, which may have but some of
-    /// the heads of every sample; a plain dropout numbers its elements in order.
+    /// Stride between samples in that numbering. Attention uses it, of which a rank may hold some heads only; a plain
+    /// dropout numbers its elements in order.
     pub sample: u64,
 }
 

@@ -4,7 +4,7 @@
 //! say it of what comes from outside ([`Device::place`]: parameters, batches); each operation checks what it
 //! reads and marks what it writes (`operations`, by the rules of `rules`), and so does each collective of a
 //! recording group. What does not fit is a [`phalanx_trace::Fault`] of the trace. An axis along which nothing
-//! was ever placed is not checked, so that runs that say nothing pay nothing and hear nothing.
+//! was ever placed is not checked, so runs without placements are neither checked nor slowed.
 
 pub(crate) mod marks;
 pub(crate) mod rules;

@@ -1,4 +1,4 @@
-//! Where the parts of a tensor are: per axis of the mesh, the same on all ranks, cut, or a sum to be taken.
+//! The placement of a tensor: for each axis of the mesh, replicated, sharded, or a partial sum.
 //!
 //! The idea is GSPMD's (Xu et al., arXiv 2105.04663) and DTensor's, but here nothing is derived from it: code
 //! that was written by hand is checked against it in the dry run, and what does not fit is a [`Fault`].

@@ -116,7 +116,7 @@ pub enum Origin {
     None,
     /// The size that pads least in Gemini's search.
     Search,
-    /// The size that pads least of those from half of a part of a stage up to that part.
+    /// The size with the least padding, from half of a part of a stage up to that part.
     Range,
     /// The size in `memory.chunk`.
     Fixed,

@@ -115,8 +115,8 @@ impl Rank {
         Ok(outcome)
     }
 
-    /// Ends updates within backward; `applies` says that the norm is finite. Where this rank has stopped them, it is not, so that all
-    /// ranks stop; but for a copy of a gradient that only another tensor-parallel rank counts in the norm: there this rank ends the job.
+    /// Ends updates within backward; `applies` says that the norm is finite. If a replicated gradient that this rank does
+    /// not count in the norm is not finite, the norm cannot show it: then this rank aborts the job.
     fn finish_updates(&mut self, number: u64, applies: bool) -> Result<(), CollectiveError> {
         self.updated_in_part = self.updated_in_part.or((!applies).then_some(number));
         self.not_finite = None;

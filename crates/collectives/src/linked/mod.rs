@@ -4,7 +4,7 @@
 //! notice ranks that stop or fail. Where it would move bytes, the device's link does (`steps.rs` has the steps of each call). Sums have the
 //! order of [`phalanx_simd::sums`], so the bits are those of every other transport.
 //!
-//! A call begins after what the device was given before. Who waits for it is blocked until all ranks make it and its steps are issued;
+//! A call runs after all work issued earlier. Waiting for it blocks until all ranks have made the call and its steps are issued;
 //! from there on, the device's compute stream waits in the host's place, where the device can order them ([`Links::follow`]), and the
 //! thread of the group looks whether the call comes to its end. One that fails then is a failure of the device: the next wait of the host
 //! returns it, as does the next call of the group.
@@ -58,7 +58,7 @@ struct Linked {
 /// Elements that each rank sends to each other one when a group is connected.
 const WARM_UP: usize = 256;
 
-/// How long who waits for a call sleeps between two looks whether its steps are issued.
+/// Polling interval while waiting for the steps of a call to be issued.
 const ISSUED_NAP: Duration = Duration::from_micros(20);
 
 impl Group for Linked {

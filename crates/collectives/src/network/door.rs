@@ -38,7 +38,7 @@ impl LineKey {
         numbers.as_flattened().try_into().expect("4 numbers of 4 bytes")
     }
 
-    /// None for a hello of a peer that this rank of the job has no place for.
+    /// None if the peer is not a member of this job.
     fn from_hello(hello: &[u8], network: &Network, own: usize) -> Option<LineKey> {
         let numbers: [u8; 16] = hello.try_into().ok()?;
         let number = |at: usize| u32::from_le_bytes([0, 1, 2, 3].map(|i| numbers[4 * at + i])) as usize;

@@ -3,7 +3,7 @@
 //! Either the owner thread takes the next call, which overlaps it with the submitter's computation, or
 //! a caller who waits runs what is left of the queue up to its own call itself, without a hand-over.
 //! Without overlap the submitter runs its call at once and there is no thread. One flag, `running`,
-//! says that somebody is at it; everybody else sleeps. A call is bounded by the channel's deadline, and
+//! says that a thread executes a call; the others sleep. A call is bounded by the channel's deadline, and
 //! so is every sleep here.
 
 use std::collections::VecDeque;

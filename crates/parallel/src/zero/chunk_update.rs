@@ -1,4 +1,4 @@
-//! The update of one chunk, on the device or on the host: what updates behind backward and within it share.
+//! Updates one chunk, on the device or on the host: after backward, or within it (`update_in_backward`).
 
 use phalanx_collectives::CollectiveError;
 use phalanx_tensor::View;

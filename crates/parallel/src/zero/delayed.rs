@@ -4,8 +4,8 @@
 //! and runs beside forward and backward of step t + 1, which so compute with parameters that lack one update. Gradients have
 //! two places in host memory: the update reads one of them while backward writes the other.
 //!
-//! All steps allocate and send alike, also the first one, which finds no update that runs. The dry run finishes each update in
-//! its own step, and records so what every later step does.
+//! The first step has no pending update, but allocates and sends what every other step does. The dry run finishes each update in its
+//! own step, which records the same.
 
 use phalanx_collectives::CollectiveError;
 use phalanx_tensor::{Category, DType, Device, Memory, PendingCopy, PendingHostWork, Tensor, View};

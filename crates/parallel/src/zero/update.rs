@@ -20,8 +20,8 @@ const WINDOW: usize = 1 << 20;
 pub(super) struct Step {
     pub(super) number: u64,
     pub(super) lr: f32,
-    /// False for an update within backward that found a number that is not finite: tiles come and go, and none changes (rounded
-    /// parameters are written again).
+    /// False after a gradient that is not finite, in updates within backward: tiles are still moved, as planned, but no parameter
+    /// changes (rounded ones are written again).
     pub(super) applies: bool,
 }
 

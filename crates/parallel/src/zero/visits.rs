@@ -34,8 +34,8 @@ pub(super) struct Visits {
     pub(super) fetched: usize,
     /// How many tiles arrive, and how many return, while the update works on another one.
     pub(super) window: Window,
-    /// With updates within backward: of how many tiles the parameters have begun to arrive, since backward of a chunk reads
-    /// them until its update.
+    /// With updates within backward: number of tiles whose parameters are being fetched or have come. Backward of a chunk reads its
+    /// parameters until its update.
     pub(super) joined: Option<usize>,
     /// Tiles that arrive: for each, its slots.
     pub(super) arriving: VecDeque<Vec<(usize, Coming)>>,

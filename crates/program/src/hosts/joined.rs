@@ -195,7 +195,7 @@ fn lead(
     ended
 }
 
-/// What a launcher has to hand over for several hosts, and how: the words that are missing.
+/// Error text: the variables that several hosts need and that are missing, and how this launcher passes them.
 fn missing(launcher: ForeignLauncher, rendezvous: bool, secret: bool) -> String {
     let lacks = match (rendezvous, secret) {
         (true, true) => "know neither where host 0 is nor a secret",

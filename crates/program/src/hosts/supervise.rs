@@ -42,7 +42,7 @@ const HOSTFILE_BYTES: u64 = 16 << 20;
 /// Time that the other launchers have to end after that of host 0 has: their ranks have a second, and five after SIGKILL.
 const LEAVE: Duration = Duration::from_secs(8);
 
-/// The same after it was killed, or was asked to stop: those that knew it end at once, those that still wait for it would wait in vain.
+/// The same after a launcher was killed or was asked to stop: launchers that still wait for it have this long to end.
 const LEAVE_SOON: Duration = Duration::from_secs(2);
 
 /// Time for what a launcher has written last; another process that it has started may hold its output open.

@@ -6,7 +6,7 @@
 //!
 //! - a factor may not be a partial sum: it would be read before it is reduced;
 //! - at most one letter is sharded, and it is in every factor that has it;
-//! - results that have the sharded letter are sharded in it, those that have it not are partial sums;
+//! - results that have the sharded letter are sharded in it, results without it are partial sums;
 //! - what is added must be placed as the result is; a vector without the sharded letter is replicated.
 //!
 //! After a fault the operation goes on as if it had been right, so that one mistake is one fault.
