@@ -70,7 +70,7 @@ impl Spec {
                     for chunks in stage_chunks(&self, first_rank(&self, pipeline), make_rank) {
                         let keeps_gradients = !self.update_in_backward;
                         self.residence[chunks.index] =
-                            of_fractions(&chunks.elements, fractions, keeps_gradients);
+                            of_fractions((&chunks.elements, chunks.trained), fractions, keeps_gradients);
                     }
                 }
             }
@@ -111,8 +111,12 @@ fn stage_chunks(spec: &Spec, rank: usize, make_rank: &MakeRank) -> Vec<StageChun
 }
 
 /// Memories by fractions of bytes, spread over the chunks: the bytes elsewhere differ from the fraction by half a chunk at
-/// most.
-fn of_fractions(elements: &[u64], fractions: Fractions, keeps_gradients: bool) -> Residence {
+/// most. The first `trained` chunks alone have optimizer states.
+fn of_fractions(
+    (elements, trained): (&[u64], usize),
+    fractions: Fractions,
+    keeps_gradients: bool,
+) -> Residence {
     let Fractions { away, sharded, parameters, optimizer } = fractions;
     let memory = |leaves: bool| if leaves { away } else { Memory::Device };
     // Gradients go where the update of their chunk finds the states.
@@ -120,7 +124,8 @@ fn of_fractions(elements: &[u64], fractions: Fractions, keeps_gradients: bool) -
         let gradients = if keeps_gradients { optimizer } else { Memory::Device };
         ChunkResidence { parameters, gradients, optimizer }
     };
-    let chunks = spread(elements, parameters).zip(spread(elements, optimizer));
+    let of_trained = spread(&elements[..trained], optimizer).chain(std::iter::repeat(false));
+    let chunks = spread(elements, parameters).zip(of_trained);
     let chunks = chunks.map(|(parameters, optimizer)| of_chunk((memory(parameters), memory(optimizer))));
     let whole = (0..).zip(spread(elements, sharded)).filter(|(_, sharded)| !sharded).map(|(chunk, _)| chunk);
     Residence::of_chunks(chunks.collect(), ChunkResidence::DEVICE).with_whole(whole)
@@ -433,17 +438,20 @@ mod tests {
     #[test]
     fn fractions_are_those_of_bytes_up_to_half_a_chunk() {
         let elements = [100, 7, 3, 40, 40, 40, 1, 60, 9];
-        let total: u64 = elements.iter().sum();
-        for tenths in 0..=10 {
+        for (tenths, trained) in (0..=10).flat_map(|tenths| [(tenths, elements.len()), (tenths, 6)]) {
             let fraction = f64::from(tenths) / 10.0;
             let fractions =
                 Fractions { away: Memory::Host, sharded: fraction, parameters: 0.0, optimizer: fraction };
-            let residence = of_fractions(&elements, fractions, true);
+            let residence = of_fractions((&elements, trained), fractions, true);
             let is_away = |chunk: usize| residence.of(chunk).optimizer == Memory::Host;
+            let total: u64 = elements[..trained].iter().sum();
             let away: u64 =
                 (0..elements.len()).filter(|chunk| is_away(*chunk)).map(|chunk| elements[chunk]).sum();
             assert!((away as f64 - fraction * total as f64).abs() <= 50.0, "{fraction}: {away} of {total}");
-            assert!((0..elements.len()).all(|chunk| residence.is_whole(chunk) != is_away(chunk)));
+            assert!(
+                (0..elements.len()).all(|chunk| residence.is_whole(chunk) != is_away(chunk)) || trained == 6
+            );
+            assert!((trained..elements.len()).all(|chunk| !is_away(chunk)), "frozen chunks have no states");
             assert!(tenths > 0 || away == 0);
             assert!(tenths < 10 || away == total);
             assert!((0..elements.len()).all(|chunk| residence.of(chunk).parameters == Memory::Device));
