@@ -23,11 +23,6 @@ impl<'a> Call<'a> {
     pub fn new(parameters: Parameters<'a>, x: Activation) -> Call<'a> {
         Call { parameters, x, sum: None, input_wanted: true }
     }
-
-    /// Whether backward has anything to compute: dx, or the gradient of a parameter.
-    pub fn is_differentiated(&self) -> bool {
-        self.input_wanted || self.parameters.are_trained()
-    }
 }
 
 /// The parameters of a layer, and in backward the memory of the gradients of those that are trained.

@@ -48,22 +48,21 @@ impl Program {
         Program { steps, incoming, depth: depth.max(1) }
     }
 
-    /// The same program without backward of the stages before `lowest`, which train nothing.
-    #[must_use]
-    pub fn with_backward_from(self, lowest: usize) -> Program {
-        let is_run = |step: &Step| match step {
-            Step::Compute(action) => action.kind == Kind::Forward || action.stage >= lowest,
-            Step::Send { message, .. } | Step::Recv { message, .. } => {
-                message.forward || message.stage_to >= lowest
-            }
-        };
-        Program::of(self.steps.into_iter().filter(is_run).collect(), self.depth)
-    }
-
     /// What it does, in order.
     pub fn steps(&self) -> &[Step] {
         &self.steps
     }
+}
+
+/// The steps of `rank` in a checked schedule, without backward of the stages before `lowest`, which train nothing.
+pub fn steps_with_backward_from(schedule: &Schedule, rank: usize, lowest: usize) -> Vec<Step> {
+    let is_run = |step: &Step| match step {
+        Step::Compute(action) => action.kind == Kind::Forward || action.stage >= lowest,
+        Step::Send { message, .. } | Step::Recv { message, .. } => {
+            message.forward || message.stage_to >= lowest
+        }
+    };
+    lower_rank(schedule, rank).into_iter().filter(is_run).collect()
 }
 
 /// Assigns a group to each channel of a schedule: two channels of one rank never share a group.

@@ -1,9 +1,10 @@
 //! The chunk layout: where each parameter lies.
 //!
 //! Parameters in execution order form one flat canonical space in which each starts at a multiple of
-//! [`BLOCK`] elements; trained parameters come before frozen ones. That space depends on the model alone, so norms taken block by
-//! block are the same for every chunk size and world. Chunks are consecutive spans of it: a parameter is never split,
-//! one larger than a chunk gets its own, a chunk holds trained parameters or frozen ones, and every chunk is a whole number of blocks on every rank.
+//! [`BLOCK`] elements; trained parameters come before frozen ones. That space depends on the model and on what is trained alone, so
+//! norms taken block by block are the same for every chunk size and world. Chunks are consecutive spans of it: a parameter is never
+//! split, one larger than a chunk gets its own, a chunk holds trained parameters or frozen ones, and every chunk is a whole number
+//! of blocks on every rank.
 //!
 //! ```text
 //! canonical  | wte ............ | wpe .. | h0 ... | h1 ... | h2 ... | ln |
@@ -178,7 +179,9 @@ fn pack(parameters: &[ParameterSize], padded: &[u64], size: u64, unit: u64) -> C
     // Elements in use of the last chunk, if more may follow in it.
     let mut open: Option<u64> = None;
     for (parameter, (given, &padded)) in parameters.iter().zip(padded).enumerate() {
-        let is_first_frozen = parameter > 0 && parameters[parameter - 1].trained != given.trained;
+        let before = parameter.checked_sub(1).map_or(given.trained, |before| parameters[before].trained);
+        assert!(before || !given.trained, "{}: trained parameters come first", given.name);
+        let is_first_frozen = before != given.trained;
         let begins = given.alone || is_first_frozen;
         let offset = match open {
             Some(used) if used + padded <= size && !begins => used,

@@ -9,7 +9,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use phalanx_collectives::CollectiveError;
-use phalanx_plan::pipeline::{Abridged, abridge, lower_rank};
+use phalanx_parallel::pipeline::steps_with_backward_from;
+use phalanx_plan::pipeline::{Abridged, abridge};
 use phalanx_plan::{Stage, use_order};
 use phalanx_tensor::Device;
 use phalanx_trace::{PhaseName, Trace};
@@ -28,7 +29,7 @@ pub type MakeRank<'a> = dyn Fn(Device, Groups, &Spec, &Orders) -> Result<Rank, C
 impl Spec {
     /// The specification of a dry run that leaves out repeated micro-batches, at a coordinate of the pipeline.
     fn abridged(&self, pipeline: usize) -> Option<Spec> {
-        let short = |schedule| abridge(&lower_rank(schedule, pipeline));
+        let short = |schedule| abridge(&steps_with_backward_from(schedule, pipeline, self.lowest_stage));
         let (step, evaluation) = (short(&self.schedule), short(&self.evaluation));
         if step.is_none() && evaluation.is_none() {
             return None;
@@ -198,6 +199,8 @@ mod tests {
         config.batch.global = 2 * data * micro_batches;
         (config.model.layers, config.model.hidden, config.model.heads, config.model.seq) = (8, 16, 2, 8);
         config.model.dropout = [0.0, 0.1][pick(2)];
+        let trained: [&[&str]; 3] = [&[], &["*.h.7.*", "*.ln_f.*"], &["*.bias"]];
+        config.model.trainable = trained[pick(3)].iter().map(|pattern| pattern.to_string()).collect();
         config.train.threads = Some(1);
         let model = Gpt2::new(ModelShape { layers: 8, hidden: 16, heads: 2, vocab: 50, positions: 8 });
         let evaluated = 2 * data * pick(20);

@@ -14,7 +14,7 @@ use phalanx_models::{Model, Objective};
 use phalanx_optim::loss_scale::Dynamic;
 use phalanx_optim::{LearningRate, LossScaling, Optimizer, UpdateRule};
 use phalanx_parallel::TensorParallel;
-use phalanx_parallel::pipeline::Program;
+use phalanx_parallel::pipeline::{Program, steps_with_backward_from};
 use phalanx_parallel::zero::Residence;
 use phalanx_plan::{
     ChunkError, ChunkLayout, ChunkSize, CutError, Mesh, ParameterSize, Precision,
@@ -337,11 +337,11 @@ impl Spec {
     pub(crate) fn programs(&self, pipeline: usize) -> [Program; 2] {
         let short = self.abridged.as_deref();
         let program = |abridged: Option<&Abridged>, schedule: &PipelineSchedule, depth| {
-            let all = match abridged {
-                Some(abridged) => Program::of(abridged.steps.clone(), depth),
-                None => Program::new(schedule, pipeline, depth),
+            let steps = match abridged {
+                Some(abridged) => abridged.steps.clone(),
+                None => steps_with_backward_from(schedule, pipeline, self.lowest_stage),
             };
-            all.with_backward_from(self.lowest_stage)
+            Program::of(steps, depth)
         };
         let [step, evaluation] = self.depths;
         [
