@@ -80,9 +80,9 @@ impl Network {
             .map(|spec| ParameterSpec { trained: spec.trained && !is_frozen(spec), ..spec.clone() });
         let specs: Vec<ParameterSpec> = specs.collect();
         let order = trained_first(0..specs.len(), |p| specs[*p].trained);
-        let place =
-            |p: &usize| order.iter().position(|other| other == p).expect("every parameter has a place");
-        let uses = uses.iter().map(|block| block.iter().map(place).collect()).collect();
+        let mut place = vec![0; order.len()];
+        order.iter().enumerate().for_each(|(at, p)| place[*p] = at);
+        let uses = uses.iter().map(|block| block.iter().map(|p| place[*p]).collect()).collect();
         let parameters = order.iter().map(|p| specs[*p].clone()).collect();
         Network { parameters, uses, ..self }
     }
@@ -90,17 +90,14 @@ impl Network {
     /// Whether a block before block `index` of the whole network has a trained parameter: then backward is asked for the derivative
     /// of its input. `index` counts the blocks of this stage.
     pub fn wants_input(&self, index: usize) -> bool {
-        self.trained_before || self.uses[..index].iter().any(|block| self.is_used_to_train(block))
+        self.trained_before || index > self.lowest()
     }
 
     /// The first block of this stage that backward runs, or one behind the head.
     pub fn lowest(&self) -> usize {
-        let trained = |block: &Vec<usize>| self.trained_before || self.is_used_to_train(block);
+        let is_trained = |p: &usize| self.parameters[*p].trained;
+        let trained = |block: &Vec<usize>| self.trained_before || block.iter().any(is_trained);
         self.uses.iter().position(trained).unwrap_or(self.uses.len())
-    }
-
-    fn is_used_to_train(&self, block: &[usize]) -> bool {
-        block.iter().any(|p| self.parameters[*p].trained)
     }
 
     /// Cuts a whole network into stages, consecutive ranges of blocks; the head counts as the last block. A parameter

@@ -137,8 +137,13 @@ fn headline(planned: &Planned, name: &str) -> String {
         spec.model.architecture().map_or("a model", |arch| arch.title),
         count(planned.plan.parameters() as f64),
         match planned.plan.trained_parameters() {
-            trained if trained < planned.plan.parameters() =>
-                format!(", {} of them trained", count(trained as f64)),
+            trained if trained < planned.plan.parameters() => {
+                let rounded = match spec.precision.has_master() {
+                    true => format!(" and the others rounded to {}", spec.precision.compute.name()),
+                    false => String::new(),
+                };
+                format!(", {} of them trained{rounded}", count(trained as f64))
+            }
             _ => String::new(),
         },
         model.layers,

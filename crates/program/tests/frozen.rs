@@ -18,7 +18,9 @@ fn a_plan_counts_trained_and_frozen_parameters_apart() {
     assert!(last["arena_bytes"][0].as_u64().unwrap() < all["arena_bytes"][0].as_u64().unwrap());
     let text = plan(&["--set", LAST]).stdout;
     assert!(text.contains("of them trained") && text.contains("of which frozen"), "{text}");
-    assert!(!plan(&[]).stdout.contains("frozen"));
+    assert!(!plan(&[]).stdout.contains("frozen") && !text.contains("rounded to"));
+    let in_16_bits = plan(&["--set", LAST, "--set", "precision.compute=bf16"]).stdout;
+    assert!(in_16_bits.contains("of them trained and the others rounded to bf16"), "{in_16_bits}");
 }
 
 #[test]

@@ -1,8 +1,9 @@
 //! An embedding whose token table is split over ranks by rows of the vocabulary.
 //!
 //! Each rank looks up the tokens whose rows it has and leaves zeros for the others; the sum over the ranks is the
-//! lookup. Every rank has the whole tables of positions and types, if there are any, which are added to the sum. Cost: an all_reduce of the
-//! output in forward, nothing in backward; with sequence parallelism a reduce_scatter and an all_gather.
+//! lookup. Every rank has the whole tables of positions and types, if there are any, which are added to the sum. Cost:
+//! an all_reduce of the output in forward, nothing in backward; with sequence parallelism a reduce_scatter and an
+//! all_gather.
 
 use std::sync::Arc;
 

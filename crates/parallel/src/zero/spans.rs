@@ -1,7 +1,8 @@
 //! What a rank stores, as spans of named global tensors: the view of checkpoints and initial values.
 //!
 //! Numbers are f32 here, whatever the compute type. State 0 is the parameters: the master weights where there are any;
-//! writing them also rounds them into the parameters. Frozen parameters have the compute type, and no other state. So files do not depend on the precision policy.
+//! writing them also rounds them into the parameters. So files do not depend on the precision policy, but for frozen
+//! parameters: they have no master weights, and are rounded to the compute type.
 
 use std::ops::Range;
 
