@@ -264,8 +264,8 @@ impl GradientChunks {
 
     /// Waits for the reduction that was started first; returns whether there was one.
     pub(super) fn arrive_first(&mut self, cx: &mut Surroundings) -> Result<bool, CollectiveError> {
-        let Some(oldest) = self.in_flight.pop_front() else { return Ok(false) };
-        self.arrive(cx, oldest)?;
+        let Some(oldest) = self.in_flight.front() else { return Ok(false) };
+        self.arrive(cx, *oldest)?;
         Ok(true)
     }
 
@@ -376,6 +376,7 @@ impl GradientChunks {
                 return Ok(());
             }
         };
+        self.in_flight.retain(|other| *other != c);
         self.chunks[c] = Chunk::Here(match self.places[c] {
             GradientPlace::Buffer => reduced,
             GradientPlace::Elsewhere => self.put_away(cx, reduced, c)?,
@@ -464,7 +465,6 @@ impl GradientChunks {
 
     /// Waits for all reductions; under stage 0 every rank then has the whole sum.
     pub(super) fn finish(&mut self, cx: &mut Surroundings) -> Result<(), CollectiveError> {
-        self.in_flight.clear();
         for c in 0..self.chunks.len() {
             self.arrive(cx, c)?;
             if self.buffering == GradientBuffering::Pair
