@@ -1,5 +1,5 @@
-//! `Mover`: moves the bytes of a call outside of this crate, as NCCL does. Once all members are known to make the same call, a mover starts, and the group
-//! waits for it as it waits for a rank.
+//! `Mover`: moves the bytes of a call outside of this crate, as NCCL does. Once all members are known to make the same
+//! call, a mover starts, and the group waits for it as it waits for a rank.
 
 use phalanx_tensor::DeviceError;
 

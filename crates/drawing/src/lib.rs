@@ -1,7 +1,7 @@
 //! Shows figures to people: numbers with units, tables, and drawings of pipeline schedules.
 //!
-//! [`report`] formats numbers and tables. [`svg`] writes pictures. [`schedule_terminal`] draws a schedule as text, [`schedule_svg`] as a
-//! picture. Everything here turns plain data into a `String`; the caller prints or writes it.
+//! [`report`] formats numbers and tables. [`svg`] writes pictures. [`schedule_terminal`] draws a schedule as text,
+//! [`schedule_svg`] as a picture. Everything here turns plain data into a `String`; the caller prints or writes it.
 #![forbid(unsafe_code)]
 
 pub mod report;

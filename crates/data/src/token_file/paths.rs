@@ -82,7 +82,8 @@ fn entries(folder: &Path, wanted: &[u8]) -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// Whether a pattern of a shell (`*`, `?`, `[abc]`, `[a-z]`) matches a whole name. When the part behind a `*` fails, only the last `*` takes one byte more, so the time is bounded.
+/// Whether a pattern of a shell (`*`, `?`, `[abc]`, `[a-z]`) matches a whole name. When the part behind a `*` fails, only
+/// the last `*` takes one byte more, so the time is bounded.
 pub fn is_match(pattern: &[u8], name: &[u8]) -> bool {
     let (mut wanted, mut left) = (pattern, name);
     let mut star = None;

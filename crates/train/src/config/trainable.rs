@@ -35,12 +35,9 @@ impl Trainable {
         }
         let found = Trainable { trainable: trainable.clone(), frozen: frozen.clone() };
         if whole.parameters.iter().all(|spec| found.freezes(spec)) {
-            let key = if frozen.is_empty() { "model.trainable" } else { "model.frozen" };
-            return Err(refuse(
-                key,
-                format!("{frozen:?}"),
-                "leaves no parameter to train: leave a pattern out",
-            ));
+            // Each pattern matches a parameter, so those of `trainable` alone leave some to train.
+            let expected = "leaves no parameter to train: leave a pattern out";
+            return Err(refuse("model.frozen", format!("{frozen:?}"), expected));
         }
         Ok(found)
     }
