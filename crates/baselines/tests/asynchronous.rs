@@ -57,7 +57,7 @@ fn on_ranks<T: Send>(
         let device = Device::new(Cpu::new(1), Arena::replaying(memory, region));
         let options = Options { deadline: Duration::from_secs(60), ..Options::default() };
         let endpoint = endpoint.with_options(options);
-        let links = Links::new(&GroupSource::Host(&endpoint), plan.spec.world_size());
+        let links = Links::new(&GroupSource::Host(&endpoint), &plan.spec);
         let mut engine =
             Asynchronous::new(device.clone(), server_device(&device), links, &plan.spec, max_staleness);
         let out = body(&mut engine);
@@ -160,11 +160,11 @@ fn one_worker_is_the_synchronous_engine() {
         let expected = synchronous(&model, &expected, &golden_steps());
         let ran = run(&model, &config, 20);
         assert!(same_bits(&ran[0].report.losses, &expected.losses), "{name}");
-        let norms: Vec<f32> = ran[0].done.iter().map(|done| done.grad_norm).collect();
+        let norms: Vec<f32> = ran[0].done.iter().map(|done| done.outcome.grad_norm).collect();
         assert!(same_bits(&norms, &expected.grad_norms), "{name}");
         assert_same_state(name, &merge(&model, &config, &ran), &expected.state);
         assert_eq!((ran[0].report.staleness_mean, ran[0].report.staleness_max), (0.0, 0), "{name}");
-        let skipped = ran[0].done.iter().filter(|done| done.skipped).count();
+        let skipped = ran[0].done.iter().filter(|done| done.outcome.skipped).count();
         assert_eq!(skipped > 0, name.starts_with("f16"), "{name}");
     }
 }
@@ -205,7 +205,7 @@ fn several_workers_learn_within_the_bound() {
 fn servers_know_all_workers(what: &str, ran: &[Ran]) {
     let done: Vec<&Done> = ran.iter().flat_map(|ran| &ran.done).collect();
     let sum = |value: &dyn Fn(&Done) -> f32| done.iter().map(|done| f64::from(value(done))).sum::<f64>();
-    let (losses, norms) = (sum(&|done| done.loss), sum(&|done| done.grad_norm));
+    let (losses, norms) = (sum(&|done| done.outcome.loss), sum(&|done| done.outcome.grad_norm));
     for (server, Ran { pushes, .. }) in ran.iter().enumerate() {
         assert_eq!((pushes.count, pushes.total), (done.len() as u64, done.len() as u64), "{what}");
         // The same f64 additions in another order.
@@ -331,7 +331,7 @@ fn a_worker_that_dies_ends_the_run() {
                 let memory = plan.ranks[endpoint.rank()].memory.clone();
                 let region = Region::anonymous(memory.arena_bytes as usize).unwrap();
                 let device = Device::new(Cpu::new(1), Arena::replaying(memory, region));
-                let links = Links::new(&GroupSource::Host(&endpoint), plan.spec.world_size());
+                let links = Links::new(&GroupSource::Host(&endpoint), &plan.spec);
                 body(&mut Asynchronous::new(
                     device.clone(),
                     server_device(&device),
@@ -454,7 +454,7 @@ fn train(config: &RunConfig, model: &Gpt2, run: &std::path::Path, start: Start) 
             let device = Device::new(Cpu::new(1), Arena::replaying(memory, region));
             let place = RankEnvironment {
                 device,
-                groups: Links::new(&GroupSource::Host(&endpoint), ranks),
+                groups: Links::new(&GroupSource::Host(&endpoint), &job.plan.spec),
                 stop_requested,
                 note_step: &|step| endpoint.note(step),
                 foreign_bytes: &|| 0,

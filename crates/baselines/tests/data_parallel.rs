@@ -1,6 +1,6 @@
 //! `DataParallel` against the synchronous engine on one rank, and the memory of its first device.
 
-use crate::golden::{fill, synchronous, weights};
+use crate::golden::{fill, state_of, synchronous, weights};
 use crate::rig::{State, golden_config, golden_steps, pairs, same_bits, spec};
 use phalanx_baselines::data_parallel::{DataParallel, DataParallelError};
 use phalanx_models::Gpt2;
@@ -31,7 +31,10 @@ fn run(model: &Gpt2, config: &RunConfig, devices: usize, loss_in_forward: bool) 
     }
     let planned: Vec<_> = plan.memory.iter().map(|memory| memory.peak).collect();
     assert_eq!(engine.peaks(), planned, "{devices} devices, loss in forward {loss_in_forward}");
-    (losses, norms, engine.parameters())
+    let state = state_of(engine.root(), &plan.spec).into_iter();
+    let parameters =
+        state.filter_map(|(name, values)| Some((name.strip_prefix("parameters/")?.to_string(), values)));
+    (losses, norms, parameters.collect())
 }
 
 /// PyTorch's golden run in f32 is within 5.1e-7 (losses), 3.0e-7 (norms), 8.9e-7 (parameters after 20

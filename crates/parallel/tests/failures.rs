@@ -102,6 +102,7 @@ fn stage(device: &Device, tensor: &TensorParallel) -> Stage {
         delayed_update: false,
         gradients_in_place: false,
         update_in_backward: false,
+        is_updated: true,
     };
     let mut zero = Zero::new(device, Arc::new(Solo::new("data")), &network, held, options, &BTreeMap::new());
     zero.begin(PhaseName::Step);

@@ -134,8 +134,8 @@ impl RankHost {
     /// Joins the channels between workers and servers of asynchronous updates. A rank alone sums with `isa`.
     pub fn links(&self, spec: &Spec, isa: Isa) -> Links<'_> {
         match self {
-            RankHost::Alone => Links::new(&GroupSource::Alone(isa), spec.world_size()),
-            RankHost::Job(endpoint) => Links::new(&GroupSource::Host(endpoint), spec.world_size()),
+            RankHost::Alone => Links::new(&GroupSource::Alone(isa), spec),
+            RankHost::Job(endpoint) => Links::new(&GroupSource::Host(endpoint), spec),
         }
     }
 

@@ -6,14 +6,14 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use phalanx_collectives::{CollectiveError, Group};
+use phalanx_collectives::{CollectiveError, Group, Solo};
 use phalanx_layers::{Activation, Context, Network, ParameterSpec};
 use phalanx_optim::{CountedSteps, LossScale, LossScaling};
 use phalanx_parallel::pipeline::{Feed, Program, run};
-use phalanx_parallel::zero::{Holding, NotFinite};
+use phalanx_parallel::zero::{ChunkResidence, Holding, NotFinite, Residence};
 use phalanx_parallel::{BlockInputs, GradientNorm, Options, Stage, Zero};
 use phalanx_plan::{Coordinates, ParameterSize};
-use phalanx_tensor::{Category, CrossEntropy, DType, Device, Shape, Tensor};
+use phalanx_tensor::{Category, CrossEntropy, DType, Device, Memory, Shape, Tensor, View};
 use phalanx_trace::{Axis, PhaseName, Placement, Placements};
 
 pub use crate::batch::Batch;
@@ -43,6 +43,17 @@ pub struct Rank {
     pub(crate) updated_in_part: Option<u64>,
     /// The gradient because of which this rank has stopped to update within backward, in the last step.
     pub(crate) not_finite: Option<NotFinite>,
+    /// The ranks that have parts of a step's gradients: all, or only this one if it is a replica.
+    pub(crate) counted_over: Arc<dyn Group>,
+    pub(crate) is_replica: bool,
+}
+
+/// A rank with a copy of the whole model, whose gradients are those of its own part of a batch: what becomes of them, and where
+/// parameters come from, is up to the caller (a parameter server, DataParallel).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Replica {
+    /// Whether it has optimizer states and master weights, with which it updates its parameters.
+    pub updates: bool,
 }
 
 /// The names of the whole model, so that a rank can name the tensors of other ranks.
@@ -101,24 +112,45 @@ impl Rank {
             "updates within backward know no number of all gradients"
         );
         let groups = groups.on_device(&device);
+        let here = device.clone();
+        here.try_phase(PhaseName::Init, || Rank::allocate(device, groups, spec, network, orders, None))
+    }
+
+    /// As [`Rank::with_network`], within the phase `init` that the caller has begun. A `replica` holds everything in the memory of
+    /// its device, whatever the specification says.
+    ///
+    /// # Errors
+    /// As for [`Rank::new`].
+    pub fn allocate(
+        device: Device,
+        groups: Groups,
+        spec: &Spec,
+        network: Network,
+        orders: &BTreeMap<PhaseName, Vec<u32>>,
+        replica: Option<Replica>,
+    ) -> Result<Rank, CollectiveError> {
+        let spec = if replica.is_some() { spec.on_one_device() } else { spec.clone() };
         let at = spec.mesh.coordinates(groups.world.rank());
         let outline = Arc::new(Outline::of(&network));
         let networks = network.into_stages(&spec.stages).into_iter().enumerate();
         let own = networks.filter(|(stage, _)| spec.schedule.placement[*stage] == at.pipeline);
         let mut first_chunk = 0;
-        let make = || {
-            groups.connect()?;
-            let mut stages = Vec::new();
-            for (index, network) in own {
-                let stage = spec.stage_of(&device, &groups, index, network, first_chunk, orders);
-                first_chunk += stage.zero.chunks();
-                stages.push(stage);
-            }
-            let norm = GradientNorm::new(&device, outline.parameters.len(), spec.mesh.tensor);
-            let count = device.alloc(DType::F32, [1], Category::Workspace, "diagnose.count");
-            Ok::<_, CollectiveError>((stages, norm, count))
+        groups.connect()?;
+        let solo: Arc<dyn Group> = Arc::new(Solo::new("replica"));
+        let (data, counted_over) = match replica {
+            Some(_) => (Arc::clone(&solo), solo),
+            None => (Arc::clone(&groups.data), Arc::clone(&groups.world)),
         };
-        let (stages, norm, count) = device.try_phase(PhaseName::Init, make)?;
+        let holders = Groups { data, ..groups.clone() };
+        let is_updated = replica.is_none_or(|replica| replica.updates);
+        let mut stages = Vec::new();
+        for own in own {
+            let stage = spec.stage_of(&device, &holders, own, first_chunk, orders, is_updated);
+            first_chunk += stage.zero.chunks();
+            stages.push(stage);
+        }
+        let norm = GradientNorm::new(&device, outline.parameters.len(), spec.mesh.tensor);
+        let count = device.alloc(DType::F32, [1], Category::Workspace, "diagnose.count");
         let [program, evaluation] = spec.programs(at.pipeline);
         Ok(Rank {
             at,
@@ -127,12 +159,14 @@ impl Rank {
             program,
             evaluation,
             outline,
-            spec: spec.clone(),
-            counted: CountedSteps::default(),
             loss_scale: LossScale::new(spec.loss_scaling),
+            spec,
+            counted: CountedSteps::default(),
             count: Some(count),
             updated_in_part: None,
             not_finite: None,
+            counted_over,
+            is_replica: replica.is_some(),
             device,
             groups,
         })
@@ -156,6 +190,28 @@ impl Rank {
     /// The stages of this rank, with parameters, gradients and states.
     pub fn stages(&self) -> &[Stage] {
         &self.stages
+    }
+
+    /// Parameters, gradients and states of a rank with one stage.
+    ///
+    /// # Panics
+    /// With several stages.
+    pub fn zero(&mut self) -> &mut Zero {
+        let [stage] = &mut self.stages[..] else { panic!("a rank with one stage") };
+        &mut stage.zero
+    }
+
+    /// Calls `see` with the flat gradients of a replica with one chunk, and the factor of the last step that was judged.
+    ///
+    /// # Errors
+    /// Those of `see`.
+    pub fn with_gradients(
+        &mut self,
+        mut see: impl FnMut(View, View) -> Result<(), CollectiveError>,
+    ) -> Result<(), CollectiveError> {
+        let factor = self.norm.factor();
+        let [stage] = &mut self.stages[..] else { panic!("a rank with one stage") };
+        stage.zero.lend_gradients(|gradients| see(gradients.view(), factor).map(|()| gradients))
     }
 
     /// The device of this rank.
@@ -220,7 +276,7 @@ impl Rank {
                 slice_bytes: spec.slice_bytes,
                 ..Context::new(&device, spec.precision.compute, [spec.micro_batch_size, spec.seq])
             };
-            let (tokens, targets) = uploads(&device, spec, batch);
+            let (tokens, targets) = uploads(&device, spec, spec.batch_placements(), batch);
             let first = part * spec.evaluation_batches;
             let (boundary, placements) = spec.boundary();
             let feed = Feed {
@@ -267,6 +323,7 @@ impl Rank {
 pub(crate) fn uploads<'a>(
     device: &'a Device,
     spec: &'a Spec,
+    placements: Placements,
     batch: &'a Batch,
 ) -> (impl Fn(usize) -> Activation + 'a, impl Fn(usize) -> Tensor + 'a) {
     let make = move |from: &[u32], index: usize, name| {
@@ -274,7 +331,7 @@ pub(crate) fn uploads<'a>(
         let shape = [spec.micro_batch_size, spec.seq];
         let mut tensor = device.alloc(DType::U32, shape, Category::Activations, name);
         device.upload(&from[index * elements..(index + 1) * elements], tensor.view_mut());
-        device.place(tensor.view(), spec.batch_placements());
+        device.place(tensor.view(), placements);
         tensor
     };
     let tokens = move |index: usize| Arc::new(make(&batch.tokens, index, "batch.tokens"));
@@ -289,15 +346,35 @@ pub fn zeroed(device: &Device, name: &'static str) -> Tensor {
 }
 
 impl Spec {
+    /// The same run with everything in the memory of the device, and updates after backward.
+    fn on_one_device(&self) -> Spec {
+        let residence = vec![Residence::uniform(ChunkResidence::DEVICE); self.stages.len()];
+        let stage = phalanx_plan::Stage::Zero;
+        let (overlap, defer, updates_on_host, delayed_update) = (false, true, false, false);
+        let (gradients_in_place, update_in_backward, block_inputs) = (false, false, Memory::Device);
+        Spec {
+            stage,
+            residence,
+            overlap,
+            defer,
+            updates_on_host,
+            delayed_update,
+            gradients_in_place,
+            update_in_backward,
+            block_inputs,
+            ..self.clone()
+        }
+    }
+
     /// Makes one stage and allocates its chunks.
     fn stage_of(
         &self,
         device: &Device,
         groups: &Groups,
-        index: usize,
-        network: Network,
+        (index, network): (usize, Network),
         first_chunk: usize,
         orders: &BTreeMap<PhaseName, Vec<u32>>,
+        is_updated: bool,
     ) -> Stage {
         let at = self.mesh.coordinates(groups.world.rank());
         let tied = |number: &usize| self.ties.iter().find(|tie| tie.number == *number);
@@ -334,6 +411,7 @@ impl Spec {
             delayed_update: self.delayed_update,
             gradients_in_place: self.gradients_in_place,
             update_in_backward: self.update_in_backward,
+            is_updated,
         };
         let zero = Zero::new(device, Arc::clone(&groups.data), &network, held, options, orders);
         let parts = self.partition_activations.then(|| Arc::clone(&groups.tensor));

@@ -104,11 +104,19 @@ impl Rank {
     /// # Errors
     /// Damage, missing tensors, another shape.
     pub fn restore(&mut self, from: &Checkpoint) -> Result<(), RunError> {
-        let updates = updates(from)?;
-        let Updates { applied, skipped, restarted, .. } = updates;
-        self.counted = CountedSteps { applied, skipped, restarted };
-        self.loss_scale = LossScale::resumed(self.spec.loss_scaling, updates.loss_scale);
+        self.restore_updates(from)?;
         self.load(stored(from))
+    }
+
+    /// Restores number of updates and loss scale alone.
+    ///
+    /// # Errors
+    /// Invalid counts, or an invalid loss scale.
+    pub fn restore_updates(&mut self, from: &Checkpoint) -> Result<(), RunError> {
+        let Updates { applied, skipped, restarted, loss_scale } = updates(from)?;
+        self.counted = CountedSteps { applied, skipped, restarted };
+        self.loss_scale = LossScale::resumed(self.spec.loss_scaling, loss_scale);
+        Ok(())
     }
 
     /// The state that the next checkpoint stores beside its tensors.

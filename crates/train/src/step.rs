@@ -1,13 +1,11 @@
 //! A training step: micro-batches, gradients, norm, update.
 
-use std::sync::Arc;
-
-use phalanx_collectives::CollectiveError;
+use phalanx_collectives::{CollectiveError, Pending};
 use phalanx_layers::Context;
 use phalanx_optim::{LossScaling, Verdict};
 use phalanx_parallel::pipeline::{Feed, WatchMicroBatches, run};
-use phalanx_tensor::{Clip, Tensor};
-use phalanx_trace::{Axis, PhaseName, Placement};
+use phalanx_tensor::{Clip, Tensor, View};
+use phalanx_trace::{Axis, PhaseName, Placement, Placements};
 
 use crate::error::RunError;
 use crate::rank::{Batch, MeanLoss, Rank, uploads, zeroed};
@@ -61,8 +59,7 @@ impl Rank {
     ) -> Result<Outcome, RunError> {
         let device = self.device.clone();
         let scale = self.loss_scale.scale();
-        let schedule = Arc::clone(&self.spec.schedule_of_rate);
-        let (lr, update) = (schedule.lr(self.counted.next(&*schedule)), self.counted.applied + 1);
+        let (lr, update) = (self.lr(), self.counted.applied + 1);
         let done = device.try_phase(PhaseName::Step, || {
             let targets =
                 self.spec.count_targets(&device, &*self.groups.data, batch, self.spec.step_targets())?;
@@ -70,49 +67,120 @@ impl Rank {
                 stage.zero.begin_updates(update, lr as f32, targets > 0)?;
             }
             let loss = self.gradients(number, batch, targets, scale, None)?;
-            let stop_requests = self.groups.world.all_reduce(self.stop_request(stop(), "step.stop"));
+            let stop_requests = self.stop_requests(stop());
             let loss = self.sum_of_replicas(loss)?;
             self.finish_gradients()?;
-            let clip = Clip { max_norm: self.spec.clip, loss_scale: scale };
-            self.norm.compute(&device, &mut self.stages, self.at.tensor, &*self.groups.world, clip)?;
-            let stop_requests = stop_requests.wait()?;
-            let numbers = [loss.view(), self.norm.norm(), stop_requests.view()];
-            let [loss, grad_norm, stop_requests] = device.fetch(numbers)?;
-            let loss_scale = self.shown_loss_scale();
-            let verdict = match targets {
-                0 => Verdict::Skip,
-                _ => self.loss_scale.judge(loss.is_finite() && grad_norm.is_finite()),
-            };
-            if self.spec.update_in_backward {
-                self.finish_updates(number, targets == 0 || verdict == Verdict::Apply)?;
-            } else if verdict != Verdict::Apply {
-                self.stages.iter_mut().for_each(|stage| stage.zero.restore_parameters());
-                device.leave_out_rest();
-            } else {
-                for stage in &mut self.stages {
-                    stage.zero.update(update, lr as f32, self.norm.factor())?;
-                }
-            }
+            let judged = self.judge(targets, lr, loss, stop_requests)?;
+            self.update(number, &judged)?;
             self.leave_phase()?;
-            let outcome = Outcome {
-                loss: MeanLoss::over(targets, loss).loss,
-                targets,
-                grad_norm,
-                lr,
-                loss_scale,
-                next_loss_scale: self.shown_loss_scale(),
-                skipped: verdict != Verdict::Apply,
-                stop_requested: stop_requests > 0.0,
-            };
-            Ok::<_, CollectiveError>((outcome, verdict))
+            Ok::<_, CollectiveError>(judged)
         });
         let (outcome, verdict) = done.inspect_err(|error| self.groups.abort_for(error))?;
+        if verdict == Verdict::Stuck {
+            return Err(self.stuck(number, batch, &outcome)?);
+        }
+        Ok(outcome)
+    }
+
+    /// The learning rate of the step that begins.
+    pub fn lr(&mut self) -> f64 {
+        let Rank { spec, counted, .. } = self;
+        spec.schedule_of_rate.lr(counted.next(&*spec.schedule_of_rate))
+    }
+
+    /// The loss scale of the next step; 1 where there is none.
+    pub fn loss_scale(&self) -> f32 {
+        self.loss_scale.scale()
+    }
+
+    /// Forward and backward of a replica, with the gradients of `batch` alone; they are ready afterwards. Returns its part, `[1]`, of the
+    /// mean loss over `targets`.
+    ///
+    /// # Errors
+    /// When a collective of a layer fails.
+    pub fn own_gradients(
+        &mut self,
+        number: u64,
+        batch: &Batch,
+        targets: usize,
+        loss_scale: f32,
+    ) -> Result<Tensor, CollectiveError> {
+        let loss = self.gradients(number, batch, targets, loss_scale, None)?;
+        self.finish_gradients()?;
+        Ok(loss)
+    }
+
+    /// Starts to count the ranks that ask to stop, `[1]`.
+    pub fn stop_requests(&self, stop: bool) -> Pending<Tensor> {
+        self.counted_over.all_reduce(self.stop_request(stop, "step.stop"))
+    }
+
+    /// Takes the norm of the gradients, and judges a step with this `loss`, the mean over `targets`.
+    ///
+    /// # Errors
+    /// When a collective or the device fails.
+    pub fn judge(
+        &mut self,
+        targets: usize,
+        lr: f64,
+        loss: Tensor,
+        stop_requests: Pending<Tensor>,
+    ) -> Result<(Outcome, Verdict), CollectiveError> {
+        let clip = Clip { max_norm: self.spec.clip, loss_scale: self.loss_scale.scale() };
+        let Rank { device, norm, stages, at, counted_over, .. } = self;
+        norm.compute(device, stages, at.tensor, &**counted_over, clip)?;
+        let stop_requests = stop_requests.wait()?;
+        let numbers = [loss.view(), norm.norm(), stop_requests.view()];
+        let [loss, grad_norm, stop_requests] = device.fetch(numbers)?;
+        let loss_scale = self.shown_loss_scale();
+        let verdict = match targets {
+            0 => Verdict::Skip,
+            _ => self.loss_scale.judge(loss.is_finite() && grad_norm.is_finite()),
+        };
+        let outcome = Outcome {
+            loss: MeanLoss::over(targets, loss).loss,
+            targets,
+            grad_norm,
+            lr,
+            loss_scale,
+            next_loss_scale: self.shown_loss_scale(),
+            skipped: verdict != Verdict::Apply,
+            stop_requested: stop_requests > 0.0,
+        };
+        Ok((outcome, verdict))
+    }
+
+    /// The factor, `[1]`, by which an update multiplies the gradients of the last step that was judged.
+    pub fn gradient_factor(&self) -> View<'_> {
+        self.norm.factor()
+    }
+
+    /// Ends step `number`: updates the parameters if it is to be applied, and counts it.
+    ///
+    /// # Errors
+    /// When a collective or the device fails.
+    pub fn update(
+        &mut self,
+        number: u64,
+        (outcome, verdict): &(Outcome, Verdict),
+    ) -> Result<(), CollectiveError> {
+        let (update, applies) = (self.counted.applied + 1, *verdict == Verdict::Apply);
+        if self.spec.update_in_backward {
+            self.finish_updates(number, outcome.targets == 0 || applies)?;
+        } else if !applies {
+            self.stages.iter_mut().for_each(|stage| stage.zero.restore_parameters());
+            self.device.leave_out_rest();
+        } else {
+            for stage in &mut self.stages {
+                stage.zero.update(update, outcome.lr as f32, self.norm.factor())?;
+            }
+        }
         match verdict {
             Verdict::Apply => self.counted.applied += 1,
             Verdict::Skip => self.counted.skipped += 1,
-            Verdict::Stuck => return Err(self.stuck(number, batch, &outcome)?),
+            Verdict::Stuck => {}
         }
-        Ok(outcome)
+        Ok(())
     }
 
     /// Ends updates within backward; `applies` says that the norm is finite. If a replicated gradient that this rank does
@@ -164,9 +232,12 @@ impl Rank {
             ..Context::new(&device, spec.precision.compute, [spec.micro_batch_size, spec.seq])
         };
         let numbers = spec.cross_entropy(targets, loss_scale);
-        let (tokens, targets) = uploads(&device, spec, batch);
+        let of_batch = if self.is_replica { Placements::REPLICATED } else { spec.batch_placements() };
+        let (tokens, targets) = uploads(&device, spec, of_batch, batch);
         let (boundary, placements) = spec.boundary();
-        spec.check_weights(&device, numbers.scale);
+        if !self.is_replica {
+            spec.check_weights(&device, numbers.scale);
+        }
         let feed = Feed {
             device: &device,
             context: &context,

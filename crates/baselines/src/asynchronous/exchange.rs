@@ -1,9 +1,9 @@
 //! The messages between a worker and a server. The worker sends a header and a range of its gradient; the server answers
 //! with the staleness of that gradient and its range of the parameters. Both ends own buffers for these messages.
 
-use phalanx_tensor::{Category, DType, Device, Tensor};
+use std::ops::Range;
 
-use crate::whole::Whole;
+use phalanx_tensor::{Category, DType, Device, Tensor, View, ViewMut};
 use phalanx_train::spec::Spec;
 
 /// Elements of the header of a push.
@@ -22,8 +22,8 @@ pub(super) struct Mail {
 }
 
 impl Mail {
-    pub(super) fn new(device: &Device, spec: &Spec, whole: &Whole) -> Mail {
-        let elements = whole.part(0, spec.world_size()).len();
+    pub(super) fn new(device: &Device, spec: &Spec) -> Mail {
+        let elements = part(spec, 0).len();
         let alloc = |dtype, n: usize, name| device.alloc(dtype, [n], Category::Communication, name);
         Mail {
             header: alloc(DType::F32, HEADER, "push.header"),
@@ -31,6 +31,20 @@ impl Mail {
             staleness: alloc(DType::F32, 1, "answer.staleness"),
             parameters: alloc(spec.precision.compute, elements, "answer.parameters"),
         }
+    }
+}
+
+/// The elements of the model that a server has; `spec` holds all of them in one chunk.
+pub(super) fn part(spec: &Spec, server: usize) -> Range<usize> {
+    let range = spec.layout.shard(0, server as u64, spec.world_size() as u64);
+    range.start as usize..range.end as usize
+}
+
+/// Copies elements into another type, or into the same.
+pub(super) fn put(device: &Device, from: View, to: ViewMut) {
+    match from.dtype() == to.dtype() {
+        true => device.copy(from, to),
+        false => device.convert(from, to),
     }
 }
 

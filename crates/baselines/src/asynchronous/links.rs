@@ -10,12 +10,17 @@ use std::sync::Arc;
 
 use phalanx_collectives::{CollectiveError, Endpoint, Group, MetaGroup, Solo};
 
+use phalanx_train::Groups;
 use phalanx_train::groups::GroupSource;
+use phalanx_train::spec::Spec;
 
 /// A rank's connections to the other ranks of asynchronous training.
 pub struct Links<'a> {
     endpoint: Option<&'a Endpoint>,
-    world: Arc<dyn Group>,
+    /// The groups of a synchronous run: workers that have met evaluate and save with them.
+    groups: Groups,
+    /// All ranks, for parameters.
+    gather: Arc<dyn Group>,
     /// The channel to each rank's server, in which this rank is the worker.
     to_server: Vec<Option<Arc<dyn Group>>>,
     /// The channel from each rank's worker, in which this rank is the server.
@@ -40,9 +45,9 @@ fn round(a: usize, b: usize, ranks: usize) -> usize {
 }
 
 impl<'a> Links<'a> {
-    /// Creates the groups of the source's rank in a world of `ranks` ranks. They must be the first groups that `source`
-    /// creates.
-    pub fn new(source: &GroupSource<'a>, ranks: usize) -> Links<'a> {
+    /// Creates the groups of the source's rank. They must be the first groups that `source` creates.
+    pub fn new(source: &GroupSource<'a>, spec: &Spec) -> Links<'a> {
+        let (groups, ranks) = (Groups::new(source, spec), spec.world_size());
         let members: Vec<usize> = (0..ranks).collect();
         let (endpoint, rank) = match source {
             GroupSource::Alone(_) => (None, 0),
@@ -61,7 +66,7 @@ impl<'a> Links<'a> {
                 _ => Arc::new(Solo::new(name).with_isa(source.isa())),
             }
         };
-        let world = group("world", false);
+        let gather = group("gather", false);
         let channels: Vec<_> = (0..2 * rounds(ranks)).map(|_| group("updates", true)).collect();
         let channel = |worker: usize, server: usize| {
             let index = 2 * round(worker, server, ranks) + usize::from(worker > server);
@@ -72,22 +77,27 @@ impl<'a> Links<'a> {
         };
         let to_server = others(&|server| channel(rank, server));
         let of_worker = others(&|worker| channel(worker, rank));
-        Links { endpoint, world, to_server, of_worker }
+        Links { endpoint, groups, gather, to_server, of_worker }
     }
 
-    /// The group of all ranks.
-    pub fn world(&self) -> &dyn Group {
-        &*self.world
+    /// The groups of a synchronous run.
+    pub fn groups(&self) -> &Groups {
+        &self.groups
+    }
+
+    /// The group of all ranks that gathers parameters.
+    pub(super) fn gather(&self) -> &dyn Group {
+        &*self.gather
     }
 
     /// The number of ranks.
     pub fn ranks(&self) -> usize {
-        self.world.world_size()
+        self.gather.world_size()
     }
 
     /// This rank's number.
     pub fn rank(&self) -> usize {
-        self.world.rank()
+        self.gather.rank()
     }
 
     /// The channel to another rank's server.
@@ -119,8 +129,8 @@ impl<'a> Links<'a> {
     /// Bytes sent and seconds waited since the last call, over all groups.
     pub(super) fn take_statistics(&self) -> phalanx_collectives::Statistics {
         let pairs = self.to_server.iter().chain(&self.of_worker).flatten();
-        let all = pairs.chain([&self.world]);
-        all.map(|group| group.take_statistics()).fold(Default::default(), |sum, part| sum + part)
+        let all = pairs.chain([&self.gather]).map(|group| group.take_statistics());
+        all.fold(self.groups.take_statistics(), |sum, part| sum + part)
     }
 }
 

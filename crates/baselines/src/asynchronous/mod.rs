@@ -34,7 +34,7 @@ use std::sync::Arc;
 
 use phalanx_collectives::CollectiveError;
 use phalanx_cpu::Cpu;
-use phalanx_plan::MemoryError;
+use phalanx_plan::{ChunkSize, MemoryError};
 use phalanx_tensor::{Device, refused_thread};
 use phalanx_trace::PhaseName;
 
@@ -43,13 +43,12 @@ pub use pushes::Pushes;
 pub use train::train;
 pub use worker::Done;
 
-use crate::whole::Whole;
 use exchange::Mail;
 use phalanx_train::RunError;
 use phalanx_train::groups::GroupSource;
 use phalanx_train::planning::{PlanError, RankPlan, RunPlan, parameters_at};
 use phalanx_train::rank::Batch;
-use phalanx_train::run::Engine;
+use phalanx_train::run::Engine as _;
 use phalanx_train::saving;
 use phalanx_train::spec::Spec;
 use phalanx_train::state::Position;
@@ -82,7 +81,6 @@ pub struct Asynchronous<'a> {
     device: Device,
     links: Links<'a>,
     spec: Spec,
-    whole: Whole,
     server: Server,
     worker: Worker,
     /// For each worker the buffers of its pushes and answers; `None` while a thread that serves the worker has them.
@@ -110,18 +108,17 @@ fn dry_run(spec: &Spec, rank: usize) -> phalanx_trace::Trace {
     let device = Device::meta(spec.threads);
     let recorder = Arc::clone(device.recorder().expect("Meta records"));
     let source = GroupSource::Meta(recorder, rank);
-    let links = Links::new(&source, spec.world_size());
+    let links = Links::new(&source, spec);
     // There is one worker in a dry run, which waits for no other.
     let mut engine = Asynchronous::new(device.clone(), device.clone(), links, spec, u64::MAX);
     let never = "nothing fails on Meta";
-    engine.load(|_, _, _, _, _| Ok(())).expect(never);
+    engine.fill(|rank| rank.load(|_, _, _, _, _| Ok(()))).expect(never);
     let batch = Batch::with_rows(spec.micro_batch_size * spec.micro_batches, spec.seq);
-    engine.worker.step(&engine.whole, &engine.server, &engine.links, &batch).expect(never);
-    engine.gather().expect(never);
+    engine.worker.step(&engine.server, &engine.links, &batch).expect(never);
     if spec.evaluation_batches > 0 {
         engine.evaluate_unless(&Batch::with_rows(spec.evaluation_rows(), spec.seq), &|| false).expect(never);
     }
-    saving::save(&mut engine, |_, _| Ok(())).expect(never);
+    saving::save(&mut engine.server.lock().rank, |_, _| Ok(())).expect(never);
     saving::report(&engine, |_| Ok(())).expect(never);
     device.take_trace(rank)
 }
@@ -146,16 +143,16 @@ impl<'a> Asynchronous<'a> {
     ) -> Asynchronous<'a> {
         let ranks = spec.world_size();
         assert_eq!((spec.mesh.data, links.ranks()), (ranks, ranks), "workers have the whole model");
-        let whole = Whole::new(spec.whole(), ranks).expect("the model was laid out when its run was planned");
-        let rank = links.rank();
+        let spec = spec.with_chunks(ChunkSize::Elements(u64::MAX)).expect("it was laid out for its plan");
+        let (rank, groups) = (links.rank(), links.groups());
         let make = || {
-            let server = Server::new(serving, spec, &whole, rank, max_staleness);
-            let worker = Worker::new(&device, spec, &whole, rank);
-            let mail = |other: usize| (other != rank).then(|| Mail::new(&device, spec, &whole));
+            let server = Server::new(serving, groups.clone(), &spec, max_staleness);
+            let worker = Worker::new(&device, groups.clone(), &spec);
+            let mail = |other: usize| (other != rank).then(|| Mail::new(&device, &spec));
             (server, worker, (0..ranks).map(mail).collect())
         };
         let (server, worker, incoming) = device.phase(PhaseName::Init, make);
-        Asynchronous { device, links, spec: spec.clone(), whole, server, worker, incoming, started: None }
+        Asynchronous { device, links, spec, server, worker, incoming, started: None }
     }
 
     /// This rank's number.
@@ -195,14 +192,14 @@ impl<'a> Asynchronous<'a> {
         self.worker.steps = self.server.steps();
         let mails: Vec<(usize, Mail)> =
             self.incoming.iter_mut().enumerate().filter_map(|(w, mail)| Some((w, mail.take()?))).collect();
-        let Asynchronous { links, whole, server, worker, .. } = self;
-        let (links, whole, server) = (&*links, &*whole, &*server);
+        let Asynchronous { links, server, worker, .. } = self;
+        let (links, server) = (&*links, &*server);
         let (done, mails) = std::thread::scope(|scope| {
             let guard = Guard { links, server };
             let serve = |(other, mail)| {
                 let work = move || {
                     let _guard = Guard { links, server };
-                    server.serve(whole, links, other, mail).map(|mail| (other, mail))
+                    server.serve(links, other, mail).map(|mail| (other, mail))
                 };
                 let started = std::thread::Builder::new().spawn_scoped(scope, work);
                 started.map_err(|error| {
@@ -214,7 +211,7 @@ impl<'a> Asynchronous<'a> {
                 threads.push(serve(mail)?);
                 Ok(())
             });
-            let done = started.and_then(|()| worker.work(whole, server, links, steps, next_batch, after));
+            let done = started.and_then(|()| worker.work(server, links, steps, next_batch, after));
             if let Err(error) = &done {
                 guard.end(&error.to_string());
             }

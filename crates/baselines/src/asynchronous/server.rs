@@ -1,7 +1,8 @@
-//! The server of one range of the flat space: f32 parameters, optimizer states, and who has pushed how often.
+//! The server of one range of the model, a rank of ZeRO-3 that updates its shard, and who has pushed how often.
 //!
 //! Everything is behind one lock: pushes are applied one after the other, in the order in which they come to it.
 
+use std::collections::BTreeMap;
 use std::mem::ManuallyDrop as Kept;
 use std::ops::Range;
 use std::sync::Arc;
@@ -9,14 +10,16 @@ use std::sync::{Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
 use phalanx_collectives::CollectiveError;
-use phalanx_optim::{LearningRate, Optimizer};
-use phalanx_tensor::{Category, DType, Device, Tensor, View, ViewMut};
+use phalanx_optim::LearningRate;
+use phalanx_plan::Stage;
+use phalanx_tensor::{Device, View, ViewMut};
+use phalanx_train::Groups;
+use phalanx_train::rank::Rank;
+use phalanx_train::spec::Spec;
 
-use super::exchange::{HEADER, Mail, Push};
+use super::exchange::{HEADER, Mail, Push, part, put};
 use super::links::Links;
 use super::pushes::Pushes;
-use crate::whole::Whole;
-use phalanx_train::spec::Spec;
 
 /// Longest sleep of a held answer between two checks.
 const SLICE: Duration = Duration::from_millis(50);
@@ -26,7 +29,6 @@ pub(super) struct Server {
     pub(super) device: Device,
     pub(super) range: Range<usize>,
     max_staleness: u64,
-    optimizer: Optimizer,
     schedule: Arc<dyn LearningRate>,
     state: Mutex<Served>,
     changed: Condvar,
@@ -34,10 +36,8 @@ pub(super) struct Server {
 
 /// The state that the lock guards.
 pub(super) struct Served {
-    /// f32 parameters of the range.
-    pub(super) exact: Tensor,
-    /// Optimizer states of the range, f32.
-    pub(super) states: Vec<Tensor>,
+    /// Parameters and optimizer states of the range, as the shard of a rank under ZeRO-3.
+    pub(super) rank: Rank,
     /// Updates applied.
     pub(super) version: u64,
     /// Pushes of all workers. The total includes earlier runs.
@@ -52,13 +52,13 @@ pub(super) struct Served {
 }
 
 impl Server {
-    pub(super) fn new(device: Device, spec: &Spec, whole: &Whole, rank: usize, max_staleness: u64) -> Server {
-        let ranks = spec.world_size();
-        let range = whole.part(rank, ranks);
-        let alloc = |name| device.alloc(DType::F32, [range.len()], Category::Optimizer, name);
+    /// Allocates the server's shard of a model that `spec` holds in one chunk.
+    pub(super) fn new(device: Device, groups: Groups, spec: &Spec, max_staleness: u64) -> Server {
+        let (ranks, range) = (spec.world_size(), part(spec, groups.world.rank()));
+        let sharded = Spec { stage: Stage::Three, micro_batches: 1, ..spec.clone() };
+        let rank = Rank::allocate(device.clone(), groups, &sharded, spec.whole(), &BTreeMap::new(), None);
         let served = Served {
-            exact: alloc("server.parameters"),
-            states: spec.optimizer.states().iter().map(|_| alloc("optimizer_state")).collect(),
+            rank: rank.expect("there are no links to connect between processors"),
             version: 0,
             pushes: Pushes::default(),
             pushed: vec![0; ranks],
@@ -69,7 +69,6 @@ impl Server {
         Server {
             range,
             max_staleness,
-            optimizer: spec.optimizer.clone(),
             schedule: Arc::clone(&spec.schedule_of_rate),
             state: Mutex::new(served),
             changed: Condvar::new(),
@@ -112,32 +111,27 @@ impl Server {
     /// gradient norm. Returns its staleness: the updates by other workers since its last answer.
     pub(super) fn apply(
         &self,
-        whole: &Whole,
         worker: usize,
         push: Option<(View, View)>,
         numbers: [f32; 2],
-    ) -> u64 {
+    ) -> Result<u64, CollectiveError> {
         let mut served = self.lock();
         let served = &mut *served;
         let staleness = served.version - served.seen[worker];
         served.pushes.add(numbers, push.is_some().then_some(staleness));
-        if let Some(gradient_and_factor) = push {
+        if let Some((gradient, factor)) = push {
             served.version += 1;
-            let number = served.version;
-            let optimizer = (&self.optimizer, number, self.lr(number, served.pushed.len()));
-            let exact = (served.exact.view_mut(), None);
-            whole.update(
-                &self.device,
-                optimizer,
-                self.range.clone(),
-                exact,
-                gradient_and_factor,
-                &mut served.states,
-            );
+            let lr = self.lr(served.version, served.pushed.len());
+            let zero = served.rank.zero();
+            zero.lend_gradients(|mut own| {
+                put(&self.device, gradient, own.view_mut());
+                Ok(own)
+            })?;
+            zero.update(served.version, lr as f32, factor)?;
         }
         served.pushed[worker] += 1;
         self.changed.notify_all();
-        staleness
+        Ok(staleness)
     }
 
     /// Reads the parameters of the range for the next step of `worker`, as soon as the staleness bound allows it to
@@ -154,8 +148,7 @@ impl Server {
             links.check()?;
         }
         served.seen[worker] = served.version;
-        self.read(&served, to);
-        Ok(())
+        self.read(&mut served, to)
     }
 
     /// `Some` while another worker is too far behind for this one's next step.
@@ -169,11 +162,11 @@ impl Server {
     }
 
     /// Reads the current parameters of the range.
-    pub(super) fn read(&self, served: &Served, to: ViewMut) {
-        match to.dtype() {
-            DType::F32 => self.device.copy(served.exact.view(), to),
-            _ => self.device.convert(served.exact.view(), to),
-        }
+    pub(super) fn read(&self, served: &mut Served, mut to: ViewMut) -> Result<(), CollectiveError> {
+        served.rank.zero().lend_parameters(|own| {
+            self.device.copy(own.view(), to.reborrow());
+            Ok(own)
+        })
     }
 
     /// Notes that a worker has no more steps, so that no other waits for it.
@@ -192,27 +185,15 @@ impl Server {
     ///
     /// # Errors
     /// When the worker died, stalled or disagreed, or the job ended. All waits at this server then end with the error.
-    pub(super) fn serve(
-        &self,
-        whole: &Whole,
-        links: &Links,
-        worker: usize,
-        mail: Mail,
-    ) -> Result<Mail, CollectiveError> {
-        let served = self.serve_until_done(whole, links, worker, mail);
+    pub(super) fn serve(&self, links: &Links, worker: usize, mail: Mail) -> Result<Mail, CollectiveError> {
+        let served = self.serve_until_done(links, worker, mail);
         if let Err(error) = &served {
             self.fail(error.clone());
         }
         served
     }
 
-    fn serve_until_done(
-        &self,
-        whole: &Whole,
-        links: &Links,
-        worker: usize,
-        mail: Mail,
-    ) -> Result<Mail, CollectiveError> {
+    fn serve_until_done(&self, links: &Links, worker: usize, mail: Mail) -> Result<Mail, CollectiveError> {
         let group = links.of_worker(worker);
         // If a call fails, its buffers are lost, and the others are not freed either: this rank's worker may be inside
         // a phase, whose end checks the live allocations.
@@ -232,9 +213,9 @@ impl Server {
                 Push::Gradient => {
                     gradient = Kept::new(group.recv(Kept::into_inner(gradient), worker, tag).wait()?);
                     let factor = header.view().range(1..2);
-                    self.apply(whole, worker, Some((gradient.view(), factor)), numbers)
+                    self.apply(worker, Some((gradient.view(), factor)), numbers)?
                 }
-                _ => self.apply(whole, worker, None, numbers),
+                _ => self.apply(worker, None, numbers)?,
             };
             self.answer(links, worker, parameters.view_mut())?;
             self.device.upload(&[stale as f32], staleness.view_mut());

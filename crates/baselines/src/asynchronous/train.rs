@@ -117,9 +117,9 @@ impl Recorder<'_, '_> {
             loss: pushes.loss(),
             targets: None,
             grad_norm: pushes.grad_norm(),
-            loss_scale: done.loss_scale,
-            skipped: done.skipped,
-            lr: done.lr,
+            loss_scale: done.outcome.loss_scale,
+            skipped: done.outcome.skipped,
+            lr: done.outcome.lr,
             tokens: self.started.tokens + (pushes.total - self.started.step * ranks) * tokens_per_push,
             step_s: step_s.as_secs_f64(),
             tokens_per_s: (pushes.count * tokens_per_push) as f64 / since_last_line,
@@ -130,7 +130,7 @@ impl Recorder<'_, '_> {
             staleness: Some(pushes.staleness(done.waited_s)),
         };
         self.files.write(&record)?;
-        record.observed(done.next_loss_scale, self.observer);
+        record.observed(done.outcome.next_loss_scale, self.observer);
         Ok(())
     }
 }

@@ -1,9 +1,9 @@
 //! Data parallelism in one process, like `torch.nn.DataParallel`: replicate, scatter, parallel_apply, gather.
 //!
-//! Device 0 holds parameters, gradients and optimizer states. In every step the batch is scattered from it, the
-//! parameters are copied to the other devices into memory that exists for the step, each device runs forward on its
-//! part, the outputs are gathered on device 0, which takes the loss and scatters its derivative, each device runs
-//! backward, gradients are added up on device 0 (along the tree of every reduction here), and it updates.
+//! Device 0 holds parameters, gradients and optimizer states. In every step each device takes its part of the batch, the
+//! parameters are copied to the other devices, each device runs forward on its part, the outputs are gathered on device
+//! 0, which takes the loss and scatters its derivative, each device runs backward, gradients are added up on device 0
+//! (along the tree of every reduction here), and it updates.
 //!
 //! The outputs of a language model are logits, `[batch * seq, vocab]`, the largest tensor of a small model: that all
 //! of them lie on device 0 is why its memory runs full first. With `loss_in_forward` each device takes its own loss,
@@ -13,7 +13,8 @@
 //! and their derivatives 2 L (N - 1) / N. DDP moves 2 P (N - 1) / N a rank, keeps P resident everywhere, and no
 //! device is special.
 
-mod device;
+mod head;
+mod replica;
 
 use std::sync::Arc;
 
@@ -23,14 +24,22 @@ use phalanx_collectives::{
 };
 use phalanx_cpu::Cpu;
 use phalanx_cpu::Options as Computing;
-use phalanx_plan::{ChunkError, Disagreement, MemoryError, MemoryPlan, Peak, compare, plan_memory};
-use phalanx_tensor::{Arena, Device, Region, View, refused_thread};
-
-use device::Replica;
+use phalanx_optim::Verdict;
+use phalanx_plan::{
+    ChunkError, ChunkSize, Disagreement, MemoryError, MemoryPlan, Mesh, Peak, compare, plan_memory,
+};
+use phalanx_tensor::{Arena, Device, IGNORED, Region, refused_thread};
+use phalanx_trace::PhaseName;
 use phalanx_train::RunError;
-use phalanx_train::rank::Batch;
+use phalanx_train::groups::GroupSource;
+use phalanx_train::rank::{Batch, Rank};
 use phalanx_train::spec::Spec;
-use phalanx_train::state::{imported, initial};
+use phalanx_train::step::Outcome;
+
+use replica::DeviceReplica;
+
+/// The device that holds the state.
+const ROOT: usize = 0;
 
 /// The plan of a run: its specification and the memory of each device.
 #[derive(Clone)]
@@ -128,25 +137,11 @@ pub enum DataParallelError {
     },
 }
 
-/// The results of a step.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Outcome {
-    /// Mean loss over the batch, before the update.
-    pub loss: f32,
-    /// Gradient norm, before clipping and without the loss scale.
-    pub grad_norm: f32,
-    /// Learning rate.
-    pub lr: f64,
-    /// Whether gradients overflowed (f16) and nothing was updated.
-    pub skipped: bool,
-    /// Loss scale of the step; 1 without one.
-    pub loss_scale: f32,
-}
-
 /// The devices of one process, with one model copied to all of them in each step.
 pub struct DataParallel {
     /// The devices; during a step, each is driven by its own thread.
-    replicas: Vec<(Endpoint, Replica)>,
+    replicas: Vec<(Endpoint, DeviceReplica)>,
+    spec: Spec,
     steps: u64,
 }
 
@@ -174,13 +169,19 @@ impl DataParallel {
             return Err(DataParallelError::Head);
         }
         let mut traces = Vec::new();
+        let of_devices = on_devices(spec, devices)?;
         for rank in 0..devices {
             let device = Device::meta(spec.threads);
             let recorder = Arc::clone(device.recorder().expect("Meta records"));
-            let group: Arc<dyn Group> = Arc::new(MetaGroup::new("devices", rank, devices, recorder));
-            let mut replica = Replica::new(device.clone(), group, spec, loss_in_forward)?;
-            let whole = Batch::with_rows(batch, spec.seq);
-            replica.step(1, (rank == 0).then_some(&whole)).expect("nothing fails on Meta");
+            let group = Arc::new(MetaGroup::new("devices", rank, devices, Arc::clone(&recorder)));
+            let source = GroupSource::Meta(recorder, rank);
+            let mut replica = DeviceReplica::new(&device, &source, group, &of_devices, loss_in_forward);
+            match rank {
+                ROOT => replica.rank.load(|_, _, _, _, _| Ok(())).expect("nothing fails on Meta"),
+                _ => device.phase(PhaseName::Load, || ()),
+            }
+            let part = Batch::with_rows(of_devices.micro_batch_size, spec.seq);
+            replica.step(1, &part, spec.targets_per_step, 1.0).expect("nothing fails on Meta");
             traces.push(device.take_trace(rank));
         }
         compare(&traces)?;
@@ -194,9 +195,10 @@ impl DataParallel {
     /// # Errors
     /// When the system does not have that much memory.
     pub fn new(plan: &DataParallelPlan, isa: Isa) -> Result<DataParallel, DataParallelError> {
-        let spec = &plan.spec;
+        let (spec, devices) = (&plan.spec, plan.devices());
+        let of_devices = on_devices(spec, devices)?;
         let mut replicas = Vec::new();
-        for (rank, endpoint) in threads(plan.devices()).into_iter().enumerate() {
+        for (rank, endpoint) in threads(devices).into_iter().enumerate() {
             // Every call is waited for at once, so a thread for it would gain nothing.
             let endpoint = endpoint.with_options(Options { overlap: false, isa, ..Options::default() });
             let memory = plan.memory[rank].clone();
@@ -206,13 +208,15 @@ impl DataParallel {
             let cpu = Cpu::with_options(Computing { isa, ..Computing::new(spec.threads) })
                 .map_err(DataParallelError::Threads)?;
             let device = Device::new(cpu, Arena::replaying(memory, region));
-            let group: Arc<dyn Group> = match plan.devices() {
+            let group: Arc<dyn Group> = match devices {
                 1 => Arc::new(Solo::new("devices").with_isa(isa)),
                 _ => endpoint.group("devices"),
             };
-            replicas.push((endpoint, Replica::new(device, group, spec, plan.loss_in_forward)?));
+            let source = GroupSource::Host(&endpoint);
+            let replica = DeviceReplica::new(&device, &source, group, &of_devices, plan.loss_in_forward);
+            replicas.push((endpoint, replica));
         }
-        Ok(DataParallel { replicas, steps: 0 })
+        Ok(DataParallel { replicas, spec: spec.clone(), steps: 0 })
     }
 
     /// Fills parameters with initial values from the seed.
@@ -220,8 +224,7 @@ impl DataParallel {
     /// # Errors
     /// When the system starts no more threads.
     pub fn initialise(&mut self, seed: u64) -> Result<(), RunError> {
-        let replica = &mut self.replicas[0].1;
-        replica.load(initial(seed, replica.spec.threads))
+        self.replicas[ROOT].1.rank.initialise(seed)
     }
 
     /// Fills parameters with the weights of a Hugging Face directory.
@@ -229,8 +232,7 @@ impl DataParallel {
     /// # Errors
     /// A tensor that is missing, of another shape, or unreadable.
     pub fn import(&mut self, dir: &HuggingFaceDir) -> Result<(), RunError> {
-        let replica = &mut self.replicas[0].1;
-        replica.load(imported(dir, Arc::clone(&replica.spec.model)))
+        self.replicas[ROOT].1.rank.import(dir)
     }
 
     /// Runs one step on a batch of tokens and targets `[batch, seq]`.
@@ -242,16 +244,19 @@ impl DataParallel {
     /// When a device's thread panics; the others end with it.
     pub fn step(&mut self, batch: &Batch) -> Result<Outcome, DataParallelError> {
         self.steps += 1;
-        let number = self.steps;
+        let (number, targets) = (self.steps, self.spec.targets_per_step);
+        assert_eq!(batch.counted_targets(), targets, "the loss here is a mean over the planned targets");
+        let scale = self.replicas[ROOT].1.rank.loss_scale();
+        let parts = parts(batch, self.replicas.len(), self.spec.seq);
         let (first, others) = self.replicas.split_first_mut().expect("there is a device");
-        let drive = |(endpoint, replica): &mut (Endpoint, Replica), batch: Option<&Batch>| {
+        let drive = |(endpoint, replica): &mut (Endpoint, DeviceReplica), part: &Batch| {
             let _guard = Guard(endpoint);
-            replica.step(number, batch)
+            replica.step(number, part, targets, scale)
         };
-        std::thread::scope(|scope| {
+        let (outcome, verdict) = std::thread::scope(|scope| {
             let mut spawned = Vec::new();
-            for other in others {
-                let work = move || drive(other, None).map(drop);
+            for (other, part) in others.iter_mut().zip(&parts[1..]) {
+                let work = move || drive(other, part).map(drop);
                 let started = std::thread::Builder::new().spawn_scoped(scope, work).map_err(|error| {
                     let error = refused_thread("a thread for a device", &error);
                     // Devices that were already started wait for this one.
@@ -260,38 +265,59 @@ impl DataParallel {
                 });
                 spawned.push(started?);
             }
-            let outcome = drive(first, Some(batch));
+            let outcome = drive(first, &parts[ROOT]);
             for thread in spawned {
                 match thread.join() {
                     Ok(done) => done?,
                     Err(panic) => std::panic::resume_unwind(panic),
                 }
             }
-            outcome.map(|outcome| outcome.expect("device 0 has an outcome"))
-        })
+            Ok::<_, DataParallelError>(outcome?.expect("the first device has an outcome"))
+        })?;
+        if verdict == Verdict::Stuck {
+            let Outcome { loss, grad_norm, lr, .. } = outcome;
+            return Err(DataParallelError::NonFinite { step: number, loss, grad_norm, lr });
+        }
+        Ok(outcome)
     }
 
-    /// The parameters, f32, each with its name.
-    pub fn parameters(&self) -> Vec<(String, Vec<f32>)> {
-        self.replicas[0].1.parameters()
-    }
-
-    /// Calls `see` with device 0 and the gradient of each parameter in the last step, which is still multiplied by the
-    /// loss scale.
-    pub fn gradients(&self, see: impl FnMut(&Device, usize, View)) {
-        self.replicas[0].1.gradients(see);
+    /// The first device, which holds parameters, the sum of the gradients, and optimizer states.
+    pub fn root(&self) -> &Rank {
+        &self.replicas[ROOT].1.rank
     }
 
     /// For each device: the statistics of its communication since the last call.
     pub fn take_statistics(&self) -> Vec<Statistics> {
-        self.replicas.iter().map(|(_, replica)| replica.take_statistics()).collect()
+        self.replicas.iter().map(|(_, replica)| replica.group.take_statistics()).collect()
     }
 
     /// For each device: the measured peak.
     pub fn peaks(&self) -> Vec<Peak> {
-        let peak = |(_, replica): &(Endpoint, Replica)| replica.peak();
-        self.replicas.iter().map(peak).collect()
+        let peak = |(_, replica): &(Endpoint, DeviceReplica)| replica.rank.device().arena().peak();
+        self.replicas.iter().map(|of| peak(of).expect("a planned arena measures its peak")).collect()
     }
+}
+
+/// The run of a batch that is cut over devices, with the whole model in one chunk. The last parts may be smaller, and padded.
+fn on_devices(spec: &Spec, devices: usize) -> Result<Spec, ChunkError> {
+    let micro_batch_size = spec.micro_batch_size.div_ceil(devices);
+    let mesh = Mesh { data: devices, ..spec.mesh };
+    Spec { mesh, micro_batch_size, ..spec.clone() }.with_chunks(ChunkSize::Elements(u64::MAX))
+}
+
+/// The parts of a batch; rows beyond it are padding, whose targets are ignored.
+fn parts(batch: &Batch, devices: usize, seq: usize) -> Vec<Batch> {
+    let elements = (batch.tokens.len() / seq).div_ceil(devices) * seq;
+    let part = |of: &[u32], device: usize, padding: u32| {
+        let mut part: Vec<u32> = of.chunks(elements).nth(device).unwrap_or_default().to_vec();
+        part.resize(elements, padding);
+        part
+    };
+    let one = |device| Batch {
+        tokens: part(&batch.tokens, device, 0),
+        targets: part(&batch.targets, device, IGNORED),
+    };
+    (0..devices).map(one).collect()
 }
 
 /// Ends the job when the thread of a device unwinds, so that no other waits for it.

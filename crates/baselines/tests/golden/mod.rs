@@ -54,6 +54,11 @@ pub fn run_synchronous(rank: &mut Rank, spec: &Spec, done: u64, steps: &[Vec<Vec
         grad_norms.push(outcome.grad_norm);
     }
     rank.save(|_, _| Ok(())).unwrap();
+    Synchronous { losses, grad_norms, state: state_of(rank, spec) }
+}
+
+/// What a rank holds of one stage.
+pub fn state_of(rank: &Rank, spec: &Spec) -> State {
     let mut state = State::new();
     let [stage] = rank.stages() else { panic!("one stage") };
     let names = ["parameters"].into_iter().chain(spec.optimizer.states().iter().copied());
@@ -64,5 +69,5 @@ pub fn run_synchronous(rank: &mut Rank, spec: &Spec, done: u64, steps: &[Vec<Vec
             state.insert(format!("{name}/{}", stage.network.parameters[piece.parameter].name), out);
         }
     }
-    Synchronous { losses, grad_norms, state }
+    state
 }

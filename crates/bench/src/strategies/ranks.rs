@@ -93,7 +93,7 @@ fn asynchronous(
 ) -> Result<RankFigures> {
     let (spec, memory) = (&plan.spec, &plan.of(setup.rank).memory);
     let StepCounts { seed, warmup, steps } = counts;
-    let links = Links::new(&setup.source, spec.world_size());
+    let links = Links::new(&setup.source, spec);
     let mut engine =
         Asynchronous::new(setup.device.clone(), server_device(&setup.device), links, spec, max_staleness);
     engine.initialise(seed)?;
@@ -114,7 +114,7 @@ fn asynchronous(
     let timed = &all[warmup..];
     Ok(RankFigures {
         step_s: timed.iter().map(|(seconds, _)| *seconds).collect(),
-        losses: timed.iter().map(|(_, done)| done.loss).collect(),
+        losses: timed.iter().map(|(_, done)| done.outcome.loss).collect(),
         sent_bytes: timed.iter().map(|(_, done)| done.sent_bytes).sum::<u64>() / timed.len() as u64,
         exposed_s: timed.iter().map(|(_, done)| done.waited_s).sum::<f64>() / timed.len() as f64,
         planned: planned_peak(memory),
@@ -147,8 +147,7 @@ pub fn data_parallel(plan: &DataParallelPlan, isa: Isa, counts: StepCounts) -> R
             losses.push(outcome.loss);
         }
         if gradients.is_none() && !outcome.skipped {
-            let scale = Some(outcome.loss_scale);
-            gradients = Some(GradientSketch::of_devices(&engine, number as u64, scale)?);
+            gradients = Some(GradientSketch::of_rank(engine.root(), number as u64, outcome.loss_scale)?);
         }
     }
     let devices = plan.memory.iter().zip(engine.peaks()).zip(engine.take_statistics());

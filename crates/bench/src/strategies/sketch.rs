@@ -8,19 +8,13 @@
 use std::collections::BTreeMap;
 
 use anyhow::Result;
-use half::{bf16, f16};
-use phalanx_baselines::data_parallel::DataParallel;
 use phalanx_parallel::zero::Extent;
 use phalanx_random::{GOLDEN, mix};
-use phalanx_tensor::{DType, Device, Element, View};
 use phalanx_train::rank::Rank;
 use serde::{Deserialize, Serialize};
 
 /// Number of random vectors.
 pub const PROJECTIONS: usize = 16;
-
-/// Elements that are downloaded at once.
-const WINDOW: usize = 1 << 16;
 
 /// The projections of one gradient.
 pub type Projections = [f64; PROJECTIONS];
@@ -59,23 +53,6 @@ impl GradientSketch {
         Ok(sketch)
     }
 
-    /// The gradients of the last step of DataParallel, which device 0 holds.
-    ///
-    /// # Errors
-    /// When the device failed.
-    pub fn of_devices(engine: &DataParallel, step: u64, loss_scale: Option<f32>) -> Result<GradientSketch> {
-        let mut sketch = GradientSketch { step, ..GradientSketch::default() };
-        let mut result = Ok(());
-        engine.gradients(|device, parameter, gradient| {
-            if result.is_ok() {
-                result = windows(device, gradient, |start, values| {
-                    sketch.add(parameter, start, values, loss_scale);
-                });
-            }
-        });
-        result.map(|()| sketch)
-    }
-
     /// Adds elements of a gradient; `first` is the index of the first of them in the whole parameter.
     fn add(&mut self, parameter: usize, first: u64, values: &[f32], loss_scale: Option<f32>) {
         let sums = self.parameters.entry(parameter).or_default();
@@ -108,25 +85,6 @@ pub fn norm(of: &Projections) -> f64 {
 /// Estimates the norm of the difference of two gradients.
 pub fn distance(a: &Projections, b: &Projections) -> f64 {
     norm(&std::array::from_fn(|k| a[k] - b[k]))
-}
-
-/// Downloads a view of floats and passes it on in windows, each with the index of its first element.
-fn windows(device: &Device, view: View, mut see: impl FnMut(u64, &[f32])) -> Result<()> {
-    fn of<T: Element + Default + Into<f32>>(device: &Device, view: View) -> Result<Vec<f32>> {
-        let mut out = vec![T::default(); view.elements()];
-        device.download(view, &mut out)?;
-        Ok(out.into_iter().map(Into::into).collect())
-    }
-    for start in (0..view.elements()).step_by(WINDOW) {
-        let window = view.range(start..(start + WINDOW).min(view.elements()));
-        let values = match view.dtype() {
-            DType::BF16 => of::<bf16>(device, window)?,
-            DType::F16 => of::<f16>(device, window)?,
-            _ => of::<f32>(device, window)?,
-        };
-        see(start as u64, &values);
-    }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -31,6 +31,7 @@ mod gradients;
 mod host_update;
 mod in_backward;
 mod in_place;
+mod lent;
 mod order;
 mod parameters;
 mod prefetch;
@@ -99,6 +100,8 @@ pub struct Options {
     /// Whether each chunk is updated within backward, as soon as its gradient is reduced. For one micro-batch, with gradients
     /// that are neither clipped nor scaled.
     pub update_in_backward: bool,
+    /// Whether parameters are updated here. A copy that another updates has no optimizer states and no master weights.
+    pub is_updated: bool,
 }
 
 /// Where parameters lie in chunks, and which chunks each block uses. It does not change during a run.
@@ -261,7 +264,7 @@ impl Zero {
         let elements = (0..map.chunk_count()).map(|c| Elements {
             updated: update::stepped(&map, options.stage, c).len(),
             gradients: stored_elements(&map, &options, c),
-            is_trained: c < map.trained,
+            is_updated: c < map.trained && options.is_updated,
         });
         let order = UpdateOrder::new(&map, &options);
         let states = States::new(device, &options, elements, &order);

@@ -13,7 +13,7 @@ use super::{Map, Options};
 use crate::tiles::Arriving;
 
 /// One chunk of parameters.
-enum Chunk {
+pub(super) enum Chunk {
     /// Every rank has all of it.
     Whole(Tensor),
     /// All of it; the updated parts of the other ranks are being received.
@@ -44,7 +44,7 @@ pub(super) struct Source<'a> {
 }
 
 pub(super) struct ParameterChunks {
-    chunks: Vec<Chunk>,
+    pub(super) chunks: Vec<Chunk>,
     /// Element type, in memory and in collectives.
     compute: DType,
     /// The current phase: its order of uses is prefetched.

@@ -80,8 +80,8 @@ pub(super) struct Elements {
     pub(super) updated: usize,
     /// Those of gradients outside of device memory.
     pub(super) gradients: usize,
-    /// Whether the chunk is trained: else it has parameters alone.
-    pub(super) is_trained: bool,
+    /// Whether the chunk is updated: else it has parameters alone.
+    pub(super) is_updated: bool,
 }
 
 /// Whether kernels of the device compute in this memory.
@@ -105,7 +105,7 @@ impl States {
         let is_updated_on_host = |lies: ChunkResidence| has_own_host && lies.optimizer != Memory::Device;
         let chunk = |(chunk, elements): (usize, Elements)| {
             let mut parts = parts(residence.of(chunk), states, *precision);
-            parts.retain(|(role, ..)| elements.is_trained || *role == Role::Parameters);
+            parts.retain(|(role, ..)| elements.is_updated || *role == Role::Parameters);
             let slot = |part: (Role, DType, Memory)| {
                 let elements = if part.0 == Role::Gradients { elements.gradients } else { elements.updated };
                 Slot::new(device, part, elements, *buffer)

@@ -36,7 +36,7 @@ const MAY_IMPORT: [(&str, &str); 27] = [
         "trace random host plan simd tensor cpu collectives layers optim parallel models checkpoint \
          data files",
     ),
-    ("baselines", "trace plan tensor cpu collectives layers optim checkpoint train"),
+    ("baselines", "trace plan tensor cpu collectives layers optim parallel checkpoint train"),
     (
         "bench",
         "trace random plan simd tensor cpu collectives layers optim parallel models checkpoint data \
