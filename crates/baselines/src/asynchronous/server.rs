@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use phalanx_collectives::CollectiveError;
 use phalanx_optim::LearningRate;
-use phalanx_plan::Stage;
+use phalanx_plan::{Precision, Stage};
 use phalanx_tensor::{Device, View, ViewMut};
 use phalanx_train::Groups;
 use phalanx_train::rank::Rank;
@@ -36,7 +36,7 @@ pub(super) struct Server {
 
 /// The state that the lock guards.
 pub(super) struct Served {
-    /// Parameters and optimizer states of the range, as the shard of a rank under ZeRO-3.
+    /// Parameters and optimizer states of the range, in f32, as the shard of a rank under ZeRO-3.
     pub(super) rank: Rank,
     /// Updates applied.
     pub(super) version: u64,
@@ -55,7 +55,14 @@ impl Server {
     /// Allocates the server's shard of a model that `spec` holds in one chunk.
     pub(super) fn new(device: Device, groups: Groups, spec: &Spec, max_staleness: u64) -> Server {
         let (ranks, range) = (spec.world_size(), part(spec, groups.world.rank()));
-        let sharded = Spec { stage: Stage::Three, micro_batches: 1, ..spec.clone() };
+        // It stores no gradient: each is applied as it arrives.
+        let sharded = Spec {
+            stage: Stage::Three,
+            precision: Precision::F32,
+            micro_batches: 1,
+            update_in_backward: true,
+            ..spec.clone()
+        };
         let rank = Rank::allocate(device.clone(), groups, &sharded, spec.whole(), &BTreeMap::new(), None);
         let served = Served {
             rank: rank.expect("there are no links to connect between processors"),
@@ -109,12 +116,7 @@ impl Server {
 
     /// Applies a push of `worker`: gradient and clip factor, or None for a skipped step; `numbers` are its loss and
     /// gradient norm. Returns its staleness: the updates by other workers since its last answer.
-    pub(super) fn apply(
-        &self,
-        worker: usize,
-        push: Option<(View, View)>,
-        numbers: [f32; 2],
-    ) -> Result<u64, CollectiveError> {
+    pub(super) fn apply(&self, worker: usize, push: Option<(View, View)>, numbers: [f32; 2]) -> u64 {
         let mut served = self.lock();
         let served = &mut *served;
         let staleness = served.version - served.seen[worker];
@@ -122,16 +124,11 @@ impl Server {
         if let Some((gradient, factor)) = push {
             served.version += 1;
             let lr = self.lr(served.version, served.pushed.len());
-            let zero = served.rank.zero();
-            zero.lend_gradients(|mut own| {
-                put(&self.device, gradient, own.view_mut());
-                Ok(own)
-            })?;
-            zero.update(served.version, lr as f32, factor)?;
+            served.rank.zero().update_with(served.version, lr as f32, gradient, factor);
         }
         served.pushed[worker] += 1;
         self.changed.notify_all();
-        Ok(staleness)
+        staleness
     }
 
     /// Reads the parameters of the range for the next step of `worker`, as soon as the staleness bound allows it to
@@ -164,7 +161,7 @@ impl Server {
     /// Reads the current parameters of the range.
     pub(super) fn read(&self, served: &mut Served, mut to: ViewMut) -> Result<(), CollectiveError> {
         served.rank.zero().lend_parameters(|own| {
-            self.device.copy(own.view(), to.reborrow());
+            put(&self.device, own.view(), to.reborrow());
             Ok(own)
         })
     }
@@ -213,9 +210,9 @@ impl Server {
                 Push::Gradient => {
                     gradient = Kept::new(group.recv(Kept::into_inner(gradient), worker, tag).wait()?);
                     let factor = header.view().range(1..2);
-                    self.apply(worker, Some((gradient.view(), factor)), numbers)?
+                    self.apply(worker, Some((gradient.view(), factor)), numbers)
                 }
-                _ => self.apply(worker, None, numbers)?,
+                _ => self.apply(worker, None, numbers),
             };
             self.answer(links, worker, parameters.view_mut())?;
             self.device.upload(&[stale as f32], staleness.view_mut());

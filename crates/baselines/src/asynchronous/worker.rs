@@ -162,7 +162,7 @@ impl Worker {
             }
             // This rank's server needs no message.
             let own = (push == Push::Gradient).then(|| (gradients.range(here.clone()), own_factor));
-            staleness[number] = server.apply(number, own, numbers)?;
+            staleness[number] = server.apply(number, own, numbers);
             Ok(())
         })?;
         let mut in_flight = others.iter().zip(in_flight);

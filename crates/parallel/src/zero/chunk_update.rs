@@ -38,7 +38,7 @@ impl Zero {
             None => {
                 for (t, tile) in tiles {
                     self.states.enter((c, t))?;
-                    self.update_tile((c, t), tile, step, factor);
+                    self.update_tile((c, t), tile, step, factor, None);
                     self.states.leave()?;
                 }
                 self.publish_updated(c)

@@ -182,8 +182,15 @@ impl Zero {
         }
     }
 
-    /// Updates elements `tile` of this rank's part of a chunk.
-    pub(super) fn update_tile(&mut self, at: Tile, tile: Range<usize>, step: Step, factor: View) {
+    /// Updates elements `tile` of this rank's part of a chunk, with its gradient or with one that is `given` for these elements.
+    pub(super) fn update_tile(
+        &mut self,
+        at: Tile,
+        tile: Range<usize>,
+        step: Step,
+        factor: View,
+        given: Option<View>,
+    ) {
         let Step { number, lr, applies } = step;
         let c = at.0;
         let first = stepped(&self.map, self.options.stage, c).start;
@@ -193,8 +200,10 @@ impl Zero {
             let inside = segment.in_chunk.start as usize..segment.in_chunk.end as usize;
             let local = inside.start - first..inside.end - first;
             let Updated { states, master, parameters, gradient } = self.states.updated(at, &local);
-            let gradient = gradient.unwrap_or_else(|| match &in_place {
-                Some(window) => window.view().range(inside.start - range.start..inside.end - range.start),
+            let of_range = inside.start - range.start..inside.end - range.start;
+            let window = given.or(in_place.as_ref().map(|window| window.view()));
+            let gradient = gradient.unwrap_or_else(|| match window {
+                Some(window) => window.range(of_range),
                 None => self.gradients.summed_in_buffer(&self.map, c, inside.clone()),
             });
             let own = parameters.unwrap_or_else(|| self.parameters.part_mut(&self.map, c, &inside));
