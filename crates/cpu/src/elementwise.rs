@@ -4,6 +4,7 @@
 use std::ops::Range;
 
 use phalanx_simd::{Isa, Lanes, Number, vectorized};
+use phalanx_tensor::operations::CopyColumns;
 use phalanx_tensor::{View, ViewMut};
 use phalanx_trace::DType;
 
@@ -47,6 +48,22 @@ pub(crate) fn fill_slice<T: Copy + Send + Sync>(cpu: &Cpu, x: &mut [T], value: T
 pub(crate) fn copy(cpu: &Cpu, from: &[u8], to: &mut [u8]) {
     assert_eq!(from.len(), to.len());
     cpu.over_mut(to, 16 * GRAIN, |range, to| to.copy_from_slice(&from[range]));
+}
+
+/// Columns of the narrower of two matrices.
+pub(crate) fn copy_columns(cpu: &Cpu, o: CopyColumns) {
+    let ([rows, columns], size) = (o.extents(), o.to.dtype().bytes());
+    let [from_row, to_row] = [o.from.shape(), o.to.shape()].map(|shape| shape.rows_cols()[1] * size);
+    let (from, to) = (bytes(&o.from), Shards::new(bytes_mut(o.to)));
+    let (read, written, length) = (o.from_first * size, o.to_first * size, columns * size);
+    cpu.over(rows, (16 * GRAIN / length.max(1)).max(1), |rows| {
+        for row in rows {
+            let at = row * to_row + written;
+            // SAFETY: rows do not overlap, and each is given to one thread by `over`.
+            let to = unsafe { to.piece(at..at + length) };
+            to.copy_from_slice(&from[row * from_row + read..][..length]);
+        }
+    });
 }
 
 /// `to = from`, rounded.

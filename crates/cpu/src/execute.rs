@@ -45,6 +45,7 @@ impl Cpu {
             Elementwise::Copy(o) => {
                 elementwise::copy(self, elementwise::bytes(&o.from), elementwise::bytes_mut(o.to));
             }
+            Elementwise::CopyColumns(o) => elementwise::copy_columns(self, o),
             Elementwise::Convert(o) => elementwise::convert(self, o.from, o.to),
             Elementwise::Add(o) => elementwise::add(self, o.from, o.into),
             Elementwise::Scaled(o) => {

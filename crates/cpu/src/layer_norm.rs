@@ -1,4 +1,4 @@
-//! Layer norm over the last dimension (Ba et al., arXiv 1607.06450), forward and backward.
+//! Layer norm over the last dimension (Ba et al., arXiv 1607.06450), forward and backward. RMS norm is the same with a mean of 0.
 //!
 //! A row is read from memory once; its mean, its variance around that mean and the result are three
 //! passes over the cache. Sums go through 16 lanes by position, so a row's result depends on the row alone.
@@ -23,9 +23,10 @@ fn rows_together(hidden: usize) -> usize {
 
 /// `y = (x - mean) * rstd * gamma (+ beta)` per row; x, y `[rows, hidden]`, mean and rstd `[rows]` in f32 (overwrites).
 pub(crate) fn layer_norm(cpu: &Cpu, call: LayerNorm) {
-    let LayerNorm { x, gamma, beta, eps, y, statistics: [mean, rstd] } = call;
+    let LayerNorm { x, gamma, beta, eps, y, mean, rstd } = call;
     let [rows, hidden] = x.shape().rows_cols();
-    let (mean, rstd) = (Shards::new(mean.into_slice::<f32>()), Shards::new(rstd.into_slice::<f32>()));
+    let mean = mean.map(|mean| Shards::new(mean.into_slice::<f32>()));
+    let rstd = Shards::new(rstd.into_slice::<f32>());
     by_float!(x.dtype(), T => {
         let (x, gamma, beta) = (x.as_slice::<T>(), gamma.as_slice(), beta.map(|beta| beta.as_slice()));
         let y = Shards::new(y.into_slice::<T>());
@@ -33,14 +34,14 @@ pub(crate) fn layer_norm(cpu: &Cpu, call: LayerNorm) {
             let flat = rows.start * hidden..rows.end * hidden;
             // SAFETY: row ranges are disjoint, and so are their pieces of y, mean and rstd.
             let (y, mean, rstd) =
-                unsafe { (y.piece(flat.clone()), mean.piece(rows.clone()), rstd.piece(rows)) };
+                unsafe { (y.piece(flat.clone()), mean.as_ref().map(|mean| mean.piece(rows.clone())), rstd.piece(rows)) };
             forward_rows(cpu.isa, &x[flat], gamma, beta, eps, y, mean, rstd);
         });
     });
 }
 
 vectorized!(fn forward_rows<T: Float>(
-    x: &[T], gamma: &[T], beta: Option<&[T]>, eps: f32, y: &mut [T], mean: &mut [f32], rstd: &mut [f32],
+    x: &[T], gamma: &[T], beta: Option<&[T]>, eps: f32, y: &mut [T], mean: Option<&mut [f32]>, rstd: &mut [f32],
 ) = forward_rows_body);
 #[inline(always)]
 fn forward_rows_body<L: Lanes, T: Float>(
@@ -49,28 +50,33 @@ fn forward_rows_body<L: Lanes, T: Float>(
     beta: Option<&[T]>,
     eps: f32,
     y: &mut [T],
-    mean: &mut [f32],
+    mut mean: Option<&mut [f32]>,
     rstd: &mut [f32],
 ) {
     let hidden = gamma.len();
     assert!(beta.is_none_or(|beta| beta.len() == hidden));
     let together = rows_together(hidden);
     let blocks = x.chunks(together * hidden).zip(y.chunks_mut(together * hidden));
-    for ((x, y), (mean, rstd)) in blocks.zip(mean.chunks_mut(together).zip(rstd.chunks_mut(together))) {
+    for (number, ((x, y), rstd)) in blocks.zip(rstd.chunks_mut(together)).enumerate() {
         let rows = || x.chunks_exact(hidden);
+        let mut means = [0f32; ROWS];
         // SAFETY: compiled for L; all are rows of `hidden` elements.
         unsafe {
-            for (x, m) in rows().zip(mean.iter_mut()) {
-                *m = lanes::sum_row!(L, hidden, |at, count| load::<L, T>(x, at, count)) / hidden as f32;
+            if let Some(mean) = &mut mean {
+                for (x, m) in rows().zip(&mut means) {
+                    *m = lanes::sum_row!(L, hidden, |at, count| load::<L, T>(x, at, count)) / hidden as f32;
+                }
+                mean[number * together..][..rstd.len()].copy_from_slice(&means[..rstd.len()]);
             }
-            for (x, (m, r)) in rows().zip(mean.iter().zip(rstd.iter_mut())) {
+            for (x, (m, r)) in rows().zip(means.iter().zip(rstd.iter_mut())) {
                 let squares = lanes::sum_row!(L, hidden, |at, count| {
                     let d = L::sub(load::<L, T>(x, at, count), L::splat(*m));
                     L::mul(d, d)
                 });
                 *r = 1.0 / (squares / hidden as f32 + eps).sqrt();
             }
-            for ((x, y), (m, r)) in rows().zip(y.chunks_exact_mut(hidden)).zip(mean.iter().zip(rstd.iter())) {
+            for ((x, y), (m, r)) in rows().zip(y.chunks_exact_mut(hidden)).zip(means.iter().zip(rstd.iter()))
+            {
                 by_lanes!(hidden, |at, count| {
                     let n = L::mul(L::sub(load::<L, T>(x, at, count), L::splat(*m)), L::splat(*r));
                     let shift = beta.map_or(L::splat(0.0), |beta| load::<L, T>(beta, at, count));
@@ -87,24 +93,26 @@ fn forward_rows_body<L: Lanes, T: Float>(
 struct NormalizedRows<'a, T> {
     x: &'a [T],
     gamma: &'a [T],
-    mean: &'a [f32],
+    /// None for RMS norm.
+    mean: Option<&'a [f32]>,
     rstd: &'a [f32],
 }
 
 /// With `n = (x - mean) * rstd` and `d = dy * gamma`:
 /// `dx (+)= rstd * (d - avg(d) - n * avg(d * n))`, `dgamma (+)= sum of dy * n`, `dbeta (+)= sum of dy`, where
-/// they are wanted.
+/// they are wanted. RMS norm has a mean of 0, and no avg(d).
 pub(crate) fn layer_norm_backward(cpu: &Cpu, call: LayerNormBackward) {
-    let LayerNormBackward { x, gamma, statistics: [mean, rstd], dy, dx, gradients, .. } = call;
+    let LayerNormBackward { x, gamma, mean, rstd, dy, dx, gradients, .. } = call;
     let [accumulate_input, accumulate_parameters] = [call.accumulate_input, call.accumulate_parameters];
     let [rows, hidden] = x.shape().rows_cols();
     by_float!(dy.dtype(), T => {
         let (x, gamma, dy) = (x.as_slice::<T>(), gamma.as_slice(), dy.as_slice());
-        let (mean, rstd) = (mean.as_slice(), rstd.as_slice());
+        let (mean, rstd) = (mean.map(|mean| mean.as_slice()), rstd.as_slice());
         let dx = Shards::new(dx.into_slice::<T>());
         sum_blocks(cpu, rows, hidden, gradients, accumulate_parameters, |isa, rows, [dgamma, dbeta]| {
             let flat = rows.start * hidden..rows.end * hidden;
-            let block = NormalizedRows { x: &x[flat.clone()], gamma, mean: &mean[rows.clone()], rstd: &rstd[rows] };
+            let mean = mean.map(|mean| &mean[rows.clone()]);
+            let block = NormalizedRows { x: &x[flat.clone()], gamma, mean, rstd: &rstd[rows] };
             // SAFETY: blocks of rows are disjoint.
             let dx = unsafe { dx.piece(flat.clone()) };
             backward_rows(isa, block, &dy[flat], dx, accumulate_input, dgamma, dbeta);
@@ -130,8 +138,12 @@ fn backward_rows_body<L: Lanes, T: Float>(
     let together = rows_together(hidden);
     let (x, dy) = (x.chunks(together * hidden), dy.chunks(together * hidden));
     let blocks = x.zip(dy).zip(dx.chunks_mut(together * hidden));
-    for (((x, dy), dx), (mean, rstd)) in blocks.zip(mean.chunks(together).zip(rstd.chunks(together))) {
-        let rows = || x.chunks_exact(hidden).zip(dy.chunks_exact(hidden)).zip(mean.iter().zip(rstd));
+    for (number, (((x, dy), dx), rstd)) in blocks.zip(rstd.chunks(together)).enumerate() {
+        let mut means = [0f32; ROWS];
+        if let Some(mean) = mean {
+            means[..rstd.len()].copy_from_slice(&mean[number * together..][..rstd.len()]);
+        }
+        let rows = || x.chunks_exact(hidden).zip(dy.chunks_exact(hidden)).zip(means.iter().zip(rstd));
         // For each row: -rstd * avg(d) and -rstd * avg(d * n).
         let mut averages = [[0f32; 2]; ROWS];
         // SAFETY: compiled for L; all are rows of `hidden` elements.
@@ -145,7 +157,8 @@ fn backward_rows_body<L: Lanes, T: Float>(
                     sum_dn = L::mul_add(d, L::sub(load::<L, T>(x, at, count), m), sum_dn);
                 });
                 let scale = -r / hidden as f32;
-                *averages = [scale * lanes::sum::<L>(sum_d), scale * r * lanes::sum::<L>(sum_dn)];
+                let shift = if mean.is_some() { scale * lanes::sum::<L>(sum_d) } else { 0.0 };
+                *averages = [shift, scale * r * lanes::sum::<L>(sum_dn)];
             }
             for ((((x, dy), (m, r)), averages), dx) in rows().zip(&averages).zip(dx.chunks_exact_mut(hidden))
             {

@@ -1,4 +1,4 @@
-// fill, convert, add: each element by itself, bound by memory.
+// fill, copies of columns, convert, add: each element by itself, bound by memory.
 #include "numbers.cuh"
 
 // x = value, rounded.
@@ -28,5 +28,13 @@ extern "C" __global__ void add(const ELEMENT *from, OTHER *into, u64 n) {
 #pragma unroll
         for (int j = 0; j < 4; j++) y[j] += x[j];
         store4(into, i, n, into_aligned, y);
+    }
+}
+
+// Row by row, `columns` elements of rows that are `from_row` and `to_row` apart; n = rows * columns.
+extern "C" __global__ void copy_columns(const ELEMENT *from, u64 from_row, ELEMENT *to, u64 to_row, u64 columns, u64 n) {
+    for (u64 i = blockIdx.x * (u64)blockDim.x + threadIdx.x; i < n; i += gridDim.x * (u64)blockDim.x) {
+        const u64 row = i / columns, column = i % columns;
+        to[row * to_row + column] = from[row * from_row + column];
     }
 }

@@ -1,4 +1,5 @@
-// Layer norm over the last dimension, forward and backward: a warp computes a row.
+// Layer norm over the last dimension, forward and backward: a warp computes a row. Without a mean (null) it is RMS norm: the same
+// with a mean of 0.
 //
 // A lane has groups of four elements, 4 * WARP apart. Rows of whole groups, at most HELD of them for a lane, are read from memory
 // once and stay in registers; others are read for each pass. The sums are the same.
@@ -109,13 +110,16 @@ __device__ __forceinline__ void normalize(const ELEMENT *x, const ELEMENT *gamma
                                           f32 *rstd, u64 hidden, f32 eps) {
     Row<IN_REGISTERS> row;
     row.load(x, hidden);
-    f32 sum = 0.0f;
-    for_groups<IN_REGISTERS>(hidden, [&](u32 first) {
-        const Groups v = row.template get<WHOLE>(first, hidden);
+    f32 m = 0.0f;
+    if (mean) {
+        f32 sum = 0.0f;
+        for_groups<IN_REGISTERS>(hidden, [&](u32 first) {
+            const Groups v = row.template get<WHOLE>(first, hidden);
 #pragma unroll
-        for (int k = 0; k < AT_ONCE; k++) sum += (v.x[k][0] + v.x[k][1]) + (v.x[k][2] + v.x[k][3]);
-    });
-    const f32 m = warp_sum(sum) / (f32)hidden;
+            for (int k = 0; k < AT_ONCE; k++) sum += (v.x[k][0] + v.x[k][1]) + (v.x[k][2] + v.x[k][3]);
+        });
+        m = warp_sum(sum) / (f32)hidden;
+    }
     f32 squares = 0.0f;
     for_groups<IN_REGISTERS>(hidden, [&](u32 first) {
         const Groups v = row.template get<WHOLE>(first, hidden);
@@ -142,7 +146,7 @@ __device__ __forceinline__ void normalize(const ELEMENT *x, const ELEMENT *gamma
         store_groups<WHOLE>(y, first, hidden, v);
     });
     if (lane_index() == 0) {
-        *mean = m;
+        if (mean) *mean = m;
         *rstd = r;
     }
 }
@@ -154,16 +158,18 @@ extern "C" __global__ void __launch_bounds__(256, 2)
     const bool whole = hidden % 4 == 0 && is_aligned(x) && is_aligned(gamma) && is_aligned(beta) && is_aligned(y);
     FOR_ROWS(row, rows) {
         const u64 at = row * hidden;
+        f32 *own = mean ? mean + row : mean;
         if (whole && groups_of(hidden) <= HELD)
-            normalize<true, true>(x + at, gamma, beta, y + at, mean + row, rstd + row, hidden, eps);
-        else if (whole) normalize<true, false>(x + at, gamma, beta, y + at, mean + row, rstd + row, hidden, eps);
-        else normalize<false, false>(x + at, gamma, beta, y + at, mean + row, rstd + row, hidden, eps);
+            normalize<true, true>(x + at, gamma, beta, y + at, own, rstd + row, hidden, eps);
+        else if (whole) normalize<true, false>(x + at, gamma, beta, y + at, own, rstd + row, hidden, eps);
+        else normalize<false, false>(x + at, gamma, beta, y + at, own, rstd + row, hidden, eps);
     }
 }
 
 template <bool WHOLE, bool IN_REGISTERS>
-__device__ __forceinline__ void differentiate(const ELEMENT *x, const ELEMENT *gamma, f32 m, f32 r, const ELEMENT *dy, ELEMENT *dx,
-                                              u64 hidden, bool accumulate) {
+__device__ __forceinline__ void differentiate(const ELEMENT *x, const ELEMENT *gamma, const f32 *mean, f32 r, const ELEMENT *dy,
+                                              ELEMENT *dx, u64 hidden, bool accumulate) {
+    const f32 m = mean ? *mean : 0.0f;
     Row<IN_REGISTERS> xs, dys;
     xs.load(x, hidden);
     dys.load(dy, hidden);
@@ -183,7 +189,7 @@ __device__ __forceinline__ void differentiate(const ELEMENT *x, const ELEMENT *g
         }
     });
     const f32 scale = -r / (f32)hidden;
-    const f32 shift = scale * warp_sum(sum_d), slope = scale * r * warp_sum(sum_dn);
+    const f32 shift = mean ? scale * warp_sum(sum_d) : 0.0f, slope = scale * r * warp_sum(sum_dn);
     for_groups<IN_REGISTERS>(hidden, [&](u32 first) {
         Groups old = {};
         if (accumulate) old = load_groups<WHOLE>(dx, first, hidden);
@@ -202,14 +208,15 @@ __device__ __forceinline__ void differentiate(const ELEMENT *x, const ELEMENT *g
     });
 }
 
-// With n = (x - mean) * rstd and d = dy * gamma: dx (+)= rstd * (d - avg(d) - n * avg(d * n)).
+// With n = (x - mean) * rstd and d = dy * gamma: dx (+)= rstd * (d - avg(d) - n * avg(d * n)); RMS norm has no avg(d).
 extern "C" __global__ void __launch_bounds__(256, 2)
     layer_norm_backward(const ELEMENT *x, const ELEMENT *gamma, const f32 *mean, const f32 *rstd, const ELEMENT *dy, ELEMENT *dx,
                         u64 rows, u64 hidden, int accumulate) {
     const bool whole = hidden % 4 == 0 && is_aligned(x) && is_aligned(gamma) && is_aligned(dy) && is_aligned(dx);
     FOR_ROWS(row, rows) {
         const u64 at = row * hidden;
-        const f32 m = mean[row], r = rstd[row];
+        const f32 *m = mean ? mean + row : mean;
+        const f32 r = rstd[row];
         if (whole && groups_of(hidden) <= HELD)
             differentiate<true, true>(x + at, gamma, m, r, dy + at, dx + at, hidden, accumulate);
         else if (whole) differentiate<true, false>(x + at, gamma, m, r, dy + at, dx + at, hidden, accumulate);
@@ -234,7 +241,7 @@ __device__ __forceinline__ void add_rows(const ELEMENT *x, const ELEMENT *dy, co
 #pragma unroll
         for (int j = 0; j < 2; j++) {
             const f32 d = to_f32(dys[row].x[j]);
-            gamma[j] = fmaf(d, (to_f32(xs[row].x[j]) - mean[row]) * rstd[row], gamma[j]);
+            gamma[j] = fmaf(d, (to_f32(xs[row].x[j]) - (mean ? mean[row] : 0.0f)) * rstd[row], gamma[j]);
             beta[j] += d;
         }
     }
@@ -246,9 +253,10 @@ __device__ __forceinline__ void sum_rows(const ELEMENT *x, const ELEMENT *dy, co
     f32 gamma[2] = {0.0f, 0.0f}, beta[2] = {0.0f, 0.0f};
     u64 row = 0;
     for (; row + ROWS_AT_ONCE <= rows; row += ROWS_AT_ONCE)
-        add_rows<PAIRS, ROWS_AT_ONCE>(x + row * hidden, dy + row * hidden, mean + row, rstd + row, hidden, second, gamma, beta);
+        add_rows<PAIRS, ROWS_AT_ONCE>(x + row * hidden, dy + row * hidden, mean ? mean + row : mean, rstd + row, hidden, second,
+                                      gamma, beta);
     for (; row < rows; row++)
-        add_rows<PAIRS, 1>(x + row * hidden, dy + row * hidden, mean + row, rstd + row, hidden, second, gamma, beta);
+        add_rows<PAIRS, 1>(x + row * hidden, dy + row * hidden, mean ? mean + row : mean, rstd + row, hidden, second, gamma, beta);
     store2<PAIRS>(line, second, gamma[0], gamma[1]);
     store2<PAIRS>(line + hidden, second, beta[0], beta[1]);
 }
@@ -264,6 +272,6 @@ extern "C" __global__ void layer_norm_parameter_sums(const ELEMENT *x, const f32
     f32 *line = partial + blockIdx.y * 2 * hidden + column;
     const bool second = column + 1 < hidden;
     if (has_pairs(x, hidden) && has_pairs(dy, hidden) && has_pairs(partial, hidden))
-        sum_rows<true>(x + at, dy + at, mean + first, rstd + first, line, some, hidden, true);
-    else sum_rows<false>(x + at, dy + at, mean + first, rstd + first, line, some, hidden, second);
+        sum_rows<true>(x + at, dy + at, mean ? mean + first : mean, rstd + first, line, some, hidden, true);
+    else sum_rows<false>(x + at, dy + at, mean ? mean + first : mean, rstd + first, line, some, hidden, second);
 }

@@ -8,7 +8,7 @@ use crate::activation::Activation;
 
 /// The arguments of a layer's forward and backward. Whoever composes layers passes it on, a leaf takes it apart.
 pub struct Call<'a> {
-    /// The parameters of the layer, in the order in which it declares them.
+    /// The parameters of the layer, in the order in which it declares them; those that are joined are one.
     pub parameters: Parameters<'a>,
     /// The input; in backward dy.
     pub x: Activation,
@@ -31,6 +31,8 @@ pub struct Parameters<'a>(&'a [Parameter<'a>]);
 
 /// A parameter, and the memory of its gradient.
 pub struct Parameter<'a> {
+    /// Number of declared parameters that are joined in it.
+    members: usize,
     value: Option<View<'a>>,
     trained: bool,
     gradient: Option<RefCell<Gradient<'a>>>,
@@ -40,7 +42,7 @@ impl<'a> Parameter<'a> {
     /// A parameter that is read: in forward, and in the first of two parts of backward. `trained`: whether backward is asked for
     /// its gradient.
     pub fn read(value: View<'a>, trained: bool) -> Parameter<'a> {
-        Parameter { value: Some(value), trained, gradient: None }
+        Parameter { members: 1, value: Some(value), trained, gradient: None }
     }
 
     /// A parameter in backward; its gradient is written where there is memory for it.
@@ -70,7 +72,14 @@ impl<'a> Parameter<'a> {
 
     /// The memory of a gradient alone, where it is wanted: in the second part of backward.
     pub fn gradient(gradient: Option<Gradient<'a>>) -> Parameter<'a> {
-        Parameter { value: None, trained: gradient.is_some(), gradient: gradient.map(RefCell::new) }
+        let trained = gradient.is_some();
+        Parameter { members: 1, value: None, trained, gradient: gradient.map(RefCell::new) }
+    }
+
+    /// The same, in which so many declared parameters are joined ([`crate::ParameterSpec::members`]).
+    #[must_use]
+    pub fn joining(self, members: usize) -> Parameter<'a> {
+        Parameter { members, ..self }
     }
 }
 
@@ -80,7 +89,7 @@ impl<'a> Parameters<'a> {
         Parameters(parameters)
     }
 
-    /// Number of parameters.
+    /// Number of parameters, where joined ones are one.
     pub fn len(self) -> usize {
         self.0.len()
     }
@@ -90,10 +99,24 @@ impl<'a> Parameters<'a> {
         self.0.is_empty()
     }
 
-    /// The first `count` parameters, and the others.
+    /// The first `count` declared parameters, and the others.
+    ///
+    /// # Panics
+    /// Where one is joined with the next.
     pub fn split_at(self, count: usize) -> (Parameters<'a>, Parameters<'a>) {
-        let (first, rest) = self.0.split_at(count);
+        let (mut at, mut declared) = (0, 0);
+        while declared < count {
+            declared += self.0[at].members;
+            at += 1;
+        }
+        assert_eq!(declared, count, "parameters of two layers are joined");
+        let (first, rest) = self.0.split_at(at);
         (Parameters(first), Parameters(rest))
+    }
+
+    /// For each, the number of declared parameters that are joined in it.
+    pub fn members(self) -> impl Iterator<Item = usize> {
+        self.0.iter().map(|parameter| parameter.members)
     }
 
     /// The value of parameter `index`.

@@ -10,5 +10,5 @@ use std::error::Error;
 #[error(transparent)]
 pub struct Failure(pub Box<dyn Error + Send + Sync>);
 
-/// Result of a layer.
-pub type Result<T> = std::result::Result<T, Failure>;
+/// Result of a layer, or of its construction.
+pub type Result<T, E = Failure> = std::result::Result<T, E>;

@@ -1,4 +1,4 @@
-//! Layer norm over the last dimension.
+//! Layer norm and RMS norm over the last dimension.
 
 use std::sync::Arc;
 
@@ -11,7 +11,8 @@ use crate::init::Init;
 use crate::layer::{Context, Kind, Layer, ParameterSpec, Rebuild};
 use crate::saved::{Saved, Shared};
 
-/// `y = gamma * (x - mean) / sqrt(var + eps) (+ beta)` (Ba et al., arXiv 1607.06450).
+/// `y = gamma * (x - mean) / sqrt(var + eps) (+ beta)` (Ba et al., arXiv 1607.06450), or RMS norm,
+/// `y = gamma * x / sqrt(avg(x²) + eps)` (Zhang and Sennrich, arXiv 1910.07467).
 pub struct LayerNorm {
     /// Names are `prefix.weight` (gamma), `prefix.bias` (beta, if there is one).
     pub prefix: String,
@@ -19,14 +20,16 @@ pub struct LayerNorm {
     pub hidden: usize,
     /// Added to the variance.
     pub eps: f32,
+    /// Whether the mean is subtracted: without it, this is RMS norm.
+    pub centred: bool,
     /// Whether there is a beta.
     pub bias: bool,
 }
 
 /// What backward reads beside x.
 pub struct SavedLayerNorm {
-    /// `[batch * seq]`
-    mean: Tensor,
+    /// `[batch * seq]`; None for RMS norm.
+    mean: Option<Tensor>,
     /// `[batch * seq]`, 1 / sqrt(var + eps)
     rstd: Tensor,
 }
@@ -41,7 +44,7 @@ impl LayerNorm {
         y: &mut Tensor,
         own: &mut SavedLayerNorm,
     ) {
-        let statistics = [own.mean.view_mut(), own.rstd.view_mut()];
+        let statistics = (own.mean.as_mut().map(Tensor::view_mut), own.rstd.view_mut());
         let parameters = (parameters.value(0), parameters.get(1));
         cx.device.layer_norm(x.view(), parameters, self.eps, y.view_mut(), statistics);
     }
@@ -67,7 +70,7 @@ impl Layer for LayerNorm {
         let Call { parameters, x, sum, .. } = call;
         let [rows, _] = x.shape().rows_cols();
         let mut y = cx.activation(x.shape(), "layer_norm.y");
-        let mean = cx.statistics([rows], "layer_norm.mean");
+        let mean = self.centred.then(|| cx.statistics([rows], "layer_norm.mean"));
         let rstd = cx.statistics([rows], "layer_norm.rstd");
         let mut own = SavedLayerNorm { mean, rstd };
         self.compute(cx, parameters, &x, &mut y, &mut own);
@@ -93,7 +96,8 @@ impl Layer for LayerNorm {
         cx.device.run(LayerNormBackward {
             x: x.view(),
             gamma: parameters.value(0),
-            statistics: [mean.view(), rstd.view()],
+            mean: mean.as_ref().map(Tensor::view),
+            rstd: rstd.view(),
             dy: dy.view(),
             dx: dx.view_mut(),
             accumulate_input: add,
@@ -107,7 +111,7 @@ impl Layer for LayerNorm {
         Some(Rebuild { reads_input: true, always: false })
     }
 
-    /// Recomputes the output; mean and rstd are written again, with the same values.
+    /// Recomputes the output; the statistics are written again, with the same values.
     fn output(
         &self,
         cx: &Context,

@@ -7,12 +7,13 @@ use phalanx_tensor::{Gelu, Tensor};
 
 use crate::activation::Activation;
 use crate::call::{Call, Parameters};
+use crate::cut::{CannotCut, Cut, Share};
 use crate::failure::Result;
 use crate::layer::{Context, Layer, ParameterSpec, Rebuild};
 use crate::linear::Linear;
 use crate::saved::{Deferred, Saved, Shared};
 
-/// `gelu(x · w (+ b))`.
+/// `gelu(x · w (+ b))`, of a linear layer with one result.
 pub struct LinearGelu {
     /// `x · w (+ b)`
     pub linear: Linear,
@@ -42,6 +43,17 @@ fn overwritable(cx: &Context, dy: Activation) -> Tensor {
     })
 }
 
+impl Cut for LinearGelu {
+    fn outputs(self, share: Share) -> Result<LinearGelu, CannotCut> {
+        Ok(LinearGelu { linear: self.linear.outputs(share)?, ..self })
+    }
+
+    /// GELU of a sum is not the sum of GELUs.
+    fn inputs(self, share: Share) -> Result<(LinearGelu, Option<ParameterSpec>), CannotCut> {
+        Err(CannotCut { what: self.linear.outputs[0].name.clone(), pieces: 1, holders: share.of })
+    }
+}
+
 impl Layer for LinearGelu {
     type Own = SavedLinearGelu;
 
@@ -57,11 +69,11 @@ impl Layer for LinearGelu {
     fn forward(&self, cx: &Context, call: Call) -> Result<(Activation, Saved<SavedLinearGelu>)> {
         let Call { parameters, x, sum, .. } = call;
         let [batch, seq, _] = x.dims();
-        let mut pre = cx.activation([batch, seq, self.linear.outputs], "linear_gelu.pre");
-        let mut y = cx.activation([batch, seq, self.linear.outputs], "linear_gelu.y");
+        let mut pre = cx.activation([batch, seq, self.linear.width()], "linear_gelu.pre");
+        let mut y = cx.activation([batch, seq, self.linear.width()], "linear_gelu.y");
         let (w, bias) = (self.linear.weight(parameters), parameters.get(1));
         cx.device.linear_gelu(x.view(), w, bias, self.gelu, pre.view_mut(), y.view_mut());
-        Ok((cx.plus(y, sum), Linear::saved(SavedLinearGelu { pre }, parameters, x)))
+        Ok((cx.plus(y, sum), self.linear.saved(SavedLinearGelu { pre }, parameters, x)))
     }
 
     /// dx overwrites, or adds to the sum; dw, db where they are wanted.
@@ -81,8 +93,9 @@ impl Layer for LinearGelu {
             cx.device.gelu_backward(pre.view(), self.gelu, dpre.view_mut(), db, accumulate);
         }
         drop(pre);
-        self.linear.weight_gradient(cx, parameters, x.if_read(), &dpre);
-        Ok(input_wanted.then(|| self.linear.input_gradient(cx, parameters, &dpre, sum)))
+        let weight = parameters.split_at(1).0;
+        self.linear.weight_gradient(cx, weight, x.if_read(), &dpre);
+        Ok(input_wanted.then(|| self.linear.input_gradient(cx, weight, &dpre, sum)))
     }
 
     fn rebuild(&self) -> Option<Rebuild> {
@@ -113,7 +126,7 @@ impl Layer for LinearGelu {
         let Saved { x, y, own: SavedLinearGelu { pre } } = saved;
         let mut dpre = overwritable(cx, dy);
         let has_db = parameters.is_trained(1);
-        let mut db = has_db.then(|| cx.statistics([self.linear.outputs], "deferred.gradient"));
+        let mut db = has_db.then(|| cx.statistics([self.linear.width()], "deferred.gradient"));
         let sums = db.as_mut().map(|db| db.view_mut());
         cx.device.gelu_backward(pre.view(), self.gelu, dpre.view_mut(), sums, false);
         drop(pre);

@@ -35,7 +35,7 @@ pub struct Network {
     pub blocks: Vec<Block>,
     /// The head, after the last block; None in a stage that is not the last.
     pub head: Option<Box<dyn Head>>,
-    /// Each parameter once: the trained ones, then the frozen ones, both in order of first use.
+    /// Each parameter once, those that are joined as one: the trained ones, then the frozen ones, both in order of first use.
     pub parameters: Vec<ParameterSpec>,
     /// For each block, and the head last if there is one: indices into `parameters`, in the layer's order.
     pub uses: Vec<Vec<usize>>,
@@ -48,43 +48,58 @@ pub struct Network {
 }
 
 impl Network {
-    /// Collects the parameters of the blocks. Parameters of equal names are one (tied) and must have equal shapes.
+    /// Collects the parameters of the blocks. Parameters of equal names are one (tied) and must have equal shapes; those that join are
+    /// one, too, where they are alike.
     pub fn new(blocks: Vec<Block>, head: Box<dyn Head>) -> Network {
-        let mut parameters: Vec<ParameterSpec> = Vec::new();
+        Network::with(blocks, head, |_| false)
+    }
+
+    /// The same network, whole, of which the parameters for which `is_frozen` are not trained.
+    #[must_use]
+    pub fn freezing(self, is_frozen: impl Fn(&ParameterSpec) -> bool) -> Network {
+        let Network { blocks, head, .. } = self;
+        Network::with(blocks, head.expect("a whole network has a head"), is_frozen)
+    }
+
+    fn with(blocks: Vec<Block>, head: Box<dyn Head>, is_frozen: impl Fn(&ParameterSpec) -> bool) -> Network {
+        let mut specs: Vec<ParameterSpec> = Vec::new();
         let mut known: HashMap<String, usize> = HashMap::new();
-        let mut uses = Vec::new();
+        let mut uses: Vec<Vec<usize>> = Vec::new();
         let declared = blocks.iter().map(|b| b.layer.parameters()).chain([head.parameters()]);
         for block in declared {
+            let decided =
+                |spec: ParameterSpec| ParameterSpec { trained: spec.trained && !is_frozen(&spec), ..spec };
             let mut indices = Vec::new();
-            for spec in block {
-                let index = *known.entry(spec.name.clone()).or_insert(parameters.len());
-                match parameters.get(index) {
+            for spec in joined(block.into_iter().map(decided)) {
+                let index = *known.entry(spec.name.clone()).or_insert(specs.len());
+                match specs.get(index) {
                     Some(tied) => assert_eq!(tied.shape, spec.shape, "tied parameter {}", spec.name),
-                    None => parameters.push(spec),
+                    None => specs.push(spec),
                 }
                 indices.push(index);
             }
             uses.push(indices);
         }
-        let numbers = (0..parameters.len()).collect();
-        let trained_before = false;
-        Network { blocks, head: Some(head), parameters, uses, first_block: 0, numbers, trained_before }
-    }
-
-    /// The same network, of which the parameters for which `is_frozen` are not trained.
-    #[must_use]
-    pub fn freezing(self, is_frozen: impl Fn(&ParameterSpec) -> bool) -> Network {
-        let Network { parameters, uses, .. } = &self;
-        let specs = parameters
-            .iter()
-            .map(|spec| ParameterSpec { trained: spec.trained && !is_frozen(spec), ..spec.clone() });
-        let specs: Vec<ParameterSpec> = specs.collect();
         let order = trained_first(0..specs.len(), |p| specs[*p].trained);
         let mut place = vec![0; order.len()];
         order.iter().enumerate().for_each(|(at, p)| place[*p] = at);
-        let uses = uses.iter().map(|block| block.iter().map(|p| place[*p]).collect()).collect();
-        let parameters = order.iter().map(|p| specs[*p].clone()).collect();
-        Network { parameters, uses, ..self }
+        uses.iter_mut().flatten().for_each(|p| *p = place[*p]);
+        let parameters: Vec<ParameterSpec> = order.iter().map(|p| specs[*p].clone()).collect();
+        let (numbers, trained_before) = ((0..parameters.len()).collect(), false);
+        Network { blocks, head: Some(head), parameters, uses, first_block: 0, numbers, trained_before }
+    }
+
+    /// The index of the parameter with this name.
+    ///
+    /// # Panics
+    /// When there is none.
+    pub fn place_of(&self, name: &str) -> usize {
+        self.parameters.iter().position(|spec| spec.name == name).expect("a parameter of this network")
+    }
+
+    /// The parameters of files and patterns, those that are joined one by one.
+    pub fn members(&self) -> impl Iterator<Item = &ParameterSpec> {
+        self.parameters.iter().flat_map(ParameterSpec::members)
     }
 
     /// Whether a block before block `index` of the whole network has a trained parameter: then backward is asked for the derivative
@@ -157,6 +172,22 @@ impl Network {
     pub fn elements(&self) -> usize {
         self.parameters.iter().map(ParameterSpec::elements).sum()
     }
+}
+
+/// Parameters of a block, of which those that join the one before them and are like it are one.
+fn joined(specs: impl Iterator<Item = ParameterSpec>) -> Vec<ParameterSpec> {
+    let mut groups: Vec<Vec<ParameterSpec>> = Vec::new();
+    for spec in specs {
+        let like = |other: &ParameterSpec| {
+            (other.kind, other.trained, other.terms()) == (spec.kind, spec.trained, spec.terms())
+                && other.shape[1..] == spec.shape[1..]
+        };
+        match groups.last_mut().filter(|group| spec.joins && like(&group[0])) {
+            Some(group) => group.push(spec),
+            None => groups.push(vec![spec]),
+        }
+    }
+    groups.into_iter().map(ParameterSpec::join).collect()
 }
 
 /// The trained ones of some parameters, then the others, each in order.

@@ -4,5 +4,6 @@ mod checkpointing;
 mod dropout;
 mod frozen;
 mod head;
+mod joined;
 mod rig;
 mod split_backward;

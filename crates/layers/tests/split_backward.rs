@@ -254,6 +254,8 @@ fn norm_attention_and_embedding() {
         cases.push(case(&format!("attention, dropping {p}"), attention(p), 3 * HIDDEN, HIDDEN));
     }
     cases.push(case("norm without beta", LayerNorm { bias: false, ..norm("norm") }, HIDDEN, HIDDEN));
+    let rms_norm = LayerNorm { bias: false, centred: false, ..norm("norm") };
+    cases.push(case("RMS norm", rms_norm, HIDDEN, HIDDEN));
     for (positions, types) in [(true, false), (true, true), (false, false), (false, true)] {
         let name = format!("embedding, positions {positions}, types {types}");
         cases.push((name.clone(), Box::new(embedding(positions, types)), None, HIDDEN));

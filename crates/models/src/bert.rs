@@ -3,22 +3,22 @@
 //! Embedding of tokens, positions and token types with a norm, `layers` blocks of attention in both
 //! directions and an MLP, each with its norm behind the sum with the residual path, and a transform before an
 //! output projection tied to the token table. Weights are `[out, in]`. Names, `config.json` and initial
-//! values follow transformers, with one difference in memory: query, key and value are one parameter, since
-//! attention reads them side by side; [`Model::stored_as`] says which rows are which in files.
+//! values follow transformers.
 
 use phalanx_layers::{
-    Attention, Block, BlockRole, Checkpointing, Dropped, Embedding, Init, LayerNorm, Linear,
-    LinearCrossEntropy, LinearGelu, Network, ParameterSpec, PositionTable, Residual, Sequence,
+    Attention, Block, BlockRole, CannotCut, Checkpointing, Dropped, Embedding, Init, LayerNorm, Linear,
+    LinearCrossEntropy, LinearGelu, Network, Output, ParameterSpec, Pieces, PositionTable, Residual,
+    Sequence,
 };
 use phalanx_parallel::TensorParallel;
-use phalanx_tensor::{Heads, Layout};
+use phalanx_tensor::Heads;
 use serde_json::{Value, json};
 
 use crate::config::{decimal, epsilon, expect_architecture, expect_computed, heads, number, probability};
 use crate::limits::{MAX_HIDDEN, MAX_INTERMEDIATE, MAX_LAYERS, MAX_POSITIONS, MAX_VOCAB};
 use crate::{
-    Activation, Arch, Architecture, Dropouts, Model, ModelError, ModelShape, NumberedLayers, Objective,
-    ShapeKeys, Stored,
+    Activation, Arch, Architecture, Dropouts, Earlier, Model, ModelError, ModelShape, NumberedLayers,
+    Objective, ShapeKeys,
 };
 
 /// What the names of all tensors outside of the heads begin with, except in files of `BertModel` alone.
@@ -82,14 +82,14 @@ impl Bert {
         self.network(&TensorParallel::solo(), Checkpointing::None)
     }
 
-    fn build(&self, tensor: &TensorParallel, checkpointing: Checkpointing) -> Network {
+    fn build(&self, tensor: &TensorParallel, checkpointing: Checkpointing) -> Result<Network, CannotCut> {
         let mut blocks = vec![Block {
             name: "embedding".into(),
             role: BlockRole::End,
             layer: Box::new(self.embedding(tensor)),
         }];
         for i in 0..self.layers {
-            let layer = checkpointing.block(i, self.block(i, tensor, checkpointing));
+            let layer = checkpointing.block(i, self.block(i, tensor, checkpointing)?);
             blocks.push(Block { name: format!("layer.{i}"), role: BlockRole::Transformer, layer });
         }
         blocks.push(Block {
@@ -104,7 +104,7 @@ impl Bert {
             hidden: self.hidden,
             init: NORMAL,
         };
-        Network::new(blocks, tensor.head(head))
+        Ok(Network::new(blocks, tensor.head(head)))
     }
 
     /// `dropout(norm(tokens + positions + types))`
@@ -124,7 +124,12 @@ impl Bert {
     }
 
     /// `x = norm(x + attention(x))`, then `norm(x + mlp(x))`.
-    fn block(&self, index: usize, tensor: &TensorParallel, checkpointing: Checkpointing) -> Sequence {
+    fn block(
+        &self,
+        index: usize,
+        tensor: &TensorParallel,
+        checkpointing: Checkpointing,
+    ) -> Result<Sequence, CannotCut> {
         let name = |part: &str| format!("bert.encoder.layer.{index}.{part}");
         let hidden = self.hidden;
         let linear = |part: &str, inputs, outputs| linear(name(part), inputs, outputs);
@@ -136,26 +141,31 @@ impl Bert {
             first_head: 0,
             all_heads: self.heads,
         };
-        let projection = tensor.row(linear("attention.output.dense", hidden, hidden));
+        let projection = tensor.row(linear("attention.output.dense", hidden, hidden))?;
+        let result = |part: &str| {
+            let name = name(&format!("attention.self.{part}"));
+            Output { name, width: hidden, pieces: Pieces::of(self.heads) }
+        };
+        let qkv = Linear::new(["query", "key", "value"].map(result), hidden, NORMAL);
         let attention = vec![
-            tensor.column(linear("attention.self.qkv", hidden, 3 * hidden), 3),
-            Box::new(tensor.attention(attention)),
+            tensor.column(qkv)?,
+            Box::new(tensor.attention(attention)?),
             Box::new(dropped(projection, "attention.output.dropout")),
         ];
         let dense = linear("intermediate.dense", hidden, self.intermediate);
         let mlp = vec![
-            tensor.column_gelu(LinearGelu { linear: dense, gelu: self.activation.gelu }),
+            tensor.column(LinearGelu { linear: dense, gelu: self.activation.gelu })?,
             Box::new(dropped(
-                tensor.row(linear("output.dense", self.intermediate, hidden)),
+                tensor.row(linear("output.dense", self.intermediate, hidden))?,
                 "output.dropout",
             )),
         ];
-        Sequence::new(vec![
+        Ok(Sequence::new(vec![
             Box::new(Residual(checkpointing.sequence(attention))),
             tensor.rows(self.norm(name("attention.output.LayerNorm"))),
             Box::new(Residual(checkpointing.sequence(mlp))),
             tensor.rows(self.norm(name("output.LayerNorm"))),
-        ])
+        ]))
     }
 
     /// `norm(gelu(dense(x)))`, which every rank has whole.
@@ -170,7 +180,7 @@ impl Bert {
     }
 
     fn norm(&self, prefix: String) -> LayerNorm {
-        LayerNorm { prefix, hidden: self.hidden, eps: self.eps, bias: true }
+        LayerNorm { prefix, hidden: self.hidden, eps: self.eps, centred: true, bias: true }
     }
 
     /// Reads a `config.json` of transformers. Its dropout is that of the training which made the file; a run uses the
@@ -210,12 +220,12 @@ impl Bert {
 
 /// A `torch.nn.Linear`.
 fn linear(prefix: String, inputs: usize, outputs: usize) -> Linear {
-    Linear { prefix, inputs, outputs, layout: Layout::OutIn, init: NORMAL, bias: true }
+    Linear::new([Output::new(prefix, outputs)], inputs, NORMAL)
 }
 
 impl Model for Bert {
     fn network(&self, tensor: &TensorParallel, checkpointing: Checkpointing) -> Network {
-        self.build(tensor, checkpointing)
+        self.build(tensor, checkpointing).expect("the configuration was checked")
     }
 
     fn shape(&self) -> ModelShape {
@@ -252,27 +262,27 @@ impl Model for Bert {
         })
     }
 
-    /// The packed projection is query, key and value. Files of `BertModel` alone leave out `bert.`, and files converted from
-    /// the first BERT, TensorFlow's, call a norm's parameters gamma and beta.
-    fn stored_as(&self, parameter: &ParameterSpec) -> Vec<Stored> {
-        let stored = match parameter.name.split_once("self.qkv.") {
-            Some((layer, part)) => {
-                let names = ["query", "key", "value"].map(|which| format!("{layer}self.{which}.{part}"));
-                Stored::packed(parameter, names.into())
-            }
-            None => vec![Stored::same(parameter)],
-        };
+    /// Files of `BertModel` alone leave out `bert.`, and files converted from the first BERT, TensorFlow's, call a norm's parameters
+    /// gamma and beta.
+    fn aliases(&self, name: &str) -> Vec<String> {
         let gamma_or_beta = |name: &str| {
             let old = |(suffix, old)| name.strip_suffix(suffix).map(|prefix| format!("{prefix}{old}"));
             [("LayerNorm.weight", "LayerNorm.gamma"), ("LayerNorm.bias", "LayerNorm.beta")].map(old)
         };
-        let aliases = |name: &str| {
-            let bare = name.strip_prefix(PREFIX);
-            let old =
-                gamma_or_beta(name).into_iter().chain(bare.into_iter().flat_map(gamma_or_beta)).flatten();
-            bare.map(str::to_string).into_iter().chain(old).collect()
-        };
-        stored.into_iter().map(|stored| Stored { aliases: aliases(&stored.name), ..stored }).collect()
+        let bare = name.strip_prefix(PREFIX);
+        let old = gamma_or_beta(name).into_iter().chain(bare.into_iter().flat_map(gamma_or_beta)).flatten();
+        bare.map(str::to_string).into_iter().chain(old).collect()
+    }
+
+    /// Query, key and value were one parameter.
+    fn earlier(&self, parameter: &ParameterSpec) -> Option<Earlier> {
+        let (layer, part) = parameter.name.split_once("self.")?;
+        let (which, part) = part.split_once('.')?;
+        let index = ["query", "key", "value"].iter().position(|name| *name == which)?;
+        let mut shape = parameter.whole_shape().to_vec();
+        let first = index as u64 * shape.iter().product::<usize>() as u64;
+        shape[0] *= 3;
+        Some(Earlier { name: format!("{layer}self.qkv.{part}"), shape, first })
     }
 
     fn copies_of(&self, stored: &str) -> &'static [&'static str] {

@@ -59,6 +59,12 @@ pub fn lacks_head<'a>(model: &dyn Model, mut names: impl Iterator<Item = &'a str
     model.head_prefix().is_some_and(|prefix| names.all(|name| !name.starts_with(prefix)))
 }
 
+/// The first of a parameter's names that a file has; its own name where the file has none of them.
+pub fn name_in(model: &dyn Model, name: &str, has: impl Fn(&str) -> bool) -> String {
+    let mut names = std::iter::once(name.to_string()).chain(model.aliases(name));
+    names.find(|name| has(name)).unwrap_or_else(|| name.to_string())
+}
+
 /// Compares the tensors of a file, names and shapes, with those of `model`.
 ///
 /// # Errors
@@ -71,18 +77,18 @@ pub fn check_contents<'a>(
     check_layers(model, tensors.keys().copied())?;
     let new_head = model.head_prefix().filter(|_| lacks_head(model, tensors.keys().copied()));
     let network = model.network(&TensorParallel::solo(), Checkpointing::None);
-    for stored in network.parameters.iter().flat_map(|parameter| model.stored_as(parameter)) {
-        let name = stored.name_in(|name| tensors.contains_key(name)).to_string();
+    for parameter in network.members() {
+        let name = name_in(model, &parameter.name, |name| tensors.contains_key(name));
         let Some(shape) = tensors.remove(name.as_str()) else {
             match new_head {
                 Some(prefix) if name.starts_with(prefix) => continue,
                 _ => return Err(ModelError::Missing { name }),
             }
         };
-        expect_shape(&name, shape, &stored.shape)?;
-        for copy in model.copies_of(&stored.name) {
+        expect_shape(&name, shape, parameter.whole_shape())?;
+        for copy in model.copies_of(&parameter.name) {
             if let Some(shape) = tensors.remove(copy) {
-                expect_shape(copy, shape, &stored.shape)?;
+                expect_shape(copy, shape, parameter.whole_shape())?;
             }
         }
     }

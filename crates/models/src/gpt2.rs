@@ -5,8 +5,8 @@
 //! initial values follow transformers, so that its files load and ours load there.
 
 use phalanx_layers::{
-    Attention, Block, BlockRole, Checkpointing, Dropped, Embedding, Init, Layer, LayerNorm, Linear,
-    LinearCrossEntropy, LinearGelu, Network, ParameterSpec, PositionTable, Residual, Sequence,
+    Attention, Block, BlockRole, CannotCut, Checkpointing, Dropped, Embedding, Init, Layer, LayerNorm,
+    Linear, LinearCrossEntropy, LinearGelu, Network, Output, Pieces, PositionTable, Residual, Sequence,
 };
 use phalanx_parallel::TensorParallel;
 use phalanx_tensor::{Heads, Layout};
@@ -18,7 +18,7 @@ use crate::config::{
 use crate::limits::{MAX_HIDDEN, MAX_LAYERS, MAX_POSITIONS, MAX_VOCAB};
 use crate::{
     Activation, Arch, Architecture, Dropouts, Model, ModelError, ModelShape, NumberedLayers, Objective,
-    ShapeKeys, Stored,
+    ShapeKeys,
 };
 
 /// How files number the layers. The first GPT-2 on the Hugging Face hub leaves out `transformer.`.
@@ -85,14 +85,14 @@ impl Gpt2 {
         self.network(&TensorParallel::solo(), Checkpointing::None)
     }
 
-    fn build(&self, tensor: &TensorParallel, checkpointing: Checkpointing) -> Network {
+    fn build(&self, tensor: &TensorParallel, checkpointing: Checkpointing) -> Result<Network, CannotCut> {
         let mut blocks = vec![Block {
             name: "embedding".into(),
             role: BlockRole::End,
             layer: Box::new(self.embedding(tensor)),
         }];
         for i in 0..self.layers {
-            let layer = checkpointing.block(i, self.block(i, tensor, checkpointing));
+            let layer = checkpointing.block(i, self.block(i, tensor, checkpointing)?);
             blocks.push(Block { name: format!("h.{i}"), role: BlockRole::Transformer, layer });
         }
         blocks.push(Block {
@@ -107,7 +107,7 @@ impl Gpt2 {
             hidden: self.hidden,
             init: Init::Normal(0.02),
         };
-        Network::new(blocks, tensor.head(head))
+        Ok(Network::new(blocks, tensor.head(head)))
     }
 
     fn embedding(&self, tensor: &TensorParallel) -> impl Layer + use<> {
@@ -128,19 +128,18 @@ impl Gpt2 {
         index: usize,
         tensor: &TensorParallel,
         checkpointing: Checkpointing,
-    ) -> impl Layer + use<> {
+    ) -> Result<Sequence, CannotCut> {
         let name = |part: &str| format!("transformer.h.{index}.{part}");
         let hidden = self.hidden;
         // Projections into the residual stream start smaller, because each of the 2 * layers adds its variance.
         let small = Init::Normal(0.02 / (2.0 * self.layers as f32).sqrt());
         let linear = |part: &str, inputs, outputs, init| Linear {
-            prefix: name(part),
-            inputs,
-            outputs,
             layout: Layout::InOut,
-            init,
-            bias: true,
+            ..Linear::new([Output::new(name(part), outputs)], inputs, init)
         };
+        let pieces = Pieces { packed: 3, ..Pieces::of(self.heads) };
+        let qkv = Output { pieces, ..Output::new(name("attn.c_attn"), 3 * hidden) };
+        let qkv = Linear { layout: Layout::InOut, ..Linear::new([qkv], hidden, Init::Normal(0.02)) };
         let dropped = |layer, part: &str| Dropped { layer, p: self.dropout.residual, name: name(part) };
         let attention = Attention {
             heads: Heads::equal(self.heads, hidden / self.heads, true),
@@ -151,21 +150,24 @@ impl Gpt2 {
         };
         let attention = Residual(checkpointing.sequence(vec![
             tensor.rows(self.norm(name("ln_1"))),
-            tensor.column(linear("attn.c_attn", hidden, 3 * hidden, Init::Normal(0.02)), 3),
-            Box::new(tensor.attention(attention)),
-            Box::new(dropped(tensor.row(linear("attn.c_proj", hidden, hidden, small)), "attn.resid_dropout")),
+            tensor.column(qkv)?,
+            Box::new(tensor.attention(attention)?),
+            Box::new(dropped(
+                tensor.row(linear("attn.c_proj", hidden, hidden, small))?,
+                "attn.resid_dropout",
+            )),
         ]));
         let fc = linear("mlp.c_fc", hidden, 4 * hidden, Init::Normal(0.02));
         let mlp = Residual(checkpointing.sequence(vec![
             tensor.rows(self.norm(name("ln_2"))),
-            tensor.column_gelu(LinearGelu { linear: fc, gelu: self.activation.gelu }),
-            Box::new(dropped(tensor.row(linear("mlp.c_proj", 4 * hidden, hidden, small)), "mlp.dropout")),
+            tensor.column(LinearGelu { linear: fc, gelu: self.activation.gelu })?,
+            Box::new(dropped(tensor.row(linear("mlp.c_proj", 4 * hidden, hidden, small))?, "mlp.dropout")),
         ]));
-        Sequence::new(vec![Box::new(attention), Box::new(mlp)])
+        Ok(Sequence::new(vec![Box::new(attention), Box::new(mlp)]))
     }
 
     fn norm(&self, prefix: String) -> LayerNorm {
-        LayerNorm { prefix, hidden: self.hidden, eps: self.eps, bias: true }
+        LayerNorm { prefix, hidden: self.hidden, eps: self.eps, centred: true, bias: true }
     }
 
     fn config(&self) -> Value {
@@ -235,7 +237,7 @@ impl Gpt2 {
 
 impl Model for Gpt2 {
     fn network(&self, tensor: &TensorParallel, checkpointing: Checkpointing) -> Network {
-        self.build(tensor, checkpointing)
+        self.build(tensor, checkpointing).expect("the configuration was checked")
     }
 
     fn shape(&self) -> ModelShape {
@@ -253,9 +255,8 @@ impl Model for Gpt2 {
     }
 
     /// Files written by the hub's first GPT-2 leave out the `transformer.` prefix.
-    fn stored_as(&self, parameter: &ParameterSpec) -> Vec<Stored> {
-        let short = parameter.name.strip_prefix("transformer.").map(str::to_string);
-        vec![Stored { aliases: short.into_iter().collect(), ..Stored::same(parameter) }]
+    fn aliases(&self, name: &str) -> Vec<String> {
+        name.strip_prefix("transformer.").map(str::to_string).into_iter().collect()
     }
 
     fn copies_of(&self, stored: &str) -> &'static [&'static str] {

@@ -10,16 +10,14 @@ pub mod gpt2;
 pub mod limits;
 pub mod model;
 mod registry;
-pub mod stored;
 pub mod with_block;
 
 pub use activation::Activation;
 pub use architecture::{Arch, Architecture, ShapeKeys};
 pub use bert::Bert;
 pub use config::ModelError;
-pub use contents::{NumberedLayers, check_contents, check_layers, lacks_head};
+pub use contents::{NumberedLayers, check_contents, check_layers, lacks_head, name_in};
 pub use gpt2::Gpt2;
-pub use model::{Dropouts, Model, ModelShape, Objective};
+pub use model::{Dropouts, Earlier, Model, ModelShape, Objective};
 pub use registry::from_config;
-pub use stored::{Overlap, Stored};
 pub use with_block::WithBlock;

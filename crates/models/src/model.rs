@@ -6,7 +6,7 @@ use phalanx_layers::{Checkpointing, Network, ParameterSpec};
 use phalanx_parallel::TensorParallel;
 use serde_json::{Value, json};
 
-use crate::{Arch, Bert, Gpt2, NumberedLayers, Stored};
+use crate::{Arch, Bert, Gpt2, NumberedLayers};
 
 /// Sizes of a Transformer that parallelism and reports need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,6 +32,17 @@ pub struct Dropouts {
     pub attention: f32,
     /// Dropout of both projections into the residual stream (`resid_pdrop`; `hidden_dropout_prob`).
     pub residual: f32,
+}
+
+/// A tensor of a checkpoint of an earlier version, some rows of which are a parameter now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Earlier {
+    /// Its name.
+    pub name: String,
+    /// Its extents, whole.
+    pub shape: Vec<usize>,
+    /// Number of its element that is the first of the whole parameter.
+    pub first: u64,
 }
 
 /// Training objective of a model.
@@ -69,15 +80,20 @@ pub trait Model: Send + Sync + std::fmt::Debug {
         json!(null)
     }
 
-    /// The tensors in Hugging Face files whose concatenation along dimension 0, in this order, is `parameter`. The
-    /// parameter may be whole or a part.
-    fn stored_as(&self, parameter: &ParameterSpec) -> Vec<Stored> {
-        vec![Stored::same(parameter)]
+    /// Other names under which older Hugging Face files hold the parameter `name`.
+    fn aliases(&self, _name: &str) -> Vec<String> {
+        Vec::new()
     }
 
-    /// Names of tensors that files may hold beside the tensor `stored` of [`Model::stored_as`]: copies with the same
+    /// The parameter of checkpoints of earlier versions of this program that held `parameter`, a whole or a part of one; `None`
+    /// where it was the same.
+    fn earlier(&self, _parameter: &ParameterSpec) -> Option<Earlier> {
+        None
+    }
+
+    /// Names of tensors that files may hold beside the parameter `name`: copies with the same
     /// numbers, because the architecture ties the two.
-    fn copies_of(&self, _stored: &str) -> &'static [&'static str] {
+    fn copies_of(&self, _name: &str) -> &'static [&'static str] {
         &[]
     }
 

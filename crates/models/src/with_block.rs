@@ -7,7 +7,7 @@ use phalanx_layers::{AnyLayer, Block, BlockRole, Checkpointing, Network, Paramet
 use phalanx_parallel::TensorParallel;
 use serde_json::Value;
 
-use crate::{Arch, Dropouts, Model, ModelShape, NumberedLayers, Objective, Stored};
+use crate::{Arch, Dropouts, Earlier, Model, ModelShape, NumberedLayers, Objective};
 
 type MakeLayer = dyn Fn(&TensorParallel) -> Box<dyn AnyLayer> + Send + Sync;
 
@@ -67,12 +67,16 @@ impl Model for WithBlock {
         Value::Null
     }
 
-    fn stored_as(&self, parameter: &ParameterSpec) -> Vec<Stored> {
-        self.model.stored_as(parameter)
+    fn aliases(&self, name: &str) -> Vec<String> {
+        self.model.aliases(name)
     }
 
-    fn copies_of(&self, stored: &str) -> &'static [&'static str] {
-        self.model.copies_of(stored)
+    fn earlier(&self, parameter: &ParameterSpec) -> Option<Earlier> {
+        self.model.earlier(parameter)
+    }
+
+    fn copies_of(&self, name: &str) -> &'static [&'static str] {
+        self.model.copies_of(name)
     }
 
     fn numbered_layers(&self) -> Option<NumberedLayers> {

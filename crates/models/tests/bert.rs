@@ -1,7 +1,7 @@
 //! BERT's configurations, and what its parameters are in files.
 
 use crate::rig;
-use phalanx_models::{Activation, Bert, Dropouts, Model, Objective, Stored, from_config};
+use phalanx_models::{Activation, Bert, Dropouts, Earlier, Model, Objective, from_config, name_in};
 use serde_json::json;
 
 fn small() -> Bert {
@@ -42,20 +42,12 @@ fn configurations_go_both_ways_and_foreign_ones_are_refused() {
     }
 }
 
-/// The tensors under which the network's parameters are stored are exactly those that transformers wrote.
+/// The parameters are exactly the tensors that transformers wrote.
 #[test]
 fn names_and_shapes_are_those_of_transformers() {
     let model = Bert::from_config(&rig::config("bert")).unwrap();
-    let mut ours: Vec<(String, Vec<usize>)> = Vec::new();
-    for spec in model.whole().parameters {
-        let mut next = 0;
-        for stored in model.stored_as(&spec) {
-            assert_eq!(stored.first, next, "{} follows in {}", stored.name, spec.name);
-            next += stored.elements();
-            ours.push((stored.name, stored.shape));
-        }
-        assert_eq!(next, spec.elements() as u64, "{}", spec.name);
-    }
+    let mut ours: Vec<_> =
+        model.whole().members().map(|spec| (spec.name.clone(), spec.shape.clone())).collect();
     ours.sort();
     assert_eq!(ours, rig::names_and_shapes("bert/model.safetensors"));
 }
@@ -68,41 +60,39 @@ fn older_files_call_a_norm_gamma_and_beta_and_bare_ones_leave_out_a_prefix() {
         "bert.encoder.layer.1.output.LayerNorm.beta",
         "cls.predictions.transform.LayerNorm.gamma",
     ];
-    for spec in model.whole().parameters {
-        let stored = model.stored_as(&spec);
-        let found = stored[0].name_in(|name| old.contains(&name)).to_string();
-        let new = found.replace("gamma", "weight").replace("beta", "bias");
-        assert_eq!(new, stored[0].name);
-        let is_norm = spec.name.contains("LayerNorm");
-        for Stored { name, aliases, .. } in stored {
-            let bare = name.strip_prefix("bert.");
-            assert!(bare.is_none_or(|bare| aliases.iter().any(|alias| alias == bare)), "{name}: {aliases:?}");
-            let names = 1 + usize::from(bare.is_some());
-            assert_eq!(aliases.len(), if is_norm { 2 * names - 1 } else { names - 1 }, "{name}");
-        }
+    for spec in model.whole().members() {
+        let (name, aliases) = (&spec.name, model.aliases(&spec.name));
+        let found = name_in(&model, name, |name| old.contains(&name));
+        assert_eq!(found.replace("gamma", "weight").replace("beta", "bias"), *name);
+        let is_norm = name.contains("LayerNorm");
+        let bare = name.strip_prefix("bert.");
+        assert!(bare.is_none_or(|bare| aliases.iter().any(|alias| alias == bare)), "{name}: {aliases:?}");
+        let names = 1 + usize::from(bare.is_some());
+        assert_eq!(aliases.len(), if is_norm { 2 * names - 1 } else { names - 1 }, "{name}");
     }
 }
 
-/// Any piece of a packed parameter, on any rank, takes the right elements of the right tensor.
+/// Query, key and value lie one behind another, and were one tensor of earlier checkpoints.
 #[test]
-fn pieces_of_the_packed_projection() {
+fn query_key_and_value_join() {
     let model = small();
-    let spec = model.whole().parameters.into_iter().find(|p| p.name.ends_with("0.attention.self.qkv.weight"));
-    let spec = spec.unwrap();
-    let stored = model.stored_as(&spec);
-    let names: Vec<&str> = stored.iter().map(|s| s.name.rsplit('.').nth(1).unwrap()).collect();
-    assert_eq!(names, ["query", "key", "value"]);
-    // Whole: 3 tensors of 8 x 8, side by side.
-    for piece in [0..192, 0..1, 63..65, 64..128, 100..192, 127..129] {
-        let mut covered = Vec::new();
-        for stored in &stored {
-            let Some(overlap) = stored.within(&spec, piece.clone()) else { continue };
-            assert_eq!(overlap.theirs.end - overlap.theirs.start, overlap.ours.len() as u64);
-            for (there, here) in overlap.theirs.zip(overlap.ours) {
-                assert_eq!(stored.first + there, piece.start + here as u64);
-                covered.push(here);
-            }
+    let whole = model.whole();
+    let joint = |part: &str| {
+        let name = format!("bert.encoder.layer.0.attention.self.{{query,key,value}}.{part}");
+        whole.parameters.iter().find(|spec| spec.name == name).unwrap()
+    };
+    for (part, shape, each) in [("weight", vec![24, 8], 64), ("bias", vec![24], 8)] {
+        assert_eq!(joint(part).shape, shape);
+        for (index, member) in joint(part).members().iter().enumerate() {
+            let name = format!("bert.encoder.layer.0.attention.self.qkv.{part}");
+            let (shape, first) = (shape.clone(), index as u64 * each);
+            assert_eq!(model.earlier(member), Some(Earlier { name, shape, first }));
         }
-        assert_eq!(covered, (0..(piece.end - piece.start) as usize).collect::<Vec<_>>());
     }
+    let apart: Vec<&str> =
+        whole.parameters.iter().filter(|spec| spec.joined.is_empty()).map(|spec| &*spec.name).collect();
+    assert!(!apart.iter().any(|name| name.contains(".self.")), "{apart:?}");
+    let frozen = model.whole().freezing(|spec| spec.name.contains("0.attention.self.key"));
+    let of = |name: &str| frozen.parameters.iter().filter(|spec| spec.name.contains(name)).count();
+    assert_eq!([of("layer.0.attention.self"), of("layer.1.attention.self")], [6, 2]);
 }

@@ -67,7 +67,11 @@ pub struct Stage {
 
 /// The placement of a parameter on the mesh.
 fn tensor_placement(spec: &ParameterSpec) -> Placements {
-    let placement = spec.part.as_ref().map_or(Placement::Replicated, |part| Placement::Shard(part.dim as u8));
+    // All members of a joint parameter are parts alike.
+    let placement = spec.members()[0]
+        .part
+        .as_ref()
+        .map_or(Placement::Replicated, |part| Placement::Shard(part.dim as u8));
     Placements::REPLICATED.with(Axis::Tensor, placement)
 }
 
@@ -359,6 +363,9 @@ impl Stage {
                 }
                 let name = || format!("gradient of {}", spec.name);
                 cx.device.expect_placement(view, name, expected);
+                if spec.terms().is_some() {
+                    expected = expected.with(Axis::Tensor, Placement::Partial);
+                }
                 cx.device.place_named(view, expected, name);
             }
         }

@@ -1,14 +1,12 @@
 //! Layers of which each rank has a part are the whole layers: outputs, derivatives of inputs and all gradients, with
 //! rows on all ranks or shared (sequence parallelism), backward in one and in two parts.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-
 use crate::rig;
 use crate::rig::{
-    AXES, Build, DRAW, HIDDEN, PLAIN, ROWS, SEQ, Setting, TestRank, allowed, block, distance, joined, linear,
-    on_ranks, parts, paths, run, same_within, whole,
+    AXES, Build, DRAW, HEADS, HIDDEN, PLAIN, ROWS, SEQ, Setting, TestRank, allowed, block, distance, joined,
+    linear, on_ranks, parts, paths, run, same_within, whole,
 };
-use phalanx_layers::{AnyLayer, Attention, Linear, Residual, Sequence};
+use phalanx_layers::{AnyLayer, Attention, Init, Linear, Output, Pieces, Residual, Sequence};
 use phalanx_parallel::TensorParallel;
 use phalanx_tensor::{DType, Heads, Layout};
 use phalanx_testing::planted::{FaultKind, PlantedFault, sites};
@@ -46,7 +44,7 @@ fn columns_then_rows() {
             let build = move |tensor: &TensorParallel| -> Box<dyn AnyLayer> {
                 let up = Linear { bias, ..linear("up", HIDDEN, 4 * HIDDEN, layout) };
                 let down = Linear { bias, ..linear("down", 4 * HIDDEN, HIDDEN, layout) };
-                Box::new(Sequence::new(vec![tensor.column(up, 1), tensor.row(down)]))
+                Box::new(Sequence::new(vec![tensor.column(up).unwrap(), tensor.row(down).unwrap()]))
             };
             check(&format!("column, row, {layout:?}, bias {bias}"), &build, &LINEAR);
         }
@@ -134,21 +132,65 @@ fn backward_in_two_parts_below_f32() {
     }
 }
 
-/// A rank has the heads of keys and values that its heads of queries read.
+/// Queries, keys and values as results of one layer, with fewer heads of keys and values than of queries, down to one that all ranks
+/// have: each then has a term of its gradient.
+#[test]
+fn grouped_attention_with_copies_of_keys_and_values() {
+    for kv_heads in [HEADS, 2, 1] {
+        let build = move |tensor: &TensorParallel| -> Box<dyn AnyLayer> {
+            let size = HIDDEN / HEADS;
+            let result = |name, heads| {
+                let pieces = Pieces { repeat: heads < HEADS, ..Pieces::of(heads) };
+                Output { name: String::from(name), width: heads * size, pieces }
+            };
+            let outputs = [result("q", HEADS), result("k", kv_heads), result("v", kv_heads)];
+            let qkv = Linear { bias: true, ..Linear::new(outputs, HIDDEN, Init::Normal(1.0)) };
+            let heads = Heads { kv_heads, ..Heads::equal(HEADS, size, true) };
+            let name = "attn".to_string();
+            let attention = Attention { heads, dropout: 0.0, name, first_head: 0, all_heads: HEADS };
+            let out = linear("out", HIDDEN, HIDDEN, Layout::OutIn);
+            let layers = vec![
+                tensor.column(qkv).unwrap(),
+                Box::new(tensor.attention(attention).unwrap()),
+                tensor.row(out).unwrap(),
+            ];
+            Box::new(Sequence::new(layers))
+        };
+        let expected = whole(&build, PLAIN);
+        for axis in AXES
+            .into_iter()
+            .filter(|(ranks, _)| kv_heads.is_multiple_of(*ranks) || ranks.is_multiple_of(kv_heads))
+        {
+            let what = format!("{kv_heads} heads of keys and values, (ranks, sequence) {axis:?}");
+            let got = parts(&build, axis, PLAIN);
+            same_within(
+                &joined(&got, axis.1),
+                &expected,
+                allowed(&[&LINEAR[..], &ATTENTION[..]].concat()),
+                &what,
+            );
+            assert!(parts(&build, axis, Setting { split: true, ..PLAIN }) == got, "{what}, in two parts");
+        }
+    }
+}
+
+/// A rank has the heads of keys and values that its heads of queries read; where there are fewer of them than ranks, ranks have copies.
 #[test]
 fn heads_of_keys_and_values_are_divided_like_those_of_queries() {
     let part = |group, kv_heads| {
         let heads = Heads { kv_heads, ..Heads::equal(8, 4, true) };
         let name = "attn".to_string();
         let whole = Attention { heads, dropout: 0.0, name, first_head: 0, all_heads: 8 };
-        let part = || TensorParallel::new(group, false).attention(whole);
-        let part =
-            catch_unwind(AssertUnwindSafe(part)).map_err(|payload| *payload.downcast::<String>().unwrap());
+        let part = TensorParallel::new(group, false).attention(whole).map_err(|error| error.to_string());
         part.map(|part| (part.heads, part.first_head, part.all_heads))
     };
     let heads = Heads { kv_heads: 1, ..Heads::equal(4, 4, true) };
-    assert_eq!(on_ranks(2, |group| part(group, 2)), [Ok((heads, 0, 8)), Ok((heads, 4, 8))]);
+    for kv_heads in [1, 2] {
+        assert_eq!(on_ranks(2, |group| part(group, kv_heads)), [Ok((heads, 0, 8)), Ok((heads, 4, 8))]);
+    }
+    let words = "heads of keys and values: 4 ranks cannot share 3 pieces evenly; expected a number of ranks that divides 3";
+    assert_eq!(on_ranks(4, |group| part(group, 3)), [(); 4].map(|()| Err(words.to_string())));
     let words =
-        "8 heads of queries and 1 of keys and values over 2 tensor ranks: parallel.tensor must divide both";
-    assert_eq!(on_ranks(2, |group| part(group, 1)), [(); 2].map(|()| Err(words.to_string())));
+        "heads of attention: 3 ranks cannot share 8 pieces evenly; expected a number of ranks that divides 8";
+    assert_eq!(on_ranks(3, |group| part(group, 8)), [(); 3].map(|()| Err(words.to_string())));
 }

@@ -9,11 +9,11 @@
 use std::sync::Arc;
 
 use phalanx::layers::{
-    Attention, Block, BlockRole, Checkpointing, Embedding, Init, Layer, LayerNorm, Linear,
-    LinearCrossEntropy, LinearGelu, PositionTable, Residual,
+    Attention, Block, BlockRole, CannotCut, Checkpointing, Embedding, Init, LayerNorm, Linear,
+    LinearCrossEntropy, LinearGelu, Output, Pieces, PositionTable, Residual, Sequence,
 };
 use phalanx::{
-    Batch, CpuFactory, Dropouts, Gelu, Heads, Layout, Model, ModelShape, Network, RunConfig, RunPlan, Spec,
+    Batch, CpuFactory, Dropouts, Gelu, Heads, Model, ModelShape, Network, RunConfig, RunPlan, Spec,
     TensorParallel, on_threads,
 };
 
@@ -41,10 +41,11 @@ impl Model for Narrow {
             layer: tensor.embedding(embedding),
         }];
         for i in 0..self.layers {
-            let layer = checkpointing.block(i, self.block(i, tensor, checkpointing));
+            let block = self.block(i, tensor, checkpointing).expect("4 heads on 1, 2 or 4 tensor ranks");
+            let layer = checkpointing.block(i, block);
             blocks.push(Block { name: format!("block.{i}"), role: BlockRole::Transformer, layer });
         }
-        let norm = LayerNorm { prefix: "last".into(), hidden, eps: 1e-5, bias: true };
+        let norm = LayerNorm { prefix: "last".into(), hidden, eps: 1e-5, centred: true, bias: true };
         blocks.push(Block { name: "last".into(), role: BlockRole::End, layer: tensor.rows(norm) });
         // The output projection is the token table: tied, wherever the two are.
         let head = LinearCrossEntropy { weight: "tokens".into(), bias: None, vocab, hidden, init };
@@ -67,13 +68,14 @@ impl Narrow {
         index: usize,
         tensor: &TensorParallel,
         checkpointing: Checkpointing,
-    ) -> impl Layer + use<> {
+    ) -> Result<Residual<Sequence>, CannotCut> {
         let name = |part: &str| format!("block.{index}.{part}");
         let linear = |part: &str, inputs, outputs| {
-            let (layout, init) = (Layout::OutIn, Init::Normal(0.02));
-            Linear { prefix: name(part), inputs, outputs, layout, init, bias: true }
+            Linear::new([Output::new(name(part), outputs)], inputs, Init::Normal(0.02))
         };
         let (hidden, heads) = (self.hidden, self.heads);
+        let result = |part| Output { name: name(part), width: hidden, pieces: Pieces::of(heads) };
+        let qkv = Linear::new(["q", "k", "v"].map(result), hidden, Init::Normal(0.02));
         let attention = Attention {
             heads: Heads::equal(heads, hidden / heads, true),
             dropout: 0.0,
@@ -82,14 +84,14 @@ impl Narrow {
             all_heads: heads,
         };
         let wide = LinearGelu { linear: linear("wide", hidden, 2 * hidden), gelu: Gelu::Tanh };
-        Residual(checkpointing.sequence(vec![
-            tensor.rows(LayerNorm { prefix: name("norm"), hidden, eps: 1e-5, bias: true }),
-            tensor.column(linear("qkv", hidden, 3 * hidden), 3),
-            Box::new(tensor.attention(attention)),
-            tensor.row(linear("mix", hidden, hidden)),
-            tensor.column_gelu(wide),
-            tensor.row(linear("narrow", 2 * hidden, hidden)),
-        ]))
+        Ok(Residual(checkpointing.sequence(vec![
+            tensor.rows(LayerNorm { prefix: name("norm"), hidden, eps: 1e-5, centred: true, bias: true }),
+            tensor.column(qkv)?,
+            Box::new(tensor.attention(attention)?),
+            tensor.row(linear("mix", hidden, hidden))?,
+            tensor.column(wide)?,
+            tensor.row(linear("narrow", 2 * hidden, hidden))?,
+        ])))
     }
 }
 

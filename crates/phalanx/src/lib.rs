@@ -64,7 +64,7 @@ pub use phalanx_cuda::{self as cuda, CudaFactory};
 pub use phalanx_data::{Corpus, CorpusSpec, DataError, TokenFile, Tokenizer, Tokens};
 pub use phalanx_layers::{self as layers, Network};
 pub use phalanx_models::{
-    Activation, Arch, Bert, Dropouts, Gpt2, Model, ModelShape, NumberedLayers, Objective, Stored, WithBlock,
+    Activation, Arch, Bert, Dropouts, Gpt2, Model, ModelShape, NumberedLayers, Objective, WithBlock,
     from_config,
 };
 pub use phalanx_optim::{LearningRate, Optimizer, Update, UpdateRule, UpdateStep};

@@ -181,7 +181,7 @@ pub fn pipeline(planned: &Planned) -> String {
             held_text(schedule, &pipeline.held.stages[stage]),
         ]);
     }
-    let tied: Vec<String> = spec.ties.iter().map(|tie| whole.parameters[tie.number].name.clone()).collect();
+    let tied: Vec<String> = spec.ties.iter().map(|tie| tie.name.clone()).collect();
     let tied = match tied.is_empty() {
         true => String::new(),
         false => format!("  {} is in several of them, with one gradient\n", tied.join(", ")),
@@ -215,7 +215,7 @@ pub fn pipeline_json(planned: &Planned) -> Value {
     json!({
         "schedule": spec.schedule.name, "micro_batches": spec.micro_batches, "bubble_fraction": pipeline.bubble,
         "stages": spec.schedule.placement.iter().enumerate().map(stage).collect::<Vec<_>>(),
-        "tied": spec.ties.iter().map(|tie| &whole.parameters[tie.number].name).collect::<Vec<_>>(),
+        "tied": spec.ties.iter().map(|tie| &tie.name).collect::<Vec<_>>(),
     })
 }
 

@@ -113,7 +113,8 @@ fn work_of(micro_batch: &MicroBatch, network: &Network, index: usize) -> Work {
         (all(compute), all(precision.accumulate), x)
     });
     let mut written = vec![false; specs.len()];
-    let own = Parameter::with_gradients(&parameters, &mut gradients, &mut written);
+    let own = Parameter::with_gradients(&parameters, &mut gradients, &mut written).into_iter().zip(&specs);
+    let own: Vec<Parameter> = own.map(|(own, spec)| own.joining(spec.members().len())).collect();
     let call = |x| Call::new(Parameters::new(&own), x);
     let alone = "a layer of one rank does not fail";
     match (network.blocks.get(index), &network.head) {

@@ -377,12 +377,12 @@ impl Spec {
         is_updated: bool,
     ) -> Stage {
         let at = self.mesh.coordinates(groups.world.rank());
-        let tied = |number: &usize| self.ties.iter().find(|tie| tie.number == *number);
+        let tied = |p: usize| self.ties.iter().find(|tie| tie.name == network.parameters[p].name);
         let split = self.schedule.splits_backward() && network.head.is_some();
         let head: &[usize] = if split { &network.uses[network.head_index()] } else { &[] };
         let size = |(p, spec): (usize, &ParameterSpec)| ParameterSize {
             reserved: reserved(spec),
-            alone: tied(&network.numbers[p]).is_some() || head.contains(&p),
+            alone: tied(p).is_some() || head.contains(&p),
             trained: spec.trained,
             ..ParameterSize::new(&spec.name, spec.elements() as u64)
         };
@@ -390,11 +390,16 @@ impl Spec {
         let layout = self.lay_out(&sizes).expect("the knobs were checked with the whole model");
         let everywhere = at.tensor == 0;
         let answers = |(p, spec): (usize, &ParameterSpec)| {
-            let first = tied(&network.numbers[p]).is_none_or(|tie| tie.stages[0] == index);
-            first && (spec.part.is_some() || everywhere)
+            let first = tied(p).is_none_or(|tie| tie.stages[0] == index);
+            // All members of a joint parameter are parts alike.
+            first
+                && spec.members()[0]
+                    .part
+                    .as_ref()
+                    .map_or(everywhere, |part| at.tensor.is_multiple_of(part.copies))
         };
         let answers = network.parameters.iter().enumerate().map(answers).collect();
-        let has_copies: Vec<bool> = network.numbers.iter().map(|number| tied(number).is_some()).collect();
+        let has_copies: Vec<bool> = (0..network.parameters.len()).map(|p| tied(p).is_some()).collect();
         let tied = (0..has_copies.len()).filter(|p| has_copies[*p]).collect();
         let held = Holding { layout: Arc::new(layout), answers, tied: has_copies, first_chunk };
         let options = Options {
@@ -451,10 +456,13 @@ impl Spec {
 
 /// Number of elements that a parameter takes in the layout: those of the largest rank's part.
 pub(crate) fn reserved(spec: &ParameterSpec) -> u64 {
-    let here = spec.elements() as u64;
-    spec.part.as_ref().map_or(here, |part| {
-        let whole: usize = part.whole.iter().product();
-        let even = (whole as u64).is_multiple_of(part.stripe.run * part.stripe.ranks);
-        if even { here } else { part.stripe.run }
-    })
+    let largest = |member: &ParameterSpec| {
+        let here = member.elements() as u64;
+        member.part.as_ref().map_or(here, |part| {
+            let whole: usize = part.whole.iter().product();
+            let even = (whole as u64).is_multiple_of(part.stripe.run * part.stripe.ranks);
+            if even { here } else { part.stripe.run }
+        })
+    };
+    spec.members().iter().map(largest).sum()
 }

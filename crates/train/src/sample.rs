@@ -71,7 +71,9 @@ impl Generator {
         let mut parameters = Vec::new();
         for spec in &network.parameters {
             let mut values = vec![0f32; spec.elements()];
-            fill(spec, &mut values)?;
+            for (member, _, first) in spec.of_members(0..values.len() as u64) {
+                fill(member, &mut values[first..][..member.elements()])?;
+            }
             let shape = Shape::from(spec.shape.as_slice());
             let mut tensor = device.alloc(DType::F32, shape, Category::Parameters, "generator.parameter");
             device.upload(&values, tensor.view_mut());
@@ -125,7 +127,11 @@ impl Generator {
     }
 
     fn parameters(&self, uses: &[usize]) -> Vec<Parameter<'_>> {
-        uses.iter().map(|p| Parameter::read(self.parameters[*p].view(), false)).collect()
+        let read = |p: &usize| {
+            let members = self.network.parameters[*p].members().len();
+            Parameter::read(self.parameters[*p].view(), false).joining(members)
+        };
+        uses.iter().map(read).collect()
     }
 
     /// The same, with all rows of the first `all_rows` blocks, and the last row of the others.

@@ -150,8 +150,8 @@ pub struct Spec {
 /// A parameter of which several stages have a copy (a token table that is also the output projection).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tie {
-    /// Number of the parameter in the model.
-    pub number: usize,
+    /// Its name.
+    pub name: String,
     /// The stages that have a copy, ascending.
     pub stages: Vec<usize>,
 }
@@ -414,7 +414,7 @@ fn ties(network: &Network, stages: &[Range<usize>]) -> Vec<Tie> {
         let uses =
             |range: &Range<usize>| network.uses[range.clone()].iter().any(|block| block.contains(&number));
         let stages: Vec<usize> = (0..stages.len()).filter(|stage| uses(&stages[*stage])).collect();
-        (stages.len() > 1).then_some(Tie { number, stages })
+        (stages.len() > 1).then(|| Tie { name: network.parameters[number].name.clone(), stages })
     };
     (0..network.parameters.len()).filter_map(tie).collect()
 }

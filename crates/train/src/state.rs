@@ -7,10 +7,10 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use phalanx_checkpoint::{self as checkpoint, Checkpoint, HuggingFaceDir};
+use phalanx_checkpoint::{self as checkpoint, Checkpoint, CheckpointError, HuggingFaceDir};
 use phalanx_collectives::{CollectiveError, Group};
 use phalanx_layers::ParameterSpec;
-use phalanx_models::Model;
+use phalanx_models::{Earlier, Model, name_in};
 use phalanx_optim::{CountedSteps, LossScale, LossScaleState, Optimizer, Restarted};
 use phalanx_parallel::zero::Extent;
 use phalanx_plan::Stripe;
@@ -46,15 +46,12 @@ pub struct Updates {
 }
 
 impl Rank {
-    /// Fills parameters and optimizer states. `read(state, parameter, stripe, elements, out)` writes `elements` of this
-    /// rank's part of the parameter to `out`; `stripe` says which elements of the whole parameter the part has.
+    /// Fills parameters and optimizer states. `read(state, parameter, elements, out)` writes `elements` of this rank's part of the
+    /// parameter to `out`.
     ///
     /// # Errors
     /// The errors of `read`.
-    pub fn load(
-        &mut self,
-        mut read: impl FnMut(&str, &ParameterSpec, &Stripe, Range<u64>, &mut [f32]) -> Result<(), RunError>,
-    ) -> Result<(), RunError> {
+    pub fn load(&mut self, mut read: impl Read) -> Result<(), RunError> {
         let device = self.device.clone();
         self.updated_in_part = None;
         device.try_phase(PhaseName::Load, || {
@@ -65,14 +62,14 @@ impl Rank {
                 for state in 0..stage.zero.state_count() {
                     for piece in stage.zero.spans(state, Extent::Resident) {
                         let spec = &stage.network.parameters[piece.parameter];
-                        let stripe = spec.stripe();
                         let length = (piece.in_parameter.end - piece.in_parameter.start) as usize;
                         for start in (0..length).step_by(WINDOW) {
                             let within = start..(start + WINDOW).min(length);
                             let elements = piece.in_parameter.start + within.start as u64
                                 ..piece.in_parameter.start + within.end as u64;
                             let out = &mut window[..within.len()];
-                            read(state_name(&self.spec.optimizer, state), spec, &stripe, elements, out)?;
+                            let state_name = state_name(&self.spec.optimizer, state);
+                            read_members(&mut read, (state_name, spec), elements, out)?;
                             stage.zero.write(state, &piece, within, out, rounding.as_mut())?;
                         }
                     }
@@ -105,7 +102,7 @@ impl Rank {
     /// Damage, missing tensors, another shape.
     pub fn restore(&mut self, from: &Checkpoint) -> Result<(), RunError> {
         self.restore_updates(from)?;
-        self.load(stored(from))
+        self.load(stored(from, Arc::clone(&self.spec.model)))
     }
 
     /// Restores number of updates and loss scale alone.
@@ -185,37 +182,52 @@ impl Saves for Rank {
             for state in 0..stage.zero.state_count() {
                 for piece in stage.zero.spans(state, Extent::Owned) {
                     let spec = &stage.network.parameters[piece.parameter];
-                    described.push(checkpoint::TensorPiece {
-                        state: state_name(&self.spec.optimizer, state),
-                        name: spec.name.clone(),
-                        shape: spec.whole_shape().to_vec(),
-                        dtype: DType::F32,
-                        stripe: spec.part.as_ref().map(|part| part.stripe),
-                        range: piece.in_parameter.clone(),
-                    });
-                    pieces.push((stage, state, piece));
+                    for (member, range, first) in spec.of_members(piece.in_parameter.clone()) {
+                        described.push(checkpoint::TensorPiece {
+                            state: state_name(&self.spec.optimizer, state),
+                            name: member.name.clone(),
+                            shape: member.whole_shape().to_vec(),
+                            dtype: DType::F32,
+                            stripe: member.part.as_ref().map(|part| part.stripe),
+                            range,
+                        });
+                        pieces.push((stage, state, piece.clone(), first));
+                    }
                 }
             }
         }
         saving::write_finite(tmp, self.group().rank(), &described, |index, within, out| {
-            let (stage, state, piece) = &pieces[index];
-            stage.zero.read(*state, piece, within, out)
+            let (stage, state, piece, first) = &pieces[index];
+            stage.zero.read(*state, piece, first + within.start..first + within.end, out)
         })
     }
 }
 
-/// What fills an engine: `(state, parameter, stripe, elements, out)` as for [`Rank::load`].
-pub trait Read: FnMut(&str, &ParameterSpec, &Stripe, Range<u64>, &mut [f32]) -> Result<(), RunError> {}
+/// What fills an engine: `(state, parameter, elements, out)` as for [`Rank::load`].
+pub trait Read: FnMut(&str, &ParameterSpec, Range<u64>, &mut [f32]) -> Result<(), RunError> {}
 
-impl<F> Read for F where
-    F: FnMut(&str, &ParameterSpec, &Stripe, Range<u64>, &mut [f32]) -> Result<(), RunError>
-{
+impl<F> Read for F where F: FnMut(&str, &ParameterSpec, Range<u64>, &mut [f32]) -> Result<(), RunError> {}
+
+/// Reads elements of a state of a parameter in which several may be joined.
+///
+/// # Errors
+/// The errors of `read`.
+pub fn read_members(
+    read: &mut impl Read,
+    (state, spec): (&str, &ParameterSpec),
+    elements: Range<u64>,
+    out: &mut [f32],
+) -> Result<(), RunError> {
+    spec.of_members(elements).try_for_each(|(member, elements, first)| {
+        let out = &mut out[first..][..(elements.end - elements.start) as usize];
+        read(state, member, elements, out)
+    })
 }
 
 /// Initial values from the seed for parameters, by so many threads, and zeros for optimizer states. It fails when the system starts no
 /// more threads.
 pub fn initial(seed: u64, threads: usize) -> impl Read {
-    move |state: &str, spec: &ParameterSpec, stripe: &Stripe, elements: Range<u64>, out: &mut [f32]| {
+    move |state: &str, spec: &ParameterSpec, elements: Range<u64>, out: &mut [f32]| {
         if state != PARAMETERS {
             out.fill(0.0);
             return Ok(());
@@ -224,7 +236,7 @@ pub fn initial(seed: u64, threads: usize) -> impl Read {
         std::thread::scope(|scope| {
             for (i, part) in out.chunks_mut(share).enumerate() {
                 let start = elements.start + (i * share) as u64;
-                let fill = move || fill_initial(spec, stripe, seed, start, part);
+                let fill = move || fill_initial(spec, seed, start, part);
                 let started = std::thread::Builder::new().spawn_scoped(scope, fill);
                 let refused = |error| refused_thread("a thread for initial values", &error);
                 started.map_err(|error| RunError::Threads(refused(error)))?;
@@ -237,7 +249,7 @@ pub fn initial(seed: u64, threads: usize) -> impl Read {
 /// The weights of a Hugging Face directory for parameters, and zeros for optimizer states. It fails on a tensor that is missing, of
 /// another shape, or unreadable.
 pub fn imported(dir: &HuggingFaceDir, model: Arc<dyn Model>) -> impl Read {
-    move |state: &str, spec: &ParameterSpec, _: &Stripe, elements: Range<u64>, out: &mut [f32]| {
+    move |state: &str, spec: &ParameterSpec, elements: Range<u64>, out: &mut [f32]| {
         if state == PARAMETERS {
             return read_imported(dir, &*model, spec, elements, out);
         }
@@ -246,12 +258,38 @@ pub fn imported(dir: &HuggingFaceDir, model: Arc<dyn Model>) -> impl Read {
     }
 }
 
-/// The tensors of a checkpoint. It fails on damage, missing tensors, another shape.
-pub fn stored(from: &Checkpoint) -> impl Read {
-    move |state: &str, spec: &ParameterSpec, stripe: &Stripe, elements: Range<u64>, out: &mut [f32]| {
-        from.expect(state, &spec.name, spec.whole_shape(), DType::F32)?;
-        Ok(from.read_stripe(state, &spec.name, stripe, elements, bytemuck::cast_slice_mut(out))?)
+/// The tensors of a checkpoint, which an earlier version may have saved. It fails on damage, missing tensors, another shape.
+pub fn stored(from: &Checkpoint, model: Arc<dyn Model>) -> impl Read {
+    move |state: &str, spec: &ParameterSpec, elements: Range<u64>, out: &mut [f32]| {
+        Ok(read_stored(from, &*model, (state, spec), elements, out)?)
     }
+}
+
+/// Reads elements of this rank's part of a parameter from a checkpoint, which an earlier version may have saved.
+///
+/// # Errors
+/// Damage, a missing tensor, another shape.
+pub fn read_stored(
+    from: &Checkpoint,
+    model: &dyn Model,
+    (state, spec): (&str, &ParameterSpec),
+    elements: Range<u64>,
+    out: &mut [f32],
+) -> Result<(), CheckpointError> {
+    let stripe = spec.stripe();
+    let earlier = model.earlier(spec).filter(|earlier| from.tensor(state, &earlier.name).is_ok());
+    let Some(Earlier { name, shape, first }) = earlier else {
+        from.expect(state, &spec.name, spec.whole_shape(), DType::F32)?;
+        return from.read_stripe(state, &spec.name, &stripe, elements, bytemuck::cast_slice_mut(out));
+    };
+    from.expect(state, &name, &shape, DType::F32)?;
+    let whole = Stripe::whole(shape.iter().product::<usize>() as u64);
+    for (here, there) in stripe.runs(elements.clone()) {
+        let [start, end] = [here.start, here.end].map(|at| (at - elements.start) as usize);
+        let (there, out) = (first + there.start..first + there.end, &mut out[start..end]);
+        from.read_stripe(state, &name, &whole, there, bytemuck::cast_slice_mut(out))?;
+    }
+    Ok(())
 }
 
 /// The name of an optimizer state in checkpoints.
@@ -263,9 +301,9 @@ pub fn state_name(optimizer: &Optimizer, state: usize) -> &'static str {
 }
 
 /// Initial values of the elements from `start` on of this rank's part of a parameter.
-fn fill_initial(spec: &ParameterSpec, stripe: &Stripe, seed: u64, start: u64, out: &mut [f32]) {
+fn fill_initial(spec: &ParameterSpec, seed: u64, start: u64, out: &mut [f32]) {
     let mut done = 0;
-    for (_, whole) in stripe.runs(start..start + out.len() as u64) {
+    for (_, whole) in spec.stripe().runs(start..start + out.len() as u64) {
         let count = (whole.end - whole.start) as usize;
         spec.init.fill(seed, &spec.name, whole.start, &mut out[done..done + count]);
         done += count;
@@ -275,8 +313,7 @@ fn fill_initial(spec: &ParameterSpec, stripe: &Stripe, seed: u64, start: u64, ou
 /// Seed of the initial values of a head that a directory lacks.
 const HEAD_SEED: u64 = 1;
 
-/// Reads the elements of this rank's part of a parameter from the tensors of a Hugging Face directory that hold it.
-/// They must be finite, and equal in every copy to which the architecture ties them. A head that the directory lacks gets
+/// Reads the elements of this rank's part of a parameter from a Hugging Face directory. They must be finite, and equal in every copy to which the architecture ties them. A head that the directory lacks gets
 /// initial values.
 ///
 /// # Errors
@@ -288,24 +325,18 @@ pub fn read_imported(
     elements: Range<u64>,
     out: &mut [f32],
 ) -> Result<(), RunError> {
-    for stored in model.stored_as(spec) {
-        let name = stored.name_in(|name| dir.contains(name));
-        if !dir.contains(name) && model.head_prefix().is_some_and(|prefix| name.starts_with(prefix)) {
-            fill_initial(spec, &spec.stripe(), HEAD_SEED, elements.start, out);
-            continue;
-        }
-        let shape = dir.shape(name)?;
-        if shape != stored.shape {
-            let (given, expected) = (shape.to_vec(), stored.shape.clone());
-            return Err(RunError::Shape { name: name.to_string(), given, expected });
-        }
-        if let Some(overlap) = stored.within(spec, elements.clone()) {
-            let (stripe, out) = (spec.stripe(), &mut out[overlap.ours]);
-            dir.read_weights(name, &stripe, overlap.theirs.clone(), out)?;
-            for copy in model.copies_of(&stored.name).iter().filter(|copy| dir.contains(copy)) {
-                dir.check_copy(name, copy, &stripe, overlap.theirs.clone(), out)?;
-            }
-        }
+    let (name, stripe) = (name_in(model, &spec.name, |name| dir.contains(name)), spec.stripe());
+    if !dir.contains(&name) && model.head_prefix().is_some_and(|prefix| name.starts_with(prefix)) {
+        fill_initial(spec, HEAD_SEED, elements.start, out);
+        return Ok(());
+    }
+    let (given, expected) = (dir.shape(&name)?.to_vec(), spec.whole_shape().to_vec());
+    if given != expected {
+        return Err(RunError::Shape { name, given, expected });
+    }
+    dir.read_weights(&name, &stripe, elements.clone(), out)?;
+    for copy in model.copies_of(&spec.name).iter().filter(|copy| dir.contains(copy)) {
+        dir.check_copy(&name, copy, &stripe, elements.clone(), out)?;
     }
     Ok(())
 }

@@ -4,6 +4,7 @@ use phalanx_collectives::{CollectiveError, Pending};
 use phalanx_layers::Context;
 use phalanx_optim::{LossScaling, Verdict};
 use phalanx_parallel::pipeline::{Feed, WatchMicroBatches, run};
+use phalanx_parallel::stage::Stage;
 use phalanx_tensor::{Clip, Tensor, View};
 use phalanx_trace::{Axis, PhaseName, Placement, Placements};
 
@@ -256,7 +257,7 @@ impl Rank {
     pub(crate) fn finish_gradients(&mut self) -> Result<(), CollectiveError> {
         for stage in &mut self.stages {
             stage.finish_gradients(&self.device)?;
-            stage.zero.sum_partial(&*self.groups.tensor)?;
+            stage.zero.sum_terms(&*self.groups.tensor)?;
         }
         self.sum_tied()
     }
@@ -264,15 +265,17 @@ impl Rank {
     /// Sums the gradients of each tied parameter over the stages that have a copy.
     fn sum_tied(&mut self) -> Result<(), CollectiveError> {
         for (tie, group) in self.spec.ties.iter().zip(&self.groups.ties) {
+            let copy = |stage: &Stage| stage.network.place_of(&tie.name);
             let mut own = self.stages.iter_mut().filter(|stage| tie.stages.contains(&stage.index));
             let Some(first) = own.next() else { continue };
-            let mut sum = first.zero.take_summed(tie.number)?;
+            let mut sum = first.zero.take_summed(copy(first))?;
             if sum.shape().elements() == 0 {
                 continue;
             }
             let mut others: Vec<_> = own.collect();
             for other in &mut others {
-                self.device.add(other.zero.take_summed(tie.number)?.view(), sum.view_mut());
+                let term = other.zero.take_summed(copy(other))?;
+                self.device.add(term.view(), sum.view_mut());
             }
             if let Some(group) = group {
                 sum = group.all_reduce(sum).wait()?;
@@ -281,9 +284,9 @@ impl Rank {
                 let placements = self.device.placements(sum.view());
                 self.device.place(sum.view(), placements.with(Axis::Pipeline, Placement::Replicated));
             }
-            first.zero.put_summed(tie.number, &sum)?;
+            first.zero.put_summed(copy(first), &sum)?;
             for other in others {
-                other.zero.put_summed(tie.number, &sum)?;
+                other.zero.put_summed(copy(other), &sum)?;
             }
         }
         Ok(())

@@ -11,7 +11,6 @@ use phalanx_checkpoint::HuggingFaceDir;
 use phalanx_layers::{
     Activation, AnyLayer, AnyOwn, AnySaved, Call, Context, Failure, Layer, Network, ParameterSpec,
 };
-use phalanx_plan::Stripe;
 use phalanx_tensor::Tensor;
 use phalanx_trace::PhaseName;
 use phalanx_train::config::{Float, PrecisionConfig};
@@ -185,7 +184,7 @@ fn run(config: &RunConfig, fault: Fault, armed: &[bool]) -> Vec<Ended> {
 /// Whether a rank holds the same as before step `step`, counted from 0.
 fn kept(ended: &Ended, step: usize) -> bool {
     let (before, after) = (&ended.held[step], &ended.held[step + 1]);
-    pairs(before, after).all(|(a, b)| (a.0, a.1, a.2) == (b.0, b.1, b.2) && same_bits(&a.3, &b.3))
+    pairs(before, after).all(|(a, b)| (a.0, &a.1, a.2) == (b.0, &b.1, b.2) && same_bits(&a.3, &b.3))
 }
 
 /// All ranks ended with the same error in the last step, before it changed anything; gives its text.
@@ -287,20 +286,17 @@ fn a_parameter_is_named_where_it_is_first_used() {
             let body = |engine: &mut Rank, rank: usize| {
                 let dir = HuggingFaceDir::open(&rig::golden().join("gpt2")).unwrap();
                 let poisoned = rank == 1 || stage == 3;
-                let read = |state: &str,
-                            spec: &ParameterSpec,
-                            _: &Stripe,
-                            elements: std::ops::Range<u64>,
-                            out: &mut [f32]| {
-                    out.fill(0.0);
-                    if state == PARAMETERS {
-                        dir.read_f32(&spec.name, elements.clone(), out)?;
-                    }
-                    if state == PARAMETERS && spec.name == NAME && poisoned && elements.contains(&7) {
-                        out[7 - elements.start as usize] = f32::NAN;
-                    }
-                    Ok(())
-                };
+                let read =
+                    |state: &str, spec: &ParameterSpec, elements: std::ops::Range<u64>, out: &mut [f32]| {
+                        out.fill(0.0);
+                        if state == PARAMETERS {
+                            dir.read_f32(&spec.name, elements.clone(), out)?;
+                        }
+                        if state == PARAMETERS && spec.name == NAME && poisoned && elements.contains(&7) {
+                            out[7 - elements.start as usize] = f32::NAN;
+                        }
+                        Ok(())
+                    };
                 engine.load(read).unwrap();
                 let mut number = 0;
                 loop {

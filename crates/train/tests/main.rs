@@ -12,6 +12,7 @@ mod faults;
 mod frozen;
 mod goldens;
 mod gradients_in_place;
+mod grouped;
 mod large;
 mod lifetimes;
 mod lost_device;

@@ -112,7 +112,7 @@ fn dry_run(spec: &Spec, rank: usize) -> phalanx_trace::Trace {
     // There is one worker in a dry run, which waits for no other.
     let mut engine = Asynchronous::new(device.clone(), device.clone(), links, spec, u64::MAX);
     let never = "nothing fails on Meta";
-    engine.fill(|rank| rank.load(|_, _, _, _, _| Ok(()))).expect(never);
+    engine.fill(|rank| rank.load(|_, _, _, _| Ok(()))).expect(never);
     let batch = Batch::with_rows(spec.micro_batch_size * spec.micro_batches, spec.seq);
     engine.worker.step(&engine.server, &engine.links, &batch).expect(never);
     if spec.evaluation_batches > 0 {

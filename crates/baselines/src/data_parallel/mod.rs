@@ -177,7 +177,7 @@ impl DataParallel {
             let source = GroupSource::Meta(recorder, rank);
             let mut replica = DeviceReplica::new(&device, &source, group, &of_devices, loss_in_forward);
             match rank {
-                ROOT => replica.rank.load(|_, _, _, _, _| Ok(())).expect("nothing fails on Meta"),
+                ROOT => replica.rank.load(|_, _, _, _| Ok(())).expect("nothing fails on Meta"),
                 _ => device.phase(PhaseName::Load, || ()),
             }
             let part = Batch::with_rows(of_devices.micro_batch_size, spec.seq);

@@ -208,10 +208,10 @@ impl Calls {
         let [mean, rstd] = &mut self.row_statistics;
         let [gamma, beta] = self.vectors.each_ref().map(|vector| vector.view().range(0..h));
         visit("layer_norm", size.clone(), &mut || {
-            let statistics = [mean.view_mut(), rstd.view_mut()];
+            let statistics = (Some(mean.view_mut()), rstd.view_mut());
             device.layer_norm(x.view(), (gamma, Some(beta)), 1e-5, y.view_mut(), statistics);
         });
-        let statistics = [mean.view(), rstd.view()];
+        let (mean, rstd) = (Some(mean.view()), rstd.view());
         let gradients = &mut self.vector_gradients;
         visit("layer_norm_backward", size, &mut || {
             let gradients = gradients.each_mut().map(|gradient| gradient.view_mut().range(0..h));
@@ -219,7 +219,8 @@ impl Calls {
             device.run(LayerNormBackward {
                 x: x.view(),
                 gamma,
-                statistics,
+                mean,
+                rstd,
                 dy: dy.view(),
                 dx,
                 accumulate_input: true,

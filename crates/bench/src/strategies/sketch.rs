@@ -44,9 +44,12 @@ impl GradientSketch {
                     return;
                 }
                 let number = stage.network.numbers[parameter];
-                for (here, whole) in stage.network.parameters[parameter].stripe().runs(elements.clone()) {
-                    let here = (here.start - elements.start) as usize..(here.end - elements.start) as usize;
-                    sketch.add(number, whole.start, &values[here], loss_scale);
+                let spec = &stage.network.parameters[parameter];
+                for (member, here, whole) in spec.runs(elements) {
+                    let earlier = spec.members().iter().take_while(|other| other.name != member.name);
+                    let before: usize =
+                        earlier.map(|other| other.whole_shape().iter().product::<usize>()).sum();
+                    sketch.add(number, before as u64 + whole, &values[here], loss_scale);
                 }
             })?;
         }

@@ -29,12 +29,13 @@ fn layer_norm(device: &Device, dtype: DType, into: &mut Tensor, accumulate: bool
     let mut dx = poisoned_as(device, dtype, [ROWS, WIDTH]);
     let pieces = (0..2).map(|line| (line * WIDTH..(line + 1) * WIDTH, [WIDTH].into()));
     let lines: [_; 2] = into.view_mut().into_pieces(pieces).try_into().unwrap();
-    let statistics = [mean.view(), rstd.view()];
+    let (mean, rstd) = (Some(mean.view()), rstd.view());
     let dx = dx.view_mut();
     device.run(LayerNormBackward {
         x: x.view(),
         gamma: gamma.view(),
-        statistics,
+        mean,
+        rstd,
         dy: dy.view(),
         dx,
         accumulate_input: false,

@@ -1,4 +1,4 @@
-//! Layer norm.
+//! Layer norm, and RMS norm, which subtracts no mean.
 
 use phalanx_tensor::{DType, Device, LayerNormBackward};
 
@@ -11,12 +11,12 @@ use crate::oracle::{
 const SHAPES: [[usize; 2]; 9] =
     [[1, 2], [1, 17], [3, 67], [17, 16], [257, 33], [67, 257], [9, 1024], [2100, 5], [3, 20_000]];
 
-/// y, mean, rstd.
-fn reference(x: &[f64], gamma: &[f64], beta: &[f64], eps: f64) -> [Vec<f64>; 3] {
+/// y, mean (0 where it is not `centred`), rstd.
+fn reference(centred: bool, x: &[f64], gamma: &[f64], beta: &[f64], eps: f64) -> [Vec<f64>; 3] {
     let hidden = gamma.len();
     let [mut y, mut means, mut rstds] = [const { Vec::new() }; 3];
     for row in x.chunks(hidden) {
-        let mean = row.iter().sum::<f64>() / hidden as f64;
+        let mean = if centred { row.iter().sum::<f64>() / hidden as f64 } else { 0.0 };
         let variance = row.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / hidden as f64;
         let rstd = 1.0 / (variance + eps).sqrt();
         y.extend(row.iter().zip(gamma.iter().zip(beta)).map(|(x, (g, b))| (x - mean) * rstd * g + b));
@@ -38,7 +38,8 @@ fn inputs(dtype: DType, [rows, hidden]: [usize; 2]) -> [Vec<f32>; 3] {
 
 #[test]
 fn forward() {
-    for (dtype, [rows, hidden]) in FLOATS.into_iter().flat_map(|d| SHAPES.map(|s| (d, s))) {
+    let cases = FLOATS.into_iter().flat_map(|d| SHAPES.map(|s| (d, s)));
+    for (dtype, [rows, hidden], centred) in cases.flat_map(|(d, s)| [(d, s, true), (d, s, false)]) {
         let [x, gamma, beta] = inputs(dtype, [rows, hidden]);
         let kernel = |device: &Device| {
             let x = tensor_as(device, dtype, [rows, hidden], &x);
@@ -50,19 +51,20 @@ fn forward() {
                 (gamma.view(), Some(beta.view())),
                 1e-5,
                 y.view_mut(),
-                [mean.view_mut(), rstd.view_mut()],
+                (centred.then(|| mean.view_mut()), rstd.view_mut()),
             );
-            vec![read_f32(device, &y), read(device, &mean), read(device, &rstd)]
+            let mean = if centred { read(device, &mean) } else { vec![0.0; rows] };
+            vec![read_f32(device, &y), mean, read(device, &rstd)]
         };
         let eps = f64::from(1e-5f32);
-        let [y, mean, rstd] = reference(&wide(&x), &wide(&gamma), &wide(&beta), eps);
+        let [y, mean, rstd] = reference(centred, &wide(&x), &wide(&gamma), &wide(&beta), eps);
         // Values are at most 1, so the mean's error is roundings * EPS * 1, and rstd enlarges it.
         let largest = rstd.iter().fold(1.0, |a: f64, r| a.max(*r));
         let n = roundings(hidden);
         let one =
             |value: Vec<f64>, size: f64| Expected { magnitude: vec![size; value.len()], value, roundings: n };
         check_as(
-            &format!("layer_norm {rows} x {hidden}"),
+            &format!("layer_norm {rows} x {hidden}, centred {centred}"),
             kernel,
             &[one(y, 2.0 * largest), one(mean, 1.0), Expected::relative(rstd, 2.0 * n)],
             &[dtype, DType::F32, DType::F32],
@@ -81,14 +83,14 @@ fn backward_against_differences() {
         .into_iter()
         .flat_map(|shape| types().map(move |types| (shape, types)))
     {
-        for accumulate in [false, true] {
+        for (accumulate, centred) in [(false, true), (true, true), (false, false), (true, false)] {
             let [x, gamma, beta] = inputs(dtype, [rows, hidden]);
             let dy = rounded(dtype, &numbers(4, rows * hidden));
             let before = numbers(5, rows * hidden);
             let eps = 1e-5f32;
             let kernel = |device: &Device| {
                 let inputs = [&x, &gamma, &beta, &dy, &before].map(|x| &x[..]);
-                backward(device, [dtype, stored], [rows, hidden], inputs, eps, accumulate)
+                backward(device, [dtype, stored], [rows, hidden], inputs, (eps, centred), accumulate)
             };
             let (x64, g64, b64) = (wide(&x), wide(&gamma), wide(&beta));
             let eps = f64::from(eps);
@@ -96,15 +98,18 @@ fn backward_against_differences() {
                 let before = wide(&rounded(stored, &before));
                 d.iter().zip(&before).map(|(d, b)| if accumulate { d + b } else { *d }).collect()
             };
-            let dx = add(gradient(&x64, |x| weighted(&reference(x, &g64, &b64, eps)[0], &dy)), dtype);
-            let dgamma = add(gradient(&g64, |g| weighted(&reference(&x64, g, &b64, eps)[0], &dy)), stored);
-            let dbeta = add(gradient(&b64, |b| weighted(&reference(&x64, &g64, b, eps)[0], &dy)), stored);
+            let dx =
+                add(gradient(&x64, |x| weighted(&reference(centred, x, &g64, &b64, eps)[0], &dy)), dtype);
+            let dgamma =
+                add(gradient(&g64, |g| weighted(&reference(centred, &x64, g, &b64, eps)[0], &dy)), stored);
+            let dbeta =
+                add(gradient(&b64, |b| weighted(&reference(centred, &x64, &g64, b, eps)[0], &dy)), stored);
             // The forward's roundings enter through mean and rstd, twice, and the rows are summed; rows of
             // two near-equal numbers enlarge them by rstd (at most about 100 with these numbers).
             let n = (4.0 * roundings(hidden) + rows as f64) * 8.0;
             let expected = [dx, dgamma, dbeta].map(|d| Expected::by_largest(d, n));
             check_as(
-                &format!("layer_norm backward {rows} x {hidden} {accumulate}"),
+                &format!("layer_norm backward {rows} x {hidden}, accumulate {accumulate}, centred {centred}"),
                 kernel,
                 &expected,
                 &[dtype, stored, stored],
@@ -119,7 +124,7 @@ fn backward(
     [dtype, stored]: [DType; 2],
     [rows, hidden]: [usize; 2],
     [x, gamma, beta, dy, before]: [&[f32]; 5],
-    eps: f32,
+    (eps, centred): (f32, bool),
     accumulate: bool,
 ) -> Vec<Vec<f32>> {
     let x = tensor_as(device, dtype, [rows, hidden], x);
@@ -131,7 +136,7 @@ fn backward(
         (gamma.view(), Some(beta.view())),
         eps,
         y.view_mut(),
-        [mean.view_mut(), rstd.view_mut()],
+        (centred.then(|| mean.view_mut()), rstd.view_mut()),
     );
     let dy = tensor_as(device, dtype, [rows, hidden], dy);
     let mut dx = output_as(device, dtype, [rows, hidden], before, accumulate);
@@ -140,7 +145,8 @@ fn backward(
     device.run(LayerNormBackward {
         x: x.view(),
         gamma: gamma.view(),
-        statistics: [mean.view(), rstd.view()],
+        mean: centred.then(|| mean.view()),
+        rstd: rstd.view(),
         dy: dy.view(),
         dx: dx.view_mut(),
         accumulate_input: accumulate,
@@ -154,23 +160,23 @@ fn backward(
 #[test]
 fn backward_of_many_rows() {
     let shapes = SHAPES.into_iter().filter(|[_, hidden]| *hidden > 2);
-    for ([rows, hidden], [dtype, stored]) in shapes.flat_map(|shape| types().map(move |types| (shape, types)))
-    {
+    let cases = shapes.flat_map(|shape| types().map(move |types| (shape, types)));
+    for ([rows, hidden], [dtype, stored], centred) in cases.flat_map(|(s, t)| [(s, t, true), (s, t, false)]) {
         let [x, gamma, beta] = inputs(dtype, [rows, hidden]);
         let dy = rounded(dtype, &numbers(4, rows * hidden));
         let before = numbers(5, rows * hidden);
         let kernel = |device: &Device| {
             let inputs = [&x, &gamma, &beta, &dy, &before].map(|x| &x[..]);
-            backward(device, [dtype, stored], [rows, hidden], inputs, 1e-5, false)
+            backward(device, [dtype, stored], [rows, hidden], inputs, (1e-5, centred), false)
         };
-        let [_, mean, rstd] = reference(&wide(&x), &wide(&gamma), &wide(&beta), f64::from(1e-5f32));
+        let [_, mean, rstd] = reference(centred, &wide(&x), &wide(&gamma), &wide(&beta), f64::from(1e-5f32));
         let (mut dx, mut dgamma, mut dbeta) = (Vec::new(), vec![0.0; hidden], vec![0.0; hidden]);
         for row in 0..rows {
             let at = row * hidden..(row + 1) * hidden;
             let n: Vec<f64> = x[at.clone()].iter().map(|x| (f64::from(*x) - mean[row]) * rstd[row]).collect();
             let dy = wide(&dy[at]);
             let d: Vec<f64> = dy.iter().zip(&gamma).map(|(d, g)| d * f64::from(*g)).collect();
-            let average = d.iter().sum::<f64>() / hidden as f64;
+            let average = if centred { d.iter().sum::<f64>() / hidden as f64 } else { 0.0 };
             let average_n = d.iter().zip(&n).map(|(d, n)| d * n).sum::<f64>() / hidden as f64;
             for i in 0..hidden {
                 dx.push(rstd[row] * (d[i] - average - n[i] * average_n));
@@ -181,7 +187,7 @@ fn backward_of_many_rows() {
         let n = 4.0 * roundings(hidden) + rows as f64;
         let expected = [dx, dgamma, dbeta].map(|d| Expected::by_largest(d, n));
         check_as(
-            &format!("layer_norm backward {rows} x {hidden}"),
+            &format!("layer_norm backward {rows} x {hidden}, centred {centred}"),
             kernel,
             &expected,
             &[dtype, stored, stored],

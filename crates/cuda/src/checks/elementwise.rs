@@ -38,6 +38,16 @@ pub(super) fn fill_copy_and_f64(bench: &Bench) {
             vec![("filled", read(device, x.view())), ("copied", read(device, y.view()))]
         });
     }
+    for dtype in FLOATS {
+        bench.compare(&format!("columns {dtype:?}"), 0.0, |device| {
+            let (wide, mut narrow) =
+                (random(device, dtype, &[37, 13], 1), random(device, dtype, &[37, 5], 2));
+            let mut wider = random(device, dtype, &[37, 21], 3);
+            device.copy_columns(wide.view(), 7, narrow.view_mut(), 0);
+            device.copy_columns(narrow.view(), 0, wider.view_mut(), 16);
+            vec![("narrow", read(device, narrow.view())), ("wide", read(device, wider.view()))]
+        });
+    }
     bench.compare("f64", 0.0, |device| {
         let x = random(device, DType::F64, &[1], 1);
         let mut y = random(device, DType::F64, &[1], 2);

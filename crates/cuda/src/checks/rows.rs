@@ -12,13 +12,15 @@ use super::bench::{Bench, FLOATS, ids, random, read, tensor, tolerance};
 pub(super) fn layer_norm_and_its_gradients(bench: &Bench) {
     for dtype in FLOATS {
         // In registers, and not: odd rows, and long ones.
-        for [rows, hidden] in [[3, 5], [37, 96], [9, 770], [5, 1540]] {
-            bench.compare(&format!("layer norm {dtype:?} {rows} x {hidden}"), tolerance(dtype), |device| {
+        let shapes = [[3, 5], [37, 96], [9, 770], [5, 1540]];
+        for ([rows, hidden], centred) in shapes.into_iter().flat_map(|s| [(s, true), (s, false)]) {
+            let norm = if centred { "layer norm" } else { "RMS norm" };
+            bench.compare(&format!("{norm} {dtype:?} {rows} x {hidden}"), tolerance(dtype), |device| {
                 let x = random(device, dtype, &[rows, hidden], 1);
                 let [gamma, beta] = [2, 3].map(|seed| random(device, dtype, &[hidden], seed));
                 let [mut y, mut dx] = [4, 5].map(|seed| random(device, dtype, &[rows, hidden], seed));
                 let [mut mean, mut rstd] = [6, 7].map(|seed| random(device, DType::F32, &[rows], seed));
-                let statistics = [mean.view_mut(), rstd.view_mut()];
+                let statistics = (centred.then(|| mean.view_mut()), rstd.view_mut());
                 device.layer_norm(
                     x.view(),
                     (gamma.view(), Some(beta.view())),
@@ -31,7 +33,8 @@ pub(super) fn layer_norm_and_its_gradients(bench: &Bench) {
                 device.run(LayerNormBackward {
                     x: x.view(),
                     gamma: gamma.view(),
-                    statistics: [mean.view(), rstd.view()],
+                    mean: centred.then(|| mean.view()),
+                    rstd: rstd.view(),
                     dy: dy.view(),
                     dx: dx.view_mut(),
                     accumulate_input: true,

@@ -73,6 +73,15 @@ impl Issue<'_> {
                 self.copy(o.from, &o.to);
                 Ok(())
             }
+            Elementwise::CopyColumns(o) => {
+                let ([rows, columns], program) =
+                    (o.extents(), Program::of(Source::Elementwise, o.to.dtype()));
+                let [from_row, to_row] = [o.from.shape(), o.to.shape()].map(|shape| shape.rows_cols()[1]);
+                let n = rows * columns;
+                let from = o.from.range(o.from_first..o.from.elements());
+                let to = o.to.as_view().range(o.to_first..o.to.elements());
+                self.over_fours(program, "copy_columns", n, numbers![from, from_row, to, to_row, columns, n])
+            }
             Elementwise::Convert(o) if o.from.dtype() == o.to.dtype() => {
                 self.copy(o.from, &o.to);
                 Ok(())

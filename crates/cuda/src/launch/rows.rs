@@ -25,8 +25,8 @@ impl Issue<'_> {
             Normalization::LayerNorm(o) => {
                 let [rows, hidden] = o.x.shape().rows_cols();
                 let program = Program::of(Source::LayerNorm, o.x.dtype());
-                let [mean, rstd] = &o.statistics;
-                let arguments = numbers![o.x, o.gamma, o.beta, &o.y, mean, rstd, rows, hidden, o.eps];
+                let arguments =
+                    numbers![o.x, o.gamma, o.beta, &o.y, o.mean.as_ref(), &o.rstd, rows, hidden, o.eps];
                 self.over_rows(program, "layer_norm", rows, arguments)
             }
             Normalization::LayerNormBackward(o) => self.layer_norm_backward(o),
@@ -36,7 +36,7 @@ impl Issue<'_> {
     fn layer_norm_backward(&mut self, o: LayerNormBackward) -> Result<(), Error> {
         let [rows, hidden] = o.x.shape().rows_cols();
         let program = Program::of(Source::LayerNorm, o.x.dtype());
-        let [mean, rstd] = o.statistics;
+        let (mean, rstd) = (o.mean, o.rstd);
         let gradients = o.gradients.each_ref().map(Option::as_ref);
         if gradients.iter().any(Option::is_some) {
             let blocks = RowBlocks::new(rows, hidden, 2);

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use phalanx_cpu::Cpu;
 use phalanx_layers::{
-    AnyLayer, Attention, Call, Context, Draw, Dropped, Init, LayerNorm, Linear, LinearGelu, Parameter,
-    ParameterSpec, Parameters, Residual, Sequence,
+    AnyLayer, Attention, Call, Context, Draw, Dropped, Init, LayerNorm, Linear, LinearGelu, Output,
+    Parameter, ParameterSpec, Parameters, Residual, Sequence,
 };
 use phalanx_tensor::{Arena, Category, DType, Device, Gelu, Heads, Layout, Shape, Tensor};
 use phalanx_trace::{Event, PhaseName, Trace};
@@ -21,14 +21,8 @@ pub const DRAW: Draw = Draw { seed: 3, step: 1, first_sample: 0 };
 pub type P = (f32, f32);
 
 pub fn linear(prefix: &str, inputs: usize, outputs: usize) -> Linear {
-    Linear {
-        prefix: prefix.into(),
-        inputs,
-        outputs,
-        layout: Layout::InOut,
-        init: Init::Normal(0.3),
-        bias: true,
-    }
+    let layout = Layout::InOut;
+    Linear { layout, ..Linear::new([Output::new(prefix, outputs)], inputs, Init::Normal(0.3)) }
 }
 
 pub fn attention(p: f32) -> Attention {
@@ -37,7 +31,7 @@ pub fn attention(p: f32) -> Attention {
 }
 
 pub fn norm(prefix: &str) -> LayerNorm {
-    LayerNorm { prefix: prefix.into(), hidden: HIDDEN, eps: 1e-5, bias: true }
+    LayerNorm { prefix: prefix.into(), hidden: HIDDEN, eps: 1e-5, centred: true, bias: true }
 }
 
 /// The layers of both residual paths of a block.

@@ -172,17 +172,14 @@ impl Case {
     /// The golden values of `spec`, or of this rank's part of it.
     fn weights(&self, spec: &ParameterSpec) -> Vec<f32> {
         let file = format!("{}/model.safetensors", self.folder);
-        let mut here = vec![f32::NAN; spec.elements()];
-        for stored in self.model.stored_as(spec) {
-            let theirs = values(&file, &stored.name);
-            assert_eq!(theirs.len() as u64, stored.elements(), "{}", stored.name);
-            let Some(overlap) = stored.within(spec, 0..spec.elements() as u64) else { continue };
-            let runs = spec.stripe().runs(overlap.theirs);
-            let part: Vec<f32> =
-                runs.flat_map(|(_, run)| &theirs[run.start as usize..run.end as usize]).copied().collect();
-            here[overlap.ours].copy_from_slice(&part);
-        }
-        here
+        let part = |member: &ParameterSpec| {
+            let theirs = values(&file, &member.name);
+            assert_eq!(theirs.len(), member.whole_shape().iter().product::<usize>(), "{}", member.name);
+            let runs = member.stripe().runs(0..member.elements() as u64);
+            runs.flat_map(|(_, run)| theirs[run.start as usize..run.end as usize].to_vec())
+                .collect::<Vec<_>>()
+        };
+        spec.members().iter().flat_map(part).collect()
     }
 
     fn rank(&self, device: Device, tensor: &TensorParallel, rank: usize) -> Rank<'_> {
@@ -232,8 +229,8 @@ impl Case {
     pub fn gradients(&self) -> Gradients {
         let rank = self.solo();
         let (loss, gradients) = rank.step();
-        let name = |spec: &ParameterSpec| spec.name.clone();
-        let by_name = rank.network.parameters.iter().map(name).zip(rank.read(&gradients)).collect();
+        let by_name = members(&rank.network, rank.read(&gradients));
+        let by_name = as_in_goldens(by_name.into_iter().map(|(spec, values)| (spec.name, values)));
         Gradients { loss: rank.device.fetch([loss.view()]).unwrap()[0], by_name }
     }
 
@@ -244,8 +241,8 @@ impl Case {
             let tensor = TensorParallel::new(endpoint.group("tensor"), sequence);
             let rank = self.rank(Device::new(Cpu::new(1), Arena::heap()), &tensor, rank);
             let (loss, gradients) = rank.step();
-            let specs = rank.network.parameters.clone();
-            (rank.device.fetch([loss.view()]).unwrap()[0], specs, rank.read(&gradients))
+            let members = members(&rank.network, rank.read(&gradients));
+            (rank.device.fetch([loss.view()]).unwrap()[0], members)
         };
         let results: Vec<_> = std::thread::scope(|scope| {
             let body = &body;
@@ -257,11 +254,10 @@ impl Case {
             handles.into_iter().map(|handle| handle.join().unwrap()).collect()
         });
         let whole = |p: usize| {
-            let parts: Vec<_> =
-                results.iter().map(|(_, specs, gradients)| (&specs[p], &gradients[p])).collect();
+            let parts: Vec<_> = results.iter().map(|(_, members)| (&members[p].0, &members[p].1)).collect();
             (parts[0].0.name.clone(), assembled(&parts))
         };
-        let by_name = (0..results[0].1.len()).map(whole).collect();
+        let by_name = as_in_goldens((0..results[0].1.len()).map(whole));
         Gradients { loss: results[0].0, by_name }
     }
 
@@ -298,7 +294,7 @@ impl Case {
             device.expect_placement(gradient.view(), || spec.name.clone(), placement(spec, rest));
         }
         drop(gradients);
-        (rank.network.parameters.clone(), device.take_trace(0))
+        (rank.network.members().cloned().collect(), device.take_trace(0))
     }
 
     /// The tensors that forward of block `index` saves on one rank, in elements per row (token), without row
@@ -334,9 +330,34 @@ impl Case {
     }
 }
 
+/// The parameters of a network, one by one, and the values of each.
+fn members(network: &Network, values: Vec<Vec<f32>>) -> Vec<(ParameterSpec, Vec<f32>)> {
+    let of = |(spec, values): (&ParameterSpec, Vec<f32>)| {
+        let one = |(member, _, first): (&ParameterSpec, _, usize)| {
+            (member.clone(), values[first..][..member.elements()].to_vec())
+        };
+        spec.of_members(0..values.len() as u64).map(one).collect::<Vec<_>>()
+    };
+    network.parameters.iter().zip(values).flat_map(of).collect()
+}
+
+/// The golden files of BERT have query, key and value as one.
+fn as_in_goldens(all: impl Iterator<Item = (String, Vec<f32>)>) -> Vec<(String, Vec<f32>)> {
+    let mut out: Vec<(String, Vec<f32>)> = Vec::new();
+    for (name, values) in all {
+        match out.last_mut() {
+            Some((_, packed)) if [".self.key.", ".self.value."].iter().any(|part| name.contains(part)) => {
+                packed.extend(values);
+            }
+            _ => out.push((name.replace(".self.query.", ".self.qkv."), values)),
+        }
+    }
+    out
+}
+
 /// The placement of a parameter; `rest` where it is whole on every rank (also for its gradient).
 fn placement(spec: &ParameterSpec, rest: Placement) -> Placements {
-    let here = spec.part.as_ref().map_or(rest, |part| Placement::Shard(part.dim as u8));
+    let here = spec.members()[0].part.as_ref().map_or(rest, |part| Placement::Shard(part.dim as u8));
     Placements::REPLICATED.with(Axis::Tensor, here)
 }
 
@@ -370,7 +391,11 @@ impl Rank<'_> {
     }
 
     fn parameters(&self, block: usize) -> Vec<Parameter<'_>> {
-        self.network.uses[block].iter().map(|p| Parameter::read(self.parameters[*p].view(), true)).collect()
+        let read = |p: &usize| {
+            let members = self.network.parameters[*p].members().len();
+            Parameter::read(self.parameters[*p].view(), true).joining(members)
+        };
+        self.network.uses[block].iter().map(read).collect()
     }
 
     fn forward(&self, cx: &Context) -> (Arc<Tensor>, Vec<AnySaved>) {
@@ -436,7 +461,9 @@ impl Rank<'_> {
         let mut all: Vec<_> = gradients.iter_mut().zip(written).map(Some).collect();
         let take = |p: &usize| {
             let (tensor, flag) = all[*p].take().unwrap();
-            Parameter::with_gradient(self.parameters[*p].view(), Some(Gradient::new(tensor.view_mut(), flag)))
+            let slot = Gradient::new(tensor.view_mut(), flag);
+            let members = self.network.parameters[*p].members().len();
+            Parameter::with_gradient(self.parameters[*p].view(), Some(slot)).joining(members)
         };
         self.network.uses[block].iter().map(take).collect()
     }

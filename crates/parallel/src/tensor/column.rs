@@ -5,30 +5,24 @@
 //! not saved) and a reduce_scatter of S. The collective of backward overlaps the product of the weight gradient.
 
 use phalanx_layers::{
-    Activation, AnyLayer, AnyOwn, AnySaved, Call, Context, Deferred, Layer, ParameterSpec, Parameters, Part,
+    Activation, AnyLayer, AnyOwn, AnySaved, Call, Context, Deferred, Layer, ParameterSpec, Parameters,
     Rebuild, Result, Saved, Shared,
 };
 
 use super::exchange::{Exchange, Summing, owned};
 
-/// A linear layer, possibly with GELU, of which this rank computes some outputs.
+/// A layer ([`phalanx_layers::Cut`]) of which this rank computes some outputs.
 pub struct ColumnParallel {
     /// The layer with this rank's outputs.
     inner: Box<dyn AnyLayer>,
-    parts: Vec<Part>,
     exchange: Exchange,
     sequence: bool,
 }
 
 impl ColumnParallel {
-    /// `inner` computes this rank's outputs; `parts` says for each parameter which part of the whole it is.
-    pub fn new(
-        inner: Box<dyn AnyLayer>,
-        parts: Vec<Part>,
-        exchange: Exchange,
-        sequence: bool,
-    ) -> ColumnParallel {
-        ColumnParallel { inner, parts, exchange, sequence }
+    /// `inner` computes this rank's outputs.
+    pub fn new(inner: Box<dyn AnyLayer>, exchange: Exchange, sequence: bool) -> ColumnParallel {
+        ColumnParallel { inner, exchange, sequence }
     }
 
     /// The tensors that the inner layer saved, with its input, which may have to be gathered again.
@@ -68,13 +62,7 @@ impl Layer for ColumnParallel {
     type Own = AnyOwn;
 
     fn parameters(&self) -> Vec<ParameterSpec> {
-        let parts = self.parts.iter().cloned().map(Some);
-        self.inner
-            .parameters()
-            .into_iter()
-            .zip(parts)
-            .map(|(spec, part)| ParameterSpec { part, ..spec })
-            .collect()
+        self.inner.parameters()
     }
 
     /// x: `[batch, seq, in]`, or this rank's rows of it -> y: `[batch, seq, out / t]`

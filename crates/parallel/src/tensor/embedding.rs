@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use phalanx_layers::embedding::EmbeddingGradients;
 use phalanx_layers::{
-    Activation, Call, Context, Deferred, Embedding, Layer, ParameterSpec, Parameters, Part, Result, Saved,
+    Activation, Call, Context, Deferred, Embedding, Layer, ParameterSpec, Parameters, Result, Saved, Share,
 };
 use phalanx_tensor::{Category, Lookup};
 use phalanx_trace::{Axis, Placement, Placements};
@@ -19,28 +19,25 @@ use super::exchange::Exchange;
 /// An embedding of which this rank has some rows of the token table.
 pub struct VocabularyEmbedding {
     embedding: Embedding,
-    /// Shape of this rank's part of the token table.
-    shape: Vec<usize>,
-    part: Part,
+    share: Share,
     exchange: Exchange,
     sequence: bool,
 }
 
 impl VocabularyEmbedding {
-    /// `embedding` describes the whole; `shape` and `part` describe this rank's part of its token table.
+    /// `embedding` describes the whole, of whose token table this rank has a share.
     pub fn new(
         embedding: Embedding,
-        shape: Vec<usize>,
-        part: Part,
+        share: Share,
         exchange: Exchange,
         sequence: bool,
     ) -> VocabularyEmbedding {
-        VocabularyEmbedding { embedding, shape, part, exchange, sequence }
+        VocabularyEmbedding { embedding, share, exchange, sequence }
     }
 
     fn lookup(&self) -> Lookup {
-        let rows = self.part.stripe.run as usize / self.embedding.hidden;
-        Lookup::Token { first: self.exchange.rank() * rows, vocab: self.embedding.vocab }
+        let rows = self.embedding.vocab.div_ceil(self.share.of);
+        Lookup::Token { first: self.share.index * rows, vocab: self.embedding.vocab }
     }
 
     /// The ids of this rank's rows. Where the type table is looked up by them they are copied, so that the dry run
@@ -67,13 +64,10 @@ impl Layer for VocabularyEmbedding {
     type Own = ();
 
     fn parameters(&self) -> Vec<ParameterSpec> {
-        let mut parameters = self.embedding.parameters();
-        parameters[0].shape = self.shape.clone();
-        parameters[0].part = Some(self.part.clone());
-        for everywhere in &mut parameters[1..] {
-            everywhere.partial = self.sequence;
-        }
-        parameters
+        let mut parameters = self.embedding.parameters().into_iter();
+        let table = parameters.next().expect("the token table").rows_of(self.share);
+        let everywhere = parameters.map(|spec| ParameterSpec { partial: self.sequence, ..spec });
+        std::iter::once(table).chain(everywhere).collect()
     }
 
     /// x: `[batch, seq]` u32 -> y: `[batch, seq, hidden]`, or this rank's rows of it

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use phalanx_layers::head::{Classes, HeadInput};
 use phalanx_layers::{
-    Activation, Call, Context, Head, LinearCrossEntropy, ParameterSpec, Parameters, Part, Result,
+    Activation, Call, Context, Head, LinearCrossEntropy, ParameterSpec, Parameters, Result, Share,
 };
 use phalanx_tensor::{Category, CrossEntropy, Epilogue, Tensor, View};
 
@@ -19,29 +19,21 @@ use super::exchange::Exchange;
 /// An output projection with cross entropy of which this rank has some classes.
 pub struct VocabularyHead {
     head: LinearCrossEntropy,
-    /// Shape and part of this rank's weight.
-    weight: (Vec<usize>, Part),
-    /// Shape and part of this rank's bias.
-    bias: (Vec<usize>, Part),
+    share: Share,
     exchange: Exchange,
     sequence: bool,
 }
 
 impl VocabularyHead {
-    /// `head` describes the whole; `weight` and `bias` describe this rank's parts.
-    pub fn new(
-        head: LinearCrossEntropy,
-        weight: (Vec<usize>, Part),
-        bias: (Vec<usize>, Part),
-        exchange: Exchange,
-        sequence: bool,
-    ) -> VocabularyHead {
-        VocabularyHead { head, weight, bias, exchange, sequence }
+    /// `head` describes the whole, of whose classes this rank has a share.
+    pub fn new(head: LinearCrossEntropy, share: Share, exchange: Exchange, sequence: bool) -> VocabularyHead {
+        VocabularyHead { head, share, exchange, sequence }
     }
 
     fn classes(&self) -> Classes {
-        let each = self.bias.1.stripe.run as usize;
-        Classes { first: self.exchange.rank() * each, here: self.weight.0[0] }
+        let each = self.head.vocab.div_ceil(self.share.of);
+        let first = self.share.index * each;
+        Classes { first, here: self.head.vocab.saturating_sub(first).min(each) }
     }
 
     /// All rows of the head's input.
@@ -52,13 +44,7 @@ impl VocabularyHead {
 
 impl Head for VocabularyHead {
     fn parameters(&self) -> Vec<ParameterSpec> {
-        let here = [&self.weight, &self.bias];
-        let part = |(spec, (shape, part)): (ParameterSpec, &(Vec<usize>, Part))| ParameterSpec {
-            shape: shape.clone(),
-            part: Some(part.clone()),
-            ..spec
-        };
-        self.head.parameters().into_iter().zip(here).map(part).collect()
+        self.head.parameters().into_iter().map(|spec| spec.rows_of(self.share)).collect()
     }
 
     /// x: `[batch, seq, hidden]` or this rank's rows, targets: `[batch, seq]` u32 -> `[1]`, the same on all ranks, and dx, the sum

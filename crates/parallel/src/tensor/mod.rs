@@ -29,10 +29,9 @@ use std::sync::Arc;
 
 use phalanx_collectives::{Group, Solo};
 use phalanx_layers::{
-    AnyLayer, Attention, Embedding, Head, Layer, Linear, LinearCrossEntropy, LinearGelu, Part,
+    AnyLayer, Attention, CannotCut, Cut, Embedding, Head, Layer, LinearCrossEntropy, Pieces, Share,
 };
-use phalanx_plan::Stripe;
-use phalanx_tensor::{Heads, Layout};
+use phalanx_tensor::Heads;
 
 use column::ColumnParallel;
 use embedding::VocabularyEmbedding;
@@ -70,84 +69,47 @@ impl TensorParallel {
         self.sequence
     }
 
-    /// This rank's part of a tensor of shape `whole`, of which dimension `dim` is split; that dimension holds
-    /// `packed` tensors side by side. Only the first dimension of an unpacked tensor may be split unevenly: the last
-    /// rank then has fewer rows.
-    fn part(&self, whole: &[usize], dim: usize, packed: usize) -> (Vec<usize>, Part) {
-        let (ranks, rank) = (self.ranks(), self.exchange.rank());
-        let trailing: usize = whole[dim + 1..].iter().product();
-        let each = (whole[dim] / packed).div_ceil(ranks);
-        let even = (each * ranks * packed) == whole[dim];
-        assert!(even || (dim == 0 && packed == 1), "{whole:?}: dimension {dim} over {ranks} ranks");
-        let here = match even {
-            true => each * packed,
-            false => whole[0].saturating_sub(rank * each).min(each),
-        };
-        let mut shape = whole.to_vec();
-        shape[dim] = here;
-        let run = (each * trailing) as u64;
-        let stripe = Stripe { run, ranks: ranks as u64, rank: rank as u64 };
-        (shape, Part { whole: whole.to_vec(), dim, stripe })
+    /// This rank's share of a layer.
+    fn share(&self) -> Share {
+        Share { index: self.exchange.rank(), of: self.ranks() }
     }
 
-    /// A linear layer of which each rank has some outputs. The outputs are `packed` results side by side (3 for
-    /// queries, keys and values), each of which is split. Elementwise layers and attention may follow, then
+    /// A linear layer of which each rank has some outputs. Elementwise layers and attention may follow, then
     /// [`TensorParallel::row`].
-    pub fn column(&self, linear: Linear, packed: usize) -> Box<dyn AnyLayer> {
+    ///
+    /// # Errors
+    /// When the ranks cannot share the outputs evenly.
+    pub fn column(&self, layer: impl Cut) -> Result<Box<dyn AnyLayer>, CannotCut> {
         if self.ranks() == 1 {
-            return Box::new(linear);
+            return Ok(Box::new(layer));
         }
-        let parts = self.output_parts(&linear, packed);
-        let local = Linear { outputs: linear.outputs / self.ranks(), ..linear };
-        Box::new(ColumnParallel::new(Box::new(local), parts, self.exchange.clone(), self.sequence))
-    }
-
-    /// [`TensorParallel::column`] with GELU of the outputs.
-    pub fn column_gelu(&self, layer: LinearGelu) -> Box<dyn AnyLayer> {
-        if self.ranks() == 1 {
-            return Box::new(layer);
-        }
-        let parts = self.output_parts(&layer.linear, 1);
-        let linear = Linear { outputs: layer.linear.outputs / self.ranks(), ..layer.linear };
-        let local = LinearGelu { linear, gelu: layer.gelu };
-        Box::new(ColumnParallel::new(Box::new(local), parts, self.exchange.clone(), self.sequence))
-    }
-
-    fn output_parts(&self, linear: &Linear, packed: usize) -> Vec<Part> {
-        let Linear { inputs, outputs, .. } = *linear;
-        let (_, weight) = match linear.layout {
-            Layout::InOut => self.part(&[inputs, outputs], 1, packed),
-            Layout::OutIn => self.part(&[outputs, inputs], 0, packed),
-        };
-        let (_, bias) = self.part(&[outputs], 0, packed);
-        if linear.bias { vec![weight, bias] } else { vec![weight] }
+        let own = layer.outputs(self.share())?;
+        Ok(Box::new(ColumnParallel::new(Box::new(own), self.exchange.clone(), self.sequence)))
     }
 
     /// A linear layer of which each rank has some inputs: the outputs of [`TensorParallel::column`] on the same rank.
-    pub fn row(&self, linear: Linear) -> Box<dyn AnyLayer> {
+    ///
+    /// # Errors
+    /// When the ranks cannot share the inputs evenly.
+    pub fn row(&self, layer: impl Cut) -> Result<Box<dyn AnyLayer>, CannotCut> {
         if self.ranks() == 1 {
-            return Box::new(linear);
+            return Ok(Box::new(layer));
         }
-        let Linear { inputs, outputs, .. } = linear;
-        let (_, part) = match linear.layout {
-            Layout::InOut => self.part(&[inputs, outputs], 0, 1),
-            Layout::OutIn => self.part(&[outputs, inputs], 1, 1),
-        };
-        let local = Linear { inputs: inputs / self.ranks(), ..linear };
-        Box::new(RowParallel::new(local, part, self.exchange.clone(), self.sequence))
+        let (own, bias) = layer.inputs(self.share())?;
+        Ok(Box::new(RowParallel::new(Box::new(own), bias, self.exchange.clone(), self.sequence)))
     }
 
     /// Attention over this rank's heads: those of queries, and the ones of keys and values that they read.
-    pub fn attention(&self, attention: Attention) -> Attention {
-        let (ranks, rank) = (self.ranks(), self.exchange.rank());
-        let Heads { heads: all, kv_heads, .. } = attention.heads;
-        assert!(
-            all.is_multiple_of(ranks) && kv_heads.is_multiple_of(ranks),
-            "{all} heads of queries and {kv_heads} of keys and values over {ranks} tensor ranks: \
-             parallel.tensor must divide both"
-        );
-        let heads = Heads { heads: all / ranks, kv_heads: kv_heads / ranks, ..attention.heads };
-        Attention { heads, first_head: rank * (all / ranks), all_heads: all, ..attention }
+    ///
+    /// # Errors
+    /// When the ranks cannot share the heads evenly.
+    pub fn attention(&self, attention: Attention) -> Result<Attention, CannotCut> {
+        let (share, all) = (self.share(), attention.heads.heads);
+        let kv = Pieces { repeat: true, ..Pieces::of(attention.heads.kv_heads) };
+        let (first_head, heads) = share.of("heads of attention", Pieces::of(all))?;
+        let (_, kv_heads) = share.of("heads of keys and values", kv)?;
+        let heads = Heads { heads, kv_heads, ..attention.heads };
+        Ok(Attention { heads, first_head, all_heads: all, ..attention })
     }
 
     /// A layer that every rank has whole and that treats each row independently (norms, dropout).
@@ -160,8 +122,7 @@ impl TensorParallel {
         if self.ranks() == 1 {
             return Box::new(embedding);
         }
-        let (shape, part) = self.part(&[embedding.vocab, embedding.hidden], 0, 1);
-        Box::new(VocabularyEmbedding::new(embedding, shape, part, self.exchange.clone(), self.sequence))
+        Box::new(VocabularyEmbedding::new(embedding, self.share(), self.exchange.clone(), self.sequence))
     }
 
     /// An output projection with cross entropy of which each rank has some classes.
@@ -169,8 +130,6 @@ impl TensorParallel {
         if self.ranks() == 1 {
             return Box::new(head);
         }
-        let weight = self.part(&[head.vocab, head.hidden], 0, 1);
-        let bias = self.part(&[head.vocab], 0, 1);
-        Box::new(VocabularyHead::new(head, weight, bias, self.exchange.clone(), self.sequence))
+        Box::new(VocabularyHead::new(head, self.share(), self.exchange.clone(), self.sequence))
     }
 }

@@ -4,36 +4,44 @@
 //! parallelism: a reduce_scatter of S in forward, an all_gather of S in backward. The bias is added once, to the sum.
 
 use phalanx_layers::{
-    Activation, Call, Context, Deferred, Init, Kind, Layer, Linear, ParameterSpec, Parameters, Part, Result,
-    Saved,
+    Activation, AnyLayer, AnyOwn, AnySaved, Call, Context, Deferred, Layer, ParameterSpec, Parameters, Result,
 };
 use phalanx_tensor::{Positions, Tensor};
 
 use super::exchange::{Exchange, owned};
 
-/// A linear layer of which this rank has some inputs.
+/// A layer ([`phalanx_layers::Cut`]) of which this rank has some inputs.
 pub struct RowParallel {
     /// The layer with this rank's inputs, without a bias.
-    linear: Linear,
-    part: Part,
-    /// Whether there is a bias, which every rank has whole.
-    bias: bool,
+    inner: Box<dyn AnyLayer>,
+    /// The bias, if there is one, which every rank has whole.
+    bias: Option<ParameterSpec>,
     exchange: Exchange,
     sequence: bool,
 }
 
 /// What the first part of backward saves for the second.
 struct DeferredRowParallel {
-    linear: Deferred,
+    inner: Deferred,
     /// The derivative of this rank's rows, for the bias.
     dy: Activation,
 }
 
 impl RowParallel {
-    /// `linear` has this rank's inputs; `part` says which part of the whole weight it is.
-    pub fn new(linear: Linear, part: Part, exchange: Exchange, sequence: bool) -> RowParallel {
-        let bias = linear.bias;
-        RowParallel { linear: Linear { bias: false, ..linear }, part, bias, exchange, sequence }
+    /// `inner` has this rank's inputs; `bias` is added to the sum.
+    pub fn new(
+        inner: Box<dyn AnyLayer>,
+        bias: Option<ParameterSpec>,
+        exchange: Exchange,
+        sequence: bool,
+    ) -> RowParallel {
+        let bias = bias.map(|bias| ParameterSpec { partial: sequence, ..bias });
+        RowParallel { inner, bias, exchange, sequence }
+    }
+
+    /// The parameters of the inner layer, and the bias.
+    fn split<'a>(&self, parameters: Parameters<'a>) -> (Parameters<'a>, Parameters<'a>) {
+        parameters.split_at(self.inner.parameters().len())
     }
 
     /// Sums `term` over the ranks: the sum, or this rank's rows of it.
@@ -47,7 +55,7 @@ impl RowParallel {
 
     fn add_bias(&self, cx: &Context, bias: Parameters, y: &mut Tensor) {
         if let Some(bias) = bias.get(0) {
-            let table = bias.reshape([1, self.linear.outputs]);
+            let table = bias.reshape([1, bias.elements()]);
             cx.device.add_positions(Positions { table, first_row: 0, seq: 1 }, y.view_mut());
         }
     }
@@ -70,58 +78,51 @@ impl RowParallel {
 }
 
 impl Layer for RowParallel {
-    type Own = ();
+    type Own = AnyOwn;
 
     fn parameters(&self) -> Vec<ParameterSpec> {
-        let mut parameters = self.linear.parameters();
-        parameters[0].part = Some(self.part.clone());
-        if self.bias {
-            let name = format!("{}.bias", self.linear.prefix);
-            let bias = ParameterSpec::new(name, Kind::Bias, [self.linear.outputs], Init::Zeros);
-            parameters.push(ParameterSpec { partial: self.sequence, ..bias });
-        }
-        parameters
+        self.inner.parameters().into_iter().chain(self.bias.clone()).collect()
     }
 
     /// x: `[batch, seq, in / t]` -> y: `[batch, seq, out]`, or this rank's rows of it
-    fn forward(&self, cx: &Context, call: Call) -> Result<(Activation, Saved<()>)> {
+    fn forward(&self, cx: &Context, call: Call) -> Result<(Activation, AnySaved)> {
         let Call { parameters, sum, .. } = call;
-        let (parameters, bias) = parameters.split_at(1);
-        let (term, saved) = self.linear.forward(cx, Call { parameters, sum: None, ..call })?;
+        let (parameters, bias) = self.split(parameters);
+        let (term, saved) = self.inner.forward(cx, Call { parameters, sum: None, ..call })?;
         let mut y = self.sum(cx, owned(cx, term))?;
         self.add_bias(cx, bias, &mut y);
         Ok((cx.plus(y, sum), saved))
     }
 
     /// Saves the input only: nothing is computed.
-    fn save(&self, cx: &Context, call: Call) -> Result<Saved<()>> {
-        self.linear.save(cx, call)
+    fn save(&self, cx: &Context, call: Call) -> Result<AnySaved> {
+        self.inner.save(cx, call)
     }
 
     /// dx = dy · wᵀ, this rank's inputs; dw, db where they are wanted.
-    fn backward(&self, cx: &Context, saved: Saved<()>, call: Call) -> Result<Option<Activation>> {
-        let (parameters, bias) = call.parameters.split_at(1);
+    fn backward(&self, cx: &Context, saved: AnySaved, call: Call) -> Result<Option<Activation>> {
+        let (parameters, bias) = self.split(call.parameters);
         RowParallel::bias_gradient(cx, bias, &call.x);
         let x = self.all_rows(cx, &call.x)?;
-        self.linear.backward(cx, saved, Call { parameters, x, ..call })
+        self.inner.backward(cx, saved, Call { parameters, x, ..call })
     }
 
     fn backward_input(
         &self,
         cx: &Context,
-        saved: Saved<()>,
+        saved: AnySaved,
         call: Call,
     ) -> Result<(Option<Activation>, Deferred)> {
-        let (parameters, dy) = (call.parameters.split_at(1).0, call.x);
+        let (parameters, dy) = (self.split(call.parameters).0, call.x);
         let x = self.all_rows(cx, &dy)?;
-        let (dx, linear) = self.linear.backward_input(cx, saved, Call { parameters, x, ..call })?;
-        Ok((dx, Deferred::new(DeferredRowParallel { linear, dy })))
+        let (dx, inner) = self.inner.backward_input(cx, saved, Call { parameters, x, ..call })?;
+        Ok((dx, Deferred::new(DeferredRowParallel { inner, dy })))
     }
 
     fn backward_weight(&self, cx: &Context, parameters: Parameters, deferred: Deferred) -> Result<()> {
-        let DeferredRowParallel { linear, dy } = deferred.restore();
-        let (parameters, bias) = parameters.split_at(1);
+        let DeferredRowParallel { inner, dy } = deferred.restore();
+        let (parameters, bias) = self.split(parameters);
         RowParallel::bias_gradient(cx, bias, &dy);
-        self.linear.backward_weight(cx, parameters, linear)
+        self.inner.backward_weight(cx, parameters, inner)
     }
 }

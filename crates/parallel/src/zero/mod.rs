@@ -50,7 +50,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use phalanx_collectives::{CollectiveError, Group};
-use phalanx_layers::{Network, Parameter};
+use phalanx_layers::{Network, Parameter, Share};
 use phalanx_optim::Optimizer;
 use phalanx_plan::{ChunkLayout, Precision, Stage};
 use phalanx_tensor::{Device, Shape, View};
@@ -109,13 +109,15 @@ struct Map {
     layout: Arc<ChunkLayout>,
     /// Shape of each parameter.
     shapes: Vec<Shape>,
+    /// For each parameter: number of those that are joined in it.
+    members: Vec<usize>,
     /// For each parameter: whether weight decay acts on it.
     decays: Vec<bool>,
     /// For each parameter: whether this copy counts in norms and is written to checkpoints. Exactly one of several
     /// copies counts.
     answers: Vec<bool>,
-    /// For each parameter: whether its gradient is one term of a sum over the tensor axis.
-    partial: Vec<bool>,
+    /// For each parameter whose gradient is one term of a sum over the tensor axis: which part of it.
+    terms: Vec<Option<Share>>,
     /// For each parameter: whether several stages have a copy, each with one term of its gradient.
     tied: Vec<bool>,
     /// For each parameter: its number in the whole model.
@@ -148,8 +150,9 @@ impl Map {
         let last_trained = specs.iter().rposition(|p| p.trained);
         Map {
             shapes: specs.iter().map(|p| Shape::from(p.shape.as_slice())).collect(),
+            members: specs.iter().map(|p| p.members().len()).collect(),
             decays: specs.iter().map(|p| p.kind.decays()).collect(),
-            partial: specs.iter().map(|p| p.partial && p.trained).collect(),
+            terms: specs.iter().map(|p| p.terms().filter(|_| p.trained)).collect(),
             trained: last_trained.map_or(0, |p| layout.placed[p].chunk + 1),
             numbers: network.numbers.clone(),
             answers,
@@ -160,6 +163,16 @@ impl Map {
             rank: rank as u64,
             world: world as u64,
         }
+    }
+
+    /// The parameters of a block, each with the number of those that are joined in it.
+    fn joining<'a>(
+        &self,
+        block: usize,
+        parameters: impl Iterator<Item = Parameter<'a>>,
+    ) -> Vec<Parameter<'a>> {
+        let members = self.uses[block].iter().map(|p| self.members[*p]);
+        parameters.zip(members).map(|(parameter, members)| parameter.joining(members)).collect()
     }
 
     fn chunk_count(&self) -> usize {
@@ -192,7 +205,7 @@ impl Map {
 
     /// Whether the sum of a chunk's gradients over the data axis is all: no sum over another axis follows.
     fn is_summed_over_data_alone(&self, chunk: usize) -> bool {
-        self.layout.parameters(chunk).all(|p| !self.partial[p] && !self.tied[p])
+        self.layout.parameters(chunk).all(|p| self.terms[p].is_none() && !self.tied[p])
     }
 
     /// The elements of a chunk that are a parameter.
@@ -361,23 +374,21 @@ impl Zero {
     /// The parameters of an acquired block, to be read.
     pub fn parameters(&self, block: usize) -> Vec<Parameter<'_>> {
         let trained = self.map.uses[block].iter().map(|p| self.map.is_trained(*p));
-        self.views(block)
-            .into_iter()
-            .zip(trained)
-            .map(|(view, trained)| Parameter::read(view, trained))
-            .collect()
+        let parameters = self.views(block).into_iter().zip(trained);
+        self.map.joining(block, parameters.map(|(view, trained)| Parameter::read(view, trained)))
     }
 
     /// The parameters of an acquired block and the memory of their gradients, after [`Zero::open_gradients`].
     pub fn parameters_with_gradients(&mut self, block: usize) -> Vec<Parameter<'_>> {
         let values = self.parameters.views(&self.map, block);
         let gradients = self.gradients.slots(&self.map, block);
-        values.into_iter().zip(gradients).map(|(value, slot)| Parameter::with_gradient(value, slot)).collect()
+        let parameters = values.into_iter().zip(gradients);
+        self.map.joining(block, parameters.map(|(value, slot)| Parameter::with_gradient(value, slot)))
     }
 
     /// The memory of the gradients of a block's trained parameters, after [`Zero::open_gradients`].
     pub fn gradients(&mut self, block: usize) -> Vec<Parameter<'_>> {
-        self.gradients.slots(&self.map, block).into_iter().map(Parameter::gradient).collect()
+        self.map.joining(block, self.gradients.slots(&self.map, block).into_iter().map(Parameter::gradient))
     }
 
     /// The gradients that the layer of `block` has written, before [`Zero::reduce`]; each with the index of its

@@ -1,8 +1,9 @@
 //! Sums of gradients over the tensor and pipeline axes, after they are summed over the data axis.
 //!
-//! There are two kinds. *Partial*: every tensor-parallel rank has the whole parameter, but its layer sees only some
-//! rows (sequence parallelism), so each rank's gradient is one term. These parameters are small vectors; all of them
-//! are packed into one buffer for one all_reduce. *Tied*: several pipeline stages use the parameter; each has a copy,
+//! There are two kinds. *Terms*: every tensor-parallel rank has the whole parameter, but its layer sees only some rows (sequence
+//! parallelism) or columns, or several ranks have the same part of it (keys and values with fewer heads than ranks), so each rank's
+//! gradient is one term. These parameters are small; all of them are packed into one buffer for one all_reduce, in which each
+//! different part has a place. *Tied*: several pipeline stages use the parameter; each has a copy,
 //! alone in its chunk, and one term of the gradient.
 //!
 //! Sums are elementwise and come after the sum over data, so the bits do not depend on the ZeRO stage. Cost: for
@@ -12,6 +13,7 @@
 use std::ops::Range;
 
 use phalanx_collectives::{CollectiveError, Group};
+use phalanx_layers::Share;
 use phalanx_tensor::{Category, Tensor, View};
 use phalanx_trace::{Axis, Placement};
 
@@ -23,18 +25,27 @@ impl Zero {
     ///
     /// # Errors
     /// When the all_reduce fails.
-    pub fn sum_partial(&mut self, tensor: &dyn Group) -> Result<(), CollectiveError> {
-        let places = self.places(&self.map.partial);
-        let elements: usize = places.iter().map(|(_, range)| range.len()).sum();
+    pub fn sum_terms(&mut self, tensor: &dyn Group) -> Result<(), CollectiveError> {
+        let places = self.places(|p| self.map.terms[p].is_some());
+        let mut elements = 0;
+        let place = |(p, c, range): (usize, usize, Range<usize>)| {
+            let share = self.map.terms[p].expect("it is a term");
+            let own = elements + share.index * range.len();
+            elements += share.of * range.len();
+            (p, c, own..own + range.len(), range)
+        };
+        let places: Vec<_> = places.into_iter().map(place).collect();
         if elements == 0 {
             return Ok(());
         }
         let dtype = self.gradients.accumulate();
-        let mut packed = self.device.alloc(dtype, [elements], Category::Communication, "partial_gradients");
-        let mut at = 0;
-        for (c, range) in &places {
-            let to = packed.view_mut().range(at..at + range.len());
-            at += range.len();
+        let mut packed = self.device.alloc(dtype, [elements], Category::Communication, "terms_of_gradients");
+        if places.iter().any(|(p, ..)| self.map.terms[*p] != Some(Share::WHOLE)) {
+            // Others have the parts that this rank has not.
+            self.device.fill(packed.view_mut(), 0.0);
+        }
+        for (_, c, own, range) in &places {
+            let to = packed.view_mut().range(own.clone());
             match self.states.has_gradients(*c) {
                 true => {
                     let here = self.states.read_gradients(self.part(*c, range.clone()))?;
@@ -46,10 +57,12 @@ impl Zero {
             }
         }
         let packed = tensor.all_reduce(packed).wait()?;
-        at = 0;
-        for (c, range) in places {
-            let from = packed.view().range(at..at + range.len());
-            at += range.len();
+        for (p, c, own, range) in places {
+            let from = packed.view().range(own);
+            if self.map.terms[p] != Some(Share::WHOLE) {
+                let placements = self.device.placements(from).with(Axis::Tensor, Placement::Shard(0));
+                self.device.place(from, placements);
+            }
             self.put(c, range, from)?;
         }
         Ok(())
@@ -76,11 +89,10 @@ impl Zero {
 
     /// Marks, in a dry run, the summed gradient of parameter `p` of the stage as one term of a sum over `axis`.
     pub fn place_terms(&self, p: usize, axis: Axis) {
-        let wanted: Vec<bool> = (0..self.map.shapes.len()).map(|other| other == p).collect();
         let mark = |view| {
             self.device.place(view, self.device.placements(view).with(axis, Placement::Partial));
         };
-        for (c, range) in self.places(&wanted) {
+        for (_, c, range) in self.places(|other| other == p) {
             match self.states.has_gradients(c) {
                 true => {
                     let views = self.states.gradient_views(self.part(c, range));
@@ -91,12 +103,12 @@ impl Zero {
         }
     }
 
-    /// Copies this rank's part of the summed gradient of parameter `number` of the model into a new tensor.
+    /// Copies this rank's part of the summed gradient of the tied parameter `p` of the stage into a new tensor.
     ///
     /// # Errors
     /// When gradients lie outside of device memory, and the device failed.
-    pub fn take_summed(&mut self, number: usize) -> Result<Tensor, CollectiveError> {
-        let places = self.tied(number);
+    pub fn take_summed(&mut self, p: usize) -> Result<Tensor, CollectiveError> {
+        let places = self.tied(p);
         if let Some((c, range)) = places.first()
             && self.states.has_gradients(*c)
         {
@@ -115,24 +127,25 @@ impl Zero {
     ///
     /// # Errors
     /// As for [`Zero::take_summed`].
-    pub fn put_summed(&mut self, number: usize, sum: &Tensor) -> Result<(), CollectiveError> {
-        self.tied(number).into_iter().try_for_each(|(c, range)| self.put(c, range, sum.view()))
+    pub fn put_summed(&mut self, p: usize, sum: &Tensor) -> Result<(), CollectiveError> {
+        self.tied(p).into_iter().try_for_each(|(c, range)| self.put(c, range, sum.view()))
     }
 
     /// Chunk and elements of this rank's part of a tied parameter: none, or one span, since it is alone in its chunk.
-    fn tied(&self, number: usize) -> Vec<(usize, Range<usize>)> {
-        let places = self.places(&self.map.numbers.iter().map(|n| *n == number).collect::<Vec<_>>());
+    fn tied(&self, p: usize) -> Vec<(usize, Range<usize>)> {
+        let places = self.places(|other| other == p);
         assert!(places.len() <= 1, "a tied parameter is alone in its chunk");
-        places
+        places.into_iter().map(|(_, c, range)| (c, range)).collect()
     }
 
-    /// Chunk and elements of the parts of the `wanted` parameters that this rank updates.
-    fn places(&self, wanted: &[bool]) -> Vec<(usize, Range<usize>)> {
+    /// Parameter, chunk and elements of the parts of `wanted` parameters that this rank updates.
+    fn places(&self, wanted: impl Fn(usize) -> bool) -> Vec<(usize, usize, Range<usize>)> {
+        let wanted = &wanted;
         let of_chunk = |c: usize| {
             let stepped = update::stepped(&self.map, self.options.stage, c);
             let segments = self.map.layout.segments(c, stepped.start as u64..stepped.end as u64);
-            let wanted = segments.filter(|s| wanted[s.parameter]);
-            wanted.map(move |s| (c, s.in_chunk.start as usize..s.in_chunk.end as usize))
+            let segments = segments.filter(|s| wanted(s.parameter));
+            segments.map(move |s| (s.parameter, c, s.in_chunk.start as usize..s.in_chunk.end as usize))
         };
         (0..self.map.trained).flat_map(of_chunk).collect()
     }

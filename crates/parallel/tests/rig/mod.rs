@@ -7,7 +7,7 @@ use phalanx_collectives::{Group, Solo, threads};
 use phalanx_cpu::Cpu;
 use phalanx_layers::{
     Activation, AnyLayer, Attention, Call, Context, Deferred, Draw, Dropped, Init, LayerNorm, Linear,
-    LinearGelu, Parameter, ParameterSpec, Parameters, Residual, Sequence,
+    LinearGelu, Output, Parameter, ParameterSpec, Parameters, Pieces, Residual, Sequence,
 };
 use phalanx_parallel::TensorParallel;
 use phalanx_tensor::{Arena, Category, DType, Device, Gelu, Heads, Layout, Shape, Tensor};
@@ -32,11 +32,11 @@ pub const DRAW: Draw = Draw { seed: 3, step: 5, first_sample: 7 };
 pub type Build = dyn Fn(&TensorParallel) -> Box<dyn AnyLayer> + Sync;
 
 pub fn linear(prefix: &str, inputs: usize, outputs: usize, layout: Layout) -> Linear {
-    Linear { prefix: prefix.into(), inputs, outputs, layout, init: Init::Normal(1.0), bias: true }
+    Linear { layout, ..Linear::new([Output::new(prefix, outputs)], inputs, Init::Normal(1.0)) }
 }
 
 pub fn norm(prefix: &str) -> LayerNorm {
-    LayerNorm { prefix: prefix.into(), hidden: HIDDEN, eps: 1e-5, bias: true }
+    LayerNorm { prefix: prefix.into(), hidden: HIDDEN, eps: 1e-5, centred: true, bias: true }
 }
 
 /// Dropout probabilities: attention, residual.
@@ -52,18 +52,20 @@ pub fn paths(
     let heads = Heads::equal(HEADS, HIDDEN / HEADS, true);
     let attention =
         Attention { heads, dropout: attention, name: "attn".into(), first_head: 0, all_heads: HEADS };
+    let mut qkv = linear("qkv", HIDDEN, 3 * HIDDEN, layout);
+    qkv.outputs[0].pieces = Pieces { packed: 3, ..Pieces::of(HEADS) };
     let fc = LinearGelu { linear: linear("fc", HIDDEN, 4 * HIDDEN, layout), gelu: Gelu::Tanh };
     [
         vec![
             tensor.rows(norm("ln_1")),
-            tensor.column(linear("qkv", HIDDEN, 3 * HIDDEN, layout), 3),
-            Box::new(tensor.attention(attention)),
-            dropped(tensor.row(linear("proj_1", HIDDEN, HIDDEN, layout)), "drop_1"),
+            tensor.column(qkv).unwrap(),
+            Box::new(tensor.attention(attention).unwrap()),
+            dropped(tensor.row(linear("proj_1", HIDDEN, HIDDEN, layout)).unwrap(), "drop_1"),
         ],
         vec![
             tensor.rows(norm("ln_2")),
-            tensor.column_gelu(fc),
-            dropped(tensor.row(linear("proj_2", 4 * HIDDEN, HIDDEN, layout)), "drop_2"),
+            tensor.column(fc).unwrap(),
+            dropped(tensor.row(linear("proj_2", 4 * HIDDEN, HIDDEN, layout)).unwrap(), "drop_2"),
         ],
     ]
 }
@@ -208,10 +210,12 @@ impl<'a> TestRank<'a> {
         self.upload(dtype, spec.shape.as_slice(), &here)
     }
 
-    /// The initial gradient. If gradients are terms of a sum, rank 0 has all of it.
+    /// The initial gradient. If gradients are terms of a sum, the first rank that has a term has all of it.
     pub fn gradient(&self, dtype: DType, spec: &ParameterSpec) -> Tensor {
         let mut tensor = self.parameter(dtype, spec, "gradient");
-        if spec.partial && self.rank > 0 {
+        let is_first =
+            spec.part.as_ref().map_or(self.rank == 0, |part| self.rank.is_multiple_of(part.copies));
+        if spec.terms().is_some() && !is_first {
             self.device.fill(tensor.view_mut(), 0.0);
         }
         tensor
@@ -327,8 +331,8 @@ pub fn joined(parts: &[Numbers], sequence: bool) -> Numbers {
     }
 }
 
-/// Assembles one parameter's gradient from all ranks: parts are joined, with every element once; terms are summed;
-/// copies must be equal.
+/// Assembles one parameter's gradient from all ranks: parts are joined, with every element on as many ranks as have a term of it;
+/// terms are summed; copies must be equal.
 pub fn join_gradient(parts: &[(&ParameterSpec, &[f32])]) -> Vec<f32> {
     let (first, values) = parts[0];
     assert!(first.part.is_none() || !first.partial, "{}: a part that is a term", first.name);
@@ -348,11 +352,16 @@ pub fn join_gradient(parts: &[(&ParameterSpec, &[f32])]) -> Vec<f32> {
         assert_eq!((&part.whole[..], &spec.name), (first.whole_shape(), &first.name));
         assert_eq!(part.stripe.local_elements(elements as u64), Some(values.len() as u64), "{}", spec.name);
         for (local, global) in spec.stripe().runs(0..values.len() as u64) {
-            whole[range(&global)].copy_from_slice(&values[range(&local)]);
+            whole[range(&global)].iter_mut().zip(&values[range(&local)]).for_each(|(sum, term)| *sum += term);
             seen[range(&global)].iter_mut().for_each(|count| *count += 1);
         }
     }
-    assert!(seen.iter().all(|count| *count == 1), "{}: every element lies on one rank", first.name);
+    let copies = first.part.as_ref().unwrap().copies;
+    assert!(
+        seen.iter().all(|count| *count == copies),
+        "{}: every element lies on {copies} ranks",
+        first.name
+    );
     whole
 }
 

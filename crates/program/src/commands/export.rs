@@ -6,7 +6,7 @@ use phalanx_data::HuggingFaceFiles;
 use phalanx_models::{Model, Objective};
 use phalanx_trace::DType;
 use phalanx_train::dataset::DataDigests;
-use phalanx_train::state::PARAMETERS;
+use phalanx_train::state::{PARAMETERS, read_stored};
 use serde_json::json;
 
 use crate::args::ExportArgs;
@@ -39,27 +39,18 @@ pub fn export(args: &ExportArgs) -> Result<()> {
     let mask = mask.filter(|_| model.objective() == Objective::Masked);
     let tokenizer = folder.tokenizer_of(&checkpoint)?.map(|tokenizer| tokenizer.hugging_face_files(mask));
     let network = shape::whole(&*model);
-    for spec in &network.parameters {
-        checkpoint.expect(PARAMETERS, &spec.name, &spec.shape, DType::F32)?;
+    let specs: Vec<_> = network.members().collect();
+    for spec in &specs {
+        read_stored(&checkpoint, &*model, (PARAMETERS, spec), 0..0, &mut [])?;
     }
-    let parts = |spec| model.stored_as(spec).into_iter().map(move |stored| (spec, stored));
-    let stored: Vec<_> = network.parameters.iter().flat_map(parts).collect();
-    let tensors: Vec<_> = stored.iter().map(|(_, part)| (part.name.clone(), part.shape.clone())).collect();
-    let mut bytes = Vec::new();
+    let tensors: Vec<_> = specs.iter().map(|spec| (spec.name.clone(), spec.shape.clone())).collect();
     let has_tokenizer = tokenizer.is_some();
     let files = files(&*model, tokenizer, DataDigests::of(&checkpoint).generation_config);
     let names: Vec<&str> = files.iter().map(|(name, _)| name.as_str()).collect();
     let is_new = |name: &str| name == MODEL_FILE || names.contains(&name);
     let (replaced, removed): (Vec<_>, Vec<_>) = found.of_model.into_iter().partition(|name| is_new(name));
     write_hugging_face(&args.out, &files, &removed, &tensors, DType::F32, &mut |index, range, out| {
-        bytes.resize(4 * out.len(), 0);
-        let (spec, part) = &stored[index];
-        let range = part.first + range.start..part.first + range.end;
-        checkpoint.read(PARAMETERS, &spec.name, range, &mut bytes)?;
-        for (number, four) in out.iter_mut().zip(bytes.as_chunks::<4>().0) {
-            *number = f32::from_le_bytes(*four);
-        }
-        Ok(())
+        read_stored(&checkpoint, &*model, (PARAMETERS, specs[index]), range, out)
     })?;
     if args.json {
         return output::print_json(&json!({

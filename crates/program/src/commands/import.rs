@@ -36,10 +36,11 @@ const STATES: [&str; 2] = ["exp_avg", "exp_avg_sq"];
 pub fn import(args: &ImportArgs) -> Result<()> {
     let (source, model) = shape::read_hugging_face(&args.dir)?;
     let network = shape::whole(&*model);
+    let parameters: Vec<ParameterSpec> = network.members().cloned().collect();
     let learned = Learned::of_folder(&args.dir, &*model)?;
     let folder = RunFolder::named(args.run.as_deref(), Some(&args.dir))?;
     let lock = RunFolderLock::acquire(&folder)?;
-    let path = match write_run(args, &folder, &source, &*model, &network.parameters, &learned) {
+    let path = match write_run(args, &folder, &source, &*model, &parameters, &learned) {
         Ok(path) => path,
         Err(error) => {
             lock.leave();

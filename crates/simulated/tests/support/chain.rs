@@ -134,7 +134,7 @@ fn round(
     let mut z = device_tensor(device, "z", &shape);
     let mut statistics = ["mean", "rstd"].map(|name| device_tensor(device, name, &[ROWS]));
     let [mean, rstd] = &mut statistics;
-    let statistics_out = [mean.view_mut(), rstd.view_mut()];
+    let statistics_out = (Some(mean.view_mut()), rstd.view_mut());
     device.layer_norm(y.view(), (gain.view(), Some(bias.view())), 1e-5, z.view_mut(), statistics_out);
     device.add(x.view(), z.view_mut());
 

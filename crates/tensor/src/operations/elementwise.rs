@@ -1,4 +1,4 @@
-//! Elementwise operations: fill, copy, convert, add, scale.
+//! Elementwise operations: fill, copy (of all, or of some columns), convert, add, scale.
 
 use phalanx_trace::{Axis, DType, Placement, Site};
 
@@ -6,14 +6,14 @@ use super::floats;
 use crate::device::Device;
 use crate::operation::{Describe, Price, operation};
 use crate::operations::family::family;
-use crate::placement::rules::adds;
+use crate::placement::rules::{Rule, adds, operand, result};
 use crate::placement::table::Mark;
 use crate::record::Recorder;
 use crate::view::{View, ViewMut};
 
 family! {
     /// Operations on each element by itself.
-    Elementwise { Fill, Copy, Convert, Add, Scaled, }
+    Elementwise { Fill, Copy, CopyColumns, Convert, Add, Scaled, }
 }
 
 operation! {
@@ -68,6 +68,60 @@ impl Describe for Copy<'_> {
 
     fn follow(&self, recorder: &Recorder, _: Site) {
         recorder.follow_copy(self.from, &self.to);
+    }
+}
+
+operation! {
+    /// Copies columns between matrices of which one has more: `to[.., to_first + i] = from[.., from_first + i]`, for the columns
+    /// of the narrower one. The others of `to` stay.
+    CopyColumns {
+        /// `[.., n]`
+        from: View<'a>,
+        /// The first column that is read.
+        from_first: usize,
+        /// `[.., m]`
+        to: ViewMut<'a>,
+        /// The first column that is written.
+        to_first: usize,
+    }
+}
+
+impl CopyColumns<'_> {
+    /// Rows, and the columns that are copied.
+    pub fn extents(&self) -> [usize; 2] {
+        let [rows, from] = self.from.shape().rows_cols();
+        [rows, from.min(self.to.shape().rows_cols()[1])]
+    }
+}
+
+impl Describe for CopyColumns<'_> {
+    const NAME: &'static str = "copy_columns";
+
+    fn check(&self) {
+        let CopyColumns { from, from_first, to, to_first } = self;
+        let ([rows, read], [to_rows, written]) = (from.shape().rows_cols(), to.shape().rows_cols());
+        let columns = read.min(written);
+        assert_eq!((rows, from.dtype()), (to_rows, to.dtype()), "copy columns of {from:?} to {to:?}");
+        assert!(
+            from_first + columns <= read && to_first + columns <= written,
+            "columns from {from_first} of {from:?} to {to_first} of {to:?}"
+        );
+    }
+
+    fn price(&self) -> Price {
+        let [rows, columns] = self.extents();
+        Price::bytes(2 * rows * columns * self.to.dtype().bytes())
+    }
+
+    fn follow(&self, recorder: &Recorder, site: Site) {
+        let rule = Rule {
+            op: Self::NAME,
+            factors: &[operand("from", "ro", self.from)],
+            addends: &[],
+            results: &[result("to", "ro", &self.to, false)],
+            whole: &[],
+        };
+        recorder.follow(&rule, site);
     }
 }
 
@@ -209,6 +263,13 @@ impl Device {
     #[track_caller]
     pub fn copy(&self, from: View, to: ViewMut) {
         self.run(Copy { from, to });
+    }
+
+    /// Copies the columns of the narrower of two matrices, of which the wider one has others before column `from_first`, or
+    /// `to_first`, and behind; same element type and number of rows.
+    #[track_caller]
+    pub fn copy_columns(&self, from: View, from_first: usize, to: ViewMut, to_first: usize) {
+        self.run(CopyColumns { from, from_first, to, to_first });
     }
 
     /// `to = from`, rounded to nearest even; any two of f32, bf16 and f16.

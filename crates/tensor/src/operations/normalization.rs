@@ -1,4 +1,4 @@
-//! Layer norm.
+//! Layer norm, and without its mean RMS norm.
 
 use phalanx_trace::{DType, Site};
 
@@ -18,7 +18,8 @@ family! {
 }
 
 operation! {
-    /// Layer norm over the last dimension (Ba et al., arXiv 1607.06450).
+    /// Layer norm over the last dimension (Ba et al., arXiv 1607.06450); without a mean RMS norm, `y = gamma * x / sqrt(avg(x²) + eps)`
+    /// (Zhang and Sennrich, arXiv 1910.07467).
     LayerNorm {
         /// `[.., hidden]`
         x: View<'a>,
@@ -30,23 +31,30 @@ operation! {
         eps: f32,
         /// `[.., hidden]`, overwritten.
         y: ViewMut<'a>,
-        /// Mean and 1/sqrt(var + eps) of each row, `[rows]` f32 each, overwritten; backward reads them.
-        statistics: [ViewMut<'a>; 2],
+        /// Mean of each row, `[rows]` f32, overwritten; None for RMS norm. Backward reads it, and `rstd`.
+        mean: Option<ViewMut<'a>>,
+        /// 1/sqrt(var + eps) of each row, `[rows]` f32, overwritten.
+        rstd: ViewMut<'a>,
     }
 }
 
 impl Describe for LayerNorm<'_> {
     const NAME: &'static str = "layer_norm";
 
+    fn name(&self) -> &'static str {
+        if self.mean.is_some() { Self::NAME } else { "rms_norm" }
+    }
+
     fn check(&self) {
-        let LayerNorm { x, gamma, beta, y, statistics: [mean, rstd], .. } = self;
+        let LayerNorm { x, gamma, beta, y, mean, rstd, .. } = self;
         let [rows, hidden] = x.shape().rows_cols();
         for parameter in [*gamma].iter().chain(beta) {
             assert_eq!((parameter.elements(), parameter.dtype()), (hidden, x.dtype()), "layer_norm of {x:?}");
         }
-        assert_eq!([y.elements(), mean.elements(), rstd.elements()], [x.elements(), rows, rows]);
-        same(&[x.dtype(), y.dtype()]);
-        same(&[DType::F32, mean.dtype(), rstd.dtype()]);
+        assert_eq!((y.elements(), y.dtype()), (x.elements(), x.dtype()));
+        for statistic in mean.iter().chain([rstd]) {
+            assert_eq!((statistic.elements(), statistic.dtype()), (rows, DType::F32));
+        }
     }
 
     fn price(&self) -> Price {
@@ -54,18 +62,16 @@ impl Describe for LayerNorm<'_> {
     }
 
     fn follow(&self, recorder: &Recorder, site: Site) {
-        let LayerNorm { x, gamma, beta, y, statistics: [mean, rstd], .. } = self;
+        let LayerNorm { x, gamma, beta, y, mean, rstd, .. } = self;
         let mut factors = vec![operand("x", "rh", *x), operand("gamma", "h", *gamma)];
         factors.extend(beta.map(|beta| operand("beta", "h", beta)));
+        let mut results = vec![result("y", "rh", y, false), result("rstd", "r", rstd, false)];
+        results.extend(mean.iter().map(|mean| result("mean", "r", mean, false)));
         let rule = Rule {
-            op: Self::NAME,
+            op: self.name(),
             factors: &factors,
             addends: &[],
-            results: &[
-                result("y", "rh", y, false),
-                result("mean", "r", mean, false),
-                result("rstd", "r", rstd, false),
-            ],
+            results: &results,
             whole: &[('h', WHOLE_ROWS)],
         };
         recorder.follow(&rule, site);
@@ -79,8 +85,10 @@ operation! {
         x: View<'a>,
         /// `[hidden]`
         gamma: View<'a>,
-        /// What the forward pass stored, `[rows]` f32 each.
-        statistics: [View<'a>; 2],
+        /// What the forward pass stored, `[rows]` f32; None for RMS norm.
+        mean: Option<View<'a>>,
+        /// The same.
+        rstd: View<'a>,
         /// `[.., hidden]`
         dy: View<'a>,
         /// `[.., hidden]`
@@ -97,8 +105,12 @@ operation! {
 impl Describe for LayerNormBackward<'_> {
     const NAME: &'static str = "layer_norm_backward";
 
+    fn name(&self) -> &'static str {
+        if self.mean.is_some() { Self::NAME } else { "rms_norm_backward" }
+    }
+
     fn check(&self) {
-        let LayerNormBackward { x, gamma, statistics: [mean, rstd], dy, dx, gradients, .. } = self;
+        let LayerNormBackward { x, gamma, mean, rstd, dy, dx, gradients, .. } = self;
         let [rows, hidden] = x.shape().rows_cols();
         assert_eq!(gamma.elements(), hidden);
         for wanted in gradients.iter().flatten() {
@@ -109,9 +121,10 @@ impl Describe for LayerNormBackward<'_> {
             same(&[dgamma.dtype(), dbeta.dtype()]);
         }
         assert_eq!([dy.elements(), dx.elements()], [x.elements(); 2]);
-        assert_eq!([mean.elements(), rstd.elements()], [rows; 2]);
         same(&[x.dtype(), gamma.dtype(), dy.dtype(), dx.dtype()]);
-        same(&[DType::F32, mean.dtype(), rstd.dtype()]);
+        for statistic in mean.iter().chain([rstd]) {
+            assert_eq!((statistic.elements(), statistic.dtype()), (rows, DType::F32));
+        }
     }
 
     fn price(&self) -> Price {
@@ -120,20 +133,17 @@ impl Describe for LayerNormBackward<'_> {
     }
 
     fn follow(&self, recorder: &Recorder, site: Site) {
-        let LayerNormBackward { x, gamma, statistics: [mean, rstd], dy, dx, gradients, .. } = self;
+        let LayerNormBackward { x, gamma, mean, rstd, dy, dx, gradients, .. } = self;
         let mut results = vec![result("dx", "rh", dx, self.accumulate_input)];
         for (name, wanted) in ["dgamma", "dbeta"].into_iter().zip(gradients) {
             results.extend(wanted.iter().map(|wanted| result(name, "h", wanted, self.accumulate_parameters)));
         }
+        let mut factors = vec![operand("x", "rh", *x), operand("gamma", "h", *gamma)];
+        factors.extend(mean.map(|mean| operand("mean", "r", mean)));
+        factors.extend([operand("rstd", "r", *rstd), operand("dy", "rh", *dy)]);
         let rule = Rule {
-            op: Self::NAME,
-            factors: &[
-                operand("x", "rh", *x),
-                operand("gamma", "h", *gamma),
-                operand("mean", "r", *mean),
-                operand("rstd", "r", *rstd),
-                operand("dy", "rh", *dy),
-            ],
+            op: self.name(),
+            factors: &factors,
             addends: &[],
             results: &results,
             whole: &[('h', WHOLE_ROWS)],
@@ -143,8 +153,8 @@ impl Describe for LayerNormBackward<'_> {
 }
 
 impl Device {
-    /// Layer norm over the last dimension. x, y `[.., hidden]`, gamma, beta (0 where there is none) `[hidden]`; mean and
-    /// rstd `[rows]` are stored for backward.
+    /// Layer norm over the last dimension, or RMS norm where there is no mean. x, y `[.., hidden]`, gamma, beta (0 where there is
+    /// none) `[hidden]`; mean and rstd `[rows]` are stored for backward.
     #[track_caller]
     pub fn layer_norm(
         &self,
@@ -152,8 +162,8 @@ impl Device {
         (gamma, beta): (View, Option<View>),
         eps: f32,
         y: ViewMut,
-        statistics: [ViewMut; 2],
+        (mean, rstd): (Option<ViewMut>, ViewMut),
     ) {
-        self.run(LayerNorm { x, gamma, beta, eps, y, statistics });
+        self.run(LayerNorm { x, gamma, beta, eps, y, mean, rstd });
     }
 }

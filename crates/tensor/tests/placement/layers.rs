@@ -70,7 +70,7 @@ fn layer_norm() {
         let [gamma, beta] = ["gamma", "beta"].map(|name| tensor(&device, name, &[6]));
         let mut y = tensor(&device, "y", &[2, 4, 6]);
         let [mut mean, mut rstd] = ["mean", "rstd"].map(|name| tensor(&device, name, &[8]));
-        let rows = [mean.view_mut(), rstd.view_mut()];
+        let rows = (Some(mean.view_mut()), rstd.view_mut());
         device.layer_norm(x.view(), (gamma.view(), Some(beta.view())), 1e-5, y.view_mut(), rows);
         assert_eq!([&mean, &rstd].map(|s| of(&device, s)), [statistics; 2], "{row}");
         if right {
@@ -79,12 +79,13 @@ fn layer_norm() {
             let [mut dgamma, mut dbeta] = ["dgamma", "dbeta"].map(|name| tensor(&device, name, &[6]));
             for accumulate in [false, true] {
                 let parameters = [dgamma.view_mut(), dbeta.view_mut()].map(Some);
-                let (rows, into) = ([mean.view(), rstd.view()], dx.view_mut());
+                let into = dx.view_mut();
                 let (x, dy) = (x.view(), y.view());
                 device.run(LayerNormBackward {
                     x,
                     gamma: gamma.view(),
-                    statistics: rows,
+                    mean: Some(mean.view()),
+                    rstd: rstd.view(),
                     dy,
                     dx: into,
                     accumulate_input: accumulate,

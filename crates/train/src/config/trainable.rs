@@ -24,7 +24,7 @@ impl Trainable {
     pub fn of(config: &ModelConfig, whole: &Network) -> Result<Trainable, ConfigError> {
         let ModelConfig { trainable, frozen, .. } = config;
         for (key, patterns) in [("model.trainable", trainable), ("model.frozen", frozen)] {
-            let unused = |pattern: &&String| !whole.parameters.iter().any(|spec| matches(pattern, spec));
+            let unused = |pattern: &&String| !whole.members().any(|spec| matches(pattern, spec));
             if let Some(pattern) = patterns.iter().find(unused) {
                 let expected = format!(
                     "matches no parameter: a pattern is for a whole name, as \"*.ln_f.*\", and the model has {}",
@@ -34,7 +34,7 @@ impl Trainable {
             }
         }
         let found = Trainable { trainable: trainable.clone(), frozen: frozen.clone() };
-        if whole.parameters.iter().all(|spec| found.freezes(spec)) {
+        if whole.members().all(|spec| found.freezes(spec)) {
             // Each pattern matches a parameter, so those of `trainable` alone leave some to train.
             let expected = "leaves no parameter to train: leave a pattern out";
             return Err(refuse("model.frozen", format!("{frozen:?}"), expected));
@@ -67,6 +67,6 @@ fn kinds(whole: &Network) -> String {
         let parts = spec.name.split('.').map(|part| if numbered(part) { "*" } else { part });
         parts.collect::<Vec<_>>().join(".")
     };
-    let all: BTreeSet<String> = whole.parameters.iter().map(kind).collect();
+    let all: BTreeSet<String> = whole.members().map(kind).collect();
     all.into_iter().collect::<Vec<_>>().join(", ")
 }

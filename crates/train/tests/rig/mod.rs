@@ -306,7 +306,7 @@ struct Part {
     grad_norms: Vec<f32>,
     skipped: Vec<bool>,
     pieces: Pieces,
-    gradients: Vec<(usize, u64, Vec<f32>)>,
+    gradients: Vec<(String, u64, Vec<f32>)>,
     peak: Peak,
     /// In host and disk memory, where there is one with a plan.
     other_peaks: [Option<Peak>; 2],
@@ -391,8 +391,8 @@ pub fn batch(engine: &Rank, config: &RunConfig, sequences: &[Vec<u32>]) -> Batch
     batch
 }
 
-/// What a rank owns: number of the state, number of the parameter in the whole model, first element, elements.
-pub type Pieces = Vec<(usize, usize, u64, Vec<f32>)>;
+/// What a rank owns: number of the state, name of the parameter, first element in the whole, elements.
+pub type Pieces = Vec<(usize, String, u64, Vec<f32>)>;
 
 /// Downloads everything that a rank owns. Parameters must be settled.
 pub fn pieces(engine: &Rank) -> Pieces {
@@ -403,10 +403,8 @@ pub fn pieces(engine: &Rank) -> Pieces {
                 let local = piece.in_parameter.clone();
                 let mut out = vec![0f32; (local.end - local.start) as usize];
                 stage.zero.read(state, &piece, 0..out.len(), &mut out).unwrap();
-                let number = stage.network.numbers[piece.parameter];
-                for (here, whole) in stage.network.parameters[piece.parameter].stripe().runs(local.clone()) {
-                    let here = (here.start - local.start) as usize..(here.end - local.start) as usize;
-                    pieces.push((state, number, whole.start, out[here].to_vec()));
+                for (member, here, first) in stage.network.parameters[piece.parameter].runs(local) {
+                    pieces.push((state, member.name.clone(), first, out[here].to_vec()));
                 }
             }
         }
@@ -414,15 +412,14 @@ pub fn pieces(engine: &Rank) -> Pieces {
     pieces
 }
 
-/// Downloads a rank's part of the summed gradients: number of the parameter in the whole model, first element,
+/// Downloads a rank's part of the summed gradients: name of the parameter, first element in the whole,
 /// elements.
-fn gradients(engine: &Rank) -> Vec<(usize, u64, Vec<f32>)> {
+fn gradients(engine: &Rank) -> Vec<(String, u64, Vec<f32>)> {
     let mut found = Vec::new();
     for stage in engine.stages() {
         let read = stage.zero.read_gradients(|p, local, values| {
-            for (here, whole) in stage.network.parameters[p].stripe().runs(local.clone()) {
-                let here = (here.start - local.start) as usize..(here.end - local.start) as usize;
-                found.push((stage.network.numbers[p], whole.start, values[here].to_vec()));
+            for (member, here, first) in stage.network.parameters[p].runs(local) {
+                found.push((member.name.clone(), first, values[here].to_vec()));
             }
         });
         read.unwrap();
@@ -433,34 +430,33 @@ fn gradients(engine: &Rank) -> Vec<(usize, u64, Vec<f32>)> {
 /// Assembles gradients; copies on several ranks must be equal bit for bit.
 fn merge_gradients(plan: &RunPlan, parts: &[Part]) -> State {
     let mut merged = State::new();
-    let network = plan.spec.whole();
-    for (parameter, start, values) in parts.iter().flat_map(|part| &part.gradients) {
-        let spec = &network.parameters[*parameter];
-        let whole = merged.entry(spec.name.clone()).or_insert_with(|| vec![f32::NAN; spec.elements()]);
+    let elements = elements(plan);
+    for (name, start, values) in parts.iter().flat_map(|part| &part.gradients) {
+        let whole = merged.entry(name.clone()).or_insert_with(|| vec![f32::NAN; elements[name]]);
         let place = &mut whole[*start as usize..*start as usize + values.len()];
         let known = pairs(place, values).all(|(a, b)| a.is_nan() || a.to_bits() == b.to_bits());
-        assert!(known, "{}: copies of its gradient differ", spec.name);
+        assert!(known, "{name}: copies of its gradient differ");
         place.copy_from_slice(values);
     }
     merged
 }
 
+/// Elements of each whole parameter.
+fn elements(plan: &RunPlan) -> BTreeMap<String, usize> {
+    plan.spec.whole().members().map(|spec| (spec.name.clone(), spec.elements())).collect()
+}
+
 fn merge(plan: &RunPlan, parts: impl Iterator<Item = Pieces>) -> State {
     let mut merged = State::new();
-    let network = plan.spec.whole();
+    let elements = elements(plan);
     let names =
         |state: usize| if state == 0 { "parameters" } else { plan.spec.optimizer.states()[state - 1] };
     for (state, parameter, start, values) in parts.flatten() {
-        let parameter = &network.parameters[parameter];
         let whole = merged
-            .entry(format!("{}/{}", names(state), parameter.name))
-            .or_insert_with(|| vec![f32::NAN; parameter.elements()]);
+            .entry(format!("{}/{parameter}", names(state)))
+            .or_insert_with(|| vec![f32::NAN; elements[&parameter]]);
         let place = &mut whole[start as usize..start as usize + values.len()];
-        assert!(
-            place.iter().all(|x| x.is_nan()),
-            "{}: elements from {start} are owned twice",
-            parameter.name
-        );
+        assert!(place.iter().all(|x| x.is_nan()), "{parameter}: elements from {start} are owned twice");
         place.copy_from_slice(&values);
     }
     merged

@@ -17,7 +17,7 @@ fn forward(case: &Case, device: &Device, x: &Tensor, gamma: &Tensor) -> [Tensor;
         (gamma.view(), Some(beta.view())),
         EPS,
         y.view_mut(),
-        [mean.view_mut(), rstd.view_mut()],
+        (Some(mean.view_mut()), rstd.view_mut()),
     );
     [y, mean, rstd]
 }
@@ -53,7 +53,8 @@ pub fn layer_norm_backward(dtype: DType) {
                     device.run(LayerNormBackward {
                         x: x.view(),
                         gamma: gamma.view(),
-                        statistics: [mean.view(), rstd.view()],
+                        mean: Some(mean.view()),
+                        rstd: rstd.view(),
                         dy: dy.view(),
                         dx: dx.view_mut(),
                         accumulate_input: add_input,
