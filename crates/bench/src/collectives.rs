@@ -213,33 +213,21 @@ impl CollectiveRow {
 
 /// The rows as a table for people.
 pub fn to_text(rows: &[CollectiveRow]) -> String {
-    let mut table = Table::new(&[
-        "op",
-        "type",
-        "ranks",
-        "transport",
-        "buffer",
-        "algorithm",
-        "us",
-        "GB/s",
-        "bus GB/s",
-        "of limit",
-    ]);
-    for row in rows {
-        let CollectiveFigures { op, dtype, ranks, bytes: size, us, algbw_gbs } = row.figures;
-        table.row([
-            op.name().to_string(),
-            dtype.name().to_string(),
-            ranks.to_string(),
-            row.transport.name().to_string(),
-            bytes(size as u64),
-            row.algorithm.clone(),
-            format!("{us:.1}"),
-            format!("{algbw_gbs:.2}"),
-            format!("{:.2}", row.busbw_gbs),
-            format!("{:.0} %", row.limit_share * 100.0),
-        ]);
-    }
+    let table = Table::of(
+        rows,
+        &[
+            ("op", &|row| row.figures.op.name().to_string()),
+            ("type", &|row| row.figures.dtype.name().to_string()),
+            ("ranks", &|row| row.figures.ranks.to_string()),
+            ("transport", &|row| row.transport.name().to_string()),
+            ("buffer", &|row| bytes(row.figures.bytes as u64)),
+            ("algorithm", &|row| row.algorithm.clone()),
+            ("us", &|row| format!("{:.1}", row.figures.us)),
+            ("GB/s", &|row| format!("{:.2}", row.figures.algbw_gbs)),
+            ("bus GB/s", &|row| format!("{:.2}", row.busbw_gbs)),
+            ("of limit", &|row| format!("{:.0} %", row.limit_share * 100.0)),
+        ],
+    );
     table.to_string()
 }
 

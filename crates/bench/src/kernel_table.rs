@@ -7,7 +7,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use phalanx_drawing::report::{Table, bytes, count};
+use phalanx_drawing::report::{Table, bytes, count, percent};
 use phalanx_trace::{DType, Rate};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -250,18 +250,8 @@ impl StepProfile {
             // What is not waited for, and what has no measured limit, is compared with nothing.
             let is_compared = seconds > 0.0 && floor_s > 0.0;
             let of_floor = if is_compared { percent(floor_s / seconds) } else { "-".to_string() };
-            let calls = calls.to_string();
-            table.row([
-                label,
-                operations,
-                size,
-                calls,
-                ms(seconds),
-                share(seconds),
-                rate,
-                ms(floor_s),
-                of_floor,
-            ]);
+            let (calls, time, part) = (calls.to_string(), ms(seconds), share(seconds));
+            table.row([label, operations, size, calls, time, part, rate, ms(floor_s), of_floor]);
         }
         let row = |label: &str, seconds: f64| {
             let label = label.to_string();
@@ -349,11 +339,6 @@ impl TableRow {
         let (seconds, floor_s) = (self.seconds + other.seconds, self.floor_s + other.floor_s);
         TableRow { calls, price, seconds, floor_s, ..self }
     }
-}
-
-/// `87.4%`.
-pub fn percent(share: f64) -> String {
-    format!("{:.1}%", 100.0 * share)
 }
 
 #[cfg(test)]

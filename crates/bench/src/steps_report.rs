@@ -1,10 +1,9 @@
 //! The figures of all ranks of `phalanx bench step`, put together: for people and as JSON.
 
-use phalanx_drawing::report::{Table, bytes, count, plural, seconds, whole};
+use phalanx_drawing::report::{Table, bytes, count, percent, plural, seconds, whole};
 use phalanx_train::RunPlan;
 use serde_json::{Value, json};
 
-use crate::kernel_table::percent;
 use crate::steps::{Launches, StepFigures};
 
 /// The figures of all ranks of a timed run, with their summary.

@@ -46,13 +46,28 @@ pub fn plural(count: usize, word: &str) -> String {
     format!("{count} {word}{ending}")
 }
 
-/// A text table: the first column is aligned to the left, the others to the right.
+/// A share of 1: `87.4%`.
+pub fn percent(share: f64) -> String {
+    format!("{:.1}%", 100.0 * share)
+}
+
+/// A table of texts, as text or as Markdown. As text, the first column is aligned to the left, the others to the right.
 #[derive(Default)]
 pub struct Table {
     rows: Vec<Vec<String>>,
 }
 
+/// A column of a table: its heading, and what it says of an item.
+pub type Column<'a, T> = (&'a str, &'a dyn Fn(&T) -> String);
+
 impl Table {
+    /// A table with a row for each item.
+    pub fn of<T>(items: impl IntoIterator<Item = T>, columns: &[Column<T>]) -> Table {
+        let mut table = Table::new(&columns.iter().map(|(heading, _)| *heading).collect::<Vec<_>>());
+        items.into_iter().for_each(|item| table.row(columns.iter().map(|(_, text)| text(&item))));
+        table
+    }
+
     /// A table with a row of headings.
     pub fn new(headings: &[&str]) -> Table {
         let mut table = Table::default();
@@ -63,6 +78,19 @@ impl Table {
     /// Adds a row.
     pub fn row(&mut self, cells: impl IntoIterator<Item = String>) {
         self.rows.push(cells.into_iter().collect());
+    }
+
+    /// As Markdown, the first row as headings.
+    pub fn to_markdown(&self) -> String {
+        let columns = self.rows.iter().map(Vec::len).max().unwrap_or(0);
+        let mut lines: Vec<String> = Vec::new();
+        for row in &self.rows {
+            let rest = std::iter::repeat_n("", columns - row.len());
+            let cells: Vec<&str> = row.iter().map(String::as_str).chain(rest).collect();
+            lines.push(format!("| {} |\n", cells.join(" | ")));
+        }
+        lines.insert(1, format!("|{}\n", "---|".repeat(columns)));
+        lines.concat()
     }
 }
 
@@ -115,5 +143,7 @@ mod tests {
         let mut table = Table::new(&["rank", "bytes"]);
         table.row(["0".to_string(), "12345".to_string()]);
         assert_eq!(table.to_string(), "  rank  bytes\n  0     12345\n");
+        table.row(["1".to_string()]);
+        assert_eq!(table.to_markdown(), "| rank | bytes |\n|---|---|\n| 0 | 12345 |\n| 1 |  |\n");
     }
 }

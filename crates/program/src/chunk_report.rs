@@ -66,61 +66,49 @@ impl<'a> ChunkReport<'a> {
     }
 
     fn sizes(&self) -> Table {
-        let mut table = Table::new(&[
-            "size", "chunks", "largest", "padding", "device", "host", "disk", "gathered", "moving", "",
-        ]);
-        for alternative in self.all {
-            let [device, host, disk] =
-                alternative.peaks.map(|peak| if peak == 0 { "-".into() } else { bytes(peak) });
-            let padding = 100.0 * alternative.waste_bytes as f64 / alternative.padded_bytes as f64;
-            table.row([
-                origin(alternative.origin).to_string(),
-                alternative.chunks.to_string(),
-                bytes(alternative.largest_bytes),
-                format!("{} ({padding:.2}%)", bytes(alternative.waste_bytes)),
-                device,
-                host,
-                disk,
-                bytes(alternative.gathered_bytes),
-                self.seconds(alternative).map_or("-".to_string(), seconds),
-                if alternative.chosen { "chosen".to_string() } else { String::new() },
-            ]);
-        }
-        table
+        let peak = |bytes_or_none: u64| if bytes_or_none == 0 { "-".into() } else { bytes(bytes_or_none) };
+        let padding = |a: &ChunkAlternative| 100.0 * a.waste_bytes as f64 / a.padded_bytes as f64;
+        Table::of(
+            self.all,
+            &[
+                ("size", &|a| origin(a.origin).to_string()),
+                ("chunks", &|a| a.chunks.to_string()),
+                ("largest", &|a| bytes(a.largest_bytes)),
+                ("padding", &|a| format!("{} ({:.2}%)", bytes(a.waste_bytes), padding(a))),
+                ("device", &|a| peak(a.peaks[0])),
+                ("host", &|a| peak(a.peaks[1])),
+                ("disk", &|a| peak(a.peaks[2])),
+                ("gathered", &|a| bytes(a.gathered_bytes)),
+                ("moving", &|a| self.seconds(a).map_or("-".to_string(), seconds)),
+                ("", &|a| if a.chosen { "chosen".to_string() } else { String::new() }),
+            ],
+        )
     }
 
     /// For each size: a row for each kind of message.
     fn moves(&self) -> Table {
-        let mut table = Table::new(&[
-            "chunks",
-            "",
-            "calls",
-            "largest message",
-            "mean message",
-            "sent or copied",
-            "GB/s",
-            "time",
-        ]);
-        for alternative in self.all {
-            for moved in by_movement(&alternative.traffic) {
-                let each = moved.iter().map(|part| part.seconds(self.machine, &self.data_ranks()));
-                let time: Option<f64> = each.sum();
-                let calls: u64 = moved.iter().map(|part| part.calls).sum();
-                let whole: u64 = moved.iter().map(|part| part.calls * part.message_bytes).sum();
-                let largest = moved.first().map_or(0, |part| part.message_bytes);
-                table.row([
-                    alternative.chunks.to_string(),
-                    movement(moved[0].movement),
-                    calls.to_string(),
-                    bytes(largest),
-                    bytes(whole / calls),
-                    bytes(moved.iter().map(|part| part.bytes).sum()),
-                    time.map_or("-".to_string(), |time| format!("{:.2}", whole as f64 / time / 1e9)),
-                    time.map_or("-".to_string(), seconds),
-                ]);
-            }
-        }
-        table
+        let kinds = |a: &ChunkAlternative| {
+            by_movement(&a.traffic).into_iter().map(|kind| (a.chunks, kind)).collect::<Vec<_>>()
+        };
+        let time = |moved: &[Traffic]| -> Option<f64> {
+            moved.iter().map(|part| part.seconds(self.machine, &self.data_ranks())).sum()
+        };
+        let calls = |moved: &[Traffic]| moved.iter().map(|part| part.calls).sum::<u64>();
+        let whole = |moved: &[Traffic]| moved.iter().map(|part| part.calls * part.message_bytes).sum::<u64>();
+        let rate = |moved: &[Traffic]| Some(format!("{:.2}", whole(moved) as f64 / time(moved)? / 1e9));
+        Table::of(
+            self.all.iter().flat_map(kinds),
+            &[
+                ("chunks", &|(chunks, _)| chunks.to_string()),
+                ("", &|(_, moved)| movement(moved[0].movement)),
+                ("calls", &|(_, moved)| calls(moved).to_string()),
+                ("largest message", &|(_, moved)| bytes(moved[0].message_bytes)),
+                ("mean message", &|(_, moved)| bytes(whole(moved) / calls(moved))),
+                ("sent or copied", &|(_, moved)| bytes(moved.iter().map(|part| part.bytes).sum())),
+                ("GB/s", &|(_, moved)| rate(moved).unwrap_or("-".to_string())),
+                ("time", &|(_, moved)| time(moved).map_or("-".to_string(), seconds)),
+            ],
+        )
     }
 
     /// For scripts.

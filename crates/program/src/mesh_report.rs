@@ -7,10 +7,11 @@ use std::ops::Range;
 use phalanx_plan::{Costs, InFlight, Stage, StageCost, in_flight, simulate};
 use phalanx_train::config::Reduce;
 use phalanx_train::{RankPlan, Spec};
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::planned::Planned;
-use crate::report::{Table, bytes, count, plural};
+use crate::report::{Table, bytes, count, percent, plural};
 use crate::schedule_report::{held_heading, held_text};
 
 /// Up to this many ranks have a row each in a table; with more ranks, those of one pipeline stage share a row.
@@ -80,13 +81,9 @@ pub fn places(planned: &Planned) -> String {
         };
         let stages: Vec<usize> = spec.schedule.stages_of(first.pipeline).collect();
         let blocks: Vec<String> = stages.iter().map(|s| blocks(&names, &spec.stages[*s])).collect();
-        table.row([
-            rank_names(&range),
-            first.pipeline.to_string(),
-            span(first.data, last.data),
-            span(first.tensor, last.tensor),
-            blocks.join(", then "),
-        ]);
+        let (pipeline, data) = (first.pipeline.to_string(), span(first.data, last.data));
+        let tensor = span(first.tensor, last.tensor);
+        table.row([rank_names(&range), pipeline, data, tensor, blocks.join(", then ")]);
     }
     format!("Mesh: {}\n{table}", spec.mesh)
 }
@@ -172,14 +169,10 @@ pub fn pipeline(planned: &Planned) -> String {
     let mut table =
         Table::new(&["stage", "place", "blocks", "parameters", "operations", held_heading(schedule)]);
     for (stage, place) in schedule.placement.iter().enumerate() {
-        table.row([
-            stage.to_string(),
-            place.to_string(),
-            blocks(&names, &spec.stages[stage]),
-            count(parameters[stage] as f64),
-            format!("{:.1}%", 100.0 * pipeline.share(stage)),
-            held_text(schedule, &pipeline.held.stages[stage]),
-        ]);
+        let (blocks, parameters) = (blocks(&names, &spec.stages[stage]), count(parameters[stage] as f64));
+        let (share, held) =
+            (percent(pipeline.share(stage)), held_text(schedule, &pipeline.held.stages[stage]));
+        table.row([stage.to_string(), place.to_string(), blocks, parameters, share, held]);
     }
     let tied: Vec<String> = spec.ties.iter().map(|tie| tie.name.clone()).collect();
     let tied = match tied.is_empty() {
@@ -187,12 +180,12 @@ pub fn pipeline(planned: &Planned) -> String {
         false => format!("  {} is in several of them, with one gradient\n", tied.join(", ")),
     };
     format!(
-        "Pipeline: {} with {} of {}; bubble fraction {:.1}%, simulated with the operations of each stage\n{table}{tied}\
+        "Pipeline: {} with {} of {}; bubble fraction {}, simulated with the operations of each stage\n{table}{tied}\
          \x20 `phalanx plan CONFIG --schedule` draws it\n",
         schedule.name,
         plural(spec.micro_batches, "micro-batch"),
         plural(spec.micro_batch_size, "sequence"),
-        100.0 * pipeline.bubble
+        percent(pipeline.bubble)
     )
 }
 
@@ -220,12 +213,17 @@ pub fn pipeline_json(planned: &Planned) -> Value {
 }
 
 /// Bytes sent and held under one ZeRO stage.
+#[derive(Serialize)]
 struct Sharding {
     zero: u8,
     reduce: Reduce,
+    #[serde(rename = "collective_bytes_per_step")]
     sent_bytes: u64,
+    #[serde(rename = "parameter_bytes")]
     parameters: u64,
+    #[serde(rename = "gradient_bytes")]
     gradients: u64,
+    #[serde(rename = "peak_bytes")]
     arena: u64,
 }
 
@@ -272,22 +270,13 @@ pub fn reduce_word(reduce: Reduce) -> &'static str {
 pub fn sharding(planned: &Planned) -> String {
     let all = shardings(planned);
     let Some((own, others)) = all.split_first() else { return String::new() };
-    let mut table = Table::new(&[
-        "parallel.zero, batch.reduce",
-        "sent by all ranks",
-        "parameters",
-        "gradients",
-        "arena, most",
-    ]);
+    let rule = "parallel.zero, batch.reduce";
+    let mut table = Table::new(&[rule, "sent by all ranks", "parameters", "gradients", "arena, most"]);
     for (number, one) in all.iter().enumerate() {
         let note = if number == 0 { " (as configured)" } else { "" };
-        table.row([
-            format!("{}, {}{note}", one.zero, reduce_word(one.reduce)),
-            bytes(one.sent_bytes),
-            bytes(one.parameters),
-            bytes(one.gradients),
-            bytes(one.arena),
-        ]);
+        let name = format!("{}, {}{note}", one.zero, reduce_word(one.reduce));
+        let sizes = [one.sent_bytes, one.parameters, one.gradients, one.arena].map(bytes);
+        table.row([name].into_iter().chain(sizes));
     }
     let min = others.iter().min_by_key(|other| other.sent_bytes);
     let words = min.map_or(String::new(), |min| {
@@ -308,11 +297,5 @@ pub fn sharding(planned: &Planned) -> String {
 
 /// [`shardings`] as JSON.
 pub fn sharding_json(planned: &Planned) -> Value {
-    let one = |s: &Sharding| {
-        json!({
-            "zero": s.zero, "reduce": s.reduce, "collective_bytes_per_step": s.sent_bytes,
-            "parameter_bytes": s.parameters, "gradient_bytes": s.gradients, "peak_bytes": s.arena,
-        })
-    };
-    shardings(planned).iter().skip(1).map(one).collect()
+    json!(shardings(planned).get(1..).unwrap_or_default())
 }

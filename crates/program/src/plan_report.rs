@@ -359,45 +359,27 @@ fn phases_table(memory: &MemoryPlan) -> Table {
 fn work(planned: &Planned) -> String {
     let plan = &planned.plan;
     let mut table = Table::default();
-    let exact = |label: &str, short: String, exact: String| [label.to_string(), short, exact];
-    table.row(exact("parameters", count(plan.parameters() as f64), plan.parameters().to_string()));
-    let trained = plan.trained_parameters();
-    if trained < plan.parameters() {
-        table.row(exact("of which trained", count(trained as f64), trained.to_string()));
-        let frozen = plan.parameters() - trained;
-        table.row(exact("of which frozen", count(frozen as f64), frozen.to_string()));
+    let counted = |label: &str, exact: u128| [label.to_string(), count(exact as f64), exact.to_string()];
+    let sized = |label: &str, exact: u64| [label.to_string(), bytes(exact), exact.to_string()];
+    let (all, trained) = (u128::from(plan.parameters()), u128::from(plan.trained_parameters()));
+    table.row(counted("parameters", all));
+    if trained < all {
+        table.row(counted("of which trained", trained));
+        table.row(counted("of which frozen", all - trained));
     }
-    table.row(exact(
-        "tokens",
-        count(plan.spec.tokens_per_step() as f64),
-        plan.spec.tokens_per_step().to_string(),
-    ));
-    table.row(exact(
-        "operations (matrix products)",
-        count(plan.flops_per_step() as f64),
-        plan.flops_per_step().to_string(),
-    ));
-    table.row(exact(
-        "bytes sent by all ranks",
-        bytes(plan.collective_bytes_per_step()),
-        plan.collective_bytes_per_step().to_string(),
-    ));
+    table.row(counted("tokens", plan.spec.tokens_per_step().into()));
+    table.row(counted("operations (matrix products)", plan.flops_per_step()));
+    table.row(sized("bytes sent by all ranks", plan.collective_bytes_per_step()));
     if !mesh_report::has_mesh(&plan.spec) {
         let textbook = plan.textbook.sent_bytes * plan.spec.world_size() as u64;
-        table.row(exact("the textbook's, for one batch", bytes(textbook), textbook.to_string()));
+        table.row(sized("the textbook's, for one batch", textbook));
     }
     let none = &[][..];
     let collectives = if plan.spec.world_size() > 1 { &plan.of(0).step.collectives[..] } else { none };
     for CollectiveCost { op, calls, sent_bytes, .. } in collectives {
-        table.row([
-            format!(
-                "  {} on {}",
-                op.name(),
-                if mesh_report::has_mesh(&plan.spec) { "rank 0" } else { "each rank" }
-            ),
-            format!("{calls} calls"),
-            format!("{sent_bytes} bytes sent"),
-        ]);
+        let who = if mesh_report::has_mesh(&plan.spec) { "rank 0" } else { "each rank" };
+        let operation = format!("  {} on {who}", op.name());
+        table.row([operation, format!("{calls} calls"), format!("{sent_bytes} bytes sent")]);
     }
     format!("One step\n{table}")
 }
@@ -424,11 +406,8 @@ fn tried_chunks(spec: &Spec) -> String {
     let mut table = Table::default();
     for tried in &spec.tried_chunks {
         let chosen = if tried.size == spec.chunk_size { "chosen" } else { "" };
-        table.row([
-            format!("  {} chunks", tried.chunks),
-            format!("need {}", bytes(tried.bytes)),
-            chosen.into(),
-        ]);
+        let need = format!("need {}", bytes(tried.bytes));
+        table.row([format!("  {} chunks", tried.chunks), need, chosen.into()]);
     }
     format!(
         "  of {} sizes, the one with the fewest chunks whose peak is within 1% of the smallest:\n{table}",
@@ -443,12 +422,9 @@ fn reduce(planned: &Planned) -> String {
     for (run, note) in [(planned, " (as configured)"), (&other, "")] {
         let word = mesh_report::reduce_word(run.config.batch.reduce);
         let rank = &run.plan.ranks[0];
-        table.row([
-            format!("{word}{note}"),
-            bytes(run.plan.collective_bytes_per_step()),
-            bytes(rank.peak().categories.gradients),
-            bytes(rank.memory.arena_bytes),
-        ]);
+        let (sent, gradients) = (run.plan.collective_bytes_per_step(), rank.peak().categories.gradients);
+        let sizes = [sent, gradients, rank.memory.arena_bytes].map(bytes);
+        table.row([format!("{word}{note}")].into_iter().chain(sizes));
     }
     format!("Reducing gradients of {} micro-batches\n{table}", planned.plan.spec.micro_batches)
 }

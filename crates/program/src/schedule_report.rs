@@ -6,10 +6,11 @@ use phalanx_plan::pipeline::depth;
 use phalanx_plan::{
     Costs, HeldMicroBatches, InFlight, Schedule, Timeline, check_order, in_flight, messages, simulate,
 };
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::output;
-use crate::report::{Table, count, plural};
+use crate::report::{Table, count, percent, plural};
 
 /// Width of a line if there is no terminal.
 const WIDTH: usize = 110;
@@ -40,8 +41,10 @@ pub struct Drawn {
 }
 
 /// Another schedule for the same ranks and micro-batches.
+#[derive(Serialize)]
 struct Other {
     name: String,
+    #[serde(rename = "bubble_fraction")]
     bubble: f64,
     makespan: f64,
     held: f64,
@@ -102,12 +105,6 @@ pub fn to_json(drawn: &Drawn) -> Value {
     let held_json =
         |held: &HeldMicroBatches| json!({ "to_input": held.to_input, "to_weight": held.to_weight });
     let list = |held: &[HeldMicroBatches]| held.iter().map(held_json).collect::<Vec<_>>();
-    let other = |other: &Other| {
-        json!({
-            "name": other.name, "bubble_fraction": other.bubble, "makespan": other.makespan, "held": other.held,
-            "messages": other.messages,
-        })
-    };
     json!({
         "schedule": schedule.name, "ranks": schedule.ranks.len(), "stages": schedule.stages(),
         "micro_batches": schedule.micro_batches, "placement": schedule.placement, "text": schedule.to_string(),
@@ -117,7 +114,7 @@ pub fn to_json(drawn: &Drawn) -> Value {
         "costs": costs.stages.iter().map(|c| [c.forward, c.input, c.weight]).collect::<Vec<_>>(),
         "in_flight": { "stages": list(&held.stages), "ranks": list(&held.ranks) },
         "ascending": check_order(schedule).is_ok(),
-        "named": drawn.others.iter().map(other).collect::<Vec<_>>(),
+        "named": drawn.others,
     })
 }
 
@@ -152,20 +149,15 @@ fn stages(drawn: &Drawn) -> String {
     let Drawn { schedule, timeline, held, costs, .. } = drawn;
     let mut table = Table::new(&["stage", "rank", "F", "I", "W", "rank idles", held_heading(schedule)]);
     for (stage, (rank, cost)) in schedule.placement.iter().zip(&costs.stages).enumerate() {
-        table.row([
-            stage.to_string(),
-            rank.to_string(),
-            number(cost.forward),
-            number(cost.input),
-            number(cost.weight),
-            format!("{:.1}%", 100.0 * timeline.idle(*rank) / timeline.makespan),
-            held_text(schedule, &held.stages[stage]),
-        ]);
+        let [forward, input, weight] = [cost.forward, cost.input, cost.weight].map(number);
+        let (idle, held) =
+            (timeline.idle(*rank) / timeline.makespan, held_text(schedule, &held.stages[stage]));
+        table.row([stage.to_string(), rank.to_string(), forward, input, weight, percent(idle), held]);
     }
-    let bubble = 100.0 * timeline.bubble_fraction();
+    let bubble = percent(timeline.bubble_fraction());
     let held = plural(depth(schedule), "message");
     format!(
-        "bubble fraction {bubble:.1}%; a channel holds {held} on each side; activations in flight, in micro-batches\n{table}"
+        "bubble fraction {bubble}; a channel holds {held} on each side; activations in flight, in micro-batches\n{table}"
     )
 }
 
@@ -187,13 +179,9 @@ fn others(drawn: &Drawn) -> String {
     let Drawn { schedule, .. } = drawn;
     let mut table = Table::new(&["schedule", "bubble", "time", "a rank holds at most", "messages"]);
     for other in &drawn.others {
-        table.row([
-            other.name.clone(),
-            format!("{:.1}%", 100.0 * other.bubble),
-            number(other.makespan),
-            number(other.held),
-            other.messages.to_string(),
-        ]);
+        let Other { name, bubble, makespan, held, messages } = other;
+        let [makespan, held] = [*makespan, *held].map(number);
+        table.row([name.clone(), percent(*bubble), makespan, held, messages.to_string()]);
     }
     format!(
         "Named schedules, with {} on {} (a stage of a rank with several counts as its share of it)\n{table}",

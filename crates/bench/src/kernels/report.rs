@@ -1,11 +1,11 @@
 //! The kernels' figures as a table for people and as JSON.
 
-use phalanx_drawing::report::Table;
+use phalanx_drawing::report::{Table, percent};
 use phalanx_tensor::DType;
 use serde_json::{Value, json};
 
 use super::{Measured, Threads};
-use crate::kernel_table::{CallPrice, percent};
+use crate::kernel_table::CallPrice;
 
 /// What was measured, as the report names it.
 pub struct Labels {

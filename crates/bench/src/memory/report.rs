@@ -67,29 +67,23 @@ fn compared_s(runs: &[MemoryRun]) -> [Option<f64>; 2] {
 
 /// For a terminal.
 pub fn to_text(runs: &[MemoryRun]) -> String {
+    table(runs).to_string()
+}
+
+fn table(runs: &[MemoryRun]) -> Table {
     let mut table = Table::new(&HEADINGS);
     let compared_s = compared_s(runs);
     runs.iter().for_each(|run| table.row(cells(run, compared_s)));
-    table.to_string()
+    table
 }
 
 /// As Markdown.
 pub fn to_markdown(runs: &[MemoryRun], heading: &str) -> String {
-    let row = |cells: &[String]| format!("| {} |\n", cells.join(" | "));
-    let mut text = format!("{TITLE}\n\n{heading}\n\n");
-    text.push_str(&row(&HEADINGS.map(String::from)));
-    text.push_str(&format!("|{}\n", "---|".repeat(HEADINGS.len())));
-    let compared_s = compared_s(runs);
-    for run in runs {
-        let mut cells = cells(run, compared_s);
-        cells.resize(HEADINGS.len(), String::new());
-        text.push_str(&row(&cells));
-    }
-    text.push_str(
-        "\nPeaks are those of a step, of the largest rank, measured. *above device*: the median step less that with everything on \
+    format!(
+        "{TITLE}\n\n{heading}\n\n{}\nPeaks are those of a step, of the largest rank, measured. *above device*: the median step less that with everything on \
          the device; *of host*: divided by that in host memory. *waits for copies*: by the trace, at the rates of this machine; `-` where the rate of a disk is needed.\n",
-    );
-    text
+        table(runs).to_markdown()
+    )
 }
 
 /// For scripts.

@@ -8,7 +8,7 @@
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
-use phalanx_drawing::report::{Table, bytes, count, plural};
+use phalanx_drawing::report::{Table, bytes, count, percent, plural};
 use phalanx_layers::Checkpointing;
 use phalanx_models::Model;
 use phalanx_parallel::TensorParallel;
@@ -91,31 +91,20 @@ fn largest_peak(ran: &StrategyFigures) -> u64 {
 
 /// The comparison as text.
 pub fn to_text(classic: &Classic) -> String {
-    let mut table = Table::new(&[
-        "",
-        "micro-batches",
-        "step, mean",
-        "deviation",
-        "speed-up",
-        "bubble, simulated",
-        "measured",
-        "largest rank",
-        "loss",
-    ]);
-    for (name, ran) in &classic.runs {
-        let (mean, deviation) = ran.mean_and_deviation();
-        table.row([
-            name.to_string(),
-            ran.micro_batches.to_string(),
-            step_time(mean),
-            step_time(deviation),
-            format!("{:.2}", classic.speed_up(ran)),
-            format!("{:.1}%", 100.0 * ran.bubble.unwrap_or(0.0)),
-            format!("{:.1}%", 100.0 * ran.waited_fraction()),
-            bytes(largest_peak(ran)),
-            format!("{:.4}", ran.loss()),
-        ]);
-    }
+    let table = Table::of(
+        &classic.runs,
+        &[
+            ("", &|(name, _)| name.to_string()),
+            ("micro-batches", &|(_, ran)| ran.micro_batches.to_string()),
+            ("step, mean", &|(_, ran)| step_time(ran.mean_and_deviation().0)),
+            ("deviation", &|(_, ran)| step_time(ran.mean_and_deviation().1)),
+            ("speed-up", &|(_, ran)| format!("{:.2}", classic.speed_up(ran))),
+            ("bubble, simulated", &|(_, ran)| percent(ran.bubble.unwrap_or(0.0))),
+            ("measured", &|(_, ran)| percent(ran.waited_fraction())),
+            ("largest rank", &|(_, ran)| bytes(largest_peak(ran))),
+            ("loss", &|(_, ran)| format!("{:.4}", ran.loss())),
+        ],
+    );
     let model = &classic.config.model;
     format!(
         "Model parallel against pipeline: a BERT of {} x {} ({} parameters), batch {} of {} tokens, {} of {}, {} after \

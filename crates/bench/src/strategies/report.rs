@@ -1,6 +1,6 @@
 //! The comparison as tables and bars in a terminal, and as JSON.
 
-use phalanx_drawing::report::{Table, bytes, seconds};
+use phalanx_drawing::report::{Table, bytes, percent, seconds};
 use phalanx_plan::Peak;
 use phalanx_trace::Category;
 use serde_json::{Value, json};
@@ -55,39 +55,26 @@ pub fn to_text(rows: &[StrategyRun], agreement: &Result<Agreement, String>, widt
 
 /// A table with one row per strategy: time, bytes moved, loss.
 fn times(rows: &[StrategyRun]) -> String {
-    let mut table = Table::new(&[
-        "strategy",
-        "ranks x threads",
-        "micro-batches",
-        "step, median",
-        "min",
-        "of one device",
-        "moved a step",
-        "waited",
-        "bubble",
-        "loss",
-    ]);
     let one = one_device_s(rows);
-    for row in rows {
-        let (name, size) = (row.strategy.name().to_string(), format!("{} x {}", row.ranks, row.threads));
-        let Ok(ran) = &row.ran else {
-            table.row([name, size, "-".into(), "does not run".into()]);
-            continue;
-        };
-        let (median, min) = ran.median_and_min();
-        table.row([
-            name,
-            size,
-            ran.micro_batches.to_string(),
-            step_time(median),
-            step_time(min),
-            one.map_or("-".into(), |one| format!("{:.2}", median / one)),
-            bytes(ran.sent_bytes()),
-            step_time(ran.exposed_s()),
-            ran.bubble.map_or("-".into(), |bubble| format!("{:.1}%", 100.0 * bubble)),
-            format!("{:.5}", ran.loss()),
-        ]);
-    }
+    let of = |row: &StrategyRun, otherwise: &str, text: &dyn Fn(&StrategyFigures) -> String| {
+        row.ran.as_ref().map_or(otherwise.to_string(), text)
+    };
+    let of_one = |median: f64| one.map_or("-".into(), |one| format!("{:.2}", median / one));
+    let table = Table::of(
+        rows,
+        &[
+            ("strategy", &|row| row.strategy.name().to_string()),
+            ("ranks x threads", &|row| format!("{} x {}", row.ranks, row.threads)),
+            ("micro-batches", &|row| of(row, "-", &|ran| ran.micro_batches.to_string())),
+            ("step, median", &|row| of(row, "does not run", &|ran| step_time(ran.median_and_min().0))),
+            ("min", &|row| of(row, "", &|ran| step_time(ran.median_and_min().1))),
+            ("of one device", &|row| of(row, "", &|ran| of_one(ran.median_and_min().0))),
+            ("moved a step", &|row| of(row, "", &|ran| bytes(ran.sent_bytes()))),
+            ("waited", &|row| of(row, "", &|ran| step_time(ran.exposed_s()))),
+            ("bubble", &|row| of(row, "", &|ran| ran.bubble.map_or("-".into(), percent))),
+            ("loss", &|row| of(row, "", &|ran| format!("{:.5}", ran.loss()))),
+        ],
+    );
     table.to_string()
 }
 

@@ -116,32 +116,22 @@ fn statistics(reports: &[TensorReport]) -> String {
     let mut table = Table::new(&["tensor", "shape", "min", "max", "mean", "rms", "not finite"]);
     for report in reports {
         let name = format!("{}/{}", report.state, report.name);
-        table.row(match &report.statistics {
-            Some(s) => [
-                name,
-                format!("{:?}", report.shape),
-                number(s.min),
-                number(s.max),
-                number(s.mean),
-                number(s.rms),
-                s.non_finite.to_string(),
-            ],
-            None => [
-                name,
-                "DAMAGED".into(),
-                String::new(),
-                String::new(),
-                String::new(),
-                String::new(),
-                String::new(),
-            ],
-        });
+        match &report.statistics {
+            Some(s) => table.row(figures(name, &report.shape, Some(s)).chain([s.non_finite.to_string()])),
+            None => table.row([name, "DAMAGED".into()]),
+        }
     }
     table.to_string()
 }
 
-fn number(value: f64) -> String {
-    format!("{value:.4e}")
+/// Name, shape and figures of a tensor.
+fn figures(
+    name: String,
+    shape: &[usize],
+    figures: Option<&Statistics>,
+) -> impl Iterator<Item = String> + use<> {
+    let figures = figures.map(|s| [s.min, s.max, s.mean, s.rms].map(|value| format!("{value:.4e}")));
+    [name, format!("{shape:?}")].into_iter().chain(figures.into_iter().flatten())
 }
 
 fn refuse_damage(reports: &[TensorReport]) -> Result<()> {
@@ -238,11 +228,7 @@ fn hugging_face(dir: &Path, args: &InspectArgs) -> Result<()> {
     folder.notes().iter().try_for_each(|note| print_line(&format!("  {note}")))?;
     let mut table = Table::new(&["tensor", "shape", "min", "max", "mean", "rms"]);
     for (name, shape, statistics) in reports {
-        let mut row = vec![name, format!("{shape:?}")];
-        if let Some(s) = statistics {
-            row.extend([s.min, s.max, s.mean, s.rms].map(number));
-        }
-        table.row(row);
+        table.row(figures(name, &shape, statistics.as_ref()));
     }
     Ok(print(&table.to_string())?)
 }
@@ -291,25 +277,17 @@ fn token_file(path: &Path, args: &InspectArgs) -> Result<()> {
         }))?;
         return Ok(file.check_look()?);
     }
+    let vocabulary = file.vocab_size().map_or("not said".to_string(), |v| format!("{v} ids"));
+    let tokenizer = tokenizer.map_or("not in the file".to_string(), |t| t.describe());
+    let begins = text.map_or_else(|| format!("{first:?}"), |text| format!("{text:?}"));
     print_line(&format!(
-        "{}: token file ({:?}), {} tokens of type {} in {} bytes",
+        "{}: token file ({:?}), {} tokens of type {} in {} bytes\n  vocabulary {vocabulary}\n  tokenizer  {tokenizer}\n  \
+         begins     {begins}",
         path.display(),
         file.format(),
         file.len(),
         file.id_type(),
         file.bytes()
-    ))?;
-    print_line(&format!(
-        "  vocabulary {}",
-        file.vocab_size().map_or("not said".to_string(), |v| format!("{v} ids"))
-    ))?;
-    print_line(&format!(
-        "  tokenizer  {}",
-        tokenizer.map_or("not in the file".to_string(), |t| t.describe())
-    ))?;
-    print_line(&format!(
-        "  begins     {}",
-        text.map_or_else(|| format!("{first:?}"), |text| format!("{text:?}"))
     ))?;
     largest.map_or(Ok(()), |largest| print_line(&format!("  largest id {largest}")))?;
     Ok(file.check_look()?)
