@@ -44,18 +44,11 @@ pub fn rows(planned: &Planned) -> Vec<(Range<usize>, &RankPlan)> {
 }
 
 /// Neighbouring ranks of one pipeline stage that hold the same bytes.
-fn alike(planned: &Planned) -> Vec<(Range<usize>, &RankPlan)> {
-    let place = |rank: usize| planned.plan.spec.mesh.coordinates(rank).pipeline;
-    let mut groups: Vec<(Range<usize>, &RankPlan)> = Vec::new();
-    for (range, plan) in rows(planned) {
-        match groups.last_mut() {
-            Some((last, other)) if other.peak() == plan.peak() && place(last.start) == place(range.start) => {
-                last.end = range.end;
-            }
-            _ => groups.push((range, plan)),
-        }
-    }
-    groups
+pub fn alike(planned: &Planned) -> Vec<(Range<usize>, &RankPlan)> {
+    let place = |range: &Range<usize>| planned.plan.spec.mesh.coordinates(range.start).pipeline;
+    let rows = rows(planned);
+    let groups = rows.chunk_by(|(a, one), (b, other)| one.peak() == other.peak() && place(a) == place(b));
+    groups.map(|rows| (rows[0].0.start..rows[rows.len() - 1].0.end, rows[0].1)).collect()
 }
 
 /// `rank 3`, `ranks 0 to 3`; for many ranks also their number.

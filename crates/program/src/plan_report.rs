@@ -1,5 +1,7 @@
 //! The plan, as JSON for scripts (`plan --json` and `plan.json`) and as tables for people.
 
+use std::ops::Range;
+
 use phalanx_cuda::CONTEXT_BYTES;
 use phalanx_optim::LossScaling;
 use phalanx_parallel::zero::{ChunkResidence, Residence};
@@ -335,17 +337,11 @@ fn diagnosis(rank: &RankPlan) -> u64 {
 
 /// Neighbouring ranks with the same bytes: their numbers, and the plan of one.
 fn alike(planned: &Planned) -> Vec<(String, &RankPlan)> {
-    let mut groups: Vec<(usize, usize, &RankPlan)> = Vec::new();
-    for (ranks, plan) in mesh_report::rows(planned) {
-        match groups.last_mut() {
-            Some((_, last, other)) if other.peak() == plan.peak() => *last = ranks.end - 1,
-            _ => groups.push((ranks.start, ranks.end - 1, plan)),
-        }
-    }
-    let name = |first: usize, last: usize| {
-        if first == last { format!("rank {first}") } else { format!("ranks {first} to {last}") }
+    let name = |range: Range<usize>| match range.len() {
+        1 => format!("rank {}", range.start),
+        _ => format!("ranks {} to {}", range.start, range.end - 1),
     };
-    groups.into_iter().map(|(first, last, plan)| (name(first, last), plan)).collect()
+    mesh_report::alike(planned).into_iter().map(|(range, plan)| (name(range), plan)).collect()
 }
 
 fn phases_table(memory: &MemoryPlan) -> Table {

@@ -9,49 +9,6 @@ use super::{MemoryRan, MemoryRun};
 /// The first line of the table in Markdown.
 pub const TITLE: &str = "# Placements and budgets";
 
-/// What the columns are called.
-const HEADINGS: [&str; 11] = [
-    "placement",
-    "budget",
-    "device",
-    "host",
-    "disk",
-    "moved",
-    "step",
-    "above device",
-    "of host",
-    "waits for copies",
-    "plan",
-];
-
-/// The cells of a row; `device_s` and `host_s` are the steps with everything on the device, and in host memory.
-fn cells(run: &MemoryRun, [device_s, host_s]: [Option<f64>; 2]) -> Vec<String> {
-    let budget = run.budget.map_or("-".to_string(), |(_, budget)| bytes(budget));
-    let ran = match &run.ran {
-        Ok(ran) => ran,
-        Err(reason) => return vec![run.name(), budget, format!("does not run: {reason}")],
-    };
-    let peak = |memory| match ran.peaks(memory)[1] {
-        0 => "-".to_string(),
-        peak => bytes(peak),
-    };
-    let ms = |seconds: f64| format!("{:.1} ms", 1e3 * seconds);
-    let above = device_s.map_or("-".to_string(), |device_s| ms(ran.step_s() - device_s));
-    vec![
-        run.name(),
-        budget,
-        peak(0),
-        peak(1),
-        peak(2),
-        bytes(ran.moved_bytes()),
-        ms(ran.step_s()),
-        above,
-        host_s.map_or("-".to_string(), |host_s| format!("{:.2}", ran.step_s() / host_s)),
-        ran.exposed_s.map_or("-".to_string(), ms),
-        if is_as_planned(ran) { "as planned" } else { "DIFFERS" }.to_string(),
-    ]
-}
-
 /// Whether every rank held in a step what was planned, in all memories.
 fn is_as_planned(ran: &MemoryRan) -> bool {
     ran.ranks.iter().all(|rank| rank.planned == rank.measured)
@@ -70,11 +27,39 @@ pub fn to_text(runs: &[MemoryRun]) -> String {
     table(runs).to_string()
 }
 
+/// The steps with everything on the device, and in host memory, are what others are compared with.
 fn table(runs: &[MemoryRun]) -> Table {
-    let mut table = Table::new(&HEADINGS);
-    let compared_s = compared_s(runs);
-    runs.iter().for_each(|run| table.row(cells(run, compared_s)));
-    table
+    let [device_s, host_s] = compared_s(runs);
+    let ms = |seconds: f64| format!("{:.1} ms", 1e3 * seconds);
+    let of =
+        |run: &MemoryRun, text: &dyn Fn(&MemoryRan) -> String| run.ran.as_ref().map_or(String::new(), text);
+    let peak = |ran: &MemoryRan, memory: usize| match ran.peaks(memory)[1] {
+        0 => "-".to_string(),
+        peak => bytes(peak),
+    };
+    let above = |ran: &MemoryRan| device_s.map_or("-".to_string(), |device_s| ms(ran.step_s() - device_s));
+    let share =
+        |ran: &MemoryRan| host_s.map_or("-".to_string(), |host_s| format!("{:.2}", ran.step_s() / host_s));
+    let verdict = |ran: &MemoryRan| if is_as_planned(ran) { "as planned" } else { "DIFFERS" }.to_string();
+    Table::of(
+        runs,
+        &[
+            ("placement", &|run| run.name()),
+            ("budget", &|run| run.budget.map_or("-".to_string(), |(_, budget)| bytes(budget))),
+            ("device", &|run| match &run.ran {
+                Ok(ran) => peak(ran, 0),
+                Err(reason) => format!("does not run: {reason}"),
+            }),
+            ("host", &|run| of(run, &|ran| peak(ran, 1))),
+            ("disk", &|run| of(run, &|ran| peak(ran, 2))),
+            ("moved", &|run| of(run, &|ran| bytes(ran.moved_bytes()))),
+            ("step", &|run| of(run, &|ran| ms(ran.step_s()))),
+            ("above device", &|run| of(run, &above)),
+            ("of host", &|run| of(run, &share)),
+            ("waits for copies", &|run| of(run, &|ran| ran.exposed_s.map_or("-".to_string(), ms))),
+            ("plan", &|run| of(run, &verdict)),
+        ],
+    )
 }
 
 /// As Markdown.

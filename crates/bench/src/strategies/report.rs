@@ -132,23 +132,17 @@ fn bars(rows: &[StrategyRun], width: usize) -> String {
 
 /// Groups neighbouring ranks with the same memory: `zero-3, ranks 0 to 3`.
 fn alike<'a>(row: &StrategyRun, ran: &'a StrategyFigures) -> Vec<(String, &'a Peak)> {
-    let mut groups: Vec<(usize, usize, &Peak)> = Vec::new();
-    for (rank, figures) in ran.ranks.iter().enumerate() {
-        match groups.last_mut() {
-            Some((_, last, peak)) if **peak == figures.measured => *last = rank,
-            _ => groups.push((rank, rank, &figures.measured)),
-        }
-    }
-    let what = if row.strategy.is_data_parallel() { "device" } else { "rank" };
-    let named = |(first, last, peak)| {
-        let name = row.strategy.name();
-        let who = match first == last {
-            true => format!("{name}, {what} {first}"),
-            false => format!("{name}, {what}s {first} to {last}"),
+    let (name, what) = (row.strategy.name(), if row.strategy.is_data_parallel() { "device" } else { "rank" });
+    let mut first = 0;
+    let groups = ran.ranks.chunk_by(|one, other| one.measured == other.measured).map(|ranks| {
+        let who = match ranks.len() {
+            1 => format!("{name}, {what} {first}"),
+            count => format!("{name}, {what}s {first} to {}", first + count - 1),
         };
-        (who, peak)
-    };
-    groups.into_iter().map(named).collect()
+        first += ranks.len();
+        (who, &ranks[0].measured)
+    });
+    groups.collect()
 }
 
 /// A bar of at most `room` letters. Parts end at rounded sums, so that the bar is as long as its total.
