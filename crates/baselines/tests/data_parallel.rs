@@ -80,17 +80,21 @@ fn model_parameters(state: &State) -> usize {
     state.keys().filter(|name| name.starts_with("parameters/")).count()
 }
 
-/// One device that computes its loss in forward makes the same calls as one rank.
+/// One device that computes its loss in forward makes the same calls as one rank, with frozen parameters, too.
 #[test]
 fn one_device_has_the_bits_of_one_rank() {
     let (model, config) = golden_config();
-    let reference = synchronous(&model, &config, &golden_steps());
-    let (losses, norms, parameters) = run(&model, &config, 1, true);
-    assert!(same_bits(&losses, &reference.losses));
-    assert!(same_bits(&norms, &reference.grad_norms));
-    assert_eq!(parameters.len(), model_parameters(&reference.state));
-    for (name, got) in parameters {
-        assert!(same_bits(&got, &reference.state[&format!("parameters/{name}")]), "{name}");
+    for frozen in [vec![], vec!["*.attn.*".to_string()]] {
+        let mut config = config.clone();
+        config.model.frozen = frozen;
+        let reference = synchronous(&model, &config, &golden_steps());
+        let (losses, norms, parameters) = run(&model, &config, 1, true);
+        assert!(same_bits(&losses, &reference.losses));
+        assert!(same_bits(&norms, &reference.grad_norms));
+        assert_eq!(parameters.len(), model_parameters(&reference.state));
+        for (name, got) in parameters {
+            assert!(same_bits(&got, &reference.state[&format!("parameters/{name}")]), "{name}");
+        }
     }
 }
 
