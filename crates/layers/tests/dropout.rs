@@ -5,8 +5,8 @@ use std::collections::HashSet;
 
 use crate::rig::{DRAW, HEADS, HIDDEN, SEQ, linear, norm, numbers, plain, trace};
 use phalanx_layers::{
-    Activation, AnyLayer, Call, Context, Draw, Dropped, Layer, Linear, ParameterSpec, Residual, Result,
-    Saved, Sequence,
+    Activation, AnyLayer, Call, Context, Draw, Dropped, Fork, Layer, Linear, ParameterSpec, Result, Saved,
+    Sequence,
 };
 
 #[test]
@@ -17,11 +17,11 @@ fn nothing_is_computed_or_taken_where_nothing_is_dropped() {
         Sequence::new(vec![Box::new(norm("a")), Box::new(layer)])
     };
     let make = || linear("b", HIDDEN, HIDDEN);
-    let expected = trace(&Residual(bare(make())), None);
+    let expected = trace(&Fork::residual(bare(make())), None);
     for (what, layer, draw) in
         [("p = 0", dropped(make(), 0.0), Some(DRAW)), ("outside of training", dropped(make(), 0.1), None)]
     {
-        assert_eq!(trace(&Residual(layer), draw).phases, expected.phases, "{what}");
+        assert_eq!(trace(&Fork::residual(layer), draw).phases, expected.phases, "{what}");
     }
     assert_eq!(trace(&plain((0.1, 0.1)), None).phases, trace(&plain((0.0, 0.0)), Some(DRAW)).phases);
 }

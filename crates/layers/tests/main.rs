@@ -2,6 +2,7 @@
 
 mod checkpointing;
 mod dropout;
+mod fork;
 mod frozen;
 mod head;
 mod joined;

@@ -6,9 +6,8 @@ use std::sync::Arc;
 use crate::rig::{DRAW, HIDDEN, SEQ, attention, bits_of, filled_as, linear, norm, plain, rebuilding};
 use phalanx_cpu::Cpu;
 use phalanx_layers::{
-    Activation, AnyLayer, AnySaved, Call, Context, Deferred, Draw, Dropped, Embedding, Init, Layer,
-    LayerNorm, Linear, LinearGelu, Parameter, ParameterSpec, Parameters, PositionTable, Recompute, Residual,
-    Sequence,
+    Activation, AnyLayer, AnySaved, Call, Context, Deferred, Draw, Dropped, Embedding, Fork, Init, Layer,
+    LayerNorm, Linear, LinearGelu, Parameter, ParameterSpec, Parameters, PositionTable, Recompute, Sequence,
 };
 use phalanx_tensor::{Arena, Category, DType, Device, Gelu, Layout, Shape, Tensor};
 
@@ -269,9 +268,9 @@ fn norm_attention_and_embedding() {
 fn dropped_and_residual() {
     let square = || linear("fc", HIDDEN, HIDDEN);
     let mut cases = vec![
-        case("residual", Residual(square()), HIDDEN, HIDDEN),
-        case("residual norm", Residual(norm("norm")), HIDDEN, HIDDEN),
-        case("residual in residual", Residual(Residual(square())), HIDDEN, HIDDEN),
+        case("residual", Fork::residual(square()), HIDDEN, HIDDEN),
+        case("residual norm", Fork::residual(norm("norm")), HIDDEN, HIDDEN),
+        case("residual in residual", Fork::residual(Fork::residual(square())), HIDDEN, HIDDEN),
     ];
     for p in [0.0, 0.3] {
         cases.extend([
@@ -282,8 +281,8 @@ fn dropped_and_residual() {
                 HIDDEN,
                 4 * HIDDEN,
             ),
-            case(&format!("residual dropped {p}"), Residual(dropped(square(), p)), HIDDEN, HIDDEN),
-            case(&format!("dropped residual {p}"), dropped(Residual(square()), p), HIDDEN, HIDDEN),
+            case(&format!("residual dropped {p}"), Fork::residual(dropped(square(), p)), HIDDEN, HIDDEN),
+            case(&format!("dropped residual {p}"), dropped(Fork::residual(square()), p), HIDDEN, HIDDEN),
         ]);
     }
     check(cases);
@@ -320,7 +319,10 @@ fn blocks_in_blocks() {
     let inner = || -> Vec<Box<dyn AnyLayer>> {
         vec![
             Box::new(Recompute(plain(p))),
-            Box::new(Residual(Sequence::new(vec![Box::new(norm("a")), Box::new(Recompute(rebuilding(p)))]))),
+            Box::new(Fork::residual(Sequence::new(vec![
+                Box::new(norm("a")),
+                Box::new(Recompute(rebuilding(p))),
+            ]))),
             Box::new(norm("b")),
         ]
     };

@@ -6,9 +6,8 @@
 //! values follow transformers.
 
 use phalanx_layers::{
-    Attention, Block, BlockRole, CannotCut, Checkpointing, Dropped, Embedding, Init, LayerNorm, Linear,
-    LinearCrossEntropy, LinearGelu, Network, Output, ParameterSpec, Pieces, PositionTable, Residual,
-    Sequence,
+    Attention, Block, BlockRole, CannotCut, Checkpointing, Dropped, Embedding, Fork, Init, LayerNorm, Linear,
+    LinearCrossEntropy, LinearGelu, Network, Output, ParameterSpec, Pieces, PositionTable, Sequence,
 };
 use phalanx_parallel::TensorParallel;
 use phalanx_tensor::Heads;
@@ -161,9 +160,9 @@ impl Bert {
             )),
         ];
         Ok(Sequence::new(vec![
-            Box::new(Residual(checkpointing.sequence(attention))),
+            Box::new(Fork::residual(checkpointing.sequence(attention))),
             tensor.rows(self.norm(name("attention.output.LayerNorm"))),
-            Box::new(Residual(checkpointing.sequence(mlp))),
+            Box::new(Fork::residual(checkpointing.sequence(mlp))),
             tensor.rows(self.norm(name("output.LayerNorm"))),
         ]))
     }

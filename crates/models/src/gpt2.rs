@@ -5,8 +5,8 @@
 //! initial values follow transformers, so that its files load and ours load there.
 
 use phalanx_layers::{
-    Attention, Block, BlockRole, CannotCut, Checkpointing, Dropped, Embedding, Init, Layer, LayerNorm,
-    Linear, LinearCrossEntropy, LinearGelu, Network, Output, Pieces, PositionTable, Residual, Sequence,
+    Attention, Block, BlockRole, CannotCut, Checkpointing, Dropped, Embedding, Fork, Init, Layer, LayerNorm,
+    Linear, LinearCrossEntropy, LinearGelu, Network, Output, Pieces, PositionTable, Sequence,
 };
 use phalanx_parallel::TensorParallel;
 use phalanx_tensor::{Heads, Layout};
@@ -148,7 +148,7 @@ impl Gpt2 {
             first_head: 0,
             all_heads: self.heads,
         };
-        let attention = Residual(checkpointing.sequence(vec![
+        let attention = Fork::residual(checkpointing.sequence(vec![
             tensor.rows(self.norm(name("ln_1"))),
             tensor.column(qkv)?,
             Box::new(tensor.attention(attention)?),
@@ -158,7 +158,7 @@ impl Gpt2 {
             )),
         ]));
         let fc = linear("mlp.c_fc", hidden, 4 * hidden, Init::Normal(0.02));
-        let mlp = Residual(checkpointing.sequence(vec![
+        let mlp = Fork::residual(checkpointing.sequence(vec![
             tensor.rows(self.norm(name("ln_2"))),
             tensor.column(LinearGelu { linear: fc, gelu: self.activation.gelu })?,
             Box::new(dropped(tensor.row(linear("mlp.c_proj", 4 * hidden, hidden, small))?, "mlp.dropout")),

@@ -297,8 +297,12 @@ impl Stage {
     /// When a reduction fails.
     pub fn finish_gradients(&mut self, device: &Device) -> Result<(), CollectiveError> {
         self.zero.finish_gradients()?;
-        for tied in self.tied.iter().filter(|_| device.follows_placements()) {
-            self.zero.place_terms(*tied, Axis::Pipeline);
+        if device.follows_placements() {
+            self.tied.iter().for_each(|p| self.zero.place_terms(*p, Axis::Pipeline));
+            let specs = self.network.parameters.iter().enumerate();
+            // Of parameters that are whole on every rank, the rules of operations know that gradients are terms.
+            let copies = specs.filter(|(_, spec)| spec.trained && !spec.partial && spec.terms().is_some());
+            copies.for_each(|(p, _)| self.zero.place_terms(p, Axis::Tensor));
         }
         Ok(())
     }
@@ -363,9 +367,6 @@ impl Stage {
                 }
                 let name = || format!("gradient of {}", spec.name);
                 cx.device.expect_placement(view, name, expected);
-                if spec.terms().is_some() {
-                    expected = expected.with(Axis::Tensor, Placement::Partial);
-                }
                 cx.device.place_named(view, expected, name);
             }
         }

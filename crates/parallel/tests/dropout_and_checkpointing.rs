@@ -5,7 +5,7 @@ use crate::rig::{
     AXES, Build, DRAW, HIDDEN, Numbers, P, PLAIN, ROWS, SEQ, Setting, allowed, block, distance, joined,
     parts, paths, rebuilding_block, same_within, whole,
 };
-use phalanx_layers::{AnyLayer, Draw, Recompute, Residual, Sequence};
+use phalanx_layers::{AnyLayer, Draw, Fork, Recompute, Sequence};
 use phalanx_parallel::TensorParallel;
 use phalanx_tensor::Layout;
 
@@ -73,7 +73,7 @@ fn again(p: P) -> Vec<(&'static str, Box<Build>)> {
         (
             "recomputed paths",
             Box::new(move |t: &TensorParallel| -> Box<dyn AnyLayer> {
-                let path = |path| Box::new(Residual(Recompute(Sequence::new(path).rebuilding())));
+                let path = |path| Box::new(Fork::residual(Recompute(Sequence::new(path).rebuilding())));
                 let [a, b] = paths(t, Layout::InOut, p);
                 Box::new(Sequence::new(vec![path(a), path(b)]))
             }),

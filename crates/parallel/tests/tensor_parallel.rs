@@ -6,7 +6,7 @@ use crate::rig::{
     AXES, Build, DRAW, HEADS, HIDDEN, PLAIN, ROWS, SEQ, Setting, TestRank, allowed, block, distance, joined,
     linear, on_ranks, parts, paths, run, same_within, whole,
 };
-use phalanx_layers::{AnyLayer, Attention, Init, Linear, Output, Pieces, Residual, Sequence};
+use phalanx_layers::{AnyLayer, Attention, Fork, Init, Linear, Output, Pieces, Sequence};
 use phalanx_parallel::TensorParallel;
 use phalanx_tensor::{DType, Heads, Layout};
 use phalanx_testing::planted::{FaultKind, PlantedFault, sites};
@@ -67,7 +67,7 @@ fn a_path_of_attention() {
     for layout in LAYOUTS {
         let build = move |tensor: &TensorParallel| -> Box<dyn AnyLayer> {
             let [attention, _] = paths(tensor, layout, (0.0, 0.0));
-            Box::new(Residual(Sequence::new(attention)))
+            Box::new(Fork::residual(Sequence::new(attention)))
         };
         check(&format!("attention, {layout:?}"), &build, &[&LINEAR[..], &NORM, &ATTENTION].concat());
     }

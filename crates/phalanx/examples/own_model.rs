@@ -9,8 +9,8 @@
 use std::sync::Arc;
 
 use phalanx::layers::{
-    Attention, Block, BlockRole, CannotCut, Checkpointing, Embedding, Init, LayerNorm, Linear,
-    LinearCrossEntropy, LinearGelu, Output, Pieces, PositionTable, Residual, Sequence,
+    Attention, Block, BlockRole, CannotCut, Checkpointing, Embedding, Fork, Init, LayerNorm, Linear,
+    LinearCrossEntropy, LinearGelu, Output, Pieces, PositionTable,
 };
 use phalanx::{
     Batch, CpuFactory, Dropouts, Gelu, Heads, Model, ModelShape, Network, RunConfig, RunPlan, Spec,
@@ -68,7 +68,7 @@ impl Narrow {
         index: usize,
         tensor: &TensorParallel,
         checkpointing: Checkpointing,
-    ) -> Result<Residual<Sequence>, CannotCut> {
+    ) -> Result<Fork, CannotCut> {
         let name = |part: &str| format!("block.{index}.{part}");
         let linear = |part: &str, inputs, outputs| {
             Linear::new([Output::new(name(part), outputs)], inputs, Init::Normal(0.02))
@@ -84,7 +84,7 @@ impl Narrow {
             all_heads: heads,
         };
         let wide = LinearGelu { linear: linear("wide", hidden, 2 * hidden), gelu: Gelu::Tanh };
-        Ok(Residual(checkpointing.sequence(vec![
+        Ok(Fork::residual(checkpointing.sequence(vec![
             tensor.rows(LayerNorm { prefix: name("norm"), hidden, eps: 1e-5, centred: true, bias: true }),
             tensor.column(qkv)?,
             Box::new(tensor.attention(attention)?),

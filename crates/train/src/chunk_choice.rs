@@ -10,16 +10,12 @@
 //!
 //! Each size is planned on one rank, the one of the first and the last pipeline stage that needs more.
 
-use std::sync::Arc;
-
 use phalanx_plan::{
     BLOCK, ChunkLayout, ChunkSize, Coordinates, ParameterSize, Stage, lay_out, plan_memory_of,
 };
-use phalanx_tensor::Device;
 use phalanx_trace::{Memory, Trace};
 
 use crate::dry_run::{DryRuns, Learned, MakeRank};
-use crate::groups::{GroupSource, Groups};
 use crate::rank::reserved;
 use crate::spec::{Spec, TriedChunks};
 
@@ -156,10 +152,7 @@ pub(crate) fn candidates(spec: &Spec) -> Vec<Sized> {
 
 /// The parameters of the whole model, in the parts that a tensor rank has.
 fn parts(spec: &Spec) -> Vec<ParameterSize> {
-    let device = Device::meta_of(spec.threads, spec.host_addressable);
-    let recorder = Arc::clone(device.recorder().expect("Meta records"));
-    let groups = Groups::new(&GroupSource::Meta(recorder, 0), spec);
-    let network = spec.network(&groups.tensor);
+    let network = spec.network_of_a_rank();
     let part = |p: &phalanx_layers::ParameterSpec| ParameterSize {
         reserved: reserved(p),
         trained: p.trained,

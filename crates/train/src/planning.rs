@@ -216,7 +216,7 @@ impl RunPlan {
         faults(&traces)?;
         compare(&traces)?;
         if all {
-            check_counted(&whole, &traces)?;
+            check_counted(&spec, &traces)?;
         }
         let ranks = plans.into_iter().collect::<Result<Vec<_>, MemoryError>>()?;
         Ok(RunPlan::of_ranks(spec, ranks, &whole))
@@ -397,8 +397,10 @@ impl Placed {
 }
 
 /// Checks that the norm counts each element of each trained parameter once, over all ranks.
-fn check_counted(whole: &Network, traces: &[Trace]) -> Result<(), PlanError> {
-    let mut counted = vec![0u64; whole.parameters.len()];
+fn check_counted(spec: &Spec, traces: &[Trace]) -> Result<(), PlanError> {
+    // Which parameters are joined is the same on all ranks, and may differ from a network of one rank.
+    let network = spec.network_of_a_rank();
+    let mut counted = vec![0u64; network.parameters.len()];
     for event in
         traces.iter().filter_map(|trace| trace.phase(PhaseName::Step)).flat_map(|phase| &phase.events)
     {
@@ -406,8 +408,9 @@ fn check_counted(whole: &Network, traces: &[Trace]) -> Result<(), PlanError> {
             counted[*parameter as usize] += elements;
         }
     }
-    for (spec, counted) in whole.parameters.iter().zip(counted) {
-        let expected = if spec.trained { spec.elements() as u64 } else { 0 };
+    for (spec, counted) in network.parameters.iter().zip(counted) {
+        let whole = spec.members().iter().map(|member| member.whole_shape().iter().product::<usize>());
+        let expected = if spec.trained { whole.sum::<usize>() as u64 } else { 0 };
         if counted != expected {
             return Err(PlanError::Counted { parameter: spec.name.clone(), expected, counted });
         }

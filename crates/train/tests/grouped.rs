@@ -4,8 +4,8 @@
 use std::sync::Arc;
 
 use phalanx_layers::{
-    Attention, Block, BlockRole, CannotCut, Checkpointing, Embedding, Init, LayerNorm, Linear,
-    LinearCrossEntropy, LinearGelu, Network, Output, Pieces, PositionTable, Residual, Sequence,
+    Attention, Block, BlockRole, CannotCut, Checkpointing, Embedding, Fork, Init, LayerNorm, Linear,
+    LinearCrossEntropy, LinearGelu, Network, Output, Pieces, PositionTable, Sequence,
 };
 use phalanx_models::{Dropouts, Model, ModelShape};
 use phalanx_parallel::TensorParallel;
@@ -78,8 +78,8 @@ impl Grouped {
         let mlp =
             vec![norm("norm_2"), tensor.column(up)?, tensor.row(linear("down_proj", 2 * HIDDEN, HIDDEN))?];
         Ok(Sequence::new(vec![
-            Box::new(Residual(checkpointing.sequence(attend))),
-            Box::new(Residual(checkpointing.sequence(mlp))),
+            Box::new(Fork::residual(checkpointing.sequence(attend))),
+            Box::new(Fork::residual(checkpointing.sequence(mlp))),
         ]))
     }
 }

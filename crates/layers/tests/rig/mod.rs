@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use phalanx_cpu::Cpu;
 use phalanx_layers::{
-    AnyLayer, Attention, Call, Context, Draw, Dropped, Init, LayerNorm, Linear, LinearGelu, Output,
-    Parameter, ParameterSpec, Parameters, Residual, Sequence,
+    AnyLayer, Attention, Call, Context, Draw, Dropped, Fork, Init, LayerNorm, Linear, LinearGelu, Output,
+    Parameter, ParameterSpec, Parameters, Sequence,
 };
 use phalanx_tensor::{Arena, Category, DType, Device, Gelu, Heads, Layout, Shape, Tensor};
 use phalanx_trace::{Event, PhaseName, Trace};
@@ -55,12 +55,15 @@ pub fn paths((probabilities, residual): P) -> [Vec<Box<dyn AnyLayer>>; 2] {
 
 pub fn plain(p: P) -> Sequence {
     let [a, b] = paths(p);
-    Sequence::new(vec![Box::new(Residual(Sequence::new(a))), Box::new(Residual(Sequence::new(b)))])
+    Sequence::new(vec![
+        Box::new(Fork::residual(Sequence::new(a))),
+        Box::new(Fork::residual(Sequence::new(b))),
+    ])
 }
 
 pub fn rebuilding(p: P) -> Sequence {
     let [a, b] = paths(p).map(|path| Sequence::new(path).rebuilding());
-    Sequence::new(vec![Box::new(Residual(a)), Box::new(Residual(b))])
+    Sequence::new(vec![Box::new(Fork::residual(a)), Box::new(Fork::residual(b))])
 }
 
 /// The results of a layer for `batch` samples.

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use phalanx_collectives::{Group, Solo, threads};
 use phalanx_cpu::Cpu;
 use phalanx_layers::{
-    Activation, AnyLayer, Attention, Call, Context, Deferred, Draw, Dropped, Init, LayerNorm, Linear,
-    LinearGelu, Output, Parameter, ParameterSpec, Parameters, Pieces, Residual, Sequence,
+    Activation, AnyLayer, Attention, Call, Context, Deferred, Draw, Dropped, Fork, Init, LayerNorm, Linear,
+    LinearGelu, Output, Parameter, ParameterSpec, Parameters, Pieces, Sequence,
 };
 use phalanx_parallel::TensorParallel;
 use phalanx_tensor::{Arena, Category, DType, Device, Gelu, Heads, Layout, Shape, Tensor};
@@ -72,12 +72,15 @@ pub fn paths(
 
 pub fn block(tensor: &TensorParallel, p: P) -> Sequence {
     let [a, b] = paths(tensor, Layout::InOut, p);
-    Sequence::new(vec![Box::new(Residual(Sequence::new(a))), Box::new(Residual(Sequence::new(b)))])
+    Sequence::new(vec![
+        Box::new(Fork::residual(Sequence::new(a))),
+        Box::new(Fork::residual(Sequence::new(b))),
+    ])
 }
 
 pub fn rebuilding_block(tensor: &TensorParallel, p: P) -> Sequence {
     let [a, b] = paths(tensor, Layout::InOut, p).map(|path| Sequence::new(path).rebuilding());
-    Sequence::new(vec![Box::new(Residual(a)), Box::new(Residual(b))])
+    Sequence::new(vec![Box::new(Fork::residual(a)), Box::new(Fork::residual(b))])
 }
 
 /// The inputs of a layer.
