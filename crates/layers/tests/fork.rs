@@ -85,8 +85,8 @@ fn work(
     let call = |x| Call { input_wanted, ..Call::new(Parameters::new(&own), x) };
     let [x, dy] = [(); 2].map(|()| Arc::new(make(&[1, SEQ, HIDDEN])));
     let (y, saved) = device.phase(PhaseName::Forward, || layer.forward(&cx, call(x))).unwrap();
-    drop(y);
     device.phase(PhaseName::Backward, || layer.backward(&cx, saved, call(dy))).unwrap();
+    drop(y);
     let trace = device.take_trace(0);
     let bytes = left(&trace, PhaseName::Forward).iter().map(|(_, bytes)| bytes).sum::<u64>();
     (bytes - (SEQ * HIDDEN * 4) as u64, kernels(&trace, PhaseName::Backward))

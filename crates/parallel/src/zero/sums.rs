@@ -59,9 +59,9 @@ impl Zero {
         let packed = tensor.all_reduce(packed).wait()?;
         for (p, c, own, range) in places {
             let from = packed.view().range(own);
-            if self.map.terms[p] != Some(Share::WHOLE) {
-                let placements = self.device.placements(from).with(Axis::Tensor, Placement::Shard(0));
-                self.device.place(from, placements);
+            let found = self.device.placements(from);
+            if self.map.terms[p] != Some(Share::WHOLE) && found.get(Axis::Tensor) == Placement::Replicated {
+                self.device.place(from, found.with(Axis::Tensor, Placement::Shard(0)));
             }
             self.put(c, range, from)?;
         }
