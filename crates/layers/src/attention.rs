@@ -8,7 +8,8 @@ use crate::activation::Activation;
 use crate::cache::KeyValueCache;
 use crate::call::{Call, Parameters};
 use crate::failure::Result;
-use crate::layer::{Context, Layer, ParameterSpec, Rebuild};
+use crate::layer::{Context, Layer, Rebuild};
+use crate::parameter::ParameterSpec;
 use crate::saved::{Saved, Shared};
 
 /// Dropout(softmax(scale q·kᵀ)) · v, tile by tile; the projections around it are linear layers.

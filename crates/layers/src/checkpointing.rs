@@ -10,7 +10,8 @@ use crate::activation::Activation;
 use crate::call::{Call, Parameters};
 use crate::combinators::Sequence;
 use crate::failure::Result;
-use crate::layer::{AnyLayer, Context, Draw, Layer, ParameterSpec};
+use crate::layer::{AnyLayer, Context, Draw, Layer};
+use crate::parameter::ParameterSpec;
 use crate::saved::{Deferred, Saved};
 
 /// Which activations of a model are recomputed instead of saved. No choice changes a bit of the result.

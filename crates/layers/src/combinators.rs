@@ -8,7 +8,8 @@
 use crate::activation::Activation;
 use crate::call::{Call, Parameters};
 use crate::failure::Result;
-use crate::layer::{AnyLayer, Context, Layer, ParameterSpec, Rebuild};
+use crate::layer::{AnyLayer, Context, Layer, Rebuild};
+use crate::parameter::ParameterSpec;
 use crate::saved::{AnySaved, Deferred, Saved, Shared};
 
 /// One layer after another. Parameters are those of the layers, in order.

@@ -8,7 +8,8 @@ use std::sync::Arc;
 use crate::activation::Activation;
 use crate::call::{Call, Parameters};
 use crate::failure::Result;
-use crate::layer::{AnyLayer, Context, Draw, Layer, ParameterSpec};
+use crate::layer::{AnyLayer, Context, Draw, Layer};
+use crate::parameter::ParameterSpec;
 use crate::saved::{AnySaved, Deferred, Saved, Shared};
 
 /// `y = dropout(f(x)) (+ sum)`; outside of training, and when p is 0, `y = f(x) (+ sum)`.

@@ -7,7 +7,8 @@ use phalanx_tensor::{OwnOperation, View, ViewMut};
 use crate::activation::Activation;
 use crate::call::{Call, Parameters};
 use crate::failure::Result;
-use crate::layer::{Context, Layer, ParameterSpec};
+use crate::layer::{Context, Layer};
+use crate::parameter::ParameterSpec;
 use crate::saved::Saved;
 
 /// A function of one row, `[hidden] -> [hidden]`, and its derivative. Numbers are f32 whatever type tensors have.

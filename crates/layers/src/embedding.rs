@@ -6,7 +6,8 @@ use crate::activation::Activation;
 use crate::call::{Call, Parameters};
 use crate::failure::Result;
 use crate::init::Init;
-use crate::layer::{Context, Kind, Layer, ParameterSpec};
+use crate::layer::{Context, Layer};
+use crate::parameter::{Kind, ParameterSpec};
 use crate::saved::{Deferred, Saved};
 
 /// `y[b, t] = tokens[x[b, t]] (+ positions[t]) (+ types[type of x[b, t]])`.

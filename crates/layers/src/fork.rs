@@ -4,7 +4,8 @@ use crate::activation::Activation;
 use crate::call::{Call, Parameters};
 use crate::combinators::Parts;
 use crate::failure::Result;
-use crate::layer::{AnyLayer, Context, Layer, ParameterSpec, last_row_of};
+use crate::layer::{AnyLayer, Context, Layer, last_row_of};
+use crate::parameter::ParameterSpec;
 use crate::saved::{AnySaved, Deferred, Saved, Shared};
 
 /// `y = (x +) f(x) + g(x) ..`. The last layer of each branch adds to the sum of those before it; in backward so does the first. A

@@ -18,7 +18,8 @@ use crate::activation::Activation;
 use crate::call::{Call, Parameters};
 use crate::failure::Result;
 use crate::init::Init;
-use crate::layer::{Context, Kind, ParameterSpec};
+use crate::layer::Context;
+use crate::parameter::{Kind, ParameterSpec};
 
 /// The last part of a model: it turns activations and targets into a loss.
 pub trait Head: Send + Sync {

@@ -8,7 +8,8 @@ use crate::activation::Activation;
 use crate::call::{Call, Parameters};
 use crate::failure::Result;
 use crate::init::Init;
-use crate::layer::{Context, Kind, Layer, ParameterSpec, Rebuild};
+use crate::layer::{Context, Layer, Rebuild};
+use crate::parameter::{Kind, ParameterSpec};
 use crate::saved::{Saved, Shared};
 
 /// `y = gamma * (x - mean) / sqrt(var + eps) (+ beta)` (Ba et al., arXiv 1607.06450), or RMS norm,

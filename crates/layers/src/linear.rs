@@ -7,11 +7,13 @@ use phalanx_tensor::{Epilogue, Layout, Tensor, View, Weight};
 
 use crate::activation::Activation;
 use crate::call::{Call, Parameters};
-use crate::cut::{CannotCut, Cut, Pieces, Share};
+use crate::cut::Cut;
 use crate::failure::Result;
 use crate::init::Init;
-use crate::layer::{Context, Kind, Layer, ParameterSpec};
+use crate::layer::{Context, Layer};
+use crate::parameter::{Kind, ParameterSpec};
 use crate::saved::{Deferred, Saved};
+use crate::share::{CannotCut, Pieces, Share};
 
 /// `y = x · w (+ b)`, with one or several results side by side in y. Weights and biases of several results join: one product computes
 /// them where they are trained, or frozen, alike.

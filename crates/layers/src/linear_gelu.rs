@@ -7,11 +7,13 @@ use phalanx_tensor::{Gelu, Tensor};
 
 use crate::activation::Activation;
 use crate::call::{Call, Parameters};
-use crate::cut::{CannotCut, Cut, Share};
+use crate::cut::Cut;
 use crate::failure::Result;
-use crate::layer::{Context, Layer, ParameterSpec, Rebuild};
+use crate::layer::{Context, Layer, Rebuild};
 use crate::linear::Linear;
+use crate::parameter::ParameterSpec;
 use crate::saved::{Deferred, Saved, Shared};
+use crate::share::{CannotCut, Share};
 
 /// `gelu(x · w (+ b))`, of a linear layer with one result.
 pub struct LinearGelu {

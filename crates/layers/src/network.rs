@@ -8,7 +8,8 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use crate::head::Head;
-use crate::layer::{AnyLayer, ParameterSpec};
+use crate::layer::AnyLayer;
+use crate::parameter::ParameterSpec;
 
 /// What a block is in its model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -22,7 +22,7 @@ fn layer(bias: bool) -> Linear {
 struct Bits {
     y: Vec<u32>,
     dx: Vec<u32>,
-    /// Of all weights, then of all biases.
+    /// All weights' gradients, then all biases'.
     gradients: Vec<u32>,
 }
 

@@ -43,6 +43,16 @@ impl Stripe {
         Stripe { run: elements.max(1), ranks: 1, rank: 0 }
     }
 
+    /// Runs of `run` elements dealt in turn to so many parts, of which this is number `index`.
+    pub fn new(run: u64, parts: u64, index: u64) -> Stripe {
+        Stripe { run, ranks: parts, rank: index }
+    }
+
+    /// Which of how many parts this is.
+    pub fn part(&self) -> (u64, u64) {
+        (self.rank, self.ranks)
+    }
+
     /// Whether this is all of the tensor, in its own order.
     pub fn is_whole(&self) -> bool {
         self.ranks == 1

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use phalanx_collectives::staged::on_device;
 use phalanx_collectives::{CollectiveError, Endpoint, Group, GroupSums, Isa, MetaGroup, Solo, Statistics};
+use phalanx_layers::Network;
 use phalanx_parallel::pipeline::{Wires, wiring};
 use phalanx_plan::Mesh;
 use phalanx_plan::pipeline::Schedule;
@@ -237,5 +238,14 @@ impl RunConfig {
             (Ok(mesh), Ok(schedule)) if self.device.is_linked() => links(mesh, &schedule, 1),
             _ => Vec::new(),
         }
+    }
+}
+
+impl Spec {
+    /// The network of the first rank, which is not cut into stages.
+    pub(crate) fn network_of_a_rank(&self) -> Network {
+        let device = Device::meta_of(self.threads, self.host_addressable);
+        let recorder = Arc::clone(device.recorder().expect("Meta records"));
+        self.network(&Groups::new(&GroupSource::Meta(recorder, 0), self).tensor)
     }
 }

@@ -21,7 +21,7 @@ use phalanx_plan::{
     Schedule as PipelineSchedule, Search, Stage, StageCost, lay_out,
     pipeline::{Abridged, depth},
 };
-use phalanx_tensor::{Device, DeviceFactory, DiskOptions, Memory, ProductMethod};
+use phalanx_tensor::{DeviceFactory, DiskOptions, Memory, ProductMethod};
 
 pub use crate::abridged_programs::AbridgedPrograms;
 use crate::config::{
@@ -30,7 +30,6 @@ use crate::config::{
 };
 use crate::cut;
 use crate::evaluation::parts;
-use crate::groups::{GroupSource, Groups};
 
 /// Everything about a run that decides what a rank allocates and computes.
 #[derive(Clone, Debug)]
@@ -385,15 +384,6 @@ impl Spec {
     /// Number of tokens of one step, over all ranks.
     pub fn tokens_per_step(&self) -> u64 {
         (self.micro_batch_size * self.micro_batches * self.mesh.data * self.seq) as u64
-    }
-}
-
-impl Spec {
-    /// The network of the first rank, which is not cut into stages.
-    pub(crate) fn network_of_a_rank(&self) -> Network {
-        let device = Device::meta_of(self.threads, self.host_addressable);
-        let recorder = Arc::clone(device.recorder().expect("Meta records"));
-        self.network(&Groups::new(&GroupSource::Meta(recorder, 0), self).tensor)
     }
 }
 
