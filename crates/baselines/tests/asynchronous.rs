@@ -401,9 +401,9 @@ fn a_synchronous_run_goes_on_from_a_checkpoint_and_back() {
         Rank::new(Device::new(Cpu::new(1), Arena::heap()), Groups::alone(&of), &of, &BTreeMap::new())
             .unwrap();
     rank.restore(&checkpoint).unwrap();
-    assert_same_state("restored", &golden::run_synchronous(&mut rank, &of, 10, &[]).state, &saved);
+    assert_same_state("restored", &golden::run_synchronous(&mut rank, 10, &[]).state, &saved);
     let steps = golden_steps();
-    let on = golden::run_synchronous(&mut rank, &of, 10, &steps[10..]);
+    let on = golden::run_synchronous(&mut rank, 10, &steps[10..]);
     assert_eq!(rank.updates().applied, 20);
     // And back: four workers from the synchronous run's checkpoint.
     rank.save_checkpoint(folder.path(), 20, &serde_json::json!({ "step": 20 })).unwrap();

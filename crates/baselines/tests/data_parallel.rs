@@ -31,7 +31,7 @@ fn run(model: &Gpt2, config: &RunConfig, devices: usize, loss_in_forward: bool) 
     }
     let planned: Vec<_> = plan.memory.iter().map(|memory| memory.peak).collect();
     assert_eq!(engine.peaks(), planned, "{devices} devices, loss in forward {loss_in_forward}");
-    let state = state_of(engine.root(), &plan.spec).into_iter();
+    let state = state_of(engine.root()).into_iter();
     let parameters =
         state.filter_map(|(name, values)| Some((name.strip_prefix("parameters/")?.to_string(), values)));
     (losses, norms, parameters.collect())

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use phalanx_plan::Stripe;
+pub use phalanx_tensor::Kind;
 
 use crate::failure::Result;
 use crate::init::Init;
@@ -32,30 +33,6 @@ pub struct ParameterSpec {
     /// Whether the gradient that the layer writes is one term of a sum over the ranks that hold other rows of its
     /// activations. The terms are summed before the update.
     pub partial: bool,
-}
-
-/// What a parameter is in its layer. Optimizers treat kinds differently.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Kind {
-    /// The weight of a linear layer.
-    Matrix,
-    /// Rows that are looked up.
-    Table,
-    /// The weight of an output projection, which has a table's rows where the two are tied.
-    Head,
-    /// A gain or shift of a norm.
-    Norm,
-    /// A bias.
-    Bias,
-    /// Any other vector.
-    Vector,
-}
-
-impl Kind {
-    /// Whether weight decay acts on parameters of this kind: on matrices, tables and heads, as nanoGPT has it.
-    pub fn decays(self) -> bool {
-        matches!(self, Kind::Matrix | Kind::Table | Kind::Head)
-    }
 }
 
 /// A part of a parameter; other ranks have the other parts.

@@ -1,9 +1,10 @@
-//! Optimizers: how a flat range of parameters is updated from its gradient.
+//! Optimizers: how a range of a parameter is updated from its gradient.
 
 use std::sync::Arc;
 
 use phalanx_tensor::{AdamW, AdamWUpdate, Device, Sgd, SgdUpdate, ViewMut};
 
+use crate::extent::{Extent, KeptState, RuleError, StateSpec, UpdatedParameter};
 use crate::own::{self, UpdateRule};
 use crate::update::Update;
 
@@ -33,13 +34,28 @@ pub enum Optimizer {
 }
 
 impl Optimizer {
-    /// PyTorch's names of the states; each state is as large as the parameters.
-    pub fn states(&self) -> &'static [&'static str] {
+    /// How much of a parameter an update needs at a time.
+    pub fn extent(&self, of: &UpdatedParameter) -> Extent {
         match self {
-            Optimizer::AdamW { .. } => &["exp_avg", "exp_avg_sq"],
-            Optimizer::Sgd { .. } => &["momentum_buffer"],
-            Optimizer::Own(rule) => rule.states(),
+            Optimizer::AdamW { .. } | Optimizer::Sgd { .. } => Extent::Elements,
+            Optimizer::Own(rule) => rule.extent(of),
         }
+    }
+
+    /// The states that it keeps of a parameter.
+    ///
+    /// # Errors
+    /// A rule of the caller's own that contradicts itself.
+    pub fn kept(&self, of: &UpdatedParameter) -> Result<Vec<KeptState>, RuleError> {
+        // PyTorch's names.
+        let states = match self {
+            Optimizer::AdamW { .. } => {
+                ["exp_avg", "exp_avg_sq"].map(|name| StateSpec::like(name, of)).to_vec()
+            }
+            Optimizer::Sgd { .. } => vec![StateSpec::like("momentum_buffer", of)],
+            Optimizer::Own(rule) => rule.states(of),
+        };
+        of.kept(self.extent(of), states)
     }
 
     /// Updates parameters and states.
@@ -47,8 +63,8 @@ impl Optimizer {
         if let Optimizer::Own(rule) = self {
             return own::apply(Arc::clone(rule), device, update);
         }
-        let Update { number, lr, decays, parameters: p, rounded, gradient: g, factor, states } = update;
-        let decay = |weight_decay: f32| if decays { weight_decay } else { 0.0 };
+        let Update { number, lr, of, parameters: p, rounded, gradient: g, factor, states } = update;
+        let decay = |weight_decay: f32| if of.kind.decays() { weight_decay } else { 0.0 };
         match *self {
             Optimizer::Own(_) => unreachable!("applied above"),
             Optimizer::AdamW { beta1, beta2, eps, weight_decay } => {

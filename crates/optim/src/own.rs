@@ -1,68 +1,90 @@
-//! An optimizer of the caller's own: a function of elements, which the engine applies wherever they lie.
+//! An optimizer of the caller's own: a function of numbers in host memory, which the engine applies wherever they lie.
 
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 
-use phalanx_tensor::{Device, OwnOperation, ViewMut};
+use phalanx_tensor::{Device, NORM_BLOCK, OwnOperation, ViewMut};
 
+use crate::extent::{Extent, StateSpec, UpdatedParameter};
 use crate::update::Update;
 
-/// Elements of a gradient that are converted at a time.
-const BLOCK: usize = 4096;
-
-/// The numbers of one update.
+/// The numbers of one update, and its parameter.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct UpdateStep {
+pub struct UpdateStep<'a> {
     /// Number of this update, from 1; steps that were skipped do not count.
     pub number: u64,
     /// Learning rate of this update.
     pub lr: f32,
-    /// Whether weight decay acts on these parameters: on matrices, not on vectors.
-    pub decays: bool,
+    /// The parameter: its kind says whether weight decay acts on it.
+    pub of: &'a UpdatedParameter,
 }
 
 /// An optimizer of the caller's own.
 ///
-/// It works element by element: element i of the parameters and of the states depends only on element i of all of them
-/// and of the gradient. So the engine may cut parameters anywhere, and every ZeRO stage gives the same bits.
+/// It says how much of a parameter it must see at a time. The engine cuts parameters nowhere else, so that every ZeRO stage, chunk
+/// size and placement gives the same bits.
 pub trait UpdateRule: Send + Sync {
-    /// Names of the states in checkpoints; each state is as large as the parameters, f32, and begins with zeros.
-    fn states(&self) -> &'static [&'static str];
+    /// How much of a parameter an update needs. By default, any elements.
+    fn extent(&self, _: &UpdatedParameter) -> Extent {
+        Extent::Elements
+    }
 
-    /// Updates some parameters and their states, in the order of [`UpdateRule::states`]. The gradient is the mean over
-    /// the global batch, clipped. All slices have the same length.
+    /// The states that it keeps of a parameter.
+    fn states(&self, of: &UpdatedParameter) -> Vec<StateSpec>;
+
+    /// Updates a range of a parameter and its states, in the order of [`UpdateRule::states`]. The gradient is the mean over the global
+    /// batch, clipped; it is as long as the parameters. A range has any elements, or blocks from the first of one on, or the whole
+    /// parameter, and of each state what belongs to it.
     fn update(&self, step: &UpdateStep, parameters: &mut [f32], gradient: &[f32], states: &mut [&mut [f32]]);
 }
 
 impl fmt::Debug for dyn UpdateRule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "UpdateRule with states {:?}", self.states())
+        f.write_str("UpdateRule")
     }
 }
 
 /// Applies `rule` on `device`.
 pub(crate) fn apply(rule: Arc<dyn UpdateRule>, device: &Device, update: Update) {
-    let Update { number, lr, decays, parameters: mut p, rounded, gradient, factor, states } = update;
-    let step = UpdateStep { number, lr, decays };
+    let Update { number, lr, of, parameters: mut p, rounded, gradient, factor, states } = update;
     let mut call = OwnOperation::update("own_optimizer", p.reborrow(), gradient).read("factor", "", factor);
     for state in states {
         call = call.write("state", "", state);
     }
+    let of = Arc::clone(of);
     call.run_on_all(device, move |reads, writes| {
         let (gradient, factor) = (reads[0], reads[1].as_slice::<f32>()[0]);
         let mut slices: Vec<&mut [f32]> = writes.into_iter().map(ViewMut::into_slice).collect();
         let (parameters, states) = slices.split_first_mut().expect("the parameters come first");
-        let mut scaled = [0.0; BLOCK];
-        for start in (0..parameters.len()).step_by(BLOCK) {
-            let here = start..(start + BLOCK).min(parameters.len());
+        let step = UpdateStep { number, lr, of: &of };
+        let length = parameters.len();
+        let (elements, block) = match rule.extent(&of) {
+            Extent::Elements => (NORM_BLOCK, 1),
+            Extent::Blocks(block) => (NORM_BLOCK, block),
+            Extent::Whole => (length, length),
+        };
+        let mut scaled = vec![0.0; elements.min(length)];
+        for start in (0..length).step_by(elements) {
+            let here = start..(start + elements).min(length);
             let scaled = &mut scaled[..here.len()];
-            gradient.read_f32(here.start, scaled);
+            gradient.read_f32(start, scaled);
             scaled.iter_mut().for_each(|g| *g *= factor);
-            let mut states: Vec<&mut [f32]> = states.iter_mut().map(|s| &mut s[here.clone()]).collect();
-            rule.update(&step, &mut parameters[here], scaled, &mut states);
+            let mut states: Vec<&mut [f32]> =
+                states.iter_mut().map(|state| part(state, &here, length, block)).collect();
+            rule.update(&step, &mut parameters[here.clone()], scaled, &mut states);
         }
     });
     if let Some(rounded) = rounded {
         device.convert(p.as_view(), rounded);
+    }
+}
+
+/// The part of a state that belongs to the elements `here` of `length`.
+fn part<'a>(state: &'a mut [f32], here: &Range<usize>, length: usize, block: usize) -> &'a mut [f32] {
+    match state.len() {
+        _ if here.len() == length => state,
+        numbers if numbers == length => &mut state[here.clone()],
+        _ => &mut state[here.start / block..here.end.div_ceil(block)],
     }
 }

@@ -3,7 +3,10 @@
 
 use std::error::Error;
 
-use phalanx::{CpuFactory, Gpt2, ModelShape, RunConfig, Spec, Training, UpdateRule, UpdateStep};
+use phalanx::{
+    CpuFactory, Gpt2, ModelShape, RunConfig, Spec, StateSpec, Training, UpdateRule, UpdateStep,
+    UpdatedParameter,
+};
 
 /// Lion (Chen et al., arXiv 2302.06675): the sign of an average of gradient and momentum.
 struct Lion {
@@ -13,13 +16,13 @@ struct Lion {
 }
 
 impl UpdateRule for Lion {
-    fn states(&self) -> &'static [&'static str] {
-        &["exp_avg"]
+    fn states(&self, of: &UpdatedParameter) -> Vec<StateSpec> {
+        vec![StateSpec::like("exp_avg", of)]
     }
 
     fn update(&self, step: &UpdateStep, p: &mut [f32], gradient: &[f32], states: &mut [&mut [f32]]) {
         let Lion { beta1, beta2, weight_decay } = *self;
-        let decay = if step.decays { weight_decay } else { 0.0 };
+        let decay = if step.of.kind.decays() { weight_decay } else { 0.0 };
         for ((p, g), m) in p.iter_mut().zip(gradient).zip(states[0].iter_mut()) {
             let mean = beta1 * *m + (1.0 - beta1) * g;
             let sign = if mean == 0.0 { 0.0 } else { mean.signum() };
@@ -37,7 +40,7 @@ pub fn training(ranks: usize) -> Result<Training, Box<dyn Error>> {
     config.check()?;
     let model = Gpt2::new(ModelShape { layers: 2, hidden: 32, heads: 4, vocab: 64, positions: 16 });
     let spec = Spec::new(&config, model, 0, 1)?
-        .with_optimizer(Lion { beta1: 0.9, beta2: 0.99, weight_decay: 0.1 })
+        .with_optimizer(Lion { beta1: 0.9, beta2: 0.99, weight_decay: 0.1 })?
         .with_learning_rate(|step: u64| 3e-3 / (1.0 + step as f64).sqrt());
     let counting = |position: u64, tokens: &mut [u32], targets: &mut [u32]| {
         let token = |t: usize| (position as usize * 7 + t) as u32 % 64;

@@ -67,7 +67,9 @@ pub use phalanx_models::{
     Activation, Arch, Bert, Dropouts, Gpt2, Model, ModelShape, NumberedLayers, Objective, WithBlock,
     from_config,
 };
-pub use phalanx_optim::{LearningRate, Optimizer, Update, UpdateRule, UpdateStep};
+pub use phalanx_optim::{
+    Extent, LearningRate, Optimizer, StateSpec, Update, UpdateRule, UpdateStep, UpdatedParameter,
+};
 pub use phalanx_parallel::TensorParallel;
 pub use phalanx_plan::{
     ChunkLayout, Coordinates, MemoryPlan, Mesh, Peak, Precision, Schedule, Stage, plan_memory,

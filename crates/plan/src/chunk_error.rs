@@ -30,6 +30,15 @@ pub enum ChunkError {
         /// The parameter at which the limit is exceeded.
         name: String,
     },
+    /// A chunk for each parameter, where parameters lie in one shard each.
+    #[error(
+        "a chunk for each tensor would give all of those that the optimizer updates as a whole to the first of {world} data-parallel \
+         ranks: choose \"auto\" or a size"
+    )]
+    Whole {
+        /// Ranks that share a chunk.
+        world: u64,
+    },
     /// A knob with an invalid value.
     #[error("`{knob}` is {given}: expected {expected}")]
     Knob {

@@ -11,6 +11,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::chunk_error::ChunkError;
+use crate::chunk_packing::{Grain, Item, chunks};
 
 /// Maximum number of sizes that a search tries; a wider range is searched in wider steps.
 pub const MAX_CANDIDATES: u64 = 2048;
@@ -57,23 +58,24 @@ pub struct Candidate {
 
 /// All candidates, smallest size first, and the chosen one: the first with the least waste.
 ///
-/// `classes`: of parameters that share no chunk, each with the elements of its parameters, padded to blocks, in order, none of them
-/// 0, at least one in all. `elements`: real elements of all parameters. `unit`: every chunk is a multiple of it.
+/// `classes`: of parameters that share no chunk, each with its parameters in order, none of them empty, at least one in all.
+/// `elements`: real elements of all parameters. Every chunk has at least `min_elements`.
 ///
 /// # Errors
 /// A knob that is negative, not a number, or a step of 0.
 pub(crate) fn search(
-    classes: &[Vec<u64>],
+    classes: &[Vec<Item>],
     elements: u64,
-    unit: u64,
+    (grain, min_elements): (Grain, u64),
     knobs: &Search,
 ) -> Result<(Candidate, Vec<Candidate>), ChunkError> {
+    let unit = grain.unit();
     let minimum = knob_elements("min_chunk_size_mb", knobs.min_chunk_size_mb)?;
     let range = knob_elements("search_range_mb", knobs.search_range_mb)?;
     if knobs.hidden_dim == Some(0) {
         return Err(ChunkError::Knob { knob: "hidden_dim", given: 0.0, expected: "at least 1" });
     }
-    let padded = classes.concat();
+    let padded: Vec<u64> = classes.iter().flatten().map(|item| item.padded).collect();
     let total: u64 = padded.iter().sum();
     let limit = outlier_limit(&padded);
     let ordinary = || padded.iter().copied().filter(|p| *p as f64 <= limit);
@@ -83,12 +85,12 @@ pub(crate) fn search(
     let range = range.min(part);
     let wanted_step = knobs.hidden_dim.unwrap_or(unit).min(total).next_multiple_of(unit);
     let step = wanted_step.max((range / (MAX_CANDIDATES - 1)).next_multiple_of(unit));
-    let start = minimum.min(part).max(largest).next_multiple_of(unit);
+    let start = minimum.min(part).max(largest).max(min_elements).next_multiple_of(unit);
 
+    let packed = |own: &Vec<Item>, size| chunks(own, size, grain).map(|chunk| chunk.elements).sum::<u64>();
     let try_size = |chunk_elements| Candidate {
         chunk_elements,
-        waste_elements: classes.iter().map(|own| packed_elements(own, chunk_elements, unit)).sum::<u64>()
-            - elements,
+        waste_elements: classes.iter().map(|own| packed(own, chunk_elements)).sum::<u64>() - elements,
     };
     let tried: Vec<Candidate> = (0..=range / step).map(|i| try_size(start + i * step)).collect();
     let mut best = tried[0];
@@ -98,26 +100,6 @@ pub(crate) fn search(
         }
     }
     Ok((best, tried))
-}
-
-/// Elements that the chunks of this size take together, padding and tails included. It repeats `chunks::pack` step by
-/// step without building a layout.
-fn packed_elements(padded: &[u64], size: u64, unit: u64) -> u64 {
-    let mut closed = 0;
-    let mut open = 0;
-    for &parameter in padded {
-        if parameter > size {
-            closed += if open > 0 { size } else { 0 };
-            closed += parameter.next_multiple_of(unit);
-            open = 0;
-        } else if open + parameter > size {
-            closed += size;
-            open = parameter;
-        } else {
-            open += parameter;
-        }
-    }
-    closed + open.next_multiple_of(unit)
 }
 
 /// Mean + 3 standard deviations (of the population) of the parameter sizes.

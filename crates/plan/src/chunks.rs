@@ -4,7 +4,8 @@
 //! [`BLOCK`] elements; trained parameters come before frozen ones. That space depends on the model and on what is trained alone, so
 //! norms taken block by block are the same for every chunk size and world. Chunks are consecutive spans of it: a parameter is never
 //! split, one larger than a chunk gets its own, a chunk holds trained parameters or frozen ones, and every chunk is a whole number
-//! of blocks on every rank.
+//! of blocks on every rank. A parameter that is updated as a whole lies in one of the equal shards of its chunk, behind a gap where
+//! the shard before has no room; gaps count as blocks without elements.
 //!
 //! ```text
 //! canonical  | wte ............ | wpe .. | h0 ... | h1 ... | h2 ... | ln |
@@ -18,6 +19,7 @@ use std::ops::Range;
 use serde::{Deserialize, Serialize};
 
 use crate::chunk_error::{ChunkError, MAX_ELEMENTS, MAX_WORLD};
+use crate::chunk_packing::{self, Grain, Item, Packed};
 use crate::chunk_search::{Candidate, Search, search};
 
 /// Elements of a block: the unit of norm sums and of shards.
@@ -37,12 +39,15 @@ pub struct ParameterSize {
     pub alone: bool,
     /// Whether it is trained. Trained parameters come first.
     pub trained: bool,
+    /// Whether it lies in one shard of its chunk, since the rank that updates it needs all of it.
+    pub whole: bool,
 }
 
 impl ParameterSize {
-    /// A trained parameter that occupies `elements` elements and shares its chunk.
+    /// A trained parameter that occupies `elements` elements, shares its chunk and may lie in several shards.
     pub fn new(name: impl Into<String>, elements: u64) -> ParameterSize {
-        ParameterSize { name: name.into(), elements, reserved: elements, alone: false, trained: true }
+        let name = name.into();
+        ParameterSize { name, elements, reserved: elements, alone: false, trained: true, whole: false }
     }
 }
 
@@ -51,7 +56,8 @@ impl ParameterSize {
 pub enum ChunkSize {
     /// The size with the least waste.
     Auto(Search),
-    /// This many elements, rounded up to whole blocks on every rank; at most the model.
+    /// This many elements, rounded up to whole blocks on every rank; at most the model, and at least so many that each shard has room
+    /// for the largest parameter that lies in one shard.
     Elements(u64),
     /// No packing: one parameter per chunk. The baseline to compare with.
     None,
@@ -104,7 +110,8 @@ pub struct ChunkLayout {
 /// holds.
 ///
 /// # Errors
-/// No parameters, an empty one, a world or a model outside the bounds, or a knob with an invalid value.
+/// No parameters, an empty one, a world or a model outside the bounds, a knob with an invalid value, or a chunk for each of several
+/// parameters that lie in one shard each: all would be the first rank's.
 pub fn lay_out(
     parameters: &[ParameterSize],
     world: u64,
@@ -113,22 +120,34 @@ pub fn lay_out(
     if world == 0 || world > MAX_WORLD {
         return Err(ChunkError::World { world });
     }
-    let unit = BLOCK * world;
+    let grain = Grain { block: BLOCK, world };
     let padded = pad(parameters)?;
     let elements: u64 = parameters.iter().map(|p| p.elements).sum();
+    let items: Vec<Item> = (0..parameters.len()).map(|p| item(parameters, p, padded[p])).collect();
+    let together = items.iter().filter(|item| !item.alone);
+    // Each shard has room for the largest parameter that lies in one.
+    let largest_whole = together.filter(|item| item.whole).map(|item| item.padded).max();
+    let min_elements = largest_whole.unwrap_or(0).saturating_mul(world);
+    let too_large = |(p, item): (&ParameterSize, &Item)| {
+        (item.whole && item.padded > MAX_ELEMENTS / world)
+            .then(|| ChunkError::TooLarge { name: p.name.clone() })
+    };
+    if let Some(error) = parameters.iter().zip(&items).find_map(too_large) {
+        return Err(error);
+    }
     let (size, searched) = match size {
         ChunkSize::Auto(knobs) => {
-            let together = parameters.iter().zip(&padded).filter(|(p, _)| !p.alone);
+            let packed = parameters.iter().zip(&items).filter(|(p, _)| !p.alone);
             let of_class = |trained: bool| {
-                let own = together.clone().filter(|(p, _)| p.trained == trained);
-                own.map(|(_, padded)| *padded).collect::<Vec<u64>>()
+                let own = packed.clone().filter(|(p, _)| p.trained == trained);
+                own.map(|(_, item)| item.together()).collect::<Vec<Item>>()
             };
-            let elements = together.clone().map(|(p, _)| p.elements).sum();
+            let elements = packed.clone().map(|(p, _)| p.elements).sum();
             let mut classes = [of_class(true), of_class(false)];
             if classes.iter().all(Vec::is_empty) {
-                classes[0].clone_from(&padded);
+                classes[0] = items.iter().map(|item| item.together()).collect();
             }
-            let (best, tried) = search(&classes, elements, unit, knobs)?;
+            let (best, tried) = search(&classes, elements, (grain, min_elements), knobs)?;
             (best.chunk_elements, tried)
         }
         ChunkSize::Elements(0) => {
@@ -136,11 +155,12 @@ pub fn lay_out(
         }
         ChunkSize::Elements(wanted) => {
             let model: u64 = padded.iter().sum();
-            ((*wanted).min(model).next_multiple_of(unit), Vec::new())
+            ((*wanted).min(model).max(min_elements).next_multiple_of(grain.unit()), Vec::new())
         }
+        ChunkSize::None if min_elements > 0 && world > 1 => return Err(ChunkError::Whole { world }),
         ChunkSize::None => (0, Vec::new()),
     };
-    let mut layout = pack(parameters, &padded, size, unit);
+    let mut layout = pack(parameters, &items, size, grain);
     layout.searched = searched;
     layout.waste_elements = layout.chunk_elements.iter().sum::<u64>() - elements;
     Ok(layout)
@@ -166,8 +186,17 @@ fn pad(parameters: &[ParameterSize]) -> Result<Vec<u64>, ChunkError> {
     parameters.iter().map(pad_one).collect()
 }
 
+/// A parameter, as packing sees it.
+fn item(parameters: &[ParameterSize], number: usize, padded: u64) -> Item {
+    let given = &parameters[number];
+    let before = number.checked_sub(1).map_or(given.trained, |before| parameters[before].trained);
+    assert!(before || !given.trained, "{}: trained parameters come first", given.name);
+    let ParameterSize { whole, alone, .. } = *given;
+    Item { padded, whole, alone, begins: alone || before != given.trained }
+}
+
 /// Packs in order. A `size` of 0 gives every parameter its own chunk.
-fn pack(parameters: &[ParameterSize], padded: &[u64], size: u64, unit: u64) -> ChunkLayout {
+fn pack(parameters: &[ParameterSize], items: &[Item], size: u64, grain: Grain) -> ChunkLayout {
     let mut layout = ChunkLayout {
         chunk_elements: Vec::new(),
         placed: Vec::with_capacity(parameters.len()),
@@ -176,33 +205,16 @@ fn pack(parameters: &[ParameterSize], padded: &[u64], size: u64, unit: u64) -> C
         waste_elements: 0,
         searched: Vec::new(),
     };
-    // Elements in use of the last chunk, if more may follow in it.
-    let mut open: Option<u64> = None;
-    for (parameter, (given, &padded)) in parameters.iter().zip(padded).enumerate() {
-        let before = parameter.checked_sub(1).map_or(given.trained, |before| parameters[before].trained);
-        assert!(before || !given.trained, "{}: trained parameters come first", given.name);
-        let is_first_frozen = before != given.trained;
-        let begins = given.alone || is_first_frozen;
-        let offset = match open {
-            Some(used) if used + padded <= size && !begins => used,
-            used => {
-                // The chunk before a parameter that begins one is trimmed to its contents.
-                if let (Some(used), true, Some(last)) = (used, begins, layout.chunk_elements.last_mut()) {
-                    *last = used.next_multiple_of(unit);
-                }
-                layout.first_block.push(layout.blocks);
-                let own = padded.next_multiple_of(unit);
-                layout.chunk_elements.push(if given.alone { own } else { size.max(own) });
-                0
-            }
-        };
-        open = (padded <= size && !given.alone).then_some(offset + padded);
-        let chunk = layout.chunk_elements.len() - 1;
-        layout.placed.push(Placed { parameter, chunk, offset, elements: given.elements });
-        layout.blocks += padded / BLOCK;
-    }
-    if let (Some(used), Some(last)) = (open, layout.chunk_elements.last_mut()) {
-        *last = used.next_multiple_of(unit);
+    for Packed { items: numbers, elements } in chunk_packing::chunks(items, size, grain) {
+        let chunk = layout.chunks();
+        layout.first_block.push(layout.blocks);
+        layout.chunk_elements.push(elements);
+        let own = &items[numbers.clone()];
+        for (parameter, offset) in numbers.zip(chunk_packing::offsets(own, elements, grain)) {
+            let elements = parameters[parameter].elements;
+            layout.placed.push(Placed { parameter, chunk, offset, elements });
+            layout.blocks = layout.first_block[chunk] + (offset + items[parameter].padded) / BLOCK;
+        }
     }
     layout
 }

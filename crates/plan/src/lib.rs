@@ -16,6 +16,7 @@
 
 pub mod agreement;
 pub mod chunk_error;
+mod chunk_packing;
 pub mod chunk_search;
 pub mod chunks;
 pub mod cost;

@@ -22,6 +22,7 @@ mod flights;
 mod gaps;
 mod host_work;
 mod immediate;
+mod kind;
 pub mod links;
 pub mod meta;
 pub mod operation;
@@ -55,6 +56,7 @@ pub use factory::{DeviceFactory, DeviceRequest, ProductMethod};
 pub use flights::InFlight;
 pub use host_work::PendingHostWork;
 pub use immediate::Immediate;
+pub use kind::Kind;
 pub use links::Links;
 pub use operations::{
     AdamWUpdate, LayerNormBackward, OwnOperation, SgdUpdate, VocabularyLoss, VocabularyStatistics,

@@ -17,7 +17,7 @@ use phalanx_trace::{Memory, Trace};
 
 use crate::dry_run::{DryRuns, Learned, MakeRank};
 use crate::rank::reserved;
-use crate::spec::{Spec, TriedChunks};
+use crate::spec::{Spec, TriedChunks, size};
 
 /// The peak may exceed the smallest by its hundredth for fewer chunks. Each chunk costs the latency of its collectives in
 /// every step; so little memory seldom decides whether a model fits.
@@ -153,11 +153,7 @@ pub(crate) fn candidates(spec: &Spec) -> Vec<Sized> {
 /// The parameters of the whole model, in the parts that a tensor rank has.
 fn parts(spec: &Spec) -> Vec<ParameterSize> {
     let network = spec.network_of_a_rank();
-    let part = |p: &phalanx_layers::ParameterSpec| ParameterSize {
-        reserved: reserved(p),
-        trained: p.trained,
-        ..ParameterSize::new(&p.name, p.elements() as u64)
-    };
+    let part = |p| ParameterSize { reserved: reserved(p), ..size(&spec.optimizer, p) };
     network.parameters.iter().map(part).collect()
 }
 

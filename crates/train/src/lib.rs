@@ -36,6 +36,8 @@ pub mod planning;
 mod played;
 pub mod rank;
 mod rank_plan;
+mod rule_mismatch;
+mod rules;
 pub mod run;
 pub mod run_files;
 pub mod sample;

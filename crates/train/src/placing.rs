@@ -51,6 +51,8 @@ struct StageChunks {
     index: usize,
     /// Elements of each chunk that this rank updates.
     elements: Vec<u64>,
+    /// Bytes of optimizer states and master weights of each chunk.
+    optimizer: Vec<u64>,
     /// How many of them are of trained parameters; they come first.
     trained: usize,
 }
@@ -105,6 +107,7 @@ fn stage_chunks(spec: &Spec, rank: usize, make_rank: &MakeRank) -> Vec<StageChun
     let of = |stage: &phalanx_parallel::Stage| StageChunks {
         index: stage.index,
         elements: (0..stage.zero.chunks()).map(|chunk| stage.zero.updated_elements(chunk)).collect(),
+        optimizer: (0..stage.zero.chunks()).map(|chunk| stage.zero.optimizer_bytes(chunk)).collect(),
         trained: stage.zero.trained_chunks(),
     };
     engine.stages().iter().map(of).collect()
@@ -179,8 +182,8 @@ impl<'a> Search<'a> {
     }
 
     fn moves_in_order(&self) -> Vec<Move> {
-        let Spec { precision, optimizer, .. } = self.spec;
-        let states = optimizer.states().len() as u64 + u64::from(precision.has_master());
+        let precision = self.spec.precision;
+        let states: u64 = self.stages.iter().flat_map(|stage| &stage.optimizer).sum();
         let all = |part, bytes: u64| {
             let of_stage = move |stage: &'_ StageChunks| {
                 let index = stage.index;
@@ -190,13 +193,13 @@ impl<'a> Search<'a> {
                     stage: index,
                     chunk,
                     part,
-                    bytes: bytes * elements,
+                    bytes: if part == Part::Optimizer { stage.optimizer[chunk] } else { bytes * elements },
                 });
                 each.collect::<Vec<_>>()
             };
             self.stages.iter().flat_map(of_stage).collect::<Vec<Move>>()
         };
-        let optimizer = if states == 0 { Vec::new() } else { all(Part::Optimizer, 4 * states) };
+        let optimizer = if states == 0 { Vec::new() } else { all(Part::Optimizer, 0) };
         // An update within backward keeps none.
         let keeps_gradients = !self.spec.update_in_backward;
         let gradients = if keeps_gradients { precision.accumulate.bytes() as u64 } else { 0 };

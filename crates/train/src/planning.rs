@@ -323,7 +323,7 @@ impl RunPlan {
 
 /// The formulas of the papers for a rank with so many parameters, and so many that are trained.
 fn textbook_of(spec: &Spec, parameters: [u64; 2]) -> Textbook {
-    let states = spec.optimizer.states().len() as u64;
+    let states = spec.states_per_element();
     let textbook = textbook(parameters, spec.mesh.data as u64, spec.stage, spec.precision, states);
     let keeps_none = spec.gradients_in_place || spec.update_in_backward;
     if keeps_none { textbook.with_gradients_in_place() } else { textbook }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use phalanx_collectives::{CollectiveError, Group, Solo};
 use phalanx_layers::{Activation, Context, Network, ParameterSpec};
-use phalanx_optim::{CountedSteps, LossScale, LossScaling};
+use phalanx_optim::{CountedSteps, LossScale, LossScaling, Optimizer};
 use phalanx_parallel::pipeline::{Feed, Program, run};
 use phalanx_parallel::zero::{ChunkResidence, Holding, NotFinite, Residence};
 use phalanx_parallel::{BlockInputs, GradientNorm, Options, Stage, Zero};
@@ -18,7 +18,7 @@ use phalanx_trace::{Axis, PhaseName, Placement, Placements};
 
 pub use crate::batch::Batch;
 use crate::groups::Groups;
-use crate::spec::Spec;
+use crate::spec::{Spec, size};
 pub use crate::targets::MeanLoss;
 use crate::targets::mean_over;
 
@@ -185,6 +185,11 @@ impl Rank {
     /// The coordinates of this rank in the mesh.
     pub fn at(&self) -> Coordinates {
         self.at
+    }
+
+    /// The optimizer.
+    pub fn optimizer(&self) -> &Optimizer {
+        &self.spec.optimizer
     }
 
     /// The stages of this rank, with parameters, gradients and states.
@@ -383,8 +388,7 @@ impl Spec {
         let size = |(p, spec): (usize, &ParameterSpec)| ParameterSize {
             reserved: reserved(spec),
             alone: tied(p).is_some() || head.contains(&p),
-            trained: spec.trained,
-            ..ParameterSize::new(&spec.name, spec.elements() as u64)
+            ..size(&self.optimizer, spec)
         };
         let sizes: Vec<ParameterSize> = network.parameters.iter().enumerate().map(size).collect();
         let layout = self.lay_out(&sizes).expect("the knobs were checked with the whole model");

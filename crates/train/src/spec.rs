@@ -12,10 +12,10 @@ use phalanx_data::Masking;
 use phalanx_layers::{Checkpointing, Draw, Network, ParameterSpec};
 use phalanx_models::{Model, Objective};
 use phalanx_optim::loss_scale::Dynamic;
-use phalanx_optim::{LearningRate, LossScaling, Optimizer, UpdateRule};
+use phalanx_optim::{Extent, LearningRate, LossScaling, Optimizer, UpdateRule};
 use phalanx_parallel::TensorParallel;
 use phalanx_parallel::pipeline::{Program, steps_with_backward_from};
-use phalanx_parallel::zero::Residence;
+use phalanx_parallel::zero::{Residence, updated};
 use phalanx_plan::{
     ChunkError, ChunkLayout, ChunkSize, CutError, Mesh, ParameterSize, Precision,
     Schedule as PipelineSchedule, Search, Stage, StageCost, lay_out,
@@ -30,6 +30,7 @@ use crate::config::{
 };
 use crate::cut;
 use crate::evaluation::parts;
+pub use crate::rule_mismatch::RuleMismatch;
 
 /// Everything about a run that decides what a rank allocates and computes.
 #[derive(Clone, Debug)]
@@ -176,6 +177,9 @@ pub enum SpecError {
     /// The parameters cannot be laid out in chunks.
     #[error("the chunks of [memory]: {0}")]
     Chunks(#[from] ChunkError),
+    /// The optimizer's rule does not fit the run.
+    #[error(transparent)]
+    Rule(#[from] RuleMismatch),
     /// The model cannot be cut into the stages.
     #[error("parallel.cut: {0}")]
     Cut(#[from] CutError),
@@ -232,7 +236,8 @@ impl Spec {
         let (network, trainable) = whole_network(config, &*model)?;
         let (mesh, schedule, placement) = (config.mesh()?, config.schedule()?, config.placement_rule()?);
         config.check_work(mesh, &model.shape(), network.elements() as u64, evaluated)?;
-        let chunk_size = chunk_size(config, model.shape().hidden);
+        let (chunk_size, optimizer) = (chunk_size(config, model.shape().hidden), optimizer(config));
+        let layout = Arc::new(lay_out(&sizes(&optimizer, &network), mesh.data as u64, &chunk_size)?);
         let (evaluation_parts, evaluation) = parts(config, mesh, &schedule, evaluated);
         let spec = Spec {
             host_addressable: config.device.kind.is_processor(),
@@ -259,7 +264,7 @@ impl Spec {
             defer: config.batch.reduce == Reduce::Defer,
             precision: precision(config),
             loss_scaling: loss_scaling(config),
-            optimizer: optimizer(config),
+            optimizer,
             placement,
             residence: vec![placement.before_dry_runs(); schedule.stages()],
             schedule: Arc::new(schedule),
@@ -280,7 +285,7 @@ impl Spec {
             init: config.model.init.as_ref().map(PathBuf::from),
             trainable,
             checkpointing: checkpointing(config),
-            layout: Arc::new(lay_out(&sizes(&network), mesh.data as u64, &chunk_size)?),
+            layout,
             chunk_size,
             tried_chunks: Vec::new(),
             evaluated,
@@ -290,6 +295,7 @@ impl Spec {
             abridged: None,
             model,
         };
+        spec.check_rule(&network)?;
         Ok((spec, network))
     }
 
@@ -301,9 +307,14 @@ impl Spec {
     }
 
     /// The same run with an optimizer of the caller's own.
-    #[must_use]
-    pub fn with_optimizer(self, rule: impl UpdateRule + 'static) -> Spec {
-        Spec { optimizer: Optimizer::Own(Arc::new(rule)), ..self }
+    ///
+    /// # Errors
+    /// A rule with impossible states, or with an extent that parts of parameters on tensor-parallel ranks do not have; no layout of
+    /// chunks in which whole parameters lie on one rank.
+    pub fn with_optimizer(self, rule: impl UpdateRule + 'static) -> Result<Spec, SpecError> {
+        let spec = Spec { optimizer: Optimizer::Own(Arc::new(rule)), ..self };
+        spec.check_rule(&spec.whole())?;
+        Ok(spec.with_chunks(spec.chunk_size.clone())?)
     }
 
     /// The same run with a learning rate schedule of the caller's own.
@@ -356,7 +367,7 @@ impl Spec {
     /// A size for which there is no layout.
     pub fn with_chunks(&self, size: ChunkSize) -> Result<Spec, ChunkError> {
         let whole = self.whole();
-        let layout = Arc::new(lay_out(&sizes(&whole), self.mesh.data as u64, &size)?);
+        let layout = Arc::new(lay_out(&sizes(&self.optimizer, &whole), self.mesh.data as u64, &size)?);
         Ok(Spec { chunk_size: size, layout, ..self.clone() })
     }
 
@@ -394,13 +405,14 @@ fn whole_network(config: &RunConfig, model: &dyn Model) -> Result<(Network, Trai
     Ok((trainable.applied_to(network), trainable))
 }
 
-/// The sizes of the parameters of a network.
-fn sizes(network: &Network) -> Vec<ParameterSize> {
-    let size = |p: &ParameterSpec| ParameterSize {
-        trained: p.trained,
-        ..ParameterSize::new(&p.name, p.elements() as u64)
-    };
-    network.parameters.iter().map(size).collect()
+/// The size of a parameter of a network.
+pub(crate) fn size(optimizer: &Optimizer, p: &ParameterSpec) -> ParameterSize {
+    let whole = p.trained && p.members().iter().any(|p| optimizer.extent(&updated(p)) == Extent::Whole);
+    ParameterSize { trained: p.trained, whole, ..ParameterSize::new(&p.name, p.elements() as u64) }
+}
+
+fn sizes(optimizer: &Optimizer, network: &Network) -> Vec<ParameterSize> {
+    network.parameters.iter().map(|p| size(optimizer, p)).collect()
 }
 
 /// The first stage that has a trained parameter.

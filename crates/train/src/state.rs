@@ -11,8 +11,12 @@ use phalanx_checkpoint::{self as checkpoint, Checkpoint, CheckpointError, Huggin
 use phalanx_collectives::{CollectiveError, Group};
 use phalanx_layers::ParameterSpec;
 use phalanx_models::{Earlier, Model, name_in};
-use phalanx_optim::{CountedSteps, LossScale, LossScaleState, Optimizer, Restarted};
-use phalanx_parallel::zero::Extent;
+pub use phalanx_optim::PARAMETERS;
+use phalanx_optim::{
+    CountedSteps, KeptState, LossScale, LossScaleState, Optimizer, Restarted, Spread, StateSpec,
+    UpdatedParameter,
+};
+use phalanx_parallel::zero::{Selection, updated};
 use phalanx_plan::Stripe;
 use phalanx_tensor::{DType, Device, refused_thread};
 use phalanx_trace::PhaseName;
@@ -24,9 +28,6 @@ use crate::error::RunError;
 use crate::rank::Rank;
 pub use crate::saving::Part;
 use crate::saving::{self, Saves, WINDOW};
-
-/// Name of the parameters among the states of a checkpoint; the optimizer names the others.
-pub const PARAMETERS: &str = "parameters";
 
 /// Key of [`Updates`] in the manifest of a checkpoint.
 pub const UPDATES: &str = "updates";
@@ -46,8 +47,8 @@ pub struct Updates {
 }
 
 impl Rank {
-    /// Fills parameters and optimizer states. `read(state, parameter, elements, out)` writes `elements` of this rank's part of the
-    /// parameter to `out`.
+    /// Fills parameters and optimizer states. `read(kept, parameter, elements, out)` writes `elements` of this rank's part of the
+    /// parameter, or of a state of it, to `out`.
     ///
     /// # Errors
     /// The errors of `read`.
@@ -59,17 +60,17 @@ impl Rank {
             for stage in &mut self.stages {
                 let mut rounding = stage.zero.rounding_window(WINDOW);
                 let Some(window) = &mut window else { continue };
-                for state in 0..stage.zero.state_count() {
-                    for piece in stage.zero.spans(state, Extent::Resident) {
-                        let spec = &stage.network.parameters[piece.parameter];
-                        let length = (piece.in_parameter.end - piece.in_parameter.start) as usize;
+                for (state, name) in stage.zero.state_names().into_iter().enumerate() {
+                    for piece in stage.zero.spans(state, Selection::Resident) {
+                        let spec = &stage.network.parameters[piece.parameter].members()[piece.member];
+                        let kept = Kept::of(&self.spec.optimizer, name, spec);
+                        let length = (piece.elements.end - piece.elements.start) as usize;
                         for start in (0..length).step_by(WINDOW) {
                             let within = start..(start + WINDOW).min(length);
-                            let elements = piece.in_parameter.start + within.start as u64
-                                ..piece.in_parameter.start + within.end as u64;
+                            let elements = piece.elements.start + within.start as u64
+                                ..piece.elements.start + within.end as u64;
                             let out = &mut window[..within.len()];
-                            let state_name = state_name(&self.spec.optimizer, state);
-                            read_members(&mut read, (state_name, spec), elements, out)?;
+                            read(&kept, spec, elements, out)?;
                             stage.zero.write(state, &piece, within, out, rounding.as_mut())?;
                         }
                     }
@@ -179,56 +180,73 @@ impl Saves for Rank {
         let mut pieces = Vec::new();
         let mut described = Vec::new();
         for stage in &self.stages {
-            for state in 0..stage.zero.state_count() {
-                for piece in stage.zero.spans(state, Extent::Owned) {
-                    let spec = &stage.network.parameters[piece.parameter];
-                    for (member, range, first) in spec.of_members(piece.in_parameter.clone()) {
-                        described.push(checkpoint::TensorPiece {
-                            state: state_name(&self.spec.optimizer, state),
-                            name: member.name.clone(),
-                            shape: member.whole_shape().to_vec(),
-                            dtype: DType::F32,
-                            stripe: member.part.as_ref().map(|part| part.stripe),
-                            range,
-                        });
-                        pieces.push((stage, state, piece.clone(), first));
-                    }
+            for (state, name) in stage.zero.state_names().into_iter().enumerate() {
+                for piece in stage.zero.spans(state, Selection::Owned) {
+                    let spec = &stage.network.parameters[piece.parameter].members()[piece.member];
+                    let Kept { state: name, shape, stripe } = Kept::of(&self.spec.optimizer, name, spec);
+                    described.push(checkpoint::TensorPiece {
+                        state: name,
+                        name: spec.name.clone(),
+                        shape,
+                        dtype: DType::F32,
+                        stripe: spec.part.as_ref().map(|_| stripe),
+                        range: piece.elements.clone(),
+                    });
+                    pieces.push((stage, state, piece));
                 }
             }
         }
         saving::write_finite(tmp, self.group().rank(), &described, |index, within, out| {
-            let (stage, state, piece, first) = &pieces[index];
-            stage.zero.read(*state, piece, first + within.start..first + within.end, out)
+            let (stage, state, piece) = &pieces[index];
+            stage.zero.read(*state, piece, within, out)
         })
     }
 }
 
-/// What fills an engine: `(state, parameter, elements, out)` as for [`Rank::load`].
-pub trait Read: FnMut(&str, &ParameterSpec, Range<u64>, &mut [f32]) -> Result<(), RunError> {}
-
-impl<F> Read for F where F: FnMut(&str, &ParameterSpec, Range<u64>, &mut [f32]) -> Result<(), RunError> {}
-
-/// Reads elements of a state of a parameter in which several may be joined.
-///
-/// # Errors
-/// The errors of `read`.
-pub fn read_members(
-    read: &mut impl Read,
-    (state, spec): (&str, &ParameterSpec),
-    elements: Range<u64>,
-    out: &mut [f32],
-) -> Result<(), RunError> {
-    spec.of_members(elements).try_for_each(|(member, elements, first)| {
-        let out = &mut out[first..][..(elements.end - elements.start) as usize];
-        read(state, member, elements, out)
-    })
+/// A parameter, or a state that the optimizer keeps of it, as files have it.
+pub struct Kept {
+    /// [`PARAMETERS`], or the optimizer's name of the state.
+    pub state: &'static str,
+    /// Shape of the whole.
+    pub shape: Vec<usize>,
+    /// Which of its elements this rank's part has.
+    pub stripe: Stripe,
 }
+
+impl Kept {
+    /// The parameter, or a state of it, by name.
+    ///
+    /// # Panics
+    /// When the optimizer keeps no such state of it.
+    pub fn of(optimizer: &Optimizer, state: &'static str, spec: &ParameterSpec) -> Kept {
+        let stripe = spec.stripe();
+        if state == PARAMETERS {
+            return Kept { state, shape: spec.whole_shape().to_vec(), stripe };
+        }
+        let whole = UpdatedParameter { shape: spec.whole_shape().to_vec(), ..updated(spec) };
+        let kept = optimizer.kept(&whole).expect("the rule was checked with the whole model");
+        let kept = kept.into_iter().find(|kept| kept.spec.name == state);
+        let KeptState { spec: StateSpec { shape, .. }, spread } =
+            kept.expect("a span is of a state that there is");
+        let stripe = match spread {
+            Spread::Elements => stripe,
+            Spread::Blocks(block) => Stripe { run: stripe.run.div_ceil(block as u64), ..stripe },
+            Spread::Whole(numbers) => Stripe::whole(numbers as u64),
+        };
+        Kept { state, shape, stripe }
+    }
+}
+
+/// What fills an engine: `(kept, parameter, elements, out)` as for [`Rank::load`].
+pub trait Read: FnMut(&Kept, &ParameterSpec, Range<u64>, &mut [f32]) -> Result<(), RunError> {}
+
+impl<F> Read for F where F: FnMut(&Kept, &ParameterSpec, Range<u64>, &mut [f32]) -> Result<(), RunError> {}
 
 /// Initial values from the seed for parameters, by so many threads, and zeros for optimizer states. It fails when the system starts no
 /// more threads.
 pub fn initial(seed: u64, threads: usize) -> impl Read {
-    move |state: &str, spec: &ParameterSpec, elements: Range<u64>, out: &mut [f32]| {
-        if state != PARAMETERS {
+    move |kept: &Kept, spec: &ParameterSpec, elements: Range<u64>, out: &mut [f32]| {
+        if kept.state != PARAMETERS {
             out.fill(0.0);
             return Ok(());
         }
@@ -249,8 +267,8 @@ pub fn initial(seed: u64, threads: usize) -> impl Read {
 /// The weights of a Hugging Face directory for parameters, and zeros for optimizer states. It fails on a tensor that is missing, of
 /// another shape, or unreadable.
 pub fn imported(dir: &HuggingFaceDir, model: Arc<dyn Model>) -> impl Read {
-    move |state: &str, spec: &ParameterSpec, elements: Range<u64>, out: &mut [f32]| {
-        if state == PARAMETERS {
+    move |kept: &Kept, spec: &ParameterSpec, elements: Range<u64>, out: &mut [f32]| {
+        if kept.state == PARAMETERS {
             return read_imported(dir, &*model, spec, elements, out);
         }
         out.fill(0.0);
@@ -260,8 +278,13 @@ pub fn imported(dir: &HuggingFaceDir, model: Arc<dyn Model>) -> impl Read {
 
 /// The tensors of a checkpoint, which an earlier version may have saved. It fails on damage, missing tensors, another shape.
 pub fn stored(from: &Checkpoint, model: Arc<dyn Model>) -> impl Read {
-    move |state: &str, spec: &ParameterSpec, elements: Range<u64>, out: &mut [f32]| {
-        Ok(read_stored(from, &*model, (state, spec), elements, out)?)
+    move |kept: &Kept, spec: &ParameterSpec, elements: Range<u64>, out: &mut [f32]| {
+        let Kept { state, shape, stripe } = kept;
+        if shape == spec.whole_shape() {
+            return Ok(read_stored(from, &*model, (state, spec), elements, out)?);
+        }
+        from.expect(state, &spec.name, shape, DType::F32)?;
+        Ok(from.read_stripe(state, &spec.name, stripe, elements, bytemuck::cast_slice_mut(out))?)
     }
 }
 
@@ -290,14 +313,6 @@ pub fn read_stored(
         from.read_stripe(state, &name, &whole, there, bytemuck::cast_slice_mut(out))?;
     }
     Ok(())
-}
-
-/// The name of an optimizer state in checkpoints.
-pub fn state_name(optimizer: &Optimizer, state: usize) -> &'static str {
-    match state {
-        0 => PARAMETERS,
-        s => optimizer.states()[s - 1],
-    }
 }
 
 /// Initial values of the elements from `start` on of this rank's part of a parameter.

@@ -14,7 +14,7 @@ use phalanx_layers::{
 use phalanx_tensor::Tensor;
 use phalanx_trace::PhaseName;
 use phalanx_train::config::{Float, PrecisionConfig};
-use phalanx_train::state::PARAMETERS;
+use phalanx_train::state::{Kept, PARAMETERS};
 use phalanx_train::{Groups, Rank, RunConfig, RunError, RunPlan, Spec};
 
 /// Where a value that is not finite is written.
@@ -287,7 +287,8 @@ fn a_parameter_is_named_where_it_is_first_used() {
                 let dir = HuggingFaceDir::open(&rig::golden().join("gpt2")).unwrap();
                 let poisoned = rank == 1 || stage == 3;
                 let read =
-                    |state: &str, spec: &ParameterSpec, elements: std::ops::Range<u64>, out: &mut [f32]| {
+                    |kept: &Kept, spec: &ParameterSpec, elements: std::ops::Range<u64>, out: &mut [f32]| {
+                        let state = kept.state;
                         out.fill(0.0);
                         if state == PARAMETERS {
                             dir.read_f32(&spec.name, elements.clone(), out)?;

@@ -19,6 +19,7 @@ mod lost_device;
 mod mesh;
 mod meshes;
 mod one_rank;
+mod own_rules;
 mod placement;
 mod planted_faults;
 mod random_plans;

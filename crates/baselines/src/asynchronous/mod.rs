@@ -80,7 +80,6 @@ pub struct Report {
 pub struct Asynchronous<'a> {
     device: Device,
     links: Links<'a>,
-    spec: Spec,
     server: Server,
     worker: Worker,
     /// For each worker the buffers of its pushes and answers; `None` while a thread that serves the worker has them.
@@ -152,7 +151,7 @@ impl<'a> Asynchronous<'a> {
             (server, worker, (0..ranks).map(mail).collect())
         };
         let (server, worker, incoming) = device.phase(PhaseName::Init, make);
-        Asynchronous { device, links, spec, server, worker, incoming, started: None }
+        Asynchronous { device, links, server, worker, incoming, started: None }
     }
 
     /// This rank's number.

@@ -9,14 +9,14 @@ use std::path::{Path, PathBuf};
 
 use phalanx_checkpoint::{Checkpoint, HuggingFaceDir};
 use phalanx_collectives::{CollectiveError, Group};
-use phalanx_parallel::zero::Extent;
+use phalanx_parallel::zero::Selection;
 use phalanx_tensor::Device;
 use phalanx_trace::PhaseName;
 use phalanx_train::RunError;
 use phalanx_train::rank::{Batch, MeanLoss, Rank};
 use phalanx_train::run::{Engine, Observer, Run};
 use phalanx_train::saving::{self, Saves};
-use phalanx_train::state::{LARGEST_COUNT, UPDATES, Updates, bad_state, state_name, updates};
+use phalanx_train::state::{LARGEST_COUNT, UPDATES, Updates, bad_state, updates};
 use serde_json::{Value, json};
 
 use super::Asynchronous;
@@ -50,16 +50,15 @@ impl Asynchronous<'_> {
     pub fn pieces(&self) -> Vec<(&'static str, usize, Range<u64>, Vec<f32>)> {
         let mut served = self.server.lock();
         let zero = served.rank.zero();
-        let read = |state: usize| {
-            let name = state_name(&self.spec.optimizer, state);
-            let spans = zero.spans(state, Extent::Owned).into_iter();
+        let read = |(state, name): (usize, &'static str)| {
+            let spans = zero.spans(state, Selection::Owned).into_iter();
             spans.map(move |piece| (state, name, piece)).collect::<Vec<_>>()
         };
-        let pieces = (0..zero.state_count()).flat_map(read).map(|(state, name, piece)| {
-            let mut values = vec![0f32; (piece.in_parameter.end - piece.in_parameter.start) as usize];
+        let pieces = zero.state_names().into_iter().enumerate().flat_map(read).map(|(state, name, piece)| {
+            let mut values = vec![0f32; (piece.elements.end - piece.elements.start) as usize];
             zero.read(state, &piece, 0..values.len(), &mut values)
                 .expect("kernels of the processor do not fail");
-            (name, piece.parameter, piece.in_parameter, values)
+            (name, piece.parameter, piece.elements, values)
         });
         pieces.collect()
     }

@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use phalanx_checkpoint::HuggingFaceDir;
 use phalanx_cpu::Cpu;
 use phalanx_models::Gpt2;
-use phalanx_parallel::zero::Extent;
+use phalanx_parallel::zero::Selection;
 use phalanx_tensor::{Arena, Device};
 use phalanx_train::rank::{Batch, Rank};
-use phalanx_train::{Groups, RunConfig, Spec};
+use phalanx_train::{Groups, RunConfig};
 
 use crate::rig::{State, golden, spec};
 
@@ -40,11 +40,11 @@ pub fn synchronous(model: &Gpt2, config: &RunConfig, steps: &[Vec<Vec<u32>>]) ->
     let device = Device::new(Cpu::new(1), Arena::heap());
     let mut rank = Rank::new(device, Groups::alone(&spec), &spec, &BTreeMap::new()).unwrap();
     rank.import(&weights()).unwrap();
-    run_synchronous(&mut rank, &spec, 0, steps)
+    run_synchronous(&mut rank, 0, steps)
 }
 
 /// Steps after `done`.
-pub fn run_synchronous(rank: &mut Rank, spec: &Spec, done: u64, steps: &[Vec<Vec<u32>>]) -> Synchronous {
+pub fn run_synchronous(rank: &mut Rank, done: u64, steps: &[Vec<Vec<u32>>]) -> Synchronous {
     let (mut losses, mut grad_norms) = (Vec::new(), Vec::new());
     for (number, sequences) in steps.iter().enumerate() {
         let mut batch = Batch::with_rows(sequences.len(), sequences[0].len() - 1);
@@ -54,17 +54,16 @@ pub fn run_synchronous(rank: &mut Rank, spec: &Spec, done: u64, steps: &[Vec<Vec
         grad_norms.push(outcome.grad_norm);
     }
     rank.save(|_, _| Ok(())).unwrap();
-    Synchronous { losses, grad_norms, state: state_of(rank, spec) }
+    Synchronous { losses, grad_norms, state: state_of(rank) }
 }
 
 /// What a rank holds of one stage.
-pub fn state_of(rank: &Rank, spec: &Spec) -> State {
+pub fn state_of(rank: &Rank) -> State {
     let mut state = State::new();
     let [stage] = rank.stages() else { panic!("one stage") };
-    let names = ["parameters"].into_iter().chain(spec.optimizer.states().iter().copied());
-    for (number, name) in names.enumerate() {
-        for piece in stage.zero.spans(number, Extent::Owned) {
-            let mut out = vec![0f32; (piece.in_parameter.end - piece.in_parameter.start) as usize];
+    for (number, name) in stage.zero.state_names().into_iter().enumerate() {
+        for piece in stage.zero.spans(number, Selection::Owned) {
+            let mut out = vec![0f32; (piece.elements.end - piece.elements.start) as usize];
             stage.zero.read(number, &piece, 0..out.len(), &mut out).unwrap();
             state.insert(format!("{name}/{}", stage.network.parameters[piece.parameter].name), out);
         }

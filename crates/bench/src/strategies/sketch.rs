@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 
 use anyhow::Result;
-use phalanx_parallel::zero::Extent;
+use phalanx_parallel::zero::Selection;
 use phalanx_random::{GOLDEN, mix};
 use phalanx_train::rank::Rank;
 use serde::{Deserialize, Serialize};
@@ -38,7 +38,7 @@ impl GradientSketch {
         for stage in rank.stages() {
             // Of several copies of a parameter, one is owned.
             let owned: Vec<usize> =
-                stage.zero.spans(0, Extent::Owned).iter().map(|span| span.parameter).collect();
+                stage.zero.spans(0, Selection::Owned).iter().map(|span| span.parameter).collect();
             stage.zero.read_gradients(|parameter, elements, values| {
                 if !owned.contains(&parameter) {
                     return;

@@ -113,7 +113,7 @@ impl Zero {
                 tensors.push(delayed.parameters[c].tiles[t].take().expect("the last update is over"));
                 parts.push((Part::Parameters, None));
                 delayed.running.push(self.device.run_on_host("delayed_update", tensors, |host, tensors| {
-                    self.issue_on_host(host, (c, &range), (&parts, tensors), (step, factor.view()));
+                    self.issue_on_host(host, ((c, t), &range), (&parts, tensors), (step, factor.view()));
                 }));
             }
         }

@@ -10,12 +10,12 @@ use std::collections::VecDeque;
 use std::ops::Range;
 
 use phalanx_collectives::CollectiveError;
-use phalanx_optim::Update;
 use phalanx_plan::Stage;
 use phalanx_tensor::{
     Category, DType, Device, DeviceError, Memory, PendingCopy, PendingHostWork, PendingTiles, Tensor, View,
 };
 
+use super::rules::Tensors;
 use super::states::Role;
 use super::update::{Step, stepped, write_again};
 use super::visits::{AHEAD, Tile, Window};
@@ -114,7 +114,7 @@ impl Zero {
         }
         let factor = update.factor.view();
         let work = self.device.run_on_host("update", tensors, |host, tensors| {
-            self.issue_on_host(host, (tile.0, &range), (&parts, tensors), (step, factor));
+            self.issue_on_host(host, (tile, &range), (&parts, tensors), (step, factor));
         });
         self.leave_host(update)?;
         update.working = Some(Working { tile, parts, work });
@@ -168,7 +168,11 @@ impl Zero {
             let inbound = match slot.memory {
                 Memory::Disk if is_unread => Inbound::Unread(tensor.dtype(), Some(tensor)),
                 Memory::Disk => {
-                    let here = in_host_memory(&self.device, tensor.dtype(), range.len());
+                    let read = match slot.role {
+                        Role::State(_) => tensor.shape().elements(),
+                        _ => range.len(),
+                    };
+                    let here = in_host_memory(&self.device, tensor.dtype(), read);
                     Inbound::FromDisk(self.device.copy_from_tiles(vec![tensor], 0, here))
                 }
                 _ => Inbound::Here(tensor),
@@ -225,31 +229,32 @@ impl Zero {
         })
     }
 
-    /// Issues the update of elements `range` of this rank's part of a chunk.
+    /// Issues the update of a tile: elements `range` of this rank's part of a chunk.
     pub(super) fn issue_on_host(
         &self,
         host: &Device,
-        (chunk, range): (usize, &Range<usize>),
+        ((chunk, tile), range): (Tile, &Range<usize>),
         (parts, tensors): (&[(Part, Option<Tensor>)], &mut [Tensor]),
-        (Step { number, lr, applies }, factor): (Step, View),
+        (step, factor): (Step, View),
     ) {
         let in_chunk = in_chunk(&self.map, self.options.stage, chunk, range);
         let slots = &self.states.chunks[chunk].slots;
-        for segment in self.map.layout.segments(chunk, in_chunk.start as u64..in_chunk.end as u64) {
-            let local = segment.in_chunk.start as usize - in_chunk.start
-                ..segment.in_chunk.end as usize - in_chunk.start;
+        for piece in self.rules.pieces(&self.map, chunk, &in_chunk) {
+            let local = piece.in_chunk.start - in_chunk.start..piece.in_chunk.end - in_chunk.start;
+            let in_part = range.start + local.start..range.start + local.end;
             let (mut states, mut master, mut own, mut gradient) = (Vec::new(), None, None, None);
             for ((part, _), tensor) in parts.iter().zip(tensors.iter_mut()) {
-                let role = match part {
-                    Part::Slot(slot) => slots[*slot].role,
-                    Part::Gradient => Role::Gradients,
-                    Part::Parameters => Role::Parameters,
+                let (role, within) = match part {
+                    Part::Slot(slot) => (slots[*slot].role, slots[*slot].within_tile(tile, &in_part)),
+                    Part::Gradient => (Role::Gradients, Some(local.clone())),
+                    Part::Parameters => (Role::Parameters, Some(local.clone())),
                 };
+                let Some(within) = within else { continue };
                 match role {
-                    Role::State => states.push(tensor.view_mut().range(local.clone())),
-                    Role::Master => master = Some(tensor.view_mut().range(local.clone())),
-                    Role::Parameters => own = Some(tensor.view_mut().range(local.clone())),
-                    Role::Gradients => gradient = Some(tensor.view().range(local.clone())),
+                    Role::State(number) => states.push((number, tensor.view_mut().range(within))),
+                    Role::Master => master = Some(tensor.view_mut().range(within)),
+                    Role::Parameters => own = Some(tensor.view_mut().range(within)),
+                    Role::Gradients => gradient = Some(tensor.view().range(within)),
                 }
             }
             let own = own.expect("the tile has parameters");
@@ -257,14 +262,15 @@ impl Zero {
                 Some(master) => (master, Some(own)),
                 None => (own, None),
             };
-            if !applies {
+            if !step.applies {
                 write_again(host, parameters, rounded);
                 continue;
             }
             let gradient = gradient.expect("the tile has a gradient");
-            let decays = self.map.decays[segment.parameter];
-            let update = Update { number, lr, decays, parameters, rounded, gradient, factor, states };
-            self.options.optimizer.apply(host, update);
+            let tensors = Tensors { parameters, rounded, gradient, factor, states };
+            self.options
+                .optimizer
+                .apply(host, self.rules.update(piece.rule, (step.number, step.lr), tensors));
         }
     }
 

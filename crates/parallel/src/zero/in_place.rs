@@ -5,7 +5,7 @@ use std::ops::Range;
 use phalanx_tensor::{Category, Tensor};
 
 use super::Zero;
-use super::states::{Role, tiles_of};
+use super::states::Role;
 use super::update::stepped;
 
 impl Zero {
@@ -13,7 +13,7 @@ impl Zero {
     /// parameters, a buffer holds those of a tile.
     pub(super) fn update_tiles(&self, c: usize) -> Vec<Range<usize>> {
         match self.gradients.is_in_parameters(c) {
-            true => tiles_of(self.states.chunks[c].elements, self.options.buffer),
+            true => self.states.chunks[c].tiles.clone(),
             false => self.states.tiles(c),
         }
     }

@@ -36,6 +36,7 @@ mod order;
 mod parameters;
 mod prefetch;
 mod residence;
+mod rules;
 mod spans;
 mod squares;
 mod states;
@@ -65,7 +66,9 @@ use order::UpdateOrder;
 use parameters::{ParameterChunks, Source};
 use prefetch::Prefetch;
 pub use residence::{ChunkResidence, Residence};
-pub use spans::{Extent, StateSpan};
+pub use rules::updated;
+use rules::{Places, Rules};
+pub use spans::{Selection, StateSpan};
 use squares::Squares;
 use states::{Elements, States};
 
@@ -111,8 +114,6 @@ struct Map {
     shapes: Vec<Shape>,
     /// For each parameter: number of those that are joined in it.
     members: Vec<usize>,
-    /// For each parameter: whether weight decay acts on it.
-    decays: Vec<bool>,
     /// For each parameter: whether this copy counts in norms and is written to checkpoints. Exactly one of several
     /// copies counts.
     answers: Vec<bool>,
@@ -151,7 +152,6 @@ impl Map {
         Map {
             shapes: specs.iter().map(|p| Shape::from(p.shape.as_slice())).collect(),
             members: specs.iter().map(|p| p.members().len()).collect(),
-            decays: specs.iter().map(|p| p.kind.decays()).collect(),
             terms: specs.iter().map(|p| p.terms().filter(|_| p.trained)).collect(),
             trained: last_trained.map_or(0, |p| layout.placed[p].chunk + 1),
             numbers: network.numbers.clone(),
@@ -236,6 +236,7 @@ pub struct Zero {
     options: Options,
     parameters: ParameterChunks,
     gradients: GradientChunks,
+    rules: Rules,
     /// For each chunk, the optimizer states of the part that this rank updates, and the f32 parameters of the same part
     /// when the compute type has 16 bits.
     states: States,
@@ -274,10 +275,19 @@ impl Zero {
         let map = Map::new(network, (answers, tied), layout, group.rank(), group.world_size());
         let parameters = ParameterChunks::new(device, &map, &options);
         let gradients = GradientChunks::new(device, &map, &options);
-        let elements = (0..map.chunk_count()).map(|c| Elements {
-            updated: update::stepped(&map, options.stage, c).len(),
-            gradients: stored_elements(&map, &options, c),
-            is_updated: c < map.trained && options.is_updated,
+        let rules = Rules::new(&options.optimizer, network);
+        let elements = (0..map.chunk_count()).map(|c| {
+            let part = update::stepped(&map, options.stage, c);
+            let is_updated = c < map.trained && options.is_updated;
+            let states = 0..if is_updated { rules.names().len() } else { 0 };
+            let places = |state| Some((state, Places::of(&rules, &map, (c, &part), state)?));
+            Elements {
+                updated: part.len(),
+                gradients: stored_elements(&map, &options, c),
+                uncut: rules.uncut(&map, c, &part),
+                states: states.filter_map(places).collect(),
+                is_updated,
+            }
         });
         let order = UpdateOrder::new(&map, &options);
         let states = States::new(device, &options, elements, &order);
@@ -297,6 +307,7 @@ impl Zero {
             options,
             parameters,
             gradients,
+            rules,
             states,
             delayed,
             order,
@@ -325,6 +336,11 @@ impl Zero {
     /// Number of elements of a chunk that this rank updates, or would update if it were trained.
     pub fn updated_elements(&self, chunk: usize) -> u64 {
         update::stepped(&self.map, self.options.stage, chunk).len() as u64
+    }
+
+    /// Bytes of optimizer states and master weights of a chunk on this rank.
+    pub fn optimizer_bytes(&self, chunk: usize) -> u64 {
+        self.states.optimizer_bytes(chunk)
     }
 
     /// Ranks of the data axis.

@@ -7,62 +7,84 @@
 use std::ops::Range;
 
 use half::{bf16, f16};
+use phalanx_optim::{PARAMETERS, Spread};
 use phalanx_plan::{Segment, Stage};
 use phalanx_tensor::{Category, DType, DeviceError, Tensor};
 
 use super::floats::Numbers;
+use super::rules::Member;
+use super::states::Role;
 use super::{Zero, update};
 
 /// Selects elements of a state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Extent {
+pub enum Selection {
     /// The elements that this rank alone saves: over all ranks, each element once.
     Owned,
     /// All elements that this rank stores; they must be filled before training.
     Resident,
 }
 
-/// A contiguous span of a parameter, or of an optimizer state of the same shape.
+/// A contiguous span of a parameter, or of an optimizer state of one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StateSpan {
     /// Index of the parameter in the stage's network.
     pub parameter: usize,
-    /// Elements of this rank's part of the parameter.
-    pub in_parameter: Range<u64>,
+    /// Which of those that are joined in it.
+    pub member: usize,
+    /// Elements of this rank's part of that one, or numbers of the state that it keeps of this part.
+    pub elements: Range<u64>,
     chunk: usize,
-    /// Elements of the chunk.
-    in_chunk: Range<usize>,
+    /// Elements of the chunk, or numbers in the slot of the state.
+    place: Range<usize>,
 }
 
 impl Zero {
-    /// Number of tensors stored for each parameter: the parameter itself, then the optimizer states.
-    pub fn state_count(&self) -> usize {
-        1 + self.options.optimizer.states().len()
+    /// Names of what is stored: the parameters, then the optimizer's states. Not every parameter has each of them.
+    pub fn state_names(&self) -> Vec<&'static str> {
+        [PARAMETERS].iter().chain(self.rules.names()).copied().collect()
     }
 
     /// The spans of state `state` (0: parameters, then the optimizer's states) that this rank owns or stores.
-    pub fn spans(&self, state: usize, extent: Extent) -> Vec<StateSpan> {
-        let range = |c: usize| match (extent, state) {
-            (Extent::Owned, _) => self.map.shard(c),
-            (Extent::Resident, 0) => match self.options.stage {
+    pub fn spans(&self, state: usize, selection: Selection) -> Vec<StateSpan> {
+        let range = |c: usize| match (selection, state) {
+            (Selection::Owned, _) => self.map.shard(c),
+            (Selection::Resident, 0) => match self.options.stage {
                 Stage::Three if !self.options.residence.is_whole(c) => self.map.shard(c),
                 _ => self.map.whole(c),
             },
-            (Extent::Resident, _) => update::stepped(&self.map, self.options.stage, c),
+            (Selection::Resident, _) => update::stepped(&self.map, self.options.stage, c),
         };
         let of_chunk = |c: usize| {
             let range = range(c);
             let segments = self.map.layout.segments(c, range.start as u64..range.end as u64);
-            let counts = |s: &Segment| extent == Extent::Resident || self.map.answers[s.parameter];
-            segments.filter(counts).map(move |s| StateSpan {
-                parameter: s.parameter,
-                in_parameter: s.in_parameter,
-                chunk: c,
-                in_chunk: s.in_chunk.start as usize..s.in_chunk.end as usize,
-            })
+            let counts = |s: &Segment| selection == Selection::Resident || self.map.answers[s.parameter];
+            segments.filter(counts).flat_map(move |s| self.members(state, c, s))
         };
         let chunks = if state == 0 { self.map.chunk_count() } else { self.map.trained };
         (0..chunks).flat_map(of_chunk).collect()
+    }
+
+    /// The spans of a state that belong to the parameters in a segment, of those that have it.
+    fn members(&self, state: usize, chunk: usize, segment: Segment) -> Vec<StateSpan> {
+        let first = update::stepped(&self.map, self.options.stage, chunk).start;
+        let span = |member: Member| {
+            let Member { number, rule, in_member, in_chunk } = member;
+            let (parameter, member) = (segment.parameter, number);
+            if state == 0 {
+                return Some(StateSpan { parameter, member, elements: in_member, chunk, place: in_chunk });
+            }
+            let local = in_chunk.start - first..in_chunk.end - first;
+            let place = self.states.numbers((chunk, state - 1), &local)?;
+            let start = match self.rules.spread(rule, state - 1)? {
+                Spread::Elements => in_member.start,
+                Spread::Blocks(block) => in_member.start / block as u64,
+                Spread::Whole(_) => 0,
+            };
+            let elements = start..start + place.len() as u64;
+            Some(StateSpan { parameter, member, elements, chunk, place })
+        };
+        self.rules.members(&segment).into_iter().filter_map(span).collect()
     }
 
     /// Downloads elements `within` of an owned span. [`Zero::settle`] must have been called.
@@ -76,11 +98,15 @@ impl Zero {
         within: Range<usize>,
         out: &mut [f32],
     ) -> Result<(), DeviceError> {
-        let at = piece.in_chunk.start + within.start..piece.in_chunk.start + within.end;
+        let at = piece.place.start + within.start..piece.place.start + within.end;
+        if state > 0 {
+            return self.states.read((piece.chunk, self.slot(state, piece)), at, out);
+        }
         let first = update::stepped(&self.map, self.options.stage, piece.chunk).start;
-        let frozen = || self.states.parameters(piece.chunk).map(|index| (index, first));
-        if let Some((index, start)) = self.stored(state, piece.chunk).or_else(frozen) {
-            return self.states.read((piece.chunk, index), at.start - start..at.end - start, out);
+        let stored =
+            self.states.exact_parameters(piece.chunk).or_else(|| self.states.parameters(piece.chunk));
+        if let Some(index) = stored {
+            return self.states.read((piece.chunk, index), at.start - first..at.end - first, out);
         }
         let (view, resident) = self.parameters.resident(&self.map, piece.chunk);
         let view = view.range(at.start - resident.start..at.end - resident.start);
@@ -91,14 +117,10 @@ impl Zero {
         Ok(())
     }
 
-    /// Where the f32 values of a state lie among the tensors of the optimizer, and the element of the chunk at which they
-    /// start. None for f32 parameters, which are stored as such, and for frozen ones.
-    fn stored(&self, state: usize, chunk: usize) -> Option<(usize, usize)> {
-        let index = match state {
-            0 => self.states.exact_parameters(chunk)?,
-            _ => state - 1,
-        };
-        Some((index, update::stepped(&self.map, self.options.stage, chunk).start))
+    /// The slot of a state of which there is a span.
+    fn slot(&self, state: usize, piece: &StateSpan) -> usize {
+        let chunk = &self.states.chunks[piece.chunk];
+        chunk.position(Role::State(state - 1)).expect("the chunk of a span has its state")
     }
 
     /// Memory in which [`Zero::write`] rounds at most `max_elements` elements; None when parameters are f32, or none
@@ -131,9 +153,11 @@ impl Zero {
         window: Option<&mut Tensor>,
     ) -> Result<(), DeviceError> {
         let chunk = piece.chunk;
-        let at = piece.in_chunk.start + within.start..piece.in_chunk.start + within.end;
-        let stored = self.stored(state, chunk);
-        if let Some((index, _)) = stored {
+        let at = piece.place.start + within.start..piece.place.start + within.end;
+        if state > 0 {
+            return self.states.write((chunk, self.slot(state, piece)), at, from);
+        }
+        if let Some(index) = self.states.exact_parameters(chunk) {
             // Other ranks hold the master weights of the elements that they update.
             let stepped = update::stepped(&self.map, self.options.stage, chunk);
             let own = at.start.max(stepped.start)..at.end.min(stepped.end);
@@ -142,9 +166,6 @@ impl Zero {
                 let range = own.start - stepped.start..own.end - stepped.start;
                 self.states.write((chunk, index), range, part)?;
             }
-        }
-        if state > 0 {
-            return Ok(());
         }
         if let Some(slot) = self.states.parameters(chunk) {
             return self.write_away((chunk, slot), at.start - self.map.shard(chunk).start, from);

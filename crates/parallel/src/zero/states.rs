@@ -15,14 +15,15 @@ use super::Options;
 use super::floats::Numbers;
 use super::order::UpdateOrder;
 use super::residence::ChunkResidence;
+use super::rules::Places;
 use super::visits::{Tile, Visits};
 use crate::tiles::{self, Arriving, Leaving};
 
 /// What is stored for each chunk.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Role {
-    /// A state of the optimizer, f32.
-    State,
+    /// A state of the optimizer, f32, by the number of its name.
+    State(usize),
     /// Master weights, f32.
     Master,
     /// This rank's shard of the parameters, in the compute type.
@@ -36,9 +37,10 @@ pub(super) struct Slot {
     pub(super) role: Role,
     dtype: DType,
     pub(super) memory: Memory,
-    elements: usize,
-    /// Elements of each tile but the last.
-    tile: usize,
+    /// Where its numbers belong: those of states need not be as many as elements.
+    places: Places,
+    /// The numbers in each tile.
+    ranges: Vec<Range<usize>>,
     /// One tensor where updates reach it, tiles elsewhere. None while a tile is in flight.
     pub(super) tiles: Vec<Option<Tensor>>,
 }
@@ -47,6 +49,8 @@ pub(super) struct Slot {
 pub(super) struct Stored {
     /// Elements of the chunk that this rank updates.
     pub(super) elements: usize,
+    /// The same in tiles of at most one buffer, or of one parameter that is not cut.
+    pub(super) tiles: Vec<Range<usize>>,
     /// Whether the host updates the chunk, in its own memory.
     is_updated_on_host: bool,
     /// States, then master weights, then parameters and gradients that are not in device memory.
@@ -56,8 +60,6 @@ pub(super) struct Stored {
 /// The tensors that the update of each chunk works on, beside gradients and parameters in device memory.
 pub(super) struct States {
     pub(super) device: Device,
-    /// Elements of the largest tile.
-    buffer: usize,
     pub(super) chunks: Vec<Stored>,
     pub(super) visits: Visits,
     /// Gradients on their way to where they stay, in order, with their chunks.
@@ -66,7 +68,8 @@ pub(super) struct States {
 
 /// What an update writes of a chunk, beside parameters in device memory.
 pub(super) struct Updated<'a> {
-    pub(super) states: Vec<ViewMut<'a>>,
+    /// With the numbers of their names.
+    pub(super) states: Vec<(usize, ViewMut<'a>)>,
     pub(super) master: Option<ViewMut<'a>>,
     /// This rank's parameters, where they are not in device memory.
     pub(super) parameters: Option<ViewMut<'a>>,
@@ -80,6 +83,10 @@ pub(super) struct Elements {
     pub(super) updated: usize,
     /// Those of gradients outside of device memory.
     pub(super) gradients: usize,
+    /// Parameters that no tile may cut.
+    pub(super) uncut: Vec<Range<usize>>,
+    /// The optimizer's states, by the numbers of their names.
+    pub(super) states: Vec<(usize, Places)>,
     /// Whether the chunk is updated: else it has parameters alone.
     pub(super) is_updated: bool,
 }
@@ -99,24 +106,34 @@ impl States {
         order: &UpdateOrder,
     ) -> States {
         let Options { residence, precision, buffer, .. } = options;
-        let states = options.optimizer.states().len();
         // Where the host addresses device memory, kernels of the device are the host's.
         let has_own_host = options.updates_on_host && !device.is_host_addressable();
         let is_updated_on_host = |lies: ChunkResidence| has_own_host && lies.optimizer != Memory::Device;
         let chunk = |(chunk, elements): (usize, Elements)| {
-            let mut parts = parts(residence.of(chunk), states, *precision);
-            parts.retain(|(role, ..)| elements.is_updated || *role == Role::Parameters);
-            let slot = |part: (Role, DType, Memory)| {
-                let elements = if part.0 == Role::Gradients { elements.gradients } else { elements.updated };
-                Slot::new(device, part, elements, *buffer)
+            let lies = residence.of(chunk);
+            let Elements { updated, gradients, uncut, states, is_updated } = elements;
+            let tiles = tiles_of(updated, *buffer, &uncut);
+            let state = |(number, places): (usize, Places)| {
+                let ranges =
+                    tiles.iter().map(|tile| places.before(tile.start)..places.before(tile.end)).collect();
+                Slot::new(device, (Role::State(number), DType::F32, lies.optimizer), places, ranges)
             };
-            let slots = parts.into_iter().map(slot).collect();
-            let is_updated_on_host = is_updated_on_host(residence.of(chunk));
-            Stored { elements: elements.updated, is_updated_on_host, slots }
+            let part = |(role, dtype, memory): (Role, DType, Memory)| {
+                let ranges = match role {
+                    Role::Gradients => tiles_of(gradients, *buffer, &uncut),
+                    _ => tiles.clone(),
+                };
+                Slot::new(device, (role, dtype, memory), Places::Like, ranges)
+            };
+            let mut parts = parts(lies, *precision);
+            parts.retain(|(role, ..)| is_updated || *role == Role::Parameters);
+            let states: Vec<Slot> = states.into_iter().map(state).collect();
+            let slots = states.into_iter().chain(parts.into_iter().map(part)).collect();
+            Stored { elements: updated, is_updated_on_host: is_updated_on_host(lies), slots, tiles }
         };
         let chunks: Vec<Stored> = elements.enumerate().map(chunk).collect();
         let (visits, leaving) = (Visits::default(), VecDeque::new());
-        let mut states = States { device: device.clone(), buffer: *buffer, chunks, visits, leaving };
+        let mut states = States { device: device.clone(), chunks, visits, leaving };
         let visits = |chunk: &usize| states.travels(*chunk) && !states.is_updated_on_host(*chunk);
         let tiles = states.tiles_in_order(order, visits);
         states.visits = Visits::new(tiles.clone(), order.window(tiles.len()), options.update_in_backward);
@@ -145,15 +162,15 @@ impl States {
 
     /// Host memory for elements of `dtype` of this rank's part of a chunk, in the tiles of its update.
     pub(super) fn in_host_memory(&self, chunk: &Stored, dtype: DType) -> Slot {
-        Slot::new(&self.device, (Role::Parameters, dtype, Memory::Host), chunk.elements, self.buffer)
+        let role = (Role::Parameters, dtype, Memory::Host);
+        Slot::new(&self.device, role, Places::Like, chunk.tiles.clone())
     }
 
     /// The elements of this rank's part of a chunk that an update works on at a time.
     pub(super) fn tiles(&self, chunk: usize) -> Vec<Range<usize>> {
-        let elements = self.chunks[chunk].elements;
         match self.travels(chunk) {
-            true => tiles_of(elements, self.buffer),
-            false => std::iter::once(0..elements).collect(),
+            true => self.chunks[chunk].tiles.clone(),
+            false => std::iter::once(0..self.chunks[chunk].elements).collect(),
         }
     }
 
@@ -178,18 +195,14 @@ impl States {
         for (slot, tensor) in visitor.into_iter().flatten() {
             here[slot] = Some(tensor);
         }
-        let first = tile * self.buffer;
         let mut updated = Updated { states: Vec::new(), master: None, parameters: None, gradient: None };
         for (slot, visiting) in self.chunks[chunk].slots.iter_mut().zip(here) {
-            let (tensor, range) = match visiting {
-                Some(tensor) => (tensor, local.start - first..local.end - first),
-                None => {
-                    let tensor = slot.tiles[0].as_mut().expect("what is in reach never travels in an update");
-                    (tensor, local.clone())
-                }
-            };
+            let tile = if visiting.is_some() { tile } else { 0 };
+            let Some(range) = slot.within_tile(tile, local) else { continue };
+            let tensor =
+                visiting.or(slot.tiles[0].as_mut()).expect("what is in reach never travels in an update");
             match slot.role {
-                Role::State => updated.states.push(tensor.view_mut().range(range)),
+                Role::State(number) => updated.states.push((number, tensor.view_mut().range(range))),
                 Role::Master => updated.master = Some(tensor.view_mut().range(range)),
                 Role::Parameters => updated.parameters = Some(tensor.view_mut().range(range)),
                 Role::Gradients => updated.gradient = Some(tensor.view().range(range)),
@@ -216,7 +229,25 @@ impl States {
         Ok(here)
     }
 
-    /// Elements `range` of state `index` of a chunk, for checkpoints; the master weights come after the states.
+    /// The numbers of a state that belong to elements `local` of this rank's part of a chunk, a part of one parameter. None when the
+    /// parameter has no such state.
+    pub(super) fn numbers(
+        &self,
+        (chunk, state): (usize, usize),
+        local: &Range<usize>,
+    ) -> Option<Range<usize>> {
+        let slot = self.chunks[chunk].position(Role::State(state))?;
+        self.chunks[chunk].slots[slot].places.numbers(local)
+    }
+
+    /// Bytes of a chunk's states and master weights.
+    pub(super) fn optimizer_bytes(&self, chunk: usize) -> u64 {
+        let is_optimizer = |slot: &&Slot| matches!(slot.role, Role::State(_) | Role::Master);
+        let slots = self.chunks[chunk].slots.iter().filter(is_optimizer);
+        slots.map(|slot| (slot.elements() * slot.dtype.bytes()) as u64).sum()
+    }
+
+    /// Numbers `range` of slot `index` of a chunk, for checkpoints.
     pub(super) fn read(
         &self,
         (chunk, index): (usize, usize),
@@ -234,7 +265,7 @@ impl States {
         Ok(())
     }
 
-    /// Overwrites elements `range` of state `index` of a chunk.
+    /// Overwrites numbers `range` of slot `index` of a chunk.
     pub(super) fn write<T: Element>(
         &mut self,
         (chunk, index): (usize, usize),
@@ -250,9 +281,9 @@ impl States {
     }
 }
 
-/// The parts of a chunk that are stored, with their element types and memories.
-fn parts(lies: ChunkResidence, states: usize, precision: Precision) -> Vec<(Role, DType, Memory)> {
-    let mut parts = vec![(Role::State, DType::F32, lies.optimizer); states];
+/// The parts of a chunk that are stored beside states, with their element types and memories.
+fn parts(lies: ChunkResidence, precision: Precision) -> Vec<(Role, DType, Memory)> {
+    let mut parts = Vec::new();
     if precision.has_master() {
         parts.push((Role::Master, DType::F32, lies.optimizer));
     }
@@ -265,9 +296,21 @@ fn parts(lies: ChunkResidence, states: usize, precision: Precision) -> Vec<(Role
     parts
 }
 
-/// Elements cut into pieces of at most `buffer`.
-pub(super) fn tiles_of(elements: usize, buffer: usize) -> Vec<Range<usize>> {
-    (0..elements).step_by(buffer).map(|start| start..(start + buffer).min(elements)).collect()
+/// Elements cut into pieces of at most `buffer`, but not within the ranges that are not cut: one that is larger is a piece.
+fn tiles_of(elements: usize, buffer: usize, uncut: &[Range<usize>]) -> Vec<Range<usize>> {
+    let mut start = 0;
+    let next = || {
+        let fits = start..(start + buffer).min(elements);
+        let cut = uncut.iter().find(|uncut| uncut.start < fits.end && fits.end < uncut.end);
+        let end = match cut {
+            Some(uncut) if uncut.start > start => uncut.start,
+            Some(uncut) => uncut.end.min(elements),
+            None => fits.end,
+        };
+        let tile = std::mem::replace(&mut start, end)..end;
+        (!tile.is_empty()).then_some(tile)
+    };
+    std::iter::from_fn(next).collect()
 }
 
 impl Stored {
@@ -282,36 +325,49 @@ impl Stored {
 }
 
 impl Slot {
+    /// Memory for numbers in tiles, or all of them together where updates reach them.
     fn new(
         device: &Device,
         (role, dtype, memory): (Role, DType, Memory),
-        elements: usize,
-        buffer: usize,
+        places: Places,
+        mut ranges: Vec<Range<usize>>,
     ) -> Slot {
         let (category, name) = match role {
-            Role::State => (Category::Optimizer, "optimizer_state"),
+            Role::State(_) => (Category::Optimizer, "optimizer_state"),
             Role::Master => (Category::Optimizer, "master_weights"),
             Role::Parameters => (Category::Parameters, "parameter_chunk"),
             Role::Gradients => (Category::Gradients, "gradient_chunk"),
         };
-        let tile = |elements| {
+        if is_in_reach(device, memory) {
+            ranges = std::iter::once(0..ranges.last().map_or(0, |last| last.end)).collect();
+        }
+        let tile = |range: &Range<usize>| {
+            // A tile in which no parameter has the state is in its place nevertheless.
+            let elements = range.len().max(1);
             Some(match memory {
                 Memory::Device => device.alloc(dtype, [elements], category, name),
                 Memory::Host => device.alloc_host(dtype, [elements], category, name),
                 Memory::Disk => device.alloc_disk(dtype, [elements], category, name),
             })
         };
-        let tiles = match is_in_reach(device, memory) {
-            true => vec![tile(elements)],
-            false => tiles_of(elements, buffer).into_iter().map(|range| tile(range.len())).collect(),
-        };
-        let first = if is_in_reach(device, memory) { elements } else { buffer };
-        Slot { role, dtype, memory, elements, tile: first, tiles }
+        let tiles = ranges.iter().map(tile).collect();
+        Slot { role, dtype, memory, places, ranges, tiles }
     }
 
-    /// Memory for the same elements.
+    fn elements(&self) -> usize {
+        self.ranges.last().map_or(0, |last| last.end)
+    }
+
+    /// Memory for the same elements: of a part that is not a state.
     pub(super) fn twin(&self, device: &Device) -> Slot {
-        Slot::new(device, (self.role, self.dtype, self.memory), self.elements, self.tile)
+        Slot::new(device, (self.role, self.dtype, self.memory), Places::Like, self.ranges.clone())
+    }
+
+    /// The numbers in a tile that belong to some elements of a parameter; None when it has no such state.
+    pub(super) fn within_tile(&self, tile: usize, local: &Range<usize>) -> Option<Range<usize>> {
+        let numbers = self.places.numbers(local)?;
+        let first = self.ranges[tile].start;
+        Some(numbers.start - first..numbers.end - first)
     }
 
     pub(super) fn take(&mut self) -> Vec<Tensor> {
@@ -323,10 +379,10 @@ impl Slot {
         self.tiles = tiles.into_iter().map(Some).collect();
     }
 
-    /// Each tile that has elements of `range`: its number, which of its elements these are, and their place in the range.
+    /// Each tile that has numbers of `range`: its place, which of its numbers these are, and their place in the range.
     pub(super) fn split(&self, range: &Range<usize>) -> Vec<(usize, Range<usize>, Range<usize>)> {
         let mut parts = Vec::new();
-        for (number, tile) in tiles_of(self.elements, self.tile.max(1)).into_iter().enumerate() {
+        for (number, tile) in self.ranges.iter().enumerate() {
             let inside = range.start.max(tile.start)..range.end.min(tile.end);
             if !inside.is_empty() {
                 let within = inside.start - range.start..inside.end - range.start;
@@ -343,8 +399,9 @@ mod tests {
 
     #[test]
     fn tiles_cover_their_elements_once() {
-        assert_eq!(tiles_of(10, 4), [0..4, 4..8, 8..10]);
-        assert_eq!(tiles_of(8, 4), [0..4, 4..8]);
-        assert!(tiles_of(0, 8).is_empty());
+        assert_eq!(tiles_of(10, 4, &[]), [0..4, 4..8, 8..10]);
+        assert_eq!(tiles_of(8, 4, &[]), [0..4, 4..8]);
+        assert!(tiles_of(0, 8, &[]).is_empty());
+        assert_eq!(tiles_of(20, 4, &[6..12, 12..14, 15..16]), [0..4, 4..6, 6..12, 12..16, 16..20]);
     }
 }

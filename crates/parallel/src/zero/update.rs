@@ -3,11 +3,11 @@
 use std::ops::Range;
 
 use phalanx_collectives::CollectiveError;
-use phalanx_optim::Update;
 use phalanx_plan::Stage;
 use phalanx_tensor::{Device, DeviceError, Tensor, View, ViewMut};
 
 use super::floats::Numbers;
+use super::rules::Tensors;
 use super::states::Updated;
 use super::visits::Tile;
 use super::{Map, Zero};
@@ -191,13 +191,12 @@ impl Zero {
         factor: View,
         given: Option<View>,
     ) {
-        let Step { number, lr, applies } = step;
         let c = at.0;
         let first = stepped(&self.map, self.options.stage, c).start;
         let range = first + tile.start..first + tile.end;
         let in_place = self.gradients_from_place(c, &range);
-        for segment in self.map.layout.segments(c, range.start as u64..range.end as u64) {
-            let inside = segment.in_chunk.start as usize..segment.in_chunk.end as usize;
+        for piece in self.rules.pieces(&self.map, c, &range) {
+            let inside = piece.in_chunk;
             let local = inside.start - first..inside.end - first;
             let Updated { states, master, parameters, gradient } = self.states.updated(at, &local);
             let of_range = inside.start - range.start..inside.end - range.start;
@@ -211,20 +210,12 @@ impl Zero {
                 Some(master) => (master, Some(own)),
                 None => (own, None),
             };
-            if !applies {
+            if !step.applies {
                 write_again(&self.device, p, rounded);
                 continue;
             }
-            let update = Update {
-                number,
-                lr,
-                decays: self.map.decays[segment.parameter],
-                parameters: p,
-                rounded,
-                gradient,
-                factor,
-                states,
-            };
+            let tensors = Tensors { parameters: p, rounded, gradient, factor, states };
+            let update = self.rules.update(piece.rule, (step.number, step.lr), tensors);
             self.options.optimizer.apply(&self.device, update);
         }
     }

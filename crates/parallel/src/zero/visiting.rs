@@ -112,7 +112,14 @@ impl States {
             // An update overwrites parameters with the rounded master weights.
             let coming = match slot.role == Role::Parameters && has_master {
                 true => Coming::Unread(stored),
-                false => Coming::Arriving(Box::new(tiles::bring(&self.device, vec![stored], 0..elements))),
+                false => {
+                    // Tiles of states have as many numbers as belong to the elements; one of gradients may have more elements.
+                    let read = match slot.role {
+                        Role::State(_) => stored.shape().elements(),
+                        _ => elements,
+                    };
+                    Coming::Arriving(Box::new(tiles::bring(&self.device, vec![stored], 0..read)))
+                }
             };
             arriving.push((number, coming));
         }

@@ -15,12 +15,13 @@ use phalanx_cpu::Cpu;
 use phalanx_data::{Masking, NOT_PREDICTED};
 use phalanx_layers::Network;
 use phalanx_models::{Gpt2, Model};
-use phalanx_parallel::zero::Extent;
+use phalanx_parallel::zero::Selection;
 use phalanx_plan::Peak;
 use phalanx_tensor::{Arena, Device, IGNORED, Memory, Region};
 use phalanx_trace::PhaseName;
 use phalanx_train::config::{Float, PrecisionConfig};
 use phalanx_train::rank::{Batch, Rank};
+use phalanx_train::state::Kept;
 use phalanx_train::{GroupSource, Groups, RunConfig, RunPlan, Spec, device_request};
 
 /// The folder of golden values.
@@ -391,20 +392,23 @@ pub fn batch(engine: &Rank, config: &RunConfig, sequences: &[Vec<u32>]) -> Batch
     batch
 }
 
-/// What a rank owns: number of the state, name of the parameter, first element in the whole, elements.
-pub type Pieces = Vec<(usize, String, u64, Vec<f32>)>;
+/// What a rank owns: names of the state and of the parameter, first element in the whole, elements.
+pub type Pieces = Vec<(&'static str, String, u64, Vec<f32>)>;
 
 /// Downloads everything that a rank owns. Parameters must be settled.
 pub fn pieces(engine: &Rank) -> Pieces {
     let mut pieces = Vec::new();
     for stage in engine.stages() {
-        for state in 0..stage.zero.state_count() {
-            for piece in stage.zero.spans(state, Extent::Owned) {
-                let local = piece.in_parameter.clone();
+        for (state, name) in stage.zero.state_names().into_iter().enumerate() {
+            for piece in stage.zero.spans(state, Selection::Owned) {
+                let local = piece.elements.clone();
                 let mut out = vec![0f32; (local.end - local.start) as usize];
                 stage.zero.read(state, &piece, 0..out.len(), &mut out).unwrap();
-                for (member, here, first) in stage.network.parameters[piece.parameter].runs(local) {
-                    pieces.push((state, member.name.clone(), first, out[here].to_vec()));
+                let spec = &stage.network.parameters[piece.parameter].members()[piece.member];
+                let stripe = Kept::of(engine.optimizer(), name, spec).stripe;
+                for (here, whole) in stripe.runs(local.clone()) {
+                    let here = (here.start - local.start) as usize..(here.end - local.start) as usize;
+                    pieces.push((name, spec.name.clone(), whole.start, out[here].to_vec()));
                 }
             }
         }
@@ -448,13 +452,15 @@ fn elements(plan: &RunPlan) -> BTreeMap<String, usize> {
 
 fn merge(plan: &RunPlan, parts: impl Iterator<Item = Pieces>) -> State {
     let mut merged = State::new();
-    let elements = elements(plan);
-    let names =
-        |state: usize| if state == 0 { "parameters" } else { plan.spec.optimizer.states()[state - 1] };
+    let network = plan.spec.whole();
+    let kept = |state, parameter: &String| {
+        let spec = network.members().find(|spec| spec.name == *parameter).unwrap();
+        Kept::of(&plan.spec.optimizer, state, spec)
+    };
     for (state, parameter, start, values) in parts.flatten() {
-        let whole = merged
-            .entry(format!("{}/{parameter}", names(state)))
-            .or_insert_with(|| vec![f32::NAN; elements[&parameter]]);
+        let elements = || kept(state, &parameter).shape.iter().product();
+        let whole =
+            merged.entry(format!("{state}/{parameter}")).or_insert_with(|| vec![f32::NAN; elements()]);
         let place = &mut whole[start as usize..start as usize + values.len()];
         assert!(place.iter().all(|x| x.is_nan()), "{parameter}: elements from {start} are owned twice");
         place.copy_from_slice(&values);

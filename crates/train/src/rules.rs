@@ -1,0 +1,79 @@
+//! Whether the optimizer's rule fits the parameters that the ranks of a run hold.
+
+use std::sync::Arc;
+
+use phalanx_layers::{Network, ParameterSpec};
+use phalanx_optim::{Extent, Spread};
+use phalanx_parallel::zero::updated;
+use phalanx_plan::Coordinates;
+use phalanx_tensor::Device;
+
+use crate::groups::{GroupSource, Groups};
+use crate::rule_mismatch::RuleMismatch;
+use crate::spec::Spec;
+
+impl Spec {
+    /// Checks the rule with the parameters of the whole network, and with the parts of every tensor-parallel rank where it needs more
+    /// than elements.
+    pub(crate) fn check_rule(&self, whole: &Network) -> Result<(), RuleMismatch> {
+        self.check_network(whole)?;
+        let mut trained = whole.members().filter(|p| p.trained);
+        if self.mesh.tensor == 1 || trained.all(|p| self.optimizer.extent(&updated(p)) == Extent::Elements) {
+            return Ok(());
+        }
+        (0..self.mesh.tensor).try_for_each(|tensor| {
+            let rank = self.mesh.rank(Coordinates { pipeline: 0, data: 0, tensor });
+            let device = Device::meta_of(self.threads, self.host_addressable);
+            let recorder = Arc::clone(device.recorder().expect("Meta records"));
+            let groups = Groups::new(&GroupSource::Meta(recorder, rank), self);
+            self.check_network(&self.network(&groups.tensor))
+        })
+    }
+
+    fn check_network(&self, network: &Network) -> Result<(), RuleMismatch> {
+        for joined in network.parameters.iter().filter(|p| p.trained) {
+            let mut before: usize = 0;
+            for parameter in joined.members() {
+                self.check_parameter(parameter)?;
+                if let Extent::Blocks(block) = self.optimizer.extent(&updated(parameter))
+                    && !before.is_multiple_of(block)
+                {
+                    let parameter = parameter.name.clone();
+                    return Err(RuleMismatch::Joined { parameter, block, before });
+                }
+                before += parameter.elements();
+            }
+        }
+        Ok(())
+    }
+
+    fn check_parameter(&self, spec: &ParameterSpec) -> Result<(), RuleMismatch> {
+        let of = updated(spec);
+        self.optimizer.kept(&of)?;
+        let (stripe, parameter) = (spec.stripe(), || spec.name.clone());
+        match self.optimizer.extent(&of) {
+            _ if stripe.is_whole() => Ok(()),
+            Extent::Whole => Err(RuleMismatch::Part { parameter: parameter(), ranks: stripe.ranks }),
+            Extent::Blocks(block) if !stripe.run.is_multiple_of(block as u64) => Err(RuleMismatch::Block {
+                parameter: parameter(),
+                block,
+                ranks: stripe.ranks,
+                run: stripe.run,
+            }),
+            Extent::Blocks(_) | Extent::Elements => Ok(()),
+        }
+    }
+
+    /// Numbers of optimizer states for each trained element, rounded down.
+    pub(crate) fn states_per_element(&self) -> u64 {
+        let whole = self.whole();
+        let mut sums = [0; 2];
+        for parameter in whole.members().filter(|p| p.trained).map(updated) {
+            let kept = self.optimizer.kept(&parameter).expect("the rule was checked with the whole model");
+            let numbers = |spread: Spread| spread.numbers(parameter.elements()) as u64;
+            sums[0] += kept.iter().map(|kept| numbers(kept.spread)).sum::<u64>();
+            sums[1] += parameter.elements() as u64;
+        }
+        sums[0].checked_div(sums[1]).unwrap_or(0)
+    }
+}
