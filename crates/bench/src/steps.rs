@@ -331,7 +331,7 @@ fn disk_rate(spec: &Spec) -> Option<f64> {
 /// function of the seed, the step and its place in the global batch: however that is cut and shared, it is the same.
 /// With a masked model, a sequence has as many targets as a sample.
 pub fn fill(batch: &mut Batch, spec: &Spec, seed: u64, number: u64, data: usize) {
-    let (seq, vocab) = (spec.seq, spec.model.shape().vocab);
+    let (seq, vocab) = (spec.seq, spec.model.vocab());
     let rows = batch.tokens.chunks_mut(seq).zip(batch.targets.chunks_mut(seq));
     for (index, (tokens, targets)) in rows.enumerate() {
         let place = spec.first_sample(index / spec.micro_batch_size, data) + index % spec.micro_batch_size;

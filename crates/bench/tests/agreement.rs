@@ -12,7 +12,7 @@ use phalanx_bench::strategies::strategy::Strategy;
 use phalanx_bench::strategies::{RankFigures, measure};
 use phalanx_collectives::{Endpoint, Isa, threads};
 use phalanx_cpu::Cpu;
-use phalanx_models::{Gpt2, Model, ModelShape};
+use phalanx_models::{Gpt2, Model};
 use phalanx_tensor::{Arena, Device, Region};
 use phalanx_train::config::{Float, ScheduleKind};
 use phalanx_train::{GroupSource, ResolvedConfig, RunConfig, RunPlan, Spec};
@@ -102,13 +102,13 @@ impl Launcher for Threads {
 /// Runs and compares the strategies.
 fn compare(compute: Float, lr: f64, fault: bool) -> Agreement {
     let mut config = RunConfig::default();
-    (config.model.layers, config.model.hidden, config.model.heads, config.model.seq) = (2, 32, 4, 16);
+    config.model.seq = 16;
     config.model.vocab = Some(67);
     config.batch.global = 8;
     (config.optimizer.lr, config.schedule.kind, config.schedule.warmup) = (lr, ScheduleKind::Constant, 0);
     config.train.threads = Some(1);
     config.precision.compute = compute;
-    let model = Gpt2::new(ModelShape { layers: 2, hidden: 32, heads: 4, vocab: 67, positions: 16 });
+    let model = Gpt2 { layers: 2, hidden: 32, heads: 4, vocab: 67, positions: 16, ..Gpt2::default() };
     let config = ResolvedConfig::new(config).unwrap();
     let spec = Spec::new(&config, model.clone(), 0, 1).unwrap();
     let launcher = Threads { fault };

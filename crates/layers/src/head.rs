@@ -18,10 +18,11 @@ use crate::activation::Activation;
 use crate::call::{Call, Parameters};
 use crate::failure::Result;
 use crate::init::Init;
+use crate::inputs::TARGETS;
 use crate::layer::Context;
 use crate::parameter::{Kind, ParameterSpec};
 
-/// The last part of a model: it turns activations and targets into a loss.
+/// The last part of a model: it turns activations into a loss, with what it reads of the inputs ([`Context::input`]).
 pub trait Head: Send + Sync {
     /// The parameters, in the order in which the methods receive them.
     fn parameters(&self) -> Vec<ParameterSpec>;
@@ -31,16 +32,15 @@ pub trait Head: Send + Sync {
     ///
     /// # Errors
     /// When a collective of the head fails.
-    fn loss(
-        &self,
-        cx: &Context,
-        call: Call,
-        targets: &Tensor,
-        numbers: CrossEntropy,
-    ) -> Result<(Tensor, Option<Activation>)>;
+    fn loss(&self, cx: &Context, call: Call, numbers: CrossEntropy) -> Result<(Tensor, Option<Activation>)>;
 
     /// Logits of some rows, for sampling: x `[rows, hidden]` -> `[rows, vocab]`.
-    fn logits(&self, cx: &Context, parameters: Parameters, x: View) -> Tensor;
+    ///
+    /// # Panics
+    /// When the head has none.
+    fn logits(&self, _cx: &Context, _parameters: Parameters, _x: View) -> Tensor {
+        panic!("only a head with logits can be sampled")
+    }
 
     /// The head itself, when its logits are a linear layer of x and it has all classes: for callers that compute the
     /// loss of the logits elsewhere.
@@ -271,16 +271,11 @@ impl Head for LinearCrossEntropy {
         std::iter::once(weight).chain(self.bias.as_ref().map(bias)).collect()
     }
 
-    /// x: `[batch, seq, hidden]`, targets: `[batch, seq]` u32 -> `[1]`, and dx
-    fn loss(
-        &self,
-        cx: &Context,
-        call: Call,
-        targets: &Tensor,
-        numbers: CrossEntropy,
-    ) -> Result<(Tensor, Option<Activation>)> {
+    /// x: `[batch, seq, hidden]`, input `targets`: `[batch, seq]` u32 -> `[1]`, and dx
+    fn loss(&self, cx: &Context, call: Call, numbers: CrossEntropy) -> Result<(Tensor, Option<Activation>)> {
         let Call { parameters, x, input_wanted, .. } = call;
-        let input = HeadInput { x: &x, targets, numbers, classes: self.all(), input_wanted };
+        let targets = cx.input(TARGETS);
+        let input = HeadInput { x: &x, targets: &targets, numbers, classes: self.all(), input_wanted };
         let (loss, dx) = self.pass(cx, parameters, input, &mut alone)?;
         Ok((loss, dx.map(Arc::new)))
     }

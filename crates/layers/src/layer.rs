@@ -14,6 +14,7 @@ use crate::activation::Activation;
 use crate::cache::KeyValueCache;
 use crate::call::{Call, Gradient, Parameter, Parameters};
 use crate::failure::Result;
+use crate::inputs::Inputs;
 use crate::parameter::ParameterSpec;
 use crate::random;
 use crate::saved::{AnyOwn, AnySaved, Deferred, Saved, Shared, restored};
@@ -41,6 +42,8 @@ pub struct Context<'a> {
     pub cache: Option<&'a KeyValueCache>,
     /// Largest number of bytes of a slice of logits. All ranks have the same, and so has the plan.
     pub slice_bytes: usize,
+    /// The inputs of the micro-batch; None where a layer runs alone.
+    pub inputs: Option<&'a Inputs<'a>>,
 }
 
 /// The position of a micro-batch in the run. Random numbers are a function of it, the layer and the element, so they
@@ -67,7 +70,20 @@ impl<'a> Context<'a> {
             first_row: 0,
             cache: None,
             slice_bytes: SLICE_BYTES,
+            inputs: None,
         }
+    }
+
+    /// The same with these inputs.
+    #[must_use]
+    pub fn with(self, inputs: &'a Inputs<'a>) -> Context<'a> {
+        Context { inputs: Some(inputs), ..self }
+    }
+
+    /// The input of this name ([`Inputs::get`]).
+    #[track_caller]
+    pub fn input(&self, name: &str) -> Activation {
+        self.inputs.unwrap_or_else(|| panic!("there is no input {name}: the layer runs alone")).get(name)
     }
 }
 

@@ -8,6 +8,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use crate::head::Head;
+use crate::inputs::RowShape;
 use crate::layer::AnyLayer;
 use crate::parameter::ParameterSpec;
 
@@ -20,7 +21,7 @@ pub enum BlockRole {
     End,
 }
 
-/// One block: a layer with a name.
+/// One block: a layer with a name, and the shape of its output.
 pub struct Block {
     /// Name in messages: `embedding`, `h.3`.
     pub name: String,
@@ -28,6 +29,8 @@ pub struct Block {
     pub role: BlockRole,
     /// The layer of the block.
     pub layer: Box<dyn AnyLayer>,
+    /// The shape of its output, where tensor-parallel ranks share no rows.
+    pub output: RowShape,
 }
 
 /// Blocks and head, and the parameters that each of them uses.
@@ -42,6 +45,8 @@ pub struct Network {
     pub uses: Vec<Vec<usize>>,
     /// Number of the first block in the whole network.
     pub first_block: usize,
+    /// The output of the block before the first, in a stage that is not the first.
+    pub input: Option<RowShape>,
     /// For each parameter: its number in the whole network.
     pub numbers: Vec<usize>,
     /// Whether a parameter of an earlier stage is trained.
@@ -87,7 +92,16 @@ impl Network {
         uses.iter_mut().flatten().for_each(|p| *p = place[*p]);
         let parameters: Vec<ParameterSpec> = order.iter().map(|p| specs[*p].clone()).collect();
         let (numbers, trained_before) = ((0..parameters.len()).collect(), false);
-        Network { blocks, head: Some(head), parameters, uses, first_block: 0, numbers, trained_before }
+        Network {
+            blocks,
+            head: Some(head),
+            parameters,
+            uses,
+            first_block: 0,
+            input: None,
+            numbers,
+            trained_before,
+        }
     }
 
     /// The index of the parameter with this name.
@@ -128,7 +142,7 @@ impl Network {
             "the last stage must end with the head"
         );
         let (mut blocks, mut head) = (blocks.into_iter(), head);
-        let (mut next, mut trained_before) = (0, false);
+        let (mut next, mut trained_before, mut output) = (0, false, None);
         let mut cut = |range: &Range<usize>| {
             assert!(range.start == next && range.end > next, "stages must be consecutive and not empty");
             next = range.end;
@@ -146,8 +160,12 @@ impl Network {
             let earlier = trained_before;
             trained_before |= numbers.iter().any(|number| parameters[*number].trained);
             let with_head = range.end == head_index + 1;
+            let blocks: Vec<Block> = blocks.by_ref().take(range.len() - usize::from(with_head)).collect();
+            let input = output;
+            output = blocks.last().map(|block| block.output).or(input);
             Network {
-                blocks: blocks.by_ref().take(range.len() - usize::from(with_head)).collect(),
+                blocks,
+                input,
                 head: head.take_if(|_| with_head),
                 parameters: numbers.iter().map(|n| parameters[*n].clone()).collect(),
                 uses: local,
@@ -162,6 +180,21 @@ impl Network {
     /// Number of the head in `uses`.
     pub fn head_index(&self) -> usize {
         self.blocks.len()
+    }
+
+    /// The shapes of the input and of the output of a stage, which it shares with the stages beside it.
+    pub fn shapes(&self) -> [Option<RowShape>; 2] {
+        [self.input, self.blocks.last().map(|block| block.output).or(self.input)]
+    }
+
+    /// Number of Transformer blocks: the layers of the model.
+    pub fn layers(&self) -> usize {
+        self.blocks.iter().filter(|block| block.role == BlockRole::Transformer).count()
+    }
+
+    /// Elements of a row of the widest output of a block.
+    pub fn width(&self) -> usize {
+        self.blocks.iter().map(|block| block.output.elements()).max().unwrap_or(1)
     }
 
     /// Name of block `index`; the head is named `head`.

@@ -2,7 +2,9 @@
 
 use phalanx_cpu::Cpu;
 use phalanx_layers::head::{Classes, HeadInput};
-use phalanx_layers::{Call, Context, Gradient, Head, Init, LinearCrossEntropy, Parameter, Parameters};
+use phalanx_layers::{
+    Call, Context, Gradient, Head, Init, Inputs, LinearCrossEntropy, Parameter, Parameters, TARGETS,
+};
 use phalanx_tensor::{Arena, Category, CrossEntropy, DType, Device, IGNORED, Shape, Tensor};
 use phalanx_trace::{Event, PhaseName};
 
@@ -134,16 +136,18 @@ fn a_loss_alone_is_that_of_training_and_takes_no_logits() {
     let b = tensor(&device, [VOCAB], &values("b", VOCAB));
     let (cx, parameters) = (context(&device), [w.view(), b.view()].map(|view| Parameter::read(view, true)));
     let call = Call { input_wanted: false, ..Call::new(Parameters::new(&parameters), x().into()) };
-    let (loss, _) = head.loss(&cx, call, &targets(&device), NUMBERS).unwrap();
+    let inputs = Inputs::only(TARGETS, targets(&device).into());
+    let (loss, _) = head.loss(&cx.with(&inputs), call, NUMBERS).unwrap();
     assert_eq!(read(&device, &loss), part(&device, true, [0, VOCAB], None).results[0]);
 
     let meta = Device::meta(1);
     let like = |t: &Tensor| meta.alloc(t.dtype(), t.shape(), Category::Activations, "test");
     let (x, w, b, targets) = (like(&x()), like(&w), like(&b), like(&targets(&device)));
+    let inputs = Inputs::only(TARGETS, targets.into());
     meta.phase(PhaseName::Loss, || {
         let parameters = [w.view(), b.view()].map(|view| Parameter::read(view, true));
         let call = Call { input_wanted: false, ..Call::new(Parameters::new(&parameters), x.into()) };
-        head.loss(&context(&meta), call, &targets, NUMBERS).unwrap()
+        head.loss(&context(&meta).with(&inputs), call, NUMBERS).unwrap()
     });
     let trace = meta.take_trace(0);
     let names: Vec<&str> = trace

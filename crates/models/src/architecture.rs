@@ -7,7 +7,8 @@ use std::sync::Arc;
 use serde::{Serialize, Serializer};
 use serde_json::Value;
 
-use crate::{Model, ModelError, ModelShape, Objective};
+use crate::keys::{Key, KeyError, Keys};
+use crate::{Model, ModelError, Objective};
 
 /// A model architecture: its names, and the constructors of its models.
 #[derive(Debug)]
@@ -18,27 +19,30 @@ pub struct Architecture {
     pub title: &'static str,
     /// Training objective of its models.
     pub objective: Objective,
-    /// The keys of `config.json` that hold its sizes.
-    pub keys: ShapeKeys,
-    /// Makes a model with the given sizes and default values for everything else.
-    pub build: fn(ModelShape) -> Arc<dyn Model>,
+    /// The keys of `[model]` that it reads.
+    pub keys: &'static [Key],
+    /// Makes the model of these keys, which are complete and within their bounds, with `vocab` token ids, for sequences of `seq` tokens.
+    pub build: fn(keys: &Keys, vocab: usize, seq: usize) -> Result<Arc<dyn Model>, KeyError>,
     /// Makes the model that a `config.json` describes.
     pub from_config: fn(&Value) -> Result<Arc<dyn Model>, ModelError>,
 }
 
-/// The keys of `config.json` that hold the sizes of a [`ModelShape`].
-#[derive(Clone, Copy, Debug)]
-pub struct ShapeKeys {
-    /// Transformer blocks.
-    pub layers: &'static str,
-    /// Width.
-    pub hidden: &'static str,
-    /// Attention heads.
-    pub heads: &'static str,
-    /// Rows of the position table.
-    pub positions: &'static str,
-    /// Rows of the token table.
-    pub vocab: &'static str,
+impl Architecture {
+    /// The model of the keys that were given, with `vocab` token ids, for sequences of `seq` tokens.
+    ///
+    /// # Errors
+    /// A key that it does not have, or with a value that it cannot have.
+    pub fn model(&self, keys: &Keys, vocab: usize, seq: usize) -> Result<Arc<dyn Model>, KeyError> {
+        (self.build)(&keys.completed(self.keys, self.name)?, vocab, seq)
+    }
+
+    /// The name in a `config.json` of a key of `[model]`.
+    pub fn file_name(&self, key: &str) -> &'static str {
+        if key == "vocab" {
+            return "vocab_size";
+        }
+        self.keys.iter().find(|known| known.name == key).map_or("nothing of that name", |known| known.file)
+    }
 }
 
 /// An architecture of the registry; displayed as its name.

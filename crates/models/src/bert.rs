@@ -7,17 +7,18 @@
 
 use phalanx_layers::{
     Attention, Block, BlockRole, CannotCut, Checkpointing, Dropped, Embedding, Fork, Init, LayerNorm, Linear,
-    LinearCrossEntropy, LinearGelu, Network, Output, ParameterSpec, Pieces, PositionTable, Sequence,
+    LinearCrossEntropy, LinearGelu, Network, Output, ParameterSpec, Pieces, PositionTable, RowShape,
+    Sequence,
 };
 use phalanx_parallel::TensorParallel;
 use phalanx_tensor::Heads;
 use serde_json::{Value, json};
 
 use crate::config::{decimal, epsilon, expect_architecture, expect_computed, heads, number, probability};
+use crate::keys::{Key, Keys, Values, count};
 use crate::limits::{MAX_HIDDEN, MAX_INTERMEDIATE, MAX_LAYERS, MAX_POSITIONS, MAX_VOCAB};
 use crate::{
-    Activation, Arch, Architecture, Dropouts, Earlier, Model, ModelError, ModelShape, NumberedLayers,
-    Objective, ShapeKeys,
+    Activation, Arch, Architecture, Dropouts, Earlier, Input, Model, ModelError, NumberedLayers, Objective,
 };
 
 /// What the names of all tensors outside of the heads begin with, except in files of `BertModel` alone.
@@ -29,7 +30,7 @@ const WORDS: &str = "bert.embeddings.word_embeddings.weight";
 /// Initial values of all weights and tables (`initializer_range`).
 const NORMAL: Init = Init::Normal(0.02);
 
-/// Epsilon of the norms, unless a file gives another value.
+/// Epsilon of the norms, unless a file or a configuration gives another value.
 const EPS: f32 = 1e-12;
 
 /// The entry in the registry.
@@ -37,17 +38,28 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "bert",
     title: "BERT",
     objective: Objective::Masked,
-    keys: ShapeKeys {
-        layers: "num_hidden_layers",
-        hidden: "hidden_size",
-        heads: "num_attention_heads",
-        positions: "max_position_embeddings",
-        vocab: "vocab_size",
-    },
-    build: |shape| {
-        let ModelShape { layers, hidden, heads, vocab, positions } = shape;
-        let (intermediate, activation, dropout) = (4 * hidden, Activation::GELU, Dropouts::default());
-        Bert { layers, hidden, heads, intermediate, vocab, positions, eps: EPS, activation, dropout }.into()
+    keys: &[
+        count("layers", "num_hidden_layers", Some(12), MAX_LAYERS),
+        count("hidden", "hidden_size", Some(768), MAX_HIDDEN),
+        count("heads", "num_attention_heads", Some(12), MAX_HIDDEN),
+        count("positions", "max_position_embeddings", None, MAX_POSITIONS),
+        count("intermediate", "intermediate_size", None, MAX_INTERMEDIATE),
+        Key { name: "norm_eps", file: "layer_norm_eps", values: Values::Positive { absent: EPS } },
+    ],
+    build: |keys, vocab, seq| {
+        let hidden = keys.count("hidden");
+        let model = Bert {
+            layers: keys.count("layers"),
+            hidden,
+            heads: keys.divisor("heads", "hidden")?,
+            intermediate: keys.given_count("intermediate").unwrap_or(4 * hidden),
+            vocab,
+            positions: keys.positions(seq)?,
+            eps: keys.number("norm_eps"),
+            activation: Activation::GELU,
+            dropout: Dropouts::default(),
+        };
+        Ok(model.into())
     },
     from_config: |config| Bert::from_config(config).map(Into::into),
 };
@@ -76,25 +88,23 @@ pub struct Bert {
 }
 
 impl Bert {
-    /// The whole network on one rank.
-    pub fn whole(&self) -> Network {
-        self.network(&TensorParallel::solo(), Checkpointing::None)
-    }
-
     fn build(&self, tensor: &TensorParallel, checkpointing: Checkpointing) -> Result<Network, CannotCut> {
+        let output = RowShape::tokens(self.hidden);
         let mut blocks = vec![Block {
             name: "embedding".into(),
             role: BlockRole::End,
             layer: Box::new(self.embedding(tensor)),
+            output,
         }];
         for i in 0..self.layers {
             let layer = checkpointing.block(i, self.block(i, tensor, checkpointing)?);
-            blocks.push(Block { name: format!("layer.{i}"), role: BlockRole::Transformer, layer });
+            blocks.push(Block { name: format!("layer.{i}"), role: BlockRole::Transformer, layer, output });
         }
         blocks.push(Block {
             name: "mlm".into(),
             role: BlockRole::End,
             layer: Box::new(self.transform(tensor, checkpointing)),
+            output,
         });
         let head = LinearCrossEntropy {
             weight: WORDS.into(),
@@ -223,13 +233,31 @@ fn linear(prefix: String, inputs: usize, outputs: usize) -> Linear {
 }
 
 impl Model for Bert {
-    fn network(&self, tensor: &TensorParallel, checkpointing: Checkpointing) -> Network {
-        self.build(tensor, checkpointing).expect("the configuration was checked")
+    fn network(&self, tensor: &TensorParallel, checkpointing: Checkpointing) -> Result<Network, CannotCut> {
+        self.build(tensor, checkpointing)
     }
 
-    fn shape(&self) -> ModelShape {
-        let Bert { layers, hidden, heads, vocab, positions, .. } = *self;
-        ModelShape { layers, hidden, heads, vocab, positions }
+    fn inputs(&self) -> Vec<Input> {
+        Input::of_language_model(self.vocab)
+    }
+
+    fn longest(&self) -> Option<usize> {
+        Some(self.positions)
+    }
+
+    fn attention(&self) -> Option<Heads> {
+        Some(Heads::equal(self.heads, self.hidden / self.heads, false))
+    }
+
+    fn keys(&self) -> Keys {
+        Keys::from([
+            ("layers", self.layers.into()),
+            ("hidden", self.hidden.into()),
+            ("heads", self.heads.into()),
+            ("positions", self.positions.into()),
+            ("intermediate", self.intermediate.into()),
+            ("norm_eps", decimal(self.eps).into()),
+        ])
     }
 
     fn architecture(&self) -> Option<Arch> {
@@ -294,6 +322,7 @@ impl Model for Bert {
 
     fn numbered_layers(&self) -> Option<NumberedLayers> {
         Some(NumberedLayers {
+            count: self.layers,
             key: "num_hidden_layers",
             prefixes: &["bert.encoder.layer.", "encoder.layer."],
         })

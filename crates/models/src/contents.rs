@@ -7,14 +7,13 @@
 
 use std::collections::BTreeMap;
 
-use phalanx_layers::Checkpointing;
-use phalanx_parallel::TensorParallel;
-
 use crate::{Model, ModelError};
 
 /// How the files of an architecture number its layers.
 #[derive(Clone, Copy, Debug)]
 pub struct NumberedLayers {
+    /// Their number in the model.
+    pub count: usize,
     /// The key of `config.json` with their number.
     pub key: &'static str,
     /// Prefixes of a layer's number in tensor names: the one that is written now, then those of older files.
@@ -42,7 +41,7 @@ pub fn check_layers<'a>(model: &dyn Model, names: impl Iterator<Item = &'a str>)
     for layer in names.filter_map(|name| numbered.of(name)) {
         *tensors.entry(layer).or_default() += 1;
     }
-    let (given, found) = (model.shape().layers, tensors.len());
+    let (given, found) = (numbered.count, tensors.len());
     let last = tensors.last_key_value().map(|(layer, _)| *layer);
     if found != given || last != given.checked_sub(1) {
         return Err(ModelError::Layers { key: numbered.key, given, found, last });
@@ -76,7 +75,7 @@ pub fn check_contents<'a>(
     let mut tensors: BTreeMap<&str, &[usize]> = tensors.collect();
     check_layers(model, tensors.keys().copied())?;
     let new_head = model.head_prefix().filter(|_| lacks_head(model, tensors.keys().copied()));
-    let network = model.network(&TensorParallel::solo(), Checkpointing::None);
+    let network = model.whole();
     for parameter in network.members() {
         let name = name_in(model, &parameter.name, |name| tensors.contains_key(name));
         let Some(shape) = tensors.remove(name.as_str()) else {

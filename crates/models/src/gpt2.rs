@@ -6,7 +6,7 @@
 
 use phalanx_layers::{
     Attention, Block, BlockRole, CannotCut, Checkpointing, Dropped, Embedding, Fork, Init, Layer, LayerNorm,
-    Linear, LinearCrossEntropy, LinearGelu, Network, Output, Pieces, PositionTable, Sequence,
+    Linear, LinearCrossEntropy, LinearGelu, Network, Output, Pieces, PositionTable, RowShape, Sequence,
 };
 use phalanx_parallel::TensorParallel;
 use phalanx_tensor::{Heads, Layout};
@@ -15,14 +15,12 @@ use serde_json::{Value, json};
 use crate::config::{
     decimal, epsilon, expect_architecture, expect_computed, heads, number, probability, renamed,
 };
-use crate::limits::{MAX_HIDDEN, MAX_LAYERS, MAX_POSITIONS, MAX_VOCAB};
-use crate::{
-    Activation, Arch, Architecture, Dropouts, Model, ModelError, ModelShape, NumberedLayers, Objective,
-    ShapeKeys,
-};
+use crate::keys::{Key, Keys, Values, count};
+use crate::limits::{MAX_HIDDEN, MAX_INTERMEDIATE, MAX_LAYERS, MAX_POSITIONS, MAX_VOCAB};
+use crate::{Activation, Arch, Architecture, Dropouts, Input, Model, ModelError, NumberedLayers, Objective};
 
 /// How files number the layers. The first GPT-2 on the Hugging Face hub leaves out `transformer.`.
-const LAYERS: NumberedLayers = NumberedLayers { key: "n_layer", prefixes: &["transformer.h.", "h."] };
+const LAYERS: [&str; 2] = ["transformer.h.", "h."];
 
 /// Other names of keys, which transformers maps to GPT-2's own (its `attribute_map`).
 const OTHER_KEYS: [(&str, &str); 4] = [
@@ -32,7 +30,7 @@ const OTHER_KEYS: [(&str, &str); 4] = [
     ("num_hidden_layers", "n_layer"),
 ];
 
-/// Epsilon of the norms, unless a file gives another value.
+/// Epsilon of the norms, unless a file or a configuration gives another value.
 const EPS: f32 = 1e-5;
 
 /// The entry in the registry.
@@ -40,14 +38,27 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     name: "gpt2",
     title: "GPT-2",
     objective: Objective::Causal,
-    keys: ShapeKeys {
-        layers: "n_layer",
-        hidden: "n_embd",
-        heads: "n_head",
-        positions: "n_positions",
-        vocab: "vocab_size",
+    keys: &[
+        count("layers", "n_layer", Some(12), MAX_LAYERS),
+        count("hidden", "n_embd", Some(768), MAX_HIDDEN),
+        count("heads", "n_head", Some(12), MAX_HIDDEN),
+        count("positions", "n_positions", None, MAX_POSITIONS),
+        count("intermediate", "n_inner", None, MAX_INTERMEDIATE),
+        Key { name: "norm_eps", file: "layer_norm_epsilon", values: Values::Positive { absent: EPS } },
+    ],
+    build: |keys, vocab, seq| {
+        let model = Gpt2 {
+            layers: keys.count("layers"),
+            hidden: keys.count("hidden"),
+            heads: keys.divisor("heads", "hidden")?,
+            intermediate: keys.given_count("intermediate"),
+            vocab,
+            positions: keys.positions(seq)?,
+            eps: keys.number("norm_eps"),
+            ..Gpt2::default()
+        };
+        Ok(model.into())
     },
-    build: |shape| Gpt2::new(shape).into(),
     from_config: |config| Gpt2::from_config(config).map(Into::into),
 };
 
@@ -60,6 +71,8 @@ pub struct Gpt2 {
     pub hidden: usize,
     /// Attention heads (`n_head`).
     pub heads: usize,
+    /// Width within the MLP (`n_inner`); None for 4 times `hidden`.
+    pub intermediate: Option<usize>,
     /// Rows of the token table (`vocab_size`).
     pub vocab: usize,
     /// Rows of the position table (`n_positions`): the longest sequence.
@@ -72,33 +85,45 @@ pub struct Gpt2 {
     pub dropout: Dropouts,
 }
 
-impl Gpt2 {
-    /// A model of these sizes with the values of the published models for everything else, and no dropout.
-    pub fn new(shape: ModelShape) -> Gpt2 {
-        let ModelShape { layers, hidden, heads, vocab, positions } = shape;
-        let (activation, dropout) = (Activation::GELU_NEW, Dropouts::default());
-        Gpt2 { layers, hidden, heads, vocab, positions, eps: EPS, activation, dropout }
+/// The sizes of the smallest published model, its values for everything else, and no dropout.
+impl Default for Gpt2 {
+    fn default() -> Gpt2 {
+        Gpt2 {
+            layers: 12,
+            hidden: 768,
+            heads: 12,
+            intermediate: None,
+            vocab: 50257,
+            positions: 1024,
+            eps: EPS,
+            activation: Activation::GELU_NEW,
+            dropout: Dropouts::default(),
+        }
     }
+}
 
-    /// The whole network on one rank: parameters named `transformer.wte.weight`, `transformer.h.0.ln_1.weight`, ...
-    pub fn whole(&self) -> Network {
-        self.network(&TensorParallel::solo(), Checkpointing::None)
+impl Gpt2 {
+    fn intermediate(&self) -> usize {
+        self.intermediate.unwrap_or(4 * self.hidden)
     }
 
     fn build(&self, tensor: &TensorParallel, checkpointing: Checkpointing) -> Result<Network, CannotCut> {
+        let output = RowShape::tokens(self.hidden);
         let mut blocks = vec![Block {
             name: "embedding".into(),
             role: BlockRole::End,
             layer: Box::new(self.embedding(tensor)),
+            output,
         }];
         for i in 0..self.layers {
             let layer = checkpointing.block(i, self.block(i, tensor, checkpointing)?);
-            blocks.push(Block { name: format!("h.{i}"), role: BlockRole::Transformer, layer });
+            blocks.push(Block { name: format!("h.{i}"), role: BlockRole::Transformer, layer, output });
         }
         blocks.push(Block {
             name: "ln_f".into(),
             role: BlockRole::End,
             layer: tensor.rows(self.norm("transformer.ln_f".into())),
+            output,
         });
         let head = LinearCrossEntropy {
             weight: "transformer.wte.weight".into(),
@@ -157,11 +182,14 @@ impl Gpt2 {
                 "attn.resid_dropout",
             )),
         ]));
-        let fc = linear("mlp.c_fc", hidden, 4 * hidden, Init::Normal(0.02));
+        let fc = linear("mlp.c_fc", hidden, self.intermediate(), Init::Normal(0.02));
         let mlp = Fork::residual(checkpointing.sequence(vec![
             tensor.rows(self.norm(name("ln_2"))),
             tensor.column(LinearGelu { linear: fc, gelu: self.activation.gelu })?,
-            Box::new(dropped(tensor.row(linear("mlp.c_proj", 4 * hidden, hidden, small))?, "mlp.dropout")),
+            Box::new(dropped(
+                tensor.row(linear("mlp.c_proj", self.intermediate(), hidden, small))?,
+                "mlp.dropout",
+            )),
         ]));
         Ok(Sequence::new(vec![Box::new(attention), Box::new(mlp)]))
     }
@@ -182,7 +210,7 @@ impl Gpt2 {
             "n_ctx": self.positions,
             "n_embd": self.hidden,
             "n_head": self.heads,
-            "n_inner": null,
+            "n_inner": self.intermediate,
             "n_layer": self.layers,
             "n_positions": self.positions,
             "resid_pdrop": decimal(self.dropout.residual),
@@ -213,15 +241,15 @@ impl Gpt2 {
                 ("quantization_config", json!(null)),
             ],
         )?;
-        let inner = config.get("n_inner").unwrap_or(&Value::Null);
-        if !inner.is_null() && inner.as_u64() != Some(4 * hidden as u64) {
-            let expected = format!("null or {}", 4 * hidden);
-            return Err(ModelError::Key { key: "n_inner", given: inner.to_string(), expected });
-        }
+        let intermediate = match config.get("n_inner").unwrap_or(&Value::Null) {
+            Value::Null => None,
+            _ => Some(number(config, "n_inner", MAX_INTERMEDIATE)?).filter(|inner| *inner != 4 * hidden),
+        };
         Ok(Gpt2 {
             layers: number(config, "n_layer", MAX_LAYERS)?,
             hidden,
             heads: heads(config, "n_head", hidden, "n_embd")?,
+            intermediate,
             vocab: number(config, "vocab_size", MAX_VOCAB)?,
             positions: number(config, "n_positions", MAX_POSITIONS)?,
             eps: epsilon(config, "layer_norm_epsilon", EPS)?,
@@ -236,13 +264,31 @@ impl Gpt2 {
 }
 
 impl Model for Gpt2 {
-    fn network(&self, tensor: &TensorParallel, checkpointing: Checkpointing) -> Network {
-        self.build(tensor, checkpointing).expect("the configuration was checked")
+    fn network(&self, tensor: &TensorParallel, checkpointing: Checkpointing) -> Result<Network, CannotCut> {
+        self.build(tensor, checkpointing)
     }
 
-    fn shape(&self) -> ModelShape {
-        let Gpt2 { layers, hidden, heads, vocab, positions, .. } = *self;
-        ModelShape { layers, hidden, heads, vocab, positions }
+    fn inputs(&self) -> Vec<Input> {
+        Input::of_language_model(self.vocab)
+    }
+
+    fn longest(&self) -> Option<usize> {
+        Some(self.positions)
+    }
+
+    fn attention(&self) -> Option<Heads> {
+        Some(Heads::equal(self.heads, self.hidden / self.heads, true))
+    }
+
+    fn keys(&self) -> Keys {
+        Keys::from([
+            ("layers", self.layers.into()),
+            ("hidden", self.hidden.into()),
+            ("heads", self.heads.into()),
+            ("positions", self.positions.into()),
+            ("intermediate", self.intermediate().into()),
+            ("norm_eps", decimal(self.eps).into()),
+        ])
     }
 
     fn architecture(&self) -> Option<Arch> {
@@ -264,13 +310,17 @@ impl Model for Gpt2 {
     }
 
     fn numbered_layers(&self) -> Option<NumberedLayers> {
-        Some(LAYERS)
+        Some(NumberedLayers { count: self.layers, key: "n_layer", prefixes: &LAYERS })
     }
 
     /// The causal mask, which older versions of transformers saved with each layer.
     fn is_ignored(&self, name: &str) -> bool {
         let is_mask = name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias");
-        is_mask && LAYERS.of(name).is_some_and(|layer| layer < self.layers)
+        is_mask
+            && self
+                .numbered_layers()
+                .and_then(|numbered| numbered.of(name))
+                .is_some_and(|layer| layer < self.layers)
     }
 
     fn dropping(&self, dropout: Dropouts) -> std::sync::Arc<dyn Model> {

@@ -2,26 +2,13 @@
 
 use std::sync::Arc;
 
-use phalanx_layers::{Checkpointing, Network, ParameterSpec};
+use phalanx_layers::{CannotCut, Checkpointing, Input, Network, ParameterSpec, TARGETS, TOKENS};
 use phalanx_parallel::TensorParallel;
+use phalanx_tensor::Heads;
 use serde_json::{Value, json};
 
+use crate::keys::Keys;
 use crate::{Arch, Bert, Gpt2, NumberedLayers};
-
-/// Sizes of a Transformer that parallelism and reports need.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ModelShape {
-    /// Transformer blocks.
-    pub layers: usize,
-    /// Width of the residual stream.
-    pub hidden: usize,
-    /// Attention heads.
-    pub heads: usize,
-    /// Rows of the token table.
-    pub vocab: usize,
-    /// Longest sequence.
-    pub positions: usize,
-}
 
 /// Dropout probabilities in training, each in `0.0..1.0`.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -56,14 +43,56 @@ pub enum Objective {
 
 /// A model: blocks in sequence with a head. It is written once with whole sizes; every rank creates its part.
 ///
-/// A model of your own implements `network`, `shape` and `dropping`. The other methods are about the training objective
-/// and about files.
+/// A model of your own implements `network`, `inputs` and `dropping`, and `longest` and `attention` where it has these limits. The other
+/// methods are about the training objective, configurations and files.
 pub trait Model: Send + Sync + std::fmt::Debug {
-    /// The whole network; `tensor` gives this rank's part of each layer.
-    fn network(&self, tensor: &TensorParallel, checkpointing: Checkpointing) -> Network;
+    /// The network; `tensor` gives this rank's part of each layer.
+    ///
+    /// # Errors
+    /// When so many ranks cannot divide a layer.
+    fn network(&self, tensor: &TensorParallel, checkpointing: Checkpointing) -> Result<Network, CannotCut>;
 
-    /// Its sizes.
-    fn shape(&self) -> ModelShape;
+    /// The whole network, on one rank.
+    fn whole(&self) -> Network {
+        self.network(&TensorParallel::solo(), Checkpointing::None).expect("one rank divides nothing")
+    }
+
+    /// Refuses a number of tensor-parallel ranks that cannot divide its layers.
+    ///
+    /// # Errors
+    /// What cannot be divided.
+    fn check_cut(&self, ranks: usize) -> Result<(), CannotCut> {
+        self.network(&TensorParallel::trial(ranks), Checkpointing::None).map(drop)
+    }
+
+    /// What it reads of each micro-batch. Its first block receives the first; any block, and the head, may ask for each of them
+    /// ([`Context::input`](phalanx_layers::Context::input)).
+    fn inputs(&self) -> Vec<Input>;
+
+    /// Number of its token ids: the bound of the input `tokens`; 0 for a model that reads none.
+    fn vocab(&self) -> usize {
+        self.inputs().iter().find(|input| input.name == TOKENS).and_then(|input| input.bound).unwrap_or(0)
+    }
+
+    /// Whether it reads targets: then the loss is a mean over those that are not left out, else over samples.
+    fn has_targets(&self) -> bool {
+        self.inputs().iter().any(|input| input.name == TARGETS)
+    }
+
+    /// Tokens of the longest sequence, if there is a limit.
+    fn longest(&self) -> Option<usize> {
+        None
+    }
+
+    /// The widest of its attention heads and the most of them in a layer, if it has attention.
+    fn attention(&self) -> Option<Heads> {
+        None
+    }
+
+    /// The keys of `[model]` that make this model; none for a model that is not in the registry.
+    fn keys(&self) -> Keys {
+        Keys::default()
+    }
 
     /// Its architecture in the registry; `None` for a model that is not there.
     fn architecture(&self) -> Option<Arch> {

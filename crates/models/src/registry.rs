@@ -71,20 +71,24 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::{ModelShape, ShapeKeys};
+    use crate::Keys;
 
     #[test]
     fn every_architecture_is_found_by_its_name_and_builds_what_its_config_says() {
-        let shape = ModelShape { layers: 2, hidden: 8, heads: 2, vocab: 50, positions: 16 };
+        let counts = [("layers", 2), ("hidden", 8), ("heads", 2), ("positions", 16), ("intermediate", 24)];
+        let mut given = Keys::from([("norm_eps", json!(0.25))]);
+        counts.iter().for_each(|(key, count)| given.set(key, *count));
         for name in NAMES {
             let arch = Arch::named(name).unwrap();
-            let model = (arch.build)(shape);
+            let model = arch.model(&given, 50, 8).unwrap();
             assert_eq!((model.architecture(), model.objective()), (Some(arch), arch.objective));
             let config = model.to_config();
-            assert_eq!(from_config(&config).unwrap().shape(), shape);
-            let ShapeKeys { layers, hidden, heads, positions, vocab } = arch.keys;
-            let sizes = [layers, hidden, heads, positions, vocab].map(|key| config[key].as_u64().unwrap());
-            assert_eq!(sizes, [2, 8, 2, 16, 50], "{name}");
+            let read = from_config(&config).unwrap();
+            assert_eq!((read.keys(), read.vocab(), read.longest()), (given.clone(), 50, Some(16)), "{name}");
+            assert_eq!(config[arch.file_name("vocab")], 50);
+            for key in arch.keys {
+                assert_eq!(config[key.file], *given.get(key.name).unwrap(), "{name}: {}", key.name);
+            }
             assert_eq!(serde_json::from_value::<Arch>(json!(name)).unwrap(), arch);
         }
     }

@@ -3,11 +3,12 @@
 use std::fmt;
 use std::sync::Arc;
 
-use phalanx_layers::{AnyLayer, Block, BlockRole, Checkpointing, Network, ParameterSpec};
+use phalanx_layers::{AnyLayer, Block, BlockRole, CannotCut, Checkpointing, Network, ParameterSpec};
 use phalanx_parallel::TensorParallel;
+use phalanx_tensor::Heads;
 use serde_json::Value;
 
-use crate::{Arch, Dropouts, Earlier, Model, ModelShape, NumberedLayers, Objective};
+use crate::{Arch, Dropouts, Earlier, Input, Model, NumberedLayers, Objective};
 
 type MakeLayer = dyn Fn(&TensorParallel) -> Box<dyn AnyLayer> + Send + Sync;
 
@@ -20,7 +21,8 @@ pub struct WithBlock {
 }
 
 impl WithBlock {
-    /// `model` with a block `name`, whose layer `make` makes for a rank: `tensor` gives the rank's part of it.
+    /// `model` with a block `name`, whose layer `make` makes for a rank: `tensor` gives the rank's part of it. Its output has the shape
+    /// of its input.
     pub fn new(
         model: impl Into<Arc<dyn Model>>,
         name: impl Into<String>,
@@ -43,15 +45,23 @@ impl From<WithBlock> for Arc<dyn Model> {
 }
 
 impl Model for WithBlock {
-    fn network(&self, tensor: &TensorParallel, checkpointing: Checkpointing) -> Network {
-        let Network { mut blocks, head, .. } = self.model.network(tensor, checkpointing);
-        let layer = (self.make)(tensor);
-        blocks.push(Block { name: self.name.clone(), role: BlockRole::End, layer });
-        Network::new(blocks, head.expect("a whole network has a head"))
+    fn network(&self, tensor: &TensorParallel, checkpointing: Checkpointing) -> Result<Network, CannotCut> {
+        let Network { mut blocks, head, .. } = self.model.network(tensor, checkpointing)?;
+        let (layer, output) = ((self.make)(tensor), blocks.last().expect("a model has blocks").output);
+        blocks.push(Block { name: self.name.clone(), role: BlockRole::End, layer, output });
+        Ok(Network::new(blocks, head.expect("a whole network has a head")))
     }
 
-    fn shape(&self) -> ModelShape {
-        self.model.shape()
+    fn inputs(&self) -> Vec<Input> {
+        self.model.inputs()
+    }
+
+    fn longest(&self) -> Option<usize> {
+        self.model.longest()
+    }
+
+    fn attention(&self) -> Option<Heads> {
+        self.model.attention()
     }
 
     /// None: files of the model's architecture do not have the block.

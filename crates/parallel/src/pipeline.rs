@@ -13,9 +13,9 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use phalanx_collectives::{CollectiveError, Group, Pending};
-use phalanx_layers::{Activation, Context};
+use phalanx_layers::{Activation, Context, Inputs, RowShape, TARGETS, Upload};
 use phalanx_plan::pipeline::{Action, Kind, Message, Schedule, Step, lower_rank};
-use phalanx_tensor::{Category, CrossEntropy, Device, Shape, Tensor, View};
+use phalanx_tensor::{Category, CrossEntropy, Device, Tensor, View};
 use phalanx_trace::{Placements, micro_batch_tag};
 
 use crate::stage::{BackwardStart, DeferredStage, SavedStage, Seen, Stage};
@@ -96,14 +96,16 @@ pub struct Feed<'a> {
     pub device: &'a Device,
     /// The context of a micro-batch.
     pub context: &'a dyn Fn(usize) -> Context<'a>,
-    /// The token ids of a micro-batch, `[batch, seq]` u32.
-    pub tokens: &'a dyn Fn(usize) -> Activation,
-    /// The targets of a micro-batch, `[batch, seq]` u32.
-    pub targets: &'a dyn Fn(usize) -> Tensor,
+    /// Uploads an input of a micro-batch.
+    pub upload: &'a Upload<'a>,
+    /// The input that the first block receives.
+    pub first: &'static str,
+    /// Whether the head reads targets, which are then uploaded before the head's parameters are gathered.
+    pub has_targets: bool,
     /// Factors of the loss.
     pub numbers: CrossEntropy,
-    /// Shape of the activations between stages.
-    pub boundary: Shape,
+    /// Tensor-parallel ranks that share the rows of activations between stages.
+    pub ranks_of_rows: usize,
     /// Placements of the activations between stages.
     pub placements: Placements,
 }
@@ -119,6 +121,8 @@ struct Mail<'a> {
     incoming: &'a BTreeMap<usize, Vec<Message>>,
     /// Messages that a channel holds on each side.
     depth: usize,
+    /// For each stage of this rank: the shapes of its input and of its output.
+    shapes: BTreeMap<usize, [Option<RowShape>; 2]>,
     /// For each sending rank: the number of the next message to ask for, and the pending receives.
     coming: BTreeMap<usize, (usize, VecDeque<Pending<Tensor>>)>,
     /// For each receiving rank: the pending sends.
@@ -144,9 +148,15 @@ impl<'a> Mail<'a> {
         let (number, _) = self.coming.entry(from).or_default();
         let Some(message) = self.incoming[&from].get(*number) else { return };
         *number += 1;
-        let Feed { device, context, boundary, placements, .. } = *self.feed;
-        let dtype = context(message.micro_batch).compute;
-        let x = device.alloc(dtype, boundary, Category::Activations, "pipeline.received");
+        let Feed { device, context, placements, .. } = *self.feed;
+        let Context { compute, tokens, .. } = context(message.micro_batch);
+        let shape = self.shapes[&message.stage_to][usize::from(!message.forward)].expect("a stage beside it");
+        let x = device.alloc(
+            compute,
+            shape.shared(tokens, self.feed.ranks_of_rows),
+            Category::Activations,
+            "pipeline.received",
+        );
         device.place(x.view(), placements);
         let pending = self.group(from, self.rank).recv(x, from, tag(message));
         self.coming.entry(from).or_default().1.push_back(pending);
@@ -205,6 +215,7 @@ pub fn run<'a>(
         rank,
         incoming: &program.incoming,
         depth: program.depth,
+        shapes: stages.iter().map(|stage| (stage.index, stage.network.shapes())).collect(),
         coming: BTreeMap::new(),
         going: BTreeMap::new(),
         here: BTreeMap::new(),
@@ -238,38 +249,42 @@ pub fn run<'a>(
 
 /// What is saved between the actions of micro-batches, by stage and micro-batch.
 #[derive(Default)]
-struct BetweenActions {
+struct BetweenActions<'a> {
+    inputs: BTreeMap<(usize, usize), Inputs<'a>>,
     kept: BTreeMap<(usize, usize), SavedStage>,
     later: BTreeMap<(usize, usize), DeferredStage>,
 }
 
-fn compute(
+fn compute<'a>(
     stage: &mut Stage,
     action: &Action,
-    mail: &mut Mail,
-    held: &mut BetweenActions,
+    mail: &mut Mail<'a>,
+    held: &mut BetweenActions<'a>,
     loss: &mut Tensor,
     watch: &mut WatchMicroBatches,
 ) -> Result<(), CollectiveError> {
     let Action { stage: index, kind, micro_batch } = *action;
     let feed = mail.feed;
     let cx = (feed.context)(micro_batch);
-    let cx = Context { keep: cx.keep && stage.is_differentiated(), ..cx };
+    let key = (index, micro_batch);
+    let inputs = held.inputs.remove(&key).unwrap_or_else(|| Inputs::new(feed.upload, micro_batch));
+    let cx = Context { keep: cx.keep && stage.is_differentiated(), ..cx }.with(&inputs);
+    let reads_targets = stage.is_last() && feed.has_targets;
+    let targets = || drop(reads_targets.then(|| inputs.get(TARGETS)));
     let mut seen = watch.as_mut().map(|watch| |seen: Seen, x: View| watch(micro_batch, seen, x));
     let mut seen = seen.as_mut().map(|see| see as &mut dyn FnMut(Seen, View));
-    let key = (index, micro_batch);
     match kind {
         Kind::Forward => {
             let x = match index {
-                0 => (feed.tokens)(micro_batch),
+                0 => inputs.lend(feed.first),
                 _ => mail.take(index, micro_batch, true),
             };
             let (y, kept) = stage.forward(&cx, x, &mut seen)?;
             match (stage.is_last(), cx.keep) {
                 (true, true) => {}
                 (true, false) => {
-                    let targets = (feed.targets)(micro_batch);
-                    let part = stage.loss(&cx, y, &targets, feed.numbers)?;
+                    targets();
+                    let part = stage.loss(&cx, y, feed.numbers)?;
                     feed.device.add(part.view(), loss.view_mut());
                 }
                 (false, _) => mail.keep(index + 1, micro_batch, true, y),
@@ -280,10 +295,10 @@ fn compute(
         }
         Kind::Backward | Kind::Input => {
             let kept = held.kept.remove(&key).expect("backward comes after forward");
-            let targets = stage.is_last().then(|| (feed.targets)(micro_batch));
-            let from = match &targets {
-                Some(targets) => BackwardStart::Targets(targets, feed.numbers),
-                None => BackwardStart::Derivative(mail.take(index, micro_batch, false)),
+            targets();
+            let from = match stage.is_last() {
+                true => BackwardStart::Loss(feed.numbers),
+                false => BackwardStart::Derivative(mail.take(index, micro_batch, false)),
             };
             let arrived = match kind {
                 Kind::Input => {
@@ -304,6 +319,10 @@ fn compute(
             let later = held.later.remove(&key).expect("the weight part comes after the input part");
             stage.backward_weight(&cx, later, &mut seen)?;
         }
+    }
+    inputs.free(TARGETS);
+    if held.kept.contains_key(&key) || held.later.contains_key(&key) {
+        held.inputs.insert(key, inputs);
     }
     Ok(())
 }

@@ -90,16 +90,16 @@ pub struct SavedStage {
 pub struct DeferredStage(Vec<Deferred>);
 
 /// The input of backward.
-pub enum BackwardStart<'a> {
-    /// In the last stage: targets `[batch, seq]` u32, and the factors of the loss.
-    Targets(&'a Tensor, CrossEntropy),
+pub enum BackwardStart {
+    /// In the last stage: the factors of the loss.
+    Loss(CrossEntropy),
     /// In an earlier stage: the derivative of its output.
     Derivative(Activation),
 }
 
 /// The result of backward.
 pub struct BackwardResult {
-    /// The derivative of the stage's input; None for token ids.
+    /// The derivative of the stage's input; None for ids, and where nothing before it is trained.
     pub dx: Option<Activation>,
     /// The scaled sum of losses, `[1]`, in the last stage.
     pub loss: Option<Tensor>,
@@ -275,7 +275,6 @@ impl Stage {
         &mut self,
         cx: &Context,
         x: Activation,
-        targets: &Tensor,
         numbers: CrossEntropy,
     ) -> Result<Tensor, CollectiveError> {
         let index = self.network.head_index();
@@ -284,7 +283,7 @@ impl Stage {
         let loss = {
             let parameters = self.zero.parameters(index);
             let call = Call { input_wanted: false, ..Call::new(Parameters::new(&parameters), x) };
-            head.loss(cx, call, targets, numbers).map_err(cause)?.0
+            head.loss(cx, call, numbers).map_err(cause)?.0
         };
         self.zero.release(index);
         Ok(loss)
@@ -315,9 +314,9 @@ impl Stage {
         from: BackwardStart,
         watch: &mut Watch,
     ) -> Result<(Option<Activation>, Option<Tensor>), CollectiveError> {
-        let (targets, numbers) = match from {
+        let numbers = match from {
             BackwardStart::Derivative(dy) => return Ok((Some(dy), None)),
-            BackwardStart::Targets(targets, numbers) => (targets, numbers),
+            BackwardStart::Loss(numbers) => numbers,
         };
         let index = self.network.head_index();
         self.enter(cx, index)?;
@@ -326,10 +325,10 @@ impl Stage {
         let x = x.expect("forward of the last stage saves the head's input");
         let (loss, dx) = {
             let Stage { zero, network, .. } = &mut *self;
-            let head = network.head.as_ref().expect("the last stage has targets");
+            let head = network.head.as_ref().expect("the last stage has a head");
             let parameters = zero.parameters_with_gradients(index);
             let call = call(network, index, Parameters::new(&parameters), x);
-            head.loss(cx, call, targets, numbers).map_err(cause)?
+            head.loss(cx, call, numbers).map_err(cause)?
         };
         self.zero.release(index);
         show(watch, Seen::Loss, &loss);

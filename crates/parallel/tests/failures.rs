@@ -10,8 +10,8 @@ use crate::rig::{BATCH, HIDDEN, ROWS, SEQ, block, norm};
 use phalanx_collectives::{CollectiveError, Endpoint, Group, Solo, threads};
 use phalanx_cpu::Cpu;
 use phalanx_layers::{
-    AnyLayer, Block, BlockRole, Call, Context, Embedding, Init, LinearCrossEntropy, Network, Parameter,
-    ParameterSpec, Parameters, PositionTable, Recompute,
+    AnyLayer, Block, BlockRole, Call, Context, Embedding, Init, Inputs, LinearCrossEntropy, Network,
+    Parameter, ParameterSpec, Parameters, PositionTable, Recompute, RowShape, TARGETS,
 };
 use phalanx_optim::Optimizer;
 use phalanx_parallel::BlockInputs;
@@ -64,9 +64,8 @@ fn network(tensor: &TensorParallel) -> Network {
         tensor.rows(norm("ln_f")),
     ];
     let named = layers.into_iter().enumerate();
-    let blocks = named
-        .map(|(i, layer)| Block { name: format!("block {i}"), role: BlockRole::Transformer, layer })
-        .collect();
+    let (role, output) = (BlockRole::Transformer, RowShape::tokens(HIDDEN));
+    let blocks = named.map(|(i, layer)| Block { name: format!("block {i}"), role, layer, output }).collect();
     let head = LinearCrossEntropy {
         weight: "head".into(),
         bias: None,
@@ -148,7 +147,8 @@ fn walk(endpoint: &Endpoint, walk: &Walk) -> Result<(), (Pass, CollectiveError)>
     let mut stage = stage(&device, &tensor);
     let first_row = if sequence { rank * ROWS / ranks } else { 0 };
     let cx = Context { first_row, ..Context::new(&device, DType::F32, [BATCH, SEQ]) };
-    let targets = ids(&device);
+    let inputs = Inputs::only(TARGETS, Arc::new(ids(&device)));
+    let cx = cx.with(&inputs);
     let (mut x, mut kept, mut later) = (None, None, None);
     for (i, call) in calls.iter().enumerate() {
         walk.begun.fetch_add(1, Ordering::AcqRel);
@@ -167,13 +167,13 @@ fn walk(endpoint: &Endpoint, walk: &Walk) -> Result<(), (Pass, CollectiveError)>
             Pass::Forward => stage.forward(&cx, Arc::new(ids(&device)), &mut watch).map(|(y, k)| {
                 (x, kept) = (Some(y), Some(k));
             }),
-            Pass::Loss => stage.loss(&cx, x.take().unwrap(), &targets, NUMBERS).map(drop),
+            Pass::Loss => stage.loss(&cx, x.take().unwrap(), NUMBERS).map(drop),
             Pass::Backward => {
-                let from = BackwardStart::Targets(&targets, NUMBERS);
+                let from = BackwardStart::Loss(NUMBERS);
                 stage.backward(&cx, kept.take().unwrap(), from, &mut watch).map(drop)
             }
             Pass::BackwardInput => {
-                let from = BackwardStart::Targets(&targets, NUMBERS);
+                let from = BackwardStart::Loss(NUMBERS);
                 stage.backward_input(&cx, kept.take().unwrap(), from, &mut watch).map(|(_, l)| {
                     later = Some(l);
                 })

@@ -10,8 +10,8 @@ use crate::rig::{
 };
 use phalanx_collectives::Group;
 use phalanx_layers::{
-    AnyLayer, Call, Dropped, Embedding, Head, Init, LinearCrossEntropy, Parameter, ParameterSpec, Parameters,
-    PositionTable, Sequence,
+    AnyLayer, Call, Dropped, Embedding, Head, Init, Inputs, LinearCrossEntropy, Parameter, ParameterSpec,
+    Parameters, PositionTable, Sequence, TARGETS,
 };
 use phalanx_parallel::TensorParallel;
 use phalanx_tensor::{Category, CrossEntropy, DType, IGNORED, Tensor};
@@ -133,15 +133,15 @@ fn run_head(place: &TestRank, head: &dyn Head, vocab: usize) -> HeadNumbers {
     let mut written = vec![true; specs.len()];
     let (mut losses, mut dx) = (Vec::new(), Vec::new());
     for m in 0..MICRO_BATCHES {
-        let (cx, targets) = (place.context(PLAIN, m), targets(place, vocab, m));
+        let inputs = Inputs::only(TARGETS, targets(place, vocab, m).into());
+        let cx = place.context(PLAIN, m).with(&inputs);
         let x = place.activation(DType::F32, "x", m);
         let own = Parameter::read_all(&parameters);
         let call = Call { input_wanted: false, ..Call::new(Parameters::new(&own), x.clone()) };
-        let (alone, none) = head.loss(&cx, call, &targets, NUMBERS).unwrap();
+        let (alone, none) = head.loss(&cx, call, NUMBERS).unwrap();
         assert!(none.is_none());
         let own = Parameter::with_gradients(&parameters, &mut gradients, &mut written);
-        let (loss, derivative) =
-            head.loss(&cx, Call::new(Parameters::new(&own), x), &targets, NUMBERS).unwrap();
+        let (loss, derivative) = head.loss(&cx, Call::new(Parameters::new(&own), x), NUMBERS).unwrap();
         assert_eq!(place.read(&alone), place.read(&loss), "a loss with gradients and one without");
         losses.extend(place.read(&loss));
         dx.push(place.read(&derivative.unwrap()));

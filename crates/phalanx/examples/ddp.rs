@@ -4,15 +4,14 @@
 //! losses are those of one rank, up to the order of sums. `zero` shards optimizer, gradients and parameters, too.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program of its own, for a terminal")]
 
-use phalanx::{Batch, CpuFactory, Gpt2, ModelShape, RunConfig, RunPlan, Spec, on_threads};
+use phalanx::{Batch, CpuFactory, Gpt2, RunConfig, RunPlan, Spec, on_threads};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     for (ranks, zero) in [(1, 0), (2, 0), (2, 3)] {
         let mut config = RunConfig::default();
-        (config.model.heads, config.model.seq, config.batch.global) = (4, 32, 8);
+        (config.model.seq, config.batch.global) = (32, 8);
         (config.parallel.data, config.parallel.zero) = (Some(ranks), zero);
-        config.check()?;
-        let model = Gpt2::new(ModelShape { layers: 4, hidden: 64, heads: 4, vocab: 256, positions: 32 });
+        let model = Gpt2 { layers: 4, hidden: 64, heads: 4, vocab: 256, positions: 32, ..Gpt2::default() };
         let plan = RunPlan::new(Spec::new(&config, model, 0, 1)?)?;
 
         let losses = on_threads(&CpuFactory::new(), &plan, |rank| {

@@ -3,7 +3,7 @@
 
 use std::error::Error;
 
-use phalanx::{CpuFactory, DataError, DataSource, Gpt2, IGNORED, ModelShape, RunConfig, Spec, Training};
+use phalanx::{CpuFactory, DataError, DataSource, Gpt2, IGNORED, RunConfig, Spec, Training};
 
 /// Additions to complete, such as `17+25=42`: the loss counts where the sum is.
 struct Additions {
@@ -32,11 +32,10 @@ impl DataSource for Additions {
 /// Two pipeline stages, on half of the ranks each; the ranks of a stage are replicas.
 pub fn training(ranks: usize) -> Result<Training, Box<dyn Error>> {
     let mut config = RunConfig::default();
-    (config.model.heads, config.model.seq, config.batch.global) = (4, 12, 16);
+    (config.model.seq, config.batch.global) = (12, 16);
     (config.parallel.pipeline, config.parallel.data) = (ranks.min(2), Some(ranks.div_ceil(2)));
     (config.batch.micro, config.parallel.schedule) = (Some(2), "1f1b".into());
-    config.check()?;
-    let model = Gpt2::new(ModelShape { layers: 2, hidden: 32, heads: 4, vocab: 128, positions: 12 });
+    let model = Gpt2 { layers: 2, hidden: 32, heads: 4, vocab: 128, positions: 12, ..Gpt2::default() };
     Ok(Training::new(Spec::new(&config, model, 0, 1)?, Additions { samples: 1000 }, 5)?)
 }
 

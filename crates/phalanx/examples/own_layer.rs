@@ -4,7 +4,7 @@
 use std::error::Error;
 
 use phalanx::layers::{Init, Kind, OnEachRow, ParameterSpec, RowFunction};
-use phalanx::{CpuFactory, Gpt2, ModelShape, RunConfig, Spec, Training, WithBlock};
+use phalanx::{CpuFactory, Gpt2, RunConfig, Spec, Training, WithBlock};
 
 const HIDDEN: usize = 32;
 
@@ -31,11 +31,10 @@ impl RowFunction for Scale {
 /// Half of the ranks share each layer, with the rows of the own layer cut over them; the others are replicas.
 pub fn training(ranks: usize) -> Result<Training, Box<dyn Error>> {
     let mut config = RunConfig::default();
-    (config.model.heads, config.model.seq, config.batch.global) = (4, 16, 8);
+    (config.model.seq, config.batch.global) = (16, 8);
     (config.parallel.data, config.parallel.tensor) = (Some(ranks.min(2)), ranks.div_ceil(2));
     (config.parallel.sequence_parallel, config.parallel.zero) = (ranks > 2, 3);
-    config.check()?;
-    let model = Gpt2::new(ModelShape { layers: 2, hidden: HIDDEN, heads: 4, vocab: 64, positions: 16 });
+    let model = Gpt2 { layers: 2, hidden: HIDDEN, heads: 4, vocab: 64, positions: 16, ..Gpt2::default() };
     let model = WithBlock::new(model, "scale", |tensor| tensor.rows(OnEachRow::new(Scale)));
     let counting = |position: u64, tokens: &mut [u32], targets: &mut [u32]| {
         let token = |t: usize| (position as usize * 7 + t) as u32 % 64;

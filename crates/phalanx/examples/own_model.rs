@@ -10,10 +10,10 @@ use std::sync::Arc;
 
 use phalanx::layers::{
     Attention, Block, BlockRole, CannotCut, Checkpointing, Embedding, Fork, Init, LayerNorm, Linear,
-    LinearCrossEntropy, LinearGelu, Output, Pieces, PositionTable,
+    LinearCrossEntropy, LinearGelu, Output, Pieces, PositionTable, RowShape,
 };
 use phalanx::{
-    Batch, CpuFactory, Dropouts, Gelu, Heads, Model, ModelShape, Network, RunConfig, RunPlan, Spec,
+    Batch, CpuFactory, Dropouts, Gelu, Heads, Input, Model, Network, RunConfig, RunPlan, Spec,
     TensorParallel, on_threads,
 };
 
@@ -29,32 +29,41 @@ struct Narrow {
 }
 
 impl Model for Narrow {
-    fn network(&self, tensor: &TensorParallel, checkpointing: Checkpointing) -> Network {
+    fn network(&self, tensor: &TensorParallel, checkpointing: Checkpointing) -> Result<Network, CannotCut> {
         let init = Init::Normal(0.02);
         let tokens = "tokens".to_string();
         let positions = Some(PositionTable { name: "positions".into(), rows: SEQ });
         let (hidden, vocab) = (self.hidden, VOCAB);
         let embedding = Embedding { tokens, positions, types: None, vocab, hidden, init };
+        let output = RowShape::tokens(hidden);
         let mut blocks = vec![Block {
             name: "embedding".into(),
             role: BlockRole::End,
             layer: tensor.embedding(embedding),
+            output,
         }];
         for i in 0..self.layers {
-            let block = self.block(i, tensor, checkpointing).expect("4 heads on 1, 2 or 4 tensor ranks");
-            let layer = checkpointing.block(i, block);
-            blocks.push(Block { name: format!("block.{i}"), role: BlockRole::Transformer, layer });
+            let layer = checkpointing.block(i, self.block(i, tensor, checkpointing)?);
+            blocks.push(Block { name: format!("block.{i}"), role: BlockRole::Transformer, layer, output });
         }
         let norm = LayerNorm { prefix: "last".into(), hidden, eps: 1e-5, centred: true, bias: true };
-        blocks.push(Block { name: "last".into(), role: BlockRole::End, layer: tensor.rows(norm) });
+        let layer = tensor.rows(norm);
+        blocks.push(Block { name: "last".into(), role: BlockRole::End, layer, output });
         // The output projection is the token table: tied, wherever the two are.
         let head = LinearCrossEntropy { weight: "tokens".into(), bias: None, vocab, hidden, init };
-        Network::new(blocks, tensor.head(head))
+        Ok(Network::new(blocks, tensor.head(head)))
     }
 
-    fn shape(&self) -> ModelShape {
-        let Narrow { layers, hidden, heads } = *self;
-        ModelShape { layers, hidden, heads, vocab: VOCAB, positions: SEQ }
+    fn inputs(&self) -> Vec<Input> {
+        Input::of_language_model(VOCAB)
+    }
+
+    fn longest(&self) -> Option<usize> {
+        Some(SEQ)
+    }
+
+    fn attention(&self) -> Option<Heads> {
+        Some(Heads::equal(self.heads, self.hidden / self.heads, true))
     }
 
     fn dropping(&self, _: Dropouts) -> Arc<dyn Model> {
@@ -103,11 +112,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         "pipeline = 2\ndata = 2\ntensor = 2\nzero = 2\nschedule = \"zb-h1\"\nsequence_parallel = true",
     ];
     for mesh in meshes {
-        let text = format!(
-            "[model]\nheads = 4\nhidden = 64\nseq = {SEQ}\n[batch]\nglobal = 8\nmicro = 1\n[parallel]\n{mesh}"
-        );
+        let text = format!("[model]\nseq = {SEQ}\n[batch]\nglobal = 8\nmicro = 1\n[parallel]\n{mesh}");
         let config: RunConfig = toml::from_str(&text)?;
-        config.check()?;
         let model: Arc<dyn Model> = Arc::new(Narrow { layers: 4, hidden: 64, heads: 4 });
         let plan = RunPlan::new(Spec::new(&config, model, 0, 1)?)?;
         let ranks = on_threads(&CpuFactory::new(), &plan, |rank| {

@@ -4,8 +4,7 @@
 use std::error::Error;
 
 use phalanx::{
-    CpuFactory, Gpt2, ModelShape, RunConfig, Spec, StateSpec, Training, UpdateRule, UpdateStep,
-    UpdatedParameter,
+    CpuFactory, Gpt2, RunConfig, Spec, StateSpec, Training, UpdateRule, UpdateStep, UpdatedParameter,
 };
 
 /// Lion (Chen et al., arXiv 2302.06675): the sign of an average of gradient and momentum.
@@ -35,10 +34,9 @@ impl UpdateRule for Lion {
 /// Data parallelism with ZeRO-2: each rank updates its part of the parameters.
 pub fn training(ranks: usize) -> Result<Training, Box<dyn Error>> {
     let mut config = RunConfig::default();
-    (config.model.heads, config.model.seq, config.batch.global) = (4, 16, 8);
+    (config.model.seq, config.batch.global) = (16, 8);
     (config.parallel.data, config.parallel.zero) = (Some(ranks), 2);
-    config.check()?;
-    let model = Gpt2::new(ModelShape { layers: 2, hidden: 32, heads: 4, vocab: 64, positions: 16 });
+    let model = Gpt2 { layers: 2, hidden: 32, heads: 4, vocab: 64, positions: 16, ..Gpt2::default() };
     let spec = Spec::new(&config, model, 0, 1)?
         .with_optimizer(Lion { beta1: 0.9, beta2: 0.99, weight_decay: 0.1 })?
         .with_learning_rate(|step: u64| 3e-3 / (1.0 + step as f64).sqrt());

@@ -6,17 +6,16 @@
 use std::error::Error;
 
 use phalanx::{
-    Arena, Category, Cpu, CpuFactory, DType, Device, Endpoint, Gpt2, Memory, ModelShape, RunConfig, Spec,
-    Training, processes,
+    Arena, Category, Cpu, CpuFactory, DType, Device, Endpoint, Gpt2, Memory, RunConfig, Spec, Training,
+    processes,
 };
 
 /// Data parallelism with ZeRO-3.
 pub fn training(ranks: usize) -> Result<Training, Box<dyn Error>> {
     let mut config = RunConfig::default();
-    (config.model.heads, config.model.seq, config.batch.global) = (4, 16, 8);
+    (config.model.seq, config.batch.global) = (16, 8);
     (config.parallel.data, config.parallel.zero) = (Some(ranks), 3);
-    config.check()?;
-    let model = Gpt2::new(ModelShape { layers: 2, hidden: 32, heads: 4, vocab: 64, positions: 16 });
+    let model = Gpt2 { layers: 2, hidden: 32, heads: 4, vocab: 64, positions: 16, ..Gpt2::default() };
     let counting = |position: u64, tokens: &mut [u32], targets: &mut [u32]| {
         let token = |t: usize| (position as usize * 7 + t) as u32 % 64;
         (0..tokens.len()).for_each(|t| (tokens[t], targets[t]) = (token(t), token(t + 1)));

@@ -5,16 +5,14 @@
 //! engine of a rank ([`Rank`]) on a [`Device`] whose memory replays that plan.
 //!
 //! ```
-//! use phalanx::{Batch, CpuFactory, Gpt2, ModelShape, PhaseName, RunConfig, RunPlan, Spec, on_threads};
+//! use phalanx::{Batch, CpuFactory, Gpt2, PhaseName, RunConfig, RunPlan, Spec, on_threads};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let mut config = RunConfig::default();
-//! config.model.heads = 4;
 //! config.model.seq = 16;
 //! config.batch.global = 4;
 //! config.parallel.data = Some(2); // data parallelism over two ranks
-//! config.check()?;
-//! let model = Gpt2::new(ModelShape { layers: 2, hidden: 32, heads: 4, vocab: 256, positions: 16 });
+//! let model = Gpt2 { layers: 2, hidden: 32, heads: 4, vocab: 256, positions: 16, ..Gpt2::default() };
 //!
 //! // Before anything is allocated, every byte of every rank is known, and every collective checked.
 //! let plan = RunPlan::new(Spec::new(&config, model, 0, 1)?)?;
@@ -40,11 +38,12 @@
 //! - a model is a [`Model`]: a [`Network`] of layers, written once for [`TensorParallel`] and cut by the configuration;
 //! - an optimizer is an [`UpdateRule`] ([`Spec::with_optimizer`]);
 //! - a learning rate schedule is a [`LearningRate`] or a function of the step ([`Spec::with_learning_rate`]);
-//! - a source of samples is a [`DataSource`].
+//! - a source of samples is a [`DataSource`];
+//! - a model is a [`Model`], which may read floats beside tokens, and bring a loss of its own ([`layers::Head`]).
 //!
 //! Ranks are threads of this process ([`on_threads`], [`Training::on_threads`]), or processes that [`processes`] starts.
 //! `examples/` has each of these in less than 60 lines: `own_layer`, `own_optimizer`, `own_data`, `processes`; and
-//! `all_reduce` on three ranks, `ddp` in a few lines, and `own_model` on a mesh of eight.
+//! `all_reduce` on three ranks, `ddp` in a few lines, `own_model` on a mesh of eight, and `own_inputs`: floats and a loss of its own.
 //!
 //! The feature `tokenizers` adds the tokenizers `gpt2` and `tokenizer.json`, which take longer to build than everything
 //! else; without it there are `byte`, `char` and token files.
@@ -64,8 +63,7 @@ pub use phalanx_cuda::{self as cuda, CudaFactory};
 pub use phalanx_data::{Corpus, CorpusSpec, DataError, TokenFile, Tokenizer, Tokens};
 pub use phalanx_layers::{self as layers, Network};
 pub use phalanx_models::{
-    Activation, Arch, Bert, Dropouts, Gpt2, Model, ModelShape, NumberedLayers, Objective, WithBlock,
-    from_config,
+    Activation, Arch, Bert, Dropouts, Gpt2, Input, Model, NumberedLayers, Objective, WithBlock, from_config,
 };
 pub use phalanx_optim::{
     Extent, LearningRate, Optimizer, StateSpec, Update, UpdateRule, UpdateStep, UpdatedParameter,
@@ -75,8 +73,8 @@ pub use phalanx_plan::{
     ChunkLayout, Coordinates, MemoryPlan, Mesh, Peak, Precision, Schedule, Stage, plan_memory,
 };
 pub use phalanx_tensor::{
-    Access, Arena, Category, DType, Device, DeviceError, DeviceFactory, DeviceRequest, Gelu, Heads, IGNORED,
-    Layout, Memory, OwnOperation, Region, Shape, Tensor, View, ViewMut,
+    Access, Arena, Category, CrossEntropy as LossNumbers, DType, Device, DeviceError, DeviceFactory,
+    DeviceRequest, Gelu, Heads, IGNORED, Layout, Memory, OwnOperation, Region, Shape, Tensor, View, ViewMut,
 };
 pub use phalanx_trace::{Axis, PhaseName, Placement, Placements, Trace};
 pub use phalanx_train::dataset::DataDigests;
@@ -84,7 +82,7 @@ pub use phalanx_train::job::{Job, Start};
 pub use phalanx_train::metrics::{EvaluationRecord, StepRecord};
 pub use phalanx_train::non_finite::NonFinite;
 pub use phalanx_train::planning::PlanError;
-pub use phalanx_train::rank::Batch;
+pub use phalanx_train::rank::{Batch, Numbers, SampleNumbers};
 pub use phalanx_train::run::{RankEnvironment, ScaleChange, train};
 pub use phalanx_train::sample::{Generator, Sampling};
 pub use phalanx_train::step::Outcome;

@@ -5,6 +5,8 @@
 
 #[path = "../examples/own_data.rs"]
 mod own_data;
+#[path = "../examples/own_inputs.rs"]
+mod own_inputs;
 #[path = "../examples/own_layer.rs"]
 mod own_layer;
 #[path = "../examples/own_optimizer.rs"]
@@ -53,6 +55,8 @@ on_ranks! {
     own_optimizer_on_4_ranks: own_optimizer, 4;
     own_data_on_2_ranks: own_data, 2;
     own_data_on_4_ranks: own_data, 4;
+    own_inputs_on_2_ranks: own_inputs, 2;
+    own_inputs_on_4_ranks: own_inputs, 4;
     processes_on_2_ranks: processes, 2;
     processes_on_4_ranks: processes, 4;
 }
@@ -60,7 +64,7 @@ on_ranks! {
 /// Another number of ranks changes the order of sums, and nothing else.
 #[test]
 fn losses_are_those_of_one_rank() {
-    for make in [own_layer::training, own_optimizer::training, own_data::training] {
+    for make in [own_layer::training, own_optimizer::training, own_data::training, own_inputs::training] {
         let losses = |ranks| {
             let trained = make(ranks).unwrap().on_threads(&CpuFactory::new()).unwrap();
             trained.into_iter().next().unwrap().unwrap()
@@ -73,6 +77,34 @@ fn losses_are_those_of_one_rank() {
             }
         }
     }
+}
+
+/// Inputs of floats and a loss of the caller's own: the micro-batch that a block reads does not depend on who computes it.
+#[test]
+fn own_inputs_give_the_bits_of_one_rank() {
+    let losses = |samples: usize, parallel: &str| -> Vec<u32> {
+        let trained = own_inputs::on_mesh(samples, parallel).unwrap().on_threads(&CpuFactory::new()).unwrap();
+        let losses: Vec<Vec<f32>> = trained.into_iter().map(Result::unwrap).collect();
+        assert!(losses.iter().all(|rank| *rank == losses[0] && rank[4] < rank[0]), "{parallel}: {losses:?}");
+        losses[0].iter().map(|loss| loss.to_bits()).collect()
+    };
+    let (alone, two) = (losses(8, ""), losses(8, "data = 2"));
+    for stages in ["schedule = \"1f1b\"", "schedule = \"gpipe\"", "schedule = \"zb-h1\""] {
+        assert_eq!(losses(8, &format!("pipeline = 2\n{stages}")), alone, "{stages}");
+        for zero in 0..=3 {
+            assert_eq!(
+                losses(8, &format!("pipeline = 2\ndata = 2\nzero = {zero}\n{stages}")),
+                two,
+                "{stages}, {zero}"
+            );
+        }
+    }
+    for zero in 1..=3 {
+        assert_eq!(losses(8, &format!("data = 2\nzero = {zero}")), two, "ZeRO-{zero}");
+        assert_eq!(losses(8, &format!("zero = {zero}")), alone, "ZeRO-{zero} on one rank");
+    }
+    // The sum of two micro-batches is the same on one rank and on two.
+    assert_eq!(losses(4, "data = 2\nzero = 3"), losses(4, ""), "ZeRO-3 on two ranks and one rank");
 }
 
 #[test]

@@ -6,7 +6,7 @@
 use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime};
 
-use phalanx::{Cpu, Endpoint, Gpt2, LaunchError, Launcher, ModelShape, RunConfig, Spec, Training};
+use phalanx::{Cpu, Endpoint, Gpt2, LaunchError, Launcher, RunConfig, Spec, Training};
 use phalanx_host::process::is_running;
 use phalanx_simulated::{Failure, Options, SimulatedFactory};
 use rustix::process::{Signal, getpid, kill_process};
@@ -171,10 +171,10 @@ fn a_number_of_ranks_that_no_machine_holds_is_an_error() {
 /// Two data-parallel ranks on simulated devices, ZeRO-2, four steps.
 fn training() -> Training {
     let mut config = RunConfig::default();
-    (config.model.heads, config.model.seq, config.batch.global) = (4, 16, 8);
+    (config.model.seq, config.batch.global) = (16, 8);
     (config.parallel.data, config.parallel.zero) = (Some(2), 2);
     config.check().unwrap();
-    let model = Gpt2::new(ModelShape { layers: 2, hidden: 32, heads: 4, vocab: 64, positions: 16 });
+    let model = Gpt2 { layers: 2, hidden: 32, heads: 4, vocab: 64, positions: 16, ..Gpt2::default() };
     let counting = |position: u64, tokens: &mut [u32], targets: &mut [u32]| {
         let token = |t: usize| (position as usize * 7 + t) as u32 % 64;
         (0..tokens.len()).for_each(|t| (tokens[t], targets[t]) = (token(t), token(t + 1)));

@@ -1,6 +1,7 @@
 //! What the ranks of a run need of their cards beside their plans.
 
 use phalanx_cuda::{CONTEXT_BYTES, SCRATCH_BYTES, communicator_bytes, scratch_planned};
+use phalanx_models::Model;
 use phalanx_train::Spec;
 
 /// What the ranks of a run need of their cards beside their plans.
@@ -18,10 +19,15 @@ impl CardNeeds {
 
     /// Those of a run.
     pub fn of(spec: &Spec) -> CardNeeds {
-        let (shape, tensor) = (spec.model.shape(), spec.mesh.tensor);
-        let micro_batch = [spec.micro_batch_size, spec.seq, shape.hidden];
-        let scratch_bytes = scratch_planned(micro_batch, shape.heads, tensor);
+        let tokens = [spec.micro_batch_size, spec.seq];
+        let scratch_bytes = CardNeeds::scratch(&*spec.model, tokens, spec.mesh.tensor);
         CardNeeds { communicators: spec.communicators(), scratch_bytes }
+    }
+
+    /// Bytes of the scratch of kernels for micro-batches of `tokens` `[batch, seq]`, which `tensor` ranks share.
+    pub fn scratch(model: &dyn Model, [batch, seq]: [usize; 2], tensor: usize) -> u64 {
+        let heads = model.attention().map_or(0, |attention| attention.heads);
+        scratch_planned([batch, seq, model.whole().width()], heads, tensor)
     }
 
     /// Bytes of a card, with what the driver takes.

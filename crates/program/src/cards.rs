@@ -30,9 +30,10 @@ fn decide_by(
     ranks_here: usize,
 ) -> Result<Option<String>> {
     let is_auto = config.device.kind == DeviceKind::Auto;
-    let why_not = found.as_ref().ok().and_then(|found| {
-        found.why_no_heads(config.model.hidden / config.model.heads, config.precision.compute.into())
-    });
+    let why_not = found
+        .as_ref()
+        .ok()
+        .and_then(|found| found.why_no_heads(head_size(config)?, config.precision.compute.into()));
     if let Some(why_not) = why_not.as_ref().filter(|_| !is_auto && runs) {
         bail!("device.kind = \"cuda\": {why_not}; or compute on the processor with --set device.kind=cpu");
     }
@@ -143,10 +144,15 @@ fn why_processor(config: &RunConfig) -> Option<String> {
     if config.precision.products == Products::Split {
         return Some("precision.products = \"split\" is for processors with tile registers".to_string());
     }
-    let size = config.model.hidden / config.model.heads;
+    let size = head_size(config)?;
     (size > CUDA_HEAD_MAX).then(|| {
         format!("a head has {size} elements (model.hidden / model.heads), and cards compute at most {CUDA_HEAD_MAX}")
     })
+}
+
+/// Elements of an attention head of the model of a checked configuration, if it has attention.
+fn head_size(config: &RunConfig) -> Option<usize> {
+    Some(config.model.draft().ok()?.attention()?.head_dim)
 }
 
 /// The cards of this machine.
@@ -242,11 +248,12 @@ mod tests {
     fn what_a_card_would_refuse_is_for_the_processor() {
         assert_eq!(why_processor(&RunConfig::default()), None);
         let mut config = RunConfig::default();
-        (config.model.hidden, config.model.heads) = (1024, 4);
+        config.model.keys.set("hidden", 1024);
+        config.model.keys.set("heads", 4);
         assert_eq!(why_processor(&config), None);
-        config.model.heads = 2;
+        config.model.keys.set("heads", 2);
         assert!(why_processor(&config).unwrap().contains("512"));
-        config.model.heads = 4;
+        config.model.keys.set("heads", 4);
         config.precision.products = Products::Split;
         assert!(why_processor(&config).unwrap().contains("split"));
         config.precision.products = Products::Tf32;

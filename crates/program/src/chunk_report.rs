@@ -156,7 +156,7 @@ const MEASURED: usize = 16;
 /// The knobs of Gemini's search.
 pub fn search(planned: &Planned) -> Search {
     let MemoryConfig { search_range_mb, min_chunk_size_mb, hidden_dim, .. } = planned.config.memory;
-    let hidden = planned.plan.spec.model.shape().hidden as u64;
+    let hidden = planned.plan.spec.whole().width() as u64;
     Search { search_range_mb, min_chunk_size_mb, hidden_dim: Some(hidden_dim.unwrap_or(hidden)) }
 }
 

@@ -215,7 +215,7 @@ fn sample(
         return Ok(());
     }
     let model = model_of(&checkpoint)?;
-    if let Err(error) = continuation::check_prompt(&tokens, model.shape().vocab, &tokenizer) {
+    if let Err(error) = continuation::check_prompt(&tokens, model.vocab(), &tokenizer) {
         output.print_line(&format!("no sample   train.sample: {error:#}"));
         return Ok(());
     }

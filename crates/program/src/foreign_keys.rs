@@ -68,6 +68,10 @@ const NAMES: &[Foreign] = &[
     (HUGGING_FACE, "num_hidden_layers", "model.layers", ""),
     (HUGGING_FACE, "hidden_size", "model.hidden", ""),
     (HUGGING_FACE, "num_attention_heads", "model.heads", ""),
+    (HUGGING_FACE, "n_inner", "model.intermediate", ""),
+    (HUGGING_FACE, "intermediate_size", "model.intermediate", ""),
+    (HUGGING_FACE, "layer_norm_epsilon", "model.norm_eps", ""),
+    (HUGGING_FACE, "layer_norm_eps", "model.norm_eps", ""),
     (
         HUGGING_FACE,
         "max_position_embeddings",

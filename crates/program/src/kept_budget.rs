@@ -75,7 +75,7 @@ fn missing(planned: &Planned, budgets: &[Budget]) -> Option<(bool, u64)> {
 #[cfg(test)]
 mod tests {
     use phalanx_collectives::{Connections, Hosts, Wire};
-    use phalanx_models::{Gpt2, ModelShape};
+    use phalanx_models::Gpt2;
     use phalanx_train::config::Placement;
     use phalanx_train::{ResolvedConfig, RunConfig, RunPlan};
 
@@ -87,7 +87,7 @@ mod tests {
     /// A run under `memory.limit_mb`, as a command plans it: on so many hosts of a rank each, with so many connections between two.
     fn planned(limit_mb: f64, hosts: usize, streams: usize) -> Planned {
         let mut config = RunConfig::default();
-        (config.model.layers, config.model.hidden, config.model.heads, config.model.seq) = (8, 256, 4, 16);
+        config.model.seq = 16;
         (config.batch.global, config.train.threads) = (hosts, Some(1));
         (config.parallel.data, config.parallel.zero) = (Some(hosts), 2);
         let memory = &mut config.memory;
@@ -95,7 +95,7 @@ mod tests {
         (memory.nvme_path, memory.buffer_mb) = (Some(std::env::temp_dir().as_path().into()), 0.25);
         memory.nvme_checksums = true;
         placement_budget::fill(&mut config, 1);
-        let model = Gpt2::new(ModelShape { layers: 8, hidden: 256, heads: 4, vocab: 256, positions: 16 });
+        let model = Gpt2 { layers: 8, hidden: 256, heads: 4, vocab: 256, positions: 16, ..Gpt2::default() };
         let connections = Connections { wire: Wire::Tcp, streams, encrypted: true };
         let across = Across { hosts: Hosts::new(vec![1; hosts]), ranks_of_a_machine: 1, connections };
         let planned = Planned::new(ResolvedConfig::new(config).unwrap(), model.into(), 0).unwrap();

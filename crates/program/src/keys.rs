@@ -8,6 +8,7 @@
 use std::path::Path;
 
 use anyhow::{Result, bail};
+use phalanx_models::Keys;
 use phalanx_train::RunConfig;
 use phalanx_train::config::{Float, KernelChoice, Placement};
 use serde::Deserialize;
@@ -25,7 +26,7 @@ const TEXT_OR_LIST: [&str; 3] = ["memory.nvme_path", "data.tokens", "data.valida
 /// The configuration with a value of the right type for every key.
 fn full() -> Table {
     let mut config = RunConfig::default();
-    config.model.positions = Some(1);
+    config.model.keys = Keys::all();
     config.model.vocab = Some(1);
     config.model.embedding_dropout = Some(0.0);
     config.model.attention_dropout = Some(0.0);

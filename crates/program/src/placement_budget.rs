@@ -3,7 +3,7 @@
 //! It is filled in when the configuration is resolved, so a run folder has it, and a resumed run places chunks as before; where
 //! there is less memory now, it falls (`kept_budget`).
 
-use phalanx_cuda::{DRIVER_HOST_BYTES, scratch_planned};
+use phalanx_cuda::DRIVER_HOST_BYTES;
 use phalanx_train::RunConfig;
 use phalanx_train::config::{DeviceKind, Placement};
 
@@ -86,13 +86,10 @@ fn process(config: &RunConfig) -> u64 {
 
 /// What a rank needs of its card beside its plan. A configuration that cannot work is refused elsewhere.
 fn card_needs(config: &RunConfig) -> CardNeeds {
-    if config.check().is_err() {
-        return CardNeeds::NONE;
-    }
-    let (model, communicators) = (&config.model, config.communicators());
-    let micro_batch = [config.micro_batch_size(), model.seq, model.hidden];
-    let scratch_bytes = scratch_planned(micro_batch, model.heads, config.parallel.tensor);
-    CardNeeds { communicators, scratch_bytes }
+    let Ok(model) = config.check().and_then(|()| config.model.draft()) else { return CardNeeds::NONE };
+    let tokens = [config.micro_batch_size(), config.model.seq];
+    let scratch_bytes = CardNeeds::scratch(&*model, tokens, config.parallel.tensor);
+    CardNeeds { communicators: config.communicators(), scratch_bytes }
 }
 
 /// Sets the budget so that a rank fits a device of `bytes`: where that is memory of the host, the process lies in it too.

@@ -129,11 +129,23 @@ pub fn long(planned: &Planned, name: &str) -> String {
     sections.into_iter().filter(|section| !section.is_empty()).collect::<Vec<_>>().join("\n")
 }
 
+/// The sizes that people know a model by.
+fn sizes(spec: &Spec) -> String {
+    let network = spec.whole();
+    let heads =
+        spec.model.attention().map(|attention| format!(", {} heads", attention.heads)).unwrap_or_default();
+    let vocab = match spec.model.vocab() {
+        0 => String::new(),
+        vocab => format!(", vocabulary {vocab}"),
+    };
+    format!("{} layers x {} hidden{heads}{vocab}", network.layers(), network.width())
+}
+
 fn headline(planned: &Planned, name: &str) -> String {
     let spec = &planned.plan.spec;
-    let (model, mesh) = (spec.model.shape(), mesh_report::has_mesh(spec));
+    let mesh = mesh_report::has_mesh(spec);
     let text = format!(
-        "{name}: {} of {} parameters{} ({} layers x {} hidden, {} heads, vocabulary {}, sequence {})\n\
+        "{name}: {} of {} parameters{} ({}, sequence {})\n\
          {} of {}{}, ZeRO-{}; a step is {}: {} of {} per {}\n\
          {}\n{}{}{}",
         spec.model.architecture().map_or("a model", |arch| arch.title),
@@ -148,10 +160,7 @@ fn headline(planned: &Planned, name: &str) -> String {
             }
             _ => String::new(),
         },
-        model.layers,
-        model.hidden,
-        model.heads,
-        model.vocab,
+        sizes(spec),
         spec.seq,
         plural(spec.world_size(), "rank"),
         plural(spec.threads, "thread"),

@@ -81,6 +81,11 @@ impl Across {
     }
 }
 
+/// Runs of a block over a micro-batch in the dry runs of a step.
+fn dry_runs(config: &RunConfig, spec: &Spec) -> u128 {
+    config.dry_runs(spec.mesh, (spec.whole().uses.len(), spec.model.vocab()))
+}
+
 impl Planned {
     /// Plans a resolved configuration; `evaluated` is the number of windows of one evaluation over all ranks.
     ///
@@ -187,7 +192,7 @@ impl Planned {
         let all_on_device = spec.placement == PlacementRule::Uniform(ChunkResidence::DEVICE);
         // States that lie elsewhere pass the device in tiles.
         let tiles = if all_on_device { 0 } else { spec.layout.padded_elements() / spec.buffer.max(1) as u64 };
-        let dry_runs = config.dry_runs(spec.mesh, &model.shape());
+        let dry_runs = dry_runs(&config, &spec);
         let outlook = Outlook { states: min_device_states(&spec), dry_runs };
         if dry_runs > MAX_DRY_RUNS || tiles > MAX_TILES || is_hopeless(&spec, outlook) {
             return Ok(None);
@@ -202,7 +207,7 @@ impl Planned {
 
     /// Runs of a block over a micro-batch in the dry runs of its step.
     pub fn dry_runs(&self) -> u128 {
-        self.config.dry_runs(self.plan.spec.mesh, &self.plan.spec.model.shape())
+        dry_runs(&self.config, &self.plan.spec)
     }
 
     /// Element type in which matrix products are computed.

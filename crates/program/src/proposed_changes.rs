@@ -1,6 +1,5 @@
 //! Changes of a configuration that make a run need less memory, as options of a command: what can be changed, from mild to strong.
 
-use phalanx_models::ModelShape;
 use phalanx_train::config::{Checkpointing, CheckpointingWord, Tier};
 
 use crate::overrides::Overrides;
@@ -153,9 +152,9 @@ pub fn more_replicas(planned: &Planned, stage: u8) -> Axis {
 /// More tensor ranks, among which heads can be divided, then more pipeline ranks as well.
 pub fn larger_meshes(planned: &Planned) -> Axis {
     let mesh = planned.plan.spec.mesh;
-    let ModelShape { layers, heads, .. } = planned.plan.spec.model.shape();
+    let model = &planned.plan.spec.model;
     let tensors = doubled(mesh.tensor).take_while(|tensor| *tensor <= TENSOR_RANKS);
-    let tensors: Vec<usize> = tensors.filter(|tensor| heads.is_multiple_of(*tensor)).collect();
+    let tensors: Vec<usize> = tensors.filter(|tensor| model.check_cut(*tensor).is_ok()).collect();
     let largest = tensors.last().copied().unwrap_or(mesh.tensor);
     let of = |pipeline: usize, tensor: usize| {
         let ranks = Changes::ranks(pipeline * mesh.data * tensor);
@@ -163,7 +162,7 @@ pub fn larger_meshes(planned: &Planned) -> Axis {
         let changed = keys.into_iter().filter(|(_, value, own)| value != own);
         changed.fold(ranks, |ranks, (key, value, _)| ranks.and(&Changes::set(key, value)))
     };
-    let pipelines = doubled(mesh.pipeline).take_while(|pipeline| *pipeline <= layers);
+    let pipelines = doubled(mesh.pipeline).take_while(|pipeline| *pipeline <= model.whole().layers());
     let flat = tensors.iter().map(|tensor| of(mesh.pipeline, *tensor));
     flat.chain(pipelines.map(|pipeline| of(pipeline, largest))).collect()
 }

@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use phalanx_data::{Masking, TokenFiles, Tokenizer, token_paths};
-use phalanx_models::{Model, ModelShape, Objective};
-use phalanx_train::config::{DeviceKind, Float, ModelConfig};
+use phalanx_models::{Model, Objective};
+use phalanx_train::config::{DeviceKind, Float};
 use phalanx_train::dataset::{self, DataRead, Stage};
 use phalanx_train::learned::Learned;
 use phalanx_train::token_data::TokenData;
@@ -168,36 +168,27 @@ pub fn resolve<T>(
 fn import_shape(config: &mut RunConfig, given: &UserConfig, dir: &Path) -> Result<Arc<dyn Model>> {
     let (_, model) =
         read_hugging_face(dir).with_context(|| format!("model.init = {:?}", dir.display().to_string()))?;
-    let (shape, own) = (model.shape(), &config.model);
+    let own = &config.model;
     let arch = model.architecture().context("a model that was read from a file has an architecture")?;
     let shown = dir.display().to_string();
     if given.has("model.arch") && own.arch != arch {
         bail!("model.arch = {:?}, but model.init = {shown:?} has model_type = {arch:?}", own.arch);
     }
-    let names = arch.keys;
-    for (key, own, value, name) in [
-        ("model.layers", Some(own.layers), shape.layers, names.layers),
-        ("model.hidden", Some(own.hidden), shape.hidden, names.hidden),
-        ("model.heads", Some(own.heads), shape.heads, names.heads),
-        ("model.positions", own.positions, shape.positions, names.positions),
-        ("model.vocab", own.vocab, shape.vocab, names.vocab),
-    ] {
-        if let Some(own) = own.filter(|own| given.has(key) && *own != value) {
-            bail!(
-                "{key} = {own}, but model.init = {shown:?} has {name} = {value}: leave {key} out, or start without init"
-            );
-        }
+    if let Some((key, own, value)) = shape::contradiction(own, |key| given.has(key), &*model) {
+        bail!(
+            "model.{key} = {own}, but model.init = {shown:?} has {} = {value}: leave model.{key} out, or start without init",
+            arch.file_name(&key)
+        );
     }
-    if config.model.seq > shape.positions {
+    if let Some(longest) = model.longest().filter(|longest| config.model.seq > *longest) {
         if given.has("model.seq") {
             bail!(
-                "model.seq = {}: model.init = {shown:?} has {} = {}, which no sequence may exceed",
+                "model.seq = {}: model.init = {shown:?} has {} = {longest}, which no sequence may exceed",
                 config.model.seq,
-                names.positions,
-                shape.positions
+                arch.file_name("positions")
             );
         }
-        config.model.seq = shape.positions;
+        config.model.seq = longest;
     }
     write(&mut config.model, &*model);
     Ok(model)
@@ -214,7 +205,7 @@ fn complete(
     let Vocabulary { mut ids, origin, mask } = vocabulary;
     let mut unusable = None;
     if let Some(model) = fixed {
-        let rows = model.shape().vocab;
+        let rows = model.vocab();
         unusable = shape::unusable_ids(rows, ids, &origin);
         ids = ids.min(rows);
     }
@@ -222,7 +213,7 @@ fn complete(
     if config.model.arch.objective == Objective::Masked && ids > 0 {
         let masking = Masking::new(config.train.seed, config.data.mask_token.or(mask), ids);
         let token = masking.mask_token();
-        if let Some(rows) = fixed.map(|model| model.shape().vocab).filter(|rows| token as usize >= *rows) {
+        if let Some(rows) = fixed.map(|model| model.vocab()).filter(|rows| token as usize >= *rows) {
             bail!(
                 "the model has {rows} rows (0 to {}), and the token that hides others would be {token}, by data.mask_token \
                  or {origin}: set data.mask_token to the id that the model learned for this",
@@ -232,7 +223,7 @@ fn complete(
         config.data.mask_token = Some(token);
         ids = masking.rows();
     }
-    let known = fixed.map(|model| model.shape().vocab).or(config.model.vocab);
+    let known = fixed.map(|model| model.vocab()).or(config.model.vocab);
     let vocab = match known {
         Some(vocab) => vocab,
         None if ids > 0 => ids,
@@ -252,13 +243,9 @@ fn complete(
              leave it out, or give at most {padded} (padding to a multiple of {PADDING})"
         );
     }
-    let positions = config.model.positions.unwrap_or(config.model.seq);
     let model = match fixed {
         Some(model) => Arc::clone(model),
-        None => {
-            let ModelConfig { arch, layers, hidden, heads, .. } = config.model;
-            (arch.build)(ModelShape { layers, hidden, heads, vocab, positions })
-        }
+        None => config.model.build(vocab)?,
     };
     write(&mut config.model, &*model);
     Ok((model, unusable))

@@ -26,7 +26,7 @@ use crate::run_folder::{RunFolder, model_of};
 use crate::stored::Stored;
 use crate::train_args::TrainArgs;
 use crate::user_config::UserConfig;
-use crate::{earlier, kept_kernels, learning_rate, left_out};
+use crate::{earlier, kept_kernels, learning_rate, left_out, shape};
 
 /// Everything from which a run is resumed.
 pub struct Resumed {
@@ -232,28 +232,17 @@ fn fill_shape(
     checkpoint: &Checkpoint,
     model: &dyn Model,
 ) -> Result<()> {
-    let (shape, model) = (&config.model, model.shape());
-    for (key, value, stored) in [
-        ("model.layers", Some(shape.layers), model.layers),
-        ("model.hidden", Some(shape.hidden), model.hidden),
-        ("model.heads", Some(shape.heads), model.heads),
-        ("model.positions", shape.positions, model.positions),
-        ("model.vocab", shape.vocab, model.vocab),
-    ] {
-        if let Some(value) = value.filter(|value| given.has(key) && *value != stored) {
-            bail!(
-                "{key} = {value}, but the checkpoint {} has {stored}: a resumed run keeps its model; leave {key} as \
-                 it was, or start a new run with another --run",
-                checkpoint.dir().display()
-            );
-        }
-    }
-    if shape.seq > model.positions {
+    let dir = checkpoint.dir().display();
+    if let Some((key, value, stored)) = shape::contradiction(&config.model, |key| given.has(key), model) {
         bail!(
-            "model.seq = {}, but the model of {} has {} positions, which no sequence may exceed",
-            shape.seq,
-            checkpoint.dir().display(),
-            model.positions
+            "model.{key} = {value}, but the checkpoint {dir} has {stored}: a resumed run keeps its model; leave model.{key} as \
+             it was, or start a new run with another --run"
+        );
+    }
+    let seq = config.model.seq;
+    if let Some(longest) = model.longest().filter(|longest| seq > *longest) {
+        bail!(
+            "model.seq = {seq}, but the model of {dir} has {longest} positions, which no sequence may exceed"
         );
     }
     given.leave_out("model.init");

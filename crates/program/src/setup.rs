@@ -84,7 +84,7 @@ pub fn prepare(
     let digests = DataDigests { generation_config: kept, ..digests };
     if let Some((trained, (checkpoint, _))) = started.trained.as_ref().zip(started.checkpoint.as_ref()) {
         // Before the commit, which may replace these tokens.
-        let (vocab, known) = (planned.plan.spec.model.shape().vocab, DataDigests::of(checkpoint).tokens);
+        let (vocab, known) = (planned.plan.spec.model.vocab(), DataDigests::of(checkpoint).tokens);
         let until_now = Dataset::open_checked(trained, folder.path(), vocab, known.as_deref());
         note(&changes::check_other_validation(&data, until_now.map(|(until_now, _)| until_now))?);
     }
@@ -265,7 +265,7 @@ fn plan(
 ) -> Result<(Dataset, DataReport, Planned, DataDigests)> {
     let Tokens { prepared, folder, is_new, expected } = tokens;
     let Resolved { config, model, .. } = &resolved;
-    let opened = Dataset::open_checked(config, &folder, model.shape().vocab, expected.as_deref());
+    let opened = Dataset::open_checked(config, &folder, model.vocab(), expected.as_deref());
     let tokenizer = prepared.tokenizer.as_ref();
     let (data, scanned) = opened.map_err(|error| what_to_do(error, config, is_new, tokenizer))?;
     scanned.notes.iter().for_each(|line| note(line));

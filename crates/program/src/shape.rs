@@ -6,23 +6,33 @@ use std::sync::Arc;
 use anyhow::{Result, anyhow};
 use phalanx_checkpoint::HuggingFaceDir;
 use phalanx_data::Tokenizer;
-use phalanx_layers::{Checkpointing, Network};
-use phalanx_models::{Arch, Model, ModelShape, check_contents, from_config, lacks_head};
-use phalanx_parallel::TensorParallel;
+use phalanx_models::{Arch, Model, check_contents, from_config, lacks_head};
 use phalanx_train::config::ModelConfig;
 use serde_json::Value;
 
-/// The whole network of a model, on one rank.
-pub fn whole(model: &dyn Model) -> Network {
-    model.network(&TensorParallel::solo(), Checkpointing::None)
+/// Writes what a model is made of into a configuration.
+pub fn write(config: &mut ModelConfig, model: &dyn Model) {
+    config.arch = model.architecture().unwrap_or(config.arch);
+    (config.keys, config.vocab) = (model.keys(), Some(model.vocab()));
 }
 
-/// Writes a model's shape into a configuration.
-pub fn write(config: &mut ModelConfig, model: &dyn Model) {
-    let ModelShape { layers, hidden, heads, vocab, positions } = model.shape();
-    config.arch = model.architecture().unwrap_or(config.arch);
-    (config.layers, config.hidden, config.heads) = (layers, hidden, heads);
-    (config.vocab, config.positions) = (Some(vocab), Some(positions));
+/// The first key of `config` that was given (`has`) with another value than the one that `model` is made of: its name, its value, and
+/// that of the model.
+pub fn contradiction(
+    config: &ModelConfig,
+    has: impl Fn(&str) -> bool,
+    model: &dyn Model,
+) -> Option<(String, String, String)> {
+    let own = model.keys();
+    let vocab = config.vocab.map(Value::from);
+    let keys = config.keys.iter().chain(vocab.as_ref().map(|vocab| ("vocab", vocab)));
+    keys.filter(|(key, _)| has(&format!("model.{key}"))).find_map(|(key, value)| {
+        let theirs = match key {
+            "vocab" => model.vocab().to_string(),
+            _ => own.get(key).map_or_else(|| "no such key".to_string(), Value::to_string),
+        };
+        (value.to_string() != theirs).then(|| (key.to_string(), value.to_string(), theirs))
+    })
 }
 
 /// A Hugging Face folder and its model.

@@ -96,7 +96,7 @@ mod tests {
     use std::os::fd::IntoRawFd;
 
     use phalanx_collectives::{HostJob, take_sealed};
-    use phalanx_models::{Gpt2, Model, ModelShape};
+    use phalanx_models::{Gpt2, Model};
     use phalanx_train::{ResolvedConfig, RunConfig};
 
     use super::*;
@@ -111,11 +111,11 @@ mod tests {
     /// Two pipeline stages on two replicas that share parameters.
     fn task() -> (Task, Planned) {
         let mut config = RunConfig::default();
-        (config.model.heads, config.model.seq) = (4, 16);
+        config.model.seq = 16;
         (config.batch.global, config.batch.micro) = (8, Some(2));
         (config.parallel.pipeline, config.parallel.data, config.parallel.zero) = (2, Some(2), 3);
         let config = ResolvedConfig::new(config).unwrap();
-        let model = Gpt2::new(ModelShape { layers: 2, hidden: 32, heads: 4, vocab: 50, positions: 16 });
+        let model = Gpt2 { layers: 2, hidden: 32, heads: 4, vocab: 50, positions: 16, ..Gpt2::default() };
         let task = BenchStepTask { config: config.clone(), model: model.to_config(), warmup: 1, steps: 2 };
         (Task::BenchStep(task), Planned::new(config, model.into(), 8).unwrap())
     }

@@ -11,6 +11,14 @@ fn impossible_values_name_their_key() {
     let home = Home::new();
     for (set, words) in [
         (vec!["model.heads=5"], vec!["model.heads = 5", "model.hidden = 32", "4"]),
+        (vec!["model.kv_heads=2"], vec!["model.kv_heads", "did you mean heads"]),
+        (vec!["model.n_inner=2"], vec!["model.n_inner", "here it is model.intermediate"]),
+        (vec!["model.intermediate=0"], vec!["model.intermediate = 0", "at least 1"]),
+        (vec!["model.norm_eps=0"], vec!["model.norm_eps = 0", "above 0"]),
+        (
+            vec!["model.intermediate=33", "parallel.tensor=2"],
+            vec!["parallel.tensor = 2", "model.intermediate = 33", "nearest that does is 1"],
+        ),
         (vec!["batch.global=7", "parallel.data=2"], vec!["batch.global = 7", "multiple of 2"]),
         (vec!["parallel.zero=4"], vec!["parallel.zero", "0, 1, 2 "]),
         (vec!["parallel.data=0"], vec!["parallel.data is 0", "at least 1"]),

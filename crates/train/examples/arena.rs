@@ -9,7 +9,7 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use phalanx_cpu::Cpu;
-use phalanx_models::{Gpt2, ModelShape};
+use phalanx_models::Gpt2;
 use phalanx_plan::{MemoryPlan, plan_memory};
 use phalanx_tensor::{Arena, DType, Device, Region, Tensor};
 use phalanx_trace::PhaseName;
@@ -27,9 +27,8 @@ enum Event {
 /// The plan of nanoGPT's setting for a CPU.
 fn nanogpt() -> MemoryPlan {
     let mut config = RunConfig::default();
-    (config.model.layers, config.model.hidden, config.model.heads) = (4, 128, 4);
     (config.model.seq, config.batch.global) = (64, 12);
-    let model = Gpt2::new(ModelShape { layers: 4, hidden: 128, heads: 4, vocab: 65, positions: 64 });
+    let model = Gpt2 { layers: 4, hidden: 128, heads: 4, vocab: 65, positions: 64, ..Gpt2::default() };
     let spec = Spec::new(&config, model, 240, 2).expect("nanoGPT's setting");
     RunPlan::new(spec).expect("a plan").of(0).memory.clone()
 }

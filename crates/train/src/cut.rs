@@ -3,9 +3,11 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use phalanx_layers::{Activation, BlockRole, Call, Context, Network, Parameter, ParameterSpec, Parameters};
+use phalanx_layers::{
+    Activation, BlockRole, Call, Context, Input, Inputs, Network, Parameter, ParameterSpec, Parameters,
+};
 use phalanx_plan::{BlockCost, Cost, Cut, CutError, Precision, StageCost, cut};
-use phalanx_tensor::{Category, CrossEntropy, DType, Device, Shape, Tensor};
+use phalanx_tensor::{Category, CrossEntropy, Device, Shape, Tensor};
 use phalanx_trace::PhaseName;
 
 use crate::config::CutBy;
@@ -14,8 +16,8 @@ use crate::config::CutBy;
 pub struct MicroBatch {
     /// `[batch, seq]`.
     pub tokens: [usize; 2],
-    /// Width of the activations between blocks.
-    pub hidden: usize,
+    /// The inputs of the model.
+    pub inputs: Vec<Input>,
     /// Element types.
     pub precision: Precision,
 }
@@ -96,20 +98,25 @@ fn works(micro_batch: &MicroBatch, network: &Network) -> Vec<Work> {
 }
 
 fn work_of(micro_batch: &MicroBatch, network: &Network, index: usize) -> Work {
-    let MicroBatch { tokens, hidden, precision } = *micro_batch;
+    let MicroBatch { tokens, ref inputs, precision } = *micro_batch;
     let device = Device::meta(1);
     let compute = precision.compute;
-    let cx = Context::new(&device, compute, tokens);
     let specs: Vec<&ParameterSpec> = network.uses[index].iter().map(|p| &network.parameters[*p]).collect();
     let tensor = |dtype, shape: Shape| -> Tensor { device.alloc(dtype, shape, Category::Activations, "cut") };
+    let upload = |_: usize, name: &str| {
+        let input = inputs.iter().find(|input| input.name == name).expect("an input of the model");
+        Arc::new(tensor(input.dtype(compute), input.shape.of(tokens)))
+    };
+    let given = Inputs::new(&upload, 0);
+    let cx = Context::new(&device, compute, tokens).with(&given);
     let all = |dtype| -> Vec<Tensor> {
         specs.iter().map(|spec| tensor(dtype, spec.shape.as_slice().into())).collect()
     };
     let (parameters, mut gradients, x) = device.phase(PhaseName::Init, || {
-        let x: Activation = Arc::new(match index {
-            0 => tensor(DType::U32, tokens.into()),
-            _ => tensor(compute, [tokens[0], tokens[1], hidden].into()),
-        });
+        let x: Activation = match index {
+            0 => given.lend(inputs[0].name),
+            _ => Arc::new(tensor(compute, network.blocks[index - 1].output.of(tokens))),
+        };
         (all(compute), all(precision.accumulate), x)
     });
     let mut written = vec![false; specs.len()];
@@ -128,8 +135,7 @@ fn work_of(micro_batch: &MicroBatch, network: &Network, index: usize) -> Work {
             });
         }
         (None, Some(head)) => device.phase(PhaseName::BackwardInput, || {
-            let (targets, numbers) = (tensor(DType::U32, tokens.into()), CrossEntropy::scaled(1.0));
-            head.loss(&cx, call(x), &targets, numbers).expect(alone);
+            head.loss(&cx, call(x), CrossEntropy::scaled(1.0)).expect(alone);
         }),
         (None, None) => {}
     }

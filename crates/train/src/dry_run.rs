@@ -140,7 +140,7 @@ pub(crate) fn on_meta_without_order(spec: &Spec, rank: usize, make_rank: &MakeRa
 const NEVER: &str = "nothing fails on Meta";
 
 fn load_and_step(spec: &Spec, engine: &mut Rank) -> Batch {
-    let batch = Batch::with_rows(spec.micro_batch_size * spec.micro_batches, spec.seq);
+    let batch = Batch::of(spec, spec.micro_batch_size * spec.micro_batches);
     engine.load(|_, _, _, _| Ok(())).expect(NEVER);
     engine.step(1, &batch, false).expect(NEVER);
     batch
@@ -148,7 +148,7 @@ fn load_and_step(spec: &Spec, engine: &mut Rank) -> Batch {
 
 fn evaluate(spec: &Spec, engine: &mut Rank) {
     if spec.evaluation_batches > 0 {
-        let windows = Batch::with_rows(spec.micro_batch_size * spec.evaluation_batches, spec.seq);
+        let windows = Batch::of(spec, spec.micro_batch_size * spec.evaluation_batches);
         engine.evaluate(&windows).expect(NEVER);
     }
 }
@@ -166,7 +166,7 @@ pub(crate) fn dry_run(spec: &Spec, rank: usize, orders: &Orders, make_rank: &Mak
 
 #[cfg(test)]
 mod tests {
-    use phalanx_models::{Gpt2, ModelShape};
+    use phalanx_models::Gpt2;
     use phalanx_random::SplitMix64;
 
     use super::*;
@@ -197,14 +197,13 @@ mod tests {
         let micro_batches = pipeline * (9 + pick(6));
         config.batch.micro = Some(2);
         config.batch.global = 2 * data * micro_batches;
-        (config.model.layers, config.model.hidden, config.model.heads, config.model.seq) = (8, 16, 2, 8);
+        config.model.seq = 8;
         config.model.dropout = [0.0, 0.1][pick(2)];
         let trained: [&[&str]; 3] = [&[], &["*.h.7.*", "*.ln_f.*"], &["*.bias"]];
         config.model.trainable = trained[pick(3)].iter().map(|pattern| pattern.to_string()).collect();
         config.train.threads = Some(1);
-        let model = Gpt2::new(ModelShape { layers: 8, hidden: 16, heads: 2, vocab: 50, positions: 8 });
+        let model = Gpt2 { layers: 8, hidden: 16, heads: 2, vocab: 50, positions: 8, ..Gpt2::default() };
         let evaluated = 2 * data * pick(20);
-        config.check().ok()?;
         let spec = Spec::new(&config, model, evaluated, 1).ok()?;
         Some((format!("{config:?}"), spec))
     }

@@ -15,7 +15,7 @@ use phalanx_tensor::record::Recorder;
 use phalanx_trace::{Axis, DType};
 
 use crate::config::RunConfig;
-use crate::spec::Spec;
+use crate::spec::{Spec, Tie};
 
 /// Elements of which a gradient norm has one sum of squares, and room for parameters that end within a block.
 const NORM_BLOCK: u64 = 4096;
@@ -204,14 +204,14 @@ impl Spec {
     /// The groups of a rank with the largest sum of each, for what transports between hosts keep in memory. Sums of gradients
     /// are those of chunks; the world sums single numbers and the squares of norms.
     pub fn group_sums(&self, rank: usize) -> Vec<GroupSums> {
-        let (mesh, shape) = (self.mesh, self.model.shape());
+        let (mesh, network) = (self.mesh, self.whole());
         let numbers = GroupSums {
             members: (0..mesh.world_size()).collect(),
             dtype: DType::F64,
             elements: (self.layout.padded_elements() / NORM_BLOCK + NORM_MORE) as usize,
         };
         let sums = |members: Vec<usize>, elements: usize| GroupSums { members, dtype: DType::F32, elements };
-        let rows = self.micro_batch_size * self.seq * shape.hidden;
+        let rows = self.micro_batch_size * self.seq * network.width();
         let line = mesh.members(Axis::Pipeline, rank);
         let wires = wiring(&self.schedule).values().max().map_or(0, |max| max + 1);
         let mut groups = vec![
@@ -220,8 +220,11 @@ impl Spec {
             sums(mesh.members(Axis::Tensor, rank), rows),
         ];
         groups.extend(std::iter::repeat_n(sums(line.clone(), 0), 1 + wires));
-        let tied = self.ties.iter().map(|tie| holders(mesh, self, &tie.stages, rank));
-        groups.extend(tied.map(|members| sums(members, shape.vocab * shape.hidden)));
+        let tied = |tie: &Tie| {
+            let members = holders(mesh, self, &tie.stages, rank);
+            sums(members, network.parameters[network.place_of(&tie.name)].elements())
+        };
+        groups.extend(self.ties.iter().map(tied));
         groups
     }
 

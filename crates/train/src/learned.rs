@@ -65,7 +65,7 @@ impl Learned {
             ));
             learned.notes.extend(tokenizer.notes().iter().map(|note| format!("tokenizer: {note}")));
             learned.tokenizer = Some(tokenizer);
-        } else if model.architecture() == Some(Arch::GPT2) && model.shape().vocab == GPT2_ROWS {
+        } else if model.architecture() == Some(Arch::GPT2) && model.vocab() == GPT2_ROWS {
             learned.notes.push(format!(
                 "tokenizer: {shown} has no tokenizer files. This is a GUESS: its {GPT2_ROWS} rows are taken for those of the \
                  English GPT-2, only because of their number; if they are others, put the tokenizer's files there or give \

@@ -7,16 +7,16 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use phalanx_collectives::{CollectiveError, Group, Solo};
-use phalanx_layers::{Activation, Context, Network, ParameterSpec};
+use phalanx_layers::{Activation, Context, Network, ParameterSpec, TARGETS, TOKENS};
 use phalanx_optim::{CountedSteps, LossScale, LossScaling, Optimizer};
 use phalanx_parallel::pipeline::{Feed, Program, run};
 use phalanx_parallel::zero::{ChunkResidence, Holding, NotFinite, Residence};
 use phalanx_parallel::{BlockInputs, GradientNorm, Options, Stage, Zero};
 use phalanx_plan::{Coordinates, ParameterSize};
-use phalanx_tensor::{Category, CrossEntropy, DType, Device, Memory, Shape, Tensor, View};
+use phalanx_tensor::{Category, CrossEntropy, DType, Device, Memory, Tensor, View};
 use phalanx_trace::{Axis, PhaseName, Placement, Placements};
 
-pub use crate::batch::Batch;
+pub use crate::batch::{Batch, Numbers, SampleNumbers};
 use crate::groups::Groups;
 use crate::spec::{Spec, size};
 pub use crate::targets::MeanLoss;
@@ -243,7 +243,7 @@ impl Rank {
         stop: &dyn Fn() -> bool,
     ) -> Result<Option<MeanLoss>, CollectiveError> {
         let rows = self.spec.micro_batch_size * self.spec.evaluation_batches;
-        let parts = batch.tokens.len().checked_div(rows * self.spec.seq).unwrap_or(0);
+        let parts = batch.rows(&self.spec).checked_div(rows).unwrap_or(0);
         let (mut own, mut mean) = (0.0, MeanLoss::over(0, 0.0));
         for part in 0..parts {
             let evaluated = self.evaluate_part(batch, part, own, stop());
@@ -281,17 +281,17 @@ impl Rank {
                 slice_bytes: spec.slice_bytes,
                 ..Context::new(&device, spec.precision.compute, [spec.micro_batch_size, spec.seq])
             };
-            let (tokens, targets) = uploads(&device, spec, spec.batch_placements(), batch);
+            let upload = uploads(&device, spec, spec.batch_placements(), batch);
             let first = part * spec.evaluation_batches;
-            let (boundary, placements) = spec.boundary();
             let feed = Feed {
                 device: &device,
                 context: &context,
-                tokens: &|index| tokens(first + index),
-                targets: &|index| targets(first + index),
+                upload: &|index, name| upload(first + index, name),
+                first: spec.first_input(),
+                has_targets: spec.model.has_targets(),
                 numbers,
-                boundary,
-                placements,
+                ranks_of_rows: spec.ranks_of_rows(),
+                placements: spec.boundary(),
             };
             let (program, wires) = (&self.evaluation, &self.groups.wires);
             self.stages.iter_mut().for_each(|stage| stage.zero.begin(PhaseName::Evaluate));
@@ -324,23 +324,49 @@ impl Rank {
     }
 }
 
-/// Functions that upload a micro-batch of `batch` to the device: tokens and targets, `[micro_batch_size, seq]`.
+/// A function that uploads an input of a micro-batch of `batch` to the device.
 pub(crate) fn uploads<'a>(
     device: &'a Device,
     spec: &'a Spec,
     placements: Placements,
     batch: &'a Batch,
-) -> (impl Fn(usize) -> Activation + 'a, impl Fn(usize) -> Tensor + 'a) {
-    let make = move |from: &[u32], index: usize, name| {
-        let elements = spec.micro_batch_size * spec.seq;
-        let shape = [spec.micro_batch_size, spec.seq];
-        let mut tensor = device.alloc(DType::U32, shape, Category::Activations, name);
-        device.upload(&from[index * elements..(index + 1) * elements], tensor.view_mut());
+) -> impl Fn(usize, &str) -> Activation + 'a {
+    let inputs = spec.model.inputs();
+    move |index, name| {
+        let input = inputs.iter().find(|input| input.name == name);
+        let input = input
+            .unwrap_or_else(|| panic!("a layer asks for {name}, which the model does not read: {inputs:?}"));
+        let shape = input.shape.of([spec.micro_batch_size, spec.seq]);
+        let here = index * shape.elements()..(index + 1) * shape.elements();
+        let alloc = |dtype, name| device.alloc(dtype, shape, Category::Activations, name);
+        let tensor = match name {
+            TOKENS => ids(device, &batch.tokens[here], alloc(DType::U32, "batch.tokens")),
+            TARGETS => ids(device, &batch.targets[here], alloc(DType::U32, "batch.targets")),
+            _ => match &batch.others[name] {
+                Numbers::Ids(all) => ids(device, &all[here], alloc(DType::U32, input.name)),
+                Numbers::Floats(all) => {
+                    let mut floats = alloc(DType::F32, input.name);
+                    device.upload(&all[here], floats.view_mut());
+                    match spec.precision.compute {
+                        DType::F32 => floats,
+                        compute => {
+                            device.place(floats.view(), placements);
+                            let mut rounded = alloc(compute, input.name);
+                            device.convert(floats.view(), rounded.view_mut());
+                            rounded
+                        }
+                    }
+                }
+            },
+        };
         device.place(tensor.view(), placements);
-        tensor
-    };
-    let tokens = move |index: usize| Arc::new(make(&batch.tokens, index, "batch.tokens"));
-    (tokens, move |index: usize| make(&batch.targets, index, "batch.targets"))
+        Arc::new(tensor)
+    }
+}
+
+fn ids(device: &Device, ids: &[u32], mut to: Tensor) -> Tensor {
+    device.upload(ids, to.view_mut());
+    to
 }
 
 /// Allocates one element, `[1]`, and sets it to zero.
@@ -437,6 +463,16 @@ impl Spec {
         }
     }
 
+    /// The input that the first block receives.
+    pub(crate) fn first_input(&self) -> &'static str {
+        self.model.inputs().first().map_or(TOKENS, |input| input.name)
+    }
+
+    /// Tensor-parallel ranks that share the rows of activations between stages.
+    pub(crate) fn ranks_of_rows(&self) -> usize {
+        if self.sequence_parallel { self.mesh.tensor } else { 1 }
+    }
+
     /// The placement of a batch on the mesh.
     pub(crate) fn batch_placements(&self) -> Placements {
         match self.mesh.data {
@@ -445,15 +481,11 @@ impl Spec {
         }
     }
 
-    /// Shape and placement of the activations between stages.
-    pub(crate) fn boundary(&self) -> (Shape, Placements) {
-        let (hidden, placements) = (self.model.shape().hidden, self.batch_placements());
+    /// Placement of the activations between stages.
+    pub(crate) fn boundary(&self) -> Placements {
         match self.sequence_parallel {
-            false => ([self.micro_batch_size, self.seq, hidden].into(), placements),
-            true => {
-                let rows = self.micro_batch_size * self.seq / self.mesh.tensor;
-                ([1, rows, hidden].into(), placements.with(Axis::Tensor, Placement::Shard(0)))
-            }
+            false => self.batch_placements(),
+            true => self.batch_placements().with(Axis::Tensor, Placement::Shard(0)),
         }
     }
 }

@@ -281,9 +281,9 @@ impl<'a, E: Engine> Session<'a, E> {
             }
         }
         let files = RunFiles::open(job, engine.world().rank(), &at)?;
-        let batch = Batch::with_rows(spec.micro_batch_size * spec.micro_batches, spec.seq);
-        let mut windows = Batch::with_rows(spec.evaluation_rows(), spec.seq);
-        windows.fill_windows(spec.seq, engine.part_of_data(), &*job.data)?;
+        let batch = Batch::of(spec, spec.micro_batch_size * spec.micro_batches);
+        let mut windows = Batch::of(spec, spec.evaluation_rows());
+        windows.fill_windows(spec, engine.part_of_data(), &*job.data)?;
         Ok(Session { engine, windows, run: Run { job, place, files, at, batch } })
     }
 

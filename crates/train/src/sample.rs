@@ -6,11 +6,8 @@ use std::sync::Arc;
 
 use phalanx_checkpoint::Checkpoint;
 use phalanx_data::Tokenizer;
-use phalanx_layers::{
-    Call, Checkpointing, Context, KeyValueCache, Network, Parameter, ParameterSpec, Parameters,
-};
+use phalanx_layers::{Call, Context, KeyValueCache, Network, Parameter, ParameterSpec, Parameters};
 use phalanx_models::Model;
-use phalanx_parallel::TensorParallel;
 use phalanx_random::{GOLDEN, SplitMix64};
 use phalanx_tensor::{Category, DType, Device, Shape, Tensor};
 
@@ -66,8 +63,7 @@ impl Generator {
         device: Device,
         mut fill: impl FnMut(&ParameterSpec, &mut [f32]) -> Result<(), E>,
     ) -> Result<Generator, E> {
-        let network = model.network(&TensorParallel::solo(), Checkpointing::None);
-        let shape_of_model = model.shape();
+        let network = model.whole();
         let mut parameters = Vec::new();
         for spec in &network.parameters {
             let mut values = vec![0f32; spec.elements()];
@@ -79,7 +75,7 @@ impl Generator {
             device.upload(&values, tensor.view_mut());
             parameters.push(tensor);
         }
-        let (positions, vocab) = (shape_of_model.positions, shape_of_model.vocab);
+        let (positions, vocab) = (model.longest().unwrap_or(usize::MAX), model.vocab());
         Ok(Generator { device, network, parameters, positions, vocab, undrawn: Vec::new() })
     }
 

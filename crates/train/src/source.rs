@@ -2,19 +2,29 @@
 
 use phalanx_data::DataError;
 
+use crate::batch::SampleNumbers;
 use crate::dataset::{DataDigests, Dataset};
 
 /// A source of training samples: a token file ([`Dataset`]), or the caller's own.
 ///
 /// Every rank asks for the samples of its own part of each batch, so all ranks must answer alike.
 pub trait DataSource: Send + Sync {
-    /// Writes the sample at `position` of the run (the number of samples before it): tokens and targets, `[seq]` each.
+    /// Writes the sample at `position` of the run (the number of samples before it): tokens and targets, `[seq]` each, or
+    /// nothing of what the model does not read.
     /// A target is the token that follows; `phalanx_tensor::IGNORED` leaves one out of the loss, which is the mean over
     /// those that remain in the global batch. A step without any is not applied.
     ///
     /// # Errors
     /// [`DataError::Source`] when there is no such sample.
     fn sample(&self, position: u64, tokens: &mut [u32], targets: &mut [u32]) -> Result<(), DataError>;
+
+    /// Writes what the model reads as `input` beside tokens and targets, of the sample at `position`.
+    ///
+    /// # Errors
+    /// As [`DataSource::sample`], and an input that the source does not have.
+    fn input(&self, _position: u64, input: &str, _to: SampleNumbers) -> Result<(), DataError> {
+        Err(DataError::Source { reason: format!("the model reads {input}, which the source does not have") })
+    }
 
     /// Whether samples or windows may leave targets out. Then the ranks count them in every step; a source that never does
     /// may say false.
@@ -27,7 +37,7 @@ pub trait DataSource: Send + Sync {
         0
     }
 
-    /// Writes evaluation window `index`: tokens and targets, `[seq]` each.
+    /// Writes evaluation window `index`: tokens and targets, `[seq]` each. Other inputs are those of [`DataSource::input`].
     ///
     /// # Errors
     /// As [`DataSource::sample`].

@@ -24,6 +24,7 @@ use phalanx_plan::{
 use phalanx_tensor::{DeviceFactory, DiskOptions, Memory, ProductMethod};
 
 pub use crate::abridged_programs::AbridgedPrograms;
+use crate::config::check::refuse;
 use crate::config::{
     self, CheckpointingWord, Chunk, ChunkWord, ConfigError, Float, OptimizerKind, PlacementRule, Reduce,
     RunConfig, Trainable, UpdateOn,
@@ -57,7 +58,7 @@ pub struct Spec {
     pub micro_batch_size: usize,
     /// Number of micro-batches of a step.
     pub micro_batches: usize,
-    /// Number of tokens of a sequence whose loss counts.
+    /// Number of tokens of a sequence whose loss counts; 1 where the loss is one of samples.
     pub targets_per_sequence: usize,
     /// Number of tokens of a step, over all ranks, whose loss counts: the loss is the mean over them.
     pub targets_per_step: usize,
@@ -231,14 +232,21 @@ impl Spec {
         evaluated: usize,
         threads: usize,
     ) -> Result<(Spec, Network), SpecError> {
-        config.check()?;
+        config.check_with(&*model)?;
         let (model, seq) = (model.dropping(config.model.dropouts()), config.model.seq);
         let (network, trainable) = whole_network(config, &*model)?;
         let (mesh, schedule, placement) = (config.mesh()?, config.schedule()?, config.placement_rule()?);
-        config.check_work(mesh, &model.shape(), network.elements() as u64, evaluated)?;
-        let (chunk_size, optimizer) = (chunk_size(config, model.shape().hidden), optimizer(config));
+        config.check_work(mesh, (&network, model.vocab()), evaluated)?;
+        let (chunk_size, optimizer) = (chunk_size(config, network.width()), optimizer(config));
         let layout = Arc::new(lay_out(&sizes(&optimizer, &network), mesh.data as u64, &chunk_size)?);
         let (evaluation_parts, evaluation) = parts(config, mesh, &schedule, evaluated);
+        let windows = evaluation_parts * evaluation.micro_batches * config.micro_batch_size() * mesh.data;
+        if !model.has_targets() && evaluated != windows {
+            let expected = format!(
+                "evaluates {evaluated} samples by a model without targets, which can leave none out: give {windows}"
+            );
+            return Err(refuse("train.eval_samples", evaluated, expected).into());
+        }
         let spec = Spec {
             host_addressable: config.device.kind.is_processor(),
             linked: config.device.is_linked(),
@@ -326,12 +334,17 @@ impl Spec {
     /// The network of a rank with this group of the tensor axis: the rank's part of each layer.
     pub fn network(&self, tensor: &Arc<dyn Group>) -> Network {
         let tensor = TensorParallel::new(Arc::clone(tensor), self.sequence_parallel);
-        self.trainable.applied_to(self.model.network(&tensor, self.checkpointing))
+        self.applied(&tensor)
+    }
+
+    fn applied(&self, tensor: &TensorParallel) -> Network {
+        let network = self.model.network(tensor, self.checkpointing);
+        self.trainable.applied_to(network.expect("the configuration was checked with the model"))
     }
 
     /// The whole network, as one rank has it.
     pub fn whole(&self) -> Network {
-        self.trainable.applied_to(self.model.network(&TensorParallel::solo(), self.checkpointing))
+        self.applied(&TensorParallel::solo())
     }
 
     /// Operations of a micro-batch in each stage, of all ranks together that share its layers.
@@ -341,7 +354,7 @@ impl Spec {
 
     fn micro_batch(&self) -> cut::MicroBatch {
         let tokens = [self.micro_batch_size, self.seq];
-        cut::MicroBatch { tokens, hidden: self.model.shape().hidden, precision: self.precision }
+        cut::MicroBatch { tokens, inputs: self.model.inputs(), precision: self.precision }
     }
 
     /// The programs of a step and of an evaluation, at a coordinate of the pipeline.
@@ -401,6 +414,7 @@ impl Spec {
 /// The whole network of a model, of which the configuration freezes some parameters.
 fn whole_network(config: &RunConfig, model: &dyn Model) -> Result<(Network, Trainable), ConfigError> {
     let network = model.network(&TensorParallel::solo(), checkpointing(config));
+    let network = network.expect("one rank divides nothing");
     let trainable = Trainable::of(&config.model, &network)?;
     Ok((trainable.applied_to(network), trainable))
 }
@@ -455,6 +469,7 @@ fn checkpointing(config: &RunConfig) -> Checkpointing {
 
 fn targets_per_sequence(model: &dyn Model, seq: usize) -> usize {
     match model.objective() {
+        _ if !model.has_targets() => 1,
         Objective::Causal => seq,
         Objective::Masked => Masking::predicted(seq),
     }

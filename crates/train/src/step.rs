@@ -234,19 +234,19 @@ impl Rank {
         };
         let numbers = spec.cross_entropy(targets, loss_scale);
         let of_batch = if self.is_replica { Placements::REPLICATED } else { spec.batch_placements() };
-        let (tokens, targets) = uploads(&device, spec, of_batch, batch);
-        let (boundary, placements) = spec.boundary();
+        let upload = uploads(&device, spec, of_batch, batch);
         if !self.is_replica {
             spec.check_weights(&device, numbers.scale);
         }
         let feed = Feed {
             device: &device,
             context: &context,
-            tokens: &tokens,
-            targets: &targets,
+            upload: &upload,
+            first: spec.first_input(),
+            has_targets: spec.model.has_targets(),
             numbers,
-            boundary,
-            placements,
+            ranks_of_rows: spec.ranks_of_rows(),
+            placements: spec.boundary(),
         };
         self.stages.iter_mut().for_each(|stage| stage.zero.begin(PhaseName::Step));
         run(&mut self.stages, &self.program, &self.groups.wires, at.pipeline, &feed, &mut loss, watch)?;

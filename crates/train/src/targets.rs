@@ -105,6 +105,9 @@ impl Spec {
     ) -> Result<usize, CollectiveError> {
         // The batch of a dry run is not read: it may be larger than any that is filled.
         let here = if device.is_meta() { planned.here } else { batch.counted_targets() };
+        if !self.model.has_targets() {
+            return Ok(planned.all);
+        }
         if self.counts_targets {
             return sum(device, replicas, here, planned);
         }

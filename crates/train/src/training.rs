@@ -108,7 +108,7 @@ impl Training {
             None => rank.initialise(spec.seed)?,
             Some(dir) => init(dir, |weights| rank.import(weights))?,
         }
-        let mut batch = Batch::with_rows(spec.micro_batch_size * spec.micro_batches, spec.seq);
+        let mut batch = Batch::of(spec, spec.micro_batch_size * spec.micro_batches);
         let samples = (spec.micro_batch_size * spec.micro_batches * spec.mesh.data) as u64;
         let mut losses = Vec::with_capacity(self.steps as usize);
         for step in 1..=self.steps {
@@ -150,31 +150,39 @@ impl Batch {
         for m in 0..spec.micro_batches {
             for row in 0..spec.micro_batch_size {
                 let position = position + (spec.first_sample(m, data) + row) as u64;
-                let at = (m * spec.micro_batch_size + row) * spec.seq;
-                let here = at..at + spec.seq;
-                source.sample(position, &mut self.tokens[here.clone()], &mut self.targets[here])?;
+                let at = m * spec.micro_batch_size + row;
+                let rows = spec.micro_batches * spec.micro_batch_size;
+                let [tokens, targets] = sample([&mut self.tokens, &mut self.targets], at, rows);
+                source.sample(position, tokens, targets)?;
+                for (name, numbers) in &mut self.others {
+                    source.input(position, name, numbers.sample(at, rows))?;
+                }
             }
         }
         Ok(())
     }
 
-    /// Reads the evaluation windows of data-parallel rank `data`: the `data`-th part of all windows, one row for each row of
+    /// Reads the evaluation windows of data-parallel rank `data`: the `data`-th part of all windows, one for each row of
     /// the batch. Rows beyond the last window have no target.
     ///
     /// # Errors
     /// Those of the source.
     pub fn fill_windows(
         &mut self,
-        seq: usize,
+        spec: &Spec,
         data: usize,
         source: &dyn DataSource,
     ) -> Result<(), phalanx_data::DataError> {
-        let rows = self.tokens.len() / seq;
+        let rows = self.rows(spec);
         for row in 0..rows {
-            let here = row * seq..(row + 1) * seq;
-            let (tokens, targets) = (&mut self.tokens[here.clone()], &mut self.targets[here]);
+            let [tokens, targets] = sample([&mut self.tokens, &mut self.targets], row, rows);
             match data * rows + row {
-                window if window < source.evaluated() => source.window(window, tokens, targets)?,
+                window if window < source.evaluated() => {
+                    source.window(window, tokens, targets)?;
+                    for (name, numbers) in &mut self.others {
+                        source.input(window as u64, name, numbers.sample(row, rows))?;
+                    }
+                }
                 _ => {
                     tokens.fill(0);
                     targets.fill(IGNORED);
@@ -183,4 +191,12 @@ impl Batch {
         }
         Ok(())
     }
+}
+
+/// Sample `row` of `rows` of tokens and of targets, each empty where the model does not read it.
+fn sample([tokens, targets]: [&mut [u32]; 2], row: usize, rows: usize) -> [&mut [u32]; 2] {
+    [tokens, targets].map(|ids| {
+        let each = ids.len() / rows;
+        &mut ids[row * each..(row + 1) * each]
+    })
 }

@@ -1,6 +1,6 @@
 //! `memory.chunk = "auto"` has the fewest chunks of the sizes whose planned peak is within 1 % of the smallest.
 
-use phalanx_models::{Gpt2, ModelShape};
+use phalanx_models::Gpt2;
 use phalanx_plan::ChunkSize;
 use phalanx_train::config::{Chunk, ChunkWord, Float};
 use phalanx_train::{RunConfig, RunPlan, Spec};
@@ -28,16 +28,14 @@ const SHAPES: [Shape; 12] = [
 fn spec((layers, hidden, vocab, [pipeline, data, tensor], zero): Shape) -> Spec {
     let mut config = RunConfig::default();
     let heads = hidden / 16;
-    (config.model.layers, config.model.hidden, config.model.heads, config.model.seq) =
-        (layers, hidden, heads, SEQ);
+    config.model.seq = SEQ;
     (config.batch.global, config.batch.micro) = (data * pipeline * 2, Some(1));
     let parallel = &mut config.parallel;
     (parallel.pipeline, parallel.data, parallel.tensor, parallel.zero) = (pipeline, Some(data), tensor, zero);
     config.precision.compute = Float::Bf16;
     config.memory.chunk = Chunk::Word(ChunkWord::Auto);
     config.train.threads = Some(1);
-    config.check().expect("a configuration");
-    let model = Gpt2::new(ModelShape { layers, hidden, heads, vocab, positions: SEQ });
+    let model = Gpt2 { layers, hidden, heads, vocab, positions: SEQ, ..Gpt2::default() };
     Spec::new(&config, model, 0, 1).expect("a specification")
 }
 

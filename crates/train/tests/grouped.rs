@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use phalanx_layers::{
     Attention, Block, BlockRole, CannotCut, Checkpointing, Embedding, Fork, Init, LayerNorm, Linear,
-    LinearCrossEntropy, LinearGelu, Network, Output, Pieces, PositionTable, Sequence,
+    LinearCrossEntropy, LinearGelu, Network, Output, Pieces, PositionTable, RowShape, Sequence,
 };
-use phalanx_models::{Dropouts, Model, ModelShape};
+use phalanx_models::{Dropouts, Input, Model};
 use phalanx_parallel::TensorParallel;
 use phalanx_tensor::{Device, Gelu, Heads};
 use phalanx_testing::planted::{FaultKind, Planted, PlantedFault, sites};
@@ -85,15 +85,16 @@ impl Grouped {
 }
 
 impl Model for Grouped {
-    fn network(&self, tensor: &TensorParallel, checkpointing: Checkpointing) -> Network {
+    fn network(&self, tensor: &TensorParallel, checkpointing: Checkpointing) -> Result<Network, CannotCut> {
         let tokens = "tokens".to_string();
         let positions = Some(PositionTable { name: "positions".into(), rows: SEQ });
         let embedding =
             Embedding { tokens, positions, types: None, vocab: VOCAB, hidden: HIDDEN, init: INIT };
-        let block = |name: String, role, layer| Block { name, role, layer };
+        let output = RowShape::tokens(HIDDEN);
+        let block = |name: String, role, layer| Block { name, role, layer, output };
         let mut blocks = vec![block("embedding".into(), BlockRole::End, tensor.embedding(embedding))];
         for i in 0..2 {
-            let layer = self.block(i, tensor, checkpointing).unwrap();
+            let layer = self.block(i, tensor, checkpointing)?;
             blocks.push(block(format!("layer.{i}"), BlockRole::Transformer, checkpointing.block(i, layer)));
         }
         let norm = LayerNorm { prefix: "norm".into(), hidden: HIDDEN, eps: 1e-5, centred: true, bias: true };
@@ -105,11 +106,11 @@ impl Model for Grouped {
             hidden: HIDDEN,
             init: INIT,
         };
-        Network::new(blocks, tensor.head(head))
+        Ok(Network::new(blocks, tensor.head(head)))
     }
 
-    fn shape(&self) -> ModelShape {
-        ModelShape { layers: 2, hidden: HIDDEN, heads: HEADS, vocab: VOCAB, positions: SEQ }
+    fn inputs(&self) -> Vec<Input> {
+        Input::of_language_model(VOCAB)
     }
 
     fn dropping(&self, _: Dropouts) -> Arc<dyn Model> {

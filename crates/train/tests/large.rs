@@ -1,7 +1,7 @@
 //! Thousands of ranks, on devices that only record: one rank of each place in the pipeline, and what it plans to hold
 //! and to do.
 
-use phalanx_models::{Gpt2, ModelShape};
+use phalanx_models::Gpt2;
 use phalanx_trace::PhaseName;
 use phalanx_train::config::Float;
 use phalanx_train::{RankPlan, RunConfig, RunPlan, Spec};
@@ -10,9 +10,9 @@ use phalanx_train::{RankPlan, RunConfig, RunPlan, Spec};
 /// 8, data 24.
 #[test]
 fn gpt3_is_planned_by_one_rank_a_stage() {
-    let model = Gpt2::new(ModelShape { layers: 96, hidden: 12288, heads: 96, vocab: 51200, positions: 2048 });
+    let model =
+        Gpt2 { layers: 96, hidden: 12288, heads: 96, vocab: 51200, positions: 2048, ..Gpt2::default() };
     let mut config = RunConfig::default();
-    (config.model.layers, config.model.hidden, config.model.heads) = (96, 12288, 96);
     config.model.seq = 2048;
     config.batch.global = 1536;
     config.batch.micro = Some(1);
@@ -20,7 +20,6 @@ fn gpt3_is_planned_by_one_rank_a_stage() {
     (parallel.pipeline, parallel.data, parallel.tensor) = (8, Some(24), 8);
     (parallel.zero, parallel.sequence_parallel) = (1, true);
     config.precision.compute = Float::Bf16;
-    config.check().unwrap();
     let plan = RunPlan::new(Spec::new(&config, model, 0, 1).unwrap()).unwrap();
     assert_eq!(
         plan.ranks.iter().map(|rank| rank.rank).collect::<Vec<_>>(),

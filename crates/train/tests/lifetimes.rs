@@ -258,9 +258,10 @@ impl Layer for Hoarding {
 /// The model's network, in which one block's input is kept too long.
 fn network(spec: &Spec, groups: &Groups, hoard: &Arc<Hoard>) -> Network {
     let mut network = spec.network(&groups.tensor);
-    let blocks = network.blocks.into_iter().enumerate().map(|(number, Block { name, role, layer })| {
+    let blocks = network.blocks.into_iter().enumerate().map(|(number, block)| {
         let chosen = number == hoard.case.block;
-        Block { name, role, layer: Box::new(Hoarding { layer, chosen, hoard: Arc::clone(hoard) }) }
+        let layer = Box::new(Hoarding { layer: block.layer, chosen, hoard: Arc::clone(hoard) });
+        Block { layer, ..block }
     });
     network.blocks = blocks.collect();
     network
@@ -316,7 +317,6 @@ type Reached = (Vec<f32>, usize, usize);
 fn run(case: Case, heap: bool) -> Vec<Result<Reached, String>> {
     let (model, mut config) = rig::golden_config();
     let model = Gpt2 { layers: 4, ..model };
-    config.model.layers = model.layers;
     (case.configure)(&mut config);
     let plan = RunPlan::new(rig::spec(&model, &config)).unwrap();
     let hoards: Vec<Arc<Hoard>> = (0..plan.spec.world_size()).map(|_| Hoard::new(case)).collect();

@@ -1,7 +1,7 @@
 //! Random configurations: what each rank holds is what its plan says, in every phase and category.
 
 use crate::rig;
-use phalanx_models::{Gpt2, ModelShape};
+use phalanx_models::Gpt2;
 use phalanx_plan::Peak;
 use phalanx_random::SplitMix64;
 use phalanx_trace::{Memory, PhaseName};
@@ -49,12 +49,10 @@ fn random(random: &mut SplitMix64) -> Option<(Gpt2, RunConfig)> {
     let micro_batches = pipeline * (1 + pick(3));
     config.batch.micro = Some(1 + pick(2));
     config.batch.global = config.batch.micro? * data * micro_batches;
-    (config.model.layers, config.model.hidden, config.model.heads, config.model.seq) =
-        (layers, hidden, heads, seq);
+    config.model.seq = seq;
     config.model.dropout = [0.0, 0.1][pick(2)];
     config.train.threads = Some(1 + pick(2));
-    config.check().ok()?;
-    let model = Gpt2::new(ModelShape { layers, hidden, heads, vocab, positions: seq });
+    let model = Gpt2 { layers, hidden, heads, vocab, positions: seq, ..Gpt2::default() };
     Spec::new(&config, model.clone(), config.batch.global, 1).ok()?;
     Some((model, config))
 }
@@ -179,7 +177,7 @@ fn update_early(config: &mut RunConfig, model: &Gpt2) -> bool {
     (config.parallel.sequence_parallel, config.parallel.schedule) = (false, "model".into());
     (config.optimizer.clip, config.memory.update_in_backward) = (0.0, true);
     config.batch.global = config.batch.micro.unwrap() * config.data();
-    config.check().is_ok() && Spec::new(config, model.clone(), config.batch.global, 1).is_ok()
+    Spec::new(config, model.clone(), config.batch.global, 1).is_ok()
 }
 
 /// A random budget for `need` bytes of device memory, with the memories below it.
@@ -243,7 +241,7 @@ fn random_budgets_run_as_planned_or_are_refused() {
         };
         let need = RunPlan::without_offsets(spec(&config)).unwrap().arena_bytes_max();
         let mut config = with_budget(&config, need, folder.path(), &mut numbers);
-        if config.check().is_err() {
+        if config.check_with(&model).is_err() {
             continue;
         }
         let mut is_refused = false;

@@ -6,14 +6,14 @@ use std::sync::Arc;
 
 use phalanx_cpu::Cpu;
 use phalanx_layers::ParameterSpec;
-use phalanx_models::{Gpt2, Model, ModelShape};
+use phalanx_models::{Gpt2, Model};
 use phalanx_random::SplitMix64;
 use phalanx_tensor::{Arena, Device};
 use phalanx_train::sample::{Generator, Sampling};
 
 /// A GPT-2 whose logits differ clearly from token to token.
 fn generator(positions: usize, heads: usize, hidden: usize) -> Generator {
-    let model = Gpt2::new(ModelShape { layers: 2, hidden, heads, vocab: 61, positions });
+    let model = Gpt2 { layers: 2, hidden, heads, vocab: 61, positions, ..Gpt2::default() };
     let model: Arc<dyn Model> = model.into();
     let device = Device::new(Cpu::new(2), Arena::heap());
     let mut random = SplitMix64::new(9);

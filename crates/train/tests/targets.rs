@@ -223,7 +223,7 @@ fn evaluate(config: &RunConfig, windows: usize, first: usize) -> MeanLoss {
     let ended = on_threads(&CpuFactory::new(), &plan, |rank| {
         rank.initialise(1).unwrap();
         let mut batch = Batch::with_rows(plan.spec.evaluation_rows(), plan.spec.seq);
-        batch.fill_windows(plan.spec.seq, rank.at().data, &Shifted(first, windows)).unwrap();
+        batch.fill_windows(&plan.spec, rank.at().data, &Shifted(first, windows)).unwrap();
         rank.evaluate(&batch).unwrap()
     });
     let ended = ended.unwrap();

@@ -179,7 +179,7 @@ fn auto_keeps_every_bit_and_its_budgets() {
     for (bits, policy) in [POLICIES[0], POLICIES[2]] {
         for (world, zero) in [(1, 0), (1, 3), (2, 1), (2, 3)] {
             let mut base = config(world, zero, policy);
-            (base.model.layers, base.batch.global) = (model.layers, 2 * world);
+            base.batch.global = 2 * world;
             (base.memory.chunk, base.memory.buffer_mb) = (Chunk::Mebibytes(0.02), 1.0 / 64.0);
             base.memory.prefetch = 2;
             let expected = run(&base, true);

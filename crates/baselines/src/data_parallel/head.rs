@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use phalanx_collectives::{CollectiveError, Group};
-use phalanx_layers::{Activation, Call, Context, Failure, Head, ParameterSpec, Parameters};
+use phalanx_layers::{Activation, Call, Context, Failure, Head, ParameterSpec, Parameters, TARGETS};
 use phalanx_tensor::{
     Category, CrossEntropy, DType, Tensor, View, ViewMut, VocabularyLoss, vocabulary_blocks,
 };
@@ -31,13 +31,12 @@ impl Head for GatheringHead {
         &self,
         cx: &Context,
         call: Call,
-        targets: &Tensor,
         numbers: CrossEntropy,
     ) -> Result<(Tensor, Option<Activation>), Failure> {
         if !self.loss_in_forward {
-            return self.loss_on_root(cx, call, targets, numbers);
+            return self.loss_on_root(cx, call, numbers);
         }
-        let (loss, dx) = self.head.loss(cx, call, targets, numbers)?;
+        let (loss, dx) = self.head.loss(cx, call, numbers)?;
         let devices = self.group.world_size();
         let all = self.is_root().then(|| cx.statistics([devices], "data_parallel.losses"));
         let (mut loss, all) = self.group.gather(loss, all, ROOT).wait().map_err(failed)?;
@@ -58,7 +57,6 @@ impl GatheringHead {
         &self,
         cx: &Context,
         call: Call,
-        targets: &Tensor,
         numbers: CrossEntropy,
     ) -> Result<(Tensor, Option<Activation>), Failure> {
         let Call { parameters, x, .. } = call;
@@ -67,7 +65,7 @@ impl GatheringHead {
         let ([rows, vocab], devices) = (logits.dims(), self.group.world_size());
         let ids = |rows: usize, name| cx.device.alloc(DType::U32, [rows], Category::Activations, name);
         let mut own = ids(rows, "data_parallel.targets");
-        cx.device.copy(targets.view().reshape([rows]), own.view_mut());
+        cx.device.copy(cx.input(TARGETS).view().reshape([rows]), own.view_mut());
         let all = self.is_root().then(|| ids(devices * rows, "data_parallel.gathered_targets"));
         let (own, targets) = self.group.gather(own, all, ROOT).wait().map_err(failed)?;
         drop(own);

@@ -316,6 +316,7 @@ fn parts(batch: &Batch, devices: usize, seq: usize) -> Vec<Batch> {
     let one = |device| Batch {
         tokens: part(&batch.tokens, device, 0),
         targets: part(&batch.targets, device, IGNORED),
+        ..Batch::default()
     };
     (0..devices).map(one).collect()
 }

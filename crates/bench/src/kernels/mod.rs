@@ -16,7 +16,7 @@ use phalanx_cpu::Cpu;
 use phalanx_cpu::pool::Pool;
 use phalanx_cpu::{Options, peak};
 use phalanx_drawing::report::bytes;
-use phalanx_models::{Gpt2, ModelShape};
+use phalanx_models::Gpt2;
 use phalanx_plan::{MemoryPlan, plan_memory};
 use phalanx_tensor::profile::{KernelKey, Profile};
 use phalanx_tensor::{Arena, DType, Device, Region};
@@ -110,12 +110,11 @@ impl KernelBench<'_> {
     fn logits_slice(&self) -> Result<usize> {
         let Setting { batch, seq, hidden, heads, vocab } = self.setting;
         let text = format!(
-            "[model]\nlayers = 1\nhidden = {hidden}\nheads = {heads}\nseq = {seq}\n\
-             [batch]\nglobal = {batch}\n[precision]\ncompute = {:?}\n",
+            "[model]\nseq = {seq}\n[batch]\nglobal = {batch}\n[precision]\ncompute = {:?}\n",
             self.dtype.name()
         );
         let config: RunConfig = toml::from_str(&text)?;
-        let model = Gpt2::new(ModelShape { layers: 1, hidden, heads, vocab, positions: seq });
+        let model = Gpt2 { layers: 1, hidden, heads, vocab, positions: seq, ..Gpt2::default() };
         let plan = RunPlan::new(Spec::new(&config, model, 0, 1)?)?;
         let step = plan.ranks[0].memory.phase(PhaseName::Step).context("the plan of a step")?;
         let slice =

@@ -9,9 +9,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use phalanx_drawing::report::{Table, bytes, count, percent, plural};
-use phalanx_layers::Checkpointing;
 use phalanx_models::Model;
-use phalanx_parallel::TensorParallel;
 use phalanx_train::{ResolvedConfig, RunConfig};
 use serde_json::{Value, json};
 
@@ -40,7 +38,8 @@ const RUNS: [(&str, &str, bool); 3] = [
 /// The comparison.
 pub struct Classic {
     config: ResolvedConfig,
-    parameters: u64,
+    /// Transformer blocks, width and parameters.
+    sizes: (usize, usize, u64),
     steps: usize,
     threads: usize,
     runs: Vec<(&'static str, StrategyFigures)>,
@@ -59,7 +58,8 @@ pub fn compare(
 ) -> Result<Classic> {
     let config = config.with(|config| config.train.threads = Some((threads / RANKS).max(1)))?;
     let mut runs = Vec::new();
-    let parameters = model.network(&TensorParallel::solo(), Checkpointing::None).elements() as u64;
+    let network = model.whole();
+    let sizes = (network.layers(), network.width(), network.elements() as u64);
     let bench = Bench { config, model, ranks: RANKS, threads, warmup: WARMUP, steps, launcher };
     for (name, schedule, cut) in RUNS {
         progress(name);
@@ -74,7 +74,7 @@ pub fn compare(
     }
     let config = bench.config;
     let threads = config.train.threads.unwrap_or(1);
-    Ok(Classic { config, parameters, steps, threads, runs })
+    Ok(Classic { config, sizes, steps, threads, runs })
 }
 
 impl Classic {
@@ -105,16 +105,16 @@ pub fn to_text(classic: &Classic) -> String {
             ("loss", &|(_, ran)| format!("{:.4}", ran.loss())),
         ],
     );
-    let model = &classic.config.model;
+    let (layers, width, parameters) = classic.sizes;
     format!(
         "Model parallel against pipeline: a BERT of {} x {} ({} parameters), batch {} of {} tokens, {} of {}, {} after \
          {WARMUP} of warm-up\n{table}  A bubble is the time in which ranks wait: simulated with the operations of each \
          stage, measured as waiting over step\n",
-        model.layers,
-        model.hidden,
-        count(classic.parameters as f64),
+        layers,
+        width,
+        count(parameters as f64),
         classic.config.batch.global,
-        model.seq,
+        classic.config.model.seq,
         plural(RANKS, "rank"),
         plural(classic.threads, "thread"),
         plural(classic.steps, "step"),
@@ -132,9 +132,10 @@ pub fn to_json(classic: &Classic) -> Value {
             "as_planned": ran.as_planned(), "sent_bytes_per_step": ran.sent_bytes(), "loss": ran.loss(),
         })
     };
+    let (layers, width, parameters) = classic.sizes;
     json!({
-        "batch": classic.config.batch.global, "seq": classic.config.model.seq, "layers": classic.config.model.layers,
-        "hidden": classic.config.model.hidden, "parameters": classic.parameters, "ranks": RANKS,
+        "batch": classic.config.batch.global, "seq": classic.config.model.seq, "layers": layers,
+        "hidden": width, "parameters": parameters, "ranks": RANKS,
         "threads": classic.threads, "steps": classic.steps,
         "runs": classic.runs.iter().map(run).collect::<Vec<_>>(),
     })

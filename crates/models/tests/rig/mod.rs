@@ -9,7 +9,8 @@ use half::{bf16, f16};
 use phalanx_collectives::{Group, MetaGroup, threads};
 use phalanx_cpu::Cpu;
 use phalanx_layers::{
-    AnySaved, Call, Checkpointing, Context, Draw, Gradient, Network, Parameter, ParameterSpec, Parameters,
+    AnySaved, Call, Checkpointing, Context, Draw, Gradient, Inputs, Network, Parameter, ParameterSpec,
+    Parameters, TARGETS,
 };
 use phalanx_models::{Bert, Gpt2, Model};
 use phalanx_parallel::TensorParallel;
@@ -105,7 +106,7 @@ struct Rank<'a> {
     network: Network,
     parameters: Vec<Tensor>,
     tokens: Arc<Tensor>,
-    targets: Tensor,
+    inputs: Inputs<'static>,
     first_row: usize,
 }
 
@@ -183,7 +184,7 @@ impl Case {
     }
 
     fn rank(&self, device: Device, tensor: &TensorParallel, rank: usize) -> Rank<'_> {
-        let network = self.model.network(tensor, self.checkpointing);
+        let network = self.model.network(tensor, self.checkpointing).unwrap();
         let parameter = |spec: &ParameterSpec| {
             let shape = Shape::from(spec.shape.as_slice());
             let mut tensor = device.alloc(self.compute, shape, Category::Parameters, "test");
@@ -198,9 +199,10 @@ impl Case {
             device.place(tensor.view(), Placements::REPLICATED);
             tensor
         };
-        let (tokens, targets) = (Arc::new(numbers(&self.tokens)), numbers(&self.targets));
+        let tokens = Arc::new(numbers(&self.tokens));
+        let inputs = Inputs::only(TARGETS, Arc::new(numbers(&self.targets)));
         let first_row = if tensor.sequence() { rank * self.tokens.len() / tensor.ranks() } else { 0 };
-        Rank { case: self, network, parameters, tokens, targets, device, first_row }
+        Rank { case: self, network, parameters, tokens, inputs, device, first_row }
     }
 
     fn solo(&self) -> Rank<'_> {
@@ -212,16 +214,16 @@ impl Case {
         let rank = self.solo();
         let cx = Context { keep: false, ..rank.context() };
         let (x, _) = rank.forward(&cx);
-        let hidden = self.model.shape().hidden;
+        let hidden = rank.network.width();
         let own = rank.parameters(rank.network.head_index());
         let head = rank.network.head.as_ref().unwrap();
         let logits = head.logits(&cx, Parameters::new(&own), x.view().reshape([self.tokens.len(), hidden]));
         let all = download(&rank.device, logits.view());
-        let vocab = self.model.shape().vocab;
+        let vocab = self.model.vocab();
         let logits =
             self.predicted().iter().flat_map(|row| &all[row * vocab..(row + 1) * vocab]).copied().collect();
         let call = Call { input_wanted: false, ..Call::new(Parameters::new(&own), x) };
-        let (loss, _) = head.loss(&cx, call, &rank.targets, self.numbers()).unwrap();
+        let (loss, _) = head.loss(&cx, call, self.numbers()).unwrap();
         (logits, rank.device.fetch([loss.view()]).unwrap()[0])
     }
 
@@ -303,12 +305,7 @@ impl Case {
         let device = Device::meta(1);
         let rank = self.rank(device.clone(), &TensorParallel::solo(), 0);
         let [batch, seq] = self.shape;
-        let x = device.alloc(
-            self.compute,
-            [batch, seq, self.model.shape().hidden],
-            Category::Activations,
-            "test",
-        );
+        let x = device.alloc(self.compute, [batch, seq, rank.network.width()], Category::Activations, "test");
         let layer = &rank.network.blocks[index].layer;
         let kept = device.phase(PhaseName::Forward, || {
             let own = rank.parameters(index);
@@ -326,7 +323,7 @@ impl Case {
         }
         let row = batch * seq * self.compute.bytes();
         // Statistics have fewer numbers than a row of this width.
-        live.iter().map(|(_, bytes)| bytes / row).filter(|n| *n >= self.model.shape().hidden).sum()
+        live.iter().map(|(_, bytes)| bytes / row).filter(|n| *n >= rank.network.width()).sum()
     }
 }
 
@@ -387,7 +384,11 @@ fn assembled(parts: &[(&ParameterSpec, &Vec<f32>)]) -> Vec<f32> {
 impl Rank<'_> {
     fn context(&self) -> Context<'_> {
         let Case { compute, draw, shape, .. } = *self.case;
-        Context { draw, first_row: self.first_row, ..Context::new(&self.device, compute, shape) }
+        Context {
+            draw,
+            first_row: self.first_row,
+            ..Context::new(&self.device, compute, shape).with(&self.inputs)
+        }
     }
 
     fn parameters(&self, block: usize) -> Vec<Parameter<'_>> {
@@ -426,7 +427,7 @@ impl Rank<'_> {
         let (loss, dy) = {
             let own = self.parameters_and_slots(&mut gradients, &mut written, index);
             let call = Call::new(Parameters::new(&own), x);
-            head.loss(&cx, call, &self.targets, self.case.numbers()).unwrap()
+            head.loss(&cx, call, self.case.numbers()).unwrap()
         };
         let mut dy = dy.unwrap();
         let mut later = Vec::new();

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use phalanx_layers::head::{Classes, HeadInput};
 use phalanx_layers::{
-    Activation, Call, Context, Head, LinearCrossEntropy, ParameterSpec, Parameters, Result, Share,
+    Activation, Call, Context, Head, LinearCrossEntropy, ParameterSpec, Parameters, Result, Share, TARGETS,
 };
 use phalanx_tensor::{Category, CrossEntropy, Epilogue, Tensor, View};
 
@@ -47,19 +47,14 @@ impl Head for VocabularyHead {
         self.head.parameters().into_iter().map(|spec| spec.rows_of(self.share)).collect()
     }
 
-    /// x: `[batch, seq, hidden]` or this rank's rows, targets: `[batch, seq]` u32 -> `[1]`, the same on all ranks, and dx, the sum
+    /// x: `[batch, seq, hidden]` or this rank's rows, input `targets`: `[batch, seq]` u32 -> `[1]`, the same on all ranks, and dx, the sum
     /// over the ranks, with the shape of x
-    fn loss(
-        &self,
-        cx: &Context,
-        call: Call,
-        targets: &Tensor,
-        numbers: CrossEntropy,
-    ) -> Result<(Tensor, Option<Activation>)> {
+    fn loss(&self, cx: &Context, call: Call, numbers: CrossEntropy) -> Result<(Tensor, Option<Activation>)> {
         let Call { parameters, x, input_wanted, .. } = call;
         let x = self.all_rows(cx, x)?;
         let mut tell = |told| self.exchange.gather_statistics(cx, told);
-        let input = HeadInput { x: &x, targets, numbers, classes: self.classes(), input_wanted };
+        let targets = cx.input(TARGETS);
+        let input = HeadInput { x: &x, targets: &targets, numbers, classes: self.classes(), input_wanted };
         let (loss, dx) = self.head.pass(cx, parameters, input, &mut tell)?;
         drop(x);
         let summing = dx.map(|dx| match self.sequence {

@@ -27,7 +27,7 @@ pub mod rows;
 
 use std::sync::Arc;
 
-use phalanx_collectives::{Group, Solo};
+use phalanx_collectives::{Group, MetaGroup, Solo};
 use phalanx_layers::{
     AnyLayer, Attention, CannotCut, Cut, Embedding, Head, Layer, LinearCrossEntropy, Pieces, Share,
 };
@@ -57,6 +57,11 @@ impl TensorParallel {
     /// One rank, which has every layer whole.
     pub fn solo() -> TensorParallel {
         TensorParallel::new(Arc::new(Solo::new("tensor")), false)
+    }
+
+    /// The first of `ranks` ranks, which compute nothing: for whether they can divide the layers of a model.
+    pub fn trial(ranks: usize) -> TensorParallel {
+        TensorParallel::new(Arc::new(MetaGroup::new("tensor", 0, ranks, Arc::default())), false)
     }
 
     /// Number of ranks that share each layer.

@@ -3,6 +3,7 @@
 use anyhow::{Result, bail};
 use phalanx_checkpoint::{FolderNames, write_hugging_face};
 use phalanx_data::HuggingFaceFiles;
+use phalanx_models::limits::MAX_POSITIONS;
 use phalanx_models::{Model, Objective};
 use phalanx_trace::DType;
 use phalanx_train::dataset::DataDigests;
@@ -12,7 +13,7 @@ use serde_json::json;
 use crate::args::ExportArgs;
 use crate::ownership::refuse_in_run;
 use crate::run_folder::{RunFolder, model_of};
-use crate::{output, report, shape};
+use crate::{output, report};
 
 /// The weights.
 const MODEL_FILE: &str = "model.safetensors";
@@ -38,7 +39,7 @@ pub fn export(args: &ExportArgs) -> Result<()> {
         checkpoint.state()["config"]["data"]["mask_token"].as_u64().and_then(|id| u32::try_from(id).ok());
     let mask = mask.filter(|_| model.objective() == Objective::Masked);
     let tokenizer = folder.tokenizer_of(&checkpoint)?.map(|tokenizer| tokenizer.hugging_face_files(mask));
-    let network = shape::whole(&*model);
+    let network = model.whole();
     let specs: Vec<_> = network.members().collect();
     for spec in &specs {
         read_stored(&checkpoint, &*model, (PARAMETERS, spec), 0..0, &mut [])?;
@@ -108,7 +109,8 @@ fn files(
     ids.into_iter().for_each(|(key, id)| config[key] = id);
     let of_model = ("config.json".to_string(), format!("{config:#}\n"));
     let continues = model.objective() == Objective::Causal;
-    let of_tokenizer = tokenizer.map(|tokenizer| tokenizer.complete(model.shape().positions, continues));
+    let of_tokenizer =
+        tokenizer.map(|tokenizer| tokenizer.complete(model.longest().unwrap_or(MAX_POSITIONS), continues));
     let mut others = of_tokenizer.unwrap_or_default();
     others.extend(generation_config.map(|content| (GENERATION_CONFIG.to_string(), content)));
     [of_model].into_iter().chain(others).collect()

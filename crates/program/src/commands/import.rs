@@ -35,7 +35,7 @@ const STATES: [&str; 2] = ["exp_avg", "exp_avg_sq"];
 /// A folder of an unknown architecture, tensors that are missing or of another shape, a run folder with a run.
 pub fn import(args: &ImportArgs) -> Result<()> {
     let (source, model) = shape::read_hugging_face(&args.dir)?;
-    let network = shape::whole(&*model);
+    let network = model.whole();
     let parameters: Vec<ParameterSpec> = network.members().cloned().collect();
     let learned = Learned::of_folder(&args.dir, &*model)?;
     let folder = RunFolder::named(args.run.as_deref(), Some(&args.dir))?;
@@ -51,7 +51,7 @@ pub fn import(args: &ImportArgs) -> Result<()> {
     let parameters = network.elements();
     let mut notes = shape::notes(&source, &*model, &ModelConfig::default());
     notes.extend_from_slice(learned.notes());
-    notes.extend(tokenizer.and_then(|tokenizer| shape::rows_and_ids(model.shape().vocab, tokenizer)));
+    notes.extend(tokenizer.and_then(|tokenizer| shape::rows_and_ids(model.vocab(), tokenizer)));
     if args.json {
         return output::print_json(&json!({
             "run": folder.path(), "checkpoint": path, "parameters": parameters,
@@ -105,7 +105,7 @@ fn write_run(
 fn config(dir: &Path, model: &dyn Model, learned: &Learned) -> RunConfig {
     let mut config = RunConfig::default();
     shape::write(&mut config.model, model);
-    config.model.seq = SEQ.min(model.shape().positions);
+    config.model.seq = model.longest().map_or(SEQ, |longest| SEQ.min(longest));
     config.model.init = Some(resume::absolute(&dir.display().to_string()));
     if learned.tokenizer().is_some() {
         config.data.tokenizer = resume::absolute(&dir.display().to_string());

@@ -60,7 +60,7 @@ pub fn sample(args: &SampleArgs, environment: Environment) -> Result<()> {
     }
     let device = environment.unplanned_device(machine::cores())?;
     let generator = Generator::load(&*model, &checkpoint, &tokenizer, device)?;
-    continuation::check_prompt(&tokens, model.shape().vocab, &tokenizer)?;
+    continuation::check_prompt(&tokens, model.vocab(), &tokenizer)?;
     let how = Sampling {
         temperature: args.temperature,
         top_k: args.top_k,
@@ -69,9 +69,8 @@ pub fn sample(args: &SampleArgs, environment: Environment) -> Result<()> {
         seed: args.seed,
     };
     let given = tokens.len();
-    if let Some(hint) = slow_beyond(model.shape().positions, given + args.tokens, args.shift) {
-        output::note(&hint);
-    }
+    let hint = model.longest().and_then(|longest| slow_beyond(longest, given + args.tokens, args.shift));
+    hint.iter().for_each(|hint| output::note(hint));
     let mut text = args.prompt.clone();
     let mut show = |piece: &str| {
         if args.json {

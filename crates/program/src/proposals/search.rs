@@ -277,7 +277,7 @@ mod tests {
     use std::cell::RefCell;
 
     use anyhow::Result;
-    use phalanx_models::{Gpt2, ModelShape};
+    use phalanx_models::Gpt2;
     use phalanx_train::{ResolvedConfig, RunConfig};
 
     use super::*;
@@ -310,9 +310,9 @@ mod tests {
     #[test]
     fn the_search_is_bounded_by_the_time_of_the_first_plan() {
         let mut config = RunConfig::default();
-        (config.model.layers, config.model.hidden, config.model.heads, config.model.seq) = (2, 256, 4, 16);
+        config.model.seq = 16;
         (config.batch.global, config.train.threads, config.memory.limit_mb) = (64, Some(1), Some(30.0));
-        let model = Gpt2::new(ModelShape { layers: 2, hidden: 256, heads: 4, vocab: 256, positions: 16 });
+        let model = Gpt2 { layers: 2, hidden: 256, heads: 4, vocab: 256, positions: 16, ..Gpt2::default() };
         let planned = Planned::new(ResolvedConfig::new(config).unwrap(), model.into(), 0).unwrap();
         for (took_s, scale_max) in [(0.0, u128::MAX), (1.0, 4), (3.0, 2)] {
             let mut planned = planned.clone();

@@ -5,8 +5,8 @@
 //! number that is mistyped or hostile is refused here, by name, before anything is made of it; after this check,
 //! and that of the products ([`RunConfig::check_work`]), no sum of the plan leaves 64 bits.
 
-use phalanx_models::ModelShape;
-use phalanx_models::limits::{MAX_HIDDEN, MAX_LAYERS, MAX_POSITIONS, MAX_VOCAB};
+use phalanx_layers::Network;
+use phalanx_models::limits::{MAX_LAYERS, MAX_POSITIONS, MAX_VOCAB};
 use phalanx_plan::Mesh;
 
 use super::check::{ConfigError, refuse};
@@ -66,11 +66,7 @@ impl RunConfig {
             Checkpointing::Word(_) => 1,
         };
         let sizes = [
-            ("model.layers", m.layers, MAX_LAYERS),
-            ("model.hidden", m.hidden, MAX_HIDDEN),
-            ("model.heads", m.heads, MAX_HIDDEN),
             ("model.seq", m.seq, MAX_POSITIONS),
-            ("model.positions", m.positions.unwrap_or(1), MAX_POSITIONS),
             ("model.vocab", m.vocab.unwrap_or(1), MAX_VOCAB),
             ("data.mask_token", self.data.mask_token.unwrap_or(0) as usize, MAX_VOCAB - 1),
             ("batch.global", self.batch.global, MAX_SEQUENCES),
@@ -137,26 +133,26 @@ impl RunConfig {
         Ok(())
     }
 
-    /// Runs of one block over one micro-batch that the dry run of a step takes, over all ranks that are run dry.
-    pub fn dry_runs(&self, mesh: Mesh, shape: &ModelShape) -> u128 {
-        self.dry_runs_of(mesh, shape, self.micro_batches())
+    /// Runs of one block over one micro-batch that the dry run of a step takes, over all ranks that are run dry, for a model of so many
+    /// blocks and token ids.
+    pub fn dry_runs(&self, mesh: Mesh, (blocks, vocab): (usize, usize)) -> u128 {
+        self.dry_runs_of(mesh, (blocks, vocab), self.micro_batches())
     }
 
-    fn dry_runs_of(&self, mesh: Mesh, shape: &ModelShape, micro_batches: usize) -> u128 {
+    fn dry_runs_of(&self, mesh: Mesh, (blocks, vocab): (usize, usize), micro_batches: usize) -> u128 {
         let replicas = if mesh.world_size() <= ALL_RANKS { mesh.data * mesh.tensor } else { 1 };
-        let logits = (self.micro_batch_size() * self.model.seq) as u128 * 4 * shape.vocab as u128;
-        // Embedding, last norm and head are blocks, too.
-        let blocks = (shape.layers + 3) as u128 + logits / LOGITS_AS_A_BLOCK;
+        let logits = (self.micro_batch_size() * self.model.seq) as u128 * 4 * vocab as u128;
+        let blocks = blocks as u128 + logits / LOGITS_AS_A_BLOCK;
         replicas as u128 * micro_batches as u128 * blocks
     }
 
-    fn check_dry_runs(&self, mesh: Mesh, shape: &ModelShape, evaluated: usize) -> Result<(), ConfigError> {
+    fn check_dry_runs(&self, mesh: Mesh, model: (usize, usize), evaluated: usize) -> Result<(), ConfigError> {
         let evaluations = evaluated.div_ceil(self.micro_batch_size() * mesh.data);
         for (key, given, what, count) in [
             ("batch.global", self.batch.global, "a step", self.micro_batches()),
             ("train.eval_samples", self.train.eval_samples, "an evaluation", evaluations),
         ] {
-            let runs = self.dry_runs_of(mesh, shape, count);
+            let runs = self.dry_runs_of(mesh, model, count);
             if runs > MAX_DRY_RUNS {
                 let expected = format!(
                     "makes {what} of {count} micro-batches on each replica, {runs} runs of a block (or of as many bytes \
@@ -169,20 +165,18 @@ impl RunConfig {
         Ok(())
     }
 
-    /// Refuses what [`RunConfig::check_model_on`] refuses, and sizes whose products are too large although each size is valid: more tokens than a replica can hold,
-    /// more work than 64 bits count. `elements` is the number of trainable elements of the model, `evaluated` the
-    /// number of windows of an evaluation over all ranks.
+    /// Refuses sizes whose products are too large although each size is valid: more tokens than a replica can hold, more work
+    /// than 64 bits count. `network` is the whole network, with `vocab` token ids, `evaluated` the number of windows of an evaluation
+    /// over all ranks.
     ///
     /// # Errors
     /// The key that contributes most.
     pub fn check_work(
         &self,
         mesh: Mesh,
-        shape: &ModelShape,
-        elements: u64,
+        (network, vocab): (&Network, usize),
         evaluated: usize,
     ) -> Result<(), ConfigError> {
-        self.check_model_on(mesh, shape)?;
         let seq = self.model.seq as u128;
         for (key, given, sequences) in [
             ("batch.global", self.batch.global, self.batch.global / mesh.data),
@@ -197,9 +191,10 @@ impl RunConfig {
                 return Err(refuse(key, given, expected));
             }
         }
-        self.check_dry_runs(mesh, shape, evaluated)?;
+        self.check_dry_runs(mesh, (network.uses.len(), vocab), evaluated)?;
+        let elements = network.elements() as u64;
         let tokens = self.batch.global as u128 * seq;
-        let each = 6 * u128::from(elements) + 12 * (shape.layers * shape.hidden) as u128 * seq;
+        let each = 6 * u128::from(elements) + 12 * (network.layers() * network.width()) as u128 * seq;
         // Includes recomputation by checkpointing, and what is sent for each parameter in each micro-batch.
         let sent = 16 * u128::from(elements) * (mesh.world_size() * self.micro_batches()) as u128;
         // Stages may be uneven: one rank may have nearly all the work of its replica.

@@ -1,10 +1,12 @@
 //! Checks of a configuration: each error names the key, its value and what it must be.
 
-use phalanx_tensor::DType;
+use std::borrow::Cow;
 
-use phalanx_models::ModelShape;
+use phalanx_layers::CannotCut;
+use phalanx_models::Model;
 use phalanx_plan::pipeline::{Plan, ScheduleError, check as check_schedule, generate};
 use phalanx_plan::{Mesh, pipeline::Schedule};
+use phalanx_tensor::DType;
 
 use super::{Float, ParallelConfig, Products, Reduce, RunConfig, Updates};
 
@@ -16,15 +18,15 @@ const MAX_ASYNCHRONOUS: usize = 256;
 #[error("{key} = {given}: {expected}")]
 pub struct ConfigError {
     /// `table.key`
-    pub key: &'static str,
+    pub key: Cow<'static, str>,
     /// The value.
     pub given: String,
     /// What the value must be, and what to do.
     pub expected: String,
 }
 
-pub(super) fn refuse(key: &'static str, given: impl ToString, expected: impl Into<String>) -> ConfigError {
-    ConfigError { key, given: given.to_string(), expected: expected.into() }
+pub(crate) fn refuse(key: &'static str, given: impl ToString, expected: impl Into<String>) -> ConfigError {
+    ConfigError { key: key.into(), given: given.to_string(), expected: expected.into() }
 }
 
 impl RunConfig {
@@ -102,45 +104,42 @@ impl RunConfig {
         Ok(schedule)
     }
 
-    /// Checks the configuration.
+    /// Checks the configuration, with the model of its keys.
     ///
     /// # Errors
     /// The first key that is wrong, with what it must be.
     pub fn check(&self) -> Result<(), ConfigError> {
+        self.check_with(&*self.model.draft()?)
+    }
+
+    /// Checks the configuration for a run of `model`, which may be another one than that of its keys.
+    ///
+    /// # Errors
+    /// The first key that is wrong, with what it must be.
+    pub fn check_with(&self, model: &dyn Model) -> Result<(), ConfigError> {
         self.check_bounds()?;
-        self.check_model()?;
+        self.check_model(model)?;
         self.check_batch()?;
-        self.check_parallel()?;
-        self.check_device()?;
+        self.check_parallel(model)?;
+        self.check_device(model)?;
         self.check_memory()?;
         self.check_precision()?;
         self.check_training()
     }
 
-    fn check_model(&self) -> Result<(), ConfigError> {
-        let model = &self.model;
-        for (key, value) in [
-            ("model.layers", model.layers),
-            ("model.hidden", model.hidden),
-            ("model.heads", model.heads),
-            ("model.seq", model.seq),
-            ("model.vocab", model.vocab.unwrap_or(1)),
-        ] {
+    fn check_model(&self, model: &dyn Model) -> Result<(), ConfigError> {
+        for (key, value) in [("model.seq", self.model.seq), ("model.vocab", self.model.vocab.unwrap_or(1))] {
             if value == 0 {
                 return Err(refuse(key, 0, "must be at least 1"));
             }
         }
-        if !model.hidden.is_multiple_of(model.heads) {
-            let near = nearest_divisor(model.hidden, model.heads);
-            let expected =
-                format!("must divide model.hidden = {}; the nearest that does is {near}", model.hidden);
-            return Err(refuse("model.heads", model.heads, expected));
+        match model.longest() {
+            Some(longest) if longest < self.model.seq => {
+                let expected = format!("the model has {longest} positions, which no sequence may exceed");
+                Err(refuse("model.seq", self.model.seq, expected))
+            }
+            _ => Ok(()),
         }
-        if model.positions.is_some_and(|p| p < model.seq) {
-            let expected = format!("must be at least model.seq = {}", model.seq);
-            return Err(refuse("model.positions", model.positions.unwrap_or(0), expected));
-        }
-        Ok(())
     }
 
     fn check_batch(&self) -> Result<(), ConfigError> {
@@ -178,12 +177,18 @@ impl RunConfig {
         self.check_micro_batches()
     }
 
-    fn check_parallel(&self) -> Result<(), ConfigError> {
+    fn check_parallel(&self, model: &dyn Model) -> Result<(), ConfigError> {
         let (mesh, p, m) = (self.mesh()?, &self.parallel, &self.model);
-        if !m.heads.is_multiple_of(mesh.tensor) {
-            let near = nearest_divisor(m.heads, mesh.tensor);
-            let expected = format!("must divide model.heads = {}; the nearest that does is {near}", m.heads);
+        // The last rank may have fewer rows than the others, but at least one.
+        let vocab = model.vocab();
+        if (mesh.tensor - 1) * vocab.div_ceil(mesh.tensor) >= vocab.max(1) {
+            let expected = format!(
+                "shares the {vocab} rows of the vocabulary, and some ranks would have none: use fewer"
+            );
             return Err(refuse("parallel.tensor", mesh.tensor, expected));
+        }
+        if mesh.tensor > 1 {
+            model.check_cut(mesh.tensor).map_err(|error| cannot_cut(model, error))?;
         }
         let rows = self.micro_batch_size() * m.seq;
         if p.sequence_parallel && !rows.is_multiple_of(mesh.tensor) {
@@ -204,52 +209,34 @@ impl RunConfig {
         if p.chunks == 0 {
             return Err(refuse("parallel.chunks", 0, "must be at least 1 stage per rank"));
         }
-        // Embedding, last norm and head are blocks, too. Checked before the schedule is generated, because that may be
-        // large.
-        let blocks = m.layers + 3;
-        if mesh.pipeline > blocks {
+        let size = || {
+            let network = model.whole();
+            (network.uses.len(), network.layers())
+        };
+        // Checked before the schedule is generated, because that may be large.
+        if mesh.pipeline > 1
+            && let (blocks, layers) = size()
+            && mesh.pipeline > blocks
+        {
             let expected = format!(
-                "makes more stages than the {blocks} blocks of a model of model.layers = {}: use fewer, at most {blocks}",
-                m.layers
+                "makes more stages than the {blocks} blocks of a model of model.layers = {layers}: use fewer, at most {blocks}"
             );
             return Err(refuse("parallel.pipeline", mesh.pipeline, expected));
         }
         let schedule = self.schedule()?;
-        if schedule.stages() > blocks {
+        if schedule.stages() > 1
+            && let (blocks, layers) = size()
+            && schedule.stages() > blocks
+        {
             let expected = format!(
-                "with schedule {} makes {} stages, and a model of model.layers = {} has {blocks} blocks to cut: use \
+                "with schedule {} makes {} stages, and a model of model.layers = {layers} has {blocks} blocks to cut: use \
                  fewer ranks or chunks, or more layers",
                 schedule.name,
                 schedule.stages(),
-                m.layers
             );
             return Err(refuse("parallel.pipeline", mesh.pipeline, expected));
         }
         self.check_updates(mesh)
-    }
-
-    /// Checks a model, whose shape is now known, against the mesh.
-    ///
-    /// # Errors
-    /// Heads or a vocabulary that the tensor axis cannot share.
-    pub fn check_model_on(&self, mesh: Mesh, shape: &ModelShape) -> Result<(), ConfigError> {
-        // The last rank may have fewer rows than the others, but at least one.
-        if (mesh.tensor - 1) * shape.vocab.div_ceil(mesh.tensor) >= shape.vocab {
-            let expected = format!(
-                "shares the {} rows of the vocabulary, and some ranks would have none: use fewer",
-                shape.vocab
-            );
-            return Err(refuse("parallel.tensor", mesh.tensor, expected));
-        }
-        if !shape.heads.is_multiple_of(mesh.tensor) {
-            let near = nearest_divisor(shape.heads, mesh.tensor);
-            let expected = format!(
-                "must divide the model's {} attention heads; the nearest that does is {near}",
-                shape.heads
-            );
-            return Err(refuse("parallel.tensor", mesh.tensor, expected));
-        }
-        Ok(())
     }
 
     fn check_updates(&self, mesh: Mesh) -> Result<(), ConfigError> {
@@ -399,9 +386,20 @@ impl RunConfig {
     }
 }
 
-/// The divisor of `n` nearest to `wanted`.
-fn nearest_divisor(n: usize, wanted: usize) -> usize {
-    (1..=n).filter(|d| n.is_multiple_of(*d)).min_by_key(|d| d.abs_diff(wanted)).unwrap_or(1)
+/// The refusal of tensor-parallel ranks that cannot divide `model`, with the key of the number that they do not divide, and the nearest
+/// number of ranks that can.
+fn cannot_cut(model: &dyn Model, error: CannotCut) -> ConfigError {
+    let CannotCut { what, pieces, holders } = error;
+    let keys = model.keys();
+    let is = |name: &&str| keys.get(name).and_then(|value| value.as_u64()) == Some(pieces as u64);
+    let key = ["heads", "kv_heads"].into_iter().find(is).or(keys.iter().map(|(name, _)| name).find(is));
+    let what =
+        key.map_or_else(|| format!("the {pieces} pieces of {what}"), |key| format!("model.{key} = {pieces}"));
+    let mut sizes: Vec<usize> =
+        (1..2 * holders.min(pieces)).filter(|size| pieces.is_multiple_of(*size)).collect();
+    sizes.sort_by_key(|size| size.abs_diff(holders));
+    let near = sizes.into_iter().find(|size| model.check_cut(*size).is_ok()).unwrap_or(1);
+    refuse("parallel.tensor", holders, format!("must divide {what}; the nearest that does is {near}"))
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! `[device]`: what the ranks compute on.
 
 use phalanx_layers::SLICE_BYTES;
+use phalanx_models::Model;
 use serde::{Deserialize, Serialize};
 
 use super::check::refuse;
@@ -159,7 +160,7 @@ impl DeviceConfig {
 }
 
 impl RunConfig {
-    pub(super) fn check_device(&self) -> Result<(), ConfigError> {
+    pub(super) fn check_device(&self, model: &dyn Model) -> Result<(), ConfigError> {
         let device = &self.device;
         if !device.kind.is_processor() && self.parallel.updates == Updates::Asynchronous {
             let expected = "works with synchronous updates only: leave out parallel.updates, or set device.kind = \"cpu\"";
@@ -189,13 +190,13 @@ impl RunConfig {
                 expected,
             ));
         }
-        let head = self.model.hidden / self.model.heads;
+        let (heads, head) = model.attention().map_or((1, 1), |of| (of.heads, of.head_dim));
         if device.kind == DeviceKind::Cuda && head > CUDA_HEAD_MAX {
             let expected = format!(
                 "makes heads of {head} elements, and a card computes heads of at most {CUDA_HEAD_MAX}: give more heads, or set \
                  device.kind = \"cpu\""
             );
-            return Err(refuse("model.heads", self.model.heads, expected));
+            return Err(refuse("model.heads", heads, expected));
         }
         self.check_device_numbers(is_of_cards)
     }
@@ -285,10 +286,11 @@ mod tests {
         let mut config = RunConfig::default();
         config.device.kind = DeviceKind::Cuda;
         config.check().unwrap();
-        (config.model.hidden, config.model.heads) = (1024, 2);
+        config.model.keys.set("hidden", 1024);
+        config.model.keys.set("heads", 2);
         let refusal = config.check().unwrap_err().to_string();
         assert!(refusal.contains("model.heads = 2: makes heads of 512 elements"), "{refusal}");
-        config.model.heads = 4;
+        config.model.keys.set("heads", 4);
         config.check().unwrap();
         config.precision.products = Products::Split;
         let refusal = config.check().unwrap_err().to_string();

@@ -4,8 +4,11 @@
 //! [`RunConfig::check`] (in [`check`]) says what cannot work, naming the key, before anything is
 //! allocated. The binary reads files and `--set` into this type; each room receives only its part.
 
+use std::sync::Arc;
+
 use phalanx_data::TokenType;
-use phalanx_models::{Arch, Dropouts};
+use phalanx_models::limits::MAX_VOCAB;
+use phalanx_models::{Arch, Dropouts, KeyError, Keys, Model};
 use phalanx_tensor::{DType, ProductMethod};
 use serde::{Deserialize, Serialize};
 
@@ -82,21 +85,15 @@ impl Default for WatchConfig {
 
 /// `[model]`
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
+#[serde(default)]
 pub struct ModelConfig {
     /// Architecture: `gpt2` or `bert`.
     pub arch: Arch,
-    /// Transformer blocks.
-    pub layers: usize,
-    /// Width.
-    pub hidden: usize,
-    /// Attention heads; they divide `hidden`.
-    pub heads: usize,
+    /// The keys that the architecture reads, as `layers`. It has a value for those that are left out.
+    #[serde(flatten)]
+    pub keys: Keys,
     /// Tokens of a training sequence.
     pub seq: usize,
-    /// Rows of the position table (`n_positions`); `seq` when left out.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub positions: Option<usize>,
     /// Rows of the token table; from the tokenizer when left out.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vocab: Option<usize>,
@@ -127,11 +124,8 @@ impl Default for ModelConfig {
     fn default() -> Self {
         ModelConfig {
             arch: Arch::GPT2,
-            layers: 12,
-            hidden: 768,
-            heads: 12,
+            keys: Keys::default(),
             seq: 1024,
-            positions: None,
             vocab: None,
             dropout: 0.0,
             embedding_dropout: None,
@@ -145,6 +139,24 @@ impl Default for ModelConfig {
 }
 
 impl ModelConfig {
+    /// The model of these keys, with `vocab` token ids.
+    ///
+    /// # Errors
+    /// A key that the architecture does not have, or with a value that it cannot have.
+    pub fn build(&self, vocab: usize) -> Result<Arc<dyn Model>, ConfigError> {
+        self.arch.model(&self.keys, vocab, self.seq).map_err(|KeyError { key, given, expected }| {
+            ConfigError { key: format!("model.{key}").into(), given, expected }
+        })
+    }
+
+    /// The model of these keys, with a vocabulary of any size where it is not known yet: for what does not depend on it.
+    ///
+    /// # Errors
+    /// As for [`ModelConfig::build`].
+    pub fn draft(&self) -> Result<Arc<dyn Model>, ConfigError> {
+        self.build(self.vocab.unwrap_or(MAX_VOCAB))
+    }
+
     /// The probabilities with which the run drops.
     pub fn dropouts(&self) -> Dropouts {
         let p = |own: Option<f64>| own.unwrap_or(self.dropout) as f32;

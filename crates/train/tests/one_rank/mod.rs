@@ -48,11 +48,7 @@ pub fn model(family: &str, sizes: Sizes) -> Arc<dyn Model> {
     let Sizes { layers, heads, .. } = sizes;
     let (hidden, dropout) = (sizes.hidden(), Dropouts::default());
     match family {
-        "gpt2" => {
-            let activation = Activation::GELU_NEW;
-            Gpt2 { layers, hidden, heads, vocab: VOCAB, positions: SEQ, eps: 1e-5, activation, dropout }
-                .into()
-        }
+        "gpt2" => Gpt2 { layers, hidden, heads, vocab: VOCAB, positions: SEQ, ..Gpt2::default() }.into(),
         "bert" => {
             let (intermediate, eps, activation) = (4 * hidden, 1e-12, Activation::GELU);
             let (vocab, positions) = (VOCAB, SEQ);
@@ -65,8 +61,6 @@ pub fn model(family: &str, sizes: Sizes) -> Arc<dyn Model> {
 pub fn config(family: &str, [pipeline, data, tensor]: [usize; 3], sizes: Sizes) -> RunConfig {
     let mut config = RunConfig::default();
     config.model.arch = phalanx_models::Arch::named(family).expect("a known architecture");
-    (config.model.layers, config.model.hidden, config.model.heads) =
-        (sizes.layers, sizes.hidden(), sizes.heads);
     config.model.seq = SEQ;
     config.batch.global = sizes.global;
     config.batch.micro = Some(sizes.micro_batch_size);

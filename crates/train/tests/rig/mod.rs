@@ -36,9 +36,6 @@ pub fn golden_config() -> (Gpt2, RunConfig) {
     let dir = HuggingFaceDir::open(&golden().join("gpt2")).unwrap();
     let model = Gpt2::from_config(dir.config()).unwrap();
     let mut config = RunConfig::default();
-    config.model.layers = model.layers;
-    config.model.hidden = model.hidden;
-    config.model.heads = model.heads;
     config.model.seq = 16;
     config.batch.global = 8;
     config.optimizer.lr = 3e-3;
@@ -211,7 +208,6 @@ pub fn assert_same_run(what: &str, expected: &Ran, got: &Ran) {
 
 /// The specification of a configuration.
 pub fn spec(model: &impl AnyModel, config: &RunConfig) -> Spec {
-    config.check().unwrap();
     let threads = config.train.threads.unwrap();
     let spec = Spec::new(config, model.clone(), config.batch.global, threads).unwrap();
     devices::on(&*devices::factory(), spec)

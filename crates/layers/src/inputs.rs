@@ -1,0 +1,154 @@
+//! What a model reads of a micro-batch, and the shapes of tensors that have a row for each of its tokens or samples.
+
+use std::cell::RefCell;
+use std::sync::Arc;
+
+use phalanx_tensor::{DType, Shape};
+
+use crate::activation::Activation;
+
+/// Name of the input with the token ids of a model.
+pub const TOKENS: &str = "tokens";
+
+/// Name of the input with a target for each token: a class, or [`IGNORED`](phalanx_tensor::IGNORED).
+pub const TARGETS: &str = "targets";
+
+/// Most dimensions of a row.
+const DIMS: usize = 3;
+
+/// The shape of a tensor that has a row for each token, or for each sample, of a micro-batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RowShape {
+    /// Whether it has a row for each token: `[batch, seq, ..]`; else it has one for each sample: `[batch, ..]`.
+    pub of_tokens: bool,
+    dims: [usize; DIMS],
+    count: usize,
+}
+
+impl RowShape {
+    /// `[batch, seq, width]`
+    pub fn tokens(width: usize) -> RowShape {
+        RowShape { of_tokens: true, dims: [width, 1, 1], count: 1 }
+    }
+
+    /// `[batch, width]`
+    pub fn samples(width: usize) -> RowShape {
+        RowShape { of_tokens: false, ..RowShape::tokens(width) }
+    }
+
+    /// Extents of a row, at most three.
+    pub fn row(&self) -> &[usize] {
+        &self.dims[..self.count]
+    }
+
+    /// The same rows with these extents.
+    ///
+    /// # Panics
+    /// When there are more than three.
+    #[must_use]
+    pub fn with_row(self, row: &[usize]) -> RowShape {
+        let mut dims = [1; DIMS];
+        dims[..row.len()].copy_from_slice(row);
+        RowShape { dims, count: row.len(), ..self }
+    }
+
+    /// Elements of a row.
+    pub fn elements(&self) -> usize {
+        self.row().iter().product()
+    }
+
+    /// The shape for a micro-batch of `tokens` `[batch, seq]`.
+    pub fn of(&self, tokens: [usize; 2]) -> Shape {
+        let before = if self.of_tokens { &tokens[..] } else { &tokens[..1] };
+        Shape::from([before, self.row()].concat().as_slice())
+    }
+
+    /// The shape of one of `parts` equal shares of the rows of a micro-batch of `tokens` `[batch, seq]`: `[1, rows, ..]`.
+    pub fn shared(&self, tokens: [usize; 2], parts: usize) -> Shape {
+        match parts {
+            1 => self.of(tokens),
+            _ => self.of([1, tokens[0] * tokens[1] / parts]),
+        }
+    }
+}
+
+/// What a model reads of each micro-batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Input {
+    /// Its name.
+    pub name: &'static str,
+    /// How many ids there are, from 0, where it has ids (u32). None for floats, which have the type of activations.
+    pub bound: Option<usize>,
+    /// Its shape.
+    pub shape: RowShape,
+}
+
+impl Input {
+    /// Ids from 0 to below `bound`, `[batch, seq]` u32.
+    pub fn ids(name: &'static str, bound: usize) -> Input {
+        Input { name, bound: Some(bound), shape: RowShape::tokens(1).with_row(&[]) }
+    }
+
+    /// Floats of this shape.
+    pub fn floats(name: &'static str, shape: RowShape) -> Input {
+        Input { name, bound: None, shape }
+    }
+
+    /// What a language model of `vocab` token ids reads: tokens, and a target for each of them.
+    pub fn of_language_model(vocab: usize) -> Vec<Input> {
+        vec![Input::ids(TOKENS, vocab), Input::ids(TARGETS, vocab)]
+    }
+
+    /// The element type, where activations have type `compute`.
+    pub fn dtype(&self, compute: DType) -> DType {
+        if self.bound.is_some() { DType::U32 } else { compute }
+    }
+}
+
+/// Uploads the input of this name of a micro-batch to the device.
+pub type Upload<'a> = dyn Fn(usize, &str) -> Activation + 'a;
+
+/// The inputs of a micro-batch on a device, by name. Each is uploaded when a layer first asks for it, and is there until backward of the
+/// stage has run: micro-batches in flight have theirs at once.
+pub struct Inputs<'a> {
+    upload: &'a Upload<'a>,
+    micro_batch: usize,
+    kept: RefCell<Vec<(String, Activation)>>,
+}
+
+impl<'a> Inputs<'a> {
+    /// The inputs of a micro-batch, of which none is uploaded yet.
+    pub fn new(upload: &'a Upload<'a>, micro_batch: usize) -> Inputs<'a> {
+        Inputs { upload, micro_batch, kept: RefCell::default() }
+    }
+
+    /// One input and no other.
+    pub fn only(name: &str, input: Activation) -> Inputs<'static> {
+        let kept = RefCell::new(vec![(name.to_string(), input)]);
+        Inputs { upload: &|_, name| panic!("there is no input {name}"), micro_batch: 0, kept }
+    }
+
+    /// The input of this name, which stays.
+    pub fn get(&self, name: &str) -> Activation {
+        if let Some(kept) = self.kept(name) {
+            return kept;
+        }
+        let input = (self.upload)(self.micro_batch, name);
+        self.kept.borrow_mut().push((name.to_string(), Arc::clone(&input)));
+        input
+    }
+
+    /// The input of this name, for a caller that keeps it as long as it is needed.
+    pub fn lend(&self, name: &str) -> Activation {
+        self.kept(name).unwrap_or_else(|| (self.upload)(self.micro_batch, name))
+    }
+
+    /// Frees the input of this name, unless somebody else holds it.
+    pub fn free(&self, name: &str) {
+        self.kept.borrow_mut().retain(|(kept, _)| kept != name);
+    }
+
+    fn kept(&self, name: &str) -> Option<Activation> {
+        self.kept.borrow().iter().find(|(kept, _)| kept == name).map(|(_, input)| Arc::clone(input))
+    }
+}
