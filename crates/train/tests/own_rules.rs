@@ -5,7 +5,7 @@ use crate::rig;
 use crate::rig::{Checkpoints, Ran, assert_same_run, assert_same_state, same_bits};
 use phalanx_checkpoint::Checkpoint;
 use phalanx_layers::Kind;
-use phalanx_models::{Activation, Arch, Bert, Dropouts, Gpt2, ModelShape};
+use phalanx_models::{Activation, Arch, Bert, Dropouts, Gpt2};
 use phalanx_optim::{Extent, StateSpec, UpdateRule, UpdateStep, UpdatedParameter};
 use phalanx_plan::Segment;
 use phalanx_train::config::{Chunk, ChunkWord, Float, Tier, UpdateOn};
@@ -84,12 +84,11 @@ impl UpdateRule for Mixed {
 
 /// Wider than the golden model: its matrices are of three and four blocks of 4,096 elements, so that shards and tiles could cut them.
 fn model() -> Gpt2 {
-    Gpt2::new(ModelShape { layers: 2, hidden: 64, heads: 4, vocab: 67, positions: 16 })
+    Gpt2 { layers: 2, hidden: 64, heads: 4, vocab: 67, positions: 16, ..Gpt2::default() }
 }
 
 fn base(world: usize) -> RunConfig {
     let (_, mut config) = rig::golden_config();
-    (config.model.layers, config.model.hidden, config.model.heads) = (2, 64, 4);
     config.parallel.data = Some(world);
     config.optimizer.clip = 0.0;
     config.memory.chunk = Chunk::Mebibytes(0.3);
