@@ -10,6 +10,9 @@ use serde_json::Value;
 use crate::keys::{Key, KeyError, Keys};
 use crate::{Model, ModelError, Objective};
 
+/// A model, or the key that is wrong.
+type Made = Result<Arc<dyn Model>, KeyError>;
+
 /// A model architecture: its names, and the constructors of its models.
 #[derive(Debug)]
 pub struct Architecture {
@@ -22,7 +25,7 @@ pub struct Architecture {
     /// The keys of `[model]` that it reads.
     pub keys: &'static [Key],
     /// Makes the model of these keys, which are complete and within their bounds, with `vocab` token ids, for sequences of `seq` tokens.
-    pub build: fn(keys: &Keys, vocab: usize, seq: usize) -> Result<Arc<dyn Model>, KeyError>,
+    pub build: fn(keys: &Keys, vocab: usize, seq: usize) -> Made,
     /// Makes the model that a `config.json` describes.
     pub from_config: fn(&Value) -> Result<Arc<dyn Model>, ModelError>,
 }
@@ -32,7 +35,7 @@ impl Architecture {
     ///
     /// # Errors
     /// A key that it does not have, or with a value that it cannot have.
-    pub fn model(&self, keys: &Keys, vocab: usize, seq: usize) -> Result<Arc<dyn Model>, KeyError> {
+    pub fn model(&self, keys: &Keys, vocab: usize, seq: usize) -> Made {
         (self.build)(&keys.completed(self.keys, self.name)?, vocab, seq)
     }
 

@@ -35,5 +35,5 @@ fn rows(step: u64, rows: std::ops::Range<usize>) -> Batch {
     let token = |row: usize, t: usize| ((step as usize + row * 31 + t * (row % 3 + 1)) % 256) as u32;
     let all =
         |shift: usize| rows.clone().flat_map(|row| (0..32).map(move |t| token(row, t + shift))).collect();
-    Batch { tokens: all(0), targets: all(1) }
+    Batch { tokens: all(0), targets: all(1), ..Batch::default() }
 }

@@ -31,7 +31,8 @@ pub fn contradiction(
             "vocab" => model.vocab().to_string(),
             _ => own.get(key).map_or_else(|| "no such key".to_string(), Value::to_string),
         };
-        (value.to_string() != theirs).then(|| (key.to_string(), value.to_string(), theirs))
+        let value = value.to_string();
+        (value != theirs).then(|| (key.to_string(), value, theirs))
     })
 }
 

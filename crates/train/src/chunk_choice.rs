@@ -16,8 +16,8 @@ use phalanx_plan::{
 use phalanx_trace::{Memory, Trace};
 
 use crate::dry_run::{DryRuns, Learned, MakeRank};
-use crate::rank::reserved;
-use crate::spec::{Spec, TriedChunks, size};
+use crate::parameter_sizes::{reserved, size};
+use crate::spec::{Spec, TriedChunks};
 
 /// The peak may exceed the smallest by its hundredth for fewer chunks. Each chunk costs the latency of its collectives in
 /// every step; so little memory seldom decides whether a model fits.

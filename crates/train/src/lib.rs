@@ -29,6 +29,7 @@ pub mod metrics;
 pub mod metrics_lines;
 pub mod non_finite;
 mod on_ranks;
+mod parameter_sizes;
 pub mod parts;
 pub mod placement_table;
 mod placing;
@@ -48,6 +49,7 @@ pub mod spec;
 pub mod state;
 pub mod step;
 pub mod targets;
+mod ties;
 pub mod token_data;
 pub mod training;
 

@@ -18,7 +18,8 @@ use phalanx_trace::{Axis, PhaseName, Placement, Placements};
 
 pub use crate::batch::{Batch, Numbers, SampleNumbers};
 use crate::groups::Groups;
-use crate::spec::{Spec, size};
+use crate::parameter_sizes::{reserved, size};
+use crate::spec::Spec;
 pub use crate::targets::MeanLoss;
 use crate::targets::mean_over;
 
@@ -488,17 +489,4 @@ impl Spec {
             true => self.batch_placements().with(Axis::Tensor, Placement::Shard(0)),
         }
     }
-}
-
-/// Number of elements that a parameter takes in the layout: those of the largest rank's part.
-pub(crate) fn reserved(spec: &ParameterSpec) -> u64 {
-    let largest = |member: &ParameterSpec| {
-        let here = member.elements() as u64;
-        member.part.as_ref().map_or(here, |part| {
-            let whole: usize = part.whole.iter().product();
-            let even = (whole as u64).is_multiple_of(part.stripe.run * part.stripe.ranks);
-            if even { here } else { part.stripe.run }
-        })
-    };
-    spec.members().iter().map(largest).sum()
 }

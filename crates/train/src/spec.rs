@@ -9,13 +9,13 @@ use std::sync::Arc;
 
 use phalanx_collectives::Group;
 use phalanx_data::Masking;
-use phalanx_layers::{Checkpointing, Draw, Network, ParameterSpec};
+use phalanx_layers::{Checkpointing, Draw, Network};
 use phalanx_models::{Model, Objective};
 use phalanx_optim::loss_scale::Dynamic;
-use phalanx_optim::{Extent, LearningRate, LossScaling, Optimizer, UpdateRule};
+use phalanx_optim::{LearningRate, LossScaling, Optimizer, UpdateRule};
 use phalanx_parallel::TensorParallel;
 use phalanx_parallel::pipeline::{Program, steps_with_backward_from};
-use phalanx_parallel::zero::{Residence, updated};
+use phalanx_parallel::zero::Residence;
 use phalanx_plan::{
     ChunkError, ChunkLayout, ChunkSize, CutError, Mesh, ParameterSize, Precision,
     Schedule as PipelineSchedule, Search, Stage, StageCost, lay_out,
@@ -31,7 +31,10 @@ use crate::config::{
 };
 use crate::cut;
 use crate::evaluation::parts;
+use crate::parameter_sizes::sizes;
 pub use crate::rule_mismatch::RuleMismatch;
+pub use crate::ties::Tie;
+use crate::ties::ties;
 
 /// Everything about a run that decides what a rank allocates and computes.
 #[derive(Clone, Debug)]
@@ -149,15 +152,6 @@ pub struct Spec {
     pub abridged: Option<Arc<AbridgedPrograms>>,
 }
 
-/// A parameter of which several stages have a copy (a token table that is also the output projection).
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Tie {
-    /// Its name.
-    pub name: String,
-    /// The stages that have a copy, ascending.
-    pub stages: Vec<usize>,
-}
-
 /// A chunk size that was planned.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TriedChunks {
@@ -241,12 +235,7 @@ impl Spec {
         let layout = Arc::new(lay_out(&sizes(&optimizer, &network), mesh.data as u64, &chunk_size)?);
         let (evaluation_parts, evaluation) = parts(config, mesh, &schedule, evaluated);
         let windows = evaluation_parts * evaluation.micro_batches * config.micro_batch_size() * mesh.data;
-        if !model.has_targets() && evaluated != windows {
-            let expected = format!(
-                "evaluates {evaluated} samples by a model without targets, which can leave none out: give {windows}"
-            );
-            return Err(refuse("train.eval_samples", evaluated, expected).into());
-        }
+        check_whole(&*model, evaluated, windows)?;
         let spec = Spec {
             host_addressable: config.device.kind.is_processor(),
             linked: config.device.is_linked(),
@@ -419,30 +408,9 @@ fn whole_network(config: &RunConfig, model: &dyn Model) -> Result<(Network, Trai
     Ok((trainable.applied_to(network), trainable))
 }
 
-/// The size of a parameter of a network.
-pub(crate) fn size(optimizer: &Optimizer, p: &ParameterSpec) -> ParameterSize {
-    let whole = p.trained && p.members().iter().any(|p| optimizer.extent(&updated(p)) == Extent::Whole);
-    ParameterSize { trained: p.trained, whole, ..ParameterSize::new(&p.name, p.elements() as u64) }
-}
-
-fn sizes(optimizer: &Optimizer, network: &Network) -> Vec<ParameterSize> {
-    network.parameters.iter().map(|p| size(optimizer, p)).collect()
-}
-
 /// The first stage that has a trained parameter.
 fn lowest_stage(network: &Network, stages: &[Range<usize>]) -> usize {
     stages.iter().position(|stage| network.lowest() < stage.end).unwrap_or(stages.len())
-}
-
-/// The parameters that blocks of several stages use.
-fn ties(network: &Network, stages: &[Range<usize>]) -> Vec<Tie> {
-    let tie = |number: usize| {
-        let uses =
-            |range: &Range<usize>| network.uses[range.clone()].iter().any(|block| block.contains(&number));
-        let stages: Vec<usize> = (0..stages.len()).filter(|stage| uses(&stages[*stage])).collect();
-        (stages.len() > 1).then(|| Tie { name: network.parameters[number].name.clone(), stages })
-    };
-    (0..network.parameters.len()).filter_map(tie).collect()
 }
 
 fn chunk_size(config: &RunConfig, hidden: usize) -> ChunkSize {
@@ -505,4 +473,15 @@ fn optimizer(config: &RunConfig) -> Optimizer {
         }
         OptimizerKind::Sgd => Optimizer::Sgd { momentum: o.beta1 as f32, weight_decay },
     }
+}
+
+/// Refuses an evaluation of fewer samples than its micro-batches have, by a model that can leave none out.
+fn check_whole(model: &dyn Model, evaluated: usize, windows: usize) -> Result<(), ConfigError> {
+    if model.has_targets() || evaluated == windows {
+        return Ok(());
+    }
+    let expected = format!(
+        "evaluates {evaluated} samples by a model without targets, which can leave none out: give {windows}"
+    );
+    Err(refuse("train.eval_samples", evaluated, expected))
 }
