@@ -53,6 +53,13 @@ impl Values {
         }
     }
 
+    fn words(self) -> String {
+        match self {
+            Values::Count { max, .. } => format!("a whole number from 1 to {max}"),
+            Values::Positive { .. } => "a number above 0".to_string(),
+        }
+    }
+
     /// What a value must be; None if it is.
     fn refuse(self, value: &Value) -> Option<String> {
         match self {
@@ -113,7 +120,7 @@ impl<'de> Deserialize<'de> for Keys {
                     )));
                 }
                 Some(key) if !key.values.has_type(value) => {
-                    return Err(D::Error::custom(format!("{name} = {value}: expected {:?}", key.values)));
+                    return Err(D::Error::custom(format!("{name} = {value}: expected {}", key.values.words())));
                 }
                 Some(_) => {}
             }
@@ -246,7 +253,8 @@ mod tests {
                 .unwrap_err()
                 .contains("unknown field `hiden`, expected one of `layers`")
         );
-        assert!(keys(json!({ "hidden": -8 })).unwrap_err().contains("hidden = -8"));
+        let error = keys(json!({ "hidden": -8 })).unwrap_err();
+        assert!(error.contains("hidden = -8: expected a whole number from 1 to 262144"), "{error}");
         assert!(keys(json!({ "norm_eps": 1, "layers": 2 })).is_ok());
     }
 
@@ -255,7 +263,7 @@ mod tests {
         for (given, refusal) in [
             (json!({ "layers": 0 }), "model.layers = 0: must be at least 1"),
             (json!({ "layers": 5000 }), "model.layers = 5000: must be at most 1024"),
-            (json!({ "norm_eps": -1e-5 }), "model.norm_eps = -1e-5: must be a number above 0"),
+            (json!({ "norm_eps": -0.5 }), "model.norm_eps = -0.5: must be a number above 0"),
             (
                 json!({ "hidden": 30, "heads": 4 }),
                 "model.heads = 4: must divide model.hidden = 30; the nearest that does is 3",

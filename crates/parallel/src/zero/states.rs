@@ -300,7 +300,7 @@ fn parts(lies: ChunkResidence, precision: Precision) -> Vec<(Role, DType, Memory
 fn tiles_of(elements: usize, buffer: usize, uncut: &[Range<usize>]) -> Vec<Range<usize>> {
     let mut start = 0;
     let next = || {
-        let fits = start..(start + buffer).min(elements);
+        let fits = start..start.saturating_add(buffer).min(elements);
         let cut = uncut.iter().find(|uncut| uncut.start < fits.end && fits.end < uncut.end);
         let end = match cut {
             Some(uncut) if uncut.start > start => uncut.start,
