@@ -21,7 +21,7 @@
 //! // The run takes exactly these bytes.
 //! let losses = on_threads(&CpuFactory::new(), &plan, |rank| {
 //!     rank.initialise(1).unwrap();
-//!     let batch = Batch { tokens: vec![104; 2 * 16], targets: vec![105; 2 * 16] };
+//!     let batch = Batch { tokens: vec![104; 2 * 16], targets: vec![105; 2 * 16], ..Batch::default() };
 //!     let losses = [1, 2].map(|step| rank.step(step, &batch, false).unwrap().loss);
 //!     assert_eq!(rank.device().arena().peak(), plan.of(0).memory.phase(PhaseName::Step).map(|step| step.peak));
 //!     losses
