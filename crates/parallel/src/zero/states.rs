@@ -298,7 +298,7 @@ fn parts(lies: ChunkResidence, precision: Precision) -> Vec<(Role, DType, Memory
 
 /// Elements cut into pieces of at most `buffer`, but not within the ranges that are not cut: one that is larger is a piece.
 fn tiles_of(elements: usize, buffer: usize, uncut: &[Range<usize>]) -> Vec<Range<usize>> {
-    let mut start = 0;
+    let mut start = 0usize;
     let next = || {
         let fits = start..start.saturating_add(buffer).min(elements);
         let cut = uncut.iter().find(|uncut| uncut.start < fits.end && fits.end < uncut.end);
