@@ -120,7 +120,10 @@ impl<'de> Deserialize<'de> for Keys {
                     )));
                 }
                 Some(key) if !key.values.has_type(value) => {
-                    return Err(D::Error::custom(format!("{name} = {value}: expected {}", key.values.words())));
+                    return Err(D::Error::custom(format!(
+                        "{name} = {value}: expected {}",
+                        key.values.words()
+                    )));
                 }
                 Some(_) => {}
             }

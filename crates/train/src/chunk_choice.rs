@@ -152,7 +152,7 @@ pub(crate) fn candidates(spec: &Spec) -> Vec<Sized> {
 
 /// The parameters of the whole model, in the parts that a tensor rank has.
 fn parts(spec: &Spec) -> Vec<ParameterSize> {
-    let network = spec.network_of_a_rank();
+    let network = spec.network_of(0);
     let part = |p| ParameterSize { reserved: reserved(p), ..size(&spec.optimizer, p) };
     network.parameters.iter().map(part).collect()
 }

@@ -245,10 +245,10 @@ impl RunConfig {
 }
 
 impl Spec {
-    /// The network of the first rank, which is not cut into stages.
-    pub(crate) fn network_of_a_rank(&self) -> Network {
+    /// The network of a rank, which is not cut into stages.
+    pub(crate) fn network_of(&self, rank: usize) -> Network {
         let device = Device::meta_of(self.threads, self.host_addressable);
         let recorder = Arc::clone(device.recorder().expect("Meta records"));
-        self.network(&Groups::new(&GroupSource::Meta(recorder, 0), self).tensor)
+        self.network(&Groups::new(&GroupSource::Meta(recorder, rank), self).tensor)
     }
 }

@@ -399,7 +399,7 @@ impl Placed {
 /// Checks that the norm counts each element of each trained parameter once, over all ranks.
 fn check_counted(spec: &Spec, traces: &[Trace]) -> Result<(), PlanError> {
     // Which parameters are joined is the same on all ranks, and may differ from a network of one rank.
-    let network = spec.network_of_a_rank();
+    let network = spec.network_of(0);
     let mut counted = vec![0u64; network.parameters.len()];
     for event in
         traces.iter().filter_map(|trace| trace.phase(PhaseName::Step)).flat_map(|phase| &phase.events)

@@ -1,14 +1,10 @@
 //! Whether the optimizer's rule fits the parameters that the ranks of a run hold.
 
-use std::sync::Arc;
-
 use phalanx_layers::{Network, ParameterSpec};
 use phalanx_optim::{Extent, Spread};
 use phalanx_parallel::zero::updated;
 use phalanx_plan::Coordinates;
-use phalanx_tensor::Device;
 
-use crate::groups::{GroupSource, Groups};
 use crate::rule_mismatch::RuleMismatch;
 use crate::spec::Spec;
 
@@ -23,10 +19,7 @@ impl Spec {
         }
         (0..self.mesh.tensor).try_for_each(|tensor| {
             let rank = self.mesh.rank(Coordinates { pipeline: 0, data: 0, tensor });
-            let device = Device::meta_of(self.threads, self.host_addressable);
-            let recorder = Arc::clone(device.recorder().expect("Meta records"));
-            let groups = Groups::new(&GroupSource::Meta(recorder, rank), self);
-            self.check_network(&self.network(&groups.tensor))
+            self.check_network(&self.network_of(rank))
         })
     }
 

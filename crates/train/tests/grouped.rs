@@ -15,6 +15,7 @@ use phalanx_train::config::{Checkpointing as Recomputed, CheckpointingWord, Chun
 use phalanx_train::planning::Orders;
 use phalanx_train::{Groups, Rank, RunConfig, RunPlan, Spec};
 
+use crate::mesh::F32;
 use crate::rig::{self, Checkpoints, Ran, assert_same_state, same_bits};
 
 const HIDDEN: usize = 32;
@@ -132,12 +133,9 @@ fn run(kv_heads: usize, config: &RunConfig) -> Ran {
     rig::run_fresh(&Grouped { kv_heads }, config, &rig::golden_steps()[..4])
 }
 
-/// A sum of n numbers in another order differs by n roundings at most; see `mesh.rs`.
-const F32: f32 = 2000.0 / 16_777_216.0;
-
 #[test]
 fn every_mesh_follows_one_rank_and_no_stage_changes_a_bit() {
-    for kv_heads in [4, 2, 1] {
+    for kv_heads in [2, 1] {
         let one = run(kv_heads, &config([1, 1, 1], 0));
         for (mesh, sequence) in
             [([1, 1, 2], false), ([1, 1, 4], false), ([1, 1, 4], true), ([1, 2, 2], true), ([2, 1, 4], false)]

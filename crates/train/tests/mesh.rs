@@ -22,7 +22,7 @@ fn apart(a: &Ran, b: &Ran) -> f32 {
 
 /// A sum of n numbers in another order differs by n roundings at most; the longest way to a gradient of the golden
 /// model (2 blocks of width 32, 8 x 16 tokens) has about 2000, and AdamW divides it by its own size.
-const F32: f32 = 2000.0 / 16_777_216.0;
+pub const F32: f32 = 2000.0 / 16_777_216.0;
 
 #[track_caller]
 fn check_same(what: &str, a: &Ran, b: &Ran) {

@@ -14,6 +14,8 @@ use super::exchange::{Exchange, owned};
 pub struct RowParallel {
     /// The layer with this rank's inputs, without a bias.
     inner: Box<dyn AnyLayer>,
+    /// Number of its parameters.
+    parameters: usize,
     /// The bias, if there is one, which every rank has whole.
     bias: Option<ParameterSpec>,
     exchange: Exchange,
@@ -36,12 +38,12 @@ impl RowParallel {
         sequence: bool,
     ) -> RowParallel {
         let bias = bias.map(|bias| ParameterSpec { partial: sequence, ..bias });
-        RowParallel { inner, bias, exchange, sequence }
+        RowParallel { parameters: inner.parameters().len(), inner, bias, exchange, sequence }
     }
 
     /// The parameters of the inner layer, and the bias.
     fn split<'a>(&self, parameters: Parameters<'a>) -> (Parameters<'a>, Parameters<'a>) {
-        parameters.split_at(self.inner.parameters().len())
+        parameters.split_at(self.parameters)
     }
 
     /// Sums `term` over the ranks: the sum, or this rank's rows of it.

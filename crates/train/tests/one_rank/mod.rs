@@ -99,11 +99,17 @@ fn parameters(ran: &Ran) -> State {
         .collect()
 }
 
-/// What may be compared relative to the largest element of a tensor: not the bias of keys. It adds the same number to all scores of a
-/// softmax, so its gradient is zero but for rounding.
+/// What is compared relative to the largest element of a tensor: query, key and value as one. The bias of keys adds the same number to
+/// all scores of a softmax, so its own gradient is zero but for rounding.
 fn compared(state: &State) -> State {
-    let of = state.iter().filter(|(name, _)| !name.ends_with(".self.key.bias"));
-    of.map(|(name, values)| (name.clone(), values.clone())).collect()
+    let mut all = State::new();
+    for (name, values) in state {
+        let joint = ["query", "key", "value"]
+            .iter()
+            .fold(name.clone(), |name, part| name.replace(&format!(".self.{part}."), ".self.qkv."));
+        all.entry(joint).or_default().extend(values);
+    }
+    all
 }
 
 /// Tolerance for sums in another order, relative to the largest element of a tensor: half a unit of the last place for
