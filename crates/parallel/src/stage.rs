@@ -299,7 +299,7 @@ impl Stage {
         if device.follows_placements() {
             self.tied.iter().for_each(|p| self.zero.place_terms(*p, Axis::Pipeline));
             let specs = self.network.parameters.iter().enumerate();
-            // Of parameters that are whole on every rank, the rules of operations know that gradients are terms.
+            // Rules of operations know that gradients of parameters which are whole on every rank are terms.
             let copies = specs.filter(|(_, spec)| spec.trained && !spec.partial && spec.terms().is_some());
             copies.for_each(|(p, _)| self.zero.place_terms(p, Axis::Tensor));
         }
