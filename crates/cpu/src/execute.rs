@@ -10,7 +10,7 @@ use crate::attention_extents::Extents;
 use crate::cross_entropy::{LossRows, Targets};
 use crate::{
     Cpu, adamw, attention, attention_backward, bias, cross_entropy, dropout, elementwise, embedding,
-    embedding_backward, gelu, layer_norm, matmul, non_finite, norm, sgd,
+    embedding_backward, gated, gelu, layer_norm, matmul, non_finite, norm, rotary, sgd,
 };
 
 impl Kernels for Cpu {
@@ -80,6 +80,8 @@ impl Cpu {
         match operation {
             Activations::GeluForward(o) => gelu::gelu(self, o.x, o.gelu, o.y),
             Activations::GeluBackward(o) => gelu::gelu_backward(self, o),
+            Activations::Gated(o) => gated::gated(self, o),
+            Activations::GatedBackward(o) => gated::gated_backward(self, o),
             Activations::DropoutForward(o) => dropout::dropout(self, o.from, o.dropout, o.residual, o.to),
         }
     }
@@ -100,6 +102,7 @@ impl Cpu {
                     attention_backward::SavedAttention { qkv: o.qkv, out, log_sum_exp, dropout: o.dropout };
                 attention_backward::attention_backward(self, extents, saved, dout, o.dqkv);
             }
+            Attentions::RotaryPositions(o) => rotary::rotary(self, o),
         }
     }
 

@@ -25,14 +25,14 @@ const CUBE: f32 = 0.044_715;
 /// 1 / sqrt(2 pi): the normal density at 0.
 const DENSITY: f32 = 0.398_942_3;
 
-/// A formula of GELU, lane by lane.
+/// A formula of GELU, or of another function of one number, lane by lane.
 ///
 /// # Safety
 /// All functions: compiled for `L`.
 pub(crate) trait Formula {
-    /// `gelu(x)`
+    /// `f(x)`
     unsafe fn value<L: Lanes>(x: L::V) -> L::V;
-    /// `gelu'(x)`
+    /// `f'(x)`
     unsafe fn slope<L: Lanes>(x: L::V) -> L::V;
 }
 
@@ -46,16 +46,17 @@ macro_rules! by_form {
     ($gelu:expr, $F:ident => $body:expr) => {
         match $gelu {
             Gelu::Tanh => {
-                type $F = Tanh;
+                type $F = crate::gelu::Tanh;
                 $body
             }
             Gelu::Erf => {
-                type $F = Erf;
+                type $F = crate::gelu::Erf;
                 $body
             }
         }
     };
 }
+pub(crate) use by_form;
 
 /// `y = gelu(x)` (overwrites).
 pub(crate) fn gelu(cpu: &Cpu, x: View, gelu: Gelu, y: ViewMut) {

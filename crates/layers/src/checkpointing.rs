@@ -20,7 +20,7 @@ pub enum Checkpointing {
     /// All activations are saved.
     #[default]
     None,
-    /// Outputs of norms, attention and GELU, which need no product with weights.
+    /// Outputs of norms, attention and activation functions, which need no product with weights.
     Selective,
     /// Whole blocks: 0, k, 2k, ...
     Blocks {

@@ -130,6 +130,16 @@ impl Context<'_> {
         }
     }
 
+    /// The tensor itself where nothing else holds it, else a copy: for operations that overwrite it.
+    #[track_caller]
+    pub fn owned(&self, x: Activation, name: &'static str) -> Tensor {
+        Arc::try_unwrap(x).unwrap_or_else(|shared| {
+            let mut copy = self.device.alloc(shared.dtype(), shared.shape(), Category::Activations, name);
+            self.device.copy(shared.view(), copy.view_mut());
+            copy
+        })
+    }
+
     /// `y`, plus the sum if there is one, for layers whose kernels cannot add it.
     pub fn plus(&self, mut y: Tensor, sum: Option<Activation>) -> Activation {
         if let Some(sum) = sum {

@@ -36,15 +36,6 @@ struct DeferredLinearGelu {
     db: Option<Tensor>,
 }
 
-/// dy in memory that may be overwritten: its own, or a copy.
-fn overwritable(cx: &Context, dy: Activation) -> Tensor {
-    Arc::try_unwrap(dy).unwrap_or_else(|shared| {
-        let mut copy = cx.activation(shared.shape(), "linear_gelu.dpre");
-        cx.device.copy(shared.view(), copy.view_mut());
-        copy
-    })
-}
-
 impl Cut for LinearGelu {
     fn outputs(self, share: Share) -> Result<LinearGelu, CannotCut> {
         Ok(LinearGelu { linear: self.linear.outputs(share)?, ..self })
@@ -87,7 +78,7 @@ impl Layer for LinearGelu {
     ) -> Result<Option<Activation>> {
         let Call { parameters, x: dy, sum, input_wanted } = call;
         let Saved { x, own: SavedLinearGelu { pre }, .. } = saved;
-        let mut dpre = overwritable(cx, dy);
+        let mut dpre = cx.owned(dy, "linear_gelu.dpre");
         {
             let mut gradient = parameters.gradient(1);
             let (db, accumulate) = gradient.as_mut().map(|gradient| gradient.write()).unzip();
@@ -126,7 +117,7 @@ impl Layer for LinearGelu {
     ) -> Result<(Option<Activation>, Deferred)> {
         let Call { parameters, x: dy, .. } = call;
         let Saved { x, y, own: SavedLinearGelu { pre } } = saved;
-        let mut dpre = overwritable(cx, dy);
+        let mut dpre = cx.owned(dy, "linear_gelu.dpre");
         let has_db = parameters.is_trained(1);
         let mut db = has_db.then(|| cx.statistics([self.linear.width()], "deferred.gradient"));
         let sums = db.as_mut().map(|db| db.view_mut());

@@ -7,4 +7,5 @@ mod frozen;
 mod head;
 mod joined;
 mod rig;
+mod rotary;
 mod split_backward;

@@ -3,13 +3,16 @@
 
 use std::sync::Arc;
 
-use crate::rig::{DRAW, HIDDEN, SEQ, attention, bits_of, filled_as, linear, norm, plain, rebuilding};
+use crate::rig::{
+    DRAW, HIDDEN, SEQ, attention, bits_of, decoder, filled_as, linear, norm, plain, rebuilding, rotary,
+};
 use phalanx_cpu::Cpu;
 use phalanx_layers::{
-    Activation, AnyLayer, AnySaved, Call, Context, Deferred, Draw, Dropped, Embedding, Fork, Init, Layer,
-    LayerNorm, Linear, LinearGelu, Parameter, ParameterSpec, Parameters, PositionTable, Recompute, Sequence,
+    Activation, AnyLayer, AnySaved, Call, Context, Deferred, Draw, Dropped, Embedding, Fork, Gated, Init,
+    Layer, LayerNorm, Linear, LinearGelu, Parameter, ParameterSpec, Parameters, PositionTable, Recompute,
+    Sequence,
 };
-use phalanx_tensor::{Arena, Category, DType, Device, Gelu, Layout, Shape, Tensor};
+use phalanx_tensor::{Arena, Category, DType, Device, Gate, Gelu, Layout, Shape, Tensor};
 
 const BATCH: usize = 3;
 const VOCAB: usize = 11;
@@ -255,6 +258,10 @@ fn norm_attention_and_embedding() {
     cases.push(case("norm without beta", LayerNorm { bias: false, ..norm("norm") }, HIDDEN, HIDDEN));
     let rms_norm = LayerNorm { bias: false, centred: false, ..norm("norm") };
     cases.push(case("RMS norm", rms_norm, HIDDEN, HIDDEN));
+    cases.push(case("rotary positions", rotary(), 3 * HIDDEN, 3 * HIDDEN));
+    for gate in [Gate::Silu, Gate::Gelu(Gelu::Tanh), Gate::Gelu(Gelu::Erf)] {
+        cases.push(case(&format!("{gate:?}"), Gated { gate }, 2 * HIDDEN, HIDDEN));
+    }
     for (positions, types) in [(true, false), (true, true), (false, false), (false, true)] {
         let name = format!("embedding, positions {positions}, types {types}");
         cases.push((name.clone(), Box::new(embedding(positions, types)), None, HIDDEN));
@@ -310,6 +317,9 @@ fn sequences_and_blocks() {
         block("rebuilding block", Box::new(rebuilding(p))),
         block("recomputed block", Box::new(Recompute(plain(p)))),
         block("recomputed rebuilding block", Box::new(Recompute(rebuilding(p)))),
+        block("decoder", Box::new(decoder(false))),
+        block("rebuilding decoder", Box::new(decoder(true))),
+        block("recomputed rebuilding decoder", Box::new(Recompute(decoder(true)))),
     ]);
 }
 

@@ -19,7 +19,6 @@ use phalanx_tensor::{Category, CrossEntropy, Device, Tensor, View};
 use phalanx_trace::{Placements, micro_batch_tag};
 
 use crate::stage::{BackwardStart, DeferredStage, SavedStage, Seen, Stage};
-use crate::tensor::exchange::owned;
 
 /// What one rank of a pipeline does in a step, and which messages it receives.
 #[derive(Clone, Debug)]
@@ -173,7 +172,7 @@ impl<'a> Mail<'a> {
 
     fn send(&mut self, to: usize, message: &Message) -> Result<(), CollectiveError> {
         let x = self.take(message.stage_to, message.micro_batch, message.forward);
-        let x = owned(&(self.feed.context)(message.micro_batch), x);
+        let x = (self.feed.context)(message.micro_batch).owned(x, "exchange.copy");
         let pending = self.going.entry(to).or_default();
         if pending.len() >= self.depth
             && let Some(before) = pending.pop_front()

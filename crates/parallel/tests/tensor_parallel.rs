@@ -6,9 +6,11 @@ use crate::rig::{
     AXES, Build, DRAW, HEADS, HIDDEN, PLAIN, ROWS, SEQ, Setting, TestRank, allowed, block, distance, joined,
     linear, on_ranks, parts, paths, run, same_within, whole,
 };
-use phalanx_layers::{AnyLayer, Attention, Fork, Init, Linear, Output, Pieces, Sequence};
+use phalanx_layers::{
+    AnyLayer, Attention, Fork, Gated, Init, Linear, Output, Pieces, RotaryPositions, Sequence,
+};
 use phalanx_parallel::TensorParallel;
-use phalanx_tensor::{DType, Heads, Layout};
+use phalanx_tensor::{DType, Gate, Gelu, Heads, Layout, Rotary, RotaryScaling};
 use phalanx_testing::planted::{FaultKind, PlantedFault, sites};
 
 const LAYOUTS: [Layout; 2] = [Layout::InOut, Layout::OutIn];
@@ -59,6 +61,22 @@ fn a_path_of_norm_columns_with_gelu_and_rows() {
             Box::new(Sequence::new(mlp))
         };
         check(&format!("mlp, {layout:?}"), &build, &[&LINEAR[..], &NORM].concat());
+    }
+}
+
+/// Each rank has the same columns of gate and up.
+#[test]
+fn gate_and_up_then_rows() {
+    for gate in [Gate::Silu, Gate::Gelu(Gelu::Tanh)] {
+        let build = move |tensor: &TensorParallel| -> Box<dyn AnyLayer> {
+            let outputs = ["gate", "up"].map(|name| Output::new(name, 2 * HIDDEN));
+            let up = Linear { bias: false, ..Linear::new(outputs, HIDDEN, Init::Normal(1.0)) };
+            let down = linear("down", 2 * HIDDEN, HIDDEN, Layout::OutIn);
+            let layers =
+                vec![tensor.column(up).unwrap(), Box::new(Gated { gate }) as _, tensor.row(down).unwrap()];
+            Box::new(Sequence::new(layers))
+        };
+        check(&format!("gate and up, row, {gate:?}"), &build, &LINEAR);
     }
 }
 
@@ -132,7 +150,7 @@ fn backward_in_two_parts_below_f32() {
     }
 }
 
-/// Queries, keys and values as results of one layer, with fewer heads of keys and values than of queries, down to one that all ranks
+/// Queries, keys and values as results of one layer, turned by their positions, with fewer heads of keys and values than of queries, down to one that all ranks
 /// have: each then has a term of its gradient.
 #[test]
 fn grouped_attention_with_copies_of_keys_and_values() {
@@ -148,10 +166,13 @@ fn grouped_attention_with_copies_of_keys_and_values() {
             let heads = Heads { kv_heads, ..Heads::equal(HEADS, size, true) };
             let name = "attn".to_string();
             let attention = Attention { heads, dropout: 0.0, name, first_head: 0, all_heads: HEADS };
+            let attention = tensor.attention(attention).unwrap();
+            let rotary = Rotary::new(size, size, 1e4, RotaryScaling::Default);
             let out = linear("out", HIDDEN, HIDDEN, Layout::OutIn);
             let layers = vec![
                 tensor.column(qkv).unwrap(),
-                Box::new(tensor.attention(attention).unwrap()),
+                Box::new(RotaryPositions { rotary, heads: attention.heads }),
+                Box::new(attention),
                 tensor.row(out).unwrap(),
             ];
             Box::new(Sequence::new(layers))

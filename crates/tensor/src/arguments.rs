@@ -153,6 +153,15 @@ pub enum Gelu {
     Erf,
 }
 
+/// The activation of a gate (Shazeer, arXiv 2002.05202).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Gate {
+    /// `x / (1 + exp(-x))`: `silu` in transformers, as in Llama.
+    Silu,
+    /// GELU, in one of its forms.
+    Gelu(Gelu),
+}
+
 /// What an id asks for in a table. An id of 32 bits holds a token below and a token type (BERT's segment) in
 /// its upper bit, so that one tensor brings both to a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -33,6 +33,7 @@ pub mod queues;
 pub mod record;
 pub mod region;
 mod replay;
+pub mod rotary;
 pub mod shape;
 mod stored;
 mod threads;
@@ -44,7 +45,7 @@ pub use access::Access;
 pub use allocator::{OrEnd, return_freed_memory};
 pub use arena::Arena;
 pub use arguments::{
-    AdamW, Clip, CrossEntropy, Dropout, Epilogue, Gelu, Heads, IGNORED, Layout, Lookup, Positions, Sgd,
+    AdamW, Clip, CrossEntropy, Dropout, Epilogue, Gate, Gelu, Heads, IGNORED, Layout, Lookup, Positions, Sgd,
     Weight, logits_stride, vocabulary_blocks,
 };
 pub use backend::{Backend, DeviceError, Kernels};
@@ -63,6 +64,7 @@ pub use operations::{
 };
 pub use phalanx_trace::{Category, DType, Memory};
 pub use region::Region;
+pub use rotary::{Rotary, RotaryScaling, Yarn};
 pub use shape::Shape;
 pub use threads::{panic_text, refused_thread};
 pub use tiles::PendingTiles;

@@ -11,9 +11,10 @@ use phalanx_trace::{Memory, Rate, Site};
 use crate::access::Access;
 use crate::address::Address;
 use crate::arguments::{
-    AdamW, Clip, CrossEntropy, Dropout, Epilogue, Gelu, Heads, Layout, Lookup, Positions, Sgd, Weight,
+    AdamW, Clip, CrossEntropy, Dropout, Epilogue, Gate, Gelu, Heads, Layout, Lookup, Positions, Sgd, Weight,
 };
 use crate::record::Recorder;
+use crate::rotary::Rotary;
 use crate::view::{View, ViewMut};
 
 /// What one call costs, on any device.
@@ -131,7 +132,22 @@ macro_rules! no_operands {
         })*
     };
 }
-no_operands!(bool, f32, usize, AdamW, Clip, CrossEntropy, Dropout, Gelu, Heads, Layout, Lookup, Sgd);
+no_operands!(
+    bool,
+    f32,
+    usize,
+    AdamW,
+    Clip,
+    CrossEntropy,
+    Dropout,
+    Gate,
+    Gelu,
+    Heads,
+    Layout,
+    Lookup,
+    Rotary,
+    Sgd
+);
 
 /// What a device must know of an operation before a kernel runs.
 pub trait Describe: Operands {

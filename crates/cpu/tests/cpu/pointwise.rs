@@ -11,7 +11,7 @@ use crate::oracle::{
 
 const FORMS: [Gelu; 2] = [Gelu::Tanh, Gelu::Erf];
 
-fn gelu(form: Gelu, x: f64) -> f64 {
+pub fn gelu(form: Gelu, x: f64) -> f64 {
     match form {
         Gelu::Tanh => {
             0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3))).tanh())
@@ -60,7 +60,7 @@ fn inputs(dtype: DType, count: usize) -> Vec<f32> {
 }
 
 /// The exponent is off by a few roundings of |2u|, which is below 88 where the result is a number.
-const ROUNDINGS: f64 = 4.0 * 88.0;
+pub const ROUNDINGS: f64 = 4.0 * 88.0;
 
 #[test]
 fn gelu_forward() {

@@ -124,6 +124,7 @@ impl Issue<'_> {
             Attentions::AttentionForward(o) => self.attention_forward(o),
             Attentions::AttentionCached(o) => self.attention_cached(o),
             Attentions::AttentionBackward(o) => self.attention_backward(o),
+            Attentions::RotaryPositions(_) => Err(self.no_kernel()),
         }
     }
 

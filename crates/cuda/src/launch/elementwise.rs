@@ -132,6 +132,7 @@ impl Issue<'_> {
                 )?;
                 self.add_blocks(&blocks, [o.db.as_ref()], o.accumulate, partial, o.x.dtype())
             }
+            Activations::Gated(_) | Activations::GatedBackward(_) => Err(self.no_kernel()),
             Activations::DropoutForward(o) => {
                 let program = Program::of(Source::Dropout, o.from.dtype());
                 let (n, (kept_min, factor)) = (o.to.elements(), kept(o.dropout));

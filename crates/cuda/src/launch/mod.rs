@@ -124,6 +124,11 @@ impl Issue<'_> {
         }
     }
 
+    /// The error of an operation that only the processor computes.
+    fn no_kernel(&self) -> Error {
+        Error::Unsupported(format!("`{}` has no kernel for cards; compute on the `cpu` device", self.call))
+    }
+
     /// Copies a tensor within the card, to it, or from it.
     pub(crate) fn copy(&self, from: View, to: &ViewMut) {
         let bytes = to.bytes();

@@ -4,10 +4,12 @@ use std::sync::Arc;
 
 use phalanx_cpu::Cpu;
 use phalanx_layers::{
-    AnyLayer, Attention, Call, Context, Draw, Dropped, Fork, Init, LayerNorm, Linear, LinearGelu, Output,
-    Parameter, ParameterSpec, Parameters, Sequence,
+    AnyLayer, Attention, Call, Context, Draw, Dropped, Fork, Gated, Init, LayerNorm, Linear, LinearGelu,
+    Output, Parameter, ParameterSpec, Parameters, RotaryPositions, Sequence,
 };
-use phalanx_tensor::{Arena, Category, DType, Device, Gelu, Heads, Layout, Shape, Tensor};
+use phalanx_tensor::{
+    Arena, Category, DType, Device, Gate, Gelu, Heads, Layout, Rotary, RotaryScaling, Shape, Tensor,
+};
 use phalanx_trace::{Event, PhaseName, Trace};
 
 pub const HIDDEN: usize = 8;
@@ -63,6 +65,35 @@ pub fn plain(p: P) -> Sequence {
 
 pub fn rebuilding(p: P) -> Sequence {
     let [a, b] = paths(p).map(|path| Sequence::new(path).rebuilding());
+    Sequence::new(vec![Box::new(Fork::residual(a)), Box::new(Fork::residual(b))])
+}
+
+/// Positions of the queries and keys of [`attention`]: a half of each head turns.
+pub fn rotary() -> RotaryPositions {
+    let size = HIDDEN / HEADS;
+    let rotary = Rotary::new(size, size / 2, 100.0, RotaryScaling::Default);
+    RotaryPositions { rotary, heads: attention(0.0).heads }
+}
+
+/// A block with rotary positions and a gate, of which the first path begins at the projection of queries, keys and values.
+pub fn decoder(rebuilds: bool) -> Sequence {
+    let gate_and_up = [Output::new("gate", 4 * HIDDEN), Output::new("up", 4 * HIDDEN)];
+    let gate_and_up = Linear { bias: false, ..Linear::new(gate_and_up, HIDDEN, Init::Normal(0.3)) };
+    let paths: [Vec<Box<dyn AnyLayer>>; 2] = [
+        vec![
+            Box::new(linear("c_attn", HIDDEN, 3 * HIDDEN)),
+            Box::new(rotary()),
+            Box::new(attention(0.0)),
+            Box::new(linear("proj_1", HIDDEN, HIDDEN)),
+        ],
+        vec![
+            Box::new(gate_and_up),
+            Box::new(Gated { gate: Gate::Silu }),
+            Box::new(linear("proj_2", 4 * HIDDEN, HIDDEN)),
+        ],
+    ];
+    let path = |layers| if rebuilds { Sequence::new(layers).rebuilding() } else { Sequence::new(layers) };
+    let [a, b] = paths.map(path);
     Sequence::new(vec![Box::new(Fork::residual(a)), Box::new(Fork::residual(b))])
 }
 

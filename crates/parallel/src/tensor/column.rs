@@ -9,7 +9,7 @@ use phalanx_layers::{
     Rebuild, Result, Saved, Shared,
 };
 
-use super::exchange::{Exchange, Summing, owned};
+use super::exchange::{Exchange, Summing};
 
 /// A layer ([`phalanx_layers::Cut`]) of which this rank computes some outputs.
 pub struct ColumnParallel {
@@ -38,8 +38,8 @@ impl ColumnParallel {
     #[track_caller]
     fn sum(&self, cx: &Context, dx: Activation) -> Summing {
         match self.sequence {
-            false => self.exchange.all_reduce(owned(cx, dx)),
-            true => self.exchange.reduce_scatter(cx, owned(cx, dx)),
+            false => self.exchange.all_reduce(cx.owned(dx, "exchange.copy")),
+            true => self.exchange.reduce_scatter(cx, cx.owned(dx, "exchange.copy")),
         }
     }
 

@@ -100,14 +100,3 @@ impl Exchange {
         Ok(self.group.all_gather(x, all).wait().map_err(failed)?.1)
     }
 }
-
-/// The tensor itself when nothing else holds it, otherwise a copy: collectives need a tensor of their own.
-#[track_caller]
-pub fn owned(cx: &Context, x: Activation) -> Tensor {
-    Arc::try_unwrap(x).unwrap_or_else(|shared| {
-        let mut copy =
-            cx.device.alloc(shared.dtype(), shared.shape(), Category::Activations, "exchange.copy");
-        cx.device.copy(shared.view(), copy.view_mut());
-        copy
-    })
-}

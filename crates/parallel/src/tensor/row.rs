@@ -8,7 +8,7 @@ use phalanx_layers::{
 };
 use phalanx_tensor::{Positions, Tensor};
 
-use super::exchange::{Exchange, owned};
+use super::exchange::Exchange;
 
 /// A layer ([`phalanx_layers::Cut`]) of which this rank has some inputs.
 pub struct RowParallel {
@@ -91,7 +91,7 @@ impl Layer for RowParallel {
         let Call { parameters, sum, .. } = call;
         let (parameters, bias) = self.split(parameters);
         let (term, saved) = self.inner.forward(cx, Call { parameters, sum: None, ..call })?;
-        let mut y = self.sum(cx, owned(cx, term))?;
+        let mut y = self.sum(cx, cx.owned(term, "exchange.copy"))?;
         self.add_bias(cx, bias, &mut y);
         Ok((cx.plus(y, sum), saved))
     }

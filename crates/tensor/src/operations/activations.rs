@@ -1,9 +1,9 @@
-//! GELU and dropout.
+//! GELU, gated activations and dropout.
 
 use phalanx_trace::Site;
 
-use super::{gradient, same};
-use crate::arguments::{Dropout, Gelu};
+use super::{floats, gradient, same};
+use crate::arguments::{Dropout, Gate, Gelu};
 use crate::device::Device;
 use crate::operation::{Describe, Price, operation};
 use crate::operations::family::family;
@@ -13,7 +13,7 @@ use crate::view::{View, ViewMut};
 
 family! {
     /// Activation functions and dropout.
-    Activations { GeluForward, GeluBackward, DropoutForward, }
+    Activations { GeluForward, GeluBackward, Gated, GatedBackward, DropoutForward, }
 }
 
 operation! {
@@ -103,6 +103,80 @@ impl Describe for GeluBackward<'_> {
 }
 
 operation! {
+    /// `y[i] = act(x[i]) * x[m + i]` for each row.
+    Gated {
+        /// `[.., 2 m]`: the gate, and what it lets through.
+        x: View<'a>,
+        /// The activation.
+        gate: Gate,
+        /// `[.., m]`, overwritten.
+        y: ViewMut<'a>,
+    }
+}
+
+impl Describe for Gated<'_> {
+    const NAME: &'static str = "gated";
+
+    fn check(&self) {
+        let Gated { x, y, .. } = self;
+        check_gated(*x, y.as_view());
+    }
+
+    fn price(&self) -> Price {
+        Price::bytes(self.x.bytes() + self.y.bytes())
+    }
+
+    /// A shard of the last dimension has the same columns of both halves.
+    fn follow(&self, recorder: &Recorder, site: Site) {
+        let rule = Rule {
+            op: Self::NAME,
+            factors: &[operand("x", "rh", self.x)],
+            addends: &[],
+            results: &[result("y", "rh", &self.y, false)],
+            whole: &[],
+        };
+        recorder.follow(&rule, site);
+    }
+}
+
+operation! {
+    /// The gradient of [`struct@Gated`], in place: `x` becomes dx, `dx[i] = dy[i] * x[m + i] * act'(x[i])` and
+    /// `dx[m + i] = dy[i] * act(x[i])`.
+    GatedBackward {
+        /// The input of the forward pass, `[.., 2 m]`; becomes dx.
+        x: ViewMut<'a>,
+        /// The activation.
+        gate: Gate,
+        /// `[.., m]`
+        dy: View<'a>,
+    }
+}
+
+impl Describe for GatedBackward<'_> {
+    const NAME: &'static str = "gated_backward";
+
+    fn check(&self) {
+        let GatedBackward { x, dy, .. } = self;
+        check_gated(x.as_view(), *dy);
+    }
+
+    fn price(&self) -> Price {
+        Price::bytes(2 * self.x.bytes() + self.dy.bytes())
+    }
+
+    fn follow(&self, recorder: &Recorder, site: Site) {
+        let rule = Rule {
+            op: Self::NAME,
+            factors: &[operand("x", "rh", self.x.as_view()), operand("dy", "rh", self.dy)],
+            addends: &[],
+            results: &[result("dx", "rh", &self.x, false)],
+            whole: &[],
+        };
+        recorder.follow(&rule, site);
+    }
+}
+
+operation! {
     /// Dropout (Srivastava et al., 2014): `to = from / (1 - p)` where an element is kept, else 0, `(+ residual)`.
     DropoutForward {
         /// Read.
@@ -157,10 +231,30 @@ impl Device {
         self.run(GeluBackward { x, gelu, dy, db, accumulate });
     }
 
+    /// `y[i] = act(x[i]) * x[m + i]` for each row, overwrites. x `[.., 2 m]`, y `[.., m]`.
+    #[track_caller]
+    pub fn gated(&self, x: View, gate: Gate, y: ViewMut) {
+        self.run(Gated { x, gate, y });
+    }
+
+    /// The gradient of [`Device::gated`], in place: x `[.., 2 m]` becomes dx. dy `[.., m]`.
+    #[track_caller]
+    pub fn gated_backward(&self, x: ViewMut, gate: Gate, dy: View) {
+        self.run(GatedBackward { x, gate, dy });
+    }
+
     /// `to = from / (1 - p)` where an element is kept, else 0, `(+ residual)`; `to` is overwritten. The backward of
     /// dropout is the same operation on the gradient.
     #[track_caller]
     pub fn dropout(&self, from: View, dropout: Dropout, residual: Option<View>, to: ViewMut) {
         self.run(DropoutForward { from, dropout, residual, to });
     }
+}
+
+/// A gate and what it lets through in the rows of `x`, and a row of half the length.
+#[track_caller]
+fn check_gated(x: View, y: View) {
+    let ([rows, both], [y_rows, columns]) = (x.shape().rows_cols(), y.shape().rows_cols());
+    assert_eq!((rows, both, x.dtype()), (y_rows, 2 * columns, y.dtype()), "gated {x:?} and {y:?}");
+    floats([x.dtype(); 2]);
 }

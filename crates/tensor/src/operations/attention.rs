@@ -1,25 +1,27 @@
-//! Attention: forward, forward over cached keys and values, and backward.
+//! Attention: forward, forward over cached keys and values, and backward; rotary positions of its queries and keys.
 
 use phalanx_trace::{DType, Site};
 
-use super::same;
+use super::{floats, same};
 use crate::arguments::{Dropout, Heads};
 use crate::device::Device;
 use crate::operation::{Describe, Price, operation};
 use crate::operations::family::family;
 use crate::placement::rules::{Rule, operand, result};
 use crate::record::Recorder;
+use crate::rotary::Rotary;
 use crate::view::{View, ViewMut};
 
 const WHOLE_SEQUENCE: &str = "every position looks at the others";
+const COUNTED: &str = "positions are counted from its first row";
 /// Matrix products of the forward pass: `q · kᵀ` and `p · v`.
 const FORWARD_PRODUCTS: usize = 2;
 /// Matrix products of the backward pass, which computes the probabilities again.
 const BACKWARD_PRODUCTS: usize = 5;
 
 family! {
-    /// Attention.
-    Attentions { AttentionForward, AttentionCached, AttentionBackward, }
+    /// Attention and its positions.
+    Attentions { AttentionForward, AttentionCached, AttentionBackward, RotaryPositions, }
 }
 
 operation! {
@@ -198,7 +200,71 @@ impl Describe for AttentionBackward<'_> {
     }
 }
 
+operation! {
+    /// In place: turns the first `heads` heads of each row by its position, `first + row`: with a head's elements a = x[i] and
+    /// b = x[i + rotated / 2], and c and s `scale` times the cosine and sine of the angle, a becomes `a c - b s` and b
+    /// `b c + a s`. The gradient of it is the same operation with `inverse`, where s is negated.
+    RotaryPositions {
+        /// `[batch, seq, width]`: heads one behind another from column 0; what is behind them stays.
+        x: ViewMut<'a>,
+        /// By how much they turn.
+        rotary: Rotary,
+        /// Number of heads that turn: of q, k and v side by side, those of q and k.
+        heads: usize,
+        /// Position of the first row of each sequence.
+        first: usize,
+        /// Whether they turn back.
+        inverse: bool,
+    }
+}
+
+impl Describe for RotaryPositions<'_> {
+    const NAME: &'static str = "rotary";
+
+    fn name(&self) -> &'static str {
+        if self.inverse { "rotary_backward" } else { Self::NAME }
+    }
+
+    fn check(&self) {
+        let RotaryPositions { x, rotary, heads, .. } = self;
+        let [_, _, width] = x.dims();
+        assert!(heads * rotary.head_dim() <= width, "{heads} heads of {} in {x:?}", rotary.head_dim());
+        floats([x.dtype(); 2]);
+    }
+
+    fn price(&self) -> Price {
+        let RotaryPositions { x, rotary, heads, .. } = self;
+        let [batch, seq, _] = x.dims();
+        Price::bytes(2 * batch * seq * heads * rotary.rotated() * x.dtype().bytes())
+    }
+
+    /// A shard of the last dimension is one of heads.
+    fn follow(&self, recorder: &Recorder, site: Site) {
+        let rule = Rule {
+            op: self.name(),
+            factors: &[operand("x", "bsh", self.x.as_view())],
+            addends: &[],
+            results: &[result("x", "bsh", &self.x, false)],
+            whole: &[('s', COUNTED)],
+        };
+        recorder.follow(&rule, site);
+    }
+}
+
 impl Device {
+    /// In place: turns the first `heads` heads of each row of x `[batch, seq, width]` by its position, which is `first` for the
+    /// first row of a sequence.
+    #[track_caller]
+    pub fn rotary(&self, x: ViewMut, rotary: &Rotary, heads: usize, first: usize) {
+        self.run(RotaryPositions { x, rotary: rotary.clone(), heads, first, inverse: false });
+    }
+
+    /// The gradient of [`Device::rotary`], in place.
+    #[track_caller]
+    pub fn rotary_backward(&self, dx: ViewMut, rotary: &Rotary, heads: usize, first: usize) {
+        self.run(RotaryPositions { x: dx, rotary: rotary.clone(), heads, first, inverse: true });
+    }
+
     /// Attention in tiles: no `[seq, seq]` matrix is stored. qkv `[batch, seq, qkv_width]`, out
     /// `[batch, seq, out_width]`, log_sum_exp `[batch, heads, seq]` f32.
     #[track_caller]

@@ -1,6 +1,6 @@
 //! Element-wise operations, layer norm and attention.
 
-use phalanx_tensor::{Dropout, Gelu, Heads, LayerNormBackward};
+use phalanx_tensor::{Dropout, Gate, Gelu, Heads, LayerNormBackward, Rotary};
 use phalanx_trace::Placement::{Partial, Replicated, Shard};
 
 use super::{device, found, of, placed, tensor};
@@ -50,6 +50,56 @@ fn element_by_element() {
             assert_eq!(of(&device, &y), expected, "{row}");
             found(&device, words, &row);
         }
+    }
+}
+
+/// x, and then y and dx; the halves of a row are sharded alike.
+#[test]
+fn gated() {
+    for (x, words) in [
+        (Replicated, &[][..]),
+        (Shard(0), &[]),
+        (Shard(1), &[]),
+        (Shard(2), &[]),
+        (Partial, &["gated reads as `x`", "all_reduce or reduce_scatter over `tensor`"]),
+    ] {
+        let device = device();
+        let (expected, row) = (if x == Partial { Replicated } else { x }, format!("{x}"));
+        let mut x = placed(&device, "x", &[2, 4, 12], x);
+        let mut y = tensor(&device, "y", &[2, 4, 6]);
+        device.gated(x.view(), Gate::Silu, y.view_mut());
+        assert_eq!(of(&device, &y), expected, "{row}");
+        if words.is_empty() {
+            device.gated_backward(x.view_mut(), Gate::Silu, y.view());
+            assert_eq!(of(&device, &x), expected, "{row}");
+        }
+        found(&device, words, &row);
+    }
+}
+
+/// q, k and v before and after they turn, and back.
+#[test]
+fn rotary() {
+    for (x, words) in [
+        (Replicated, &[][..]),
+        (Shard(0), &[]),
+        // By heads.
+        (Shard(2), &[]),
+        (Shard(1), &["needs it whole (positions are counted from its first row)"]),
+        (Partial, &["rotary reads as `x`"]),
+    ] {
+        let device = device();
+        let (expected, row) = (if x == Partial { Replicated } else { x }, format!("{x}"));
+        let right = words.is_empty();
+        let mut x = placed(&device, "x", &[2, 4, 24], x);
+        let rotary = Rotary::of(2, 1.0, vec![1.0]);
+        device.rotary(x.view_mut(), &rotary, 8, 0);
+        assert_eq!(of(&device, &x), expected, "{row}");
+        if right {
+            device.rotary_backward(x.view_mut(), &rotary, 8, 0);
+            assert_eq!(of(&device, &x), expected, "{row}");
+        }
+        found(&device, words, &row);
     }
 }
 

@@ -1,0 +1,58 @@
+//! Rotary positions (Su et al., arXiv 2104.09864) of queries and keys, between their projection and attention.
+
+use phalanx_tensor::{Heads, Rotary};
+
+use crate::activation::Activation;
+use crate::call::Call;
+use crate::failure::Result;
+use crate::layer::{Context, Layer};
+use crate::parameter::ParameterSpec;
+use crate::saved::Saved;
+
+/// Turns the queries and keys of each row by its position, in place where nothing else holds them. Nothing is saved: backward turns
+/// their derivatives back.
+pub struct RotaryPositions {
+    /// By how much.
+    pub rotary: Rotary,
+    /// The heads of the attention that follows, as this rank has them.
+    pub heads: Heads,
+}
+
+impl RotaryPositions {
+    fn heads(&self) -> usize {
+        self.heads.heads + self.heads.kv_heads
+    }
+
+    /// The position of the first row: attention has whole sequences, or those that follow the cached positions.
+    fn first(&self, cx: &Context) -> usize {
+        if cx.cache.is_some() { cx.first_row } else { 0 }
+    }
+}
+
+impl Layer for RotaryPositions {
+    type Own = ();
+
+    fn parameters(&self) -> Vec<ParameterSpec> {
+        Vec::new()
+    }
+
+    /// x: `[batch, seq, qkv_width]` of [`Heads`] -> y: the same
+    fn forward(&self, cx: &Context, call: Call) -> Result<(Activation, Saved<()>)> {
+        let Call { x, sum, .. } = call;
+        assert_eq!(self.heads.qkv_width(), x.dims::<3>()[2], "{:?} of {:?}", self.heads, x.shape());
+        let mut y = cx.owned(x, "rotary.y");
+        cx.device.rotary(y.view_mut(), &self.rotary, self.heads(), self.first(cx));
+        Ok((cx.plus(y, sum), Saved::new(())))
+    }
+
+    /// dx becomes the derivative of the queries and keys turned back.
+    fn backward(&self, cx: &Context, _: Saved<()>, call: Call) -> Result<Option<Activation>> {
+        let Call { x: dy, sum, input_wanted, .. } = call;
+        if !input_wanted {
+            return Ok(None);
+        }
+        let mut dx = cx.owned(dy, "rotary.dx");
+        cx.device.rotary_backward(dx.view_mut(), &self.rotary, self.heads(), self.first(cx));
+        Ok(Some(cx.plus(dx, sum)))
+    }
+}
