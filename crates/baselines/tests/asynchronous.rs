@@ -19,7 +19,7 @@ use phalanx_models::Gpt2;
 use phalanx_plan::MemoryPlan;
 use phalanx_tensor::{Arena, Device, Region};
 use phalanx_train::RunError;
-use phalanx_train::config::{Float, OptimizerKind, Reduce, Updates};
+use phalanx_train::config::{Float, OptimizerKind, ParameterGroup, Reduce, Updates};
 use phalanx_train::dataset::{DataDigests, prepare};
 use phalanx_train::groups::GroupSource;
 use phalanx_train::job::{Job, Start};
@@ -139,8 +139,12 @@ fn merge(model: &Gpt2, config: &RunConfig, ran: &[Ran]) -> State {
 /// gradients in place.
 #[test]
 fn one_worker_is_the_synchronous_engine() {
-    let changes: [(&str, Change); 5] = [
+    let changes: [(&str, Change); 6] = [
         ("adamw", |_| {}),
+        ("groups", |c| {
+            let parameters = vec!["*.bias".into(), "*.wpe.*".into()];
+            c.optimizer.group = vec![ParameterGroup { parameters, lr: Some(1e-2), weight_decay: Some(0.05) }];
+        }),
         ("sgd", |c| (c.optimizer.kind, c.optimizer.lr) = (OptimizerKind::Sgd, 0.1)),
         ("micro-batches", |c| c.batch.micro = Some(2)),
         ("bf16", |c| c.precision.compute = Float::Bf16),

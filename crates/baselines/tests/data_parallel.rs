@@ -7,7 +7,7 @@ use phalanx_models::Gpt2;
 use phalanx_plan::MemoryPlan;
 use phalanx_trace::PhaseName;
 use phalanx_train::RunConfig;
-use phalanx_train::config::{Float, OptimizerKind};
+use phalanx_train::config::{Float, OptimizerKind, ParameterGroup};
 use phalanx_train::rank::Batch;
 
 /// A change to a configuration.
@@ -103,7 +103,16 @@ fn one_device_has_the_bits_of_one_rank() {
 #[test]
 fn other_policies_follow_one_rank() {
     let (model, config) = golden_config();
-    let cases: [(&str, Change, f32); 4] = [
+    let cases: [(&str, Change, f32); 5] = [
+        (
+            "groups",
+            |c| {
+                let parameters = vec!["*.bias".into(), "*.wpe.*".into()];
+                c.optimizer.group =
+                    vec![ParameterGroup { parameters, lr: Some(1e-2), weight_decay: Some(0.05) }];
+            },
+            TOLERANCES[0],
+        ),
         ("bf16", |c| c.precision.compute = Float::Bf16, 2.0 * 16.0 / 512.0),
         (
             "f16",

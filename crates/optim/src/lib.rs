@@ -14,4 +14,4 @@ pub use loss_scale::{LossScale, LossScaleState, LossScaling, Verdict};
 pub use optimizer::Optimizer;
 pub use own::{UpdateRule, UpdateStep};
 pub use schedule::{CountedSteps, LearningRate, Restarted, Schedule};
-pub use update::Update;
+pub use update::{OwnRates, RatesByName, Update};

@@ -14,7 +14,7 @@ use crate::update::Update;
 pub struct UpdateStep<'a> {
     /// Number of this update, from 1; steps that were skipped do not count.
     pub number: u64,
-    /// Learning rate of this update.
+    /// Learning rate of this update, that of the parameter's group.
     pub lr: f32,
     /// The parameter: its kind says whether weight decay acts on it.
     pub of: &'a UpdatedParameter,
@@ -47,7 +47,7 @@ impl fmt::Debug for dyn UpdateRule {
 
 /// Applies `rule` on `device`.
 pub(crate) fn apply(rule: Arc<dyn UpdateRule>, device: &Device, update: Update) {
-    let Update { number, lr, of, parameters: mut p, rounded, gradient, factor, states } = update;
+    let Update { number, lr, of, parameters: mut p, rounded, gradient, factor, states, .. } = update;
     let mut call = OwnOperation::update("own_optimizer", p.reborrow(), gradient).read("factor", "", factor);
     for state in states {
         call = call.write("state", "", state);

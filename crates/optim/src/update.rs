@@ -1,18 +1,39 @@
 //! The tensors and numbers of one update.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use phalanx_tensor::{View, ViewMut};
 
 use crate::extent::UpdatedParameter;
 
+/// What a parameter has in place of the optimizer's own numbers.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct OwnRates {
+    /// Its learning rate, as a factor of the schedule's.
+    pub lr_factor: f64,
+    /// Its weight decay; None for that of the optimizer, which depends on its kind.
+    pub weight_decay: Option<f32>,
+}
+
+impl Default for OwnRates {
+    fn default() -> Self {
+        OwnRates { lr_factor: 1.0, weight_decay: None }
+    }
+}
+
+/// The rates of parameters by full name; others have those of the optimizer.
+pub type RatesByName = BTreeMap<String, OwnRates>;
+
 /// One update of a range of a parameter. All tensors are flat but where its extent is [`Extent::Whole`](crate::Extent::Whole): there
 /// they have the shapes of the parameter and of its states.
 pub struct Update<'a> {
     /// Number of this update, from 1; steps that were skipped do not count.
     pub number: u64,
-    /// Learning rate of this update.
+    /// Learning rate of this update, that of the parameter's group.
     pub lr: f32,
+    /// Weight decay of the parameter's group, if it has one of its own; else the optimizer's, which depends on the parameter's kind.
+    pub weight_decay: Option<f32>,
     /// The parameter.
     pub of: &'a Arc<UpdatedParameter>,
     /// Its values, f32; they are updated.

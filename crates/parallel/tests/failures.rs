@@ -95,6 +95,7 @@ fn stage(device: &Device, tensor: &TensorParallel) -> Stage {
         defer: false,
         precision: Precision::F32,
         optimizer: Optimizer::Sgd { momentum: 0.0, weight_decay: 0.0 },
+        rates: Arc::default(),
         residence: Residence::DEVICE,
         buffer: 1 << 20,
         updates_on_host: true,

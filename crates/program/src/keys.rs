@@ -10,7 +10,7 @@ use std::path::Path;
 use anyhow::{Result, bail};
 use phalanx_models::Keys;
 use phalanx_train::RunConfig;
-use phalanx_train::config::{Float, KernelChoice, Placement};
+use phalanx_train::config::{Float, KernelChoice, ParameterGroup, Placement};
 use serde::Deserialize;
 use strsim::levenshtein;
 use toml::{Table, Value};
@@ -65,6 +65,8 @@ fn full() -> Table {
     config.memory.device_budget_filled_mb = Some(1.0);
     config.memory.host_budget_filled_mb = Some(1.0);
     config.precision.communicate = Some(Float::F32);
+    config.optimizer.group =
+        vec![ParameterGroup { parameters: vec![String::new()], lr: Some(1.0), weight_decay: Some(1.0) }];
     config.schedule.decay_steps = Some(1);
     config.schedule.restart_step = Some(1);
     config.train.threads = Some(1);
@@ -159,7 +161,44 @@ fn check_value(full: &Table, key: &str, value: &Value, origin: &str) -> Result<(
     if RunConfig::deserialize(Value::Table(tried)).is_ok() {
         return Ok(());
     }
+    if let (Some(keys), Some(tables)) = (keys_of_tables(known), tables_in(value)) {
+        tables.into_iter().try_for_each(|given| check_table(key, keys, given, origin))?;
+    }
     bail!("{origin}: {key} = {value}: expected {}", expected(key, known))
+}
+
+/// The keys of a list of tables, as `optimizer.group`.
+fn keys_of_tables(known: &Value) -> Option<&Table> {
+    known.as_array()?.first()?.as_table()
+}
+
+/// The tables of a list of nothing else.
+fn tables_in(value: &Value) -> Option<Vec<&Table>> {
+    value.as_array()?.iter().map(Value::as_table).collect()
+}
+
+/// Refuses unknown keys and values of the wrong type in one table of the list `key`.
+fn check_table(key: &str, keys: &Table, given: &Table, origin: &str) -> Result<()> {
+    for (name, value) in given {
+        let known = keys.get(name);
+        let is_right = match (known, value) {
+            (Some(Value::Float(_)), Value::Integer(_)) => true,
+            (Some(Value::Array(_)), Value::Array(texts)) => texts.iter().all(Value::is_str),
+            (Some(known), value) => known.same_type(value),
+            (None, _) => {
+                let names: Vec<&str> = keys.keys().map(String::as_str).collect();
+                let meant = nearest(name, names.iter().copied()).map_or_else(
+                    || format!("its keys are {}", names.join(", ")),
+                    |near| format!("did you mean {near}?"),
+                );
+                bail!("{origin}: unknown key {name} in [[{key}]]; {meant}");
+            }
+        };
+        if let (Some(known), false) = (known, is_right) {
+            bail!("{origin}: {key}.{name} = {value}: expected {}", expected("", known));
+        }
+    }
+    Ok(())
 }
 
 /// Describes the values of a key.
@@ -181,6 +220,9 @@ fn expected(key: &str, known: &Value) -> String {
         (_, Value::Integer(_)) => "a whole number, 0 or more".to_string(),
         (_, Value::Float(_)) => "a number".to_string(),
         (_, Value::Boolean(_)) => "true or false".to_string(),
+        (key, known) if keys_of_tables(known).is_some() => {
+            format!("a list of tables, each with a line [[{key}]] of its own")
+        }
         _ => "a list of texts, as [\"a.txt\", \"b.txt\"]".to_string(),
     }
 }

@@ -9,7 +9,7 @@ use phalanx_plan::{CollectiveCost, MemoryPlan, Precision};
 use phalanx_simd::Isa;
 use phalanx_tensor::DiskOptions;
 use phalanx_trace::{Category, DType, Memory};
-use phalanx_train::config::{DeviceKind, Products};
+use phalanx_train::config::{DeviceKind, GroupOfParameters, ParameterGroup, Products};
 use phalanx_train::metrics::{DeviceBytes, RankBytes};
 use phalanx_train::spec::TriedChunks;
 use phalanx_train::{RankPlan, Spec};
@@ -147,7 +147,7 @@ fn headline(planned: &Planned, name: &str) -> String {
     let text = format!(
         "{name}: {} of {} parameters{} ({}, sequence {})\n\
          {} of {}{}, ZeRO-{}; a step is {}: {} of {} per {}\n\
-         {}\n{}{}{}",
+         {}\n{}{}{}{}",
         spec.model.architecture().map_or("a model", |arch| arch.title),
         count(planned.plan.parameters() as f64),
         match planned.plan.trained_parameters() {
@@ -171,11 +171,30 @@ fn headline(planned: &Planned, name: &str) -> String {
         spec.micro_batch_size,
         if mesh { "replica" } else { "rank" },
         precision(planned),
+        parameter_groups(planned),
         kernels(planned),
         staging(planned),
         residence(planned),
     );
     text
+}
+
+/// A line for each group of parameters with another learning rate or weight decay, and one for those in none.
+fn parameter_groups(planned: &Planned) -> String {
+    let optimizer = &planned.config.optimizer;
+    let line = |GroupOfParameters { group, parameters, elements }| {
+        let (name, lr, decay) = match group {
+            Some(ParameterGroup { parameters, lr, weight_decay }) => {
+                let decay = weight_decay.map(|decay| format!("{decay} of all of them"));
+                (format!("group {parameters:?}"), lr.unwrap_or(optimizer.lr), decay)
+            }
+            None => ("in no group".to_string(), optimizer.lr, None),
+        };
+        let decay = decay.unwrap_or_else(|| format!("{} of matrices", optimizer.weight_decay));
+        let (tensors, elements) = (plural(parameters, "parameter"), count(elements as f64));
+        format!("{name}: {tensors} with {elements} elements, lr {lr}, weight decay {decay}\n")
+    };
+    optimizer.groups(&planned.plan.spec.whole()).into_iter().map(line).collect()
 }
 
 /// The processor's kernels that compute the run, where that is decided.

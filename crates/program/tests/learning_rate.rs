@@ -196,3 +196,63 @@ fn a_restart_begins_in_its_step_after_steps_that_were_skipped() {
     let (once, again) = (applied(0), applied(8));
     assert_eq!(again[..once.len()], once, "{rates:?}");
 }
+
+const GROUPS: &str = "\n[[optimizer.group]]\nparameters = [\"*.bias\"]\nlr = 1e-3\n\n[[optimizer.group]]\n\
+                      parameters = [\"*.wpe.*\", \"*.bias\"]\nlr = 0\nweight_decay = 0\n";
+
+#[test]
+fn groups_of_parameters_are_shown_recorded_and_resumed() {
+    let home = Home::new();
+    home.write("groups.toml", [home.read("small.toml"), GROUPS.into()].concat());
+    let train = |more: &[&str]| home.run(&[&["train", "groups.toml", "--nproc", "2"], more].concat()).ok();
+    let lines = [
+        "group [\"*.bias\"]: 13 parameters with 736 elements, lr 0.001, weight decay 0.1 of matrices",
+        "group [\"*.wpe.*\", \"*.bias\"]: 1 parameter with 512 elements, lr 0, weight decay 0 of all of them",
+        "in no group: 14 parameters with 32.9k elements, lr 0.01, weight decay 0.1 of matrices",
+    ];
+    let plan = home.run(&["plan", "groups.toml"]).ok().stdout;
+    let whole = train(&["--run", "whole", "--set", "train.steps=6"]).stdout;
+    for line in lines {
+        assert!(plan.contains(line) && whole.contains(line), "no {line:?} in: {plan}");
+    }
+    assert!(!home.run(&["plan", "small.toml"]).ok().stdout.contains("in no group"));
+    train(&["--run", "r", "--set", "train.steps=3"]);
+    let config = String::from_utf8(home.read("r/config.toml")).unwrap();
+    assert!(config.contains("[[optimizer.group]]\nparameters = [\"*.bias\"]\nlr = 0.001\n"), "{config}");
+    home.copy("r", "other");
+    let resume = |run: &str, more: &[&str]| {
+        home.run(&[&["train", "--run", run, "--resume", "--set", "train.steps=6"], more].concat()).ok()
+    };
+    resume("r", &["--set", "parallel.zero=3"]);
+    assert_eq!(home.losses("r"), home.losses("whole"));
+    // As other rates are: allowed.
+    let text = resume("other", &["--set", "optimizer.group=[{ parameters = [\"*.bias\"], lr = 1 }]"]).stdout;
+    assert!(text.contains("group [\"*.bias\"]: 13 parameters with 736 elements, lr 1,"), "{text}");
+    assert!(home.losses("other")[..4] == home.losses("whole")[..4], "step 4 still sees the same parameters");
+    assert!(home.losses("other")[4..] != home.losses("whole")[4..]);
+    resume("other", &["--set", "optimizer.group=[]", "--set", "train.steps=7"]);
+}
+
+#[test]
+fn groups_that_mean_nothing_are_refused() {
+    let home = Home::new();
+    let plan = |group: &str| home.run(&["plan", "small.toml", "--set", &format!("optimizer.group={group}")]);
+    for (group, words) in [
+        (
+            "[{ parameters = [\"*\"], weight_deca = 0.1 }]",
+            ["unknown key weight_deca", "did you mean weight_decay?"],
+        ),
+        ("[{ parameters = [\"*\"], beta1 = 0.1 }]", ["unknown key beta1", "lr, parameters, weight_decay"]),
+        ("[{ parameters = \"*\", lr = 0.1 }]", ["optimizer.group.parameters = \"*\"", "a list of texts"]),
+        ("[{ parameters = [\"*\"], lr = \"x\" }]", ["optimizer.group.lr = \"x\"", "a number"]),
+        ("[{ parameters = [\"h.1.*\"], lr = 0.1 }]", ["\"h.1.*\"", "transformer.h.*.attn.c_attn.weight"]),
+        ("[{ parameters = [\"*.bias\"], lr = -0.1 }]", ["optimizer.group.lr = -0.1", "0 or more"]),
+        ("[{ parameters = [\"*.bias\"] }]", ["*.bias", "sets nothing"]),
+        ("0.1", ["optimizer.group", "[[optimizer.group]]"]),
+    ] {
+        plan(group).refused(&words);
+    }
+    let text = [home.read("small.toml"), b"[optimizer.group]\nlr = 0.1\n".into()].concat();
+    home.write("table.toml", text);
+    home.run(&["plan", "table.toml"]).refused(&["optimizer.group", "[[optimizer.group]]"]);
+}

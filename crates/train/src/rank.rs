@@ -441,6 +441,7 @@ impl Spec {
             defer: self.defer,
             precision: self.precision,
             optimizer: self.optimizer.clone(),
+            rates: Arc::clone(&self.rates),
             residence: self.residence[index].clone(),
             buffer: self.buffer,
             updates_on_host: self.updates_on_host,

@@ -12,7 +12,7 @@ use phalanx_data::Masking;
 use phalanx_layers::{Checkpointing, Draw, Network};
 use phalanx_models::{Model, Objective};
 use phalanx_optim::loss_scale::Dynamic;
-use phalanx_optim::{LearningRate, LossScaling, Optimizer, UpdateRule};
+use phalanx_optim::{LearningRate, LossScaling, Optimizer, RatesByName, UpdateRule};
 use phalanx_parallel::TensorParallel;
 use phalanx_parallel::pipeline::{Program, steps_with_backward_from};
 use phalanx_parallel::zero::Residence;
@@ -97,6 +97,8 @@ pub struct Spec {
     pub loss_scaling: LossScaling,
     /// The optimizer.
     pub optimizer: Optimizer,
+    /// Parameters with another learning rate or weight decay, by full name.
+    pub rates: Arc<RatesByName>,
     /// How the memories of chunks are decided.
     pub placement: PlacementRule,
     /// For each pipeline stage: the memories in which the parts of its chunks lie between their uses.
@@ -262,6 +264,7 @@ impl Spec {
             precision: precision(config),
             loss_scaling: loss_scaling(config),
             optimizer,
+            rates: Arc::new(config.optimizer.rates(&network)?),
             placement,
             residence: vec![placement.before_dry_runs(); schedule.stages()],
             schedule: Arc::new(schedule),
@@ -306,9 +309,14 @@ impl Spec {
     /// The same run with an optimizer of the caller's own.
     ///
     /// # Errors
-    /// A rule with impossible states, or with an extent that parts of parameters on tensor-parallel ranks do not have; no layout of
+    /// Groups of parameters with a weight decay, which the rule would not know; a rule with impossible states, or with an extent that parts of parameters on tensor-parallel ranks do not have; no layout of
     /// chunks in which whole parameters lie on one rank.
     pub fn with_optimizer(self, rule: impl UpdateRule + 'static) -> Result<Spec, SpecError> {
+        if let Some((name, _)) = self.rates.iter().find(|(_, rates)| rates.weight_decay.is_some()) {
+            let expected = "is not known to an optimizer of your own, which decides its decay by each parameter's name and kind: \
+                            leave it out";
+            return Err(refuse("optimizer.group.weight_decay", format!("(of `{name}`)"), expected).into());
+        }
         let spec = Spec { optimizer: Optimizer::Own(Arc::new(rule)), ..self };
         spec.check_rule(&spec.whole())?;
         Ok(spec.with_chunks(spec.chunk_size.clone())?)

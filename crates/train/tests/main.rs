@@ -23,6 +23,7 @@ mod own_rules;
 mod placement;
 mod planted_faults;
 mod random_plans;
+mod rates;
 mod resume;
 mod rig;
 mod sampling;

@@ -52,7 +52,7 @@ use std::sync::Arc;
 
 use phalanx_collectives::{CollectiveError, Group};
 use phalanx_layers::{Network, Parameter, Share};
-use phalanx_optim::Optimizer;
+use phalanx_optim::{Optimizer, RatesByName};
 use phalanx_plan::{ChunkLayout, Precision, Stage};
 use phalanx_tensor::{Device, Shape, View};
 use phalanx_trace::PhaseName;
@@ -72,7 +72,7 @@ pub use spans::{Selection, StateSpan};
 use squares::Squares;
 use states::{Elements, States};
 
-/// Options of [`Zero`]. Only `defer`, `precision` and `delayed_update` change bits of the result.
+/// Options of [`Zero`]. Beside the optimizer, only `rates`, `defer`, `precision` and `delayed_update` change bits of the result.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// ZeRO stage: which of parameters, gradients and states are sharded.
@@ -89,6 +89,8 @@ pub struct Options {
     pub precision: Precision,
     /// The optimizer; its states are allocated here.
     pub optimizer: Optimizer,
+    /// Parameters with another learning rate or weight decay, by full name.
+    pub rates: Arc<RatesByName>,
     /// The memories in which parameters and optimizer states of each chunk lie between their uses.
     pub residence: Residence,
     /// Elements of the largest tile of what lies where an update cannot reach it; a multiple of the norm's block.
@@ -275,7 +277,7 @@ impl Zero {
         let map = Map::new(network, (answers, tied), layout, group.rank(), group.world_size());
         let parameters = ParameterChunks::new(device, &map, &options);
         let gradients = GradientChunks::new(device, &map, &options);
-        let rules = Rules::new(&options.optimizer, network);
+        let rules = Rules::new(&options.optimizer, &options.rates, network);
         let elements = (0..map.chunk_count()).map(|c| {
             let part = update::stepped(&map, options.stage, c);
             let is_updated = c < map.trained && options.is_updated;

@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use phalanx_layers::{Network, ParameterSpec};
-use phalanx_optim::{Extent, KeptState, Optimizer, Spread, Update, UpdatedParameter};
+use phalanx_optim::{Extent, KeptState, Optimizer, OwnRates, RatesByName, Spread, Update, UpdatedParameter};
 use phalanx_plan::Segment;
 use phalanx_tensor::{NORM_BLOCK, View, ViewMut};
 
@@ -22,6 +22,7 @@ pub fn updated(spec: &ParameterSpec) -> UpdatedParameter {
 struct Rule {
     parameter: Arc<UpdatedParameter>,
     extent: Extent,
+    rates: OwnRates,
     /// Its states, in the optimizer's order: the number of the name, and the state. None of a frozen parameter.
     states: Vec<(usize, KeptState)>,
 }
@@ -32,7 +33,7 @@ struct Joined {
     members: Vec<Range<u64>>,
     /// The first of their rules.
     first: usize,
-    /// Whether each of them has a rule; else one is for all: our own optimizers take them together.
+    /// Whether each of them has a rule; else one is for all: our own optimizers take those of equal rates together.
     is_apart: bool,
 }
 
@@ -73,7 +74,8 @@ pub(super) struct Tensors<'a> {
 impl Rules {
     /// # Panics
     /// For a rule that contradicts itself.
-    pub(super) fn new(optimizer: &Optimizer, network: &Network) -> Rules {
+    pub(super) fn new(optimizer: &Optimizer, rates: &RatesByName, network: &Network) -> Rules {
+        let rates_of = |spec: &ParameterSpec| rates.get(&spec.name).copied().unwrap_or_default();
         let mut names: Vec<&'static str> = Vec::new();
         let mut number = |name: &'static str| {
             names.iter().position(|known| *known == name).unwrap_or_else(|| {
@@ -87,11 +89,13 @@ impl Rules {
             let kept = kept.expect("the rule was checked with the whole model");
             let states = kept.into_iter().map(|state| (number(state.spec.name), state)).collect();
             let extent = if spec.trained { optimizer.extent(&parameter) } else { Extent::Elements };
-            Rule { parameter: Arc::new(parameter), extent, states }
+            Rule { parameter: Arc::new(parameter), extent, rates: rates_of(&spec.members()[0]), states }
         };
-        let is_apart = matches!(optimizer, Optimizer::Own(_));
+        let is_own = matches!(optimizer, Optimizer::Own(_));
         let (mut of, mut joined) = (Vec::new(), Vec::new());
         for spec in &network.parameters {
+            let is_apart =
+                is_own || spec.members().windows(2).any(|pair| rates_of(&pair[0]) != rates_of(&pair[1]));
             let all = spec.of_members(0..spec.elements() as u64);
             let members = all.map(|(_, own, first)| first as u64..first as u64 + own.end).collect();
             joined.push(Joined { members, first: of.len(), is_apart });
@@ -171,7 +175,9 @@ impl Rules {
         (number, lr): (u64, f32),
         tensors: Tensors<'a>,
     ) -> Update<'a> {
-        let Rule { parameter: of, extent, states: kept } = &self.of[rule];
+        let Rule { parameter: of, extent, rates: OwnRates { lr_factor, weight_decay }, states: kept } =
+            &self.of[rule];
+        let (lr, weight_decay) = ((f64::from(lr) * lr_factor) as f32, *weight_decay);
         let Tensors { parameters, rounded, gradient, factor, states } = tensors;
         let mut given: Vec<Option<(usize, ViewMut)>> = states.into_iter().map(Some).collect();
         let mut take = |wanted: usize| {
@@ -192,7 +198,7 @@ impl Rules {
             }
             false => (parameters, rounded, gradient),
         };
-        Update { number, lr, of, parameters, rounded, gradient, factor, states }
+        Update { number, lr, weight_decay, of, parameters, rounded, gradient, factor, states }
     }
 }
 

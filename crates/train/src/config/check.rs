@@ -363,6 +363,7 @@ impl RunConfig {
                 return Err(refuse(key, value, expected));
             }
         }
+        self.check_groups()?;
         if self.train.steps == 0 {
             return Err(refuse("train.steps", 0, "must be at least 1"));
         }

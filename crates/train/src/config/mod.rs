@@ -20,6 +20,7 @@ mod kernels;
 mod learning_rate;
 pub mod memory;
 pub mod parallel;
+mod parameter_groups;
 mod paths;
 pub mod placement;
 mod resolved;
@@ -32,6 +33,7 @@ pub use device::{CUDA_HEAD_MAX, Communication, DeviceChoice, DeviceConfig, Devic
 pub use kernels::{KernelChoice, KernelSet};
 pub use memory::{Checkpointing, CheckpointingWord, Chunk, ChunkWord, MemoryConfig, Tier, UpdateOn};
 pub use parallel::{CutBy, ParallelConfig, Updates};
+pub use parameter_groups::{GroupOfParameters, ParameterGroup};
 pub use paths::Paths;
 pub use placement::{AutoPlacement, Fractions, Placement, PlacementRule};
 pub use resolved::ResolvedConfig;
@@ -408,6 +410,9 @@ pub struct OptimizerConfig {
     pub weight_decay: f64,
     /// Gradients are clipped to this global norm; 0 disables clipping.
     pub clip: f64,
+    /// Parameters with another learning rate or weight decay; the first group that matches a parameter has it.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub group: Vec<ParameterGroup>,
 }
 
 impl Default for OptimizerConfig {
@@ -420,6 +425,7 @@ impl Default for OptimizerConfig {
             eps: 1e-8,
             weight_decay: 0.1,
             clip: 1.0,
+            group: Vec::new(),
         }
     }
 }

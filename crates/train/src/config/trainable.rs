@@ -24,14 +24,7 @@ impl Trainable {
     pub fn of(config: &ModelConfig, whole: &Network) -> Result<Trainable, ConfigError> {
         let ModelConfig { trainable, frozen, .. } = config;
         for (key, patterns) in [("model.trainable", trainable), ("model.frozen", frozen)] {
-            let unused = |pattern: &&String| !whole.members().any(|spec| matches(pattern, spec));
-            if let Some(pattern) = patterns.iter().find(unused) {
-                let expected = format!(
-                    "matches no parameter: a pattern is for a whole name, as \"*.ln_f.*\", and the model has {}",
-                    kinds(whole)
-                );
-                return Err(refuse(key, format!("\"{pattern}\""), expected));
-            }
+            check_patterns(key, patterns, whole)?;
         }
         let found = Trainable { trainable: trainable.clone(), frozen: frozen.clone() };
         if whole.members().all(|spec| found.freezes(spec)) {
@@ -51,13 +44,30 @@ impl Trainable {
     }
 
     fn freezes(&self, spec: &ParameterSpec) -> bool {
-        let any = |patterns: &[String]| patterns.iter().any(|pattern| matches(pattern, spec));
+        let any = |patterns: &[String]| match_any(patterns, spec);
         any(&self.frozen) || !(self.trainable.is_empty() || any(&self.trainable))
     }
 }
 
-fn matches(pattern: &str, spec: &ParameterSpec) -> bool {
-    is_match(pattern.as_bytes(), spec.name.as_bytes())
+/// Whether one of the patterns is for this parameter.
+pub(super) fn match_any(patterns: &[String], spec: &ParameterSpec) -> bool {
+    patterns.iter().any(|pattern| is_match(pattern.as_bytes(), spec.name.as_bytes()))
+}
+
+/// Refuses a pattern that matches no parameter, with the names that there are.
+pub(super) fn check_patterns(
+    key: &'static str,
+    patterns: &[String],
+    whole: &Network,
+) -> Result<(), ConfigError> {
+    let unused =
+        |pattern: &&String| !whole.members().any(|spec| match_any(std::slice::from_ref(pattern), spec));
+    let Some(pattern) = patterns.iter().find(unused) else { return Ok(()) };
+    let expected = format!(
+        "matches no parameter: a pattern is for a whole name, as \"*.ln_f.*\", and the model has {}",
+        kinds(whole)
+    );
+    Err(refuse(key, format!("\"{pattern}\""), expected))
 }
 
 /// The names of a model's parameters, with `*` for numbers, each once.

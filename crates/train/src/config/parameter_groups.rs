@@ -1,0 +1,116 @@
+//! `[[optimizer.group]]`: which parameters have another learning rate or weight decay.
+
+use phalanx_layers::{Network, ParameterSpec};
+use phalanx_optim::{OwnRates, RatesByName};
+use serde::{Deserialize, Serialize};
+
+use super::check::refuse;
+use super::trainable::{check_patterns, match_any};
+use super::{ConfigError, OptimizerConfig, RunConfig};
+
+/// `[[optimizer.group]]`
+#[derive(Clone, Debug, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ParameterGroup {
+    /// Patterns of the names of its parameters, as those of `model.trainable`.
+    pub parameters: Vec<String>,
+    /// Peak learning rate, in place of `optimizer.lr`: the schedule is multiplied by the ratio of both.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lr: Option<f64>,
+    /// Weight decay of all its parameters, biases and norms among them, in place of `optimizer.weight_decay`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub weight_decay: Option<f64>,
+}
+
+/// The trained parameters of a group, or those of none.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GroupOfParameters {
+    /// The group; None for the parameters that are in none.
+    pub group: Option<ParameterGroup>,
+    /// Number of trained parameters.
+    pub parameters: usize,
+    /// Number of their elements.
+    pub elements: u64,
+}
+
+const KEY: &str = "optimizer.group";
+
+impl RunConfig {
+    /// Refuses groups whose numbers cannot be.
+    pub(super) fn check_groups(&self) -> Result<(), ConfigError> {
+        let OptimizerConfig { lr: of_all, ref group, .. } = self.optimizer;
+        for group in group {
+            let ParameterGroup { parameters, lr, weight_decay } = group;
+            if parameters.is_empty() {
+                let expected = "gives no pattern of names: set it, as parameters = [\"*.wte.*\"]";
+                return Err(refuse("optimizer.group.parameters", "[]", expected));
+            }
+            for (key, value) in [("optimizer.group.lr", lr), ("optimizer.group.weight_decay", weight_decay)] {
+                if let Some(value) = value.filter(|value| !(0.0..=f64::MAX).contains(value)) {
+                    return Err(refuse(key, value, format!("of {parameters:?} must be 0 or more")));
+                }
+            }
+            if let Some(lr) = lr.filter(|lr| !(lr / of_all).is_finite()) {
+                let expected = format!(
+                    "of {parameters:?} is a multiple of the schedule's rate, whose peak is optimizer.lr = {of_all}: set \
+                     optimizer.lr above 0, and a group that matches \"*\" with lr = 0 last"
+                );
+                return Err(refuse("optimizer.group.lr", lr, expected));
+            }
+            if lr.is_none() && weight_decay.is_none() {
+                let expected = "sets nothing: set lr, weight_decay or both, or leave the group out";
+                return Err(refuse(KEY, format!("{{ parameters = {parameters:?} }}"), expected));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl OptimizerConfig {
+    /// The rates of the parameters of `whole`, the model's network, that are in a group.
+    ///
+    /// # Errors
+    /// A pattern that matches no parameter; a group without a trained parameter that is in no group before it.
+    pub fn rates(&self, whole: &Network) -> Result<RatesByName, ConfigError> {
+        for group in &self.group {
+            check_patterns("optimizer.group.parameters", &group.parameters, whole)?;
+        }
+        let unused = |group: &GroupOfParameters| group.parameters == 0 && group.group.is_some();
+        if let Some(GroupOfParameters { group: Some(group), .. }) =
+            self.groups(whole).into_iter().find(unused)
+        {
+            let expected = "has no trained parameter that is in no group before it: leave it out, or put it before the others";
+            return Err(refuse("optimizer.group.parameters", format!("{:?}", group.parameters), expected));
+        }
+        let rates = |spec: &ParameterSpec| {
+            let ParameterGroup { lr, weight_decay, .. } = &self.group[self.number(spec)?];
+            let lr_factor = lr.map_or(1.0, |lr| lr / self.lr);
+            Some((
+                spec.name.clone(),
+                OwnRates { lr_factor, weight_decay: weight_decay.map(|decay| decay as f32) },
+            ))
+        };
+        Ok(whole.members().filter_map(rates).collect())
+    }
+
+    /// What each group has of the parameters of `whole`, and last what is in none; nothing without groups.
+    pub fn groups(&self, whole: &Network) -> Vec<GroupOfParameters> {
+        if self.group.is_empty() {
+            return Vec::new();
+        }
+        let groups = self.group.iter().map(|group| Some(group.clone())).chain([None]);
+        let empty = |group| GroupOfParameters { group, parameters: 0, elements: 0 };
+        let mut groups: Vec<GroupOfParameters> = groups.map(empty).collect();
+        for spec in whole.parameters.iter().filter(|spec| spec.trained).flat_map(ParameterSpec::members) {
+            let group = &mut groups[self.number(spec).unwrap_or(self.group.len())];
+            group.parameters += 1;
+            group.elements += spec.elements() as u64;
+        }
+        groups
+    }
+
+    /// The first group that has a parameter.
+    fn number(&self, spec: &ParameterSpec) -> Option<usize> {
+        self.group.iter().position(|group| match_any(&group.parameters, spec))
+    }
+}
