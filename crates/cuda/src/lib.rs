@@ -22,9 +22,11 @@
 //! | `bias_gradient`, and the last step of other sums over rows | `bias.cu`: `bias_sums`, `add_blocks` |
 //! | `layer_norm`, `layer_norm_backward`, without a mean `rms_norm`, `rms_norm_backward` | `layer_norm.cu` |
 //! | `gelu`, `gelu_backward` | `gelu.cu` |
+//! | `gated`, `gated_backward` | `gated.cu` |
 //! | `dropout` | `dropout.cu` |
 //! | `attention`, `attention_cached` | `attention.cu`; `store_keys_values` fills the cache |
 //! | `attention_backward` | `attention_backward.cu`: delta, queries, keys and values |
+//! | `rotary`, `rotary_backward` | `rotary.cu` |
 //! | `embedding`, `add_positions`, `embedding_backward`, `position_gradient` | `embedding.cu` |
 //! | `vocabulary_statistics`, `logits_statistics`, `vocabulary_loss` | `cross_entropy.cu`; `sum_losses` of `norm_f64.cu` |
 //! | `adamw`, `sgd` | `adamw.cu`, `sgd.cu` |

@@ -40,6 +40,8 @@ pub enum Source {
     ElementwiseF64,
     /// `embedding.cu`
     Embedding,
+    /// `gated.cu`
+    Gated,
     /// `gelu.cu`
     Gelu,
     /// `layer_norm.cu`
@@ -50,6 +52,8 @@ pub enum Source {
     Norm,
     /// `norm_f64.cu`
     NormF64,
+    /// `rotary.cu`
+    Rotary,
     /// `sgd.cu`
     Sgd,
     /// `sum_parts.cu`
@@ -74,11 +78,13 @@ impl Source {
             Source::Elementwise => file!("elementwise.cu"),
             Source::ElementwiseF64 => file!("elementwise_f64.cu"),
             Source::Embedding => file!("embedding.cu"),
+            Source::Gated => file!("gated.cu"),
             Source::Gelu => file!("gelu.cu"),
             Source::LayerNorm => file!("layer_norm.cu"),
             Source::Matmul => file!("matmul.cu"),
             Source::Norm => file!("norm.cu"),
             Source::NormF64 => file!("norm_f64.cu"),
+            Source::Rotary => file!("rotary.cu"),
             Source::Sgd => file!("sgd.cu"),
             Source::SumParts => file!("sum_parts.cu"),
         }

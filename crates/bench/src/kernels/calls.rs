@@ -1,10 +1,10 @@
-//! Every kernel of a GPT-2 step, called at the shapes of the step.
+//! Every kernel of a GPT-2 step, called at the shapes of the step, and those of decoders with rotary positions and gates beside them.
 
 use phalanx_tensor::operations::{InputGradient, WeightGradient};
 use phalanx_tensor::{
-    AdamW, AdamWUpdate, Category, CrossEntropy, DType, Device, Dropout, Epilogue, Gelu, Heads,
-    LayerNormBackward, Layout, Lookup, NORM_BLOCK, Positions, Sgd, SgdUpdate, Tensor, View, ViewMut,
-    VocabularyLoss, VocabularyStatistics, Weight, logits_stride, vocabulary_blocks,
+    AdamW, AdamWUpdate, Category, CrossEntropy, DType, Device, Dropout, Epilogue, Gate, Gelu, Heads,
+    LayerNormBackward, Layout, Lookup, NORM_BLOCK, Positions, Rotary, RotaryScaling, Sgd, SgdUpdate, Tensor,
+    View, ViewMut, VocabularyLoss, VocabularyStatistics, Weight, logits_stride, vocabulary_blocks,
 };
 
 use super::Setting;
@@ -113,6 +113,7 @@ impl Calls {
         self.embedding(visit);
         self.linear(visit);
         self.gelu(visit);
+        self.gated(visit);
         self.layer_norm(visit);
         self.attention(visit);
         self.pointwise(visit);
@@ -200,6 +201,21 @@ impl Calls {
         });
     }
 
+    /// Gate and up of twice the width of the model, which are together as wide as an MLP of GPT-2.
+    fn gated(&mut self, visit: Visit) {
+        let (columns, rows) = (2 * self.setting.hidden, self.rows());
+        let device = &self.device;
+        let [x, y, kept] = &mut self.wide;
+        let mut y = y.view_mut().range(0..rows * columns).reshape([rows, columns]);
+        let size = format!("{rows}x{columns}");
+        visit("gated", size.clone(), &mut || device.gated(x.view(), Gate::Silu, y.reborrow()));
+        visit("gated_backward", size, &mut || {
+            // In place: a gradient that goes through it again and again would vanish.
+            device.copy(kept.view(), x.view_mut());
+            device.gated_backward(x.view_mut(), Gate::Silu, y.as_view());
+        });
+    }
+
     fn layer_norm(&mut self, visit: Visit) {
         let (h, rows) = (self.setting.hidden, self.rows());
         let device = &self.device;
@@ -234,8 +250,11 @@ impl Calls {
         let Setting { batch, seq, hidden, heads, .. } = self.setting;
         let device = &self.device;
         let size = format!("{batch}x{seq}x{hidden}, {heads} heads");
+        let (head_dim, turned) = (hidden / heads, 2 * heads);
         let heads = Heads::equal(heads, hidden / heads, true);
         let [qkv, dqkv] = &mut self.qkv;
+        let rotary = Rotary::new(head_dim, head_dim, 1e4, RotaryScaling::Default);
+        visit("rotary", size.clone(), &mut || device.rotary(qkv.view_mut(), &rotary, turned, 0));
         let [out, dout, ..] = &mut self.narrow;
         let mut out = out.view_mut().reshape([batch, seq, hidden]);
         let dout = dout.view().reshape([batch, seq, hidden]);

@@ -1,7 +1,7 @@
-//! Attention forward, over a cache, and backward: heads of several sizes and groups, both masks, windows, caps, dropout.
+//! Attention forward, over a cache, and backward: heads of several sizes and groups, both masks, windows, caps, dropout; rotary positions.
 
 use phalanx_tensor::arguments::{Dropout, Heads};
-use phalanx_tensor::{Category, DType, Device};
+use phalanx_tensor::{Category, DType, Device, Rotary, RotaryScaling};
 
 use super::bench::{Bench, FLOATS, Results, random, read, tolerance};
 
@@ -58,6 +58,23 @@ pub(super) fn attention_and_its_gradient(bench: &Bench) {
                 run(device, dtype, case)
             });
         }
+    }
+}
+
+pub(super) fn rotary_positions_have_the_processors_bits(bench: &Bench) {
+    // Heads that turn whole and in part, in chunks of 16 bytes and not; columns behind them; positions far out.
+    for (dtype, [seq, heads, head_dim, rotated, behind, first]) in FLOATS.into_iter().flat_map(|d| {
+        [[5, 3, 6, 6, 3, 0], [3, 2, 64, 32, 64, 1000], [2, 5, 256, 256, 0, 131_071]].map(|case| (d, case))
+    }) {
+        let turned = Rotary::new(head_dim, rotated, 1e4, RotaryScaling::Default);
+        let rotary = Rotary::of(head_dim, 1.2, turned.frequencies());
+        bench.compare(&format!("{dtype:?}, {heads} heads of {head_dim}, {rotated} turn"), 0.0, |device| {
+            let dims = [2, seq, heads * head_dim + behind];
+            let [mut x, mut dx] = [1, 2].map(|seed| random(device, dtype, &dims, seed));
+            device.rotary(x.view_mut(), &rotary, heads, first);
+            device.rotary_backward(dx.view_mut(), &rotary, heads, first);
+            vec![("x", read(device, x.view())), ("dx", read(device, dx.view()))]
+        });
     }
 }
 

@@ -1,6 +1,6 @@
 //! Elementwise operations, activations, dropout, optimizer steps and sums: most have the processor's very bits.
 
-use phalanx_tensor::arguments::{AdamW, Clip, Dropout, Gelu, Sgd};
+use phalanx_tensor::arguments::{AdamW, Clip, Dropout, Gate, Gelu, Sgd};
 use phalanx_tensor::operations::{Copy, DropoutForward, Scaled};
 use phalanx_tensor::shape::Shape;
 use phalanx_tensor::{AdamWUpdate, Category, DType, SgdUpdate, ViewMut};
@@ -78,6 +78,26 @@ pub(super) fn gelu_forward_and_backward(bench: &Bench) {
                     ("dx", read(device, dy.view())),
                     ("db", read(device, db.view())),
                 ]
+            });
+        }
+    }
+}
+
+pub(super) fn gates_forward_and_backward(bench: &Bench) {
+    // Odd columns; whole chunks of 16 bytes; and several blocks of columns, with large arguments.
+    for (dtype, [rows, columns, scale]) in
+        FLOATS.into_iter().flat_map(|d| [(d, [37, 21, 8]), (d, [13, 64, 8]), (d, [3, 2568, 100])])
+    {
+        let values: Vec<f32> = numbers(1, 2 * rows * columns).iter().map(|x| x * scale as f32).collect();
+        for gate in [Gate::Silu, Gate::Gelu(Gelu::Tanh), Gate::Gelu(Gelu::Erf)] {
+            let tolerance = if dtype == DType::F32 { 1e-6 } else { tolerance(dtype) };
+            bench.compare(&format!("{gate:?} {dtype:?} {rows} x {columns}"), tolerance, |device| {
+                let mut x = tensor(device, dtype, &[rows, 2 * columns], &values);
+                let mut y = random(device, dtype, &[rows, columns], 2);
+                device.gated(x.view(), gate, y.view_mut());
+                let dy = random(device, dtype, &[rows, columns], 3);
+                device.gated_backward(x.view_mut(), gate, dy.view());
+                vec![("y", read(device, y.view())), ("dx", read(device, x.view()))]
             });
         }
     }

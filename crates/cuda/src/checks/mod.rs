@@ -29,10 +29,11 @@ impl Group {
 }
 
 /// All groups.
-pub const GROUPS: [Group; 14] = [
+pub const GROUPS: [Group; 16] = [
     Group { name: "convert, add", run: elementwise::conversions_and_sums },
     Group { name: "fill, copy, scaled", run: elementwise::fill_copy_and_f64 },
     Group { name: "gelu and its gradient", run: elementwise::gelu_forward_and_backward },
+    Group { name: "gates and their gradient", run: elementwise::gates_forward_and_backward },
     Group { name: "dropout", run: elementwise::dropout_drops_the_processors_elements },
     Group { name: "adamw, sgd", run: elementwise::optimizer_steps },
     Group { name: "norm, sums", run: elementwise::norms_have_the_processors_bits },
@@ -42,6 +43,7 @@ pub const GROUPS: [Group; 14] = [
     Group { name: "layer norm and its gradients", run: rows::layer_norm_and_its_gradients },
     Group { name: "embeddings and their gradients", run: rows::embeddings_and_their_gradients },
     Group { name: "cross entropy of a vocabulary", run: rows::cross_entropy_of_a_vocabulary_in_parts },
+    Group { name: "rotary positions", run: attention::rotary_positions_have_the_processors_bits },
     Group { name: "attention and its gradient", run: attention::attention_and_its_gradient },
     Group {
         name: "attention over a cache",

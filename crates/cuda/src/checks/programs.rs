@@ -21,7 +21,15 @@ pub fn of_tables() -> Vec<Program> {
     all.push(Program::sum_of_f64_parts());
     all.extend(FLOATS.map(|element| Program::of(Source::SumParts, element)));
     for element in FLOATS {
-        for source in [Source::CrossEntropy, Source::Dropout, Source::Gelu, Source::LayerNorm, Source::Norm] {
+        for source in [
+            Source::CrossEntropy,
+            Source::Dropout,
+            Source::Gated,
+            Source::Gelu,
+            Source::LayerNorm,
+            Source::Norm,
+            Source::Rotary,
+        ] {
             all.push(Program::of(source, element));
         }
         for source in [Source::AdamW, Source::Bias, Source::Elementwise, Source::Embedding, Source::Sgd] {

@@ -2,9 +2,9 @@
 
 use std::time::Instant;
 
-use phalanx_tensor::arguments::{Epilogue, Heads, Layout, Weight};
+use phalanx_tensor::arguments::{Epilogue, Gate, Heads, Layout, Weight};
 use phalanx_tensor::operations::Copy;
-use phalanx_tensor::{AdamWUpdate, Category, DType, Device, DeviceError, Tensor};
+use phalanx_tensor::{AdamWUpdate, Category, DType, Device, DeviceError, Rotary, RotaryScaling, Tensor};
 
 use super::bench::{Bench, random};
 use crate::limits::Limits;
@@ -81,6 +81,8 @@ pub fn measure(bench: &Bench, sizes: Sizes) -> Result<Vec<Rate>, DeviceError> {
         rates.push(weight_gradient(device, sizes, dtype)?);
         rates.extend(attention(device, sizes, dtype)?);
         rates.push(layer_norm(device, sizes, dtype)?);
+        rates.push(rotary(device, sizes, dtype)?);
+        rates.extend(gated(device, sizes, dtype)?);
     }
     rates.push(adamw(device, sizes)?);
     rates.push(copy(device, sizes)?);
@@ -166,6 +168,31 @@ fn layer_norm(device: &Device, sizes: Sizes, dtype: DType) -> Result<Rate, Devic
     })?;
     let work = Work::Bytes((2 * rows * hidden * dtype.bytes()) as f64);
     Ok(Rate { name: format!("layer norm {} {rows} x {hidden}", dtype.name()), seconds, work })
+}
+
+/// Queries and keys of all heads, beside values.
+fn rotary(device: &Device, sizes: Sizes, dtype: DType) -> Result<Rate, DeviceError> {
+    let Sizes { rows, seq, heads, calls, .. } = sizes;
+    let mut qkv = random(device, dtype, &[rows / seq, seq, 3 * hidden(sizes)], 1);
+    let rotary = Rotary::new(64, 64, 1e4, RotaryScaling::Default);
+    let seconds = seconds(device, calls, || device.rotary(qkv.view_mut(), &rotary, 2 * heads, 0))?;
+    let work = Work::Bytes((4 * rows * hidden(sizes) * dtype.bytes()) as f64);
+    Ok(Rate { name: format!("rotary {} {rows} x {}", dtype.name(), 2 * hidden(sizes)), seconds, work })
+}
+
+/// SiLU, forward and backward.
+fn gated(device: &Device, sizes: Sizes, dtype: DType) -> Result<[Rate; 2], DeviceError> {
+    let (rows, columns, calls) = (sizes.rows, 4 * hidden(sizes), sizes.calls);
+    let mut x = random(device, dtype, &[rows, 2 * columns], 1);
+    let [mut y, dy] = [2, 3].map(|seed| random(device, dtype, &[rows, columns], seed));
+    let forward = seconds(device, calls, || device.gated(x.view(), Gate::Silu, y.view_mut()))?;
+    let backward = seconds(device, calls, || device.gated_backward(x.view_mut(), Gate::Silu, dy.view()))?;
+    let rate = |name: &str, seconds, tensors: usize| Rate {
+        name: format!("{name} {} {rows} x {columns}", dtype.name()),
+        seconds,
+        work: Work::Bytes((tensors * rows * columns * dtype.bytes()) as f64),
+    };
+    Ok([rate("gated", forward, 3), rate("gated backward", backward, 5)])
 }
 
 fn adamw(device: &Device, sizes: Sizes) -> Result<Rate, DeviceError> {

@@ -1,13 +1,16 @@
-//! Attention: tiles, their shared memory, and where queries, keys and values lie.
+//! Attention: tiles, their shared memory, and where queries, keys and values lie; rotary positions.
 
 use phalanx_tensor::arguments::{Dropout, Heads};
-use phalanx_tensor::operations::{AttentionBackward, AttentionCached, AttentionForward, Attentions};
+use phalanx_tensor::operations::{
+    AttentionBackward, AttentionCached, AttentionForward, Attentions, RotaryPositions,
+};
+use phalanx_tensor::rotary::ROTARY_FREQUENCIES_MAX;
 use phalanx_tensor::{DType, View, ViewMut};
 
 use crate::error::Error;
 use crate::launch::elementwise::kept;
 use crate::launch::products::PADDING;
-use crate::launch::{Issue, address, numbers};
+use crate::launch::{Issue, THREADS, address, numbers};
 use crate::modules::Launch;
 use crate::programs::{AttentionForm, HEADS, Program, Source};
 
@@ -124,8 +127,26 @@ impl Issue<'_> {
             Attentions::AttentionForward(o) => self.attention_forward(o),
             Attentions::AttentionCached(o) => self.attention_cached(o),
             Attentions::AttentionBackward(o) => self.attention_backward(o),
-            Attentions::RotaryPositions(_) => Err(self.no_kernel()),
+            Attentions::RotaryPositions(o) => self.rotary(o),
         }
+    }
+
+    /// A block turns the heads of a row. The frequencies are an argument of the kernel.
+    fn rotary(&mut self, o: RotaryPositions) -> Result<(), Error> {
+        let ([batch, seq, width], rotary, count) = (o.x.dims(), &o.rotary, o.rotary.frequencies().len());
+        let mut frequencies: Vec<u64> = rotary.frequencies().iter().map(|f| f.to_bits()).collect();
+        frequencies.resize(ROTARY_FREQUENCIES_MAX, 0);
+        let sin_scale = if o.inverse { -rotary.scale() } else { rotary.scale() };
+        let launch = Launch {
+            program: Program::of(Source::Rotary, o.x.dtype()),
+            kernel: "rotary",
+            grid: [(batch * seq) as u64, 1],
+            threads: THREADS,
+            shared_bytes: 0,
+        };
+        let arguments =
+            numbers![rotary.scale(), sin_scale, count, &o.x, seq, width, rotary.head_dim(), o.heads, o.first];
+        self.launch_table(launch, &frequencies, arguments)
     }
 
     /// The program of a file for heads of this size.

@@ -1,13 +1,14 @@
 //! Elementwise operations, activation functions, dropout, and optimizer steps.
 
-use phalanx_tensor::arguments::{AdamW, Dropout, Gelu};
+use phalanx_tensor::arguments::{AdamW, Dropout, Gate, Gelu};
 use phalanx_tensor::operations::{Activations, Elementwise, Optimizers};
 use phalanx_tensor::{AdamWUpdate, DType, SgdUpdate};
 
 use crate::error::Error;
 use crate::launch::spans::{Shared, Span};
 use crate::launch::sums::RowBlocks;
-use crate::launch::{Argument, Issue, THREADS, numbers};
+use crate::launch::{Argument, Issue, ROWS_MAX, THREADS, numbers};
+use crate::modules::Launch;
 use crate::programs::{Program, Source};
 
 /// Elements that a block updates, and most updates of a launch: those of `adamw.cu`.
@@ -19,6 +20,14 @@ pub(crate) fn form(gelu: Gelu) -> u32 {
     match gelu {
         Gelu::Tanh => 0,
         Gelu::Erf => 1,
+    }
+}
+
+/// The activation of a gate as kernels take it.
+fn gate(gate: Gate) -> u32 {
+    match gate {
+        Gate::Gelu(gelu) => form(gelu),
+        Gate::Silu => 2,
     }
 }
 
@@ -101,13 +110,8 @@ impl Issue<'_> {
                 self.over_fours(program, "add", n, numbers![o.from, &o.into, n])
             }
             Elementwise::Scaled(o) => {
-                let one = crate::modules::Launch {
-                    program: f64s,
-                    kernel: "scaled",
-                    grid: [1, 1],
-                    threads: 1,
-                    shared_bytes: 0,
-                };
+                let one =
+                    Launch { program: f64s, kernel: "scaled", grid: [1, 1], threads: 1, shared_bytes: 0 };
                 self.launch(one, numbers![o.x, o.scale, &o.out])
             }
         }
@@ -132,7 +136,16 @@ impl Issue<'_> {
                 )?;
                 self.add_blocks(&blocks, [o.db.as_ref()], o.accumulate, partial, o.x.dtype())
             }
-            Activations::Gated(_) | Activations::GatedBackward(_) => Err(self.no_kernel()),
+            Activations::Gated(o) => {
+                let [rows, columns] = o.y.shape().rows_cols();
+                let arguments = numbers![o.x, &o.y, rows, columns, gate(o.gate)];
+                self.over_gates("gated", o.x.dtype(), [rows, columns], arguments)
+            }
+            Activations::GatedBackward(o) => {
+                let [rows, columns] = o.dy.shape().rows_cols();
+                let arguments = numbers![&o.x, o.dy, rows, columns, gate(o.gate)];
+                self.over_gates("gated_backward", o.dy.dtype(), [rows, columns], arguments)
+            }
             Activations::DropoutForward(o) => {
                 let program = Program::of(Source::Dropout, o.from.dtype());
                 let (n, (kept_min, factor)) = (o.to.elements(), kept(o.dropout));
@@ -141,6 +154,20 @@ impl Issue<'_> {
                 self.over_fours(program, "dropout", n, arguments)
             }
         }
+    }
+
+    /// Launches a kernel of which a thread computes 16 bytes of columns of one row, or of several.
+    fn over_gates(
+        &self,
+        kernel: &'static str,
+        dtype: DType,
+        [rows, columns]: [usize; 2],
+        arguments: &[u64],
+    ) -> Result<(), Error> {
+        let of_block = 16 / dtype.bytes() as u64 * u64::from(THREADS);
+        let grid = [(columns as u64).div_ceil(of_block), (rows as u64).min(ROWS_MAX)];
+        let program = Program::of(Source::Gated, dtype);
+        self.launch(Launch { program, kernel, grid, threads: THREADS, shared_bytes: 0 }, arguments)
     }
 
     pub(super) fn optimizer(&mut self, operation: Optimizers) -> Result<(), Error> {

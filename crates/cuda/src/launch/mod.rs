@@ -36,6 +36,9 @@ use crate::segment::{Place, Segment, Step};
 /// Threads of a block of kernels that walk over elements or rows.
 const THREADS: u32 = 256;
 
+/// Most blocks in y of a launch.
+const ROWS_MAX: u64 = 65_535;
+
 /// What one operation needs to be issued.
 pub(crate) struct Issue<'a> {
     pub(crate) modules: &'a Modules,
@@ -76,6 +79,7 @@ arguments! {
     usize: self => self as u64;
     bool: self => u64::from(self);
     f32: self => u64::from(self.to_bits());
+    f64: self => self.to_bits();
     View<'_>: self => address(self);
     &ViewMut<'_>: self => address(self.as_view());
 }
@@ -122,11 +126,6 @@ impl Issue<'_> {
                 self.call
             ))),
         }
-    }
-
-    /// The error of an operation that only the processor computes.
-    fn no_kernel(&self) -> Error {
-        Error::Unsupported(format!("`{}` has no kernel for cards; compute on the `cpu` device", self.call))
     }
 
     /// Copies a tensor within the card, to it, or from it.

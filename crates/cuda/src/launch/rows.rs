@@ -8,16 +8,13 @@ use crate::error::Error;
 use crate::faults::Checked;
 use crate::launch::products::{Layouts, Tiles};
 use crate::launch::sums::RowBlocks;
-use crate::launch::{Issue, THREADS, numbers};
+use crate::launch::{Issue, ROWS_MAX, THREADS, numbers};
 use crate::modules::Launch;
 use crate::programs::{Program, Source};
 use phalanx_tensor::Layout;
 
 /// Blocks of statistics that a warp computes.
 const STATISTICS_AT_ONCE: u64 = 4;
-
-/// Most blocks in y of a launch.
-const ROWS_MAX: u64 = 65_535;
 
 impl Issue<'_> {
     pub(super) fn normalization(&mut self, operation: Normalization) -> Result<(), Error> {

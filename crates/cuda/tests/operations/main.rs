@@ -44,27 +44,27 @@ fn all_programs_compile() {
 
 #[test]
 fn elementwise_operations_activations_optimizers_and_norms() {
-    check(0..7);
+    check(0..8);
 }
 
 #[test]
 fn products() {
-    check(7..9);
+    check(8..10);
 }
 
 #[test]
 fn operations_on_rows() {
-    check(9..12);
+    check(10..13);
 }
 
 #[test]
 fn attention() {
-    check(12..GROUPS.len());
+    check(13..GROUPS.len());
 }
 
 #[test]
 fn rates_of_small_sizes_are_measured() {
     let Some(bench) = Bench::new("rates") else { return };
     let rates = rates::measure(&bench, rates::Sizes::EMULATOR).unwrap();
-    assert!(rates.len() == 12 && rates.iter().all(|rate| rate.per_s() > 0.0), "{rates:?}");
+    assert!(rates.len() == 18 && rates.iter().all(|rate| rate.per_s() > 0.0), "{rates:?}");
 }
