@@ -81,10 +81,12 @@ fn cos_sin(angle: f64) -> [f64; 2] {
     let polynomial = |c: [f64; 6]| c[1..].iter().fold(c[0], |p, c| p * z + c);
     let cos = 1.0 - 0.5 * z + z * z * polynomial(COS);
     let sin = r + r * z * polynomial(SIN);
-    let (c, s) = if bits & 1 == 0 { (cos, sin) } else { (sin, cos) };
+    // All ones in odd quarters, in which the two change places.
+    let odd = (bits & 1).wrapping_neg();
+    let swap = (cos.to_bits() ^ sin.to_bits()) & odd;
     // The cosine is negative in the second and third quarter, the sine in the last two.
-    let sign = |of: f64, negative: u64| f64::from_bits(of.to_bits() ^ (negative & 2) << 62);
-    [sign(c, bits + 1), sign(s, bits)]
+    let sign = |of: f64, negative: u64| f64::from_bits(of.to_bits() ^ swap ^ ((negative & 2) << 62));
+    [sign(cos, bits + 1), sign(sin, bits)]
 }
 
 vectorized!(fn turn<T: Float>(heads: &mut [T], head_dim: usize, cos: &[f32], sin: &[f32]) = turn_body);
