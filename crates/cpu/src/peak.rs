@@ -295,26 +295,3 @@ fn best_of(times: usize, amount: usize, mut work: impl FnMut()) -> f64 {
     }
     best
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::{Options, ProductMethod::Split};
-
-    #[test]
-    fn every_instruction_set_has_a_rate_for_every_type() {
-        for isa in Isa::ALL {
-            let cpu = Cpu::with_options(Options { isa, tiles: None, ..Options::new(1) }).unwrap();
-            for dtype in [DType::F32, DType::BF16, DType::F16] {
-                assert!(flops_per_s(&cpu, dtype) > 1e8, "{isa:?} {dtype:?}");
-            }
-        }
-        let tiles = Some(TileUnit::Model);
-        let cpu = Cpu::with_options(Options { tiles, products: Split, ..Options::new(1) }).unwrap();
-        let [whole, parts] = [DType::BF16, DType::F32].map(|dtype| flops_per_s(&cpu, dtype));
-        assert!(parts > 1e6 && parts < whole, "{parts} {whole}");
-        let bandwidth = bandwidth(&Cpu::new(2), 1 << 20).unwrap();
-        let min = bandwidth.read.min(bandwidth.copy).min(bandwidth.update);
-        assert!(min > 1e8 && bandwidth.max() >= min, "{bandwidth:?}");
-    }
-}

@@ -26,28 +26,3 @@ impl Cpu {
         failed.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use std::os::fd::AsFd;
-
-    use super::*;
-
-    #[test]
-    fn every_page_is_there() {
-        // Counts shared memory: no other test of this process uses any.
-        let resident_bytes = || {
-            let text = std::fs::read_to_string("/proc/self/status").unwrap();
-            let line = text.lines().find_map(|line| line.strip_prefix("RssShmem:")).unwrap();
-            1024 * line.trim().trim_end_matches(" kB").parse::<usize>().unwrap()
-        };
-        // The last share is short, and ends on a small page.
-        let bytes = 9 * HUGE + 3 * 4096;
-        let file = rustix::fs::memfd_create("resident", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
-        rustix::fs::ftruncate(&file, bytes as u64).unwrap();
-        let region = Region::shared(file.as_fd(), bytes).unwrap();
-        assert!(resident_bytes() < HUGE);
-        Cpu::new(3).populate(&region).unwrap();
-        assert!(resident_bytes() > bytes - HUGE, "{} of {bytes}", resident_bytes());
-    }
-}

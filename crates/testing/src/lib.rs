@@ -6,6 +6,7 @@
 //! - [`namespaces`]: network namespaces that play hosts, with cables that can be cut.
 //! - [`reliability`]: the fault campaign (`cargo xtask reliability`).
 //! - [`hosts`]: training over several hosts, compared with one (`cargo xtask hosts`).
+//! - [`sweeps`]: the share of many cases that a run of the tests tries.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "its program speaks to a terminal")]
 #![deny(unsafe_code)] // allowed in hostile/allocation.rs alone, which wraps the system's allocator
 
@@ -15,3 +16,4 @@ pub mod namespaces;
 pub mod planted;
 pub mod process;
 pub mod reliability;
+pub mod sweeps;

@@ -32,7 +32,7 @@ fn main() {
                 if sequence && mesh[2] == 1 {
                     continue;
                 }
-                let row = hold(family, mesh, sequence, &SCHEDULES, STEPS);
+                let row = hold(family, mesh, sequence, (&SCHEDULES, &[0, 1, 2, 3]), STEPS);
                 let limit = tolerance(Sizes::of(mesh));
                 let [p, d, t] = mesh;
                 let word = |yes: bool| if yes { "yes" } else { "**no**" };

@@ -1,9 +1,11 @@
 //! What may not change a bit of parameters and optimizer states: ZeRO stage, chunk size, overlap,
 //! prefetch, threads of a rank, what backward computes again, on how many hosts the ranks run. Checked after steps with clipping, with and
-//! without accumulation, in every precision.
+//! without accumulation, in every precision. Each test tries a share of the changes, in whole sweeps all: together every change with two
+//! of the six batches in f32, with every policy, and on one of three sets of hosts.
 
 use crate::rig;
 use crate::rig::{Ran, assert_same_state, same_bits};
+use phalanx_testing::sweeps;
 use phalanx_train::RunConfig;
 use phalanx_train::config::{
     Checkpointing, CheckpointingWord, Chunk, ChunkWord, Float, OptimizerKind, Reduce, Tier,
@@ -72,16 +74,13 @@ fn on_disk(config: &mut RunConfig) {
     config.memory.nvme_path = Some(std::env::temp_dir().as_path().into());
 }
 
-fn check(base: RunConfig, steps: usize, what: &str) -> Ran {
-    check_on(&[], base, steps, what)
-}
-
-/// `hosts`: the number of ranks on each host; empty: one host. The first run is on one host in any case.
-fn check_on(hosts: &[usize], base: RunConfig, steps: usize, what: &str) -> Ran {
+/// `hosts`: the number of ranks on each host; empty: one host. The first run is on one host in any case. `share`: the first change
+/// that is tried, and that each so many are.
+fn check(hosts: &[usize], base: RunConfig, steps: usize, share: (usize, usize), what: &str) -> Ran {
     let (model, _) = rig::golden_config();
     let steps = &rig::golden_steps()[..steps];
     let expected = rig::run(&model, &base, steps);
-    for (name, change) in SAME {
+    for (name, change) in sweeps::share(SAME, share.0, share.1) {
         let mut config = base.clone();
         change(&mut config);
         let what = format!("{what}, {name}");
@@ -96,20 +95,22 @@ fn check_on(hosts: &[usize], base: RunConfig, steps: usize, what: &str) -> Ran {
     expected
 }
 
-/// In f32 nothing overflows.
-fn check_f32(base: RunConfig, what: &str) {
-    let ran = check(base, 20, what);
+/// In f32 nothing overflows. `number` is that of the test.
+fn check_f32(number: usize, base: RunConfig, what: &str) {
+    let steps = if sweeps::are_whole() { 20 } else { 6 };
+    let ran = check(&[], base, steps, (number, 3), what);
     assert!(ran.losses.iter().all(|l| l.is_finite()) && !ran.skipped.contains(&true));
 }
 
 /// Every policy on `world` ranks, with the batch as `cut` cuts it. A tree that is not cut gives other bits,
-/// so few steps tell.
-fn check_policies(world: usize, what: &str, cut: Change) {
-    for (name, policy) in rig::POLICIES {
+/// so few steps tell. `number` is that of the test.
+fn check_policies(number: usize, world: usize, what: &str, cut: Change) {
+    for (at, (name, policy)) in rig::POLICIES.iter().enumerate() {
         let mut config = base(world);
         policy(&mut config.precision);
         cut(&mut config);
-        let ran = check(config.clone(), 6, &format!("{what}, {name}"));
+        let share = (number + at, rig::POLICIES.len());
+        let ran = check(&[], config.clone(), 6, share, &format!("{what}, {name}"));
         let scaled = config.precision.compute == Float::F16;
         assert_eq!(scaled, ran.skipped.contains(&true), "{what}, {name}: the first scale overflows");
         assert!(ran.skipped.contains(&false), "{what}, {name}: a lower one does not");
@@ -126,19 +127,19 @@ fn base(world: usize) -> RunConfig {
 
 #[test]
 fn one_rank() {
-    check_f32(base(1), "1 rank");
+    check_f32(0, base(1), "1 rank");
 }
 
 #[test]
 fn two_ranks() {
-    check_f32(base(2), "2 ranks");
+    check_f32(1, base(2), "2 ranks");
 }
 
 #[test]
 fn two_ranks_reducing_each_micro_batch() {
     let mut config = base(2);
     config.batch.micro = Some(1);
-    check_f32(config, "2 ranks, 4 micro-batches");
+    check_f32(2, config, "2 ranks, 4 micro-batches");
 }
 
 #[test]
@@ -146,7 +147,7 @@ fn two_ranks_deferring_the_reduction() {
     let mut config = base(2);
     config.batch.micro = Some(2);
     config.batch.reduce = Reduce::Defer;
-    check_f32(config, "2 ranks, deferred");
+    check_f32(3, config, "2 ranks, deferred");
 }
 
 #[test]
@@ -154,44 +155,44 @@ fn four_ranks_with_sgd() {
     let mut config = base(4);
     config.optimizer.kind = OptimizerKind::Sgd;
     config.optimizer.lr = 0.05;
-    check_f32(config, "4 ranks, SGD");
+    check_f32(4, config, "4 ranks, SGD");
 }
 
 #[test]
 fn three_ranks_do_not_divide_the_tree() {
     let mut config = base(3);
     config.batch.global = 6;
-    check_f32(config, "3 ranks");
+    check_f32(5, config, "3 ranks");
 }
 
 #[test]
 fn policies_on_one_rank() {
-    check_policies(1, "1 rank", |_| {});
+    check_policies(0, 1, "1 rank", |_| {});
 }
 
 #[test]
 fn policies_on_one_rank_that_accumulates() {
-    check_policies(1, "1 rank, 4 micro-batches", |c| c.batch.micro = Some(2));
+    check_policies(1, 1, "1 rank, 4 micro-batches", |c| c.batch.micro = Some(2));
 }
 
 #[test]
 fn policies_on_two_ranks_reducing_each_micro_batch() {
-    check_policies(2, "2 ranks, 2 micro-batches", |c| c.batch.micro = Some(2));
+    check_policies(2, 2, "2 ranks, 2 micro-batches", |c| c.batch.micro = Some(2));
 }
 
 #[test]
 fn policies_on_two_ranks_deferring_the_reduction() {
-    check_policies(2, "2 ranks, deferred", |c| (c.batch.micro, c.batch.reduce) = (Some(2), Reduce::Defer));
+    check_policies(3, 2, "2 ranks, deferred", |c| (c.batch.micro, c.batch.reduce) = (Some(2), Reduce::Defer));
 }
 
 #[test]
 fn policies_on_three_ranks() {
-    check_policies(3, "3 ranks", |c| c.batch.global = 6);
+    check_policies(4, 3, "3 ranks", |c| c.batch.global = 6);
 }
 
 #[test]
 fn policies_on_four_ranks_with_sgd() {
-    check_policies(4, "4 ranks, SGD", |c| {
+    check_policies(5, 4, "4 ranks, SGD", |c| {
         c.batch.micro = Some(1);
         (c.optimizer.kind, c.optimizer.lr) = (OptimizerKind::Sgd, 0.05);
     });
@@ -200,7 +201,7 @@ fn policies_on_four_ranks_with_sgd() {
 /// Each rank on a host of its own: TCP alone.
 #[test]
 fn two_hosts_of_one_rank() {
-    check_on(&[1, 1], base(2), 4, "2 hosts");
+    check(&[1, 1], base(2), 4, (0, 3), "2 hosts");
 }
 
 /// Hosts of different size, whose ranks do not divide the tree: shared memory and TCP.
@@ -209,7 +210,7 @@ fn a_host_of_two_ranks_and_one_of_one() {
     let mut config = base(3);
     (config.batch.global, config.batch.micro) = (6, Some(1));
     config.precision.compute = Float::Bf16;
-    check_on(&[2, 1], config, 4, "hosts of 2 ranks and 1");
+    check(&[2, 1], config, 4, (1, 3), "hosts of 2 ranks and 1");
 }
 
 /// Two ranks on each of two hosts, with 16-bit sums.
@@ -217,7 +218,7 @@ fn a_host_of_two_ranks_and_one_of_one() {
 fn two_hosts_of_two_ranks() {
     let mut config = base(4);
     (config.precision.compute, config.precision.communicate) = (Float::Bf16, Some(Float::Bf16));
-    check_on(&[2, 2], config, 4, "2 hosts of 2 ranks");
+    check(&[2, 2], config, 4, (2, 3), "2 hosts of 2 ranks");
 }
 
 /// Otherwise the result would depend on the number of ranks by more than the order of sums.

@@ -3,6 +3,7 @@
 
 use crate::rig;
 use crate::rig::{Ran, assert_same_state, same_bits};
+use phalanx_testing::sweeps;
 use phalanx_train::RunConfig;
 use phalanx_train::config::{Checkpointing, CheckpointingWord, Chunk, ChunkWord, CutBy, Float, Reduce};
 
@@ -36,15 +37,19 @@ fn every_axis_follows_one_rank() {
     let (model, _) = rig::golden_config();
     let steps = &rig::golden_steps()[..6];
     let one = rig::run(&model, &config([1, 1, 1]), steps);
+    let mut number = 0;
     for mesh in [[1, 1, 2], [1, 1, 4], [2, 1, 1], [4, 1, 1], [1, 2, 2], [2, 2, 1], [2, 1, 2], [2, 2, 2]] {
         for sequence in [false, true] {
             if sequence && mesh[2] == 1 {
                 continue;
             }
+            number += 1;
             let mut first: Option<Ran> = None;
-            for zero in 0..=3 {
+            // Stage 0 and one of the others, in turn.
+            let others = sweeps::share(&[1, 2, 3], number, 3);
+            for zero in [&0].into_iter().chain(others) {
                 let mut config = config(mesh);
-                config.parallel.zero = zero;
+                config.parallel.zero = *zero;
                 config.parallel.sequence_parallel = sequence;
                 let what = format!("{mesh:?}, stage {zero}, sequence parallelism {sequence}");
                 let ran = rig::run(&model, &config, steps);
@@ -60,12 +65,14 @@ fn every_axis_follows_one_rank() {
 fn no_schedule_changes_a_bit() {
     let (model, _) = rig::golden_config();
     let steps = &rig::golden_steps()[..4];
-    for mesh in [[2, 1, 1], [2, 2, 2]] {
+    let schedules = ["1f1b", "model", "gpipe", "interleaved", "zb-h1", "zb-h2", "zb-v"];
+    for (number, mesh) in [[2, 1, 1], [2, 2, 2]].into_iter().enumerate() {
         let mut first: Option<Ran> = None;
-        for schedule in ["1f1b", "model", "gpipe", "interleaved", "zb-h1", "zb-h2", "zb-v"] {
-            for zero in [0, 1, 2, 3] {
+        for (at, schedule) in schedules.into_iter().enumerate() {
+            // Both meshes together try every stage with every schedule.
+            for zero in sweeps::share(&[0, 1, 2, 3], number + at, 2) {
                 let mut config = config(mesh);
-                (config.parallel.zero, config.parallel.schedule) = (zero, schedule.into());
+                (config.parallel.zero, config.parallel.schedule) = (*zero, schedule.into());
                 config.parallel.sequence_parallel = mesh[2] > 1;
                 let what = format!("{mesh:?}, {schedule}, stage {zero}");
                 let ran = rig::run(&model, &config, steps);
@@ -105,9 +112,9 @@ fn what_may_be_combined_with_a_mesh_changes_no_bit_of_it() {
         config
     };
     let expected = rig::run(&model, &base("1f1b", 0), steps);
-    for (name, change) in SAME {
-        for (schedule, zero) in [("1f1b", 3), ("zb-h1", 2)] {
-            let mut config = base(schedule, zero);
+    for (number, (name, change)) in SAME.iter().enumerate() {
+        for (schedule, zero) in sweeps::share(&[("1f1b", 3), ("zb-h1", 2)], number, 2) {
+            let mut config = base(schedule, *zero);
             change(&mut config);
             let what = format!("{name}, {schedule}, stage {zero}");
             let ran = rig::run(&model, &config, steps);

@@ -15,6 +15,7 @@ use phalanx_tensor::Device;
 use phalanx_testing::planted::FaultKind::{BiasedTerms, Doubled, Dropped, OtherGroup, OtherMicroBatch};
 use phalanx_testing::planted::sites::*;
 use phalanx_testing::planted::{FaultKind, Planted, PlantedFault, Renumbered};
+use phalanx_testing::sweeps;
 use phalanx_train::planning::Orders;
 use phalanx_train::{Groups, Rank, RunConfig, RunPlan, Spec};
 
@@ -217,10 +218,11 @@ fn check_planned(spec: Spec, plant: Plant, words: &[&str]) -> Result<(), String>
     }
 }
 
+/// Plans every fault. Executes each fourth, in whole sweeps all: the four stages together execute all of them.
 fn check_stage(zero: u8) {
     let (model, _) = rig::golden_config();
     let (oracle, mut missed, mut right) = (oracle(), Vec::new(), Vec::new());
-    for (plant, mesh, sequence, words) in CASES {
+    for (number, (plant, mesh, sequence, words)) in CASES.iter().enumerate() {
         let config = config(*mesh, *sequence, zero);
         let what = format!("{plant:?} on {mesh:?}, sequence parallelism {sequence}, ZeRO-{zero}");
         println!("{what}:");
@@ -229,10 +231,10 @@ fn check_stage(zero: u8) {
             let off = difference(&execute(&config, None).unwrap(), &oracle);
             assert!(off < SAME, "{mesh:?}, sequence parallelism {sequence}, no fault: off by {off}");
         }
-        for checked in [
-            check_planned(rig::spec(&model, &config), *plant, words),
-            check_executed(&config, *plant, &oracle),
-        ] {
+        let planned = check_planned(rig::spec(&model, &config), *plant, words);
+        let is_executed = sweeps::are_whole() || number % 4 == usize::from(zero);
+        let executed = if is_executed { check_executed(&config, *plant, &oracle) } else { Ok(()) };
+        for checked in [planned, executed] {
             missed.extend(checked.err().map(|text| format!("{what}: {text}")));
         }
     }

@@ -4,10 +4,11 @@
 use crate::rig;
 use std::path::Path;
 
-use crate::rig::{assert_same_state, devices, same_bits};
+use crate::rig::{Ran, assert_same_state, devices, same_bits};
 use phalanx_parallel::zero::{ChunkResidence, Residence};
 use phalanx_plan::Machine;
 use phalanx_tensor::{Memory, NORM_BLOCK};
+use phalanx_testing::sweeps;
 use phalanx_trace::{Category, PhaseName};
 use phalanx_train::config::{Chunk, Float, OptimizerKind, Reduce, Tier, UpdateOn};
 use phalanx_train::{RunConfig, RunPlan, Spec, on_threads};
@@ -92,22 +93,35 @@ fn mixed(with_parameters: bool) -> Residence {
     Residence::of_chunks(three.repeat(3), lies(Memory::Host, Memory::Host))
 }
 
-/// Runs a few steps with everything on the device, and with the changes of `place`; on the processor and on a simulated
-/// device. `place` is the only difference.
-fn check_places(what: &str, config: &RunConfig, folder: &Path, place: &dyn Fn(&mut Spec)) {
-    let (model, _) = rig::golden_config();
-    let steps = &rig::golden_steps()[..4];
-    let expected = rig::run(&model, config, steps);
-    for host_addressable in [true, false] {
-        let mut spec = rig::spec(&model, config);
-        spec.disk = Some(phalanx_tensor::DiskOptions::new(vec![folder.to_path_buf()]));
-        spec.host_addressable &= host_addressable;
-        place(&mut spec);
-        let ran = rig::run_spec(spec, config, steps, &rig::Checkpoints::default());
-        let what = format!("{what}, host addresses device memory: {host_addressable}");
-        assert_eq!(ran.peaks, ran.planned, "{what}: peak == plan");
-        assert_same_state(&what, &expected.state, &ran.state);
-        assert!(same_bits(&expected.grad_norms, &ran.grad_norms), "{what}: norms differ");
+/// A few steps with everything on the device.
+struct Undisturbed<'a> {
+    config: &'a RunConfig,
+    folder: &'a Path,
+    ran: Ran,
+}
+
+impl<'a> Undisturbed<'a> {
+    fn new(config: &'a RunConfig, folder: &'a Path) -> Self {
+        let ran = rig::run(&rig::golden_config().0, config, &rig::golden_steps()[..4]);
+        Undisturbed { config, folder, ran }
+    }
+
+    /// Compares it with the same steps after `place`, the only difference: on the processor where `number` is even, else on a
+    /// simulated device; in whole sweeps on both.
+    fn check(&self, what: &str, number: usize, place: &dyn Fn(&mut Spec)) {
+        let (model, _) = rig::golden_config();
+        for host_addressable in sweeps::share(&[true, false], number, 2) {
+            let mut spec = rig::spec(&model, self.config);
+            spec.disk = Some(phalanx_tensor::DiskOptions::new(vec![self.folder.to_path_buf()]));
+            spec.host_addressable &= host_addressable;
+            place(&mut spec);
+            let steps = &rig::golden_steps()[..4];
+            let ran = rig::run_spec(spec, self.config, steps, &rig::Checkpoints::default());
+            let what = format!("{what}, host addresses device memory: {host_addressable}");
+            assert_eq!(ran.peaks, ran.planned, "{what}: peak == plan");
+            assert_same_state(&what, &self.ran.state, &ran.state);
+            assert!(same_bits(&self.ran.grad_norms, &ran.grad_norms), "{what}: norms differ");
+        }
     }
 }
 
@@ -124,12 +138,12 @@ const PLACED: [(Float, usize, u8, usize); 6] = [
 #[test]
 fn each_chunk_may_lie_elsewhere() {
     let folder = tempfile::tempdir().unwrap();
-    for (compute, world, zero, prefetch) in PLACED {
+    for (number, (compute, world, zero, prefetch)) in PLACED.into_iter().enumerate() {
         let mut config = config(Tier::Device, folder.path(), world, zero);
         config.precision.compute = compute;
         (config.memory.chunk, config.memory.prefetch) = (Chunk::Mebibytes(0.02), prefetch);
         let what = format!("{compute:?}, {world} ranks, stage {zero}");
-        check_places(&what, &config, folder.path(), &|spec| {
+        Undisturbed::new(&config, folder.path()).check(&what, number, &|spec| {
             assert!(spec.layout.chunk_elements.len() > 6, "chunks of each kind");
             (spec.residence, spec.updates_on_host) = (vec![mixed(zero == 3)], false);
         });
@@ -139,13 +153,14 @@ fn each_chunk_may_lie_elsewhere() {
 #[test]
 fn chunks_larger_than_a_buffer_visit_in_tiles() {
     let folder = tempfile::tempdir().unwrap();
-    for (compute, world, zero, prefetch) in PLACED {
+    for (at, (compute, world, zero, prefetch)) in PLACED.into_iter().enumerate() {
         let mut config = config(Tier::Device, folder.path(), world, zero);
         config.precision.compute = compute;
         (config.memory.chunk, config.memory.prefetch) = (Chunk::Mebibytes(64.0), prefetch);
-        for memory in [Memory::Host, Memory::Disk] {
+        let undisturbed = Undisturbed::new(&config, folder.path());
+        for (number, memory) in (at..).zip([Memory::Host, Memory::Disk]) {
             let what = format!("{compute:?}, {world} ranks, stage {zero}, {memory:?}");
-            check_places(&what, &config, folder.path(), &|spec| {
+            undisturbed.check(&what, number, &|spec| {
                 let parameters = if zero == 3 { memory } else { Memory::Device };
                 spec.residence = vec![Residence::uniform(ChunkResidence {
                     parameters,
@@ -197,10 +212,11 @@ fn check_gradients(what: &str, world: usize, zero: u8, change: &dyn Fn(&mut RunC
     let mut config = config(Tier::Device, folder.path(), world, zero);
     config.memory.chunk = Chunk::Mebibytes(0.3);
     change(&mut config);
-    for gradients in [Memory::Host, Memory::Disk] {
-        for optimizer in [Memory::Device, gradients] {
+    let undisturbed = Undisturbed::new(&config, folder.path());
+    for (at, gradients) in [Memory::Host, Memory::Disk].into_iter().enumerate() {
+        for (number, optimizer) in (at..).zip([Memory::Device, gradients]) {
             let what = format!("{what}, {world} ranks, stage {zero}, {gradients:?}, optimizer {optimizer:?}");
-            check_places(&what, &config, folder.path(), &|spec| {
+            undisturbed.check(&what, number, &|spec| {
                 let lies = ChunkResidence { gradients, optimizer, ..ChunkResidence::DEVICE };
                 // The first chunks stay on the device.
                 let first = vec![ChunkResidence::DEVICE, lies, ChunkResidence::DEVICE];
@@ -335,15 +351,15 @@ fn gradients_of_one_micro_batch_travel_once_each_way() {
 #[test]
 fn the_host_updates_with_the_same_bits() {
     let folder = tempfile::tempdir().unwrap();
-    for (compute, world, zero, prefetch) in PLACED {
+    for (at, (compute, world, zero, prefetch)) in PLACED.into_iter().enumerate() {
         let mut config = config(Tier::Device, folder.path(), world, zero);
         config.precision.compute = compute;
         (config.memory.chunk, config.memory.prefetch) = (Chunk::Mebibytes(0.3), prefetch);
-        for (optimizer, elsewhere) in
-            [Memory::Host, Memory::Disk].iter().flat_map(|o| Memory::ALL.map(|elsewhere| (*o, elsewhere)))
-        {
+        let undisturbed = Undisturbed::new(&config, folder.path());
+        let places = [Memory::Host, Memory::Disk].iter().flat_map(|o| Memory::ALL.map(|other| (*o, other)));
+        for (number, (optimizer, elsewhere)) in (at..).zip(places) {
             let what = format!("{compute:?}, {world} ranks, stage {zero}, {optimizer:?}, {elsewhere:?}");
-            check_places(&what, &config, folder.path(), &|spec| {
+            undisturbed.check(&what, number, &|spec| {
                 let parameters = if zero == 3 { elsewhere } else { Memory::Device };
                 let lies = ChunkResidence { parameters, gradients: elsewhere, optimizer };
                 // The device updates the first chunk, and the third one visits it.
@@ -367,10 +383,10 @@ fn skipped_steps_and_other_optimizers_work_on_the_host() {
     scaled.precision.compute = Float::F16;
     scaled.precision.initial_scale_power = 24;
     (scaled.precision.hysteresis, scaled.precision.loss_scale_window) = (1, 2);
-    check_places("f16", &scaled, folder.path(), &on_host);
+    Undisturbed::new(&scaled, folder.path()).check("f16", 0, &on_host);
     let mut sgd = config(Tier::Device, folder.path(), 2, 1);
     (sgd.optimizer.kind, sgd.optimizer.lr) = (OptimizerKind::Sgd, 0.05);
-    check_places("SGD", &sgd, folder.path(), &on_host);
+    Undisturbed::new(&sgd, folder.path()).check("SGD", 1, &on_host);
 }
 
 /// For each parameter, a bf16 gradient comes to the host and a bf16 parameter goes back; states stay there.

@@ -51,6 +51,20 @@ fn as_defined() {
     }
 }
 
+/// At the ends of what key, counter and share may be, where they carry, wrap or round.
+#[test]
+fn as_defined_for_extreme_numbers() {
+    let from = vec![1.0; 48];
+    for (p, key) in [(0.0, 3), (0.1, u64::MAX), (0.5, 1 << 63), (1.0 - f32::EPSILON / 2.0, 9)] {
+        for first in [2, 15, 16, 17, 1 << 32, (1 << 32) - 3, u64::MAX - 52, u64::MAX - 48] {
+            let dropout = Dropout { p, key, first, sample: 0 };
+            let factors: Vec<f32> = (0..from.len()).map(|i| factor(dropout, i)).collect();
+            let kernel = |device: &Device| run(device, DType::F32, &from, dropout, None);
+            check_exact("dropout", kernel, &factors);
+        }
+    }
+}
+
 #[test]
 fn nothing_is_dropped_for_p_0() {
     for dtype in FLOATS {

@@ -9,6 +9,7 @@ mod dropout;
 mod embedding;
 mod gated;
 mod goldens;
+mod host;
 mod layer_norm;
 mod linear;
 mod optimizers;

@@ -141,8 +141,14 @@ impl MeshResult {
     }
 }
 
-/// Runs a mesh with some schedules and every ZeRO stage for some steps.
-pub fn hold(family: &str, mesh: [usize; 3], sequence: bool, schedules: &[&str], count: usize) -> MeshResult {
+/// Runs a mesh with some schedules and ZeRO stages for some steps.
+pub fn hold(
+    family: &str,
+    mesh: [usize; 3],
+    sequence: bool,
+    (schedules, stages): (&[&str], &[u8]),
+    count: usize,
+) -> MeshResult {
     let sizes = Sizes::of(mesh);
     let model = model(family, sizes);
     let steps = steps(count, sizes.global);
@@ -150,9 +156,9 @@ pub fn hold(family: &str, mesh: [usize; 3], sequence: bool, schedules: &[&str], 
     let mut row = MeshResult { runs: 0, loss: 0.0, gradient: 0.0, parameter: 0.0, bits: true, peaks: true };
     let mut first: Option<Ran> = None;
     for schedule in schedules {
-        for zero in 0..=3 {
+        for zero in stages {
             let mut config = config(family, mesh, sizes);
-            (config.parallel.zero, config.parallel.schedule) = (zero, schedule.to_string());
+            (config.parallel.zero, config.parallel.schedule) = (*zero, schedule.to_string());
             config.parallel.sequence_parallel = sequence;
             let ran = rig::run_fresh(&model, &config, &steps);
             row.loss = row.loss.max(relative_difference(&ran.losses, &one.losses));
