@@ -6,6 +6,7 @@ use std::path::Path;
 
 use crate::rig::{assert_same_state, same_bits};
 use phalanx_models::Gpt2;
+use phalanx_testing::sweeps;
 use phalanx_trace::{Category, PhaseName};
 use phalanx_train::config::{Checkpointing, Float, Tier};
 use phalanx_train::{RunConfig, RunPlan};
@@ -34,10 +35,11 @@ fn every_mesh_and_schedule_gives_the_same_bits() {
     let (model, _) = rig::golden_config();
     let steps = &rig::golden_steps()[..3];
     let folder = tempfile::tempdir().unwrap();
-    for (mesh, schedule) in
-        [([1, 1, 2], "1f1b"), ([2, 1, 1], "gpipe"), ([2, 1, 2], "1f1b"), ([2, 1, 2], "zb-h1")]
-    {
-        for every in [None, Some(1)] {
+    let meshes = [([1, 1, 2], "1f1b"), ([2, 1, 1], "gpipe"), ([2, 1, 2], "1f1b"), ([2, 1, 2], "zb-h1")];
+    let places: Vec<_> = TIERS.iter().flat_map(|tier| [(*tier, false), (*tier, true)]).collect();
+    for (at, (mesh, schedule)) in meshes.into_iter().enumerate() {
+        // Whole or in parts in turn, such that both try every tier.
+        for (first, every) in (at..).zip([None, Some(1)]) {
             let mut base = config(folder.path(), mesh);
             if mesh[0] > 1 {
                 (base.parallel.schedule, base.batch.micro) = (schedule.parse().unwrap(), Some(1));
@@ -46,17 +48,16 @@ fn every_mesh_and_schedule_gives_the_same_bits() {
                 base.memory.checkpointing = Checkpointing::Every(every);
             }
             let expected = rig::run(&model, &waiting(base.clone(), Tier::Device, false), steps);
-            for tier in TIERS {
-                for is_partitioned in [false, true] {
-                    if is_partitioned && mesh[2] == 1 {
-                        continue;
-                    }
-                    let got = rig::run(&model, &waiting(base.clone(), tier, is_partitioned), steps);
-                    let what = format!("{mesh:?}, {schedule}, every {every:?}, {tier:?}, {is_partitioned}");
-                    assert_eq!(got.peaks, got.planned, "{what}: peak == plan");
-                    assert_same_state(&what, &expected.state, &got.state);
-                    assert!(same_bits(&expected.losses, &got.losses), "{what}: losses differ");
+            let each = if mesh[2] == 1 { 1 } else { 2 };
+            for &(tier, is_partitioned) in sweeps::share(&places, first, each) {
+                if is_partitioned && mesh[2] == 1 {
+                    continue;
                 }
+                let got = rig::run(&model, &waiting(base.clone(), tier, is_partitioned), steps);
+                let what = format!("{mesh:?}, {schedule}, every {every:?}, {tier:?}, {is_partitioned}");
+                assert_eq!(got.peaks, got.planned, "{what}: peak == plan");
+                assert_same_state(&what, &expected.state, &got.state);
+                assert!(same_bits(&expected.losses, &got.losses), "{what}: losses differ");
             }
         }
     }

@@ -4,9 +4,10 @@
 
 use crate::rig;
 use crate::rig::{Checkpoints, Ran, Steps, assert_same_state, same_bits};
+use phalanx_testing::sweeps;
 use phalanx_train::config::{Chunk, Float, Reduce, Tier};
 use phalanx_train::rank::{Batch, Rank};
-use phalanx_train::{RunConfig, Spec};
+use phalanx_train::{RunConfig, RunPlan, Spec};
 
 fn config(world: usize, zero: u8) -> RunConfig {
     let (_, mut config) = rig::golden_config();
@@ -183,27 +184,27 @@ fn state_behind(engine: &mut Rank, config: &RunConfig, steps: &Steps, follow: &[
 fn whatever_follows_a_step_finds_the_same_state() {
     let (model, _) = rig::golden_config();
     let steps = steps(&[0, 1]);
-    for (name, change) in IN_FLIGHT {
-        for (world, zero) in [(1, 0), (2, 0), (2, 1), (2, 2), (2, 3)] {
+    for (at, (name, change)) in IN_FLIGHT.into_iter().enumerate() {
+        for (number, (world, zero)) in [(1, 0), (2, 0), (2, 1), (2, 2), (2, 3)].into_iter().enumerate() {
             let mut config = config(world, zero);
             (config.memory.optimizer, config.memory.gradients) = (Tier::Device, Tier::Device);
             change(&mut config);
             let network = |spec: &Spec, groups: &phalanx_train::Groups| spec.network(&groups.tensor);
+            let plan = RunPlan::new(rig::spec(&model, &config)).unwrap();
             let behind = |follow: &[Then]| {
-                rig::on_ranks(&model, &config, &network, &|engine, _| {
+                rig::on_planned_ranks(&plan, &network, &|engine, _| {
                     state_behind(engine, &config, &steps, follow)
                 })
-                .1
             };
             let expected = behind(FOLLOWERS[2]);
-            for follow in FOLLOWERS {
+            for follow in sweeps::share(&FOLLOWERS, at + number, 2) {
                 assert!(behind(follow) == expected, "{name}, {world} ranks, stage {zero}: {follow:?}");
             }
-            let ended = rig::on_ranks(&model, &config, &network, &|engine, _| {
+            let ended = rig::on_planned_ranks(&plan, &network, &|engine, _| {
                 engine.initialise(1).unwrap();
                 engine.step(1, &rig::batch(engine, &config, &steps[0]), false).unwrap().loss
             });
-            assert!(ended.1.iter().all(|loss| loss.is_finite()), "{name}");
+            assert!(ended.iter().all(|loss| loss.is_finite()), "{name}");
         }
     }
 }

@@ -2,6 +2,7 @@
 //! or mesh changes a bit; memory has none of their gradients and states.
 
 use crate::rig::{self, Policy, Ran, State, assert_same_state, same_bits};
+use phalanx_testing::sweeps;
 use phalanx_trace::Category;
 use phalanx_train::config::{Checkpointing, CheckpointingWord, Chunk, Float, Reduce, Tier, Updates};
 use phalanx_train::{RunConfig, RunPlan, Spec};
@@ -65,8 +66,8 @@ fn they_keep_their_values_and_the_others_take_their_step() {
 #[test]
 fn no_stage_or_policy_changes_a_bit() {
     let policies: [Policy; 3] = [("f32", |_| {}), rig::POLICIES[0], rig::POLICIES[1]];
-    for (trained, change) in TRAINED {
-        for (name, policy) in policies {
+    for (at, (trained, change)) in TRAINED.into_iter().enumerate() {
+        for (number, (name, policy)) in (at..).zip(policies) {
             let ran = |world, zero| {
                 let mut config = config(world, zero);
                 change(&mut config);
@@ -75,9 +76,9 @@ fn no_stage_or_policy_changes_a_bit() {
             };
             for world in [1, 2] {
                 let expected = ran(world, 0);
-                for zero in 1..=3 {
+                for zero in sweeps::share(&[1, 2, 3], number + world, 3) {
                     let what = format!("{trained}, {name}, {world} ranks, stage {zero}");
-                    rig::assert_same_run(&what, &expected, &ran(world, zero));
+                    rig::assert_same_run(&what, &expected, &ran(world, *zero));
                 }
             }
         }
@@ -110,16 +111,17 @@ fn nothing_else_changes_a_bit() {
         ("updates within backward", |c| c.memory.update_in_backward = true),
     ];
     let (model, _) = rig::golden_config();
-    for (trained, select) in TRAINED {
-        for compute in [Float::F32, Float::Bf16] {
+    for (at, (trained, select)) in TRAINED.into_iter().enumerate() {
+        // Both types together try every change with what is trained.
+        for (first, compute) in (at..).zip([Float::F32, Float::Bf16]) {
             let mut config = config(2, 3);
             select(&mut config);
             (config.precision.compute, config.optimizer.clip) = (compute, 0.0);
             let expected = run(&config, 4);
-            for (name, change) in changes {
+            for (number, (name, change)) in (at / 2..).zip(sweeps::share(&changes, first, 2)) {
                 let mut config = config.clone();
                 change(&mut config);
-                for host_addressable in [true, false] {
+                for &host_addressable in sweeps::share(&[true, false], number, 2) {
                     let spec = rig::spec(&model, &config);
                     let spec = Spec { host_addressable: spec.host_addressable && host_addressable, ..spec };
                     let steps = &rig::golden_steps()[..4];

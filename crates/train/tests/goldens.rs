@@ -4,6 +4,7 @@
 
 use crate::rig;
 use crate::rig::pairs;
+use phalanx_testing::sweeps;
 use phalanx_train::RunConfig;
 use phalanx_train::config::{Float, Reduce};
 
@@ -18,11 +19,11 @@ fn twenty_steps_of_adamw_as_in_pytorch() {
     let steps = rig::golden_steps();
     let losses = rig::golden_tensor("adamw.safetensors", "losses_f64");
     let norms = rig::golden_tensor("adamw.safetensors", "grad_norms");
-    for world in [1, 2, 4] {
+    let batches = [(None, Reduce::Each), (Some(1), Reduce::Each), (Some(1), Reduce::Defer)];
+    for (number, world) in [1, 2, 4].into_iter().enumerate() {
         for stage in 0..=3 {
-            for (micro_batch_size, reduce) in
-                [(None, Reduce::Each), (Some(1), Reduce::Each), (Some(1), Reduce::Defer)]
-            {
+            // Every batch with every number of ranks, and with every stage.
+            for &(micro_batch_size, reduce) in sweeps::share(&batches, number + usize::from(stage), 3) {
                 let mut config = config.clone();
                 config.parallel.data = Some(world);
                 config.parallel.zero = stage;

@@ -8,6 +8,7 @@ use phalanx_layers::Kind;
 use phalanx_models::{Activation, Arch, Bert, Dropouts, Gpt2};
 use phalanx_optim::{Extent, StateSpec, UpdateRule, UpdateStep, UpdatedParameter};
 use phalanx_plan::Segment;
+use phalanx_testing::sweeps;
 use phalanx_train::config::{Chunk, ChunkWord, Float, Tier, UpdateOn};
 use phalanx_train::{RunConfig, RunPlan, Spec};
 
@@ -176,16 +177,17 @@ fn no_stage_chunk_size_or_placement_cuts_what_a_rule_needs_whole() {
             (c.parallel.zero, c.memory.update_in_backward) = (3, true);
         }),
     ];
-    for world in [1, 2, 4] {
-        for compute in [Float::F32, Float::Bf16] {
+    for (at, world) in [1, 2, 4].into_iter().enumerate() {
+        // Both types together try every change on each number of ranks.
+        for (first, compute) in (at..).zip([Float::F32, Float::Bf16]) {
             let mut base = base(world);
             base.precision.compute = compute;
             let expected = run(&base);
             assert_eq!(expected.peaks, expected.planned, "peak == plan");
-            for (name, change) in changes {
+            for (number, (name, change)) in (first..).zip(sweeps::share(&changes, first, 2)) {
                 let mut config = base.clone();
                 change(&mut config);
-                for host in [true, false] {
+                for &host in sweeps::share(&[true, false], number, 2) {
                     let what =
                         format!("{world} ranks, {compute:?}, {name}, host addresses device memory: {host}");
                     let got = run_between(&config, 0..3, host, &FRESH);

@@ -50,8 +50,8 @@ and tensor-core instructions with crates/cuda/kernels/table, then to PTX with ol
 installs NVRTC with pip unless its folder is given; with --or-skip it says so and succeeds where pip cannot.
 cuda-emulator builds and tests the emulator of the CUDA driver and runs the operations of the CUDA device and small training runs on it;
 --seeds runs one of them with N orders of streams.
-nightly runs all that is too long for each submission (docs, MPI, the program's tests with other kernels, all seeds, all kernels,
-the whole fault campaign), or the steps that are named, and prints which passed; run it before a release, and note the commit in
+nightly runs all that is too long for each submission (docs, MPI, whole sweeps, the program's tests with other kernels, all seeds,
+all kernels, the whole fault campaign), or the steps that are named, and prints which passed; run it before a release, and note the commit in
 docs/testing.md.
 
 Rules of tidy, each with the place, what is wrong and what to do:

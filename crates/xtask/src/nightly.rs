@@ -10,7 +10,7 @@ type Step = (&'static str, &'static [(&'static str, &'static str)], &'static [&'
 
 /// The steps that are cargo's alone. Those of MPI build with its bindings: they need mpicc, mpirun and libclang (Debian: libopenmpi-dev
 /// openmpi-bin libclang-dev), and fail without.
-const STEPS: [Step; 11] = [
+const STEPS: [Step; 12] = [
     ("docs", &[("RUSTDOCFLAGS", "-D warnings")], &["doc", "--workspace", "--no-deps"]),
     // Alone: without the tokenizers that the program asks for.
     ("library-lints", &[], &["clippy", "--package", "phalanx", "--", "-D", "warnings"]),
@@ -29,10 +29,12 @@ const STEPS: [Step; 11] = [
         &[("PHALANX_TEST_MPI", "required")],
         &["test", "--workspace", "--features", "mpi", "--test", "program", "--", "mpi::"],
     ),
+    // The tests of each submission try a share of the cases of their sweeps (crates/testing/src/sweeps.rs).
+    ("sweeps", &[("PHALANX_TEST_SWEEPS", "whole")], &["test", "--workspace"]),
     // The program's tests as on a processor with tile registers: they must not expect other kernels than the program takes.
     ("tiles", &[("PHALANX_ISA", "amx-model")], &["test", "--workspace", "--test", "program"]),
     ("portable", &[("PHALANX_ISA", "portable")], &["test", "--workspace", "--test", "program"]),
-    ("simulated", &[], &["xtask", "simulated", "--seeds", "20"]),
+    ("simulated", &[("PHALANX_TEST_SWEEPS", "whole")], &["xtask", "simulated", "--seeds", "20"]),
     ("cuda-kernels", &[], &["xtask", "cuda-kernels", "--or-skip"]),
     ("cuda-emulator", &[], &["xtask", "cuda-emulator", "--or-skip", "--seeds", "20"]),
     ("reliability", &[], &["xtask", "reliability"]),
