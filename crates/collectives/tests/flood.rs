@@ -2,12 +2,14 @@
 
 use std::io::Write;
 use std::net::TcpStream;
+use std::process::Stdio;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::support::{Layout, host, ranks_on, same_bits, sample, summed, tensor, values};
 use phalanx_collectives::Options;
 use phalanx_testing::hostile::Random;
+use phalanx_testing::process;
 
 /// Strangers that are connected at the same time, and rounds of them.
 const AT_ONCE: usize = 350;
@@ -19,8 +21,20 @@ fn entries(folder: &str) -> usize {
     std::fs::read_dir(folder).unwrap().count()
 }
 
+/// With it, a process runs this test alone: it counts the threads and descriptors of all.
+const ALONE: &str = "PHALANX_TEST_ALONE";
+
 #[test]
 fn a_thousand_strangers_neither_stop_nor_fill_a_rank() {
+    if std::env::var_os(ALONE).is_none() {
+        let mut alone = process::command(std::env::current_exe().unwrap());
+        let name = "flood::a_thousand_strangers_neither_stop_nor_fill_a_rank";
+        alone.args(["--exact", name]).env(ALONE, "1").stdout(Stdio::piped()).stderr(Stdio::piped());
+        let ended = process::finish(alone.spawn().unwrap());
+        let said = String::from_utf8_lossy(&ended.stdout);
+        assert!(ended.status.success() && said.contains("1 passed"), "{said}");
+        return;
+    }
     let (target, over) = (Mutex::new(None), AtomicBool::new(false));
     let flood = || {
         let address = loop {

@@ -1,10 +1,10 @@
 //! Many calls in flight at once: they own their buffers, happen in order, and are waited for in any order.
 
-use crate::support;
 use std::time::Duration;
 
 use crate::support::{
-    HOSTS, Layout, groups, groups_on, host, same_bits, sample, summed, tensor, values, zeros,
+    self, HOSTS, Layout, groups, groups_on, host, same_bits, sample, summed, summed_from, tensor, values,
+    zeros,
 };
 use phalanx_collectives::{Group, Pending};
 use phalanx_tensor::{DType, Tensor};
@@ -33,20 +33,14 @@ fn start(g: &dyn Group, i: usize) -> Flight {
 fn finish(flight: Flight, world: usize, i: usize) {
     match flight {
         Flight::Sum(pending) => {
-            let expected: Vec<f32> = (0..size(i))
-                .map(|k| support::tree(&(0..world).map(|r| sample_at(r + i, k)).collect::<Vec<_>>()))
-                .collect();
-            same_bits(&values::<f32>(&pending.wait().unwrap()), &expected, &format!("call {i}"));
+            let sum = values::<f32>(&pending.wait().unwrap());
+            same_bits(&sum, &summed_from(i, world, size(i)), &format!("call {i}"));
         }
         Flight::Gather(pending) => {
             let expected: Vec<f32> = (0..world).flat_map(|r| sample(r + i, size(i))).collect();
             same_bits(&values::<f32>(&pending.wait().unwrap().1), &expected, &format!("call {i}"));
         }
     }
-}
-
-fn sample_at(rank: usize, k: usize) -> f32 {
-    <f32 as support::Sample>::sample(rank, k)
 }
 
 #[test]

@@ -52,7 +52,7 @@ fn any_layout_resumes_in_any_other() {
         let restore =
             rig::Checkpoints { restore: Some(dir.join(format!("step-{half}"))), ..Default::default() };
         // Each goes on in its neighbour, mostly another stage of the same mesh, and in some others.
-        for (to, whole) in sweeps::share(&others, number + 1, 4) {
+        for &(to, whole) in sweeps::share(&others, number + 1, 4) {
             let read = rig::run_between(&model, &config(*to), &[], &restore);
             assert_eq!(read.state, first.state, "{from:?} read as {to:?}");
             let rest = rig::run_between(&model, &config(*to), &steps[half..], &restore);
