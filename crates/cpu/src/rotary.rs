@@ -36,6 +36,7 @@ pub(crate) fn rotary(cpu: &Cpu, call: RotaryPositions) {
 vectorized!(fn turns(frequencies: &[f64], position: f64, scales: [f64; 2], cos: &mut [f32], sin: &mut [f32]) = turns_body);
 /// Cosine and sine of `position` times each frequency, times their scales, rounded once.
 #[inline(always)]
+#[expect(clippy::extra_unused_type_parameters, reason = "it names the instructions for which it is compiled")]
 fn turns_body<L: Lanes>(
     frequencies: &[f64],
     position: f64,
