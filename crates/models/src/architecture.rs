@@ -25,20 +25,14 @@ pub struct Architecture {
     /// The keys of `[model]` that it reads.
     pub keys: &'static [Key],
     /// Makes the model of these keys, which are complete and within their bounds, with `vocab` token ids, for sequences of `seq` tokens.
-    pub build: fn(keys: &Keys, vocab: usize, seq: usize) -> Made,
+    pub build: fn(arch: Arch, keys: &Keys, vocab: usize, seq: usize) -> Made,
+    /// Number of token ids of the published model whose size the keys name, if they name one.
+    pub vocab: fn(arch: Arch, keys: &Keys) -> Option<usize>,
     /// Makes the model that a `config.json` describes.
-    pub from_config: fn(&Value) -> Result<Arc<dyn Model>, ModelError>,
+    pub from_config: fn(Arch, &Value) -> Result<Arc<dyn Model>, ModelError>,
 }
 
 impl Architecture {
-    /// The model of the keys that were given, with `vocab` token ids, for sequences of `seq` tokens.
-    ///
-    /// # Errors
-    /// A key that it does not have, or with a value that it cannot have.
-    pub fn model(&self, keys: &Keys, vocab: usize, seq: usize) -> Made {
-        (self.build)(&keys.completed(self.keys, self.name)?, vocab, seq)
-    }
-
     /// The name in a `config.json` of a key of `[model]`.
     pub fn file_name(&self, key: &str) -> &'static str {
         if key == "vocab" {
@@ -53,6 +47,14 @@ impl Architecture {
 pub struct Arch(&'static Architecture);
 
 impl Arch {
+    /// The model of the keys that were given, with `vocab` token ids, for sequences of `seq` tokens.
+    ///
+    /// # Errors
+    /// A key that it does not have, or with a value that it cannot have.
+    pub fn model(self, keys: &Keys, vocab: usize, seq: usize) -> Made {
+        (self.build)(self, &keys.completed(self.keys, self.name)?, vocab, seq)
+    }
+
     /// The handle of an architecture that is in the registry.
     pub(crate) const fn of(architecture: &'static Architecture) -> Arch {
         Arch(architecture)

@@ -44,9 +44,9 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
         count("heads", "num_attention_heads", Some(12), MAX_HIDDEN),
         count("positions", "max_position_embeddings", None, MAX_POSITIONS),
         count("intermediate", "intermediate_size", None, MAX_INTERMEDIATE),
-        Key { name: "norm_eps", file: "layer_norm_eps", values: Values::Positive { absent: EPS } },
+        Key { name: "norm_eps", file: "layer_norm_eps", values: Values::Positive { absent: Some(EPS) } },
     ],
-    build: |keys, vocab, seq| {
+    build: |_, keys, vocab, seq| {
         let hidden = keys.count("hidden");
         let model = Bert {
             layers: keys.count("layers"),
@@ -61,7 +61,8 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
         };
         Ok(model.into())
     },
-    from_config: |config| Bert::from_config(config).map(Into::into),
+    vocab: |_, _| None,
+    from_config: |_, config| Bert::from_config(config).map(Into::into),
 };
 
 /// Sizes of a BERT, and its dropout in training.

@@ -87,16 +87,15 @@ fn and_more(more: usize) -> String {
     if more == 0 { String::new() } else { format!(" and {more} more") }
 }
 
-impl ModelError {
-    fn key(key: &'static str, given: &Value, expected: &str) -> ModelError {
-        ModelError::Key { key, given: given.to_string(), expected: expected.to_string() }
-    }
+/// The error for a key with another value than `expected`.
+pub(crate) fn wrong(key: &'static str, given: impl std::fmt::Display, expected: &str) -> ModelError {
+    ModelError::Key { key, given: given.to_string(), expected: expected.to_string() }
 }
 
 /// Refuses a file whose architecture is not `name`.
 pub(crate) fn expect_architecture(config: &Value, name: &str) -> Result<(), ModelError> {
     let given = config.get("model_type").unwrap_or(&Value::Null);
-    if given != name { Err(ModelError::key("model_type", given, &format!("{name:?}"))) } else { Ok(()) }
+    if given != name { Err(wrong("model_type", given, &format!("{name:?}"))) } else { Ok(()) }
 }
 
 /// Refuses a file in which one of these keys has another value. Absent keys have transformers' defaults, which are
@@ -105,7 +104,7 @@ pub(crate) fn expect_computed(config: &Value, keys: &[(&'static str, Value)]) ->
     for (key, computed) in keys {
         let given = config.get(key).unwrap_or(computed);
         if given != computed {
-            return Err(ModelError::key(key, given, &computed.to_string()));
+            return Err(wrong(key, given, &computed.to_string()));
         }
     }
     Ok(())
@@ -121,13 +120,23 @@ pub(crate) fn renamed(config: &Value, others: &[(&'static str, &'static str)]) -
         match (config.get(other), config.get(key)) {
             (Some(value), None) => renamed[key] = value.clone(),
             (Some(value), Some(given)) if value != given => {
-                let values = [given.to_string(), value.to_string()];
-                return Err(ModelError::Contradiction { keys: [key, other], values });
+                return Err(contradiction([key, other], given, value));
             }
             _ => {}
         }
     }
     Ok(renamed)
+}
+
+/// The error for two names of one key with different values.
+pub(crate) fn contradiction(keys: [&'static str; 2], one: &Value, other: &Value) -> ModelError {
+    ModelError::Contradiction { keys, values: [one.to_string(), other.to_string()] }
+}
+
+/// A key that is true or false; `absent` if the file does not give one.
+pub(crate) fn flag(config: &Value, key: &'static str, absent: bool) -> Result<bool, ModelError> {
+    let Some(given) = config.get(key).filter(|given| !given.is_null()) else { return Ok(absent) };
+    given.as_bool().ok_or_else(|| wrong(key, given, "true or false"))
 }
 
 /// The number of heads under `key`, which divides the width under `width_key`.
@@ -139,7 +148,7 @@ pub(crate) fn heads(
 ) -> Result<usize, ModelError> {
     let heads = number(config, key, hidden)?;
     if !hidden.is_multiple_of(heads) {
-        return Err(ModelError::key(key, &config[key], &format!("a divisor of {width_key} = {hidden}")));
+        return Err(wrong(key, &config[key], &format!("a divisor of {width_key} = {hidden}")));
     }
     Ok(heads)
 }
@@ -148,21 +157,21 @@ pub(crate) fn heads(
 pub(crate) fn number(config: &Value, key: &'static str, max: usize) -> Result<usize, ModelError> {
     let given = config.get(key).unwrap_or(&Value::Null);
     let number = given.as_u64().and_then(|n| usize::try_from(n).ok()).filter(|n| (1..=max).contains(n));
-    number.ok_or_else(|| ModelError::key(key, given, &format!("an integer from 1 to {max}")))
+    number.ok_or_else(|| wrong(key, given, &format!("an integer from 1 to {max}")))
 }
 
 /// An epsilon; `absent` if the file does not give one.
 pub(crate) fn epsilon(config: &Value, key: &'static str, absent: f32) -> Result<f32, ModelError> {
     let Some(given) = config.get(key) else { return Ok(absent) };
     let value = given.as_f64().map(|eps| eps as f32).filter(|eps| *eps > 0.0 && eps.is_finite());
-    value.ok_or_else(|| ModelError::key(key, given, "a number above 0"))
+    value.ok_or_else(|| wrong(key, given, "a number above 0"))
 }
 
 /// A dropout probability; transformers' default is 0.1.
 pub(crate) fn probability(config: &Value, key: &'static str) -> Result<f32, ModelError> {
     let Some(given) = config.get(key) else { return Ok(0.1) };
     let value = given.as_f64().map(|p| p as f32).filter(|p| (0.0..1.0).contains(p));
-    value.ok_or_else(|| ModelError::key(key, given, "a number from 0 to below 1"))
+    value.ok_or_else(|| wrong(key, given, "a number from 0 to below 1"))
 }
 
 /// The shortest decimal that rounds to this f32: 1e-5, not 9.999999747378752e-6.

@@ -44,9 +44,9 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
         count("heads", "n_head", Some(12), MAX_HIDDEN),
         count("positions", "n_positions", None, MAX_POSITIONS),
         count("intermediate", "n_inner", None, MAX_INTERMEDIATE),
-        Key { name: "norm_eps", file: "layer_norm_epsilon", values: Values::Positive { absent: EPS } },
+        Key { name: "norm_eps", file: "layer_norm_epsilon", values: Values::Positive { absent: Some(EPS) } },
     ],
-    build: |keys, vocab, seq| {
+    build: |_, keys, vocab, seq| {
         let model = Gpt2 {
             layers: keys.count("layers"),
             hidden: keys.count("hidden"),
@@ -59,7 +59,8 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
         };
         Ok(model.into())
     },
-    from_config: |config| Gpt2::from_config(config).map(Into::into),
+    vocab: |_, _| None,
+    from_config: |_, config| Gpt2::from_config(config).map(Into::into),
 };
 
 /// Sizes of a GPT-2, and its dropout in training.

@@ -10,21 +10,12 @@ use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
 use crate::architecture::{Arch, Architecture};
-use crate::{Model, ModelError, bert, gpt2};
+use crate::{Model, ModelError, bert, decoder, gpt2};
 
 /// All architectures.
-const ARCHITECTURES: [&Architecture; 2] = [&gpt2::ARCHITECTURE, &bert::ARCHITECTURE];
-
-/// The names of [`ARCHITECTURES`].
-const NAMES: [&str; ARCHITECTURES.len()] = {
-    let mut names = [""; ARCHITECTURES.len()];
-    let mut index = 0;
-    while index < names.len() {
-        names[index] = ARCHITECTURES[index].name;
-        index += 1;
-    }
-    names
-};
+fn architectures() -> impl Iterator<Item = &'static Architecture> {
+    [&gpt2::ARCHITECTURE, &bert::ARCHITECTURE].into_iter().chain(&decoder::ARCHITECTURES)
+}
 
 impl Arch {
     /// GPT-2, the default architecture.
@@ -35,19 +26,22 @@ impl Arch {
 
     /// All architectures.
     pub fn all() -> impl Iterator<Item = Arch> {
-        ARCHITECTURES.into_iter().map(Arch::of)
+        architectures().map(Arch::of)
     }
 
     /// The architecture with this name.
     pub fn named(name: &str) -> Option<Arch> {
-        ARCHITECTURES.into_iter().find(|architecture| architecture.name == name).map(Arch::of)
+        Arch::all().find(|arch| arch.name == name)
     }
 }
 
 impl<'de> Deserialize<'de> for Arch {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Arch, D::Error> {
         let name = String::deserialize(deserializer)?;
-        Arch::named(&name).ok_or_else(|| D::Error::unknown_variant(&name, &NAMES))
+        Arch::named(&name).ok_or_else(|| {
+            let known = known().join("`, `");
+            D::Error::custom(format!("unknown variant `{name}`, expected one of `{known}`"))
+        })
     }
 }
 
@@ -57,13 +51,18 @@ impl<'de> Deserialize<'de> for Arch {
 /// An unknown `model_type`, or a variant that is not computed here.
 pub fn from_config(config: &Value) -> Result<Arc<dyn Model>, ModelError> {
     let arch = config.get("model_type").and_then(Value::as_str).and_then(Arch::named);
-    arch.map_or_else(|| Err(unknown(config)), |arch| (arch.from_config)(config))
+    arch.map_or_else(|| Err(unknown(config)), |arch| (arch.from_config)(arch, config))
+}
+
+/// The names of all architectures.
+fn known() -> Vec<&'static str> {
+    Arch::all().map(|arch| arch.name).collect()
 }
 
 /// The error for a `config.json` of another architecture.
 fn unknown(config: &Value) -> ModelError {
     let given = config.get("model_type").unwrap_or(&Value::Null).to_string();
-    ModelError::Architecture { given, known: NAMES.map(|name| format!("{name:?}")).join(" or ") }
+    ModelError::Architecture { given, known: known().join(", ") }
 }
 
 #[cfg(test)]
@@ -78,29 +77,36 @@ mod tests {
         let counts = [("layers", 2), ("hidden", 8), ("heads", 2), ("positions", 16), ("intermediate", 24)];
         let mut given = Keys::from([("norm_eps", json!(0.25))]);
         counts.iter().for_each(|(key, count)| given.set(key, *count));
-        for name in NAMES {
-            let arch = Arch::named(name).unwrap();
+        for arch in Arch::all() {
             let model = arch.model(&given, 50, 8).unwrap();
             assert_eq!((model.architecture(), model.objective()), (Some(arch), arch.objective));
             let config = model.to_config();
             let read = from_config(&config).unwrap();
-            assert_eq!((read.keys(), read.vocab(), read.longest()), (given.clone(), 50, Some(16)), "{name}");
+            assert_eq!((read.keys(), read.vocab(), read.longest()), (model.keys(), 50, Some(16)), "{arch}");
+            assert_eq!(read.to_config(), config);
             assert_eq!(config[arch.file_name("vocab")], 50);
-            for key in arch.keys {
-                assert_eq!(config[key.file], *given.get(key.name).unwrap(), "{name}: {}", key.name);
+            for (key, value) in given.iter() {
+                assert_eq!(
+                    (read.keys().get(key), &config[arch.file_name(key)]),
+                    (Some(value), value),
+                    "{arch}: {key}"
+                );
             }
-            assert_eq!(serde_json::from_value::<Arch>(json!(name)).unwrap(), arch);
+            assert_eq!(serde_json::from_value::<Arch>(json!(arch.name)).unwrap(), arch);
         }
     }
 
     #[test]
     fn an_unknown_name_is_refused_with_the_known_ones() {
         let error = serde_json::from_value::<Arch>(json!("t5")).unwrap_err().to_string();
-        assert_eq!(error, "unknown variant `t5`, expected `gpt2` or `bert`");
+        assert_eq!(
+            error,
+            "unknown variant `t5`, expected one of `gpt2`, `bert`, `llama`, `mistral`, `qwen2`, `qwen3`, `smollm3`, `olmo2`"
+        );
         for (config, given) in [(json!({ "model_type": "t5" }), "\"t5\""), (json!({}), "null")] {
             let error = from_config(&config).unwrap_err().to_string();
             assert!(
-                error.contains(&format!("model_type is {given}, expected \"gpt2\" or \"bert\"")),
+                error.contains(&format!("model_type is {given}, expected gpt2, bert, llama, mistral")),
                 "{error}"
             );
         }

@@ -1,7 +1,8 @@
 //! Each model against `transformers`: logits, loss and every gradient of a small one, block by block without any
 //! engine around it.
 
-use crate::rig::{Case, compare_gradients, compare_low, compare_low_forward, values};
+use crate::rig::{Case, compare_gradients, compare_low, compare_low_forward, names_and_shapes, values};
+use phalanx_layers::Checkpointing;
 use phalanx_tensor::DType;
 
 /// The reference of a model. PyTorch's f32 differs from its f64 by at most these errors; another order of sums may
@@ -122,4 +123,95 @@ fn every_gradient_in_bf16() {
 #[test]
 fn every_gradient_in_f16() {
     gradients_in(DType::F16, 65536.0);
+}
+
+/// The decoders, one for each variant of a family. Their files have double precision, and how far PyTorch's f32 is from it: the bound
+/// is four times that, as above, and of gradients four times the greatest.
+const DECODERS: [&str; 11] = [
+    "decoders/llama",
+    "decoders/llama_tied_llama3",
+    "decoders/llama_biases_linear",
+    "decoders/llama_yarn",
+    "decoders/llama_gelu",
+    "decoders/mistral",
+    "decoders/qwen2",
+    "decoders/qwen2_window",
+    "decoders/qwen3",
+    "decoders/smollm3",
+    "decoders/olmo2",
+];
+
+/// Greatest error of PyTorch's f32 under a prefix, relative to the greatest value of the tensor, but at least the rounding of one.
+fn error_of(file: &str, prefix: &str) -> f32 {
+    let names = names_and_shapes(file).into_iter().map(|(name, _)| name);
+    let errors = names.filter(|name| name.starts_with(&format!("error.{prefix}")));
+    errors.map(|name| values(file, &name)[0]).fold(f32::EPSILON, f32::max)
+}
+
+#[test]
+fn decoders_of_every_variant() {
+    for folder in DECODERS {
+        let file = format!("{folder}/forward.safetensors");
+        let case = Case::decoder(folder, DType::F32);
+        let (logits, loss) = case.forward();
+        for (name, got) in [("logits", logits), ("loss", vec![loss])] {
+            let expected = values(&file, name);
+            let greatest = expected.iter().fold(0.0f32, |most, value| most.max(value.abs()));
+            let bound = 4.0 * error_of(&file, name) * greatest;
+            assert_eq!(got.len(), expected.len(), "{file}: {name}");
+            for (i, (got, expected)) in got.iter().zip(expected).enumerate() {
+                assert!(
+                    (got - expected).abs() <= bound,
+                    "{file}, {name} {i}: {got} for {expected}, within {bound}"
+                );
+            }
+        }
+        compare_gradients(&file, &case.gradients(), 4.0 * error_of(&file, "grad."));
+    }
+}
+
+/// Of 4 ranks, two have a head of keys and values each, or all four the only one. A norm over all heads is refused.
+#[test]
+fn decoders_on_ranks_that_share_layers() {
+    for folder in DECODERS.into_iter().filter(|folder| !folder.ends_with("olmo2")) {
+        let file = format!("{folder}/forward.safetensors");
+        for (ranks, sequence) in [(2, true), (4, false)] {
+            let gradients = Case::decoder(folder, DType::F32).gradients_over(ranks, sequence);
+            compare_gradients(&file, &gradients, 4.0 * error_of(&file, "grad."));
+        }
+    }
+    let error = Case::decoder("decoders/olmo2", DType::F32).model.check_cut(2).unwrap_err().to_string();
+    assert!(error.starts_with("norms over all heads (model.layers.0.self_attn.q_norm.weight"), "{error}");
+}
+
+#[test]
+fn decoders_in_16_bits() {
+    for folder in ["decoders/llama", "decoders/qwen3"] {
+        for (compute, name, loss_scale) in [(DType::BF16, "bf16", 1.0), (DType::F16, "f16", 65536.0)] {
+            let file = format!("{folder}/forward_{name}.safetensors");
+            let case = Case { loss_scale, ..Case::decoder(folder, compute) };
+            compare_low_forward(&file, &case.forward());
+            for (name, got) in case.gradients().by_name {
+                compare_low(&file, &format!("grad.{name}"), &got);
+            }
+        }
+    }
+}
+
+#[test]
+fn decoders_checkpointed_or_with_backward_in_two_parts_have_the_same_bits() {
+    for folder in DECODERS {
+        let case = Case::decoder(folder, DType::F32);
+        let bits = |case: &Case| {
+            let by_name = case.gradients().by_name.into_iter();
+            by_name
+                .map(|(name, values)| (name, values.into_iter().map(f32::to_bits).collect::<Vec<_>>()))
+                .collect::<Vec<_>>()
+        };
+        let plain = bits(&case);
+        for checkpointing in [Checkpointing::Selective, Checkpointing::Blocks { every: 1 }] {
+            assert!(bits(&Case { checkpointing, ..case.clone() }) == plain, "{folder}: {checkpointing:?}");
+        }
+        assert!(bits(&Case { split: true, ..case }) == plain, "{folder}: in two parts");
+    }
 }

@@ -70,6 +70,11 @@ const NAMES: &[Foreign] = &[
     (HUGGING_FACE, "num_attention_heads", "model.heads", ""),
     (HUGGING_FACE, "n_inner", "model.intermediate", ""),
     (HUGGING_FACE, "intermediate_size", "model.intermediate", ""),
+    (HUGGING_FACE, "num_key_value_heads", "model.kv_heads", ""),
+    (HUGGING_FACE, "sliding_window", "model.window", ""),
+    (HUGGING_FACE, "tie_word_embeddings", "model.tied", ""),
+    (HUGGING_FACE, "rope_parameters", "model.rope_scaling", "with rope_theta in model.rope_theta"),
+    (HUGGING_FACE, "rms_norm_eps", "model.norm_eps", ""),
     (HUGGING_FACE, "layer_norm_epsilon", "model.norm_eps", ""),
     (HUGGING_FACE, "layer_norm_eps", "model.norm_eps", ""),
     (

@@ -223,6 +223,7 @@ fn expected(key: &str, known: &Value) -> String {
         (key, known) if keys_of_tables(known).is_some() => {
             format!("a list of tables, each with a line [[{key}]] of its own")
         }
+        ("model.rope_scaling", _) => "a table, as { rope_type = \"linear\", factor = 4.0 }".to_string(),
         _ => "a list of texts, as [\"a.txt\", \"b.txt\"]".to_string(),
     }
 }

@@ -227,9 +227,11 @@ fn complete(
     let vocab = match known {
         Some(vocab) => vocab,
         None if ids > 0 => ids,
-        None => bail!(
-            "model.vocab was left out, and {origin} does not say how many ids there are: give model.vocab"
-        ),
+        None => config.model.published_vocab().with_context(|| {
+            format!(
+                "model.vocab was left out, and {origin} does not say how many ids there are: give model.vocab"
+            )
+        })?,
     };
     if vocab < ids {
         bail!(
@@ -335,7 +337,7 @@ fn short_parts(config: &RunConfig, read: &DataRead, tokens: usize, is_small: boo
 /// # Errors
 /// The errors of [`estimate_data`].
 pub fn random_tokens(config: &RunConfig, initial: Initial) -> Result<(Vocabulary, ())> {
-    match config.model.vocab {
+    match config.model.vocab.or_else(|| config.model.published_vocab()) {
         Some(_) => Ok((Vocabulary::unknown("random tokens"), ())),
         None => Ok((estimate_data(config, initial)?.0, ())),
     }

@@ -155,6 +155,14 @@ impl Case {
         }
     }
 
+    /// A golden decoder, by its folder: 3 sequences of 16 tokens, which are followed by others.
+    pub fn decoder(folder: &'static str, compute: DType) -> Case {
+        let sequences = ids(&format!("{folder}/forward.safetensors"), "tokens");
+        let cut = |from: usize| sequences.chunks(17).flat_map(|s| s[from..from + 16].to_vec()).collect();
+        let model = phalanx_models::from_config(&config(folder)).unwrap();
+        Case { model, folder, shape: [3, 16], tokens: cut(0), targets: cut(1), ..Case::gpt2(compute) }
+    }
+
     /// Both families.
     pub fn families() -> [Case; 2] {
         [Case::gpt2(DType::F32), Case::bert(DType::F32)]
@@ -371,14 +379,17 @@ fn assembled(parts: &[(&ParameterSpec, &Vec<f32>)]) -> Vec<f32> {
         }
         return gradient.clone();
     }
-    let mut whole = vec![f32::NAN; first.whole_shape().iter().product()];
+    // Copies have a term each.
+    let mut whole = vec![None; first.whole_shape().iter().product()];
     for (spec, part) in parts {
         for (here, there) in spec.stripe().runs(0..spec.elements() as u64) {
             let [here, there] = [here, there].map(|run| run.start as usize..run.end as usize);
-            whole[there].copy_from_slice(&part[here]);
+            for (sum, term) in whole[there].iter_mut().zip(&part[here]) {
+                *sum = Some(sum.unwrap_or(0.0) + term);
+            }
         }
     }
-    whole
+    whole.into_iter().map(|element| element.expect("the parts are the whole")).collect()
 }
 
 impl Rank<'_> {

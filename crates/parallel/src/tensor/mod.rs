@@ -109,12 +109,19 @@ impl TensorParallel {
     /// # Errors
     /// When the ranks cannot share the heads evenly.
     pub fn attention(&self, attention: Attention) -> Result<Attention, CannotCut> {
-        let (share, all) = (self.share(), attention.heads.heads);
-        let kv = Pieces { repeat: true, ..Pieces::of(attention.heads.kv_heads) };
-        let (first_head, heads) = share.of("heads of attention", Pieces::of(all))?;
-        let (_, kv_heads) = share.of("heads of keys and values", kv)?;
-        let heads = Heads { heads, kv_heads, ..attention.heads };
-        Ok(Attention { heads, first_head, all_heads: all, ..attention })
+        let (heads, first_head) = self.heads(attention.heads)?;
+        Ok(Attention { heads, first_head, ..attention })
+    }
+
+    /// This rank's heads of an attention, and the number of its first one.
+    ///
+    /// # Errors
+    /// When the ranks cannot share the heads evenly.
+    pub fn heads(&self, all: Heads) -> Result<(Heads, usize), CannotCut> {
+        let kv = Pieces { repeat: true, ..Pieces::of(all.kv_heads) };
+        let (first, heads) = self.share().of("heads of attention", Pieces::of(all.heads))?;
+        let (_, kv_heads) = self.share().of("heads of keys and values", kv)?;
+        Ok((Heads { heads, kv_heads, ..all }, first))
     }
 
     /// A layer that every rank has whole and that treats each row independently (norms, dropout).

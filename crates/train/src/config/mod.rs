@@ -89,7 +89,7 @@ impl Default for WatchConfig {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ModelConfig {
-    /// Architecture: `gpt2` or `bert`.
+    /// Architecture: the name of one in the registry.
     pub arch: Arch,
     /// The keys that the architecture reads, as `layers`. It has a value for those that are left out.
     #[serde(flatten)]
@@ -141,6 +141,11 @@ impl Default for ModelConfig {
 }
 
 impl ModelConfig {
+    /// Number of token ids of the published model whose size the keys name, if they name one.
+    pub fn published_vocab(&self) -> Option<usize> {
+        (self.arch.vocab)(self.arch, &self.keys)
+    }
+
     /// The model of these keys, with `vocab` token ids.
     ///
     /// # Errors

@@ -1,0 +1,516 @@
+//! Decoders from the keys of a configuration, and from and to a `config.json` of transformers: of version 4 and of version 5, which
+//! have rotary positions under different keys.
+
+use phalanx_tensor::RotaryScaling;
+use serde_json::{Map, Value, json};
+
+use super::family::{AttentionBiases, Windows};
+use super::rope::WrongScaling;
+use super::sizes::Size;
+use super::{Biases, Decoder, Family, Rope, Window};
+use crate::Activation;
+use crate::config::{
+    contradiction, decimal, epsilon, expect_architecture, expect_computed, flag, number, probability, wrong,
+};
+use crate::keys::{KeyError, Keys};
+use crate::limits::{MAX_HIDDEN, MAX_INTERMEDIATE, MAX_LAYERS, MAX_POSITIONS, MAX_VOCAB};
+use crate::{Dropouts, ModelError};
+
+/// Words of `hidden_act` for x sigmoid(x).
+const SILU: [&str; 2] = ["silu", "swish"];
+
+impl Decoder {
+    /// The decoder of these keys, with `vocab` token ids, for sequences of `seq` tokens. What is left out is that of the size, if one
+    /// is named.
+    ///
+    /// # Errors
+    /// A key with a value that it cannot have beside the others.
+    pub(super) fn of_keys(
+        family: &'static Family,
+        keys: &Keys,
+        vocab: usize,
+        seq: usize,
+    ) -> Result<Decoder, KeyError> {
+        let size = family.size(keys)?;
+        let count = |key, absent: usize, of: fn(&Size) -> usize| {
+            keys.given_count(key).unwrap_or_else(|| size.map_or(absent, of))
+        };
+        let hidden = count("hidden", 768, |size| size.hidden);
+        let heads = count("heads", 12, |size| size.heads[0]);
+        let absent = family.head_dim.unwrap_or(hidden / heads);
+        let head_dim = count("head_dim", absent, |size| size.heads[2]);
+        if head_dim == absent && family.head_dim.is_none() && !hidden.is_multiple_of(heads) {
+            let expected = format!("must divide model.hidden = {hidden}, or give model.head_dim");
+            return Err(keys.refused_as("heads", heads, expected));
+        }
+        let positions = count("positions", seq, |size| size.positions);
+        let rope = Rope {
+            theta: keys
+                .given_number("rope_theta")
+                .unwrap_or_else(|| size.map_or(family.theta, |size| size.theta)),
+            scaling: match keys.get("rope_scaling").and_then(Value::as_object) {
+                None => size.map_or(RotaryScaling::Default, |size| size.scaling),
+                Some(table) => Rope::read_scaling(table, positions)
+                    .map_err(|wrong| keys.refused("rope_scaling", wrong.to_string()))?,
+            },
+        };
+        let window = keys.given_count("window").or_else(|| size.and_then(|size| size.window));
+        if window.is_some() && !matches!(family.windows, Windows::All { .. }) {
+            return Err(keys.refused("window", format!("is not a key of arch {:?}", family.name)));
+        }
+        let attention_bias = keys.flag("attention_bias").unwrap_or(false);
+        if attention_bias && family.biases != AttentionBiases::Key {
+            return Err(keys.refused("attention_bias", format!("is not a key of arch {:?}", family.name)));
+        }
+        let eps = keys.given_number("norm_eps").map(|eps| eps as f32);
+        let model = Decoder {
+            family,
+            layers: count("layers", 12, |size| size.layers),
+            hidden,
+            heads,
+            kv_heads: count("kv_heads", heads, |size| size.heads[1]),
+            head_dim,
+            // Llama's own rule: the parameters of an MLP of 4 times the width, whose gate makes three matrices of two.
+            intermediate: count("intermediate", (8 * hidden).div_ceil(3).next_multiple_of(256), |size| {
+                size.intermediate
+            }),
+            vocab,
+            positions,
+            eps: eps.unwrap_or_else(|| size.map_or(family.eps, |size| size.eps)),
+            rope,
+            tied: keys.flag("tied").unwrap_or_else(|| size.map_or(family.tied, |size| size.tied)),
+            biases: family.biases(attention_bias, false),
+            window: window.map(|keys| Window { keys, from: 0 }),
+            without_positions: family.without_positions,
+            activation: None,
+            dropout: Dropouts::default(),
+        };
+        match model.fault() {
+            _ if model.rope.longest(positions) < seq => Err(keys.refused_as(
+                "positions",
+                positions,
+                format!("must be at least model.seq = {seq}, or model.rope_scaling must stretch it"),
+            )),
+            Some((key, given, expected)) => Err(keys.refused_as(key, given, expected)),
+            None => Ok(model),
+        }
+    }
+
+    /// The key of a size that does not fit the others, its value, and what it must be.
+    fn fault(&self) -> Option<(&'static str, usize, String)> {
+        if !self.heads.is_multiple_of(self.kv_heads) {
+            return Some(("kv_heads", self.kv_heads, format!("must divide heads = {}", self.heads)));
+        }
+        let is_odd = !self.head_dim.is_multiple_of(2);
+        is_odd.then(|| ("head_dim", self.head_dim, "must be even, for rotary positions".to_string()))
+    }
+
+    /// Reads a `config.json` of transformers. Its dropout is that of the training which made the file; a run uses the dropout of its
+    /// own configuration.
+    ///
+    /// # Errors
+    /// When the file describes another architecture, or a variant that is not computed here.
+    pub(super) fn from_config(family: &'static Family, config: &Value) -> Result<Decoder, ModelError> {
+        expect_architecture(config, family.name)?;
+        expect_computed(
+            config,
+            &[("quantization_config", json!(null)), ("attn_logit_softcapping", json!(null))],
+        )?;
+        let hidden = number(config, "hidden_size", MAX_HIDDEN)?;
+        let heads = number(config, "num_attention_heads", MAX_HIDDEN)?;
+        let layers = number(config, "num_hidden_layers", MAX_LAYERS)?;
+        let positions = number(config, "max_position_embeddings", MAX_POSITIONS)?;
+        // Null is not absent: it follows from the other sizes in every family.
+        let or = |key: &'static str, absent: Option<usize>, follows: usize| match config.get(key) {
+            None => Ok(absent.unwrap_or(follows)),
+            Some(Value::Null) => Ok(follows),
+            Some(_) => number(config, key, MAX_HIDDEN),
+        };
+        if config.get("head_dim").is_none_or(Value::is_null)
+            && family.head_dim.is_none()
+            && !hidden.is_multiple_of(heads)
+        {
+            return Err(wrong("num_attention_heads", heads, &format!("a divisor of hidden_size = {hidden}")));
+        }
+        let attention_bias = flag(config, "attention_bias", false)?;
+        if attention_bias && family.biases == AttentionBiases::Never {
+            return Err(wrong("attention_bias", true, "false"));
+        }
+        let model = Decoder {
+            family,
+            layers,
+            hidden,
+            heads,
+            kv_heads: or("num_key_value_heads", family.kv_heads, heads)?,
+            head_dim: or("head_dim", family.head_dim, hidden / heads)?,
+            intermediate: number(config, "intermediate_size", MAX_INTERMEDIATE)?,
+            vocab: number(config, "vocab_size", MAX_VOCAB)?,
+            positions,
+            eps: epsilon(config, "rms_norm_eps", family.eps)?,
+            rope: rope_of(config, family.theta, positions)?,
+            tied: flag(config, "tie_word_embeddings", family.tied)?,
+            biases: family.biases(attention_bias, family.mlp_bias && flag(config, "mlp_bias", false)?),
+            window: window_of(config, family, layers)?,
+            without_positions: without_positions_of(config, family, layers)?,
+            activation: activation_of(config)?,
+            dropout: match config.get("attention_dropout") {
+                None => Dropouts::default(),
+                Some(_) => {
+                    Dropouts { attention: probability(config, "attention_dropout")?, ..Dropouts::default() }
+                }
+            },
+        };
+        let file = |key| if key == "kv_heads" { "num_key_value_heads" } else { key };
+        match model.fault() {
+            Some((key, given, expected)) => Err(wrong(file(key), given, &expected)),
+            None => Ok(model),
+        }
+    }
+
+    /// The `config.json`. Version 4 of transformers reads `rope_theta` and `rope_scaling`, version 5 `rope_parameters`.
+    pub(super) fn config(&self) -> Value {
+        let scaling = self.rope.scaling_value();
+        let mut parameters = scaling.clone().unwrap_or_else(|| json!({ "rope_type": "default" }));
+        parameters["rope_theta"] = json!(self.rope.theta);
+        let mut config = json!({
+            "architectures": [self.family.class],
+            "attention_bias": self.biases.output,
+            "attention_dropout": decimal(self.dropout.attention),
+            "head_dim": self.head_dim,
+            "hidden_act": self.activation.map_or_else(|| json!(SILU[0]), Activation::word),
+            "hidden_size": self.hidden,
+            "initializer_range": 0.02,
+            "intermediate_size": self.intermediate,
+            "max_position_embeddings": self.positions,
+            "model_type": self.family.name,
+            "num_attention_heads": self.heads,
+            "num_hidden_layers": self.layers,
+            "num_key_value_heads": self.kv_heads,
+            "rms_norm_eps": decimal(self.eps),
+            "rope_parameters": parameters,
+            "rope_scaling": scaling,
+            "rope_theta": self.rope.theta,
+            "tie_word_embeddings": self.tied,
+            "torch_dtype": "float32",
+            "vocab_size": self.vocab,
+        });
+        let mut set = |key: &str, value: Value| config[key] = value;
+        if self.family.mlp_bias {
+            set("mlp_bias", json!(self.biases.mlp));
+        }
+        let window = self.window.map(|window| window.keys);
+        match self.family.windows {
+            Windows::Never => {}
+            Windows::All { .. } => set("sliding_window", json!(window)),
+            Windows::From => {
+                set("use_sliding_window", json!(window.is_some()));
+                set("sliding_window", json!(window));
+                set("max_window_layers", json!(self.window.map_or(self.layers, |window| window.from)));
+            }
+        }
+        if self.family.without_positions.is_some() {
+            let has: Vec<u8> = (0..self.layers).map(|layer| self.has_positions(layer).into()).collect();
+            set("no_rope_layers", json!(has));
+            set("use_sliding_window", json!(false));
+        }
+        config
+    }
+}
+
+impl Family {
+    fn biases(&self, attention: bool, mlp: bool) -> Biases {
+        let (qkv, output) = match self.biases {
+            AttentionBiases::Never => (false, false),
+            AttentionBiases::Inputs => (true, false),
+            AttentionBiases::Key => (attention, attention),
+        };
+        Biases { qkv, output, mlp }
+    }
+
+    /// The size that the keys name, if they do.
+    pub(super) fn size(&self, keys: &Keys) -> Result<Option<&'static Size>, KeyError> {
+        let Some(name) = keys.get("size").and_then(Value::as_str) else { return Ok(None) };
+        let size = self.sizes.iter().find(|size| size.name == name);
+        size.map(Some).ok_or_else(|| {
+            let names: Vec<&str> = self.sizes.iter().map(|size| size.name).collect();
+            keys.refused("size", format!("the sizes of arch {:?} are {}", self.name, names.join(", ")))
+        })
+    }
+}
+
+/// Base and scaling of the frequencies, of either version. Of both tables of scaling, transformers 5 reads that of version 4.
+fn rope_of(config: &Value, absent: f64, positions: usize) -> Result<Rope, ModelError> {
+    let table = |key: &'static str| match config.get(key) {
+        None | Some(Value::Null) => Ok(None),
+        Some(Value::Object(table)) => Ok(Some(table)),
+        Some(other) => Err(wrong(key, other, "a table of numbers")),
+    };
+    let (old, new) = (table("rope_scaling")?, table("rope_parameters")?);
+    let theta_in =
+        |table: Option<&Map<String, Value>>| table.and_then(|table| table.get("rope_theta")).cloned();
+    let thetas = [config.get("rope_theta").cloned(), theta_in(new), theta_in(old)];
+    let mut given = thetas.into_iter().flatten().filter(|theta| !theta.is_null());
+    let first = given.next();
+    if let (Some(first), Some(other)) =
+        (&first, given.find(|theta| theta.as_f64() != first.as_ref().and_then(Value::as_f64)))
+    {
+        return Err(contradiction(["rope_theta", "rope_parameters.rope_theta"], first, &other));
+    }
+    let theta = match &first {
+        None => absent,
+        Some(value) => value
+            .as_f64()
+            .filter(|theta| *theta > 1.0 && theta.is_finite())
+            .ok_or_else(|| wrong("rope_theta", value, "a number above 1"))?,
+    };
+    let (key, table) = match (old, new) {
+        (Some(old), _) => ("rope_scaling", old),
+        (None, Some(new)) => ("rope_parameters", new),
+        (None, None) => return Ok(Rope { theta, scaling: RotaryScaling::Default }),
+    };
+    let scaling =
+        Rope::read_scaling(table, positions).map_err(|WrongScaling { key: inner, given, expected }| {
+            wrong(key, format!("{inner} = {given}"), &expected)
+        })?;
+    Ok(Rope { theta, scaling })
+}
+
+/// The window, by its keys and by `layer_types`, which overrides them.
+fn window_of(config: &Value, family: &Family, layers: usize) -> Result<Option<Window>, ModelError> {
+    let keys = |absent: usize| match config.get("sliding_window") {
+        None => Ok(Some(absent)),
+        Some(Value::Null) => Ok(None),
+        Some(_) => number(config, "sliding_window", MAX_POSITIONS).map(Some),
+    };
+    let is_used = flag(config, "use_sliding_window", false)?;
+    let window = match family.windows {
+        Windows::Never if is_used => return Err(wrong("use_sliding_window", true, "false")),
+        Windows::Never => None,
+        Windows::All { absent } => keys(absent)?.map(|keys| Window { keys, from: 0 }),
+        Windows::From if !is_used => None,
+        Windows::From => {
+            let from = config.get("max_window_layers").map_or(Some(28), Value::as_u64);
+            let from = from.and_then(|from| usize::try_from(from).ok());
+            let given = &config["max_window_layers"];
+            let from = from.ok_or_else(|| wrong("max_window_layers", given, "a number of layers"))?;
+            keys(4096)?.map(|keys| Window { keys, from })
+        }
+    };
+    let Some(types) = config.get("layer_types").filter(|types| !types.is_null()) else { return Ok(window) };
+    let sliding = |kind: &Value| match kind.as_str() {
+        Some("full_attention") => Some(false),
+        Some("sliding_attention") => Some(true),
+        _ => None,
+    };
+    let kinds: Option<Vec<bool>> = types.as_array().and_then(|types| types.iter().map(sliding).collect());
+    let from = kinds.filter(|kinds| kinds.len() == layers).map(|kinds| {
+        let from = kinds.iter().position(|sliding| *sliding).unwrap_or(layers);
+        (from, kinds[from..].iter().all(|sliding| *sliding))
+    });
+    let expected = format!("{layers} words full_attention, and after them sliding_attention");
+    match (from, window) {
+        (Some((from, true)), _) if from == layers => Ok(None),
+        (Some((from, true)), Some(Window { keys, .. })) => Ok(Some(Window { keys, from })),
+        (Some((_, true)), None) => Err(wrong(
+            "layer_types",
+            types,
+            "full_attention in all layers: the other keys say that there is no window",
+        )),
+        _ => Err(wrong("layer_types", types, &expected)),
+    }
+}
+
+/// Every how many layers one has no rotary positions, by `no_rope_layers` (1 for those that have them) or its interval.
+fn without_positions_of(config: &Value, family: &Family, layers: usize) -> Result<Option<usize>, ModelError> {
+    let Some(absent) = family.without_positions else { return Ok(None) };
+    let interval = match config.get("no_rope_layer_interval") {
+        None | Some(Value::Null) => absent,
+        Some(_) => number(config, "no_rope_layer_interval", MAX_LAYERS)?,
+    };
+    let Some(given) = config.get("no_rope_layers").filter(|given| !given.is_null()) else {
+        return Ok(Some(interval));
+    };
+    let list: Option<Vec<u64>> = given.as_array().and_then(|list| list.iter().map(Value::as_u64).collect());
+    let fits = |list: &[u64], interval: usize| {
+        list.iter().enumerate().all(|(i, has)| *has == u64::from(!(i + 1).is_multiple_of(interval)))
+    };
+    let list = list.filter(|list| list.len() == layers);
+    let found = list.as_deref().and_then(|list| match list.iter().position(|has| *has == 0) {
+        None => list.iter().all(|has| *has == 1).then_some(None),
+        Some(first) => fits(list, first + 1).then_some(Some(first + 1)),
+    });
+    let expected = format!("{layers} numbers 1, of which every n-th is 0");
+    found.ok_or_else(|| wrong("no_rope_layers", given, &expected))
+}
+
+/// The function of the gate; None for x sigmoid(x).
+fn activation_of(config: &Value) -> Result<Option<Activation>, ModelError> {
+    match config.get("hidden_act") {
+        None => Ok(None),
+        Some(word) if SILU.iter().any(|silu| word == silu) => Ok(None),
+        Some(_) => Activation::read(config, "hidden_act", Activation::GELU).map(Some),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Arch, Model};
+
+    fn llama() -> Value {
+        json!({
+            "model_type": "llama", "num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 4,
+            "intermediate_size": 24, "vocab_size": 40, "max_position_embeddings": 64,
+        })
+    }
+
+    fn with(family: &str, more: Value) -> Result<std::sync::Arc<dyn Model>, String> {
+        let mut config = llama();
+        config["model_type"] = family.into();
+        for (key, value) in more.as_object().unwrap() {
+            config[key] = value.clone();
+        }
+        crate::from_config(&config).map_err(|error| error.to_string())
+    }
+
+    fn refusal(family: &str, more: Value) -> String {
+        with(family, more).unwrap_err()
+    }
+
+    #[test]
+    fn what_is_left_out_is_the_value_of_the_family_and_null_follows_from_the_sizes() {
+        let key =
+            |family, more, key| with(family, more).unwrap().keys().get(key).cloned().unwrap_or(json!(null));
+        assert_eq!(key("llama", json!({}), "kv_heads"), 4);
+        assert_eq!(key("mistral", json!({ "num_attention_heads": 8 }), "kv_heads"), 8);
+        assert_eq!(key("mistral", json!({ "num_key_value_heads": null }), "kv_heads"), 4);
+        assert_eq!(key("mistral", json!({ "num_key_value_heads": 4 }), "window"), 4096);
+        assert_eq!(
+            key("mistral", json!({ "num_key_value_heads": 4, "sliding_window": null }), "window"),
+            json!(null)
+        );
+        assert_eq!(key("qwen3", json!({ "num_key_value_heads": 2 }), "head_dim"), 128);
+        assert_eq!(key("smollm3", json!({}), "rope_theta"), 2e6);
+        assert!(
+            refusal("qwen2", json!({})).contains("num_key_value_heads is 32, expected must divide heads = 4")
+        );
+    }
+
+    #[test]
+    fn both_forms_of_rotary_keys_are_read_and_written() {
+        let yarn = json!({ "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32 });
+        let mut new = yarn.clone();
+        new["rope_theta"] = json!(5e5);
+        let old = with("llama", json!({ "rope_theta": 5e5, "rope_scaling": yarn })).unwrap();
+        let new = with("llama", json!({ "rope_parameters": new })).unwrap();
+        assert_eq!(old.to_config(), new.to_config());
+        assert_eq!((old.longest(), old.keys().get("rope_theta").unwrap()), (Some(128), &json!(5e5)));
+        let written = old.to_config();
+        assert_eq!(
+            (&written["rope_theta"], &written["rope_parameters"]["rope_theta"]),
+            (&json!(5e5), &json!(5e5))
+        );
+        assert_eq!(written["rope_scaling"]["beta_fast"], written["rope_parameters"]["beta_fast"]);
+        assert_eq!(crate::from_config(&written).unwrap().to_config(), written);
+    }
+
+    #[test]
+    fn what_would_change_the_numbers_is_refused_by_name() {
+        for (family, more, expected) in [
+            (
+                "llama",
+                json!({ "rope_scaling": { "rope_type": "su" } }),
+                "rope_scaling is rope_type = \"su\", expected one of \"default\"",
+            ),
+            (
+                "llama",
+                json!({ "rope_scaling": { "type": "linear" } }),
+                "factor = left out, expected a number of at least 1",
+            ),
+            (
+                "llama",
+                json!({ "rope_scaling": { "type": "linear", "factor": 2, "beta_fast": 1 } }),
+                "beta_fast = 1, expected no such key",
+            ),
+            (
+                "llama",
+                json!({ "rope_parameters": { "partial_rotary_factor": 0.5 } }),
+                "partial_rotary_factor = 0.5",
+            ),
+            (
+                "llama",
+                json!({ "rope_theta": 1e4, "rope_parameters": { "rope_theta": 2e4 } }),
+                "mean the same",
+            ),
+            ("llama", json!({ "hidden_act": "relu" }), "hidden_act is \"relu\""),
+            (
+                "llama",
+                json!({ "num_key_value_heads": 3 }),
+                "num_key_value_heads is 3, expected must divide heads = 4",
+            ),
+            ("llama", json!({ "head_dim": 5 }), "head_dim is 5, expected must be even"),
+            (
+                "llama",
+                json!({ "num_attention_heads": 3 }),
+                "num_attention_heads is 3, expected a divisor of hidden_size = 16",
+            ),
+            ("llama", json!({ "quantization_config": {} }), "quantization_config"),
+            (
+                "mistral",
+                json!({ "num_key_value_heads": 4, "attention_bias": true }),
+                "attention_bias is true, expected false",
+            ),
+            (
+                "qwen2",
+                json!({ "num_key_value_heads": 4, "layer_types": ["full_attention", "sliding_attention"] }),
+                "there is no window",
+            ),
+            (
+                "qwen2",
+                json!({ "num_key_value_heads": 4, "use_sliding_window": true, "layer_types": ["sliding_attention", "full_attention"] }),
+                "layer_types is",
+            ),
+            ("smollm3", json!({ "no_rope_layers": [0, 1] }), "no_rope_layers is [0,1]"),
+            ("smollm3", json!({ "use_sliding_window": true }), "use_sliding_window is true"),
+        ] {
+            let error = refusal(family, more);
+            assert!(error.contains(expected), "{error}, expected {expected}");
+        }
+    }
+
+    #[test]
+    fn keys_of_a_configuration_that_do_not_fit_are_refused_by_name() {
+        let of =
+            |arch: &str, keys: Keys| Arch::named(arch).unwrap().model(&keys, 40, 64).unwrap_err().to_string();
+        for (arch, key, value, expected) in [
+            ("llama", "kv_heads", json!(5), "model.kv_heads = 5: must divide heads = 12"),
+            (
+                "llama",
+                "heads",
+                json!(7),
+                "model.heads = 7: must divide model.hidden = 768, or give model.head_dim",
+            ),
+            ("llama", "head_dim", json!(9), "model.head_dim = 9: must be even, for rotary positions"),
+            ("llama", "window", json!(9), "model.window = 9: is not a key of arch \"llama\""),
+            (
+                "qwen2",
+                "attention_bias",
+                json!(true),
+                "model.attention_bias = true: is not a key of arch \"qwen2\"",
+            ),
+            ("llama", "positions", json!(8), "model.positions = 8: must be at least model.seq = 64, or"),
+            (
+                "llama",
+                "rope_scaling",
+                json!({ "rope_type": "none" }),
+                "rope_type = \"none\": one of \"default\"",
+            ),
+        ] {
+            let error = of(arch, Keys::from([(key, value)]));
+            assert!(error.contains(expected), "{error}, expected {expected}");
+        }
+        let stretched =
+            [("positions", json!(8)), ("rope_scaling", json!({ "rope_type": "linear", "factor": 8 }))];
+        assert!(Arch::named("llama").unwrap().model(&Keys::from(stretched), 40, 64).is_ok());
+    }
+}

@@ -1,0 +1,193 @@
+//! The families of decoders: what each leaves out of its files, and what sets its blocks apart.
+
+use std::sync::Arc;
+
+use phalanx_layers::NormOver;
+
+use super::sizes::Size;
+use super::{Decoder, sizes};
+use crate::keys::{Key, Values, count};
+use crate::limits::{MAX_HIDDEN, MAX_INTERMEDIATE, MAX_LAYERS, MAX_POSITIONS};
+use crate::{Arch, Architecture, Objective};
+
+/// A family of decoders: the value of a key that its `config.json` leaves out, and what its blocks have.
+#[derive(Debug, PartialEq)]
+pub struct Family {
+    /// `model_type` of its files.
+    pub name: &'static str,
+    /// Its name in messages.
+    pub title: &'static str,
+    /// Class of transformers that computes it.
+    pub class: &'static str,
+    /// `num_key_value_heads` where it is left out; None for as many as heads of queries.
+    pub kv_heads: Option<usize>,
+    /// `head_dim` where it is left out; None for the width over the heads.
+    pub head_dim: Option<usize>,
+    /// Which projections of attention have biases.
+    pub biases: AttentionBiases,
+    /// Whether `mlp_bias` is a key.
+    pub mlp_bias: bool,
+    /// The norm of queries and keys, if there is one.
+    pub head_norms: Option<NormOver>,
+    /// Whether norms follow attention and MLP, instead of standing before them.
+    pub norms_after: bool,
+    /// Which layers have a window.
+    pub windows: Windows,
+    /// Every how many layers one has no rotary positions (`no_rope_layer_interval`), where it is left out.
+    pub without_positions: Option<usize>,
+    /// `tie_word_embeddings` where it is left out.
+    pub tied: bool,
+    /// `rope_theta` where it is left out.
+    pub theta: f64,
+    /// `rms_norm_eps` where it is left out.
+    pub eps: f32,
+    /// Its published sizes.
+    pub sizes: &'static [Size],
+}
+
+/// Which projections of attention have biases.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AttentionBiases {
+    /// None.
+    Never,
+    /// Those of queries, keys and values.
+    Inputs,
+    /// All four, where `attention_bias` says so.
+    Key,
+}
+
+/// Which layers have a window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Windows {
+    /// None.
+    Never,
+    /// All, of `sliding_window` keys; of so many where that is left out.
+    All {
+        /// Number of keys.
+        absent: usize,
+    },
+    /// Those from `max_window_layers` on, where `use_sliding_window` says so.
+    From,
+}
+
+const LLAMA: Family = Family {
+    name: "llama",
+    title: "Llama",
+    class: "LlamaForCausalLM",
+    kv_heads: None,
+    head_dim: None,
+    biases: AttentionBiases::Key,
+    mlp_bias: true,
+    head_norms: None,
+    norms_after: false,
+    windows: Windows::Never,
+    without_positions: None,
+    tied: false,
+    theta: 1e4,
+    eps: 1e-6,
+    sizes: &sizes::LLAMA,
+};
+
+const QWEN2: Family = Family {
+    name: "qwen2",
+    title: "Qwen2",
+    class: "Qwen2ForCausalLM",
+    kv_heads: Some(32),
+    biases: AttentionBiases::Inputs,
+    mlp_bias: false,
+    windows: Windows::From,
+    sizes: &sizes::QWEN2,
+    ..LLAMA
+};
+
+/// All families.
+static FAMILIES: [Family; 6] = [
+    LLAMA,
+    Family {
+        name: "mistral",
+        title: "Mistral",
+        class: "MistralForCausalLM",
+        kv_heads: Some(8),
+        biases: AttentionBiases::Never,
+        mlp_bias: false,
+        windows: Windows::All { absent: 4096 },
+        sizes: &sizes::MISTRAL,
+        ..LLAMA
+    },
+    QWEN2,
+    Family {
+        name: "qwen3",
+        title: "Qwen3",
+        class: "Qwen3ForCausalLM",
+        head_dim: Some(128),
+        biases: AttentionBiases::Key,
+        head_norms: Some(NormOver::EachHead),
+        sizes: &sizes::QWEN3,
+        ..QWEN2
+    },
+    Family {
+        name: "smollm3",
+        title: "SmolLM3",
+        class: "SmolLM3ForCausalLM",
+        kv_heads: Some(4),
+        without_positions: Some(4),
+        tied: true,
+        theta: 2e6,
+        sizes: &sizes::SMOLLM3,
+        ..LLAMA
+    },
+    Family {
+        name: "olmo2",
+        title: "OLMo 2",
+        class: "Olmo2ForCausalLM",
+        mlp_bias: false,
+        head_norms: Some(NormOver::AllHeads),
+        norms_after: true,
+        eps: 1e-5,
+        sizes: &sizes::OLMO2,
+        ..LLAMA
+    },
+];
+
+/// The keys of `[model]` that all families read. Where one is left out, the family or the size has its value.
+const KEYS: [Key; 14] = [
+    count("layers", "num_hidden_layers", None, MAX_LAYERS),
+    count("hidden", "hidden_size", None, MAX_HIDDEN),
+    count("heads", "num_attention_heads", None, MAX_HIDDEN),
+    count("kv_heads", "num_key_value_heads", None, MAX_HIDDEN),
+    count("head_dim", "head_dim", None, MAX_HIDDEN),
+    count("intermediate", "intermediate_size", None, MAX_INTERMEDIATE),
+    count("positions", "max_position_embeddings", None, MAX_POSITIONS),
+    count("window", "sliding_window", None, MAX_POSITIONS),
+    Key { name: "norm_eps", file: "rms_norm_eps", values: Values::Positive { absent: None } },
+    Key { name: "rope_theta", file: "rope_theta", values: Values::Positive { absent: None } },
+    Key { name: "rope_scaling", file: "rope_scaling", values: Values::Table },
+    Key { name: "tied", file: "tie_word_embeddings", values: Values::Flag },
+    Key { name: "size", file: "size", values: Values::Word },
+    Key { name: "attention_bias", file: "attention_bias", values: Values::Flag },
+];
+
+/// The entries in the registry.
+pub(crate) static ARCHITECTURES: [Architecture; FAMILIES.len()] = {
+    const fn entry(index: usize) -> Architecture {
+        Architecture {
+            name: FAMILIES[index].name,
+            title: FAMILIES[index].title,
+            objective: Objective::Causal,
+            keys: &KEYS,
+            build: |arch, keys, vocab, seq| {
+                Ok(Arc::new(Decoder::of_keys(Family::of(arch), keys, vocab, seq)?))
+            },
+            vocab: |arch, keys| Family::of(arch).size(keys).ok()?.map(|size| size.vocab),
+            from_config: |arch, config| Ok(Arc::new(Decoder::from_config(Family::of(arch), config)?)),
+        }
+    }
+    [entry(0), entry(1), entry(2), entry(3), entry(4), entry(5)]
+};
+
+impl Family {
+    /// The family of an architecture that is in the registry as one.
+    fn of(arch: Arch) -> &'static Family {
+        FAMILIES.iter().find(|family| family.name == arch.name).expect("the registry has it from here")
+    }
+}

@@ -1,0 +1,313 @@
+//! The decoders of Llama (Touvron et al., arXiv 2302.13971) and the families that follow it, as transformers has them: RMS norms, rotary
+//! positions, grouped queries, and an MLP with a gate. A family is a table, [`Family`].
+//!
+//! Names, `config.json` and initial values follow transformers. Weights are `[out, in]`; those of queries, keys and values lie one
+//! behind another in memory, and so do those of gate and up, so that one product reads them.
+
+mod config;
+mod family;
+mod rope;
+mod sizes;
+
+use std::sync::Arc;
+
+use phalanx_layers::{
+    AnyLayer, Attention, Block, BlockRole, CannotCut, Checkpointing, Dropped, Embedding, Fork, Gated,
+    HeadNorm, Init, Layer, LayerNorm, Linear, LinearCrossEntropy, Network, NormOver, Output, Pieces,
+    RotaryPositions, RowShape, Sequence,
+};
+use phalanx_parallel::TensorParallel;
+use phalanx_tensor::{Gate, Heads};
+use serde_json::Value;
+
+pub(crate) use family::ARCHITECTURES;
+pub use family::Family;
+pub use rope::Rope;
+
+use crate::activation::Activation;
+use crate::config::decimal;
+use crate::{Arch, Dropouts, Input, Keys, Model, NumberedLayers};
+
+/// The token table, and the output projection where it is tied.
+const TOKENS: &str = "model.embed_tokens.weight";
+
+/// The output projection where it is not tied.
+const HEAD: &str = "lm_head.weight";
+
+/// Initial values of all matrices and the table (`initializer_range`).
+const NORMAL: Init = Init::Normal(0.02);
+
+/// Sizes of a decoder, what sets it apart in its family, and its dropout in training.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Decoder {
+    /// What it has in common with others.
+    pub family: &'static Family,
+    /// Transformer blocks (`num_hidden_layers`).
+    pub layers: usize,
+    /// Width (`hidden_size`).
+    pub hidden: usize,
+    /// Heads of queries (`num_attention_heads`).
+    pub heads: usize,
+    /// Heads of keys and values (`num_key_value_heads`).
+    pub kv_heads: usize,
+    /// Elements of a head (`head_dim`).
+    pub head_dim: usize,
+    /// Width within the MLP (`intermediate_size`).
+    pub intermediate: usize,
+    /// Rows of the token table (`vocab_size`).
+    pub vocab: usize,
+    /// The longest sequence (`max_position_embeddings`).
+    pub positions: usize,
+    /// Added to the mean square in a norm (`rms_norm_eps`).
+    pub eps: f32,
+    /// Frequencies of the rotary positions.
+    pub rope: Rope,
+    /// Whether the output projection is the token table (`tie_word_embeddings`).
+    pub tied: bool,
+    /// Biases of the projections.
+    pub biases: Biases,
+    /// Keys that a query sees, itself among them, in some layers (`sliding_window`).
+    pub window: Option<Window>,
+    /// Every how many layers one has no rotary positions (`no_rope_layer_interval`); None where all have them.
+    pub without_positions: Option<usize>,
+    /// A form of GELU as activation of the gate (`hidden_act`); None for SiLU.
+    pub activation: Option<Activation>,
+    /// Dropout in training.
+    pub dropout: Dropouts,
+}
+
+/// Which projections have a bias.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Biases {
+    /// Those of queries, keys and values.
+    pub qkv: bool,
+    /// That of attention's output.
+    pub output: bool,
+    /// Those of the MLP.
+    pub mlp: bool,
+}
+
+/// Layers that see the last keys only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Window {
+    /// Number of keys.
+    pub keys: usize,
+    /// The first layer with the window; those before it see all keys (`max_window_layers`).
+    pub from: usize,
+}
+
+impl Decoder {
+    fn build(&self, tensor: &TensorParallel, checkpointing: Checkpointing) -> Result<Network, CannotCut> {
+        let output = RowShape::tokens(self.hidden);
+        let block = |name: String, role, layer| Block { name, role, layer, output };
+        let mut blocks = vec![block("embedding".into(), BlockRole::End, Box::new(self.embedding(tensor)))];
+        for i in 0..self.layers {
+            let layer = checkpointing.block(i, self.block(i, tensor, checkpointing)?);
+            blocks.push(block(format!("layers.{i}"), BlockRole::Transformer, layer));
+        }
+        let norm = tensor.rows(self.norm("model.norm".into()));
+        blocks.push(block("norm".into(), BlockRole::End, norm));
+        let head = LinearCrossEntropy {
+            weight: if self.tied { TOKENS } else { HEAD }.into(),
+            bias: None,
+            vocab: self.vocab,
+            hidden: self.hidden,
+            init: NORMAL,
+        };
+        Ok(Network::new(blocks, tensor.head(head)))
+    }
+
+    fn embedding(&self, tensor: &TensorParallel) -> impl Layer + use<> {
+        let layer = Embedding {
+            tokens: TOKENS.into(),
+            positions: None,
+            types: None,
+            vocab: self.vocab,
+            hidden: self.hidden,
+            init: NORMAL,
+        };
+        Dropped { layer: tensor.embedding(layer), p: self.dropout.embedding, name: "model.drop".into() }
+    }
+
+    /// `x + attention(norm(x))`, then `x + mlp(norm(x))`; or `x + norm(attention(x))` and `x + norm(mlp(x))`.
+    fn block(
+        &self,
+        index: usize,
+        tensor: &TensorParallel,
+        checkpointing: Checkpointing,
+    ) -> Result<Sequence, CannotCut> {
+        let norms = if self.family.norms_after {
+            ["post_attention_layernorm", "post_feedforward_layernorm"]
+        } else {
+            ["input_layernorm", "post_attention_layernorm"]
+        };
+        let parts = [self.attention(index, tensor)?, self.mlp(index, tensor)?];
+        let paths = norms.into_iter().zip(parts).map(|(name, mut layers)| {
+            let norm = tensor.rows(self.norm(format!("model.layers.{index}.{name}")));
+            layers.insert(if self.family.norms_after { layers.len() } else { 0 }, norm);
+            Box::new(Fork::residual(checkpointing.sequence(layers))) as Box<dyn AnyLayer>
+        });
+        Ok(Sequence::new(paths.collect()))
+    }
+
+    /// Attention with its projections.
+    fn attention(&self, index: usize, tensor: &TensorParallel) -> Result<Vec<Box<dyn AnyLayer>>, CannotCut> {
+        let name = |part: &str| format!("model.layers.{index}.self_attn.{part}");
+        let heads = self.heads_of(index);
+        let result = |part: &str, count, repeat| {
+            let pieces = Pieces { repeat, ..Pieces::of(count) };
+            Output { name: name(part), width: count * self.head_dim, pieces }
+        };
+        let (q, kv) = (result("q_proj", self.heads, false), |part| result(part, self.kv_heads, true));
+        let qkv = Linear {
+            bias: self.biases.qkv,
+            ..Linear::new([q, kv("k_proj"), kv("v_proj")], self.hidden, NORMAL)
+        };
+        let mut layers = vec![tensor.column(qkv)?];
+        if let Some(over) = self.family.head_norms {
+            let names = ["q_norm.weight", "k_norm.weight"].map(name);
+            layers.push(Box::new(self.head_norm(names, tensor, (heads, over))?));
+        }
+        if self.has_positions(index) {
+            let (heads, _) = tensor.heads(heads)?;
+            layers.push(Box::new(RotaryPositions { rotary: self.rope.rotary(self.head_dim), heads }));
+        }
+        layers.push(Box::new(tensor.attention(Attention {
+            heads,
+            dropout: self.dropout.attention,
+            name: name("dropout"),
+            first_head: 0,
+            all_heads: self.heads,
+        })?));
+        let output = Output::new(name("o_proj"), self.hidden);
+        let output =
+            Linear { bias: self.biases.output, ..Linear::new([output], self.heads * self.head_dim, NORMAL) };
+        layers.push(self.dropped(tensor.row(output)?, name("resid_dropout")));
+        Ok(layers)
+    }
+
+    fn head_norm(
+        &self,
+        names: [String; 2],
+        tensor: &TensorParallel,
+        (heads, over): (Heads, NormOver),
+    ) -> Result<HeadNorm, CannotCut> {
+        let partial = tensor.ranks() > 1;
+        if partial && over == NormOver::AllHeads {
+            let what = format!("norms over all heads ({})", names.join(", "));
+            return Err(CannotCut { what, pieces: 1, holders: tensor.ranks() });
+        }
+        Ok(HeadNorm { names, heads: tensor.heads(heads)?.0, over, eps: self.eps, partial })
+    }
+
+    /// `down(act(gate(x)) * up(x))`
+    fn mlp(&self, index: usize, tensor: &TensorParallel) -> Result<Vec<Box<dyn AnyLayer>>, CannotCut> {
+        let name = |part: &str| format!("model.layers.{index}.mlp.{part}");
+        let linear = |outputs: Vec<Output>, inputs| Linear {
+            bias: self.biases.mlp,
+            ..Linear::new(outputs, inputs, NORMAL)
+        };
+        let result = |part: &str| Output::new(name(part), self.intermediate);
+        let down = linear(vec![Output::new(name("down_proj"), self.hidden)], self.intermediate);
+        Ok(vec![
+            tensor.column(linear(vec![result("gate_proj"), result("up_proj")], self.hidden))?,
+            Box::new(Gated {
+                gate: self.activation.map_or(Gate::Silu, |activation| Gate::Gelu(activation.gelu)),
+            }),
+            self.dropped(tensor.row(down)?, name("dropout")),
+        ])
+    }
+
+    fn dropped(&self, layer: Box<dyn AnyLayer>, name: String) -> Box<dyn AnyLayer> {
+        Box::new(Dropped { layer, p: self.dropout.residual, name })
+    }
+
+    fn norm(&self, prefix: String) -> LayerNorm {
+        LayerNorm { prefix, hidden: self.hidden, eps: self.eps, centred: false, bias: false }
+    }
+
+    /// The heads of a layer.
+    fn heads_of(&self, layer: usize) -> Heads {
+        let window = self.window.filter(|window| layer >= window.from).map(|window| window.keys);
+        Heads { kv_heads: self.kv_heads, window, ..Heads::equal(self.heads, self.head_dim, true) }
+    }
+
+    /// Whether a layer has rotary positions.
+    fn has_positions(&self, layer: usize) -> bool {
+        self.without_positions.is_none_or(|interval| !(layer + 1).is_multiple_of(interval))
+    }
+}
+
+impl Model for Decoder {
+    fn network(&self, tensor: &TensorParallel, checkpointing: Checkpointing) -> Result<Network, CannotCut> {
+        self.build(tensor, checkpointing)
+    }
+
+    fn inputs(&self) -> Vec<Input> {
+        Input::of_language_model(self.vocab)
+    }
+
+    fn longest(&self) -> Option<usize> {
+        Some(self.rope.longest(self.positions))
+    }
+
+    fn attention(&self) -> Option<Heads> {
+        Some(self.heads_of(0))
+    }
+
+    fn keys(&self) -> Keys {
+        let mut keys = Keys::from([
+            ("layers", self.layers.into()),
+            ("hidden", self.hidden.into()),
+            ("heads", self.heads.into()),
+            ("kv_heads", self.kv_heads.into()),
+            ("head_dim", self.head_dim.into()),
+            ("intermediate", self.intermediate.into()),
+            ("positions", self.positions.into()),
+            ("norm_eps", decimal(self.eps).into()),
+            ("rope_theta", self.rope.theta.into()),
+            ("tied", self.tied.into()),
+        ]);
+        if let Some(scaling) = self.rope.scaling_value() {
+            keys.set("rope_scaling", scaling);
+        }
+        if let Some(window) = self.window {
+            keys.set("window", window.keys);
+        }
+        keys
+    }
+
+    fn architecture(&self) -> Option<Arch> {
+        Arch::named(self.family.name)
+    }
+
+    fn to_config(&self) -> Value {
+        self.config()
+    }
+
+    /// Files of the bare model leave out `model.`.
+    fn aliases(&self, name: &str) -> Vec<String> {
+        name.strip_prefix("model.").map(str::to_string).into_iter().collect()
+    }
+
+    fn copies_of(&self, stored: &str) -> &'static [&'static str] {
+        if self.tied && stored == TOKENS { &[HEAD] } else { &[] }
+    }
+
+    fn numbered_layers(&self) -> Option<NumberedLayers> {
+        Some(NumberedLayers {
+            count: self.layers,
+            key: "num_hidden_layers",
+            prefixes: &["model.layers.", "layers."],
+        })
+    }
+
+    /// Frequencies, which old versions of transformers saved with each layer.
+    fn is_ignored(&self, name: &str) -> bool {
+        name.ends_with(".rotary_emb.inv_freq")
+    }
+
+    fn dropping(&self, dropout: Dropouts) -> Arc<dyn Model> {
+        Arc::new(Decoder { dropout, ..self.clone() })
+    }
+}
