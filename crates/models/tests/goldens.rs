@@ -156,7 +156,7 @@ fn decoders_of_every_variant() {
         let (logits, loss) = case.forward();
         for (name, got) in [("logits", logits), ("loss", vec![loss])] {
             let expected = values(&file, name);
-            let greatest = expected.iter().fold(0.0f32, |most, value| most.max(value.abs()));
+            let greatest = expected.iter().fold(0.0f32, |max, value| max.max(value.abs()));
             let bound = 4.0 * error_of(&file, name) * greatest;
             assert_eq!(got.len(), expected.len(), "{file}: {name}");
             for (i, (got, expected)) in got.iter().zip(expected).enumerate() {
@@ -170,7 +170,7 @@ fn decoders_of_every_variant() {
     }
 }
 
-/// Of 4 ranks, two have a head of keys and values each, or all four the only one. A norm over all heads is refused.
+/// Each head of keys and values lies on two of 4 ranks, or on all four. A norm over all heads is refused.
 #[test]
 fn decoders_on_ranks_that_share_layers() {
     for folder in DECODERS.into_iter().filter(|folder| !folder.ends_with("olmo2")) {

@@ -95,16 +95,16 @@ impl Rope {
         let table = Entries { table, positions };
         let (scaling, keys): (_, &[&str]) = match given.as_str().unwrap_or_default() {
             "default" => (RotaryScaling::Default, &[]),
-            "linear" => (RotaryScaling::Linear { factor: table.at_least_1("factor", None)? }, &["factor"]),
+            "linear" => (RotaryScaling::Linear { factor: table.factor("factor", None)? }, &["factor"]),
             "dynamic" => {
-                let factor = table.at_least_1("factor", None)?;
+                let factor = table.factor("factor", None)?;
                 let original = table.original()?;
                 let scaling = RotaryScaling::Dynamic { factor, trained: original, length: original };
                 (scaling, &["factor", "original_max_position_embeddings"])
             }
             "llama3" => (
                 RotaryScaling::Llama3 {
-                    factor: table.at_least_1("factor", None)?,
+                    factor: table.factor("factor", None)?,
                     low: table.positive("low_freq_factor", None)?,
                     high: table.positive("high_freq_factor", None)?,
                     original: table.original()?,
@@ -182,7 +182,7 @@ impl Entries<'_> {
         self.number(key, absent, |number| number > 0.0, "a number above 0")
     }
 
-    fn at_least_1(&self, key: &str, absent: Option<f64>) -> Result<f64, WrongScaling> {
+    fn factor(&self, key: &str, absent: Option<f64>) -> Result<f64, WrongScaling> {
         self.number(key, absent, |number| number >= 1.0, "a number of at least 1")
     }
 
@@ -206,7 +206,7 @@ impl Entries<'_> {
             })?,
         };
         Ok(Yarn {
-            factor: self.at_least_1("factor", Some(self.positions as f64 / original as f64))?,
+            factor: self.factor("factor", Some(self.positions as f64 / original as f64))?,
             original,
             beta_fast: self.positive("beta_fast", Some(32.0))?,
             beta_slow: self.positive("beta_slow", Some(1.0))?,

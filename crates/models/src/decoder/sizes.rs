@@ -61,7 +61,7 @@ const LLAMA32: Size = Size { positions: 131_072, scaling: llama3(32.0), tied: tr
 
 const SMOLLM2: Size = Size { vocab: 49_152, positions: 8192, theta: 1e5, eps: 1e-5, tied: true, ..PLAIN };
 
-/// Of Llama, and of families whose files say that they are Llamas.
+/// Sizes of Llama, and of families whose files say that they are Llamas.
 pub static LLAMA: [Size; 11] = [
     Size {
         name: "llama2-7b",
@@ -133,7 +133,7 @@ const MISTRAL_7B: Size = Size {
     ..PLAIN
 };
 
-/// Of Mistral.
+/// Sizes of Mistral.
 pub static MISTRAL: [Size; 3] = [
     Size { name: "mistral-7b-v0.1", window: Some(4096), ..MISTRAL_7B },
     Size { name: "mistral-7b", vocab: 32_768, theta: 1e6, ..MISTRAL_7B },
@@ -150,7 +150,7 @@ pub static MISTRAL: [Size; 3] = [
 
 const QWEN: Size = Size { vocab: 151_936, positions: 32_768, theta: 1e6, tied: true, ..PLAIN };
 
-/// Of Qwen2 and Qwen2.5.
+/// Sizes of Qwen2 and Qwen2.5.
 pub static QWEN2: [Size; 4] = [
     Size { name: "qwen2.5-0.5b", layers: 24, hidden: 896, heads: [14, 2, 64], intermediate: 4864, ..QWEN },
     Size { name: "qwen2.5-1.5b", layers: 28, hidden: 1536, heads: [12, 2, 128], intermediate: 8960, ..QWEN },
@@ -179,7 +179,7 @@ pub static QWEN2: [Size; 4] = [
 
 const QWEN3_BASE: Size = Size { positions: 40_960, ..QWEN };
 
-/// Of Qwen3.
+/// Sizes of Qwen3.
 pub static QWEN3: [Size; 6] = [
     Size {
         name: "qwen3-0.6b",
@@ -234,7 +234,7 @@ pub static QWEN3: [Size; 6] = [
     },
 ];
 
-/// Of SmolLM3.
+/// Sizes of SmolLM3.
 pub static SMOLLM3: [Size; 1] = [Size {
     name: "smollm3-3b",
     layers: 36,
@@ -248,7 +248,7 @@ pub static SMOLLM3: [Size; 1] = [Size {
     ..PLAIN
 }];
 
-/// Of OLMo 2.
+/// Sizes of OLMo 2.
 pub static OLMO2: [Size; 2] = [
     Size {
         name: "olmo2-1b",
