@@ -13,6 +13,9 @@ use crate::{Model, ModelError, Objective};
 /// A model, or the key that is wrong.
 type Made = Result<Arc<dyn Model>, KeyError>;
 
+/// A model, or what is wrong with its `config.json`.
+type Read = Result<Arc<dyn Model>, ModelError>;
+
 /// A model architecture: its names, and the constructors of its models.
 #[derive(Debug)]
 pub struct Architecture {
@@ -29,7 +32,7 @@ pub struct Architecture {
     /// Number of token ids of the published model whose size the keys name, if they name one.
     pub vocab: fn(arch: Arch, keys: &Keys) -> Option<usize>,
     /// Makes the model that a `config.json` describes.
-    pub from_config: fn(Arch, &Value) -> Result<Arc<dyn Model>, ModelError>,
+    pub from_config: fn(Arch, &Value) -> Read,
 }
 
 impl Architecture {
