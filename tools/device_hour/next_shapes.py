@@ -20,7 +20,7 @@ def sets(**keys):
 
 
 LONG = ["examples/gpt2_124m.toml", *CUDA]
-LONG += sets(model__layers=4, model__hidden=4096, model__heads=32, model__seq=8192, model__vocab=128256, batch__global=1, batch__micro=1) + SMALL + SMALL_VOCAB
+LONG += sets(model__layers=4, model__hidden=4096, model__heads=32, model__seq=8192, model__positions=8192, model__vocab=128256, batch__global=1, batch__micro=1) + SMALL + SMALL_VOCAB
 SHORT = ["examples/gpt2_124m.toml", *CUDA, *sets(model__seq=1024, batch__global=4), *SMALL, *SMALL_VOCAB]
 
 
@@ -94,6 +94,17 @@ def algorithms(hour):
     hour.row("products of GPT-2 124M by cuBLASLt's algorithms", measured, "0.3 to 0.5 ms less", "more: choose algorithms by time")
 
 
+def decoders(hour):
+    """Decoders by their published shapes, 4 sequences of 1,024 tokens."""
+    for arch, size in (("qwen3", "qwen3-0.6b"), ("llama", "llama3.2-1b")):
+        shape = ["examples/decoder.toml", *CUDA, *sets(model__arch=arch, model__seq=1024, batch__global=4, batch__micro=4)]
+        report, fault = bench(hour, size, 80, [*shape, *(SMALL + sets(model__kv_heads=1, model__head_dim=32) if SMALL else sets(model__size=size))])
+        hour.row(f"{size}, 4 x 1024", fault or f"{told(report)}; {report['tokens_per_s']:.0f} tokens/s, {report['mfu'] or 0:.3f} of the bf16 limit")
+        if report:
+            most = sorted(((ms, name) for (name, _, _), ms in shapes(report, "").items()), reverse=True)[:6]
+            hour.row(f"{size}: its longest kernels by shape, ms", "; ".join(f"{name} {ms:.2f}" for ms, name in most))
+
+
 def host_updates(hour):
     for name, options in (
         ("states in host memory, updated there", sets(parallel__zero=1, memory__optimizer="host", memory__update="host")),
@@ -125,4 +136,4 @@ def several_cards(hour):
 
 
 if __name__ == "__main__":
-    Hour("Shapes that are next").play(kernels, long_sequences, heads, algorithms, host_updates, several_cards)
+    Hour("Shapes that are next").play(kernels, long_sequences, heads, decoders, algorithms, host_updates, several_cards)
