@@ -62,7 +62,8 @@ fn known() -> Vec<&'static str> {
 /// The error for a `config.json` of another architecture.
 fn unknown(config: &Value) -> ModelError {
     let given = config.get("model_type").unwrap_or(&Value::Null).to_string();
-    ModelError::Architecture { given, known: known().join(", ") }
+    let known: Vec<String> = known().iter().map(|name| format!("{name:?}")).collect();
+    ModelError::Architecture { given, known: known.join(", ") }
 }
 
 #[cfg(test)]
@@ -106,7 +107,7 @@ mod tests {
         for (config, given) in [(json!({ "model_type": "t5" }), "\"t5\""), (json!({}), "null")] {
             let error = from_config(&config).unwrap_err().to_string();
             assert!(
-                error.contains(&format!("model_type is {given}, expected gpt2, bert, llama, mistral")),
+                error.contains(&format!("model_type is {given}, expected \"gpt2\", \"bert\", \"llama\"")),
                 "{error}"
             );
         }

@@ -26,7 +26,7 @@ fn configurations_go_both_ways_and_foreign_ones_are_refused() {
         assert_eq!(config[key], json!(p), "the decimal that was given");
     }
     for (key, value, part) in [
-        ("model_type", json!("llama"), "model_type is \"llama\", expected \"gpt2\""),
+        ("model_type", json!("t5"), "model_type is \"t5\", expected \"gpt2\""),
         ("n_head", json!(3), "n_head is 3, expected a divisor of n_embd = 8"),
         ("n_inner", json!(0), "n_inner is 0"),
         ("activation_function", json!("relu"), "activation_function is \"relu\", expected one of \"gelu\""),

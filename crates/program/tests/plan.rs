@@ -409,6 +409,7 @@ fn the_examples_can_be_planned() {
         ("mesh_2x2x2.toml", &["--data", "text.txt"]),
         ("bert_classic.toml", &["--data", "text.txt"]),
         ("gpt3_13b_h200.toml", &[]),
+        ("decoder.toml", &["--data", "text.txt"]),
     ] {
         let path = examples.join(name).display().to_string();
         let plan =
