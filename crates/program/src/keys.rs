@@ -376,7 +376,7 @@ mod tests {
     #[test]
     fn a_name_that_is_like_no_other_is_told_what_there_is() {
         for (text, words, without) in [
-            ("[model]\nrope_theta = 1", "the keys of [model] are arch, ", "did you mean"),
+            ("[model]\nqqzz = 1", "the keys of [model] are arch, ", "did you mean"),
             ("flash = true", "the tables are [batch], ", "did you mean"),
             ("[wandb]\nproject = \"x\"", "the tables are [batch], ", "did you mean"),
             ("[wandb]", "the tables are [batch], ", "did you mean"),

@@ -317,9 +317,9 @@ fn another_architecture_is_not_imported() {
     home.run(&["train", "small.toml", "--run", "r", "--quiet"]).ok();
     home.run(&["export", "r", "--out", "hf"]).ok();
     let mut config = home.json("hf/config.json");
-    config["model_type"] = json!("llama");
+    config["model_type"] = json!("t5");
     home.write("hf/config.json", config.to_string());
-    home.run(&["import", "hf", "--run", "i"]).refused(&["llama", "gpt2", "hf"]);
+    home.run(&["import", "hf", "--run", "i"]).refused(&["t5", "gpt2", "hf"]);
     config["model_type"] = json!("gpt2");
     config["n_embd"] = json!(64);
     home.write("hf/config.json", config.to_string());
