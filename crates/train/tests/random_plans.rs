@@ -1,31 +1,82 @@
-//! Random configurations: what each rank holds is what its plan says, in every phase and category.
+//! Random configurations: what each rank holds is what its plan says, in every phase and category; and what cannot be is refused by the
+//! name of a key and its value.
+
+use std::sync::Arc;
 
 use crate::rig;
-use phalanx_models::Gpt2;
+use phalanx_data::{Masking, NOT_PREDICTED};
+use phalanx_models::{Activation, Arch, Bert, Dropouts, Gpt2, Model};
 use phalanx_plan::Peak;
 use phalanx_random::SplitMix64;
 use phalanx_trace::{Memory, PhaseName};
-use phalanx_train::config::Paths;
 use phalanx_train::config::{
-    Checkpointing, CheckpointingWord, Chunk, ChunkWord, Float, Placement, Reduce, Tier, UpdateOn,
+    Checkpointing, CheckpointingWord, Chunk, ChunkWord, Float, ParameterGroup, Paths, Placement, Reduce,
+    Tier, UpdateOn,
 };
 use phalanx_train::metrics::{DeviceBytes, RankBytes};
 use phalanx_train::planning::{BudgetError, PlanError};
 use phalanx_train::rank::{Batch, Rank};
+use phalanx_train::spec::SpecError;
 use phalanx_train::{RunConfig, RunPlan, Spec};
 
 const SCHEDULES: [&str; 7] = ["model", "gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v"];
 
-/// A random model and configuration of at most 8 ranks; `None` where the numbers do not fit together.
-fn random(random: &mut SplitMix64) -> Option<(Gpt2, RunConfig)> {
+/// The number of random configurations, and of random budgets, that are tried; 12 when left out.
+const COUNT: &str = "PHALANX_RANDOM_PLANS";
+
+fn count() -> usize {
+    std::env::var(COUNT).map_or(12, |count| count.parse().expect("a number of configurations"))
+}
+
+/// Patterns of the parameters that are trained, and of those that are frozen; mostly none.
+const TRAINED: [(&[&str], &[&str]); 7] = [
+    (&[], &[]),
+    (&[], &[]),
+    (&[], &[]),
+    (&["*.bias"], &[]),
+    (&["*.1.*"], &["*.1.*.weight"]),
+    (&[], &["*.0.*", "*.w?e.*"]),
+    (&[], &["*embeddings*"]),
+];
+
+/// Patterns, learning rate and weight decay of groups; mostly none.
+const GROUPS: [&[(&str, Option<f64>, Option<f64>)]; 5] = [
+    &[],
+    &[],
+    &[("*.bias", Some(1e-3), None)],
+    &[("*.1.*", Some(0.0), Some(0.0)), ("*", None, Some(0.01))],
+    &[("*.value.*", None, Some(0.5)), ("*.key.*", Some(1e-2), None)],
+];
+
+/// A random model of `layers` blocks with a vocabulary of `vocab`, for sequences of `seq`.
+fn random_model(
+    (layers, heads, seq): (usize, usize, usize),
+    mut pick: impl FnMut(usize) -> usize,
+) -> (Arch, Arc<dyn Model>) {
+    let (hidden, vocab) = (heads * [4, 8, 12][pick(3)], 30 + pick(50));
+    if pick(3) > 0 {
+        let model = Gpt2 { layers, hidden, heads, vocab, positions: seq, ..Gpt2::default() };
+        return (Arch::GPT2, Arc::new(model));
+    }
+    let (intermediate, positions, eps) = (hidden * (1 + pick(4)), seq, 1e-12);
+    let (activation, dropout) = (Activation::GELU, Dropouts::default());
+    let model = Bert { layers, hidden, heads, intermediate, vocab, positions, eps, activation, dropout };
+    (Arch::BERT, Arc::new(model))
+}
+
+/// A random model and configuration of at most 8 ranks; None where it is refused, as it must be.
+fn random(random: &mut SplitMix64) -> Option<(Arc<dyn Model>, RunConfig)> {
     let mut pick = |count: usize| (random.next_u64() % count as u64) as usize;
     let (layers, heads, seq) = (2 + pick(4), [2, 4][pick(2)], [4, 8, 12][pick(3)]);
-    let (hidden, vocab) = (heads * [4, 8, 12][pick(3)], 30 + pick(50));
-    let (pipeline, data, tensor) = ([1, 1, 2, 3, 4][pick(5)], [1, 2, 3][pick(3)], [1, 2][pick(2)]);
-    if pipeline * data * tensor > 8 {
-        return None;
-    }
+    let (arch, model) = random_model((layers, heads, seq), &mut pick);
+    let (pipeline, data, tensor) = loop {
+        let mesh @ (pipeline, data, tensor) = ([1, 1, 2, 3, 4][pick(5)], [1, 2, 3][pick(3)], [1, 2][pick(2)]);
+        if pipeline * data * tensor <= 8 {
+            break mesh;
+        }
+    };
     let mut config = RunConfig::default();
+    config.model.arch = arch;
     let parallel = &mut config.parallel;
     (parallel.pipeline, parallel.data, parallel.tensor) = (pipeline, Some(data), tensor);
     (parallel.zero, parallel.schedule) = (pick(4) as u8, SCHEDULES[pick(SCHEDULES.len())].into());
@@ -47,14 +98,57 @@ fn random(random: &mut SplitMix64) -> Option<(Gpt2, RunConfig)> {
     config.precision.communicate = [None, Some(Float::Bf16)][pick(2)];
     config.batch.reduce = [Reduce::Each, Reduce::Defer][pick(2)];
     let micro_batches = pipeline * (1 + pick(3));
-    config.batch.micro = Some(1 + pick(2));
-    config.batch.global = config.batch.micro? * data * micro_batches;
+    let micro = 1 + pick(2);
+    (config.batch.micro, config.batch.global) = (Some(micro), micro * data * micro_batches);
     config.model.seq = seq;
     config.model.dropout = [0.0, 0.1][pick(2)];
     config.train.threads = Some(1 + pick(2));
-    let model = Gpt2 { layers, hidden, heads, vocab, positions: seq, ..Gpt2::default() };
-    Spec::new(&config, model.clone(), config.batch.global, 1).ok()?;
-    Some((model, config))
+    let texts = |patterns: &[&str]| patterns.iter().map(|pattern| pattern.to_string()).collect::<Vec<_>>();
+    let (trainable, frozen) = TRAINED[pick(TRAINED.len())];
+    (config.model.trainable, config.model.frozen) = (texts(trainable), texts(frozen));
+    let group = |(pattern, lr, weight_decay): &(&str, Option<f64>, Option<f64>)| ParameterGroup {
+        parameters: texts(&[pattern]),
+        lr: *lr,
+        weight_decay: *weight_decay,
+    };
+    config.optimizer.group = GROUPS[pick(GROUPS.len())].iter().map(group).collect();
+    is_accepted(&model, &config).then_some((model, config))
+}
+
+/// Whether there is such a run; else the refusal is checked.
+fn is_accepted(model: &Arc<dyn Model>, config: &RunConfig) -> bool {
+    let refusal = Spec::new(config, Arc::clone(model), config.batch.global, 1).err();
+    refusal.as_ref().inspect(|refusal| assert_named(refusal, config)).is_none()
+}
+
+/// A refusal names a key of the configuration, and the value that it has there.
+fn assert_named(error: &SpecError, config: &RunConfig) {
+    let SpecError::Config(error) = error else { panic!("{error}, which names no key: {config:?}") };
+    let known = serde_json::to_value(config).unwrap();
+    // The mesh is refused as a whole.
+    if error.key != "parallel" {
+        let mut key = error.key.split('.');
+        let value = known.pointer(&format!("/{}/{}", key.next().unwrap(), key.next().unwrap()));
+        let value = value.unwrap_or_else(|| panic!("no key {}: {error}", error.key)).to_string();
+        let [given, value] = [&error.given, &value].map(|text| text.replace(['"', ' '], ""));
+        assert!(value.contains(&given), "{} is {value}, and refused is {given}: {config:?}", error.key);
+    }
+    assert!(error.expected.len() > 10, "{error}");
+}
+
+/// Sets a key that most configurations do not allow.
+fn spoil(config: &mut RunConfig, numbers: &mut SplitMix64) {
+    let memory = &mut config.memory;
+    match numbers.next_u64() % 8 {
+        0 => memory.update_in_backward = true,
+        1 => memory.gradients_in_place = true,
+        2 => memory.delayed_update = true,
+        3 => memory.parameters = Tier::Host,
+        4 => (memory.optimizer, memory.nvme_path) = (Tier::Nvme, None),
+        5 => config.parallel.schedule = "zb-v".into(),
+        6 => config.parallel.sequence_parallel = true,
+        _ => config.parallel.tensor = 3,
+    }
 }
 
 /// Where the parts of a rank's state lie, and what updates them.
@@ -91,13 +185,24 @@ fn place(config: &mut RunConfig, numbers: &mut SplitMix64) {
         && config.precision.compute != Float::F32;
 }
 
+/// As [`random`], with the parts of a rank's state in their places.
+fn random_placed(numbers: &mut SplitMix64) -> Option<(Arc<dyn Model>, RunConfig)> {
+    let (model, mut config) = random(numbers)?;
+    place(&mut config, numbers);
+    if numbers.next_u64().is_multiple_of(3) {
+        spoil(&mut config, numbers);
+    }
+    is_accepted(&model, &config).then_some((model, config))
+}
+
 /// The peaks of the phases that a rank ran, in order, and what it reports to `memory.json` before the diagnosis.
 struct Measured {
     phases: Vec<(PhaseName, Peak)>,
     reported: RankBytes,
 }
 
-fn run(engine: &mut Rank, rank: usize, rows: usize, seq: usize) -> Measured {
+fn run(engine: &mut Rank, rank: usize, config: &RunConfig) -> Measured {
+    let (rows, seq) = (config.batch.global / config.data(), config.model.seq);
     let mut phases = Vec::new();
     let mut note = |engine: &Rank, name| {
         phases.push((name, engine.device().arena().phase_peak().expect("an arena with a plan measures")));
@@ -108,6 +213,12 @@ fn run(engine: &mut Rank, rank: usize, rows: usize, seq: usize) -> Measured {
     let mut batch = Batch::with_rows(rows, seq);
     batch.tokens.fill(3);
     batch.targets.fill(5);
+    if config.model.arch == Arch::BERT {
+        batch
+            .targets
+            .chunks_mut(seq)
+            .for_each(|row| row[..seq - Masking::predicted(seq)].fill(NOT_PREDICTED));
+    }
     for step in 1..=2 {
         engine.step(step, &batch, false).unwrap();
         note(engine, PhaseName::Step);
@@ -124,16 +235,18 @@ fn run(engine: &mut Rank, rank: usize, rows: usize, seq: usize) -> Measured {
     Measured { phases, reported }
 }
 
-/// Compares `wanted` random configurations with their plans; returns the numbers of compared ranks and phases.
-fn compare(seed: u64, wanted: usize) -> (usize, usize) {
+/// Compares `wanted` random configurations with their plans; returns the numbers of compared ranks and phases, and how many others were
+/// refused.
+fn compare(seed: u64, wanted: usize) -> (usize, usize, usize) {
     let mut numbers = SplitMix64::new(seed);
-    let (mut done, mut ranks, mut compared) = (0, 0, 0);
+    let (mut done, mut ranks, mut compared, mut refused) = (0, 0, 0, 0);
     while done < wanted {
-        let Some((model, mut config)) = random(&mut numbers) else { continue };
-        place(&mut config, &mut numbers);
-        let rows = config.batch.global / config.data();
+        let Some((model, config)) = random_placed(&mut numbers) else {
+            refused += 1;
+            continue;
+        };
         let whole = |spec: &Spec, groups: &phalanx_train::Groups| spec.network(&groups.tensor);
-        let body = |engine: &mut Rank, rank: usize| run(engine, rank, rows, config.model.seq);
+        let body = |engine: &mut Rank, rank: usize| run(engine, rank, &config);
         let spec = rig::spec(&model, &config);
         // Every other one runs on simulated devices.
         let host_addressable = spec.host_addressable && done % 2 == 0;
@@ -154,21 +267,20 @@ fn compare(seed: u64, wanted: usize) -> (usize, usize) {
         ranks += measured.len();
         done += 1;
     }
-    (ranks, compared)
+    (ranks, compared, refused)
 }
 
 #[test]
 fn random_configurations_hold_what_was_planned() {
-    let (ranks, phases) = compare(7, 12);
-    assert!(ranks >= 24 && phases == 8 * ranks, "{ranks} ranks, {phases} phases");
+    let wanted = count();
+    let (ranks, phases, refused) = compare(7, wanted);
+    assert!(ranks >= 2 * wanted && phases == 8 * ranks, "{ranks} ranks, {phases} phases");
+    assert!(refused >= wanted / 2, "{refused} refused");
 }
-
-/// The number of random budgets that are tried; 12 when left out.
-const BUDGETS: &str = "PHALANX_RANDOM_BUDGETS";
 
 /// Changes a configuration so that it updates each chunk within backward: one micro-batch, no clipping, no loss scale. False where it
 /// is not a run then.
-fn update_early(config: &mut RunConfig, model: &Gpt2) -> bool {
+fn update_early(config: &mut RunConfig, model: &Arc<dyn Model>) -> bool {
     let precision = &mut config.precision;
     if precision.compute == Float::F16 {
         precision.compute = Float::Bf16;
@@ -177,7 +289,7 @@ fn update_early(config: &mut RunConfig, model: &Gpt2) -> bool {
     (config.parallel.sequence_parallel, config.parallel.schedule) = (false, "model".into());
     (config.optimizer.clip, config.memory.update_in_backward) = (0.0, true);
     config.batch.global = config.batch.micro.unwrap() * config.data();
-    Spec::new(config, model.clone(), config.batch.global, 1).is_ok()
+    is_accepted(model, config)
 }
 
 /// A random budget for `need` bytes of device memory, with the memories below it.
@@ -202,9 +314,8 @@ fn with_budget(
 
 /// Runs a plan whose budget suffices, and checks that no memory exceeds it.
 fn run_within(plan: &RunPlan, config: &RunConfig) {
-    let rows = config.batch.global / config.data();
     let whole = |spec: &Spec, groups: &phalanx_train::Groups| spec.network(&groups.tensor);
-    let body = |engine: &mut Rank, rank: usize| run(engine, rank, rows, config.model.seq);
+    let body = |engine: &mut Rank, rank: usize| run(engine, rank, config);
     let usable =
         (config.memory.device_budget_mb.unwrap() * 1_048_576.0 * (1.0 - config.memory.headroom)) as u64;
     for (rank, measured) in rig::on_planned_ranks(plan, &whole, &body).iter().enumerate() {
@@ -224,9 +335,9 @@ fn run_within(plan: &RunPlan, config: &RunConfig) {
 /// Every budget either runs, in the memory that was planned, or is refused at plan time with one that would do.
 #[test]
 fn random_budgets_run_as_planned_or_are_refused() {
-    let wanted = std::env::var(BUDGETS).map_or(12, |count| count.parse().expect("a number of budgets"));
+    let wanted = count();
     let folder = tempfile::tempdir().unwrap();
-    let mut numbers = SplitMix64::new(29);
+    let mut numbers = SplitMix64::new(31);
     let (mut ran, mut refused, mut away, mut early) = (0, 0, 0, 0);
     while ran + refused < wanted {
         let Some((model, mut config)) = random(&mut numbers) else { continue };
@@ -241,7 +352,7 @@ fn random_budgets_run_as_planned_or_are_refused() {
         };
         let need = RunPlan::without_offsets(spec(&config)).unwrap().arena_bytes_max();
         let mut config = with_budget(&config, need, folder.path(), &mut numbers);
-        if config.check_with(&model).is_err() {
+        if config.check_with(&*model).is_err() {
             continue;
         }
         let mut is_refused = false;

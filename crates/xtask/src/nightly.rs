@@ -10,7 +10,7 @@ type Step = (&'static str, &'static [(&'static str, &'static str)], &'static [&'
 
 /// The steps that are cargo's alone. Those of MPI build with its bindings: they need mpicc, mpirun and libclang (Debian: libopenmpi-dev
 /// openmpi-bin libclang-dev), and fail without.
-const STEPS: [Step; 12] = [
+const STEPS: [Step; 13] = [
     ("docs", &[("RUSTDOCFLAGS", "-D warnings")], &["doc", "--workspace", "--no-deps"]),
     // Alone: without the tokenizers that the program asks for.
     ("library-lints", &[], &["clippy", "--package", "phalanx", "--", "-D", "warnings"]),
@@ -34,6 +34,11 @@ const STEPS: [Step; 12] = [
     // The program's tests as on a processor with tile registers: they must not expect other kernels than the program takes.
     ("tiles", &[("PHALANX_ISA", "amx-model")], &["test", "--workspace", "--test", "program"]),
     ("portable", &[("PHALANX_ISA", "portable")], &["test", "--workspace", "--test", "program"]),
+    (
+        "random-plans",
+        &[("PHALANX_RANDOM_PLANS", "200")],
+        &["test", "--workspace", "--test", "train", "--", "random_plans::"],
+    ),
     ("simulated", &[("PHALANX_TEST_SWEEPS", "whole")], &["xtask", "simulated", "--seeds", "20"]),
     ("cuda-kernels", &[], &["xtask", "cuda-kernels", "--or-skip"]),
     ("cuda-emulator", &[], &["xtask", "cuda-emulator", "--or-skip", "--seeds", "20"]),
