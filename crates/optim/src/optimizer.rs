@@ -63,8 +63,18 @@ impl Optimizer {
         if let Optimizer::Own(rule) = self {
             return own::apply(Arc::clone(rule), device, update);
         }
-        let Update { number, lr, weight_decay: own, of, parameters: p, rounded, gradient: g, factor, states } =
-            update;
+        let Update {
+            number,
+            lr,
+            weight_decay: own,
+            of,
+            parameters: p,
+            rounded,
+            gradient: g,
+            factor,
+            states,
+            ..
+        } = update;
         let decay = |of_all: f32| own.unwrap_or(if of.kind.decays() { of_all } else { 0.0 });
         match *self {
             Optimizer::Own(_) => unreachable!("applied above"),

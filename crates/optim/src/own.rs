@@ -47,24 +47,30 @@ impl fmt::Debug for dyn UpdateRule {
 
 /// Applies `rule` on `device`.
 pub(crate) fn apply(rule: Arc<dyn UpdateRule>, device: &Device, update: Update) {
-    let Update { number, lr, of, parameters: mut p, rounded, gradient, factor, states, .. } = update;
+    let Update { number, lr, of, parameters: mut p, rounded, gradient, factor, scaled, states, .. } = update;
     let mut call = OwnOperation::update("own_optimizer", p.reborrow(), gradient).read("factor", "", factor);
     for state in states {
         call = call.write("state", "", state);
     }
-    let of = Arc::clone(of);
+    let (of, extent) = (Arc::clone(of), rule.extent(of));
+    assert_eq!(extent == Extent::Whole, scaled.is_some(), "`{}`: memory for a whole gradient", of.name);
+    if let Some(scaled) = scaled {
+        call = call.write("scaled", "", scaled);
+    }
     call.run_on_all(device, move |reads, writes| {
         let (gradient, factor) = (reads[0], reads[1].as_slice::<f32>()[0]);
         let mut slices: Vec<&mut [f32]> = writes.into_iter().map(ViewMut::into_slice).collect();
+        let last = if extent == Extent::Whole { slices.pop() } else { None };
         let (parameters, states) = slices.split_first_mut().expect("the parameters come first");
         let step = UpdateStep { number, lr, of: &of };
         let length = parameters.len();
-        let (elements, block) = match rule.extent(&of) {
+        let (elements, block) = match extent {
             Extent::Elements => (NORM_BLOCK, 1),
             Extent::Blocks(block) => (NORM_BLOCK, block),
             Extent::Whole => (length, length),
         };
-        let mut scaled = vec![0.0; elements.min(length)];
+        let mut few = [0.0; NORM_BLOCK];
+        let scaled = if extent == Extent::Whole { last.expect("it came last") } else { &mut few[..] };
         for start in (0..length).step_by(elements) {
             let here = start..(start + elements).min(length);
             let scaled = &mut scaled[..here.len()];

@@ -44,6 +44,8 @@ pub struct Update<'a> {
     pub gradient: View<'a>,
     /// Factor for the gradient, `[1]`.
     pub factor: View<'a>,
+    /// Memory for the gradient times its factor, f32, as long as the parameter: where an optimizer of the caller's own takes all of it.
+    pub scaled: Option<ViewMut<'a>>,
     /// The states, in the order of [`Optimizer::kept`](crate::Optimizer::kept); they are updated.
     pub states: Vec<ViewMut<'a>>,
 }

@@ -419,6 +419,9 @@ fn chunks(spec: &Spec) -> String {
         bytes(element * padded),
         100.0 * layout.waste_elements as f64 / padded as f64
     );
+    if let Some(note) = spec.chunk_note() {
+        text.push_str(&format!("  {note}\n"));
+    }
     if !spec.tried_chunks.is_empty() {
         text.push_str(&tried_chunks(spec));
     }

@@ -14,6 +14,7 @@ pub mod best;
 mod budget;
 pub mod chunk_alternatives;
 mod chunk_choice;
+mod chunk_note;
 pub mod config;
 mod cut;
 pub mod dataset;

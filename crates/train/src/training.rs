@@ -43,8 +43,8 @@ impl Training {
         })
     }
 
-    /// The same, where `notice` is called with each line that a user should read: what is slower than it could be where
-    /// disk memory lies, and ranks for which others wait long. Without it, nothing is said.
+    /// The same, where `notice` is called with each line that a user should read: why chunks are larger than they were asked to be,
+    /// what is slower than it could be where disk memory lies, and ranks for which others wait long. Without it, nothing is said.
     #[must_use]
     pub fn with_notices(self, notice: impl Fn(&str) + Send + Sync + 'static) -> Training {
         Training { notice: Arc::new(notice), ..self }
@@ -64,7 +64,8 @@ impl Training {
         &self,
         factory: &dyn DeviceFactory,
     ) -> std::io::Result<Vec<Result<Vec<f32>, RunError>>> {
-        self.plan.disk_notes()?.iter().for_each(|note| (self.notice)(note));
+        let notes = self.plan.disk_notes()?;
+        self.plan.spec.chunk_note().iter().chain(&notes).for_each(|note| (self.notice)(note));
         on_noticing_threads(factory, &self.plan, &self.notice, |rank| self.train(rank, |_, _| {}))
     }
 
@@ -73,11 +74,10 @@ impl Training {
     /// # Errors
     /// Memory that the system does not give, and the errors of the steps.
     pub fn on_rank(&self, factory: &dyn DeviceFactory, endpoint: &Endpoint) -> Result<Vec<f32>, RunError> {
-        if endpoint.rank() == 0
-            && let Some(disk) = self.plan.used_disk()
-        {
-            let notes = survey_folders(disk).map_err(RunError::Memory)?.notes;
-            notes.iter().for_each(|note| (self.notice)(note));
+        if endpoint.rank() == 0 {
+            let disk = self.plan.used_disk().map(survey_folders).transpose().map_err(RunError::Memory)?;
+            let notes = disk.map_or(Vec::new(), |survey| survey.notes);
+            self.plan.spec.chunk_note().iter().chain(&notes).for_each(|note| (self.notice)(note));
         }
         let note = |step| endpoint.note(step);
         let trained = on_endpoint(factory, &self.plan, endpoint, |rank| self.steps(rank, note, |_, _| {}));

@@ -137,6 +137,35 @@ fn shards_cut_matrices_unless_a_rule_needs_them_whole() {
         let mut matrices = segments.filter(|s| network.parameters[s.parameter].kind == Kind::Matrix);
         let is_whole = |s: &Segment| s.in_parameter == (0..network.parameters[s.parameter].elements() as u64);
         assert_eq!(matrices.all(|segment| is_whole(&segment)), whole, "{layout:?}");
+        let note = spec.chunk_note();
+        let words = ["on each of 4 data-parallel ranks", ".mlp.c_"];
+        let says = |note: &String| words.iter().all(|word| note.contains(word));
+        assert_eq!(note.as_ref().map(says), whole.then_some(true), "{note:?}");
+    }
+    let mut large = base(4);
+    large.memory.chunk = Chunk::Mebibytes(64.0);
+    assert_eq!(spec(&large).chunk_note(), None, "chunks are as large as they were asked to be");
+}
+
+/// A whole gradient times its factor has planned memory; the measured peaks show that the update takes no other.
+#[test]
+fn memory_of_whole_scaled_gradients_is_planned() {
+    let host_bytes = |rule: fn(&UpdatedParameter) -> (Extent, Vec<StateSpec>), delayed: bool| {
+        let mut config = base(1);
+        (config.memory.chunk, config.memory.optimizer) = (Chunk::Mebibytes(64.0), Tier::Host);
+        (config.precision.compute, config.memory.delayed_update) = (Float::Bf16, delayed);
+        config.memory.gradients = if delayed { Tier::Host } else { Tier::Device };
+        let spec = rig::spec(&model(), &config).with_optimizer(Said(rule)).unwrap();
+        RunPlan::new(Spec { host_addressable: false, ..spec }).unwrap().of(0).host.arena_bytes
+    };
+    let largest = rig::spec(&model(), &base(1)).whole().members().map(|spec| spec.elements()).max().unwrap();
+    for delayed in [false, true] {
+        let [whole, elements] = [
+            host_bytes(|of| (Extent::Whole, vec![StateSpec::like("m", of)]), delayed),
+            host_bytes(|of| (Extent::Elements, vec![StateSpec::like("m", of)]), delayed),
+        ];
+        let more = (whole - elements) as usize;
+        assert!(4 * largest <= more && more < 4 * largest + 8192, "{whole} - {elements}, delayed {delayed}");
     }
 }
 

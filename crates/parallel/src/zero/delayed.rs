@@ -10,11 +10,12 @@
 use phalanx_collectives::CollectiveError;
 use phalanx_tensor::{Category, DType, Device, Memory, PendingCopy, PendingHostWork, Tensor, View};
 
-use super::Zero;
-use super::host_update::Part;
+use super::host_update::{Part, scaled_on_host};
+use super::rules::Rules;
 use super::states::{Role, Slot, States};
 use super::update::Step;
 use super::visits::Tile;
+use super::{Map, Options, Zero};
 
 /// What a delayed update needs beside the states, and the update that runs.
 pub(super) struct Delayed {
@@ -22,6 +23,8 @@ pub(super) struct Delayed {
     gradients: Vec<Slot>,
     /// For each chunk: the rounded parameters, in host memory.
     parameters: Vec<Slot>,
+    /// For each tile of each chunk: memory for the scaled gradient, where the update needs any.
+    scaled: Vec<Vec<Option<Tensor>>>,
     /// The tiles of the update that runs, in order. They read a factor, so they are dropped before it.
     running: Vec<PendingHostWork>,
     /// The factors of gradients in host memory, `[1]`: of the update that starts next, and of the one that runs.
@@ -37,14 +40,22 @@ enum Window {
 }
 
 impl Delayed {
-    /// For the first `trained` chunks.
+    /// For the chunks of trained parameters.
     ///
     /// # Panics
     /// When a chunk's gradients or optimizer states lie elsewhere than in host memory, or its parameters outside of device
     /// memory.
-    pub(super) fn new(device: &Device, states: &States, trained: usize, compute: DType) -> Delayed {
-        let (mut gradients, mut parameters) = (Vec::new(), Vec::new());
-        for chunk in &states.chunks[..trained] {
+    pub(super) fn new(
+        device: &Device,
+        map: &Map,
+        (rules, states): (&Rules, &States),
+        options: &Options,
+    ) -> Delayed {
+        let compute = options.precision.compute;
+        let (mut gradients, mut parameters, mut scaled) = (Vec::new(), Vec::new(), Vec::new());
+        for (c, chunk) in states.chunks[..map.trained].iter().enumerate() {
+            let of_tile = |tile| scaled_on_host(device, (map, rules), options.stage, (c, tile));
+            scaled.push(chunk.tiles.iter().map(of_tile).collect());
             let in_host = chunk.slots.iter().all(|slot| slot.memory == Memory::Host);
             let roles = [Role::Master, Role::Gradients, Role::Parameters].map(|role| chunk.position(role));
             let [Some(_), Some(stored), None] = roles.map(|role| role.filter(|_| in_host)) else {
@@ -54,7 +65,7 @@ impl Delayed {
             parameters.push(states.in_host_memory(chunk, compute));
         }
         let factor = || Some(device.alloc_host(DType::F32, [1], Category::Workspace, "update.factor"));
-        Delayed { gradients, parameters, factors: [factor(), factor()], running: Vec::new() }
+        Delayed { gradients, parameters, scaled, factors: [factor(), factor()], running: Vec::new() }
     }
 }
 
@@ -112,6 +123,10 @@ impl Zero {
                 }
                 tensors.push(delayed.parameters[c].tiles[t].take().expect("the last update is over"));
                 parts.push((Part::Parameters, None));
+                if let Some(scaled) = delayed.scaled[c][t].take() {
+                    tensors.push(scaled);
+                    parts.push((Part::Scaled, None));
+                }
                 delayed.running.push(self.device.run_on_host("delayed_update", tensors, |host, tensors| {
                     self.issue_on_host(host, ((c, t), &range), (&parts, tensors), (step, factor.view()));
                 }));
@@ -160,7 +175,9 @@ impl Zero {
             };
             *place = tensors.next();
         }
-        tensors.next().expect("the parameters come last")
+        let parameters = tensors.next().expect("the parameters come behind the slots");
+        delayed.scaled[c][t] = tensors.next();
+        parameters
     }
 
     /// Waits for the parameters of a tile, and writes them over those of the device.

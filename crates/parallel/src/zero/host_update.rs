@@ -15,7 +15,7 @@ use phalanx_tensor::{
     Category, DType, Device, DeviceError, Memory, PendingCopy, PendingHostWork, PendingTiles, Tensor, View,
 };
 
-use super::rules::Tensors;
+use super::rules::{Rules, Tensors};
 use super::states::Role;
 use super::update::{Step, stepped, write_again};
 use super::visits::{AHEAD, Tile, Window};
@@ -30,6 +30,8 @@ pub(super) enum Part {
     Gradient,
     /// Parameters that stay in device memory.
     Parameters,
+    /// Memory for the scaled gradient of a parameter that is updated as a whole.
+    Scaled,
 }
 
 /// A part that comes to host memory.
@@ -111,6 +113,12 @@ impl Zero {
             let (tensor, stored) = self.arrive_on_host(inbound, range.len())?;
             parts.push((part, stored));
             tensors.push(tensor);
+        }
+        if let Some(scaled) =
+            scaled_on_host(&self.device, (&self.map, &self.rules), self.options.stage, (tile.0, &range))
+        {
+            parts.push((Part::Scaled, None));
+            tensors.push(scaled);
         }
         let factor = update.factor.view();
         let work = self.device.run_on_host("update", tensors, |host, tensors| {
@@ -243,8 +251,14 @@ impl Zero {
             let local = piece.in_chunk.start - in_chunk.start..piece.in_chunk.end - in_chunk.start;
             let in_part = range.start + local.start..range.start + local.end;
             let (mut states, mut master, mut own, mut gradient) = (Vec::new(), None, None, None);
+            let mut scaled = None;
             for ((part, _), tensor) in parts.iter().zip(tensors.iter_mut()) {
                 let (role, within) = match part {
+                    Part::Scaled => {
+                        let elements = self.rules.scaled_elements(&piece);
+                        scaled = elements.map(|elements| tensor.view_mut().range(0..elements));
+                        continue;
+                    }
                     Part::Slot(slot) => (slots[*slot].role, slots[*slot].within_tile(tile, &in_part)),
                     Part::Gradient => (Role::Gradients, Some(local.clone())),
                     Part::Parameters => (Role::Parameters, Some(local.clone())),
@@ -267,7 +281,7 @@ impl Zero {
                 continue;
             }
             let gradient = gradient.expect("the tile has a gradient");
-            let tensors = Tensors { parameters, rounded, gradient, factor, states };
+            let tensors = Tensors { parameters, rounded, gradient, factor, scaled, states };
             self.options
                 .optimizer
                 .apply(host, self.rules.update(piece.rule, (step.number, step.lr), tensors));
@@ -286,7 +300,7 @@ impl Zero {
             let outbound = match (part, stored) {
                 // It was only read.
                 (Part::Slot(_), Some(stored)) if is_gradient => Outbound::Here(stored),
-                (Part::Gradient, _) => continue,
+                (Part::Gradient | Part::Scaled, _) => continue,
                 (_, Some(stored)) => {
                     let all = 0..tensor.shape().elements();
                     Outbound::ToDisk(self.device.copy_to_tiles(tensor, all, vec![stored], 0))
@@ -316,7 +330,7 @@ impl Zero {
             };
             match part {
                 Part::Slot(slot) => self.states.chunks[chunk].slots[slot].tiles[tile] = tensor,
-                Part::Gradient | Part::Parameters => {
+                Part::Gradient | Part::Scaled | Part::Parameters => {
                     let window = tensor.expect("a copy gives back its target");
                     self.overwrite_parameters(chunk, &tiles[tile], &window);
                 }
@@ -341,6 +355,17 @@ impl Zero {
 fn in_chunk(map: &Map, stage: Stage, chunk: usize, range: &Range<usize>) -> Range<usize> {
     let first = stepped(map, stage, chunk).start;
     first + range.start..first + range.end
+}
+
+/// Host memory for scaled gradients of elements `range` of this rank's part of a chunk, where their update needs any.
+pub(super) fn scaled_on_host(
+    device: &Device,
+    (map, rules): (&Map, &Rules),
+    stage: Stage,
+    (chunk, range): (usize, &Range<usize>),
+) -> Option<Tensor> {
+    let elements = rules.scaled_elements_max(map, chunk, &in_chunk(map, stage, chunk, range))?;
+    Some(in_host_memory(device, DType::F32, elements))
 }
 
 /// Host memory for a part of a tile.

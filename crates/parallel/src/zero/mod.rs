@@ -293,9 +293,7 @@ impl Zero {
         });
         let order = UpdateOrder::new(&map, &options);
         let states = States::new(device, &options, elements, &order);
-        let delayed = options
-            .delayed_update
-            .then(|| Delayed::new(device, &states, map.trained, options.precision.compute));
+        let delayed = options.delayed_update.then(|| Delayed::new(device, &map, (&rules, &states), &options));
         let squares = Squares::new(device, &map);
         let own = first_chunk as u32..(first_chunk + map.chunk_count()) as u32;
         let of_own =

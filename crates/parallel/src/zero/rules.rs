@@ -68,6 +68,8 @@ pub(super) struct Tensors<'a> {
     pub(super) rounded: Option<ViewMut<'a>>,
     pub(super) gradient: View<'a>,
     pub(super) factor: View<'a>,
+    /// As long as the parameter where the rule is for all of it ([`Rules::scaled_elements`]).
+    pub(super) scaled: Option<ViewMut<'a>>,
     pub(super) states: Vec<(usize, ViewMut<'a>)>,
 }
 
@@ -168,6 +170,16 @@ impl Rules {
         uncut.collect()
     }
 
+    /// The elements of a piece whose update needs memory for its scaled gradient: those of a parameter that is updated as a whole.
+    pub(super) fn scaled_elements(&self, piece: &Piece) -> Option<usize> {
+        (self.of[piece.rule].extent == Extent::Whole).then_some(piece.in_chunk.len())
+    }
+
+    /// The most elements of memory for a scaled gradient that pieces of elements `range` of a chunk need, one after the other.
+    pub(super) fn scaled_elements_max(&self, map: &Map, chunk: usize, range: &Range<usize>) -> Option<usize> {
+        self.pieces(map, chunk, range).iter().filter_map(|piece| self.scaled_elements(piece)).max()
+    }
+
     /// The update of a range of a parameter.
     pub(super) fn update<'a>(
         &'a self,
@@ -178,7 +190,7 @@ impl Rules {
         let Rule { parameter: of, extent, rates: OwnRates { lr_factor, weight_decay }, states: kept } =
             &self.of[rule];
         let (lr, weight_decay) = ((f64::from(lr) * lr_factor) as f32, *weight_decay);
-        let Tensors { parameters, rounded, gradient, factor, states } = tensors;
+        let Tensors { parameters, rounded, gradient, factor, scaled, states } = tensors;
         let mut given: Vec<Option<(usize, ViewMut)>> = states.into_iter().map(Some).collect();
         let mut take = |wanted: usize| {
             let found =
@@ -198,7 +210,7 @@ impl Rules {
             }
             false => (parameters, rounded, gradient),
         };
-        Update { number, lr, weight_decay, of, parameters, rounded, gradient, factor, states }
+        Update { number, lr, weight_decay, of, parameters, rounded, gradient, factor, scaled, states }
     }
 }
 

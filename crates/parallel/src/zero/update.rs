@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use phalanx_collectives::CollectiveError;
 use phalanx_plan::Stage;
-use phalanx_tensor::{Device, DeviceError, Tensor, View, ViewMut};
+use phalanx_tensor::{Category, DType, Device, DeviceError, Tensor, View, ViewMut};
 
 use super::floats::Numbers;
 use super::rules::Tensors;
@@ -195,7 +195,11 @@ impl Zero {
         let first = stepped(&self.map, self.options.stage, c).start;
         let range = first + tile.start..first + tile.end;
         let in_place = self.gradients_from_place(c, &range);
+        let mut scaled = self.rules.scaled_elements_max(&self.map, c, &range).map(|elements| {
+            self.device.alloc(DType::F32, [elements], Category::Workspace, "update.scaled_gradient")
+        });
         for piece in self.rules.pieces(&self.map, c, &range) {
+            let elements = self.rules.scaled_elements(&piece);
             let inside = piece.in_chunk;
             let local = inside.start - first..inside.end - first;
             let Updated { states, master, parameters, gradient } = self.states.updated(at, &local);
@@ -214,7 +218,9 @@ impl Zero {
                 write_again(&self.device, p, rounded);
                 continue;
             }
-            let tensors = Tensors { parameters: p, rounded, gradient, factor, states };
+            let scaled =
+                scaled.as_mut().zip(elements).map(|(all, elements)| all.view_mut().range(0..elements));
+            let tensors = Tensors { parameters: p, rounded, gradient, factor, scaled, states };
             let update = self.rules.update(piece.rule, (step.number, step.lr), tensors);
             self.options.optimizer.apply(&self.device, update);
         }

@@ -1,0 +1,25 @@
+//! What a user should know of the sizes of chunks before a run starts.
+
+use phalanx_plan::BLOCK;
+
+use crate::parameter_sizes::sizes;
+use crate::spec::Spec;
+
+impl Spec {
+    /// Why chunks are as large as they are, where a parameter that the optimizer updates as a whole decides it: each rank's shard of a
+    /// chunk has room for it.
+    pub fn chunk_note(&self) -> Option<String> {
+        let sizes = sizes(&self.optimizer, &self.whole());
+        let whole = sizes.iter().enumerate().filter(|(_, size)| size.whole && !size.alone);
+        let (at, largest) = whole.max_by_key(|(_, size)| size.reserved)?;
+        let (shard, ranks) = (largest.reserved.next_multiple_of(BLOCK), self.mesh.data as u64);
+        let elements = self.layout.chunk_elements[self.layout.placed[at].chunk];
+        (elements == ranks * shard).then(|| {
+            format!(
+                "memory.chunk is raised to {elements} elements, {shard} on each of {ranks} data-parallel ranks: the optimizer updates \
+                 `{}` as a whole, on one of them",
+                largest.name
+            )
+        })
+    }
+}
