@@ -435,9 +435,9 @@ fn nothing_is_left_when_the_one_that_has_started_the_launchers_is_killed() {
 #[test]
 fn a_failed_run_starts_again_from_its_checkpoint() {
     let home = Home::new();
-    home.run(&["train", "small.toml", "--nproc", "2", "--run", "one", "--set", "train.steps=400", "--quiet"])
+    home.run(&["train", "small.toml", "--nproc", "2", "--run", "one", "--set", "train.steps=250", "--quiet"])
         .ok();
-    let steps = ["--set", "train.steps=400", "--max-restarts", "2"];
+    let steps = ["--set", "train.steps=250", "--max-restarts", "2"];
     let child = home.start(&[&["train", "small.toml", "--nproc", "2", "--run", "r"][..], &steps].concat());
     wait("a checkpoint", || home.newest("r") >= 4);
     let victim = ranks(child.id())[1].1;
@@ -469,7 +469,7 @@ fn launcher_of(starter: &Child, host: usize) -> i32 {
 fn hosts_that_are_left_go_on_with_fewer_ranks() {
     let home = Home::new();
     let args = ["launch", "--hosts", "4", "--nproc", "1", "small.toml", "--run", "r"];
-    let steps = ["--set", "train.steps=1500", "--set", "train.eval_every=0", "--max-restarts", "2"];
+    let steps = ["--set", "train.steps=800", "--set", "train.eval_every=0", "--max-restarts", "2"];
     let child = home.start(&[&args[..], &steps, &["--min-nproc", "1"]].concat());
     let mut at = 4;
     for lost in [1, 3, 2] {
@@ -479,7 +479,7 @@ fn hosts_that_are_left_go_on_with_fewer_ranks() {
             assert!(ranks(launcher_of(&child, 3) as u32).is_empty());
         }
         signal(launcher_of(&child, lost), Signal::KILL);
-        at = home.newest("r") + 100;
+        at = home.newest("r") + 60;
     }
     let ended = rig::finish(child).ok();
     for words in [
@@ -493,7 +493,7 @@ fn hosts_that_are_left_go_on_with_fewer_ranks() {
         assert!(ended.stderr.contains(words), "no {words:?} in: {}", ended.stderr);
     }
     assert!(!ended.stderr.contains("did not end by itself"), "{}", ended.stderr);
-    assert_eq!(home.losses("r").len(), 1500);
+    assert_eq!(home.losses("r").len(), 800);
 }
 
 /// A host that runs no ranks belongs to the job: Ctrl-C there saves and ends it on all.

@@ -43,13 +43,18 @@ fn every_instruction_set_trains_alike() {
 fn what_the_processor_has_not_is_refused_and_what_it_has_is_used() {
     let home = Home::new();
     for isa in Isa::ALL {
-        let ended = home.run_with(("PHALANX_ISA", isa.name()), &["doctor", "--json"]);
+        let run = format!("run-{}", isa.name());
+        let args = ["train", "small.toml", "--run", &run, "--quiet", "--set", "train.steps=1"];
+        let ended = home.run_with(("PHALANX_ISA", isa.name()), &args);
         if isa > Isa::detect() {
             ended.refused(&["PHALANX_ISA", isa.name(), "at most", Isa::detect().name()]);
         } else {
-            assert_eq!(ended.ok().json()["kernels_use"], isa.name());
+            ended.ok();
+            assert_eq!(home.json(&format!("{run}/plan.json"))["processor_kernels"], isa.name());
         }
     }
+    let told = home.run_with(("PHALANX_ISA", "portable"), &["doctor", "--json"]).ok().json();
+    assert_eq!(told["kernels_use"], "portable");
 }
 
 #[test]
