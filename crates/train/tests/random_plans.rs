@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::rig;
 use phalanx_data::{Masking, NOT_PREDICTED};
-use phalanx_models::{Activation, Arch, Bert, Dropouts, Gpt2, Model};
+use phalanx_models::{Arch, Keys, Model};
 use phalanx_plan::Peak;
 use phalanx_random::SplitMix64;
 use phalanx_trace::{Memory, PhaseName};
@@ -39,8 +39,11 @@ const TRAINED: [(&[&str], &[&str]); 7] = [
     (&[], &["*embeddings*"]),
 ];
 
-/// Patterns, learning rate and weight decay of groups; mostly none.
-const GROUPS: [&[(&str, Option<f64>, Option<f64>)]; 5] = [
+/// Patterns, learning rate and weight decay of a group.
+type Group = (&'static str, Option<f64>, Option<f64>);
+
+/// Groups; mostly none.
+const GROUPS: [&[Group]; 5] = [
     &[],
     &[],
     &[("*.bias", Some(1e-3), None)],
@@ -48,20 +51,21 @@ const GROUPS: [&[(&str, Option<f64>, Option<f64>)]; 5] = [
     &[("*.value.*", None, Some(0.5)), ("*.key.*", Some(1e-2), None)],
 ];
 
-/// A random model of `layers` blocks with a vocabulary of `vocab`, for sequences of `seq`.
+/// A random model of any architecture with `layers` blocks, for sequences of `seq`.
 fn random_model(
     (layers, heads, seq): (usize, usize, usize),
     mut pick: impl FnMut(usize) -> usize,
 ) -> (Arch, Arc<dyn Model>) {
+    let all: Vec<Arch> = Arch::all().collect();
+    let arch = all[pick(all.len())];
     let (hidden, vocab) = (heads * [4, 8, 12][pick(3)], 30 + pick(50));
-    if pick(3) > 0 {
-        let model = Gpt2 { layers, hidden, heads, vocab, positions: seq, ..Gpt2::default() };
-        return (Arch::GPT2, Arc::new(model));
-    }
-    let (intermediate, positions, eps) = (hidden * (1 + pick(4)), seq, 1e-12);
-    let (activation, dropout) = (Activation::GELU, Dropouts::default());
-    let model = Bert { layers, hidden, heads, intermediate, vocab, positions, eps, activation, dropout };
-    (Arch::BERT, Arc::new(model))
+    let mut keys = Keys::default();
+    let sizes =
+        [("layers", layers), ("hidden", hidden), ("heads", heads), ("intermediate", hidden * (1 + pick(4)))];
+    let kv_heads = ("kv_heads", [heads, heads / 2][pick(2)]);
+    let has_kv_heads = arch.keys.iter().any(|key| key.name == kv_heads.0);
+    sizes.into_iter().chain(has_kv_heads.then_some(kv_heads)).for_each(|(key, count)| keys.set(key, count));
+    (arch, arch.model(&keys, vocab, seq).unwrap())
 }
 
 /// A random model and configuration of at most 8 ranks; None where it is refused, as it must be.
@@ -106,7 +110,7 @@ fn random(random: &mut SplitMix64) -> Option<(Arc<dyn Model>, RunConfig)> {
     let texts = |patterns: &[&str]| patterns.iter().map(|pattern| pattern.to_string()).collect::<Vec<_>>();
     let (trainable, frozen) = TRAINED[pick(TRAINED.len())];
     (config.model.trainable, config.model.frozen) = (texts(trainable), texts(frozen));
-    let group = |(pattern, lr, weight_decay): &(&str, Option<f64>, Option<f64>)| ParameterGroup {
+    let group = |(pattern, lr, weight_decay): &Group| ParameterGroup {
         parameters: texts(&[pattern]),
         lr: *lr,
         weight_decay: *weight_decay,
