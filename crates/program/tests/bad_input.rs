@@ -11,7 +11,7 @@ fn impossible_values_name_their_key() {
     let home = Home::new();
     for (set, words) in [
         (vec!["model.heads=5"], vec!["model.heads = 5", "model.hidden = 32", "4"]),
-        (vec!["model.kv_heads=2"], vec!["model.kv_heads", "did you mean heads"]),
+        (vec!["model.hads=2"], vec!["model.hads", "did you mean heads"]),
         (vec!["model.n_inner=2"], vec!["model.n_inner", "here it is model.intermediate"]),
         (vec!["model.intermediate=0"], vec!["model.intermediate = 0", "at least 1"]),
         (vec!["model.norm_eps=0"], vec!["model.norm_eps = 0", "above 0"]),
