@@ -3,7 +3,7 @@
 //! Each model's file has its [`Architecture`], and [`ARCHITECTURES`] lists them: adding a model touches its file and one
 //! line here.
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use serde::de::Error;
 use serde::{Deserialize, Deserializer};
@@ -16,6 +16,10 @@ use crate::{Model, ModelError, bert, decoder, gpt2};
 fn architectures() -> impl Iterator<Item = &'static Architecture> {
     [&gpt2::ARCHITECTURE, &bert::ARCHITECTURE].into_iter().chain(&decoder::ARCHITECTURES)
 }
+
+/// Their names.
+static NAMES: LazyLock<Vec<&str>> =
+    LazyLock::new(|| architectures().map(|architecture| architecture.name).collect());
 
 impl Arch {
     /// GPT-2, the default architecture.
@@ -38,10 +42,7 @@ impl Arch {
 impl<'de> Deserialize<'de> for Arch {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Arch, D::Error> {
         let name = String::deserialize(deserializer)?;
-        Arch::named(&name).ok_or_else(|| {
-            let known = known().join("`, `");
-            D::Error::custom(format!("unknown variant `{name}`, expected one of `{known}`"))
-        })
+        Arch::named(&name).ok_or_else(|| D::Error::unknown_variant(&name, &NAMES))
     }
 }
 
@@ -54,15 +55,10 @@ pub fn from_config(config: &Value) -> Result<Arc<dyn Model>, ModelError> {
     arch.map_or_else(|| Err(unknown(config)), |arch| (arch.from_config)(arch, config))
 }
 
-/// The names of all architectures.
-fn known() -> Vec<&'static str> {
-    Arch::all().map(|arch| arch.name).collect()
-}
-
 /// The error for a `config.json` of another architecture.
 fn unknown(config: &Value) -> ModelError {
     let given = config.get("model_type").unwrap_or(&Value::Null).to_string();
-    let known: Vec<String> = known().iter().map(|name| format!("{name:?}")).collect();
+    let known: Vec<String> = NAMES.iter().map(|name| format!("{name:?}")).collect();
     ModelError::Architecture { given, known: known.join(", ") }
 }
 
