@@ -1,6 +1,6 @@
 //! The model architectures, found by name.
 //!
-//! Each model's file has its [`Architecture`], and [`ARCHITECTURES`] lists them: adding a model touches its file and one
+//! Each model's file has its [`Architecture`], and `architectures` lists them: adding a model touches its file and one
 //! line here.
 
 use std::sync::{Arc, LazyLock};
