@@ -201,8 +201,8 @@ impl Describe for AttentionBackward<'_> {
 }
 
 operation! {
-    /// In place: turns the first `heads` heads of each row by its position, `first + row`: with a head's elements a = x[i] and
-    /// b = x[i + rotated / 2], and c and s `scale` times the cosine and sine of the angle, a becomes `a c - b s` and b
+    /// In place: turns the first `heads` heads of each row by its position, `first + row`: with a head's elements `a = x[i]` and
+    /// `b = x[i + rotated / 2]`, and c and s `scale` times the cosine and sine of the angle, a becomes `a c - b s` and b
     /// `b c + a s`. The gradient of it is the same operation with `inverse`, where s is negated.
     RotaryPositions {
         /// `[batch, seq, width]`: heads one behind another from column 0; what is behind them stays.
