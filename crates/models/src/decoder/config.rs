@@ -37,9 +37,9 @@ impl Decoder {
         };
         let hidden = count("hidden", 768, |size| size.hidden);
         let heads = count("heads", 12, |size| size.heads[0]);
-        let absent = family.head_dim.unwrap_or(hidden / heads);
-        let head_dim = count("head_dim", absent, |size| size.heads[2]);
-        if head_dim == absent && family.head_dim.is_none() && !hidden.is_multiple_of(heads) {
+        let head_dim = count("head_dim", family.head_dim.unwrap_or(hidden / heads), |size| size.heads[2]);
+        let follows = keys.get("head_dim").is_none() && size.is_none() && family.head_dim.is_none();
+        if follows && !hidden.is_multiple_of(heads) {
             let expected = format!("must divide model.hidden = {hidden}, or give model.head_dim");
             return Err(keys.refused_as("heads", heads, expected));
         }

@@ -24,6 +24,8 @@ pub(crate) use family::ARCHITECTURES;
 pub use family::Family;
 pub use rope::Rope;
 
+use self::family::{AttentionBiases, Windows};
+
 use crate::activation::Activation;
 use crate::config::decimal;
 use crate::{Arch, Dropouts, Input, Keys, Model, NumberedLayers};
@@ -271,7 +273,11 @@ impl Model for Decoder {
         if let Some(scaling) = self.rope.scaling_value() {
             keys.set("rope_scaling", scaling);
         }
-        if let Some(window) = self.window {
+        if self.family.biases == AttentionBiases::Key {
+            keys.set("attention_bias", self.biases.output);
+        }
+        // A window in some layers is in config.json alone.
+        if let (Some(window), Windows::All { .. }) = (self.window, self.family.windows) {
             keys.set("window", window.keys);
         }
         keys
