@@ -73,7 +73,7 @@ fn what_nccl_takes_of_a_card_is_compared_with_the_plan_before_the_first_step() {
     let planned = takes("planned", "900", "1900").ok();
     assert!(!planned.stderr.contains("NCCL has taken"), "{}", planned.stderr);
     let more = takes("more", "1200", "1900").ok();
-    for words in ["rank 0: NCCL has taken 12", "rank 1: NCCL has taken 12", "966787072 were planned"] {
+    for words in ["rank 0: NCCL has taken 12", "rank 1: NCCL has taken 12", "1033895936 were planned"] {
         assert!(more.stderr.contains(words), "no {words:?} in: {}", more.stderr);
     }
     assert_eq!(home.losses("planned"), home.losses("more"));
@@ -106,7 +106,7 @@ fn ranks_with_cards_of_their_own_exchange_data_between_them_to_the_bit() {
     let config = String::from_utf8(home.read("between/config.toml")).unwrap();
     assert!(config.contains("communication = \"nccl\""), "{config}");
     let plan = home.json("between/plan.json");
-    assert_eq!(plan["beside_plan"]["nccl_bytes_about"], 922 << 20);
+    assert_eq!(plan["beside_plan"]["nccl_bytes_about"], 986 << 20);
     rig::assert_as_planned(&plan, &home.json("between/memory.json"));
     let host = ["--set", "device.communication=host"];
     let through = end(train(&home, 2, "through", &host)).ok();
