@@ -2,15 +2,14 @@
 //! have rotary positions under different keys.
 
 use phalanx_tensor::RotaryScaling;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use super::family::{AttentionBiases, Windows};
-use super::rope::WrongScaling;
 use super::sizes::Size;
 use super::{Biases, Decoder, Family, Rope, Window};
 use crate::Activation;
 use crate::config::{
-    contradiction, decimal, epsilon, expect_architecture, expect_computed, flag, number, probability, wrong,
+    decimal, epsilon, expect_architecture, expect_computed, flag, number, probability, wrong,
 };
 use crate::keys::{KeyError, Keys};
 use crate::limits::{MAX_HIDDEN, MAX_INTERMEDIATE, MAX_LAYERS, MAX_POSITIONS, MAX_VOCAB};
@@ -147,7 +146,7 @@ impl Decoder {
             vocab: number(config, "vocab_size", MAX_VOCAB)?,
             positions,
             eps: epsilon(config, "rms_norm_eps", family.eps)?,
-            rope: rope_of(config, family.theta, positions)?,
+            rope: Rope::of_config(config, family.theta, positions)?,
             tied: flag(config, "tie_word_embeddings", family.tied)?,
             biases: family.biases(attention_bias, family.mlp_bias && flag(config, "mlp_bias", false)?),
             window: window_of(config, family, layers)?,
@@ -236,43 +235,6 @@ impl Family {
             keys.refused("size", format!("the sizes of arch {:?} are {}", self.name, names.join(", ")))
         })
     }
-}
-
-/// Base and scaling of the frequencies, of either version. Of both tables of scaling, transformers 5 reads that of version 4.
-fn rope_of(config: &Value, absent: f64, positions: usize) -> Result<Rope, ModelError> {
-    let table = |key: &'static str| match config.get(key) {
-        None | Some(Value::Null) => Ok(None),
-        Some(Value::Object(table)) => Ok(Some(table)),
-        Some(other) => Err(wrong(key, other, "a table of numbers")),
-    };
-    let (old, new) = (table("rope_scaling")?, table("rope_parameters")?);
-    let theta_in =
-        |table: Option<&Map<String, Value>>| table.and_then(|table| table.get("rope_theta")).cloned();
-    let thetas = [config.get("rope_theta").cloned(), theta_in(new), theta_in(old)];
-    let mut given = thetas.into_iter().flatten().filter(|theta| !theta.is_null());
-    let first = given.next();
-    if let (Some(first), Some(other)) =
-        (&first, given.find(|theta| theta.as_f64() != first.as_ref().and_then(Value::as_f64)))
-    {
-        return Err(contradiction(["rope_theta", "rope_parameters.rope_theta"], first, &other));
-    }
-    let theta = match &first {
-        None => absent,
-        Some(value) => value
-            .as_f64()
-            .filter(|theta| *theta > 1.0 && theta.is_finite())
-            .ok_or_else(|| wrong("rope_theta", value, "a number above 1"))?,
-    };
-    let (key, table) = match (old, new) {
-        (Some(old), _) => ("rope_scaling", old),
-        (None, Some(new)) => ("rope_parameters", new),
-        (None, None) => return Ok(Rope { theta, scaling: RotaryScaling::Default }),
-    };
-    let scaling =
-        Rope::read_scaling(table, positions).map_err(|WrongScaling { key: inner, given, expected }| {
-            wrong(key, format!("{inner} = {given}"), &expected)
-        })?;
-    Ok(Rope { theta, scaling })
 }
 
 /// The window, by its keys and by `layer_types`, which overrides them.

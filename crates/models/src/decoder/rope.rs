@@ -3,6 +3,9 @@
 use phalanx_tensor::{Rotary, RotaryScaling, Yarn};
 use serde_json::{Map, Value, json};
 
+use crate::ModelError;
+use crate::config::{contradiction, wrong};
+
 /// Frequencies of the rotary positions of a model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rope {
@@ -79,6 +82,44 @@ impl Rope {
         Some(value)
     }
 
+    /// Base and scaling of the frequencies, of either version. Of both tables of scaling, transformers 5 reads that of version 4.
+    pub(super) fn of_config(config: &Value, absent: f64, positions: usize) -> Result<Rope, ModelError> {
+        let table = |key: &'static str| match config.get(key) {
+            None | Some(Value::Null) => Ok(None),
+            Some(Value::Object(table)) => Ok(Some(table)),
+            Some(other) => Err(wrong(key, other, "a table of numbers")),
+        };
+        let (old, new) = (table("rope_scaling")?, table("rope_parameters")?);
+        let theta_in =
+            |table: Option<&Map<String, Value>>| table.and_then(|table| table.get("rope_theta")).cloned();
+        let thetas = [config.get("rope_theta").cloned(), theta_in(new), theta_in(old)];
+        let mut given = thetas.into_iter().flatten().filter(|theta| !theta.is_null());
+        let first = given.next();
+        if let (Some(first), Some(other)) =
+            (&first, given.find(|theta| theta.as_f64() != first.as_ref().and_then(Value::as_f64)))
+        {
+            return Err(contradiction(["rope_theta", "rope_parameters.rope_theta"], first, &other));
+        }
+        let theta = match &first {
+            None => absent,
+            Some(value) => value
+                .as_f64()
+                .filter(|theta| *theta > 1.0 && theta.is_finite())
+                .ok_or_else(|| wrong("rope_theta", value, "a number above 1"))?,
+        };
+        let (key, table) = match (old, new) {
+            (Some(old), _) => ("rope_scaling", old),
+            (None, Some(new)) => ("rope_parameters", new),
+            (None, None) => return Ok(Rope { theta, scaling: RotaryScaling::Default }),
+        };
+        let scaling = Rope::read_scaling(table, positions).map_err(
+            |WrongScaling { key: inner, given, expected }| {
+                wrong(key, format!("{inner} = {given}"), &expected)
+            },
+        )?;
+        Ok(Rope { theta, scaling })
+    }
+
     /// Reads a table of scaling, of a model for `positions` tokens. `rope_theta` in it is left to the caller.
     ///
     /// # Errors
@@ -87,7 +128,7 @@ impl Rope {
         let given = table.get("rope_type").or_else(|| table.get("type")).cloned();
         let given = given.unwrap_or_else(|| json!("default"));
         let one_of = || TYPES.map(|name| format!("{name:?}")).join(", ");
-        let wrong = |key: &str, given: &Value, expected: String| WrongScaling {
+        let refused = |key: &str, given: &Value, expected: String| WrongScaling {
             key: key.to_string(),
             given: given.to_string(),
             expected,
@@ -99,6 +140,11 @@ impl Rope {
             "dynamic" => {
                 let factor = table.factor("factor", None)?;
                 let original = table.original()?;
+                if original != positions {
+                    let expected =
+                        format!("max_position_embeddings = {positions}, up to which frequencies stay");
+                    return Err(refused("original_max_position_embeddings", &original.into(), expected));
+                }
                 let scaling = RotaryScaling::Dynamic { factor, trained: original, length: original };
                 (scaling, &["factor", "original_max_position_embeddings"])
             }
@@ -112,12 +158,12 @@ impl Rope {
                 &["factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"],
             ),
             "yarn" => (RotaryScaling::Yarn(table.yarn()?), &YARN),
-            _ => return Err(wrong("rope_type", &given, format!("one of {}", one_of()))),
+            _ => return Err(refused("rope_type", &given, format!("one of {}", one_of()))),
         };
         if let RotaryScaling::Llama3 { low, high, .. } = scaling
             && low >= high
         {
-            return Err(wrong(
+            return Err(refused(
                 "high_freq_factor",
                 &json!(high),
                 format!("more than low_freq_factor = {low}"),
@@ -130,7 +176,7 @@ impl Rope {
         });
         match foreign {
             None => Ok(scaling),
-            Some((key, value)) => Err(wrong(
+            Some((key, value)) => Err(refused(
                 key,
                 value,
                 format!("no such key with rope_type = {given}: it would change the numbers"),
