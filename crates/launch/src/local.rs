@@ -431,10 +431,17 @@ mod tests {
         std::thread::scope(|scope| {
             let leads = scope.spawn(|| group.lead(LIMIT, &note));
             let hello = |rank| LocalHello { rank, cores: vec![] };
-            for (ranks, world, rank) in [(0..4, 4, 1), (0..2, 4, 1), (0..3, 2, 1), (0..2, 2, 0), (0..2, 2, 2)]
-            {
-                let other = LocalGroup::new(&job, ranks, world);
-                let error = other.follow(&hello(rank), limit, &|_| ()).err().unwrap().to_string();
+            let others = [(0..4, 4, 1), (0..2, 4, 1), (0..3, 2, 1), (0..2, 2, 0), (0..2, 2, 2)];
+            let others = others.map(|(ranks, world, rank)| {
+                let (other, hello) = (LocalGroup::new(&job, ranks, world), hello(rank));
+                (
+                    world,
+                    rank,
+                    scope.spawn(move || other.follow(&hello, limit, &|_| ()).err().unwrap().to_string()),
+                )
+            });
+            for (world, rank, other) in others {
+                let error = other.join().unwrap();
                 let words = if world == 2 && rank != 1 {
                     "which is there already"
                 } else {

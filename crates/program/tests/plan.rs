@@ -3,6 +3,7 @@
 use crate::rig;
 use crate::rig::Home;
 use phalanx_drawing::report::bytes;
+use phalanx_testing::sweeps;
 use serde_json::json;
 
 #[test]
@@ -150,7 +151,7 @@ fn every_proposal_is_a_command_that_fits() {
     with("placed.toml", "[device]\nkind = \"simulated\"\n[memory]\nplacement = \"device\"\n");
     // The share of its arena that each run has, and words of which one proposal must have each.
     let model = "--set model.hidden=128 --set model.heads=8 --set memory.buffer_mb=0.25";
-    for (number, (options, share, words)) in [
+    let cases = [
         ("small.toml --nproc 4", 0.75, &["parallel.zero=1", "--nproc 8"][..]),
         ("small.toml --nproc 4 --set parallel.data=4 --set parallel.tensor=1", 0.75, &["parallel.zero"]),
         ("ranks.toml", 0.9, &["parallel.zero=2"]),
@@ -171,10 +172,8 @@ fn every_proposal_is_a_command_that_fits() {
         ("placed.toml", 0.5, &["memory.placement=host", "memory.placement=nvme"]),
         ("small.toml --set device.kind=cuda --set precision.compute=bf16", 0.7, &["memory.optimizer=host"]),
         ("small.toml --set device.kind=cuda --nproc 4", 0.7, &["parallel.zero"]),
-    ]
-    .into_iter()
-    .enumerate()
-    {
+    ];
+    for (number, (options, share, words)) in sweeps::share(&cases, 0, 2).enumerate() {
         let line = format!("phalanx plan {options} {model}");
         let plan = run_line(&home, &format!("{line} --device-memory 1TiB --json")).ok().json();
         let needed = plan["verdict"]["needed_bytes"].as_f64().unwrap();

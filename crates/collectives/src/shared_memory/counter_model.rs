@@ -10,6 +10,7 @@ use loom::cell::UnsafeCell;
 use loom::sync::atomic::{AtomicU32, fence};
 use loom::sync::{Arc, Condvar, Mutex};
 use loom::thread;
+use phalanx_testing::sweeps;
 
 use crate::shared_memory::counter::{Counter, SharedWord, WrittenOnce};
 
@@ -127,7 +128,7 @@ fn calls(slots: &[Slot; 2], rank: usize, calls: u32, barrier: bool) {
 
 fn two_ranks(number: u32, barrier: bool) {
     let mut model = loom::model::Builder::new();
-    model.preemption_bound = Some(3);
+    model.preemption_bound = Some(if sweeps::are_whole() { 3 } else { 2 });
     model.check(move || {
         let slots = slots();
         let other = Arc::clone(&slots);

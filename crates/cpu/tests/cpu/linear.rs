@@ -3,7 +3,7 @@
 use phalanx_simd::Isa;
 use phalanx_tensor::{Device, Epilogue, Layout, Weight};
 
-use crate::oracle::{Expected, KernelPath, check, cpu, numbers, output, poisoned, read, tensor};
+use crate::oracle::{Expected, KernelPath, check, cpu, numbers, output, poisoned, read, tensor, transposed};
 
 /// (rows, in, out).
 const SHAPES: [[usize; 3]; 14] = [
@@ -34,29 +34,9 @@ fn weight_shape(layout: Layout, inner: usize, out: usize) -> [usize; 2] {
     }
 }
 
-/// Sums of products over k and of their magnitudes; `a(i, k)`, `b(k, j)`.
-fn product(
-    [m, k, n]: [usize; 3],
-    a: impl Fn(usize, usize) -> f32,
-    b: impl Fn(usize, usize) -> f32,
-    before: impl Fn(usize, usize) -> f64,
-) -> Expected {
-    let (mut value, mut magnitude) = (Vec::new(), Vec::new());
-    for i in 0..m {
-        for j in 0..n {
-            let start = before(i, j);
-            let (mut sum, mut size) = (start, start.abs());
-            for l in 0..k {
-                let term = f64::from(a(i, l)) * f64::from(b(l, j));
-                sum += term;
-                size += term.abs();
-            }
-            value.push(sum);
-            magnitude.push(size);
-        }
-    }
-    // One rounding per product and per addition, and two for bias and residual.
-    Expected { value, magnitude, roundings: 2.0 * k as f64 + 3.0 }
+/// The weight as `[in, out]`.
+fn in_by_out(layout: Layout, [inner, out]: [usize; 2], w: &[f32]) -> Vec<f32> {
+    if layout == Layout::InOut { w.to_vec() } else { transposed([out, inner], w) }
 }
 
 #[test]
@@ -65,6 +45,7 @@ fn linear_with_and_without_bias_and_residual() {
         for layout in layouts() {
             let (x, w) = (numbers(1, rows * inner), numbers(2, inner * out));
             let (bias, residual) = (numbers(3, out), numbers(4, rows * out));
+            let alone = Expected::product([rows, inner, out], &x, &in_by_out(layout, [inner, out], &w));
             for (with_bias, with_residual) in [(false, false), (true, false), (false, true), (true, true)] {
                 let kernel = |device: &Device| {
                     let x = tensor(device, [rows, inner], &x);
@@ -80,15 +61,10 @@ fn linear_with_and_without_bias_and_residual() {
                     device.linear(x.view(), w, epilogue, y.view_mut());
                     vec![read(device, &y)]
                 };
-                let expected = product(
-                    [rows, inner, out],
-                    |i, k| x[i * inner + k],
-                    |k, j| if layout == Layout::InOut { w[k * out + j] } else { w[j * inner + k] },
-                    |i, j| {
-                        let b = if with_bias { f64::from(bias[j]) } else { 0.0 };
-                        b + if with_residual { f64::from(residual[i * out + j]) } else { 0.0 }
-                    },
-                );
+                let expected = alone.plus(|i| {
+                    let b = if with_bias { f64::from(bias[i % out]) } else { 0.0 };
+                    b + if with_residual { f64::from(residual[i]) } else { 0.0 }
+                });
                 check(&format!("linear {rows} x {inner} x {out} {layout:?}"), kernel, &[expected]);
             }
         }
@@ -99,9 +75,10 @@ fn linear_with_and_without_bias_and_residual() {
 fn input_gradient() {
     for [rows, inner, out] in SHAPES {
         for layout in layouts() {
+            let (dy, w, before) = (numbers(1, rows * out), numbers(2, inner * out), numbers(3, rows * inner));
+            let turned = transposed([inner, out], &in_by_out(layout, [inner, out], &w));
+            let dx = Expected::product([rows, out, inner], &dy, &turned);
             for accumulate in [false, true] {
-                let (dy, w, before) =
-                    (numbers(1, rows * out), numbers(2, inner * out), numbers(3, rows * inner));
                 let kernel = |device: &Device| {
                     let dy = tensor(device, [rows, out], &dy);
                     let w = tensor(device, weight_shape(layout, inner, out), &w);
@@ -114,12 +91,7 @@ fn input_gradient() {
                     );
                     vec![read(device, &dx)]
                 };
-                let expected = product(
-                    [rows, out, inner],
-                    |i, k| dy[i * out + k],
-                    |k, j| if layout == Layout::InOut { w[j * out + k] } else { w[k * inner + j] },
-                    |i, j| if accumulate { f64::from(before[i * inner + j]) } else { 0.0 },
-                );
+                let expected = dx.plus(|i| if accumulate { f64::from(before[i]) } else { 0.0 });
                 check(&format!("dx {rows} x {inner} x {out} {layout:?} {accumulate}"), kernel, &[expected]);
             }
         }
@@ -130,23 +102,18 @@ fn input_gradient() {
 fn weight_gradient() {
     for [rows, inner, out] in SHAPES {
         for layout in layouts() {
+            let (x, dy, before) = (numbers(1, rows * inner), numbers(2, rows * out), numbers(3, inner * out));
+            let [down, across] = weight_shape(layout, inner, out);
+            let (a, b) = if layout == Layout::InOut { (&x, &dy) } else { (&dy, &x) };
+            let dw = Expected::product([down, rows, across], &transposed([rows, down], a), b);
             for accumulate in [false, true] {
-                let (x, dy, before) =
-                    (numbers(1, rows * inner), numbers(2, rows * out), numbers(3, inner * out));
-                let [down, across] = weight_shape(layout, inner, out);
                 let kernel = |device: &Device| {
                     let (x, dy) = (tensor(device, [rows, inner], &x), tensor(device, [rows, out], &dy));
                     let mut dw = output(device, [down, across], &before, accumulate);
                     device.linear_weight_gradient(x.view(), dy.view(), dw.view_mut(), layout, accumulate);
                     vec![read(device, &dw)]
                 };
-                let (a, b) = if layout == Layout::InOut { (&x, &dy) } else { (&dy, &x) };
-                let expected = product(
-                    [down, rows, across],
-                    |i, k| a[k * down + i],
-                    |k, j| b[k * across + j],
-                    |i, j| if accumulate { f64::from(before[i * across + j]) } else { 0.0 },
-                );
+                let expected = dw.plus(|i| if accumulate { f64::from(before[i]) } else { 0.0 });
                 check(&format!("dw {rows} x {inner} x {out} {layout:?} {accumulate}"), kernel, &[expected]);
             }
         }
@@ -166,8 +133,8 @@ fn bias_gradient() {
                 device.bias_gradient(dy.view(), db.view_mut(), accumulate);
                 vec![read(device, &db)]
             };
-            let start = |_, j: usize| if accumulate { f64::from(before[j]) } else { 0.0 };
-            let expected = product([1, rows, out], |_, _| 1.0, |k, j| dy[k * out + j], start);
+            let expected = Expected::product([1, rows, out], &vec![1.0; rows], &dy)
+                .plus(|i| if accumulate { f64::from(before[i]) } else { 0.0 });
             check(&format!("db {rows} x {out}"), kernel, &[expected]);
         }
     }

@@ -9,6 +9,7 @@ use phalanx_simd::Isa;
 use phalanx_simd::tiles::TileUnit;
 use phalanx_simulated::Simulated;
 use phalanx_tensor::{Arena, Category, DType, Device, Shape, Tensor};
+use phalanx_testing::sweeps;
 
 /// Spacing of f32 at 1, halved: the relative error of one rounding.
 pub const EPS: f64 = f32::EPSILON as f64 / 2.0;
@@ -70,6 +71,37 @@ impl Expected {
     pub fn relative(value: Vec<f64>, roundings: f64) -> Expected {
         Expected { magnitude: value.iter().map(|x| x.abs()).collect(), value, roundings }
     }
+
+    /// `a · b` of `[m, k]` and `[k, n]`: one rounding per product and per addition, and three for bias, residual and storing.
+    pub fn product([m, k, n]: [usize; 3], a: &[f32], b: &[f32]) -> Expected {
+        let (mut value, mut magnitude) = (vec![0.0; m * n], vec![0.0; m * n]);
+        for (i, l) in (0..m * k).map(|at| (at / k, at % k)) {
+            let (x, row) = (f64::from(a[i * k + l]), &b[l * n..][..n]);
+            let sums = value[i * n..][..n].iter_mut().zip(&mut magnitude[i * n..][..n]);
+            for ((sum, size), y) in sums.zip(row) {
+                let term = x * f64::from(*y);
+                *sum += term;
+                *size += term.abs();
+            }
+        }
+        Expected { value, magnitude, roundings: 2.0 * k as f64 + 3.0 }
+    }
+
+    /// With one more term for each element.
+    #[must_use]
+    pub fn plus(&self, term: impl Fn(usize) -> f64) -> Expected {
+        let terms = || (0..self.value.len()).map(&term);
+        Expected {
+            value: self.value.iter().zip(terms()).map(|(x, term)| x + term).collect(),
+            magnitude: self.magnitude.iter().zip(terms()).map(|(x, term)| x + term.abs()).collect(),
+            roundings: self.roundings,
+        }
+    }
+}
+
+/// The transposed matrix of `[rows, columns]`.
+pub fn transposed([rows, columns]: [usize; 2], x: &[f32]) -> Vec<f32> {
+    (0..rows * columns).map(|i| x[i % rows * columns + i / rows]).collect()
 }
 
 /// Reproducible numbers in [-1, 1), of a scrambled counter (splitmix64).
@@ -189,10 +221,16 @@ impl KernelPath {
             .chain(units.map(|unit| KernelPath { isa: Isa::detect(), tiles: Some(unit) }))
     }
 
-    /// More than one thread, which must give the same bits.
-    fn more_threads(self) -> std::ops::RangeInclusive<usize> {
+    /// More than one thread, which must give the same bits; `what` chooses one number of them, unless sweeps are whole.
+    fn more_threads(self, what: &str) -> impl Iterator<Item = usize> + use<> {
         // The model is slow.
-        if self.tiles == Some(TileUnit::Model) { 3..=3 } else { 2..=4 }
+        let numbers: &[usize] = if self.tiles == Some(TileUnit::Model) { &[3] } else { &[2, 3, 4] };
+        sweeps::share(
+            numbers,
+            what.bytes().map(usize::from).sum::<usize>() + self.isa as usize,
+            numbers.len(),
+        )
+        .copied()
     }
 
     pub fn name(self) -> String {
@@ -222,7 +260,8 @@ pub fn cpu(threads: usize, isa: Isa) -> Device {
     KernelPath { isa, tiles: None }.cpu(threads)
 }
 
-/// Runs `kernel` in every [`KernelPath`] and checks the results, and on 1 to 4 threads, whose bits must be equal.
+/// Runs `kernel` in every [`KernelPath`] on one thread and checks the results, and on others of 1 to 4 threads, whose bits must be
+/// equal.
 #[track_caller]
 pub fn check(what: &str, kernel: impl Fn(&Device) -> Vec<Vec<f32>>, expected: &[Expected]) {
     check_as(what, kernel, expected, &vec![DType::F32; expected.len()]);
@@ -243,7 +282,7 @@ pub fn check_as(
             let what = format!("{what}, output {index} in {}, {}", stored[index].name(), path.name());
             compare_as(&what, output, expected, stored[index]);
         }
-        for threads in path.more_threads() {
+        for threads in path.more_threads(what) {
             let others = kernel(&path.cpu(threads));
             assert_eq!(outputs.len(), others.len(), "{what} on {threads} threads");
             for (index, (a, b)) in outputs.iter().zip(&others).enumerate() {

@@ -6,7 +6,7 @@ use phalanx_tensor::{DType, Device, Epilogue, Gelu, Layout, Weight};
 
 use crate::oracle::{
     Expected, KernelPath, check_as, gradient_types, numbers, output_as, poisoned, poisoned_as, read,
-    read_f32, rounded, tensor, tensor_as,
+    read_f32, rounded, tensor, tensor_as, transposed,
 };
 
 /// (rows, in, out): whole panels; tails of every dimension, of less and more than a tile; one row, column and step; more
@@ -37,30 +37,16 @@ fn tiled() -> KernelPath {
     KernelPath { isa: Isa::detect(), tiles: Some(TileUnit::Model) }
 }
 
-/// `a · b` in f64 with the sizes of its terms; `a` is `[m, k]`, `b` `[k, n]`.
-fn product([m, k, n]: [usize; 3], a: &[f32], b: &[f32], more: impl Fn(usize, usize) -> f64) -> Expected {
-    let (mut value, mut magnitude) = (Vec::new(), Vec::new());
-    for i in 0..m {
-        for j in 0..n {
-            let terms = (0..k).map(|l| f64::from(a[i * k + l]) * f64::from(b[l * n + j]));
-            let (sum, size) = terms.fold((0.0, 0.0), |(sum, size), x| (sum + x, size + x.abs()));
-            value.push(sum + more(i, j));
-            magnitude.push(size + more(i, j).abs());
-        }
-    }
-    Expected { value, magnitude, roundings: 2.0 * k as f64 + 3.0 }
-}
-
-fn transposed([rows, columns]: [usize; 2], x: &[f32]) -> Vec<f32> {
-    (0..rows * columns).map(|i| x[i % rows * columns + i / rows]).collect()
-}
-
 #[test]
 fn linear_in_16_bits() {
     for dtype in TYPES {
         for [rows, inner, out] in SHAPES {
             let [x, w, bias, residual] =
                 [rows * inner, inner * out, out, rows * out].map(|n| rounded(dtype, &numbers(n as u64, n)));
+            let size = [rows, inner, out];
+            let more = |i: usize| f64::from(bias[i % out]) + f64::from(residual[i]);
+            let alone = Expected::product(size, &x, &w);
+            let expected = [alone.plus(more), alone];
             for layout in LAYOUTS {
                 let (shape, laid) = match layout {
                     Layout::InOut => ([inner, out], w.clone()),
@@ -78,9 +64,6 @@ fn linear_in_16_bits() {
                     device.linear(x.view(), w(), Epilogue::default(), y[1].view_mut());
                     y.iter().map(|y| read_f32(device, y)).collect()
                 };
-                let more = |i: usize, j: usize| f64::from(bias[j]) + f64::from(residual[i * out + j]);
-                let size = [rows, inner, out];
-                let expected = [product(size, &x, &w, more), product(size, &x, &w, |_, _| 0.0)];
                 check_as(&format!("linear {size:?} {layout:?}"), kernel, &expected, &[dtype; 2]);
             }
         }
@@ -93,6 +76,9 @@ fn gradients_in_16_bits() {
         for [rows, inner, out] in SHAPES {
             let [x, w, dy] =
                 [rows * inner, inner * out, rows * out].map(|n| rounded(dtype, &numbers(n as u64, n)));
+            let turned = [transposed([inner, out], &w), transposed([rows, inner], &x)];
+            let dx = Expected::product([rows, out, inner], &dy, &turned[0]);
+            let dw = Expected::product([inner, rows, out], &turned[1], &dy);
             for stored in gradient_types(dtype) {
                 let before =
                     [rounded(dtype, &numbers(4, rows * inner)), rounded(stored, &numbers(5, inner * out))];
@@ -110,14 +96,10 @@ fn gradients_in_16_bits() {
                         vec![read_f32(device, &dx), read_f32(device, &dw)]
                     };
                     let start =
-                        |before: &[f32], at: usize| if accumulate { f64::from(before[at]) } else { 0.0 };
-                    let turned = [transposed([inner, out], &w), transposed([rows, inner], &x)];
-                    let dx =
-                        product([rows, out, inner], &dy, &turned[0], |i, j| start(&before[0], i * inner + j));
-                    let dw =
-                        product([inner, rows, out], &turned[1], &dy, |i, j| start(&before[1], i * out + j));
+                        |before: &[f32], i: usize| if accumulate { f64::from(before[i]) } else { 0.0 };
+                    let expected = [dx.plus(|i| start(&before[0], i)), dw.plus(|i| start(&before[1], i))];
                     let what = format!("gradients {:?} {accumulate}", [rows, inner, out]);
-                    check_as(&what, kernel, &[dx, dw], &[dtype, stored]);
+                    check_as(&what, kernel, &expected, &[dtype, stored]);
                 }
             }
         }
@@ -160,7 +142,7 @@ fn multiply(device: &Device, dtype: DType, [m, k, n]: [usize; 3], x: &[f32], w: 
 #[test]
 fn f32_in_parts_is_more_accurate_than_a_chain_of_multiply_adds() {
     let (size @ [m, k, n], [a, b]) = ([32, 512, 32], normal_operands());
-    let exact = product(size, &a, &b, |_, _| 0.0);
+    let exact = Expected::product(size, &a, &b);
     let rms = |y: &[f32]| relative_rms(y, &exact);
     let chain: Vec<f32> = (0..m * n)
         .map(|at| (0..k).fold(0f32, |sum, l| a[at / n * k + l].mul_add(b[l * n + at % n], sum)))
@@ -200,7 +182,7 @@ fn f16_in_parts_is_exact() {
     let x = tensor_as(&device, DType::F16, [k, m], &transposed([m, k], &read_f32(&device, &x)));
     let mut y = poisoned(&device, [m, n]);
     device.linear_weight_gradient(x.view(), w.view(), y.view_mut(), Layout::InOut, false);
-    let exact = product(size, &a, &b, |_, _| 0.0);
+    let exact = Expected::product(size, &a, &b);
     let y: Vec<f64> = read(&device, &y).into_iter().map(f64::from).collect();
     assert_eq!(y, exact.value);
 }

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use phalanx_data::{Tokenizer, tokenize_to_memory};
+use phalanx_testing::sweeps;
 use serde_json::{Value, json};
 
 use crate::{assert_says, corpus, folder, write};
@@ -103,17 +104,17 @@ fn a_document_in_windows_has_the_ids_of_the_whole() {
         ("Unigram", file(json!({"type": "NFKC"}), metaspace, unigram())),
     ];
     let at = folder();
-    for run in [3, 30_000] {
+    for (first, run) in [3, 30_000].into_iter().enumerate() {
         let text = text(run);
         assert!(text.len() > 60_000);
         let long = write(at.path().join("long.txt"), text.repeat(3));
         let short = write(at.path().join("short.txt"), "the end");
         let found = corpus(&[&long, &short, &long]).unwrap();
-        for (name, tokenizer) in &tokenizers {
+        for (number, (name, tokenizer)) in tokenizers.iter().enumerate() {
             let whole = tokenizer.encode(&text.repeat(3)).unwrap();
             let expected = [whole.clone(), tokenizer.encode("the end").unwrap(), whole].concat();
-            for threads in [1, 3] {
-                let tokens = tokenize_to_memory(&found, tokenizer, threads, &mut |_| {}).unwrap();
+            for threads in sweeps::share(&[1, 3], first + number, 2) {
+                let tokens = tokenize_to_memory(&found, tokenizer, *threads, &mut |_| {}).unwrap();
                 let mut ids = vec![0; tokens.len()];
                 tokens.read(0, &mut ids).unwrap();
                 let differs = ids.iter().zip(&expected).position(|(a, b)| a != b);
@@ -133,10 +134,10 @@ fn a_text_that_cannot_be_cut_is_refused_by_name() {
     // Which token is the best depends on all the others.
     let tokenizer = file(json!(null), json!(null), unigram());
     let at = folder();
-    let short = write(at.path().join("short.txt"), "the word ".repeat(30_000));
+    let short = write(at.path().join("short.txt"), "the word ".repeat(3000));
     let tokens = tokenize_to_memory(&corpus(&[&short]).unwrap(), &tokenizer, 2, &mut |_| {}).unwrap();
-    assert_eq!(tokens.len(), tokenizer.encode(&"the word ".repeat(30_000)).unwrap().len());
-    let long = write(at.path().join("long.txt"), "the word ".repeat(200_000));
+    assert_eq!(tokens.len(), tokenizer.encode(&"the word ".repeat(3000)).unwrap().len());
+    let long = write(at.path().join("long.txt"), "the word ".repeat(120_000));
     let failed = tokenize_to_memory(&corpus(&[&long]).unwrap(), &tokenizer, 2, &mut |_| {});
     assert_says(failed, &["long.txt", "cannot be cut", "1048576 bytes", "split the document"]);
 }
