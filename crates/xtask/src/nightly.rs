@@ -10,7 +10,7 @@ type Step = (&'static str, &'static [(&'static str, &'static str)], &'static [&'
 
 /// The steps that are cargo's alone. Those of MPI build with its bindings: they need mpicc, mpirun and libclang (Debian: libopenmpi-dev
 /// openmpi-bin libclang-dev), and fail without.
-const STEPS: [Step; 13] = [
+const STEPS: [Step; 14] = [
     ("docs", &[("RUSTDOCFLAGS", "-D warnings")], &["doc", "--workspace", "--no-deps"]),
     // Alone: without the tokenizers that the program asks for.
     ("library-lints", &[], &["clippy", "--package", "phalanx", "--", "-D", "warnings"]),
@@ -39,7 +39,8 @@ const STEPS: [Step; 13] = [
         &[("PHALANX_RANDOM_PLANS", "200")],
         &["test", "--workspace", "--test", "train", "--", "random_plans::"],
     ),
-    ("simulated", &[("PHALANX_TEST_SWEEPS", "whole")], &["xtask", "simulated", "--seeds", "20"]),
+    ("simulated", &[("PHALANX_TEST_SWEEPS", "whole")], &["xtask", "simulated", "--seeds", "2"]),
+    ("simulated-seeds", &[], &["xtask", "simulated", "--seeds", "20", "--short"]),
     ("cuda-kernels", &[], &["xtask", "cuda-kernels", "--or-skip"]),
     ("cuda-emulator", &[], &["xtask", "cuda-emulator", "--or-skip", "--seeds", "20"]),
     ("reliability", &[], &["xtask", "reliability"]),
@@ -67,7 +68,7 @@ pub fn run(args: &[&str]) -> ExitCode {
             Ok(status) => format!("failed: {status}"),
             Err(cause) => format!("could not run: {cause}"),
         };
-        table += &format!("{name:<14} {:>3}:{:02}  {outcome}\n", seconds / 60, seconds % 60);
+        table += &format!("{name:<16} {:>3}:{:02}  {outcome}\n", seconds / 60, seconds % 60);
         is_green &= passed;
     }
     print!("\n{table}");
