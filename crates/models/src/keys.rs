@@ -152,18 +152,6 @@ impl Keys {
         Arch::all().flat_map(|arch| arch.keys)
     }
 
-    /// Every key of all architectures, with a value of its type.
-    pub fn all() -> Keys {
-        let value = |key: &Key| match key.values {
-            Values::Count { .. } => 1.into(),
-            Values::Positive { .. } => 1.0.into(),
-            Values::Flag => true.into(),
-            Values::Word => "".into(),
-            Values::Table => serde_json::json!({}),
-        };
-        Keys(Keys::known().map(|key| (key.name.to_string(), value(key))).collect())
-    }
-
     /// The keys with their values.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &Value)> {
         self.0.iter().map(|(name, value)| (name.as_str(), value))

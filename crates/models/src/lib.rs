@@ -21,7 +21,7 @@ pub use config::ModelError;
 pub use contents::{NumberedLayers, check_contents, check_layers, lacks_head, name_in};
 pub use decoder::Decoder;
 pub use gpt2::Gpt2;
-pub use keys::{Key, KeyError, Keys};
+pub use keys::{Key, KeyError, Keys, Values};
 pub use model::{Dropouts, Earlier, Model, Objective};
 pub use phalanx_layers::Input;
 pub use registry::from_config;

@@ -57,6 +57,7 @@ pub enum Command {
     Import(ImportArgs),
     Export(ExportArgs),
     Inspect(InspectArgs),
+    Keys(KeysArgs),
     Bench(BenchArgs),
     Doctor(DoctorArgs),
     Completions(CompletionsArgs),
@@ -296,6 +297,25 @@ pub struct InspectArgs {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+}
+
+/// Shows the keys of a configuration: what each says, its values and its default
+///
+/// With the name of a key, everything that is known of it, the meaning of each of its words among it; with that of a table, its keys.
+/// With --schema, a JSON schema of configurations, with which editors check and complete them.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    phalanx keys                            a line each\n  \
+    phalanx keys memory\n  \
+    phalanx keys memory.checkpointing\n  \
+    phalanx keys --schema > phalanx.schema.json")]
+pub struct KeysArgs {
+    /// A table or a key, as memory or train.steps
+    #[arg(value_name = "TABLE or TABLE.KEY")]
+    pub name: Option<String>,
+    /// Print a JSON schema instead
+    #[arg(long, conflicts_with = "name")]
+    pub schema: bool,
 }
 
 /// Measures this machine and checks its limits

@@ -126,10 +126,12 @@ fn decide_communication(
         (Communication::Nccl, _) => by(),
         (Communication::Auto, None) => {
             config.device.communication = Communication::Nccl;
+            config.decide("device.communication");
             by()
         }
         (Communication::Auto, Some(missing)) => {
             config.device.communication = Communication::Host;
+            config.decide("device.communication");
             Ok(format!(", ranks exchange data through host memory ({missing})"))
         }
         (Communication::Host, _) => Ok(", ranks exchange data through host memory".to_string()),

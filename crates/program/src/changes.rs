@@ -15,7 +15,7 @@ use toml::Table;
 use crate::{earlier, keys};
 
 /// Keys with other lines of their own, or without a meaning for what is trained.
-const SAID_ELSEWHERE: [&str; 9] = [
+const SAID_ELSEWHERE: [&str; 10] = [
     "train.steps",
     "train.threads",
     "train.sample",
@@ -25,6 +25,7 @@ const SAID_ELSEWHERE: [&str; 9] = [
     "precision.compute",
     "precision.products",
     "device.kernels",
+    "recorded.decided",
 ];
 
 /// Keys that name the data.

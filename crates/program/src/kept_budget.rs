@@ -17,7 +17,7 @@ const TRIES: usize = 6;
 const MIB: f64 = 1_048_576.0;
 const KIB: u64 = 1024;
 
-/// Lowers the budgets that were filled in, now or when a resumed run began, until `planned` fits the budgets that `budgets` gives, or
+/// Lowers the budgets that were decided, now or when a resumed run began, until `planned` fits the budgets that `budgets` gives, or
 /// nothing more can leave. The new plans are made by `make`. Where it cannot fit, returns the last plan that could be made: whoever
 /// checks it says what is missing.
 ///
@@ -30,25 +30,24 @@ pub fn keep(
 ) -> Result<Planned> {
     for _ in 0..TRIES {
         let Some((of_host, missing)) = missing(&planned, &budgets(&planned)) else { break };
-        let memory = &planned.config.memory;
-        let (is_filled, used) = match of_host {
+        let config = &planned.config;
+        let (is_decided, used) = match of_host {
             true => {
                 let arena = planned.plan.ranks.iter().map(|rank| rank.host.arena_bytes).max();
-                (memory.is_host_budget_filled(), arena)
+                (config.is_decided("memory.host_budget_mb"), arena)
             }
-            false => (memory.is_device_budget_filled(), Some(planned.plan.arena_bytes_max())),
+            false => (config.is_decided("memory.device_budget_mb"), Some(planned.plan.arena_bytes_max())),
         };
         let left = used.unwrap_or(0).saturating_sub(missing) / KIB * KIB;
-        if !is_filled || left == 0 {
+        if !is_decided || left == 0 {
             break;
         }
         let lowered = planned.again(
             |config| {
-                let memory = &mut config.memory;
                 match of_host {
-                    true => memory.fill_host_budget(left as f64 / MIB),
+                    true => config.decide_host_budget(left as f64 / MIB),
                     // What the headroom leaves must be in it.
-                    false => memory.fill_device_budget(left as f64 / (1.0 - memory.headroom) / MIB),
+                    false => config.decide_device_budget(left as f64 / (1.0 - config.memory.headroom) / MIB),
                 }
             },
             make,
@@ -107,8 +106,9 @@ mod tests {
     fn what_a_plan_lists_beside_its_arena_fits_a_limit_too() {
         let (limit_mb, hosts, streams) = (135.0, 8, 16);
         let first = planned(limit_mb, hosts, streams);
-        let memory = &first.config.memory;
-        assert_eq!((memory.is_device_budget_filled(), memory.is_host_budget_filled()), (true, false));
+        let decided =
+            ["memory.device_budget_mb", "memory.host_budget_mb"].map(|key| first.config.is_decided(key));
+        assert_eq!(decided, [true, false]);
         let limit = |planned: &Planned| budgets::limit(planned).into_iter().collect::<Vec<Budget>>();
         let between = first.between_hosts_bytes().unwrap();
         assert!(between > 32 << 20 && !limit(&first)[0].fits(&first), "{between} bytes for other hosts");
@@ -118,7 +118,7 @@ mod tests {
         let [before, after] = [&first, &kept].map(|planned| planned.plan.of(0).disk.arena_bytes);
         assert!(before < after, "{before} and {after} bytes on disk");
         // A budget that the user gave stays, and the check of the run refuses it.
-        let given = |config: &mut RunConfig| config.memory.device_budget_filled_mb = None;
+        let given = |config: &mut RunConfig| config.recorded.decided.clear();
         let first = first.again(given, RunPlan::without_offsets).unwrap();
         let kept = keep(first.clone(), limit, RunPlan::without_offsets).unwrap();
         assert_eq!(kept.config.memory.device_budget_mb, first.config.memory.device_budget_mb);

@@ -17,9 +17,6 @@ const KEYS_OF_DEVICE: [&str; 5] = [
     "memory.host_budget_mb",
 ];
 
-/// Keys that the program writes beside others; no note names them.
-const FILLED: [&str; 2] = ["memory.device_budget_filled_mb", "memory.host_budget_filled_mb"];
-
 /// What may be left out: it says where and how a step is computed, and not what it trains. The products are those of the type of before.
 const TABLES: [&str; 3] = ["memory.", "device.", "precision.products"];
 
@@ -57,8 +54,7 @@ fn leave_out_contradicting(given: &mut UserConfig, said: impl Fn(&str) -> bool) 
         return None;
     }
     *given = kept;
-    let named: Vec<&str> =
-        left.iter().map(|(key, _)| key.as_str()).filter(|key| !FILLED.contains(key)).collect();
+    let named: Vec<&str> = left.iter().map(|(key, _)| key.as_str()).collect();
     Some(format!("what the run had and contradicts the keys given now is left out: {}", named.join(", ")))
 }
 
@@ -86,7 +82,7 @@ fn leave_out_of_device(
     if was == is || left.is_empty() {
         return None;
     }
-    left.iter().chain(&FILLED).for_each(|key| given.leave_out(key));
+    left.iter().for_each(|key| given.leave_out(key));
     let keys = left.join(", ");
     Some(format!(
         "device.kind was {} and is {} from here on: {keys} of before left out",
@@ -197,10 +193,7 @@ mod tests {
                 // What is said holds.
                 assert_eq!(with(given.clone(), now).config().unwrap(), resumed, "{stored:?}, then {now:?}");
                 for (key, value) in stored_keys.keys().filter(|(key, _)| !given.has(key)) {
-                    assert!(
-                        FILLED.contains(&key.as_str()) || notes.concat().contains(&key),
-                        "{key}: {notes:?}"
-                    );
+                    assert!(notes.concat().contains(&key), "{key}: {notes:?}");
                     let mut back = given.clone();
                     back.set(&key, value);
                     let is_of_device =

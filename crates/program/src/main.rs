@@ -17,7 +17,6 @@ mod card_report;
 mod cards;
 mod changes;
 mod checksums;
-mod choices;
 mod chunk_report;
 mod colour;
 mod commands;
@@ -161,6 +160,7 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Import(args) => commands::import::import(&args),
         Command::Export(args) => commands::export::export(&args),
         Command::Inspect(args) => commands::inspect::inspect(&args),
+        Command::Keys(args) => commands::keys::keys(&args),
         Command::Doctor(args) => commands::doctor::doctor(&args, environment),
         Command::Completions(args) => commands::completions::completions(&args),
         Command::Man(args) => commands::man::man(&args),

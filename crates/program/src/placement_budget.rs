@@ -75,7 +75,7 @@ fn fill_card(config: &mut RunConfig, ranks: usize) {
 fn set_host(config: &mut RunConfig, bytes: u64) {
     let driver = if config.device.kind == DeviceKind::Cuda { DRIVER_HOST_BYTES } else { 0 };
     let whole = bytes.saturating_sub(process(config) + driver).max(1 << 20) >> 20;
-    config.memory.fill_host_budget(whole as f64);
+    config.decide_host_budget(whole as f64);
 }
 
 /// Estimated bytes of a rank's process beside what it plans.
@@ -95,7 +95,7 @@ fn card_needs(config: &RunConfig) -> CardNeeds {
 /// Sets the budget so that a rank fits a device of `bytes`: where that is memory of the host, the process lies in it too.
 fn set_device(config: &mut RunConfig, bytes: u64) {
     let whole = bytes.saturating_sub(outside(config)).max(1 << 20) >> 20;
-    config.memory.fill_device_budget(whole as f64);
+    config.decide_device_budget(whole as f64);
 }
 
 /// Bytes of a device from which a budget of `bytes` is filled in.

@@ -301,7 +301,7 @@ impl Planned {
 fn of_filled_budget(error: BudgetError, config: &RunConfig) -> anyhow::Error {
     match &error {
         BudgetError::Device { rank, min_bytes, usable_bytes, smallest_bytes, other_bytes, .. }
-            if config.memory.is_device_budget_filled() =>
+            if config.is_decided("memory.device_budget_mb") =>
         {
             let whole = placement_budget::device_of_budget(config, *smallest_bytes);
             let host = other_bytes.map_or(String::new(), |host| {

@@ -141,7 +141,10 @@ pub fn resolve<T>(
         config.model.init = config.model.init.as_deref().map(resume::absolute);
         let environment = environment.decide(&config.device)?;
         config.device.kernels = environment.kernels().into();
-        config.train.threads = config.train.threads.or(Some(machine::threads_per_rank(config.world_size())));
+        if config.train.threads.is_none() {
+            config.train.threads = Some(machine::threads_per_rank(config.world_size()));
+            config.decide("train.threads");
+        }
         if config.device.kind != DeviceKind::Cuda {
             config.precision.products = environment.choose(&config.precision)?;
             let in_bf16 = config.precision.compute == Float::Bf16;

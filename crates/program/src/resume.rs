@@ -13,7 +13,7 @@ use phalanx_models::Model;
 use phalanx_trace::DType;
 use phalanx_train::RunConfig;
 use phalanx_train::config::{
-    Communication, DataConfig, Float, ModelConfig, OptimizerKind, PrecisionConfig, Products, ScheduleKind,
+    DataConfig, Float, ModelConfig, OptimizerKind, PrecisionConfig, Products, ScheduleKind,
 };
 use phalanx_train::dataset::DataDigests;
 use phalanx_train::learned::Learned;
@@ -92,11 +92,11 @@ pub fn resume(
         None => stored.given.clone(),
     };
     let mut given = changed.with(&args.overrides, &args.data)?;
-    let (before, mut config) = (stored.given.config()?, given.config()?);
+    let before = stored.given.config()?;
     let said = |key: &str| args.overrides.sets(key);
     let said_or_in_file = |key: &str| file.as_ref().is_some_and(|file| file.has(key)) || said(key);
-    leave_out_decisions(&mut given, [&before, &config], &stored.first_given, said_or_in_file);
-    config = given.config()?;
+    leave_out_decided(&mut given, &before);
+    let mut config = given.config()?;
     notes.extend(kept_kernels::keep(&mut given, &before, environment, said("device.kernels")));
     notes.extend(left_out::leave_out(&mut given, [&before, &config], said_or_in_file));
     config = given.config()?;
@@ -138,21 +138,18 @@ pub fn resume(
     Ok(Resumed { given, checkpoint, starts: false, same_data, tokens, trained, learned, notes })
 }
 
-/// Leaves out what the program had decided for the ranks and cards of the run until now, unless the user gave it.
-fn leave_out_decisions(
-    given: &mut UserConfig,
-    [before, config]: [&RunConfig; 2],
-    first_given: &UserConfig,
-    said_or_in_file: impl Fn(&str) -> bool,
-) {
-    if config.world_size() != before.world_size() && !said_or_in_file("train.threads") {
-        given.leave_out("train.threads");
-    }
-    // Decided for the cards and libraries of then; the bits do not depend on it.
-    let key = "device.communication";
-    if before.device.communication != Communication::Auto && !said_or_in_file(key) && !first_given.has(key) {
-        given.leave_out(key);
-    }
+/// Budgets that the program has decided: a resumed run places chunks as before, and lowers them where there is less memory (`kept_budget`).
+const KEPT: [&str; 2] = ["memory.device_budget_mb", "memory.host_budget_mb"];
+
+/// Leaves out what the program had decided for the machine, ranks and cards of the run until now, unless it was given since.
+fn leave_out_decided(given: &mut UserConfig, before: &RunConfig) {
+    let decided = before.recorded.decided.iter().filter(|key| !KEPT.contains(&key.as_str()));
+    decided
+        .filter(|key| given.is_decided(key))
+        .cloned()
+        .collect::<Vec<_>>()
+        .iter()
+        .for_each(|key| given.leave_out(key));
 }
 
 /// Checks the configuration against the checkpoint from which the run goes on, and says what changes; returns its model.

@@ -73,9 +73,13 @@ impl Stored {
         if recorded != Some(&digest(&text)) {
             return Err(edited(folder, &parsed, checkpoint.as_ref(), checksums.is_some())?);
         }
-        let (given, left_out) = parsed?;
+        let (mut given, left_out) = parsed?;
         warnings.extend(left_out);
         let first_given = first_given(folder, checksums.as_ref(), &mut warnings)?;
+        if !given.has("recorded.decided") {
+            // A folder of a version that did not record it.
+            given.decide(&["train.threads", "device.communication"], &first_given);
+        }
         let tokens = match checksums {
             Some(checksums) => checksums.tokens,
             None => checkpoint.as_ref().and_then(|checkpoint| DataDigests::of(checkpoint).tokens),

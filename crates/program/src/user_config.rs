@@ -52,7 +52,7 @@ impl UserConfig {
     /// As for [`UserConfig::read`].
     pub fn parse(text: String, origin: &str) -> Result<UserConfig> {
         let tables: Table = toml::from_str(&text).with_context(|| format!("{origin} is not valid TOML"))?;
-        keys::check(&tables, origin)?;
+        keys::check(&tables, origin, &text)?;
         Ok(UserConfig { tables, text })
     }
 
@@ -64,8 +64,8 @@ impl UserConfig {
     pub fn parse_stored(text: String, origin: &str) -> Result<(UserConfig, Vec<String>)> {
         let mut tables: Table =
             toml::from_str(&text).with_context(|| format!("{origin} is not valid TOML"))?;
-        let notes = earlier::leave_out(&mut tables);
-        keys::check(&tables, origin)?;
+        let notes = earlier::leave_out(&mut tables)?;
+        keys::check(&tables, origin, &text)?;
         Ok((UserConfig { tables, text }, notes))
     }
 
@@ -97,7 +97,7 @@ impl UserConfig {
     pub fn with(mut self, overrides: &Overrides, data: &[PathBuf]) -> Result<UserConfig> {
         for text in &overrides.set {
             let (key, value) = keys::assignment(text)?;
-            keys::insert(&mut self.tables, &key, value);
+            self.give(&key, value);
         }
         let said = |key: &str| overrides.sets(key);
         if let Some(ranks) = overrides.nproc {
@@ -128,7 +128,7 @@ impl UserConfig {
     pub fn changed_by(mut self, changes: &UserConfig, before: &UserConfig) -> UserConfig {
         let differs = |key: &str, value: &Value| keys::lookup(&before.tables, key) != Some(value);
         for (key, value) in keys::flat(&changes.tables).filter(|(key, value)| differs(key, value)) {
-            keys::insert(&mut self.tables, &key, value.clone());
+            self.give(&key, value.clone());
         }
         for [one, other] in [RANKS, MICRO] {
             let said = [one, other]
@@ -136,6 +136,35 @@ impl UserConfig {
             self.settle(one, other, said);
         }
         self
+    }
+
+    /// Sets a key to what the user gives: it is decided no more.
+    fn give(&mut self, key: &str, value: Value) {
+        self.decided().retain(|decided| decided.as_str() != Some(key));
+        keys::insert(&mut self.tables, key, value);
+    }
+
+    /// The keys that the program has decided.
+    fn decided(&mut self) -> &mut Vec<Value> {
+        let recorded = self.tables.entry("recorded").or_insert_with(|| Value::Table(Table::new()));
+        let recorded = recorded.as_table_mut().expect("checked tables");
+        let decided = recorded.entry("decided").or_insert_with(|| Value::Array(Vec::new()));
+        decided.as_array_mut().expect("checked values")
+    }
+
+    /// Whether the program has decided a key, and nobody has given it since.
+    pub fn is_decided(&self, key: &str) -> bool {
+        let decided = keys::lookup(&self.tables, "recorded.decided").and_then(Value::as_array);
+        decided.is_some_and(|decided| decided.iter().any(|decided| decided.as_str() == Some(key)))
+    }
+
+    /// Records that the program has decided these keys, where they have a value that `first_given` has not.
+    pub fn decide(&mut self, keys: &[&str], first_given: &UserConfig) {
+        for key in
+            keys.iter().filter(|key| self.has(key) && !first_given.has(key)).copied().collect::<Vec<_>>()
+        {
+            self.decided().push(key.into());
+        }
     }
 
     /// Keeps the later given of two keys that determine each other, and removes the other.

@@ -242,7 +242,7 @@ fn groups_that_mean_nothing_are_refused() {
             "[{ parameters = [\"*\"], weight_deca = 0.1 }]",
             ["unknown key weight_deca", "did you mean weight_decay?"],
         ),
-        ("[{ parameters = [\"*\"], beta1 = 0.1 }]", ["unknown key beta1", "lr, parameters, weight_decay"]),
+        ("[{ parameters = [\"*\"], beta1 = 0.1 }]", ["unknown key beta1", "parameters, lr, weight_decay"]),
         ("[{ parameters = \"*\", lr = 0.1 }]", ["optimizer.group.parameters = \"*\"", "a list of texts"]),
         ("[{ parameters = [\"*\"], lr = \"x\" }]", ["optimizer.group.lr = \"x\"", "a number"]),
         ("[{ parameters = [\"h.1.*\"], lr = 0.1 }]", ["\"h.1.*\"", "transformer.h.*.attn.c_attn.weight"]),

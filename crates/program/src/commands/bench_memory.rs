@@ -225,8 +225,8 @@ fn place(config: &mut RunConfig, placement: Placement, budget: Option<u64>, host
     (memory.shard_param_frac, memory.offload_optim_frac, memory.offload_param_frac) = (None, None, None);
     memory.placement = Some(placement);
     memory.device_budget_mb = budget.map(|bytes| bytes as f64 / MIB);
-    memory.device_budget_filled_mb = None;
-    memory.host_budget_filled_mb = None;
+    config.recorded.decided.clear();
+    let memory = &mut config.memory;
     let is_auto = placement == Placement::Auto;
     let needs_disk = is_auto || placement == Placement::Nvme;
     if !needs_disk {

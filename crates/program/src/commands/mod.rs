@@ -11,6 +11,7 @@ pub mod doctor;
 pub mod export;
 pub mod import;
 pub mod inspect;
+pub mod keys;
 pub mod launch;
 pub mod man;
 pub mod plan;

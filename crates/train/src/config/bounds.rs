@@ -1,44 +1,45 @@
-//! The largest value of every count of the configuration, in one table. Each bound exceeds what real runs need by a
-//! large factor.
+//! The largest values of counts. Each bound exceeds what real runs need by a large factor.
 //!
 //! The dry run allocates and computes in proportion to these numbers and multiplies them with each other. A
 //! number that is mistyped or hostile is refused here, by name, before anything is made of it; after this check,
 //! and that of the products ([`RunConfig::check_work`]), no sum of the plan leaves 64 bits.
 
 use phalanx_layers::Network;
-use phalanx_models::limits::{MAX_LAYERS, MAX_POSITIONS, MAX_VOCAB};
 use phalanx_plan::Mesh;
 
 use super::check::{ConfigError, refuse};
-use super::{Checkpointing, Chunk, RunConfig};
+use super::{Declared, RunConfig};
 use crate::planning::ALL_RANKS;
 
 /// Sequences of a step or of an evaluation.
-const MAX_SEQUENCES: usize = 1 << 22;
+pub(super) const MAX_SEQUENCES: f64 = (1 << 22) as f64;
 
 /// Micro-batches of a step on one replica; the dry run runs each of them.
-const MAX_MICRO_BATCHES: usize = 1 << 16;
+pub(super) const MAX_MICRO_BATCHES: usize = 1 << 16;
 
 /// Ranks along an axis and in total.
-const MAX_RANKS: usize = 1 << 20;
+pub(super) const MAX_RANKS: f64 = (1 << 20) as f64;
 
 /// Threads of a rank: more than any machine has cores.
-const MAX_THREADS: usize = 4096;
+pub(super) const MAX_THREADS: f64 = 4096.0;
+
+/// The largest probability, and decay, below 1.
+pub(super) const BELOW_1: f64 = 0.999_999_9;
 
 /// Steps, and numbers of steps.
-const MAX_STEPS: u64 = 1_000_000_000_000;
+pub(super) const MAX_STEPS: f64 = 1_000_000_000_000.0;
 
 /// Seconds of a wait: a year.
-const MAX_SECONDS: u64 = 31_536_000;
+pub(super) const MAX_SECONDS: f64 = 31_536_000.0;
 
 /// MiB of a chunk: one TiB.
-const MAX_CHUNK_MIB: f64 = (1u64 << 20) as f64;
+pub(super) const MAX_CHUNK_MIB: f64 = (1u64 << 20) as f64;
 
 /// Units of 2^20 elements, or MiB, of everything else.
-const MAX_MIB: f64 = (1u64 << 40) as f64;
+pub(super) const MAX_MIB: f64 = (1u64 << 40) as f64;
 
 /// 10^9 bytes per second of a copy: a thousand times the memory of an accelerator.
-const MAX_GB_PER_S: f64 = 1e7;
+pub(super) const MAX_GB_PER_S: f64 = 1e7;
 
 /// Tokens of one replica in a step or an evaluation: 16 times the largest batches of published runs over all their
 /// replicas.
@@ -55,69 +56,39 @@ const LOGITS_AS_A_BLOCK: u128 = 256 << 20;
 const MAX_WORK: u128 = 1 << 63;
 
 impl RunConfig {
-    /// Refuses a count above its maximum.
+    /// Refuses numbers that their keys do not take.
     ///
     /// # Errors
-    /// The first, with its key, its value and the maximum.
+    /// The first, with its key, its value and the bound.
     pub(super) fn check_bounds(&self) -> Result<(), ConfigError> {
-        let (m, p, t) = (&self.model, &self.parallel, &self.train);
-        let every = match self.memory.checkpointing {
-            Checkpointing::Every(every) => every,
-            Checkpointing::Word(_) => 1,
-        };
-        let sizes = [
-            ("model.seq", m.seq, MAX_POSITIONS),
-            ("model.vocab", m.vocab.unwrap_or(1), MAX_VOCAB),
-            ("data.mask_token", self.data.mask_token.unwrap_or(0) as usize, MAX_VOCAB - 1),
-            ("batch.global", self.batch.global, MAX_SEQUENCES),
-            ("batch.micro", self.batch.micro.unwrap_or(1), MAX_SEQUENCES),
-            ("parallel.ranks", p.ranks.unwrap_or(1), MAX_RANKS),
-            ("parallel.pipeline", p.pipeline, MAX_RANKS),
-            ("parallel.data", p.data.unwrap_or(1), MAX_RANKS),
-            ("parallel.tensor", p.tensor, MAX_RANKS),
-            // Embedding, last norm and head are blocks, too.
-            ("parallel.chunks", p.chunks, MAX_LAYERS + 3),
-            ("parallel.micro_batches", p.micro_batches.unwrap_or(1), MAX_MICRO_BATCHES),
-            ("memory.prefetch", self.memory.prefetch, 1 << 20),
-            ("memory.checkpointing", every, MAX_LAYERS),
-            ("train.eval_samples", t.eval_samples, MAX_SEQUENCES),
-            ("train.threads", t.threads.unwrap_or(1), MAX_THREADS),
-        ];
-        let sizes = sizes.map(|(key, given, max)| (key, given as u64, max as u64));
-        let counts = [
-            ("parallel.max_staleness", p.max_staleness, 1 << 20),
-            ("run.stall_timeout_s", self.run.stall_timeout_s, MAX_SECONDS),
-            ("memory.hidden_dim", self.memory.hidden_dim.unwrap_or(1), 1 << 40),
-            ("precision.loss_scale_window", self.precision.loss_scale_window, MAX_STEPS),
-            ("schedule.warmup", self.schedule.warmup, MAX_STEPS),
-            ("train.steps", t.steps, MAX_STEPS),
-            ("train.eval_every", t.eval_every, MAX_STEPS),
-            ("train.save_every", t.save_every, MAX_STEPS),
-            ("train.keep", t.keep.newest().unwrap_or(0) as u64, MAX_STEPS),
-        ];
-        for (key, given, max) in sizes.into_iter().chain(counts) {
-            if given > max {
-                return Err(refuse(key, given, format!("must be at most {max}")));
-            }
-        }
-        let chunk = match self.memory.chunk {
-            Chunk::Mebibytes(size) => size,
-            Chunk::Word(_) => 0.0,
-        };
-        for (key, given, max) in [
-            ("memory.chunk", chunk, MAX_CHUNK_MIB),
-            ("memory.search_range_mb", self.memory.search_range_mb, MAX_MIB),
-            ("memory.min_chunk_size_mb", self.memory.min_chunk_size_mb, MAX_MIB),
-            ("memory.limit_mb", self.memory.limit_mb.unwrap_or(0.0), MAX_MIB),
-            ("device.memory_mb", self.device.memory_mb.unwrap_or(0.0), MAX_MIB),
-            ("device.slice_mb", self.device.slice_mb.unwrap_or(0.0), MAX_MIB),
-            ("device.copy_gb_per_s", self.device.copy_gb_per_s.unwrap_or(0.0), MAX_GB_PER_S),
-        ] {
-            if given.is_finite() && given > max {
-                return Err(refuse(key, given, format!("must be at most {max}")));
-            }
-        }
-        Ok(())
+        let RunConfig {
+            model,
+            data,
+            batch,
+            parallel,
+            device,
+            memory,
+            precision,
+            loss,
+            optimizer,
+            schedule,
+            train,
+            run,
+            recorded,
+        } = self;
+        model.check_bounds()?;
+        data.check_bounds()?;
+        batch.check_bounds()?;
+        parallel.check_bounds()?;
+        device.check_bounds()?;
+        memory.check_bounds()?;
+        precision.check_bounds()?;
+        loss.check_bounds()?;
+        optimizer.check_bounds()?;
+        schedule.check_bounds()?;
+        train.check_bounds()?;
+        run.check_bounds()?;
+        recorded.check_bounds()
     }
 
     /// Refuses too many micro-batches. The sizes of the batch have been checked against each other.

@@ -128,11 +128,6 @@ impl RunConfig {
     }
 
     fn check_model(&self, model: &dyn Model) -> Result<(), ConfigError> {
-        for (key, value) in [("model.seq", self.model.seq), ("model.vocab", self.model.vocab.unwrap_or(1))] {
-            if value == 0 {
-                return Err(refuse(key, 0, "must be at least 1"));
-            }
-        }
         match model.longest() {
             Some(longest) if longest < self.model.seq => {
                 let expected = format!("the model has {longest} positions, which no sequence may exceed");
@@ -144,15 +139,6 @@ impl RunConfig {
 
     fn check_batch(&self) -> Result<(), ConfigError> {
         let (global, ranks) = (self.batch.global, self.mesh()?.data);
-        if self.parallel.zero > 3 {
-            return Err(refuse("parallel.zero", self.parallel.zero, "ZeRO has stages 0, 1, 2 and 3"));
-        }
-        if self.batch.micro == Some(0) {
-            return Err(refuse("batch.micro", 0, "must be at least 1"));
-        }
-        if self.parallel.micro_batches == Some(0) {
-            return Err(refuse("parallel.micro_batches", 0, "must be at least 1"));
-        }
         // As u128, because products of three counts exceed 64 bits.
         let product = |counts: [usize; 3]| counts.into_iter().map(|count| count as u128).product::<u128>();
         if let (Some(count), Some(micro_batch_size)) = (self.parallel.micro_batches, self.batch.micro)
@@ -205,9 +191,6 @@ impl RunConfig {
             let expected =
                 "shards the residual stream over parallel.tensor ranks: it needs parallel.tensor = 2 or more";
             return Err(refuse("parallel.sequence_parallel", true, expected));
-        }
-        if p.chunks == 0 {
-            return Err(refuse("parallel.chunks", 0, "must be at least 1 stage per rank"));
         }
         let size = || {
             let network = model.whole();
@@ -311,18 +294,6 @@ impl RunConfig {
             let expected = "must be a positive number, or 0 for a dynamic scale";
             return Err(refuse("precision.loss_scale", p.loss_scale, expected));
         }
-        if p.initial_scale_power > 126 {
-            let expected = "must lie between 0 and 126: 2 to this power is the first loss scale";
-            return Err(refuse("precision.initial_scale_power", p.initial_scale_power, expected));
-        }
-        for (key, value) in [
-            ("precision.loss_scale_window", p.loss_scale_window),
-            ("precision.hysteresis", p.hysteresis.into()),
-        ] {
-            if value == 0 {
-                return Err(refuse(key, 0, "must be at least 1"));
-            }
-        }
         let first = 2f64.powi(p.initial_scale_power as i32);
         if !(positive(p.min_loss_scale as f32) && p.min_loss_scale <= first) {
             let expected = format!(
@@ -335,54 +306,16 @@ impl RunConfig {
     }
 
     fn check_training(&self) -> Result<(), ConfigError> {
-        let (m, l, o, s, d) = (&self.model, &self.loss, &self.optimizer, &self.schedule, &self.data);
-        let numbers = [
-            ("model.dropout", m.dropout, 0.0..=0.999_999_9),
-            ("model.embedding_dropout", m.embedding_dropout.unwrap_or(0.0), 0.0..=0.999_999_9),
-            ("model.attention_dropout", m.attention_dropout.unwrap_or(0.0), 0.0..=0.999_999_9),
-            ("model.residual_dropout", m.residual_dropout.unwrap_or(0.0), 0.0..=0.999_999_9),
-            ("loss.label_smoothing", l.label_smoothing, 0.0..=0.999_999_9),
-            ("loss.z_loss", l.z_loss, 0.0..=f64::MAX),
-            ("optimizer.lr", o.lr, 0.0..=f64::MAX),
-            ("optimizer.beta1", o.beta1, 0.0..=0.999_999_9),
-            ("optimizer.beta2", o.beta2, 0.0..=0.999_999_9),
-            ("optimizer.eps", o.eps, 0.0..=1.0),
-            ("optimizer.weight_decay", o.weight_decay, 0.0..=f64::MAX),
-            ("optimizer.clip", o.clip, 0.0..=f64::MAX),
-            ("schedule.min_lr", s.min_lr, 0.0..=o.lr),
-            ("data.validation", d.validation, 0.0..=0.9),
-            ("data.max_skipped", d.max_skipped.unwrap_or(0.0), 0.0..=1.0),
-        ];
-        for (key, value, range) in numbers {
-            if !range.contains(&value) {
-                let expected = if *range.end() == f64::MAX {
-                    "must be 0 or more".to_string()
-                } else {
-                    format!("must lie between {} and {}", range.start(), range.end())
-                };
-                return Err(refuse(key, value, expected));
-            }
+        let (lr, min_lr) = (self.optimizer.lr, self.schedule.min_lr);
+        if min_lr > lr {
+            return Err(refuse("schedule.min_lr", min_lr, format!("must be at most optimizer.lr = {lr}")));
         }
         self.check_groups()?;
-        if self.train.steps == 0 {
-            return Err(refuse("train.steps", 0, "must be at least 1"));
-        }
-        if self.train.keep_best && d.validation == 0.0 {
+        if self.train.keep_best && self.data.validation == 0.0 {
             let expected = "keeps the checkpoint with the smallest validation loss: set data.validation above 0, or leave it out";
             return Err(refuse("train.keep_best", true, expected));
         }
-        if self.train.eval_samples == 0 {
-            let expected = "must be at least 1; for no evaluation, set data.validation = 0";
-            return Err(refuse("train.eval_samples", 0, expected));
-        }
         self.check_learning_rate()?;
-        if self.train.threads == Some(0) {
-            return Err(refuse(
-                "train.threads",
-                0,
-                "must be at least 1; leave it out for this machine's cores",
-            ));
-        }
         self.check_data()
     }
 }

@@ -2,9 +2,10 @@
 
 use phalanx_layers::SLICE_BYTES;
 use phalanx_models::Model;
-use serde::{Deserialize, Serialize};
 
+use super::bounds::{MAX_GB_PER_S, MAX_MIB};
 use super::check::refuse;
+use super::declare::KEY;
 use super::{ConfigError, KernelChoice, Products, RunConfig, Updates};
 
 /// Default rate of copies between host and device memory: 16 lanes of PCI Express 4.
@@ -13,81 +14,63 @@ const COPY_GB_PER_S: f64 = 25.0;
 /// Elements of a head of attention that a card computes at most.
 pub const CUDA_HEAD_MAX: usize = 256;
 
-/// `[device]`
-#[derive(Clone, Debug, PartialEq, Default, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct DeviceConfig {
-    /// `cpu`: the processor, in the memory of the host. `cuda`: NVIDIA GPUs, which ranks share where there are more ranks than
-    /// cards. `auto`: `cuda` where a driver, a compiler of kernels and a card that is new enough are found, else `cpu`.
-    /// `simulated`: an accelerator with a memory of its own, which the processor plays, for experiments with memory budgets on a
-    /// machine that has none.
-    pub kind: DeviceKind,
-    /// Instruction set and tile registers of the processor's kernels: `avx2`, or `avx512+amx`. `auto`: the fastest that the
-    /// processors of all ranks have. A run records them, because each has its own bits.
-    #[serde(skip_serializing_if = "KernelChoice::is_auto")]
-    pub kernels: KernelChoice,
-    /// How ranks on cards exchange data. `nccl`: between the cards, by NVIDIA's library. `host`: through host memory. `auto`: `nccl` where
-    /// the library is found and each rank has a card of its own, else `host`. The bits are the same.
-    #[serde(skip_serializing_if = "Communication::is_auto")]
-    pub communication: Communication,
-    /// In MiB: the memory of a simulated device, as much as the plan needs when left out; or what a rank may take of its card,
-    /// its share of the card when left out.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub memory_mb: Option<f64>,
-    /// Logits that a card computes at once, in MiB. A quarter of it is received at once in sums between cards. The program decides
-    /// by the memory of the card when left out: 64 to 512.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub slice_mb: Option<f64>,
-    /// Rate of copies between the host and a simulated device, in 10^9 bytes per second; 25 when left out.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub copy_gb_per_s: Option<f64>,
-    /// Seed of the delays of a simulated device; 1 when left out.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub seed: Option<u64>,
+table! {
+    /// `[device]`
+    "device" DeviceConfig {
+        /// `cpu`: the processor, in the memory of the host. `cuda`: NVIDIA GPUs, which ranks share where there are more ranks than
+        /// cards. `auto`: `cuda` where a driver, a compiler of kernels and a card that is new enough are found, else `cpu`.
+        /// `simulated`: an accelerator with a memory of its own, which the processor plays, for experiments with memory budgets on a
+        /// machine that has none.
+        kind: DeviceKind = DeviceKind::Auto, KEY;
+        /// Instruction set and tile registers of the processor's kernels: `avx2`, or `avx512+amx`. `auto`: the fastest that the
+        /// processors of all ranks have. A run records them, because each has its own bits.
+        kernels: KernelChoice = KernelChoice::Auto, KEY.quiet();
+        /// How ranks on cards exchange data. `nccl`: between the cards, by NVIDIA's library. `host`: through host memory. `auto`: `nccl` where
+        /// the library is found and each rank has a card of its own, else `host`. The bits are the same.
+        communication: Communication = Communication::Auto, KEY.quiet();
+        /// In MiB: the memory of a simulated device, as much as the plan needs when left out; or what a rank may take of its card,
+        /// its share of the card when left out.
+        memory_mb: Option<f64> = None, KEY.above(0.0, MAX_MIB);
+        /// Logits that a card computes at once, in MiB. A quarter of it is received at once in sums between cards. The program decides
+        /// by the memory of the card when left out: 64 to 512.
+        slice_mb: Option<f64> = None, KEY.above(0.0, MAX_MIB);
+        /// Rate of copies between the host and a simulated device, in 10^9 bytes per second; 25 when left out.
+        copy_gb_per_s: Option<f64> = None, KEY.above(0.0, MAX_GB_PER_S);
+        /// Seed of the delays of a simulated device; 1 when left out.
+        seed: Option<u64> = None, KEY;
+    }
 }
 
-/// Kinds of devices.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum DeviceKind {
-    /// The program decides: cards where it finds some that it can use, else the processor.
-    #[default]
-    Auto,
-    /// The processor.
-    Cpu,
-    /// NVIDIA GPUs.
-    Cuda,
-    /// An accelerator that the processor plays.
-    Simulated,
+words! {
+    /// Kinds of devices.
+    DeviceKind {
+        /// The program decides: cards where it finds some that it can use, else the processor.
+        Auto = "auto",
+        /// The processor.
+        Cpu = "cpu",
+        /// NVIDIA GPUs.
+        Cuda = "cuda",
+        /// An accelerator that the processor plays.
+        Simulated = "simulated",
+    }
 }
 
-/// How ranks on cards exchange data.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Communication {
-    /// The program decides.
-    #[default]
-    Auto,
-    /// Between cards, by NCCL.
-    Nccl,
-    /// Through host memory.
-    Host,
+words! {
+    /// How ranks on cards exchange data.
+    Communication {
+        /// The program decides.
+        Auto = "auto",
+        /// Between cards, by NCCL.
+        Nccl = "nccl",
+        /// Through host memory.
+        Host = "host",
+    }
 }
 
 impl Communication {
     /// Whether it is not decided.
-    #[allow(clippy::trivially_copy_pass_by_ref, reason = "serde gives a reference")]
-    pub fn is_auto(&self) -> bool {
-        *self == Communication::Auto
-    }
-
-    /// Its name in a configuration.
-    pub fn name(self) -> &'static str {
-        match self {
-            Communication::Auto => "auto",
-            Communication::Nccl => "nccl",
-            Communication::Host => "host",
-        }
+    pub fn is_auto(self) -> bool {
+        self == Communication::Auto
     }
 }
 
@@ -95,16 +78,6 @@ impl DeviceKind {
     /// Whether ranks compute on the processor. A kind that is not decided yet counts as the processor.
     pub fn is_processor(self) -> bool {
         matches!(self, DeviceKind::Cpu | DeviceKind::Auto)
-    }
-
-    /// Its name in a configuration.
-    pub fn name(self) -> &'static str {
-        match self {
-            DeviceKind::Auto => "auto",
-            DeviceKind::Cpu => "cpu",
-            DeviceKind::Cuda => "cuda",
-            DeviceKind::Simulated => "simulated",
-        }
     }
 }
 
@@ -203,18 +176,13 @@ impl RunConfig {
 
     fn check_device_numbers(&self, is_of_cards: bool) -> Result<(), ConfigError> {
         let device = &self.device;
-        let rates = [
+        let seed = ("device.seed", device.seed.map(|seed| seed.to_string()));
+        let given = [
             ("device.memory_mb", device.memory_mb),
             ("device.slice_mb", device.slice_mb),
             ("device.copy_gb_per_s", device.copy_gb_per_s),
-        ];
-        for (key, value) in rates {
-            if let Some(value) = value.filter(|value| !(*value > 0.0 && value.is_finite())) {
-                return Err(refuse(key, value, "must be a positive number"));
-            }
-        }
-        let seed = ("device.seed", device.seed.map(|seed| seed.to_string()));
-        let given = rates.map(|(key, value)| (key, value.map(|value| value.to_string())));
+        ]
+        .map(|(key, value)| (key, value.map(|value| value.to_string())));
         for (key, value) in given.into_iter().chain([seed]) {
             let (applies, kinds, set) = match key {
                 "device.memory_mb" => (
@@ -267,7 +235,7 @@ mod tests {
             ),
             (
                 DeviceConfig { memory_mb: Some(0.0), ..simulated.clone() },
-                "device.memory_mb = 0: must be a positive",
+                "device.memory_mb = 0: must be a number above 0",
             ),
             (DeviceConfig { memory_mb: Some(f64::NAN), ..simulated.clone() }, "device.memory_mb = NaN"),
             (DeviceConfig { memory_mb: Some(1e300), ..simulated.clone() }, "must be at most"),

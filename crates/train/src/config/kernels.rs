@@ -41,7 +41,7 @@ const SETS: [(&str, Isa, Option<TileUnit>); 12] = {
 const AUTO: &str = "auto";
 
 /// All words of the key.
-const WORDS: [&str; SETS.len() + 1] = {
+pub(super) const WORDS: [&str; SETS.len() + 1] = {
     let mut words = [AUTO; SETS.len() + 1];
     let mut i = 0;
     while i < SETS.len() {
@@ -83,9 +83,8 @@ pub enum KernelChoice {
 
 impl KernelChoice {
     /// Whether it is not decided.
-    #[allow(clippy::trivially_copy_pass_by_ref, reason = "serde gives a reference")]
-    pub fn is_auto(&self) -> bool {
-        *self == KernelChoice::Auto
+    pub fn is_auto(self) -> bool {
+        self == KernelChoice::Auto
     }
 
     /// The kernels, if they are decided.

@@ -1,143 +1,108 @@
 //! `[memory]`: chunks, activation checkpointing, limits, and what lies outside of device memory.
 
+use phalanx_models::limits::MAX_LAYERS;
 use phalanx_parallel::zero::ChunkResidence;
 use phalanx_tensor::disk::DiskOptions;
 use phalanx_tensor::{Memory, NORM_BLOCK};
 use serde::{Deserialize, Serialize};
 
+use super::bounds::{MAX_CHUNK_MIB, MAX_MIB};
 use super::check::refuse;
+use super::declare::{DEEPSPEED, GEMINI, HUGGING_FACE, KEY, KeyType, Kind, MEGATRON};
 use super::{ConfigError, Float, Paths, Placement, PlacementRule, RunConfig, Updates};
 
-/// `[memory]`
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct MemoryConfig {
-    /// Chunk size: `auto` (searched), `none` (one tensor per chunk), or MiB.
-    pub chunk: Chunk,
-    /// Width of the search above the minimum, in units of 2^20 elements (Gemini's `search_range_mb`).
-    pub search_range_mb: f64,
-    /// Smallest chunk that the search tries, in units of 2^20 elements (Gemini's `min_chunk_size_mb`);
-    /// smaller models shrink it.
-    pub min_chunk_size_mb: f64,
-    /// Step of the search, in elements; the model's width when left out (Gemini's `hidden_dim`).
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub hidden_dim: Option<u64>,
-    /// Chunks gathered ahead of their use under stage 3; 0 gathers at the use.
-    pub prefetch: usize,
-    /// Activations that backward recomputes instead of keeping them: `none`, `selective` (norms, attention, GELU), `block`
-    /// (every Transformer block), or k (blocks 0, k, 2k, ...).
-    pub checkpointing: Checkpointing,
-    /// Where the parameters of a rank lie between their uses (DeepSpeed's `offload_param.device`). For ZeRO stage 3, which
-    /// divides parameters into shards and brings each chunk when a block uses it.
-    pub parameters: Tier,
-    /// Where gradients lie from their reduction to the update, and between micro-batches. They leave while backward runs.
-    pub gradients: Tier,
-    /// Where optimizer states and master weights lie between updates (DeepSpeed's `offload_optimizer.device`).
-    pub optimizer: Tier,
-    /// What computes the update of parameters whose optimizer states lie outside of device memory. On the processor, which
-    /// addresses both memories, the choices are the same.
-    pub update: UpdateOn,
-    /// Whether the host computes each update during the next step, which so lacks it (ZeRO-Offload's one-step delayed
-    /// parameter update). For 16-bit parameters on the device, with gradients and optimizer states in host memory. A save
-    /// waits for the update.
-    pub delayed_update: bool,
-    /// Whether reduced gradients take the place of parameters in device memory until the update (Gemini's reuse of chunks):
-    /// 14 bytes per parameter under AdamW instead of 16. For 16-bit parameters and gradients of the same type, and one
-    /// micro-batch. With a `placement`, it counts for chunks that lie in device memory with all their parts.
-    pub gradients_in_place: bool,
-    /// Whether each chunk is updated within backward, as soon as its gradient is reduced (PyTorch's "optimizer step in
-    /// backward"). Gradients are not kept, and optimizer states elsewhere are read while backward computes. For one micro-batch
-    /// and synchronous updates, without clipping or a loss scale. A gradient that is not finite ends the run in the middle of a
-    /// step, whose state is not saved.
-    pub update_in_backward: bool,
-    /// Size of the buffers in which optimizer states, master weights and parameters that lie elsewhere visit the device in
-    /// an update, in MiB of f32: larger chunks visit in pieces. An update has up to six such buffers for each of them;
-    /// with `update_in_backward`, twice what the chunks of a block have, if that is more.
-    pub buffer_mb: f64,
-    /// Where the inputs of Transformer blocks wait for backward. With `checkpointing = "block"` they are all that blocks
-    /// save (DeepSpeed's `cpu_checkpointing`).
-    pub activations: Tier,
-    /// Whether each tensor-parallel rank keeps a part of the inputs of Transformer blocks, of which otherwise every rank
-    /// keeps the whole (DeepSpeed's `partition_activations`). For tensor parallelism without `sequence_parallel`.
-    pub partition_activations: bool,
-    /// Where chunks lie between their uses, decided by one policy (Gemini's `placement_policy`); without it `parameters` and
-    /// `optimizer` say so.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub placement: Option<Placement>,
-    /// Under ZeRO stage 3, the fraction of parameters that are sharded; every rank has the others whole, as under stage 2
-    /// (Gemini's `shard_param_frac`).
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub shard_param_frac: Option<f64>,
-    /// The fraction of optimizer states and master weights outside of device memory (Gemini's `offload_optim_frac`).
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub offload_optim_frac: Option<f64>,
-    /// The fraction of parameters outside of device memory (Gemini's `offload_param_frac`).
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub offload_param_frac: Option<f64>,
-    /// Device memory that `placement = "auto"` may fill, in MiB for each rank. When left out, the memory of a simulated
-    /// device; else this rank's share of what the machine has available, or of `limit_mb`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub device_budget_mb: Option<f64>,
-    /// Host memory that `placement = "auto"` may fill, in MiB for each rank; what does not fit lies on disk.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub host_budget_mb: Option<f64>,
-    /// What Phalanx filled in for `device_budget_mb`: it writes this key itself. A budget that equals it may fall when less memory is
-    /// there; any other was given.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub device_budget_filled_mb: Option<f64>,
-    /// What Phalanx filled in for `host_budget_mb`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub host_budget_filled_mb: Option<f64>,
-    /// The share of the device budget that `placement = "auto"` leaves free, for what the plan does not count.
-    pub headroom: f64,
-    /// The folder of the disk memory, or a list of folders on different disks, over which it is striped: one file without a
-    /// name for each rank in each folder, which goes with its process.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub nvme_path: Option<Paths>,
-    /// Whether a checksum of each block on disk is kept in memory, and compared whenever the block is read.
-    pub nvme_checksums: bool,
-    /// Whether the pages of host memory are locked (DeepSpeed's `pin_memory`). Left out: where a device copies from host
-    /// memory by itself and the system allows it.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub pin_memory: Option<bool>,
-    /// Memory limit of a rank, in MiB; this machine's memory over its ranks when left out.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub limit_mb: Option<f64>,
-}
-
-impl Default for MemoryConfig {
-    fn default() -> Self {
-        MemoryConfig {
-            chunk: Chunk::Word(ChunkWord::Auto),
-            search_range_mb: 32.0,
-            min_chunk_size_mb: 32.0,
-            hidden_dim: None,
-            prefetch: 1,
-            checkpointing: Checkpointing::Word(CheckpointingWord::None),
-            parameters: Tier::Device,
-            gradients: Tier::Device,
-            optimizer: Tier::Device,
-            update: UpdateOn::Auto,
-            delayed_update: false,
-            gradients_in_place: false,
-            update_in_backward: false,
-            buffer_mb: 16.0,
-            activations: Tier::Device,
-            partition_activations: false,
-            placement: None,
-            shard_param_frac: None,
-            offload_optim_frac: None,
-            offload_param_frac: None,
-            device_budget_mb: None,
-            host_budget_mb: None,
-            device_budget_filled_mb: None,
-            host_budget_filled_mb: None,
-            headroom: 0.02,
-            nvme_path: None,
-            nvme_checksums: false,
-            pin_memory: None,
-            limit_mb: None,
-        }
+table! {
+    /// `[memory]`
+    "memory" MemoryConfig {
+        /// Chunk size: `auto` (searched), `none` (one tensor per chunk), or MiB.
+        chunk: Chunk = Chunk::Word(ChunkWord::Auto), KEY.above(0.0, MAX_CHUNK_MIB)
+            .foreign(&[
+                (DEEPSPEED, "zero_optimization.reduce_bucket_size", "in MiB"),
+                (DEEPSPEED, "zero_optimization.allgather_bucket_size", "in MiB"),
+            ]);
+        /// Width of the search above the minimum, in units of 2^20 elements (Gemini's `search_range_mb`).
+        search_range_mb: f64 = 32.0, KEY.from(0.0, MAX_MIB).foreign(&[(GEMINI, "search_range_m", "")]);
+        /// Smallest chunk that the search tries, in units of 2^20 elements (Gemini's `min_chunk_size_mb`);
+        /// smaller models shrink it.
+        min_chunk_size_mb: f64 = 32.0, KEY.from(0.0, MAX_MIB).foreign(&[(GEMINI, "min_chunk_size_m", "")]);
+        /// Step of the search, in elements; the model's width when left out (Gemini's `hidden_dim`).
+        hidden_dim: Option<u64> = None, KEY.from(1.0, (1u64 << 40) as f64);
+        /// Chunks gathered ahead of their use under stage 3; 0 gathers at the use.
+        prefetch: usize = 1, KEY.from(0.0, (1 << 20) as f64)
+            .foreign(&[(DEEPSPEED, "zero_optimization.stage3_prefetch_bucket_size", "counted in chunks")]);
+        /// Activations that backward recomputes instead of keeping them: `none`, `selective` (norms, attention, GELU), `block`
+        /// (every Transformer block), or k (blocks 0, k, 2k, ...).
+        checkpointing: Checkpointing = Checkpointing::Word(CheckpointingWord::None), KEY.from(1.0, MAX_LAYERS as f64)
+            .foreign(&[
+                (HUGGING_FACE, "gradient_checkpointing", "\"block\" recomputes every block"),
+                (MEGATRON, "recompute_granularity", "\"selective\" or \"block\""),
+            ]);
+        /// Where the parameters of a rank lie between their uses (DeepSpeed's `offload_param.device`). For ZeRO stage 3, which
+        /// divides parameters into shards and brings each chunk when a block uses it.
+        parameters: Tier = Tier::Device, KEY
+            .foreign(&[(DEEPSPEED, "zero_optimization.offload_param.device", "\"host\" for \"cpu\"")]);
+        /// Where gradients lie from their reduction to the update, and between micro-batches. They leave while backward runs.
+        gradients: Tier = Tier::Device, KEY;
+        /// Where optimizer states and master weights lie between updates (DeepSpeed's `offload_optimizer.device`).
+        optimizer: Tier = Tier::Device, KEY
+            .foreign(&[(DEEPSPEED, "zero_optimization.offload_optimizer.device", "\"host\" for \"cpu\"")]);
+        /// What computes the update of parameters whose optimizer states lie outside of device memory. On the processor, which
+        /// addresses both memories, the choices are the same.
+        update: UpdateOn = UpdateOn::Auto, KEY;
+        /// Whether the host computes each update during the next step, which so lacks it (ZeRO-Offload's one-step delayed
+        /// parameter update). For 16-bit parameters on the device, with gradients and optimizer states in host memory. A save
+        /// waits for the update.
+        delayed_update: bool = false, KEY;
+        /// Whether reduced gradients take the place of parameters in device memory until the update (Gemini's reuse of chunks):
+        /// 14 bytes per parameter under AdamW instead of 16. For 16-bit parameters and gradients of the same type, and one
+        /// micro-batch. With a `placement`, it counts for chunks that lie in device memory with all their parts.
+        gradients_in_place: bool = false, KEY;
+        /// Whether each chunk is updated within backward, as soon as its gradient is reduced (PyTorch's "optimizer step in
+        /// backward"). Gradients are not kept, and optimizer states elsewhere are read while backward computes. For one micro-batch
+        /// and synchronous updates, without clipping or a loss scale. A gradient that is not finite ends the run in the middle of a
+        /// step, whose state is not saved.
+        update_in_backward: bool = false, KEY;
+        /// Size of the buffers in which optimizer states, master weights and parameters that lie elsewhere visit the device in
+        /// an update, in MiB of f32: larger chunks visit in pieces. An update has up to six such buffers for each of them;
+        /// with `update_in_backward`, twice what the chunks of a block have, if that is more.
+        buffer_mb: f64 = 16.0, KEY.above(0.0, f64::MAX)
+            .foreign(&[(DEEPSPEED, "zero_optimization.sub_group_size", "in MiB of f32")]);
+        /// Where the inputs of Transformer blocks wait for backward. With `checkpointing = "block"` they are all that blocks
+        /// save (DeepSpeed's `cpu_checkpointing`).
+        activations: Tier = Tier::Device, KEY
+            .foreign(&[(DEEPSPEED, "activation_checkpointing.cpu_checkpointing", "\"host\" for true")]);
+        /// Whether each tensor-parallel rank keeps a part of the inputs of Transformer blocks, of which otherwise every rank
+        /// keeps the whole (DeepSpeed's `partition_activations`). For tensor parallelism without `sequence_parallel`.
+        partition_activations: bool = false, KEY;
+        /// Where chunks lie between their uses, decided by one policy (Gemini's `placement_policy`); without it `parameters` and
+        /// `optimizer` say so.
+        placement: Option<Placement> = None, KEY
+            .foreign(&[(GEMINI, "placement_policy", "\"device\" for \"cuda\", \"host\" for \"cpu\"")]);
+        /// Under ZeRO stage 3, the fraction of parameters that are sharded; every rank has the others whole, as under stage 2
+        /// (Gemini's `shard_param_frac`).
+        shard_param_frac: Option<f64> = None, KEY.from(0.0, 1.0);
+        /// The fraction of optimizer states and master weights outside of device memory (Gemini's `offload_optim_frac`).
+        offload_optim_frac: Option<f64> = None, KEY.from(0.0, 1.0);
+        /// The fraction of parameters outside of device memory (Gemini's `offload_param_frac`).
+        offload_param_frac: Option<f64> = None, KEY.from(0.0, 1.0);
+        /// Device memory that `placement = "auto"` may fill, in MiB for each rank. When left out, the memory of a simulated
+        /// device; else this rank's share of what the machine has available, or of `limit_mb`.
+        device_budget_mb: Option<f64> = None, KEY.above(0.0, f64::MAX);
+        /// Host memory that `placement = "auto"` may fill, in MiB for each rank; what does not fit lies on disk.
+        host_budget_mb: Option<f64> = None, KEY.above(0.0, f64::MAX);
+        /// The share of the device budget that `placement = "auto"` leaves free, for what the plan does not count.
+        headroom: f64 = 0.02, KEY.from(0.0, 0.9).hint("a share of the budget that stays free")
+            .foreign(&[(GEMINI, "steady_cuda_cap_ratio", "the share that stays free")]);
+        /// The folder of the disk memory, or a list of folders on different disks, over which it is striped: one file without a
+        /// name for each rank in each folder, which goes with its process.
+        nvme_path: Option<Paths> = None, KEY;
+        /// Whether a checksum of each block on disk is kept in memory, and compared whenever the block is read.
+        nvme_checksums: bool = false, KEY;
+        /// Whether the pages of host memory are locked (DeepSpeed's `pin_memory`). Left out: where a device copies from host
+        /// memory by itself and the system allows it.
+        pin_memory: Option<bool> = None, KEY;
+        /// Memory limit of a rank, in MiB; this machine's memory over its ranks when left out.
+        limit_mb: Option<f64> = None, KEY.from(0.0, MAX_MIB);
     }
 }
 
@@ -146,26 +111,6 @@ impl MemoryConfig {
     pub(crate) fn buffer(&self) -> usize {
         let blocks = (self.buffer_mb * (1 << 20) as f64 / 4.0) as usize / NORM_BLOCK;
         blocks.max(1) * NORM_BLOCK
-    }
-
-    /// Gives `device_budget_mb` a value that nobody gave.
-    pub fn fill_device_budget(&mut self, mib: f64) {
-        (self.device_budget_mb, self.device_budget_filled_mb) = (Some(mib), Some(mib));
-    }
-
-    /// Gives `host_budget_mb` a value that nobody gave.
-    pub fn fill_host_budget(&mut self, mib: f64) {
-        (self.host_budget_mb, self.host_budget_filled_mb) = (Some(mib), Some(mib));
-    }
-
-    /// Whether `device_budget_mb` was filled in, now or when a resumed run began.
-    pub fn is_device_budget_filled(&self) -> bool {
-        self.device_budget_mb.is_some() && self.device_budget_mb == self.device_budget_filled_mb
-    }
-
-    /// Whether `host_budget_mb` was filled in, now or when a resumed run began.
-    pub fn is_host_budget_filled(&self) -> bool {
-        self.host_budget_mb.is_some() && self.host_budget_mb == self.host_budget_filled_mb
     }
 
     /// The memories of every chunk.
@@ -188,14 +133,25 @@ pub enum Chunk {
     Mebibytes(f64),
 }
 
-/// The words for a chunk size.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum ChunkWord {
-    /// The size with the fewest chunks whose peak is within 1 % of the smallest, of a few that are planned.
-    Auto,
-    /// No chunks: one tensor each.
-    None,
+impl KeyType for Chunk {
+    const KIND: Kind = Kind::WordOrNumber("\"auto\", \"none\" or a number of MiB");
+
+    fn number(&self) -> Option<f64> {
+        match self {
+            Chunk::Mebibytes(size) => Some(*size),
+            Chunk::Word(_) => None,
+        }
+    }
+}
+
+words! {
+    /// The words for a chunk size.
+    ChunkWord {
+        /// The size with the fewest chunks whose peak is within 1 % of the smallest, of a few that are planned.
+        Auto = "auto",
+        /// No chunks: one tensor each.
+        None = "none",
+    }
 }
 
 /// Activation checkpointing as written: a word or k.
@@ -208,76 +164,56 @@ pub enum Checkpointing {
     Every(usize),
 }
 
-/// What computes updates.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum UpdateOn {
-    /// The host, where optimizer states lie in its memory or on disk: then only gradients and parameters cross to and from a
-    /// device with a memory of its own. The device otherwise.
-    #[default]
-    Auto,
-    /// The device, which states visit.
-    Device,
-    /// The host (ZeRO-Offload).
-    Host,
+impl KeyType for Checkpointing {
+    const KIND: Kind = Kind::WordOrNumber("\"none\", \"selective\", \"block\", or k for every k-th block");
+
+    fn number(&self) -> Option<f64> {
+        match self {
+            Checkpointing::Every(every) => Some(*every as f64),
+            Checkpointing::Word(_) => None,
+        }
+    }
 }
 
-/// The words for activation checkpointing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum CheckpointingWord {
-    /// All activations are kept.
-    None,
-    /// Everything that needs no matrix product with weights is recomputed.
-    Selective,
-    /// Every block is recomputed.
-    Block,
+words! {
+    /// What computes updates.
+    UpdateOn {
+        /// The host, where optimizer states lie in its memory or on disk: then only gradients and parameters cross to and from a
+        /// device with a memory of its own. The device otherwise.
+        Auto = "auto",
+        /// The device, which states visit.
+        Device = "device",
+        /// The host (ZeRO-Offload).
+        Host = "host",
+    }
 }
 
-/// Memories in which a part of a rank's state can lie, with DeepSpeed's word for the disk.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Tier {
-    /// The memory of the device.
-    #[default]
-    Device,
-    /// The memory of the host. With `device.kind = "cpu"` it is the same memory, and copies within it gain nothing.
-    Host,
-    /// A file under `memory.nvme_path`.
-    Nvme,
+words! {
+    /// The words for activation checkpointing.
+    CheckpointingWord {
+        /// All activations are kept.
+        None = "none",
+        /// Everything that needs no matrix product with weights is recomputed.
+        Selective = "selective",
+        /// Every block is recomputed.
+        Block = "block",
+    }
+}
+
+words! {
+    /// Memories in which a part of a rank's state can lie, with DeepSpeed's word for the disk.
+    Tier {
+        /// The memory of the device.
+        Device = "device",
+        /// The memory of the host. With `device.kind = "cpu"` it is the same memory, and copies within it gain nothing.
+        Host = "host",
+        /// A file under `memory.nvme_path`.
+        Nvme = "nvme",
+    }
 }
 
 impl RunConfig {
     pub(super) fn check_memory(&self) -> Result<(), ConfigError> {
-        let memory = &self.memory;
-        if let Chunk::Mebibytes(size) = memory.chunk
-            && !(size > 0.0 && size.is_finite())
-        {
-            return Err(refuse("memory.chunk", size, "\"auto\", \"none\" or a positive number of MiB"));
-        }
-        for (key, value) in [
-            ("memory.search_range_mb", memory.search_range_mb),
-            ("memory.min_chunk_size_mb", memory.min_chunk_size_mb),
-            ("memory.limit_mb", memory.limit_mb.unwrap_or(0.0)),
-        ] {
-            if !(value >= 0.0 && value.is_finite()) {
-                return Err(refuse(key, value, "must be a number, 0 or more"));
-            }
-        }
-        if !(memory.buffer_mb > 0.0 && memory.buffer_mb.is_finite()) {
-            return Err(refuse(
-                "memory.buffer_mb",
-                memory.buffer_mb,
-                "must be a number of MiB above 0, as 16",
-            ));
-        }
-        if memory.checkpointing == Checkpointing::Every(0) {
-            let expected = "\"none\", \"selective\", \"block\", or k for every k-th block, at least 1";
-            return Err(refuse("memory.checkpointing", 0, expected));
-        }
-        if memory.hidden_dim == Some(0) {
-            return Err(refuse("memory.hidden_dim", 0, "must be at least 1 element"));
-        }
         self.check_placement()?;
         self.check_tiers()
     }
@@ -324,19 +260,19 @@ impl RunConfig {
             if tier != Tier::Device && self.parallel.updates == Updates::Asynchronous {
                 let expected =
                     "works with synchronous updates only: leave it out, or leave out parallel.updates";
-                return Err(refuse(key, tier.name(), expected));
+                return Err(refuse(key, format!("{:?}", tier.name()), expected));
             }
         }
         for (key, tier) in tiers {
             if tier == Tier::Nvme && nvme_path.is_none() {
                 let expected = "needs a folder on a local disk: set memory.nvme_path";
-                return Err(refuse(key, tier.name(), expected));
+                return Err(refuse(key, format!("{:?}", tier.name()), expected));
             }
         }
         if *parameters != Tier::Device && self.parallel.zero != 3 {
             let expected =
                 format!("needs parallel.zero = 3 (it is {}), also on one rank", self.parallel.zero);
-            return Err(refuse("memory.parameters", parameters.name(), expected));
+            return Err(refuse("memory.parameters", format!("{:?}", parameters.name()), expected));
         }
         if self.memory.partition_activations {
             let refused = |expected| Err(refuse("memory.partition_activations", true, expected));
@@ -394,14 +330,6 @@ impl Tier {
             Tier::Device => Memory::Device,
             Tier::Host => Memory::Host,
             Tier::Nvme => Memory::Disk,
-        }
-    }
-
-    fn name(self) -> &'static str {
-        match self {
-            Tier::Device => "\"device\"",
-            Tier::Host => "\"host\"",
-            Tier::Nvme => "\"nvme\"",
         }
     }
 }

@@ -7,11 +7,16 @@
 use std::sync::Arc;
 
 use phalanx_data::TokenType;
-use phalanx_models::limits::MAX_VOCAB;
+use phalanx_models::limits::{MAX_POSITIONS, MAX_VOCAB};
 use phalanx_models::{Arch, Dropouts, KeyError, Keys, Model};
 use phalanx_tensor::{DType, ProductMethod};
 use serde::{Deserialize, Serialize};
 
+use bounds::{MAX_SECONDS, MAX_SEQUENCES, MAX_STEPS};
+use declare::{DEEPSPEED, EARLIER, HUGGING_FACE, KEY, MEGATRON, NANOGPT};
+
+#[macro_use]
+pub mod declare;
 mod bounds;
 pub mod check;
 mod data;
@@ -29,6 +34,7 @@ mod trainable;
 mod update_in_backward;
 
 pub use check::ConfigError;
+pub use declare::{Bounds, Declared, Key, Kind};
 pub use device::{CUDA_HEAD_MAX, Communication, DeviceChoice, DeviceConfig, DeviceKind, SimulatedDevice};
 pub use kernels::{KernelChoice, KernelSet};
 pub use memory::{Checkpointing, CheckpointingWord, Chunk, ChunkWord, MemoryConfig, Tier, UpdateOn};
@@ -68,75 +74,125 @@ pub struct RunConfig {
     pub train: TrainConfig,
     /// How ranks are watched.
     pub run: WatchConfig,
+    /// What the program has decided.
+    #[serde(skip_serializing_if = "Recorded::is_empty")]
+    pub recorded: Recorded,
 }
 
-/// `[run]`
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct WatchConfig {
-    /// Seconds after which a rank is stalled that neither computes, nor communicates, nor waits for a disk, and after which
-    /// ranks have that all wait for each other. A rank that computes is never stalled, however long others wait for it.
-    pub stall_timeout_s: u64,
-}
-
-impl Default for WatchConfig {
-    fn default() -> Self {
-        WatchConfig { stall_timeout_s: 10 }
+table! {
+    /// `[run]`
+    "run" WatchConfig {
+        /// Seconds after which a rank is stalled that neither computes, nor communicates, nor waits for a disk, and after which
+        /// ranks have that all wait for each other. A rank that computes is never stalled, however long others wait for it.
+        stall_timeout_s: u64 = 10, KEY.from(0.0, MAX_SECONDS)
+            .foreign(&[
+                (EARLIER, "timeout_s", "10 by default: it need not exceed any computation, because a rank that computes is never stalled"),
+            ]);
     }
 }
 
-/// `[model]`
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct ModelConfig {
-    /// Architecture: the name of one in the registry.
-    pub arch: Arch,
-    /// The keys that the architecture reads, as `layers`. It has a value for those that are left out.
-    #[serde(flatten)]
-    pub keys: Keys,
-    /// Tokens of a training sequence.
-    pub seq: usize,
-    /// Rows of the token table; from the tokenizer when left out.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub vocab: Option<usize>,
-    /// Dropout probability in training. The values of an imported `config.json` are ignored.
-    pub dropout: f64,
-    /// Dropout of the embedding (`embd_pdrop`); `dropout` when left out.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub embedding_dropout: Option<f64>,
-    /// Dropout of the attention probabilities (`attn_pdrop`); `dropout` when left out.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub attention_dropout: Option<f64>,
-    /// Dropout of the projections into the residual stream (`resid_pdrop`); `dropout` when left out.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub residual_dropout: Option<f64>,
-    /// A Hugging Face directory whose weights (and shape) to start from.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub init: Option<String>,
-    /// Patterns of the names of parameters that are trained, as `*.h.1?.*`; all when left out. Others are frozen: they have neither
-    /// gradients nor optimizer states.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub trainable: Vec<String>,
-    /// Patterns of the names of parameters that are frozen, even if they match one of `trainable`.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub frozen: Vec<String>,
+table! {
+    /// `[recorded]`
+    "recorded" Recorded {
+        /// Keys whose values Phalanx has decided for the machine of then: it writes this itself. What was given binds a resumed run; what
+        /// was decided gives way.
+        decided: Vec<String> = Vec::new(), KEY;
+    }
 }
 
-impl Default for ModelConfig {
-    fn default() -> Self {
-        ModelConfig {
-            arch: Arch::GPT2,
-            keys: Keys::default(),
-            seq: 1024,
-            vocab: None,
-            dropout: 0.0,
-            embedding_dropout: None,
-            attention_dropout: None,
-            residual_dropout: None,
-            init: None,
-            trainable: Vec::new(),
-            frozen: Vec::new(),
+impl Recorded {
+    fn is_empty(&self) -> bool {
+        self.decided.is_empty()
+    }
+}
+
+table! {
+    /// `[model]`
+    "model" ModelConfig {
+        /// Architecture: the name of one in the registry.
+        arch: Arch = Arch::GPT2, KEY.foreign(&[(HUGGING_FACE, "model_type", "")]);
+        /// Tokens of a training sequence.
+        seq: usize = 1024, KEY.from(1.0, MAX_POSITIONS as f64)
+            .foreign(&[(NANOGPT, "block_size", ""), (HUGGING_FACE, "n_ctx", ""), (MEGATRON, "seq_length", "")]);
+        /// Rows of the token table; from the tokenizer when left out.
+        vocab: Option<usize> = None, KEY.from(1.0, MAX_VOCAB as f64).foreign(&[(HUGGING_FACE, "vocab_size", "")]);
+        /// Dropout probability in training. The values of an imported `config.json` are ignored.
+        dropout: f64 = 0.0, KEY.from(0.0, bounds::BELOW_1).foreign(&[(HUGGING_FACE, "hidden_dropout_prob", "")]);
+        /// Dropout of the embedding (`embd_pdrop`); `dropout` when left out.
+        embedding_dropout: Option<f64> = None, KEY.from(0.0, bounds::BELOW_1)
+            .foreign(&[(HUGGING_FACE, "embd_pdrop", "")]);
+        /// Dropout of the attention probabilities (`attn_pdrop`); `dropout` when left out.
+        attention_dropout: Option<f64> = None, KEY.from(0.0, bounds::BELOW_1)
+            .foreign(&[(HUGGING_FACE, "attn_pdrop", ""), (HUGGING_FACE, "attention_probs_dropout_prob", "")]);
+        /// Dropout of the projections into the residual stream (`resid_pdrop`); `dropout` when left out.
+        residual_dropout: Option<f64> = None, KEY.from(0.0, bounds::BELOW_1)
+            .foreign(&[(HUGGING_FACE, "resid_pdrop", ""), (MEGATRON, "hidden_dropout", "")]);
+        /// A Hugging Face directory whose weights (and shape) to start from.
+        init: Option<String> = None, KEY
+            .foreign(&[
+                (NANOGPT, "init_from", "a Hugging Face folder; --resume continues a run"),
+                (HUGGING_FACE, "model_name_or_path", "a folder with config.json and safetensors files"),
+            ]);
+        /// Patterns of the names of parameters that are trained, as `*.h.1?.*`; all when left out. Others are frozen: they have neither
+        /// gradients nor optimizer states.
+        trainable: Vec<String> = Vec::new(), KEY;
+        /// Patterns of the names of parameters that are frozen, even if they match one of `trainable`.
+        frozen: Vec<String> = Vec::new(), KEY;
+        ..
+        /// The keys that the architecture reads, as `layers`. It has a value for those that are left out.
+        keys: Keys;
+    }
+}
+
+impl RunConfig {
+    /// Records that the program has decided the value of key `path`, as `train.threads`.
+    pub fn decide(&mut self, path: &str) {
+        if !self.is_decided(path) {
+            self.recorded.decided.push(path.to_string());
         }
+    }
+
+    /// Whether the program has decided the value of a key, now or when a resumed run began.
+    pub fn is_decided(&self, path: &str) -> bool {
+        self.recorded.decided.iter().any(|decided| decided == path)
+    }
+
+    /// Gives `memory.device_budget_mb` a value that nobody gave.
+    pub fn decide_device_budget(&mut self, mib: f64) {
+        self.memory.device_budget_mb = Some(mib);
+        self.decide("memory.device_budget_mb");
+    }
+
+    /// Gives `memory.host_budget_mb` a value that nobody gave.
+    pub fn decide_host_budget(&mut self, mib: f64) {
+        self.memory.host_budget_mb = Some(mib);
+        self.decide("memory.host_budget_mb");
+    }
+
+    /// Every key, those of all architectures among them.
+    pub fn keys() -> Vec<Key> {
+        let tables = [
+            ModelConfig::KEYS,
+            DataConfig::KEYS,
+            BatchConfig::KEYS,
+            ParallelConfig::KEYS,
+            DeviceConfig::KEYS,
+            MemoryConfig::KEYS,
+            PrecisionConfig::KEYS,
+            LossConfig::KEYS,
+            OptimizerConfig::KEYS,
+            ScheduleConfig::KEYS,
+            TrainConfig::KEYS,
+            WatchConfig::KEYS,
+            Recorded::KEYS,
+        ];
+        let mut keys: Vec<Key> = tables.concat();
+        for own in Keys::known() {
+            if keys.iter().all(|key| (key.table, key.name) != ("model", own.name)) {
+                keys.push(Key { table: "model", name: own.name, kind: declare::kind_of(own.values), ..KEY });
+            }
+        }
+        keys
     }
 }
 
@@ -175,137 +231,116 @@ impl ModelConfig {
     }
 }
 
-/// `[data]`
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct DataConfig {
-    /// Text files or folders.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub text: Vec<String>,
-    /// Extensions of the files that are read from folders; all text files when empty.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub extensions: Vec<String>,
-    /// In JSON files, of which each line or record is a document: the key of the text.
-    pub text_key: String,
-    /// Extensions of files that are plain text whatever they hold, such as `json` and `csv`.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub plain: Vec<String>,
-    /// The fraction of lines, and of the bytes of files, that may be skipped; when left out, 1 % of the lines and half of the
-    /// bytes.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub max_skipped: Option<f64>,
-    /// Token files, instead of text, by paths and patterns; they are read one after the other.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub tokens: Option<Paths>,
-    /// Token files for evaluation, instead of the fraction `validation`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub validation_tokens: Option<Paths>,
-    /// How ids are stored in token files without a header: `u8`, `u16`, `u32`, `i64`; `auto` is `u16`.
-    pub token_type: TokenType,
-    /// Whether token files are accepted that look like something else, as zeros or text.
-    pub unusual_tokens: bool,
-    /// `byte`, `char`, `gpt2`, or the path of a Hugging Face `tokenizer.json` or of a folder with tokenizer files. When left
-    /// out: the tokenizer of the folder `model.init` or of the resumed run, else `byte`.
-    pub tokenizer: String,
-    /// Whether a model that has learned the ids of another tokenizer learns those of `tokenizer` anew.
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
-    pub new_tokenizer: bool,
-    /// For a masked model (`bert`): the id that replaces a hidden token. When left out: the tokenizer's `[MASK]`, or else
-    /// one more row of the vocabulary.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub mask_token: Option<u32>,
-    /// `shuffled` or `sequential`.
-    pub order: Order,
-    /// Fraction of the tokens, at the end, that is held out for evaluation.
-    pub validation: f64,
-}
-
-impl Default for DataConfig {
-    fn default() -> Self {
-        DataConfig {
-            text: Vec::new(),
-            extensions: Vec::new(),
-            text_key: "text".into(),
-            plain: Vec::new(),
-            max_skipped: None,
-            tokens: None,
-            validation_tokens: None,
-            token_type: TokenType::Auto,
-            unusual_tokens: false,
-            tokenizer: "byte".into(),
-            new_tokenizer: false,
-            mask_token: None,
-            order: Order::Shuffled,
-            validation: 0.1,
-        }
+table! {
+    /// `[data]`
+    "data" DataConfig {
+        /// Text files or folders.
+        text: Vec<String> = Vec::new(), KEY
+            .foreign(&[(NANOGPT, "dataset", "or data.tokens for a token file"), (HUGGING_FACE, "train_file", "")]);
+        /// Extensions of the files that are read from folders; all text files when empty.
+        extensions: Vec<String> = Vec::new(), KEY;
+        /// In JSON files, of which each line or record is a document: the key of the text.
+        text_key: String = "text".into(), KEY;
+        /// Extensions of files that are plain text whatever they hold, such as `json` and `csv`.
+        plain: Vec<String> = Vec::new(), KEY;
+        /// The fraction of lines, and of the bytes of files, that may be skipped; when left out, 1 % of the lines and half of the
+        /// bytes.
+        max_skipped: Option<f64> = None, KEY.from(0.0, 1.0);
+        /// Token files, instead of text, by paths and patterns; they are read one after the other.
+        tokens: Option<Paths> = None, KEY.foreign(&[(MEGATRON, "data_path", "or data.text for text")]);
+        /// Token files for evaluation, instead of the fraction `validation`.
+        validation_tokens: Option<Paths> = None, KEY;
+        /// How ids are stored in token files without a header: `u8`, `u16`, `u32`, `i64`; `auto` is `u16`.
+        token_type: TokenType = TokenType::Auto, KEY;
+        /// Whether token files are accepted that look like something else, as zeros or text.
+        unusual_tokens: bool = false, KEY;
+        /// `byte`, `char`, `gpt2`, or the path of a Hugging Face `tokenizer.json` or of a folder with tokenizer files. When left
+        /// out: the tokenizer of the folder `model.init` or of the resumed run, else `byte`.
+        tokenizer: String = "byte".into(), KEY.foreign(&[(HUGGING_FACE, "tokenizer_name", "")]);
+        /// Whether a model that has learned the ids of another tokenizer learns those of `tokenizer` anew.
+        new_tokenizer: bool = false, KEY.quiet();
+        /// For a masked model (`bert`): the id that replaces a hidden token. When left out: the tokenizer's `[MASK]`, or else
+        /// one more row of the vocabulary.
+        mask_token: Option<u32> = None, KEY.from(0.0, (MAX_VOCAB - 1) as f64);
+        /// `shuffled` or `sequential`.
+        order: Order = Order::Shuffled, KEY;
+        /// Fraction of the tokens, at the end, that is held out for evaluation.
+        validation: f64 = 0.1, KEY.from(0.0, 0.9).foreign(&[(MEGATRON, "split", "the share that is held out")]);
     }
 }
 
-/// Order of the samples.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Order {
-    /// A new permutation every epoch.
-    Shuffled,
-    /// Sample k covers tokens `k*seq` to `k*seq + seq - 1`.
-    Sequential,
-}
-
-/// `[batch]`
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct BatchConfig {
-    /// Sequences of one optimizer step over all ranks and micro-batches.
-    pub global: usize,
-    /// Sequences that one rank computes at once; `global / data` when left out.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub micro: Option<usize>,
-    /// When gradients are reduced over ranks: after `each` micro-batch, or `defer`red to the last.
-    pub reduce: Reduce,
-}
-
-impl Default for BatchConfig {
-    fn default() -> Self {
-        BatchConfig { global: 8, micro: None, reduce: Reduce::Each }
+words! {
+    /// Order of the samples.
+    Order {
+        /// A new permutation every epoch.
+        Shuffled = "shuffled",
+        /// Sample k covers tokens `k*seq` to `k*seq + seq - 1`.
+        Sequential = "sequential",
     }
 }
 
-/// When gradients of several micro-batches are reduced over ranks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Reduce {
-    /// After each micro-batch. Every ZeRO stage gives the same bits; only shards stay resident.
-    Each,
-    /// After the last micro-batch. Fewer bytes are sent; whole gradients stay resident under every ZeRO stage.
-    Defer,
+table! {
+    /// `[batch]`
+    "batch" BatchConfig {
+        /// Sequences of one optimizer step over all ranks and micro-batches.
+        global: usize = 8, KEY.from(0.0, MAX_SEQUENCES)
+            .foreign(&[(DEEPSPEED, "train_batch_size", ""), (MEGATRON, "global_batch_size", "")]);
+        /// Sequences that one rank computes at once; `global / data` when left out.
+        micro: Option<usize> = None, KEY.from(1.0, MAX_SEQUENCES)
+            .foreign(&[
+                (NANOGPT, "batch_size", "batch.global counts the sequences of a step over all ranks"),
+                (DEEPSPEED, "train_micro_batch_size_per_gpu", ""),
+                (HUGGING_FACE, "per_device_train_batch_size", ""),
+                (HUGGING_FACE, "per_device_eval_batch_size", "evaluation uses the same micro-batch"),
+                (MEGATRON, "micro_batch_size", ""),
+            ]);
+        /// When gradients are reduced over ranks: after `each` micro-batch, or `defer`red to the last.
+        reduce: Reduce = Reduce::Each, KEY;
+    }
 }
 
-/// `[precision]`; the keys of the loss scale are DeepSpeed's.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct PrecisionConfig {
-    /// Element type of parameters and activations: `f32`, `bf16` or `f16`. With 16 bits, f32 master weights
-    /// are kept beside the optimizer states.
-    pub compute: Float,
-    /// Element type of the gradient buffers in which micro-batches are summed: `f32`, or that of `compute`.
-    pub accumulate: Float,
-    /// Element type in which gradients are sent between ranks; that of `accumulate` when left out.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub communicate: Option<Float>,
-    /// How products of f32 and f16 are computed.
-    pub products: Products,
-    /// A static loss scale, or 0 for a dynamic one. This key and those below are for `compute = "f16"`.
-    pub loss_scale: f64,
-    /// The first dynamic scale, as a power of 2.
-    pub initial_scale_power: u32,
-    /// Steps without overflow after which the dynamic scale is doubled.
-    pub loss_scale_window: u64,
-    /// Overflows after which the dynamic scale is halved.
-    pub hysteresis: u32,
-    /// Whether only consecutive overflows count for `hysteresis`.
-    pub consecutive_hysteresis: bool,
-    /// The smallest scale; an overflow at this scale ends the run.
-    pub min_loss_scale: f64,
+words! {
+    /// When gradients of several micro-batches are reduced over ranks.
+    Reduce {
+        /// After each micro-batch. Every ZeRO stage gives the same bits; only shards stay resident.
+        Each = "each",
+        /// After the last micro-batch. Fewer bytes are sent; whole gradients stay resident under every ZeRO stage.
+        Defer = "defer",
+    }
+}
+
+table! {
+    /// `[precision]`; the keys of the loss scale are DeepSpeed's.
+    "precision" PrecisionConfig {
+        /// Element type of parameters and activations: `f32`, `bf16` or `f16`. With 16 bits, f32 master weights
+        /// are kept beside the optimizer states.
+        compute: Float = Float::F32, KEY
+            .foreign(&[
+                (NANOGPT, "dtype", "\"f32\", \"bf16\" or \"f16\""),
+                (DEEPSPEED, "fp16.enabled", "set it to \"f16\""),
+                (DEEPSPEED, "bf16.enabled", "set it to \"bf16\""),
+                (HUGGING_FACE, "fp16", "set it to \"f16\""),
+                (HUGGING_FACE, "bf16", "set it to \"bf16\""),
+            ]);
+        /// Element type of the gradient buffers in which micro-batches are summed: `f32`, or that of `compute`.
+        accumulate: Float = Float::F32, KEY.foreign(&[(DEEPSPEED, "data_types.grad_accum_dtype", "")]);
+        /// Element type in which gradients are sent between ranks; that of `accumulate` when left out.
+        communicate: Option<Float> = None, KEY.foreign(&[(DEEPSPEED, "communication_data_type", "")]);
+        /// How products of f32 and f16 are computed.
+        products: Products = Products::Auto, KEY;
+        /// A static loss scale, or 0 for a dynamic one. This key and those below are for `compute = "f16"`.
+        loss_scale: f64 = 0.0, KEY;
+        /// The first dynamic scale, as a power of 2.
+        initial_scale_power: u32 = 16, KEY.from(0.0, 126.0).hint("2 to this power is the first loss scale");
+        /// Steps without overflow after which the dynamic scale is doubled.
+        loss_scale_window: u64 = 1000, KEY.from(1.0, MAX_STEPS);
+        /// Overflows after which the dynamic scale is halved.
+        hysteresis: u32 = 2, KEY.from(1.0, u32::MAX as f64);
+        /// Whether only consecutive overflows count for `hysteresis`.
+        consecutive_hysteresis: bool = false, KEY;
+        /// The smallest scale; an overflow at this scale ends the run.
+        min_loss_scale: f64 = 1.0, KEY;
+    }
 }
 
 impl PrecisionConfig {
@@ -321,60 +356,30 @@ impl PrecisionConfig {
     }
 }
 
-impl Default for PrecisionConfig {
-    fn default() -> Self {
-        PrecisionConfig {
-            compute: Float::F32,
-            accumulate: Float::F32,
-            communicate: None,
-            products: Products::Auto,
-            loss_scale: 0.0,
-            initial_scale_power: 16,
-            loss_scale_window: 1000,
-            hysteresis: 2,
-            consecutive_hysteresis: false,
-            min_loss_scale: 1.0,
-        }
+words! {
+    /// Ways to compute matrix products of f32 and f16.
+    Products {
+        /// The fastest of these: by multiply-adds on all processors that were measured. A run records which.
+        Auto = "auto",
+        /// By multiply-adds of f32.
+        Fma = "fma",
+        /// On tile registers: an f32 as the sum of three bf16, an f16 of two.
+        Split = "split",
+        /// On the tensor cores of cards: an f32 rounded to 11 bits.
+        Tf32 = "tf32",
     }
 }
 
-/// Ways to compute matrix products of f32 and f16.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Products {
-    /// The fastest of these: by multiply-adds on all processors that were measured. A run records which.
-    #[default]
-    Auto,
-    /// By multiply-adds of f32.
-    Fma,
-    /// On tile registers: an f32 as the sum of three bf16, an f16 of two.
-    Split,
-    /// On the tensor cores of cards: an f32 rounded to 11 bits.
-    Tf32,
-}
-
-impl Products {
-    /// The name in configurations.
-    pub fn name(self) -> &'static str {
-        match self {
-            Products::Auto => "auto",
-            Products::Fma => "fma",
-            Products::Split => "split",
-            Products::Tf32 => "tf32",
-        }
+words! {
+    /// Element types of floating-point numbers.
+    Float {
+        /// IEEE binary32.
+        F32 = "f32",
+        /// Upper half of binary32.
+        Bf16 = "bf16",
+        /// IEEE binary16.
+        F16 = "f16",
     }
-}
-
-/// Element types of floating-point numbers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Float {
-    /// IEEE binary32.
-    F32,
-    /// Upper half of binary32.
-    Bf16,
-    /// IEEE binary16.
-    F16,
 }
 
 impl From<Float> for DType {
@@ -387,104 +392,93 @@ impl From<Float> for DType {
     }
 }
 
-/// `[loss]`: terms of the training loss. Evaluation always reports the plain cross entropy.
-#[derive(Clone, Debug, PartialEq, Default, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct LossConfig {
-    /// Probability that is spread over all tokens of the vocabulary instead of the target.
-    pub label_smoothing: f64,
-    /// Weight of the squared logarithm of the softmax's denominator, which keeps logits near zero.
-    pub z_loss: f64,
-}
-
-/// `[optimizer]`
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct OptimizerConfig {
-    /// `adamw` or `sgd`.
-    pub kind: OptimizerKind,
-    /// Peak learning rate.
-    pub lr: f64,
-    /// AdamW: decay of the first moment. SGD: momentum.
-    pub beta1: f64,
-    /// AdamW: decay of the second moment.
-    pub beta2: f64,
-    /// AdamW: added to the root of the second moment.
-    pub eps: f64,
-    /// Weight decay of matrices; biases and norms have none.
-    pub weight_decay: f64,
-    /// Gradients are clipped to this global norm; 0 disables clipping.
-    pub clip: f64,
-    /// Parameters with another learning rate or weight decay; the first group that matches a parameter has it.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub group: Vec<ParameterGroup>,
-}
-
-impl Default for OptimizerConfig {
-    fn default() -> Self {
-        OptimizerConfig {
-            kind: OptimizerKind::Adamw,
-            lr: 6e-4,
-            beta1: 0.9,
-            beta2: 0.95,
-            eps: 1e-8,
-            weight_decay: 0.1,
-            clip: 1.0,
-            group: Vec::new(),
-        }
+table! {
+    /// `[loss]`: terms of the training loss. Evaluation always reports the plain cross entropy.
+    "loss" LossConfig {
+        /// Probability that is spread over all tokens of the vocabulary instead of the target.
+        label_smoothing: f64 = 0.0, KEY.from(0.0, bounds::BELOW_1)
+            .foreign(&[(HUGGING_FACE, "label_smoothing_factor", "")]);
+        /// Weight of the squared logarithm of the softmax's denominator, which keeps logits near zero.
+        z_loss: f64 = 0.0, KEY.from(0.0, f64::MAX);
     }
 }
 
-/// The optimizers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum OptimizerKind {
-    /// AdamW.
-    Adamw,
-    /// SGD with momentum.
-    Sgd,
-}
-
-/// `[schedule]`
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct ScheduleConfig {
-    /// `cosine`, `linear` or `constant`.
-    pub kind: ScheduleKind,
-    /// Steps of linear warm-up.
-    pub warmup: u64,
-    /// Learning rate at the end of cosine and linear.
-    pub min_lr: f64,
-    /// Step at which cosine and linear reach `min_lr`, where the rate stays (nanoGPT's `lr_decay_iters`);
-    /// `train.steps` when left out. A resumed run keeps it.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub decay_steps: Option<u64>,
-    /// Step after which cosine and linear begin again, warm-up included (a warm restart); `decay_steps` counts
-    /// from there. None when left out.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub restart_step: Option<u64>,
-}
-
-impl Default for ScheduleConfig {
-    fn default() -> Self {
-        ScheduleConfig {
-            kind: ScheduleKind::Cosine,
-            warmup: 0,
-            min_lr: 0.0,
-            decay_steps: None,
-            restart_step: None,
-        }
+table! {
+    /// `[optimizer]`
+    "optimizer" OptimizerConfig {
+        /// `adamw` or `sgd`.
+        kind: OptimizerKind = OptimizerKind::Adamw, KEY.foreign(&[(HUGGING_FACE, "optim", "")]);
+        /// Peak learning rate.
+        lr: f64 = 6e-4, KEY.from(0.0, f64::MAX).foreign(&[(NANOGPT, "learning_rate", "")]);
+        /// AdamW: decay of the first moment. SGD: momentum.
+        beta1: f64 = 0.9, KEY.from(0.0, bounds::BELOW_1).foreign(&[(HUGGING_FACE, "adam_beta1", "")]);
+        /// AdamW: decay of the second moment.
+        beta2: f64 = 0.95, KEY.from(0.0, bounds::BELOW_1).foreign(&[(HUGGING_FACE, "adam_beta2", "")]);
+        /// AdamW: added to the root of the second moment.
+        eps: f64 = 1e-8, KEY.from(0.0, 1.0).foreign(&[(HUGGING_FACE, "adam_epsilon", "")]);
+        /// Weight decay of matrices; biases and norms have none.
+        weight_decay: f64 = 0.1, KEY.from(0.0, f64::MAX);
+        /// Gradients are clipped to this global norm; 0 disables clipping.
+        clip: f64 = 1.0, KEY.from(0.0, f64::MAX)
+            .foreign(&[
+                (NANOGPT, "grad_clip", ""),
+                (DEEPSPEED, "gradient_clipping", ""),
+                (HUGGING_FACE, "max_grad_norm", ""),
+                (MEGATRON, "clip_grad", ""),
+            ]);
+        /// Parameters with another learning rate or weight decay; the first group that matches a parameter has it.
+        group: Vec<ParameterGroup> = Vec::new(), KEY;
     }
 }
 
-/// Shapes of the learning rate.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum ScheduleKind {
-    /// Half a cosine from `lr` to `min_lr`.
-    Cosine,
-    /// A line from `lr` to `min_lr`.
-    Linear,
-    /// `lr`.
-    Constant,
+words! {
+    /// The optimizers.
+    OptimizerKind {
+        /// AdamW.
+        Adamw = "adamw",
+        /// SGD with momentum.
+        Sgd = "sgd",
+    }
+}
+
+table! {
+    /// `[schedule]`
+    "schedule" ScheduleConfig {
+        /// `cosine`, `linear` or `constant`.
+        kind: ScheduleKind = ScheduleKind::Cosine, KEY
+            .foreign(&[
+                (NANOGPT, "decay_lr", "\"constant\" does not decay"),
+                (HUGGING_FACE, "lr_scheduler_type", ""),
+                (MEGATRON, "lr_decay_style", ""),
+            ]);
+        /// Steps of linear warm-up.
+        warmup: u64 = 0, KEY.from(0.0, MAX_STEPS)
+            .foreign(&[
+                (NANOGPT, "warmup_iters", ""),
+                (DEEPSPEED, "scheduler.warmup_num_steps", ""),
+                (HUGGING_FACE, "warmup_steps", ""),
+                (HUGGING_FACE, "warmup_ratio", "counted in steps, not as a share of them"),
+                (MEGATRON, "lr_warmup_iters", ""),
+            ]);
+        /// Learning rate at the end of cosine and linear.
+        min_lr: f64 = 0.0, KEY.from(0.0, f64::MAX);
+        /// Step at which cosine and linear reach `min_lr`, where the rate stays (nanoGPT's `lr_decay_iters`);
+        /// `train.steps` when left out. A resumed run keeps it.
+        decay_steps: Option<u64> = None, KEY.foreign(&[(NANOGPT, "lr_decay_iters", "")]);
+        /// Step after which cosine and linear begin again, warm-up included (a warm restart); `decay_steps` counts
+        /// from there. None when left out.
+        restart_step: Option<u64> = None, KEY;
+    }
+}
+
+words! {
+    /// Shapes of the learning rate.
+    ScheduleKind {
+        /// Half a cosine from `lr` to `min_lr`.
+        Cosine = "cosine",
+        /// A line from `lr` to `min_lr`.
+        Linear = "linear",
+        /// `lr`.
+        Constant = "constant",
+    }
 }

@@ -2,24 +2,22 @@
 
 use phalanx_layers::{Network, ParameterSpec};
 use phalanx_optim::{OwnRates, RatesByName};
-use serde::{Deserialize, Serialize};
 
 use super::check::refuse;
+use super::declare::KEY;
 use super::trainable::{check_patterns, match_any};
-use super::{ConfigError, OptimizerConfig, RunConfig};
+use super::{ConfigError, Declared, OptimizerConfig, RunConfig};
 
-/// `[[optimizer.group]]`
-#[derive(Clone, Debug, PartialEq, Default, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct ParameterGroup {
-    /// Patterns of the names of its parameters, as those of `model.trainable`.
-    pub parameters: Vec<String>,
-    /// Peak learning rate, in place of `optimizer.lr`: the schedule is multiplied by the ratio of both.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub lr: Option<f64>,
-    /// Weight decay of all its parameters, biases and norms among them, in place of `optimizer.weight_decay`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub weight_decay: Option<f64>,
+table! {
+    /// `[[optimizer.group]]`
+    "optimizer.group" ParameterGroup {
+        /// Patterns of the names of its parameters, as those of `model.trainable`.
+        parameters: Vec<String> = Vec::new(), KEY;
+        /// Peak learning rate, in place of `optimizer.lr`: the schedule is multiplied by the ratio of both.
+        lr: Option<f64> = None, KEY.from(0.0, f64::MAX);
+        /// Weight decay of all its parameters, biases and norms among them, in place of `optimizer.weight_decay`.
+        weight_decay: Option<f64> = None, KEY.from(0.0, f64::MAX);
+    }
 }
 
 /// The trained parameters of a group, or those of none.
@@ -33,8 +31,6 @@ pub struct GroupOfParameters {
     pub elements: u64,
 }
 
-const KEY: &str = "optimizer.group";
-
 impl RunConfig {
     /// Refuses groups whose numbers cannot be.
     pub(super) fn check_groups(&self) -> Result<(), ConfigError> {
@@ -45,11 +41,7 @@ impl RunConfig {
                 let expected = "gives no pattern of names: set it, as parameters = [\"*.wte.*\"]";
                 return Err(refuse("optimizer.group.parameters", "[]", expected));
             }
-            for (key, value) in [("optimizer.group.lr", lr), ("optimizer.group.weight_decay", weight_decay)] {
-                if let Some(value) = value.filter(|value| !(0.0..=f64::MAX).contains(value)) {
-                    return Err(refuse(key, value, format!("of {parameters:?} must be 0 or more")));
-                }
-            }
+            group.check_bounds()?;
             if let Some(lr) = lr.filter(|lr| !(lr / of_all).is_finite()) {
                 let expected = format!(
                     "of {parameters:?} is a multiple of the schedule's rate, whose peak is optimizer.lr = {of_all}: set \
@@ -59,7 +51,11 @@ impl RunConfig {
             }
             if lr.is_none() && weight_decay.is_none() {
                 let expected = "sets nothing: set lr, weight_decay or both, or leave the group out";
-                return Err(refuse(KEY, format!("{{ parameters = {parameters:?} }}"), expected));
+                return Err(refuse(
+                    "optimizer.group",
+                    format!("{{ parameters = {parameters:?} }}"),
+                    expected,
+                ));
             }
         }
         Ok(())

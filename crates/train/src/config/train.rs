@@ -2,6 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::bounds::{MAX_SEQUENCES, MAX_STEPS, MAX_THREADS};
+use super::declare::{HUGGING_FACE, KEY, KeyType, Kind, MEGATRON, NANOGPT};
+
 /// Which checkpoints of a run stay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
@@ -12,12 +15,20 @@ pub enum Keep {
     Word(KeepWord),
 }
 
-/// Words for [`Keep`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum KeepWord {
-    /// Every checkpoint.
-    All,
+words! {
+    /// Words for [`Keep`].
+    KeepWord {
+        /// Every checkpoint.
+        All = "all",
+    }
+}
+
+impl KeyType for Keep {
+    const KIND: Kind = Kind::WordOrNumber("a number of checkpoints, or \"all\"");
+
+    fn number(&self) -> Option<f64> {
+        self.newest().map(|count| count as f64)
+    }
 }
 
 impl Keep {
@@ -30,43 +41,35 @@ impl Keep {
     }
 }
 
-/// `[train]`
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct TrainConfig {
-    /// Optimizer steps.
-    pub steps: u64,
-    /// Steps between evaluations; 0 evaluates only after the last step.
-    pub eval_every: u64,
-    /// Largest number of sequences of an evaluation.
-    pub eval_samples: usize,
-    /// Steps between checkpoints; 0 saves only after the last step.
-    pub save_every: u64,
-    /// Checkpoints kept: the newest ones, or all. Older ones are removed after a newer one is complete.
-    pub keep: Keep,
-    /// Whether a state with the smallest validation loss so far is saved, and kept beside the newest ones.
-    pub keep_best: bool,
-    /// Seed of initial values, the order of samples, and dropout.
-    pub seed: u64,
-    /// Threads of a rank; the machine's cores over its ranks when left out.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub threads: Option<usize>,
-    /// Prompt of the sample that is shown at the end of the run; no sample when empty.
-    pub sample: String,
-}
-
-impl Default for TrainConfig {
-    fn default() -> Self {
-        TrainConfig {
-            steps: 1000,
-            eval_every: 250,
-            eval_samples: 256,
-            save_every: 500,
-            keep: Keep::Newest(2),
-            keep_best: false,
-            seed: 1,
-            threads: None,
-            sample: String::new(),
-        }
+table! {
+    /// `[train]`
+    "train" TrainConfig {
+        /// Optimizer steps.
+        steps: u64 = 1000, KEY.from(1.0, MAX_STEPS)
+            .foreign(&[
+                (NANOGPT, "max_iters", ""),
+                (HUGGING_FACE, "max_steps", ""),
+                (HUGGING_FACE, "num_train_epochs", "counted in steps, not in epochs"),
+                (MEGATRON, "train_iters", ""),
+            ]);
+        /// Steps between evaluations; 0 evaluates only after the last step.
+        eval_every: u64 = 250, KEY.from(0.0, MAX_STEPS)
+            .foreign(&[(NANOGPT, "eval_interval", ""), (HUGGING_FACE, "eval_steps", "")]);
+        /// Largest number of sequences of an evaluation.
+        eval_samples: usize = 256, KEY.from(1.0, MAX_SEQUENCES).hint("for no evaluation, set data.validation = 0")
+            .foreign(&[(NANOGPT, "eval_iters", "counted in sequences, not in batches")]);
+        /// Steps between checkpoints; 0 saves only after the last step.
+        save_every: u64 = 500, KEY.from(0.0, MAX_STEPS)
+            .foreign(&[(HUGGING_FACE, "save_steps", ""), (MEGATRON, "save_interval", "")]);
+        /// Checkpoints kept: the newest ones, or all. Older ones are removed after a newer one is complete.
+        keep: Keep = Keep::Newest(2), KEY.from(0.0, MAX_STEPS);
+        /// Whether a state with the smallest validation loss so far is saved, and kept beside the newest ones.
+        keep_best: bool = false, KEY;
+        /// Seed of initial values, the order of samples, and dropout.
+        seed: u64 = 1, KEY;
+        /// Threads of a rank; the machine's cores over its ranks when left out.
+        threads: Option<usize> = None, KEY.from(1.0, MAX_THREADS).hint("leave it out for this machine's cores");
+        /// Prompt of the sample that is shown at the end of the run; no sample when empty.
+        sample: String = String::new(), KEY;
     }
 }

@@ -1,0 +1,438 @@
+//! The declaration of keys: `table!` makes a table of the configuration, a plain struct, and the list of its keys, from one text; `words!`
+//! makes a choice of words. What is known of a key stands there and nowhere else: type, default, bounds, help, and of words what each means.
+
+use phalanx_data::TokenType;
+use phalanx_models::{Arch, Values};
+
+use super::kernels::WORDS;
+use super::{ConfigError, KernelChoice, Paths};
+
+/// What is known of a key.
+#[derive(Clone, Copy, Debug)]
+pub struct Key {
+    /// The table that has it.
+    pub table: &'static str,
+    /// Its name in the table.
+    pub name: &'static str,
+    /// What it says, in lines.
+    pub help: &'static [&'static str],
+    /// How its values are written.
+    pub kind: Kind,
+    /// The numbers that it takes.
+    pub bounds: Bounds,
+    /// What else to say where a number is out of bounds.
+    pub hint: &'static str,
+    /// Whether a configuration that is written leaves it out where it has its default.
+    pub is_quiet: bool,
+    /// What other programs call it: whose name, the name, and what differs ("" for nothing).
+    pub foreign: &'static [Foreign],
+}
+
+/// A name of another program for a key: whose name, the name, and what differs ("" for nothing).
+pub type Foreign = (&'static str, &'static str, &'static str);
+
+/// nanoGPT.
+pub const NANOGPT: &str = "nanoGPT's";
+/// DeepSpeed.
+pub const DEEPSPEED: &str = "DeepSpeed's";
+/// Transformers, its Trainer and its files.
+pub const HUGGING_FACE: &str = "Hugging Face's";
+/// Megatron-LM.
+pub const MEGATRON: &str = "Megatron's";
+/// Colossal-AI.
+pub const GEMINI: &str = "Colossal-AI's";
+/// An earlier version of this program.
+pub const EARLIER: &str = "an earlier version's";
+
+/// How values of a type are written.
+#[derive(Clone, Copy, Debug)]
+pub enum Kind {
+    /// True or false.
+    Flag,
+    /// A whole number, 0 or more.
+    Whole,
+    /// A number.
+    Number,
+    /// A text.
+    Text,
+    /// A list of texts.
+    Texts,
+    /// A path, or a list of paths.
+    Paths,
+    /// One of some words, each with what it means.
+    Words(&'static [(&'static str, &'static [&'static str])]),
+    /// One of some words that say what they mean.
+    Names(fn() -> Vec<&'static str>),
+    /// A word or a number, in these words.
+    WordOrNumber(&'static str),
+    /// A table with entries of its own.
+    Table,
+    /// A list of tables with these keys.
+    Tables(&'static [Key]),
+}
+
+/// The numbers that a key takes; none of them is infinite. A key without a number takes them all.
+#[derive(Clone, Copy, Debug)]
+pub enum Bounds {
+    /// Any.
+    Any,
+    /// From one to another.
+    From(f64, f64),
+    /// Those above one, up to another.
+    Above(f64, f64),
+}
+
+/// A key without bounds: where declarations begin.
+pub(super) const KEY: Key = Key {
+    table: "",
+    name: "",
+    help: &[],
+    kind: Kind::Flag,
+    bounds: Bounds::Any,
+    hint: "",
+    is_quiet: false,
+    foreign: &[],
+};
+
+impl Key {
+    /// Takes numbers from `min` to `max`.
+    pub(super) const fn from(self, min: f64, max: f64) -> Key {
+        Key { bounds: Bounds::From(min, max), ..self }
+    }
+
+    /// Takes numbers above `min`, up to `max`.
+    pub(super) const fn above(self, min: f64, max: f64) -> Key {
+        Key { bounds: Bounds::Above(min, max), ..self }
+    }
+
+    /// Says more where a number is out of bounds.
+    pub(super) const fn hint(self, hint: &'static str) -> Key {
+        Key { hint, ..self }
+    }
+
+    /// Is not written where it has its default.
+    pub(super) const fn quiet(self) -> Key {
+        Key { is_quiet: true, ..self }
+    }
+
+    /// Has these names elsewhere.
+    pub(super) const fn foreign(self, foreign: &'static [Foreign]) -> Key {
+        Key { foreign, ..self }
+    }
+
+    /// `table.name`
+    pub fn path(&self) -> String {
+        format!("{}.{}", self.table, self.name)
+    }
+
+    /// Words for the values that it takes.
+    pub fn expected(&self) -> String {
+        match self.kind {
+            Kind::Flag => "true or false".to_string(),
+            Kind::Whole => format!("a whole number{}", self.within()),
+            Kind::Number => format!("a number{}", self.within()),
+            Kind::Text => "text in quotes".to_string(),
+            Kind::Texts => "a list of texts, as [\"a.txt\", \"b.txt\"]".to_string(),
+            Kind::Paths => "a path in quotes, or a list of paths, as [\"/mnt/a\", \"/mnt/b\"]".to_string(),
+            Kind::Words(words) => list(&words.iter().map(|(word, _)| *word).collect::<Vec<_>>()),
+            Kind::Names(names) => list(&names()),
+            Kind::WordOrNumber(expected) => expected.to_string(),
+            Kind::Table => "a table, as { rope_type = \"linear\", factor = 4.0 }".to_string(),
+            Kind::Tables(_) => format!("a list of tables, each with a line [[{}]] of its own", self.path()),
+        }
+    }
+
+    /// Words for its bounds, behind "a number".
+    fn within(&self) -> String {
+        let more = if self.hint.is_empty() { String::new() } else { format!("; {}", self.hint) };
+        match self.bounds {
+            Bounds::Any => String::new(),
+            Bounds::From(min, max) if max < f64::MAX => format!(" from {min} to {max}{more}"),
+            Bounds::From(min, _) => format!(", {min} or more{more}"),
+            Bounds::Above(min, max) if max < f64::MAX => format!(" above {min}, at most {max}{more}"),
+            Bounds::Above(min, _) => format!(" above {min}{more}"),
+        }
+    }
+
+    /// Refuses a number that it does not take.
+    fn check(&self, number: f64, given: impl FnOnce() -> String) -> Result<(), ConfigError> {
+        let is_real = matches!(self.kind, Kind::Number);
+        let expected = match self.bounds {
+            Bounds::Any => return Ok(()),
+            Bounds::From(min, max) if is_real && max < f64::MAX && !(min..=max).contains(&number) => {
+                format!("must lie between {min} and {max}")
+            }
+            Bounds::From(min, _) if number.is_nan() || number < min => match is_real {
+                true => format!("must be {min} or more"),
+                false => format!("must be at least {min}"),
+            },
+            Bounds::Above(min, _) if number.is_nan() || number <= min => {
+                format!("must be a number above {min}")
+            }
+            Bounds::From(_, f64::MAX) | Bounds::Above(_, f64::MAX) if number > f64::MAX => {
+                "must be finite".to_string()
+            }
+            Bounds::From(_, max) | Bounds::Above(_, max) if number > max => {
+                format!("must be at most {max}")
+            }
+            Bounds::From(..) | Bounds::Above(..) => return Ok(()),
+        };
+        let hint = if let Kind::WordOrNumber(expected) = self.kind { expected } else { self.hint };
+        let more = if hint.is_empty() { String::new() } else { format!("; {hint}") };
+        Err(ConfigError { key: self.path().into(), given: given(), expected: format!("{expected}{more}") })
+    }
+}
+
+/// The words as a message lists them: `"a" or "b"`, `one of "a", "b", "c"`.
+fn list(words: &[&str]) -> String {
+    let quoted: Vec<String> = words.iter().map(|word| format!("\"{word}\"")).collect();
+    if quoted.len() == 2 { quoted.join(" or ") } else { format!("one of {}", quoted.join(", ")) }
+}
+
+/// A type of values of keys.
+pub trait KeyType {
+    /// How values are written.
+    const KIND: Kind;
+
+    /// The value, where it is a number.
+    fn number(&self) -> Option<f64> {
+        None
+    }
+
+    /// The number as written.
+    fn given(&self) -> String {
+        self.number().map_or_else(String::new, |number| number.to_string())
+    }
+
+    /// Whether the key is left out where it has this value.
+    fn is_left_out(&self) -> bool {
+        false
+    }
+}
+
+macro_rules! whole {
+    ($($ty:ty)*) => {
+        $(impl KeyType for $ty {
+            const KIND: Kind = Kind::Whole;
+
+            fn number(&self) -> Option<f64> {
+                Some(*self as f64)
+            }
+
+            fn given(&self) -> String {
+                self.to_string()
+            }
+        })*
+    };
+}
+whole! { u8 u32 u64 usize }
+
+impl KeyType for f64 {
+    const KIND: Kind = Kind::Number;
+
+    fn number(&self) -> Option<f64> {
+        Some(*self)
+    }
+}
+
+impl KeyType for bool {
+    const KIND: Kind = Kind::Flag;
+}
+
+impl KeyType for String {
+    const KIND: Kind = Kind::Text;
+}
+
+impl KeyType for Vec<String> {
+    const KIND: Kind = Kind::Texts;
+
+    fn is_left_out(&self) -> bool {
+        self.is_empty()
+    }
+}
+
+impl<T: Declared> KeyType for Vec<T> {
+    const KIND: Kind = Kind::Tables(T::KEYS);
+
+    fn is_left_out(&self) -> bool {
+        self.is_empty()
+    }
+}
+
+impl<T: KeyType> KeyType for Option<T> {
+    const KIND: Kind = T::KIND;
+
+    fn number(&self) -> Option<f64> {
+        self.as_ref()?.number()
+    }
+
+    fn given(&self) -> String {
+        self.as_ref().map_or_else(String::new, T::given)
+    }
+
+    fn is_left_out(&self) -> bool {
+        self.is_none()
+    }
+}
+
+impl KeyType for Paths {
+    const KIND: Kind = Kind::Paths;
+}
+
+impl KeyType for KernelChoice {
+    const KIND: Kind = Kind::Names(|| WORDS.to_vec());
+}
+
+impl KeyType for Arch {
+    const KIND: Kind = Kind::Names(|| Arch::all().map(|arch| arch.name).collect());
+}
+
+impl KeyType for TokenType {
+    const KIND: Kind = Kind::Names(|| vec!["auto", "u8", "u16", "u32", "i64"]);
+}
+
+/// A table that `table!` has made.
+pub trait Declared {
+    /// Its keys.
+    const KEYS: &'static [Key];
+
+    /// Refuses the first number that is out of bounds.
+    ///
+    /// # Errors
+    /// The key, its value and the bound.
+    fn check_bounds(&self) -> Result<(), ConfigError>;
+}
+
+/// Refuses a number that a key does not take.
+pub(super) fn check(key: &Key, value: &impl KeyType) -> Result<(), ConfigError> {
+    value.number().map_or(Ok(()), |number| key.check(number, || value.given()))
+}
+
+/// The kind of a key that architectures read.
+pub(super) fn kind_of(values: Values) -> Kind {
+    match values {
+        Values::Count { .. } => Kind::Whole,
+        Values::Positive { .. } => Kind::Number,
+        Values::Flag => Kind::Flag,
+        Values::Word => Kind::Text,
+        Values::Table => Kind::Table,
+    }
+}
+
+/// Declares a table: `/// help`, `name: type = default, key;` for each key, where `key` is [`KEY`] with what is to be said of it. After
+/// `..`, a field that has all keys of other names.
+macro_rules! table {
+    (
+        $(#[$about:meta])* $table:literal $part:ident {
+            $($(#[doc = $help:literal])+ $field:ident: $ty:ty = $default:expr, $key:expr;)*
+            $(.. $(#[doc = $rest_help:literal])+ $rest:ident: $rest_ty:ty;)?
+        }
+    ) => {
+        $(#[$about])*
+        #[derive(Clone, Debug, PartialEq)]
+        pub struct $part {
+            $($(#[doc = $help])+ pub $field: $ty,)*
+            $($(#[doc = $rest_help])+ pub $rest: $rest_ty,)?
+        }
+
+        impl Default for $part {
+            fn default() -> $part {
+                $part { $($field: $default,)* $($rest: <$rest_ty>::default(),)? }
+            }
+        }
+
+        impl $crate::config::declare::Declared for $part {
+            const KEYS: &'static [$crate::config::Key] = &[$($crate::config::Key {
+                table: $table,
+                name: stringify!($field),
+                help: &[$($help),+],
+                kind: <$ty as $crate::config::declare::KeyType>::KIND,
+                ..$key
+            }),*];
+
+            fn check_bounds(&self) -> Result<(), $crate::config::ConfigError> {
+                let mut keys = Self::KEYS.iter();
+                $($crate::config::declare::check(keys.next().expect("as many as fields"), &self.$field)?;)*
+                Ok(())
+            }
+        }
+
+        impl serde::Serialize for $part {
+            fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                use serde::ser::SerializeMap;
+                use $crate::config::declare::{Declared, KeyType};
+                let (mut map, left_out) = (serializer.serialize_map(None)?, $part::default());
+                let mut keys = Self::KEYS.iter();
+                $(
+                    let is_quiet = keys.next().is_some_and(|key| key.is_quiet);
+                    if !(self.$field.is_left_out() || is_quiet && self.$field == left_out.$field) {
+                        map.serialize_entry(stringify!($field), &self.$field)?;
+                    }
+                )*
+                $(self.$rest.iter().try_for_each(|(name, value)| map.serialize_entry(name, value))?;)?
+                map.end()
+            }
+        }
+
+        impl<'de> serde::Deserialize<'de> for $part {
+            fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<$part, D::Error> {
+                struct Visit;
+                impl<'de> serde::de::Visitor<'de> for Visit {
+                    type Value = $part;
+
+                    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                        f.write_str(concat!("the table [", $table, "]"))
+                    }
+
+                    fn visit_map<A: serde::de::MapAccess<'de>>(self, mut map: A) -> Result<$part, A::Error> {
+                        let mut part = $part::default();
+                        #[allow(unused_mut, reason = "most tables have no further keys")]
+                        let mut others = serde_json::Map::new();
+                        while let Some(name) = map.next_key::<String>()? {
+                            match name.as_str() {
+                                $(stringify!($field) => part.$field = map.next_value()?,)*
+                                _ => table!(@other name map others $part [$($field)*] $($rest)?),
+                            }
+                        }
+                        $(part.$rest = <$rest_ty as serde::Deserialize>::deserialize(serde_json::Value::Object(others))
+                            .map_err(serde::de::Error::custom)?;)?
+                        Ok(part)
+                    }
+                }
+                deserializer.deserialize_map(Visit)
+            }
+        }
+    };
+    (@other $name:ident $map:ident $others:ident $part:ident [$($field:ident)*]) => {{
+        let _: &serde_json::Map<String, serde_json::Value> = &$others;
+        return Err(serde::de::Error::unknown_field(&$name, &[$(stringify!($field)),*]));
+    }};
+    (@other $name:ident $map:ident $others:ident $part:ident [$($field:ident)*] $rest:ident) => {
+        drop($others.insert($name, $map.next_value()?))
+    };
+}
+
+/// Declares a choice of words: `/// help`, `Variant = "word" | "another word for it"` for each.
+macro_rules! words {
+    ($(#[$about:meta])* $name:ident { $($(#[doc = $help:literal])+ $variant:ident = $word:literal $(| $alias:literal)*,)* }) => {
+        $(#[$about])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+        pub enum $name {
+            $($(#[doc = $help])+ #[serde(rename = $word $(, alias = $alias)*)] $variant,)*
+        }
+
+        impl $name {
+            /// The word in configurations.
+            pub fn name(self) -> &'static str {
+                match self {
+                    $($name::$variant => $word,)*
+                }
+            }
+        }
+
+        impl $crate::config::declare::KeyType for $name {
+            const KIND: $crate::config::declare::Kind =
+                $crate::config::declare::Kind::Words(&[$(($word, &[$($help),+])),*]);
+        }
+    };
+}
