@@ -123,8 +123,8 @@ fn schema_of(key: &Key) -> Value {
         }
     };
     if let Bounds::From(min, max) | Bounds::Above(min, max) = key.bounds {
-        let least = if matches!(key.bounds, Bounds::From(..)) { "minimum" } else { "exclusiveMinimum" };
-        schema[least] = json!(min);
+        let bound = if matches!(key.bounds, Bounds::From(..)) { "minimum" } else { "exclusiveMinimum" };
+        schema[bound] = json!(min);
         if max < f64::MAX {
             schema["maximum"] = json!(max);
         }
