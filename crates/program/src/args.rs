@@ -131,13 +131,18 @@ pub struct PlanArgs {
 #[command(after_help = "Examples:\n  \
     phalanx sample runs/quickstart --prompt 'pub fn '\n  \
     phalanx sample runs/quickstart --prompt '//! ' --tokens 400 --temperature 0.7 --top-k 20 --seed 7\n  \
-    phalanx sample runs/quickstart --prompt 'fn main' --tokens 2000 --top-p 0.9 --shift 128")]
+    phalanx sample runs/quickstart --prompt 'fn main' --tokens 2000 --top-p 0.9 --shift 128\n  \
+    phalanx sample runs/quickstart --prompts prompts.jsonl --json > texts.jsonl")]
 pub struct SampleArgs {
     /// Run folder
     pub run: PathBuf,
     /// Text to continue
-    #[arg(long, value_name = "TEXT")]
-    pub prompt: String,
+    #[arg(long, value_name = "TEXT", required_unless_present = "prompts", conflicts_with = "prompts")]
+    pub prompt: Option<String>,
+    /// A file with a text to continue in each line; in a .jsonl file, each line is a text in quotes, or an object with one under
+    /// "prompt". Each is continued as if it were the only one
+    #[arg(long, value_name = "FILE")]
+    pub prompts: Option<PathBuf>,
     /// Tokens to add
     #[arg(long, default_value_t = 200, value_name = "N", value_parser = whole::<usize>(0..=counts::TOKENS))]
     pub tokens: usize,
@@ -161,7 +166,7 @@ pub struct SampleArgs {
     /// Checkpoint; the newest when left out
     #[arg(long, value_name = "N", value_parser = whole::<u64>(0..=u64::MAX))]
     pub step: Option<u64>,
-    /// Print one JSON object at the end instead of text as it is made
+    /// Print one JSON object at the end instead of text as it is made; of --prompts one in each line
     #[arg(long)]
     pub json: bool,
 }

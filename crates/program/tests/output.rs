@@ -22,7 +22,7 @@ fn unread() -> Stdio {
 }
 
 /// Every command that prints, after a run in `r` and a token file `t.bin` were made.
-const COMMANDS: [&[&str]; 12] = [
+const COMMANDS: [&[&str]; 14] = [
     &["plan", "small.toml"],
     &["plan", "small.toml", "--json"],
     &["plan", "--schedule"],
@@ -30,6 +30,8 @@ const COMMANDS: [&[&str]; 12] = [
     &["sample", "r", "--prompt", "chunk", "--tokens", "5"],
     &["sample", "r", "--prompt", "chunk", "--tokens", "5", "--json"],
     &["inspect", "r"],
+    &["keys"],
+    &["keys", "--schema"],
     &["inspect", "r/checkpoints/step-8", "--json"],
     &["inspect", "t.bin"],
     &["tokenize", "text.txt", "--out", "t.bin", "--force"],

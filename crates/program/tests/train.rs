@@ -276,3 +276,28 @@ fn the_best_checkpoint_stays_also_over_a_resume() {
     home.run(&["train", "small.toml", "--set", "train.keep_best=true", "--set", "data.validation=0"])
         .refused(&["train.keep_best = true", "data.validation"]);
 }
+
+#[test]
+fn several_prompts_are_continued_as_each_alone() {
+    let home = Home::new();
+    home.run(&["train", "small.toml", "--run", "r", "--set", "train.steps=2", "--quiet"]).ok();
+    home.write("prompts.jsonl", "\"it is\"\n\n{\"prompt\": \"a chunk\"}\n");
+    home.write("prompts.txt", "it is\na chunk\n");
+    let sample = |args: &[&str]| home.run(&[&["sample", "r", "--tokens", "6"], args].concat());
+    let alone = ["it is", "a chunk"].map(|prompt| sample(&["--prompt", prompt, "--json"]).ok().json());
+    for file in ["prompts.jsonl", "prompts.txt"] {
+        let texts = sample(&["--prompts", file, "--json"]).ok().stdout;
+        let texts: Vec<serde_json::Value> =
+            texts.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        assert_eq!(texts, alone, "{file}");
+        let shown = sample(&["--prompts", file]).ok().stdout;
+        let expected = alone.each_ref().map(|alone| format!("{}\n", alone["text"].as_str().unwrap()));
+        assert_eq!(shown, expected.join("\n"), "{file}");
+    }
+    home.write("wrong.jsonl", "\"it is\"\n{\"text\": 1}\n");
+    home.write("empty.txt", "\n");
+    sample(&["--prompts", "wrong.jsonl"]).refused(&["wrong.jsonl:2", "{\"prompt\": \"once\"}"]);
+    sample(&["--prompts", "empty.txt"]).refused(&["empty.txt: expected a prompt in each line"]);
+    sample(&["--prompts", "nowhere.txt"]).refused(&["--prompts nowhere.txt"]);
+    assert_eq!(sample(&[]).code, Some(2));
+}

@@ -1,9 +1,10 @@
 //! `phalanx sample`: continues a text and shows it as it is generated.
 
 use anyhow::{Context, Result, bail};
+use phalanx_data::Tokenizer;
 use phalanx_models::Objective;
 use phalanx_train::sample::{Generator, Sampling};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::args::SampleArgs;
 use crate::environment::Environment;
@@ -26,7 +27,57 @@ fn slow_beyond(positions: usize, length: usize, shift: usize) -> Option<String> 
     })
 }
 
-/// Continues the prompt.
+/// Largest file of prompts.
+const PROMPTS_BYTES: u64 = 64 << 20;
+
+/// The prompts, with the option that gives each.
+///
+/// # Errors
+/// A file that cannot be read, or has no prompt.
+fn prompts(args: &SampleArgs) -> Result<Vec<(String, String)>> {
+    let Some(path) = &args.prompts else {
+        return Ok(vec![("--prompt".to_string(), args.prompt.clone().unwrap_or_default())]);
+    };
+    let shown = path.display();
+    let text = phalanx_files::read_text(path, PROMPTS_BYTES).with_context(|| format!("--prompts {shown}"))?;
+    let is_json = path.extension().is_some_and(|extension| extension == "jsonl");
+    let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
+    let prompts = lines.map(|(number, line)| {
+        let of = format!("{shown}:{}", number + 1);
+        if !is_json {
+            return Ok((of, line.to_string()));
+        }
+        let value: Value = serde_json::from_str(line).with_context(|| format!("{of} is not JSON"))?;
+        let prompt = value.as_str().or_else(|| value["prompt"].as_str()).map(str::to_string);
+        let prompt = prompt.with_context(|| {
+            format!("{of}: expected a text, as \"once\", or an object with one, as {{\"prompt\": \"once\"}}")
+        })?;
+        Ok((of, prompt))
+    });
+    let prompts: Vec<(String, String)> = prompts.collect::<Result<_>>()?;
+    if prompts.is_empty() {
+        bail!("--prompts {shown}: expected a prompt in each line, and there is none");
+    }
+    Ok(prompts)
+}
+
+/// The tokens of a prompt, with those that begin a text.
+fn encode(tokenizer: &Tokenizer, (of, prompt): &(String, String)) -> Result<Vec<u32>> {
+    let [begin, _] = tokenizer.framing();
+    let mut tokens = begin.to_vec();
+    tokens.extend(tokenizer.encode(prompt).with_context(|| of.clone())?);
+    if tokens.is_empty() {
+        match tokenizer.separator() {
+            Some(separator) => tokens.push(separator),
+            None => {
+                bail!("{of} is empty, and this tokenizer has no token that begins a text: give a character")
+            }
+        }
+    }
+    Ok(tokens)
+}
+
+/// Continues each prompt, as if it were the only one.
 ///
 /// # Errors
 /// A folder without a checkpoint or tokenizer, a prompt that the tokenizer cannot encode.
@@ -39,17 +90,10 @@ pub fn sample(args: &SampleArgs, environment: Environment) -> Result<()> {
     let tokenizer = folder
         .tokenizer_of(&checkpoint)?
         .context("this run has no tokenizer: its tokens came from a file that does not hold one")?;
-    let [begin, _] = tokenizer.framing();
-    let mut tokens = begin.to_vec();
-    tokens.extend(tokenizer.encode(&args.prompt).context("--prompt")?);
-    if tokens.is_empty() {
-        match tokenizer.separator() {
-            Some(separator) => tokens.push(separator),
-            None => bail!(
-                "--prompt is empty, and this tokenizer has no token that begins a text: give a character"
-            ),
-        }
-    }
+    let prompts = prompts(args)?;
+    // All of them, before the first is continued.
+    let encoded: Vec<Vec<u32>> =
+        prompts.iter().map(|prompt| encode(&tokenizer, prompt)).collect::<Result<_>>()?;
     let model = model_of(&checkpoint)?;
     if model.objective() == Objective::Masked {
         bail!(
@@ -60,7 +104,7 @@ pub fn sample(args: &SampleArgs, environment: Environment) -> Result<()> {
     }
     let device = environment.unplanned_device(machine::cores())?;
     let generator = Generator::load(&*model, &checkpoint, &tokenizer, device)?;
-    continuation::check_prompt(&tokens, model.vocab(), &tokenizer)?;
+    encoded.iter().try_for_each(|tokens| continuation::check_prompt(tokens, model.vocab(), &tokenizer))?;
     let how = Sampling {
         temperature: args.temperature,
         top_k: args.top_k,
@@ -68,29 +112,34 @@ pub fn sample(args: &SampleArgs, environment: Environment) -> Result<()> {
         shift: args.shift,
         seed: args.seed,
     };
-    let given = tokens.len();
-    let hint = model.longest().and_then(|longest| slow_beyond(longest, given + args.tokens, args.shift));
+    let longest_given = encoded.iter().map(Vec::len).max().unwrap_or(0);
+    let hint =
+        model.longest().and_then(|longest| slow_beyond(longest, longest_given + args.tokens, args.shift));
     hint.iter().for_each(|hint| output::note(hint));
-    let mut text = args.prompt.clone();
-    let mut show = |piece: &str| {
-        if args.json {
-            text.push_str(piece);
-            Ok(())
-        } else {
-            Ok(output::print(piece)?)
+    for (number, ((_, prompt), mut tokens)) in prompts.iter().zip(encoded).enumerate() {
+        let (given, mut text) = (tokens.len(), prompt.clone());
+        if !args.json {
+            let between = if number > 0 { "\n" } else { "" };
+            output::print(&format!("{between}{prompt}"))?;
         }
-    };
-    if !args.json {
-        show(&args.prompt)?;
+        let mut show = |piece: &str| {
+            if args.json {
+                text.push_str(piece);
+                Ok(())
+            } else {
+                Ok(output::print(piece)?)
+            }
+        };
+        continuation::stream(&generator, &tokenizer, &mut tokens, args.tokens, how, &mut show)?;
+        let (step, made) = (checkpoint.step(), &tokens[given..]);
+        let found = json!({ "step": step, "prompt": prompt, "text": text, "tokens": made });
+        match (args.json, &args.prompts) {
+            (false, _) => output::print_line("")?,
+            (true, None) => output::print_json(&found)?,
+            (true, Some(_)) => output::print_line(&found.to_string())?,
+        }
     }
-    continuation::stream(&generator, &tokenizer, &mut tokens, args.tokens, how, &mut show)?;
-    if args.json {
-        let made = &tokens[given..];
-        return output::print_json(
-            &json!({ "step": checkpoint.step(), "prompt": args.prompt, "text": text, "tokens": made }),
-        );
-    }
-    Ok(output::print_line("")?)
+    Ok(())
 }
 
 #[cfg(test)]
