@@ -14,6 +14,9 @@ It writes crates/models/tests/golden/decoders/<variant>/ (dropout 0, one thread,
                           error.<name> [1], the greatest error of PyTorch in f32, over the tensor's greatest value
     forward_bf16.safetensors, forward_f16.safetensors
                           as golden_gpt2.py says, of the variants of LOW_VARIANTS
+    adamw.safetensors     of the variants of ADAMW_VARIANTS, 20 steps as golden_gpt2.py says: tokens [20, 4, 17] i32; losses [20],
+                          grad_norms [20], final.<name> in double precision, stored as f32; error.<name> [1] of each, the greatest
+                          error of PyTorch in f32
 
 transformers computes rotary angles in f32 in a model of any type. Here they are computed in double from the formulas of the papers,
 and compared with those of transformers. In 16 bits, cos and sin are rounded to the type, as transformers does.
@@ -28,7 +31,7 @@ import torch
 import torch.nn.functional as F
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from model_goldens import LOW, forward_golden, low_forward_golden, nowhere_trivial, save, tell_sizes
+from model_goldens import LOW, adamw_golden, forward_golden, low_forward_golden, nowhere_trivial, save, tell_sizes
 
 GOLDEN = Path(__file__).resolve().parent.parent / "crates" / "models" / "tests" / "golden" / "decoders"
 VOCAB, BATCH, SEQ = 40, 3, 16
@@ -54,6 +57,7 @@ VARIANTS = {
     "olmo2": ("olmo2", {}),
 }
 LOW_VARIANTS = "llama", "qwen3"
+ADAMW_VARIANTS = "llama", "llama_tied_llama3", "qwen3"
 
 
 def frequencies(config) -> tuple[torch.Tensor, float]:
@@ -113,6 +117,14 @@ def forward(model, tokens):
     return logits, F.cross_entropy(wide.flatten(0, 1), tokens[:, 1:].flatten())
 
 
+def run_golden(model, exact) -> dict[str, torch.Tensor]:
+    """20 steps of AdamW in double, and how far those in f32 are; trains copies of both"""
+    tokens = torch.randint(0, VOCAB, (20, 4, SEQ + 1), generator=torch.Generator().manual_seed(7))
+    f32, f64 = (adamw_golden(forward, copy.deepcopy(m), tokens) for m in (model, exact))
+    errors = {f"error.{name}": (f32[name] - t).abs().max().float().reshape(1) for name, t in f64.items()}
+    return {"tokens": tokens.int()} | {name: t.float() for name, t in f64.items()} | errors
+
+
 def main() -> None:
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
@@ -133,6 +145,8 @@ def main() -> None:
         if variant in LOW_VARIANTS:
             for name, (dtype, loss_scale) in LOW.items():
                 save(folder / f"forward_{name}.safetensors", low_forward_golden(forward, model, tokens, dtype, loss_scale))
+        if variant in ADAMW_VARIANTS:
+            save(folder / "adamw.safetensors", run_golden(model, exact))
         worst = max(error.item() for name, error in far.items() if name.startswith("grad."))
         count = sum(p.numel() for p in model.parameters())
         print(f"{variant}: {count} parameters, loss {f64['loss'].item():.6f}; f32 from double: {far['logits'].item():.1e}, gradients {worst:.1e}")

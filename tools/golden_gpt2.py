@@ -48,10 +48,10 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from model_goldens import LOW, distance, forward_golden, low_forward_golden, nowhere_trivial, rounded, save, tell_sizes
+from model_goldens import LOW, MAX_NORM, adamw, adamw_golden, distance, forward_golden, low_forward_golden, nowhere_trivial, rounded, save, tell_sizes
 
 GOLDEN = Path(__file__).resolve().parent.parent / "crates" / "models" / "tests" / "golden"
-VOCAB, SEQ, STEPS, BATCH, MAX_NORM = 67, 16, 20, 8, 0.5
+VOCAB, SEQ, STEPS, BATCH = 67, 16, 20, 8
 ACTIVATIONS = "gelu", "gelu_pytorch_tanh"
 BUDGET_BYTES = 1 << 20  # what the repository carries of these
 
@@ -125,30 +125,6 @@ def low_adamw_golden(model, tokens, dtype: torch.dtype, loss_scale: float) -> di
     return {name: t.float() for name, t in golden.items()} | errors
 
 
-def adamw(model) -> torch.optim.Optimizer:
-    groups = [
-        {"params": [p for p in model.parameters() if p.dim() >= 2], "weight_decay": 0.1},
-        {"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(groups, lr=3e-3, betas=(0.9, 0.95), eps=1e-8, foreach=False, fused=False)
-
-
-def adamw_golden(model, tokens) -> dict[str, torch.Tensor]:
-    """tokens [STEPS, BATCH, SEQ + 1]; trains `model` in place"""
-    model.zero_grad()
-    optimizer = adamw(model)
-    losses, norms = [], []
-    for batch in tokens:
-        optimizer.zero_grad()
-        _, loss = forward(model, batch)
-        loss.backward()
-        norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM).detach())
-        optimizer.step()
-        losses.append(loss.detach())
-    golden = {"losses": torch.stack(losses), "grad_norms": torch.stack(norms)}
-    return golden | {f"final.{name}": p.detach().clone() for name, p in model.named_parameters()}
-
-
 def split_key_bias(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The same tensors, the bias of the keys taken out of attn.c_attn.bias and put under `key_bias.`"""
     split = {}
@@ -191,7 +167,7 @@ def main() -> None:
         save(GOLDEN / f"forward_{name}.safetensors", of_forward)
         save(GOLDEN / f"adamw_{name}.safetensors", of_run)
         low[name] = of_forward, of_run
-    run32, run64 = adamw_golden(model, batches), adamw_golden(exact, batches)
+    run32, run64 = adamw_golden(forward, model, batches), adamw_golden(forward, exact, batches)
     losses_f64 = {"losses_f64": run64["losses"].float()}
     save(GOLDEN / "adamw.safetensors", {"tokens": batches.int()} | run32 | losses_f64)
 

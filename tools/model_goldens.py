@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
+MAX_NORM = 0.5  # of the runs of AdamW
 LOW = {"bf16": (torch.bfloat16, 1.0), "f16": (torch.float16, 2.0**16)}  # type, loss scale
 
 
@@ -52,6 +53,30 @@ def low_forward_golden(forward, model, data, dtype: torch.dtype, loss_scale: flo
             figures = [off.abs().max() / exact.abs().max(), root_mean_square(off) / root_mean_square(exact)]
             errors[f"error.{name}"] = torch.maximum(errors[f"error.{name}"], torch.stack(figures).float())
     return {name: t.float() for name, t in golden.items()} | errors
+
+
+def adamw(model) -> torch.optim.Optimizer:
+    groups = [
+        {"params": [p for p in model.parameters() if p.dim() >= 2], "weight_decay": 0.1},
+        {"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=3e-3, betas=(0.9, 0.95), eps=1e-8, foreach=False, fused=False)
+
+
+def adamw_golden(forward, model, tokens) -> dict[str, torch.Tensor]:
+    """tokens [steps, batch, seq + 1]; trains `model` in place: losses and norms of each step, parameters after the last"""
+    model.zero_grad()
+    optimizer = adamw(model)
+    losses, norms = [], []
+    for batch in tokens:
+        optimizer.zero_grad()
+        _, loss = forward(model, batch)
+        loss.backward()
+        norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM).detach())
+        optimizer.step()
+        losses.append(loss.detach())
+    golden = {"losses": torch.stack(losses), "grad_norms": torch.stack(norms)}
+    return golden | {f"final.{name}": p.detach().clone() for name, p in model.named_parameters()}
 
 
 def root_mean_square(t: torch.Tensor) -> torch.Tensor:

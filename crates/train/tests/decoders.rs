@@ -4,6 +4,7 @@
 
 use std::sync::Arc;
 
+use phalanx_checkpoint::HuggingFaceDir;
 use phalanx_models::{Arch, Keys, Model};
 use phalanx_tensor::Device;
 use phalanx_testing::planted::{FaultKind, Planted, PlantedFault, sites};
@@ -13,7 +14,7 @@ use phalanx_train::planning::Orders;
 use phalanx_train::{Groups, Rank, RunConfig, RunPlan, Spec};
 
 use crate::mesh::F32;
-use crate::rig::{self, Checkpoints, Ran, assert_same_state, same_bits};
+use crate::rig::{self, Checkpoints, Ran, assert_same_state, pairs, same_bits};
 
 /// A decoder of two blocks with 4 heads of 8 elements: `qwen2` has biases of queries, keys and values, `qwen3` norms of queries and keys.
 fn decoder(arch: &str, kv_heads: usize) -> Arc<dyn Model> {
@@ -61,6 +62,54 @@ fn every_mesh_follows_one_rank_and_no_stage_changes_a_bit() {
                 assert_same_state(&what, &first.state, &ran.state);
                 assert!(same_bits(&first.grad_norms, &ran.grad_norms), "{what}: norms");
             }
+        }
+    }
+}
+
+/// Sums in another order than PyTorch's: as far from its run in f64 as its own run in f32 is, four times over, as for GPT-2 (`goldens`).
+const TIMES_PYTORCH: f32 = 4.0;
+
+#[test]
+fn twenty_steps_of_adamw_as_in_pytorch() {
+    let meshes = [
+        ([1, 1, 1], 0),
+        ([1, 2, 1], 1),
+        ([1, 4, 1], 2),
+        ([1, 4, 1], 3),
+        ([1, 1, 2], 0),
+        ([1, 2, 2], 3),
+        ([2, 1, 1], 0),
+        ([2, 2, 1], 2),
+    ];
+    for variant in ["llama", "llama_tied_llama3", "qwen3"] {
+        let folder = format!("decoders/{variant}");
+        let of = |name: &str| rig::golden_tensor(&format!("{folder}/adamw.safetensors"), name);
+        let dir = HuggingFaceDir::open(&rig::golden().join(&folder)).unwrap();
+        let arch = Arch::named(dir.config()["model_type"].as_str().unwrap()).unwrap();
+        let model = (arch.from_config)(arch, dir.config()).unwrap();
+        let tokens = of("tokens");
+        let sequence = |tokens: &[f32]| tokens.iter().map(|token| *token as u32).collect::<Vec<u32>>();
+        let steps: rig::Steps =
+            tokens.chunks(4 * 17).map(|step| step.chunks(17).map(sequence).collect()).collect();
+        for (mesh, zero) in meshes {
+            let mut config = config(mesh, zero);
+            (config.batch.global, config.model.init) = (4, Some(folder.clone()));
+            let ran = rig::run(&model, &config, &steps);
+            let what = format!("{variant}, {mesh:?}, stage {zero}");
+            let near = |name: &str, got: &[f32]| {
+                let allowed = TIMES_PYTORCH * of(&format!("error.{name}"))[0];
+                let worst = pairs(got, &of(name)).map(|(a, b)| (a - b).abs()).fold(0f32, f32::max);
+                // Also fails for NaN.
+                assert!(worst <= allowed, "{what}: {name} off by {worst:e}, allowed {allowed:e}");
+            };
+            near("losses", &ran.losses[..20]);
+            near("grad_norms", &ran.grad_norms);
+            for (name, got) in &ran.state {
+                if let Some(name) = name.strip_prefix("parameters/") {
+                    near(&format!("final.{name}"), got);
+                }
+            }
+            assert_eq!(ran.peaks, ran.planned, "{what}");
         }
     }
 }

@@ -104,7 +104,7 @@ pub const LEFT_OUT: u32 = 1 << 31;
 pub struct Checkpoints {
     /// Whether it starts from initial values.
     pub fresh: bool,
-    /// The checkpoint from which it starts, instead of the golden weights.
+    /// The checkpoint from which it starts, instead of the golden weights: those of the folder `model.init`, or of GPT-2.
     pub restore: Option<PathBuf>,
     /// The folder into which it saves a checkpoint of the last step.
     pub save: Option<PathBuf>,
@@ -322,7 +322,8 @@ fn one_rank(
             0
         }
         None => {
-            engine.import(&HuggingFaceDir::open(&golden().join("gpt2")).unwrap()).unwrap();
+            let folder = config.model.init.as_deref().unwrap_or("gpt2");
+            engine.import(&HuggingFaceDir::open(&golden().join(folder)).unwrap()).unwrap();
             0
         }
         Some(dir) => {
