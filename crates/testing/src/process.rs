@@ -41,7 +41,7 @@ pub fn finish(child: Child) -> Output {
     )
 }
 
-/// Whether this process ignores a signal other than SIGPIPE, which the standard library resets.
+/// Returns whether this process ignores a signal other than SIGPIPE, which the standard library resets.
 fn ignores_signals() -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).unwrap_or_default();

@@ -3,10 +3,10 @@
 /// With `whole`, every case of each sweep is tried.
 const VARIABLE: &str = "PHALANX_TEST_SWEEPS";
 
-/// Whether every case is tried.
+/// Returns whether every case is tried.
 ///
 /// # Panics
-/// Where the variable says something other than `whole`.
+/// If the variable has a value other than `whole`.
 pub fn are_whole() -> bool {
     match std::env::var_os(VARIABLE) {
         None => false,

@@ -47,8 +47,8 @@ fn count(bytes: isize) {
     PEAK.set(PEAK.get().max(held));
 }
 
-/// What `work` returns, and the most bytes that this thread held at a time meanwhile, above what it held
-/// before. 0 where [`Counting`] is not the allocator.
+/// Returns the result of `work` and the peak memory of this thread during it, in bytes above what it held before; 0
+/// bytes if [`Counting`] is not the allocator.
 pub fn peak_bytes<T>(work: impl FnOnce() -> T) -> (T, usize) {
     let before = HELD.get();
     PEAK.set(before);

@@ -4,7 +4,7 @@ use serde_json::{Map, Value, json};
 
 use crate::hostile::Random;
 
-/// What takes the place of a number or value in a text.
+/// Texts that replace a number or value.
 const EXTREMES: [&str; 16] = [
     "0",
     "-1",
@@ -24,10 +24,10 @@ const EXTREMES: [&str; 16] = [
     "[]",
 ];
 
-/// What takes the place of a little-endian integer.
+/// Values that replace a little-endian integer.
 const INTEGERS: [u64; 9] = [0, 1, 2, 0x7fff_ffff, 0xffff_ffff, 1 << 32, i64::MAX as u64, 1 << 63, u64::MAX];
 
-/// What is repeated many times somewhere in a file.
+/// Pieces that are repeated many times at one place of a file.
 const NESTED: [&[u8]; 7] = [b"[", b"{\"a\":", b"\"", b",", b"[[],", b"\xff", b"\n"];
 
 /// One to three changes of `original`.

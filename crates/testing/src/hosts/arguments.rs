@@ -1,4 +1,4 @@
-//! What `cargo xtask hosts` is asked to do.
+//! Command line of `cargo xtask hosts`.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -61,16 +61,16 @@ impl Default for Link {
     }
 }
 
-/// What to try.
+/// Options of a trial over several hosts.
 #[derive(Debug, PartialEq)]
 pub struct Arguments {
     pub hosts: usize,
     /// Ranks of each host.
     pub nproc: usize,
     pub binary: Option<PathBuf>,
-    /// Whether one launcher starts the others over ssh.
+    /// True if one launcher starts the others over ssh.
     pub ssh: bool,
-    /// Whether Open MPI's mpirun starts the ranks, over ssh.
+    /// True if Open MPI's mpirun starts the ranks, over ssh.
     pub mpirun: bool,
     pub link: Link,
     /// The fault, its host, and the time of it after the start.

@@ -44,7 +44,7 @@ impl Linked {
     /// Cuts the cable of host `number`: its packets and those to it vanish.
     ///
     /// # Errors
-    /// What `ip` said.
+    /// The error message of `ip`.
     pub fn cut(&self, number: usize) -> Result<(), String> {
         self.network.cut(number, Cut::Silent)
     }
@@ -59,7 +59,7 @@ impl Drop for Linked {
     }
 }
 
-/// Where the relay is.
+/// IP address of the relay.
 const RELAY: Ipv4Addr = Ipv4Addr::new(10, 78, 255, 254);
 
 /// Starts the relay through which all packets go.

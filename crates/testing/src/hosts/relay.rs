@@ -81,7 +81,7 @@ fn receivers(packet: &[u8], from: usize, hosts: usize) -> Vec<usize> {
     (0..hosts).filter(|host| *host != from && to.is_none_or(|to| to == *host)).collect()
 }
 
-/// What leaves one host.
+/// Outgoing cable of one host.
 struct Cable {
     /// When the last packet has left.
     free: Option<Instant>,
@@ -152,7 +152,7 @@ fn send_in_time(socket: &UdpSocket, packets: &mpsc::Receiver<Reverse<Scheduled>>
     }
 }
 
-/// Where the tunnel of host `number` ends.
+/// Address of the end of host `number`'s tunnel.
 pub fn tunnel_address(number: usize) -> Ipv4Addr {
     Ipv4Addr::new(10, 78, (number / 200) as u8, (number % 200 + 1) as u8)
 }

@@ -72,7 +72,7 @@ impl Servers {
     }
 }
 
-/// How long a server may take to start.
+/// Longest time that a server may take to start.
 const SERVER_STARTS: Duration = Duration::from_secs(10);
 
 /// A line of `/proc/net/tcp` has this for a socket that listens on port 22 of every address.

@@ -61,7 +61,7 @@ impl Namespace {
     /// Runs `line`, words separated by spaces, in the namespace.
     ///
     /// # Errors
-    /// What the command said when it failed.
+    /// The output of the command on standard error, if it failed.
     pub fn run(&self, line: &str) -> Result<(), String> {
         let mut words = line.split(' ');
         let program = words.next().unwrap_or_default();

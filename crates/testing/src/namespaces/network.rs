@@ -8,7 +8,7 @@ pub struct Network {
     hosts: Vec<Namespace>,
 }
 
-/// How the cable of a host is cut.
+/// Way in which the cable of a host is cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cut {
     /// Packets vanish on their way, and nobody is told: a cable behind a switch.
@@ -86,7 +86,7 @@ impl Network {
     /// Cuts the cable of host `number`: its packets and those to it do not arrive.
     ///
     /// # Errors
-    /// What `ip` said.
+    /// The error message of `ip`.
     pub fn cut(&self, number: usize, how: Cut) -> Result<(), String> {
         match how {
             Cut::Silent => self.bridge.run(&format!("ip link set cable{number} nomaster")),
@@ -98,7 +98,7 @@ impl Network {
     /// Parts two hosts: what they send each other vanishes, and both still reach all others.
     ///
     /// # Errors
-    /// What `ip` said.
+    /// The error message of `ip`.
     pub fn part(&self, one: usize, other: usize) -> Result<(), String> {
         let blind = |host: usize, peer: usize| {
             let peer = address(peer);
@@ -111,7 +111,7 @@ impl Network {
     /// Repairs what [`Network::part`] did.
     ///
     /// # Errors
-    /// What `ip` said.
+    /// The error message of `ip`.
     pub fn join(&self, one: usize, other: usize) -> Result<(), String> {
         let see = |host: usize, peer: usize| {
             self.hosts[host].run(&format!("ip neighbour delete {} dev {INTERFACE}", address(peer)))
@@ -122,7 +122,7 @@ impl Network {
     /// Repairs what [`Network::cut`] did.
     ///
     /// # Errors
-    /// What `ip` said.
+    /// The error message of `ip`.
     pub fn mend(&self, number: usize, how: Cut) -> Result<(), String> {
         match how {
             Cut::Silent => self.bridge.run(&format!("ip link set cable{number} master bridge")),

@@ -11,16 +11,16 @@ pub mod sites;
 pub use group::{Planted, Renumbered};
 pub use sites::{CallSite, Calls};
 
-/// What goes wrong, and where.
+/// A planted fault: its kind, and the calls that it strikes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PlantedFault {
     /// Which calls go wrong.
     pub site: CallSite,
-    /// What happens to them.
+    /// Effect on these calls.
     pub kind: FaultKind,
 }
 
-/// What happens to a collective instead of what was asked for.
+/// Effect of a planted fault on a collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FaultKind {
     /// It is left out: each rank goes on with its own values.

@@ -15,8 +15,8 @@ pub struct CallSite {
     pub file: &'static str,
     /// Which of the file's collectives.
     pub calls: Calls,
-    /// Where several lines of the file start such collectives: the number of the line in the order of their first
-    /// calls, from 0; None for all lines.
+    /// If several lines of the file start such collectives: the number of the line in the order of their first calls,
+    /// from 0; None for all lines.
     pub line: Option<usize>,
 }
 
@@ -40,7 +40,7 @@ pub enum Calls {
 }
 
 impl Calls {
-    /// Whether `call` is of this kind.
+    /// Returns whether `call` is of this kind.
     pub fn contain(self, call: &Call) -> bool {
         match self {
             Calls::Sums => matches!(call.op, CollectiveOp::AllReduce | CollectiveOp::ReduceScatter),

@@ -1,4 +1,4 @@
-//! What `cargo xtask reliability` is asked to do, and what it shows.
+//! Command line and output of `cargo xtask reliability`.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -24,7 +24,7 @@ Options:
 Exit code: 0 when every case kept its rule, 1 when one did not, 2 when the campaign could not run.
 ";
 
-/// Where reports go, beside what to try.
+/// The campaign to run, and the files of its reports.
 struct Options {
     campaign: Campaign,
     json: Option<PathBuf>,

@@ -18,8 +18,8 @@ const TIME_LIMIT: Duration = Duration::from_secs(10);
 /// Most memory of all processes of a command together. The models of the campaign hold less than a megabyte.
 const MEMORY_LIMIT: u64 = 1 << 30;
 
-/// How often time and memory are looked at. Memory between two looks is seen by the kernel's own high-water mark,
-/// except what a process takes in the last milliseconds of its life.
+/// Polling interval for time and memory. Peak memory between two polls is read from the kernel's high-water mark,
+/// except for what a process allocates in the last milliseconds of its life.
 const LOOK: Duration = Duration::from_millis(2);
 
 /// Most that one interval between two looks counts: when the whole machine stood still, so did the command.
@@ -28,7 +28,7 @@ const COUNTED: Duration = Duration::from_millis(100);
 /// Most bytes of standard output or error that are kept.
 const KEPT: usize = 4 << 20;
 
-/// What is started.
+/// A command to start: program, arguments, environment and standard streams.
 pub(crate) struct Invocation {
     program: PathBuf,
     folder: PathBuf,
@@ -83,7 +83,7 @@ impl Invocation {
         self
     }
 
-    /// What a person types to repeat it.
+    /// Shell line with which a person can repeat the command.
     pub(crate) fn shown(&self) -> String {
         let words: Vec<String> = self.arguments.iter().map(|word| shell_word(word)).collect();
         let variables = self.environment.iter().map(|(name, value)| match value {
@@ -160,7 +160,7 @@ impl Running {
         self.child.id() as i32
     }
 
-    /// Whether it has ended.
+    /// Returns whether the command has ended.
     pub(crate) fn has_ended(&mut self) -> bool {
         matches!(self.child.try_wait(), Ok(Some(_)))
     }
@@ -258,7 +258,7 @@ impl Drop for Running {
     }
 }
 
-/// How a command ended.
+/// Result of a command that has ended.
 pub(crate) struct Ended {
     pub(crate) shown: String,
     pub(crate) code: Option<i32>,
@@ -280,7 +280,7 @@ impl Ended {
     /// no process behind, and an exit code that is not 0 comes with a message.
     ///
     /// # Errors
-    /// What it did instead.
+    /// A message that says which part of the rule was broken.
     pub(crate) fn orderly(&self) -> Result<(), String> {
         self.bounded()?;
         if let Some(signal) = self.signal {
@@ -297,7 +297,7 @@ impl Ended {
     /// As [`Ended::orderly`], for a command whose own end was caused by a signal of the case.
     ///
     /// # Errors
-    /// What it did instead.
+    /// A message that says which part of the rule was broken.
     pub(crate) fn bounded(&self) -> Result<(), String> {
         if let Some(breach) = &self.breach {
             return self.wrong(breach);
@@ -370,7 +370,7 @@ fn shell_word(text: &str) -> String {
     }
 }
 
-/// What a command has written.
+/// Output of a command on one stream.
 #[derive(Default)]
 struct Gathered {
     text: String,

@@ -28,7 +28,7 @@ use crate::hostile::Random;
 use groups::{GROUPS, Group};
 use world::World;
 
-/// How many cases of each group are tried.
+/// Number of cases that are tried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Selection {
     /// A few of each group, for every submission.
@@ -39,14 +39,14 @@ pub enum Selection {
     Cases(usize),
 }
 
-/// What to try.
+/// A selection of cases, and the program that they test.
 #[derive(Clone, Debug)]
 pub struct Campaign {
     /// The `phalanx` binary.
     pub program: PathBuf,
     /// Seed of all cases.
     pub seed: u64,
-    /// How many cases.
+    /// Number of cases.
     pub selection: Selection,
     /// Only this group.
     pub only: Option<String>,
@@ -67,7 +67,7 @@ pub struct Done<'a> {
     pub group: &'static str,
     /// Its number in the group.
     pub case: usize,
-    /// What went wrong.
+    /// Message of the failure; None if the case passed.
     pub failure: Option<&'a str>,
 }
 

@@ -77,7 +77,7 @@ pub(crate) fn await_moment(
     }
 }
 
-/// Whether the run has written that it did `step`.
+/// Returns whether the run's metrics have `step` or a later one.
 pub(crate) fn reached(run: &Path, step: u64) -> bool {
     let written = fs::metadata(run.join("metrics.jsonl")).is_ok_and(|file| file.len() > 0);
     written && folder::losses(run).iter().any(|(done, _)| *done >= step)

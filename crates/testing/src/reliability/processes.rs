@@ -3,7 +3,7 @@
 use phalanx_host::process::{arguments, children, is_running, resident_bytes_peak};
 use rustix::process::{Pid, Signal, kill_process};
 
-/// Whether a process runs; one that has ended and that nobody has waited for does not.
+/// Returns whether a process runs. Zombies do not count.
 pub(crate) fn lives(pid: i32) -> bool {
     is_running(pid.unsigned_abs())
 }

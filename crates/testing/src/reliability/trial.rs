@@ -16,9 +16,9 @@ const END: &str = "<!-- table of faults: end -->";
 pub(crate) struct Trial {
     /// The row of the table.
     pub(crate) fault: String,
-    /// What was done in this case.
+    /// Details of this case.
     pub(crate) detail: String,
-    /// What went otherwise than the rule says.
+    /// Error: how the case broke the rule.
     pub(crate) result: Result<(), String>,
     /// Time from the fault until all who live had named it, where that is measured.
     pub(crate) named_after: Option<Duration>,
@@ -50,9 +50,9 @@ pub struct Failed {
     pub group: &'static str,
     /// Its number in the group.
     pub case: usize,
-    /// What was done.
+    /// Details of the case.
     pub detail: String,
-    /// What happened.
+    /// Description of the failure.
     pub what: String,
 }
 
@@ -65,7 +65,7 @@ pub struct Tally {
     pub passed: usize,
 }
 
-/// What a campaign found.
+/// Results of a campaign.
 #[derive(Debug, Default)]
 pub struct Report {
     /// The seed of all cases.
@@ -78,7 +78,7 @@ pub struct Report {
     pub named_after_ms: BTreeMap<(&'static str, String), Vec<f64>>,
     /// Groups of which cases were not tried, with the reason.
     pub skipped: BTreeMap<&'static str, String>,
-    /// What cases took together, by group.
+    /// Total time of the cases, by group.
     pub seconds: BTreeMap<&'static str, f64>,
 }
 

@@ -55,7 +55,7 @@ const OTHER_WORDS: [&str; 8] = ["chumk", "vamk", "shavd", "gathev", "veduce", "s
 /// Something that is made once, or why it could not be made.
 type Made<T> = Arc<OnceLock<Result<T, String>>>;
 
-/// What cases share.
+/// State that all cases share.
 pub(crate) struct World {
     program: PathBuf,
     root: TempDir,
@@ -99,7 +99,7 @@ impl World {
         self.root.path()
     }
 
-    /// Whether this machine lets hosts be network namespaces.
+    /// Checks that this machine allows network namespaces as hosts.
     ///
     /// # Errors
     /// Why not.
@@ -188,7 +188,7 @@ impl World {
 }
 
 impl Reference {
-    /// Whether `run` reached the end of this run with the same numbers and files.
+    /// Checks that `run` reached the end of this run with the same numbers and files.
     ///
     /// # Errors
     /// The first difference.

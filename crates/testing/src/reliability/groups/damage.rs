@@ -31,7 +31,7 @@ const RUNS: [(&str, &[&str]); 4] = [
 /// Files of this one replace those of the others: another text with as many characters, another rate.
 const OTHER: (&str, &[&str]) = ("other", &["data.text=other.txt", "optimizer.lr=3e-3", "train.seed=9"]);
 
-/// What a run that has started writes into its folder beside checkpoints.
+/// Files that a run which has started writes into its folder, besides checkpoints.
 const REWRITTEN: [&str; 6] =
     ["config.toml", "checksums.json", "given.toml", "plan.json", "memory.json", "metrics.jsonl"];
 
@@ -128,7 +128,7 @@ fn perform(case: &Case<'_>, command: &str) -> Result<Ended, String> {
     case.phalanx(words(command)).run()
 }
 
-/// What a command gives: numbers of the run, text, or files.
+/// Output of a command: numbers of the run, text, or files.
 #[derive(Clone, PartialEq)]
 struct Given {
     losses: Vec<(u64, String)>,
@@ -155,7 +155,7 @@ fn given(folder: &Path, command: &str, stdout: &str) -> Given {
     given
 }
 
-/// What the command gives on the undamaged folder, found out once.
+/// Returns the output of the command on the undamaged folder, which is computed once.
 fn expected(world: &World, name: &str, prepared: &Path, command: &str) -> Result<Given, String> {
     let kept = world.prepared(&format!("expected-{name}-{command}"), |folder| {
         folder::copy(&prepared.join("r"), &folder.join("r")).map_err(|error| error.to_string())?;
@@ -200,7 +200,7 @@ fn judge(
     ended.wrong(&format!("accepted the damaged {file} in silence and gave other results"))
 }
 
-/// Whether a message names a file of the run: by its name, or for a checkpoint by its folder.
+/// Returns whether a message names a file of the run: by its name, or for a checkpoint by its folder.
 fn named_in(file: &str, message: &str) -> bool {
     let mut parts = file.rsplit('/');
     let name = parts.next().is_some_and(|name| message.contains(name));

@@ -17,7 +17,7 @@ use crate::reliability::phase::pause;
 use crate::reliability::trial::Trial;
 use crate::reliability::world::{Case, World};
 
-/// What strangers send when they have connected.
+/// Bytes that strangers send after connecting.
 const STRANGERS: [(&str, &[u8]); 6] = [
     ("say nothing", b""),
     ("begin a handshake", &[100, 0, 1]),

@@ -21,7 +21,7 @@ use crate::reliability::world::{Case, World};
 /// Longest time from a kill to the end of the job on all hosts.
 const END: Duration = Duration::from_millis(2000);
 
-/// What is added if a launcher was killed: others that still wait for it at the rendezvous are given two seconds.
+/// Time added if a launcher was killed: others that still wait for it at the rendezvous are given two seconds.
 const MEETING: Duration = Duration::from_millis(2500);
 
 /// Longest time for which a process may live on.
@@ -113,7 +113,7 @@ fn strike(
     Ok(ended.said_at(is_error).filter(|_| names && hit).map(|at| at - struck))
 }
 
-/// Whether none of these processes lives, two seconds after the end of the one that has started them.
+/// Checks that none of these processes lives two seconds after the one that started them has ended.
 pub(crate) fn nothing_left(started: &[u32]) -> Result<(), String> {
     let end = Instant::now();
     while let Some(pid) = started.iter().find(|pid| processes::lives(**pid as i32)) {
@@ -125,7 +125,7 @@ pub(crate) fn nothing_left(started: &[u32]) -> Result<(), String> {
     Ok(())
 }
 
-/// Whether every launcher that lives names the victim, and no other.
+/// Checks that every surviving launcher names the victim, and no other.
 fn named(ended: &Ended, victim: Victim, phase: Phase, hosts: usize) -> Result<(), String> {
     let (who, expected) = match victim {
         Victim::Killed(rank) | Victim::Stopped(rank) => (format!("rank {rank} on host "), hosts),
@@ -146,7 +146,7 @@ fn named(ended: &Ended, victim: Victim, phase: Phase, hosts: usize) -> Result<()
     }
 }
 
-/// Whether a launcher wrote this line as the reason for its end.
+/// Returns whether a launcher wrote this line as the reason for its end.
 pub(crate) fn is_error(line: &str) -> bool {
     let line = match line.strip_prefix("[host ").and_then(|rest| rest.split_once("] ")) {
         Some((_, line)) => line,

@@ -82,7 +82,7 @@ pub(crate) fn process_of(running: &mut Running, rank: usize) -> Result<Option<i3
     found(running, &format!("rank {rank}"), |launcher| processes::rank_below(launcher, rank))
 }
 
-/// What `search` finds below the process that was started, as soon as it finds it; None when that process has ended before.
+/// Returns the process that `search` finds below the one that was started; None if that one ends before.
 ///
 /// # Errors
 /// When the process runs and `search` finds nothing: the case would try nothing.
@@ -103,7 +103,7 @@ pub(crate) fn found(
     }
 }
 
-/// Whether a message names this rank as the one that failed, and no other.
+/// Checks that a message names this rank as the one that failed, and no other.
 pub(crate) fn named(stderr: &str, rank: usize, mesh: &Mesh) -> Result<(), String> {
     if let Some(other) =
         (0..mesh.ranks).find(|other| *other != rank && stderr.contains(&format!("rank {other} failed")))

@@ -150,7 +150,7 @@ fn outage(world: &World, random: &mut Random, number: usize) -> Trial {
     Trial::new("packets of a host vanish for a while", detail, result)
 }
 
-/// What happens, to whom, and when.
+/// A cut of a host's cable: the host, the kind of cut, and the phase.
 #[derive(Clone, Copy, Debug)]
 struct Fault {
     host: usize,
@@ -263,7 +263,7 @@ fn judge(
     }
 }
 
-/// Whether a line names a host: `host 1`, or `hosts 1, 2`.
+/// Returns whether a line names a host: `host 1`, or `hosts 1, 2`.
 fn mentions(line: &str, host: usize) -> bool {
     line.split("host").skip(1).any(|rest| {
         let list = rest.trim_start_matches('s').trim_start();
@@ -273,8 +273,8 @@ fn mentions(line: &str, host: usize) -> bool {
     })
 }
 
-/// Whether no socket of any host is left soon. Those that only remember that a connection has ended (TIME_WAIT) hold no data. Nor
-/// do those count of ranks that had ended well before the cut: the system itself still tries to deliver what they sent last.
+/// Checks that soon no host has an open socket. Sockets in TIME_WAIT are ignored: they hold no data. So are closing
+/// sockets of ranks that had ended well before the cut: the system still tries to deliver their last data.
 fn no_sockets(network: &Network, phase: Phase) -> Result<(), String> {
     const TIME_WAIT: &str = "06";
     // FIN_WAIT1, LAST_ACK, CLOSING: this side has closed, and the peer has not acknowledged it.

@@ -44,7 +44,7 @@ enum Starter {
     None,
 }
 
-/// What is lost, and what comes of it.
+/// Hosts that are lost, and whether the job continues without them.
 const FAULTS: [(&str, bool); 6] = [
     ("a peer of host 0", true),
     ("a host without ranks", true),
@@ -143,7 +143,7 @@ fn first_left(lost: &[usize]) -> usize {
     (0..NAMES.len()).find(|host| !lost.contains(host)).unwrap_or(0)
 }
 
-/// Whether these are the figures of every step, and those before any loss are `expected`.
+/// Checks that there are figures of every step, and that those before any loss are `expected`.
 fn judge(expected: &[(u64, String)], found: &[(u64, String)]) -> Result<(), String> {
     let steps = |figures: &[(u64, String)]| figures.iter().map(|(step, _)| *step).collect::<Vec<_>>();
     if steps(found) != steps(expected) {

@@ -1,7 +1,7 @@
 //! Files of a user where a run or an output wants to write: under the names of a run, in its folders, beside it.
 //!
-//! What the user has put there stays, byte for byte, whichever command meets it, and so does everything around. Under a name that a
-//! run writes, it is refused by this name; under any other, the command does its work.
+//! Every command keeps the user's files, and everything around them, byte for byte. If the name is one that a run
+//! writes, the command refuses it by this name; under any other name, the command does its work.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -29,10 +29,10 @@ const ADDED: [&str; 8] = [
 const KINDS: [&str; 5] =
     ["a file", "a folder", "a link to a file", "a link to a folder", "a link to nothing"];
 
-/// Where the user's file lies.
+/// Folder that holds the user's file.
 const FOLDERS: [&str; 3] = ["a user's folder", "an interrupted start", "a run"];
 
-/// What meets it. `OUT` stands for its path.
+/// Commands that meet the user's file. `OUT` stands for its path.
 const COMMANDS: [(&str, &[&str]); 10] = [
     ("train", &["train", "small.toml", "--run", "d", "--quiet", "--set", "train.steps=10"]),
     ("train on two ranks", &["train", "small.toml", "--run", "d", "--nproc", "2", "--set", "train.steps=10"]),

@@ -34,7 +34,7 @@ const COMMANDS: [&[&str]; 14] = [
     &["import", "hf-made", "--run", "i", "--json"],
 ];
 
-/// What becomes of a stream.
+/// Condition of a standard stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stream {
     Closed,

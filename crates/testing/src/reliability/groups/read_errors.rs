@@ -17,7 +17,7 @@ use crate::reliability::world::{Case, PREPARED_STEPS, World};
 /// Calls that read files, folders and what is known of them.
 const CALLS: [&str; 7] = ["openat", "read", "pread64", "getdents64", "newfstatat", "statx", "readlink"];
 
-/// What reads, and the folder or file that it makes.
+/// Commands that read, with their names.
 const COMMANDS: [(&str, &[&str]); 7] = [
     ("resume", &["train", "--run", "r", "--resume", "--quiet", "--set", "train.steps=10"]),
     ("start", &["train", "small.toml", "--run", "q", "--resume", "--quiet", "--set", "train.steps=4"]),
@@ -74,7 +74,7 @@ fn try_one(case: &Case<'_>, (command, words): (&str, &[&str]), fault: &str) -> R
     }
 }
 
-/// What a command gives.
+/// Output of a command: losses and parameters, text, or files.
 fn given(root: &Path, command: &str, stdout: &str) -> Listing {
     let of_run = |run: &str, step: u64| {
         let mut given = folder::parameters(&root.join(run), step);
@@ -98,7 +98,7 @@ fn given(root: &Path, command: &str, stdout: &str) -> Listing {
     }
 }
 
-/// What it gives without a fault, found out once.
+/// Returns the output of the command without a fault, which is computed once.
 fn expected(world: &World, command: &str, words: &[&str]) -> Result<Listing, String> {
     let kept = world.prepared(&format!("read-errors-{command}"), |folder| {
         let prepared = world.run_and_model()?;

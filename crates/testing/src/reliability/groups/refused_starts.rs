@@ -32,10 +32,10 @@ const CAUSES: [(&str, &[&str]); 9] = [
     ("more ranks than the batch has sequences", &["--nproc", "16"]),
 ];
 
-/// Where the run would lie.
+/// Path of the run folder.
 const RUNS: [&str; 4] = ["a/b/c", "runs/c", "c", "there/c"];
 
-/// What others put there, from the run folder.
+/// Files that others create meanwhile, relative to the run folder.
 const PUT: [&str; 6] =
     ["notes.txt", "../notes.txt", "tokens.bin", ".next/notes.txt", "checkpoints/notes.txt", "mine/x"];
 

@@ -47,14 +47,14 @@ pub(crate) fn case(world: &World, random: &mut Random, number: usize) -> Trial {
     Trial::new(fault, detail, result)
 }
 
-/// What is set for a command.
+/// A setting of the system under which a command runs.
 struct Setting {
     fault: &'static str,
     shown: String,
     /// Shell words before the program.
     before: String,
     variables: Vec<(&'static str, Option<String>)>,
-    /// Whether an allocation may fail.
+    /// True if an allocation may fail.
     bounds_memory: bool,
     /// The user without rights that the command runs as.
     user: Option<u32>,
@@ -166,8 +166,8 @@ fn try_one(
     }
 }
 
-/// Whether the program ended as it does when an allocation fails, as the C library ends it then, or could not be loaded
-/// at all.
+/// Returns whether the program ended because an allocation failed: with its own message, with that of the C library, or
+/// because it could not be loaded.
 fn allocation_failed(ended: &Ended) -> bool {
     let said = ["the system gives no more memory to this program", "Fatal glibc error"]
         .iter()

@@ -1,8 +1,9 @@
 //! Token files of every format and id type, alone and in lists, and files that are something else.
 //!
-//! What a right file must give is computed here: numbers of tokens, bytes and windows, the largest id, and the losses of the same
-//! ids as text (a byte is a token) or as one file of Phalanx's own. A wrong one is refused with its name and what it is, and parts
-//! that are shorter than a sequence with keys that work. Nothing is trained on in silence.
+//! The expected results of a valid file are computed here: numbers of tokens, bytes and windows, the largest id, and
+//! the losses of the same ids as text (a byte is a token) or as a file in Phalanx's own format. An invalid file is
+//! refused with its name and what it is. For parts that are shorter than a sequence, the refusal names configuration
+//! keys that work. Nothing is trained on silently.
 
 use crate::hostile::Random;
 use crate::reliability::command::Ended;
@@ -236,7 +237,8 @@ fn inspected(case: &Case<'_>, name: &str, ids: &[u64], id_type: &str, is_text: b
     }
 }
 
-/// Whether the run `r` has the losses of a run on the same ids, as text where an id is a byte of text, else as own files.
+/// Checks that run `r` has the losses of a run on the same ids: as text if an id is a byte of text, else as Phalanx's
+/// own files.
 fn same_losses(case: &Case<'_>, stored: &Stored, train: &[u64], evaluated: &[u64]) -> Result<(), String> {
     let vocab = stored.vocab;
     let mut data = "order = \"sequential\"\n".to_string();

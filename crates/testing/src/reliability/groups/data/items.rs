@@ -1,4 +1,4 @@
-//! What a generated corpus may have in it, each with what must become of it.
+//! Items of a generated corpus, each with its expected outcome.
 
 use std::fmt::Write;
 
@@ -11,9 +11,9 @@ pub(super) struct Item {
     pub(super) name: String,
     pub(super) shape: Shape,
     pub(super) outcome: Outcome,
-    /// What must be said about it.
+    /// Words that the program must say about it.
     pub(super) said: Vec<String>,
-    /// Whether it is an error to name it.
+    /// True if it is an error to name it on the command line.
     pub(super) is_refused_by_name: bool,
 }
 
@@ -65,7 +65,7 @@ impl Item {
         self
     }
 
-    /// Whether it is left out of folders alone, and would be read by its name.
+    /// Returns whether the item is left out of folders, but refused if it is named.
     pub(super) fn is_for_folders(&self) -> bool {
         matches!(self.outcome, Outcome::LeftOut) && self.is_refused_by_name
     }

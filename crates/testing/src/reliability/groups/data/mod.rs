@@ -15,7 +15,7 @@ use crate::reliability::trial::Trial;
 use crate::reliability::world::{Case, World};
 use items::{Item, KINDS, Outcome, Shape};
 
-/// How the program is asked.
+/// Commands that read the corpus.
 const COMMANDS: [&[&str]; 5] = [
     &["tokenize", "--out", "t.bin"],
     &["tokenize", "--json", "--out", "t.bin"],
@@ -30,7 +30,7 @@ const BETWEEN: u8 = 0xff;
 /// A corpus and what must come of it.
 struct Corpus {
     items: Vec<Item>,
-    /// Whether the files are named one by one, in this order, and not by their folder.
+    /// True if the files are named one by one, in this order, and not by their folder.
     is_named: bool,
     max_skipped: Option<f64>,
 }
@@ -88,7 +88,7 @@ fn attempt(case: &Case<'_>, corpus: &Corpus, command: &[&str]) -> Result<(), Str
     judge(corpus, &ended, &tokens)
 }
 
-/// What must be read, and whether it may be.
+/// Checks that the command has read what it had to, or has refused it.
 fn judge(corpus: &Corpus, ended: &Ended, tokens: &Path) -> Result<(), String> {
     if let Some(refused) = corpus.items.iter().find(|item| corpus.is_named && item.is_refused_by_name) {
         return ended.refusal(&[&refused.name]);

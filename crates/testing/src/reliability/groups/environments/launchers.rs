@@ -182,15 +182,15 @@ impl Job {
     }
 }
 
-/// What a launcher knows when it sets the variables of a job.
+/// Facts of a job from which a launcher sets its variables.
 struct Given<'a> {
     id: String,
     sizes: &'a [usize],
     /// Host and local number of each process.
     places: &'a [(usize, usize)],
-    /// Whether torchrun numbers the hosts, as Kubernetes' operators do not.
+    /// True if torchrun numbers the hosts, as Kubernetes' operators do not.
     has_group: bool,
-    /// Whether Slurm lists the tasks of each node.
+    /// True if Slurm lists the tasks of each node.
     has_tasks: bool,
 }
 

@@ -25,7 +25,7 @@ use crate::reliability::world::{Case, World};
 /// Longest time from the start of a process to the line of its wait, which comes 0.3 s after the wait begins.
 const SAID_WITHIN: Duration = Duration::from_secs(1);
 
-/// What the first line of a wait says of its time.
+/// Elapsed time and limit in the first line of a wait.
 const AT_ONCE: &str = "(0 s of 2 s, --join-timeout)";
 
 /// `train`, the waits of which end soon.
@@ -67,7 +67,7 @@ fn mesh(ranks: usize) -> &'static Mesh {
     MESHES.iter().find(replicas).unwrap_or(&ALONE)
 }
 
-/// Whether the run of a case is that of so many ranks that nobody disturbed.
+/// Checks that the run of a case has the losses of an undisturbed run on this number of ranks.
 fn trained(case: &Case<'_>, ranks: usize) -> Result<(), String> {
     trained_in(case, "r", ranks)
 }
@@ -87,7 +87,7 @@ fn trained_in(case: &Case<'_>, run: &str, ranks: usize) -> Result<(), String> {
     }
 }
 
-/// Whether it has said all `words` within a second of its start, if there is a limit.
+/// Checks that one line has all `words`, and came within the limit after the start, if there is one.
 fn said(ended: &Ended, words: &[&str], limit: Option<Duration>) -> Result<(), String> {
     let is = |line: &str| words.iter().all(|word| line.contains(word));
     match (ended.said_at(is), limit) {

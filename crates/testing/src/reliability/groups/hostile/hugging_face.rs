@@ -29,7 +29,7 @@ pub(super) fn make(case: &Case<'_>, random: &mut Random) -> Result<Attempt, Stri
     Ok(attempt)
 }
 
-/// What was written, and the name that a refusal must have.
+/// Description of what was written, and the name that a refusal must contain.
 type Written = (String, Option<&'static str>);
 
 fn config(case: &Case<'_>, random: &mut Random) -> Result<Written, String> {

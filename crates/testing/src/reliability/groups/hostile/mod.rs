@@ -36,7 +36,7 @@ const KINDS: [Input; 8] = [
 
 /// A command on an input that was made for it.
 struct Attempt {
-    /// What the input is.
+    /// Description of the input.
     input: String,
     words: Vec<String>,
     /// `Some` where the command must refuse, with what its message must name.

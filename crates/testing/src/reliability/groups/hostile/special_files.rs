@@ -9,7 +9,7 @@ use crate::reliability::groups::hostile::Attempt;
 use crate::reliability::groups::pipes::prepared;
 use crate::reliability::world::Case;
 
-/// Where an input goes: its path, the command that reads it, what a refusal names.
+/// Paths of inputs, each with the command that reads it and the name that a refusal must contain.
 const PLACES: [(&str, &[&str], &str); 14] = [
     ("input.toml", &["plan", "input.toml"], "input.toml"),
     ("input.toml", &["train", "input.toml"], "input.toml"),

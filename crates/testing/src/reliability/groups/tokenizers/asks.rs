@@ -1,4 +1,4 @@
-//! What a `tokenizer.json` can ask for that nobody means.
+//! Parts of a `tokenizer.json` that are valid, but harmful.
 
 use serde_json::{Value, json};
 
@@ -46,7 +46,7 @@ impl Ask {
         }
     }
 
-    /// What the refusal must name.
+    /// Words that the refusal must contain.
     pub(super) fn refused(self) -> &'static [&'static str] {
         match self {
             Ask::EmptyPattern => &["tokenizer.json", "normalizer", "empty pattern"],

@@ -36,7 +36,7 @@ pub(super) struct Made {
     pub(super) vocab: BTreeMap<String, u32>,
     /// Pairs to merge, the earlier first.
     merges: Vec<(String, String)>,
-    /// Whether a byte-level tokenizer puts a space before the first word.
+    /// True if a byte-level tokenizer puts a space before the first word.
     pub(super) prefix_space: bool,
     /// The token that ends a text, in the vocabulary.
     pub(super) end: String,

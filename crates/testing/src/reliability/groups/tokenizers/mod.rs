@@ -24,7 +24,7 @@ use crate::reliability::world::{Case, World};
 use asks::Ask;
 use made::{KINDS, Kind, Made, WORDS};
 
-/// Where a folder names the token that ends a text.
+/// File and key that name the token at the end of a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Source {
     /// `tokenizer_config.json`, as a string.
@@ -50,7 +50,7 @@ const SOURCES: [Source; 6] = [
     Source::Nowhere,
 ];
 
-/// What is done to a folder, and what must come of it.
+/// Change of a folder, which decides the expected result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Change {
     /// As real folders are.
@@ -99,7 +99,7 @@ const CHANGES: [Change; 21] = [
     Change::Asks(Ask::Dropout),
 ];
 
-/// How the folder comes into a run.
+/// Route by which a run takes the folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Entry {
     /// `model.init` of a new run.
@@ -297,7 +297,7 @@ impl Folder {
         self.check_export(case, &ended)
     }
 
-    /// What an import must name in its refusal, if it must refuse.
+    /// Words that an import's refusal must contain; None if it must not refuse.
     fn refused_at_import(&self) -> Option<&'static [&'static str]> {
         match self.change {
             Change::Damage("a git-lfs pointer") => Some(&["tokenizer.json", "git-lfs pointer"]),
