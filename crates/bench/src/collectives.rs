@@ -1,5 +1,5 @@
-//! What `phalanx bench collectives` measures: the time of each collective at each size, and how near that is to the limit
-//! of memory or of the network.
+//! Measurements of `phalanx bench collectives`: the time of each collective at each size, compared with the limit of
+//! memory or of the network.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -81,7 +81,7 @@ pub fn measure(task: &CollectivesTask, device: &Device, group: &dyn Group) -> Re
     })
 }
 
-/// What carries the bytes between ranks.
+/// Transport of the bytes between ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Transport {
@@ -182,12 +182,12 @@ pub fn copied_gbs(ranks: usize) -> Result<f64> {
 /// A measurement, and what it can be compared with.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct CollectiveRow {
-    /// What was measured.
+    /// Measured figures.
     #[serde(flatten)]
     pub figures: CollectiveFigures,
-    /// What carried the bytes.
+    /// Transport of the bytes.
     pub transport: Transport,
-    /// How they were moved.
+    /// Name of the algorithm.
     pub algorithm: String,
     /// 10^9 bytes a second that each rank sends by the best algorithm known: comparable between operations and numbers of
     /// ranks, as in the benchmarks of NCCL.

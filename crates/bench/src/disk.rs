@@ -1,5 +1,5 @@
-//! How fast disk memory is read and written: chunks through the engine's own disk memory and streams, in the pattern of an
-//! update that works on states on disk.
+//! Throughput of disk memory: reads and writes chunks with the engine's own disk memory and streams, in the order in
+//! which an update accesses states on disk.
 //!
 //! First every chunk is written once, which is not timed, so that blocks are written again as in a run. Then, in each round:
 //! all chunks are written, all are read, and each is read and written back while the next ones are read.
@@ -25,7 +25,7 @@ const WINDOW: usize = 5;
 /// Chunks that are read ahead of the one that is written back.
 const AHEAD: usize = 2;
 
-/// What to measure.
+/// Folders and sizes of a measurement.
 #[derive(Clone, Debug)]
 pub struct DiskTask {
     /// The folders, and how they are used.
@@ -38,14 +38,14 @@ pub struct DiskTask {
     pub rounds: usize,
 }
 
-/// What was measured. Rates are bytes a second, one for each round.
+/// Results of a measurement. Rates are bytes per second, one for each round.
 #[derive(Clone, Debug, Serialize)]
 pub struct DiskFigures {
     /// The folders.
     pub folders: Vec<String>,
     /// Bytes of each pass.
     pub bytes: u64,
-    /// How transfers ran.
+    /// Method of the transfers: `io_uring, direct`.
     pub how: String,
     /// Bytes of memory that were registered for them.
     pub registered_bytes: u64,
@@ -246,7 +246,7 @@ pub fn best(rates: &[f64]) -> f64 {
     rates.iter().copied().fold(0.0, f64::max)
 }
 
-/// What fio measured with the same requests on the same folders.
+/// Rates that fio measured with the same requests on the same folders.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct FioFigures {
     /// Sequential writes.

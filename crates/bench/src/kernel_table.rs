@@ -12,7 +12,7 @@ use phalanx_trace::{DType, Rate};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-/// What the threads of a rank are capable of, measured in the same run.
+/// Peak rates of a rank's threads, measured in the same run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Peaks {
     /// Operations per second from registers, for each element type of the matrix products; 0 where they are unknown.
@@ -34,7 +34,7 @@ pub struct CallPrice {
     pub flops: u64,
     /// Bytes read and written at least; bytes copied or sent.
     pub bytes: u64,
-    /// What limits it.
+    /// The rate that limits it.
     pub rate: Rate,
 }
 
@@ -148,7 +148,7 @@ impl KernelFigures {
 /// The collectives of one step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct CollectiveTimes {
-    /// How many were completed.
+    /// Number of collectives that were completed.
     pub calls: u64,
     /// Bytes that they sent from this rank.
     pub sent_bytes: u64,
@@ -167,7 +167,7 @@ impl CollectiveTimes {
 pub struct StepProfile {
     /// Seconds of the step, timing included.
     pub step_s: f64,
-    /// What it called.
+    /// Kernels that it called.
     pub kernels: Vec<KernelFigures>,
     /// Its collectives.
     pub collectives: CollectiveTimes,

@@ -23,7 +23,7 @@ struct Family {
     dtype: DType,
     /// The kernel, and a part of its size.
     kernel: (&'static str, &'static str),
-    /// Whether it multiplies matrices.
+    /// True for matrix products.
     is_product: bool,
 }
 
@@ -47,7 +47,7 @@ const FAMILIES: [Family; 8] = {
     ]
 };
 
-/// What one family reaches.
+/// Rates of one family.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FamilyRate {
     /// Its name, for people.
@@ -61,7 +61,7 @@ pub struct FamilyRate {
 }
 
 impl FamilyRate {
-    /// How many times as fast as the others the kernels in use are, by one thread.
+    /// Speed of the kernels in use, by one thread, as a multiple of the others' speed.
     pub fn times_other(&self) -> Option<f64> {
         let (_, other) = self.other.as_ref()?;
         Some(self.rates[0].per_s() / other.per_s())
