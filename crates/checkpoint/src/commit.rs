@@ -128,7 +128,7 @@ pub fn added(folder: &Path) -> Result<Option<PathBuf>> {
     Ok(added.map(|name| folder.join(name)))
 }
 
-/// Whether `folder` holds a manifest and files of ranks, whole or damaged.
+/// Returns whether `folder` holds a manifest and files of ranks, whole or damaged.
 pub fn is_checkpoint(folder: &Path) -> bool {
     let names = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.file_name());
     let has_ranks =

@@ -17,7 +17,7 @@ pub enum CheckpointError {
     Read {
         /// The file or folder.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the system.
         cause: io::Error,
     },
 
@@ -29,7 +29,7 @@ pub enum CheckpointError {
     Write {
         /// The file or folder.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the system.
         cause: io::Error,
     },
 
@@ -38,7 +38,7 @@ pub enum CheckpointError {
     NotACheckpoint {
         /// The folder.
         path: PathBuf,
-        /// What is missing, and what to give instead.
+        /// The missing part, and what to give instead.
         reason: String,
     },
 
@@ -54,7 +54,7 @@ pub enum CheckpointError {
     Manifest {
         /// The manifest.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The defect.
         reason: String,
     },
 
@@ -119,7 +119,7 @@ pub enum CheckpointError {
         tensor: String,
         /// Its shape on disk.
         shape: Vec<usize>,
-        /// What was asked for.
+        /// The elements that were requested.
         range: std::ops::Range<u64>,
         /// The checkpoint or folder.
         path: PathBuf,
@@ -152,7 +152,7 @@ pub enum CheckpointError {
         tensor: String,
         /// Number of the first such element, of the flattened tensor.
         element: u64,
-        /// What it is.
+        /// Its value.
         value: f32,
     },
 
@@ -170,7 +170,7 @@ pub enum CheckpointError {
         copy: String,
         /// Number of the first element that differs, of the flattened tensor.
         element: u64,
-        /// What it is in the tensor, and in the copy.
+        /// Its values in the tensor and in the copy.
         values: [f32; 2],
     },
 
@@ -179,7 +179,7 @@ pub enum CheckpointError {
     HuggingFace {
         /// The folder or file.
         path: PathBuf,
-        /// What is wrong, and what to do.
+        /// The defect, and what to do.
         reason: String,
     },
 
@@ -200,7 +200,7 @@ pub enum CheckpointError {
     TensorFile {
         /// The file.
         path: PathBuf,
-        /// What is wrong with the header.
+        /// The defect of the header.
         reason: String,
     },
 }

@@ -91,7 +91,7 @@ impl HuggingFaceDir {
         &self.notes
     }
 
-    /// What `config.json` says.
+    /// Contents of `config.json`.
     pub fn config(&self) -> &Value {
         &self.config
     }
@@ -101,7 +101,7 @@ impl HuggingFaceDir {
         self.tensors.iter().map(|(_, entry)| entry.name.as_str())
     }
 
-    /// Whether there is such a tensor.
+    /// Returns whether there is such a tensor.
     pub fn contains(&self, name: &str) -> bool {
         self.positions.contains_key(name)
     }
@@ -347,7 +347,7 @@ fn unwrap_names(dir: &Path, tensors: &mut [(PathBuf, Entry)]) -> Result<Option<S
     )))
 }
 
-/// Whether a file of this name holds weights in a form that is not read here.
+/// Returns whether a file of this name holds weights in a format that is not read here.
 fn holds_other_weights(name: &str) -> bool {
     [".bin", ".bin.index.json", ".h5", ".msgpack", ".gguf", ".pt", ".pth", ".ckpt", ".onnx", ".safetensors"]
         .iter()

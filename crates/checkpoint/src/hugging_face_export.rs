@@ -50,7 +50,8 @@ const MODEL_FILES: [&str; 21] = [
 /// The folder of the chat templates beside the first.
 const TEMPLATES: &str = "additional_chat_templates";
 
-/// Whether a file of this name belongs to the model of its folder: programs would read it beside another model's files.
+/// Returns whether a file of this name belongs to the model of its folder: programs would read it beside another
+/// model's files.
 fn is_model_file(name: &str) -> bool {
     let weights = |beginning, endings: &[&str]| {
         name.starts_with(beginning) && endings.iter().any(|ending| name.ends_with(ending))

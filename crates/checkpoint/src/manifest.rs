@@ -30,7 +30,7 @@ const WHOLE_VERSION: u32 = 1;
 /// Pieces may be ranges of stripes, which a program that knows only the first version must refuse.
 const STRIPED_VERSION: u32 = 2;
 
-/// What one rank wrote; lives from `write_rank` to `commit`.
+/// The file and pieces that one rank wrote; exists from `write_rank` to `commit`.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct PieceList {
     pub(crate) file_bytes: u64,

@@ -67,7 +67,7 @@ impl Iterator for Overlaps {
     }
 }
 
-/// How overlaps become reads, in elements.
+/// Limits for combining overlaps into reads, in elements.
 #[derive(Clone, Copy)]
 pub(crate) struct Limits {
     /// Maximum length of a span, gaps included; at least `alone`.

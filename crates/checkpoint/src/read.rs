@@ -30,8 +30,8 @@ use crate::{CheckpointError, Result};
 /// and discarded, which is cheaper than another call and a seek.
 const CALL_BYTES: u64 = 1 << 16;
 
-/// How often a checkpoint may be removed or replaced while it is being opened. A run saves less often than
-/// once a millisecond.
+/// Maximum number of times that a checkpoint may be removed or replaced while it is being opened. A run saves less
+/// often than once a millisecond.
 const ATTEMPTS: usize = 100;
 
 /// A committed checkpoint, open for reading.
@@ -44,7 +44,7 @@ pub struct Checkpoint {
     verified: Vec<Vec<AtomicBool>>,
 }
 
-/// What [`newest`] found.
+/// Result of [`newest`].
 #[derive(Debug)]
 pub struct Newest {
     /// The highest step that is whole; `None` when there is none.
@@ -58,7 +58,7 @@ pub struct Newest {
 pub struct Skipped {
     /// Its folder.
     pub path: PathBuf,
-    /// What is wrong with it.
+    /// Error found in it.
     pub reason: CheckpointError,
 }
 
@@ -161,7 +161,7 @@ impl Checkpoint {
         self.manifest.step
     }
 
-    /// How many ranks saved it; they need not be as many to load it.
+    /// Number of ranks that saved it. Any number of ranks can load it.
     pub fn ranks(&self) -> usize {
         self.manifest.ranks
     }

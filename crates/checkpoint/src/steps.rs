@@ -14,7 +14,7 @@ pub(crate) struct StepFolder {
     pub(crate) stage: SaveStage,
 }
 
-/// How far a save got.
+/// State of a save, as its folder's name says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SaveStage {
     Unfinished,

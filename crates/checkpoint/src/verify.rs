@@ -11,7 +11,7 @@ use crate::stored_tensor::{StoredPiece, StoredTensor};
 use crate::stream::Stream;
 use crate::{CheckpointError, Result};
 
-/// What [`Checkpoint::verify_all`] says about one tensor.
+/// Report of [`Checkpoint::verify_all`] on one tensor.
 #[derive(Clone, Debug, Serialize)]
 pub struct TensorReport {
     /// `parameters`, `exp_avg` ...
@@ -41,7 +41,7 @@ pub struct Statistics {
     pub mean: f64,
     /// Root of the mean square.
     pub rms: f64,
-    /// How many elements are NaN or infinite.
+    /// Number of elements that are NaN or infinite.
     pub non_finite: u64,
 }
 

@@ -21,7 +21,7 @@ use crate::{CheckpointError, Result};
 /// A part of one tensor that this rank saves.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorPiece {
-    /// What it is: `parameters`, `exp_avg`, `exp_avg_sq`, `momentum` ...
+    /// Name of the state: `parameters`, `exp_avg`, `exp_avg_sq`, `momentum` ...
     pub state: &'static str,
     /// Name of the parameter.
     pub name: String,
@@ -85,7 +85,7 @@ pub(crate) fn list_file(rank: usize) -> String {
     format!("rank-{rank:05}.pieces.json")
 }
 
-/// Whether a save writes a file of this name.
+/// Returns whether a save writes a file of this name.
 pub(crate) fn is_own(name: &str) -> bool {
     let rank = |name: &str| {
         let rest = name.strip_prefix("rank-")?;

@@ -30,7 +30,7 @@ const TENSORS: [(&str, [usize; 2], DType); 4] = [
     ("wte.weight", [24, 24 * 2200], DType::F16),
 ];
 
-/// How a tensor is divided among ranks.
+/// Division of a tensor among ranks.
 #[derive(Clone, Copy, Debug)]
 enum Split {
     Whole,
@@ -72,7 +72,7 @@ fn layouts() -> Vec<Layout> {
 }
 
 impl Layout {
-    /// What the ranks hold of each tensor: its number, the stripe and the range of it.
+    /// Part of each tensor that a rank and shard hold: the tensor's number, the stripe, and a range of the stripe.
     fn held(self, rank: usize, shard: u64) -> Vec<(usize, Stripe, Range<u64>)> {
         let one = |(tensor, (_, shape, _)): (usize, &(&str, [usize; 2], DType))| {
             let stripe = self.split.stripe(shape, rank, self.ranks);
