@@ -24,13 +24,13 @@ const BEFORE: [Package; 3] = [
     ("nvidia-cuda-nvrtc==13.0.88", "nvidia/cu13/lib"),
 ];
 
-/// What both commands that need the compiler are told.
+/// Arguments of both commands that need the compiler.
 pub struct Arguments {
     /// The folder of the compiler's library, if it need not be installed.
     nvrtc: Option<PathBuf>,
-    /// Whether a compiler that cannot be installed is a line and no failure.
+    /// True if a compiler that cannot be installed is reported in a line, and is no failure.
     or_skip: bool,
-    /// Whether the compiler of the tables is enough.
+    /// True if the compiler of the tables is enough.
     short: bool,
 }
 

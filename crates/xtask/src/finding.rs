@@ -1,6 +1,6 @@
 //! One thing that is not as it should be.
 
-/// Where, which rule, what is wrong and what to do.
+/// Place of a breach, its rule, and what is wrong and what to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
     /// From the root of the workspace.

@@ -39,12 +39,12 @@ impl SourceFile {
         self.line_starts.partition_point(|&start| start <= at)
     }
 
-    /// Whether the whole file is a test.
+    /// Returns whether the whole file is a test.
     pub fn is_test(&self) -> bool {
         self.is_test
     }
 
-    /// Whether a byte belongs to tests.
+    /// Returns whether a byte belongs to tests.
     pub fn in_tests(&self, at: usize) -> bool {
         self.is_test || self.test_ranges.iter().any(|&(start, end)| (start..end).contains(&at))
     }
@@ -63,7 +63,7 @@ impl SourceFile {
     }
 }
 
-/// Whether the file at a path holds nothing but tests.
+/// Returns whether the file at a path holds nothing but tests.
 pub fn is_test(path: &str) -> bool {
     path.split('/').any(|part| matches!(part, "tests" | "benches" | "tests.rs"))
 }

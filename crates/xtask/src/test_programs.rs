@@ -32,7 +32,7 @@ pub struct TestProgram {
     executable: PathBuf,
     /// The folder of its package, in which tests run.
     folder: PathBuf,
-    /// What the names of its tests begin with.
+    /// Prefix of the names of its tests.
     prefix: String,
 }
 
@@ -105,7 +105,7 @@ fn program(message: &str, (package, target_name, module): TestFile) -> Option<Te
     is_it.then(|| TestProgram { executable, folder: manifest.with_file_name(""), prefix })
 }
 
-/// What stands behind `key` up to the next quotation mark.
+/// Text between `key` and the next quotation mark.
 fn text<'a>(message: &'a str, key: &str) -> Option<&'a str> {
     message.split_once(key)?.1.split('"').next()
 }

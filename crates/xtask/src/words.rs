@@ -22,7 +22,7 @@ pub fn identifiers(code: &str) -> impl Iterator<Item = (usize, &str)> {
     })
 }
 
-/// Whether a byte can be part of an identifier; letters beyond ASCII count.
+/// Returns whether a byte can be part of an identifier. Letters beyond ASCII can.
 pub fn is_word(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || byte == b'_' || byte >= 0x80
 }

@@ -1,4 +1,4 @@
-//! What there is to check: the folders of `crates/`, their manifests, every Rust file, and the other text.
+//! The files to check: the folders of `crates/`, their manifests, every Rust file, and the other text.
 
 use std::fs;
 use std::io;

@@ -85,7 +85,7 @@ fn module(path: &str) -> String {
     if matches!(path, "lib" | "main") { String::new() } else { path.replace('/', "::") }
 }
 
-/// What a file imports of its own crate by paths from `crate`, `self` or `super`.
+/// Imports of a file from its own crate, by paths from `crate`, `self` or `super`.
 fn imports(from: &str, source: &SourceFile, files: &BTreeMap<String, &SourceFile>) -> Vec<Import> {
     let mut found = Vec::new();
     for (at, word) in identifiers(&source.code) {

@@ -49,7 +49,7 @@ fn writes(source: &SourceFile) -> Vec<(usize, String)> {
         .collect()
 }
 
-/// Whether the last name of a path is `owner`.
+/// Returns whether the last name of a path is `owner`.
 fn ends_with(path: &str, owner: &str) -> bool {
     let rest = path.strip_suffix(owner);
     rest.is_some_and(|rest| !rest.ends_with(|letter: char| letter.is_alphanumeric() || letter == '_'))

@@ -245,7 +245,7 @@ mod tests {
 
     type Rule = fn(&SourceFile, &str) -> Vec<(usize, String)>;
 
-    /// How often a rule speaks of a text as a file of crate `name`.
+    /// Number of findings of a rule in a text, as a file of crate `name`.
     fn count(rule: Rule, name: &str, text: &str) -> usize {
         rule(&SourceFile::new(&format!("crates/{name}/src/a.rs"), text), name).len()
     }

@@ -30,7 +30,7 @@ fn finding(path: &str, line: usize) -> Finding {
     Finding { path: path.to_string(), line, rule: "paths", what: what.to_string() }
 }
 
-/// Where such paths begin. A slash within a longer path or an address does not begin one.
+/// Bytes at which such paths begin. A slash within a longer path or an address does not begin one.
 fn machine_paths(text: &str) -> Vec<usize> {
     let begins = |at: &usize| {
         let before = text[..*at].chars().next_back();

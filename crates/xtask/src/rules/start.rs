@@ -3,7 +3,7 @@
 use crate::finding::Finding;
 use crate::workspace::Workspace;
 
-/// What the workspace's `Cargo.toml` says so that `cargo run` and `cargo build` mean the program alone.
+/// Line of the workspace's `Cargo.toml` that makes `cargo run` and `cargo build` mean the program alone.
 const DEFAULT: &str = "default-members = [\"crates/program\"]";
 
 pub fn check(workspace: &Workspace) -> Vec<Finding> {

@@ -5,7 +5,7 @@ use crate::source::SourceFile;
 use crate::words::identifiers;
 use crate::workspace::Workspace;
 
-/// How far above `unsafe` its reason may begin.
+/// Maximum number of lines between the beginning of a reason and its `unsafe`.
 const SAFETY_LINES: usize = 6;
 
 /// Macros that stand for work not done or for a search not cleaned up.

@@ -37,7 +37,7 @@ fn example(text: &str) -> Option<usize> {
     begins.find(|(_, is_text)| !is_text).map(|(at, _)| at)
 }
 
-/// What `test = false` and `doctest = false` in `[lib]` leave out.
+/// Tests and examples that never run because of `test = false` or `doctest = false` in `[lib]`.
 fn left_out(workspace: &Workspace) -> Vec<Finding> {
     let mut findings = Vec::new();
     for source in workspace.sources.iter().filter(|source| source.path.contains("/src/")) {

@@ -5,8 +5,8 @@ use crate::finding::Finding;
 use crate::source::SourceFile;
 use crate::workspace::Workspace;
 
-/// What waits without a bound. `Child::wait` is not among them: after a kill it returns, and a collective has a function of this
-/// name.
+/// Calls that wait without a time limit. `Child::wait` is not among them: after a kill it returns, and a collective has
+/// a function of this name.
 const UNBOUNDED: [&str; 3] = [".wait_with_output()", ".output()", ".status()"];
 
 /// A rig of its own: its bound ends what `mpirun` has started, too.

@@ -11,7 +11,7 @@ use crate::workspace::Workspace;
 /// This file, which has to spell out what it refuses.
 const OWN_FILE: &str = "crates/xtask/src/rules/wording.rs";
 
-/// What a doc comment must not begin with, and what is wrong about it.
+/// Forbidden beginnings of doc comments, each with the reason.
 const OPENINGS: [(&str, &str); 3] = [
     ("Of ", "says of what, but not what: name the thing first (\"The seed of the dropout mask\")"),
     ("See the module", "sends the reader away: say here in one line what the item is"),
@@ -97,7 +97,7 @@ fn phrases(text: &str) -> Vec<(usize, String)> {
     found
 }
 
-/// Whether a line has the phrase as whole words.
+/// Returns whether a line has the phrase as whole words.
 fn contains(line: &str, phrase: &str) -> bool {
     let is_word = |letter: Option<char>| letter.is_some_and(char::is_alphanumeric);
     line.match_indices(phrase).any(|(at, _)| {
