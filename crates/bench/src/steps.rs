@@ -1,4 +1,4 @@
-//! What one rank of `phalanx bench step` measures: training steps on random tokens.
+//! Measurements of one rank for `phalanx bench step`: training steps on random tokens.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -39,21 +39,21 @@ pub struct RankSetup<'a> {
     /// Bytes per second of copies between the device and the host, where the device says so. Elsewhere the rate of copies
     /// in memory is measured.
     pub copied_bytes_per_s: Option<f64>,
-    /// What the device can do at most, where that is not what the processor measures.
+    /// Peak rates of the device, where they are not those measured on the processor.
     pub limits: Option<DeviceLimits>,
-    /// Where the rank's groups come from.
+    /// Source of the rank's groups.
     pub source: GroupSource<'a>,
     /// Called with the number of each step when it starts.
     pub note_step: &'a dyn Fn(u64),
     /// Page faults of this process so far that needed no disk; `None` where the system does not tell.
     pub page_faults: &'a dyn Fn() -> Option<u64>,
-    /// What the device was given to launch so far; `None` where it is not told.
+    /// Launches on the device so far; `None` where they are not counted.
     pub launches: &'a dyn Fn() -> Option<Launches>,
     /// Bytes of other ranks' memory that are resident here because they were read.
     pub foreign_bytes: &'a dyn Fn() -> u64,
 }
 
-/// What a card can do at most for a rank, by published figures; 0 where they are unknown.
+/// Peak rates of a card for one rank, from published figures; 0 where they are unknown.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DeviceLimits {
     /// Operations a second of products in f32.
@@ -74,7 +74,7 @@ impl DeviceLimits {
     }
 }
 
-/// What a device was given to launch.
+/// Numbers of launches on a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Launches {
     /// Kernels, products and copies that were launched one by one.
@@ -97,7 +97,7 @@ impl Launches {
     }
 }
 
-/// How many steps to run, and from which seed.
+/// Seed, and numbers of steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StepCounts {
     /// Seed of parameters and tokens.
@@ -112,14 +112,14 @@ pub struct StepCounts {
 const DISK_BYTES: u64 = 256 << 20;
 const DISK_CHUNK: u64 = 8 << 20;
 
-/// What one rank measured of steps.
+/// Measurements of steps on one rank.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct StepFigures {
     /// Seconds of each timed step.
     pub step_s: Vec<f64>,
     /// Loss of each timed step.
     pub losses: Vec<f32>,
-    /// What this rank's threads are capable of, measured while the others measure too.
+    /// Peak rates of this rank's threads, measured while the others measure too.
     pub peaks: Peaks,
     /// The median of further steps whose kernel calls were timed one by one.
     pub profile: StepProfile,
@@ -127,7 +127,7 @@ pub struct StepFigures {
     pub profiled: usize,
     /// Page faults of the first step, and of all later ones up to the last timed; `None` where the system does not tell.
     pub page_faults: Option<[u64; 2]>,
-    /// What the device was given to launch in one of the timed steps, on average; `None` where it is not told.
+    /// Mean number of launches on the device in a timed step; `None` where they are not counted.
     pub launches: Option<Launches>,
     /// Bytes this rank sent in a step.
     pub sent_bytes: u64,

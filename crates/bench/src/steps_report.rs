@@ -140,7 +140,7 @@ impl<'a> StepReport<'a> {
     }
 }
 
-/// Where the time of rank 0 goes.
+/// Table of the time that each kernel of rank 0 takes.
 fn profile_text(plan: &RunPlan, rank: &StepFigures) -> String {
     let (profile, peaks, compute) = (&rank.profile, &rank.peaks, plan.spec.precision.compute);
     let peak = peaks.products_per_s(compute);

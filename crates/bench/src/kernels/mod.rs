@@ -49,11 +49,11 @@ pub struct Setting {
     pub vocab: usize,
 }
 
-/// What to measure.
+/// Options of a measurement.
 pub struct KernelBench<'a> {
-    /// At which shapes.
+    /// Setting, which determines the shapes.
     pub setting: Setting,
-    /// In which type.
+    /// Type of the elements.
     pub dtype: DType,
     /// Numbers of threads, measured one after another.
     pub threads: Vec<usize>,
@@ -61,16 +61,16 @@ pub struct KernelBench<'a> {
     pub only: &'a [String],
     /// Time for which each kernel is called repeatedly.
     pub time: Duration,
-    /// How a number of threads computes.
+    /// Returns the device options for a number of threads.
     pub options: &'a dyn Fn(usize) -> Options,
     /// Refuses a number of bytes that the machine does not have.
     pub check_memory: &'a dyn Fn(u64) -> Result<()>,
 }
 
-/// A number of threads, and what these are capable of.
+/// A number of threads, and their peak rates.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Threads {
-    /// How many.
+    /// Number of threads.
     pub threads: usize,
     /// Measured in the same run.
     pub peaks: Peaks,
@@ -87,7 +87,7 @@ pub struct Measured {
     pub size: String,
     /// The price of a call, by the description of the operation.
     pub price: CallPrice,
-    /// How often it was called.
+    /// Number of calls.
     pub calls: usize,
     /// Seconds of the fastest call.
     pub min_s: f64,

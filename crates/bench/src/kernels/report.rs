@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::{Measured, Threads};
 use crate::kernel_table::CallPrice;
 
-/// What was measured, as the report names it.
+/// Labels of a measurement in the report.
 pub struct Labels {
     /// Name of the setting.
     pub setting: &'static str,
@@ -17,7 +17,7 @@ pub struct Labels {
     pub isa: &'static str,
 }
 
-/// What was measured, for each number of threads.
+/// Measured kernels, for each number of threads.
 pub type Columns = [(Threads, Vec<Measured>)];
 
 /// The figures for scripts.

@@ -96,8 +96,8 @@ pub fn budgets(runs: &[MemoryRun], heading: &str) -> String {
     svg.finish()
 }
 
-/// What each memory of rank 0 holds over a step: measured, and planned event by event; and when each stream works: measured,
-/// and planned at the machine's rates.
+/// Plots the contents of each memory of rank 0 over a step, measured and as planned event by event, and the busy times
+/// of each stream, measured and as planned at the machine's rates.
 pub fn timeline(run: &MemoryRun, ran: &MemoryRan, heading: &str) -> String {
     let rank = &ran.ranks[0];
     let used: Vec<usize> = (0..3).filter(|memory| rank.planned[*memory].bytes > 0).collect();

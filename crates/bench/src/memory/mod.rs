@@ -24,7 +24,7 @@ const STRETCHES: f64 = 2000.0;
 /// The bytes that are live in a memory, each time they change: seconds since the step began, and bytes.
 pub type Line = Vec<(f64, u64)>;
 
-/// What one rank measured under one placement.
+/// Measurements of one rank under one placement.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct MemoryFigures {
     /// Seconds of each timed step.
@@ -122,7 +122,7 @@ pub struct MemoryRun {
     pub ran: Result<MemoryRan, String>,
 }
 
-/// What was planned and measured of one placement.
+/// Planned and measured figures of one placement.
 #[derive(Clone, Debug)]
 pub struct MemoryRan {
     /// Figures by rank.
@@ -131,7 +131,7 @@ pub struct MemoryRan {
     pub device_bytes: u64,
     /// Bytes that a step of rank 0 copies from one memory to another, by pair of memories.
     pub copies: Vec<(Memory, Memory, u64)>,
-    /// What the step of rank 0 held by plan, after each allocation and free, in each memory.
+    /// Planned bytes of rank 0 in a step, after each allocation and free, in each memory.
     pub planned_lines: [Vec<u64>; 3],
     /// When each stream of rank 0 works by plan, at the machine's rates; `None` where a rate is unknown.
     pub planned_lanes: Option<Lanes>,

@@ -9,7 +9,7 @@ use super::{MemoryRan, MemoryRun};
 /// The first line of the table in Markdown.
 pub const TITLE: &str = "# Placements and budgets";
 
-/// Whether every rank held in a step what was planned, in all memories.
+/// Returns whether every rank's peaks in a step were as planned, in all memories.
 fn is_as_planned(ran: &MemoryRan) -> bool {
     ran.ranks.iter().all(|rank| rank.planned == rank.measured)
 }

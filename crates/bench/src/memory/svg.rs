@@ -1,4 +1,4 @@
-//! What all plots of the sweep share: their width, their colours and ticks.
+//! Width, colours and ticks of all plots of the sweep.
 
 use phalanx_drawing::svg::Svg;
 

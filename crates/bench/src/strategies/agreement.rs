@@ -1,4 +1,4 @@
-//! Whether the synchronous strategies compute the same training, up to rounding.
+//! Checks that the synchronous strategies compute the same training, up to rounding.
 //!
 //! They compute the same function of the same tokens and only differ in the order of additions. The gradients of the
 //! first step that is applied are compared, parameter by parameter: all strategies have the same parameters there, so
@@ -33,7 +33,7 @@ pub struct Agreement {
     pub gradient: Difference,
     /// The largest difference of the losses of a step.
     pub loss: Difference,
-    /// What differs by more than its bound.
+    /// Differences above their bound.
     pub apart: Vec<Apart>,
     /// Strategies that cannot be compared, because other steps overflowed (f16).
     pub other_steps: Vec<Strategy>,

@@ -44,7 +44,7 @@ impl StrategyFigures {
         if span > 0.0 { (waited / span).min(1.0) } else { 0.0 }
     }
 
-    /// Whether every rank held what was planned, by category, to the byte.
+    /// Returns whether every rank's memory was as planned, by category, to the byte.
     pub fn as_planned(&self) -> bool {
         self.ranks.iter().all(|rank| rank.planned == rank.measured)
     }

@@ -30,7 +30,7 @@ const LETTER: f64 = 6.5;
 /// Largest number of ranks that are all drawn; of more, only those with the largest and the smallest peak.
 const RANKS: usize = 8;
 
-/// Where the steps begin, and the whole width.
+/// Left edge of the steps, and the whole width.
 const STEPS_AT: f64 = LEFT + MEMORY + FIGURE + 20.0;
 const WIDTH: f64 = STEPS_AT + STEP + FIGURE + RIGHT;
 

@@ -32,7 +32,7 @@ pub struct Bench<'a> {
     pub launcher: &'a dyn Launcher,
 }
 
-/// What the comparison needs of the program around it, which starts processes and knows the machine.
+/// Services that the comparison needs from the program, which starts processes and knows the machine.
 pub trait Launcher {
     /// The instruction set with which ranks compute and sum.
     fn isa(&self) -> Isa;
@@ -125,7 +125,7 @@ impl Bench<'_> {
     /// Runs a configuration whose ranks are processes, or one rank in this process.
     ///
     /// # Errors
-    /// What cannot work or does not fit, a rank that died.
+    /// If the configuration is invalid or does not fit into memory, or if a rank died.
     pub fn ranks(&self, config: RunConfig) -> Result<StrategyFigures> {
         config.check()?;
         let counts = self.counts(&config);

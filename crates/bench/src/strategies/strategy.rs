@@ -103,17 +103,17 @@ impl Strategy {
             .collect())
     }
 
-    /// Whether the strategy runs devices of one process instead of ranks.
+    /// Returns whether the strategy runs devices of one process instead of ranks.
     pub fn is_data_parallel(self) -> bool {
         matches!(self, Strategy::DataParallel | Strategy::DataParallelLoss)
     }
 
-    /// Whether every step computes the same update as one device would.
+    /// Returns whether every step computes the same update as one device would.
     pub fn is_synchronous(self) -> bool {
         self != Strategy::Asynchronous
     }
 
-    /// How many ranks, or devices of one process, the strategy uses when `ranks` are available.
+    /// Number of ranks, or devices of one process, that the strategy uses when `ranks` are available.
     pub fn devices(self, ranks: usize) -> usize {
         if self == Strategy::OneDevice { 1 } else { ranks }
     }
