@@ -48,7 +48,7 @@ pub(super) fn put(device: &Device, from: View, to: ViewMut) {
     }
 }
 
-/// What a worker sends to a server.
+/// Message from a worker to a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Push {
     /// A gradient to apply.

@@ -84,7 +84,7 @@ pub struct Asynchronous<'a> {
     worker: Worker,
     /// For each worker the buffers of its pushes and answers; `None` while a thread that serves the worker has them.
     incoming: Vec<Option<Mail>>,
-    /// Where the run was when it started; None before its first steps.
+    /// Position of the run when it started; None before its first steps.
     started: Option<Position>,
 }
 

@@ -96,7 +96,7 @@ struct Recorder<'a, 'job> {
     job: &'a Job,
     files: &'a mut RunFiles<'job>,
     observer: &'a mut dyn Observer,
-    /// Where the run was when it started.
+    /// Position of the run when it started.
     started: &'a Position,
     /// When the last line was written, or the first step began.
     last_line: Instant,

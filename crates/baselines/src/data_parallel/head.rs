@@ -14,7 +14,7 @@ use super::ROOT;
 pub(super) struct GatheringHead {
     pub(super) head: Box<dyn Head>,
     pub(super) group: Arc<dyn Group>,
-    /// Whether each device computes the loss of its part; otherwise the first one computes it from the logits of all.
+    /// True if each device computes the loss of its part; otherwise the first one computes it from the logits of all.
     pub(super) loss_in_forward: bool,
 }
 

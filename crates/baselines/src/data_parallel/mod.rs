@@ -46,7 +46,7 @@ const ROOT: usize = 0;
 pub struct DataParallelPlan {
     /// A run of one rank whose micro-batch is the whole batch.
     pub spec: Spec,
-    /// Whether each device computes its own loss.
+    /// True if each device computes its own loss.
     pub loss_in_forward: bool,
     /// For each device: offsets and peaks by category.
     pub memory: Vec<MemoryPlan>,

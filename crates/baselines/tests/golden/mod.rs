@@ -1,4 +1,4 @@
-//! What the synchronous engine makes of the golden run on one rank, for tests of other ways to train it.
+//! Results of the synchronous engine for the golden run on one rank, for tests of other strategies.
 
 use std::collections::BTreeMap;
 
@@ -57,7 +57,7 @@ pub fn run_synchronous(rank: &mut Rank, done: u64, steps: &[Vec<Vec<u32>>]) -> S
     Synchronous { losses, grad_norms, state: state_of(rank) }
 }
 
-/// What a rank holds of one stage.
+/// Returns the parameters and optimizer states of a rank of one stage.
 pub fn state_of(rank: &Rank) -> State {
     let mut state = State::new();
     let [stage] = rank.stages() else { panic!("one stage") };
