@@ -1,4 +1,4 @@
-//! How long each call waits before it starts: a function of seed, stream and number of the call.
+//! Delay of each call before it starts: a function of the seed, the stream and the call's number.
 
 use std::time::Duration;
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// How a call fails.
+/// Kind of failure of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Failure {
     /// The call finds no memory for its scratch.
@@ -14,7 +14,7 @@ pub enum Failure {
 }
 
 impl Failure {
-    /// What the error says; None for a failure that only takes time.
+    /// Text of the error; None for a failure that only takes time.
     pub(crate) fn reason(self) -> Option<&'static str> {
         match self {
             Failure::OutOfMemory => Some("out of memory (requested by the test)"),

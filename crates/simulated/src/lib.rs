@@ -38,7 +38,7 @@ use streams::{Body, Run, Streams, Work};
 /// The device's name, in errors and reports.
 pub const NAME: &str = "simulated";
 
-/// What a [`Simulated`] device is like.
+/// Options of a [`Simulated`] device.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Options {
     /// Size of its memory, in bytes.
@@ -51,7 +51,7 @@ pub struct Options {
     pub max_delay: Duration,
     /// Share of the calls that are delayed, from 0 to 1; which ones is drawn from the seed.
     pub delayed_share: f64,
-    /// Whether two accesses that nothing orders are a failure.
+    /// True if two accesses without a defined order are a failure.
     pub check_races: bool,
 }
 
@@ -162,7 +162,7 @@ impl Simulated {
     }
 }
 
-/// Where an operand lies, in the address space of the process or above it, on disk.
+/// Position of an operand: its address in the process, or on disk a number above all addresses.
 fn place(address: Address) -> usize {
     usize::try_from(address.number()).expect("a device with memory has addresses of 64 bits")
 }

@@ -25,7 +25,7 @@ pub enum Error {
     /// The system refused memory.
     #[error("the system refuses {bytes} bytes of memory to the simulated device: {error}")]
     Memory {
-        /// How many.
+        /// Number of bytes that were requested.
         bytes: u64,
         /// Its answer.
         error: std::io::Error,

@@ -78,7 +78,7 @@ impl std::fmt::Display for Race {
     }
 }
 
-/// What is known of all streams and of the memory that they used.
+/// State of the race checker: clocks of all streams, and accesses to the memory that they used.
 pub(crate) struct Races {
     streams: [Clock; STREAMS],
     host: Clock,
@@ -149,7 +149,7 @@ impl Races {
         }
     }
 
-    /// What is issued to `stream` from here on starts after event `number` of `of`.
+    /// Makes all later calls of `stream` start after event `number` of `of`.
     pub(crate) fn wait(&mut self, stream: usize, of: usize, number: u64) {
         let event = self.clock_of(of, number);
         join(&mut self.streams[stream], &event);
@@ -267,7 +267,7 @@ mod tests {
             Bench { races: Races::new(), issued: [0; STREAMS] }
         }
 
-        /// Whether a call with one operand races with an earlier one.
+        /// Returns whether a call with one operand races with an earlier one.
         #[track_caller]
         fn call(&mut self, stream: usize, range: Range<usize>, access: Access) -> bool {
             self.issued[stream] += 1;

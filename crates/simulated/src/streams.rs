@@ -24,12 +24,12 @@ pub(crate) struct Work {
     pub(crate) refused: Option<String>,
 }
 
-/// What a thread needs to run a call.
+/// A queued call, with all that its thread needs to run it.
 pub(crate) struct Run {
     /// None once it has begun.
     pub(crate) body: Option<Body>,
     pub(crate) by: Caller,
-    /// How long its bytes take between the memories.
+    /// Time that its bytes take between the memories.
     pub(crate) between_memories: Duration,
     pub(crate) is_copy: bool,
     pub(crate) failure: Option<Failure>,
@@ -50,7 +50,7 @@ pub(crate) enum Body {
     Transfer(DiskTransfer<'static>),
 }
 
-/// What is known of the calls that were issued, under a lock that orders them.
+/// Records of the issued calls. A lock on them orders the calls.
 struct Issued {
     races: Option<Races>,
     requests: Requests,

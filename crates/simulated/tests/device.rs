@@ -1,4 +1,4 @@
-//! What the simulated device promises: streams beside each other, kept failures, bounded memory, the processor's bits.
+//! Guarantees of the simulated device: concurrent streams, kept failures, bounded memory, the processor's bits.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -110,7 +110,7 @@ fn an_upload_takes_its_bytes_before_it_returns() {
     assert_eq!((back, ids), ([1, 2, 3], [9; 3]));
 }
 
-/// What three calls and a download after a failure return.
+/// Device and error after a failure, three calls and a download.
 fn after_a_failure(failure: Failure, call: u64) -> (Device, DeviceError) {
     let (simulated, device) = device_of(Options::new(MEMORY_BYTES));
     simulated.fail_at(call, failure);

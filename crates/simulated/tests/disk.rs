@@ -106,7 +106,7 @@ impl Offloaded {
     }
 }
 
-/// What stays on the device after training.
+/// Objects that stay on the device after training.
 type Kept = (Offloaded, Tensor);
 
 /// Initialisation and some steps, each of which adds one to every number: the first numbers of the chunks, by step.
@@ -124,7 +124,7 @@ fn train(device: &Device) -> Result<(Vec<f32>, Kept), DeviceError> {
     Ok((numbers, (all, one)))
 }
 
-/// What the numbers must be.
+/// Expected numbers.
 fn expected() -> Vec<f32> {
     (1..=STEPS).flat_map(|step| (0..CHUNKS).map(move |chunk| (chunk + step) as f32)).collect()
 }

@@ -17,7 +17,7 @@ fn child() -> Command {
     command
 }
 
-/// What the child process runs. Nothing happens in other runs.
+/// Test that runs in the child process. In other runs, nothing happens.
 #[test]
 fn host_read() {
     read_device_memory();

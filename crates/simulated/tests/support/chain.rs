@@ -81,7 +81,7 @@ struct Resident {
     total: Tensor,
 }
 
-/// Where the last download goes.
+/// Buffer of the last download.
 pub fn downloaded() -> Vec<f32> {
     vec![0f32; ROWS * HIDDEN]
 }

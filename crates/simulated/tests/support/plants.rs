@@ -68,7 +68,7 @@ impl Plant {
     ];
 }
 
-/// How a run of the chain ended.
+/// Result of a run of the chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     Right,
@@ -147,7 +147,7 @@ struct Planted {
     matching: Nth,
     /// A wait that is issued late.
     held_wait: Mutex<Option<(Stream, StreamEvent)>>,
-    /// Whether the next check of the host's accesses is left out.
+    /// True if the next check of the host's accesses is left out.
     skips_check: AtomicBool,
     /// For the copy too many.
     zeros: Vec<u8>,
@@ -165,7 +165,7 @@ impl Planted {
         }
     }
 
-    /// Whether this is the call that the plant changes: number `n` of those that come here with `plant`.
+    /// Returns whether this is the call that the plant changes: number `n` of those that come here with `plant`.
     fn is_hit(&self, plant: Plant, n: usize) -> bool {
         self.plant == Some(plant) && self.matching.is(n)
     }
