@@ -131,7 +131,8 @@ impl Communicator {
     }
 }
 
-/// Whether the message with this number is over; then its number of bytes, if it was received.
+/// Tests whether the message with this number is complete. Returns None if not, else its number of bytes if it was
+/// received.
 pub fn test(id: u64) -> Result<Option<usize>, MpiError> {
     let (mut request, mut over, mut bytes) = (to_request(id), 0, 0);
     let mut status = std::mem::MaybeUninit::<ffi::MPI_Status>::zeroed();

@@ -1,4 +1,4 @@
-//! What can be wrong with MPI before the first message.
+//! Errors of MPI before the first message.
 
 /// Why MPI cannot carry messages.
 #[derive(Debug, thiserror::Error)]
@@ -41,7 +41,7 @@ pub enum MpiError {
     Call {
         /// The function.
         call: &'static str,
-        /// What the library says about it.
+        /// Message of the library.
         text: String,
     },
 }

@@ -1,4 +1,4 @@
-//! What tests under mpirun share: finding the mpirun of the MPI that is linked, and a bounded run of a command.
+//! Shared code of tests under mpirun: finding the mpirun of the MPI that is linked, and a bounded run of a command.
 #![allow(dead_code, reason = "each test file uses its part")]
 #![allow(clippy::print_stderr, clippy::disallowed_methods, reason = "for who runs the test")]
 
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 /// Maximum time of a run.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// How the mpirun of an MPI is called.
+/// Program of an mpirun, and whether it is Open MPI's.
 #[derive(Clone, Copy, Debug)]
 pub struct MpiRun {
     program: &'static str,
@@ -57,7 +57,7 @@ impl MpiRun {
     }
 }
 
-/// How a command ended, and what it wrote.
+/// Exit code and output of a command.
 pub struct Ended {
     pub code: Option<i32>,
     pub stdout: String,
