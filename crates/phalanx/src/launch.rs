@@ -62,7 +62,7 @@ pub enum LaunchError {
     Result {
         /// The rank.
         rank: usize,
-        /// What is wrong.
+        /// Error in the result.
         cause: serde_json::Error,
     },
 }

@@ -193,7 +193,7 @@ fn failing_in_step_2(training: &Training, failure: Failure) -> SimulatedFactory 
     factory.with_failure(1, calls + calls / 2, failure)
 }
 
-/// Whether a text is "`linear` at crates/.../mlp.rs:12 failed on the simulated device: ...".
+/// Returns whether a text is "`linear` at crates/.../mlp.rs:12 failed on the simulated device: ...".
 fn names_operation_and_call_site(text: &str) -> bool {
     let rest = text.strip_prefix('`').and_then(|rest| rest.split_once("` at crates/"));
     let Some((operation, rest)) = rest else { return false };
