@@ -1,6 +1,7 @@
-//! What strangers cost: two ranks of two pretended hosts do steps (10 ms of arithmetic, and an all_reduce of 1 MiB over encrypted
-//! TCP), while a thread makes a thousand connections a second: to another port of this process, or to the door of rank 0. The
-//! turns alternate. A third of the connections close at once, a third send bytes that are no handshake, a third say nothing.
+//! Cost of connections by strangers: two ranks of two pretended hosts do steps (10 ms of arithmetic, and an all_reduce of 1 MiB
+//! over encrypted TCP), while a thread makes a thousand connections a second: to another port of this process, or to the door of
+//! rank 0. The turns alternate. A third of the connections close at once, a third send bytes that are no handshake, a third send
+//! nothing.
 //!
 //! `cargo run --release -p phalanx-collectives --example flood`
 #![allow(clippy::print_stdout, reason = "an example, for a terminal")]
@@ -29,13 +30,13 @@ const COMPUTE: Duration = Duration::from_millis(10);
 /// Elements of the all_reduce.
 const ELEMENTS: usize = 1 << 18;
 
-/// Where the flood goes.
+/// Targets of the flood.
 const KINDS: [&str; 3] = ["nowhere", "to another port", "to the door"];
 static KIND: AtomicUsize = AtomicUsize::new(0);
 static OVER: AtomicBool = AtomicBool::new(false);
 static MADE: AtomicUsize = AtomicUsize::new(0);
 
-/// What a kind of turns took.
+/// Measurements of all turns of a kind.
 #[derive(Default)]
 struct Taken {
     steps_ms: Vec<f64>,

@@ -1,5 +1,5 @@
-//! How long a collective takes: the median of many calls, each after a barrier, as the peers' own
-//! benches measure it (OSU, gloo's `benchmark`).
+//! Time of a collective: the median of many calls, each after a barrier, as other libraries' benchmarks measure it (OSU, gloo's
+//! `benchmark`).
 //!
 //! The same code runs on the recording device and group, so its memory can be planned by a dry run.
 

@@ -15,9 +15,9 @@ use crate::parts;
 /// The tensors of a call. The call owns them until `wait` returns them.
 #[derive(Debug, Default)]
 pub struct Buffers {
-    /// What peers read. In-place operations have only this one.
+    /// Tensor that peers read. In-place operations have only this one.
     pub source: Option<Tensor>,
-    /// What this rank writes. An all_gather in place has only this one.
+    /// Tensor that this rank writes. An all_gather in place has only this one.
     pub target: Option<Tensor>,
 }
 
@@ -30,7 +30,7 @@ pub struct Call {
     pub root: Option<usize>,
     /// The tag of a send or recv, which is the same at both ends.
     pub tag: Option<u64>,
-    /// Whether a reduce_scatter adds to its shard instead of overwriting it.
+    /// True if a reduce_scatter adds to its shard instead of overwriting it.
     pub accumulate: bool,
     /// The tensors.
     pub buffers: Buffers,

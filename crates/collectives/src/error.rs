@@ -3,21 +3,21 @@
 
 use serde::{Deserialize, Serialize};
 
-/// What is to blame for the end of a job, beside the rank in whose name it ends.
+/// Cause of the end of a job, beside the rank in whose name it ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Blame {
     /// The rank.
     Rank,
     /// Ranks that made different calls.
     Disagreement,
-    /// What connects the rank with another one.
+    /// The connection of the rank with another one.
     Link {
         /// The other rank; a job has fewer than 2^16.
         peer: u16,
     },
 }
 
-/// What a wait returns instead of the buffers.
+/// Error of a wait, returned instead of the buffers.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CollectiveError {
     /// A rank or the launcher ended the job.

@@ -11,14 +11,15 @@ pub trait Mover: Send {
     /// When the device cannot.
     fn start(&mut self) -> Result<(), DeviceError>;
 
-    /// Whether the device has come to the call: what it was given before is over. Called again and again until it is, or until the call is
-    /// over. `others_are_over`: whether all other ranks have ended their parts, by which a mover goes that takes as long as it works.
+    /// Returns whether the device has reached the call: all work that it was given before is over. Called repeatedly until it is
+    /// true or the call is over. `others_are_over` is true once all other ranks have ended their parts; a mover whose work may
+    /// take any time decides by it.
     ///
     /// # Errors
     /// When it failed.
     fn has_begun(&mut self, others_are_over: bool) -> Result<bool, DeviceError>;
 
-    /// Whether this rank's part is over. Called again and again until it is.
+    /// Returns whether this rank's part is over. Called repeatedly until it is.
     ///
     /// # Errors
     /// When it failed.

@@ -1,4 +1,4 @@
-//! How a buffer is cut into one part for each rank.
+//! Division of a buffer into one part for each rank.
 //!
 //! Scatters and gathers have equal parts, so their counts are multiples of the world. All_reduce and
 //! reduce take any count: parts are whole cache lines and the last ones may be short or empty. Sums

@@ -20,7 +20,7 @@ pub trait Progress: Send + Sync {
     /// When the call, or one before it, failed.
     fn wait(&self, ticket: u64, buffers: &mut Buffers) -> Result<(), CollectiveError>;
 
-    /// Whether a wait would return at once.
+    /// Returns whether a wait would return at once.
     fn is_done(&self, ticket: u64) -> bool;
 
     /// Runs `wait`, in which the calling thread waits for a call in another way: it counts as blocked meanwhile.
@@ -124,7 +124,7 @@ impl<T> Pending<T> {
         Ok((self.finish)(std::mem::take(&mut self.flight.buffers)))
     }
 
-    /// Whether [`Pending::wait`] would return at once.
+    /// Returns whether [`Pending::wait`] would return at once.
     pub fn is_done(&self) -> bool {
         self.flight.progress.as_ref().is_none_or(|(progress, ticket)| progress.is_done(*ticket))
     }

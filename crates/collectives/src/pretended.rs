@@ -23,8 +23,8 @@ use crate::shared_memory::mirror;
 /// Time between two looks of the launchers.
 const LOOK: Duration = Duration::from_millis(10);
 
-/// What the launchers of pretended hosts do for each other: they pass on why a job ended, and what their ranks do. Ends
-/// when it is dropped.
+/// Stand-in for the launchers of pretended hosts: passes on the reason why a job ended, and the states of the ranks. Ends when it
+/// is dropped.
 pub struct Launchers {
     over: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
@@ -119,7 +119,7 @@ fn endpoints(sizes: &[usize], nodes: Vec<Node>) -> std::io::Result<(Vec<Endpoint
     Ok((endpoints, Launchers { over, thread: Some(thread) }))
 }
 
-/// What each rank of such a job knows of the others, and its listener.
+/// The network settings of each rank of such a job, and its listener.
 fn networks(
     sizes: &[usize],
     plaintext: bool,
@@ -145,7 +145,7 @@ fn networks(
     Ok(listeners.into_iter().enumerate().map(|(rank, listener)| (network(rank), listener)).collect())
 }
 
-/// What a rank knows of the others that it reaches through a carrier. They have no addresses.
+/// Network settings of a rank that reaches the others through a carrier. They have no addresses.
 fn carried(hosts: &Hosts, rank: usize) -> Network {
     Network {
         hosts: hosts.clone(),

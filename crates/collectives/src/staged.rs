@@ -6,9 +6,9 @@
 //! memory for each of them while the call lasts. The copies are operations of the device, on its copy streams, so
 //! they are in the trace of a dry run with their bytes.
 //!
-//! Where a copy fails, the device of this rank has failed, and no collective of the rank will come any more. The failure
-//! ends the job at once, before the rank waits for what it still has in flight. The rank learns of it when it waits for
-//! the call; until then it allocates and frees as planned.
+//! If a copy fails, the device of this rank has failed, and the rank will make no further collective. The failure ends the job at
+//! once, before the rank waits for what it still has in flight. The rank learns of it when it waits for the call; until then it
+//! allocates and frees as planned.
 //!
 //! Cost beyond the transport's: one copy to the host of what peers read, and one back of what this rank receives.
 
@@ -136,7 +136,7 @@ impl Staged {
     }
 }
 
-/// What became of a call.
+/// State of a call on its way.
 enum Sent {
     /// The transport has it.
     Started(Pending<Buffers>),
@@ -154,7 +154,7 @@ struct Landing {
 }
 
 impl Landing {
-    /// Whether the call writes its source: operations in place.
+    /// Returns whether the call writes its source, as operations in place do.
     fn writes_source(&self, has_target: bool) -> bool {
         use CollectiveOp::*;
         matches!(self.op, AllReduce | Reduce | Broadcast) || (self.op == ReduceScatter && !has_target)

@@ -35,7 +35,7 @@ struct HostLink {
     rank: usize,
     ranks: usize,
     steps: VecDeque<LinkStep>,
-    /// Whether the messages of the first step were sent.
+    /// True once the messages of the first step were sent.
     is_sent: bool,
     abandoned: bool,
 }

@@ -65,7 +65,7 @@ impl Planned {
         }
     }
 
-    /// What peers see of the call.
+    /// The part of the call that peers see.
     fn seen(self) -> (usize, Option<(DType, usize)>, Option<usize>, bool) {
         let name = OPS[self.op];
         let sizes = (name != "barrier").then_some((self.dtype, self.part));

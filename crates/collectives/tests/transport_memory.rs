@@ -1,4 +1,4 @@
-//! What a rank of several hosts allocates for its transport: no more than was planned, and not much less.
+//! Memory that a rank of several hosts allocates for its transport: no more than was planned, and not much less.
 
 use crate::support::{Layout, host, ranks_on, zeros};
 use phalanx_collectives::{Connections, GroupSums, Hosts, Options, Wire, transport_bytes};

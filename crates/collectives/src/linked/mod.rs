@@ -197,7 +197,7 @@ fn span_of(tensor: &mut Tensor) -> Span {
 /// A call that was started; its parts of other ranks are freed when it is over, or when the compute stream follows it.
 struct Landing {
     started: Mutex<Option<(Pending<Buffers>, Option<Tensor>)>>,
-    /// How the compute stream waits in the host's place; None in a dry run.
+    /// The call as the compute stream follows it, so that the host need not wait; None in a dry run.
     follow: Option<Following>,
 }
 

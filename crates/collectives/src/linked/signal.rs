@@ -1,9 +1,9 @@
-//! How far a call between devices is, for the thread that waits for it.
+//! Progress of a call between devices, for the thread that waits for it.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// How far a call is.
+/// Progress of a call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Stage {
     /// Not all ranks are known to make it.

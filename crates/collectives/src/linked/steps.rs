@@ -24,7 +24,7 @@ pub(crate) const SUMMANDS_BYTES: usize = 16 << 20;
 /// All buffers of an all_reduce together: up to here, latency counts and not bytes.
 const SHORT_BYTES: usize = 64 << 10;
 
-/// What is summed in pieces: a multiple of this many elements.
+/// Granularity of the pieces of a sum, in elements.
 const GRAIN: usize = 256;
 
 /// A call as its steps depend on it.

@@ -1,4 +1,4 @@
-//! What can take the place of TCP between hosts: a library that carries messages, such as MPI.
+//! `Carrier`: takes the place of TCP between hosts, with a library that carries messages, such as MPI.
 //!
 //! This crate knows no such library. Whoever starts a rank gives it a [`Carrier`] ([`crate::join_carried`]), and the rank's
 //! groups send the same frames and buffers through it. A message is a buffer of bytes from one member of a group to another;
@@ -19,7 +19,7 @@ pub struct InFlight {
 
 /// Carries the messages of one rank of a job.
 pub trait Carrier: Send + Sync {
-    /// What carries the messages, for reports.
+    /// Name of the library that carries the messages, for reports.
     fn name(&self) -> &str;
 
     /// Bytes of the longest message, the same in all ranks. Longer buffers are cut.
@@ -57,8 +57,8 @@ pub trait Messenger: Send + Sync {
     /// The library's.
     unsafe fn receive(&self, from: usize, to: *mut u8, bytes: usize) -> Result<InFlight>;
 
-    /// Whether a message is over: its memory is free, or filled. Not called for it again once it has returned true. Moves messages
-    /// along.
+    /// Returns whether a message is over: its memory is free (sent) or filled (received). Not called again for a message once it
+    /// has returned true. Also makes progress on messages in flight.
     ///
     /// # Errors
     /// The library's; a message of another length.

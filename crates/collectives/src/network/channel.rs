@@ -39,7 +39,7 @@ pub(crate) struct HostsChannel {
     layout: Layout,
     links: Links,
     sums: Sums,
-    /// Whether a call has begun and has not come to its good end.
+    /// True from the begin of a call until it succeeds.
     failed: bool,
 }
 

@@ -23,7 +23,7 @@ const HALVING_HOSTS: usize = 8;
 const RING_PART_BYTES: usize = 256 << 10;
 const RING_HOSTS: usize = 4;
 
-/// How an all_reduce adds over hosts.
+/// Algorithm by which an all_reduce adds over hosts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AllReduce {
     /// Everybody adds everything.
@@ -43,7 +43,7 @@ pub(crate) fn all_reduce(layout: &Layout, lane_bytes: usize) -> AllReduce {
     }
 }
 
-/// Whether an all_gather, or that of an all_reduce's sums, of which a lane receives so many bytes in all, uses a ring.
+/// Returns whether an all_gather uses a ring; also that of an all_reduce's sums. `lane_bytes`: all bytes that a lane receives.
 pub(crate) fn gathers_in_ring(layout: &Layout, lane_bytes: usize) -> bool {
     layout.hosts() >= RING_HOSTS && lane_bytes / layout.hosts() >= RING_PART_BYTES
 }

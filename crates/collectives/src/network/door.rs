@@ -1,5 +1,5 @@
-//! Where ranks of other hosts connect to this rank: one thread accepts them, authenticates many at a time, and keeps the
-//! connections until a group takes them.
+//! `Door`: accepts the connections of ranks of other hosts to this rank. One thread accepts them, authenticates many at a time,
+//! and keeps the connections until a group takes them.
 //!
 //! Whoever is not authenticated costs little ([`Guests`]). Only a peer that knows the job's secret gets a place in the table, and
 //! only one that fits the job.

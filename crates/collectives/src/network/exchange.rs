@@ -46,7 +46,7 @@ pub(crate) struct Exchange<'a> {
     own: Descriptor,
     /// The members that this rank exchanges bytes with, by group rank.
     peers: Vec<usize>,
-    /// Whether this rank knows that all members make the same call.
+    /// True once this rank knows that all members make the same call.
     agreed: bool,
 }
 
@@ -261,7 +261,7 @@ impl Idle {
         Idle { since: Instant::now(), tries: 0 }
     }
 
-    /// Whether the next pause is none.
+    /// Returns whether the next try follows without a pause.
     fn spins(&self, patience: Patience) -> bool {
         self.tries < patience.spins
     }

@@ -1,4 +1,4 @@
-//! What a rank sends to a peer of another host at the start of a call: its descriptor, in a frame of fixed length.
+//! The message that a rank sends to a peer of another host at the start of a call: its descriptor, in a frame of fixed length.
 //!
 //! The frame is a magic number and the words of the descriptor's cell and of the group's name, 8 bytes each, little
 //! endian. Addresses are left out. Whoever receives it reads it as it reads a cell of shared memory: every number is
@@ -47,7 +47,7 @@ impl HeardCall {
     }
 }
 
-/// What a frame says, as a peer's call is described in an error; None for bytes that are no frame.
+/// Describes the call in a frame as errors describe a peer's call; None for bytes that are no frame.
 pub fn describe_frame(bytes: &[u8]) -> Option<String> {
     let heard = HeardCall::default();
     heard.read(bytes.try_into().ok()?).then(|| heard.descriptor.describe(&heard.name.read()))

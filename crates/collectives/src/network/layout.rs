@@ -1,5 +1,5 @@
-//! How a group lies on its hosts: which members are where, who exchanges data with whom, and which sums a host can make
-//! alone.
+//! Layout of a group over its hosts: the members of each host, the members that exchange data with each other, and the sums that
+//! a host can make alone.
 //!
 //! Data is cut into lanes, as many as the host with the fewest members has: member i of every host exchanges lane i with
 //! members i of the others, so all of them move bytes and every link carries its part once. The sum of a group follows
@@ -24,7 +24,7 @@ pub(crate) struct Layout {
     pub(crate) lane: Option<usize>,
     /// The subtrees that lie on one host, in the order of their ranks.
     pub(crate) subtrees: Vec<Subtree>,
-    /// How the subtrees' sums become that of the group.
+    /// Tree that adds the subtrees' sums to the sum of the group.
     pub(crate) tree: SumTree,
 }
 
@@ -37,7 +37,7 @@ pub(crate) struct Subtree {
 }
 
 impl Subtree {
-    /// Whether its sum is the value of one rank, which is sent as it is.
+    /// Returns whether the sum is the value of one rank, which is sent as it is.
     pub(crate) fn is_single(&self) -> bool {
         self.ranks.len() == 1
     }
@@ -86,7 +86,8 @@ impl Layout {
         self.hosts[host][self.lane.expect("a rank with a lane")]
     }
 
-    /// Whether the hosts are a power of two, each one subtree, and all of one size.
+    /// Returns whether the number of hosts and that of their ranks are powers of two, all hosts have equally many ranks, and each
+    /// host is one subtree.
     pub(crate) fn is_balanced(&self) -> bool {
         let ranks = self.hosts[0].len();
         let one_each =

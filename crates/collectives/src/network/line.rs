@@ -38,10 +38,10 @@ struct Ciphers {
     outgoing: Vec<u8>,
     sealed: usize,
     written: usize,
-    /// What was received and not decrypted yet.
+    /// Bytes received and not decrypted yet.
     incoming: Vec<u8>,
     received: usize,
-    /// What was decrypted and not read yet.
+    /// Bytes decrypted and not read yet.
     payload: Vec<u8>,
     unread: std::ops::Range<usize>,
 }
@@ -185,7 +185,7 @@ mod tests {
 
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-    /// Whether the line can be read within a time.
+    /// Returns whether the line can be read within a time.
     fn is_readable(line: &Line, milliseconds: i64) -> bool {
         let limit = Timespec { tv_sec: milliseconds / 1000, tv_nsec: milliseconds % 1000 * 1_000_000 };
         poll(&mut [PollFd::new(&line.socket, PollFlags::IN)], Some(&limit)).unwrap() > 0

@@ -19,9 +19,9 @@ pub(crate) struct Link {
     /// Bytes of the peer's frame that have arrived.
     frame_bytes: usize,
     heard: HeardCall,
-    /// Whether the peer's frame was compared with this rank's call.
+    /// True once the peer's frame was compared with this rank's call.
     agreed: bool,
-    /// Whether all peers' frames were compared, so that buffers are filled.
+    /// True once all peers' frames were compared, so that buffers are filled.
     open: bool,
 }
 
@@ -64,7 +64,7 @@ impl Link {
         self.path.is_sent()
     }
 
-    /// Whether the peer's frame and all buffers have arrived.
+    /// Returns whether the peer's frame and all buffers have arrived.
     pub(crate) fn is_received(&self) -> bool {
         self.agreed && self.path.is_filled()
     }
@@ -74,7 +74,7 @@ impl Link {
         (!self.agreed && self.frame_bytes == FRAME_BYTES).then_some(&self.heard)
     }
 
-    /// Whether the peer's call was compared.
+    /// Returns whether the peer's call was compared.
     pub(crate) fn has_agreed(&self) -> bool {
         self.agreed
     }

@@ -1,6 +1,6 @@
-//! What a rank keeps in memory to exchange data with other hosts, known from its groups and the sizes of their calls: staging for
-//! sums (`partial_sums`, `halving`) and the buffers of its connections (`line`, `link`). It grows to this and stays until the
-//! group ends. What the system's socket buffers hold comes on top, in the system's memory.
+//! Memory that a rank keeps to exchange data with other hosts, known from its groups and the sizes of their calls: staging for
+//! sums (`partial_sums`, `halving`) and the buffers of its connections (`line`, `link`). It grows to this size and stays until
+//! the group ends. The socket buffers are extra, in the system's memory.
 
 use phalanx_tensor::DType;
 use phalanx_trace::CollectiveOp;
@@ -30,14 +30,14 @@ pub struct GroupSums {
     pub elements: usize,
 }
 
-/// How ranks of different hosts reach each other, as far as memory depends on it.
+/// Connections between ranks of different hosts, as far as memory depends on them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Connections {
-    /// What carries the bytes.
+    /// Transport of the bytes.
     pub wire: Wire,
     /// TCP connections between two ranks of a group.
     pub streams: usize,
-    /// Whether TCP is encrypted.
+    /// True if TCP is encrypted.
     pub encrypted: bool,
 }
 

@@ -53,7 +53,7 @@ use serde::{Deserialize, Serialize};
 use crate::hosts::Hosts;
 use crate::secure::{Identity, Protection, Secret};
 
-/// What carries bytes between hosts.
+/// Transport between hosts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Wire {
@@ -64,7 +64,7 @@ pub enum Wire {
     Mpi,
 }
 
-/// What a rank needs to reach the ranks of other hosts. Its launcher hands it over in a sealed memory file.
+/// Settings with which a rank reaches the ranks of other hosts. Its launcher hands them over in a sealed memory file.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Network {
     /// The hosts of the job.
@@ -77,24 +77,24 @@ pub struct Network {
     pub epoch: u32,
     /// The job's secret.
     pub secret: Secret,
-    /// Where each world rank listens.
+    /// Address at which each world rank listens.
     pub addresses: Vec<SocketAddr>,
-    /// Whether traffic between hosts is not encrypted. Peers authenticate each other all the same.
+    /// True if traffic between hosts is not encrypted. Peers authenticate each other all the same.
     pub plaintext: bool,
     /// Connections between two ranks of a group, at least one, over which large messages are divided.
     pub streams: usize,
-    /// What carries bytes between hosts. With [`Wire::Mpi`], secret, addresses and streams of this rank go unused.
+    /// Transport between hosts. With [`Wire::Mpi`], secret, addresses and streams of this rank go unused.
     pub wire: Wire,
 }
 
 impl Network {
-    /// What the data connections of the job belong to.
+    /// Identity of the job's data connections.
     pub(crate) fn identity(&self) -> Identity {
         // The launchers that share the job's random number have compared their builds.
         Identity { build: env!("CARGO_PKG_VERSION"), job: self.job, epoch: self.epoch, purpose: "data" }
     }
 
-    /// How traffic between hosts is protected.
+    /// Protection of the traffic between hosts.
     pub(crate) fn protection(&self) -> Protection {
         if self.plaintext { Protection::Plaintext } else { Protection::Encrypted }
     }

@@ -22,7 +22,7 @@ pub(crate) struct Node {
     reach: Reach,
 }
 
-/// How this rank and those of other hosts reach each other.
+/// Means by which this rank and those of other hosts reach each other.
 enum Reach {
     /// They connect to this rank's door, or it to theirs.
     Tcp(Door),
@@ -45,7 +45,7 @@ impl Node {
         Node { network, reach: Reach::Carrier(carrier) }
     }
 
-    /// What carries messages in place of TCP.
+    /// The carrier of messages in place of TCP; None with TCP.
     pub(crate) fn carrier(&self) -> Option<&Arc<dyn Carrier>> {
         match &self.reach {
             Reach::Tcp(_) => None,

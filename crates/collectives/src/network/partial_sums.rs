@@ -30,7 +30,7 @@ pub(crate) struct Region {
     /// The first element in every rank's source.
     pub(crate) start: usize,
     pub(crate) elements: usize,
-    /// Where the sum goes, if it is this rank's host that makes it.
+    /// Memory that receives the sum, if this rank's host makes it.
     pub(crate) target: *mut u8,
 }
 
@@ -85,7 +85,7 @@ pub(crate) fn run(
     x.settle()
 }
 
-/// How regions are cut in chunks, and the memory that it takes.
+/// Sizes of the chunks into which regions are cut, and of their memory.
 pub(crate) struct Chunks {
     /// Elements of a chunk of a region, the same in every rank of a lane.
     pub(crate) elements: usize,

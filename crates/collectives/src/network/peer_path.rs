@@ -11,7 +11,7 @@ use crate::shared_memory::memory::MemoryRange;
 /// A frame that is sent or received; its place in memory does not change while a link lives.
 pub(crate) type Frame = Box<[u8; FRAME_BYTES]>;
 
-/// What a link waits for.
+/// Event that a link waits for.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Waits {
     /// The peer's frame.
@@ -30,10 +30,10 @@ pub(crate) trait PeerPath: Send {
     /// Appends a buffer to what is filled by [`PeerPath::receive_some`].
     fn receive(&mut self, buffer: MemoryRange);
 
-    /// Whether all buffers were sent.
+    /// Returns whether all buffers were sent.
     fn is_sent(&self) -> bool;
 
-    /// Whether all buffers are filled.
+    /// Returns whether all buffers are filled.
     fn is_filled(&self) -> bool;
 
     /// Sends what can be sent now. Returns whether something was.

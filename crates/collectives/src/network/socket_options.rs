@@ -1,7 +1,7 @@
 //! Options of sockets that spare work of the processor: how rarely the system wakes a rank, and how much is under way.
 //!
-//! Where ranks of one machine speak TCP, they are bound by the processor, which copies each byte into the system and out of it.
-//! It copies faster what still lies in its caches, and loses time with each wake.
+//! TCP between ranks of one machine is bound by the processor, which copies each byte into the system and out of it. It copies
+//! faster what is still in its caches, and loses time with each wake.
 
 use std::net::TcpStream;
 

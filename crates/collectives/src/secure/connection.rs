@@ -26,7 +26,7 @@ pub struct Sender {
 pub struct Receiver {
     socket: TcpStream,
     opener: Option<Opener>,
-    /// What was read of a record, if the connection is encrypted.
+    /// The part of a record that was read, if the connection is encrypted.
     record: Vec<u8>,
     /// Bytes of messages that were received and not returned yet.
     bytes: Vec<u8>,

@@ -58,7 +58,7 @@ impl Authenticated {
     }
 }
 
-/// How a guest has left: authenticated, or with the reason why not.
+/// End of a guest's handshake: authenticated, or with the reason why not.
 pub type Left = std::result::Result<Authenticated, (SocketAddr, Error)>;
 
 /// Prepares a listener: accepting does not block, and a burst of connections waits in the system.
@@ -76,7 +76,7 @@ impl Guests {
         Guests { secret, identity, protection, guests: Vec::new() }
     }
 
-    /// Whether a guest has shown that it may know the secret, and its handshake is not over.
+    /// Returns whether a guest has shown that it may know the secret, and its handshake is not over.
     pub fn expects_one(&self) -> bool {
         self.guests.iter().any(|guest| guest.handshake.has_heard())
     }

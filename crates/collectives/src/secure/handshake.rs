@@ -22,7 +22,7 @@ const PATTERN: &str = "Noise_NNpsk0_25519_AESGCM_SHA256";
 const MESSAGE_MAX: usize = 1536;
 const _: () = assert!(2 * (MESSAGE_MAX + 2) <= HANDSHAKE_MAX && HELLO_MAX + 64 <= MESSAGE_MAX);
 
-/// What a handshake waits for.
+/// Event that a handshake waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Waiting {
     ToRead,
@@ -31,11 +31,11 @@ pub(crate) enum Waiting {
     Done,
 }
 
-/// What a handshake has established.
+/// Result of a handshake.
 pub(crate) struct Established {
     /// None: the bytes go as they are.
     pub(crate) keys: Option<(Sealer, Opener)>,
-    /// What the connecting side said about itself.
+    /// Description that the connecting side sent of itself.
     pub(crate) hello: Vec<u8>,
 }
 
@@ -43,7 +43,7 @@ pub(crate) struct Established {
 pub(crate) struct Handshake {
     state: State,
     encrypted: bool,
-    /// What was read of a message.
+    /// The part of a message that was read.
     incoming: Vec<u8>,
     outgoing: Vec<u8>,
     written: usize,
@@ -100,7 +100,7 @@ impl Handshake {
         Handshake { state, encrypted, incoming, outgoing, written: 0, hello: Vec::new() }
     }
 
-    /// Whether the peer has shown that it knows the secret, at least by a message of an earlier connection.
+    /// Returns whether the peer has shown that it knows the secret, at least by a message of an earlier connection.
     pub(crate) fn has_heard(&self) -> bool {
         !matches!(self.state, State::AwaitFirst(_))
     }
@@ -190,7 +190,7 @@ impl Handshake {
         self.written = 0;
     }
 
-    /// What was established, when it is done.
+    /// Returns the result of a handshake that is over; panics before.
     pub(crate) fn finish(self) -> Established {
         let State::Over(sealer, opener) = self.state else { panic!("the handshake is not over") };
         let keys = self.encrypted.then_some((sealer, opener));

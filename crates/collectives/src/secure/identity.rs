@@ -44,7 +44,7 @@ impl std::fmt::Debug for Secret {
     }
 }
 
-/// What a connection belongs to. Both sides must say the same.
+/// Identity of a connection: build, job, start and purpose. Both sides must have the same.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
     /// The build of the program.
@@ -53,14 +53,14 @@ pub struct Identity {
     pub job: [u8; 16],
     /// Which start of the job this is: restarts count it up.
     pub epoch: u32,
-    /// What the connection is for: `control` or `data`.
+    /// Purpose of the connection: `control` or `data`.
     pub purpose: &'static str,
 }
 
 /// The purpose of connections between launchers.
 const CONTROL: &str = "control";
 
-/// Whether what ranks send each other after the handshake is encrypted. What launchers send always is.
+/// Protection of the data that ranks send each other after the handshake. Launchers' messages are always encrypted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Protection {
     /// Encrypted and authenticated: AES-256-GCM.
@@ -70,12 +70,12 @@ pub enum Protection {
 }
 
 impl Identity {
-    /// Whether what follows the handshake is encrypted and authenticated.
+    /// Returns whether the data after the handshake is encrypted and authenticated.
     pub(super) fn encrypts(&self, protection: Protection) -> bool {
         protection == Protection::Encrypted || self.purpose == CONTROL
     }
 
-    /// What both sides put into the handshake's hash.
+    /// Bytes that both sides put into the handshake's hash.
     pub(super) fn prologue(&self, protection: Protection) -> Vec<u8> {
         let mut bytes = b"phalanx connection 1".to_vec();
         // Lengths go before what varies, so that no two identities give the same bytes.

@@ -37,7 +37,7 @@ pub(crate) struct AbortRecord {
     reason: Text<512>,
 }
 
-/// What a reader finds in the abort record.
+/// Content of the abort record.
 #[derive(Clone)]
 pub(crate) struct Abort {
     pub(crate) rank: usize,
@@ -58,7 +58,7 @@ struct ControlHeader {
 /// The name of a group.
 pub(crate) type GroupName = Text<4>;
 
-/// What one rank shares in a channel. Counter and sleepers share the line that waiting peers watch.
+/// Data that one rank shares in a channel. Counter and sleepers share the cache line that waiting peers watch.
 #[repr(C, align(128))]
 pub(crate) struct ChannelSlot {
     /// Advances by one at every step of every collective, wrapping.
@@ -286,7 +286,7 @@ impl Control {
         })
     }
 
-    /// Whether the job has ended. This check is cheap.
+    /// Returns whether the job has ended. This check is cheap.
     pub(crate) fn is_aborted(&self) -> bool {
         self.header().abort.written.has_begun()
     }

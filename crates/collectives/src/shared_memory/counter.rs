@@ -128,12 +128,12 @@ impl<W: SharedWord> WrittenOnce<W> {
         }
     }
 
-    /// Whether a thread has begun to write the record.
+    /// Returns whether a thread has begun to write the record.
     pub(crate) fn has_begun(&self) -> bool {
         self.state.load(Ordering::Relaxed) != 0
     }
 
-    /// Whether the record can be read.
+    /// Returns whether the record can be read.
     pub(crate) fn is_complete(&self) -> bool {
         self.state.load(Ordering::Acquire) == Self::COMPLETE
     }

@@ -82,7 +82,7 @@ fn read(shared: &Shared) -> u32 {
     shared.with(|place| unsafe { *place })
 }
 
-/// What one rank shares in a channel.
+/// Data that one rank shares in a channel.
 struct Slot {
     counter: Counter<ModelWord>,
     descriptors: [Shared; 2],

@@ -1,4 +1,4 @@
-//! What every rank must agree on before a byte moves.
+//! Descriptor of a call, on which all ranks must agree before a byte moves.
 //!
 //! The numbers that are compared lie in one cache line; the call site follows as bytes of text, read
 //! only to explain a disagreement, because a `&'static str` means nothing in another process.
@@ -20,7 +20,7 @@ pub(crate) struct Descriptor {
     pub(crate) op: CollectiveOp,
     pub(crate) dtype: DType,
     pub(crate) accumulate: bool,
-    /// Whether devices move the bytes; then no buffer is offered.
+    /// True if devices move the bytes; then no buffer is offered.
     pub(crate) by_device: bool,
     /// Elements of the whole buffer.
     pub(crate) count: u64,
@@ -172,13 +172,13 @@ impl Descriptor {
         if self.by_device { 0 } else { elements * self.dtype.bytes() as u64 }
     }
 
-    /// Whether two ranks of a group call the same collective. Buffers may differ.
+    /// Returns whether two ranks of a group call the same collective. Buffers may differ.
     pub(crate) fn agrees_with(&self, peer: &Descriptor) -> bool {
         let own = Descriptor { source: 0, source_bytes: 0, target: 0, ..*self };
         own == Descriptor { source: 0, source_bytes: 0, target: 0, ..*peer }
     }
 
-    /// Whether this call of rank `a` and the call `other` of rank `b` are the two ends of one message.
+    /// Returns whether this call of rank `a` and the call `other` of rank `b` are the two ends of one message.
     pub(crate) fn complements(&self, a: usize, other: &Descriptor, b: usize) -> bool {
         let ends = matches!(
             (self.op, other.op),

@@ -28,7 +28,7 @@ use crate::shared_memory::rank_group::RankGroup;
 /// One rank's access to the job that it belongs to. Dropping it while its thread panics ends the job.
 pub struct Endpoint {
     host: Arc<Host>,
-    /// How this rank reaches those of other hosts; None in a job of one host.
+    /// Connections of this rank with those of other hosts; None in a job of one host.
     node: Option<Arc<Node>>,
     options: Options,
     channels: AtomicUsize,
@@ -127,7 +127,7 @@ impl Endpoint {
         self.host.rank
     }
 
-    /// Where ranks of other hosts reach this one; None in a job of one host.
+    /// Address at which ranks of other hosts reach this one; None in a job of one host.
     pub fn address(&self) -> Option<SocketAddr> {
         self.node.as_ref().map(|node| node.network.addresses[self.rank()])
     }

@@ -23,7 +23,7 @@ const SITES: usize = 256;
 pub struct FlightEvent {
     /// Microseconds of the host's monotonic clock.
     pub at_us: u64,
-    /// What happened: `step 7`, `begin all_reduce of 1024 f32 (call 3 of group data) at src/x.rs:10`, `end ...`.
+    /// Text of the event: `step 7`, `begin all_reduce of 1024 f32 (call 3 of group data) at src/x.rs:10`, `end ...`.
     pub event: String,
 }
 

@@ -28,7 +28,7 @@ pub struct HostJob {
     control_fd: OwnedFd,
     /// One for each of the host's own ranks.
     arenas: Vec<OwnedFd>,
-    /// Where the host's own ranks listen for ranks of other hosts.
+    /// Listeners of the host's own ranks for ranks of other hosts.
     listeners: Vec<Option<TcpListener>>,
     /// The memory files of [`HostJob::hand_over`] and [`HostJob::shared_file`].
     handed: Vec<OwnedFd>,
@@ -236,12 +236,12 @@ impl HostJob {
         self.control.flight(rank).read(&name)
     }
 
-    /// What a rank did last: its step, its last collective and where that was asked for.
+    /// Describes the last activity of a rank: its step, its last collective and the call site of that.
     pub fn last_activity(&self, rank: usize) -> String {
         self.control.last_activity(rank)
     }
 
-    /// How long a rank has given no sign of life; None before it has joined. A rank gives one at every step, at every
+    /// Time since the last sign of life of a rank; None before it has joined. A rank gives one at every step, at every
     /// collective, and every 50 ms while it waits for another. It gives none while it computes.
     pub fn silent_for(&self, rank: usize) -> Option<Duration> {
         self.control.rank(rank).silent_for()
@@ -258,7 +258,7 @@ impl HostJob {
         self.control.flight(rank).count()
     }
 
-    /// Whether a rank has said that its work is done ([`crate::Endpoint::finish`]).
+    /// Returns whether a rank has reported that its work is done ([`crate::Endpoint::finish`]).
     pub fn is_done(&self, rank: usize) -> bool {
         self.control.rank(rank).is_done()
     }

@@ -27,7 +27,7 @@ pub(crate) struct Tables {
     shifted: Vec<*const u8>,
     /// In a group of several hosts: the address, in this rank, of each member's buffer that receives. Null for others.
     targets: Vec<*mut u8>,
-    /// Whether the member's descriptor was compared.
+    /// For each member: true once its descriptor was compared.
     compared: Vec<bool>,
 }
 
@@ -42,8 +42,8 @@ impl Tables {
     }
 }
 
-/// How often a rank asks at once whether devices are done, and how long it sleeps then between two questions: a sixteenth of the time that
-/// it has waited, within these bounds.
+/// Number of times that a rank asks without a sleep whether devices are done, and bounds of the sleep between two later
+/// questions, which is a sixteenth of the time waited so far.
 const MOVER_TRIES: u32 = 100;
 const MOVER_NAP: [Duration; 2] = [Duration::from_micros(20), Duration::from_millis(1)];
 

@@ -109,7 +109,7 @@ impl Membership {
         }
     }
 
-    /// Whether member `q` runs on this host.
+    /// Returns whether member `q` runs on this host.
     pub(crate) fn is_here(&self, q: usize) -> bool {
         self.here[q]
     }

@@ -1,4 +1,4 @@
-//! How a rank reads the buffers of another rank.
+//! Access of a rank to the buffers of other ranks.
 //!
 //! Threads offer addresses. Processes offer offsets in their arenas, memfds that every rank can map: the
 //! reader checks offset and length against the peer's published arena, and maps it at first use. Arenas
@@ -48,7 +48,7 @@ impl MemoryRange {
     }
 }
 
-/// How this rank finds the buffers that peers offer.
+/// Means by which this rank finds the buffers that peers offer.
 pub(crate) enum Memory {
     /// All ranks in one address space.
     Threads,
@@ -158,7 +158,7 @@ mod tests {
     use super::*;
     use rustix::fs::MemfdFlags;
 
-    /// What a peer says about its buffers is checked before it is used.
+    /// A peer's offer of buffers is checked before it is used.
     #[test]
     fn offers_outside_a_sealed_arena_are_refused() {
         let control = Control::create(Region::anonymous(Control::bytes(2)).unwrap(), 2, 1);

@@ -1,20 +1,20 @@
-//! How the groups of an endpoint behave.
+//! Options of the groups of an endpoint.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use phalanx_simd::Isa;
 
-/// How the groups of an endpoint behave.
+/// Options of the groups of an endpoint.
 #[derive(Clone)]
 pub struct Options {
-    /// Whether calls run beside the submitter, on a thread of the group; otherwise submitting waits.
+    /// True if calls run beside the submitter, on a thread of the group; otherwise submitting waits.
     pub overlap: bool,
     /// The instruction set to sum and copy with, at most what the processor has. The bits are the same with all.
     pub isa: Isa,
-    /// How long a peer may be missing before the job ends.
+    /// Time for which a peer may be missing before the job ends.
     pub deadline: Duration,
-    /// How long a peer may be missing before the user is told.
+    /// Time for which a peer may be missing before the user is told.
     pub notice_after: Duration,
     /// Called with one line for the user when a peer is missing; does nothing by default.
     pub notice: Arc<dyn Fn(&str) + Send + Sync>,

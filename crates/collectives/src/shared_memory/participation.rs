@@ -6,7 +6,7 @@ use crate::shared_memory::control::ChannelSlot;
 use crate::shared_memory::host::Host;
 use crate::shared_memory::options::Options;
 
-/// How to wait before sleeping: first a number of spins, then a time of yielding the core to other threads. On a busy
+/// Effort of a wait before it sleeps: first a number of spins, then a time of yielding the core to other threads. On a busy
 /// machine a yield returns late, so yields are limited by time and not by number.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Patience {

@@ -1,4 +1,4 @@
-//! What each rank says about itself in the control block.
+//! `RankCell`: the state that each rank publishes in the control block.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
@@ -74,7 +74,7 @@ impl RankCell {
         self.done.store(1, Ordering::Release);
     }
 
-    /// Whether the rank has done its work.
+    /// Returns whether the rank has done its work.
     pub(crate) fn is_done(&self) -> bool {
         self.done.load(Ordering::Acquire) != 0
     }

@@ -15,7 +15,7 @@ pub(crate) struct Transfer {
     /// Elements of the whole buffer.
     pub(crate) count: usize,
     pub(crate) accumulate: bool,
-    /// Whether devices move the bytes: no memory is offered to peers.
+    /// True if devices move the bytes: no memory is offered to peers.
     pub(crate) by_device: bool,
     /// As in [`Call::buffers`]; empty where the call has none.
     pub(crate) source: MemoryRange,
@@ -54,7 +54,7 @@ impl Transfer {
         Transfer { by_device: true, source: MemoryRange::EMPTY, target: MemoryRange::EMPTY, ..self }
     }
 
-    /// Whether source and target are one buffer.
+    /// Returns whether source and target are one buffer.
     pub(crate) fn in_place(&self) -> bool {
         self.source.address.is_null() || self.target.address.is_null()
     }

@@ -21,7 +21,7 @@ const MAX_OTHERS: usize = 16;
 pub(crate) struct Wait {
     /// World rank.
     pub(crate) peer: usize,
-    /// Whether it waits in a send or recv with the peer, and not in a call of the whole group.
+    /// True if it waits in a send or recv with the peer, and not in a call of the whole group.
     pub(crate) pair: bool,
     /// The wait ends when the peer's counter reaches this value.
     pub(crate) until: u32,
@@ -77,7 +77,7 @@ impl Control {
         (!self.has_come(channel, rank, wait)).then_some((channel, wait))
     }
 
-    /// Whether the peer has come to the count for which `rank` waits.
+    /// Returns whether the peer has reached the count for which `rank` waits.
     fn has_come(&self, channel: usize, rank: usize, wait: Wait) -> bool {
         let slot = self.wait_slot(channel, wait.peer, rank, wait.pair);
         slot.counter().wrapping_sub(wait.until) as i32 >= 0

@@ -1,5 +1,5 @@
-//! What a waiting rank checks: whether the job has ended, the peer's call agrees, the peer has left or waits for this rank
-//! in another call, and the deadline has passed. The error messages are written here.
+//! Checks of a waiting rank: the job has not ended, the peer's call agrees, the peer has neither left nor waits for this rank in
+//! another call, and the deadline has not passed. The error messages are written here.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -24,7 +24,7 @@ pub(crate) struct Watch<'a> {
     noticed: bool,
     /// Since when a peer of another host has been seen in another call.
     crossed: Option<Instant>,
-    /// Whether the wait ended because of the deadline.
+    /// True if the wait ended because of the deadline.
     gave_up: bool,
 }
 
@@ -41,8 +41,9 @@ impl<'a> Watch<'a> {
     /// wait.
     const SILENCE: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(10)];
 
-    /// How long a peer of another host must be seen in another call. What it has sent before may still be under way, and what
-    /// its launcher says about it be faster. A wait to which something arrives is another wait.
+    /// Time for which a peer of another host must be seen in another call before the calls count as different. What it has sent
+    /// before may still be under way, and its state, which its launcher sends, may arrive sooner. When something arrives, the
+    /// time begins anew.
     const CROSSED: Duration = Duration::from_millis(600);
 
     pub(crate) fn new(participation: Participation<'a>) -> Watch<'a> {
@@ -205,7 +206,7 @@ impl<'a> Watch<'a> {
         ahead.then(|| theirs.newest())
     }
 
-    /// Whether a peer of another host, which is seen in another call, was seen there long ago.
+    /// Returns whether a peer of another host has been seen in another call for long enough.
     fn has_stood(&mut self, now: Instant) -> bool {
         now.duration_since(*self.crossed.get_or_insert(now)) >= Self::CROSSED
     }
@@ -247,7 +248,7 @@ impl<'a> Watch<'a> {
         self.chain(wait).cause()
     }
 
-    /// How long a rank that waits is never silent.
+    /// Time of silence after which a rank does not wait.
     fn silence(&self) -> Duration {
         let [min, max] = Self::SILENCE;
         (self.participation.options.deadline / 2).clamp(min, max)

@@ -1,4 +1,4 @@
-//! How long a rank waits for another one that works: as long as that takes.
+//! Patience of a rank with another one that works: it waits as long as that takes.
 //!
 //! The launcher of a rank sees whether its process computes, and counts this up in the rank's cell; launchers pass the
 //! cells of their ranks on to other hosts. A rank that waits samples these numbers of all ranks a few times before its
@@ -22,7 +22,7 @@ pub(crate) struct WorkSeen {
 }
 
 impl WorkSeen {
-    /// Whether a sample is due after so much waiting.
+    /// Returns whether a sample is due after so much waiting.
     pub(crate) fn is_due(&self, waited: Duration) -> bool {
         waited >= self.due
     }

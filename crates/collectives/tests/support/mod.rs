@@ -1,4 +1,4 @@
-//! What the tests of groups share: tensors with known values, ranks as threads, the naive oracle.
+//! Support of the tests of groups: tensors with known values, ranks as threads, the naive oracle.
 
 mod post;
 pub mod table;
@@ -39,9 +39,9 @@ pub fn value(rank: usize, i: usize) -> f64 {
     (f64::from(h) / f64::from(u32::MAX) - 0.5) * 10f64.powi((h % 9) as i32 - 4)
 }
 
-/// What a type needs for the oracle.
+/// Element type of the oracle.
 pub trait Sample: Element + PartialEq + Send + std::fmt::Debug {
-    /// What it is added in.
+    /// Type in which elements are added.
     type Sum: Copy + std::ops::Add<Output = Self::Sum>;
     fn sample(rank: usize, i: usize) -> Self;
     fn widen(self) -> Self::Sum;
@@ -136,7 +136,7 @@ pub fn same_bits<T: Sample>(got: &[T], expected: &[T], what: &str) {
     }
 }
 
-/// Where the ranks of a test run.
+/// Hosts of the ranks of a test.
 #[derive(Clone, Copy, Debug)]
 pub enum Layout {
     /// On one host, in shared memory.
