@@ -15,7 +15,7 @@ pub struct Failure {
     pub reason: String,
     /// Its last activity.
     pub activity: Box<str>,
-    /// How its process ended; `None` if SIGKILL has not ended it, or if it ran on another host.
+    /// Exit status of its process; `None` if SIGKILL has not ended it, or if it ran on another host.
     pub status: Option<ExitStatus>,
     /// Ranks whose processes SIGKILL has not ended.
     pub left: Box<[usize]>,
@@ -23,13 +23,13 @@ pub struct Failure {
     pub world_size: usize,
     /// For each rank of this host, what it did last.
     pub flights: Box<[(usize, Vec<FlightEvent>)]>,
-    /// What is to blame beside the rank.
+    /// Cause beside the rank.
     pub(crate) blame: Blame,
-    /// Whether the launcher of the rank's host says so, which knows best.
+    /// True if the launcher of the rank's host reports it, which knows best.
     pub(crate) is_first_hand: bool,
-    /// Whether another launcher has reported it.
+    /// True if another launcher has reported it.
     pub(crate) is_remote: bool,
-    /// Whether the whole host of the rank was lost.
+    /// True if the whole host of the rank was lost.
     pub(crate) host_lost: bool,
 }
 

@@ -1,9 +1,9 @@
-//! What the caller of a launcher knows about its ranks.
+//! `Hooks`: knowledge of a launcher's caller about its ranks.
 
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
-/// What the caller of a launcher knows about its ranks. Every method has a default.
+/// Knowledge of a launcher's caller about its ranks. Every method has a default.
 pub trait Hooks {
     /// A descriptor that becomes readable when the ranks are to finish early. They get SIGTERM then, once.
     fn stop_event(&self) -> Option<BorrowedFd<'_>> {
@@ -21,7 +21,7 @@ pub trait Hooks {
         Vec::new()
     }
 
-    /// What a rank that sleeps waits for, if the caller knows: "its standard error to be read".
+    /// Describes the event that a sleeping rank waits for, if the caller knows: "its standard error to be read".
     fn waits_for(&self, _rank: usize) -> Option<String> {
         None
     }

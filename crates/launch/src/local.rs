@@ -33,7 +33,7 @@ const GREETING: Duration = Duration::from_secs(5);
 /// Processes that have not said who they are. When another one comes, the oldest goes.
 const GUESTS_MAX: usize = 64;
 
-/// What names the socket of a host's processes.
+/// Name of the socket of a host's processes.
 pub struct LocalGroup {
     /// The beginning of its name.
     prefix: String,
@@ -55,7 +55,7 @@ impl std::fmt::Display for Part {
     }
 }
 
-/// What a process says to the one that leads.
+/// Message of a process to the one that leads.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LocalHello {
     /// Its rank.
@@ -292,7 +292,7 @@ fn but(refused: Option<String>) -> String {
     refused.map_or(String::new(), |why| format!("; one of another job answers: this process is {why}"))
 }
 
-/// What a process at a socket answers.
+/// Answer of a process at a socket.
 enum Answer {
     Taken(UnixStream),
     /// It belongs to another job, and says why; or to another user.
@@ -327,7 +327,7 @@ fn is_own(stream: &UnixStream) -> bool {
 }
 
 impl Guest {
-    /// What it has said, once that is complete.
+    /// Reads its greeting; returns it once it is complete.
     ///
     /// # Errors
     /// One that has ended, says something else, too much, or too little in its time.

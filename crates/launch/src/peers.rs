@@ -1,4 +1,4 @@
-//! What a launcher hears from the launchers of other hosts while it waits for its ranks, and what it tells them.
+//! Exchange of a launcher with the launchers of other hosts while it waits for its ranks.
 //!
 //! A failure is reported by the launcher of the host where it happened, which sees how a process ended. Ranks of other hosts
 //! may see a closed connection before this report arrives; then the report corrects what they said.
@@ -15,7 +15,7 @@ use crate::watch::{TELL_EVERY, Watch};
 const CORRECTION: Duration = Duration::from_millis(500);
 
 impl Watch<'_> {
-    /// Whether the ranks of other hosts still run, or the launcher of one may still say why the job failed.
+    /// Returns whether the ranks of other hosts still run, or a launcher may still report why the job failed.
     pub(crate) fn waits_for_others(&mut self) -> bool {
         let Some(plane) = &self.plane else { return false };
         match (&self.failure, self.failed_at) {
@@ -30,7 +30,7 @@ impl Watch<'_> {
         }
     }
 
-    /// Whether the ranks of all hosts, also of this one, have ended well.
+    /// Returns whether the ranks of all hosts, also of this one, have ended well.
     fn all_ended(&self) -> bool {
         self.plane
             .as_ref()
@@ -330,10 +330,11 @@ mod tests {
         })
     }
 
-    /// What the launcher of host 1 hears for its program.
+    /// Messages that the launcher of host 1 receives for its program.
     type Said = Result<Vec<(usize, Vec<u8>)>, Parting>;
 
-    /// What the launcher of host 1 does when its rank has ended well, and host 0 says `last` and is gone before it looks.
+    /// Failure and messages of the launcher of host 1 when its rank has ended well, and host 0 sends `last` and is gone before
+    /// host 1 looks.
     fn after(last: &[Message]) -> (Option<String>, Said) {
         let [leader, mut member] = planes();
         let job = HostJob::on_host(&member.ranks(), 1).unwrap();

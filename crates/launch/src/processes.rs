@@ -23,7 +23,7 @@ pub struct RankProcesses {
     pub(crate) ranks: Vec<RankProcess>,
     /// World rank of the first process.
     first: usize,
-    /// Whether another process of this host leads: it tells the other hosts and waits for them.
+    /// True if another process of this host leads: it tells the other hosts and waits for them.
     pub(crate) follows: bool,
 }
 
@@ -34,7 +34,7 @@ pub(crate) struct RankProcess {
     pub(crate) pidfd: Option<OwnedFd>,
     /// `None` while it runs.
     pub(crate) status: Option<ExitStatus>,
-    /// Whether the launcher no longer waits for it, although it runs.
+    /// True if the launcher no longer waits for it, although it runs.
     pub(crate) given_up: bool,
 }
 
@@ -60,7 +60,7 @@ impl RankProcesses {
         self.first
     }
 
-    /// Whether ranks of this host that other processes have started have not done their work yet.
+    /// Returns whether ranks of this host that other processes have started have not done their work yet.
     pub(crate) fn others_work(&self) -> bool {
         let started = self.first..self.first + self.ranks.len();
         !self.follows && self.job.ranks().any(|rank| !started.contains(&rank) && !self.job.is_done(rank))

@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use phalanx_host::process::Activity;
 
-/// What the launcher observed about a rank at one moment.
+/// The launcher's observation of a rank at one moment.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Observation {
     /// Time since its last sign of life; `None` when it has not joined the job yet.

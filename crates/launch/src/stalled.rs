@@ -69,7 +69,7 @@ impl Watch<'_> {
         )
     }
 
-    /// What the ranks of all hosts did last that do not stand still.
+    /// Describes the last activity of the ranks of all hosts that do not stand still.
     fn describe_rest(&self, still: &[(usize, Activity)]) -> String {
         let job = &self.processes.job;
         let world = self.plane.as_ref().map_or(job.ranks().end, |plane| plane.ranks().world_size());
@@ -77,7 +77,7 @@ impl Watch<'_> {
         rest.take(MAX_NAMED).map(|rank| format!("\nrank {rank}: {}", job.last_activity(rank))).collect()
     }
 
-    /// What a stalled process waits for, as far as is visible from outside.
+    /// Describes the event that a stalled process waits for, as far as is visible from outside.
     pub(crate) fn held_up_by(&self, rank: usize, activity: &Activity) -> String {
         let pid = self.processes.process(rank).map_or(0, |process| process.pid());
         match (activity.stopped, self.hooks.waits_for(rank), activity.in_disk) {

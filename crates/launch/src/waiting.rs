@@ -33,7 +33,7 @@ pub fn tell_while<T>(
     })
 }
 
-/// How long a wait lasts already, and may last: ` (5 s of 300 s, --join-timeout)`.
+/// Text of the time waited so far and of its limit: ` (5 s of 300 s, --join-timeout)`.
 pub(crate) fn so_far(waited: Duration, limit: Duration) -> String {
     format!(" ({} s of {} s, --join-timeout)", waited.as_secs(), limit.as_secs())
 }

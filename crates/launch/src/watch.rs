@@ -32,7 +32,7 @@ const SEARCH_EVERY: [Duration; 2] = [Duration::from_millis(50), Duration::from_m
 /// Time between two messages with the states of this host's ranks.
 pub(crate) const TELL_EVERY: Duration = Duration::from_millis(100);
 
-/// How far the end of a job has come.
+/// Progress of the end of a job.
 #[derive(Clone, Copy)]
 pub(crate) enum Phase {
     /// The ranks work.
@@ -70,7 +70,7 @@ pub(crate) struct Watch<'a> {
     pub(crate) phase: Phase,
     pub(crate) failure: Option<Failure>,
     pub(crate) stalls: StallDetector,
-    /// Whether the ranks were asked to finish early.
+    /// True if the ranks were asked to finish early.
     pub(crate) stopping: bool,
     /// When the job was found to have failed.
     pub(crate) failed_at: Option<Instant>,
@@ -149,7 +149,7 @@ impl<'a> Watch<'a> {
         Err(failure)
     }
 
-    /// Whether ranks of this host that other processes have started still work.
+    /// Returns whether ranks of this host that other processes have started still work.
     fn waits_for_local(&self) -> bool {
         matches!(self.phase, Phase::Working) && self.processes.others_work()
     }

@@ -25,7 +25,7 @@ fn introduction(host: usize, hosts: usize, ranks: usize) -> Introduction {
     Introduction { name, machine, host, hosts, ranks, build: "test", job, about }
 }
 
-/// What a member's launcher hears for its program.
+/// Receives the messages for the program of a member's launcher.
 fn hears(plane: &mut ControlPlane) -> Result<Vec<(usize, Vec<u8>)>, Parting> {
     receive_program(plane, LIMIT, &|| false, &|_| ())
 }

@@ -32,7 +32,7 @@ const HEARD: Duration = Duration::from_secs(1);
 /// Maximum time that counts as silence between two looks: when this process did not run, the peer is not charged with that.
 const COUNTED_MAX: Duration = Duration::from_millis(500);
 
-/// What came over a link.
+/// A message from a link, or the end of it.
 pub(crate) enum Arrival {
     Message(Message),
     /// The connection is closed; the reason.
@@ -58,7 +58,7 @@ impl Inbox {
         self.wake.as_fd()
     }
 
-    /// What has come, by the host that sent it.
+    /// Takes all arrivals, each with the host that sent it.
     pub(crate) fn take(&self) -> Vec<(usize, Arrival)> {
         // Emptied first, so that what comes meanwhile wakes again.
         let _ = rustix::io::read(&*self.wake, &mut [0u8; 8][..]);
@@ -78,7 +78,7 @@ pub(crate) struct Link {
     ended: Arc<Ended>,
 }
 
-/// Whether the reader has ended, and the writer.
+/// Flags that the reader and the writer have ended.
 #[derive(Default)]
 struct Ended {
     threads: Mutex<[bool; 2]>,
@@ -99,7 +99,7 @@ impl Ended {
     }
 }
 
-/// How long the peer was silent, as it was seen at the last look.
+/// Time for which the peer was silent, as of the last look.
 struct Silence {
     heard: u64,
     looked: Instant,
@@ -176,13 +176,13 @@ impl Link {
         }
     }
 
-    /// Whether nothing more comes.
+    /// Returns whether no more messages come.
     #[cfg(test)]
     pub(crate) fn has_ended(&self) -> bool {
         self.ended.after(Duration::ZERO, |_| false)[0]
     }
 
-    /// How long the peer has not been heard, as far as this process has run, and has looked.
+    /// Time since the peer was last heard. It counts only the time in which this process ran and looked.
     pub(crate) fn silent_for(&self) -> Duration {
         let (now, heard) = (Instant::now(), self.heard.load(Ordering::Relaxed));
         let mut silence = self.silence.lock().unwrap_or_else(PoisonError::into_inner);
@@ -196,7 +196,7 @@ impl Link {
         silence.time
     }
 
-    /// Whether something has come that the thread did not take yet: on a busy machine, it may get no core for long.
+    /// Returns whether bytes have come that the thread has not read yet: on a busy machine, it may get no core for long.
     fn has_something_to_read(&self) -> bool {
         recv(&self.socket, &mut [0u8; 1][..], RecvFlags::PEEK | RecvFlags::DONTWAIT)
             .is_ok_and(|(_, bytes)| bytes > 0)

@@ -78,7 +78,7 @@ impl Listeners {
         self.addresses.first().map(SocketAddr::port)
     }
 
-    /// Where it listens, in words.
+    /// Describes the addresses at which it listens.
     pub(crate) fn describe(&self) -> String {
         let at = |address: &SocketAddr| match address.ip().is_unspecified() {
             true => format!("all addresses of this host, port {}", address.port()),

@@ -1,4 +1,4 @@
-//! What launchers send each other: one byte that says what it is, and its content.
+//! Messages between launchers: one byte for the kind, and the content.
 
 use phalanx_collectives::Blame;
 use serde::{Deserialize, Serialize};
@@ -17,13 +17,13 @@ pub struct FailureReport {
     pub reason: String,
     /// Its last activity.
     pub activity: String,
-    /// Whether the whole host of the rank was lost.
+    /// True if the whole host of the rank was lost.
     pub host_lost: bool,
-    /// What is to blame beside the rank.
+    /// Cause beside the rank.
     pub blame: Blame,
 }
 
-/// What launchers send each other.
+/// Message between launchers.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Message {
     /// The sender lives, and has nothing else to say.
@@ -42,7 +42,7 @@ pub enum Message {
     GivenUp(String),
     /// The launcher of host 0 ends the job before its ranks have started, because somebody asked for it; who.
     Stopped(String),
-    /// What the launchers' program sends: bytes that mean nothing here.
+    /// A message of the launchers' program: bytes that mean nothing here.
     Program(Vec<u8>),
 }
 

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::control::link::{Arrival, Inbox, Link};
 use crate::control::message::Message;
 
-/// What another launcher said of itself, or what happened to it. The launcher is named by the id of its host, which may run no
+/// A message of another launcher, or the loss of its connection. The launcher is named by the id of its host, which may run no
 /// ranks of the job: [`ControlPlane::number`].
 pub enum Event {
     /// A message of the launcher of a host.
@@ -28,11 +28,11 @@ pub struct HostInfo {
     /// The number with which it came, by which it is named everywhere. Hosts that are lost or run no ranks leave gaps; the numbers of
     /// [`Hosts`] have none.
     pub id: usize,
-    /// What differs between machines: several hosts may be one machine.
+    /// Identifier of the machine: several hosts may be one machine.
     pub machine: String,
     /// Number of ranks that it runs.
     pub ranks: usize,
-    /// What its program said about it when it came.
+    /// Description that its program gave when the host connected.
     #[serde(default)]
     pub about: String,
 }
@@ -126,7 +126,7 @@ impl ControlPlane {
         std::mem::take(&mut self.for_program)
     }
 
-    /// What has come, but for messages for the program. Host 0 passes on what concerns the others.
+    /// Takes all events that have come, but for messages for the program. Host 0 passes on those that concern the others.
     pub fn events(&mut self) -> Vec<Event> {
         self.arrived(false)
     }
@@ -155,7 +155,7 @@ impl ControlPlane {
         self.links.clear();
     }
 
-    /// Whether all connections have ended; what came over them may not have been taken yet.
+    /// Returns whether all connections have ended. Their last messages may not have been taken yet.
     #[cfg(test)]
     pub(crate) fn links_have_ended(&self) -> bool {
         self.links.values().all(Link::has_ended)
@@ -198,8 +198,8 @@ impl ControlPlane {
         events
     }
 
-    /// What the launcher of a host may say to that of host 0, which passes it on: what concerns its own host. The rest is of an earlier
-    /// start of the ranks, or of no launcher.
+    /// Returns the part of a message that a host's launcher may send to host 0, which passes it on: reports about its own host.
+    /// The rest is from an earlier start of the ranks, or from no launcher.
     fn checked(&self, id: usize, message: Message) -> Option<Message> {
         let own = || Some(self.ranks().ranks(self.number(id)?));
         match message {

@@ -21,8 +21,8 @@ use crate::waiting::{named, so_far, tell_while};
 /// Time between two attempts to connect.
 const RETRY: Duration = Duration::from_millis(200);
 
-/// How often in a row host 0 has to close a connection in its handshake before a host takes that for an answer. It also closes it when
-/// it ends, and the secret's file may be that of an earlier job, and be replaced in a moment.
+/// Number of connections in a row that host 0 has to close during the handshake before a host takes this for a refusal. Host 0
+/// also closes them when it ends; and the secret's file may be that of an earlier job, and be replaced in a moment.
 const REFUSALS: usize = 3;
 
 /// Time between two lines about connections that were refused.
@@ -37,12 +37,12 @@ const HEARS: Duration = Duration::from_secs(5);
 /// Time for those who have begun to prove themselves when all hosts have come: they are told why they are not taken.
 const LATE: Duration = Duration::from_millis(500);
 
-/// What a launcher says of its host when it connects.
+/// A launcher's description of its host, sent when it connects.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Introduction {
     /// The name of the host.
     pub name: String,
-    /// What differs between machines: several hosts may be one machine.
+    /// Identifier of the machine: several hosts may be one machine.
     pub machine: String,
     /// Its number.
     pub host: usize,
@@ -55,7 +55,7 @@ pub struct Introduction {
     pub build: &'static str,
     /// The job for which it comes, as all its hosts call it; empty if the secret is that of one job alone.
     pub job: String,
-    /// What its program says about it to that of host 0.
+    /// Its program's description of the host, for the program of host 0.
     pub about: String,
 }
 
@@ -65,7 +65,7 @@ impl Introduction {
         HostInfo { name, id: host, machine, ranks, about }
     }
 
-    /// What the connections between launchers belong to. The job is compared when they have met, to be named.
+    /// Identity of the connections between launchers. The job is compared after the handshake, so that an error can name it.
     fn identity(&self) -> Identity {
         Identity { build: self.build, job: [0; 16], epoch: 0, purpose: "control" }
     }
@@ -99,7 +99,7 @@ impl Meeting {
         self.listeners.port().unwrap_or(0)
     }
 
-    /// Where it listens, in words.
+    /// Describes the addresses at which it listens.
     pub fn describe(&self) -> String {
         self.listeners.describe()
     }
@@ -238,7 +238,7 @@ impl Gathering<'_> {
         Ok(())
     }
 
-    /// What hosts that have come say meanwhile: to stop. One that has left again is waited for once more.
+    /// Takes the messages of hosts that have come; returns a request to stop. A host that has left again is waited for once more.
     fn hear(&mut self, note: &dyn Fn(&str)) -> Option<Parting> {
         let mut asked = None;
         for (host, arrival) in self.inbox.take() {
@@ -437,7 +437,8 @@ fn try_to_connect(
     }
 }
 
-/// Whether host 0 does not want this host: it closes the connection. One that is busy, or flooded by strangers, answers late or not.
+/// Returns whether host 0 refuses this host: it closes the connection. A host 0 that is busy, or flooded by strangers, answers
+/// late or not.
 fn is_refusal(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::UnexpectedEof | ErrorKind::PermissionDenied)
 }

@@ -23,7 +23,7 @@ const UNREAD: [&str; 6] = [
     "MV2_COMM_WORLD_RANK",
 ];
 
-/// What there is to say about variables that are not followed. `world`: the number of ranks that a launcher has given, if one did.
+/// Lines for the user about variables that are not followed. `world`: the number of ranks that a launcher has given, if one did.
 pub(super) fn leftovers(variables: &Variables<'_>, world: Option<usize>) -> Vec<String> {
     let mut lines: Vec<String> =
         batch_script(variables).filter(|_| world.is_none_or(|world| world == 1)).into_iter().collect();

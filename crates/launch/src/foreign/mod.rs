@@ -88,7 +88,7 @@ pub const CHOICE: &str = "PHALANX_LAUNCHER";
 /// The variable with the address at which the launchers of several hosts meet, as `HOST:PORT`.
 pub const RENDEZVOUS: &str = "PHALANX_RENDEZVOUS";
 
-/// What another launcher says about one of its processes.
+/// One process of another launcher, as that launcher's variables describe it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ForeignRank {
     /// The launcher that said it.
@@ -103,24 +103,24 @@ pub struct ForeignRank {
     pub local_rank: usize,
     /// Number of ranks of its host.
     pub local_world_size: usize,
-    /// Whether the variables do not say which ranks share a host, and it was assumed.
+    /// True if the variables do not say which ranks share a host, and it was assumed.
     pub is_local_assumed: bool,
     /// Number of this host and of all hosts, if the variables say so.
     pub hosts: Option<(usize, usize)>,
     /// A name of the job that all its ranks know and no other job of this user has at the same time.
     pub job: String,
-    /// Where the launchers of several hosts meet, if the variables say so: the host of rank 0, and a port.
+    /// Meeting point of the launchers of several hosts, if the variables give one: the host of rank 0, and a port.
     pub rendezvous: Option<(String, u16)>,
     /// The variables that say all this: `RANK=1 WORLD_SIZE=4`.
     pub said: String,
 }
 
-/// What the variables of other launchers say.
+/// Result of reading the variables of other launchers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Foreign {
     /// The rank of this process; None if no launcher has given it one, or if the world has one rank.
     pub rank: Option<ForeignRank>,
-    /// What there is to say about variables that were not followed.
+    /// Lines for the user about variables that were not followed.
     pub notes: Vec<String>,
 }
 
@@ -135,7 +135,7 @@ impl ForeignRank {
         format!("rank {number} of {world_size}{local}")
     }
 
-    /// Whether both mean the same rank.
+    /// Returns whether both mean the same rank.
     fn agrees_with(&self, other: &ForeignRank) -> bool {
         let local = |rank: &ForeignRank| (rank.local_rank, rank.local_world_size);
         let assumed = self.is_local_assumed || other.is_local_assumed;
@@ -143,7 +143,7 @@ impl ForeignRank {
             && (assumed || local(self) == local(other))
     }
 
-    /// Whether all ranks are on one host.
+    /// Returns whether all ranks are on one host.
     pub fn is_on_one_host(&self) -> bool {
         self.local_world_size == self.world_size
     }
@@ -256,7 +256,8 @@ pub fn foreign(variables: &Variables<'_>) -> Result<Foreign, EnvironmentError> {
     Ok(Foreign { rank: Some(found), notes })
 }
 
-/// What the launchers say whose variables are complete, if they agree; and what there is to say about those whose are not.
+/// Returns the rank on which all launchers with complete variables agree, and lines for the user about launchers whose variables
+/// are incomplete.
 fn agreed(variables: &Variables<'_>) -> Result<(Option<ForeignRank>, Vec<String>), EnvironmentError> {
     let (mut complete, mut incomplete): (Vec<ForeignRank>, Vec<_>) = Default::default();
     for launcher in ForeignLauncher::ALL {

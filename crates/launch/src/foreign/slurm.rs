@@ -63,7 +63,7 @@ pub(crate) fn read(variables: &Variables<'_>) -> Result<Option<ForeignRank>, Env
     }))
 }
 
-/// Where a task runs.
+/// Node of a task, and the task's number there.
 struct Place {
     node: usize,
     /// Its number among the tasks of the node.

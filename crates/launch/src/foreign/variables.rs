@@ -30,7 +30,7 @@ impl<'a> Variables<'a> {
         self.text(name).is_some()
     }
 
-    /// How a variable is not set: `not set`, or `empty`.
+    /// Describes the absence of a variable: `not set`, or `empty`.
     pub(crate) fn absence(&self, name: &str) -> &'static str {
         if (self.0)(name).is_some() { "empty" } else { "not set" }
     }

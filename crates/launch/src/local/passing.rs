@@ -15,7 +15,7 @@ use super::{BYTES, LocalHello, LocalLeader, LocalMember};
 const DESCRIPTORS: usize = 253;
 
 impl LocalLeader {
-    /// What the other processes have said.
+    /// Messages of the other processes.
     pub fn hellos(&self) -> impl Iterator<Item = &LocalHello> {
         self.members.iter().map(|(hello, _)| hello)
     }
