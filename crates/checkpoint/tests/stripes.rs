@@ -72,7 +72,7 @@ fn layouts() -> Vec<Layout> {
 }
 
 impl Layout {
-    /// Part of each tensor that a rank and shard hold: the tensor's number, the stripe, and a range of the stripe.
+    /// Parts of tensors that a shard of a rank holds: the tensor's number, the stripe, and a range of the stripe.
     fn held(self, rank: usize, shard: u64) -> Vec<(usize, Stripe, Range<u64>)> {
         let one = |(tensor, (_, shape, _)): (usize, &(&str, [usize; 2], DType))| {
             let stripe = self.split.stripe(shape, rank, self.ranks);

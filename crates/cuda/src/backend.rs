@@ -37,7 +37,7 @@ use crate::streams::{Streams, index};
 use links::LinksMemory;
 use staging::Staging;
 
-/// Where scratch begins in its memory.
+/// Offset at which scratch begins in its memory.
 const SCRATCH_START: u64 = 256;
 
 /// A card that computes.
@@ -67,7 +67,7 @@ pub(crate) struct Cuda {
     context: Arc<Context>,
 }
 
-/// What is used under a lock.
+/// State of the device that is used under a lock.
 struct State {
     streams: Streams,
     faults: Faults,
@@ -82,7 +82,7 @@ struct State {
     failure: Option<DeviceError>,
 }
 
-/// What a [`Cuda`] is made of.
+/// Parts from which a [`Cuda`] is made.
 pub(crate) struct Parts {
     pub(crate) context: Arc<Context>,
     pub(crate) modules: Modules,
@@ -97,7 +97,7 @@ pub(crate) struct Parts {
     pub(crate) host: Arc<dyn Kernels>,
     pub(crate) disk: Option<Immediate>,
     pub(crate) tf32: bool,
-    /// Whether segments that come again are launched as graphs.
+    /// True if repeated segments are launched as graphs.
     pub(crate) graphs: bool,
     /// Is told what is no error.
     pub(crate) notice: Box<Notice>,
@@ -233,7 +233,7 @@ impl Cuda {
         }
     }
 
-    /// What makes steps of an operation.
+    /// Returns the [`Issue`] that turns an operation into steps of `segment`.
     fn collector<'a>(
         &'a self,
         faults: &'a mut Faults,

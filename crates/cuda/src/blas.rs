@@ -133,11 +133,11 @@ pub(crate) struct Matrix {
     pub(crate) columns: usize,
     /// Elements from one row to the next.
     pub(crate) stride: usize,
-    /// Whether it is multiplied as its transpose.
+    /// True if the product uses its transpose.
     pub(crate) transposed: bool,
 }
 
-/// What an algorithm is chosen by: `to = a · b (+ to or another matrix) (+ bias)`.
+/// Description of a product, by which an algorithm is chosen: `to = a · b (+ to or another matrix) (+ bias)`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Problem {
     pub(crate) a: Matrix,
@@ -150,7 +150,7 @@ pub(crate) struct Problem {
     pub(crate) workspace_bytes: usize,
 }
 
-/// Where the matrices of a product lie.
+/// Addresses of the matrices of a product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Addresses {
     pub(crate) a: u64,
@@ -168,7 +168,8 @@ pub(crate) struct Blas {
     handle: Handle,
     /// By problem; none where the library has no algorithm.
     plans: Mutex<HashMap<Problem, Option<Plan>>>,
-    /// Whether it is given the even part of a product whose extent is no multiple of 16 bytes, and a kernel the rest.
+    /// True if the library computes the even part of a product with an extent that is no multiple of 16 bytes, and a
+    /// kernel of this crate the rest.
     pub(crate) splits_odd: bool,
     /// Which of the algorithms that the library names a problem has; the last where there are fewer.
     pub(crate) algorithm: usize,
@@ -208,12 +209,12 @@ impl Blas {
         })
     }
 
-    /// Whether a product like this was asked for before.
+    /// Returns whether a product like this was asked for before.
     pub(crate) fn knows(&self, problem: &Problem) -> bool {
         self.lock().contains_key(problem)
     }
 
-    /// Whether the library has an algorithm for a product.
+    /// Returns whether the library has an algorithm for a product.
     pub(crate) fn computes(&self, problem: &Problem) -> Result<bool, Error> {
         let mut plans = self.lock();
         let plan = match plans.entry(*problem) {
@@ -223,7 +224,7 @@ impl Blas {
         Ok(plan.is_some())
     }
 
-    /// Whether a product like this was issued before.
+    /// Returns whether a product like this was issued before.
     pub(crate) fn has_computed(&self, problem: &Problem) -> bool {
         self.lock().get(problem).is_some_and(|plan| plan.as_ref().is_some_and(|plan| plan.was_used))
     }
@@ -410,7 +411,8 @@ struct Opened {
     library: Library,
 }
 
-/// What `make` makes of the first library with which it succeeds; a `place` that was given must have one.
+/// Returns the result of `make` for the first library with which it succeeds. If a `place` is given, a library must be
+/// there.
 fn find<T>(
     place: Option<&Path>,
     folders: &Folders,

@@ -28,7 +28,7 @@ impl Bounds {
         Bounds { announce, _library: library }
     }
 
-    /// Whether bounds are looked at.
+    /// Returns whether bounds are checked.
     pub(crate) fn are_checked(&self) -> bool {
         self.announce.is_some()
     }

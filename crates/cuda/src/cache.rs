@@ -9,7 +9,7 @@ use crate::programs::{HEADERS, Program};
 /// Largest file that is read: programs have at most a few hundred KiB.
 const MAX_BYTES: u64 = 64 << 20;
 
-/// Where compiled programs are kept.
+/// Cache of compiled programs in a folder.
 pub struct Cache {
     folder: PathBuf,
 }

@@ -19,7 +19,7 @@ type NvrtcResult = c_int;
 /// Names of the library, the newest first.
 const NAMES: [&str; 3] = ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"];
 
-/// What is made of a program.
+/// Result of compiling a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Code {
     /// Instructions of one architecture.
@@ -33,7 +33,7 @@ pub enum Code {
 pub struct Compiled {
     /// For the driver. PTX ends with 0.
     pub image: Vec<u8>,
-    /// What the compiler said, with registers, spills and shared memory of each kernel.
+    /// Log of the compiler, with registers, spills and shared memory of each kernel.
     pub log: String,
 }
 
@@ -55,7 +55,7 @@ impl Compiler {
         Compiler::first(place, folders, Ok)
     }
 
-    /// What `make` makes of the first NVRTC with which it succeeds.
+    /// Returns the result of `make` for the first NVRTC with which it succeeds.
     ///
     /// # Errors
     /// As for [`Compiler::load`]; else those of the first that was found, with what was wrong with the others.
@@ -236,7 +236,7 @@ impl Job<'_> {
         }
     }
 
-    /// What a pair of functions gives: a length, and that many bytes.
+    /// Returns the text that a pair of functions gives: a length, and that many bytes.
     fn text(&self, size: &'static str, get: &'static str) -> Result<Vec<u8>, Error> {
         type Size = unsafe extern "C" fn(NvrtcProgram, *mut usize) -> NvrtcResult;
         type Get = unsafe extern "C" fn(NvrtcProgram, *mut c_char) -> NvrtcResult;

@@ -98,7 +98,7 @@ pub struct Clocks {
     pub memory_bits: u32,
 }
 
-/// What a card is.
+/// Properties of a card.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Card {
     /// Its number, from 0.
@@ -113,7 +113,7 @@ pub struct Card {
     pub memory_bytes: u64,
     /// Bytes of shared memory that a block may have.
     pub shared_bytes: u32,
-    /// How fast it runs at most; None where the driver does not say.
+    /// Maximum clock rates; None if the driver does not report them.
     pub clocks: Option<Clocks>,
     pub(crate) device: c_int,
 }
@@ -196,7 +196,8 @@ fn attribute_of(device: c_int, attribute: CUdevice_attribute) -> Result<i32, Err
     Ok(value)
 }
 
-/// What devices have asked the driver to make so far, and to launch: a step makes nothing once its kernels are loaded.
+/// Counts of what devices have asked the driver to make and to launch so far. A step makes nothing once its kernels are
+/// loaded.
 #[derive(Debug, Default)]
 pub struct Made {
     allocations: AtomicU64,
@@ -210,7 +211,7 @@ pub struct Made {
     linked_bytes: AtomicU64,
 }
 
-/// What was issued to streams of kernels.
+/// Numbers of launches on streams of kernels.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Launches {
     /// Kernels, products of the library and copies that were issued one by one.
@@ -232,14 +233,15 @@ impl Made {
         self.objects.load(Ordering::Relaxed)
     }
 
-    /// What was issued to streams of kernels.
+    /// Numbers of launches on streams of kernels.
     pub fn launches(&self) -> Launches {
         let [single, graphs, in_graphs] = [&self.launches, &self.graph_launches, &self.from_graphs]
             .map(|count| count.load(Ordering::Relaxed));
         Launches { single, graphs, in_graphs }
     }
 
-    /// How often a thread of the host was blocked until work of a card, or of the host's stream beside it, was over.
+    /// Number of times that a thread of the host was blocked until work of a card, or of the host's stream beside it,
+    /// had finished.
     pub fn waits(&self) -> u64 {
         self.waits.load(Ordering::Relaxed)
     }
@@ -262,7 +264,7 @@ impl Made {
         self.linked_bytes.store(bytes, Ordering::Relaxed);
     }
 
-    /// How often the stream of kernels waited for a call between cards in the host's place.
+    /// Number of times that the stream of kernels, instead of the host, waited for a call between cards.
     pub fn follows(&self) -> u64 {
         self.follows.load(Ordering::Relaxed)
     }
@@ -293,7 +295,7 @@ impl Made {
     }
 }
 
-/// How long a wait looks again at once, and how long it sleeps between two looks then.
+/// Time for which a wait polls without sleeping, and its sleep between two polls after that.
 const SPIN: Duration = Duration::from_millis(1);
 const NAP: Duration = Duration::from_micros(50);
 
@@ -304,7 +306,7 @@ pub(crate) struct Context {
     context: sys::CUcontext,
     /// Why nothing may be asked of it any more: what was started may never end, and whoever waits for it, or frees its memory, waits for ever.
     stuck: OnceLock<Error>,
-    /// Whether what runs may wait for other cards, so that waits of the host look whether the context was given up.
+    /// True if running work may wait for other cards: waits of the host then check whether the context was given up.
     is_linked: AtomicBool,
 }
 
@@ -335,7 +337,7 @@ impl Context {
         let _ = self.stuck.set(why);
     }
 
-    /// What runs may wait for other cards from here on.
+    /// Declares that from here on running work may wait for other cards.
     pub(crate) fn link(&self) {
         self.is_linked.store(true, Ordering::Relaxed);
     }

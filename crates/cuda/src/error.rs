@@ -11,7 +11,7 @@ pub const DRIVER_MIN: i32 = 12000;
 /// The oldest card: compute capability 8.0 (A100), which has bf16 and asynchronous copies into shared memory.
 pub const CAPABILITY_MIN: (i32, i32) = (8, 0);
 
-/// What went wrong with a card, its driver, or the compiler of its kernels.
+/// Error of a card, its driver, or the compiler of its kernels.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The dynamic loader finds no driver.
@@ -95,7 +95,7 @@ pub enum Error {
         architecture: String,
         /// NVRTC's version.
         version: (i32, i32),
-        /// What NVRTC says.
+        /// Log of NVRTC.
         log: String,
     },
     /// The driver does not understand what NVRTC makes.
@@ -126,7 +126,7 @@ pub enum Error {
         free_bytes: u64,
         /// Bytes of the card.
         total_bytes: u64,
-        /// What for.
+        /// Purpose of the bytes.
         purpose: &'static str,
     },
     /// The device may not take what its plan needs.
@@ -149,7 +149,7 @@ pub enum Error {
     Blas {
         /// The function.
         call: &'static str,
-        /// What it returned.
+        /// Status that it returned.
         status: u32,
     },
     /// There is no cuBLASLt where it was said to be.
@@ -171,9 +171,9 @@ pub enum Error {
     Nccl {
         /// The function, or what it was part of.
         call: &'static str,
-        /// What it returned.
+        /// Result that it returned.
         result: i32,
-        /// What the library says about it.
+        /// Text of the library for this error.
         text: String,
     },
     /// There is no NCCL where it was said to be.
@@ -203,7 +203,7 @@ pub enum Error {
         /// Bytes that the driver still takes, about.
         needed_bytes: u64,
     },
-    /// What was started on a card may never end.
+    /// Work that was started on a card may never end.
     #[error("nothing more can be asked of the card: {0}")]
     GivenUp(String),
     /// Cards cannot be connected.
@@ -216,13 +216,13 @@ pub enum Error {
         call: &'static str,
         /// The name of its error.
         name: String,
-        /// What the driver says about it.
+        /// Text of the driver for this error.
         text: String,
     },
     /// The system refused memory.
     #[error("the system refuses {bytes} bytes of addresses for device memory: {error}")]
     Addresses {
-        /// How many.
+        /// Number of bytes that were requested.
         bytes: u64,
         /// Its answer.
         error: std::io::Error,
@@ -233,7 +233,7 @@ pub enum Error {
     /// None of several libraries of one kind can be used.
     #[error("{first}\nneither do the others that were found: {}", others.join("; "))]
     NoneOfSeveral {
-        /// What was wrong with the first.
+        /// Error of the first.
         first: Box<Error>,
         /// The others, with their reasons.
         others: Vec<String>,
@@ -244,7 +244,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// What to say where each of several libraries has failed.
+    /// Combines the errors of several libraries, all of which have failed.
     pub(crate) fn first_of(mut failed: Vec<Error>) -> Error {
         let first = Box::new(failed.remove(0));
         let others: Vec<String> = failed.iter().map(Error::to_string).collect();
@@ -270,7 +270,7 @@ fn nvrtc_package(driver: Option<i32>) -> (&'static str, &'static str) {
     }
 }
 
-/// What helps against an error of the driver, where that is known.
+/// Returns advice for an error of the driver, if there is some.
 fn advice(name: &str) -> &'static str {
     match name {
         "CUDA_ERROR_DEVICE_UNAVAILABLE" => {

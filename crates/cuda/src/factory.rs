@@ -32,24 +32,27 @@ pub const CONTEXT_BYTES: u64 = (640 << 20) + GRAPH_BYTES;
 /// Bytes that the driver and its libraries take of the host's memory in a process, about: 216 MiB there.
 pub const DRIVER_HOST_BYTES: u64 = 240 << 20;
 
-/// How a card is used.
+/// Options for the use of cards.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// Where NVRTC is: a file, or the folder of `libnvrtc.so`. None: in `folders`, or where the dynamic loader finds it.
+    /// Path of NVRTC: a file, or the folder of `libnvrtc.so`. None: it is searched in `folders`, then by the dynamic
+    /// loader.
     pub nvrtc: Option<PathBuf>,
-    /// Where cuBLASLt is: a file, or the folder of `libcublasLt.so`. None: in `folders`, or where the dynamic loader finds it.
+    /// Path of cuBLASLt: a file, or the folder of `libcublasLt.so`. None: it is searched in `folders`, then by the
+    /// dynamic loader.
     pub cublas: Option<PathBuf>,
-    /// Where libraries are looked for, before the dynamic loader is asked.
+    /// Folders in which libraries are searched before the dynamic loader is asked.
     pub folders: Folders,
-    /// Whether products are computed by cuBLASLt where it is found; else always by kernels of this crate.
+    /// True if cuBLASLt, where it is found, computes products; else kernels of this crate always do.
     pub library_products: bool,
-    /// Whether cuBLASLt computes only the part of a product up to a multiple of 16 bytes, where an extent has more (50,257 classes), and a
-    /// kernel of this crate the rest: the library's fast kernels may want such extents.
+    /// True if cuBLASLt computes only the part of a product up to a multiple of 16 bytes where an extent has more
+    /// (50,257 classes), and a kernel of this crate the rest: the library's fast kernels may need such extents.
     pub splits_odd: bool,
     /// Which of cuBLASLt's algorithms each product has, as the library orders them by its estimates: 0 for the first, below
     /// [`ALGORITHMS`](crate::ALGORITHMS). Others have other bits.
     pub algorithm: usize,
-    /// Where NCCL is: a file, or the folder of `libnccl.so.2`. None: in `folders`, or where the dynamic loader finds it.
+    /// Path of NCCL: a file, or the folder of `libnccl.so.2`. None: it is searched in `folders`, then by the dynamic
+    /// loader.
     pub nccl: Option<PathBuf>,
     /// The ranks of each communicator of NCCL for which there must be room on a card; with none, ranks communicate through host memory.
     pub communicators: Vec<usize>,
@@ -59,9 +62,9 @@ pub struct Options {
     pub scratch_bytes: u64,
     /// Bytes that a device may take of its card at most, in all. None: what is free.
     pub memory_bytes: Option<u64>,
-    /// Whether ranks share cards when there are more ranks than cards.
+    /// True if ranks share cards when there are more ranks than cards.
     pub share_cards: bool,
-    /// Whether launches that come again in the same order are launched as graphs; else one by one.
+    /// True if launches that are repeated in the same order are launched as graphs; else one by one.
     pub graphs: bool,
 }
 
@@ -161,7 +164,7 @@ impl CudaFactory {
         CudaFactory { notice: Arc::new(notice), ..self }
     }
 
-    /// What its devices have asked the driver to make and to launch.
+    /// Counts of what its devices have asked the driver to make and to launch.
     pub fn made(&self) -> &Arc<Made> {
         &self.made
     }

@@ -19,7 +19,7 @@ const CALLS_MAX: usize = 1 << 16;
 /// Length of the word.
 const BYTES: usize = size_of::<u64>();
 
-/// What a kernel checks.
+/// Condition that a kernel checks.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Checked {
     /// A token is one of so many.
@@ -55,7 +55,7 @@ pub(crate) struct Faults {
     on_card: u64,
     calls: VecDeque<CheckedCall>,
     issued: u32,
-    /// Whether a call was issued whose word was not fetched.
+    /// True if a call was issued whose word was not fetched.
     is_unread: bool,
 }
 

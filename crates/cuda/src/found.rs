@@ -1,4 +1,4 @@
-//! What a machine has for this device: a driver, cards, and the compiler of kernels.
+//! The driver, cards and compiler of kernels that a machine has for this device.
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};
@@ -31,7 +31,7 @@ impl Found {
     /// Looks for all of it.
     ///
     /// # Errors
-    /// What is missing or too old, with the package or setting that helps.
+    /// A part that is missing or too old, with the package or setting that helps.
     pub fn look(options: &Options) -> Result<Found, Error> {
         let cards = usable_cards()?;
         let nvrtc = check_compiler(&cards, options)?;
@@ -51,7 +51,7 @@ impl Found {
         ranks.div_ceil(self.cards.len()).max(1)
     }
 
-    /// How many of `ranks` compute on the card of one of them.
+    /// Number of ranks, of `ranks`, that compute on the card of rank `rank`.
     pub fn ranks_on_card_of(&self, rank: usize, ranks: usize) -> usize {
         let (cards, first) = (self.cards.len(), rank % self.cards.len());
         ranks.saturating_sub(first).div_ceil(cards).max(1)

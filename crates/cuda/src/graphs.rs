@@ -50,7 +50,7 @@ struct Graph {
     words: Vec<u64>,
     /// The bounds that its steps have now, where they are checked.
     bounds: Vec<Vec<(u64, usize)>>,
-    /// Where the graph lies that was launched next.
+    /// Place of the graph that was launched next.
     next: Option<usize>,
     /// The segment in which it was launched last.
     used: u64,
@@ -62,7 +62,7 @@ struct Graph {
 const TRIES_MAX: u32 = 4;
 const SKIPPED: u32 = 8;
 
-/// How often a shape was seen.
+/// Record of a shape that was seen.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Seen {
     Once,
@@ -104,7 +104,7 @@ const FUNCTIONS: [&[u8]; 10] = [
     b"cuGraphDestroy",
 ];
 
-/// Whether the driver, which is loaded, has all functions: a later one may have others in their place.
+/// Returns whether the loaded driver has all functions: a later driver may have replaced some.
 fn is_supported() -> bool {
     // SAFETY: the driver is loaded; nothing is called.
     FUNCTIONS.iter().all(|name| unsafe { sys::culib().get::<unsafe extern "C" fn()>(*name).is_ok() })
@@ -168,7 +168,7 @@ impl Graphs {
             .or_else(|| self.by_shape.get(shape).copied())
     }
 
-    /// Whether a segment without a graph is to have one: it has come before.
+    /// Returns whether to make a graph of a segment that has none: its shape must have come before.
     fn is_worth_one(&mut self, segment: &Segment, issuer: Issuer) -> bool {
         if segment.len() < STEPS_MIN || !segment.is_within_card() {
             return false;
@@ -203,7 +203,7 @@ impl Graphs {
         unused
     }
 
-    /// Whether there is room for so many nodes, also in the place of graphs that are not used any more.
+    /// Returns whether there is room for this number of nodes, if graphs that are no longer used are removed.
     fn may_have_room(&self, nodes: usize) -> bool {
         let given_up: usize =
             self.unused().iter().flat_map(|place| &self.graphs[*place]).map(|graph| graph.size).sum();

@@ -1,9 +1,9 @@
 //! The host's stream of a card: operations that the host's processor computes, in order, on a thread of their own.
 //!
-//! Where one waits for the card, the thread waits for an event of the driver. Where a stream of the card waits for one, it waits for a
-//! word of host memory that says how many entries of the host's stream are over (`cuStreamWaitValue32`). A function that the driver
-//! calls (`cuLaunchHostFunc`) could wait as well, but the driver may call all of them on one thread, where one that waits would keep the
-//! others from running.
+//! If an operation waits for the card, the thread waits for an event of the driver. If a stream of the card waits for
+//! an operation, it waits for a word of host memory that holds the number of finished entries of the host's stream
+//! (`cuStreamWaitValue32`). A function that the driver calls (`cuLaunchHostFunc`) could wait as well, but the driver
+//! may call all of them on one thread, where one that waits would block the others.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -31,7 +31,7 @@ pub(crate) struct HostStream {
     word: Option<u64>,
 }
 
-/// What the thread uses.
+/// Objects that the thread uses.
 struct Shared {
     context: Arc<Context>,
     kernels: Arc<dyn Kernels>,
@@ -55,7 +55,7 @@ struct HostJob {
     shared: Arc<Shared>,
 }
 
-/// Whether the driver, which is loaded, lets streams wait for words.
+/// Returns whether the loaded driver lets streams wait for words.
 fn has_words() -> bool {
     let names: [&[u8]; 2] = [b"cuStreamWaitValue32_v2", b"cuMemHostGetDevicePointer_v2"];
     // SAFETY: the driver is loaded; nothing is called.
@@ -83,7 +83,7 @@ impl HostStream {
         self.issue(Body::Call(call), name, site);
     }
 
-    /// What is issued from here on runs after an event of the card.
+    /// Makes all later work of the host's stream run after an event of the card.
     pub(crate) fn wait_for_card(&self, event: Arc<Event>, site: Site) {
         self.issue(Body::AfterCard(event), "wait", site);
     }
@@ -98,7 +98,7 @@ impl HostStream {
         self.queues.record(QUEUE).number
     }
 
-    /// What is issued to a stream of the card from here on runs after entry `number`. The context is current.
+    /// Makes all later work of a stream of the card run after entry `number`. The context is current.
     pub(crate) fn wait_on_card(
         &self,
         streams: &mut Streams,

@@ -10,7 +10,7 @@ use crate::factory::Options;
 pub struct LibraryState {
     /// Its name.
     pub name: &'static str,
-    /// What it is for.
+    /// Its purpose.
     pub purpose: &'static str,
     /// The version that was found; None where it is missing.
     pub found: Option<String>,

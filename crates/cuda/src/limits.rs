@@ -1,4 +1,4 @@
-//! What a card can do at most: published figures of its compute capability, at the highest clocks that it reports.
+//! Peak rates of a card: published figures of its compute capability, at the highest clocks that it reports.
 //!
 //! Operations of a multiprocessor in a clock are those of NVIDIA's CUDA C++ Programming Guide (throughput of instructions) and of the
 //! white papers of the architectures (dense tensor cores, sums in f32). GeForce cards halve the rate of sums in f32.

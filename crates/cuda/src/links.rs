@@ -29,7 +29,7 @@ const LEAVE: Duration = Duration::from_secs(1);
 /// Threads of a block that sums.
 const THREADS: u32 = 256;
 
-/// What a link does.
+/// State of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     /// The communicator is being made.
@@ -62,9 +62,9 @@ pub(crate) struct CardLink {
     marked: u64,
     /// The call that was started last.
     started: LinkMark,
-    /// Whether the compute stream follows it.
+    /// True if the compute stream follows it.
     is_followed: bool,
-    /// Whether a call has failed: the link is abandoned next.
+    /// True if a call has failed: the link is abandoned next.
     has_failed: bool,
 }
 
@@ -191,8 +191,8 @@ impl CardLink {
         self.advance(tensors).map(drop)
     }
 
-    /// Whether the card has come to the call that was started last, and all of its steps are issued: a library may connect cards while the
-    /// first of them is.
+    /// Returns whether the card has reached the call that was started last, and all of its steps are issued. A library
+    /// may connect cards while the first of them is issued.
     pub(crate) fn has_begun(&self) -> Result<bool, Error> {
         if self.state == State::Issuing {
             return Ok(false);

@@ -18,7 +18,7 @@ use crate::programs::{Program, Source};
 /// Bytes of shared memory, static and dynamic, that a kernel has without asking.
 const SHARED_UNASKED: u32 = 48 << 10;
 
-/// What a driver says of instructions that it does not take.
+/// Errors of a driver that does not take some instructions.
 const NOT_TAKEN: [&str; 2] = ["CUDA_ERROR_INVALID_IMAGE", "CUDA_ERROR_NO_BINARY_FOR_GPU"];
 
 /// One launch of a kernel.
@@ -71,7 +71,7 @@ impl Modules {
         Modules { context: Arc::clone(context), compiler, cache, loaded, gate }
     }
 
-    /// What keeps loads of kernels and calls between cards apart.
+    /// The gate that keeps loads of kernels and calls between cards apart.
     pub(crate) fn gate(&self) -> &Arc<Gate> {
         &self.gate
     }

@@ -18,7 +18,7 @@ use crate::error::Error;
 use crate::graphs::GRAPH_BYTES;
 use crate::search::{Folders, loaded_file};
 
-/// What is missing where ranks are to communicate between cards.
+/// Error text for a missing NCCL where ranks are to communicate between cards.
 pub const NO_NCCL: &str = "there is no NCCL 2.18 or newer (libnccl.so.2): `pip install nvidia-nccl-cu12` (for CUDA 13 `nvidia-nccl-cu13`; \
     its folder, nvidia/nccl/lib, can be given; for the program: PHALANX_NCCL), or install package `libnccl2` of NVIDIA's repository";
 
@@ -213,7 +213,7 @@ impl Communicator {
         self.handle.as_ptr()
     }
 
-    /// Whether the last call is done: it may be followed by another, or by events.
+    /// Returns whether the last call is done: it may be followed by another, or by events.
     pub(crate) fn poll(&mut self) -> Result<bool, Error> {
         let mut state = SUCCESS;
         // SAFETY: the communicator was not ended; the state is there to be written.

@@ -90,13 +90,13 @@ impl Source {
         }
     }
 
-    /// Whether its kernels have a second type.
+    /// Returns whether its kernels have a second type.
     fn has_other(self) -> bool {
         use Source::*;
         matches!(self, AdamW | Bias | Elementwise | Embedding | Matmul | Sgd)
     }
 
-    /// Whether it has an element type at all.
+    /// Returns whether its kernels have an element type.
     fn has_element(self) -> bool {
         !matches!(self, Source::ElementwiseF64 | Source::NormF64)
     }
@@ -105,7 +105,7 @@ impl Source {
 /// The sizes of heads for which attention is compiled: a head is padded to the next of them.
 pub const HEADS: [u32; 4] = [32, 64, 128, 256];
 
-/// What an attention has beyond heads with keys of their own that see all (earlier) positions.
+/// Features of an attention beyond the plain one, in which each head has its own keys and sees all (earlier) positions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct AttentionForm {
     /// Heads of queries share those of keys and values.
@@ -127,7 +127,7 @@ pub struct Program {
     pub other: Option<DType>,
     /// Columns of a tile of attention; one of [`HEADS`].
     pub head: Option<u32>,
-    /// What an attention has beyond the plain one.
+    /// Features of an attention beyond the plain one.
     pub form: AttentionForm,
     /// Small tiles, for results of a matrix product with few of them.
     pub small: bool,

@@ -1,4 +1,4 @@
-//! Where NVIDIA's libraries are, in the order in which NVIDIA's own `cuda-pathfinder` looks: what was named; the packages of Python
+//! Search for NVIDIA's libraries, in the order of NVIDIA's own `cuda-pathfinder`: a given path; the packages of Python
 //! environments; conda; toolkits; the dynamic loader.
 
 use std::ffi::{OsStr, OsString};
@@ -38,8 +38,8 @@ impl Folders {
         Folders(folders)
     }
 
-    /// Where a library of one of these names may be: in `place`, a file or a folder, alone, if it is given; else in these folders, then
-    /// where the dynamic loader looks. Names whose major version the driver is too old for come last.
+    /// Paths at which a library with one of these names may be. If `place`, a file or a folder, is given, only that;
+    /// else these folders, then the dynamic loader's. Names whose major version is too new for the driver come last.
     pub(crate) fn candidates(&self, names: &[&str], place: Option<&Path>) -> Vec<PathBuf> {
         let within = |folder: &PathBuf| names.iter().map(|name| folder.join(name)).collect::<Vec<_>>();
         if let Some(place) = place {
@@ -69,7 +69,8 @@ fn of_toolkit(toolkit: &Path) -> Vec<PathBuf> {
     [toolkit.join("lib64"), toolkit.join("lib")].into_iter().chain(targets).collect()
 }
 
-/// What lies in a folder and begins with `start`: the shortest name first (`cuda` before `cuda-12.4`), then by numbers, the highest first.
+/// Entries of a folder that begin with `start`: the shortest name first (`cuda` before `cuda-12.4`), then by numbers,
+/// the highest first.
 fn children(folder: &Path, start: &str) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());

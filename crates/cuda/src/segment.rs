@@ -45,7 +45,7 @@ pub(crate) struct Kernel {
     words: usize,
 }
 
-/// What a segment has in common with the graph that was made of it.
+/// The part of a segment that stays the same in the graph made of it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Shape {
     pub(crate) steps: Vec<Step>,
@@ -106,7 +106,7 @@ impl Segment {
         self.shape.steps.len()
     }
 
-    /// Whether it can be a graph: host memory has no place in one.
+    /// Returns whether the segment can be a graph, which cannot copy to or from host memory.
     pub(crate) fn is_within_card(&self) -> bool {
         let is_within = |step: &Step| match step {
             Step::Copy { to, from, .. } => [to, from].into_iter().all(|end| matches!(end, Place::Card(_))),
@@ -115,7 +115,7 @@ impl Segment {
         self.shape.steps.iter().all(is_within)
     }
 
-    /// Whether capturing it loads no kernel.
+    /// Returns whether capturing it loads no kernel.
     pub(crate) fn is_loaded(&self, blas: Option<&Blas>) -> bool {
         let is_loaded = |step: &Step| match step {
             Step::Product(problem, _) => blas.is_some_and(|blas| blas.has_computed(problem)),

@@ -144,7 +144,7 @@ impl Streams {
         queue.recorded.iter().find(|(recorded, _)| *recorded >= number).map(|(_, event)| Arc::clone(event))
     }
 
-    /// What is issued to `stream` from here on runs after entry `number` of another stream.
+    /// Makes all later work of `stream` run after entry `number` of another stream.
     pub(crate) fn wait(&mut self, stream: usize, of: usize, number: u64) -> Result<(), Error> {
         if stream == of {
             return Ok(());
@@ -157,8 +157,8 @@ impl Streams {
         Ok(())
     }
 
-    /// What is issued to `stream` from here on runs when the word at `address` of registered memory, as the card knows it, has reached
-    /// `value`.
+    /// Makes all later work of `stream` run once the word at `address` of registered memory, an address of the card,
+    /// has reached `value`.
     pub(crate) fn wait_for_word(&mut self, stream: usize, address: u64, value: u32) -> Result<(), Error> {
         let condition = sys::CUstreamWaitValue_flags::CU_STREAM_WAIT_VALUE_GEQ as u32;
         let stream = self.issue(stream);

@@ -22,7 +22,7 @@ const TABLE_VERSION: (i32, i32) = (13, 5);
 /// The architecture of the emulator of the driver.
 const EMULATED: &str = "sm_80";
 
-/// What a kernel uses.
+/// Resources that a kernel uses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Usage {
     registers: u32,
@@ -80,7 +80,7 @@ fn compiler(test: &str) -> Option<Compiler> {
 /// The architectures of the tables.
 const ARCHITECTURES: [&str; 3] = [EMULATED, "sm_90", "sm_100"];
 
-/// What the kernels of a program use on an architecture: lines of its table, and those that spill.
+/// Resources that the kernels of a program use on an architecture: lines of its table, and those that spill.
 #[derive(Default)]
 struct Rows {
     table: String,

@@ -20,7 +20,7 @@ pub struct MpiJob {
     library: String,
     longest: usize,
     world: Communicator,
-    /// True after the last call of MPI. Read-locked while messages are begun or tested.
+    /// True once MPI must not be called any more. Read-locked while messages are begun or tested.
     closed: Arc<RwLock<bool>>,
     /// Leaves MPI when it is dropped.
     universe: Mutex<Option<Universe>>,

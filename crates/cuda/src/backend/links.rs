@@ -16,14 +16,14 @@ use crate::nccl::{LATER_BYTES, NO_NCCL, Nccl, communicator_bytes};
 /// The compute stream's number.
 const COMPUTE: usize = 0;
 
-/// What links take of the card beside the plan.
+/// Memory that links take of the card beside the plan.
 #[derive(Default)]
 pub(super) struct LinksMemory {
     /// Bytes that were free before the first link.
     free_before: Option<u64>,
     /// Bytes that were planned for the links so far.
     planned_bytes: u64,
-    /// Whether it was said that they take more.
+    /// True after the notice that they take more than planned.
     is_said: bool,
 }
 
@@ -33,7 +33,7 @@ impl LinksMemory {
         self.free_before.unwrap_or(free_bytes).saturating_sub(free_bytes)
     }
 
-    /// What there is to say when so many bytes are free behind the links of so far.
+    /// Returns a notice if the links so far take more than planned; `free_bytes` are left behind them.
     ///
     /// # Errors
     /// Less than the driver still takes.
@@ -54,7 +54,7 @@ impl LinksMemory {
     }
 }
 
-/// What a link's failure is reported as.
+/// Returns a function that turns a link's error into a failure of this call.
 fn failed(call: &'static str, site: Site) -> impl Fn(Error) -> DeviceError {
     move |error| DeviceError { device: NAME, call, site, reason: error.to_string() }
 }

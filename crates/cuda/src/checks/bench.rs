@@ -35,14 +35,14 @@ pub struct Case {
     pub worst: f64,
     /// The largest difference that is allowed; 0 for the same numbers.
     pub tolerance: f64,
-    /// What is wrong, if something is.
+    /// Description of the fault; None if there is none.
     pub fault: Option<String>,
 }
 
 /// The numbers of a tensor.
 pub(super) type Read = Result<Vec<f64>, DeviceError>;
 
-/// What a case leaves: a name and numbers.
+/// Results of a case: names and numbers.
 pub(super) type Results = Vec<(&'static str, Read)>;
 
 impl Bench {
@@ -75,7 +75,7 @@ impl Bench {
         self.context.memory().map(|(free, total)| (total - free).saturating_sub(self.taken_bytes))
     }
 
-    /// What the card was given to launch.
+    /// Numbers of launches on the card.
     pub fn launches(&self) -> Launches {
         self.made.launches()
     }
@@ -85,7 +85,7 @@ impl Bench {
         &self.devices[1]
     }
 
-    /// What was compared since the last call.
+    /// Takes the comparisons made since the last call.
     pub fn take_cases(&self) -> Vec<Case> {
         self.cases.take()
     }

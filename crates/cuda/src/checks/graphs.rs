@@ -1,4 +1,4 @@
-//! What graphs take of a card: as many as a device keeps are made, of small launches.
+//! Memory of graphs on a card: makes as many as a device keeps, of small launches.
 
 use libloading::Library;
 use phalanx_tensor::{Category, DType, Device};
@@ -7,7 +7,7 @@ use crate::checks::bench::Bench;
 use crate::error::Error;
 use crate::graphs::{NODES_MAX, STEPS_FULL};
 
-/// What was measured.
+/// Results of the measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GraphFigures {
     /// Graphs that a device keeps at most, when they are full.

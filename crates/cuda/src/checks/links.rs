@@ -24,7 +24,7 @@ const ELEMENTS: usize = 70_001;
 /// for the communicator, or None where there is no library. `host` computes operations on host memory.
 ///
 /// # Errors
-/// What is missing, or what went wrong.
+/// A missing part, or a failure.
 pub fn link_of_one_rank(options: &Options, host: Arc<dyn Kernels>) -> Result<Option<(i32, u64)>, Error> {
     let Some((version, _)) = options.find_nccl()? else { return Ok(None) };
     let options = Options { communicators: vec![1], ..options.clone() };

@@ -1,4 +1,4 @@
-//! How fast a card computes the operations that take most of a step, beside what it can do at most.
+//! Rates of the operations that take most of a step, compared with the card's peak rates.
 
 use std::time::Instant;
 
@@ -31,18 +31,18 @@ impl Sizes {
     pub const EMULATOR: Sizes = Sizes { rows: 64, seq: 64, heads: 1, parameters: 4096, calls: 1 };
 }
 
-/// How fast an operation is.
+/// Measured time and work of an operation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rate {
     /// The operation with its type and sizes.
     pub name: String,
     /// Seconds of a call.
     pub seconds: f64,
-    /// What a call costs at least.
+    /// Minimum work of a call.
     pub work: Work,
 }
 
-/// What a call costs at least.
+/// Minimum work of a call: floating-point operations, or bytes of memory.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Work {
     /// Floating-point operations of products in a type.

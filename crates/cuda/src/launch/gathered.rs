@@ -60,7 +60,7 @@ impl Addresses {
     }
 }
 
-/// What calls read and write.
+/// Addresses that calls read and write.
 #[derive(Debug, Default)]
 struct Used {
     read: Addresses,
@@ -68,7 +68,7 @@ struct Used {
 }
 
 impl Used {
-    /// Whether a call with these operands may run beside the others.
+    /// Returns whether a call with these operands may run concurrently with the others.
     fn is_apart(&self, operands: &[(Access, Range<u64>)]) -> bool {
         operands.iter().all(|(access, range)| {
             let by_reader = *access == Access::Write && self.read.overlap(range);

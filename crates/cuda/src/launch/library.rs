@@ -87,7 +87,7 @@ impl Issue<'_> {
     }
 }
 
-/// Whether all rows are whole 16 bytes, and types are the library's.
+/// Returns whether all rows are multiples of 16 bytes, and the library has the types.
 fn suits(product: &Product) -> bool {
     let Product { a, size: [m, n, k], strides: [a_stride, b_stride], to, bias, .. } = *product;
     let step = ALIGN as usize / a.dtype().bytes();
@@ -128,7 +128,7 @@ impl Copies {
         Ok(at)
     }
 
-    /// Where a matrix can be read: where it is, or a copy.
+    /// Returns an address at which the library can read a matrix: its own, or that of a copy.
     fn read(&mut self, issue: &Issue, view: View) -> Result<u64, Error> {
         if is_aligned(view) { Ok(address(view)) } else { self.copy(issue, address(view), view.bytes()) }
     }

@@ -39,7 +39,7 @@ const THREADS: u32 = 256;
 /// Most blocks in y of a launch.
 const ROWS_MAX: u64 = 65_535;
 
-/// What one operation needs to be issued.
+/// Everything that is needed to issue one operation.
 pub(crate) struct Issue<'a> {
     pub(crate) modules: &'a Modules,
     /// The library for products, if it is there.
@@ -51,7 +51,7 @@ pub(crate) struct Issue<'a> {
     /// Memory for kernels, which calls of the compute stream use one after the other. None on other streams.
     pub(crate) scratch: Option<Range<u64>>,
     pub(crate) multiprocessors: u64,
-    /// Whether products of f32 are computed as TF32.
+    /// True if products of f32 are computed as TF32.
     pub(crate) tf32: bool,
     pub(crate) faults: &'a mut Faults,
     pub(crate) call: &'static str,
@@ -99,7 +99,7 @@ macro_rules! numbers {
 }
 pub(crate) use numbers;
 
-/// Where a tensor lies on the card: its address was moved there before.
+/// Address of a tensor on the card: views have been translated to addresses of the card before.
 fn address(view: View) -> u64 {
     view.address().as_ptr().expose_provenance() as u64
 }
@@ -222,7 +222,7 @@ impl Issue<'_> {
         Ok(scratch.start)
     }
 
-    /// What a kernel that checks its data is given: where it reports, and its number.
+    /// Returns the arguments of a kernel that checks its data: the address of its report, and its number.
     fn checked(&mut self, checked: Checked) -> (u64, u32) {
         self.faults.note(checked, self.call, self.site)
     }

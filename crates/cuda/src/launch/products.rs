@@ -20,7 +20,7 @@ const DEPTH_BYTES: usize = 64;
 /// Bytes by which rows in shared memory are padded.
 pub(super) const PADDING: usize = 16;
 
-/// How the operands of `a · b` lie in memory.
+/// Memory layouts of the operands of `a · b`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Layouts {
     /// Both as they are multiplied, `[m, k]` and `[k, n]`.
@@ -89,7 +89,7 @@ pub(super) struct Product<'a> {
     pub(super) bias: Option<View<'a>>,
     /// Added; may be the result itself.
     pub(super) add: Option<u64>,
-    /// Where the argument of GELU goes, and its form.
+    /// Output for the argument of GELU, and GELU's form.
     pub(super) gelu: Option<(&'a ViewMut<'a>, u32)>,
 }
 

@@ -2,7 +2,7 @@
 
 use crate::programs::Program;
 
-/// What all calls of a launch share.
+/// Properties that all calls of a launch share.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Shared {
     pub(super) program: Program,

@@ -1,4 +1,4 @@
-//! What a card says about ids that cannot be.
+//! Errors of a card for invalid ids.
 
 use phalanx_cuda::checks::bench::{ids, random};
 use phalanx_tensor::DType;

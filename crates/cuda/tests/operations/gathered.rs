@@ -5,7 +5,7 @@ use phalanx_cuda::checks::GROUPS;
 use crate::bench::Bench;
 use crate::check_group;
 
-/// How many kernels the emulator has launched; None on a card.
+/// Number of kernels that the emulator has launched; None on a card.
 fn launches() -> Option<usize> {
     // SAFETY: the emulator, which the tests have loaded as the driver; the function writes one number.
     unsafe {

@@ -14,7 +14,7 @@ use crate::check_group;
 /// whole 16 bytes.
 const LIBRARY_LINEARS: usize = 3 * 3 * 2 * 3;
 
-/// How many products the emulator's cuBLASLt has computed; none on a card.
+/// Number of products that the emulator's cuBLASLt has computed; None on a card.
 fn computed() -> Option<usize> {
     // SAFETY: the emulator, which the tests have loaded as the driver; the function writes one number.
     unsafe {
