@@ -30,7 +30,7 @@ pub enum Disagreement {
     /// A collective differs, or one rank has none left.
     #[error(transparent)]
     Collective(Box<CollectiveDisagreement>),
-    /// What one rank sends is not what the other receives.
+    /// Two ranks disagree on a message: one sends other data than the other receives.
     #[error(transparent)]
     Message(Box<MessageDisagreement>),
 }
@@ -60,7 +60,7 @@ pub struct CollectiveDisagreement {
     pub group: GroupKey,
     /// Number of the collective among those of the group in the phase, from 0.
     pub index: usize,
-    /// What differs: `op`, `dtype`, `count`, `root`, `world_size`, or `length`.
+    /// Field that differs: `op`, `dtype`, `count`, `root`, `world_size`, or `length`.
     pub differs: &'static str,
     /// The first rank.
     pub left: Side,
@@ -68,7 +68,7 @@ pub struct CollectiveDisagreement {
     pub right: Side,
 }
 
-/// What one rank does, and how many ranks do the same.
+/// A rank's collective, and the number of ranks that make the same one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Side {
     /// The rank.
@@ -88,7 +88,7 @@ pub struct MessageDisagreement {
     pub group: GroupKey,
     /// Number of the message among those from this sender to this receiver in the phase, from 0.
     pub index: usize,
-    /// What differs: `tag`, `dtype`, `count`, `placements`, or `length`.
+    /// Field that differs: `tag`, `dtype`, `count`, `placements`, or `length`.
     pub differs: &'static str,
     /// World rank of the sender, and its send; `None` if it sends nothing more.
     pub sender: (usize, Option<Collective>),
@@ -356,7 +356,7 @@ pub struct PlacementError {
     pub rank: usize,
     /// The first fault of the first phase that has one.
     pub fault: Fault,
-    /// How many more there are, on all ranks. A trace keeps only its first ones.
+    /// Number of further faults, on all ranks. A trace keeps only its first ones.
     pub more: usize,
 }
 

@@ -7,11 +7,11 @@ use std::ops::Range;
 pub(crate) struct Item {
     /// Elements, padded to blocks.
     pub(crate) padded: u64,
-    /// Whether it lies in one shard.
+    /// True if it lies in one shard.
     pub(crate) whole: bool,
-    /// Whether its chunk holds nothing else.
+    /// True if its chunk holds nothing else.
     pub(crate) alone: bool,
-    /// Whether no parameter before it may be in its chunk.
+    /// True if no parameter before it may be in its chunk.
     pub(crate) begins: bool,
 }
 
@@ -107,13 +107,13 @@ fn min_elements(items: &[Item], size: u64, grain: Grain) -> u64 {
     enough * grain.unit()
 }
 
-/// Where a parameter begins behind `used` elements of a chunk with shards of so many.
+/// Offset at which a parameter begins behind `used` elements of a chunk with shards of `shard` elements.
 fn begin(used: u64, item: Item, shard: u64) -> u64 {
     let is_cut = item.whole && used % shard + item.padded > shard;
     if is_cut { used.next_multiple_of(shard) } else { used }
 }
 
-/// Where it ends; None when it must be in one shard and is larger.
+/// Offset at which it ends; None when it must be in one shard and is larger.
 fn end(used: u64, item: Item, shard: u64) -> Option<u64> {
     (!item.whole || item.padded <= shard).then(|| begin(used, item, shard) + item.padded)
 }

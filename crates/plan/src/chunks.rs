@@ -35,11 +35,11 @@ pub struct ParameterSize {
     /// Elements that it occupies in the layout, at least `elements`. For a tensor that is split unevenly this is the
     /// size of the largest part, so that all ranks have the same layout.
     pub reserved: u64,
-    /// Whether its chunk holds nothing else.
+    /// True if its chunk holds nothing else.
     pub alone: bool,
-    /// Whether it is trained. Trained parameters come first.
+    /// True if it is trained. Trained parameters come first.
     pub trained: bool,
-    /// Whether it lies in one shard of its chunk, since the rank that updates it needs all of it.
+    /// True if it lies in one shard of its chunk, since the rank that updates it needs all of it.
     pub whole: bool,
 }
 
@@ -51,7 +51,7 @@ impl ParameterSize {
     }
 }
 
-/// How large chunks are.
+/// Size of chunks.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum ChunkSize {
     /// The size with the least waste.

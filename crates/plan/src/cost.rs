@@ -1,5 +1,5 @@
-//! What a phase costs: floating-point operations, bytes touched and bytes sent, by operation. Sums over
-//! the trace, nothing estimated.
+//! Cost of a phase: floating-point operations, bytes touched and bytes sent, by operation. Sums over the trace, nothing
+//! estimated.
 
 use phalanx_trace::{Collective, CollectiveOp, Event, Memory, Phase, Rate, StaticName, interned};
 use serde::{Deserialize, Serialize};
@@ -35,7 +35,7 @@ pub struct KernelCost {
     pub flops: u64,
     /// Bytes read and written at least.
     pub bytes: u64,
-    /// What limits the calls.
+    /// Resource that limits the calls.
     pub rate: Rate,
 }
 
@@ -50,7 +50,7 @@ pub struct CopyCost {
     pub calls: u64,
     /// Bytes copied.
     pub bytes: u64,
-    /// What limits them.
+    /// Resource that limits them.
     pub rate: Rate,
 }
 
@@ -65,7 +65,7 @@ pub struct CollectiveCost {
     pub elements: u64,
     /// Bytes that this rank sends.
     pub sent_bytes: u64,
-    /// What limits them.
+    /// Resource that limits them.
     pub rate: Rate,
 }
 

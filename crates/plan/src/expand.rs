@@ -22,7 +22,7 @@ use crate::pipeline::{Abridged, Step};
 pub struct AbridgedPhase<'a> {
     /// Its name.
     pub name: PhaseName,
-    /// What it ran.
+    /// The program that it ran.
     pub program: &'a Abridged,
     /// Messages that a channel of the schedule holds on each side: as many receives are posted ahead.
     pub depth: usize,
@@ -43,14 +43,14 @@ pub fn expand(trace: &Trace, abridged: &[AbridgedPhase]) -> Option<Trace> {
     Some(Trace { rank: trace.rank, phases, faults: trace.faults.clone() })
 }
 
-/// What events number: allocations, collectives and stream events.
+/// Kinds of objects that events number: allocations, collectives and stream events.
 const NUMBERED: usize = 3;
 
 /// New numbers by old ones, over the whole trace.
 #[derive(Default)]
 struct Numbers {
     new: [Vec<u32>; NUMBERED],
-    /// How many there are in the new trace.
+    /// Number of objects of each kind in the new trace.
     next: [u32; NUMBERED],
 }
 
@@ -82,7 +82,7 @@ impl Numbers {
     }
 }
 
-/// What kind of numbered thing an event makes.
+/// Kind of the numbered object that an event creates.
 fn makes(event: &Event) -> Option<usize> {
     match event {
         Event::Alloc { .. } => Some(0),
@@ -92,7 +92,7 @@ fn makes(event: &Event) -> Option<usize> {
     }
 }
 
-/// What an event refers to: its kind and its number.
+/// Object that an event refers to: its kind and its number.
 fn refers(event: &mut Event) -> Option<(usize, &mut u32)> {
     match event {
         Event::Free { id, .. } => Some((0, id)),
@@ -102,7 +102,7 @@ fn refers(event: &mut Event) -> Option<(usize, &mut u32)> {
     }
 }
 
-/// Whether two events are the same but for numbers and micro-batches.
+/// Returns whether two events are the same but for numbers and micro-batches.
 fn alike(one: &Event, other: &Event) -> bool {
     let plain = |event: &Event| {
         let mut event = event.clone();
@@ -119,7 +119,7 @@ fn alike(one: &Event, other: &Event) -> bool {
     std::mem::discriminant(one) == std::mem::discriminant(other) && plain(one) == plain(other)
 }
 
-/// What was made in a phase.
+/// Creator of an object in a phase.
 #[derive(Clone, Copy)]
 struct Maker {
     /// The step in which it was made.
@@ -203,7 +203,7 @@ struct Expansion<'a> {
     /// By kind: the number that the phase begins with, and for it and those after it what they are copies of.
     origin_first: [u32; NUMBERED],
     origins: [Vec<usize>; NUMBERED],
-    /// Whether each allocation is live.
+    /// For each allocation: true while it is live.
     live: Vec<bool>,
     events: Vec<Event>,
     steps: u32,
@@ -268,7 +268,7 @@ impl<'a> Expansion<'a> {
         self.makers[kind].get((number as usize).checked_sub(self.first[kind])?)
     }
 
-    /// Whether the period behind the gap does what the one before it does.
+    /// Returns whether the period after the gap repeats the one before it.
     fn repeats(&self) -> bool {
         let omitted = self.program.omitted;
         let [start, middle, end] =
@@ -278,7 +278,7 @@ impl<'a> Expansion<'a> {
             && before.iter().zip(behind).all(|(one, other)| self.is_later(one, other))
     }
 
-    /// Whether `other` is `one`, a period later.
+    /// Returns whether `other` is `one`, a period later.
     fn is_later(&self, one: &Event, other: &Event) -> bool {
         let by = self.program.omitted.micro_batches;
         if let (Event::Collective(one), Event::Collective(other)) = (one, other)
@@ -337,7 +337,7 @@ impl<'a> Expansion<'a> {
         Some(())
     }
 
-    /// How many micro-batches later a part is than it was recorded.
+    /// Number of micro-batches by which a part comes later than it was recorded.
     fn later(&self, part: Part) -> usize {
         match part {
             Part::Before => 0,
@@ -374,7 +374,7 @@ impl<'a> Expansion<'a> {
         Some(())
     }
 
-    /// Whether an event lies between the begin of the first and the end of the last step.
+    /// Returns whether an event lies between the begin of the first and the end of the last step.
     fn is_inside(&self, at: usize) -> bool {
         at >= self.begins[0] && self.begins.last().is_some_and(|end| at < *end)
     }
@@ -415,7 +415,7 @@ impl<'a> Expansion<'a> {
         self.origins[kind].get(index as usize).map(|origin| &self.makers[kind][*origin])
     }
 
-    /// Whether a number of the new trace is alike to what `maker` made, and live if it is memory.
+    /// Returns whether object `new` is alike to the one that `maker` created, and live if it is memory.
     fn fits(&self, kind: usize, new: u32, maker: &Maker) -> bool {
         let is_live = || self.live[(new - self.origin_first[0]) as usize];
         self.origin(kind, new).is_some_and(|origin| origin.class == maker.class && (kind != 0 || is_live()))

@@ -45,15 +45,15 @@ pub struct CollectiveRate {
 pub struct Machine {
     /// Name for people.
     pub name: String,
-    /// Where the figures come from.
+    /// Sources of the figures.
     #[serde(default)]
     pub sources: Vec<String>,
     /// Bytes of device memory.
     pub memory_bytes: u64,
     /// Bytes of host memory that a rank may use.
     pub host_bytes: u64,
-    /// Whether the device is the host's processor. Then calls compute when they are made, so that a transfer begins after the kernels
-    /// before it; and copies and collectives take cores from kernels. Only the disk works beside them.
+    /// True if the device is the host's processor. Then a call computes when it is made, so that a transfer begins after the
+    /// kernels before it; and copies and collectives take cores from kernels. Only the disk works beside them.
     #[serde(default)]
     pub computes_on_host: bool,
     /// 10^12 operations per second of matrix products, by element type.
@@ -70,13 +70,13 @@ pub struct Machine {
     /// Writes to the disk.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disk_write: Option<TransferRate>,
-    /// What the transport of collectives sends from one rank.
+    /// Rate at which the transport of collectives sends from one rank.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub transport: Option<TransferRate>,
     /// Devices of a host. Ranks beyond them are on further hosts; left out, all ranks are on one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub devices_per_host: Option<usize>,
-    /// What the network sends from one device to other hosts.
+    /// Rate at which the network sends from one device to other hosts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network: Option<TransferRate>,
     /// Collectives whose time is known as a whole; others follow from `transport` and `network`.

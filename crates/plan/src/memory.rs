@@ -1,8 +1,8 @@
 //! The memory plan: lifetimes of a trace to offsets of the arena of one memory, and its peak by category.
 //!
-//! What the first phase (`init`) allocates and keeps lies at the bottom of the arena, packed in order
-//! without gaps. Above it each phase packs what it takes and gives back (see `packing`). The real run's
-//! n-th allocation of a phase gets the n-th slot; `peak` is what the arena then needs, to the byte.
+//! Memory that the first phase (`init`) allocates and keeps lies at the bottom of the arena, packed in order without gaps. Above
+//! it each phase packs the memory that it allocates and frees (see `packing`). The real run's n-th allocation of a phase gets the
+//! n-th slot; `peak` is the size that the arena then needs, to the byte.
 
 use phalanx_trace::{Event, Memory, Phase, PhaseName, Site, Trace};
 use serde::{Deserialize, Serialize};
@@ -53,7 +53,7 @@ pub enum MemoryError {
     /// The trace does not begin with `init`.
     #[error("the first phase of a trace is `{INIT}`, whose allocations stay; this one begins with {found}")]
     NoInit {
-        /// What it begins with.
+        /// Name of its first phase.
         found: String,
     },
     /// An allocation outlives its phase.

@@ -26,7 +26,7 @@ pub struct Peak {
 }
 
 impl Peak {
-    /// Whether it is larger than another: of two of one size, the one with more live bytes.
+    /// Returns whether it is larger than another: of two of one size, the one with more live bytes.
     pub fn is_above(&self, other: &Peak) -> bool {
         (self.bytes, self.bytes - self.gaps) > (other.bytes, other.bytes - other.gaps)
     }

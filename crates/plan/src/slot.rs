@@ -15,7 +15,7 @@ pub struct Slot {
     /// Name of the tensor.
     #[serde(deserialize_with = "interned")]
     pub name: StaticName,
-    /// Where it is asked for.
+    /// Call site of the allocation.
     pub site: Site,
 }
 

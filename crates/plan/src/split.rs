@@ -1,4 +1,4 @@
-//! How a tensor-parallel rank's part of a parameter lies in the whole parameter.
+//! Position of a tensor-parallel rank's part of a parameter in the whole parameter.
 //!
 //! A parameter is held whole by every rank of the tensor axis, or split along one dimension, which may
 //! pack several equal sub-tensors (GPT-2's `c_attn` is q, k and v side by side: each is split on its
@@ -53,7 +53,7 @@ impl Stripe {
         (self.rank, self.ranks)
     }
 
-    /// Whether this is all of the tensor, in its own order.
+    /// Returns whether this is all of the tensor, in its own order.
     pub fn is_whole(&self) -> bool {
         self.ranks == 1
     }

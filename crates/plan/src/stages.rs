@@ -1,4 +1,4 @@
-//! Where a model's blocks are cut into pipeline stages.
+//! Cuts of a model's blocks into pipeline stages.
 //!
 //! Stages are consecutive and none is empty. `Uniform` deals out Transformer blocks in equal numbers and
 //! leaves the embedding to the first stage, the final norm and head to the last, as Megatron-LM does;

@@ -4,9 +4,9 @@
 //! events order streams, and the host waits where the trace says so. A call takes what the machine's rates allow at least,
 //! and issuing takes no time. Where compute waits, the trace says for what: copies between memories, or collectives.
 //!
-//! Where the device is the host's processor ([`Machine::computes_on_host`]), a call computes before the next one is issued, and copies,
-//! operations of the host and collectives run on the cores that compute: kernels lose their time. Transfers of the disk take no
-//! cores.
+//! If the device is the host's processor ([`Machine::computes_on_host`]), a call computes before the next one is issued. Copies,
+//! operations of the host and collectives then run on the cores that compute: kernels lose their time. Transfers of the disk take
+//! no cores.
 
 use std::collections::HashMap;
 
@@ -117,7 +117,8 @@ struct Clocks {
     free: [f64; 6],
     /// Times of recorded events, with what whoever waits for one waits for.
     events: HashMap<u32, (f64, Option<Cause>)>,
-    /// Whether each stream waited for the host's processor last: what waits for the stream then waits for the host.
+    /// For each stream: true if it waited for the host's processor last, so that an event that waits for the stream waits for the
+    /// host.
     delayed_by_host: [bool; 6],
     /// Ends of the collectives of this phase.
     collectives: Vec<f64>,

@@ -1,4 +1,4 @@
-//! What a rank moves in a phase, by the size of the messages: collectives of a group, and copies between memories.
+//! Traffic of a rank in a phase, by the size of the messages: collectives of a group, and copies between memories.
 //!
 //! The size of a message decides its rate, so sums of bytes are not enough to compare chunk sizes.
 
@@ -20,11 +20,11 @@ pub enum Movement {
 /// All movements of one kind and size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Traffic {
-    /// What moves.
+    /// Kind of the movement.
     pub movement: Movement,
     /// Bytes of one message: of a collective those of the whole buffer.
     pub message_bytes: u64,
-    /// How many.
+    /// Number of movements.
     pub calls: u64,
     /// Bytes that this rank sends or copies, in all.
     pub bytes: u64,

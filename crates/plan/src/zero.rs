@@ -58,7 +58,7 @@ impl Precision {
     pub const F32: Precision =
         Precision { compute: DType::F32, accumulate: DType::F32, communicate: DType::F32 };
 
-    /// Whether f32 master weights are kept beside the parameters.
+    /// Returns whether f32 master weights are kept beside the parameters.
     pub fn has_master(self) -> bool {
         self.compute != DType::F32
     }

@@ -38,7 +38,7 @@ fn what_is_left_out_is_what_repeats() {
     }
 }
 
-/// What is left of a long step depends on the ranks alone.
+/// The steps that are left of a long step depend on the number of ranks alone.
 #[test]
 fn a_longer_step_leaves_no_more() {
     let left = |micro_batches| {

@@ -42,9 +42,9 @@ impl Omitted {
 /// A program without the repetitions of its steady state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Abridged {
-    /// What is left, with consecutive micro-batches.
+    /// Steps that are left, with consecutive micro-batches.
     pub steps: Vec<Step>,
-    /// What is missing.
+    /// Steps that are left out.
     pub omitted: Omitted,
 }
 
@@ -106,7 +106,7 @@ fn without(steps: &[Step], omitted: Omitted) -> Vec<Step> {
     steps[..omitted.at].iter().copied().chain(steps[behind..].iter().map(earlier)).collect()
 }
 
-/// Whether each kind of step is there once for each of the same micro-batches.
+/// Returns whether each kind of step is there once for each of the same micro-batches.
 fn is_complete(steps: &[Step]) -> bool {
     let Some(last) = steps.iter().map(Step::micro_batch).max() else { return false };
     let kinds: HashSet<Step> = steps.iter().map(|step| step.of(0)).collect();

@@ -7,7 +7,7 @@
 
 use std::fmt;
 
-/// What an action computes.
+/// Computation of an action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Kind {
     /// `F`: forward; its activations are kept for backward.
@@ -55,7 +55,7 @@ impl Kind {
 pub struct Action {
     /// Number of the stage; a micro-batch passes stage 0 first.
     pub stage: usize,
-    /// What is computed.
+    /// The computation.
     pub kind: Kind,
     /// Number of the micro-batch in its step.
     pub micro_batch: usize,

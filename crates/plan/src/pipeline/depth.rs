@@ -1,4 +1,4 @@
-//! How many messages a channel of a schedule must hold.
+//! Depth of a schedule: the number of messages that its channels must hold.
 //!
 //! A channel of depth d takes d receive buffers, and up to d messages that its sender keeps until they have arrived
 //! ([`super::walk`]). With too few, senders wait for their receivers, and ranks may come to wait for each other. The depth

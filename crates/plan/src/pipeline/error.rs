@@ -86,7 +86,7 @@ pub enum ScheduleError {
         column: usize,
         /// The cell.
         cell: String,
-        /// What is wrong with it.
+        /// Description of the problem.
         problem: String,
     },
     /// No action at all.
@@ -162,7 +162,7 @@ pub enum ScheduleError {
          each of the {micro_batches} micro-batches"
     )]
     Missing {
-        /// What is missing.
+        /// The missing action.
         action: Action,
         /// Rank of its stage.
         rank: usize,

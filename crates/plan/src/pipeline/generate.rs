@@ -52,7 +52,7 @@ pub fn generate(plan: Plan, ranks: usize, micro_batches: usize) -> Result<Schedu
     Ok(schedule)
 }
 
-/// Whether a schedule of these sizes is small enough. With `model`, a rank has a cell, empty or not, for each action of
+/// Returns whether a schedule of these sizes is small enough. With `model`, a rank has a cell, empty or not, for each action of
 /// every rank; with the others, cells for its own actions and a bubble of as many cells as ranks.
 fn is_planned(plan: Plan, ranks: usize, micro_batches: usize) -> bool {
     let length = match plan {

@@ -14,7 +14,7 @@ fn rounds(ranks: usize, micro_batches: usize) -> usize {
     (micro_batches / ranks).max(1)
 }
 
-/// Whether the micro-batches fall into rounds of equal size.
+/// Checks that the micro-batches fall into rounds of equal size.
 pub(super) fn equal_rounds(ranks: usize, micro_batches: usize) -> Result<(), ScheduleError> {
     let works = |number: usize| number >= ranks && number.is_multiple_of(rounds(ranks, number));
     // Multiples of the ranks work, so one is found before the distance reaches `ranks`.

@@ -19,7 +19,7 @@ pub struct Message {
     pub stage_to: usize,
     /// Number of the micro-batch.
     pub micro_batch: usize,
-    /// Whether it is an activation; a gradient otherwise.
+    /// True for an activation, false for a gradient.
     pub forward: bool,
 }
 
@@ -34,7 +34,7 @@ pub struct Channel {
     pub messages: Vec<Message>,
 }
 
-/// What a rank does next.
+/// A rank's next operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Step {
     /// Waits for the channel's next message, keeps it, and posts the receive of the one after it.
@@ -121,7 +121,7 @@ fn steps(schedule: &Schedule, rank: usize, incoming: &BTreeMap<usize, Vec<Messag
     steps
 }
 
-/// What an action sends, and to which rank.
+/// The message that an action sends, and the rank that receives it.
 fn made(schedule: &Schedule, action: Action) -> Option<(usize, Message)> {
     let Action { stage, kind, micro_batch } = action;
     let (stage_to, forward) = match kind {
@@ -134,7 +134,7 @@ fn made(schedule: &Schedule, action: Action) -> Option<(usize, Message)> {
     (to != schedule.placement[stage]).then_some((to, message))
 }
 
-/// What an action receives, and from which rank.
+/// The message that an action receives, and the rank that sends it.
 fn needed(schedule: &Schedule, action: Action) -> Option<(usize, Message)> {
     let Action { stage, kind, micro_batch } = action;
     let (stage_from, forward) = match kind {

@@ -47,7 +47,7 @@ pub enum Plan {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("there is no pipeline schedule `{given}`: expected one of {}", Plan::NAMES.join(", "))]
 pub struct UnknownSchedule {
-    /// What was given.
+    /// The given name.
     pub given: String,
 }
 

@@ -5,7 +5,7 @@
 
 use super::action::{Action, Kind};
 
-/// What each rank does in one step. `stages == placement.len()`.
+/// Actions of each rank in one step. `stages == placement.len()`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Schedule {
     /// Name in reports.
@@ -44,12 +44,12 @@ impl Schedule {
         self.stages_of(self.placement[stage]).take_while(|&other| other < stage).count()
     }
 
-    /// Whether some rank has more than one stage.
+    /// Returns whether some rank has more than one stage.
     pub fn has_chunks(&self) -> bool {
         self.stages() > self.ranks.len()
     }
 
-    /// Whether any backward is split into `I` and `W`.
+    /// Returns whether any backward is split into `I` and `W`.
     pub fn splits_backward(&self) -> bool {
         self.ranks.iter().flatten().flatten().any(|action| matches!(action.kind, Kind::Input | Kind::Weight))
     }

@@ -33,7 +33,7 @@ impl StageCost {
     }
 }
 
-/// What a step costs.
+/// Cost of a step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Costs {
     /// For each stage.

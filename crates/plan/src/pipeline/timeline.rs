@@ -5,7 +5,7 @@ use super::action::Action;
 /// An action with its time.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Span {
-    /// What ran.
+    /// The action.
     pub action: Action,
     /// When it began, the step beginning at 0.
     pub start: f64,
