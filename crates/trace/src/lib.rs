@@ -1,4 +1,4 @@
-//! What a dry run records.
+//! Record of a dry run.
 //!
 //! A [`Trace`] is the ordered list of everything one rank does: allocations and frees, kernels,
 //! collectives, uses of chunks. It is pure data: whoever runs the engine on the `Meta` device writes
@@ -26,7 +26,7 @@ pub use tag::{describe_tag, later_tag, micro_batch_tag};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Memory {
-    /// What the kernels compute in. The host may not be able to read it.
+    /// Memory in which the kernels compute. The host may not be able to read it.
     Device,
     /// Memory that the host, and the transports of collectives, read and write.
     Host,
@@ -76,7 +76,7 @@ impl Rate {
     }
 }
 
-/// What a byte of memory is for. Every allocation has exactly one.
+/// Use of a byte of memory. Every allocation has exactly one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Category {
@@ -86,7 +86,7 @@ pub enum Category {
     Gradients,
     /// Optimizer states and master weights.
     Optimizer,
-    /// What forward keeps for backward, and what passes between blocks.
+    /// Tensors saved by forward for backward, and tensors that pass between blocks.
     Activations,
     /// Buffers that exist for a collective: gathered parameters, gradients on their way.
     Communication,
@@ -287,7 +287,7 @@ pub struct Collective {
     pub members: Arc<[usize]>,
     /// Ranks in the group.
     pub world_size: usize,
-    /// What is done.
+    /// The operation.
     pub op: CollectiveOp,
     /// Element type on the wire.
     pub dtype: DType,
@@ -295,13 +295,13 @@ pub struct Collective {
     pub count: u64,
     /// The one rank that differs: root, or the peer of a send or recv.
     pub root: Option<usize>,
-    /// What passes in a send or recv, as a number on which both ends agree.
+    /// Number of the message in a send or recv, on which both ends agree.
     pub tag: Option<u64>,
-    /// How the buffer was placed: of a message, both ends must say the same.
+    /// Placements of the buffer; both ends of a message must give the same.
     pub placements: Placements,
     /// Bytes this rank sends to others.
     pub sent_bytes: u64,
-    /// Where it was asked for.
+    /// Call site.
     pub site: Site,
 }
 
@@ -317,22 +317,22 @@ pub enum Event {
     Alloc {
         /// Number of this allocation in the trace.
         id: u32,
-        /// Where it lies.
+        /// Its memory.
         memory: Memory,
         /// Bytes, as asked for (the arena aligns).
         bytes: u64,
-        /// What for.
+        /// Its use.
         category: Category,
         /// Name for people.
         name: &'static str,
-        /// Where it was asked for.
+        /// Call site.
         site: Site,
     },
     /// Memory is given back.
     Free {
         /// The allocation's number.
         id: u32,
-        /// Where it lies.
+        /// Its memory.
         memory: Memory,
     },
     /// A kernel runs on the compute stream.
@@ -343,7 +343,7 @@ pub enum Event {
         flops: u64,
         /// Bytes read and written at least.
         bytes: u64,
-        /// What limits it.
+        /// Resource that limits it.
         rate: Rate,
         /// `flops` of a product of the forward pass; minus the operations of the forward pass for the one operation of
         /// the backward pass that each such product has; else 0.
@@ -353,13 +353,13 @@ pub enum Event {
     Copy {
         /// Name of the copy: `upload`, `download`, `copy_to_host`, `copy_to_device`, `copy_to_disk`, `copy_from_disk`, `fetch`.
         name: &'static str,
-        /// Where they are read.
+        /// Memory that is read.
         from: Memory,
-        /// Where they are written.
+        /// Memory that is written.
         to: Memory,
-        /// How many.
+        /// Number of bytes.
         bytes: u64,
-        /// What limits it.
+        /// Resource that limits it.
         rate: Rate,
         /// The stream on which it runs.
         stream: Stream,
@@ -371,7 +371,7 @@ pub enum Event {
         /// The stream.
         stream: Stream,
     },
-    /// What is issued to a stream from here on runs after an event.
+    /// A stream waits for an event: work issued to the stream from here on runs after it.
     StreamWait {
         /// Number of the event.
         number: u32,
@@ -394,7 +394,7 @@ pub enum Event {
     Counted {
         /// Number of the parameter in the model.
         parameter: u32,
-        /// How many.
+        /// Number of elements.
         elements: u64,
     },
     /// A step of the pipeline's program begins; with the number after the last step, what comes after the program.
@@ -414,7 +414,7 @@ pub enum Event {
 pub struct Phase {
     /// Its name.
     pub name: PhaseName,
-    /// What happens, in order.
+    /// Events, in order.
     pub events: Vec<Event>,
 }
 

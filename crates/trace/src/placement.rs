@@ -33,7 +33,7 @@ impl Axis {
     }
 }
 
-/// What the ranks along one axis hold of a tensor.
+/// Placement of a tensor along one axis: the part of it that each rank holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Placement {
@@ -101,8 +101,8 @@ pub struct Fault {
     pub tensor: String,
     /// The axis along which it is wrong.
     pub axis: Axis,
-    /// What was found, what was expected, and which collective is missing or too much: the rest of a sentence
-    /// that begins with the tensor's name.
+    /// Description of the fault: the placement found, the one expected, and the collective that is missing or too much. It is the
+    /// rest of a sentence that begins with the tensor's name.
     pub what: String,
     /// Who reads it.
     pub site: Site,

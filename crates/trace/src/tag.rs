@@ -14,7 +14,7 @@ pub fn later_tag(tag: u64, micro_batches: usize) -> u64 {
     if tag & PIPELINE == 0 { tag } else { tag + ((micro_batches as u64) << 1) }
 }
 
-/// What a message carries, to follow its size: `, activations of micro-batch 3 for stage 1`, or ` with tag 7`.
+/// Describes the content of a message, to follow its size: `, activations of micro-batch 3 for stage 1`, or ` with tag 7`.
 pub fn describe_tag(tag: u64) -> String {
     if tag & PIPELINE == 0 {
         return format!(" with tag {tag}");
