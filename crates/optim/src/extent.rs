@@ -1,4 +1,4 @@
-//! What an optimizer sees of a parameter at a time, and the states that it keeps of it.
+//! Extent of an update, the part of a parameter that an optimizer needs at a time; and the states that it keeps of a parameter.
 
 use phalanx_tensor::{Kind, NORM_BLOCK};
 
@@ -7,13 +7,14 @@ use phalanx_tensor::{Kind, NORM_BLOCK};
 pub struct UpdatedParameter {
     /// Full name.
     pub name: String,
-    /// What it is in its layer.
+    /// Its kind in its layer.
     pub kind: Kind,
     /// Its shape: this rank's part, where several tensor-parallel ranks share it.
     pub shape: Vec<usize>,
 }
 
-/// How much of a parameter one update needs at a time. Results do not depend on anything else: stage, world, sizes of chunks and tiles.
+/// Part of a parameter that one update needs at a time. Results do not depend on anything else: stage, world, sizes of chunks and
+/// tiles.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Extent {
     /// Element i of parameters and states depends only on element i of all of them and of the gradient.
@@ -47,7 +48,7 @@ impl StateSpec {
     }
 }
 
-/// How the numbers of a state belong to the elements of its parameter.
+/// Relation of the numbers of a state to the elements of its parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Spread {
     /// One for each element.
@@ -63,7 +64,7 @@ pub enum Spread {
 pub struct KeptState {
     /// Name and shape.
     pub spec: StateSpec,
-    /// How its numbers belong to the parameter's elements.
+    /// Relation of its numbers to the parameter's elements.
     pub spread: Spread,
 }
 
@@ -168,7 +169,7 @@ impl UpdatedParameter {
 }
 
 impl Spread {
-    /// How many numbers belong to so many elements of the parameter, from a place on at which an update may begin.
+    /// Number of state values for `elements` elements of the parameter, counted from a place at which an update may begin.
     pub fn numbers(self, elements: usize) -> usize {
         match self {
             Spread::Elements => elements,

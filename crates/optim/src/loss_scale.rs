@@ -18,7 +18,7 @@ pub const STATIC_PATIENCE: u32 = 100;
 /// Largest number of steps of a stored scale: it is far below the overflow of i64.
 const MAX_ITERATION: i64 = 1 << 40;
 
-/// How the loss scale is chosen.
+/// Policy of the loss scale.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum LossScaling {
     /// No scale. f32 and bf16 represent every gradient, so a gradient that is not finite is an error.
@@ -38,13 +38,13 @@ pub struct Dynamic {
     pub window: u64,
     /// Number of overflows after which the scale is halved, the halving one included.
     pub hysteresis: u32,
-    /// Whether every step without overflow refills the hysteresis, not only a doubling.
+    /// True if every step without overflow refills the hysteresis, not only a doubling.
     pub consecutive_hysteresis: bool,
     /// The minimum scale.
     pub min_scale: f32,
 }
 
-/// What happens to a step.
+/// Decision about a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// It is applied.
@@ -159,7 +159,7 @@ impl LossScale {
         self.state
     }
 
-    /// How the scale is chosen.
+    /// Policy of the scale.
     pub fn scaling(&self) -> LossScaling {
         self.scaling
     }

@@ -34,7 +34,7 @@ pub enum Optimizer {
 }
 
 impl Optimizer {
-    /// How much of a parameter an update needs at a time.
+    /// Part of a parameter that an update needs at a time.
     pub fn extent(&self, of: &UpdatedParameter) -> Extent {
         match self {
             Optimizer::AdamW { .. } | Optimizer::Sgd { .. } => Extent::Elements,

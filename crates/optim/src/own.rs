@@ -25,7 +25,7 @@ pub struct UpdateStep<'a> {
 /// It says how much of a parameter it must see at a time. The engine cuts parameters nowhere else, so that every ZeRO stage, chunk
 /// size and placement gives the same bits.
 pub trait UpdateRule: Send + Sync {
-    /// How much of a parameter an update needs. By default, any elements.
+    /// Part of a parameter that an update needs. By default, any elements.
     fn extent(&self, _: &UpdatedParameter) -> Extent {
         Extent::Elements
     }

@@ -40,8 +40,8 @@ pub struct Restarted {
     pub skipped: u64,
 }
 
-/// How far a run is, as its learning rate counts: steps that were skipped (f16) do not count. A restart begins behind
-/// its step of the run all the same, however many were skipped before.
+/// Progress of a run, as its learning rate counts: steps that were skipped (f16) do not count. A restart nevertheless begins
+/// after its step of the run, however many were skipped before.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CountedSteps {
     /// Number of steps that were applied.

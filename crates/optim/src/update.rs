@@ -7,7 +7,7 @@ use phalanx_tensor::{View, ViewMut};
 
 use crate::extent::UpdatedParameter;
 
-/// What a parameter has in place of the optimizer's own numbers.
+/// Rates of a parameter that replace the optimizer's.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct OwnRates {
     /// Its learning rate, as a factor of the schedule's.
