@@ -14,16 +14,16 @@ fn stat(pid: u32) -> Option<String> {
     text(format!("/proc/{pid}/stat"))
 }
 
-/// What a process does, as the system reports it.
+/// Activity of a process, as the system reports it.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Activity {
     /// Processor time so far, in units of the system.
     pub cpu_ticks: u64,
-    /// Whether a signal or a debugger has stopped it.
+    /// True if a signal or a debugger has stopped it.
     pub stopped: bool,
-    /// Whether one of its threads runs or is ready to run.
+    /// True if one of its threads runs or is ready to run.
     pub runnable: bool,
-    /// Whether one of its threads waits for a disk or for the memory manager, which no signal interrupts.
+    /// True if one of its threads waits for a disk or for the memory manager, which no signal interrupts.
     pub in_disk: bool,
 }
 
@@ -63,7 +63,7 @@ pub fn page_faults() -> Option<u64> {
     stat_fields(&text("/proc/self/stat")?).nth(7)?.parse().ok()
 }
 
-/// Whether a process runs; one that has ended and that nobody has waited for does not.
+/// Returns whether a process runs. A zombie, which has ended and which nobody has waited for, does not.
 pub fn is_running(pid: u32) -> bool {
     stat(pid).as_deref().and_then(state).is_some_and(|state| !matches!(state, 'Z' | 'X'))
 }
@@ -83,7 +83,7 @@ pub struct Identity {
     started: u64,
 }
 
-/// What this process can tell of a process that it knows by its [`Identity`].
+/// Location of a process that this process knows by its [`Identity`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Whereabouts {
     /// It runs here, under its number.
@@ -127,7 +127,7 @@ impl Identity {
         })
     }
 
-    /// Where it is.
+    /// Finds its location.
     pub fn whereabouts(&self) -> Whereabouts {
         if self.boot != boot_id() {
             return Whereabouts::OtherMachine;
