@@ -30,7 +30,7 @@ impl HeldFolder {
         Ok(HeldFolder { path: path.to_path_buf(), folder, names: there.collect() })
     }
 
-    /// Whether the path still leads to this folder, with its files in it.
+    /// Checks that the path still leads to this folder, with its files in it.
     ///
     /// # Errors
     /// [`ErrorKind::NotFound`] with what is missing, and those of the system.

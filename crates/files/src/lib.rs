@@ -1,5 +1,5 @@
-//! How Phalanx touches the file system: every durable write, every lock and every read of a file that
-//! somebody else may have made goes through this crate.
+//! Access of Phalanx to the file system: every durable write, every lock and every read of a file that another program may have
+//! made goes through this crate.
 //!
 //! - [`AtomicFile`], [`write()`] and [`write_output`]: a reader sees the old file or the new one, also after a crash.
 //! - [`append`]: a file that grows, as a log.

@@ -39,7 +39,7 @@ pub struct FolderLock {
 pub enum LockError {
     /// Another process holds the lock.
     Held {
-        /// What it says of itself; empty where the lock file does not tell.
+        /// The holder's description of itself; empty if the lock file has none.
         holder: String,
     },
     /// The file system has no locks, or refuses them; or the file is not a lock.
@@ -117,8 +117,8 @@ fn note_holder(file: &mut File, holder: &str) -> io::Result<()> {
     write!(file, "{HEAD}{holder}")
 }
 
-/// What the holder says of itself in a lock file; nothing in a new one, nor in one of an earlier version, which has a process
-/// number.
+/// Reads the holder's description of itself from a lock file; empty in a new one, and in one of an earlier version, which has a
+/// process number.
 fn content(file: &mut File) -> io::Result<String> {
     let mut text = String::new();
     file.rewind()?;

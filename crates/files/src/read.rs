@@ -41,8 +41,8 @@ pub fn open_regular(path: &Path) -> io::Result<File> {
     Err(io::Error::new(ErrorKind::InvalidInput, format!("it is {found}; a regular file is expected")))
 }
 
-/// Whether something has this name: also a link to nothing, which [`open_regular`] then refuses, and what the disk cannot tell
-/// anything of, so that it is never taken for free.
+/// Returns whether something has this name: also a link to nothing, which [`open_regular`] then refuses, and a name that the disk
+/// cannot look up, so that such a name never counts as free.
 pub fn is_named(path: &Path) -> bool {
     let is_absent = |kind| matches!(kind, ErrorKind::NotFound | ErrorKind::NotADirectory);
     path.symlink_metadata().map_or_else(|cause| !is_absent(cause.kind()), |_| true)

@@ -61,7 +61,7 @@ pub fn set_buffered(file: &File) -> io::Result<()> {
     Ok(fcntl_setfl(file, fcntl_getfl(file)? & !OFlags::DIRECT)?)
 }
 
-/// Whether the files of a folder are memory (tmpfs, ramfs).
+/// Returns whether the files of a folder are memory (tmpfs, ramfs).
 ///
 /// # Errors
 /// The system's: a folder that is missing.

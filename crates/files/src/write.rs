@@ -159,7 +159,7 @@ pub fn write_output(target: &Path, bytes: impl AsRef<[u8]>) -> io::Result<()> {
     }
 }
 
-/// Whether a file name is a temporary name of this module.
+/// Returns whether a file name is a temporary name of this module.
 pub fn is_temporary(name: &str) -> bool {
     let middle = name.strip_prefix(".phalanx-").and_then(|rest| rest.strip_suffix(".tmp"));
     middle.is_some_and(|middle| middle.len() == 16 && middle.bytes().all(|byte| byte.is_ascii_hexdigit()))

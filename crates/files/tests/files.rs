@@ -1,4 +1,4 @@
-//! What interruptions, planted links, special files and other processes may do to files.
+//! Effects on files of interruptions, planted links, special files and other processes.
 
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
