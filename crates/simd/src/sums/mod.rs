@@ -1,4 +1,4 @@
-//! How values of several ranks are summed: along one fixed balanced binary tree over the rank index.
+//! Sums of the values of several ranks, along one fixed balanced binary tree over the rank index.
 //!
 //! `sum(lo..hi) = sum(lo..mid) + sum(mid..hi)` with `mid = lo + next_power_of_two(hi - lo) / 2`, element by element; with
 //! `accumulate`, `target = target + sum`. So a sum has the same bits whatever moves the bytes, and with every instruction

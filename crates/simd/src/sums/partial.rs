@@ -25,8 +25,8 @@ pub enum SumTree {
 pub struct Partial {
     /// Its elements.
     pub address: *const u8,
-    /// Whether they have the type in which elements are added ([`sum_wide`]), and not that of the elements: the value of
-    /// a single rank.
+    /// True if they have the type in which elements are added ([`sum_wide`]). False if they have that of the elements: the value
+    /// of a single rank.
     pub is_wide: bool,
 }
 

@@ -30,7 +30,7 @@ impl TileUnit {
         TileUnit::Amx.is_available().then_some(TileUnit::Amx)
     }
 
-    /// Whether this process may use them.
+    /// Returns whether this process may use them.
     pub fn is_available(self) -> bool {
         self == TileUnit::Model || amx().is_ok()
     }
@@ -59,7 +59,7 @@ impl fmt::Display for NoAmx {
     }
 }
 
-/// Whether this process may use the processor's tile registers. The first call asks the system for permission, which then
+/// Checks that this process may use the processor's tile registers. The first call asks the system for permission, which then
 /// holds for all threads.
 ///
 /// # Errors
