@@ -43,6 +43,7 @@ SMALL = {
 }  # fmt: skip
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8, "beta_fast": 2.0, "beta_slow": 0.5}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 0.5, "high_freq_factor": 2.0, "original_max_position_embeddings": 8}
+LONGROPE = {"rope_type": "longrope", "short_factor": [1.0, 1.25], "long_factor": [1.5, 3.0]}
 VARIANTS = {
     "llama": ("llama", {}),
     "llama_tied_llama3": ("llama", {"tie_word_embeddings": True, "num_key_value_heads": 1, "rope_scaling": LLAMA3}),
@@ -55,6 +56,8 @@ VARIANTS = {
     "qwen3": ("qwen3", {"head_dim": 8, "tie_word_embeddings": True}),
     "smollm3": ("smollm3", {"no_rope_layer_interval": 2, "tie_word_embeddings": True}),
     "olmo2": ("olmo2", {}),
+    "phi3": ("phi3", {"head_dim": 8, "partial_rotary_factor": 0.5, "sliding_window": 5}),
+    "phi3_longrope": ("phi3", {"original_max_position_embeddings": 8, "rope_scaling": LONGROPE}),
 }
 LOW_VARIANTS = "llama", "qwen3"
 ADAMW_VARIANTS = "llama", "llama_tied_llama3", "qwen3"
@@ -64,14 +67,20 @@ def frequencies(config) -> tuple[torch.Tensor, float]:
     """Radians from one position to the next of each pair of a head, in double, and the factor of cos and sin"""
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     rope = config.rope_parameters
+    width = int(width * rope.get("partial_rotary_factor", 1.0))
     theta, kind = rope["rope_theta"], rope["rope_type"]
     plain = [theta ** (-2 * i / width) for i in range(width // 2)]
     if kind == "default":
         return torch.tensor(plain, dtype=torch.float64), 1.0
+    original = rope.get("original_max_position_embeddings")
+    if kind == "longrope":
+        divisors = rope["long_factor" if original < SEQ else "short_factor"]
+        found = [f / divisor for f, divisor in zip(plain, divisors, strict=True)]
+        stretched = config.max_position_embeddings / original
+        return torch.tensor(found, dtype=torch.float64), math.sqrt(1 + math.log(stretched) / math.log(original))
     factor = rope["factor"]
     if kind == "linear":
         return torch.tensor(plain, dtype=torch.float64) / factor, 1.0
-    original = rope["original_max_position_embeddings"]
     if kind == "llama3":
         low, high, found = rope["low_freq_factor"], rope["high_freq_factor"], []
         for f in plain:
@@ -93,6 +102,7 @@ class Rotary(torch.nn.Module):
     def __init__(self, config, theirs):
         super().__init__()
         self.frequencies, self.factor = frequencies(config)
+        theirs(torch.zeros(1), torch.arange(SEQ)[None])  # the frequencies of longrope depend on the length
         torch.testing.assert_close(self.frequencies.float(), theirs.inv_freq, rtol=2e-6, atol=0)
         assert abs(self.factor - theirs.attention_scaling) < 1e-6
 

@@ -14,6 +14,8 @@ use crate::saved::Saved;
 pub struct RotaryPositions {
     /// By how much.
     pub rotary: Rotary,
+    /// By how much in sequences of more tokens than so many, where that is otherwise (longrope).
+    pub beyond: Option<(usize, Rotary)>,
     /// The heads of the attention that follows, as this rank has them.
     pub heads: Heads,
 }
@@ -23,9 +25,12 @@ impl RotaryPositions {
         self.heads.heads + self.heads.kv_heads
     }
 
-    /// The position of the first row: attention has whole sequences, or those that follow the cached positions.
-    fn first(&self, cx: &Context) -> usize {
-        if cx.cache.is_some() { cx.first_row } else { 0 }
+    /// How `seq` rows turn, and the position of the first: attention has whole sequences, or rows that follow the cached ones, which keep
+    /// their turn.
+    fn turn(&self, cx: &Context, seq: usize) -> (&Rotary, usize) {
+        let first = if cx.cache.is_some() { cx.first_row } else { 0 };
+        let beyond = self.beyond.as_ref().filter(|(most, _)| first + seq > *most);
+        (beyond.map_or(&self.rotary, |(_, rotary)| rotary), first)
     }
 }
 
@@ -39,9 +44,11 @@ impl Layer for RotaryPositions {
     /// x: `[batch, seq, qkv_width]` of [`Heads`] -> y: the same
     fn forward(&self, cx: &Context, call: Call) -> Result<(Activation, Saved<()>)> {
         let Call { x, sum, .. } = call;
-        assert_eq!(self.heads.qkv_width(), x.dims::<3>()[2], "{:?} of {:?}", self.heads, x.shape());
+        let [_, seq, width] = x.dims();
+        assert_eq!(self.heads.qkv_width(), width, "{:?} of {:?}", self.heads, x.shape());
         let mut y = cx.owned(x, "rotary.y");
-        cx.device.rotary(y.view_mut(), &self.rotary, self.heads(), self.first(cx));
+        let (rotary, first) = self.turn(cx, seq);
+        cx.device.rotary(y.view_mut(), rotary, self.heads(), first);
         Ok((cx.plus(y, sum), Saved::new(())))
     }
 
@@ -51,8 +58,10 @@ impl Layer for RotaryPositions {
         if !input_wanted {
             return Ok(None);
         }
+        let [_, seq, _] = dy.dims();
         let mut dx = cx.owned(dy, "rotary.dx");
-        cx.device.rotary_backward(dx.view_mut(), &self.rotary, self.heads(), self.first(cx));
+        let (rotary, first) = self.turn(cx, seq);
+        cx.device.rotary_backward(dx.view_mut(), rotary, self.heads(), first);
         Ok(Some(cx.plus(dx, sum)))
     }
 }

@@ -17,7 +17,7 @@ type Made = Result<Arc<dyn Model>, KeyError>;
 type Read = Result<Arc<dyn Model>, ModelError>;
 
 /// A model architecture: its names, and the constructors of its models.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct Architecture {
     /// Its name in `model.arch` of a configuration, and in `model_type` of a `config.json` of transformers.
     pub name: &'static str,

@@ -18,7 +18,7 @@ use crate::config::{decimal, epsilon, expect_architecture, expect_computed, head
 use crate::keys::{Key, Keys, Values, count};
 use crate::limits::{MAX_HIDDEN, MAX_INTERMEDIATE, MAX_LAYERS, MAX_POSITIONS, MAX_VOCAB};
 use crate::{
-    Activation, Arch, Architecture, Dropouts, Earlier, Input, Model, ModelError, NumberedLayers, Objective,
+    Activation, Arch, Architecture, Dropouts, Input, Model, ModelError, NumberedLayers, Objective, RowsOf,
 };
 
 /// What the names of all tensors outside of the heads begin with, except in files of `BertModel` alone.
@@ -303,14 +303,14 @@ impl Model for Bert {
     }
 
     /// Query, key and value were one parameter.
-    fn earlier(&self, parameter: &ParameterSpec) -> Option<Earlier> {
+    fn earlier(&self, parameter: &ParameterSpec) -> Option<RowsOf> {
         let (layer, part) = parameter.name.split_once("self.")?;
         let (which, part) = part.split_once('.')?;
         let index = ["query", "key", "value"].iter().position(|name| *name == which)?;
         let mut shape = parameter.whole_shape().to_vec();
         let first = index as u64 * shape.iter().product::<usize>() as u64;
         shape[0] *= 3;
-        Some(Earlier { name: format!("{layer}self.qkv.{part}"), shape, first })
+        Some(RowsOf { name: format!("{layer}self.qkv.{part}"), shape, first })
     }
 
     fn copies_of(&self, stored: &str) -> &'static [&'static str] {

@@ -7,6 +7,8 @@
 
 use std::collections::BTreeMap;
 
+use phalanx_layers::{Network, ParameterSpec};
+
 use crate::{Model, ModelError};
 
 /// How the files of an architecture number its layers.
@@ -64,6 +66,24 @@ pub fn name_in(model: &dyn Model, name: &str, has: impl Fn(&str) -> bool) -> Str
     names.find(|name| has(name)).unwrap_or_else(|| name.to_string())
 }
 
+/// The tensors of a Hugging Face file with the whole `network` of `model`, in order: the name of each, and the parameter or the joined
+/// parameters that it holds.
+pub fn stored_tensors<'a>(
+    model: &'a dyn Model,
+    network: &'a Network,
+) -> impl Iterator<Item = (String, &'a ParameterSpec)> {
+    network.parameters.iter().flat_map(|parameter| {
+        let members = parameter.members();
+        match model.source(&members[0]) {
+            Some(rows) => {
+                assert_eq!(rows.shape, parameter.shape, "{} holds what is joined", rows.name);
+                vec![(rows.name, parameter)]
+            }
+            None => members.iter().map(|member| (member.name.clone(), member)).collect(),
+        }
+    })
+}
+
 /// Compares the tensors of a file, names and shapes, with those of `model`.
 ///
 /// # Errors
@@ -76,18 +96,18 @@ pub fn check_contents<'a>(
     check_layers(model, tensors.keys().copied())?;
     let new_head = model.head_prefix().filter(|_| lacks_head(model, tensors.keys().copied()));
     let network = model.whole();
-    for parameter in network.members() {
-        let name = name_in(model, &parameter.name, |name| tensors.contains_key(name));
+    for (own, parameter) in stored_tensors(model, &network) {
+        let name = name_in(model, &own, |name| tensors.contains_key(name));
         let Some(shape) = tensors.remove(name.as_str()) else {
             match new_head {
                 Some(prefix) if name.starts_with(prefix) => continue,
                 _ => return Err(ModelError::Missing { name }),
             }
         };
-        expect_shape(&name, shape, parameter.whole_shape())?;
-        for copy in model.copies_of(&parameter.name) {
+        expect_shape(&name, shape, &parameter.shape)?;
+        for copy in model.copies_of(&own) {
             if let Some(shape) = tensors.remove(copy) {
-                expect_shape(copy, shape, parameter.whole_shape())?;
+                expect_shape(copy, shape, &parameter.shape)?;
             }
         }
     }

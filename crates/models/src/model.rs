@@ -21,9 +21,9 @@ pub struct Dropouts {
     pub residual: f32,
 }
 
-/// A tensor of a checkpoint of an earlier version, some rows of which are a parameter now.
+/// A tensor of a file, some rows of which are a parameter.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Earlier {
+pub struct RowsOf {
     /// Its name.
     pub name: String,
     /// Its extents, whole.
@@ -116,7 +116,13 @@ pub trait Model: Send + Sync + std::fmt::Debug {
 
     /// The parameter of checkpoints of earlier versions of this program that held `parameter`, a whole or a part of one; `None`
     /// where it was the same.
-    fn earlier(&self, _parameter: &ParameterSpec) -> Option<Earlier> {
+    fn earlier(&self, _parameter: &ParameterSpec) -> Option<RowsOf> {
+        None
+    }
+
+    /// The tensor of Hugging Face files that holds `parameter` among others, which are joined with it in memory
+    /// ([`ParameterSpec::joins`]); `None` where it is a tensor of its own.
+    fn source(&self, _parameter: &ParameterSpec) -> Option<RowsOf> {
         None
     }
 

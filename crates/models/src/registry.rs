@@ -96,10 +96,9 @@ mod tests {
     #[test]
     fn an_unknown_name_is_refused_with_the_known_ones() {
         let error = serde_json::from_value::<Arch>(json!("t5")).unwrap_err().to_string();
-        assert_eq!(
-            error,
-            "unknown variant `t5`, expected one of `gpt2`, `bert`, `llama`, `mistral`, `qwen2`, `qwen3`, `smollm3`, `olmo2`"
-        );
+        let names = Arch::all().map(|arch| format!("`{arch}`")).collect::<Vec<_>>().join(", ");
+        assert_eq!(error, format!("unknown variant `t5`, expected one of {names}"));
+        assert!(names.starts_with("`gpt2`, `bert`, `llama`, `mistral`"), "{names}");
         for (config, given) in [(json!({ "model_type": "t5" }), "\"t5\""), (json!({}), "null")] {
             let error = from_config(&config).unwrap_err().to_string();
             assert!(

@@ -8,7 +8,7 @@ use phalanx_parallel::TensorParallel;
 use phalanx_tensor::Heads;
 use serde_json::Value;
 
-use crate::{Arch, Dropouts, Earlier, Input, Model, NumberedLayers, Objective};
+use crate::{Arch, Dropouts, Input, Model, NumberedLayers, Objective, RowsOf};
 
 type MakeLayer = dyn Fn(&TensorParallel) -> Box<dyn AnyLayer> + Send + Sync;
 
@@ -81,8 +81,12 @@ impl Model for WithBlock {
         self.model.aliases(name)
     }
 
-    fn earlier(&self, parameter: &ParameterSpec) -> Option<Earlier> {
+    fn earlier(&self, parameter: &ParameterSpec) -> Option<RowsOf> {
         self.model.earlier(parameter)
+    }
+
+    fn source(&self, parameter: &ParameterSpec) -> Option<RowsOf> {
+        self.model.source(parameter)
     }
 
     fn copies_of(&self, name: &str) -> &'static [&'static str] {

@@ -1,7 +1,7 @@
 //! BERT's configurations, and what its parameters are in files.
 
 use crate::rig;
-use phalanx_models::{Activation, Bert, Dropouts, Earlier, Model, Objective, from_config, name_in};
+use phalanx_models::{Activation, Bert, Dropouts, Model, Objective, RowsOf, from_config, name_in};
 use serde_json::json;
 
 fn small() -> Bert {
@@ -86,7 +86,7 @@ fn query_key_and_value_join() {
         for (index, member) in joint(part).members().iter().enumerate() {
             let name = format!("bert.encoder.layer.0.attention.self.qkv.{part}");
             let (shape, first) = (shape.clone(), index as u64 * each);
-            assert_eq!(model.earlier(member), Some(Earlier { name, shape, first }));
+            assert_eq!(model.earlier(member), Some(RowsOf { name, shape, first }));
         }
     }
     let apart: Vec<&str> =

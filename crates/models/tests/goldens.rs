@@ -127,7 +127,7 @@ fn every_gradient_in_f16() {
 
 /// The decoders, one for each variant of a family. Their files have double precision, and how far PyTorch's f32 is from it: the bound
 /// is four times that, as above, and of gradients four times the greatest.
-const DECODERS: [&str; 11] = [
+const DECODERS: [&str; 13] = [
     "decoders/llama",
     "decoders/llama_tied_llama3",
     "decoders/llama_biases_linear",
@@ -139,6 +139,8 @@ const DECODERS: [&str; 11] = [
     "decoders/qwen3",
     "decoders/smollm3",
     "decoders/olmo2",
+    "decoders/phi3",
+    "decoders/phi3_longrope",
 ];
 
 /// Greatest error of PyTorch's f32 under a prefix, relative to the greatest value of the tensor, but at least the rounding of one.

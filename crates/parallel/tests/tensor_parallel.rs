@@ -171,7 +171,7 @@ fn grouped_attention_with_copies_of_keys_and_values() {
             let out = linear("out", HIDDEN, HIDDEN, Layout::OutIn);
             let layers = vec![
                 tensor.column(qkv).unwrap(),
-                Box::new(RotaryPositions { rotary, heads: attention.heads }),
+                Box::new(RotaryPositions { rotary, beyond: None, heads: attention.heads }),
                 Box::new(attention),
                 tensor.row(out).unwrap(),
             ];

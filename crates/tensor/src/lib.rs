@@ -64,7 +64,7 @@ pub use operations::{
 };
 pub use phalanx_trace::{Category, DType, Memory};
 pub use region::Region;
-pub use rotary::{Rotary, RotaryScaling, Yarn};
+pub use rotary::{LongRope, Rotary, RotaryScaling, Yarn};
 pub use shape::Shape;
 pub use threads::{panic_text, refused_thread};
 pub use tiles::PendingTiles;

@@ -1,6 +1,6 @@
 //! Rotary positions (Su et al., arXiv 2104.09864): by how much each pair of a head's elements turns from one position to the
-//! next. The scalings that stretch a model to longer texts change these frequencies and nothing else, yarn also the length of
-//! what is turned.
+//! next. The scalings that stretch a model to longer texts change these frequencies and nothing else, yarn and longrope also the
+//! length of what is turned.
 
 use std::f64::consts::{PI, TAU};
 use std::sync::Arc;
@@ -18,7 +18,7 @@ pub struct Rotary {
 }
 
 /// What is done to the frequencies `f[i] = theta^(-2i / rotated)`: the `rope_type` of a configuration.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum RotaryScaling {
     /// Nothing.
     Default,
@@ -49,6 +49,8 @@ pub enum RotaryScaling {
     },
     /// Yarn (Peng et al., arXiv 2309.00071).
     Yarn(Yarn),
+    /// Each is divided by a factor of its own (longrope: Ding et al., arXiv 2402.13753).
+    LongRope(LongRope),
 }
 
 /// The numbers of yarn.
@@ -68,6 +70,33 @@ pub struct Yarn {
     pub attention_factor: Option<f64>,
     /// `mscale` and `mscale_all_dim`, where both are given: what it follows from.
     pub mscales: Option<[f64; 2]>,
+}
+
+/// The numbers of longrope.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LongRope {
+    /// What each frequency is divided by in texts of at most `original` positions.
+    pub short: Arc<[f64]>,
+    /// The same in longer ones.
+    pub long: Arc<[f64]>,
+    /// Positions of training (`original_max_position_embeddings`).
+    pub original: usize,
+    /// How much longer texts may be.
+    pub factor: f64,
+    /// What cosine and sine are multiplied by, where it is given.
+    pub attention_factor: Option<f64>,
+    /// Positions of the text.
+    pub length: usize,
+}
+
+impl LongRope {
+    fn scale(&self) -> f64 {
+        let follows = match self.factor > 1.0 {
+            true => (1.0 + self.factor.ln() / (self.original as f64).ln()).sqrt(),
+            false => 1.0,
+        };
+        self.attention_factor.unwrap_or(follows)
+    }
 }
 
 impl Yarn {
@@ -92,7 +121,8 @@ impl Rotary {
     /// Turns the first `rotated` elements of heads of `head_dim`.
     ///
     /// # Panics
-    /// Unless `rotated` is even, from 2 to `head_dim`, with at most [`ROTARY_FREQUENCIES_MAX`] frequencies that are numbers.
+    /// Unless `rotated` is even, from 2 to `head_dim`, with at most [`ROTARY_FREQUENCIES_MAX`] frequencies that are numbers; for factors
+    /// of longrope that are not one a frequency.
     #[track_caller]
     pub fn new(head_dim: usize, rotated: usize, theta: f64, scaling: RotaryScaling) -> Rotary {
         assert!(rotated > 0 && rotated.is_multiple_of(2), "pairs of elements turn, not {rotated} of them");
@@ -101,9 +131,9 @@ impl Rotary {
                 .map(move |i| 1.0 / theta.powf((2 * i) as f64 / rotated as f64))
                 .collect::<Vec<_>>()
         };
-        let mut frequencies = plain(theta);
+        let (mut frequencies, mut scale) = (plain(theta), 1.0);
         match scaling {
-            RotaryScaling::Default | RotaryScaling::Yarn(_) => {}
+            RotaryScaling::Default => {}
             RotaryScaling::Linear { factor } => frequencies.iter_mut().for_each(|f| *f /= factor),
             RotaryScaling::Dynamic { factor, trained, length } => {
                 let stretch = factor * length.max(trained) as f64 / trained as f64 - (factor - 1.0);
@@ -117,15 +147,20 @@ impl Rotary {
                     *f = (1.0 - kept) * (*f / factor) + kept * *f;
                 }
             }
-        }
-        let mut scale = 1.0;
-        if let RotaryScaling::Yarn(yarn) = scaling {
-            let [low, high] = yarn.ramp(rotated, theta);
-            for (i, f) in frequencies.iter_mut().enumerate() {
-                let divided = ((i as f64 - low) / (high - low)).clamp(0.0, 1.0);
-                *f = (1.0 - divided) * *f + divided * (*f / yarn.factor);
+            RotaryScaling::Yarn(yarn) => {
+                let [low, high] = yarn.ramp(rotated, theta);
+                for (i, f) in frequencies.iter_mut().enumerate() {
+                    let divided = ((i as f64 - low) / (high - low)).clamp(0.0, 1.0);
+                    *f = (1.0 - divided) * *f + divided * (*f / yarn.factor);
+                }
+                scale = yarn.scale();
             }
-            scale = yarn.scale();
+            RotaryScaling::LongRope(rope) => {
+                let factors = if rope.length > rope.original { &rope.long } else { &rope.short };
+                assert_eq!(factors.len(), frequencies.len(), "{rope:?} for {rotated} elements");
+                frequencies.iter_mut().zip(factors.iter()).for_each(|(f, factor)| *f /= factor);
+                scale = rope.scale();
+            }
         }
         Rotary::of(head_dim, scale, frequencies)
     }
@@ -156,7 +191,7 @@ impl Rotary {
         2 * self.frequencies.len()
     }
 
-    /// What cosine and sine are multiplied by: 1, but for yarn.
+    /// What cosine and sine are multiplied by: 1, but for yarn and longrope.
     pub fn scale(&self) -> f64 {
         self.scale
     }
@@ -261,6 +296,20 @@ mod tests {
         assert_eq!(of(1024), plain(64, 1e4));
         let theta = 1e4 * 3f64.powf(64.0 / 62.0);
         of(2048).iter().zip(plain(64, theta)).for_each(|(f, e)| near(*f, e));
+    }
+
+    /// The numbers of Phi-3 with 131,072 positions: the factor of cosine and sine is 1.1902.
+    #[test]
+    fn longrope_divides_by_the_factors_of_the_length() {
+        let of = |length, attention_factor| {
+            let (short, long) = ([1.0, 2.0].into(), [4.0, 8.0].into());
+            let scaling = LongRope { short, long, original: 4096, factor: 32.0, attention_factor, length };
+            Rotary::new(4, 4, 1e4, RotaryScaling::LongRope(scaling))
+        };
+        of(4096, None).frequencies().iter().zip([1.0, 0.005]).for_each(|(f, e)| near(*f, e));
+        of(4097, None).frequencies().iter().zip([0.25, 0.00125]).for_each(|(f, e)| near(*f, e));
+        near(of(1, None).scale(), (1.0f64 + 5.0 / 12.0).sqrt());
+        assert_eq!(of(1, Some(1.5)).scale(), 1.5);
     }
 
     #[test]

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use phalanx_checkpoint::{self as checkpoint, Checkpoint, CheckpointError, HuggingFaceDir};
 use phalanx_collectives::{CollectiveError, Group};
 use phalanx_layers::ParameterSpec;
-use phalanx_models::{Earlier, Model, name_in};
+use phalanx_models::{Model, RowsOf, name_in};
 pub use phalanx_optim::PARAMETERS;
 use phalanx_optim::{
     CountedSteps, KeptState, LossScale, LossScaleState, Optimizer, Restarted, Spread, StateSpec,
@@ -301,7 +301,7 @@ pub fn read_stored(
 ) -> Result<(), CheckpointError> {
     let stripe = spec.stripe();
     let earlier = model.earlier(spec).filter(|earlier| from.tensor(state, &earlier.name).is_ok());
-    let Some(Earlier { name, shape, first }) = earlier else {
+    let Some(RowsOf { name, shape, first }) = earlier else {
         from.expect(state, &spec.name, spec.whole_shape(), DType::F32)?;
         return from.read_stripe(state, &spec.name, &stripe, elements, bytemuck::cast_slice_mut(out));
     };
@@ -340,14 +340,25 @@ pub fn read_imported(
     elements: Range<u64>,
     out: &mut [f32],
 ) -> Result<(), RunError> {
-    let (name, stripe) = (name_in(model, &spec.name, |name| dir.contains(name)), spec.stripe());
+    let (source, stripe) = (model.source(spec), spec.stripe());
+    let own = source.as_ref().map_or(&spec.name, |rows| &rows.name);
+    let name = name_in(model, own, |name| dir.contains(name));
     if !dir.contains(&name) && model.head_prefix().is_some_and(|prefix| name.starts_with(prefix)) {
         fill_initial(spec, HEAD_SEED, elements.start, out);
         return Ok(());
     }
-    let (given, expected) = (dir.shape(&name)?.to_vec(), spec.whole_shape().to_vec());
+    let expected = source.as_ref().map_or(spec.whole_shape(), |rows| &rows.shape).to_vec();
+    let given = dir.shape(&name)?.to_vec();
     if given != expected {
         return Err(RunError::Shape { name, given, expected });
+    }
+    if let Some(RowsOf { shape, first, .. }) = source {
+        let whole = Stripe::whole(shape.iter().product::<usize>() as u64);
+        for (here, there) in stripe.runs(elements.clone()) {
+            let [start, end] = [here.start, here.end].map(|at| (at - elements.start) as usize);
+            dir.read_weights(&name, &whole, first + there.start..first + there.end, &mut out[start..end])?;
+        }
+        return Ok(());
     }
     dir.read_weights(&name, &stripe, elements.clone(), out)?;
     for copy in model.copies_of(&spec.name).iter().filter(|copy| dir.contains(copy)) {
@@ -414,7 +425,7 @@ pub fn position(from: &Checkpoint) -> Result<Position, RunError> {
         return Err(bad_state(from, "step", &reason));
     }
     let state = from.state();
-    // Earlier versions stored no tokens; samples had one length then, or were counted as if they had.
+    // RowsOf versions stored no tokens; samples had one length then, or were counted as if they had.
     let seq = state["config"]["model"]["seq"].as_u64().unwrap_or(0);
     let tokens = state["tokens"].as_u64().unwrap_or(samples.saturating_mul(seq)).min(u64::MAX >> 1);
     let best = Option::<Best>::deserialize(&state["best"]);

@@ -72,7 +72,7 @@ pub fn rebuilding(p: P) -> Sequence {
 pub fn rotary() -> RotaryPositions {
     let size = HIDDEN / HEADS;
     let rotary = Rotary::new(size, size / 2, 100.0, RotaryScaling::Default);
-    RotaryPositions { rotary, heads: attention(0.0).heads }
+    RotaryPositions { rotary, beyond: None, heads: attention(0.0).heads }
 }
 
 /// A block with rotary positions and a gate, of which the first path begins at the projection of queries, keys and values.

@@ -5,6 +5,7 @@ use phalanx_tensor::RotaryScaling;
 use serde_json::{Value, json};
 
 use super::family::{AttentionBiases, Windows};
+use super::rope::is_share;
 use super::sizes::Size;
 use super::{Biases, Decoder, Family, Rope, Window};
 use crate::Activation;
@@ -30,6 +31,7 @@ impl Decoder {
         vocab: usize,
         seq: usize,
     ) -> Result<Decoder, KeyError> {
+        family.refuse_foreign(keys)?;
         let size = family.size(keys)?;
         let count = |key, absent: usize, of: fn(&Size) -> usize| {
             keys.given_count(key).unwrap_or_else(|| size.map_or(absent, of))
@@ -43,24 +45,23 @@ impl Decoder {
             return Err(keys.refused_as("heads", heads, expected));
         }
         let positions = count("positions", seq, |size| size.positions);
+        let share = keys.given_number("partial_rotary_factor").unwrap_or(1.0);
+        if !is_share(share) {
+            return Err(keys.refused("partial_rotary_factor", "must be at most 1".to_string()));
+        }
         let rope = Rope {
             theta: keys
                 .given_number("rope_theta")
                 .unwrap_or_else(|| size.map_or(family.theta, |size| size.theta)),
+            share,
             scaling: match keys.get("rope_scaling").and_then(Value::as_object) {
-                None => size.map_or(RotaryScaling::Default, |size| size.scaling),
-                Some(table) => Rope::read_scaling(table, positions)
+                None => size.map_or(RotaryScaling::Default, Size::scaling),
+                Some(table) => Rope::read_scaling(table, positions, (head_dim as f64 * share) as usize)
                     .map_err(|wrong| keys.refused("rope_scaling", wrong.to_string()))?,
             },
         };
         let window = keys.given_count("window").or_else(|| size.and_then(|size| size.window));
-        if window.is_some() && !matches!(family.windows, Windows::All { .. }) {
-            return Err(keys.refused("window", format!("is not a key of arch {:?}", family.name)));
-        }
         let attention_bias = keys.flag("attention_bias").unwrap_or(false);
-        if attention_bias && family.biases != AttentionBiases::Key {
-            return Err(keys.refused("attention_bias", format!("is not a key of arch {:?}", family.name)));
-        }
         let eps = keys.given_number("norm_eps").map(|eps| eps as f32);
         let model = Decoder {
             family,
@@ -100,8 +101,11 @@ impl Decoder {
         if !self.heads.is_multiple_of(self.kv_heads) {
             return Some(("kv_heads", self.kv_heads, format!("must divide heads = {}", self.heads)));
         }
-        let is_odd = !self.head_dim.is_multiple_of(2);
-        is_odd.then(|| ("head_dim", self.head_dim, "must be even, for rotary positions".to_string()))
+        let (rotated, share) = (self.rope.rotated(self.head_dim), self.rope.share);
+        let turn =
+            if share < 1.0 { format!("times {share} must be even") } else { "must be even".to_string() };
+        let is_odd = rotated == 0 || !rotated.is_multiple_of(2);
+        is_odd.then(|| ("head_dim", self.head_dim, format!("{turn}, for rotary positions")))
     }
 
     /// Reads a `config.json` of transformers. Its dropout is that of the training which made the file; a run uses the dropout of its
@@ -111,10 +115,13 @@ impl Decoder {
     /// When the file describes another architecture, or a variant that is not computed here.
     pub(super) fn from_config(family: &'static Family, config: &Value) -> Result<Decoder, ModelError> {
         expect_architecture(config, family.name)?;
-        expect_computed(
-            config,
-            &[("quantization_config", json!(null)), ("attn_logit_softcapping", json!(null))],
-        )?;
+        let computed = [
+            ("quantization_config", json!(null)),
+            ("attn_logit_softcapping", json!(null)),
+            ("resid_pdrop", json!(0.0)),
+            ("embd_pdrop", json!(0.0)),
+        ];
+        expect_computed(config, &computed)?;
         let hidden = number(config, "hidden_size", MAX_HIDDEN)?;
         let heads = number(config, "num_attention_heads", MAX_HIDDEN)?;
         let layers = number(config, "num_hidden_layers", MAX_LAYERS)?;
@@ -131,6 +138,7 @@ impl Decoder {
         {
             return Err(wrong("num_attention_heads", heads, &format!("a divisor of hidden_size = {hidden}")));
         }
+        let head_dim = or("head_dim", family.head_dim, hidden / heads)?;
         let attention_bias = flag(config, "attention_bias", false)?;
         if attention_bias && family.biases == AttentionBiases::Never {
             return Err(wrong("attention_bias", true, "false"));
@@ -141,12 +149,12 @@ impl Decoder {
             hidden,
             heads,
             kv_heads: or("num_key_value_heads", family.kv_heads, heads)?,
-            head_dim: or("head_dim", family.head_dim, hidden / heads)?,
+            head_dim,
             intermediate: number(config, "intermediate_size", MAX_INTERMEDIATE)?,
             vocab: number(config, "vocab_size", MAX_VOCAB)?,
             positions,
             eps: epsilon(config, "rms_norm_eps", family.eps)?,
-            rope: Rope::of_config(config, family.theta, positions)?,
+            rope: Rope::of_config(config, family, positions, head_dim)?,
             tied: flag(config, "tie_word_embeddings", family.tied)?,
             biases: family.biases(attention_bias, family.mlp_bias && flag(config, "mlp_bias", false)?),
             window: window_of(config, family, layers)?,
@@ -168,9 +176,6 @@ impl Decoder {
 
     /// The `config.json`. Version 4 of transformers reads `rope_theta` and `rope_scaling`, version 5 `rope_parameters`.
     pub(super) fn config(&self) -> Value {
-        let scaling = self.rope.scaling_value();
-        let mut parameters = scaling.clone().unwrap_or_else(|| json!({ "rope_type": "default" }));
-        parameters["rope_theta"] = json!(self.rope.theta);
         let mut config = json!({
             "architectures": [self.family.class],
             "attention_bias": self.biases.output,
@@ -186,13 +191,11 @@ impl Decoder {
             "num_hidden_layers": self.layers,
             "num_key_value_heads": self.kv_heads,
             "rms_norm_eps": decimal(self.eps),
-            "rope_parameters": parameters,
-            "rope_scaling": scaling,
-            "rope_theta": self.rope.theta,
             "tie_word_embeddings": self.tied,
             "torch_dtype": "float32",
             "vocab_size": self.vocab,
         });
+        self.rope.write(&mut config, self.family.partial, self.positions);
         let mut set = |key: &str, value: Value| config[key] = value;
         if self.family.mlp_bias {
             set("mlp_bias", json!(self.biases.mlp));
@@ -226,6 +229,19 @@ impl Family {
         Biases { qkv, output, mlp }
     }
 
+    /// Refuses keys of other families.
+    fn refuse_foreign(&self, keys: &Keys) -> Result<(), KeyError> {
+        let own = [
+            ("window", matches!(self.windows, Windows::All { .. })),
+            ("attention_bias", self.biases == AttentionBiases::Key),
+            ("partial_rotary_factor", self.partial),
+        ];
+        match own.iter().find(|(key, is_own)| keys.get(key).is_some() && !is_own) {
+            Some((key, _)) => Err(keys.refused(key, format!("is not a key of arch {:?}", self.name))),
+            None => Ok(()),
+        }
+    }
+
     /// The size that the keys name, if they do.
     pub(super) fn size(&self, keys: &Keys) -> Result<Option<&'static Size>, KeyError> {
         let Some(name) = keys.get("size").and_then(Value::as_str) else { return Ok(None) };
@@ -239,8 +255,8 @@ impl Family {
 
 /// The window, by its keys and by `layer_types`, which overrides them.
 fn window_of(config: &Value, family: &Family, layers: usize) -> Result<Option<Window>, ModelError> {
-    let keys = |absent: usize| match config.get("sliding_window") {
-        None => Ok(Some(absent)),
+    let keys = |absent: Option<usize>| match config.get("sliding_window") {
+        None => Ok(absent),
         Some(Value::Null) => Ok(None),
         Some(_) => number(config, "sliding_window", MAX_POSITIONS).map(Some),
     };
@@ -255,7 +271,7 @@ fn window_of(config: &Value, family: &Family, layers: usize) -> Result<Option<Wi
             let from = from.and_then(|from| usize::try_from(from).ok());
             let given = &config["max_window_layers"];
             let from = from.ok_or_else(|| wrong("max_window_layers", given, "a number of layers"))?;
-            keys(4096)?.map(|keys| Window { keys, from })
+            keys(Some(4096))?.map(|keys| Window { keys, from })
         }
     };
     let Some(types) = config.get("layer_types").filter(|types| !types.is_null()) else { return Ok(window) };
@@ -381,8 +397,8 @@ mod tests {
         for (family, more, expected) in [
             (
                 "llama",
-                json!({ "rope_scaling": { "rope_type": "su" } }),
-                "rope_scaling is rope_type = \"su\", expected one of \"default\"",
+                json!({ "rope_scaling": { "rope_type": "none" } }),
+                "rope_scaling is rope_type = \"none\", expected one of \"default\"",
             ),
             (
                 "llama",
@@ -397,7 +413,7 @@ mod tests {
             (
                 "llama",
                 json!({ "rope_parameters": { "partial_rotary_factor": 0.5 } }),
-                "partial_rotary_factor = 0.5",
+                "partial_rotary_factor is 0.5, expected 1",
             ),
             (
                 "llama",

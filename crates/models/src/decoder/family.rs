@@ -33,6 +33,10 @@ pub struct Family {
     pub norms_after: bool,
     /// Which layers have a window.
     pub windows: Windows,
+    /// Whether `partial_rotary_factor` is a key: the first elements of each head turn only.
+    pub partial: bool,
+    /// Whether files hold query, key and value as one tensor (`qkv_proj`), and gate and up (`gate_up_proj`).
+    pub fused: bool,
     /// Every how many layers one has no rotary positions (`no_rope_layer_interval`), where it is left out.
     pub without_positions: Option<usize>,
     /// `tie_word_embeddings` where it is left out.
@@ -63,8 +67,8 @@ pub enum Windows {
     Never,
     /// All, of `sliding_window` keys; of so many where that is left out.
     All {
-        /// Number of keys.
-        absent: usize,
+        /// Number of keys; None for no window.
+        absent: Option<usize>,
     },
     /// Those from `max_window_layers` on, where `use_sliding_window` says so.
     From,
@@ -81,6 +85,8 @@ const LLAMA: Family = Family {
     head_norms: None,
     norms_after: false,
     windows: Windows::Never,
+    partial: false,
+    fused: false,
     without_positions: None,
     tied: false,
     theta: 1e4,
@@ -101,7 +107,7 @@ const QWEN2: Family = Family {
 };
 
 /// All families.
-static FAMILIES: [Family; 6] = [
+static FAMILIES: [Family; 7] = [
     LLAMA,
     Family {
         name: "mistral",
@@ -110,7 +116,7 @@ static FAMILIES: [Family; 6] = [
         kv_heads: Some(8),
         biases: AttentionBiases::Never,
         mlp_bias: false,
-        windows: Windows::All { absent: 4096 },
+        windows: Windows::All { absent: Some(4096) },
         sizes: &sizes::MISTRAL,
         ..LLAMA
     },
@@ -147,10 +153,23 @@ static FAMILIES: [Family; 6] = [
         sizes: &sizes::OLMO2,
         ..LLAMA
     },
+    Family {
+        name: "phi3",
+        title: "Phi-3",
+        class: "Phi3ForCausalLM",
+        biases: AttentionBiases::Never,
+        mlp_bias: false,
+        windows: Windows::All { absent: None },
+        partial: true,
+        fused: true,
+        eps: 1e-5,
+        sizes: &sizes::PHI3,
+        ..LLAMA
+    },
 ];
 
 /// The keys of `[model]` that all families read. Where one is left out, the family or the size has its value.
-const KEYS: [Key; 14] = [
+const KEYS: [Key; 15] = [
     count("layers", "num_hidden_layers", None, MAX_LAYERS),
     count("hidden", "hidden_size", None, MAX_HIDDEN),
     count("heads", "num_attention_heads", None, MAX_HIDDEN),
@@ -161,6 +180,11 @@ const KEYS: [Key; 14] = [
     count("window", "sliding_window", None, MAX_POSITIONS),
     Key { name: "norm_eps", file: "rms_norm_eps", values: Values::Positive { absent: None } },
     Key { name: "rope_theta", file: "rope_theta", values: Values::Positive { absent: None } },
+    Key {
+        name: "partial_rotary_factor",
+        file: "partial_rotary_factor",
+        values: Values::Positive { absent: None },
+    },
     Key { name: "rope_scaling", file: "rope_scaling", values: Values::Table },
     Key { name: "tied", file: "tie_word_embeddings", values: Values::Flag },
     Key { name: "size", file: "size", values: Values::Word },
@@ -182,7 +206,12 @@ pub(crate) static ARCHITECTURES: [Architecture; FAMILIES.len()] = {
             from_config: |arch, config| Ok(Arc::new(Decoder::from_config(Family::of(arch), config)?)),
         }
     }
-    [entry(0), entry(1), entry(2), entry(3), entry(4), entry(5)]
+    let (mut all, mut next) = ([entry(0); FAMILIES.len()], 1);
+    while next < all.len() {
+        all[next] = entry(next);
+        next += 1;
+    }
+    all
 };
 
 impl Family {

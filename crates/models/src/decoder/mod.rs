@@ -13,8 +13,8 @@ use std::sync::Arc;
 
 use phalanx_layers::{
     AnyLayer, Attention, Block, BlockRole, CannotCut, Checkpointing, Dropped, Embedding, Fork, Gated,
-    HeadNorm, Init, Layer, LayerNorm, Linear, LinearCrossEntropy, Network, NormOver, Output, Pieces,
-    RotaryPositions, RowShape, Sequence,
+    HeadNorm, Init, Layer, LayerNorm, Linear, LinearCrossEntropy, Network, NormOver, Output, ParameterSpec,
+    Pieces, RotaryPositions, RowShape, Sequence,
 };
 use phalanx_parallel::TensorParallel;
 use phalanx_tensor::{Gate, Heads};
@@ -28,7 +28,7 @@ use self::family::{AttentionBiases, Windows};
 
 use crate::activation::Activation;
 use crate::config::decimal;
-use crate::{Arch, Dropouts, Input, Keys, Model, NumberedLayers};
+use crate::{Arch, Dropouts, Input, Keys, Model, NumberedLayers, RowsOf};
 
 /// The token table, and the output projection where it is tied.
 const TOKENS: &str = "model.embed_tokens.weight";
@@ -172,7 +172,8 @@ impl Decoder {
         }
         if self.has_positions(index) {
             let (heads, _) = tensor.heads(heads)?;
-            layers.push(Box::new(RotaryPositions { rotary: self.rope.rotary(self.head_dim), heads }));
+            let (rotary, beyond) = self.rope.rotary(self.head_dim);
+            layers.push(Box::new(RotaryPositions { rotary, beyond, heads }));
         }
         layers.push(Box::new(tensor.attention(Attention {
             heads,
@@ -270,6 +271,9 @@ impl Model for Decoder {
             ("rope_theta", self.rope.theta.into()),
             ("tied", self.tied.into()),
         ]);
+        if self.family.partial {
+            keys.set("partial_rotary_factor", self.rope.share);
+        }
         if let Some(scaling) = self.rope.scaling_value() {
             keys.set("rope_scaling", scaling);
         }
@@ -294,6 +298,25 @@ impl Model for Decoder {
     /// Files of the bare model leave out `model.`.
     fn aliases(&self, name: &str) -> Vec<String> {
         name.strip_prefix("model.").map(str::to_string).into_iter().collect()
+    }
+
+    /// Query, key and value are rows of one tensor, and gate and up of another, where files of the family fuse them.
+    fn source(&self, parameter: &ParameterSpec) -> Option<RowsOf> {
+        let (layer, part) = parameter.name.strip_suffix(".weight")?.rsplit_once('.')?;
+        let [q, kv] = [self.heads, self.kv_heads].map(|heads| heads * self.head_dim);
+        let fused: [(&str, &[(&str, usize)]); 2] = [
+            ("qkv_proj", &[("q_proj", q), ("k_proj", kv), ("v_proj", kv)]),
+            ("gate_up_proj", &[("gate_proj", self.intermediate), ("up_proj", self.intermediate)]),
+        ];
+        let place = |parts: &[(&str, usize)]| parts.iter().position(|(name, _)| *name == part);
+        let found = fused.iter().find_map(|(name, parts)| Some((name, parts, place(parts)?)));
+        let (name, parts, index) = found.filter(|_| self.family.fused)?;
+        let rows = |parts: &[(&str, usize)]| parts.iter().map(|(_, rows)| rows).sum::<usize>();
+        Some(RowsOf {
+            name: format!("{layer}.{name}.weight"),
+            shape: vec![rows(parts), self.hidden],
+            first: (rows(&parts[..index]) * self.hidden) as u64,
+        })
     }
 
     fn copies_of(&self, stored: &str) -> &'static [&'static str] {

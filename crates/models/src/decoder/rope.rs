@@ -1,8 +1,11 @@
 //! The frequencies of rotary positions, as keys of a configuration and of a `config.json` give them.
 
-use phalanx_tensor::{Rotary, RotaryScaling, Yarn};
+use std::sync::Arc;
+
+use phalanx_tensor::{LongRope, Rotary, RotaryScaling, Yarn};
 use serde_json::{Map, Value, json};
 
+use super::Family;
 use crate::ModelError;
 use crate::config::{contradiction, wrong};
 
@@ -11,6 +14,8 @@ use crate::config::{contradiction, wrong};
 pub struct Rope {
     /// Base of the frequencies (`rope_theta`).
     pub theta: f64,
+    /// Which share of a head's elements turns, its first ones (`partial_rotary_factor`).
+    pub share: f64,
     /// What stretches them over longer sequences than the model was first trained on.
     pub scaling: RotaryScaling,
 }
@@ -28,7 +33,28 @@ pub struct WrongScaling {
 }
 
 /// The types that are computed here.
-const TYPES: [&str; 5] = ["default", "linear", "dynamic", "llama3", "yarn"];
+const TYPES: [&str; 6] = ["default", "linear", "dynamic", "llama3", "yarn", "longrope"];
+
+/// Key of the share of a head that turns.
+const SHARE: &str = "partial_rotary_factor";
+
+/// Key of the positions before the stretching.
+const ORIGINAL: &str = "original_max_position_embeddings";
+
+/// Whether a number is a share of something.
+pub(super) fn is_share(number: f64) -> bool {
+    number > 0.0 && number <= 1.0
+}
+
+/// The type that a table of scaling gives.
+fn type_of(table: &Map<String, Value>) -> Value {
+    table.get("rope_type").or_else(|| table.get("type")).cloned().unwrap_or_else(|| json!("default"))
+}
+
+/// Whether the type of a table has the key [`ORIGINAL`].
+fn has_original(table: &Map<String, Value>) -> bool {
+    !["default", "linear"].iter().any(|kind| type_of(table) == *kind)
+}
 
 impl Rope {
     /// Positions of the longest sequence for which the frequencies are meant, of a model for `positions`.
@@ -38,18 +64,31 @@ impl Rope {
             RotaryScaling::Linear { factor } => stretched(positions, factor),
             RotaryScaling::Yarn(Yarn { factor, original, .. })
             | RotaryScaling::Llama3 { factor, original, .. } => stretched(original, factor),
-            RotaryScaling::Default | RotaryScaling::Dynamic { .. } => positions,
+            RotaryScaling::Default | RotaryScaling::Dynamic { .. } | RotaryScaling::LongRope(_) => positions,
         }
     }
 
-    /// The rotation of heads of `head_dim` elements.
-    pub fn rotary(&self, head_dim: usize) -> Rotary {
-        Rotary::new(head_dim, head_dim, self.theta, self.scaling)
+    /// Elements that turn of heads of `head_dim`.
+    pub fn rotated(&self, head_dim: usize) -> usize {
+        (head_dim as f64 * self.share) as usize
     }
 
-    /// The scaling as transformers writes it; None without one.
+    /// The rotation of heads of `head_dim` elements, and that of texts of more positions than so many, where it is another one.
+    pub fn rotary(&self, head_dim: usize) -> (Rotary, Option<(usize, Rotary)>) {
+        let of = |scaling| Rotary::new(head_dim, self.rotated(head_dim), self.theta, scaling);
+        let beyond = match &self.scaling {
+            RotaryScaling::LongRope(rope) => {
+                let long = LongRope { length: usize::MAX, ..rope.clone() };
+                Some((rope.original, of(RotaryScaling::LongRope(long))))
+            }
+            _ => None,
+        };
+        (of(self.scaling.clone()), beyond)
+    }
+
+    /// The scaling as transformers 5 writes it; None without one.
     pub fn scaling_value(&self) -> Option<Value> {
-        let mut value = match self.scaling {
+        let mut value = match &self.scaling {
             RotaryScaling::Default => return None,
             RotaryScaling::Linear { factor } => json!({ "rope_type": "linear", "factor": factor }),
             RotaryScaling::Dynamic { factor, .. } => json!({ "rope_type": "dynamic", "factor": factor }),
@@ -68,65 +107,119 @@ impl Rope {
                 "beta_slow": yarn.beta_slow,
                 "truncate": yarn.truncate,
             }),
+            RotaryScaling::LongRope(rope) => json!({
+                "rope_type": "longrope",
+                "factor": rope.factor,
+                "original_max_position_embeddings": rope.original,
+                "short_factor": rope.short.to_vec(),
+                "long_factor": rope.long.to_vec(),
+            }),
         };
-        if let RotaryScaling::Yarn(Yarn { attention_factor, mscales, .. }) = self.scaling {
-            let [mscale, all] = mscales.map_or([None; 2], |mscales| mscales.map(Some));
-            for (key, number) in
-                [("attention_factor", attention_factor), ("mscale", mscale), ("mscale_all_dim", all)]
-            {
-                if let Some(number) = number {
-                    value[key] = json!(number);
-                }
-            }
+        let (attention_factor, mscales) = match &self.scaling {
+            RotaryScaling::Yarn(yarn) => (yarn.attention_factor, yarn.mscales),
+            RotaryScaling::LongRope(rope) => (rope.attention_factor, None),
+            _ => (None, None),
+        };
+        let [mscale, all] = mscales.map_or([None; 2], |mscales| mscales.map(Some));
+        let given = [("attention_factor", attention_factor), ("mscale", mscale), ("mscale_all_dim", all)];
+        for (key, number) in given.into_iter().filter_map(|(key, number)| Some((key, number?))) {
+            value[key] = json!(number);
         }
         Some(value)
     }
 
-    /// Base and scaling of the frequencies, of either version. Of both tables of scaling, transformers 5 reads that of version 4.
-    pub(super) fn of_config(config: &Value, absent: f64, positions: usize) -> Result<Rope, ModelError> {
+    /// Writes the keys of both versions into a `config.json` of a model for `positions` tokens.
+    pub(super) fn write(&self, config: &mut Value, is_partial: bool, positions: usize) {
+        let scaling = self.scaling_value();
+        let mut parameters = scaling.clone().unwrap_or_else(|| json!({ "rope_type": "default" }));
+        parameters["rope_theta"] = json!(self.theta);
+        if is_partial {
+            (config[SHARE], parameters[SHARE]) = (json!(self.share), json!(self.share));
+        }
+        if let Some(original) = parameters.get(ORIGINAL) {
+            config[ORIGINAL] = original.clone();
+        }
+        let (theta, mut old) = (json!(self.theta), json!(scaling));
+        if let RotaryScaling::LongRope(LongRope { factor, original, attention_factor: None, .. }) =
+            self.scaling
+            && factor == positions as f64 / original as f64
+        {
+            // Version 4 takes three keys and no others.
+            old = json!({ "type": "longrope", "short_factor": old["short_factor"], "long_factor": old["long_factor"] });
+        }
+        for (key, value) in [("rope_theta", theta), ("rope_scaling", old), ("rope_parameters", parameters)] {
+            config[key] = value;
+        }
+    }
+
+    /// Base, share and scaling, of either version, of heads of `head_dim`. Of both tables of scaling, transformers 5 reads that of
+    /// version 4.
+    pub(super) fn of_config(
+        config: &Value,
+        family: &Family,
+        positions: usize,
+        head_dim: usize,
+    ) -> Result<Rope, ModelError> {
         let table = |key: &'static str| match config.get(key) {
             None | Some(Value::Null) => Ok(None),
             Some(Value::Object(table)) => Ok(Some(table)),
             Some(other) => Err(wrong(key, other, "a table of numbers")),
         };
         let (old, new) = (table("rope_scaling")?, table("rope_parameters")?);
-        let theta_in =
-            |table: Option<&Map<String, Value>>| table.and_then(|table| table.get("rope_theta")).cloned();
-        let thetas = [config.get("rope_theta").cloned(), theta_in(new), theta_in(old)];
-        let mut given = thetas.into_iter().flatten().filter(|theta| !theta.is_null());
-        let first = given.next();
-        if let (Some(first), Some(other)) =
-            (&first, given.find(|theta| theta.as_f64() != first.as_ref().and_then(Value::as_f64)))
-        {
-            return Err(contradiction(["rope_theta", "rope_parameters.rope_theta"], first, &other));
-        }
-        let theta = match &first {
-            None => absent,
+        // The value of a key, at the top or in a table: where it is in several places, it is the same.
+        let given = |key: &'static str, in_table: &'static str| {
+            let places =
+                [config.get(key), new.and_then(|new| new.get(key)), old.and_then(|old| old.get(key))];
+            let mut given = places.into_iter().flatten().filter(|value| !value.is_null());
+            let first = given.next();
+            match (first, given.find(|other| other.as_f64() != first.and_then(Value::as_f64))) {
+                (Some(first), Some(other)) => Err(contradiction([key, in_table], first, other)),
+                _ => Ok(first),
+            }
+        };
+        let theta = match given("rope_theta", "rope_parameters.rope_theta")? {
+            None => family.theta,
             Some(value) => value
                 .as_f64()
                 .filter(|theta| *theta > 1.0 && theta.is_finite())
                 .ok_or_else(|| wrong("rope_theta", value, "a number above 1"))?,
         };
-        let (key, table) = match (old, new) {
-            (Some(old), _) => ("rope_scaling", old),
-            (None, Some(new)) => ("rope_parameters", new),
-            (None, None) => return Ok(Rope { theta, scaling: RotaryScaling::Default }),
+        let share = given(SHARE, "rope_parameters.partial_rotary_factor")?.map_or(Ok(1.0), |value| {
+            let expected = if family.partial { "a number above 0, at most 1" } else { "1" };
+            let share = value.as_f64().filter(|share| *share == 1.0 || family.partial && is_share(*share));
+            share.ok_or_else(|| wrong(SHARE, value, expected))
+        })?;
+        let rope = Rope { theta, share, scaling: RotaryScaling::Default };
+        let Some((key, table)) =
+            old.map(|old| ("rope_scaling", old)).or(new.map(|new| ("rope_parameters", new)))
+        else {
+            return Ok(rope);
         };
-        let scaling = Rope::read_scaling(table, positions).map_err(
+        let mut table = table.clone();
+        table.remove(SHARE);
+        let original = given(ORIGINAL, "rope_parameters.original_max_position_embeddings")?;
+        if let Some(original) = original.filter(|_| has_original(&table)) {
+            table.insert(ORIGINAL.to_string(), original.clone());
+        }
+        let scaling = Rope::read_scaling(&table, positions, rope.rotated(head_dim)).map_err(
             |WrongScaling { key: inner, given, expected }| {
                 wrong(key, format!("{inner} = {given}"), &expected)
             },
         )?;
-        Ok(Rope { theta, scaling })
+        Ok(Rope { scaling, ..rope })
     }
 
-    /// Reads a table of scaling, of a model for `positions` tokens. `rope_theta` in it is left to the caller.
+    /// Reads a table of scaling, of a model for `positions` tokens, of whose heads `rotated` elements turn. `rope_theta` in it is left to
+    /// the caller.
     ///
     /// # Errors
     /// A type or a key that is not computed here, and values that it cannot have.
-    pub fn read_scaling(table: &Map<String, Value>, positions: usize) -> Result<RotaryScaling, WrongScaling> {
-        let given = table.get("rope_type").or_else(|| table.get("type")).cloned();
-        let given = given.unwrap_or_else(|| json!("default"));
+    pub fn read_scaling(
+        table: &Map<String, Value>,
+        positions: usize,
+        rotated: usize,
+    ) -> Result<RotaryScaling, WrongScaling> {
+        let given = type_of(table);
         let one_of = || TYPES.map(|name| format!("{name:?}")).join(", ");
         let refused = |key: &str, given: &Value, expected: String| WrongScaling {
             key: key.to_string(),
@@ -158,6 +251,7 @@ impl Rope {
                 &["factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"],
             ),
             "yarn" => (RotaryScaling::Yarn(table.yarn()?), &YARN),
+            "longrope" | "su" => (RotaryScaling::LongRope(table.long_rope(rotated / 2)?), &LONGROPE),
             _ => return Err(refused("rope_type", &given, format!("one of {}", one_of()))),
         };
         if let RotaryScaling::Llama3 { low, high, .. } = scaling
@@ -171,8 +265,7 @@ impl Rope {
         }
         let always = ["rope_type", "type", "rope_theta"];
         let foreign = table.table.iter().find(|(key, value)| {
-            let is_whole = *key == "partial_rotary_factor" && value.as_f64() == Some(1.0);
-            !always.contains(&key.as_str()) && !keys.contains(&key.as_str()) && !value.is_null() && !is_whole
+            !always.contains(&key.as_str()) && !keys.contains(&key.as_str()) && !value.is_null()
         });
         match foreign {
             None => Ok(scaling),
@@ -196,6 +289,9 @@ const YARN: [&str; 8] = [
     "mscale_all_dim",
     "truncate",
 ];
+
+/// The keys of type longrope.
+const LONGROPE: [&str; 5] = ["factor", ORIGINAL, "short_factor", "long_factor", "attention_factor"];
 
 /// The entries of a table of scaling.
 struct Entries<'a> {
@@ -234,15 +330,44 @@ impl Entries<'_> {
 
     /// Positions before the stretching.
     fn original(&self) -> Result<usize, WrongScaling> {
-        let key = "original_max_position_embeddings";
         let whole = |number: f64| number >= 1.0 && number.fract() == 0.0 && number < 1e9;
-        let number = self.number(key, Some(self.positions as f64), whole, "a number of positions")?;
+        let number = self.number(ORIGINAL, Some(self.positions as f64), whole, "a number of positions")?;
         Ok(number as usize)
+    }
+
+    /// A number above 0 that may be left out.
+    fn given(&self, key: &str) -> Result<Option<f64>, WrongScaling> {
+        self.get(key).map(|_| self.positive(key, None)).transpose()
+    }
+
+    /// `count` numbers above 0.
+    fn list(&self, key: &str, count: usize) -> Result<Arc<[f64]>, WrongScaling> {
+        let given = self.get(key).unwrap_or(&Value::Null);
+        let numbers = given.as_array().map(|list| list.iter().filter_map(Value::as_f64));
+        let numbers: Option<Arc<[f64]>> = numbers.map(|list| list.filter(|n| *n > 0.0).collect());
+        let is_whole =
+            |list: &Arc<[f64]>| list.len() == count && given.as_array().map(Vec::len) == Some(count);
+        numbers.filter(is_whole).ok_or_else(|| WrongScaling {
+            key: key.to_string(),
+            given: given.to_string(),
+            expected: format!("{count} numbers above 0, one for each pair that turns"),
+        })
+    }
+
+    fn long_rope(&self, pairs: usize) -> Result<LongRope, WrongScaling> {
+        let original = self.original()?;
+        Ok(LongRope {
+            short: self.list("short_factor", pairs)?,
+            long: self.list("long_factor", pairs)?,
+            original,
+            factor: self.positive("factor", Some(self.positions as f64 / original as f64))?,
+            attention_factor: self.given("attention_factor")?,
+            length: original,
+        })
     }
 
     fn yarn(&self) -> Result<Yarn, WrongScaling> {
         let original = self.original()?;
-        let given = |key: &str| self.get(key).map(|_| self.positive(key, None)).transpose();
         let truncate = match self.get("truncate") {
             None => true,
             Some(value) => value.as_bool().ok_or_else(|| WrongScaling {
@@ -257,8 +382,11 @@ impl Entries<'_> {
             beta_fast: self.positive("beta_fast", Some(32.0))?,
             beta_slow: self.positive("beta_slow", Some(1.0))?,
             truncate,
-            attention_factor: given("attention_factor")?,
-            mscales: given("mscale")?.zip(given("mscale_all_dim")?).map(|(mscale, all)| [mscale, all]),
+            attention_factor: self.given("attention_factor")?,
+            mscales: self
+                .given("mscale")?
+                .zip(self.given("mscale_all_dim")?)
+                .map(|(mscale, all)| [mscale, all]),
         })
     }
 }

@@ -21,14 +21,22 @@ pub struct Size {
     pub positions: usize,
     /// Base of the rotary frequencies.
     pub theta: f64,
-    /// Their scaling.
-    pub scaling: RotaryScaling,
+    /// How much they are stretched from 8,192 positions on (`rope_type` llama3).
+    pub llama3: Option<f64>,
     /// Added to the mean square in a norm.
     pub eps: f32,
     /// Whether the output projection is the token table.
     pub tied: bool,
     /// Keys that a query sees.
     pub window: Option<usize>,
+}
+
+impl Size {
+    /// The scaling of the frequencies.
+    pub(super) fn scaling(&self) -> RotaryScaling {
+        let of = |factor| RotaryScaling::Llama3 { factor, low: 1.0, high: 4.0, original: 8192 };
+        self.llama3.map_or(RotaryScaling::Default, of)
+    }
 }
 
 /// A size without a window, whose frequencies are not stretched.
@@ -41,7 +49,7 @@ const PLAIN: Size = Size {
     vocab: 0,
     positions: 0,
     theta: 1e4,
-    scaling: RotaryScaling::Default,
+    llama3: None,
     eps: 1e-6,
     tied: false,
     window: None,
@@ -50,14 +58,9 @@ const PLAIN: Size = Size {
 const LLAMA3: Size =
     Size { vocab: 128_256, positions: 8192, theta: 5e5, eps: 1e-5, heads: [32, 8, 128], ..PLAIN };
 
-/// Llama 3.1 and 3.2: frequencies for 8,192 positions, stretched.
-const fn llama3(factor: f64) -> RotaryScaling {
-    RotaryScaling::Llama3 { factor, low: 1.0, high: 4.0, original: 8192 }
-}
+const LLAMA31: Size = Size { positions: 131_072, llama3: Some(8.0), ..LLAMA3 };
 
-const LLAMA31: Size = Size { positions: 131_072, scaling: llama3(8.0), ..LLAMA3 };
-
-const LLAMA32: Size = Size { positions: 131_072, scaling: llama3(32.0), tied: true, ..LLAMA3 };
+const LLAMA32: Size = Size { positions: 131_072, llama3: Some(32.0), tied: true, ..LLAMA3 };
 
 const SMOLLM2: Size = Size { vocab: 49_152, positions: 8192, theta: 1e5, eps: 1e-5, tied: true, ..PLAIN };
 
@@ -274,6 +277,25 @@ pub static OLMO2: [Size; 2] = [
     },
 ];
 
+const PHI3_4K: Size = Size { vocab: 32_064, positions: 4096, eps: 1e-5, window: Some(2047), ..PLAIN };
+
+/// Sizes of Phi-3 and Phi-4.
+pub static PHI3: [Size; 3] = [
+    Size {
+        name: "phi3-mini-4k",
+        layers: 32,
+        hidden: 3072,
+        heads: [32, 32, 96],
+        intermediate: 8192,
+        ..PHI3_4K
+    },
+    Size { name: "phi3-medium-4k", ..PHI3_MEDIUM },
+    Size { name: "phi4", vocab: 100_352, positions: 16_384, theta: 2.5e5, window: None, ..PHI3_MEDIUM },
+];
+
+const PHI3_MEDIUM: Size =
+    Size { layers: 40, hidden: 5120, heads: [40, 10, 128], intermediate: 17_920, ..PHI3_4K };
+
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -309,6 +331,9 @@ mod tests {
             ("smollm3", "smollm3-3b", 3_075_098_624),
             ("olmo2", "olmo2-1b", 1_484_916_736),
             ("olmo2", "olmo2-7b", 7_298_617_344),
+            ("phi3", "phi3-mini-4k", 3_821_079_552),
+            ("phi3", "phi3-medium-4k", 13_960_238_080),
+            ("phi3", "phi4", 14_659_507_200),
         ] {
             let (arch, keys) = (Arch::named(arch).unwrap(), Keys::from([("size", json!(size))]));
             let vocab = (arch.vocab)(arch, &keys).unwrap();

@@ -12,7 +12,7 @@ use phalanx_layers::{
     AnySaved, Call, Checkpointing, Context, Draw, Gradient, Inputs, Network, Parameter, ParameterSpec,
     Parameters, TARGETS,
 };
-use phalanx_models::{Bert, Gpt2, Model};
+use phalanx_models::{Bert, Gpt2, Model, RowsOf};
 use phalanx_parallel::TensorParallel;
 use phalanx_tensor::{Arena, Category, CrossEntropy, DType, Device, IGNORED, Shape, Tensor, View, ViewMut};
 use phalanx_testing::planted::{Planted, PlantedFault};
@@ -182,11 +182,16 @@ impl Case {
     fn weights(&self, spec: &ParameterSpec) -> Vec<f32> {
         let file = format!("{}/model.safetensors", self.folder);
         let part = |member: &ParameterSpec| {
-            let theirs = values(&file, &member.name);
-            assert_eq!(theirs.len(), member.whole_shape().iter().product::<usize>(), "{}", member.name);
+            let (name, shape) = (member.name.clone(), member.whole_shape().to_vec());
+            let own = || RowsOf { name, shape, first: 0 };
+            let RowsOf { name, shape, first } = self.model.source(member).unwrap_or_else(own);
+            let theirs = values(&file, &name);
+            assert_eq!(theirs.len(), shape.iter().product::<usize>(), "{name}");
             let runs = member.stripe().runs(0..member.elements() as u64);
-            runs.flat_map(|(_, run)| theirs[run.start as usize..run.end as usize].to_vec())
-                .collect::<Vec<_>>()
+            runs.flat_map(|(_, run)| {
+                theirs[(first + run.start) as usize..(first + run.end) as usize].to_vec()
+            })
+            .collect::<Vec<_>>()
         };
         spec.members().iter().flat_map(part).collect()
     }
@@ -239,9 +244,24 @@ impl Case {
     pub fn gradients(&self) -> Gradients {
         let rank = self.solo();
         let (loss, gradients) = rank.step();
-        let by_name = members(&rank.network, rank.read(&gradients));
-        let by_name = as_in_goldens(by_name.into_iter().map(|(spec, values)| (spec.name, values)));
+        let by_name = self.as_in_goldens(members(&rank.network, rank.read(&gradients)).into_iter());
         Gradients { loss: rank.device.fetch([loss.view()]).unwrap()[0], by_name }
+    }
+
+    /// By the names of the golden files, which have as one what files of the model have as one, and BERT's query, key and value.
+    fn as_in_goldens(&self, all: impl Iterator<Item = (ParameterSpec, Vec<f32>)>) -> Vec<(String, Vec<f32>)> {
+        let mut out: Vec<(String, Vec<f32>)> = Vec::new();
+        for (spec, values) in all {
+            let packed = |name: String, part| name.replace(part, ".self.qkv.");
+            let name =
+                [".self.query.", ".self.key.", ".self.value."].into_iter().fold(spec.name.clone(), packed);
+            let name = self.model.source(&spec).map_or(name, |rows| rows.name);
+            match out.last_mut() {
+                Some((last, packed)) if *last == name => packed.extend(values),
+                _ => out.push((name, values)),
+            }
+        }
+        out
     }
 
     /// Runs on tensor-parallel ranks, which are threads of this process, and assembles the results.
@@ -265,9 +285,9 @@ impl Case {
         });
         let whole = |p: usize| {
             let parts: Vec<_> = results.iter().map(|(_, members)| (&members[p].0, &members[p].1)).collect();
-            (parts[0].0.name.clone(), assembled(&parts))
+            (parts[0].0.clone(), assembled(&parts))
         };
-        let by_name = as_in_goldens((0..results[0].1.len()).map(whole));
+        let by_name = self.as_in_goldens((0..results[0].1.len()).map(whole));
         Gradients { loss: results[0].0, by_name }
     }
 
@@ -344,20 +364,6 @@ fn members(network: &Network, values: Vec<Vec<f32>>) -> Vec<(ParameterSpec, Vec<
         spec.of_members(0..values.len() as u64).map(one).collect::<Vec<_>>()
     };
     network.parameters.iter().zip(values).flat_map(of).collect()
-}
-
-/// The golden files of BERT have query, key and value as one.
-fn as_in_goldens(all: impl Iterator<Item = (String, Vec<f32>)>) -> Vec<(String, Vec<f32>)> {
-    let mut out: Vec<(String, Vec<f32>)> = Vec::new();
-    for (name, values) in all {
-        match out.last_mut() {
-            Some((_, packed)) if [".self.key.", ".self.value."].iter().any(|part| name.contains(part)) => {
-                packed.extend(values);
-            }
-            _ => out.push((name.replace(".self.query.", ".self.qkv."), values)),
-        }
-    }
-    out
 }
 
 /// The placement of a parameter; `rest` where it is whole on every rank (also for its gradient).

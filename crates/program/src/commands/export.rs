@@ -4,7 +4,7 @@ use anyhow::{Result, bail};
 use phalanx_checkpoint::{FolderNames, write_hugging_face};
 use phalanx_data::HuggingFaceFiles;
 use phalanx_models::limits::MAX_POSITIONS;
-use phalanx_models::{Model, Objective};
+use phalanx_models::{Model, Objective, stored_tensors};
 use phalanx_trace::DType;
 use phalanx_train::dataset::DataDigests;
 use phalanx_train::state::{PARAMETERS, read_stored};
@@ -40,18 +40,21 @@ pub fn export(args: &ExportArgs) -> Result<()> {
     let mask = mask.filter(|_| model.objective() == Objective::Masked);
     let tokenizer = folder.tokenizer_of(&checkpoint)?.map(|tokenizer| tokenizer.hugging_face_files(mask));
     let network = model.whole();
-    let specs: Vec<_> = network.members().collect();
-    for spec in &specs {
+    for spec in network.members() {
         read_stored(&checkpoint, &*model, (PARAMETERS, spec), 0..0, &mut [])?;
     }
-    let tensors: Vec<_> = specs.iter().map(|spec| (spec.name.clone(), spec.shape.clone())).collect();
+    let (names, specs): (Vec<_>, Vec<_>) = stored_tensors(&*model, &network).unzip();
+    let tensors: Vec<_> = names.into_iter().zip(specs.iter().map(|spec| spec.shape.clone())).collect();
     let has_tokenizer = tokenizer.is_some();
     let files = files(&*model, tokenizer, DataDigests::of(&checkpoint).generation_config);
     let names: Vec<&str> = files.iter().map(|(name, _)| name.as_str()).collect();
     let is_new = |name: &str| name == MODEL_FILE || names.contains(&name);
     let (replaced, removed): (Vec<_>, Vec<_>) = found.of_model.into_iter().partition(|name| is_new(name));
     write_hugging_face(&args.out, &files, &removed, &tensors, DType::F32, &mut |index, range, out| {
-        read_stored(&checkpoint, &*model, (PARAMETERS, specs[index]), range, out)
+        specs[index].of_members(range).try_for_each(|(spec, own, first)| {
+            let out = &mut out[first..][..(own.end - own.start) as usize];
+            read_stored(&checkpoint, &*model, (PARAMETERS, spec), own, out)
+        })
     })?;
     if args.json {
         return output::print_json(&json!({
