@@ -50,7 +50,7 @@ pub(crate) fn copy(cpu: &Cpu, from: &[u8], to: &mut [u8]) {
     cpu.over_mut(to, 16 * GRAIN, |range, to| to.copy_from_slice(&from[range]));
 }
 
-/// Columns of the narrower of two matrices.
+/// Some columns of a matrix, to those of another.
 pub(crate) fn copy_columns(cpu: &Cpu, o: CopyColumns) {
     let ([rows, columns], size) = (o.extents(), o.to.dtype().bytes());
     let [from_row, to_row] = [o.from.shape(), o.to.shape()].map(|shape| shape.rows_cols()[1] * size);
@@ -112,6 +112,26 @@ fn add_body<L: Lanes, F: Float, T: Float>(from: &[F], into: &mut [T]) {
         by_lanes!(into.len(), |at, count| {
             let sum = L::add(load::<L, T>(into, at, count), load::<L, F>(from, at, count));
             store::<L, T>(into, at, sum, count);
+        });
+    }
+}
+
+/// `x *= factor`, which is rounded to the type of x before.
+pub(crate) fn multiply(cpu: &Cpu, x: ViewMut, factor: f32) {
+    by_float!(x.dtype(), T => {
+        let factor = T::from_f32(factor).to_f32();
+        cpu.over_mut(x.into_slice::<T>(), GRAIN, |_, x| multiply_piece(cpu.isa, x, factor));
+    });
+}
+
+vectorized!(fn multiply_piece<T: Float>(x: &mut [T], factor: f32) = multiply_body);
+#[inline(always)]
+fn multiply_body<L: Lanes, T: Float>(x: &mut [T], factor: f32) {
+    // SAFETY: compiled for L; all elements are those of x.
+    unsafe {
+        by_lanes!(x.len(), |at, count| {
+            let product = L::mul(load::<L, T>(x, at, count), L::splat(factor));
+            store::<L, T>(x, at, product, count);
         });
     }
 }

@@ -48,6 +48,7 @@ impl Cpu {
             Elementwise::CopyColumns(o) => elementwise::copy_columns(self, o),
             Elementwise::Convert(o) => elementwise::convert(self, o.from, o.to),
             Elementwise::Add(o) => elementwise::add(self, o.from, o.into),
+            Elementwise::Multiply(o) => elementwise::multiply(self, o.x, o.factor),
             Elementwise::Scaled(o) => {
                 let product = o.x.as_slice::<f64>()[0] * f64::from(o.scale);
                 o.out.into_slice::<f32>()[0] = product as f32;
@@ -73,6 +74,7 @@ impl Cpu {
         match operation {
             Normalization::LayerNorm(o) => layer_norm::layer_norm(self, o),
             Normalization::LayerNormBackward(o) => layer_norm::layer_norm_backward(self, o),
+            Normalization::NormSums(o) => layer_norm::norm_sums(self, o),
         }
     }
 

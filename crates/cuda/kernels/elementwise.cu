@@ -31,6 +31,19 @@ extern "C" __global__ void add(const ELEMENT *from, OTHER *into, u64 n) {
     }
 }
 
+// x *= factor, which is rounded to the type of x before.
+extern "C" __global__ void multiply(ELEMENT *x, u64 n, f32 factor) {
+    const f32 rounded = to_f32(from_f32<ELEMENT>(factor));
+    const bool aligned = is_aligned(x);
+    for (u64 i = 4 * (blockIdx.x * (u64)blockDim.x + threadIdx.x); i < n; i += 4 * gridDim.x * (u64)blockDim.x) {
+        f32 y[4];
+        load4((const ELEMENT *)x, i, n, aligned, y);
+#pragma unroll
+        for (int j = 0; j < 4; j++) y[j] *= rounded;
+        store4(x, i, n, aligned, y);
+    }
+}
+
 // Row by row, `columns` elements of rows that are `from_row` and `to_row` apart; n = rows * columns.
 extern "C" __global__ void copy_columns(const ELEMENT *from, u64 from_row, ELEMENT *to, u64 to_row, u64 columns, u64 n) {
     for (u64 i = blockIdx.x * (u64)blockDim.x + threadIdx.x; i < n; i += gridDim.x * (u64)blockDim.x) {

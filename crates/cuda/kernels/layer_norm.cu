@@ -1,5 +1,8 @@
-// Layer norm over the last dimension, forward and backward: a warp computes a row. Without a mean (null) it is RMS norm: the same
+// Layer norm over the last dimension, forward and backward: a warp computes a vector. Without a mean (null) it is RMS norm: the same
 // with a mean of 0.
+//
+// A row of `stride` elements has `count` vectors of `hidden` from column `first` on; usually it is one. Where ranks have parts of
+// vectors, `sums` over all ranks, of `elements` each, are given in place of those that a warp makes.
 //
 // A lane has groups of four elements, 4 * WARP apart. Rows of whole groups, at most HELD of them for a lane, are read from memory
 // once and stay in registers; others are read for each pass. The sums are the same.
@@ -69,6 +72,24 @@ template <bool WHOLE> __device__ __forceinline__ void store_groups(ELEMENT *to, 
     }
 }
 
+// How vectors lie in rows.
+struct Vectors {
+    u64 hidden, stride, first, count;
+    // The first element of vector v.
+    template <bool HEADS> __device__ __forceinline__ u64 at(u64 v) const {
+        return HEADS ? v / count * stride + first + v % count * hidden : v * stride + first;
+    }
+    __device__ __forceinline__ u64 start(u64 v) const { return count == 1 ? at<false>(v) : at<true>(v); }
+    // Whether groups of four elements are whole, given aligned rows.
+    __device__ __forceinline__ bool are_whole() const { return hidden % 4 == 0 && stride % 4 == 0 && first % 4 == 0; }
+};
+
+// Sums over all ranks (null: over what is here), and what is added to gamma.
+struct Given {
+    const f32 *sums;
+    f32 elements, offset;
+};
+
 // Elements of a row that a lane has, where they lie or in registers.
 template <bool IN_REGISTERS> struct Row {
     const ELEMENT *at;
@@ -107,7 +128,7 @@ template <bool IN_REGISTERS, class F> __device__ __forceinline__ void for_groups
 
 template <bool WHOLE, bool IN_REGISTERS>
 __device__ __forceinline__ void normalize(const ELEMENT *x, const ELEMENT *gamma, const ELEMENT *beta, ELEMENT *y, f32 *mean,
-                                          f32 *rstd, u64 hidden, f32 eps) {
+                                          f32 *rstd, u64 hidden, f32 eps, Given given) {
     Row<IN_REGISTERS> row;
     row.load(x, hidden);
     f32 m = 0.0f;
@@ -121,7 +142,7 @@ __device__ __forceinline__ void normalize(const ELEMENT *x, const ELEMENT *gamma
         m = warp_sum(sum) / (f32)hidden;
     }
     f32 squares = 0.0f;
-    for_groups<IN_REGISTERS>(hidden, [&](u32 first) {
+    if (!given.sums) for_groups<IN_REGISTERS>(hidden, [&](u32 first) {
         const Groups v = row.template get<WHOLE>(first, hidden);
 #pragma unroll
         for (int k = 0; k < AT_ONCE; k++) {
@@ -132,7 +153,8 @@ __device__ __forceinline__ void normalize(const ELEMENT *x, const ELEMENT *gamma
             }
         }
     });
-    const f32 r = 1.0f / sqrtf(warp_sum(squares) / (f32)hidden + eps);
+    const f32 mean_square = given.sums ? *given.sums / given.elements : warp_sum(squares) / (f32)hidden;
+    const f32 r = 1.0f / sqrtf(mean_square + eps);
     for_groups<IN_REGISTERS>(hidden, [&](u32 first) {
         const Groups weights = load_groups<WHOLE>(gamma, first, hidden);
         Groups biases = {};
@@ -141,7 +163,7 @@ __device__ __forceinline__ void normalize(const ELEMENT *x, const ELEMENT *gamma
 #pragma unroll
         for (int k = 0; k < AT_ONCE; k++) {
 #pragma unroll
-            for (int j = 0; j < 4; j++) v.x[k][j] = fmaf((v.x[k][j] - m) * r, weights.x[k][j], biases.x[k][j]);
+            for (int j = 0; j < 4; j++) v.x[k][j] = fmaf((v.x[k][j] - m) * r, weights.x[k][j] + given.offset, biases.x[k][j]);
         }
         store_groups<WHOLE>(y, first, hidden, v);
     });
@@ -151,30 +173,32 @@ __device__ __forceinline__ void normalize(const ELEMENT *x, const ELEMENT *gamma
     }
 }
 
-// y = (x - mean) * rstd * gamma (+ beta, unless it is null); x, y `[rows, hidden]`, mean and rstd `[rows]` f32.
+// y = (x - mean) * rstd * gamma (+ beta, unless it is null); x, y `[rows, stride]`; mean, rstd and sums of each of `n` vectors, f32.
 extern "C" __global__ void __launch_bounds__(256, 2)
-    layer_norm(const ELEMENT *x, const ELEMENT *gamma, const ELEMENT *beta, ELEMENT *y, f32 *mean, f32 *rstd, u64 rows, u64 hidden,
-               f32 eps) {
-    const bool whole = hidden % 4 == 0 && is_aligned(x) && is_aligned(gamma) && is_aligned(beta) && is_aligned(y);
-    FOR_ROWS(row, rows) {
-        const u64 at = row * hidden;
-        f32 *own = mean ? mean + row : mean;
+    layer_norm(const ELEMENT *x, const ELEMENT *gamma, const ELEMENT *beta, ELEMENT *y, f32 *mean, f32 *rstd, const f32 *sums, u64 n,
+               u64 hidden, u64 stride, u64 first, u64 count, u64 elements, f32 offset, f32 eps) {
+    const Vectors vectors = {hidden, stride, first, count};
+    const bool whole = vectors.are_whole() && is_aligned(x) && is_aligned(gamma) && is_aligned(beta) && is_aligned(y);
+    FOR_ROWS(v, n) {
+        const u64 at = vectors.start(v);
+        f32 *own = mean ? mean + v : mean;
+        const Given given = {sums ? sums + v : sums, (f32)elements, offset};
         if (whole && groups_of(hidden) <= HELD)
-            normalize<true, true>(x + at, gamma, beta, y + at, own, rstd + row, hidden, eps);
-        else if (whole) normalize<true, false>(x + at, gamma, beta, y + at, own, rstd + row, hidden, eps);
-        else normalize<false, false>(x + at, gamma, beta, y + at, own, rstd + row, hidden, eps);
+            normalize<true, true>(x + at, gamma, beta, y + at, own, rstd + v, hidden, eps, given);
+        else if (whole) normalize<true, false>(x + at, gamma, beta, y + at, own, rstd + v, hidden, eps, given);
+        else normalize<false, false>(x + at, gamma, beta, y + at, own, rstd + v, hidden, eps, given);
     }
 }
 
 template <bool WHOLE, bool IN_REGISTERS>
 __device__ __forceinline__ void differentiate(const ELEMENT *x, const ELEMENT *gamma, const f32 *mean, f32 r, const ELEMENT *dy,
-                                              ELEMENT *dx, u64 hidden, bool accumulate) {
+                                              ELEMENT *dx, u64 hidden, bool accumulate, Given given) {
     const f32 m = mean ? *mean : 0.0f;
     Row<IN_REGISTERS> xs, dys;
     xs.load(x, hidden);
     dys.load(dy, hidden);
     f32 sum_d = 0.0f, sum_dn = 0.0f;
-    for_groups<IN_REGISTERS>(hidden, [&](u32 first) {
+    if (!given.sums) for_groups<IN_REGISTERS>(hidden, [&](u32 first) {
         const Groups weights = load_groups<WHOLE>(gamma, first, hidden);
         const Groups v = xs.template get<WHOLE>(first, hidden), w = dys.template get<WHOLE>(first, hidden);
 #pragma unroll
@@ -182,14 +206,15 @@ __device__ __forceinline__ void differentiate(const ELEMENT *x, const ELEMENT *g
 #pragma unroll
             for (int j = 0; j < 4; j++) {
                 // Beyond the row d is 0.
-                const f32 d = w.x[k][j] * weights.x[k][j];
+                const f32 d = w.x[k][j] * (weights.x[k][j] + given.offset);
                 sum_d += d;
                 sum_dn = fmaf(d, v.x[k][j] - m, sum_dn);
             }
         }
     });
-    const f32 scale = -r / (f32)hidden;
-    const f32 shift = mean ? scale * warp_sum(sum_d) : 0.0f, slope = scale * r * warp_sum(sum_dn);
+    const f32 scale = -r / (given.sums ? given.elements : (f32)hidden);
+    const f32 shift = mean ? scale * warp_sum(sum_d) : 0.0f;
+    const f32 slope = scale * r * (given.sums ? *given.sums : warp_sum(sum_dn));
     for_groups<IN_REGISTERS>(hidden, [&](u32 first) {
         Groups old = {};
         if (accumulate) old = load_groups<WHOLE>(dx, first, hidden);
@@ -200,7 +225,7 @@ __device__ __forceinline__ void differentiate(const ELEMENT *x, const ELEMENT *g
 #pragma unroll
             for (int j = 0; j < 4; j++) {
                 f32 &of = v.x[k][j];
-                of = fmaf((of - m) * r, slope, fmaf(r, w.x[k][j] * weights.x[k][j], shift));
+                of = fmaf((of - m) * r, slope, fmaf(r, w.x[k][j] * (weights.x[k][j] + given.offset), shift));
                 if (accumulate) of += old.x[k][j];
             }
         }
@@ -211,67 +236,85 @@ __device__ __forceinline__ void differentiate(const ELEMENT *x, const ELEMENT *g
 // With n = (x - mean) * rstd and d = dy * gamma: dx (+)= rstd * (d - avg(d) - n * avg(d * n)); RMS norm has no avg(d).
 extern "C" __global__ void __launch_bounds__(256, 2)
     layer_norm_backward(const ELEMENT *x, const ELEMENT *gamma, const f32 *mean, const f32 *rstd, const ELEMENT *dy, ELEMENT *dx,
-                        u64 rows, u64 hidden, int accumulate) {
-    const bool whole = hidden % 4 == 0 && is_aligned(x) && is_aligned(gamma) && is_aligned(dy) && is_aligned(dx);
-    FOR_ROWS(row, rows) {
-        const u64 at = row * hidden;
-        const f32 *m = mean ? mean + row : mean;
-        const f32 r = rstd[row];
+                        const f32 *sums, u64 n, u64 hidden, u64 stride, u64 first, u64 count, u64 elements, f32 offset, int accumulate) {
+    const Vectors vectors = {hidden, stride, first, count};
+    const bool whole = vectors.are_whole() && is_aligned(x) && is_aligned(gamma) && is_aligned(dy) && is_aligned(dx);
+    FOR_ROWS(v, n) {
+        const u64 at = vectors.start(v);
+        const f32 *m = mean ? mean + v : mean;
+        const f32 r = rstd[v];
+        const Given given = {sums ? sums + v : sums, (f32)elements, offset};
         if (whole && groups_of(hidden) <= HELD)
-            differentiate<true, true>(x + at, gamma, m, r, dy + at, dx + at, hidden, accumulate);
-        else if (whole) differentiate<true, false>(x + at, gamma, m, r, dy + at, dx + at, hidden, accumulate);
-        else differentiate<false, false>(x + at, gamma, m, r, dy + at, dx + at, hidden, accumulate);
+            differentiate<true, true>(x + at, gamma, m, r, dy + at, dx + at, hidden, accumulate, given);
+        else if (whole) differentiate<true, false>(x + at, gamma, m, r, dy + at, dx + at, hidden, accumulate, given);
+        else differentiate<false, false>(x + at, gamma, m, r, dy + at, dx + at, hidden, accumulate, given);
+    }
+}
+
+// Of vectors of which other ranks have other parts: sums of x * x, or unless dy is null of x * dy * (gamma + offset).
+extern "C" __global__ void norm_sums(const ELEMENT *x, const ELEMENT *gamma, const ELEMENT *dy, f32 *sums, u64 n, u64 hidden,
+                                     u64 stride, u64 first, u64 count, f32 offset) {
+    const Vectors vectors = {hidden, stride, first, count};
+    FOR_ROWS(v, n) {
+        const u64 at = vectors.start(v);
+        f32 sum = 0.0f;
+        for (u64 i = lane_index(); i < hidden; i += WARP) {
+            const f32 own = to_f32(x[at + i]);
+            sum = fmaf(own, dy ? to_f32(dy[at + i]) * (to_f32(gamma[i]) + offset) : own, sum);
+        }
+        sum = warp_sum(sum);
+        if (lane_index() == 0) sums[v] = sum;
     }
 }
 
 // Rows of which a thread loads all elements before it adds the first.
 #define ROWS_AT_ONCE 16
 
-template <bool PAIRS, int ROWS>
-__device__ __forceinline__ void add_rows(const ELEMENT *x, const ELEMENT *dy, const f32 *mean, const f32 *rstd, u64 hidden,
-                                         bool second, f32 (&gamma)[2], f32 (&beta)[2]) {
+template <bool PAIRS, bool HEADS, int ROWS>
+__device__ __forceinline__ void add_rows(const ELEMENT *x, const ELEMENT *dy, const f32 *mean, const f32 *rstd,
+                                         const Vectors &vectors, u64 v, bool second, f32 (&gamma)[2], f32 (&beta)[2]) {
     Two<ELEMENT> xs[ROWS], dys[ROWS];
 #pragma unroll
     for (int row = 0; row < ROWS; row++) {
-        xs[row] = load2<PAIRS>(x + row * hidden, second);
-        dys[row] = load2<PAIRS>(dy + row * hidden, second);
+        const u64 at = vectors.template at<HEADS>(v + row);
+        xs[row] = load2<PAIRS>(x + at, second);
+        dys[row] = load2<PAIRS>(dy + at, second);
     }
 #pragma unroll
     for (int row = 0; row < ROWS; row++) {
 #pragma unroll
         for (int j = 0; j < 2; j++) {
             const f32 d = to_f32(dys[row].x[j]);
-            gamma[j] = fmaf(d, (to_f32(xs[row].x[j]) - (mean ? mean[row] : 0.0f)) * rstd[row], gamma[j]);
+            gamma[j] = fmaf(d, (to_f32(xs[row].x[j]) - (mean ? mean[v + row] : 0.0f)) * rstd[v + row], gamma[j]);
             beta[j] += d;
         }
     }
 }
 
-template <bool PAIRS>
-__device__ __forceinline__ void sum_rows(const ELEMENT *x, const ELEMENT *dy, const f32 *mean, const f32 *rstd, f32 *line, u64 rows,
-                                         u64 hidden, bool second) {
+template <bool PAIRS, bool HEADS>
+__device__ __forceinline__ void sum_rows(const ELEMENT *x, const ELEMENT *dy, const f32 *mean, const f32 *rstd, f32 *line,
+                                         const Vectors &vectors, u64 v, u64 end, bool second) {
     f32 gamma[2] = {0.0f, 0.0f}, beta[2] = {0.0f, 0.0f};
-    u64 row = 0;
-    for (; row + ROWS_AT_ONCE <= rows; row += ROWS_AT_ONCE)
-        add_rows<PAIRS, ROWS_AT_ONCE>(x + row * hidden, dy + row * hidden, mean ? mean + row : mean, rstd + row, hidden, second,
-                                      gamma, beta);
-    for (; row < rows; row++)
-        add_rows<PAIRS, 1>(x + row * hidden, dy + row * hidden, mean ? mean + row : mean, rstd + row, hidden, second, gamma, beta);
+    for (; v + ROWS_AT_ONCE <= end; v += ROWS_AT_ONCE)
+        add_rows<PAIRS, HEADS, ROWS_AT_ONCE>(x, dy, mean, rstd, vectors, v, second, gamma, beta);
+    for (; v < end; v++) add_rows<PAIRS, HEADS, 1>(x, dy, mean, rstd, vectors, v, second, gamma, beta);
     store2<PAIRS>(line, second, gamma[0], gamma[1]);
-    store2<PAIRS>(line + hidden, second, beta[0], beta[1]);
+    store2<PAIRS>(line + vectors.hidden, second, beta[0], beta[1]);
 }
 
-// partial[b] = the sums over block b of rows of dy * n and of dy. partial `[blocks, 2, hidden]`. Grid: (hidden / 2 / threads,
-// blocks of `grain` rows). Runs before dx overwrites anything that it reads.
-extern "C" __global__ void layer_norm_parameter_sums(const ELEMENT *x, const f32 *mean, const f32 *rstd,
-                                                     const ELEMENT *dy, f32 *partial, u64 rows, u64 hidden, u64 grain) {
+// partial[b] = the sums over block b of vectors of dy * n and of dy. partial `[blocks, 2, hidden]`. Grid: (hidden / 2 / threads,
+// blocks of `grain` vectors). Runs before dx overwrites anything that it reads.
+extern "C" __global__ void layer_norm_parameter_sums(const ELEMENT *x, const f32 *mean, const f32 *rstd, const ELEMENT *dy,
+                                                     f32 *partial, u64 n, u64 hidden, u64 stride, u64 first, u64 count, u64 grain) {
     const u64 column = 2 * ((u64)blockIdx.x * blockDim.x + threadIdx.x);
     if (column >= hidden) return;
-    const u64 first = blockIdx.y * grain, some = first + grain < rows ? grain : rows - first;
-    const u64 at = first * hidden + column;
+    const Vectors vectors = {hidden, stride, first + column, count};
+    const u64 begin = blockIdx.y * grain, end = begin + grain < n ? begin + grain : n;
     f32 *line = partial + blockIdx.y * 2 * hidden + column;
     const bool second = column + 1 < hidden;
-    if (has_pairs(x, hidden) && has_pairs(dy, hidden) && has_pairs(partial, hidden))
-        sum_rows<true>(x + at, dy + at, mean ? mean + first : mean, rstd + first, line, some, hidden, true);
-    else sum_rows<false>(x + at, dy + at, mean ? mean + first : mean, rstd + first, line, some, hidden, second);
+    const bool pairs = has_pairs(x + first, stride) && has_pairs(dy + first, stride) && has_pairs(partial, hidden);
+    if (pairs && count == 1) sum_rows<true, false>(x, dy, mean, rstd, line, vectors, begin, end, true);
+    else if (pairs) sum_rows<true, true>(x, dy, mean, rstd, line, vectors, begin, end, true);
+    else if (count == 1) sum_rows<false, false>(x, dy, mean, rstd, line, vectors, begin, end, second);
+    else sum_rows<false, true>(x, dy, mean, rstd, line, vectors, begin, end, second);
 }

@@ -17,10 +17,10 @@
 //!
 //! | operation | kernels |
 //! |---|---|
-//! | `fill`, `convert`, `add`, `scaled`; `copy` | `elementwise.cu`, `elementwise_f64.cu`; the driver's copy |
+//! | `fill`, `convert`, `add`, `multiply`, `scaled`; `copy`, `copy_columns` | `elementwise.cu`, `elementwise_f64.cu`; the driver's copy |
 //! | `linear`, `linear_gelu`, `linear_input_gradient`, `linear_weight_gradient` | cuBLASLt ([`Options::library_products`]), or `matmul.cu`: `product`, `product_with_transposed`, `product_of_transposed` |
 //! | `bias_gradient`, and the last step of other sums over rows | `bias.cu`: `bias_sums`, `add_blocks` |
-//! | `layer_norm`, `layer_norm_backward`, without a mean `rms_norm`, `rms_norm_backward` | `layer_norm.cu` |
+//! | `layer_norm`, `layer_norm_backward`, without a mean `rms_norm`, `rms_norm_backward`; `norm_sums` | `layer_norm.cu` |
 //! | `gelu`, `gelu_backward` | `gelu.cu` |
 //! | `gated`, `gated_backward` | `gated.cu` |
 //! | `dropout` | `dropout.cu` |

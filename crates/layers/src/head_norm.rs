@@ -2,16 +2,16 @@
 
 use std::sync::Arc;
 
-use phalanx_tensor::{Heads, LayerNormBackward, Tensor};
-use phalanx_trace::{Axis, Placement, Placements};
+use phalanx_tensor::{Heads, LayerNorm, LayerNormBackward, NormSums, RowNorm, Tensor, WholeSums};
 
 use crate::activation::Activation;
 use crate::call::{Call, Parameters};
 use crate::failure::Result;
-use crate::init::Init;
 use crate::layer::{Context, Layer, Rebuild};
+use crate::layer_norm::initial;
 use crate::parameter::{Kind, ParameterSpec};
 use crate::saved::{Saved, Shared};
+use crate::share::{Pieces, Share};
 
 /// RMS norms of the queries and of the keys among packed queries, keys and values (Henry et al., arXiv 2010.04245), each with a weight
 /// of its own; values pass.
@@ -24,8 +24,10 @@ pub struct HeadNorm {
     pub over: NormOver,
     /// Added to the mean square.
     pub eps: f32,
-    /// Whether other ranks have other heads, so that the gradients are terms of a sum over them.
-    pub partial: bool,
+    /// Whether gamma is 1 + weight (Gemma).
+    pub from_one: bool,
+    /// The other ranks' heads, if they have others.
+    pub among: Option<AmongRanks>,
 }
 
 /// What a norm of queries or keys is over.
@@ -37,77 +39,128 @@ pub enum NormOver {
     AllHeads,
 }
 
-/// What backward reads beside the input: `1 / sqrt(avg(x²) + eps)` of queries and of keys, `[batch * seq * norms of a row]`.
+/// A sum of a tensor over the ranks that share the heads.
+pub type SumOverRanks = Box<dyn Fn(Tensor) -> Result<Tensor> + Send + Sync>;
+
+/// The heads of all ranks, of which a layer has a share.
+pub struct AmongRanks {
+    /// All heads.
+    pub all: Heads,
+    /// This rank's share.
+    pub share: Share,
+    /// Sums over the ranks: norms over all heads need it, in both directions.
+    pub sum: SumOverRanks,
+}
+
+/// What backward reads beside the input: `1 / sqrt(avg(x²) + eps)` of queries and of keys, `[batch * seq, heads]`, or over all heads
+/// `[batch * seq]`.
 pub type SavedHeadNorm = [Tensor; 2];
 
 impl HeadNorm {
-    /// Queries and keys: the first column of each, its norms in a row, and elements of a norm.
-    fn parts(&self) -> [(usize, usize, usize); 2] {
+    /// The norms of queries and of keys, and the elements of one.
+    fn norms(&self) -> [(RowNorm, usize); 2] {
         let Heads { heads, kv_heads, head_dim, .. } = self.heads;
-        [(0, heads), (heads * head_dim, kv_heads)].map(|(first, count)| match self.over {
-            NormOver::EachHead => (first, count, head_dim),
-            NormOver::AllHeads => (first, 1, count * head_dim),
+        [(0, heads), (heads * head_dim, kv_heads)].map(|(first, count)| {
+            let norm = RowNorm { offset: f32::from(u8::from(self.from_one)), first, ..self.eps.into() };
+            match self.over {
+                NormOver::EachHead => (RowNorm { count, by_heads: true, ..norm }, head_dim),
+                NormOver::AllHeads => (norm, count * head_dim),
+            }
         })
     }
 
-    /// Columns of `x` in memory of their own, as rows of norms. Ranks that divide heads divide these rows.
-    fn part(&self, cx: &Context, x: &Tensor, (first, norms, width): (usize, usize, usize)) -> Tensor {
-        let [rows, _] = x.shape().rows_cols();
-        let mut part = cx.activation([rows, norms * width], "head_norm.part");
-        cx.device.copy_columns(x.view(), first, part.view_mut(), 0);
-        let placements = cx.device.placements(part.view());
-        let part = part.reshape([rows * norms, width]);
-        if self.over == NormOver::EachHead {
-            let as_rows = |all: Placements, axis: &Axis| match all.get(*axis) {
-                Placement::Shard(1) => all.with(*axis, Placement::Shard(0)),
-                _ => all,
-            };
-            let placements = Axis::ALL.iter().fold(placements, as_rows);
-            cx.device.place(part.view(), placements);
-        }
-        part
+    /// Memory for a result, in which values are those of `x`.
+    fn with_values(&self, cx: &Context, x: &Tensor, name: &'static str) -> Tensor {
+        let first = self.heads.qkv_width() - self.heads.cache_width() / 2;
+        let mut y = cx.activation(x.shape(), name);
+        cx.device.copy_columns((x.view(), first), (y.view_mut(), first), self.heads.cache_width() / 2);
+        y
     }
 
-    /// Writes columns back, and places them as the others.
-    fn put_back(
+    /// For norms over heads of several ranks: the sums of x², or in backward of x times its part of the derivative, of queries and keys
+    /// over all ranks, `[2, batch * seq]`.
+    fn sums(
         &self,
         cx: &Context,
-        part: Tensor,
-        x: &mut Tensor,
-        (first, norms, width): (usize, usize, usize),
-    ) {
-        let [rows, columns] = x.shape().rows_cols();
-        let part = part.reshape([rows, norms * width]);
-        cx.device.place(part.view(), cx.device.placements(x.view().reshape([rows, columns])));
-        cx.device.copy_columns(part.view(), 0, x.view_mut(), first);
+        parameters: Parameters,
+        x: &Tensor,
+        dy: Option<&Tensor>,
+    ) -> Result<Option<Tensor>> {
+        let Some(AmongRanks { sum, .. }) = self.among.as_ref().filter(|_| self.over == NormOver::AllHeads)
+        else {
+            return Ok(None);
+        };
+        let [rows, _] = x.shape().rows_cols();
+        let mut sums = cx.statistics([2, rows], "head_norm.sums");
+        for (index, (norm, _)) in self.norms().into_iter().enumerate() {
+            cx.device.run(NormSums {
+                x: x.view(),
+                gamma: parameters.value(index),
+                norm,
+                dy: dy.map(Tensor::view),
+                sums: sums.view_mut().range(index * rows..(index + 1) * rows),
+            });
+        }
+        sum(sums).map(Some)
+    }
+
+    /// The sums of queries or of keys, and of how many elements they are: keys that several ranks have are in them several times.
+    fn whole<'a>(&self, index: usize, sums: Option<&'a Tensor>) -> Option<WholeSums<'a>> {
+        let (sums, AmongRanks { share, .. }) = sums.zip(self.among.as_ref())?;
+        let [_, rows] = sums.dims();
+        let (_, width) = self.norms()[index];
+        Some(WholeSums {
+            sums: sums.view().range(index * rows..(index + 1) * rows),
+            elements: share.of * width,
+        })
     }
 
     /// y; writes the statistics.
-    fn compute(&self, cx: &Context, parameters: Parameters, x: &Tensor, own: &mut SavedHeadNorm) -> Tensor {
-        let mut y = cx.activation(x.shape(), "head_norm.y");
-        cx.device.copy(x.view(), y.view_mut());
-        for (index, part) in self.parts().into_iter().enumerate() {
-            let before = self.part(cx, x, part);
-            let mut after = cx.activation(before.shape(), "head_norm.after");
-            let weight = (parameters.value(index), None);
-            let statistics = (None, own[index].view_mut());
-            cx.device.layer_norm(before.view(), weight, self.eps, after.view_mut(), statistics);
-            drop(before);
-            self.put_back(cx, after, &mut y, part);
+    fn compute(
+        &self,
+        cx: &Context,
+        parameters: Parameters,
+        x: &Tensor,
+        own: &mut SavedHeadNorm,
+    ) -> Result<Tensor> {
+        let mut y = self.with_values(cx, x, "head_norm.y");
+        let sums = self.sums(cx, parameters, x, None)?;
+        for ((index, (norm, _)), rstd) in self.norms().into_iter().enumerate().zip(own) {
+            cx.device.run(LayerNorm {
+                x: x.view(),
+                gamma: parameters.value(index),
+                beta: None,
+                norm,
+                squares: self.whole(index, sums.as_ref()),
+                y: y.view_mut(),
+                mean: None,
+                rstd: rstd.view_mut(),
+            });
         }
-        y
+        Ok(y)
     }
 }
 
 impl Layer for HeadNorm {
     type Own = SavedHeadNorm;
 
+    /// Weights of heads are the same for all; of those over all heads, a rank has the elements of its heads.
     fn parameters(&self) -> Vec<ParameterSpec> {
-        let of = |(name, (_, _, width)): (&String, _)| ParameterSpec {
-            partial: self.partial,
-            ..ParameterSpec::new(name.clone(), Kind::Norm, [width], Init::Ones)
+        let init = initial(self.from_one);
+        let new = |name: &String, width| ParameterSpec::new(name.clone(), Kind::Norm, [width], init);
+        let named = self.names.iter().zip(self.norms());
+        let Some(AmongRanks { all, share, .. }) = &self.among else {
+            return named.map(|(name, (_, width))| new(name, width)).collect();
         };
-        self.names.iter().zip(self.parts()).map(of).collect()
+        let all = [Pieces::of(all.heads), Pieces { repeat: true, ..Pieces::of(all.kv_heads) }];
+        let of = |((name, (_, width)), pieces): ((&String, (_, usize)), Pieces)| match self.over {
+            NormOver::EachHead => ParameterSpec { partial: true, ..new(name, width) },
+            NormOver::AllHeads => {
+                let whole = new(name, pieces.count * self.heads.head_dim);
+                whole.cut(0, pieces, *share).expect("the heads were divided so")
+            }
+        };
+        named.zip(all).map(of).collect()
     }
 
     fn is_row_wise(&self) -> bool {
@@ -118,8 +171,11 @@ impl Layer for HeadNorm {
     fn forward(&self, cx: &Context, call: Call) -> Result<(Activation, Saved<SavedHeadNorm>)> {
         let Call { parameters, x, sum, .. } = call;
         let [rows, _] = x.shape().rows_cols();
-        let mut own = self.parts().map(|(_, norms, _)| cx.statistics([rows * norms], "head_norm.rstd"));
-        let y = self.compute(cx, parameters, &x, &mut own);
+        let mut own = self.norms().map(|(norm, _)| match norm.by_heads {
+            true => cx.statistics([rows, norm.count], "head_norm.rstd"),
+            false => cx.statistics([rows], "head_norm.rstd"),
+        });
+        let y = self.compute(cx, parameters, &x, &mut own)?;
         Ok((cx.plus(y, sum), Saved::new(own).with_input(x)))
     }
 
@@ -127,25 +183,24 @@ impl Layer for HeadNorm {
         let Call { parameters, x: dy, sum, .. } = call;
         let Saved { x, own, .. } = saved;
         let x = x.into_held();
-        let mut dx = cx.owned(dy, "head_norm.dx");
-        for (index, part) in self.parts().into_iter().enumerate() {
-            let (x, dy) = (self.part(cx, &x, part), self.part(cx, &dx, part));
-            let mut after = cx.activation(x.shape(), "head_norm.after");
+        let mut dx = self.with_values(cx, &dy, "head_norm.dx");
+        let sums = self.sums(cx, parameters, &x, Some(&dy))?;
+        for ((index, (norm, _)), rstd) in self.norms().into_iter().enumerate().zip(own) {
             let mut slot = parameters.gradient(index);
             let (gradient, accumulate) = slot.as_mut().map(|slot| slot.write()).unzip();
             cx.device.run(LayerNormBackward {
                 x: x.view(),
                 gamma: parameters.value(index),
+                norm,
+                products: self.whole(index, sums.as_ref()),
                 mean: None,
-                rstd: own[index].view(),
+                rstd: rstd.view(),
                 dy: dy.view(),
-                dx: after.view_mut(),
+                dx: dx.view_mut(),
                 accumulate_input: false,
                 gradients: [gradient, None],
                 accumulate_parameters: accumulate.unwrap_or(false),
             });
-            drop((x, dy));
-            self.put_back(cx, after, &mut dx, part);
         }
         Ok(Some(cx.plus(dx, sum)))
     }
@@ -162,6 +217,6 @@ impl Layer for HeadNorm {
         x: &Shared,
         own: &mut SavedHeadNorm,
     ) -> Result<Activation> {
-        Ok(Arc::new(self.compute(cx, parameters, x.held(), own)))
+        Ok(Arc::new(self.compute(cx, parameters, x.held(), own)?))
     }
 }

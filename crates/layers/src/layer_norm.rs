@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use phalanx_tensor::{LayerNormBackward, Tensor};
+use phalanx_tensor::{LayerNormBackward, RowNorm, Tensor};
 
 use crate::activation::Activation;
 use crate::call::{Call, Parameters};
@@ -25,6 +25,8 @@ pub struct LayerNorm {
     pub centred: bool,
     /// Whether there is a beta.
     pub bias: bool,
+    /// Whether gamma is 1 + weight (Gemma).
+    pub from_one: bool,
 }
 
 /// What backward reads beside x.
@@ -35,7 +37,16 @@ pub struct SavedLayerNorm {
     rstd: Tensor,
 }
 
+/// Initial values of a weight, which gives a gamma of 1.
+pub(crate) fn initial(from_one: bool) -> Init {
+    if from_one { Init::Zeros } else { Init::Ones }
+}
+
 impl LayerNorm {
+    fn norm(&self) -> RowNorm {
+        RowNorm { offset: f32::from(u8::from(self.from_one)), ..self.eps.into() }
+    }
+
     /// Writes the norm of x and the statistics of its rows.
     fn compute(
         &self,
@@ -47,7 +58,7 @@ impl LayerNorm {
     ) {
         let statistics = (own.mean.as_mut().map(Tensor::view_mut), own.rstd.view_mut());
         let parameters = (parameters.value(0), parameters.get(1));
-        cx.device.layer_norm(x.view(), parameters, self.eps, y.view_mut(), statistics);
+        cx.device.layer_norm(x.view(), parameters, self.norm(), y.view_mut(), statistics);
     }
 }
 
@@ -59,7 +70,7 @@ impl Layer for LayerNorm {
             ParameterSpec::new(format!("{}.{suffix}", self.prefix), Kind::Norm, [self.hidden], init)
         };
         let beta = self.bias.then(|| vector("bias", Init::Zeros));
-        [vector("weight", Init::Ones)].into_iter().chain(beta).collect()
+        [vector("weight", initial(self.from_one))].into_iter().chain(beta).collect()
     }
 
     fn is_row_wise(&self) -> bool {
@@ -97,6 +108,8 @@ impl Layer for LayerNorm {
         cx.device.run(LayerNormBackward {
             x: x.view(),
             gamma: parameters.value(0),
+            norm: self.norm(),
+            products: None,
             mean: mean.as_ref().map(Tensor::view),
             rstd: rstd.view(),
             dy: dy.view(),

@@ -121,7 +121,7 @@ impl Linear {
         let [batch, seq, width] = dy.dims();
         (columns.len() < width).then(|| {
             let mut part = cx.activation([batch, seq, columns.len()], "linear.part");
-            cx.device.copy_columns(dy.view(), columns.start, part.view_mut(), 0);
+            cx.device.copy_columns((dy.view(), columns.start), (part.view_mut(), 0), columns.len());
             part
         })
     }
@@ -200,7 +200,7 @@ impl Linear {
             let bias: Option<View> = bias.as_ref().map(|bias| bias.view().range(columns.clone()));
             let w = Weight { matrix: weights.value(index), layout: self.layout };
             cx.device.linear(x.view(), w, Epilogue { bias, residual: None }, part.view_mut());
-            cx.device.copy_columns(part.view(), 0, y.view_mut(), columns.start);
+            cx.device.copy_columns((part.view(), 0), (y.view_mut(), columns.start), columns.len());
         }
         y
     }

@@ -190,7 +190,7 @@ impl Bert {
     }
 
     fn norm(&self, prefix: String) -> LayerNorm {
-        LayerNorm { prefix, hidden: self.hidden, eps: self.eps, centred: true, bias: true }
+        LayerNorm { prefix, hidden: self.hidden, eps: self.eps, centred: true, bias: true, from_one: false }
     }
 
     /// Reads a `config.json` of transformers. Its dropout is that of the training which made the file; a run uses the

@@ -31,7 +31,7 @@ impl NumberedLayers {
 }
 
 /// Minimum number of tensors per layer for which a network is built to find out which tensors are missing.
-const MIN_TENSORS_OF_LAYER: usize = 6;
+const MIN_TENSORS_OF_LAYER: usize = 3;
 
 /// Compares the number of layers of `model` with those that tensors called `names` belong to.
 ///

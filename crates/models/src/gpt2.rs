@@ -196,7 +196,7 @@ impl Gpt2 {
     }
 
     fn norm(&self, prefix: String) -> LayerNorm {
-        LayerNorm { prefix, hidden: self.hidden, eps: self.eps, centred: true, bias: true }
+        LayerNorm { prefix, hidden: self.hidden, eps: self.eps, centred: true, bias: true, from_one: false }
     }
 
     fn config(&self) -> Value {

@@ -15,8 +15,8 @@ fn check(model: &dyn Model, tensors: &Tensors) -> Result<(), ModelError> {
 }
 
 /// The golden models with the tensors that transformers wrote.
-fn goldens() -> [(Arc<dyn Model>, &'static str, Tensors); 2] {
-    [("gpt2", "n_layer"), ("bert", "num_hidden_layers")].map(|(folder, key)| {
+fn goldens() -> [(Arc<dyn Model>, &'static str, Tensors); 3] {
+    [("gpt2", "n_layer"), ("bert", "num_hidden_layers"), ("decoders/phi3", "num_hidden_layers")].map(|(folder, key)| {
         let model = from_config(&rig::config(folder)).unwrap();
         (model, key, rig::names_and_shapes(&format!("{folder}/model.safetensors")))
     })
@@ -40,7 +40,7 @@ fn what_transformers_wrote_is_whole_and_every_tensor_is_needed() {
 
 #[test]
 fn a_number_of_layers_that_is_not_the_files_is_refused_at_once() {
-    for (folder, (_, key, tensors)) in ["gpt2", "bert"].into_iter().zip(goldens()) {
+    for (folder, (_, key, tensors)) in ["gpt2", "bert", "decoders/phi3"].into_iter().zip(goldens()) {
         for layers in [1u64, 3, 1024] {
             let mut config = rig::config(folder);
             config[key] = json!(layers);
@@ -75,7 +75,7 @@ fn layers_of_one_tensor_each_are_refused_at_once() {
 
 #[test]
 fn a_gap_between_layers_is_refused() {
-    let [(model, ..), _] = goldens();
+    let [(model, ..), ..] = goldens();
     let mut tensors = rig::names_and_shapes("gpt2/model.safetensors");
     for (name, _) in &mut tensors {
         *name = name.replace(".h.1.", ".h.7.");
@@ -86,7 +86,7 @@ fn a_gap_between_layers_is_refused() {
 
 #[test]
 fn tensors_that_would_be_lost_are_named_and_known_extras_are_not() {
-    let [(gpt2, _, of_gpt2), (bert, _, of_bert)] = goldens();
+    let [(gpt2, _, of_gpt2), (bert, _, of_bert), _] = goldens();
     let mask = vec![1, 1, 16, 16];
     let known: [(&dyn Model, &Tensors, &str, Vec<usize>); 10] = [
         (&*gpt2, &of_gpt2, "transformer.h.0.attn.bias", mask.clone()),
@@ -124,7 +124,7 @@ fn tensors_that_would_be_lost_are_named_and_known_extras_are_not() {
 /// `BertModel` has no prefix and no head; a head of which a part is missing is an incomplete file.
 #[test]
 fn a_bert_without_prefix_and_head_is_whole() {
-    let [_, (model, _, tensors)] = goldens();
+    let [_, (model, _, tensors), _] = goldens();
     let bare = |(name, shape): &(String, Vec<usize>)| {
         (name.strip_prefix("bert.").unwrap_or(name).to_string(), shape.clone())
     };

@@ -46,7 +46,14 @@ impl Model for Narrow {
             let layer = checkpointing.block(i, self.block(i, tensor, checkpointing)?);
             blocks.push(Block { name: format!("block.{i}"), role: BlockRole::Transformer, layer, output });
         }
-        let norm = LayerNorm { prefix: "last".into(), hidden, eps: 1e-5, centred: true, bias: true };
+        let norm = LayerNorm {
+            prefix: "last".into(),
+            hidden,
+            eps: 1e-5,
+            centred: true,
+            bias: true,
+            from_one: false,
+        };
         let layer = tensor.rows(norm);
         blocks.push(Block { name: "last".into(), role: BlockRole::End, layer, output });
         // The output projection is the token table: tied, wherever the two are.
@@ -94,7 +101,14 @@ impl Narrow {
         };
         let wide = LinearGelu { linear: linear("wide", hidden, 2 * hidden), gelu: Gelu::Tanh };
         Ok(Fork::residual(checkpointing.sequence(vec![
-            tensor.rows(LayerNorm { prefix: name("norm"), hidden, eps: 1e-5, centred: true, bias: true }),
+            tensor.rows(LayerNorm {
+                prefix: name("norm"),
+                hidden,
+                eps: 1e-5,
+                centred: true,
+                bias: true,
+                from_one: false,
+            }),
             tensor.column(qkv)?,
             Box::new(tensor.attention(attention)?),
             tensor.row(linear("mix", hidden, hidden))?,

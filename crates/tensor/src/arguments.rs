@@ -1,5 +1,7 @@
 //! The arguments of operations that are not tensors: layouts, heads, dropout, and the numbers of an update.
 
+use std::ops::Range;
+
 use crate::view::View;
 
 /// The target of a row that has no loss: loss and derivatives of the row are 0.
@@ -142,6 +144,54 @@ impl Heads {
 
 fn default_scale(head_dim: usize) -> f32 {
     1.0 / (head_dim as f32).sqrt()
+}
+
+/// What of each row a norm normalises: `count` vectors one behind another, each by itself. An epsilon alone is that of whole rows.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RowNorm {
+    /// Added to the variance.
+    pub eps: f32,
+    /// Added to gamma: 1 where weights are stored as their difference from 1 (Gemma).
+    pub offset: f32,
+    /// Column of the first vector.
+    pub first: usize,
+    /// Number of vectors of a row.
+    pub count: usize,
+    /// Whether each vector is a head, of which ranks may have different ones.
+    pub by_heads: bool,
+}
+
+impl From<f32> for RowNorm {
+    fn from(eps: f32) -> RowNorm {
+        RowNorm { eps, offset: 0.0, first: 0, count: 1, by_heads: false }
+    }
+}
+
+impl RowNorm {
+    /// The vectors of `rows`, of `width` elements each in rows of `stride`: in runs without a gap between them, the elements and the
+    /// numbers of the vectors.
+    pub fn runs(
+        self,
+        rows: Range<usize>,
+        stride: usize,
+        width: usize,
+    ) -> impl Iterator<Item = (Range<usize>, Range<usize>)> {
+        let RowNorm { first, count, .. } = self;
+        let together = if count * width == stride { rows.len().max(1) } else { 1 };
+        rows.step_by(together).map(move |row| {
+            let start = row * stride + first;
+            (start..start + together * count * width, row * count..(row + together) * count)
+        })
+    }
+}
+
+/// Sums over vectors of which each rank has some elements.
+#[derive(Clone, Copy, Debug)]
+pub struct WholeSums<'a> {
+    /// The sum of each vector over all ranks, `[rows * count]` f32.
+    pub sums: View<'a>,
+    /// Elements that were summed, those of all ranks.
+    pub elements: usize,
 }
 
 /// The two forms of GELU (Hendrycks and Gimpel, arXiv 1606.08415).

@@ -45,8 +45,8 @@ pub use access::Access;
 pub use allocator::{OrEnd, return_freed_memory};
 pub use arena::Arena;
 pub use arguments::{
-    AdamW, Clip, CrossEntropy, Dropout, Epilogue, Gate, Gelu, Heads, IGNORED, Layout, Lookup, Positions, Sgd,
-    Weight, logits_stride, vocabulary_blocks,
+    AdamW, Clip, CrossEntropy, Dropout, Epilogue, Gate, Gelu, Heads, IGNORED, Layout, Lookup, Positions,
+    RowNorm, Sgd, Weight, WholeSums, logits_stride, vocabulary_blocks,
 };
 pub use backend::{Backend, DeviceError, Kernels};
 pub use buffer::Tensor;
@@ -60,7 +60,8 @@ pub use immediate::Immediate;
 pub use kind::Kind;
 pub use links::Links;
 pub use operations::{
-    AdamWUpdate, LayerNormBackward, OwnOperation, SgdUpdate, VocabularyLoss, VocabularyStatistics,
+    AdamWUpdate, LayerNorm, LayerNormBackward, NormSums, OwnOperation, SgdUpdate, VocabularyLoss,
+    VocabularyStatistics,
 };
 pub use phalanx_trace::{Category, DType, Memory};
 pub use region::Region;

@@ -11,7 +11,8 @@ use phalanx_trace::{Memory, Rate, Site};
 use crate::access::Access;
 use crate::address::Address;
 use crate::arguments::{
-    AdamW, Clip, CrossEntropy, Dropout, Epilogue, Gate, Gelu, Heads, Layout, Lookup, Positions, Sgd, Weight,
+    AdamW, Clip, CrossEntropy, Dropout, Epilogue, Gate, Gelu, Heads, Layout, Lookup, Positions, RowNorm, Sgd,
+    Weight, WholeSums,
 };
 use crate::record::Recorder;
 use crate::rotary::Rotary;
@@ -119,6 +120,12 @@ impl Operands for Epilogue<'_> {
     }
 }
 
+impl Operands for WholeSums<'_> {
+    fn visit(&mut self, visit: &mut dyn FnMut(Operand<'_>)) {
+        self.sums.visit(visit);
+    }
+}
+
 impl Operands for Positions<'_> {
     fn visit(&mut self, visit: &mut dyn FnMut(Operand<'_>)) {
         self.table.visit(visit);
@@ -146,6 +153,7 @@ no_operands!(
     Layout,
     Lookup,
     Rotary,
+    RowNorm,
     Sgd
 );
 

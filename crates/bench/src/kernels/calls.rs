@@ -235,6 +235,8 @@ impl Calls {
             device.run(LayerNormBackward {
                 x: x.view(),
                 gamma,
+                norm: 1e-5.into(),
+                products: None,
                 mean,
                 rstd,
                 dy: dy.view(),

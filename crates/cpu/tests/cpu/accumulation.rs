@@ -34,6 +34,8 @@ fn layer_norm(device: &Device, dtype: DType, into: &mut Tensor, accumulate: bool
     device.run(LayerNormBackward {
         x: x.view(),
         gamma: gamma.view(),
+        norm: 1e-5.into(),
+        products: None,
         mean,
         rstd,
         dy: dy.view(),

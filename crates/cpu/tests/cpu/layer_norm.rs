@@ -1,11 +1,11 @@
 //! Layer norm, and RMS norm, which subtracts no mean.
 
-use phalanx_tensor::{DType, Device, LayerNormBackward};
+use phalanx_tensor::{DType, Device, LayerNorm, LayerNormBackward, NormSums, RowNorm, Tensor, WholeSums};
 
 use crate::differences::{gradient, weighted};
 use crate::oracle::{
-    Expected, FLOATS, check_as, gradient_types, numbers, output_as, poisoned, poisoned_as, read, read_f32,
-    rounded, tensor_as, wide,
+    Expected, FLOATS, KernelPath, check_as, gradient_types, numbers, output_as, poisoned, poisoned_as, read,
+    read_f32, rounded, tensor_as, wide,
 };
 
 const SHAPES: [[usize; 2]; 9] =
@@ -145,6 +145,8 @@ fn backward(
     device.run(LayerNormBackward {
         x: x.view(),
         gamma: gamma.view(),
+        norm: 1e-5.into(),
+        products: None,
         mean: centred.then(|| mean.view()),
         rstd: rstd.view(),
         dy: dy.view(),
@@ -192,5 +194,149 @@ fn backward_of_many_rows() {
             &expected,
             &[dtype, stored, stored],
         );
+    }
+}
+
+/// y, rstd, dx and dgamma of RMS norm of vectors of `hidden` elements in rows of `columns`; what is no vector stays.
+fn of_vectors(
+    device: &Device,
+    dtype: DType,
+    [rows, columns, hidden]: [usize; 3],
+    norm: RowNorm,
+    [x, gamma, dy]: [&[f32]; 3],
+) -> Vec<Vec<f32>> {
+    let [x, dy] = [x, dy].map(|x| tensor_as(device, dtype, [rows, columns], x));
+    let gamma = tensor_as(device, dtype, [hidden], gamma);
+    let [mut y, mut dx] =
+        [0, 1].map(|_| tensor_as(device, dtype, [rows, columns], &vec![0.5; rows * columns]));
+    let (mut rstd, mut dgamma) = (poisoned(device, [rows, norm.count]), poisoned(device, [hidden]));
+    device.layer_norm(x.view(), (gamma.view(), None), norm, y.view_mut(), (None, rstd.view_mut()));
+    device.run(LayerNormBackward {
+        x: x.view(),
+        gamma: gamma.view(),
+        norm,
+        products: None,
+        mean: None,
+        rstd: rstd.view(),
+        dy: dy.view(),
+        dx: dx.view_mut(),
+        accumulate_input: false,
+        gradients: [Some(dgamma.view_mut()), None],
+        accumulate_parameters: false,
+    });
+    vec![read_f32(device, &y), read(device, &rstd), read_f32(device, &dx), read(device, &dgamma)]
+}
+
+/// Heads among other columns have the bits of the same vectors as rows of their own, but for the sums of dgamma over them; weights that
+/// are counted from 1, those of their sums with 1.
+#[test]
+fn vectors_among_other_columns_and_weights_counted_from_one() {
+    let shapes = [[5, 3, 2, 8, 24], [70, 16, 3, 64, 300]];
+    let cases = FLOATS.into_iter().flat_map(|dtype| shapes.map(|shape| (dtype, shape)));
+    for ((dtype, [rows, first, count, hidden, columns]), path) in
+        cases.flat_map(|case| KernelPath::all().map(move |path| (case, path)))
+    {
+        let [x, dy] = [1, 4].map(|seed| rounded(dtype, &numbers(seed, rows * columns)));
+        // Multiples of 1/64: with 1 they are exact in every type.
+        let gamma: Vec<f32> = numbers(2, hidden).iter().map(|g| (g * 64.0).round() / 64.0).collect();
+        let from_one: Vec<f32> = gamma.iter().map(|g| g - 1.0).collect();
+        let vectors = |x: &[f32]| -> Vec<f32> {
+            x.chunks(columns).flat_map(|row| row[first..first + count * hidden].to_vec()).collect()
+        };
+        let device = path.cpu(2);
+        let heads = RowNorm { first, count, by_heads: true, ..1e-5.into() };
+        let offset = RowNorm { offset: 1.0, ..heads };
+        let shape = [rows, columns, hidden];
+        let among = of_vectors(&device, dtype, shape, heads, [&x, &gamma, &dy]);
+        assert!(among == of_vectors(&device, dtype, shape, offset, [&x, &from_one, &dy]), "{dtype:?}");
+        let [own_x, own_dy] = [&x, &dy].map(|x| vectors(x));
+        let alone = of_vectors(
+            &device,
+            dtype,
+            [rows * count, hidden, hidden],
+            1e-5.into(),
+            [&own_x, &gamma, &own_dy],
+        );
+        for index in [0, 2] {
+            assert!(vectors(&among[index]) == alone[index], "{dtype:?}");
+            let others = among[index]
+                .chunks(columns)
+                .flat_map(|row| [&row[..first], &row[first + count * hidden..]].concat());
+            assert!(others.into_iter().all(|x| x == 0.5), "{dtype:?}");
+        }
+        assert!(among[1] == alone[1], "{dtype:?}");
+        let far = among[3].iter().zip(&alone[3]).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        // Sums of the same terms in another order: rows * count additions, of numbers of up to about 4.
+        assert!(far <= 4.0 * (rows * count) as f32 * f32::EPSILON, "{dtype:?}: {far}");
+    }
+}
+
+/// Halves of a row on two ranks, whose sums are added, are the parts of the whole.
+#[test]
+fn parts_of_a_row_with_the_sums_of_both() {
+    let (rows, hidden) = (7, 96);
+    let [x, dy] = [1, 4].map(|seed| numbers(seed, rows * hidden));
+    let gamma = numbers(2, hidden);
+    let device = KernelPath::all().next().unwrap().cpu(2);
+    let whole = of_vectors(&device, DType::F32, [rows, hidden, hidden], 1e-5.into(), [&x, &gamma, &dy]);
+    let half = hidden / 2;
+    let halves = [0, half].map(|start| {
+        let cut = |x: &[f32]| -> Vec<f32> {
+            x.chunks(hidden).flat_map(|row| row[start..start + half].to_vec()).collect()
+        };
+        let [x, dy] = [&x, &dy].map(|x| tensor_as(&device, DType::F32, [rows, half], &cut(x)));
+        (x, dy, tensor_as(&device, DType::F32, [half], &gamma[start..start + half]))
+    });
+    let norm = RowNorm::from(1e-5);
+    let sums = |backward: bool| -> Tensor {
+        let mut all = tensor_as(&device, DType::F32, [rows], &vec![0.0; rows]);
+        for (x, dy, gamma) in &halves {
+            let mut sums = poisoned(&device, [rows]);
+            let dy = backward.then(|| dy.view());
+            device.run(NormSums { x: x.view(), gamma: gamma.view(), norm, dy, sums: sums.view_mut() });
+            device.add(sums.view(), all.view_mut());
+        }
+        all
+    };
+    let (squares, products) = (sums(false), sums(true));
+    let [squares, products] =
+        [&squares, &products].map(|sums| WholeSums { sums: sums.view(), elements: hidden });
+    for ((x, dy, gamma), start) in halves.iter().zip([0, half]) {
+        let [mut y, mut dx] = [0, 1].map(|_| poisoned(&device, [rows, half]));
+        let (mut rstd, mut dgamma) = (poisoned(&device, [rows]), poisoned(&device, [half]));
+        device.run(LayerNorm {
+            x: x.view(),
+            gamma: gamma.view(),
+            beta: None,
+            norm,
+            squares: Some(squares),
+            y: y.view_mut(),
+            mean: None,
+            rstd: rstd.view_mut(),
+        });
+        device.run(LayerNormBackward {
+            x: x.view(),
+            gamma: gamma.view(),
+            norm,
+            products: Some(products),
+            mean: None,
+            rstd: rstd.view(),
+            dy: dy.view(),
+            dx: dx.view_mut(),
+            accumulate_input: false,
+            gradients: [Some(dgamma.view_mut()), None],
+            accumulate_parameters: false,
+        });
+        for (index, part) in [(0, &y), (2, &dx)] {
+            for (row, own) in read(&device, part).chunks(half).enumerate() {
+                for (a, b) in own.iter().zip(&whole[index][row * hidden + start..]) {
+                    // The sum of squares has other roundings, and dx the differences of numbers of up to about 8.
+                    assert!((a - b).abs() <= 64.0 * f32::EPSILON * b.abs().max(1.0), "{a} for {b}");
+                }
+            }
+        }
+        for (a, b) in read(&device, &dgamma).iter().zip(&whole[3][start..]) {
+            assert!((a - b).abs() <= 64.0 * f32::EPSILON * b.abs().max(1.0), "{a} for {b}");
+        }
     }
 }

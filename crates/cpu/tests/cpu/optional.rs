@@ -47,6 +47,8 @@ fn gradients() {
             device.run(LayerNormBackward {
                 x: x.view(),
                 gamma: gamma.view(),
+                norm: 1e-5.into(),
+                products: None,
                 mean: Some(mean.view()),
                 rstd: rstd.view(),
                 dy: dy.view(),

@@ -341,3 +341,18 @@ fn other_types_travel_unchanged() {
     device.download(t.view(), &mut out).unwrap();
     assert!(out.iter().map(|x| x.to_bits()).eq(bits));
 }
+
+/// The factor is rounded to the type before: 55.4256 is 55.5 in bf16, as transformers multiplies Gemma's embeddings.
+#[test]
+fn products_with_a_factor() {
+    for (dtype, factor) in [(DType::F32, 55.4256), (DType::BF16, 55.5), (DType::F16, 55.4375)] {
+        let x = rounded(dtype, &numbers(1, 4099));
+        let expected: Vec<f32> = x.iter().map(|x| x * factor).collect();
+        let kernel = |device: &Device| {
+            let mut x = tensor_as(device, dtype, [4099], &x);
+            device.multiply(x.view_mut(), 55.4256);
+            read_f32(device, &x)
+        };
+        check_exact(dtype.name(), kernel, &rounded(dtype, &expected));
+    }
+}

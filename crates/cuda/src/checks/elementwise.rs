@@ -43,8 +43,8 @@ pub(super) fn fill_copy_and_f64(bench: &Bench) {
             let (wide, mut narrow) =
                 (random(device, dtype, &[37, 13], 1), random(device, dtype, &[37, 5], 2));
             let mut wider = random(device, dtype, &[37, 21], 3);
-            device.copy_columns(wide.view(), 7, narrow.view_mut(), 0);
-            device.copy_columns(narrow.view(), 0, wider.view_mut(), 16);
+            device.copy_columns((wide.view(), 7), (narrow.view_mut(), 0), 5);
+            device.copy_columns((narrow.view(), 0), (wider.view_mut(), 16), 5);
             vec![("narrow", read(device, narrow.view())), ("wide", read(device, wider.view()))]
         });
     }

@@ -33,6 +33,8 @@ pub(super) fn layer_norm_and_its_gradients(bench: &Bench) {
                 device.run(LayerNormBackward {
                     x: x.view(),
                     gamma: gamma.view(),
+                    norm: 1e-5.into(),
+                    products: None,
                     mean: centred.then(|| mean.view()),
                     rstd: rstd.view(),
                     dy: dy.view(),

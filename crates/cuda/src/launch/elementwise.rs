@@ -82,6 +82,10 @@ impl Issue<'_> {
                 self.copy(o.from, &o.to);
                 Ok(())
             }
+            Elementwise::Multiply(o) => {
+                let (n, program) = (o.x.elements(), Program::of(Source::Elementwise, o.x.dtype()));
+                self.over_fours(program, "multiply", n, numbers![&o.x, n, o.factor])
+            }
             Elementwise::CopyColumns(o) => {
                 let ([rows, columns], program) =
                     (o.extents(), Program::of(Source::Elementwise, o.to.dtype()));

@@ -2,7 +2,7 @@
 
 use phalanx_tensor::arguments::{VOCABULARY_BLOCK, vocabulary_blocks};
 use phalanx_tensor::operations::{Normalization, Vocabulary};
-use phalanx_tensor::{LayerNormBackward, VocabularyLoss, VocabularyStatistics};
+use phalanx_tensor::{LayerNormBackward, RowNorm, View, VocabularyLoss, VocabularyStatistics, WholeSums};
 
 use crate::error::Error;
 use crate::faults::Checked;
@@ -16,34 +16,89 @@ use phalanx_tensor::Layout;
 /// Blocks of statistics that a warp computes.
 const STATISTICS_AT_ONCE: u64 = 4;
 
+/// Vectors in all rows, elements of one, and elements of a row.
+fn vectors(x: View, gamma: View, norm: RowNorm) -> [usize; 3] {
+    let [rows, columns] = x.shape().rows_cols();
+    [rows * norm.count, gamma.elements(), columns]
+}
+
+/// Sums over ranks, if they are given, and the elements of one.
+fn whole(sums: Option<WholeSums>) -> (Option<View>, usize) {
+    sums.map_or((None, 1), |WholeSums { sums, elements }| (Some(sums), elements))
+}
+
 impl Issue<'_> {
     pub(super) fn normalization(&mut self, operation: Normalization) -> Result<(), Error> {
         match operation {
             Normalization::LayerNorm(o) => {
-                let [rows, hidden] = o.x.shape().rows_cols();
+                let ([n, hidden, stride], RowNorm { eps, offset, first, count, .. }) =
+                    (vectors(o.x, o.gamma, o.norm), o.norm);
+                let (sums, elements) = whole(o.squares);
+                let program = Program::of(Source::LayerNorm, o.x.dtype());
+                let arguments = numbers![
+                    o.x,
+                    o.gamma,
+                    o.beta,
+                    &o.y,
+                    o.mean.as_ref(),
+                    &o.rstd,
+                    sums,
+                    n,
+                    hidden,
+                    stride,
+                    first,
+                    count,
+                    elements,
+                    offset,
+                    eps
+                ];
+                self.over_rows(program, "layer_norm", n, arguments)
+            }
+            Normalization::NormSums(o) => {
+                let ([n, hidden, stride], RowNorm { offset, first, count, .. }) =
+                    (vectors(o.x, o.gamma, o.norm), o.norm);
                 let program = Program::of(Source::LayerNorm, o.x.dtype());
                 let arguments =
-                    numbers![o.x, o.gamma, o.beta, &o.y, o.mean.as_ref(), &o.rstd, rows, hidden, o.eps];
-                self.over_rows(program, "layer_norm", rows, arguments)
+                    numbers![o.x, o.gamma, o.dy, &o.sums, n, hidden, stride, first, count, offset];
+                self.over_rows(program, "norm_sums", n, arguments)
             }
             Normalization::LayerNormBackward(o) => self.layer_norm_backward(o),
         }
     }
 
     fn layer_norm_backward(&mut self, o: LayerNormBackward) -> Result<(), Error> {
-        let [rows, hidden] = o.x.shape().rows_cols();
+        let ([n, hidden, stride], RowNorm { offset, first, count, .. }) =
+            (vectors(o.x, o.gamma, o.norm), o.norm);
+        let (sums, elements) = whole(o.products);
         let program = Program::of(Source::LayerNorm, o.x.dtype());
         let (mean, rstd) = (o.mean, o.rstd);
         let gradients = o.gradients.each_ref().map(Option::as_ref);
         if gradients.iter().any(Option::is_some) {
-            let blocks = RowBlocks::new(rows, hidden, 2);
+            let blocks = RowBlocks::new(n, hidden, 2);
             let partial = self.scratch(blocks.bytes())?;
-            let arguments = numbers![o.x, mean, rstd, o.dy, partial, rows, hidden, blocks.grain];
+            let arguments =
+                numbers![o.x, mean, rstd, o.dy, partial, n, hidden, stride, first, count, blocks.grain];
             self.over_blocks(program, "layer_norm_parameter_sums", &blocks, arguments)?;
             self.add_blocks(&blocks, gradients, o.accumulate_parameters, partial, o.x.dtype())?;
         }
-        let arguments = numbers![o.x, o.gamma, mean, rstd, o.dy, &o.dx, rows, hidden, o.accumulate_input];
-        self.over_rows(program, "layer_norm_backward", rows, arguments)
+        let arguments = numbers![
+            o.x,
+            o.gamma,
+            mean,
+            rstd,
+            o.dy,
+            &o.dx,
+            sums,
+            n,
+            hidden,
+            stride,
+            first,
+            count,
+            elements,
+            offset,
+            o.accumulate_input
+        ];
+        self.over_rows(program, "layer_norm_backward", n, arguments)
     }
 
     pub(super) fn vocabulary(&mut self, operation: Vocabulary) -> Result<(), Error> {

@@ -33,7 +33,7 @@ pub fn attention(p: f32) -> Attention {
 }
 
 pub fn norm(prefix: &str) -> LayerNorm {
-    LayerNorm { prefix: prefix.into(), hidden: HIDDEN, eps: 1e-5, centred: true, bias: true }
+    LayerNorm { prefix: prefix.into(), hidden: HIDDEN, eps: 1e-5, centred: true, bias: true, from_one: false }
 }
 
 /// The layers of both residual paths of a block.

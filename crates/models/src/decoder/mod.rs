@@ -13,8 +13,8 @@ use std::sync::Arc;
 
 use phalanx_layers::{
     AnyLayer, Attention, Block, BlockRole, CannotCut, Checkpointing, Dropped, Embedding, Fork, Gated,
-    HeadNorm, Init, Layer, LayerNorm, Linear, LinearCrossEntropy, Network, NormOver, Output, ParameterSpec,
-    Pieces, RotaryPositions, RowShape, Sequence,
+    HeadNorm, Init, Layer, LayerNorm, Linear, LinearCrossEntropy, Network, Output, ParameterSpec, Pieces,
+    RotaryPositions, RowShape, Sequence,
 };
 use phalanx_parallel::TensorParallel;
 use phalanx_tensor::{Gate, Heads};
@@ -168,7 +168,8 @@ impl Decoder {
         let mut layers = vec![tensor.column(qkv)?];
         if let Some(over) = self.family.head_norms {
             let names = ["q_norm.weight", "k_norm.weight"].map(name);
-            layers.push(Box::new(self.head_norm(names, tensor, (heads, over))?));
+            let norm = HeadNorm { names, heads, over, eps: self.eps, from_one: false, among: None };
+            layers.push(Box::new(tensor.head_norm(norm)?));
         }
         if self.has_positions(index) {
             let (heads, _) = tensor.heads(heads)?;
@@ -187,20 +188,6 @@ impl Decoder {
             Linear { bias: self.biases.output, ..Linear::new([output], self.heads * self.head_dim, NORMAL) };
         layers.push(self.dropped(tensor.row(output)?, name("resid_dropout")));
         Ok(layers)
-    }
-
-    fn head_norm(
-        &self,
-        names: [String; 2],
-        tensor: &TensorParallel,
-        (heads, over): (Heads, NormOver),
-    ) -> Result<HeadNorm, CannotCut> {
-        let partial = tensor.ranks() > 1;
-        if partial && over == NormOver::AllHeads {
-            let what = format!("norms over all heads ({})", names.join(", "));
-            return Err(CannotCut { what, pieces: 1, holders: tensor.ranks() });
-        }
-        Ok(HeadNorm { names, heads: tensor.heads(heads)?.0, over, eps: self.eps, partial })
     }
 
     /// `down(act(gate(x)) * up(x))`
@@ -226,7 +213,7 @@ impl Decoder {
     }
 
     fn norm(&self, prefix: String) -> LayerNorm {
-        LayerNorm { prefix, hidden: self.hidden, eps: self.eps, centred: false, bias: false }
+        LayerNorm { prefix, hidden: self.hidden, eps: self.eps, centred: false, bias: false, from_one: false }
     }
 
     /// The heads of a layer.

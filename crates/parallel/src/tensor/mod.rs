@@ -29,7 +29,8 @@ use std::sync::Arc;
 
 use phalanx_collectives::{Group, MetaGroup, Solo};
 use phalanx_layers::{
-    AnyLayer, Attention, CannotCut, Cut, Embedding, Head, Layer, LinearCrossEntropy, Pieces, Share,
+    AmongRanks, AnyLayer, Attention, CannotCut, Cut, Embedding, Head, HeadNorm, Layer, LinearCrossEntropy,
+    Pieces, Share,
 };
 use phalanx_tensor::Heads;
 
@@ -122,6 +123,20 @@ impl TensorParallel {
         let (first, heads) = self.share().of("heads of attention", Pieces::of(all.heads))?;
         let (_, kv_heads) = self.share().of("heads of keys and values", kv)?;
         Ok((Heads { heads, kv_heads, ..all }, first))
+    }
+
+    /// Norms of this rank's heads of queries and keys; those over all heads sum over the ranks.
+    ///
+    /// # Errors
+    /// When the ranks cannot share the heads evenly.
+    pub fn head_norm(&self, norm: HeadNorm) -> Result<HeadNorm, CannotCut> {
+        if self.ranks() == 1 {
+            return Ok(norm);
+        }
+        let (all, exchange) = (norm.heads, self.exchange.clone());
+        let sum = Box::new(move |x| exchange.all_reduce(x).wait());
+        let among = Some(AmongRanks { all, share: self.share(), sum });
+        Ok(HeadNorm { heads: self.heads(all)?.0, among, ..norm })
     }
 
     /// A layer that every rank has whole and that treats each row independently (norms, dropout).

@@ -36,7 +36,7 @@ pub fn linear(prefix: &str, inputs: usize, outputs: usize, layout: Layout) -> Li
 }
 
 pub fn norm(prefix: &str) -> LayerNorm {
-    LayerNorm { prefix: prefix.into(), hidden: HIDDEN, eps: 1e-5, centred: true, bias: true }
+    LayerNorm { prefix: prefix.into(), hidden: HIDDEN, eps: 1e-5, centred: true, bias: true, from_one: false }
 }
 
 /// Dropout probabilities: attention, residual.

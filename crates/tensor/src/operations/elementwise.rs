@@ -13,7 +13,7 @@ use crate::view::{View, ViewMut};
 
 family! {
     /// Operations on each element by itself.
-    Elementwise { Fill, Copy, CopyColumns, Convert, Add, Scaled, }
+    Elementwise { Fill, Copy, CopyColumns, Convert, Add, Multiply, Scaled, }
 }
 
 operation! {
@@ -72,8 +72,8 @@ impl Describe for Copy<'_> {
 }
 
 operation! {
-    /// Copies columns between matrices of which one has more: `to[.., to_first + i] = from[.., from_first + i]`, for the columns
-    /// of the narrower one. The others of `to` stay.
+    /// Copies columns between matrices: `to[.., to_first + i] = from[.., from_first + i]` for `i` below `columns`. The others of
+    /// `to` stay.
     CopyColumns {
         /// `[.., n]`
         from: View<'a>,
@@ -83,14 +83,16 @@ operation! {
         to: ViewMut<'a>,
         /// The first column that is written.
         to_first: usize,
+        /// Number of columns.
+        columns: usize,
     }
 }
 
 impl CopyColumns<'_> {
     /// Rows, and the columns that are copied.
     pub fn extents(&self) -> [usize; 2] {
-        let [rows, from] = self.from.shape().rows_cols();
-        [rows, from.min(self.to.shape().rows_cols()[1])]
+        let [rows, _] = self.from.shape().rows_cols();
+        [rows, self.columns]
     }
 }
 
@@ -98,9 +100,8 @@ impl Describe for CopyColumns<'_> {
     const NAME: &'static str = "copy_columns";
 
     fn check(&self) {
-        let CopyColumns { from, from_first, to, to_first } = self;
+        let CopyColumns { from, from_first, to, to_first, columns } = self;
         let ([rows, read], [to_rows, written]) = (from.shape().rows_cols(), to.shape().rows_cols());
-        let columns = read.min(written);
         assert_eq!((rows, from.dtype()), (to_rows, to.dtype()), "copy columns of {from:?} to {to:?}");
         assert!(
             from_first + columns <= read && to_first + columns <= written,
@@ -202,6 +203,31 @@ impl Describe for Add<'_> {
 }
 
 operation! {
+    /// `x *= factor`, rounded once; the factor is rounded to the type of x before.
+    Multiply {
+        /// Any shape.
+        x: ViewMut<'a>,
+        /// The factor.
+        factor: f32,
+    }
+}
+
+impl Describe for Multiply<'_> {
+    const NAME: &'static str = "multiply";
+
+    fn check(&self) {
+        assert!(self.factor.is_finite(), "a factor of {}", self.factor);
+    }
+
+    fn price(&self) -> Price {
+        Price::bytes(2 * self.x.bytes())
+    }
+
+    /// A multiple is placed as what it is of.
+    fn follow(&self, _: &Recorder, _: Site) {}
+}
+
+operation! {
     /// `out[0] = x[0] * scale`, rounded once; x f64, out f32.
     Scaled {
         /// `[1]` f64.
@@ -253,6 +279,12 @@ impl Recorder {
 }
 
 impl Device {
+    /// `x *= factor`, rounded once; the factor is rounded to the type of x before.
+    #[track_caller]
+    pub fn multiply(&self, x: ViewMut, factor: f32) {
+        self.run(Multiply { x, factor });
+    }
+
     /// Every element of `x` becomes `value`.
     #[track_caller]
     pub fn fill(&self, x: ViewMut, value: f32) {
@@ -265,11 +297,15 @@ impl Device {
         self.run(Copy { from, to });
     }
 
-    /// Copies the columns of the narrower of two matrices, of which the wider one has others before column `from_first`, or
-    /// `to_first`, and behind; same element type and number of rows.
+    /// `to[.., to_first + i] = from[.., from_first + i]` for `i` below `columns`; the other columns of `to` stay.
     #[track_caller]
-    pub fn copy_columns(&self, from: View, from_first: usize, to: ViewMut, to_first: usize) {
-        self.run(CopyColumns { from, from_first, to, to_first });
+    pub fn copy_columns(
+        &self,
+        (from, from_first): (View, usize),
+        (to, to_first): (ViewMut, usize),
+        columns: usize,
+    ) {
+        self.run(CopyColumns { from, from_first, to, to_first, columns });
     }
 
     /// `to = from`, rounded to nearest even; any two of f32, bf16 and f16.

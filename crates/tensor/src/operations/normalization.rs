@@ -1,8 +1,11 @@
-//! Layer norm, and without its mean RMS norm.
+//! Layer norm, and without its mean RMS norm: of whole rows, or of vectors that lie among other elements of each row.
+//!
+//! Where ranks have parts of a vector, each sums over its own ([`NormSums`]), the sums are added over the ranks, and the norm reads them.
 
 use phalanx_trace::{DType, Site};
 
 use super::{gradient, same};
+use crate::arguments::{RowNorm, WholeSums};
 use crate::device::Device;
 use crate::operation::{Describe, Price, operation};
 use crate::operations::family::family;
@@ -14,26 +17,48 @@ const WHOLE_ROWS: &str = "its rows are normalised whole";
 
 family! {
     /// Normalisation of rows.
-    Normalization { LayerNorm, LayerNormBackward, }
+    Normalization { LayerNorm, LayerNormBackward, NormSums, }
+}
+
+/// Checks that the vectors, of `hidden` elements, lie in the rows of x, with `statistics` of each.
+#[track_caller]
+fn check_vectors<'a>(norm: RowNorm, x: View, hidden: usize, statistics: impl IntoIterator<Item = View<'a>>) {
+    let [rows, columns] = x.shape().rows_cols();
+    assert!(norm.count > 0 && norm.first + norm.count * hidden <= columns, "{norm:?} of {hidden} in {x:?}");
+    for statistic in statistics {
+        assert_eq!((statistic.elements(), statistic.dtype()), (rows * norm.count, DType::F32), "{norm:?}");
+    }
+}
+
+/// The letters of statistics and of parameters, beside `rh` of rows.
+fn letters(norm: RowNorm) -> [&'static str; 2] {
+    if norm.by_heads { ["rh", "d"] } else { ["r", "h"] }
+}
+
+/// What ranks may not divide: vectors, unless they are heads or their sums are given.
+fn whole(norm: RowNorm, sums: Option<WholeSums>) -> &'static [(char, &'static str)] {
+    if norm.by_heads || sums.is_some() { &[] } else { &[('h', WHOLE_ROWS)] }
 }
 
 operation! {
     /// Layer norm over the last dimension (Ba et al., arXiv 1607.06450); without a mean RMS norm, `y = gamma * x / sqrt(avg(x²) + eps)`
-    /// (Zhang and Sennrich, arXiv 1910.07467).
+    /// (Zhang and Sennrich, arXiv 1910.07467). Gamma is that of `norm`, its offset added.
     LayerNorm {
-        /// `[.., hidden]`
+        /// `[.., columns]`
         x: View<'a>,
         /// `[hidden]`
         gamma: View<'a>,
         /// `[hidden]`; 0 where there is none.
         beta: Option<View<'a>>,
-        /// Added to the variance.
-        eps: f32,
-        /// `[.., hidden]`, overwritten.
+        /// The vectors of `hidden` elements that are normalised.
+        norm: RowNorm,
+        /// For RMS norm of vectors of which ranks have parts: their sums of squares.
+        squares: Option<WholeSums<'a>>,
+        /// `[.., columns]`, of which the vectors are overwritten.
         y: ViewMut<'a>,
-        /// Mean of each row, `[rows]` f32, overwritten; None for RMS norm. Backward reads it, and `rstd`.
+        /// Mean of each vector, `[rows * count]` f32, overwritten; None for RMS norm. Backward reads it, and `rstd`.
         mean: Option<ViewMut<'a>>,
-        /// 1/sqrt(var + eps) of each row, `[rows]` f32, overwritten.
+        /// 1/sqrt(var + eps) of each vector, f32, overwritten: `[rows * count]`, of heads `[rows, count]`.
         rstd: ViewMut<'a>,
     }
 }
@@ -46,33 +71,36 @@ impl Describe for LayerNorm<'_> {
     }
 
     fn check(&self) {
-        let LayerNorm { x, gamma, beta, y, mean, rstd, .. } = self;
-        let [rows, hidden] = x.shape().rows_cols();
+        let LayerNorm { x, gamma, beta, norm, squares, y, mean, rstd } = self;
+        let hidden = gamma.elements();
         for parameter in [*gamma].iter().chain(beta) {
             assert_eq!((parameter.elements(), parameter.dtype()), (hidden, x.dtype()), "layer_norm of {x:?}");
         }
         assert_eq!((y.elements(), y.dtype()), (x.elements(), x.dtype()));
-        for statistic in mean.iter().chain([rstd]) {
-            assert_eq!((statistic.elements(), statistic.dtype()), (rows, DType::F32));
-        }
+        let statistics = mean.iter().chain([rstd]).map(ViewMut::as_view);
+        check_vectors(*norm, *x, hidden, statistics.chain(squares.map(|whole| whole.sums)));
+        assert!(squares.is_none() || mean.is_none(), "sums of squares are those of RMS norm");
     }
 
     fn price(&self) -> Price {
-        Price::bytes(self.x.bytes() + self.y.bytes())
+        let [rows, _] = self.x.shape().rows_cols();
+        Price::bytes(2 * rows * self.norm.count * self.gamma.bytes())
     }
 
     fn follow(&self, recorder: &Recorder, site: Site) {
-        let LayerNorm { x, gamma, beta, y, mean, rstd, .. } = self;
-        let mut factors = vec![operand("x", "rh", *x), operand("gamma", "h", *gamma)];
-        factors.extend(beta.map(|beta| operand("beta", "h", beta)));
-        let mut results = vec![result("y", "rh", y, false), result("rstd", "r", rstd, false)];
-        results.extend(mean.iter().map(|mean| result("mean", "r", mean, false)));
+        let LayerNorm { x, gamma, beta, norm, squares, y, mean, rstd } = self;
+        let [of_vector, of_parameter] = letters(*norm);
+        let mut factors = vec![operand("x", "rh", *x), operand("gamma", of_parameter, *gamma)];
+        factors.extend(beta.map(|beta| operand("beta", of_parameter, beta)));
+        factors.extend(squares.map(|whole| operand("squares", of_vector, whole.sums)));
+        let mut results = vec![result("y", "rh", y, false), result("rstd", of_vector, rstd, false)];
+        results.extend(mean.iter().map(|mean| result("mean", of_vector, mean, false)));
         let rule = Rule {
             op: self.name(),
             factors: &factors,
             addends: &[],
             results: &results,
-            whole: &[('h', WHOLE_ROWS)],
+            whole: whole(*norm, *squares),
         };
         recorder.follow(&rule, site);
     }
@@ -81,17 +109,21 @@ impl Describe for LayerNorm<'_> {
 operation! {
     /// The gradients of [`LayerNorm`].
     LayerNormBackward {
-        /// The input of the forward pass, `[.., hidden]`.
+        /// The input of the forward pass, `[.., columns]`.
         x: View<'a>,
         /// `[hidden]`
         gamma: View<'a>,
-        /// What the forward pass stored, `[rows]` f32; None for RMS norm.
+        /// As in the forward pass.
+        norm: RowNorm,
+        /// For RMS norm of vectors of which ranks have parts: their sums of x times its part of `gamma dy`.
+        products: Option<WholeSums<'a>>,
+        /// What the forward pass stored; None for RMS norm.
         mean: Option<View<'a>>,
         /// The same.
         rstd: View<'a>,
-        /// `[.., hidden]`
+        /// `[.., columns]`
         dy: View<'a>,
-        /// `[.., hidden]`
+        /// `[.., columns]`, of which the vectors are written.
         dx: ViewMut<'a>,
         /// Whether `dx` is added to.
         accumulate_input: bool,
@@ -110,9 +142,8 @@ impl Describe for LayerNormBackward<'_> {
     }
 
     fn check(&self) {
-        let LayerNormBackward { x, gamma, mean, rstd, dy, dx, gradients, .. } = self;
-        let [rows, hidden] = x.shape().rows_cols();
-        assert_eq!(gamma.elements(), hidden);
+        let LayerNormBackward { x, gamma, norm, products, mean, rstd, dy, dx, gradients, .. } = self;
+        let hidden = gamma.elements();
         for wanted in gradients.iter().flatten() {
             assert_eq!(wanted.elements(), hidden);
             gradient(wanted, x.dtype());
@@ -122,48 +153,96 @@ impl Describe for LayerNormBackward<'_> {
         }
         assert_eq!([dy.elements(), dx.elements()], [x.elements(); 2]);
         same(&[x.dtype(), gamma.dtype(), dy.dtype(), dx.dtype()]);
-        for statistic in mean.iter().chain([rstd]) {
-            assert_eq!((statistic.elements(), statistic.dtype()), (rows, DType::F32));
-        }
+        let sums = products.map(|whole| whole.sums);
+        check_vectors(*norm, *x, hidden, mean.iter().chain([rstd]).copied().chain(sums));
     }
 
     fn price(&self) -> Price {
-        let LayerNormBackward { x, dy, dx, accumulate_input, .. } = self;
-        Price::bytes(x.bytes() + dy.bytes() + dx.bytes() * (1 + *accumulate_input as usize))
+        let [rows, _] = self.x.shape().rows_cols();
+        Price::bytes((3 + self.accumulate_input as usize) * rows * self.norm.count * self.gamma.bytes())
     }
 
     fn follow(&self, recorder: &Recorder, site: Site) {
-        let LayerNormBackward { x, gamma, mean, rstd, dy, dx, gradients, .. } = self;
+        let LayerNormBackward { x, gamma, norm, products, mean, rstd, dy, dx, gradients, .. } = self;
+        let [of_vector, of_parameter] = letters(*norm);
         let mut results = vec![result("dx", "rh", dx, self.accumulate_input)];
         for (name, wanted) in ["dgamma", "dbeta"].into_iter().zip(gradients) {
-            results.extend(wanted.iter().map(|wanted| result(name, "h", wanted, self.accumulate_parameters)));
+            let of = |wanted| result(name, of_parameter, wanted, self.accumulate_parameters);
+            results.extend(wanted.iter().map(of));
         }
-        let mut factors = vec![operand("x", "rh", *x), operand("gamma", "h", *gamma)];
-        factors.extend(mean.map(|mean| operand("mean", "r", mean)));
-        factors.extend([operand("rstd", "r", *rstd), operand("dy", "rh", *dy)]);
+        let mut factors = vec![operand("x", "rh", *x), operand("gamma", of_parameter, *gamma)];
+        factors.extend(mean.map(|mean| operand("mean", of_vector, mean)));
+        factors.extend(products.map(|whole| operand("products", of_vector, whole.sums)));
+        factors.extend([operand("rstd", of_vector, *rstd), operand("dy", "rh", *dy)]);
         let rule = Rule {
             op: self.name(),
             factors: &factors,
             addends: &[],
             results: &results,
-            whole: &[('h', WHOLE_ROWS)],
+            whole: whole(*norm, *products),
         };
         recorder.follow(&rule, site);
     }
 }
 
+operation! {
+    /// For RMS norm of vectors of which other ranks have other parts: the sum of x² of each, or with `dy`, for backward, of
+    /// `x (gamma + offset) dy`.
+    NormSums {
+        /// `[.., columns]`
+        x: View<'a>,
+        /// `[hidden]`
+        gamma: View<'a>,
+        /// As in the norm.
+        norm: RowNorm,
+        /// `[.., columns]`, for backward.
+        dy: Option<View<'a>>,
+        /// `[rows * count]` f32, overwritten.
+        sums: ViewMut<'a>,
+    }
+}
+
+impl Describe for NormSums<'_> {
+    const NAME: &'static str = "norm_sums";
+
+    fn check(&self) {
+        let NormSums { x, gamma, norm, dy, sums } = self;
+        check_vectors(*norm, *x, gamma.elements(), [sums.as_view()]);
+        assert!(dy.is_none_or(|dy| dy.elements() == x.elements()), "{dy:?} for {x:?}");
+        same(&[x.dtype(), dy.map_or(x.dtype(), |dy| dy.dtype()), gamma.dtype()]);
+        assert!(!norm.by_heads, "heads are normalised whole");
+    }
+
+    fn price(&self) -> Price {
+        let [rows, _] = self.x.shape().rows_cols();
+        let tensors = 1 + usize::from(self.dy.is_some());
+        Price::bytes(tensors * rows * self.norm.count * self.gamma.bytes())
+    }
+
+    fn follow(&self, recorder: &Recorder, site: Site) {
+        let NormSums { x, gamma, dy, sums, .. } = self;
+        let mut factors = vec![operand("x", "rh", *x), operand("gamma", "h", *gamma)];
+        factors.extend(dy.map(|dy| operand("dy", "rh", dy)));
+        let results = [result("sums", "r", sums, false)];
+        recorder.follow(
+            &Rule { op: Self::NAME, factors: &factors, addends: &[], results: &results, whole: &[] },
+            site,
+        );
+    }
+}
+
 impl Device {
-    /// Layer norm over the last dimension, or RMS norm where there is no mean. x, y `[.., hidden]`, gamma, beta (0 where there is
-    /// none) `[hidden]`; mean and rstd `[rows]` are stored for backward.
+    /// Layer norm, or RMS norm where there is no mean, of whole rows (given an epsilon) or of vectors among them. x, y `[.., columns]`,
+    /// gamma, beta (0 where there is none) `[hidden]`; mean and rstd of each vector are stored for backward.
     #[track_caller]
     pub fn layer_norm(
         &self,
         x: View,
         (gamma, beta): (View, Option<View>),
-        eps: f32,
+        norm: impl Into<RowNorm>,
         y: ViewMut,
         (mean, rstd): (Option<ViewMut>, ViewMut),
     ) {
-        self.run(LayerNorm { x, gamma, beta, eps, y, mean, rstd });
+        self.run(LayerNorm { x, gamma, beta, norm: norm.into(), squares: None, y, mean, rstd });
     }
 }

@@ -134,6 +134,8 @@ fn layer_norm() {
                 device.run(LayerNormBackward {
                     x,
                     gamma: gamma.view(),
+                    norm: 1e-5.into(),
+                    products: None,
                     mean: Some(mean.view()),
                     rstd: rstd.view(),
                     dy,

@@ -53,6 +53,8 @@ pub fn layer_norm_backward(dtype: DType) {
                     device.run(LayerNormBackward {
                         x: x.view(),
                         gamma: gamma.view(),
+                        norm: 1e-5.into(),
+                        products: None,
                         mean: Some(mean.view()),
                         rstd: rstd.view(),
                         dy: dy.view(),
