@@ -31,6 +31,9 @@ impl Activation {
     /// With tanh, as in GPT-2.
     pub const GELU_NEW: Activation = Activation { word: "gelu_new", gelu: Gelu::Tanh };
 
+    /// With tanh, as in Gemma.
+    pub const GELU_PYTORCH_TANH: Activation = Activation { word: "gelu_pytorch_tanh", gelu: Gelu::Tanh };
+
     /// The activation under `key`; `absent` if the file does not give one.
     pub(crate) fn read(
         config: &Value,

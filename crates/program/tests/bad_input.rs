@@ -17,7 +17,7 @@ fn impossible_values_name_their_key() {
         (vec!["model.norm_eps=0"], vec!["model.norm_eps = 0", "above 0"]),
         (
             vec!["model.intermediate=33", "parallel.tensor=2"],
-            vec!["parallel.tensor = 2", "model.intermediate = 33", "nearest that does is 1"],
+            vec!["parallel.tensor = 2", "model.intermediate = 33", "what can: 1"],
         ),
         (vec!["batch.global=7", "parallel.data=2"], vec!["batch.global = 7", "multiple of 2"]),
         (vec!["parallel.zero=4"], vec!["parallel.zero", "0, 1, 2 "]),

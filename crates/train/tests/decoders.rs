@@ -1,6 +1,6 @@
 //! Decoders on meshes: heads of keys and values that are fewer than the ranks of the tensor axis, so that several ranks have the same ones,
-//! and each a term of their gradients; norms of queries and keys, of whose weights each rank has a term. And query, key and value as
-//! parameters of their own, of which a run trains some.
+//! and each a term of their gradients; norms of queries and keys, of whose weights each rank has a term, or a part, and sums over all heads.
+//! And query, key and value as parameters of their own, of which a run trains some.
 
 use std::sync::Arc;
 
@@ -16,11 +16,14 @@ use phalanx_train::{Groups, Rank, RunConfig, RunPlan, Spec};
 use crate::mesh::F32;
 use crate::rig::{self, Checkpoints, Ran, assert_same_state, pairs, same_bits};
 
-/// A decoder of two blocks with 4 heads of 8 elements: `qwen2` has biases of queries, keys and values, `qwen3` norms of queries and keys.
+/// A decoder of two blocks with 4 heads of 8 elements: `qwen2` has biases of queries, keys and values, `qwen3` norms of queries and keys,
+/// `olmo2` such norms over all heads, `gemma3_text` four norms a block and a window in the first.
 fn decoder(arch: &str, kv_heads: usize) -> Arc<dyn Model> {
     let sizes = [("layers", 2), ("hidden", 32), ("heads", 4), ("head_dim", 8), ("intermediate", 64)];
     let mut keys = Keys::default();
-    sizes.into_iter().chain([("kv_heads", kv_heads)]).for_each(|(key, count)| keys.set(key, count));
+    let window: &[_] = if arch == "gemma3_text" { &[("window", 5), ("window_pattern", 2)] } else { &[] };
+    let own = [("kv_heads", kv_heads)].into_iter().chain(window.iter().copied());
+    sizes.into_iter().chain(own).for_each(|(key, count)| keys.set(key, count));
     Arch::named(arch).unwrap().model(&keys, 67, 16).unwrap()
 }
 
@@ -42,7 +45,7 @@ fn run(arch: &str, kv_heads: usize, config: &RunConfig) -> Ran {
 fn every_mesh_follows_one_rank_and_no_stage_changes_a_bit() {
     let meshes =
         [([1, 1, 2], false), ([1, 1, 4], false), ([1, 1, 4], true), ([1, 2, 2], true), ([2, 1, 4], false)];
-    for (arch, kv_heads) in [("qwen2", 2), ("qwen3", 1)] {
+    for (arch, kv_heads) in [("qwen2", 2), ("qwen3", 1), ("olmo2", 2), ("gemma3_text", 1), ("phi3", 2)] {
         let one = run(arch, kv_heads, &config([1, 1, 1], 0));
         for (number, (mesh, sequence)) in (kv_heads..).zip(meshes) {
             let mut first: Option<Ran> = None;
@@ -183,18 +186,20 @@ fn one_of_the_joined_is_frozen() {
     }
 }
 
-/// The gradients of keys and values, and of norms of heads, are terms, which a plan does not let anything read before they are summed.
+/// The gradients of keys and values, and of norms of heads, are terms, which a plan does not let anything read before they are summed; and
+/// so are the squares of a rank's heads.
 #[test]
 fn a_sum_of_terms_that_is_left_out_is_named() {
-    for (arch, frozen, named) in [
-        ("qwen2", &["*.k_proj.*"][..], "v_proj"),
-        ("qwen2", &["*.v_proj.*"], "k_proj"),
-        ("qwen3", &["*.k_proj.*", "*.v_proj.*"], "q_norm"),
+    for (arch, frozen, site, named) in [
+        ("qwen2", &["*.k_proj.*"][..], sites::PARTIAL_SUM, "v_proj"),
+        ("qwen2", &["*.v_proj.*"], sites::PARTIAL_SUM, "k_proj"),
+        ("qwen3", &["*.k_proj.*", "*.v_proj.*"], sites::PARTIAL_SUM, "q_norm"),
+        ("olmo2", &[], sites::HEAD_NORM, "rms_norm reads as `squares`"),
     ] {
         let mut config = config([1, 1, 4], 1);
         config.model.frozen = frozen.iter().map(|pattern| pattern.to_string()).collect();
         let make = |device: Device, groups: Groups, spec: &Spec, orders: &Orders| {
-            let fault = PlantedFault { site: sites::PARTIAL_SUM, kind: FaultKind::Dropped };
+            let fault = PlantedFault { site, kind: FaultKind::Dropped };
             let tensor = Planted::around(Arc::clone(&groups.tensor), fault, &device, &groups.data);
             let groups = Groups { tensor, ..groups };
             let network = spec.network(&groups.tensor);

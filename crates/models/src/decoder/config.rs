@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::family::{AttentionBiases, Windows};
 use super::rope::is_share;
 use super::sizes::Size;
-use super::{Biases, Decoder, Family, Rope, Window};
+use super::{Biases, Decoder, Family, Rope, Window, WindowLayers};
 use crate::Activation;
 use crate::config::{
     decimal, epsilon, expect_architecture, expect_computed, flag, number, probability, wrong,
@@ -15,6 +15,9 @@ use crate::config::{
 use crate::keys::{KeyError, Keys};
 use crate::limits::{MAX_HIDDEN, MAX_INTERMEDIATE, MAX_LAYERS, MAX_POSITIONS, MAX_VOCAB};
 use crate::{Dropouts, ModelError};
+
+/// Words of `layer_types`: a layer that sees all keys, and one with a window.
+const KINDS: [&str; 2] = ["full_attention", "sliding_attention"];
 
 /// Words of `hidden_act` for x sigmoid(x).
 const SILU: [&str; 2] = ["silu", "swish"];
@@ -54,13 +57,14 @@ impl Decoder {
                 .given_number("rope_theta")
                 .unwrap_or_else(|| size.map_or(family.theta, |size| size.theta)),
             share,
+            local_theta: keys.given_number("local_rope_theta").or(family.local_theta),
             scaling: match keys.get("rope_scaling").and_then(Value::as_object) {
                 None => size.map_or(RotaryScaling::Default, Size::scaling),
                 Some(table) => Rope::read_scaling(table, positions, (head_dim as f64 * share) as usize)
                     .map_err(|wrong| keys.refused("rope_scaling", wrong.to_string()))?,
             },
         };
-        let window = keys.given_count("window").or_else(|| size.and_then(|size| size.window));
+        let window = family.window(keys, size)?;
         let attention_bias = keys.flag("attention_bias").unwrap_or(false);
         let eps = keys.given_number("norm_eps").map(|eps| eps as f32);
         let model = Decoder {
@@ -80,32 +84,39 @@ impl Decoder {
             rope,
             tied: keys.flag("tied").unwrap_or_else(|| size.map_or(family.tied, |size| size.tied)),
             biases: family.biases(attention_bias, false),
-            window: window.map(|keys| Window { keys, from: 0 }),
+            window,
+            query_scalar: keys
+                .given_number("query_pre_attn_scalar")
+                .map(|scalar| scalar as f32)
+                .or(family.query_scalar),
             without_positions: family.without_positions,
-            activation: None,
+            activation: family.activation.1,
             dropout: Dropouts::default(),
         };
-        match model.fault() {
+        match model.fault("model.heads") {
             _ if model.rope.longest(positions) < seq => Err(keys.refused_as(
                 "positions",
                 positions,
                 format!("must be at least model.seq = {seq}, or model.rope_scaling must stretch it"),
             )),
-            Some((key, given, expected)) => Err(keys.refused_as(key, given, expected)),
+            Some((key, given, expected)) => Err(keys.refused_as(key, given, format!("must be {expected}"))),
             None => Ok(model),
         }
     }
 
-    /// The key of a size that does not fit the others, its value, and what it must be.
-    fn fault(&self) -> Option<(&'static str, usize, String)> {
+    /// The key of a size that does not fit the others, its value, and what it must be; `heads` is the name of that key.
+    fn fault(&self, heads: &str) -> Option<(&'static str, usize, String)> {
         if !self.heads.is_multiple_of(self.kv_heads) {
-            return Some(("kv_heads", self.kv_heads, format!("must divide heads = {}", self.heads)));
+            return Some(("kv_heads", self.kv_heads, format!("a divisor of {heads} = {}", self.heads)));
         }
         let (rotated, share) = (self.rope.rotated(self.head_dim), self.rope.share);
-        let turn =
-            if share < 1.0 { format!("times {share} must be even") } else { "must be even".to_string() };
+        let even = if share < 1.0 {
+            format!("a number of which {share} is even")
+        } else {
+            "an even number".to_string()
+        };
         let is_odd = rotated == 0 || !rotated.is_multiple_of(2);
-        is_odd.then(|| ("head_dim", self.head_dim, format!("{turn}, for rotary positions")))
+        is_odd.then(|| ("head_dim", self.head_dim, format!("{even}, for rotary positions")))
     }
 
     /// Reads a `config.json` of transformers. Its dropout is that of the training which made the file; a run uses the dropout of its
@@ -118,10 +129,14 @@ impl Decoder {
         let computed = [
             ("quantization_config", json!(null)),
             ("attn_logit_softcapping", json!(null)),
+            ("final_logit_softcapping", json!(null)),
             ("resid_pdrop", json!(0.0)),
             ("embd_pdrop", json!(0.0)),
         ];
         expect_computed(config, &computed)?;
+        if flag(config, "use_bidirectional_attention", false)? {
+            return Err(wrong("use_bidirectional_attention", true, "false"));
+        }
         let hidden = number(config, "hidden_size", MAX_HIDDEN)?;
         let heads = number(config, "num_attention_heads", MAX_HIDDEN)?;
         let layers = number(config, "num_hidden_layers", MAX_LAYERS)?;
@@ -158,8 +173,12 @@ impl Decoder {
             tied: flag(config, "tie_word_embeddings", family.tied)?,
             biases: family.biases(attention_bias, family.mlp_bias && flag(config, "mlp_bias", false)?),
             window: window_of(config, family, layers)?,
+            query_scalar: match (family.query_scalar, config.get("query_pre_attn_scalar")) {
+                (absent, None) | (absent @ None, _) => absent,
+                (Some(_), Some(_)) => Some(epsilon(config, "query_pre_attn_scalar", 1.0)?),
+            },
             without_positions: without_positions_of(config, family, layers)?,
-            activation: activation_of(config)?,
+            activation: activation_of(config, family)?,
             dropout: match config.get("attention_dropout") {
                 None => Dropouts::default(),
                 Some(_) => {
@@ -168,7 +187,7 @@ impl Decoder {
             },
         };
         let file = |key| if key == "kv_heads" { "num_key_value_heads" } else { key };
-        match model.fault() {
+        match model.fault("num_attention_heads") {
             Some((key, given, expected)) => Err(wrong(file(key), given, &expected)),
             None => Ok(model),
         }
@@ -181,7 +200,6 @@ impl Decoder {
             "attention_bias": self.biases.output,
             "attention_dropout": decimal(self.dropout.attention),
             "head_dim": self.head_dim,
-            "hidden_act": self.activation.map_or_else(|| json!(SILU[0]), Activation::word),
             "hidden_size": self.hidden,
             "initializer_range": 0.02,
             "intermediate_size": self.intermediate,
@@ -197,6 +215,10 @@ impl Decoder {
         });
         self.rope.write(&mut config, self.family.partial, self.positions);
         let mut set = |key: &str, value: Value| config[key] = value;
+        set(self.family.activation.0, self.activation.map_or_else(|| json!(SILU[0]), Activation::word));
+        if let Some(scalar) = self.query_scalar {
+            set("query_pre_attn_scalar", json!(decimal(scalar)));
+        }
         if self.family.mlp_bias {
             set("mlp_bias", json!(self.biases.mlp));
         }
@@ -207,7 +229,23 @@ impl Decoder {
             Windows::From => {
                 set("use_sliding_window", json!(window.is_some()));
                 set("sliding_window", json!(window));
-                set("max_window_layers", json!(self.window.map_or(self.layers, |window| window.from)));
+                let from = self.window.map(|window| window.layers);
+                let from = match from {
+                    Some(WindowLayers::From(first)) => first,
+                    _ => self.layers,
+                };
+                set("max_window_layers", json!(from));
+            }
+            Windows::Pattern { .. } => {
+                let kind = |layer| match self.heads_of(layer).window {
+                    None => KINDS[0],
+                    Some(_) => KINDS[1],
+                };
+                set("sliding_window", json!(window));
+                set("layer_types", json!((0..self.layers).map(kind).collect::<Vec<_>>()));
+                if let Some(Window { layers: WindowLayers::AllBut(every), .. }) = self.window {
+                    set("sliding_window_pattern", json!(every));
+                }
             }
         }
         if self.family.without_positions.is_some() {
@@ -232,13 +270,37 @@ impl Family {
     /// Refuses keys of other families.
     fn refuse_foreign(&self, keys: &Keys) -> Result<(), KeyError> {
         let own = [
-            ("window", matches!(self.windows, Windows::All { .. })),
+            ("window", self.windows != Windows::Never),
+            ("window_from", self.windows == Windows::From),
+            ("window_pattern", matches!(self.windows, Windows::Pattern { .. })),
+            ("local_rope_theta", self.local_theta.is_some()),
+            ("query_pre_attn_scalar", self.query_scalar.is_some()),
             ("attention_bias", self.biases == AttentionBiases::Key),
             ("partial_rotary_factor", self.partial),
         ];
         match own.iter().find(|(key, is_own)| keys.get(key).is_some() && !is_own) {
             Some((key, _)) => Err(keys.refused(key, format!("is not a key of arch {:?}", self.name))),
             None => Ok(()),
+        }
+    }
+
+    /// The window of these keys and this size.
+    fn window(&self, keys: &Keys, size: Option<&Size>) -> Result<Option<Window>, KeyError> {
+        let given = keys.given_count("window").or_else(|| size.and_then(|size| size.window));
+        let layers = match self.windows {
+            Windows::Pattern { every, .. } => {
+                WindowLayers::AllBut(keys.given_count("window_pattern").unwrap_or(every))
+            }
+            _ => WindowLayers::From(keys.given_count("window_from").unwrap_or(0)),
+        };
+        let absent = match self.windows {
+            Windows::Pattern { absent, .. } => Some(absent),
+            _ => None,
+        };
+        let window = given.or(absent).map(|keys| Window { keys, layers });
+        match keys.get("window_from").filter(|_| window.is_none()) {
+            Some(_) => Err(keys.refused("window_from", "needs model.window".to_string())),
+            None => Ok(window),
         }
     }
 
@@ -261,41 +323,66 @@ fn window_of(config: &Value, family: &Family, layers: usize) -> Result<Option<Wi
         Some(_) => number(config, "sliding_window", MAX_POSITIONS).map(Some),
     };
     let is_used = flag(config, "use_sliding_window", false)?;
-    let window = match family.windows {
+    let (keys, which) = match family.windows {
         Windows::Never if is_used => return Err(wrong("use_sliding_window", true, "false")),
-        Windows::Never => None,
-        Windows::All { absent } => keys(absent)?.map(|keys| Window { keys, from: 0 }),
-        Windows::From if !is_used => None,
+        Windows::Never => (None, WindowLayers::From(0)),
+        Windows::All { absent } => (keys(absent)?, WindowLayers::From(0)),
         Windows::From => {
             let from = config.get("max_window_layers").map_or(Some(28), Value::as_u64);
             let from = from.and_then(|from| usize::try_from(from).ok());
             let given = &config["max_window_layers"];
             let from = from.ok_or_else(|| wrong("max_window_layers", given, "a number of layers"))?;
-            keys(Some(4096))?.map(|keys| Window { keys, from })
+            (if is_used { keys(Some(4096))? } else { None }, WindowLayers::From(from))
+        }
+        Windows::Pattern { every, absent } => {
+            let every = match config.get("sliding_window_pattern") {
+                None | Some(Value::Null) => every,
+                Some(_) => number(config, "sliding_window_pattern", MAX_LAYERS)?,
+            };
+            let keys = keys(Some(absent))?;
+            (
+                Some(keys.ok_or_else(|| wrong("sliding_window", "null", "a number"))?),
+                WindowLayers::AllBut(every),
+            )
         }
     };
-    let Some(types) = config.get("layer_types").filter(|types| !types.is_null()) else { return Ok(window) };
-    let sliding = |kind: &Value| match kind.as_str() {
-        Some("full_attention") => Some(false),
-        Some("sliding_attention") => Some(true),
-        _ => None,
+    let Some(types) = config.get("layer_types").filter(|types| !types.is_null()) else {
+        return Ok(keys.map(|keys| Window { keys, layers: which }));
     };
-    let kinds: Option<Vec<bool>> = types.as_array().and_then(|types| types.iter().map(sliding).collect());
-    let from = kinds.filter(|kinds| kinds.len() == layers).map(|kinds| {
-        let from = kinds.iter().position(|sliding| *sliding).unwrap_or(layers);
-        (from, kinds[from..].iter().all(|sliding| *sliding))
-    });
-    let expected = format!("{layers} words full_attention, and after them sliding_attention");
-    match (from, window) {
-        (Some((from, true)), _) if from == layers => Ok(None),
-        (Some((from, true)), Some(Window { keys, .. })) => Ok(Some(Window { keys, from })),
-        (Some((_, true)), None) => Err(wrong(
-            "layer_types",
-            types,
-            "full_attention in all layers: the other keys say that there is no window",
-        )),
-        _ => Err(wrong("layer_types", types, &expected)),
+    let kind = |kind: &Value| KINDS.iter().position(|word| kind == word).map(|index| index == 1);
+    let kinds: Option<Vec<bool>> = types.as_array().and_then(|types| types.iter().map(kind).collect());
+    let Some(kinds) = kinds.filter(|kinds| kinds.len() == layers) else {
+        return Err(wrong("layer_types", types, &format!("{layers} of the words {}", KINDS.join(", "))));
+    };
+    match keys {
+        _ if !kinds.contains(&true) && !matches!(family.windows, Windows::Pattern { .. }) => Ok(None),
+        None => {
+            let expected = "full_attention in all layers: the other keys say that there is no window";
+            Err(wrong("layer_types", types, expected))
+        }
+        Some(keys) => {
+            let expected = match family.windows {
+                Windows::Pattern { .. } => "sliding_attention but for every n-th layer",
+                Windows::From => "full_attention, and after them sliding_attention",
+                Windows::All { .. } | Windows::Never => "sliding_attention in all layers",
+            };
+            let layers = layers_of(&kinds, which, family.windows);
+            let layers = layers.ok_or_else(|| wrong("layer_types", types, expected))?;
+            Ok(Some(Window { keys, layers }))
+        }
     }
+}
+
+/// The layers with a window, of which there are some: as the other keys say if that is so, else as a family can have them.
+fn layers_of(has: &[bool], said: WindowLayers, windows: Windows) -> Option<WindowLayers> {
+    let first = |wanted: bool| has.iter().position(|has| *has == wanted);
+    let other = match windows {
+        Windows::From => first(true).map(WindowLayers::From),
+        Windows::Pattern { .. } => first(false).map(|first| WindowLayers::AllBut(first + 1)),
+        Windows::All { .. } | Windows::Never => None,
+    };
+    let fits = |layers: &WindowLayers| has.iter().enumerate().all(|(i, has)| layers.has(i) == *has);
+    [Some(said), other].into_iter().flatten().find(fits)
 }
 
 /// Every how many layers one has no rotary positions, by `no_rope_layers` (1 for those that have them) or its interval.
@@ -322,11 +409,12 @@ fn without_positions_of(config: &Value, family: &Family, layers: usize) -> Resul
 }
 
 /// The function of the gate; None for x sigmoid(x).
-fn activation_of(config: &Value) -> Result<Option<Activation>, ModelError> {
-    match config.get("hidden_act") {
-        None => Ok(None),
+fn activation_of(config: &Value, family: &Family) -> Result<Option<Activation>, ModelError> {
+    let (key, absent) = family.activation;
+    match config.get(key) {
+        None => Ok(absent),
         Some(word) if SILU.iter().any(|silu| word == silu) => Ok(None),
-        Some(_) => Activation::read(config, "hidden_act", Activation::GELU).map(Some),
+        Some(_) => Activation::read(config, key, Activation::GELU).map(Some),
     }
 }
 
@@ -370,7 +458,8 @@ mod tests {
         assert_eq!(key("qwen3", json!({ "num_key_value_heads": 2 }), "head_dim"), 128);
         assert_eq!(key("smollm3", json!({}), "rope_theta"), 2e6);
         assert!(
-            refusal("qwen2", json!({})).contains("num_key_value_heads is 32, expected must divide heads = 4")
+            refusal("qwen2", json!({}))
+                .contains("num_key_value_heads is 32, expected a divisor of num_attention_heads = 4")
         );
     }
 
@@ -424,9 +513,9 @@ mod tests {
             (
                 "llama",
                 json!({ "num_key_value_heads": 3 }),
-                "num_key_value_heads is 3, expected must divide heads = 4",
+                "num_key_value_heads is 3, expected a divisor of num_attention_heads = 4",
             ),
-            ("llama", json!({ "head_dim": 5 }), "head_dim is 5, expected must be even"),
+            ("llama", json!({ "head_dim": 5 }), "head_dim is 5, expected an even number"),
             (
                 "llama",
                 json!({ "num_attention_heads": 3 }),
@@ -461,14 +550,19 @@ mod tests {
         let of =
             |arch: &str, keys: Keys| Arch::named(arch).unwrap().model(&keys, 40, 64).unwrap_err().to_string();
         for (arch, key, value, expected) in [
-            ("llama", "kv_heads", json!(5), "model.kv_heads = 5: must divide heads = 12"),
+            ("llama", "kv_heads", json!(5), "model.kv_heads = 5: must be a divisor of model.heads = 12"),
             (
                 "llama",
                 "heads",
                 json!(7),
                 "model.heads = 7: must divide model.hidden = 768, or give model.head_dim",
             ),
-            ("llama", "head_dim", json!(9), "model.head_dim = 9: must be even, for rotary positions"),
+            (
+                "llama",
+                "head_dim",
+                json!(9),
+                "model.head_dim = 9: must be an even number, for rotary positions",
+            ),
             ("llama", "window", json!(9), "model.window = 9: is not a key of arch \"llama\""),
             (
                 "qwen2",

@@ -8,7 +8,7 @@ use super::sizes::Size;
 use super::{Decoder, sizes};
 use crate::keys::{Key, Values, count};
 use crate::limits::{MAX_HIDDEN, MAX_INTERMEDIATE, MAX_LAYERS, MAX_POSITIONS};
-use crate::{Arch, Architecture, Objective};
+use crate::{Activation, Arch, Architecture, Objective};
 
 /// A family of decoders: the value of a key that its `config.json` leaves out, and what its blocks have.
 #[derive(Debug, PartialEq)]
@@ -29,8 +29,16 @@ pub struct Family {
     pub mlp_bias: bool,
     /// The norm of queries and keys, if there is one.
     pub head_norms: Option<NormOver>,
-    /// Whether norms follow attention and MLP, instead of standing before them.
-    pub norms_after: bool,
+    /// Where the norms of a block stand.
+    pub norms: Norms,
+    /// Whether norms multiply by 1 + weight.
+    pub from_one: bool,
+    /// Whether embeddings are multiplied by the root of the width.
+    pub scaled_embedding: bool,
+    /// `query_pre_attn_scalar` where it is left out, if it is a key: scores are divided by its root.
+    pub query_scalar: Option<f32>,
+    /// The key of the gate's activation, and the activation where it is left out: a form of GELU; None for SiLU.
+    pub activation: (&'static str, Option<Activation>),
     /// Which layers have a window.
     pub windows: Windows,
     /// Whether `partial_rotary_factor` is a key: the first elements of each head turn only.
@@ -43,6 +51,8 @@ pub struct Family {
     pub tied: bool,
     /// `rope_theta` where it is left out.
     pub theta: f64,
+    /// `rope_local_base_freq` where it is left out, if it is a key: the base in layers with a window.
+    pub local_theta: Option<f64>,
     /// `rms_norm_eps` where it is left out.
     pub eps: f32,
     /// Its published sizes.
@@ -72,6 +82,37 @@ pub enum Windows {
     },
     /// Those from `max_window_layers` on, where `use_sliding_window` says so.
     From,
+    /// All but every so many-th (`sliding_window_pattern`), of `sliding_window` keys.
+    Pattern {
+        /// Every how many layers one sees all keys, where that is left out.
+        every: usize,
+        /// Number of keys, where that is left out.
+        absent: usize,
+    },
+}
+
+/// Where the norms of a block stand: at attention, and at the MLP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Norms {
+    /// Before each.
+    Before,
+    /// After each (OLMo 2).
+    After,
+    /// Before and after each (Gemma).
+    Around,
+}
+
+impl Norms {
+    /// The names of those before and after attention, and before and after the MLP.
+    pub(super) fn names(self) -> [[Option<&'static str>; 2]; 2] {
+        let [attention, mlp] = ["post_attention_layernorm", "post_feedforward_layernorm"].map(Some);
+        let input = Some("input_layernorm");
+        match self {
+            Norms::Before => [[input, None], [attention, None]],
+            Norms::After => [[None, attention], [None, mlp]],
+            Norms::Around => [[input, attention], [Some("pre_feedforward_layernorm"), mlp]],
+        }
+    }
 }
 
 const LLAMA: Family = Family {
@@ -83,13 +124,18 @@ const LLAMA: Family = Family {
     biases: AttentionBiases::Key,
     mlp_bias: true,
     head_norms: None,
-    norms_after: false,
+    norms: Norms::Before,
+    from_one: false,
+    scaled_embedding: false,
+    query_scalar: None,
+    activation: ("hidden_act", None),
     windows: Windows::Never,
     partial: false,
     fused: false,
     without_positions: None,
     tied: false,
     theta: 1e4,
+    local_theta: None,
     eps: 1e-6,
     sizes: &sizes::LLAMA,
 };
@@ -107,7 +153,7 @@ const QWEN2: Family = Family {
 };
 
 /// All families.
-static FAMILIES: [Family; 7] = [
+static FAMILIES: [Family; 8] = [
     LLAMA,
     Family {
         name: "mistral",
@@ -148,7 +194,7 @@ static FAMILIES: [Family; 7] = [
         class: "Olmo2ForCausalLM",
         mlp_bias: false,
         head_norms: Some(NormOver::AllHeads),
-        norms_after: true,
+        norms: Norms::After,
         eps: 1e-5,
         sizes: &sizes::OLMO2,
         ..LLAMA
@@ -166,10 +212,30 @@ static FAMILIES: [Family; 7] = [
         sizes: &sizes::PHI3,
         ..LLAMA
     },
+    Family {
+        name: "gemma3_text",
+        title: "Gemma 3",
+        class: "Gemma3ForCausalLM",
+        kv_heads: Some(4),
+        head_dim: Some(256),
+        mlp_bias: false,
+        head_norms: Some(NormOver::EachHead),
+        norms: Norms::Around,
+        from_one: true,
+        scaled_embedding: true,
+        query_scalar: Some(256.0),
+        activation: ("hidden_activation", Some(Activation::GELU_PYTORCH_TANH)),
+        windows: Windows::Pattern { every: 6, absent: 4096 },
+        tied: true,
+        theta: 1e6,
+        local_theta: Some(1e4),
+        sizes: &sizes::GEMMA3,
+        ..LLAMA
+    },
 ];
 
 /// The keys of `[model]` that all families read. Where one is left out, the family or the size has its value.
-const KEYS: [Key; 15] = [
+const KEYS: [Key; 19] = [
     count("layers", "num_hidden_layers", None, MAX_LAYERS),
     count("hidden", "hidden_size", None, MAX_HIDDEN),
     count("heads", "num_attention_heads", None, MAX_HIDDEN),
@@ -178,8 +244,16 @@ const KEYS: [Key; 15] = [
     count("intermediate", "intermediate_size", None, MAX_INTERMEDIATE),
     count("positions", "max_position_embeddings", None, MAX_POSITIONS),
     count("window", "sliding_window", None, MAX_POSITIONS),
+    count("window_from", "max_window_layers", None, MAX_LAYERS),
+    count("window_pattern", "sliding_window_pattern", None, MAX_LAYERS),
     Key { name: "norm_eps", file: "rms_norm_eps", values: Values::Positive { absent: None } },
     Key { name: "rope_theta", file: "rope_theta", values: Values::Positive { absent: None } },
+    Key { name: "local_rope_theta", file: "rope_local_base_freq", values: Values::Positive { absent: None } },
+    Key {
+        name: "query_pre_attn_scalar",
+        file: "query_pre_attn_scalar",
+        values: Values::Positive { absent: None },
+    },
     Key {
         name: "partial_rotary_factor",
         file: "partial_rotary_factor",

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use phalanx_layers::{
     AnyLayer, Attention, Block, BlockRole, CannotCut, Checkpointing, Dropped, Embedding, Fork, Gated,
     HeadNorm, Init, Layer, LayerNorm, Linear, LinearCrossEntropy, Network, Output, ParameterSpec, Pieces,
-    RotaryPositions, RowShape, Sequence,
+    RotaryPositions, RowShape, Sequence, Times,
 };
 use phalanx_parallel::TensorParallel;
 use phalanx_tensor::{Gate, Heads};
@@ -70,6 +70,8 @@ pub struct Decoder {
     pub biases: Biases,
     /// Keys that a query sees, itself among them, in some layers (`sliding_window`).
     pub window: Option<Window>,
+    /// Scores are divided by its root (`query_pre_attn_scalar`); None for that of `head_dim`.
+    pub query_scalar: Option<f32>,
     /// Every how many layers one has no rotary positions (`no_rope_layer_interval`); None where all have them.
     pub without_positions: Option<usize>,
     /// A form of GELU as activation of the gate (`hidden_act`); None for SiLU.
@@ -94,8 +96,27 @@ pub struct Biases {
 pub struct Window {
     /// Number of keys.
     pub keys: usize,
-    /// The first layer with the window; those before it see all keys (`max_window_layers`).
-    pub from: usize,
+    /// Which layers have it; the others see all keys.
+    pub layers: WindowLayers,
+}
+
+/// The layers that have a window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WindowLayers {
+    /// Those from this one on (`max_window_layers`).
+    From(usize),
+    /// All but every so many-th (`sliding_window_pattern`).
+    AllBut(usize),
+}
+
+impl WindowLayers {
+    /// Whether a layer has a window.
+    pub fn has(self, layer: usize) -> bool {
+        match self {
+            WindowLayers::From(first) => layer >= first,
+            WindowLayers::AllBut(every) => !(layer + 1).is_multiple_of(every),
+        }
+    }
 }
 
 impl Decoder {
@@ -128,25 +149,25 @@ impl Decoder {
             hidden: self.hidden,
             init: NORMAL,
         };
-        Dropped { layer: tensor.embedding(layer), p: self.dropout.embedding, name: "model.drop".into() }
+        let mut layer = tensor.embedding(layer);
+        if self.family.scaled_embedding {
+            let times = tensor.rows(Times { factor: (self.hidden as f32).sqrt() });
+            layer = Box::new(Sequence::new(vec![layer, times]));
+        }
+        Dropped { layer, p: self.dropout.embedding, name: "model.drop".into() }
     }
 
-    /// `x + attention(norm(x))`, then `x + mlp(norm(x))`; or `x + norm(attention(x))` and `x + norm(mlp(x))`.
+    /// `x + attention(norm(x))`, then `x + mlp(norm(x))`, with the norms before or after attention and MLP, or both.
     fn block(
         &self,
         index: usize,
         tensor: &TensorParallel,
         checkpointing: Checkpointing,
     ) -> Result<Sequence, CannotCut> {
-        let norms = if self.family.norms_after {
-            ["post_attention_layernorm", "post_feedforward_layernorm"]
-        } else {
-            ["input_layernorm", "post_attention_layernorm"]
-        };
+        let norm = |name| tensor.rows(self.norm(format!("model.layers.{index}.{name}")));
         let parts = [self.attention(index, tensor)?, self.mlp(index, tensor)?];
-        let paths = norms.into_iter().zip(parts).map(|(name, mut layers)| {
-            let norm = tensor.rows(self.norm(format!("model.layers.{index}.{name}")));
-            layers.insert(if self.family.norms_after { layers.len() } else { 0 }, norm);
+        let paths = self.family.norms.names().into_iter().zip(parts).map(|([before, after], part)| {
+            let layers = before.map(norm).into_iter().chain(part).chain(after.map(norm)).collect();
             Box::new(Fork::residual(checkpointing.sequence(layers))) as Box<dyn AnyLayer>
         });
         Ok(Sequence::new(paths.collect()))
@@ -168,12 +189,13 @@ impl Decoder {
         let mut layers = vec![tensor.column(qkv)?];
         if let Some(over) = self.family.head_norms {
             let names = ["q_norm.weight", "k_norm.weight"].map(name);
-            let norm = HeadNorm { names, heads, over, eps: self.eps, from_one: false, among: None };
+            let (eps, from_one) = (self.eps, self.family.from_one);
+            let norm = HeadNorm { names, heads, over, eps, from_one, among: None };
             layers.push(Box::new(tensor.head_norm(norm)?));
         }
         if self.has_positions(index) {
             let (heads, _) = tensor.heads(heads)?;
-            let (rotary, beyond) = self.rope.rotary(self.head_dim);
+            let (rotary, beyond) = self.rope.rotary(self.head_dim, heads.window.is_some());
             layers.push(Box::new(RotaryPositions { rotary, beyond, heads }));
         }
         layers.push(Box::new(tensor.attention(Attention {
@@ -213,13 +235,22 @@ impl Decoder {
     }
 
     fn norm(&self, prefix: String) -> LayerNorm {
-        LayerNorm { prefix, hidden: self.hidden, eps: self.eps, centred: false, bias: false, from_one: false }
+        LayerNorm {
+            prefix,
+            hidden: self.hidden,
+            eps: self.eps,
+            centred: false,
+            bias: false,
+            from_one: self.family.from_one,
+        }
     }
 
     /// The heads of a layer.
     fn heads_of(&self, layer: usize) -> Heads {
-        let window = self.window.filter(|window| layer >= window.from).map(|window| window.keys);
-        Heads { kv_heads: self.kv_heads, window, ..Heads::equal(self.heads, self.head_dim, true) }
+        let window = self.window.filter(|window| window.layers.has(layer)).map(|window| window.keys);
+        let heads = Heads::equal(self.heads, self.head_dim, true);
+        let scale = self.query_scalar.map_or(heads.scale, |scalar| 1.0 / scalar.sqrt());
+        Heads { kv_heads: self.kv_heads, window, scale, ..heads }
     }
 
     /// Whether a layer has rotary positions.
@@ -261,15 +292,25 @@ impl Model for Decoder {
         if self.family.partial {
             keys.set("partial_rotary_factor", self.rope.share);
         }
+        if let Some(theta) = self.rope.local_theta {
+            keys.set("local_rope_theta", theta);
+        }
+        if let Some(scalar) = self.query_scalar {
+            keys.set("query_pre_attn_scalar", decimal(scalar));
+        }
         if let Some(scaling) = self.rope.scaling_value() {
             keys.set("rope_scaling", scaling);
         }
         if self.family.biases == AttentionBiases::Key {
             keys.set("attention_bias", self.biases.output);
         }
-        // A window in some layers is in config.json alone.
-        if let (Some(window), Windows::All { .. }) = (self.window, self.family.windows) {
-            keys.set("window", window.keys);
+        if let Some(Window { keys: count, layers }) = self.window {
+            keys.set("window", count);
+            match layers {
+                WindowLayers::From(0) => {}
+                WindowLayers::From(first) => keys.set("window_from", first),
+                WindowLayers::AllBut(every) => keys.set("window_pattern", every),
+            }
         }
         keys
     }

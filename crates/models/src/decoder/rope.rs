@@ -16,6 +16,8 @@ pub struct Rope {
     pub theta: f64,
     /// Which share of a head's elements turns, its first ones (`partial_rotary_factor`).
     pub share: f64,
+    /// Base in layers with a window, where it is another one (`rope_local_base_freq`): there nothing stretches them.
+    pub local_theta: Option<f64>,
     /// What stretches them over longer sequences than the model was first trained on.
     pub scaling: RotaryScaling,
 }
@@ -38,8 +40,34 @@ const TYPES: [&str; 6] = ["default", "linear", "dynamic", "llama3", "yarn", "lon
 /// Key of the share of a head that turns.
 const SHARE: &str = "partial_rotary_factor";
 
+/// Key of the base in layers with a window.
+const LOCAL: &str = "rope_local_base_freq";
+
 /// Key of the positions before the stretching.
 const ORIGINAL: &str = "original_max_position_embeddings";
+
+/// The base of frequencies.
+fn base(key: &'static str, value: &Value) -> Result<f64, ModelError> {
+    let base = value.as_f64().filter(|theta| *theta > 1.0 && theta.is_finite());
+    base.ok_or_else(|| wrong(key, value, "a number above 1"))
+}
+
+/// `rope_parameters` of layers that see all keys, and the base of those with a window, where a family has one for each.
+#[allow(clippy::type_complexity, reason = "two parts of one table")]
+fn by_kind<'a>(
+    new: Option<&'a Map<String, Value>>,
+    family: &Family,
+) -> Result<(Option<&'a Map<String, Value>>, Option<&'a Value>), ModelError> {
+    let has_kinds =
+        |table: &&Map<String, Value>| family.local_theta.is_some() && !table.contains_key("rope_theta");
+    let Some(table) = new.filter(has_kinds) else { return Ok((new, None)) };
+    let of = |kind| table.get(kind).and_then(Value::as_object);
+    let sliding = of("sliding_attention");
+    if let Some(other) = sliding.filter(|sliding| type_of(sliding) != "default") {
+        return Err(wrong("rope_parameters", json!(other), "rope_type default for sliding_attention"));
+    }
+    Ok((of("full_attention"), sliding.and_then(|sliding| sliding.get("rope_theta"))))
+}
 
 /// Whether a number is a share of something.
 pub(super) fn is_share(number: f64) -> bool {
@@ -73,8 +101,12 @@ impl Rope {
         (head_dim as f64 * self.share) as usize
     }
 
-    /// The rotation of heads of `head_dim` elements, and that of texts of more positions than so many, where it is another one.
-    pub fn rotary(&self, head_dim: usize) -> (Rotary, Option<(usize, Rotary)>) {
+    /// The rotation of heads of `head_dim` elements, of a layer with a window or without, and that of texts of more positions than so many,
+    /// where it is another one.
+    pub fn rotary(&self, head_dim: usize, has_window: bool) -> (Rotary, Option<(usize, Rotary)>) {
+        if let Some(theta) = self.local_theta.filter(|_| has_window) {
+            return (Rotary::new(head_dim, self.rotated(head_dim), theta, RotaryScaling::Default), None);
+        }
         let of = |scaling| Rotary::new(head_dim, self.rotated(head_dim), self.theta, scaling);
         let beyond = match &self.scaling {
             RotaryScaling::LongRope(rope) => {
@@ -147,6 +179,13 @@ impl Rope {
             // Version 4 takes three keys and no others.
             old = json!({ "type": "longrope", "short_factor": old["short_factor"], "long_factor": old["long_factor"] });
         }
+        if let Some(local) = self.local_theta {
+            config[LOCAL] = json!(local);
+            parameters = json!({
+                "full_attention": parameters,
+                "sliding_attention": { "rope_type": "default", "rope_theta": local },
+            });
+        }
         for (key, value) in [("rope_theta", theta), ("rope_scaling", old), ("rope_parameters", parameters)] {
             config[key] = value;
         }
@@ -166,6 +205,7 @@ impl Rope {
             Some(other) => Err(wrong(key, other, "a table of numbers")),
         };
         let (old, new) = (table("rope_scaling")?, table("rope_parameters")?);
+        let (new, local) = by_kind(new, family)?;
         // The value of a key, at the top or in a table: where it is in several places, it is the same.
         let given = |key: &'static str, in_table: &'static str| {
             let places =
@@ -179,17 +219,26 @@ impl Rope {
         };
         let theta = match given("rope_theta", "rope_parameters.rope_theta")? {
             None => family.theta,
-            Some(value) => value
-                .as_f64()
-                .filter(|theta| *theta > 1.0 && theta.is_finite())
-                .ok_or_else(|| wrong("rope_theta", value, "a number above 1"))?,
+            Some(value) => base("rope_theta", value)?,
         };
         let share = given(SHARE, "rope_parameters.partial_rotary_factor")?.map_or(Ok(1.0), |value| {
             let expected = if family.partial { "a number above 0, at most 1" } else { "1" };
             let share = value.as_f64().filter(|share| *share == 1.0 || family.partial && is_share(*share));
             share.ok_or_else(|| wrong(SHARE, value, expected))
         })?;
-        let rope = Rope { theta, share, scaling: RotaryScaling::Default };
+        let local_theta = match (local, config.get(LOCAL).filter(|value| !value.is_null())) {
+            _ if family.local_theta.is_none() => None,
+            (None, None) => family.local_theta,
+            (Some(one), Some(other)) if one.as_f64() != other.as_f64() => {
+                return Err(contradiction(
+                    [LOCAL, "rope_parameters.sliding_attention.rope_theta"],
+                    other,
+                    one,
+                ));
+            }
+            (Some(value), _) | (None, Some(value)) => Some(base(LOCAL, value)?),
+        };
+        let rope = Rope { theta, share, local_theta, scaling: RotaryScaling::Default };
         let Some((key, table)) =
             old.map(|old| ("rope_scaling", old)).or(new.map(|new| ("rope_parameters", new)))
         else {

@@ -296,6 +296,29 @@ pub static PHI3: [Size; 3] = [
 const PHI3_MEDIUM: Size =
     Size { layers: 40, hidden: 5120, heads: [40, 10, 128], intermediate: 17_920, ..PHI3_4K };
 
+const GEMMA3_SIZE: Size =
+    Size { vocab: 262_144, positions: 32_768, theta: 1e6, tied: true, window: Some(512), ..PLAIN };
+
+/// Sizes of Gemma 3 that read text alone.
+pub static GEMMA3: [Size; 2] = [
+    Size {
+        name: "gemma3-270m",
+        layers: 18,
+        hidden: 640,
+        heads: [4, 1, 256],
+        intermediate: 2048,
+        ..GEMMA3_SIZE
+    },
+    Size {
+        name: "gemma3-1b",
+        layers: 26,
+        hidden: 1152,
+        heads: [4, 1, 256],
+        intermediate: 6912,
+        ..GEMMA3_SIZE
+    },
+];
+
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -331,6 +354,8 @@ mod tests {
             ("smollm3", "smollm3-3b", 3_075_098_624),
             ("olmo2", "olmo2-1b", 1_484_916_736),
             ("olmo2", "olmo2-7b", 7_298_617_344),
+            ("gemma3_text", "gemma3-270m", 268_098_176),
+            ("gemma3_text", "gemma3-1b", 999_885_952),
             ("phi3", "phi3-mini-4k", 3_821_079_552),
             ("phi3", "phi3-medium-4k", 13_960_238_080),
             ("phi3", "phi4", 14_659_507_200),

@@ -72,6 +72,9 @@ pub const COLUMN_X_AGAIN: CallSite =
 /// Backward of a column layer: the sum of the ranks' dx.
 pub const COLUMN_DX: CallSite = site("column.dx", "tensor/column.rs", Calls::Sums);
 
+/// Norms over all heads of queries and of keys: the sums of each rank's heads, in both directions.
+pub const HEAD_NORM: CallSite = site("head_norm.sums", "parallel/src/tensor/mod.rs", Calls::Sums);
+
 /// Forward of an embedding: the sum of what each rank has looked up.
 pub const EMBEDDING_Y: CallSite = site("embedding.y", "tensor/embedding.rs", Calls::Sums);
 

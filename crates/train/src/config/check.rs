@@ -320,8 +320,8 @@ impl RunConfig {
     }
 }
 
-/// The refusal of tensor-parallel ranks that cannot divide `model`, with the key of the number that they do not divide, and the nearest
-/// number of ranks that can.
+/// The refusal of tensor-parallel ranks that cannot divide `model`, with the key of the number that they do not divide, and the numbers of
+/// ranks that can, up to twice as many.
 fn cannot_cut(model: &dyn Model, error: CannotCut) -> ConfigError {
     let CannotCut { what, pieces, holders } = error;
     let keys = model.keys();
@@ -329,11 +329,11 @@ fn cannot_cut(model: &dyn Model, error: CannotCut) -> ConfigError {
     let key = ["heads", "kv_heads"].into_iter().find(is).or(keys.iter().map(|(name, _)| name).find(is));
     let what =
         key.map_or_else(|| format!("the {pieces} pieces of {what}"), |key| format!("model.{key} = {pieces}"));
-    let mut sizes: Vec<usize> =
-        (1..2 * holders.min(pieces)).filter(|size| pieces.is_multiple_of(*size)).collect();
-    sizes.sort_by_key(|size| size.abs_diff(holders));
-    let near = sizes.into_iter().find(|size| model.check_cut(*size).is_ok()).unwrap_or(1);
-    refuse("parallel.tensor", holders, format!("must divide {what}; the nearest that does is {near}"))
+    // Heads of keys may have several holders each.
+    let may = |size: &usize| pieces.is_multiple_of(*size) || size.is_multiple_of(pieces);
+    let sizes = (1..=2 * holders).filter(may).filter(|size| model.check_cut(*size).is_ok());
+    let sizes: Vec<String> = sizes.map(|size| size.to_string()).collect();
+    refuse("parallel.tensor", holders, format!("cannot divide {what}; what can: {}", sizes.join(", ")))
 }
 
 #[cfg(test)]
