@@ -152,20 +152,22 @@ const QWEN2: Family = Family {
     ..LLAMA
 };
 
+const MISTRAL: Family = Family {
+    name: "mistral",
+    title: "Mistral",
+    class: "MistralForCausalLM",
+    kv_heads: Some(8),
+    biases: AttentionBiases::Never,
+    mlp_bias: false,
+    windows: Windows::All { absent: Some(4096) },
+    sizes: &sizes::MISTRAL,
+    ..LLAMA
+};
+
 /// All families.
 static FAMILIES: [Family; 8] = [
     LLAMA,
-    Family {
-        name: "mistral",
-        title: "Mistral",
-        class: "MistralForCausalLM",
-        kv_heads: Some(8),
-        biases: AttentionBiases::Never,
-        mlp_bias: false,
-        windows: Windows::All { absent: Some(4096) },
-        sizes: &sizes::MISTRAL,
-        ..LLAMA
-    },
+    MISTRAL,
     QWEN2,
     Family {
         name: "qwen3",
