@@ -61,6 +61,7 @@ VARIANTS = {
     "smollm3": ("smollm3", {"no_rope_layer_interval": 2, "tie_word_embeddings": True}),
     "olmo2": ("olmo2", {}),
     "gemma3_text": ("gemma3_text", GEMMA3),
+    "ministral": ("ministral", {"head_dim": 8, "sliding_window": 3}),
     "phi3": ("phi3", {"head_dim": 8, "partial_rotary_factor": 0.5, "sliding_window": 5}),
     "phi3_longrope": ("phi3", {"original_max_position_embeddings": 8, "rope_scaling": LONGROPE}),
 }

@@ -127,7 +127,7 @@ fn every_gradient_in_f16() {
 
 /// The decoders, one for each variant of a family. Their files have double precision, and how far PyTorch's f32 is from it: the bound
 /// is four times that, as above, and of gradients four times the greatest.
-const DECODERS: [&str; 13] = [
+const DECODERS: [&str; 15] = [
     "decoders/llama",
     "decoders/llama_tied_llama3",
     "decoders/llama_biases_linear",
@@ -139,6 +139,8 @@ const DECODERS: [&str; 13] = [
     "decoders/qwen3",
     "decoders/smollm3",
     "decoders/olmo2",
+    "decoders/gemma3_text",
+    "decoders/ministral",
     "decoders/phi3",
     "decoders/phi3_longrope",
 ];
@@ -186,7 +188,7 @@ fn decoders_on_ranks_that_share_layers() {
 
 #[test]
 fn decoders_in_16_bits() {
-    for folder in ["decoders/llama", "decoders/qwen3"] {
+    for folder in ["decoders/llama", "decoders/qwen3", "decoders/gemma3_text"] {
         for (compute, name, loss_scale) in [(DType::BF16, "bf16", 1.0), (DType::F16, "f16", 65536.0)] {
             let file = format!("{folder}/forward_{name}.safetensors");
             let case = Case { loss_scale, ..Case::decoder(folder, compute) };

@@ -165,7 +165,7 @@ const MISTRAL: Family = Family {
 };
 
 /// All families.
-static FAMILIES: [Family; 8] = [
+static FAMILIES: [Family; 9] = [
     LLAMA,
     MISTRAL,
     QWEN2,
@@ -234,6 +234,7 @@ static FAMILIES: [Family; 8] = [
         sizes: &sizes::GEMMA3,
         ..LLAMA
     },
+    Family { name: "ministral", title: "Ministral", class: "MinistralForCausalLM", sizes: &[], ..MISTRAL },
 ];
 
 /// The keys of `[model]` that all families read. Where one is left out, the family or the size has its value.
