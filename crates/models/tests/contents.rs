@@ -16,10 +16,12 @@ fn check(model: &dyn Model, tensors: &Tensors) -> Result<(), ModelError> {
 
 /// The golden models with the tensors that transformers wrote.
 fn goldens() -> [(Arc<dyn Model>, &'static str, Tensors); 3] {
-    [("gpt2", "n_layer"), ("bert", "num_hidden_layers"), ("decoders/phi3", "num_hidden_layers")].map(|(folder, key)| {
-        let model = from_config(&rig::config(folder)).unwrap();
-        (model, key, rig::names_and_shapes(&format!("{folder}/model.safetensors")))
-    })
+    [("gpt2", "n_layer"), ("bert", "num_hidden_layers"), ("decoders/phi3", "num_hidden_layers")].map(
+        |(folder, key)| {
+            let model = from_config(&rig::config(folder)).unwrap();
+            (model, key, rig::names_and_shapes(&format!("{folder}/model.safetensors")))
+        },
+    )
 }
 
 #[test]

@@ -39,6 +39,11 @@ pub(super) fn fill_copy_and_f64(bench: &Bench) {
         });
     }
     for dtype in FLOATS {
+        bench.compare(&format!("multiply {dtype:?}"), 0.0, |device| {
+            let mut x = random(device, dtype, &[1003], 1);
+            device.multiply(x.view_mut(), 55.4256);
+            vec![("x", read(device, x.view()))]
+        });
         bench.compare(&format!("columns {dtype:?}"), 0.0, |device| {
             let (wide, mut narrow) =
                 (random(device, dtype, &[37, 13], 1), random(device, dtype, &[37, 5], 2));

@@ -41,6 +41,7 @@ pub const GROUPS: [Group; 16] = [
     Group { name: "linear with epilogues", run: products::linear_with_epilogues },
     Group { name: "gradients of linear", run: products::gradients_of_linear },
     Group { name: "layer norm and its gradients", run: rows::layer_norm_and_its_gradients },
+    Group { name: "RMS norms among columns", run: rows::norms_among_columns },
     Group { name: "embeddings and their gradients", run: rows::embeddings_and_their_gradients },
     Group { name: "cross entropy of a vocabulary", run: rows::cross_entropy_of_a_vocabulary_in_parts },
     Group { name: "rotary positions", run: attention::rotary_positions_have_the_processors_bits },

@@ -4,7 +4,8 @@ use phalanx_tensor::arguments::{
     CrossEntropy, IGNORED, Layout, Lookup, Positions, Weight, logits_stride, vocabulary_blocks,
 };
 use phalanx_tensor::{
-    Category, DType, Device, LayerNormBackward, Tensor, VocabularyLoss, VocabularyStatistics,
+    Category, DType, Device, LayerNorm, LayerNormBackward, NormSums, RowNorm, Tensor, VocabularyLoss,
+    VocabularyStatistics, WholeSums,
 };
 
 use super::bench::{Bench, FLOATS, ids, random, read, tensor, tolerance};
@@ -50,6 +51,66 @@ pub(super) fn layer_norm_and_its_gradients(bench: &Bench) {
                     ("dx", &dx),
                     ("dgamma", &dgamma),
                     ("dbeta", &dbeta),
+                ];
+                all.map(|(name, x)| (name, read(device, x.view()))).into()
+            });
+        }
+    }
+}
+
+/// Heads, in whole fours and not, with weights counted from 1; and a vector of which other ranks have other parts.
+pub(super) fn norms_among_columns(bench: &Bench) {
+    for dtype in FLOATS {
+        for ([rows, first, count, hidden, columns], by_heads) in
+            [([37, 8, 3, 64, 300], true), ([9, 3, 2, 7, 19], true), ([37, 8, 1, 192, 300], false)]
+        {
+            let name = format!("RMS norm {dtype:?} of {count} x {hidden} among {columns}");
+            bench.compare(&name, tolerance(dtype), |device| {
+                let norm = RowNorm { offset: 1.0, first, count, by_heads, ..1e-5.into() };
+                let [x, dy] = [1, 2].map(|seed| random(device, dtype, &[rows, columns], seed));
+                let gamma = random(device, dtype, &[hidden], 3);
+                let [mut y, mut dx] = [4, 5].map(|seed| random(device, dtype, &[rows, columns], seed));
+                let mut rstd = random(device, DType::F32, &[rows, count], 6);
+                let mut dgamma = random(device, DType::F32, &[hidden], 7);
+                let [squares, products] = [None, Some(dy.view())].map(|dy| {
+                    let mut sums = random(device, DType::F32, &[rows, count], 8);
+                    let sums_of = RowNorm { by_heads: false, ..norm };
+                    let (x, gamma) = (x.view(), gamma.view());
+                    device.run(NormSums { x, gamma, norm: sums_of, dy, sums: sums.view_mut() });
+                    sums
+                });
+                let [of_squares, of_products] = [&squares, &products]
+                    .map(|sums| (!by_heads).then(|| WholeSums { sums: sums.view(), elements: 2 * hidden }));
+                device.run(LayerNorm {
+                    x: x.view(),
+                    gamma: gamma.view(),
+                    beta: None,
+                    norm,
+                    squares: of_squares,
+                    y: y.view_mut(),
+                    mean: None,
+                    rstd: rstd.view_mut(),
+                });
+                device.run(LayerNormBackward {
+                    x: x.view(),
+                    gamma: gamma.view(),
+                    norm,
+                    products: of_products,
+                    mean: None,
+                    rstd: rstd.view(),
+                    dy: dy.view(),
+                    dx: dx.view_mut(),
+                    accumulate_input: false,
+                    gradients: [Some(dgamma.view_mut()), None],
+                    accumulate_parameters: true,
+                });
+                let all = [
+                    ("squares", &squares),
+                    ("products", &products),
+                    ("y", &y),
+                    ("rstd", &rstd),
+                    ("dx", &dx),
+                    ("dgamma", &dgamma),
                 ];
                 all.map(|(name, x)| (name, read(device, x.view()))).into()
             });

@@ -24,7 +24,7 @@ pub(crate) use family::ARCHITECTURES;
 pub use family::Family;
 pub use rope::Rope;
 
-use self::family::{AttentionBiases, Windows};
+use self::family::AttentionBiases;
 
 use crate::activation::Activation;
 use crate::config::decimal;

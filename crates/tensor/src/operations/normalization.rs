@@ -93,8 +93,22 @@ impl Describe for LayerNorm<'_> {
         let mut factors = vec![operand("x", "rh", *x), operand("gamma", of_parameter, *gamma)];
         factors.extend(beta.map(|beta| operand("beta", of_parameter, beta)));
         factors.extend(squares.map(|whole| operand("squares", of_vector, whole.sums)));
-        let mut results = vec![result("y", "rh", y, false), result("rstd", of_vector, rstd, false)];
-        results.extend(mean.iter().map(|mean| result("mean", of_vector, mean, false)));
+        let mut results = vec![result("y", "rh", y, false)];
+        let of_rows = std::iter::once(result("rstd", of_vector, rstd, false));
+        let of_rows = of_rows.chain(mean.iter().map(|mean| result("mean", of_vector, mean, false)));
+        match squares {
+            None => results.extend(of_rows),
+            // What follows from sums over all ranks is the same on all.
+            Some(whole) => {
+                let sums = operand("squares", of_vector, whole.sums);
+                let results: Vec<_> = of_rows.collect();
+                let factors = &[sums];
+                recorder.follow(
+                    &Rule { op: self.name(), factors, addends: &[], results: &results, whole: &[] },
+                    site,
+                );
+            }
+        }
         let rule = Rule {
             op: self.name(),
             factors: &factors,

@@ -1,6 +1,8 @@
 //! Element-wise operations, layer norm and attention.
 
-use phalanx_tensor::{Dropout, Gate, Gelu, Heads, LayerNormBackward, Rotary};
+use phalanx_tensor::{
+    Dropout, Gate, Gelu, Heads, LayerNorm, LayerNormBackward, NormSums, Rotary, RowNorm, WholeSums,
+};
 use phalanx_trace::Placement::{Partial, Replicated, Shard};
 
 use super::{device, found, of, placed, tensor};
@@ -149,6 +151,39 @@ fn layer_norm() {
             assert_eq!([&dgamma, &dbeta].map(|g| of(&device, g)), [gradients; 2], "{row}");
         }
         found(&device, words, &row);
+    }
+}
+
+/// Parts of a row, whose squares are summed over the ranks, or are not.
+#[test]
+fn rms_norm_of_parts() {
+    for (is_summed, words) in [(true, &[][..]), (false, &["partial sum that rms_norm reads as `squares`"])] {
+        let device = device();
+        let x = placed(&device, "x", &[2, 4, 6], Shard(2));
+        let gamma = placed(&device, "gamma", &[6], Shard(0));
+        let mut y = tensor(&device, "y", &[2, 4, 6]);
+        let [mut sums, mut rstd] = ["sums", "rstd"].map(|name| tensor(&device, name, &[8]));
+        let (norm, dy) = (RowNorm::from(1e-5), None);
+        device.run(NormSums { x: x.view(), gamma: gamma.view(), norm, dy, sums: sums.view_mut() });
+        assert_eq!(of(&device, &sums), Partial);
+        if is_summed {
+            sums = placed(&device, "summed", &[8], Replicated);
+        }
+        device.run(LayerNorm {
+            x: x.view(),
+            gamma: gamma.view(),
+            beta: None,
+            norm,
+            squares: Some(WholeSums { sums: sums.view(), elements: 12 }),
+            y: y.view_mut(),
+            mean: None,
+            rstd: rstd.view_mut(),
+        });
+        assert_eq!(of(&device, &y), Shard(2));
+        if is_summed {
+            assert_eq!(of(&device, &rstd), Replicated);
+        }
+        found(&device, words, "parts of a row");
     }
 }
 
