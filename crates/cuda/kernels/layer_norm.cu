@@ -274,9 +274,15 @@ template <bool PAIRS, bool HEADS, int ROWS>
 __device__ __forceinline__ void add_rows(const ELEMENT *x, const ELEMENT *dy, const f32 *mean, const f32 *rstd,
                                          const Vectors &vectors, u64 v, bool second, f32 (&gamma)[2], f32 (&beta)[2]) {
     Two<ELEMENT> xs[ROWS], dys[ROWS];
+    if (!HEADS) {
+        x += vectors.at<false>(v);
+        dy += vectors.at<false>(v);
+    }
+    rstd += v;
+    if (mean) mean += v;
 #pragma unroll
     for (int row = 0; row < ROWS; row++) {
-        const u64 at = vectors.template at<HEADS>(v + row);
+        const u64 at = HEADS ? vectors.at<true>(v + row) : row * vectors.stride;
         xs[row] = load2<PAIRS>(x + at, second);
         dys[row] = load2<PAIRS>(dy + at, second);
     }
@@ -285,7 +291,7 @@ __device__ __forceinline__ void add_rows(const ELEMENT *x, const ELEMENT *dy, co
 #pragma unroll
         for (int j = 0; j < 2; j++) {
             const f32 d = to_f32(dys[row].x[j]);
-            gamma[j] = fmaf(d, (to_f32(xs[row].x[j]) - (mean ? mean[v + row] : 0.0f)) * rstd[v + row], gamma[j]);
+            gamma[j] = fmaf(d, (to_f32(xs[row].x[j]) - (mean ? mean[row] : 0.0f)) * rstd[row], gamma[j]);
             beta[j] += d;
         }
     }
@@ -302,19 +308,29 @@ __device__ __forceinline__ void sum_rows(const ELEMENT *x, const ELEMENT *dy, co
     store2<PAIRS>(line + vectors.hidden, second, beta[0], beta[1]);
 }
 
-// partial[b] = the sums over block b of vectors of dy * n and of dy. partial `[blocks, 2, hidden]`. Grid: (hidden / 2 / threads,
-// blocks of `grain` vectors). Runs before dx overwrites anything that it reads.
-extern "C" __global__ void layer_norm_parameter_sums(const ELEMENT *x, const f32 *mean, const f32 *rstd, const ELEMENT *dy,
-                                                     f32 *partial, u64 n, u64 hidden, u64 stride, u64 first, u64 count, u64 grain) {
+template <bool HEADS>
+__device__ __forceinline__ void parameter_sums(const ELEMENT *x, const f32 *mean, const f32 *rstd, const ELEMENT *dy, f32 *partial,
+                                               u64 n, u64 hidden, u64 stride, u64 first, u64 count, u64 grain) {
     const u64 column = 2 * ((u64)blockIdx.x * blockDim.x + threadIdx.x);
     if (column >= hidden) return;
     const Vectors vectors = {hidden, stride, first + column, count};
     const u64 begin = blockIdx.y * grain, end = begin + grain < n ? begin + grain : n;
     f32 *line = partial + blockIdx.y * 2 * hidden + column;
     const bool second = column + 1 < hidden;
-    const bool pairs = has_pairs(x + first, stride) && has_pairs(dy + first, stride) && has_pairs(partial, hidden);
-    if (pairs && count == 1) sum_rows<true, false>(x, dy, mean, rstd, line, vectors, begin, end, true);
-    else if (pairs) sum_rows<true, true>(x, dy, mean, rstd, line, vectors, begin, end, true);
-    else if (count == 1) sum_rows<false, false>(x, dy, mean, rstd, line, vectors, begin, end, second);
-    else sum_rows<false, true>(x, dy, mean, rstd, line, vectors, begin, end, second);
+    if (has_pairs(x + first, stride) && has_pairs(dy + first, stride) && has_pairs(partial, hidden))
+        sum_rows<true, HEADS>(x, dy, mean, rstd, line, vectors, begin, end, true);
+    else sum_rows<false, HEADS>(x, dy, mean, rstd, line, vectors, begin, end, second);
+}
+
+// partial[b] = the sums over block b of vectors, one in each row, of dy * n and of dy. partial `[blocks, 2, hidden]`. Grid: (hidden / 2
+// / threads, blocks of `grain` vectors). Runs before dx overwrites anything that it reads.
+extern "C" __global__ void layer_norm_parameter_sums(const ELEMENT *x, const f32 *mean, const f32 *rstd, const ELEMENT *dy,
+                                                     f32 *partial, u64 n, u64 hidden, u64 stride, u64 first, u64 count, u64 grain) {
+    parameter_sums<false>(x, mean, rstd, dy, partial, n, hidden, stride, first, count, grain);
+}
+
+// The same of several vectors in each row.
+extern "C" __global__ void head_norm_parameter_sums(const ELEMENT *x, const f32 *mean, const f32 *rstd, const ELEMENT *dy,
+                                                    f32 *partial, u64 n, u64 hidden, u64 stride, u64 first, u64 count, u64 grain) {
+    parameter_sums<true>(x, mean, rstd, dy, partial, n, hidden, stride, first, count, grain);
 }

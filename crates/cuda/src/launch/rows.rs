@@ -78,7 +78,8 @@ impl Issue<'_> {
             let partial = self.scratch(blocks.bytes())?;
             let arguments =
                 numbers![o.x, mean, rstd, o.dy, partial, n, hidden, stride, first, count, blocks.grain];
-            self.over_blocks(program, "layer_norm_parameter_sums", &blocks, arguments)?;
+            let kernel = if count == 1 { "layer_norm_parameter_sums" } else { "head_norm_parameter_sums" };
+            self.over_blocks(program, kernel, &blocks, arguments)?;
             self.add_blocks(&blocks, gradients, o.accumulate_parameters, partial, o.x.dtype())?;
         }
         let arguments = numbers![
