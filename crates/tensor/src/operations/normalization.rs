@@ -92,7 +92,6 @@ impl Describe for LayerNorm<'_> {
         let [of_vector, of_parameter] = letters(*norm);
         let mut factors = vec![operand("x", "rh", *x), operand("gamma", of_parameter, *gamma)];
         factors.extend(beta.map(|beta| operand("beta", of_parameter, beta)));
-        factors.extend(squares.map(|whole| operand("squares", of_vector, whole.sums)));
         let mut results = vec![result("y", "rh", y, false)];
         let of_rows = std::iter::once(result("rstd", of_vector, rstd, false));
         let of_rows = of_rows.chain(mean.iter().map(|mean| result("mean", of_vector, mean, false)));
