@@ -25,7 +25,7 @@ const BEHIND: usize = 2;
 /// Inputs that arrive while backward of a later block computes.
 const AHEAD: usize = 2;
 
-/// Where the inputs of Transformer blocks are between forward and backward.
+/// Memory of the inputs of Transformer blocks between forward and backward.
 #[derive(Clone)]
 pub struct BlockInputs {
     /// Their memory.

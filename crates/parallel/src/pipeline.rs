@@ -20,7 +20,7 @@ use phalanx_trace::{Placements, micro_batch_tag};
 
 use crate::stage::{BackwardStart, DeferredStage, SavedStage, Seen, Stage};
 
-/// What one rank of a pipeline does in a step, and which messages it receives.
+/// Steps of one rank of a pipeline, and the messages that it receives.
 #[derive(Clone, Debug)]
 pub struct Program {
     steps: Vec<Step>,
@@ -47,7 +47,7 @@ impl Program {
         Program { steps, incoming, depth: depth.max(1) }
     }
 
-    /// What it does, in order.
+    /// Its steps, in order.
     pub fn steps(&self) -> &[Step] {
         &self.steps
     }
@@ -99,7 +99,7 @@ pub struct Feed<'a> {
     pub upload: &'a Upload<'a>,
     /// The input that the first block receives.
     pub first: &'static str,
-    /// Whether the head reads targets, which are then uploaded before the head's parameters are gathered.
+    /// True if the head reads targets, which are then uploaded before the head's parameters are gathered.
     pub has_targets: bool,
     /// Factors of the loss.
     pub numbers: CrossEntropy,
@@ -246,7 +246,7 @@ pub fn run<'a>(
     Ok(())
 }
 
-/// What is saved between the actions of micro-batches, by stage and micro-batch.
+/// Tensors saved between the actions of micro-batches, by stage and micro-batch.
 #[derive(Default)]
 struct BetweenActions<'a> {
     inputs: BTreeMap<(usize, usize), Inputs<'a>>,

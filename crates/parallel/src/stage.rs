@@ -61,7 +61,7 @@ pub struct Stage {
     pub zero: Zero,
     /// Parameters of this stage of which other stages have copies: each stage's gradient is one term of the sum.
     pub tied: Vec<usize>,
-    /// Where the inputs of its Transformer blocks are between forward and backward.
+    /// Memory of the inputs of its Transformer blocks between forward and backward.
     pub inputs: BlockInputs,
 }
 
@@ -75,9 +75,9 @@ fn tensor_placement(spec: &ParameterSpec) -> Placements {
     Placements::REPLICATED.with(Axis::Tensor, placement)
 }
 
-/// What forward of a stage saves of a micro-batch for backward.
+/// Tensors of a micro-batch that forward of a stage saves for backward.
 pub struct SavedStage {
-    /// What each block saved that backward runs: from [`Network::lowest`] on.
+    /// Tensors saved by each block that backward runs: from [`Network::lowest`] on.
     saved: Vec<AnySaved>,
     /// The inputs of blocks that are not where their block left them.
     inputs: Kept,
@@ -85,7 +85,7 @@ pub struct SavedStage {
     head: Option<Activation>,
 }
 
-/// What the first part of backward saves of a micro-batch for the second part: one entry for each block, the last block
+/// Tensors of a micro-batch that the first part of backward saves for the second part: one entry for each block, the last block
 /// first.
 pub struct DeferredStage(Vec<Deferred>);
 
@@ -114,12 +114,12 @@ fn cause(failure: Failure) -> CollectiveError {
 }
 
 impl Stage {
-    /// Whether backward runs in this stage: it, or an earlier one, has a trained parameter.
+    /// Returns whether backward runs in this stage: it, or an earlier one, has a trained parameter.
     pub fn is_differentiated(&self) -> bool {
         self.network.lowest() < self.network.uses.len()
     }
 
-    /// Whether this stage has the head.
+    /// Returns whether this stage has the head.
     pub fn is_last(&self) -> bool {
         self.network.head.is_some()
     }

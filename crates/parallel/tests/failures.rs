@@ -38,7 +38,7 @@ enum Pass {
     BackwardWeight,
 }
 
-/// Where rank 1 ends the job.
+/// Moment at which rank 1 ends the job.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum When {
     /// Instead of making a call.

@@ -70,7 +70,7 @@ impl TensorParallel {
         self.exchange.world_size()
     }
 
-    /// Whether sequence parallelism is on: the residual stream is sharded by rows.
+    /// Returns whether sequence parallelism is on: the residual stream is sharded by rows.
     pub fn sequence(&self) -> bool {
         self.sequence
     }

@@ -22,7 +22,7 @@ pub struct RowParallel {
     sequence: bool,
 }
 
-/// What the first part of backward saves for the second.
+/// Tensors that the first part of backward saves for the second.
 struct DeferredRowParallel {
     inner: Deferred,
     /// The derivative of this rank's rows, for the bias.

@@ -17,7 +17,7 @@ use super::update::Step;
 use super::visits::Tile;
 use super::{Map, Options, Zero};
 
-/// What a delayed update needs beside the states, and the update that runs.
+/// Memory of delayed updates beside the states, and the update that runs.
 pub(super) struct Delayed {
     /// For each chunk: the gradients of the update that runs, or memory for those of the next step.
     gradients: Vec<Slot>,

@@ -5,7 +5,7 @@ use std::ops::Range;
 use half::{bf16, f16};
 use phalanx_tensor::{DType, Device, DeviceError, Element, Tensor, View};
 
-/// Where numbers lie.
+/// Location of the numbers.
 pub(super) enum Numbers<'a> {
     /// In device memory.
     Device(View<'a>),

@@ -35,7 +35,7 @@ impl GradientBuffering {
     }
 }
 
-/// Where the reduced gradients of a chunk lie.
+/// Location of the reduced gradients of a chunk.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum GradientPlace {
     /// In a buffer of their own in device memory.

@@ -40,12 +40,12 @@ use super::{Map, Options, update};
 /// Largest number of reductions in flight; each holds a whole chunk.
 const IN_FLIGHT: usize = 2;
 
-/// What gradients are reduced with, and where they go.
+/// Objects with which gradients are reduced, and their destinations.
 pub(super) struct Surroundings<'a> {
     pub(super) device: &'a Device,
     pub(super) group: &'a dyn Group,
     pub(super) map: &'a Map,
-    /// Where gradients lie that are not in device memory.
+    /// Destination of gradients that are not in device memory.
     pub(super) states: &'a mut States,
     /// The norm's sums: gradients are counted before they leave the device.
     pub(super) squares: &'a mut Squares,
@@ -170,7 +170,7 @@ impl GradientChunks {
         Ok(())
     }
 
-    /// Whether the sum of earlier micro-batches lies elsewhere, and another micro-batch will add to it.
+    /// Returns whether the sum of earlier micro-batches lies elsewhere, and another micro-batch will add to it.
     fn comes_back(&self, c: usize) -> bool {
         self.places[c] == GradientPlace::Elsewhere
             && matches!(self.chunks[c], Chunk::Here(GradientBuffers::Away))
@@ -326,12 +326,12 @@ impl GradientChunks {
         cx.device.alloc(self.precision.accumulate, [elements], Category::Workspace, "visitor")
     }
 
-    /// Whether the whole buffer of a chunk exists only until it is reduced.
+    /// Returns whether the whole buffer of a chunk exists only until it is reduced.
     fn is_transient(&self, c: usize) -> bool {
         self.buffering == GradientBuffering::Transient || self.places[c] != GradientPlace::Buffer
     }
 
-    /// Whether the reduced gradients of a chunk lie in the place of its parameters.
+    /// Returns whether the reduced gradients of a chunk lie in the place of its parameters.
     pub(super) fn is_in_parameters(&self, c: usize) -> bool {
         self.places[c] == GradientPlace::Parameters
     }

@@ -37,7 +37,7 @@ pub(super) struct InBackward {
     /// By what gradients are multiplied: 1, `[1]`.
     factor: Tensor,
     on_host: Option<HostUpdate>,
-    /// Whether the first tiles have begun to come.
+    /// True once the first tiles have begun to come.
     reads: bool,
     /// Chunks whose update waits for the counts of their elements that are not finite, by parameter.
     counting: VecDeque<(usize, PendingCopy)>,
@@ -56,7 +56,7 @@ impl GradientChunks {
         self.chunks[c] = Chunk::Here(GradientBuffers::Away);
     }
 
-    /// Whether the reduced gradients of a chunk outlive its update.
+    /// Returns whether the reduced gradients of a chunk outlive its update.
     pub(super) fn are_kept(&self, c: usize) -> bool {
         matches!(self.places[c], GradientPlace::Buffer | GradientPlace::Elsewhere)
     }

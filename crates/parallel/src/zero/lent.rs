@@ -16,7 +16,7 @@ impl Zero {
     /// Those of `change`.
     ///
     /// # Panics
-    /// Where a chunk is in use, or does not lie in device memory.
+    /// If a chunk is in use, or does not lie in device memory.
     pub fn lend_parameters(
         &mut self,
         mut change: impl FnMut(Tensor) -> Result<Tensor, CollectiveError>,
@@ -37,7 +37,7 @@ impl Zero {
     /// Those of `change`.
     ///
     /// # Panics
-    /// Where they are not whole, or are still being reduced.
+    /// If they are not whole, or are still being reduced.
     pub fn lend_gradients(
         &mut self,
         mut change: impl FnMut(Tensor) -> Result<Tensor, CollectiveError>,

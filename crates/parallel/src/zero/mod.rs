@@ -77,7 +77,7 @@ use states::{Elements, States};
 pub struct Options {
     /// ZeRO stage: which of parameters, gradients and states are sharded.
     pub stage: Stage,
-    /// Whether communication overlaps computation.
+    /// True if communication overlaps computation.
     pub overlap: bool,
     /// Chunks gathered ahead of their use (stage 3).
     pub prefetch: usize,
@@ -95,21 +95,22 @@ pub struct Options {
     pub residence: Residence,
     /// Elements of the largest tile of what lies where an update cannot reach it; a multiple of the norm's block.
     pub buffer: usize,
-    /// Whether the host updates the chunks whose optimizer states lie where kernels of the device do not reach.
+    /// True if the host updates the chunks whose optimizer states lie in memory that kernels of the device do not reach.
     pub updates_on_host: bool,
-    /// Whether the host computes each update during the next step. This changes the result.
+    /// True if the host computes each update during the next step. This changes the result.
     pub delayed_update: bool,
-    /// Whether reduced gradients take the place of the parameters of their chunk, where all of its parts lie in device memory.
-    /// For one micro-batch and master weights, with gradients that accumulate in the type of the parameters.
+    /// True if reduced gradients take the place of the parameters of their chunk, if all of its parts lie in device memory. For
+    /// one micro-batch and master weights, with gradients that accumulate in the type of the parameters.
     pub gradients_in_place: bool,
-    /// Whether each chunk is updated within backward, as soon as its gradient is reduced. For one micro-batch, with gradients
+    /// True if each chunk is updated within backward, as soon as its gradient is reduced. For one micro-batch, with gradients
     /// that are neither clipped nor scaled.
     pub update_in_backward: bool,
-    /// Whether parameters are updated here. A copy that another updates has no optimizer states and no master weights.
+    /// True if parameters are updated here. A copy that another rank or stage updates has no optimizer states and no master
+    /// weights.
     pub is_updated: bool,
 }
 
-/// Where parameters lie in chunks, and which chunks each block uses. It does not change during a run.
+/// Positions of the parameters in chunks, and the chunks that each block uses. It does not change during a run.
 struct Map {
     layout: Arc<ChunkLayout>,
     /// Shape of each parameter.
@@ -205,7 +206,7 @@ impl Map {
         range.start as usize..range.end as usize
     }
 
-    /// Whether the sum of a chunk's gradients over the data axis is all: no sum over another axis follows.
+    /// Returns whether the sum of a chunk's gradients over the data axis is complete: no sum over another axis follows.
     fn is_summed_over_data_alone(&self, chunk: usize) -> bool {
         self.layout.parameters(chunk).all(|p| self.terms[p].is_none() && !self.tied[p])
     }
@@ -219,7 +220,7 @@ impl Map {
 
 /// The parameters that a [`Zero`] stores.
 pub struct Holding {
-    /// Where each parameter of the network lies.
+    /// Position of each parameter of the network in chunks.
     pub layout: Arc<ChunkLayout>,
     /// For each parameter: whether this copy counts in norms and is written to checkpoints. Where several ranks or
     /// stages have a copy (a tied table, a norm under tensor parallelism), one of them counts.
@@ -242,7 +243,7 @@ pub struct Zero {
     /// For each chunk, the optimizer states of the part that this rank updates, and the f32 parameters of the same part
     /// when the compute type has 16 bits.
     states: States,
-    /// What delayed updates need.
+    /// Memory of delayed updates.
     delayed: Option<Delayed>,
     /// The order in which chunks are updated.
     order: UpdateOrder,

@@ -5,7 +5,7 @@ use phalanx_tensor::Memory;
 use super::visits::{AHEAD, BEHIND, Window};
 use super::{Map, Options};
 
-/// Whether a chunk is updated within backward.
+/// Returns whether a chunk is updated within backward.
 pub(super) fn is_updated_in_backward(map: &Map, options: &Options, c: usize) -> bool {
     options.update_in_backward && map.is_summed_over_data_alone(c)
 }
@@ -22,7 +22,7 @@ pub(super) fn assert_possible(options: &Options) {
 /// The order in which the chunks of a stage are updated.
 pub(super) struct UpdateOrder {
     pub(super) chunks: Vec<usize>,
-    /// How many of them are updated within backward; they come first.
+    /// Number of chunks that are updated within backward; they come first.
     within: usize,
     /// After how many blocks of backward some are.
     pauses: usize,
@@ -48,14 +48,14 @@ impl UpdateOrder {
         UpdateOrder { chunks, within, pauses }
     }
 
-    /// How many of `tiles` are on their way beside the one that is updated. Within backward, the kernels of a block run between
-    /// updates: beside them, what a block's chunks have on average is read and written.
+    /// Number of `tiles` in flight beside the one that is updated. Within backward, the kernels of a block run between updates:
+    /// meanwhile as many tiles are read and written as a block's chunks have on average.
     pub(super) fn window(&self, tiles: usize) -> Window {
         let between = if self.within == 0 { 0 } else { tiles.div_ceil(self.pauses.max(1)) };
         Window { ahead: between.max(AHEAD), behind: between.max(BEHIND) }
     }
 
-    /// How many chunks are updated within backward; they come first.
+    /// Number of chunks that are updated within backward; they come first.
     pub(super) fn within(&self) -> usize {
         self.within
     }

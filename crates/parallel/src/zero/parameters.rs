@@ -34,12 +34,12 @@ pub(super) enum Chunk {
     Moving,
 }
 
-/// What chunks are gathered from and with.
+/// Objects with which chunks are gathered, and their sources.
 pub(super) struct Source<'a> {
     pub(super) device: &'a Device,
     pub(super) group: &'a dyn Group,
     pub(super) map: &'a Map,
-    /// Where shards lie that are not in device memory.
+    /// Source of shards that are not in device memory.
     pub(super) states: &'a mut States,
 }
 
@@ -175,7 +175,7 @@ impl ParameterChunks {
         map.uses[block].iter().map(view).collect()
     }
 
-    /// What this rank stores of a chunk, and which elements of the chunk these are.
+    /// This rank's stored part of a chunk, and the elements of the chunk that it holds.
     pub(super) fn resident(&self, map: &Map, c: usize) -> (View<'_>, Range<usize>) {
         match &self.chunks[c] {
             Chunk::Whole(whole) => (whole.view(), map.whole(c)),

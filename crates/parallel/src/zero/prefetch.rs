@@ -40,7 +40,7 @@ impl Prefetch {
         self.lookahead.upcoming(self.position).take(self.depth).collect()
     }
 
-    /// Whether `chunk` is used again so soon that it should be kept.
+    /// Returns whether `chunk` is used again so soon that it should be kept.
     pub(super) fn keeps(&self, chunk: u32) -> bool {
         self.lookahead.upcoming(self.position).take(self.depth.max(1)).any(|c| c == chunk)
     }

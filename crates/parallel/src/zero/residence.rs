@@ -54,7 +54,7 @@ impl Residence {
         Residence { whole: whole.into_iter().collect(), ..self }
     }
 
-    /// Whether every rank keeps the parameters of chunk number `chunk` whole under stage 3.
+    /// Returns whether every rank keeps the parameters of chunk number `chunk` whole under stage 3.
     pub fn is_whole(&self, chunk: usize) -> bool {
         self.whole.contains(&chunk)
     }

@@ -1,4 +1,4 @@
-//! How much of each parameter the optimizer needs at a time, and where the states lie that it keeps of it.
+//! Part of each parameter that the optimizer needs at a time, and the positions of the states that it keeps of it.
 //!
 //! Parameters begin at whole blocks of 4,096 elements, and shards and tiles are cut at such blocks: so they cut elements and blocks of
 //! an optimizer nowhere else. A parameter that it updates as a whole lies in one shard (`ChunkLayout`), and tiles are not cut in it.
@@ -18,7 +18,7 @@ pub fn updated(spec: &ParameterSpec) -> UpdatedParameter {
     UpdatedParameter { name: spec.name.clone(), kind: spec.kind, shape: spec.shape.clone() }
 }
 
-/// What the optimizer does with one parameter.
+/// The optimizer's treatment of one parameter.
 struct Rule {
     parameter: Arc<UpdatedParameter>,
     extent: Extent,
@@ -33,11 +33,12 @@ struct Joined {
     members: Vec<Range<u64>>,
     /// The first of their rules.
     first: usize,
-    /// Whether each of them has a rule; else one is for all: our own optimizers take those of equal rates together.
+    /// True if each of them has a rule. Otherwise one rule is for all: our own optimizers update parameters of equal rates
+    /// together.
     is_apart: bool,
 }
 
-/// What the optimizer does with the parameters of a stage.
+/// The optimizer's treatment of the parameters of a stage.
 pub(super) struct Rules {
     /// Names of the states, each once.
     names: Vec<&'static str>,
@@ -112,7 +113,7 @@ impl Rules {
         &self.names
     }
 
-    /// How the numbers of state `state` belong to the elements of a rule's parameter; None when it has no such state.
+    /// Relation of the numbers of state `state` to the elements of a rule's parameter; None when it has no such state.
     pub(super) fn spread(&self, rule: usize, state: usize) -> Option<Spread> {
         let found = self.of[rule].states.iter().find(|(number, _)| *number == state);
         found.map(|(_, kept)| kept.spread)
@@ -214,7 +215,7 @@ impl Rules {
     }
 }
 
-/// Where the numbers of a state lie, of the part of a chunk that a rank updates.
+/// Positions of a state's numbers, for the part of a chunk that a rank updates.
 pub(super) enum Places {
     /// One for each element, with those between parameters.
     Like,

@@ -1,4 +1,4 @@
-//! What a rank stores, as spans of named global tensors: the view of checkpoints and initial values.
+//! A rank's stored numbers, as spans of named global tensors: the view of checkpoints and initial values.
 //!
 //! Numbers are f32 here, whatever the compute type. State 0 is the parameters: the master weights where there are any;
 //! writing them also rounds them into the parameters. So files do not depend on the precision policy, but for frozen

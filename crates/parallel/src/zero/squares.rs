@@ -13,7 +13,7 @@ use super::Map;
 pub(super) struct Squares {
     /// `[blocks]` f64
     pub(super) blocks: Option<Tensor>,
-    /// Whether they were set to zero in this step.
+    /// True once they were set to zero in this step.
     is_begun: bool,
     /// For each chunk: whether this rank's part is counted.
     counted: Vec<bool>,

@@ -1,9 +1,9 @@
 //! Optimizer states, master weights and, where they are not in device memory, parameter shards and gradients in chunks, in
 //! the memory that the run gives them (ZeRO-Offload, arXiv 2101.06840; ZeRO-Infinity, arXiv 2104.07857).
 //!
-//! What an update can reach, it works on where it lies: in device memory, and in host memory where that is the same. The
-//! rest is stored in tiles of at most one buffer, which visit the device (`visits`). So an update needs memory for a few
-//! tiles, however large a chunk is.
+//! An update works in place on memory that it can reach: device memory, and host memory if that is the same. The rest is stored
+//! in tiles of at most one buffer, which visit the device (`visits`). So an update needs memory for a few tiles, however large a
+//! chunk is.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -19,7 +19,7 @@ use super::rules::Places;
 use super::visits::{Tile, Visits};
 use crate::tiles::{self, Arriving, Leaving};
 
-/// What is stored for each chunk.
+/// Role of stored numbers in a chunk.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Role {
     /// A state of the optimizer, f32, by the number of its name.
@@ -37,7 +37,7 @@ pub(super) struct Slot {
     pub(super) role: Role,
     dtype: DType,
     pub(super) memory: Memory,
-    /// Where its numbers belong: those of states need not be as many as elements.
+    /// Elements to which its numbers belong: a state may have another number of them.
     places: Places,
     /// The numbers in each tile.
     ranges: Vec<Range<usize>>,
@@ -45,13 +45,13 @@ pub(super) struct Slot {
     pub(super) tiles: Vec<Option<Tensor>>,
 }
 
-/// What is stored of one chunk.
+/// The stored parts of one chunk.
 pub(super) struct Stored {
     /// Elements of the chunk that this rank updates.
     pub(super) elements: usize,
     /// The same in tiles of at most one buffer, or of one parameter that is not cut.
     pub(super) tiles: Vec<Range<usize>>,
-    /// Whether the host updates the chunk, in its own memory.
+    /// True if the host updates the chunk, in its own memory.
     is_updated_on_host: bool,
     /// States, then master weights, then parameters and gradients that are not in device memory.
     pub(super) slots: Vec<Slot>,
@@ -66,7 +66,7 @@ pub(super) struct States {
     pub(super) leaving: VecDeque<(usize, Leaving)>,
 }
 
-/// What an update writes of a chunk, beside parameters in device memory.
+/// Tensors of a chunk that an update writes, beside parameters in device memory.
 pub(super) struct Updated<'a> {
     /// With the numbers of their names.
     pub(super) states: Vec<(usize, ViewMut<'a>)>,
@@ -87,11 +87,11 @@ pub(super) struct Elements {
     pub(super) uncut: Vec<Range<usize>>,
     /// The optimizer's states, by the numbers of their names.
     pub(super) states: Vec<(usize, Places)>,
-    /// Whether the chunk is updated: else it has parameters alone.
+    /// True if the chunk is updated; otherwise it has parameters alone.
     pub(super) is_updated: bool,
 }
 
-/// Whether kernels of the device compute in this memory.
+/// Returns whether kernels of the device compute in this memory.
 pub(super) fn is_in_reach(device: &Device, memory: Memory) -> bool {
     memory == Memory::Device || (memory == Memory::Host && device.is_host_addressable())
 }
@@ -150,12 +150,12 @@ impl States {
         chunks.flat_map(|chunk| (0..self.tiles(chunk).len()).map(move |tile| (chunk, tile))).collect()
     }
 
-    /// Whether kernels of the device cannot work on a part of a chunk where it lies.
+    /// Returns whether kernels of the device cannot work in place on some part of a chunk.
     fn travels(&self, chunk: usize) -> bool {
         self.chunks[chunk].slots.iter().any(|slot| !is_in_reach(&self.device, slot.memory))
     }
 
-    /// Whether the host updates a chunk, in its own memory.
+    /// Returns whether the host updates a chunk, in its own memory.
     pub(super) fn is_updated_on_host(&self, chunk: usize) -> bool {
         self.chunks[chunk].is_updated_on_host
     }

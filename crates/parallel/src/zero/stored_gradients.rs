@@ -20,7 +20,7 @@ const AHEAD: usize = 2;
 pub(super) type Part = (usize, Range<usize>);
 
 impl States {
-    /// Whether the gradients of a chunk are stored here.
+    /// Returns whether the gradients of a chunk are stored here.
     pub(super) fn has_gradients(&self, chunk: usize) -> bool {
         self.chunks[chunk].position(Role::Gradients).is_some()
     }
@@ -95,7 +95,7 @@ impl States {
         Ok(())
     }
 
-    /// Where a part of the summed gradients lies: views of its tiles, each with its first element of the chunk's part.
+    /// Views of the tiles that hold a part of the summed gradients, each with its first element of the chunk's part.
     pub(super) fn gradient_views(&self, (chunk, part): Part) -> Vec<(usize, View<'_>)> {
         let position = self.chunks[chunk].position(Role::Gradients).expect("gradients are stored here");
         let slot = &self.chunks[chunk].slots[position];

@@ -1,4 +1,4 @@
-//! Where the summed gradients of a chunk are read and changed after its reduction.
+//! Access to the summed gradients of a chunk after its reduction, to read and change them.
 
 use std::ops::Range;
 

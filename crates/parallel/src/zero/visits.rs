@@ -16,7 +16,7 @@ pub(super) const AHEAD: usize = 2;
 /// Tiles that return while the update works on a later one.
 pub(super) const BEHIND: usize = 2;
 
-/// How many tiles an update keeps on their way beside the one that it works on.
+/// Numbers of tiles that an update keeps in flight beside the one that it works on.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Window {
     /// Those that arrive.
@@ -30,9 +30,9 @@ pub(super) struct Window {
 pub(super) struct Visits {
     /// All of them, in order.
     pub(super) tiles: Vec<Tile>,
-    /// How many of them have begun to arrive.
+    /// Number of them that have begun to arrive.
     pub(super) fetched: usize,
-    /// How many tiles arrive, and how many return, while the update works on another one.
+    /// Numbers of tiles that arrive and return while the update works on another one.
     pub(super) window: Window,
     /// With updates within backward: number of tiles whose parameters are being fetched or have come. Backward of a chunk reads its
     /// parameters until its update.

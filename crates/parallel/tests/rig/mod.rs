@@ -88,11 +88,11 @@ pub fn rebuilding_block(tensor: &TensorParallel, p: P) -> Sequence {
 pub struct Setting {
     /// The input is tokens below this, or (None) activations of [`HIDDEN`].
     pub vocab: Option<usize>,
-    /// Whether forward and backward are given a residual.
+    /// True if forward and backward are given a residual.
     pub residual: bool,
     pub draw: Option<Draw>,
     pub compute: DType,
-    /// Whether backward comes in two parts, the second of both micro-batches last.
+    /// True if backward comes in two parts, the second of both micro-batches last.
     pub split: bool,
 }
 
