@@ -19,8 +19,9 @@ use phalanx_tensor::{View, ViewMut};
 use crate::Cpu;
 use crate::attention_extents::{Extents, K, Q, Results, V, cut, total};
 use crate::attention_pack::{fetch, fetch_to_write};
+use crate::attention_panel::Panel;
 use crate::attention_registers::{Path, Registers};
-use crate::attention_softmax::{Panel, RunningSoftmax, cap, online_softmax};
+use crate::attention_softmax::{RunningSoftmax, cap, online_softmax};
 use crate::attention_tiles::{Left, Sheet, product, strips, sums, upper_half, width};
 use crate::elementwise::{bytes, bytes_mut};
 use crate::float::{Float, by_float};
@@ -73,7 +74,7 @@ pub(crate) unsafe fn scores(
 /// What all tasks of a forward pass share.
 struct Forward<'a> {
     path: Path,
-    e: Extents,
+    e: Extents<'a>,
     /// Part [`Q`] has the queries.
     queries: Matrix<'a>,
     keys: Keys<'a>,
@@ -90,7 +91,7 @@ struct Forward<'a> {
 struct Keys<'a> {
     matrix: Matrix<'a>,
     /// Its extents: a sample may have more rows than there are queries.
-    e: Extents,
+    e: Extents<'a>,
 }
 
 /// out `[batch, seq, out_width]` and log_sum_exp `[batch, heads, seq]` (both overwritten).
@@ -122,7 +123,7 @@ pub(crate) fn attention(
 pub(crate) fn attention_cached(cpu: &Cpu, operation: AttentionCached) {
     let (queries, before) = operation.queries();
     let AttentionCached { qkv, heads, past, mut cache, out } = operation;
-    let e = Extents::new(qkv.dims(), heads, None);
+    let e = Extents::new(qkv.dims(), heads, None, None);
     let [_, capacity, _] = cache.dims();
     let [width, kept] = [heads.qkv_width(), heads.cache_width()].map(|len| len * qkv.dtype().bytes());
     let to = bytes_mut(cache.reborrow());
@@ -132,7 +133,7 @@ pub(crate) fn attention_cached(cpu: &Cpu, operation: AttentionCached) {
     }
     let forward = Forward {
         path: Path::forward(cpu, e.size, qkv.dtype()),
-        e: Extents::new(queries.dims(), heads, None),
+        e: Extents::new(queries.dims(), heads, None, None),
         queries: Matrix::of(&queries),
         keys: Keys { matrix: Matrix::of(&cache.as_view()), e: e.of_cache(capacity) },
         past: before,
@@ -171,26 +172,32 @@ impl Forward<'_> {
             // With a causal mask, the last queries see the most keys, so their tasks run first.
             let (part, pair) = (parts - 1 - task / e.pairs(), task % e.pairs());
             let rows = part * queries..e.seq.min((part + 1) * queries);
-            with_thread_scratch(total(&self.lengths(&rows)), |scratch| self.run_task(pair, rows, scratch));
+            with_thread_scratch(total(&self.lengths(pair, &rows)), |scratch| {
+                self.run_task(pair, rows, scratch)
+            });
         });
     }
 
     /// The keys that one or another of these queries sees, from the start of a tile on.
-    fn visible(&self, queries: &Range<usize>) -> Range<usize> {
-        let keys = self.e.keys_of(&(self.past + queries.start..self.past + queries.end), self.count);
+    fn visible(&self, pair: usize, queries: &Range<usize>) -> Range<usize> {
+        let keys = self.e.keys_of(pair, &(self.past + queries.start..self.past + queries.end), self.count);
         keys.start / TILE * TILE..keys.end
     }
 
     /// Number of panels whose state is kept: all of them if several spans of keys are needed, else one.
-    fn kept(&self, queries: &Range<usize>) -> usize {
-        if self.visible(queries).len() <= SPAN { 1 } else { queries.len().div_ceil(width(self.path.isa)) }
+    fn kept(&self, pair: usize, queries: &Range<usize>) -> usize {
+        if self.visible(pair, queries).len() <= SPAN {
+            1
+        } else {
+            queries.len().div_ceil(width(self.path.isa))
+        }
     }
 
-    fn lengths(&self, queries: &Range<usize>) -> [usize; 8] {
+    fn lengths(&self, pair: usize, queries: &Range<usize>) -> [usize; 8] {
         let (Path { isa, packing, .. }, size) = (self.path, self.e.size);
-        let keys = self.path.padded(self.visible(queries).len().min(SPAN));
+        let keys = self.path.padded(self.visible(pair, queries).len().min(SPAN));
         let width = width(isa);
-        let kept = self.kept(queries) * width;
+        let kept = self.kept(pair, queries) * width;
         [
             Sheet::len(isa, keys, packing.packed(size)),
             Sheet::len(isa, packing.packed(keys), size),
@@ -207,17 +214,17 @@ impl Forward<'_> {
     fn run_task(&self, pair: usize, queries: Range<usize>, mut scratch: &mut [f32]) {
         let (Path { isa, packing, .. }, e) = (self.path, &self.e);
         let width = width(isa);
-        let kept = self.kept(&queries);
+        let kept = self.kept(pair, &queries);
         let state = width * e.stride(isa);
-        let [k, v, q, scores, sums, largest, total, fade] = cut(&mut scratch, self.lengths(&queries));
-        let all = self.visible(&queries);
+        let [k, v, q, scores, sums, largest, total, fade] = cut(&mut scratch, self.lengths(pair, &queries));
+        let all = self.visible(pair, &queries);
         let mut registers = self.path.registers();
         for first in all.clone().step_by(SPAN) {
             let span = first..all.end.min(first + SPAN);
             let mut packed = first;
             for (index, query) in queries.clone().step_by(width).enumerate() {
                 let rows = query..queries.end.min(query + width);
-                let seen = self.visible(&rows);
+                let seen = self.visible(pair, &rows);
                 let keys = span.start.max(seen.start)..span.end.min(seen.end);
                 if keys.is_empty() {
                     continue;
@@ -267,10 +274,12 @@ impl Forward<'_> {
             let keys = first..keys.end.min(first + TILE);
             self.pack_keys(pair, keys.end, work);
             let [nearest, last] = e.sight(position, first);
+            let documents = e.first_keys(pair, queries, first);
             let panel = Panel {
                 keys: keys.len(),
                 first: nearest,
                 last,
+                documents: documents.as_ref(),
                 factor: e.heads.exponent_factor(),
                 element: e.element(pair, first, queries.start),
                 next_key: e.seq as u64,
@@ -294,7 +303,7 @@ impl Forward<'_> {
             if first > begin {
                 fade_rows(isa, work.sums, e.stride(isa), &work.seen.fade[..queries.len()]);
             }
-            self.add_values(queries, &keys, first > begin, work);
+            self.add_values(pair, queries, &keys, first > begin, work);
         }
     }
 
@@ -323,7 +332,14 @@ impl Forward<'_> {
     }
 
     /// sums = p · v, or += where `add`.
-    fn add_values(&self, queries: &Range<usize>, keys: &Range<usize>, add: bool, work: &mut Work) {
+    fn add_values(
+        &self,
+        pair: usize,
+        queries: &Range<usize>,
+        keys: &Range<usize>,
+        add: bool,
+        work: &mut Work,
+    ) {
         let (Path { isa, packing, .. }, e) = (self.path, &self.e);
         let (width, stride) = (width(isa), e.stride(isa));
         let v = work.v.at(packing.packed(keys.start - work.keys.start) * width);
@@ -337,7 +353,7 @@ impl Forward<'_> {
         }
         for strip in strips(queries.len(), microkernel::panels(isa).rows) {
             let strip_queries = queries.start + strip.start..queries.start + strip.end;
-            let seen = keys.end.min(self.visible(&strip_queries).end).saturating_sub(keys.start);
+            let seen = keys.end.min(self.visible(pair, &strip_queries).end).saturating_sub(keys.start);
             let size = [strip.len(), stride, packing.packed(seen)];
             let to = &mut work.sums[strip.start * stride..strip.end * stride];
             let target = sums(to.as_mut_ptr(), stride, add);

@@ -23,8 +23,9 @@ use crate::Cpu;
 use crate::attention::{FEW_PAIRS, scores};
 use crate::attention_dots::dots;
 use crate::attention_extents::{Extents, K, Q, Results, V, cut, total};
+use crate::attention_panel::Panel;
 use crate::attention_registers::{Path, WIDTH};
-use crate::attention_softmax::{Panel, PanelBuffers, QueryRows, cap, probabilities};
+use crate::attention_softmax::{PanelBuffers, QueryRows, cap, probabilities};
 use crate::attention_tiles::{Left, Sheet, product, strips, sums, width};
 use crate::epilogue::{MatrixPointer, Target};
 use crate::float::by_float;
@@ -60,7 +61,7 @@ pub(crate) struct SavedAttention<'a> {
 struct Backward<'a> {
     path: Path,
     threads: usize,
-    e: Extents,
+    e: Extents<'a>,
     qkv: Matrix<'a>,
     out: Matrix<'a>,
     dout: Matrix<'a>,
@@ -99,20 +100,25 @@ impl<'a> Backward<'a> {
         blocks.start * BLOCK..self.e.seq.min(blocks.end * BLOCK)
     }
 
+    /// The first head of each sample: documents are those of samples.
+    fn samples(&self) -> impl Iterator<Item = usize> {
+        (0..self.e.pairs()).step_by(self.e.heads.heads)
+    }
+
     /// Groups of heads that read the same keys and values.
     fn groups(&self) -> usize {
         self.e.batch * self.e.heads.kv_heads
     }
 
     /// The blocks of keys that a block of queries sees.
-    fn keys_of(&self, block: usize) -> Range<usize> {
-        let keys = self.e.keys_of(&self.rows(&(block..block + 1)), self.e.seq);
+    fn keys_of(&self, pair: usize, block: usize) -> Range<usize> {
+        let keys = self.e.keys_of(pair, &self.rows(&(block..block + 1)), self.e.seq);
         keys.start / BLOCK..keys.end.div_ceil(BLOCK)
     }
 
     /// The blocks of queries that see a block of keys.
-    fn queries_of(&self, block: usize) -> Range<usize> {
-        let queries = self.e.queries_of(&self.rows(&(block..block + 1)));
+    fn queries_of(&self, pair: usize, block: usize) -> Range<usize> {
+        let queries = self.e.queries_of(pair, &self.rows(&(block..block + 1)));
         queries.start / BLOCK..queries.end.div_ceil(BLOCK)
     }
 
@@ -150,7 +156,9 @@ impl<'a> Backward<'a> {
         let rows = self.e.seq * self.stride();
         let groups = (ROUND / blocks).clamp(1, self.groups());
         // Largest distances in blocks between the keys and the queries of a round.
-        let [behind, ahead] = self.e.heads.reach().map(|far| far.div_ceil(BLOCK).min(blocks - 1) as isize);
+        let behind = |block| self.samples().map(move |pair| block - self.keys_of(pair, block).start);
+        let behind = (0..blocks).flat_map(behind).max().unwrap_or_default() as isize;
+        let ahead = self.e.heads.reach()[1].div_ceil(BLOCK).min(blocks - 1) as isize;
         cpu.scratch.with(|buffer| {
             let sums = Shards::new(buffer.slice::<f32>(groups * 3 * rows));
             for first in (0..self.groups()).step_by(groups) {
@@ -239,7 +247,7 @@ impl<'a> Backward<'a> {
             delta,
         };
         for query_block in queries.clone() {
-            let seen = self.keys_of(query_block);
+            let seen = self.keys_of(pair, query_block);
             let keys = keys.start.max(seen.start)..keys.end.min(seen.end);
             if keys.is_empty() {
                 continue;
@@ -307,7 +315,7 @@ impl<'a> Backward<'a> {
     fn block(&self, walk: &mut Walk, key_block: usize, query_block: usize, more: bool) {
         let e = &self.e;
         let [keys, queries] = [key_block, query_block].map(|b| self.rows(&(b..b + 1)));
-        let (seen, seeing) = (self.keys_of(query_block), self.queries_of(key_block));
+        let (seen, seeing) = (self.keys_of(walk.pair, query_block), self.queries_of(walk.pair, key_block));
         let diagonal = e.heads.causal && key_block == query_block;
         for query in queries.clone().step_by(width(self.path.isa)) {
             let rows = query..queries.end.min(query + width(self.path.isa));
@@ -334,10 +342,12 @@ impl<'a> Backward<'a> {
         let index = (rows.start - queries.start) / width;
         let visible = if e.heads.causal { keys.end.min(rows.start + width) } else { keys.end };
         let [first, last] = e.sight(rows.start, keys.start);
+        let documents = e.first_keys(walk.pair, rows, keys.start);
         let panel = Panel {
             keys: visible - keys.start,
             first,
             last,
+            documents: documents.as_ref(),
             factor: e.heads.exponent_factor(),
             element: e.element(walk.pair, keys.start, rows.start),
             next_key: e.seq as u64,

@@ -3,9 +3,10 @@
 use std::ops::Range;
 
 use phalanx_simd::Isa;
-use phalanx_tensor::ViewMut;
 use phalanx_tensor::arguments::{Dropout, Heads};
+use phalanx_tensor::{View, ViewMut};
 
+use crate::attention_panel::FirstKeys;
 use crate::attention_tiles::width;
 use crate::epilogue::MatrixPointer;
 use crate::matrix::Matrix;
@@ -17,7 +18,7 @@ pub(crate) const V: usize = 2;
 
 /// The sizes of an attention call. A pair is a head of queries of a sample.
 #[derive(Clone, Copy)]
-pub(crate) struct Extents {
+pub(crate) struct Extents<'a> {
     pub(crate) batch: usize,
     pub(crate) seq: usize,
     pub(crate) heads: Heads,
@@ -27,16 +28,24 @@ pub(crate) struct Extents {
     before: usize,
     /// Distance between the counters of two samples in the dropout generator.
     sample: u64,
+    /// The positions of all rows in their documents, if sequences have several.
+    positions: Option<&'a [u32]>,
 }
 
-impl Extents {
-    pub(crate) fn new([batch, seq, _]: [usize; 3], heads: Heads, dropout: Option<Dropout>) -> Extents {
-        let sample = dropout.map_or(0, |d| d.sample);
-        Extents { batch, seq, heads, size: heads.head_dim, before: heads.out_width(), sample }
+impl<'a> Extents<'a> {
+    pub(crate) fn new(
+        [batch, seq, _]: [usize; 3],
+        heads: Heads,
+        positions: Option<View<'a>>,
+        dropout: Option<Dropout>,
+    ) -> Extents<'a> {
+        let (size, before) = (heads.head_dim, heads.out_width());
+        let (positions, sample) = (positions.map(|x| x.as_slice()), dropout.map_or(0, |d| d.sample));
+        Extents { batch, seq, heads, size, before, sample, positions }
     }
 
     /// Those of a cache of so many rows, which has keys and values only.
-    pub(crate) fn of_cache(self, capacity: usize) -> Extents {
+    pub(crate) fn of_cache(self, capacity: usize) -> Extents<'a> {
         Extents { seq: capacity, before: 0, ..self }
     }
 
@@ -45,19 +54,43 @@ impl Extents {
         self.batch * self.heads.heads
     }
 
-    /// The keys, of `count`, that one or another of the queries at these positions sees.
-    pub(crate) fn keys_of(&self, queries: &Range<usize>, count: usize) -> Range<usize> {
+    /// The first row of the document of this row of a pair's sample.
+    fn document(&self, pair: usize, row: usize) -> usize {
+        let first = pair / self.heads.heads * self.seq;
+        self.positions.map_or(0, |positions| row.saturating_sub(positions[first + row] as usize))
+    }
+
+    /// The keys, of `count`, that one or another of the queries in these rows sees.
+    pub(crate) fn keys_of(&self, pair: usize, queries: &Range<usize>, count: usize) -> Range<usize> {
         let [behind, ahead] = self.heads.reach();
-        queries.start.saturating_sub(behind)..count.min(queries.end.saturating_add(ahead))
+        let start = queries.start.saturating_sub(behind).max(self.document(pair, queries.start));
+        start..count.min(queries.end.saturating_add(ahead))
     }
 
     /// The queries that see one or another of these keys.
-    pub(crate) fn queries_of(&self, keys: &Range<usize>) -> Range<usize> {
+    pub(crate) fn queries_of(&self, pair: usize, keys: &Range<usize>) -> Range<usize> {
         let [behind, ahead] = self.heads.reach();
-        keys.start.saturating_sub(ahead)..self.seq.min(keys.end.saturating_add(behind))
+        let mut end = self.seq.min(keys.end.saturating_add(behind));
+        if self.positions.is_some() {
+            // The end of the last key's document, which is at least that of the keys.
+            let mut start = keys.end;
+            while start < end {
+                let middle = start.midpoint(end);
+                if self.document(pair, middle) < keys.end { start = middle + 1 } else { end = middle }
+            }
+        }
+        keys.start.saturating_sub(ahead)..end
     }
 
-    /// The first and the last key that the query at this position sees, by their distances from `key`.
+    /// The first key of the document of each query of a panel, by its distance from `key`; None where each sequence is one
+    /// document.
+    pub(crate) fn first_keys(&self, pair: usize, queries: &Range<usize>, key: usize) -> Option<FirstKeys> {
+        let last = queries.end - 1;
+        let first = |lane| self.document(pair, last.min(queries.start + lane)) as i32 - key as i32;
+        self.positions.map(|_| std::array::from_fn(first))
+    }
+
+    /// The first and the last key that a mask lets the query at this position see, by their distances from `key`.
     pub(crate) fn sight(&self, position: usize, key: usize) -> [isize; 2] {
         let [behind, ahead] = self.heads.reach().map(|far| far.min(isize::MAX as usize / 4) as isize);
         let query = position as isize - key as isize;
@@ -75,13 +108,13 @@ impl Extents {
     }
 
     /// Rows of one (sample, head) pair, `[rows, size]`, of a part.
-    pub(crate) fn part<'a>(
+    pub(crate) fn part<'m>(
         &self,
-        x: Matrix<'a>,
+        x: Matrix<'m>,
         pair: usize,
         which: usize,
         rows: &Range<usize>,
-    ) -> Matrix<'a> {
+    ) -> Matrix<'m> {
         let (sample, head) = (pair / self.heads.heads, pair % self.heads.heads);
         let first = sample * self.seq;
         let column = self.column(head, which);

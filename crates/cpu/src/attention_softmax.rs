@@ -11,43 +11,9 @@ use std::ops::Range;
 use phalanx_simd::{Avx2, Avx512};
 use phalanx_simd::{Isa, Lanes, Portable, lanes, vectorized};
 
+use crate::attention_panel::Panel;
 use crate::microkernel::Packing;
 use crate::random::DropoutMask;
-
-/// A panel of scores `[keys][queries]`.
-#[derive(Clone, Copy)]
-pub(crate) struct Panel {
-    /// Keys.
-    pub(crate) keys: usize,
-    /// Indices of the first and the last key that query 0 sees; those of each further query are one later.
-    pub(crate) first: isize,
-    pub(crate) last: isize,
-    /// What turns scores into exponents of 2.
-    pub(crate) factor: f32,
-    /// Counter of (first key, first query) in the dropout generator, and the distance to that of the next key.
-    pub(crate) element: u64,
-    pub(crate) next_key: u64,
-}
-
-impl Panel {
-    /// The key of this index, or the nearest that there is; `keys` behind all.
-    pub(crate) fn below(&self, index: isize) -> usize {
-        index.clamp(0, self.keys as isize) as usize
-    }
-
-    /// The keys that each of `queries` sees.
-    fn clear(&self, queries: usize) -> Range<usize> {
-        let end = self.below(self.last + 1);
-        self.below(self.first + queries as isize - 1).min(end)..end
-    }
-
-    /// The queries of vector `v` that see `key`.
-    #[inline(always)]
-    fn seeing(&self, key: usize, v: usize) -> Range<usize> {
-        let query = key as isize - 16 * v as isize;
-        (query - self.last).clamp(0, 16) as usize..(query - self.first + 1).clamp(0, 16) as usize
-    }
-}
 
 /// The lanes `kept` of `x`, and `other` in the others.
 ///

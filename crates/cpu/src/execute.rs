@@ -91,14 +91,14 @@ impl Cpu {
     fn attention(&self, operation: Attentions) {
         match operation {
             Attentions::AttentionForward(o) => {
-                let extents = Extents::new(o.qkv.dims(), o.heads, o.dropout);
+                let extents = Extents::new(o.qkv.dims(), o.heads, o.positions, o.dropout);
                 attention::attention(self, extents, o.qkv, o.dropout, o.out, o.log_sum_exp);
             }
             Attentions::AttentionCached(o) => {
                 attention::attention_cached(self, o);
             }
             Attentions::AttentionBackward(o) => {
-                let extents = Extents::new(o.qkv.dims(), o.heads, o.dropout);
+                let extents = Extents::new(o.qkv.dims(), o.heads, o.positions, o.dropout);
                 let [out, log_sum_exp, dout] = o.saved;
                 let saved =
                     attention_backward::SavedAttention { qkv: o.qkv, out, log_sum_exp, dropout: o.dropout };

@@ -10,6 +10,7 @@ mod attention_backward;
 mod attention_dots;
 mod attention_extents;
 mod attention_pack;
+mod attention_panel;
 mod attention_registers;
 mod attention_softmax;
 mod attention_tiles;

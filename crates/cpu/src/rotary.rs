@@ -1,7 +1,8 @@
-//! Rotary positions (Su et al., arXiv 2104.09864), in place, as [`RotaryPositions`] says. A task has some positions of all
-//! sequences: it computes the cosines and sines of a position once, in f64, and turns all heads at that position by them.
+//! Rotary positions (Su et al., arXiv 2104.09864), in place, as [`RotaryPositions`] says. A task has some rows of all
+//! sequences: it computes the cosines and sines of a position in f64, once for the rows that have it, and turns all heads by them.
 
 use phalanx_simd::{Lanes, lanes, vectorized};
+use phalanx_tensor::RowPositions;
 use phalanx_tensor::operations::RotaryPositions;
 use phalanx_tensor::rotary::ROTARY_FREQUENCIES_MAX;
 
@@ -12,7 +13,7 @@ use crate::{Cpu, row_grain};
 
 /// Turns the first heads of each row by its position, in place.
 pub(crate) fn rotary(cpu: &Cpu, call: RotaryPositions) {
-    let RotaryPositions { x, rotary, heads, first, inverse } = call;
+    let RotaryPositions { x, rotary, heads, positions, inverse } = call;
     let ([batch, seq, width], count) = (x.dims(), rotary.frequencies().len());
     let scales = [rotary.scale(), if inverse { -rotary.scale() } else { rotary.scale() }];
     by_float!(x.dtype(), T => {
@@ -21,8 +22,16 @@ pub(crate) fn rotary(cpu: &Cpu, call: RotaryPositions) {
             let mut factors = [[0f32; ROTARY_FREQUENCIES_MAX]; 2];
             let [cos, sin] = factors.each_mut().map(|factors| &mut factors[..count]);
             for row in rows {
-                turns(cpu.isa, rotary.frequencies(), (first + row) as f64, scales, cos, sin);
+                let mut known = None;
                 for sample in 0..batch {
+                    let position = match positions {
+                        RowPositions::From(first) => first + row,
+                        RowPositions::Each(positions) => positions.as_slice::<u32>()[sample * seq + row] as usize,
+                    };
+                    if known != Some(position) {
+                        turns(cpu.isa, rotary.frequencies(), position as f64, scales, cos, sin);
+                        known = Some(position);
+                    }
                     let at = (sample * seq + row) * width;
                     // SAFETY: rows do not overlap, and each is given to one thread by `over`.
                     let heads = unsafe { x.piece(at..at + heads * rotary.head_dim()) };

@@ -9,8 +9,9 @@
 template <bool DROPS> __host__ __device__ constexpr int sixteens() { return HELD && !DROPS ? 2 : 1; }
 
 #define THREADS 128
-// The largest score of no key. Under a window a query may see no key of the first tile, and the difference of two must be a number.
-#ifdef WINDOWED
+// The largest score of no key. Under a window, and with documents, a query may see no key of the first tile, and the difference of two must
+// be a number.
+#if defined(WINDOWED) || defined(DOCUMENTS)
 #define LEAST -1e30f
 #else
 #define LEAST -INFINITE
@@ -54,7 +55,7 @@ __device__ __forceinline__ void softmax(f32 (&scores)[N][4], Running &running, f
         largest = fmaxf(largest, __shfl_xor_sync(ALL_LANES, largest, 1));
         largest = fmaxf(largest, __shfl_xor_sync(ALL_LANES, largest, 2));
         fade[half] = fast_power_of_two((running.largest[half] - largest) * e.factor);
-        // Every query sees a key of the first tile, so the largest score is a number (under a window: it starts as one).
+        // Every query sees a key of the first tile, so the largest score is a number (or it starts as one).
         const f32 offset = -largest * e.factor;
         f32 total = 0.0f;
 #pragma unroll
@@ -113,7 +114,7 @@ __device__ __forceinline__ void add_tile(Queries<M16> &to, const Left (&q)[M16],
     multiply_sums<ELEMENT, M16, HEAD / 8, PASSING / 8>(to.sums, scores, v_tile, lane);
 }
 
-template <bool DROPS> __device__ __forceinline__ void forward(const Forward &f, const Extents &e, u64 pairs, const AttentionDropout &dropout) {
+template <bool DROPS> __device__ __forceinline__ void forward(const Forward &f, Extents e, u64 pairs, const AttentionDropout &dropout) {
     constexpr int M16 = sixteens<DROPS>(), QUERIES = 4 * 16 * M16;
     extern __shared__ __align__(16) unsigned char memory[];
     ELEMENT *q_tile = (ELEMENT *)memory, *passing = q_tile + QUERIES * STRIDE;
@@ -121,6 +122,7 @@ template <bool DROPS> __device__ __forceinline__ void forward(const Forward &f, 
     // With a causal mask the last queries see the most keys: they come first.
     const u64 tiles = (e.queries + QUERIES - 1) / QUERIES;
     const u64 pair = blockIdx.x % pairs, first = (tiles - 1 - blockIdx.x / pairs) * QUERIES;
+    e = of_sample(e, pair / e.heads);
     const u64 sample = pair / e.heads, head = pair % e.heads;
     const Rows q = {f.q + sample * f.q_sample + head * e.size, f.q_stride};
     const u64 kv_head = head / group_of(e);
@@ -183,9 +185,10 @@ template <bool DROPS> __device__ __forceinline__ void forward(const Forward &f, 
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
     attention(const ELEMENT *q, const ELEMENT *k, const ELEMENT *v, u64 q_stride, u64 q_sample, u64 k_stride, u64 k_sample,
               ELEMENT *out, f32 *log_sum_exp, u64 pairs, u64 heads, u64 size, u64 queries, u64 keys, u64 past, int causal,
-              f32 factor, u64 kv_heads, u64 window, f32 tanh_factor) {
+              f32 factor, u64 kv_heads, u64 window, f32 tanh_factor, const u32 *positions) {
     const Forward f = {q, k, v, q_stride, q_sample, k_stride, k_sample, out, log_sum_exp};
-    const Extents e = {heads, size, (u32)queries, (u32)keys, (u32)past, causal, factor, kv_heads, (u32)window, tanh_factor};
+    const Extents e = {heads, size, (u32)queries, (u32)keys, (u32)past, causal,
+                       factor, kv_heads, (u32)window, tanh_factor, positions};
     forward<false>(f, e, pairs, AttentionDropout{});
 }
 
@@ -194,10 +197,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     attention_with_dropout(const ELEMENT *q, const ELEMENT *k, const ELEMENT *v, u64 q_stride, u64 q_sample, u64 k_stride,
                            u64 k_sample, ELEMENT *out, f32 *log_sum_exp, u64 pairs, u64 heads, u64 size, u64 queries,
                            u64 keys, u64 past, int causal, f32 factor, u64 kv_heads, u64 window, f32 tanh_factor,
-                           u64 dropout_key, u64 kept_min, f32 kept_factor, u64 dropout_first, u64 dropout_sample) {
+                           const u32 *positions, u64 dropout_key, u64 kept_min, f32 kept_factor, u64 dropout_first, u64 dropout_sample) {
     const Forward f = {q, k, v, q_stride, q_sample, k_stride, k_sample, out, log_sum_exp};
     const AttentionDropout dropout = {{dropout_key, kept_min, kept_factor}, dropout_first, dropout_sample};
-    const Extents e = {heads, size, (u32)queries, (u32)keys, (u32)past, causal, factor, kv_heads, (u32)window, tanh_factor};
+    const Extents e = {heads, size, (u32)queries, (u32)keys, (u32)past, causal,
+                       factor, kv_heads, (u32)window, tanh_factor, positions};
     forward<true>(f, e, pairs, dropout);
 }
 

@@ -2,7 +2,8 @@
 //
 // Compiled with -DHEAD=<columns of a tile>: the size of a head, rounded up to 32, 64, 128 or 256. Columns beyond the head are 0. With
 // -DGROUPED heads of queries share those of keys and values, with -DWINDOWED positions see only near ones, with -DCAPPED scores are
-// capped: programs without them have no trace of them.
+// capped, with -DDOCUMENTS positions see their own document only (under a causal mask, without a cache): programs without them have no
+// trace of them.
 #pragma once
 #include "tile.cuh"
 
@@ -34,7 +35,23 @@ struct Extents {
     u32 window;
     // scale / c under a cap c.
     f32 tanh_factor;
+    // `[batch, queries]`: the position of each row in its document.
+    const u32 *positions;
 };
+
+// The same for the heads of one sample.
+__device__ __forceinline__ Extents of_sample(Extents e, u64 sample) {
+#ifdef DOCUMENTS
+    e.positions += sample * e.queries;
+#endif
+    return e;
+}
+
+// The first row of the document of a row.
+__device__ __forceinline__ u32 document(const Extents &e, u32 row) {
+    const u32 position = e.positions[row];
+    return position < row ? row - position : 0;
+}
 
 // Heads of queries that read the same keys and values, and their number.
 __device__ __forceinline__ u64 group_of(const Extents &e) {
@@ -65,20 +82,32 @@ __device__ __forceinline__ u64 qkv_column(const Extents &e, u64 head, int which)
 
 // The first of the tiles of `tile` rows that a row at `position` sees.
 __device__ __forceinline__ u32 first_seen(const Extents &e, u64 position, u32 tile) {
+    u64 first = 0;
 #ifdef WINDOWED
-    return position + 1 > e.window ? (u32)((position + 1 - e.window) / tile * tile) : 0;
-#else
-    return 0;
+    if (position + 1 > e.window) first = position + 1 - e.window;
 #endif
+#ifdef DOCUMENTS
+    const u32 start = document(e, (u32)position);
+    if (start > first) first = start;
+#endif
+    return (u32)(first / tile * tile);
 }
 
-// The end of what the rows before `end` see ahead of them, of `count`.
+// The end of what the rows before `end` see ahead of them, or what sees them, of `count`.
 __device__ __forceinline__ u64 last_seen(const Extents &e, u64 end, u64 count) {
 #ifdef WINDOWED
-    return end + e.window - 1 < count ? end + e.window - 1 : count;
-#else
-    return count;
+    if (end + e.window - 1 < count) count = end + e.window - 1;
 #endif
+#ifdef DOCUMENTS
+    // The end of the document of the last of them.
+    u64 start = end < count ? end : count;
+    while (start < count) {
+        const u64 middle = (start + count) / 2;
+        if (document(e, (u32)middle) < end) start = middle + 1;
+        else count = middle;
+    }
+#endif
+    return count;
 }
 
 // Under a cap: q·kᵀ becomes score / c.
@@ -119,6 +148,9 @@ __device__ __forceinline__ bool is_visible(const Extents &e, u32 query, u32 key)
 #ifdef WINDOWED
     if (key + e.window <= e.past + query || key >= e.past + query + e.window) return false;
 #endif
+#ifdef DOCUMENTS
+    if (query < e.queries && key < document(e, query)) return false;
+#endif
     return key < e.keys && (!e.causal || key <= e.past + query);
 }
 
@@ -126,6 +158,9 @@ __device__ __forceinline__ bool is_visible(const Extents &e, u32 query, u32 key)
 __device__ __forceinline__ bool sees_all(const Extents &e, u32 query, u32 queries, u32 key, u32 keys) {
 #ifdef WINDOWED
     if (key + e.window < e.past + query + queries || key + keys > e.past + query + e.window) return false;
+#endif
+#ifdef DOCUMENTS
+    if (query + queries > e.queries || key < document(e, query + queries - 1)) return false;
 #endif
     return query + queries <= e.queries && key + keys <= e.keys && (!e.causal || key + keys - 1 <= e.past + query);
 }

@@ -89,12 +89,13 @@ __device__ __forceinline__ void differentiate(f32 &s, f32 &dp, const Backward &b
 
 // dk (where KEYS) and dv (where VALUES) of a tile of keys.
 template <bool DROPS, bool KEYS, bool VALUES>
-__device__ __forceinline__ void keys_values(const Backward &b, const Extents &e, u64 units, const AttentionDropout &dropout) {
+__device__ __forceinline__ void keys_values(const Backward &b, Extents e, u64 units, const AttentionDropout &dropout) {
     extern __shared__ __align__(16) unsigned char memory[];
     ELEMENT *k_tile = (ELEMENT *)memory, *v_tile = k_tile + STAYING * STRIDE, *passing = v_tile + STAYING * STRIDE;
     __shared__ f32 lses[BUFFERS][PASSING], deltas[BUFFERS][PASSING];
     const int lane = lane_index(), warp = threadIdx.x / WARP;
     const u64 group = group_of(e), unit = blockIdx.x % units, first = blockIdx.x / units * STAYING;
+    e = of_sample(e, unit * group / e.heads);
     // The first of the heads of queries that read these keys and values.
     u64 pair = unit * group;
     Rows q = part(b, e, pair, 0), dout = dout_of(b, e, pair);
@@ -177,12 +178,13 @@ __device__ __forceinline__ void keys_values(const Backward &b, const Extents &e,
 
 // dq of a tile of queries.
 template <bool DROPS>
-__device__ __forceinline__ void queries(const Backward &b, const Extents &e, u64 pairs, const AttentionDropout &dropout) {
+__device__ __forceinline__ void queries(const Backward &b, Extents e, u64 pairs, const AttentionDropout &dropout) {
     extern __shared__ __align__(16) unsigned char memory[];
     ELEMENT *q_tile = (ELEMENT *)memory, *dout_tile = q_tile + STAYING * STRIDE, *passing = dout_tile + STAYING * STRIDE;
     const int lane = lane_index(), warp = threadIdx.x / WARP;
     const u64 tiles = (e.queries + STAYING - 1) / STAYING;
     const u64 pair = blockIdx.x % pairs, first = (tiles - 1 - blockIdx.x / pairs) * STAYING;
+    e = of_sample(e, pair / e.heads);
     const Rows q = part(b, e, pair, 0), k = part(b, e, pair, 1), v = part(b, e, pair, 2), dout = dout_of(b, e, pair);
     const u32 query = (u32)(first + warp * 16);
     const u64 counter = head_counter(dropout, pair / e.heads, pair % e.heads, e.queries);
@@ -249,10 +251,10 @@ __device__ __forceinline__ void queries(const Backward &b, const Extents &e, u64
     extern "C" __global__ void __launch_bounds__(THREADS, 2)                                                            \
         NAME(const ELEMENT *qkv, const ELEMENT *dout, const f32 *log_sum_exp, const f32 *delta, ELEMENT *dqkv,          \
              u64 units, u64 heads, u64 size, u64 seq, int causal, f32 factor, u64 kv_heads, u64 window, f32 tanh_factor,\
-             f32 scale, u64 dropout_key, u64 kept_min, f32 kept_factor, u64 dropout_first, u64 dropout_sample) {        \
+             const u32 *positions, f32 scale, u64 dropout_key, u64 kept_min, f32 kept_factor, u64 dropout_first, u64 dropout_sample) {        \
         const Backward b = {qkv, dout, log_sum_exp, delta, dqkv, scale};                                                \
         const Extents e = {heads,  size,     (u32)seq,    (u32)seq,   0, causal,                                        \
-                           factor, kv_heads, (u32)window, tanh_factor};                                                 \
+                           factor, kv_heads, (u32)window, tanh_factor, positions};                                      \
         CALL(b, e, units, AttentionDropout{{dropout_key, kept_min, kept_factor}, dropout_first, dropout_sample});       \
     }
 

@@ -63,16 +63,18 @@ __device__ __forceinline__ void turn(const f32 *cosines, const f32 *sines, u32 c
     }
 }
 
-// Turns the first `heads` heads of each row of x `[batch, seq, width]` by its position, `first + row mod seq`: elements i and
+// Turns the first `heads` heads of each row of x `[batch, seq, width]` by its position, which is its own of `positions` `[batch, seq]`
+// or, if they are null, `first + row mod seq`: elements i and
 // i + count of a head, a and b, become a c - b s and b c + a s, with the cosine c times `cos_scale` and the sine s times
 // `sin_scale`. A block computes a row.
 extern "C" __global__ void rotary(const __grid_constant__ Frequencies frequencies, f64 cos_scale, f64 sin_scale, u32 count,
-                                  ELEMENT *x, u64 seq, u64 width, u32 head_dim, u32 heads, u64 first) {
+                                  ELEMENT *x, u64 seq, u64 width, u32 head_dim, u32 heads, u64 first,
+                                  const u32 *positions) {
     __shared__ alignas(32) f32 cosines[FREQUENCIES], sines[FREQUENCIES];
     const u64 row = blockIdx.x;
     if (threadIdx.x < count) {
         f64 cosine, sine;
-        cos_sin((f64)(first + row % seq) * frequencies.radians[threadIdx.x], cosine, sine);
+        cos_sin((f64)(positions ? positions[row] : first + row % seq) * frequencies.radians[threadIdx.x], cosine, sine);
         cosines[threadIdx.x] = (f32)(cos_scale * cosine);
         sines[threadIdx.x] = (f32)(sin_scale * sine);
     }

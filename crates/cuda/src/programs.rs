@@ -114,6 +114,8 @@ pub struct AttentionForm {
     pub windowed: bool,
     /// Scores are capped.
     pub capped: bool,
+    /// Positions see their own document only.
+    pub documents: bool,
 }
 
 /// One file of kernels with its definitions.
@@ -179,8 +181,10 @@ impl Program {
         options.extend(self.element.map(|dtype| format!("-DELEMENT={}", type_name(dtype))));
         options.extend(self.other.map(|dtype| format!("-DOTHER={}", type_name(dtype))));
         options.extend(self.head.map(|head| format!("-DHEAD={head}")));
-        let AttentionForm { grouped, windowed, capped } = self.form;
-        for (name, defined) in [("GROUPED", grouped), ("WINDOWED", windowed), ("CAPPED", capped)] {
+        let AttentionForm { grouped, windowed, capped, documents } = self.form;
+        let defined =
+            [("GROUPED", grouped), ("WINDOWED", windowed), ("CAPPED", capped), ("DOCUMENTS", documents)];
+        for (name, defined) in defined {
             options.extend(defined.then(|| format!("-D{name}")));
         }
         options.extend(self.small.then(|| "-DSMALL".to_string()));

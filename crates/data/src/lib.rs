@@ -4,7 +4,8 @@
 //! [`tokenize_to_file`] combine the two. A [`TokenFile`] reads the result, or a file of nanoGPT, llm.c or Megatron, and
 //! [`TokenFiles`] read several as one. [`Tokens`] is one type for tokens in memory and in files, split into training and validation. A [`Sampler`]
 //! computes which tokens form sample `k`, as a pure function of seed and position: a run resumes from one number, and
-//! the number of ranks does not change its data. [`Masking`] masks tokens for models that learn to predict them.
+//! the number of ranks does not change its data. [`Masking`] masks tokens for models that learn to predict them,
+//! [`DocumentEnds`] says which tokens of a sample are of one document.
 //!
 //! This crate knows no rank, no batch and no configuration file: the caller turns (step, micro-batch,
 //! rank, row) into a position and asks for it.
@@ -12,6 +13,7 @@
 
 mod content;
 mod corpus;
+mod documents;
 mod error;
 mod json;
 mod limits;
@@ -28,6 +30,7 @@ mod trained_windows;
 mod windows;
 
 pub use corpus::{Corpus, CorpusSpec, Document, Findings, Group, Groups};
+pub use documents::DocumentEnds;
 pub use error::DataError;
 pub use masking::{Masking, NOT_PREDICTED};
 pub use permutation::Permutation;

@@ -12,7 +12,8 @@ use crate::layer::{Context, Layer, Rebuild};
 use crate::parameter::ParameterSpec;
 use crate::saved::{Saved, Shared};
 
-/// Dropout(softmax(scale q·kᵀ)) · v, tile by tile; the projections around it are linear layers.
+/// Dropout(softmax(scale q·kᵀ)) · v, tile by tile; the projections around it are linear layers. Rows see those of their own
+/// document.
 pub struct Attention {
     /// Heads, mask and scores.
     pub heads: Heads,
@@ -56,7 +57,7 @@ impl Layer for Attention {
         });
         let mut out = cx.activation([batch, seq, self.heads.out_width()], "attention.out");
         let mut log_sum_exp = cx.statistics([batch, self.heads.heads, seq], "attention.log_sum_exp");
-        cx.device.attention(x.view(), self.heads, dropout, out.view_mut(), log_sum_exp.view_mut());
+        self.attend(cx, &x, dropout, [&mut out, &mut log_sum_exp]);
         let out = Arc::new(out);
         let y = match sum {
             None => Arc::clone(&out),
@@ -81,7 +82,9 @@ impl Layer for Attention {
         let log_sum_exp = log_sum_exp.expect("no backward follows a forward with a cache");
         let mut dqkv = cx.activation(qkv.shape(), "attention.dqkv");
         let rows = [out.view(), log_sum_exp.view(), dy.view()];
-        cx.device.attention_backward(qkv.view(), rows, self.heads, dropout, dqkv.view_mut());
+        let positions = cx.positions();
+        let positions = positions.as_ref().map(|positions| positions.view());
+        cx.device.attention_backward(qkv.view(), rows, self.heads, positions, dropout, dqkv.view_mut());
         Ok(Some(cx.plus(dqkv, sum)))
     }
 
@@ -110,13 +113,27 @@ impl Layer for Attention {
         let log_sum_exp = own.log_sum_exp.as_mut().expect("no backward follows a forward with a cache");
         let [batch, seq, _] = qkv.dims();
         let mut out = cx.activation([batch, seq, self.heads.out_width()], "attention.out_again");
-        cx.device.attention(qkv.view(), self.heads, own.dropout, out.view_mut(), log_sum_exp.view_mut());
+        self.attend(cx, qkv, own.dropout, [&mut out, log_sum_exp]);
         Ok(Arc::new(out))
     }
 }
 
 impl Attention {
-    /// Forward of all rows of `qkv`, which begins at `cx.first_row`, or of the last one, over the keys and values in `cache`
+    /// Forward of whole sequences.
+    fn attend(
+        &self,
+        cx: &Context,
+        qkv: &Tensor,
+        dropout: Option<Dropout>,
+        [out, log_sum_exp]: [&mut Tensor; 2],
+    ) {
+        let positions = cx.positions();
+        let positions = positions.as_ref().map(|positions| positions.view());
+        let (out, log_sum_exp) = (out.view_mut(), log_sum_exp.view_mut());
+        cx.device.attention(qkv.view(), self.heads, positions, dropout, out, log_sum_exp);
+    }
+
+    /// Forward of all rows of `qkv`, which begins at `cx.rows.first`, or of the last one, over the keys and values in `cache`
     /// and its own.
     fn cached(
         &self,
@@ -128,7 +145,7 @@ impl Attention {
     ) -> Activation {
         let [batch, _, _] = qkv.dims();
         let mut out = cx.activation([batch, rows, self.heads.out_width()], "attention.out");
-        cache.attend(&self.name, self.heads, cx.first_row, qkv.view(), out.view_mut());
+        cache.attend(&self.name, self.heads, cx.rows.first, qkv.view(), out.view_mut());
         cx.plus(out, sum)
     }
 }

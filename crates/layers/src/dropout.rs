@@ -38,13 +38,13 @@ impl Dropped {
     }
 
     /// Drops elements of x `[.., width]` into a new tensor. Where x has only some rows of the micro-batch, they start
-    /// at `cx.first_row`.
+    /// at `cx.rows.first`.
     fn apply(&self, cx: &Context, draw: Draw, x: Activation, sum: Option<Activation>) -> Activation {
         let [rows, width] = x.shape().rows_cols();
-        let [batch, seq] = cx.tokens;
+        let [batch, seq] = cx.rows.tokens;
         let mut dropout = draw.dropout(self.p, &self.name, seq * width);
         if rows < batch * seq {
-            dropout.first += (cx.first_row * width) as u64;
+            dropout.first += (cx.rows.first * width) as u64;
         }
         let mut y = cx.activation(x.shape(), "dropout.y");
         cx.device.dropout(x.view(), dropout, sum.as_ref().map(|sum| sum.view()), y.view_mut());

@@ -1,5 +1,7 @@
 //! Token, position and type embedding: the first block of a model.
 
+use std::sync::Arc;
+
 use phalanx_tensor::{Lookup, Positions, Tensor};
 
 use crate::activation::Activation;
@@ -10,7 +12,8 @@ use crate::layer::{Context, Layer};
 use crate::parameter::{Kind, ParameterSpec};
 use crate::saved::{Deferred, Saved};
 
-/// `y[b, t] = tokens[x[b, t]] (+ positions[t]) (+ types[type of x[b, t]])`.
+/// `y[b, t] = tokens[x[b, t]] (+ positions[t]) (+ types[type of x[b, t]])`. Positions are those in a document, where a sequence has
+/// several.
 pub struct Embedding {
     /// Name of the token table.
     pub tokens: String,
@@ -37,26 +40,21 @@ pub struct PositionTable {
 /// Number of token types.
 const TYPES: usize = 2;
 
-/// The rows over which gradients of position and type tables are summed.
-pub struct EmbeddingGradients<'a> {
+/// Rows that have an embedding of their position and type.
+pub struct EmbeddedRows {
     /// The token ids of the rows, u32.
-    pub ids: &'a Tensor,
-    /// `[.., hidden]`
-    pub dy: &'a Tensor,
+    pub ids: Activation,
+    /// Their positions, u32, where a sequence has several documents.
+    pub positions: Option<Activation>,
     /// Number of the first row in the micro-batch.
-    pub first_row: usize,
+    pub first: usize,
 }
 
 impl Embedding {
-    /// What is added to rows that start at `first_row`, if positions are learned.
-    fn positions<'a>(
-        &self,
-        cx: &Context,
-        parameters: Parameters<'a>,
-        first_row: usize,
-    ) -> Option<Positions<'a>> {
-        let of = |_: &PositionTable| Positions { table: parameters.value(1), first_row, seq: cx.tokens[1] };
-        self.positions.as_ref().map(of)
+    /// All rows of a micro-batch, or those from the first one that is here on.
+    pub fn rows(&self, cx: &Context, ids: &Activation) -> EmbeddedRows {
+        let positions = self.positions.as_ref().and_then(|_| cx.positions());
+        EmbeddedRows { ids: Arc::clone(ids), positions, first: cx.rows.first }
     }
 
     /// Which parameter the table of types is.
@@ -64,40 +62,69 @@ impl Embedding {
         1 + usize::from(self.positions.is_some())
     }
 
-    /// Adds position and type embeddings to y, whose rows have these `ids` and start at row `first_row` of the
-    /// micro-batch.
-    pub fn add_everywhere(
+    /// What is added to rows whose positions count from that of the first one, if positions are learned.
+    fn counted<'a>(
+        &self,
+        cx: &Context,
+        parameters: Parameters<'a>,
+        rows: &EmbeddedRows,
+    ) -> Option<Positions<'a>> {
+        let [_, seq] = cx.rows.tokens;
+        let of = |_: &PositionTable| Positions { table: parameters.value(1), first_row: rows.first, seq };
+        self.positions.as_ref().filter(|_| rows.positions.is_none()).map(of)
+    }
+
+    /// Adds position and type embeddings to y.
+    pub fn add_everywhere(&self, cx: &Context, parameters: Parameters, rows: &EmbeddedRows, y: &mut Tensor) {
+        if let Some(positions) = self.counted(cx, parameters, rows) {
+            cx.device.add_positions(positions, y.view_mut());
+        }
+        self.add_looked_up(cx, parameters, rows, y);
+    }
+
+    /// Adds the embeddings that rows look up by positions of their own and by their types.
+    fn add_looked_up(&self, cx: &Context, parameters: Parameters, rows: &EmbeddedRows, y: &mut Tensor) {
+        if let Some((of, positions)) = self.positions.as_ref().zip(rows.positions.as_ref()) {
+            let table = parameters.value(1);
+            cx.device.embedding(positions.view(), of.lookup(), table, None, true, y.view_mut());
+        }
+        if self.types.is_some() {
+            let table = parameters.value(self.types_index());
+            cx.device.embedding(rows.ids.view(), Lookup::Type, table, None, true, y.view_mut());
+        }
+    }
+
+    /// Writes or adds the gradients of the position and type tables, where they are wanted; dy `[.., hidden]`.
+    pub fn gradients_everywhere(
         &self,
         cx: &Context,
         parameters: Parameters,
-        ids: &Tensor,
-        first_row: usize,
-        y: &mut Tensor,
+        rows: &EmbeddedRows,
+        dy: &Tensor,
     ) {
-        if let Some(positions) = self.positions(cx, parameters, first_row) {
-            cx.device.add_positions(positions, y.view_mut());
-        }
-        self.add_types(cx, parameters, ids, y);
-    }
-
-    fn add_types(&self, cx: &Context, parameters: Parameters, ids: &Tensor, y: &mut Tensor) {
-        if self.types.is_some() {
-            let table = parameters.value(self.types_index());
-            cx.device.embedding(ids.view(), Lookup::Type, table, None, true, y.view_mut());
-        }
-    }
-
-    /// Writes or adds the gradients of the position and type tables, where they are wanted.
-    pub fn gradients_everywhere(&self, cx: &Context, parameters: Parameters, from: EmbeddingGradients) {
-        let EmbeddingGradients { ids, dy, first_row } = from;
-        if let Some(mut gradient) = parameters.gradient(1).filter(|_| self.positions.is_some()) {
-            let (dpositions, accumulate) = gradient.write();
-            cx.device.position_gradient(dy.view(), first_row, cx.tokens[1], dpositions, accumulate);
+        let wanted = self.positions.as_ref().and_then(|of| Some((of, parameters.gradient(1)?)));
+        if let Some((of, mut gradient)) = wanted {
+            let (to, accumulate) = gradient.write();
+            match &rows.positions {
+                None => {
+                    let [_, seq] = cx.rows.tokens;
+                    cx.device.position_gradient(dy.view(), rows.first, seq, to, accumulate);
+                }
+                Some(positions) => {
+                    cx.device.embedding_backward(positions.view(), of.lookup(), dy.view(), to, accumulate);
+                }
+            }
         }
         if let Some(mut gradient) = parameters.gradient(self.types_index()) {
             let (dtypes, accumulate) = gradient.write();
-            cx.device.embedding_backward(ids.view(), Lookup::Type, dy.view(), dtypes, accumulate);
+            cx.device.embedding_backward(rows.ids.view(), Lookup::Type, dy.view(), dtypes, accumulate);
         }
+    }
+}
+
+impl PositionTable {
+    fn lookup(&self) -> Lookup {
+        Lookup::Token { first: 0, vocab: self.rows }
     }
 }
 
@@ -118,9 +145,10 @@ impl Layer for Embedding {
         let [batch, seq] = x.dims();
         let mut y = cx.activation([batch, seq, self.hidden], "embedding.y");
         let lookup = Lookup::Token { first: 0, vocab: self.vocab };
-        let positions = self.positions(cx, parameters, cx.first_row);
+        let rows = self.rows(cx, &x);
+        let positions = self.counted(cx, parameters, &rows);
         cx.device.embedding(x.view(), lookup, parameters.value(0), positions, false, y.view_mut());
-        self.add_types(cx, parameters, &x, &mut y);
+        self.add_looked_up(cx, parameters, &rows, &mut y);
         Ok((cx.plus(y, sum), Saved::new(()).with_input(x)))
     }
 
@@ -133,7 +161,7 @@ impl Layer for Embedding {
             let lookup = Lookup::Token { first: 0, vocab: self.vocab };
             cx.device.embedding_backward(ids.view(), lookup, dy.view(), dtable, accumulate);
         }
-        self.gradients_everywhere(cx, parameters, EmbeddingGradients { ids: &ids, dy: &dy, first_row: 0 });
+        self.gradients_everywhere(cx, parameters, &self.rows(cx, &ids), &dy);
         Ok(None)
     }
 

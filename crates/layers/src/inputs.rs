@@ -13,6 +13,10 @@ pub const TOKENS: &str = "tokens";
 /// Name of the input with a target for each token: a class, or [`IGNORED`](phalanx_tensor::IGNORED).
 pub const TARGETS: &str = "targets";
 
+/// Name of the input with the position of each token in its document, from 0: a token at position 0 begins one. What there is of a
+/// document that began in an earlier sequence counts as one.
+pub const POSITIONS: &str = "positions";
+
 /// Most dimensions of a row.
 const DIMS: usize = 3;
 
@@ -126,6 +130,13 @@ impl<'a> Inputs<'a> {
     pub fn only(name: &str, input: Activation) -> Inputs<'static> {
         let kept = RefCell::new(vec![(name.to_string(), input)]);
         Inputs { upload: &|_, name| panic!("there is no input {name}"), micro_batch: 0, kept }
+    }
+
+    /// The same with one more.
+    #[must_use]
+    pub fn and(mut self, name: &str, input: Activation) -> Inputs<'a> {
+        self.kept.get_mut().push((name.to_string(), input));
+        self
     }
 
     /// The input of this name, which stays.

@@ -14,9 +14,10 @@ use crate::activation::Activation;
 use crate::cache::KeyValueCache;
 use crate::call::{Call, Gradient, Parameter, Parameters};
 use crate::failure::Result;
-use crate::inputs::Inputs;
+use crate::inputs::{Inputs, POSITIONS};
 use crate::parameter::ParameterSpec;
 use crate::random;
+use crate::rows::Rows;
 use crate::saved::{AnyOwn, AnySaved, Deferred, Saved, Shared, restored};
 
 /// Largest number of bytes of a slice of logits, without the padding of its rows, where a run does not say another
@@ -34,11 +35,9 @@ pub struct Context<'a> {
     pub keep: bool,
     /// What dropout masks depend on; None outside of training.
     pub draw: Option<Draw>,
-    /// `[batch, seq]` of the micro-batch, even where tensors hold only some of its rows (tokens, batch-major).
-    pub tokens: [usize; 2],
-    /// Number of the first row of tensors that hold only some rows.
-    pub first_row: usize,
-    /// In sampling: keys and values of the rows before `first_row`. Tensors then hold the rows from there on.
+    /// Which rows of the micro-batch are here.
+    pub rows: Rows,
+    /// In sampling: keys and values of the rows before the first. Tensors then hold the rows from there on.
     pub cache: Option<&'a KeyValueCache>,
     /// Largest number of bytes of a slice of logits. All ranks have the same, and so has the plan.
     pub slice_bytes: usize,
@@ -66,8 +65,7 @@ impl<'a> Context<'a> {
             compute,
             keep: true,
             draw: None,
-            tokens,
-            first_row: 0,
+            rows: Rows::all(tokens),
             cache: None,
             slice_bytes: SLICE_BYTES,
             inputs: None,
@@ -78,6 +76,12 @@ impl<'a> Context<'a> {
     #[must_use]
     pub fn with(self, inputs: &'a Inputs<'a>) -> Context<'a> {
         Context { inputs: Some(inputs), ..self }
+    }
+
+    /// The position of each token in its document, `[batch, seq]` u32; None where each sequence is one document.
+    #[track_caller]
+    pub fn positions(&self) -> Option<Activation> {
+        self.rows.documents.then(|| self.input(POSITIONS))
     }
 
     /// The input of this name ([`Inputs::get`]).

@@ -1,6 +1,6 @@
 //! Rotary positions (Su et al., arXiv 2104.09864) of queries and keys, between their projection and attention.
 
-use phalanx_tensor::{Heads, Rotary};
+use phalanx_tensor::{Device, Heads, Rotary, RowPositions, ViewMut};
 
 use crate::activation::Activation;
 use crate::call::Call;
@@ -9,8 +9,8 @@ use crate::layer::{Context, Layer};
 use crate::parameter::ParameterSpec;
 use crate::saved::Saved;
 
-/// Turns the queries and keys of each row by its position, in place where nothing else holds them. Nothing is saved: backward turns
-/// their derivatives back.
+/// Turns the queries and keys of each row by its position in its document, in place where nothing else holds them. Nothing is saved:
+/// backward turns their derivatives back.
 pub struct RotaryPositions {
     /// By how much.
     pub rotary: Rotary,
@@ -21,16 +21,20 @@ pub struct RotaryPositions {
 }
 
 impl RotaryPositions {
-    fn heads(&self) -> usize {
-        self.heads.heads + self.heads.kv_heads
-    }
-
-    /// How `seq` rows turn, and the position of the first: attention has whole sequences, or rows that follow the cached ones, which keep
-    /// their turn.
-    fn turn(&self, cx: &Context, seq: usize) -> (&Rotary, usize) {
-        let first = if cx.cache.is_some() { cx.first_row } else { 0 };
+    /// Turns the rows of x `[batch, seq, qkv_width]` by their positions, or back: `turn` is the device's operation. Attention has whole
+    /// sequences, or rows that follow the cached ones, which keep their turn. How far a sequence goes, and not a document in it, decides
+    /// whether it turns as long ones do.
+    fn turn(&self, cx: &Context, x: ViewMut, turn: fn(&Device, ViewMut, &Rotary, usize, RowPositions)) {
+        let [_, seq, _] = x.dims();
+        let first = if cx.cache.is_some() { cx.rows.first } else { 0 };
         let beyond = self.beyond.as_ref().filter(|(most, _)| first + seq > *most);
-        (beyond.map_or(&self.rotary, |(_, rotary)| rotary), first)
+        let rotary = beyond.map_or(&self.rotary, |(_, rotary)| rotary);
+        let of_documents = cx.positions();
+        let positions = match &of_documents {
+            Some(positions) => RowPositions::Each(positions.view()),
+            None => RowPositions::From(first),
+        };
+        turn(cx.device, x, rotary, self.heads.heads + self.heads.kv_heads, positions);
     }
 }
 
@@ -44,11 +48,10 @@ impl Layer for RotaryPositions {
     /// x: `[batch, seq, qkv_width]` of [`Heads`] -> y: the same
     fn forward(&self, cx: &Context, call: Call) -> Result<(Activation, Saved<()>)> {
         let Call { x, sum, .. } = call;
-        let [_, seq, width] = x.dims();
+        let [_, _, width] = x.dims();
         assert_eq!(self.heads.qkv_width(), width, "{:?} of {:?}", self.heads, x.shape());
         let mut y = cx.owned(x, "rotary.y");
-        let (rotary, first) = self.turn(cx, seq);
-        cx.device.rotary(y.view_mut(), rotary, self.heads(), first);
+        self.turn(cx, y.view_mut(), Device::rotary);
         Ok((cx.plus(y, sum), Saved::new(())))
     }
 
@@ -58,10 +61,8 @@ impl Layer for RotaryPositions {
         if !input_wanted {
             return Ok(None);
         }
-        let [_, seq, _] = dy.dims();
         let mut dx = cx.owned(dy, "rotary.dx");
-        let (rotary, first) = self.turn(cx, seq);
-        cx.device.rotary_backward(dx.view_mut(), rotary, self.heads(), first);
+        self.turn(cx, dx.view_mut(), Device::rotary_backward);
         Ok(Some(cx.plus(dx, sum)))
     }
 }

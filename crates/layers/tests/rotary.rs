@@ -57,7 +57,7 @@ fn rows_in_pieces_over_a_cache_have_the_bits_of_all_rows() {
     assert_eq!(bits_of(&device, &last), y[(SEQ - 1) * HIDDEN..], "the last row");
     let cache = KeyValueCache::new(&device, SEQ);
     for (first, rows) in [(0, 3), (3, 1), (4, 1)] {
-        let cx = Context { first_row: first, cache: Some(&cache), ..whole };
+        let cx = Context { rows: whole.rows.from(first), cache: Some(&cache), ..whole };
         let (own, _) = AnyLayer::forward(&layer, &cx, part(first, rows)).unwrap();
         assert_eq!(bits_of(&device, &own), y[first * HIDDEN..(first + rows) * HIDDEN], "rows from {first}");
     }

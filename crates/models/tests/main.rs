@@ -3,6 +3,7 @@
 mod bert;
 mod checkpointing;
 mod contents;
+mod documents;
 mod goldens;
 mod gpt2;
 mod parts;

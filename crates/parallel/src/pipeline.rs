@@ -148,11 +148,11 @@ impl<'a> Mail<'a> {
         let Some(message) = self.incoming[&from].get(*number) else { return };
         *number += 1;
         let Feed { device, context, placements, .. } = *self.feed;
-        let Context { compute, tokens, .. } = context(message.micro_batch);
+        let Context { compute, rows, .. } = context(message.micro_batch);
         let shape = self.shapes[&message.stage_to][usize::from(!message.forward)].expect("a stage beside it");
         let x = device.alloc(
             compute,
-            shape.shared(tokens, self.feed.ranks_of_rows),
+            shape.shared(rows.tokens, self.feed.ranks_of_rows),
             Category::Activations,
             "pipeline.received",
         );

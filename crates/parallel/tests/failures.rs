@@ -11,7 +11,7 @@ use phalanx_collectives::{CollectiveError, Endpoint, Group, Solo, threads};
 use phalanx_cpu::Cpu;
 use phalanx_layers::{
     AnyLayer, Block, BlockRole, Call, Context, Embedding, Init, Inputs, LinearCrossEntropy, Network,
-    Parameter, ParameterSpec, Parameters, PositionTable, Recompute, RowShape, TARGETS,
+    Parameter, ParameterSpec, Parameters, PositionTable, Recompute, RowShape, Rows, TARGETS,
 };
 use phalanx_optim::Optimizer;
 use phalanx_parallel::BlockInputs;
@@ -147,7 +147,8 @@ fn walk(endpoint: &Endpoint, walk: &Walk) -> Result<(), (Pass, CollectiveError)>
     let device = Device::new(Cpu::new(1), Arena::heap());
     let mut stage = stage(&device, &tensor);
     let first_row = if sequence { rank * ROWS / ranks } else { 0 };
-    let cx = Context { first_row, ..Context::new(&device, DType::F32, [BATCH, SEQ]) };
+    let rows = Rows::all([BATCH, SEQ]).from(first_row);
+    let cx = Context { rows, ..Context::new(&device, DType::F32, rows.tokens) };
     let inputs = Inputs::only(TARGETS, Arc::new(ids(&device)));
     let cx = cx.with(&inputs);
     let (mut x, mut kept, mut later) = (None, None, None);

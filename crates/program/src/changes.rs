@@ -117,6 +117,9 @@ impl Changes<'_> {
             "data.validation" => {
                 format!("{other_windows}; what is no longer held out is trained on")
             }
+            "data.documents" | "data.end_token" => {
+                "tokens see other ones than before, and other targets are predicted: losses do not compare with the ones before".to_string()
+            }
             "train.seed" => format!("{other_order}; the masks of dropout are others, too"),
             "data.order" => other_order.to_string(),
             "data.mask_token" => "another token hides the ones that are predicted".to_string(),

@@ -10,8 +10,8 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail};
 use phalanx_data::{Masking, TokenFiles, Tokenizer, token_paths};
 use phalanx_models::{Model, Objective};
-use phalanx_train::config::{DeviceKind, Float};
-use phalanx_train::dataset::{self, DataRead, Stage};
+use phalanx_train::config::{DeviceKind, Documents, Float};
+use phalanx_train::dataset::{self, DataRead, NO_END, Stage};
 use phalanx_train::learned::Learned;
 use phalanx_train::token_data::TokenData;
 use phalanx_train::{Dataset, ResolvedConfig, RunConfig, parts};
@@ -62,6 +62,8 @@ pub struct Vocabulary {
     pub origin: String,
     /// The tokenizer's `[MASK]`.
     pub mask: Option<u32>,
+    /// The token that the tokenizer puts between documents.
+    pub separator: Option<u32>,
 }
 
 /// The folder with the weights of a new run, and whether the tokenizer was given beside it.
@@ -92,7 +94,14 @@ impl Initial<'_> {
 impl Vocabulary {
     /// An unknown vocabulary: only the configuration may give its size.
     pub fn unknown(origin: &str) -> Vocabulary {
-        Vocabulary { ids: 0, origin: origin.to_string(), mask: None }
+        Vocabulary::of(0, origin.to_string(), None)
+    }
+
+    /// That of data with `ids` token ids, and of its tokenizer.
+    pub fn of(ids: usize, origin: String, tokenizer: Option<&Tokenizer>) -> Vocabulary {
+        let (mask, separator) =
+            (tokenizer.and_then(Tokenizer::mask), tokenizer.and_then(Tokenizer::separator));
+        Vocabulary { ids, origin, mask, separator }
     }
 }
 
@@ -205,7 +214,10 @@ fn complete(
     fixed: Option<&Arc<dyn Model>>,
     vocabulary: Vocabulary,
 ) -> Result<(Arc<dyn Model>, Option<String>)> {
-    let Vocabulary { mut ids, origin, mask } = vocabulary;
+    let Vocabulary { mut ids, origin, mask, separator } = vocabulary;
+    if config.data.documents == Documents::Apart {
+        config.data.end_token = end_of_documents(config.data.end_token, separator, ids > 0)?;
+    }
     let mut unusable = None;
     if let Some(model) = fixed {
         let rows = model.vocab();
@@ -241,6 +253,9 @@ fn complete(
             "model.vocab = {vocab} is smaller than the {ids} ids of {origin}: leave it out, or give at least {ids}"
         );
     }
+    if let Some(end_token) = config.data.end_token.filter(|token| *token as usize >= vocab) {
+        bail!("data.end_token = {end_token}: the model has {vocab} rows, ids 0 to {}", vocab - 1);
+    }
     let padded = ids.next_multiple_of(PADDING);
     if fixed.is_none() && ids > 0 && vocab > padded {
         bail!(
@@ -254,6 +269,20 @@ fn complete(
     };
     write(&mut config.model, &*model);
     Ok((model, unusable))
+}
+
+/// The token that ends a document: that which was `given`, or the tokenizer's. Without both, data that `is_known` is refused.
+fn end_of_documents(given: Option<u32>, separator: Option<u32>, is_known: bool) -> Result<Option<u32>> {
+    match (given, separator) {
+        (Some(given), Some(separator)) if given != separator => {
+            note(&format!(
+                "data.end_token = {given} ends documents, and the tokenizer puts {separator} between them"
+            ));
+        }
+        (None, None) if is_known => bail!(NO_END),
+        _ => {}
+    }
+    Ok(given.or(separator))
 }
 
 /// What is known of a run's data without tokenising it.
@@ -286,8 +315,7 @@ pub fn estimate_data(config: &RunConfig, initial: Initial) -> Result<(Vocabulary
         parts::check(config, &files.train.origin(), count, held_out)?;
         notes.extend(files.describe(None));
         notes.iter().for_each(|line| note(line));
-        let mask = tokenizer.as_ref().and_then(Tokenizer::mask);
-        let vocabulary = Vocabulary { ids: ids.unwrap_or(0), origin: files.train.origin(), mask };
+        let vocabulary = Vocabulary::of(ids.unwrap_or(0), files.train.origin(), tokenizer.as_ref());
         let evaluated = Dataset::evaluated_of(count, held_out, config);
         let report = DataReport::estimate(DataRead::of_tokens(files.files())?, tokens, evaluated, config);
         return Ok((
@@ -315,7 +343,7 @@ pub fn estimate_data(config: &RunConfig, initial: Initial) -> Result<(Vocabulary
     notes.extend(short_parts(config, &read, tokens, is_small)?);
     notes.iter().for_each(|line| note(line));
     let origin = format!("the tokenizer {}", tokenizer.describe());
-    let vocabulary = Vocabulary { ids: tokenizer.vocab_size(), origin, mask: tokenizer.mask() };
+    let vocabulary = Vocabulary::of(tokenizer.vocab_size(), origin, Some(&tokenizer));
     let evaluated = Dataset::evaluated_of(tokens, None, config);
     let report = DataReport::estimate(read, (tokens, None), evaluated, config);
     Ok((vocabulary, Estimate { tokens: (tokens, None), evaluated, data: Some(report.with_notes(notes)) }))
@@ -338,8 +366,11 @@ fn short_parts(config: &RunConfig, read: &DataRead, tokens: usize, is_small: boo
 /// The vocabulary for a run on random tokens; nothing is read if the configuration gives it.
 ///
 /// # Errors
-/// The errors of [`estimate_data`].
+/// Documents that are to be kept apart, and the errors of [`estimate_data`].
 pub fn random_tokens(config: &RunConfig, initial: Initial) -> Result<(Vocabulary, ())> {
+    if config.data.documents == Documents::Apart {
+        bail!("data.documents = \"apart\": random tokens have no documents; leave it out");
+    }
     match config.model.vocab.or_else(|| config.model.published_vocab()) {
         Some(_) => Ok((Vocabulary::unknown("random tokens"), ())),
         None => Ok((estimate_data(config, initial)?.0, ())),

@@ -206,7 +206,7 @@ impl Tokens {
             (None, Some(files)) => files.shown(),
             (None, None) => "the data".to_string(),
         };
-        Vocabulary { ids: self.prepared.vocab, origin, mask: tokenizer.and_then(Tokenizer::mask) }
+        Vocabulary::of(self.prepared.vocab, origin, tokenizer)
     }
 }
 

@@ -18,6 +18,9 @@ use crate::{earlier, keys, schedule_file};
 const RANKS: [&str; 2] = ["parallel.ranks", "parallel.data"];
 const MICRO: [&str; 2] = ["batch.micro", "parallel.micro_batches"];
 
+/// Whether documents are apart, and the key that only those have.
+const DOCUMENTS: [&str; 2] = ["data.documents", "data.end_token"];
+
 /// Keys of `[data]` that are for token files.
 const DATA_OF_TOKENS: [&str; 4] = ["tokens", "validation_tokens", "token_type", "unusual_tokens"];
 
@@ -108,6 +111,7 @@ impl UserConfig {
         self.settle(ranks, replicas, [overrides.nproc.is_some() || said(ranks), said(replicas)]);
         let [micro, count] = MICRO;
         self.settle(micro, count, MICRO.map(said));
+        self.settle_documents(DOCUMENTS.map(said));
         if !data.is_empty() {
             let paths = data.iter().map(|path| Value::String(path.display().to_string())).collect();
             keys::insert(&mut self.tables, "data.text", Value::Array(paths));
@@ -130,12 +134,21 @@ impl UserConfig {
         for (key, value) in keys::flat(&changes.tables).filter(|(key, value)| differs(key, value)) {
             self.give(&key, value.clone());
         }
+        let said = |key: &str| keys::lookup(&changes.tables, key).is_some_and(|value| differs(key, value));
         for [one, other] in [RANKS, MICRO] {
-            let said = [one, other]
-                .map(|key| keys::lookup(&changes.tables, key).is_some_and(|value| differs(key, value)));
-            self.settle(one, other, said);
+            self.settle(one, other, [one, other].map(said));
         }
+        self.settle_documents(DOCUMENTS.map(said));
         self
+    }
+
+    /// Removes the end of documents that were apart and are joined now.
+    fn settle_documents(&mut self, said: [bool; 2]) {
+        let [documents, end] = DOCUMENTS;
+        let joined = keys::lookup(&self.tables, documents).and_then(Value::as_str) == Some("joined");
+        if joined && said == [true, false] {
+            self.leave_out(end);
+        }
     }
 
     /// Sets a key to what the user gives: it is decided no more.

@@ -511,6 +511,58 @@ fn the_mask_token_of_a_bert_is_exported_and_the_frozen_row_is_mentioned() {
     assert!(help.contains("GPT-2") && help.contains("BERT"), "{help}");
 }
 
+/// 200 documents of 7 bytes and the end of each: in a window of 16 tokens, two have no target.
+#[test]
+fn documents_apart_are_trained_without_the_first_token_of_each() {
+    let home = Home::new();
+    home.write("a.jsonl", "{\"text\": \"sharded\"}\n".repeat(200));
+    let run = |args: &[&str], sets: &[&str]| {
+        let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", *set]).collect();
+        home.run(&[args, &sets[..]].concat())
+    };
+    let train = ["train", "small.toml", "--data", "a.jsonl", "--run", "r"];
+    let apart = "data.documents=apart";
+    run(&train, &[apart, "train.steps=2"]).ok();
+    let config = String::from_utf8(home.read("r/config.toml")).unwrap();
+    assert!(config.contains("documents = \"apart\"\nend_token = 255"), "{config}");
+    let steps = || home.metrics("r").into_iter().filter(|line| line["loss"].is_number()).collect::<Vec<_>>();
+    let each = steps()[0]["tokens"].as_u64().unwrap();
+    for step in &steps() {
+        // 14 of 16 tokens have a target, in the mean.
+        assert_eq!(step["targets"].as_u64().unwrap() * 16, each * 14, "{step}");
+    }
+    let more = ["train", "--resume", "--run", "r"];
+    let ended = run(&more, &["train.steps=3", "data.documents=joined", "data.end_token=255"]);
+    ended.refused(&["data.end_token = 255", "data.documents"]);
+    let ended = run(&more, &["train.steps=3", "data.end_token=100"]).ok();
+    let lines = [
+        "data.end_token is 100 and was 255: tokens see other ones than before",
+        "data.end_token = 100 ends documents, and the tokenizer puts 255 between them",
+    ];
+    let said = format!("{}\n{}", ended.stdout, ended.stderr);
+    assert!(lines.iter().all(|line| said.contains(line)), "{said}");
+    let ended = run(&more, &["train.steps=4", "data.documents=joined"]).ok();
+    let said = format!("{}\n{}", ended.stdout, ended.stderr);
+    assert!(said.contains("data.documents is \"joined\" and was \"apart\": tokens see other ones"), "{said}");
+    assert!(steps().last().unwrap()["targets"].is_null());
+    let train = ["train", "small.toml", "--data", "a.jsonl", "--run", "refused"];
+    for (args, sets, words) in [
+        (&train[..], &["data.end_token=3"][..], &["data.end_token = 3", "data.documents"][..]),
+        (&train[..], &[apart, "data.end_token=9999"], &["data.end_token = 9999", "256 rows"]),
+        (&["plan", "small.toml"], &[apart], &["data.documents = \"apart\"", "data.end_token"]),
+        (&["plan", "small.toml"], &[apart, "model.arch=bert"], &["data.documents = apart", "next token"]),
+        (
+            &["plan", "small.toml"],
+            &[apart, "data.end_token=10", "parallel.updates=asynchronous"],
+            &["data.documents = apart", "parallel.updates"],
+        ),
+        (&["bench", "step", "small.toml"], &[apart], &["data.documents = \"apart\"", "random tokens"]),
+    ] {
+        run(args, sets).refused(words);
+    }
+    assert!(!home.path("refused").exists());
+}
+
 #[test]
 fn json_lines_are_documents_and_skipped_lines_are_reported() {
     let home = Home::new();

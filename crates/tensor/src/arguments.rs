@@ -235,6 +235,15 @@ impl Lookup {
     }
 }
 
+/// The positions of rows `[batch, seq]`.
+#[derive(Clone, Copy, Debug)]
+pub enum RowPositions<'a> {
+    /// Those of each sequence count from this one.
+    From(usize),
+    /// `[batch, seq]` u32: each row's own.
+    Each(View<'a>),
+}
+
 /// Positions of rows that are a piece of whole samples: row i is at position `(first_row + i) % seq`.
 #[derive(Clone, Copy, Debug)]
 pub struct Positions<'a> {

@@ -46,7 +46,7 @@ pub use allocator::{OrEnd, return_freed_memory};
 pub use arena::Arena;
 pub use arguments::{
     AdamW, Clip, CrossEntropy, Dropout, Epilogue, Gate, Gelu, Heads, IGNORED, Layout, Lookup, Positions,
-    RowNorm, Sgd, Weight, WholeSums, logits_stride, vocabulary_blocks,
+    RowNorm, RowPositions, Sgd, Weight, WholeSums, logits_stride, vocabulary_blocks,
 };
 pub use backend::{Backend, DeviceError, Kernels};
 pub use buffer::Tensor;

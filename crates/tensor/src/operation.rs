@@ -11,8 +11,8 @@ use phalanx_trace::{Memory, Rate, Site};
 use crate::access::Access;
 use crate::address::Address;
 use crate::arguments::{
-    AdamW, Clip, CrossEntropy, Dropout, Epilogue, Gate, Gelu, Heads, Layout, Lookup, Positions, RowNorm, Sgd,
-    Weight, WholeSums,
+    AdamW, Clip, CrossEntropy, Dropout, Epilogue, Gate, Gelu, Heads, Layout, Lookup, Positions, RowNorm,
+    RowPositions, Sgd, Weight, WholeSums,
 };
 use crate::record::Recorder;
 use crate::rotary::Rotary;
@@ -129,6 +129,15 @@ impl Operands for WholeSums<'_> {
 impl Operands for Positions<'_> {
     fn visit(&mut self, visit: &mut dyn FnMut(Operand<'_>)) {
         self.table.visit(visit);
+    }
+}
+
+impl Operands for RowPositions<'_> {
+    fn visit(&mut self, visit: &mut dyn FnMut(Operand<'_>)) {
+        match self {
+            RowPositions::From(_) => {}
+            RowPositions::Each(positions) => positions.visit(visit),
+        }
     }
 }
 

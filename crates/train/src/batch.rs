@@ -63,7 +63,7 @@ impl Batch {
     /// A batch of `rows` samples of all inputs of a run's model, all zero.
     pub fn of(spec: &Spec, rows: usize) -> Batch {
         let mut batch = Batch::default();
-        for input in spec.model.inputs() {
+        for input in spec.inputs() {
             let elements = input.shape.of([rows, spec.seq]).elements();
             match input.name {
                 TOKENS => batch.tokens = vec![0; elements],

@@ -4,16 +4,22 @@ use std::path::Path;
 
 use phalanx_checkpoint::Checkpoint;
 use phalanx_data::{
-    Corpus, CorpusSpec, DataError, EvaluationWindows, Findings, Masking, Progress, Sampler, TokenFile,
-    TokenFiles, Tokenizer, Tokens, tokenize_to_file,
+    Corpus, CorpusSpec, DataError, DocumentEnds, EvaluationWindows, Findings, Masking, Progress, Sampler,
+    TokenFile, TokenFiles, Tokenizer, Tokens, tokenize_to_file,
 };
+use phalanx_layers::POSITIONS;
 use phalanx_models::Objective;
 use serde::{Deserialize, Serialize};
 
-use crate::config::{DataConfig, RunConfig};
+use crate::batch::SampleNumbers;
+use crate::config::{DataConfig, Documents, RunConfig};
 use crate::learned::Learned;
 use crate::parts;
 use crate::token_data::{ScannedTokens, TOKENS_FILE, TokenData};
+
+/// Why documents cannot be kept apart.
+pub const NO_END: &str = "data.documents = \"apart\" needs to know where documents end, and neither the tokenizer nor the files say which \
+    token that is (a single document of bytes or characters has none): give its id in data.end_token, or leave data.documents out";
 
 /// Training samples and evaluation windows.
 pub struct Dataset {
@@ -21,6 +27,8 @@ pub struct Dataset {
     validation: Option<EvaluationWindows>,
     /// What the samples of a masked model hide; None for a causal model.
     masking: Option<Masking>,
+    /// Where documents end, if they do not see each other.
+    documents: Option<DocumentEnds>,
     /// The tokens of data.tokens, or those made of text: of both parts, if there are no files for evaluation.
     tokens: Tokens,
     /// The tokens of the files for evaluation.
@@ -222,6 +230,7 @@ impl Dataset {
             train: Sampler::new(train, seq, config.data.order.into(), config.train.seed)?,
             validation: held_out.map(windows).transpose()?,
             masking: masking(config, tokens.vocab_size()),
+            documents: documents(&config.data)?,
             tokens,
             evaluated_tokens,
             parts,
@@ -234,9 +243,11 @@ impl Dataset {
     /// A token file that was changed since the run started, or cannot be read.
     pub fn sample(&self, position: u64, tokens: &mut [u32], targets: &mut [u32]) -> Result<(), DataError> {
         match &self.masking {
-            None => self.train.fill(position, tokens, targets),
-            Some(masking) => masking.sample(&self.train, position, tokens, targets),
+            None => self.train.fill(position, tokens, targets)?,
+            Some(masking) => masking.sample(&self.train, position, tokens, targets)?,
         }
+        self.part(tokens, targets);
+        Ok(())
     }
 
     /// Number of windows of an evaluation: `train.eval_samples`, or all that the held-out tokens have.
@@ -251,9 +262,44 @@ impl Dataset {
     pub fn window(&self, index: usize, tokens: &mut [u32], targets: &mut [u32]) -> Result<(), DataError> {
         let Some(windows) = &self.validation else { return Ok(()) };
         match &self.masking {
-            None => windows.fill(index, tokens, targets),
-            Some(masking) => masking.window(windows, index, tokens, targets),
+            None => windows.fill(index, tokens, targets)?,
+            Some(masking) => masking.window(windows, index, tokens, targets)?,
         }
+        self.part(tokens, targets);
+        Ok(())
+    }
+
+    /// Whether samples have documents that do not see each other.
+    pub fn has_documents(&self) -> bool {
+        self.documents.is_some()
+    }
+
+    /// Leaves out the targets that begin another document.
+    fn part(&self, tokens: &[u32], targets: &mut [u32]) {
+        if let Some(documents) = &self.documents {
+            documents.part(tokens, targets);
+        }
+    }
+
+    /// Writes the positions of a sample's tokens in their documents, which are the only input beside tokens and targets. `sample` reads
+    /// the sample.
+    ///
+    /// # Errors
+    /// Those of `sample`.
+    pub fn positions(
+        &self,
+        input: &str,
+        to: SampleNumbers,
+        sample: impl Fn(&mut [u32], &mut [u32]) -> Result<(), DataError>,
+    ) -> Result<(), DataError> {
+        let (Some(documents), POSITIONS, SampleNumbers::Ids(to)) = (&self.documents, input, to) else {
+            let reason = format!("the model reads {input}, which token files do not have");
+            return Err(DataError::Source { reason });
+        };
+        let [mut tokens, mut targets] = [(); 2].map(|()| vec![0; to.len()]);
+        sample(&mut tokens, &mut targets)?;
+        documents.positions(&tokens, to);
+        Ok(())
     }
 
     /// Number of windows of an evaluation of a run on `tokens` tokens, with `evaluated` ones in files for evaluation: the later
@@ -296,6 +342,15 @@ impl Dataset {
     /// Tokens of the training part and of the validation part.
     pub fn part_tokens(&self) -> (usize, usize) {
         self.parts
+    }
+}
+
+/// Where documents end that do not see each other, in a complete configuration.
+fn documents(data: &DataConfig) -> Result<Option<DocumentEnds>, DataError> {
+    match (data.documents, data.end_token) {
+        (Documents::Joined, _) => Ok(None),
+        (Documents::Apart, Some(end_token)) => Ok(Some(DocumentEnds { end_token })),
+        (Documents::Apart, None) => Err(DataError::Source { reason: NO_END.to_string() }),
     }
 }
 

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use phalanx_collectives::{CollectiveError, Group, Solo};
-use phalanx_layers::{Activation, Context, Network, ParameterSpec, TARGETS, TOKENS};
+use phalanx_layers::{Activation, Context, Input, Network, POSITIONS, ParameterSpec, Rows, TARGETS, TOKENS};
 use phalanx_optim::{CountedSteps, LossScale, LossScaling, Optimizer};
 use phalanx_parallel::pipeline::{Feed, Program, run};
 use phalanx_parallel::zero::{ChunkResidence, Holding, NotFinite, Residence};
@@ -275,12 +275,12 @@ impl Rank {
             let numbers = CrossEntropy::scaled(mean_over(counted));
             let mut loss = zeroed(&device, "evaluate.loss");
             device.fill(loss.view_mut(), own);
-            let first_row = spec.first_row(self.at.tensor);
+            let rows = spec.rows(self.at.tensor);
             let context = |_: usize| Context {
                 keep: false,
-                first_row,
+                rows,
                 slice_bytes: spec.slice_bytes,
-                ..Context::new(&device, spec.precision.compute, [spec.micro_batch_size, spec.seq])
+                ..Context::new(&device, spec.precision.compute, rows.tokens)
             };
             let upload = uploads(&device, spec, spec.batch_placements(), batch);
             let first = part * spec.evaluation_batches;
@@ -332,7 +332,7 @@ pub(crate) fn uploads<'a>(
     placements: Placements,
     batch: &'a Batch,
 ) -> impl Fn(usize, &str) -> Activation + 'a {
-    let inputs = spec.model.inputs();
+    let inputs = spec.inputs();
     move |index, name| {
         let input = inputs.iter().find(|input| input.name == name);
         let input = input
@@ -456,13 +456,17 @@ impl Spec {
         Stage { index, network, zero, tied, inputs }
     }
 
-    /// Number of the first row of the residual stream on a tensor-parallel rank.
-    pub(crate) fn first_row(&self, tensor: usize) -> usize {
-        if self.sequence_parallel {
-            tensor * (self.micro_batch_size * self.seq / self.mesh.tensor)
-        } else {
-            0
-        }
+    /// The rows of the residual stream on a tensor-parallel rank.
+    pub(crate) fn rows(&self, tensor: usize) -> Rows {
+        let tokens = [self.micro_batch_size, self.seq];
+        let each = if self.sequence_parallel { tokens[0] * tokens[1] / self.mesh.tensor } else { 0 };
+        Rows { documents: self.documents, ..Rows::all(tokens).from(tensor * each) }
+    }
+
+    /// What a micro-batch has: the inputs of the model, and the positions of documents that do not see each other.
+    pub fn inputs(&self) -> Vec<Input> {
+        let positions = self.documents.then(|| Input::ids(POSITIONS, self.seq));
+        self.model.inputs().into_iter().chain(positions).collect()
     }
 
     /// The input that the first block receives.

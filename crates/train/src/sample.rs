@@ -140,7 +140,7 @@ impl Generator {
     ) -> Vec<f32> {
         let new = &context[past..];
         let whole = Context::new(&self.device, DType::F32, [1, context.len()]);
-        let cx = Context { keep: false, first_row: past, cache, ..whole };
+        let cx = Context { keep: false, rows: whole.rows.from(past), cache, ..whole };
         let mut tokens =
             self.device.alloc(DType::U32, [1, new.len()], Category::Activations, "generator.tokens");
         self.device.upload(new, tokens.view_mut());

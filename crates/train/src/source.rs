@@ -18,7 +18,8 @@ pub trait DataSource: Send + Sync {
     /// [`DataError::Source`] when there is no such sample.
     fn sample(&self, position: u64, tokens: &mut [u32], targets: &mut [u32]) -> Result<(), DataError>;
 
-    /// Writes what the model reads as `input` beside tokens and targets, of the sample at `position`.
+    /// Writes what the model reads as `input` beside tokens and targets, of the sample at `position`. Where documents do not see each
+    /// other (`data.documents = "apart"`), `positions` is one: of each token, how many of its document are before it in the sample.
     ///
     /// # Errors
     /// As [`DataSource::sample`], and an input that the source does not have.
@@ -37,12 +38,20 @@ pub trait DataSource: Send + Sync {
         0
     }
 
-    /// Writes evaluation window `index`: tokens and targets, `[seq]` each. Other inputs are those of [`DataSource::input`].
+    /// Writes evaluation window `index`: tokens and targets, `[seq]` each.
     ///
     /// # Errors
     /// As [`DataSource::sample`].
     fn window(&self, index: usize, tokens: &mut [u32], targets: &mut [u32]) -> Result<(), DataError> {
         self.sample(index as u64, tokens, targets)
+    }
+
+    /// Writes what the model reads as `input` beside tokens and targets, of evaluation window `index`.
+    ///
+    /// # Errors
+    /// As [`DataSource::input`].
+    fn window_input(&self, index: usize, input: &str, to: SampleNumbers) -> Result<(), DataError> {
+        self.input(index as u64, input, to)
     }
 
     /// Refuses data that was changed since the run started, before a checkpoint is written.
@@ -67,12 +76,20 @@ impl DataSource for Dataset {
         Dataset::sample(self, position, tokens, targets)
     }
 
+    fn input(&self, position: u64, input: &str, to: SampleNumbers) -> Result<(), DataError> {
+        self.positions(input, to, |tokens, targets| Dataset::sample(self, position, tokens, targets))
+    }
+
     fn leaves_out_targets(&self) -> bool {
-        false
+        self.has_documents()
     }
 
     fn evaluated(&self) -> usize {
         Dataset::evaluated(self)
+    }
+
+    fn window_input(&self, index: usize, input: &str, to: SampleNumbers) -> Result<(), DataError> {
+        self.positions(input, to, |tokens, targets| Dataset::window(self, index, tokens, targets))
     }
 
     fn window(&self, index: usize, tokens: &mut [u32], targets: &mut [u32]) -> Result<(), DataError> {

@@ -26,8 +26,8 @@ use phalanx_tensor::{DeviceFactory, DiskOptions, Memory, ProductMethod};
 pub use crate::abridged_programs::AbridgedPrograms;
 use crate::config::check::refuse;
 use crate::config::{
-    self, CheckpointingWord, Chunk, ChunkWord, ConfigError, Float, OptimizerKind, PlacementRule, Reduce,
-    RunConfig, Trainable, UpdateOn,
+    self, CheckpointingWord, Chunk, ChunkWord, ConfigError, Documents, Float, OptimizerKind, PlacementRule,
+    Reduce, RunConfig, Trainable, UpdateOn,
 };
 use crate::cut;
 use crate::evaluation::parts;
@@ -65,6 +65,9 @@ pub struct Spec {
     pub targets_per_sequence: usize,
     /// Number of tokens of a step, over all ranks, whose loss counts: the loss is the mean over them.
     pub targets_per_step: usize,
+    /// Whether a sequence may have several documents, which do not see each other; their positions are an input
+    /// ([`POSITIONS`](phalanx_layers::POSITIONS)).
+    pub documents: bool,
     /// Whether samples may leave targets out, so that those of each step and evaluation are counted over all ranks.
     pub counts_targets: bool,
     /// The mesh of ranks.
@@ -246,7 +249,8 @@ impl Spec {
             seq,
             targets_per_sequence: targets_per_sequence(&*model, seq),
             targets_per_step: config.batch.global * targets_per_sequence(&*model, seq),
-            counts_targets: false,
+            documents: config.data.documents == Documents::Apart,
+            counts_targets: config.data.documents == Documents::Apart,
             micro_batch_size: config.micro_batch_size(),
             micro_batches: config.micro_batches(),
             mesh,

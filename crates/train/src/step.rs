@@ -226,11 +226,12 @@ impl Rank {
     ) -> Result<Tensor, CollectiveError> {
         let (device, spec, at) = (self.device.clone(), &self.spec, self.at);
         let mut loss = zeroed(&device, "step.loss");
+        let rows = spec.rows(at.tensor);
         let context = |micro_batch: usize| Context {
             draw: Some(spec.draw(number, micro_batch, at.data)),
-            first_row: spec.first_row(at.tensor),
+            rows,
             slice_bytes: spec.slice_bytes,
-            ..Context::new(&device, spec.precision.compute, [spec.micro_batch_size, spec.seq])
+            ..Context::new(&device, spec.precision.compute, rows.tokens)
         };
         let numbers = spec.cross_entropy(targets, loss_scale);
         let of_batch = if self.is_replica { Placements::REPLICATED } else { spec.batch_placements() };

@@ -180,7 +180,7 @@ impl Batch {
                 window if window < source.evaluated() => {
                     source.window(window, tokens, targets)?;
                     for (name, numbers) in &mut self.others {
-                        source.input(window as u64, name, numbers.sample(row, rows))?;
+                        source.window_input(window, name, numbers.sample(row, rows))?;
                     }
                 }
                 _ => {

@@ -9,6 +9,7 @@ mod cuda;
 mod decoders;
 mod delayed;
 mod disk_faults;
+mod documents;
 mod faults;
 mod frozen;
 mod goldens;

@@ -3,8 +3,9 @@
 use phalanx_tensor::operations::{InputGradient, WeightGradient};
 use phalanx_tensor::{
     AdamW, AdamWUpdate, Category, CrossEntropy, DType, Device, Dropout, Epilogue, Gate, Gelu, Heads,
-    LayerNormBackward, Layout, Lookup, NORM_BLOCK, Positions, Rotary, RotaryScaling, Sgd, SgdUpdate, Tensor,
-    View, ViewMut, VocabularyLoss, VocabularyStatistics, Weight, logits_stride, vocabulary_blocks,
+    LayerNormBackward, Layout, Lookup, NORM_BLOCK, Positions, Rotary, RotaryScaling, RowPositions, Sgd,
+    SgdUpdate, Tensor, View, ViewMut, VocabularyLoss, VocabularyStatistics, Weight, logits_stride,
+    vocabulary_blocks,
 };
 
 use super::Setting;
@@ -256,17 +257,19 @@ impl Calls {
         let heads = Heads::equal(heads, hidden / heads, true);
         let [qkv, dqkv] = &mut self.qkv;
         let rotary = Rotary::new(head_dim, head_dim, 1e4, RotaryScaling::Default);
-        visit("rotary", size.clone(), &mut || device.rotary(qkv.view_mut(), &rotary, turned, 0));
+        visit("rotary", size.clone(), &mut || {
+            device.rotary(qkv.view_mut(), &rotary, turned, RowPositions::From(0))
+        });
         let [out, dout, ..] = &mut self.narrow;
         let mut out = out.view_mut().reshape([batch, seq, hidden]);
         let dout = dout.view().reshape([batch, seq, hidden]);
         let lse = &mut self.log_sum_exp;
         visit("attention", size.clone(), &mut || {
-            device.attention(qkv.view(), heads, None, out.reborrow(), lse.view_mut());
+            device.attention(qkv.view(), heads, None, None, out.reborrow(), lse.view_mut());
         });
         visit("attention_backward", size, &mut || {
             let saved = [out.as_view(), lse.view(), dout];
-            device.attention_backward(qkv.view(), saved, heads, None, dqkv.view_mut());
+            device.attention_backward(qkv.view(), saved, heads, None, None, dqkv.view_mut());
         });
     }
 

@@ -56,10 +56,10 @@ impl Backward<'_> {
     ) {
         let (isa, e) = (self.path.isa, &self.e);
         let to = |which: usize, row: usize| self.dqkv.part(e, walk.pair, which, row);
-        if key_block == self.keys_of(query_block).start {
+        if key_block == self.keys_of(walk.pair, query_block).start {
             fetch_to_write(isa, to(Q, rows.start), rows.len(), e.size);
         }
-        if query_block + 1 == self.queries_of(key_block).end {
+        if query_block + 1 == self.queries_of(walk.pair, key_block).end {
             let first = key_block * BLOCK + rows.start % BLOCK;
             let count = rows.len().min(e.seq.saturating_sub(first));
             if count > 0 {

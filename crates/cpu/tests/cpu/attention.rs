@@ -24,6 +24,8 @@ struct Case {
     window: Option<usize>,
     scale: Option<f32>,
     soft_cap: Option<f32>,
+    /// Lengths of the documents of a sequence, again and again, where it has several.
+    documents: Option<&'static [usize]>,
     dropout: Option<Dropout>,
     dtype: DType,
 }
@@ -79,10 +81,20 @@ impl Case {
         (b * self.seq + row) * self.hidden() + h * self.size
     }
 
-    fn keys(self, query: usize) -> Range<usize> {
+    fn keys(self, b: usize, query: usize) -> Range<usize> {
         let far = self.window.unwrap_or(self.seq);
         let end = if self.causal { query + 1 } else { self.seq.min(query + far) };
-        (query + 1).saturating_sub(far)..end
+        let document =
+            self.positions().map_or(0, |positions| query - positions[b * self.seq + query] as usize);
+        (query + 1).saturating_sub(far).max(document)..end
+    }
+
+    /// The positions of all rows in their documents. Each sample begins with another length.
+    fn positions(self) -> Option<Vec<u32>> {
+        let lengths = self.documents?;
+        let of_sample =
+            |sample| lengths.iter().cycle().skip(sample).flat_map(|len| 0..*len as u32).take(self.seq);
+        Some((0..self.batch).flat_map(of_sample).collect())
     }
 
     fn scale(self) -> f64 {
@@ -164,11 +176,11 @@ fn reference(case: Case, qkv: &[f64]) -> (Sums, Vec<f64>) {
     let mut lse = Vec::new();
     for (b, h, i) in case.rows() {
         let part = |row: usize, which: usize| &qkv[case.at(b, row, which, h)..][..size];
-        let scores: Vec<f64> = case.keys(i).map(|j| case.score(part(i, 0), part(j, 1)).0).collect();
+        let scores: Vec<f64> = case.keys(b, i).map(|j| case.score(part(i, 0), part(j, 1)).0).collect();
         let top = scores.iter().fold(f64::NEG_INFINITY, |a, x| a.max(*x));
         let total: f64 = scores.iter().map(|s| (s - top).exp()).sum();
         lse.push(top + total.ln());
-        for (j, score) in case.keys(i).zip(&scores) {
+        for (j, score) in case.keys(b, i).zip(&scores) {
             let p = (score - top).exp() / total * case.factor(b, h, j, i);
             out.add(case.out_at(b, i, h), p, part(j, 2));
         }
@@ -184,7 +196,7 @@ fn reference_backward(case: Case, qkv: &[f64], out: &[f64], lse: &[f64], dout: &
         let o = case.out_at(b, i, h);
         let delta = dot(&out[o..o + size], &dout[o..o + size]);
         let part = |which: usize, row: usize| &qkv[case.at(b, row, which, h)..][..size];
-        for j in case.keys(i) {
+        for j in case.keys(b, i) {
             let (score, slope) = case.score(part(0, i), part(1, j));
             let p = (score - lse[row]).exp();
             let factor = case.factor(b, h, j, i);
@@ -214,6 +226,13 @@ fn stored(device: &Device, dtype: DType, shape: impl Into<Shape>, values: &[f32]
     t
 }
 
+fn positions(device: &Device, case: Case) -> Option<Tensor> {
+    let positions = case.positions()?;
+    let mut on_device = device.alloc(DType::U32, [case.batch, case.seq], Category::Activations, "positions");
+    device.upload(&positions, on_device.view_mut());
+    Some(on_device)
+}
+
 /// Memory that no kernel may read before it writes.
 fn poisoned(device: &Device, dtype: DType, shape: impl Into<Shape>) -> Tensor {
     let shape = shape.into();
@@ -239,7 +258,9 @@ fn forward(device: &Device, case: Case, qkv: &[f32]) -> Vec<Vec<f32>> {
     let qkv = stored(device, dtype, [batch, seq, case.widths()[0]], qkv);
     let mut out = poisoned(device, dtype, [batch, seq, case.hidden()]);
     let mut lse = poisoned(device, DType::F32, [batch, heads, seq]);
-    device.attention(qkv.view(), case.heads(), case.dropout, out.view_mut(), lse.view_mut());
+    let positions = positions(device, case);
+    let positions = positions.as_ref().map(|positions| positions.view());
+    device.attention(qkv.view(), case.heads(), positions, case.dropout, out.view_mut(), lse.view_mut());
     vec![read(device, &out), read(device, &lse)]
 }
 
@@ -251,7 +272,9 @@ fn backward(device: &Device, case: Case, [qkv, out, lse, dout]: [&[f32]; 4]) -> 
     let lse = stored(device, DType::F32, [batch, heads, seq], lse);
     let mut dqkv = poisoned(device, dtype, [batch, seq, case.widths()[0]]);
     let saved = [out.view(), lse.view(), dout.view()];
-    device.attention_backward(qkv.view(), saved, case.heads(), case.dropout, dqkv.view_mut());
+    let positions = positions(device, case);
+    let positions = positions.as_ref().map(|positions| positions.view());
+    device.attention_backward(qkv.view(), saved, case.heads(), positions, case.dropout, dqkv.view_mut());
     vec![read(device, &dqkv)]
 }
 
@@ -264,8 +287,8 @@ fn cases(shapes: &[[usize; 4]]) -> impl Iterator<Item = Case> {
 
 /// In f32, of these batch, seq, heads, kv_heads, size.
 fn plain([batch, seq, heads, kv_heads, size]: [usize; 5], causal: bool) -> Case {
-    let (window, scale, soft_cap, dropout, dtype) = (None, None, None, None, DType::F32);
-    Case { batch, seq, heads, kv_heads, size, causal, window, scale, soft_cap, dropout, dtype }
+    let (window, scale, soft_cap, documents, dropout, dtype) = (None, None, None, None, None, DType::F32);
+    Case { batch, seq, heads, kv_heads, size, causal, window, scale, soft_cap, documents, dropout, dtype }
 }
 
 /// Heads that share keys and values, windows, scales and caps, with both masks, some with dropout.
@@ -292,6 +315,30 @@ fn varied() -> impl Iterator<Item = Case> {
             if shape[1] % 4 == 2 { case.dropping(0.25, 5) } else { case }
         })
     })
+}
+
+/// Short documents, such as cover several tiles, and such as end at the border of one; under a window and a cap, and with dropout.
+fn documents() -> impl Iterator<Item = Case> {
+    [
+        (&[1][..], plain([2, 5, 1, 1, 3], true)),
+        (&[3, 1, 2], plain([2, 67, 4, 2, 20], true)),
+        (&[9, 1, 5, 4, 2], Case { window: Some(5), ..plain([3, 70, 3, 3, 16], true) }),
+        (
+            &[200, 1, 101, 67, 2],
+            Case { window: Some(50), soft_cap: Some(4.0), ..plain([1, 450, 4, 2, 32], true) },
+        ),
+        (&[256, 1, 1000, 86, 2], plain([2, 1300, 2, 1, 4], true)),
+        // On tile registers.
+        (&[128, 96, 1, 31], Case { scale: Some(0.25), ..plain([1, 416, 4, 1, 32], true) }),
+        (&[20, 7, 33], plain([2, 160, 2, 1, 64], true)),
+        // A group of heads is a task.
+        (&[100, 1, 51, 34, 2], plain([4, 289, 8, 4, 7], true)),
+        (&[77, 1, 39], plain([1, 130, 1, 1, 200], true).dropping(0.25, 5)),
+        // The whole sequence.
+        (&[1000], plain([2, 305, 2, 1, 5], true)),
+    ]
+    .into_iter()
+    .map(|(documents, case)| Case { documents: Some(documents), ..case })
 }
 
 /// A score is a sum of `size` products, then an exponential of up to a few units; a row sums `seq` of them, those of dk
@@ -383,6 +430,52 @@ fn grouped_heads_windows_scales_and_caps() {
 }
 
 #[test]
+fn documents_do_not_see_each_other() {
+    for (number, case) in documents().enumerate() {
+        // Each case with one type, in turn.
+        for dtype in sweeps::share(&[DType::F32, DType::BF16, DType::F16], number, 3) {
+            let case = case.with(*dtype);
+            check_forward(case, 3.0, roundings(case));
+            check_backward(case, 2.0);
+        }
+    }
+}
+
+/// Documents that begin at borders of tiles have the bits that each has alone in a sequence: their keys are summed in the same tiles.
+#[test]
+fn documents_have_the_bits_that_they_have_alone() {
+    const LENGTHS: [usize; 4] = [384, 128, 256, 128];
+    let windowed = Case { window: Some(90), ..plain([1, 896, 2, 2, 64], true) };
+    for case in [plain([1, 896, 4, 2, 40], true), windowed] {
+        for case in [DType::F32, DType::BF16, DType::F16].map(|dtype| case.with(dtype)) {
+            let device = Device::new(Cpu::with_options(Options::new(3)).unwrap(), Arena::heap());
+            let (qkv, dout) = (case.qkv(2.0), case.dout());
+            let both = |case: Case, qkv: &[f32], dout: &[f32]| {
+                let [out, lse] = forward(&device, case, qkv).try_into().expect("two outputs");
+                let [dqkv] = backward(&device, case, [qkv, &out, &lse, dout]).try_into().expect("one output");
+                [out, dqkv]
+            };
+            let packed = both(Case { documents: Some(&LENGTHS), ..case }, &qkv, &dout);
+            let mut start = 0;
+            for seq in LENGTHS {
+                let piece = |x: &[f32]| {
+                    let row = x.len() / case.seq;
+                    x[start * row..(start + seq) * row].to_vec()
+                };
+                let alone = both(Case { seq, ..case }, &piece(&qkv), &piece(&dout));
+                for (which, (packed, alone)) in packed.iter().zip(&alone).enumerate() {
+                    assert!(
+                        same_bits(&piece(packed), alone),
+                        "{case:?}, rows from {start}, output {which}: other bits alone"
+                    );
+                }
+                start += seq;
+            }
+        }
+    }
+}
+
+#[test]
 fn dropped_probabilities() {
     for case in cases(&[[1, 3, 1, 2], [2, 67, 2, 33], [1, 131, 1, 64]]) {
         // Two elements share a random number; a mask may start at either of the two.
@@ -452,7 +545,11 @@ fn large_scores_do_not_overflow() {
 fn backward_against_differences() {
     let varied = [false, true].map(|causal| plain([1, 9, 4, 2, 3], causal));
     let varied = varied.map(|case| Case { window: Some(3), scale: Some(0.7), soft_cap: Some(1.5), ..case });
-    for case in cases(&[[1, 1, 1, 1], [1, 3, 1, 5], [2, 7, 2, 3], [1, 17, 1, 4], [1, 67, 1, 2]]).chain(varied)
+    let packed = [&[4, 1, 3][..], &[6]]
+        .map(|documents| Case { documents: Some(documents), ..plain([2, 9, 4, 2, 3], true) });
+    for case in cases(&[[1, 1, 1, 1], [1, 3, 1, 5], [2, 7, 2, 3], [1, 17, 1, 4], [1, 67, 1, 2]])
+        .chain(varied)
+        .chain(packed)
     {
         for case in [case, case.dropping(0.3, 3)] {
             let (qkv, dout) = (case.qkv(1.0), case.dout());

@@ -1,6 +1,6 @@
 //! Rotary positions, and their gradients against differences.
 
-use phalanx_tensor::{DType, Device, Rotary, RotaryScaling};
+use phalanx_tensor::{Category, DType, Device, Rotary, RotaryScaling, RowPositions};
 
 use crate::differences::{gradient, weighted};
 use crate::oracle::{Expected, FLOATS, check_as, numbers, read_f32, rounded, tensor_as, wide};
@@ -13,16 +13,20 @@ struct Case {
     heads: usize,
     /// Elements of a head, and how many of them turn.
     head: [usize; 2],
+    /// The position of the first row of a sequence.
     first: usize,
+    /// Rows of a document, if a sequence has several; then positions count from 0 in each.
+    document: Option<usize>,
 }
 
-const CASES: [Case; 6] = [
-    Case { rows: [1, 1, 0], heads: 1, head: [2, 2], first: 0 },
-    Case { rows: [2, 3, 5], heads: 2, head: [6, 6], first: 0 },
-    Case { rows: [3, 4, 8], heads: 3, head: [40, 34], first: 7 },
-    Case { rows: [1, 9, 3], heads: 2, head: [9, 4], first: 1000 },
-    Case { rows: [2, 67, 64], heads: 3, head: [64, 64], first: 0 },
-    Case { rows: [1, 1, 128], heads: 5, head: [256, 256], first: 131_071 },
+const CASES: [Case; 7] = [
+    Case { rows: [1, 1, 0], heads: 1, head: [2, 2], first: 0, document: None },
+    Case { rows: [2, 3, 5], heads: 2, head: [6, 6], first: 0, document: None },
+    Case { rows: [3, 4, 8], heads: 3, head: [40, 34], first: 7, document: None },
+    Case { rows: [1, 9, 3], heads: 2, head: [9, 4], first: 1000, document: None },
+    Case { rows: [2, 67, 64], heads: 3, head: [64, 64], first: 0, document: None },
+    Case { rows: [1, 1, 128], heads: 5, head: [256, 256], first: 131_071, document: None },
+    Case { rows: [3, 7, 2], heads: 2, head: [6, 4], first: 0, document: Some(3) },
 ];
 
 impl Case {
@@ -36,11 +40,19 @@ impl Case {
         Rotary::of(self.head[0], 1.25, turned.frequencies())
     }
 
+    /// The position of a row, of all sequences. Each sequence begins one row further in its first document.
+    fn position(&self, row: usize, seq: usize) -> usize {
+        match self.document {
+            None => self.first + row % seq,
+            Some(rows) => (row % seq + row / seq) % rows,
+        }
+    }
+
     fn reference(&self, x: &[f64], inverse: bool) -> Vec<f64> {
         let ([_, seq, width], [head_dim, rotated], rotary) = (self.shape(), self.head, self.rotary());
         let mut y = x.to_vec();
         for (row, y) in y.chunks_mut(width).enumerate() {
-            let position = (self.first + row % seq) as f64;
+            let position = self.position(row, seq) as f64;
             for head in y.chunks_exact_mut(head_dim).take(self.heads) {
                 for (i, frequency) in rotary.frequencies().iter().enumerate() {
                     let (s, c) = (position * frequency).sin_cos();
@@ -57,7 +69,15 @@ impl Case {
     fn call(&self, device: &Device, dtype: DType, x: &[f32], inverse: bool) -> Vec<Vec<f32>> {
         let mut x = tensor_as(device, dtype, self.shape(), x);
         let turn = if inverse { Device::rotary_backward } else { Device::rotary };
-        turn(device, x.view_mut(), &self.rotary(), self.heads, self.first);
+        let [batch, seq, _] = self.shape();
+        let of_rows = (0..batch * seq).map(|row| self.position(row, seq) as u32);
+        let mut each = device.alloc(DType::U32, [batch, seq], Category::Activations, "positions");
+        device.upload(&of_rows.collect::<Vec<u32>>(), each.view_mut());
+        let positions = match self.document {
+            None => RowPositions::From(self.first),
+            Some(_) => RowPositions::Each(each.view()),
+        };
+        turn(device, x.view_mut(), &self.rotary(), self.heads, positions);
         vec![read_f32(device, &x)]
     }
 }

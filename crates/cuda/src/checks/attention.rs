@@ -1,22 +1,26 @@
 //! Attention forward, over a cache, and backward: heads of several sizes and groups, both masks, windows, caps, dropout; rotary positions.
 
 use phalanx_tensor::arguments::{Dropout, Heads};
-use phalanx_tensor::{Category, DType, Device, Rotary, RotaryScaling};
+use phalanx_tensor::{Category, DType, Device, Rotary, RotaryScaling, RowPositions, Tensor};
 
 use super::bench::{Bench, FLOATS, Results, random, read, tolerance};
 
+#[derive(Clone, Copy)]
 struct Case {
     batch: usize,
     seq: usize,
     heads: Heads,
+    /// Rows of a document, if a sequence has several.
+    document: Option<usize>,
     dropout: bool,
 }
 
 /// Heads that fill a tile and that do not, rows that are whole chunks of 16 bytes and that are not, several tiles of keys;
-/// groups of heads, alone and with windows and caps.
-fn cases() -> [Case; 9] {
-    let case = |batch, seq, heads: Heads, dropout| Case { batch, seq, heads, dropout };
+/// groups of heads, alone and with windows and caps; documents, short ones and such as cover several tiles.
+fn cases() -> [Case; 11] {
+    let case = |batch, seq, heads: Heads, dropout| Case { batch, seq, heads, document: None, dropout };
     let equal = Heads::equal;
+    let grouped = Heads { kv_heads: 2, ..equal(4, 16, true) };
     let all = Heads { kv_heads: 1, window: Some(33), scale: 0.2, soft_cap: Some(1.5), ..equal(2, 24, true) };
     [
         case(2, 5, equal(2, 8, true), false),
@@ -25,25 +29,38 @@ fn cases() -> [Case; 9] {
         case(1, 130, equal(1, 40, true), false),
         case(1, 40, equal(1, 72, false), false),
         case(1, 200, equal(1, 64, true), false),
-        case(2, 70, Heads { kv_heads: 2, ..equal(4, 16, true) }, true),
+        case(2, 70, grouped, true),
         case(1, 150, all, false),
         case(1, 150, Heads { causal: false, ..all }, true),
+        Case { document: Some(7), ..case(2, 70, grouped, true) },
+        Case { document: Some(83), ..case(2, 200, grouped, false) },
     ]
 }
 
+/// Positions of rows in documents of `rows` rows each. Each sequence begins one row further in its first document.
+fn positions(device: &Device, [batch, seq]: [usize; 2], rows: usize) -> Tensor {
+    let position = |row: usize| ((row % seq + row / seq) % rows) as u32;
+    let of_rows: Vec<u32> = (0..batch * seq).map(position).collect();
+    let mut positions = device.alloc(DType::U32, [batch, seq], Category::Workspace, "positions");
+    device.upload(&of_rows, positions.view_mut());
+    positions
+}
+
 fn run(device: &Device, dtype: DType, case: &Case) -> Results {
-    let Case { batch, seq, heads, dropout } = *case;
+    let Case { batch, seq, heads, document, dropout } = *case;
     let (width, hidden) = (heads.qkv_width(), heads.out_width());
     let sample = (heads.heads * seq * seq) as u64;
     let dropout = dropout.then_some(Dropout { p: 0.2, key: 11, first: 3, sample });
     let qkv = random(device, dtype, &[batch, seq, width], 1);
     let mut out = random(device, dtype, &[batch, seq, hidden], 2);
     let mut lse = device.alloc(DType::F32, [batch, heads.heads, seq], Category::Workspace, "lse");
-    device.attention(qkv.view(), heads, dropout, out.view_mut(), lse.view_mut());
+    let positions = document.map(|rows| positions(device, [batch, seq], rows));
+    let positions = positions.as_ref().map(|positions| positions.view());
+    device.attention(qkv.view(), heads, positions, dropout, out.view_mut(), lse.view_mut());
     let dout = random(device, dtype, &[batch, seq, hidden], 3);
     let mut dqkv = random(device, dtype, &[batch, seq, width], 4);
     let saved = [out.view(), lse.view(), dout.view()];
-    device.attention_backward(qkv.view(), saved, heads, dropout, dqkv.view_mut());
+    device.attention_backward(qkv.view(), saved, heads, positions, dropout, dqkv.view_mut());
     let all = [("out", &out), ("lse", &lse), ("dqkv", &dqkv)];
     all.map(|(name, x)| (name, read(device, x.view()))).into()
 }
@@ -71,8 +88,11 @@ pub(super) fn rotary_positions_have_the_processors_bits(bench: &Bench) {
         bench.compare(&format!("{dtype:?}, {heads} heads of {head_dim}, {rotated} turn"), 0.0, |device| {
             let dims = [2, seq, heads * head_dim + behind];
             let [mut x, mut dx] = [1, 2].map(|seed| random(device, dtype, &dims, seed));
-            device.rotary(x.view_mut(), &rotary, heads, first);
-            device.rotary_backward(dx.view_mut(), &rotary, heads, first);
+            let each = positions(device, [2, seq], 2);
+            let counted = RowPositions::From(first);
+            let kinds = if first == 0 { [counted, RowPositions::Each(each.view())] } else { [counted; 2] };
+            device.rotary(x.view_mut(), &rotary, heads, kinds[0]);
+            device.rotary_backward(dx.view_mut(), &rotary, heads, kinds[1]);
             vec![("x", read(device, x.view())), ("dx", read(device, dx.view()))]
         });
     }
@@ -92,7 +112,7 @@ fn cached_attention(bench: &Bench, heads: Heads) {
         let qkv = random(device, dtype, &[1, seq, width], 1);
         let mut whole = random(device, dtype, &[1, seq, hidden], 2);
         let mut lse = device.alloc(DType::F32, [1, heads.heads, seq], Category::Workspace, "lse");
-        device.attention(qkv.view(), heads, None, whole.view_mut(), lse.view_mut());
+        device.attention(qkv.view(), heads, None, None, whole.view_mut(), lse.view_mut());
         let mut cache = random(device, dtype, &[1, seq + 3, heads.cache_width()], 3);
         let mut cached = random(device, dtype, &[1, seq, hidden], 4);
         let first = 60;

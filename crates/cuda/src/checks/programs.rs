@@ -12,8 +12,10 @@ use crate::factory::Options;
 use crate::programs::{AttentionForm, HEADS, Program, Source};
 
 /// Forms of attention that are compared.
-const GROUPED: AttentionForm = AttentionForm { grouped: true, windowed: false, capped: false };
-const ALL: AttentionForm = AttentionForm { grouped: true, windowed: true, capped: true };
+const GROUPED: AttentionForm =
+    AttentionForm { grouped: true, windowed: false, capped: false, documents: false };
+const DOCUMENTS: AttentionForm = AttentionForm { documents: true, ..GROUPED };
+const ALL: AttentionForm = AttentionForm { windowed: true, capped: true, ..GROUPED };
 
 /// The programs of `kernels/table`: all kernels, in the types and sizes that training uses.
 pub fn of_tables() -> Vec<Program> {
@@ -48,7 +50,8 @@ pub fn of_tables() -> Vec<Program> {
                 let plain = Program::of(source, element).with_head(*size);
                 all.extend(plain);
                 let with_all = element != DType::F16 && *size == 64;
-                all.extend(plain.filter(|_| with_all).map(|plain| Program { form: ALL, ..plain }));
+                let forms = [ALL, DOCUMENTS].into_iter().filter(|_| with_all);
+                all.extend(forms.flat_map(|form| plain.map(|plain| Program { form, ..plain })));
             }
         }
     }
@@ -65,7 +68,7 @@ fn compared() -> Vec<Program> {
                 let plain = Program::of(source, element).with_head(*head as usize);
                 all.extend(plain);
                 // The comparisons of these forms have small heads.
-                let forms = [GROUPED, ALL].into_iter().filter(|_| *head == HEADS[0]);
+                let forms = [GROUPED, ALL, DOCUMENTS].into_iter().filter(|_| *head == HEADS[0]);
                 all.extend(forms.flat_map(|form| plain.map(|plain| Program { form, ..plain })));
             }
         }

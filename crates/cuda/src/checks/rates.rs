@@ -4,7 +4,9 @@ use std::time::Instant;
 
 use phalanx_tensor::arguments::{Epilogue, Gate, Heads, Layout, Weight};
 use phalanx_tensor::operations::Copy;
-use phalanx_tensor::{AdamWUpdate, Category, DType, Device, DeviceError, Rotary, RotaryScaling, Tensor};
+use phalanx_tensor::{
+    AdamWUpdate, Category, DType, Device, DeviceError, Rotary, RotaryScaling, RowPositions, Tensor,
+};
 
 use super::bench::{Bench, random};
 use crate::limits::Limits;
@@ -141,11 +143,11 @@ fn attention(device: &Device, sizes: Sizes, dtype: DType) -> Result<[Rate; 2], D
     let mut lse: Tensor = device.alloc(DType::F32, [batch, heads, seq], Category::Workspace, "lse");
     let heads = Heads::equal(heads, hidden / heads, true);
     let forward = seconds(device, calls, || {
-        device.attention(qkv.view(), heads, None, out.view_mut(), lse.view_mut());
+        device.attention(qkv.view(), heads, None, None, out.view_mut(), lse.view_mut());
     })?;
     let backward = seconds(device, calls, || {
         let saved = [out.view(), lse.view(), dout.view()];
-        device.attention_backward(qkv.view(), saved, heads, None, dqkv.view_mut());
+        device.attention_backward(qkv.view(), saved, heads, None, None, dqkv.view_mut());
     })?;
     let product = (batch * seq * seq * hidden) as f64;
     let rate = |name: &str, seconds, products: f64| Rate {
@@ -175,7 +177,8 @@ fn rotary(device: &Device, sizes: Sizes, dtype: DType) -> Result<Rate, DeviceErr
     let Sizes { rows, seq, heads, calls, .. } = sizes;
     let mut qkv = random(device, dtype, &[rows / seq, seq, 3 * hidden(sizes)], 1);
     let rotary = Rotary::new(64, 64, 1e4, RotaryScaling::Default);
-    let seconds = seconds(device, calls, || device.rotary(qkv.view_mut(), &rotary, 2 * heads, 0))?;
+    let seconds =
+        seconds(device, calls, || device.rotary(qkv.view_mut(), &rotary, 2 * heads, RowPositions::From(0)))?;
     let work = Work::Bytes((4 * rows * hidden(sizes) * dtype.bytes()) as f64);
     Ok(Rate { name: format!("rotary {} {rows} x {}", dtype.name(), 2 * hidden(sizes)), seconds, work })
 }

@@ -5,7 +5,7 @@ use phalanx_tensor::operations::{
     AttentionBackward, AttentionCached, AttentionForward, Attentions, RotaryPositions,
 };
 use phalanx_tensor::rotary::ROTARY_FREQUENCIES_MAX;
-use phalanx_tensor::{DType, View, ViewMut};
+use phalanx_tensor::{DType, RowPositions, View, ViewMut};
 
 use crate::error::Error;
 use crate::launch::elementwise::kept;
@@ -70,24 +70,26 @@ impl HeadTiles {
 
 /// The sizes of an attention.
 #[derive(Clone, Copy)]
-struct Extents {
+struct Extents<'a> {
     batch: usize,
     rows: usize,
     heads: Heads,
     size: usize,
+    /// The positions of rows in their documents, if sequences have several.
+    positions: Option<View<'a>>,
 }
 
-impl Extents {
-    fn new(qkv: View, heads: Heads) -> Extents {
+impl<'a> Extents<'a> {
+    fn new(qkv: View, heads: Heads, positions: Option<View<'a>>) -> Extents<'a> {
         let [batch, rows, _] = qkv.dims();
-        Extents { batch, rows, heads, size: heads.head_dim }
+        Extents { batch, rows, heads, size: heads.head_dim, positions }
     }
 
     fn pairs(&self) -> usize {
         self.batch * self.heads.heads
     }
 
-    /// The last fields of `Extents` in `attention.cuh`, of an attention over so many keys.
+    /// The last fields but one of `Extents` in `attention.cuh`, of an attention over so many keys.
     fn scores(&self, keys: usize) -> [u64; 5] {
         let Heads { kv_heads, causal, window, .. } = self.heads;
         let [factor, tanh_factor] =
@@ -98,7 +100,12 @@ impl Extents {
 
     fn form(&self) -> AttentionForm {
         let Heads { heads, kv_heads, window, soft_cap, .. } = self.heads;
-        AttentionForm { grouped: kv_heads < heads, windowed: window.is_some(), capped: soft_cap.is_some() }
+        AttentionForm {
+            grouped: kv_heads < heads,
+            windowed: window.is_some(),
+            capped: soft_cap.is_some(),
+            documents: self.positions.is_some(),
+        }
     }
 }
 
@@ -144,8 +151,22 @@ impl Issue<'_> {
             threads: THREADS,
             shared_bytes: 0,
         };
-        let arguments =
-            numbers![rotary.scale(), sin_scale, count, &o.x, seq, width, rotary.head_dim(), o.heads, o.first];
+        let (first, positions) = match o.positions {
+            RowPositions::From(first) => (first, None),
+            RowPositions::Each(positions) => (0, Some(positions)),
+        };
+        let arguments = numbers![
+            rotary.scale(),
+            sin_scale,
+            count,
+            &o.x,
+            seq,
+            width,
+            rotary.head_dim(),
+            o.heads,
+            first,
+            positions
+        ];
         self.launch_table(launch, &frequencies, arguments)
     }
 
@@ -163,7 +184,7 @@ impl Issue<'_> {
     }
 
     fn attention_forward(&mut self, o: AttentionForward) -> Result<(), Error> {
-        let e = Extents::new(o.qkv, o.heads);
+        let e = Extents::new(o.qkv, o.heads, o.positions);
         let (heads, width) = (o.heads, o.heads.qkv_width());
         let start = address(o.qkv);
         let columns = [heads.out_width(), heads.out_width() + heads.cache_width() / 2];
@@ -178,7 +199,7 @@ impl Issue<'_> {
     }
 
     fn attention_cached(&mut self, o: AttentionCached) -> Result<(), Error> {
-        let e = Extents::new(o.qkv, o.heads);
+        let e = Extents::new(o.qkv, o.heads, None);
         let (queries, before) = o.queries();
         let [_, capacity, _] = o.cache.dims();
         let program = self.attention_program(Source::Attention, o.qkv.dtype(), &e)?;
@@ -192,7 +213,7 @@ impl Issue<'_> {
             count: o.past + e.rows,
             past: before,
         };
-        self.forward(&Extents::new(queries, o.heads), queries, &keys, None, (&o.out, None))
+        self.forward(&Extents::new(queries, o.heads, None), queries, &keys, None, (&o.out, None))
     }
 
     fn forward(
@@ -236,7 +257,8 @@ impl Issue<'_> {
             factor,
             kv_heads,
             window,
-            tanh_factor
+            tanh_factor,
+            e.positions
         ];
         let mut arguments = arguments.to_vec();
         if dropout.is_some() {
@@ -246,7 +268,7 @@ impl Issue<'_> {
     }
 
     fn attention_backward(&mut self, o: AttentionBackward) -> Result<(), Error> {
-        let e = Extents::new(o.qkv, o.heads);
+        let e = Extents::new(o.qkv, o.heads, o.positions);
         let element = o.qkv.dtype();
         let [out, log_sum_exp, dout] = o.saved;
         let program = self.attention_program(Source::AttentionBackward, element, &e)?;
@@ -285,6 +307,7 @@ impl Issue<'_> {
                 kv_heads,
                 window,
                 tanh_factor,
+                e.positions,
                 e.heads.scale,
                 key,
                 kept_min,

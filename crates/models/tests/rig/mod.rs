@@ -9,8 +9,8 @@ use half::{bf16, f16};
 use phalanx_collectives::{Group, MetaGroup, threads};
 use phalanx_cpu::Cpu;
 use phalanx_layers::{
-    AnySaved, Call, Checkpointing, Context, Draw, Gradient, Inputs, Network, Parameter, ParameterSpec,
-    Parameters, TARGETS,
+    AnySaved, Call, Checkpointing, Context, Draw, Gradient, Inputs, Network, POSITIONS, Parameter,
+    ParameterSpec, Parameters, Rows, TARGETS,
 };
 use phalanx_models::{Bert, Gpt2, Model, RowsOf};
 use phalanx_parallel::TensorParallel;
@@ -90,6 +90,8 @@ pub struct Case {
     pub shape: [usize; 2],
     pub tokens: Vec<u32>,
     pub targets: Vec<u32>,
+    /// Positions in documents, where sequences have several.
+    pub positions: Option<Vec<u32>>,
     pub compute: DType,
     pub checkpointing: Checkpointing,
     pub draw: Option<Draw>,
@@ -122,6 +124,7 @@ impl Case {
             shape: [4, 16],
             tokens: cut(0),
             targets: cut(1),
+            positions: None,
             compute,
             checkpointing: Checkpointing::None,
             draw: None,
@@ -214,6 +217,10 @@ impl Case {
         };
         let tokens = Arc::new(numbers(&self.tokens));
         let inputs = Inputs::only(TARGETS, Arc::new(numbers(&self.targets)));
+        let inputs = match &self.positions {
+            Some(positions) => inputs.and(POSITIONS, Arc::new(numbers(positions))),
+            None => inputs,
+        };
         let first_row = if tensor.sequence() { rank * self.tokens.len() / tensor.ranks() } else { 0 };
         Rank { case: self, network, parameters, tokens, inputs, device, first_row }
     }
@@ -401,9 +408,10 @@ fn assembled(parts: &[(&ParameterSpec, &Vec<f32>)]) -> Vec<f32> {
 impl Rank<'_> {
     fn context(&self) -> Context<'_> {
         let Case { compute, draw, shape, .. } = *self.case;
+        let documents = self.case.positions.is_some();
         Context {
             draw,
-            first_row: self.first_row,
+            rows: Rows { documents, ..Rows::all(shape).from(self.first_row) },
             ..Context::new(&self.device, compute, shape).with(&self.inputs)
         }
     }

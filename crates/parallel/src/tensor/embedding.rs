@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use phalanx_layers::embedding::EmbeddingGradients;
+use phalanx_layers::embedding::EmbeddedRows;
 use phalanx_layers::{
     Activation, Call, Context, Deferred, Embedding, Layer, ParameterSpec, Parameters, Result, Saved, Share,
 };
@@ -40,23 +40,22 @@ impl VocabularyEmbedding {
         Lookup::Token { first: self.share.index * rows, vocab: self.embedding.vocab }
     }
 
-    /// The ids of this rank's rows. Where the type table is looked up by them they are copied, so that the dry run
-    /// knows the copy as sharded.
-    fn own_ids(&self, cx: &Context, ids: &Activation) -> Activation {
-        if !self.sequence || self.embedding.types.is_none() {
-            return ids.clone();
+    /// This rank's rows. Ids by which a table is looked up are copied, so that the dry run knows the copy as sharded.
+    fn own_rows(&self, cx: &Context, ids: &Activation) -> EmbeddedRows {
+        let all = self.embedding.rows(cx, ids);
+        if !self.sequence {
+            return EmbeddedRows { first: 0, ..all };
         }
         let rows = ids.shape().elements() / self.exchange.world_size();
-        let mut own = cx.device.alloc(ids.dtype(), [rows], Category::Activations, "embedding.own_ids");
-        cx.device.copy(ids.view().range(cx.first_row..cx.first_row + rows), own.view_mut());
-        let cut = cx.device.placements(ids.view()).with(Axis::Tensor, Placement::Shard(0));
-        cx.device.place(own.view(), cut);
-        Arc::new(own)
-    }
-
-    /// Number of this rank's first row in the micro-batch.
-    fn first_row(&self, cx: &Context) -> usize {
-        if self.sequence { cx.first_row } else { 0 }
+        let cut = |ids: Activation| {
+            let mut own = cx.device.alloc(ids.dtype(), [rows], Category::Activations, "embedding.own_ids");
+            cx.device.copy(ids.view().range(all.first..all.first + rows), own.view_mut());
+            let cut = cx.device.placements(ids.view()).with(Axis::Tensor, Placement::Shard(0));
+            cx.device.place(own.view(), cut);
+            Arc::new(own)
+        };
+        let ids = if self.embedding.types.is_some() { cut(all.ids) } else { all.ids };
+        EmbeddedRows { ids, positions: all.positions.map(cut), first: all.first }
     }
 }
 
@@ -81,8 +80,7 @@ impl Layer for VocabularyEmbedding {
             true => self.exchange.reduce_scatter(cx, term),
         };
         let mut y = summing.wait()?;
-        let own = self.own_ids(cx, &x);
-        self.embedding.add_everywhere(cx, parameters, &own, self.first_row(cx), &mut y);
+        self.embedding.add_everywhere(cx, parameters, &self.own_rows(cx, &x), &mut y);
         Ok((cx.plus(y, sum), Saved::new(()).with_input(x)))
     }
 
@@ -103,9 +101,7 @@ impl Layer for VocabularyEmbedding {
             }
             cx.device.embedding_backward(ids.view(), self.lookup(), whole.view(), dtable, accumulate);
         }
-        let own = self.own_ids(cx, &ids);
-        let rows = EmbeddingGradients { ids: &own, dy: &dy, first_row: self.first_row(cx) };
-        self.embedding.gradients_everywhere(cx, parameters, rows);
+        self.embedding.gradients_everywhere(cx, parameters, &self.own_rows(cx, &ids), &dy);
         Ok(None)
     }
 

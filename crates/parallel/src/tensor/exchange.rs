@@ -80,7 +80,7 @@ impl Exchange {
     #[track_caller]
     pub fn all_gather(&self, cx: &Context, x: &Activation) -> Result<Activation> {
         let [rows, width] = x.shape().rows_cols();
-        let [batch, seq] = cx.tokens;
+        let [batch, seq] = cx.rows.tokens;
         assert_eq!(rows * self.world_size(), batch * seq, "rows of a micro-batch of {batch} x {seq} tokens");
         let mut whole = cx.activation([batch, seq, width], "sequence.whole");
         cx.device.place(whole.view(), cx.device.placements(x.view()));

@@ -7,7 +7,7 @@ use phalanx_collectives::{Group, Solo, threads};
 use phalanx_cpu::Cpu;
 use phalanx_layers::{
     Activation, AnyLayer, Attention, Call, Context, Deferred, Draw, Dropped, Fork, Init, LayerNorm, Linear,
-    LinearGelu, Output, Parameter, ParameterSpec, Parameters, Pieces, Sequence,
+    LinearGelu, Output, Parameter, ParameterSpec, Parameters, Pieces, Rows, Sequence,
 };
 use phalanx_parallel::TensorParallel;
 use phalanx_tensor::{Arena, Category, DType, Device, Gelu, Heads, Layout, Shape, Tensor};
@@ -162,7 +162,8 @@ impl<'a> TestRank<'a> {
         let later =
             |draw: Draw| Draw { first_sample: draw.first_sample + (micro_batch * BATCH) as u64, ..draw };
         let draw = setting.draw.map(later);
-        Context { draw, first_row, ..Context::new(&self.device, setting.compute, [BATCH, SEQ]) }
+        let rows = Rows::all([BATCH, SEQ]).from(first_row);
+        Context { draw, rows, ..Context::new(&self.device, setting.compute, rows.tokens) }
     }
 
     pub fn upload(&self, dtype: DType, shape: impl Into<Shape>, values: &[f32]) -> Tensor {

@@ -3,11 +3,11 @@
 use phalanx_trace::{DType, Site};
 
 use super::{floats, same};
-use crate::arguments::{Dropout, Heads};
+use crate::arguments::{Dropout, Heads, RowPositions};
 use crate::device::Device;
 use crate::operation::{Describe, Price, operation};
 use crate::operations::family::family;
-use crate::placement::rules::{Rule, operand, result};
+use crate::placement::rules::{Operand, Rule, operand, result};
 use crate::record::Recorder;
 use crate::rotary::Rotary;
 use crate::view::{View, ViewMut};
@@ -33,6 +33,9 @@ operation! {
         qkv: View<'a>,
         /// Heads, mask and scores.
         heads: Heads,
+        /// `[batch, seq]` u32: of each row, its position in its document. A row at position 0 begins one, and sees no row before
+        /// it. None where each sequence is one document. Only under a causal mask.
+        positions: Option<View<'a>>,
         /// Dropout of the probabilities.
         dropout: Option<Dropout>,
         /// `[batch, seq, out_width]`, overwritten.
@@ -46,8 +49,8 @@ impl Describe for AttentionForward<'_> {
     const NAME: &'static str = "attention";
 
     fn check(&self) {
-        let AttentionForward { qkv, heads, out, log_sum_exp, .. } = self;
-        check_extents(*qkv, *heads, [out.elements(), log_sum_exp.elements()]);
+        let AttentionForward { qkv, heads, positions, out, log_sum_exp, .. } = self;
+        check_extents(*qkv, *heads, *positions, [out.elements(), log_sum_exp.elements()]);
         same(&[qkv.dtype(), out.dtype()]);
         same(&[DType::F32, log_sum_exp.dtype()]);
     }
@@ -60,10 +63,11 @@ impl Describe for AttentionForward<'_> {
 
     /// A shard of the last dimension is one of heads: q, k and v of each head lie on one rank.
     fn follow(&self, recorder: &Recorder, site: Site) {
-        let AttentionForward { qkv, out, log_sum_exp, .. } = self;
+        let AttentionForward { qkv, positions, out, log_sum_exp, .. } = self;
+        let factors = [Some(operand("qkv", "bsh", *qkv)), positions.map(row_positions)];
         let rule = Rule {
             op: Self::NAME,
-            factors: &[operand("qkv", "bsh", *qkv)],
+            factors: &factors.into_iter().flatten().collect::<Vec<_>>(),
             addends: &[],
             results: &[result("out", "bsh", out, false), result("log_sum_exp", "bhs", log_sum_exp, false)],
             whole: &[('s', WHOLE_SEQUENCE)],
@@ -156,6 +160,8 @@ operation! {
         saved: [View<'a>; 3],
         /// Heads, mask and scores.
         heads: Heads,
+        /// Positions of the forward pass.
+        positions: Option<View<'a>>,
         /// Dropout of the forward pass.
         dropout: Option<Dropout>,
         /// `[batch, seq, qkv_width]`, overwritten. dk and dv are sums over the query heads that read them, in order.
@@ -167,8 +173,8 @@ impl Describe for AttentionBackward<'_> {
     const NAME: &'static str = "attention_backward";
 
     fn check(&self) {
-        let AttentionBackward { qkv, saved: [out, log_sum_exp, dout], heads, dqkv, .. } = self;
-        check_extents(*qkv, *heads, [out.elements(), log_sum_exp.elements()]);
+        let AttentionBackward { qkv, saved: [out, log_sum_exp, dout], heads, positions, dqkv, .. } = self;
+        check_extents(*qkv, *heads, *positions, [out.elements(), log_sum_exp.elements()]);
         assert_eq!([dqkv.elements(), dout.elements()], [qkv.elements(), out.elements()]);
         same(&[qkv.dtype(), out.dtype(), dout.dtype(), dqkv.dtype()]);
         same(&[DType::F32, log_sum_exp.dtype()]);
@@ -183,15 +189,17 @@ impl Describe for AttentionBackward<'_> {
     }
 
     fn follow(&self, recorder: &Recorder, site: Site) {
-        let AttentionBackward { qkv, saved: [out, log_sum_exp, dout], dqkv, .. } = self;
+        let AttentionBackward { qkv, saved: [out, log_sum_exp, dout], positions, dqkv, .. } = self;
+        let factors = [
+            Some(operand("qkv", "bsh", *qkv)),
+            Some(operand("out", "bsh", *out)),
+            Some(operand("log_sum_exp", "bhs", *log_sum_exp)),
+            Some(operand("dout", "bsh", *dout)),
+            positions.map(row_positions),
+        ];
         let rule = Rule {
             op: Self::NAME,
-            factors: &[
-                operand("qkv", "bsh", *qkv),
-                operand("out", "bsh", *out),
-                operand("log_sum_exp", "bhs", *log_sum_exp),
-                operand("dout", "bsh", *dout),
-            ],
+            factors: &factors.into_iter().flatten().collect::<Vec<_>>(),
             addends: &[],
             results: &[result("dqkv", "bsh", dqkv, false)],
             whole: &[('s', WHOLE_SEQUENCE)],
@@ -201,7 +209,7 @@ impl Describe for AttentionBackward<'_> {
 }
 
 operation! {
-    /// In place: turns the first `heads` heads of each row by its position, `first + row`: with a head's elements `a = x[i]` and
+    /// In place: turns the first `heads` heads of each row by its position: with a head's elements `a = x[i]` and
     /// `b = x[i + rotated / 2]`, and c and s `scale` times the cosine and sine of the angle, a becomes `a c - b s` and b
     /// `b c + a s`. The gradient of it is the same operation with `inverse`, where s is negated.
     RotaryPositions {
@@ -211,8 +219,8 @@ operation! {
         rotary: Rotary,
         /// Number of heads that turn: of q, k and v side by side, those of q and k.
         heads: usize,
-        /// Position of the first row of each sequence.
-        first: usize,
+        /// The positions of the rows.
+        positions: RowPositions<'a>,
         /// Whether they turn back.
         inverse: bool,
     }
@@ -226,8 +234,11 @@ impl Describe for RotaryPositions<'_> {
     }
 
     fn check(&self) {
-        let RotaryPositions { x, rotary, heads, .. } = self;
-        let [_, _, width] = x.dims();
+        let RotaryPositions { x, rotary, heads, positions, .. } = self;
+        let [batch, seq, width] = x.dims();
+        if let RowPositions::Each(positions) = positions {
+            check_positions(*positions, [batch, seq]);
+        }
         assert!(heads * rotary.head_dim() <= width, "{heads} heads of {} in {x:?}", rotary.head_dim());
         floats([x.dtype(); 2]);
     }
@@ -240,9 +251,14 @@ impl Describe for RotaryPositions<'_> {
 
     /// A shard of the last dimension is one of heads.
     fn follow(&self, recorder: &Recorder, site: Site) {
+        let x = operand("x", "bsh", self.x.as_view());
+        let positions = match self.positions {
+            RowPositions::From(_) => None,
+            RowPositions::Each(positions) => Some(row_positions(positions)),
+        };
         let rule = Rule {
             op: self.name(),
-            factors: &[operand("x", "bsh", self.x.as_view())],
+            factors: &[Some(x), positions].into_iter().flatten().collect::<Vec<_>>(),
             addends: &[],
             results: &[result("x", "bsh", &self.x, false)],
             whole: &[('s', COUNTED)],
@@ -252,31 +268,32 @@ impl Describe for RotaryPositions<'_> {
 }
 
 impl Device {
-    /// In place: turns the first `heads` heads of each row of x `[batch, seq, width]` by its position, which is `first` for the
-    /// first row of a sequence.
+    /// In place: turns the first `heads` heads of each row of x `[batch, seq, width]` by its position.
     #[track_caller]
-    pub fn rotary(&self, x: ViewMut, rotary: &Rotary, heads: usize, first: usize) {
-        self.run(RotaryPositions { x, rotary: rotary.clone(), heads, first, inverse: false });
+    pub fn rotary(&self, x: ViewMut, rotary: &Rotary, heads: usize, positions: RowPositions) {
+        self.run(RotaryPositions { x, rotary: rotary.clone(), heads, positions, inverse: false });
     }
 
     /// The gradient of [`Device::rotary`], in place.
     #[track_caller]
-    pub fn rotary_backward(&self, dx: ViewMut, rotary: &Rotary, heads: usize, first: usize) {
-        self.run(RotaryPositions { x: dx, rotary: rotary.clone(), heads, first, inverse: true });
+    pub fn rotary_backward(&self, dx: ViewMut, rotary: &Rotary, heads: usize, positions: RowPositions) {
+        self.run(RotaryPositions { x: dx, rotary: rotary.clone(), heads, positions, inverse: true });
     }
 
     /// Attention in tiles: no `[seq, seq]` matrix is stored. qkv `[batch, seq, qkv_width]`, out
-    /// `[batch, seq, out_width]`, log_sum_exp `[batch, heads, seq]` f32.
+    /// `[batch, seq, out_width]`, log_sum_exp `[batch, heads, seq]` f32. With the positions of rows in their documents,
+    /// `[batch, seq]` u32, rows see their own document only.
     #[track_caller]
     pub fn attention(
         &self,
         qkv: View,
         heads: Heads,
+        positions: Option<View>,
         dropout: Option<Dropout>,
         out: ViewMut,
         log_sum_exp: ViewMut,
     ) {
-        self.run(AttentionForward { qkv, heads, dropout, out, log_sum_exp });
+        self.run(AttentionForward { qkv, heads, positions, dropout, out, log_sum_exp });
     }
 
     /// Causal attention of the new positions `past ..` over all positions so far. Stores their keys and values in
@@ -294,19 +311,33 @@ impl Device {
         qkv: View,
         saved: [View; 3],
         heads: Heads,
+        positions: Option<View>,
         dropout: Option<Dropout>,
         dqkv: ViewMut,
     ) {
-        self.run(AttentionBackward { qkv, saved, heads, dropout, dqkv });
+        self.run(AttentionBackward { qkv, saved, heads, positions, dropout, dqkv });
     }
 }
 
 #[track_caller]
-fn check_extents(qkv: View, heads: Heads, [out, log_sum_exp]: [usize; 2]) {
+fn check_extents(qkv: View, heads: Heads, positions: Option<View>, [out, log_sum_exp]: [usize; 2]) {
     let [batch, seq, width] = qkv.dims();
     heads.check();
+    if let Some(positions) = positions {
+        assert!(heads.causal, "rows see the document up to themselves, which a causal mask shows: {heads:?}");
+        check_positions(positions, [batch, seq]);
+    }
     assert_eq!(width, heads.qkv_width(), "{qkv:?} for {heads:?}");
     assert_eq!([out, log_sum_exp], [batch * seq * heads.out_width(), batch * heads.heads * seq]);
+}
+
+#[track_caller]
+fn check_positions(positions: View, rows: [usize; 2]) {
+    assert_eq!((positions.dims(), positions.dtype()), (rows, DType::U32), "{positions:?}");
+}
+
+fn row_positions(positions: View) -> Operand {
+    operand("positions", "bs", positions)
 }
 
 /// Operations of one of the matrix products of an attention; half of them under a causal mask.

@@ -1,7 +1,8 @@
 //! Element-wise operations, layer norm and attention.
 
 use phalanx_tensor::{
-    Dropout, Gate, Gelu, Heads, LayerNorm, LayerNormBackward, NormSums, Rotary, RowNorm, WholeSums,
+    Dropout, Gate, Gelu, Heads, LayerNorm, LayerNormBackward, NormSums, Rotary, RowNorm, RowPositions,
+    WholeSums,
 };
 use phalanx_trace::Placement::{Partial, Replicated, Shard};
 
@@ -95,10 +96,10 @@ fn rotary() {
         let right = words.is_empty();
         let mut x = placed(&device, "x", &[2, 4, 24], x);
         let rotary = Rotary::of(2, 1.0, vec![1.0]);
-        device.rotary(x.view_mut(), &rotary, 8, 0);
+        device.rotary(x.view_mut(), &rotary, 8, RowPositions::From(0));
         assert_eq!(of(&device, &x), expected, "{row}");
         if right {
-            device.rotary_backward(x.view_mut(), &rotary, 8, 0);
+            device.rotary_backward(x.view_mut(), &rotary, 8, RowPositions::From(0));
             assert_eq!(of(&device, &x), expected, "{row}");
         }
         found(&device, words, &row);
@@ -204,12 +205,12 @@ fn attention() {
         let qkv = placed(&device, "qkv", &[2, 4, 24], qkv);
         let (mut y, mut sums) = (tensor(&device, "out", &[2, 4, 8]), tensor(&device, "lse", &[2, 4, 4]));
         let heads = Heads::equal(4, 2, true);
-        device.attention(qkv.view(), heads, None, y.view_mut(), sums.view_mut());
+        device.attention(qkv.view(), heads, None, None, y.view_mut(), sums.view_mut());
         assert_eq!([of(&device, &y), of(&device, &sums)], [out, statistics], "{row}");
         if right {
             let mut dqkv = tensor(&device, "dqkv", &[2, 4, 24]);
             let kept = [y.view(), sums.view(), y.view()];
-            device.attention_backward(qkv.view(), kept, heads, None, dqkv.view_mut());
+            device.attention_backward(qkv.view(), kept, heads, None, None, dqkv.view_mut());
             assert_eq!(of(&device, &dqkv), of(&device, &qkv), "{row}");
             let (mut again, mut cache) =
                 (tensor(&device, "out", &[2, 4, 8]), tensor(&device, "cache", &[2, 6, 16]));

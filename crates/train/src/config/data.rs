@@ -1,11 +1,12 @@
-//! Keys of `[data]` that name token files.
+//! Checks of the keys of `[data]`.
 
 use std::path::PathBuf;
 
 use phalanx_data::{SampleOrder, TokenType};
+use phalanx_models::Objective;
 
 use super::check::refuse;
-use super::{ConfigError, DataConfig, Order, Paths, RunConfig};
+use super::{ConfigError, DataConfig, Documents, Order, Paths, RunConfig, Updates};
 
 impl DataConfig {
     /// The files that are evaluated in place of a fraction of the tokens; an empty list is none.
@@ -24,7 +25,30 @@ impl From<Order> for SampleOrder {
 }
 
 impl RunConfig {
+    /// Refuses documents apart where they cannot be.
+    fn check_documents(&self) -> Result<(), ConfigError> {
+        let refused = match (self.data.documents, self.data.end_token) {
+            (Documents::Joined, Some(end_token)) => {
+                return Err(refuse(
+                    "data.end_token",
+                    end_token,
+                    "is for data.documents = \"apart\": leave it out",
+                ));
+            }
+            (Documents::Joined, None) => None,
+            (Documents::Apart, _) if self.model.arch.objective == Objective::Masked => {
+                Some("is for models that predict the next token: leave it out")
+            }
+            (Documents::Apart, _) if self.parallel.updates == Updates::Asynchronous => {
+                Some("works with synchronous updates only: leave it out, or leave out parallel.updates")
+            }
+            (Documents::Apart, _) => None,
+        };
+        refused.map_or(Ok(()), |expected| Err(refuse("data.documents", "apart", expected)))
+    }
+
     pub(super) fn check_data(&self) -> Result<(), ConfigError> {
+        self.check_documents()?;
         let data = &self.data;
         let evaluated = data.validation_paths().is_some();
         let given = |paths: &Option<Paths>| paths.as_ref().map_or(String::new(), Paths::shown);

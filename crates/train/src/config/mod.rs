@@ -262,10 +262,26 @@ table! {
         /// For a masked model (`bert`): the id that replaces a hidden token. When left out: the tokenizer's `[MASK]`, or else
         /// one more row of the vocabulary.
         mask_token: Option<u32> = None, KEY.from(0.0, (MAX_VOCAB - 1) as f64);
+        /// Whether documents that lie in one sequence see each other: `joined`, or `apart`.
+        documents: Documents = Documents::Joined, KEY;
+        /// For documents that are apart: the id of the token that each ends with. When left out: that which the tokenizer puts between
+        /// documents.
+        end_token: Option<u32> = None, KEY.from(0.0, (MAX_VOCAB - 1) as f64);
         /// `shuffled` or `sequential`.
         order: Order = Order::Shuffled, KEY;
         /// Fraction of the tokens, at the end, that is held out for evaluation.
         validation: f64 = 0.1, KEY.from(0.0, 0.9).foreign(&[(MEGATRON, "split", "the share that is held out")]);
+    }
+}
+
+words! {
+    /// What documents that lie in one sequence are to each other.
+    Documents {
+        /// One text: each token sees all earlier ones of its sequence.
+        Joined = "joined",
+        /// Texts of their own: a token sees its own document, in which positions count from 0, and the first token of a document is not
+        /// predicted.
+        Apart = "apart",
     }
 }
 

@@ -12,15 +12,15 @@ use phalanx_checkpoint::{Checkpoint, HuggingFaceDir};
 use phalanx_collectives::pretended::{Launchers, hosts_of_threads};
 use phalanx_collectives::{Endpoint, threads};
 use phalanx_cpu::Cpu;
-use phalanx_data::{Masking, NOT_PREDICTED};
-use phalanx_layers::Network;
+use phalanx_data::{DocumentEnds, Masking, NOT_PREDICTED};
+use phalanx_layers::{Network, POSITIONS};
 use phalanx_models::{Gpt2, Model};
 use phalanx_parallel::zero::Selection;
 use phalanx_plan::Peak;
 use phalanx_tensor::{Arena, Device, IGNORED, Memory, Region};
 use phalanx_trace::PhaseName;
 use phalanx_train::config::{Float, PrecisionConfig};
-use phalanx_train::rank::{Batch, Rank};
+use phalanx_train::rank::{Batch, Numbers, Rank};
 use phalanx_train::state::Kept;
 use phalanx_train::{GroupSource, Groups, RunConfig, RunPlan, Spec, device_request};
 
@@ -352,6 +352,7 @@ fn one_rank(
             .chunks_mut(seq)
             .for_each(|row| row[..seq - Masking::predicted(seq)].fill(NOT_PREDICTED));
     }
+    keep_apart(&mut windows, config);
     losses.push(engine.evaluate(&windows).unwrap().loss);
     match &checkpoints.save {
         None => engine.save(|_, _| Ok(())).unwrap(),
@@ -386,7 +387,21 @@ pub fn batch(engine: &Rank, config: &RunConfig, sequences: &[Vec<u32>]) -> Batch
             }
         }
     }
+    keep_apart(&mut batch, config);
     batch
+}
+
+/// Leaves out targets, and adds positions, where documents are apart.
+fn keep_apart(batch: &mut Batch, config: &RunConfig) {
+    let Some(end_token) = config.data.end_token else { return };
+    let documents = DocumentEnds { end_token };
+    let mut positions = vec![0; batch.tokens.len()];
+    for row in 0..batch.tokens.len() / config.model.seq {
+        let row = row * config.model.seq..(row + 1) * config.model.seq;
+        documents.part(&batch.tokens[row.clone()], &mut batch.targets[row.clone()]);
+        documents.positions(&batch.tokens[row.clone()], &mut positions[row]);
+    }
+    batch.others.insert(POSITIONS, Numbers::Ids(positions));
 }
 
 /// What a rank owns: names of the state and of the parameter, first element in the whole, elements.

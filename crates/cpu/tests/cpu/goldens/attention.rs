@@ -13,7 +13,7 @@ fn heads(case: &Case) -> Heads {
 fn forward(case: &Case, device: &Device, qkv: &Tensor) -> [Tensor; 2] {
     let mut out = poisoned(device, case.dtype, case.dims::<3>("out"));
     let mut log_sum_exp = poisoned(device, DType::F32, case.dims::<3>("log_sum_exp"));
-    device.attention(qkv.view(), heads(case), None, out.view_mut(), log_sum_exp.view_mut());
+    device.attention(qkv.view(), heads(case), None, None, out.view_mut(), log_sum_exp.view_mut());
     [out, log_sum_exp]
 }
 
@@ -32,7 +32,7 @@ pub fn attention_backward(dtype: DType) {
             let [out, log_sum_exp] = forward(case, device, &qkv);
             let mut dqkv = poisoned(device, dtype, qkv.shape());
             let rows = [out.view(), log_sum_exp.view(), dout.view()];
-            device.attention_backward(qkv.view(), rows, heads(case), None, dqkv.view_mut());
+            device.attention_backward(qkv.view(), rows, heads(case), None, None, dqkv.view_mut());
             vec![dqkv]
         };
         case.check("backward", kernel, &[case.wanted("dqkv")]);

@@ -1,0 +1,49 @@
+//! A panel of scores, and which of them the masks of attention let count: those of keys that a query sees.
+
+use std::ops::Range;
+
+/// Indices of the first keys of the documents of a panel's queries, ascending.
+pub(crate) type FirstKeys = [i32; 32];
+
+/// A panel of scores `[keys][queries]`.
+#[derive(Clone, Copy)]
+pub(crate) struct Panel<'a> {
+    /// Keys.
+    pub(crate) keys: usize,
+    /// Indices of the first and the last key that query 0 sees; those of each further query are one later.
+    pub(crate) first: isize,
+    pub(crate) last: isize,
+    /// Where documents begin, of which a query sees its own only.
+    pub(crate) documents: Option<&'a FirstKeys>,
+    /// What turns scores into exponents of 2.
+    pub(crate) factor: f32,
+    /// Counter of (first key, first query) in the dropout generator, and the distance to that of the next key.
+    pub(crate) element: u64,
+    pub(crate) next_key: u64,
+}
+
+impl Panel<'_> {
+    /// The key of this index, or the nearest that there is; `keys` behind all.
+    pub(crate) fn below(&self, index: isize) -> usize {
+        index.clamp(0, self.keys as isize) as usize
+    }
+
+    /// The keys that each of `queries` sees.
+    pub(crate) fn clear(&self, queries: usize) -> Range<usize> {
+        let end = self.below(self.last + 1);
+        let first = self.first + queries as isize - 1;
+        let first = self.documents.map_or(first, |documents| first.max(documents[queries - 1] as isize));
+        self.below(first).min(end)..end
+    }
+
+    /// The queries of vector `v` that see `key`.
+    #[inline(always)]
+    pub(crate) fn seeing(&self, key: usize, v: usize) -> Range<usize> {
+        let query = key as isize - 16 * v as isize;
+        let end = (query - self.first + 1).clamp(0, 16) as usize;
+        let end = self.documents.map_or(end, |documents| {
+            end.min(documents[16 * v..][..16].partition_point(|first| *first <= key as i32))
+        });
+        (query - self.last).clamp(0, 16) as usize..end
+    }
+}
