@@ -1,4 +1,4 @@
-//! Access of Phalanx to the file system: every durable write, every lock and every read of a file that another program may have
+//! File system access of Phalanx: every durable write, every lock and every read of a file that another program may have
 //! made goes through this crate.
 //!
 //! - [`AtomicFile`], [`write()`] and [`write_output`]: a reader sees the old file or the new one, also after a crash.

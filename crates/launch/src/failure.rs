@@ -23,7 +23,7 @@ pub struct Failure {
     pub world_size: usize,
     /// For each rank of this host, what it did last.
     pub flights: Box<[(usize, Vec<FlightEvent>)]>,
-    /// Cause beside the rank.
+    /// Cause of the failure beside the rank.
     pub(crate) blame: Blame,
     /// True if the launcher of the rank's host reports it, which knows best.
     pub(crate) is_first_hand: bool,

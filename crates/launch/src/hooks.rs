@@ -1,9 +1,9 @@
-//! `Hooks`: knowledge of a launcher's caller about its ranks.
+//! `Hooks`: callbacks of a launcher to its caller, which knows more about the ranks.
 
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
-/// Knowledge of a launcher's caller about its ranks. Every method has a default.
+/// Callbacks of a launcher to its caller, which knows more about the ranks. Every method has a default.
 pub trait Hooks {
     /// A descriptor that becomes readable when the ranks are to finish early. They get SIGTERM then, once.
     fn stop_event(&self) -> Option<BorrowedFd<'_>> {

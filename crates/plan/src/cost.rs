@@ -35,7 +35,7 @@ pub struct KernelCost {
     pub flops: u64,
     /// Bytes read and written at least.
     pub bytes: u64,
-    /// Resource that limits the calls.
+    /// Rate that limits the calls.
     pub rate: Rate,
 }
 
@@ -50,7 +50,7 @@ pub struct CopyCost {
     pub calls: u64,
     /// Bytes copied.
     pub bytes: u64,
-    /// Resource that limits them.
+    /// Rate that limits them.
     pub rate: Rate,
 }
 
@@ -65,7 +65,7 @@ pub struct CollectiveCost {
     pub elements: u64,
     /// Bytes that this rank sends.
     pub sent_bytes: u64,
-    /// Resource that limits them.
+    /// Rate that limits them.
     pub rate: Rate,
 }
 

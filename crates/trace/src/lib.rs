@@ -76,7 +76,7 @@ impl Rate {
     }
 }
 
-/// Use of a byte of memory. Every allocation has exactly one.
+/// Purpose of a byte of memory. Every allocation has exactly one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Category {
@@ -321,7 +321,7 @@ pub enum Event {
         memory: Memory,
         /// Bytes, as asked for (the arena aligns).
         bytes: u64,
-        /// Its use.
+        /// Its purpose.
         category: Category,
         /// Name for people.
         name: &'static str,
@@ -343,7 +343,7 @@ pub enum Event {
         flops: u64,
         /// Bytes read and written at least.
         bytes: u64,
-        /// Resource that limits it.
+        /// Rate that limits it.
         rate: Rate,
         /// `flops` of a product of the forward pass; minus the operations of the forward pass for the one operation of
         /// the backward pass that each such product has; else 0.
@@ -359,7 +359,7 @@ pub enum Event {
         to: Memory,
         /// Number of bytes.
         bytes: u64,
-        /// Resource that limits it.
+        /// Rate that limits it.
         rate: Rate,
         /// The stream on which it runs.
         stream: Stream,

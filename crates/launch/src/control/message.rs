@@ -19,7 +19,7 @@ pub struct FailureReport {
     pub activity: String,
     /// True if the whole host of the rank was lost.
     pub host_lost: bool,
-    /// Cause beside the rank.
+    /// Cause of the failure beside the rank.
     pub blame: Blame,
 }
 

@@ -99,14 +99,13 @@ pub struct Options {
     pub updates_on_host: bool,
     /// True if the host computes each update during the next step. This changes the result.
     pub delayed_update: bool,
-    /// True if reduced gradients take the place of the parameters of their chunk, if all of its parts lie in device memory. For
-    /// one micro-batch and master weights, with gradients that accumulate in the type of the parameters.
+    /// True if reduced gradients take the place of the parameters of their chunk, provided that all its parts lie in device memory.
+    /// For one micro-batch and master weights, with gradients that accumulate in the type of the parameters.
     pub gradients_in_place: bool,
     /// True if each chunk is updated within backward, as soon as its gradient is reduced. For one micro-batch, with gradients
     /// that are neither clipped nor scaled.
     pub update_in_backward: bool,
-    /// True if parameters are updated here. A copy that another rank or stage updates has no optimizer states and no master
-    /// weights.
+    /// True if parameters are updated here. A copy that is updated elsewhere has no optimizer states and no master weights.
     pub is_updated: bool,
 }
 

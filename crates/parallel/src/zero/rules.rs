@@ -18,7 +18,7 @@ pub fn updated(spec: &ParameterSpec) -> UpdatedParameter {
     UpdatedParameter { name: spec.name.clone(), kind: spec.kind, shape: spec.shape.clone() }
 }
 
-/// The optimizer's treatment of one parameter.
+/// The optimizer's rule for one parameter: extent, rates and states.
 struct Rule {
     parameter: Arc<UpdatedParameter>,
     extent: Extent,
@@ -38,7 +38,7 @@ struct Joined {
     is_apart: bool,
 }
 
-/// The optimizer's treatment of the parameters of a stage.
+/// The optimizer's rules for the parameters of a stage.
 pub(super) struct Rules {
     /// Names of the states, each once.
     names: Vec<&'static str>,

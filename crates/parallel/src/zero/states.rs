@@ -66,7 +66,7 @@ pub(super) struct States {
     pub(super) leaving: VecDeque<(usize, Leaving)>,
 }
 
-/// Tensors of a chunk that an update writes, beside parameters in device memory.
+/// Tensors of a chunk on which an update works, beside parameters in device memory.
 pub(super) struct Updated<'a> {
     /// With the numbers of their names.
     pub(super) states: Vec<(usize, ViewMut<'a>)>,
