@@ -1,4 +1,4 @@
-//! What the arena of a planned run costs: `cargo run --release -p phalanx-train --example arena`.
+//! Cost of the arena of a planned run: `cargo run --release -p phalanx-train --example arena`.
 //!
 //! Takes the memory plan of a step of examples/nanogpt_cpu.toml, replays a phase with as many allocations of the same
 //! sizes, of which at least as many are live at once, and prints the time of an allocation with its free, and of all of

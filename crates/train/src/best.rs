@@ -12,11 +12,11 @@ pub struct Best {
     pub step: u64,
     /// Its validation loss.
     pub val_loss: f32,
-    /// What was evaluated: losses of other windows do not compare.
+    /// Windows that were evaluated: losses of other windows do not compare.
     pub windows: EvaluatedWindows,
 }
 
-/// What determines the windows of an evaluation.
+/// Values that determine the windows of an evaluation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct EvaluatedWindows {
     /// Checksum of the token file.

@@ -25,7 +25,7 @@ pub enum BudgetError {
         min_bytes: u64,
         /// The budget.
         budget_bytes: u64,
-        /// What the headroom leaves of it.
+        /// Bytes of the budget without the headroom.
         usable_bytes: u64,
         /// The headroom.
         headroom_percent: u64,
@@ -52,7 +52,7 @@ pub enum BudgetError {
         smallest_bytes: u64,
         /// The budget of device memory that it needs beside it, if the given one does not do.
         other_bytes: Option<u64>,
-        /// Whether a disk was given.
+        /// True if a disk was given.
         has_disk: bool,
     },
     /// The trace cannot be planned: a bug of the engine.
@@ -114,7 +114,7 @@ fn as_written(bytes: u64) -> u64 {
     (mib * f64::from(1 << 20)) as u64
 }
 
-/// What another key must be as well.
+/// Text about another key that must be changed as well.
 fn beside(key: &str, bytes: Option<u64>) -> String {
     bytes.map_or(String::new(), |bytes| format!(", with {key} = {}", mebibytes(bytes)))
 }

@@ -17,11 +17,11 @@ use crate::spec::Spec;
 /// A chunk size with its plan on one rank.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ChunkAlternative {
-    /// Where the size comes from.
+    /// Origin of the size.
     pub origin: Origin,
     /// The size.
     pub size: ChunkSize,
-    /// Whether the run has it.
+    /// True if the run uses it.
     pub chosen: bool,
     /// Number of chunks of the whole model, in the parts that a tensor rank has.
     pub chunks: usize,
@@ -35,7 +35,7 @@ pub struct ChunkAlternative {
     pub peaks: [u64; 3],
     /// Most bytes that a step has in buffers of collectives: gathered chunks, and gradients on their way.
     pub gathered_bytes: u64,
-    /// What a step moves over the data axis and between memories.
+    /// Traffic of a step over the data axis and between memories.
     pub traffic: Vec<Traffic>,
 }
 

@@ -44,7 +44,7 @@ struct Tried {
     /// Number of chunks of the whole model, in the parts that a tensor rank has.
     chunks: usize,
     bytes: u64,
-    /// Whether `bytes` are of a plan with all micro-batches.
+    /// True if `bytes` are of a plan with all micro-batches.
     is_exact: bool,
 }
 
@@ -104,7 +104,7 @@ fn choose(all: &[Tried]) -> Option<usize> {
     small.min_by_key(|(_, tried)| (tried.chunks, tried.bytes)).map(|(index, _)| index)
 }
 
-/// Where a chunk size comes from.
+/// Origin of a chunk size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Origin {
@@ -157,7 +157,7 @@ fn parts(spec: &Spec) -> Vec<ParameterSize> {
     network.parameters.iter().map(part).collect()
 }
 
-/// The size from half of `largest` up to `largest` that pads least.
+/// The size with least padding in `largest / 2..=largest`.
 fn tightest(spec: &Spec, parts: &[ParameterSize], largest: u64) -> Option<ChunkSize> {
     let data = spec.mesh.data as u64;
     let layout = |size| lay_out(parts, data, &ChunkSize::Elements(size)).ok();
@@ -173,7 +173,7 @@ fn tightest(spec: &Spec, parts: &[ParameterSize], largest: u64) -> Option<ChunkS
     best.map(|(_, size)| ChunkSize::Elements(size))
 }
 
-/// What the fullest chunk holds of those that several parameters may share: no more is needed for the same layout.
+/// Elements of the fullest chunk among those that several parameters may share: a larger size is not needed for the same layout.
 fn fill(layout: &ChunkLayout, size: u64) -> Option<u64> {
     let ends = layout.placed.iter().map(|placed| (placed.offset + placed.elements).next_multiple_of(BLOCK));
     ends.filter(|end| *end <= size).max()

@@ -1,4 +1,4 @@
-//! What a user should know of the sizes of chunks before a run starts.
+//! Note for the user about the sizes of chunks, before a run starts.
 
 use phalanx_plan::BLOCK;
 
@@ -6,8 +6,8 @@ use crate::parameter_sizes::sizes;
 use crate::spec::Spec;
 
 impl Spec {
-    /// Why chunks are as large as they are, where a parameter that the optimizer updates as a whole decides it: each rank's shard of a
-    /// chunk has room for it.
+    /// The reason of the chunk size, if it is a parameter that the optimizer updates as a whole: each rank's shard of a chunk has
+    /// room for it.
     pub fn chunk_note(&self) -> Option<String> {
         let sizes = sizes(&self.optimizer, &self.whole());
         let whole = sizes.iter().enumerate().filter(|(_, size)| size.whole && !size.alone);

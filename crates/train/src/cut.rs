@@ -70,7 +70,7 @@ struct Work {
     weight: u64,
 }
 
-/// What forward and backward of a micro-batch cost in each block, the head last.
+/// Cost of forward and backward of a micro-batch in each block, the head last.
 fn costs(micro_batch: &MicroBatch, network: &Network) -> Vec<BlockCost> {
     let cost = |(index, work): (usize, Work)| BlockCost {
         flops: work.forward + work.input + work.weight,

@@ -25,15 +25,15 @@ pub const NO_END: &str = "data.documents = \"apart\" needs to know where documen
 pub struct Dataset {
     train: Sampler,
     validation: Option<EvaluationWindows>,
-    /// What the samples of a masked model hide; None for a causal model.
+    /// Masking of samples of a masked model; None for a causal model.
     masking: Option<Masking>,
-    /// Where documents end, if they do not see each other.
+    /// Ends of documents, if they do not see each other.
     documents: Option<DocumentEnds>,
     /// The tokens of data.tokens, or those made of text: of both parts, if there are no files for evaluation.
     tokens: Tokens,
     /// The tokens of the files for evaluation.
     evaluated_tokens: Option<Tokens>,
-    /// How many tokens the training part and the validation part have.
+    /// Numbers of tokens of the training part and of the validation part.
     parts: (usize, usize),
 }
 
@@ -65,14 +65,14 @@ pub struct Prepared {
     pub tokens: u64,
     /// Number of rows that the token table needs; 0 when it is not known.
     pub vocab: usize,
-    /// What was read.
+    /// Data that was read.
     pub read: DataRead,
     /// For people: token files that look unusual, what was assumed about the tokenizer, and special tokens that the text
     /// spells.
     pub notes: Vec<String>,
 }
 
-/// What was read for a run.
+/// Data that was read for a run.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct DataRead {
     /// Files of text, or token files.
@@ -81,18 +81,18 @@ pub struct DataRead {
     pub bytes: u64,
     /// Documents, where that is known.
     pub documents: Option<u64>,
-    /// What was skipped and left out, of text that was read now.
+    /// Parts of text that were skipped or left out, if text was read now.
     pub findings: Option<Findings>,
 }
 
 impl DataRead {
-    /// What the text was, before it is tokenised.
+    /// Describes the text before it is tokenised.
     pub fn of_text(findings: &Findings) -> DataRead {
         let Findings { files, bytes, documents, .. } = *findings;
         DataRead { files, bytes, documents: Some(documents), findings: Some(findings.clone()) }
     }
 
-    /// What the token files are.
+    /// Describes the token files.
     ///
     /// # Errors
     /// A file that was shortened since it was opened.
@@ -107,7 +107,7 @@ impl DataRead {
     }
 }
 
-/// How far the data of a run is prepared.
+/// Progress in preparing the data of a run.
 pub enum Stage<'a> {
     /// So many bytes of the text were read, to find out what it holds.
     Reading(u64),
@@ -269,7 +269,7 @@ impl Dataset {
         Ok(())
     }
 
-    /// Whether samples have documents that do not see each other.
+    /// Returns whether samples have documents that do not see each other.
     pub fn has_documents(&self) -> bool {
         self.documents.is_some()
     }
@@ -345,7 +345,7 @@ impl Dataset {
     }
 }
 
-/// Where documents end that do not see each other, in a complete configuration.
+/// Ends of documents that do not see each other, in a complete configuration.
 fn documents(data: &DataConfig) -> Result<Option<DocumentEnds>, DataError> {
     match (data.documents, data.end_token) {
         (Documents::Joined, _) => Ok(None),
@@ -354,8 +354,8 @@ fn documents(data: &DataConfig) -> Result<Option<DocumentEnds>, DataError> {
     }
 }
 
-/// What the samples of a masked model hide, in a complete configuration. Random tokens are `ids` of the tokenizer, where that
-/// number is known; a table has rows beyond them where it is padded.
+/// Masking of samples of a masked model, in a complete configuration. Random tokens are below `ids`, the tokenizer's number of
+/// ids, if it is known; a padded table has rows beyond them.
 fn masking(config: &RunConfig, ids: Option<usize>) -> Option<Masking> {
     let mask = config.data.mask_token.filter(|_| config.model.arch.objective == Objective::Masked)?;
     // Random tokens are never a mask token that was added after the tokenizer's ids.

@@ -1,4 +1,4 @@
-//! What a user should know of the folders of disk memory before a run starts.
+//! Notes for the user about the folders of disk memory, before a run starts.
 
 use phalanx_tensor::DiskOptions;
 use phalanx_tensor::disk::survey;
@@ -6,7 +6,7 @@ use phalanx_tensor::disk::survey;
 use crate::planning::RunPlan;
 
 impl RunPlan {
-    /// Checks the folders of disk memory, before any rank has its own. Returns what is slower there than it could be.
+    /// Checks the folders of disk memory, before any rank has its own. Returns notes about what is slower there than it could be.
     ///
     /// # Errors
     /// Folders that cannot hold the disk memory of all ranks.
@@ -17,7 +17,7 @@ impl RunPlan {
         }
     }
 
-    /// Where disk memory lies, if a rank has any.
+    /// Options of disk memory, if a rank has any.
     pub(crate) fn used_disk(&self) -> Option<&DiskOptions> {
         self.spec.disk.as_ref().filter(|_| self.disk_bytes().iter().any(|bytes| *bytes > 0))
     }

@@ -60,7 +60,7 @@ pub(crate) struct Learned {
 pub(crate) struct DryRuns<'a> {
     pub(crate) spec: &'a Spec,
     pub(crate) make_rank: &'a MakeRank<'a>,
-    /// Whether repeated micro-batches are left out.
+    /// True if repeated micro-batches are left out.
     pub(crate) abridges: bool,
 }
 

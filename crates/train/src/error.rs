@@ -40,7 +40,7 @@ pub enum RunError {
     FolderGone {
         /// The folder.
         path: PathBuf,
-        /// What is missing.
+        /// The missing part.
         what: String,
     },
     /// Stored and configured shapes differ.
@@ -62,7 +62,7 @@ pub enum RunError {
         manifest: PathBuf,
         /// The key.
         key: String,
-        /// What is wrong.
+        /// Description of the fault.
         reason: String,
     },
     /// The checkpoint that a run resumes from cannot be used.
@@ -82,7 +82,7 @@ pub enum RunError {
     /// Other ranks failed in a save; their own message says why.
     #[error("{ranks} other rank(s) could not save; see their message above")]
     PeerFailed {
-        /// How many.
+        /// Number of these ranks.
         ranks: usize,
     },
     /// The system does not give the memory of the plan, or the threads.

@@ -34,7 +34,7 @@ pub struct Groups {
     pub tensor: Arc<dyn Group>,
     /// The groups that send activations between stages.
     pub wires: Wires,
-    /// Whether what is large goes over links between the devices.
+    /// True if large collectives go over links between the devices.
     pub linked: bool,
     /// Bytes of the parts of other ranks that a rank receives at once in a sum over links.
     pub piece_bytes: usize,
@@ -42,7 +42,7 @@ pub struct Groups {
     pub ties: Vec<Option<Arc<dyn Group>>>,
 }
 
-/// Where the groups of a rank come from.
+/// Source of the groups of a rank.
 pub enum GroupSource<'a> {
     /// One rank: groups of one, which sum with this instruction set.
     Alone(Isa),

@@ -19,7 +19,7 @@ pub enum Start {
     Resume(PathBuf),
 }
 
-/// What all ranks of a run share.
+/// State that all ranks of a run share.
 pub struct Job {
     /// The configuration, checked and complete.
     pub config: ResolvedConfig,
@@ -33,7 +33,7 @@ pub struct Job {
     pub digests: DataDigests,
     /// The initial state.
     pub start: Start,
-    /// Whether the evaluation after the step of this state is still to be done.
+    /// True if the evaluation after the step of this state is still to be done.
     pub evaluates_first: bool,
     /// Peak operations per second of all ranks together, in the compute type; None leaves utilisation out of the
     /// metrics.

@@ -12,34 +12,33 @@ use crate::config::DataConfig;
 /// Rows of the token table of GPT-2.
 const GPT2_ROWS: usize = 50_257;
 
-/// What to do about ids other than those that the model has learned: where `data.tokenizer` names them, and where token files
-/// hold them.
+/// Advice against ids other than those that the model has learned: if `data.tokenizer` names them, and if token files hold them.
 const LEAVE_OUT: &str = "leave data.tokenizer out, and the model's own tokenizer is used";
 const TOKENIZE_AGAIN: &str = "name their text in data.text in place of the token files, or make these again with the model's own \
                               tokenizer (`phalanx tokenize --tokenizer`)";
 
-/// What a model knows about its ids.
+/// Knowledge of a model about its token ids.
 #[derive(Clone, Debug, Default)]
 pub struct Learned {
-    /// Where its weights come from, for messages; `None` for a model that starts from random values.
+    /// Origin of its weights, for messages; `None` for a model that starts from random values.
     origin: Option<String>,
-    /// The tokenizer, where it is known.
+    /// The tokenizer, if it is known.
     tokenizer: Option<Tokenizer>,
-    /// Whether the tokenizer is a guess, which a given one replaces.
+    /// True if the tokenizer is a guess, which a given one replaces.
     is_guess: bool,
-    /// Whether `data.tokenizer` was given and names it perhaps, or was left out.
+    /// True if `data.tokenizer` was given and may name the tokenizer.
     is_given: bool,
     /// The `generation_config.json` of a folder without tokenizer.
     generation_config: Option<String>,
-    /// What was found out, for people.
+    /// Findings, for people.
     notes: Vec<String>,
 }
 
-/// The tokenizer of a run's data, and what to tell people about it.
+/// The tokenizer of a run's data, and notes about it for people.
 pub type Chosen<T> = (T, Vec<String>);
 
 impl Learned {
-    /// What the model of the folder `dir` has learned.
+    /// Returns what the model of the folder `dir` has learned.
     ///
     /// # Errors
     /// Tokenizer files that cannot be used.
@@ -79,7 +78,7 @@ impl Learned {
         Ok(learned)
     }
 
-    /// What the model of a checkpoint has learned with `tokenizer`, if its tokens came with one.
+    /// Returns what the model of a checkpoint has learned, with the `tokenizer` of its tokens if they came with one.
     pub fn of_run(origin: String, tokenizer: Option<Tokenizer>) -> Learned {
         Learned { origin: Some(origin), tokenizer, ..Learned::default() }
     }
@@ -101,12 +100,12 @@ impl Learned {
         self.generation_config.as_deref()
     }
 
-    /// The tokenizer, where it is known.
+    /// The tokenizer, if it is known.
     pub fn tokenizer(&self) -> Option<&Tokenizer> {
         self.tokenizer.as_ref()
     }
 
-    /// What was found out, for people.
+    /// Findings, for people.
     pub fn notes(&self) -> &[String] {
         &self.notes
     }

@@ -31,7 +31,7 @@ pub struct StepRecord {
     /// Loss scale of the step, where there is one (f16).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loss_scale: Option<f32>,
-    /// Whether the step was not applied: the gradients overflowed, or its batch had no target.
+    /// True if the step was not applied: the gradients overflowed, or its batch had no target.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub skipped: bool,
     /// Learning rate of the step.
@@ -105,7 +105,7 @@ impl EvaluationRecord {
     }
 }
 
-/// What a checkpoint stores of the metrics of its run: their bytes up to its step.
+/// Digest of the metrics of a run up to a checkpoint's step, which the checkpoint stores.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MetricsDigest {
     /// Number of bytes.
@@ -115,12 +115,12 @@ pub struct MetricsDigest {
 }
 
 impl MetricsDigest {
-    /// What `from` has stored; `None` in a checkpoint of an earlier version, and of an import.
+    /// Returns the digest stored in `from`; `None` in a checkpoint of an earlier version, and of an import.
     pub fn of(from: &Checkpoint) -> Option<MetricsDigest> {
         MetricsDigest::deserialize(&from.state()["metrics"]).ok()
     }
 
-    /// Whether a file begins with these bytes.
+    /// Returns whether a file begins with these bytes.
     ///
     /// # Errors
     /// I/O errors.
@@ -182,7 +182,7 @@ impl MetricsFile {
         Ok(())
     }
 
-    /// What the file holds.
+    /// Digest of the file.
     pub fn digest(&self) -> MetricsDigest {
         MetricsDigest { bytes: self.written.count(), blake3: self.written.finalize().to_hex().to_string() }
     }
@@ -250,7 +250,7 @@ pub struct RankBytes {
 }
 
 impl RankBytes {
-    /// What a rank has measured so far: the peaks of its arenas, where they measure one, and `resident` bytes.
+    /// Measurements of a rank so far: the peaks of its arenas, if they measure one, and `resident` bytes.
     pub fn measured(rank: usize, device: &Device, resident: u64) -> RankBytes {
         let peak = |arena: &Arena| arena.peak().map_or(DeviceBytes::default(), DeviceBytes::from);
         RankBytes {

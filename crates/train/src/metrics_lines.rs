@@ -65,7 +65,7 @@ impl MetricsLine {
         serde_json::from_slice(&self.bytes).ok()
     }
 
-    /// Whether the line ends with a line feed.
+    /// Returns whether the line ends with a line feed.
     pub fn is_whole(&self) -> bool {
         self.bytes.ends_with(b"\n")
     }

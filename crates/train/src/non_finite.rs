@@ -15,9 +15,9 @@ pub struct NonFinite {
     pub loss_scale: Option<f32>,
     /// Learning rate of the step.
     pub lr: f64,
-    /// Whether updates within backward have changed parameters before it was found: their state is not saved.
+    /// True if updates within backward changed parameters before it was found: their state is not saved.
     pub in_part: bool,
-    /// What the user can do.
+    /// Advice for the user.
     pub advice: String,
 }
 
@@ -32,7 +32,7 @@ pub struct Found {
     pub count: u64,
     /// Number of elements there.
     pub elements: u64,
-    /// Whether the gradients of every rank are finite, but their sum is not.
+    /// True if the gradients of every rank are finite, but their sum is not.
     pub in_sum: bool,
 }
 

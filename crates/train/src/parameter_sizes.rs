@@ -1,4 +1,4 @@
-//! What the layout of chunks knows of parameters.
+//! Sizes of parameters, from which chunks are laid out.
 
 use phalanx_layers::{Network, ParameterSpec};
 use phalanx_optim::{Extent, Optimizer};

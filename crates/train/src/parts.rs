@@ -1,4 +1,4 @@
-//! Whether training part and validation part have a sequence each, and which values give them one.
+//! Checks that the training part and the validation part have at least one sequence each, and finds values that give them one.
 //!
 //! Every value that an error names was tried: it gives both parts at least one sequence, and the configuration is valid with it.
 
@@ -99,7 +99,7 @@ fn rounded(tokens: usize, needed: usize, exact: f64, direction: f64) -> Option<f
 
 /// The largest sequence with which the configuration is valid and for which `tokens` suffice.
 fn largest_seq(config: &RunConfig, tokens: usize) -> Option<usize> {
-    /// How many are tried: some settings need a multiple of the tensor ranks.
+    /// Number of lengths tried: some settings need a multiple of the tensor ranks.
     const TRIED: usize = 1024;
     let mut config = config.clone();
     (1..tokens).rev().take(TRIED).find(|seq| {

@@ -1,4 +1,4 @@
-//! Where every chunk of a rank lies, and what a step moves for it: what `phalanx plan --placement` shows.
+//! Memories of every chunk of a rank, and bytes that a step moves for it, as `phalanx plan --placement` shows them.
 
 use phalanx_parallel::Stage;
 use phalanx_parallel::zero::{ChunkResidence, Residence};
@@ -24,12 +24,12 @@ pub struct PlacedChunk {
     pub last: String,
     /// Elements of the whole chunk, padding included.
     pub elements: u64,
-    /// Whether its parameters are trained: a frozen chunk has neither gradients nor optimizer states.
+    /// True if its parameters are trained: a frozen chunk has neither gradients nor optimizer states.
     pub trained: bool,
-    /// Where its parts lie between their uses.
+    /// Memories in which its parts lie between their uses.
     #[serde(flatten)]
     pub lies: ChunkResidence,
-    /// Bytes that a step copies for it; where they pass another memory on their way, those of each part of the way.
+    /// Bytes that a step copies for it. A copy by way of another memory counts once for each part of the way.
     pub moved_bytes: u64,
 }
 
@@ -68,7 +68,7 @@ impl RunPlan {
     }
 }
 
-/// What decides how many bytes a step moves for a chunk: its stage, its elements, where it lies, and how it is used.
+/// Properties of a chunk that determine how many bytes a step moves for it: its stage, elements, memories and uses.
 type Kind = (usize, u64, ChunkResidence, [usize; 2]);
 
 /// Number of uses of a chunk, and of those after which it is used again so soon that it is kept.

@@ -53,7 +53,7 @@ struct StageChunks {
     elements: Vec<u64>,
     /// Bytes of optimizer states and master weights of each chunk.
     optimizer: Vec<u64>,
-    /// How many of them are of trained parameters; they come first.
+    /// Number of chunks of trained parameters; they come first.
     trained: usize,
 }
 
@@ -153,7 +153,7 @@ fn evenly(count: usize) -> impl Iterator<Item = usize> {
     (0..1 << bits).map(reversed).filter(move |number| *number < count)
 }
 
-/// Where the parts of one rank lie: for each move, in order.
+/// Memories of the parts of one rank: one for each move, in order.
 type Away = Vec<Memory>;
 
 /// The search for the placement of one rank.
@@ -164,7 +164,7 @@ struct Search<'a> {
     auto: AutoPlacement,
     stages: Vec<StageChunks>,
     learned: Learned,
-    /// What may leave, first what is used latest.
+    /// Parts that may leave device memory, the one used latest first.
     moves: Vec<Move>,
     /// Peaks of device and host memory that are known.
     known: RefCell<HashMap<Away, [u64; 2]>>,

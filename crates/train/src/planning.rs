@@ -58,12 +58,12 @@ pub struct Totals {
     pub collective_bytes_per_step: u64,
 }
 
-/// What the launcher sends to every rank, beside its [`RankPlan`].
+/// Part of the plan that the launcher sends to every rank, beside its [`RankPlan`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PlanForAllRanks {
     /// For each pipeline stage: its blocks; the head counts as the last block.
     pub stages: Vec<Range<usize>>,
-    /// How chunks are sized; where the configuration says `auto`, as the plan has chosen.
+    /// Size of chunks; for `auto` in the configuration, the choice of the plan.
     pub chunks: ChunkSize,
     /// For each pipeline stage: the memories of its chunks.
     pub residence: Vec<Residence>,
@@ -252,7 +252,7 @@ impl RunPlan {
         RunPlan::with_totals(spec, vec![own], totals)
     }
 
-    /// What the launcher sends to every rank, beside its [`RankPlan`].
+    /// Part of the plan that the launcher sends to every rank, beside its [`RankPlan`].
     pub fn for_all_ranks(&self) -> PlanForAllRanks {
         let Spec { stages, threads, evaluated, .. } = &self.spec;
         let (stages, chunks) = (stages.clone(), self.spec.chunk_size.clone());

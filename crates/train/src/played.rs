@@ -1,4 +1,4 @@
-//! What the dry run of a planned rank says beside its plan: the time of its step on a machine, and what lives over a step.
+//! Results of the dry run of a planned rank beside its plan: the time of its step on a machine, and live bytes over a step.
 
 use phalanx_plan::{Lanes, Machine, PhaseTime, live_bytes, phase_lanes, phase_time};
 use phalanx_trace::{Memory, PhaseName};

@@ -53,7 +53,7 @@ pub struct Rank {
 /// parameters come from, is up to the caller (a parameter server, DataParallel).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Replica {
-    /// Whether it has optimizer states and master weights, with which it updates its parameters.
+    /// True if it has optimizer states and master weights, with which it updates its parameters.
     pub updates: bool,
 }
 
@@ -463,7 +463,7 @@ impl Spec {
         Rows { documents: self.documents, ..Rows::all(tokens).from(tensor * each) }
     }
 
-    /// What a micro-batch has: the inputs of the model, and the positions of documents that do not see each other.
+    /// Inputs of a micro-batch: those of the model, and the positions if documents do not see each other.
     pub fn inputs(&self) -> Vec<Input> {
         let positions = self.documents.then(|| Input::ids(POSITIONS, self.seq));
         self.model.inputs().into_iter().chain(positions).collect()

@@ -1,4 +1,4 @@
-//! Whether the optimizer's rule fits the parameters that the ranks of a run hold.
+//! Checks that the optimizer's rule fits the parameters that the ranks of a run hold.
 
 use phalanx_layers::{Network, ParameterSpec};
 use phalanx_optim::{Extent, Spread};

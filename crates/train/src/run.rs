@@ -19,7 +19,7 @@ use crate::saving::{self, Saves};
 use crate::state::{Position, position};
 use crate::step::Outcome;
 
-/// What the program that starts a rank provides. `G` are the process groups of its engine.
+/// Resources from the program that starts a rank. `G` are the process groups of its engine.
 pub struct RankEnvironment<'a, G = Groups> {
     /// The device, with an arena that replays this rank's plan.
     pub device: Device,
@@ -94,13 +94,13 @@ pub trait Engine: Saves {
 
 /// A run on one rank, as its engine sees it.
 pub struct Run<'a> {
-    /// What is run.
+    /// Its job.
     pub job: &'a Job,
-    /// What the program provides.
+    /// Resources from the program.
     pub place: RankEnvironment<'a, ()>,
     /// The files of the run.
     pub files: RunFiles<'a>,
-    /// Where it is.
+    /// Its progress.
     pub at: Position,
     batch: Batch,
 }
@@ -126,7 +126,7 @@ pub trait Observer {
 pub struct ScaleChange {
     /// The step.
     pub step: u64,
-    /// Whether its gradients overflowed and it was not applied.
+    /// True if its gradients overflowed and it was not applied.
     pub skipped: bool,
     /// Loss scale of the step.
     pub from: f32,
@@ -139,12 +139,12 @@ pub struct Silent;
 
 impl Observer for Silent {}
 
-/// How a run ended.
+/// Result of a run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Summary {
     /// Number of steps so far, including those before a resume.
     pub step: u64,
-    /// Whether the user stopped it before its last step.
+    /// True if the user stopped it before its last step.
     pub stopped: bool,
     /// Mean loss of the last step.
     pub loss: Option<f32>,
@@ -248,13 +248,13 @@ pub fn resume(
     })
 }
 
-/// Whether the run evaluates after `step`.
+/// Returns whether the run evaluates after `step`.
 pub fn evaluates_after(job: &Job, step: u64) -> bool {
     let train = &job.config.train;
     job.data.evaluated() > 0 && (step == train.steps || due(step, train.eval_every))
 }
 
-/// Whether an action that happens every `every` steps is due after `step`; never for 0.
+/// Returns whether an action that happens every `every` steps is due after `step`; never for 0.
 pub fn due(step: u64, every: u64) -> bool {
     every > 0 && step.is_multiple_of(every)
 }

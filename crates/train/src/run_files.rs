@@ -37,7 +37,7 @@ pub const CHECKPOINTS: &str = "checkpoints";
 /// Files without which a run cannot be resumed.
 const NEEDED: [&str; 3] = [CONFIG_FILE, TOKENS_FILE, TOKENIZER_FILE];
 
-/// What one rank writes into the run folder. Only rank 0 keeps files open.
+/// Files that one rank writes into the run folder. Only rank 0 keeps files open.
 pub struct RunFiles<'a> {
     job: &'a Job,
     /// The files that rank 0 keeps open; None on other ranks.
@@ -170,7 +170,7 @@ impl<'a> RunFiles<'a> {
     }
 }
 
-/// Whether a name in a run folder is that of the measurements of one rank. A run leaves such a file when it is killed
+/// Returns whether a name in a run folder is that of the measurements of one rank. A run leaves such a file when it is killed
 /// between [`RunFiles::write_memory_part`] and [`RunFiles::write_memory`].
 pub fn is_memory_part(name: &str) -> bool {
     let rank = name.strip_prefix("memory.rank-").and_then(|rest| rest.strip_suffix(".json"));

@@ -1,8 +1,8 @@
-//! How the next token is chosen from the logits.
+//! Sampling of the next token from the logits.
 
 use std::cmp::Ordering;
 
-/// How the next token is drawn. The choices apply in this order: temperature, `top_k`, `top_p`.
+/// Sampling parameters of the next token. They apply in this order: temperature, `top_k`, `top_p`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sampling {
     /// Divides the logits; 0 takes the most likely token.
@@ -68,7 +68,7 @@ fn likelier(logits: &[f32], a: u32, b: u32) -> Ordering {
     logits[b as usize].total_cmp(&logits[a as usize]).then(a.cmp(&b))
 }
 
-/// How many of the first candidates together reach the share `top_p` of all; at least one.
+/// Number of the first candidates that together reach the share `top_p` of all; at least one.
 fn nucleus(weights: &[(u32, f64)], top_p: f32) -> usize {
     if top_p >= 1.0 {
         return weights.len();

@@ -1,4 +1,4 @@
-//! Where training samples come from.
+//! Sources of training samples.
 
 use phalanx_data::DataError;
 
@@ -27,8 +27,8 @@ pub trait DataSource: Send + Sync {
         Err(DataError::Source { reason: format!("the model reads {input}, which the source does not have") })
     }
 
-    /// Whether samples or windows may leave targets out. Then the ranks count them in every step; a source that never does
-    /// may say false.
+    /// Returns whether samples or windows may leave targets out. If so, the ranks count targets in every step; a source that
+    /// never leaves any out may return false.
     fn leaves_out_targets(&self) -> bool {
         true
     }

@@ -45,10 +45,10 @@ pub struct Spec {
     pub trainable: Trainable,
     /// Which activations backward recomputes.
     pub checkpointing: Checkpointing,
-    /// Whether the host, and the transports of collectives, can read the memory of the devices in place. Where they
-    /// cannot, tensors are staged through host memory.
+    /// True if the host and the transports of collectives can read device memory in place. If not, tensors are staged through
+    /// host memory.
     pub host_addressable: bool,
-    /// Whether large collectives go over links between the devices, and not through host memory.
+    /// True if large collectives go over links between the devices, and not through host memory.
     pub linked: bool,
     /// Largest number of bytes of a slice of logits. A quarter of it is received at once in sums over links between devices.
     pub slice_bytes: usize,
@@ -65,10 +65,10 @@ pub struct Spec {
     pub targets_per_sequence: usize,
     /// Number of tokens of a step, over all ranks, whose loss counts: the loss is the mean over them.
     pub targets_per_step: usize,
-    /// Whether a sequence may have several documents, which do not see each other; their positions are an input
+    /// True if a sequence may have several documents, which do not see each other; their positions are an input
     /// ([`POSITIONS`](phalanx_layers::POSITIONS)).
     pub documents: bool,
-    /// Whether samples may leave targets out, so that those of each step and evaluation are counted over all ranks.
+    /// True if samples may leave targets out, so that those of each step and evaluation are counted over all ranks.
     pub counts_targets: bool,
     /// The mesh of ranks.
     pub mesh: Mesh,
@@ -84,45 +84,45 @@ pub struct Spec {
     pub ties: Vec<Tie>,
     /// The first stage that has a trained parameter: backward ends there.
     pub lowest_stage: usize,
-    /// Whether the residual stream is sharded over the tensor axis (sequence parallelism).
+    /// True if the residual stream is sharded over the tensor axis (sequence parallelism).
     pub sequence_parallel: bool,
     /// ZeRO stage.
     pub stage: Stage,
-    /// Whether communication overlaps computation.
+    /// True if communication overlaps computation.
     pub overlap: bool,
     /// Number of chunks that are gathered ahead of their use.
     pub prefetch: usize,
-    /// Whether gradients are reduced once per step instead of once per micro-batch.
+    /// True if gradients are reduced once per step instead of once per micro-batch.
     pub defer: bool,
     /// Element types.
     pub precision: Precision,
-    /// How the loss scale is chosen.
+    /// Policy for the loss scale.
     pub loss_scaling: LossScaling,
     /// The optimizer.
     pub optimizer: Optimizer,
     /// Parameters with another learning rate or weight decay, by full name.
     pub rates: Arc<RatesByName>,
-    /// How the memories of chunks are decided.
+    /// Rule that decides the memories of chunks.
     pub placement: PlacementRule,
     /// For each pipeline stage: the memories in which the parts of its chunks lie between their uses.
     pub residence: Vec<Residence>,
-    /// Elements of the largest tile in which something outside of device memory visits it.
+    /// Elements of the largest tile in which data outside of device memory is brought into it.
     pub buffer: usize,
-    /// Whether the host updates chunks whose optimizer states lie outside of the memory of a device of its own.
+    /// True if the host updates chunks whose optimizer states lie outside of the memory of a device of its own.
     pub updates_on_host: bool,
-    /// Whether the host computes each update during the next step.
+    /// True if the host computes each update during the next step.
     pub delayed_update: bool,
-    /// Whether reduced gradients take the place of parameters, in chunks that lie in device memory with all their parts.
+    /// True if reduced gradients take the place of parameters, in chunks whose parts all lie in device memory.
     pub gradients_in_place: bool,
-    /// Whether each chunk is updated within backward, as soon as its gradient is reduced.
+    /// True if each chunk is updated within backward, as soon as its gradient is reduced.
     pub update_in_backward: bool,
     /// The memory in which the inputs of Transformer blocks wait for backward.
     pub block_inputs: Memory,
-    /// Whether each tensor-parallel rank keeps a part of the inputs that all of them have.
+    /// True if each tensor-parallel rank keeps a part of the inputs that all of them have.
     pub partition_activations: bool,
-    /// Where disk memory lies, if anything does.
+    /// Options of disk memory, if there is any.
     pub disk: Option<DiskOptions>,
-    /// Whether host memory is locked; None where a device copies from it by itself, and the system allows it.
+    /// True if host memory is locked; None: locked if a device copies from it by itself and the system allows it.
     pub pin_host: Option<bool>,
     /// The learning rate.
     pub schedule_of_rate: Arc<dyn LearningRate>,
@@ -136,7 +136,7 @@ pub struct Spec {
     pub seed: u64,
     /// A Hugging Face directory whose weights training starts from, instead of initial values.
     pub init: Option<PathBuf>,
-    /// How chunks are sized.
+    /// Rule for the size of chunks.
     pub chunk_size: ChunkSize,
     /// The chunk layout of the whole model on one rank, for reports.
     pub layout: Arc<ChunkLayout>,
@@ -151,7 +151,7 @@ pub struct Spec {
     pub evaluation_parts: usize,
     /// Number of threads of a rank.
     pub threads: usize,
-    /// How devices compute matrix products; None where a device chooses by what it has.
+    /// Method by which devices compute matrix products; None if each device chooses one that it supports.
     pub products: Option<ProductMethod>,
     /// For a dry run of one rank: its programs without repetitions.
     pub abridged: Option<Arc<AbridgedPrograms>>,
@@ -401,7 +401,7 @@ impl Spec {
         (micro_batch * self.mesh.data + rank) * self.micro_batch_size
     }
 
-    /// What dropout masks depend on, in a data-parallel rank's micro-batch of step `step`.
+    /// Key of the dropout masks in a data-parallel rank's micro-batch of step `step`.
     pub fn draw(&self, step: u64, micro_batch: usize, rank: usize) -> Draw {
         Draw { seed: self.seed, step, first_sample: self.first_sample(micro_batch, rank) as u64 }
     }

@@ -32,7 +32,7 @@ use crate::saving::{self, Saves, WINDOW};
 /// Key of [`Updates`] in the manifest of a checkpoint.
 pub const UPDATES: &str = "updates";
 
-/// What a checkpoint stores beside its tensors: how many steps were applied, and the loss scale.
+/// Counters that a checkpoint stores beside its tensors: the number of applied steps, and the loss scale.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Updates {
     /// Number of steps that were applied: the learning rate and Adam's bias correction depend on it.
@@ -237,7 +237,7 @@ impl Kept {
     }
 }
 
-/// What fills an engine: `(kept, parameter, elements, out)` as for [`Rank::load`].
+/// Function that fills an engine: `(kept, parameter, elements, out)` as for [`Rank::load`].
 pub trait Read: FnMut(&Kept, &ParameterSpec, Range<u64>, &mut [f32]) -> Result<(), RunError> {}
 
 impl<F> Read for F where F: FnMut(&Kept, &ParameterSpec, Range<u64>, &mut [f32]) -> Result<(), RunError> {}
@@ -395,7 +395,7 @@ pub fn updates(from: &Checkpoint) -> Result<Updates, RunError> {
 /// below 2^64.
 pub const LARGEST_COUNT: u64 = 1 << 40;
 
-/// Where a run is.
+/// Progress of a run.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Position {
     /// Steps done.
@@ -408,7 +408,7 @@ pub struct Position {
     pub best: Option<Best>,
 }
 
-/// Where a run is, from a checkpoint.
+/// Reads the progress of a run from a checkpoint.
 ///
 /// # Errors
 /// Counts that are missing, invalid or too large.

@@ -26,9 +26,9 @@ pub struct Outcome {
     pub loss_scale: Option<f32>,
     /// Loss scale of the next step.
     pub next_loss_scale: Option<f32>,
-    /// Whether nothing was updated, on all ranks: the gradients overflowed, or there was no target.
+    /// True if nothing was updated on any rank: the gradients overflowed, or there was no target.
     pub skipped: bool,
-    /// Whether any rank asked to stop after this step.
+    /// True if any rank asked to stop after this step.
     pub stop_requested: bool,
 }
 

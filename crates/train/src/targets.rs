@@ -1,4 +1,4 @@
-//! How many targets a step or an evaluation has over all replicas: its loss is the mean over them.
+//! Number of targets of a step or an evaluation over all replicas: its loss is the mean over them.
 //!
 //! A sample of a token file has the same number of targets as every other one, so the plan knows them. A source of the
 //! caller's own may leave targets out: then the replicas exchange their counts before they compute (8 bytes from each).

@@ -142,7 +142,7 @@ impl TokenData {
     }
 }
 
-/// What a scan of all files has found.
+/// Result of a scan of all files.
 pub struct ScannedTokens {
     /// Checksums of all files, in hexadecimal.
     pub checksums: String,

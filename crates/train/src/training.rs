@@ -125,7 +125,7 @@ impl Training {
     }
 }
 
-/// What to say of a step whose batch has no target.
+/// Message about a step whose batch has no target.
 pub fn without_targets(step: u64) -> String {
     format!(
         "step {step}: every target of its batch is left out (IGNORED), so it has no loss and changes nothing"

@@ -1,7 +1,7 @@
-//! What may not change a bit of parameters and optimizer states: ZeRO stage, chunk size, overlap,
-//! prefetch, threads of a rank, what backward computes again, on how many hosts the ranks run. Checked after steps with clipping, with and
-//! without accumulation, in every precision. Each test tries a share of the changes, in whole sweeps all: together every change with two
-//! of the six batches in f32, with every policy, and on one of three sets of hosts.
+//! Settings that may not change a bit of parameters and optimizer states: ZeRO stage, chunk size, overlap, prefetch, threads of a
+//! rank, recomputation in backward, number of hosts. Checked after steps with clipping, with and without accumulation, in every
+//! precision. Each test tries a share of the changes, in whole sweeps all: together every change with two of the six batches in
+//! f32, with every policy, and on one of three sets of hosts.
 
 use crate::rig;
 use crate::rig::{Ran, assert_same_state, same_bits};

@@ -133,7 +133,7 @@ fn bytes<T: Sample>(device: &Device, tensor: &Tensor, elements: std::ops::Range<
     bytemuck::cast_slice(&values).to_vec()
 }
 
-/// What every collective leaves, with one rank's values.
+/// Results of every collective, with one rank's values.
 fn all_calls<T: Sample>(g: &dyn Group, device: &Device, part: usize) -> Vec<Vec<u8>> {
     let (rank, world) = (g.rank(), g.world_size());
     let (whole, mine) = (part * world, rank * part..(rank + 1) * part);

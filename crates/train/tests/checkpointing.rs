@@ -1,5 +1,5 @@
-//! What is computed again instead of kept changes no bit, whatever is resident where, dropout included; and
-//! dropout does not depend on how the global batch is cut.
+//! Recomputation changes no bit, whatever memory tensors lie in, dropout included; and dropout does not depend on the division of
+//! the global batch.
 
 use crate::rig;
 use crate::rig::Ran;

@@ -212,7 +212,7 @@ fn updated_by_the_host(config: &mut RunConfig) {
     config.memory.update = UpdateOn::Host;
 }
 
-/// What a step more costs all ranks: blocked threads of the host, and operations that the host's thread computes.
+/// Cost of one more step on all ranks: blocked threads of the host, and operations that the host's thread computes.
 #[test]
 fn the_hosts_updates_are_computed_beside_the_thread_that_issues_them() {
     let Some(_turn) = turn("updates beside the issuing thread") else { return };

@@ -120,7 +120,7 @@ fn what_a_delayed_update_needs_is_said() {
     assert!(refusal(|c| c.precision.compute = Float::F32).contains("needs precision.compute"));
 }
 
-/// What may follow a step.
+/// Actions that may follow a step.
 #[derive(Clone, Copy, Debug)]
 enum Then {
     Save,

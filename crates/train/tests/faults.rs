@@ -17,7 +17,7 @@ use phalanx_train::config::{Float, PrecisionConfig};
 use phalanx_train::state::{Kept, PARAMETERS};
 use phalanx_train::{Groups, Rank, RunConfig, RunError, RunPlan, Spec};
 
-/// Where a value that is not finite is written.
+/// Tensor into which a value that is not finite is written.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum At {
     /// The first element of the block's output.
@@ -181,7 +181,7 @@ fn run(config: &RunConfig, fault: Fault, armed: &[bool]) -> Vec<Ended> {
     rig::on_ranks(&model, config, &make, &body).1
 }
 
-/// Whether a rank holds the same as before step `step`, counted from 0.
+/// Returns whether a rank holds the same as before step `step`, counted from 0.
 fn kept(ended: &Ended, step: usize) -> bool {
     let (before, after) = (&ended.held[step], &ended.held[step + 1]);
     pairs(before, after).all(|(a, b)| (a.0, &a.1, a.2) == (b.0, &b.1, b.2) && same_bits(&a.3, &b.3))

@@ -31,7 +31,7 @@ enum During {
     Save,
 }
 
-/// Where a tensor that was kept is dropped.
+/// Thread that drops a kept tensor.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Dropped {
     ByTheRank,

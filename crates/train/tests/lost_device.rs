@@ -48,7 +48,7 @@ fn errors(plan: &RunPlan, call: u64, failure: Failure) -> Vec<RunError> {
     on_threads(&factory, plan, until_an_error).unwrap()
 }
 
-/// Whether a text is "`linear` at crates/.../mlp.rs:12 failed on the simulated device: the device was lost".
+/// Returns whether a text is "`linear` at crates/.../mlp.rs:12 failed on the simulated device: the device was lost".
 fn names_operation_and_call_site(text: &str, reason: &str) -> bool {
     let rest = text.strip_prefix('`').and_then(|rest| rest.split_once("` at crates/"));
     let Some((operation, rest)) = rest else { return false };

@@ -252,7 +252,7 @@ fn a_fraction_of_the_parameters_may_stay_whole() {
     }
 }
 
-/// What the table lists is what the dry run copies: the copies of a step that everything on the device does not have.
+/// The table lists the bytes that the dry run copies: copies of a step that a run with everything on the device does not make.
 #[test]
 fn the_table_lists_every_byte_that_moves() {
     let folder = tempfile::tempdir().unwrap();

@@ -119,7 +119,7 @@ fn random(random: &mut SplitMix64) -> Option<(Arc<dyn Model>, RunConfig)> {
     is_accepted(&model, &config).then_some((model, config))
 }
 
-/// Whether there is such a run; else the refusal is checked.
+/// Returns whether the configuration is accepted; checks the refusal otherwise.
 fn is_accepted(model: &Arc<dyn Model>, config: &RunConfig) -> bool {
     let refusal = Spec::new(config, Arc::clone(model), config.batch.global, 1).err();
     refusal.as_ref().inspect(|refusal| assert_named(refusal, config)).is_none()
@@ -155,7 +155,7 @@ fn spoil(config: &mut RunConfig, numbers: &mut SplitMix64) {
     }
 }
 
-/// Where the parts of a rank's state lie, and what updates them.
+/// Chooses the memories of the parts of a rank's state, and the device that updates them.
 fn place(config: &mut RunConfig, numbers: &mut SplitMix64) {
     let mut pick = |count: usize| (numbers.next_u64() % count as u64) as usize;
     let mut tier = || [Tier::Device, Tier::Device, Tier::Host, Tier::Nvme][pick(4)];

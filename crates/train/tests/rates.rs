@@ -28,7 +28,7 @@ fn models() -> [(Arch, Arc<dyn Model>); 2] {
     [(Arch::GPT2, Arc::new(rig::golden_config().0)), (Arch::BERT, Arc::new(bert))]
 }
 
-/// Whether a parameter is in the first, the second or no group of [`groups`].
+/// Number of the group of [`groups`] that has a parameter; None if none has.
 fn number(name: &str) -> Option<usize> {
     let first = name.contains(".query.") || name.contains(".mlp.c_fc.") || name.contains("ord_embeddings.");
     let second = name.contains(".value.") || name.ends_with("c_proj.bias") || name.contains("LayerNorm");

@@ -410,8 +410,8 @@ fn faulty(spec: &Spec, groups: &Groups, parameter: usize, value: f32, armed: &Ar
 /// The place of `mlp.c_fc.weight` among the parameters of a block.
 const FC: usize = 8;
 
-/// How a rank has ended: its error, whether its state is finite, what it says of a save, and the evaluation loss before and after
-/// the faulty step.
+/// End of a rank: its error, whether its state is finite, the refusal of a save, and the evaluation loss before and after the
+/// faulty step.
 struct Ended {
     text: String,
     is_finite: bool,

@@ -21,7 +21,7 @@ pub struct ConfigError {
     pub key: Cow<'static, str>,
     /// The value.
     pub given: String,
-    /// What the value must be, and what to do.
+    /// Required value, and advice.
     pub expected: String,
 }
 

@@ -7,28 +7,28 @@ use phalanx_models::{Arch, Values};
 use super::kernels::WORDS;
 use super::{ConfigError, KernelChoice, Paths};
 
-/// What is known of a key.
+/// Description of a configuration key.
 #[derive(Clone, Copy, Debug)]
 pub struct Key {
     /// The table that has it.
     pub table: &'static str,
     /// Its name in the table.
     pub name: &'static str,
-    /// What it says, in lines.
+    /// Help text, in lines.
     pub help: &'static [&'static str],
-    /// How its values are written.
+    /// Kind of its values.
     pub kind: Kind,
     /// The numbers that it takes.
     pub bounds: Bounds,
-    /// What else to say where a number is out of bounds.
+    /// Text added to the error for a number out of bounds.
     pub hint: &'static str,
-    /// Whether a configuration that is written leaves it out where it has its default.
+    /// True if a written configuration leaves it out when it has its default value.
     pub is_quiet: bool,
-    /// What other programs call it: whose name, the name, and what differs ("" for nothing).
+    /// Names of other programs for it: the program, the name, and the difference in meaning ("" if none).
     pub foreign: &'static [Foreign],
 }
 
-/// A name of another program for a key: whose name, the name, and what differs ("" for nothing).
+/// Name of another program for a key: the program, the name, and the difference in meaning ("" if none).
 pub type Foreign = (&'static str, &'static str, &'static str);
 
 /// nanoGPT.
@@ -44,7 +44,7 @@ pub const GEMINI: &str = "Colossal-AI's";
 /// An earlier version of this program.
 pub const EARLIER: &str = "an earlier version's";
 
-/// How values of a type are written.
+/// Kind of a value, which determines how it is written.
 #[derive(Clone, Copy, Debug)]
 pub enum Kind {
     /// True or false.
@@ -191,10 +191,10 @@ fn list(words: &[&str]) -> String {
 
 /// A type of values of keys.
 pub trait KeyType {
-    /// How values are written.
+    /// Kind of the values.
     const KIND: Kind;
 
-    /// The value, where it is a number.
+    /// The value, if it is a number.
     fn number(&self) -> Option<f64> {
         None
     }
@@ -204,7 +204,7 @@ pub trait KeyType {
         self.number().map_or_else(String::new, |number| number.to_string())
     }
 
-    /// Whether the key is left out where it has this value.
+    /// Returns whether the key is left out when it has this value.
     fn is_left_out(&self) -> bool {
         false
     }

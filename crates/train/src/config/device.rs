@@ -68,14 +68,14 @@ words! {
 }
 
 impl Communication {
-    /// Whether it is not decided.
+    /// Returns whether it is not decided.
     pub fn is_auto(self) -> bool {
         self == Communication::Auto
     }
 }
 
 impl DeviceKind {
-    /// Whether ranks compute on the processor. A kind that is not decided yet counts as the processor.
+    /// Returns whether ranks compute on the processor. A kind that is not decided yet counts as the processor.
     pub fn is_processor(self) -> bool {
         matches!(self, DeviceKind::Cpu | DeviceKind::Auto)
     }
@@ -107,7 +107,7 @@ pub struct SimulatedDevice {
 }
 
 impl DeviceConfig {
-    /// Whether ranks exchange data between cards.
+    /// Returns whether ranks exchange data directly between cards.
     pub fn is_linked(&self) -> bool {
         self.kind == DeviceKind::Cuda && self.communication == Communication::Nccl
     }

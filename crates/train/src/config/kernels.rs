@@ -37,7 +37,7 @@ const SETS: [(&str, Isa, Option<TileUnit>); 12] = {
     ]
 };
 
-/// What an undecided configuration says.
+/// Value of the key in an undecided configuration.
 const AUTO: &str = "auto";
 
 /// All words of the key.
@@ -58,12 +58,12 @@ impl KernelSet {
         own.map_or(AUTO, |(name, ..)| name)
     }
 
-    /// Whether both compute the same bits. The model of tile registers computes those of the registers.
+    /// Returns whether both compute the same bits. The software model of tile registers computes those of the registers.
     pub fn same_bits(self, other: KernelSet) -> bool {
         self.isa == other.isa && self.tiles.is_some() == other.tiles.is_some()
     }
 
-    /// What a processor with these kernels and one with `other` both have.
+    /// Kernels that both a processor with these and one with `other` have.
     #[must_use]
     pub fn that_both_have(self, other: KernelSet) -> KernelSet {
         let tiles = if self.tiles == other.tiles { self.tiles } else { None };
@@ -82,7 +82,7 @@ pub enum KernelChoice {
 }
 
 impl KernelChoice {
-    /// Whether it is not decided.
+    /// Returns whether it is not decided.
     pub fn is_auto(self) -> bool {
         self == KernelChoice::Auto
     }

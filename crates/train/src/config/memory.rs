@@ -316,7 +316,7 @@ impl RunConfig {
         Err(refuse("memory.nvme_path", given.shown(), expected))
     }
 
-    /// Where disk memory lies, if anything does.
+    /// Options of disk memory, if there is any.
     pub fn disk(&self) -> Option<DiskOptions> {
         let folders = self.memory.nvme_path.as_ref()?.paths();
         Some(DiskOptions { checksums: self.memory.nvme_checksums, ..DiskOptions::new(folders) })

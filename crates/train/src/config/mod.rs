@@ -72,9 +72,9 @@ pub struct RunConfig {
     pub schedule: ScheduleConfig,
     /// Steps, evaluations, checkpoints, seed and threads.
     pub train: TrainConfig,
-    /// How ranks are watched.
+    /// Watchdog settings of ranks.
     pub run: WatchConfig,
-    /// What the program has decided.
+    /// Values that the program has decided.
     #[serde(skip_serializing_if = "Recorded::is_empty")]
     pub recorded: Recorded,
 }
@@ -152,7 +152,7 @@ impl RunConfig {
         }
     }
 
-    /// Whether the program has decided the value of a key, now or when a resumed run began.
+    /// Returns whether the program has decided the value of a key, now or when a resumed run began.
     pub fn is_decided(&self, path: &str) -> bool {
         self.recorded.decided.iter().any(|decided| decided == path)
     }
@@ -360,7 +360,7 @@ table! {
 }
 
 impl PrecisionConfig {
-    /// How devices compute products; None where a device chooses by what it has.
+    /// Method by which devices compute matrix products; None if each device chooses one that it supports.
     pub fn product_method(&self) -> Option<ProductMethod> {
         match self.products {
             Products::Auto if self.compute == Float::Bf16 => Some(ProductMethod::Fma),

@@ -89,7 +89,7 @@ impl OptimizerConfig {
         Ok(whole.members().filter_map(rates).collect())
     }
 
-    /// What each group has of the parameters of `whole`, and last what is in none; nothing without groups.
+    /// Parameters of `whole` in each group, and last those in no group; empty without groups.
     pub fn groups(&self, whole: &Network) -> Vec<GroupOfParameters> {
         if self.group.is_empty() {
             return Vec::new();

@@ -23,14 +23,14 @@ words! {
     }
 }
 
-/// How the memories of chunks are decided.
+/// Rule that decides the memories of chunks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum PlacementRule {
     /// All chunks alike.
     Uniform(ChunkResidence),
     /// Fractions of the bytes of all chunks (Colossal-AI's static placement).
     Fractions(Fractions),
-    /// What does not fit the budget leaves device memory.
+    /// Chunks that do not fit the budget leave device memory.
     Auto(AutoPlacement),
 }
 
@@ -54,9 +54,9 @@ pub struct AutoPlacement {
     pub device_bytes: u64,
     /// Share of them that stays free.
     pub headroom: f64,
-    /// Bytes of host memory; `None` if nothing is placed there, as where device memory is host memory.
+    /// Bytes of host memory; `None` if nothing is placed there, for example because device memory is host memory.
     pub host_bytes: Option<u64>,
-    /// Whether there is disk memory.
+    /// True if there is disk memory.
     pub disk: bool,
 }
 
@@ -98,13 +98,13 @@ impl MemoryConfig {
         ]
     }
 
-    /// Whether something lies on disk, or may be placed there.
+    /// Returns whether something lies on disk, or may be placed there.
     pub fn uses_disk(&self) -> bool {
         let tiers = [self.parameters, self.gradients, self.optimizer, self.activations];
         tiers.contains(&Tier::Nvme) || matches!(self.placement, Some(Placement::Nvme | Placement::Auto))
     }
 
-    /// Whether parts have memories of their own.
+    /// Returns whether parts have memories of their own.
     fn has_parts(&self) -> bool {
         [self.parameters, self.gradients, self.optimizer].iter().any(|tier| *tier != Tier::Device)
     }
@@ -115,7 +115,7 @@ impl MemoryConfig {
 }
 
 impl RunConfig {
-    /// How the memories of chunks are decided.
+    /// Rule that decides the memories of chunks.
     ///
     /// # Errors
     /// `placement = "auto"` without a budget.

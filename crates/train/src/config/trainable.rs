@@ -49,7 +49,7 @@ impl Trainable {
     }
 }
 
-/// Whether one of the patterns is for this parameter.
+/// Returns whether one of the patterns matches this parameter.
 pub(super) fn match_any(patterns: &[String], spec: &ParameterSpec) -> bool {
     patterns.iter().any(|pattern| is_match(pattern.as_bytes(), spec.name.as_bytes()))
 }

@@ -1,10 +1,10 @@
-//! What `memory.update_in_backward` needs.
+//! Requirements of `memory.update_in_backward`.
 
 use super::check::refuse;
 use super::{ConfigError, Float, RunConfig, Tier, Updates};
 
 impl RunConfig {
-    /// Refuses what needs a number of all gradients before the first update, or gradients after it.
+    /// Refuses settings that need a statistic of all gradients before the first update, or gradients after it.
     pub(super) fn check_update_in_backward(&self) -> Result<(), ConfigError> {
         let memory = &self.memory;
         if !memory.update_in_backward {

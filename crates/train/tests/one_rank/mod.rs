@@ -99,8 +99,8 @@ fn parameters(ran: &Ran) -> State {
         .collect()
 }
 
-/// What is compared relative to the largest element of a tensor: query, key and value as one. The bias of keys adds the same number to
-/// all scores of a softmax, so its own gradient is zero but for rounding.
+/// State that is compared relative to the largest element of each tensor: query, key and value are one tensor. The bias of keys
+/// adds the same number to all scores of a softmax, so its own gradient is zero but for rounding.
 fn compared(state: &State) -> State {
     let mut all = State::new();
     for (name, values) in state {
@@ -134,7 +134,7 @@ pub struct MeshResult {
 }
 
 impl MeshResult {
-    /// Whether differences are within `limit`, bits agree, and peaks are as planned.
+    /// Returns whether differences are within `limit`, bits agree, and peaks are as planned.
     pub fn holds(&self, limit: f32) -> bool {
         let within = [self.loss, self.gradient, self.parameter].iter().all(|off| *off <= limit);
         self.runs > 0 && within && self.bits && self.peaks

@@ -19,11 +19,11 @@ use phalanx_train::Spec;
 const DEVICE: &str = "PHALANX_TEST_DEVICE";
 
 thread_local! {
-    /// Whether runs that this thread starts are on cards, whatever the environment says.
+    /// True if runs that this thread starts are on cards, whatever the environment says.
     static ON_CARDS: Cell<bool> = const { Cell::new(false) };
-    /// What the devices of the last factory of cards have made.
+    /// Driver calls counted by the devices of the last factory of cards.
     static MADE: RefCell<Option<Arc<Made>>> = const { RefCell::new(None) };
-    /// Whether cards launch what comes again as graphs.
+    /// True if cards launch repeated work as graphs.
     static GRAPHS: Cell<bool> = const { Cell::new(true) };
 }
 
@@ -104,7 +104,7 @@ pub fn graphs_launched() -> u64 {
     MADE.with_borrow(|made| made.as_ref().map_or(0, |made| made.launches().graphs))
 }
 
-/// What the devices of the factory which this thread has made last have asked of the driver.
+/// Driver calls counted by the devices of the last factory that this thread made.
 pub fn made() -> Arc<Made> {
     MADE.with_borrow(|made| Arc::clone(made.as_ref().expect("a factory was made")))
 }

@@ -99,10 +99,10 @@ pub type Steps = Vec<Vec<Vec<u32>>>;
 /// Added to a token that is left out as a target.
 pub const LEFT_OUT: u32 = 1 << 31;
 
-/// Where a run starts, and whether it saves a checkpoint.
+/// Start of a run, and the checkpoint that it saves.
 #[derive(Clone, Default)]
 pub struct Checkpoints {
-    /// Whether it starts from initial values.
+    /// True if it starts from initial values.
     pub fresh: bool,
     /// The checkpoint from which it starts, instead of the golden weights: those of the folder `model.init`, or of GPT-2.
     pub restore: Option<PathBuf>,
@@ -242,7 +242,7 @@ pub struct Build<'a> {
     pub network: &'a (dyn Fn(&Spec, &Groups) -> Network + Sync),
     /// Replaces the groups of a rank.
     pub groups: &'a (dyn Fn(&Device, &Spec, Groups) -> Groups + Sync),
-    /// Whether allocations come from the heap, instead of an arena that replays the plan.
+    /// True if allocations come from the heap, instead of an arena that replays the plan.
     pub heap: bool,
 }
 
@@ -404,7 +404,7 @@ fn keep_apart(batch: &mut Batch, config: &RunConfig) {
     batch.others.insert(POSITIONS, Numbers::Ids(positions));
 }
 
-/// What a rank owns: names of the state and of the parameter, first element in the whole, elements.
+/// State that a rank owns: names of the state and of the parameter, first element in the whole, elements.
 pub type Pieces = Vec<(&'static str, String, u64, Vec<f32>)>;
 
 /// Downloads everything that a rank owns. Parameters must be settled.
