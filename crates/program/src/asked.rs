@@ -1,5 +1,5 @@
-//! What `phalanx plan` was asked for, and its plan. A proposal is another such command: its words are parsed and planned by the same
-//! function, so that its figures are those that the command prints.
+//! The command line of `phalanx plan` and its plan. A proposal is such a command line with changes: its words are parsed and planned by the
+//! same function, so its figures are those that the command prints.
 
 use std::cell::OnceCell;
 

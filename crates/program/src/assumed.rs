@@ -43,7 +43,7 @@ fn device_word(kind: DeviceKind) -> &'static str {
     }
 }
 
-/// What connects so many ranks.
+/// Describes the connections between `ranks` ranks and their rates.
 fn links(machine: &Machine, ranks: usize) -> Result<Vec<String>> {
     let rate = |rate: &TransferRate| match rate {
         TransferRate::Line { gb_per_s, .. } => format!("{gb_per_s} GB/s"),

@@ -1,4 +1,4 @@
-//! What one rank does for a benchmark: it takes its memory, and measures.
+//! The part of a benchmark that one rank runs: it takes its memory, and measures.
 
 use anyhow::Result;
 use phalanx_bench::collectives::{self, CollectiveFigures, CollectivesTask};

@@ -1,4 +1,4 @@
-//! What the benchmarks take on the command line, and their help.
+//! Command-line arguments of the benchmarks, and their help.
 
 use std::path::PathBuf;
 

@@ -25,7 +25,7 @@ pub enum Budget {
 }
 
 impl Budget {
-    /// Whether the run of a plan fits.
+    /// Returns whether the run of a plan fits.
     pub fn fits(&self, planned: &Planned) -> bool {
         self.needed(planned) <= self.bytes()
     }
@@ -96,7 +96,7 @@ impl Budget {
         self.need().map(|_| self.bytes())
     }
 
-    /// Whether states that lie on the devices alone exceed it, `states` bytes on a rank.
+    /// Returns whether the states on the devices, `states` bytes per rank, exceed the budget by themselves.
     pub fn is_below_states(&self, spec: &Spec, states: u64) -> bool {
         let is_on_card = spec.beside_plan.is_some();
         match self {
@@ -137,7 +137,7 @@ pub fn exceeded<'a>(planned: &Planned, budgets: &'a [Budget]) -> Option<&'a Budg
     budgets.iter().find(|budget| !budget.fits(planned))
 }
 
-/// What a rank may take of its card, if it has one that is known.
+/// Memory that a rank may take of its card; `None` without a card, or if its memory is not known.
 fn card(planned: &Planned) -> Option<Budget> {
     let has_card = planned.config.device.kind == DeviceKind::Cuda;
     has_card

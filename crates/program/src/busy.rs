@@ -1,4 +1,4 @@
-//! Whether other programs keep the machine busy while it is measured. Rates are too low then, and no advice follows from them.
+//! Detects other programs that keep the machine busy while it is measured. Rates are too low then, and no advice follows from them.
 
 use serde::Serialize;
 
@@ -52,12 +52,12 @@ pub fn own_s() -> f64 {
     Ticks::now().map_or(0.0, |ticks| ticks.own as f64 / TICKS_PER_S)
 }
 
-/// What disturbed a measurement.
+/// Signs that a measurement was disturbed.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Disturbance {
     /// The share of the machine's processor time that other programs had meanwhile.
     pub others_share: f64,
-    /// How much the middle one of repeated calls was slower than the best, as a share of the best.
+    /// Gap between the median and the best of repeated calls, as a share of the best.
     pub spread: f64,
     /// The load average of the last minute, before the measurement.
     pub load_average: Option<f64>,
@@ -75,12 +75,12 @@ impl Disturbance {
         Disturbance { others_share: others, spread, load_average }
     }
 
-    /// Whether it is too large for rates and advice.
+    /// Returns whether it is too large for rates and advice.
     pub fn is_busy(&self) -> bool {
         self.others_share > OTHERS || self.spread > SPREAD
     }
 
-    /// What is said of a busy machine.
+    /// Message about a busy machine.
     pub fn to_text(self) -> String {
         let load = self.load_average.map_or(String::new(), |load| format!(" (load average {load:.1})"));
         format!(
@@ -97,7 +97,7 @@ pub fn load_average() -> Option<f64> {
     phalanx_host::text("/proc/loadavg")?.split_whitespace().next()?.parse().ok()
 }
 
-/// How much the middle one of some rates is below the best, as a share of the best.
+/// Gap between the median and the best of `rates`, as a share of the best.
 pub fn spread(rates: &[f64]) -> f64 {
     let mut sorted = rates.to_vec();
     sorted.sort_by(f64::total_cmp);

@@ -1,10 +1,10 @@
-//! What the ranks of a run need of their cards beside their plans.
+//! Card memory that the ranks of a run need beside their plans.
 
 use phalanx_cuda::{CONTEXT_BYTES, SCRATCH_BYTES, communicator_bytes, scratch_planned};
 use phalanx_models::Model;
 use phalanx_train::Spec;
 
-/// What the ranks of a run need of their cards beside their plans.
+/// Card memory that the ranks of a run need beside their plans.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CardNeeds {
     /// The ranks of each communicator of NCCL.

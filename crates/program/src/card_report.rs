@@ -1,5 +1,5 @@
-//! What `phalanx doctor` says of NVIDIA GPUs: driver, cards and libraries; with `--kernels` whether their kernels compute what the
-//! processor's do, and how fast.
+//! The part of `phalanx doctor` about NVIDIA GPUs: driver, cards and libraries; with `--kernels`, whether their kernels compute the same as
+//! the processor's, and how fast.
 
 use std::sync::Arc;
 
@@ -100,14 +100,15 @@ pub fn to_json() -> Value {
     })
 }
 
-/// What `doctor --kernels` has found.
+/// Results of `doctor --kernels`.
 pub struct Kernels {
-    /// What the compiler says of programs that it refuses.
+    /// Messages of the compiler about programs that it refuses.
     refused: Vec<String>,
     groups: Vec<(&'static str, Vec<Case>)>,
     rates: Vec<Rate>,
     limits: Option<Limits>,
-    /// What a communicator of NCCL with this card alone has shown: the version and the bytes that it takes, or what went wrong; None without the library.
+    /// Result of making an NCCL communicator with this card alone: the version and the bytes that it takes, or the error; `None` without
+    /// the library.
     nccl: Option<Result<(i32, u64), String>>,
     /// Bytes of the card that the driver has taken for this process (and other programs for themselves).
     driver_bytes: u64,
@@ -241,7 +242,7 @@ impl Kernels {
     /// The error of kernels that differ.
     ///
     /// # Errors
-    /// Where some do.
+    /// Results that differ.
     pub fn verdict(&self) -> Result<()> {
         match self.faults().len() {
             0 => Ok(()),

@@ -138,7 +138,7 @@ fn decide_communication(
     }
 }
 
-/// What a configuration asks for that only the processor computes.
+/// Reason why only the processor can run a configuration; `None` if cards can, too.
 fn why_processor(config: &RunConfig) -> Option<String> {
     if config.parallel.updates == Updates::Asynchronous {
         return Some("parallel.updates = \"asynchronous\" has no other device".to_string());
@@ -160,7 +160,7 @@ fn head_size(config: &RunConfig) -> Option<usize> {
 /// The cards of this machine.
 ///
 /// # Errors
-/// What is missing.
+/// An error that names what is missing.
 pub fn look() -> Result<Found, Error> {
     Found::look(&environment::cuda_options(None))
 }
@@ -194,9 +194,8 @@ pub fn peak_flops_per_s(dtype: DType, tf32: bool, ranks: usize) -> f64 {
     used.filter_map(|card| Some(card.limits()?.with_tf32(tf32).flops_per_s(dtype))).sum()
 }
 
-/// What the card of a rank can do at most for it, by published figures; `ranks` share the cards, and `tf32` says how products of f32 are
-/// computed. None where the card does not
-/// say how fast it runs.
+/// Limits of a rank's card by published figures. `ranks` ranks share the cards; `tf32` means that products of f32 are computed in TF32.
+/// `None` if the card does not say how fast it runs.
 pub fn limits_of(rank: usize, ranks: usize, tf32: bool) -> Option<DeviceLimits> {
     let found = look().ok()?;
     let limits = found.card_of(rank).limits()?.with_tf32(tf32);

@@ -1,4 +1,4 @@
-//! What a resumed run trains or measures otherwise than before, one line for each key, and what that means.
+//! Changes of a resumed run to what it trains or measures: one line per key, with the consequence.
 //!
 //! Keys that only say where and how the same is computed have no line of their own: they are named together.
 
@@ -39,7 +39,7 @@ const DATA: [&str; 7] = [
     "data.tokenizer",
 ];
 
-/// What differs between the last start of a run and this one.
+/// Comparison of the last start of a run with this one.
 pub struct Changes<'a> {
     /// The configuration of the last start.
     pub before: &'a RunConfig,
@@ -104,7 +104,7 @@ impl Changes<'_> {
         Ok(())
     }
 
-    /// What a changed key means for the run; None for one that changes neither samples nor losses.
+    /// Consequence of a changed key for the run; `None` if it changes neither samples nor losses.
     fn meaning(&self, key: &str) -> Option<String> {
         let (was, is) = (self.before, self.now);
         let other_order = "the samples that are left of this epoch are others: some of those that it has had come again, and some never come";
@@ -148,7 +148,7 @@ impl Changes<'_> {
         })
     }
 
-    /// What other data means.
+    /// Consequence of training on other data.
     fn of_other_data(&self) -> String {
         let samples = position(self.checkpoint).map_or(0, |position| position.samples);
         let tokens = DataDigests::of(self.checkpoint).tokens.map_or(String::new(), |digest| {
@@ -161,7 +161,7 @@ impl Changes<'_> {
     }
 }
 
-/// Whether a resumed run reads other files than before.
+/// Returns whether a resumed run reads other files than before.
 pub fn has_other_data(before: &RunConfig, now: &RunConfig) -> bool {
     let (was, is) = (&before.data, &now.data);
     was.text != is.text
@@ -175,7 +175,8 @@ pub fn has_other_data(before: &RunConfig, now: &RunConfig) -> bool {
 /// Share of windows above which a validation part counts as trained on, beyond those that are alike in any text of the kind.
 const ALIKE: f64 = 0.05;
 
-/// What is known of the validation part of other data: whether `trained`, the data until now, has its windows.
+/// Checks the validation part of other data against `trained`, the data until now: describes how many of its windows the model was trained
+/// on.
 ///
 /// # Errors
 /// A validation part that the model has learned.

@@ -46,7 +46,7 @@ pub struct Checksums {
     /// `tokenizer.json`.
     #[serde(rename = "tokenizer.json", default)]
     pub tokenizer: Option<String>,
-    /// Whether the file is of an earlier version, which had only the first three.
+    /// True if the file is of an earlier version, which had only the first three checksums.
     #[serde(skip)]
     pub is_earlier: bool,
 }
@@ -94,7 +94,7 @@ impl Checksums {
         }
     }
 
-    /// Whether the file `name` of the run folder, whose checksum is `digest`, is the one that the run wrote.
+    /// Returns whether the file `name` of the run folder, with checksum `digest`, is the one that the run wrote.
     ///
     /// # Errors
     /// Those of `digest`.

@@ -38,7 +38,7 @@ pub const BYTES: u64 = 1 << 48;
 /// Micro-batches of a step, and stages of a rank.
 pub const PARTS: u64 = 1 << 24;
 
-/// What divides logits.
+/// Temperature: the divisor of logits.
 pub const TEMPERATURE: f32 = 1e6;
 
 /// Percent of the memory that is needed.
@@ -97,7 +97,7 @@ mod tests {
         alone.map(drop).map_err(|error| error.to_string())
     }
 
-    /// Whether the values of an option are of one of these types.
+    /// Returns whether the values of an option have one of these types.
     fn is_of(option: &Arg, types: &[TypeId]) -> bool {
         types.iter().any(|known| option.get_value_parser().type_id() == *known)
     }

@@ -1,4 +1,4 @@
-//! What a run is trained on, in one line and as JSON: what was read, how many tokens it has, and how often the steps use it.
+//! The data that a run is trained on, in one line and as JSON: what was read, how many tokens it has, and how often the steps use it.
 
 use phalanx_drawing::report::{bytes, plural};
 use phalanx_train::dataset::DataRead;
@@ -13,7 +13,7 @@ pub struct DataReport {
     read: DataRead,
     /// Tokens of the training part and of the validation part.
     tokens: (u64, u64),
-    /// Whether the tokens are an estimate.
+    /// True if the numbers of tokens are estimates.
     is_estimated: bool,
     seq: usize,
     steps: u64,
@@ -21,7 +21,7 @@ pub struct DataReport {
     samples: u64,
     /// Windows of one evaluation; 0 if there is none.
     evaluated: usize,
-    /// What was said about the data: token files, what was assumed about the tokenizer, what is unusual.
+    /// Notes on the data: token files, assumptions about the tokenizer, anything unusual.
     notes: Vec<String>,
 }
 

@@ -1,5 +1,5 @@
-//! What the system must give a run beside memory: room on its disks, and locked memory. It is checked before ranks start, so
-//! that a refused run has changed nothing, and what is slower than it could be is said once for all ranks.
+//! Checks of what a run needs from the system beside memory: room on its disks, and locked memory. They run before ranks start, so that a
+//! refused run has changed nothing, and a warning about slow settings is printed once for all ranks.
 
 use anyhow::{Result, bail};
 use phalanx_train::config::DeviceKind;
@@ -19,7 +19,7 @@ pub fn check(planned: &Planned) -> Result<Vec<String>> {
     Ok(notes)
 }
 
-/// Whether the ranks can lock their host memory, if they are to.
+/// Checks that the ranks can lock their host memory, if they are to.
 fn check_locked(planned: &Planned) -> Result<Option<String>> {
     // A card's driver locks what is registered with it, beyond the limit of the process.
     let copies_by_itself = planned.config.device.kind == DeviceKind::Simulated;

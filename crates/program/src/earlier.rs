@@ -1,4 +1,4 @@
-//! What an earlier version has stored in a configuration and this one does not know.
+//! Stored settings of an earlier version that this version does not know.
 
 use anyhow::Result;
 use phalanx_train::RunConfig;
@@ -9,7 +9,8 @@ use toml::Table;
 /// Keys of which something is gone.
 const KEYS: [&str; 3] = ["parallel.timeout_s", "memory.keep_packed_weights", "precision.products"];
 
-/// Whether a stored value is gone; with a note on what that means for the run where it means something.
+/// Checks whether a stored value no longer exists. Returns notes on the consequences for the run, which are empty if there are none; `None`
+/// for a value that still exists.
 fn gone(key: &str, value: &str) -> Option<Vec<String>> {
     let now = match (key, value) {
         ("parallel.timeout_s", _) | ("memory.keep_packed_weights", "off") => return Some(Vec::new()),
@@ -83,7 +84,7 @@ mod tests {
     use super::*;
     use crate::keys;
 
-    /// What a run folder holds is read, and what was not the default is named.
+    /// Settings that earlier versions stored are read, and those that were not the default are named.
     #[test]
     fn what_earlier_versions_stored_is_read_and_named() {
         for (stored, named) in [

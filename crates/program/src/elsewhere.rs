@@ -9,21 +9,21 @@ use phalanx_train::config::{Communication, DeviceKind};
 
 use crate::cards;
 
-/// What a plan assumes of the machine of its ranks.
+/// Assumptions of a plan about the machine of its ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Elsewhere {
     /// Bytes of the device of each rank.
     device_bytes: u64,
-    /// Whether `--device-memory` gives them, or else the profile.
+    /// True if `--device-memory` gives them, false if the profile does.
     is_given: bool,
     /// Bytes of host memory that a rank may use; `None` where nobody says.
     pub host_bytes: Option<u64>,
-    /// What ranks compute on; `None` where only the configuration says.
+    /// Device that ranks compute on; `None` if only the configuration names it.
     kind: Option<DeviceKind>,
 }
 
 impl Elsewhere {
-    /// What `--device-memory` and the profile of `--machine` say; `None` for a plan for this machine.
+    /// Assumptions from `--device-memory` and the profile of `--machine`; `None` for a plan for this machine.
     pub fn of(given: Option<u64>, profile: Option<&Machine>) -> Option<Elsewhere> {
         let kind = |machine: &Machine| match machine.computes_on_host {
             true => DeviceKind::Cpu,
@@ -46,7 +46,7 @@ impl Elsewhere {
         }
     }
 
-    /// Whether the budget of `memory.placement = "auto"` follows from it: `--device-memory` replaces what the configuration gives.
+    /// Returns whether the budget of `memory.placement = "auto"` follows from it: `--device-memory` replaces what the configuration gives.
     pub fn gives_budget(&self, config: &RunConfig) -> bool {
         self.is_given || config.memory.device_budget_mb.is_none()
     }

@@ -32,10 +32,10 @@ const NO_COLOR: &str = "NO_COLOR";
 /// Kind of the terminal; `dumb` has no colours.
 const TERM: &str = "TERM";
 
-/// Where NVRTC is, which compiles the kernels of NVIDIA GPUs: a folder or a file.
+/// Path of NVRTC, which compiles the kernels of NVIDIA GPUs: a folder or a file.
 const NVRTC: &str = "PHALANX_NVRTC";
 
-/// Where cuBLASLt is, which multiplies matrices on NVIDIA GPUs: a folder or a file; or `off`.
+/// Path of cuBLASLt, which multiplies matrices on NVIDIA GPUs: a folder or a file; or `off`.
 const CUBLAS: &str = "PHALANX_CUBLAS";
 
 /// Set to `off`, cuBLASLt computes products with odd extents (50,257 classes) as a whole.
@@ -44,7 +44,7 @@ const SPLITS_ODD: &str = "PHALANX_CUDA_SPLITS_ODD";
 /// Which of the algorithms that cuBLASLt names each product has: 1 for the first, the default.
 const ALGORITHM: &str = "PHALANX_CUBLAS_ALGORITHM";
 
-/// Where NCCL is, which moves bytes between NVIDIA GPUs: a folder or a file.
+/// Path of NCCL, which moves bytes between NVIDIA GPUs: a folder or a file.
 const NCCL: &str = "PHALANX_NCCL";
 
 /// Set to `off`, kernels of NVIDIA GPUs are launched one by one, not as graphs.
@@ -54,7 +54,7 @@ const GRAPHS: &str = "PHALANX_CUDA_GRAPHS";
 const CACHE_HOME: &str = "XDG_CACHE_HOME";
 const HOME: &str = "HOME";
 
-/// How cards are used, of which each rank may take `memory_bytes` at most. No rank communicates between cards, unless
+/// Options for the use of cards, of which each rank may take `memory_bytes` at most. No rank communicates between cards, unless
 /// `communicators` is set.
 pub fn cuda_options(memory_bytes: Option<u64>) -> phalanx_cuda::Options {
     let folder = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
@@ -100,7 +100,7 @@ pub fn give_queues(rank: &mut Command) {
     }
 }
 
-/// Whether a terminal may get colours.
+/// Returns whether a terminal may get colours.
 pub fn colours() -> bool {
     let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
     set(NO_COLOR).is_none() && set(TERM).is_none_or(|term| term != "dumb")
@@ -115,7 +115,7 @@ pub fn secret_file(network: &NetworkArgs) -> Option<PathBuf> {
     network.secret_file.clone().or_else(variable)
 }
 
-/// What the variables of other launchers say about this process.
+/// Reads the variables of other launchers about this process.
 ///
 /// # Errors
 /// Variables that are missing or contradict each other.
@@ -125,7 +125,7 @@ pub fn foreign() -> Result<Foreign> {
     Ok(phalanx_launch::foreign(&Variables::new(&read))?)
 }
 
-/// What there is to say where ranks are started without regard to the variables of other launchers.
+/// Note that ranks are started without regard to the variables of another launcher; `None` if these do not make this process a rank.
 pub fn unfollowed() -> Option<String> {
     let what = match foreign() {
         Ok(Foreign { rank: None, .. }) => return None,
@@ -137,7 +137,7 @@ pub fn unfollowed() -> Option<String> {
     ))
 }
 
-/// Whether this process runs in a terminal that `srun --pty` has made.
+/// Returns whether this process runs in a terminal that `srun --pty` has made.
 pub fn in_slurm_terminal() -> bool {
     ["SLURM_PTY_PORT", "SLURM_PTY_WIN_COL"].iter().any(|name| std::env::var_os(name).is_some())
 }
@@ -153,7 +153,7 @@ pub enum RankDiscovery {
     None,
 }
 
-/// What another launcher has given to this process for MPI.
+/// Process management interface that another launcher has given to this process for MPI.
 pub fn pmi() -> RankDiscovery {
     let set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
     match (set("PMIX_RANK"), set("PMI_RANK") || set("PMI_FD")) {
@@ -178,7 +178,7 @@ pub struct Environment {
     uses: KernelSet,
     /// The best ones that the processors of all ranks have.
     has: KernelSet,
-    /// Whether the user chose them by the environment.
+    /// True if the user chose them by the environment.
     is_chosen: bool,
 }
 
@@ -212,7 +212,7 @@ impl Environment {
         self.uses
     }
 
-    /// Whether the user chose the kernels by the environment.
+    /// Returns whether the user chose the kernels by the environment.
     pub fn is_chosen(self) -> bool {
         self.is_chosen
     }

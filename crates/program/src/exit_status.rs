@@ -1,4 +1,4 @@
-//! What the end of a rank's process says to the program, beyond that the rank failed.
+//! Meaning of the exit status of a rank's process, beyond that the rank failed.
 
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
@@ -10,12 +10,12 @@ use crate::signals::{STOPS, Signals};
 /// Exit code of a rank that cannot use the checkpoint that it is to resume from.
 pub const CHECKPOINT_UNUSABLE: u8 = 3;
 
-/// Whether the rank that failed could not use the checkpoint that it was to resume from.
+/// Returns whether the rank that failed could not use the checkpoint that it was to resume from.
 pub fn is_of_checkpoint(failure: &Failure) -> bool {
     failure.status.and_then(|status| status.code()) == Some(CHECKPOINT_UNUSABLE.into())
 }
 
-/// Whether the signal that was to stop the run ended the rank, before the rank had installed its handler.
+/// Returns whether the signal that was to stop the run ended the rank before it had installed its handler.
 pub fn is_interrupted(failure: &Failure, signals: &Signals) -> bool {
     let signal = failure.status.and_then(|status| status.signal());
     signals.came() && signal.is_some_and(|signal| STOPS.contains(&signal))

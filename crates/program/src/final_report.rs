@@ -43,7 +43,7 @@ pub fn line(folder: &RunFolder, data: &DataReport) -> Result<Value> {
     }))
 }
 
-/// Whether the run has made `step`, but not the evaluation after it: it was stopped meanwhile.
+/// Returns whether the run has made `step`, but not the evaluation after it, because it was stopped meanwhile.
 pub fn lacks_evaluation(folder: &RunFolder, planned: &Planned, step: u64) -> bool {
     let train = &planned.config.train;
     if planned.plan.spec.evaluated == 0 || !(step == train.steps || due(step, train.eval_every)) {

@@ -1,4 +1,4 @@
-//! Whether a plan fits the memory that there is; where it does not, [`crate::proposals`] says which changes would make it fit.
+//! Comparison of a plan with the available memory; if it does not fit, [`crate::proposals`] names changes that would make it fit.
 
 use std::ops::Range;
 
@@ -44,7 +44,7 @@ pub fn check_memory_within(planned: &Planned, longest_s: f64) -> Result<()> {
     }
 }
 
-/// Whether each rank of a plan fits.
+/// Verdict on a plan: whether each rank fits.
 pub struct Verdict<'a> {
     budget: &'a Budget,
     fits: bool,

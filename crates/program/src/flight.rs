@@ -18,7 +18,7 @@ const BYTES: u64 = 16 << 20;
 pub struct RankFlight {
     /// The rank.
     pub rank: usize,
-    /// What it did last, the oldest first.
+    /// Its last events, the oldest first.
     pub events: Vec<FlightEvent>,
 }
 
@@ -42,7 +42,7 @@ pub fn write(run: &Path, flights: &[(usize, Vec<FlightEvent>)]) -> Result<()> {
     Ok(())
 }
 
-/// Whether `path` is a folder of flight records, or one of them.
+/// Returns whether `path` is a folder of flight records, or one of them.
 pub fn is_flight(path: &Path) -> bool {
     let is_record = |path: &Path| {
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();

@@ -4,7 +4,7 @@ use phalanx_models::Keys;
 use phalanx_train::RunConfig;
 use phalanx_train::config::declare::{Foreign, HUGGING_FACE, MEGATRON, NANOGPT};
 
-/// What names of keys that architectures read differ in.
+/// Note on names of `model.positions`: the difference from `model.seq`.
 const POSITIONS: &str = "model.seq is the length of training sequences";
 
 /// Names of options, and of keys that architectures read, beside those of their files.
@@ -32,8 +32,8 @@ fn names() -> impl Iterator<Item = (String, Foreign)> {
         .chain(of_files.map(|key| (format!("model.{}", key.name), (HUGGING_FACE, key.file, ""))))
 }
 
-/// What to say of a name that another program uses: `block_size is nanoGPT's name; here it is model.seq`. Names of one table are
-/// written `table.key`.
+/// Explains a name that another program uses: `block_size is nanoGPT's name; here it is model.seq`. A name in a table is written
+/// `table.key`.
 pub fn explain(given: &str) -> Option<String> {
     let normal = given.trim_start_matches('-').replace('-', "_").to_lowercase();
     let leaf = normal.rsplit('.').next()?;

@@ -1,4 +1,4 @@
-//! What the launcher of a host says of its processor's kernels to that of host 0.
+//! Message from the launcher of a host to that of host 0 about its processor's kernels.
 
 use phalanx_launch::HostInfo;
 use phalanx_train::config::KernelChoice;
@@ -11,13 +11,13 @@ pub struct HostKernels {
     pub uses: KernelChoice,
     /// The best that its processor has.
     pub has: KernelChoice,
-    /// Whether its environment chose them.
+    /// True if its environment chose them.
     #[serde(default)]
     pub is_chosen: bool,
 }
 
 impl HostKernels {
-    /// What a host has said of itself.
+    /// Reads the kernels from a host's description of itself.
     pub fn of(host: &HostInfo) -> Option<HostKernels> {
         serde_json::from_str(&host.about).ok()
     }

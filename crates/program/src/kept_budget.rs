@@ -61,7 +61,8 @@ pub fn keep(
     Ok(planned)
 }
 
-/// Whether host memory has no room beside that of a card, and the bytes that a rank must give up, for the budget that is exceeded.
+/// Returns whether the exceeded budget is one of host memory beside that of a card, and the bytes that a rank must give up; `None` if none
+/// is exceeded.
 fn missing(planned: &Planned, budgets: &[Budget]) -> Option<(bool, u64)> {
     let exceeded = budgets.iter().find(|budget| !budget.fits(planned))?;
     let has_card = planned.config.device.kind == DeviceKind::Cuda;

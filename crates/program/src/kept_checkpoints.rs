@@ -7,7 +7,7 @@ use phalanx_train::state::position;
 use crate::report::plural;
 use crate::run_folder::RunFolder;
 
-/// What is kept and what is removed, before the first step; None if nothing is removed.
+/// Note before the first step on the checkpoints that are kept and removed; `None` if none is removed.
 pub fn rule(config: &RunConfig) -> Option<String> {
     let train = &config.train;
     let newest = train.keep.newest()?;

@@ -77,7 +77,7 @@ pub fn keep(
     })
 }
 
-/// Whether results change with the kernels.
+/// Returns whether results change with the kernels.
 fn changed(was: KernelSet, now: KernelSet) -> bool {
     !was.same_bits(now)
 }

@@ -1,6 +1,6 @@
 //! The keys of the configuration as people write them: the known name that a wrong one probably means, values of the wrong type, `--set`.
 //!
-//! What is known of each key is its declaration (`phalanx_train::config`). A name that is no key is an error that names a key that is
+//! The declaration of a key (`phalanx_train::config`) has all that is known of it. An unknown name is an error that names a key that is
 //! spelled alike, or the key that another program's name stands for.
 
 use std::sync::LazyLock;
@@ -167,7 +167,7 @@ fn check_table(list: &str, keys: &[Key], given: &Table) -> Result<(), String> {
     Ok(())
 }
 
-/// What to say of a name that is no key: what was probably meant.
+/// Error text for an unknown name: names the key that was probably meant.
 pub fn unknown(path: &str) -> String {
     let keys: Vec<String> = KEYS.iter().map(Key::path).collect();
     let same_leaf = |name: &&String| leaf(name) == leaf(path);

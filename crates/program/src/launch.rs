@@ -18,23 +18,23 @@ use crate::signals::Signals;
 use crate::task::Task;
 use crate::{environment, exit_status, machine, output, pinning, task_file};
 
-/// What ranks of this host start with.
+/// Settings with which the ranks of this host start.
 pub struct Start<'a> {
     /// The content of their task file.
     pub task: &'a [u8],
-    /// How they reach the ranks of other hosts, if there are some.
+    /// Network to the ranks of other hosts, if there are some.
     pub network: Option<&'a Network>,
     /// Time for which a rank may be stalled.
     pub timeout: Duration,
-    /// Whether each rank is bound to cores of its own.
+    /// True if each rank is bound to cores of its own.
     pub pin: bool,
-    /// Where their output goes.
+    /// Destination of their output.
     pub output: &'a Output,
     /// The processes that start all ranks of this host but the first, if another launcher has started one for each.
     pub helpers: Option<Arc<LocalLeader>>,
 }
 
-/// What a helper needs to start its rank, beside the descriptors.
+/// Data that a helper needs to start its rank, beside the descriptors.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Begin {
     /// The rank.
@@ -45,7 +45,7 @@ pub struct Begin {
     pub host: usize,
     /// Seconds for which a rank may be stalled.
     pub stall_timeout_s: u64,
-    /// Whether the second of the files that are handed over says how to reach other hosts.
+    /// True if the second of the files that are handed over describes how to reach other hosts.
     pub network: bool,
 }
 
@@ -212,7 +212,7 @@ impl RankProcesses {
     }
 }
 
-/// What the process that leads those of a host says to them.
+/// Message of the process that leads those of a host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "say", rename_all = "snake_case")]
 pub enum Order {
@@ -225,7 +225,7 @@ pub enum Order {
     },
 }
 
-/// What one rank inherits.
+/// Descriptors and cores that one rank inherits.
 struct Inherited<'a> {
     fds: &'a str,
     task_fd: i32,
@@ -233,7 +233,7 @@ struct Inherited<'a> {
     cores: Option<&'a Vec<usize>>,
 }
 
-/// What the program knows about its ranks.
+/// Information of the program about its ranks.
 struct Watched<'a> {
     signals: &'a Signals,
     kills: Option<(PathBuf, u64)>,

@@ -78,7 +78,7 @@ impl<'a> Ahead<'a> {
         left.filter(|(first, last)| first <= last).collect()
     }
 
-    /// What to say of steps whose rate is 0; None where there are none. An error if none of those that are left learns.
+    /// Note on steps whose rate is 0; `None` if there are none. An error if a resumed run learns in no step that is left.
     ///
     /// # Errors
     /// Keys that mend it.

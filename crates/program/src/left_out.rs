@@ -1,7 +1,7 @@
-//! What a stored configuration says that no longer holds on resume: keys of another device, and keys that contradict those given now.
+//! Stored keys that no longer hold on resume: those of another device, and those that contradict the keys given now.
 //!
-//! A resumed run's configuration is the stored one with what is given now, and a stored key cannot be unset. So where both together are
-//! refused, those stored keys are left out without which they are not, as few as possible, and named.
+//! A resumed run's configuration is the stored one with the keys given now, and a stored key cannot be unset. If both together are refused,
+//! stored keys are left out, as few as possible, and named.
 
 use phalanx_train::RunConfig;
 use toml::Value;
@@ -17,7 +17,8 @@ const KEYS_OF_DEVICE: [&str; 5] = [
     "memory.host_budget_mb",
 ];
 
-/// What may be left out: it says where and how a step is computed, and not what it trains. The products are those of the type of before.
+/// Keys that may be left out: they determine where and how a step is computed, and not what it trains. `precision.products` belongs to the
+/// previous type.
 const TABLES: [&str; 3] = ["memory.", "device.", "precision.products"];
 
 /// Removes stored keys that belong to another device than the one of now, and those that contradict the keys that are `said` now;

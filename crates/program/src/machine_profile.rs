@@ -127,7 +127,7 @@ pub fn measured(planned: &Planned, sizes: &[u64], environment: Environment) -> R
     Ok(measured)
 }
 
-/// What the card of a rank can do at most, by published figures; `None` for a run on the processor.
+/// Limits of a rank's card by published figures; `None` for a run on the processor.
 fn card_limits(planned: &Planned) -> Result<Option<DeviceLimits>> {
     if planned.config.device.kind != DeviceKind::Cuda {
         return Ok(None);

@@ -1,4 +1,4 @@
-//! What `phalanx bench memory` takes, and its help.
+//! Command-line arguments of `phalanx bench memory`, and their help.
 
 use std::path::PathBuf;
 

@@ -17,7 +17,7 @@ use crate::schedule_report::{held_heading, held_text};
 /// Up to this many ranks have a row each in a table; with more ranks, those of one pipeline stage share a row.
 const ROWS: usize = 16;
 
-/// Whether the mesh has more than a data axis.
+/// Returns whether the mesh has more than a data axis.
 pub fn has_mesh(spec: &Spec) -> bool {
     spec.mesh.pipeline * spec.mesh.tensor > 1
 }

@@ -9,7 +9,7 @@ use crate::counts::{self, whole};
 /// TCP connections between two ranks of different hosts, unless --streams says otherwise.
 pub const STREAMS: usize = 2;
 
-/// How hosts find and reach each other; for one host nothing of it matters.
+/// Options by which hosts find and reach each other; they have no effect on one host.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Several hosts")]
 pub struct NetworkArgs {
@@ -40,7 +40,7 @@ impl NetworkArgs {
     }
 }
 
-/// What carries bytes between hosts.
+/// Transport between hosts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum TransportChoice {
     /// MPI if mpirun or srun has started the ranks for the MPI that this build has, else TCP

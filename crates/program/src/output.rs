@@ -1,9 +1,8 @@
 //! Standard output and standard error: everything that this program writes to them goes through this file.
 //!
-//! What a command writes to standard output is its result, so a write that fails is an error of the command, and
-//! its exit code is not 0. The result of a training run is its run folder: it says once that its reader is gone,
-//! and goes on ([`TrainOutput`]). Standard error is for people, who may have closed their terminal: a failed
-//! write to it ([`note`]) changes nothing.
+//! Standard output is the result of a command, so a write that fails is an error of the command, and its exit code is not 0. The result of
+//! a training run is its run folder: the run reports once that its reader is gone, and goes on ([`TrainOutput`]). Standard error is for
+//! people, who may have closed their terminal: a failed write to it ([`note`]) changes nothing.
 //!
 //! Bytes go straight to the descriptor. `std::io::Stdout` keeps text back until a line ends, and reports success
 //! for a descriptor that cannot be written at all.
@@ -34,7 +33,7 @@ const MAX_WAITING: usize = 16 << 20;
 pub struct OutputError(io::Error);
 
 impl OutputError {
-    /// Whether the reader has closed its end (`| head`), which is no error to report.
+    /// Returns whether the reader has closed its end (`| head`), which is no error to report.
     pub fn reader_is_gone(&self) -> bool {
         self.0.kind() == io::ErrorKind::BrokenPipe
     }
@@ -116,7 +115,7 @@ pub fn stderr_width() -> Option<usize> {
     Some(usize::from(size.ws_col)).filter(|width| *width > 0)
 }
 
-/// Whether a write to standard error would block because nobody reads it.
+/// Returns whether a write to standard error would block because nobody reads it.
 pub fn stderr_is_unread() -> bool {
     let stderr = io::stderr();
     let mut fds = [PollFd::from_borrowed_fd(stderr.as_fd(), PollFlags::OUT)];

@@ -17,7 +17,7 @@ pub struct Overrides {
 }
 
 impl Overrides {
-    /// Whether `--set` gives a key.
+    /// Returns whether `--set` gives a key.
     pub fn sets(&self, key: &str) -> bool {
         self.set.iter().any(|set| set.split('=').next().is_some_and(|given| given.trim() == key))
     }

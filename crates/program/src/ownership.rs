@@ -15,10 +15,10 @@ use phalanx_train::run_files::{CHECKPOINTS, CONFIG_FILE};
 use crate::checksums::{Checksums, digest_of_file};
 use crate::run_names::{CHECKSUMS_FILE, FLIGHT, LOGS, OUTPUTS, SETUP_FILES, is_of_run};
 
-/// What a user may do about a file of their own.
+/// Advice to a user about a file of their own.
 pub const ADVICE: &str = "move away what is yours, or choose another folder with --run; nothing was changed";
 
-/// Whether `folder` is a run's.
+/// Returns whether `folder` is a run folder.
 ///
 /// # Errors
 /// A `checksums.json` that is damaged, or somebody's own.
@@ -26,7 +26,7 @@ pub fn is_run(folder: &Path) -> Result<bool> {
     Ok(Checksums::read(folder)?.is_some())
 }
 
-/// Whether the file at `path` is the one of this name of [`SETUP_FILES`] that the run has written.
+/// Returns whether the file at `path` is the file `name` of [`SETUP_FILES`] that the run has written.
 ///
 /// # Errors
 /// A file that cannot be read.
@@ -156,12 +156,12 @@ pub fn check_output(target: &Path, option: &str, is_earlier: impl Fn(&Path) -> b
     Ok(())
 }
 
-/// Whether a file begins with all of `beginning`.
+/// Returns whether a file begins with all of `beginning`.
 pub fn begins_with(path: &Path, beginning: &str) -> bool {
     head(path).starts_with(beginning)
 }
 
-/// Whether a file is a drawing of this program.
+/// Returns whether a file is a drawing of this program.
 pub fn is_drawing(path: &Path) -> bool {
     let head = head(path);
     head.starts_with("<svg xmlns=")

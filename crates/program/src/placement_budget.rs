@@ -54,7 +54,7 @@ pub fn fill_elsewhere(config: &mut RunConfig, elsewhere: &Elsewhere) {
     }
 }
 
-/// What `memory.limit_mb` or this machine's available memory leaves each rank.
+/// The smaller of `memory.limit_mb` and each rank's share of this machine's available memory.
 fn share(config: &RunConfig, ranks: usize) -> Option<u64> {
     let share = machine::available().map(|available| available.bytes / ranks as u64);
     let limit = config.memory.limit_mb.map(|mib| (mib * MIB) as u64);
@@ -84,7 +84,7 @@ fn process(config: &RunConfig) -> u64 {
     PROGRAM + THREAD * threads as u64
 }
 
-/// What a rank needs of its card beside its plan. A configuration that cannot work is refused elsewhere.
+/// Memory that a rank needs of its card beside its plan. A configuration that cannot work is refused elsewhere.
 fn card_needs(config: &RunConfig) -> CardNeeds {
     let Ok(model) = config.check().and_then(|()| config.model.draft()) else { return CardNeeds::NONE };
     let tokens = [config.micro_batch_size(), config.model.seq];
@@ -103,7 +103,7 @@ pub fn device_of_budget(config: &RunConfig, bytes: u64) -> u64 {
     outside(config) + bytes.next_multiple_of(1 << 20)
 }
 
-/// What a rank needs of its device beside what a budget counts.
+/// Bytes that a rank needs of its device beside what a budget counts.
 fn outside(config: &RunConfig) -> u64 {
     match config.device.kind {
         DeviceKind::Cpu | DeviceKind::Auto => process(config),

@@ -113,7 +113,7 @@ fn away(spec: &Spec) -> [usize; 2] {
     })
 }
 
-/// How the memories were decided.
+/// Describes the rule by which the memories were decided.
 fn rule(spec: &Spec) -> String {
     let [parameters, optimizer] = away(spec);
     match spec.placement {

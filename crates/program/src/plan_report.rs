@@ -237,7 +237,7 @@ fn staging(planned: &Planned) -> String {
     )
 }
 
-/// What lies outside of device memory, and the bytes that a step moves for it.
+/// Describes the states and inputs that lie outside of device memory, and the bytes that a step moves for them.
 fn residence(planned: &Planned) -> String {
     let (spec, rank) = (&planned.plan.spec, &planned.plan.ranks[0]);
     let mut text = String::new();
@@ -278,7 +278,7 @@ fn place_of(spec: &Spec, memory: Memory) -> String {
     }
 }
 
-/// Where disk memory lies.
+/// Names the folders of disk memory.
 fn in_files(disk: &DiskOptions) -> String {
     let folders: Vec<String> = disk.folders.iter().map(|folder| folder.display().to_string()).collect();
     let files = if folders.len() == 1 { "a file" } else { "files" };

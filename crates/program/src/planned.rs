@@ -34,13 +34,13 @@ pub struct Planned {
     pub config: ResolvedConfig,
     /// The plan of its run.
     pub plan: Arc<RunPlan>,
-    /// How its ranks lie on several hosts, if they do.
+    /// Layout of its ranks on several hosts, if they are on several.
     across: Option<Across>,
     /// Seconds of processor time that planning took.
     pub took_s: f64,
 }
 
-/// What is known of a plan before it is made.
+/// Properties of a plan that are known before it is made.
 #[derive(Clone, Copy, Debug)]
 pub struct Outlook {
     /// Bytes of a rank's states that lie on its device.
@@ -49,7 +49,7 @@ pub struct Outlook {
     pub dry_runs: u128,
 }
 
-/// Whether a plan is not worth making.
+/// Predicate that is true if a plan is not worth making.
 pub type IsHopeless<'a> = dyn Fn(&Spec, Outlook) -> bool + 'a;
 
 /// Makes the plan of a synchronous run, with offsets or without.
@@ -62,7 +62,7 @@ pub struct Across {
     pub hosts: Hosts,
     /// Largest number of ranks that one machine runs.
     pub ranks_of_a_machine: usize,
-    /// How they reach each other.
+    /// Connections between them.
     pub connections: Connections,
 }
 
@@ -221,7 +221,7 @@ impl Planned {
         Planned { across, ..self }
     }
 
-    /// How many of its ranks one machine runs.
+    /// Number of its ranks that one machine runs.
     pub fn ranks_here(&self) -> usize {
         self.across.as_ref().map_or(self.plan.spec.world_size(), |across| across.ranks_of_a_machine)
     }
@@ -279,7 +279,7 @@ impl Planned {
         self.plan.ranks.iter().map(outside).max().unwrap_or(0)
     }
 
-    /// Whether some ranks represent others, because the plan has more ranks than one machine runs.
+    /// Returns whether some ranks represent others, because the plan has more ranks than one machine runs.
     pub fn is_for_elsewhere(&self) -> bool {
         self.plan.ranks.len() < self.plan.spec.world_size()
     }

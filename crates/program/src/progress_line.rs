@@ -6,7 +6,7 @@ use phalanx_train::metrics::{Staleness, StepRecord};
 /// Columns of the bar.
 const BAR: usize = 24;
 
-/// What is known of a step.
+/// Data about a step, for its progress line.
 pub struct Line<'a> {
     /// The step's measurements.
     pub record: &'a StepRecord,
@@ -62,7 +62,7 @@ impl Line<'_> {
     }
 }
 
-/// How many updates old the parameters of asynchronous workers were.
+/// Describes how many updates old the parameters of asynchronous workers were.
 fn staleness(of: &Staleness) -> String {
     format!("staleness {:.1} (max {})", of.staleness, of.staleness_max)
 }
@@ -73,7 +73,7 @@ fn length(parts: &[Part], limit: u8) -> usize {
     stay.map(|part| part.text.chars().count() + 2).sum::<usize>().saturating_sub(2)
 }
 
-/// How far the run is, in eighths of a column.
+/// Progress bar of the run, in eighths of a column.
 fn bar(step: u64, steps: u64) -> String {
     const EIGHTHS: [char; 8] = [' ', '▏', '▎', '▍', '▌', '▋', '▊', '▉'];
     let eighths = (8 * BAR) as u64 * step.min(steps) / steps.max(1);

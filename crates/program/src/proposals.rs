@@ -74,7 +74,7 @@ struct Proposal {
     ranks: usize,
     /// Bytes that the largest rank needs, or all ranks together, of what the run exceeded.
     needed: u64,
-    /// What the largest rank holds in memory of its host beside a device of its own.
+    /// Bytes that the largest rank holds in memory of its host beside a device of its own.
     host: u64,
     /// Bytes that all ranks send to each other in a step, and bytes that one copies between memories.
     sent: u64,
@@ -83,16 +83,16 @@ struct Proposal {
     fits: bool,
 }
 
-/// What was found.
+/// Results of a search.
 pub struct Proposals {
-    /// Whether `needed` counts all ranks together.
+    /// True if `needed` counts all ranks together.
     of_all_ranks: bool,
     shown: Vec<Proposal>,
     /// Others that fit.
     more: usize,
     /// Seconds of the search, if they did not suffice for all changes.
     cut_s: Option<f64>,
-    /// What a process takes beside its plan, where that alone is more than there is.
+    /// Bytes that a process takes beside its plan, if they alone exceed the memory.
     outside: Option<u64>,
 }
 

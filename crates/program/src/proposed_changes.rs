@@ -60,7 +60,7 @@ impl Changes {
         Overrides { set: kept.chain(own).collect(), nproc: self.nproc.or(given.nproc) }
     }
 
-    /// Whether a folder stands for the user's.
+    /// Returns whether an assumed folder stands for the user's.
     pub fn assumes_folder(&self) -> bool {
         self.set.iter().any(|(key, value)| *key == "memory.nvme_path" && value == FOLDER)
     }

@@ -1,4 +1,4 @@
-//! What the ranks write: threads of the launcher show it, or gather it.
+//! Output of the ranks: threads of the launcher show it, or gather it.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
@@ -20,7 +20,7 @@ pub enum Output {
     Gathered,
 }
 
-/// Where output that is shown goes.
+/// Destination of output that is shown.
 #[derive(Clone)]
 pub struct Shown {
     output: TrainOutput,
@@ -64,7 +64,7 @@ pub struct RankOutput {
     shown: Vec<JoinHandle<()>>,
 }
 
-/// Whether `rank` writes to the standard error of this process directly.
+/// Returns whether `rank` writes to the standard error of this process directly.
 pub fn shares_stderr(rank: usize) -> bool {
     rank == 0
 }
@@ -127,7 +127,7 @@ fn reader<T: Send + 'static>(
     Ok(builder.spawn(read).map_err(|error| refused_thread("the thread that reads what it writes", &error))?)
 }
 
-/// Where lines of a rank go.
+/// Destination of a rank's lines.
 struct Lines {
     prefix: String,
     /// The rank's log, made with its first line.

@@ -95,7 +95,7 @@ pub fn rank(args: &RankArgs, environment: Environment) -> Result<ExitCode> {
     })
 }
 
-/// How this rank reaches the ranks of other hosts, and the socket at which they reach it.
+/// Reads the network to the ranks of other hosts, and the socket at which they reach this rank.
 fn network(args: &RankArgs) -> Result<Option<(Network, i32)>> {
     let (Some(network), Some(listener)) = (args.network_fd, args.listener_fd) else { return Ok(None) };
     let file = take_sealed(network).context("the memory file of the hosts")?;

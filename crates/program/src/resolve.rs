@@ -47,7 +47,7 @@ pub struct Resolved {
     pub model: Arc<dyn Model>,
     /// The Hugging Face folder whose weights the run starts from.
     pub imported: Option<PathBuf>,
-    /// What the ranks compute on and why, where that was to be found out.
+    /// Device that the ranks compute on, and why, if that was to be found out.
     pub device: Option<String>,
     /// A tokenizer with more ids than the model has rows.
     pub unusable_ids: Option<String>,
@@ -71,12 +71,12 @@ pub struct Vocabulary {
 pub struct Initial<'a> {
     /// The folder and its model.
     pub folder: Option<(&'a Path, &'a Arc<dyn Model>)>,
-    /// Whether `data.tokenizer` was given.
+    /// True if `data.tokenizer` was given.
     pub has_tokenizer: bool,
 }
 
 impl Initial<'_> {
-    /// What the model has learned.
+    /// Token ids that the model has learned.
     ///
     /// # Errors
     /// Tokenizer files that cannot be used.
@@ -285,14 +285,14 @@ fn end_of_documents(given: Option<u32>, separator: Option<u32>, is_known: bool) 
     Ok(given.or(separator))
 }
 
-/// What is known of a run's data without tokenising it.
+/// Estimate of a run's data without tokenising it.
 #[derive(Clone)]
 pub struct Estimate {
     /// Number of its tokens, and of those in files for evaluation.
     pub tokens: (usize, Option<usize>),
     /// Number of windows of an evaluation.
     pub evaluated: usize,
-    /// What the run would be trained on, if the configuration names data.
+    /// Data that the run would be trained on, if the configuration names data.
     pub data: Option<DataReport>,
 }
 

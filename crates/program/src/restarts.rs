@@ -56,7 +56,7 @@ impl Restarts {
         Some(ranks)
     }
 
-    /// What the restart does, in words.
+    /// Describes the restart.
     pub fn describe(&self, folder: &RunFolder, ranks: usize) -> String {
         let checkpoint = folder.newest().ok().and_then(|found| found.checkpoint);
         let from = checkpoint

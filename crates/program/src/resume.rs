@@ -34,15 +34,15 @@ pub struct Resumed {
     pub given: UserConfig,
     /// The checkpoint to start from and its model; `None` when the run has saved nothing yet.
     pub checkpoint: Option<(Checkpoint, Arc<dyn Model>)>,
-    /// Whether the run starts from the beginning and uses nothing in the folder.
+    /// True if the run starts from the beginning and uses nothing in the folder.
     pub starts: bool,
-    /// Whether the configuration still names the data of the stored configuration.
+    /// True if the configuration still names the data of the stored configuration.
     pub same_data: bool,
     /// Checksum that the token file must have, where it is known.
     pub tokens: Option<String>,
     /// The configuration whose data the model was trained on until now, if other data follows.
     pub trained: Option<RunConfig>,
-    /// What the model of the checkpoint has learned, if there is one and its data changes.
+    /// Token ids that the model of the checkpoint has learned, if there is one and its data changes.
     pub learned: Option<Learned>,
     /// Notes for the user.
     pub notes: Vec<String>,
@@ -175,7 +175,7 @@ fn from_checkpoint(
     Ok(model)
 }
 
-/// Whether the tokens of a run can stay: nothing changes from which they are made.
+/// Returns whether the tokens of a run can stay, because nothing changes from which they are made.
 fn has_same_data(before: &DataConfig, now: &DataConfig) -> bool {
     now.text == before.text
         && now.extensions == before.extensions
@@ -187,7 +187,7 @@ fn has_same_data(before: &DataConfig, now: &DataConfig) -> bool {
         && now.tokenizer == before.tokenizer
 }
 
-/// What the model of `checkpoint` has learned. The tokenizer of a run whose data stays is in its token file.
+/// Token ids that the model of `checkpoint` has learned. The tokenizer of a run whose data stays is in its token file.
 fn learned(
     folder: &RunFolder,
     checkpoint: &Checkpoint,

@@ -1,4 +1,4 @@
-//! What is damaged in a run folder beside its checkpoints: everything that a resume would refuse, make again or leave out.
+//! Damage in a run folder beside its checkpoints: everything that a resume would refuse, make again or leave out.
 
 use anyhow::Result;
 use phalanx_checkpoint::Checkpoint;
@@ -40,7 +40,7 @@ pub fn of_files(folder: &RunFolder, checkpoint: Option<&Checkpoint>) -> Vec<Stri
     found
 }
 
-/// What is wrong with a file that sets a run up.
+/// Describes the damage of a file that sets a run up; `None` if it is intact.
 fn of_file(folder: &RunFolder, checksums: &Checksums, name: &str) -> Result<Option<String>> {
     let path = folder.file(name);
     let shown = path.display();

@@ -54,12 +54,12 @@ impl RunFolder {
         self.file(CHECKPOINTS)
     }
 
-    /// Whether the run's own token file exists.
+    /// Returns whether the run's own token file exists.
     pub fn has_tokens(&self) -> bool {
         is_named(&self.file(TOKENS_FILE))
     }
 
-    /// Whether it holds metrics or checkpoints, which a new run would destroy.
+    /// Returns whether it holds metrics or checkpoints, which a new run would destroy.
     ///
     /// # Errors
     /// A folder that cannot be read.

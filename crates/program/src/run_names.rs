@@ -30,10 +30,10 @@ pub const READY: &str = ".ready";
 pub const SETUP_FILES: [&str; 6] =
     [CONFIG_FILE, GIVEN_FILE, PLAN_FILE, TOKENS_FILE, TOKENIZER_FILE, CHECKSUMS_FILE];
 
-/// What a run writes beside them.
+/// Names of what a run writes beside them.
 pub const OUTPUTS: [&str; 5] = [METRICS_FILE, MEMORY_FILE, CHECKPOINTS, LOGS, FLIGHT];
 
-/// Whether a run folder has something of its own under this name.
+/// Returns whether a run folder has something of its own under this name.
 pub fn is_of_run(name: &str) -> bool {
     SETUP_FILES.iter().chain(&OUTPUTS).chain(&[NEXT, READY, LOCK_FILE]).any(|own| *own == name)
 }

@@ -26,7 +26,7 @@ pub fn text_of(value: &str) -> Result<Option<String>> {
     Ok(Some(schedule.to_string()))
 }
 
-/// Whether a file holds a schedule as this program writes it.
+/// Returns whether a file holds a schedule as this program writes it.
 pub fn is_canonical(path: &Path) -> bool {
     let text = phalanx_files::read_text(path, SCHEDULE_BYTES).unwrap_or_default();
     Schedule::parse(&text).is_ok_and(|schedule| schedule.to_string() == text)

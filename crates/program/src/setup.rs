@@ -35,7 +35,7 @@ pub struct Prepares {
     staged: Staged,
     /// The plan.
     pub planned: Planned,
-    /// What it is trained on.
+    /// Data that it is trained on.
     pub data: DataReport,
     imported: Option<PathBuf>,
     digests: DataDigests,
@@ -182,7 +182,7 @@ fn refuse_own_tokens(folder: &RunFolder, config: &RunConfig) -> Result<()> {
     }
 }
 
-/// Whether two paths lead to one file, which exists.
+/// Returns whether two paths lead to one file, which exists.
 fn same_file(one: &Path, other: &Path) -> bool {
     std::fs::canonicalize(one).is_ok_and(|one| std::fs::canonicalize(other).is_ok_and(|other| one == other))
 }
@@ -192,7 +192,7 @@ struct Tokens {
     prepared: Prepared,
     /// Folder of the token file, if the configuration names none.
     folder: PathBuf,
-    /// Whether they were created or opened now, instead of found in the run folder.
+    /// True if they were created or opened now, instead of found in the run folder.
     is_new: bool,
     /// Checksum that it must have.
     expected: Option<String>,

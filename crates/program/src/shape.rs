@@ -89,7 +89,7 @@ pub fn unusable_ids(rows: usize, ids: usize, origin: &str) -> Option<String> {
     })
 }
 
-/// What transformers trains otherwise than Phalanx, for the model of a `config.json`.
+/// Describes what transformers trains otherwise than Phalanx, for the model of a `config.json`.
 fn trained_otherwise(config: &Value, model: &dyn Model) -> Option<String> {
     // The default of transformers' BertConfig; null means that there is none.
     let row = match &config["pad_token_id"] {

@@ -28,7 +28,7 @@ pub const STOPS: [i32; 6] = [SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2, SIGXCPU]
 /// Number of signals that leave at once when they are repeated.
 const INSISTING: usize = 3;
 
-/// What the first signal does.
+/// Effect of the first signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 enum First {
@@ -52,7 +52,7 @@ struct State {
     first: AtomicU8,
     /// Readable from the first signal on.
     wake: OwnedFd,
-    /// What is done before a signal ends the program at once, as long as whoever asked for it keeps it.
+    /// Actions before a signal ends the program at once; each lasts as long as its owner keeps it.
     farewells: Mutex<Vec<Weak<Farewell>>>,
 }
 
@@ -107,7 +107,7 @@ impl Signals {
         move || state.signal(SIGTERM)
     }
 
-    /// Whether a signal has arrived.
+    /// Returns whether a signal has arrived.
     pub fn came(&self) -> bool {
         self.state.stop.load(Ordering::Relaxed)
     }

@@ -101,7 +101,7 @@ impl Drop for Staged {
 /// lock. Returns what it has done, if there was something to do.
 ///
 /// # Errors
-/// What others have put in the place of a file, a disk that cannot be written; the next call continues.
+/// Files of others in the place of the run's, a disk that cannot be written; the next call continues.
 pub fn finish(run: &Path) -> Result<Option<String>> {
     let (next, ready) = (run.join(NEXT), run.join(READY));
     [&next, &ready].into_iter().try_for_each(|folder| check_prepared(folder))?;
@@ -138,7 +138,7 @@ fn check_prepared(folder: &Path) -> Result<()> {
     )
 }
 
-/// Whether a start prepares a file of this name.
+/// Returns whether a start prepares a file of this name.
 fn is_setup(name: &str) -> bool {
     SETUP_FILES.contains(&name) || name == STARTS || is_temporary(name)
 }

@@ -11,7 +11,7 @@ pub struct StepTime {
     machine: Machine,
     /// `None` if the profile lacks a rate that the step needs.
     time: Option<PhaseTime>,
-    /// Whether the ranks of a pipeline wait for each other, which is not in it.
+    /// True if the ranks of a pipeline wait for each other, which the time does not include.
     is_of_pipeline: bool,
     /// Operations of the model per second and device, as a share of the machine's peak.
     mfu: Option<f64>,

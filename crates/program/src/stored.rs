@@ -203,7 +203,7 @@ fn first_given(
     Ok(UserConfig::parse_stored(text, &path.display().to_string())?.0)
 }
 
-/// What of the metrics up to `checkpoint` is gone or was changed, and lines that will be dropped.
+/// Warnings about metrics up to `checkpoint` that are gone or were changed, and about lines that will be dropped.
 ///
 /// # Errors
 /// A file that cannot be read.

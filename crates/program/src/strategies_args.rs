@@ -1,4 +1,4 @@
-//! What `phalanx bench strategies` takes, and its help.
+//! Command-line arguments of `phalanx bench strategies`, and their help.
 
 use std::path::PathBuf;
 

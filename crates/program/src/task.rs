@@ -41,7 +41,7 @@ impl Task {
         }
     }
 
-    /// Whether each rank is bound to cores of its own, if there are enough. Benches measure what training does by default.
+    /// Returns whether each rank is bound to cores of its own, if there are enough. Benchmarks measure what training does by default.
     pub fn pin(&self) -> bool {
         !matches!(self, Task::Train(TrainTask { pin: false, .. }))
     }
@@ -77,9 +77,9 @@ pub struct TrainTask {
     pub show: Show,
     /// Peak floating-point operations per second of the threads of all ranks together, in the compute type.
     pub peak_flops_per_s: f64,
-    /// Whether each rank is bound to cores of its own.
+    /// True if each rank is bound to cores of its own.
     pub pin: bool,
-    /// Whether the evaluation after the step of the checkpoint is still to be done.
+    /// True if the evaluation after the step of the checkpoint is still to be done.
     pub evaluates_first: bool,
 }
 

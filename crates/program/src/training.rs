@@ -81,7 +81,7 @@ pub fn rank(
     Ok(())
 }
 
-/// Whether an error is that of another rank, which reports it itself.
+/// Returns whether an error is that of another rank, which reports it itself.
 pub fn is_of_another(error: &anyhow::Error, rank: usize) -> bool {
     use phalanx_collectives::CollectiveError::Aborted;
     match error.downcast_ref::<RunError>() {
@@ -91,7 +91,7 @@ pub fn is_of_another(error: &anyhow::Error, rank: usize) -> bool {
     }
 }
 
-/// Whether an error says that the checkpoint to resume from cannot be used.
+/// Returns whether an error says that the checkpoint to resume from cannot be used.
 pub fn is_of_checkpoint(error: &anyhow::Error) -> bool {
     matches!(error.downcast_ref::<RunError>(), Some(RunError::Restore { .. }))
 }

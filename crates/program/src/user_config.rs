@@ -1,7 +1,7 @@
 //! The configuration as the user gave it: a TOML file, then `--set`, `--nproc` and `--data`.
 //!
-//! What the user gave is kept apart from what follows from it: only then can a key that contradicts an imported
-//! model be told from a default, and a resumed run know what the user has changed since.
+//! Keys that the user gave are kept apart from values that follow from them: only then can a key that contradicts an imported model be told
+//! from a default, and a resumed run know what the user has changed since.
 
 use std::path::{Path, PathBuf};
 
@@ -18,7 +18,7 @@ use crate::{earlier, keys, schedule_file};
 const RANKS: [&str; 2] = ["parallel.ranks", "parallel.data"];
 const MICRO: [&str; 2] = ["batch.micro", "parallel.micro_batches"];
 
-/// Whether documents are apart, and the key that only those have.
+/// Key that sets documents apart, and the key that only such documents have.
 const DOCUMENTS: [&str; 2] = ["data.documents", "data.end_token"];
 
 /// Keys of `[data]` that are for token files.
@@ -165,7 +165,7 @@ impl UserConfig {
         decided.as_array_mut().expect("checked values")
     }
 
-    /// Whether the program has decided a key, and nobody has given it since.
+    /// Returns whether the program has decided a key, and nobody has given it since.
     pub fn is_decided(&self, key: &str) -> bool {
         let decided = keys::lookup(&self.tables, "recorded.decided").and_then(Value::as_array);
         decided.is_some_and(|decided| decided.iter().any(|decided| decided.as_str() == Some(key)))
@@ -189,7 +189,7 @@ impl UserConfig {
         }
     }
 
-    /// Whether a key was given.
+    /// Returns whether a key was given.
     pub fn has(&self, key: &str) -> bool {
         keys::lookup(&self.tables, key).is_some()
     }

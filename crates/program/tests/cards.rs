@@ -28,7 +28,7 @@ const TRAIN: [&str; 14] = [
     "parallel.zero=2",
 ];
 
-/// Whether the driver that the dynamic loader finds is the emulator, with a compiler.
+/// Returns whether the driver that the dynamic loader finds is the emulator, with a compiler.
 fn has_emulator(test: &str) -> bool {
     let cards = phalanx_cuda::usable_cards();
     let emulated = cards.is_ok_and(|cards| cards[0].name == "Phalanx CUDA emulator");

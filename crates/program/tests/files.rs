@@ -56,7 +56,7 @@ fn edit_header(home: &Home, file: &str, edit: impl Fn(String) -> String) {
     );
 }
 
-/// What other programs write for the same weights is imported with the same numbers, and what was guessed is said.
+/// Files of other programs for the same weights are imported with the same numbers, and guesses are reported.
 #[test]
 #[allow(clippy::too_many_lines, reason = "a list of cases")]
 fn variants_of_transformers_files_are_imported_and_said() {
@@ -182,7 +182,7 @@ fn the_activation_of_a_folder_is_computed_and_kept() {
     assert!(losses[2..].iter().all(|loss| *loss == losses[0]), "one function with several names: {losses:?}");
 }
 
-/// What programs would read beside the new files is removed, and nothing else; without `--force`, nothing is.
+/// Old files that programs would read beside the new ones are removed, and nothing else; without `--force`, nothing is.
 #[test]
 fn export_replaces_a_model_only_by_force() {
     let home = Home::new();

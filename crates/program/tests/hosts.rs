@@ -350,7 +350,7 @@ fn a_host_that_ssh_cannot_reach_ends_the_job_and_is_named() {
     assert!(String::from_utf8(home.read("asked")).unwrap().contains("-- me@::1 cd "));
 }
 
-/// What `--plaintext` gives up is said in the help and at the start, also under `--quiet`; the bits are the same.
+/// The protection that `--plaintext` gives up is named in the help and at the start, also under `--quiet`; the bits are the same.
 #[test]
 fn a_job_in_plaintext_says_that_nothing_protects_it() {
     let home = Home::new();
@@ -549,7 +549,7 @@ fn the_secret_that_host_0_has_made_is_removed_when_a_signal_ends_it() {
     assert!(home.path("secret").exists());
 }
 
-/// What a host cannot run is refused on that host, and a peer that says so by host 0 (`launch/tests/control.rs`).
+/// A number of ranks that a host cannot run is refused on that host, and a peer that claims one by host 0 (`launch/tests/control.rs`).
 #[test]
 fn numbers_that_no_job_has_are_refused() {
     let home = Home::new();

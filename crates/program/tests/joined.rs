@@ -195,7 +195,7 @@ fn the_processes_end_when_the_launcher_that_has_started_them_is_killed() {
     wait("their ends", || !all.iter().any(|pid| lives(*pid as i32)));
 }
 
-/// What is left over in a shell makes a process wait: it says for whom, why, and how it would not.
+/// Variables left over in a shell make a process wait: it says for whom, why, and how it would not.
 #[test]
 fn a_wait_is_said_at_once_with_the_variables_that_cause_it() {
     let home = Home::new();

@@ -8,7 +8,7 @@ const VARIABLE: &str = "PHALANX_ISA";
 /// The variable without a value: the program chooses, also where the tests themselves run with `PHALANX_ISA`.
 const UNCHOSEN: Option<&str> = Some("");
 
-/// What a line says when a resumed run has other bits.
+/// Part of the line about a resumed run that has other bits.
 const DIFFER: &str = "its bits may differ from those of an undisturbed run";
 
 /// Two instruction sets of this processor with different bits, as only one fuses multiplications with additions. The program takes

@@ -1,4 +1,4 @@
-//! What the learning rate does when a run goes on: it stays where its decay ended, unless told otherwise.
+//! The learning rate when a run goes on: it stays where its decay ended, unless told otherwise.
 
 use crate::rig;
 use crate::rig::Home;

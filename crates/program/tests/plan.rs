@@ -341,8 +341,8 @@ fn a_machine_brings_what_it_has_and_the_plan_says_it() {
     assert!(seconds[0] < seconds[1] && seconds[1] < seconds[2], "{seconds:?}");
 }
 
-/// Where no placement fits the memory of a device, the refusal names the smallest one that does, and a budget of host memory where it needs
-/// another.
+/// A refusal, because no placement fits the memory of a device, names the smallest memory that does, and a budget of host memory if that
+/// one needs another.
 #[test]
 fn the_smallest_device_that_would_do_does() {
     let home = Home::new();

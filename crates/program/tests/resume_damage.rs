@@ -1,4 +1,4 @@
-//! What a resume reads again is what the run wrote, or the resume says what differs.
+//! Files that a resume reads again are those that the run wrote, or the resume says what differs.
 
 use crate::rig;
 use std::fs;
@@ -231,7 +231,7 @@ fn lines_of_metrics_that_are_no_records_are_left_out() {
     assert_eq!(home.losses("r"), expected);
 }
 
-/// What the run wrote of the steps up to its checkpoint is gone or is not what it was.
+/// Metrics of the steps up to the checkpoint are gone or are not those that the run wrote.
 #[test]
 fn metrics_that_were_removed_or_changed_are_said() {
     let home = home_with_run();

@@ -96,7 +96,7 @@ fn every_way_holds_what_was_planned_and_all_synchronous_ones_say_the_same() {
     assert!(!home.path("runs").exists());
 }
 
-/// What the strategies are for.
+/// Checks the purpose of the strategies: parts that are sharded take less memory.
 fn less_where_it_is_sharded(figures: &Value) {
     let held = |name: &str, rank: usize, category: &str| {
         strategy(figures, name)["by_rank"][rank]["measured"]["categories"][category].as_u64().unwrap()

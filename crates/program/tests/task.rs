@@ -1,4 +1,4 @@
-//! What ranks are told to do: of any length, and not for other users to read.
+//! The task that ranks are given: of any length, and not for other users to read.
 
 use crate::rig;
 use std::process::{Output, Stdio};

@@ -18,7 +18,7 @@ use crate::{output, report};
 /// The weights.
 const MODEL_FILE: &str = "model.safetensors";
 
-/// How a model is used, which a model may have without a tokenizer.
+/// Settings for the generation of text, which a model may have without a tokenizer.
 const GENERATION_CONFIG: &str = "generation_config.json";
 
 /// Names of files that a message lists.

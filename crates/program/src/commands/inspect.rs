@@ -53,7 +53,7 @@ pub fn inspect(args: &InspectArgs) -> Result<()> {
     token_file(path, args)
 }
 
-/// What ranks did before a run failed.
+/// Prints the last events of the ranks before a run failed.
 fn flight_records(path: &Path, args: &InspectArgs) -> Result<()> {
     let flights = flight::read(path)?;
     if args.json {

@@ -61,7 +61,7 @@ fn joined(lines: &[&str]) -> String {
     lines.iter().map(|line| line.trim()).collect::<Vec<_>>().join(" ")
 }
 
-/// What a key says. Those of architectures say which have them, and their names in files.
+/// Help text of a key. That of a key of architectures names those that have it, and its names in their files.
 fn help(key: &Key) -> String {
     if !key.help.is_empty() {
         return joined(key.help);

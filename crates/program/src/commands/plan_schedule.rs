@@ -117,7 +117,7 @@ fn check_drawn(ranks: usize, micro_batches: usize, chunks: usize) -> Result<()> 
     )
 }
 
-/// Whether a schedule of this size, of any name, has few enough cells.
+/// Returns whether a schedule of this size, of any name, has few enough cells to be drawn.
 fn can_be_drawn(ranks: usize, micro_batches: usize, chunks: usize) -> bool {
     let is_within = |sizes: &[usize], max: usize| {
         sizes

@@ -297,7 +297,7 @@ impl Run<'_> {
     }
 }
 
-/// Whether the layout of the configuration allows so many ranks.
+/// Returns whether the layout of the configuration allows this number of ranks.
 fn fits(args: &TrainArgs, file: Option<&UserConfig>, ranks: usize) -> bool {
     let Some(file) = file else { return true };
     let overrides = Overrides { nproc: Some(ranks), ..args.overrides.clone() };

@@ -66,7 +66,7 @@ impl Environment {
         }
     }
 
-    /// What the launcher of this host says of its kernels to that of host 0.
+    /// Description of this host's kernels, which its launcher sends to that of host 0.
     pub fn to_host_kernels(self) -> HostKernels {
         HostKernels { uses: self.uses.into(), has: self.has.into(), is_chosen: self.is_chosen }
     }
@@ -80,7 +80,7 @@ impl Environment {
         })
     }
 
-    /// What there is to say of tile registers that the processor has and matrix products do not use.
+    /// Note on tile registers that the processor has and matrix products do not use.
     pub fn unused_tiles(self) -> Option<String> {
         match (self.uses.tiles, tiles::amx()) {
             (None, Ok(())) => Some(format!(
@@ -99,7 +99,7 @@ impl Environment {
         }
     }
 
-    /// How products are computed that `precision` asks for: never [`Products::Auto`].
+    /// Chooses the method of the products that `precision` asks for: never [`Products::Auto`].
     ///
     /// # Errors
     /// When this processor cannot compute them that way.

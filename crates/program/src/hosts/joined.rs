@@ -79,7 +79,7 @@ pub fn train(args: &TrainArgs, environment: Environment, rank: &ForeignRank) -> 
     ended.map(ExitCode::from)
 }
 
-/// What carries bytes between hosts.
+/// Chooses the transport between hosts.
 fn transport(args: &TrainArgs, rank: &ForeignRank) -> Result<Transport> {
     let (choice, streams) = (args.network.transport, args.network.streams);
     let transport = choose(choice, rank.launcher, environment::pmi(), args.max_restarts > 0)?;
@@ -110,7 +110,7 @@ fn end_with(starter: Starter) -> Result<Arc<OwnedFd>> {
 
 const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
-/// Whether a process has ended, within a time.
+/// Returns whether a process has ended, or ends within a time.
 fn has_ended(pidfd: &OwnedFd, within: Option<&Timespec>) -> bool {
     !matches!(poll(&mut [PollFd::new(pidfd, PollFlags::IN)], within), Ok(0) | Err(Errno::INTR))
 }
@@ -295,8 +295,9 @@ fn run_own(
     }
 }
 
-/// What the leading process says. When it has ended without a last word, so does this process, and its rank with it; as `stopped` if both
-/// were asked to stop before the run began. Where what has started both has ended, that is the cause, and [`end_with`] says it.
+/// Receives the orders of the leading process. If that process ends without a last order, so does this process, and its rank with it; as
+/// `stopped` if both were asked to stop before the run began. If the process that started both has ended, that is the cause, and
+/// [`end_with`] reports it.
 fn orders(
     mut member: LocalMember,
     starter: Option<Arc<OwnedFd>>,

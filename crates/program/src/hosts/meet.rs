@@ -17,7 +17,7 @@ use crate::host_kernels::HostKernels;
 use crate::output::{note, print_line};
 use crate::signals::{Farewell, Signals};
 
-/// Where the job's secret comes from.
+/// Source of the job's secret.
 pub enum SecretSource {
     /// A file that only this user can read; host 0 makes it if it is not there.
     File(PathBuf),
@@ -31,25 +31,25 @@ pub struct Place {
     pub hosts: usize,
     /// Number of this one.
     pub host: usize,
-    /// Where the launcher of host 0 listens.
+    /// Address at which the launcher of host 0 listens.
     pub rendezvous: (String, u16),
     /// Number of ranks of this host.
     pub ranks: usize,
     /// The kernels of its processor.
     pub kernels: HostKernels,
-    /// Whether traffic between hosts is not encrypted.
+    /// True if traffic between hosts is not encrypted.
     pub plaintext: bool,
     /// The run folder, which is the same on all hosts of a job.
     pub run: PathBuf,
     /// Time in which all hosts have to come.
     pub limit: Duration,
-    /// Whether host 0 prints the port at which it listens, for who has started it.
+    /// True if host 0 prints the port at which it listens, for the process that started it.
     pub announces: bool,
-    /// What makes this process a launcher of several hosts, as the end of the first line of a wait, if the user did not start it as one.
+    /// Reason why this process is a launcher of several hosts, if the user did not start it as one; it ends the first line of a wait.
     pub by: String,
 }
 
-/// What host 0 says about a job without protection.
+/// Warning of host 0 about a job without protection.
 const PLAINTEXT: &str = "--plaintext: what ranks of different hosts exchange is neither encrypted nor protected against changes on the way; only for \
                          networks you trust";
 

@@ -39,13 +39,13 @@ struct Member<'a> {
     silence: Duration,
 }
 
-/// How a launcher that follows starts its ranks.
+/// Settings with which a launcher that follows starts its ranks.
 pub struct How {
     /// The job's secret.
     pub secret: Secret,
-    /// Whether traffic between hosts is not encrypted.
+    /// True if traffic between hosts is not encrypted.
     pub plaintext: bool,
-    /// Whether each rank is bound to cores of its own.
+    /// True if each rank is bound to cores of its own.
     pub pin: bool,
     /// The processes that start the other ranks of this host, if another launcher has started one for each.
     pub helpers: Option<Arc<LocalLeader>>,
@@ -172,7 +172,7 @@ fn explain(failure: Failure, run: &Path) -> anyhow::Error {
     failure.into()
 }
 
-/// Whether this host sees the run folder of host 0.
+/// Checks that this host sees the run folder of host 0.
 fn check_folder(run: &Path, (name, content): &(String, String)) -> Result<()> {
     const BYTES: u64 = 1024;
     let plain = |c: char| c.is_ascii_alphanumeric() || c == '.' || c == '-';

@@ -2,12 +2,12 @@
 //! and the plans of all ranks to the others ([`protocol`]), writes the run folder and reports the end ([`team`]). Each
 //! launcher starts the ranks of its own host and watches them; the others follow what the leader says ([`member`]).
 //!
-//! Where another launcher (srun, mpirun, torchrun) has started a process for each rank, the first process of each host is its
-//! launcher, and the others start their own rank for it ([`joined`]).
+//! Another launcher (srun, mpirun, torchrun) may have started a process for each rank: then the first process of each host is its launcher,
+//! and the others start their own rank for it ([`joined`]).
 //!
 //! Ranks of several hosts exchange bytes over TCP, or through MPI if mpirun has started them ([`transport`]).
 //!
-//! How launchers find and trust each other, and how they tell each other of failures, is [`phalanx_launch`]'s.
+//! [`phalanx_launch`] defines how launchers find and trust each other, and how they tell each other of failures.
 
 pub mod joined;
 mod meet;

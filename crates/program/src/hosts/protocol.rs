@@ -1,5 +1,5 @@
-//! What the launcher of host 0, which leads a job of several hosts, and the launchers of the others say to each other beside
-//! the control plane's own messages. A message is a length, JSON of this length, and bytes behind it.
+//! Messages between the launcher of host 0, which leads a job of several hosts, and those of the other hosts, beside the control plane's
+//! own messages. A message is a length, JSON of this length, and bytes behind it.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ use phalanx_launch::HostInfo;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-/// What the launcher of host 0 says.
+/// Message of the launcher of host 0.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "say", rename_all = "snake_case")]
 pub enum FromLeader {
@@ -18,12 +18,12 @@ pub enum FromLeader {
     Prepare(Preparation),
     /// Start the ranks; the task file is behind the message.
     Start {
-        /// Where each world rank listens.
+        /// Addresses at which the world ranks listen.
         addresses: Vec<SocketAddr>,
     },
-    /// What host 0 does before ranks start, in words that follow its name.
+    /// Progress of host 0 before ranks start, in words that follow its name.
     Progress {
-        /// How far it is.
+        /// Description of the progress.
         line: String,
     },
     /// The job is over.
@@ -50,11 +50,11 @@ pub struct Preparation {
     pub stall_timeout_s: u64,
     /// Connections between two ranks.
     pub streams: usize,
-    /// What carries bytes between hosts.
+    /// Transport between hosts.
     pub wire: Wire,
 }
 
-/// What the launchers of other hosts answer.
+/// Answer of the launcher of another host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "say", rename_all = "snake_case")]
 pub enum FromMember {
@@ -62,7 +62,7 @@ pub enum FromMember {
     Ready {
         /// Which start of the job this is.
         epoch: u32,
-        /// Where they listen.
+        /// Addresses at which they listen.
         addresses: Vec<SocketAddr>,
     },
     /// They cannot.

@@ -1,4 +1,4 @@
-//! How ranks and threads are shared out to hosts and their cores.
+//! Distribution of ranks and threads over hosts and their cores.
 
 use anyhow::{Result, bail};
 use phalanx_collectives::MAX_WORLD;

@@ -30,7 +30,7 @@ use crate::signals::{Farewell, Signals};
 /// The line that asks a launcher to stop.
 const STOP: &str = "stop";
 
-/// What begins the line about a launcher that has ended.
+/// Beginning of the line about a launcher that has ended.
 const LOST: &str = "lost ";
 
 /// Longest line that is sent.
@@ -96,7 +96,7 @@ pub fn lead_from_stdin(signals: &Signals, lost: &LostHost) -> Result<Secret> {
     Ok(secret)
 }
 
-/// What host 0's launcher prints first.
+/// First line that host 0's launcher prints.
 #[derive(Deserialize)]
 struct Announced {
     rendezvous_port: u16,
@@ -105,7 +105,7 @@ struct Announced {
 /// A launcher that this process has started.
 struct Launcher {
     name: String,
-    /// Whether ssh has started it.
+    /// True if ssh has started it.
     is_remote: bool,
     child: Child,
     /// Kills it when a signal ends this process at once.
@@ -286,7 +286,7 @@ fn start(
     Ok(Launcher { name, is_remote, child, _farewell, stdin: Some(stdin), shown: Vec::new() })
 }
 
-/// What a shell on another host runs: this program, in the same folder.
+/// Command line for a shell on another host: it runs this program, in the same folder.
 fn remote_line(words: &[String]) -> Result<String> {
     let utf8 = |path: std::path::PathBuf| {
         path.to_str()
@@ -377,7 +377,7 @@ impl Launcher {
         }
     }
 
-    /// How it ended, if that has kept it from saying so itself.
+    /// Describes its end, if that has kept it from doing so itself.
     fn why_ended(&self, status: ExitStatus) -> Option<String> {
         let Launcher { name, is_remote, .. } = self;
         match (status.signal(), status.code()) {

@@ -41,12 +41,12 @@ pub struct Team {
     helpers: Option<Arc<LocalLeader>>,
 }
 
-/// How ranks of different hosts exchange bytes.
+/// Settings of the communication between ranks of different hosts.
 #[derive(Clone, Copy, Debug)]
 pub struct Between {
-    /// What carries them.
+    /// Transport of the bytes.
     pub wire: Wire,
-    /// Whether TCP is not encrypted.
+    /// True if TCP is not encrypted.
     pub plaintext: bool,
     /// TCP connections between two ranks.
     pub streams: usize,
@@ -92,7 +92,7 @@ impl Team {
         machines.into_values().max().unwrap_or(1)
     }
 
-    /// How ranks lie on the hosts, for plans.
+    /// Layout of the ranks on the hosts, for plans.
     pub fn across(&self) -> Across {
         let Between { wire, plaintext, streams } = self.between;
         Across {
@@ -325,13 +325,13 @@ pub fn listen(job: &mut HostJob, address: IpAddr) -> Result<Vec<SocketAddr>> {
     addresses.with_context(|| format!("the listeners of this host's ranks at {address}"))
 }
 
-/// What the name of a [`Token`]'s file begins with, before the first digits of its content.
+/// Beginning of the name of a [`Token`]'s file, before the first digits of its content.
 const TOKEN: &str = ".hosts-";
 
 /// Digits of a token's content, and of its name.
 const DIGITS: [usize; 2] = [32, 8];
 
-/// Whether a file is the token of a start that was killed.
+/// Returns whether a file is the token of a start that was killed.
 pub fn is_token(path: &Path, name: &str) -> bool {
     let digits = name.strip_prefix(TOKEN).filter(|digits| digits.len() == DIGITS[1]);
     let begins = |digits: &str| {

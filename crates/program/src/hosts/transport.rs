@@ -1,4 +1,4 @@
-//! What carries bytes between hosts: TCP, or the MPI whose mpirun has started the ranks.
+//! Transport between hosts: TCP, or the MPI whose mpirun has started the ranks.
 
 use anyhow::{Context, Result, bail};
 use phalanx_collectives::Wire;
@@ -11,7 +11,7 @@ use crate::network_args::TransportChoice;
 /// The choice, and what there is to say about it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Transport {
-    /// What carries the bytes.
+    /// The chosen transport.
     pub wire: Wire,
     /// The same in words.
     pub describe: String,

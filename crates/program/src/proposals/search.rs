@@ -24,7 +24,7 @@ const ENOUGH: usize = 10;
 /// Plans of the run as it is that a search may always take the time of.
 const LONGEST_PLANS: f64 = 2.0;
 
-/// What is changed, by axis. More ranks come first: what other axes say of the same keys counts.
+/// Axes of changes. More ranks come first, since values of the same keys by other axes replace theirs.
 const AXES: usize = 10;
 const MORE: [usize; 3] = [0, 1, 2];
 const FEWER: usize = 3;
@@ -46,7 +46,7 @@ pub(super) struct Search<'a> {
     tried: Vec<(Changes, Option<Proposal>)>,
     longest_s: f64,
     until_s: f64,
-    /// Whether something was not tried because it would have taken too long.
+    /// True if something was not tried because it would have taken too long.
     is_cut: Cell<bool>,
 }
 
@@ -85,7 +85,7 @@ impl<'a> Search<'a> {
         levels.fold(Changes::default(), |sum, level| sum.and(level))
     }
 
-    /// Whether the run fits with the changes of a point.
+    /// Returns whether the run fits with the changes of a point.
     fn fits(&mut self, point: Point) -> bool {
         let changes = self.changes(point);
         if let Some((_, known)) = self.tried.iter().find(|(tried, _)| *tried == changes) {
@@ -103,7 +103,7 @@ impl<'a> Search<'a> {
         fits
     }
 
-    /// Whether no time is left for a plan, which takes as long as that of the run for each of its dry runs.
+    /// Returns whether no time is left for a plan, which takes as long as that of the run for each of its dry runs.
     fn takes_too_long(&self, outlook: Outlook) -> bool {
         let scale = outlook.dry_runs as f64 / self.own.dry_runs().max(1) as f64;
         let is_cut = busy::own_s() + scale * self.own.took_s > self.until_s;
@@ -175,7 +175,7 @@ impl<'a> Search<'a> {
         found.count() >= ENOUGH
     }
 
-    /// What takes long to plan comes last: disks, and the placements of `auto`.
+    /// Tries the changes. Those that take long to plan come last: disks, and the placements of `auto`.
     pub(super) fn all(&mut self) {
         let (none, strongest) = ([0; AXES], self.strongest());
         let mut fits_here = false;
@@ -253,7 +253,7 @@ impl<'a> Search<'a> {
         Proposals { of_all_ranks, shown: fitting, more, cut_s, outside: None }
     }
 
-    /// What needs least, where nothing fits.
+    /// Proposals that need the fewest bytes, for a run that nothing makes fit.
     fn smallest(&mut self, mut all: Vec<Proposal>) -> Vec<Proposal> {
         let own = self.exceeded.needed(self.own);
         if all.is_empty() {
@@ -306,7 +306,7 @@ mod tests {
         }
     }
 
-    /// What would take longer than is left, by the time that the plan of the run took, is not planned.
+    /// Plans that would take longer than is left, by the time that the plan of the run took, are not made.
     #[test]
     fn the_search_is_bounded_by_the_time_of_the_first_plan() {
         let mut config = RunConfig::default();

@@ -62,7 +62,7 @@ impl Drop for Home {
     }
 }
 
-/// How the program ended.
+/// Exit code and output of the program.
 pub struct Ended {
     pub code: Option<i32>,
     pub stdout: String,
@@ -277,7 +277,7 @@ pub fn assert_as_planned(plan: &Value, memory: &Value) {
     }
 }
 
-/// How a process that was started has ended.
+/// Waits for a process to end; returns its exit code and output.
 #[track_caller]
 pub fn finish(child: Child) -> Ended {
     process::finish(child).into()
@@ -327,7 +327,7 @@ fn parent(pid: i32) -> Option<u32> {
     stat(pid).map(|(_, parent)| parent)
 }
 
-/// Whether a process runs; one that nobody has waited for does not.
+/// Returns whether a process runs; one that has ended and that nobody has waited for does not.
 pub fn lives(pid: i32) -> bool {
     stat(pid).is_some_and(|(state, _)| state != "Z")
 }
