@@ -1,5 +1,5 @@
-//! What a file holds, told by its first bytes and not by its name: text, JSON of one of two layouts, or one of the
-//! formats that are not text, each with the way to make text of it.
+//! Content of a file, told by its first bytes and not by its name: text, JSON of one of two layouts, or one of the formats that are not
+//! text, each with the way to make text of it.
 //!
 //! Only three things go by the name: a table of comma- or tab-separated values, which no first byte tells from prose;
 //! JSON that is broken from its first byte on; and bare token ids, which have no header.
@@ -18,11 +18,11 @@ pub(crate) const HEAD_BYTES: usize = 1 << 16;
 pub(crate) struct Foreign {
     /// The format, as a noun phrase.
     pub(crate) is: &'static str,
-    /// What the user can do.
+    /// Advice to the user.
     pub(crate) way_out: &'static str,
 }
 
-/// How the texts of a JSON file lie in it.
+/// Layout of the texts in a JSON file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum JsonLayout {
     /// One value a line.
@@ -31,7 +31,7 @@ pub(crate) enum JsonLayout {
     Values,
 }
 
-/// What a file holds.
+/// Content of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Content {
     Text,
@@ -125,7 +125,7 @@ fn wide(head: &[u8]) -> Option<Foreign> {
     })
 }
 
-/// Whether a number is a character of a written text.
+/// Returns whether a number is a character of a written text.
 fn printable(unit: u32) -> bool {
     match char::from_u32(unit) {
         Some(c) => !c.is_control() || "\t\n\r\u{c}".contains(c),
@@ -133,7 +133,7 @@ fn printable(unit: u32) -> bool {
     }
 }
 
-/// What a file is that is not UTF-8 around `head`, where [`foreign`] does not know it.
+/// Describes a file that is not UTF-8 around `head`, if [`foreign`] does not know it.
 pub(crate) fn other_encoding(path: &Path, head: &[u8]) -> Foreign {
     let controls = head.iter().filter(|byte| **byte < 32 && !b"\t\n\r\x0c\x1b".contains(byte)).count();
     if controls * 50 > head.len() {
@@ -145,7 +145,7 @@ pub(crate) fn other_encoding(path: &Path, head: &[u8]) -> Foreign {
     }
 }
 
-/// What a file with zero bytes is, where [`foreign`] does not know it.
+/// Describes a file with zero bytes, if [`foreign`] does not know it.
 pub(crate) fn with_zeros(path: &Path) -> Foreign {
     let way_out = match extension(path).as_str() {
         "bin" => AS_TOKENS,

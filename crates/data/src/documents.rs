@@ -5,7 +5,7 @@
 
 use crate::masking::NOT_PREDICTED;
 
-/// Where documents end.
+/// Ends of documents in a sequence of tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DocumentEnds {
     /// The token that each ends with.

@@ -38,7 +38,7 @@ pub enum DataError {
          tokenizer.json{}", did_you_mean(*.nearest)
     )]
     UnknownTokenizer {
-        /// What the user wrote.
+        /// The name that the user gave.
         given: String,
         /// The word that was probably meant.
         nearest: Option<&'static str>,
@@ -50,7 +50,7 @@ pub enum DataError {
          folder that holds it, or vocab.json and merges.txt, or vocab.txt), or \"byte\", \"char\" or \"gpt2\"", .path.display()
     )]
     TokenizerMissing {
-        /// What the user wrote.
+        /// The path that the user gave.
         path: PathBuf,
     },
 
@@ -78,9 +78,9 @@ pub enum DataError {
         found: String,
         /// The model's tokenizer.
         learned: String,
-        /// Where the model comes from.
+        /// Origin of the model.
         origin: String,
-        /// How to give the ids that the model has learned.
+        /// Advice on how to give the ids that the model has learned.
         advice: &'static str,
     },
 
@@ -90,7 +90,7 @@ pub enum DataError {
          learned, as data.tokenizer = \"tokenizer.json\" (or \"gpt2\", \"byte\", \"char\"); nothing was changed"
     )]
     NoTokenizer {
-        /// Where the model comes from.
+        /// Origin of the model.
         origin: String,
     },
 
@@ -152,7 +152,7 @@ pub enum DataError {
         .path.display()
     )]
     MissingPath {
-        /// What the user wrote.
+        /// The path that the user gave.
         path: PathBuf,
     },
 
@@ -163,7 +163,7 @@ pub enum DataError {
         path: PathBuf,
         /// The format, as a noun phrase.
         is: &'static str,
-        /// What to do.
+        /// Advice to the user.
         way_out: &'static str,
     },
 
@@ -177,9 +177,9 @@ pub enum DataError {
         path: PathBuf,
         /// The offset of the first bad byte.
         position: u64,
-        /// What it is instead, as a noun phrase.
+        /// The format that it has instead, as a noun phrase.
         is: &'static str,
-        /// What to do.
+        /// Advice to the user.
         way_out: &'static str,
     },
 
@@ -191,7 +191,7 @@ pub enum DataError {
     NotJson {
         /// The file.
         path: PathBuf,
-        /// Where and how.
+        /// Place and kind of the fault.
         reason: String,
     },
 
@@ -203,7 +203,7 @@ pub enum DataError {
     NoText {
         /// The paths.
         given: String,
-        /// What was found instead.
+        /// Description of what was found instead.
         found: String,
     },
 
@@ -217,7 +217,7 @@ pub enum DataError {
         path: PathBuf,
         /// The key whose value is the text.
         key: String,
-        /// What was found instead.
+        /// Description of what was found instead.
         found: String,
     },
 
@@ -227,13 +227,13 @@ pub enum DataError {
          data.max_skipped = {suffices} (in `phalanx tokenize`: --max-skipped {suffices}); in detail:\n{notes}"
     )]
     TooMuchSkipped {
-        /// How much.
+        /// Amount that was skipped.
         what: String,
-        /// How much may be skipped.
+        /// Amount that may be skipped.
         limit: String,
         /// The fraction that allows it.
         suffices: f64,
-        /// What was skipped, and why.
+        /// Description of what was skipped, and why.
         notes: String,
     },
 
@@ -245,9 +245,9 @@ pub enum DataError {
     TooShort {
         /// Which tokens.
         origin: String,
-        /// How many there are.
+        /// Number of tokens.
         given: usize,
-        /// How many are needed.
+        /// Number of tokens that are needed.
         needed: usize,
     },
 
@@ -257,7 +257,7 @@ pub enum DataError {
          for the last tenth"
     )]
     ValidationFraction {
-        /// What the user wrote.
+        /// The number that the user gave.
         given: f64,
     },
 
@@ -344,7 +344,7 @@ pub enum DataError {
     PartTooShort {
         /// Which part, how many tokens it has, and how many are needed.
         what: String,
-        /// What to do: values that work.
+        /// Advice to the user: values that work.
         advice: String,
     },
 
@@ -356,7 +356,7 @@ pub enum DataError {
     WrongSize {
         /// The file.
         path: PathBuf,
-        /// Where the expected size comes from.
+        /// Source of the expected size.
         what: String,
         /// Bytes expected.
         expected: u64,

@@ -5,7 +5,7 @@ use self::Kind::{Array, Document, Ids, Nothing, Other, Table, Weights};
 
 /// A format that begins with known bytes.
 pub(crate) struct Format {
-    /// Where the known bytes begin, and the bytes: enough that neither words nor ids of a usual file begin so.
+    /// Offset of the known bytes, and the bytes: enough that neither words nor ids of a usual file begin so.
     at: usize,
     magic: &'static [u8],
     /// The format, as a noun phrase.
@@ -13,7 +13,7 @@ pub(crate) struct Format {
     kind: Kind,
 }
 
-/// What a file holds, as far as it decides what can be done.
+/// Kind of a file's content, as far as it decides what can be done.
 #[derive(Clone, Copy)]
 enum Kind {
     /// Columns or records, of texts or ids.
@@ -27,7 +27,7 @@ enum Kind {
     Ids,
     /// Neither text nor ids.
     Nothing,
-    /// What can be done whatever is expected.
+    /// Advice that holds whatever is expected.
     Other(&'static str),
 }
 
@@ -117,7 +117,7 @@ pub(crate) fn format_of(head: &[u8]) -> Option<&'static Format> {
 }
 
 impl Format {
-    /// What to do where text was expected.
+    /// Advice if text was expected.
     pub(crate) fn for_text(&self) -> &'static str {
         match self.kind {
             Table => TO_JSON_LINES,
@@ -130,7 +130,7 @@ impl Format {
         }
     }
 
-    /// What to do where token ids were expected.
+    /// Advice if token ids were expected.
     pub(crate) fn for_ids(&self) -> &'static str {
         match self.kind {
             Table => "write its text to .jsonl files for data.text, or its ids with numpy's `tofile`",

@@ -134,7 +134,7 @@ impl EvaluationWindows {
         self.seq
     }
 
-    /// Whether there is no window, because none was asked for.
+    /// Returns whether there is no window, because none was asked for.
     pub fn is_empty(&self) -> bool {
         self.chosen == 0
     }

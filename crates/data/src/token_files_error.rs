@@ -20,9 +20,9 @@ pub enum TokenFilesError {
         path: PathBuf,
         /// The type of ids that it would be read as.
         ids: &'static str,
-        /// What it looks like.
+        /// Description of its appearance.
         is: String,
-        /// What to do.
+        /// Advice to the user.
         advice: String,
     },
 
@@ -48,7 +48,7 @@ pub enum TokenFilesError {
          one name, and {{a,b}} is not understood)", .pattern.display()
     )]
     NoMatch {
-        /// What the user wrote.
+        /// The pattern that the user gave.
         pattern: PathBuf,
         /// Why.
         reason: String,
@@ -59,7 +59,7 @@ pub enum TokenFilesError {
         "{given} or more token files are named, and at most {max} are read as one: join them into larger ones"
     )]
     TooManyFiles {
-        /// How many so far.
+        /// Number of files so far.
         given: usize,
         /// The largest number.
         max: usize,
@@ -75,9 +75,9 @@ pub enum TokenFilesError {
         one: PathBuf,
         /// Another one.
         other: PathBuf,
-        /// What the first is.
+        /// Description of the first.
         former: String,
-        /// What the other is.
+        /// Description of the other.
         latter: String,
     },
 
@@ -88,7 +88,7 @@ pub enum TokenFilesError {
         one: PathBuf,
         /// The same file, or one of the same content.
         other: PathBuf,
-        /// What both are.
+        /// Relation of the two, for the message: `are one file`.
         what: &'static str,
     },
 }

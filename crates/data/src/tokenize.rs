@@ -83,7 +83,7 @@ pub fn tokenize_to_file(
     Ok(Written { spelled, ..writer.finish(Some(tokenizer))? })
 }
 
-/// What receives the tokens in order: `(ids, ends_document)`.
+/// Receiver of the tokens in order: `(ids, ends_document)`.
 type Sink<'a> = &'a mut dyn FnMut(&[u32], bool) -> Result<()>;
 
 fn encode_corpus(
@@ -130,7 +130,7 @@ struct TextPiece {
     document: PathBuf,
 }
 
-/// What a piece was encoded to.
+/// Result of encoding a piece.
 enum Encoded {
     /// Ids of the document.
     Ids(Vec<u32>),
@@ -251,7 +251,7 @@ impl<'a> Pipeline<'a> {
         }
     }
 
-    /// Whether enough pieces are in flight to keep every worker busy while one waits to be received.
+    /// Returns whether enough pieces are in flight to keep every worker busy while one waits to be received.
     fn is_full(&self) -> bool {
         let piece = if self.tokenizer.needs_windows() { 2 * WINDOW_BYTES } else { BLOCK_BYTES };
         let workers = self.workers.len();

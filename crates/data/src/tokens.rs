@@ -20,7 +20,7 @@ pub struct Tokens {
     limit: usize,
 }
 
-/// Where the ids are stored: in memory as 16 or 32 bits each, or in files.
+/// Storage of the ids: in memory as 16 or 32 bits each, or in files.
 #[derive(Clone)]
 enum Storage {
     Narrow(Arc<Vec<u16>>),
@@ -72,12 +72,12 @@ impl Tokens {
         self.range.len()
     }
 
-    /// Whether there is no token.
+    /// Returns whether there is no token.
     pub fn is_empty(&self) -> bool {
         self.range.is_empty()
     }
 
-    /// What the tokens are called in messages.
+    /// Name of the tokens in messages.
     pub fn origin(&self) -> &str {
         &self.origin
     }

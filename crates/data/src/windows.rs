@@ -12,7 +12,7 @@
 //!   position may also lie within a pre-token, of which some files have only one.
 //! - What is added before a text, or removed from its ends, lies outside of the part that agrees.
 //!
-//! Where two windows agree nowhere, as in a long word, both are encoded as one, up to [`MAX_WINDOW_BYTES`].
+//! Two windows that agree nowhere, as in a long word, are encoded as one, up to [`MAX_WINDOW_BYTES`].
 
 use std::path::Path;
 
@@ -36,7 +36,7 @@ pub(crate) struct Placed {
     pub(crate) id: u32,
     pub(crate) start: u32,
     pub(crate) end: u32,
-    /// Whether it is the first of its pre-token.
+    /// True if it is the first of its pre-token.
     pub(crate) begins_word: bool,
 }
 
@@ -58,7 +58,7 @@ impl Window {
         Window { text, start, new_bytes, begins_document, ends_document }
     }
 
-    /// Whether it is a whole document.
+    /// Returns whether it is a whole document.
     pub(crate) fn is_alone(&self) -> bool {
         self.begins_document && self.ends_document
     }

@@ -1,4 +1,4 @@
-//! What opening a corpus has found: how much it read, and everything that it did not read, each with its reason.
+//! Results of opening a corpus: how much was read, and everything that was not read, each with its reason.
 //!
 //! Things with the same reason are one [`Group`], with their number and the first of them, so that a million skipped
 //! files are one line.
@@ -10,9 +10,9 @@ use crate::{DataError, Result};
 /// Things of one kind.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Group {
-    /// What each of them is: `not valid JSON`.
+    /// Description of each of them: `not valid JSON`.
     pub what: String,
-    /// How many there are.
+    /// Number of them.
     pub count: u64,
     /// Bytes of all of them, where they are files.
     pub bytes: u64,
@@ -92,7 +92,7 @@ impl Groups {
     }
 }
 
-/// What was read, and what was not.
+/// Files and records that were read, and those that were not.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Findings {
     /// Files that were read.
@@ -107,9 +107,9 @@ pub struct Findings {
     pub skipped_lines: Groups,
     /// Files in folders that were to be read and cannot be.
     pub skipped_files: Groups,
-    /// What lies in folders and was not to be read.
+    /// Contents of folders that were not to be read.
     pub left_out: Groups,
-    /// What was read in a way that may not be expected.
+    /// Contents that were read in a way that may not be expected.
     pub remarks: Groups,
 }
 

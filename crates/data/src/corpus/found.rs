@@ -11,7 +11,7 @@ use super::{CorpusSpec, Document};
 use crate::content::{self, Content, Foreign, HEAD_BYTES, JsonLayout, extension, recognise};
 use crate::{DataError, Result};
 
-/// What was found so far.
+/// Documents and findings so far.
 pub(super) struct Found<'a> {
     pub(super) documents: Vec<Document>,
     pub(super) findings: Findings,
@@ -27,7 +27,7 @@ pub(super) struct Found<'a> {
     watched: u64,
 }
 
-/// What reading a file whole has found.
+/// Results of reading a file whole.
 #[derive(Default)]
 struct Measured {
     /// Documents, and bytes of their text.
@@ -37,7 +37,7 @@ struct Measured {
     lines: u64,
     skipped_lines: Groups,
     remarks: Groups,
-    /// Where the records of a JSON file are.
+    /// Location of the records of a JSON file.
     records: Option<Records>,
 }
 

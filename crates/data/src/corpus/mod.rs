@@ -46,7 +46,7 @@ pub struct CorpusSpec {
 /// One file that is read: one document, or many if it holds JSON records.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Document {
-    /// Where it is read from.
+    /// Path that it is read from.
     pub path: PathBuf,
     /// The size of its text when the corpus was opened; never 0.
     pub bytes: u64,
@@ -127,12 +127,12 @@ impl Corpus {
         &self.documents
     }
 
-    /// Whether there is more than one document.
+    /// Returns whether there is more than one document.
     pub fn may_have_several_documents(&self) -> bool {
         self.findings.documents > 1
     }
 
-    /// What was read, and what was not.
+    /// Files and records that were read, and those that were not.
     pub fn findings(&self) -> &Findings {
         &self.findings
     }

@@ -18,7 +18,7 @@ pub(crate) const TEXT_KEY: &str = "text";
 /// The member of an object that holds the records, whatever is in them.
 const RECORDS: &str = "data";
 
-/// Where the records of a JSON file are.
+/// Location of the records of a JSON file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Records {
     /// One a line.
@@ -29,7 +29,7 @@ pub(crate) enum Records {
     Member(String),
 }
 
-/// What a record was.
+/// Outcome of reading a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
     /// A text of so many bytes.
@@ -45,7 +45,7 @@ pub(crate) const NOT_OBJECT: &str = "not an object";
 pub(crate) const WITHOUT_KEY: &str = "without the key";
 pub(crate) const NOT_STRING: &str = "with another value than a string under the key";
 
-/// What reading all records has found out, beside the records.
+/// Findings of reading all records, beside the records.
 #[derive(Debug, Default)]
 pub(crate) struct Strange {
     /// Keys of the first record without the key of the text.
@@ -111,7 +111,7 @@ pub(crate) fn for_each_text(path: &Path, records: &Records, key: &str, parts: &m
     for_each_record(path, records, key, &mut take).map(drop)
 }
 
-/// Where the records of a JSON file are, or why it has none, in words.
+/// Finds the location of the records of a JSON file, or the reason why it has none, in words.
 ///
 /// # Errors
 /// Those of [`for_each_record`].
@@ -151,7 +151,7 @@ pub(crate) fn find(path: &Path, layout: JsonLayout, key: &str) -> Result<Result<
 #[derive(Default)]
 struct Survey {
     names: Vec<String>,
-    /// Whether the object is a record.
+    /// True if the object is a record.
     has_text: bool,
     /// Members that are arrays of records.
     arrays: Vec<String>,

@@ -6,13 +6,13 @@ use std::path::Path;
 use crate::limits::UNCUT_BYTES;
 use crate::{DataError, Result};
 
-/// How much of a text is read, and looked at for a cut, at a time.
+/// Bytes of a text that are read, and searched for a cut, at a time.
 pub(crate) const BLOCK_BYTES: usize = 1 << 20;
 
 /// The byte order mark of UTF-8, which is no text.
 pub(crate) const MARK: &str = "\u{feff}";
 
-/// Where the text of a document goes: `take(text, last)`, where `last` ends a document.
+/// Receiver of the text of a document: `take(text, last)`, where `last` ends a document.
 pub(crate) type Take<'a> = &'a mut dyn FnMut(&str, bool) -> Result<()>;
 
 /// The text of a document that is being read. A part ends where `last_cut` says (0: nowhere yet), or with the document.
@@ -20,7 +20,7 @@ pub(crate) struct Parts<'a> {
     path: &'a Path,
     last_cut: &'a dyn Fn(&str) -> usize,
     take: Take<'a>,
-    /// What was read and not handed out.
+    /// Text that was read and not handed out.
     pub(crate) text: String,
     /// Bytes of it in which no cut was found.
     uncut: usize,

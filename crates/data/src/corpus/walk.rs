@@ -14,7 +14,7 @@ use crate::{DataError, Result};
 /// By this file, programs mark a folder that they can make again: <https://bford.info/cachedir/>.
 const CACHE_TAG: &str = "CACHEDIR.TAG";
 
-/// How the content of that file begins.
+/// Beginning of the content of that file.
 const CACHE_SIGNATURE: &[u8] = b"Signature: 8a477f597d28d172789f06886806bc55";
 
 /// By this file, Cargo knows its build folder.
@@ -23,7 +23,7 @@ const BUILD_INFO: &str = ".rustc_info.json";
 /// Adds the files below `folder`, which the user has named.
 ///
 /// # Errors
-/// What cannot be read, and too many or too deeply nested folders.
+/// Files and folders that cannot be read, and too many or too deeply nested folders.
 pub(super) fn walk(folder: &Path, found: &mut Found) -> Result<()> {
     Walk { seen: HashSet::new(), found }.folder(folder, 0)
 }
@@ -93,7 +93,7 @@ impl Walk<'_, '_> {
     }
 }
 
-/// Whether a program has marked a folder as one that it can make again.
+/// Returns whether a program has marked a folder as one that it can make again.
 fn is_made_again(folder: &Path) -> bool {
     let mut tag = Vec::new();
     let read = |tag: &mut Vec<u8>| {

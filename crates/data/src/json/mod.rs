@@ -42,14 +42,14 @@ impl From<io::Error> for Fault {
 pub(crate) struct Scanner<R> {
     from: R,
     buffer: Vec<u8>,
-    /// Where the next byte lies in the buffer, and the ends of what is UTF-8 and of what was read.
+    /// Offset of the next byte in the buffer, and the ends of its UTF-8 and of the bytes that were read.
     next: usize,
     valid: usize,
     end: usize,
     /// Bytes of the file before the buffer.
     before: u64,
     at_end: bool,
-    /// Whether a line end ends a value that is not complete.
+    /// True if a line end ends a value that is not complete.
     one_line: bool,
     /// The text of the last record, if it is held.
     pub(crate) held: String,
@@ -192,7 +192,7 @@ impl<R: Read> Scanner<R> {
     }
 }
 
-/// How a text begins.
+/// Kind of the beginning of a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Start {
     /// With a value of so many bytes.
@@ -204,7 +204,7 @@ pub(crate) enum Start {
     Invalid,
 }
 
-/// Whether `text` begins with a JSON value, in one line if it must be. It goes on behind its end unless it `is_whole`.
+/// Classifies the beginning of `text`: a JSON value or not, within one line if `one_line`. Unless `is_whole`, the text goes on behind its end.
 pub(crate) fn start_of(text: &[u8], one_line: bool, is_whole: bool) -> Start {
     let mut scanner = Scanner::new(text, 0, one_line);
     match scanner.value() {

@@ -11,7 +11,7 @@ pub(super) const HELD_BYTES: usize = 1 << 20;
 /// Keys of a record that are shown in messages.
 const SHOWN_KEYS: usize = 8;
 
-/// What a record holds under the key of the text.
+/// Value of a record under the key of the text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Record {
     /// A string of so many bytes that begins at this byte of the file, behind its quote. It is in [`Scanner::held`] if it

@@ -2,12 +2,12 @@
 
 use crate::magic::{TEXT_TO_IDS, TO_IDS, WITHOUT_IDS, format_of};
 
-/// What a file looks like, and what to do about it.
+/// Description of a file by its appearance, with advice.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Look {
     /// In words: "it is compressed by gzip".
     pub is: String,
-    /// What to do.
+    /// Advice to the user.
     pub advice: String,
 }
 
@@ -23,7 +23,7 @@ impl Look {
 
 const FETCH: &str = "fetch it again, and look at the address and the answer of the server";
 
-/// What a file with these first bytes is, if it is known; `bytes` is the size of the file.
+/// Describes a file with these first bytes, if they are known; `bytes` is the size of the file.
 pub(super) fn by_magic(head: &[u8], bytes: u64) -> Option<Look> {
     if let Some(format) = format_of(head) {
         return Some(Look::new(format!("it is {}", format.is), format.for_ids()));
@@ -63,7 +63,7 @@ fn near_miss(head: &[u8], bytes: u64) -> Option<Look> {
     is_header.then(|| Look::new(what, again))
 }
 
-/// What text the bytes are, if they are. `head` is the beginning of the file, `sample` has bytes of all its parts.
+/// Describes the text that the bytes are, if they are text. `head` is the beginning of the file, `sample` has bytes of all its parts.
 pub(super) fn text(head: &[u8], sample: &[u8]) -> Option<Look> {
     let is_printable = |byte: &&u8| matches!(byte, 9..=13 | 27 | 32..=126);
     let control = head.iter().filter(|byte| **byte < 32 && !is_printable(byte)).count();

@@ -1,8 +1,8 @@
-//! What a file of ids looks like when it is probably something else.
+//! Signs that a file of ids is probably something else.
 //!
-//! Bare ids have no header, so any file can be taken for them. But ids of a wrong width, text, archives and numbers of other
-//! kinds have marks that ids of text never have. A sample of the file shows them: up to 64 windows, evenly spread. They are a
-//! matter of probability: who knows better says so with `data.unusual_tokens`.
+//! Bare ids have no header, so any file can be taken for them. But ids of a wrong width, text, archives and numbers of other kinds have
+//! marks that ids of text never have. A sample of the file shows them: up to 64 windows, evenly spread. The result is a matter of
+//! probability: a user who knows better sets `data.unusual_tokens`.
 
 use super::foreign::{self, Look};
 use super::source::OpenTokenFile;
@@ -22,7 +22,7 @@ const NO_ID: i64 = 1 << 20;
 /// The largest upper half of a 32-bit id below [`NO_ID`].
 const UPPER: u16 = (NO_ID >> 16) as u16 - 1;
 
-/// What the file at `source` looks like, if it does not look like ids of its layout.
+/// Describes the file at `source`, if it does not look like ids of its layout.
 pub(super) fn look(source: &OpenTokenFile, layout: &Layout) -> Result<Option<Look>> {
     let sample = sample(source, layout)?;
     let head = &sample[..sample.len().min(WINDOW_BYTES as usize)];

@@ -76,7 +76,7 @@ pub(super) fn read_index(path: &Path, data_bytes: u64) -> Result<Option<Layout>>
     }))
 }
 
-/// What is wrong with a `.bin` of bare ids that should have an index beside it.
+/// Describes the fault of a `.bin` of bare ids that should have an index beside it.
 pub(super) fn lacks_index(path: &Path) -> Option<Look> {
     let index = path.with_extension("idx");
     let shown = index.display();

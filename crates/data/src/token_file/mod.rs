@@ -58,8 +58,8 @@ impl fmt::Display for TokenFormat {
     }
 }
 
-/// How ids are stored in a file without a header; a header says it by itself. Signed types are read by the same words: a
-/// negative id is outside of every vocabulary.
+/// Type of the ids in a file without a header; a header states the type itself. Signed types are read under the same names: a negative id
+/// is outside of every vocabulary.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TokenType {
@@ -88,7 +88,7 @@ impl TokenType {
     }
 }
 
-/// How an id is stored in the file; all are little-endian.
+/// Type of an id in the file; all are little-endian.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum IdType {
     U8,
@@ -123,7 +123,7 @@ impl IdType {
     }
 }
 
-/// What a format's reader finds out about a file.
+/// Layout of a file, as the reader of its format finds it.
 struct Layout {
     format: TokenFormat,
     ids: IdType,
@@ -186,7 +186,7 @@ impl TokenFile {
         ((end - start) / self.layout.ids.bytes() as u64) as usize
     }
 
-    /// Whether there is no token.
+    /// Returns whether there is no token.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -222,7 +222,7 @@ impl TokenFile {
         self.source.bytes()
     }
 
-    /// What the file looks like, if it is probably something else than ids. Reads a sample.
+    /// Describes the file, if it is probably something else than ids. Reads a sample.
     ///
     /// # Errors
     /// [`DataError::Shortened`] when the file was cut while it was open, [`DataError::Read`].

@@ -88,7 +88,7 @@ pub(super) fn documents(source: &OpenTokenFile) -> Result<u64> {
     Ok(u64::from_le_bytes(count))
 }
 
-/// What [`TokenWriter::finish`] wrote.
+/// The file that [`TokenWriter::finish`] wrote.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Written {
     /// The file.

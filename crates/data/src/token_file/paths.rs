@@ -82,8 +82,8 @@ fn entries(folder: &Path, wanted: &[u8]) -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// Whether a pattern of a shell (`*`, `?`, `[abc]`, `[a-z]`) matches a whole name. When the part behind a `*` fails, only
-/// the last `*` takes one byte more, so the time is bounded.
+/// Returns whether a pattern of a shell (`*`, `?`, `[abc]`, `[a-z]`) matches a whole name. If the part behind a `*` fails, only the last
+/// `*` takes one byte more, so the time is bounded.
 pub fn is_match(pattern: &[u8], name: &[u8]) -> bool {
     let (mut wanted, mut left) = (pattern, name);
     let mut star = None;
@@ -114,7 +114,7 @@ fn behind(pattern: &[u8], byte: u8) -> Option<&[u8]> {
     }
 }
 
-/// Whether the set between brackets has a byte.
+/// Returns whether the set between brackets has a byte.
 fn is_in(set: &[u8], byte: u8) -> bool {
     let (mut set, wanted) = match set {
         [b'!' | b'^', rest @ ..] if !rest.is_empty() => (rest, false),

@@ -24,7 +24,7 @@ const BLOCK_BYTES: u64 = 1 << 23;
 /// Bytes that are read at once.
 const WINDOW_BYTES: usize = 1 << 20;
 
-/// What [`TokenFile::scan`](super::TokenFile::scan) found.
+/// Results of [`TokenFile::scan`](super::TokenFile::scan).
 #[derive(Debug)]
 pub struct Scan {
     /// Checksum of the whole file, in hexadecimal; of several files, those of all, with `+` between them.

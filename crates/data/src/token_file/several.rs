@@ -70,7 +70,7 @@ impl TokenFiles {
         self.ends.last().copied().unwrap_or(0)
     }
 
-    /// Whether there is no token.
+    /// Returns whether there is no token.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

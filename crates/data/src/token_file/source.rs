@@ -53,7 +53,7 @@ impl OpenTokenFile {
         self.identity
     }
 
-    /// Whether the file was modified since it was opened or last checked.
+    /// Returns whether the file was modified since it was opened or last checked.
     pub(super) fn was_touched(&self) -> Result<bool> {
         let metadata = self.file.metadata().map_err(DataError::reading(&self.path))?;
         let now = (metadata.ctime(), metadata.ctime_nsec());

@@ -1,6 +1,6 @@
-//! What stands beside a `tokenizer.json` and is not used: vocabularies in other files, where they disagree with it, and keys of
-//! `tokenizer_config.json` that are not known. transformers reads `tokenizer.json`, too; a program that reads the others gets
-//! other ids, so each difference is said.
+//! Files and keys beside a `tokenizer.json` that are not used: vocabularies in other files, if they disagree with it, and keys of
+//! `tokenizer_config.json` that are not known. transformers reads `tokenizer.json`, too; a program that reads the others gets other ids, so
+//! each difference is reported.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -144,7 +144,7 @@ pub(super) fn foreign(dir: &Path, id: &dyn Fn(&str) -> Option<u32>) -> Vec<Strin
 
 const COUNTS: &str = ": tokenizer.json counts, as in transformers";
 
-/// How many tokens of the file `name` have another id in `tokenizer.json`, and the first of them.
+/// Describes how many tokens of the file `name` have another id in `tokenizer.json`, and the first of them.
 fn other_ids(
     name: &str,
     vocab: impl Iterator<Item = (String, u32)>,

@@ -1,6 +1,6 @@
-//! What a `tokenizer.json` may ask of the `tokenizers` library, which has no bounds of its own: a file of a few kilobytes can
-//! make gigabytes of one page of text, or compute for hours. A file that asks for more than the bounds is refused before the library
-//! sees it.
+//! Bounds on what a `tokenizer.json` may ask of the `tokenizers` library, which has no bounds of its own: a file of a few kilobytes can
+//! make gigabytes of one page of text, or compute for hours. A file that asks for more than the bounds is refused before the library sees
+//! it.
 //!
 //! No chain of its replacements may make more than [`GROWTH`] bytes of one. Two are a chain if the second can match what the first has written.
 //! Unicode's own forms (`NFKC` and so on), which make up to 11 bytes of one from a few characters, are not counted.
@@ -137,7 +137,7 @@ fn leaves(part: &Value) -> Vec<&Value> {
 struct Writes<'a> {
     /// Bytes that it makes of one, at most.
     growth: usize,
-    /// What it looks for, where that is a string, and what it writes.
+    /// Text that it looks for, if that is a string, and text that it writes.
     known: Option<(&'a str, &'a str)>,
 }
 

@@ -1,5 +1,5 @@
-//! What classes of transformers assume about their vocabulary files: the special tokens and how text is split. A folder names
-//! the class, or the type of the model, to which one belongs.
+//! Assumptions of transformers' classes about their vocabulary files: the special tokens and how text is split. A folder names the class,
+//! or the type of the model, to which one belongs.
 
 use serde_json::Value;
 
@@ -40,7 +40,7 @@ const NAMES: [(&str, Class); 15] = [
 pub(super) struct NamedClass {
     /// The class, if it is known.
     pub class: Option<Class>,
-    /// How it is named and by which file, for messages: `tokenizer_class "BertTokenizer" of tokenizer_config.json`.
+    /// Key that names it, and its file, for messages: `tokenizer_class "BertTokenizer" of tokenizer_config.json`.
     pub named: String,
 }
 

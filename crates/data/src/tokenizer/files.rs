@@ -23,7 +23,7 @@ pub(super) const VOCAB_JSON: &str = "vocab.json";
 pub(super) const MERGES: &str = "merges.txt";
 pub(super) const VOCAB_TXT: &str = "vocab.txt";
 
-/// What is read of a folder.
+/// Files that are read of a folder.
 const NAMES: [&str; 11] = [
     TOKENIZER_FILE,
     TOKENIZER_CONFIG,
@@ -125,7 +125,7 @@ impl TokenizerFiles {
         VOCABULARIES.into_iter().find(|name| self.files.contains_key(*name)).unwrap_or(TOKENIZER_FILE)
     }
 
-    /// Whether there is nothing but a `tokenizer.json`.
+    /// Returns whether there is nothing but a `tokenizer.json`.
     pub(super) fn is_tokenizer_json_alone(&self) -> bool {
         self.files.keys().eq([TOKENIZER_FILE])
     }
@@ -143,7 +143,7 @@ impl TokenizerFiles {
     }
 }
 
-/// Whether a folder has such a file. A folder of that name is none; a link that leads nowhere is an error of reading.
+/// Returns whether a folder has a file `name`. A folder of that name does not count; a link that leads nowhere does, and is an error of reading.
 fn is_there(dir: &Path, name: &str) -> bool {
     let path = dir.join(name);
     path.symlink_metadata().is_ok() && !path.is_dir()

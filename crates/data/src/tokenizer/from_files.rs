@@ -28,7 +28,7 @@ pub(super) struct FromFiles {
     framing: [Vec<u32>; 2],
     /// The added tokens that a text can spell.
     added: HashMap<u32, String>,
-    /// What was assumed, guessed, applied or added, for people.
+    /// Notes for people on what was assumed, guessed, applied or added.
     notes: Vec<String>,
 }
 
@@ -104,7 +104,7 @@ impl FromFiles {
         self.made.as_deref().or(self.files.get(TOKENIZER_FILE)).unwrap_or_default()
     }
 
-    /// What takes the place of parts of [`FromFiles::tokenizer_json`]; `None` where nothing does.
+    /// Replacements of parts of [`FromFiles::tokenizer_json`]; `None` if there are none.
     pub(super) fn changes(&self) -> Option<Value> {
         self.changes.to_json()
     }
@@ -113,7 +113,7 @@ impl FromFiles {
         &self.special
     }
 
-    /// What documents begin and end with.
+    /// Ids with which documents begin and end.
     pub(super) fn framing(&self) -> &[Vec<u32>; 2] {
         &self.framing
     }
@@ -122,7 +122,7 @@ impl FromFiles {
         &self.notes
     }
 
-    /// Whether special tokens that are spelled in a text are plain text.
+    /// Returns whether special tokens that are spelled in a text are read as plain text.
     pub(super) fn reads_special_as_plain(&self) -> bool {
         self.changes.plain_special
     }
@@ -136,7 +136,7 @@ impl FromFiles {
         self.library.unknown().and_then(|token| self.library.id(&token))
     }
 
-    /// Whether the ids of `self` mean the same in `other`.
+    /// Returns whether the ids of `self` mean the same in `other`.
     pub(super) fn agrees_with(&self, other: &FromFiles) -> bool {
         let added = |of: &FromFiles, (id, token): (&u32, &String)| of.library.id(token) == Some(*id);
         self.added.iter().all(|token| added(other, token))
@@ -176,7 +176,7 @@ fn special_tokens(
     Ok((special, notes))
 }
 
-/// What documents begin and end with: as `add_bos_token` and `add_eos_token` say, or else as the post-processor does.
+/// Ids with which documents begin and end: as `add_bos_token` and `add_eos_token` say, or else as the post-processor does.
 fn framing(config: &Value, library: &HuggingFace, special: &[SpecialToken]) -> Result<[Vec<u32>; 2], String> {
     let keys = [("add_bos_token", "bos_token"), ("add_eos_token", "eos_token")];
     let given = [settings::boolean(config, keys[0].0)?, settings::boolean(config, keys[1].0)?];

@@ -5,7 +5,7 @@ use std::panic::{self, AssertUnwindSafe};
 use std::sync::Once;
 
 thread_local! {
-    /// Whether this thread is in such a call.
+    /// True while this thread is in a call of the library.
     static IS_WITHIN: Cell<bool> = const { Cell::new(false) };
 }
 

@@ -27,7 +27,7 @@ pub(super) struct HuggingFace {
     alphabet: Alphabet,
 }
 
-/// What a vocabulary has tokens for. The library drops the rest in silence where no token stands for unknown text.
+/// Bytes or characters that a vocabulary has tokens for. The library drops the rest silently if no token stands for unknown text.
 enum Alphabet {
     Everything,
     Bytes(Box<[bool; 256]>),
@@ -200,7 +200,7 @@ impl HuggingFace {
         Ok(tokens.map(placed).collect())
     }
 
-    /// What of `text` the library would drop in silence.
+    /// Describes the first part of `text` that the library would drop silently.
     fn lost(&self, text: &str) -> Option<String> {
         let advice =
             "the tokenizers library would drop it in silence; use a tokenizer that was made on such text";
@@ -315,8 +315,8 @@ struct ListedToken {
     content: String,
 }
 
-/// Where an added token's id is not the next free one, the library gives it another and only logs it
-/// (tokenizers 0.23.2); a model trained with the file's ids would read the wrong ones.
+/// Checks that the library gives each added token the id in the file. If that id is not the next free one, the library gives another and
+/// only logs it (tokenizers 0.23.2); a model trained with the file's ids would read the wrong ones.
 fn check_added_tokens(content: &str, tokenizer: &Tokenizer) -> Result<(), String> {
     let file: AddedTokens = serde_json::from_str(content).map_err(|e| format!("its added tokens: {e}"))?;
     for ListedToken { id, content } in file.added_tokens {

@@ -17,13 +17,13 @@ use super::special_tokens::SpecialToken;
 const MODEL_IDS: [(&str, &str); 3] =
     [("bos_token_id", "bos_token"), ("eos_token_id", "eos_token"), ("pad_token_id", "pad_token")];
 
-/// What an export writes beside the model.
+/// Tokenizer files that an export writes beside the model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HuggingFaceFiles {
     /// Contents by the names within the folder; `tokenizer.json` is always among them.
     files: BTreeMap<String, String>,
     special: Vec<SpecialToken>,
-    /// What the `config.json` that was read said about tokens.
+    /// Settings about tokens in the `config.json` that was read.
     of_model: Value,
 }
 
@@ -154,7 +154,7 @@ impl HuggingFaceFiles {
     }
 }
 
-/// How the built-in tokenizers spell the end of a text.
+/// Spelling of the end of a text by the built-in tokenizers.
 pub(super) const END_OF_TEXT: &str = "<|endoftext|>";
 
 /// The token that a masked model fills, where the vocabulary has none.

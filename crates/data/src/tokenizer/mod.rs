@@ -60,7 +60,7 @@ use without_feature::Gpt2;
 #[derive(Clone)]
 pub struct Tokenizer {
     algorithm: Arc<Algorithm>,
-    /// Whether a token separates documents of bytes or characters.
+    /// True if a token separates documents of bytes or characters.
     separated: bool,
 }
 
@@ -82,7 +82,7 @@ struct SavedTokenizer {
     kind: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     chars: Option<String>,
-    /// Whether a token separates documents.
+    /// True if a token separates documents.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     separated: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -307,7 +307,7 @@ impl Tokenizer {
         }
     }
 
-    /// How the vocabulary spells an id; `None` for a hole between its ids and beyond them.
+    /// Spelling of an id in the vocabulary; `None` for a hole between its ids and beyond them.
     pub fn token(&self, id: u32) -> Option<String> {
         match &*self.algorithm {
             Algorithm::HuggingFace(opened) => opened.library.token(id).map(|(content, _)| content),
@@ -361,7 +361,7 @@ impl Tokenizer {
         }
     }
 
-    /// Whether the ids of `self` mean the same in `other`, which may have further ids.
+    /// Returns whether the ids of `self` mean the same in `other`, which may have further ids.
     pub fn agrees_with(&self, other: &Tokenizer) -> bool {
         self.digest() == other.digest()
             || [self.separated, true].into_iter().any(|separated| {
@@ -387,7 +387,7 @@ impl Tokenizer {
         }
     }
 
-    /// What was guessed, assumed, applied or added when the files were read, for people.
+    /// Notes for people on what was guessed, assumed, applied or added when the files were read.
     pub fn notes(&self) -> &[String] {
         match &*self.algorithm {
             Algorithm::HuggingFace(opened) => opened.notes(),
@@ -408,7 +408,7 @@ impl Tokenizer {
         format!("{kind}, {} ids", self.vocab_size())
     }
 
-    /// What separates and encloses documents, for messages.
+    /// Describes what separates and encloses documents, for messages.
     pub fn describe_boundaries(&self) -> String {
         let spelled = |id: u32| match &*self.algorithm {
             Algorithm::HuggingFace(opened) => {
@@ -449,7 +449,7 @@ impl Tokenizer {
         }
     }
 
-    /// Whether no position is known at which a text may be cut, so that it is encoded in windows that overlap. Normalisers and
+    /// Returns whether no position is known at which a text may be cut, so that it is encoded in windows that overlap. Normalisers and
     /// added prefixes of a `tokenizer.json` may look at the whole text.
     pub(crate) fn needs_windows(&self) -> bool {
         matches!(*self.algorithm, Algorithm::HuggingFace(_))
@@ -463,7 +463,7 @@ impl Tokenizer {
         }
     }
 
-    /// Whether windows may be joined within a pre-token.
+    /// Returns whether windows may be joined within a pre-token.
     pub(crate) fn joins_within_words(&self) -> bool {
         matches!(&*self.algorithm, Algorithm::HuggingFace(opened) if opened.library.model() == "BPE")
     }

@@ -38,8 +38,8 @@ const REFUSED: [(&str, Value); 4] = [
     ("do_subword_tokenize", Value::Bool(true)),
 ];
 
-/// What `config` (`tokenizer_config.json`) changes of a file with these parts, and for people what was applied. The error is
-/// a reason to print.
+/// Changes by `config` (`tokenizer_config.json`) to a file with these parts, and notes for people on what was applied. The error is a
+/// reason to print.
 pub(super) fn changes(
     config: &Value,
     normalizer: &Value,
@@ -129,13 +129,13 @@ fn changed_normalizer(
     if given.as_bool().is_none_or(|given| given == does) { Ok(changed) } else { Err(()) }
 }
 
-/// Whether a part, or one of those in a sequence, is such.
+/// Returns whether a part, or one of those in a sequence, satisfies `is_such`.
 fn contains(part: &Value, is_such: &dyn Fn(&Value) -> bool) -> bool {
     let inner = ["normalizers", "pretokenizers"].iter().filter_map(|key| part[*key].as_array());
     is_such(part) || inner.flatten().any(|part| contains(part, is_such))
 }
 
-/// Whether a text gets a space before its first word.
+/// Returns whether a text gets a space before its first word.
 fn has_prefix_space(normalizer: &Value, pre_tokenizer: &Value) -> bool {
     contains(normalizer, &|part| part["type"] == "Prepend")
         || contains(pre_tokenizer, &|part| match part["type"].as_str() {

@@ -32,11 +32,11 @@ const KNOWN: [(&str, &[&str]); 7] = [
 pub struct SpecialToken {
     /// The key of `tokenizer_config.json`.
     pub role: &'static str,
-    /// How the token is spelled.
+    /// Spelling of the token.
     pub content: String,
     /// Its id.
     pub id: u32,
-    /// What says so, for messages.
+    /// Source of the token, for messages.
     pub source: String,
 }
 
@@ -66,7 +66,7 @@ fn yes() -> bool {
     true
 }
 
-/// What the files say about special tokens.
+/// Declarations of special tokens in the files.
 #[derive(Debug, Default)]
 pub(super) struct Declared {
     /// The token of a role, or `None` where a file says that there is none.
@@ -139,7 +139,7 @@ impl Declared {
         Ok(tokens)
     }
 
-    /// Whether a file names the token of any role.
+    /// Returns whether a file names the token of any role.
     fn names_roles(&self) -> bool {
         self.roles.iter().any(|(_, token)| token.is_some())
     }

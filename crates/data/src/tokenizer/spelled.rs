@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use super::hugging_face_files::{END_OF_TEXT, MASK};
 use super::{Algorithm, Tokenizer};
 
-/// How often texts spell each special token, and how many ids stand for unknown text.
+/// Counts of the special tokens that texts spell, and of the ids that stand for unknown text.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Spelled {
     counts: BTreeMap<String, u64>,
@@ -22,7 +22,7 @@ impl Spelled {
         self.unknown += other.unknown;
     }
 
-    /// How often a token was spelled.
+    /// Number of times that a token was spelled.
     pub fn count(&self, token: &str) -> u64 {
         self.counts.get(token).copied().unwrap_or(0)
     }
@@ -69,7 +69,7 @@ impl Tokenizer {
         spelled
     }
 
-    /// What to tell people about these counts; at most two lines.
+    /// Describes these counts to people, in at most two lines.
     pub fn describe_spelled(&self, spelled: &Spelled) -> Vec<String> {
         let mut lines = Vec::new();
         let total: u64 = spelled.counts.values().sum();

@@ -1,5 +1,5 @@
-//! What stands for the tokenizers of other crates in a build without the feature `tokenizers`: they cannot be made, and the
-//! error says how to get them.
+//! Stand-ins for the tokenizers of other crates in a build without the feature `tokenizers`: they cannot be made, and the error says how to
+//! get them.
 
 use std::convert::Infallible;
 

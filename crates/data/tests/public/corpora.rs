@@ -1,4 +1,4 @@
-//! What of files and folders becomes documents, and documents become tokens.
+//! Documents that files and folders become, and tokens that documents become.
 
 use std::fs;
 use std::path::{Path, PathBuf};

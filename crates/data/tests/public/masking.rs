@@ -1,4 +1,4 @@
-//! What is hidden in the samples of a masked language model: how many tokens, by what, and always the same.
+//! Tokens that are hidden in the samples of a masked language model: how many, by what, and always the same.
 
 use phalanx_data::{EvaluationWindows, Masking, NOT_PREDICTED, SampleOrder, Sampler, Tokens};
 

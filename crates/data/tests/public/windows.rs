@@ -10,7 +10,7 @@ use crate::{assert_says, corpus, folder, write};
 
 const LETTERS: &str = "abcdefghijklmnopqrstuvwxyz0123456789 .,\n▁Ġ";
 
-/// What is merged, the earlier first: words, numbers, and runs whose tokens depend on where they begin.
+/// Merges, the earlier first: words, numbers, and runs whose tokens depend on where they begin.
 const MERGES: [(&str, &str); 14] = [
     ("t", "h"),
     ("th", "e"),
