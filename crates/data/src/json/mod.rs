@@ -204,7 +204,8 @@ pub(crate) enum Start {
     Invalid,
 }
 
-/// Classifies the beginning of `text`: a JSON value or not, within one line if `one_line`. Unless `is_whole`, the text goes on behind its end.
+/// Classifies the beginning of `text`: a JSON value or not, within one line if `one_line`. Unless `is_whole`, the text goes on
+/// behind its end.
 pub(crate) fn start_of(text: &[u8], one_line: bool, is_whole: bool) -> Start {
     let mut scanner = Scanner::new(text, 0, one_line);
     match scanner.value() {

@@ -143,7 +143,8 @@ impl TokenizerFiles {
     }
 }
 
-/// Returns whether a folder has a file `name`. A folder of that name does not count; a link that leads nowhere does, and is an error of reading.
+/// Returns whether a folder has a file `name`. A folder of that name does not count; a link that leads nowhere does, and is an
+/// error of reading.
 fn is_there(dir: &Path, name: &str) -> bool {
     let path = dir.join(name);
     path.symlink_metadata().is_ok() && !path.is_dir()
