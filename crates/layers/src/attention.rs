@@ -27,9 +27,9 @@ pub struct Attention {
     pub all_heads: usize,
 }
 
-/// What backward reads beside queries, keys, values and the output.
+/// State that backward reads beside queries, keys, values and the output.
 pub struct SavedAttention {
-    /// `[batch, heads, seq]`; None where keys and values are in a cache, and no backward follows.
+    /// `[batch, heads, seq]`; None if keys and values are in a cache, and no backward follows.
     log_sum_exp: Option<Tensor>,
     /// The dropout whose mask was applied.
     dropout: Option<Dropout>,

@@ -14,7 +14,7 @@ pub struct Call<'a> {
     pub x: Activation,
     /// The result is added to it.
     pub sum: Option<Activation>,
-    /// Whether backward is, or will be, asked for dx.
+    /// True if backward is, or will be, asked for dx.
     pub input_wanted: bool,
 }
 
@@ -94,7 +94,7 @@ impl<'a> Parameters<'a> {
         self.0.len()
     }
 
-    /// Whether there is none.
+    /// Returns whether there is none.
     pub fn is_empty(self) -> bool {
         self.0.is_empty()
     }
@@ -141,17 +141,17 @@ impl<'a> Parameters<'a> {
         self.0.get(index)?.gradient.as_ref().map(RefCell::borrow_mut)
     }
 
-    /// Whether parameter `index` exists and is trained: what only its gradient reads must be saved.
+    /// Returns whether parameter `index` exists and is trained: if so, tensors that only its gradient reads must be saved.
     pub fn is_trained(self, index: usize) -> bool {
         self.0.get(index).is_some_and(|parameter| parameter.trained)
     }
 
-    /// Whether any of them is trained.
+    /// Returns whether any of them is trained.
     pub fn are_trained(self) -> bool {
         self.0.iter().any(|parameter| parameter.trained)
     }
 
-    /// Whether there is memory for the gradient of a parameter.
+    /// Returns whether there is memory for the gradient of any parameter.
     pub fn want_gradients(self) -> bool {
         self.0.iter().any(|parameter| parameter.gradient.is_some())
     }

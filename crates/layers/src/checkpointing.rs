@@ -50,9 +50,9 @@ impl Checkpointing {
 /// A layer that saves only its input; its backward runs forward again first.
 pub struct Recompute<L>(pub L);
 
-/// What backward reads beside x.
+/// State that backward reads beside x.
 pub struct SavedRecompute {
-    /// What the dropout masks of forward depend on.
+    /// Key of the dropout masks of forward.
     draw: Option<Draw>,
 }
 

@@ -52,7 +52,7 @@ impl Parts {
     }
 }
 
-/// What the layers of a sequence saved that backward runs.
+/// Tensors saved by those layers of a sequence that backward runs.
 pub struct SavedSequence {
     /// The first of them.
     lowest: usize,
@@ -84,7 +84,7 @@ impl Sequence {
         parameters.iter().position(|own| own.are_trained()).unwrap_or(self.len())
     }
 
-    /// How the tensor before layer `index` is recomputed, when it is not saved. A layer below `lowest` has saved nothing.
+    /// Method to recompute the input of layer `index`, if it is not saved. A layer below `lowest` has saved nothing.
     fn rebuild(&self, index: usize, lowest: usize) -> Option<Rebuild> {
         let before = index.checked_sub(1).filter(|before| *before >= lowest)?;
         let rebuild = self.layers.layer(before).rebuild()?;

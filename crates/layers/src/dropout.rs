@@ -22,16 +22,16 @@ pub struct Dropped {
     pub name: String,
 }
 
-/// What backward reads beside x.
+/// State that backward reads beside x.
 pub struct SavedDropped {
-    /// What f saved, without its input.
+    /// The tensors that f saved, without its input.
     layer: AnySaved,
-    /// What the mask depends on; None when nothing was dropped.
+    /// Key of the mask; None when nothing was dropped.
     draw: Option<Draw>,
 }
 
 impl Dropped {
-    /// What forward saves: the input is that of f.
+    /// Saved state of forward: the input is that of f.
     fn saved(&self, cx: &Context, mut layer: AnySaved) -> Saved<SavedDropped> {
         let x = std::mem::replace(&mut layer.x, Shared::Unread);
         Saved { x, ..Saved::new(SavedDropped { layer, draw: cx.draws(self.p) }) }
@@ -51,7 +51,7 @@ impl Dropped {
         Arc::new(y)
     }
 
-    /// What f saved, and its call, with the derivative of f(x).
+    /// Returns the saved state of f, and its backward call with the derivative of f(x).
     fn undo<'a>(&self, cx: &Context, saved: Saved<SavedDropped>, call: Call<'a>) -> (AnySaved, Call<'a>) {
         let SavedDropped { layer, draw } = saved.own;
         let dy = match draw {

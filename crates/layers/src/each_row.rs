@@ -130,8 +130,8 @@ fn whole(views: &[View]) -> Vec<Vec<f32>> {
     views.iter().map(read).collect()
 }
 
-/// What gradients of `hidden` elements begin with: what they hold where they are added to, or zeros. `gradients` are those that are
-/// wanted.
+/// Initial values of sums for gradients of `hidden` elements: the old contents if they are accumulated into, else zeros.
+/// `gradients` are those that are wanted.
 fn sums(gradients: &[ViewMut], accumulate: &[Option<bool>], hidden: usize) -> Vec<Vec<f32>> {
     let mut wanted = gradients.iter();
     let begin = |accumulate: &Option<bool>| {

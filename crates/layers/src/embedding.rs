@@ -62,7 +62,7 @@ impl Embedding {
         1 + usize::from(self.positions.is_some())
     }
 
-    /// What is added to rows whose positions count from that of the first one, if positions are learned.
+    /// Learned position embeddings, if there are any, for rows whose positions count from that of the first one.
     fn counted<'a>(
         &self,
         cx: &Context,

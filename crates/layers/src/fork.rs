@@ -11,7 +11,7 @@ use crate::saved::{AnySaved, Deferred, Saved, Shared};
 /// `y = (x +) f(x) + g(x) ..`. The last layer of each branch adds to the sum of those before it; in backward so does the first. A
 /// branch that backward does not read, since dx is not wanted and nothing in it is trained, saves nothing.
 pub struct Fork {
-    /// Whether x itself is added.
+    /// True if x itself is added.
     identity: bool,
     branches: Parts,
 }
@@ -27,7 +27,7 @@ impl Fork {
         Fork { identity: false, branches: Parts::new(branches) }
     }
 
-    /// What the first branch adds to, and what is added at the end: the sum of a call, which one addition takes.
+    /// The sum to which the first branch adds, and the sum that is added at the end. One of the two takes the sum of the call.
     fn sums(&self, own: Option<Activation>, outer: Option<Activation>) -> [Option<Activation>; 2] {
         if self.identity { [own, outer] } else { [outer, None] }
     }

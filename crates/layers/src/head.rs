@@ -63,7 +63,7 @@ pub struct LinearCrossEntropy {
     pub init: Init,
 }
 
-/// What a head computes a loss of.
+/// Input from which a head computes a loss.
 #[derive(Clone, Copy)]
 pub struct HeadInput<'a> {
     /// Activations, `[.., hidden]`.
@@ -75,7 +75,7 @@ pub struct HeadInput<'a> {
     pub numbers: CrossEntropy,
     /// The classes whose logits are computed here.
     pub classes: Classes,
-    /// Whether dx is wanted.
+    /// True if dx is wanted.
     pub input_wanted: bool,
 }
 

@@ -20,17 +20,17 @@ pub struct HeadNorm {
     pub names: [String; 2],
     /// The heads that this layer has.
     pub heads: Heads,
-    /// What one norm is over.
+    /// The elements over which one norm is taken.
     pub over: NormOver,
     /// Added to the mean square.
     pub eps: f32,
-    /// Whether gamma is 1 + weight (Gemma).
+    /// True if gamma is 1 + weight (Gemma).
     pub from_one: bool,
     /// The other ranks' heads, if they have others.
     pub among: Option<AmongRanks>,
 }
 
-/// What a norm of queries or keys is over.
+/// Elements over which a norm of queries or keys is taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NormOver {
     /// The elements of a head; all heads share a weight (Qwen3).
@@ -52,8 +52,8 @@ pub struct AmongRanks {
     pub sum: SumOverRanks,
 }
 
-/// What backward reads beside the input: `1 / sqrt(avg(x²) + eps)` of queries and of keys, `[batch * seq, heads]`, or over all heads
-/// `[batch * seq]`.
+/// Tensors that backward reads beside the input: `1 / sqrt(avg(x²) + eps)` of queries and of keys, `[batch * seq, heads]`, or
+/// over all heads `[batch * seq]`.
 pub type SavedHeadNorm = [Tensor; 2];
 
 impl HeadNorm {

@@ -1,4 +1,4 @@
-//! What a model reads of a micro-batch, and the shapes of tensors that have a row for each of its tokens or samples.
+//! Inputs of a model in a micro-batch, and the shapes of tensors that have a row for each of its tokens or samples.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ const DIMS: usize = 3;
 /// The shape of a tensor that has a row for each token, or for each sample, of a micro-batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RowShape {
-    /// Whether it has a row for each token: `[batch, seq, ..]`; else it has one for each sample: `[batch, ..]`.
+    /// True if it has a row for each token: `[batch, seq, ..]`; otherwise it has one for each sample: `[batch, ..]`.
     pub of_tokens: bool,
     dims: [usize; DIMS],
     count: usize,
@@ -76,12 +76,12 @@ impl RowShape {
     }
 }
 
-/// What a model reads of each micro-batch.
+/// Tensor that a model reads in each micro-batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Input {
     /// Its name.
     pub name: &'static str,
-    /// How many ids there are, from 0, where it has ids (u32). None for floats, which have the type of activations.
+    /// Number of ids, which count from 0, for ids (u32). None for floats, which have the type of activations.
     pub bound: Option<usize>,
     /// Its shape.
     pub shape: RowShape,
@@ -98,12 +98,12 @@ impl Input {
         Input { name, bound: None, shape }
     }
 
-    /// What a language model of `vocab` token ids reads: tokens, and a target for each of them.
+    /// Inputs of a language model with `vocab` token ids: tokens, and a target for each of them.
     pub fn of_language_model(vocab: usize) -> Vec<Input> {
         vec![Input::ids(TOKENS, vocab), Input::ids(TARGETS, vocab)]
     }
 
-    /// The element type, where activations have type `compute`.
+    /// The element type, if activations have type `compute`.
     pub fn dtype(&self, compute: DType) -> DType {
         if self.bound.is_some() { DType::U32 } else { compute }
     }

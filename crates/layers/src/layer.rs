@@ -31,17 +31,17 @@ pub struct Context<'a> {
     pub device: &'a Device,
     /// Element type of activations and parameters.
     pub compute: DType,
-    /// Whether backward follows; if not, nothing is saved.
+    /// True if backward follows; if not, nothing is saved.
     pub keep: bool,
-    /// What dropout masks depend on; None outside of training.
+    /// Key of the dropout masks; None outside of training.
     pub draw: Option<Draw>,
-    /// Which rows of the micro-batch are here.
+    /// The rows of the micro-batch that are here.
     pub rows: Rows,
     /// In sampling: keys and values of the rows before the first. Tensors then hold the rows from there on.
     pub cache: Option<&'a KeyValueCache>,
     /// Largest number of bytes of a slice of logits. All ranks have the same, and so has the plan.
     pub slice_bytes: usize,
-    /// The inputs of the micro-batch; None where a layer runs alone.
+    /// The inputs of the micro-batch; None if a layer runs alone.
     pub inputs: Option<&'a Inputs<'a>>,
 }
 
@@ -102,7 +102,7 @@ impl Draw {
 }
 
 impl Context<'_> {
-    /// What the mask of a dropout with probability `p` depends on; None when `p` is 0, and outside of training.
+    /// Key of the mask of a dropout with probability `p`; None when `p` is 0, and outside of training.
     pub fn draws(&self, p: f32) -> Option<Draw> {
         self.draw.filter(|_| p > 0.0)
     }
@@ -155,13 +155,13 @@ impl Context<'_> {
 
 /// A differentiable function with parameters.
 pub trait Layer: Send + Sync {
-    /// What backward reads beside the input and the output.
+    /// State that backward reads beside the input and the output.
     type Own: Send + 'static;
 
     /// The parameters, in the order in which `forward` and `backward` receive them.
     fn parameters(&self) -> Vec<ParameterSpec>;
 
-    /// `y = f(x)`, or `sum + f(x)`, and what backward needs.
+    /// `y = f(x)`, or `sum + f(x)`, and the state that backward needs.
     ///
     /// # Errors
     /// When a collective of the layer fails. Layers without collectives do not fail.
@@ -174,7 +174,7 @@ pub trait Layer: Send + Sync {
     /// The errors of `forward`.
     fn backward(&self, cx: &Context, saved: Saved<Self::Own>, call: Call) -> Result<Option<Activation>>;
 
-    /// Whether each row of the output depends on the same row of the input alone.
+    /// Returns whether each row of the output depends on the same row of the input alone.
     fn is_row_wise(&self) -> bool {
         false
     }
@@ -196,8 +196,8 @@ pub trait Layer: Send + Sync {
         })
     }
 
-    /// What forward saves, for a backward that begins by running forward again. A layer may skip work that only the
-    /// output needs.
+    /// Runs forward only for the tensors that it saves, for a backward that begins by running forward again. A layer may skip
+    /// work that only the output needs.
     ///
     /// # Errors
     /// The errors of `forward`.
@@ -205,7 +205,7 @@ pub trait Layer: Send + Sync {
         Ok(self.forward(cx, call)?.1)
     }
 
-    /// How the output can be recomputed without a matrix product, so that it need not be saved; None where it cannot.
+    /// Method to recompute the output without a matrix product, so that it need not be saved; None if there is none.
     fn rebuild(&self) -> Option<Rebuild> {
         None
     }
@@ -278,12 +278,12 @@ pub trait Layer: Send + Sync {
     }
 }
 
-/// How a layer can recompute its output.
+/// Method by which a layer can recompute its output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rebuild {
-    /// Whether recomputing reads the layer's input.
+    /// True if recomputing reads the layer's input.
     pub reads_input: bool,
-    /// Whether the output is never saved, in any composition.
+    /// True if the output is never saved, in any composition.
     pub always: bool,
 }
 

@@ -21,15 +21,15 @@ pub struct LayerNorm {
     pub hidden: usize,
     /// Added to the variance.
     pub eps: f32,
-    /// Whether the mean is subtracted: without it, this is RMS norm.
+    /// True if the mean is subtracted; otherwise this is RMS norm.
     pub centred: bool,
-    /// Whether there is a beta.
+    /// True if there is a beta.
     pub bias: bool,
-    /// Whether gamma is 1 + weight (Gemma).
+    /// True if gamma is 1 + weight (Gemma).
     pub from_one: bool,
 }
 
-/// What backward reads beside x.
+/// Tensors that backward reads beside x.
 pub struct SavedLayerNorm {
     /// `[batch * seq]`; None for RMS norm.
     mean: Option<Tensor>,

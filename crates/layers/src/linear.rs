@@ -27,11 +27,11 @@ pub struct Linear {
     pub layout: Layout,
     /// Initial weight; the bias starts at zero.
     pub init: Init,
-    /// Whether there is a bias.
+    /// True if there is a bias.
     pub bias: bool,
-    /// Which share of the outputs this layer computes.
+    /// The share of the outputs that this layer computes.
     pub share_of_outputs: Share,
-    /// Which share of the inputs this layer has.
+    /// The share of the inputs that this layer has.
     pub share_of_inputs: Share,
 }
 
@@ -42,7 +42,7 @@ pub struct Output {
     pub name: String,
     /// Its columns.
     pub width: usize,
-    /// How it may be divided.
+    /// Pieces into which it may be divided.
     pub pieces: Pieces,
 }
 
@@ -59,11 +59,11 @@ impl Output {
     }
 }
 
-/// What the first part of backward saves for the second.
+/// Tensors that the first part of backward saves for the second.
 pub(crate) struct DeferredLinear {
-    /// `[.., in]`; None where all weights are frozen.
+    /// `[.., in]`; None if all weights are frozen.
     pub(crate) x: Option<Activation>,
-    /// `[.., out]`; None where nothing is trained.
+    /// `[.., out]`; None if nothing is trained.
     pub(crate) dy: Option<Activation>,
 }
 

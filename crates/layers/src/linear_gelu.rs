@@ -23,16 +23,16 @@ pub struct LinearGelu {
     pub gelu: Gelu,
 }
 
-/// What backward reads beside x.
+/// Tensors that backward reads beside x.
 pub struct SavedLinearGelu {
     /// `[batch, seq, out]`, before GELU.
     pre: Tensor,
 }
 
-/// What the first part of backward saves for the second.
+/// Tensors that the first part of backward saves for the second.
 struct DeferredLinearGelu {
     linear: Deferred,
-    /// `[out]`, where it is wanted.
+    /// `[out]`, if it is wanted.
     db: Option<Tensor>,
 }
 

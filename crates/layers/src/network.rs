@@ -12,12 +12,12 @@ use crate::inputs::RowShape;
 use crate::layer::AnyLayer;
 use crate::parameter::ParameterSpec;
 
-/// What a block is in its model.
+/// Role of a block in its model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BlockRole {
     /// One of the many blocks of equal shape that make up the depth of the model.
     Transformer,
-    /// What comes before or after them: an embedding, a last norm, the transform before the head.
+    /// A block before or after them: an embedding, a last norm, the transform before the head.
     End,
 }
 
@@ -25,7 +25,7 @@ pub enum BlockRole {
 pub struct Block {
     /// Name in messages: `embedding`, `h.3`.
     pub name: String,
-    /// What the block is in the model; `parallel.cut = "uniform"` gives every stage as many Transformer blocks.
+    /// Role in the model; `parallel.cut = "uniform"` gives every stage the same number of Transformer blocks.
     pub role: BlockRole,
     /// The layer of the block.
     pub layer: Box<dyn AnyLayer>,
@@ -49,7 +49,7 @@ pub struct Network {
     pub input: Option<RowShape>,
     /// For each parameter: its number in the whole network.
     pub numbers: Vec<usize>,
-    /// Whether a parameter of an earlier stage is trained.
+    /// True if a parameter of an earlier stage is trained.
     pub trained_before: bool,
 }
 
@@ -117,8 +117,8 @@ impl Network {
         self.parameters.iter().flat_map(ParameterSpec::members)
     }
 
-    /// Whether a block before block `index` of the whole network has a trained parameter: then backward is asked for the derivative
-    /// of its input. `index` counts the blocks of this stage.
+    /// Returns whether any block before block `index`, in this stage or an earlier one, has a trained parameter: then backward
+    /// must compute the derivative of its input. `index` counts the blocks of this stage.
     pub fn wants_input(&self, index: usize) -> bool {
         self.trained_before || index > self.lowest()
     }

@@ -14,24 +14,24 @@ use crate::share::{CannotCut, Pieces, Share};
 pub struct ParameterSpec {
     /// Full name, as in Hugging Face checkpoints of the model. Parameters of equal names are one parameter (tied).
     pub name: String,
-    /// What it is in its layer.
+    /// Its role in the layer.
     pub kind: Kind,
     /// Shape of this rank's part.
     pub shape: Vec<usize>,
     /// Initial values.
     pub init: Init,
-    /// Which part of the whole parameter this is; None for the whole.
+    /// The part of the whole parameter that this is; None for the whole.
     pub part: Option<Part>,
-    /// Whether it lies directly behind the layer's previous parameter where both are trained, or both frozen, so that one product
+    /// True if it lies directly behind the layer's previous parameter when both are trained or both frozen, so that one product
     /// reads both. Both have the same kind and, but for the first, the same extents.
     pub joins: bool,
     /// The parameters that lie one behind another in this one, along dimension 0, if there are several ([`ParameterSpec::members`]).
     pub joined: Vec<ParameterSpec>,
-    /// Whether it is trained. A frozen one has no gradient, optimizer state or master weights, and what only its gradient would
-    /// read is not saved. Layers say true; the run decides ([`crate::Network::freezing`]).
+    /// True if it is trained. A frozen one has no gradient, optimizer state or master weights, and tensors that only its gradient
+    /// would read are not saved. Layers say true; the run decides ([`crate::Network::freezing`]).
     pub trained: bool,
-    /// Whether the gradient that the layer writes is one term of a sum over the ranks that hold other rows of its
-    /// activations. The terms are summed before the update.
+    /// True if the gradient that the layer writes is one term of a sum over the ranks that hold other rows of its activations.
+    /// The terms are summed before the update.
     pub partial: bool,
 }
 

@@ -7,7 +7,7 @@ pub struct Rows {
     pub tokens: [usize; 2],
     /// Number of the first row of tensors that hold only some rows.
     pub first: usize,
-    /// Whether a sequence may have several documents, which do not see each other: the input
+    /// True if a sequence may have several documents, which do not see each other: the input
     /// [`POSITIONS`](crate::inputs::POSITIONS) says where each begins. If not, each sequence is one.
     pub documents: bool,
 }

@@ -1,14 +1,14 @@
-//! What a layer's forward saves for its backward.
+//! State that a layer's forward saves for its backward.
 //!
-//! Three things: the layer's input and output, where backward reads them, and a struct of the layer's own. Input and
-//! output are shared with the neighbouring layers (one tensor, counted owners). So whoever composes layers can free a
-//! tensor that can be recomputed, everywhere it is held, and put it back before the first backward that reads it.
+//! Three things: the layer's input and output, where backward reads them, and a struct of the layer's own. Input and output are
+//! shared with the neighbouring layers (one tensor, counted owners). So a composition of layers can free a tensor that can be
+//! recomputed, everywhere it is held, and put it back before the first backward that reads it.
 
 use std::any::Any;
 
 use crate::activation::Activation;
 
-/// What a layer's forward saves for its backward.
+/// State that a layer's forward saves for its backward.
 pub struct Saved<Own> {
     /// The layer's input.
     pub x: Shared,
@@ -21,7 +21,7 @@ pub struct Saved<Own> {
 /// The own struct of a layer of any type.
 pub type AnyOwn = Box<dyn Any + Send>;
 
-/// What a layer of any type saves.
+/// State that a layer of any type saves.
 pub type AnySaved = Saved<AnyOwn>;
 
 impl<Own> Saved<Own> {
@@ -59,7 +59,7 @@ impl AnySaved {
     }
 }
 
-/// What the first part of backward saves for the second, which knows its type.
+/// State that the first part of backward saves for the second, which knows its type.
 pub struct Deferred(AnyOwn);
 
 impl Deferred {
@@ -116,12 +116,12 @@ impl Shared {
         }
     }
 
-    /// Whether backward does not read it.
+    /// Returns whether backward does not read it.
     pub fn is_unread(&self) -> bool {
         matches!(self, Shared::Unread)
     }
 
-    /// Whether it must be recomputed.
+    /// Returns whether it must be recomputed.
     pub(crate) fn is_forgotten(&self) -> bool {
         matches!(self, Shared::Forgotten)
     }

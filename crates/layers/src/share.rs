@@ -3,9 +3,9 @@
 /// One of equal shares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Share {
-    /// Which one.
+    /// Index of this share.
     pub index: usize,
-    /// How many there are.
+    /// Number of shares.
     pub of: usize,
 }
 
@@ -34,7 +34,7 @@ pub struct Pieces {
     pub packed: usize,
     /// Number of equal pieces of each (heads).
     pub count: usize,
-    /// Whether several holders may have the same piece where there are more holders than pieces (heads of keys and values).
+    /// True if several holders may have the same piece when there are more holders than pieces (heads of keys and values).
     pub repeat: bool,
 }
 

@@ -59,7 +59,7 @@ fn compositions_do_not_change_a_bit() {
     assert_eq!(numbers(&twice, 2, None), numbers(&adapted(), 2, None));
 }
 
-/// What forward leaves beside its output, in bytes, and the kernels of backward, where these parameters are trained.
+/// Bytes that forward keeps beside its output, and the kernels of backward, if these parameters are trained.
 fn work(
     layer: &dyn AnyLayer,
     trained: &dyn Fn(&str) -> bool,

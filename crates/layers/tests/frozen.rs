@@ -69,7 +69,7 @@ fn run(layer: &dyn AnyLayer, device: &Device, case: &Case) -> Bits {
     Bits { y: bits(&y), dx: dx.map(|dx| bits(&dx)), gradients }
 }
 
-/// Whether a parameter of this name is trained.
+/// Predicate: the parameter of this name is trained.
 type IsTrained = fn(&str) -> bool;
 
 const TRAINED: [(&str, IsTrained); 9] = [

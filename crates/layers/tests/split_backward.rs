@@ -41,16 +41,16 @@ const SPLIT: [(&str, [Pass; 6]); 3] = [
 /// A layer by name, the width of its input (`None` for tokens) and that of its output.
 type Case = (String, Box<dyn AnyLayer>, Option<usize>, usize);
 
-/// How the layer is run.
+/// Setting in which the layer is run.
 #[derive(Clone, Copy, Debug)]
 struct Setting {
     compute: DType,
     gradients: DType,
-    /// Whether the gradients hold values already.
+    /// True if the gradients hold values already.
     accumulate: bool,
-    /// Whether forward and backward are given a residual.
+    /// True if forward and backward are given a residual.
     residual: bool,
-    /// Whether x, dy and the residuals are also held elsewhere.
+    /// True if x, dy and the residuals are also held elsewhere.
     shared: bool,
 }
 
