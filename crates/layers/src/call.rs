@@ -102,7 +102,7 @@ impl<'a> Parameters<'a> {
     /// The first `count` declared parameters, and the others.
     ///
     /// # Panics
-    /// Where one is joined with the next.
+    /// If one is joined with the next.
     pub fn split_at(self, count: usize) -> (Parameters<'a>, Parameters<'a>) {
         let (mut at, mut declared) = (0, 0);
         while declared < count {

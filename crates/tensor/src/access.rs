@@ -1,6 +1,6 @@
-//! How work uses a piece of memory.
+//! Kind of access to a piece of memory.
 
-/// Whether an operation reads or writes an operand.
+/// Access of an operation to an operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
     /// The operand is only read.

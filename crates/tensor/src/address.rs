@@ -2,12 +2,12 @@
 
 use std::ptr::NonNull;
 
-/// Where memory is: an address that only its device may follow, an offset on disk, or on `Meta` which piece of what it
-/// would be.
+/// Position of memory: an address that only its device may follow, an offset on disk, or on `Meta` an allocation and an offset in
+/// it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Address(pub(crate) Location);
 
-/// What an [`Address`] is.
+/// Kinds of [`Address`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Location {
     Memory(NonNull<u8>),

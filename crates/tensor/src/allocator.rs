@@ -5,7 +5,7 @@
 
 use std::alloc::{GlobalAlloc, Layout, System};
 
-/// What a program without memory says. Nothing may be formatted any more.
+/// Message of a program that has run out of memory. It is constant, since nothing may be formatted any more.
 const MESSAGE: &[u8] =
     b"error: the system gives no more memory to this program; `ulimit -d` and `ulimit -v` limit it, \
 and `phalanx plan` says what needs less\n";

@@ -31,7 +31,7 @@ use crate::record::Recorder;
 use crate::region::Region;
 use crate::replay::Replay;
 
-/// What a buffer remembers to give its memory back.
+/// Record with which a buffer gives its memory back.
 pub(crate) struct Allocation {
     pub(crate) address: Address,
     pub(crate) bytes: usize,
@@ -47,10 +47,10 @@ pub struct Arena {
     flights: Arc<Flights>,
 }
 
-/// How an arena hands out memory.
+/// Strategy by which an arena hands out memory.
 enum Backing {
     Recording(Arc<Recorder>),
-    /// What was freed, by its bytes, where it is kept for later allocations.
+    /// Freed memory by size, if it is kept for later allocations.
     Heap(Option<Mutex<Freed>>),
     Replaying {
         space: Space,
@@ -76,7 +76,7 @@ impl Drop for Freed {
     }
 }
 
-/// What an arena hands out ranges of.
+/// Memory of which an arena hands out ranges.
 enum Space {
     Mapped(Region),
     Disk(Arc<DiskMemory>),

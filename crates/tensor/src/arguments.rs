@@ -22,12 +22,12 @@ pub fn logits_stride(columns: usize) -> usize {
     columns.next_multiple_of(if columns < 1024 { 8 } else { 64 })
 }
 
-/// Whether rows of `stored` elements are rows of `columns` elements, or such rows with the padding of logits.
+/// Returns whether rows of `stored` elements are rows of `columns` elements, or such rows with the padding of logits.
 pub(crate) fn holds_rows(stored: usize, columns: usize) -> bool {
     stored == columns || stored == logits_stride(columns)
 }
 
-/// How a weight matrix lies in memory.
+/// Memory layout of a weight matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Layout {
     /// `[in, out]`: Hugging Face's `Conv1D`, as in GPT-2.
@@ -111,13 +111,13 @@ impl Heads {
         self.heads / self.kv_heads
     }
 
-    /// How far behind and ahead of itself a position sees.
+    /// Number of positions before and after itself that a position attends to.
     pub fn reach(&self) -> [usize; 2] {
         let far = self.window.map_or(usize::MAX, |window| window - 1);
         [far, if self.causal { 0 } else { far }]
     }
 
-    /// What q·kᵀ is multiplied by for exponents of 2: `log2(e) * scale`. Under a cap it is that of `tanh(score / c)`.
+    /// Factor of q·kᵀ for exponents of 2: `log2(e) * scale`. Under a cap it is the factor of `tanh(score / c)`.
     pub fn exponent_factor(&self) -> f32 {
         let root = match self.soft_cap {
             Some(cap) => 1.0 / f64::from(cap),
@@ -127,7 +127,7 @@ impl Heads {
         (std::f64::consts::LOG2_E / root) as f32
     }
 
-    /// What q·kᵀ is multiplied by under a cap, before the hyperbolic tangent.
+    /// Factor of q·kᵀ under a cap, before the hyperbolic tangent.
     pub fn tanh_factor(&self) -> Option<f32> {
         self.soft_cap.map(|cap| self.scale / cap)
     }
@@ -146,7 +146,8 @@ fn default_scale(head_dim: usize) -> f32 {
     1.0 / (head_dim as f32).sqrt()
 }
 
-/// What of each row a norm normalises: `count` vectors one behind another, each by itself. An epsilon alone is that of whole rows.
+/// Vectors of each row that a norm normalises: `count` of them one behind another, each by itself. A bare epsilon means whole
+/// rows.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RowNorm {
     /// Added to the variance.
@@ -157,7 +158,7 @@ pub struct RowNorm {
     pub first: usize,
     /// Number of vectors of a row.
     pub count: usize,
-    /// Whether each vector is a head, of which ranks may have different ones.
+    /// True if each vector is a head; ranks may have different heads.
     pub by_heads: bool,
 }
 
@@ -212,8 +213,8 @@ pub enum Gate {
     Gelu(Gelu),
 }
 
-/// What an id asks for in a table. An id of 32 bits holds a token below and a token type (BERT's segment) in
-/// its upper bit, so that one tensor brings both to a model.
+/// Row of a table that an id selects. An id of 32 bits holds a token below and a token type (BERT's segment) in its upper bit, so
+/// that one tensor brings both to a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lookup {
     /// Row `token - first`: the table holds rows `first ..` of a vocabulary, and a token whose row is
@@ -285,7 +286,7 @@ pub struct Sgd {
     pub first: bool,
 }
 
-/// What a linear layer does to its product before it is stored.
+/// Additions of a linear layer to its product before it is stored.
 #[derive(Clone, Copy, Default)]
 pub struct Epilogue<'a> {
     /// `[out]`, added to every row.
@@ -314,9 +315,9 @@ pub struct Dropout {
 /// 1512.00567; Chowdhery et al., arXiv 2204.02311).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CrossEntropy {
-    /// What the sum of losses is multiplied by.
+    /// Factor of the sum of losses.
     pub scale: f32,
-    /// What the derivatives of the sum are multiplied by: `scale`, times the loss scale of f16.
+    /// Factor of the derivatives of the sum: `scale`, times the loss scale of f16.
     pub gradient_scale: f32,
     /// Probability that is spread over all classes.
     pub label_smoothing: f32,
@@ -331,11 +332,11 @@ impl CrossEntropy {
     }
 }
 
-/// What becomes of a global gradient norm.
+/// Clipping of gradients by their global norm.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Clip {
     /// Largest norm; 0 for no clipping.
     pub max_norm: f32,
-    /// What gradients were multiplied by (the loss scale); 1 for nothing.
+    /// Loss scale by which gradients were multiplied; 1 for none.
     pub loss_scale: f32,
 }

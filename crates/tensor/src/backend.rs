@@ -1,4 +1,4 @@
-//! What executes the calls of a device, and when: the contract between [`Device`](crate::Device) and its machine.
+//! `Backend`: executes the calls of a device. The contract between [`Device`](crate::Device) and its machine.
 //!
 //! Work is issued to named streams. Calls of one stream run in the order in which they were issued; calls of
 //! different streams run beside each other unless an event orders them, as in CUDA. Implementations:
@@ -33,13 +33,13 @@ pub trait Kernels: Send + Sync {
 
 /// One call of an operation, on its way to whatever executes it.
 pub struct Call<'a> {
-    /// What to compute.
+    /// Operation to compute.
     pub operation: Operation<'a>,
     /// The name under which it is timed and reported: the operation's, or what the caller does with it.
     pub name: &'static str,
-    /// Where it was asked for.
+    /// Call site.
     pub site: Site,
-    /// Where its time is added, when kernels are timed.
+    /// Timer to which its time is added, when kernels are timed.
     pub timer: Option<Timer>,
 }
 
@@ -57,13 +57,13 @@ impl Call<'_> {
 pub struct DiskTransfer<'a> {
     /// The disk memory.
     pub disk: Arc<DiskMemory>,
-    /// What is copied where; exactly one of the two lies in the disk memory.
+    /// Source and destination; exactly one of the two lies in the disk memory.
     pub copy: Copy<'a>,
     /// The name under which it is timed and reported.
     pub name: &'static str,
-    /// Where it was asked for.
+    /// Call site.
     pub site: Site,
-    /// Where its time is added, when kernels are timed.
+    /// Timer to which its time is added, when kernels are timed.
     pub timer: Option<Timer>,
 }
 
@@ -84,7 +84,7 @@ impl DiskTransfer<'_> {
         }
     }
 
-    /// What is moved.
+    /// Transfer between disk memory and host memory.
     fn bytes(&self) -> Result<Transfer, String> {
         let (from, to) = (self.copy.from.address(), self.copy.to.address());
         let memory = |address: Address| address.real().map(|memory| memory.as_ptr().expose_provenance());
@@ -130,11 +130,11 @@ impl DiskTransfer<'static> {
     }
 }
 
-/// Where the time of a call is added when it has run.
+/// Profile, key and stream under which the time of a call is counted when it has run.
 pub struct Timer {
     /// The profile.
     pub profile: Arc<Profile>,
-    /// What it is counted under.
+    /// Key under which it is counted.
     pub key: KernelKey,
     /// The stream on which it runs.
     pub stream: Stream,
@@ -156,7 +156,7 @@ pub trait Backend: Send + Sync {
     /// Threads that one kernel uses.
     fn threads(&self) -> usize;
 
-    /// Whether the host may read and write tensors in device memory, when no kernel does.
+    /// Returns whether the host may read and write tensors in device memory, when no kernel does.
     fn is_host_addressable(&self) -> bool;
 
     /// Issues a call to a stream.
@@ -174,7 +174,7 @@ pub trait Backend: Send + Sync {
     /// The end of everything that was issued to `stream` so far.
     fn record(&self, stream: Stream) -> StreamEvent;
 
-    /// What is issued to `stream` from here on runs after `event`.
+    /// Makes work that is issued to `stream` from here on run after `event`.
     fn wait(&self, stream: Stream, event: StreamEvent);
 
     /// Blocks the host until `event` has happened.
@@ -184,7 +184,7 @@ pub trait Backend: Send + Sync {
     /// this returns, whatever it returns.
     fn synchronize(&self, event: StreamEvent) -> Result<(), DeviceError>;
 
-    /// How the memory of the device is connected with that of other ranks' devices; None where only the host connects them.
+    /// Links from the memory of the device to that of other ranks' devices; None if only the host connects them.
     fn links(&self) -> Option<&dyn Links> {
         None
     }

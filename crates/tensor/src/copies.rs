@@ -227,8 +227,8 @@ impl Device {
             .try_for_each(|stream| self.backend.synchronize(self.backend.record(stream)))
     }
 
-    /// What is issued to `stream` from here on runs after `event`, which may be of any stream: [`PendingCopy::done`],
-    /// [`PendingHostWork::done`](crate::PendingHostWork::done). The host goes on at once where the device lets its streams wait for
+    /// Makes work that is issued to `stream` from here on run after `event`, which may be of any stream: [`PendingCopy::done`],
+    /// [`PendingHostWork::done`](crate::PendingHostWork::done). The host goes on at once if the device lets its streams wait for
     /// each other.
     pub fn run_after(&self, event: StreamEvent, stream: Stream) {
         self.backend.wait(stream, event);

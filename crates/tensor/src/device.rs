@@ -115,22 +115,22 @@ impl Device {
         [&self.arena, &self.host, &self.disk]
     }
 
-    /// Where a dry run writes; groups add their collectives to it.
+    /// Recorder of a dry run; groups add their collectives to it.
     pub fn recorder(&self) -> Option<&Arc<Recorder>> {
         self.recorder.as_ref()
     }
 
-    /// Whether nothing is computed here.
+    /// Returns whether nothing is computed here.
     pub fn is_meta(&self) -> bool {
         self.recorder.is_some()
     }
 
-    /// Whether the host, and transports that read host memory, may read device memory in place.
+    /// Returns whether the host, and transports that read host memory, may read device memory in place.
     pub fn is_host_addressable(&self) -> bool {
         self.backend.is_host_addressable()
     }
 
-    /// How the memory of the device is connected with that of other ranks' devices; None where only the host connects them.
+    /// Links from the memory of the device to that of other ranks' devices; None if only the host connects them.
     pub fn links(&self) -> Option<&dyn Links> {
         self.backend.links()
     }
@@ -259,7 +259,7 @@ impl Device {
         self.backend.launch(self.stream, Call { operation: operation.into(), name, site, timer });
     }
 
-    /// Where the time of a call on `stream` goes, when kernels are timed.
+    /// Timer for a call on `stream`, when kernels are timed.
     pub(crate) fn timer(&self, name: &'static str, price: Price, stream: Stream) -> Option<Timer> {
         let profile = self.profile.as_ref().filter(|profile| !profile.is_paused())?;
         let key = KernelKey { name, flops: price.flops, bytes: price.bytes, rate: price.rate };

@@ -19,8 +19,8 @@ pub struct DeviceError {
     pub device: &'static str,
     /// Name of the operation, the copy or the access by the host.
     pub call: &'static str,
-    /// Where it was asked for.
+    /// Call site.
     pub site: Site,
-    /// What happened.
+    /// Description of the failure.
     pub reason: String,
 }

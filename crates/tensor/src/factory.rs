@@ -13,7 +13,7 @@ use crate::device::Device;
 use crate::disk::{DiskMemory, DiskOptions};
 use crate::region::Region;
 
-/// How matrix products of f32 and f16 are computed. Those of bf16 use tile registers where a processor has them.
+/// Method to compute matrix products of f32 and f16. Those of bf16 use tile registers if the processor has them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProductMethod {
     /// By multiply-adds of f32.
@@ -24,13 +24,13 @@ pub enum ProductMethod {
     Tf32,
 }
 
-/// What the device of one rank must have.
+/// Requirements for the device of one rank.
 pub struct DeviceRequest<'a> {
     /// Number of the device among those of the run.
     pub index: usize,
     /// Threads that compute.
     pub threads: usize,
-    /// How matrix products are computed where a device has several ways; None for the way that the device chooses.
+    /// Method to compute matrix products, if the device has several; None lets the device choose.
     pub products: Option<ProductMethod>,
     /// The plan of the device's own memory.
     pub device_plan: &'a MemoryPlan,
@@ -38,10 +38,10 @@ pub struct DeviceRequest<'a> {
     pub host_plan: &'a MemoryPlan,
     /// The plan of the rank's disk memory.
     pub disk_plan: &'a MemoryPlan,
-    /// Where the disk memory lies. It may be left out when the plan places nothing on disk.
+    /// Options of the disk memory. They may be left out when the plan places nothing on disk.
     pub disk: Option<&'a DiskOptions>,
-    /// Whether the pages of host memory are locked, so that the system keeps them where they are. None: where the device
-    /// copies from host memory by itself, and the system allows it.
+    /// True if the pages of host memory are locked, so that the system keeps them where they are. None: locked if the device
+    /// copies from host memory by itself and the system allows it.
     pub pin_host: Option<bool>,
     /// Maps so many bytes of memory that the transport of the rank's collectives can read: called once, with the size of
     /// the memory from which collectives are sent.
@@ -49,10 +49,11 @@ pub struct DeviceRequest<'a> {
 }
 
 impl DeviceRequest<'_> {
-    /// Locks the pages of a rank's host memory if the request says so. `copies_by_itself`: whether the device does.
+    /// Locks the pages of a rank's host memory if the request says so. `copies_by_itself`: true if the device copies from host
+    /// memory by itself.
     ///
     /// # Errors
-    /// Where the request wants locked memory and the system refuses it.
+    /// If the request wants locked memory and the system refuses it.
     pub fn pin(&self, host: &Region, copies_by_itself: bool) -> std::io::Result<()> {
         match self.pin_host {
             Some(false) => Ok(()),
@@ -82,12 +83,12 @@ impl DeviceRequest<'_> {
 
 /// Makes the devices of a run.
 pub trait DeviceFactory: Send + Sync {
-    /// Whether the host, and transports that read host memory, can read device memory in place. Dry runs are planned
+    /// Returns whether the host, and transports that read host memory, can read device memory in place. Dry runs are planned
     /// accordingly.
     fn is_host_addressable(&self) -> bool;
 
-    /// Bytes that each device takes of its memory beside the plan, for kernels and its driver; None where device memory is memory
-    /// of the machine.
+    /// Bytes that each device takes of its memory beside the plan, for kernels and its driver; None if device memory is memory of
+    /// the machine.
     fn beside_plan(&self) -> Option<u64> {
         None
     }

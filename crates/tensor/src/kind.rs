@@ -1,6 +1,6 @@
-//! What parameters are, for layers that declare them and optimizers that update them.
+//! Kinds of parameters, for layers that declare them and optimizers that update them.
 
-/// What a parameter is in its layer. Optimizers treat kinds differently.
+/// Role of a parameter in its layer. Optimizers treat kinds differently.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
     /// The weight of a linear layer.
@@ -18,7 +18,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Whether weight decay acts on parameters of this kind: on matrices, tables and heads, as nanoGPT has it.
+    /// Returns whether weight decay acts on parameters of this kind: on matrices, tables and heads, as nanoGPT has it.
     pub fn decays(self) -> bool {
         matches!(self, Kind::Matrix | Kind::Table | Kind::Head)
     }

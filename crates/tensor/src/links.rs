@@ -11,7 +11,7 @@ use crate::events::DeviceError;
 /// Bytes of an invitation.
 pub const INVITATION_BYTES: usize = 128;
 
-/// What the ranks of a link know of each other before they are connected.
+/// Data that the ranks of a link exchange before they are connected.
 pub type Invitation = [u8; INVITATION_BYTES];
 
 /// The number of a link of a device.
@@ -48,7 +48,7 @@ impl Span {
 pub struct Message {
     /// The other rank, by its number in the group.
     pub peer: usize,
-    /// Whether it is sent.
+    /// True if it is sent.
     pub is_sent: bool,
     /// The buffer.
     pub buffer: Span,
@@ -69,9 +69,9 @@ pub struct PartsSum {
     pub own: Span,
     /// The parts of the others one behind the other, in the order of their ranks.
     pub others: Span,
-    /// Where the sum goes. It may be `own`.
+    /// Destination of the sum. It may be `own`.
     pub target: Span,
-    /// Whether the sum is added to what is there.
+    /// True to accumulate into `target`.
     pub accumulate: bool,
 }
 
@@ -80,9 +80,9 @@ pub struct PartsSum {
 pub enum LinkStep {
     /// Part r of `whole` becomes the part of rank r; `part` may be this rank's part of `whole`.
     AllGather {
-        /// What this rank gives.
+        /// Part that this rank contributes.
         part: Span,
-        /// What it gets.
+        /// Result.
         whole: Span,
     },
     /// The buffer becomes that of `root`.
@@ -96,19 +96,19 @@ pub enum LinkStep {
     Exchange(Vec<Message>),
     /// A copy within this rank's memory.
     Copy {
-        /// What is copied.
+        /// Source.
         from: Span,
-        /// Where to.
+        /// Destination.
         to: Span,
     },
     /// A sum.
     Sum(PartsSum),
 }
 
-/// Whether later work of the compute stream runs behind a call.
+/// Ordering of later work of the compute stream behind a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Follow {
-    /// It does.
+    /// Later work runs behind the call.
     Ordered,
     /// Steps of the call are still to be issued: ask again.
     NotYet,
@@ -155,8 +155,8 @@ pub trait Links: Send + Sync {
     /// When the device cannot.
     unsafe fn start(&self, link: LinkId, steps: Vec<LinkStep>, after: LinkMark) -> Result<(), DeviceError>;
 
-    /// Whether the device has come to the call in progress: what [`Links::mark`] had marked for it is over. A device that cannot tell says so
-    /// of every call; then the time that it computes before counts as time of the call.
+    /// Returns whether the device has reached the call in progress: the work that [`Links::mark`] marked for it is over. A device that
+    /// cannot tell returns true for every call; then the computation before the call counts as time of the call.
     ///
     /// # Errors
     /// When it failed.
@@ -164,7 +164,7 @@ pub trait Links: Send + Sync {
         Ok(true)
     }
 
-    /// Moves a link along; whether what was started on it is over.
+    /// Advances a link; returns whether the call that was started on it is over.
     ///
     /// # Errors
     /// When it failed.

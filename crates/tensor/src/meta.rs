@@ -15,14 +15,14 @@ use crate::view::ViewMut;
 pub struct Meta {
     /// Threads of the device that it stands in for, so that whatever depends on them is planned.
     pub threads: usize,
-    /// Whether the host may read the memory of the device that it stands in for.
+    /// True if the host may read the memory of the device that it stands in for.
     pub host_addressable: bool,
-    /// Where events of streams are written.
+    /// Recorder of the events of streams.
     pub recorder: Arc<Recorder>,
 }
 
 impl Meta {
-    /// Whether work of a stream runs later than it is issued, so that events order it. Where the host can address device
+    /// Returns whether work of a stream runs later than it is issued, so that events order it. If the host can address device
     /// memory, calls run at once, but for transfers of the disk.
     fn runs_later(&self, stream: Stream) -> bool {
         !self.host_addressable || stream == Stream::Disk

@@ -1,10 +1,10 @@
-//! What an operation is: its operands, its checks, its price and its placement rule, said once.
+//! Operations: each declares its operands, checks, price and placement rule once.
 //!
 //! Each operation is a struct of its arguments, declared with `operation!` in one of the files of
-//! [`operations`](crate::operations). [`Describe`] says what the call must satisfy, what it costs and how
-//! it carries placements. From that follow the device (checks), the dry run (trace and placements), the profile
-//! (names and prices), and asynchronous execution: a call is data, which can be queued. To add an operation, add
-//! it to a file of `operations` and add its kernel to each device that computes.
+//! [`operations`](crate::operations). [`Describe`] states the requirements of a call, its price and its placement rule. From that
+//! follow the device (checks), the dry run (trace and placements), the profile (names and prices), and asynchronous execution: a
+//! call is data, which can be queued. To add an operation, add it to a file of `operations` and add its kernel to each device
+//! that computes.
 
 use phalanx_trace::{Memory, Rate, Site};
 
@@ -18,19 +18,18 @@ use crate::record::Recorder;
 use crate::rotary::Rotary;
 use crate::view::{View, ViewMut};
 
-/// What one call costs, on any device.
+/// Price of one call, on any device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Price {
-    /// Floating-point operations of matrix products; 0 where only the bytes count.
+    /// Floating-point operations of matrix products; 0 if only the bytes count.
     pub flops: u64,
     /// Bytes read and written at least.
     pub bytes: u64,
     /// The rate of the machine that limits the call.
     pub rate: Rate,
-    /// How the call counts in the forward pass of a step: its `flops` for a product of the forward pass, minus the
-    /// forward pass's operations for the one backward operation that every forward product has. The sum over a step
-    /// is the number of operations that ran in the forward pass more than once (see
-    /// `phalanx_plan::Cost::model_flops`).
+    /// Contribution to the operations of the forward pass of a step: its `flops` for a product of the forward pass, minus
+    /// the forward pass's operations for the one backward operation that every forward product has. The sum over a step is the
+    /// number of operations that ran in the forward pass more than once (see `phalanx_plan::Cost::model_flops`).
     pub forward_flops: i64,
 }
 
@@ -65,9 +64,9 @@ impl Price {
 
 /// One tensor that an operation reads or writes.
 pub struct Operand<'a> {
-    /// Whether it is written.
+    /// Access: read or written.
     pub access: Access,
-    /// Where it lies. A device may replace it, to compute in another mapping of the same memory.
+    /// Its address. A device may replace it, to compute in another mapping of the same memory.
     pub address: &'a mut Address,
     /// Its length.
     pub bytes: usize,
@@ -166,12 +165,12 @@ no_operands!(
     Sgd
 );
 
-/// What a device must know of an operation before a kernel runs.
+/// Description of an operation, which a device needs before a kernel runs.
 pub trait Describe: Operands {
     /// The operation's name, in traces, profiles and tables.
     const NAME: &'static str;
 
-    /// The name of this call, where calls of one type have several.
+    /// The name of this call, if calls of one type have several.
     fn name(&self) -> &'static str {
         Self::NAME
     }
@@ -180,11 +179,11 @@ pub trait Describe: Operands {
     #[track_caller]
     fn check(&self);
 
-    /// What the call costs. Called after [`Describe::check`].
+    /// Price of the call. Called after [`Describe::check`].
     fn price(&self) -> Price;
 
-    /// Whether the operation writes zeros, which fit every placement: a dry run then follows it even before
-    /// anything was placed.
+    /// Returns whether the operation writes zeros, which fit every placement: a dry run then follows it even before anything was
+    /// placed.
     fn marks_zero(&self) -> bool {
         false
     }

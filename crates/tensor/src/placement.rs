@@ -1,10 +1,10 @@
-//! Where the parts of each tensor are, followed through the dry run.
+//! Placements of tensors on the mesh, followed through the dry run.
 //!
-//! On `Meta` the device knows of every piece of memory how it is placed along the axes of the mesh. Callers
-//! say it of what comes from outside ([`Device::place`]: parameters, batches); each operation checks what it
-//! reads and marks what it writes (`operations`, by the rules of `rules`), and so does each collective of a
-//! recording group. What does not fit is a [`phalanx_trace::Fault`] of the trace. An axis along which nothing
-//! was ever placed is not checked, so runs without placements are neither checked nor slowed.
+//! On `Meta` the device knows how every piece of memory is placed along the axes of the mesh. Callers place tensors that come
+//! from outside ([`Device::place`]: parameters, batches); each operation checks what it reads and marks what it writes
+//! (`operations`, by the rules of `rules`), and so does each collective of a recording group. A placement that does not fit is a
+//! [`phalanx_trace::Fault`] of the trace. An axis along which nothing was ever placed is not checked, so runs without placements
+//! are neither checked nor slowed.
 
 pub(crate) mod marks;
 pub(crate) mod rules;
@@ -36,7 +36,7 @@ impl Device {
         }
     }
 
-    /// Whether this device follows how tensors are placed, as a dry run does. Elsewhere the methods that place tensors
+    /// Returns whether this device follows how tensors are placed, as a dry run does. Elsewhere the methods that place tensors
     /// and check placements do nothing, and callers may skip the loops that only feed them.
     pub fn follows_placements(&self) -> bool {
         self.recorder().is_some()
@@ -76,8 +76,7 @@ impl Device {
         }
     }
 
-    /// How `view` is placed, in the dimensions of its shape: replicated where nobody said or computed otherwise,
-    /// and off `Meta`.
+    /// Placement of `view`, in the dimensions of its shape: replicated if no placement was given or computed, and off `Meta`.
     pub fn placements(&self, view: View) -> Placements {
         let mark = self.recorder().and_then(|recorder| recorder.mark_of(view));
         mark.map_or(Placements::REPLICATED, |mark| mark.seen_in(view.shape().as_slice().len()))
@@ -100,18 +99,18 @@ impl Device {
         }
     }
 
-    /// Where names in faults are from here on, until what is returned is dropped: `h.3`. None off `Meta`.
+    /// Gives faults the scope `name`, such as `h.3`, until the returned value is dropped. None off `Meta`.
     pub fn scope(&self, name: &str) -> Option<Scope<'_>> {
         self.recorder().map(|recorder| recorder.scope(name))
     }
 
-    /// Where placements are written, when somebody placed something.
+    /// Recorder of placements, if any tensor was placed.
     pub(crate) fn placing(&self) -> Option<&Recorder> {
         self.recorder().map(|recorder| &**recorder).filter(|recorder| recorder.is_placing())
     }
 }
 
-/// What a tensor is: `sharded in dimension 1`.
+/// Describes a placement: `sharded in dimension 1`.
 fn in_words(placement: Placement) -> String {
     match placement {
         Placement::Partial => "a partial sum".to_string(),
@@ -119,7 +118,7 @@ fn in_words(placement: Placement) -> String {
     }
 }
 
-/// Which collective would turn what was found into what was expected, or was one too many.
+/// Collective that would turn the found placement into the expected one, or that was one too many.
 fn remedy(found: Placement, expected: Placement, axis: Axis) -> String {
     use Placement::*;
     let axis = axis.name();

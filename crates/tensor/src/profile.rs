@@ -1,4 +1,4 @@
-//! Where the time of a device goes: calls, seconds, operations and bytes of each kernel.
+//! Profile of a device: calls, seconds, operations and bytes of each kernel.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,7 +20,7 @@ pub struct KernelKey {
     pub rate: Rate,
 }
 
-/// What was measured of it.
+/// Measured times of a kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct KernelTime {
     /// Number of calls.
@@ -57,7 +57,7 @@ impl Profile {
         self.paused.store(paused, Ordering::Relaxed);
     }
 
-    /// Whether kernels are not timed now.
+    /// Returns whether timing is paused.
     pub fn is_paused(&self) -> bool {
         self.paused.load(Ordering::Relaxed)
     }
@@ -93,7 +93,7 @@ impl Profile {
         self.spans.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What was measured so far; starts again.
+    /// Takes the times measured so far, and starts again.
     pub fn take(&self) -> BTreeMap<KernelKey, KernelTime> {
         std::mem::take(&mut *self.times.lock().unwrap_or_else(PoisonError::into_inner))
     }

@@ -23,7 +23,7 @@ pub trait Job: Send + 'static {
     /// Why it failed.
     fn run(&mut self, at: QueueEvent, failed: &HasFailed) -> Result<(), String>;
 
-    /// What a failure of it is reported as.
+    /// Error with which its failure is reported.
     fn failure(&self, reason: String) -> DeviceError;
 
     /// Called when it is over, whether it ran, failed or was left out after a failure: before its event has happened.
@@ -39,12 +39,12 @@ pub struct QueueEvent {
     pub number: u64,
 }
 
-/// Whether anything has failed. Read without a lock.
+/// True if anything has failed. Read without a lock.
 #[derive(Debug, Default)]
 pub struct HasFailed(AtomicBool);
 
 impl HasFailed {
-    /// Whether anything has failed.
+    /// Returns whether anything has failed.
     pub fn get(&self) -> bool {
         self.0.load(Ordering::Acquire)
     }
@@ -62,7 +62,7 @@ struct Queue<J> {
     done: u64,
     /// The thread waits for an entry.
     is_idle: bool,
-    /// What the thread waits for, at an entry `Wait`.
+    /// Event for which the thread waits, at an entry `Wait`.
     blocked_on: Option<QueueEvent>,
 }
 
@@ -71,11 +71,12 @@ struct State<J> {
     /// The first failure.
     failure: Option<DeviceError>,
     is_closing: bool,
-    /// What the host's threads wait for.
+    /// Events for which the host's threads wait.
     host_waits: Vec<QueueEvent>,
 }
 
-/// A thread is woken only for what it waits for: a run issues many thousand jobs, and a wake costs more than most of them.
+/// A thread is woken only for the event that it waits for: a run issues many thousand jobs, and a wake costs more than most of
+/// them.
 struct Shared<J> {
     state: Mutex<State<J>>,
     /// For each queue: its thread is woken by an entry, or by the event that it waits for.
@@ -133,8 +134,8 @@ impl<J: Job> Queues<J> {
         self.push(queue, Entry::Run(Box::new(job)))
     }
 
-    /// What is issued to `queue` from here on runs after `event`; the event of the wait itself. One that is beyond the last
-    /// entry of its queue is the end of that entry.
+    /// Makes entries that are issued to `queue` from here on run after `event`; returns the event of the wait itself. An event
+    /// beyond the last entry of its queue is the end of that entry.
     pub fn wait(&self, queue: usize, event: QueueEvent) -> QueueEvent {
         let event = self.shared.lock().issued(event);
         self.push(queue, Entry::Wait(event))
@@ -163,7 +164,7 @@ impl<J: Job> Queues<J> {
         self.shared.lock().issued(event)
     }
 
-    /// Whether an event has happened.
+    /// Returns whether an event has happened.
     pub fn has_happened(&self, event: QueueEvent) -> bool {
         let state = self.shared.lock();
         state.has_happened(state.issued(event))
@@ -198,7 +199,7 @@ impl<J: Job> Queues<J> {
         self.shared.lock().failure.clone().map_or(Ok(()), Err)
     }
 
-    /// Whether anything has failed.
+    /// Returns whether anything has failed.
     pub fn has_failed(&self) -> bool {
         self.shared.has_failed.get()
     }

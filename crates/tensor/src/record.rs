@@ -11,7 +11,7 @@ use crate::placement::table::Table;
 #[derive(Default)]
 pub struct Recorder {
     tape: Mutex<Tape>,
-    /// Whether anything was placed otherwise than replicated: until then nothing is followed.
+    /// True if any tensor was placed other than replicated: until then nothing is followed.
     placing: AtomicBool,
 }
 
@@ -21,7 +21,7 @@ pub(crate) struct Tape {
     allocations: u32,
     collectives: u32,
     events: u32,
-    /// How the memory is placed.
+    /// Placements of memory.
     pub(crate) placed: Table,
 }
 
@@ -97,7 +97,7 @@ impl Recorder {
         })
     }
 
-    /// Whether placements are followed: cheap.
+    /// Returns whether placements are followed: cheap.
     pub fn is_placing(&self) -> bool {
         self.placing.load(Ordering::Relaxed)
     }

@@ -99,7 +99,7 @@ impl Region {
     /// Locks the pages in memory, which makes them resident.
     ///
     /// # Errors
-    /// Where the system lets this process lock fewer bytes: the error says how many, and how to raise the limit.
+    /// If the system lets this process lock fewer bytes: the error says how many, and how to raise the limit.
     pub fn lock(&self) -> std::io::Result<()> {
         // SAFETY: the range is mapped; locking its pages does not change them. They are unlocked when they are unmapped.
         let locked = unsafe { rustix::mm::mlock(self.base.as_ptr().cast(), self.bytes) };

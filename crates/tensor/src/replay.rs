@@ -18,7 +18,7 @@ use phalanx_trace::PhaseName;
 /// Number of the phase `init`, whose allocations stay.
 const INIT: usize = 0;
 
-/// What the arena of a rank has done of its plan.
+/// Progress of a rank's arena in its plan.
 pub(crate) struct Replay {
     plan: MemoryPlan,
     phase: Option<usize>,
@@ -72,7 +72,7 @@ impl Replay {
         self.timeline = Some(Vec::new());
     }
 
-    /// What was recorded; nothing is recorded from here on.
+    /// Takes the recorded timeline; nothing is recorded from here on.
     pub(crate) fn take_timeline(&mut self) -> Vec<(Instant, u64)> {
         self.timeline.take().unwrap_or_default()
     }

@@ -8,8 +8,8 @@ use std::sync::Arc;
 /// Most frequencies of a head: a kernel takes them as an argument.
 pub const ROTARY_FREQUENCIES_MAX: usize = 128;
 
-/// How heads are turned: elements `i` and `i + rotated / 2` of a head by `position * frequencies[i]`, the elements from `rotated`
-/// on not at all.
+/// Rotation of heads: elements `i` and `i + rotated / 2` of a head are rotated by `position * frequencies[i]`, the elements from
+/// `rotated` on not at all.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rotary {
     head_dim: usize,
@@ -17,19 +17,19 @@ pub struct Rotary {
     frequencies: Arc<[f64]>,
 }
 
-/// What is done to the frequencies `f[i] = theta^(-2i / rotated)`: the `rope_type` of a configuration.
+/// Scaling of the frequencies `f[i] = theta^(-2i / rotated)`: the `rope_type` of a configuration.
 #[derive(Clone, Debug, PartialEq)]
 pub enum RotaryScaling {
     /// Nothing.
     Default,
     /// They are divided by `factor`.
     Linear {
-        /// How much longer texts may be.
+        /// Factor by which texts may be longer.
         factor: f64,
     },
     /// A larger theta for texts that are longer than those of training.
     Dynamic {
-        /// How much longer texts may be.
+        /// Factor by which texts may be longer.
         factor: f64,
         /// Positions of training (`max_position_embeddings`).
         trained: usize,
@@ -38,7 +38,7 @@ pub enum RotaryScaling {
     },
     /// Low ones are divided by `factor`, high ones stay, those between are blended.
     Llama3 {
-        /// How much longer texts may be.
+        /// Factor by which texts may be longer.
         factor: f64,
         /// `low_freq_factor`
         low: f64,
@@ -56,34 +56,34 @@ pub enum RotaryScaling {
 /// The numbers of yarn.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Yarn {
-    /// How much longer texts may be.
+    /// Factor by which texts may be longer.
     pub factor: f64,
     /// Positions of training (`original_max_position_embeddings`).
     pub original: usize,
-    /// Turns within `original` positions from which on a frequency stays; 32 where none is given.
+    /// Turns within `original` positions from which on a frequency stays; 32 if none is given.
     pub beta_fast: f64,
-    /// Turns below which a frequency is divided by `factor`; 1 where none is given.
+    /// Turns below which a frequency is divided by `factor`; 1 if none is given.
     pub beta_slow: f64,
-    /// Whether the ends of the ramp between the two are rounded to whole entries; true where nothing is given.
+    /// True if the ends of the ramp between the two are rounded to whole entries; true by default.
     pub truncate: bool,
-    /// What cosine and sine are multiplied by, where it is given.
+    /// Factor of cosine and sine, if it is given.
     pub attention_factor: Option<f64>,
-    /// `mscale` and `mscale_all_dim`, where both are given: what it follows from.
+    /// `mscale` and `mscale_all_dim`, if both are given: the factor of cosine and sine follows from them.
     pub mscales: Option<[f64; 2]>,
 }
 
 /// The numbers of longrope.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LongRope {
-    /// What each frequency is divided by in texts of at most `original` positions.
+    /// Divisor of each frequency in texts of at most `original` positions.
     pub short: Arc<[f64]>,
     /// The same in longer ones.
     pub long: Arc<[f64]>,
     /// Positions of training (`original_max_position_embeddings`).
     pub original: usize,
-    /// How much longer texts may be.
+    /// Factor by which texts may be longer.
     pub factor: f64,
-    /// What cosine and sine are multiplied by, where it is given.
+    /// Factor of cosine and sine, if it is given.
     pub attention_factor: Option<f64>,
     /// Positions of the text.
     pub length: usize,
@@ -191,7 +191,7 @@ impl Rotary {
         2 * self.frequencies.len()
     }
 
-    /// What cosine and sine are multiplied by: 1, but for yarn and longrope.
+    /// Factor of cosine and sine: 1, but for yarn and longrope.
     pub fn scale(&self) -> f64 {
         self.scale
     }

@@ -11,7 +11,7 @@ pub fn refused_thread(whose: &str, error: &Error) -> Error {
     Error::new(error.kind(), text)
 }
 
-/// What a panic of `what` said.
+/// Text of a panic of `what`.
 pub fn panic_text(what: &str, panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no text");

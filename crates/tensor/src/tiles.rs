@@ -1,7 +1,7 @@
 //! Copies between one tensor and tiles: tensors that together hold one row of elements, one behind another.
 //!
-//! What is larger than a buffer is stored in tiles, so that each can travel alone. These copies move any span of the row to
-//! or from a tensor in another memory. They run on the streams of other copies ([`copies`](crate::copies)).
+//! Data larger than a buffer is stored in tiles, each of which can be moved alone. These copies move any span of the row to or
+//! from a tensor in another memory. They run on the streams of other copies ([`copies`](crate::copies)).
 
 use std::ops::Range;
 

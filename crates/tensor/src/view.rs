@@ -105,7 +105,7 @@ macro_rules! view_basics {
                 self.elements() * self.dtype.bytes()
             }
 
-            /// Where it lies. Following it is up to the device.
+            /// Its address. Only its device may follow it.
             pub fn address(&self) -> Address {
                 self.address
             }

@@ -1,4 +1,4 @@
-//! What an arena that replays a plan refuses: each rule broken on purpose, on the rank's thread and on another.
+//! An arena that replays a plan refuses wrong use: each rule is broken on purpose, on the rank's thread and on another.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;

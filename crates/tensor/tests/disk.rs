@@ -312,7 +312,7 @@ fn a_folder_that_cannot_hold_the_disk_memory_is_refused_before_the_first_step() 
     make(Some(folder.path()), 0).unwrap();
 }
 
-/// What a dry run says of the disk, for devices of either kind.
+/// The trace of a dry run has the disk transfers, for devices of either kind.
 #[test]
 fn a_dry_run_records_transfers_and_what_waits_for_them() {
     for host_addressable in [true, false] {

@@ -1,7 +1,7 @@
-//! What the arenas refuse while copies and collectives are in flight: ten mistakes, in every kind of arena.
+//! Arenas refuse ten mistakes while copies and collectives are in flight, in every kind of arena.
 //!
-//! `Device` and groups own the tensors of a transfer until it is over. The mistakes are those of a transfer that does
-//! not: it says what it reads and writes (`Tensor::in_flight`), and somebody else uses the tensor meanwhile.
+//! `Device` and groups own the tensors of a transfer until it is over. The mistakes are those of a transfer that does not: it
+//! declares what it reads and writes (`Tensor::in_flight`), and the tensor is used elsewhere meanwhile.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -36,10 +36,10 @@ impl Kernels for Copies {
 const ELEMENTS: usize = 100;
 /// Ample for all tensors of a step.
 const MEMORY_BYTES: usize = 1 << 16;
-/// Where the first transfer was started.
+/// Call site of the first transfer.
 const STARTED: Site = Site { file: "src/transfer.rs", line: 7 };
 
-/// What happens to the tensor of a transfer that was not waited for.
+/// Use of the tensor of a transfer that was not waited for.
 #[derive(Clone, Copy)]
 enum Meanwhile {
     Freed,
@@ -55,7 +55,7 @@ struct PlantedFault {
     transfer: &'static str,
     access: Access,
     meanwhile: Meanwhile,
-    /// What the error says, beside `STARTED` and the other call site.
+    /// Words of the error, beside `STARTED` and the other call site.
     words: &'static str,
 }
 

@@ -1,4 +1,4 @@
-//! What runs the requests of transfers: one after the other, or on threads. (With io_uring: `ring`.)
+//! Engines that run the requests of transfers: one after the other, or on threads. (With io_uring: `ring`.)
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -11,7 +11,7 @@ use std::thread::JoinHandle;
 use super::{DiskStorage, Mapping};
 use crate::threads::panic_text;
 
-/// Threads that read and write where there is no io_uring. A few hide the time between two requests.
+/// Threads that read and write if there is no io_uring. A few hide the time between two requests.
 const THREADS: usize = 4;
 
 /// Bytes between a storage and memory.
@@ -73,7 +73,7 @@ pub(super) struct Threads {
     files: Vec<Arc<File>>,
     /// Requests that are not over, while the threads run.
     running: Option<Running>,
-    /// Where the system starts no thread: on the caller's.
+    /// Requests for the caller's thread, if the system starts no other.
     waiting: VecDeque<Request>,
     starts: bool,
 }

@@ -35,7 +35,7 @@ pub const BLOCK: usize = phalanx_plan::DISK_ALIGN as usize;
 /// Reads in flight for each folder, and as many writes. On disks of several GB/s, more pieces of a MiB bring nothing.
 pub const DEPTH: usize = 8;
 
-/// What the bytes of a disk memory are read from and written to. Each call may transfer fewer bytes than were asked for.
+/// Storage of the bytes of a disk memory. Each call may transfer fewer bytes than were asked for.
 pub trait DiskStorage: Send + Sync {
     /// Reads bytes that begin at `offset`; returns how many. Zero at the end.
     ///
@@ -60,16 +60,16 @@ impl DiskStorage for File {
     }
 }
 
-/// Where disk memory lies, and how it is used.
+/// Folders and options of disk memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DiskOptions {
     /// Existing folders; the memory is striped over them.
     pub folders: Vec<PathBuf>,
-    /// Whether a checksum of each block is kept in memory, and compared when the block is read.
+    /// True if a checksum of each block is kept in memory, and compared when the block is read.
     pub checksums: bool,
-    /// Whether transfers use io_uring where the system has it; otherwise threads.
+    /// True if transfers use io_uring when the system has it; otherwise they use threads.
     pub io_uring: bool,
-    /// Whether transfers go past the page cache where the file system can.
+    /// True if transfers bypass the page cache when the file system can.
     pub direct: bool,
 }
 
@@ -89,7 +89,7 @@ pub(crate) struct Mapping {
 }
 
 impl Mapping {
-    /// How far into it an address lies.
+    /// Offset of an address in it.
     fn offset(&self, address: usize) -> Option<usize> {
         address.checked_sub(self.start).filter(|offset| *offset < self.bytes)
     }
@@ -99,11 +99,11 @@ impl Mapping {
 pub(crate) struct Store {
     storage: Arc<dyn DiskStorage>,
     bytes: u64,
-    /// Where it lies, for errors.
+    /// Its folder, for errors.
     place: String,
 }
 
-/// What transfers must know of a disk memory.
+/// Layout of a disk memory, for transfers.
 pub(crate) struct Layout {
     stores: Vec<Store>,
     stripes: Stripes,
@@ -195,7 +195,7 @@ impl DiskMemory {
         self.bytes
     }
 
-    /// How transfers run here, for people: `io_uring, direct`.
+    /// Method of transfers, for people: `io_uring, direct`.
     pub fn how(&self) -> &str {
         &self.how
     }

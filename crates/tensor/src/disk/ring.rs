@@ -51,7 +51,7 @@ impl Ring {
     /// A ring with room for `requests` at once for each file.
     ///
     /// # Errors
-    /// Where the system has no io_uring, lacks its reads and writes, or does not let this process use it.
+    /// If the system has no io_uring, lacks its reads and writes, or does not let this process use it.
     pub(super) fn start(files: &[Arc<File>], requests: usize) -> Result<Ring> {
         let entries = (requests * files.len()).next_power_of_two().clamp(8, 4096) as u32;
         let ring = IoUring::builder().dontfork().build(entries)?;

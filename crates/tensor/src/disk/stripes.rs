@@ -1,4 +1,4 @@
-//! How a disk memory lies in several folders: stripe s in folder s mod n, so that a long transfer keeps all disks busy.
+//! Striping of a disk memory over several folders: stripe s lies in folder s mod n, so that a long transfer keeps all disks busy.
 
 /// Bytes of a stripe, and of a piece of a transfer: large enough that the disk's latency and the costs of a request do not
 /// count, small enough that several are in flight for a chunk of a few MiB.
@@ -11,7 +11,7 @@ pub(crate) struct Stripes {
     folders: u64,
 }
 
-/// Where a byte lies.
+/// Position of a byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
     pub(crate) folder: usize,

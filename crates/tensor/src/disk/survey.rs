@@ -1,4 +1,4 @@
-//! What can be said about folders for disk memory before a run starts: whether they can hold it, and what will be slow.
+//! Survey of the folders for disk memory before a run starts: whether they can hold it, and what will be slow.
 
 use std::io::{Error, ErrorKind, Result};
 use std::path::Path;
@@ -9,10 +9,10 @@ use super::ring::Ring;
 use super::stripes::Stripes;
 use super::{BLOCK, DiskOptions, reads_directly};
 
-/// What a launcher tells its user about the folders of a run.
+/// Report to the user about the folders of a run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DiskSurvey {
-    /// What is slower or takes more memory than it could.
+    /// Notes about what is slower or takes more memory than it could.
     pub notes: Vec<String>,
 }
 

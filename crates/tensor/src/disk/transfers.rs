@@ -20,7 +20,7 @@ use super::{BLOCK, Layout, Mapping, Store};
 /// Bytes to move between disk memory and memory.
 #[derive(Clone, Copy)]
 pub(crate) struct Transfer {
-    /// Whether it writes to disk.
+    /// True if it writes to disk.
     pub(crate) writes: bool,
     /// Offset in the disk memory.
     pub(crate) at: u64,
@@ -55,9 +55,9 @@ struct Active {
 struct Piece {
     /// The number of its transfer.
     number: u64,
-    /// What is left of it.
+    /// Request for its remaining bytes.
     request: Request,
-    /// Where its first byte lies in the disk memory, and its memory.
+    /// Offset of its first byte in the disk memory, and its memory.
     at: u64,
     memory: usize,
     bytes: usize,
@@ -300,7 +300,7 @@ impl Transfers {
 }
 
 impl Drop for Transfers {
-    /// What is in flight uses memory that others may use afterwards.
+    /// Waits for requests in flight, since others may use their memory afterwards.
     fn drop(&mut self) {
         for _ in 0..self.in_flight.iter().sum() {
             let _ = self.engine.complete();
@@ -309,12 +309,12 @@ impl Drop for Transfers {
 }
 
 impl Active {
-    /// Whether no more pieces are cut off it.
+    /// Returns whether no more pieces are cut off it.
     fn is_cut(&self) -> bool {
         self.cut == self.transfer.bytes || self.failure.is_some()
     }
 
-    /// Whether a later transfer must wait for this one.
+    /// Returns whether a later transfer must wait for this one.
     fn conflicts(&self, later: &Active) -> bool {
         let memory = |transfer: &Transfer| transfer.memory..transfer.memory + transfer.bytes;
         let on_disk = self.blocks.start.max(later.blocks.start) < self.blocks.end.min(later.blocks.end);

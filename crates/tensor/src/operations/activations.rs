@@ -64,7 +64,7 @@ operation! {
         dy: ViewMut<'a>,
         /// `[width]`
         db: Option<ViewMut<'a>>,
-        /// Whether `db` is added to.
+        /// True to accumulate into `db`.
         accumulate: bool,
     }
 }

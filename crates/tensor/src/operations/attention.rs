@@ -221,7 +221,7 @@ operation! {
         heads: usize,
         /// The positions of the rows.
         positions: RowPositions<'a>,
-        /// Whether they turn back.
+        /// True to rotate back.
         inverse: bool,
     }
 }

@@ -259,8 +259,8 @@ impl Describe for Scaled<'_> {
 }
 
 impl Recorder {
-    /// What is written from outside keeps the placement that the caller gave it, but is no longer a partial sum; a
-    /// zero fits every placement.
+    /// Marks a tensor that is written from outside: it keeps the placement that the caller gave it, but is no longer a partial
+    /// sum; a zero fits every placement.
     pub(crate) fn follow_write(&self, x: &ViewMut, zero: bool) {
         if zero {
             return self.mark(x.as_view(), Some(Mark::ZERO));

@@ -25,13 +25,13 @@ operation! {
     EmbeddingForward {
         /// `[..]` u32
         ids: View<'a>,
-        /// What an id asks for.
+        /// The row that an id selects.
         lookup: Lookup,
         /// `[rows, hidden]`
         table: View<'a>,
         /// Added, when given.
         positions: Option<Positions<'a>>,
-        /// Whether `y` is added to.
+        /// True to accumulate into `y`.
         accumulate: bool,
         /// `[.., hidden]`
         y: ViewMut<'a>,
@@ -107,13 +107,13 @@ operation! {
     EmbeddingBackward {
         /// `[..]` u32
         ids: View<'a>,
-        /// What an id asks for.
+        /// The row that an id selects.
         lookup: Lookup,
         /// `[.., hidden]`
         dy: View<'a>,
         /// `[rows, hidden]`
         dtable: ViewMut<'a>,
-        /// Whether `dtable` is added to.
+        /// True to accumulate into `dtable`.
         accumulate: bool,
     }
 }
@@ -156,7 +156,7 @@ operation! {
         seq: usize,
         /// `[at least seq, hidden]`
         dpositions: ViewMut<'a>,
-        /// Whether `dpositions` is added to.
+        /// True to accumulate into `dpositions`.
         accumulate: bool,
     }
 }

@@ -1,6 +1,7 @@
 //! Layer norm, and without its mean RMS norm: of whole rows, or of vectors that lie among other elements of each row.
 //!
-//! Where ranks have parts of a vector, each sums over its own ([`NormSums`]), the sums are added over the ranks, and the norm reads them.
+//! If ranks have parts of a vector, each sums over its own part ([`NormSums`]), the sums are added over the ranks, and the norm
+//! reads them.
 
 use phalanx_trace::{DType, Site};
 
@@ -35,7 +36,7 @@ fn letters(norm: RowNorm) -> [&'static str; 2] {
     if norm.by_heads { ["rh", "d"] } else { ["r", "h"] }
 }
 
-/// What ranks may not divide: vectors, unless they are heads or their sums are given.
+/// Dimensions that may not be sharded: vectors, unless they are heads or their sums are given.
 fn whole(norm: RowNorm, sums: Option<WholeSums>) -> &'static [(char, &'static str)] {
     if norm.by_heads || sums.is_some() { &[] } else { &[('h', WHOLE_ROWS)] }
 }
@@ -130,7 +131,7 @@ operation! {
         norm: RowNorm,
         /// For RMS norm of vectors of which ranks have parts: their sums of x times its part of `gamma dy`.
         products: Option<WholeSums<'a>>,
-        /// What the forward pass stored; None for RMS norm.
+        /// The mean that the forward pass stored; None for RMS norm.
         mean: Option<View<'a>>,
         /// The same.
         rstd: View<'a>,
@@ -138,11 +139,11 @@ operation! {
         dy: View<'a>,
         /// `[.., columns]`, of which the vectors are written.
         dx: ViewMut<'a>,
-        /// Whether `dx` is added to.
+        /// True to accumulate into `dx`.
         accumulate_input: bool,
-        /// dgamma and dbeta, `[hidden]` each, where they are wanted.
+        /// dgamma and dbeta, `[hidden]` each, if they are wanted.
         gradients: [Option<ViewMut<'a>>; 2],
-        /// Whether dgamma and dbeta are added to.
+        /// True to accumulate into dgamma and dbeta.
         accumulate_parameters: bool,
     }
 }

@@ -17,7 +17,7 @@ family! {
     Own { OwnOperation, }
 }
 
-/// What an own operation runs: it gets its operands in the order in which they were described.
+/// Kernel of an own operation: it gets its operands in the order in which they were described.
 type OwnKernel = dyn for<'b> FnOnce(Vec<View<'b>>, Vec<ViewMut<'b>>) + Send;
 
 /// A call of a kernel of the caller's own.
@@ -44,7 +44,7 @@ pub struct OwnOperation<'a> {
     kernel: Option<Box<OwnKernel>>,
 }
 
-/// How an own operation carries placements.
+/// Placement rule of an own operation.
 enum OwnPlacement {
     /// By the letters of its operands.
     Letters { reads: Vec<Named>, writes: Vec<(Named, bool)>, whole: Vec<(char, &'static str)> },

@@ -106,13 +106,13 @@ operation! {
     InputGradient {
         /// `[.., out]`; where `padded`, `[.., logits_stride(out)]`: rows with the padding of logits, which is zeros.
         dy: View<'a>,
-        /// Whether rows of `dy` are padded.
+        /// True if rows of `dy` are padded.
         padded: bool,
         /// `[in, out]`, by its layout.
         w: Weight<'a>,
         /// `[.., in]`
         dx: ViewMut<'a>,
-        /// Whether `dx` is added to.
+        /// True to accumulate into `dx`.
         accumulate: bool,
     }
 }
@@ -154,13 +154,13 @@ operation! {
         x: View<'a>,
         /// `[.., out]`; where `padded`, as that of [`InputGradient`].
         dy: View<'a>,
-        /// Whether rows of `dy` are padded.
+        /// True if rows of `dy` are padded.
         padded: bool,
         /// `[in, out]`, by its layout.
         dw: ViewMut<'a>,
         /// The layout of `dw`.
         layout: Layout,
-        /// Whether `dw` is added to.
+        /// True to accumulate into `dw`.
         accumulate: bool,
     }
 }
@@ -203,11 +203,11 @@ operation! {
     BiasGradient {
         /// `[.., out]`; where `padded`, as that of [`InputGradient`].
         dy: View<'a>,
-        /// Whether rows of `dy` are padded.
+        /// True if rows of `dy` are padded.
         padded: bool,
         /// `[out]`
         db: ViewMut<'a>,
-        /// Whether `db` is added to.
+        /// True to accumulate into `db`.
         accumulate: bool,
     }
 }

@@ -72,7 +72,7 @@ impl Describe for VocabularyStatistics<'_> {
         Price::product(x.dtype(), product_flops(x.shape().rows_cols()[0], *w), bytes).of_forward()
     }
 
-    /// What one part of the classes gives of its rows is that part's: to be gathered.
+    /// The results of one part of the classes belong to that part alone, and are to be gathered.
     fn follow(&self, recorder: &Recorder, site: Site) {
         let VocabularyStatistics { x, w, bias, targets, exponentials, blocks, statistics, .. } = self;
         let blocks = result("blocks", "ro", blocks, false);
@@ -163,7 +163,7 @@ operation! {
         exponentials: Option<ViewMut<'a>>,
         /// `[1]` f64
         loss: ViewMut<'a>,
-        /// Whether `loss` is added to.
+        /// True to accumulate into `loss`.
         accumulate: bool,
     }
 }

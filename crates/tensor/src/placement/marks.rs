@@ -1,4 +1,4 @@
-//! What callers ask of the marks of a dry run, and how they mark memory: methods of the recorder.
+//! Methods of the recorder to read the marks of a dry run and to mark memory.
 
 use phalanx_trace::{Axis, Placements, Site};
 
@@ -24,17 +24,17 @@ impl Recorder {
         Scope(self)
     }
 
-    /// Whether placements along the axis are checked: somebody placed something along it.
+    /// Returns whether placements along the axis are checked: a tensor was placed along it.
     pub fn is_checked(&self, axis: Axis) -> bool {
         self.is_placing() && self.locked(|tape| tape.placed.is_checked(axis))
     }
 
-    /// What is known of a view at its start; None if nobody placed or computed it.
+    /// Mark at the start of a view; None if it was neither placed nor computed.
     pub fn mark_of(&self, view: View) -> Option<Mark> {
         self.locked(|tape| tape.placed.mark_of(view))
     }
 
-    /// Everything that is known of a view, piece by piece.
+    /// Marks of a view, piece by piece.
     pub fn marks_in(&self, view: View) -> Vec<Option<Mark>> {
         let segments = self.locked(|tape| tape.placed.segments(view));
         segments.into_iter().map(|segment| segment.mark).collect()

@@ -1,4 +1,4 @@
-//! How one operation carries placements from what it reads to what it writes.
+//! Rules by which one operation carries placements from its operands to its results.
 //!
 //! Operands are written as in an einsum, a letter a dimension: linear is `ri, io -> ro`, plus a bias `o` and a
 //! residual `ro`. The letter `r` in front stands for all leading dimensions, so that a view may be flattened.
@@ -7,7 +7,7 @@
 //! - a factor may not be a partial sum: it would be read before it is reduced;
 //! - at most one letter is sharded, and it is in every factor that has it;
 //! - results that have the sharded letter are sharded in it, results without it are partial sums;
-//! - what is added must be placed as the result is; a vector without the sharded letter is replicated.
+//! - addends must be placed as the result is; a vector without the sharded letter is replicated.
 //!
 //! After a fault the operation goes on as if it had been right, so that one mistake is one fault.
 
@@ -31,16 +31,16 @@ pub(crate) struct Operand<'a> {
     /// One letter for each dimension.
     pub(crate) letters: &'static str,
     pub(crate) view: View<'a>,
-    /// Whether the old contents of a result are added to.
+    /// True if the result is accumulated into its old contents.
     pub(crate) accumulates: bool,
 }
 
 /// One call of an operation.
 pub(crate) struct Rule<'a> {
     pub(crate) op: &'static str,
-    /// What is multiplied, or goes through a function that is not linear.
+    /// Operands that are multiplied, or go through a function that is not linear.
     pub(crate) factors: &'a [Operand<'a>],
-    /// What is added to the first result.
+    /// Operands that are added to the first result.
     pub(crate) addends: &'a [Option<Operand<'a>>],
     pub(crate) results: &'a [Operand<'a>],
     /// Letters that may not be sharded, and why.
@@ -56,7 +56,7 @@ struct Cut {
     dimensions: usize,
     /// Name of the operand where it was found.
     owner: &'static str,
-    /// Whether results without the letter are sums over the ranks.
+    /// True if results without the letter are sums over the ranks.
     sums: bool,
 }
 
@@ -239,7 +239,7 @@ impl Tape {
         Cut { sums: false, ..cut }
     }
 
-    /// How a result is placed.
+    /// Placement of a result.
     fn result(&self, rule: &Rule, result: &Operand, cuts: [Option<Cut>; 3]) -> Mark {
         let rows = cuts.iter().flatten().filter(|cut| cut.letter == 'r').map(|cut| cut.dimensions).max();
         let dimensions = match (result.has_rows(), result.letters.len()) {
@@ -319,7 +319,7 @@ fn kept(rule: &Rule, result: &Operand, old: Option<Mark>, axis: Axis) -> Placeme
     if alone { Placement::Shard(d) } else { Placement::Replicated }
 }
 
-/// What is wrong with a partial sum as a factor.
+/// Fault text for a partial sum as a factor.
 fn read_early(op: &str, name: &str, axis: Axis) -> String {
     format!(
         "is a partial sum that {op} reads as `{name}` before it is reduced: expected it replicated or sharded; an \
@@ -328,7 +328,7 @@ fn read_early(op: &str, name: &str, axis: Axis) -> String {
     )
 }
 
-/// What is wrong with an addend that is placed as `found` where the sum is `expected`.
+/// Fault text for an addend that is placed as `found` while the sum is `expected`.
 pub(crate) fn adds(op: &str, name: &str, found: Placement, expected: Placement, axis: Axis) -> String {
     let axis = axis.name();
     let advice = match (found, expected) {

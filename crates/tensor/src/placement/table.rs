@@ -1,7 +1,7 @@
-//! What is known of each piece of memory: for every allocation, marks by byte offset.
+//! Placements of each piece of memory: for every allocation, marks by byte offset.
 //!
-//! A mark holds from its offset to the next one's. Allocations are numbered from 0 without gaps, so the table is
-//! a list; what is freed leaves nothing but its name behind.
+//! A mark holds from its offset to the next one's. Allocations are numbered from 0 without gaps, so the table is a list; a freed
+//! allocation leaves only its name behind.
 
 use std::ops::Range;
 
@@ -13,8 +13,8 @@ use crate::view::View;
 /// Most faults that a trace keeps: the first ones explain the others.
 const MAX_FAULTS: usize = 20;
 
-/// How a piece of memory is placed. Along an axis it may fit every placement: a zero is replicated, a part and
-/// a partial sum at once.
+/// Placement of a piece of memory. Along an axis it may fit every placement: a zero is replicated, a part and a partial sum at
+/// once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mark {
     along: [Option<Placement>; 3],
@@ -70,8 +70,8 @@ impl Mark {
         Axis::ALL.into_iter().fold(own, |mark, axis| mark.with(axis, own.get(axis).or(other.get(axis))))
     }
 
-    /// Whether two tensors of the same elements are placed likewise along an axis. Of tensors with other numbers of
-    /// dimensions, all dimensions but the last are rows; one that is flat may be cut anywhere.
+    /// Returns whether two tensors of the same elements are placed likewise along an axis. If their numbers of dimensions differ,
+    /// all dimensions but the last are rows; one that is flat may be cut anywhere.
     pub fn agrees(self, other: Mark, axis: Axis) -> bool {
         match (self.get(axis), other.get(axis)) {
             (None, _) | (_, None) => true,
@@ -146,7 +146,7 @@ impl Table {
         self.allocations[allocation as usize].pieces = None;
     }
 
-    /// Whether something was placed along the axis in any other way than replicated.
+    /// Returns whether something was placed along the axis in any other way than replicated.
     pub(crate) fn is_checked(&self, axis: Axis) -> bool {
         self.checked[axis as usize]
     }

@@ -1,4 +1,4 @@
-//! What a fault says: names, phases, which piece it covers, and how many are kept.
+//! Contents of faults: names, phases, the piece covered, and the number kept.
 
 use phalanx_tensor::{Device, Gelu};
 use phalanx_trace::Placement::{Partial, Replicated, Shard};
@@ -81,7 +81,7 @@ fn only_the_first_faults_are_kept() {
     assert_eq!(faults(&device).len(), 20);
 }
 
-/// Where nothing was placed, nothing is said; nor along an axis where nothing was.
+/// Without placements there are no faults, nor along an axis without any.
 #[test]
 fn what_nobody_placed_is_not_checked() {
     let device = Device::meta(1);

@@ -1,4 +1,4 @@
-//! How each operation places its results, given how its operands are placed, and which faults it reports.
+//! Placements of the results of each operation, given those of its operands, and the faults that it reports.
 //!
 //! Each rule is a table. A row says how the operands are placed along one axis, and then either how the results are
 //! placed, which follows from the algebra of sums over parts, or the words of the fault.
