@@ -25,8 +25,8 @@ table! {
         /// Instruction set and tile registers of the processor's kernels: `avx2`, or `avx512+amx`. `auto`: the fastest that the
         /// processors of all ranks have. A run records them, because each has its own bits.
         kernels: KernelChoice = KernelChoice::Auto, KEY.quiet();
-        /// How ranks on cards exchange data. `nccl`: between the cards, by NVIDIA's library. `host`: through host memory. `auto`: `nccl` where
-        /// the library is found and each rank has a card of its own, else `host`. The bits are the same.
+        /// Transport between ranks on cards. `nccl`: between the cards, by NVIDIA's library. `host`: through host memory. `auto`:
+        /// `nccl` if the library is found and each rank has a card of its own, else `host`. The bits are the same.
         communication: Communication = Communication::Auto, KEY.quiet();
         /// In MiB: the memory of a simulated device, as much as the plan needs when left out; or what a rank may take of its card,
         /// its share of the card when left out.
@@ -56,7 +56,7 @@ words! {
 }
 
 words! {
-    /// How ranks on cards exchange data.
+    /// Transport between ranks on cards.
     Communication {
         /// The program decides.
         Auto = "auto",

@@ -37,29 +37,30 @@ table! {
                 (HUGGING_FACE, "gradient_checkpointing", "\"block\" recomputes every block"),
                 (MEGATRON, "recompute_granularity", "\"selective\" or \"block\""),
             ]);
-        /// Where the parameters of a rank lie between their uses (DeepSpeed's `offload_param.device`). For ZeRO stage 3, which
-        /// divides parameters into shards and brings each chunk when a block uses it.
+        /// Memory of a rank's parameters between their uses (DeepSpeed's `offload_param.device`). For ZeRO stage 3, which divides
+        /// parameters into shards and brings each chunk when a block uses it.
         parameters: Tier = Tier::Device, KEY
             .foreign(&[(DEEPSPEED, "zero_optimization.offload_param.device", "\"host\" for \"cpu\"")]);
-        /// Where gradients lie from their reduction to the update, and between micro-batches. They leave while backward runs.
+        /// Memory of gradients from their reduction to the update, and between micro-batches. They are moved there while backward
+        /// runs.
         gradients: Tier = Tier::Device, KEY;
-        /// Where optimizer states and master weights lie between updates (DeepSpeed's `offload_optimizer.device`).
+        /// Memory of optimizer states and master weights between updates (DeepSpeed's `offload_optimizer.device`).
         optimizer: Tier = Tier::Device, KEY
             .foreign(&[(DEEPSPEED, "zero_optimization.offload_optimizer.device", "\"host\" for \"cpu\"")]);
-        /// What computes the update of parameters whose optimizer states lie outside of device memory. On the processor, which
+        /// Side, host or device, that updates parameters whose optimizer states lie outside of device memory. On the processor, which
         /// addresses both memories, the choices are the same.
         update: UpdateOn = UpdateOn::Auto, KEY;
-        /// Whether the host computes each update during the next step, which so lacks it (ZeRO-Offload's one-step delayed
+        /// Computes each update on the host during the next step, which runs without it (ZeRO-Offload's one-step delayed
         /// parameter update). For 16-bit parameters on the device, with gradients and optimizer states in host memory. A save
         /// waits for the update.
         delayed_update: bool = false, KEY;
-        /// Whether reduced gradients take the place of parameters in device memory until the update (Gemini's reuse of chunks):
-        /// 14 bytes per parameter under AdamW instead of 16. For 16-bit parameters and gradients of the same type, and one
+        /// Stores reduced gradients in the place of parameters in device memory until the update (Gemini's reuse of chunks): 14
+        /// bytes per parameter under AdamW instead of 16. For 16-bit parameters and gradients of the same type, and one
         /// micro-batch. With a `placement`, it counts for chunks that lie in device memory with all their parts.
         gradients_in_place: bool = false, KEY;
-        /// Whether each chunk is updated within backward, as soon as its gradient is reduced (PyTorch's "optimizer step in
-        /// backward"). Gradients are not kept, and optimizer states elsewhere are read while backward computes. For one micro-batch
-        /// and synchronous updates, without clipping or a loss scale. A gradient that is not finite ends the run in the middle of a
+        /// Updates each chunk within backward, as soon as its gradient is reduced (PyTorch's "optimizer step in backward").
+        /// Gradients are not kept, and optimizer states elsewhere are read while backward computes. For one micro-batch and
+        /// synchronous updates, without clipping or a loss scale. A gradient that is not finite ends the run in the middle of a
         /// step, whose state is not saved.
         update_in_backward: bool = false, KEY;
         /// Size of the buffers in which optimizer states, master weights and parameters that lie elsewhere visit the device in
@@ -67,15 +68,15 @@ table! {
         /// with `update_in_backward`, twice what the chunks of a block have, if that is more.
         buffer_mb: f64 = 16.0, KEY.above(0.0, f64::MAX)
             .foreign(&[(DEEPSPEED, "zero_optimization.sub_group_size", "in MiB of f32")]);
-        /// Where the inputs of Transformer blocks wait for backward. With `checkpointing = "block"` they are all that blocks
-        /// save (DeepSpeed's `cpu_checkpointing`).
+        /// Memory in which the inputs of Transformer blocks wait for backward. With `checkpointing = "block"` they are all that
+        /// blocks save (DeepSpeed's `cpu_checkpointing`).
         activations: Tier = Tier::Device, KEY
             .foreign(&[(DEEPSPEED, "activation_checkpointing.cpu_checkpointing", "\"host\" for true")]);
-        /// Whether each tensor-parallel rank keeps a part of the inputs of Transformer blocks, of which otherwise every rank
-        /// keeps the whole (DeepSpeed's `partition_activations`). For tensor parallelism without `sequence_parallel`.
+        /// Divides the saved inputs of Transformer blocks over the tensor-parallel ranks, each of which otherwise keeps the whole
+        /// (DeepSpeed's `partition_activations`). For tensor parallelism without `sequence_parallel`.
         partition_activations: bool = false, KEY;
-        /// Where chunks lie between their uses, decided by one policy (Gemini's `placement_policy`); without it `parameters` and
-        /// `optimizer` say so.
+        /// Policy that decides the memory of chunks between their uses (Gemini's `placement_policy`); without it `parameters` and
+        /// `optimizer` decide.
         placement: Option<Placement> = None, KEY
             .foreign(&[(GEMINI, "placement_policy", "\"device\" for \"cuda\", \"host\" for \"cpu\"")]);
         /// Under ZeRO stage 3, the fraction of parameters that are sharded; every rank has the others whole, as under stage 2
@@ -96,10 +97,10 @@ table! {
         /// The folder of the disk memory, or a list of folders on different disks, over which it is striped: one file without a
         /// name for each rank in each folder, which goes with its process.
         nvme_path: Option<Paths> = None, KEY;
-        /// Whether a checksum of each block on disk is kept in memory, and compared whenever the block is read.
+        /// Keeps a checksum of each block on disk in memory, and compares it whenever the block is read.
         nvme_checksums: bool = false, KEY;
-        /// Whether the pages of host memory are locked (DeepSpeed's `pin_memory`). Left out: where a device copies from host
-        /// memory by itself and the system allows it.
+        /// Locks the pages of host memory (DeepSpeed's `pin_memory`). When left out: locked if a device copies from host memory by
+        /// itself and the system allows it.
         pin_memory: Option<bool> = None, KEY;
         /// Memory limit of a rank, in MiB; this machine's memory over its ranks when left out.
         limit_mb: Option<f64> = None, KEY.from(0.0, MAX_MIB);
@@ -176,7 +177,7 @@ impl KeyType for Checkpointing {
 }
 
 words! {
-    /// What computes updates.
+    /// Side that computes updates, host or device.
     UpdateOn {
         /// The host, where optimizer states lie in its memory or on disk: then only gradients and parameters cross to and from a
         /// device with a memory of its own. The device otherwise.

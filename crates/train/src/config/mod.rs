@@ -250,19 +250,19 @@ table! {
         tokens: Option<Paths> = None, KEY.foreign(&[(MEGATRON, "data_path", "or data.text for text")]);
         /// Token files for evaluation, instead of the fraction `validation`.
         validation_tokens: Option<Paths> = None, KEY;
-        /// How ids are stored in token files without a header: `u8`, `u16`, `u32`, `i64`; `auto` is `u16`.
+        /// Type of ids in token files without a header: `u8`, `u16`, `u32`, `i64`; `auto` is `u16`.
         token_type: TokenType = TokenType::Auto, KEY;
-        /// Whether token files are accepted that look like something else, as zeros or text.
+        /// Accepts token files that look like something else, such as zeros or text.
         unusual_tokens: bool = false, KEY;
         /// `byte`, `char`, `gpt2`, or the path of a Hugging Face `tokenizer.json` or of a folder with tokenizer files. When left
         /// out: the tokenizer of the folder `model.init` or of the resumed run, else `byte`.
         tokenizer: String = "byte".into(), KEY.foreign(&[(HUGGING_FACE, "tokenizer_name", "")]);
-        /// Whether a model that has learned the ids of another tokenizer learns those of `tokenizer` anew.
+        /// Lets a model that has learned the ids of another tokenizer learn those of `tokenizer` anew.
         new_tokenizer: bool = false, KEY.quiet();
         /// For a masked model (`bert`): the id that replaces a hidden token. When left out: the tokenizer's `[MASK]`, or else
         /// one more row of the vocabulary.
         mask_token: Option<u32> = None, KEY.from(0.0, (MAX_VOCAB - 1) as f64);
-        /// Whether documents that lie in one sequence see each other: `joined`, or `apart`.
+        /// Attention between documents that lie in one sequence: `joined` documents see each other, those `apart` do not.
         documents: Documents = Documents::Joined, KEY;
         /// For documents that are apart: the id of the token that each ends with. When left out: that which the tokenizer puts between
         /// documents.
@@ -275,7 +275,7 @@ table! {
 }
 
 words! {
-    /// What documents that lie in one sequence are to each other.
+    /// Relation of documents that lie in one sequence.
     Documents {
         /// One text: each token sees all earlier ones of its sequence.
         Joined = "joined",
@@ -342,7 +342,7 @@ table! {
         accumulate: Float = Float::F32, KEY.foreign(&[(DEEPSPEED, "data_types.grad_accum_dtype", "")]);
         /// Element type in which gradients are sent between ranks; that of `accumulate` when left out.
         communicate: Option<Float> = None, KEY.foreign(&[(DEEPSPEED, "communication_data_type", "")]);
-        /// How products of f32 and f16 are computed.
+        /// Method to compute matrix products of f32 and f16.
         products: Products = Products::Auto, KEY;
         /// A static loss scale, or 0 for a dynamic one. This key and those below are for `compute = "f16"`.
         loss_scale: f64 = 0.0, KEY;
@@ -352,7 +352,7 @@ table! {
         loss_scale_window: u64 = 1000, KEY.from(1.0, MAX_STEPS);
         /// Overflows after which the dynamic scale is halved.
         hysteresis: u32 = 2, KEY.from(1.0, u32::MAX as f64);
-        /// Whether only consecutive overflows count for `hysteresis`.
+        /// Counts only consecutive overflows for `hysteresis`.
         consecutive_hysteresis: bool = false, KEY;
         /// The smallest scale; an overflow at this scale ends the run.
         min_loss_scale: f64 = 1.0, KEY;

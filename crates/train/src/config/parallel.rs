@@ -16,7 +16,7 @@ table! {
         data: Option<usize> = None, KEY.from(0.0, MAX_RANKS).foreign(&[(MEGATRON, "data_parallel_size", "")]);
         /// Tensor-parallel ranks: they share every layer.
         tensor: usize = 1, KEY.from(0.0, MAX_RANKS).foreign(&[(MEGATRON, "tensor_model_parallel_size", "")]);
-        /// Whether norms, dropout and the residual stream are sharded over the tensor axis, too.
+        /// Shards norms, dropout and the residual stream over the tensor axis, too.
         sequence_parallel: bool = false, KEY;
         /// ZeRO stage, 0 to 3, over the data axis.
         zero: u8 = 0, KEY.from(0.0, 3.0).hint("a ZeRO stage: 0, 1, 2 or 3")
@@ -30,7 +30,7 @@ table! {
         /// Stages of each rank under `interleaved`.
         chunks: usize = 2, KEY.from(1.0, (MAX_LAYERS + 3) as f64).hint("stages of each rank; embedding, last norm and head are blocks, too")
             .foreign(&[(MEGATRON, "num_layers_per_virtual_pipeline_stage", "stages of each rank")]);
-        /// Where blocks are cut into stages: `balanced` by operations, by `parameters`, or `uniform` in number.
+        /// Rule by which blocks are divided into stages: `balanced` by operations, by `parameters`, or `uniform` in number.
         cut: CutBy = CutBy::Balanced, KEY;
         /// Micro-batches of a step on each rank, instead of their size in `batch.micro`.
         micro_batches: Option<usize> = None, KEY.from(1.0, MAX_MICRO_BATCHES as f64)
@@ -42,13 +42,13 @@ table! {
         updates: Updates = Updates::Synchronous, KEY;
         /// Under asynchronous updates: steps that a rank may be ahead of the slowest.
         max_staleness: u64 = 4, KEY.from(0.0, (1 << 20) as f64);
-        /// Whether communication runs beside computation.
+        /// Overlaps communication with computation.
         overlap: bool = true, KEY.foreign(&[(DEEPSPEED, "zero_optimization.overlap_comm", "")]);
     }
 }
 
 words! {
-    /// Where blocks are cut into stages.
+    /// Rule by which blocks are divided into stages.
     CutBy {
         /// The slowest stage has as few operations as possible.
         Balanced = "balanced",

@@ -63,7 +63,7 @@ table! {
             .foreign(&[(HUGGING_FACE, "save_steps", ""), (MEGATRON, "save_interval", "")]);
         /// Checkpoints kept: the newest ones, or all. Older ones are removed after a newer one is complete.
         keep: Keep = Keep::Newest(2), KEY.from(0.0, MAX_STEPS);
-        /// Whether a state with the smallest validation loss so far is saved, and kept beside the newest ones.
+        /// Saves a state with the smallest validation loss so far, and keeps it beside the newest ones.
         keep_best: bool = false, KEY;
         /// Seed of initial values, the order of samples, and dropout.
         seed: u64 = 1, KEY;
