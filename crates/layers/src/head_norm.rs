@@ -27,7 +27,7 @@ pub struct HeadNorm {
     /// True if gamma is 1 + weight (Gemma).
     pub from_one: bool,
     /// The other ranks' heads, if they have others.
-    pub among: Option<AmongRanks>,
+    pub shared: Option<SharedHeads>,
 }
 
 /// Elements over which a norm of queries or keys is taken.
@@ -40,16 +40,16 @@ pub enum NormOver {
 }
 
 /// A sum of a tensor over the ranks that share the heads.
-pub type SumOverRanks = Box<dyn Fn(Tensor) -> Result<Tensor> + Send + Sync>;
+pub type SumOfShares = Box<dyn Fn(Tensor) -> Result<Tensor> + Send + Sync>;
 
 /// The heads of all ranks, of which a layer has a share.
-pub struct AmongRanks {
+pub struct SharedHeads {
     /// All heads.
     pub all: Heads,
     /// This rank's share.
     pub share: Share,
     /// Sums over the ranks: norms over all heads need it, in both directions.
-    pub sum: SumOverRanks,
+    pub sum: SumOfShares,
 }
 
 /// Tensors that backward reads beside the input: `1 / sqrt(avg(x²) + eps)` of queries and of keys, `[batch * seq, heads]`, or
@@ -86,7 +86,7 @@ impl HeadNorm {
         x: &Tensor,
         dy: Option<&Tensor>,
     ) -> Result<Option<Tensor>> {
-        let Some(AmongRanks { sum, .. }) = self.among.as_ref().filter(|_| self.over == NormOver::AllHeads)
+        let Some(SharedHeads { sum, .. }) = self.shared.as_ref().filter(|_| self.over == NormOver::AllHeads)
         else {
             return Ok(None);
         };
@@ -106,7 +106,7 @@ impl HeadNorm {
 
     /// The sums of queries or of keys, and of how many elements they are: keys that several ranks have are in them several times.
     fn whole<'a>(&self, index: usize, sums: Option<&'a Tensor>) -> Option<WholeSums<'a>> {
-        let (sums, AmongRanks { share, .. }) = sums.zip(self.among.as_ref())?;
+        let (sums, SharedHeads { share, .. }) = sums.zip(self.shared.as_ref())?;
         let [_, rows] = sums.dims();
         let (_, width) = self.norms()[index];
         Some(WholeSums {
@@ -149,7 +149,7 @@ impl Layer for HeadNorm {
         let init = initial(self.from_one);
         let new = |name: &String, width| ParameterSpec::new(name.clone(), Kind::Norm, [width], init);
         let named = self.names.iter().zip(self.norms());
-        let Some(AmongRanks { all, share, .. }) = &self.among else {
+        let Some(SharedHeads { all, share, .. }) = &self.shared else {
             return named.map(|(name, (_, width))| new(name, width)).collect();
         };
         let all = [Pieces::of(all.heads), Pieces { repeat: true, ..Pieces::of(all.kv_heads) }];

@@ -49,7 +49,7 @@ pub use failure::{Failure, Result};
 pub use fork::Fork;
 pub use gated::Gated;
 pub use head::{Head, LinearCrossEntropy};
-pub use head_norm::{AmongRanks, HeadNorm, NormOver};
+pub use head_norm::{HeadNorm, NormOver, SharedHeads};
 pub use init::Init;
 pub use inputs::{Input, Inputs, POSITIONS, RowShape, TARGETS, TOKENS, Upload};
 pub use layer::{AnyLayer, Context, Draw, Layer, Rebuild, SLICE_BYTES};

@@ -27,7 +27,7 @@ impl RotaryPositions {
     fn turn(&self, cx: &Context, x: ViewMut, turn: fn(&Device, ViewMut, &Rotary, usize, RowPositions)) {
         let [_, seq, _] = x.dims();
         let first = if cx.cache.is_some() { cx.rows.first } else { 0 };
-        let beyond = self.beyond.as_ref().filter(|(most, _)| first + seq > *most);
+        let beyond = self.beyond.as_ref().filter(|(max, _)| first + seq > *max);
         let rotary = beyond.map_or(&self.rotary, |(_, rotary)| rotary);
         let of_documents = cx.positions();
         let positions = match &of_documents {

@@ -481,7 +481,7 @@ mod tests {
         assert_eq!(crate::from_config(&written).unwrap().to_config(), written);
     }
 
-    /// Of version 4, phi3 takes three keys of longrope and no others; both versions read the positions before the stretching at the top.
+    /// Phi-3 of version 4 takes three keys of longrope and no others; both versions read the positions before the stretching at the top.
     #[test]
     fn phi3_turns_a_part_of_a_head_and_stretches_by_lists() {
         let lists = json!({ "type": "su", "short_factor": [1.0], "long_factor": [2.0] });

@@ -190,7 +190,7 @@ impl Decoder {
         if let Some(over) = self.family.head_norms {
             let names = ["q_norm.weight", "k_norm.weight"].map(name);
             let (eps, from_one) = (self.eps, self.family.from_one);
-            let norm = HeadNorm { names, heads, over, eps, from_one, among: None };
+            let norm = HeadNorm { names, heads, over, eps, from_one, shared: None };
             layers.push(Box::new(tensor.head_norm(norm)?));
         }
         if self.has_positions(index) {

@@ -29,8 +29,8 @@ use std::sync::Arc;
 
 use phalanx_collectives::{Group, MetaGroup, Solo};
 use phalanx_layers::{
-    AmongRanks, AnyLayer, Attention, CannotCut, Cut, Embedding, Head, HeadNorm, Layer, LinearCrossEntropy,
-    Pieces, Share,
+    AnyLayer, Attention, CannotCut, Cut, Embedding, Head, HeadNorm, Layer, LinearCrossEntropy, Pieces, Share,
+    SharedHeads,
 };
 use phalanx_tensor::Heads;
 
@@ -135,8 +135,8 @@ impl TensorParallel {
         }
         let (all, exchange) = (norm.heads, self.exchange.clone());
         let sum = Box::new(move |x| exchange.all_reduce(x).wait());
-        let among = Some(AmongRanks { all, share: self.share(), sum });
-        Ok(HeadNorm { heads: self.heads(all)?.0, among, ..norm })
+        let shared = Some(SharedHeads { all, share: self.share(), sum });
+        Ok(HeadNorm { heads: self.heads(all)?.0, shared, ..norm })
     }
 
     /// A layer that every rank has whole and that treats each row independently (norms, dropout).
