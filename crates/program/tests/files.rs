@@ -61,14 +61,18 @@ fn edit_header(home: &Home, file: &str, edit: impl Fn(String) -> String) {
 #[allow(clippy::too_many_lines, reason = "a list of cases")]
 fn variants_of_transformers_files_are_imported_and_said() {
     let home = Home::new();
-    for arch in ["gpt2", "bert"] {
+    for arch in ["gpt2", "bert", "phi3"] {
         let arch_key = format!("model.arch={arch}");
         let sets = ["--set", &arch_key, "--set", "train.steps=1"];
         home.run(&[&["train", "small.toml", "--run", arch, "--quiet"], &sets[..]].concat()).ok();
         home.run(&["export", arch, "--out", &format!("{arch}-hf")]).ok();
     }
     type Edit = fn(String) -> String;
-    let cases: [(&str, Edit, &str); 5] = [
+    let fused = String::from_utf8_lossy(&home.read("phi3-hf/model.safetensors")[8..])
+        .contains("0.self_attn.qkv_proj.weight");
+    assert!(fused, "query, key and value are one tensor");
+    let cases: [(&str, Edit, &str); 6] = [
+        ("phi3", |header| header, ""),
         ("gpt2", |header| header.replace("\"transformer.", "\""), ""),
         (
             "gpt2",
