@@ -156,6 +156,21 @@ pub enum CheckpointError {
         value: f32,
     },
 
+    /// A number that the type of an export does not have.
+    #[error(
+        "element {element} of {tensor} is {value}, which is too large for {stored}: export as bf16 or f32"
+    )]
+    TooLarge {
+        /// Name of the tensor.
+        tensor: String,
+        /// Number of the first such element, of the flattened tensor.
+        element: u64,
+        /// What it is.
+        value: f32,
+        /// The type.
+        stored: &'static str,
+    },
+
     /// Two tensors that the model ties have different values.
     #[error(
         "{tensor} and {copy} in {} are one parameter of the model, and their elements {element} are {} and {}: \

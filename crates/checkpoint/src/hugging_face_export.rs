@@ -8,16 +8,16 @@ use std::io::{ErrorKind, Write};
 use std::ops::Range;
 use std::path::Path;
 
-use half::{bf16, f16, slice::HalfFloatSliceExt};
 use phalanx_files::AtomicFile;
 use phalanx_trace::DType;
 
 use crate::hugging_face::{CONFIG, INDEX, SINGLE};
+use crate::narrow::{Narrow, too_large};
 use crate::tensor_file::{NewEntry, elements, header};
 use crate::{CheckpointError, Result};
 
 /// Elements that are requested and written at once.
-const WINDOW_ELEMENTS: usize = 1 << 18;
+pub(crate) const WINDOW_ELEMENTS: usize = 1 << 18;
 
 /// Fills numbers with the elements of a range of a tensor: see [`write_hugging_face`].
 pub type ReadTensor<'a> = dyn FnMut(usize, Range<u64>, &mut [f32]) -> Result<()> + 'a;
@@ -116,11 +116,11 @@ fn names_in(dir: &Path) -> Result<Vec<String>> {
 /// Writes `model.safetensors` (in the order of `tensors`: name and shape) and `files` (name and content, among them
 /// `config.json`) to `dir`, which is created, and removes `outdated`, names in `dir`. `read(tensor, range, out)` must fill
 /// `out` with those elements of the flattened tensor; it is called in order, with at most 262,144 elements at a time. They are
-/// stored as `dtype`, F32, BF16 or F16, rounded to nearest even, in F16 beyond 65,504 to infinity. The caller sets the matching
-/// type in the configuration.
+/// stored as `dtype`, F32, BF16 or F16, rounded to nearest even. The caller sets the matching type in the configuration.
 ///
 /// # Errors
-/// [`CheckpointError::Write`], or what `read` returned: then files that were there before remain.
+/// [`CheckpointError::Write`], [`CheckpointError::TooLarge`] for a number that the type does not have, or what `read` returned:
+/// then files that were there before remain.
 /// [`CheckpointError::HalfExported`]: the folder has no `config.json`, and old and new files beside each other.
 ///
 /// # Panics
@@ -183,8 +183,8 @@ fn write_model(
     let mut file = AtomicFile::create(path).map_err(CheckpointError::writing(path))?;
     let mut write = |bytes: &[u8]| file.write_all(bytes).map_err(CheckpointError::writing(path));
     write(&header(&entries, &[("format", "pt")]))?;
+    let mut narrow = Narrow::default();
     let mut window = vec![0f32; WINDOW_ELEMENTS];
-    let mut halves = vec![0u16; WINDOW_ELEMENTS];
     for (index, entry) in entries.iter().enumerate() {
         let count = entry.bytes / width;
         let mut done = 0;
@@ -192,24 +192,13 @@ fn write_model(
             let next = count.min(done + WINDOW_ELEMENTS as u64);
             let values = &mut window[..(next - done) as usize];
             read(index, done..next, values)?;
-            let halves = &mut halves[..values.len()];
-            write(match dtype {
-                DType::F32 => bytemuck::cast_slice(values),
-                DType::BF16 => rounded::<bf16>(values, halves),
-                DType::F16 => rounded::<f16>(values, halves),
-                DType::F64 | DType::U32 => panic!("a model is not written as {}", dtype.name()),
-            })?;
+            write(
+                narrow
+                    .bytes(dtype, values)
+                    .map_err(|at| too_large(&entry.key, done, at, values, dtype.name()))?,
+            )?;
             done = next;
         }
     }
     Ok(file)
-}
-
-/// Rounds the values into `halves` and returns their bytes.
-fn rounded<'a, H: bytemuck::Pod>(values: &[f32], halves: &'a mut [u16]) -> &'a [u8]
-where
-    [H]: HalfFloatSliceExt,
-{
-    bytemuck::cast_slice_mut::<u16, H>(halves).convert_from_f32_slice(values);
-    bytemuck::cast_slice(halves)
 }

@@ -5,7 +5,7 @@
 //! [`purge`] removes old checkpoints. To load, [`newest`] finds the highest step that is complete. [`Checkpoint::read`]
 //! reads any range of elements of any tensor, and [`Checkpoint::read_stripe`] any range of a rank's part of it. Both
 //! assemble the range from the pieces that hold it, and verify each piece against its blake3 hash before its bytes are
-//! used. [`HuggingFaceDir`] and [`write_hugging_face`] exchange weights with other programs.
+//! used. [`HuggingFaceDir`] and [`write_hugging_face`] exchange weights with other programs, and [`write_gguf`] writes them for llama.cpp.
 //!
 //! This crate knows no rank's role, strategy or model. A piece is a name, a global shape, an element type and a range
 //! of the flattened tensor, or of one [`phalanx_plan::Stripe`] of it: three numbers that describe the part of the whole
@@ -15,10 +15,12 @@
 mod commit;
 mod coverage;
 mod error;
+mod gguf;
 mod hugging_face;
 mod hugging_face_export;
 mod limits;
 mod manifest;
+mod narrow;
 mod nearest;
 mod overlap;
 mod rank_files;
@@ -32,6 +34,7 @@ mod write;
 
 pub use commit::{added, begin, commit, discard, is_checkpoint, purge, settle};
 pub use error::CheckpointError;
+pub use gguf::{GGUF_MAGIC, GgufTensor, GgufType, GgufValue, write_gguf};
 pub use hugging_face::HuggingFaceDir;
 pub use hugging_face_export::{FolderNames, ReadTensor, write_hugging_face};
 pub use read::{Checkpoint, Newest, Skipped, newest};

@@ -98,6 +98,30 @@ fn half_precision_is_rounded_once() {
 }
 
 #[test]
+fn a_number_that_the_type_does_not_have_is_refused() {
+    let folder = tempdir().unwrap();
+    let config = [("config.json", "{}\n".to_string())];
+    for (dtype, largest, too_large) in [(DType::F16, 65519.9, -65520.0), (DType::BF16, 3.38e38, 3.4e38)] {
+        let written = |value: f32| {
+            write_hugging_face(
+                folder.path(),
+                &config,
+                &[],
+                &[("w".into(), vec![4])],
+                dtype,
+                &mut |_, _, out| {
+                    out.copy_from_slice(&[0.0, f32::INFINITY, value, 1.0]);
+                    Ok(())
+                },
+            )
+        };
+        written(largest).unwrap();
+        let error = written(too_large).unwrap_err().to_string();
+        assert!(error.contains("element 2 of w") && error.contains(dtype.name()), "{error}");
+    }
+}
+
+#[test]
 fn an_export_that_fails_leaves_the_older() {
     let folder = tempdir().unwrap();
     copy(&HuggingFaceDir::open(&golden()).unwrap(), folder.path()).unwrap();

@@ -40,6 +40,8 @@ pub use token_file::{
 };
 pub use token_files_error::TokenFilesError;
 pub use tokenize::{Progress, tokenize_to_file, tokenize_to_memory};
+#[cfg(feature = "tokenizers")]
+pub use tokenizer::GgufVocabulary;
 pub use tokenizer::{
     HuggingFaceFiles, SpecialToken, Spelled, TOKENIZER_FILE, Tokenizer, TokenizerFiles, TokenizerSpec,
 };

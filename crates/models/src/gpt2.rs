@@ -9,12 +9,13 @@ use phalanx_layers::{
     Linear, LinearCrossEntropy, LinearGelu, Network, Output, Pieces, PositionTable, RowShape, Sequence,
 };
 use phalanx_parallel::TensorParallel;
-use phalanx_tensor::{Heads, Layout};
+use phalanx_tensor::{Gelu, Heads, Layout};
 use serde_json::{Value, json};
 
 use crate::config::{
     decimal, epsilon, expect_architecture, expect_computed, heads, number, probability, renamed,
 };
+use crate::gguf::{GgufModel, GgufNumber, GgufSource, RowOrder, of_layer};
 use crate::keys::{Key, Keys, Values, count};
 use crate::limits::{MAX_HIDDEN, MAX_INTERMEDIATE, MAX_LAYERS, MAX_POSITIONS, MAX_VOCAB};
 use crate::{Activation, Arch, Architecture, Dropouts, Input, Model, ModelError, NumberedLayers, Objective};
@@ -264,6 +265,33 @@ impl Gpt2 {
     }
 }
 
+/// The name of a parameter in a GGUF file, and the order of its rows: there, weights are `[out, in]`.
+fn gguf_name(name: &str) -> Option<(String, RowOrder)> {
+    let name = name.strip_prefix("transformer.")?;
+    if let Some((layer, part, ending)) = of_layer(name, LAYERS[1]) {
+        let part = match part {
+            "ln_1" => "attn_norm",
+            "attn.c_attn" => "attn_qkv",
+            "attn.c_proj" => "attn_output",
+            "ln_2" => "ffn_norm",
+            "mlp.c_fc" => "ffn_up",
+            "mlp.c_proj" => "ffn_down",
+            _ => return None,
+        };
+        let is_matrix = ending == "weight" && !part.ends_with("_norm");
+        let order = if is_matrix { RowOrder::Transposed } else { RowOrder::Kept };
+        return Some((format!("blk.{layer}.{part}.{ending}"), order));
+    }
+    let (part, ending) = name.rsplit_once('.')?;
+    let part = match part {
+        "wte" => "token_embd",
+        "wpe" => "position_embd",
+        "ln_f" => "output_norm",
+        _ => return None,
+    };
+    Some((format!("{part}.{ending}"), RowOrder::Kept))
+}
+
 impl Model for Gpt2 {
     fn network(&self, tensor: &TensorParallel, checkpointing: Checkpointing) -> Result<Network, CannotCut> {
         self.build(tensor, checkpointing)
@@ -299,6 +327,26 @@ impl Model for Gpt2 {
     /// The `config.json` of transformers.
     fn to_config(&self) -> Value {
         self.config()
+    }
+
+    fn to_gguf(&self) -> Result<GgufModel, String> {
+        if self.activation.gelu != Gelu::Tanh {
+            return Err(format!("activation_function = {}: its GPT-2 has gelu_new", self.activation.word()));
+        }
+        let name = |name: &str| Ok(gguf_name(name).expect("a name of this model"));
+        Ok(GgufModel {
+            arch: ARCHITECTURE.name,
+            keys: vec![
+                ("block_count", GgufNumber::Count(self.layers)),
+                ("context_length", GgufNumber::Count(self.positions)),
+                ("embedding_length", GgufNumber::Count(self.hidden)),
+                ("feed_forward_length", GgufNumber::Count(self.intermediate())),
+                ("attention.head_count", GgufNumber::Count(self.heads)),
+                ("attention.layer_norm_epsilon", GgufNumber::Real(self.eps.into())),
+                ("vocab_size", GgufNumber::Count(self.vocab)),
+            ],
+            tensors: GgufSource::of_network(&self.whole(), name)?,
+        })
     }
 
     /// Files written by the hub's first GPT-2 leave out the `transformer.` prefix.

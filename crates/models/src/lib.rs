@@ -7,6 +7,7 @@ pub mod bert;
 mod config;
 pub mod contents;
 pub mod decoder;
+pub mod gguf;
 pub mod gpt2;
 pub mod keys;
 pub mod limits;

@@ -7,6 +7,7 @@ use phalanx_parallel::TensorParallel;
 use phalanx_tensor::Heads;
 use serde_json::{Value, json};
 
+use crate::gguf::GgufModel;
 use crate::keys::Keys;
 use crate::{Arch, Bert, Gpt2, NumberedLayers};
 
@@ -107,6 +108,12 @@ pub trait Model: Send + Sync + std::fmt::Debug {
     /// Its `config.json`, which [`from_config`](crate::from_config) reads; null for a model that has no such file.
     fn to_config(&self) -> Value {
         json!(null)
+    }
+
+    /// Its description in a GGUF file. The error names what llama.cpp does not compute.
+    fn to_gguf(&self) -> Result<GgufModel, String> {
+        let arch = self.architecture().map_or("a model that is not in the registry", |arch| arch.title);
+        Err(format!("{arch}: it has no such model that continues text"))
     }
 
     /// Other names under which older Hugging Face files hold the parameter `name`.

@@ -4,7 +4,7 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use phalanx_data::TokenType;
 use phalanx_models::Arch;
 use serde::Deserialize;
@@ -256,30 +256,73 @@ pub struct ImportArgs {
     pub json: bool,
 }
 
-/// Writes a checkpoint as a Hugging Face folder
+/// Writes a checkpoint as a Hugging Face folder, or as a GGUF file
 ///
-/// model.safetensors (f32), config.json, and if the run has a tokenizer: its files as they were read, and tokenizer.json,
+/// The folder has model.safetensors, config.json, and if the run has a tokenizer: its files as they were read, and tokenizer.json,
 /// tokenizer_config.json and, for a model that continues text, generation_config.json. transformers' AutoTokenizer then gives the ids of the run's
-/// tokenizer. The same parameters give the same bytes.
+/// tokenizer. A GGUF file has model and tokenizer, for llama.cpp and programs that build on it. The same parameters give the same bytes.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     phalanx export runs/quickstart --out quickstart-hf\n  \
-    phalanx export runs/quickstart --step 500 --out step-500-hf")]
+    phalanx export runs/quickstart --step 500 --out step-500-hf --dtype bf16\n  \
+    phalanx export runs/quickstart --out quickstart.gguf --format gguf --dtype q8_0")]
 pub struct ExportArgs {
     /// Run folder
     pub run: PathBuf,
     /// Checkpoint; the newest when left out
     #[arg(long, value_name = "N", value_parser = whole::<u64>(0..=u64::MAX))]
     pub step: Option<u64>,
-    /// Folder to write
-    #[arg(long, value_name = "DIR")]
+    /// Folder to write; with --format gguf, the file
+    #[arg(long, value_name = "PATH")]
     pub out: PathBuf,
-    /// Replace the model that DIR holds: its weights, configuration and tokenizer. Other files there stay
+    /// What to write
+    #[arg(long, value_enum, default_value_t = ExportFormat::Hf)]
+    pub format: ExportFormat,
+    /// How numbers are stored. The run has f32; other types round
+    #[arg(long, value_enum, default_value_t = ExportType::F32)]
+    pub dtype: ExportType,
+    /// Replace the model that is there. Of a folder: its weights, configuration and tokenizer; other files stay
     #[arg(long)]
     pub force: bool,
     /// Print figures as JSON
     #[arg(long)]
     pub json: bool,
+}
+
+/// What `export` writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ExportFormat {
+    /// A folder for Hugging Face's programs
+    Hf,
+    /// A file for llama.cpp
+    Gguf,
+}
+
+/// How an export stores numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "snake_case")]
+pub enum ExportType {
+    /// As the run has them
+    F32,
+    /// 8 bits of precision
+    Bf16,
+    /// 11 bits of precision, up to 65,504
+    F16,
+    /// 8 bits each, and a scale for 32 of them; GGUF only
+    #[value(name = "q8_0")]
+    Q8_0,
+}
+
+impl ExportType {
+    /// Its name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            ExportType::F32 => "f32",
+            ExportType::Bf16 => "bf16",
+            ExportType::F16 => "f16",
+            ExportType::Q8_0 => "q8_0",
+        }
+    }
 }
 
 /// Describes a checkpoint, run folder, token file, Hugging Face folder or flight record

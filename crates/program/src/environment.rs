@@ -54,6 +54,24 @@ const GRAPHS: &str = "PHALANX_CUDA_GRAPHS";
 const CACHE_HOME: &str = "XDG_CACHE_HOME";
 const HOME: &str = "HOME";
 
+/// The cache of the Hugging Face hub's programs: its folder, and the folder that has it unless the first is set.
+const HUB_CACHE: [&str; 2] = ["HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"];
+const HUB_HOME: &str = "HF_HOME";
+
+/// The folder of models that the Hugging Face hub's programs have downloaded.
+pub fn hub_cache() -> Option<PathBuf> {
+    let folder = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let home = folder(HOME);
+    let cache = || folder(CACHE_HOME).or_else(|| Some(home.as_ref()?.join(".cache")));
+    let hub_home = || folder(HUB_HOME).or_else(|| Some(cache()?.join("huggingface")));
+    let hub = HUB_CACHE.into_iter().find_map(folder).or_else(|| Some(hub_home()?.join("hub")))?;
+    // As the hub's programs do.
+    match (hub.strip_prefix("~"), &home) {
+        (Ok(rest), Some(home)) => Some(home.join(rest)),
+        _ => Some(hub),
+    }
+}
+
 /// Options for the use of cards, of which each rank may take `memory_bytes` at most. No rank communicates between cards, unless
 /// `communicators` is set.
 pub fn cuda_options(memory_bytes: Option<u64>) -> phalanx_cuda::Options {

@@ -38,6 +38,7 @@ mod flight;
 mod foreign_keys;
 mod host_kernels;
 mod hosts;
+mod hub;
 mod kept_budget;
 mod kept_checkpoints;
 mod kept_kernels;

@@ -22,7 +22,7 @@ use crate::environment::Environment;
 use crate::output::note;
 use crate::shape::{read_hugging_face, write};
 use crate::user_config::UserConfig;
-use crate::{cards, machine, placement_budget, resume, shape};
+use crate::{cards, hub, machine, placement_budget, resume, shape};
 
 /// Rows of the token table beyond the tokenizer's are padding up to a multiple of this; more is a mistake.
 const PADDING: usize = 64;
@@ -118,6 +118,10 @@ pub fn resolve<T>(
     data: impl FnOnce(&RunConfig, Initial) -> Result<(Vocabulary, T)>,
 ) -> Result<(Resolved, T)> {
     let mut config = given.config()?;
+    if let Some(given) = &config.model.init {
+        let found = hub::folder(Path::new(given)).with_context(|| format!("model.init = {given:?}"))?;
+        config.model.init = Some(found.display().to_string());
+    }
     let has_tokenizer = given.has("data.tokenizer");
     if let Some(dir) = config.model.init.as_ref().filter(|_| !has_tokenizer) {
         config.data.tokenizer = resume::absolute(dir);

@@ -8,6 +8,7 @@ mod disk;
 mod faults;
 mod files;
 mod frozen;
+mod gguf;
 mod hostile;
 mod hosts;
 mod instruction_sets;

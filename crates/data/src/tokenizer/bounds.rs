@@ -125,7 +125,7 @@ impl Model {
 }
 
 /// The parts of a sequence, and of those in it; a part that is no sequence by itself.
-fn leaves(part: &Value) -> Vec<&Value> {
+pub(super) fn leaves(part: &Value) -> Vec<&Value> {
     let inner = ["normalizers", "pretokenizers", "processors", "decoders"];
     match inner.iter().find_map(|key| part[*key].as_array()) {
         Some(parts) => parts.iter().flat_map(leaves).collect(),

@@ -22,6 +22,7 @@ pub(super) const MODEL_CONFIG: &str = "config.json";
 pub(super) const VOCAB_JSON: &str = "vocab.json";
 pub(super) const MERGES: &str = "merges.txt";
 pub(super) const VOCAB_TXT: &str = "vocab.txt";
+const CHAT_TEMPLATE: &str = "chat_template.jinja";
 
 /// Files that are read of a folder.
 const NAMES: [&str; 11] = [
@@ -34,7 +35,7 @@ const NAMES: [&str; 11] = [
     VOCAB_JSON,
     MERGES,
     VOCAB_TXT,
-    "chat_template.jinja",
+    CHAT_TEMPLATE,
     "chat_template.json",
 ];
 
@@ -118,6 +119,21 @@ impl TokenizerFiles {
     pub fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
         let all = self.files.iter().map(|(name, content)| (name.as_str(), content.as_str()));
         all.filter(|(name, _)| *name != MODEL_CONFIG)
+    }
+
+    /// The first chat template: `chat_template.jinja` counts before `tokenizer_config.json`, whose list has one named "default".
+    #[cfg(feature = "tokenizers")]
+    pub(super) fn chat_template(&self) -> Option<String> {
+        if let Some(template) = self.get(CHAT_TEMPLATE) {
+            return Some(template.to_string());
+        }
+        let config = self.object(TOKENIZER_CONFIG).ok()?;
+        let named = |templates: &Vec<Value>| templates.iter().find(|each| each["name"] == "default").cloned();
+        let template = match &config["chat_template"] {
+            Value::Array(templates) => named(templates)?["template"].clone(),
+            template => template.clone(),
+        };
+        template.as_str().map(str::to_string)
     }
 
     /// The name of the file whose vocabulary counts.

@@ -153,9 +153,14 @@ impl HuggingFace {
         }
     }
 
+    /// The content of a `tokenizer.json` with what was changed and added.
+    pub(super) fn content(&self) -> Value {
+        serde_json::to_value(&self.tokenizer).unwrap_or_default()
+    }
+
     /// Everything that decides the ids of a text without special tokens, in one spelling for all files of the same meaning.
     pub(super) fn meaning(&self) -> Value {
-        let mut meaning = serde_json::to_value(&self.tokenizer).unwrap_or_default();
+        let mut meaning = self.content();
         for key in ["version", "truncation", "padding", "post_processor", "decoder", "added_tokens"] {
             meaning[key] = Value::Null;
         }

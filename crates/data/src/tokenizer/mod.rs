@@ -18,6 +18,8 @@ mod class;
 mod files;
 mod from_files;
 #[cfg(feature = "tokenizers")]
+mod gguf;
+#[cfg(feature = "tokenizers")]
 mod gpt2;
 #[cfg(feature = "tokenizers")]
 mod guarded;
@@ -40,6 +42,8 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 pub use files::{TOKENIZER_FILE, TokenizerFiles};
+#[cfg(feature = "tokenizers")]
+pub use gguf::GgufVocabulary;
 pub use hugging_face_files::HuggingFaceFiles;
 pub use spec::TokenizerSpec;
 pub use special_tokens::SpecialToken;

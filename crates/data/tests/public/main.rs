@@ -3,6 +3,7 @@
 
 mod corpora;
 mod foreign;
+mod gguf;
 mod hostile;
 mod hugging_face_files;
 mod json_lines;

@@ -33,7 +33,7 @@ const WORD_LEVEL: &str = r#"{
 }"#;
 
 /// A byte-level model without merges, with the Llama 3 kind of pattern, which needs look-ahead.
-fn byte_level() -> String {
+pub fn byte_level() -> String {
     // GPT-2's printable stand-ins for the 256 bytes, in their usual order.
     let printable = (33u8..=126).chain(161..=172).chain(174..=255);
     let mut chars: Vec<char> = printable.clone().map(char::from).collect();

@@ -6,6 +6,7 @@
 
 mod config;
 mod family;
+mod gguf;
 mod rope;
 mod sizes;
 
@@ -28,6 +29,7 @@ use self::family::AttentionBiases;
 
 use crate::activation::Activation;
 use crate::config::decimal;
+use crate::gguf::GgufModel;
 use crate::{Arch, Dropouts, Input, Keys, Model, NumberedLayers, RowsOf};
 
 /// The token table, and the output projection where it is tied.
@@ -321,6 +323,10 @@ impl Model for Decoder {
 
     fn to_config(&self) -> Value {
         self.config()
+    }
+
+    fn to_gguf(&self) -> Result<GgufModel, String> {
+        self.gguf()
     }
 
     /// Files of the bare model leave out `model.`.

@@ -1,4 +1,6 @@
-//! `phalanx export`: a checkpoint as a Hugging Face folder, streamed tensor by tensor.
+//! `phalanx export`: a checkpoint as a Hugging Face folder or a GGUF file, streamed tensor by tensor.
+
+mod gguf;
 
 use anyhow::{Result, bail};
 use phalanx_checkpoint::{FolderNames, write_hugging_face};
@@ -10,7 +12,7 @@ use phalanx_train::dataset::DataDigests;
 use phalanx_train::state::{PARAMETERS, read_stored};
 use serde_json::json;
 
-use crate::args::ExportArgs;
+use crate::args::{ExportArgs, ExportFormat, ExportType};
 use crate::ownership::refuse_in_run;
 use crate::run_folder::{RunFolder, model_of};
 use crate::{output, report};
@@ -24,12 +26,27 @@ const GENERATION_CONFIG: &str = "generation_config.json";
 /// Names of files that a message lists.
 const LISTED: usize = 4;
 
-/// Writes the folder.
+/// Writes the folder or the file.
 ///
 /// # Errors
-/// A run without that checkpoint, a damaged one, a folder that holds files or cannot be written.
+/// A run without that checkpoint, a damaged one, a folder that holds files or cannot be written; numbers that are too large for the type.
 pub fn export(args: &ExportArgs) -> Result<()> {
     refuse_in_run(&args.out, "--out")?;
+    match args.format {
+        ExportFormat::Hf => export_folder(args),
+        ExportFormat::Gguf => gguf::export(args),
+    }
+}
+
+fn export_folder(args: &ExportArgs) -> Result<()> {
+    let (dtype, word) = match args.dtype {
+        ExportType::F32 => (DType::F32, "float32"),
+        ExportType::Bf16 => (DType::BF16, "bfloat16"),
+        ExportType::F16 => (DType::F16, "float16"),
+        ExportType::Q8_0 => {
+            bail!("--dtype q8_0 is for --format gguf: a Hugging Face folder has f32, bf16 or f16")
+        }
+    };
     let found = FolderNames::read(&args.out)?;
     refuse_files(args, &found)?;
     let folder = RunFolder::at(&args.run);
@@ -46,11 +63,11 @@ pub fn export(args: &ExportArgs) -> Result<()> {
     let (names, specs): (Vec<_>, Vec<_>) = stored_tensors(&*model, &network).unzip();
     let tensors: Vec<_> = names.into_iter().zip(specs.iter().map(|spec| spec.shape.clone())).collect();
     let has_tokenizer = tokenizer.is_some();
-    let files = files(&*model, tokenizer, DataDigests::of(&checkpoint).generation_config);
+    let files = files(&*model, tokenizer, DataDigests::of(&checkpoint).generation_config, word);
     let names: Vec<&str> = files.iter().map(|(name, _)| name.as_str()).collect();
     let is_new = |name: &str| name == MODEL_FILE || names.contains(&name);
     let (replaced, removed): (Vec<_>, Vec<_>) = found.of_model.into_iter().partition(|name| is_new(name));
-    write_hugging_face(&args.out, &files, &removed, &tensors, DType::F32, &mut |index, range, out| {
+    write_hugging_face(&args.out, &files, &removed, &tensors, dtype, &mut |index, range, out| {
         specs[index].of_members(range).try_for_each(|(spec, own, first)| {
             let out = &mut out[first..][..(own.end - own.start) as usize];
             read_stored(&checkpoint, &*model, (PARAMETERS, spec), own, out)
@@ -58,17 +75,18 @@ pub fn export(args: &ExportArgs) -> Result<()> {
     })?;
     if args.json {
         return output::print_json(&json!({
-            "out": args.out, "step": checkpoint.step(), "parameters": network.elements(),
+            "out": args.out, "step": checkpoint.step(), "parameters": network.elements(), "dtype": dtype.name(),
             "tokenizer": has_tokenizer, "files": names, "replaced": replaced, "removed": removed,
             "left": found.others,
         }));
     }
     output::print_line(&format!(
-        "{}: step {} of {}: {MODEL_FILE} ({}), {}",
+        "{}: step {} of {}: {MODEL_FILE} ({}, {}), {}",
         args.out.display(),
         checkpoint.step(),
         args.run.display(),
-        report::bytes(4 * network.elements() as u64),
+        dtype.name(),
+        report::bytes((dtype.bytes() * network.elements()) as u64),
         names.join(", ")
     ))?;
     for (what, names) in [("replaced", &replaced), ("removed", &removed), ("left as they are", &found.others)]
@@ -101,13 +119,16 @@ fn refuse_files(args: &ExportArgs, found: &FolderNames) -> Result<()> {
 /// The files beside the weights: the model's configuration, and the tokenizer's files, as they were read where there were any.
 /// Ids of special tokens are null where there are none: without the key, transformers would take those of the first
 /// published model of the architecture, which may not be in this vocabulary.
-/// `generation_config` is the file of that name that the run keeps.
+/// `generation_config` is the file of that name that the run keeps; `dtype` the type of the weights, for which version 4 of transformers
+/// has another key than version 5.
 fn files(
     model: &dyn Model,
     tokenizer: Option<HuggingFaceFiles>,
     generation_config: Option<String>,
+    dtype: &str,
 ) -> Vec<(String, String)> {
     let mut config = model.to_config();
+    ["torch_dtype", "dtype"].into_iter().for_each(|key| config[key] = json!(dtype));
     let ids = tokenizer.as_ref().map_or_else(HuggingFaceFiles::no_model_ids, HuggingFaceFiles::model_ids);
     ids.into_iter().for_each(|(key, id)| config[key] = id);
     let of_model = ("config.json".to_string(), format!("{config:#}\n"));

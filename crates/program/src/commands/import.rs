@@ -1,10 +1,10 @@
-//! `phalanx import`: a Hugging Face folder (GPT-2, BERT) becomes a run folder with a checkpoint of step 0.
+//! `phalanx import`: a Hugging Face folder becomes a run folder with a checkpoint of step 0.
 //!
 //! The weights stream from one file into the other; nothing is held whole. Optimizer states are zero.
 
 use std::path::{Path, PathBuf};
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use phalanx_checkpoint::{HuggingFaceDir, TensorPiece, begin, commit, discard, write_rank};
 use phalanx_data::Tokenizer;
 use phalanx_layers::ParameterSpec;
@@ -21,7 +21,7 @@ use crate::args::ImportArgs;
 use crate::run_folder::RunFolder;
 use crate::run_folder_lock::RunFolderLock;
 use crate::staged::Staged;
-use crate::{output, resume, setup, shape};
+use crate::{hub, output, resume, setup, shape};
 
 /// Maximum default sequence length of a run on an imported model.
 const SEQ: usize = 1024;
@@ -34,13 +34,14 @@ const STATES: [&str; 2] = ["exp_avg", "exp_avg_sq"];
 /// # Errors
 /// A folder of an unknown architecture, tensors that are missing or of another shape, a run folder with a run.
 pub fn import(args: &ImportArgs) -> Result<()> {
-    let (source, model) = shape::read_hugging_face(&args.dir)?;
+    let dir = hub::folder(&args.dir)?;
+    let (source, model) = shape::read_hugging_face(&dir)?;
     let network = model.whole();
     let parameters: Vec<ParameterSpec> = network.members().cloned().collect();
-    let learned = Learned::of_folder(&args.dir, &*model)?;
-    let folder = RunFolder::named(args.run.as_deref(), Some(&args.dir))?;
+    let learned = Learned::of_folder(&dir, &*model)?;
+    let folder = run_folder(args)?;
     let lock = RunFolderLock::acquire(&folder)?;
-    let path = match write_run(args, &folder, &source, &*model, &parameters, &learned) {
+    let path = match write_run(&dir, &folder, &source, &*model, &parameters, &learned) {
         Ok(path) => path,
         Err(error) => {
             lock.leave();
@@ -69,10 +70,21 @@ pub fn import(args: &ImportArgs) -> Result<()> {
     Ok(())
 }
 
+/// The run folder that was given, or else `runs/NAME` of the folder, whose name may have dots: `Qwen3-0.6B`.
+fn run_folder(args: &ImportArgs) -> Result<RunFolder> {
+    let resolved = || args.dir.canonicalize().ok()?.file_name().map(PathBuf::from);
+    let name = args.dir.file_name().map(PathBuf::from).or_else(resolved);
+    match (&args.run, name) {
+        (Some(run), _) => Ok(RunFolder::at(run)),
+        (None, Some(name)) => Ok(RunFolder::at(&Path::new("runs").join(name))),
+        (None, None) => bail!("give the run folder: --run DIR"),
+    }
+}
+
 /// Writes the configuration, the tokenizer and the checkpoint; returns the path of the checkpoint, and where the tokenizer's
 /// ids are not the rows of the model, how they differ.
 fn write_run(
-    args: &ImportArgs,
+    dir: &Path,
     folder: &RunFolder,
     source: &HuggingFaceDir,
     model: &dyn Model,
@@ -82,7 +94,7 @@ fn write_run(
     if let Some(note) = folder.check_start()? {
         output::note(&note);
     }
-    let config = ResolvedConfig::new(config(&args.dir, model, learned))?;
+    let config = ResolvedConfig::new(config(dir, model, learned))?;
     let staged = Staged::new(folder.path())?;
     let generation_config = learned.generation_config().map(str::to_string);
     let mut digests = DataDigests { generation_config, ..DataDigests::default() };

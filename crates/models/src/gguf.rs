@@ -1,0 +1,119 @@
+//! Models as GGUF files describe them to llama.cpp: the name of its architecture, its keys, and the tensors with their names.
+//!
+//! What llama.cpp would compute otherwise is refused by name. Source: `conversion/` and `src/models/` of llama.cpp, August 2026.
+
+use phalanx_layers::Network;
+
+/// What llama.cpp reads of a model.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GgufModel {
+    /// Its name there, under `general.architecture`.
+    pub arch: &'static str,
+    /// Keys without the name of the architecture before them.
+    pub keys: Vec<(&'static str, GgufNumber)>,
+    /// The tensors.
+    pub tensors: Vec<GgufSource>,
+}
+
+/// The value of a key.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum GgufNumber {
+    /// A size.
+    Count(usize),
+    /// A number.
+    Real(f64),
+    /// A word.
+    Word(&'static str),
+}
+
+/// A tensor: its name, its extents, and what it is made of.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GgufSource {
+    /// Its name in the file.
+    pub name: String,
+    /// Its extents in the file, the rows first.
+    pub shape: Vec<usize>,
+    /// Its numbers.
+    pub from: GgufFrom,
+}
+
+/// The numbers of a tensor.
+#[derive(Clone, Debug, PartialEq)]
+pub enum GgufFrom {
+    /// Those of the parameter of this name, in this order.
+    Parameter(String, RowOrder),
+    /// These.
+    Numbers(Vec<f32>),
+}
+
+/// The order of a parameter's numbers in the file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RowOrder {
+    /// As it is.
+    Kept,
+    /// In each head of so many rows, those that turn together by rotary positions become neighbours: row 2 i + s is row s n / 2 + i of the
+    /// parameter.
+    Neighbours(usize),
+    /// Rows and columns exchanged.
+    Transposed,
+}
+
+impl RowOrder {
+    /// The row of the file that has row `row` of the parameter.
+    ///
+    /// # Panics
+    /// Where rows and columns are exchanged.
+    pub fn place(self, row: usize) -> usize {
+        match self {
+            RowOrder::Kept => row,
+            RowOrder::Neighbours(rows) => {
+                let (head, within) = (row / rows, row % rows);
+                head * rows + within % (rows / 2) * 2 + within / (rows / 2)
+            }
+            RowOrder::Transposed => unreachable!("a row becomes a column"),
+        }
+    }
+}
+
+impl GgufSource {
+    /// The tensors of a network, whose parameters have these names and orders in the file. The error is that of `name`.
+    pub(crate) fn of_network(
+        network: &Network,
+        name: impl Fn(&str) -> Result<(String, RowOrder), String>,
+    ) -> Result<Vec<GgufSource>, String> {
+        let source = |spec: &phalanx_layers::ParameterSpec| {
+            let (name, order) = name(&spec.name)?;
+            let mut shape = spec.shape.clone();
+            if order == RowOrder::Transposed {
+                shape.reverse();
+            }
+            Ok(GgufSource { name, shape, from: GgufFrom::Parameter(spec.name.clone(), order) })
+        };
+        network.members().map(source).collect()
+    }
+
+    /// Whether llama.cpp takes it in f32 alone, whatever the type of the others: vectors, norms and the table of positions.
+    pub fn is_always_f32(&self) -> bool {
+        self.shape.len() == 1 || self.name.ends_with("_norm.weight") || self.name == "position_embd.weight"
+    }
+}
+
+/// Splits the name of a layer's parameter into the number, the part, and its ending after the last dot.
+pub(crate) fn of_layer<'a>(name: &'a str, prefix: &str) -> Option<(&'a str, &'a str, &'a str)> {
+    let (number, rest) = name.strip_prefix(prefix)?.split_once('.')?;
+    let (part, ending) = rest.rsplit_once('.')?;
+    Some((number, part, ending))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn halves_of_each_head_become_neighbours() {
+        let order = RowOrder::Neighbours(6);
+        let mut file = [0; 12];
+        (0..12).for_each(|row| file[order.place(row)] = row);
+        assert_eq!(file, [0, 3, 1, 4, 2, 5, 6, 9, 7, 10, 8, 11]);
+    }
+}
