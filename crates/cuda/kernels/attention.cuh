@@ -43,6 +43,8 @@ struct Extents {
 __device__ __forceinline__ Extents of_sample(Extents e, u64 sample) {
 #ifdef DOCUMENTS
     e.positions += sample * e.queries;
+    // Known to be so, which saves registers.
+    e.past = 0, e.keys = e.queries, e.causal = 1;
 #endif
     return e;
 }
