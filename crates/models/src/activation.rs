@@ -20,7 +20,7 @@ const WORDS: [(&str, Gelu); 7] = [
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Activation {
     word: &'static str,
-    /// What is computed.
+    /// The GELU formula.
     pub gelu: Gelu,
 }
 
@@ -48,7 +48,7 @@ impl Activation {
         })
     }
 
-    /// What `config.json` calls it.
+    /// Returns its name in `config.json`.
     pub(crate) fn word(self) -> Value {
         json!(self.word)
     }

@@ -1,4 +1,4 @@
-//! What the registry knows of a model architecture.
+//! Registry entry of a model architecture: its names, its keys, and the constructors of its models.
 
 use std::fmt;
 use std::ops::Deref;

@@ -21,7 +21,7 @@ use crate::{
     Activation, Arch, Architecture, Dropouts, Input, Model, ModelError, NumberedLayers, Objective, RowsOf,
 };
 
-/// What the names of all tensors outside of the heads begin with, except in files of `BertModel` alone.
+/// Prefix of the names of all tensors outside the heads; files of `BertModel` alone leave it out.
 const PREFIX: &str = "bert.";
 
 /// The token table, which the output projection shares.

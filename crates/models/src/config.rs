@@ -10,7 +10,7 @@ pub enum ModelError {
         "config.json: model_type is {given}, expected {known}; other architectures cannot be imported yet"
     )]
     Architecture {
-        /// What the file says.
+        /// `model_type` in the file.
         given: String,
         /// The known architectures.
         known: String,
@@ -20,7 +20,7 @@ pub enum ModelError {
     Key {
         /// The key.
         key: &'static str,
-        /// What the file says.
+        /// Its value in the file.
         given: String,
         /// The supported value.
         expected: String,
@@ -30,7 +30,7 @@ pub enum ModelError {
     Contradiction {
         /// The names.
         keys: [&'static str; 2],
-        /// What the file says under each.
+        /// The value of each in the file.
         values: [String; 2],
     },
     /// Another number of layers than the file with the weights has.
@@ -41,7 +41,7 @@ pub enum ModelError {
     Layers {
         /// The key.
         key: &'static str,
-        /// What it says.
+        /// Its value: the number of layers in `config.json`.
         given: usize,
         /// Number of layers in the weights.
         found: usize,
@@ -74,7 +74,7 @@ pub enum ModelError {
     Foreign {
         /// The first of them.
         name: String,
-        /// How many others there are.
+        /// Number of further such tensors.
         more: usize,
     },
 }

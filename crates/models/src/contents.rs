@@ -11,7 +11,7 @@ use phalanx_layers::{Network, ParameterSpec};
 
 use crate::{Model, ModelError};
 
-/// How the files of an architecture number its layers.
+/// Numbering of the layers in the files of an architecture.
 #[derive(Clone, Copy, Debug)]
 pub struct NumberedLayers {
     /// Their number in the model.
@@ -55,7 +55,7 @@ pub fn check_layers<'a>(model: &dyn Model, names: impl Iterator<Item = &'a str>)
     }
 }
 
-/// Whether a file with tensors of these names has none of the model's head ([`Model::head_prefix`]).
+/// Returns whether a file with tensors of these names lacks the model's head ([`Model::head_prefix`]).
 pub fn lacks_head<'a>(model: &dyn Model, mut names: impl Iterator<Item = &'a str>) -> bool {
     model.head_prefix().is_some_and(|prefix| names.all(|name| !name.starts_with(prefix)))
 }

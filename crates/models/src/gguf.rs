@@ -1,13 +1,14 @@
-//! Models as GGUF files describe them to llama.cpp: the name of its architecture, its keys, and the tensors with their names.
+//! Models as GGUF files describe them to llama.cpp: the name of the architecture, its keys, and the tensors with their names.
 //!
-//! What llama.cpp would compute otherwise is refused by name. Source: `conversion/` and `src/models/` of llama.cpp, August 2026.
+//! Models that llama.cpp would compute differently are refused, and the error names the reason. Source: `conversion/` and
+//! `src/models/` of llama.cpp, August 2026.
 
 use phalanx_layers::Network;
 
-/// What llama.cpp reads of a model.
+/// The parts of a model that llama.cpp reads.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GgufModel {
-    /// Its name there, under `general.architecture`.
+    /// Name of its architecture in llama.cpp (`general.architecture`).
     pub arch: &'static str,
     /// Keys without the name of the architecture before them.
     pub keys: Vec<(&'static str, GgufNumber)>,
@@ -62,7 +63,7 @@ impl RowOrder {
     /// The row of the file that has row `row` of the parameter.
     ///
     /// # Panics
-    /// Where rows and columns are exchanged.
+    /// If rows and columns are exchanged.
     pub fn place(self, row: usize) -> usize {
         match self {
             RowOrder::Kept => row,
@@ -92,7 +93,7 @@ impl GgufSource {
         network.members().map(source).collect()
     }
 
-    /// Whether llama.cpp takes it in f32 alone, whatever the type of the others: vectors, norms and the table of positions.
+    /// Returns whether llama.cpp reads this tensor only in f32, whatever the type of the others: vectors, norms, the position table.
     pub fn is_always_f32(&self) -> bool {
         self.shape.len() == 1 || self.name.ends_with("_norm.weight") || self.name == "position_embd.weight"
     }

@@ -20,7 +20,7 @@ use crate::keys::{Key, Keys, Values, count};
 use crate::limits::{MAX_HIDDEN, MAX_INTERMEDIATE, MAX_LAYERS, MAX_POSITIONS, MAX_VOCAB};
 use crate::{Activation, Arch, Architecture, Dropouts, Input, Model, ModelError, NumberedLayers, Objective};
 
-/// How files number the layers. The first GPT-2 on the Hugging Face hub leaves out `transformer.`.
+/// Prefixes of a layer's number in tensor names. The first GPT-2 on the Hugging Face hub leaves out `transformer.`.
 const LAYERS: [&str; 2] = ["transformer.h.", "h."];
 
 /// Other names of keys, which transformers maps to GPT-2's own (its `attribute_map`).

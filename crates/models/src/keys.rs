@@ -51,7 +51,7 @@ pub(crate) const fn count(name: &'static str, file: &'static str, absent: Option
 }
 
 impl Values {
-    /// Whether a value has the right type, within the bounds or not.
+    /// Returns whether a value has the right type; its bounds are not checked.
     fn has_type(self, value: &Value) -> bool {
         match self {
             Values::Count { .. } => value.is_u64(),
@@ -72,7 +72,7 @@ impl Values {
         }
     }
 
-    /// What a value must be; None if it is.
+    /// Returns the requirement that a value does not meet; None if it meets all.
     fn refuse(self, value: &Value) -> Option<String> {
         match self {
             Values::Count { .. } if value.as_u64() == Some(0) => Some("must be at least 1".to_string()),
@@ -105,7 +105,7 @@ pub struct KeyError {
     pub key: String,
     /// Its value.
     pub given: String,
-    /// What it must be.
+    /// The requirement that it does not meet.
     pub expected: String,
 }
 
@@ -177,7 +177,7 @@ impl Keys {
         self.get(name)?.as_f64()
     }
 
-    /// Whether a key is true, if it was given.
+    /// Returns the value of a Boolean key; None if it was not given.
     pub(crate) fn flag(&self, name: &str) -> Option<bool> {
         self.get(name)?.as_bool()
     }

@@ -61,13 +61,13 @@ pub trait Model: Send + Sync + std::fmt::Debug {
     /// Refuses a number of tensor-parallel ranks that cannot divide its layers.
     ///
     /// # Errors
-    /// What cannot be divided.
+    /// [`CannotCut`]: the layer or parameter that cannot be divided.
     fn check_cut(&self, ranks: usize) -> Result<(), CannotCut> {
         self.network(&TensorParallel::trial(ranks), Checkpointing::None).map(drop)
     }
 
-    /// What it reads of each micro-batch. Its first block receives the first; any block, and the head, may ask for each of them
-    /// ([`Context::input`](phalanx_layers::Context::input)).
+    /// Inputs that the model reads from each micro-batch. The first block receives the first input; any block, and the head, may ask for
+    /// each of them ([`Context::input`](phalanx_layers::Context::input)).
     fn inputs(&self) -> Vec<Input>;
 
     /// Number of its token ids: the bound of the input `tokens`; 0 for a model that reads none.
@@ -75,7 +75,7 @@ pub trait Model: Send + Sync + std::fmt::Debug {
         self.inputs().iter().find(|input| input.name == TOKENS).and_then(|input| input.bound).unwrap_or(0)
     }
 
-    /// Whether it reads targets: then the loss is a mean over those that are not left out, else over samples.
+    /// Returns whether the model reads targets. If it does, the loss is the mean over targets that are not ignored, else over samples.
     fn has_targets(&self) -> bool {
         self.inputs().iter().any(|input| input.name == TARGETS)
     }
@@ -139,7 +139,7 @@ pub trait Model: Send + Sync + std::fmt::Debug {
         &[]
     }
 
-    /// How files of its architecture number the layers; `None` for a model that has no such file.
+    /// Returns the numbering of the layers in files of its architecture; `None` for a model that has no such file.
     fn numbered_layers(&self) -> Option<NumberedLayers> {
         None
     }
@@ -150,7 +150,7 @@ pub trait Model: Send + Sync + std::fmt::Debug {
         None
     }
 
-    /// Whether a tensor of this name in a file is not a weight of this model and can be ignored.
+    /// Returns whether a tensor of this name in a file is not a weight of this model and can be ignored.
     fn is_ignored(&self, _name: &str) -> bool {
         false
     }

@@ -1,4 +1,4 @@
-//! What is computed again instead of kept, and when: not a bit differs, and less is kept.
+//! Activation checkpointing: no bit of the results differs, and fewer activations are kept.
 
 use crate::rig::Case;
 use phalanx_layers::{Checkpointing, Draw};

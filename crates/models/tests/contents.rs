@@ -1,5 +1,5 @@
-//! What a file with weights must hold, compared with its `config.json`: nothing is dropped in silence, and
-//! nothing is built before the number of layers is known to be right.
+//! Comparison of a file of weights with its `config.json`: no tensor is dropped silently, and no network is built before the
+//! number of layers is known to be right.
 
 use crate::rig;
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! What ranks that share a model's layers have of it: parts that make up the whole, and in the dry run of a
-//! step no tensor that is placed otherwise than its reader needs.
+//! Parameters of tensor-parallel ranks: the parts make up the whole, and in the dry run of a step every tensor has the placement
+//! that its reader needs.
 
 use std::collections::BTreeMap;
 
@@ -89,7 +89,7 @@ fn a_dry_run_finds_every_tensor_placed_as_its_reader_needs() {
     }
 }
 
-/// Where the layers of a block, the ends of the model and the transform before its head exchange tensors.
+/// Tries every collective: those in the layers of a block, at both ends of the model, and in the transform before its head.
 #[test]
 fn a_dry_run_finds_every_collective_that_is_left_out() {
     use sites::*;

@@ -25,15 +25,15 @@ pub struct Family {
     pub head_dim: Option<usize>,
     /// Which projections of attention have biases.
     pub biases: AttentionBiases,
-    /// Whether `mlp_bias` is a key.
+    /// True if `mlp_bias` is a key.
     pub mlp_bias: bool,
     /// The norm of queries and keys, if there is one.
     pub head_norms: Option<NormOver>,
-    /// Where the norms of a block stand.
+    /// Position of the norms in a block.
     pub norms: Norms,
-    /// Whether norms multiply by 1 + weight.
+    /// True if norms multiply by 1 + weight.
     pub from_one: bool,
-    /// Whether embeddings are multiplied by the root of the width.
+    /// True if embeddings are multiplied by the square root of the width.
     pub scaled_embedding: bool,
     /// `query_pre_attn_scalar` where it is left out, if it is a key: scores are divided by its root.
     pub query_scalar: Option<f32>,
@@ -41,9 +41,9 @@ pub struct Family {
     pub activation: (&'static str, Option<Activation>),
     /// Which layers have a window.
     pub windows: Windows,
-    /// Whether `partial_rotary_factor` is a key: the first elements of each head turn only.
+    /// True if `partial_rotary_factor` is a key: RoPE rotates only the first elements of each head.
     pub partial: bool,
-    /// Whether files hold query, key and value as one tensor (`qkv_proj`), and gate and up (`gate_up_proj`).
+    /// True if files hold query, key and value as one tensor (`qkv_proj`), and gate and up as one (`gate_up_proj`).
     pub fused: bool,
     /// Every how many layers one has no rotary positions (`no_rope_layer_interval`), where it is left out.
     pub without_positions: Option<usize>,
@@ -91,7 +91,7 @@ pub enum Windows {
     },
 }
 
-/// Where the norms of a block stand: at attention, and at the MLP.
+/// Position of the norms in a block, relative to attention and to the MLP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Norms {
     /// Before each.

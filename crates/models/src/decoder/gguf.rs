@@ -146,7 +146,7 @@ impl Decoder {
         Some((format!("blk.{layer}.{part}.{ending}"), order))
     }
 
-    /// What llama.cpp divides each frequency by.
+    /// Returns the number by which llama.cpp divides each frequency.
     fn divisors(&self) -> Vec<f32> {
         let plain = Rotary::new(self.head_dim, self.head_dim, self.rope.theta, RotaryScaling::Default);
         let (stretched, _) = self.rope.rotary(self.head_dim, false);

@@ -44,7 +44,7 @@ const NORMAL: Init = Init::Normal(0.02);
 /// Sizes of a decoder, what sets it apart in its family, and its dropout in training.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Decoder {
-    /// What it has in common with others.
+    /// Its family: properties that it shares with other decoders.
     pub family: &'static Family,
     /// Transformer blocks (`num_hidden_layers`).
     pub layers: usize,
@@ -66,7 +66,7 @@ pub struct Decoder {
     pub eps: f32,
     /// Frequencies of the rotary positions.
     pub rope: Rope,
-    /// Whether the output projection is the token table (`tie_word_embeddings`).
+    /// True if the output projection shares the token table (`tie_word_embeddings`).
     pub tied: bool,
     /// Biases of the projections.
     pub biases: Biases,
@@ -112,7 +112,7 @@ pub enum WindowLayers {
 }
 
 impl WindowLayers {
-    /// Whether a layer has a window.
+    /// Returns whether a layer has a window.
     pub fn has(self, layer: usize) -> bool {
         match self {
             WindowLayers::From(first) => layer >= first,
@@ -255,7 +255,7 @@ impl Decoder {
         Heads { kv_heads: self.kv_heads, window, scale, ..heads }
     }
 
-    /// Whether a layer has rotary positions.
+    /// Returns whether a layer has rotary positions.
     fn has_positions(&self, layer: usize) -> bool {
         self.without_positions.is_none_or(|interval| !(layer + 1).is_multiple_of(interval))
     }

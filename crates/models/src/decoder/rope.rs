@@ -16,13 +16,13 @@ pub struct Rope {
     pub theta: f64,
     /// Which share of a head's elements turns, its first ones (`partial_rotary_factor`).
     pub share: f64,
-    /// Base in layers with a window, where it is another one (`rope_local_base_freq`): there nothing stretches them.
+    /// Base in layers with a window, if it differs (`rope_local_base_freq`). Their frequencies are not scaled.
     pub local_theta: Option<f64>,
-    /// What stretches them over longer sequences than the model was first trained on.
+    /// Scaling of the frequencies for longer sequences than the model was first trained on.
     pub scaling: RotaryScaling,
 }
 
-/// What a table of scaling must be, where it is not that: the key, and what is expected of it.
+/// Error in a table of RoPE scaling: the key, its value, and the expected value.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{key} = {given}: {expected}")]
 pub struct WrongScaling {
@@ -30,7 +30,7 @@ pub struct WrongScaling {
     pub key: String,
     /// Its value.
     pub given: String,
-    /// What it must be.
+    /// The expected value.
     pub expected: String,
 }
 
@@ -69,7 +69,7 @@ fn by_kind<'a>(
     Ok((of("full_attention"), sliding.and_then(|sliding| sliding.get("rope_theta"))))
 }
 
-/// Whether a number is a share of something.
+/// Returns whether a number is a share: above 0 and at most 1.
 pub(super) fn is_share(number: f64) -> bool {
     number > 0.0 && number <= 1.0
 }
@@ -79,7 +79,7 @@ fn type_of(table: &Map<String, Value>) -> Value {
     table.get("rope_type").or_else(|| table.get("type")).cloned().unwrap_or_else(|| json!("default"))
 }
 
-/// Whether the type of a table has the key [`ORIGINAL`].
+/// Returns whether the type of a table has the key [`ORIGINAL`].
 fn has_original(table: &Map<String, Value>) -> bool {
     !["default", "linear"].iter().any(|kind| type_of(table) == *kind)
 }

@@ -21,11 +21,11 @@ pub struct Size {
     pub positions: usize,
     /// Base of the rotary frequencies.
     pub theta: f64,
-    /// How much they are stretched from 8,192 positions on (`rope_type` llama3).
+    /// Factor of llama3 RoPE scaling from 8,192 positions on (`rope_type` llama3); None without scaling.
     pub llama3: Option<f64>,
     /// Added to the mean square in a norm.
     pub eps: f32,
-    /// Whether the output projection is the token table.
+    /// True if the output projection shares the token table.
     pub tied: bool,
     /// Keys that a query sees.
     pub window: Option<usize>,

@@ -97,7 +97,7 @@ pub struct Case {
     pub draw: Option<Draw>,
     /// The loss scale.
     pub loss_scale: f32,
-    /// Whether backward runs in two parts, all of the second after all of the first.
+    /// True if backward runs in two parts, all of the second after all of the first.
     pub split: bool,
 }
 
