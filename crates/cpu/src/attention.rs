@@ -71,7 +71,7 @@ pub(crate) unsafe fn scores(
     }
 }
 
-/// What all tasks of a forward pass share.
+/// Data shared by all tasks of a forward pass.
 struct Forward<'a> {
     path: Path,
     e: Extents<'a>,
@@ -87,7 +87,7 @@ struct Forward<'a> {
     log_sum_exp: Option<Shards<'a, f32>>,
 }
 
-/// Where the keys and values are.
+/// Keys and values.
 struct Keys<'a> {
     matrix: Matrix<'a>,
     /// Its extents: a sample may have more rows than there are queries.

@@ -45,7 +45,7 @@ const SPAN: usize = 8;
 /// Number of blocks in a round; more if a single head has more.
 const ROUND: usize = 32;
 
-/// What the forward pass saved.
+/// Tensors saved by the forward pass.
 #[derive(Clone, Copy)]
 pub(crate) struct SavedAttention<'a> {
     /// `[batch, seq, qkv_width]`.
@@ -57,7 +57,7 @@ pub(crate) struct SavedAttention<'a> {
     pub(crate) dropout: Option<Dropout>,
 }
 
-/// What all tasks of a backward pass share.
+/// Data shared by all tasks of a backward pass.
 struct Backward<'a> {
     path: Path,
     threads: usize,
@@ -468,8 +468,8 @@ impl<'a> Backward<'a> {
         }
     }
 
-    /// Where the rows of dq, dk or dv starting at `row` are summed: directly in the output or in scratch. `first` and
-    /// `last` tell whether this is the first and the last block that adds to them.
+    /// Returns the target of the sums of rows of dq, dk or dv from `row` on, and its columns. Sums are kept in scratch; the
+    /// last block writes the output. `first` and `last` are true for the first and the last block that adds to these rows.
     fn target(&self, walk: &Walk, which: usize, row: usize, [first, last]: [bool; 2]) -> (Target, usize) {
         let stride = self.stride();
         let at = walk.sums.at[which].wrapping_add((row - walk.sums.first[which]) * stride);

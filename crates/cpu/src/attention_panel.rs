@@ -13,9 +13,9 @@ pub(crate) struct Panel<'a> {
     /// Indices of the first and the last key that query 0 sees; those of each further query are one later.
     pub(crate) first: isize,
     pub(crate) last: isize,
-    /// Where documents begin, of which a query sees its own only.
+    /// The first key of each query's document: a query sees only its own document. None without documents.
     pub(crate) documents: Option<&'a FirstKeys>,
-    /// What turns scores into exponents of 2.
+    /// Factor that turns scores into exponents of 2.
     pub(crate) factor: f32,
     /// Counter of (first key, first query) in the dropout generator, and the distance to that of the next key.
     pub(crate) element: u64,

@@ -31,7 +31,7 @@ const REGISTER: usize = 64;
 /// Most pairs of steps of a left operand whose rows are steps.
 const TURNED: usize = 64;
 
-/// What multiplies the operands of attention, and how they are packed.
+/// Instructions that multiply the operands of attention, and the packing of these operands.
 #[derive(Clone, Copy)]
 pub(crate) struct Path {
     pub(crate) isa: Isa,

@@ -78,7 +78,7 @@ impl<D: Draw> Draw for Capped<D> {
     }
 }
 
-/// How rows are packed; a row has `VECTORS` vectors.
+/// Packing of rows; a row has `VECTORS` vectors.
 trait Packed<L: Lanes, const VECTORS: usize> {
     /// Two rows in the form in which they are stored.
     type Rows: Copy;

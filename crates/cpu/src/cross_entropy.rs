@@ -303,7 +303,7 @@ struct LossRow {
     largest: f32,
     /// Factor for exponentials relative to the largest logit.
     weight: f64,
-    /// What is subtracted from every derivative.
+    /// Number subtracted from every derivative.
     spread: f32,
     at_target: f32,
 }

@@ -51,8 +51,8 @@ impl MatrixPointer {
     }
 }
 
-/// Where a block of the result is written, and what is applied before. With sums s: `s += partial; s += bias; s += add;
-/// to = round(s)`, or with GELU: `pre = round(s); to = round(gelu(pre))`.
+/// Destination of a block of the result, and the operations before the store. With sums s: `s += partial; s += bias;
+/// s += add; to = round(s)`, or with GELU: `pre = round(s); to = round(gelu(pre))`.
 #[derive(Clone, Copy)]
 pub(crate) struct Target {
     pub(crate) to: MatrixPointer,
@@ -62,7 +62,7 @@ pub(crate) struct Target {
     pub(crate) bias: MatrixPointer,
     /// A matrix that is added; may be `to` itself.
     pub(crate) add: MatrixPointer,
-    /// Where the argument of GELU is stored. Null: no GELU.
+    /// Destination of the argument of GELU. Null: no GELU.
     pub(crate) pre: MatrixPointer,
     /// The GELU formula.
     pub(crate) gelu: Gelu,
@@ -88,7 +88,7 @@ impl Target {
         }
     }
 
-    /// Whether [`finish_plain`] can finish whole tiles.
+    /// Returns whether [`finish_plain`] can finish whole tiles.
     #[inline(always)]
     pub(crate) fn is_plain(&self) -> bool {
         self.to.dtype == DType::F32
@@ -98,7 +98,7 @@ impl Target {
             && !self.pre.is_some()
     }
 
-    /// Whether the sums are the result, in f32.
+    /// Returns whether the sums are the result, in f32: nothing is added to them.
     #[inline(always)]
     pub(crate) fn is_overwritten(&self) -> bool {
         self.is_plain() && !self.bias.is_some() && !self.add.is_some()

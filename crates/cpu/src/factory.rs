@@ -12,7 +12,7 @@ pub struct CpuFactory {
     /// Instruction set, tile registers, and how long idle threads spin. The number of threads, and how products are computed,
     /// come with each request.
     pub options: Options,
-    /// Whether every page is made resident before the device is used.
+    /// True if every page is made resident before the device is used.
     pub populate: bool,
 }
 

@@ -1,4 +1,4 @@
-//! How the operands of a product lie in panels, and so which kernel multiplies them.
+//! Layout of the packed operands of a product, which selects the kernel.
 
 use phalanx_simd::Isa;
 use phalanx_simd::tiles::TileUnit;
@@ -27,7 +27,7 @@ pub(crate) struct PanelSize {
 }
 
 impl Format {
-    /// How `cpu` multiplies operands stored as `dtype`.
+    /// Returns the layout in which `cpu` multiplies operands stored as `dtype`.
     pub(crate) fn of(cpu: &Cpu, dtype: DType) -> Format {
         match cpu.tiles {
             Some(unit) if dtype == DType::BF16 || cpu.products != ProductMethod::Fma => {
@@ -70,7 +70,7 @@ impl Format {
         }
     }
 
-    /// Whether tile registers multiply.
+    /// Returns whether tile registers multiply.
     pub(crate) fn is_tiled(self) -> bool {
         matches!(self, Format::Tiles { .. })
     }

@@ -61,7 +61,7 @@ use pool::Pool;
 use scratch::Scratch;
 use shards::Shards;
 
-/// How a [`Cpu`] computes.
+/// Settings of a [`Cpu`].
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
     /// Number of threads, including the caller's.
@@ -70,9 +70,9 @@ pub struct Options {
     pub isa: Isa,
     /// Tile registers for matrix products of bf16, and of other types as `products` says; which the processor must have.
     pub tiles: Option<TileUnit>,
-    /// How products of f32 and f16 are computed. Without tile registers, all are [`ProductMethod::Fma`].
+    /// Method for products of f32 and f16. Without tile registers, it is always [`ProductMethod::Fma`].
     pub products: ProductMethod,
-    /// How long an idle worker spins before it sleeps.
+    /// Time that an idle worker spins before it sleeps.
     pub spin: Duration,
 }
 

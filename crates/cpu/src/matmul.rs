@@ -106,7 +106,7 @@ const SHARED_ELEMENTS: usize = 2 << 20;
 /// Rows shorter than this are slow to read strip by strip.
 const NARROW: usize = 96;
 
-/// What all tasks of a product share.
+/// Data shared by all tasks of a product.
 struct Plan<'a> {
     isa: Isa,
     format: Format,
@@ -114,9 +114,9 @@ struct Plan<'a> {
     depth: usize,
     a: Side<'a>,
     b: Side<'a>,
-    /// Whether tasks divide the rows of `a`; else the columns of `b`.
+    /// True if tasks divide the rows of `a`; else they divide the columns of `b`.
     cut_rows: bool,
-    /// Whether each task packs its own part; else both operands are packed before.
+    /// True if each task packs its own part; else both operands are packed before.
     packs_own: bool,
     tasks: usize,
     target: Target,
@@ -341,7 +341,7 @@ impl<'a> Plan<'a> {
         });
     }
 
-    /// Whether `steps` is the last block of the inner dimension.
+    /// Returns whether `steps` is the last block of the inner dimension.
     fn is_last(&self, steps: &Range<usize>) -> bool {
         steps.end >= self.format.packed(self.a.matrix.rows)
     }

@@ -10,8 +10,7 @@
 //! `ROWS` rows, whose numbers are broadcast; `b` in panels of `16 * VECTORS` columns. A tile of `ROWS x
 //! VECTORS` vectors stays in registers: 14 x 2 of AVX-512's 32, 6 x 1 (of two halves) of AVX2's 16.
 //!
-//! What happens to a tile's sums before they are stored (bias, addition, GELU, rounding) is in
-//! [`epilogue`](crate::epilogue).
+//! [`epilogue`](crate::epilogue) finishes a tile's sums before they are stored: bias, addition, GELU, rounding.
 
 #[cfg(target_arch = "x86_64")]
 use phalanx_simd::{Avx2, Avx512};
@@ -20,7 +19,7 @@ use phalanx_trace::DType;
 
 use crate::epilogue::{Target, finish, finish_plain};
 
-/// What one packed element of four bytes holds.
+/// Contents of one packed element of four bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Packing {
     /// One f32: one step of the inner dimension.
@@ -30,8 +29,8 @@ pub(crate) enum Packing {
 }
 
 impl Packing {
-    /// How operands stored as `dtype` are multiplied: f16, and bf16 where the processor has no bf16 products, are
-    /// widened to f32.
+    /// Returns the packing of operands stored as `dtype`. f16 is widened to f32; so is bf16 if the processor has no bf16
+    /// products.
     pub(crate) fn of(isa: Isa, dtype: DType) -> Packing {
         if isa == Isa::Avx512Bf16 && dtype == DType::BF16 { Packing::Pairs } else { Packing::Single }
     }

@@ -1,4 +1,4 @@
-//! How many numbers are infinite or not a number: by their exponent bits, all ones.
+//! Counts numbers that are infinite or NaN: those whose exponent bits are all ones.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -81,7 +81,7 @@ unsafe fn pack_with<L: Lanes>(block: MatrixBlock, layout: PanelLayout, to: *mut 
     }
 }
 
-/// How stored elements are packed.
+/// Packing of stored elements.
 trait Packer {
     /// The stored element type.
     type T: Float;

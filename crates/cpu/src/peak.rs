@@ -14,8 +14,8 @@ use phalanx_trace::DType;
 use crate::Cpu;
 use crate::format::Format;
 
-/// How long operations are measured. The best of many runs under a millisecond counts: in some of them, every thread
-/// has a core to itself.
+/// Duration of the measurement of an arithmetic rate. The best of many runs under a millisecond counts: in some of them,
+/// every thread has a core to itself.
 const FLOPS_TIME: Duration = Duration::from_millis(40);
 
 /// Rounds of one run.

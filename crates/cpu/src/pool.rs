@@ -244,7 +244,7 @@ impl Shared {
         self.caller_sleeps.store(false, Ordering::SeqCst);
     }
 
-    /// What worker `own` does until the pool is dropped.
+    /// Loop of worker `own` until the pool is dropped.
     fn work(&self, own: usize) {
         let mut seen = 0;
         while !self.stop.load(Ordering::SeqCst) {
@@ -265,7 +265,7 @@ impl Shared {
     }
 }
 
-/// Whether `ready` came true within `limit`.
+/// Spins until `ready` is true, for `limit` at most. Returns whether it became true.
 fn spin_until(limit: Duration, ready: &dyn Fn() -> bool) -> bool {
     let start = Instant::now();
     loop {

@@ -51,7 +51,7 @@ const LINE: usize = 64;
 #[repr(align(64))]
 struct Sums([MaybeUninit<f32>; 2 * LANES * LANES]);
 
-/// What a call of [`block`] multiplies.
+/// The product that a call of [`block`] computes.
 #[derive(Clone, Copy)]
 pub(crate) struct TileProduct {
     pub(crate) cut: Cut,

@@ -35,10 +35,10 @@ const TILE: usize = SIDE * SIDE;
 /// Elements of four bytes in a block: two tiles.
 pub(crate) const BLOCK: usize = 2 * TILE;
 
-/// How numbers are cut into bf16, and which products of their parts are added.
+/// Division of numbers into bf16 parts, and the products of parts that are added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Cut {
-    /// bf16: themselves.
+    /// bf16: the number itself.
     One,
     /// f16: two parts, and all four products.
     Two,
@@ -47,7 +47,7 @@ pub(crate) enum Cut {
 }
 
 impl Cut {
-    /// How numbers of `dtype` are cut.
+    /// Returns the division of numbers of `dtype`.
     pub(crate) fn of(dtype: DType, products: ProductMethod) -> Cut {
         match (dtype, products) {
             (DType::BF16, _) => Cut::One,
@@ -173,7 +173,7 @@ unsafe fn pack_panels<L: Lanes, T: Float, const PARTS: usize>(
     }
 }
 
-/// What exists of a tile, in a buffer of its own among zeros: `[lane][step]` if `lanes_first`, else `[step][lane]`.
+/// Copies the existing part of a tile into a buffer of zeros: `[lane][step]` if `lanes_first`, else `[step][lane]`.
 unsafe fn copied<T: Float>(
     block: MatrixBlock,
     from: *const T,

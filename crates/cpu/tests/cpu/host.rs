@@ -1,4 +1,4 @@
-//! What is asked of the processor beside kernels: its rates, and memory that is there before it is used.
+//! Queries of the processor beside kernels: its peak rates, and memory that is resident before it is used.
 
 use std::os::fd::AsFd;
 

@@ -1,5 +1,5 @@
-//! What may be left out of a call changes nothing else: a bias is as one of zeros, and the results that are wanted have the same
-//! bits whatever else is.
+//! Optional arguments of a call change nothing else: no bias equals a bias of zeros, and a requested result has the same bits
+//! whichever others are requested.
 
 use phalanx_tensor::{DType, Device, Gelu, LayerNormBackward, Layout, Tensor, Weight};
 

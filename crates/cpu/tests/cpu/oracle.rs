@@ -1,4 +1,4 @@
-//! What the tests share: numbers, tensors, and the check of one kernel call.
+//! Shared by the tests: numbers, tensors, and the check of one kernel call.
 
 use std::time::Duration;
 

@@ -99,7 +99,7 @@ fn forward_and_backward() {
     }
 }
 
-/// What is behind the heads, and what of a head does not turn, keeps its bits.
+/// Columns behind the heads, and elements of a head that are not rotated, keep their bits.
 #[test]
 fn the_others_stay() {
     for (case, dtype) in CASES.into_iter().flat_map(|case| FLOATS.map(|dtype| (case, dtype))) {

@@ -106,7 +106,7 @@ fn gradients_in_16_bits() {
     }
 }
 
-/// What the epilogue stores as the argument of GELU is the linear layer's result.
+/// The argument of GELU that the epilogue stores equals the linear layer's result.
 #[test]
 fn gelu_follows_the_same_sums() {
     for dtype in [DType::F32, DType::BF16, DType::F16] {
@@ -202,7 +202,7 @@ fn small_f32_lose_bits_only_where_said() {
     assert_eq!(times_one(2f32.powi(-127)), 0.0);
 }
 
-/// What is not finite is found in the result, in its own row, and does not reach others through the padding.
+/// A number that is not finite makes its own row of the result so, and does not reach other rows through the padding.
 #[test]
 fn what_is_not_finite_stays_in_its_row_and_is_reported() {
     for path in KernelPath::all() {

@@ -45,7 +45,7 @@ impl Case<'_> {
         self.prefix.split_once('/').unwrap().1
     }
 
-    /// Whether the file has this tensor.
+    /// Returns whether the file has this tensor.
     pub fn has(&self, name: &str) -> bool {
         self.tensors.tensor(&format!("{}/{name}", self.prefix)).is_ok()
     }

@@ -8,7 +8,7 @@ use phalanx_tensor::{
 
 use super::case::{Case, each_case, poisoned};
 
-/// How a case is run.
+/// Settings of a run of a case.
 #[derive(Clone, Copy, Debug)]
 struct RunCase {
     layout: Layout,
