@@ -165,7 +165,7 @@ pub enum CheckpointError {
         tensor: String,
         /// Number of the first such element, of the flattened tensor.
         element: u64,
-        /// What it is.
+        /// Its value.
         value: f32,
         /// The type.
         stored: &'static str,

@@ -46,10 +46,10 @@ pub enum GgufValue {
     F32s(Vec<f32>),
 }
 
-/// How the numbers of a tensor are stored.
+/// Storage type of the numbers of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GgufType {
-    /// As they are.
+    /// f32, not rounded.
     F32,
     /// Rounded to nearest even.
     F16,
@@ -66,7 +66,7 @@ pub struct GgufTensor {
     pub name: String,
     /// Its extents, the one whose elements are neighbours last. (The file has them reversed.)
     pub shape: Vec<usize>,
-    /// How its numbers are stored; [`GgufType::Q8_0`] where 32 divides the last extent.
+    /// Storage type of its numbers; [`GgufType::Q8_0`] only if 32 divides the last extent.
     pub stored: GgufType,
 }
 
@@ -288,7 +288,7 @@ fn quantise(block: &[f32; BLOCK], out: &mut Vec<u8>) -> bool {
 mod tests {
     use super::*;
 
-    /// What `gguf.quants.quantize` of the package gguf 0.19 makes of these numbers.
+    /// Compares a block with the result of `gguf.quants.quantize` of the package gguf 0.19 for the same numbers.
     #[test]
     fn blocks_are_those_of_the_reference() {
         let mut block: [f32; BLOCK] = std::array::from_fn(|i| i as f32 - 15.5);
