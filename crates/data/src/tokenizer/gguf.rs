@@ -17,7 +17,7 @@ pub struct GgufVocabulary {
     pub pre: &'static str,
     /// The spelling of each row of the token table.
     pub tokens: Vec<String>,
-    /// What each is: normal, unknown, control, user-defined, unused, a byte.
+    /// Kind of each token: normal, unknown, control, user-defined, unused, byte.
     pub kinds: Vec<i32>,
     /// SentencePiece's scores: the higher, the earlier two tokens become this one. Empty for `gpt2`.
     pub scores: Vec<f32>,
@@ -164,7 +164,7 @@ fn split(content: &Value) -> Result<&'static str, String> {
     })
 }
 
-/// Whether SentencePiece's algorithm puts a space before a text.
+/// Returns whether SentencePiece's algorithm puts a space before a text.
 fn space_prefix(content: &Value) -> Result<bool, String> {
     let parts: Vec<&Value> =
         leaves(&content["normalizer"]).into_iter().chain(leaves(&content["pre_tokenizer"])).collect();
@@ -226,7 +226,7 @@ impl GgufVocabulary {
     }
 }
 
-/// Whether a token of SentencePiece's vocabulary is a byte: `<0x0A>`.
+/// Returns whether a token of SentencePiece's vocabulary is a byte: `<0x0A>`.
 fn is_byte(token: &str) -> bool {
     let digits = token.strip_prefix("<0x").and_then(|rest| rest.strip_suffix('>'));
     digits.is_some_and(|digits| digits.len() == 2 && u8::from_str_radix(digits, 16).is_ok())
