@@ -289,7 +289,7 @@ pub struct ExportArgs {
     pub json: bool,
 }
 
-/// What `export` writes.
+/// Format that `export` writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum ExportFormat {
     /// A folder for Hugging Face's programs
@@ -298,7 +298,7 @@ pub enum ExportFormat {
     Gguf,
 }
 
-/// How an export stores numbers.
+/// Storage type of the numbers of an export.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 #[value(rename_all = "snake_case")]
 pub enum ExportType {

@@ -52,7 +52,7 @@ fn parts_of_name(given: &str) -> Option<Vec<&str>> {
     (parts.len() <= 2 && parts.iter().all(|part| is_plain(part))).then_some(parts)
 }
 
-/// Whether a part of a name or a commit has no characters but those that the hub allows.
+/// Returns whether a part of a name, or a commit, has only characters that the hub allows, and begins with a letter or a digit.
 fn is_plain(part: &str) -> bool {
     let allowed = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
     part.starts_with(|c: char| c.is_ascii_alphanumeric()) && part.chars().all(allowed)

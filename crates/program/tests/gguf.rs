@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::rig::Home;
 
-/// What a file holds.
+/// Contents of a file.
 struct Gguf {
     keys: BTreeMap<String, Value>,
     /// Extents, type and numbers; those of blocks are left in the file.
