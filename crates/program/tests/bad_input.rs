@@ -17,7 +17,7 @@ fn impossible_values_name_their_key() {
         (vec!["model.norm_eps=0"], vec!["model.norm_eps = 0", "above 0"]),
         (
             vec!["model.intermediate=33", "parallel.tensor=2"],
-            vec!["parallel.tensor = 2", "model.intermediate = 33", "what can: 1"],
+            vec!["parallel.tensor = 2", "model.intermediate = 33", "numbers of ranks that can: 1"],
         ),
         (vec!["batch.global=7", "parallel.data=2"], vec!["batch.global = 7", "multiple of 2"]),
         (vec!["parallel.zero=4"], vec!["parallel.zero", "0, 1, 2 "]),
@@ -136,7 +136,7 @@ fn impossible_meshes_name_key_value_and_what_to_do() {
     home.write("other.csv", "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n");
     home.write("cell.csv", "0F0,0F1,0X0\n");
     let refused: [(&[&str], &[&str]); 19] = [
-        (&["tensor=3"], &["parallel.tensor = 3", "model.heads = 4", "nearest", "2"]),
+        (&["tensor=3"], &["parallel.tensor = 3", "model.heads = 4", "that can: 1, 2, 4"]),
         (&["tensor=8"], &["parallel.tensor = 8", "model.heads = 4", "4"]),
         (&["pipeline=6", "micro_batches=8"], &["parallel.pipeline = 6", "model.layers = 2", "fewer"]),
         (&["pipeline=4", "micro_batches=2"], &["at least 4 micro-batches", "has 2", "raise"]),

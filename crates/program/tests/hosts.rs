@@ -64,12 +64,12 @@ impl Launched {
     }
 }
 
-/// Asserts that nothing of these processes is left within two seconds.
+/// Asserts that nothing of these processes is left within some seconds; a busy machine takes long to end what was killed.
 #[track_caller]
 fn nothing_left(pids: &[(usize, i32)]) {
     let start = Instant::now();
     while pids.iter().any(|(_, pid)| lives(*pid)) {
-        assert!(start.elapsed() < Duration::from_secs(2), "a rank that lives on");
+        assert!(start.elapsed() < Duration::from_secs(8), "a rank that lives on");
         std::thread::sleep(Duration::from_millis(5));
     }
 }

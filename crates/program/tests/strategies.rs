@@ -139,7 +139,7 @@ fn only_those_that_are_named_run_and_what_cannot_is_a_row() {
     let set = ["--set", "batch.global=6"];
     let ended = home.run(&[&COMMAND[..], &more, &set].concat()).ok();
     for words in [
-        "tensor does not run: parallel.tensor = 3: cannot divide model.heads = 4; what can: 1, 2, 4",
+        "tensor does not run: parallel.tensor = 3: cannot divide model.heads = 4; numbers of ranks that can: 1, 2, 4",
         "zero-2, ranks 0 to 2",
         "All 2 synchronous strategies compute the same gradients in step 1",
     ] {

@@ -333,7 +333,11 @@ fn cannot_cut(model: &dyn Model, error: CannotCut) -> ConfigError {
     let may = |size: &usize| pieces.is_multiple_of(*size) || size.is_multiple_of(pieces);
     let sizes = (1..=2 * holders).filter(may).filter(|size| model.check_cut(*size).is_ok());
     let sizes: Vec<String> = sizes.map(|size| size.to_string()).collect();
-    refuse("parallel.tensor", holders, format!("cannot divide {what}; what can: {}", sizes.join(", ")))
+    refuse(
+        "parallel.tensor",
+        holders,
+        format!("cannot divide {what}; numbers of ranks that can: {}", sizes.join(", ")),
+    )
 }
 
 #[cfg(test)]
