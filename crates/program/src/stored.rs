@@ -78,7 +78,7 @@ impl Stored {
         let first_given = first_given(folder, checksums.as_ref(), &mut warnings)?;
         if !given.has("recorded.decided") {
             // A folder of a version that did not record it.
-            given.decide(&["train.threads", "device.communication"], &first_given);
+            given.decide(&["device.communication"], &first_given);
         }
         let tokens = match checksums {
             Some(checksums) => checksums.tokens,
