@@ -1,4 +1,4 @@
-"""Prints the tables of docs/memory.md: textbook, plan and measurement of every ZeRO stage.
+"""Prints the tables of docs/results/bytes.md: textbook, plan and measurement of every ZeRO stage.
 
     cargo build --release
     python tools/memory_table.py target/release/phalanx               # in MiB, on 1, 2 and 4 ranks
