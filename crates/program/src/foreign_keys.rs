@@ -2,6 +2,7 @@
 
 use phalanx_models::Keys;
 use phalanx_train::RunConfig;
+use phalanx_train::config::declare::Conversion::Rule;
 use phalanx_train::config::declare::{Foreign, HUGGING_FACE, MEGATRON, NANOGPT};
 
 /// Note on names of `model.positions`: the difference from `model.seq`.
@@ -9,16 +10,16 @@ const POSITIONS: &str = "model.seq is the length of training sequences";
 
 /// Names of options, and of keys that architectures read, beside those of their files.
 const OTHERS: [(&str, Foreign); 10] = [
-    ("model.layers", (NANOGPT, "n_layer", "")),
-    ("model.layers", (MEGATRON, "num_layers", "")),
-    ("model.heads", (NANOGPT, "n_head", "")),
-    ("model.hidden", (NANOGPT, "n_embd", "")),
-    ("model.positions", (HUGGING_FACE, "max_position_embeddings", POSITIONS)),
-    ("model.positions", (HUGGING_FACE, "n_positions", POSITIONS)),
-    ("model.rope_scaling", (HUGGING_FACE, "rope_parameters", "with rope_theta in model.rope_theta")),
-    ("--run", (NANOGPT, "out_dir", "an option of the command line")),
-    ("--run", (HUGGING_FACE, "output_dir", "an option of the command line")),
-    ("--resume", (HUGGING_FACE, "resume_from_checkpoint", "an option of the command line")),
+    ("model.layers", (NANOGPT, "n_layer", Rule, "")),
+    ("model.layers", (MEGATRON, "num_layers", Rule, "")),
+    ("model.heads", (NANOGPT, "n_head", Rule, "")),
+    ("model.hidden", (NANOGPT, "n_embd", Rule, "")),
+    ("model.positions", (HUGGING_FACE, "max_position_embeddings", Rule, POSITIONS)),
+    ("model.positions", (HUGGING_FACE, "n_positions", Rule, POSITIONS)),
+    ("model.rope_scaling", (HUGGING_FACE, "rope_parameters", Rule, "with rope_theta in model.rope_theta")),
+    ("--run", (NANOGPT, "out_dir", Rule, "an option of the command line")),
+    ("--run", (HUGGING_FACE, "output_dir", Rule, "an option of the command line")),
+    ("--resume", (HUGGING_FACE, "resume_from_checkpoint", Rule, "an option of the command line")),
 ];
 
 /// All names that are known, with the key here.
@@ -29,7 +30,7 @@ fn names() -> impl Iterator<Item = (String, Foreign)> {
     let of_files = Keys::known().filter(|key| key.name != key.file);
     declared
         .chain(others)
-        .chain(of_files.map(|key| (format!("model.{}", key.name), (HUGGING_FACE, key.file, ""))))
+        .chain(of_files.map(|key| (format!("model.{}", key.name), (HUGGING_FACE, key.file, Rule, ""))))
 }
 
 /// Explains a name that another program uses: `block_size is nanoGPT's name; here it is model.seq`. A name in a table is written
@@ -38,8 +39,8 @@ pub fn explain(given: &str) -> Option<String> {
     let normal = given.trim_start_matches('-').replace('-', "_").to_lowercase();
     let leaf = normal.rsplit('.').next()?;
     // The whole name first: `fp16.enabled` is more than `enabled`.
-    let known = |name: &str| names().find(|(_, (_, foreign, _))| *foreign == name);
-    let (own, (program, name, note)) = known(&normal).or_else(|| known(leaf))?;
+    let known = |name: &str| names().find(|(_, (_, foreign, ..))| *foreign == name);
+    let (own, (program, name, _, note)) = known(&normal).or_else(|| known(leaf))?;
     let note = if note.is_empty() { String::new() } else { format!(" ({note})") };
     Some(format!("{name} is {program} name; here it is {own}{note}"))
 }

@@ -24,12 +24,23 @@ pub struct Key {
     pub hint: &'static str,
     /// True if a written configuration leaves it out when it has its default value.
     pub is_quiet: bool,
-    /// Names of other programs for it: the program, the name, and the difference in meaning ("" if none).
+    /// Names of other programs for it.
     pub foreign: &'static [Foreign],
 }
 
-/// Name of another program for a key: the program, the name, and the difference in meaning ("" if none).
-pub type Foreign = (&'static str, &'static str, &'static str);
+/// Name of another program for a key: the program, the name, how its values become ours, and the difference in meaning ("" if none).
+pub type Foreign = (&'static str, &'static str, Conversion, &'static str);
+
+/// Conversion of another program's value into that of the key.
+#[derive(Clone, Copy, Debug)]
+pub enum Conversion {
+    /// It is the same value.
+    Same,
+    /// One word or value of theirs, as written, for each of ours.
+    Words(&'static [(&'static str, &'static str)]),
+    /// No value follows from this name alone: a rule over several of their names has it, or the name is only explained.
+    Rule,
+}
 
 /// nanoGPT.
 pub const NANOGPT: &str = "nanoGPT's";

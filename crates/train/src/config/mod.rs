@@ -13,6 +13,7 @@ use phalanx_tensor::{DType, ProductMethod};
 use serde::{Deserialize, Serialize};
 
 use bounds::{MAX_SECONDS, MAX_SEQUENCES, MAX_STEPS};
+use declare::Conversion::{Rule, Same, Words};
 use declare::{DEEPSPEED, EARLIER, HUGGING_FACE, KEY, MEGATRON, NANOGPT};
 
 #[macro_use]
@@ -86,7 +87,7 @@ table! {
         /// ranks have that all wait for each other. A rank that computes is never stalled, however long others wait for it.
         stall_timeout_s: u64 = 10, KEY.from(0.0, MAX_SECONDS)
             .foreign(&[
-                (EARLIER, "timeout_s", "10 by default: it need not exceed any computation, because a rank that computes is never stalled"),
+                (EARLIER, "timeout_s", Rule, "10 by default: it need not exceed any computation, because a rank that computes is never stalled"),
             ]);
     }
 }
@@ -110,28 +111,28 @@ table! {
     /// `[model]`
     "model" ModelConfig {
         /// Architecture: the name of one in the registry.
-        arch: Arch = Arch::GPT2, KEY.foreign(&[(HUGGING_FACE, "model_type", "")]);
+        arch: Arch = Arch::GPT2, KEY.foreign(&[(HUGGING_FACE, "model_type", Rule, "")]);
         /// Tokens of a training sequence.
         seq: usize = 1024, KEY.from(1.0, MAX_POSITIONS as f64)
-            .foreign(&[(NANOGPT, "block_size", ""), (HUGGING_FACE, "n_ctx", ""), (MEGATRON, "seq_length", "")]);
+            .foreign(&[(NANOGPT, "block_size", Rule, ""), (HUGGING_FACE, "n_ctx", Rule, ""), (MEGATRON, "seq_length", Rule, "")]);
         /// Rows of the token table; from the tokenizer when left out.
-        vocab: Option<usize> = None, KEY.from(1.0, MAX_VOCAB as f64).foreign(&[(HUGGING_FACE, "vocab_size", "")]);
+        vocab: Option<usize> = None, KEY.from(1.0, MAX_VOCAB as f64).foreign(&[(HUGGING_FACE, "vocab_size", Rule, "")]);
         /// Dropout probability in training. The values of an imported `config.json` are ignored.
-        dropout: f64 = 0.0, KEY.from(0.0, bounds::BELOW_1).foreign(&[(HUGGING_FACE, "hidden_dropout_prob", "")]);
+        dropout: f64 = 0.0, KEY.from(0.0, bounds::BELOW_1).foreign(&[(HUGGING_FACE, "hidden_dropout_prob", Rule, "")]);
         /// Dropout of the embedding (`embd_pdrop`); `dropout` when left out.
         embedding_dropout: Option<f64> = None, KEY.from(0.0, bounds::BELOW_1)
-            .foreign(&[(HUGGING_FACE, "embd_pdrop", "")]);
+            .foreign(&[(HUGGING_FACE, "embd_pdrop", Rule, "")]);
         /// Dropout of the attention probabilities (`attn_pdrop`); `dropout` when left out.
         attention_dropout: Option<f64> = None, KEY.from(0.0, bounds::BELOW_1)
-            .foreign(&[(HUGGING_FACE, "attn_pdrop", ""), (HUGGING_FACE, "attention_probs_dropout_prob", "")]);
+            .foreign(&[(HUGGING_FACE, "attn_pdrop", Rule, ""), (HUGGING_FACE, "attention_probs_dropout_prob", Rule, "")]);
         /// Dropout of the projections into the residual stream (`resid_pdrop`); `dropout` when left out.
         residual_dropout: Option<f64> = None, KEY.from(0.0, bounds::BELOW_1)
-            .foreign(&[(HUGGING_FACE, "resid_pdrop", ""), (MEGATRON, "hidden_dropout", "")]);
+            .foreign(&[(HUGGING_FACE, "resid_pdrop", Rule, ""), (MEGATRON, "hidden_dropout", Rule, "")]);
         /// A Hugging Face directory whose weights (and shape) to start from.
         init: Option<String> = None, KEY
             .foreign(&[
-                (NANOGPT, "init_from", "a Hugging Face folder; --resume continues a run"),
-                (HUGGING_FACE, "model_name_or_path", "a folder with config.json and safetensors files"),
+                (NANOGPT, "init_from", Rule, "a Hugging Face folder; --resume continues a run"),
+                (HUGGING_FACE, "model_name_or_path", Rule, "a folder with config.json and safetensors files"),
             ]);
         /// Patterns of the names of parameters that are trained, as `*.h.1?.*`; all when left out. Others are frozen: they have neither
         /// gradients nor optimizer states.
@@ -236,7 +237,7 @@ table! {
     "data" DataConfig {
         /// Text files or folders.
         text: Vec<String> = Vec::new(), KEY
-            .foreign(&[(NANOGPT, "dataset", "or data.tokens for a token file"), (HUGGING_FACE, "train_file", "")]);
+            .foreign(&[(NANOGPT, "dataset", Rule, "or data.tokens for a token file"), (HUGGING_FACE, "train_file", Rule, "")]);
         /// Extensions of the files that are read from folders; all text files when empty.
         extensions: Vec<String> = Vec::new(), KEY;
         /// In JSON files, of which each line or record is a document: the key of the text.
@@ -247,7 +248,7 @@ table! {
         /// bytes.
         max_skipped: Option<f64> = None, KEY.from(0.0, 1.0);
         /// Token files, instead of text, by paths and patterns; they are read one after the other.
-        tokens: Option<Paths> = None, KEY.foreign(&[(MEGATRON, "data_path", "or data.text for text")]);
+        tokens: Option<Paths> = None, KEY.foreign(&[(MEGATRON, "data_path", Rule, "or data.text for text")]);
         /// Token files for evaluation, instead of the fraction `validation`.
         validation_tokens: Option<Paths> = None, KEY;
         /// Type of ids in token files without a header: `u8`, `u16`, `u32`, `i64`; `auto` is `u16`.
@@ -256,7 +257,7 @@ table! {
         unusual_tokens: bool = false, KEY;
         /// `byte`, `char`, `gpt2`, or the path of a Hugging Face `tokenizer.json` or of a folder with tokenizer files. When left
         /// out: the tokenizer of the folder `model.init` or of the resumed run, else `byte`.
-        tokenizer: String = "byte".into(), KEY.foreign(&[(HUGGING_FACE, "tokenizer_name", "")]);
+        tokenizer: String = "byte".into(), KEY.foreign(&[(HUGGING_FACE, "tokenizer_name", Rule, "")]);
         /// Lets a model that has learned the ids of another tokenizer learn those of `tokenizer` anew.
         new_tokenizer: bool = false, KEY.quiet();
         /// For a masked model (`bert`): the id that replaces a hidden token. When left out: the tokenizer's `[MASK]`, or else
@@ -270,7 +271,7 @@ table! {
         /// `shuffled` or `sequential`.
         order: Order = Order::Shuffled, KEY;
         /// Fraction of the tokens, at the end, that is held out for evaluation.
-        validation: f64 = 0.1, KEY.from(0.0, 0.9).foreign(&[(MEGATRON, "split", "the share that is held out")]);
+        validation: f64 = 0.1, KEY.from(0.0, 0.9).foreign(&[(MEGATRON, "split", Rule, "the share that is held out")]);
     }
 }
 
@@ -300,15 +301,15 @@ table! {
     "batch" BatchConfig {
         /// Sequences of one optimizer step over all ranks and micro-batches.
         global: usize = 8, KEY.from(0.0, MAX_SEQUENCES)
-            .foreign(&[(DEEPSPEED, "train_batch_size", ""), (MEGATRON, "global_batch_size", "")]);
+            .foreign(&[(DEEPSPEED, "train_batch_size", Rule, ""), (MEGATRON, "global_batch_size", Rule, "")]);
         /// Sequences that one rank computes at once; `global / data` when left out.
         micro: Option<usize> = None, KEY.from(1.0, MAX_SEQUENCES)
             .foreign(&[
-                (NANOGPT, "batch_size", "batch.global counts the sequences of a step over all ranks"),
-                (DEEPSPEED, "train_micro_batch_size_per_gpu", ""),
-                (HUGGING_FACE, "per_device_train_batch_size", ""),
-                (HUGGING_FACE, "per_device_eval_batch_size", "evaluation uses the same micro-batch"),
-                (MEGATRON, "micro_batch_size", ""),
+                (NANOGPT, "batch_size", Rule, "batch.global counts the sequences of a step over all ranks"),
+                (DEEPSPEED, "train_micro_batch_size_per_gpu", Rule, ""),
+                (HUGGING_FACE, "per_device_train_batch_size", Rule, ""),
+                (HUGGING_FACE, "per_device_eval_batch_size", Rule, "evaluation uses the same micro-batch"),
+                (MEGATRON, "micro_batch_size", Rule, ""),
             ]);
         /// When gradients are reduced over ranks: after `each` micro-batch, or `defer`red to the last.
         reduce: Reduce = Reduce::Each, KEY;
@@ -332,32 +333,46 @@ table! {
         /// are kept beside the optimizer states.
         compute: Float = Float::F32, KEY
             .foreign(&[
-                (NANOGPT, "dtype", "\"f32\", \"bf16\" or \"f16\""),
-                (DEEPSPEED, "fp16.enabled", "set it to \"f16\""),
-                (DEEPSPEED, "bf16.enabled", "set it to \"bf16\""),
-                (HUGGING_FACE, "fp16", "set it to \"f16\""),
-                (HUGGING_FACE, "bf16", "set it to \"bf16\""),
+                (NANOGPT, "dtype", Rule, "\"f32\", \"bf16\" or \"f16\""),
+                (DEEPSPEED, "fp16.enabled", Rule, "set it to \"f16\""),
+                (DEEPSPEED, "bf16.enabled", Rule, "set it to \"bf16\""),
+                (HUGGING_FACE, "fp16", Rule, "set it to \"f16\""),
+                (HUGGING_FACE, "bf16", Rule, "set it to \"bf16\""),
             ]);
         /// Element type of the gradient buffers in which micro-batches are summed: `f32`, or that of `compute`.
-        accumulate: Float = Float::F32, KEY.foreign(&[(DEEPSPEED, "data_types.grad_accum_dtype", "")]);
+        accumulate: Float = Float::F32, KEY.foreign(&[(DEEPSPEED, "data_types.grad_accum_dtype", Words(DTYPES), "")]);
         /// Element type in which gradients are sent between ranks; that of `accumulate` when left out.
-        communicate: Option<Float> = None, KEY.foreign(&[(DEEPSPEED, "communication_data_type", "")]);
+        communicate: Option<Float> = None, KEY.foreign(&[(DEEPSPEED, "communication_data_type", Words(DTYPES), "")]);
         /// Method to compute matrix products of f32 and f16.
         products: Products = Products::Auto, KEY;
         /// A static loss scale, or 0 for a dynamic one. This key and those below are for `compute = "f16"`.
-        loss_scale: f64 = 0.0, KEY;
+        loss_scale: f64 = 0.0, KEY.foreign(&[(DEEPSPEED, "fp16.loss_scale", Same, "")]);
         /// The first dynamic scale, as a power of 2.
-        initial_scale_power: u32 = 16, KEY.from(0.0, 126.0).hint("2 to this power is the first loss scale");
+        initial_scale_power: u32 = 16, KEY.from(0.0, 126.0).hint("2 to this power is the first loss scale")
+            .foreign(&[(DEEPSPEED, "fp16.initial_scale_power", Same, "")]);
         /// Steps without overflow after which the dynamic scale is doubled.
-        loss_scale_window: u64 = 1000, KEY.from(1.0, MAX_STEPS);
+        loss_scale_window: u64 = 1000, KEY.from(1.0, MAX_STEPS)
+            .foreign(&[(DEEPSPEED, "fp16.loss_scale_window", Same, "")]);
         /// Overflows after which the dynamic scale is halved.
-        hysteresis: u32 = 2, KEY.from(1.0, u32::MAX as f64);
+        hysteresis: u32 = 2, KEY.from(1.0, u32::MAX as f64).foreign(&[(DEEPSPEED, "fp16.hysteresis", Same, "")]);
         /// Counts only consecutive overflows for `hysteresis`.
-        consecutive_hysteresis: bool = false, KEY;
+        consecutive_hysteresis: bool = false, KEY.foreign(&[(DEEPSPEED, "fp16.consecutive_hysteresis", Same, "")]);
         /// The smallest scale; an overflow at this scale ends the run.
-        min_loss_scale: f64 = 1.0, KEY;
+        min_loss_scale: f64 = 1.0, KEY
+            .foreign(&[(DEEPSPEED, "fp16.min_loss_scale", Same, "an overflow at this scale ends the run here; theirs goes on")]);
     }
 }
+
+/// DeepSpeed's names of element types.
+const DTYPES: &[(&str, &str)] = &[
+    ("fp32", "f32"),
+    ("float32", "f32"),
+    ("fp16", "f16"),
+    ("float16", "f16"),
+    ("bf16", "bf16"),
+    ("bfp16", "bf16"),
+    ("bfloat16", "bf16"),
+];
 
 impl PrecisionConfig {
     /// Method by which devices compute matrix products; None if each device chooses one that it supports.
@@ -413,7 +428,7 @@ table! {
     "loss" LossConfig {
         /// Probability that is spread over all tokens of the vocabulary instead of the target.
         label_smoothing: f64 = 0.0, KEY.from(0.0, bounds::BELOW_1)
-            .foreign(&[(HUGGING_FACE, "label_smoothing_factor", "")]);
+            .foreign(&[(HUGGING_FACE, "label_smoothing_factor", Rule, "")]);
         /// Weight of the squared logarithm of the softmax's denominator, which keeps logits near zero.
         z_loss: f64 = 0.0, KEY.from(0.0, f64::MAX);
     }
@@ -423,24 +438,29 @@ table! {
     /// `[optimizer]`
     "optimizer" OptimizerConfig {
         /// `adamw` or `sgd`.
-        kind: OptimizerKind = OptimizerKind::Adamw, KEY.foreign(&[(HUGGING_FACE, "optim", "")]);
+        kind: OptimizerKind = OptimizerKind::Adamw, KEY
+            .foreign(&[(HUGGING_FACE, "optim", Rule, ""), (DEEPSPEED, "optimizer.type", Rule, "")]);
         /// Peak learning rate.
-        lr: f64 = 6e-4, KEY.from(0.0, f64::MAX).foreign(&[(NANOGPT, "learning_rate", "")]);
+        lr: f64 = 6e-4, KEY.from(0.0, f64::MAX)
+            .foreign(&[(NANOGPT, "learning_rate", Rule, ""), (DEEPSPEED, "optimizer.params.lr", Rule, "")]);
         /// AdamW: decay of the first moment. SGD: momentum.
-        beta1: f64 = 0.9, KEY.from(0.0, bounds::BELOW_1).foreign(&[(HUGGING_FACE, "adam_beta1", "")]);
+        beta1: f64 = 0.9, KEY.from(0.0, bounds::BELOW_1)
+            .foreign(&[(HUGGING_FACE, "adam_beta1", Rule, ""), (DEEPSPEED, "optimizer.params.betas", Rule, "the first of the two")]);
         /// AdamW: decay of the second moment.
-        beta2: f64 = 0.95, KEY.from(0.0, bounds::BELOW_1).foreign(&[(HUGGING_FACE, "adam_beta2", "")]);
+        beta2: f64 = 0.95, KEY.from(0.0, bounds::BELOW_1).foreign(&[(HUGGING_FACE, "adam_beta2", Rule, "")]);
         /// AdamW: added to the root of the second moment.
-        eps: f64 = 1e-8, KEY.from(0.0, 1.0).foreign(&[(HUGGING_FACE, "adam_epsilon", "")]);
+        eps: f64 = 1e-8, KEY.from(0.0, 1.0)
+            .foreign(&[(HUGGING_FACE, "adam_epsilon", Rule, ""), (DEEPSPEED, "optimizer.params.eps", Rule, "")]);
         /// Weight decay of matrices; biases and norms have none.
-        weight_decay: f64 = 0.1, KEY.from(0.0, f64::MAX);
+        weight_decay: f64 = 0.1, KEY.from(0.0, f64::MAX)
+            .foreign(&[(DEEPSPEED, "optimizer.params.weight_decay", Rule, "biases and norms have none here")]);
         /// Gradients are clipped to this global norm; 0 disables clipping.
         clip: f64 = 1.0, KEY.from(0.0, f64::MAX)
             .foreign(&[
-                (NANOGPT, "grad_clip", ""),
-                (DEEPSPEED, "gradient_clipping", ""),
-                (HUGGING_FACE, "max_grad_norm", ""),
-                (MEGATRON, "clip_grad", ""),
+                (NANOGPT, "grad_clip", Rule, ""),
+                (DEEPSPEED, "gradient_clipping", Same, ""),
+                (HUGGING_FACE, "max_grad_norm", Rule, ""),
+                (MEGATRON, "clip_grad", Rule, ""),
             ]);
         /// Parameters with another learning rate or weight decay; the first group that matches a parameter has it.
         group: Vec<ParameterGroup> = Vec::new(), KEY;
@@ -463,24 +483,26 @@ table! {
         /// `cosine`, `linear` or `constant`.
         kind: ScheduleKind = ScheduleKind::Cosine, KEY
             .foreign(&[
-                (NANOGPT, "decay_lr", "\"constant\" does not decay"),
-                (HUGGING_FACE, "lr_scheduler_type", ""),
-                (MEGATRON, "lr_decay_style", ""),
+                (NANOGPT, "decay_lr", Rule, "\"constant\" does not decay"),
+                (DEEPSPEED, "scheduler.type", Rule, ""),
+                (HUGGING_FACE, "lr_scheduler_type", Rule, ""),
+                (MEGATRON, "lr_decay_style", Rule, ""),
             ]);
         /// Steps of linear warm-up.
         warmup: u64 = 0, KEY.from(0.0, MAX_STEPS)
             .foreign(&[
-                (NANOGPT, "warmup_iters", ""),
-                (DEEPSPEED, "scheduler.warmup_num_steps", ""),
-                (HUGGING_FACE, "warmup_steps", ""),
-                (HUGGING_FACE, "warmup_ratio", "counted in steps, not as a share of them"),
-                (MEGATRON, "lr_warmup_iters", ""),
+                (NANOGPT, "warmup_iters", Rule, ""),
+                (DEEPSPEED, "scheduler.params.warmup_num_steps", Rule, ""),
+                (HUGGING_FACE, "warmup_steps", Rule, ""),
+                (HUGGING_FACE, "warmup_ratio", Rule, "counted in steps, not as a share of them"),
+                (MEGATRON, "lr_warmup_iters", Rule, ""),
             ]);
         /// Learning rate at the end of cosine and linear.
         min_lr: f64 = 0.0, KEY.from(0.0, f64::MAX);
         /// Step at which cosine and linear reach `min_lr`, where the rate stays (nanoGPT's `lr_decay_iters`);
         /// `train.steps` when left out. A resumed run keeps it.
-        decay_steps: Option<u64> = None, KEY.foreign(&[(NANOGPT, "lr_decay_iters", "")]);
+        decay_steps: Option<u64> = None, KEY
+            .foreign(&[(NANOGPT, "lr_decay_iters", Rule, ""), (DEEPSPEED, "scheduler.params.total_num_steps", Rule, "")]);
         /// Step after which cosine and linear begin again, warm-up included (a warm restart); `decay_steps` counts
         /// from there. None when left out.
         restart_step: Option<u64> = None, KEY;

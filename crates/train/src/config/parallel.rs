@@ -3,39 +3,43 @@
 use phalanx_models::limits::MAX_LAYERS;
 
 use super::bounds::{MAX_MICRO_BATCHES, MAX_RANKS};
+use super::declare::Conversion::{Rule, Same};
 use super::declare::{DEEPSPEED, KEY, MEGATRON, NANOGPT};
 
 table! {
     /// `[parallel]`
     "parallel" ParallelConfig {
         /// Number of ranks; `pipeline` x `data` x `tensor` when left out (`--nproc` sets it).
-        ranks: Option<usize> = None, KEY.from(0.0, MAX_RANKS).foreign(&[(MEGATRON, "world_size", "")]);
+        ranks: Option<usize> = None, KEY.from(0.0, MAX_RANKS).foreign(&[(MEGATRON, "world_size", Rule, "")]);
         /// Pipeline ranks: each has one or more stages of the model's blocks.
-        pipeline: usize = 1, KEY.from(0.0, MAX_RANKS).foreign(&[(MEGATRON, "pipeline_model_parallel_size", "")]);
+        pipeline: usize = 1, KEY.from(0.0, MAX_RANKS)
+            .foreign(&[(MEGATRON, "pipeline_model_parallel_size", Rule, ""), (DEEPSPEED, "pipeline.stages", Same, "")]);
         /// Replicas, which share the batch. When left out: `ranks` divided by the other axes, or 1 without `ranks`.
-        data: Option<usize> = None, KEY.from(0.0, MAX_RANKS).foreign(&[(MEGATRON, "data_parallel_size", "")]);
+        data: Option<usize> = None, KEY.from(0.0, MAX_RANKS).foreign(&[(MEGATRON, "data_parallel_size", Rule, "")]);
         /// Tensor-parallel ranks: they share every layer.
-        tensor: usize = 1, KEY.from(0.0, MAX_RANKS).foreign(&[(MEGATRON, "tensor_model_parallel_size", "")]);
+        tensor: usize = 1, KEY.from(0.0, MAX_RANKS)
+            .foreign(&[(MEGATRON, "tensor_model_parallel_size", Rule, ""), (DEEPSPEED, "tensor_parallel.autotp_size", Rule, "")]);
         /// Shards norms, dropout and the residual stream over the tensor axis, too.
         sequence_parallel: bool = false, KEY;
         /// ZeRO stage, 0 to 3, over the data axis.
         zero: u8 = 0, KEY.from(0.0, 3.0).hint("a ZeRO stage: 0, 1, 2 or 3")
             .foreign(&[
-                (DEEPSPEED, "zero_optimization.stage", ""),
-                (MEGATRON, "use_distributed_optimizer", "set it to 1"),
+                (DEEPSPEED, "zero_optimization.stage", Same, ""),
+                (MEGATRON, "use_distributed_optimizer", Rule, "set it to 1"),
             ]);
         /// Pipeline schedule: `model`, `gpipe`, `1f1b`, `interleaved`, `zb-h1`, `zb-h2`, `zb-v`, the path of a file in PyTorch's
         /// text form, or that text.
         schedule: String = "1f1b".into(), KEY;
         /// Stages of each rank under `interleaved`.
         chunks: usize = 2, KEY.from(1.0, (MAX_LAYERS + 3) as f64).hint("stages of each rank; embedding, last norm and head are blocks, too")
-            .foreign(&[(MEGATRON, "num_layers_per_virtual_pipeline_stage", "stages of each rank")]);
+            .foreign(&[(MEGATRON, "num_layers_per_virtual_pipeline_stage", Rule, "stages of each rank")]);
         /// Rule by which blocks are divided into stages: `balanced` by operations, by `parameters`, or `uniform` in number.
         cut: CutBy = CutBy::Balanced, KEY;
         /// Micro-batches of a step on each rank, instead of their size in `batch.micro`.
         micro_batches: Option<usize> = None, KEY.from(1.0, MAX_MICRO_BATCHES as f64)
             .foreign(&[
-                (NANOGPT, "gradient_accumulation_steps", "micro-batches of a step on each replica; or give batch.global and batch.micro"),
+                (DEEPSPEED, "gradient_accumulation_steps", Rule, "or give batch.global and batch.micro"),
+                (NANOGPT, "gradient_accumulation_steps", Rule, "micro-batches of a step on each replica; or give batch.global and batch.micro"),
             ]);
         /// `synchronous`: one update per step from the gradients of all ranks. `asynchronous`: each rank sends its
         /// gradients to the ranks that own the parameters, which apply them as they arrive.
@@ -43,7 +47,7 @@ table! {
         /// Under asynchronous updates: steps that a rank may be ahead of the slowest.
         max_staleness: u64 = 4, KEY.from(0.0, (1 << 20) as f64);
         /// Overlaps communication with computation.
-        overlap: bool = true, KEY.foreign(&[(DEEPSPEED, "zero_optimization.overlap_comm", "")]);
+        overlap: bool = true, KEY.foreign(&[(DEEPSPEED, "zero_optimization.overlap_comm", Same, "")]);
     }
 }
 

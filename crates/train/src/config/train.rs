@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::bounds::{MAX_SEQUENCES, MAX_STEPS, MAX_THREADS};
+use super::declare::Conversion::Rule;
 use super::declare::{HUGGING_FACE, KEY, KeyType, Kind, MEGATRON, NANOGPT};
 
 /// Which checkpoints of a run stay.
@@ -47,20 +48,20 @@ table! {
         /// Optimizer steps.
         steps: u64 = 1000, KEY.from(1.0, MAX_STEPS)
             .foreign(&[
-                (NANOGPT, "max_iters", ""),
-                (HUGGING_FACE, "max_steps", ""),
-                (HUGGING_FACE, "num_train_epochs", "counted in steps, not in epochs"),
-                (MEGATRON, "train_iters", ""),
+                (NANOGPT, "max_iters", Rule, ""),
+                (HUGGING_FACE, "max_steps", Rule, ""),
+                (HUGGING_FACE, "num_train_epochs", Rule, "counted in steps, not in epochs"),
+                (MEGATRON, "train_iters", Rule, ""),
             ]);
         /// Steps between evaluations; 0 evaluates only after the last step.
         eval_every: u64 = 250, KEY.from(0.0, MAX_STEPS)
-            .foreign(&[(NANOGPT, "eval_interval", ""), (HUGGING_FACE, "eval_steps", "")]);
+            .foreign(&[(NANOGPT, "eval_interval", Rule, ""), (HUGGING_FACE, "eval_steps", Rule, "")]);
         /// Largest number of sequences of an evaluation.
         eval_samples: usize = 256, KEY.from(1.0, MAX_SEQUENCES).hint("for no evaluation, set data.validation = 0")
-            .foreign(&[(NANOGPT, "eval_iters", "counted in sequences, not in batches")]);
+            .foreign(&[(NANOGPT, "eval_iters", Rule, "counted in sequences, not in batches")]);
         /// Steps between checkpoints; 0 saves only after the last step.
         save_every: u64 = 500, KEY.from(0.0, MAX_STEPS)
-            .foreign(&[(HUGGING_FACE, "save_steps", ""), (MEGATRON, "save_interval", "")]);
+            .foreign(&[(HUGGING_FACE, "save_steps", Rule, ""), (MEGATRON, "save_interval", Rule, "")]);
         /// Checkpoints kept: the newest ones, or all. Older ones are removed after a newer one is complete.
         keep: Keep = Keep::Newest(2), KEY.from(0.0, MAX_STEPS);
         /// Saves a state with the smallest validation loss so far, and keeps it beside the newest ones.
