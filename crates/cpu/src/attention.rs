@@ -307,8 +307,10 @@ impl Forward<'_> {
         }
     }
 
-    /// Packs the keys and values before `end` that are not packed yet, and prefetches the next ones.
+    /// Packs the keys and values before `end` that are not packed yet, and prefetches the next ones. Under a window that looks ahead,
+    /// `end` may be odd: the key behind it is packed, too, since two values may share an element.
     fn pack_keys(&self, pair: usize, end: usize, work: &mut Work) {
+        let end = end.next_multiple_of(2).min(work.keys.end);
         if end <= work.packed {
             return;
         }

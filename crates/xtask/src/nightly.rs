@@ -30,7 +30,11 @@ const STEPS: [Step; 14] = [
         &["test", "--workspace", "--features", "mpi", "--test", "program", "--", "mpi::"],
     ),
     // The tests of each submission try a share of the cases of their sweeps (crates/testing/src/sweeps.rs).
-    ("sweeps", &[("PHALANX_TEST_SWEEPS", "whole"), ("LOOM_MAX_PREEMPTIONS", "3")], &["test", "--workspace"]),
+    (
+        "sweeps",
+        &[("PHALANX_TEST_SWEEPS", "whole"), ("LOOM_MAX_PREEMPTIONS", "3")],
+        &["test", "--workspace", "--no-fail-fast"],
+    ),
     // The program's tests as on a processor with tile registers: they must not expect other kernels than the program takes.
     ("tiles", &[("PHALANX_ISA", "amx-model")], &["test", "--workspace", "--test", "program"]),
     ("portable", &[("PHALANX_ISA", "portable")], &["test", "--workspace", "--test", "program"]),
