@@ -13,9 +13,9 @@ use phalanx_collectives::pretended::hosts_of_threads;
 use phalanx_collectives::{CollectiveOp, Endpoint, Group, Hosts, MetaGroup, Options};
 use phalanx_cpu::{Cpu, peak};
 use phalanx_drawing::report::{Table, bytes};
+use phalanx_plan::trace::PhaseName;
 use phalanx_plan::{MemoryPlan, plan_memory_of};
 use phalanx_tensor::{Arena, DType, Device, Memory};
-use phalanx_trace::PhaseName;
 use serde::{Deserialize, Serialize};
 
 /// Bytes to measure the bandwidth of memory with.

@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use phalanx_drawing::report::{Table, bytes, count, percent};
-use phalanx_trace::{DType, Rate};
+use phalanx_plan::trace::{DType, Rate};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 

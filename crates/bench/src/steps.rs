@@ -9,7 +9,7 @@ use phalanx_collectives::Statistics;
 use phalanx_cpu::Cpu;
 use phalanx_cpu::peak;
 use phalanx_data::NOT_PREDICTED;
-use phalanx_random::mix;
+use phalanx_system::random::mix;
 use phalanx_tensor::profile::Profile;
 use phalanx_tensor::{DType, Device};
 use phalanx_train::metrics::resident_bytes_peak;

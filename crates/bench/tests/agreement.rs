@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use anyhow::Result;
-use phalanx_baselines::data_parallel::DataParallelPlan;
+use phalanx_bench::baselines::data_parallel::DataParallelPlan;
 use phalanx_bench::steps::{RankSetup, StepCounts};
 use phalanx_bench::strategies::agreement::{Agreement, Rounding, agreement};
 use phalanx_bench::strategies::run::{Bench, Launcher, StrategyRun};

@@ -23,10 +23,10 @@ use crate::{CheckpointError, Result};
 /// # Errors
 /// [`CheckpointError::Write`] or [`CheckpointError::Read`] when the folder cannot be used.
 pub fn begin(checkpoints: &Path, step: u64) -> Result<PathBuf> {
-    phalanx_files::create_folders(checkpoints).map_err(CheckpointError::writing(checkpoints))?;
+    phalanx_system::files::create_folders(checkpoints).map_err(CheckpointError::writing(checkpoints))?;
     settle(checkpoints)?;
     let tmp = steps::unfinished(checkpoints, step);
-    phalanx_files::create_folders(&tmp).map_err(CheckpointError::writing(&tmp))?;
+    phalanx_system::files::create_folders(&tmp).map_err(CheckpointError::writing(&tmp))?;
     Ok(tmp)
 }
 
@@ -102,7 +102,7 @@ pub fn purge(checkpoints: &Path, keep: usize, kept: &[u64]) -> Result<Vec<PathBu
         // A half-removed checkpoint must never be taken as the newest: it is renamed first or, where others have taken this
         // name, loses its manifest first.
         let renamed = steps::unfinished(checkpoints, folder.step);
-        if phalanx_files::is_named(&renamed) {
+        if phalanx_system::files::is_named(&renamed) {
             let manifest = folder.path.join(MANIFEST);
             fs::remove_file(&manifest).map_err(CheckpointError::writing(&manifest))?;
             remove_folder(&folder.path)?;
@@ -124,7 +124,8 @@ pub fn added(folder: &Path) -> Result<Option<PathBuf>> {
     if folder.is_symlink() {
         return Ok(Some(folder.to_path_buf()));
     }
-    let added = phalanx_files::added_name(folder, is_own).map_err(CheckpointError::reading(folder))?;
+    let added =
+        phalanx_system::files::added_name(folder, is_own).map_err(CheckpointError::reading(folder))?;
     Ok(added.map(|name| folder.join(name)))
 }
 
@@ -145,18 +146,18 @@ fn seal(tmp: &Path, step: u64, state: Value, ranks: usize) -> Result<()> {
         Manifest::merge(step, state, lists).map_err(|reason| CheckpointError::NotWhole { reason })?;
     let path = tmp.join(MANIFEST);
     let bytes = manifest.encode().map_err(|reason| CheckpointError::NotWhole { reason })?;
-    phalanx_files::write(&path, bytes).map_err(CheckpointError::writing(&path))?;
+    phalanx_system::files::write(&path, bytes).map_err(CheckpointError::writing(&path))?;
     for rank in 0..ranks {
         let list = tmp.join(list_file(rank));
         fs::remove_file(&list).map_err(CheckpointError::writing(&list))?;
     }
-    phalanx_files::sync_folder(tmp).map_err(CheckpointError::writing(tmp))
+    phalanx_system::files::sync_folder(tmp).map_err(CheckpointError::writing(tmp))
 }
 
 /// The piece list of `rank`; checks that its data file has the stated length.
 fn piece_list(tmp: &Path, rank: usize) -> Result<PieceList> {
     let path = tmp.join(list_file(rank));
-    let bytes = match phalanx_files::read_bounded(&path, MANIFEST_BYTES) {
+    let bytes = match phalanx_system::files::read_bounded(&path, MANIFEST_BYTES) {
         Err(cause) if cause.kind() == io::ErrorKind::NotFound => {
             return Err(CheckpointError::NotWhole {
                 reason: format!("rank {rank} has written nothing to {}", tmp.display()),
@@ -207,7 +208,7 @@ fn publish(checkpoints: &Path, tmp: &Path, step: u64) -> Result<PathBuf> {
 fn settle_replaced(checkpoints: &Path, step: u64) -> Result<()> {
     let target = steps::committed(checkpoints, step);
     let aside = steps::replaced(checkpoints, step);
-    match (target.symlink_metadata().is_ok(), phalanx_files::is_named(&aside.join(MANIFEST))) {
+    match (target.symlink_metadata().is_ok(), phalanx_system::files::is_named(&aside.join(MANIFEST))) {
         (true, _) => remove_folder(&aside),
         (false, true) => rename(&aside, &target),
         (false, false) => Ok(()),
@@ -216,14 +217,14 @@ fn settle_replaced(checkpoints: &Path, step: u64) -> Result<()> {
 
 /// Renames a folder durably.
 fn rename(from: &Path, to: &Path) -> Result<()> {
-    phalanx_files::rename(from, to).map_err(CheckpointError::writing(to))
+    phalanx_system::files::rename(from, to).map_err(CheckpointError::writing(to))
 }
 
 /// Removes what a save has written in a folder, and the folder if nothing else is in it; of a link, only the link.
 fn remove_folder(folder: &Path) -> Result<()> {
     let removed = match folder.is_symlink() {
         true => fs::remove_file(folder),
-        false => phalanx_files::remove_own(folder, is_own).map(drop),
+        false => phalanx_system::files::remove_own(folder, is_own).map(drop),
     };
     removed.map_err(CheckpointError::writing(folder))
 }

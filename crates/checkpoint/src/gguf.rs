@@ -8,8 +8,8 @@ use std::io::Write;
 use std::path::Path;
 
 use half::f16;
-use phalanx_files::AtomicFile;
-use phalanx_trace::DType;
+use phalanx_plan::trace::DType;
+use phalanx_system::files::AtomicFile;
 
 use crate::hugging_face_export::{ReadTensor, WINDOW_ELEMENTS};
 use crate::narrow::{Narrow, too_large};

@@ -70,7 +70,8 @@ impl HuggingFaceDir {
             return Err(bad(&config_path, "it is not a JSON object"));
         }
         let (path, index) = (dir.join(SINGLE), dir.join(INDEX));
-        let (single, is_sharded) = (phalanx_files::is_named(&path), phalanx_files::is_named(&index));
+        let (single, is_sharded) =
+            (phalanx_system::files::is_named(&path), phalanx_system::files::is_named(&index));
         if single && is_sharded {
             let reason = format!("it has both {SINGLE} and {INDEX}: remove the one that is out of date");
             return Err(bad(dir, &reason));
@@ -165,7 +166,7 @@ impl HuggingFaceDir {
             });
         }
         assert_eq!(out.len() as u64, local.end - local.start, "{name}: the buffer does not fit {local:?}");
-        let file = phalanx_files::open_regular(path).map_err(CheckpointError::reading(path))?;
+        let file = phalanx_system::files::open_regular(path).map_err(CheckpointError::reading(path))?;
         let overlaps = Overlaps::new((Stripe::whole(whole), 0..whole), (*stripe, local.clone()));
         let mut window = Vec::new();
         for span in ReadSpans::new(overlaps, STRIPE_LIMITS) {
@@ -294,7 +295,7 @@ fn sharded(dir: &Path) -> Result<Vec<(PathBuf, Entry)>> {
             return Err(bad(&index_path, &format!("{file:?} is not the name of a file in this folder")));
         }
         let path = dir.join(file);
-        if !phalanx_files::is_named(&path) {
+        if !phalanx_system::files::is_named(&path) {
             let reason = format!("it needs {file}, which is not in the folder: download it too");
             return Err(bad(&index_path, &reason));
         }
@@ -380,7 +381,7 @@ fn unread_weights(dir: &Path) -> Option<String> {
 fn no_safetensors(dir: &Path) -> String {
     let others = other_weights(dir);
     let has = |test: &dyn Fn(&str) -> bool| others.iter().any(|name| test(name));
-    if phalanx_files::is_named(&dir.join("adapter_config.json")) {
+    if phalanx_system::files::is_named(&dir.join("adapter_config.json")) {
         return "it is an adapter (adapter_config.json), not a model: merge it into its model with peft: \
                 AutoPeftModelForCausalLM.from_pretrained(DIR).merge_and_unload().save_pretrained(OUT)"
             .to_string();
@@ -408,7 +409,7 @@ fn no_safetensors(dir: &Path) -> String {
 
 /// A JSON file of at most `max_bytes`; `None` when it is not there.
 fn json<T: for<'a> Deserialize<'a>>(path: &Path, max_bytes: u64) -> Result<Option<T>> {
-    let bytes = match phalanx_files::read_bounded(path, max_bytes) {
+    let bytes = match phalanx_system::files::read_bounded(path, max_bytes) {
         Err(cause) if cause.kind() == io::ErrorKind::NotFound => return Ok(None),
         other => other.map_err(CheckpointError::reading(path))?,
     };

@@ -8,8 +8,8 @@ use std::io::{ErrorKind, Write};
 use std::ops::Range;
 use std::path::Path;
 
-use phalanx_files::AtomicFile;
-use phalanx_trace::DType;
+use phalanx_plan::trace::DType;
+use phalanx_system::files::AtomicFile;
 
 use crate::hugging_face::{CONFIG, INDEX, SINGLE};
 use crate::narrow::{Narrow, too_large};
@@ -105,7 +105,7 @@ fn names_in(dir: &Path) -> Result<Vec<String>> {
     let mut names = Vec::new();
     for entry in entries {
         let name = entry.map_err(CheckpointError::reading(dir))?.file_name().to_string_lossy().into_owned();
-        if !phalanx_files::is_temporary(&name) {
+        if !phalanx_system::files::is_temporary(&name) {
             names.push(name);
         }
     }
@@ -154,7 +154,7 @@ fn replace(dir: &Path, outdated: &[String], new: Vec<AtomicFile>) -> std::io::Re
             other => other?,
         }
         if name == CONFIG {
-            phalanx_files::sync_folder(dir)?;
+            phalanx_system::files::sync_folder(dir)?;
         }
     }
     new.into_iter().try_for_each(AtomicFile::commit)?;

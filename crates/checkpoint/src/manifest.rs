@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use phalanx_plan::Stripe;
-use phalanx_trace::DType;
+use phalanx_plan::trace::DType;
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;

@@ -1,7 +1,7 @@
 //! Numbers as files store them: f32, or rounded to nearest even to bf16 or f16.
 
 use half::{bf16, f16, slice::HalfFloatSliceExt};
-use phalanx_trace::DType;
+use phalanx_plan::trace::DType;
 
 use crate::CheckpointError;
 

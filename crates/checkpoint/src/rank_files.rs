@@ -11,7 +11,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use phalanx_files::HeldFolder;
+use phalanx_system::files::HeldFolder;
 
 use crate::manifest::{HeaderRecord, Manifest, digest};
 use crate::{CheckpointError, Result};
@@ -65,7 +65,7 @@ impl RankFiles {
 }
 
 fn open(path: &Path) -> io::Result<File> {
-    phalanx_files::open_regular(path)
+    phalanx_system::files::open_regular(path)
 }
 
 fn check_header(path: &Path, file: &File, header: &HeaderRecord) -> Result<()> {

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use phalanx_plan::Stripe;
-use phalanx_trace::DType;
+use phalanx_plan::trace::DType;
 use serde_json::Value;
 
 use crate::limits::MANIFEST_BYTES;
@@ -132,7 +132,7 @@ impl Checkpoint {
 
     fn read_folder(dir: &Path) -> Result<Checkpoint> {
         let path = dir.join(MANIFEST);
-        let bytes = match phalanx_files::read_bounded(&path, MANIFEST_BYTES) {
+        let bytes = match phalanx_system::files::read_bounded(&path, MANIFEST_BYTES) {
             Err(cause) if cause.kind() == io::ErrorKind::NotFound => return Err(no_manifest(dir)),
             other => other.map_err(CheckpointError::reading(&path))?,
         };

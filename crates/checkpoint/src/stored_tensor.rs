@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use phalanx_plan::Stripe;
-use phalanx_trace::DType;
+use phalanx_plan::trace::DType;
 use serde::{Deserialize, Serialize};
 
 use crate::limits;

@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use phalanx_trace::DType;
+use phalanx_plan::trace::DType;
 use serde::Deserialize;
 use serde::de::{Deserializer, Error, IgnoredAny, MapAccess, Visitor};
 
@@ -125,7 +125,7 @@ impl<'de> Visitor<'de> for HeaderVisitor {
 /// short or too long, [`CheckpointError::Read`].
 pub(crate) fn entries(path: &Path) -> Result<Vec<Entry>> {
     let bad = |reason: String| CheckpointError::TensorFile { path: path.to_path_buf(), reason };
-    let file = phalanx_files::open_regular(path).map_err(CheckpointError::reading(path))?;
+    let file = phalanx_system::files::open_regular(path).map_err(CheckpointError::reading(path))?;
     let found = file.metadata().map_err(CheckpointError::reading(path))?.len();
     if found < 8 {
         return Err(bad(format!("{found} bytes are too few for a header")));

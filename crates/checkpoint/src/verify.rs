@@ -3,7 +3,7 @@
 //! Both happen in one pass through one window, so the hashed bytes are the summed ones. Sums are in f64.
 
 use half::{bf16, f16};
-use phalanx_trace::DType;
+use phalanx_plan::trace::DType;
 use serde::Serialize;
 
 use crate::read::Checkpoint;

@@ -10,9 +10,9 @@ use std::io::Write;
 use std::ops::Range;
 use std::path::Path;
 
-use phalanx_files::AtomicFile;
 use phalanx_plan::Stripe;
-use phalanx_trace::DType;
+use phalanx_plan::trace::DType;
+use phalanx_system::files::AtomicFile;
 
 use crate::manifest::{HeaderRecord, MANIFEST, PieceList, PieceRecord, digest};
 use crate::tensor_file::{NewEntry, elements, header};
@@ -65,7 +65,7 @@ pub fn write_rank(
     let list_path = dir.join(list_file(rank));
     let written = write_data(&data_path, pieces, window_bytes, fill).and_then(|list| {
         let json = serde_json::to_vec(&list).expect("a piece list has only names and numbers");
-        phalanx_files::write(&list_path, json).map_err(CheckpointError::writing(&list_path))
+        phalanx_system::files::write(&list_path, json).map_err(CheckpointError::writing(&list_path))
     });
     if written.is_err() {
         // Best effort: the first error is reported, and `discard` or `begin` removes the folder.
@@ -92,7 +92,7 @@ pub(crate) fn is_own(name: &str) -> bool {
         rest.strip_suffix(".safetensors").or_else(|| rest.strip_suffix(".pieces.json"))?.parse::<usize>().ok()
     };
     let is_of_rank = |rank| name == data_file(rank) || name == list_file(rank);
-    name == MANIFEST || phalanx_files::is_temporary(name) || rank(name).is_some_and(is_of_rank)
+    name == MANIFEST || phalanx_system::files::is_temporary(name) || rank(name).is_some_and(is_of_rank)
 }
 
 fn write_data(

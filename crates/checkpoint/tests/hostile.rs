@@ -7,8 +7,8 @@ use std::path::Path;
 use crate::fixture::{LAYOUTS, save};
 use phalanx_checkpoint::{Checkpoint, CheckpointError, HuggingFaceDir, newest};
 use phalanx_plan::Stripe;
+use phalanx_plan::trace::DType;
 use phalanx_testing::hostile::{make_fifo, mutate, mutate_json, overwrite, peak_bytes, survive};
-use phalanx_trace::DType;
 use serde_json::{Value, json};
 use tempfile::{TempDir, tempdir};
 

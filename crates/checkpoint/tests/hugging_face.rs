@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use half::{bf16, f16};
 use phalanx_checkpoint::{CheckpointError, FolderNames, HuggingFaceDir, Result, write_hugging_face};
-use phalanx_trace::DType;
+use phalanx_plan::trace::DType;
 use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorView};
 use serde_json::{Value, json};

@@ -8,7 +8,7 @@ use phalanx_checkpoint::{
     Checkpoint, CheckpointError, READ_WINDOW_BYTES, TensorPiece, begin, commit, discard, newest, purge,
     write_rank,
 };
-use phalanx_trace::DType;
+use phalanx_plan::trace::DType;
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
 use tempfile::tempdir;

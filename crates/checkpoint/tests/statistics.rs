@@ -1,7 +1,7 @@
 //! The figures of `verify_all`, by tables worked out by hand.
 
 use phalanx_checkpoint::{Checkpoint, TensorPiece, begin, commit, write_rank};
-use phalanx_trace::DType;
+use phalanx_plan::trace::DType;
 use serde_json::Value;
 use tempfile::tempdir;
 

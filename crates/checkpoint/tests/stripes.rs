@@ -14,8 +14,8 @@ use phalanx_checkpoint::{
     Checkpoint, CheckpointError, HuggingFaceDir, Result, TensorPiece, begin, commit, newest, write_rank,
 };
 use phalanx_plan::Stripe;
+use phalanx_plan::trace::DType;
 use phalanx_testing::sweeps;
-use phalanx_trace::DType;
 use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorView};
 use serde_json::{Value, json};

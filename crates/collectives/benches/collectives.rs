@@ -10,8 +10,8 @@ use std::sync::Arc;
 
 use phalanx_collectives::{CollectiveOp, Group, HostJob, MetaGroup, Options, bench, join};
 use phalanx_cpu::Cpu;
+use phalanx_plan::trace::PhaseName;
 use phalanx_tensor::{Arena, DType, Device};
-use phalanx_trace::PhaseName;
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).filter(|a| a != "--bench").collect();

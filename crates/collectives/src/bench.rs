@@ -5,8 +5,8 @@
 
 use std::time::{Duration, Instant};
 
+use phalanx_plan::trace::CollectiveOp;
 use phalanx_tensor::{Category, DType, Device};
-use phalanx_trace::CollectiveOp;
 
 use crate::error::CollectiveError;
 use crate::group::Group;

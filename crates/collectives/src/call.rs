@@ -6,9 +6,9 @@
 
 use std::sync::Arc;
 
+use phalanx_plan::trace::{Collective, CollectiveOp, Placements, Site};
 use phalanx_simd::sums::Element;
 use phalanx_tensor::{DType, Tensor};
-use phalanx_trace::{Collective, CollectiveOp, Placements, Site};
 
 use crate::parts;
 

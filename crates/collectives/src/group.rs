@@ -4,8 +4,8 @@
 //! tensors, remember the caller's place in the source and return [`Pending`]. Calls of one group
 //! happen in the order of submission on every rank, beside the caller's computation.
 
+use phalanx_plan::trace::{Axis, CollectiveOp, Memory};
 use phalanx_tensor::Tensor;
-use phalanx_trace::{Axis, CollectiveOp, Memory};
 
 use crate::call::{Buffers, Call};
 use crate::error::CollectiveError;

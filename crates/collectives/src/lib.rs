@@ -35,8 +35,8 @@ pub use network::{
     Carrier, Connections, GroupSums, InFlight, Messenger, Network, Wire, describe_frame, transport_bytes,
 };
 pub use pending::Pending;
+pub use phalanx_plan::trace::CollectiveOp;
 pub use phalanx_simd::Isa;
-pub use phalanx_trace::CollectiveOp;
 pub use shared_memory::{
     Endpoint, FlightEvent, HostJob, MAX_WORLD, Options, SealedFile, join, join_carried, take_file,
     take_sealed, threads,

@@ -7,8 +7,8 @@
 
 use std::sync::Arc;
 
+use phalanx_plan::trace::{Axis, Collective, Event};
 use phalanx_tensor::record::Recorder;
-use phalanx_trace::{Axis, Collective, Event};
 
 use crate::call::{Buffers, Call};
 use crate::error::CollectiveError;

@@ -6,8 +6,8 @@
 
 use std::sync::Arc;
 
+use phalanx_plan::trace::{CollectiveOp, Site};
 use phalanx_tensor::{Access, InFlight, Tensor};
-use phalanx_trace::{CollectiveOp, Site};
 
 use crate::call::Buffers;
 use crate::error::CollectiveError;

@@ -4,10 +4,10 @@
 //! nor computed is left alone, as are zeros. Pieces of a buffer (parameters in a chunk) are followed one by one,
 //! so what is true of them along other axes stays true.
 
+use phalanx_plan::trace::{Axis, CollectiveOp, Placement, Placements, Site};
 use phalanx_tensor::placement::Mark;
 use phalanx_tensor::record::Recorder;
 use phalanx_tensor::{Tensor, View};
-use phalanx_trace::{Axis, CollectiveOp, Placement, Placements, Site};
 
 use crate::call::{Buffers, Call};
 use crate::parts;

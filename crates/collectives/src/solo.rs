@@ -3,9 +3,9 @@
 //! Sums of one rank are that rank's values, so everything is a copy from source to target, or nothing;
 //! only what accumulates is added, and rounded, as in any group. It is over when submit returns.
 
+use phalanx_plan::trace::CollectiveOp;
 use phalanx_simd::Isa;
 use phalanx_simd::sums;
-use phalanx_trace::CollectiveOp;
 
 use crate::call::summed;
 use crate::call::{Buffers, Call};

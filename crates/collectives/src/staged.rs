@@ -14,8 +14,8 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use phalanx_plan::trace::{Axis, CollectiveOp, Memory, Site};
 use phalanx_tensor::{Device, DeviceError, Tensor};
-use phalanx_trace::{Axis, CollectiveOp, Memory, Site};
 
 use crate::call::{Buffers, Call};
 use crate::error::CollectiveError;

@@ -12,12 +12,12 @@ use half::{bf16, f16};
 use phalanx_collectives::linked::linked;
 use phalanx_collectives::pretended::NoKernels;
 use phalanx_collectives::{CollectiveError, Group, Isa, Options, element_of};
+use phalanx_plan::trace::{Site, Stream};
 use phalanx_tensor::backend::{Call, DiskTransfer, StreamEvent, Timer};
 use phalanx_tensor::links::{
     INVITATION_BYTES, Invitation, LinkId, LinkMark, LinkStep, Message, PartsSum, Span,
 };
 use phalanx_tensor::{Arena, Backend, DType, Device, DeviceError, Immediate, Links, Memory, ViewMut};
-use phalanx_trace::{Site, Stream};
 
 /// Messages on their way: by the link, the sender and the receiver.
 type Post = Mutex<HashMap<(u8, usize, usize), VecDeque<Vec<u8>>>>;

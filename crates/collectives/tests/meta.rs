@@ -4,9 +4,9 @@
 use std::sync::Arc;
 
 use phalanx_collectives::{CollectiveOp, Group, MetaGroup, Solo, threads};
+use phalanx_plan::trace::Placement::{self, Partial, Replicated, Shard};
+use phalanx_plan::trace::{Axis, Event, Fault, PhaseName, Placements};
 use phalanx_tensor::{AdamW, AdamWUpdate, Category, DType, Device, Epilogue, Gelu, Layout, Tensor, Weight};
-use phalanx_trace::Placement::{self, Partial, Replicated, Shard};
-use phalanx_trace::{Axis, Event, Fault, PhaseName, Placements};
 
 #[test]
 fn collectives_and_waits_are_recorded_in_order() {

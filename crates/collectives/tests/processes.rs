@@ -19,8 +19,8 @@ use phalanx_collectives::secure::Secret;
 use phalanx_collectives::{
     CollectiveError, Endpoint, Group, HostJob, Hosts, MetaGroup, Network, Wire, join, take_sealed,
 };
+use phalanx_plan::trace::PhaseName;
 use phalanx_tensor::{Arena, Category, DType, Device, Tensor};
-use phalanx_trace::PhaseName;
 
 const SCENARIO: &str = "PHALANX_TEST_SCENARIO";
 

@@ -4,8 +4,8 @@
 //! serve them all. So they are packed once, ahead of use, and fetched while what was packed before is
 //! multiplied. Heads of a multiple of 32 numbers are copied by vectors here; others by [`pack`].
 
+use phalanx_plan::trace::DType;
 use phalanx_simd::{Isa, Lanes, Number, vectorized};
-use phalanx_trace::DType;
 
 use crate::attention_tiles::{Sheet, width};
 use crate::epilogue::MatrixPointer;

@@ -7,11 +7,11 @@
 //!
 //! An element is what is there (or zero), plus its packed steps of 32 products, ascending, as [`Tiles::multiply_bf16`] adds them.
 
+use phalanx_plan::trace::DType;
 #[cfg(target_arch = "x86_64")]
 use phalanx_simd::tiles::Amx;
 use phalanx_simd::tiles::{Model, ROWS, Shapes, TileUnit, Tiles};
 use phalanx_simd::{Isa, Lanes, vectorized};
-use phalanx_trace::DType;
 
 use crate::Cpu;
 use crate::attention_tiles::{Left, Sheet};

@@ -3,10 +3,10 @@
 
 use std::ops::Range;
 
+use phalanx_plan::trace::DType;
 use phalanx_simd::{Isa, Lanes, Number, vectorized};
 use phalanx_tensor::operations::CopyColumns;
 use phalanx_tensor::{View, ViewMut};
-use phalanx_trace::DType;
 
 use crate::float::{Float, by_float};
 use crate::shards::Shards;

@@ -4,9 +4,9 @@
 //! vector by vector.
 
 use half::{bf16, f16};
+use phalanx_plan::trace::DType;
 use phalanx_simd::Lanes;
 use phalanx_tensor::arguments::Gelu;
-use phalanx_trace::DType;
 
 use crate::float::Float;
 use crate::gelu::{Erf, Formula, Tanh};

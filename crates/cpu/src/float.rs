@@ -12,15 +12,15 @@ impl<T: Number + Element> Float for T {}
 macro_rules! by_float {
     ($dtype:expr, $T:ident => $body:expr) => {
         match $dtype {
-            phalanx_trace::DType::F32 => {
+            phalanx_plan::trace::DType::F32 => {
                 type $T = f32;
                 $body
             }
-            phalanx_trace::DType::BF16 => {
+            phalanx_plan::trace::DType::BF16 => {
                 type $T = half::bf16;
                 $body
             }
-            phalanx_trace::DType::F16 => {
+            phalanx_plan::trace::DType::F16 => {
                 type $T = half::f16;
                 $body
             }

@@ -1,8 +1,8 @@
 //! Layout of the packed operands of a product, which selects the kernel.
 
+use phalanx_plan::trace::DType;
 use phalanx_simd::Isa;
 use phalanx_simd::tiles::TileUnit;
-use phalanx_trace::DType;
 
 use crate::microkernel::{self, Packing, Panels};
 use crate::tile_packing::{self, Cut, Operand};

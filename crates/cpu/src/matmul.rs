@@ -8,11 +8,11 @@
 
 use std::ops::Range;
 
+use phalanx_plan::trace::DType;
 use phalanx_simd::Isa;
 use phalanx_tensor::arguments::{Epilogue, Layout, VOCABULARY_BLOCK, Weight};
 use phalanx_tensor::operations::LinearGelu;
 use phalanx_tensor::{View, ViewMut};
-use phalanx_trace::DType;
 
 use crate::Cpu;
 use crate::epilogue::{MatrixPointer, Target};

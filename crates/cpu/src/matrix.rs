@@ -3,8 +3,8 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
+use phalanx_plan::trace::DType;
 use phalanx_tensor::View;
-use phalanx_trace::DType;
 
 use crate::packing::MatrixBlock;
 

@@ -12,10 +12,10 @@
 //!
 //! [`epilogue`](crate::epilogue) finishes a tile's sums before they are stored: bias, addition, GELU, rounding.
 
+use phalanx_plan::trace::DType;
 #[cfg(target_arch = "x86_64")]
 use phalanx_simd::{Avx2, Avx512};
 use phalanx_simd::{Isa, Lanes, Portable};
-use phalanx_trace::DType;
 
 use crate::epilogue::{Target, finish, finish_plain};
 

@@ -6,10 +6,10 @@
 //! the last one beside a zero where their number is odd.
 
 use half::bf16;
+use phalanx_plan::trace::DType;
 #[cfg(target_arch = "x86_64")]
 use phalanx_simd::{Avx2, Avx512};
 use phalanx_simd::{Isa, Lanes, Portable};
-use phalanx_trace::DType;
 
 use crate::float::{Float, by_float};
 use crate::microkernel::Packing;

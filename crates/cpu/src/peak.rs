@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use phalanx_plan::trace::DType;
 #[cfg(target_arch = "x86_64")]
 use phalanx_simd::tiles::Amx;
 use phalanx_simd::tiles::{Model, ROWS, Shapes, TileUnit, Tiles};
@@ -9,7 +10,6 @@ use phalanx_simd::tiles::{Model, ROWS, Shapes, TileUnit, Tiles};
 use phalanx_simd::{Avx2, Avx512};
 use phalanx_simd::{Isa, Lanes};
 use phalanx_tensor::region::Region;
-use phalanx_trace::DType;
 
 use crate::Cpu;
 use crate::format::Format;

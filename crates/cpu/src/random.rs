@@ -4,8 +4,8 @@
 //! SplitMix64's finaliser over key and counter (Steele et al., OOPSLA 2014), as in the initial values of
 //! `phalanx-layers`: 64 bits are the two numbers of an even counter (lower half) and the odd one after it.
 
-use phalanx_random::{GOLDEN, mix};
 use phalanx_simd::Lanes;
+use phalanx_system::random::{GOLDEN, mix};
 use phalanx_tensor::arguments::Dropout;
 
 /// Which elements a [`Dropout`] keeps.

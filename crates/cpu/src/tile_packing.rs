@@ -11,10 +11,10 @@
 //! The first part of a number beyond 3.39e38 is infinite, and what is left of an infinite number is NaN.
 
 use half::{bf16, f16};
+use phalanx_plan::trace::DType;
 #[cfg(target_arch = "x86_64")]
 use phalanx_simd::{Avx2, Avx512};
 use phalanx_simd::{Isa, Lanes, Portable};
-use phalanx_trace::DType;
 
 use crate::ProductMethod;
 use crate::float::Float;

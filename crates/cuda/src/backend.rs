@@ -13,11 +13,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cudarc::driver::sys::CUstream;
+use phalanx_plan::trace::{Site, Stream};
 use phalanx_tensor::backend::{Call, DiskTransfer, StreamEvent, Timer};
 use phalanx_tensor::operation::Operands;
 use phalanx_tensor::operations::{Elementwise, Operation};
 use phalanx_tensor::{Backend, DeviceError, Immediate, Kernels, Links, ViewMut};
-use phalanx_trace::{Site, Stream};
 
 use crate::NAME;
 use crate::blas::Blas;

@@ -33,14 +33,14 @@ impl Cache {
     ) -> Result<Vec<u8>, Error> {
         let path = self.folder.join(name_of(compiler.version(), program, architecture, code));
         if let Some(image) =
-            phalanx_files::read_bounded(&path, MAX_BYTES).ok().and_then(|file| unsealed(&file))
+            phalanx_system::files::read_bounded(&path, MAX_BYTES).ok().and_then(|file| unsealed(&file))
         {
             return Ok(image);
         }
         let Compiled { image, .. } = compiler.compile(program, architecture, code)?;
         // A folder that cannot be written costs the time of compiling again, and stops no run.
-        let _ = phalanx_files::create_folders(&self.folder)
-            .and_then(|_| phalanx_files::write(&path, sealed(&image)));
+        let _ = phalanx_system::files::create_folders(&self.folder)
+            .and_then(|_| phalanx_system::files::write(&path, sealed(&image)));
         Ok(image)
     }
 
@@ -55,8 +55,11 @@ impl Cache {
         architecture: &str,
         (code, image): (Code, &[u8]),
     ) -> std::io::Result<()> {
-        phalanx_files::create_folders(&self.folder)?;
-        phalanx_files::write(&self.folder.join(name_of(version, program, architecture, code)), sealed(image))
+        phalanx_system::files::create_folders(&self.folder)?;
+        phalanx_system::files::write(
+            &self.folder.join(name_of(version, program, architecture, code)),
+            sealed(image),
+        )
     }
 }
 
@@ -95,7 +98,7 @@ fn name_of(version: (i32, i32), program: &Program, architecture: &str, code: Cod
 mod tests {
     use super::*;
     use crate::programs::Source;
-    use phalanx_trace::DType;
+    use phalanx_plan::trace::DType;
 
     #[test]
     fn everything_that_makes_a_program_is_in_its_name() {
@@ -123,7 +126,7 @@ mod tests {
         let (program, cache) = (Program::of(Source::Bias, DType::BF16), Cache::new(&folder));
         cache.keep((12, 9), &program, "sm_80", (Code::Ptx, b"text")).unwrap();
         let name = name_of((12, 9), &program, "sm_80", Code::Ptx);
-        let kept = phalanx_files::read_bounded(&folder.join(name), MAX_BYTES).unwrap();
+        let kept = phalanx_system::files::read_bounded(&folder.join(name), MAX_BYTES).unwrap();
         std::fs::remove_dir_all(&folder).unwrap();
         assert_eq!(unsealed(&kept).as_deref(), Some(&b"text"[..]));
     }

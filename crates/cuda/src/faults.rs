@@ -5,8 +5,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use cudarc::driver::sys::CUstream;
+use phalanx_plan::trace::Site;
 use phalanx_tensor::DeviceError;
-use phalanx_trace::Site;
 
 use crate::NAME;
 use crate::driver::{Context, driver};

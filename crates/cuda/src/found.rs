@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 
-use phalanx_trace::DType;
+use phalanx_plan::trace::DType;
 
 use crate::compiler::Compiler;
 use crate::driver::{Card, Context, usable_cards, version};

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use cudarc::driver::sys::{self, CUgraph, CUgraphExec, CUgraphNode, CUstream, CUstreamCaptureMode};
 
-use phalanx_trace::Site;
+use phalanx_plan::trace::Site;
 
 use crate::driver::{Context, driver};
 use crate::error::Error;

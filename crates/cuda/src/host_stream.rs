@@ -9,10 +9,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use cudarc::driver::sys;
+use phalanx_plan::trace::Site;
 use phalanx_tensor::backend::Call;
 use phalanx_tensor::queues::{HasFailed, Job, QueueEvent, Queues};
 use phalanx_tensor::{DeviceError, Kernels};
-use phalanx_trace::Site;
 
 use crate::NAME;
 use crate::driver::{Context, driver};

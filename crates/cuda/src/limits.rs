@@ -3,7 +3,7 @@
 //! Operations of a multiprocessor in a clock are those of NVIDIA's CUDA C++ Programming Guide (throughput of instructions) and of the
 //! white papers of the architectures (dense tensor cores, sums in f32). GeForce cards halve the rate of sums in f32.
 
-use phalanx_trace::DType;
+use phalanx_plan::trace::DType;
 
 use crate::driver::Card;
 

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::sys;
-use phalanx_trace::DType;
+use phalanx_plan::trace::DType;
 
 use crate::cache::Cache;
 use crate::compiler::{Code, Compiler};

@@ -3,7 +3,7 @@
 //! A program is one file of `kernels/`, compiled for one element type (and, where kernels have a second type, for that). The
 //! names of kernels are those of the files, without any mangling.
 
-use phalanx_trace::DType;
+use phalanx_plan::trace::DType;
 
 /// The headers, by the names under which files include them.
 pub const HEADERS: [(&str, &str); 5] = [

@@ -94,7 +94,7 @@ fn major(path: &Path) -> Option<i32> {
 /// The file from which a library was loaded that the dynamic loader was asked for.
 pub(crate) fn loaded_file(asked: &Path) -> PathBuf {
     let name = asked.to_string_lossy();
-    let maps = phalanx_files::read_text(Path::new("/proc/self/maps"), 16 << 20).unwrap_or_default();
+    let maps = phalanx_system::files::read_text(Path::new("/proc/self/maps"), 16 << 20).unwrap_or_default();
     let mut paths = maps.lines().filter_map(|line| line.find('/').map(|at| Path::new(&line[at..])));
     let found =
         paths.find(|path| path.file_name().is_some_and(|file| file.to_string_lossy().starts_with(&*name)));

@@ -8,7 +8,7 @@ use std::ffi::c_void;
 use std::ops::Range;
 
 use cudarc::driver::sys::{self, CUstream};
-use phalanx_trace::Site;
+use phalanx_plan::trace::Site;
 
 use crate::blas::{Addresses, Blas, Problem};
 use crate::bounds::Bounds;

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cudarc::driver::sys::{self, CUevent, CUresult, CUstream};
+use phalanx_plan::trace::Stream;
 use phalanx_tensor::backend::Timer;
-use phalanx_trace::Stream;
 
 use crate::driver::{Context, check, driver};
 use crate::error::Error;

@@ -14,7 +14,7 @@ use phalanx_cuda::cache::Cache;
 use phalanx_cuda::checks::programs::{of_tables, on_all_cores};
 use phalanx_cuda::compiler::{Code, Compiler};
 use phalanx_cuda::programs::{Program, Source};
-use phalanx_trace::DType;
+use phalanx_plan::trace::DType;
 
 /// The version of NVRTC whose figures are in the tables.
 const TABLE_VERSION: (i32, i32) = (13, 5);

@@ -413,7 +413,7 @@ impl DataError {
         const AROUND: u64 = 1 << 12;
         let mut bytes = Vec::new();
         // A file that cannot be read any more is described by what is known.
-        let _ = phalanx_files::open_regular(path).and_then(|mut file| {
+        let _ = phalanx_system::files::open_regular(path).and_then(|mut file| {
             file.seek(SeekFrom::Start(position.saturating_sub(AROUND)))?;
             file.take(2 * AROUND).read_to_end(&mut bytes)
         });

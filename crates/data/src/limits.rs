@@ -33,5 +33,5 @@ pub(crate) const CORPUS_DEPTH: usize = 128;
 
 /// Reads a whole regular file of at most `max_bytes`.
 pub(crate) fn read(path: &Path, max_bytes: u64) -> Result<Vec<u8>> {
-    phalanx_files::read_bounded(path, max_bytes).map_err(DataError::reading(path))
+    phalanx_system::files::read_bounded(path, max_bytes).map_err(DataError::reading(path))
 }

@@ -51,7 +51,7 @@ impl Permutation {
 
 /// Scrambles 64 bits, bijectively: SplitMix64's finaliser after one increment, so that 0 does not stay 0.
 pub(crate) fn mix(value: u64) -> u64 {
-    phalanx_random::mix(value.wrapping_add(phalanx_random::GOLDEN))
+    phalanx_system::random::mix(value.wrapping_add(phalanx_system::random::GOLDEN))
 }
 
 #[cfg(test)]

@@ -106,7 +106,7 @@ impl LocalGroup {
     /// The sockets at which processes listen that may lead this group, whoever they are.
     fn found(&self) -> Result<Vec<String>> {
         let is_of_job = |name: &String| !name[self.prefix.len()..].contains('-');
-        let names = phalanx_host::abstract_listeners(&self.prefix);
+        let names = phalanx_system::host::abstract_listeners(&self.prefix);
         let names = names
             .ok_or_else(|| Error::other("/proc/net/unix, where processes find each other, cannot be read"))?;
         Ok(names.into_iter().filter(is_of_job).collect())

@@ -6,7 +6,7 @@ use std::process::{Child, Command, ExitStatus};
 use std::time::Duration;
 
 use phalanx_collectives::HostJob;
-use phalanx_host::process::Activity;
+use phalanx_system::host::process::Activity;
 use phalanx_tensor::refused_thread;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 

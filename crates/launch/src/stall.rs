@@ -18,7 +18,7 @@
 
 use std::time::Duration;
 
-use phalanx_host::process::Activity;
+use phalanx_system::host::process::Activity;
 
 /// The launcher's observation of a rank at one moment.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::time::Duration;
 
-use phalanx_host::process::Activity;
+use phalanx_system::host::process::Activity;
 
 use crate::failure::Failure;
 use crate::stall::Observation;

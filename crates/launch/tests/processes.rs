@@ -5,8 +5,8 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use phalanx_collectives::HostJob;
-use phalanx_host::process::{Activity, is_running};
 use phalanx_launch::{Failure, Hooks, RankProcesses};
+use phalanx_system::host::process::{Activity, is_running};
 use rustix::event::{EventfdFlags, eventfd};
 
 /// Starts one shell for each script.

@@ -1,9 +1,9 @@
 //! Random numbers as a function of key and counter alone.
 //!
-//! The generator is counter-based (see `phalanx-random`): any number can be computed without the ones before it, so
+//! The generator is counter-based (see `phalanx_system::random`): any number can be computed without the ones before it, so
 //! numbers do not depend on the order of calls.
 
-use phalanx_random::{GOLDEN, mix};
+use phalanx_system::random::{GOLDEN, mix};
 
 /// Mixes seed and name (FNV-1a) into a key.
 pub(crate) fn key(seed: u64, name: &str) -> u64 {

@@ -2,8 +2,8 @@
 
 use crate::rig::{DRAW, HIDDEN, P, SEQ, kernels, left, linear, norm, numbers, plain, rebuilding, trace};
 use phalanx_layers::{AnyLayer, LinearGelu, Recompute, Sequence};
+use phalanx_plan::trace::PhaseName;
 use phalanx_tensor::Gelu;
-use phalanx_trace::PhaseName;
 
 /// Bytes of a `[1, seq, hidden]`, and of one number per row.
 const H: u64 = (4 * SEQ * HIDDEN) as u64;

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use phalanx_layers::{
     AnyLayer, Call, Context, Fork, Gradient, Linear, Parameter, Parameters, Recompute, Sequence,
 };
+use phalanx_plan::trace::PhaseName;
 use phalanx_tensor::{Category, DType, Device, Shape, Tensor};
-use phalanx_trace::PhaseName;
 
 use crate::rig::{DRAW, HIDDEN, Numbers, SEQ, kernels, left, linear, norm, numbers};
 

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use phalanx_cpu::Cpu;
 use phalanx_layers::{AnyLayer, Call, Context, Gradient, Parameter, Parameters, Recompute};
+use phalanx_plan::trace::PhaseName;
 use phalanx_tensor::{Arena, Category, DType, Device, Shape, Tensor};
-use phalanx_trace::PhaseName;
 
 use crate::rig::{DRAW, HIDDEN, SEQ, bits_of, filled_as, kernels, left, plain, rebuilding};
 

@@ -5,8 +5,8 @@ use phalanx_layers::head::{Classes, HeadInput};
 use phalanx_layers::{
     Call, Context, Gradient, Head, Init, Inputs, LinearCrossEntropy, Parameter, Parameters, TARGETS,
 };
+use phalanx_plan::trace::{Event, PhaseName};
 use phalanx_tensor::{Arena, Category, CrossEntropy, DType, Device, IGNORED, Shape, Tensor};
-use phalanx_trace::{Event, PhaseName};
 
 const ROWS: usize = 7;
 const HIDDEN: usize = 5;

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use phalanx_cpu::Cpu;
 use phalanx_layers::{Call, Context, Gradient, Init, Layer, Linear, Output, Parameter, Parameters};
+use phalanx_plan::trace::PhaseName;
 use phalanx_tensor::{Arena, Category, DType, Device, Tensor};
-use phalanx_trace::PhaseName;
 
 use crate::rig::{HIDDEN, SEQ, bits_of, filled_as, kernels};
 

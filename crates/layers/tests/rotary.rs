@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use phalanx_cpu::Cpu;
 use phalanx_layers::{AnyLayer, Call, Context, KeyValueCache, Parameter, Parameters};
+use phalanx_plan::trace::PhaseName;
 use phalanx_tensor::{Arena, DType, Device, Tensor};
-use phalanx_trace::PhaseName;
 
 use crate::rig::{HIDDEN, SEQ, bits_of, decoder, filled_as, kernels, left, trace};
 

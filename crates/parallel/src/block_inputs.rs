@@ -13,8 +13,8 @@ use std::sync::Arc;
 
 use phalanx_collectives::{CollectiveError, Group};
 use phalanx_layers::{Activation, AnySaved, Block, BlockRole, Context};
+use phalanx_plan::trace::{Axis, Placement, Placements};
 use phalanx_tensor::{Category, DeviceError, Memory, Shape, Tensor};
-use phalanx_trace::{Axis, Placement, Placements};
 
 use crate::tiles::{self, Arriving, Leaving};
 

@@ -6,8 +6,8 @@
 //! bit. Cost: 8 bytes for each parameter tensor and tensor-parallel rank.
 
 use phalanx_collectives::{CollectiveError, Group};
+use phalanx_plan::trace::{Placement, Placements};
 use phalanx_tensor::{Category, Clip, DType, Device, Tensor, View};
-use phalanx_trace::{Placement, Placements};
 
 use crate::stage::Stage;
 

@@ -15,8 +15,8 @@ use std::sync::Arc;
 use phalanx_collectives::{CollectiveError, Group, Pending};
 use phalanx_layers::{Activation, Context, Inputs, RowShape, TARGETS, Upload};
 use phalanx_plan::pipeline::{Action, Kind, Message, Schedule, Step, lower_rank};
+use phalanx_plan::trace::{Placements, micro_batch_tag};
 use phalanx_tensor::{Category, CrossEntropy, Device, Tensor, View};
-use phalanx_trace::{Placements, micro_batch_tag};
 
 use crate::stage::{BackwardStart, DeferredStage, SavedStage, Seen, Stage};
 

@@ -10,8 +10,8 @@ use phalanx_collectives::CollectiveError;
 use phalanx_layers::{
     Activation, AnySaved, Call, Context, Deferred, Failure, Network, ParameterSpec, Parameters,
 };
+use phalanx_plan::trace::{Axis, Placement, Placements};
 use phalanx_tensor::{CrossEntropy, Device, Tensor, View};
-use phalanx_trace::{Axis, Placement, Placements};
 
 use crate::block_inputs::{BlockInputs, Kept};
 use crate::zero::Zero;

@@ -18,9 +18,9 @@ use phalanx_parallel::BlockInputs;
 use phalanx_parallel::stage::BackwardStart;
 use phalanx_parallel::zero::{Holding, Residence};
 use phalanx_parallel::{Options, Seen, Stage, TensorParallel, Watch, Zero};
+use phalanx_plan::trace::PhaseName;
 use phalanx_plan::{ChunkSize, ParameterSize, Precision, lay_out};
 use phalanx_tensor::{Arena, Category, CrossEntropy, DType, Device, Tensor};
-use phalanx_trace::PhaseName;
 
 const VOCAB: usize = 50;
 /// Maximum wait of a rank.

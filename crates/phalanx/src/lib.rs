@@ -69,6 +69,7 @@ pub use phalanx_optim::{
     Extent, LearningRate, Optimizer, StateSpec, Update, UpdateRule, UpdateStep, UpdatedParameter,
 };
 pub use phalanx_parallel::TensorParallel;
+pub use phalanx_plan::trace::{Axis, PhaseName, Placement, Placements, Trace};
 pub use phalanx_plan::{
     ChunkLayout, Coordinates, MemoryPlan, Mesh, Peak, Precision, Schedule, Stage, plan_memory,
 };
@@ -76,7 +77,6 @@ pub use phalanx_tensor::{
     Access, Arena, Category, CrossEntropy as LossNumbers, DType, Device, DeviceError, DeviceFactory,
     DeviceRequest, Gelu, Heads, IGNORED, Layout, Memory, OwnOperation, Region, Shape, Tensor, View, ViewMut,
 };
-pub use phalanx_trace::{Axis, PhaseName, Placement, Placements, Trace};
 pub use phalanx_train::dataset::DataDigests;
 pub use phalanx_train::job::{Job, Start};
 pub use phalanx_train::metrics::{EvaluationRecord, StepRecord};

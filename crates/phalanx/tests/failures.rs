@@ -7,8 +7,8 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime};
 
 use phalanx::{Cpu, Endpoint, Gpt2, LaunchError, Launcher, RunConfig, Spec, Training};
-use phalanx_host::process::is_running;
 use phalanx_simulated::{Failure, Options, SimulatedFactory};
+use phalanx_system::host::process::is_running;
 use rustix::process::{Signal, getpid, kill_process};
 
 /// Time for which ranks may stand still.

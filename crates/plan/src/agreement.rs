@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use phalanx_trace::{Collective, CollectiveOp, Fault, PhaseName, Trace, describe_tag};
+use crate::trace::{Collective, CollectiveOp, Fault, PhaseName, Trace, describe_tag};
 
 /// A disagreement between ranks: they would issue different collectives, or messages that do not match.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

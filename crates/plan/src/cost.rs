@@ -1,7 +1,7 @@
 //! Cost of a phase: floating-point operations, bytes touched and bytes sent, by operation. Sums over the trace, nothing
 //! estimated.
 
-use phalanx_trace::{Collective, CollectiveOp, Event, Memory, Phase, Rate, StaticName, interned};
+use crate::trace::{Collective, CollectiveOp, Event, Memory, Phase, Rate, StaticName, interned};
 use serde::{Deserialize, Serialize};
 
 /// The cost of one phase on one rank.

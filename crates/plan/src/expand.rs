@@ -13,7 +13,7 @@
 
 use std::collections::HashMap;
 
-use phalanx_trace::{Event, Phase, PhaseName, Trace, later_tag};
+use crate::trace::{Event, Phase, PhaseName, Trace, later_tag};
 
 use crate::pipeline::{Abridged, Step};
 

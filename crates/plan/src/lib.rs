@@ -5,7 +5,8 @@
 //! - [`mesh`]: the coordinates of each rank; [`stages`]: the blocks of each pipeline stage; [`split`]: the elements of a
 //!   parameter that a tensor-parallel rank holds; [`pipeline`]: schedules, the order in which stages run micro-batches.
 //! - [`chunks`] lays the parameters out in chunks, of a size that [`chunk_search`] finds.
-//! - [`memory`] turns the lifetimes in a [`phalanx_trace::Trace`] into offsets in one arena and its peak. [`packing`] is the
+//! - [`trace`] is the record of a dry run: what everything below decides from.
+//! - [`memory`] turns the lifetimes in a [`trace::Trace`] into offsets in one arena and its peak. [`packing`] is the
 //!   algorithm; [`peak`] measures the peak, for the plan and for the real arena.
 //! - [`agreement`] compares the collectives of the ranks of a group, and reports tensors that are placed wrongly.
 //! - [`mod@expand`] puts the repetitions of a steady state back into the trace of an abridged dry run.
@@ -32,6 +33,7 @@ pub mod slot;
 pub mod split;
 pub mod stages;
 pub mod timing;
+pub mod trace;
 pub mod traffic;
 pub mod zero;
 

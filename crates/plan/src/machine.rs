@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use phalanx_trace::{Collective, CollectiveOp, DType, Memory, Rate};
+use crate::trace::{Collective, CollectiveOp, DType, Memory, Rate};
 use serde::{Deserialize, Serialize};
 
 /// The time of a transfer by its size.

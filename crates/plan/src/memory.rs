@@ -4,7 +4,7 @@
 //! it each phase packs the memory that it allocates and frees (see `packing`). The real run's n-th allocation of a phase gets the
 //! n-th slot; `peak` is the size that the arena then needs, to the byte.
 
-use phalanx_trace::{Event, Memory, Phase, PhaseName, Site, Trace};
+use crate::trace::{Event, Memory, Phase, PhaseName, Site, Trace};
 use serde::{Deserialize, Serialize};
 
 use crate::packing::{ALIGN, DISK_ALIGN, Lifetime, pack};

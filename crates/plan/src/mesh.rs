@@ -7,7 +7,7 @@
 
 use std::fmt;
 
-use phalanx_trace::Axis;
+use crate::trace::Axis;
 use serde::{Deserialize, Serialize};
 
 use crate::split::divisors;

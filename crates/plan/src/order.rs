@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 
-use phalanx_trace::{Event, Memory, PhaseName, Trace};
+use crate::trace::{Event, Memory, PhaseName, Trace};
 
 /// Chunks in the order in which blocks use them, one entry per use; empty if there is no such phase.
 pub fn use_order(trace: &Trace, phase: PhaseName) -> Vec<u32> {

@@ -5,7 +5,7 @@
 //! at the first moment of the highest live total. What the size has more than that (gaps,
 //! alignment) is workspace. Each event costs a few additions and allocates nothing.
 
-use phalanx_trace::{Bytes, Category};
+use crate::trace::{Bytes, Category};
 use serde::{Deserialize, Serialize};
 
 use crate::slot::Slot;

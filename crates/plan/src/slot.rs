@@ -1,6 +1,6 @@
 //! The planned place of one allocation in an arena.
 
-use phalanx_trace::{Category, Site, StaticName, interned};
+use crate::trace::{Category, Site, StaticName, interned};
 use serde::{Deserialize, Serialize};
 
 /// The position of one allocation.

@@ -10,7 +10,7 @@
 
 use std::collections::HashMap;
 
-use phalanx_trace::{Event, Phase, PhaseName, Rate, Stream, Trace};
+use crate::trace::{Event, Phase, PhaseName, Rate, Stream, Trace};
 use serde::Serialize;
 
 use crate::machine::Machine;
@@ -296,7 +296,7 @@ impl Clocks {
 mod tests {
     use std::collections::BTreeMap;
 
-    use phalanx_trace::{Memory, Rate};
+    use crate::trace::{Memory, Rate};
 
     use super::*;
     use crate::machine::TransferRate;

@@ -2,7 +2,7 @@
 //!
 //! The size of a message decides its rate, so sums of bytes are not enough to compare chunk sizes.
 
-use phalanx_trace::{Category, CollectiveOp, Event, Memory, Phase, PhaseName, Trace};
+use crate::trace::{Category, CollectiveOp, Event, Memory, Phase, PhaseName, Trace};
 use serde::Serialize;
 
 use crate::machine::Machine;
@@ -128,7 +128,7 @@ pub fn live_bytes(trace: &Trace, phase: PhaseName, memory: Memory) -> Vec<u64> {
 
 #[cfg(test)]
 mod tests {
-    use phalanx_trace::Site;
+    use crate::trace::Site;
 
     use super::*;
 

@@ -7,7 +7,7 @@
 //! N ranks, stage 2 also the gradients, stage 3 also the parameters. Printed beside the plan for people; nothing is
 //! decided by them.
 
-use phalanx_trace::{Bytes, DType};
+use crate::trace::{Bytes, DType};
 use serde::Serialize;
 
 /// Bytes of an f32.

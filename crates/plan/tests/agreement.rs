@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use phalanx_plan::{Disagreement, compare, faults};
-use phalanx_trace::{
+use phalanx_plan::trace::{
     Axis, Collective, CollectiveOp, DType, Event, Fault, Phase, PhaseName, Placement, Placements, Site, Trace,
 };
+use phalanx_plan::{Disagreement, compare, faults};
 
 fn collective(op: CollectiveOp, count: u64, line: u32) -> Collective {
     let site = Site { file: "zero.rs", line };

@@ -2,8 +2,8 @@
 
 use crate::generator::Generator;
 use phalanx_plan::packing::{Lifetime, live_peak, pack};
+use phalanx_plan::trace::{Bytes, Category, Event, Memory, Phase, PhaseName, Site, Trace};
 use phalanx_plan::{ALIGN, MemoryPlan, Peak, PeakMeter, plan_memory, plan_memory_of};
-use phalanx_trace::{Bytes, Category, Event, Memory, Phase, PhaseName, Site, Trace};
 
 /// A trace under construction; numbers allocations like the `Meta` device.
 struct Script {

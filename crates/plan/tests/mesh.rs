@@ -1,7 +1,7 @@
 //! Meshes up to 64 ranks against counting, and what is derived and refused.
 
+use phalanx_plan::trace::Axis;
 use phalanx_plan::{Coordinates, Mesh, MeshError};
-use phalanx_trace::Axis;
 
 const AXES: [Axis; 3] = [Axis::Pipeline, Axis::Data, Axis::Tensor];
 

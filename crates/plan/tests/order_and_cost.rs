@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use crate::generator::Generator;
-use phalanx_plan::{Cost, Lookahead, Precision, Stage, textbook, use_order};
-use phalanx_trace::{
+use phalanx_plan::trace::{
     Bytes, Collective, CollectiveOp, DType, Event, Memory, Phase, PhaseName, Placements, Rate, Site, Stream,
     Trace,
 };
+use phalanx_plan::{Cost, Lookahead, Precision, Stage, textbook, use_order};
 
 #[test]
 fn the_order_of_a_phase_is_read_from_the_trace() {

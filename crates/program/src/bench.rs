@@ -113,7 +113,7 @@ fn on_device<T>(
         },
         source,
         note_step: &|step| host.note_step(step),
-        page_faults: &phalanx_host::process::page_faults,
+        page_faults: &phalanx_system::host::process::page_faults,
         launches: &|| {
             let launches = made.as_ref()?.launches();
             let [single, graphs, in_graphs] =

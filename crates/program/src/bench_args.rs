@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
-use phalanx_trace::DType;
+use phalanx_plan::trace::DType;
 
 use crate::byte_size::parse_bytes;
 use crate::counts::{self, whole};

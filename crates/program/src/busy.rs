@@ -23,7 +23,10 @@ pub struct Ticks {
 impl Ticks {
     /// As the system counts them now; `None` where it does not.
     pub fn now() -> Option<Ticks> {
-        Ticks::parse(&phalanx_host::text("/proc/stat")?, &phalanx_host::text("/proc/self/stat")?)
+        Ticks::parse(
+            &phalanx_system::host::text("/proc/stat")?,
+            &phalanx_system::host::text("/proc/self/stat")?,
+        )
     }
 
     /// `machine` is `/proc/stat`, `own` is `/proc/self/stat`.
@@ -94,7 +97,7 @@ impl Disturbance {
 
 /// The load average of the last minute.
 pub fn load_average() -> Option<f64> {
-    phalanx_host::text("/proc/loadavg")?.split_whitespace().next()?.parse().ok()
+    phalanx_system::host::text("/proc/loadavg")?.split_whitespace().next()?.parse().ok()
 }
 
 /// Gap between the median and the best of `rates`, as a share of the best.

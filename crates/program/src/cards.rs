@@ -3,7 +3,7 @@
 use anyhow::{Context, Result, bail};
 use phalanx_bench::steps::DeviceLimits;
 use phalanx_cuda::{Error, Found, nccl_version};
-use phalanx_trace::DType;
+use phalanx_plan::trace::DType;
 use phalanx_train::RunConfig;
 use phalanx_train::config::{CUDA_HEAD_MAX, Communication, DeviceKind, Products, Updates};
 

@@ -11,7 +11,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use phalanx_data::TOKENIZER_FILE;
-use phalanx_files::is_named;
+use phalanx_system::files::is_named;
 use phalanx_train::run_files::CONFIG_FILE;
 use phalanx_train::token_data::TOKENS_FILE;
 use serde::{Deserialize, Serialize};
@@ -58,7 +58,7 @@ impl Checksums {
     /// A damaged file.
     pub fn read(run: &Path) -> Result<Option<Checksums>> {
         let path = run.join(CHECKSUMS_FILE);
-        let text = match phalanx_files::read_bounded(&path, MAX_BYTES) {
+        let text = match phalanx_system::files::read_bounded(&path, MAX_BYTES) {
             Err(cause) if cause.kind() == ErrorKind::NotFound => return Ok(None),
             other => other.with_context(|| format!("cannot read {}", path.display()))?,
         };
@@ -144,7 +144,8 @@ pub fn digest_if_there(path: &Path) -> Result<Option<String>> {
 /// A file that cannot be read.
 pub fn digest_of_file(path: &Path) -> Result<String> {
     let mut hasher = blake3::Hasher::new();
-    let hashed = phalanx_files::open_regular(path).and_then(|file| hasher.update_reader(file).map(drop));
+    let hashed =
+        phalanx_system::files::open_regular(path).and_then(|file| hasher.update_reader(file).map(drop));
     hashed.with_context(|| format!("cannot read {}", path.display()))?;
     Ok(hasher.finalize().to_hex().to_string())
 }

@@ -1,7 +1,7 @@
 //! `plan --chunks`: the chunk sizes that a run could have, as a table and as JSON.
 
+use phalanx_plan::trace::Axis;
 use phalanx_plan::{Machine, Movement, Search, Traffic};
-use phalanx_trace::Axis;
 use phalanx_train::chunk_alternatives::{ChunkAlternative, Origin};
 use phalanx_train::config::{Chunk, ChunkWord, MemoryConfig};
 use serde_json::{Value, json};

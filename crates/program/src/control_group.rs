@@ -10,7 +10,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::report::bytes;
-use phalanx_host::{row, text};
+use phalanx_system::host::{row, text};
 
 /// Limits of at least this mean no limit (version 1 writes the largest multiple of a page).
 const UNLIMITED: u64 = 1 << 62;

@@ -113,7 +113,8 @@ fn check(name: &str, time: f64) -> Result<f64> {
 }
 
 fn read(path: &Path) -> Result<CostFile> {
-    let text = phalanx_files::read_text(path, CONFIG_BYTES).with_context(|| path.display().to_string())?;
+    let text =
+        phalanx_system::files::read_text(path, CONFIG_BYTES).with_context(|| path.display().to_string())?;
     toml::from_str(&text).with_context(|| {
         format!("{}: expected forward, input, weight (numbers, or lists) and message", path.display())
     })

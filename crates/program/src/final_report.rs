@@ -3,7 +3,7 @@
 
 use anyhow::{Context, Result, bail};
 use phalanx_models::Objective;
-use phalanx_trace::Memory;
+use phalanx_plan::trace::Memory;
 use phalanx_train::RunConfig;
 use phalanx_train::metrics::RankBytes;
 use phalanx_train::metrics_lines::MetricsLines;
@@ -120,7 +120,8 @@ struct Measured {
 /// A rank that used other bytes than planned, which is a bug of the engine.
 pub fn memory(folder: &RunFolder, planned: &Planned) -> Result<String> {
     let path = folder.file("memory.json");
-    let text = phalanx_files::read_text(&path, MEMORY_BYTES).with_context(|| path.display().to_string())?;
+    let text =
+        phalanx_system::files::read_text(&path, MEMORY_BYTES).with_context(|| path.display().to_string())?;
     let measured: Measured = serde_json::from_str(&text).with_context(|| path.display().to_string())?;
     let world = planned.plan.spec.world_size();
     if measured.ranks.iter().map(|rank| rank.rank).ne(0..world) {

@@ -32,11 +32,11 @@ pub fn write(run: &Path, flights: &[(usize, Vec<FlightEvent>)]) -> Result<()> {
     }
     check_folders(run)?;
     let folder = run.join(FLIGHT);
-    phalanx_files::create_folders(&folder).with_context(|| folder.display().to_string())?;
+    phalanx_system::files::create_folders(&folder).with_context(|| folder.display().to_string())?;
     for (rank, events) in flights {
         let path = folder.join(format!("rank-{rank}.json"));
         let flight = RankFlight { rank: *rank, events: events.clone() };
-        phalanx_files::write(&path, serde_json::to_string(&flight)? + "\n")
+        phalanx_system::files::write(&path, serde_json::to_string(&flight)? + "\n")
             .with_context(|| path.display().to_string())?;
     }
     Ok(())
@@ -71,7 +71,8 @@ pub fn read(path: &Path) -> Result<Vec<RankFlight>> {
         paths.push(path.to_path_buf());
     }
     let record = |path: &std::path::PathBuf| -> Result<RankFlight> {
-        let text = phalanx_files::read_text(path, BYTES).with_context(|| path.display().to_string())?;
+        let text =
+            phalanx_system::files::read_text(path, BYTES).with_context(|| path.display().to_string())?;
         serde_json::from_str(&text).with_context(|| format!("{} is no flight record", path.display()))
     };
     let mut flights = paths.iter().map(record).collect::<Result<Vec<_>>>()?;

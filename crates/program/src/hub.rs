@@ -35,7 +35,7 @@ fn find(given: &Path, cache: Option<&Path>) -> Result<PathBuf> {
         )
     };
     let main = model.join("refs/main");
-    let commit = phalanx_files::read_text(&main, COMMIT_BYTES).unwrap_or_default();
+    let commit = phalanx_system::files::read_text(&main, COMMIT_BYTES).unwrap_or_default();
     let snapshot = model.join("snapshots").join(commit.trim());
     if commit.trim().is_empty() || !is_plain(commit.trim()) || !snapshot.join("config.json").exists() {
         bail!(

@@ -41,7 +41,7 @@ impl std::fmt::Display for Available {
 
 /// The memory that the system and the control groups of this process leave; `None` where neither is known.
 pub fn available() -> Option<Available> {
-    let system = phalanx_host::available_bytes().map(|bytes| Available { bytes, group: None });
+    let system = phalanx_system::host::available_bytes().map(|bytes| Available { bytes, group: None });
     let group = memory_limit().map(|limit| Available { bytes: limit.available_bytes, group: Some(limit) });
     // If both are equal, takes the system, whose message is shorter.
     [system, group].into_iter().flatten().min_by_key(|available| available.bytes)
@@ -57,7 +57,7 @@ pub fn memory_limit() -> Option<GroupLimit> {
 pub fn out_of_memory_kills() -> Option<(PathBuf, u64)> {
     control_group::out_of_memory_kills(Path::new("/")).or_else(|| {
         let file = PathBuf::from("/proc/vmstat");
-        let count = phalanx_host::row(&phalanx_host::text(&file)?, "oom_kill")?;
+        let count = phalanx_system::host::row(&phalanx_system::host::text(&file)?, "oom_kill")?;
         Some((file, count))
     })
 }
@@ -69,7 +69,7 @@ pub fn kernel() -> String {
 
 /// The model name of the processor.
 pub fn processor() -> String {
-    phalanx_host::processor_field("model name").unwrap_or("unknown".to_string())
+    phalanx_system::host::processor_field("model name").unwrap_or("unknown".to_string())
 }
 
 /// The processor's instruction sets that the kernels use or may use.
@@ -86,7 +86,7 @@ pub fn instruction_sets() -> Vec<String> {
         "avx512_bf16",
         "amx_bf16",
     ];
-    let flags = phalanx_host::processor_field("flags").unwrap_or_default();
+    let flags = phalanx_system::host::processor_field("flags").unwrap_or_default();
     let has: Vec<&str> = flags.split_whitespace().collect();
     KNOWN.into_iter().filter(|flag| has.contains(flag)).map(String::from).collect()
 }
@@ -96,7 +96,7 @@ pub fn instruction_sets() -> Vec<String> {
 pub fn huge_pages() -> [String; 2] {
     ["enabled", "shmem_enabled"].map(|file| {
         let path = format!("/sys/kernel/mm/transparent_hugepage/{file}");
-        phalanx_host::chosen_word(path).unwrap_or("unknown".to_string())
+        phalanx_system::host::chosen_word(path).unwrap_or("unknown".to_string())
     })
 }
 

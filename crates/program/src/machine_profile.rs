@@ -7,9 +7,9 @@ use anyhow::{Context, Result, bail};
 use phalanx_bench::collectives::{CollectiveFigures, CollectivesTask};
 use phalanx_bench::disk::{self, DiskTask};
 use phalanx_bench::steps::DeviceLimits;
+use phalanx_plan::trace::{CollectiveOp, DType};
 use phalanx_plan::{CollectiveRate, Machine, TransferRate};
 use phalanx_tensor::{DiskOptions, ProductMethod};
-use phalanx_trace::{CollectiveOp, DType};
 use phalanx_train::config::{DeviceChoice, DeviceKind};
 
 use crate::cards;
@@ -55,7 +55,7 @@ pub fn known(name: &str) -> Result<Option<Machine>> {
     let text = match KNOWN.iter().find(|(known, _)| *known == name) {
         Some((_, text)) => text.to_string(),
         None if name.ends_with(".toml") => {
-            phalanx_files::read_text(Path::new(name), CONFIG_BYTES).map_err(anyhow::Error::from)?
+            phalanx_system::files::read_text(Path::new(name), CONFIG_BYTES).map_err(anyhow::Error::from)?
         }
         None => {
             let known: Vec<&str> = KNOWN.iter().map(|(known, _)| *known).collect();

@@ -91,7 +91,7 @@ fn blocks(names: &[&str], range: &Range<usize>) -> String {
 
 /// Bytes by category, with a row for the ranks of one pipeline stage that hold the same.
 pub fn memory(planned: &Planned) -> String {
-    use phalanx_trace::Category;
+    use phalanx_plan::trace::Category;
     let mut headings = vec![""];
     headings.extend(Category::ALL.map(Category::name));
     let beside = planned.plan.spec.beside_plan;

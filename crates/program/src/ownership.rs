@@ -9,7 +9,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-use phalanx_files::is_named;
+use phalanx_system::files::is_named;
 use phalanx_train::run_files::{CHECKPOINTS, CONFIG_FILE};
 
 use crate::checksums::{Checksums, digest_of_file};
@@ -172,7 +172,8 @@ pub fn is_drawing(path: &Path) -> bool {
 fn head(path: &Path) -> String {
     let mut bytes = Vec::new();
     // What cannot be read is not recognised.
-    let _ = phalanx_files::open_regular(path).and_then(|file| file.take(1024).read_to_end(&mut bytes));
+    let _ =
+        phalanx_system::files::open_regular(path).and_then(|file| file.take(1024).read_to_end(&mut bytes));
     String::from_utf8_lossy(&bytes).into_owned()
 }
 

@@ -1,7 +1,7 @@
 //! Binds ranks to cores: each of the ranks of a host to an equal share of the cores that its launcher may use, neighbouring
 //! cores together.
 
-use phalanx_host::cores::by_place;
+use phalanx_system::host::cores::by_place;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 /// The cores of each of `ranks` ranks; empty if there are fewer cores than ranks, or if the system does not say.

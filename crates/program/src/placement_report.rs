@@ -1,7 +1,7 @@
 //! `plan --placement`: where every chunk lies, and the memories side by side.
 
 use phalanx_parallel::zero::Residence;
-use phalanx_trace::{Category, Memory};
+use phalanx_plan::trace::{Category, Memory};
 use phalanx_train::config::PlacementRule;
 use phalanx_train::placement_table::PlacedChunk;
 use phalanx_train::{RankPlan, Spec};

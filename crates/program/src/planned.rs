@@ -6,13 +6,13 @@
 use std::sync::Arc;
 
 use anyhow::{Result, anyhow};
-use phalanx_baselines::asynchronous;
+use phalanx_bench::baselines::asynchronous;
 use phalanx_collectives::{Connections, Hosts, transport_bytes};
 use phalanx_cuda::DRIVER_HOST_BYTES;
 use phalanx_models::Model;
 use phalanx_parallel::zero::ChunkResidence;
 use phalanx_plan::slot::Slot;
-use phalanx_trace::DType;
+use phalanx_plan::trace::DType;
 use phalanx_train::config::{DeviceKind, PlacementRule, Reduce, Updates};
 use phalanx_train::planning::{BudgetError, PlanError, min_device_states};
 use phalanx_train::{RankPlan, ResolvedConfig, RunConfig, RunPlan, Spec};

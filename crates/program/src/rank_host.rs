@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use phalanx_baselines::asynchronous::Links;
+use phalanx_bench::baselines::asynchronous::Links;
 use phalanx_collectives::{Endpoint, Isa, Options};
 use phalanx_plan::MemoryPlan;
 use phalanx_tensor::{Device, DeviceFactory, DeviceRequest, Region};
@@ -155,5 +155,5 @@ pub fn timeout(config: &RunConfig) -> Duration {
 /// Bytes of other ranks' arenas that are resident here because they were read: shared memory beyond this
 /// rank's own arena of `own_bytes`. Threads share none.
 pub fn foreign_bytes(own_bytes: u64) -> u64 {
-    phalanx_host::kib_field("/proc/self/status", "RssShmem:").unwrap_or(0).saturating_sub(own_bytes)
+    phalanx_system::host::kib_field("/proc/self/status", "RssShmem:").unwrap_or(0).saturating_sub(own_bytes)
 }

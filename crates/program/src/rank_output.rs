@@ -163,8 +163,8 @@ impl Lines {
 }
 
 fn append_line(path: &Path, line: &[u8]) -> std::io::Result<()> {
-    phalanx_files::create_folders(phalanx_files::parent_of(path))?;
-    phalanx_files::append(path)?.write_all(line)
+    phalanx_system::files::create_folders(phalanx_system::files::parent_of(path))?;
+    phalanx_system::files::append(path)?.write_all(line)
 }
 
 /// Reads to the end, line by line (with line ends), so that a rank is never blocked by a full pipe.

@@ -10,7 +10,7 @@ use anyhow::{Result, bail};
 use phalanx_checkpoint::Checkpoint;
 use phalanx_data::Tokenizer;
 use phalanx_models::Model;
-use phalanx_trace::DType;
+use phalanx_plan::trace::DType;
 use phalanx_train::RunConfig;
 use phalanx_train::config::{
     DataConfig, Float, ModelConfig, OptimizerKind, PrecisionConfig, Products, ScheduleKind,

@@ -3,7 +3,7 @@
 use anyhow::Result;
 use phalanx_checkpoint::Checkpoint;
 use phalanx_data::TOKENIZER_FILE;
-use phalanx_files::is_named;
+use phalanx_system::files::is_named;
 use phalanx_train::run_files::CONFIG_FILE;
 use phalanx_train::token_data::TokenData;
 

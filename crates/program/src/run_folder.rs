@@ -7,8 +7,8 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail};
 use phalanx_checkpoint::{Checkpoint, Newest, newest, saved_steps};
 use phalanx_data::{TOKENIZER_FILE, Tokenizer};
-use phalanx_files::is_named;
 use phalanx_models::{Model, check_layers, from_config};
+use phalanx_system::files::is_named;
 use phalanx_train::dataset::DataDigests;
 use phalanx_train::run_files::{CHECKPOINTS, METRICS_FILE};
 use phalanx_train::state::PARAMETERS;
@@ -99,7 +99,7 @@ impl RunFolder {
     /// A folder that cannot be made or written.
     pub fn create(&self) -> Result<Vec<PathBuf>> {
         let advice = "give this user the right to write there, or choose another folder with --run";
-        phalanx_files::create_folders(&self.path)
+        phalanx_system::files::create_folders(&self.path)
             .with_context(|| format!("cannot make the run folder {} ({advice})", self.path.display()))
     }
 
@@ -109,7 +109,7 @@ impl RunFolder {
     /// A file that is not text or cannot be read.
     pub fn text(&self, name: &str) -> Result<Option<String>> {
         let path = self.file(name);
-        match phalanx_files::read_text(&path, CONFIG_BYTES) {
+        match phalanx_system::files::read_text(&path, CONFIG_BYTES) {
             Err(cause) if cause.kind() == ErrorKind::NotFound => Ok(None),
             other => other.map(Some).with_context(|| format!("cannot read {}", path.display())),
         }

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
-use phalanx_files::{FolderLock, LOCK_FILE, LockError};
-use phalanx_host::process::{Identity, Whereabouts};
+use phalanx_system::files::{FolderLock, LOCK_FILE, LockError};
+use phalanx_system::host::process::{Identity, Whereabouts};
 use phalanx_train::run_files::is_memory_part;
 
 use crate::hosts::is_token;
@@ -118,7 +118,7 @@ impl RunFolderLock {
         // In somebody else's folder, only what has a name that nobody else gives.
         let is_run = is_run(path).unwrap_or(false);
         let leftovers = || {
-            phalanx_files::remove_temporary(path)?;
+            phalanx_system::files::remove_temporary(path)?;
             for entry in std::fs::read_dir(path)? {
                 let entry = entry?;
                 let name = entry.file_name();

@@ -1,7 +1,7 @@
 //! The names that a run writes in its folder.
 
 use phalanx_data::TOKENIZER_FILE;
-use phalanx_files::LOCK_FILE;
+use phalanx_system::files::LOCK_FILE;
 use phalanx_train::run_files::{CHECKPOINTS, CONFIG_FILE, MEMORY_FILE, METRICS_FILE};
 use phalanx_train::token_data::TOKENS_FILE;
 
@@ -41,7 +41,7 @@ pub fn is_of_run(name: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::{NEXT, OUTPUTS, READY, SETUP_FILES};
-    use phalanx_files::LOCK_FILE;
+    use phalanx_system::files::LOCK_FILE;
 
     #[test]
     fn the_fault_campaign_and_the_tests_know_all_names_of_a_run() {

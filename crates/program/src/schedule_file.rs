@@ -28,7 +28,7 @@ pub fn text_of(value: &str) -> Result<Option<String>> {
 
 /// Returns whether a file holds a schedule as this program writes it.
 pub fn is_canonical(path: &Path) -> bool {
-    let text = phalanx_files::read_text(path, SCHEDULE_BYTES).unwrap_or_default();
+    let text = phalanx_system::files::read_text(path, SCHEDULE_BYTES).unwrap_or_default();
     Schedule::parse(&text).is_ok_and(|schedule| schedule.to_string() == text)
 }
 
@@ -37,7 +37,7 @@ pub fn is_canonical(path: &Path) -> bool {
 /// # Errors
 /// As for [`text_of`].
 pub fn read(path: &str) -> Result<Schedule> {
-    let text = match phalanx_files::read_text(Path::new(path), SCHEDULE_BYTES) {
+    let text = match phalanx_system::files::read_text(Path::new(path), SCHEDULE_BYTES) {
         Ok(text) => text,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
             let near = Plan::NAMES.into_iter().min_by_key(|name| levenshtein(path, name)).unwrap_or("1f1b");

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use phalanx_data::{DataError, TOKENIZER_FILE, TokenFile, Tokenizer};
-use phalanx_files::is_named;
+use phalanx_system::files::is_named;
 use phalanx_tensor::ProductMethod;
 use phalanx_train::config::{DeviceKind, Paths};
 use phalanx_train::dataset::{self, DataDigests, DataRead, Prepared};

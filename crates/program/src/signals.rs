@@ -191,7 +191,7 @@ fn on_stop(mut handler: impl FnMut(i32) + Send + 'static) -> Result<()> {
 
 /// The signals that this process ignores, signal n as bit n - 1 (`SigIgn` of `/proc/self/status`); 0 if unknown.
 fn ignored_mask() -> u64 {
-    let status = phalanx_host::text("/proc/self/status").unwrap_or_default();
-    let mask = phalanx_host::after(&status, "SigIgn:");
+    let status = phalanx_system::host::text("/proc/self/status").unwrap_or_default();
+    let mask = phalanx_system::host::after(&status, "SigIgn:");
     mask.and_then(|mask| u64::from_str_radix(mask, 16).ok()).unwrap_or(0)
 }

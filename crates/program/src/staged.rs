@@ -14,7 +14,7 @@ use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-use phalanx_files::{added_name, create_folders, is_named, is_temporary, remove_own, sync_folder};
+use phalanx_system::files::{added_name, create_folders, is_named, is_temporary, remove_own, sync_folder};
 
 use crate::checksums::digest_of_file;
 use crate::ownership::{ADVICE, check_folders, check_own};
@@ -44,7 +44,7 @@ impl Staged {
         remove(&next).with_context(|| writing(&next))?;
         let staged = Staged { run: run.to_path_buf(), next };
         create_folders(&staged.next)
-            .and_then(|_| phalanx_files::write(&staged.next.join(MARK), ""))
+            .and_then(|_| phalanx_system::files::write(&staged.next.join(MARK), ""))
             .with_context(|| writing(&staged.next))?;
         Ok(staged)
     }
@@ -61,7 +61,7 @@ impl Staged {
     pub fn write(&self, name: &str, text: &str) -> Result<()> {
         assert!(SETUP_FILES.contains(&name), "{name} is not one of the files that change together");
         let path = self.next.join(name);
-        phalanx_files::write(&path, text).with_context(|| writing(&self.run.join(name)))
+        phalanx_system::files::write(&path, text).with_context(|| writing(&self.run.join(name)))
     }
 
     /// Moves the files to their final names. With `starts`, files of [`SETUP_FILES`] that were not prepared are removed.
@@ -82,10 +82,10 @@ impl Staged {
         )?;
         if starts {
             let marker = self.next.join(STARTS);
-            phalanx_files::write(&marker, "").with_context(|| writing(&marker))?;
+            phalanx_system::files::write(&marker, "").with_context(|| writing(&marker))?;
         }
         let ready = self.run.join(READY);
-        phalanx_files::rename(&self.next, &ready).with_context(|| writing(&ready))?;
+        phalanx_system::files::rename(&self.next, &ready).with_context(|| writing(&ready))?;
         move_files(&self.run, &ready).with_context(|| writing(&self.run))
     }
 }
@@ -164,7 +164,7 @@ fn move_files(run: &Path, ready: &Path) -> io::Result<()> {
         sync_folder(ready)?;
     }
     for name in SETUP_FILES.into_iter().filter(|name| is_named(&ready.join(name))) {
-        phalanx_files::rename(&ready.join(name), &run.join(name))?;
+        phalanx_system::files::rename(&ready.join(name), &run.join(name))?;
     }
     remove(ready)?;
     sync_folder(run)

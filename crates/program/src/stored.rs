@@ -5,7 +5,7 @@
 
 use anyhow::{Context, Error, Result, anyhow, bail};
 use phalanx_checkpoint::{Checkpoint, Skipped};
-use phalanx_files::is_named;
+use phalanx_system::files::is_named;
 use phalanx_train::RunConfig;
 use phalanx_train::dataset::DataDigests;
 use phalanx_train::metrics::{MetricsDigest, damaged_lines};

@@ -3,7 +3,7 @@
 use std::sync::atomic::AtomicBool;
 
 use anyhow::Result;
-use phalanx_baselines::asynchronous;
+use phalanx_bench::baselines::asynchronous;
 use phalanx_train::config::Updates;
 use phalanx_train::job::Job;
 use phalanx_train::run::{Observer, RankEnvironment, Silent, train};

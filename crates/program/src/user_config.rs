@@ -37,7 +37,7 @@ impl UserConfig {
     /// # Errors
     /// A file that is missing or not TOML, or has unknown keys or values of the wrong type.
     pub fn read(path: &Path) -> Result<UserConfig> {
-        let text = match phalanx_files::read_text(path, CONFIG_BYTES) {
+        let text = match phalanx_system::files::read_text(path, CONFIG_BYTES) {
             Ok(text) => text,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => bail!(
                 "no configuration file {}; check the spelling (paths start at the current folder), or begin with \

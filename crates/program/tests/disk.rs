@@ -5,7 +5,7 @@ use crate::rig;
 use std::process::{Child, Stdio};
 
 use crate::rig::{Ended, Home, lives, number, ranks, signal, wait};
-use phalanx_host::kib_field;
+use phalanx_system::host::kib_field;
 use phalanx_testing::process;
 use rustix::process::Signal;
 

@@ -423,7 +423,7 @@ fn nothing_is_left_when_the_one_that_has_started_the_launchers_is_killed() {
         .spawn()
         .unwrap();
     home.wait_for_step("r", 3);
-    let launchers = phalanx_host::process::children(child.id());
+    let launchers = phalanx_system::host::process::children(child.id());
     assert_eq!(launchers.len(), 2);
     let started: Vec<_> = launchers.iter().flat_map(|launcher| ranks(*launcher)).collect();
     assert_eq!(started.len(), 2);
@@ -456,10 +456,10 @@ fn a_failed_run_starts_again_from_its_checkpoint() {
 fn launcher_of(starter: &Child, host: usize) -> i32 {
     let number = host.to_string();
     let is_host = |pid: &u32| {
-        let words = phalanx_host::process::arguments(*pid).unwrap_or_default();
+        let words = phalanx_system::host::process::arguments(*pid).unwrap_or_default();
         words.windows(2).any(|pair| pair[0] == "--node-rank" && pair[1] == number)
     };
-    let launchers = phalanx_host::process::children(starter.id());
+    let launchers = phalanx_system::host::process::children(starter.id());
     launchers.into_iter().find(is_host).expect("the launcher of a host") as i32
 }
 

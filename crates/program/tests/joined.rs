@@ -177,7 +177,7 @@ fn the_processes_end_when_the_launcher_that_has_started_them_is_killed() {
     command.current_dir(home.path("")).env("CUDA_VISIBLE_DEVICES", "").stdin(Stdio::null());
     let mut child = home.start_command(command);
     home.wait_for_step("r", 3);
-    let below = |pid: u32| phalanx_host::process::children(pid);
+    let below = |pid: u32| phalanx_system::host::process::children(pid);
     let scripts = below(child.id());
     let processes: Vec<u32> = scripts.iter().flat_map(|script| below(*script)).collect();
     let all: Vec<u32> =

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use phalanx_random::{GOLDEN, mix};
+use phalanx_system::random::{GOLDEN, mix};
 
 /// A delay from zero to `max`; a `share` of the calls is delayed at all.
 pub(crate) fn delay(seed: u64, stream: usize, number: u64, max: Duration, share: f64) -> Duration {

@@ -20,13 +20,13 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
+use phalanx_plan::trace::{Site, Stream};
 use phalanx_tensor::address::Address;
 use phalanx_tensor::backend::{Call, DiskTransfer, StreamEvent, Timer};
 use phalanx_tensor::operation::Operands;
 use phalanx_tensor::operations::{Copy, Elementwise, Operation};
 use phalanx_tensor::region::Region;
 use phalanx_tensor::{Access, Arena, Backend, Device, DeviceError, Kernels, Memory, View, ViewMut};
-use phalanx_trace::{Site, Stream};
 
 pub use factory::SimulatedFactory;
 pub use failures::Failure;

@@ -10,8 +10,8 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 
+use phalanx_plan::trace::{Site, Stream};
 use phalanx_tensor::Access;
-use phalanx_trace::{Site, Stream};
 
 /// Number of streams.
 pub(crate) const STREAMS: usize = 6;

@@ -4,11 +4,11 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use phalanx_plan::trace::Stream;
 use phalanx_tensor::backend::{DiskTransfer, StreamEvent, Timer};
 use phalanx_tensor::operations::Operation;
 use phalanx_tensor::queues::{HasFailed, Job, QueueEvent, Queues};
 use phalanx_tensor::{Access, DeviceError, Kernels};
-use phalanx_trace::Stream;
 
 use crate::delays::delay;
 use crate::failures::{Failure, Requests};

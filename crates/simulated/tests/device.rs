@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 use crate::support::chain;
 use phalanx_cpu::Cpu;
 use phalanx_plan::plan_memory;
+use phalanx_plan::trace::{PhaseName, Site, Stream};
 use phalanx_simulated::{Error, Failure, Options, Simulated};
 use phalanx_tensor::backend::Call;
 use phalanx_tensor::operations::{Copy, Elementwise, Operation};
 use phalanx_tensor::{Arena, Backend, Category, DType, Device, DeviceError, Kernels, Memory, Tensor};
-use phalanx_trace::{PhaseName, Site, Stream};
 
 const MEMORY_BYTES: u64 = 1 << 20;
 

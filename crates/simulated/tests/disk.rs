@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use phalanx_cpu::{Cpu, CpuFactory};
+use phalanx_plan::trace::{Event, PhaseName, Stream, Trace};
 use phalanx_plan::{MemoryPlan, plan_memory_of};
 use phalanx_simulated::{Failure, Options, Simulated, SimulatedFactory};
 use phalanx_tensor::operations::{Elementwise, Operation};
@@ -15,7 +16,6 @@ use phalanx_tensor::{
     Arena, Category, DType, Device, DeviceError, DeviceFactory, DeviceRequest, DiskMemory, DiskOptions,
     Kernels, Memory, PendingCopy, Region, Tensor,
 };
-use phalanx_trace::{Event, PhaseName, Stream, Trace};
 
 const CHUNKS: usize = 7;
 const ELEMENTS: usize = 1000;

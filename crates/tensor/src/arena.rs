@@ -19,8 +19,8 @@ use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
+use phalanx_plan::trace::{Category, Memory, PhaseName, Site};
 use phalanx_plan::{ALIGN, MemoryPlan, Peak, Slot};
-use phalanx_trace::{Category, Memory, PhaseName, Site};
 
 use crate::access::Access;
 use crate::address::Address;

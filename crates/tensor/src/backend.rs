@@ -8,7 +8,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use phalanx_trace::{Site, Stream};
+use phalanx_plan::trace::{Site, Stream};
 
 use crate::access::Access;
 use crate::address::Address;

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use phalanx_trace::{Category, DType, Memory, Site};
+use phalanx_plan::trace::{Category, DType, Memory, Site};
 
 use crate::access::Access;
 use crate::arena::{Allocation, Arena};

@@ -10,7 +10,7 @@
 
 use std::sync::Arc;
 
-use phalanx_trace::{Category, DType, Event, Memory, Rate, Site, Stream};
+use phalanx_plan::trace::{Category, DType, Event, Memory, Rate, Site, Stream};
 
 use crate::access::Access;
 use crate::backend::{Call, DeviceError, DiskTransfer, StreamEvent};

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use phalanx_trace::{Category, DType, Event, Memory, PhaseName, Rate, Site, Stream, Trace};
+use phalanx_plan::trace::{Category, DType, Event, Memory, PhaseName, Rate, Site, Stream, Trace};
 
 use crate::arena::Arena;
 use crate::backend::{Backend, Call, Kernels, Timer};

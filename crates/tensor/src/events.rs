@@ -1,6 +1,6 @@
 //! Moments in the streams of a device, and its failures.
 
-use phalanx_trace::{Site, Stream};
+use phalanx_plan::trace::{Site, Stream};
 
 /// The end of everything that was issued to a stream up to some moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

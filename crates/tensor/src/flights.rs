@@ -9,7 +9,7 @@
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use phalanx_trace::{Memory, Site};
+use phalanx_plan::trace::{Memory, Site};
 
 use crate::access::Access;
 

@@ -1,7 +1,7 @@
 //! Operations that the host's processor computes on tensors in host memory, on a stream of their own: beside the kernels of
 //! a device, and beside copies ([`Device::run_after`] orders them). On a device whose kernels run at the call, they do too.
 
-use phalanx_trace::{Memory, Site, Stream};
+use phalanx_plan::trace::{Memory, Site, Stream};
 
 use crate::access::Access;
 use crate::backend::{DeviceError, StreamEvent};

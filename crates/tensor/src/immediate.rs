@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use phalanx_trace::{Site, Stream};
+use phalanx_plan::trace::{Site, Stream};
 
 use crate::backend::{Backend, Call, DeviceError, DiskTransfer, Kernels, StreamEvent, Timer};
 use crate::disk_stream::DiskStream;

@@ -63,7 +63,7 @@ pub use operations::{
     AdamWUpdate, LayerNorm, LayerNormBackward, NormSums, OwnOperation, SgdUpdate, VocabularyLoss,
     VocabularyStatistics,
 };
-pub use phalanx_trace::{Category, DType, Memory};
+pub use phalanx_plan::trace::{Category, DType, Memory};
 pub use region::Region;
 pub use rotary::{LongRope, Rotary, RotaryScaling, Yarn};
 pub use shape::Shape;

@@ -4,7 +4,7 @@
 //! it. A link moves bytes, and sums what has arrived. It checks nothing: who uses it has agreed with the other ranks on the call before, and
 //! sees by other means whether they still work.
 
-use phalanx_trace::DType;
+use phalanx_plan::trace::DType;
 
 use crate::events::DeviceError;
 

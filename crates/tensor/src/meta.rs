@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use phalanx_trace::{Event, Site, Stream};
+use phalanx_plan::trace::{Event, Site, Stream};
 
 use crate::backend::{Backend, Call, DeviceError, DiskTransfer, StreamEvent, Timer};
 use crate::record::Recorder;

@@ -6,7 +6,7 @@
 //! call is data, which can be queued. To add an operation, add it to a file of `operations` and add its kernel to each device
 //! that computes.
 
-use phalanx_trace::{Memory, Rate, Site};
+use phalanx_plan::trace::{Memory, Rate, Site};
 
 use crate::access::Access;
 use crate::address::Address;
@@ -45,7 +45,7 @@ impl Price {
     }
 
     /// A matrix product of elements of `dtype`, of the backward pass.
-    pub fn product(dtype: phalanx_trace::DType, flops: usize, bytes: usize) -> Price {
+    pub fn product(dtype: phalanx_plan::trace::DType, flops: usize, bytes: usize) -> Price {
         Price { flops: flops as u64, bytes: bytes as u64, rate: Rate::MatrixProduct(dtype), forward_flops: 0 }
     }
 

@@ -3,14 +3,14 @@
 //! On `Meta` the device knows how every piece of memory is placed along the axes of the mesh. Callers place tensors that come
 //! from outside ([`Device::place`]: parameters, batches); each operation checks what it reads and marks what it writes
 //! (`operations`, by the rules of `rules`), and so does each collective of a recording group. A placement that does not fit is a
-//! [`phalanx_trace::Fault`] of the trace. An axis along which nothing was ever placed is not checked, so runs without placements
+//! [`phalanx_plan::trace::Fault`] of the trace. An axis along which nothing was ever placed is not checked, so runs without placements
 //! are neither checked nor slowed.
 
 pub(crate) mod marks;
 pub(crate) mod rules;
 pub(crate) mod table;
 
-use phalanx_trace::{Axis, Placement, Placements, Site};
+use phalanx_plan::trace::{Axis, Placement, Placements, Site};
 
 pub use marks::Scope;
 pub use table::Mark;

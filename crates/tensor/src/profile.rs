@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use phalanx_trace::{Rate, Stream};
+use phalanx_plan::trace::{Rate, Stream};
 
 /// One kernel, or one kind of copy between memories, at one size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

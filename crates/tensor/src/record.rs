@@ -3,7 +3,7 @@
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use phalanx_trace::{Category, Collective, Event, Memory, Phase, PhaseName, Placements, Site, Trace};
+use phalanx_plan::trace::{Category, Collective, Event, Memory, Phase, PhaseName, Placements, Site, Trace};
 
 use crate::placement::table::Table;
 
@@ -79,7 +79,7 @@ impl Recorder {
     }
 
     /// Numbers an event of a stream and appends it.
-    pub(crate) fn event(&self, stream: phalanx_trace::Stream) -> u32 {
+    pub(crate) fn event(&self, stream: phalanx_plan::trace::Stream) -> u32 {
         self.locked(|tape| {
             let number = tape.events;
             tape.events += 1;

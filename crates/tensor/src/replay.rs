@@ -12,8 +12,8 @@
 
 use std::time::Instant;
 
+use phalanx_plan::trace::PhaseName;
 use phalanx_plan::{MemoryPlan, PeakMeter, Slot};
-use phalanx_trace::PhaseName;
 
 /// Number of the phase `init`, whose allocations stay.
 const INIT: usize = 0;

@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use phalanx_trace::{Memory, Site};
+use phalanx_plan::trace::{Memory, Site};
 
 use crate::access::Access;
 use crate::backend::{DeviceError, StreamEvent};

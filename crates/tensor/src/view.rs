@@ -6,7 +6,7 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use phalanx_trace::DType;
+use phalanx_plan::trace::DType;
 
 use crate::address::Address;
 use crate::shape::Shape;

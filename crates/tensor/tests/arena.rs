@@ -4,9 +4,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use phalanx_cpu::Cpu;
+use phalanx_plan::trace::PhaseName;
 use phalanx_plan::{MemoryPlan, plan_memory};
 use phalanx_tensor::{Arena, Category, DType, Device, Region, Tensor};
-use phalanx_trace::PhaseName;
 
 const NAMES: [&str; 3] = ["first", "second", "third"];
 

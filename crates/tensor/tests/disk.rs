@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use phalanx_cpu::{Cpu, CpuFactory};
+use phalanx_plan::trace::{Event, PhaseName, Rate, Stream};
 use phalanx_plan::{MemoryPlan, plan_memory_of};
 use phalanx_tensor::disk::DiskStorage;
 use phalanx_tensor::operations::{Elementwise, Operation};
@@ -17,7 +18,6 @@ use phalanx_tensor::{
     Arena, Backend, Category, DType, Device, DeviceFactory, DeviceRequest, DiskMemory, DiskOptions,
     Immediate, Kernels, Memory, Region, Tensor,
 };
-use phalanx_trace::{Event, PhaseName, Rate, Stream};
 
 const BYTES: usize = 1 << 16;
 /// Longer than any thread of a loaded machine is late.

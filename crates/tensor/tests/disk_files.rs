@@ -6,13 +6,13 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
 use phalanx_cpu::Cpu;
+use phalanx_plan::trace::{Site, Stream};
 use phalanx_tensor::backend::DiskTransfer;
 use phalanx_tensor::disk::{BLOCK, DiskStorage, STRIPE, survey};
 use phalanx_tensor::operations::Copy;
 use phalanx_tensor::{
     Arena, Backend, Category, DType, Device, DiskMemory, DiskOptions, Immediate, Memory, Region, Tensor,
 };
-use phalanx_trace::{Site, Stream};
 
 /// Elements of the tensor on disk: five stripes and a part of a block.
 const ELEMENTS: usize = 5 * STRIPE as usize / 4 + 1000;
@@ -221,7 +221,7 @@ fn a_survey_refuses_folders_that_cannot_hold_the_memory_and_notes_what_is_slow()
     let text = refused(&format!("{own}/missing"), &[1]);
     assert!(text.contains("missing: ") && text.contains("give a folder that exists"), "{text}");
     // Each rank alone would fit; all together do not.
-    let free = phalanx_files::free_bytes(folder.path()).unwrap();
+    let free = phalanx_system::files::free_bytes(folder.path()).unwrap();
     let text = refused(&own, &vec![free / 64; 80]);
     let needed = (free / 64).next_multiple_of(4096) * 80;
     assert!(
@@ -234,7 +234,7 @@ fn a_survey_refuses_folders_that_cannot_hold_the_memory_and_notes_what_is_slow()
     let both = DiskOptions::new(vec![folder.path().to_path_buf(), other.path().to_path_buf()]);
     survey(&both, &[free / 64; 80]).unwrap_err();
     let shm = PathBuf::from("/dev/shm");
-    if phalanx_files::is_in_memory(&shm).unwrap_or(false) {
+    if phalanx_system::files::is_in_memory(&shm).unwrap_or(false) {
         let notes = survey(&DiskOptions::new(vec![shm]), &[1]).unwrap().notes;
         assert!(
             notes.iter().any(|note| note.starts_with("/dev/shm is memory, not a disk (tmpfs)")),

@@ -7,11 +7,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use phalanx_plan::plan_memory_of;
+use phalanx_plan::trace::{PhaseName, Site};
 use phalanx_tensor::operations::{Elementwise, Operation};
 use phalanx_tensor::{
     Access, Arena, Category, DType, Device, DiskMemory, Immediate, InFlight, Kernels, Memory, Region, Tensor,
 };
-use phalanx_trace::{PhaseName, Site};
 
 /// A processor that only copies f32.
 struct Copies;

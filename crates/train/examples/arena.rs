@@ -10,9 +10,9 @@ use std::time::Instant;
 
 use phalanx_cpu::Cpu;
 use phalanx_models::Gpt2;
+use phalanx_plan::trace::PhaseName;
 use phalanx_plan::{MemoryPlan, plan_memory};
 use phalanx_tensor::{Arena, DType, Device, Region, Tensor};
-use phalanx_trace::PhaseName;
 use phalanx_train::{RunConfig, RunPlan, Spec};
 
 const ROUNDS: usize = 2000;

@@ -1,8 +1,8 @@
 //! The programs of one rank without the repetitions of their steady states, for a dry run.
 
 use phalanx_plan::pipeline::Abridged;
+use phalanx_plan::trace::{PhaseName, Trace};
 use phalanx_plan::{AbridgedPhase, expand};
-use phalanx_trace::{PhaseName, Trace};
 
 /// The programs of one rank without repetitions, as far as they have some.
 #[derive(Clone, Debug)]

@@ -3,10 +3,10 @@
 //! Gemini's search looks at padding alone. Here each size is planned with all micro-batches on one rank: the peak of each
 //! memory, the buffers of collectives, and what moves by message size, which decides how fast it moves.
 
+use phalanx_plan::trace::{Category, Memory, PhaseName};
 use phalanx_plan::{
     BLOCK, ChunkSize, MemoryError, Search, Stage, Traffic, category_peak, plan_memory_of, traffic,
 };
-use phalanx_trace::{Category, Memory, PhaseName};
 
 pub use crate::chunk_choice::Origin;
 use crate::chunk_choice::{Sized, candidates, largest_end};

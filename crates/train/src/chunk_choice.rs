@@ -10,10 +10,10 @@
 //!
 //! Each size is planned on one rank, the one of the first and the last pipeline stage that needs more.
 
+use phalanx_plan::trace::{Memory, Trace};
 use phalanx_plan::{
     BLOCK, ChunkLayout, ChunkSize, Coordinates, ParameterSize, Stage, lay_out, plan_memory_of,
 };
-use phalanx_trace::{Memory, Trace};
 
 use crate::dry_run::{DryRuns, Learned, MakeRank};
 use crate::parameter_sizes::{reserved, size};

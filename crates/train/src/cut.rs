@@ -6,9 +6,9 @@ use std::sync::Arc;
 use phalanx_layers::{
     Activation, BlockRole, Call, Context, Input, Inputs, Network, Parameter, ParameterSpec, Parameters,
 };
+use phalanx_plan::trace::PhaseName;
 use phalanx_plan::{BlockCost, Cost, Cut, CutError, Precision, StageCost, cut};
 use phalanx_tensor::{Category, CrossEntropy, Device, Shape, Tensor};
-use phalanx_trace::PhaseName;
 
 use crate::config::CutBy;
 

@@ -14,8 +14,8 @@ use phalanx_optim::LossScaling;
 use phalanx_optim::loss_scale::{Dynamic, STATIC_PATIENCE};
 use phalanx_parallel::Seen;
 use phalanx_parallel::zero::NotFinite;
+use phalanx_plan::trace::PhaseName;
 use phalanx_tensor::{Category, DType, Device, DeviceError, Tensor, View};
-use phalanx_trace::PhaseName;
 
 use crate::error::RunError;
 use crate::non_finite::{Found, NonFinite};

@@ -11,9 +11,9 @@ use std::sync::Arc;
 use phalanx_collectives::CollectiveError;
 use phalanx_parallel::pipeline::steps_with_backward_from;
 use phalanx_plan::pipeline::{Abridged, abridge};
+use phalanx_plan::trace::{PhaseName, Trace};
 use phalanx_plan::{Stage, use_order};
 use phalanx_tensor::Device;
-use phalanx_trace::{PhaseName, Trace};
 
 use crate::abridged_programs::AbridgedPrograms;
 use crate::groups::{GroupSource, Groups};
@@ -167,7 +167,7 @@ pub(crate) fn dry_run(spec: &Spec, rank: usize, orders: &Orders, make_rank: &Mak
 #[cfg(test)]
 mod tests {
     use phalanx_models::Gpt2;
-    use phalanx_random::SplitMix64;
+    use phalanx_system::random::SplitMix64;
 
     use super::*;
     use crate::RunConfig;

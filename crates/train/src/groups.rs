@@ -10,9 +10,9 @@ use phalanx_layers::Network;
 use phalanx_parallel::pipeline::{Wires, wiring};
 use phalanx_plan::Mesh;
 use phalanx_plan::pipeline::Schedule;
+use phalanx_plan::trace::{Axis, DType};
 use phalanx_tensor::Device;
 use phalanx_tensor::record::Recorder;
-use phalanx_trace::{Axis, DType};
 
 use crate::config::RunConfig;
 use crate::spec::{Spec, Tie};

@@ -5,10 +5,10 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::path::Path;
 
 use phalanx_checkpoint::Checkpoint;
-use phalanx_files::AtomicFile;
 use phalanx_plan::Peak;
+use phalanx_plan::trace::Bytes;
+use phalanx_system::files::AtomicFile;
 use phalanx_tensor::{Arena, Device};
-use phalanx_trace::Bytes;
 use serde::{Deserialize, Serialize};
 
 use crate::metrics_lines::{MetricsLine, MetricsLines};
@@ -125,7 +125,7 @@ impl MetricsDigest {
     /// # Errors
     /// I/O errors.
     pub fn begins(&self, path: &Path) -> io::Result<bool> {
-        let file = match phalanx_files::open_regular(path) {
+        let file = match phalanx_system::files::open_regular(path) {
             Err(cause) if cause.kind() == ErrorKind::NotFound => return Ok(self.bytes == 0),
             opened => opened?,
         };
@@ -167,7 +167,7 @@ impl MetricsFile {
             }
             next.commit()?;
         }
-        Ok(MetricsFile { file: phalanx_files::append(path)?, written })
+        Ok(MetricsFile { file: phalanx_system::files::append(path)?, written })
     }
 
     /// Appends one line.
@@ -266,6 +266,6 @@ impl RankBytes {
 /// Largest resident size of this process so far in bytes (`VmHWM`), less `foreign` bytes of other ranks' memory that
 /// are mapped here. 0 where the system does not report it.
 pub fn resident_bytes_peak(foreign: u64) -> u64 {
-    let peak = phalanx_host::process::resident_bytes_peak(std::process::id());
+    let peak = phalanx_system::host::process::resident_bytes_peak(std::process::id());
     peak.unwrap_or(0).saturating_sub(foreign)
 }

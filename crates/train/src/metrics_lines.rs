@@ -29,7 +29,7 @@ impl MetricsLines {
     /// # Errors
     /// A path that is not a regular file, and I/O errors.
     pub fn open(path: &Path) -> io::Result<Option<MetricsLines>> {
-        match phalanx_files::open_regular(path) {
+        match phalanx_system::files::open_regular(path) {
             Ok(file) => Ok(Some(MetricsLines { from: BufReader::new(file), number: 0 })),
             Err(cause) if cause.kind() == ErrorKind::NotFound => Ok(None),
             Err(cause) => Err(cause),

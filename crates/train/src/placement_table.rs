@@ -3,7 +3,7 @@
 use phalanx_parallel::Stage;
 use phalanx_parallel::zero::{ChunkResidence, Residence};
 use phalanx_plan::Lookahead;
-use phalanx_trace::{Event, PhaseName};
+use phalanx_plan::trace::{Event, PhaseName};
 use serde::Serialize;
 
 use crate::dry_run::{DryRuns, Learned, on_meta_without_order};

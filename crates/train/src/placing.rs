@@ -14,8 +14,8 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 
 use phalanx_parallel::zero::{ChunkResidence, Residence};
+use phalanx_plan::trace::{Memory, PhaseName};
 use phalanx_plan::{Coordinates, Lookahead, Stage, plan_memory_of, uses_before_peak};
-use phalanx_trace::{Memory, PhaseName};
 
 use crate::budget::BudgetError;
 use crate::config::{AutoPlacement, Fractions, PlacementRule};

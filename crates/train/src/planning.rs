@@ -11,11 +11,11 @@ use std::ops::Range;
 
 use phalanx_layers::Network;
 use phalanx_parallel::zero::{ChunkResidence, Residence};
+use phalanx_plan::trace::{Event, Memory, PhaseName, Trace};
 use phalanx_plan::{
     ChunkSize, Coordinates, Cost, Disagreement, MemoryError, PlacementError, Stage, Textbook, compare,
     faults, textbook,
 };
-use phalanx_trace::{Event, Memory, PhaseName, Trace};
 use serde::{Deserialize, Serialize};
 
 pub use crate::budget::BudgetError;

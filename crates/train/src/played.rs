@@ -1,7 +1,7 @@
 //! Results of the dry run of a planned rank beside its plan: the time of its step on a machine, and live bytes over a step.
 
+use phalanx_plan::trace::{Memory, PhaseName};
 use phalanx_plan::{Lanes, Machine, PhaseTime, live_bytes, phase_lanes, phase_time};
-use phalanx_trace::{Memory, PhaseName};
 
 use crate::dry_run::dry_run;
 use crate::planning::{RankPlan, RunPlan};

@@ -12,9 +12,9 @@ use phalanx_optim::{CountedSteps, LossScale, LossScaling, Optimizer};
 use phalanx_parallel::pipeline::{Feed, Program, run};
 use phalanx_parallel::zero::{ChunkResidence, Holding, NotFinite, Residence};
 use phalanx_parallel::{BlockInputs, GradientNorm, Options, Stage, Zero};
+use phalanx_plan::trace::{Axis, PhaseName, Placement, Placements};
 use phalanx_plan::{Coordinates, ParameterSize};
 use phalanx_tensor::{Category, CrossEntropy, DType, Device, Memory, Tensor, View};
-use phalanx_trace::{Axis, PhaseName, Placement, Placements};
 
 pub use crate::batch::{Batch, Numbers, SampleNumbers};
 use crate::groups::Groups;

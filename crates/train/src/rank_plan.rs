@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use phalanx_plan::trace::{Memory, PhaseName, Trace};
 use phalanx_plan::{Cost, MemoryError, MemoryPlan, Peak, plan_memory, plan_memory_of};
-use phalanx_trace::{Memory, PhaseName, Trace};
 use serde::{Deserialize, Serialize};
 
 /// The plan of one rank.

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use phalanx_checkpoint::purge;
 use phalanx_data::TOKENIZER_FILE;
-use phalanx_files::HeldFolder;
+use phalanx_system::files::HeldFolder;
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -154,7 +154,8 @@ impl<'a> RunFiles<'a> {
         }
         let mut ranks = Vec::with_capacity(world);
         for path in (0..world).map(|rank| self.memory_part(rank)) {
-            let text = phalanx_files::read_bounded(&path, MEMORY_PART_BYTES).map_err(writing(&path))?;
+            let text =
+                phalanx_system::files::read_bounded(&path, MEMORY_PART_BYTES).map_err(writing(&path))?;
             let bytes = serde_json::from_slice::<RankBytes>(&text);
             ranks.push(bytes.map_err(|cause| writing(&path)(cause.into()))?);
             // The next start of a run removes files that remain.
@@ -179,7 +180,7 @@ pub fn is_memory_part(name: &str) -> bool {
 
 fn write_json(path: &Path, value: &impl Serialize) -> Result<(), RunError> {
     let text = serde_json::to_string_pretty(value).map_err(|cause| writing(path)(cause.into()))?;
-    phalanx_files::write(path, text + "\n").map_err(writing(path))
+    phalanx_system::files::write(path, text + "\n").map_err(writing(path))
 }
 
 /// Turns an I/O error on `path` into [`RunError::Write`].

@@ -8,7 +8,7 @@ use phalanx_checkpoint::Checkpoint;
 use phalanx_data::Tokenizer;
 use phalanx_layers::{Call, Context, KeyValueCache, Network, Parameter, ParameterSpec, Parameters};
 use phalanx_models::Model;
-use phalanx_random::{GOLDEN, SplitMix64};
+use phalanx_system::random::{GOLDEN, SplitMix64};
 use phalanx_tensor::{Category, DType, Device, Shape, Tensor};
 
 use crate::error::RunError;

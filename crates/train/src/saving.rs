@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 
 use phalanx_checkpoint as checkpoint;
 use phalanx_collectives::{CollectiveError, Group};
+use phalanx_plan::trace::PhaseName;
 use phalanx_tensor::{Category, DType, Device, DeviceError};
-use phalanx_trace::PhaseName;
 use serde_json::Value;
 
 use crate::error::RunError;

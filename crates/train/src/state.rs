@@ -18,8 +18,8 @@ use phalanx_optim::{
 };
 use phalanx_parallel::zero::{Selection, updated};
 use phalanx_plan::Stripe;
+use phalanx_plan::trace::PhaseName;
 use phalanx_tensor::{DType, Device, refused_thread};
-use phalanx_trace::PhaseName;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 

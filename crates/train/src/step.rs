@@ -5,8 +5,8 @@ use phalanx_layers::Context;
 use phalanx_optim::{LossScaling, Verdict};
 use phalanx_parallel::pipeline::{Feed, WatchMicroBatches, run};
 use phalanx_parallel::stage::Stage;
+use phalanx_plan::trace::{Axis, PhaseName, Placement, Placements};
 use phalanx_tensor::{Clip, Tensor, View};
-use phalanx_trace::{Axis, PhaseName, Placement, Placements};
 
 use crate::error::RunError;
 use crate::rank::{Batch, MeanLoss, Rank, uploads, zeroed};

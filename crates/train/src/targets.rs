@@ -4,8 +4,8 @@
 //! caller's own may leave targets out: then the replicas exchange their counts before they compute (8 bytes from each).
 
 use phalanx_collectives::{CollectiveError, Group};
+use phalanx_plan::trace::Axis;
 use phalanx_tensor::{Category, CrossEntropy, DType, Device};
-use phalanx_trace::Axis;
 
 use crate::batch::Batch;
 use crate::spec::Spec;

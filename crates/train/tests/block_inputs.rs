@@ -6,8 +6,8 @@ use std::path::Path;
 
 use crate::rig::{assert_same_state, same_bits};
 use phalanx_models::Gpt2;
+use phalanx_plan::trace::{Category, PhaseName};
 use phalanx_testing::sweeps;
-use phalanx_trace::{Category, PhaseName};
 use phalanx_train::config::{Checkpointing, Float, Tier};
 use phalanx_train::{RunConfig, RunPlan};
 

@@ -18,9 +18,9 @@ use phalanx_collectives::{CollectiveError, Endpoint, Group, Options, threads};
 use phalanx_cpu::Cpu;
 use phalanx_cuda::{Found, unplanned_device};
 use phalanx_models::Gpt2;
+use phalanx_plan::trace::Stream;
 use phalanx_tensor::operations::{Elementwise, Operation};
 use phalanx_tensor::{Arena, Category, DType, Device, Element, Immediate, Kernels, Memory, Tensor};
-use phalanx_trace::Stream;
 use phalanx_train::RunConfig;
 use phalanx_train::config::{Communication, DeviceKind, Float};
 

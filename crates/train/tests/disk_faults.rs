@@ -71,7 +71,7 @@ impl DeviceFactory for Faulty {
         let folder = &options.folders[0];
         let disk = match request.index {
             FAULTY => {
-                let file = phalanx_files::scratch_file(folder, bytes)?;
+                let file = phalanx_system::files::scratch_file(folder, bytes)?;
                 let storage = Failing { file, left: AtomicU64::new(self.requests) };
                 DiskMemory::over(Box::new(storage), bytes, folder.display().to_string())
             }

@@ -11,8 +11,8 @@ use phalanx_checkpoint::HuggingFaceDir;
 use phalanx_layers::{
     Activation, AnyLayer, AnyOwn, AnySaved, Call, Context, Failure, Layer, Network, ParameterSpec,
 };
+use phalanx_plan::trace::PhaseName;
 use phalanx_tensor::Tensor;
-use phalanx_trace::PhaseName;
 use phalanx_train::config::{Float, PrecisionConfig};
 use phalanx_train::state::{Kept, PARAMETERS};
 use phalanx_train::{Groups, Rank, RunConfig, RunError, RunPlan, Spec};

@@ -2,8 +2,8 @@
 //! or mesh changes a bit; memory has none of their gradients and states.
 
 use crate::rig::{self, Policy, Ran, State, assert_same_state, same_bits};
+use phalanx_plan::trace::Category;
 use phalanx_testing::sweeps;
-use phalanx_trace::Category;
 use phalanx_train::config::{Checkpointing, CheckpointingWord, Chunk, Float, Reduce, Tier, Updates};
 use phalanx_train::{RunConfig, RunPlan, Spec};
 

@@ -3,8 +3,8 @@
 
 use crate::rig;
 use crate::rig::{Policy, assert_same_state, same_bits};
+use phalanx_plan::trace::{Category, PhaseName};
 use phalanx_testing::sweeps;
-use phalanx_trace::{Category, PhaseName};
 use phalanx_train::config::{
     Checkpointing, Chunk, Float, OptimizerKind, Placement, PrecisionConfig, Reduce, Tier, Updates,
 };

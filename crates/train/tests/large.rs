@@ -2,7 +2,7 @@
 //! and to do.
 
 use phalanx_models::Gpt2;
-use phalanx_trace::PhaseName;
+use phalanx_plan::trace::PhaseName;
 use phalanx_train::config::Float;
 use phalanx_train::{RankPlan, RunConfig, RunPlan, Spec};
 

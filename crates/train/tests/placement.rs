@@ -5,8 +5,8 @@ use crate::rig;
 use std::path::Path;
 
 use crate::rig::assert_same_state;
+use phalanx_plan::trace::{Category, PhaseName};
 use phalanx_tensor::Memory;
-use phalanx_trace::{Category, PhaseName};
 use phalanx_train::config::Paths;
 use phalanx_train::config::{Chunk, Float, Placement};
 use phalanx_train::planning::{BudgetError, PlanError};

@@ -7,8 +7,8 @@ use crate::rig;
 use phalanx_data::{Masking, NOT_PREDICTED};
 use phalanx_models::{Arch, Keys, Model};
 use phalanx_plan::Peak;
-use phalanx_random::SplitMix64;
-use phalanx_trace::{Memory, PhaseName};
+use phalanx_plan::trace::{Memory, PhaseName};
+use phalanx_system::random::SplitMix64;
 use phalanx_train::config::{
     Checkpointing, CheckpointingWord, Chunk, ChunkWord, Float, ParameterGroup, Paths, Placement, Reduce,
     Tier, UpdateOn,

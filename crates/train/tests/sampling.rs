@@ -7,7 +7,7 @@ use std::sync::Arc;
 use phalanx_cpu::Cpu;
 use phalanx_layers::ParameterSpec;
 use phalanx_models::{Gpt2, Model};
-use phalanx_random::SplitMix64;
+use phalanx_system::random::SplitMix64;
 use phalanx_tensor::{Arena, Device};
 use phalanx_train::sample::{Generator, Sampling};
 

@@ -7,9 +7,9 @@ use std::path::Path;
 use crate::rig::{Ran, assert_same_state, devices, same_bits};
 use phalanx_parallel::zero::{ChunkResidence, Residence};
 use phalanx_plan::Machine;
+use phalanx_plan::trace::{Category, PhaseName};
 use phalanx_tensor::{Memory, NORM_BLOCK};
 use phalanx_testing::sweeps;
-use phalanx_trace::{Category, PhaseName};
 use phalanx_train::config::{Chunk, Float, OptimizerKind, Reduce, Tier, UpdateOn};
 use phalanx_train::{RunConfig, RunPlan, Spec, on_threads};
 

@@ -71,7 +71,7 @@ fn devices_compute_products_as_the_configuration_says() {
 #[test]
 fn a_caller_hears_what_is_slow_about_the_folder_of_disk_memory() {
     let memory = Path::new("/dev/shm");
-    if !phalanx_files::is_in_memory(memory).unwrap_or(false) {
+    if !phalanx_system::files::is_in_memory(memory).unwrap_or(false) {
         return;
     }
     let heard = |folder: Option<&Path>| {

@@ -13,8 +13,8 @@ use phalanx_layers::{
 };
 use phalanx_models::Gpt2;
 use phalanx_plan::Machine;
+use phalanx_plan::trace::{Category, PhaseName};
 use phalanx_testing::sweeps;
-use phalanx_trace::{Category, PhaseName};
 use phalanx_train::config::{
     Checkpointing, Chunk, ChunkWord, Float, OptimizerKind, Placement, PrecisionConfig, Tier, UpdateOn,
     Updates,

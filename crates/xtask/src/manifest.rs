@@ -40,7 +40,7 @@ mod tests {
 name = \"x\"
 
 [dependencies] # ours
-phalanx-trace.workspace = true
+phalanx-plan.workspace = true
 # phalanx-none = \"1\"
 serde = { version = \"1\" }
 
@@ -56,7 +56,7 @@ phalanx-train.workspace = true
 [build-dependencies]
 cc = \"1\"
 ";
-        let expected = [("phalanx-trace", 5), ("serde", 7), ("toml", 9), ("rustix", 13), ("cc", 19)];
+        let expected = [("phalanx-plan", 5), ("serde", 7), ("toml", 9), ("rustix", 13), ("cc", 19)];
         assert_eq!(dependencies(toml), expected.map(|(name, line)| (name.to_string(), line)));
     }
 }

@@ -229,7 +229,7 @@ fn joined(first: Access, now: Access) -> Option<Access> {
 
 #[cfg(test)]
 mod tests {
-    use phalanx_random::SplitMix64;
+    use phalanx_system::random::SplitMix64;
 
     use super::*;
 

@@ -16,7 +16,7 @@ mod work;
 
 use std::collections::{BTreeMap, VecDeque};
 
-use phalanx_random::SplitMix64;
+use phalanx_system::random::SplitMix64;
 
 use crate::checks::{Checks, Finding, Report, Reports};
 use crate::execute::Statistics;

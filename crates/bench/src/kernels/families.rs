@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use phalanx_cpu::{Cpu, Options, ProductMethod, peak};
+use phalanx_plan::trace::PhaseName;
 use phalanx_simd::Isa;
 use phalanx_simd::tiles::TileUnit;
 use phalanx_tensor::profile::Profile;
 use phalanx_tensor::{Arena, DType, Device, Region};
-use phalanx_trace::PhaseName;
 
 use super::calls::Calls;
 use super::{KernelBench, Measured, Setting};

@@ -17,10 +17,10 @@ use phalanx_cpu::pool::Pool;
 use phalanx_cpu::{Options, peak};
 use phalanx_drawing::report::bytes;
 use phalanx_models::Gpt2;
+use phalanx_plan::trace::PhaseName;
 use phalanx_plan::{MemoryPlan, plan_memory};
 use phalanx_tensor::profile::{KernelKey, Profile};
 use phalanx_tensor::{Arena, DType, Device, Region};
-use phalanx_trace::PhaseName;
 use phalanx_train::{RunConfig, RunPlan, Spec};
 
 use crate::kernel_table::{CallPrice, Peaks, product_types};

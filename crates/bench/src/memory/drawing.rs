@@ -2,7 +2,7 @@
 
 use phalanx_drawing::report::bytes;
 use phalanx_drawing::svg::{BOLD, Svg, fill};
-use phalanx_trace::Memory;
+use phalanx_plan::trace::Memory;
 
 use super::svg::{LEFT, MEASURED, PLANNED, RIGHT_EDGE, TICKS, WIDTH, ticks};
 use super::{MemoryRan, MemoryRun, lanes};

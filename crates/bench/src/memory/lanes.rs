@@ -1,8 +1,8 @@
 //! When each stream works over a step, as lanes of an SVG plot: by plan at the machine's rates, and measured.
 
 use phalanx_drawing::svg::{BOLD, Svg, fill};
+use phalanx_plan::trace::Stream;
 use phalanx_plan::{LANES, Lanes};
-use phalanx_trace::Stream;
 
 use super::MemoryRan;
 use super::svg::{LEFT, MEASURED, PLANNED, RIGHT_EDGE, ticks};

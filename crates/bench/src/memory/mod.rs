@@ -9,9 +9,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::Result;
+use phalanx_plan::trace::{Memory, PhaseName};
 use phalanx_plan::{LANES, Lanes, Peak, add_to_lane};
 use phalanx_tensor::profile::{Profile, Span};
-use phalanx_trace::{Memory, PhaseName};
 use phalanx_train::RunPlan;
 use phalanx_train::metrics::resident_bytes_peak;
 use serde::{Deserialize, Serialize};

@@ -1,7 +1,7 @@
 //! The sweep of placements and budgets as a table: for a terminal, as Markdown and as JSON.
 
 use phalanx_drawing::report::{Table, bytes};
-use phalanx_trace::Memory;
+use phalanx_plan::trace::Memory;
 use serde_json::{Value, json};
 
 use super::{MemoryRan, MemoryRun};

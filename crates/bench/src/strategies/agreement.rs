@@ -9,7 +9,7 @@
 //! differ a few times as much as those of the two precisions.
 
 use phalanx_plan::Precision;
-use phalanx_trace::DType;
+use phalanx_plan::trace::DType;
 use phalanx_train::Spec;
 
 use super::run::{StrategyFigures, StrategyRun};

@@ -82,7 +82,7 @@ pub mod made_up {
     use crate::strategies::sketch::PROJECTIONS;
     use crate::strategies::strategy::Strategy;
     use phalanx_plan::Peak;
-    use phalanx_trace::Bytes;
+    use phalanx_plan::trace::Bytes;
 
     /// A strategy whose ranks hold so many bytes each and have this loss.
     pub fn row(strategy: Strategy, held: &[u64], loss: f32) -> StrategyRun {

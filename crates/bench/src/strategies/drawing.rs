@@ -6,7 +6,7 @@
 use phalanx_drawing::report::bytes;
 use phalanx_drawing::svg::{BOLD, Svg, fill};
 use phalanx_plan::Peak;
-use phalanx_trace::Category;
+use phalanx_plan::trace::Category;
 
 use super::report::step_time;
 use super::run::{StrategyFigures, StrategyRun};

@@ -4,12 +4,12 @@
 
 use std::time::Instant;
 
+use crate::baselines::asynchronous::{Asynchronous, Done, Links, server_device};
+use crate::baselines::data_parallel::{DataParallel, DataParallelPlan};
 use anyhow::Result;
-use phalanx_baselines::asynchronous::{Asynchronous, Done, Links, server_device};
-use phalanx_baselines::data_parallel::{DataParallel, DataParallelPlan};
 use phalanx_collectives::Isa;
+use phalanx_plan::trace::PhaseName;
 use phalanx_plan::{MemoryPlan, Peak};
-use phalanx_trace::PhaseName;
 use phalanx_train::config::Updates;
 use phalanx_train::rank::{Batch, Rank};
 use phalanx_train::run::Engine;

@@ -2,7 +2,7 @@
 
 use phalanx_drawing::report::{Table, bytes, percent, seconds};
 use phalanx_plan::Peak;
-use phalanx_trace::Category;
+use phalanx_plan::trace::Category;
 use serde_json::{Value, json};
 
 use super::agreement::{Agreement, Apart, Difference};

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
+use crate::baselines::data_parallel::{DataParallel, DataParallelPlan};
 use anyhow::Result;
-use phalanx_baselines::data_parallel::{DataParallel, DataParallelPlan};
 use phalanx_collectives::Isa;
 use phalanx_models::Model;
 use phalanx_plan::{Costs, simulate};

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 
 use anyhow::Result;
 use phalanx_parallel::zero::Selection;
-use phalanx_random::{GOLDEN, mix};
+use phalanx_system::random::{GOLDEN, mix};
 use phalanx_train::rank::Rank;
 use serde::{Deserialize, Serialize};
 

@@ -15,9 +15,9 @@ mod steps;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
+use phalanx_plan::trace::{Axis, CollectiveOp, Memory, Site};
 use phalanx_tensor::links::{Follow, INVITATION_BYTES, Invitation, LinkId, LinkMark, LinkStep, Links, Span};
 use phalanx_tensor::{Category, DType, Device, DeviceError, Tensor};
-use phalanx_trace::{Axis, CollectiveOp, Memory, Site};
 
 use crate::call::{Buffers, Call};
 use crate::error::CollectiveError;

@@ -12,8 +12,8 @@
 //! twice as many. No ring adds, because that would change the order of additions: each rank receives the P - 1 parts that it sums. They go
 //! through a buffer of at most [`SUMMANDS_BYTES`], or as many as a run says, piece by piece; an exchange of pieces and its sum follow each other.
 
+use phalanx_plan::trace::{CollectiveOp, DType};
 use phalanx_tensor::links::{LinkStep, Message, PartsSum, Span};
-use phalanx_trace::{CollectiveOp, DType};
 
 use crate::call::Call;
 use crate::parts;

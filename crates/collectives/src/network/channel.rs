@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::Duration;
 
-use phalanx_trace::CollectiveOp;
+use phalanx_plan::trace::CollectiveOp;
 
 use super::carrier::{Carrier, Messenger};
 use super::exchange::{Exchange, Links};

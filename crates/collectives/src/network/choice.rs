@@ -7,8 +7,8 @@
 //! - All_gather, and the second step of such an all_reduce, of at least 256 KiB a lane from each of four or more hosts: a ring. Otherwise
 //!   direct exchange.
 
+use phalanx_plan::trace::CollectiveOp;
 use phalanx_tensor::DType;
-use phalanx_trace::CollectiveOp;
 
 use super::layout::Layout;
 use crate::hosts::Hosts;

@@ -9,7 +9,7 @@ use std::cell::{Cell, RefCell};
 use std::io::ErrorKind;
 use std::time::{Duration, Instant};
 
-use phalanx_trace::Site;
+use phalanx_plan::trace::Site;
 use rustix::event::{PollFd, Timespec, poll};
 
 use super::door::LineKey;

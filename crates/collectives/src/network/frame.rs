@@ -4,7 +4,7 @@
 //! endian. Addresses are left out. Whoever receives it reads it as it reads a cell of shared memory: every number is
 //! checked where it is used, and nothing is allocated for it.
 
-use phalanx_trace::Site;
+use phalanx_plan::trace::Site;
 
 use crate::shared_memory::control::GroupName;
 use crate::shared_memory::descriptor::{Descriptor, DescriptorCell};
@@ -56,8 +56,8 @@ pub fn describe_frame(bytes: &[u8]) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use phalanx_plan::trace::{CollectiveOp, DType};
     use phalanx_testing::hostile::{mutate, survive};
-    use phalanx_trace::{CollectiveOp, DType};
 
     fn sent() -> (Descriptor, [u8; FRAME_BYTES]) {
         let own = Descriptor {

@@ -2,8 +2,8 @@
 //! sums (`partial_sums`, `halving`) and the buffers of its connections (`line`, `link`). It grows to this size and stays until
 //! the group ends. The socket buffers are extra, in the system's memory.
 
+use phalanx_plan::trace::CollectiveOp;
 use phalanx_tensor::DType;
-use phalanx_trace::CollectiveOp;
 
 use super::Wire;
 use super::choice::{self, AllReduce, HALVING_BYTES, SMALL_BYTES};

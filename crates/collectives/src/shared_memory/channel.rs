@@ -1,6 +1,6 @@
 //! The calls of one group in one rank, in their order: the algorithm of each.
 
-use phalanx_trace::CollectiveOp;
+use phalanx_plan::trace::CollectiveOp;
 
 use crate::call;
 use crate::error::CollectiveError;

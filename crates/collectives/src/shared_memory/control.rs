@@ -11,8 +11,8 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use phalanx_plan::trace::Site;
 use phalanx_tensor::Region;
-use phalanx_trace::Site;
 
 use crate::error::Blame;
 use crate::shared_memory::counter::{Counter, WrittenOnce};

@@ -5,7 +5,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use phalanx_trace::{CollectiveOp, DType, Site, describe_tag};
+use phalanx_plan::trace::{CollectiveOp, DType, Site, describe_tag};
 
 use crate::shared_memory::text::Text;
 use crate::shared_memory::word::Word;

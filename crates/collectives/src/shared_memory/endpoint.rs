@@ -148,7 +148,7 @@ impl Endpoint {
     /// # Errors
     /// When the system refuses, or has not that much memory to give.
     pub fn arena(&self, bytes: usize) -> std::io::Result<Region> {
-        let available = phalanx_host::available_bytes().unwrap_or(u64::MAX);
+        let available = phalanx_system::host::available_bytes().unwrap_or(u64::MAX);
         if bytes as u64 > available {
             let text = format!("cannot allocate an arena of {bytes} bytes: {available} are available");
             return Err(std::io::Error::new(std::io::ErrorKind::OutOfMemory, text));

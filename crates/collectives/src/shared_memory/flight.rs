@@ -6,7 +6,7 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use phalanx_trace::{CollectiveOp, Site};
+use phalanx_plan::trace::{CollectiveOp, Site};
 use serde::{Deserialize, Serialize};
 
 use crate::shared_memory::clock::now_ns;

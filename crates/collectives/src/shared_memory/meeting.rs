@@ -10,8 +10,8 @@
 
 use std::time::{Duration, Instant};
 
+use phalanx_plan::trace::Site;
 use phalanx_simd::Isa;
-use phalanx_trace::Site;
 
 use crate::error::CollectiveError;
 use crate::mover::{Mover, Started};

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use phalanx_trace::CollectiveOp;
+use phalanx_plan::trace::CollectiveOp;
 
 use crate::error::CollectiveError;
 use crate::shared_memory::clock::now_ns;

@@ -101,9 +101,9 @@ mod tests {
     use std::sync::atomic::Ordering;
     use std::time::Duration;
 
+    use phalanx_plan::trace::{CollectiveOp, DType, Site};
     use phalanx_tensor::Region;
     use phalanx_testing::hostile::{mutate, survive};
-    use phalanx_trace::{CollectiveOp, DType, Site};
 
     use crate::shared_memory::descriptor::Descriptor;
     use crate::shared_memory::rank_cell::{LastCall, Life};

@@ -1,7 +1,7 @@
 //! Send and recv: one message of S bytes between two ranks, 1 step; the receiver copies from the sender's
 //! buffer. A rendezvous: the sender is done when the receiver is, and both keep the order of their calls.
 
-use phalanx_trace::CollectiveOp;
+use phalanx_plan::trace::CollectiveOp;
 
 use crate::error::CollectiveError;
 use crate::shared_memory::meeting::Meeting;

@@ -1,7 +1,7 @@
 //! A call on its way through a group's stream: what is moved, without the tensors that own the memory.
 
+use phalanx_plan::trace::{CollectiveOp, Site};
 use phalanx_tensor::{DType, Tensor};
-use phalanx_trace::{CollectiveOp, Site};
 
 use crate::call::Call;
 use crate::parts;

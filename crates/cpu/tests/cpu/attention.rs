@@ -5,8 +5,8 @@ use std::ops::Range;
 use half::{bf16, f16};
 use phalanx_cpu::Cpu;
 use phalanx_cpu::Options;
-use phalanx_random::{GOLDEN, mix};
 use phalanx_simd::Isa;
+use phalanx_system::random::{GOLDEN, mix};
 use phalanx_tensor::{Arena, Category, DType, Device, Dropout, Heads, Shape, Tensor};
 use phalanx_testing::sweeps;
 

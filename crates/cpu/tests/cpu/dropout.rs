@@ -1,7 +1,7 @@
 //! Dropout, and with it the generator of its masks.
 
-use phalanx_random::{GOLDEN, mix};
 use phalanx_simd::Isa;
+use phalanx_system::random::{GOLDEN, mix};
 use phalanx_tensor::{DType, Device, Dropout};
 
 use crate::oracle::{FLOATS, check_exact, cpu, numbers, poisoned_as, read_f32, rounded, tensor_as};

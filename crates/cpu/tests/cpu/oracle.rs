@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use half::{bf16, f16};
 use phalanx_cpu::{Cpu, Options, ProductMethod};
-use phalanx_random::GOLDEN;
 use phalanx_simd::Isa;
 use phalanx_simd::tiles::TileUnit;
 use phalanx_simulated::Simulated;
+use phalanx_system::random::GOLDEN;
 use phalanx_tensor::{Arena, Category, DType, Device, Shape, Tensor};
 use phalanx_testing::sweeps;
 
@@ -115,7 +115,7 @@ pub fn indices(seed: u64, count: usize, limit: usize) -> Vec<u32> {
 }
 
 fn mix(x: u64) -> u64 {
-    phalanx_random::mix(x.wrapping_mul(GOLDEN).wrapping_add(GOLDEN))
+    phalanx_system::random::mix(x.wrapping_mul(GOLDEN).wrapping_add(GOLDEN))
 }
 
 pub fn wide(x: &[f32]) -> Vec<f64> {

@@ -3,9 +3,9 @@
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use phalanx_plan::trace::Site;
 use phalanx_tensor::links::{Follow, Invitation, LinkId, LinkMark, LinkStep};
 use phalanx_tensor::{DeviceError, Links};
-use phalanx_trace::Site;
 
 use super::Cuda;
 use crate::NAME;

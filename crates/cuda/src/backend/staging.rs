@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
+use phalanx_plan::trace::Stream;
 use phalanx_tensor::backend::Timer;
-use phalanx_trace::Stream;
 
 use super::{Cuda, State};
 use crate::driver::{Context, driver};

@@ -3,8 +3,8 @@
 use std::sync::MutexGuard;
 use std::sync::atomic::Ordering;
 
+use phalanx_plan::trace::Site;
 use phalanx_tensor::DeviceError;
-use phalanx_trace::Site;
 
 use super::{Cuda, State};
 

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::sync::Arc;
 
-use phalanx_random::SplitMix64;
+use phalanx_system::random::SplitMix64;
 use phalanx_tensor::{Arena, Category, DType, Device, DeviceError, Immediate, Kernels, Memory, Tensor, View};
 
 use crate::driver::{Context, Launches, Made, usable_cards};

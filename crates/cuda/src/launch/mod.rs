@@ -22,9 +22,9 @@ pub(crate) use sums::{COUNTS_BYTES, RowBlocks};
 use std::cell::RefCell;
 use std::ops::Range;
 
+use phalanx_plan::trace::Site;
 use phalanx_tensor::operations::{Operation, Own};
 use phalanx_tensor::{View, ViewMut};
-use phalanx_trace::Site;
 
 use crate::blas::Blas;
 use crate::error::Error;

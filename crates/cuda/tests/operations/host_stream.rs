@@ -7,9 +7,9 @@ use std::sync::{Arc, Mutex};
 use cudarc::driver::sys;
 use phalanx_cpu::Cpu;
 use phalanx_cuda::checks::bench::{read, tensor};
+use phalanx_plan::trace::Stream;
 use phalanx_tensor::operations::{Elementwise, Operation};
 use phalanx_tensor::{Category, DType, Device, Kernels, PendingHostWork, Tensor, View};
-use phalanx_trace::Stream;
 
 use crate::bench::Bench;
 

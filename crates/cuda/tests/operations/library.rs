@@ -2,7 +2,7 @@
 
 use phalanx_cuda::checks::GROUPS;
 use phalanx_cuda::{ALGORITHMS, Options};
-use phalanx_random::SplitMix64;
+use phalanx_system::random::SplitMix64;
 use phalanx_tensor::arguments::{Epilogue, Layout, Weight};
 use phalanx_tensor::operations::{InputGradient, WeightGradient};
 use phalanx_tensor::{Category, DType, Device, Tensor, View, logits_stride};

@@ -205,7 +205,7 @@ fn not_text(path: &Path, Foreign { is, way_out }: Foreign) -> DataError {
 /// The first bytes of a file, and whether they are all.
 fn head(path: &Path) -> Result<(Vec<u8>, bool)> {
     let mut head = Vec::new();
-    let file = phalanx_files::open_regular(path).map_err(DataError::reading(path))?;
+    let file = phalanx_system::files::open_regular(path).map_err(DataError::reading(path))?;
     file.take(HEAD_BYTES as u64 + 1).read_to_end(&mut head).map_err(DataError::reading(path))?;
     let is_whole = head.len() <= HEAD_BYTES;
     head.truncate(HEAD_BYTES);

@@ -167,7 +167,7 @@ fn remark_repeated(documents: &[Document], remarks: &mut Groups) -> Result<()> {
     let mut files: HashMap<(u64, u64), &Path> = HashMap::new();
     let mut contents: HashMap<blake3::Hash, &Path> = HashMap::new();
     for Document { path, bytes, .. } in documents.iter().filter(|document| sizes[&document.bytes] > 1) {
-        let file = phalanx_files::open_regular(path).map_err(DataError::reading(path))?;
+        let file = phalanx_system::files::open_regular(path).map_err(DataError::reading(path))?;
         let metadata = file.metadata().map_err(DataError::reading(path))?;
         let name = |earlier: &Path| format!("{} = {}", path.display(), earlier.display());
         match files.entry((metadata.dev(), metadata.ino())) {

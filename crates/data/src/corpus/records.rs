@@ -64,7 +64,7 @@ pub(crate) fn for_each_record(
     key: &str,
     take: &mut dyn FnMut(u64, Outcome, &str) -> Result<()>,
 ) -> Result<Strange> {
-    let file = phalanx_files::open_regular(path).map_err(DataError::reading(path))?;
+    let file = phalanx_system::files::open_regular(path).map_err(DataError::reading(path))?;
     let mut scanner = Scanner::new(file, 0, *records == Records::Lines);
     match records {
         Records::Lines => lines(path, &mut scanner, key, take)?,
@@ -99,7 +99,7 @@ pub(crate) fn for_each_text(path: &Path, records: &Records, key: &str, parts: &m
             parts.text.push_str(held);
             parts.grown()?;
         } else {
-            let mut file = phalanx_files::open_regular(path).map_err(DataError::reading(path))?;
+            let mut file = phalanx_system::files::open_regular(path).map_err(DataError::reading(path))?;
             file.seek(SeekFrom::Start(start)).map_err(DataError::reading(path))?;
             let mut scanner = Scanner::new(file, start, false);
             while !scanner.string_part(Some(&mut parts.text)).map_err(|fault| broken(path, fault))? {
@@ -119,7 +119,7 @@ pub(crate) fn find(path: &Path, layout: JsonLayout, key: &str) -> Result<Result<
     if layout == JsonLayout::Lines {
         return Ok(Ok(Records::Lines));
     }
-    let file = phalanx_files::open_regular(path).map_err(DataError::reading(path))?;
+    let file = phalanx_system::files::open_regular(path).map_err(DataError::reading(path))?;
     let mut scanner = Scanner::new(file, 0, false);
     let mut survey = Survey::default();
     let read = scanner.between_values().and_then(|()| match scanner.peek()? {

@@ -73,7 +73,7 @@ impl<'a> Parts<'a> {
 /// # Errors
 /// [`DataError::NotUtf8`] with the offset of the first bad byte, the errors of reading, those of `take`.
 pub(crate) fn for_each_block(path: &Path, take: &mut dyn FnMut(&str) -> Result<()>) -> Result<()> {
-    let mut file = phalanx_files::open_regular(path).map_err(DataError::reading(path))?;
+    let mut file = phalanx_system::files::open_regular(path).map_err(DataError::reading(path))?;
     // Bytes that are read but not decoded. At the start of an iteration these are at most three: the beginning of a
     // character.
     let mut bytes: Vec<u8> = Vec::new();

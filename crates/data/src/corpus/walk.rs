@@ -97,7 +97,7 @@ impl Walk<'_, '_> {
 fn is_made_again(folder: &Path) -> bool {
     let mut tag = Vec::new();
     let read = |tag: &mut Vec<u8>| {
-        let file = phalanx_files::open_regular(&folder.join(CACHE_TAG))?;
+        let file = phalanx_system::files::open_regular(&folder.join(CACHE_TAG))?;
         file.take(CACHE_SIGNATURE.len() as u64).read_to_end(tag)
     };
     folder.join(BUILD_INFO).is_file() || (read(&mut tag).is_ok() && tag == CACHE_SIGNATURE)

@@ -139,7 +139,7 @@ fn read_header(source: &OpenTokenFile) -> Result<IndexHeader> {
 }
 
 fn read_magic(path: &Path) -> bool {
-    let head = phalanx_files::open_regular(path).and_then(|mut file| {
+    let head = phalanx_system::files::open_regular(path).and_then(|mut file| {
         let mut head = [0u8; MAGIC.len()];
         file.read_exact(&mut head).map(|()| head)
     });

@@ -20,7 +20,7 @@
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use phalanx_files::AtomicFile;
+use phalanx_system::files::AtomicFile;
 
 use super::source::OpenTokenFile;
 use super::{IdType, Layout, TokenFormat};

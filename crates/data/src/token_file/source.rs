@@ -26,7 +26,7 @@ pub(super) struct OpenTokenFile {
 impl OpenTokenFile {
     /// Opens a regular file.
     pub(super) fn open(path: &Path) -> Result<OpenTokenFile> {
-        let file = phalanx_files::open_regular(path).map_err(|cause| match cause.kind() {
+        let file = phalanx_system::files::open_regular(path).map_err(|cause| match cause.kind() {
             ErrorKind::InvalidInput => {
                 DataError::NotTokenFile { path: path.to_path_buf(), reason: cause.to_string() }
             }

@@ -196,7 +196,7 @@ impl Tokenizer {
     /// [`DataError::Write`].
     pub fn save(&self, run: &Path) -> Result<()> {
         let path = run.join(TOKENIZER_FILE);
-        phalanx_files::write(&path, self.to_json()).map_err(DataError::writing(&path))
+        phalanx_system::files::write(&path, self.to_json()).map_err(DataError::writing(&path))
     }
 
     /// The content of the tokenizer's file.

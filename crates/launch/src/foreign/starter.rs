@@ -3,7 +3,7 @@
 
 use std::os::fd::OwnedFd;
 
-use phalanx_host::process;
+use phalanx_system::host::process;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use super::ForeignLauncher;

@@ -7,10 +7,10 @@ use phalanx_layers::{
     AnyLayer, Attention, Call, Context, Draw, Dropped, Fork, Gated, Init, LayerNorm, Linear, LinearGelu,
     Output, Parameter, ParameterSpec, Parameters, RotaryPositions, Sequence,
 };
+use phalanx_plan::trace::{Event, PhaseName, Trace};
 use phalanx_tensor::{
     Arena, Category, DType, Device, Gate, Gelu, Heads, Layout, Rotary, RotaryScaling, Shape, Tensor,
 };
-use phalanx_trace::{Event, PhaseName, Trace};
 
 pub const HIDDEN: usize = 8;
 pub const HEADS: usize = 2;

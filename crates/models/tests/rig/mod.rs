@@ -14,9 +14,9 @@ use phalanx_layers::{
 };
 use phalanx_models::{Bert, Gpt2, Model, RowsOf};
 use phalanx_parallel::TensorParallel;
+use phalanx_plan::trace::{Axis, PhaseName, Placement, Placements, Trace};
 use phalanx_tensor::{Arena, Category, CrossEntropy, DType, Device, IGNORED, Shape, Tensor, View, ViewMut};
 use phalanx_testing::planted::{Planted, PlantedFault};
-use phalanx_trace::{Axis, PhaseName, Placement, Placements, Trace};
 use safetensors::SafeTensors;
 
 fn golden() -> PathBuf {
@@ -351,8 +351,8 @@ impl Case {
         let mut live = Vec::new();
         for event in &trace.phase(PhaseName::Forward).unwrap().events {
             match event {
-                phalanx_trace::Event::Alloc { id, bytes, .. } => live.push((*id, *bytes as usize)),
-                phalanx_trace::Event::Free { id, .. } => live.retain(|(other, _)| other != id),
+                phalanx_plan::trace::Event::Alloc { id, bytes, .. } => live.push((*id, *bytes as usize)),
+                phalanx_plan::trace::Event::Free { id, .. } => live.retain(|(other, _)| other != id),
                 _ => {}
             }
         }

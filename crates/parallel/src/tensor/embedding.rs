@@ -11,8 +11,8 @@ use phalanx_layers::embedding::EmbeddedRows;
 use phalanx_layers::{
     Activation, Call, Context, Deferred, Embedding, Layer, ParameterSpec, Parameters, Result, Saved, Share,
 };
+use phalanx_plan::trace::{Axis, Placement, Placements};
 use phalanx_tensor::{Category, Lookup};
-use phalanx_trace::{Axis, Placement, Placements};
 
 use super::exchange::Exchange;
 

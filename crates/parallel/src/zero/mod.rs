@@ -53,9 +53,9 @@ use std::sync::Arc;
 use phalanx_collectives::{CollectiveError, Group};
 use phalanx_layers::{Network, Parameter, Share};
 use phalanx_optim::{Optimizer, RatesByName};
+use phalanx_plan::trace::PhaseName;
 use phalanx_plan::{ChunkLayout, Precision, Stage};
 use phalanx_tensor::{Device, Shape, View};
-use phalanx_trace::PhaseName;
 
 use delayed::Delayed;
 use gradient_buffers::stored_elements;

@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use phalanx_collectives::{CollectiveError, Group, Pending};
 use phalanx_plan::Stage;
+use phalanx_plan::trace::PhaseName;
 use phalanx_tensor::{Category, DType, Device, Memory, Tensor, View, ViewMut};
-use phalanx_trace::PhaseName;
 
 use super::prefetch::Prefetch;
 use super::states::States;

@@ -14,8 +14,8 @@ use std::ops::Range;
 
 use phalanx_collectives::{CollectiveError, Group};
 use phalanx_layers::Share;
+use phalanx_plan::trace::{Axis, Placement};
 use phalanx_tensor::{Category, Tensor, View};
-use phalanx_trace::{Axis, Placement};
 
 use super::stored_gradients::Part;
 use super::{Zero, update};

@@ -1,6 +1,6 @@
 //! A deterministic generator for tests that try many cases.
 
-use phalanx_random::{GOLDEN, mix};
+use phalanx_system::random::{GOLDEN, mix};
 
 /// The state.
 pub struct Generator(pub u64);

@@ -11,7 +11,7 @@ use phalanx_collectives::Carrier;
 use phalanx_collectives::pretended::lone_rank;
 use phalanx_launch::ForeignRank;
 use phalanx_mpi::LONGEST_MESSAGE;
-use phalanx_trace::CollectiveOp;
+use phalanx_plan::trace::CollectiveOp;
 
 use crate::bench_args::{BenchCollectivesArgs, BenchOp, BenchTransport};
 use crate::environment::foreign;

@@ -58,7 +58,8 @@ fn size(args: &BenchDiskArgs, options: &DiskOptions) -> Result<u64> {
     }
     let mut size = DEFAULT_BYTES;
     for folder in &options.folders {
-        let free = phalanx_files::free_bytes(folder).with_context(|| format!("{}", folder.display()))?;
+        let free =
+            phalanx_system::files::free_bytes(folder).with_context(|| format!("{}", folder.display()))?;
         size = size.min(free / 2);
     }
     Ok(size)
@@ -106,7 +107,7 @@ impl Fio {
     fn new(task: &DiskTask) -> Result<Option<Fio>> {
         let folders = &task.options.folders;
         let bytes = (task.bytes / folders.len() as u64 / 4096 * 4096).max(4096);
-        let file = |folder: &PathBuf| phalanx_files::scratch_file(folder, bytes);
+        let file = |folder: &PathBuf| phalanx_system::files::scratch_file(folder, bytes);
         let files = folders.iter().map(file).collect::<std::io::Result<Vec<File>>>()?;
         let fio = Fio { files, bytes, best: FioFigures::default() };
         // As in the engine's own measurement, the first write is not timed.

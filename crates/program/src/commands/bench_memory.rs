@@ -6,8 +6,8 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail};
 use phalanx_bench::memory::{MemoryFigures, MemoryRan, MemoryRun, drawing, report};
 use phalanx_models::Model;
+use phalanx_plan::trace::Memory;
 use phalanx_plan::{Machine, PhaseTime};
-use phalanx_trace::Memory;
 use phalanx_train::config::{Placement, Updates};
 use phalanx_train::{ResolvedConfig, RunConfig};
 use serde_json::json;
@@ -61,7 +61,7 @@ pub fn bench_memory(args: &BenchMemoryArgs, environment: Environment) -> Result<
             "parallel.updates = \"asynchronous\": everything stays on the device; leave it out to compare placements"
         );
     }
-    phalanx_files::create_folders(&args.out)
+    phalanx_system::files::create_folders(&args.out)
         .with_context(|| format!("cannot make {}; choose another folder with --out", args.out.display()))?;
     let environment = environment.decide(&config.device)?;
     let sweep = Sweep { args, config, host_budget, model, environment, signals };
@@ -205,7 +205,7 @@ fn check_file(path: &Path) -> Result<()> {
 
 fn write_file(path: &Path, content: String) -> Result<()> {
     check_file(path)?;
-    phalanx_files::write_output(path, content)
+    phalanx_system::files::write_output(path, content)
         .with_context(|| format!("cannot write {}; choose another folder with --out", path.display()))
 }
 

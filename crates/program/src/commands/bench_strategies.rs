@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
-use phalanx_baselines::data_parallel::DataParallelPlan;
+use phalanx_bench::baselines::data_parallel::DataParallelPlan;
 use phalanx_bench::steps::StepCounts;
 use phalanx_bench::strategies::agreement::{Agreement, Rounding, agreement};
 use phalanx_bench::strategies::classic::{self, Classic};
@@ -221,7 +221,7 @@ fn show(
         plural(bench.threads, "thread")
     );
     if let Some(path) = &args.svg {
-        phalanx_files::write_output(path, draw_svg(rows, &heading))
+        phalanx_system::files::write_output(path, draw_svg(rows, &heading))
             .with_context(|| format!("cannot write {}; choose another file", path.display()))?;
     }
     if args.json {

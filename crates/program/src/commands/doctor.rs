@@ -6,9 +6,9 @@ use anyhow::{Context, Result};
 use phalanx_bench::kernel_table::Achieved;
 use phalanx_bench::kernels::{FamilyRate, family_rates};
 use phalanx_cpu::peak::Bandwidth;
+use phalanx_plan::trace::DType;
 use phalanx_simd::tiles::TileUnit;
 use phalanx_tensor::ProductMethod;
-use phalanx_trace::DType;
 use phalanx_train::config::PrecisionConfig;
 use serde_json::json;
 
@@ -70,7 +70,7 @@ pub fn doctor(args: &DoctorArgs, environment: Environment) -> Result<()> {
             "read_bytes_per_s_thread": bandwidth[0].read, "read_bytes_per_s": bandwidth[1].read,
             "copy_bytes_per_s_thread": bandwidth[0].copy, "copy_bytes_per_s": bandwidth[1].copy,
             "update_bytes_per_s_thread": bandwidth[0].update, "update_bytes_per_s": bandwidth[1].update,
-            "memory_bytes": phalanx_host::total_bytes(), "available_bytes": available,
+            "memory_bytes": phalanx_system::host::total_bytes(), "available_bytes": available,
             "memory_limit_bytes": limit.as_ref().map(|limit| limit.limit_bytes),
             "memory_limit_file": limit.as_ref().map(|limit| &limit.file),
             "memlock_bytes": memlock.1, "nofile": nofile.1, "nproc": nproc.1,
@@ -95,7 +95,7 @@ pub fn doctor(args: &DoctorArgs, environment: Environment) -> Result<()> {
         matrix_products(environment, products),
         machine::kernel(),
         available.map_or("?".into(), bytes),
-        phalanx_host::total_bytes().map_or("?".into(), bytes),
+        phalanx_system::host::total_bytes().map_or("?".into(), bytes),
         limit.map_or("none".into(), |limit| limit.to_string()),
         size(memlock.1),
         number(nofile.1),

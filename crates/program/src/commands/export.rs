@@ -7,7 +7,7 @@ use phalanx_checkpoint::{FolderNames, write_hugging_face};
 use phalanx_data::HuggingFaceFiles;
 use phalanx_models::limits::MAX_POSITIONS;
 use phalanx_models::{Model, Objective, stored_tensors};
-use phalanx_trace::DType;
+use phalanx_plan::trace::DType;
 use phalanx_train::dataset::DataDigests;
 use phalanx_train::state::{PARAMETERS, read_stored};
 use serde_json::json;

@@ -9,7 +9,7 @@ use phalanx_checkpoint::{HuggingFaceDir, TensorPiece, begin, commit, discard, wr
 use phalanx_data::Tokenizer;
 use phalanx_layers::ParameterSpec;
 use phalanx_models::{Model, Objective};
-use phalanx_trace::DType;
+use phalanx_plan::trace::DType;
 use phalanx_train::config::ModelConfig;
 use phalanx_train::dataset::DataDigests;
 use phalanx_train::learned::Learned;

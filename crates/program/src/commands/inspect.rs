@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::{Result, bail};
 use phalanx_checkpoint::{Checkpoint, HuggingFaceDir, Skipped, Statistics, StoredTensor, TensorReport};
 use phalanx_data::TokenFile;
-use phalanx_files::is_named;
+use phalanx_system::files::is_named;
 use serde_json::{Value, json};
 
 use crate::args::InspectArgs;

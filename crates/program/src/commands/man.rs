@@ -30,9 +30,9 @@ pub fn man(args: &ManArgs) -> Result<()> {
         let first = page.split(" 1 ").next().unwrap_or_default();
         check_output(&args.dir.join(name), "the page", |path| begins_with(path, first))?;
     }
-    phalanx_files::create_folders(&args.dir).with_context(cannot)?;
+    phalanx_system::files::create_folders(&args.dir).with_context(cannot)?;
     for (name, page) in &pages {
-        phalanx_files::write_output(&args.dir.join(name), page).with_context(cannot)?;
+        phalanx_system::files::write_output(&args.dir.join(name), page).with_context(cannot)?;
     }
     output::print_line(&format!(
         "{} pages in {}; to read the first: man -l {}",

@@ -60,7 +60,7 @@ pub fn draw(args: &PlanArgs) -> Result<()> {
     let text = || drawn.schedule.to_string();
     for (path, content) in [(&args.draw.svg, &svg as &dyn Fn() -> String), (&args.draw.text, &text)] {
         let Some(path) = path else { continue };
-        phalanx_files::write_output(path, content())
+        phalanx_system::files::write_output(path, content())
             .with_context(|| format!("cannot write {}; choose another file", path.display()))?;
     }
     match args.json {

@@ -39,7 +39,8 @@ fn prompts(args: &SampleArgs) -> Result<Vec<(String, String)>> {
         return Ok(vec![("--prompt".to_string(), args.prompt.clone().unwrap_or_default())]);
     };
     let shown = path.display();
-    let text = phalanx_files::read_text(path, PROMPTS_BYTES).with_context(|| format!("--prompts {shown}"))?;
+    let text = phalanx_system::files::read_text(path, PROMPTS_BYTES)
+        .with_context(|| format!("--prompts {shown}"))?;
     let is_json = path.extension().is_some_and(|extension| extension == "jsonl");
     let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
     let prompts = lines.map(|(number, line)| {

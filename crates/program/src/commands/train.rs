@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, anyhow, bail};
 use phalanx_collectives::{HostJob, threads};
-use phalanx_files::is_named;
 use phalanx_launch::{Failure, LocalLeader, Parting};
+use phalanx_system::files::is_named;
 use phalanx_train::job::Job;
 
 use crate::data_report::DataReport;

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
 use phalanx_collectives::secure::{Protection, Secret};
-use phalanx_host::cores::{boot_id, host_name};
 use phalanx_launch::{Introduction, Meeting, Met, Parting, connect, create_secret, read_secret};
+use phalanx_system::host::cores::{boot_id, host_name};
 
 use crate::args::BUILD;
 use crate::host_kernels::HostKernels;

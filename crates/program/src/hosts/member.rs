@@ -177,7 +177,8 @@ fn check_folder(run: &Path, (name, content): &(String, String)) -> Result<()> {
     const BYTES: u64 = 1024;
     let plain = |c: char| c.is_ascii_alphanumeric() || c == '.' || c == '-';
     let path = run.join(name);
-    let found = if name.chars().all(plain) { phalanx_files::read_text(&path, BYTES).ok() } else { None };
+    let found =
+        if name.chars().all(plain) { phalanx_system::files::read_text(&path, BYTES).ok() } else { None };
     if found.as_ref() != Some(content) {
         bail!(
             "it does not see the run folder {} of host 0: all ranks read the tokens there and write their part of each \

@@ -173,7 +173,7 @@ fn hosts(args: &LaunchArgs) -> Result<Vec<HostSlots>> {
         let host = |number| HostSlots { host: format!("host {number}"), slots: (0..ranks).collect() };
         return Ok((0..hosts).map(host).collect());
     };
-    let text = phalanx_files::read_text(path, HOSTFILE_BYTES)
+    let text = phalanx_system::files::read_text(path, HOSTFILE_BYTES)
         .with_context(|| format!("cannot read the hostfile {}", path.display()))?;
     let hosts = parse_hostfile(&text).and_then(|hosts| filter_hosts(hosts, &args.include, &args.exclude));
     let mut hosts = hosts.map_err(|why| anyhow!("the hostfile {}: {why}", path.display()))?;

@@ -335,7 +335,7 @@ const DIGITS: [usize; 2] = [32, 8];
 pub fn is_token(path: &Path, name: &str) -> bool {
     let digits = name.strip_prefix(TOKEN).filter(|digits| digits.len() == DIGITS[1]);
     let begins = |digits: &str| {
-        let content = phalanx_files::read_text(path, DIGITS[0] as u64).unwrap_or_default();
+        let content = phalanx_system::files::read_text(path, DIGITS[0] as u64).unwrap_or_default();
         content.len() == DIGITS[0] && content.starts_with(digits)
     };
     digits.is_some_and(begins)
@@ -354,7 +354,8 @@ impl Token {
         let content: String = random[..DIGITS[0] / 2].iter().map(|byte| format!("{byte:02x}")).collect();
         let name = format!("{TOKEN}{}", &content[..DIGITS[1]]);
         let path = run.join(&name);
-        phalanx_files::write(&path, &content).with_context(|| format!("cannot write {}", path.display()))?;
+        phalanx_system::files::write(&path, &content)
+            .with_context(|| format!("cannot write {}", path.display()))?;
         Ok(Token { path, name, content })
     }
 

@@ -125,7 +125,7 @@ fn fault_of(file: &UserConfig, set: &[&str], words: &[&str]) -> Option<String> {
 #[track_caller]
 fn assert_none(faults: &[String]) {
     assert!(faults.is_empty(), "{} faults:\n{}", faults.len(), faults.join("\n"));
-    let peak = phalanx_host::kib_field("/proc/self/status", "VmHWM:").unwrap();
+    let peak = phalanx_system::host::kib_field("/proc/self/status", "VmHWM:").unwrap();
     assert!(peak < 1 << 30, "{peak} bytes were resident");
 }
 

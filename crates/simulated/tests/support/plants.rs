@@ -4,11 +4,11 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use phalanx_plan::trace::{Site, Stream};
 use phalanx_simulated::Simulated;
 use phalanx_tensor::backend::{Call, DiskTransfer, StreamEvent, Timer};
 use phalanx_tensor::operations::{Copy, Elementwise, Operation};
 use phalanx_tensor::{Access, Backend, DeviceError, View, ViewMut};
-use phalanx_trace::{Site, Stream};
 
 use super::chain::{self, Numbers, PLANTED_ROUND};
 

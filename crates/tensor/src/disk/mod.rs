@@ -140,13 +140,13 @@ impl DiskMemory {
         let (mut files, mut is_direct) = (Vec::new(), options.direct);
         for (number, folder) in options.folders.iter().enumerate() {
             let bytes = stripes.bytes_in(number);
-            let file = phalanx_files::scratch_file(folder, bytes);
+            let file = phalanx_system::files::scratch_file(folder, bytes);
             let file = file.map_err(|error| survey::refused(folder, bytes, &error))?;
             is_direct = is_direct && reads_directly(&file, bytes)?;
             files.push(Arc::new(file));
         }
         if !is_direct {
-            files.iter().try_for_each(|file| phalanx_files::set_buffered(file))?;
+            files.iter().try_for_each(|file| phalanx_system::files::set_buffered(file))?;
         }
         let (engine, by): (Box<dyn Engine>, _) = match Ring::start(&files, 2 * DEPTH) {
             Ok(ring) if options.io_uring => (Box::new(ring), "io_uring"),
@@ -244,7 +244,7 @@ impl Store {
 
 /// Makes transfers of a new file go past the page cache, if its file system and its disk can.
 fn reads_directly(file: &File, bytes: u64) -> Result<bool> {
-    if !phalanx_files::set_direct(file)? {
+    if !phalanx_system::files::set_direct(file)? {
         return Ok(false);
     }
     let mut blocks = bounce::Blocks::new()?;

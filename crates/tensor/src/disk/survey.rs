@@ -52,9 +52,9 @@ fn survey_speed(options: &DiskOptions, needed: &dyn Fn(usize) -> u64) -> Result<
     let mut notes = Vec::new();
     for (number, folder) in options.folders.iter().enumerate() {
         let refused = |error| refused(folder, needed(number), &error);
-        let file = phalanx_files::scratch_file(folder, BLOCK as u64).map_err(refused)?;
+        let file = phalanx_system::files::scratch_file(folder, BLOCK as u64).map_err(refused)?;
         let place = folder.display();
-        if phalanx_files::is_in_memory(folder).map_err(refused)? {
+        if phalanx_system::files::is_in_memory(folder).map_err(refused)? {
             notes.push(format!(
                 "{place} is memory, not a disk (tmpfs): what lies there takes memory of this machine; give a folder on a disk"
             ));
@@ -82,14 +82,14 @@ fn check_room(options: &DiskOptions, needed: &dyn Fn(usize) -> u64) -> Result<()
     for (number, folder) in options.folders.iter().enumerate() {
         let needed = needed(number);
         let system =
-            phalanx_files::file_system_of(folder).map_err(|error| refused(folder, needed, &error))?;
+            phalanx_system::files::file_system_of(folder).map_err(|error| refused(folder, needed, &error))?;
         match file_systems.iter_mut().find(|(known, ..)| *known == system) {
             Some((_, _, sum)) => *sum += needed,
             None => file_systems.push((system, folder, needed)),
         }
     }
     for (_, folder, needed) in file_systems {
-        let free = phalanx_files::free_bytes(folder)?;
+        let free = phalanx_system::files::free_bytes(folder)?;
         if needed > free {
             let text = format!("{needed} bytes are needed, {free} are free");
             return Err(refused(folder, needed, &Error::new(ErrorKind::StorageFull, text)));

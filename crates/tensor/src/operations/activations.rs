@@ -1,6 +1,6 @@
 //! GELU, gated activations and dropout.
 
-use phalanx_trace::Site;
+use phalanx_plan::trace::Site;
 
 use super::{floats, gradient, same};
 use crate::arguments::{Dropout, Gate, Gelu};

@@ -1,6 +1,6 @@
 //! Attention: forward, forward over cached keys and values, and backward; rotary positions of its queries and keys.
 
-use phalanx_trace::{DType, Site};
+use phalanx_plan::trace::{DType, Site};
 
 use super::{floats, same};
 use crate::arguments::{Dropout, Heads, RowPositions};

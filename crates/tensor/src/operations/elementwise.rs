@@ -1,6 +1,6 @@
 //! Elementwise operations: fill, copy (of all, or of some columns), convert, add, scale.
 
-use phalanx_trace::{Axis, DType, Placement, Site};
+use phalanx_plan::trace::{Axis, DType, Placement, Site};
 
 use super::floats;
 use crate::device::Device;

@@ -3,7 +3,7 @@
 //! A table may hold a part of a vocabulary, rows `first ..`: ids of other rows give zeros, so that the parts of
 //! several ranks add up (Megatron-LM's vocabulary-parallel embedding, Shoeybi et al., arXiv 1909.08053).
 
-use phalanx_trace::{DType, Site};
+use phalanx_plan::trace::{DType, Site};
 
 use super::{gradient, same};
 use crate::arguments::{Lookup, Positions};

@@ -20,7 +20,7 @@ mod products;
 mod reductions;
 mod vocabulary;
 
-use phalanx_trace::DType;
+use phalanx_plan::trace::DType;
 
 pub use activations::*;
 pub use attention::*;

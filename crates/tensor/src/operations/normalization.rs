@@ -3,7 +3,7 @@
 //! If ranks have parts of a vector, each sums over its own part ([`NormSums`]), the sums are added over the ranks, and the norm
 //! reads them.
 
-use phalanx_trace::{DType, Site};
+use phalanx_plan::trace::{DType, Site};
 
 use super::{gradient, same};
 use crate::arguments::{RowNorm, WholeSums};

@@ -1,6 +1,6 @@
 //! Updates of parameters: AdamW and SGD on flat ranges.
 
-use phalanx_trace::{Axis, DType, Placement, Site};
+use phalanx_plan::trace::{Axis, DType, Placement, Site};
 
 use super::{floats, same};
 use crate::arguments::{AdamW, Sgd};

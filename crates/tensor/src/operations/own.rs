@@ -3,7 +3,7 @@
 //! The kernel is host code, which runs where a device computes with the host processor. In a dry run it does not run: the
 //! description says what it costs and how its results are placed on the mesh.
 
-use phalanx_trace::Site;
+use phalanx_plan::trace::Site;
 
 use crate::device::Device;
 use crate::operation::{Describe, Operand as Visited, Operands, Price};

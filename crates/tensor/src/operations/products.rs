@@ -1,6 +1,6 @@
 //! Linear layers: the product with its epilogues, and the gradients of input, weight and bias.
 
-use phalanx_trace::Site;
+use phalanx_plan::trace::Site;
 
 use super::{gradient, same};
 use crate::arguments::{Epilogue, Gelu, Layout, Weight, logits_stride};

@@ -1,6 +1,6 @@
 //! Sums over whole tensors: squares for the gradient norm, the norm itself, counts of what is not finite.
 
-use phalanx_trace::{Axis, DType, Placement, Site};
+use phalanx_plan::trace::{Axis, DType, Placement, Site};
 
 use crate::arguments::Clip;
 use crate::device::{Device, NORM_BLOCK};

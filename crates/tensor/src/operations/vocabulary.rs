@@ -4,7 +4,7 @@
 //! numbers a row from the others (Megatron-LM's vocabulary-parallel cross entropy, Shoeybi et al., arXiv
 //! 1909.08053). A device that holds the whole vocabulary is one part.
 
-use phalanx_trace::{Axis, DType, Placement, Site};
+use phalanx_plan::trace::{Axis, DType, Placement, Site};
 
 use super::products::product_flops;
 use super::{floats, same};

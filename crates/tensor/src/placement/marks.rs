@@ -1,6 +1,6 @@
 //! Methods of the recorder to read the marks of a dry run and to mark memory.
 
-use phalanx_trace::{Axis, Placements, Site};
+use phalanx_plan::trace::{Axis, Placements, Site};
 
 use crate::placement::table::Mark;
 use crate::record::{Recorder, Tape};

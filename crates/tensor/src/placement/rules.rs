@@ -11,7 +11,7 @@
 //!
 //! After a fault the operation goes on as if it had been right, so that one mistake is one fault.
 
-use phalanx_trace::{Axis, Placement, Site};
+use phalanx_plan::trace::{Axis, Placement, Site};
 
 use crate::arguments::Layout;
 use crate::placement::in_words;

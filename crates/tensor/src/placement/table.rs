@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use phalanx_trace::{Axis, Fault, PhaseName, Placement, Placements, Site};
+use phalanx_plan::trace::{Axis, Fault, PhaseName, Placement, Placements, Site};
 
 use crate::address::Spot;
 use crate::view::View;

@@ -1,8 +1,8 @@
 //! Embedding tables: lookups, sums of embeddings, positions, and the gradients of tables.
 
+use phalanx_plan::trace::Axis;
+use phalanx_plan::trace::Placement::{Partial, Replicated, Shard};
 use phalanx_tensor::{Lookup, Positions};
-use phalanx_trace::Axis;
-use phalanx_trace::Placement::{Partial, Replicated, Shard};
 
 use super::{along, device, found, ids, of, placed, tensor};
 

@@ -1,8 +1,8 @@
 //! Contents of faults: names, phases, the piece covered, and the number kept.
 
+use phalanx_plan::trace::Placement::{Partial, Replicated, Shard};
+use phalanx_plan::trace::{Axis, PhaseName, Placements};
 use phalanx_tensor::{Device, Gelu};
-use phalanx_trace::Placement::{Partial, Replicated, Shard};
-use phalanx_trace::{Axis, PhaseName, Placements};
 
 use super::{AXIS, along, device, faults, found, of, placed, tensor};
 

@@ -1,10 +1,10 @@
 //! Element-wise operations, layer norm and attention.
 
+use phalanx_plan::trace::Placement::{Partial, Replicated, Shard};
 use phalanx_tensor::{
     Dropout, Gate, Gelu, Heads, LayerNorm, LayerNormBackward, NormSums, Rotary, RowNorm, RowPositions,
     WholeSums,
 };
-use phalanx_trace::Placement::{Partial, Replicated, Shard};
 
 use super::{device, found, of, placed, tensor};
 

@@ -1,8 +1,8 @@
 //! Matrix products: how operands placed along an axis place the result, forwards and backwards.
 
+use phalanx_plan::trace::Axis;
+use phalanx_plan::trace::Placement::{self, Partial, Replicated, Shard};
 use phalanx_tensor::{Epilogue, Gelu, Layout, Tensor, Weight};
-use phalanx_trace::Axis;
-use phalanx_trace::Placement::{self, Partial, Replicated, Shard};
 
 use super::{along, device, found, of, placed, tensor};
 

@@ -11,9 +11,9 @@ mod own;
 mod reductions;
 mod vocabulary;
 
+use phalanx_plan::trace::Placement::{self, Shard};
+use phalanx_plan::trace::{Axis, Fault, Placements};
 use phalanx_tensor::{Category, DType, Device, Tensor};
-use phalanx_trace::Placement::{self, Shard};
-use phalanx_trace::{Axis, Fault, Placements};
 
 const AXIS: Axis = Axis::Tensor;
 

@@ -1,7 +1,7 @@
 //! Operations that callers bring: their results are placed by the letters of their operands.
 
+use phalanx_plan::trace::Placement::{Partial, Replicated, Shard};
 use phalanx_tensor::OwnOperation;
-use phalanx_trace::Placement::{Partial, Replicated, Shard};
 
 use super::{device, found, of, placed, tensor};
 

@@ -1,7 +1,7 @@
 //! Sums, norms, copies and optimizer updates, which need reduced gradients.
 
+use phalanx_plan::trace::Placement::{Partial, Replicated, Shard};
 use phalanx_tensor::{AdamW, AdamWUpdate, Category, Clip, DType, NORM_BLOCK};
-use phalanx_trace::Placement::{Partial, Replicated, Shard};
 
 use super::{AXIS, along, device, found, of, placed, tensor, zero_sum};
 

@@ -1,8 +1,8 @@
 //! Logits and losses over a vocabulary that is sharded by rows.
 
+use phalanx_plan::trace::Axis;
+use phalanx_plan::trace::Placement::{self, Partial, Replicated, Shard};
 use phalanx_tensor::{CrossEntropy, Layout, Tensor, VocabularyLoss, VocabularyStatistics, Weight};
-use phalanx_trace::Axis;
-use phalanx_trace::Placement::{self, Partial, Replicated, Shard};
 
 use super::{along, device, found, ids, of, placed, tensor, zero_sum};
 

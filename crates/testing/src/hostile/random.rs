@@ -1,6 +1,6 @@
 //! Random choices for tests: a stream of numbers that depends only on a seed and the number of the case.
 
-use phalanx_random::{GOLDEN, SplitMix64, mix};
+use phalanx_system::random::{GOLDEN, SplitMix64, mix};
 
 /// A stream of random numbers.
 #[derive(Clone, Debug)]

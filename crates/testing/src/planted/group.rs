@@ -3,8 +3,8 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use phalanx_collectives::{Buffers, Call, CollectiveOp, Group, Pending, Statistics};
+use phalanx_plan::trace::{Axis, Site};
 use phalanx_tensor::{Category, Device, Positions, Tensor};
-use phalanx_trace::{Axis, Site};
 
 use crate::planted::sites::Calls;
 use crate::planted::{FaultKind, PlantedFault};

@@ -4,7 +4,7 @@
 //! lines move.
 
 use phalanx_collectives::Call;
-use phalanx_trace::CollectiveOp;
+use phalanx_plan::trace::CollectiveOp;
 
 /// Collectives that a test can make go wrong.
 #[derive(Clone, Copy, PartialEq, Eq)]

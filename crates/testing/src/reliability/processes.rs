@@ -1,6 +1,6 @@
 //! The processes of a run: the ranks of a launcher, members of a process group, memory.
 
-use phalanx_host::process::{arguments, children, is_running, resident_bytes_peak};
+use phalanx_system::host::process::{arguments, children, is_running, resident_bytes_peak};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// Returns whether a process runs. Zombies do not count.
@@ -10,7 +10,10 @@ pub(crate) fn lives(pid: i32) -> bool {
 
 /// Processes of a group that run.
 pub(crate) fn group_members(group: i32) -> Vec<i32> {
-    phalanx_host::process::group_members(group.unsigned_abs()).into_iter().map(|pid| pid as i32).collect()
+    phalanx_system::host::process::group_members(group.unsigned_abs())
+        .into_iter()
+        .map(|pid| pid as i32)
+        .collect()
 }
 
 /// All processes below `pid`, itself first.

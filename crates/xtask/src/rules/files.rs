@@ -7,7 +7,7 @@ use crate::words::identifiers;
 use crate::workspace::Workspace;
 
 /// Crates that may create and rename files themselves: the room for files, and programs and helpers of the developers.
-const MAY_WRITE: [&str; 3] = ["files", "testing", "xtask"];
+const MAY_WRITE: [&str; 3] = ["system", "testing", "xtask"];
 
 /// Functions of the standard library, with the module or type before them.
 const WRITES: [(&str, &str); 8] = [
@@ -42,7 +42,7 @@ fn writes(source: &SourceFile) -> Vec<(usize, String)> {
         .filter_map(|(at, word)| {
             let before = code[..at].strip_suffix("::")?;
             let (owner, _) = WRITES.iter().find(|(owner, name)| *name == word && ends_with(before, owner))?;
-            let advice = "crates/files does that durably and follows no planted link: write, write_output, append, \
+            let advice = "crates/system does that durably and follows no planted link: write, write_output, append, \
                           rename, create_folders";
             Some((at, format!("{owner}::{word}: {advice}")))
         })
@@ -69,7 +69,7 @@ mod tests {
         let text = "fn f() { std::fs::write(a, b); fs::rename(a, b); File::create(a); OpenOptions::new(); }";
         for (path, expected) in [
             ("crates/train/src/run.rs", 4),
-            ("crates/files/src/write.rs", 0),
+            ("crates/system/src/files/write.rs", 0),
             ("crates/xtask/src/main.rs", 0),
             ("crates/train/tests/a.rs", 0),
             ("crates/plan/examples/a.rs", 0),
@@ -78,8 +78,7 @@ mod tests {
         }
         let inner = format!("#[cfg(test)]\nmod tests {{ {text} }}");
         assert_eq!(count("crates/train/src/run.rs", &inner), 0);
-        let others =
-            "fn f() { fs::read(a); phalanx_files::write(a, b); files.write(&x); AtomicFile::create(a); }";
+        let others = "fn f() { fs::read(a); phalanx_system::files::write(a, b); files.write(&x); AtomicFile::create(a); }";
         assert_eq!(count("crates/train/src/run.rs", others), 0);
     }
 }

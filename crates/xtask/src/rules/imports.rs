@@ -11,49 +11,37 @@ use crate::words::{identifiers, words};
 use crate::workspace::Workspace;
 
 /// A crate's folder and the folders that it may import.
-const MAY_IMPORT: [(&str, &str); 27] = [
-    ("trace", ""),
-    ("random", ""),
-    ("host", "files"),
-    ("plan", "trace"),
+const MAY_IMPORT: [(&str, &str); 23] = [
+    ("system", ""),
+    ("plan", ""),
     ("simd", ""),
-    ("tensor", "trace plan files"),
-    ("cpu", "trace random simd tensor"),
-    ("simulated", "trace random plan tensor"),
-    ("collectives", "trace simd host tensor"),
-    ("launch", "host tensor collectives"),
+    ("tensor", "system plan"),
+    ("cpu", "system plan simd tensor"),
+    ("simulated", "system plan tensor"),
+    ("collectives", "system plan simd tensor"),
+    ("launch", "system tensor collectives"),
     ("mpi", "collectives"),
-    ("layers", "trace random plan tensor"),
-    ("optim", "trace tensor"),
-    ("parallel", "trace plan tensor collectives layers optim"),
-    ("models", "trace plan tensor collectives layers parallel"),
-    ("drawing", "trace plan"),
-    ("files", ""),
-    ("checkpoint", "trace plan tensor files"),
-    ("data", "random files"),
-    (
-        "train",
-        "trace random host plan simd tensor cpu collectives layers optim parallel models checkpoint \
-         data files",
-    ),
-    ("baselines", "trace plan tensor cpu collectives layers optim parallel checkpoint train"),
+    ("layers", "system plan tensor"),
+    ("optim", "plan tensor"),
+    ("parallel", "plan tensor collectives layers optim"),
+    ("models", "plan tensor collectives layers parallel"),
+    ("drawing", "plan"),
+    ("checkpoint", "system plan tensor"),
+    ("data", "system"),
+    ("train", "system plan simd tensor cpu collectives layers optim parallel models checkpoint data"),
     (
         "bench",
-        "trace random plan simd tensor cpu collectives layers optim parallel models checkpoint data \
-         files train baselines drawing",
+        "system plan simd tensor cpu collectives layers optim parallel models checkpoint data train drawing",
     ),
-    (
-        "phalanx",
-        "trace plan tensor cpu cuda collectives launch layers optim parallel models checkpoint data train",
-    ),
+    ("phalanx", "plan tensor cpu cuda collectives launch layers optim parallel models checkpoint data train"),
     (
         "program",
-        "host trace plan simd tensor cpu cuda simulated collectives launch mpi layers optim parallel models \
-         checkpoint data files train baselines bench drawing",
+        "system plan simd tensor cpu cuda simulated collectives launch mpi layers optim parallel models checkpoint \
+         data train bench drawing",
     ),
-    ("testing", "random host trace tensor collectives"),
+    ("testing", "system plan tensor collectives"),
     ("xtask", ""),
-    ("cuda", "random trace plan tensor files"),
+    ("cuda", "system plan tensor"),
 ];
 
 /// The folders that a crate may import; `None` for a crate without a row.
@@ -113,7 +101,7 @@ fn finding(path: &str, line: usize, what: String) -> Finding {
     Finding { path: path.to_string(), line, rule: "imports", what }
 }
 
-/// The folder of a package of ours: `phalanx-trace` and `phalanx_trace` live in `trace`.
+/// The folder of a package of ours: `phalanx-plan` and `phalanx_plan` live in `plan`.
 pub fn room(package: &str) -> Option<&str> {
     match package {
         "phalanx" | "xtask" => Some(package),
@@ -263,7 +251,7 @@ mod tests {
             ("collectives", &["layers"][..]),
             ("parallel", &["models"]),
             ("checkpoint", &["parallel", "collectives"]),
-            ("data", &["trace"]),
+            ("data", &["plan"]),
         ] {
             let allowed = allowed_imports(name).unwrap();
             assert!(never.iter().all(|other| !allowed.contains(other)), "{name}");
@@ -280,7 +268,7 @@ mod tests {
             crates: ["data", "layers", "newcomer"].map(str::to_string).into(),
             sources: vec![SourceFile::new("crates/layers/src/a.rs", "// Story.\nuse phalanx_optim::Sgd;\n")],
             texts: vec![
-                manifest("data", "phalanx-trace"),
+                manifest("data", "phalanx-plan"),
                 manifest("layers", "phalanx-tensor"),
                 manifest("newcomer", "phalanx"),
             ],
@@ -296,7 +284,7 @@ mod tests {
 
     #[test]
     fn paths_into_other_crates() {
-        let text = "use phalanx_models::Gpt2;\n// phalanx_train\nfn f() { phalanx_trace::x() }";
+        let text = "use phalanx_models::Gpt2;\n// phalanx_train\nfn f() { phalanx_plan::trace::x() }";
         assert_eq!(count(imported, "parallel", text), 1);
         assert_eq!(count(imported, "train", text), 0);
         assert_eq!(count(imported, "data", text), 2);

@@ -7,7 +7,7 @@ use crate::words::identifiers;
 use crate::workspace::Workspace;
 
 /// Crates that may open any file: the room for files, and programs and helpers of the developers.
-const MAY_OPEN: [&str; 3] = ["files", "testing", "xtask"];
+const MAY_OPEN: [&str; 3] = ["system", "testing", "xtask"];
 
 /// Type or module, and its function that opens a file for reading.
 const OPENERS: [(&str, &str); 3] = [("fs", "read"), ("fs", "read_to_string"), ("File", "open")];
@@ -30,7 +30,7 @@ fn opened(source: &SourceFile) -> Vec<Finding> {
         };
         OPENERS.iter().any(is_opener) && !source.in_tests(at)
     });
-    let what = "a file is opened outside of the room for files: use phalanx_files::open_regular, read_bounded or \
+    let what = "a file is opened outside of the room for files: use phalanx_system::files::open_regular, read_bounded or \
                 read_text, with the largest size that is expected";
     calls
         .map(|(at, _)| Finding {
@@ -51,7 +51,10 @@ mod tests {
         for (code, expected) in [
             ("fn f() { std::fs::read(path); }", 1),
             ("fn f() { fs::read_to_string(path); File::open(path); }", 2),
-            ("fn f() { TokenFile::open(path); phalanx_files::open_regular(path); limits::read(path); }", 0),
+            (
+                "fn f() { TokenFile::open(path); phalanx_system::files::open_regular(path); limits::read(path); }",
+                0,
+            ),
             ("fn f() { fs::read_dir(path); fs::write(path, text); file.read(out); }", 0),
             ("#[cfg(test)]\nmod tests { fn f() { fs::read(path); } }", 0),
         ] {
