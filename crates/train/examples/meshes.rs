@@ -3,7 +3,7 @@
 //! Trains a tiny GPT-2 and a tiny BERT for 20 steps with accumulation and clipping, on every (pipeline, data, tensor)
 //! with every schedule, every ZeRO stage, sequence parallelism off and on, each rank a thread over an arena that
 //! replays its plan. Losses, gradients of the last step and parameters are held against one rank, and all runs of one
-//! mesh against each other, bit for bit. Prints the tables of docs/parallelism.md; ends with an error when
+//! mesh against each other, bit for bit. Prints the tables of docs/results/meshes.md; ends with an error when
 //! something does not hold. With a number, only meshes of that many ranks.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program of its own, for a terminal")]
 
