@@ -56,7 +56,7 @@ impl Checkpoint {
 
     fn verify(&self, tensor: &StoredTensor, progress: &mut dyn FnMut(u64)) -> Result<TensorReport> {
         let mut damage = Vec::new();
-        let mut sums = Sums::default();
+        let mut sums = RunningStatistics::default();
         for piece in &tensor.pieces {
             match self.verify_piece(tensor, piece, &mut sums) {
                 Ok(()) => {}
@@ -79,7 +79,12 @@ impl Checkpoint {
         })
     }
 
-    fn verify_piece(&self, tensor: &StoredTensor, piece: &StoredPiece, sums: &mut Sums) -> Result<()> {
+    fn verify_piece(
+        &self,
+        tensor: &StoredTensor,
+        piece: &StoredPiece,
+        sums: &mut RunningStatistics,
+    ) -> Result<()> {
         let file = self.open_file(tensor, piece)?;
         let path = self.dir().join(&piece.file);
         let bytes = piece.bytes(tensor.dtype);
@@ -92,7 +97,7 @@ impl Checkpoint {
 }
 
 /// Running sums for the statistics.
-struct Sums {
+struct RunningStatistics {
     finite: u64,
     non_finite: u64,
     min: f64,
@@ -101,14 +106,14 @@ struct Sums {
     squares: f64,
 }
 
-impl Default for Sums {
-    fn default() -> Sums {
+impl Default for RunningStatistics {
+    fn default() -> RunningStatistics {
         let (min, max) = (f64::INFINITY, f64::NEG_INFINITY);
-        Sums { finite: 0, non_finite: 0, min, max, sum: 0.0, squares: 0.0 }
+        RunningStatistics { finite: 0, non_finite: 0, min, max, sum: 0.0, squares: 0.0 }
     }
 }
 
-impl Sums {
+impl RunningStatistics {
     /// Adds whole elements of `dtype`. Windows are a multiple of 8 bytes from the start of a piece, so no
     /// element is cut.
     fn add_all(&mut self, dtype: DType, bytes: &[u8]) {

@@ -34,7 +34,7 @@ use crate::microkernel::{self, Packing};
 use crate::random::DropoutMask;
 use crate::scratch::with_thread_scratch;
 use crate::shards::Shards;
-use walk::{Sums, Walk};
+use walk::{GradientSums, Walk};
 
 /// Keys and queries of a block.
 const BLOCK: usize = 128;
@@ -142,7 +142,7 @@ impl<'a> Backward<'a> {
                 for first in (0..blocks).step_by(span).rev() {
                     let keys = first..blocks.min(first + span);
                     let kept = if heads == 1 { first * BLOCK } else { 0 };
-                    let sums = Sums { at, first: [0, kept, kept] };
+                    let sums = GradientSums { at, first: [0, kept, kept] };
                     let after = Some(after).filter(|pair| *pair < self.e.pairs());
                     self.walk([Some(pair), after], keys, 0..blocks, sums, &mut *scratch);
                 }
@@ -171,7 +171,7 @@ impl<'a> Backward<'a> {
                         let [keys, queries] =
                             if distance < 0 { [block + apart, block] } else { [block, block + apart] };
                         let at = [0, 1, 2].map(|which| sums.base().wrapping_add((group * 3 + which) * rows));
-                        let sums = Sums { at, first: [0; 3] };
+                        let sums = GradientSums { at, first: [0; 3] };
                         let pair = (first + group) * heads + head;
                         with_thread_scratch(self.scratch_len(1), |scratch| {
                             let (keys, queries) = (keys..keys + 1, queries..queries + 1);
@@ -214,7 +214,7 @@ impl<'a> Backward<'a> {
         [pair, after]: [Option<usize>; 2],
         keys: Range<usize>,
         queries: Range<usize>,
-        sums: Sums,
+        sums: GradientSums,
         mut scratch: &mut [f32],
     ) {
         let pair = pair.unwrap();

@@ -205,7 +205,7 @@ unsafe fn block<T: Tiles>(
             tiles.multiply_bf16::<2, 5, 6>();
             tiles.multiply_bf16::<3, 5, 7>();
         }
-        let mut sums = Sums([0.0; WIDTH * WIDTH]);
+        let mut sums = BlockSums([0.0; WIDTH * WIDTH]);
         let direct = target.to.dtype == DType::F32;
         let (to, stride) = if direct {
             (target.to.at, target.to.stride * 4)
@@ -224,7 +224,7 @@ unsafe fn block<T: Tiles>(
 
 /// Sums of a block.
 #[repr(align(64))]
-struct Sums([f32; WIDTH * WIDTH]);
+struct BlockSums([f32; WIDTH * WIDTH]);
 
 vectorized!(fn finish_sums(sums: &[f32], target: &Target) = finish_sums_body);
 /// Rounds and stores the sums of a block.

@@ -49,7 +49,7 @@ const LINE: usize = 64;
 
 /// Sums of two blocks: one that is multiplied, and the one before it, which is finished.
 #[repr(align(64))]
-struct Sums([MaybeUninit<f32>; 2 * LANES * LANES]);
+struct TwoBlocks([MaybeUninit<f32>; 2 * LANES * LANES]);
 
 /// The product that a call of [`block`] computes.
 #[derive(Clone, Copy)]
@@ -107,7 +107,7 @@ unsafe fn panels<T: Tiles, const PRODUCTS: usize>(isa: Isa, product: TileProduct
     let first = if whole > 0 { LANES } else { rows };
     // SAFETY: the process may use the unit (the caller's promise), and this thread has no other value of it.
     let mut tiles = unsafe { T::new(&shapes(first)) };
-    let mut sums = Sums([MaybeUninit::uninit(); 2 * LANES * LANES]);
+    let mut sums = TwoBlocks([MaybeUninit::uninit(); 2 * LANES * LANES]);
     let mut task = Blocks::<T, PRODUCTS> {
         tiles: &mut tiles,
         sums: sums.0.as_mut_ptr().cast(),

@@ -18,7 +18,7 @@ use crate::modules::{Launch, Modules};
 
 /// One end of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Place {
+pub(crate) enum CopyEnd {
     Card(u64),
     Host(usize),
 }
@@ -28,7 +28,7 @@ pub(crate) enum Place {
 pub(crate) enum Step {
     Kernel(Kernel),
     Product(Problem, Addresses),
-    Copy { to: Place, from: Place, bytes: usize },
+    Copy { to: CopyEnd, from: CopyEnd, bytes: usize },
 }
 
 /// A launch without its arguments.
@@ -109,7 +109,7 @@ impl Segment {
     /// Returns whether the segment can be a graph, which cannot copy to or from host memory.
     pub(crate) fn is_within_card(&self) -> bool {
         let is_within = |step: &Step| match step {
-            Step::Copy { to, from, .. } => [to, from].into_iter().all(|end| matches!(end, Place::Card(_))),
+            Step::Copy { to, from, .. } => [to, from].into_iter().all(|end| matches!(end, CopyEnd::Card(_))),
             Step::Kernel(_) | Step::Product(..) => true,
         };
         self.shape.steps.iter().all(is_within)
@@ -218,16 +218,16 @@ impl Step {
                 // SAFETY: the caller's promise.
                 unsafe {
                     match (to, from) {
-                        (Place::Card(to), Place::Card(from)) => {
+                        (CopyEnd::Card(to), CopyEnd::Card(from)) => {
                             driver!(cuMemcpyDtoDAsync_v2(to, from, bytes, stream))
                         }
-                        (Place::Host(to), Place::Card(from)) => {
+                        (CopyEnd::Host(to), CopyEnd::Card(from)) => {
                             driver!(cuMemcpyDtoHAsync_v2(of_host(to), from, bytes, stream))
                         }
-                        (Place::Card(to), Place::Host(from)) => {
+                        (CopyEnd::Card(to), CopyEnd::Host(from)) => {
                             driver!(cuMemcpyHtoDAsync_v2(to, of_host(from), bytes, stream))
                         }
-                        (Place::Host(_), Place::Host(_)) => {
+                        (CopyEnd::Host(_), CopyEnd::Host(_)) => {
                             Err(Error::Unsupported("a copy within host memory".to_string()))
                         }
                     }

@@ -37,20 +37,20 @@ const GUESTS_MAX: usize = 64;
 pub struct LocalGroup {
     /// The beginning of its name.
     prefix: String,
-    part: Part,
+    part: HostShare,
 }
 
 /// The part of a job that runs on this host, which all its processes say alike.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Part {
+struct HostShare {
     job: String,
     ranks: Range<usize>,
     world_size: usize,
 }
 
-impl std::fmt::Display for Part {
+impl std::fmt::Display for HostShare {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Part { job, ranks, world_size } = self;
+        let HostShare { job, ranks, world_size } = self;
         write!(f, "ranks {} to {} of {world_size} of the job {job}", ranks.start, ranks.end.saturating_sub(1))
     }
 }
@@ -68,7 +68,7 @@ pub struct LocalHello {
 #[derive(Serialize, Deserialize)]
 struct Greeting {
     hello: LocalHello,
-    part: Part,
+    part: HostShare,
 }
 
 /// A process that has come, with its connection.
@@ -99,7 +99,7 @@ impl LocalGroup {
         let short: String = job.chars().filter(|c| c.is_ascii_graphic()).take(70).collect();
         LocalGroup {
             prefix: format!("phalanx-{user}-{short}-"),
-            part: Part { job: job.to_string(), ranks, world_size },
+            part: HostShare { job: job.to_string(), ranks, world_size },
         }
     }
 

@@ -44,13 +44,13 @@ pub(crate) struct Kept {
 
 /// The input of a block.
 struct Input {
-    place: Place,
+    place: InputState,
     /// As the block received it.
     shape: Shape,
     placements: Placements,
 }
 
-enum Place {
+enum InputState {
     Leaving(Leaving),
     There(Tensor),
     Arriving(Arriving),
@@ -82,15 +82,17 @@ impl BlockInputs {
         let (shape, placements) = (input.shape(), cx.device.placements(input.view()));
         let part = self.part(cx, input);
         let place = match self.store(cx, &part) {
-            None => Place::There(part),
+            None => InputState::There(part),
             Some(stored) => {
                 let all = 0..part.shape().elements();
-                Place::Leaving(tiles::send(cx.device, part, all, vec![stored], 0))
+                InputState::Leaving(tiles::send(cx.device, part, all, vec![stored], 0))
             }
         };
         for index in 0..kept.leaving.len() {
             kept.place(kept.leaving[index]).change(|place| match place {
-                Place::Leaving(leaving) => Ok(Place::Leaving(tiles::continue_departure(cx.device, leaving)?)),
+                InputState::Leaving(leaving) => {
+                    Ok(InputState::Leaving(tiles::continue_departure(cx.device, leaving)?))
+                }
                 other => Ok(other),
             })?;
         }
@@ -109,7 +111,9 @@ impl BlockInputs {
         while kept.leaving.len() > leaving {
             let number = kept.leaving.pop_front().expect("not empty");
             kept.place(number).change(|place| match place {
-                Place::Leaving(leaving) => Ok(Place::There(only(tiles::depart(cx.device, leaving)?))),
+                InputState::Leaving(leaving) => {
+                    Ok(InputState::There(only(tiles::depart(cx.device, leaving)?)))
+                }
                 other => Ok(other),
             })?;
         }
@@ -122,13 +126,13 @@ impl BlockInputs {
             kept.inputs.range(..before).rev().take(AHEAD).map(|(number, _)| *number).collect();
         for (distance, number) in next.into_iter().enumerate() {
             kept.place(number).change(|place| match place {
-                Place::There(stored) if stored.memory() != Memory::Device => {
+                InputState::There(stored) if stored.memory() != Memory::Device => {
                     let all = 0..stored.shape().elements();
                     let arriving = tiles::bring_as(cx.device, vec![stored], all, Category::Activations);
-                    Ok(Place::Arriving(arriving))
+                    Ok(InputState::Arriving(arriving))
                 }
-                Place::Arriving(arriving) if distance == 0 => {
-                    Ok(Place::Arriving(tiles::continue_arrival(cx.device, arriving)?))
+                InputState::Arriving(arriving) if distance == 0 => {
+                    Ok(InputState::Arriving(tiles::continue_arrival(cx.device, arriving)?))
                 }
                 other => Ok(other),
             })?;
@@ -148,9 +152,9 @@ impl BlockInputs {
         self.fetch(cx, kept, number + 1)?;
         let Some(Input { place, shape, placements }) = kept.inputs.remove(&number) else { return Ok(()) };
         let part = match place {
-            Place::There(part) => part,
-            Place::Arriving(arriving) => tiles::arrive(cx.device, arriving)?.1,
-            Place::Leaving(_) | Place::Moving => unreachable!("forward waits for what leaves"),
+            InputState::There(part) => part,
+            InputState::Arriving(arriving) => tiles::arrive(cx.device, arriving)?.1,
+            InputState::Leaving(_) | InputState::Moving => unreachable!("forward waits for what leaves"),
         };
         let input = self.whole(cx, part, shape)?;
         cx.device.place(input.view(), placements);
@@ -194,17 +198,17 @@ impl BlockInputs {
 }
 
 impl Kept {
-    fn place(&mut self, number: usize) -> &mut Place {
+    fn place(&mut self, number: usize) -> &mut InputState {
         &mut self.inputs.get_mut(&number).expect("an input that is kept").place
     }
 }
 
-impl Place {
+impl InputState {
     fn change(
         &mut self,
-        change: impl FnOnce(Place) -> Result<Place, DeviceError>,
+        change: impl FnOnce(InputState) -> Result<InputState, DeviceError>,
     ) -> Result<(), CollectiveError> {
-        *self = change(std::mem::replace(self, Place::Moving))?;
+        *self = change(std::mem::replace(self, InputState::Moving))?;
         Ok(())
     }
 }

@@ -134,7 +134,7 @@ impl Launcher {
         let call = CALLS.get() + 1;
         CALLS.set(call);
         if let Ok(text) = std::env::var(VARIABLE) {
-            let place = Place::parse(&text)?;
+            let place = ThisRank::parse(&text)?;
             if place.call != call {
                 return Err(LaunchError::Nested { call, expected: place.call });
             }
@@ -182,7 +182,7 @@ impl Hooks for StallTimeout {
 }
 
 /// The rank that this process is.
-struct Place {
+struct ThisRank {
     launcher: i32,
     call: usize,
     rank: usize,
@@ -191,8 +191,8 @@ struct Place {
     result: RawFd,
 }
 
-impl Place {
-    fn parse(text: &str) -> std::io::Result<Place> {
+impl ThisRank {
+    fn parse(text: &str) -> std::io::Result<ThisRank> {
         let wrong = || {
             let text = format!("{VARIABLE}={text:?}: only a launcher sets this variable; unset it");
             std::io::Error::new(std::io::ErrorKind::InvalidInput, text)
@@ -206,7 +206,7 @@ impl Place {
         if fds.len() != world_size + 1 || rank >= world_size {
             return Err(wrong());
         }
-        Ok(Place { launcher, call, rank, fds: fds.to_vec(), result })
+        Ok(ThisRank { launcher, call, rank, fds: fds.to_vec(), result })
     }
 
     /// Runs the body and writes its result; false, after the job was ended, when it failed.

@@ -161,7 +161,7 @@ impl<'a> Classes<'a> {
 
 /// Which part of the trace is written.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Part {
+enum Section {
     /// As it was recorded.
     Before,
     /// A copy of the repeated period, so many micro-batches later.
@@ -305,15 +305,15 @@ impl<'a> Expansion<'a> {
         let omitted = self.program.omitted;
         let period = self.begins[omitted.at - omitted.steps]..self.begins[omitted.at];
         self.events.reserve(self.phase.events.len() + omitted.periods * period.len());
-        self.write(0..period.end, Part::Before)?;
+        self.write(0..period.end, Section::Before)?;
         for copy in 1..=omitted.periods {
-            self.write(period.clone(), Part::Copy(copy * omitted.micro_batches))?;
+            self.write(period.clone(), Section::Copy(copy * omitted.micro_batches))?;
         }
-        self.write(period.end..self.phase.events.len(), Part::Behind)?;
+        self.write(period.end..self.phase.events.len(), Section::Behind)?;
         Some(self.events)
     }
 
-    fn write(&mut self, range: std::ops::Range<usize>, part: Part) -> Option<()> {
+    fn write(&mut self, range: std::ops::Range<usize>, part: Section) -> Option<()> {
         let mut step = self.begins.partition_point(|begin| *begin < range.start);
         let phase = self.phase;
         for (at, recorded) in range.clone().zip(&phase.events[range]) {
@@ -327,7 +327,7 @@ impl<'a> Expansion<'a> {
                 self.make(&mut event, kind, at, part)?;
             } else if let Some((kind, number)) = refers(&mut event) {
                 let inside = step > 0 && step <= self.program.steps.len();
-                *number = self.target(kind, *number, if inside { part } else { Part::Before })?;
+                *number = self.target(kind, *number, if inside { part } else { Section::Before })?;
                 if kind == 0 {
                     *self.live.get_mut((*number).checked_sub(self.origin_first[0])? as usize)? = false;
                 }
@@ -338,16 +338,16 @@ impl<'a> Expansion<'a> {
     }
 
     /// Number of micro-batches by which a part comes later than it was recorded.
-    fn later(&self, part: Part) -> usize {
+    fn later(&self, part: Section) -> usize {
         match part {
-            Part::Before => 0,
-            Part::Copy(by) => by,
-            Part::Behind => self.program.omitted.all_micro_batches(),
+            Section::Before => 0,
+            Section::Copy(by) => by,
+            Section::Behind => self.program.omitted.all_micro_batches(),
         }
     }
 
     /// A step of the whole program begins: what it makes is known by it.
-    fn begin(&mut self, step: usize, part: Part) {
+    fn begin(&mut self, step: usize, part: Section) {
         if step < self.program.steps.len() {
             let whole = self.owner(step).later(self.later(part));
             for (made_by, next) in self.made_by.iter_mut().zip(self.numbers.next) {
@@ -356,7 +356,7 @@ impl<'a> Expansion<'a> {
         }
     }
 
-    fn make(&mut self, event: &mut Event, kind: usize, at: usize, part: Part) -> Option<()> {
+    fn make(&mut self, event: &mut Event, kind: usize, at: usize, part: Section) -> Option<()> {
         if let Event::Collective(collective) = event
             && self.is_inside(at)
         {
@@ -368,7 +368,7 @@ impl<'a> Expansion<'a> {
         if kind == 0 {
             self.live.push(true);
         }
-        if !matches!(part, Part::Copy(_)) {
+        if !matches!(part, Section::Copy(_)) {
             self.numbers.new[kind].push(new);
         }
         Some(())
@@ -380,16 +380,16 @@ impl<'a> Expansion<'a> {
     }
 
     /// The new number of what a recorded event refers to.
-    fn target(&self, kind: usize, number: u32, part: Part) -> Option<u32> {
+    fn target(&self, kind: usize, number: u32, part: Section) -> Option<u32> {
         let recorded = || self.numbers.new[kind].get(number as usize).copied();
         let Some(maker) = self.maker(kind, number) else { return recorded() };
-        let Some(step) = maker.step.filter(|_| part != Part::Before) else { return recorded() };
-        if part == Part::Behind && step >= self.program.omitted.at {
+        let Some(step) = maker.step.filter(|_| part != Section::Before) else { return recorded() };
+        if part == Section::Behind && step >= self.program.omitted.at {
             return recorded();
         }
         let whole = self.owner(step).later(self.later(part));
         let later = self.made_by[kind].get(&whole).and_then(|first| self.find(kind, *first, maker));
-        let recorded = || recorded().filter(|new| part == Part::Behind && self.fits(kind, *new, maker));
+        let recorded = || recorded().filter(|new| part == Section::Behind && self.fits(kind, *new, maker));
         later.or_else(recorded)
     }
 

@@ -106,7 +106,7 @@ pub fn cut(
     if stages == 0 {
         return Err(CutError::NoStages);
     }
-    let bytes = Sums::new(blocks.iter().map(|block| block.bytes));
+    let bytes = PrefixSums::new(blocks.iter().map(|block| block.bytes));
     let limit = limit_bytes.map_or(u128::MAX, u128::from);
     let found = match by {
         Cut::Uniform { inner } => {
@@ -120,7 +120,7 @@ pub fn cut(
             }
             let weight =
                 |block: &BlockCost| if *by == Cut::Balanced { block.flops } else { block.parameters };
-            let weights = Sums::new(blocks.iter().map(weight));
+            let weights = PrefixSums::new(blocks.iter().map(weight));
             smallest_maximum(&weights, stages, &|range| bytes.of(range) <= limit)
                 .ok_or_else(|| largest(&bytes, stages))
         }
@@ -156,7 +156,7 @@ fn uniform(blocks: usize, inner: &Range<usize>, stages: usize) -> Result<Vec<Ran
 /// The cut into `stages` that minimises the weight of the largest stage, among the cuts in which every stage is
 /// allowed; the earliest of equal ones. `None` when no cut is allowed.
 fn smallest_maximum(
-    weights: &Sums,
+    weights: &PrefixSums,
     stages: usize,
     allowed: &dyn Fn(Range<usize>) -> bool,
 ) -> Option<Vec<Range<usize>>> {
@@ -191,13 +191,13 @@ fn smallest_maximum(
 }
 
 /// The weight of the largest stage in the cut that minimises it.
-fn largest(weights: &Sums, stages: usize) -> u128 {
+fn largest(weights: &PrefixSums, stages: usize) -> u128 {
     let ranges = smallest_maximum(weights, stages, &|_| true).expect("as many blocks as stages");
     ranges.into_iter().map(|range| weights.of(range)).max().unwrap_or(0)
 }
 
 /// Minimum number of stages whose weights stay within `limit`: each takes as many blocks as fit.
-fn fewest(weights: &Sums, limit: u128) -> Option<usize> {
+fn fewest(weights: &PrefixSums, limit: u128) -> Option<usize> {
     let (mut stages, mut start) = (0, 0);
     while start < weights.len() {
         let end = (start + 1..=weights.len()).take_while(|&end| weights.of(start..end) <= limit).last()?;
@@ -207,19 +207,19 @@ fn fewest(weights: &Sums, limit: u128) -> Option<usize> {
 }
 
 /// Sums of consecutive weights.
-struct Sums {
+struct PrefixSums {
     /// The sum of the weights before each block, and the total.
     before: Vec<u128>,
 }
 
-impl Sums {
-    fn new(weights: impl Iterator<Item = u64>) -> Sums {
+impl PrefixSums {
+    fn new(weights: impl Iterator<Item = u64>) -> PrefixSums {
         let mut sum = 0;
         let after = weights.map(|weight| {
             sum += u128::from(weight);
             sum
         });
-        Sums { before: std::iter::once(0).chain(after).collect() }
+        PrefixSums { before: std::iter::once(0).chain(after).collect() }
     }
 
     fn len(&self) -> usize {

@@ -21,7 +21,7 @@ pub struct Line<'a> {
 }
 
 /// A part of the line. The larger number is left out first; 0 always stays.
-struct Part {
+struct Field {
     left_out: u8,
     text: String,
 }
@@ -42,7 +42,7 @@ impl Line<'_> {
         texts.collect::<Vec<_>>().join("  ")
     }
 
-    fn parts(&self) -> Vec<Part> {
+    fn parts(&self) -> Vec<Field> {
         let Line { record, steps, .. } = self;
         let percent =
             |name: &str, share: Option<f64>| share.map(|share| format!("{name} {:.0}%", 100.0 * share));
@@ -58,7 +58,7 @@ impl Line<'_> {
             (2, Some(self.memory.to_string())),
             (1, self.left_s.map(|left| format!("{} left", report::seconds(left)))),
         ];
-        parts.into_iter().filter_map(|(left_out, text)| Some(Part { left_out, text: text? })).collect()
+        parts.into_iter().filter_map(|(left_out, text)| Some(Field { left_out, text: text? })).collect()
     }
 }
 
@@ -68,7 +68,7 @@ fn staleness(of: &Staleness) -> String {
 }
 
 /// Columns of the parts that stay, with two spaces between them.
-fn length(parts: &[Part], limit: u8) -> usize {
+fn length(parts: &[Field], limit: u8) -> usize {
     let stay = parts.iter().filter(|part| part.left_out <= limit);
     stay.map(|part| part.text.chars().count() + 2).sum::<usize>().saturating_sub(2)
 }

@@ -30,7 +30,7 @@ const LOOKS: usize = 8;
 
 /// A part of a chunk that may lie elsewhere.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Part {
+enum ChunkPart {
     Optimizer,
     Gradients,
     Parameters,
@@ -42,7 +42,7 @@ struct Move {
     /// Stage and chunk of the stage.
     stage: usize,
     chunk: usize,
-    part: Part,
+    part: ChunkPart,
     bytes: u64,
 }
 
@@ -187,23 +187,28 @@ impl<'a> Search<'a> {
         let all = |part, bytes: u64| {
             let of_stage = move |stage: &'_ StageChunks| {
                 let index = stage.index;
-                let has_part = if part == Part::Parameters { stage.elements.len() } else { stage.trained };
+                let has_part =
+                    if part == ChunkPart::Parameters { stage.elements.len() } else { stage.trained };
                 let each = stage.elements[..has_part].iter().enumerate();
                 let each = each.map(move |(chunk, elements)| Move {
                     stage: index,
                     chunk,
                     part,
-                    bytes: if part == Part::Optimizer { stage.optimizer[chunk] } else { bytes * elements },
+                    bytes: if part == ChunkPart::Optimizer {
+                        stage.optimizer[chunk]
+                    } else {
+                        bytes * elements
+                    },
                 });
                 each.collect::<Vec<_>>()
             };
             self.stages.iter().flat_map(of_stage).collect::<Vec<Move>>()
         };
-        let optimizer = if states == 0 { Vec::new() } else { all(Part::Optimizer, 0) };
+        let optimizer = if states == 0 { Vec::new() } else { all(ChunkPart::Optimizer, 0) };
         // An update within backward keeps none.
         let keeps_gradients = !self.spec.update_in_backward;
         let gradients = if keeps_gradients { precision.accumulate.bytes() as u64 } else { 0 };
-        let gradients = if gradients > 0 { all(Part::Gradients, gradients) } else { Vec::new() };
+        let gradients = if gradients > 0 { all(ChunkPart::Gradients, gradients) } else { Vec::new() };
         let mut moves: Vec<Move> = if keeps_gradients && self.spec.micro_batches == 1 && states > 0 {
             // Gradients are used as often as states, and the host updates a chunk where it finds both.
             gradients.into_iter().zip(optimizer).flat_map(|(gradients, states)| [gradients, states]).collect()
@@ -216,7 +221,7 @@ impl<'a> Search<'a> {
             moves = evenly(moves.len()).map(|at| moves[at]).collect();
         }
         if self.spec.stage == Stage::Three {
-            let parameters = all(Part::Parameters, precision.compute.bytes() as u64);
+            let parameters = all(ChunkPart::Parameters, precision.compute.bytes() as u64);
             let distance = self.next_uses(parameters.len());
             let mut order: Vec<usize> = (0..parameters.len()).collect();
             order.sort_by_key(|chunk| (std::cmp::Reverse(distance[*chunk]), *chunk));
@@ -253,9 +258,9 @@ impl<'a> Search<'a> {
             for (moved, memory) in self.moves.iter().zip(away).filter(|(moved, _)| moved.stage == stage.index)
             {
                 match moved.part {
-                    Part::Optimizer => chunks[moved.chunk].optimizer = *memory,
-                    Part::Gradients => chunks[moved.chunk].gradients = *memory,
-                    Part::Parameters => chunks[moved.chunk].parameters = *memory,
+                    ChunkPart::Optimizer => chunks[moved.chunk].optimizer = *memory,
+                    ChunkPart::Gradients => chunks[moved.chunk].gradients = *memory,
+                    ChunkPart::Parameters => chunks[moved.chunk].parameters = *memory,
                 }
             }
             (stage.index, Residence::of_chunks(chunks, ChunkResidence::DEVICE))
@@ -328,7 +333,8 @@ impl<'a> Search<'a> {
     /// of them.
     fn first_enough(&self, limit: u64) -> Result<Result<usize, u64>, BudgetError> {
         let all = self.moves.len();
-        let without_parameters = self.moves.iter().filter(|moved| moved.part != Part::Parameters).count();
+        let without_parameters =
+            self.moves.iter().filter(|moved| moved.part != ChunkPart::Parameters).count();
         let between = (1..LOOKS).map(|look| all * look / LOOKS);
         let mut min = u64::MAX;
         for count in [0, all, without_parameters].into_iter().chain(between) {

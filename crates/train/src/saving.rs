@@ -16,7 +16,7 @@ pub const WINDOW: usize = 1 << 18;
 
 /// The three parts of a save, between which all ranks agree that nothing failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part {
+pub enum SaveStep {
     /// Rank 0 makes the folder.
     Begin,
     /// Every rank writes what it owns.
@@ -52,12 +52,12 @@ pub trait Saves {
 /// Errors of `part`, or that another rank failed.
 pub fn save<S: Saves>(
     engine: &mut S,
-    mut part: impl FnMut(&S, Part) -> Result<(), RunError>,
+    mut part: impl FnMut(&S, SaveStep) -> Result<(), RunError>,
 ) -> Result<(), RunError> {
     let device = engine.device().clone();
     device.try_phase(PhaseName::Save, || {
         engine.settle()?;
-        for step in [Part::Begin, Part::Write, Part::Commit] {
+        for step in [SaveStep::Begin, SaveStep::Write, SaveStep::Commit] {
             let done = part(engine, step);
             agree(engine, done)?;
         }
@@ -90,12 +90,12 @@ pub fn save_checkpoint<S: Saves>(
     let saved = save(engine, |engine, part| {
         let world = engine.world();
         match part {
-            Part::Begin if world.rank() == 0 => checkpoint::begin(checkpoints, step).map(drop)?,
-            Part::Write => engine.write_pieces(&tmp)?,
-            Part::Commit if world.rank() == 0 => {
+            SaveStep::Begin if world.rank() == 0 => checkpoint::begin(checkpoints, step).map(drop)?,
+            SaveStep::Write => engine.write_pieces(&tmp)?,
+            SaveStep::Commit if world.rank() == 0 => {
                 checkpoint::commit(&tmp, state.clone(), world.world_size()).map(drop)?
             }
-            Part::Begin | Part::Commit => {}
+            SaveStep::Begin | SaveStep::Commit => {}
         }
         Ok(())
     });

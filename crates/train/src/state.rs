@@ -26,7 +26,7 @@ use serde_json::{Value, json};
 use crate::best::Best;
 use crate::error::RunError;
 use crate::rank::Rank;
-pub use crate::saving::Part;
+pub use crate::saving::SaveStep;
 use crate::saving::{self, Saves, WINDOW};
 
 /// Key of [`Updates`] in the manifest of a checkpoint.
@@ -127,7 +127,10 @@ impl Rank {
     ///
     /// # Errors
     /// Errors of `part`, or that another rank failed.
-    pub fn save(&mut self, part: impl FnMut(&Rank, Part) -> Result<(), RunError>) -> Result<(), RunError> {
+    pub fn save(
+        &mut self,
+        part: impl FnMut(&Rank, SaveStep) -> Result<(), RunError>,
+    ) -> Result<(), RunError> {
         saving::save(self, part)
     }
 

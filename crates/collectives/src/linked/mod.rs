@@ -25,7 +25,7 @@ use crate::group::Group;
 use crate::mover::Mover;
 use crate::pending::{Pending, Progress, Unfinished};
 use crate::statistics::Statistics;
-use signal::{Signal, Stage};
+use signal::{CallStage, Signal};
 use steps::{Places, SUMMANDS_BYTES, Shape};
 
 /// The group for tensors in the memory of `device`, over a link of the device. It is connected by [`Group::connect`]. A group of one rank
@@ -215,12 +215,12 @@ impl Following {
     /// Waits until the steps of the call are issued; whether the compute stream follows it then.
     fn follow(&self) -> bool {
         let mut stage = self.signal.wait_for_start();
-        if stage == Stage::Over {
+        if stage == CallStage::Over {
             // What the device was given before is cut here as it is where the call takes longer, so that each step has the same
             // pieces, which a card replays as graphs.
             let _ = links(&self.device).follow(self.link, self.call);
         }
-        while stage == Stage::Started {
+        while stage == CallStage::Started {
             match links(&self.device).follow(self.link, self.call) {
                 Ok(Follow::Ordered) => return true,
                 Ok(Follow::No) => return false,
@@ -294,7 +294,7 @@ struct Moves {
 impl Drop for Moves {
     fn drop(&mut self) {
         // Over, or it has never started.
-        self.signal.set(Stage::Over);
+        self.signal.set(CallStage::Over);
     }
 }
 
@@ -311,7 +311,7 @@ impl Mover for Moves {
         // SAFETY: the call owns its tensors until it is over, or until the device's compute stream follows it: then only what runs
         // behind it uses them. If it fails, it is abandoned first.
         unsafe { links(&self.device).start(self.link(), steps, after)? };
-        self.signal.set(Stage::Started);
+        self.signal.set(CallStage::Started);
         Ok(())
     }
 
@@ -322,7 +322,7 @@ impl Mover for Moves {
     fn is_over(&mut self) -> Result<bool, DeviceError> {
         let is_over = links(&self.device).is_over(self.link())?;
         if is_over {
-            self.signal.set(Stage::Over);
+            self.signal.set(CallStage::Over);
         }
         Ok(is_over)
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 /// Progress of a call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Stage {
+pub(super) enum CallStage {
     /// Not all ranks are known to make it.
     #[default]
     Queued,
@@ -18,30 +18,31 @@ pub(super) enum Stage {
 /// The stage of one call.
 #[derive(Default)]
 pub(super) struct Signal {
-    stage: Mutex<Stage>,
+    stage: Mutex<CallStage>,
     changed: Condvar,
 }
 
 impl Signal {
     /// Nothing panics under this lock.
-    fn lock(&self) -> MutexGuard<'_, Stage> {
+    fn lock(&self) -> MutexGuard<'_, CallStage> {
         self.stage.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn set(&self, stage: Stage) {
+    pub(super) fn set(&self, stage: CallStage) {
         *self.lock() = stage;
         self.changed.notify_all();
     }
 
     /// Blocks until the call has started, which the deadline of its group bounds.
-    pub(super) fn wait_for_start(&self) -> Stage {
-        let started = self.changed.wait_while(self.lock(), |stage| *stage == Stage::Queued);
+    pub(super) fn wait_for_start(&self) -> CallStage {
+        let started = self.changed.wait_while(self.lock(), |stage| *stage == CallStage::Queued);
         *started.unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Blocks a started call's waiter for a moment, or until it is over.
-    pub(super) fn wait_a_moment(&self, moment: Duration) -> Stage {
-        let waited = self.changed.wait_timeout_while(self.lock(), moment, |stage| *stage == Stage::Started);
+    pub(super) fn wait_a_moment(&self, moment: Duration) -> CallStage {
+        let waited =
+            self.changed.wait_timeout_while(self.lock(), moment, |stage| *stage == CallStage::Started);
         *waited.unwrap_or_else(PoisonError::into_inner).0
     }
 }

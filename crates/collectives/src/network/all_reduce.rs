@@ -11,12 +11,12 @@ use crate::error::CollectiveError;
 use crate::network::choice::{self, AllReduce};
 use crate::network::exchange::Exchange;
 use crate::network::halving;
-use crate::network::partial_sums::{self, Region, Sums};
+use crate::network::partial_sums::{self, PartialSums, Region};
 use crate::parts;
 use crate::shared_memory::memory::MemoryRange;
 use crate::shared_memory::transfer::Transfer;
 
-pub(crate) fn run(x: &mut Exchange, t: &Transfer, sums: &mut Sums) -> Result<(), CollectiveError> {
+pub(crate) fn run(x: &mut Exchange, t: &Transfer, sums: &mut PartialSums) -> Result<(), CollectiveError> {
     let Some((lane, lanes)) = x.lane() else { return Ok(()) };
     let (hosts, width) = (x.layout.hosts(), t.dtype.bytes());
     let slice = parts::uneven(t.count, lanes, lane);

@@ -19,7 +19,7 @@ use super::layout::Layout;
 use super::link::Link;
 use super::messages::Messages;
 use super::node::Node;
-use super::partial_sums::Sums;
+use super::partial_sums::PartialSums;
 use super::{all_gather, all_reduce, all_to_all, broadcast, gather, reduce, reduce_scatter, scatter};
 use crate::error::CollectiveError;
 use crate::mover::Mover;
@@ -38,7 +38,7 @@ pub(crate) struct HostsChannel {
     node: Arc<Node>,
     layout: Layout,
     links: Links,
-    sums: Sums,
+    sums: PartialSums,
     /// True from the begin of a call until it succeeds.
     failed: bool,
 }
@@ -49,7 +49,7 @@ impl HostsChannel {
     pub(crate) fn new(membership: Membership, node: Arc<Node>) -> HostsChannel {
         let world_size = membership.members.len();
         let layout = Layout::new(&node.network.hosts, &membership.members, membership.rank);
-        let (tables, sums) = (Tables::new(world_size), Sums::default());
+        let (tables, sums) = (Tables::new(world_size), PartialSums::default());
         let links = links(&membership, &node);
         HostsChannel { membership, tables, node, layout, links, sums, failed: false }
     }
@@ -199,7 +199,7 @@ impl Drop for Unfinished {
     }
 }
 
-fn run(x: &mut Exchange, t: &Transfer, sums: &mut Sums) -> Result<(), CollectiveError> {
+fn run(x: &mut Exchange, t: &Transfer, sums: &mut PartialSums) -> Result<(), CollectiveError> {
     match t.op {
         CollectiveOp::AllReduce => all_reduce::run(x, t, sums),
         CollectiveOp::ReduceScatter => reduce_scatter::run(x, t, sums),

@@ -17,7 +17,7 @@ use crate::call::summed;
 use crate::error::CollectiveError;
 use crate::network::exchange::Exchange;
 use crate::network::parcels::{at, copy_to_locals};
-use crate::network::partial_sums::Sums;
+use crate::network::partial_sums::PartialSums;
 use crate::network::staging::Staging;
 use crate::shared_memory::transfer::Transfer;
 
@@ -35,7 +35,7 @@ fn halves(segment: &Range<usize>, is_lower: bool) -> (Range<usize>, Range<usize>
 pub(crate) fn run(
     x: &mut Exchange,
     t: &Transfer,
-    sums: &mut Sums,
+    sums: &mut PartialSums,
     slice: Range<usize>,
 ) -> Result<(), CollectiveError> {
     let (width, wide) = (t.dtype.bytes(), summed(t.dtype).wide_bytes());

@@ -36,7 +36,7 @@ pub(crate) struct Region {
 
 /// Memory of the sums of a group.
 #[derive(Default)]
-pub(crate) struct Sums {
+pub(crate) struct PartialSums {
     /// Two, because one chunk is under way while another is added.
     staging: [Staging; 2],
     pub(crate) own: Staging,
@@ -45,13 +45,13 @@ pub(crate) struct Sums {
 }
 
 // SAFETY: the addresses in `partials` are used only within a call, by the thread that runs it.
-unsafe impl Send for Sums {}
+unsafe impl Send for PartialSums {}
 
 /// One run over all chunks of the regions.
 struct Run<'a> {
     t: &'a Transfer,
     regions: &'a [Region],
-    sums: &'a mut Sums,
+    sums: &'a mut PartialSums,
     chunk: usize,
     /// Cache lines of staging that a chunk needs.
     lines: usize,
@@ -62,7 +62,7 @@ struct Run<'a> {
 pub(crate) fn run(
     x: &mut Exchange,
     t: &Transfer,
-    sums: &mut Sums,
+    sums: &mut PartialSums,
     regions: &[Region],
     mut done: impl FnMut(&Exchange, usize, usize),
 ) -> Result<(), CollectiveError> {

@@ -3,11 +3,11 @@
 
 use crate::error::CollectiveError;
 use crate::network::exchange::Exchange;
-use crate::network::partial_sums::{self, Region, Sums};
+use crate::network::partial_sums::{self, PartialSums, Region};
 use crate::parts;
 use crate::shared_memory::transfer::Transfer;
 
-pub(crate) fn run(x: &mut Exchange, t: &Transfer, sums: &mut Sums) -> Result<(), CollectiveError> {
+pub(crate) fn run(x: &mut Exchange, t: &Transfer, sums: &mut PartialSums) -> Result<(), CollectiveError> {
     let Some((lane, lanes)) = x.lane() else { return Ok(()) };
     let world = x.meeting.world_size();
     let part = t.count / world;

@@ -10,7 +10,7 @@ use crate::attention_tiles::Sheet;
 
 /// Partial sums of dq, dk and dv of one head, starting at row `first`.
 #[derive(Clone, Copy)]
-pub(super) struct Sums {
+pub(super) struct GradientSums {
     pub(super) at: [*mut f32; 3],
     pub(super) first: [usize; 3],
 }
@@ -21,7 +21,7 @@ pub(super) struct Walk<'a> {
     pub(super) pair: usize,
     /// The head whose first block this thread is likely to take next.
     pub(super) after: Option<usize>,
-    pub(super) sums: Sums,
+    pub(super) sums: GradientSums,
     /// Blocks of keys, and how many of them are packed.
     pub(super) keys: Range<usize>,
     pub(super) packed: [bool; SPAN],

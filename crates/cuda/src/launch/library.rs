@@ -12,7 +12,7 @@ use crate::factory::SCRATCH_BYTES;
 use crate::launch::products::{Layouts, Product};
 use crate::launch::{Issue, address, numbers};
 use crate::programs::{Program, Source};
-use crate::segment::{Place, Step};
+use crate::segment::{CopyEnd, Step};
 
 /// Addresses of workspaces are multiples of this.
 const WORKSPACE_ALIGN: u64 = 256;
@@ -135,5 +135,5 @@ impl Copies {
 }
 
 fn copy(issue: &Issue, to: u64, from: u64, bytes: usize) {
-    issue.push(Step::Copy { to: Place::Card(to), from: Place::Card(from), bytes });
+    issue.push(Step::Copy { to: CopyEnd::Card(to), from: CopyEnd::Card(from), bytes });
 }

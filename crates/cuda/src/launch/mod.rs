@@ -31,7 +31,7 @@ use crate::error::Error;
 use crate::faults::{Checked, Faults};
 use crate::modules::{Launch, Modules};
 use crate::programs::Program;
-use crate::segment::{Place, Segment, Step};
+use crate::segment::{CopyEnd, Segment, Step};
 
 /// Threads of a block of kernels that walk over elements or rows.
 const THREADS: u32 = 256;
@@ -133,8 +133,8 @@ impl Issue<'_> {
         let bytes = to.bytes();
         if bytes > 0 {
             let place = |address: u64| match self.card.contains(&address) {
-                true => Place::Card(address),
-                false => Place::Host(address as usize),
+                true => CopyEnd::Card(address),
+                false => CopyEnd::Host(address as usize),
             };
             let (from, to) = (place(address(from)), place(address(to.as_view())));
             self.push(Step::Copy { to, from, bytes });

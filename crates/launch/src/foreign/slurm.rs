@@ -64,14 +64,14 @@ pub(crate) fn read(variables: &Variables<'_>) -> Result<Option<ForeignRank>, Env
 }
 
 /// Node of a task, and the task's number there.
-struct Place {
+struct TaskNode {
     node: usize,
     /// Its number among the tasks of the node.
     local: usize,
 }
 
 /// The place of task `number` of a step whose nodes run `sizes` tasks.
-fn place(variables: &Variables<'_>, number: usize, sizes: &[usize]) -> Result<Place, EnvironmentError> {
+fn place(variables: &Variables<'_>, number: usize, sizes: &[usize]) -> Result<TaskNode, EnvironmentError> {
     let wrong = |text: String| Err(EnvironmentError(text));
     let together = variables.text(TASKS).map(|text| task_ids(&text)).transpose()?;
     let local = match (variables.number_if_set(LOCAL)?, &together) {
@@ -107,7 +107,7 @@ fn place(variables: &Variables<'_>, number: usize, sizes: &[usize]) -> Result<Pl
             "{TASKS} is set and tasks are not numbered node by node, but {NODE} is {}",
             variables.absence(NODE)
         )),
-        _ => Ok(Place { node, local }),
+        _ => Ok(TaskNode { node, local }),
     }
 }
 

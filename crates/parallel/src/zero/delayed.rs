@@ -10,7 +10,7 @@
 use phalanx_collectives::CollectiveError;
 use phalanx_tensor::{Category, DType, Device, Memory, PendingCopy, PendingHostWork, Tensor, View};
 
-use super::host_update::{Part, scaled_on_host};
+use super::host_update::{TilePart, scaled_on_host};
 use super::rules::Rules;
 use super::states::{Role, Slot, States};
 use super::update::Step;
@@ -119,13 +119,13 @@ impl Zero {
                     };
                     let tensor = std::mem::replace(&mut slot.tiles[t], next);
                     tensors.push(tensor.expect("the last update is over"));
-                    parts.push((Part::Slot(number), None));
+                    parts.push((TilePart::Slot(number), None));
                 }
                 tensors.push(delayed.parameters[c].tiles[t].take().expect("the last update is over"));
-                parts.push((Part::Parameters, None));
+                parts.push((TilePart::Parameters, None));
                 if let Some(scaled) = delayed.scaled[c][t].take() {
                     tensors.push(scaled);
-                    parts.push((Part::Scaled, None));
+                    parts.push((TilePart::Scaled, None));
                 }
                 delayed.running.push(self.device.run_on_host("delayed_update", tensors, |host, tensors| {
                     self.issue_on_host(host, ((c, t), &range), (&parts, tensors), (step, factor.view()));

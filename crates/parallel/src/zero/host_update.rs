@@ -23,7 +23,7 @@ use super::{Map, Zero};
 
 /// A part of a tile, in host memory during its update.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Part {
+pub(super) enum TilePart {
     /// A part that stays outside of device memory: the number of its slot.
     Slot(usize),
     /// The gradient, from device memory.
@@ -55,7 +55,7 @@ enum Outbound {
 /// A tile that the host updates: its tensors in host memory, and for each the part and its place on disk.
 struct Working {
     tile: Tile,
-    parts: Vec<(Part, Option<Tensor>)>,
+    parts: Vec<(TilePart, Option<Tensor>)>,
     work: PendingHostWork,
 }
 
@@ -66,9 +66,9 @@ pub(super) struct HostUpdate {
     /// With updates within backward: of how many of them the gradients and parameters have begun to come.
     joined: Option<usize>,
     window: Window,
-    coming: VecDeque<Vec<(Part, Inbound)>>,
+    coming: VecDeque<Vec<(TilePart, Inbound)>>,
     working: Option<Working>,
-    leaving: VecDeque<(Tile, Vec<(Part, Outbound)>)>,
+    leaving: VecDeque<(Tile, Vec<(TilePart, Outbound)>)>,
     /// The factor of gradients in host memory, `[1]`.
     factor: Tensor,
 }
@@ -117,7 +117,7 @@ impl Zero {
         if let Some(scaled) =
             scaled_on_host(&self.device, (&self.map, &self.rules), self.options.stage, (tile.0, &range))
         {
-            parts.push((Part::Scaled, None));
+            parts.push((TilePart::Scaled, None));
             tensors.push(scaled);
         }
         let factor = update.factor.view();
@@ -165,7 +165,11 @@ impl Zero {
     }
 
     /// Starts to bring the `wanted` stored parts of a tile to host memory.
-    fn bring_slots(&mut self, (chunk, tile): Tile, wanted: impl Fn(Role) -> bool) -> Vec<(Part, Inbound)> {
+    fn bring_slots(
+        &mut self,
+        (chunk, tile): Tile,
+        wanted: impl Fn(Role) -> bool,
+    ) -> Vec<(TilePart, Inbound)> {
         let range = self.states.tiles(chunk)[tile].clone();
         let stored = &mut self.states.chunks[chunk];
         let has_master = stored.position(Role::Master).is_some();
@@ -185,19 +189,19 @@ impl Zero {
                 }
                 _ => Inbound::Here(tensor),
             };
-            parts.push((Part::Slot(number), inbound));
+            parts.push((TilePart::Slot(number), inbound));
         }
         parts
     }
 
     /// Starts to bring the parts of a tile that lie in device memory to host memory.
-    fn bring_from_device(&self, (chunk, tile): Tile, parts: &mut Vec<(Part, Inbound)>) {
+    fn bring_from_device(&self, (chunk, tile): Tile, parts: &mut Vec<(TilePart, Inbound)>) {
         let range = self.states.tiles(chunk)[tile].clone();
         let has_master = self.states.chunks[chunk].position(Role::Master).is_some();
         let in_chunk = in_chunk(&self.map, self.options.stage, chunk, &range);
         if !self.states.has_gradients(chunk) {
             let gradient = self.gradients.summed(&self.parameters, &self.map, chunk, in_chunk.clone());
-            parts.push((Part::Gradient, Inbound::FromDevice(self.copy_to_host(gradient))));
+            parts.push((TilePart::Gradient, Inbound::FromDevice(self.copy_to_host(gradient))));
         }
         if self.states.parameters(chunk).is_none() {
             let inbound = match has_master {
@@ -208,7 +212,7 @@ impl Zero {
                     Inbound::FromDevice(self.copy_to_host(here))
                 }
             };
-            parts.push((Part::Parameters, inbound));
+            parts.push((TilePart::Parameters, inbound));
         }
     }
 
@@ -242,7 +246,7 @@ impl Zero {
         &self,
         host: &Device,
         ((chunk, tile), range): (Tile, &Range<usize>),
-        (parts, tensors): (&[(Part, Option<Tensor>)], &mut [Tensor]),
+        (parts, tensors): (&[(TilePart, Option<Tensor>)], &mut [Tensor]),
         (step, factor): (Step, View),
     ) {
         let in_chunk = in_chunk(&self.map, self.options.stage, chunk, range);
@@ -254,14 +258,14 @@ impl Zero {
             let mut scaled = None;
             for ((part, _), tensor) in parts.iter().zip(tensors.iter_mut()) {
                 let (role, within) = match part {
-                    Part::Scaled => {
+                    TilePart::Scaled => {
                         let elements = self.rules.scaled_elements(&piece);
                         scaled = elements.map(|elements| tensor.view_mut().range(0..elements));
                         continue;
                     }
-                    Part::Slot(slot) => (slots[*slot].role, slots[*slot].within_tile(tile, &in_part)),
-                    Part::Gradient => (Role::Gradients, Some(local.clone())),
-                    Part::Parameters => (Role::Parameters, Some(local.clone())),
+                    TilePart::Slot(slot) => (slots[*slot].role, slots[*slot].within_tile(tile, &in_part)),
+                    TilePart::Gradient => (Role::Gradients, Some(local.clone())),
+                    TilePart::Parameters => (Role::Parameters, Some(local.clone())),
                 };
                 let Some(within) = within else { continue };
                 match role {
@@ -294,23 +298,23 @@ impl Zero {
         let mut leaving = Vec::new();
         for ((part, stored), tensor) in parts.into_iter().zip(work.wait()?) {
             let is_gradient = match part {
-                Part::Slot(slot) => self.states.chunks[tile.0].slots[slot].role == Role::Gradients,
-                part => part == Part::Gradient,
+                TilePart::Slot(slot) => self.states.chunks[tile.0].slots[slot].role == Role::Gradients,
+                part => part == TilePart::Gradient,
             };
             let outbound = match (part, stored) {
                 // It was only read.
-                (Part::Slot(_), Some(stored)) if is_gradient => Outbound::Here(stored),
-                (Part::Gradient | Part::Scaled, _) => continue,
+                (TilePart::Slot(_), Some(stored)) if is_gradient => Outbound::Here(stored),
+                (TilePart::Gradient | TilePart::Scaled, _) => continue,
                 (_, Some(stored)) => {
                     let all = 0..tensor.shape().elements();
                     Outbound::ToDisk(self.device.copy_to_tiles(tensor, all, vec![stored], 0))
                 }
-                (Part::Parameters, None) => {
+                (TilePart::Parameters, None) => {
                     let (dtype, shape) = (tensor.dtype(), tensor.shape());
                     let window = self.device.alloc(dtype, shape, Category::Workspace, "update.window");
                     Outbound::ToDevice(self.device.copy_to_device(tensor, window))
                 }
-                (Part::Slot(_), None) => Outbound::Here(tensor),
+                (TilePart::Slot(_), None) => Outbound::Here(tensor),
             };
             leaving.push((part, outbound));
         }
@@ -329,8 +333,8 @@ impl Zero {
                 Outbound::ToDevice(pending) => Some(pending.wait()?.1),
             };
             match part {
-                Part::Slot(slot) => self.states.chunks[chunk].slots[slot].tiles[tile] = tensor,
-                Part::Gradient | Part::Scaled | Part::Parameters => {
+                TilePart::Slot(slot) => self.states.chunks[chunk].slots[slot].tiles[tile] = tensor,
+                TilePart::Gradient | TilePart::Scaled | TilePart::Parameters => {
                     let window = tensor.expect("a copy gives back its target");
                     self.overwrite_parameters(chunk, &tiles[tile], &window);
                 }

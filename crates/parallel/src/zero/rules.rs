@@ -220,11 +220,11 @@ pub(super) enum Places {
     /// One for each element, with those between parameters.
     Like,
     /// Those of each parameter that has the state, one behind another.
-    Packed(Vec<Place>),
+    Packed(Vec<PackedState>),
 }
 
 /// The numbers of one parameter's state.
-pub(super) struct Place {
+pub(super) struct PackedState {
     /// Elements of the chunk's part.
     elements: Range<usize>,
     spread: Spread,
@@ -257,7 +257,7 @@ impl Places {
                 assert!(begins, "a shard cuts a block of {block} elements");
             }
             let numbers = spread.numbers(elements.len());
-            places.push(Place { elements, spread, first });
+            places.push(PackedState { elements, spread, first });
             first += numbers;
         }
         Some(Places::Packed(places))
@@ -277,7 +277,7 @@ impl Places {
         let at = places.partition_point(|place| place.elements.end <= elements.start);
         let has = places.get(at).is_some_and(|place| place.elements.start <= elements.start);
         has.then(|| {
-            let Place { elements: all, spread, first } = &places[at];
+            let PackedState { elements: all, spread, first } = &places[at];
             let start = if elements.start == all.start { *first } else { self.before(elements.start) };
             start..start + spread.numbers(elements.len())
         })

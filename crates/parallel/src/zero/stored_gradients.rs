@@ -17,7 +17,7 @@ const LEAVING: usize = 2;
 const AHEAD: usize = 2;
 
 /// A part of a chunk: elements of what this rank updates.
-pub(super) type Part = (usize, Range<usize>);
+pub(super) type ChunkRange = (usize, Range<usize>);
 
 impl States {
     /// Returns whether the gradients of a chunk are stored here.
@@ -74,7 +74,7 @@ impl States {
     }
 
     /// A part of the summed gradients in a new tensor on the device.
-    pub(super) fn read_gradients(&mut self, (chunk, part): Part) -> Result<Tensor, DeviceError> {
+    pub(super) fn read_gradients(&mut self, (chunk, part): ChunkRange) -> Result<Tensor, DeviceError> {
         let stored = self.chunks[chunk].slot_mut(Role::Gradients).take();
         let arriving = tiles::bring(&self.device, stored, part);
         self.fetched_gradients(chunk, arriving)
@@ -96,7 +96,7 @@ impl States {
     }
 
     /// Views of the tiles that hold a part of the summed gradients, each with its first element of the chunk's part.
-    pub(super) fn gradient_views(&self, (chunk, part): Part) -> Vec<(usize, View<'_>)> {
+    pub(super) fn gradient_views(&self, (chunk, part): ChunkRange) -> Vec<(usize, View<'_>)> {
         let position = self.chunks[chunk].position(Role::Gradients).expect("gradients are stored here");
         let slot = &self.chunks[chunk].slots[position];
         let view = |(tile, inside, within): (usize, Range<usize>, Range<usize>)| {
@@ -107,7 +107,10 @@ impl States {
     }
 
     /// A part of the summed gradients as f32 in host memory, in pieces, each with its first element.
-    pub(super) fn gradient_pieces(&self, (chunk, part): Part) -> Result<Vec<(usize, Vec<f32>)>, DeviceError> {
+    pub(super) fn gradient_pieces(
+        &self,
+        (chunk, part): ChunkRange,
+    ) -> Result<Vec<(usize, Vec<f32>)>, DeviceError> {
         let position = self.chunks[chunk].position(Role::Gradients).expect("gradients are stored here");
         let slot = &self.chunks[chunk].slots[position];
         let piece = |(tile, inside, within): (usize, Range<usize>, Range<usize>)| {
@@ -120,7 +123,7 @@ impl States {
     /// Shows parts of the summed gradients on the device, piece after piece, each with its chunk and elements.
     pub(super) fn show_gradients(
         &mut self,
-        parts: Vec<Part>,
+        parts: Vec<ChunkRange>,
         mut see: impl FnMut(usize, Range<usize>, View),
     ) -> Result<(), DeviceError> {
         let mut coming: VecDeque<(usize, usize, Range<usize>, Arriving)> = VecDeque::new();

@@ -17,7 +17,7 @@ use phalanx_layers::Share;
 use phalanx_plan::trace::{Axis, Placement};
 use phalanx_tensor::{Category, Tensor, View};
 
-use super::stored_gradients::Part;
+use super::stored_gradients::ChunkRange;
 use super::{Zero, update};
 
 impl Zero {
@@ -82,7 +82,7 @@ impl Zero {
     }
 
     /// Elements of a chunk, as elements of the part of it that this rank updates.
-    fn part(&self, c: usize, range: Range<usize>) -> Part {
+    fn part(&self, c: usize, range: Range<usize>) -> ChunkRange {
         let first = update::stepped(&self.map, self.options.stage, c).start;
         (c, range.start - first..range.end - first)
     }

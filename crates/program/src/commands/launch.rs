@@ -11,7 +11,7 @@ use crate::commands::train::train_with;
 use crate::environment::{self, Environment};
 use crate::hosts::shares::ranks_of_a_host;
 use crate::hosts::{
-    Between, How, LostHost, Place, SecretSource, Team, follow, lead_from_stdin, meet, supervise,
+    Between, HostPlace, How, LostHost, SecretSource, Team, follow, lead_from_stdin, meet, supervise,
     without_launcher,
 };
 use crate::launch_args::LaunchArgs;
@@ -51,7 +51,7 @@ pub fn launch(args: &LaunchArgs, environment: Environment) -> Result<ExitCode> {
         bail!("--nnodes {hosts}: every host runs a rank, and a job has at most {MAX_WORLD}");
     }
     let rendezvous = args.rendezvous.as_deref().context("--rendezvous HOST:PORT is missing")?;
-    let place = Place {
+    let place = HostPlace {
         hosts,
         host,
         rendezvous: host_and_port("--rendezvous", rendezvous, args.from_stdin)?,
@@ -71,7 +71,7 @@ pub fn launch(args: &LaunchArgs, environment: Environment) -> Result<ExitCode> {
 
 fn meet_and_train(
     args: &LaunchArgs,
-    place: &Place,
+    place: &HostPlace,
     (source, lost): (&SecretSource, &LostHost),
     environment: Environment,
     signals: &Signals,

@@ -21,7 +21,7 @@ use rustix::io::Errno;
 
 use crate::commands::train::train_with;
 use crate::environment::{self, Environment};
-use crate::hosts::{Between, How, Place, SecretSource, Team, Transport, choose, follow, meet};
+use crate::hosts::{Between, HostPlace, How, SecretSource, Team, Transport, choose, follow, meet};
 use crate::launch::{Order, RankProcesses};
 use crate::output::{TrainOutput, note, note_error};
 use crate::pinning;
@@ -242,7 +242,7 @@ fn across(
             bail!("{}", missing(rank.launcher, rendezvous.is_none(), secret_file.is_none()))
         }
     };
-    let place = Place {
+    let place = HostPlace {
         hosts,
         host,
         rendezvous,

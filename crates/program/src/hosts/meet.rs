@@ -26,7 +26,7 @@ pub enum SecretSource {
 }
 
 /// The place of this host among those of a job.
-pub struct Place {
+pub struct HostPlace {
     /// Number of hosts.
     pub hosts: usize,
     /// Number of this one.
@@ -60,7 +60,7 @@ const PLAINTEXT: &str = "--plaintext: what ranks of different hosts exchange is 
 /// A [`Parting`] for who was asked to stop; hosts that do not come in time, do not know the secret or contradict each other, and a
 /// secret that others can read.
 pub fn meet(
-    place: &Place,
+    place: &HostPlace,
     source: &SecretSource,
     signals: &Signals,
     lost: &dyn Fn() -> Option<String>,
@@ -127,7 +127,7 @@ pub fn meet(
 }
 
 /// Says where host 0 listens, and what protects nothing.
-fn announce(place: &Place, meeting: &Meeting) -> Result<()> {
+fn announce(place: &HostPlace, meeting: &Meeting) -> Result<()> {
     if place.announces {
         print_line(&format!("{{\"rendezvous_port\":{}}}", meeting.port()))?;
     } else if place.hosts > 1 {

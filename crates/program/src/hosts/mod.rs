@@ -18,7 +18,7 @@ mod supervise;
 mod team;
 mod transport;
 
-pub use meet::{Place, SecretSource, meet};
+pub use meet::{HostPlace, SecretSource, meet};
 pub use member::{How, follow};
 pub use supervise::{LostHost, lead_from_stdin, supervise};
 pub use team::{Between, Team, is_token};

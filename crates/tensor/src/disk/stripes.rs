@@ -13,7 +13,7 @@ pub(crate) struct Stripes {
 
 /// Position of a byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct StripePosition {
     pub(crate) folder: usize,
     /// In the folder's file.
     pub(crate) offset: u64,
@@ -41,9 +41,9 @@ impl Stripes {
         (rounds + u64::from(folder < last)) * STRIPE + partial
     }
 
-    pub(crate) fn place(&self, at: u64) -> Place {
+    pub(crate) fn place(&self, at: u64) -> StripePosition {
         let (stripe, within) = (at / STRIPE, at % STRIPE);
-        Place {
+        StripePosition {
             folder: (stripe % self.folders) as usize,
             offset: stripe / self.folders * STRIPE + within,
             room: STRIPE - within,
@@ -64,7 +64,7 @@ mod tests {
                 let mut next = vec![0; folders];
                 let mut at = 0;
                 while at < bytes {
-                    let Place { folder, offset, room } = stripes.place(at);
+                    let StripePosition { folder, offset, room } = stripes.place(at);
                     assert_eq!((offset, room), (next[folder], STRIPE), "{folders} folders, byte {at}");
                     next[folder] += room.min(bytes - at);
                     at += room;
@@ -74,7 +74,7 @@ mod tests {
         }
         assert_eq!(
             Stripes::new(4 * STRIPE, 3).place(STRIPE + 7),
-            Place { folder: 1, offset: 7, room: STRIPE - 7 }
+            StripePosition { folder: 1, offset: 7, room: STRIPE - 7 }
         );
     }
 }

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use super::bounce::Bounce;
 use super::checksums::Checksums;
 use super::engine::{Engine, Request};
-use super::stripes::Place;
+use super::stripes::StripePosition;
 use super::{BLOCK, Layout, Mapping, Store};
 
 /// Bytes to move between disk memory and memory.
@@ -184,7 +184,7 @@ impl Transfers {
             self.active[index].time += start.elapsed();
             return Ok(true);
         }
-        let Place { folder, offset, room } = layout.stripes.place(at);
+        let StripePosition { folder, offset, room } = layout.stripes.place(at);
         let bytes = left.min(room as usize) / layout.block * layout.block;
         let mut bounce = None;
         if !memory.is_multiple_of(layout.memory_align) {
@@ -264,7 +264,7 @@ impl Transfers {
     fn check(&self, at: u64, blocks: &[u8], layout: &Layout) -> Result<(), String> {
         let Some(checksums) = &self.checksums else { return Ok(()) };
         checksums.check(at, blocks).map_err(|(at, [found, expected])| {
-            let Place { folder, offset, .. } = layout.stripes.place(at);
+            let StripePosition { folder, offset, .. } = layout.stripes.place(at);
             let Store { place, bytes, .. } = &layout.stores[folder];
             format!(
                 "the {BLOCK} bytes at offset {offset} of the disk memory of {bytes} bytes in {place} are not those that were \
@@ -276,7 +276,7 @@ impl Transfers {
     /// Moves bytes of one block, now.
     fn part_of_block(&mut self, layout: &Layout, at: u64, part: Transfer) -> Result<(), String> {
         let within = (at % BLOCK as u64) as usize;
-        let Place { folder, offset, .. } = layout.stripes.place(at - within as u64);
+        let StripePosition { folder, offset, .. } = layout.stripes.place(at - within as u64);
         let store = &layout.stores[folder];
         let range = within..within + part.bytes;
         let block = self.bounce.block()?;
