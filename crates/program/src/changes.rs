@@ -2,42 +2,16 @@
 //!
 //! Keys that only say where and how the same is computed have no line of their own: they are named together.
 
-use std::collections::BTreeSet;
-
 use anyhow::{Result, bail};
 use phalanx_checkpoint::Checkpoint;
 use phalanx_data::DataError;
+use phalanx_train::config::{Key, Resume};
 use phalanx_train::dataset::DataDigests;
 use phalanx_train::state::position;
 use phalanx_train::{Dataset, RunConfig};
-use toml::Table;
 
-use crate::{earlier, keys};
-
-/// Keys with other lines of their own, or without a meaning for what is trained.
-const SAID_ELSEWHERE: [&str; 10] = [
-    "train.steps",
-    "train.threads",
-    "train.sample",
-    "train.keep",
-    "schedule.decay_steps",
-    "schedule.restart_step",
-    "precision.compute",
-    "precision.products",
-    "device.kernels",
-    "recorded.decided",
-];
-
-/// Keys that name the data.
-const DATA: [&str; 7] = [
-    "data.text",
-    "data.extensions",
-    "data.text_key",
-    "data.tokens",
-    "data.validation_tokens",
-    "data.token_type",
-    "data.tokenizer",
-];
+use crate::changed_keys::{ChangedKey, has_other_data};
+use crate::earlier;
 
 /// Comparison of the last start of a run with this one.
 pub struct Changes<'a> {
@@ -45,6 +19,8 @@ pub struct Changes<'a> {
     pub before: &'a RunConfig,
     /// The configuration of this start.
     pub now: &'a RunConfig,
+    /// The keys in which they differ.
+    pub changed: &'a [ChangedKey],
     /// The checkpoint from which the run goes on.
     pub checkpoint: &'a Checkpoint,
 }
@@ -56,28 +32,20 @@ impl Changes<'_> {
     /// A change after which the validation loss would be that of tokens on which the model was trained.
     pub fn lines(&self) -> Result<Vec<String>> {
         self.refuse_trained_validation()?;
-        let [before, now] = [self.before, self.now].map(Table::try_from);
-        let (before, now) = (before?, now?);
-        let names: BTreeSet<String> = [&before, &now]
-            .into_iter()
-            .flat_map(|table| keys::flat(table).map(|(name, _)| name))
-            .filter(|name| keys::lookup(&before, name) != keys::lookup(&now, name))
-            .filter(|name| !SAID_ELSEWHERE.contains(&name.as_str()))
-            .collect();
-        let value = |table: &Table, name: &str| {
-            keys::lookup(table, name).map_or("left out".to_string(), ToString::to_string)
-        };
-        let describe =
-            |name: &String| format!("{name} is {} and was {}", value(&now, name), value(&before, name));
         let mut lines: Vec<String> = Vec::new();
         let mut others: Vec<String> = Vec::new();
-        for name in &names {
-            match self.meaning(name) {
-                Some(meaning) => lines.push(format!("{}: {meaning}", describe(name))),
-                None => others.push(describe(name)),
+        for change in self.changed {
+            match change.key.resume {
+                Resume::Unsaid => {}
+                Resume::Said(follows) if !follows.is_empty() => {
+                    lines.push(format!("{change}: {}", self.meaning(change.key, follows)));
+                }
+                Resume::Said(_) | Resume::Free | Resume::Data | Resume::Fixed(_) => {
+                    others.push(change.to_string());
+                }
             }
         }
-        if names.iter().any(|name| DATA.contains(&name.as_str())) {
+        if has_other_data(self.changed, |_| true) {
             lines.push(self.of_other_data());
         }
         if !others.is_empty() {
@@ -92,7 +60,7 @@ impl Changes<'_> {
         let stored = earlier::config_of_checkpoint(self.checkpoint.state()).ok();
         let was = stored.as_ref().map_or(self.before, |(stored, _)| stored).data.validation;
         let is = self.now.data.validation;
-        if is > was && self.checkpoint.step() > 0 && !has_other_data(self.before, self.now) {
+        if is > was && self.checkpoint.step() > 0 && !has_other_data(self.changed, is_file) {
             let keep = if was == 0.0 { "0 (no evaluation)".to_string() } else { format!("{was} or less") };
             bail!(
                 "data.validation = {is}, but {} was trained with data.validation = {was}: the model has learned the tokens that would \
@@ -104,48 +72,25 @@ impl Changes<'_> {
         Ok(())
     }
 
-    /// Consequence of a changed key for the run; `None` if it changes neither samples nor losses.
-    fn meaning(&self, key: &str) -> Option<String> {
+    /// Consequence of a changed key for the run: `follows`, with the numbers that it has here.
+    fn meaning(&self, key: &Key, follows: &str) -> String {
         let (was, is) = (self.before, self.now);
-        let other_order = "the samples that are left of this epoch are others: some of those that it has had come again, and some never come";
-        let other_windows =
-            "the validation loss is that of other windows, and does not compare with the ones before";
-        Some(match key {
+        let tokens = |config: &RunConfig| config.batch.global * config.model.seq;
+        let step = format!("a step has {} tokens and had {}", tokens(is), tokens(was));
+        match key.path().as_str() {
             "data.validation" if is.data.validation == 0.0 => {
                 "nothing is held out or evaluated, and what was held out is trained on".to_string()
             }
-            "data.validation" => {
-                format!("{other_windows}; what is no longer held out is trained on")
-            }
-            "data.documents" | "data.end_token" => {
-                "tokens see other ones than before, and other targets are predicted: losses do not compare with the ones before".to_string()
-            }
-            "train.seed" => format!("{other_order}; the masks of dropout are others, too"),
-            "data.order" => other_order.to_string(),
-            "data.mask_token" => "another token hides the ones that are predicted".to_string(),
+            "batch.global" => format!("{step}; {follows}"),
             "model.seq" => {
                 let beyond = match is.model.seq > was.model.seq {
                     true => format!("; positions from {} on were not trained before", was.model.seq),
                     false => String::new(),
                 };
-                format!(
-                    "the text is cut into other windows: {other_order}; {other_windows}; a step has {} tokens and had {}{beyond}",
-                    is.batch.global * is.model.seq,
-                    was.batch.global * was.model.seq
-                )
+                format!("{follows}; {step}{beyond}")
             }
-            "train.eval_samples" => other_windows.to_string(),
-            "batch.global" => format!(
-                "a step has {} tokens and had {}, while optimizer.lr and schedule count steps as before",
-                is.batch.global * is.model.seq,
-                was.batch.global * was.model.seq
-            ),
-            "loss.label_smoothing" | "loss.z_loss" => {
-                "training losses have another term, and do not compare with the ones before; validation losses do".to_string()
-            }
-            "parallel.updates" => "losses and rates of steps count otherwise".to_string(),
-            _ => return None,
-        })
+            _ => follows.to_string(),
+        }
     }
 
     /// Consequence of training on other data.
@@ -161,15 +106,9 @@ impl Changes<'_> {
     }
 }
 
-/// Returns whether a resumed run reads other files than before.
-pub fn has_other_data(before: &RunConfig, now: &RunConfig) -> bool {
-    let (was, is) = (&before.data, &now.data);
-    was.text != is.text
-        || was.tokens != is.tokens
-        || was.validation_tokens != is.validation_tokens
-        || was.token_type != is.token_type
-        || was.extensions != is.extensions
-        || was.text_key != is.text_key
+/// Returns whether a key names files. Another tokenizer reads the same text.
+pub fn is_file(key: &Key) -> bool {
+    key.name != "tokenizer"
 }
 
 /// Share of windows above which a validation part counts as trained on, beyond those that are alike in any text of the kind.

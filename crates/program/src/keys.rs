@@ -17,10 +17,21 @@ use crate::foreign_keys;
 /// All keys.
 static KEYS: LazyLock<Vec<Key>> = LazyLock::new(RunConfig::keys);
 
+/// All keys, in the order in which they are declared.
+pub fn all() -> &'static [Key] {
+    &KEYS
+}
+
 /// The key `table.name`.
-fn find(path: &str) -> Option<&'static Key> {
+pub fn find(path: &str) -> Option<&'static Key> {
     let (table, name) = path.split_once('.')?;
     KEYS.iter().find(|key| key.table == table && key.name == name)
+}
+
+/// The key that says the same as `path`, otherwise.
+pub fn either(path: &str) -> Option<String> {
+    let other = find(path).map(|key| key.either).filter(|other| !other.is_empty());
+    other.map(str::to_string).or_else(|| KEYS.iter().find(|key| key.either == path).map(Key::path))
 }
 
 /// The tables, in order.

@@ -3,34 +3,28 @@
 //! A resumed run's configuration is the stored one with the keys given now, and a stored key cannot be unset. If both together are refused,
 //! stored keys are left out, as few as possible, and named.
 
+use anyhow::Result;
 use phalanx_train::RunConfig;
+use phalanx_train::config::{Key, Resume};
 use toml::Value;
 
+use crate::changed_keys::changed_keys;
+use crate::keys;
 use crate::user_config::UserConfig;
 
-/// Keys whose values belong to the device for which they were given or filled in.
-const KEYS_OF_DEVICE: [&str; 5] = [
-    "device.memory_mb",
-    "device.slice_mb",
-    "device.communication",
-    "memory.device_budget_mb",
-    "memory.host_budget_mb",
-];
-
-/// Keys that may be left out: they determine where and how a step is computed, and not what it trains. `precision.products` belongs to the
-/// previous type.
-const TABLES: [&str; 3] = ["memory.", "device.", "precision.products"];
-
-/// Removes stored keys that belong to another device than the one of now, and those that contradict the keys that are `said` now;
-/// returns notes that name them.
+/// Removes stored keys that belong to a value that another key has no more, and those that contradict the keys that are `said` now; returns
+/// notes that name them.
+///
+/// # Errors
+/// None for configurations that were read.
 pub fn leave_out(
     given: &mut UserConfig,
     configs: [&RunConfig; 2],
     said: impl Fn(&str) -> bool,
-) -> Vec<String> {
-    let of_device = leave_out_of_device(given, configs, &said);
-    let contradicting = leave_out_contradicting(given, &said);
-    [of_device, contradicting].into_iter().flatten().collect()
+) -> Result<Vec<String>> {
+    let mut notes = leave_out_of_others(given, configs, &said)?;
+    notes.extend(leave_out_contradicting(given, &said));
+    Ok(notes)
 }
 
 fn is_valid(given: &UserConfig) -> bool {
@@ -43,7 +37,8 @@ fn leave_out_contradicting(given: &mut UserConfig, said: impl Fn(&str) -> bool) 
     if is_valid(given) {
         return None;
     }
-    let may_leave = |key: &str| TABLES.iter().any(|table| key.starts_with(table)) && !said(key);
+    let is_free = |key: &str| keys::find(key).is_some_and(|key| key.resume == Resume::Free);
+    let may_leave = |key: &str| is_free(key) && !said(key);
     let mut left: Vec<(String, Value)> = given.keys().filter(|(key, _)| may_leave(key)).collect();
     let mut kept = given.clone();
     left.iter().for_each(|(key, _)| kept.leave_out(key));
@@ -71,25 +66,24 @@ fn coming_back(kept: &UserConfig, left: &[(String, Value)]) -> Option<(UserConfi
     left.iter().find_map(|one| with(&[one])).or_else(|| pairs.into_iter().find_map(|two| with(&two)))
 }
 
-/// Removes the stored keys of another device than the one of now, except those that are `said` again; returns a
-/// note that names them.
-fn leave_out_of_device(
+/// Removes the stored keys that belong to the value that another key had before, except those that are `said` again; returns notes that
+/// name them.
+fn leave_out_of_others(
     given: &mut UserConfig,
     [before, now]: [&RunConfig; 2],
     said: impl Fn(&str) -> bool,
-) -> Option<String> {
-    let [was, is] = [before, now].map(|config| config.device.kind);
-    let left: Vec<&str> = KEYS_OF_DEVICE.into_iter().filter(|key| given.has(key) && !said(key)).collect();
-    if was == is || left.is_empty() {
-        return None;
+) -> Result<Vec<String>> {
+    let mut notes = Vec::new();
+    for change in changed_keys(before, now)? {
+        let path = change.key.path();
+        let belonging = keys::all().iter().filter(|key| key.unset_by == path).map(Key::path);
+        let left: Vec<String> = belonging.filter(|key| given.has(key) && !said(key)).collect();
+        left.iter().for_each(|key| given.leave_out(key));
+        if !left.is_empty() {
+            notes.push(format!("{change}: {} of before left out", left.join(", ")));
+        }
     }
-    left.iter().for_each(|key| given.leave_out(key));
-    let keys = left.join(", ");
-    Some(format!(
-        "device.kind was {} and is {} from here on: {keys} of before left out",
-        was.name(),
-        is.name()
-    ))
+    Ok(notes)
 }
 
 #[cfg(test)]
@@ -107,12 +101,12 @@ mod tests {
             let set = vec![format!("device.kind={kind}")];
             let mut given = stored.clone().with(&Overrides { set, nproc: None }, &[]).unwrap();
             let (before, now) = (stored.config().unwrap(), given.config().unwrap());
-            let note = leave_out_of_device(&mut given, [&before, &now], |key| key == said);
+            let notes = leave_out_of_others(&mut given, [&before, &now], |key| key == said).unwrap();
             let config = given.config().unwrap();
             assert!(kind == "cuda" || config.device.communication.is_auto(), "{kind}");
             let budgets =
                 [config.device.memory_mb, config.memory.device_budget_mb, config.memory.host_budget_mb];
-            (budgets, note.is_some())
+            (budgets, !notes.is_empty())
         };
         let none = "";
         assert_eq!(kept(card, "cuda", none), ([Some(9000.0), Some(8000.0), Some(500.0)], false));
@@ -187,7 +181,7 @@ mod tests {
                 let mut given = with(stored_keys.clone(), now);
                 let said = |key: &str| overrides(now).sets(key);
                 let configs = [&config, &given.config().unwrap()];
-                let notes = leave_out(&mut given, configs, said);
+                let notes = leave_out(&mut given, configs, said).unwrap();
                 let resumed = given.config().unwrap();
                 let refusal = resumed.check().err();
                 assert!(refusal.is_none(), "{stored:?}, then {now:?}: {refusal:?}");
@@ -197,8 +191,8 @@ mod tests {
                     assert!(notes.concat().contains(&key), "{key}: {notes:?}");
                     let mut back = given.clone();
                     back.set(&key, value);
-                    let is_of_device =
-                        KEYS_OF_DEVICE.contains(&key.as_str()) && config.device.kind != resumed.device.kind;
+                    let unset_by = keys::find(&key).map_or("", |key| key.unset_by);
+                    let is_of_device = unset_by == "device.kind" && config.device.kind != resumed.device.kind;
                     assert!(
                         !is_valid(&back) || is_of_device,
                         "{stored:?}, then {now:?}: {key} need not be left out"
@@ -216,7 +210,7 @@ mod tests {
             let mut given = with(stored.clone(), now);
             let configs = [&stored.config().unwrap(), &given.config().unwrap()];
             let said = |key: &str| overrides(now).sets(key);
-            assert!(leave_out(&mut given, configs, said).is_empty() && !is_valid(&given), "{now:?}");
+            assert!(leave_out(&mut given, configs, said).unwrap().is_empty() && !is_valid(&given), "{now:?}");
         }
     }
 }

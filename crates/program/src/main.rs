@@ -15,6 +15,7 @@ mod byte_size;
 mod card_needs;
 mod card_report;
 mod cards;
+mod changed_keys;
 mod changes;
 mod checksums;
 mod chunk_report;

@@ -4,6 +4,9 @@ use clap::Args;
 
 use crate::counts::{self, whole};
 
+/// The key that `--nproc` gives.
+pub const RANKS: &str = "parallel.ranks";
+
 /// Arguments that override keys of the configuration file.
 #[derive(Clone, Debug, Default, Args)]
 pub struct Overrides {
@@ -17,9 +20,10 @@ pub struct Overrides {
 }
 
 impl Overrides {
-    /// Returns whether `--set` gives a key.
+    /// Returns whether they give a key.
     pub fn sets(&self, key: &str) -> bool {
-        self.set.iter().any(|set| set.split('=').next().is_some_and(|given| given.trim() == key))
+        key == RANKS && self.nproc.is_some()
+            || self.set.iter().any(|set| set.split('=').next().is_some_and(|given| given.trim() == key))
     }
 
     /// The words that give them.

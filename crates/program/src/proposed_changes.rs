@@ -2,7 +2,8 @@
 
 use phalanx_train::config::{Checkpointing, CheckpointingWord, Tier};
 
-use crate::overrides::Overrides;
+use crate::keys;
+use crate::overrides::{Overrides, RANKS};
 use crate::planned::Planned;
 
 /// The folder that stands for the user's in changes that use a disk, where the configuration names none.
@@ -44,16 +45,14 @@ impl Changes {
     }
 
     fn has(&self, key: &str) -> bool {
-        self.set.iter().any(|(own, _)| *own == key)
+        key == RANKS && self.nproc.is_some() || self.set.iter().any(|(own, _)| *own == key)
     }
 
     /// The options of a command with these changes: they replace those of the same keys, and of keys that follow from them.
     pub fn applied_to(&self, given: &Overrides) -> Overrides {
         let replaced = |text: &str| {
             let key = text.split_once('=').map_or(text, |(key, _)| key).trim();
-            let of_ranks = self.nproc.is_some() && ["parallel.ranks", "parallel.data"].contains(&key);
-            let of_micro = self.has("batch.micro") && key == "parallel.micro_batches";
-            self.has(key) || of_ranks || of_micro
+            self.has(key) || keys::either(key).is_some_and(|other| self.has(&other))
         };
         let kept = given.set.iter().filter(|text| !replaced(text)).cloned();
         let own = self.set.iter().map(|(key, value)| format!("{key}={value}"));

@@ -10,23 +10,21 @@ use anyhow::{Result, bail};
 use phalanx_checkpoint::Checkpoint;
 use phalanx_data::Tokenizer;
 use phalanx_models::Model;
-use phalanx_plan::trace::DType;
 use phalanx_train::RunConfig;
-use phalanx_train::config::{
-    DataConfig, Float, ModelConfig, OptimizerKind, PrecisionConfig, Products, ScheduleKind,
-};
+use phalanx_train::config::{OptimizerKind, Resume, ScheduleKind};
 use phalanx_train::dataset::DataDigests;
 use phalanx_train::learned::Learned;
 use phalanx_train::token_data::TOKENS_FILE;
 
-use crate::changes::{Changes, has_other_data};
+use crate::changed_keys::{ChangedKey, changed_keys, has_other_data, words};
+use crate::changes::{Changes, is_file};
 use crate::environment::Environment;
 use crate::learning_rate::Ahead;
 use crate::run_folder::{RunFolder, model_of};
 use crate::stored::Stored;
 use crate::train_args::TrainArgs;
 use crate::user_config::UserConfig;
-use crate::{earlier, kept_kernels, learning_rate, left_out, shape};
+use crate::{kept_kernels, keys, learning_rate, left_out, shape};
 
 /// Everything from which a run is resumed.
 pub struct Resumed {
@@ -98,7 +96,7 @@ pub fn resume(
     leave_out_decided(&mut given, &before);
     let mut config = given.config()?;
     notes.extend(kept_kernels::keep(&mut given, &before, environment, said("device.kernels")));
-    notes.extend(left_out::leave_out(&mut given, [&before, &config], said_or_in_file));
+    notes.extend(left_out::leave_out(&mut given, [&before, &config], said_or_in_file)?);
     config = given.config()?;
     keep_decay(&mut given, &before, &config);
     config = given.config()?;
@@ -115,7 +113,8 @@ pub fn resume(
             Some((checkpoint, model))
         }
     };
-    let same_data = has_same_data(&before.data, &config.data);
+    let changed = changed_keys(&before, &config)?;
+    let same_data = !has_other_data(&changed, |_| true);
     if same_data && !args.data.is_empty() && checkpoint.is_some() {
         warn(
             "--data names the text that the run has: it goes on with its own tokens.bin, and what was changed in these files \
@@ -133,17 +132,15 @@ pub fn resume(
         }
     };
     let has_learned = checkpoint.as_ref().is_some_and(|(checkpoint, _)| checkpoint.step() > 0);
-    let other_data = names_tokens || has_other_data(&before, &config);
+    let other_data = names_tokens || has_other_data(&changed, is_file);
     let trained = (has_learned && other_data).then_some(before);
     Ok(Resumed { given, checkpoint, starts: false, same_data, tokens, trained, learned, notes })
 }
 
-/// Budgets that the program has decided: a resumed run places chunks as before, and lowers them where there is less memory (`kept_budget`).
-const KEPT: [&str; 2] = ["memory.device_budget_mb", "memory.host_budget_mb"];
-
 /// Leaves out what the program had decided for the machine, ranks and cards of the run until now, unless it was given since.
 fn leave_out_decided(given: &mut UserConfig, before: &RunConfig) {
-    let decided = before.recorded.decided.iter().filter(|key| !KEPT.contains(&key.as_str()));
+    let is_kept = |key: &&String| keys::find(key).is_some_and(|key| key.keeps);
+    let decided = before.recorded.decided.iter().filter(|key| !is_kept(key));
     decided
         .filter(|key| given.is_decided(key))
         .cloned()
@@ -162,10 +159,13 @@ fn from_checkpoint(
 ) -> Result<Arc<dyn Model>> {
     let model = model_of(checkpoint)?;
     fill_shape(given, config, checkpoint, &*model)?;
-    check_trained([&before.model, &config.model], checkpoint)?;
+    let changed = changed_keys(before, config)?;
+    refuse_fixed(&changed)?;
     check_states(config, checkpoint)?;
-    notes.extend(precision_note(&config.precision, checkpoint));
-    Changes { before, now: config, checkpoint }.lines()?.iter().for_each(|line| warn(line));
+    Changes { before, now: config, changed: &changed, checkpoint }
+        .lines()?
+        .iter()
+        .for_each(|line| warn(line));
     let ahead = Ahead::of(config, checkpoint)?;
     if let Some(line) = ahead.refuse_zeros()? {
         warn(&line);
@@ -173,18 +173,6 @@ fn from_checkpoint(
     notes.extend(learning_rate::note(before, ahead));
     notes.push(format!("resuming from step {} ({})", checkpoint.step(), checkpoint.dir().display()));
     Ok(model)
-}
-
-/// Returns whether the tokens of a run can stay, because nothing changes from which they are made.
-fn has_same_data(before: &DataConfig, now: &DataConfig) -> bool {
-    now.text == before.text
-        && now.extensions == before.extensions
-        && now.text_key == before.text_key
-        && now.plain == before.plain
-        && now.tokens == before.tokens
-        && now.validation_tokens == before.validation_tokens
-        && now.token_type == before.token_type
-        && now.tokenizer == before.tokenizer
 }
 
 /// Token ids that the model of `checkpoint` has learned. The tokenizer of a run whose data stays is in its token file.
@@ -246,17 +234,16 @@ fn fill_shape(
     Ok(())
 }
 
-/// Refuses to train other parameters than those of which the checkpoint has optimizer states.
-fn check_trained([before, now]: [&ModelConfig; 2], checkpoint: &Checkpoint) -> Result<()> {
-    for (key, before, now) in [
-        ("model.trainable", &before.trainable, &now.trainable),
-        ("model.frozen", &before.frozen, &now.frozen),
-    ] {
-        if before != now {
+/// Refuses other values of keys that a resumed run cannot change.
+fn refuse_fixed(changed: &[ChangedKey]) -> Result<()> {
+    for ChangedKey { key, was, is } in changed {
+        if let Resume::Fixed(why) = key.resume {
             bail!(
-                "{key} = {now:?}, but the run has {before:?}, and {} has optimizer states of the parameters that this trains: leave \
-                 it as it was, or export the run and start a new run with the folder as model.init",
-                checkpoint.dir().display()
+                "{} = {}, but the run has {}: {why}; leave it as it was, or export the run and start a new run with the folder as \
+                 model.init",
+                key.path(),
+                words(is),
+                words(was)
             );
         }
     }
@@ -304,19 +291,6 @@ pub fn check_vocabulary(folder: &RunFolder, checkpoint: &Checkpoint, tokenizer: 
         tokenizer.describe(),
         checkpoint.dir().display()
     )
-}
-
-/// A note about a changed precision. Checkpoints hold f32 numbers in every precision.
-fn precision_note(now: &PrecisionConfig, checkpoint: &Checkpoint) -> Option<String> {
-    let before = earlier::config_of_checkpoint(checkpoint.state()).ok()?.0.precision;
-    if before.compute == now.compute {
-        let [was, is] = [before.products, now.products].map(Products::name);
-        let differs = was != is && before.products != Products::Auto;
-        return differs.then(|| format!("precision.products was {was} and is {is} from here on"));
-    }
-    let [was, is] = [before.compute, now.compute].map(|compute| DType::from(compute).name());
-    let scale = if now.compute == Float::F16 { "; the loss scale starts anew" } else { "" };
-    Some(format!("precision.compute was {was} and is {is} from here on{scale}"))
 }
 
 /// The command that resumes a run.

@@ -11,12 +11,13 @@ use phalanx_train::dataset::DataDigests;
 use phalanx_train::metrics::{MetricsDigest, damaged_lines};
 use phalanx_train::run_files::{CONFIG_FILE, METRICS_FILE};
 
+use crate::changed_keys::changed_keys;
 use crate::checksums::{Checksums, digest};
+use crate::earlier;
 use crate::ownership::{ADVICE, check_own};
 use crate::run_folder::RunFolder;
 use crate::run_names::{CHECKSUMS_FILE, GIVEN_FILE, PLAN_FILE};
 use crate::user_config::UserConfig;
-use crate::{earlier, keys};
 
 /// Maximum number of differences in a message.
 const SHOWN: usize = 8;
@@ -140,7 +141,10 @@ fn edited(
     let dir = checkpoint.dir().display();
     let found = match resolved {
         Err(reason) => vec![reason],
-        Ok(config) => differences(&config, &config_of(checkpoint)?.0)?,
+        Ok(config) => {
+            let changed = changed_keys(&config_of(checkpoint)?.0, &config)?;
+            changed.iter().map(ToString::to_string).collect()
+        }
     };
     if found.is_empty() && !has_checksums {
         check_own(folder.path(), [CONFIG_FILE, GIVEN_FILE, PLAN_FILE])?;
@@ -157,22 +161,6 @@ fn edited(
         "{path} is damaged or was edited; compared with {dir}: {differences}{more}. To change keys, use --set TABLE.KEY=VALUE \
          with --resume; to use the configuration of {dir}, remove {path}; nothing was changed"
     ))
-}
-
-/// `key = now (was before)` for every key that differs.
-fn differences(now: &RunConfig, before: &RunConfig) -> Result<Vec<String>> {
-    let [now, before] = [now, before].map(|config| toml::Table::try_from(config).context("a configuration"));
-    let (now, before) = (now?, before?);
-    let mut names: Vec<String> = keys::flat(&now).chain(keys::flat(&before)).map(|(name, _)| name).collect();
-    names.sort();
-    names.dedup();
-    let value = |table: &toml::Table, name: &str| {
-        keys::lookup(table, name).map_or("left out".to_string(), ToString::to_string)
-    };
-    let differs = |name: &String| keys::lookup(&now, name) != keys::lookup(&before, name);
-    let describe =
-        |name: String| format!("{name} is {} and was {}", value(&now, &name), value(&before, &name));
-    Ok(names.into_iter().filter(differs).map(describe).collect())
 }
 
 fn first_given(

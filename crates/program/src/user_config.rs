@@ -11,15 +11,8 @@ use serde::Deserialize;
 use toml::{Table, Value};
 
 use crate::limits::CONFIG_BYTES;
-use crate::overrides::Overrides;
+use crate::overrides::{Overrides, RANKS};
 use crate::{earlier, keys, schedule_file};
-
-/// Pairs of keys that determine each other.
-const RANKS: [&str; 2] = ["parallel.ranks", "parallel.data"];
-const MICRO: [&str; 2] = ["batch.micro", "parallel.micro_batches"];
-
-/// Key that sets documents apart, and the key that only such documents have.
-const DOCUMENTS: [&str; 2] = ["data.documents", "data.end_token"];
 
 /// Keys of `[data]` that are for token files.
 const DATA_OF_TOKENS: [&str; 4] = ["tokens", "validation_tokens", "token_type", "unusual_tokens"];
@@ -102,16 +95,11 @@ impl UserConfig {
             let (key, value) = keys::assignment(text)?;
             self.give(&key, value);
         }
-        let said = |key: &str| overrides.sets(key);
         if let Some(ranks) = overrides.nproc {
             let ranks = i64::try_from(ranks).context("--nproc")?;
-            keys::insert(&mut self.tables, "parallel.ranks", Value::Integer(ranks));
+            keys::insert(&mut self.tables, RANKS, Value::Integer(ranks));
         }
-        let [ranks, replicas] = RANKS;
-        self.settle(ranks, replicas, [overrides.nproc.is_some() || said(ranks), said(replicas)]);
-        let [micro, count] = MICRO;
-        self.settle(micro, count, MICRO.map(said));
-        self.settle_documents(DOCUMENTS.map(said));
+        self.settle(|key| overrides.sets(key));
         if !data.is_empty() {
             let paths = data.iter().map(|path| Value::String(path.display().to_string())).collect();
             keys::insert(&mut self.tables, "data.text", Value::Array(paths));
@@ -135,20 +123,8 @@ impl UserConfig {
             self.give(&key, value.clone());
         }
         let said = |key: &str| keys::lookup(&changes.tables, key).is_some_and(|value| differs(key, value));
-        for [one, other] in [RANKS, MICRO] {
-            self.settle(one, other, [one, other].map(said));
-        }
-        self.settle_documents(DOCUMENTS.map(said));
+        self.settle(said);
         self
-    }
-
-    /// Removes the end of documents that were apart and are joined now.
-    fn settle_documents(&mut self, said: [bool; 2]) {
-        let [documents, end] = DOCUMENTS;
-        let joined = keys::lookup(&self.tables, documents).and_then(Value::as_str) == Some("joined");
-        if joined && said == [true, false] {
-            self.leave_out(end);
-        }
     }
 
     /// Sets a key to what the user gives: it is decided no more.
@@ -180,12 +156,15 @@ impl UserConfig {
         }
     }
 
-    /// Keeps the later given of two keys that determine each other, and removes the other.
-    fn settle(&mut self, one: &str, other: &str, said: [bool; 2]) {
-        match said {
-            [true, false] => self.leave_out(other),
-            [false, true] => self.leave_out(one),
-            [true, true] | [false, false] => {}
+    /// Keeps the later given of two keys that say the same, and removes the other.
+    fn settle(&mut self, said: impl Fn(&str) -> bool) {
+        for key in keys::all().iter().filter(|key| !key.either.is_empty()) {
+            let (one, other) = (key.path(), key.either);
+            match [said(&one), said(other)] {
+                [true, false] => self.leave_out(other),
+                [false, true] => self.leave_out(&one),
+                [true, true] | [false, false] => {}
+            }
         }
     }
 

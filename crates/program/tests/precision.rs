@@ -74,7 +74,7 @@ fn a_run_may_go_on_in_another_precision() {
         let (compute, steps) = (format!("precision.compute={compute}"), format!("train.steps={steps}"));
         let args = ["train", "small.toml", "--resume", "--set", &compute, "--set", &steps];
         let ended = home.run(&args).ok();
-        assert!(ended.stderr.contains("precision.compute was"), "{}", ended.stderr);
+        assert!(ended.stderr.contains("precision.compute is"), "{}", ended.stderr);
     }
     let losses = home.losses("runs/small");
     let (first, last): (f64, f64) = (losses[0].1.parse().unwrap(), losses[19].1.parse().unwrap());

@@ -26,6 +26,29 @@ pub struct Key {
     pub is_quiet: bool,
     /// Names of other programs for it.
     pub foreign: &'static [Foreign],
+    /// Consequence of another value when a run is resumed.
+    pub resume: Resume,
+    /// True if a value that the program has decided stays when the run is resumed.
+    pub keeps: bool,
+    /// Key to whose value this one belongs: a resumed run with another value of it leaves this one out; "" for none.
+    pub unset_by: &'static str,
+    /// Key that says the same otherwise: of the two, the later given counts; "" for none.
+    pub either: &'static str,
+}
+
+/// Consequence of another value of a key when a run is resumed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Resume {
+    /// It is named, with what follows; "" where the values say all.
+    Said(&'static str),
+    /// It is named. The key says where and how a step is computed, and not what is trained: a stored value gives way to what it contradicts.
+    Free,
+    /// It names other data: tokens are made anew.
+    Data,
+    /// It isn't named: nothing follows from it, or a line of its own says what.
+    Unsaid,
+    /// It is refused, for this reason.
+    Fixed(&'static str),
 }
 
 /// Name of another program for a key: the program, the name, how its values become ours, and the difference in meaning ("" if none).
@@ -103,7 +126,14 @@ pub(super) const KEY: Key = Key {
     hint: "",
     is_quiet: false,
     foreign: &[],
+    resume: Resume::Said(""),
+    keeps: false,
+    unset_by: "",
+    either: "",
 };
+
+/// A key that says where and how a step is computed.
+pub(super) const FREE: Key = KEY.resume(Resume::Free);
 
 impl Key {
     /// Takes numbers from `min` to `max`.
@@ -129,6 +159,26 @@ impl Key {
     /// Has these names elsewhere.
     pub(super) const fn foreign(self, foreign: &'static [Foreign]) -> Key {
         Key { foreign, ..self }
+    }
+
+    /// Has this consequence on a resume.
+    pub(super) const fn resume(self, resume: Resume) -> Key {
+        Key { resume, ..self }
+    }
+
+    /// Keeps what was decided on a resume.
+    pub(super) const fn keeps(self) -> Key {
+        Key { keeps: true, ..self }
+    }
+
+    /// Belongs to the value of another key.
+    pub(super) const fn unset_by(self, unset_by: &'static str) -> Key {
+        Key { unset_by, ..self }
+    }
+
+    /// Says the same as another key, otherwise.
+    pub(super) const fn either(self, either: &'static str) -> Key {
+        Key { either, ..self }
     }
 
     /// `table.name`

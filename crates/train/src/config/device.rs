@@ -5,7 +5,7 @@ use phalanx_models::Model;
 
 use super::bounds::{MAX_GB_PER_S, MAX_MIB};
 use super::check::refuse;
-use super::declare::KEY;
+use super::declare::{FREE, Resume};
 use super::{ConfigError, KernelChoice, Products, RunConfig, Updates};
 
 /// Default rate of copies between host and device memory: 16 lanes of PCI Express 4.
@@ -21,23 +21,23 @@ table! {
         /// cards. `auto`: `cuda` where a driver, a compiler of kernels and a card that is new enough are found, else `cpu`.
         /// `simulated`: an accelerator with a memory of its own, which the processor plays, for experiments with memory budgets on a
         /// machine that has none.
-        kind: DeviceKind = DeviceKind::Auto, KEY;
+        kind: DeviceKind = DeviceKind::Auto, FREE;
         /// Instruction set and tile registers of the processor's kernels: `avx2`, or `avx512+amx`. `auto`: the fastest that the
         /// processors of all ranks have. A run records them, because each has its own bits.
-        kernels: KernelChoice = KernelChoice::Auto, KEY.quiet();
+        kernels: KernelChoice = KernelChoice::Auto, FREE.quiet().resume(Resume::Unsaid);
         /// Transport between ranks on cards. `nccl`: between the cards, by NVIDIA's library. `host`: through host memory. `auto`:
         /// `nccl` if the library is found and each rank has a card of its own, else `host`. The bits are the same.
-        communication: Communication = Communication::Auto, KEY.quiet();
+        communication: Communication = Communication::Auto, FREE.quiet().unset_by("device.kind");
         /// In MiB: the memory of a simulated device, as much as the plan needs when left out; or what a rank may take of its card,
         /// its share of the card when left out.
-        memory_mb: Option<f64> = None, KEY.above(0.0, MAX_MIB);
+        memory_mb: Option<f64> = None, FREE.above(0.0, MAX_MIB).unset_by("device.kind");
         /// Logits that a card computes at once, in MiB. A quarter of it is received at once in sums between cards. The program decides
         /// by the memory of the card when left out: 64 to 512.
-        slice_mb: Option<f64> = None, KEY.above(0.0, MAX_MIB);
+        slice_mb: Option<f64> = None, FREE.above(0.0, MAX_MIB).unset_by("device.kind");
         /// Rate of copies between the host and a simulated device, in 10^9 bytes per second; 25 when left out.
-        copy_gb_per_s: Option<f64> = None, KEY.above(0.0, MAX_GB_PER_S);
+        copy_gb_per_s: Option<f64> = None, FREE.above(0.0, MAX_GB_PER_S);
         /// Seed of the delays of a simulated device; 1 when left out.
-        seed: Option<u64> = None, KEY;
+        seed: Option<u64> = None, FREE;
     }
 }
 

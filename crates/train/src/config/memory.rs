@@ -9,111 +9,111 @@ use serde::{Deserialize, Serialize};
 use super::bounds::{MAX_CHUNK_MIB, MAX_MIB};
 use super::check::refuse;
 use super::declare::Conversion::{Rule, Words};
-use super::declare::{DEEPSPEED, GEMINI, HUGGING_FACE, KEY, KeyType, Kind, MEGATRON};
+use super::declare::{DEEPSPEED, FREE, GEMINI, HUGGING_FACE, KeyType, Kind, MEGATRON};
 use super::{ConfigError, Float, Paths, Placement, PlacementRule, RunConfig, Updates};
 
 table! {
     /// `[memory]`
     "memory" MemoryConfig {
         /// Chunk size: `auto` (searched), `none` (one tensor per chunk), or MiB.
-        chunk: Chunk = Chunk::Word(ChunkWord::Auto), KEY.above(0.0, MAX_CHUNK_MIB)
+        chunk: Chunk = Chunk::Word(ChunkWord::Auto), FREE.above(0.0, MAX_CHUNK_MIB)
             .foreign(&[
                 (DEEPSPEED, "zero_optimization.reduce_bucket_size", Rule, "in MiB"),
                 (DEEPSPEED, "zero_optimization.allgather_bucket_size", Rule, "in MiB"),
             ]);
         /// Width of the search above the minimum, in units of 2^20 elements (Gemini's `search_range_mb`).
-        search_range_mb: f64 = 32.0, KEY.from(0.0, MAX_MIB).foreign(&[(GEMINI, "search_range_m", Rule, "")]);
+        search_range_mb: f64 = 32.0, FREE.from(0.0, MAX_MIB).foreign(&[(GEMINI, "search_range_m", Rule, "")]);
         /// Smallest chunk that the search tries, in units of 2^20 elements (Gemini's `min_chunk_size_mb`);
         /// smaller models shrink it.
-        min_chunk_size_mb: f64 = 32.0, KEY.from(0.0, MAX_MIB).foreign(&[(GEMINI, "min_chunk_size_m", Rule, "")]);
+        min_chunk_size_mb: f64 = 32.0, FREE.from(0.0, MAX_MIB).foreign(&[(GEMINI, "min_chunk_size_m", Rule, "")]);
         /// Step of the search, in elements; the model's width when left out (Gemini's `hidden_dim`).
-        hidden_dim: Option<u64> = None, KEY.from(1.0, (1u64 << 40) as f64);
+        hidden_dim: Option<u64> = None, FREE.from(1.0, (1u64 << 40) as f64);
         /// Chunks gathered ahead of their use under stage 3; 0 gathers at the use.
-        prefetch: usize = 1, KEY.from(0.0, (1 << 20) as f64)
+        prefetch: usize = 1, FREE.from(0.0, (1 << 20) as f64)
             .foreign(&[(DEEPSPEED, "zero_optimization.stage3_prefetch_bucket_size", Rule, "counted in chunks")]);
         /// Activations that backward recomputes instead of keeping them: `none`, `selective` (norms, attention, GELU), `block`
         /// (every Transformer block), or k (blocks 0, k, 2k, ...).
-        checkpointing: Checkpointing = Checkpointing::Word(CheckpointingWord::None), KEY.from(1.0, MAX_LAYERS as f64)
+        checkpointing: Checkpointing = Checkpointing::Word(CheckpointingWord::None), FREE.from(1.0, MAX_LAYERS as f64)
             .foreign(&[
                 (HUGGING_FACE, "gradient_checkpointing", Rule, "\"block\" recomputes every block"),
                 (MEGATRON, "recompute_granularity", Rule, "\"selective\" or \"block\""),
             ]);
         /// Memory of a rank's parameters between their uses (DeepSpeed's `offload_param.device`). For ZeRO stage 3, which divides
         /// parameters into shards and brings each chunk when a block uses it.
-        parameters: Tier = Tier::Device, KEY
+        parameters: Tier = Tier::Device, FREE
             .foreign(&[(DEEPSPEED, "zero_optimization.offload_param.device", Rule, "\"host\" for \"cpu\"")]);
         /// Memory of gradients from their reduction to the update, and between micro-batches. They are moved there while backward
         /// runs.
-        gradients: Tier = Tier::Device, KEY;
+        gradients: Tier = Tier::Device, FREE;
         /// Memory of optimizer states and master weights between updates (DeepSpeed's `offload_optimizer.device`).
-        optimizer: Tier = Tier::Device, KEY
+        optimizer: Tier = Tier::Device, FREE
             .foreign(&[(DEEPSPEED, "zero_optimization.offload_optimizer.device", Rule, "\"host\" for \"cpu\"")]);
         /// Side, host or device, that updates parameters whose optimizer states lie outside of device memory. On the processor, which
         /// addresses both memories, the choices are the same.
-        update: UpdateOn = UpdateOn::Auto, KEY;
+        update: UpdateOn = UpdateOn::Auto, FREE;
         /// Computes each update on the host during the next step, which runs without it (ZeRO-Offload's one-step delayed
         /// parameter update). For 16-bit parameters on the device, with gradients and optimizer states in host memory. A save
         /// waits for the update.
-        delayed_update: bool = false, KEY;
+        delayed_update: bool = false, FREE;
         /// Stores reduced gradients in the place of parameters in device memory until the update (Gemini's reuse of chunks): 14
         /// bytes per parameter under AdamW instead of 16. For 16-bit parameters and gradients of the same type, and one
         /// micro-batch. With a `placement`, it counts for chunks that lie in device memory with all their parts.
-        gradients_in_place: bool = false, KEY;
+        gradients_in_place: bool = false, FREE;
         /// Updates each chunk within backward, as soon as its gradient is reduced (PyTorch's "optimizer step in backward").
         /// Gradients are not kept, and optimizer states elsewhere are read while backward computes. For one micro-batch and
         /// synchronous updates, without clipping or a loss scale. A gradient that is not finite ends the run in the middle of a
         /// step, whose state is not saved.
-        update_in_backward: bool = false, KEY;
+        update_in_backward: bool = false, FREE;
         /// Size of the buffers in which optimizer states, master weights and parameters that lie elsewhere visit the device in
         /// an update, in MiB of f32: larger chunks visit in pieces. An update has up to six such buffers for each of them;
         /// with `update_in_backward`, twice what the chunks of a block have, if that is more.
-        buffer_mb: f64 = 16.0, KEY.above(0.0, f64::MAX)
+        buffer_mb: f64 = 16.0, FREE.above(0.0, f64::MAX)
             .foreign(&[(DEEPSPEED, "zero_optimization.sub_group_size", Rule, "in MiB of f32")]);
         /// Memory in which the inputs of Transformer blocks wait for backward. With `checkpointing = "block"` they are all that
         /// blocks save (DeepSpeed's `cpu_checkpointing`).
-        activations: Tier = Tier::Device, KEY
+        activations: Tier = Tier::Device, FREE
             .foreign(&[(DEEPSPEED, "activation_checkpointing.cpu_checkpointing", Words(&[("true", "host"), ("false", "device")]), "\"host\" for true; memory.checkpointing says which blocks are recomputed")]);
         /// Divides the saved inputs of Transformer blocks over the tensor-parallel ranks, each of which otherwise keeps the whole
         /// (DeepSpeed's `partition_activations`). For tensor parallelism without `sequence_parallel`.
-        partition_activations: bool = false, KEY
+        partition_activations: bool = false, FREE
             .foreign(&[(DEEPSPEED, "activation_checkpointing.partition_activations", Rule, "")]);
         /// Policy that decides the memory of chunks between their uses (Gemini's `placement_policy`); without it `parameters` and
         /// `optimizer` decide.
-        placement: Option<Placement> = None, KEY
+        placement: Option<Placement> = None, FREE
             .foreign(&[(GEMINI, "placement_policy", Rule, "\"device\" for \"cuda\", \"host\" for \"cpu\"")]);
         /// Under ZeRO stage 3, the fraction of parameters that are sharded; every rank has the others whole, as under stage 2
         /// (Gemini's `shard_param_frac`).
-        shard_param_frac: Option<f64> = None, KEY.from(0.0, 1.0);
+        shard_param_frac: Option<f64> = None, FREE.from(0.0, 1.0);
         /// The fraction of optimizer states and master weights outside of device memory (Gemini's `offload_optim_frac`).
-        offload_optim_frac: Option<f64> = None, KEY.from(0.0, 1.0);
+        offload_optim_frac: Option<f64> = None, FREE.from(0.0, 1.0);
         /// The fraction of parameters outside of device memory (Gemini's `offload_param_frac`).
-        offload_param_frac: Option<f64> = None, KEY.from(0.0, 1.0);
+        offload_param_frac: Option<f64> = None, FREE.from(0.0, 1.0);
         /// Device memory that `placement = "auto"` may fill, in MiB for each rank. When left out, the memory of a simulated
         /// device; else this rank's share of what the machine has available, or of `limit_mb`.
-        device_budget_mb: Option<f64> = None, KEY.above(0.0, f64::MAX);
+        device_budget_mb: Option<f64> = None, FREE.unset_by("device.kind").keeps().above(0.0, f64::MAX);
         /// Host memory that `placement = "auto"` may fill, in MiB for each rank; what does not fit lies on disk.
-        host_budget_mb: Option<f64> = None, KEY.above(0.0, f64::MAX);
+        host_budget_mb: Option<f64> = None, FREE.unset_by("device.kind").keeps().above(0.0, f64::MAX);
         /// The share of the device budget that `placement = "auto"` leaves free, for what the plan does not count.
-        headroom: f64 = 0.02, KEY.from(0.0, 0.9).hint("a share of the budget that stays free")
+        headroom: f64 = 0.02, FREE.from(0.0, 0.9).hint("a share of the budget that stays free")
             .foreign(&[(GEMINI, "steady_cuda_cap_ratio", Rule, "the share that stays free")]);
         /// The folder of the disk memory, or a list of folders on different disks, over which it is striped: one file without a
         /// name for each rank in each folder, which goes with its process.
-        nvme_path: Option<Paths> = None, KEY
+        nvme_path: Option<Paths> = None, FREE
             .foreign(&[
                 (DEEPSPEED, "zero_optimization.offload_optimizer.nvme_path", Rule, ""),
                 (DEEPSPEED, "zero_optimization.offload_param.nvme_path", Rule, ""),
             ]);
         /// Keeps a checksum of each block on disk in memory, and compares it whenever the block is read.
-        nvme_checksums: bool = false, KEY;
+        nvme_checksums: bool = false, FREE;
         /// Locks the pages of host memory (DeepSpeed's `pin_memory`). When left out: locked if a device copies from host memory by
         /// itself and the system allows it.
-        pin_memory: Option<bool> = None, KEY
+        pin_memory: Option<bool> = None, FREE
             .foreign(&[
                 (DEEPSPEED, "zero_optimization.offload_optimizer.pin_memory", Rule, ""),
                 (DEEPSPEED, "zero_optimization.offload_param.pin_memory", Rule, ""),
             ]);
         /// Memory limit of a rank, in MiB; this machine's memory over its ranks when left out.
-        limit_mb: Option<f64> = None, KEY.from(0.0, MAX_MIB);
+        limit_mb: Option<f64> = None, FREE.from(0.0, MAX_MIB);
     }
 }
 

@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use bounds::{MAX_SECONDS, MAX_SEQUENCES, MAX_STEPS};
 use declare::Conversion::{Rule, Same, Words};
+use declare::Resume::{Data, Fixed, Free, Said, Unsaid};
 use declare::{DEEPSPEED, EARLIER, HUGGING_FACE, KEY, MEGATRON, NANOGPT};
 
 #[macro_use]
@@ -35,7 +36,7 @@ mod trainable;
 mod update_in_backward;
 
 pub use check::ConfigError;
-pub use declare::{Bounds, Declared, Key, Kind};
+pub use declare::{Bounds, Declared, Key, Kind, Resume};
 pub use device::{CUDA_HEAD_MAX, Communication, DeviceChoice, DeviceConfig, DeviceKind, SimulatedDevice};
 pub use kernels::{KernelChoice, KernelSet};
 pub use memory::{Checkpointing, CheckpointingWord, Chunk, ChunkWord, MemoryConfig, Tier, UpdateOn};
@@ -80,6 +81,22 @@ pub struct RunConfig {
     pub recorded: Recorded,
 }
 
+/// Reasons for which a resumed run keeps its model.
+const TENSORS: &str = "its checkpoints have tensors of this size";
+const STATES: &str = "its checkpoints have optimizer states of the parameters that this trains";
+
+/// Consequences for a resumed run.
+const OTHER_WINDOWS: &str =
+    "the validation loss is that of other windows, and does not compare with the ones before";
+const OTHER_SHARE: &str = "the validation loss is that of other windows, and does not compare with the ones before; what is no longer held \
+                           out is trained on";
+const OTHER_SEQ: &str = "the text is cut into other windows: the samples that are left of this epoch are others, and the validation loss does \
+                         not compare with the ones before";
+const OTHER_ORDER: &str = "the samples that are left of this epoch are others: some of those that it has had come again, and some never come";
+const OTHER_TARGETS: &str = "tokens see other ones than before, and other targets are predicted: losses do not compare with the ones before";
+const OTHER_LOSS: &str =
+    "training losses have another term, and do not compare with the ones before; validation losses do";
+
 table! {
     /// `[run]`
     "run" WatchConfig {
@@ -97,7 +114,7 @@ table! {
     "recorded" Recorded {
         /// Keys whose values Phalanx has decided for the machine of then: it writes this itself. What was given binds a resumed run; what
         /// was decided gives way.
-        decided: Vec<String> = Vec::new(), KEY;
+        decided: Vec<String> = Vec::new(), KEY.resume(Unsaid);
     }
 }
 
@@ -111,12 +128,12 @@ table! {
     /// `[model]`
     "model" ModelConfig {
         /// Architecture: the name of one in the registry.
-        arch: Arch = Arch::GPT2, KEY.foreign(&[(HUGGING_FACE, "model_type", Rule, "")]);
+        arch: Arch = Arch::GPT2, KEY.resume(Fixed("its checkpoints have the tensors of this architecture")).foreign(&[(HUGGING_FACE, "model_type", Rule, "")]);
         /// Tokens of a training sequence.
-        seq: usize = 1024, KEY.from(1.0, MAX_POSITIONS as f64)
+        seq: usize = 1024, KEY.resume(Said(OTHER_SEQ)).from(1.0, MAX_POSITIONS as f64)
             .foreign(&[(NANOGPT, "block_size", Rule, ""), (HUGGING_FACE, "n_ctx", Rule, ""), (MEGATRON, "seq_length", Rule, "")]);
         /// Rows of the token table; from the tokenizer when left out.
-        vocab: Option<usize> = None, KEY.from(1.0, MAX_VOCAB as f64).foreign(&[(HUGGING_FACE, "vocab_size", Rule, "")]);
+        vocab: Option<usize> = None, KEY.resume(Fixed(TENSORS)).from(1.0, MAX_VOCAB as f64).foreign(&[(HUGGING_FACE, "vocab_size", Rule, "")]);
         /// Dropout probability in training. The values of an imported `config.json` are ignored.
         dropout: f64 = 0.0, KEY.from(0.0, bounds::BELOW_1).foreign(&[(HUGGING_FACE, "hidden_dropout_prob", Rule, "")]);
         /// Dropout of the embedding (`embd_pdrop`); `dropout` when left out.
@@ -136,9 +153,9 @@ table! {
             ]);
         /// Patterns of the names of parameters that are trained, as `*.h.1?.*`; all when left out. Others are frozen: they have neither
         /// gradients nor optimizer states.
-        trainable: Vec<String> = Vec::new(), KEY;
+        trainable: Vec<String> = Vec::new(), KEY.resume(Fixed(STATES));
         /// Patterns of the names of parameters that are frozen, even if they match one of `trainable`.
-        frozen: Vec<String> = Vec::new(), KEY;
+        frozen: Vec<String> = Vec::new(), KEY.resume(Fixed(STATES));
         ..
         /// The keys that the architecture reads, as `layers`. It has a value for those that are left out.
         keys: Keys;
@@ -190,7 +207,8 @@ impl RunConfig {
         let mut keys: Vec<Key> = tables.concat();
         for own in Keys::known() {
             if keys.iter().all(|key| (key.table, key.name) != ("model", own.name)) {
-                keys.push(Key { table: "model", name: own.name, kind: declare::kind_of(own.values), ..KEY });
+                let kind = declare::kind_of(own.values);
+                keys.push(Key { table: "model", name: own.name, kind, resume: Fixed(TENSORS), ..KEY });
             }
         }
         keys
@@ -236,42 +254,42 @@ table! {
     /// `[data]`
     "data" DataConfig {
         /// Text files or folders.
-        text: Vec<String> = Vec::new(), KEY
+        text: Vec<String> = Vec::new(), KEY.resume(Data)
             .foreign(&[(NANOGPT, "dataset", Rule, "or data.tokens for a token file"), (HUGGING_FACE, "train_file", Rule, "")]);
         /// Extensions of the files that are read from folders; all text files when empty.
-        extensions: Vec<String> = Vec::new(), KEY;
+        extensions: Vec<String> = Vec::new(), KEY.resume(Data);
         /// In JSON files, of which each line or record is a document: the key of the text.
-        text_key: String = "text".into(), KEY;
+        text_key: String = "text".into(), KEY.resume(Data);
         /// Extensions of files that are plain text whatever they hold, such as `json` and `csv`.
-        plain: Vec<String> = Vec::new(), KEY;
+        plain: Vec<String> = Vec::new(), KEY.resume(Data);
         /// The fraction of lines, and of the bytes of files, that may be skipped; when left out, 1 % of the lines and half of the
         /// bytes.
         max_skipped: Option<f64> = None, KEY.from(0.0, 1.0);
         /// Token files, instead of text, by paths and patterns; they are read one after the other.
-        tokens: Option<Paths> = None, KEY.foreign(&[(MEGATRON, "data_path", Rule, "or data.text for text")]);
+        tokens: Option<Paths> = None, KEY.resume(Data).foreign(&[(MEGATRON, "data_path", Rule, "or data.text for text")]);
         /// Token files for evaluation, instead of the fraction `validation`.
-        validation_tokens: Option<Paths> = None, KEY;
+        validation_tokens: Option<Paths> = None, KEY.resume(Data);
         /// Type of ids in token files without a header: `u8`, `u16`, `u32`, `i64`; `auto` is `u16`.
-        token_type: TokenType = TokenType::Auto, KEY;
+        token_type: TokenType = TokenType::Auto, KEY.resume(Data);
         /// Accepts token files that look like something else, such as zeros or text.
         unusual_tokens: bool = false, KEY;
         /// `byte`, `char`, `gpt2`, or the path of a Hugging Face `tokenizer.json` or of a folder with tokenizer files. When left
         /// out: the tokenizer of the folder `model.init` or of the resumed run, else `byte`.
-        tokenizer: String = "byte".into(), KEY.foreign(&[(HUGGING_FACE, "tokenizer_name", Rule, "")]);
+        tokenizer: String = "byte".into(), KEY.resume(Data).foreign(&[(HUGGING_FACE, "tokenizer_name", Rule, "")]);
         /// Lets a model that has learned the ids of another tokenizer learn those of `tokenizer` anew.
         new_tokenizer: bool = false, KEY.quiet();
         /// For a masked model (`bert`): the id that replaces a hidden token. When left out: the tokenizer's `[MASK]`, or else
         /// one more row of the vocabulary.
-        mask_token: Option<u32> = None, KEY.from(0.0, (MAX_VOCAB - 1) as f64);
+        mask_token: Option<u32> = None, KEY.resume(Said("another token hides the ones that are predicted")).from(0.0, (MAX_VOCAB - 1) as f64);
         /// Attention between documents that lie in one sequence: `joined` documents see each other, those `apart` do not.
-        documents: Documents = Documents::Joined, KEY;
+        documents: Documents = Documents::Joined, KEY.resume(Said(OTHER_TARGETS));
         /// For documents that are apart: the id of the token that each ends with. When left out: that which the tokenizer puts between
         /// documents.
-        end_token: Option<u32> = None, KEY.from(0.0, (MAX_VOCAB - 1) as f64);
+        end_token: Option<u32> = None, KEY.resume(Said(OTHER_TARGETS)).unset_by("data.documents").from(0.0, (MAX_VOCAB - 1) as f64);
         /// `shuffled` or `sequential`.
-        order: Order = Order::Shuffled, KEY;
+        order: Order = Order::Shuffled, KEY.resume(Said(OTHER_ORDER));
         /// Fraction of the tokens, at the end, that is held out for evaluation.
-        validation: f64 = 0.1, KEY.from(0.0, 0.9).foreign(&[(MEGATRON, "split", Rule, "the share that is held out")]);
+        validation: f64 = 0.1, KEY.resume(Said(OTHER_SHARE)).from(0.0, 0.9).foreign(&[(MEGATRON, "split", Rule, "the share that is held out")]);
     }
 }
 
@@ -300,7 +318,7 @@ table! {
     /// `[batch]`
     "batch" BatchConfig {
         /// Sequences of one optimizer step over all ranks and micro-batches.
-        global: usize = 8, KEY.from(0.0, MAX_SEQUENCES)
+        global: usize = 8, KEY.resume(Said("optimizer.lr and schedule count steps as before")).from(0.0, MAX_SEQUENCES)
             .foreign(&[(DEEPSPEED, "train_batch_size", Rule, ""), (MEGATRON, "global_batch_size", Rule, "")]);
         /// Sequences that one rank computes at once; `global / data` when left out.
         micro: Option<usize> = None, KEY.from(1.0, MAX_SEQUENCES)
@@ -331,7 +349,7 @@ table! {
     "precision" PrecisionConfig {
         /// Element type of parameters and activations: `f32`, `bf16` or `f16`. With 16 bits, f32 master weights
         /// are kept beside the optimizer states.
-        compute: Float = Float::F32, KEY
+        compute: Float = Float::F32, KEY.resume(Said("results are rounded otherwise, and a loss scale starts anew"))
             .foreign(&[
                 (NANOGPT, "dtype", Rule, "\"f32\", \"bf16\" or \"f16\""),
                 (DEEPSPEED, "fp16.enabled", Rule, "set it to \"f16\""),
@@ -344,7 +362,7 @@ table! {
         /// Element type in which gradients are sent between ranks; that of `accumulate` when left out.
         communicate: Option<Float> = None, KEY.foreign(&[(DEEPSPEED, "communication_data_type", Words(DTYPES), "")]);
         /// Method to compute matrix products of f32 and f16.
-        products: Products = Products::Auto, KEY;
+        products: Products = Products::Auto, KEY.resume(Free);
         /// A static loss scale, or 0 for a dynamic one. This key and those below are for `compute = "f16"`.
         loss_scale: f64 = 0.0, KEY.foreign(&[(DEEPSPEED, "fp16.loss_scale", Same, "")]);
         /// The first dynamic scale, as a power of 2.
@@ -427,10 +445,10 @@ table! {
     /// `[loss]`: terms of the training loss. Evaluation always reports the plain cross entropy.
     "loss" LossConfig {
         /// Probability that is spread over all tokens of the vocabulary instead of the target.
-        label_smoothing: f64 = 0.0, KEY.from(0.0, bounds::BELOW_1)
+        label_smoothing: f64 = 0.0, KEY.resume(Said(OTHER_LOSS)).from(0.0, bounds::BELOW_1)
             .foreign(&[(HUGGING_FACE, "label_smoothing_factor", Rule, "")]);
         /// Weight of the squared logarithm of the softmax's denominator, which keeps logits near zero.
-        z_loss: f64 = 0.0, KEY.from(0.0, f64::MAX);
+        z_loss: f64 = 0.0, KEY.resume(Said(OTHER_LOSS)).from(0.0, f64::MAX);
     }
 }
 
@@ -501,11 +519,11 @@ table! {
         min_lr: f64 = 0.0, KEY.from(0.0, f64::MAX);
         /// Step at which cosine and linear reach `min_lr`, where the rate stays (nanoGPT's `lr_decay_iters`);
         /// `train.steps` when left out. A resumed run keeps it.
-        decay_steps: Option<u64> = None, KEY
+        decay_steps: Option<u64> = None, KEY.resume(Unsaid)
             .foreign(&[(NANOGPT, "lr_decay_iters", Rule, ""), (DEEPSPEED, "scheduler.params.total_num_steps", Rule, "")]);
         /// Step after which cosine and linear begin again, warm-up included (a warm restart); `decay_steps` counts
         /// from there. None when left out.
-        restart_step: Option<u64> = None, KEY;
+        restart_step: Option<u64> = None, KEY.resume(Unsaid);
     }
 }
 

@@ -4,13 +4,13 @@ use phalanx_models::limits::MAX_LAYERS;
 
 use super::bounds::{MAX_MICRO_BATCHES, MAX_RANKS};
 use super::declare::Conversion::{Rule, Same};
-use super::declare::{DEEPSPEED, KEY, MEGATRON, NANOGPT};
+use super::declare::{DEEPSPEED, KEY, MEGATRON, NANOGPT, Resume};
 
 table! {
     /// `[parallel]`
     "parallel" ParallelConfig {
         /// Number of ranks; `pipeline` x `data` x `tensor` when left out (`--nproc` sets it).
-        ranks: Option<usize> = None, KEY.from(0.0, MAX_RANKS).foreign(&[(MEGATRON, "world_size", Rule, "")]);
+        ranks: Option<usize> = None, KEY.either("parallel.data").from(0.0, MAX_RANKS).foreign(&[(MEGATRON, "world_size", Rule, "")]);
         /// Pipeline ranks: each has one or more stages of the model's blocks.
         pipeline: usize = 1, KEY.from(0.0, MAX_RANKS)
             .foreign(&[(MEGATRON, "pipeline_model_parallel_size", Rule, ""), (DEEPSPEED, "pipeline.stages", Same, "")]);
@@ -36,14 +36,14 @@ table! {
         /// Rule by which blocks are divided into stages: `balanced` by operations, by `parameters`, or `uniform` in number.
         cut: CutBy = CutBy::Balanced, KEY;
         /// Micro-batches of a step on each rank, instead of their size in `batch.micro`.
-        micro_batches: Option<usize> = None, KEY.from(1.0, MAX_MICRO_BATCHES as f64)
+        micro_batches: Option<usize> = None, KEY.either("batch.micro").from(1.0, MAX_MICRO_BATCHES as f64)
             .foreign(&[
                 (DEEPSPEED, "gradient_accumulation_steps", Rule, "or give batch.global and batch.micro"),
                 (NANOGPT, "gradient_accumulation_steps", Rule, "micro-batches of a step on each replica; or give batch.global and batch.micro"),
             ]);
         /// `synchronous`: one update per step from the gradients of all ranks. `asynchronous`: each rank sends its
         /// gradients to the ranks that own the parameters, which apply them as they arrive.
-        updates: Updates = Updates::Synchronous, KEY;
+        updates: Updates = Updates::Synchronous, KEY.resume(Resume::Said("losses and rates of steps count otherwise"));
         /// Under asynchronous updates: steps that a rank may be ahead of the slowest.
         max_staleness: u64 = 4, KEY.from(0.0, (1 << 20) as f64);
         /// Overlaps communication with computation.

@@ -2,9 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::OTHER_WINDOWS;
 use super::bounds::{MAX_SEQUENCES, MAX_STEPS, MAX_THREADS};
 use super::declare::Conversion::Rule;
-use super::declare::{HUGGING_FACE, KEY, KeyType, Kind, MEGATRON, NANOGPT};
+use super::declare::{HUGGING_FACE, KEY, KeyType, Kind, MEGATRON, NANOGPT, Resume};
 
 /// Which checkpoints of a run stay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -42,11 +43,14 @@ impl Keep {
     }
 }
 
+const OTHER_SEED: &str =
+    "the samples that are left of this epoch are others, and so are the masks of dropout";
+
 table! {
     /// `[train]`
     "train" TrainConfig {
         /// Optimizer steps.
-        steps: u64 = 1000, KEY.from(1.0, MAX_STEPS)
+        steps: u64 = 1000, KEY.resume(Resume::Unsaid).from(1.0, MAX_STEPS)
             .foreign(&[
                 (NANOGPT, "max_iters", Rule, ""),
                 (HUGGING_FACE, "max_steps", Rule, ""),
@@ -57,20 +61,20 @@ table! {
         eval_every: u64 = 250, KEY.from(0.0, MAX_STEPS)
             .foreign(&[(NANOGPT, "eval_interval", Rule, ""), (HUGGING_FACE, "eval_steps", Rule, "")]);
         /// Largest number of sequences of an evaluation.
-        eval_samples: usize = 256, KEY.from(1.0, MAX_SEQUENCES).hint("for no evaluation, set data.validation = 0")
+        eval_samples: usize = 256, KEY.resume(Resume::Said(OTHER_WINDOWS)).from(1.0, MAX_SEQUENCES).hint("for no evaluation, set data.validation = 0")
             .foreign(&[(NANOGPT, "eval_iters", Rule, "counted in sequences, not in batches")]);
         /// Steps between checkpoints; 0 saves only after the last step.
         save_every: u64 = 500, KEY.from(0.0, MAX_STEPS)
             .foreign(&[(HUGGING_FACE, "save_steps", Rule, ""), (MEGATRON, "save_interval", Rule, "")]);
         /// Checkpoints kept: the newest ones, or all. Older ones are removed after a newer one is complete.
-        keep: Keep = Keep::Newest(2), KEY.from(0.0, MAX_STEPS);
+        keep: Keep = Keep::Newest(2), KEY.resume(Resume::Unsaid).from(0.0, MAX_STEPS);
         /// Saves a state with the smallest validation loss so far, and keeps it beside the newest ones.
         keep_best: bool = false, KEY;
         /// Seed of initial values, the order of samples, and dropout.
-        seed: u64 = 1, KEY;
+        seed: u64 = 1, KEY.resume(Resume::Said(OTHER_SEED));
         /// Threads of a rank; the machine's cores over its ranks when left out.
-        threads: Option<usize> = None, KEY.from(1.0, MAX_THREADS).hint("leave it out for this machine's cores");
+        threads: Option<usize> = None, KEY.resume(Resume::Unsaid).from(1.0, MAX_THREADS).hint("leave it out for this machine's cores");
         /// Prompt of the sample that is shown at the end of the run; no sample when empty.
-        sample: String = String::new(), KEY;
+        sample: String = String::new(), KEY.resume(Resume::Unsaid);
     }
 }
