@@ -11,7 +11,7 @@ use phalanx_cpu::peak;
 use phalanx_data::NOT_PREDICTED;
 use phalanx_system::random::mix;
 use phalanx_tensor::profile::Profile;
-use phalanx_tensor::{DType, Device};
+use phalanx_tensor::{DType, Device, DiskOptions};
 use phalanx_train::metrics::resident_bytes_peak;
 use phalanx_train::rank::{Batch, Rank};
 use phalanx_train::step::Outcome;
@@ -178,7 +178,7 @@ impl<'a> Stepper<'a> {
         let groups = Groups::new(&setup.source, &spec);
         let mut engine = Rank::new(device, groups, &spec, &plan.of(setup.rank).orders)?;
         engine.initialise(seed)?;
-        let batch = Batch::with_rows(spec.micro_batch_size * spec.micro_batches, spec.seq);
+        let batch = Batch::with_rows(spec.batch.micro_batch_size * spec.batch.micro_batches, spec.batch.seq);
         let page_faults = (setup.page_faults)().map(|_| [0, 0]);
         Ok(Stepper { setup, engine, spec, seed, batch, number: 0, page_faults })
     }
@@ -281,7 +281,7 @@ impl<'a> Stepper<'a> {
 pub fn measure(setup: &RankSetup<'_>, plan: &RunPlan, counts: StepCounts) -> Result<StepFigures> {
     let cpu = &*setup.cpu;
     let mut types = product_types(plan.of(setup.rank).step.kernels.iter().map(|kernel| kernel.rate));
-    types.insert(plan.spec.precision.compute);
+    types.insert(plan.spec.precision.types.compute);
     let StepCounts { seed, warmup, steps } = counts;
     let profile = Arc::new(Profile::default());
     profile.pause(true);
@@ -301,7 +301,7 @@ pub fn measure(setup: &RankSetup<'_>, plan: &RunPlan, counts: StepCounts) -> Res
     let sent_bytes_per_s = bandwidth.copied();
     let copied_bytes_per_s = setup.copied_bytes_per_s.unwrap_or(sent_bytes_per_s);
     stepper.engine.group().barrier().wait()?;
-    let disk_bytes_per_s = disk_rate(&plan.spec);
+    let disk_bytes_per_s = disk_rate(plan.spec.device.disk.clone());
     let bytes_per_s = setup.limits.map_or(bandwidth.max(), |limits| limits.bytes_per_s);
     Ok(StepFigures {
         step_s,
@@ -320,8 +320,8 @@ pub fn measure(setup: &RankSetup<'_>, plan: &RunPlan, counts: StepCounts) -> Res
 
 /// Bytes per second of the folders of disk memory, while each of the ranks uses them. None without disk memory, or where the
 /// disk has no room beside it.
-fn disk_rate(spec: &Spec) -> Option<f64> {
-    let options = spec.disk.clone()?;
+fn disk_rate(options: Option<DiskOptions>) -> Option<f64> {
+    let options = options?;
     let task = DiskTask { options, bytes: DISK_BYTES, chunk: DISK_CHUNK, rounds: 1 };
     let figures = task.measure(&mut |_, _| {}, &mut || Ok(())).ok()?;
     Some(disk::best(&figures.both_bytes_per_s))
@@ -331,15 +331,17 @@ fn disk_rate(spec: &Spec) -> Option<f64> {
 /// function of the seed, the step and its place in the global batch: however that is cut and shared, it is the same.
 /// With a masked model, a sequence has as many targets as a sample.
 pub fn fill(batch: &mut Batch, spec: &Spec, seed: u64, number: u64, data: usize) {
-    let (seq, vocab) = (spec.seq, spec.model.vocab());
+    let (batch_part, vocab) = (&spec.batch, spec.model.definition.vocab());
+    let seq = batch_part.seq;
     let rows = batch.tokens.chunks_mut(seq).zip(batch.targets.chunks_mut(seq));
     for (index, (tokens, targets)) in rows.enumerate() {
-        let place = spec.first_sample(index / spec.micro_batch_size, data) + index % spec.micro_batch_size;
+        let (micro_batch, row) = (index / batch_part.micro_batch_size, index % batch_part.micro_batch_size);
+        let place = batch_part.first_sample(spec.mesh.axes, micro_batch, data) + row;
         let mut random = mix(mix(seed ^ number) ^ place as u64);
         for token in tokens.iter_mut().chain(targets.iter_mut()) {
             *token = below(&mut random, vocab);
         }
-        let unpredicted = seq - spec.targets_per_sequence.min(seq);
+        let unpredicted = seq - batch_part.targets_per_sequence.min(seq);
         targets[..unpredicted].fill(NOT_PREDICTED);
     }
 }

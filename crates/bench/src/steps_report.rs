@@ -43,7 +43,7 @@ impl Summary {
         let mut sorted = steps.clone();
         sorted.sort_by(f64::total_cmp);
         let (median, min) = (sorted[sorted.len() / 2], sorted[0]);
-        let compute = plan.spec.precision.compute;
+        let compute = plan.spec.precision.types.compute;
         let peak: f64 = ranks.iter().map(|rank| rank.peaks.products_per_s(compute)).sum();
         let peak_flops_per_s = (peak > 0.0).then_some(peak);
         let share = |flops: u128| Some(flops as f64 / median / peak_flops_per_s?);
@@ -82,7 +82,7 @@ impl<'a> StepReport<'a> {
             "step_s_median": median, "step_s_min": summary.min, "step_s": summary.steps,
             "tokens_per_s": summary.tokens_per_s, "flops_per_step": whole(flops),
             "model_flops_per_step": whole(plan.model_flops_per_step()), "flops_per_s": flops as f64 / median,
-            "compute": plan.spec.precision.compute.name(), "peak_flops_per_s": summary.peak_flops_per_s,
+            "compute": plan.spec.precision.types.compute.name(), "peak_flops_per_s": summary.peak_flops_per_s,
             "mfu": summary.mfu, "hfu": summary.hfu, "resident_bytes_peak": summary.resident,
             "resident_bytes_peak_by_rank": ranks.iter().map(|r| r.resident_bytes_peak).collect::<Vec<_>>(),
             "page_faults_first_step": page_faults.map(|faults| faults[0]),
@@ -91,8 +91,8 @@ impl<'a> StepReport<'a> {
             "exposed_s": summary.exposed, "launches_per_step_of_rank_0": ranks[0].launches,
             "exposed_s_by_rank": ranks.iter().map(|r| r.exposed_s).collect::<Vec<_>>(),
             "sent_bytes_by_rank": ranks.iter().map(|r| r.sent_bytes).collect::<Vec<_>>(),
-            "mesh": plan.spec.mesh, "schedule": plan.spec.schedule.name, "ranks": ranks.len(), "threads": plan.spec.threads,
-            "zero": plan.spec.stage.number(), "parameters": plan.parameters(), "peaks_of_rank_0": ranks[0].peaks,
+            "mesh": plan.spec.mesh.axes, "schedule": plan.spec.pipeline.schedule.name, "ranks": ranks.len(), "threads": plan.spec.device.threads,
+            "zero": plan.spec.zero.stage.number(), "parameters": plan.parameters(), "peaks_of_rank_0": ranks[0].peaks,
             "profile_of_rank_0": ranks[0].profile.to_json(&ranks[0].peaks), "profiled_steps": ranks[0].profiled,
         })
     }
@@ -100,7 +100,7 @@ impl<'a> StepReport<'a> {
     /// The figures for people; `axes` names the axes of the mesh that have several ranks.
     pub fn to_text(&self, axes: &str) -> String {
         let StepReport { plan, ranks, summary } = self;
-        let (peak, compute) = (summary.peak_flops_per_s, plan.spec.precision.compute.name());
+        let (peak, compute) = (summary.peak_flops_per_s, plan.spec.precision.types.compute.name());
         let mut table = Table::default();
         let mut row = |label: &str, value: String| table.row([label.to_string(), value]);
         row("step, median", seconds(summary.median));
@@ -131,9 +131,9 @@ impl<'a> StepReport<'a> {
             "{} parameters, {} of {}{}, ZeRO-{}, {} tokens a step\n{table}\n{}",
             count(plan.parameters() as f64),
             plural(spec.world_size(), "rank"),
-            plural(spec.threads, "thread"),
+            plural(spec.device.threads, "thread"),
             axes,
-            spec.stage.number(),
+            spec.zero.stage.number(),
             spec.tokens_per_step(),
             profile_text(plan, &ranks[0])
         )
@@ -142,7 +142,7 @@ impl<'a> StepReport<'a> {
 
 /// Table of the time that each kernel of rank 0 takes.
 fn profile_text(plan: &RunPlan, rank: &StepFigures) -> String {
-    let (profile, peaks, compute) = (&rank.profile, &rank.peaks, plan.spec.precision.compute);
+    let (profile, peaks, compute) = (&rank.profile, &rank.peaks, plan.spec.precision.types.compute);
     let peak = peaks.products_per_s(compute);
     let share = |flops: u64| percent(flops as f64 / profile.step_s / peak);
     let step = &plan.of(0).step;

@@ -51,10 +51,10 @@ impl Launcher for Threads {
     ) -> Result<(Spec, Vec<RankFigures>)> {
         let config = ResolvedConfig::new(config)?;
         let plan = RunPlan::new(Spec::new(&config, model, 0, 1)?)?;
-        let is_faulty = self.fault && config.parallel.zero == 0 && plan.spec.mesh.data > 1;
+        let is_faulty = self.fault && config.parallel.zero == 0 && plan.spec.mesh.axes.data > 1;
         let faulty = |rank: usize| {
-            let targets_per_step = 2 * plan.spec.targets_per_step;
-            let spec = Spec { targets_per_step, ..plan.spec.clone() };
+            let mut spec = plan.spec.clone();
+            spec.batch.targets_per_step *= 2;
             RunPlan::of_one_rank(spec, plan.for_all_ranks().totals, plan.ranks[rank].clone())
         };
         let one = |rank: usize, endpoint: Option<Endpoint>| {
@@ -126,7 +126,8 @@ fn compare(compute: Float, lr: f64, fault: bool) -> Agreement {
         assert_eq!(row.ran.as_ref().err(), None, "{:?}", row.strategy);
     }
     let other = bench.in_other_precision(Strategy::OneDevice).unwrap();
-    let names: Vec<String> = spec.whole().parameters.into_iter().map(|parameter| parameter.name).collect();
+    let names: Vec<String> =
+        spec.model.whole().parameters.into_iter().map(|parameter| parameter.name).collect();
     let found = agreement(&rows, &other, Rounding::of(&spec), &names).unwrap();
     assert_eq!(found.others, STRATEGIES.len() - 1);
     found

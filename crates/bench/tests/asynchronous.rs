@@ -120,7 +120,7 @@ fn run(model: &Gpt2, config: &RunConfig, steps: u64) -> Vec<Ran> {
 
 /// For each "state/parameter": all elements, each from exactly one rank.
 fn merge(model: &Gpt2, config: &RunConfig, ran: &[Ran]) -> State {
-    let network = spec(model, config).whole();
+    let network = spec(model, config).model.whole();
     let mut merged = State::new();
     for (state, parameter, range, numbers) in ran.iter().flat_map(|ran| &ran.pieces) {
         let parameter = &network.parameters[*parameter];

@@ -25,13 +25,27 @@ const BEHIND: usize = 2;
 /// Inputs that arrive while backward of a later block computes.
 const AHEAD: usize = 2;
 
+/// Options of [`BlockInputs`].
+#[derive(Clone, Copy, Debug)]
+pub struct InputOptions {
+    /// The memory in which inputs wait for backward.
+    pub memory: Memory,
+    /// True if each tensor-parallel rank keeps a part of the inputs that all of them have.
+    pub partition: bool,
+}
+
+impl InputOptions {
+    /// Inputs stay as their blocks save them.
+    pub const ON_DEVICE: InputOptions = InputOptions { memory: Memory::Device, partition: false };
+}
+
 /// Memory of the inputs of Transformer blocks between forward and backward.
 #[derive(Clone)]
 pub struct BlockInputs {
     /// Their memory.
-    pub memory: Memory,
+    memory: Memory,
     /// The group of the tensor axis, when each of its ranks keeps a part of every input.
-    pub parts: Option<Arc<dyn Group>>,
+    parts: Option<Arc<dyn Group>>,
 }
 
 /// The inputs of one micro-batch that are not where their block left them, by the number of the block in the stage.
@@ -59,8 +73,11 @@ enum InputState {
 }
 
 impl BlockInputs {
-    /// Inputs stay as their blocks save them.
-    pub const ON_DEVICE: BlockInputs = BlockInputs { memory: Memory::Device, parts: None };
+    /// The inputs of a rank with this group of the tensor axis.
+    pub fn new(options: InputOptions, tensor: &Arc<dyn Group>) -> BlockInputs {
+        let InputOptions { memory, partition } = options;
+        BlockInputs { memory, parts: partition.then(|| Arc::clone(tensor)) }
+    }
 
     fn is_at_home(&self) -> bool {
         self.memory == Memory::Device && self.parts.is_none()

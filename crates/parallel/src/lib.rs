@@ -14,8 +14,8 @@ pub mod tensor;
 mod tiles;
 pub mod zero;
 
-pub use block_inputs::BlockInputs;
+pub use block_inputs::{BlockInputs, InputOptions};
 pub use norm::GradientNorm;
 pub use stage::{Seen, Stage, Watch};
 pub use tensor::TensorParallel;
-pub use zero::{Options, Zero};
+pub use zero::Zero;

@@ -13,11 +13,10 @@ use phalanx_layers::{
     AnyLayer, Block, BlockRole, Call, Context, Embedding, Init, Inputs, LinearCrossEntropy, Network,
     Parameter, ParameterSpec, Parameters, PositionTable, Recompute, RowShape, Rows, TARGETS,
 };
-use phalanx_optim::Optimizer;
-use phalanx_parallel::BlockInputs;
+use phalanx_optim::{Optimizer, RatesByName};
 use phalanx_parallel::stage::BackwardStart;
-use phalanx_parallel::zero::{Holding, Residence};
-use phalanx_parallel::{Options, Seen, Stage, TensorParallel, Watch, Zero};
+use phalanx_parallel::zero::{Arithmetic, Holding, Options, Residence};
+use phalanx_parallel::{BlockInputs, InputOptions, Seen, Stage, TensorParallel, Watch, Zero};
 use phalanx_plan::trace::PhaseName;
 use phalanx_plan::{ChunkSize, ParameterSize, Precision, lay_out};
 use phalanx_tensor::{Arena, Category, CrossEntropy, DType, Device, Tensor};
@@ -82,31 +81,36 @@ fn stage(device: &Device, tensor: &TensorParallel) -> Stage {
     let sizes: Vec<ParameterSize> = network.parameters.iter().map(size).collect();
     let layout = Arc::new(lay_out(&sizes, 1, &ChunkSize::None).unwrap());
     let held = Holding {
+        stage: 0,
         layout,
         answers: vec![true; network.parameters.len()],
         tied: vec![false; network.parameters.len()],
         first_chunk: 0,
+        is_updated: true,
     };
     let options = Options {
         stage: phalanx_plan::Stage::Zero,
         overlap: false,
         prefetch: 0,
-        micro_batches: 1,
         defer: false,
-        precision: Precision::F32,
-        optimizer: Optimizer::Sgd { momentum: 0.0, weight_decay: 0.0 },
-        rates: Arc::default(),
-        residence: Residence::DEVICE,
+        residence: vec![Residence::DEVICE],
         buffer: 1 << 20,
         updates_on_host: true,
         delayed_update: false,
         gradients_in_place: false,
         update_in_backward: false,
-        is_updated: true,
     };
-    let mut zero = Zero::new(device, Arc::new(Solo::new("data")), &network, held, options, &BTreeMap::new());
+    let arithmetic = Arithmetic {
+        precision: Precision::F32,
+        micro_batches: 1,
+        optimizer: &Optimizer::Sgd { momentum: 0.0, weight_decay: 0.0 },
+        rates: &RatesByName::default(),
+    };
+    let solo: Arc<dyn Group> = Arc::new(Solo::new("data"));
+    let inputs = BlockInputs::new(InputOptions::ON_DEVICE, &solo);
+    let mut zero = Zero::new(device, solo, &network, held, (&options, arithmetic), &BTreeMap::new());
     zero.begin(PhaseName::Step);
-    Stage { index: 0, network, zero, tied: Vec::new(), inputs: BlockInputs::ON_DEVICE }
+    Stage { index: 0, network, zero, tied: Vec::new(), inputs }
 }
 
 fn ids(device: &Device) -> Tensor {

@@ -146,7 +146,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 fn batch(spec: &Spec, data: usize) -> Batch {
     let token = |sample: usize, t: usize| ((sample * 31 + t * (sample % 3 + 1)) % VOCAB) as u32;
     let mut batch = Batch::default();
-    for sample in (0..spec.micro_batches).map(|m| spec.first_sample(m, data)) {
+    let first = |m| spec.batch.first_sample(spec.mesh.axes, m, data);
+    for sample in (0..spec.batch.micro_batches).map(first) {
         batch.tokens.extend((0..SEQ).map(|t| token(sample, t)));
         batch.targets.extend((0..SEQ).map(|t| token(sample, t + 1)));
     }

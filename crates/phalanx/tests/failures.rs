@@ -179,7 +179,8 @@ fn training() -> Training {
         let token = |t: usize| (position as usize * 7 + t) as u32 % 64;
         (0..tokens.len()).for_each(|t| (tokens[t], targets[t]) = (token(t), token(t + 1)));
     };
-    let spec = Spec { host_addressable: false, ..Spec::new(&config, model, 0, 1).unwrap() };
+    let mut spec = Spec::new(&config, model, 0, 1).unwrap();
+    spec.device.host_addressable = false;
     Training::new(spec, counting, 4).unwrap()
 }
 

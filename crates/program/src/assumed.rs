@@ -18,7 +18,7 @@ pub fn line(elsewhere: &Elsewhere, planned: &Planned, profile: Option<&Machine>)
     let mut parts = vec![format!("each rank has {} with {} ({source})", device_word(kind), bytes(each))];
     let spec = &planned.plan.spec;
     if kind == DeviceKind::Cuda && spec.world_size() > 1 {
-        parts.push(match spec.linked {
+        parts.push(match spec.device.linked {
             true => "ranks exchange data from card to card (device.communication = \"nccl\")".to_string(),
             false => "ranks exchange data through host memory (device.communication = \"host\")".to_string(),
         });

@@ -89,14 +89,14 @@ fn on_device<T>(
     let (factory, made) =
         environment.counted_factory(&planned.config.device, CardNeeds::of(&plan.spec), output::note);
     let RankDevice { device, shared_bytes } =
-        host.make_device(plan.of(host.rank()), &plan.spec, &*factory)?;
+        host.make_device(plan.of(host.rank()), &plan.spec.device, &*factory)?;
     let (source, shares_memory) = match host {
         RankHost::Alone => (GroupSource::Alone(environment.isa()), false),
         RankHost::Job(endpoint) => (GroupSource::Host(endpoint), true),
     };
     let setup = RankSetup {
         rank: host.rank(),
-        cpu: environment.cpu(plan.spec.threads, plan.spec.products)?,
+        cpu: environment.cpu(plan.spec.device.threads, plan.spec.device.products)?,
         device,
         copied_bytes_per_s: match planned.config.device.choice() {
             DeviceChoice::Cpu => None,
@@ -105,7 +105,7 @@ fn on_device<T>(
         },
         limits: match planned.config.device.kind {
             DeviceKind::Cuda => {
-                let tf32 = plan.spec.products == Some(ProductMethod::Tf32);
+                let tf32 = plan.spec.device.products == Some(ProductMethod::Tf32);
                 let limits = cards::limits_of(host.rank(), plan.spec.world_size(), tf32);
                 Some(limits.unwrap_or(DeviceLimits::UNKNOWN))
             }

@@ -41,7 +41,7 @@ impl Budget {
     /// Bytes of the budget that the largest rank keeps to exchange data with other hosts.
     fn between_hosts(&self, planned: &Planned) -> u64 {
         let is_of_host = match self {
-            Budget::Device(..) | Budget::Card(_) => planned.plan.spec.host_addressable,
+            Budget::Device(..) | Budget::Card(_) => planned.plan.spec.device.host_addressable,
             Budget::Rank(_) | Budget::Host(_) | Budget::Machine(_) => true,
         };
         planned.between_hosts_bytes().filter(|_| is_of_host).unwrap_or(0)
@@ -61,8 +61,8 @@ impl Budget {
     pub fn outside(&self, planned: &Planned) -> u64 {
         let spec = &planned.plan.spec;
         match self {
-            Budget::Device(..) | Budget::Card(_) if !spec.host_addressable => {
-                spec.beside_plan.map_or(0, |_| CardNeeds::NONE.bytes())
+            Budget::Device(..) | Budget::Card(_) if !spec.device.host_addressable => {
+                spec.device.beside_plan.map_or(0, |_| CardNeeds::NONE.bytes())
             }
             Budget::Machine(_) => 0,
             _ => planned::min_outside_bytes(spec),
@@ -98,7 +98,7 @@ impl Budget {
 
     /// Returns whether the states on the devices, `states` bytes per rank, exceed the budget by themselves.
     pub fn is_below_states(&self, spec: &Spec, states: u64) -> bool {
-        let is_on_card = spec.beside_plan.is_some();
+        let is_on_card = spec.device.beside_plan.is_some();
         match self {
             Budget::Device(bytes, _) | Budget::Card(bytes) => states > *bytes,
             Budget::Rank(bytes) => !is_on_card && states > *bytes,
@@ -128,7 +128,7 @@ pub fn budgets_of_plan(planned: &Planned, elsewhere: Option<&Elsewhere>) -> Vec<
         return if is_known { here } else { limit(planned).into_iter().collect() };
     };
     let (device, given) = elsewhere.device_bytes(&planned.config);
-    let host = elsewhere.host_bytes.filter(|_| !planned.plan.spec.host_addressable).map(Budget::Host);
+    let host = elsewhere.host_bytes.filter(|_| !planned.plan.spec.device.host_addressable).map(Budget::Host);
     [Some(Budget::Device(device, given)), limit(planned), host].into_iter().flatten().collect()
 }
 

@@ -19,8 +19,8 @@ impl CardNeeds {
 
     /// Those of a run.
     pub fn of(spec: &Spec) -> CardNeeds {
-        let tokens = [spec.micro_batch_size, spec.seq];
-        let scratch_bytes = CardNeeds::scratch(&*spec.model, tokens, spec.mesh.tensor);
+        let tokens = [spec.batch.micro_batch_size, spec.batch.seq];
+        let scratch_bytes = CardNeeds::scratch(&*spec.model.definition, tokens, spec.mesh.axes.tensor);
         CardNeeds { communicators: spec.communicators(), scratch_bytes }
     }
 

@@ -25,7 +25,7 @@ impl<'a> ChunkReport<'a> {
 
     /// The world ranks of the data axis of rank 0.
     fn data_ranks(&self) -> Vec<usize> {
-        self.planned.plan.spec.mesh.members(Axis::Data, 0)
+        self.planned.plan.spec.mesh.axes.members(Axis::Data, 0)
     }
 
     /// Seconds of what a size moves, one message after another; `None` where a rate is unknown.
@@ -49,7 +49,7 @@ impl<'a> ChunkReport<'a> {
 
     fn knobs(&self) -> String {
         let Search { search_range_mb, hidden_dim, min_chunk_size_mb } = self.search;
-        let searched = &self.planned.plan.spec.layout.searched;
+        let searched = &self.planned.plan.spec.mesh.layout.searched;
         let tried = match (searched.first(), searched.last()) {
             (Some(first), Some(last)) => format!(
                 "; {} sizes from {} to {} elements were packed",
@@ -156,7 +156,7 @@ const MEASURED: usize = 16;
 /// The knobs of Gemini's search.
 pub fn search(planned: &Planned) -> Search {
     let MemoryConfig { search_range_mb, min_chunk_size_mb, hidden_dim, .. } = planned.config.memory;
-    let hidden = planned.plan.spec.whole().width() as u64;
+    let hidden = planned.plan.spec.model.whole().width() as u64;
     Search { search_range_mb, min_chunk_size_mb, hidden_dim: Some(hidden_dim.unwrap_or(hidden)) }
 }
 

@@ -23,7 +23,7 @@ pub fn check(planned: &Planned) -> Result<Vec<String>> {
 fn check_locked(planned: &Planned) -> Result<Option<String>> {
     // A card's driver locks what is registered with it, beyond the limit of the process.
     let copies_by_itself = planned.config.device.kind == DeviceKind::Simulated;
-    let wanted = planned.plan.spec.pin_host;
+    let wanted = planned.plan.spec.device.pin_host;
     let needed = planned.plan.ranks.iter().map(|rank| rank.host.arena_bytes).max().unwrap_or(0);
     let limit = getrlimit(Resource::Memlock).current.unwrap_or(u64::MAX);
     let is_exempt = capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::IPC_LOCK));

@@ -46,7 +46,7 @@ pub fn line(folder: &RunFolder, data: &DataReport) -> Result<Value> {
 /// Returns whether the run has made `step`, but not the evaluation after it, because it was stopped meanwhile.
 pub fn lacks_evaluation(folder: &RunFolder, planned: &Planned, step: u64) -> bool {
     let train = &planned.config.train;
-    if planned.plan.spec.evaluated == 0 || !(step == train.steps || due(step, train.eval_every)) {
+    if planned.plan.spec.batch.evaluated == 0 || !(step == train.steps || due(step, train.eval_every)) {
         return false;
     }
     // What cannot be read says nothing.
@@ -204,7 +204,7 @@ fn sample(
     output: &TrainOutput,
 ) -> Result<()> {
     let prompt = &planned.config.train.sample;
-    if prompt.is_empty() || planned.plan.spec.model.objective() == Objective::Masked {
+    if prompt.is_empty() || planned.plan.spec.model.definition.objective() == Objective::Masked {
         return Ok(());
     }
     let checkpoint = folder.checkpoint(Some(planned.config.train.steps))?;
@@ -242,7 +242,7 @@ fn next(folder: &RunFolder, planned: &Planned) -> String {
     let run = resume::shell_word(&folder.path().display().to_string());
     let more = learning_rate::more_steps(&planned.config);
     let ranks = planned.plan.spec.world_size() * 2;
-    let continues = planned.plan.spec.model.objective() == Objective::Causal;
+    let continues = planned.plan.spec.model.definition.objective() == Objective::Causal;
     let sample = continues.then(|| format!("phalanx sample {run} --prompt 'fn main'"));
     let mut lines: Vec<String> = sample.into_iter().collect();
     lines.push(format!("phalanx train --run {run} --resume {more}    train on"));

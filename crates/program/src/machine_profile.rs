@@ -76,10 +76,10 @@ pub fn known(name: &str) -> Result<Option<Machine>> {
 /// # Errors
 /// Memory that the system does not give, collectives that cannot be measured.
 pub fn measured(planned: &Planned, sizes: &[u64], environment: Environment) -> Result<Machine> {
-    let (spec, ranks) = (&planned.plan.spec, planned.plan.spec.mesh.data);
-    let types = BTreeSet::from([DType::F32, spec.precision.compute]);
+    let (spec, ranks) = (&planned.plan.spec, planned.plan.spec.mesh.axes.data);
+    let types = BTreeSet::from([DType::F32, spec.precision.types.compute]);
     let environment = environment.of_run(&planned.config.device)?;
-    let processor = environment.processor(spec.threads, spec.products)?;
+    let processor = environment.processor(spec.device.threads, spec.device.products)?;
     let card = card_limits(planned)?;
     let flops_per_s = |dtype| match &card {
         None => processor.flops_per_s(dtype),
@@ -98,14 +98,14 @@ pub fn measured(planned: &Planned, sizes: &[u64], environment: Environment) -> R
     let available = machine::available().map_or(u64::MAX, |available| available.bytes);
     // What cards send to each other is not measured.
     let collectives = match ranks {
-        ranks if ranks > 1 && !spec.linked => measured_collectives(ranks, sizes, available)?,
+        ranks if ranks > 1 && !spec.device.linked => measured_collectives(ranks, sizes, available)?,
         _ => Vec::new(),
     };
     let mut measured = Machine {
         name: format!("this machine ({})", machine::processor()),
         sources: vec![format!(
             "measured now, with {} per rank",
-            crate::report::plural(spec.threads, "thread")
+            crate::report::plural(spec.device.threads, "thread")
         )],
         memory_bytes: available,
         host_bytes: available,
@@ -116,12 +116,12 @@ pub fn measured(planned: &Planned, sizes: &[u64], environment: Environment) -> R
         copy: line(copy_gb_per_s),
         disk_read: None,
         disk_write: None,
-        transport: (!spec.linked).then(|| line(bandwidth.copied() / 1e9)),
+        transport: (!spec.device.linked).then(|| line(bandwidth.copied() / 1e9)),
         devices_per_host: None,
         network: None,
         collectives,
     };
-    if let Some(disk) = &spec.disk {
+    if let Some(disk) = &spec.device.disk {
         measure_disk(&mut measured, disk, spec.world_size());
     }
     Ok(measured)
@@ -132,7 +132,7 @@ fn card_limits(planned: &Planned) -> Result<Option<DeviceLimits>> {
     if planned.config.device.kind != DeviceKind::Cuda {
         return Ok(None);
     }
-    let tf32 = planned.plan.spec.products == Some(ProductMethod::Tf32);
+    let tf32 = planned.plan.spec.device.products == Some(ProductMethod::Tf32);
     let limits = cards::limits_of(0, planned.plan.spec.world_size(), tf32);
     let unknown =
         "--machine here: there is no card here whose rates are known; give a profile, such as --machine h100";

@@ -4,7 +4,8 @@
 use std::cmp::Ordering;
 use std::ops::Range;
 
-use phalanx_plan::{Costs, InFlight, Stage, StageCost, in_flight, simulate};
+use phalanx_layers::Network;
+use phalanx_plan::{Costs, InFlight, Mesh, Stage, StageCost, in_flight, simulate};
 use phalanx_train::config::Reduce;
 use phalanx_train::{RankPlan, Spec};
 use serde::Serialize;
@@ -18,34 +19,35 @@ use crate::schedule_report::{held_heading, held_text};
 const ROWS: usize = 16;
 
 /// Returns whether the mesh has more than a data axis.
-pub fn has_mesh(spec: &Spec) -> bool {
-    spec.mesh.pipeline * spec.mesh.tensor > 1
+pub fn has_mesh(axes: Mesh) -> bool {
+    axes.pipeline * axes.tensor > 1
 }
 
 /// The sizes of the axes that have several ranks, and the schedule of a pipeline; empty for data parallelism alone.
 pub fn axes_in_brackets(spec: &Spec) -> String {
-    let mesh = spec.mesh;
-    if !has_mesh(spec) {
+    let mesh = spec.mesh.axes;
+    if !has_mesh(mesh) {
         return String::new();
     }
     let sizes = [("pipeline", mesh.pipeline), ("data", mesh.data), ("tensor", mesh.tensor)];
     let axis = |(name, size): &(&str, usize)| (*size > 1).then(|| format!("{name} {size}"));
     let axes: Vec<String> = sizes.iter().filter_map(axis).collect();
-    let sequence = if spec.sequence_parallel { ", sequence parallel" } else { "" };
-    let schedule = if mesh.pipeline > 1 { format!(", {}", spec.schedule.name) } else { String::new() };
+    let sequence = if spec.mesh.sequence_parallel { ", sequence parallel" } else { "" };
+    let schedule =
+        if mesh.pipeline > 1 { format!(", {}", spec.pipeline.schedule.name) } else { String::new() };
     format!(" ({}{sequence}{schedule})", axes.join(" x "))
 }
 
 /// The ranks of each row of a table: first and last, and the plan of one.
 pub fn rows(planned: &Planned) -> Vec<(Range<usize>, &RankPlan)> {
     let (spec, plan) = (&planned.plan.spec, &planned.plan);
-    let each = if spec.world_size() <= ROWS { 1 } else { spec.mesh.data * spec.mesh.tensor };
+    let each = if spec.world_size() <= ROWS { 1 } else { spec.mesh.axes.data * spec.mesh.axes.tensor };
     (0..spec.world_size()).step_by(each).map(|first| (first..first + each, plan.of(first))).collect()
 }
 
 /// Neighbouring ranks of one pipeline stage that hold the same bytes.
 pub fn alike(planned: &Planned) -> Vec<(Range<usize>, &RankPlan)> {
-    let place = |range: &Range<usize>| planned.plan.spec.mesh.coordinates(range.start).pipeline;
+    let place = |range: &Range<usize>| planned.plan.spec.mesh.axes.coordinates(range.start).pipeline;
     let rows = rows(planned);
     let groups = rows.chunk_by(|(a, one), (b, other)| one.peak() == other.peak() && place(a) == place(b));
     groups.map(|rows| (rows[0].0.start..rows[rows.len() - 1].0.end, rows[0].1)).collect()
@@ -63,22 +65,23 @@ pub fn rank_names(range: &Range<usize>) -> String {
 /// The mesh coordinates of every rank, and its blocks.
 pub fn places(planned: &Planned) -> String {
     let spec = &planned.plan.spec;
-    let whole = spec.whole();
+    let whole = spec.model.whole();
     let names: Vec<&str> =
-        (0..spec.stages.last().map_or(0, |s| s.end)).map(|i| whole.block_name(i)).collect();
+        (0..spec.mesh.stages.last().map_or(0, |s| s.end)).map(|i| whole.block_name(i)).collect();
     let mut table = Table::new(&["", "pipeline", "data", "tensor", "blocks"]);
     for (range, _) in rows(planned) {
-        let (first, last) = (spec.mesh.coordinates(range.start), spec.mesh.coordinates(range.end - 1));
+        let (first, last) =
+            (spec.mesh.axes.coordinates(range.start), spec.mesh.axes.coordinates(range.end - 1));
         let span = |first: usize, last: usize| {
             if first == last { first.to_string() } else { format!("{first} to {last}") }
         };
-        let stages: Vec<usize> = spec.schedule.stages_of(first.pipeline).collect();
-        let blocks: Vec<String> = stages.iter().map(|s| blocks(&names, &spec.stages[*s])).collect();
+        let stages: Vec<usize> = spec.pipeline.schedule.stages_of(first.pipeline).collect();
+        let blocks: Vec<String> = stages.iter().map(|s| blocks(&names, &spec.mesh.stages[*s])).collect();
         let (pipeline, data) = (first.pipeline.to_string(), span(first.data, last.data));
         let tensor = span(first.tensor, last.tensor);
         table.row([rank_names(&range), pipeline, data, tensor, blocks.join(", then ")]);
     }
-    format!("Mesh: {}\n{table}", spec.mesh)
+    format!("Mesh: {}\n{table}", spec.mesh.axes)
 }
 
 /// `embedding to h.2`
@@ -94,7 +97,7 @@ pub fn memory(planned: &Planned) -> String {
     use phalanx_plan::trace::Category;
     let mut headings = vec![""];
     headings.extend(Category::ALL.map(Category::name));
-    let beside = planned.plan.spec.beside_plan;
+    let beside = planned.plan.spec.device.beside_plan;
     headings.extend(["arena", if beside.is_some() { "card, about" } else { "total, about" }]);
     let mut table = Table::new(&headings);
     let outside = beside.unwrap_or_else(|| planned.outside_bytes());
@@ -121,8 +124,8 @@ struct Pipeline {
 impl Pipeline {
     fn of(spec: &Spec) -> Pipeline {
         let costs = Costs { stages: spec.stage_costs(), message: 0.0 };
-        let bubble = simulate(&spec.schedule, &costs).bubble_fraction();
-        Pipeline { costs: costs.stages, held: in_flight(&spec.schedule), bubble }
+        let bubble = simulate(&spec.pipeline.schedule, &costs).bubble_fraction();
+        Pipeline { costs: costs.stages, held: in_flight(&spec.pipeline.schedule), bubble }
     }
 
     /// Operations of a stage and micro-batch.
@@ -138,36 +141,37 @@ impl Pipeline {
     }
 }
 
-/// Elements of the parameters of each stage, over the tensor axis.
-fn parameters(spec: &Spec) -> Vec<u64> {
-    let whole = spec.whole();
+/// Elements of the parameters of each stage of the whole network, over the tensor axis.
+fn parameters(stages: &[Range<usize>], whole: &Network) -> Vec<u64> {
     let of_stage = |range: &Range<usize>| {
         let mut used = whole.uses[range.clone()].concat();
         used.sort_unstable();
         used.dedup();
         used.iter().map(|p| whole.parameters[*p].elements() as u64).sum()
     };
-    spec.stages.iter().map(of_stage).collect()
+    stages.iter().map(of_stage).collect()
 }
 
 /// The stages, their schedule and its bubble; nothing without a pipeline.
 pub fn pipeline(planned: &Planned) -> String {
     let spec = &planned.plan.spec;
-    if spec.mesh.pipeline == 1 {
+    if spec.mesh.axes.pipeline == 1 {
         return String::new();
     }
-    let (pipeline, parameters, whole) = (Pipeline::of(spec), parameters(spec), spec.whole());
+    let (pipeline, whole) = (Pipeline::of(spec), spec.model.whole());
+    let parameters = parameters(&spec.mesh.stages, &whole);
     let names: Vec<&str> = (0..whole.uses.len()).map(|i| whole.block_name(i)).collect();
-    let schedule = &spec.schedule;
+    let schedule = &spec.pipeline.schedule;
     let mut table =
         Table::new(&["stage", "place", "blocks", "parameters", "operations", held_heading(schedule)]);
     for (stage, place) in schedule.placement.iter().enumerate() {
-        let (blocks, parameters) = (blocks(&names, &spec.stages[stage]), count(parameters[stage] as f64));
+        let (blocks, parameters) =
+            (blocks(&names, &spec.mesh.stages[stage]), count(parameters[stage] as f64));
         let (share, held) =
             (percent(pipeline.share(stage)), held_text(schedule, &pipeline.held.stages[stage]));
         table.row([stage.to_string(), place.to_string(), blocks, parameters, share, held]);
     }
-    let tied: Vec<String> = spec.ties.iter().map(|tie| tie.name.clone()).collect();
+    let tied: Vec<String> = spec.mesh.ties.iter().map(|tie| tie.name.clone()).collect();
     let tied = match tied.is_empty() {
         true => String::new(),
         false => format!("  {} is in several of them, with one gradient\n", tied.join(", ")),
@@ -176,8 +180,8 @@ pub fn pipeline(planned: &Planned) -> String {
         "Pipeline: {} with {} of {}; bubble fraction {}, simulated with the operations of each stage\n{table}{tied}\
          \x20 `phalanx plan CONFIG --schedule` draws it\n",
         schedule.name,
-        plural(spec.micro_batches, "micro-batch"),
-        plural(spec.micro_batch_size, "sequence"),
+        plural(spec.batch.micro_batches, "micro-batch"),
+        plural(spec.batch.micro_batch_size, "sequence"),
         percent(pipeline.bubble)
     )
 }
@@ -185,23 +189,24 @@ pub fn pipeline(planned: &Planned) -> String {
 /// The pipeline as JSON; null without a pipeline.
 pub fn pipeline_json(planned: &Planned) -> Value {
     let spec = &planned.plan.spec;
-    if spec.mesh.pipeline == 1 {
+    if spec.mesh.axes.pipeline == 1 {
         return Value::Null;
     }
-    let (pipeline, parameters, whole) = (Pipeline::of(spec), parameters(spec), spec.whole());
+    let (pipeline, whole) = (Pipeline::of(spec), spec.model.whole());
+    let parameters = parameters(&spec.mesh.stages, &whole);
     let stage = |(stage, place): (usize, &usize)| {
         let held = pipeline.held.stages[stage];
         json!({
             "stage": stage, "place": place, "parameters": parameters[stage], "share": pipeline.share(stage),
-            "blocks": spec.stages[stage].clone().map(|i| whole.block_name(i)).collect::<Vec<_>>(),
+            "blocks": spec.mesh.stages[stage].clone().map(|i| whole.block_name(i)).collect::<Vec<_>>(),
             "flops_per_micro_batch": pipeline.operations(stage),
             "in_flight": { "to_input": held.to_input, "to_weight": held.to_weight },
         })
     };
     json!({
-        "schedule": spec.schedule.name, "micro_batches": spec.micro_batches, "bubble_fraction": pipeline.bubble,
-        "stages": spec.schedule.placement.iter().enumerate().map(stage).collect::<Vec<_>>(),
-        "tied": spec.ties.iter().map(|tie| &tie.name).collect::<Vec<_>>(),
+        "schedule": spec.pipeline.schedule.name, "micro_batches": spec.batch.micro_batches, "bubble_fraction": pipeline.bubble,
+        "stages": spec.pipeline.schedule.placement.iter().enumerate().map(stage).collect::<Vec<_>>(),
+        "tied": spec.mesh.ties.iter().map(|tie| &tie.name).collect::<Vec<_>>(),
     })
 }
 
@@ -238,12 +243,12 @@ impl Sharding {
 /// reduces (and under 3 gathers), which stage 1 can do once per step.
 fn shardings(planned: &Planned) -> Vec<Sharding> {
     let spec = &planned.plan.spec;
-    if spec.mesh.pipeline == 1 || spec.mesh.data == 1 || spec.stage < Stage::Two {
+    if spec.mesh.axes.pipeline == 1 || spec.mesh.axes.data == 1 || spec.zero.stage < Stage::Two {
         return Vec::new();
     }
     let mut all = vec![Sharding::of(planned)];
     let reduces: &[Reduce] =
-        if spec.micro_batches > 1 { &[Reduce::Each, Reduce::Defer] } else { &[Reduce::Each] };
+        if spec.batch.micro_batches > 1 { &[Reduce::Each, Reduce::Defer] } else { &[Reduce::Each] };
     for reduce in reduces {
         let other = planned.with(|config| (config.parallel.zero, config.batch.reduce) = (1, *reduce));
         all.extend(other.ok().as_ref().map(Sharding::of));

@@ -2,9 +2,9 @@
 
 use phalanx_parallel::zero::Residence;
 use phalanx_plan::trace::{Category, Memory};
+use phalanx_train::RankPlan;
 use phalanx_train::config::PlacementRule;
 use phalanx_train::placement_table::PlacedChunk;
-use phalanx_train::{RankPlan, Spec};
 use serde_json::{Value, json};
 
 use crate::planned::Planned;
@@ -31,7 +31,7 @@ impl<'a> PlacementReport<'a> {
         let moved: u64 = self.chunks.iter().map(|chunk| chunk.moved_bytes).sum();
         format!(
             "{}\nMemories of rank {}\n{}\nChunks of rank {}: a step moves {} for them\n{}",
-            rule(&self.planned.plan.spec),
+            rule(self.planned.plan.spec.placement, &self.planned.plan.spec.zero.residence),
             self.rank.rank,
             self.memories(),
             self.rank.rank,
@@ -88,7 +88,7 @@ impl<'a> PlacementReport<'a> {
             (name.to_string(), json!({ "peak_bytes": peak.bytes, "categories": peak.categories }))
         });
         json!({
-            "rule": rule_json(&self.planned.plan.spec),
+            "rule": rule_json(self.planned.plan.spec.placement),
             "rank": self.rank.rank,
             "memories": serde_json::Map::from_iter(peaks),
             "moved_bytes_per_step": self.chunks.iter().map(|chunk| chunk.moved_bytes).sum::<u64>(),
@@ -102,8 +102,8 @@ fn names(chunk: &PlacedChunk) -> String {
 }
 
 /// Number of chunks of all stages with a part elsewhere, and of all chunks that are described.
-fn away(spec: &Spec) -> [usize; 2] {
-    let described = spec.residence.iter().flat_map(Residence::described);
+fn away(residence: &[Residence]) -> [usize; 2] {
+    let described = residence.iter().flat_map(Residence::described);
     let is_away = |memory: Memory| memory != Memory::Device;
     described.fold([0, 0], |[parameters, optimizer], chunk| {
         [
@@ -114,9 +114,9 @@ fn away(spec: &Spec) -> [usize; 2] {
 }
 
 /// Describes the rule by which the memories were decided.
-fn rule(spec: &Spec) -> String {
-    let [parameters, optimizer] = away(spec);
-    match spec.placement {
+fn rule(rule: PlacementRule, residence: &[Residence]) -> String {
+    let [parameters, optimizer] = away(residence);
+    match rule {
         PlacementRule::Uniform(chunk) => format!(
             "Placement: parameters in {} memory, optimizer states in {} memory, all chunks alike",
             chunk.parameters.name(),
@@ -140,8 +140,8 @@ fn rule(spec: &Spec) -> String {
     }
 }
 
-fn rule_json(spec: &Spec) -> Value {
-    match spec.placement {
+fn rule_json(rule: PlacementRule) -> Value {
+    match rule {
         PlacementRule::Uniform(chunk) => json!({ "kind": "uniform", "chunk": chunk }),
         PlacementRule::Fractions(fractions) => json!({
             "kind": "fractions", "away": fractions.away, "offload_optim_frac": fractions.optimizer,

@@ -6,13 +6,14 @@ use phalanx_cuda::CONTEXT_BYTES;
 use phalanx_optim::LossScaling;
 use phalanx_parallel::zero::{ChunkResidence, Residence};
 use phalanx_plan::trace::{Category, DType, Memory};
-use phalanx_plan::{CollectiveCost, MemoryPlan, Precision};
+use phalanx_plan::{ChunkSize, CollectiveCost, MemoryPlan, Precision};
 use phalanx_simd::Isa;
 use phalanx_tensor::DiskOptions;
 use phalanx_train::config::{DeviceKind, GroupOfParameters, ParameterGroup, Products};
 use phalanx_train::metrics::{DeviceBytes, RankBytes};
-use phalanx_train::spec::TriedChunks;
-use phalanx_train::{RankPlan, Spec};
+use phalanx_train::planning::TriedChunks;
+use phalanx_train::spec::{DevicePart, MeshPart};
+use phalanx_train::{RankPlan, RunPlan, Spec};
 use serde_json::{Value, json};
 
 use crate::card_needs::CardNeeds;
@@ -46,17 +47,17 @@ pub fn to_json(planned: &Planned) -> Value {
         "between_hosts_bytes_per_rank": planned.between_hosts_bytes(),
         "needed_bytes": planned.needed_bytes(),
         "layout": {
-            "ranks": spec.world_size(), "mesh": spec.mesh, "zero": spec.stage.number(), "micro": spec.micro_batch_size,
-            "micro_batches": spec.micro_batches, "threads": spec.threads, "overlap": spec.overlap,
-            "prefetch": spec.prefetch, "reduce": planned.config.batch.reduce,
-            "checkpointing": planned.config.memory.checkpointing, "sequence_parallel": spec.sequence_parallel,
+            "ranks": spec.world_size(), "mesh": spec.mesh.axes, "zero": spec.zero.stage.number(), "micro": spec.batch.micro_batch_size,
+            "micro_batches": spec.batch.micro_batches, "threads": spec.device.threads, "overlap": spec.zero.overlap,
+            "prefetch": spec.zero.prefetch, "reduce": planned.config.batch.reduce,
+            "checkpointing": planned.config.memory.checkpointing, "sequence_parallel": spec.mesh.sequence_parallel,
         },
         "pipeline": mesh_report::pipeline_json(planned),
         "zero_one": mesh_report::sharding_json(planned),
-        "precision": spec.precision, "products": planned.config.precision.products,
+        "precision": spec.precision.types, "products": planned.config.precision.products,
         "processor_kernels": planned.config.device.kernels,
-        "model": spec.model.to_config(),
-        "chunks": chunks_json(spec),
+        "model": spec.model.definition.to_config(),
+        "chunks": chunks_json(plan),
         "phases": phases_json(&plan.ranks[0].memory),
         "host_phases": phases_json(&plan.ranks[0].host),
         "disk_phases": phases_json(&plan.ranks[0].disk),
@@ -66,7 +67,7 @@ pub fn to_json(planned: &Planned) -> Value {
         "collectives": plan.of(0).step.collectives,
         "other_reduce": planned.other_reduce().map(|other| reduce_json(&other)),
     });
-    if spec.beside_plan.is_some() {
+    if spec.device.beside_plan.is_some() {
         let needs = CardNeeds::of(spec);
         figures["beside_plan"] = json!({
             "scratch_bytes": needs.scratch_bytes, "driver_bytes_about": CONTEXT_BYTES,
@@ -76,21 +77,17 @@ pub fn to_json(planned: &Planned) -> Value {
     figures
 }
 
-fn chunks_json(spec: &Spec) -> Value {
-    let tried = |tried: &TriedChunks| json!({ "chunks": tried.chunks, "needed_bytes": tried.bytes, "chosen": tried.size == spec.chunk_size });
-    let (layout, element) = (&spec.layout, parameter_bytes(spec));
+fn chunks_json(plan: &RunPlan) -> Value {
+    let MeshPart { chunk_size, layout, .. } = &plan.spec.mesh;
+    let tried = |tried: &TriedChunks| json!({ "chunks": tried.chunks, "needed_bytes": tried.bytes, "chosen": tried.size == *chunk_size });
+    let element = plan.spec.precision.types.compute.bytes() as u64;
     json!({
         "count": layout.chunks(),
         "largest_bytes": element * layout.largest_chunk(),
         "bytes": element * layout.padded_elements(),
         "waste_bytes": element * layout.waste_elements,
-        "tried": spec.tried_chunks.iter().map(tried).collect::<Vec<_>>(),
+        "tried": plan.tried_chunks.iter().map(tried).collect::<Vec<_>>(),
     })
-}
-
-/// Bytes of one parameter in the compute type.
-fn parameter_bytes(spec: &Spec) -> u64 {
-    spec.precision.compute.bytes() as u64
 }
 
 fn phases_json(memory: &MemoryPlan) -> Value {
@@ -117,13 +114,17 @@ pub fn short(planned: &Planned, name: &str) -> String {
 pub fn long(planned: &Planned, name: &str) -> String {
     let sections = [
         headline(planned, name),
-        if mesh_report::has_mesh(&planned.plan.spec) { mesh_report::places(planned) } else { String::new() },
+        if mesh_report::has_mesh(planned.plan.spec.mesh.axes) {
+            mesh_report::places(planned)
+        } else {
+            String::new()
+        },
         format!("Memory of each rank\n{}", memory_table(planned)),
         mesh_report::pipeline(planned),
         mesh_report::sharding(planned),
         format!("Phases of rank 0: what the arena needs\n{}", phases_table(&planned.plan.ranks[0].memory)),
         work(planned),
-        chunks(&planned.plan.spec),
+        chunks(&planned.plan),
         reduce(planned),
     ];
     sections.into_iter().filter(|section| !section.is_empty()).collect::<Vec<_>>().join("\n")
@@ -131,10 +132,14 @@ pub fn long(planned: &Planned, name: &str) -> String {
 
 /// The sizes that people know a model by.
 fn sizes(spec: &Spec) -> String {
-    let network = spec.whole();
-    let heads =
-        spec.model.attention().map(|attention| format!(", {} heads", attention.heads)).unwrap_or_default();
-    let vocab = match spec.model.vocab() {
+    let network = spec.model.whole();
+    let heads = spec
+        .model
+        .definition
+        .attention()
+        .map(|attention| format!(", {} heads", attention.heads))
+        .unwrap_or_default();
+    let vocab = match spec.model.definition.vocab() {
         0 => String::new(),
         vocab => format!(", vocabulary {vocab}"),
     };
@@ -143,17 +148,17 @@ fn sizes(spec: &Spec) -> String {
 
 fn headline(planned: &Planned, name: &str) -> String {
     let spec = &planned.plan.spec;
-    let mesh = mesh_report::has_mesh(spec);
+    let mesh = mesh_report::has_mesh(spec.mesh.axes);
     let text = format!(
         "{name}: {} of {} parameters{} ({}, sequence {})\n\
          {} of {}{}, ZeRO-{}; a step is {}: {} of {} per {}\n\
          {}\n{}{}{}{}",
-        spec.model.architecture().map_or("a model", |arch| arch.title),
+        spec.model.definition.architecture().map_or("a model", |arch| arch.title),
         count(planned.plan.parameters() as f64),
         match planned.plan.trained_parameters() {
             trained if trained < planned.plan.parameters() => {
-                let rounded = match spec.precision.has_master() {
-                    true => format!(" and the others rounded to {}", spec.precision.compute.name()),
+                let rounded = match spec.precision.types.has_master() {
+                    true => format!(" and the others rounded to {}", spec.precision.types.compute.name()),
                     false => String::new(),
                 };
                 format!(", {} of them trained{rounded}", count(trained as f64))
@@ -161,14 +166,14 @@ fn headline(planned: &Planned, name: &str) -> String {
             _ => String::new(),
         },
         sizes(spec),
-        spec.seq,
+        spec.batch.seq,
         plural(spec.world_size(), "rank"),
-        plural(spec.threads, "thread"),
+        plural(spec.device.threads, "thread"),
         mesh_report::axes_in_brackets(spec),
-        spec.stage.number(),
-        plural(spec.micro_batch_size * spec.micro_batches * spec.mesh.data, "sequence"),
-        plural(spec.micro_batches, "micro-batch"),
-        spec.micro_batch_size,
+        spec.zero.stage.number(),
+        plural(spec.batch.micro_batch_size * spec.batch.micro_batches * spec.mesh.axes.data, "sequence"),
+        plural(spec.batch.micro_batches, "micro-batch"),
+        spec.batch.micro_batch_size,
         if mesh { "replica" } else { "rank" },
         precision(planned),
         parameter_groups(planned),
@@ -194,7 +199,7 @@ fn parameter_groups(planned: &Planned) -> String {
         let (tensors, elements) = (plural(parameters, "parameter"), count(elements as f64));
         format!("{name}: {tensors} with {elements} elements, lr {lr}, weight decay {decay}\n")
     };
-    optimizer.groups(&planned.plan.spec.whole()).into_iter().map(line).collect()
+    optimizer.groups(&planned.plan.spec.model.whole()).into_iter().map(line).collect()
 }
 
 /// The processor's kernels that compute the run, where that is decided.
@@ -216,7 +221,7 @@ fn kernels(planned: &Planned) -> String {
 
 /// A note for simulated devices, with the host memory that stages what they send.
 fn staging(planned: &Planned) -> String {
-    if planned.plan.spec.host_addressable {
+    if planned.plan.spec.device.host_addressable {
         return String::new();
     }
     let rank = &planned.plan.ranks[0];
@@ -248,18 +253,23 @@ fn residence(planned: &Planned) -> String {
         ("optimizer states", |chunk| chunk.optimizer, Category::Optimizer),
     ];
     for (what, of, category) in parts {
-        let lies =
-            |memory| spec.residence.iter().flat_map(Residence::described).any(|chunk| of(chunk) == memory);
+        let lies = |memory| {
+            spec.zero.residence.iter().flat_map(Residence::described).any(|chunk| of(chunk) == memory)
+        };
         for memory in [Memory::Host, Memory::Disk].into_iter().filter(|memory| lies(*memory)) {
             let stored = bytes(rank.peak_of(memory).categories.get(category));
-            let place = place_of(spec, memory);
+            let place = place_of(&spec.device, memory);
             text.push_str(&format!("{what} lie {place}, {stored} on each rank; "));
         }
     }
-    let inputs = spec.block_inputs;
+    let inputs = spec.inputs.memory;
     if inputs != Memory::Device {
         let peak = rank.peak_of(inputs).categories.get(Category::Activations);
-        text.push_str(&format!("inputs of blocks wait {}, up to {}; ", place_of(spec, inputs), bytes(peak)));
+        text.push_str(&format!(
+            "inputs of blocks wait {}, up to {}; ",
+            place_of(&spec.device, inputs),
+            bytes(peak)
+        ));
     }
     if text.is_empty() {
         return text;
@@ -271,8 +281,8 @@ fn residence(planned: &Planned) -> String {
     format!("{text}a step copies {}\n", moved.join(", "))
 }
 
-fn place_of(spec: &Spec, memory: Memory) -> String {
-    match (memory, &spec.disk) {
+fn place_of(device: &DevicePart, memory: Memory) -> String {
+    match (memory, &device.disk) {
         (Memory::Disk, Some(disk)) => in_files(disk),
         _ => format!("in {} memory", memory.name()),
     }
@@ -289,14 +299,14 @@ fn in_files(disk: &DiskOptions) -> String {
 /// Describes the precision policy.
 fn precision(planned: &Planned) -> String {
     let spec = &planned.plan.spec;
-    let Precision { compute, accumulate, communicate } = spec.precision;
-    let master = if spec.precision.has_master() { " with f32 master weights" } else { "" };
+    let Precision { compute, accumulate, communicate } = spec.precision.types;
+    let master = if spec.precision.types.has_master() { " with f32 master weights" } else { "" };
     let crossing = if communicate == accumulate {
         String::new()
     } else {
         format!(", across ranks in {}", communicate.name())
     };
-    let scale = match spec.loss_scaling {
+    let scale = match spec.precision.loss_scaling {
         LossScaling::Off => String::new(),
         LossScaling::Static(scale) => format!("; loss scale {scale}"),
         LossScaling::Dynamic(dynamic) => format!("; dynamic loss scale from {}", dynamic.initial),
@@ -313,7 +323,7 @@ fn precision(planned: &Planned) -> String {
 /// A column for each group of equal ranks, beside the textbook's values for the model states. For a mesh: a row for
 /// each rank.
 fn memory_table(planned: &Planned) -> String {
-    if mesh_report::has_mesh(&planned.plan.spec) {
+    if mesh_report::has_mesh(planned.plan.spec.mesh.axes) {
         return mesh_report::memory(planned);
     }
     let groups = alike(planned);
@@ -335,7 +345,7 @@ fn memory_table(planned: &Planned) -> String {
         row("for a diagnosis", &diagnosis, None);
     }
     row("arena", &|rank| rank.memory.arena_bytes, None);
-    match planned.plan.spec.beside_plan {
+    match planned.plan.spec.device.beside_plan {
         None => {
             row("outside, about", &|_| outside, None);
             if let Some(between) = planned.between_hosts_bytes() {
@@ -347,7 +357,7 @@ fn memory_table(planned: &Planned) -> String {
             let needs = CardNeeds::of(&planned.plan.spec);
             row("scratch of kernels", &|_| needs.scratch_bytes, None);
             row("driver, about", &|_| CONTEXT_BYTES, None);
-            if planned.plan.spec.linked {
+            if planned.plan.spec.device.linked {
                 row("NCCL, about", &|_| needs.nccl_bytes(), None);
             }
             row("card, about", &|rank| rank.memory.arena_bytes + beside, None);
@@ -394,22 +404,23 @@ fn work(planned: &Planned) -> String {
     table.row(counted("tokens", plan.spec.tokens_per_step().into()));
     table.row(counted("operations (matrix products)", plan.flops_per_step()));
     table.row(sized("bytes sent by all ranks", plan.collective_bytes_per_step()));
-    if !mesh_report::has_mesh(&plan.spec) {
+    if !mesh_report::has_mesh(plan.spec.mesh.axes) {
         let textbook = plan.textbook.sent_bytes * plan.spec.world_size() as u64;
         table.row(sized("the textbook's, for one batch", textbook));
     }
     let none = &[][..];
     let collectives = if plan.spec.world_size() > 1 { &plan.of(0).step.collectives[..] } else { none };
     for CollectiveCost { op, calls, sent_bytes, .. } in collectives {
-        let who = if mesh_report::has_mesh(&plan.spec) { "rank 0" } else { "each rank" };
+        let who = if mesh_report::has_mesh(plan.spec.mesh.axes) { "rank 0" } else { "each rank" };
         let operation = format!("  {} on {who}", op.name());
         table.row([operation, format!("{calls} calls"), format!("{sent_bytes} bytes sent")]);
     }
     format!("One step\n{table}")
 }
 
-fn chunks(spec: &Spec) -> String {
-    let (layout, element) = (&spec.layout, parameter_bytes(spec));
+fn chunks(plan: &RunPlan) -> String {
+    let (spec, layout) = (&plan.spec, &plan.spec.mesh.layout);
+    let element = spec.precision.types.compute.bytes() as u64;
     let padded = layout.padded_elements();
     let mut text = format!(
         "Chunks\n  {} chunks, the largest of {}; {} of {} is padding ({:.2}%)\n",
@@ -422,23 +433,23 @@ fn chunks(spec: &Spec) -> String {
     if let Some(note) = spec.chunk_note() {
         text.push_str(&format!("  {note}\n"));
     }
-    if !spec.tried_chunks.is_empty() {
-        text.push_str(&tried_chunks(spec));
+    if !plan.tried_chunks.is_empty() {
+        text.push_str(&tried_chunks(&plan.tried_chunks, &spec.mesh.chunk_size));
     }
     text
 }
 
 /// The chunk sizes among which `memory.chunk = "auto"` has chosen.
-fn tried_chunks(spec: &Spec) -> String {
+fn tried_chunks(all: &[TriedChunks], chosen: &ChunkSize) -> String {
     let mut table = Table::default();
-    for tried in &spec.tried_chunks {
-        let chosen = if tried.size == spec.chunk_size { "chosen" } else { "" };
+    for tried in all {
+        let chosen = if tried.size == *chosen { "chosen" } else { "" };
         let need = format!("need {}", bytes(tried.bytes));
         table.row([format!("  {} chunks", tried.chunks), need, chosen.into()]);
     }
     format!(
         "  of {} sizes, the one with the fewest chunks whose peak is within 1% of the smallest:\n{table}",
-        spec.tried_chunks.len()
+        all.len()
     )
 }
 
@@ -453,5 +464,5 @@ fn reduce(planned: &Planned) -> String {
         let sizes = [sent, gradients, rank.memory.arena_bytes].map(bytes);
         table.row([format!("{word}{note}")].into_iter().chain(sizes));
     }
-    format!("Reducing gradients of {} micro-batches\n{table}", planned.plan.spec.micro_batches)
+    format!("Reducing gradients of {} micro-batches\n{table}", planned.plan.spec.batch.micro_batches)
 }

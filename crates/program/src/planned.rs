@@ -15,6 +15,7 @@ use phalanx_plan::slot::Slot;
 use phalanx_plan::trace::DType;
 use phalanx_train::config::{DeviceKind, PlacementRule, Reduce, Updates};
 use phalanx_train::planning::{BudgetError, PlanError, min_device_states};
+use phalanx_train::spec::{BatchPart, DevicePart};
 use phalanx_train::{RankPlan, ResolvedConfig, RunConfig, RunPlan, Spec};
 
 use crate::card_needs::CardNeeds;
@@ -83,7 +84,7 @@ impl Across {
 
 /// Runs of a block over a micro-batch in the dry runs of a step.
 fn dry_runs(config: &RunConfig, spec: &Spec) -> u128 {
-    config.dry_runs(spec.mesh, (spec.whole().uses.len(), spec.model.vocab()))
+    config.dry_runs(spec.mesh.axes, (spec.model.whole().uses.len(), spec.model.definition.vocab()))
 }
 
 impl Planned {
@@ -160,7 +161,7 @@ impl Planned {
     /// An invalid configuration, a budget that is too small.
     pub fn again(&self, change: impl FnOnce(&mut RunConfig), make: MakePlan) -> Result<Planned> {
         let (config, evaluated) = self.changed(change)?;
-        let model = Arc::clone(&self.plan.spec.model);
+        let model = Arc::clone(&self.plan.spec.model.definition);
         Ok(Planned::by(make, config, model, evaluated)?.across(self.across.clone()))
     }
 
@@ -174,7 +175,8 @@ impl Planned {
         is_hopeless: &IsHopeless,
     ) -> Result<Option<Planned>> {
         let (config, evaluated) = self.changed(change)?;
-        let planned = Planned::within(config, Arc::clone(&self.plan.spec.model), evaluated, is_hopeless)?;
+        let planned =
+            Planned::within(config, Arc::clone(&self.plan.spec.model.definition), evaluated, is_hopeless)?;
         Ok(planned.map(|planned| planned.across(self.across.clone())))
     }
 
@@ -191,7 +193,11 @@ impl Planned {
         let spec = spec(&config, Arc::clone(&model), evaluated)?;
         let all_on_device = spec.placement == PlacementRule::Uniform(ChunkResidence::DEVICE);
         // States that lie elsewhere pass the device in tiles.
-        let tiles = if all_on_device { 0 } else { spec.layout.padded_elements() / spec.buffer.max(1) as u64 };
+        let tiles = if all_on_device {
+            0
+        } else {
+            spec.mesh.layout.padded_elements() / spec.zero.buffer.max(1) as u64
+        };
         let dry_runs = dry_runs(&config, &spec);
         let outlook = Outlook { states: min_device_states(&spec), dry_runs };
         if dry_runs > MAX_DRY_RUNS || tiles > MAX_TILES || is_hopeless(&spec, outlook) {
@@ -202,7 +208,7 @@ impl Planned {
 
     /// The configuration of another run, and the windows of one of its evaluations.
     fn changed(&self, change: impl FnOnce(&mut RunConfig)) -> Result<(ResolvedConfig, usize)> {
-        Ok((self.config.with(change)?, self.plan.spec.evaluated))
+        Ok((self.config.with(change)?, self.plan.spec.batch.evaluated))
     }
 
     /// Runs of a block over a micro-batch in the dry runs of its step.
@@ -212,7 +218,7 @@ impl Planned {
 
     /// Element type in which matrix products are computed.
     pub fn compute(&self) -> DType {
-        self.plan.spec.precision.compute
+        self.plan.spec.precision.types.compute
     }
 
     /// The same, for ranks on several hosts, if they are.
@@ -286,7 +292,7 @@ impl Planned {
 
     /// The plan with the other value of `batch.reduce`, for a run that accumulates micro-batches.
     pub fn other_reduce(&self) -> Option<Planned> {
-        if self.plan.spec.micro_batches < 2 || self.plan.spec.mesh.data < 2 {
+        if self.plan.spec.batch.micro_batches < 2 || self.plan.spec.mesh.axes.data < 2 {
             return None;
         }
         let other = match self.config.batch.reduce {
@@ -325,9 +331,9 @@ fn of_filled_budget(error: BudgetError, config: &RunConfig) -> anyhow::Error {
 pub fn spec(config: &RunConfig, model: Arc<dyn Model>, evaluated: usize) -> Result<Spec> {
     let threads = config.train.threads.unwrap_or_else(|| machine::threads_per_rank(config.world_size()));
     // The error message already includes its cause.
-    let spec = Spec::new(config, model, evaluated, threads).map_err(|error| anyhow!("{error}"))?;
-    let beside_plan = (config.device.kind == DeviceKind::Cuda).then(|| CardNeeds::of(&spec).bytes());
-    Ok(Spec { beside_plan, ..spec })
+    let mut spec = Spec::new(config, model, evaluated, threads).map_err(|error| anyhow!("{error}"))?;
+    spec.device.beside_plan = (config.device.kind == DeviceKind::Cuda).then(|| CardNeeds::of(&spec).bytes());
+    Ok(spec)
 }
 
 /// Counts bytes that a rank needs.
@@ -335,13 +341,13 @@ pub type Need = fn(&Spec, &RankPlan) -> u64;
 
 /// Bytes that a rank needs in the memory of its device. Where that is memory of the host, the process lies in it too.
 pub fn needed_on_device(spec: &Spec, rank: &RankPlan) -> u64 {
-    let outside = if spec.host_addressable { outside_of(spec, rank) } else { 0 };
-    rank.memory.arena_bytes + outside + spec.beside_plan.unwrap_or(0)
+    let outside = if spec.device.host_addressable { outside_of(spec, rank) } else { 0 };
+    rank.memory.arena_bytes + outside + spec.device.beside_plan.unwrap_or(0)
 }
 
 /// Bytes that a rank needs.
 pub fn needed_by(spec: &Spec, rank: &RankPlan) -> u64 {
-    own_bytes(spec, rank) + outside_of(spec, rank)
+    own_bytes(&spec.device, rank) + outside_of(spec, rank)
 }
 
 /// Bytes that a rank with a device of its own needs in memory of its host.
@@ -350,36 +356,37 @@ pub fn needed_of_host(spec: &Spec, rank: &RankPlan) -> u64 {
 }
 
 /// Bytes that a rank plans in memory of its machine: in host memory, and in device memory unless that is a card's.
-fn own_bytes(spec: &Spec, rank: &RankPlan) -> u64 {
-    let device = if spec.beside_plan.is_none() { rank.memory.arena_bytes } else { 0 };
+fn own_bytes(device: &DevicePart, rank: &RankPlan) -> u64 {
+    let device = if device.beside_plan.is_none() { rank.memory.arena_bytes } else { 0 };
     device + rank.host.arena_bytes
 }
 
 /// Estimated bytes that one rank takes besides its arena.
 fn outside_of(spec: &Spec, rank: &RankPlan) -> u64 {
-    let disk = spec.disk.as_ref().map_or(0, |disk| disk.bytes_in_memory(rank.disk.arena_bytes));
-    outside_bytes(spec, rank.allocations) + disk
+    let disk = spec.device.disk.as_ref().map_or(0, |disk| disk.bytes_in_memory(rank.disk.arena_bytes));
+    outside_bytes(&spec.batch, &spec.device, rank.allocations) + disk
 }
 
 /// Estimated bytes that one rank takes besides its arena, with so many planned allocations: the program and its tables, and the driver of a
 /// card; for each thread a stack and buffers for
 /// packed matrices; windows through which files pass; the batches on the host; and
 /// the plan that it replays, with the text from which it is read.
-pub fn outside_bytes(spec: &Spec, allocations: u64) -> u64 {
+pub fn outside_bytes(batch: &BatchPart, device: &DevicePart, allocations: u64) -> u64 {
     const PROGRAM: u64 = 12 << 20;
     const THREAD: u64 = 6 << 20;
     const WINDOWS: u64 = 4 << 20;
     // In the text, in the table (which grows by doubling), and in the books of what is live.
     const ALLOCATION: u64 = 145 + 2 * size_of::<Slot>() as u64 + 24;
-    let rows = spec.micro_batch_size * (spec.micro_batches + spec.evaluation_batches * spec.evaluation_parts);
-    let batches = 8 * (rows * spec.seq) as u64;
-    let driver = if spec.beside_plan.is_some() { DRIVER_HOST_BYTES } else { 0 };
-    PROGRAM + driver + WINDOWS + THREAD * spec.threads as u64 + batches + ALLOCATION * allocations
+    let rows =
+        batch.micro_batch_size * (batch.micro_batches + batch.evaluation_batches * batch.evaluation_parts);
+    let batches = 8 * (rows * batch.seq) as u64;
+    let driver = if device.beside_plan.is_some() { DRIVER_HOST_BYTES } else { 0 };
+    PROGRAM + driver + WINDOWS + THREAD * device.threads as u64 + batches + ALLOCATION * allocations
 }
 
 /// Bytes that no rank of a run does without beside its arena.
 pub fn min_outside_bytes(spec: &Spec) -> u64 {
-    let one =
-        Spec { threads: 1, micro_batch_size: 1, micro_batches: 1, evaluation_batches: 0, ..spec.clone() };
-    outside_bytes(&one, 0)
+    let batch =
+        BatchPart { micro_batch_size: 1, micro_batches: 1, evaluation_batches: 0, ..spec.batch.clone() };
+    outside_bytes(&batch, &DevicePart { threads: 1, ..spec.device.clone() }, 0)
 }

@@ -44,7 +44,7 @@ impl Replan for OnThisMachine<'_> {
         let own = self.0;
         let options = changes.applied_to(&Overrides::default());
         let mut config = UserConfig::of(&own.config)?.with(&options, &[])?.config()?;
-        if options.nproc.is_some() && config.train.threads == Some(own.plan.spec.threads) {
+        if options.nproc.is_some() && config.train.threads == Some(own.plan.spec.device.threads) {
             // It follows from the number of ranks.
             config.train.threads = None;
         }

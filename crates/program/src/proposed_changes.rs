@@ -85,7 +85,7 @@ pub fn checkpointing(planned: &Planned) -> Axis {
 
 /// Smaller micro-batches: halves, as long as they are whole.
 pub fn micro(planned: &Planned) -> Axis {
-    let halves = std::iter::successors(Some(planned.plan.spec.micro_batch_size), |size| {
+    let halves = std::iter::successors(Some(planned.plan.spec.batch.micro_batch_size), |size| {
         size.is_multiple_of(2).then(|| size / 2)
     });
     halves.skip(1).map(|size| Changes::set("batch.micro", size)).collect()
@@ -125,7 +125,7 @@ pub fn away(planned: &Planned, tier: Tier) -> Axis {
 pub fn auto(planned: &Planned) -> Axis {
     let memory = &planned.config.memory;
     let mut changes = Changes::set("memory.placement", "auto");
-    if planned.plan.spec.host_addressable && memory.nvme_path.is_none() {
+    if planned.plan.spec.device.host_addressable && memory.nvme_path.is_none() {
         changes = changes.and(&Changes::set("memory.nvme_path", FOLDER));
     }
     vec![changes.clone(), changes.and(&Changes::set("parallel.zero", 3))]
@@ -133,7 +133,7 @@ pub fn auto(planned: &Planned) -> Axis {
 
 /// Fewer replicas, for ranks that share a memory.
 pub fn fewer_ranks(planned: &Planned) -> Axis {
-    let mesh = planned.plan.spec.mesh;
+    let mesh = planned.plan.spec.mesh.axes;
     let fewer = (1..mesh.data).rev().filter(|data| mesh.data.is_multiple_of(*data));
     fewer.map(|data| Changes::ranks(mesh.pipeline * data * mesh.tensor)).collect()
 }
@@ -150,8 +150,8 @@ pub fn more_replicas(planned: &Planned, stage: u8) -> Axis {
 
 /// More tensor ranks, among which heads can be divided, then more pipeline ranks as well.
 pub fn larger_meshes(planned: &Planned) -> Axis {
-    let mesh = planned.plan.spec.mesh;
-    let model = &planned.plan.spec.model;
+    let mesh = planned.plan.spec.mesh.axes;
+    let model = &planned.plan.spec.model.definition;
     let tensors = doubled(mesh.tensor).take_while(|tensor| *tensor <= TENSOR_RANKS);
     let tensors: Vec<usize> = tensors.filter(|tensor| model.check_cut(*tensor).is_ok()).collect();
     let largest = tensors.last().copied().unwrap_or(mesh.tensor);

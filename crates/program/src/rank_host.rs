@@ -11,6 +11,7 @@ use phalanx_bench::baselines::asynchronous::Links;
 use phalanx_collectives::{Endpoint, Isa, Options};
 use phalanx_plan::MemoryPlan;
 use phalanx_tensor::{Device, DeviceFactory, DeviceRequest, Region};
+use phalanx_train::spec::DevicePart;
 use phalanx_train::{GroupSource, Groups, RankPlan, RunConfig, Spec, device_request};
 
 use crate::output;
@@ -62,11 +63,11 @@ impl RankHost {
     pub fn make_device(
         &self,
         plan: &RankPlan,
-        spec: &Spec,
+        device: &DevicePart,
         factory: &dyn DeviceFactory,
     ) -> Result<RankDevice> {
         let map_shared = |bytes| self.map_shared(bytes);
-        self.make_requested_device(&device_request(spec, self.rank(), plan, &map_shared), factory)
+        self.make_requested_device(&device_request(device, self.rank(), plan, &map_shared), factory)
     }
 
     /// As [`RankHost::make_device`], with one thread and no disk memory, from the plans of the memories in the order of

@@ -84,7 +84,7 @@ pub fn prepare(
     let digests = DataDigests { generation_config: kept, ..digests };
     if let Some((trained, (checkpoint, _))) = started.trained.as_ref().zip(started.checkpoint.as_ref()) {
         // Before the commit, which may replace these tokens.
-        let (vocab, known) = (planned.plan.spec.model.vocab(), DataDigests::of(checkpoint).tokens);
+        let (vocab, known) = (planned.plan.spec.model.definition.vocab(), DataDigests::of(checkpoint).tokens);
         let until_now = Dataset::open_checked(trained, folder.path(), vocab, known.as_deref());
         note(&changes::check_other_validation(&data, until_now.map(|(until_now, _)| until_now))?);
     }
@@ -111,7 +111,7 @@ impl Prepares {
         write_config(folder, staged, &planned.config, file, digests.tokens.clone(), started.starts)?;
         let task = TrainTask {
             config: planned.config.clone(),
-            model: planned.plan.spec.model.to_config(),
+            model: planned.plan.spec.model.definition.to_config(),
             run: folder.path().to_path_buf(),
             import: imported,
             resume,
@@ -342,10 +342,10 @@ fn assigned(files: &Paths) -> String {
 fn peak_flops_per_s(planned: &Planned, environment: Environment) -> Result<f64> {
     if planned.config.device.kind == DeviceKind::Cuda {
         let (world, here) = (planned.plan.spec.world_size(), planned.ranks_here());
-        let tf32 = planned.plan.spec.products == Some(ProductMethod::Tf32);
+        let tf32 = planned.plan.spec.device.products == Some(ProductMethod::Tf32);
         return Ok(cards::peak_flops_per_s(planned.compute(), tf32, here) * world as f64 / here as f64);
     }
     let spec = &planned.plan.spec;
-    let threads = (spec.world_size() * spec.threads).min(machine::cores());
-    Ok(environment.processor(threads, spec.products)?.flops_per_s(planned.compute()))
+    let threads = (spec.world_size() * spec.device.threads).min(machine::cores());
+    Ok(environment.processor(threads, spec.device.products)?.flops_per_s(planned.compute()))
 }

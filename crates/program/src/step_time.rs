@@ -29,7 +29,7 @@ impl StepTime {
         let mfu = time.zip(machine.flops_per_s(planned.compute())).map(|(time, flops_per_s)| {
             plan.model_flops_per_step() as f64 / plan.spec.world_size() as f64 / time.seconds / flops_per_s
         });
-        StepTime { machine: machine.clone(), time, is_of_pipeline: plan.spec.mesh.pipeline > 1, mfu }
+        StepTime { machine: machine.clone(), time, is_of_pipeline: plan.spec.mesh.axes.pipeline > 1, mfu }
     }
 
     /// Seconds of the step, where the profile has all rates.

@@ -129,7 +129,7 @@ mod tests {
             let own = read(&file, rank).unwrap().1.unwrap();
             assert_eq!(own.plan.of(rank), plan.of(rank));
             assert_eq!((own.plan.ranks.len(), own.plan.for_all_ranks()), (1, plan.for_all_ranks()));
-            assert_eq!(own.plan.spec.ties, plan.spec.ties);
+            assert_eq!(own.plan.spec.mesh.ties, plan.spec.mesh.ties);
             assert_eq!((own.plan.textbook, own.config), (plan.textbook, planned.config.clone()));
         }
         let error = read(&file, 4).err().unwrap().to_string();

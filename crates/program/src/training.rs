@@ -50,7 +50,7 @@ pub fn rank(
     }
     let factory = environment.device_factory(&job.config.device, CardNeeds::of(&job.plan.spec), output::note);
     let RankDevice { device, shared_bytes } =
-        host.make_device(job.plan.of(rank), &job.plan.spec, &*factory)?;
+        host.make_device(job.plan.of(rank), &job.plan.spec.device, &*factory)?;
     let shares_memory = matches!(host, RankHost::Job(_));
     let foreign = || if shares_memory { rank_host::foreign_bytes(shared_bytes) } else { 0 };
     let note = |step| host.note_step(step);

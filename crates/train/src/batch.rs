@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use phalanx_layers::{Input, TARGETS, TOKENS};
 use phalanx_tensor::IGNORED;
 
-use crate::spec::Spec;
+use crate::spec::BatchPart;
 
 /// The inputs of this rank's samples, in host memory, one micro-batch after another.
 #[derive(Default)]
@@ -61,29 +61,28 @@ impl Batch {
     }
 
     /// A batch of `rows` samples of all inputs of a run's model, all zero.
-    pub fn of(spec: &Spec, rows: usize) -> Batch {
+    pub fn of(part: &BatchPart, rows: usize) -> Batch {
         let mut batch = Batch::default();
-        for input in spec.inputs() {
-            let elements = input.shape.of([rows, spec.seq]).elements();
+        for input in &part.inputs {
+            let elements = input.shape.of([rows, part.seq]).elements();
             match input.name {
                 TOKENS => batch.tokens = vec![0; elements],
                 TARGETS => batch.targets = vec![0; elements],
-                other => drop(batch.others.insert(other, zeros(&input, elements))),
+                other => drop(batch.others.insert(other, zeros(input, elements))),
             }
         }
         batch
     }
 
     /// Number of samples of a run's batch.
-    pub fn rows(&self, spec: &Spec) -> usize {
-        let inputs = spec.model.inputs();
-        let Some(first) = inputs.first() else { return 0 };
+    pub fn rows(&self, part: &BatchPart) -> usize {
+        let Some(first) = part.inputs.first() else { return 0 };
         let elements = match first.name {
             TOKENS => self.tokens.len(),
             TARGETS => self.targets.len(),
             other => self.others.get(other).map_or(0, Numbers::len),
         };
-        elements / first.shape.of([1, spec.seq]).elements().max(1)
+        elements / first.shape.of([1, part.seq]).elements().max(1)
     }
 
     /// Number of targets that count in the loss.

@@ -50,10 +50,10 @@ impl Spec {
             Ok(auto) => candidates(&auto),
             Err(_) => Vec::new(),
         };
-        let own = |other: &Sized| other.spec.layout.chunk_elements == self.layout.chunk_elements;
+        let own = |other: &Sized| other.spec.mesh.layout.chunk_elements == self.mesh.layout.chunk_elements;
         if !sized.iter().any(own) {
-            let chunks = self.layout.chunks();
-            let origin = if self.chunk_size == ChunkSize::None { Origin::None } else { Origin::Fixed };
+            let chunks = self.mesh.layout.chunks();
+            let origin = if self.mesh.chunk_size == ChunkSize::None { Origin::None } else { Origin::Fixed };
             sized.insert(0, Sized { spec: self.clone(), chunks, origin });
         }
         let Some((_, rank)) = largest_end(self, &Rank::new) else { return Ok(Vec::new()) };
@@ -65,22 +65,22 @@ impl Sized {
     fn planned(&self, rank: usize, chosen: bool) -> Result<ChunkAlternative, MemoryError> {
         let Sized { spec, chunks, origin } = self;
         let runs = DryRuns { spec, make_rank: &Rank::new, abridges: true };
-        let learned = if spec.stage == Stage::Zero { Learned::nothing() } else { runs.learn(rank) };
+        let learned = if spec.zero.stage == Stage::Zero { Learned::nothing() } else { runs.learn(rank) };
         let trace = runs.trace(rank, &learned);
         let peak = |memory| plan_memory_of(&trace, memory).map(|plan| plan.arena_bytes);
         let [device, host, disk] = Memory::ALL.map(peak);
-        let element = spec.precision.compute.bytes() as u64;
+        let element = spec.precision.types.compute.bytes() as u64;
         let step = trace.phase(PhaseName::Step).expect("every dry run has a step");
         // A chunk has at least one block on each rank.
         let smallest = element * BLOCK;
         Ok(ChunkAlternative {
             origin: *origin,
-            size: spec.chunk_size.clone(),
+            size: spec.mesh.chunk_size.clone(),
             chosen,
             chunks: *chunks,
-            largest_bytes: element * spec.layout.largest_chunk(),
-            padded_bytes: element * spec.layout.padded_elements(),
-            waste_bytes: element * spec.layout.waste_elements,
+            largest_bytes: element * spec.mesh.layout.largest_chunk(),
+            padded_bytes: element * spec.mesh.layout.padded_elements(),
+            waste_bytes: element * spec.mesh.layout.waste_elements,
             peaks: [device?, host?, disk?],
             gathered_bytes: category_peak(&trace, PhaseName::Step, Memory::Device, Category::Communication),
             traffic: traffic(step, smallest),

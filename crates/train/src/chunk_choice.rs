@@ -17,7 +17,7 @@ use phalanx_plan::{
 
 use crate::dry_run::{DryRuns, Learned, MakeRank};
 use crate::parameter_sizes::{reserved, size};
-use crate::spec::{Spec, TriedChunks};
+use crate::spec::Spec;
 
 /// The peak may exceed the smallest by its hundredth for fewer chunks. Each chunk costs the latency of its collectives in
 /// every step; so little memory seldom decides whether a model fits.
@@ -38,6 +38,17 @@ const PACKED: u64 = 32;
 /// Sizes that are planned with all micro-batches, of those that may be chosen.
 const EXACT: usize = 3;
 
+/// A chunk size that was planned.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TriedChunks {
+    /// The size.
+    pub size: ChunkSize,
+    /// Number of chunks of the whole model.
+    pub chunks: usize,
+    /// Bytes that the planned rank needs.
+    pub bytes: u64,
+}
+
 /// A size that is tried.
 struct Tried {
     spec: Spec,
@@ -49,36 +60,38 @@ struct Tried {
 }
 
 impl Spec {
-    /// The specification with a chunk size in the place of `auto`, for engines that `make_rank` makes.
-    pub(crate) fn with_chosen_chunks(self, make_rank: &MakeRank) -> Spec {
-        if !matches!(self.chunk_size, ChunkSize::Auto(_)) {
-            return self;
+    /// The specification with a chunk size in the place of `auto`, for engines that `make_rank` makes, and the sizes that were planned to
+    /// choose it.
+    pub(crate) fn with_chosen_chunks(self, make_rank: &MakeRank) -> (Spec, Vec<TriedChunks>) {
+        let as_it_is = |spec| (spec, Vec::new());
+        if !matches!(self.mesh.chunk_size, ChunkSize::Auto(_)) {
+            return as_it_is(self);
         }
         let mut sizes = candidates(&self).into_iter();
-        let Some(Sized { spec: first, chunks, .. }) = sizes.next() else { return self };
-        let Some((bytes, rank)) = largest_end(&first, make_rank) else { return self };
+        let Some(Sized { spec: first, chunks, .. }) = sizes.next() else { return as_it_is(self) };
+        let Some((bytes, rank)) = largest_end(&first, make_rank) else { return as_it_is(self) };
         let mut all = vec![Tried { spec: first, chunks, bytes, is_exact: false }];
         all.extend(sizes.filter_map(|Sized { spec, chunks, .. }| {
             Some(Tried { bytes: roughly(&spec, rank, make_rank)?, spec, chunks, is_exact: false })
         }));
         all.sort_by_key(|tried| (tried.bytes, tried.chunks));
         plan_exactly(&mut all, rank, make_rank);
-        let Some(best) = choose(&all) else { return self };
+        let Some(best) = choose(&all) else { return as_it_is(self) };
         let listed = |tried: &Tried| TriedChunks {
-            size: tried.spec.chunk_size.clone(),
+            size: tried.spec.mesh.chunk_size.clone(),
             chunks: tried.chunks,
             bytes: tried.bytes,
         };
         let tried_chunks = all.iter().map(listed).collect();
-        Spec { tried_chunks, ..all.swap_remove(best).spec }
+        (all.swap_remove(best).spec, tried_chunks)
     }
 }
 
 /// The rank of the first and the last pipeline stage that needs more, which stands for all, with its bytes.
 pub(crate) fn largest_end(spec: &Spec, make_rank: &MakeRank) -> Option<(u64, usize)> {
-    let at = |pipeline| spec.mesh.rank(Coordinates { pipeline, data: 0, tensor: 0 });
-    let ends = [0, spec.mesh.pipeline - 1];
-    let ends = &ends[..spec.mesh.pipeline.min(2)];
+    let at = |pipeline| spec.mesh.axes.rank(Coordinates { pipeline, data: 0, tensor: 0 });
+    let ends = [0, spec.mesh.axes.pipeline - 1];
+    let ends = &ends[..spec.mesh.axes.pipeline.min(2)];
     ends.iter().filter_map(|end| Some((roughly(spec, at(*end), make_rank)?, at(*end)))).max()
 }
 
@@ -129,20 +142,23 @@ pub(crate) struct Sized {
 /// The specifications with the sizes that are tried, each layout once; first that with one tensor a chunk.
 pub(crate) fn candidates(spec: &Spec) -> Vec<Sized> {
     let parts = parts(spec);
-    let resident = spec.mesh.data == 1 && spec.stage < Stage::Two;
+    let resident = spec.mesh.axes.data == 1 && spec.zero.stage < Stage::Two;
     let ranges = if resident { RANGES_OF_RESIDENT } else { RANGES };
     let elements: u64 = parts.iter().map(|part| part.reserved).sum();
-    let largest = elements / (MIN_PARTS * spec.stages.len()).max(1) as u64;
-    let searched = spec.layout.searched.iter().min_by_key(|candidate| candidate.waste_elements);
+    let largest = elements / (MIN_PARTS * spec.mesh.stages.len()).max(1) as u64;
+    let searched = spec.mesh.layout.searched.iter().min_by_key(|candidate| candidate.waste_elements);
     let mut sizes = vec![(Origin::None, ChunkSize::None)];
     sizes.extend(searched.map(|best| (Origin::Search, ChunkSize::Elements(best.chunk_elements))));
-    let range = |half| Some((Origin::Range, tightest(spec, &parts, largest >> half)?));
+    let data = spec.mesh.axes.data as u64;
+    let range = |half| Some((Origin::Range, tightest(data, &parts, largest >> half)?));
     sizes.extend((0..ranges).filter_map(range));
     let mut all: Vec<Sized> = Vec::new();
     for (origin, size) in sizes {
         if let Ok(sized) = spec.with_chunks(size)
-            && all.iter().all(|other| other.spec.layout.chunk_elements != sized.layout.chunk_elements)
-            && let Ok(layout) = sized.lay_out(&parts)
+            && all
+                .iter()
+                .all(|other| other.spec.mesh.layout.chunk_elements != sized.mesh.layout.chunk_elements)
+            && let Ok(layout) = sized.mesh.lay_out(&parts)
         {
             all.push(Sized { spec: sized, chunks: layout.chunks(), origin });
         }
@@ -153,13 +169,12 @@ pub(crate) fn candidates(spec: &Spec) -> Vec<Sized> {
 /// The parameters of the whole model, in the parts that a tensor rank has.
 fn parts(spec: &Spec) -> Vec<ParameterSize> {
     let network = spec.network_of(0);
-    let part = |p| ParameterSize { reserved: reserved(p), ..size(&spec.optimizer, p) };
+    let part = |p| ParameterSize { reserved: reserved(p), ..size(&spec.update.optimizer, p) };
     network.parameters.iter().map(part).collect()
 }
 
-/// The size with least padding in `largest / 2..=largest`.
-fn tightest(spec: &Spec, parts: &[ParameterSize], largest: u64) -> Option<ChunkSize> {
-    let data = spec.mesh.data as u64;
+/// The size with least padding in `largest / 2..=largest`, on so many ranks of the data axis.
+fn tightest(data: u64, parts: &[ParameterSize], largest: u64) -> Option<ChunkSize> {
     let layout = |size| lay_out(parts, data, &ChunkSize::Elements(size)).ok();
     let step = (largest / (2 * PACKED)).max(1);
     let sizes = (0..PACKED).map(|steps| largest.saturating_sub(steps * step).max(1));
@@ -182,7 +197,7 @@ fn fill(layout: &ChunkLayout, size: u64) -> Option<u64> {
 /// Bytes that a rank needs in its memories; `None` where it has no plan.
 fn planned(spec: &Spec, rank: usize, make_rank: &MakeRank) -> Option<u64> {
     let runs = DryRuns { spec, make_rank, abridges: true };
-    let learned = if spec.stage == Stage::Zero { Learned::nothing() } else { runs.learn(rank) };
+    let learned = if spec.zero.stage == Stage::Zero { Learned::nothing() } else { runs.learn(rank) };
     arena_bytes(&runs.trace(rank, &learned))
 }
 

@@ -136,18 +136,18 @@ impl Rank {
         let Outcome { loss, targets, grad_norm, loss_scale, lr, .. } = *outcome;
         let first = self.diagnose(number, batch, targets, loss_scale.unwrap_or(1.0))?;
         let in_sum = first.as_ref().is_some_and(|first| first.in_sum);
-        let advice = match self.spec.loss_scaling {
-            _ if self.spec.update_in_backward && self.spec.precision.communicate == DType::F16 => {
+        let advice = match self.spec.precision.loss_scaling {
+            _ if self.spec.zero.update_in_backward && self.spec.precision.types.communicate == DType::F16 => {
                 "where gradients or their sum over ranks exceed f16 (65,504), set precision.communicate to \"bf16\" or \"f32\"; \
                  else lower optimizer.lr or raise schedule.warmup"
                     .to_string()
             }
-            _ if self.spec.update_in_backward => {
+            _ if self.spec.zero.update_in_backward => {
                 "lower optimizer.lr or raise schedule.warmup; without memory.update_in_backward, a run names the first tensor \
                  that is not finite, and can clip gradients (optimizer.clip)"
                     .to_string()
             }
-            LossScaling::Off if in_sum && self.spec.precision.communicate == DType::F16 => {
+            LossScaling::Off if in_sum && self.spec.precision.types.communicate == DType::F16 => {
                 "the sum over ranks exceeds f16: set precision.communicate to \"bf16\" or \"f32\"".to_string()
             }
             LossScaling::Off => "lower optimizer.lr, raise schedule.warmup or set optimizer.clip".to_string(),
@@ -161,7 +161,7 @@ impl Rank {
             ),
         };
         let step = number;
-        let in_part = self.spec.update_in_backward;
+        let in_part = self.spec.zero.update_in_backward;
         let error = NonFinite { step, first, loss, grad_norm, loss_scale, lr, in_part, advice };
         Ok(RunError::NonFinite(Box::new(error)))
     }
@@ -180,13 +180,13 @@ impl Rank {
         loss_scale: f32,
     ) -> Result<Option<Found>, CollectiveError> {
         let device = self.device.clone();
-        if self.spec.update_in_backward {
+        if self.spec.zero.update_in_backward {
             return device.try_phase(PhaseName::Diagnose, || self.found_in_backward());
         }
         device.try_phase(PhaseName::Diagnose, || {
             let mut count = self.count.take().expect("taken only here, and put back below");
             let outline = Arc::clone(&self.outline);
-            let numbering = Numbering::new(&outline, self.spec.micro_batches);
+            let numbering = Numbering::new(&outline, self.spec.batch.micro_batches);
             let found = [f64::INFINITY, 0.0, 0.0];
             let mut search =
                 Search { device: &device, count: &mut count, numbering: &numbering, found, failed: None };
@@ -251,7 +251,7 @@ impl Rank {
                 return format!("sum over ranks of the gradient of {}", name(parameter));
             }
         };
-        let of_micro = match self.spec.micro_batches {
+        let of_micro = match self.spec.batch.micro_batches {
             1 => String::new(),
             of => format!("micro-batch {} of {of}", micro_batch + 1),
         };

@@ -19,7 +19,7 @@ impl RunPlan {
 
     /// Options of disk memory, if a rank has any.
     pub(crate) fn used_disk(&self) -> Option<&DiskOptions> {
-        self.spec.disk.as_ref().filter(|_| self.disk_bytes().iter().any(|bytes| *bytes > 0))
+        self.spec.device.disk.as_ref().filter(|_| self.disk_bytes().iter().any(|bytes| *bytes > 0))
     }
 
     /// Bytes of disk memory of each rank.

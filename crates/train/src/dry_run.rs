@@ -18,7 +18,7 @@ use phalanx_tensor::Device;
 use crate::abridged_programs::AbridgedPrograms;
 use crate::groups::{GroupSource, Groups};
 use crate::rank::{Batch, Rank};
-use crate::spec::Spec;
+use crate::spec::{BatchPart, PipelinePart, Spec};
 
 /// For each phase: the chunks in order of use.
 pub type Orders = BTreeMap<PhaseName, Vec<u32>>;
@@ -29,20 +29,22 @@ pub type MakeRank<'a> = dyn Fn(Device, Groups, &Spec, &Orders) -> Result<Rank, C
 impl Spec {
     /// The specification of a dry run that leaves out repeated micro-batches, at a coordinate of the pipeline.
     fn abridged(&self, pipeline: usize) -> Option<Spec> {
-        let short = |schedule| abridge(&steps_with_backward_from(schedule, pipeline, self.lowest_stage));
-        let (step, evaluation) = (short(&self.schedule), short(&self.evaluation));
+        let PipelinePart { schedule, evaluation, lowest_stage, .. } = &self.pipeline;
+        let short = |schedule| abridge(&steps_with_backward_from(schedule, pipeline, *lowest_stage));
+        let (step, evaluation) = (short(schedule), short(evaluation));
         if step.is_none() && evaluation.is_none() {
             return None;
         }
         let mut spec = self.clone();
         if let Some(Abridged { omitted, .. }) = &step {
-            spec.micro_batches -= omitted.all_micro_batches();
-            spec.targets_per_step = self.targets_per_step / self.micro_batches * spec.micro_batches;
+            spec.batch.micro_batches -= omitted.all_micro_batches();
+            spec.batch.targets_per_step =
+                self.batch.targets_per_step / self.batch.micro_batches * spec.batch.micro_batches;
         }
         if let Some(Abridged { omitted, .. }) = &evaluation {
-            spec.evaluation_batches -= omitted.all_micro_batches();
+            spec.batch.evaluation_batches -= omitted.all_micro_batches();
         }
-        spec.abridged = Some(Arc::new(AbridgedPrograms { step, evaluation }));
+        spec.pipeline.abridged = Some(Arc::new(AbridgedPrograms { step, evaluation }));
         Some(spec)
     }
 }
@@ -66,8 +68,9 @@ pub(crate) struct DryRuns<'a> {
 
 impl DryRuns<'_> {
     fn abridged(&self, rank: usize) -> Option<(Spec, Arc<AbridgedPrograms>)> {
-        let spec = self.spec.abridged(self.spec.mesh.coordinates(rank).pipeline).filter(|_| self.abridges)?;
-        let programs = spec.abridged.clone()?;
+        let spec =
+            self.spec.abridged(self.spec.mesh.axes.coordinates(rank).pipeline).filter(|_| self.abridges)?;
+        let programs = spec.pipeline.abridged.clone()?;
         Some((spec, programs))
     }
 
@@ -75,7 +78,7 @@ impl DryRuns<'_> {
     pub(crate) fn learn(&self, rank: usize) -> Learned {
         if let Some((spec, programs)) = self.abridged(rank) {
             let trace = self.learning_run(&spec, rank);
-            if let Some(whole) = programs.expand(&trace, spec.depths) {
+            if let Some(whole) = programs.expand(&trace, spec.pipeline.depths) {
                 return Learned { abridged: Some(orders_of(&trace)), whole: orders_of(&whole) };
             }
         }
@@ -84,8 +87,8 @@ impl DryRuns<'_> {
 
     fn learning_run(&self, spec: &Spec, rank: usize) -> Trace {
         let (device, mut engine) = on_meta(spec, rank, &Orders::new(), self.make_rank);
-        load_and_step(spec, &mut engine);
-        evaluate(spec, &mut engine);
+        load_and_step(&spec.batch, &mut engine);
+        evaluate(&spec.batch, &mut engine);
         device.take_trace(rank)
     }
 
@@ -94,7 +97,7 @@ impl DryRuns<'_> {
     pub(crate) fn short_trace(&self, rank: usize) -> Trace {
         let abridged = self.abridged(rank);
         let spec = abridged.as_ref().map_or(self.spec, |(spec, _)| spec);
-        let orders = match spec.stage {
+        let orders = match spec.zero.stage {
             Stage::Zero => Orders::new(),
             _ => orders_of(&self.learning_run(spec, rank)),
         };
@@ -105,7 +108,7 @@ impl DryRuns<'_> {
     pub(crate) fn trace(&self, rank: usize, learned: &Learned) -> Trace {
         let abridged = learned.abridged.as_ref().zip(self.abridged(rank));
         let expanded = abridged.and_then(|(orders, (spec, programs))| {
-            programs.expand(&dry_run(&spec, rank, orders, self.make_rank), spec.depths)
+            programs.expand(&dry_run(&spec, rank, orders, self.make_rank), spec.pipeline.depths)
         });
         expanded.unwrap_or_else(|| dry_run(self.spec, rank, &learned.whole, self.make_rank))
     }
@@ -125,7 +128,7 @@ pub(crate) fn orders_of(trace: &Trace) -> Orders {
 
 /// Makes the engine of a rank on `Meta`.
 fn on_meta(spec: &Spec, rank: usize, orders: &Orders, make_rank: &MakeRank) -> (Device, Rank) {
-    let device = Device::meta_of(spec.threads, spec.host_addressable);
+    let device = Device::meta_of(spec.device.threads, spec.device.host_addressable);
     let recorder = Arc::clone(device.recorder().expect("Meta records"));
     let groups = Groups::new(&GroupSource::Meta(recorder, rank), spec);
     let engine = make_rank(device.clone(), groups, spec, orders).expect(NEVER);
@@ -139,16 +142,16 @@ pub(crate) fn on_meta_without_order(spec: &Spec, rank: usize, make_rank: &MakeRa
 
 const NEVER: &str = "nothing fails on Meta";
 
-fn load_and_step(spec: &Spec, engine: &mut Rank) -> Batch {
-    let batch = Batch::of(spec, spec.micro_batch_size * spec.micro_batches);
+fn load_and_step(part: &BatchPart, engine: &mut Rank) -> Batch {
+    let batch = Batch::of(part, part.micro_batch_size * part.micro_batches);
     engine.load(|_, _, _, _| Ok(())).expect(NEVER);
     engine.step(1, &batch, false).expect(NEVER);
     batch
 }
 
-fn evaluate(spec: &Spec, engine: &mut Rank) {
-    if spec.evaluation_batches > 0 {
-        let windows = Batch::of(spec, spec.micro_batch_size * spec.evaluation_batches);
+fn evaluate(part: &BatchPart, engine: &mut Rank) {
+    if part.evaluation_batches > 0 {
+        let windows = Batch::of(part, part.micro_batch_size * part.evaluation_batches);
         engine.evaluate(&windows).expect(NEVER);
     }
 }
@@ -156,9 +159,9 @@ fn evaluate(spec: &Spec, engine: &mut Rank) {
 /// Runs all phases of a rank on `Meta`.
 pub(crate) fn dry_run(spec: &Spec, rank: usize, orders: &Orders, make_rank: &MakeRank) -> Trace {
     let (device, mut engine) = on_meta(spec, rank, orders, make_rank);
-    let batch = load_and_step(spec, &mut engine);
-    engine.diagnose(1, &batch, spec.targets_per_step, 1.0).expect(NEVER);
-    evaluate(spec, &mut engine);
+    let batch = load_and_step(&spec.batch, &mut engine);
+    engine.diagnose(1, &batch, spec.batch.targets_per_step, 1.0).expect(NEVER);
+    evaluate(&spec.batch, &mut engine);
     engine.save(|_, _| Ok(())).expect(NEVER);
     engine.report(|_| Ok(())).expect(NEVER);
     device.take_trace(rank)
@@ -214,18 +217,18 @@ mod tests {
         let (mut compared, mut micro_batches) = (0, 0);
         while compared < 48 {
             let Some((config, spec)) = random_spec(&mut random) else { continue };
-            let mesh = spec.mesh;
+            let mesh = spec.mesh.axes;
             let rank = (random.next_u64() % mesh.world_size() as u64) as usize;
             let runs = |abridges| DryRuns { spec: &spec, make_rank: &Rank::new, abridges };
             let (short, whole) = (runs(true).learn(rank), runs(false).learn(rank));
             assert_eq!(short.whole, whole.whole, "{config}");
             let Some((left, programs)) = runs(true).abridged(rank) else {
-                assert!(spec.schedule.name == "gpipe", "nothing is left out of {config}");
+                assert!(spec.pipeline.schedule.name == "gpipe", "nothing is left out of {config}");
                 continue;
             };
             let orders =
                 short.abridged.unwrap_or_else(|| panic!("what repeats itself is expanded: {config}"));
-            let expanded = programs.expand(&dry_run(&left, rank, &orders, &Rank::new), spec.depths);
+            let expanded = programs.expand(&dry_run(&left, rank, &orders, &Rank::new), spec.pipeline.depths);
             let expanded = expanded.unwrap_or_else(|| panic!("rank {rank} does not repeat itself: {config}"));
             let expected = dry_run(&spec, rank, &whole.whole, &Rank::new);
             for (expanded, expected) in expanded.phases.iter().zip(&expected.phases) {
@@ -237,7 +240,7 @@ mod tests {
                 }
             }
             assert!(expanded == expected, "rank {rank}: {config}");
-            micro_batches += spec.micro_batches - left.micro_batches;
+            micro_batches += spec.batch.micro_batches - left.batch.micro_batches;
             compared += 1;
         }
         assert!(micro_batches > 200, "only {micro_batches} micro-batches were left out");

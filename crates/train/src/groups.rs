@@ -15,7 +15,7 @@ use phalanx_tensor::Device;
 use phalanx_tensor::record::Recorder;
 
 use crate::config::RunConfig;
-use crate::spec::{Spec, Tie};
+use crate::spec::{MeshPart, Spec, Tie};
 
 /// Elements of which a gradient norm has one sum of squares, and room for parameters that end within a block.
 const NORM_BLOCK: u64 = 4096;
@@ -38,7 +38,7 @@ pub struct Groups {
     pub linked: bool,
     /// Bytes of the parts of other ranks that a rank receives at once in a sum over links.
     pub piece_bytes: usize,
-    /// For each tied parameter ([`Spec::ties`]): the ranks that have a copy; None when this rank is not one of several.
+    /// For each tied parameter ([`MeshPart::ties`]): the ranks that have a copy; None when this rank is not one of several.
     pub ties: Vec<Option<Arc<dyn Group>>>,
 }
 
@@ -103,7 +103,7 @@ impl Groups {
 
     /// Makes the groups of the rank of `source`.
     pub fn new(source: &GroupSource, spec: &Spec) -> Groups {
-        let (mesh, rank) = (spec.mesh, source.rank());
+        let (mesh, rank) = (spec.mesh.axes, source.rank());
         let sizes = [(Axis::Pipeline, mesh.pipeline), (Axis::Data, mesh.data), (Axis::Tensor, mesh.tensor)];
         let several = |axes: &[Axis]| -> Vec<Axis> {
             sizes
@@ -120,16 +120,16 @@ impl Groups {
         let pipeline = own("pipeline", &[Axis::Pipeline], &line);
         let data = own("data", &[Axis::Data], &mesh.members(Axis::Data, rank));
         let tensor = own("tensor", &[Axis::Tensor], &mesh.members(Axis::Tensor, rank));
-        let wiring = wiring(&spec.schedule);
+        let wiring = wiring(&spec.pipeline.schedule);
         let count = wiring.values().max().map_or(0, |max| max + 1);
         let wire = |_| source.group("wire", &[Axis::Pipeline], &line).expect("a rank is in its own pipeline");
         let wires = Wires { groups: (0..count).map(wire).collect(), wiring };
-        let ties = spec.ties.iter().map(|tie| {
-            let holders = holders(mesh, spec, &tie.stages, rank);
+        let ties = spec.mesh.ties.iter().map(|tie| {
+            let holders = holders(mesh, &spec.pipeline.schedule, &tie.stages, rank);
             if holders.len() > 1 { source.group("tie", &[Axis::Pipeline], &holders) } else { None }
         });
         let ties = ties.collect();
-        let (linked, piece_bytes) = (spec.linked, spec.slice_bytes / 4);
+        let (linked, piece_bytes) = (spec.device.linked, spec.device.slice_bytes / 4);
         Groups { world, pipeline, data, tensor, wires, linked, piece_bytes, ties }
     }
 
@@ -179,9 +179,9 @@ impl Groups {
 }
 
 /// The world ranks of this rank's pipeline that have one of the stages, without repetition.
-fn holders(mesh: Mesh, spec: &Spec, stages: &[usize], rank: usize) -> Vec<usize> {
+fn holders(mesh: Mesh, schedule: &Schedule, stages: &[usize], rank: usize) -> Vec<usize> {
     let at = mesh.coordinates(rank);
-    let mut places: Vec<usize> = stages.iter().map(|stage| spec.schedule.placement[*stage]).collect();
+    let mut places: Vec<usize> = stages.iter().map(|stage| schedule.placement[*stage]).collect();
     places.sort_unstable();
     places.dedup();
     places.into_iter().map(|pipeline| mesh.rank(phalanx_plan::Coordinates { pipeline, ..at })).collect()
@@ -204,33 +204,35 @@ impl Spec {
     /// The groups of a rank with the largest sum of each, for what transports between hosts keep in memory. Sums of gradients
     /// are those of chunks; the world sums single numbers and the squares of norms.
     pub fn group_sums(&self, rank: usize) -> Vec<GroupSums> {
-        let (mesh, network) = (self.mesh, self.whole());
+        let MeshPart { axes: mesh, layout, ties, .. } = &self.mesh;
+        let (mesh, network, schedule) = (*mesh, self.model.whole(), &self.pipeline.schedule);
         let numbers = GroupSums {
             members: (0..mesh.world_size()).collect(),
             dtype: DType::F64,
-            elements: (self.layout.padded_elements() / NORM_BLOCK + NORM_MORE) as usize,
+            elements: (layout.padded_elements() / NORM_BLOCK + NORM_MORE) as usize,
         };
         let sums = |members: Vec<usize>, elements: usize| GroupSums { members, dtype: DType::F32, elements };
-        let rows = self.micro_batch_size * self.seq * network.width();
+        let rows = self.batch.micro_batch_size * self.batch.seq * network.width();
         let line = mesh.members(Axis::Pipeline, rank);
-        let wires = wiring(&self.schedule).values().max().map_or(0, |max| max + 1);
+        let wires = wiring(schedule).values().max().map_or(0, |max| max + 1);
         let mut groups = vec![
             numbers,
-            sums(mesh.members(Axis::Data, rank), self.layout.largest_chunk() as usize),
+            sums(mesh.members(Axis::Data, rank), layout.largest_chunk() as usize),
             sums(mesh.members(Axis::Tensor, rank), rows),
         ];
         groups.extend(std::iter::repeat_n(sums(line.clone(), 0), 1 + wires));
         let tied = |tie: &Tie| {
-            let members = holders(mesh, self, &tie.stages, rank);
+            let members = holders(mesh, schedule, &tie.stages, rank);
             sums(members, network.parameters[network.place_of(&tie.name)].elements())
         };
-        groups.extend(self.ties.iter().map(tied));
+        groups.extend(ties.iter().map(tied));
         groups
     }
 
     /// The ranks of each group of a rank that is a link between devices, at most.
     pub fn communicators(&self) -> Vec<usize> {
-        if self.linked { links(self.mesh, &self.schedule, self.ties.len()) } else { Vec::new() }
+        let MeshPart { axes, ties, .. } = &self.mesh;
+        if self.device.linked { links(*axes, &self.pipeline.schedule, ties.len()) } else { Vec::new() }
     }
 }
 
@@ -247,7 +249,7 @@ impl RunConfig {
 impl Spec {
     /// The network of a rank, which is not cut into stages.
     pub(crate) fn network_of(&self, rank: usize) -> Network {
-        let device = Device::meta_of(self.threads, self.host_addressable);
+        let device = Device::meta_of(self.device.threads, self.device.host_addressable);
         let recorder = Arc::clone(device.recorder().expect("Meta records"));
         self.network(&Groups::new(&GroupSource::Meta(recorder, rank), self).tensor)
     }

@@ -11,7 +11,7 @@ use phalanx_tensor::{Device, DeviceFactory, DeviceRequest, Region, refused_threa
 use crate::groups::{GroupSource, Groups};
 use crate::planning::{RankPlan, RunPlan};
 use crate::rank::Rank;
-use crate::spec::Spec;
+use crate::spec::DevicePart;
 
 /// Makes the engine of every rank, over memory that replays its plan, on the devices of `factory`; runs `body` on each,
 /// and returns their results in the order of the ranks. A rank that panics ends the others' collectives and this call.
@@ -47,7 +47,7 @@ pub(crate) fn on_noticing_threads<T: Send>(
     };
     let prepare = |rank: usize| {
         let own = exact_plan(plan, rank)?;
-        let device = factory.make(&device_request(&plan.spec, rank, &own, &Region::anonymous))?;
+        let device = factory.make(&device_request(&plan.spec.device, rank, &own, &Region::anonymous))?;
         Ok((own, device))
     };
     check_addressing(factory, plan)?;
@@ -88,7 +88,7 @@ pub fn on_endpoint<T>(
     check_addressing(factory, plan)?;
     let own = exact_plan(plan, endpoint.rank())?;
     let map_shared = |bytes| endpoint.arena(bytes);
-    let device = factory.make(&device_request(&plan.spec, endpoint.rank(), &own, &map_shared))?;
+    let device = factory.make(&device_request(&plan.spec.device, endpoint.rank(), &own, &map_shared))?;
     let source = if ranks > 1 { GroupSource::Host(endpoint) } else { GroupSource::Alone(Isa::detect()) };
     Ok(body(&mut engine(plan, &own, &source, device)?))
 }
@@ -98,30 +98,30 @@ fn exact_plan(plan: &RunPlan, rank: usize) -> std::io::Result<Cow<'_, RankPlan>>
     plan.exact(rank).map_err(Error::other)
 }
 
-/// The device that rank `index` needs in the run that `spec` describes. `map_shared` maps memory that the transport of its
+/// The device that rank `index` needs. `map_shared` maps memory that the transport of its
 /// collectives can read.
 pub fn device_request<'a>(
-    spec: &'a Spec,
+    device: &'a DevicePart,
     index: usize,
     own: &'a RankPlan,
     map_shared: &'a dyn Fn(usize) -> std::io::Result<Region>,
 ) -> DeviceRequest<'a> {
     DeviceRequest {
         index,
-        threads: spec.threads,
-        products: spec.products,
+        threads: device.threads,
+        products: device.products,
         device_plan: &own.memory,
         host_plan: &own.host,
         disk_plan: &own.disk,
-        disk: spec.disk.as_ref(),
-        pin_host: spec.pin_host,
+        disk: device.disk.as_ref(),
+        pin_host: device.pin_host,
         map_shared,
     }
 }
 
 /// Refuses devices for which the run was not planned.
 fn check_addressing(factory: &dyn DeviceFactory, plan: &RunPlan) -> std::io::Result<()> {
-    if factory.is_host_addressable() == plan.spec.host_addressable {
+    if factory.is_host_addressable() == plan.spec.device.host_addressable {
         return Ok(());
     }
     let word = |addressable| if addressable { "can" } else { "cannot" };
@@ -129,7 +129,7 @@ fn check_addressing(factory: &dyn DeviceFactory, plan: &RunPlan) -> std::io::Res
         "the host {} read the memory of these devices, but the run was planned for devices whose memory it {} read: call \
          `Spec::for_devices` with the factory before planning",
         word(factory.is_host_addressable()),
-        word(plan.spec.host_addressable)
+        word(plan.spec.device.host_addressable)
     );
     Err(Error::new(ErrorKind::InvalidInput, text))
 }

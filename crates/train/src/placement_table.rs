@@ -40,7 +40,7 @@ impl RunPlan {
         let spec = &self.spec;
         let engine = on_meta_without_order(spec, rank, &Rank::new);
         let runs = DryRuns { spec, make_rank: &Rank::new, abridges: true };
-        let learned = if spec.stage.number() == 0 { Learned::nothing() } else { runs.learn(rank) };
+        let learned = if spec.zero.stage.number() == 0 { Learned::nothing() } else { runs.learn(rank) };
         let copied = |spec: &Spec| copied_bytes(spec, rank, &learned);
         let all = copied(spec);
         let order = learned.whole.get(&PhaseName::Step).map_or(&[][..], |order| order);
@@ -51,8 +51,8 @@ impl RunPlan {
             let own = first_chunk..first_chunk + stage.zero.chunks() as u32;
             let uses = Lookahead::new(order.iter().copied().filter(|chunk| own.contains(chunk)).collect());
             for chunk in 0..stage.zero.chunks() {
-                let lies = spec.residence[stage.index].of(chunk);
-                let used = used(&uses, first_chunk + chunk as u32, spec.prefetch.max(1));
+                let lies = spec.zero.residence[stage.index].of(chunk);
+                let used = used(&uses, first_chunk + chunk as u32, spec.zero.prefetch.max(1));
                 let kind = (stage.index, stage.zero.updated_elements(chunk), lies, used);
                 let moved_bytes = match known.iter().find(|(same, _)| *same == kind) {
                     _ if lies == ChunkResidence::DEVICE => 0,
@@ -96,12 +96,12 @@ fn of_chunk(stage: &Stage, (chunk, lies): (usize, ChunkResidence), moved_bytes: 
 
 /// The same run with one chunk in device memory.
 fn with_chunk_on_device(spec: &Spec, stage: &Stage, chunk: usize) -> Spec {
-    let residence = &spec.residence[stage.index];
+    let residence = &spec.zero.residence[stage.index];
     let lies = |other| if other == chunk { ChunkResidence::DEVICE } else { residence.of(other) };
     let chunks = (0..stage.zero.chunks()).map(lies).collect();
     let mut spec = spec.clone();
     let whole: Vec<usize> = (0..stage.zero.chunks()).filter(|chunk| residence.is_whole(*chunk)).collect();
-    spec.residence[stage.index] = Residence::of_chunks(chunks, ChunkResidence::DEVICE).with_whole(whole);
+    spec.zero.residence[stage.index] = Residence::of_chunks(chunks, ChunkResidence::DEVICE).with_whole(whole);
     spec
 }
 

@@ -15,7 +15,7 @@ use std::collections::HashMap;
 
 use phalanx_parallel::zero::{ChunkResidence, Residence};
 use phalanx_plan::trace::{Memory, PhaseName};
-use phalanx_plan::{Coordinates, Lookahead, Stage, plan_memory_of, uses_before_peak};
+use phalanx_plan::{Coordinates, Lookahead, Mesh, Stage, plan_memory_of, uses_before_peak};
 
 use crate::budget::BudgetError;
 use crate::config::{AutoPlacement, Fractions, PlacementRule};
@@ -68,21 +68,21 @@ impl Spec {
         match self.placement {
             PlacementRule::Uniform(_) => {}
             PlacementRule::Fractions(fractions) => {
-                for pipeline in 0..self.mesh.pipeline {
-                    for chunks in stage_chunks(&self, first_rank(&self, pipeline), make_rank) {
-                        let keeps_gradients = !self.update_in_backward;
-                        self.residence[chunks.index] =
+                for pipeline in 0..self.mesh.axes.pipeline {
+                    for chunks in stage_chunks(&self, first_rank(self.mesh.axes, pipeline), make_rank) {
+                        let keeps_gradients = !self.zero.update_in_backward;
+                        self.zero.residence[chunks.index] =
                             of_fractions((&chunks.elements, chunks.trained), fractions, keeps_gradients);
                     }
                 }
             }
             PlacementRule::Auto(auto) => {
                 let mut refused: Option<BudgetError> = None;
-                for pipeline in 0..self.mesh.pipeline {
-                    let search = Search::new(&self, first_rank(&self, pipeline), make_rank, auto);
+                for pipeline in 0..self.mesh.axes.pipeline {
+                    let search = Search::new(&self, first_rank(self.mesh.axes, pipeline), make_rank, auto);
                     match search.place(reserve) {
                         Ok(residence) => {
-                            residence.into_iter().for_each(|(stage, lies)| self.residence[stage] = lies);
+                            residence.into_iter().for_each(|(stage, lies)| self.zero.residence[stage] = lies);
                         }
                         Err(error) => {
                             refused = refused.into_iter().chain([error]).max_by_key(BudgetError::weight)
@@ -98,8 +98,8 @@ impl Spec {
     }
 }
 
-fn first_rank(spec: &Spec, pipeline: usize) -> usize {
-    spec.mesh.rank(Coordinates { pipeline, data: 0, tensor: 0 })
+fn first_rank(axes: Mesh, pipeline: usize) -> usize {
+    axes.rank(Coordinates { pipeline, data: 0, tensor: 0 })
 }
 
 fn stage_chunks(spec: &Spec, rank: usize, make_rank: &MakeRank) -> Vec<StageChunks> {
@@ -174,7 +174,7 @@ impl<'a> Search<'a> {
     fn new(spec: &'a Spec, rank: usize, make_rank: &'a MakeRank<'a>, auto: AutoPlacement) -> Search<'a> {
         let stages = stage_chunks(spec, rank, make_rank);
         let runs = DryRuns { spec, make_rank, abridges: true };
-        let learned = if spec.stage == Stage::Zero { Learned::nothing() } else { runs.learn(rank) };
+        let learned = if spec.zero.stage == Stage::Zero { Learned::nothing() } else { runs.learn(rank) };
         let known = RefCell::default();
         let mut search = Search { spec, rank, make_rank, auto, stages, learned, moves: Vec::new(), known };
         search.moves = search.moves_in_order();
@@ -182,7 +182,7 @@ impl<'a> Search<'a> {
     }
 
     fn moves_in_order(&self) -> Vec<Move> {
-        let precision = self.spec.precision;
+        let precision = self.spec.precision.types;
         let states: u64 = self.stages.iter().flat_map(|stage| &stage.optimizer).sum();
         let all = |part, bytes: u64| {
             let of_stage = move |stage: &'_ StageChunks| {
@@ -206,10 +206,10 @@ impl<'a> Search<'a> {
         };
         let optimizer = if states == 0 { Vec::new() } else { all(ChunkPart::Optimizer, 0) };
         // An update within backward keeps none.
-        let keeps_gradients = !self.spec.update_in_backward;
+        let keeps_gradients = !self.spec.zero.update_in_backward;
         let gradients = if keeps_gradients { precision.accumulate.bytes() as u64 } else { 0 };
         let gradients = if gradients > 0 { all(ChunkPart::Gradients, gradients) } else { Vec::new() };
-        let mut moves: Vec<Move> = if keeps_gradients && self.spec.micro_batches == 1 && states > 0 {
+        let mut moves: Vec<Move> = if keeps_gradients && self.spec.batch.micro_batches == 1 && states > 0 {
             // Gradients are used as often as states, and the host updates a chunk where it finds both.
             gradients.into_iter().zip(optimizer).flat_map(|(gradients, states)| [gradients, states]).collect()
         } else {
@@ -217,10 +217,10 @@ impl<'a> Search<'a> {
             gradients.into_iter().chain(optimizer).collect()
         };
         moves.reverse();
-        if self.spec.update_in_backward {
+        if self.spec.zero.update_in_backward {
             moves = evenly(moves.len()).map(|at| moves[at]).collect();
         }
-        if self.spec.stage == Stage::Three {
+        if self.spec.zero.stage == Stage::Three {
             let parameters = all(ChunkPart::Parameters, precision.compute.bytes() as u64);
             let distance = self.next_uses(parameters.len());
             let mut order: Vec<usize> = (0..parameters.len()).collect();
@@ -270,7 +270,7 @@ impl<'a> Search<'a> {
 
     /// The first and the last rank of the pipeline coordinate: others do not allocate anything that neither does.
     fn ranks(&self) -> Vec<usize> {
-        let mesh = self.spec.mesh;
+        let mesh = self.spec.mesh.axes;
         let at = mesh.coordinates(self.rank);
         let last = mesh.rank(Coordinates { data: mesh.data - 1, tensor: mesh.tensor - 1, ..at });
         if last == self.rank { vec![self.rank] } else { vec![self.rank, last] }
@@ -283,7 +283,7 @@ impl<'a> Search<'a> {
         }
         let mut spec = self.spec.clone();
         for (stage, residence) in self.residence(away) {
-            spec.residence[stage] = residence;
+            spec.zero.residence[stage] = residence;
         }
         let runs = DryRuns { spec: &spec, make_rank: self.make_rank, abridges: true };
         let mut peaks = [0; 2];

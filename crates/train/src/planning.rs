@@ -13,18 +13,20 @@ use phalanx_layers::Network;
 use phalanx_parallel::zero::{ChunkResidence, Residence};
 use phalanx_plan::trace::{Event, Memory, PhaseName, Trace};
 use phalanx_plan::{
-    ChunkSize, Coordinates, Cost, Disagreement, MemoryError, PlacementError, Stage, Textbook, compare,
-    faults, textbook,
+    ChunkSize, Coordinates, Cost, Disagreement, MemoryError, PlacementError, Schedule, Stage, Textbook,
+    compare, faults, textbook,
 };
 use serde::{Deserialize, Serialize};
 
 pub use crate::budget::BudgetError;
+pub use crate::chunk_choice::TriedChunks;
 use crate::config::PlacementRule;
 use crate::dry_run::{DryRuns, Learned, dry_run, orders_of};
 pub use crate::dry_run::{MakeRank, Orders};
 use crate::rank::Rank;
 pub use crate::rank_plan::RankPlan;
-use crate::spec::Spec;
+use crate::rules::states_per_element;
+use crate::spec::{MeshPart, Spec};
 
 /// The plan of a run.
 pub struct RunPlan {
@@ -37,6 +39,8 @@ pub struct RunPlan {
     totals: Totals,
     /// The memory of the rank with most parameters, by the formulas of the papers.
     pub textbook: Textbook,
+    /// The chunk sizes that were planned to choose that of `spec`.
+    pub tried_chunks: Vec<TriedChunks>,
 }
 
 /// Sums and maxima over all ranks of a run, which a rank cannot know from its own plan.
@@ -160,13 +164,13 @@ impl RunPlan {
         abridges: bool,
         keep: fn(RankPlan) -> RankPlan,
     ) -> Result<RunPlan, PlanError> {
-        let spec = spec.with_chosen_chunks(make_rank);
+        let (spec, tried_chunks) = spec.with_chosen_chunks(make_rank);
         let mut reserve = 0;
         loop {
             let placed = spec.clone().with_placed_chunks(make_rank, reserve)?;
             let plan = RunPlan::of_placed(placed, make_rank, abridges, keep)?;
             match plan.excess() {
-                0 => return Ok(plan),
+                0 => return Ok(RunPlan { tried_chunks, ..plan }),
                 excess => reserve += excess,
             }
         }
@@ -187,24 +191,24 @@ impl RunPlan {
         abridges: bool,
         keep: fn(RankPlan) -> RankPlan,
     ) -> Result<RunPlan, PlanError> {
-        let mesh = spec.mesh;
+        let mesh = spec.mesh.axes;
         let first_of = |pipeline| mesh.rank(Coordinates { pipeline, data: 0, tensor: 0 });
         let kinds: Vec<usize> = (0..mesh.pipeline).map(first_of).collect();
         let runs = DryRuns { spec: &spec, make_rank, abridges };
         // Where every rank holds everything, nothing is fetched, and no order is needed to trace the rank.
-        let learns = spec.stage != Stage::Zero;
+        let learns = spec.zero.stage != Stage::Zero;
         let learned = |rank: &usize| if learns { runs.learn(*rank) } else { Learned::nothing() };
         let orders: Vec<Learned> = kinds.iter().map(learned).collect();
         let all = mesh.world_size() <= ALL_RANKS;
         let traced = if all { (0..mesh.world_size()).collect() } else { kinds };
-        let whole = spec.whole();
+        let whole = spec.model.whole();
         let (mut traces, mut plans) = (Vec::new(), Vec::new());
         let mut placed = Placed::default();
         for rank in traced {
             let pipeline = mesh.coordinates(rank).pipeline;
             let trace = runs.trace(rank, &orders[pipeline]);
             let orders = if learns { orders[pipeline].whole.clone() } else { orders_of(&trace) };
-            let parameters = parameters_at(&spec, &whole, pipeline);
+            let parameters = parameters_at(&spec.mesh, &spec.pipeline.schedule, &whole, pipeline);
             // Ranks of different stages seldom allocate the same.
             let plan = match all {
                 true => placed.plan(&trace, orders, parameters),
@@ -243,7 +247,7 @@ impl RunPlan {
 
     fn with_totals(spec: Spec, ranks: Vec<RankPlan>, totals: Totals) -> RunPlan {
         let textbook = textbook_of(&spec, totals.rank_parameters_max);
-        RunPlan { ranks, totals, textbook, spec }
+        RunPlan { ranks, totals, textbook, spec, tried_chunks: Vec::new() }
     }
 
     /// The plan in the process of one rank, which receives it from the launcher: `spec` with the stages of the plan,
@@ -254,15 +258,13 @@ impl RunPlan {
 
     /// Part of the plan that the launcher sends to every rank, beside its [`RankPlan`].
     pub fn for_all_ranks(&self) -> PlanForAllRanks {
-        let Spec { stages, threads, evaluated, .. } = &self.spec;
-        let (stages, chunks) = (stages.clone(), self.spec.chunk_size.clone());
-        let residence = self.spec.residence.clone();
+        let Spec { mesh, zero, device, batch, .. } = &self.spec;
         PlanForAllRanks {
-            stages,
-            chunks,
-            residence,
-            threads: *threads,
-            evaluated: *evaluated,
+            stages: mesh.stages.clone(),
+            chunks: mesh.chunk_size.clone(),
+            residence: zero.residence.clone(),
+            threads: device.threads,
+            evaluated: batch.evaluated,
             totals: self.totals,
         }
     }
@@ -284,7 +286,7 @@ impl RunPlan {
 
     /// The plan of a rank, or of the rank that was planned in its place.
     pub fn of(&self, rank: usize) -> &RankPlan {
-        let pipeline = |rank| self.spec.mesh.coordinates(rank).pipeline;
+        let pipeline = |rank| self.spec.mesh.axes.coordinates(rank).pipeline;
         let exact = self.ranks.iter().find(|plan| plan.rank == rank);
         let like = || self.ranks.iter().find(|plan| pipeline(plan.rank) == pipeline(rank));
         exact.or_else(like).expect("a rank of each pipeline stage was run dry")
@@ -323,21 +325,23 @@ impl RunPlan {
 
 /// The formulas of the papers for a rank with so many parameters, and so many that are trained.
 fn textbook_of(spec: &Spec, parameters: [u64; 2]) -> Textbook {
-    let states = spec.states_per_element();
-    let textbook = textbook(parameters, spec.mesh.data as u64, spec.stage, spec.precision, states);
-    let keeps_none = spec.gradients_in_place || spec.update_in_backward;
+    let states = states_per_element(&spec.update.optimizer, &spec.model.whole());
+    let textbook =
+        textbook(parameters, spec.mesh.axes.data as u64, spec.zero.stage, spec.precision.types, states);
+    let keeps_none = spec.zero.gradients_in_place || spec.zero.update_in_backward;
     if keeps_none { textbook.with_gradients_in_place() } else { textbook }
 }
 
 /// Bytes of parameters, gradients and optimizer states that the rank with most parameters has in device memory, by the
 /// formulas of the papers: its plan needs no less. No rank runs dry for it.
 pub fn min_device_states(spec: &Spec) -> u64 {
-    let whole = spec.whole();
-    let stages = 0..spec.mesh.pipeline;
-    let of_stages: Vec<[u64; 2]> = stages.map(|stage| parameters_at(spec, &whole, stage)).collect();
+    let whole = spec.model.whole();
+    let stages = 0..spec.mesh.axes.pipeline;
+    let of_stages: Vec<[u64; 2]> =
+        stages.map(|stage| parameters_at(&spec.mesh, &spec.pipeline.schedule, &whole, stage)).collect();
     let parameters = [0, 1].map(|which| of_stages.iter().map(|of| of[which]).max().unwrap_or(0));
     let state = textbook_of(spec, parameters).state;
-    let described = || spec.residence.iter().flat_map(Residence::described);
+    let described = || spec.zero.residence.iter().flat_map(Residence::described);
     let is_decided = matches!(spec.placement, PlacementRule::Uniform(_));
     let here = |of: fn(&ChunkResidence) -> Memory, bytes: u64| {
         if is_decided && described().all(|chunk| of(&chunk) == Memory::Device) { bytes } else { 0 }
@@ -348,8 +352,8 @@ pub fn min_device_states(spec: &Spec) -> u64 {
 }
 
 /// Number of parameters, and of those that are trained, on each rank of one pipeline stage.
-pub fn parameters_at(spec: &Spec, whole: &Network, pipeline: usize) -> [u64; 2] {
-    let stages = spec.stages.iter().zip(&spec.schedule.placement).filter(|(_, at)| **at == pipeline);
+pub fn parameters_at(mesh: &MeshPart, schedule: &Schedule, whole: &Network, pipeline: usize) -> [u64; 2] {
+    let stages = mesh.stages.iter().zip(&schedule.placement).filter(|(_, at)| **at == pipeline);
     let mut sums = [0; 2];
     for (blocks, _) in stages {
         let mut used: Vec<usize> = whole.uses[blocks.clone()].concat();
@@ -360,7 +364,7 @@ pub fn parameters_at(spec: &Spec, whole: &Network, pipeline: usize) -> [u64; 2] 
             sums[1] += spec.elements() as u64 * u64::from(spec.trained);
         }
     }
-    sums.map(|sum| sum / spec.mesh.tensor as u64)
+    sums.map(|sum| sum / mesh.axes.tensor as u64)
 }
 
 /// The allocations and frees of a trace, phase by phase.

@@ -7,11 +7,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use phalanx_collectives::{CollectiveError, Group, Solo};
-use phalanx_layers::{Activation, Context, Input, Network, POSITIONS, ParameterSpec, Rows, TARGETS, TOKENS};
+use phalanx_layers::{Activation, Context, Network, ParameterSpec, Rows, TARGETS, TOKENS};
 use phalanx_optim::{CountedSteps, LossScale, LossScaling, Optimizer};
 use phalanx_parallel::pipeline::{Feed, Program, run};
-use phalanx_parallel::zero::{ChunkResidence, Holding, NotFinite, Residence};
-use phalanx_parallel::{BlockInputs, GradientNorm, Options, Stage, Zero};
+use phalanx_parallel::zero::{self, Arithmetic, Holding, NotFinite, Residence};
+use phalanx_parallel::{BlockInputs, GradientNorm, InputOptions, Stage, Zero};
 use phalanx_plan::trace::{Axis, PhaseName, Placement, Placements};
 use phalanx_plan::{Coordinates, ParameterSize};
 use phalanx_tensor::{Category, CrossEntropy, DType, Device, Memory, Tensor, View};
@@ -19,7 +19,7 @@ use phalanx_tensor::{Category, CrossEntropy, DType, Device, Memory, Tensor, View
 pub use crate::batch::{Batch, Numbers, SampleNumbers};
 use crate::groups::Groups;
 use crate::parameter_sizes::{reserved, size};
-use crate::spec::Spec;
+use crate::spec::{BatchPart, MeshPart, Spec};
 pub use crate::targets::MeanLoss;
 use crate::targets::mean_over;
 
@@ -106,10 +106,11 @@ impl Rank {
         orders: &BTreeMap<PhaseName, Vec<u32>>,
     ) -> Result<Rank, CollectiveError> {
         // The configuration refuses it; a spec can be changed by hand.
-        let needs_all =
-            spec.clip != 0.0 || !matches!(spec.loss_scaling, LossScaling::Off) || spec.sequence_parallel;
+        let needs_all = spec.update.clip != 0.0
+            || !matches!(spec.precision.loss_scaling, LossScaling::Off)
+            || spec.mesh.sequence_parallel;
         assert!(
-            !(spec.update_in_backward && needs_all),
+            !(spec.zero.update_in_backward && needs_all),
             "updates within backward know no number of all gradients"
         );
         let groups = groups.on_device(&device);
@@ -131,10 +132,10 @@ impl Rank {
         replica: Option<Replica>,
     ) -> Result<Rank, CollectiveError> {
         let spec = if replica.is_some() { spec.on_one_device() } else { spec.clone() };
-        let at = spec.mesh.coordinates(groups.world.rank());
+        let at = spec.mesh.axes.coordinates(groups.world.rank());
         let outline = Arc::new(Outline::of(&network));
-        let networks = network.into_stages(&spec.stages).into_iter().enumerate();
-        let own = networks.filter(|(stage, _)| spec.schedule.placement[*stage] == at.pipeline);
+        let networks = network.into_stages(&spec.mesh.stages).into_iter().enumerate();
+        let own = networks.filter(|(stage, _)| spec.pipeline.schedule.placement[*stage] == at.pipeline);
         let mut first_chunk = 0;
         groups.connect()?;
         let solo: Arc<dyn Group> = Arc::new(Solo::new("replica"));
@@ -150,9 +151,9 @@ impl Rank {
             first_chunk += stage.zero.chunks();
             stages.push(stage);
         }
-        let norm = GradientNorm::new(&device, outline.parameters.len(), spec.mesh.tensor);
+        let norm = GradientNorm::new(&device, outline.parameters.len(), spec.mesh.axes.tensor);
         let count = device.alloc(DType::F32, [1], Category::Workspace, "diagnose.count");
-        let [program, evaluation] = spec.programs(at.pipeline);
+        let [program, evaluation] = spec.pipeline.programs(at.pipeline);
         Ok(Rank {
             at,
             stages,
@@ -160,7 +161,7 @@ impl Rank {
             program,
             evaluation,
             outline,
-            loss_scale: LossScale::new(spec.loss_scaling),
+            loss_scale: LossScale::new(spec.precision.loss_scaling),
             spec,
             counted: CountedSteps::default(),
             count: Some(count),
@@ -190,7 +191,7 @@ impl Rank {
 
     /// The optimizer.
     pub fn optimizer(&self) -> &Optimizer {
-        &self.spec.optimizer
+        &self.spec.update.optimizer
     }
 
     /// The stages of this rank, with parameters, gradients and states.
@@ -243,8 +244,8 @@ impl Rank {
         batch: &Batch,
         stop: &dyn Fn() -> bool,
     ) -> Result<Option<MeanLoss>, CollectiveError> {
-        let rows = self.spec.micro_batch_size * self.spec.evaluation_batches;
-        let parts = batch.rows(&self.spec).checked_div(rows).unwrap_or(0);
+        let rows = self.spec.batch.micro_batch_size * self.spec.batch.evaluation_batches;
+        let parts = batch.rows(&self.spec.batch).checked_div(rows).unwrap_or(0);
         let (mut own, mut mean) = (0.0, MeanLoss::over(0, 0.0));
         for part in 0..parts {
             let evaluated = self.evaluate_part(batch, part, own, stop());
@@ -270,29 +271,30 @@ impl Rank {
         let device = self.device.clone();
         device.try_phase(PhaseName::Evaluate, || {
             let spec = &self.spec;
-            let planned = spec.evaluation_targets(self.at.data);
-            let counted = spec.count_targets(&device, &*self.groups.data, batch, planned)?;
+            let planned = spec.batch.evaluation_targets(self.at.data);
+            let counted = spec.batch.count_targets(&device, &*self.groups.data, batch, planned)?;
             let numbers = CrossEntropy::scaled(mean_over(counted));
             let mut loss = zeroed(&device, "evaluate.loss");
             device.fill(loss.view_mut(), own);
-            let rows = spec.rows(self.at.tensor);
+            let rows = spec.mesh.rows(&spec.batch, self.at.tensor);
             let context = |_: usize| Context {
                 keep: false,
                 rows,
-                slice_bytes: spec.slice_bytes,
-                ..Context::new(&device, spec.precision.compute, rows.tokens)
+                slice_bytes: spec.device.slice_bytes,
+                ..Context::new(&device, spec.precision.types.compute, rows.tokens)
             };
-            let upload = uploads(&device, spec, spec.batch_placements(), batch);
-            let first = part * spec.evaluation_batches;
+            let of_batch = (&spec.batch, spec.precision.types.compute);
+            let upload = uploads(&device, of_batch, spec.mesh.batch_placements(), batch);
+            let first = part * spec.batch.evaluation_batches;
             let feed = Feed {
                 device: &device,
                 context: &context,
                 upload: &|index, name| upload(first + index, name),
-                first: spec.first_input(),
-                has_targets: spec.model.has_targets(),
+                first: spec.batch.first_input(),
+                has_targets: spec.batch.has_targets(),
                 numbers,
-                ranks_of_rows: spec.ranks_of_rows(),
-                placements: spec.boundary(),
+                ranks_of_rows: spec.mesh.ranks_of_rows(),
+                placements: spec.mesh.boundary(),
             };
             let (program, wires) = (&self.evaluation, &self.groups.wires);
             self.stages.iter_mut().for_each(|stage| stage.zero.begin(PhaseName::Evaluate));
@@ -315,7 +317,7 @@ impl Rank {
 
     /// Sums a loss over replicas and stages; only the last stage has one.
     pub(crate) fn sum_of_replicas(&self, loss: Tensor) -> Result<Tensor, CollectiveError> {
-        if self.spec.mesh.pipeline > 1 && self.stages.iter().any(Stage::is_last) {
+        if self.spec.mesh.axes.pipeline > 1 && self.stages.iter().any(Stage::is_last) {
             let placements = self.device.placements(loss.view()).with(Axis::Pipeline, Placement::Partial);
             self.device.place(loss.view(), placements);
         }
@@ -325,19 +327,19 @@ impl Rank {
     }
 }
 
-/// A function that uploads an input of a micro-batch of `batch` to the device.
+/// A function that uploads an input of a micro-batch of `batch` to the device, floats as `compute`.
 pub(crate) fn uploads<'a>(
     device: &'a Device,
-    spec: &'a Spec,
+    (part, compute): (&'a BatchPart, DType),
     placements: Placements,
     batch: &'a Batch,
 ) -> impl Fn(usize, &str) -> Activation + 'a {
-    let inputs = spec.inputs();
+    let inputs = &part.inputs;
     move |index, name| {
         let input = inputs.iter().find(|input| input.name == name);
         let input = input
             .unwrap_or_else(|| panic!("a layer asks for {name}, which the model does not read: {inputs:?}"));
-        let shape = input.shape.of([spec.micro_batch_size, spec.seq]);
+        let shape = input.shape.of([part.micro_batch_size, part.seq]);
         let here = index * shape.elements()..(index + 1) * shape.elements();
         let alloc = |dtype, name| device.alloc(dtype, shape, Category::Activations, name);
         let tensor = match name {
@@ -348,7 +350,7 @@ pub(crate) fn uploads<'a>(
                 Numbers::Floats(all) => {
                     let mut floats = alloc(DType::F32, input.name);
                     device.upload(&all[here], floats.view_mut());
-                    match spec.precision.compute {
+                    match compute {
                         DType::F32 => floats,
                         compute => {
                             device.place(floats.view(), placements);
@@ -380,22 +382,19 @@ pub fn zeroed(device: &Device, name: &'static str) -> Tensor {
 impl Spec {
     /// The same run with everything in the memory of the device, and updates after backward.
     fn on_one_device(&self) -> Spec {
-        let residence = vec![Residence::uniform(ChunkResidence::DEVICE); self.stages.len()];
-        let stage = phalanx_plan::Stage::Zero;
-        let (overlap, defer, updates_on_host, delayed_update) = (false, true, false, false);
-        let (gradients_in_place, update_in_backward, block_inputs) = (false, false, Memory::Device);
-        Spec {
-            stage,
-            residence,
-            overlap,
-            defer,
-            updates_on_host,
-            delayed_update,
-            gradients_in_place,
-            update_in_backward,
-            block_inputs,
-            ..self.clone()
-        }
+        let zero = zero::Options {
+            stage: phalanx_plan::Stage::Zero,
+            residence: vec![Residence::DEVICE; self.mesh.stages.len()],
+            overlap: false,
+            defer: true,
+            updates_on_host: false,
+            delayed_update: false,
+            gradients_in_place: false,
+            update_in_backward: false,
+            ..self.zero.clone()
+        };
+        let inputs = InputOptions { memory: Memory::Device, ..self.inputs };
+        Spec { zero, inputs, ..self.clone() }
     }
 
     /// Makes one stage and allocates its chunks.
@@ -408,17 +407,17 @@ impl Spec {
         orders: &BTreeMap<PhaseName, Vec<u32>>,
         is_updated: bool,
     ) -> Stage {
-        let at = self.mesh.coordinates(groups.world.rank());
-        let tied = |p: usize| self.ties.iter().find(|tie| tie.name == network.parameters[p].name);
-        let split = self.schedule.splits_backward() && network.head.is_some();
+        let at = self.mesh.axes.coordinates(groups.world.rank());
+        let tied = |p: usize| self.mesh.ties.iter().find(|tie| tie.name == network.parameters[p].name);
+        let split = self.pipeline.schedule.splits_backward() && network.head.is_some();
         let head: &[usize] = if split { &network.uses[network.head_index()] } else { &[] };
         let size = |(p, spec): (usize, &ParameterSpec)| ParameterSize {
             reserved: reserved(spec),
             alone: tied(p).is_some() || head.contains(&p),
-            ..size(&self.optimizer, spec)
+            ..size(&self.update.optimizer, spec)
         };
         let sizes: Vec<ParameterSize> = network.parameters.iter().enumerate().map(size).collect();
-        let layout = self.lay_out(&sizes).expect("the knobs were checked with the whole model");
+        let layout = self.mesh.lay_out(&sizes).expect("the knobs were checked with the whole model");
         let everywhere = at.tensor == 0;
         let answers = |(p, spec): (usize, &ParameterSpec)| {
             let first = tied(p).is_none_or(|tie| tie.stages[0] == index);
@@ -432,56 +431,44 @@ impl Spec {
         let answers = network.parameters.iter().enumerate().map(answers).collect();
         let has_copies: Vec<bool> = (0..network.parameters.len()).map(|p| tied(p).is_some()).collect();
         let tied = (0..has_copies.len()).filter(|p| has_copies[*p]).collect();
-        let held = Holding { layout: Arc::new(layout), answers, tied: has_copies, first_chunk };
-        let options = Options {
-            stage: self.stage,
-            overlap: self.overlap,
-            prefetch: self.prefetch,
-            micro_batches: self.micro_batches,
-            defer: self.defer,
-            precision: self.precision,
-            optimizer: self.optimizer.clone(),
-            rates: Arc::clone(&self.rates),
-            residence: self.residence[index].clone(),
-            buffer: self.buffer,
-            updates_on_host: self.updates_on_host,
-            delayed_update: self.delayed_update,
-            gradients_in_place: self.gradients_in_place,
-            update_in_backward: self.update_in_backward,
-            is_updated,
+        let layout = Arc::new(layout);
+        let held = Holding { stage: index, layout, answers, tied: has_copies, first_chunk, is_updated };
+        let arithmetic = Arithmetic {
+            precision: self.precision.types,
+            micro_batches: self.batch.micro_batches,
+            optimizer: &self.update.optimizer,
+            rates: &self.update.rates,
         };
-        let zero = Zero::new(device, Arc::clone(&groups.data), &network, held, options, orders);
-        let parts = self.partition_activations.then(|| Arc::clone(&groups.tensor));
-        let inputs = BlockInputs { memory: self.block_inputs, parts };
+        let of_zero = (&self.zero, arithmetic);
+        let zero = Zero::new(device, Arc::clone(&groups.data), &network, held, of_zero, orders);
+        let inputs = BlockInputs::new(self.inputs, &groups.tensor);
         Stage { index, network, zero, tied, inputs }
     }
+}
 
-    /// The rows of the residual stream on a tensor-parallel rank.
-    pub(crate) fn rows(&self, tensor: usize) -> Rows {
-        let tokens = [self.micro_batch_size, self.seq];
-        let each = if self.sequence_parallel { tokens[0] * tokens[1] / self.mesh.tensor } else { 0 };
-        Rows { documents: self.documents, ..Rows::all(tokens).from(tensor * each) }
-    }
-
-    /// Inputs of a micro-batch: those of the model, and the positions if documents do not see each other.
-    pub fn inputs(&self) -> Vec<Input> {
-        let positions = self.documents.then(|| Input::ids(POSITIONS, self.seq));
-        self.model.inputs().into_iter().chain(positions).collect()
-    }
-
+impl BatchPart {
     /// The input that the first block receives.
     pub(crate) fn first_input(&self) -> &'static str {
-        self.model.inputs().first().map_or(TOKENS, |input| input.name)
+        self.inputs.first().map_or(TOKENS, |input| input.name)
+    }
+}
+
+impl MeshPart {
+    /// The rows of the residual stream of a micro-batch on a tensor-parallel rank.
+    pub(crate) fn rows(&self, batch: &BatchPart, tensor: usize) -> Rows {
+        let tokens = [batch.micro_batch_size, batch.seq];
+        let each = if self.sequence_parallel { tokens[0] * tokens[1] / self.axes.tensor } else { 0 };
+        Rows { documents: batch.documents, ..Rows::all(tokens).from(tensor * each) }
     }
 
     /// Tensor-parallel ranks that share the rows of activations between stages.
     pub(crate) fn ranks_of_rows(&self) -> usize {
-        if self.sequence_parallel { self.mesh.tensor } else { 1 }
+        if self.sequence_parallel { self.axes.tensor } else { 1 }
     }
 
     /// The placement of a batch on the mesh.
     pub(crate) fn batch_placements(&self) -> Placements {
-        match self.mesh.data {
+        match self.axes.data {
             1 => Placements::REPLICATED,
             _ => Placements::REPLICATED.with(Axis::Data, Placement::Shard(0)),
         }

@@ -281,9 +281,9 @@ impl<'a, E: Engine> Session<'a, E> {
             }
         }
         let files = RunFiles::open(job, engine.world().rank(), &at)?;
-        let batch = Batch::of(spec, spec.micro_batch_size * spec.micro_batches);
-        let mut windows = Batch::of(spec, spec.evaluation_rows());
-        windows.fill_windows(spec, engine.part_of_data(), &*job.data)?;
+        let batch = Batch::of(&spec.batch, spec.batch.micro_batch_size * spec.batch.micro_batches);
+        let mut windows = Batch::of(&spec.batch, spec.batch.evaluation_rows());
+        windows.fill_windows(&spec.batch, engine.part_of_data(), &*job.data)?;
         Ok(Session { engine, windows, run: Run { job, place, files, at, batch } })
     }
 
@@ -347,7 +347,7 @@ impl Engine for Rank {
         let Run { job, place, files, at, batch } = run;
         let (number, plan) = (at.step + 1, &job.plan);
         (place.note_step)(number);
-        batch.fill(&plan.spec, self.at().data, at.samples, &*job.data)?;
+        batch.fill((&plan.spec.batch, plan.spec.mesh.axes), self.at().data, at.samples, &*job.data)?;
         let stop = || place.stop_requested.load(Ordering::Relaxed);
         let outcome = self.step_unless(number, batch, &stop)?;
         let seconds = start.elapsed().as_secs_f64();
@@ -361,7 +361,7 @@ impl Engine for Rank {
         let record = StepRecord {
             step: number,
             loss,
-            targets: plan.spec.counts_targets.then_some(targets),
+            targets: plan.spec.batch.counts_targets.then_some(targets),
             grad_norm,
             loss_scale,
             skipped,

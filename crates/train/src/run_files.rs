@@ -99,7 +99,7 @@ impl<'a> RunFiles<'a> {
             "best": self.best,
             "metrics": self.open.as_ref().map(|(metrics, _)| metrics.digest()),
             "config": self.job.config,
-            "model": self.job.plan.spec.model.to_config(),
+            "model": self.job.plan.spec.model.definition.to_config(),
             "data": self.job.digests,
         })
     }

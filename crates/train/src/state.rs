@@ -63,7 +63,7 @@ impl Rank {
                 for (state, name) in stage.zero.state_names().into_iter().enumerate() {
                     for piece in stage.zero.spans(state, Selection::Resident) {
                         let spec = &stage.network.parameters[piece.parameter].members()[piece.member];
-                        let kept = Kept::of(&self.spec.optimizer, name, spec);
+                        let kept = Kept::of(&self.spec.update.optimizer, name, spec);
                         let length = (piece.elements.end - piece.elements.start) as usize;
                         for start in (0..length).step_by(WINDOW) {
                             let within = start..(start + WINDOW).min(length);
@@ -85,7 +85,7 @@ impl Rank {
     /// # Errors
     /// When the system starts no more threads.
     pub fn initialise(&mut self, seed: u64) -> Result<(), RunError> {
-        self.load(initial(seed, self.spec.threads))
+        self.load(initial(seed, self.spec.device.threads))
     }
 
     /// Fills parameters with the weights of a Hugging Face directory, and optimizer states with zeros.
@@ -93,7 +93,7 @@ impl Rank {
     /// # Errors
     /// A tensor that is missing, of another shape, or unreadable.
     pub fn import(&mut self, dir: &HuggingFaceDir) -> Result<(), RunError> {
-        self.load(imported(dir, Arc::clone(&self.spec.model)))
+        self.load(imported(dir, Arc::clone(&self.spec.model.definition)))
     }
 
     /// Restores parameters, optimizer states, number of updates and loss scale from a checkpoint of any layout and
@@ -103,7 +103,7 @@ impl Rank {
     /// Damage, missing tensors, another shape.
     pub fn restore(&mut self, from: &Checkpoint) -> Result<(), RunError> {
         self.restore_updates(from)?;
-        self.load(stored(from, Arc::clone(&self.spec.model)))
+        self.load(stored(from, Arc::clone(&self.spec.model.definition)))
     }
 
     /// Restores number of updates and loss scale alone.
@@ -113,7 +113,7 @@ impl Rank {
     pub fn restore_updates(&mut self, from: &Checkpoint) -> Result<(), RunError> {
         let Updates { applied, skipped, restarted, loss_scale } = updates(from)?;
         self.counted = CountedSteps { applied, skipped, restarted };
-        self.loss_scale = LossScale::resumed(self.spec.loss_scaling, loss_scale);
+        self.loss_scale = LossScale::resumed(self.spec.precision.loss_scaling, loss_scale);
         Ok(())
     }
 
@@ -186,7 +186,8 @@ impl Saves for Rank {
             for (state, name) in stage.zero.state_names().into_iter().enumerate() {
                 for piece in stage.zero.spans(state, Selection::Owned) {
                     let spec = &stage.network.parameters[piece.parameter].members()[piece.member];
-                    let Kept { state: name, shape, stripe } = Kept::of(&self.spec.optimizer, name, spec);
+                    let Kept { state: name, shape, stripe } =
+                        Kept::of(&self.spec.update.optimizer, name, spec);
                     described.push(checkpoint::TensorPiece {
                         state: name,
                         name: spec.name.clone(),

@@ -1,7 +1,7 @@
 //! A training step: micro-batches, gradients, norm, update.
 
 use phalanx_collectives::{CollectiveError, Pending};
-use phalanx_layers::Context;
+use phalanx_layers::{Context, Draw};
 use phalanx_optim::{LossScaling, Verdict};
 use phalanx_parallel::pipeline::{Feed, WatchMicroBatches, run};
 use phalanx_parallel::stage::Stage;
@@ -62,8 +62,8 @@ impl Rank {
         let scale = self.loss_scale.scale();
         let (lr, update) = (self.lr(), self.counted.applied + 1);
         let done = device.try_phase(PhaseName::Step, || {
-            let targets =
-                self.spec.count_targets(&device, &*self.groups.data, batch, self.spec.step_targets())?;
+            let part = &self.spec.batch;
+            let targets = part.count_targets(&device, &*self.groups.data, batch, part.step_targets())?;
             for stage in &mut self.stages {
                 stage.zero.begin_updates(update, lr as f32, targets > 0)?;
             }
@@ -86,7 +86,8 @@ impl Rank {
     /// The learning rate of the step that begins.
     pub fn lr(&mut self) -> f64 {
         let Rank { spec, counted, .. } = self;
-        spec.schedule_of_rate.lr(counted.next(&*spec.schedule_of_rate))
+        let schedule = &spec.update.schedule_of_rate;
+        schedule.lr(counted.next(&**schedule))
     }
 
     /// The loss scale of the next step; 1 where there is none.
@@ -127,7 +128,7 @@ impl Rank {
         loss: Tensor,
         stop_requests: Pending<Tensor>,
     ) -> Result<(Outcome, Verdict), CollectiveError> {
-        let clip = Clip { max_norm: self.spec.clip, loss_scale: self.loss_scale.scale() };
+        let clip = Clip { max_norm: self.spec.update.clip, loss_scale: self.loss_scale.scale() };
         let Rank { device, norm, stages, at, counted_over, .. } = self;
         norm.compute(device, stages, at.tensor, &**counted_over, clip)?;
         let stop_requests = stop_requests.wait()?;
@@ -166,7 +167,7 @@ impl Rank {
         (outcome, verdict): &(Outcome, Verdict),
     ) -> Result<(), CollectiveError> {
         let (update, applies) = (self.counted.applied + 1, *verdict == Verdict::Apply);
-        if self.spec.update_in_backward {
+        if self.spec.zero.update_in_backward {
             self.finish_updates(number, outcome.targets == 0 || applies)?;
         } else if !applies {
             self.stages.iter_mut().for_each(|stage| stage.zero.restore_parameters());
@@ -226,28 +227,30 @@ impl Rank {
     ) -> Result<Tensor, CollectiveError> {
         let (device, spec, at) = (self.device.clone(), &self.spec, self.at);
         let mut loss = zeroed(&device, "step.loss");
-        let rows = spec.rows(at.tensor);
+        let (seed, axes) = (spec.model.seed, spec.mesh.axes);
+        let rows = spec.mesh.rows(&spec.batch, at.tensor);
+        let first_sample = |micro_batch| spec.batch.first_sample(axes, micro_batch, at.data) as u64;
         let context = |micro_batch: usize| Context {
-            draw: Some(spec.draw(number, micro_batch, at.data)),
+            draw: Some(Draw { seed, step: number, first_sample: first_sample(micro_batch) }),
             rows,
-            slice_bytes: spec.slice_bytes,
-            ..Context::new(&device, spec.precision.compute, rows.tokens)
+            slice_bytes: spec.device.slice_bytes,
+            ..Context::new(&device, spec.precision.types.compute, rows.tokens)
         };
-        let numbers = spec.cross_entropy(targets, loss_scale);
-        let of_batch = if self.is_replica { Placements::REPLICATED } else { spec.batch_placements() };
-        let upload = uploads(&device, spec, of_batch, batch);
+        let numbers = spec.loss.cross_entropy(targets, loss_scale);
+        let of_batch = if self.is_replica { Placements::REPLICATED } else { spec.mesh.batch_placements() };
+        let upload = uploads(&device, (&spec.batch, spec.precision.types.compute), of_batch, batch);
         if !self.is_replica {
-            spec.check_weights(&device, numbers.scale);
+            spec.batch.check_weights(&device, axes.data, numbers.scale);
         }
         let feed = Feed {
             device: &device,
             context: &context,
             upload: &upload,
-            first: spec.first_input(),
-            has_targets: spec.model.has_targets(),
+            first: spec.batch.first_input(),
+            has_targets: spec.batch.has_targets(),
             numbers,
-            ranks_of_rows: spec.ranks_of_rows(),
-            placements: spec.boundary(),
+            ranks_of_rows: spec.mesh.ranks_of_rows(),
+            placements: spec.mesh.boundary(),
         };
         self.stages.iter_mut().for_each(|stage| stage.zero.begin(PhaseName::Step));
         run(&mut self.stages, &self.program, &self.groups.wires, at.pipeline, &feed, &mut loss, watch)?;
@@ -265,7 +268,7 @@ impl Rank {
 
     /// Sums the gradients of each tied parameter over the stages that have a copy.
     fn sum_tied(&mut self) -> Result<(), CollectiveError> {
-        for (tie, group) in self.spec.ties.iter().zip(&self.groups.ties) {
+        for (tie, group) in self.spec.mesh.ties.iter().zip(&self.groups.ties) {
             let copy = |stage: &Stage| stage.network.place_of(&tie.name);
             let mut own = self.stages.iter_mut().filter(|stage| tie.stages.contains(&stage.index));
             let Some(first) = own.next() else { continue };
@@ -281,7 +284,7 @@ impl Rank {
             if let Some(group) = group {
                 sum = group.all_reduce(sum).wait()?;
             }
-            if self.spec.mesh.pipeline == 1 || group.is_none() {
+            if self.spec.mesh.axes.pipeline == 1 || group.is_none() {
                 let placements = self.device.placements(sum.view());
                 self.device.place(sum.view(), placements.with(Axis::Pipeline, Placement::Replicated));
             }

@@ -4,11 +4,12 @@
 //! caller's own may leave targets out: then the replicas exchange their counts before they compute (8 bytes from each).
 
 use phalanx_collectives::{CollectiveError, Group};
+use phalanx_layers::TARGETS;
 use phalanx_plan::trace::Axis;
 use phalanx_tensor::{Category, CrossEntropy, DType, Device};
 
 use crate::batch::Batch;
-use crate::spec::Spec;
+use crate::spec::{BatchPart, LossPart, Spec};
 
 /// The targets that the plan expects in a batch.
 #[derive(Clone, Copy, Debug)]
@@ -43,8 +44,25 @@ pub fn mean_over(targets: usize) -> f32 {
 impl Spec {
     /// The same run on samples that may leave targets out: each step, and each evaluation, is a mean over the targets that it has.
     #[must_use]
-    pub fn counting_targets(self) -> Spec {
-        Spec { counts_targets: true, ..self }
+    pub fn counting_targets(mut self) -> Spec {
+        self.batch.counts_targets = true;
+        self
+    }
+}
+
+impl LossPart {
+    /// The factors of the loss of a step whose global batch has `targets` tokens with a target: the mean over them.
+    /// Gradients are multiplied by `loss_scale`.
+    pub fn cross_entropy(self, targets: usize, loss_scale: f32) -> CrossEntropy {
+        let (scale, LossPart { label_smoothing, z_loss }) = (mean_over(targets), self);
+        CrossEntropy { scale, gradient_scale: scale * loss_scale, label_smoothing, z_loss }
+    }
+}
+
+impl BatchPart {
+    /// Returns whether the model reads targets.
+    pub(crate) fn has_targets(&self) -> bool {
+        self.inputs.iter().any(|input| input.name == TARGETS)
     }
 
     /// The targets of a step on each replica, where no sample leaves any out.
@@ -67,17 +85,9 @@ impl Spec {
         PlannedTargets { here, all }
     }
 
-    /// The factors of the loss of a step whose global batch has `targets` tokens with a target: the mean over them.
-    /// Gradients are multiplied by `loss_scale`.
-    pub fn cross_entropy(&self, targets: usize, loss_scale: f32) -> CrossEntropy {
-        let scale = mean_over(targets);
-        let (label_smoothing, z_loss) = (self.label_smoothing, self.z_loss);
-        CrossEntropy { scale, gradient_scale: scale * loss_scale, label_smoothing, z_loss }
-    }
-
-    /// Checks, in a dry run, that the weights of all tokens of all replicas in the loss add up to 1.
-    pub(crate) fn check_weights(&self, device: &Device, scale: f32) {
-        let tokens = self.micro_batch_size * self.targets_per_sequence * self.micro_batches * self.mesh.data;
+    /// Checks, in a dry run, that the weights of all tokens of all `replicas` in the loss add up to 1.
+    pub(crate) fn check_weights(&self, device: &Device, replicas: usize, scale: f32) {
+        let tokens = self.step_targets().here * replicas;
         let weight = f64::from(scale) * tokens as f64;
         // The tolerance is one rounding of the scale.
         if (weight - 1.0).abs() > f64::from(f32::EPSILON) {
@@ -105,7 +115,7 @@ impl Spec {
     ) -> Result<usize, CollectiveError> {
         // The batch of a dry run is not read: it may be larger than any that is filled.
         let here = if device.is_meta() { planned.here } else { batch.counted_targets() };
-        if !self.model.has_targets() {
+        if !self.has_targets() {
             return Ok(planned.all);
         }
         if self.counts_targets {

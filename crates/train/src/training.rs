@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use phalanx_collectives::Endpoint;
+use phalanx_plan::Mesh;
 use phalanx_tensor::disk::survey_folders;
 use phalanx_tensor::{DeviceFactory, IGNORED};
 
@@ -12,7 +13,7 @@ use crate::planning::{PlanError, RunPlan};
 use crate::rank::{Batch, Rank};
 use crate::run::init;
 use crate::source::DataSource;
-use crate::spec::Spec;
+use crate::spec::{BatchPart, Spec};
 use crate::step::Outcome;
 
 /// A planned training run.
@@ -84,7 +85,8 @@ impl Training {
         trained.map_err(RunError::Memory)?
     }
 
-    /// Fills the parameters of `rank` with initial values, or with the weights of `Spec::init`, and runs all steps; calls `after_step` after each, which may save a checkpoint.
+    /// Fills the parameters of `rank` with initial values, or with the weights of `ModelPart::init`, and runs all steps; calls `after_step`
+    /// after each, which may save a checkpoint.
     ///
     /// # Errors
     /// Weights that cannot be imported, samples that the source does not have, and the errors of [`Rank::step`].
@@ -104,16 +106,16 @@ impl Training {
         mut after_step: impl FnMut(&mut Rank, &Outcome),
     ) -> Result<Vec<f32>, RunError> {
         let spec = &self.plan.spec;
-        match &spec.init {
-            None => rank.initialise(spec.seed)?,
+        match &spec.model.init {
+            None => rank.initialise(spec.model.seed)?,
             Some(dir) => init(dir, |weights| rank.import(weights))?,
         }
-        let mut batch = Batch::of(spec, spec.micro_batch_size * spec.micro_batches);
-        let samples = (spec.micro_batch_size * spec.micro_batches * spec.mesh.data) as u64;
+        let mut batch = Batch::of(&spec.batch, spec.batch.micro_batch_size * spec.batch.micro_batches);
+        let samples = (spec.batch.micro_batch_size * spec.batch.micro_batches * spec.mesh.axes.data) as u64;
         let mut losses = Vec::with_capacity(self.steps as usize);
         for step in 1..=self.steps {
             before_step(step);
-            batch.fill(spec, rank.at().data, (step - 1) * samples, &*self.data)?;
+            batch.fill((&spec.batch, spec.mesh.axes), rank.at().data, (step - 1) * samples, &*self.data)?;
             let outcome = rank.step(step, &batch, false)?;
             losses.push(outcome.loss);
             if outcome.targets == 0 && rank.group().rank() == 0 {
@@ -142,16 +144,16 @@ impl Batch {
     /// Those of the source.
     pub fn fill(
         &mut self,
-        spec: &Spec,
+        (part, axes): (&BatchPart, Mesh),
         data: usize,
         position: u64,
         source: &dyn DataSource,
     ) -> Result<(), phalanx_data::DataError> {
-        for m in 0..spec.micro_batches {
-            for row in 0..spec.micro_batch_size {
-                let position = position + (spec.first_sample(m, data) + row) as u64;
-                let at = m * spec.micro_batch_size + row;
-                let rows = spec.micro_batches * spec.micro_batch_size;
+        let rows = part.micro_batches * part.micro_batch_size;
+        for m in 0..part.micro_batches {
+            for row in 0..part.micro_batch_size {
+                let position = position + (part.first_sample(axes, m, data) + row) as u64;
+                let at = m * part.micro_batch_size + row;
                 let [tokens, targets] = sample([&mut self.tokens, &mut self.targets], at, rows);
                 source.sample(position, tokens, targets)?;
                 for (name, numbers) in &mut self.others {
@@ -169,11 +171,11 @@ impl Batch {
     /// Those of the source.
     pub fn fill_windows(
         &mut self,
-        spec: &Spec,
+        part: &BatchPart,
         data: usize,
         source: &dyn DataSource,
     ) -> Result<(), phalanx_data::DataError> {
-        let rows = self.rows(spec);
+        let rows = self.rows(part);
         for row in 0..rows {
             let [tokens, targets] = sample([&mut self.tokens, &mut self.targets], row, rows);
             match data * rows + row {

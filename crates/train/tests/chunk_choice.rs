@@ -50,14 +50,14 @@ fn auto_has_the_fewest_chunks_within_one_percent_of_the_smallest_peak() {
     let mut traded = 0;
     for shape in SHAPES {
         let auto = RunPlan::without_offsets(spec(shape)).expect("a plan");
-        let tried = &auto.spec.tried_chunks;
+        let tried = &auto.tried_chunks;
         assert!(tried.iter().any(|tried| tried.size == ChunkSize::None), "{shape:?}: {tried:?}");
         let own = auto.arena_bytes_max();
         let peak = |size: &ChunkSize| arena_bytes(spec(shape).with_chunks(size.clone()).expect("a layout"));
         let peaks: Vec<u64> = tried.iter().map(|tried| peak(&tried.size)).collect();
         let smallest = *peaks.iter().min().expect("sizes");
         assert!(own <= smallest + smallest / 100, "{shape:?}: auto needs {own} bytes, another {smallest}");
-        let chosen = tried.iter().find(|tried| tried.size == auto.spec.chunk_size).expect("one of them");
+        let chosen = tried.iter().find(|tried| tried.size == auto.spec.mesh.chunk_size).expect("one of them");
         for (other, peak) in tried.iter().zip(&peaks).filter(|(other, _)| other.chunks < chosen.chunks) {
             let above = (*peak as f64 - smallest as f64) / smallest as f64;
             assert!(
@@ -76,7 +76,7 @@ fn auto_is_not_led_by_the_token_table() {
     let auto = arena_bytes(spec(SHAPES[0]));
     let padded = spec(SHAPES[0]);
     let smallest =
-        padded.layout.searched.iter().min_by_key(|candidate| candidate.waste_elements).expect("sizes");
+        padded.mesh.layout.searched.iter().min_by_key(|candidate| candidate.waste_elements).expect("sizes");
     let padded =
         arena_bytes(padded.with_chunks(ChunkSize::Elements(smallest.chunk_elements)).expect("a layout"));
     assert!(auto * 20 < padded * 19, "auto needs {auto} bytes, the size with the smallest padding {padded}");

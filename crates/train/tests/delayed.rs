@@ -22,8 +22,7 @@ fn config(world: usize, zero: u8) -> RunConfig {
 fn run(config: &RunConfig, steps: &Steps, host_addressable: bool) -> Ran {
     let (model, _) = rig::golden_config();
     let spec = rig::spec(&model, config);
-    let host_addressable = spec.host_addressable && host_addressable;
-    let ran = rig::run_spec(Spec { host_addressable, ..spec }, config, steps, &Checkpoints::default());
+    let ran = rig::run_spec(rig::addressed(spec, host_addressable), config, steps, &Checkpoints::default());
     assert_eq!(ran.peaks, ran.planned, "peak == plan");
     ran
 }

@@ -123,7 +123,7 @@ fn nothing_else_changes_a_bit() {
                 change(&mut config);
                 for &host_addressable in sweeps::share(&[true, false], number, 2) {
                     let spec = rig::spec(&model, &config);
-                    let spec = Spec { host_addressable: spec.host_addressable && host_addressable, ..spec };
+                    let spec = rig::addressed(spec, host_addressable);
                     let steps = &rig::golden_steps()[..4];
                     let ran = rig::run_spec(spec, &config, steps, &rig::Checkpoints::default());
                     let what = format!("{trained}, {compute:?}, {name}, host addresses {host_addressable}");
@@ -214,7 +214,7 @@ fn memory_has_neither_gradients_nor_states_of_them() {
         let (parameters, trained) = (plan.parameters(), plan.trained_parameters());
         assert!(0 < trained && trained < parameters && parameters == all.parameters(), "{what}");
         // Chunks are padded to whole blocks of 4,096 elements for each parameter.
-        let whole = plan.spec.whole();
+        let whole = plan.spec.model.whole();
         let trained = whole.parameters.iter().filter(|spec| spec.trained);
         let padded: u64 = trained.map(|spec| spec.elements().next_multiple_of(4096) as u64).sum();
         assert!(

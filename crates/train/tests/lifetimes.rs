@@ -344,7 +344,9 @@ fn run(case: Case, heap: bool) -> Vec<Result<Reached, String>> {
         arm(During::Diagnosis);
         let batch = rig::batch(engine, &config, &steps[3]);
         assert_eq!(
-            engine.diagnose(4, &batch, plan.spec.targets_per_step, 1.0).map_err(|error| error.to_string())?,
+            engine
+                .diagnose(4, &batch, plan.spec.batch.targets_per_step, 1.0)
+                .map_err(|error| error.to_string())?,
             None
         );
         arm(During::Evaluation);

@@ -42,7 +42,7 @@ fn errors(plan: &RunPlan, call: u64, failure: Failure) -> Vec<RunError> {
     let until_an_error = |engine: &mut Rank| {
         engine.initialise(1).unwrap();
         let spec = &plan.spec;
-        let batch = Batch::with_rows(spec.micro_batch_size * spec.micro_batches, spec.seq);
+        let batch = Batch::with_rows(spec.batch.micro_batch_size * spec.batch.micro_batches, spec.batch.seq);
         (1..=STEPS).find_map(|number| engine.step(number, &batch, false).err()).expect("the device fails")
     };
     on_threads(&factory, plan, until_an_error).unwrap()

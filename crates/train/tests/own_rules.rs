@@ -101,9 +101,7 @@ fn spec(config: &RunConfig) -> Spec {
 }
 
 fn run_between(config: &RunConfig, steps: std::ops::Range<usize>, host: bool, files: &Checkpoints) -> Ran {
-    let spec = spec(config);
-    let host_addressable = spec.host_addressable && host;
-    rig::run_spec(Spec { host_addressable, ..spec }, config, &rig::golden_steps()[steps], files)
+    rig::run_spec(rig::addressed(spec(config), host), config, &rig::golden_steps()[steps], files)
 }
 
 fn run(config: &RunConfig) -> Ran {
@@ -131,7 +129,7 @@ fn shards_cut_matrices_unless_a_rule_needs_them_whole() {
     for (spec, whole) in
         [(rig::spec(&model(), &base(4)).with_optimizer(Plain).unwrap(), false), (spec(&base(4)), true)]
     {
-        let (network, layout) = (spec.whole(), &spec.layout);
+        let (network, layout) = (spec.model.whole(), &spec.mesh.layout);
         let shards = (0..layout.chunks()).flat_map(|chunk| (0..4).map(move |rank| (chunk, rank)));
         let segments = shards.flat_map(|(chunk, rank)| layout.segments(chunk, layout.shard(chunk, rank, 4)));
         let mut matrices = segments.filter(|s| network.parameters[s.parameter].kind == Kind::Matrix);
@@ -156,9 +154,10 @@ fn memory_of_whole_scaled_gradients_is_planned() {
         (config.precision.compute, config.memory.delayed_update) = (Float::Bf16, delayed);
         config.memory.gradients = if delayed { Tier::Host } else { Tier::Device };
         let spec = rig::spec(&model(), &config).with_optimizer(Said(rule)).unwrap();
-        RunPlan::new(Spec { host_addressable: false, ..spec }).unwrap().of(0).host.arena_bytes
+        RunPlan::new(rig::addressed(spec, false)).unwrap().of(0).host.arena_bytes
     };
-    let largest = rig::spec(&model(), &base(1)).whole().members().map(|spec| spec.elements()).max().unwrap();
+    let largest =
+        rig::spec(&model(), &base(1)).model.whole().members().map(|spec| spec.elements()).max().unwrap();
     for delayed in [false, true] {
         let [whole, elements] = [
             host_bytes(|of| (Extent::Whole, vec![StateSpec::like("m", of)]), delayed),
@@ -254,7 +253,7 @@ fn checkpoints_have_states_of_their_own_shapes_and_resume_into_any_layout() {
     let save = Checkpoints { save: Some(folder.path().into()), ..FRESH };
     run_between(&from, 0..2, true, &save);
     let dir = folder.path().join("step-2");
-    let network = spec(&from).whole();
+    let network = spec(&from).model.whole();
     let checkpoint = Checkpoint::open(&dir).unwrap();
     let shape = |kind, state| {
         let of = network.parameters.iter().find(|p| p.kind == kind).unwrap();

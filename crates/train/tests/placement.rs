@@ -10,7 +10,7 @@ use phalanx_tensor::Memory;
 use phalanx_train::config::Paths;
 use phalanx_train::config::{Chunk, Float, Placement};
 use phalanx_train::planning::{BudgetError, PlanError};
-use phalanx_train::{RunConfig, RunPlan, Spec};
+use phalanx_train::{RunConfig, RunPlan};
 
 const MIB: f64 = 1_048_576.0;
 
@@ -140,7 +140,7 @@ fn the_buffers_of_collectives_count_where_nothing_leaves_the_device() {
     let (model, _) = rig::golden_config();
     let of = |config: &RunConfig| {
         let spec = rig::spec(&model, config);
-        RunPlan::new(Spec { host_addressable: false, ..spec })
+        RunPlan::new(rig::addressed(spec, false))
     };
     for (world, zero) in [(2, 0), (2, 2), (4, 3)] {
         let base = config(world, zero, Float::Bf16);
@@ -168,10 +168,10 @@ fn states_leave_before_parameters_and_no_more_than_must() {
     for percent in [100, 95, 90, 80, 70, 60] {
         let Ok(plan) = plan(&auto(&base, need * percent / 100)) else { break };
         let lies = |of: fn(phalanx_parallel::zero::ChunkResidence) -> Memory| {
-            plan.spec.residence[0].described().filter(|chunk| of(*chunk) != Memory::Device).count()
+            plan.spec.zero.residence[0].described().filter(|chunk| of(*chunk) != Memory::Device).count()
         };
         let (states, parameters) = (lies(|chunk| chunk.optimizer), lies(|chunk| chunk.parameters));
-        let chunks = plan.spec.residence[0].described().count() - 1;
+        let chunks = plan.spec.zero.residence[0].described().count() - 1;
         assert!(parameters == 0 || states + 1 >= chunks, "{percent}%: {states}, {parameters} of {chunks}");
         let [device, host, _] = stored(&plan);
         assert!(device <= last[0] && host >= last[1], "{percent}%: less room, less on the device");
@@ -203,7 +203,7 @@ fn fractions_move_their_share_of_the_bytes() {
         let [device, host, disk] = stored(&plan);
         // States and master weights take 12 bytes of 14.
         let moved = all as f64 * (12.0 * optimizer + 2.0 * parameters) / 14.0;
-        let largest = 14 * plan.spec.layout.largest_chunk();
+        let largest = 14 * plan.spec.mesh.layout.largest_chunk();
         let away = if nvme { disk } else { host };
         assert!(
             (away as f64 - moved).abs() <= largest as f64,
@@ -280,7 +280,7 @@ fn the_table_lists_every_byte_that_moves() {
                 (moved..moved + 64).contains(&all),
                 "{world}, stage {zero}, {compute:?}: {moved}, not {all}"
             );
-            assert_eq!(table.len(), placed.spec.residence[0].described().count() - 1);
+            assert_eq!(table.len(), placed.spec.zero.residence[0].described().count() - 1);
             assert!(table[0].first.starts_with("wte") || table[0].first.contains("wte"), "{:?}", table[0]);
         }
     }

@@ -73,12 +73,12 @@ const CASES: &[Case] = &[
 const REFUSED: &[(Plant, &str)] = &[(Call(PIPELINE_SEND, OtherMicroBatch), "tag")];
 
 impl Plant {
-    fn spec(self, spec: Spec) -> Spec {
-        let targets_per_step = match self {
-            MeanOfOneMicroBatch => spec.micro_batch_size * spec.targets_per_sequence,
-            _ => spec.targets_per_step,
+    fn spec(self, mut spec: Spec) -> Spec {
+        spec.batch.targets_per_step = match self {
+            MeanOfOneMicroBatch => spec.batch.micro_batch_size * spec.batch.targets_per_sequence,
+            _ => spec.batch.targets_per_step,
         };
-        Spec { targets_per_step, ..spec }
+        spec
     }
 
     fn groups(self, device: &Device, spec: &Spec, groups: Groups) -> Groups {
@@ -108,8 +108,8 @@ impl Plant {
                 }
             }
             ReplicasCounted => {
-                let at = spec.mesh.coordinates(groups.world.rank());
-                let first = spec.mesh.rank(Coordinates { tensor: 0, ..at });
+                let at = spec.mesh.axes.coordinates(groups.world.rank());
+                let first = spec.mesh.axes.rank(Coordinates { tensor: 0, ..at });
                 Groups { world: Renumbered::around(groups.world, first), ..groups }
             }
             NormsNotPartial | MeanOfOneMicroBatch => groups,

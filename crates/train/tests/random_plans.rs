@@ -253,8 +253,7 @@ fn compare(seed: u64, wanted: usize) -> (usize, usize, usize) {
         let body = |engine: &mut Rank, rank: usize| run(engine, rank, &config);
         let spec = rig::spec(&model, &config);
         // Every other one runs on simulated devices.
-        let host_addressable = spec.host_addressable && done % 2 == 0;
-        let plan = RunPlan::new(Spec { host_addressable, ..spec }).unwrap();
+        let plan = RunPlan::new(rig::addressed(spec, done % 2 == 0)).unwrap();
         let measured: Vec<Measured> = rig::on_planned_ranks(&plan, &whole, &body);
         for (rank, measured) in measured.iter().enumerate() {
             let own = plan.of(rank);
@@ -353,7 +352,7 @@ fn random_budgets_run_as_planned_or_are_refused() {
         // Half of them run on simulated devices, whose memory the host cannot address.
         let spec = |config: &RunConfig| {
             let spec = rig::spec(&model, config);
-            Spec { host_addressable: spec.host_addressable && host_addressable, ..spec }
+            rig::addressed(spec, host_addressable)
         };
         let need = RunPlan::without_offsets(spec(&config)).unwrap().arena_bytes_max();
         let mut config = with_budget(&config, need, folder.path(), &mut numbers);

@@ -159,7 +159,7 @@ fn no_stage_or_placement_changes_a_bit() {
             change(&mut config);
             for host_addressable in [true, false] {
                 let spec = rig::spec(&model, &config);
-                let spec = Spec { host_addressable: spec.host_addressable && host_addressable, ..spec };
+                let spec = rig::addressed(spec, host_addressable);
                 let files = Checkpoints { fresh: true, ..Checkpoints::default() };
                 let ran = rig::run_spec(spec, &config, &rig::golden_steps()[..2], &files);
                 let what = format!("{arch:?}, {name}, host addresses {host_addressable}");

@@ -222,8 +222,8 @@ fn evaluate(config: &RunConfig, windows: usize, first: usize) -> MeanLoss {
     let plan = RunPlan::new(spec).unwrap();
     let ended = on_threads(&CpuFactory::new(), &plan, |rank| {
         rank.initialise(1).unwrap();
-        let mut batch = Batch::with_rows(plan.spec.evaluation_rows(), plan.spec.seq);
-        batch.fill_windows(&plan.spec, rank.at().data, &Shifted(first, windows)).unwrap();
+        let mut batch = Batch::with_rows(plan.spec.batch.evaluation_rows(), plan.spec.batch.seq);
+        batch.fill_windows(&plan.spec.batch, rank.at().data, &Shifted(first, windows)).unwrap();
         rank.evaluate(&batch).unwrap()
     });
     let ended = ended.unwrap();

@@ -112,8 +112,8 @@ impl<'a> Undisturbed<'a> {
         let (model, _) = rig::golden_config();
         for host_addressable in sweeps::share(&[true, false], number, 2) {
             let mut spec = rig::spec(&model, self.config);
-            spec.disk = Some(phalanx_tensor::DiskOptions::new(vec![self.folder.to_path_buf()]));
-            spec.host_addressable &= host_addressable;
+            spec.device.disk = Some(phalanx_tensor::DiskOptions::new(vec![self.folder.to_path_buf()]));
+            spec.device.host_addressable &= host_addressable;
             place(&mut spec);
             let steps = &rig::golden_steps()[..4];
             let ran = rig::run_spec(spec, self.config, steps, &rig::Checkpoints::default());
@@ -144,8 +144,8 @@ fn each_chunk_may_lie_elsewhere() {
         (config.memory.chunk, config.memory.prefetch) = (Chunk::Mebibytes(0.02), prefetch);
         let what = format!("{compute:?}, {world} ranks, stage {zero}");
         Undisturbed::new(&config, folder.path()).check(&what, number, &|spec| {
-            assert!(spec.layout.chunk_elements.len() > 6, "chunks of each kind");
-            (spec.residence, spec.updates_on_host) = (vec![mixed(zero == 3)], false);
+            assert!(spec.mesh.layout.chunk_elements.len() > 6, "chunks of each kind");
+            (spec.zero.residence, spec.zero.updates_on_host) = (vec![mixed(zero == 3)], false);
         });
     }
 }
@@ -162,17 +162,17 @@ fn chunks_larger_than_a_buffer_visit_in_tiles() {
             let what = format!("{compute:?}, {world} ranks, stage {zero}, {memory:?}");
             undisturbed.check(&what, number, &|spec| {
                 let parameters = if zero == 3 { memory } else { Memory::Device };
-                spec.residence = vec![Residence::uniform(ChunkResidence {
+                spec.zero.residence = vec![Residence::uniform(ChunkResidence {
                     parameters,
                     optimizer: memory,
                     ..ChunkResidence::DEVICE
                 })];
-                let chunk = spec.layout.chunk_elements[0] as usize / world;
-                (spec.buffer, spec.updates_on_host) = (3 * NORM_BLOCK, false);
+                let chunk = spec.mesh.layout.chunk_elements[0] as usize / world;
+                (spec.zero.buffer, spec.zero.updates_on_host) = (3 * NORM_BLOCK, false);
                 assert!(
-                    !chunk.is_multiple_of(spec.buffer) && chunk / spec.buffer >= 2,
+                    !chunk.is_multiple_of(spec.zero.buffer) && chunk / spec.zero.buffer >= 2,
                     "{chunk} in {}",
-                    spec.buffer
+                    spec.zero.buffer
                 );
             });
         }
@@ -220,8 +220,8 @@ fn check_gradients(what: &str, world: usize, zero: u8, change: &dyn Fn(&mut RunC
                 let lies = ChunkResidence { gradients, optimizer, ..ChunkResidence::DEVICE };
                 // The first chunks stay on the device.
                 let first = vec![ChunkResidence::DEVICE, lies, ChunkResidence::DEVICE];
-                spec.residence = vec![Residence::of_chunks(first, lies); spec.residence.len()];
-                (spec.buffer, spec.updates_on_host) = (3 * NORM_BLOCK, false);
+                spec.zero.residence = vec![Residence::of_chunks(first, lies); spec.zero.residence.len()];
+                (spec.zero.buffer, spec.zero.updates_on_host) = (3 * NORM_BLOCK, false);
             });
         }
     }
@@ -299,7 +299,7 @@ fn gradients_come_back_before_the_next_micro_batch_needs_them() {
     let mut time = |overlap| {
         config.parallel.overlap = overlap;
         let mut spec = rig::spec(&rig::golden_config().0, &config);
-        spec.host_addressable = false;
+        spec.device.host_addressable = false;
         RunPlan::new(spec).unwrap().step_times(&machine)[0].unwrap()
     };
     let [ahead, at_need] = [true, false].map(&mut time);
@@ -330,7 +330,7 @@ fn gradients_of_one_micro_batch_travel_once_each_way() {
     let here = plan(&config).of(0).memory.phase(PhaseName::Init).unwrap().peak.categories;
     config.memory.gradients = Tier::Host;
     let mut spec = rig::spec(&model, &config);
-    spec.host_addressable = false;
+    spec.device.host_addressable = false;
     let moved = |spec: Spec| {
         let plan = RunPlan::new(spec).unwrap();
         [Memory::Host, Memory::Device].map(|to| {
@@ -339,7 +339,7 @@ fn gradients_of_one_micro_batch_travel_once_each_way() {
         })
     };
     let with = moved(spec.clone());
-    spec.residence[0] = Residence::DEVICE;
+    spec.zero.residence[0] = Residence::DEVICE;
     let without = moved(spec);
     let gradients = here.get(Category::Gradients);
     for (with, without) in with.into_iter().zip(without) {
@@ -364,8 +364,9 @@ fn the_host_updates_with_the_same_bits() {
                 let lies = ChunkResidence { parameters, gradients: elsewhere, optimizer };
                 // The device updates the first chunk, and the third one visits it.
                 let visits = ChunkResidence { optimizer: Memory::Device, ..lies };
-                spec.residence = vec![Residence::of_chunks(vec![ChunkResidence::DEVICE, lies, visits], lies)];
-                (spec.buffer, spec.updates_on_host) = (3 * NORM_BLOCK, true);
+                spec.zero.residence =
+                    vec![Residence::of_chunks(vec![ChunkResidence::DEVICE, lies, visits], lies)];
+                (spec.zero.buffer, spec.zero.updates_on_host) = (3 * NORM_BLOCK, true);
             });
         }
     }
@@ -376,8 +377,8 @@ fn skipped_steps_and_other_optimizers_work_on_the_host() {
     let folder = tempfile::tempdir().unwrap();
     let on_host = |spec: &mut Spec| {
         let lies = ChunkResidence { optimizer: Memory::Host, ..ChunkResidence::DEVICE };
-        spec.residence = vec![Residence::uniform(lies)];
-        assert!(spec.updates_on_host, "the default");
+        spec.zero.residence = vec![Residence::uniform(lies)];
+        assert!(spec.zero.updates_on_host, "the default");
     };
     let mut scaled = config(Tier::Device, folder.path(), 2, 1);
     scaled.precision.compute = Float::F16;
@@ -400,8 +401,8 @@ fn an_update_on_the_host_moves_gradients_and_parameters_alone() {
     let moved = |update| {
         let mut config = config.clone();
         config.memory.update = update;
-        let spec = Spec { host_addressable: false, ..rig::spec(&model, &config) };
-        let elements: u64 = spec.layout.chunk_elements.iter().sum();
+        let spec = rig::addressed(rig::spec(&model, &config), false);
+        let elements: u64 = spec.mesh.layout.chunk_elements.iter().sum();
         let plan = RunPlan::new(spec).unwrap();
         let bytes = |to| {
             let copies = plan.of(0).step.copies.iter().filter(|copy| copy.to == to);
@@ -432,7 +433,7 @@ fn the_plan_of_many_micro_batches_is_that_of_their_dry_run() {
         (config.batch.global, config.batch.micro, config.batch.reduce) = (64, Some(1), reduce);
         config.parallel.pipeline = 2;
         for host_addressable in [true, false] {
-            let spec = Spec { host_addressable, ..rig::spec(&model, &config) };
+            let spec = rig::addressed(rig::spec(&model, &config), host_addressable);
             let [short, long] = [RunPlan::new(spec.clone()), RunPlan::unabridged(spec)].map(Result::unwrap);
             assert_eq!(short.ranks, long.ranks, "{gradients:?}, stage {zero}, {reduce:?}");
         }

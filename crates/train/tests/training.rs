@@ -102,7 +102,7 @@ fn evaluated(change: impl Fn(&mut RunConfig), stop: [usize; 2]) -> Vec<(Option<u
     let ran = on_threads(&CpuFactory::new(), &plan, |engine| {
         engine.initialise(1).unwrap();
         let (rank, spec) = (engine.at().data.max(engine.at().pipeline), &plan.spec);
-        let mut windows = Batch::with_rows(8 / spec.mesh.data, spec.seq);
+        let mut windows = Batch::with_rows(8 / spec.mesh.axes.data, spec.batch.seq);
         count((rank * 100) as u64, &mut windows.tokens, &mut windows.targets);
         let asked = Cell::new(0);
         let stops = || {

@@ -50,9 +50,7 @@ fn run(config: &RunConfig, steps: usize, within: bool, host_addressable: bool) -
     let (model, _) = rig::golden_config();
     let mut config = config.clone();
     config.memory.update_in_backward = within;
-    let spec = rig::spec(&model, &config);
-    let host_addressable = spec.host_addressable && host_addressable;
-    let spec = Spec { host_addressable, ..spec };
+    let spec = rig::addressed(rig::spec(&model, &config), host_addressable);
     rig::run_spec(spec, &config, &rig::golden_steps()[..steps], &rig::Checkpoints::default())
 }
 
@@ -150,7 +148,7 @@ fn nothing_else_changes_a_bit() {
 /// The specification of a run of `model` on the processor or on a simulated device.
 fn spec_on(model: &Gpt2, config: &RunConfig, host_addressable: bool) -> Spec {
     let spec = rig::spec(model, config);
-    Spec { host_addressable: spec.host_addressable && host_addressable, ..spec }
+    rig::addressed(spec, host_addressable)
 }
 
 /// The first plan that fits its budgets, each replaced by the smallest that would do where it is refused; whether one was.
@@ -294,7 +292,7 @@ fn the_states_of_the_next_chunk_come_while_backward_computes() {
     .unwrap();
     let mut time = |within| {
         config.memory.update_in_backward = within;
-        let spec = Spec { host_addressable: false, ..rig::spec(&model, &config) };
+        let spec = rig::addressed(rig::spec(&model, &config), false);
         RunPlan::new(spec).unwrap().step_times(&machine)[0].unwrap()
     };
     let [behind, within] = [false, true].map(&mut time);
@@ -452,8 +450,7 @@ fn with_fault(config: &RunConfig, value: f32, host_addressable: bool, folder: &P
         panic!("the fault was not noticed");
     };
     let spec = rig::spec(&model, config);
-    let host_addressable = spec.host_addressable && host_addressable;
-    let plan = RunPlan::new(Spec { host_addressable, ..spec }).unwrap();
+    let plan = RunPlan::new(rig::addressed(spec, host_addressable)).unwrap();
     rig::on_planned_ranks(&plan, &network, &body)
 }
 

@@ -84,11 +84,11 @@ fn half_unit(dtype: DType) -> f64 {
 impl Rounding {
     /// The roundoffs of a run.
     pub fn of(spec: &Spec) -> Rounding {
-        let network = spec.whole();
+        let network = spec.model.whole();
         let sums = network.parameters.iter().flat_map(|parameter| parameter.shape.iter().copied());
         let tokens = spec.tokens_per_step() as usize;
         let longest = sums.max().unwrap_or(1).max(tokens) as f64;
-        let Precision { compute, accumulate, communicate } = spec.precision;
+        let Precision { compute, accumulate, communicate } = spec.precision.types;
         Rounding {
             sums: f64::from(f32::EPSILON) / 2.0 * longest.sqrt(),
             compute: half_unit(compute),

@@ -132,7 +132,7 @@ pub fn data_parallel(plan: &DataParallelPlan, isa: Isa, counts: StepCounts) -> R
     let spec = &plan.spec;
     let StepCounts { seed, warmup, steps } = counts;
     engine.initialise(seed)?;
-    let mut batch = Batch::with_rows(spec.micro_batch_size, spec.seq);
+    let mut batch = Batch::with_rows(spec.batch.micro_batch_size, spec.batch.seq);
     let (mut step_s, mut losses, mut gradients) = (Vec::new(), Vec::new(), None);
     for number in 1..=(warmup + steps) {
         if number == warmup + 1 {

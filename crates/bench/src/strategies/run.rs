@@ -131,8 +131,9 @@ impl Bench<'_> {
         let counts = self.counts(&config);
         let (spec, ranks) = self.launcher.measure(config, Arc::clone(&self.model), counts)?;
         let costs = || Costs { stages: spec.stage_costs(), message: 0.0 };
-        let bubble = (spec.mesh.pipeline > 1).then(|| simulate(&spec.schedule, &costs()).bubble_fraction());
-        Ok(StrategyFigures { ranks, micro_batches: spec.micro_batches, bubble })
+        let bubble = (spec.mesh.axes.pipeline > 1)
+            .then(|| simulate(&spec.pipeline.schedule, &costs()).bubble_fraction());
+        Ok(StrategyFigures { ranks, micro_batches: spec.batch.micro_batches, bubble })
     }
 
     fn counts(&self, config: &RunConfig) -> StepCounts {

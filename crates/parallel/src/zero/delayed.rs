@@ -8,6 +8,7 @@
 //! own step, which records the same.
 
 use phalanx_collectives::CollectiveError;
+use phalanx_plan::Stage;
 use phalanx_tensor::{Category, DType, Device, Memory, PendingCopy, PendingHostWork, Tensor, View};
 
 use super::host_update::{TilePart, scaled_on_host};
@@ -15,7 +16,7 @@ use super::rules::Rules;
 use super::states::{Role, Slot, States};
 use super::update::Step;
 use super::visits::Tile;
-use super::{Map, Options, Zero};
+use super::{Map, Zero};
 
 /// Memory of delayed updates beside the states, and the update that runs.
 pub(super) struct Delayed {
@@ -49,12 +50,11 @@ impl Delayed {
         device: &Device,
         map: &Map,
         (rules, states): (&Rules, &States),
-        options: &Options,
+        (stage, compute): (Stage, DType),
     ) -> Delayed {
-        let compute = options.precision.compute;
         let (mut gradients, mut parameters, mut scaled) = (Vec::new(), Vec::new(), Vec::new());
         for (c, chunk) in states.chunks[..map.trained].iter().enumerate() {
-            let of_tile = |tile| scaled_on_host(device, (map, rules), options.stage, (c, tile));
+            let of_tile = |tile| scaled_on_host(device, (map, rules), stage, (c, tile));
             scaled.push(chunk.tiles.iter().map(of_tile).collect());
             let in_host = chunk.slots.iter().all(|slot| slot.memory == Memory::Host);
             let roles = [Role::Master, Role::Gradients, Role::Parameters].map(|role| chunk.position(role));
@@ -142,7 +142,7 @@ impl Zero {
         for c in 0..self.map.trained {
             let mut last: Option<(Tile, Window)> = None;
             for (t, range) in self.states.tiles(c).into_iter().enumerate() {
-                let (compute, elements) = (self.options.precision.compute, range.len());
+                let (compute, elements) = (self.precision.compute, range.len());
                 let window = self.device.alloc(compute, [elements], Category::Workspace, "update.window");
                 let window = match running.next() {
                     None => Window::Unused(window),

@@ -6,7 +6,7 @@ use phalanx_tensor::{Memory, Tensor, ViewMut};
 
 use super::order::is_updated_in_backward;
 use super::residence::ChunkResidence;
-use super::{Map, Options, update};
+use super::{Arithmetic, Map, Options, update};
 use crate::tiles::Arriving;
 
 /// Which buffers a chunk of gradients has.
@@ -21,9 +21,9 @@ pub(super) enum GradientBuffering {
 }
 
 impl GradientBuffering {
-    pub(super) fn of(map: &Map, options: &Options) -> GradientBuffering {
-        let Precision { accumulate, communicate, .. } = options.precision;
-        let several = options.micro_batches > 1;
+    pub(super) fn of(map: &Map, options: &Options, arithmetic: &Arithmetic) -> GradientBuffering {
+        let Precision { accumulate, communicate, .. } = arithmetic.precision;
+        let several = arithmetic.micro_batches > 1;
         // With one rank and equal types, nothing is communicated or rounded, so micro-batches accumulate in one buffer.
         let alone = map.world == 1 && communicate == accumulate;
         match options.stage {
@@ -55,7 +55,7 @@ impl GradientPlace {
         if is_updated_in_backward(map, options, c) {
             return GradientPlace::Update;
         }
-        let lies = options.residence.of(c);
+        let lies = map.residence.of(c);
         match lies.gradients {
             Memory::Device if options.gradients_in_place && lies == ChunkResidence::DEVICE => {
                 GradientPlace::Parameters
@@ -68,9 +68,9 @@ impl GradientPlace {
 
 /// Elements of a chunk's gradients where they are stored outside of device memory: the sum, or the whole buffer in which
 /// micro-batches accumulate.
-pub(super) fn stored_elements(map: &Map, options: &Options, c: usize) -> usize {
-    let accumulates_whole =
-        GradientBuffering::of(map, options) == GradientBuffering::InPlace && options.micro_batches > 1;
+pub(super) fn stored_elements(map: &Map, options: &Options, arithmetic: &Arithmetic, c: usize) -> usize {
+    let buffering = GradientBuffering::of(map, options, arithmetic);
+    let accumulates_whole = buffering == GradientBuffering::InPlace && arithmetic.micro_batches > 1;
     if accumulates_whole { map.whole(c).len() } else { update::stepped(map, options.stage, c).len() }
 }
 

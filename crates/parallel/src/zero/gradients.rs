@@ -35,7 +35,7 @@ use super::gradient_buffers::{Chunk, GradientBuffering, GradientBuffers, Gradien
 use super::parameters::ParameterChunks;
 use super::squares::Squares;
 use super::states::States;
-use super::{Map, Options, update};
+use super::{Arithmetic, Map, Options, update};
 
 /// Largest number of reductions in flight; each holds a whole chunk.
 const IN_FLIGHT: usize = 2;
@@ -79,9 +79,14 @@ pub(super) struct GradientChunks {
 }
 
 impl GradientChunks {
-    pub(super) fn new(device: &Device, map: &Map, options: &Options) -> GradientChunks {
-        let Options { stage, overlap, precision, .. } = *options;
-        let buffering = GradientBuffering::of(map, options);
+    pub(super) fn new(
+        device: &Device,
+        map: &Map,
+        options: &Options,
+        arithmetic: &Arithmetic,
+    ) -> GradientChunks {
+        let (&Options { stage, overlap, .. }, precision) = (options, arithmetic.precision);
+        let buffering = GradientBuffering::of(map, options, arithmetic);
         let place = |c: usize| GradientPlace::of(map, options, c);
         let alloc =
             |elements| device.alloc(precision.accumulate, [elements], Category::Gradients, "gradient_chunk");
@@ -109,7 +114,7 @@ impl GradientChunks {
             awaited: writers.clone(),
             writers,
             done: vec![0; map.trained],
-            micro_batches: options.micro_batches,
+            micro_batches: arithmetic.micro_batches,
             in_flight: VecDeque::new(),
             in_flight_max,
             reduced: VecDeque::new(),

@@ -205,7 +205,7 @@ impl Zero {
         }
         if self.states.parameters(chunk).is_none() {
             let inbound = match has_master {
-                true => Inbound::Unread(self.options.precision.compute, None),
+                true => Inbound::Unread(self.precision.compute, None),
                 false => {
                     let (here, first) = self.parameters.resident(&self.map, chunk);
                     let here = here.range(in_chunk.start - first.start..in_chunk.end - first.start);
@@ -286,9 +286,7 @@ impl Zero {
             }
             let gradient = gradient.expect("the tile has a gradient");
             let tensors = Tensors { parameters, rounded, gradient, factor, scaled, states };
-            self.options
-                .optimizer
-                .apply(host, self.rules.update(piece.rule, (step.number, step.lr), tensors));
+            self.optimizer.apply(host, self.rules.update(piece.rule, (step.number, step.lr), tensors));
         }
     }
 

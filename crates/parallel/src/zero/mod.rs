@@ -72,7 +72,7 @@ pub use spans::{Selection, StateSpan};
 use squares::Squares;
 use states::{Elements, States};
 
-/// Options of [`Zero`]. Beside the optimizer, only `rates`, `defer`, `precision` and `delayed_update` change bits of the result.
+/// Options of [`Zero`]. Only `defer` and `delayed_update` change bits of the result.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// ZeRO stage: which of parameters, gradients and states are sharded.
@@ -81,18 +81,10 @@ pub struct Options {
     pub overlap: bool,
     /// Chunks gathered ahead of their use (stage 3).
     pub prefetch: usize,
-    /// Number of micro-batches of a step.
-    pub micro_batches: usize,
     /// Reduce once after the last micro-batch instead of after each.
     pub defer: bool,
-    /// Element types.
-    pub precision: Precision,
-    /// The optimizer; its states are allocated here.
-    pub optimizer: Optimizer,
-    /// Parameters with another learning rate or weight decay, by full name.
-    pub rates: Arc<RatesByName>,
-    /// The memories in which parameters and optimizer states of each chunk lie between their uses.
-    pub residence: Residence,
+    /// For each pipeline stage: the memories in which the parts of its chunks lie between their uses.
+    pub residence: Vec<Residence>,
     /// Elements of the largest tile of what lies where an update cannot reach it; a multiple of the norm's block.
     pub buffer: usize,
     /// True if the host updates the chunks whose optimizer states lie in memory that kernels of the device do not reach.
@@ -105,8 +97,19 @@ pub struct Options {
     /// True if each chunk is updated within backward, as soon as its gradient is reduced. For one micro-batch, with gradients
     /// that are neither clipped nor scaled.
     pub update_in_backward: bool,
-    /// True if parameters are updated here. A copy that is updated elsewhere has no optimizer states and no master weights.
-    pub is_updated: bool,
+}
+
+/// What a step computes, whatever the [`Options`]: each of these changes bits of the result.
+#[derive(Clone, Copy, Debug)]
+pub struct Arithmetic<'a> {
+    /// Element types.
+    pub precision: Precision,
+    /// Number of micro-batches of a step.
+    pub micro_batches: usize,
+    /// The optimizer; [`Zero`] allocates its states.
+    pub optimizer: &'a Optimizer,
+    /// Parameters with another learning rate or weight decay, by full name.
+    pub rates: &'a RatesByName,
 }
 
 /// Positions of the parameters in chunks, and the chunks that each block uses. It does not change during a run.
@@ -131,6 +134,8 @@ struct Map {
     chunks: Vec<Vec<usize>>,
     /// Number of chunks of trained parameters. They come first.
     trained: usize,
+    /// The memories in which the parts of the chunks lie between their uses.
+    residence: Residence,
     rank: u64,
     world: u64,
 }
@@ -139,7 +144,7 @@ impl Map {
     fn new(
         network: &Network,
         (answers, tied): (Vec<bool>, Vec<bool>),
-        layout: Arc<ChunkLayout>,
+        (layout, residence): (Arc<ChunkLayout>, Residence),
         rank: usize,
         world: usize,
     ) -> Map {
@@ -162,6 +167,7 @@ impl Map {
             chunks: network.uses.iter().map(chunks_of).collect(),
             uses: network.uses.clone(),
             layout,
+            residence,
             rank: rank as u64,
             world: world as u64,
         }
@@ -219,6 +225,8 @@ impl Map {
 
 /// The parameters that a [`Zero`] stores.
 pub struct Holding {
+    /// Number of the pipeline stage that they are of.
+    pub stage: usize,
     /// Position of each parameter of the network in chunks.
     pub layout: Arc<ChunkLayout>,
     /// For each parameter: whether this copy counts in norms and is written to checkpoints. Where several ranks or
@@ -228,6 +236,8 @@ pub struct Holding {
     pub tied: Vec<bool>,
     /// Number of chunks that earlier stages of this rank have.
     pub first_chunk: usize,
+    /// True if they are updated here. A copy that is updated elsewhere has no optimizer states and no master weights.
+    pub is_updated: bool,
 }
 
 /// Parameters, gradients and optimizer states of one stage on one rank.
@@ -236,6 +246,8 @@ pub struct Zero {
     group: Arc<dyn Group>,
     map: Map,
     options: Options,
+    precision: Precision,
+    optimizer: Optimizer,
     parameters: ParameterChunks,
     gradients: GradientChunks,
     rules: Rules,
@@ -263,37 +275,42 @@ impl Zero {
         group: Arc<dyn Group>,
         network: &Network,
         held: Holding,
-        options: Options,
+        (options, arithmetic): (&Options, Arithmetic),
         orders: &BTreeMap<PhaseName, Vec<u32>>,
     ) -> Zero {
-        let Holding { layout, answers, tied, first_chunk } = held;
-        let Precision { compute, accumulate, .. } = options.precision;
+        let Holding { stage, layout, answers, tied, first_chunk, is_updated } = held;
+        let Arithmetic { precision, micro_batches, optimizer, rates } = arithmetic;
         assert!(
             !options.gradients_in_place
-                || (options.micro_batches == 1 && options.precision.has_master() && accumulate == compute),
+                || (micro_batches == 1
+                    && precision.has_master()
+                    && precision.accumulate == precision.compute),
             "gradients cannot take the place of parameters: {options:?}"
         );
-        order::assert_possible(&options);
-        let map = Map::new(network, (answers, tied), layout, group.rank(), group.world_size());
-        let parameters = ParameterChunks::new(device, &map, &options);
-        let gradients = GradientChunks::new(device, &map, &options);
-        let rules = Rules::new(&options.optimizer, &options.rates, network);
+        let lies = (layout, options.residence[stage].clone());
+        let map = Map::new(network, (answers, tied), lies, group.rank(), group.world_size());
+        order::assert_possible(&map, options, micro_batches);
+        let parameters = ParameterChunks::new(device, &map, (options.stage, precision.compute));
+        let gradients = GradientChunks::new(device, &map, options, &arithmetic);
+        let rules = Rules::new(optimizer, rates, network);
         let elements = (0..map.chunk_count()).map(|c| {
             let part = update::stepped(&map, options.stage, c);
-            let is_updated = c < map.trained && options.is_updated;
+            let is_updated = c < map.trained && is_updated;
             let states = 0..if is_updated { rules.names().len() } else { 0 };
             let places = |state| Some((state, Places::of(&rules, &map, (c, &part), state)?));
             Elements {
                 updated: part.len(),
-                gradients: stored_elements(&map, &options, c),
+                gradients: stored_elements(&map, options, &arithmetic, c),
                 uncut: rules.uncut(&map, c, &part),
                 states: states.filter_map(places).collect(),
                 is_updated,
             }
         });
-        let order = UpdateOrder::new(&map, &options);
-        let states = States::new(device, &options, elements, &order);
-        let delayed = options.delayed_update.then(|| Delayed::new(device, &map, (&rules, &states), &options));
+        let order = UpdateOrder::new(&map, options);
+        let states = States::new(device, (&map.residence, options), precision, elements, &order);
+        let of_delayed = (options.stage, precision.compute);
+        let delayed =
+            options.delayed_update.then(|| Delayed::new(device, &map, (&rules, &states), of_delayed));
         let squares = Squares::new(device, &map);
         let own = first_chunk as u32..(first_chunk + map.chunk_count()) as u32;
         let of_own =
@@ -304,7 +321,9 @@ impl Zero {
             device: device.clone(),
             group,
             map,
-            options,
+            options: options.clone(),
+            precision,
+            optimizer: optimizer.clone(),
             parameters,
             gradients,
             rules,

@@ -12,10 +12,9 @@ pub(super) fn is_updated_in_backward(map: &Map, options: &Options, c: usize) -> 
 
 /// # Panics
 /// With options that need all gradients before the first update, or gradients after it.
-pub(super) fn assert_possible(options: &Options) {
-    let keeps = options.residence.described().any(|lies| lies.gradients != Memory::Device);
-    let contradicts =
-        options.micro_batches > 1 || options.delayed_update || options.gradients_in_place || keeps;
+pub(super) fn assert_possible(map: &Map, options: &Options, micro_batches: usize) {
+    let keeps = map.residence.described().any(|lies| lies.gradients != Memory::Device);
+    let contradicts = micro_batches > 1 || options.delayed_update || options.gradients_in_place || keeps;
     assert!(!(options.update_in_backward && contradicts), "no updates within backward: {options:?}");
 }
 

@@ -7,9 +7,9 @@ use phalanx_plan::Stage;
 use phalanx_plan::trace::PhaseName;
 use phalanx_tensor::{Category, DType, Device, Memory, Tensor, View, ViewMut};
 
+use super::Map;
 use super::prefetch::Prefetch;
 use super::states::States;
-use super::{Map, Options};
 use crate::tiles::Arriving;
 
 /// One chunk of parameters.
@@ -60,15 +60,14 @@ impl Source<'_> {
 }
 
 impl ParameterChunks {
-    pub(super) fn new(device: &Device, map: &Map, options: &Options) -> ParameterChunks {
-        let (stage, compute) = (options.stage, options.precision.compute);
-        let is_away = |c: usize| options.residence.of(c).parameters != Memory::Device;
+    pub(super) fn new(device: &Device, map: &Map, (stage, compute): (Stage, DType)) -> ParameterChunks {
+        let is_away = |c: usize| map.residence.of(c).parameters != Memory::Device;
         let alloc =
             |elements: usize| device.alloc(compute, [elements], Category::Parameters, "parameter_chunk");
         let chunk = |c: usize| match stage {
             Stage::Three if is_away(c) => Chunk::Away,
             _ if is_away(c) => panic!("only shards of stage 3 lie outside of device memory"),
-            Stage::Three if !options.residence.is_whole(c) => Chunk::Sharded(alloc(map.shard(c).len())),
+            Stage::Three if !map.residence.is_whole(c) => Chunk::Sharded(alloc(map.shard(c).len())),
             _ => Chunk::Whole(alloc(map.whole(c).len())),
         };
         ParameterChunks {

@@ -50,7 +50,7 @@ impl Zero {
         let range = |c: usize| match (selection, state) {
             (Selection::Owned, _) => self.map.shard(c),
             (Selection::Resident, 0) => match self.options.stage {
-                Stage::Three if !self.options.residence.is_whole(c) => self.map.shard(c),
+                Stage::Three if !self.map.residence.is_whole(c) => self.map.shard(c),
                 _ => self.map.whole(c),
             },
             (Selection::Resident, _) => update::stepped(&self.map, self.options.stage, c),
@@ -136,7 +136,7 @@ impl Zero {
             )
         };
         let rounds_here = |c: usize| self.states.parameters(c).is_none();
-        (self.options.precision.has_master() && (0..self.map.chunk_count()).any(rounds_here)).then(alloc)
+        (self.precision.has_master() && (0..self.map.chunk_count()).any(rounds_here)).then(alloc)
     }
 
     /// Uploads elements `within` of a span, through the memory of [`Zero::rounding_window`]. [`Zero::settle`] must have
@@ -185,7 +185,7 @@ impl Zero {
     /// Rounds f32 numbers into parameters that are not in device memory, from element `start` of this rank's shard on.
     fn write_away(&mut self, at: (usize, usize), start: usize, from: &[f32]) -> Result<(), DeviceError> {
         let range = start..start + from.len();
-        match self.options.precision.compute {
+        match self.precision.compute {
             DType::BF16 => {
                 self.states.write(at, range, &from.iter().map(|x| bf16::from_f32(*x)).collect::<Vec<_>>())
             }

@@ -14,7 +14,7 @@ use phalanx_tensor::{Category, DType, Device, DeviceError, Element, Memory, Tens
 use super::Options;
 use super::floats::Numbers;
 use super::order::UpdateOrder;
-use super::residence::ChunkResidence;
+use super::residence::{ChunkResidence, Residence};
 use super::rules::Places;
 use super::visits::{Tile, Visits};
 use crate::tiles::{self, Arriving, Leaving};
@@ -101,18 +101,19 @@ impl States {
     /// memory.
     pub(super) fn new(
         device: &Device,
-        options: &Options,
+        (residence, options): (&Residence, &Options),
+        precision: Precision,
         elements: impl Iterator<Item = Elements>,
         order: &UpdateOrder,
     ) -> States {
-        let Options { residence, precision, buffer, .. } = options;
+        let buffer = options.buffer;
         // Where the host addresses device memory, kernels of the device are the host's.
         let has_own_host = options.updates_on_host && !device.is_host_addressable();
         let is_updated_on_host = |lies: ChunkResidence| has_own_host && lies.optimizer != Memory::Device;
         let chunk = |(chunk, elements): (usize, Elements)| {
             let lies = residence.of(chunk);
             let Elements { updated, gradients, uncut, states, is_updated } = elements;
-            let tiles = tiles_of(updated, *buffer, &uncut);
+            let tiles = tiles_of(updated, buffer, &uncut);
             let state = |(number, places): (usize, Places)| {
                 let ranges =
                     tiles.iter().map(|tile| places.before(tile.start)..places.before(tile.end)).collect();
@@ -120,12 +121,12 @@ impl States {
             };
             let part = |(role, dtype, memory): (Role, DType, Memory)| {
                 let ranges = match role {
-                    Role::Gradients => tiles_of(gradients, *buffer, &uncut),
+                    Role::Gradients => tiles_of(gradients, buffer, &uncut),
                     _ => tiles.clone(),
                 };
                 Slot::new(device, (role, dtype, memory), Places::Like, ranges)
             };
-            let mut parts = parts(lies, *precision);
+            let mut parts = parts(lies, precision);
             parts.retain(|(role, ..)| is_updated || *role == Role::Parameters);
             let states: Vec<Slot> = states.into_iter().map(state).collect();
             let slots = states.into_iter().chain(parts.into_iter().map(part)).collect();

@@ -174,7 +174,7 @@ impl Zero {
     /// Starts to send this rank's updated part of a chunk to the other ranks, where they have all of it.
     pub(super) fn publish_updated(&mut self, c: usize) -> Result<(), CollectiveError> {
         match self.options.stage {
-            Stage::Three if !self.options.residence.is_whole(c) => Ok(()),
+            Stage::Three if !self.map.residence.is_whole(c) => Ok(()),
             Stage::One | Stage::Two | Stage::Three => {
                 self.parameters.publish(&*self.group, c, self.options.overlap)
             }
@@ -222,7 +222,7 @@ impl Zero {
                 scaled.as_mut().zip(elements).map(|(all, elements)| all.view_mut().range(0..elements));
             let tensors = Tensors { parameters: p, rounded, gradient, factor, scaled, states };
             let update = self.rules.update(piece.rule, (step.number, step.lr), tensors);
-            self.options.optimizer.apply(&self.device, update);
+            self.optimizer.apply(&self.device, update);
         }
     }
 }

@@ -149,7 +149,7 @@ impl Sweep<'_> {
     fn run(&self, planned: &Planned, rates: &Machine) -> Result<MemoryRan> {
         crate::fit::check_memory(planned)?;
         let plan = &planned.plan;
-        let (config, model) = (planned.config.clone(), plan.spec.model.to_config());
+        let (config, model) = (planned.config.clone(), plan.spec.model.definition.to_config());
         let task = BenchStepTask { config, model, warmup: self.args.warmup, steps: self.args.steps };
         let ranks = match plan.spec.world_size() {
             1 => vec![bench::memory(&task, planned, &RankHost::Alone, self.environment)?],

@@ -43,7 +43,7 @@ pub fn bench_step(args: &BenchStepArgs, environment: Environment) -> Result<()> 
     crate::disk_check::check(&planned)?.iter().for_each(|line| note(line));
     let task = BenchStepTask {
         config: planned.config.clone(),
-        model: planned.plan.spec.model.to_config(),
+        model: planned.plan.spec.model.definition.to_config(),
         warmup: warmup(args, &planned),
         steps: args.steps,
     };

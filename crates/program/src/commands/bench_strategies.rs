@@ -78,7 +78,8 @@ fn compare(bench: &Bench, rows: &[StrategyRun]) -> Result<Result<Agreement, Stri
     let other_precision = bench.in_other_precision(reference.strategy)?;
     let config = Strategy::OneDevice.configure(&bench.config, bench.ranks, bench.threads);
     let spec = planned::spec(&config, Arc::clone(&bench.model), 0)?;
-    let names: Vec<String> = spec.whole().parameters.into_iter().map(|parameter| parameter.name).collect();
+    let names: Vec<String> =
+        spec.model.whole().parameters.into_iter().map(|parameter| parameter.name).collect();
     Ok(agreement(rows, &other_precision, Rounding::of(&spec), &names))
 }
 
@@ -168,7 +169,7 @@ impl Launcher for Processes<'_> {
         crate::fit::check_memory(&planned)?;
         let spec = planned.plan.spec.clone();
         let StepCounts { warmup, steps, .. } = counts;
-        let (config, model) = (planned.config.clone(), spec.model.to_config());
+        let (config, model) = (planned.config.clone(), spec.model.definition.to_config());
         let task = BenchStepTask { config, model, warmup, steps };
         let ranks = match spec.world_size() {
             1 => vec![bench::strategy(&task, &planned, &RankHost::Alone, self.environment)?],
@@ -184,7 +185,7 @@ impl Launcher for Processes<'_> {
     }
 
     fn check_memory(&self, plan: &DataParallelPlan) -> Result<()> {
-        let outside = planned::outside_bytes(&plan.spec, 0);
+        let outside = planned::outside_bytes(&plan.spec.batch, &plan.spec.device, 0);
         let needed: u64 = plan.memory.iter().map(|memory| memory.arena_bytes + outside).sum();
         if let Some(available) = machine::available().filter(|available| needed > available.bytes) {
             bail!(
@@ -216,7 +217,7 @@ fn show(
     let heading = format!(
         "{}: {} parameters, {} tokens a step, {} in all",
         args.config.display(),
-        count(spec.whole().elements() as f64),
+        count(spec.model.whole().elements() as f64),
         spec.tokens_per_step(),
         plural(bench.threads, "thread")
     );

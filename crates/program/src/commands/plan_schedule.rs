@@ -170,7 +170,7 @@ fn of_config(path: &Path, args: &PlanArgs, wanted: Option<&str>) -> Result<Drawn
     let costed = |config: &ResolvedConfig| -> Result<(Schedule, Costs)> {
         let spec = planned::spec(config, Arc::clone(&model), 0)?;
         let costs = Costs { stages: spec.stage_costs(), message: 0.0 };
-        Ok(((*spec.schedule).clone(), costs))
+        Ok(((*spec.pipeline.schedule).clone(), costs))
     };
     let (schedule, costs) = costed(&config)?;
     if let Some(given) = args.draw.costs.of(&schedule)? {

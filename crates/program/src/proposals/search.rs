@@ -128,7 +128,7 @@ impl<'a> Search<'a> {
             words: self.run.words(&changes),
             ranks: plan.spec.world_size(),
             needed: same.unwrap_or(self.exceeded).needed(&planned),
-            host: if plan.spec.host_addressable { 0 } else { host },
+            host: if plan.spec.device.host_addressable { 0 } else { host },
             sent: plan.collective_bytes_per_step(),
             copied: copies.max().unwrap_or(0),
             step_s: if fits { self.run.step_s(&planned) } else { None },

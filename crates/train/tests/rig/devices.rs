@@ -62,9 +62,9 @@ pub fn factory() -> Box<dyn DeviceFactory> {
 /// whatever the environment says.
 pub fn factory_for(spec: &Spec) -> Box<dyn DeviceFactory> {
     let selected = factory();
-    match (selected.is_host_addressable(), spec.host_addressable) {
+    match (selected.is_host_addressable(), spec.device.host_addressable) {
         (true, false) => Box::new(simulated(1)),
-        (false, _) if spec.linked => Box::new(linked_cuda(spec.communicators())),
+        (false, _) if spec.device.linked => Box::new(linked_cuda(spec.communicators())),
         _ => selected,
     }
 }

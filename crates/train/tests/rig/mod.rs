@@ -213,6 +213,12 @@ pub fn spec(model: &impl AnyModel, config: &RunConfig) -> Spec {
     devices::on(&*devices::factory(), spec)
 }
 
+/// A run on devices whose memory the host addresses, if those of `spec` are of that kind and `host_addressable` says so.
+pub fn addressed(mut spec: Spec, host_addressable: bool) -> Spec {
+    spec.device.host_addressable &= host_addressable;
+    spec
+}
+
 /// Makes the engine of every rank, each a thread over an arena that replays its plan, with the layers that
 /// `network` makes for its number, and runs `body` on all of them.
 pub fn on_ranks<T: Send>(
@@ -267,10 +273,10 @@ pub fn each_rank<T: Send>(
     let factory = devices::factory_for(&plan.spec);
     let one = |rank: usize, endpoint: Option<Endpoint>| {
         let own = plan.of(rank);
-        let request = device_request(spec, rank, own, &Region::anonymous);
+        let request = device_request(&spec.device, rank, own, &Region::anonymous);
         let device = match build.heap {
             false => factory.make(&request).unwrap(),
-            true => Device::new(Cpu::new(plan.spec.threads), Arena::heap()),
+            true => Device::new(Cpu::new(plan.spec.device.threads), Arena::heap()),
         };
         let source = endpoint
             .as_ref()
@@ -459,15 +465,15 @@ fn merge_gradients(plan: &RunPlan, parts: &[Part]) -> State {
 
 /// Elements of each whole parameter.
 fn elements(plan: &RunPlan) -> BTreeMap<String, usize> {
-    plan.spec.whole().members().map(|spec| (spec.name.clone(), spec.elements())).collect()
+    plan.spec.model.whole().members().map(|spec| (spec.name.clone(), spec.elements())).collect()
 }
 
 fn merge(plan: &RunPlan, parts: impl Iterator<Item = Pieces>) -> State {
     let mut merged = State::new();
-    let network = plan.spec.whole();
+    let network = plan.spec.model.whole();
     let kept = |state, parameter: &String| {
         let spec = network.members().find(|spec| spec.name == *parameter).unwrap();
-        Kept::of(&plan.spec.optimizer, state, spec)
+        Kept::of(&plan.spec.update.optimizer, state, spec)
     };
     for (state, parameter, start, values) in parts.flatten() {
         let elements = || kept(state, &parameter).shape.iter().product();

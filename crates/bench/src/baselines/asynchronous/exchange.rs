@@ -3,8 +3,9 @@
 
 use std::ops::Range;
 
+use phalanx_plan::Precision;
 use phalanx_tensor::{Category, DType, Device, Tensor, View, ViewMut};
-use phalanx_train::spec::Spec;
+use phalanx_train::spec::MeshPart;
 
 /// Elements of the header of a push.
 pub(super) const HEADER: usize = 4;
@@ -22,21 +23,21 @@ pub(super) struct Mail {
 }
 
 impl Mail {
-    pub(super) fn new(device: &Device, spec: &Spec) -> Mail {
-        let elements = part(spec, 0).len();
+    pub(super) fn new(device: &Device, mesh: &MeshPart, precision: Precision) -> Mail {
+        let elements = part(mesh, 0).len();
         let alloc = |dtype, n: usize, name| device.alloc(dtype, [n], Category::Communication, name);
         Mail {
             header: alloc(DType::F32, HEADER, "push.header"),
-            gradient: alloc(spec.precision.communicate, elements, "push.gradient"),
+            gradient: alloc(precision.communicate, elements, "push.gradient"),
             staleness: alloc(DType::F32, 1, "answer.staleness"),
-            parameters: alloc(spec.precision.compute, elements, "answer.parameters"),
+            parameters: alloc(precision.compute, elements, "answer.parameters"),
         }
     }
 }
 
-/// The elements of the model that a server has; `spec` holds all of them in one chunk.
-pub(super) fn part(spec: &Spec, server: usize) -> Range<usize> {
-    let range = spec.layout.shard(0, server as u64, spec.world_size() as u64);
+/// The elements of the model that a server has; the mesh holds all of them in one chunk.
+pub(super) fn part(mesh: &MeshPart, server: usize) -> Range<usize> {
+    let range = mesh.layout.shard(0, server as u64, mesh.axes.world_size() as u64);
     range.start as usize..range.end as usize
 }
 

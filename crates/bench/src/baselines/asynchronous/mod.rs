@@ -50,7 +50,7 @@ use phalanx_train::planning::{PlanError, RankPlan, RunPlan, parameters_at};
 use phalanx_train::rank::Batch;
 use phalanx_train::run::Engine as _;
 use phalanx_train::saving;
-use phalanx_train::spec::Spec;
+use phalanx_train::spec::{BatchPart, Spec};
 use phalanx_train::state::Position;
 use server::Server;
 use worker::Worker;
@@ -94,9 +94,13 @@ pub struct Asynchronous<'a> {
 /// # Errors
 /// A trace that cannot be placed.
 pub fn plan(spec: Spec) -> Result<RunPlan, PlanError> {
-    let whole = spec.whole();
+    let whole = spec.model.whole();
     let of = |rank: usize| -> Result<RankPlan, MemoryError> {
-        RankPlan::of(&dry_run(&spec, rank), Default::default(), parameters_at(&spec, &whole, 0))
+        RankPlan::of(
+            &dry_run(&spec, rank),
+            Default::default(),
+            parameters_at(&spec.mesh, &spec.pipeline.schedule, &whole, 0),
+        )
     };
     let ranks = (0..spec.world_size()).map(of).collect::<Result<Vec<_>, _>>()?;
     Ok(RunPlan::of_ranks(spec, ranks, &whole))
@@ -104,7 +108,7 @@ pub fn plan(spec: Spec) -> Result<RunPlan, PlanError> {
 
 /// Everything that one rank does, run on `Meta`.
 fn dry_run(spec: &Spec, rank: usize) -> phalanx_plan::trace::Trace {
-    let device = Device::meta(spec.threads);
+    let device = Device::meta(spec.device.threads);
     let recorder = Arc::clone(device.recorder().expect("Meta records"));
     let source = GroupSource::Meta(recorder, rank);
     let links = Links::new(&source, spec);
@@ -112,10 +116,12 @@ fn dry_run(spec: &Spec, rank: usize) -> phalanx_plan::trace::Trace {
     let mut engine = Asynchronous::new(device.clone(), device.clone(), links, spec, u64::MAX);
     let never = "nothing fails on Meta";
     engine.fill(|rank| rank.load(|_, _, _, _| Ok(()))).expect(never);
-    let batch = Batch::with_rows(spec.micro_batch_size * spec.micro_batches, spec.seq);
+    let BatchPart { micro_batch_size, micro_batches, seq, .. } = spec.batch;
+    let batch = Batch::with_rows(micro_batch_size * micro_batches, seq);
     engine.worker.step(&engine.server, &engine.links, &batch).expect(never);
-    if spec.evaluation_batches > 0 {
-        engine.evaluate_unless(&Batch::with_rows(spec.evaluation_rows(), spec.seq), &|| false).expect(never);
+    if spec.batch.evaluation_batches > 0 {
+        let windows = Batch::with_rows(spec.batch.evaluation_rows(), seq);
+        engine.evaluate_unless(&windows, &|| false).expect(never);
     }
     saving::save(&mut engine.server.lock().rank, |_, _| Ok(())).expect(never);
     saving::report(&engine, |_| Ok(())).expect(never);
@@ -141,13 +147,14 @@ impl<'a> Asynchronous<'a> {
         max_staleness: u64,
     ) -> Asynchronous<'a> {
         let ranks = spec.world_size();
-        assert_eq!((spec.mesh.data, links.ranks()), (ranks, ranks), "workers have the whole model");
+        assert_eq!((spec.mesh.axes.data, links.ranks()), (ranks, ranks), "workers have the whole model");
         let spec = spec.with_chunks(ChunkSize::Elements(u64::MAX)).expect("it was laid out for its plan");
         let (rank, groups) = (links.rank(), links.groups());
         let make = || {
             let server = Server::new(serving, groups.clone(), &spec, max_staleness);
             let worker = Worker::new(&device, groups.clone(), &spec);
-            let mail = |other: usize| (other != rank).then(|| Mail::new(&device, &spec));
+            let mail =
+                |other: usize| (other != rank).then(|| Mail::new(&device, &spec.mesh, spec.precision.types));
             (server, worker, (0..ranks).map(mail).collect())
         };
         let (server, worker, incoming) = device.phase(PhaseName::Init, make);

@@ -54,16 +54,13 @@ pub(super) struct Served {
 impl Server {
     /// Allocates the server's shard of a model that `spec` holds in one chunk.
     pub(super) fn new(device: Device, groups: Groups, spec: &Spec, max_staleness: u64) -> Server {
-        let (ranks, range) = (spec.world_size(), part(spec, groups.world.rank()));
+        let (ranks, range) = (spec.world_size(), part(&spec.mesh, groups.world.rank()));
         // It stores no gradient: each is applied as it arrives.
-        let sharded = Spec {
-            stage: Stage::Three,
-            precision: Precision::F32,
-            micro_batches: 1,
-            update_in_backward: true,
-            ..spec.clone()
-        };
-        let rank = Rank::allocate(device.clone(), groups, &sharded, spec.whole(), &BTreeMap::new(), None);
+        let mut sharded = spec.clone();
+        (sharded.zero.stage, sharded.zero.update_in_backward) = (Stage::Three, true);
+        (sharded.precision.types, sharded.batch.micro_batches) = (Precision::F32, 1);
+        let rank =
+            Rank::allocate(device.clone(), groups, &sharded, spec.model.whole(), &BTreeMap::new(), None);
         let served = Served {
             rank: rank.expect("there are no links to connect between processors"),
             version: 0,
@@ -76,7 +73,7 @@ impl Server {
         Server {
             range,
             max_staleness,
-            schedule: Arc::clone(&spec.schedule_of_rate),
+            schedule: Arc::clone(&spec.update.schedule_of_rate),
             state: Mutex::new(served),
             changed: Condvar::new(),
             device,

@@ -56,7 +56,8 @@ impl Asynchronous<'_> {
         let (mut before, mut failed, mut held) = (Instant::now(), None, None);
         let mut next_batch = |number: u64, batch: &mut Batch| {
             (place.note_step)(number);
-            Ok(batch.fill(&job.plan.spec, rank, samples_after(job, &started, number - 1), &*job.data)?)
+            let (spec, position) = (&job.plan.spec, samples_after(job, &started, number - 1));
+            Ok(batch.fill((&spec.batch, spec.mesh.axes), rank, position, &*job.data)?)
         };
         let mut after = |done: &Done| {
             let step_s = before.elapsed();

@@ -8,7 +8,7 @@ use phalanx_optim::Verdict;
 use phalanx_plan::trace::PhaseName;
 use phalanx_tensor::{Device, View};
 use phalanx_train::rank::{Batch, Rank, Replica};
-use phalanx_train::spec::Spec;
+use phalanx_train::spec::{BatchPart, Spec};
 use phalanx_train::step::Outcome;
 use phalanx_train::{Groups, RunError};
 
@@ -52,9 +52,10 @@ impl Worker {
     /// Allocates a copy of a model that `spec` holds in one chunk.
     pub(super) fn new(device: &Device, groups: Groups, spec: &Spec) -> Worker {
         let number = groups.world.rank();
-        let (network, replica) = (spec.whole(), Some(Replica { updates: false }));
+        let (network, replica) = (spec.model.whole(), Some(Replica { updates: false }));
         let rank = Rank::allocate(device.clone(), groups, spec, network, &BTreeMap::new(), replica);
-        let mail = |server: usize| (server != number).then(|| Mail::new(device, spec));
+        let mail =
+            |server: usize| (server != number).then(|| Mail::new(device, &spec.mesh, spec.precision.types));
         Worker {
             rank: rank.expect("there are no links to connect between processors"),
             mails: (0..spec.world_size()).map(mail).collect(),
@@ -74,7 +75,8 @@ impl Worker {
         next_batch: &mut NextBatch<'_>,
         after: &mut dyn FnMut(&Done) -> bool,
     ) -> Result<Report, RunError> {
-        let mut batch = Batch::with_rows(self.spec.micro_batch_size * self.spec.micro_batches, self.spec.seq);
+        let BatchPart { micro_batch_size, micro_batches, seq, .. } = self.spec.batch;
+        let mut batch = Batch::with_rows(micro_batch_size * micro_batches, seq);
         let mut report = Report::default();
         let (mut staleness, mut counted) = (0, 0);
         self.sent = 0;
@@ -100,10 +102,10 @@ impl Worker {
     pub(super) fn step(&mut self, server: &Server, links: &Links, batch: &Batch) -> Result<Done, RunError> {
         let device = self.rank.device().clone();
         let number = self.steps + 1;
-        let lr = self.spec.schedule_of_rate.lr(self.steps);
+        let lr = self.spec.update.schedule_of_rate.lr(self.steps);
         let done = device.try_phase(PhaseName::Step, || {
             // The batch of a dry run is not read.
-            let planned = self.spec.step_targets().here;
+            let planned = self.spec.batch.step_targets().here;
             let targets = if device.is_meta() { planned } else { batch.counted_targets() };
             let loss = self.rank.own_gradients(number, batch, targets, self.rank.loss_scale())?;
             let nobody = self.rank.stop_requests(false);
@@ -150,7 +152,7 @@ impl Worker {
                 let mail = mails[*other].take().expect("buffers are put back after each exchange");
                 let Mail { mut header, mut gradient, staleness, parameters } = mail;
                 device.upload(&[push.code(), factor, numbers[0], numbers[1]], header.view_mut());
-                put(&device, gradients.range(part(spec, *other)), gradient.view_mut());
+                put(&device, gradients.range(part(&spec.mesh, *other)), gradient.view_mut());
                 let group = links.to_server(*other);
                 let header = group.send(header, *other, tag);
                 let (sent, kept) = match push {
@@ -173,7 +175,7 @@ impl Worker {
                 let gradient = sent.map(|sent| sent.wait()).transpose()?.or(kept).expect("sent or kept");
                 let (stale, answer) = (stale.wait()?, answer.wait()?);
                 staleness[*other] = device.fetch([stale.view()])?[0] as u64;
-                device.copy(answer.view(), parameters.view_mut().range(part(spec, *other)));
+                device.copy(answer.view(), parameters.view_mut().range(part(&spec.mesh, *other)));
                 mails[*other] = Some(Mail { header, gradient, staleness: stale, parameters: answer });
             }
             Ok(parameters)

@@ -27,7 +27,7 @@ use phalanx_cpu::Options as Computing;
 use phalanx_optim::Verdict;
 use phalanx_plan::trace::PhaseName;
 use phalanx_plan::{
-    ChunkError, ChunkSize, Disagreement, MemoryError, MemoryPlan, Mesh, Peak, compare, plan_memory,
+    ChunkError, ChunkSize, Disagreement, MemoryError, MemoryPlan, Peak, compare, plan_memory,
 };
 use phalanx_tensor::{Arena, Device, IGNORED, Region, refused_thread};
 use phalanx_train::RunError;
@@ -155,23 +155,23 @@ impl DataParallel {
         devices: usize,
         loss_in_forward: bool,
     ) -> Result<DataParallelPlan, DataParallelError> {
-        let batch = spec.micro_batch_size;
+        let batch = spec.batch.micro_batch_size;
         if devices == 0 || devices > batch {
             return Err(DataParallelError::Devices { given: devices, batch });
         }
         if spec.world_size() > 1 {
             return Err(DataParallelError::Ranks { ranks: spec.world_size() });
         }
-        if spec.micro_batches > 1 {
-            return Err(DataParallelError::MicroBatches { given: spec.micro_batches });
+        if spec.batch.micro_batches > 1 {
+            return Err(DataParallelError::MicroBatches { given: spec.batch.micro_batches });
         }
-        if !loss_in_forward && spec.whole().head.is_none_or(|head| head.as_linear().is_none()) {
+        if !loss_in_forward && spec.model.whole().head.is_none_or(|head| head.as_linear().is_none()) {
             return Err(DataParallelError::Head);
         }
         let mut traces = Vec::new();
         let of_devices = on_devices(spec, devices)?;
         for rank in 0..devices {
-            let device = Device::meta(spec.threads);
+            let device = Device::meta(spec.device.threads);
             let recorder = Arc::clone(device.recorder().expect("Meta records"));
             let group = Arc::new(MetaGroup::new("devices", rank, devices, Arc::clone(&recorder)));
             let source = GroupSource::Meta(recorder, rank);
@@ -180,8 +180,8 @@ impl DataParallel {
                 ROOT => replica.rank.load(|_, _, _, _| Ok(())).expect("nothing fails on Meta"),
                 _ => device.phase(PhaseName::Load, || ()),
             }
-            let part = Batch::with_rows(of_devices.micro_batch_size, spec.seq);
-            replica.step(1, &part, spec.targets_per_step, 1.0).expect("nothing fails on Meta");
+            let part = Batch::with_rows(of_devices.batch.micro_batch_size, spec.batch.seq);
+            replica.step(1, &part, spec.batch.targets_per_step, 1.0).expect("nothing fails on Meta");
             traces.push(device.take_trace(rank));
         }
         compare(&traces)?;
@@ -205,7 +205,7 @@ impl DataParallel {
             let bytes = memory.arena_bytes;
             let fail = |source| DataParallelError::Arena { device: rank, bytes, source };
             let region = Region::anonymous(bytes as usize).map_err(fail)?;
-            let cpu = Cpu::with_options(Computing { isa, ..Computing::new(spec.threads) })
+            let cpu = Cpu::with_options(Computing { isa, ..Computing::new(spec.device.threads) })
                 .map_err(DataParallelError::Threads)?;
             let device = Device::new(cpu, Arena::replaying(memory, region));
             let group: Arc<dyn Group> = match devices {
@@ -244,10 +244,10 @@ impl DataParallel {
     /// When a device's thread panics; the others end with it.
     pub fn step(&mut self, batch: &Batch) -> Result<Outcome, DataParallelError> {
         self.steps += 1;
-        let (number, targets) = (self.steps, self.spec.targets_per_step);
+        let (number, targets) = (self.steps, self.spec.batch.targets_per_step);
         assert_eq!(batch.counted_targets(), targets, "the loss here is a mean over the planned targets");
         let scale = self.replicas[ROOT].1.rank.loss_scale();
-        let parts = parts(batch, self.replicas.len(), self.spec.seq);
+        let parts = parts(batch, self.replicas.len(), self.spec.batch.seq);
         let (first, others) = self.replicas.split_first_mut().expect("there is a device");
         let drive = |(endpoint, replica): &mut (Endpoint, DeviceReplica), part: &Batch| {
             let _guard = Guard(endpoint);
@@ -300,9 +300,10 @@ impl DataParallel {
 
 /// The run of a batch that is cut over devices, with the whole model in one chunk. The last parts may be smaller, and padded.
 fn on_devices(spec: &Spec, devices: usize) -> Result<Spec, ChunkError> {
-    let micro_batch_size = spec.micro_batch_size.div_ceil(devices);
-    let mesh = Mesh { data: devices, ..spec.mesh };
-    Spec { mesh, micro_batch_size, ..spec.clone() }.with_chunks(ChunkSize::Elements(u64::MAX))
+    let mut spec = spec.clone();
+    spec.batch.micro_batch_size = spec.batch.micro_batch_size.div_ceil(devices);
+    spec.mesh.axes.data = devices;
+    spec.with_chunks(ChunkSize::Elements(u64::MAX))
 }
 
 /// The parts of a batch; rows beyond it are padding, whose targets are ignored.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use phalanx_collectives::{CollectiveError, Group};
 use phalanx_optim::Verdict;
+use phalanx_plan::Precision;
 use phalanx_plan::trace::PhaseName;
 use phalanx_tensor::{Category, Device, Tensor};
 use phalanx_train::groups::{GroupSource, Groups};
@@ -31,7 +32,7 @@ impl DeviceReplica {
         spec: &Spec,
         loss_in_forward: bool,
     ) -> DeviceReplica {
-        let (mut network, groups) = (spec.whole(), Groups::new(source, spec));
+        let (mut network, groups) = (spec.model.whole(), Groups::new(source, spec));
         let wrap = |head| Box::new(GatheringHead { head, group: Arc::clone(&group), loss_in_forward }) as _;
         network.head = network.head.take().map(wrap);
         let replica = Some(Replica { updates: group.rank() == ROOT });
@@ -55,7 +56,8 @@ impl DeviceReplica {
         device.try_phase(PhaseName::Step, || {
             rank.zero().lend_parameters(|parameters| group.broadcast(parameters, ROOT).wait())?;
             let loss = rank.own_gradients(number, part, targets, loss_scale)?;
-            rank.zero().lend_gradients(|gradients| reduce(&device, &**group, spec, gradients))?;
+            rank.zero()
+                .lend_gradients(|gradients| reduce(&device, &**group, spec.precision.types, gradients))?;
             if group.rank() != ROOT {
                 return Ok(None);
             }
@@ -71,11 +73,11 @@ impl DeviceReplica {
 fn reduce(
     device: &Device,
     group: &dyn Group,
-    spec: &Spec,
+    precision: Precision,
     mut gradients: Tensor,
 ) -> Result<Tensor, CollectiveError> {
-    let communicate = spec.precision.communicate;
-    if communicate == spec.precision.accumulate {
+    let communicate = precision.communicate;
+    if communicate == precision.accumulate {
         return group.reduce(gradients, ROOT).wait();
     }
     let elements = gradients.shape().elements();
