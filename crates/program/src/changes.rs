@@ -7,7 +7,7 @@ use phalanx_checkpoint::Checkpoint;
 use phalanx_data::DataError;
 use phalanx_train::config::{Key, Resume};
 use phalanx_train::dataset::DataDigests;
-use phalanx_train::state::position;
+use phalanx_train::position::position;
 use phalanx_train::{Dataset, RunConfig};
 
 use crate::changed_keys::{ChangedKey, has_other_data};

@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use phalanx_train::RunConfig;
-use phalanx_train::state::position;
+use phalanx_train::position::position;
 
 use crate::report::plural;
 use crate::run_folder::RunFolder;

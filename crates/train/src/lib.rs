@@ -1,4 +1,5 @@
-//! A training run: configuration, plan, engine and loop.
+//! A training run, in five rooms, of which each imports only those before it: `config`, `engine` (a rank), `data`, `planner`, and `jobs`
+//! (the loop of steps). From outside, their modules are used by name.
 //!
 //! [`config`] is what the user said; [`dataset`] the tokens, of [`token_data`], in two [`parts`]; [`spec`] what both make of a model; [`planning`] the
 //! dry run of every rank and what follows from it; [`groups`] who speaks to whom; [`rank`] one rank's engine, with
@@ -8,60 +9,24 @@
 //! [`on_threads`] runs all ranks in this process, and [`training`] is a run without a folder.
 #![forbid(unsafe_code)]
 
-mod abridged_programs;
-mod batch;
-pub mod best;
-mod budget;
-pub mod chunk_alternatives;
-mod chunk_choice;
-mod chunk_note;
 pub mod config;
-mod cut;
-pub mod dataset;
-pub mod diagnose;
-mod disk_notes;
-mod dry_run;
-pub mod error;
-mod evaluation;
-pub mod groups;
-pub mod job;
-pub mod learned;
-pub mod metrics;
-pub mod metrics_lines;
-pub mod non_finite;
-mod on_ranks;
-mod parameter_sizes;
-pub mod parts;
-pub mod placement_table;
-mod placing;
-pub mod planning;
-mod played;
-pub mod rank;
-mod rank_plan;
-mod rule_mismatch;
-mod rules;
-pub mod run;
-pub mod run_files;
-pub mod sample;
-mod sampling;
-pub mod saving;
-pub mod source;
-pub mod spec;
-pub mod state;
-pub mod step;
-pub mod targets;
-mod ties;
-pub mod token_data;
-pub mod training;
+mod data;
+mod engine;
+mod jobs;
+mod planner;
 
 pub use config::{ResolvedConfig, RunConfig};
-pub use dataset::Dataset;
-pub use error::RunError;
-pub use groups::{GroupSource, Groups};
-pub use on_ranks::{device_request, on_endpoint, on_threads};
-pub use planning::{RankPlan, RunPlan};
-pub use rank::Rank;
-pub use run::{Observer, Summary};
-pub use source::DataSource;
-pub use spec::{Spec, SpecError};
-pub use training::Training;
+pub use data::dataset::{self, Dataset};
+pub use data::source::{self, DataSource};
+pub use data::{learned, parts, token_data};
+pub use engine::error::{self, RunError};
+pub use engine::groups::{self, GroupSource, Groups};
+pub use engine::rank::{self, Rank};
+pub use engine::spec::{self, Spec, SpecError};
+pub use engine::{diagnose, non_finite, saving, state, step, targets};
+pub use jobs::on_ranks::{device_request, on_endpoint, on_threads};
+pub use jobs::run::{self, Observer, Summary};
+pub use jobs::training::{self, Training};
+pub use jobs::{best, job, metrics, metrics_lines, position, run_files, sample};
+pub use planner::planning::{self, RankPlan, RunPlan};
+pub use planner::{chunk_alternatives, placement_table};

@@ -56,6 +56,7 @@ docs/testing.md.
 
 Rules of tidy, each with the place, what is wrong and what to do:
   circles    no circles of imports between the files of a crate
+  floors     rooms within a crate import only those before them
   imports    which crate may import which, and what no crate may know or touch
   sizes      files have at most 500 lines (tests aside), test files 700
   wording    doc comments name their thing, no riddles that have a plain word, no names
@@ -115,6 +116,7 @@ fn tidy() -> io::Result<bool> {
     let architecture = std::fs::read_to_string(root.join(rules::rooms::MAP)).ok();
     let mut findings = Vec::new();
     findings.extend(rules::circles::check(&workspace));
+    findings.extend(rules::floors::check(&workspace));
     findings.extend(rules::files::check(&workspace));
     findings.extend(rules::imports::check(&workspace));
     findings.extend(rules::layers::check(&workspace));

@@ -94,7 +94,7 @@ pub const HEAD_DX: CallSite = site("head.dx", "tensor/head.rs", Calls::Sums);
 pub const PARTIAL_SUM: CallSite = site("partial.sum", "zero/sums.rs", Calls::Sums);
 
 /// Gradients of a parameter of which several stages have a copy.
-pub const TIED_SUM: CallSite = site("tied.sum", "train/src/step.rs", Calls::Sums);
+pub const TIED_SUM: CallSite = site("tied.sum", "train/src/engine/step.rs", Calls::Sums);
 
 /// Gradients of the ranks of the data axis.
 pub const DATA_REDUCE: CallSite = site("data.reduce", "zero/gradients.rs", Calls::Sums);

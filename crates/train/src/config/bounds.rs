@@ -9,7 +9,9 @@ use phalanx_plan::Mesh;
 
 use super::check::{ConfigError, refuse};
 use super::{Declared, RunConfig};
-use crate::planning::ALL_RANKS;
+
+/// Largest world of which every rank runs dry; in a larger one, one rank of each pipeline stage does.
+pub(crate) const ALL_RANKS: usize = 16;
 
 /// Sequences of a step or of an evaluation.
 pub(super) const MAX_SEQUENCES: f64 = (1 << 22) as f64;

@@ -19,7 +19,7 @@ use declare::{DEEPSPEED, EARLIER, HUGGING_FACE, KEY, MEGATRON, NANOGPT};
 
 #[macro_use]
 pub mod declare;
-mod bounds;
+pub(crate) mod bounds;
 pub mod check;
 mod data;
 pub mod device;

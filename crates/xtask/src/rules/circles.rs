@@ -28,22 +28,27 @@ fn finding(circle: &[Import]) -> Finding {
 
 /// A module that imports another one.
 #[derive(Clone, Debug)]
-struct Import {
+pub(super) struct Import {
     from: String,
-    to: String,
-    path: String,
-    line: usize,
+    pub(super) to: String,
+    pub(super) path: String,
+    pub(super) line: usize,
 }
 
-/// The circles of a crate: for each, its modules in order, each with one import of another module of the circle.
-fn circles(workspace: &Workspace, name: &str) -> Vec<Vec<Import>> {
+/// The files of a crate with code beside tests, by module.
+pub(super) fn files_of<'a>(workspace: &'a Workspace, name: &str) -> BTreeMap<String, &'a SourceFile> {
     let root = format!("crates/{name}/src/");
-    let files: BTreeMap<String, &SourceFile> = workspace
+    workspace
         .sources
         .iter()
         .filter(|source| source.lines_without_tests() > 0)
         .filter_map(|source| source.path.strip_prefix(&root).map(|path| (module(path), source)))
-        .collect();
+        .collect()
+}
+
+/// The circles of a crate: for each, its modules in order, each with one import of another module of the circle.
+fn circles(workspace: &Workspace, name: &str) -> Vec<Vec<Import>> {
+    let files = files_of(workspace, name);
     let imports: BTreeMap<&str, Vec<Import>> =
         files.iter().map(|(module, source)| (module.as_str(), imports(module, source, &files))).collect();
     // Every module that a module reaches. Two that reach each other are in one circle.
@@ -86,7 +91,7 @@ fn module(path: &str) -> String {
 }
 
 /// Imports of a file from its own crate, by paths from `crate`, `self` or `super`.
-fn imports(from: &str, source: &SourceFile, files: &BTreeMap<String, &SourceFile>) -> Vec<Import> {
+pub(super) fn imports(from: &str, source: &SourceFile, files: &BTreeMap<String, &SourceFile>) -> Vec<Import> {
     let mut found = Vec::new();
     for (at, word) in identifiers(&source.code) {
         let begins = !source.code[..at].trim_end().ends_with("::");

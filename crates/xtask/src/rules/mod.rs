@@ -2,6 +2,7 @@
 
 pub mod circles;
 pub mod files;
+pub mod floors;
 pub mod imports;
 pub mod layers;
 pub mod names;

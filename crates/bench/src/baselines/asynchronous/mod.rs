@@ -47,11 +47,11 @@ use exchange::Mail;
 use phalanx_train::RunError;
 use phalanx_train::groups::GroupSource;
 use phalanx_train::planning::{PlanError, RankPlan, RunPlan, parameters_at};
+use phalanx_train::position::Position;
 use phalanx_train::rank::Batch;
 use phalanx_train::run::Engine as _;
 use phalanx_train::saving;
 use phalanx_train::spec::{BatchPart, Spec};
-use phalanx_train::state::Position;
 use server::Server;
 use worker::Worker;
 

@@ -13,10 +13,10 @@ use super::{Asynchronous, Done, Links, server_device};
 use phalanx_train::RunError;
 use phalanx_train::job::Job;
 use phalanx_train::metrics::StepRecord;
+use phalanx_train::position::Position;
 use phalanx_train::rank::Batch;
 use phalanx_train::run::{Observer, RankEnvironment, Run, Summary, drive};
 use phalanx_train::run_files::RunFiles;
-use phalanx_train::state::Position;
 
 /// Trains one rank from the job's start to its last step. The job's plan is that of [`plan`](super::plan).
 ///

@@ -1,0 +1,366 @@
+//! The tokens of a run: a training part with an order, a held-out part with fixed windows.
+
+use std::path::Path;
+
+use phalanx_checkpoint::Checkpoint;
+use phalanx_data::{
+    Corpus, CorpusSpec, DataError, DocumentEnds, EvaluationWindows, Findings, Masking, Progress, Sampler,
+    TokenFile, TokenFiles, Tokenizer, Tokens, tokenize_to_file,
+};
+use phalanx_layers::POSITIONS;
+use phalanx_models::Objective;
+use serde::{Deserialize, Serialize};
+
+use crate::config::{DataConfig, Documents, RunConfig};
+use crate::data::learned::Learned;
+use crate::data::parts;
+use crate::data::token_data::{ScannedTokens, TOKENS_FILE, TokenData};
+use crate::engine::batch::SampleNumbers;
+
+/// Why documents cannot be kept apart.
+pub const NO_END: &str = "data.documents = \"apart\" needs to know where documents end, and neither the tokenizer nor the files say which \
+    token that is (a single document of bytes or characters has none): give its id in data.end_token, or leave data.documents out";
+
+/// Training samples and evaluation windows.
+pub struct Dataset {
+    train: Sampler,
+    validation: Option<EvaluationWindows>,
+    /// Masking of samples of a masked model; None for a causal model.
+    masking: Option<Masking>,
+    /// Ends of documents, if they do not see each other.
+    documents: Option<DocumentEnds>,
+    /// The tokens of data.tokens, or those made of text: of both parts, if there are no files for evaluation.
+    tokens: Tokens,
+    /// The tokens of the files for evaluation.
+    evaluated_tokens: Option<Tokens>,
+    /// Numbers of tokens of the training part and of the validation part.
+    parts: (usize, usize),
+}
+
+/// Checksums of the data of a run, in hexadecimal, and the file about tokens that no tokenizer keeps. Checkpoints store them.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct DataDigests {
+    /// Checksums of the token files.
+    pub tokens: Option<String>,
+    /// [`Tokenizer::digest`] of the tokenizer.
+    pub tokenizer: Option<String>,
+    /// The `generation_config.json` of an imported folder without tokenizer, as it was read; an export writes it back.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub generation_config: Option<String>,
+}
+
+impl DataDigests {
+    /// The checksums of the data that a checkpoint was trained on.
+    pub fn of(checkpoint: &Checkpoint) -> DataDigests {
+        DataDigests::deserialize(&checkpoint.state()["data"]).unwrap_or_default()
+    }
+}
+
+/// The result of preparing the data of a run.
+pub struct Prepared {
+    /// The tokenizer; None for a token file without one.
+    pub tokenizer: Option<Tokenizer>,
+    /// Number of tokens.
+    pub tokens: u64,
+    /// Number of rows that the token table needs; 0 when it is not known.
+    pub vocab: usize,
+    /// Data that was read.
+    pub read: DataRead,
+    /// For people: token files that look unusual, what was assumed about the tokenizer, and special tokens that the text
+    /// spells.
+    pub notes: Vec<String>,
+}
+
+/// Data that was read for a run.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct DataRead {
+    /// Files of text, or token files.
+    pub files: u64,
+    /// Bytes of the text, or of the token files.
+    pub bytes: u64,
+    /// Documents, where that is known.
+    pub documents: Option<u64>,
+    /// Parts of text that were skipped or left out, if text was read now.
+    pub findings: Option<Findings>,
+}
+
+impl DataRead {
+    /// Describes the text before it is tokenised.
+    pub fn of_text(findings: &Findings) -> DataRead {
+        let Findings { files, bytes, documents, .. } = *findings;
+        DataRead { files, bytes, documents: Some(documents), findings: Some(findings.clone()) }
+    }
+
+    /// Describes the token files.
+    ///
+    /// # Errors
+    /// A file that was shortened since it was opened.
+    pub fn of_tokens<'a>(files: impl Iterator<Item = &'a TokenFile>) -> Result<DataRead, DataError> {
+        let mut read = DataRead { documents: Some(0), ..DataRead::default() };
+        for file in files {
+            read.files += 1;
+            read.bytes += file.bytes();
+            read.documents = read.documents.zip(file.documents()?).map(|(all, of_file)| all + of_file);
+        }
+        Ok(read)
+    }
+}
+
+/// Progress in preparing the data of a run.
+pub enum Stage<'a> {
+    /// So many bytes of the text were read, to find out what it holds.
+    Reading(u64),
+    /// All of it was read.
+    Read(&'a Findings),
+    /// It is being tokenised.
+    Tokenising(Progress),
+}
+
+/// The text that `data` names, if it names any.
+///
+/// # Errors
+/// Missing or unreadable text, text of which too much was skipped.
+pub fn open_corpus(data: &DataConfig, watch: &mut dyn FnMut(Stage)) -> Result<Option<Corpus>, DataError> {
+    if data.text.is_empty() {
+        return Ok(None);
+    }
+    let corpus = Corpus::open_watched(&spec(data), &mut |bytes| watch(Stage::Reading(bytes)))?;
+    watch(Stage::Read(corpus.findings()));
+    Ok(Some(corpus))
+}
+
+fn spec(data: &DataConfig) -> CorpusSpec {
+    CorpusSpec {
+        paths: data.text.iter().map(Into::into).collect(),
+        extensions: data.extensions.clone(),
+        plain: data.plain.clone(),
+        text_key: Some(data.text_key.clone()),
+        max_skipped: data.max_skipped,
+    }
+}
+
+/// Makes tokens from text, or opens the token file that `data` names, if its ids are those that the model has `learned`.
+/// Writes tokens and tokenizer into `folder`.
+///
+/// # Errors
+/// Missing, empty or unreadable data; another tokenizer; a folder that cannot be written.
+pub fn prepare(
+    data: &DataConfig,
+    folder: &Path,
+    threads: usize,
+    learned: &Learned,
+    watch: &mut dyn FnMut(Stage),
+) -> Result<Prepared, DataError> {
+    if data.tokens.is_some() {
+        let files = TokenData::open(data, folder)?;
+        let mut notes = files.check_looks(data)?;
+        let (tokenizer, of_tokenizer) = learned.for_tokens(data, &files.train.files()[0])?;
+        notes.extend(of_tokenizer);
+        if let Some(tokenizer) = &tokenizer {
+            tokenizer.save(folder)?;
+        }
+        let vocab = files.train.vocab_size().or(tokenizer.as_ref().map(Tokenizer::vocab_size)).unwrap_or(0);
+        let read = DataRead::of_tokens(files.files())?;
+        return Ok(Prepared { tokens: files.train.len() as u64, vocab, tokenizer, read, notes });
+    }
+    let corpus = open_corpus(data, watch)?;
+    let (tokenizer, mut notes) = learned.for_text(data, corpus.as_ref())?;
+    let corpus = corpus.ok_or_else(|| DataError::NoText {
+        given: "data.text = []".into(),
+        found: "no path; name text files or folders in data.text, or a token file in data.tokens".into(),
+    })?;
+    let written =
+        tokenize_to_file(&corpus, &tokenizer, &folder.join(TOKENS_FILE), threads, &mut |progress| {
+            watch(Stage::Tokenising(progress));
+        })?;
+    tokenizer.save(folder)?;
+    notes.extend(tokenizer.describe_spelled(&written.spelled));
+    let (tokens, vocab) = (written.tokens, tokenizer.vocab_size());
+    let read = DataRead::of_text(corpus.findings());
+    Ok(Prepared { tokens, vocab, tokenizer: Some(tokenizer), read, notes })
+}
+
+impl Dataset {
+    /// Like [`Dataset::open`], and checks every id against `vocab`. This reads all tokens, so the launcher does it
+    /// once for all ranks. Also returns what that has found, with the checksums of the token files, which must equal `expected`
+    /// where those are known.
+    ///
+    /// # Errors
+    /// The errors of [`Dataset::open`], [`DataError::NotTheTokens`], and ids for which the model has no row.
+    pub fn open_checked(
+        config: &RunConfig,
+        folder: &Path,
+        vocab: usize,
+        expected: Option<&str>,
+    ) -> Result<(Dataset, ScannedTokens), DataError> {
+        let files = TokenData::open(&config.data, folder)?;
+        let mut scanned = files.scan(vocab, expected)?;
+        let origin = match config.data.tokens {
+            Some(_) => files.train.origin(),
+            None => config.data.text.join(", "),
+        };
+        parts::check(config, &origin, files.train.len(), files.evaluated.as_ref().map(TokenFiles::len))?;
+        if config.data.tokens.is_some() {
+            scanned.files = files.describe(Some(scanned.largest));
+        }
+        Ok((Dataset::of(files, config)?, scanned))
+    }
+
+    /// Opens the tokens of the run in folder `run`, whose ids are checked already.
+    ///
+    /// # Errors
+    /// Data that is missing, damaged, or too short for a sequence.
+    pub fn open(config: &RunConfig, run: &Path) -> Result<Dataset, DataError> {
+        Dataset::of(TokenData::open(&config.data, run)?, config)
+    }
+
+    fn of(files: TokenData, config: &RunConfig) -> Result<Dataset, DataError> {
+        let TokenData { train, evaluated } = files;
+        let limit = config.model.vocab.unwrap_or(usize::MAX);
+        let [tokens, evaluated_tokens] =
+            [Some(train), evaluated].map(|files| files.map(|files| Tokens::from(files).limited_to(limit)));
+        let tokens = tokens.expect("there are files to train on");
+        let seq = config.model.seq;
+        let (train, held_out) = tokens.split(config.data.validation)?;
+        let held_out = evaluated_tokens.clone().or((config.data.validation > 0.0).then_some(held_out));
+        let parts = (train.len(), held_out.as_ref().map_or(0, Tokens::len));
+        let windows = |tokens| EvaluationWindows::new(tokens, seq, config.train.eval_samples);
+        Ok(Dataset {
+            train: Sampler::new(train, seq, config.data.order.into(), config.train.seed)?,
+            validation: held_out.map(windows).transpose()?,
+            masking: masking(config, tokens.vocab_size()),
+            documents: documents(&config.data)?,
+            tokens,
+            evaluated_tokens,
+            parts,
+        })
+    }
+
+    /// Reads the sample at `position` of the run (the number of samples before it): tokens and targets, `[seq]` each.
+    ///
+    /// # Errors
+    /// A token file that was changed since the run started, or cannot be read.
+    pub fn sample(&self, position: u64, tokens: &mut [u32], targets: &mut [u32]) -> Result<(), DataError> {
+        match &self.masking {
+            None => self.train.fill(position, tokens, targets)?,
+            Some(masking) => masking.sample(&self.train, position, tokens, targets)?,
+        }
+        self.part(tokens, targets);
+        Ok(())
+    }
+
+    /// Number of windows of an evaluation: `train.eval_samples`, or all that the held-out tokens have.
+    pub fn evaluated(&self) -> usize {
+        self.validation.as_ref().map_or(0, EvaluationWindows::len)
+    }
+
+    /// Reads evaluation window `index`: tokens and targets, `[seq]` each.
+    ///
+    /// # Errors
+    /// The errors of [`Dataset::sample`].
+    pub fn window(&self, index: usize, tokens: &mut [u32], targets: &mut [u32]) -> Result<(), DataError> {
+        let Some(windows) = &self.validation else { return Ok(()) };
+        match &self.masking {
+            None => windows.fill(index, tokens, targets)?,
+            Some(masking) => masking.window(windows, index, tokens, targets)?,
+        }
+        self.part(tokens, targets);
+        Ok(())
+    }
+
+    /// Returns whether samples have documents that do not see each other.
+    pub fn has_documents(&self) -> bool {
+        self.documents.is_some()
+    }
+
+    /// Leaves out the targets that begin another document.
+    fn part(&self, tokens: &[u32], targets: &mut [u32]) {
+        if let Some(documents) = &self.documents {
+            documents.part(tokens, targets);
+        }
+    }
+
+    /// Writes the positions of a sample's tokens in their documents, which are the only input beside tokens and targets. `sample` reads
+    /// the sample.
+    ///
+    /// # Errors
+    /// Those of `sample`.
+    pub fn positions(
+        &self,
+        input: &str,
+        to: SampleNumbers,
+        sample: impl Fn(&mut [u32], &mut [u32]) -> Result<(), DataError>,
+    ) -> Result<(), DataError> {
+        let (Some(documents), POSITIONS, SampleNumbers::Ids(to)) = (&self.documents, input, to) else {
+            let reason = format!("the model reads {input}, which token files do not have");
+            return Err(DataError::Source { reason });
+        };
+        let [mut tokens, mut targets] = [(); 2].map(|()| vec![0; to.len()]);
+        sample(&mut tokens, &mut targets)?;
+        documents.positions(&tokens, to);
+        Ok(())
+    }
+
+    /// Number of windows of an evaluation of a run on `tokens` tokens, with `evaluated` ones in files for evaluation: the later
+    /// value of [`Dataset::evaluated`].
+    pub fn evaluated_of(tokens: usize, evaluated: Option<usize>, config: &RunConfig) -> usize {
+        let (_, held_out) = parts::parts(config, tokens, evaluated);
+        let windows = |held_out: usize| held_out.saturating_sub(1) / config.model.seq;
+        held_out.map_or(0, |held_out| windows(held_out).clamp(1, config.train.eval_samples))
+    }
+
+    /// The share of the evaluation windows whose tokens the training part of `trained` has; None without windows.
+    ///
+    /// # Errors
+    /// The errors of [`Dataset::sample`].
+    pub fn trained_share(&self, trained: &Dataset) -> Result<Option<f64>, DataError> {
+        let Some(windows) = &self.validation else { return Ok(None) };
+        let found = windows.count_within(trained.train.tokens())?;
+        Ok(Some(found as f64 / windows.len() as f64))
+    }
+
+    /// Refuses token files that were changed since the run started.
+    ///
+    /// # Errors
+    /// [`DataError::NotTheTokens`], or a file that cannot be read.
+    pub fn check_unchanged(&self, digests: &DataDigests) -> Result<(), DataError> {
+        let Some(expected) = &digests.tokens else { return Ok(()) };
+        let (train, evaluated) = TokenData::checksums_of(expected);
+        self.tokens.check_unchanged(train)?;
+        self.evaluated_tokens
+            .iter()
+            .zip(evaluated)
+            .try_for_each(|(tokens, expected)| tokens.check_unchanged(expected))
+    }
+
+    /// Samples in one epoch.
+    pub fn samples_per_epoch(&self) -> u64 {
+        self.train.samples_per_epoch()
+    }
+
+    /// Tokens of the training part and of the validation part.
+    pub fn part_tokens(&self) -> (usize, usize) {
+        self.parts
+    }
+}
+
+/// Ends of documents that do not see each other, in a complete configuration.
+fn documents(data: &DataConfig) -> Result<Option<DocumentEnds>, DataError> {
+    match (data.documents, data.end_token) {
+        (Documents::Joined, _) => Ok(None),
+        (Documents::Apart, Some(end_token)) => Ok(Some(DocumentEnds { end_token })),
+        (Documents::Apart, None) => Err(DataError::Source { reason: NO_END.to_string() }),
+    }
+}
+
+/// Masking of samples of a masked model, in a complete configuration. Random tokens are below `ids`, the tokenizer's number of
+/// ids, if it is known; a padded table has rows beyond them.
+fn masking(config: &RunConfig, ids: Option<usize>) -> Option<Masking> {
+    let mask = config.data.mask_token.filter(|_| config.model.arch.objective == Objective::Masked)?;
+    // Random tokens are never a mask token that was added after the tokenizer's ids.
+    let rows = config.model.vocab.unwrap_or(mask as usize + 1);
+    let of_rows = if mask as usize + 1 == rows { rows - 1 } else { rows };
+    let ids = ids.filter(|ids| *ids > 0).map_or(of_rows, |ids| ids.min(of_rows));
+    Some(Masking::new(config.train.seed, Some(mask), ids))
+}

@@ -1,0 +1,117 @@
+//! Why a run ends early.
+
+use std::path::PathBuf;
+
+use phalanx_checkpoint::CheckpointError;
+use phalanx_collectives::CollectiveError;
+use phalanx_data::DataError;
+use phalanx_tensor::DeviceError;
+
+use crate::engine::non_finite::NonFinite;
+
+/// Why a run ended early. Checkpoints that were committed are complete.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// A peer died, stalled or disagreed.
+    #[error(transparent)]
+    Collective(#[from] CollectiveError),
+    /// The device failed.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// A checkpoint could not be written or read.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    /// Data is missing or damaged.
+    #[error(transparent)]
+    Data(#[from] DataError),
+    /// A file of the run folder could not be written.
+    #[error("{path}: {cause}; free space or choose another folder with --run, then continue with --resume")]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// The system's reason.
+        cause: std::io::Error,
+    },
+    /// The run folder, or a file in it that a resume needs, was removed.
+    #[error(
+        "the run folder {path} was removed or changed while the run was using it ({what}): nothing can be saved \
+         there any more; put it back and continue with --resume, or start a new run"
+    )]
+    FolderGone {
+        /// The folder.
+        path: PathBuf,
+        /// The missing part.
+        what: String,
+    },
+    /// Stored and configured shapes differ.
+    #[error(
+        "{name} has shape {given:?} in the file, but the configuration implies {expected:?}; correct [model]"
+    )]
+    Shape {
+        /// The tensor.
+        name: String,
+        /// The shape in the file.
+        given: Vec<usize>,
+        /// The shape that the configuration implies.
+        expected: Vec<usize>,
+    },
+    /// The state in the manifest of a checkpoint is impossible.
+    #[error("state.{key} in {}: {reason}; load another checkpoint", .manifest.display())]
+    State {
+        /// The checkpoint's manifest.
+        manifest: PathBuf,
+        /// The key.
+        key: String,
+        /// Description of the fault.
+        reason: String,
+    },
+    /// The checkpoint that a run resumes from cannot be used.
+    #[error("{cause}")]
+    Restore {
+        /// Why.
+        cause: Box<RunError>,
+    },
+    /// The weights that a run starts from cannot be used.
+    #[error("model.init = {:?}: {cause}", .dir.display().to_string())]
+    Init {
+        /// Their folder.
+        dir: PathBuf,
+        /// Why.
+        cause: Box<RunError>,
+    },
+    /// Other ranks failed in a save; their own message says why.
+    #[error("{ranks} other rank(s) could not save; see their message above")]
+    PeerFailed {
+        /// Number of these ranks.
+        ranks: usize,
+    },
+    /// The system does not give the memory of the plan, or the threads.
+    #[error("the device of the rank: {0}")]
+    Memory(std::io::Error),
+    /// The system cannot start a thread.
+    #[error(transparent)]
+    Threads(std::io::Error),
+    /// A checkpoint would hold numbers that are not finite.
+    #[error(
+        "{state} of {name} is no longer finite: nothing was saved, and older checkpoints are complete; lower \
+         optimizer.lr or set optimizer.clip, then start again or --resume"
+    )]
+    Broken {
+        /// `parameters`, or a state of the optimizer.
+        state: &'static str,
+        /// The parameter.
+        name: String,
+    },
+    /// Updates within backward were stopped in the middle of a step.
+    #[error(
+        "nothing was saved: memory.update_in_backward has updated some parameters of step {step} and not the others; older \
+         checkpoints are complete"
+    )]
+    UpdatedInPart {
+        /// The step.
+        step: u64,
+    },
+    /// The loss or the gradient norm is not finite, on all ranks.
+    #[error("{0}")]
+    NonFinite(Box<NonFinite>),
+}

@@ -1,0 +1,22 @@
+//! A rank: what it allocates and computes ([`spec`]), the groups that it speaks to, its step, evaluation, diagnosis and saving.
+//!
+//! It runs dry as it trains, and knows neither plans nor the loop of steps.
+
+pub(crate) mod abridged_programs;
+pub(crate) mod batch;
+pub(crate) mod cut;
+pub mod diagnose;
+pub mod error;
+pub(crate) mod evaluation;
+pub mod groups;
+pub mod non_finite;
+pub(crate) mod parameter_sizes;
+pub mod rank;
+pub(crate) mod rule_mismatch;
+pub(crate) mod rules;
+pub mod saving;
+pub mod spec;
+pub mod state;
+pub mod step;
+pub mod targets;
+pub(crate) mod ties;

@@ -1,0 +1,484 @@
+//! The engine of one rank.
+//!
+//! A [`Rank`] is made the same way for the dry run and for training: on `Meta` with groups that only record, or on a
+//! device with groups that communicate. What it allocates in a dry run, in that order, becomes the plan.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use phalanx_collectives::{CollectiveError, Group, Solo};
+use phalanx_layers::{Activation, Context, Network, ParameterSpec, Rows, TARGETS, TOKENS};
+use phalanx_optim::{CountedSteps, LossScale, LossScaling, Optimizer};
+use phalanx_parallel::pipeline::{Feed, Program, run};
+use phalanx_parallel::zero::{self, Arithmetic, Holding, NotFinite, Residence};
+use phalanx_parallel::{BlockInputs, GradientNorm, InputOptions, Stage, Zero};
+use phalanx_plan::trace::{Axis, PhaseName, Placement, Placements};
+use phalanx_plan::{Coordinates, ParameterSize};
+use phalanx_tensor::{Category, CrossEntropy, DType, Device, Memory, Tensor, View};
+
+pub use crate::engine::batch::{Batch, Numbers, SampleNumbers};
+use crate::engine::groups::Groups;
+use crate::engine::parameter_sizes::{reserved, size};
+use crate::engine::spec::{BatchPart, MeshPart, Spec};
+pub use crate::engine::targets::MeanLoss;
+use crate::engine::targets::mean_over;
+
+/// The engine of one rank: its stages, and what a step, an evaluation and a checkpoint need.
+pub struct Rank {
+    pub(crate) device: Device,
+    pub(crate) groups: Groups,
+    pub(crate) at: Coordinates,
+    pub(crate) stages: Vec<Stage>,
+    pub(crate) norm: GradientNorm,
+    pub(crate) program: Program,
+    pub(crate) evaluation: Program,
+    pub(crate) spec: Spec,
+    pub(crate) outline: Arc<Outline>,
+    /// Steps so far: Adam's bias correction and the learning rate depend on those that were applied.
+    pub(crate) counted: CountedSteps,
+    pub(crate) loss_scale: LossScale,
+    /// The count of a diagnosis, `[1]`. It is allocated for the whole run, so that a diagnosis needs no more memory
+    /// than a step.
+    pub(crate) count: Option<Tensor>,
+    /// The step of which updates within backward were stopped: the state is between two steps, and is not saved.
+    pub(crate) updated_in_part: Option<u64>,
+    /// The gradient because of which this rank has stopped to update within backward, in the last step.
+    pub(crate) not_finite: Option<NotFinite>,
+    /// The ranks that have parts of a step's gradients: all, or only this one if it is a replica.
+    pub(crate) counted_over: Arc<dyn Group>,
+    pub(crate) is_replica: bool,
+}
+
+/// A rank with a copy of the whole model, whose gradients are those of its own part of a batch: what becomes of them, and where
+/// parameters come from, is up to the caller (a parameter server, DataParallel).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Replica {
+    /// True if it has optimizer states and master weights, with which it updates its parameters.
+    pub updates: bool,
+}
+
+/// The names of the whole model, so that a rank can name the tensors of other ranks.
+pub struct Outline {
+    /// Names of the blocks, the head last.
+    pub blocks: Vec<String>,
+    /// Names of the parameters.
+    pub parameters: Vec<String>,
+    /// For each block: its parameters.
+    pub uses: Vec<Vec<usize>>,
+}
+
+impl Outline {
+    fn of(network: &Network) -> Outline {
+        Outline {
+            blocks: (0..network.uses.len()).map(|i| network.block_name(i).to_string()).collect(),
+            parameters: network.parameters.iter().map(|p| p.name.clone()).collect(),
+            uses: network.uses.clone(),
+        }
+    }
+}
+
+impl Rank {
+    /// Allocates everything that stays for the whole run: the phase `init` of the plan.
+    ///
+    /// # Errors
+    /// Devices that cannot be connected, of any rank.
+    pub fn new(
+        device: Device,
+        groups: Groups,
+        spec: &Spec,
+        orders: &BTreeMap<PhaseName, Vec<u32>>,
+    ) -> Result<Rank, CollectiveError> {
+        let groups = groups.on_device(&device);
+        let network = spec.network(&groups.tensor);
+        Rank::with_network(device, groups, spec, network, orders)
+    }
+
+    /// Like [`Rank::new`], with the layers of `network` instead of the model's. They must have the same parameters and
+    /// allocate the same memory.
+    ///
+    /// # Errors
+    /// As for [`Rank::new`].
+    pub fn with_network(
+        device: Device,
+        groups: Groups,
+        spec: &Spec,
+        network: Network,
+        orders: &BTreeMap<PhaseName, Vec<u32>>,
+    ) -> Result<Rank, CollectiveError> {
+        // The configuration refuses it; a spec can be changed by hand.
+        let needs_all = spec.update.clip != 0.0
+            || !matches!(spec.precision.loss_scaling, LossScaling::Off)
+            || spec.mesh.sequence_parallel;
+        assert!(
+            !(spec.zero.update_in_backward && needs_all),
+            "updates within backward know no number of all gradients"
+        );
+        let groups = groups.on_device(&device);
+        let here = device.clone();
+        here.try_phase(PhaseName::Init, || Rank::allocate(device, groups, spec, network, orders, None))
+    }
+
+    /// As [`Rank::with_network`], within the phase `init` that the caller has begun. A `replica` holds everything in the memory of
+    /// its device, whatever the specification says.
+    ///
+    /// # Errors
+    /// As for [`Rank::new`].
+    pub fn allocate(
+        device: Device,
+        groups: Groups,
+        spec: &Spec,
+        network: Network,
+        orders: &BTreeMap<PhaseName, Vec<u32>>,
+        replica: Option<Replica>,
+    ) -> Result<Rank, CollectiveError> {
+        let spec = if replica.is_some() { spec.on_one_device() } else { spec.clone() };
+        let at = spec.mesh.axes.coordinates(groups.world.rank());
+        let outline = Arc::new(Outline::of(&network));
+        let networks = network.into_stages(&spec.mesh.stages).into_iter().enumerate();
+        let own = networks.filter(|(stage, _)| spec.pipeline.schedule.placement[*stage] == at.pipeline);
+        let mut first_chunk = 0;
+        groups.connect()?;
+        let solo: Arc<dyn Group> = Arc::new(Solo::new("replica"));
+        let (data, counted_over) = match replica {
+            Some(_) => (Arc::clone(&solo), solo),
+            None => (Arc::clone(&groups.data), Arc::clone(&groups.world)),
+        };
+        let holders = Groups { data, ..groups.clone() };
+        let is_updated = replica.is_none_or(|replica| replica.updates);
+        let mut stages = Vec::new();
+        for own in own {
+            let stage = spec.stage_of(&device, &holders, own, first_chunk, orders, is_updated);
+            first_chunk += stage.zero.chunks();
+            stages.push(stage);
+        }
+        let norm = GradientNorm::new(&device, outline.parameters.len(), spec.mesh.axes.tensor);
+        let count = device.alloc(DType::F32, [1], Category::Workspace, "diagnose.count");
+        let [program, evaluation] = spec.pipeline.programs(at.pipeline);
+        Ok(Rank {
+            at,
+            stages,
+            norm,
+            program,
+            evaluation,
+            outline,
+            loss_scale: LossScale::new(spec.precision.loss_scaling),
+            spec,
+            counted: CountedSteps::default(),
+            count: Some(count),
+            updated_in_part: None,
+            not_finite: None,
+            counted_over,
+            is_replica: replica.is_some(),
+            device,
+            groups,
+        })
+    }
+
+    /// The group of all ranks.
+    pub fn group(&self) -> &dyn Group {
+        &*self.groups.world
+    }
+
+    /// The groups of this rank.
+    pub fn groups(&self) -> &Groups {
+        &self.groups
+    }
+
+    /// The coordinates of this rank in the mesh.
+    pub fn at(&self) -> Coordinates {
+        self.at
+    }
+
+    /// The optimizer.
+    pub fn optimizer(&self) -> &Optimizer {
+        &self.spec.update.optimizer
+    }
+
+    /// The stages of this rank, with parameters, gradients and states.
+    pub fn stages(&self) -> &[Stage] {
+        &self.stages
+    }
+
+    /// Parameters, gradients and states of a rank with one stage.
+    ///
+    /// # Panics
+    /// With several stages.
+    pub fn zero(&mut self) -> &mut Zero {
+        let [stage] = &mut self.stages[..] else { panic!("a rank with one stage") };
+        &mut stage.zero
+    }
+
+    /// Calls `see` with the flat gradients of a replica with one chunk, and the factor of the last step that was judged.
+    ///
+    /// # Errors
+    /// Those of `see`.
+    pub fn with_gradients(
+        &mut self,
+        mut see: impl FnMut(View, View) -> Result<(), CollectiveError>,
+    ) -> Result<(), CollectiveError> {
+        let factor = self.norm.factor();
+        let [stage] = &mut self.stages[..] else { panic!("a rank with one stage") };
+        stage.zero.lend_gradients(|gradients| see(gradients.view(), factor).map(|()| gradients))
+    }
+
+    /// The device of this rank.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// Computes the mean loss over the targets in the micro-batches of `batch` on all ranks: all parts of an evaluation. Rows
+    /// without a target do not count.
+    ///
+    /// # Errors
+    /// When a collective fails.
+    pub fn evaluate(&mut self, batch: &Batch) -> Result<MeanLoss, CollectiveError> {
+        Ok(self.evaluate_unless(batch, &|| false)?.expect("nobody asks to stop"))
+    }
+
+    /// The same, unless a rank says `stop` between two parts: None on all ranks then.
+    ///
+    /// # Errors
+    /// When a collective fails.
+    pub fn evaluate_unless(
+        &mut self,
+        batch: &Batch,
+        stop: &dyn Fn() -> bool,
+    ) -> Result<Option<MeanLoss>, CollectiveError> {
+        let rows = self.spec.batch.micro_batch_size * self.spec.batch.evaluation_batches;
+        let parts = batch.rows(&self.spec.batch).checked_div(rows).unwrap_or(0);
+        let (mut own, mut mean) = (0.0, MeanLoss::over(0, 0.0));
+        for part in 0..parts {
+            let evaluated = self.evaluate_part(batch, part, own, stop());
+            let ([sum, stop_requests], whole) =
+                evaluated.inspect_err(|error| self.groups.abort_for(error))?;
+            (own, mean) = (sum, whole);
+            if stop_requests > 0.0 && part + 1 < parts {
+                return Ok(None);
+            }
+        }
+        Ok(Some(mean))
+    }
+
+    /// Adds the losses of a part of an evaluation to `own`, the sum of this rank's losses before it. Returns this sum and how many
+    /// ranks ask to stop; and the mean, which is that of the whole evaluation behind its last part.
+    fn evaluate_part(
+        &mut self,
+        batch: &Batch,
+        part: usize,
+        own: f32,
+        stop: bool,
+    ) -> Result<([f32; 2], MeanLoss), CollectiveError> {
+        let device = self.device.clone();
+        device.try_phase(PhaseName::Evaluate, || {
+            let spec = &self.spec;
+            let planned = spec.batch.evaluation_targets(self.at.data);
+            let counted = spec.batch.count_targets(&device, &*self.groups.data, batch, planned)?;
+            let numbers = CrossEntropy::scaled(mean_over(counted));
+            let mut loss = zeroed(&device, "evaluate.loss");
+            device.fill(loss.view_mut(), own);
+            let rows = spec.mesh.rows(&spec.batch, self.at.tensor);
+            let context = |_: usize| Context {
+                keep: false,
+                rows,
+                slice_bytes: spec.device.slice_bytes,
+                ..Context::new(&device, spec.precision.types.compute, rows.tokens)
+            };
+            let of_batch = (&spec.batch, spec.precision.types.compute);
+            let upload = uploads(&device, of_batch, spec.mesh.batch_placements(), batch);
+            let first = part * spec.batch.evaluation_batches;
+            let feed = Feed {
+                device: &device,
+                context: &context,
+                upload: &|index, name| upload(first + index, name),
+                first: spec.batch.first_input(),
+                has_targets: spec.batch.has_targets(),
+                numbers,
+                ranks_of_rows: spec.mesh.ranks_of_rows(),
+                placements: spec.mesh.boundary(),
+            };
+            let (program, wires) = (&self.evaluation, &self.groups.wires);
+            self.stages.iter_mut().for_each(|stage| stage.zero.begin(PhaseName::Evaluate));
+            run(&mut self.stages, program, wires, self.at.pipeline, &feed, &mut loss, None)?;
+            let stop_requests = self.groups.world.all_reduce(self.stop_request(stop, "evaluate.stop"));
+            let mut own = 0.0;
+            if self.stages.iter().any(Stage::is_last) {
+                // This rank reads the sum of its own losses, to go on with it, and takes it for no more than that.
+                let placements = device.placements(loss.view());
+                device.place(loss.view(), Placements::REPLICATED);
+                [own] = device.fetch([loss.view()])?;
+                device.place(loss.view(), placements);
+            }
+            let loss = self.sum_of_replicas(loss)?;
+            let stop_requests = stop_requests.wait()?;
+            let [loss, stop_requests] = device.fetch([loss.view(), stop_requests.view()])?;
+            Ok(([own, stop_requests], MeanLoss::over(counted, loss)))
+        })
+    }
+
+    /// Sums a loss over replicas and stages; only the last stage has one.
+    pub(crate) fn sum_of_replicas(&self, loss: Tensor) -> Result<Tensor, CollectiveError> {
+        if self.spec.mesh.axes.pipeline > 1 && self.stages.iter().any(Stage::is_last) {
+            let placements = self.device.placements(loss.view()).with(Axis::Pipeline, Placement::Partial);
+            self.device.place(loss.view(), placements);
+        }
+        // Sums over the data axis first, so that the bits do not depend on which rank has the last stage.
+        let loss = self.groups.data.all_reduce(loss).wait()?;
+        self.groups.pipeline.all_reduce(loss).wait()
+    }
+}
+
+/// A function that uploads an input of a micro-batch of `batch` to the device, floats as `compute`.
+pub(crate) fn uploads<'a>(
+    device: &'a Device,
+    (part, compute): (&'a BatchPart, DType),
+    placements: Placements,
+    batch: &'a Batch,
+) -> impl Fn(usize, &str) -> Activation + 'a {
+    let inputs = &part.inputs;
+    move |index, name| {
+        let input = inputs.iter().find(|input| input.name == name);
+        let input = input
+            .unwrap_or_else(|| panic!("a layer asks for {name}, which the model does not read: {inputs:?}"));
+        let shape = input.shape.of([part.micro_batch_size, part.seq]);
+        let here = index * shape.elements()..(index + 1) * shape.elements();
+        let alloc = |dtype, name| device.alloc(dtype, shape, Category::Activations, name);
+        let tensor = match name {
+            TOKENS => ids(device, &batch.tokens[here], alloc(DType::U32, "batch.tokens")),
+            TARGETS => ids(device, &batch.targets[here], alloc(DType::U32, "batch.targets")),
+            _ => match &batch.others[name] {
+                Numbers::Ids(all) => ids(device, &all[here], alloc(DType::U32, input.name)),
+                Numbers::Floats(all) => {
+                    let mut floats = alloc(DType::F32, input.name);
+                    device.upload(&all[here], floats.view_mut());
+                    match compute {
+                        DType::F32 => floats,
+                        compute => {
+                            device.place(floats.view(), placements);
+                            let mut rounded = alloc(compute, input.name);
+                            device.convert(floats.view(), rounded.view_mut());
+                            rounded
+                        }
+                    }
+                }
+            },
+        };
+        device.place(tensor.view(), placements);
+        Arc::new(tensor)
+    }
+}
+
+fn ids(device: &Device, ids: &[u32], mut to: Tensor) -> Tensor {
+    device.upload(ids, to.view_mut());
+    to
+}
+
+/// Allocates one element, `[1]`, and sets it to zero.
+pub fn zeroed(device: &Device, name: &'static str) -> Tensor {
+    let mut scalar = device.alloc(DType::F32, [1], Category::Activations, name);
+    device.fill(scalar.view_mut(), 0.0);
+    scalar
+}
+
+impl Spec {
+    /// The same run with everything in the memory of the device, and updates after backward.
+    fn on_one_device(&self) -> Spec {
+        let zero = zero::Options {
+            stage: phalanx_plan::Stage::Zero,
+            residence: vec![Residence::DEVICE; self.mesh.stages.len()],
+            overlap: false,
+            defer: true,
+            updates_on_host: false,
+            delayed_update: false,
+            gradients_in_place: false,
+            update_in_backward: false,
+            ..self.zero.clone()
+        };
+        let inputs = InputOptions { memory: Memory::Device, ..self.inputs };
+        Spec { zero, inputs, ..self.clone() }
+    }
+
+    /// Makes one stage and allocates its chunks.
+    fn stage_of(
+        &self,
+        device: &Device,
+        groups: &Groups,
+        (index, network): (usize, Network),
+        first_chunk: usize,
+        orders: &BTreeMap<PhaseName, Vec<u32>>,
+        is_updated: bool,
+    ) -> Stage {
+        let at = self.mesh.axes.coordinates(groups.world.rank());
+        let tied = |p: usize| self.mesh.ties.iter().find(|tie| tie.name == network.parameters[p].name);
+        let split = self.pipeline.schedule.splits_backward() && network.head.is_some();
+        let head: &[usize] = if split { &network.uses[network.head_index()] } else { &[] };
+        let size = |(p, spec): (usize, &ParameterSpec)| ParameterSize {
+            reserved: reserved(spec),
+            alone: tied(p).is_some() || head.contains(&p),
+            ..size(&self.update.optimizer, spec)
+        };
+        let sizes: Vec<ParameterSize> = network.parameters.iter().enumerate().map(size).collect();
+        let layout = self.mesh.lay_out(&sizes).expect("the knobs were checked with the whole model");
+        let everywhere = at.tensor == 0;
+        let answers = |(p, spec): (usize, &ParameterSpec)| {
+            let first = tied(p).is_none_or(|tie| tie.stages[0] == index);
+            // All members of a joint parameter are parts alike.
+            first
+                && spec.members()[0]
+                    .part
+                    .as_ref()
+                    .map_or(everywhere, |part| at.tensor.is_multiple_of(part.copies))
+        };
+        let answers = network.parameters.iter().enumerate().map(answers).collect();
+        let has_copies: Vec<bool> = (0..network.parameters.len()).map(|p| tied(p).is_some()).collect();
+        let tied = (0..has_copies.len()).filter(|p| has_copies[*p]).collect();
+        let layout = Arc::new(layout);
+        let held = Holding { stage: index, layout, answers, tied: has_copies, first_chunk, is_updated };
+        let arithmetic = Arithmetic {
+            precision: self.precision.types,
+            micro_batches: self.batch.micro_batches,
+            optimizer: &self.update.optimizer,
+            rates: &self.update.rates,
+        };
+        let of_zero = (&self.zero, arithmetic);
+        let zero = Zero::new(device, Arc::clone(&groups.data), &network, held, of_zero, orders);
+        let inputs = BlockInputs::new(self.inputs, &groups.tensor);
+        Stage { index, network, zero, tied, inputs }
+    }
+}
+
+impl BatchPart {
+    /// The input that the first block receives.
+    pub(crate) fn first_input(&self) -> &'static str {
+        self.inputs.first().map_or(TOKENS, |input| input.name)
+    }
+}
+
+impl MeshPart {
+    /// The rows of the residual stream of a micro-batch on a tensor-parallel rank.
+    pub(crate) fn rows(&self, batch: &BatchPart, tensor: usize) -> Rows {
+        let tokens = [batch.micro_batch_size, batch.seq];
+        let each = if self.sequence_parallel { tokens[0] * tokens[1] / self.axes.tensor } else { 0 };
+        Rows { documents: batch.documents, ..Rows::all(tokens).from(tensor * each) }
+    }
+
+    /// Tensor-parallel ranks that share the rows of activations between stages.
+    pub(crate) fn ranks_of_rows(&self) -> usize {
+        if self.sequence_parallel { self.axes.tensor } else { 1 }
+    }
+
+    /// The placement of a batch on the mesh.
+    pub(crate) fn batch_placements(&self) -> Placements {
+        match self.axes.data {
+            1 => Placements::REPLICATED,
+            _ => Placements::REPLICATED.with(Axis::Data, Placement::Shard(0)),
+        }
+    }
+
+    /// Placement of the activations between stages.
+    pub(crate) fn boundary(&self) -> Placements {
+        match self.sequence_parallel {
+            false => self.batch_placements(),
+            true => self.batch_placements().with(Axis::Tensor, Placement::Shard(0)),
+        }
+    }
+}

@@ -1,0 +1,271 @@
+//! The files that a run writes for people and scripts: `metrics.jsonl` and `memory.json`.
+
+use std::fs::File;
+use std::io::{self, ErrorKind, Read, Write};
+use std::path::Path;
+
+use phalanx_checkpoint::Checkpoint;
+use phalanx_plan::Peak;
+use phalanx_plan::trace::Bytes;
+use phalanx_system::files::AtomicFile;
+use phalanx_tensor::{Arena, Device};
+use serde::{Deserialize, Serialize};
+
+use crate::engine::rank::MeanLoss;
+use crate::jobs::metrics_lines::{MetricsLine, MetricsLines};
+
+/// One line of `metrics.jsonl` after a step.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct StepRecord {
+    /// Number of the step, from 1.
+    pub step: u64,
+    /// Mean loss over the targets of the global batch before the update, in nats per token.
+    #[serde(with = "null_unless_finite")]
+    pub loss: f32,
+    /// Number of targets over which the loss is a mean, where samples may leave some out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub targets: Option<usize>,
+    /// Global gradient norm before clipping.
+    #[serde(with = "null_unless_finite")]
+    pub grad_norm: f32,
+    /// Loss scale of the step, where there is one (f16).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub loss_scale: Option<f32>,
+    /// True if the step was not applied: the gradients overflowed, or its batch had no target.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub skipped: bool,
+    /// Learning rate of the step.
+    pub lr: f64,
+    /// Tokens seen so far.
+    pub tokens: u64,
+    /// Seconds of the step.
+    pub step_s: f64,
+    /// Tokens of the step over its seconds.
+    pub tokens_per_s: f64,
+    /// Model FLOPs utilisation: the share of the peak of all ranks that the model's products achieved.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mfu: Option<f64>,
+    /// Hardware FLOPs utilisation: the same with the products that were recomputed, where there are any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hfu: Option<f64>,
+    /// Bytes that rank 0 sent.
+    pub comm_bytes: u64,
+    /// Seconds that rank 0 waited for communication.
+    pub exposed_comm_s: f64,
+    /// With asynchronous updates: how old the parameters were for which gradients were computed. Loss, gradient norm
+    /// and tokens are then those of all workers' steps since the previous line.
+    #[serde(flatten)]
+    pub staleness: Option<Staleness>,
+}
+
+/// The staleness of the gradients that were applied since the previous line: the updates by other workers that the
+/// parameters of a gradient did not include.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Staleness {
+    /// Mean over the gradients of all workers.
+    pub staleness: f64,
+    /// Maximum.
+    pub staleness_max: u64,
+    /// The distribution: pairs of a staleness and the number of gradients with it, ascending.
+    pub staleness_counts: Vec<(u64, u64)>,
+    /// Seconds that rank 0 waited for the servers, including the staleness bound.
+    pub waited_s: f64,
+}
+
+/// JSON has no infinity or NaN; numbers that are not finite are written as null, and null is read as NaN.
+mod null_unless_finite {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    pub fn serialize<S: Serializer>(value: &f32, to: S) -> Result<S::Ok, S::Error> {
+        value.is_finite().then_some(*value).serialize(to)
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<f32, D::Error> {
+        Option::<f32>::deserialize(from).map(|value| value.unwrap_or(f32::NAN))
+    }
+}
+
+/// One line of `metrics.jsonl` after an evaluation.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct EvaluationRecord {
+    /// Steps done.
+    pub step: u64,
+    /// Mean loss over the targets of the held-out windows, in nats per token.
+    pub val_loss: f32,
+    /// Number of windows.
+    pub windows: usize,
+    /// Number of their targets.
+    pub targets: usize,
+}
+
+impl EvaluationRecord {
+    /// The record of an evaluation of `windows` windows after `step` steps.
+    pub fn new(step: u64, windows: usize, evaluated: MeanLoss) -> EvaluationRecord {
+        EvaluationRecord { step, val_loss: evaluated.loss, windows, targets: evaluated.targets }
+    }
+}
+
+/// Digest of the metrics of a run up to a checkpoint's step, which the checkpoint stores.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MetricsDigest {
+    /// Number of bytes.
+    pub bytes: u64,
+    /// Their blake3, in hexadecimal.
+    pub blake3: String,
+}
+
+impl MetricsDigest {
+    /// Returns the digest stored in `from`; `None` in a checkpoint of an earlier version, and of an import.
+    pub fn of(from: &Checkpoint) -> Option<MetricsDigest> {
+        MetricsDigest::deserialize(&from.state()["metrics"]).ok()
+    }
+
+    /// Returns whether a file begins with these bytes.
+    ///
+    /// # Errors
+    /// I/O errors.
+    pub fn begins(&self, path: &Path) -> io::Result<bool> {
+        let file = match phalanx_system::files::open_regular(path) {
+            Err(cause) if cause.kind() == ErrorKind::NotFound => return Ok(self.bytes == 0),
+            opened => opened?,
+        };
+        let mut hasher = blake3::Hasher::new();
+        hasher.update_reader(file.take(self.bytes))?;
+        Ok(hasher.count() == self.bytes && hasher.finalize().to_hex().as_str() == self.blake3)
+    }
+}
+
+/// Appends JSON lines.
+pub struct MetricsFile {
+    file: File,
+    /// All that is in the file.
+    written: blake3::Hasher,
+}
+
+impl MetricsFile {
+    /// Opens the file for appending. It first removes lines of steps after `resumed_at` (from a run that ended before
+    /// its next checkpoint) and lines that are not records, so that the file has every step once.
+    ///
+    /// # Errors
+    /// I/O errors.
+    pub fn open(path: &Path, resumed_at: u64) -> io::Result<MetricsFile> {
+        let (mut dropped, mut written) = (false, blake3::Hasher::new());
+        for line in MetricsLines::open(path)?.into_iter().flatten() {
+            let line = line?;
+            match is_kept(&line, resumed_at) {
+                true => drop(written.update(&line.bytes)),
+                false => dropped = true,
+            }
+        }
+        if dropped {
+            let mut next = AtomicFile::create(path)?;
+            for line in MetricsLines::open(path)?.into_iter().flatten() {
+                let line = line?;
+                if is_kept(&line, resumed_at) {
+                    next.write_all(&line.bytes)?;
+                }
+            }
+            next.commit()?;
+        }
+        Ok(MetricsFile { file: phalanx_system::files::append(path)?, written })
+    }
+
+    /// Appends one line.
+    ///
+    /// # Errors
+    /// I/O errors, such as a full disk.
+    pub fn write(&mut self, record: &impl Serialize) -> io::Result<()> {
+        let mut line = serde_json::to_string(record).map_err(io::Error::other)?;
+        line.push('\n');
+        self.file.write_all(line.as_bytes())?;
+        self.written.update(line.as_bytes());
+        Ok(())
+    }
+
+    /// Digest of the file.
+    pub fn digest(&self) -> MetricsDigest {
+        MetricsDigest { bytes: self.written.count(), blake3: self.written.finalize().to_hex().to_string() }
+    }
+
+    /// Syncs all lines to disk.
+    ///
+    /// # Errors
+    /// I/O errors.
+    pub fn sync(&self) -> io::Result<()> {
+        self.file.sync_data()
+    }
+}
+
+fn is_kept(line: &MetricsLine, resumed_at: u64) -> bool {
+    line.step().is_some_and(|step| step <= resumed_at)
+}
+
+/// The numbers, from 1, of the lines of a metrics file that are not records. A last line without a line feed does not
+/// count: a run that is killed leaves one.
+///
+/// # Errors
+/// I/O errors, and a line that is longer than any record.
+pub fn damaged_lines(path: &Path) -> io::Result<Vec<usize>> {
+    let mut damaged = Vec::new();
+    for line in MetricsLines::open(path)?.into_iter().flatten() {
+        let line = line?;
+        if line.is_whole() && line.step().is_none() {
+            damaged.push(line.number);
+        }
+    }
+    Ok(damaged)
+}
+
+/// Bytes of one device of one rank, as in `plan.json` and `memory.json`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, Default)]
+pub struct DeviceBytes {
+    /// Bytes of the arena.
+    pub peak_bytes: u64,
+    /// Bytes of each category at the peak.
+    pub categories: Bytes,
+}
+
+impl From<Peak> for DeviceBytes {
+    fn from(peak: Peak) -> Self {
+        DeviceBytes { peak_bytes: peak.bytes, categories: peak.categories }
+    }
+}
+
+/// One rank in `plan.json` and `memory.json`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RankBytes {
+    /// Number of the rank.
+    pub rank: usize,
+    /// Memory of its device.
+    pub device: DeviceBytes,
+    /// Host memory: what passes through the host on its way to or from the device.
+    #[serde(default)]
+    pub host: DeviceBytes,
+    /// Disk memory: what lies in a file while no kernel needs it.
+    #[serde(default)]
+    pub disk: DeviceBytes,
+    /// Largest measured resident size of the process in bytes, without other ranks' arenas.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub resident_bytes_peak: Option<u64>,
+}
+
+impl RankBytes {
+    /// Measurements of a rank so far: the peaks of its arenas, if they measure one, and `resident` bytes.
+    pub fn measured(rank: usize, device: &Device, resident: u64) -> RankBytes {
+        let peak = |arena: &Arena| arena.peak().map_or(DeviceBytes::default(), DeviceBytes::from);
+        RankBytes {
+            rank,
+            device: peak(device.arena()),
+            host: peak(device.host_arena()),
+            disk: peak(device.disk_arena()),
+            resident_bytes_peak: Some(resident),
+        }
+    }
+}
+
+/// Largest resident size of this process so far in bytes (`VmHWM`), less `foreign` bytes of other ranks' memory that
+/// are mapped here. 0 where the system does not report it.
+pub fn resident_bytes_peak(foreign: u64) -> u64 {
+    let peak = phalanx_system::host::process::resident_bytes_peak(std::process::id());
+    peak.unwrap_or(0).saturating_sub(foreign)
+}

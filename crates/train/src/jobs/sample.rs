@@ -1,0 +1,201 @@
+//! Continues text with a trained model. Keys and values of earlier tokens are cached, so that each token is computed
+//! once, until the context is longer than the model's positions. Positions are absolute: when the oldest token is
+//! dropped, all others move, and the whole context is computed again.
+
+use std::sync::Arc;
+
+use phalanx_checkpoint::Checkpoint;
+use phalanx_data::Tokenizer;
+use phalanx_layers::{Call, Context, KeyValueCache, Network, Parameter, ParameterSpec, Parameters};
+use phalanx_models::Model;
+use phalanx_system::random::{GOLDEN, SplitMix64};
+use phalanx_tensor::{Category, DType, Device, Shape, Tensor};
+
+use crate::engine::error::RunError;
+use crate::engine::state::PARAMETERS;
+pub use crate::jobs::sampling::Sampling;
+
+/// A model with all parameters on one rank, for forward only.
+pub struct Generator {
+    device: Device,
+    network: Network,
+    parameters: Vec<Tensor>,
+    positions: usize,
+    vocab: usize,
+    /// Rows of the token table that are never drawn.
+    undrawn: Vec<usize>,
+}
+
+impl Generator {
+    /// Loads the parameters of a checkpoint into `device`, whose memory is not planned. Only ids of `tokenizer` are drawn.
+    ///
+    /// # Errors
+    /// A damaged checkpoint or one of another shape.
+    pub fn load(
+        model: &dyn Model,
+        from: &Checkpoint,
+        tokenizer: &Tokenizer,
+        device: Device,
+    ) -> Result<Generator, RunError> {
+        let generator = Generator::new(model, device, |spec, values| {
+            from.expect(PARAMETERS, &spec.name, &spec.shape, DType::F32)?;
+            let elements = 0..values.len() as u64;
+            from.read(PARAMETERS, &spec.name, elements, bytemuck::cast_slice_mut(values))?;
+            Ok::<(), RunError>(())
+        })?;
+        Ok(generator.drawing_only(|id| tokenizer.token(id).is_some()))
+    }
+
+    /// Draws only tokens that `is_id` accepts. Tables are padded, and ids may have holes: no text has trained these rows.
+    #[must_use]
+    pub fn drawing_only(self, is_id: impl Fn(u32) -> bool) -> Generator {
+        let undrawn = (0..self.vocab).filter(|row| !is_id(*row as u32)).collect();
+        Generator { undrawn, ..self }
+    }
+
+    /// Fills each parameter by `fill`, in `device`, whose memory is not planned. All rows of the token table are drawn; see
+    /// [`Generator::drawing_only`].
+    ///
+    /// # Errors
+    /// The first of `fill`.
+    pub fn new<E>(
+        model: &dyn Model,
+        device: Device,
+        mut fill: impl FnMut(&ParameterSpec, &mut [f32]) -> Result<(), E>,
+    ) -> Result<Generator, E> {
+        let network = model.whole();
+        let mut parameters = Vec::new();
+        for spec in &network.parameters {
+            let mut values = vec![0f32; spec.elements()];
+            for (member, _, first) in spec.of_members(0..values.len() as u64) {
+                fill(member, &mut values[first..][..member.elements()])?;
+            }
+            let shape = Shape::from(spec.shape.as_slice());
+            let mut tensor = device.alloc(DType::F32, shape, Category::Parameters, "generator.parameter");
+            device.upload(&values, tensor.view_mut());
+            parameters.push(tensor);
+        }
+        let (positions, vocab) = (model.longest().unwrap_or(usize::MAX), model.vocab());
+        Ok(Generator { device, network, parameters, positions, vocab, undrawn: Vec::new() })
+    }
+
+    /// Appends `count` tokens to `tokens` (not empty), and calls `seen` with each.
+    ///
+    /// # Errors
+    /// The first error of `seen`, which ends the sampling.
+    ///
+    /// # Panics
+    /// When no token is left to draw.
+    pub fn extend<E>(
+        &self,
+        tokens: &mut Vec<u32>,
+        count: usize,
+        how: Sampling,
+        mut seen: impl FnMut(u32) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let mut random = SplitMix64::new(how.seed ^ GOLDEN);
+        let mut growing = self.growing(tokens.len() + count, how.shift);
+        for _ in 0..count {
+            let mut logits = growing.logits(tokens);
+            self.undrawn.iter().for_each(|row| logits[*row] = f32::NEG_INFINITY);
+            let next = how.draw(&logits, random.next_fraction());
+            tokens.push(next);
+            seen(next)?;
+        }
+        Ok(())
+    }
+
+    /// A text that grows by one token at a time up to `length` tokens; see [`Sampling::shift`].
+    pub fn growing(&self, length: usize, shift: usize) -> Growing<'_> {
+        Growing { generator: self, length, shift: shift.clamp(1, self.positions), start: 0, cached: None }
+    }
+
+    /// Logits of the token after `context`, `[vocab]`, by the definition: without a cache, from all rows of each block.
+    pub fn logits(&self, context: &[u32]) -> Vec<f32> {
+        self.forward(context, 0, None, self.network.blocks.len())
+    }
+
+    /// Logits of the token after `context`, whose first `past` tokens are in the cache. Only the last row of the last
+    /// block that mixes rows is read, so that no other is computed from there on.
+    fn next(&self, context: &[u32], past: usize, cache: Option<&KeyValueCache>) -> Vec<f32> {
+        let mixing = self.network.blocks.iter().rposition(|block| !block.layer.is_row_wise());
+        self.forward(context, past, cache, mixing.unwrap_or(0))
+    }
+
+    fn parameters(&self, uses: &[usize]) -> Vec<Parameter<'_>> {
+        let read = |p: &usize| {
+            let members = self.network.parameters[*p].members().len();
+            Parameter::read(self.parameters[*p].view(), false).joining(members)
+        };
+        uses.iter().map(read).collect()
+    }
+
+    /// The same, with all rows of the first `all_rows` blocks, and the last row of the others.
+    fn forward(
+        &self,
+        context: &[u32],
+        past: usize,
+        cache: Option<&KeyValueCache>,
+        all_rows: usize,
+    ) -> Vec<f32> {
+        let new = &context[past..];
+        let whole = Context::new(&self.device, DType::F32, [1, context.len()]);
+        let cx = Context { keep: false, rows: whole.rows.from(past), cache, ..whole };
+        let mut tokens =
+            self.device.alloc(DType::U32, [1, new.len()], Category::Activations, "generator.tokens");
+        self.device.upload(new, tokens.view_mut());
+        let mut x = Arc::new(tokens);
+        for (i, (block, uses)) in self.network.blocks.iter().zip(&self.network.uses).enumerate() {
+            let own = self.parameters(uses);
+            let call = Call { input_wanted: false, ..Call::new(Parameters::new(&own), x) };
+            let y = match i < all_rows {
+                true => block.layer.forward(&cx, call).map(|(y, _)| y),
+                false => block.layer.last_row(&cx, call),
+            };
+            x = y.expect("a model on one rank does not fail");
+        }
+        let [_, rows, hidden] = x.dims();
+        let last = x.view().range((rows - 1) * hidden..rows * hidden).reshape([1, hidden]);
+        let own = self.parameters(&self.network.uses[self.network.head_index()]);
+        let head = self.network.head.as_ref().expect("a whole model has a head");
+        let logits = head.logits(&cx, Parameters::new(&own), last);
+        let mut out = vec![0f32; self.vocab];
+        self.device.download(logits.view(), &mut out).expect("kernels of the processor do not fail");
+        out
+    }
+}
+
+/// A text that grows by one token at a time: the part of it that the model sees, and the cache of that part.
+pub struct Growing<'a> {
+    generator: &'a Generator,
+    /// Tokens of the text in the end.
+    length: usize,
+    /// Tokens that are dropped at once.
+    shift: usize,
+    /// First token that the model sees.
+    start: usize,
+    cached: Option<(KeyValueCache, usize)>,
+}
+
+impl Growing<'_> {
+    /// Logits of the token after `tokens`, `[vocab]`: those of [`Generator::logits`], bit for bit. `tokens` are those
+    /// of the last call and one more.
+    pub fn logits(&mut self, tokens: &[u32]) -> Vec<f32> {
+        let positions = self.generator.positions;
+        if tokens.len() - self.start > positions {
+            self.start = (tokens.len() - positions + self.shift - 1).min(tokens.len() - 1);
+            self.cached = None;
+        }
+        let context = &tokens[self.start..];
+        if self.cached.is_none() && context.len() == positions {
+            // The next token moves all others: what a cache holds would be of no use.
+            return self.generator.next(context, 0, None);
+        }
+        let capacity = positions.min(self.length.max(tokens.len()) - self.start);
+        let empty = || (KeyValueCache::new(&self.generator.device, capacity), 0);
+        let (cache, past) = self.cached.get_or_insert_with(empty);
+        let logits = self.generator.next(context, *past, Some(cache));
+        *past = context.len();
+        logits
+    }
+}

@@ -1,0 +1,13 @@
+//! Dry runs of ranks, and what is decided from them before the first step: memory, sizes of chunks, placement, time.
+
+pub(crate) mod budget;
+pub mod chunk_alternatives;
+pub(crate) mod chunk_choice;
+mod chunk_note;
+mod disk_notes;
+pub(crate) mod dry_run;
+pub mod placement_table;
+mod placing;
+pub mod planning;
+mod played;
+pub(crate) mod rank_plan;
