@@ -13,7 +13,7 @@ It writes crates/models/tests/golden/decoders/<variant>/ (dropout 0, one thread,
                           tokens[:, 1:]; grad.<name>, d loss / d <name>, for each parameter: in double precision, stored as f32;
                           error.<name> [1], the greatest error of PyTorch in f32, over the tensor's greatest value
     forward_bf16.safetensors, forward_f16.safetensors
-                          as golden_gpt2.py says, of the variants of LOW_VARIANTS
+                          as golden_gpt2.py says
     adamw.safetensors     of the variants of ADAMW_VARIANTS, 20 steps as golden_gpt2.py says: tokens [20, 4, 17] i32; losses [20],
                           grad_norms [20], final.<name> in double precision, stored as f32; error.<name> [1] of each, the greatest
                           error of PyTorch in f32
@@ -35,7 +35,7 @@ from model_goldens import LOW, adamw_golden, forward_golden, low_forward_golden,
 
 GOLDEN = Path(__file__).resolve().parent.parent / "crates" / "models" / "tests" / "golden" / "decoders"
 VOCAB, BATCH, SEQ = 40, 3, 16
-BUDGET_BYTES = 3 << 19  # what the repository carries of these
+BUDGET_BYTES = 5 << 19  # what the repository carries of these
 SMALL = {
     "num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 24,
     "vocab_size": VOCAB, "max_position_embeddings": SEQ, "attention_dropout": 0.0, "pad_token_id": None, "bos_token_id": 0,
@@ -65,7 +65,6 @@ VARIANTS = {
     "phi3": ("phi3", {"head_dim": 8, "partial_rotary_factor": 0.5, "sliding_window": 5}),
     "phi3_longrope": ("phi3", {"original_max_position_embeddings": 8, "rope_scaling": LONGROPE}),
 }
-LOW_VARIANTS = "llama", "qwen3", "gemma3_text"
 ADAMW_VARIANTS = "llama", "llama_tied_llama3", "qwen3"
 
 
@@ -161,9 +160,8 @@ def main() -> None:
         far = {name: ((f32[name] - t).abs().max() / t.abs().max()).float().reshape(1) for name, t in f64.items()}
         golden = {"tokens": tokens.int()} | {name: t.float() for name, t in f64.items()}
         save(folder / "forward.safetensors", golden | {f"error.{name}": error for name, error in far.items()})
-        if variant in LOW_VARIANTS:
-            for name, (dtype, loss_scale) in LOW.items():
-                save(folder / f"forward_{name}.safetensors", low_forward_golden(forward, model, tokens, dtype, loss_scale))
+        for name, (dtype, loss_scale) in LOW.items():
+            save(folder / f"forward_{name}.safetensors", low_forward_golden(forward, model, tokens, dtype, loss_scale))
         if variant in ADAMW_VARIANTS:
             save(folder / "adamw.safetensors", run_golden(model, exact))
         worst = max(error.item() for name, error in far.items() if name.startswith("grad."))

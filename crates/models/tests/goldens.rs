@@ -188,7 +188,7 @@ fn decoders_on_ranks_that_share_layers() {
 
 #[test]
 fn decoders_in_16_bits() {
-    for folder in ["decoders/llama", "decoders/qwen3", "decoders/gemma3_text"] {
+    for folder in DECODERS {
         for (compute, name, loss_scale) in [(DType::BF16, "bf16", 1.0), (DType::F16, "f16", 65536.0)] {
             let file = format!("{folder}/forward_{name}.safetensors");
             let case = Case { loss_scale, ..Case::decoder(folder, compute) };
