@@ -68,11 +68,15 @@ pub(crate) fn difference(before: &Listing, after: &Listing) -> Option<String> {
     gone.or_else(new).or_else(changed)
 }
 
+/// Returns whether this is what a failed run leaves for its user: flight records, and the logs of ranks.
+pub(crate) fn is_of_failure(name: &str) -> bool {
+    name.starts_with("flight") || name.starts_with("logs")
+}
+
 /// The first difference between the names of two listings. Checkpoints of other steps have the same names: a run that
 /// was asked to stop has saved where it stopped.
 pub(crate) fn names_differ(expected: &Listing, found: &Listing) -> Option<String> {
-    // What a failed run has left for its user stays: flight records, and the logs of ranks.
-    let is_compared = |name: &&String| !name.starts_with("flight") && !name.starts_with("logs");
+    let is_compared = |name: &&String| !is_of_failure(name);
     let [expected, found] = [expected, found].map(|listing| {
         listing.keys().filter(is_compared).map(|name| without_step(name)).collect::<BTreeSet<_>>()
     });
