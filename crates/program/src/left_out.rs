@@ -1,12 +1,13 @@
 //! Stored keys that no longer hold on resume: those of another device, and those that contradict the keys given now.
 //!
-//! A resumed run's configuration is the stored one with the keys given now, and a stored key cannot be unset. If both together are refused,
-//! stored keys are left out, as few as possible, and named.
+//! A resumed run's configuration is the stored one with the keys given now. Where a key needs another value of a key than the one that it has
+//! (`phalanx_train::config::Need`), the stored one of the two gives way, if that leaves what is trained alone, and is named.
 
-use anyhow::Result;
+use std::iter;
+
+use anyhow::{Result, bail};
 use phalanx_train::RunConfig;
 use phalanx_train::config::{Key, Resume};
-use toml::Value;
 
 use crate::changed_keys::changed_keys;
 use crate::keys;
@@ -16,54 +17,46 @@ use crate::user_config::UserConfig;
 /// notes that name them.
 ///
 /// # Errors
-/// None for configurations that were read.
+/// A stored key that contradicts what is said, and does not give way.
 pub fn leave_out(
     given: &mut UserConfig,
     configs: [&RunConfig; 2],
     said: impl Fn(&str) -> bool,
 ) -> Result<Vec<String>> {
     let mut notes = leave_out_of_others(given, configs, &said)?;
-    notes.extend(leave_out_contradicting(given, &said));
+    notes.extend(leave_out_contradicting(given, &said)?);
     Ok(notes)
 }
 
-fn is_valid(given: &UserConfig) -> bool {
-    given.config().is_ok_and(|config| config.check().is_ok())
-}
-
-/// Removes as few stored keys as make `given` valid, except those that are `said`; returns a note that names them. Where other keys
-/// make it invalid, nothing is removed.
-fn leave_out_contradicting(given: &mut UserConfig, said: impl Fn(&str) -> bool) -> Option<String> {
-    if is_valid(given) {
-        return None;
-    }
-    let is_free = |key: &str| keys::find(key).is_some_and(|key| key.resume == Resume::Free);
-    let may_leave = |key: &str| is_free(key) && !said(key);
-    let mut left: Vec<(String, Value)> = given.keys().filter(|(key, _)| may_leave(key)).collect();
-    let mut kept = given.clone();
-    left.iter().for_each(|(key, _)| kept.leave_out(key));
-    while let Some((with, back)) = coming_back(&kept, &left) {
-        kept = with;
-        left.retain(|(key, _)| !back.contains(key));
-    }
-    if !is_valid(&kept) {
-        return None;
+/// Removes stored keys, each with the refusal of the configuration that they were part of, until it is valid: those that say where and how a
+/// step is computed, those that mean nothing beside what is `said` now, and those that the program had decided. Nothing is removed where
+/// that does not suffice; returns notes that name them.
+///
+/// # Errors
+/// A stored key that contradicts what is said, and does not give way.
+fn leave_out_contradicting(given: &mut UserConfig, said: impl Fn(&str) -> bool) -> Result<Vec<String>> {
+    let (mut kept, mut notes) = (given.clone(), Vec::new());
+    while let Err(error) = kept.config()?.check() {
+        let is_stored = |key: &str| kept.has(key) && !said(key);
+        let gives_way = |key: &&str| {
+            let is_free = keys::find(key).is_some_and(|known| known.resume == Resume::Free);
+            is_stored(key) && (is_free || kept.is_decided(key) || *key == error.key && error.means_nothing)
+        };
+        let involved = iter::once(&*error.key).chain(error.others.iter().copied());
+        let Some(left) = involved.map(str::to_string).find(|key| gives_way(&key.as_str())) else {
+            if is_stored(&error.key) && !error.key.starts_with("model.") {
+                bail!(
+                    "{error}; the run has this {0}: give another with --set {0}=VALUE, or --unset {0}",
+                    error.key
+                );
+            }
+            return Ok(Vec::new());
+        };
+        kept.leave_out(&left);
+        notes.push(format!("{left} of before left out: {error}"));
     }
     *given = kept;
-    let named: Vec<&str> = left.iter().map(|(key, _)| key.as_str()).collect();
-    Some(format!("what the run had and contradicts the keys given now is left out: {}", named.join(", ")))
-}
-
-/// `kept` with the first keys of `left` that make or leave it valid, and their names: one, or two that need each other, as a memory and
-/// its folder.
-fn coming_back(kept: &UserConfig, left: &[(String, Value)]) -> Option<(UserConfig, Vec<String>)> {
-    let with = |some: &[&(String, Value)]| {
-        let mut with = kept.clone();
-        some.iter().for_each(|(key, value)| with.set(key, value.clone()));
-        is_valid(&with).then(|| (with, some.iter().map(|(key, _)| key.clone()).collect()))
-    };
-    let pairs = (1..left.len()).flat_map(|end| left[..end].iter().map(move |first| [first, &left[end]]));
-    left.iter().find_map(|one| with(&[one])).or_else(|| pairs.into_iter().find_map(|two| with(&two)))
+    Ok(notes)
 }
 
 /// Removes the stored keys that belong to the value that another key had before, except those that are `said` again; returns notes that
@@ -91,6 +84,10 @@ mod tests {
     use super::*;
     use crate::overrides::Overrides;
 
+    fn is_valid(given: &UserConfig) -> bool {
+        given.config().is_ok_and(|config| config.check().is_ok())
+    }
+
     #[test]
     fn another_device_has_memory_limits_of_its_own() {
         let card = "[device]\nkind = \"cuda\"\nmemory_mb = 9000\ncommunication = \"host\"\n[memory]\nplacement = \"auto\"\n\
@@ -99,7 +96,7 @@ mod tests {
         let kept = |stored: &str, kind: &str, said: &str| {
             let stored = UserConfig::of_text(stored).unwrap();
             let set = vec![format!("device.kind={kind}")];
-            let mut given = stored.clone().with(&Overrides { set, nproc: None }, &[]).unwrap();
+            let mut given = stored.clone().with(&Overrides { set, ..Overrides::default() }, &[]).unwrap();
             let (before, now) = (stored.config().unwrap(), given.config().unwrap());
             let notes = leave_out_of_others(&mut given, [&before, &now], |key| key == said).unwrap();
             let config = given.config().unwrap();
@@ -162,7 +159,7 @@ mod tests {
     ];
 
     fn overrides(set: &[&str]) -> Overrides {
-        Overrides { set: set.iter().map(ToString::to_string).collect(), nproc: None }
+        Overrides { set: set.iter().map(ToString::to_string).collect(), ..Overrides::default() }
     }
 
     fn with(config: UserConfig, set: &[&str]) -> UserConfig {

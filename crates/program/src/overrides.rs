@@ -14,12 +14,22 @@ pub struct Overrides {
     #[arg(long = "set", value_name = "TABLE.KEY=VALUE")]
     pub set: Vec<String>,
 
+    /// Leaves one key out that CONFIG or the resumed run has, as `memory.placement`: it has its default, or what
+    /// follows from others; may be repeated
+    #[arg(long, value_name = "TABLE.KEY")]
+    pub unset: Vec<String>,
+
     /// Number of ranks (sets parallel.ranks; parallel.data follows)
     #[arg(long, value_name = "N", value_parser = whole::<usize>(1..=counts::RANKS))]
     pub nproc: Option<usize>,
 }
 
 impl Overrides {
+    /// Returns whether they give a key, or leave it out.
+    pub fn says(&self, key: &str) -> bool {
+        self.sets(key) || self.unset.iter().any(|unset| unset.trim() == key)
+    }
+
     /// Returns whether they give a key.
     pub fn sets(&self, key: &str) -> bool {
         key == RANKS && self.nproc.is_some()
@@ -29,6 +39,9 @@ impl Overrides {
     /// The words that give them.
     pub fn words(&self) -> Vec<String> {
         let ranks = self.nproc.iter().flat_map(|ranks| ["--nproc".to_string(), ranks.to_string()]);
-        ranks.chain(self.set.iter().flat_map(|set| ["--set".to_string(), set.clone()])).collect()
+        let option = |name: &'static str, values: &[String]| {
+            values.iter().flat_map(|value| [name.to_string(), value.clone()]).collect::<Vec<_>>()
+        };
+        ranks.chain(option("--set", &self.set)).chain(option("--unset", &self.unset)).collect()
     }
 }

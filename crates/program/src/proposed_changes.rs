@@ -56,7 +56,8 @@ impl Changes {
         };
         let kept = given.set.iter().filter(|text| !replaced(text)).cloned();
         let own = self.set.iter().map(|(key, value)| format!("{key}={value}"));
-        Overrides { set: kept.chain(own).collect(), nproc: self.nproc.or(given.nproc) }
+        let unset = given.unset.iter().filter(|key| !self.has(key.trim())).cloned().collect();
+        Overrides { set: kept.chain(own).collect(), unset, nproc: self.nproc.or(given.nproc) }
     }
 
     /// Returns whether an assumed folder stands for the user's.
@@ -176,8 +177,11 @@ mod tests {
 
     #[test]
     fn changes_replace_the_options_that_they_contradict() {
-        let words =
-            |set: &[&str], nproc| Overrides { set: set.iter().map(ToString::to_string).collect(), nproc };
+        let words = |set: &[&str], nproc| Overrides {
+            set: set.iter().map(ToString::to_string).collect(),
+            nproc,
+            ..Overrides::default()
+        };
         let given = words(
             &["train.seed=2", "parallel.data = 2", "parallel.micro_batches=4", "parallel.zero=1"],
             Some(4),

@@ -220,7 +220,11 @@ fn complete(
 ) -> Result<(Arc<dyn Model>, Option<String>)> {
     let Vocabulary { mut ids, origin, mask, separator } = vocabulary;
     if config.data.documents == Documents::Apart {
-        config.data.end_token = end_of_documents(config.data.end_token, separator, ids > 0)?;
+        let given = config.data.end_token;
+        config.data.end_token = end_of_documents(given, separator, ids > 0)?;
+        if given.is_none() && config.data.end_token.is_some() {
+            config.decide("data.end_token");
+        }
     }
     let mut unusable = None;
     if let Some(model) = fixed {

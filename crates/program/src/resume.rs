@@ -11,7 +11,7 @@ use phalanx_checkpoint::Checkpoint;
 use phalanx_data::Tokenizer;
 use phalanx_models::Model;
 use phalanx_train::RunConfig;
-use phalanx_train::config::{OptimizerKind, Resume, ScheduleKind};
+use phalanx_train::config::{OptimizerKind, Resume};
 use phalanx_train::dataset::DataDigests;
 use phalanx_train::learned::Learned;
 use phalanx_train::token_data::TOKENS_FILE;
@@ -91,14 +91,12 @@ pub fn resume(
     };
     let mut given = changed.with(&args.overrides, &args.data)?;
     let before = stored.given.config()?;
-    let said = |key: &str| args.overrides.sets(key);
+    let said = |key: &str| args.overrides.says(key);
     let said_or_in_file = |key: &str| file.as_ref().is_some_and(|file| file.has(key)) || said(key);
     leave_out_decided(&mut given, &before);
     let mut config = given.config()?;
     notes.extend(kept_kernels::keep(&mut given, &before, environment, said("device.kernels")));
     notes.extend(left_out::leave_out(&mut given, [&before, &config], said_or_in_file)?);
-    config = given.config()?;
-    keep_decay(&mut given, &before, &config);
     config = given.config()?;
     let checkpoint = match stored.checkpoint {
         None => {
@@ -192,21 +190,6 @@ fn learned(
     let kept = DataDigests::of(checkpoint).generation_config.filter(|_| !config.data.new_tokenizer);
     let learned = Learned::of_run(checkpoint.dir().display().to_string(), tokenizer);
     Ok(learned.with_given(is_given).with_generation_config(kept))
-}
-
-/// Keeps the step at which the learning rate's decay ends, even if `train.steps` changes. For a run of a version that
-/// did not store `schedule.decay_steps`, that step is its `train.steps`. A rate that is now constant has no such step.
-fn keep_decay(given: &mut UserConfig, before: &RunConfig, config: &RunConfig) {
-    let kept = before.decay_end();
-    let constant = config.schedule.kind == ScheduleKind::Constant;
-    match (constant, config.schedule.decay_steps, kept) {
-        (true, now, kept) if now == kept => given.leave_out("schedule.decay_steps"),
-        (false, None, Some(steps)) => given.set_whole("schedule.decay_steps", steps),
-        _ => {}
-    }
-    if constant && config.schedule.restart_step == before.schedule.restart_step {
-        given.leave_out("schedule.restart_step");
-    }
 }
 
 /// Refuses sizes that differ from the checkpoint's, and removes `model.init`, because the weights now come from the
@@ -311,56 +294,4 @@ pub fn shell_word(text: &str) -> String {
 /// Makes a path absolute, so that a run can be resumed from any folder.
 pub fn absolute(path: &str) -> String {
     std::path::absolute(path).map_or_else(|_| path.to_string(), |path: PathBuf| path.display().to_string())
-}
-
-#[cfg(test)]
-mod tests {
-    use phalanx_train::ResolvedConfig;
-
-    use super::*;
-    use crate::overrides::Overrides;
-
-    /// The configuration of a resumed run, from the stored one and what is set now.
-    fn resumed(stored: &str, set: &[&str]) -> ResolvedConfig {
-        let stored = UserConfig::of_text(stored).unwrap();
-        let overrides = Overrides { set: set.iter().map(|set| set.to_string()).collect(), nproc: None };
-        let mut given = stored.clone().with(&overrides, &[]).unwrap();
-        let (before, now) = (stored.config().unwrap(), given.config().unwrap());
-        keep_decay(&mut given, &before, &now);
-        ResolvedConfig::new(given.config().unwrap()).unwrap()
-    }
-
-    /// Runs of earlier versions wrote no `decay_steps`.
-    #[test]
-    fn a_run_without_the_end_of_its_decay_keeps_every_rate() {
-        let old = "[schedule]\nkind = \"cosine\"\nwarmup = 10\nmin_lr = 1e-5\n[train]\nsteps = 100";
-        let before = UserConfig::of_text(old).unwrap().config().unwrap().learning_rate();
-        assert_eq!(resumed(old, &[]).learning_rate(), before);
-        let longer = resumed(old, &["train.steps=200"]);
-        assert_eq!((longer.schedule.decay_steps, longer.learning_rate()), (Some(100), before));
-        assert_eq!((100..200).map(|step| longer.learning_rate().lr(step)).fold(0.0, f64::max), 1e-5);
-        assert_eq!(resumed(old, &["train.steps=50"]).learning_rate(), before);
-        assert_eq!(
-            resumed(old, &["train.steps=200", "schedule.decay_steps=150"]).schedule.decay_steps,
-            Some(150)
-        );
-    }
-
-    /// A run that ended within its warm-up has no decay to keep.
-    #[test]
-    fn a_decay_that_never_began_follows_the_steps() {
-        let short = "[schedule]\nwarmup = 10\n[train]\nsteps = 5";
-        assert_eq!(resumed(short, &[]).schedule.decay_steps, None);
-        assert_eq!(resumed(short, &["train.steps=200"]).schedule.decay_steps, Some(200));
-    }
-
-    #[test]
-    fn a_change_of_kind_needs_no_other_key() {
-        let cosine = "[schedule]\ndecay_steps = 100\nrestart_step = 50\n[train]\nsteps = 100";
-        let constant = resumed(cosine, &["schedule.kind=constant", "train.steps=200"]);
-        assert_eq!((constant.schedule.decay_steps, constant.schedule.restart_step), (None, None));
-        let back = "[schedule]\nkind = \"constant\"\n[train]\nsteps = 100";
-        let decays = resumed(back, &["schedule.kind=linear", "train.steps=200"]);
-        assert_eq!(decays.schedule.decay_steps, Some(200));
-    }
 }

@@ -81,6 +81,7 @@ impl Stored {
             // A folder of a version that did not record it.
             given.decide(&["device.communication"], &first_given);
         }
+        earlier::record_decay(&mut given)?;
         let tokens = match checksums {
             Some(checksums) => checksums.tokens,
             None => checkpoint.as_ref().and_then(|checkpoint| DataDigests::of(checkpoint).tokens),

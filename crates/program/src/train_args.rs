@@ -21,14 +21,15 @@ use crate::task::Show;
     phalanx train examples/quickstart.toml --data my-texts/ --run runs/mine\n  \
     phalanx train examples/quickstart.toml --nproc 4 --set parallel.zero=3 --set train.steps=200\n  \
     phalanx train --run runs/quickstart --resume\n  \
+    phalanx train --run runs/quickstart --resume --unset memory.placement --set train.steps=400\n  \
     phalanx train examples/quickstart.toml --json | jq .loss\n  \
     srun -n 8 phalanx train my.toml                   one process per rank: srun, mpirun or torchrun\n\n\
     For several hosts see phalanx launch --help. Started by srun, mpirun or torchrun, each process is the rank that their\n\
     variables say.\n\
     The run folder holds config.toml (resolved), plan.json, memory.json, metrics.jsonl and checkpoints/.\n\
     One process at a time works in it.\n\
-    On --resume the configuration is the stored one with what CONFIG and --set change since; the mesh, its\n\
-    schedule, ZeRO stage, chunks, threads and micro-batches may change freely.\n\n\
+    On --resume the configuration is the stored one with what CONFIG, --set and --unset change since; the mesh,\n\
+    its schedule, ZeRO stage, chunks, threads and micro-batches may change freely.\n\n\
     mfu is model FLOPs utilisation: the share of the peak, measured at the start, that the model's matrix\n\
     products achieve; hfu counts those that checkpointing computes again, too.")]
 pub struct TrainArgs {

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use phalanx_train::RunConfig;
+use phalanx_train::config::Key;
 use serde::Deserialize;
 use toml::{Table, Value};
 
@@ -14,8 +15,8 @@ use crate::limits::CONFIG_BYTES;
 use crate::overrides::{Overrides, RANKS};
 use crate::{earlier, keys, schedule_file};
 
-/// Keys of `[data]` that are for token files.
-const DATA_OF_TOKENS: [&str; 4] = ["tokens", "validation_tokens", "token_type", "unusual_tokens"];
+/// Key of the token files that `--data` replaces.
+const TOKENS: &str = "data.tokens";
 
 /// Keys that were given, each known and of the right type.
 #[derive(Clone, Debug, Default)]
@@ -91,6 +92,15 @@ impl UserConfig {
     /// A malformed assignment, an unknown key, a value of the wrong type; a schedule file that is missing or cannot be
     /// run.
     pub fn with(mut self, overrides: &Overrides, data: &[PathBuf]) -> Result<UserConfig> {
+        for key in overrides.unset.iter().map(|key| key.trim()) {
+            if keys::find(key).is_none() {
+                bail!("--unset: {}", keys::unknown(key));
+            }
+            if overrides.sets(key) {
+                bail!("--unset {key}: another option gives this key; leave one of them out");
+            }
+            self.forget(key);
+        }
         for text in &overrides.set {
             let (key, value) = keys::assignment(text)?;
             self.give(&key, value);
@@ -103,9 +113,9 @@ impl UserConfig {
         if !data.is_empty() {
             let paths = data.iter().map(|path| Value::String(path.display().to_string())).collect();
             keys::insert(&mut self.tables, "data.text", Value::Array(paths));
-            if let Some(table) = self.tables.get_mut("data").and_then(Value::as_table_mut) {
-                DATA_OF_TOKENS.iter().for_each(|key| drop(table.remove(*key)));
-            }
+            self.leave_out(TOKENS);
+            let is_of_tokens = |key: &&Key| key.needs.iter().any(|need| need.is_for_key(TOKENS));
+            keys::all().iter().filter(is_of_tokens).for_each(|key| self.leave_out(&key.path()));
         }
         if let Some(Value::String(schedule)) = keys::lookup(&self.tables, "parallel.schedule")
             && let Some(text) = schedule_file::text_of(schedule)
@@ -129,8 +139,16 @@ impl UserConfig {
 
     /// Sets a key to what the user gives: it is decided no more.
     fn give(&mut self, key: &str, value: Value) {
-        self.decided().retain(|decided| decided.as_str() != Some(key));
+        self.forget(key);
         keys::insert(&mut self.tables, key, value);
+    }
+
+    /// Leaves a key out, and that it was decided.
+    fn forget(&mut self, key: &str) {
+        if self.is_decided(key) {
+            self.decided().retain(|decided| decided.as_str() != Some(key));
+        }
+        self.leave_out(key);
     }
 
     /// The keys that the program has decided.
@@ -182,11 +200,13 @@ impl UserConfig {
     }
 
     /// The keys that were given, with their values.
+    #[cfg(test)]
     pub fn keys(&self) -> impl Iterator<Item = (String, Value)> {
         keys::flat(&self.tables).map(|(key, value)| (key, value.clone()))
     }
 
     /// Sets a key.
+    #[cfg(test)]
     pub fn set(&mut self, key: &str, value: Value) {
         keys::insert(&mut self.tables, key, value);
     }
@@ -223,8 +243,11 @@ mod tests {
 
     #[test]
     fn the_command_line_wins_over_the_file() {
-        let overrides =
-            Overrides { set: vec!["train.steps=7".into(), "parallel.zero=3".into()], nproc: Some(4) };
+        let overrides = Overrides {
+            set: vec!["train.steps=7".into(), "parallel.zero=3".into()],
+            nproc: Some(4),
+            ..Overrides::default()
+        };
         let file = given("[train]\nsteps = 5\nseed = 9\n[data]\ntokens = \"x.bin\"");
         let config = file.with(&overrides, &["a".into(), "b".into()]).unwrap().config().unwrap();
         assert_eq!((config.train.steps, config.train.seed), (7, 9));
@@ -237,7 +260,11 @@ mod tests {
         let text = "[parallel]\ndata = 2\n[batch]\nglobal = 24\nmicro = 4";
         let with = |text: &str, set: &[&str], nproc| {
             let set = set.iter().map(|set| set.to_string()).collect();
-            let config = given(text).with(&Overrides { set, nproc }, &[]).unwrap().config().unwrap();
+            let config = given(text)
+                .with(&Overrides { set, nproc, ..Overrides::default() }, &[])
+                .unwrap()
+                .config()
+                .unwrap();
             (config.world_size(), config.data(), config.micro_batches())
         };
         assert_eq!(with(text, &[], None), (2, 2, 3));
@@ -250,6 +277,28 @@ mod tests {
         let now = given("[parallel]\nranks = 8");
         let config = given(text).changed_by(&now, &UserConfig::default()).config().unwrap();
         assert_eq!((config.world_size(), config.parallel.data), (8, None));
+    }
+
+    #[test]
+    fn a_key_that_is_unset_is_as_if_it_had_never_been_given() {
+        let text =
+            "[train]\nsteps = 5\n[parallel]\nmicro_batches = 2\n[recorded]\ndecided = [\"train.steps\"]";
+        let unset = |set: &[&str], unset: &[&str]| {
+            let [set, unset] = [set, unset].map(|keys| keys.iter().map(ToString::to_string).collect());
+            given(text).with(&Overrides { set, unset, nproc: None }, &[])
+        };
+        let without = unset(&[], &["train.steps", "batch.micro"]).unwrap();
+        assert!(!without.has("train.steps") && !without.is_decided("train.steps"));
+        let config = without.config().unwrap();
+        assert_eq!((config.train.steps, config.parallel.micro_batches), (1000, Some(2)));
+        let refusal = |set: &[&str], keys: &[&str]| unset(set, keys).unwrap_err().to_string();
+        assert!(
+            refusal(&[], &["train.step"]).contains("--unset: unknown key train.step; did you mean steps")
+        );
+        assert!(refusal(&["train.steps=7"], &["train.steps"]).contains("leave one of them out"));
+        // Nothing was decided where nothing is recorded.
+        let set = Overrides { set: vec!["train.steps=7".into()], ..Overrides::default() };
+        assert!(!given("[train]\nsteps = 5").with(&set, &[]).unwrap().has("recorded.decided"));
     }
 
     #[test]

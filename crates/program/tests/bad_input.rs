@@ -154,8 +154,14 @@ fn impossible_meshes_name_key_value_and_what_to_do() {
         (&["schedule=incomplete.csv", "pipeline=2"], &["\"incomplete.csv\"", "`1B1` is missing on rank 1"]),
         (&["schedule=other.csv", "pipeline=4", "micro_batches=4"], &["parallel.schedule", "has 2 rows", "4"]),
         (&["sequence_parallel=true"], &["parallel.sequence_parallel = true", "parallel.tensor = 2 or more"]),
-        (&["updates=asynchronous", "zero=2"], &["parallel.updates = asynchronous", "parallel.zero = 2"]),
-        (&["updates=asynchronous", "tensor=2"], &["parallel.updates = asynchronous", "parallel.tensor to 1"]),
+        (
+            &["updates=asynchronous", "zero=2"],
+            &["parallel.updates = \"asynchronous\"", "needs parallel.zero = 0 (it is 2)"],
+        ),
+        (
+            &["updates=asynchronous", "tensor=2"],
+            &["parallel.updates = \"asynchronous\"", "needs parallel.tensor = 1 (it is 2)"],
+        ),
         (
             &["cut=uniform", "pipeline=4", "micro_batches=4"],
             &["parallel.cut", "2 blocks", "4 stages", "at most 2"],

@@ -554,11 +554,11 @@ fn documents_apart_are_trained_without_the_first_token_of_each() {
         (&train[..], &["data.end_token=3"][..], &["data.end_token = 3", "data.documents"][..]),
         (&train[..], &[apart, "data.end_token=9999"], &["data.end_token = 9999", "256 rows"]),
         (&["plan", "small.toml"], &[apart], &["data.documents = \"apart\"", "data.end_token"]),
-        (&["plan", "small.toml"], &[apart, "model.arch=bert"], &["data.documents = apart", "next token"]),
+        (&["plan", "small.toml"], &[apart, "model.arch=bert"], &["data.documents = \"apart\"", "next token"]),
         (
             &["plan", "small.toml"],
             &[apart, "data.end_token=10", "parallel.updates=asynchronous"],
-            &["data.documents = apart", "parallel.updates"],
+            &["data.documents = \"apart\"", "parallel.updates"],
         ),
         (&["bench", "step", "small.toml"], &[apart], &["data.documents = \"apart\"", "random tokens"]),
     ] {

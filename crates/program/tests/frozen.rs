@@ -55,5 +55,5 @@ fn patterns_that_mean_nothing_are_refused_with_the_names_that_there_are() {
     plan("model.trainabel=[\"*\"]").refused(&["model.trainabel", "model.trainable"]);
     let asynchronous = ["--nproc", "2", "--set", "parallel.updates=asynchronous", "--set", LAST];
     home.run(&[&["plan", "small.toml"][..], &asynchronous].concat())
-        .refused(&["model.trainable", "model.frozen"]);
+        .refused(&["parallel.updates = \"asynchronous\"", "needs model.trainable left out"]);
 }

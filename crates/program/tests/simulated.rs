@@ -37,7 +37,7 @@ fn what_cannot_be_simulated_is_refused() {
         home.run(&args).refused(words);
     };
     let asynchronous = ["--nproc", "2", "--set", "parallel.updates=asynchronous"];
-    refused(&asynchronous, &["device.kind", "synchronous updates only"]);
+    refused(&asynchronous, &["device.kind", "needs parallel.updates"]);
     refused(&["--set", "device.memory_mb=0.01"], &["bytes", "memory"]);
     refused(&["--set", "device.copy_gb_per_s=0"], &["device.copy_gb_per_s"]);
 }

@@ -101,14 +101,17 @@ fn what_cannot_be_meant_is_refused_by_every_command() {
         ("tokens = [\"a.bin\", \"b.bin\"]\nvalidation_tokens = \"b.bin\"\n", vec!["b.bin", "are one file"]),
         ("tokens = []\n", vec!["data.tokens = []", "names no file"]),
         ("tokens = [\"a.bin\", \"\"]\n", vec!["data.tokens", "without a name"]),
-        ("tokens = \"a.bin\"\ntext = [\"text.txt\"]\n", vec!["data.tokens = a.bin", "not both"]),
+        (
+            "tokens = \"a.bin\"\ntext = [\"text.txt\"]\n",
+            vec!["data.tokens = a.bin", "needs data.text left out"],
+        ),
         (
             "text = [\"text.txt\"]\nvalidation_tokens = \"b.bin\"\n",
             vec!["data.validation_tokens", "is for data.tokens"],
         ),
         (
             "text = [\"text.txt\"]\ntoken_type = \"u32\"\n",
-            vec!["data.token_type = u32", "is for data.tokens"],
+            vec!["data.token_type = \"u32\"", "is for data.tokens"],
         ),
         ("tokens = 3\n", vec!["data.tokens = 3", "a path in quotes, or a list"]),
         (

@@ -123,7 +123,7 @@ fn what_it_needs_is_said() {
         (|c| c.precision = PrecisionConfig::default(), "master weights"),
         (|c| c.precision.accumulate = Float::F32, "precision.accumulate"),
         (|c| c.batch.micro = Some(2), "one micro-batch per step, but each rank has 2"),
-        (|c| c.memory.optimizer = Tier::Host, "in device memory"),
+        (|c| c.memory.optimizer = Tier::Host, "needs memory.optimizer = \"device\""),
         (|c| c.memory.placement = Some(Placement::Host), "in device memory"),
         (|c| c.memory.offload_optim_frac = Some(1.0), "in device memory"),
         (|c| (c.parallel.zero, c.parallel.updates) = (0, Updates::Asynchronous), "parallel.updates"),

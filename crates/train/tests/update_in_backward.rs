@@ -332,13 +332,13 @@ fn what_it_needs_is_said() {
         (|c| c.batch.micro = Some(2), "one micro-batch per step, but each rank has 2"),
         (|c| (c.parallel.zero, c.parallel.updates) = (0, Updates::Asynchronous), "parallel.updates"),
         (|c| (c.parallel.tensor, c.parallel.sequence_parallel) = (2, true), "parallel.sequence_parallel"),
-        (|c| c.memory.gradients = Tier::Host, "leave out memory.gradients"),
+        (|c| c.memory.gradients = Tier::Host, "needs memory.gradients = \"device\""),
         (
             |c| {
                 c.precision.accumulate = Float::Bf16;
                 c.memory.gradients_in_place = true;
             },
-            "leave out memory.gradients_in_place",
+            "needs memory.gradients_in_place = false",
         ),
         (
             |c| {

@@ -216,7 +216,7 @@ fn any_placement(host_budget: Option<f64>) -> Overrides {
         "memory.placement=auto".to_string(),
         format!("memory.host_budget_mb={}", host_budget.unwrap_or(ANY_MB)),
     ];
-    Overrides { set: parts.into_iter().chain(any).collect(), nproc: None }
+    Overrides { set: parts.into_iter().chain(any).collect(), ..Overrides::default() }
 }
 
 /// Replaces what the configuration says of the placement of chunks.

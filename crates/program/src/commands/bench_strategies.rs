@@ -96,12 +96,12 @@ fn on_processor(given: UserConfig) -> Result<UserConfig> {
     if given.config()?.device.kind != DeviceKind::Auto {
         return Ok(given);
     }
-    given.with(&Overrides { set: vec!["device.kind=cpu".to_string()], nproc: None }, &[])
+    given.with(&Overrides { set: vec!["device.kind=cpu".to_string()], ..Overrides::default() }, &[])
 }
 
 /// The configuration that the user gave.
 fn given(args: &BenchStrategiesArgs) -> Result<UserConfig> {
-    let overrides = Overrides { set: args.set.clone(), nproc: None };
+    let overrides = Overrides { set: args.set.clone(), ..Overrides::default() };
     on_processor(UserConfig::read(&args.config)?.with(&overrides, &[])?)
 }
 

@@ -131,7 +131,7 @@ fn assert_none(faults: &[String]) {
 
 /// Does what `phalanx plan` does, without printing, and with less time for proposals.
 fn plan(file: &UserConfig, set: Vec<String>) -> Result<Planned> {
-    let given = file.clone().with(&Overrides { set, nproc: None }, &[])?;
+    let given = file.clone().with(&Overrides { set, ..Overrides::default() }, &[])?;
     let (resolved, estimate) = resolve(&given, Purpose::Plan, None, estimate_data)?;
     let planned = Planned::of(resolved, estimate.evaluated)?;
     crate::fit::check_memory_within(&planned, SEARCH_S)?;

@@ -7,8 +7,8 @@
 use phalanx_layers::Network;
 use phalanx_plan::Mesh;
 
+use super::RunConfig;
 use super::check::{ConfigError, refuse};
-use super::{Declared, RunConfig};
 
 /// Largest world of which every rank runs dry; in a larger one, one rank of each pipeline stage does.
 pub(crate) const ALL_RANKS: usize = 16;
@@ -63,34 +63,7 @@ impl RunConfig {
     /// # Errors
     /// The first, with its key, its value and the bound.
     pub(super) fn check_bounds(&self) -> Result<(), ConfigError> {
-        let RunConfig {
-            model,
-            data,
-            batch,
-            parallel,
-            device,
-            memory,
-            precision,
-            loss,
-            optimizer,
-            schedule,
-            train,
-            run,
-            recorded,
-        } = self;
-        model.check_bounds()?;
-        data.check_bounds()?;
-        batch.check_bounds()?;
-        parallel.check_bounds()?;
-        device.check_bounds()?;
-        memory.check_bounds()?;
-        precision.check_bounds()?;
-        loss.check_bounds()?;
-        optimizer.check_bounds()?;
-        schedule.check_bounds()?;
-        train.check_bounds()?;
-        run.check_bounds()?;
-        recorded.check_bounds()
+        self.tables().into_iter().try_for_each(|table| table.check_bounds())
     }
 
     /// Refuses too many micro-batches. The sizes of the batch have been checked against each other.

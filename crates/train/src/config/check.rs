@@ -8,7 +8,7 @@ use phalanx_plan::pipeline::{Plan, ScheduleError, check as check_schedule, gener
 use phalanx_plan::{Mesh, pipeline::Schedule};
 use phalanx_tensor::DType;
 
-use super::{Float, ParallelConfig, Products, Reduce, RunConfig, Updates};
+use super::{Float, ParallelConfig, RunConfig, Updates};
 
 /// Maximum number of ranks with asynchronous updates: the dry run runs each of them, with messages between every pair.
 const MAX_ASYNCHRONOUS: usize = 256;
@@ -23,10 +23,26 @@ pub struct ConfigError {
     pub given: String,
     /// Required value, and advice.
     pub expected: String,
+    /// Other keys that contradict it, and would not if they were left out.
+    pub others: Vec<&'static str>,
+    /// True if the key means nothing beside the values that it contradicts.
+    pub means_nothing: bool,
+}
+
+impl ConfigError {
+    /// The error for `key`, with the value `given`.
+    pub(crate) fn new(key: impl Into<Cow<'static, str>>, given: String, expected: String) -> ConfigError {
+        ConfigError { key: key.into(), given, expected, others: Vec::new(), means_nothing: false }
+    }
+
+    /// Names other keys that contradict this one.
+    pub(crate) fn with(self, others: &[&'static str]) -> ConfigError {
+        ConfigError { others: others.to_vec(), ..self }
+    }
 }
 
 pub(crate) fn refuse(key: &'static str, given: impl ToString, expected: impl Into<String>) -> ConfigError {
-    ConfigError { key: key.into(), given: given.to_string(), expected: expected.into() }
+    ConfigError::new(key, given.to_string(), expected.into())
 }
 
 impl RunConfig {
@@ -82,10 +98,9 @@ impl RunConfig {
             let plan = text.parse::<Plan>().map_err(|error| refused(error.into()))?;
             let plan = plan.with_chunks(self.parallel.chunks);
             return generate(plan, mesh.pipeline, micro_batches).map_err(|error| {
-                let ConfigError { key, given, expected } = refused(error);
-                let expected =
-                    format!("{expected} (parallel.micro_batches, or batch.micro, sets how many there are)");
-                ConfigError { key, given, expected }
+                let mut refused = refused(error);
+                refused.expected += " (parallel.micro_batches, or batch.micro, sets how many there are)";
+                refused
             });
         }
         let schedule = Schedule::parse(text).map_err(refused)?;
@@ -118,6 +133,7 @@ impl RunConfig {
     /// The first key that is wrong, with what it must be.
     pub fn check_with(&self, model: &dyn Model) -> Result<(), ConfigError> {
         self.check_bounds()?;
+        self.check_needs()?;
         self.check_model(model)?;
         self.check_batch()?;
         self.check_parallel(model)?;
@@ -187,11 +203,6 @@ impl RunConfig {
             );
             return Err(refuse("parallel.sequence_parallel", true, expected));
         }
-        if p.sequence_parallel && mesh.tensor == 1 {
-            let expected =
-                "shards the residual stream over parallel.tensor ranks: it needs parallel.tensor = 2 or more";
-            return Err(refuse("parallel.sequence_parallel", true, expected));
-        }
         let size = || {
             let network = model.whole();
             (network.uses.len(), network.layers())
@@ -223,39 +234,13 @@ impl RunConfig {
     }
 
     fn check_updates(&self, mesh: Mesh) -> Result<(), ConfigError> {
-        let p = &self.parallel;
-        if p.updates == Updates::Synchronous {
-            return Ok(());
-        }
-        let given = "asynchronous";
-        let key = "parallel.updates";
-        if !(self.model.trainable.is_empty() && self.model.frozen.is_empty()) {
-            let expected = "trains all parameters: leave model.trainable and model.frozen out";
-            return Err(refuse(key, given, expected));
-        }
-        if p.zero > 0 {
-            let expected = format!(
-                "applies gradients as they arrive, but parallel.zero = {} waits for those of all ranks: set one of \
-                 them to synchronous or 0",
-                p.zero
-            );
-            return Err(refuse(key, given, expected));
-        }
-        if mesh.pipeline * mesh.tensor > 1 {
-            let expected =
-                "needs the whole model on every rank: set parallel.pipeline and parallel.tensor to 1";
-            return Err(refuse(key, given, expected));
-        }
-        if mesh.world_size() > MAX_ASYNCHRONOUS {
+        if self.parallel.updates == Updates::Asynchronous && mesh.world_size() > MAX_ASYNCHRONOUS {
             let expected = format!(
                 "has each rank send to each other: at most {MAX_ASYNCHRONOUS} ranks are planned, and the configuration \
                  makes {} (parallel.data)",
                 mesh.world_size()
             );
-            return Err(refuse(key, given, expected));
-        }
-        if self.batch.reduce == Reduce::Defer {
-            return Err(refuse(key, given, "sends gradients after each step: leave batch.reduce out"));
+            return Err(refuse("parallel.updates", "\"asynchronous\"", expected));
         }
         Ok(())
     }
@@ -269,18 +254,6 @@ impl RunConfig {
                 _ => format!("must be \"f32\" or precision.compute = \"{compute}\""),
             };
             return Err(refuse("precision.accumulate", accumulate, expected));
-        }
-        match (p.products, p.compute) {
-            (Products::Split, Float::Bf16) => {
-                let expected =
-                    "is for precision.compute = \"f32\" or \"f16\": bf16 has one part; leave it out";
-                return Err(refuse("precision.products", "\"split\"", expected));
-            }
-            (Products::Tf32, Float::Bf16 | Float::F16) => {
-                let expected = "is for precision.compute = \"f32\", which it rounds; leave it out";
-                return Err(refuse("precision.products", "\"tf32\"", expected));
-            }
-            _ => {}
         }
         let scale = p.loss_scale as f32;
         if p.compute != Float::F16 && ![0.0, 1.0].contains(&scale) {
@@ -311,10 +284,6 @@ impl RunConfig {
             return Err(refuse("schedule.min_lr", min_lr, format!("must be at most optimizer.lr = {lr}")));
         }
         self.check_groups()?;
-        if self.train.keep_best && self.data.validation == 0.0 {
-            let expected = "keeps the checkpoint with the smallest validation loss: set data.validation above 0, or leave it out";
-            return Err(refuse("train.keep_best", true, expected));
-        }
         self.check_learning_rate()?;
         self.check_data()
     }
@@ -343,7 +312,7 @@ fn cannot_cut(model: &dyn Model, error: CannotCut) -> ConfigError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::PrecisionConfig;
+    use crate::config::{PrecisionConfig, Products};
 
     #[test]
     fn precision_that_cannot_work_names_key_value_and_what_it_must_be() {
@@ -353,7 +322,7 @@ mod tests {
             (|p| (p.compute, p.accumulate) = (Float::F16, Float::Bf16), "precision.compute = \"f16\""),
             (
                 |p| (p.compute, p.products) = (Float::Bf16, Products::Split),
-                "precision.products = \"split\": is for precision.compute = \"f32\" or \"f16\"",
+                "precision.products = \"split\": needs precision.compute = \"f32\" or \"f16\"",
             ),
             (|p| p.loss_scale = 128.0, "precision.loss_scale = 128: must be 0 or left out"),
             (|p| (p.compute, p.loss_scale) = (Float::Bf16, 2.0), "it is \"bf16\""),

@@ -3,8 +3,11 @@
 
 use phalanx_data::TokenType;
 use phalanx_models::{Arch, Values};
+use serde::Serialize;
+use serde_json::Value;
 
 use super::kernels::WORDS;
+use super::needs::Need;
 use super::{ConfigError, KernelChoice, Paths};
 
 /// Description of a configuration key.
@@ -26,6 +29,8 @@ pub struct Key {
     pub is_quiet: bool,
     /// Names of other programs for it.
     pub foreign: &'static [Foreign],
+    /// What its values need of other keys.
+    pub needs: &'static [Need],
     /// Consequence of another value when a run is resumed.
     pub resume: Resume,
     /// True if a value that the program has decided stays when the run is resumed.
@@ -126,6 +131,7 @@ pub(super) const KEY: Key = Key {
     hint: "",
     is_quiet: false,
     foreign: &[],
+    needs: &[],
     resume: Resume::Said(""),
     keeps: false,
     unset_by: "",
@@ -159,6 +165,11 @@ impl Key {
     /// Has these names elsewhere.
     pub(super) const fn foreign(self, foreign: &'static [Foreign]) -> Key {
         Key { foreign, ..self }
+    }
+
+    /// Needs these of other keys.
+    pub(super) const fn needs(self, needs: &'static [Need]) -> Key {
+        Key { needs, ..self }
     }
 
     /// Has this consequence on a resume.
@@ -240,7 +251,7 @@ impl Key {
         };
         let hint = if let Kind::WordOrNumber(expected) = self.kind { expected } else { self.hint };
         let more = if hint.is_empty() { String::new() } else { format!("; {hint}") };
-        Err(ConfigError { key: self.path().into(), given: given(), expected: format!("{expected}{more}") })
+        Err(ConfigError::new(self.path(), given(), format!("{expected}{more}")))
     }
 }
 
@@ -251,7 +262,7 @@ fn list(words: &[&str]) -> String {
 }
 
 /// A type of values of keys.
-pub trait KeyType {
+pub trait KeyType: Serialize {
     /// Kind of the values.
     const KIND: Kind;
 
@@ -260,9 +271,10 @@ pub trait KeyType {
         None
     }
 
-    /// The number as written.
+    /// The value as errors write it.
     fn given(&self) -> String {
-        self.number().map_or_else(String::new, |number| number.to_string())
+        let value = || serde_json::to_string(self).unwrap_or_default();
+        self.number().map_or_else(value, |number| number.to_string())
     }
 
     /// Returns whether the key is left out when it has this value.
@@ -312,7 +324,7 @@ impl KeyType for Vec<String> {
     }
 }
 
-impl<T: Declared> KeyType for Vec<T> {
+impl<T: Declared + Serialize> KeyType for Vec<T> {
     const KIND: Kind = Kind::Tables(T::KEYS);
 
     fn is_left_out(&self) -> bool {
@@ -328,7 +340,7 @@ impl<T: KeyType> KeyType for Option<T> {
     }
 
     fn given(&self) -> String {
-        self.as_ref().map_or_else(String::new, T::given)
+        self.as_ref().map_or_else(|| "left out".to_string(), T::given)
     }
 
     fn is_left_out(&self) -> bool {
@@ -338,6 +350,10 @@ impl<T: KeyType> KeyType for Option<T> {
 
 impl KeyType for Paths {
     const KIND: Kind = Kind::Paths;
+
+    fn given(&self) -> String {
+        self.shown()
+    }
 }
 
 impl KeyType for KernelChoice {
@@ -356,6 +372,18 @@ impl KeyType for TokenType {
 pub trait Declared {
     /// Its keys.
     const KEYS: &'static [Key];
+}
+
+/// A table with its values.
+pub trait Table {
+    /// Its keys.
+    fn keys(&self) -> &'static [Key];
+
+    /// The value of a key; `None` if it is left out.
+    fn value(&self, name: &str) -> Option<Value>;
+
+    /// The value of a key as errors write it.
+    fn given(&self, name: &str) -> String;
 
     /// Refuses the first number that is out of bounds.
     ///
@@ -410,9 +438,31 @@ macro_rules! table {
                 kind: <$ty as $crate::config::declare::KeyType>::KIND,
                 ..$key
             }),*];
+        }
+
+        impl $crate::config::declare::Table for $part {
+            fn keys(&self) -> &'static [$crate::config::Key] {
+                <Self as $crate::config::Declared>::KEYS
+            }
+
+            fn value(&self, name: &str) -> Option<serde_json::Value> {
+                use $crate::config::declare::KeyType;
+                match name {
+                    $(stringify!($field) if self.$field.is_left_out() => None,)*
+                    $(stringify!($field) => serde_json::to_value(&self.$field).ok(),)*
+                    _ => None,
+                }
+            }
+
+            fn given(&self, name: &str) -> String {
+                match name {
+                    $(stringify!($field) => $crate::config::declare::KeyType::given(&self.$field),)*
+                    _ => String::new(),
+                }
+            }
 
             fn check_bounds(&self) -> Result<(), $crate::config::ConfigError> {
-                let mut keys = Self::KEYS.iter();
+                let mut keys = <Self as $crate::config::Declared>::KEYS.iter();
                 $($crate::config::declare::check(keys.next().expect("as many as fields"), &self.$field)?;)*
                 Ok(())
             }

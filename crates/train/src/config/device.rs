@@ -6,13 +6,17 @@ use phalanx_models::Model;
 use super::bounds::{MAX_GB_PER_S, MAX_MIB};
 use super::check::refuse;
 use super::declare::{FREE, Resume};
-use super::{ConfigError, KernelChoice, Products, RunConfig, Updates};
+use super::needs::Need;
+use super::{ConfigError, KernelChoice, RunConfig};
 
 /// Default rate of copies between host and device memory: 16 lanes of PCI Express 4.
 const COPY_GB_PER_S: f64 = 25.0;
 
 /// Elements of a head of attention that a card computes at most.
 pub const CUDA_HEAD_MAX: usize = 256;
+
+const OF_CARDS: Need = Need::is_for(&[("device.kind", &["cuda", "auto"])], "");
+const OF_SIMULATED: Need = Need::is_for(&[("device.kind", &["simulated"])], "");
 
 table! {
     /// `[device]`
@@ -21,23 +25,29 @@ table! {
         /// cards. `auto`: `cuda` where a driver, a compiler of kernels and a card that is new enough are found, else `cpu`.
         /// `simulated`: an accelerator with a memory of its own, which the processor plays, for experiments with memory budgets on a
         /// machine that has none.
-        kind: DeviceKind = DeviceKind::Auto, FREE;
+        kind: DeviceKind = DeviceKind::Auto, FREE
+            .needs(&[Need::of(&["cuda", "simulated"], &[("parallel.updates", &["synchronous"])], "")]);
         /// Instruction set and tile registers of the processor's kernels: `avx2`, or `avx512+amx`. `auto`: the fastest that the
         /// processors of all ranks have. A run records them, because each has its own bits.
         kernels: KernelChoice = KernelChoice::Auto, FREE.quiet().resume(Resume::Unsaid);
         /// Transport between ranks on cards. `nccl`: between the cards, by NVIDIA's library. `host`: through host memory. `auto`:
         /// `nccl` if the library is found and each rank has a card of its own, else `host`. The bits are the same.
-        communication: Communication = Communication::Auto, FREE.quiet().unset_by("device.kind");
+        communication: Communication = Communication::Auto, FREE.quiet().unset_by("device.kind")
+            .needs(&[OF_CARDS]);
         /// In MiB: the memory of a simulated device, as much as the plan needs when left out; or what a rank may take of its card,
         /// its share of the card when left out.
-        memory_mb: Option<f64> = None, FREE.above(0.0, MAX_MIB).unset_by("device.kind");
+        memory_mb: Option<f64> = None, FREE.above(0.0, MAX_MIB).unset_by("device.kind")
+            .needs(&[Need::is_for(&[("device.kind", &["cuda", "simulated", "auto"])], "")]);
         /// Logits that a card computes at once, in MiB. A quarter of it is received at once in sums between cards. The program decides
         /// by the memory of the card when left out: 64 to 512.
-        slice_mb: Option<f64> = None, FREE.above(0.0, MAX_MIB).unset_by("device.kind");
+        slice_mb: Option<f64> = None, FREE.above(0.0, MAX_MIB).unset_by("device.kind")
+            .needs(&[OF_CARDS]);
         /// Rate of copies between the host and a simulated device, in 10^9 bytes per second; 25 when left out.
-        copy_gb_per_s: Option<f64> = None, FREE.above(0.0, MAX_GB_PER_S);
+        copy_gb_per_s: Option<f64> = None, FREE.above(0.0, MAX_GB_PER_S)
+            .needs(&[OF_SIMULATED]);
         /// Seed of the delays of a simulated device; 1 when left out.
-        seed: Option<u64> = None, FREE;
+        seed: Option<u64> = None, FREE
+            .needs(&[OF_SIMULATED]);
     }
 }
 
@@ -134,75 +144,13 @@ impl DeviceConfig {
 
 impl RunConfig {
     pub(super) fn check_device(&self, model: &dyn Model) -> Result<(), ConfigError> {
-        let device = &self.device;
-        if !device.kind.is_processor() && self.parallel.updates == Updates::Asynchronous {
-            let expected = "works with synchronous updates only: leave out parallel.updates, or set device.kind = \"cpu\"";
-            return Err(refuse("device.kind", format!("{:?}", device.kind.name()), expected));
-        }
-        if device.kind == DeviceKind::Cuda && self.precision.products == Products::Split {
-            let expected = "is for processors with tile registers: for a card, leave it out or set precision.products = \"auto\"";
-            return Err(refuse(
-                "precision.products",
-                format!("{:?}", self.precision.products.name()),
-                expected,
-            ));
-        }
-        let is_of_cards = matches!(device.kind, DeviceKind::Cuda | DeviceKind::Auto);
-        if !is_of_cards && self.precision.products == Products::Tf32 {
-            let expected = "is for cards: set device.kind = \"cuda\", or leave it out";
-            return Err(refuse("precision.products", "\"tf32\"", expected));
-        }
-        if !device.communication.is_auto() && !is_of_cards {
-            let expected = format!(
-                "applies to cards, but device.kind is {:?}: leave it out, or set device.kind = \"cuda\"",
-                device.kind.name()
-            );
-            return Err(refuse(
-                "device.communication",
-                format!("{:?}", device.communication.name()),
-                expected,
-            ));
-        }
         let (heads, head) = model.attention().map_or((1, 1), |of| (of.heads, of.head_dim));
-        if device.kind == DeviceKind::Cuda && head > CUDA_HEAD_MAX {
+        if self.device.kind == DeviceKind::Cuda && head > CUDA_HEAD_MAX {
             let expected = format!(
                 "makes heads of {head} elements, and a card computes heads of at most {CUDA_HEAD_MAX}: give more heads, or set \
                  device.kind = \"cpu\""
             );
             return Err(refuse("model.heads", heads, expected));
-        }
-        self.check_device_numbers(is_of_cards)
-    }
-
-    fn check_device_numbers(&self, is_of_cards: bool) -> Result<(), ConfigError> {
-        let device = &self.device;
-        let seed = ("device.seed", device.seed.map(|seed| seed.to_string()));
-        let given = [
-            ("device.memory_mb", device.memory_mb),
-            ("device.slice_mb", device.slice_mb),
-            ("device.copy_gb_per_s", device.copy_gb_per_s),
-        ]
-        .map(|(key, value)| (key, value.map(|value| value.to_string())));
-        for (key, value) in given.into_iter().chain([seed]) {
-            let (applies, kinds, set) = match key {
-                "device.memory_mb" => (
-                    device.kind != DeviceKind::Cpu,
-                    "a card or a simulated device",
-                    "device.kind = \"cuda\" or \"simulated\"",
-                ),
-                "device.slice_mb" => (is_of_cards, "cards", "device.kind = \"cuda\""),
-                _ => (
-                    device.kind == DeviceKind::Simulated,
-                    "a simulated device",
-                    "device.kind = \"simulated\"",
-                ),
-            };
-            if let Some(value) = value.filter(|_| !applies) {
-                let kind = device.kind.name();
-                let expected =
-                    format!("applies to {kinds}, but device.kind is {kind:?}: leave it out, or set {set}");
-                return Err(refuse(key, value, expected));
-            }
         }
         Ok(())
     }
@@ -211,6 +159,7 @@ impl RunConfig {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::Products;
 
     #[test]
     fn keys_of_a_simulated_device_are_refused_for_the_processor_and_out_of_bounds() {
@@ -218,7 +167,7 @@ mod tests {
         for (device, words) in [
             (
                 DeviceConfig { memory_mb: Some(8.0), kind: DeviceKind::Cpu, ..DeviceConfig::default() },
-                "or set device.kind = \"cuda\" or \"simulated\"",
+                "device.memory_mb = 8: is for device.kind = \"cuda\", \"simulated\" or \"auto\" (it is \"cpu\")",
             ),
             (
                 DeviceConfig { copy_gb_per_s: Some(1.5), ..DeviceConfig::default() },
@@ -226,12 +175,15 @@ mod tests {
             ),
             (
                 DeviceConfig { slice_mb: Some(64.0), ..simulated.clone() },
-                "device.slice_mb = 64: applies to cards, but device.kind is \"simulated\"",
+                "device.slice_mb = 64: is for device.kind = \"cuda\" or \"auto\" (it is \"simulated\")",
             ),
-            (DeviceConfig { seed: Some(0), ..DeviceConfig::default() }, "device.seed = 0: applies"),
+            (
+                DeviceConfig { seed: Some(0), ..DeviceConfig::default() },
+                "device.seed = 0: is for device.kind",
+            ),
             (
                 DeviceConfig { communication: Communication::Nccl, ..simulated.clone() },
-                "device.communication = \"nccl\": applies to cards",
+                "device.communication = \"nccl\": is for device.kind",
             ),
             (
                 DeviceConfig { memory_mb: Some(0.0), ..simulated.clone() },
@@ -262,7 +214,7 @@ mod tests {
         config.check().unwrap();
         config.precision.products = Products::Split;
         let refusal = config.check().unwrap_err().to_string();
-        assert!(refusal.contains("precision.products = \"auto\""), "{refusal}");
+        assert!(refusal.contains("precision.products = \"split\": needs device.kind"), "{refusal}");
     }
 
     #[test]

@@ -26,7 +26,7 @@ impl RunConfig {
         }
     }
 
-    /// The step at which the decay ends: `schedule.decay_steps`, or or `train.steps` if it is left out; `None` if the
+    /// The step at which the decay ends: `schedule.decay_steps`, or `train.steps` if it is left out; `None` if the
     /// run does not reach the decay.
     pub fn decay_end(&self) -> Option<u64> {
         let decays = self.schedule.kind != ScheduleKind::Constant && self.train.steps > self.schedule.warmup;
@@ -35,19 +35,6 @@ impl RunConfig {
 
     pub(super) fn check_learning_rate(&self) -> Result<(), ConfigError> {
         let schedule = &self.schedule;
-        for (key, value) in
-            [("schedule.decay_steps", schedule.decay_steps), ("schedule.restart_step", schedule.restart_step)]
-        {
-            let Some(value) = value else { continue };
-            if value == 0 {
-                return Err(refuse(key, 0, "must be at least 1, or left out"));
-            }
-            if schedule.kind == ScheduleKind::Constant {
-                let expected = "schedule.kind = \"constant\" has no decay: leave this key out, or choose \"cosine\" \
-                                or \"linear\"";
-                return Err(refuse(key, value, expected));
-            }
-        }
         if let Some(steps) = schedule.decay_steps.filter(|steps| *steps < schedule.warmup) {
             let expected = format!(
                 "must be at least schedule.warmup = {}: it counts the steps of warm-up, too",
@@ -88,11 +75,11 @@ mod tests {
             (ScheduleConfig { restart_step: Some(100), ..cosine.clone() }, "less than train.steps = 100"),
             (
                 ScheduleConfig { decay_steps: Some(50), ..constant.clone() },
-                "schedule.decay_steps = 50: schedule.kind",
+                "schedule.decay_steps = 50: is for schedule.kind",
             ),
             (
                 ScheduleConfig { restart_step: Some(50), ..constant.clone() },
-                "schedule.restart_step = 50: schedule.kind",
+                "schedule.restart_step = 50: is for schedule.kind",
             ),
         ] {
             let refusal = config(100, schedule).check().unwrap_err().to_string();

@@ -10,7 +10,34 @@ use super::bounds::{MAX_CHUNK_MIB, MAX_MIB};
 use super::check::refuse;
 use super::declare::Conversion::{Rule, Words};
 use super::declare::{DEEPSPEED, FREE, GEMINI, HUGGING_FACE, KeyType, Kind, MEGATRON};
-use super::{ConfigError, Float, Paths, Placement, PlacementRule, RunConfig, Updates};
+use super::needs::{Need, SET, SYNCHRONOUS};
+use super::{ConfigError, Paths, Placement, PlacementRule, RunConfig};
+
+const FOLDER: Need = Need::of(&["nvme"], &[("memory.nvme_path", SET)], "a folder on a local disk");
+const STAGE_3: Need = Need::any(&[("parallel.zero", &["3"])], "also on one rank");
+const OF_AUTO: Need = Need::is_for(&[("memory.placement", &["auto"])], "");
+const OF_DISK: Need = Need::is_for(
+    &[
+        ("memory.placement", &["nvme", "auto"]),
+        ("memory.optimizer", &["nvme"]),
+        ("memory.gradients", &["nvme"]),
+        ("memory.parameters", &["nvme"]),
+        ("memory.activations", &["nvme"]),
+    ],
+    "nothing else lies on disk",
+);
+
+/// Parts of chunks that lie in device memory, or where one policy says.
+const PARAMETERS_HERE: Need =
+    Need::any(&[("memory.parameters", &["device"])], "this decides where all parts lie");
+const GRADIENTS_HERE: Need =
+    Need::any(&[("memory.gradients", &["device"])], "this decides where all parts lie");
+const OPTIMIZER_HERE: Need =
+    Need::any(&[("memory.optimizer", &["device"])], "this decides where all parts lie");
+const NO_POLICY: Need = Need::any(
+    &[("memory.placement", &["left out", "host", "nvme"])],
+    "it is a fraction of what lies elsewhere",
+);
 
 table! {
     /// `[memory]`
@@ -41,29 +68,67 @@ table! {
         /// Memory of a rank's parameters between their uses (DeepSpeed's `offload_param.device`). For ZeRO stage 3, which divides
         /// parameters into shards and brings each chunk when a block uses it.
         parameters: Tier = Tier::Device, FREE
-            .foreign(&[(DEEPSPEED, "zero_optimization.offload_param.device", Rule, "\"host\" for \"cpu\"")]);
+            .foreign(&[(DEEPSPEED, "zero_optimization.offload_param.device", Rule, "\"host\" for \"cpu\"")])
+            .needs(&[SYNCHRONOUS, FOLDER, STAGE_3]);
         /// Memory of gradients from their reduction to the update, and between micro-batches. They are moved there while backward
         /// runs.
-        gradients: Tier = Tier::Device, FREE;
+        gradients: Tier = Tier::Device, FREE
+            .needs(&[SYNCHRONOUS, FOLDER]);
         /// Memory of optimizer states and master weights between updates (DeepSpeed's `offload_optimizer.device`).
         optimizer: Tier = Tier::Device, FREE
-            .foreign(&[(DEEPSPEED, "zero_optimization.offload_optimizer.device", Rule, "\"host\" for \"cpu\"")]);
+            .foreign(&[(DEEPSPEED, "zero_optimization.offload_optimizer.device", Rule, "\"host\" for \"cpu\"")])
+            .needs(&[SYNCHRONOUS, FOLDER]);
         /// Side, host or device, that updates parameters whose optimizer states lie outside of device memory. On the processor, which
         /// addresses both memories, the choices are the same.
-        update: UpdateOn = UpdateOn::Auto, FREE;
+        update: UpdateOn = UpdateOn::Auto, FREE
+            .needs(&[Need::of(
+                &["host"],
+                &[("memory.optimizer", &["host", "nvme"]), ("memory.placement", &["host", "nvme", "auto"]), ("memory.offload_optim_frac", SET)],
+                "the host does not reach device memory",
+            )]);
         /// Computes each update on the host during the next step, which runs without it (ZeRO-Offload's one-step delayed
         /// parameter update). For 16-bit parameters on the device, with gradients and optimizer states in host memory. A save
         /// waits for the update.
-        delayed_update: bool = false, FREE;
+        delayed_update: bool = false, FREE
+            .needs(&[
+                Need::any(&[("precision.compute", &["bf16", "f16"])], "the host updates f32 master weights"),
+                Need::any(&[("memory.update", &["host", "auto"])], ""),
+            ]);
         /// Stores reduced gradients in the place of parameters in device memory until the update (Gemini's reuse of chunks): 14
         /// bytes per parameter under AdamW instead of 16. For 16-bit parameters and gradients of the same type, and one
         /// micro-batch. With a `placement`, it counts for chunks that lie in device memory with all their parts.
-        gradients_in_place: bool = false, FREE;
+        gradients_in_place: bool = false, FREE
+            .needs(&[
+                SYNCHRONOUS,
+                Need::any(&[("precision.compute", &["bf16", "f16"])], "with master weights; f32 parameters have no second copy"),
+                Need::any(
+                    &[("precision.accumulate", &["bf16", "f16"])],
+                    "a gradient of f32 does not fit in the place of a parameter of 16 bits",
+                ),
+                Need::any(&[("memory.parameters", &["device"])], "gradients that leave take no place"),
+                Need::any(&[("memory.gradients", &["device"])], "gradients that leave take no place"),
+                Need::any(&[("memory.optimizer", &["device"])], "gradients leave with optimizer states, and take no place then"),
+            ]);
         /// Updates each chunk within backward, as soon as its gradient is reduced (PyTorch's "optimizer step in backward").
         /// Gradients are not kept, and optimizer states elsewhere are read while backward computes. For one micro-batch and
         /// synchronous updates, without clipping or a loss scale. A gradient that is not finite ends the run in the middle of a
         /// step, whose state is not saved.
-        update_in_backward: bool = false, FREE;
+        update_in_backward: bool = false, FREE
+            .needs(&[
+                Need::any(&[("optimizer.clip", &["0"])], "the norm by which gradients are clipped is known behind backward only"),
+                Need::any(
+                    &[("precision.compute", &["f32", "bf16"])],
+                    "f16 has a loss scale, and whether a step overflows is known behind backward only",
+                ),
+                SYNCHRONOUS,
+                Need::any(
+                    &[("parallel.sequence_parallel", &["false"])],
+                    "it sums gradients of norms and biases over parallel.tensor behind backward",
+                ),
+                Need::any(&[("memory.delayed_update", &["false"])], "it updates in the next step"),
+                Need::any(&[("memory.gradients_in_place", &["false"])], "no gradients are kept"),
+                Need::any(&[("memory.gradients", &["device"])], "no gradients are kept that could lie elsewhere"),
+            ]);
         /// Size of the buffers in which optimizer states, master weights and parameters that lie elsewhere visit the device in
         /// an update, in MiB of f32: larger chunks visit in pieces. An update has up to six such buffers for each of them;
         /// with `update_in_backward`, twice what the chunks of a block have, if that is more.
@@ -72,27 +137,66 @@ table! {
         /// Memory in which the inputs of Transformer blocks wait for backward. With `checkpointing = "block"` they are all that
         /// blocks save (DeepSpeed's `cpu_checkpointing`).
         activations: Tier = Tier::Device, FREE
-            .foreign(&[(DEEPSPEED, "activation_checkpointing.cpu_checkpointing", Words(&[("true", "host"), ("false", "device")]), "\"host\" for true; memory.checkpointing says which blocks are recomputed")]);
+            .foreign(&[(DEEPSPEED, "activation_checkpointing.cpu_checkpointing", Words(&[("true", "host"), ("false", "device")]), "\"host\" for true; memory.checkpointing says which blocks are recomputed")])
+            .needs(&[FOLDER]);
         /// Divides the saved inputs of Transformer blocks over the tensor-parallel ranks, each of which otherwise keeps the whole
         /// (DeepSpeed's `partition_activations`). For tensor parallelism without `sequence_parallel`.
         partition_activations: bool = false, FREE
-            .foreign(&[(DEEPSPEED, "activation_checkpointing.partition_activations", Rule, "")]);
+            .foreign(&[(DEEPSPEED, "activation_checkpointing.partition_activations", Rule, "")])
+            .needs(&[
+                Need::any(&[("parallel.tensor", &["2.."])], "a single rank has nothing to divide"),
+                Need::any(&[("parallel.sequence_parallel", &["false"])], "with it, each rank has its own rows already"),
+            ]);
         /// Policy that decides the memory of chunks between their uses (Gemini's `placement_policy`); without it `parameters` and
         /// `optimizer` decide.
         placement: Option<Placement> = None, FREE
-            .foreign(&[(GEMINI, "placement_policy", Rule, "\"device\" for \"cuda\", \"host\" for \"cpu\"")]);
+            .foreign(&[(GEMINI, "placement_policy", Rule, "\"device\" for \"cuda\", \"host\" for \"cpu\"")])
+            .needs(&[
+                PARAMETERS_HERE,
+                GRADIENTS_HERE,
+                OPTIMIZER_HERE,
+                Need::of(&["host", "nvme", "auto"], &[("parallel.updates", &["synchronous"])], ""),
+                FOLDER,
+                Need::of(
+                    &["auto"],
+                    &[("device.kind", &["cuda", "simulated"]), ("memory.nvme_path", SET), ("memory.host_budget_mb", SET)],
+                    "the processor computes in host memory, so what does not fit has nowhere to lie",
+                ),
+            ]);
         /// Under ZeRO stage 3, the fraction of parameters that are sharded; every rank has the others whole, as under stage 2
         /// (Gemini's `shard_param_frac`).
-        shard_param_frac: Option<f64> = None, FREE.from(0.0, 1.0);
+        shard_param_frac: Option<f64> = None, FREE.from(0.0, 1.0)
+            .needs(&[NO_POLICY, PARAMETERS_HERE, GRADIENTS_HERE, OPTIMIZER_HERE, SYNCHRONOUS, STAGE_3]);
         /// The fraction of optimizer states and master weights outside of device memory (Gemini's `offload_optim_frac`).
-        offload_optim_frac: Option<f64> = None, FREE.from(0.0, 1.0);
+        offload_optim_frac: Option<f64> = None, FREE.from(0.0, 1.0)
+            .needs(&[NO_POLICY, PARAMETERS_HERE, GRADIENTS_HERE, OPTIMIZER_HERE, SYNCHRONOUS]);
         /// The fraction of parameters outside of device memory (Gemini's `offload_param_frac`).
-        offload_param_frac: Option<f64> = None, FREE.from(0.0, 1.0);
+        offload_param_frac: Option<f64> = None, FREE.from(0.0, 1.0)
+            .needs(&[
+                NO_POLICY,
+                PARAMETERS_HERE,
+                GRADIENTS_HERE,
+                OPTIMIZER_HERE,
+                SYNCHRONOUS,
+                Need::of(&["above 0"], &[("parallel.zero", &["3"])], "also on one rank"),
+                Need::of(
+                    &["above 0"],
+                    &[("memory.shard_param_frac", &["left out", "1"])],
+                    "what every rank has whole stays on the device",
+                ),
+                Need::of(
+                    &["above 0"],
+                    &[("memory.offload_optim_frac", &["1"])],
+                    "optimizer states leave first, since they are used once a step",
+                ),
+            ]);
         /// Device memory that `placement = "auto"` may fill, in MiB for each rank. When left out, the memory of a simulated
         /// device; else this rank's share of what the machine has available, or of `limit_mb`.
-        device_budget_mb: Option<f64> = None, FREE.unset_by("device.kind").keeps().above(0.0, f64::MAX);
+        device_budget_mb: Option<f64> = None, FREE.unset_by("device.kind").keeps().above(0.0, f64::MAX)
+            .needs(&[OF_AUTO]);
         /// Host memory that `placement = "auto"` may fill, in MiB for each rank; what does not fit lies on disk.
-        host_budget_mb: Option<f64> = None, FREE.unset_by("device.kind").keeps().above(0.0, f64::MAX);
+        host_budget_mb: Option<f64> = None, FREE.unset_by("device.kind").keeps().above(0.0, f64::MAX)
+            .needs(&[OF_AUTO]);
         /// The share of the device budget that `placement = "auto"` leaves free, for what the plan does not count.
         headroom: f64 = 0.02, FREE.from(0.0, 0.9).hint("a share of the budget that stays free")
             .foreign(&[(GEMINI, "steady_cuda_cap_ratio", Rule, "the share that stays free")]);
@@ -102,9 +206,11 @@ table! {
             .foreign(&[
                 (DEEPSPEED, "zero_optimization.offload_optimizer.nvme_path", Rule, ""),
                 (DEEPSPEED, "zero_optimization.offload_param.nvme_path", Rule, ""),
-            ]);
+            ])
+            .needs(&[OF_DISK]);
         /// Keeps a checksum of each block on disk in memory, and compares it whenever the block is read.
-        nvme_checksums: bool = false, FREE;
+        nvme_checksums: bool = false, FREE
+            .needs(&[OF_DISK]);
         /// Locks the pages of host memory (DeepSpeed's `pin_memory`). When left out: locked if a device copies from host memory by
         /// itself and the system allows it.
         pin_memory: Option<bool> = None, FREE
@@ -225,99 +331,13 @@ words! {
 
 impl RunConfig {
     pub(super) fn check_memory(&self) -> Result<(), ConfigError> {
-        self.check_placement()?;
-        self.check_tiers()
-    }
-
-    fn check_delayed_update(&self) -> Result<(), ConfigError> {
-        let refused = |expected: &str| Err(refuse("memory.delayed_update", true, expected));
-        let Ok(PlacementRule::Uniform(lies)) = self.placement_rule() else {
-            return refused(
-                "needs all gradients and optimizer states in host memory: set memory.placement = \"host\", and leave out \
-                 fractions, or say so by memory.gradients and memory.optimizer",
-            );
-        };
-        if [lies.gradients, lies.optimizer] != [Memory::Host; 2] {
-            return refused(
-                "needs memory.gradients = \"host\" and memory.optimizer = \"host\", or memory.placement = \"host\"",
-            );
-        }
-        if lies.parameters != Memory::Device {
-            return refused(
-                "needs parameters in device memory: the host writes new ones beside those in use; leave out memory.parameters, \
-                 or with memory.placement = \"host\" set parallel.zero to 2 or less",
-            );
-        }
-        if self.precision.compute == Float::F32 {
-            return refused(
-                "needs precision.compute = \"bf16\" or \"f16\": the host updates f32 master weights",
-            );
-        }
-        if self.memory.update == UpdateOn::Device {
-            return refused("needs memory.update = \"host\" or \"auto\"");
-        }
-        Ok(())
-    }
-
-    fn check_tiers(&self) -> Result<(), ConfigError> {
-        let MemoryConfig { parameters, gradients, optimizer, activations, nvme_path, .. } = &self.memory;
-        let updated = [
-            ("memory.parameters", *parameters),
-            ("memory.gradients", *gradients),
-            ("memory.optimizer", *optimizer),
-        ];
-        let tiers = [updated[0], updated[1], updated[2], ("memory.activations", *activations)];
-        for (key, tier) in updated {
-            if tier != Tier::Device && self.parallel.updates == Updates::Asynchronous {
-                let expected =
-                    "works with synchronous updates only: leave it out, or leave out parallel.updates";
-                return Err(refuse(key, format!("{:?}", tier.name()), expected));
-            }
-        }
-        for (key, tier) in tiers {
-            if tier == Tier::Nvme && nvme_path.is_none() {
-                let expected = "needs a folder on a local disk: set memory.nvme_path";
-                return Err(refuse(key, format!("{:?}", tier.name()), expected));
-            }
-        }
-        if *parameters != Tier::Device && self.parallel.zero != 3 {
-            let expected =
-                format!("needs parallel.zero = 3 (it is {}), also on one rank", self.parallel.zero);
-            return Err(refuse("memory.parameters", format!("{:?}", parameters.name()), expected));
-        }
-        if self.memory.partition_activations {
-            let refused = |expected| Err(refuse("memory.partition_activations", true, expected));
-            if self.parallel.tensor < 2 {
-                return refused("needs parallel.tensor of 2 or more: a single rank has nothing to divide");
-            }
-            if self.parallel.sequence_parallel {
-                return refused(
-                    "is not needed with parallel.sequence_parallel: each rank has its own rows already",
-                );
-            }
-        }
-        let leaves = !matches!(self.memory.placement, None | Some(Placement::Device));
-        let leaves = leaves || self.memory.offload_optim_frac.is_some();
-        if self.memory.update == UpdateOn::Host && *optimizer == Tier::Device && !leaves {
-            let expected =
-                "needs memory.optimizer = \"host\" or \"nvme\": the host does not reach device memory";
-            return Err(refuse("memory.update", "\"host\"", expected));
-        }
         if self.memory.delayed_update {
             self.check_delayed_update()?;
         }
-        self.check_gradients_in_place()?;
-        self.check_update_in_backward()?;
-        let is_unused = !self.memory.uses_disk();
-        let unused = "is used by nothing: set memory.placement, memory.optimizer, memory.gradients, memory.parameters or memory.activations to \"nvme\", or leave it out";
-        if self.memory.nvme_checksums && is_unused {
-            return Err(refuse("memory.nvme_checksums", true, unused));
-        }
-        let Some(given) = nvme_path else { return Ok(()) };
+        self.check_micro_batches_of_memory()?;
+        let Some(given) = &self.memory.nvme_path else { return Ok(()) };
         let folders = given.paths();
         let expected = match () {
-            () if is_unused => unused,
-            () if folders.is_empty() => "needs at least one folder",
             () if folders.iter().any(|folder| folder.as_os_str().is_empty()) => "has a folder without a name",
             () if (1..folders.len()).any(|at| folders[..at].contains(&folders[at])) => {
                 "names a folder twice: several folders are for several disks"
@@ -325,6 +345,66 @@ impl RunConfig {
             () => return Ok(()),
         };
         Err(refuse("memory.nvme_path", given.shown(), expected))
+    }
+
+    fn check_delayed_update(&self) -> Result<(), ConfigError> {
+        let refused = |expected: &str, others: &[&'static str]| {
+            Err(refuse("memory.delayed_update", true, expected).with(others))
+        };
+        let Ok(PlacementRule::Uniform(lies)) = self.placement_rule() else {
+            return refused(
+                "needs all gradients and optimizer states in host memory: set memory.placement = \"host\", and leave out \
+                 fractions, or say so by memory.gradients and memory.optimizer",
+                &[
+                    "memory.shard_param_frac",
+                    "memory.offload_optim_frac",
+                    "memory.offload_param_frac",
+                    "memory.placement",
+                ],
+            );
+        };
+        if [lies.gradients, lies.optimizer] != [Memory::Host; 2] {
+            return refused(
+                "needs memory.gradients = \"host\" and memory.optimizer = \"host\", or memory.placement = \"host\"",
+                &[],
+            );
+        }
+        if lies.parameters != Memory::Device {
+            return refused(
+                "needs parameters in device memory: the host writes new ones beside those in use; leave out memory.parameters, \
+                 or with memory.placement = \"host\" set parallel.zero to 2 or less",
+                &["memory.parameters"],
+            );
+        }
+        Ok(())
+    }
+
+    /// Refuses several micro-batches where a step's gradients are not kept for them.
+    fn check_micro_batches_of_memory(&self) -> Result<(), ConfigError> {
+        let (memory, micro_batches) = (&self.memory, self.micro_batches());
+        for (key, is_set, why) in [
+            ("memory.gradients_in_place", memory.gradients_in_place, "the next one uses the parameters"),
+            (
+                "memory.update_in_backward",
+                memory.update_in_backward,
+                "gradients are complete after the last one",
+            ),
+        ] {
+            if is_set && micro_batches > 1 {
+                let expected = format!(
+                    "needs one micro-batch per step, but each rank has {micro_batches}, and {why}: raise batch.micro, or lower \
+                     batch.global"
+                );
+                return Err(refuse(key, true, expected));
+            }
+        }
+        if memory.gradients_in_place && memory.all_optimizer_states_leave() {
+            let expected =
+                "needs optimizer states in device memory: gradients that leave take no place there";
+            let others = ["memory.placement", "memory.offload_optim_frac"];
+            return Err(refuse("memory.gradients_in_place", true, expected).with(&others));
+        }
+        Ok(())
     }
 
     /// Options of disk memory, if there is any.
@@ -348,6 +428,7 @@ impl Tier {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::Updates;
 
     #[test]
     fn tiers_need_their_folder_and_a_folder_its_tier() {
@@ -360,12 +441,12 @@ mod tests {
             RunConfig { memory, ..RunConfig::default() }
         };
         let refusal = |config: RunConfig| config.check().unwrap_err().to_string();
-        assert!(refusal(with(Tier::Nvme, None)).contains("set memory.nvme_path"));
+        assert!(refusal(with(Tier::Nvme, None)).contains("needs memory.nvme_path"));
         assert!(refusal(with(Tier::Host, Some("/scratch"))).contains("memory.nvme_path = /scratch"));
         with(Tier::Nvme, Some("/scratch")).check().unwrap();
         with(Tier::Host, None).check().unwrap();
         for (folders, words) in [
-            (vec![], "at least one folder"),
+            (vec![], "memory.optimizer = \"nvme\": needs memory.nvme_path"),
             (vec!["/a", ""], "without a name"),
             (vec!["/a", "/b", "/a"], "memory.nvme_path = /a, /b, /a: names a folder twice"),
         ] {
@@ -385,6 +466,9 @@ mod tests {
         sharded.check().unwrap();
         let mut asynchronous = with(Tier::Host, None);
         asynchronous.parallel.updates = Updates::Asynchronous;
-        assert!(asynchronous.check_tiers().unwrap_err().to_string().contains("synchronous updates only"));
+        assert!(
+            refusal(asynchronous)
+                .contains("memory.optimizer = \"host\": needs parallel.updates = \"synchronous\"")
+        );
     }
 }

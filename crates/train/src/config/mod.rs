@@ -15,7 +15,8 @@ use serde::{Deserialize, Serialize};
 use bounds::{MAX_SECONDS, MAX_SEQUENCES, MAX_STEPS};
 use declare::Conversion::{Rule, Same, Words};
 use declare::Resume::{Data, Fixed, Free, Said, Unsaid};
-use declare::{DEEPSPEED, EARLIER, HUGGING_FACE, KEY, MEGATRON, NANOGPT};
+use declare::{DEEPSPEED, EARLIER, HUGGING_FACE, KEY, MEGATRON, NANOGPT, Table};
+use needs::{LEFT_OUT, SET, SYNCHRONOUS};
 
 #[macro_use]
 pub mod declare;
@@ -26,6 +27,7 @@ pub mod device;
 mod kernels;
 mod learning_rate;
 pub mod memory;
+mod needs;
 pub mod parallel;
 mod parameter_groups;
 mod paths;
@@ -33,13 +35,13 @@ pub mod placement;
 mod resolved;
 mod train;
 mod trainable;
-mod update_in_backward;
 
 pub use check::ConfigError;
 pub use declare::{Bounds, Declared, Key, Kind, Resume};
 pub use device::{CUDA_HEAD_MAX, Communication, DeviceChoice, DeviceConfig, DeviceKind, SimulatedDevice};
 pub use kernels::{KernelChoice, KernelSet};
 pub use memory::{Checkpointing, CheckpointingWord, Chunk, ChunkWord, MemoryConfig, Tier, UpdateOn};
+pub use needs::Need;
 pub use parallel::{CutBy, ParallelConfig, Updates};
 pub use parameter_groups::{GroupOfParameters, ParameterGroup};
 pub use paths::Paths;
@@ -96,6 +98,9 @@ const OTHER_ORDER: &str = "the samples that are left of this epoch are others: s
 const OTHER_TARGETS: &str = "tokens see other ones than before, and other targets are predicted: losses do not compare with the ones before";
 const OTHER_LOSS: &str =
     "training losses have another term, and do not compare with the ones before; validation losses do";
+
+const OF_TOKENS: Need = Need::is_for(&[("data.tokens", SET)], "");
+const OF_DECAY: Need = Need::is_for(&[("schedule.kind", &["cosine", "linear"])], "");
 
 table! {
     /// `[run]`
@@ -187,24 +192,33 @@ impl RunConfig {
         self.decide("memory.host_budget_mb");
     }
 
+    /// The tables with their values.
+    fn tables(&self) -> [&dyn Table; 13] {
+        let RunConfig {
+            model,
+            data,
+            batch,
+            parallel,
+            device,
+            memory,
+            precision,
+            loss,
+            optimizer,
+            schedule,
+            train,
+            run,
+            recorded,
+        } = self;
+        [
+            model, data, batch, parallel, device, memory, precision, loss, optimizer, schedule, train, run,
+            recorded,
+        ]
+    }
+
     /// Every key, those of all architectures among them.
     pub fn keys() -> Vec<Key> {
-        let tables = [
-            ModelConfig::KEYS,
-            DataConfig::KEYS,
-            BatchConfig::KEYS,
-            ParallelConfig::KEYS,
-            DeviceConfig::KEYS,
-            MemoryConfig::KEYS,
-            PrecisionConfig::KEYS,
-            LossConfig::KEYS,
-            OptimizerConfig::KEYS,
-            ScheduleConfig::KEYS,
-            TrainConfig::KEYS,
-            WatchConfig::KEYS,
-            Recorded::KEYS,
-        ];
-        let mut keys: Vec<Key> = tables.concat();
+        let mut keys: Vec<Key> =
+            RunConfig::default().tables().into_iter().flat_map(|table| table.keys()).copied().collect();
         for own in Keys::known() {
             if keys.iter().all(|key| (key.table, key.name) != ("model", own.name)) {
                 let kind = declare::kind_of(own.values);
@@ -227,7 +241,7 @@ impl ModelConfig {
     /// A key that the architecture does not have, or with a value that it cannot have.
     pub fn build(&self, vocab: usize) -> Result<Arc<dyn Model>, ConfigError> {
         self.arch.model(&self.keys, vocab, self.seq).map_err(|KeyError { key, given, expected }| {
-            ConfigError { key: format!("model.{key}").into(), given, expected }
+            ConfigError::new(format!("model.{key}"), given, expected)
         })
     }
 
@@ -266,13 +280,17 @@ table! {
         /// bytes.
         max_skipped: Option<f64> = None, KEY.from(0.0, 1.0);
         /// Token files, instead of text, by paths and patterns; they are read one after the other.
-        tokens: Option<Paths> = None, KEY.resume(Data).foreign(&[(MEGATRON, "data_path", Rule, "or data.text for text")]);
+        tokens: Option<Paths> = None, KEY.resume(Data).foreign(&[(MEGATRON, "data_path", Rule, "or data.text for text")])
+            .needs(&[Need::any(&[("data.text", LEFT_OUT)], "tokens have one source")]);
         /// Token files for evaluation, instead of the fraction `validation`.
-        validation_tokens: Option<Paths> = None, KEY.resume(Data);
+        validation_tokens: Option<Paths> = None, KEY.resume(Data)
+            .needs(&[OF_TOKENS]);
         /// Type of ids in token files without a header: `u8`, `u16`, `u32`, `i64`; `auto` is `u16`.
-        token_type: TokenType = TokenType::Auto, KEY.resume(Data);
+        token_type: TokenType = TokenType::Auto, KEY.resume(Data)
+            .needs(&[OF_TOKENS]);
         /// Accepts token files that look like something else, such as zeros or text.
-        unusual_tokens: bool = false, KEY;
+        unusual_tokens: bool = false, KEY
+            .needs(&[OF_TOKENS]);
         /// `byte`, `char`, `gpt2`, or the path of a Hugging Face `tokenizer.json` or of a folder with tokenizer files. When left
         /// out: the tokenizer of the folder `model.init` or of the resumed run, else `byte`.
         tokenizer: String = "byte".into(), KEY.resume(Data).foreign(&[(HUGGING_FACE, "tokenizer_name", Rule, "")]);
@@ -282,10 +300,12 @@ table! {
         /// one more row of the vocabulary.
         mask_token: Option<u32> = None, KEY.resume(Said("another token hides the ones that are predicted")).from(0.0, (MAX_VOCAB - 1) as f64);
         /// Attention between documents that lie in one sequence: `joined` documents see each other, those `apart` do not.
-        documents: Documents = Documents::Joined, KEY.resume(Said(OTHER_TARGETS));
+        documents: Documents = Documents::Joined, KEY.resume(Said(OTHER_TARGETS))
+            .needs(&[SYNCHRONOUS]);
         /// For documents that are apart: the id of the token that each ends with. When left out: that which the tokenizer puts between
         /// documents.
-        end_token: Option<u32> = None, KEY.resume(Said(OTHER_TARGETS)).unset_by("data.documents").from(0.0, (MAX_VOCAB - 1) as f64);
+        end_token: Option<u32> = None, KEY.keeps().resume(Said(OTHER_TARGETS)).from(0.0, (MAX_VOCAB - 1) as f64)
+            .needs(&[Need::is_for(&[("data.documents", &["apart"])], "")]);
         /// `shuffled` or `sequential`.
         order: Order = Order::Shuffled, KEY.resume(Said(OTHER_ORDER));
         /// Fraction of the tokens, at the end, that is held out for evaluation.
@@ -362,7 +382,13 @@ table! {
         /// Element type in which gradients are sent between ranks; that of `accumulate` when left out.
         communicate: Option<Float> = None, KEY.foreign(&[(DEEPSPEED, "communication_data_type", Words(DTYPES), "")]);
         /// Method to compute matrix products of f32 and f16.
-        products: Products = Products::Auto, KEY.resume(Free);
+        products: Products = Products::Auto, KEY.resume(Free)
+            .needs(&[
+                Need::of(&["split"], &[("precision.compute", &["f32", "f16"])], "bf16 has one part"),
+                Need::of(&["split"], &[("device.kind", &["auto", "cpu", "simulated"])], "cards have no tile registers"),
+                Need::of(&["tf32"], &[("precision.compute", &["f32"])], "it rounds f32"),
+                Need::of(&["tf32"], &[("device.kind", &["cuda", "auto"])], "it is of the tensor cores of cards"),
+            ]);
         /// A static loss scale, or 0 for a dynamic one. This key and those below are for `compute = "f16"`.
         loss_scale: f64 = 0.0, KEY.foreign(&[(DEEPSPEED, "fp16.loss_scale", Same, "")]);
         /// The first dynamic scale, as a power of 2.
@@ -519,11 +545,13 @@ table! {
         min_lr: f64 = 0.0, KEY.from(0.0, f64::MAX);
         /// Step at which cosine and linear reach `min_lr`, where the rate stays (nanoGPT's `lr_decay_iters`);
         /// `train.steps` when left out. A resumed run keeps it.
-        decay_steps: Option<u64> = None, KEY.resume(Unsaid)
-            .foreign(&[(NANOGPT, "lr_decay_iters", Rule, ""), (DEEPSPEED, "scheduler.params.total_num_steps", Rule, "")]);
+        decay_steps: Option<u64> = None, KEY.from(1.0, u64::MAX as f64).resume(Unsaid)
+            .foreign(&[(NANOGPT, "lr_decay_iters", Rule, ""), (DEEPSPEED, "scheduler.params.total_num_steps", Rule, "")])
+            .needs(&[OF_DECAY]);
         /// Step after which cosine and linear begin again, warm-up included (a warm restart); `decay_steps` counts
         /// from there. None when left out.
-        restart_step: Option<u64> = None, KEY.resume(Unsaid);
+        restart_step: Option<u64> = None, KEY.from(1.0, u64::MAX as f64).resume(Unsaid)
+            .needs(&[OF_DECAY]);
     }
 }
 

@@ -5,6 +5,7 @@ use phalanx_models::limits::MAX_LAYERS;
 use super::bounds::{MAX_MICRO_BATCHES, MAX_RANKS};
 use super::declare::Conversion::{Rule, Same};
 use super::declare::{DEEPSPEED, KEY, MEGATRON, NANOGPT, Resume};
+use super::needs::{LEFT_OUT, Need};
 
 table! {
     /// `[parallel]`
@@ -20,7 +21,8 @@ table! {
         tensor: usize = 1, KEY.from(0.0, MAX_RANKS)
             .foreign(&[(MEGATRON, "tensor_model_parallel_size", Rule, ""), (DEEPSPEED, "tensor_parallel.autotp_size", Rule, "")]);
         /// Shards norms, dropout and the residual stream over the tensor axis, too.
-        sequence_parallel: bool = false, KEY;
+        sequence_parallel: bool = false, KEY
+            .needs(&[Need::any(&[("parallel.tensor", &["2.."])], "it shards the residual stream over these ranks")]);
         /// ZeRO stage, 0 to 3, over the data axis.
         zero: u8 = 0, KEY.from(0.0, 3.0).hint("a ZeRO stage: 0, 1, 2 or 3")
             .foreign(&[
@@ -43,7 +45,15 @@ table! {
             ]);
         /// `synchronous`: one update per step from the gradients of all ranks. `asynchronous`: each rank sends its
         /// gradients to the ranks that own the parameters, which apply them as they arrive.
-        updates: Updates = Updates::Synchronous, KEY.resume(Resume::Said("losses and rates of steps count otherwise"));
+        updates: Updates = Updates::Synchronous, KEY.resume(Resume::Said("losses and rates of steps count otherwise"))
+            .needs(&[
+                Need::any(&[("parallel.zero", &["0"])], "gradients are applied as they arrive, not when those of all ranks are there"),
+                Need::any(&[("parallel.pipeline", &["1"])], "every rank has the whole model"),
+                Need::any(&[("parallel.tensor", &["1"])], "every rank has the whole model"),
+                Need::any(&[("model.trainable", LEFT_OUT)], "all parameters are trained"),
+                Need::any(&[("model.frozen", LEFT_OUT)], "all parameters are trained"),
+                Need::any(&[("batch.reduce", &["each"])], "gradients are sent after each step"),
+            ]);
         /// Under asynchronous updates: steps that a rank may be ahead of the slowest.
         max_staleness: u64 = 4, KEY.from(0.0, (1 << 20) as f64);
         /// Overlaps communication with computation.

@@ -4,9 +4,9 @@ use phalanx_layers::{Network, ParameterSpec};
 use phalanx_optim::{OwnRates, RatesByName};
 
 use super::check::refuse;
-use super::declare::KEY;
+use super::declare::{KEY, Table};
 use super::trainable::{check_patterns, match_any};
-use super::{ConfigError, Declared, OptimizerConfig, RunConfig};
+use super::{ConfigError, OptimizerConfig, RunConfig};
 
 table! {
     /// `[[optimizer.group]]`

@@ -4,7 +4,7 @@ use phalanx_parallel::zero::{ChunkResidence, Residence};
 use phalanx_tensor::Memory;
 
 use super::check::refuse;
-use super::{ConfigError, DeviceKind, Float, MemoryConfig, RunConfig, Tier, Updates};
+use super::{ConfigError, DeviceKind, MemoryConfig, RunConfig, Tier};
 
 /// Bytes of a unit of the `_mb` keys.
 const MIB: f64 = 1_048_576.0;
@@ -90,27 +90,22 @@ impl Placement {
 }
 
 impl MemoryConfig {
-    fn fractions(&self) -> [(&'static str, Option<f64>); 3] {
-        [
-            ("memory.shard_param_frac", self.shard_param_frac),
-            ("memory.offload_optim_frac", self.offload_optim_frac),
-            ("memory.offload_param_frac", self.offload_param_frac),
-        ]
-    }
-
     /// Returns whether something lies on disk, or may be placed there.
     pub fn uses_disk(&self) -> bool {
         let tiers = [self.parameters, self.gradients, self.optimizer, self.activations];
         tiers.contains(&Tier::Nvme) || matches!(self.placement, Some(Placement::Nvme | Placement::Auto))
     }
 
-    /// Returns whether parts have memories of their own.
-    fn has_parts(&self) -> bool {
-        [self.parameters, self.gradients, self.optimizer].iter().any(|tier| *tier != Tier::Device)
+    fn has_fractions(&self) -> bool {
+        [self.shard_param_frac, self.offload_optim_frac, self.offload_param_frac].iter().any(Option::is_some)
     }
 
-    fn has_fractions(&self) -> bool {
-        self.fractions().iter().any(|(_, fraction)| fraction.is_some())
+    /// Returns whether a policy places all optimizer states and gradients outside of device memory.
+    pub(super) fn all_optimizer_states_leave(&self) -> bool {
+        match self.has_fractions() {
+            true => self.offload_optim_frac == Some(1.0),
+            false => matches!(self.placement, Some(Placement::Host | Placement::Nvme)),
+        }
     }
 }
 
@@ -161,129 +156,6 @@ impl RunConfig {
         let (device_bytes, headroom) = (bytes(budget), memory.headroom);
         Ok(AutoPlacement { device_bytes, headroom, host_bytes, disk: memory.nvme_path.is_some() })
     }
-
-    pub(super) fn check_placement(&self) -> Result<(), ConfigError> {
-        let memory = &self.memory;
-        for (key, value) in [
-            ("memory.device_budget_mb", memory.device_budget_mb),
-            ("memory.host_budget_mb", memory.host_budget_mb),
-        ] {
-            if value.is_some() && memory.placement != Some(Placement::Auto) {
-                let expected = "is for memory.placement = \"auto\": set that, or leave this out";
-                return Err(refuse(key, value.unwrap_or(0.0), expected));
-            }
-        }
-        self.check_fractions()?;
-        let Some(placement) = memory.placement else { return Ok(()) };
-        let given = format!("{:?}", placement.name());
-        let refused = |expected: &str| Err(refuse("memory.placement", &given, expected));
-        if memory.has_parts() {
-            return refused(
-                "decides where all parts lie: leave out memory.parameters, memory.gradients and memory.optimizer",
-            );
-        }
-        if placement != Placement::Device && self.parallel.updates == Updates::Asynchronous {
-            return refused(
-                "works with synchronous updates only: leave it out, or leave out parallel.updates",
-            );
-        }
-        if placement == Placement::Nvme && memory.nvme_path.is_none() {
-            return refused("needs a folder on a local disk: set memory.nvme_path");
-        }
-        let nowhere = self.device.kind.is_processor() && memory.host_budget_mb.is_none();
-        if placement == Placement::Auto && nowhere && memory.nvme_path.is_none() {
-            return refused(
-                "has nowhere to place what does not fit: device.kind = \"cpu\" computes in host memory; set memory.nvme_path \
-                 (or, to try it, memory.host_budget_mb)",
-            );
-        }
-        Ok(())
-    }
-
-    pub(super) fn check_gradients_in_place(&self) -> Result<(), ConfigError> {
-        let (memory, precision) = (&self.memory, &self.precision);
-        if !memory.gradients_in_place {
-            return Ok(());
-        }
-        let refused = |expected: &str| Err(refuse("memory.gradients_in_place", true, expected));
-        if self.parallel.updates == Updates::Asynchronous {
-            return refused("works with synchronous updates only: leave out parallel.updates");
-        }
-        if precision.compute == Float::F32 {
-            return refused(
-                "needs precision.compute = \"bf16\" or \"f16\", with master weights: f32 parameters have no second copy",
-            );
-        }
-        if precision.accumulate != precision.compute {
-            return refused(
-                "needs precision.accumulate of the type of precision.compute: a gradient of f32 does not fit in the place of \
-                 a parameter of 16 bits",
-            );
-        }
-        let micro_batches = self.micro_batches();
-        if micro_batches > 1 {
-            let expected = format!(
-                "needs one micro-batch per step, but each rank has {micro_batches}, and the next one uses the parameters: \
-                 raise batch.micro, or lower batch.global"
-            );
-            return refused(&expected);
-        }
-        let away = matches!(memory.placement, Some(Placement::Host | Placement::Nvme));
-        let all_leave = if memory.has_fractions() { memory.offload_optim_frac == Some(1.0) } else { away };
-        if memory.has_parts() || all_leave {
-            return refused(
-                "needs parameters, gradients and optimizer states in device memory: gradients that leave take no place there",
-            );
-        }
-        Ok(())
-    }
-
-    fn check_fractions(&self) -> Result<(), ConfigError> {
-        let memory = &self.memory;
-        for (key, fraction) in memory.fractions() {
-            let Some(fraction) = fraction else { continue };
-            let refused = |expected: &str| Err(refuse(key, fraction, expected));
-            if matches!(memory.placement, Some(Placement::Device | Placement::Auto)) {
-                return refused(
-                    "is a fraction of what lies elsewhere: set memory.placement to \"host\" or \"nvme\", or leave it out",
-                );
-            }
-            if memory.has_parts() {
-                return refused(
-                    "decides where chunks lie: leave out memory.parameters, memory.gradients and memory.optimizer",
-                );
-            }
-            if self.parallel.updates == Updates::Asynchronous {
-                return refused(
-                    "works with synchronous updates only: leave it out, or leave out parallel.updates",
-                );
-            }
-        }
-        if let Some(fraction) = memory.shard_param_frac
-            && self.parallel.zero != 3
-        {
-            let expected = "needs parallel.zero = 3; below, every rank has all parameters";
-            return Err(refuse("memory.shard_param_frac", fraction, expected));
-        }
-        let Some(fraction) = memory.offload_param_frac.filter(|fraction| *fraction > 0.0) else {
-            return Ok(());
-        };
-        let refused = |expected: &str| Err(refuse("memory.offload_param_frac", fraction, expected));
-        if self.parallel.zero != 3 {
-            return refused("needs parallel.zero = 3, also on one rank");
-        }
-        if memory.shard_param_frac.is_some_and(|sharded| sharded != 1.0) {
-            return refused(
-                "needs memory.shard_param_frac = 1: what every rank has whole stays on the device",
-            );
-        }
-        if memory.offload_optim_frac != Some(1.0) {
-            return refused(
-                "needs memory.offload_optim_frac = 1: optimizer states leave first, since they are used once a step",
-            );
-        }
-        Ok(())
-    }
 }
 
 #[cfg(test)]
@@ -308,19 +180,19 @@ mod tests {
         let cases: [(Change, &str); 9] = [
             (
                 &|m| (m.placement, m.optimizer) = (Some(Placement::Host), Tier::Host),
-                "leave out memory.parameters, memory.gradients",
+                "memory.placement = \"host\": needs memory.optimizer = \"device\" (it is \"host\")",
             ),
-            (&|m| m.placement = Some(Placement::Nvme), "set memory.nvme_path"),
-            (&auto, "nowhere to place"),
+            (&|m| m.placement = Some(Placement::Nvme), "needs memory.nvme_path"),
+            (&auto, "has nowhere to lie"),
             (&|m| m.device_budget_mb = Some(4.0), "is for memory.placement"),
             (&|m| m.offload_optim_frac = Some(1.5), "memory.offload_optim_frac = 1.5"),
             (&|m| m.offload_param_frac = Some(0.5), "needs memory.offload_optim_frac = 1"),
             (
                 &|m| (m.shard_param_frac, m.offload_param_frac) = (Some(0.5), Some(0.5)),
-                "needs memory.shard_param_frac = 1",
+                "needs memory.shard_param_frac left out or = 1",
             ),
             (
-                &|m| (m.placement, m.offload_optim_frac) = (Some(Placement::Auto), Some(0.5)),
+                &|m| (m.placement, m.offload_optim_frac) = (Some(Placement::Device), Some(0.5)),
                 "fraction of what lies",
             ),
             (&|m| m.headroom = 1.0, "memory.headroom = 1"),

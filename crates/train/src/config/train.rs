@@ -6,6 +6,7 @@ use super::OTHER_WINDOWS;
 use super::bounds::{MAX_SEQUENCES, MAX_STEPS, MAX_THREADS};
 use super::declare::Conversion::Rule;
 use super::declare::{HUGGING_FACE, KEY, KeyType, Kind, MEGATRON, NANOGPT, Resume};
+use super::needs::Need;
 
 /// Which checkpoints of a run stay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -69,7 +70,8 @@ table! {
         /// Checkpoints kept: the newest ones, or all. Older ones are removed after a newer one is complete.
         keep: Keep = Keep::Newest(2), KEY.resume(Resume::Unsaid).from(0.0, MAX_STEPS);
         /// Saves a state with the smallest validation loss so far, and keeps it beside the newest ones.
-        keep_best: bool = false, KEY;
+        keep_best: bool = false, KEY
+            .needs(&[Need::any(&[("data.validation", &["above 0"])], "it keeps the checkpoint with the smallest validation loss")]);
         /// Seed of initial values, the order of samples, and dropout.
         seed: u64 = 1, KEY.resume(Resume::Said(OTHER_SEED));
         /// Threads of a rank; the machine's cores over its ranks when left out.
