@@ -15,7 +15,7 @@ use phalanx_tensor::Heads;
 use serde_json::{Value, json};
 
 use crate::config::{decimal, epsilon, expect_architecture, expect_computed, heads, number, probability};
-use crate::keys::{Key, Keys, Values, count};
+use crate::keys::{Key, Keys};
 use crate::limits::{MAX_HIDDEN, MAX_INTERMEDIATE, MAX_LAYERS, MAX_POSITIONS, MAX_VOCAB};
 use crate::{
     Activation, Arch, Architecture, Dropouts, Input, Model, ModelError, NumberedLayers, Objective, RowsOf,
@@ -39,12 +39,12 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     title: "BERT",
     objective: Objective::Masked,
     keys: &[
-        count("layers", "num_hidden_layers", Some(12), MAX_LAYERS),
-        count("hidden", "hidden_size", Some(768), MAX_HIDDEN),
-        count("heads", "num_attention_heads", Some(12), MAX_HIDDEN),
-        count("positions", "max_position_embeddings", None, MAX_POSITIONS),
-        count("intermediate", "intermediate_size", None, MAX_INTERMEDIATE),
-        Key { name: "norm_eps", file: "layer_norm_eps", values: Values::Positive { absent: Some(EPS) } },
+        Key::layers("num_hidden_layers", Some(12)),
+        Key::hidden("hidden_size", Some(768)),
+        Key::heads("num_attention_heads", Some(12)),
+        Key::positions("max_position_embeddings"),
+        Key::intermediate("intermediate_size"),
+        Key::norm_eps("layer_norm_eps", Some(EPS)),
     ],
     build: |_, keys, vocab, seq| {
         let hidden = keys.count("hidden");

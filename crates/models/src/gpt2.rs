@@ -16,7 +16,7 @@ use crate::config::{
     decimal, epsilon, expect_architecture, expect_computed, heads, number, probability, renamed,
 };
 use crate::gguf::{GgufModel, GgufNumber, GgufSource, RowOrder, of_layer};
-use crate::keys::{Key, Keys, Values, count};
+use crate::keys::{Key, Keys};
 use crate::limits::{MAX_HIDDEN, MAX_INTERMEDIATE, MAX_LAYERS, MAX_POSITIONS, MAX_VOCAB};
 use crate::{Activation, Arch, Architecture, Dropouts, Input, Model, ModelError, NumberedLayers, Objective};
 
@@ -40,12 +40,12 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
     title: "GPT-2",
     objective: Objective::Causal,
     keys: &[
-        count("layers", "n_layer", Some(12), MAX_LAYERS),
-        count("hidden", "n_embd", Some(768), MAX_HIDDEN),
-        count("heads", "n_head", Some(12), MAX_HIDDEN),
-        count("positions", "n_positions", None, MAX_POSITIONS),
-        count("intermediate", "n_inner", None, MAX_INTERMEDIATE),
-        Key { name: "norm_eps", file: "layer_norm_epsilon", values: Values::Positive { absent: Some(EPS) } },
+        Key::layers("n_layer", Some(12)),
+        Key::hidden("n_embd", Some(768)),
+        Key::heads("n_head", Some(12)),
+        Key::positions("n_positions"),
+        Key::intermediate("n_inner"),
+        Key::norm_eps("layer_norm_epsilon", Some(EPS)),
     ],
     build: |_, keys, vocab, seq| {
         let model = Gpt2 {

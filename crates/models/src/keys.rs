@@ -10,6 +10,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 
 use crate::Arch;
+use crate::limits::{MAX_HIDDEN, MAX_INTERMEDIATE, MAX_LAYERS, MAX_POSITIONS};
 
 /// A key of `[model]` that an architecture reads.
 #[derive(Clone, Copy, Debug)]
@@ -20,6 +21,8 @@ pub struct Key {
     pub file: &'static str,
     /// Its values.
     pub values: Values,
+    /// Help text.
+    pub help: &'static str,
 }
 
 /// The values of a key, and its value where it is left out, unless that follows from other keys.
@@ -45,9 +48,62 @@ pub enum Values {
     Table,
 }
 
-/// A key whose values are whole numbers from 1 to `max`.
-pub(crate) const fn count(name: &'static str, file: &'static str, absent: Option<usize>, max: usize) -> Key {
-    Key { name, file, values: Values::Count { absent, max } }
+impl Key {
+    /// A key whose values are whole numbers from 1 to `max`.
+    pub(crate) const fn count(
+        name: &'static str,
+        help: &'static str,
+        file: &'static str,
+        absent: Option<usize>,
+        max: usize,
+    ) -> Key {
+        Key { name, file, values: Values::Count { absent, max }, help }
+    }
+
+    /// A key whose values are numbers above 0. Where it is left out, the architecture has its value.
+    pub(crate) const fn positive(name: &'static str, help: &'static str, file: &'static str) -> Key {
+        Key { name, file, values: Values::Positive { absent: None }, help }
+    }
+
+    /// `layers`
+    pub(crate) const fn layers(file: &'static str, absent: Option<usize>) -> Key {
+        Key::count("layers", "Transformer blocks.", file, absent, MAX_LAYERS)
+    }
+
+    /// `hidden`
+    pub(crate) const fn hidden(file: &'static str, absent: Option<usize>) -> Key {
+        Key::count("hidden", "Width of the residual stream.", file, absent, MAX_HIDDEN)
+    }
+
+    /// `heads`
+    pub(crate) const fn heads(file: &'static str, absent: Option<usize>) -> Key {
+        Key::count(
+            "heads",
+            "Heads of attention; of queries, where there are fewer of keys and values.",
+            file,
+            absent,
+            MAX_HIDDEN,
+        )
+    }
+
+    /// `positions`
+    pub(crate) const fn positions(file: &'static str) -> Key {
+        let help =
+            "Rows of the position table, or the longest sequence of rotary positions; `seq` when left out.";
+        Key::count("positions", help, file, None, MAX_POSITIONS)
+    }
+
+    /// `intermediate`
+    pub(crate) const fn intermediate(file: &'static str) -> Key {
+        let help = "Width within the MLP. When left out: 4 x `hidden`, with a gate 8/3 x `hidden` rounded up to a multiple of 256.";
+        Key::count("intermediate", help, file, None, MAX_INTERMEDIATE)
+    }
+
+    /// `norm_eps`
+    pub(crate) const fn norm_eps(file: &'static str, absent: Option<f32>) -> Key {
+        let help = "Added to the variance of a norm; when left out, what the published models have.";
+        Key { name: "norm_eps", file, values: Values::Positive { absent }, help }
+    }
 }
 
 impl Values {
@@ -150,6 +206,23 @@ impl Keys {
     /// The keys of all architectures; those of the same name are alike but for their bounds.
     pub fn known() -> impl Iterator<Item = &'static Key> {
         Arch::all().flat_map(|arch| arch.keys)
+    }
+
+    /// Refuses a value that no architecture takes.
+    ///
+    /// # Errors
+    /// The first key, with what its value must be.
+    pub fn check_bounds(&self) -> Result<(), KeyError> {
+        for (name, value) in self.iter() {
+            let mut refusals =
+                Keys::known().filter(|key| key.name == name).map(|key| key.values.refuse(value));
+            if let Some(Some(expected)) = refusals.next()
+                && refusals.all(|refusal| refusal.is_some())
+            {
+                return Err(self.refused(name, expected));
+            }
+        }
+        Ok(())
     }
 
     /// The keys with their values.
@@ -300,8 +373,12 @@ mod tests {
                 assert_eq!(error, refusal, "{arch}");
             }
         }
-        let known =
-            [Key { name: "layers", file: "n_layer", values: Values::Count { absent: Some(1), max: 2 } }];
+        let known = [Key {
+            name: "layers",
+            file: "n_layer",
+            values: Values::Count { absent: Some(1), max: 2 },
+            help: "",
+        }];
         let error = keys(json!({ "heads": 4 })).unwrap().completed(&known, "linear").unwrap_err().to_string();
         assert!(error.ends_with(", and arch \"linear\" has layers"), "{error}");
     }

@@ -362,8 +362,11 @@ pub struct KeysArgs {
     #[arg(value_name = "TABLE or TABLE.KEY")]
     pub name: Option<String>,
     /// Print a JSON schema instead
-    #[arg(long, conflicts_with = "name")]
+    #[arg(long, conflicts_with_all = ["name", "markdown"])]
     pub schema: bool,
+    /// Print all that is known of all keys, in Markdown (docs/configuration.md)
+    #[arg(long, conflicts_with = "name")]
+    pub markdown: bool,
 }
 
 /// Measures this machine and checks its limits

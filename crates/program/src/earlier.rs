@@ -6,8 +6,6 @@ use serde::Deserialize;
 use serde_json::Value as Json;
 use toml::Table;
 
-use crate::user_config::UserConfig;
-
 /// Keys of which something is gone.
 const KEYS: [&str; 3] = ["parallel.timeout_s", "memory.keep_packed_weights", "precision.products"];
 
@@ -79,71 +77,12 @@ pub fn config_of_checkpoint(state: &Json) -> serde_json::Result<(RunConfig, Vec<
     Ok((RunConfig::deserialize(config)?, notes))
 }
 
-/// Writes down the step at which the learning rate's decay ends, which the earliest versions did not: it is their `train.steps`.
-///
-/// # Errors
-/// None for a configuration that was read.
-pub fn record_decay(given: &mut UserConfig) -> Result<()> {
-    let config = given.config()?;
-    if let (None, Some(end)) = (config.schedule.decay_steps, config.decay_end()) {
-        given.set_whole("schedule.decay_steps", end);
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
-    use phalanx_train::ResolvedConfig;
     use serde_json::json;
 
     use super::*;
-    use crate::overrides::Overrides;
-    use crate::{keys, left_out};
-
-    /// The configuration of a resumed run, from the stored one and what is set now.
-    fn resumed(stored: &str, set: &[&str]) -> ResolvedConfig {
-        let mut stored = UserConfig::of_text(stored).unwrap();
-        record_decay(&mut stored).unwrap();
-        let overrides =
-            Overrides { set: set.iter().map(|set| set.to_string()).collect(), ..Overrides::default() };
-        let mut given = stored.clone().with(&overrides, &[]).unwrap();
-        let (before, now) = (stored.config().unwrap(), given.config().unwrap());
-        left_out::leave_out(&mut given, [&before, &now], |key| overrides.sets(key)).unwrap();
-        ResolvedConfig::new(given.config().unwrap()).unwrap()
-    }
-    /// Runs of earlier versions wrote no `decay_steps`.
-    #[test]
-    fn a_run_without_the_end_of_its_decay_keeps_every_rate() {
-        let old = "[schedule]\nkind = \"cosine\"\nwarmup = 10\nmin_lr = 1e-5\n[train]\nsteps = 100";
-        let before = UserConfig::of_text(old).unwrap().config().unwrap().learning_rate();
-        assert_eq!(resumed(old, &[]).learning_rate(), before);
-        let longer = resumed(old, &["train.steps=200"]);
-        assert_eq!((longer.schedule.decay_steps, longer.learning_rate()), (Some(100), before));
-        assert_eq!((100..200).map(|step| longer.learning_rate().lr(step)).fold(0.0, f64::max), 1e-5);
-        assert_eq!(resumed(old, &["train.steps=50"]).learning_rate(), before);
-        assert_eq!(
-            resumed(old, &["train.steps=200", "schedule.decay_steps=150"]).schedule.decay_steps,
-            Some(150)
-        );
-    }
-
-    /// A run that ended within its warm-up has no decay to keep.
-    #[test]
-    fn a_decay_that_never_began_follows_the_steps() {
-        let short = "[schedule]\nwarmup = 10\n[train]\nsteps = 5";
-        assert_eq!(resumed(short, &[]).schedule.decay_steps, None);
-        assert_eq!(resumed(short, &["train.steps=200"]).schedule.decay_steps, Some(200));
-    }
-
-    #[test]
-    fn a_change_of_kind_needs_no_other_key() {
-        let cosine = "[schedule]\ndecay_steps = 100\nrestart_step = 50\n[train]\nsteps = 100";
-        let constant = resumed(cosine, &["schedule.kind=constant", "train.steps=200"]);
-        assert_eq!((constant.schedule.decay_steps, constant.schedule.restart_step), (None, None));
-        let back = "[schedule]\nkind = \"constant\"\n[train]\nsteps = 100";
-        let decays = resumed(back, &["schedule.kind=linear", "train.steps=200"]);
-        assert_eq!(decays.schedule.decay_steps, Some(200));
-    }
+    use crate::keys;
 
     /// Settings that earlier versions stored are read, and those that were not the default are named.
     #[test]

@@ -43,6 +43,7 @@ mod hub;
 mod kept_budget;
 mod kept_checkpoints;
 mod kept_kernels;
+mod key_reference;
 mod keys;
 mod launch;
 mod launch_args;

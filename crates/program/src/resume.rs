@@ -221,12 +221,13 @@ fn fill_shape(
 fn refuse_fixed(changed: &[ChangedKey]) -> Result<()> {
     for ChangedKey { key, was, is } in changed {
         if let Resume::Fixed(why) = key.resume {
+            let had =
+                was.as_ref().map_or("the run left it out".to_string(), |was| format!("the run has {was}"));
             bail!(
-                "{} = {}, but the run has {}: {why}; leave it as it was, or export the run and start a new run with the folder as \
+                "{} = {}, but {had}: {why}; leave it as it was, or export the run and start a new run with the folder as \
                  model.init",
                 key.path(),
-                words(is),
-                words(was)
+                words(is)
             );
         }
     }

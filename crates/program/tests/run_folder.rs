@@ -358,6 +358,42 @@ fn readers_beside_a_run_that_purges_see_whole_checkpoints() {
     assert_eq!(rig::finish(child).code, Some(130));
 }
 
+/// What is unset has its default; what says where a step is computed gives way to what contradicts it; the rest is refused.
+#[test]
+fn a_resume_leaves_out_what_is_unset_and_what_gives_way() {
+    let home = Home::new();
+    home.run(&["train", "small.toml", "--run", "r", "--quiet", "--set", "memory.optimizer=host"]).ok();
+    let resume = |more: &[&str]| {
+        home.copy("r", "copy");
+        let base = ["train", "--run", "copy", "--resume", "--quiet", "--set", "train.steps=9"];
+        home.run(&[&base[..], more].concat())
+    };
+    let ended = resume(&["--unset", "memory.optimizer"]).ok();
+    let said = "from here on, memory.optimizer is \"device\" and was \"host\"";
+    assert!(ended.stderr.contains(said), "{}", ended.stderr);
+    assert_eq!(home.losses("copy").len(), 9);
+    resume(&["--unset", "memory.optimiser"])
+        .refused(&["--unset: unknown key memory.optimiser", "did you mean optimizer in table [memory]"]);
+    resume(&["--unset", "train.seed", "--set", "train.seed=2"]).refused(&["leave one of them out"]);
+    home.copy("r", "copy");
+    let args = ["--set", "memory.placement=device", "--set", "train.steps=9"];
+    let ended = home.run(&[&["train", "--run", "copy", "--resume"][..], &args].concat()).ok();
+    let left = "memory.optimizer of before left out: memory.placement = \"device\": needs memory.optimizer = \"device\" (it is \"host\")";
+    assert!(ended.stderr.contains(left), "{}", ended.stderr);
+    resume(&["--set", "model.arch=bert"]).refused(&[
+        "model.arch = \"bert\"",
+        "the run has \"gpt2\"",
+        "model.init",
+    ]);
+    let both = ["--set", "parallel.updates=asynchronous", "--set", "memory.optimizer=host"];
+    resume(&both).refused(&["memory.optimizer = \"host\": needs parallel.updates = \"synchronous\""]);
+    resume(&["--nproc", "3"]).refused(&[
+        "batch.global = 8",
+        "the run has this batch.global",
+        "--set batch.global=VALUE",
+    ]);
+}
+
 /// Each change of what is trained or measured is one line, also under --quiet; a validation part that was trained on is
 /// refused.
 #[test]

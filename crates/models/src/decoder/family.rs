@@ -6,8 +6,8 @@ use phalanx_layers::NormOver;
 
 use super::sizes::Size;
 use super::{Decoder, sizes};
-use crate::keys::{Key, Values, count};
-use crate::limits::{MAX_HIDDEN, MAX_INTERMEDIATE, MAX_LAYERS, MAX_POSITIONS};
+use crate::keys::{Key, Values};
+use crate::limits::{MAX_HIDDEN, MAX_LAYERS, MAX_POSITIONS};
 use crate::{Activation, Arch, Architecture, Objective};
 
 /// A family of decoders: the value of a key that its `config.json` leaves out, and what its blocks have.
@@ -239,33 +239,87 @@ static FAMILIES: [Family; 9] = [
 
 /// The keys of `[model]` that all families read. Where one is left out, the family or the size has its value.
 const KEYS: [Key; 19] = [
-    count("layers", "num_hidden_layers", None, MAX_LAYERS),
-    count("hidden", "hidden_size", None, MAX_HIDDEN),
-    count("heads", "num_attention_heads", None, MAX_HIDDEN),
-    count("kv_heads", "num_key_value_heads", None, MAX_HIDDEN),
-    count("head_dim", "head_dim", None, MAX_HIDDEN),
-    count("intermediate", "intermediate_size", None, MAX_INTERMEDIATE),
-    count("positions", "max_position_embeddings", None, MAX_POSITIONS),
-    count("window", "sliding_window", None, MAX_POSITIONS),
-    count("window_from", "max_window_layers", None, MAX_LAYERS),
-    count("window_pattern", "sliding_window_pattern", None, MAX_LAYERS),
-    Key { name: "norm_eps", file: "rms_norm_eps", values: Values::Positive { absent: None } },
-    Key { name: "rope_theta", file: "rope_theta", values: Values::Positive { absent: None } },
-    Key { name: "local_rope_theta", file: "rope_local_base_freq", values: Values::Positive { absent: None } },
+    Key::layers("num_hidden_layers", None),
+    Key::hidden("hidden_size", None),
+    Key::heads("num_attention_heads", None),
+    Key::count(
+        "kv_heads",
+        "Heads of keys and values; as many as of queries when left out.",
+        "num_key_value_heads",
+        None,
+        MAX_HIDDEN,
+    ),
+    Key::count(
+        "head_dim",
+        "Elements of a head; what the family has, or `hidden` / `heads`, when left out.",
+        "head_dim",
+        None,
+        MAX_HIDDEN,
+    ),
+    Key::intermediate("intermediate_size"),
+    Key::positions("max_position_embeddings"),
+    Key::count(
+        "window",
+        "Keys that a position sees, itself among them.",
+        "sliding_window",
+        None,
+        MAX_POSITIONS,
+    ),
+    Key::count(
+        "window_from",
+        "The first layer with the window; all have it when left out.",
+        "max_window_layers",
+        None,
+        MAX_LAYERS,
+    ),
+    Key::count(
+        "window_pattern",
+        "Every so many-th layer sees all keys, the others those of the window.",
+        "sliding_window_pattern",
+        None,
+        MAX_LAYERS,
+    ),
+    Key::norm_eps("rms_norm_eps", None),
+    Key::positive("rope_theta", "Base of the rotary frequencies.", "rope_theta"),
+    Key::positive(
+        "local_rope_theta",
+        "Base of the rotary frequencies in layers with a window.",
+        "rope_local_base_freq",
+    ),
+    Key::positive(
+        "query_pre_attn_scalar",
+        "Scores of attention are divided by the root of this number.",
+        "query_pre_attn_scalar",
+    ),
+    Key::positive(
+        "partial_rotary_factor",
+        "The share of a head, its first elements, that turns; all when left out.",
+        "partial_rotary_factor",
+    ),
     Key {
-        name: "query_pre_attn_scalar",
-        file: "query_pre_attn_scalar",
-        values: Values::Positive { absent: None },
+        name: "rope_scaling",
+        file: "rope_scaling",
+        values: Values::Table,
+        help: "Scaling of the rotary frequencies, as in a `config.json` of transformers: `linear`, `dynamic`, `llama3`, `yarn`, `longrope`.",
     },
     Key {
-        name: "partial_rotary_factor",
-        file: "partial_rotary_factor",
-        values: Values::Positive { absent: None },
+        name: "tied",
+        file: "tie_word_embeddings",
+        values: Values::Flag,
+        help: "The output projection is the token table.",
     },
-    Key { name: "rope_scaling", file: "rope_scaling", values: Values::Table },
-    Key { name: "tied", file: "tie_word_embeddings", values: Values::Flag },
-    Key { name: "size", file: "size", values: Values::Word },
-    Key { name: "attention_bias", file: "attention_bias", values: Values::Flag },
+    Key {
+        name: "size",
+        file: "size",
+        values: Values::Word,
+        help: "A published shape by its name, as `llama3.2-1b`: the value of every key of the model that is left out. A wrong name lists them.",
+    },
+    Key {
+        name: "attention_bias",
+        file: "attention_bias",
+        values: Values::Flag,
+        help: "The projections of attention have biases.",
+    },
 ];
 
 /// The entries in the registry.

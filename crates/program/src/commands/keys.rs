@@ -1,16 +1,15 @@
-//! `phalanx keys`: the keys of the configuration, as they are declared.
+//! `phalanx keys`: the keys of the configuration, as they are declared, for people and for editors.
 
 use anyhow::{Result, bail};
-use phalanx_models::Arch;
 use phalanx_train::RunConfig;
 use phalanx_train::config::{Bounds, Key, Kind};
 use serde_json::{Map, Value, json};
-use toml::Table;
 
 use crate::args::KeysArgs;
+use crate::key_reference::{help, joined, line, markdown, page};
 use crate::{keys, output};
 
-/// Prints the keys whose table or name is asked for, or all; or a JSON schema of a configuration.
+/// Prints the keys whose table or name is asked for, or all; or the page of docs, or a JSON schema of a configuration.
 ///
 /// # Errors
 /// A name that is neither a table nor a key.
@@ -18,6 +17,9 @@ pub fn keys(args: &KeysArgs) -> Result<()> {
     let all = RunConfig::keys();
     if args.schema {
         return output::print_json(&schema(&all));
+    }
+    if args.markdown {
+        return Ok(output::print(&markdown(&all))?);
     }
     let asked = |key: &&Key| {
         args.name.as_deref().is_none_or(|name| name == key.path() || name == key.table || name == key.name)
@@ -28,56 +30,6 @@ pub fn keys(args: &KeysArgs) -> Result<()> {
         several => several.iter().map(|key| line(key)).collect(),
     };
     Ok(output::print(&text)?)
-}
-
-/// `table.name = default`, and what it says.
-fn line(key: &Key) -> String {
-    let given = default(key).map_or(String::new(), |value| format!(" = {value}"));
-    let help = help(key);
-    let first = help.split_inclusive(". ").next().unwrap_or_default().trim();
-    format!("{:<34} {first}\n", format!("{}{given}", key.path()))
-}
-
-/// All that is known of a key.
-fn page(key: &Key) -> String {
-    let mut text = format!("{}\n  {}\n", key.path(), help(key));
-    text += &format!("  values: {}\n", key.expected());
-    if let Kind::Words(words) = key.kind {
-        words.iter().for_each(|(word, help)| text += &format!("    {word:?}: {}\n", joined(help)));
-    }
-    if let Kind::Tables(keys) = key.kind {
-        keys.iter().for_each(|key| {
-            text += &format!("    {}: {} Values: {}.\n", key.name, help(key), key.expected())
-        });
-    }
-    text += &match default(key) {
-        Some(value) => format!("  default: {value}\n"),
-        None => "  left out by default\n".to_string(),
-    };
-    text
-}
-
-fn joined(lines: &[&str]) -> String {
-    lines.iter().map(|line| line.trim()).collect::<Vec<_>>().join(" ")
-}
-
-/// Help text of a key. That of a key of architectures names those that have it, and its names in their files.
-fn help(key: &Key) -> String {
-    if !key.help.is_empty() {
-        return joined(key.help);
-    }
-    let having = || Arch::all().filter(|arch| arch.keys.iter().any(|own| own.name == key.name));
-    let mut files: Vec<&str> = having().map(|arch| arch.file_name(key.name)).collect();
-    files.sort_unstable();
-    files.dedup();
-    let of: Vec<&str> = having().map(|arch| arch.name).collect();
-    format!("Of {}; {} in config.json.", of.join(", "), files.join(", "))
-}
-
-/// The value of a key that is left out, where the configuration has one.
-fn default(key: &Key) -> Option<toml::Value> {
-    let defaults = Table::try_from(RunConfig::default()).expect("a configuration is a table of tables");
-    keys::lookup(&defaults, &key.path()).cloned()
 }
 
 /// A JSON schema (Draft 2020-12) of configurations, for editors.
@@ -138,12 +90,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_key_has_a_page_and_a_place_in_the_schema() {
+    fn every_key_has_a_place_in_the_schema() {
         let all = RunConfig::keys();
         let schema = schema(&all);
         for key in &all {
-            let page = page(key);
-            assert!(page.contains("values: ") && page.contains("default") && !help(key).is_empty(), "{page}");
             let described = &schema["properties"][key.table]["properties"][key.name];
             assert!(described["description"].is_string(), "{} in the schema: {described}", key.path());
         }

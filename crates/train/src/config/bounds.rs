@@ -9,6 +9,7 @@ use phalanx_plan::Mesh;
 
 use super::RunConfig;
 use super::check::{ConfigError, refuse};
+use super::declare::Table;
 
 /// Largest world of which every rank runs dry; in a larger one, one rank of each pipeline stage does.
 pub(crate) const ALL_RANKS: usize = 16;
@@ -62,8 +63,10 @@ impl RunConfig {
     ///
     /// # Errors
     /// The first, with its key, its value and the bound.
-    pub(super) fn check_bounds(&self) -> Result<(), ConfigError> {
-        self.tables().into_iter().try_for_each(|table| table.check_bounds())
+    pub fn check_bounds(&self) -> Result<(), ConfigError> {
+        self.tables().into_iter().try_for_each(|table| table.check_bounds())?;
+        self.optimizer.group.iter().try_for_each(Table::check_bounds)?;
+        self.model.keys.check_bounds().map_err(ConfigError::of_model)
     }
 
     /// Refuses too many micro-batches. The sizes of the batch have been checked against each other.

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use phalanx_layers::CannotCut;
-use phalanx_models::Model;
+use phalanx_models::{KeyError, Model};
 use phalanx_plan::pipeline::{Plan, ScheduleError, check as check_schedule, generate};
 use phalanx_plan::{Mesh, pipeline::Schedule};
 use phalanx_tensor::DType;
@@ -33,6 +33,11 @@ impl ConfigError {
     /// The error for `key`, with the value `given`.
     pub(crate) fn new(key: impl Into<Cow<'static, str>>, given: String, expected: String) -> ConfigError {
         ConfigError { key: key.into(), given, expected, others: Vec::new(), means_nothing: false }
+    }
+
+    /// The error for a key that an architecture reads.
+    pub(crate) fn of_model(KeyError { key, given, expected }: KeyError) -> ConfigError {
+        ConfigError::new(format!("model.{key}"), given, expected)
     }
 
     /// Names other keys that contradict this one.

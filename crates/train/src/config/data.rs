@@ -1,12 +1,95 @@
-//! Checks of the keys of `[data]`.
+//! `[data]`: text, tokenizer and token files.
 
 use std::path::PathBuf;
 
-use phalanx_data::SampleOrder;
+use phalanx_data::{SampleOrder, TokenType};
 use phalanx_models::Objective;
+use phalanx_models::limits::MAX_VOCAB;
 
 use super::check::refuse;
-use super::{ConfigError, DataConfig, Documents, Order, Paths, RunConfig};
+use super::declare::Conversion::Rule;
+use super::declare::Resume::{Data, Said};
+use super::declare::{HUGGING_FACE, KEY, MEGATRON, NANOGPT};
+use super::needs::{LEFT_OUT, Need, SET, SYNCHRONOUS};
+use super::{ConfigError, Paths, RunConfig};
+
+/// Consequences for a resumed run.
+const OTHER_SHARE: &str = "the validation loss is that of other windows, and does not compare with the ones before; what is no longer held \
+                           out is trained on";
+const OTHER_TARGETS: &str = "tokens see other ones than before, and other targets are predicted: losses do not compare with the ones before";
+const OTHER_ORDER: &str = "the samples that are left of this epoch are others: some of those that it has had come again, and some never come";
+
+const OF_TOKENS: Need = Need::is_for(&[("data.tokens", SET)], "");
+
+table! {
+    /// `[data]`
+    "data" DataConfig {
+        /// Text files or folders, of plain text or JSON.
+        text: Vec<String> = Vec::new(), KEY.resume(Data)
+            .foreign(&[(NANOGPT, "dataset", Rule, "or data.tokens for a token file"), (HUGGING_FACE, "train_file", Rule, "")]);
+        /// Extensions of the files that are read from folders; all text files when empty.
+        extensions: Vec<String> = Vec::new(), KEY.resume(Data);
+        /// In JSON files, of which each line or record is a document: the key of the text.
+        text_key: String = "text".into(), KEY.resume(Data);
+        /// Extensions of files that are plain text whatever they hold, such as `json` and `csv`.
+        plain: Vec<String> = Vec::new(), KEY.resume(Data);
+        /// The fraction of lines, and of the bytes of files, that may be skipped; when left out, 1 % of the lines and half of the
+        /// bytes.
+        max_skipped: Option<f64> = None, KEY.from(0.0, 1.0);
+        /// Token files (own, nanoGPT's, llm.c's, Megatron's), instead of text, by paths and patterns; they are read one after the other.
+        tokens: Option<Paths> = None, KEY.resume(Data).foreign(&[(MEGATRON, "data_path", Rule, "or data.text for text")])
+            .needs(&[Need::any(&[("data.text", LEFT_OUT)], "tokens have one source")]);
+        /// Token files for evaluation, instead of the fraction `validation`.
+        validation_tokens: Option<Paths> = None, KEY.resume(Data)
+            .needs(&[OF_TOKENS]);
+        /// Type of ids in token files without a header: `u8`, `u16`, `u32`, `i64`; `auto` is `u16`.
+        token_type: TokenType = TokenType::Auto, KEY.resume(Data)
+            .needs(&[OF_TOKENS]);
+        /// Accepts token files that look like something else, such as zeros or text.
+        unusual_tokens: bool = false, KEY
+            .needs(&[OF_TOKENS]);
+        /// `byte`, `char`, `gpt2`, or the path of a Hugging Face `tokenizer.json` or of a folder with tokenizer files. When left
+        /// out: the tokenizer of the folder `model.init` or of the resumed run, else `byte`.
+        tokenizer: String = "byte".into(), KEY.resume(Data).foreign(&[(HUGGING_FACE, "tokenizer_name", Rule, "")]);
+        /// Lets a model that has learned the ids of another tokenizer learn those of `tokenizer` anew.
+        new_tokenizer: bool = false, KEY.quiet();
+        /// For a masked model (`bert`): the id that replaces a hidden token. When left out: the tokenizer's `[MASK]`, or else
+        /// one more row of the vocabulary.
+        mask_token: Option<u32> = None, KEY.resume(Said("another token hides the ones that are predicted")).from(0.0, (MAX_VOCAB - 1) as f64);
+        /// Attention between documents that lie in one sequence: `joined` documents see each other, those `apart` do not.
+        documents: Documents = Documents::Joined, KEY.resume(Said(OTHER_TARGETS))
+            .needs(&[SYNCHRONOUS]);
+        /// For documents that are apart: the id of the token that each ends with. When left out: that which the tokenizer puts between
+        /// documents.
+        end_token: Option<u32> = None, KEY.keeps().resume(Said(OTHER_TARGETS)).from(0.0, (MAX_VOCAB - 1) as f64)
+            .needs(&[Need::is_for(&[("data.documents", &["apart"])], "")]);
+        /// `shuffled` or `sequential`.
+        order: Order = Order::Shuffled, KEY.resume(Said(OTHER_ORDER));
+        /// Fraction of the tokens, at the end, that is held out for evaluation.
+        validation: f64 = 0.1, KEY.resume(Said(OTHER_SHARE)).from(0.0, 0.9).foreign(&[(MEGATRON, "split", Rule, "the share that is held out")]);
+    }
+}
+
+words! {
+    /// Relation of documents that lie in one sequence.
+    Documents {
+        /// One text: each token sees all earlier ones of its sequence.
+        Joined = "joined",
+        /// Texts of their own: a token sees its own document, in which positions count from 0, and the first token of a document is not
+        /// predicted.
+        Apart = "apart",
+    }
+}
+
+words! {
+    /// Order of the samples.
+    Order {
+        /// A new permutation every epoch.
+        Shuffled = "shuffled",
+        /// Sample k covers tokens `k*seq` to `k*seq + seq - 1`.
+        Sequential = "sequential",
+    }
+}
 
 impl DataConfig {
     /// The files that are evaluated in place of a fraction of the tokens; an empty list is none.

@@ -1,14 +1,11 @@
 //! The declaration of keys: `table!` makes a table of the configuration, a plain struct, and the list of its keys, from one text; `words!`
 //! makes a choice of words. What is known of a key stands there and nowhere else: type, default, bounds, help, and of words what each means.
 
-use phalanx_data::TokenType;
-use phalanx_models::{Arch, Values};
-use serde::Serialize;
+use phalanx_models::Values;
 use serde_json::Value;
 
-use super::kernels::WORDS;
+use super::ConfigError;
 use super::needs::Need;
-use super::{ConfigError, KernelChoice, Paths};
 
 /// Description of a configuration key.
 #[derive(Clone, Copy, Debug)]
@@ -227,7 +224,7 @@ impl Key {
     }
 
     /// Refuses a number that it does not take.
-    fn check(&self, number: f64, given: impl FnOnce() -> String) -> Result<(), ConfigError> {
+    pub(super) fn check(&self, number: f64, given: impl FnOnce() -> String) -> Result<(), ConfigError> {
         let is_real = matches!(self.kind, Kind::Number);
         let expected = match self.bounds {
             Bounds::Any => return Ok(()),
@@ -261,113 +258,6 @@ fn list(words: &[&str]) -> String {
     if quoted.len() == 2 { quoted.join(" or ") } else { format!("one of {}", quoted.join(", ")) }
 }
 
-/// A type of values of keys.
-pub trait KeyType: Serialize {
-    /// Kind of the values.
-    const KIND: Kind;
-
-    /// The value, if it is a number.
-    fn number(&self) -> Option<f64> {
-        None
-    }
-
-    /// The value as errors write it.
-    fn given(&self) -> String {
-        let value = || serde_json::to_string(self).unwrap_or_default();
-        self.number().map_or_else(value, |number| number.to_string())
-    }
-
-    /// Returns whether the key is left out when it has this value.
-    fn is_left_out(&self) -> bool {
-        false
-    }
-}
-
-macro_rules! whole {
-    ($($ty:ty)*) => {
-        $(impl KeyType for $ty {
-            const KIND: Kind = Kind::Whole;
-
-            fn number(&self) -> Option<f64> {
-                Some(*self as f64)
-            }
-
-            fn given(&self) -> String {
-                self.to_string()
-            }
-        })*
-    };
-}
-whole! { u8 u32 u64 usize }
-
-impl KeyType for f64 {
-    const KIND: Kind = Kind::Number;
-
-    fn number(&self) -> Option<f64> {
-        Some(*self)
-    }
-}
-
-impl KeyType for bool {
-    const KIND: Kind = Kind::Flag;
-}
-
-impl KeyType for String {
-    const KIND: Kind = Kind::Text;
-}
-
-impl KeyType for Vec<String> {
-    const KIND: Kind = Kind::Texts;
-
-    fn is_left_out(&self) -> bool {
-        self.is_empty()
-    }
-}
-
-impl<T: Declared + Serialize> KeyType for Vec<T> {
-    const KIND: Kind = Kind::Tables(T::KEYS);
-
-    fn is_left_out(&self) -> bool {
-        self.is_empty()
-    }
-}
-
-impl<T: KeyType> KeyType for Option<T> {
-    const KIND: Kind = T::KIND;
-
-    fn number(&self) -> Option<f64> {
-        self.as_ref()?.number()
-    }
-
-    fn given(&self) -> String {
-        self.as_ref().map_or_else(|| "left out".to_string(), T::given)
-    }
-
-    fn is_left_out(&self) -> bool {
-        self.is_none()
-    }
-}
-
-impl KeyType for Paths {
-    const KIND: Kind = Kind::Paths;
-
-    fn given(&self) -> String {
-        self.shown()
-    }
-}
-
-impl KeyType for KernelChoice {
-    const KIND: Kind = Kind::Names(|| WORDS.to_vec());
-}
-
-impl KeyType for Arch {
-    const KIND: Kind = Kind::Names(|| Arch::all().map(|arch| arch.name).collect());
-}
-
-impl KeyType for TokenType {
-    const KIND: Kind = Kind::Names(|| vec!["auto", "u8", "u16", "u32", "i64"]);
-}
-
 /// A table that `table!` has made.
 pub trait Declared {
     /// Its keys.
@@ -390,11 +280,6 @@ pub trait Table {
     /// # Errors
     /// The key, its value and the bound.
     fn check_bounds(&self) -> Result<(), ConfigError>;
-}
-
-/// Refuses a number that a key does not take.
-pub(super) fn check(key: &Key, value: &impl KeyType) -> Result<(), ConfigError> {
-    value.number().map_or(Ok(()), |number| key.check(number, || value.given()))
 }
 
 /// The kind of a key that architectures read.
@@ -435,7 +320,7 @@ macro_rules! table {
                 table: $table,
                 name: stringify!($field),
                 help: &[$($help),+],
-                kind: <$ty as $crate::config::declare::KeyType>::KIND,
+                kind: <$ty as $crate::config::KeyType>::KIND,
                 ..$key
             }),*];
         }
@@ -446,7 +331,7 @@ macro_rules! table {
             }
 
             fn value(&self, name: &str) -> Option<serde_json::Value> {
-                use $crate::config::declare::KeyType;
+                use $crate::config::KeyType;
                 match name {
                     $(stringify!($field) if self.$field.is_left_out() => None,)*
                     $(stringify!($field) => serde_json::to_value(&self.$field).ok(),)*
@@ -456,14 +341,14 @@ macro_rules! table {
 
             fn given(&self, name: &str) -> String {
                 match name {
-                    $(stringify!($field) => $crate::config::declare::KeyType::given(&self.$field),)*
+                    $(stringify!($field) => $crate::config::KeyType::given(&self.$field),)*
                     _ => String::new(),
                 }
             }
 
             fn check_bounds(&self) -> Result<(), $crate::config::ConfigError> {
                 let mut keys = <Self as $crate::config::Declared>::KEYS.iter();
-                $($crate::config::declare::check(keys.next().expect("as many as fields"), &self.$field)?;)*
+                $($crate::config::KeyType::check(&self.$field, keys.next().expect("as many as fields"))?;)*
                 Ok(())
             }
         }
@@ -471,7 +356,8 @@ macro_rules! table {
         impl serde::Serialize for $part {
             fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
                 use serde::ser::SerializeMap;
-                use $crate::config::declare::{Declared, KeyType};
+                use $crate::config::declare::Declared;
+                use $crate::config::KeyType;
                 let (mut map, left_out) = (serializer.serialize_map(None)?, $part::default());
                 let mut keys = Self::KEYS.iter();
                 $(
@@ -541,7 +427,7 @@ macro_rules! words {
             }
         }
 
-        impl $crate::config::declare::KeyType for $name {
+        impl $crate::config::KeyType for $name {
             const KIND: $crate::config::declare::Kind =
                 $crate::config::declare::Kind::Words(&[$(($word, &[$($help),+])),*]);
         }

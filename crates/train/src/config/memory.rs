@@ -9,7 +9,8 @@ use serde::{Deserialize, Serialize};
 use super::bounds::{MAX_CHUNK_MIB, MAX_MIB};
 use super::check::refuse;
 use super::declare::Conversion::{Rule, Words};
-use super::declare::{DEEPSPEED, FREE, GEMINI, HUGGING_FACE, KeyType, Kind, MEGATRON};
+use super::declare::{DEEPSPEED, FREE, GEMINI, HUGGING_FACE, Kind, MEGATRON};
+use super::key_types::KeyType;
 use super::needs::{Need, SET, SYNCHRONOUS};
 use super::{ConfigError, Paths, Placement, PlacementRule, RunConfig};
 

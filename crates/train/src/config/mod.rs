@@ -6,17 +6,15 @@
 
 use std::sync::Arc;
 
-use phalanx_data::TokenType;
 use phalanx_models::limits::{MAX_POSITIONS, MAX_VOCAB};
-use phalanx_models::{Arch, Dropouts, KeyError, Keys, Model};
+use phalanx_models::{Arch, Dropouts, Keys, Model};
 use phalanx_tensor::{DType, ProductMethod};
 use serde::{Deserialize, Serialize};
 
 use bounds::{MAX_SECONDS, MAX_SEQUENCES, MAX_STEPS};
 use declare::Conversion::{Rule, Same, Words};
-use declare::Resume::{Data, Fixed, Free, Said, Unsaid};
+use declare::Resume::{Fixed, Free, Said, Unsaid};
 use declare::{DEEPSPEED, EARLIER, HUGGING_FACE, KEY, MEGATRON, NANOGPT, Table};
-use needs::{LEFT_OUT, SET, SYNCHRONOUS};
 
 #[macro_use]
 pub mod declare;
@@ -25,6 +23,7 @@ pub mod check;
 mod data;
 pub mod device;
 mod kernels;
+mod key_types;
 mod learning_rate;
 pub mod memory;
 mod needs;
@@ -37,9 +36,11 @@ mod train;
 mod trainable;
 
 pub use check::ConfigError;
+pub use data::{DataConfig, Documents, Order};
 pub use declare::{Bounds, Declared, Key, Kind, Resume};
 pub use device::{CUDA_HEAD_MAX, Communication, DeviceChoice, DeviceConfig, DeviceKind, SimulatedDevice};
 pub use kernels::{KernelChoice, KernelSet};
+pub use key_types::KeyType;
 pub use memory::{Checkpointing, CheckpointingWord, Chunk, ChunkWord, MemoryConfig, Tier, UpdateOn};
 pub use needs::Need;
 pub use parallel::{CutBy, ParallelConfig, Updates};
@@ -90,16 +91,11 @@ const STATES: &str = "its checkpoints have optimizer states of the parameters th
 /// Consequences for a resumed run.
 const OTHER_WINDOWS: &str =
     "the validation loss is that of other windows, and does not compare with the ones before";
-const OTHER_SHARE: &str = "the validation loss is that of other windows, and does not compare with the ones before; what is no longer held \
-                           out is trained on";
 const OTHER_SEQ: &str = "the text is cut into other windows: the samples that are left of this epoch are others, and the validation loss does \
                          not compare with the ones before";
-const OTHER_ORDER: &str = "the samples that are left of this epoch are others: some of those that it has had come again, and some never come";
-const OTHER_TARGETS: &str = "tokens see other ones than before, and other targets are predicted: losses do not compare with the ones before";
 const OTHER_LOSS: &str =
     "training losses have another term, and do not compare with the ones before; validation losses do";
 
-const OF_TOKENS: Need = Need::is_for(&[("data.tokens", SET)], "");
 const OF_DECAY: Need = Need::is_for(&[("schedule.kind", &["cosine", "linear"])], "");
 
 table! {
@@ -159,7 +155,8 @@ table! {
         /// Patterns of the names of parameters that are trained, as `*.h.1?.*`; all when left out. Others are frozen: they have neither
         /// gradients nor optimizer states.
         trainable: Vec<String> = Vec::new(), KEY.resume(Fixed(STATES));
-        /// Patterns of the names of parameters that are frozen, even if they match one of `trainable`.
+        /// Patterns of the names of parameters that are frozen, even if they match one of `trainable`. In 16 bits they are rounded to
+        /// `precision.compute`, also in checkpoints and exports.
         frozen: Vec<String> = Vec::new(), KEY.resume(Fixed(STATES));
         ..
         /// The keys that the architecture reads, as `layers`. It has a value for those that are left out.
@@ -221,8 +218,8 @@ impl RunConfig {
             RunConfig::default().tables().into_iter().flat_map(|table| table.keys()).copied().collect();
         for own in Keys::known() {
             if keys.iter().all(|key| (key.table, key.name) != ("model", own.name)) {
-                let kind = declare::kind_of(own.values);
-                keys.push(Key { table: "model", name: own.name, kind, resume: Fixed(TENSORS), ..KEY });
+                let (kind, help) = (declare::kind_of(own.values), std::slice::from_ref(&own.help));
+                keys.push(Key { table: "model", name: own.name, help, kind, resume: Fixed(TENSORS), ..KEY });
             }
         }
         keys
@@ -240,9 +237,7 @@ impl ModelConfig {
     /// # Errors
     /// A key that the architecture does not have, or with a value that it cannot have.
     pub fn build(&self, vocab: usize) -> Result<Arc<dyn Model>, ConfigError> {
-        self.arch.model(&self.keys, vocab, self.seq).map_err(|KeyError { key, given, expected }| {
-            ConfigError::new(format!("model.{key}"), given, expected)
-        })
+        self.arch.model(&self.keys, vocab, self.seq).map_err(ConfigError::of_model)
     }
 
     /// The model of these keys, with a vocabulary of any size where it is not known yet: for what does not depend on it.
@@ -261,76 +256,6 @@ impl ModelConfig {
             attention: p(self.attention_dropout),
             residual: p(self.residual_dropout),
         }
-    }
-}
-
-table! {
-    /// `[data]`
-    "data" DataConfig {
-        /// Text files or folders.
-        text: Vec<String> = Vec::new(), KEY.resume(Data)
-            .foreign(&[(NANOGPT, "dataset", Rule, "or data.tokens for a token file"), (HUGGING_FACE, "train_file", Rule, "")]);
-        /// Extensions of the files that are read from folders; all text files when empty.
-        extensions: Vec<String> = Vec::new(), KEY.resume(Data);
-        /// In JSON files, of which each line or record is a document: the key of the text.
-        text_key: String = "text".into(), KEY.resume(Data);
-        /// Extensions of files that are plain text whatever they hold, such as `json` and `csv`.
-        plain: Vec<String> = Vec::new(), KEY.resume(Data);
-        /// The fraction of lines, and of the bytes of files, that may be skipped; when left out, 1 % of the lines and half of the
-        /// bytes.
-        max_skipped: Option<f64> = None, KEY.from(0.0, 1.0);
-        /// Token files, instead of text, by paths and patterns; they are read one after the other.
-        tokens: Option<Paths> = None, KEY.resume(Data).foreign(&[(MEGATRON, "data_path", Rule, "or data.text for text")])
-            .needs(&[Need::any(&[("data.text", LEFT_OUT)], "tokens have one source")]);
-        /// Token files for evaluation, instead of the fraction `validation`.
-        validation_tokens: Option<Paths> = None, KEY.resume(Data)
-            .needs(&[OF_TOKENS]);
-        /// Type of ids in token files without a header: `u8`, `u16`, `u32`, `i64`; `auto` is `u16`.
-        token_type: TokenType = TokenType::Auto, KEY.resume(Data)
-            .needs(&[OF_TOKENS]);
-        /// Accepts token files that look like something else, such as zeros or text.
-        unusual_tokens: bool = false, KEY
-            .needs(&[OF_TOKENS]);
-        /// `byte`, `char`, `gpt2`, or the path of a Hugging Face `tokenizer.json` or of a folder with tokenizer files. When left
-        /// out: the tokenizer of the folder `model.init` or of the resumed run, else `byte`.
-        tokenizer: String = "byte".into(), KEY.resume(Data).foreign(&[(HUGGING_FACE, "tokenizer_name", Rule, "")]);
-        /// Lets a model that has learned the ids of another tokenizer learn those of `tokenizer` anew.
-        new_tokenizer: bool = false, KEY.quiet();
-        /// For a masked model (`bert`): the id that replaces a hidden token. When left out: the tokenizer's `[MASK]`, or else
-        /// one more row of the vocabulary.
-        mask_token: Option<u32> = None, KEY.resume(Said("another token hides the ones that are predicted")).from(0.0, (MAX_VOCAB - 1) as f64);
-        /// Attention between documents that lie in one sequence: `joined` documents see each other, those `apart` do not.
-        documents: Documents = Documents::Joined, KEY.resume(Said(OTHER_TARGETS))
-            .needs(&[SYNCHRONOUS]);
-        /// For documents that are apart: the id of the token that each ends with. When left out: that which the tokenizer puts between
-        /// documents.
-        end_token: Option<u32> = None, KEY.keeps().resume(Said(OTHER_TARGETS)).from(0.0, (MAX_VOCAB - 1) as f64)
-            .needs(&[Need::is_for(&[("data.documents", &["apart"])], "")]);
-        /// `shuffled` or `sequential`.
-        order: Order = Order::Shuffled, KEY.resume(Said(OTHER_ORDER));
-        /// Fraction of the tokens, at the end, that is held out for evaluation.
-        validation: f64 = 0.1, KEY.resume(Said(OTHER_SHARE)).from(0.0, 0.9).foreign(&[(MEGATRON, "split", Rule, "the share that is held out")]);
-    }
-}
-
-words! {
-    /// Relation of documents that lie in one sequence.
-    Documents {
-        /// One text: each token sees all earlier ones of its sequence.
-        Joined = "joined",
-        /// Texts of their own: a token sees its own document, in which positions count from 0, and the first token of a document is not
-        /// predicted.
-        Apart = "apart",
-    }
-}
-
-words! {
-    /// Order of the samples.
-    Order {
-        /// A new permutation every epoch.
-        Shuffled = "shuffled",
-        /// Sample k covers tokens `k*seq` to `k*seq + seq - 1`.
-        Sequential = "sequential",
     }
 }
 
@@ -532,7 +457,7 @@ table! {
                 (HUGGING_FACE, "lr_scheduler_type", Rule, ""),
                 (MEGATRON, "lr_decay_style", Rule, ""),
             ]);
-        /// Steps of linear warm-up.
+        /// Steps of linear warm-up. Steps that f16 skips count neither for it nor for the decay.
         warmup: u64 = 0, KEY.from(0.0, MAX_STEPS)
             .foreign(&[
                 (NANOGPT, "warmup_iters", Rule, ""),

@@ -7,7 +7,6 @@ use serde_json::Value;
 
 use super::RunConfig;
 use super::check::ConfigError;
-use super::declare::Key;
 
 /// Values of which a key must have one, as words: `"nvme"`, `"3"`, `"2.."` (2 or more), `"above 0"`, [`SET`], [`LEFT_OUT`].
 pub type Words = &'static [&'static str];
@@ -68,7 +67,7 @@ impl Need {
 
     /// Values of the key that have this requirement, in words; "" if all have it.
     pub fn values(&self) -> String {
-        if self.of.is_empty() { String::new() } else { alternatives(self.of) }
+        alternatives(self.of).trim_start_matches("= ").to_string()
     }
 
     fn applies(&self, value: Option<&Value>, default: Option<&Value>) -> bool {
@@ -79,7 +78,7 @@ impl Need {
         self.any.iter().any(|(key, values)| is_one_of(config.value(key).as_ref(), values))
     }
 
-    fn refuse(&self, key: &Key, given: String, config: &RunConfig) -> ConfigError {
+    fn refuse(&self, path: String, given: String, config: &RunConfig) -> ConfigError {
         let actual = match self.any {
             [(_, SET)] => String::new(),
             [(other, _)] => format!(" (it is {})", config.given(other)),
@@ -89,7 +88,7 @@ impl Need {
         // Others that give way if their defaults suffice.
         let is_enough = |(other, values): &&(&str, Words)| is_one_of(DEFAULTS.value(other).as_ref(), values);
         let others = self.any.iter().filter(is_enough).map(|(other, _)| *other).collect();
-        ConfigError { others, means_nothing: self.is_for, ..ConfigError::new(key.path(), given, expected) }
+        ConfigError { others, means_nothing: self.is_for, ..ConfigError::new(path, given, expected) }
     }
 }
 
@@ -101,7 +100,7 @@ static DEFAULTS: LazyLock<RunConfig> = LazyLock::new(RunConfig::default);
 /// Words as a sentence has them behind the name of a key: `= "a" or "b"`, `left out or = 1`, `= 2 or more`.
 fn alternatives(words: Words) -> String {
     let quoted = |word: &&str| match word.strip_suffix("..") {
-        Some(least) => format!("{least} or more"),
+        Some(min) => format!("{min} or more"),
         None if word.parse::<f64>().is_ok() || word.parse::<bool>().is_ok() => word.to_string(),
         None => format!("{word:?}"),
     };
@@ -123,7 +122,7 @@ fn joined(words: impl Iterator<Item = String>) -> String {
 /// Returns whether a value is one of those in words.
 fn is_one_of(value: Option<&Value>, words: Words) -> bool {
     let number = value.and_then(Value::as_f64);
-    let least = |bound: &str| bound.parse::<f64>().ok();
+    let min = |bound: &str| bound.parse::<f64>().ok();
     words.iter().any(|word| match (*word, value) {
         ("left out", value) => value.is_none(),
         (_, None) => false,
@@ -131,9 +130,9 @@ fn is_one_of(value: Option<&Value>, words: Words) -> bool {
         (word, Some(Value::String(text))) => text == word,
         (word, Some(Value::Bool(flag))) => word.parse() == Ok(*flag),
         (word, Some(_)) => match (word.strip_suffix(".."), word.strip_prefix("above ")) {
-            (Some(bound), _) => number >= least(bound),
-            (None, Some(bound)) => number > least(bound),
-            (None, None) => number == least(word),
+            (Some(bound), _) => number >= min(bound),
+            (None, Some(bound)) => number > min(bound),
+            (None, None) => number == min(word),
         },
     })
 }
@@ -163,7 +162,7 @@ impl RunConfig {
                 let broken =
                     |need: &&Need| need.applies(value.as_ref(), default.as_ref()) && !need.is_met(self);
                 if let Some(need) = key.needs.iter().find(broken) {
-                    return Err(need.refuse(key, table.given(key.name), self));
+                    return Err(need.refuse(path, table.given(key.name), self));
                 }
             }
         }

@@ -4,7 +4,7 @@ use phalanx_layers::{Network, ParameterSpec};
 use phalanx_optim::{OwnRates, RatesByName};
 
 use super::check::refuse;
-use super::declare::{KEY, Table};
+use super::declare::KEY;
 use super::trainable::{check_patterns, match_any};
 use super::{ConfigError, OptimizerConfig, RunConfig};
 
@@ -41,7 +41,6 @@ impl RunConfig {
                 let expected = "gives no pattern of names: set it, as parameters = [\"*.wte.*\"]";
                 return Err(refuse("optimizer.group.parameters", "[]", expected));
             }
-            group.check_bounds()?;
             if let Some(lr) = lr.filter(|lr| !(lr / of_all).is_finite()) {
                 let expected = format!(
                     "of {parameters:?} is a multiple of the schedule's rate, whose peak is optimizer.lr = {of_all}: set \

@@ -5,7 +5,8 @@ use serde::{Deserialize, Serialize};
 use super::OTHER_WINDOWS;
 use super::bounds::{MAX_SEQUENCES, MAX_STEPS, MAX_THREADS};
 use super::declare::Conversion::Rule;
-use super::declare::{HUGGING_FACE, KEY, KeyType, Kind, MEGATRON, NANOGPT, Resume};
+use super::declare::{HUGGING_FACE, KEY, Kind, MEGATRON, NANOGPT, Resume};
+use super::key_types::KeyType;
 use super::needs::Need;
 
 /// Which checkpoints of a run stay.
@@ -61,7 +62,7 @@ table! {
         /// Steps between evaluations; 0 evaluates only after the last step.
         eval_every: u64 = 250, KEY.from(0.0, MAX_STEPS)
             .foreign(&[(NANOGPT, "eval_interval", Rule, ""), (HUGGING_FACE, "eval_steps", Rule, "")]);
-        /// Largest number of sequences of an evaluation.
+        /// Largest number of sequences of an evaluation, which lie spread over the held-out part.
         eval_samples: usize = 256, KEY.resume(Resume::Said(OTHER_WINDOWS)).from(1.0, MAX_SEQUENCES).hint("for no evaluation, set data.validation = 0")
             .foreign(&[(NANOGPT, "eval_iters", Rule, "counted in sequences, not in batches")]);
         /// Steps between checkpoints; 0 saves only after the last step.
