@@ -55,6 +55,7 @@ pub enum Command {
     Sample(SampleArgs),
     Tokenize(TokenizeArgs),
     Import(ImportArgs),
+    ImportConfig(ImportConfigArgs),
     Export(ExportArgs),
     Inspect(InspectArgs),
     Keys(KeysArgs),
@@ -91,6 +92,7 @@ pub enum Command {
     phalanx plan examples/quickstart.toml\n  \
     phalanx plan examples/quickstart.toml --nproc 4 --set parallel.zero=3\n  \
     phalanx plan examples/gpt2_124m.toml --json | jq '.ranks[0].device'\n  \
+    phalanx plan examples/gpt2_124m.toml --deepspeed ds_config.json --nproc 8\n  \
     phalanx plan examples/gpt2_124m.toml --nproc 8 --device-memory 80GiB\n  \
     phalanx plan examples/gpt2_124m.toml --device-memory 2GiB --json | jq .verdict\n  \
     phalanx plan examples/quickstart.toml --chunks\n  \
@@ -254,6 +256,55 @@ pub struct ImportArgs {
     /// Print figures as JSON
     #[arg(long)]
     pub json: bool,
+}
+
+/// Translates another program's configuration into one of ours
+///
+/// Reads DeepSpeed's JSON, nanoGPT's config/*.py (its assignments; nothing is executed), torchtitan's TOML, and the YAML of axolotl
+/// and LLaMA-Factory. Writes TOML to standard output, and to standard error a table of each of its keys: what it is here,
+/// whether it means the same, and why. A key that is unknown or has a wrong value is an error, and so is one that is not here,
+/// with what to use instead: nothing is written then.
+///
+/// "auto" becomes what Hugging Face's Trainer fills in by default. To train with CONFIG and DeepSpeed's configuration side by side:
+/// phalanx train CONFIG --deepspeed FILE.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    phalanx import-config ds_config.json > mine.toml\n  \
+    phalanx import-config ds_config.json --nproc 8 > mine.toml\n  \
+    phalanx import-config config/train_shakespeare_char.py > shakespeare.toml\n  \
+    phalanx import-config llama3_8b.toml --partial > mine.toml          torchtitan's\n  \
+    phalanx import-config ds_config.json --json | jq '.rows[] | select(.outcome == \"differs\")'")]
+pub struct ImportConfigArgs {
+    /// The configuration
+    #[arg(value_name = "FILE")]
+    pub file: PathBuf,
+    /// Whose configuration it is; by the name of the file when left out
+    #[arg(long, value_enum, value_name = "PROGRAM")]
+    pub from: Option<ConfigFormat>,
+    /// Number of ranks; when left out, what the batch of the configuration says, else 1
+    #[arg(long, value_name = "N", value_parser = whole::<usize>(1..=counts::RANKS))]
+    pub nproc: Option<usize>,
+    /// Leave out what is refused, with a comment for each, instead of ending
+    #[arg(long)]
+    pub partial: bool,
+    /// Print the table as JSON instead, with the TOML in it
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Programs whose configurations are read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ConfigFormat {
+    /// JSON
+    Deepspeed,
+    /// Python
+    Nanogpt,
+    /// TOML
+    Torchtitan,
+    /// YAML
+    Axolotl,
+    /// YAML
+    LlamaFactory,
 }
 
 /// Writes a checkpoint as a Hugging Face folder, or as a GGUF file

@@ -20,6 +20,7 @@ use crate::proposals::Replan;
 use crate::proposed_changes::Changes;
 use crate::resolve::{Estimate, Initial, Purpose, Resolved, Vocabulary, estimate_data, resolve};
 use crate::step_time::StepTime;
+use crate::translation::Translation;
 use crate::user_config::UserConfig;
 use crate::{assumed, kept_budget, machine_profile};
 
@@ -28,6 +29,8 @@ pub struct Asked<'a> {
     args: &'a PlanArgs,
     environment: Environment,
     file: UserConfig,
+    /// The translation of what `--deepspeed` gives.
+    pub theirs: Option<Translation>,
     /// The profile of `--machine`; measured rates of this machine once there is a plan.
     machine: OnceCell<Machine>,
     /// The machine that is planned for, if it is another one.
@@ -44,11 +47,11 @@ impl<'a> Asked<'a> {
     pub fn new(args: &'a PlanArgs, environment: Environment) -> Result<Asked<'a>> {
         let path =
             args.config.as_deref().context("give a configuration (TOML), as examples/quickstart.toml")?;
-        let file = UserConfig::read(path)?;
+        let (file, theirs) = args.overrides.read(path)?;
         let profile = args.machine.as_deref().map(machine_profile::known).transpose()?.flatten();
         let elsewhere = Elsewhere::of(args.device_memory, profile.as_ref());
         let machine = profile.map_or_else(OnceCell::new, OnceCell::from);
-        Ok(Asked { args, environment, file, machine, elsewhere, data: OnceCell::new() })
+        Ok(Asked { args, environment, file, theirs, machine, elsewhere, data: OnceCell::new() })
     }
 
     /// The configuration as the command gives it.

@@ -2,7 +2,7 @@
 
 use phalanx_models::Keys;
 use phalanx_train::RunConfig;
-use phalanx_train::config::declare::Conversion::Rule;
+use phalanx_train::config::declare::Conversion::{Rule, Same};
 use phalanx_train::config::declare::{Foreign, HUGGING_FACE, MEGATRON, NANOGPT};
 
 /// Note on names of `model.positions`: the difference from `model.seq`.
@@ -10,10 +10,10 @@ const POSITIONS: &str = "model.seq is the length of training sequences";
 
 /// Names of options, and of keys that architectures read, beside those of their files.
 const OTHERS: [(&str, Foreign); 10] = [
-    ("model.layers", (NANOGPT, "n_layer", Rule, "")),
+    ("model.layers", (NANOGPT, "n_layer", Same, "")),
     ("model.layers", (MEGATRON, "num_layers", Rule, "")),
-    ("model.heads", (NANOGPT, "n_head", Rule, "")),
-    ("model.hidden", (NANOGPT, "n_embd", Rule, "")),
+    ("model.heads", (NANOGPT, "n_head", Same, "")),
+    ("model.hidden", (NANOGPT, "n_embd", Same, "")),
     ("model.positions", (HUGGING_FACE, "max_position_embeddings", Rule, POSITIONS)),
     ("model.positions", (HUGGING_FACE, "n_positions", Rule, POSITIONS)),
     ("model.rope_scaling", (HUGGING_FACE, "rope_parameters", Rule, "with rope_theta in model.rope_theta")),
@@ -23,7 +23,7 @@ const OTHERS: [(&str, Foreign); 10] = [
 ];
 
 /// All names that are known, with the key here.
-fn names() -> impl Iterator<Item = (String, Foreign)> {
+pub fn names() -> impl Iterator<Item = (String, Foreign)> {
     let declared = RunConfig::keys().into_iter();
     let declared = declared.flat_map(|key| key.foreign.iter().map(move |foreign| (key.path(), *foreign)));
     let others = OTHERS.iter().map(|(key, foreign)| (key.to_string(), *foreign));

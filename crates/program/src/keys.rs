@@ -10,6 +10,7 @@ use phalanx_train::RunConfig;
 use phalanx_train::config::{Key, Kind};
 use serde::Deserialize;
 use strsim::levenshtein;
+use toml::de::DeTable;
 use toml::{Table, Value};
 
 use crate::foreign_keys;
@@ -60,11 +61,7 @@ pub fn numeric() -> Vec<String> {
 /// their lines.
 pub fn check(given: &Table, origin: &str, text: &str) -> Result<()> {
     let lines = toml::de::DeTable::parse(text).ok();
-    let line = |table: &str, key: Option<&str>| {
-        let (name, value) = lines.as_ref()?.get_ref().get_key_value(table)?;
-        let key = key.and_then(|key| Some(value.get_ref().as_table()?.get_key_value(key)?.0));
-        Some(text[..key.unwrap_or(name).span().start].matches('\n').count() + 1)
-    };
+    let line = |table: &str, key: Option<&str>| line_in(lines.as_ref()?.get_ref(), text, table, key);
     let mut faults = Vec::new();
     for (name, value) in given {
         let is_known = tables().contains(&name.as_str());
@@ -96,6 +93,19 @@ pub fn check(given: &Table, origin: &str, text: &str) -> Result<()> {
     };
     let faults: Vec<String> = faults.iter().map(said).collect();
     if faults.is_empty() { Ok(()) } else { bail!("{}", faults.join("\n")) }
+}
+
+/// The line of a table, or of a key in it, in a text and its parsed tables.
+fn line_in(tables: &DeTable, text: &str, table: &str, key: Option<&str>) -> Option<usize> {
+    let (name, value) = tables.get_key_value(table)?;
+    let key = key.and_then(|key| Some(value.get_ref().as_table()?.get_key_value(key)?.0));
+    Some(text[..key.unwrap_or(name).span().start].matches('\n').count() + 1)
+}
+
+/// The line of `table.key` in a text.
+pub fn line_of(text: &str, path: &str) -> Option<usize> {
+    let (table, key) = path.split_once('.')?;
+    line_in(DeTable::parse(text).ok()?.get_ref(), text, table, Some(key))
 }
 
 /// Reads `table.key=value`. The value is TOML; text needs no quotes, and a single text is accepted for a list.
@@ -137,7 +147,7 @@ pub fn insert(tables: &mut Table, key: &str, value: Value) {
 }
 
 /// Refuses an unknown key, and a value of the wrong type or out of bounds: each is tried alone, so that the error names its own key.
-fn check_value(path: &str, value: &Value) -> Result<(), String> {
+pub fn check_value(path: &str, value: &Value) -> Result<(), String> {
     let Some(key) = find(path) else { return Err(unknown(path)) };
     let mut tried = Table::new();
     insert(&mut tried, path, value.clone());
@@ -216,9 +226,9 @@ fn leaf(name: &str) -> &str {
 }
 
 /// The known name that was most likely meant: the same name but for a third of its letters at most, or a longer or
-/// shorter form of it. Tables count for nothing.
-fn nearest<'a>(given: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
-    let given = leaf(given);
+/// shorter form of it. Tables count only among those that are equally near.
+pub fn nearest<'a>(given: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    let (whole, given) = (given, leaf(given));
     let edits = |name: &'a str| {
         let other = leaf(name);
         let (shorter, longer) = if other.len() < given.len() { (other, given) } else { (given, other) };
@@ -227,7 +237,10 @@ fn nearest<'a>(given: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a 
         let is_near = edits <= (longer.len() / 3).max(1) && shorter.len() > 1;
         (is_form || is_near).then_some((edits, name))
     };
-    known.filter_map(edits).min_by_key(|(edits, _)| *edits).map(|(_, name)| name)
+    known
+        .filter_map(edits)
+        .min_by_key(|(edits, name)| (*edits, levenshtein(whole, name)))
+        .map(|(_, name)| name)
 }
 
 #[cfg(test)]
@@ -306,12 +319,14 @@ mod tests {
         assert!(text.contains("here it is model.heads"), "{text}");
     }
 
-    /// A name that is also that of a key here would never be explained.
+    /// Those that are also names of keys here need no explanation.
     #[test]
-    fn no_foreign_name_is_a_key_here() {
+    fn foreign_names_are_explained() {
         let foreign = KEYS.iter().flat_map(|key| key.foreign).map(|(_, name, ..)| *name);
         for name in foreign {
-            assert!(KEYS.iter().all(|key| key.name != name), "{name} is a key here");
+            if KEYS.iter().any(|key| key.name == name) {
+                continue;
+            }
             let explained = foreign_keys::explain(name).unwrap();
             assert!(explained.starts_with(name), "{name}: {explained}");
         }

@@ -26,6 +26,7 @@ mod continuation;
 mod control_group;
 mod counts;
 mod data_report;
+mod deepspeed_estimate;
 mod disk_check;
 mod draw_args;
 mod earlier;
@@ -93,6 +94,7 @@ mod tests;
 mod tokenizing;
 mod train_args;
 mod training;
+mod translation;
 mod user_config;
 
 use std::process::ExitCode;
@@ -161,6 +163,7 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Sample(args) => commands::sample::sample(&args, environment),
         Command::Tokenize(args) => commands::tokenize::tokenize(&args),
         Command::Import(args) => commands::import::import(&args),
+        Command::ImportConfig(args) => commands::import_config::import_config(&args),
         Command::Export(args) => commands::export::export(&args),
         Command::Inspect(args) => commands::inspect::inspect(&args),
         Command::Keys(args) => commands::keys::keys(&args),

@@ -1,8 +1,13 @@
 //! The options that change a configuration, shared by several commands.
 
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
 use clap::Args;
 
 use crate::counts::{self, whole};
+use crate::translation::{DEEPSPEED, Translation};
+use crate::user_config::UserConfig;
 
 /// The key that `--nproc` gives.
 pub const RANKS: &str = "parallel.ranks";
@@ -22,12 +27,30 @@ pub struct Overrides {
     /// Number of ranks (sets parallel.ranks; parallel.data follows)
     #[arg(long, value_name = "N", value_parser = whole::<usize>(1..=counts::RANKS))]
     pub nproc: Option<usize>,
+
+    /// DeepSpeed's configuration (JSON), which adds to CONFIG; a value that differs in both is refused, unless --set decides
+    #[arg(long, value_name = "FILE")]
+    pub deepspeed: Option<PathBuf>,
 }
 
 impl Overrides {
     /// Returns whether they give a key, or leave it out.
     pub fn says(&self, key: &str) -> bool {
         self.sets(key) || self.unset.iter().any(|unset| unset.trim() == key)
+    }
+
+    /// Reads a configuration file and adds what `--deepspeed` says; also returns how that was translated.
+    ///
+    /// # Errors
+    /// Files that are missing or wrong, and values that differ in both.
+    pub fn read(&self, path: &Path) -> Result<(UserConfig, Option<Translation>)> {
+        let file = UserConfig::read(path)?;
+        let Some(theirs) = &self.deepspeed else { return Ok((file, None)) };
+        let given = file.clone().with(self, &[])?;
+        let mut translation = Translation::read(&DEEPSPEED, theirs, given, false)?;
+        translation.refuse()?;
+        let merged = translation.onto(file, &path.display().to_string(), |key| self.sets(key))?;
+        Ok((merged, Some(translation)))
     }
 
     /// Returns whether they give a key.
@@ -42,6 +65,11 @@ impl Overrides {
         let option = |name: &'static str, values: &[String]| {
             values.iter().flat_map(|value| [name.to_string(), value.clone()]).collect::<Vec<_>>()
         };
-        ranks.chain(option("--set", &self.set)).chain(option("--unset", &self.unset)).collect()
+        let theirs: Vec<String> = self.deepspeed.iter().map(|path| path.display().to_string()).collect();
+        ranks
+            .chain(option("--deepspeed", &theirs))
+            .chain(option("--set", &self.set))
+            .chain(option("--unset", &self.unset))
+            .collect()
     }
 }

@@ -57,7 +57,12 @@ impl Changes {
         let kept = given.set.iter().filter(|text| !replaced(text)).cloned();
         let own = self.set.iter().map(|(key, value)| format!("{key}={value}"));
         let unset = given.unset.iter().filter(|key| !self.has(key.trim())).cloned().collect();
-        Overrides { set: kept.chain(own).collect(), unset, nproc: self.nproc.or(given.nproc) }
+        Overrides {
+            set: kept.chain(own).collect(),
+            unset,
+            nproc: self.nproc.or(given.nproc),
+            ..given.clone()
+        }
     }
 
     /// Returns whether an assumed folder stands for the user's.

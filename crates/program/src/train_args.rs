@@ -22,6 +22,7 @@ use crate::task::Show;
     phalanx train examples/quickstart.toml --nproc 4 --set parallel.zero=3 --set train.steps=200\n  \
     phalanx train --run runs/quickstart --resume\n  \
     phalanx train --run runs/quickstart --resume --unset memory.placement --set train.steps=400\n  \
+    phalanx train examples/quickstart.toml --deepspeed ds_config.json\n  \
     phalanx train examples/quickstart.toml --json | jq .loss\n  \
     srun -n 8 phalanx train my.toml                   one process per rank: srun, mpirun or torchrun\n\n\
     For several hosts see phalanx launch --help. Started by srun, mpirun or torchrun, each process is the rank that their\n\

@@ -191,6 +191,25 @@ impl UserConfig {
         keys::lookup(&self.tables, key).is_some()
     }
 
+    /// The value of a key that was given.
+    pub fn value(&self, key: &str) -> Option<&Value> {
+        keys::lookup(&self.tables, key)
+    }
+
+    /// The line of a key in the file.
+    pub fn line(&self, key: &str) -> Option<usize> {
+        keys::line_of(&self.text, key)
+    }
+
+    /// The configuration with its keys as its text, after a first line.
+    ///
+    /// # Errors
+    /// None for keys that were checked.
+    pub fn retext(self, head: &str) -> Result<UserConfig> {
+        let text = toml::to_string_pretty(&self.tables).context("the configuration as TOML")?;
+        Ok(UserConfig { text: format!("{head}{text}"), ..self })
+    }
+
     /// Removes a key, as if it had been left out.
     pub fn leave_out(&mut self, key: &str) {
         let table = key.split_once('.').and_then(|(table, key)| Some((self.tables.get_mut(table)?, key)));

@@ -10,6 +10,7 @@ pub mod completions;
 pub mod doctor;
 pub mod export;
 pub mod import;
+pub mod import_config;
 pub mod inspect;
 pub mod keys;
 pub mod launch;

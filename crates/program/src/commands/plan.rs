@@ -8,6 +8,7 @@ use crate::args::PlanArgs;
 use crate::asked::Asked;
 use crate::chunk_report::{self, ChunkReport};
 use crate::data_report::DataReport;
+use crate::deepspeed_estimate::Estimate;
 use crate::environment::Environment;
 use crate::fit::Verdict;
 use crate::placement_report::PlacementReport;
@@ -22,6 +23,7 @@ use crate::{cards, machine, machine_profile, output, plan_report};
 /// A configuration that cannot work, missing data.
 pub fn plan(args: &PlanArgs, environment: Environment) -> Result<()> {
     let asked = Asked::new(args, environment)?;
+    asked.theirs.iter().for_each(|theirs| output::note(&theirs.to_text()));
     let (planned, data, device) = asked.planned()?;
     let was_open = asked.given()?.config()?.device.kind == DeviceKind::Auto;
     if planned.config.device.kind == DeviceKind::Cuda && !args.json {
@@ -52,6 +54,10 @@ pub fn plan(args: &PlanArgs, environment: Environment) -> Result<()> {
         figures["verdict"] = json!(verdict.as_ref().map(Verdict::to_json));
         figures["step_time"] = json!(step_time.as_ref().map(StepTime::to_json));
         figures["assumed"] = json!(assumed);
+        if let Some(theirs) = &asked.theirs {
+            let estimate = Estimate::of(&planned).map(|estimate| estimate.to_json());
+            figures["deepspeed"] = json!({ "translation": theirs.to_json(), "estimate": estimate });
+        }
         output::print_json(&figures)?;
     } else {
         let time = step_time.map_or(String::new(), |time| format!("\n{}", time.to_text()));
@@ -63,7 +69,11 @@ pub fn plan(args: &PlanArgs, environment: Environment) -> Result<()> {
         };
         let assumed = assumed.map_or(String::new(), |line| format!("{line}\n\n"));
         let data = data.map_or(String::new(), |data| format!("{}\n", data.line()));
-        output::print(&format!("{assumed}{data}{long}{time}{verdict}"))?;
+        let theirs = asked.theirs.as_ref().map_or(String::new(), |_| match Estimate::of(&planned) {
+            Some(estimate) => format!("\n{}", estimate.to_text()),
+            None => "\nDeepSpeed estimates stages 2 and 3 only.\n".to_string(),
+        });
+        output::print(&format!("{assumed}{data}{long}{time}{verdict}{theirs}"))?;
     }
     if budgets.is_empty() && planned.config.device.kind == DeviceKind::Cuda {
         let why = cards::look().err().map_or(String::new(), |error| format!(" ({error})"));

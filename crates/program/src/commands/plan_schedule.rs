@@ -14,7 +14,6 @@ use crate::overrides::Overrides;
 use crate::ownership::{check_output, is_drawing};
 use crate::resolve::{Purpose, Resolved, estimate_data, resolve};
 use crate::schedule_report::{Drawn, Unit, to_json, to_text};
-use crate::user_config::UserConfig;
 use crate::{output, planned, schedule_file};
 
 /// Default number of pipeline ranks and of chunks.
@@ -71,9 +70,9 @@ pub fn draw(args: &PlanArgs) -> Result<()> {
 
 /// A schedule without a configuration: every action takes 1.
 fn alone(args: &DrawArgs, overrides: &Overrides, wanted: &str) -> Result<Drawn> {
-    if !overrides.set.is_empty() || overrides.nproc.is_some() {
+    if !overrides.words().is_empty() {
         bail!(
-            "--set and --nproc change a configuration: give one, or --pipeline, --micro-batches and --chunks"
+            "--set, --nproc and --deepspeed change a configuration: give one, or --pipeline, --micro-batches and --chunks"
         );
     }
     let schedule = match wanted.parse::<Plan>() {
@@ -154,7 +153,7 @@ fn of_config(path: &Path, args: &PlanArgs, wanted: Option<&str>) -> Result<Drawn
     ] {
         overrides.set.extend(value.map(|value| format!("{key}={value}")));
     }
-    let given = UserConfig::read(path)?.with(&overrides, &args.data)?;
+    let given = args.overrides.read(path)?.0.with(&overrides, &args.data)?;
     let (Resolved { config, model, .. }, _) = resolve(&given, Purpose::Plan, None, estimate_data)?;
     let (ranks, micro_batches) = (config.parallel.pipeline, config.micro_batches());
     let chunks = |plan: Plan| plan.with_chunks(config.parallel.chunks).chunks();

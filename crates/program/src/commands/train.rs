@@ -60,7 +60,14 @@ pub fn train_with(
     team: Option<&mut Team>,
     helpers: Option<Arc<LocalLeader>>,
 ) -> Result<u8> {
-    let file = args.config.as_deref().map(UserConfig::read).transpose()?;
+    if args.config.is_none() && args.overrides.deepspeed.is_some() {
+        bail!("--deepspeed adds to a configuration: give CONFIG, too");
+    }
+    let read = args.config.as_deref().map(|config| args.overrides.read(config)).transpose()?;
+    let (file, theirs) = read.unzip();
+    if args.show() == Show::Progress {
+        theirs.flatten().iter().for_each(|theirs| note(&theirs.to_text()));
+    }
     let folder = RunFolder::named(args.run.as_deref(), args.config.as_deref())?;
     if args.resume && file.is_none() && !is_named(folder.path()) {
         bail!("{} is not a run folder; give a configuration to start a run", folder.path().display());

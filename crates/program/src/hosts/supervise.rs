@@ -219,6 +219,9 @@ fn launcher_words(
     if let Some(run) = &train.run {
         add("--run", &path(run)?);
     }
+    if let Some(theirs) = &train.overrides.deepspeed {
+        add("--deepspeed", &path(theirs)?);
+    }
     if train.max_restarts > 0 {
         add("--max-restarts", &train.max_restarts.to_string());
     }

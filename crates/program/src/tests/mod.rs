@@ -12,6 +12,7 @@ use crate::final_report::Reached;
 use crate::limits::{CONFIG_BYTES, SCHEDULE_BYTES};
 use crate::run_folder::RunFolder;
 use crate::schedule_file;
+use crate::translation::{FORMATS, Translation};
 use crate::user_config::UserConfig;
 
 #[global_allocator]
@@ -39,6 +40,27 @@ fn configurations_of_any_content_are_read_or_refused() {
     let changed = |random: &mut Random| mutate(random, complete.as_bytes());
     let accepted = survive("configuration", 3000, MAX_BYTES, changed, &mut read);
     assert!((1..3000).contains(&accepted), "{accepted} accepted");
+}
+
+#[test]
+fn configurations_of_other_programs_of_any_content_are_translated_or_refused() {
+    let folder = tempdir().unwrap();
+    let path = folder.path().join("theirs");
+    let texts = [
+        "{\"train_batch_size\": 8, // all\n\"fp16\": {\"enabled\": \"auto\"}, optimizer: {type: Adam\nparams: {lr: 1e-3, betas: [0.9, 0.99],}}}",
+        "import os\nbatch_size = 2 * 4\nout_dir = 'out'\nalways_save_checkpoint = False\nmin_lr = 1e-4 # least\n",
+        "[training]\nsteps = 10\nlocal_batch_size = 2\n[model]\nconverters = []\n[activation_checkpoint]\nmode = \"full\"\n",
+        "base_model: a\nspecial_tokens:\n  pad: \"x\"\nmicro_batch_size: 2 # each\nmax_steps: 5\nplugins:\n  - a\n",
+        "stage: pt\nmax_steps: 9\nwarmup_ratio: 0.1\nbf16: true\noutput_dir: >\n  a\n  b\nreport_to: [a, 'b']\n",
+    ];
+    for (format, text) in FORMATS.into_iter().zip(texts) {
+        let read = |bytes: &[u8]| {
+            overwrite(&path, bytes);
+            Translation::read(format, &path, UserConfig::default(), true).is_ok()
+        };
+        assert!(read(text.as_bytes()), "{}", format.name);
+        survive(format.name, 200, MAX_BYTES, |random| mutate(random, text.as_bytes()), read);
+    }
 }
 
 #[test]

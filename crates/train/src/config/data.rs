@@ -7,9 +7,9 @@ use phalanx_models::Objective;
 use phalanx_models::limits::MAX_VOCAB;
 
 use super::check::refuse;
-use super::declare::Conversion::Rule;
+use super::declare::Conversion::{Rule, Same};
 use super::declare::Resume::{Data, Said};
-use super::declare::{HUGGING_FACE, KEY, MEGATRON, NANOGPT};
+use super::declare::{AXOLOTL, HUGGING_FACE, KEY, LLAMA_FACTORY, MEGATRON, NANOGPT, TORCHTITAN};
 use super::needs::{LEFT_OUT, Need, SET, SYNCHRONOUS};
 use super::{ConfigError, Paths, RunConfig};
 
@@ -50,7 +50,13 @@ table! {
             .needs(&[OF_TOKENS]);
         /// `byte`, `char`, `gpt2`, or the path of a Hugging Face `tokenizer.json` or of a folder with tokenizer files. When left
         /// out: the tokenizer of the folder `model.init` or of the resumed run, else `byte`.
-        tokenizer: String = "byte".into(), KEY.resume(Data).foreign(&[(HUGGING_FACE, "tokenizer_name", Rule, "")]);
+        tokenizer: String = "byte".into(), KEY.resume(Data)
+            .foreign(&[
+                (HUGGING_FACE, "tokenizer_name", Same, ""),
+                (TORCHTITAN, "model.hf_assets_path", Same, ""),
+                (TORCHTITAN, "model.tokenizer_path", Same, ""),
+                (AXOLOTL, "tokenizer_config", Same, ""),
+            ]);
         /// Lets a model that has learned the ids of another tokenizer learn those of `tokenizer` anew.
         new_tokenizer: bool = false, KEY.quiet();
         /// For a masked model (`bert`): the id that replaces a hidden token. When left out: the tokenizer's `[MASK]`, or else
@@ -66,7 +72,12 @@ table! {
         /// `shuffled` or `sequential`.
         order: Order = Order::Shuffled, KEY.resume(Said(OTHER_ORDER));
         /// Fraction of the tokens, at the end, that is held out for evaluation.
-        validation: f64 = 0.1, KEY.resume(Said(OTHER_SHARE)).from(0.0, 0.9).foreign(&[(MEGATRON, "split", Rule, "the share that is held out")]);
+        validation: f64 = 0.1, KEY.resume(Said(OTHER_SHARE)).from(0.0, 0.9)
+            .foreign(&[
+                (MEGATRON, "split", Rule, "the share that is held out"),
+                (AXOLOTL, "val_set_size", Rule, ""),
+                (LLAMA_FACTORY, "val_size", Rule, ""),
+            ]);
     }
 }
 

@@ -77,6 +77,12 @@ pub const HUGGING_FACE: &str = "Hugging Face's";
 pub const MEGATRON: &str = "Megatron's";
 /// Colossal-AI.
 pub const GEMINI: &str = "Colossal-AI's";
+/// torchtitan, its TOML.
+pub const TORCHTITAN: &str = "torchtitan's";
+/// axolotl.
+pub const AXOLOTL: &str = "axolotl's";
+/// LLaMA-Factory.
+pub const LLAMA_FACTORY: &str = "LLaMA-Factory's";
 /// An earlier version of this program.
 pub const EARLIER: &str = "an earlier version's";
 

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::bounds::{MAX_CHUNK_MIB, MAX_MIB};
 use super::check::refuse;
 use super::declare::Conversion::{Rule, Words};
-use super::declare::{DEEPSPEED, FREE, GEMINI, HUGGING_FACE, Kind, MEGATRON};
+use super::declare::{DEEPSPEED, FREE, GEMINI, HUGGING_FACE, Kind, MEGATRON, TORCHTITAN};
 use super::key_types::KeyType;
 use super::needs::{Need, SET, SYNCHRONOUS};
 use super::{ConfigError, Paths, Placement, PlacementRule, RunConfig};
@@ -63,7 +63,8 @@ table! {
         /// (every Transformer block), or k (blocks 0, k, 2k, ...).
         checkpointing: Checkpointing = Checkpointing::Word(CheckpointingWord::None), FREE.from(1.0, MAX_LAYERS as f64)
             .foreign(&[
-                (HUGGING_FACE, "gradient_checkpointing", Rule, "\"block\" recomputes every block"),
+                (HUGGING_FACE, "gradient_checkpointing", Words(&[("true", "block"), ("false", "none")]), "\"block\" recomputes every block"),
+                (TORCHTITAN, "activation_checkpoint.mode", Rule, ""),
                 (MEGATRON, "recompute_granularity", Rule, "\"selective\" or \"block\""),
             ]);
         /// Memory of a rank's parameters between their uses (DeepSpeed's `offload_param.device`). For ZeRO stage 3, which divides
@@ -138,7 +139,9 @@ table! {
         /// Memory in which the inputs of Transformer blocks wait for backward. With `checkpointing = "block"` they are all that
         /// blocks save (DeepSpeed's `cpu_checkpointing`).
         activations: Tier = Tier::Device, FREE
-            .foreign(&[(DEEPSPEED, "activation_checkpointing.cpu_checkpointing", Words(&[("true", "host"), ("false", "device")]), "\"host\" for true; memory.checkpointing says which blocks are recomputed")])
+            .foreign(&[
+                (DEEPSPEED, "activation_checkpointing.cpu_checkpointing", Words(&[("true", "host"), ("false", "device")]), "\"host\" for true; memory.checkpointing says which blocks are recomputed"),
+            ])
             .needs(&[FOLDER]);
         /// Divides the saved inputs of Transformer blocks over the tensor-parallel ranks, each of which otherwise keeps the whole
         /// (DeepSpeed's `partition_activations`). For tensor parallelism without `sequence_parallel`.

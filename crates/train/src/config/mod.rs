@@ -14,7 +14,9 @@ use serde::{Deserialize, Serialize};
 use bounds::{MAX_SECONDS, MAX_SEQUENCES, MAX_STEPS};
 use declare::Conversion::{Rule, Same, Words};
 use declare::Resume::{Fixed, Free, Said, Unsaid};
-use declare::{DEEPSPEED, EARLIER, HUGGING_FACE, KEY, MEGATRON, NANOGPT, Table};
+use declare::{
+    AXOLOTL, DEEPSPEED, EARLIER, HUGGING_FACE, KEY, LLAMA_FACTORY, MEGATRON, NANOGPT, TORCHTITAN, Table,
+};
 
 #[macro_use]
 pub mod declare;
@@ -27,6 +29,7 @@ mod key_types;
 mod learning_rate;
 pub mod memory;
 mod needs;
+mod optimizer;
 pub mod parallel;
 mod parameter_groups;
 mod paths;
@@ -43,6 +46,7 @@ pub use kernels::{KernelChoice, KernelSet};
 pub use key_types::KeyType;
 pub use memory::{Checkpointing, CheckpointingWord, Chunk, ChunkWord, MemoryConfig, Tier, UpdateOn};
 pub use needs::Need;
+pub use optimizer::{OptimizerConfig, OptimizerKind, ScheduleConfig, ScheduleKind};
 pub use parallel::{CutBy, ParallelConfig, Updates};
 pub use parameter_groups::{GroupOfParameters, ParameterGroup};
 pub use paths::Paths;
@@ -96,8 +100,6 @@ const OTHER_SEQ: &str = "the text is cut into other windows: the samples that ar
 const OTHER_LOSS: &str =
     "training losses have another term, and do not compare with the ones before; validation losses do";
 
-const OF_DECAY: Need = Need::is_for(&[("schedule.kind", &["cosine", "linear"])], "");
-
 table! {
     /// `[run]`
     "run" WatchConfig {
@@ -129,14 +131,29 @@ table! {
     /// `[model]`
     "model" ModelConfig {
         /// Architecture: the name of one in the registry.
-        arch: Arch = Arch::GPT2, KEY.resume(Fixed("its checkpoints have the tensors of this architecture")).foreign(&[(HUGGING_FACE, "model_type", Rule, "")]);
+        arch: Arch = Arch::GPT2, KEY.resume(Fixed("its checkpoints have the tensors of this architecture"))
+            .foreign(&[
+                (HUGGING_FACE, "model_type", Rule, ""),
+                (TORCHTITAN, "model.name", Words(&[("llama3", "llama"), ("qwen3", "qwen3")]), ""),
+            ]);
         /// Tokens of a training sequence.
         seq: usize = 1024, KEY.resume(Said(OTHER_SEQ)).from(1.0, MAX_POSITIONS as f64)
-            .foreign(&[(NANOGPT, "block_size", Rule, ""), (HUGGING_FACE, "n_ctx", Rule, ""), (MEGATRON, "seq_length", Rule, "")]);
+            .foreign(&[
+                (NANOGPT, "block_size", Same, ""),
+                (TORCHTITAN, "training.seq_len", Same, ""),
+                (AXOLOTL, "sequence_len", Same, ""),
+                (LLAMA_FACTORY, "cutoff_len", Same, ""),
+                (HUGGING_FACE, "n_ctx", Rule, ""),
+                (MEGATRON, "seq_length", Rule, ""),
+            ]);
         /// Rows of the token table; from the tokenizer when left out.
         vocab: Option<usize> = None, KEY.resume(Fixed(TENSORS)).from(1.0, MAX_VOCAB as f64).foreign(&[(HUGGING_FACE, "vocab_size", Rule, "")]);
         /// Dropout probability in training. The values of an imported `config.json` are ignored.
-        dropout: f64 = 0.0, KEY.from(0.0, bounds::BELOW_1).foreign(&[(HUGGING_FACE, "hidden_dropout_prob", Rule, "")]);
+        dropout: f64 = 0.0, KEY.from(0.0, bounds::BELOW_1)
+            .foreign(&[
+                (HUGGING_FACE, "hidden_dropout_prob", Rule, ""),
+                (NANOGPT, "dropout", Same, ""),
+            ]);
         /// Dropout of the embedding (`embd_pdrop`); `dropout` when left out.
         embedding_dropout: Option<f64> = None, KEY.from(0.0, bounds::BELOW_1)
             .foreign(&[(HUGGING_FACE, "embd_pdrop", Rule, "")]);
@@ -150,11 +167,13 @@ table! {
         init: Option<String> = None, KEY
             .foreign(&[
                 (NANOGPT, "init_from", Rule, "a Hugging Face folder; --resume continues a run"),
-                (HUGGING_FACE, "model_name_or_path", Rule, "a folder with config.json and safetensors files"),
+                (HUGGING_FACE, "model_name_or_path", Same, "a folder with config.json and safetensors files"),
+                (AXOLOTL, "base_model", Same, "a folder with config.json and safetensors files"),
             ]);
         /// Patterns of the names of parameters that are trained, as `*.h.1?.*`; all when left out. Others are frozen: they have neither
         /// gradients nor optimizer states.
-        trainable: Vec<String> = Vec::new(), KEY.resume(Fixed(STATES));
+        trainable: Vec<String> = Vec::new(), KEY.resume(Fixed(STATES))
+            .foreign(&[(AXOLOTL, "unfrozen_parameters", Rule, "patterns, not regular expressions")]);
         /// Patterns of the names of parameters that are frozen, even if they match one of `trainable`. In 16 bits they are rounded to
         /// `precision.compute`, also in checkpoints and exports.
         frozen: Vec<String> = Vec::new(), KEY.resume(Fixed(STATES));
@@ -264,12 +283,18 @@ table! {
     "batch" BatchConfig {
         /// Sequences of one optimizer step over all ranks and micro-batches.
         global: usize = 8, KEY.resume(Said("optimizer.lr and schedule count steps as before")).from(0.0, MAX_SEQUENCES)
-            .foreign(&[(DEEPSPEED, "train_batch_size", Rule, ""), (MEGATRON, "global_batch_size", Rule, "")]);
+            .foreign(&[
+                (DEEPSPEED, "train_batch_size", Rule, ""),
+                (TORCHTITAN, "training.global_batch_size", Rule, ""),
+                (MEGATRON, "global_batch_size", Rule, ""),
+            ]);
         /// Sequences that one rank computes at once; `global / data` when left out.
         micro: Option<usize> = None, KEY.from(1.0, MAX_SEQUENCES)
             .foreign(&[
                 (NANOGPT, "batch_size", Rule, "batch.global counts the sequences of a step over all ranks"),
                 (DEEPSPEED, "train_micro_batch_size_per_gpu", Rule, ""),
+                (TORCHTITAN, "training.local_batch_size", Rule, ""),
+                (AXOLOTL, "micro_batch_size", Rule, ""),
                 (HUGGING_FACE, "per_device_train_batch_size", Rule, ""),
                 (HUGGING_FACE, "per_device_eval_batch_size", Rule, "evaluation uses the same micro-batch"),
                 (MEGATRON, "micro_batch_size", Rule, ""),
@@ -296,14 +321,19 @@ table! {
         /// are kept beside the optimizer states.
         compute: Float = Float::F32, KEY.resume(Said("results are rounded otherwise, and a loss scale starts anew"))
             .foreign(&[
-                (NANOGPT, "dtype", Rule, "\"f32\", \"bf16\" or \"f16\""),
+                (NANOGPT, "dtype", Words(DTYPES), "\"f32\", \"bf16\" or \"f16\""),
+                (TORCHTITAN, "training.mixed_precision_param", Words(DTYPES), "parameters have this type, with f32 master weights"),
                 (DEEPSPEED, "fp16.enabled", Rule, "set it to \"f16\""),
                 (DEEPSPEED, "bf16.enabled", Rule, "set it to \"bf16\""),
                 (HUGGING_FACE, "fp16", Rule, "set it to \"f16\""),
                 (HUGGING_FACE, "bf16", Rule, "set it to \"bf16\""),
             ]);
         /// Element type of the gradient buffers in which micro-batches are summed: `f32`, or that of `compute`.
-        accumulate: Float = Float::F32, KEY.foreign(&[(DEEPSPEED, "data_types.grad_accum_dtype", Words(DTYPES), "")]);
+        accumulate: Float = Float::F32, KEY
+            .foreign(&[
+                (DEEPSPEED, "data_types.grad_accum_dtype", Words(DTYPES), ""),
+                (TORCHTITAN, "training.mixed_precision_reduce", Words(DTYPES), ""),
+            ]);
         /// Element type in which gradients are sent between ranks; that of `accumulate` when left out.
         communicate: Option<Float> = None, KEY.foreign(&[(DEEPSPEED, "communication_data_type", Words(DTYPES), "")]);
         /// Method to compute matrix products of f32 and f16.
@@ -332,7 +362,7 @@ table! {
     }
 }
 
-/// DeepSpeed's names of element types.
+/// Names of element types elsewhere.
 const DTYPES: &[(&str, &str)] = &[
     ("fp32", "f32"),
     ("float32", "f32"),
@@ -397,97 +427,8 @@ table! {
     "loss" LossConfig {
         /// Probability that is spread over all tokens of the vocabulary instead of the target.
         label_smoothing: f64 = 0.0, KEY.resume(Said(OTHER_LOSS)).from(0.0, bounds::BELOW_1)
-            .foreign(&[(HUGGING_FACE, "label_smoothing_factor", Rule, "")]);
+            .foreign(&[(HUGGING_FACE, "label_smoothing_factor", Same, "")]);
         /// Weight of the squared logarithm of the softmax's denominator, which keeps logits near zero.
         z_loss: f64 = 0.0, KEY.resume(Said(OTHER_LOSS)).from(0.0, f64::MAX);
-    }
-}
-
-table! {
-    /// `[optimizer]`
-    "optimizer" OptimizerConfig {
-        /// `adamw` or `sgd`.
-        kind: OptimizerKind = OptimizerKind::Adamw, KEY
-            .foreign(&[(HUGGING_FACE, "optim", Rule, ""), (DEEPSPEED, "optimizer.type", Rule, "")]);
-        /// Peak learning rate.
-        lr: f64 = 6e-4, KEY.from(0.0, f64::MAX)
-            .foreign(&[(NANOGPT, "learning_rate", Rule, ""), (DEEPSPEED, "optimizer.params.lr", Rule, "")]);
-        /// AdamW: decay of the first moment. SGD: momentum.
-        beta1: f64 = 0.9, KEY.from(0.0, bounds::BELOW_1)
-            .foreign(&[(HUGGING_FACE, "adam_beta1", Rule, ""), (DEEPSPEED, "optimizer.params.betas", Rule, "the first of the two")]);
-        /// AdamW: decay of the second moment.
-        beta2: f64 = 0.95, KEY.from(0.0, bounds::BELOW_1).foreign(&[(HUGGING_FACE, "adam_beta2", Rule, "")]);
-        /// AdamW: added to the root of the second moment.
-        eps: f64 = 1e-8, KEY.from(0.0, 1.0)
-            .foreign(&[(HUGGING_FACE, "adam_epsilon", Rule, ""), (DEEPSPEED, "optimizer.params.eps", Rule, "")]);
-        /// Weight decay of matrices; biases and norms have none.
-        weight_decay: f64 = 0.1, KEY.from(0.0, f64::MAX)
-            .foreign(&[(DEEPSPEED, "optimizer.params.weight_decay", Rule, "biases and norms have none here")]);
-        /// Gradients are clipped to this global norm; 0 disables clipping.
-        clip: f64 = 1.0, KEY.from(0.0, f64::MAX)
-            .foreign(&[
-                (NANOGPT, "grad_clip", Rule, ""),
-                (DEEPSPEED, "gradient_clipping", Same, ""),
-                (HUGGING_FACE, "max_grad_norm", Rule, ""),
-                (MEGATRON, "clip_grad", Rule, ""),
-            ]);
-        /// Parameters with another learning rate or weight decay; the first group that matches a parameter has it.
-        group: Vec<ParameterGroup> = Vec::new(), KEY;
-    }
-}
-
-words! {
-    /// The optimizers.
-    OptimizerKind {
-        /// AdamW.
-        Adamw = "adamw",
-        /// SGD with momentum.
-        Sgd = "sgd",
-    }
-}
-
-table! {
-    /// `[schedule]`
-    "schedule" ScheduleConfig {
-        /// `cosine`, `linear` or `constant`.
-        kind: ScheduleKind = ScheduleKind::Cosine, KEY
-            .foreign(&[
-                (NANOGPT, "decay_lr", Rule, "\"constant\" does not decay"),
-                (DEEPSPEED, "scheduler.type", Rule, ""),
-                (HUGGING_FACE, "lr_scheduler_type", Rule, ""),
-                (MEGATRON, "lr_decay_style", Rule, ""),
-            ]);
-        /// Steps of linear warm-up. Steps that f16 skips count neither for it nor for the decay.
-        warmup: u64 = 0, KEY.from(0.0, MAX_STEPS)
-            .foreign(&[
-                (NANOGPT, "warmup_iters", Rule, ""),
-                (DEEPSPEED, "scheduler.params.warmup_num_steps", Rule, ""),
-                (HUGGING_FACE, "warmup_steps", Rule, ""),
-                (HUGGING_FACE, "warmup_ratio", Rule, "counted in steps, not as a share of them"),
-                (MEGATRON, "lr_warmup_iters", Rule, ""),
-            ]);
-        /// Learning rate at the end of cosine and linear.
-        min_lr: f64 = 0.0, KEY.from(0.0, f64::MAX);
-        /// Step at which cosine and linear reach `min_lr`, where the rate stays (nanoGPT's `lr_decay_iters`);
-        /// `train.steps` when left out. A resumed run keeps it.
-        decay_steps: Option<u64> = None, KEY.from(1.0, u64::MAX as f64).resume(Unsaid)
-            .foreign(&[(NANOGPT, "lr_decay_iters", Rule, ""), (DEEPSPEED, "scheduler.params.total_num_steps", Rule, "")])
-            .needs(&[OF_DECAY]);
-        /// Step after which cosine and linear begin again, warm-up included (a warm restart); `decay_steps` counts
-        /// from there. None when left out.
-        restart_step: Option<u64> = None, KEY.from(1.0, u64::MAX as f64).resume(Unsaid)
-            .needs(&[OF_DECAY]);
-    }
-}
-
-words! {
-    /// Shapes of the learning rate.
-    ScheduleKind {
-        /// Half a cosine from `lr` to `min_lr`.
-        Cosine = "cosine",
-        /// A line from `lr` to `min_lr`.
-        Linear = "linear",
-        /// `lr`.
-        Constant = "constant",
     }
 }

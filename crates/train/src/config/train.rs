@@ -4,10 +4,10 @@ use serde::{Deserialize, Serialize};
 
 use super::OTHER_WINDOWS;
 use super::bounds::{MAX_SEQUENCES, MAX_STEPS, MAX_THREADS};
-use super::declare::Conversion::Rule;
-use super::declare::{HUGGING_FACE, KEY, Kind, MEGATRON, NANOGPT, Resume};
+use super::declare::Conversion::{Rule, Same};
+use super::declare::{AXOLOTL, HUGGING_FACE, KEY, Kind, MEGATRON, NANOGPT, Resume, TORCHTITAN};
 use super::key_types::KeyType;
-use super::needs::Need;
+use super::needs::{Need, SET};
 
 /// Which checkpoints of a run stay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -54,27 +54,39 @@ table! {
         /// Optimizer steps.
         steps: u64 = 1000, KEY.resume(Resume::Unsaid).from(1.0, MAX_STEPS)
             .foreign(&[
-                (NANOGPT, "max_iters", Rule, ""),
+                (NANOGPT, "max_iters", Same, ""), (TORCHTITAN, "training.steps", Same, ""),
                 (HUGGING_FACE, "max_steps", Rule, ""),
                 (HUGGING_FACE, "num_train_epochs", Rule, "counted in steps, not in epochs"),
+                (AXOLOTL, "num_epochs", Rule, "counted in steps, not in epochs"),
                 (MEGATRON, "train_iters", Rule, ""),
             ]);
         /// Steps between evaluations; 0 evaluates only after the last step.
         eval_every: u64 = 250, KEY.from(0.0, MAX_STEPS)
-            .foreign(&[(NANOGPT, "eval_interval", Rule, ""), (HUGGING_FACE, "eval_steps", Rule, "")]);
+            .foreign(&[
+                (NANOGPT, "eval_interval", Same, ""),
+                (TORCHTITAN, "validation.freq", Same, ""),
+                (HUGGING_FACE, "eval_steps", Same, ""),
+            ]);
         /// Largest number of sequences of an evaluation, which lie spread over the held-out part.
         eval_samples: usize = 256, KEY.resume(Resume::Said(OTHER_WINDOWS)).from(1.0, MAX_SEQUENCES).hint("for no evaluation, set data.validation = 0")
             .foreign(&[(NANOGPT, "eval_iters", Rule, "counted in sequences, not in batches")]);
         /// Steps between checkpoints; 0 saves only after the last step.
         save_every: u64 = 500, KEY.from(0.0, MAX_STEPS)
-            .foreign(&[(HUGGING_FACE, "save_steps", Rule, ""), (MEGATRON, "save_interval", Rule, "")]);
+            .foreign(&[
+                (HUGGING_FACE, "save_steps", Same, ""),
+                (TORCHTITAN, "checkpoint.interval", Same, ""),
+                (MEGATRON, "save_interval", Rule, ""),
+            ]);
         /// Checkpoints kept: the newest ones, or all. Older ones are removed after a newer one is complete.
-        keep: Keep = Keep::Newest(2), KEY.resume(Resume::Unsaid).from(0.0, MAX_STEPS);
+        keep: Keep = Keep::Newest(2), KEY.resume(Resume::Unsaid).from(0.0, MAX_STEPS)
+            .foreign(&[(HUGGING_FACE, "save_total_limit", Same, ""), (TORCHTITAN, "checkpoint.keep_latest_k", Same, "")]);
         /// Saves a state with the smallest validation loss so far, and keeps it beside the newest ones.
         keep_best: bool = false, KEY
-            .needs(&[Need::any(&[("data.validation", &["above 0"])], "it keeps the checkpoint with the smallest validation loss")]);
+            .needs(&[Need::any(&[("data.validation", &["above 0"]), ("data.validation_tokens", SET)], "it keeps the checkpoint with the smallest validation loss")])
+            .foreign(&[(NANOGPT, "always_save_checkpoint", Rule, "true for False")]);
         /// Seed of initial values, the order of samples, and dropout.
-        seed: u64 = 1, KEY.resume(Resume::Said(OTHER_SEED));
+        seed: u64 = 1, KEY.resume(Resume::Said(OTHER_SEED))
+            .foreign(&[(HUGGING_FACE, "seed", Same, ""), (TORCHTITAN, "training.seed", Same, "")]);
         /// Threads of a rank; the machine's cores over its ranks when left out.
         threads: Option<usize> = None, KEY.resume(Resume::Unsaid).from(1.0, MAX_THREADS).hint("leave it out for this machine's cores");
         /// Prompt of the sample that is shown at the end of the run; no sample when empty.

@@ -1,0 +1,337 @@
+//! axolotl's and LLaMA-Factory's YAML: arguments of Hugging Face's Trainer, with names of their own for data, model and batch.
+
+use anyhow::Result;
+use phalanx_train::config::declare::{
+    AXOLOTL as OF_AXOLOTL, HUGGING_FACE, LLAMA_FACTORY as OF_LLAMA_FACTORY,
+};
+
+use super::Type::{Any, Flag, Number, Text};
+use super::Verdict::{Differs, Only, Refused, Unneeded};
+use super::value::{Entry, Value};
+use super::{Draft, Format, LOGS, Other, yaml};
+
+/// axolotl's format.
+pub const AXOLOTL: Format = Format {
+    name: "axolotl",
+    programs: &[OF_AXOLOTL, HUGGING_FACE],
+    read: yaml::read,
+    others: OF_AXOLOTLS,
+    rules: |draft| rules(draft, &["micro_batch_size", "optimizer", "lr_scheduler", "num_epochs"]),
+};
+
+/// LLaMA-Factory's format.
+pub const LLAMA_FACTORY: Format = Format {
+    name: "LLaMA-Factory",
+    programs: &[OF_LLAMA_FACTORY, HUGGING_FACE],
+    read: yaml::read,
+    others: OF_LLAMA_FACTORYS,
+    rules: |draft| {
+        rules(draft, &["per_device_train_batch_size", "optim", "lr_scheduler_type", "num_train_epochs"])
+    },
+};
+
+const OFF: &[&str] = &["false"];
+const NONE: &[&str] = &["null", ""];
+const CHATS: &str = "data here is text or token files: write the texts into files and name them in data.text";
+const ADAPTER: &str =
+    "adapters are not here: freeze parameters with model.trainable and model.frozen, or leave it out";
+const QUANTIZED: &str = "quantised weights are not here: leave it out";
+const ATTENTION: &str = "attention is one kernel, without a matrix of scores";
+const FUSED: &str = "logits are made in slices, and norms, gates and rotations are kernels of their own";
+const REWARDS: &str = "losses over pairs and rewards are not here: leave it out";
+const PADS: &str = "windows are full: nothing is padded";
+const DEEPSPEED: &str =
+    "translate it, too: phalanx import-config FILE, or phalanx train CONFIG --deepspeed FILE";
+const FSDP: &str = "set parallel.zero = 3, and memory.parameters and memory.optimizer for offload";
+
+/// axolotl's names that are no keys here.
+const OF_AXOLOTLS: &[Other] = &[
+    ("datasets.*", Any, Refused(CHATS)),
+    ("test_datasets.*", Any, Refused(CHATS)),
+    ("pretraining_dataset.*", Any, Refused(CHATS)),
+    ("chat_template", Text, Refused(CHATS)),
+    ("shuffle_merged_datasets", Flag, Unneeded("data.order says it")),
+    ("dataset_prepared_path", Any, Unneeded("tokens are kept in the run folder")),
+    ("dataset_processes", Number, Unneeded("all cores read")),
+    ("adapter", Text, Refused(ADAPTER)),
+    ("lora_model_dir", Any, Only(NONE, ADAPTER)),
+    ("peft_use_dora", Flag, Only(OFF, ADAPTER)),
+    ("relora_steps", Any, Only(NONE, ADAPTER)),
+    ("load_in_8bit", Flag, Only(OFF, QUANTIZED)),
+    ("load_in_4bit", Flag, Only(OFF, QUANTIZED)),
+    (
+        "sample_packing",
+        Flag,
+        Only(OFF, "set data.documents = \"apart\", which packs documents that do not see each other"),
+    ),
+    ("eval_sample_packing", Flag, Unneeded("evaluation uses the same windows")),
+    ("pad_to_sequence_len", Flag, Unneeded(PADS)),
+    ("train_on_inputs", Flag, Only(&["true"], "all tokens are trained on here: set it to true")),
+    ("group_by_length", Flag, Unneeded(PADS)),
+    ("model_type", Text, Unneeded("config.json of the model says it")),
+    ("tokenizer_type", Text, Unneeded("the files of the tokenizer say it")),
+    ("is_llama_derived_model", Flag, Unneeded("config.json of the model says it")),
+    ("is_mistral_derived_model", Flag, Unneeded("config.json of the model says it")),
+    ("trust_remote_code", Flag, Only(OFF, "no code of a model is run here: leave it out")),
+    ("special_tokens.*", Any, Unneeded("the files of the tokenizer have them")),
+    ("strict", Flag, Unneeded("unknown keys are errors")),
+    ("flash_attention", Any, Unneeded(ATTENTION)),
+    ("xformers_attention", Any, Unneeded(ATTENTION)),
+    ("sdp_attention", Any, Unneeded(ATTENTION)),
+    ("eager_attention", Any, Unneeded(ATTENTION)),
+    ("attn_implementation", Any, Unneeded(ATTENTION)),
+    ("tf32", Any, Unneeded("precision.products says how products of f32 are computed")),
+    ("gradient_checkpointing_kwargs.*", Any, Unneeded("there is no autograd")),
+    ("early_stopping_patience", Any, Only(NONE, "a run has train.steps steps: leave it out")),
+    ("local_rank", Any, Unneeded("ranks know their number")),
+    ("evals_per_epoch", Number, Unneeded("train.eval_every counts steps")),
+    ("saves_per_epoch", Number, Unneeded("train.save_every counts steps")),
+    ("save_safetensors", Flag, Unneeded("phalanx export writes safetensors")),
+    ("eval_table_size", Any, Unneeded(LOGS)),
+    ("eval_max_new_tokens", Number, Unneeded("phalanx sample continues texts")),
+    ("debug", Any, Unneeded(LOGS)),
+    ("hub_model_id", Any, Only(NONE, "phalanx export writes a folder, which you upload")),
+    ("wandb_project", Any, Differs(LOGS)),
+    ("wandb_entity", Any, Unneeded(LOGS)),
+    ("wandb_watch", Any, Unneeded(LOGS)),
+    ("wandb_name", Any, Unneeded(LOGS)),
+    ("wandb_run_id", Any, Unneeded(LOGS)),
+    ("wandb_log_model", Any, Unneeded(LOGS)),
+    ("use_tensorboard", Flag, Differs(LOGS)),
+    ("logging_steps", Number, Unneeded(LOGS)),
+    ("deepspeed", Any, Only(NONE, DEEPSPEED)),
+    ("fsdp", Any, Only(NONE, FSDP)),
+    ("fsdp_config.*", Any, Refused(FSDP)),
+    ("fsdp_version", Any, Refused(FSDP)),
+    ("plugins", Any, Refused("there are no plugins here: leave it out")),
+    ("rl", Any, Refused(REWARDS)),
+    ("flash_optimum", Any, Only(NONE, ATTENTION)),
+    ("xpos_rope", Any, Only(NONE, "set model.rope_scaling")),
+    ("low_cpu_mem_usage", Any, Unneeded("weights are read in bounded windows")),
+    ("eot_tokens", Any, Refused(CHATS)),
+    ("max_packed_sequence_len", Any, Only(NONE, CHATS)),
+    ("processor_type", Text, Refused("models here read text: leave it out")),
+    ("remove_unused_columns", Flag, Unneeded("data here has no columns")),
+    ("skip_prepare_dataset", Flag, Unneeded("tokens are kept in the run folder")),
+    ("push_dataset_to_hub", Any, Only(NONE, "nothing is sent anywhere: leave it out")),
+    ("tokenizer_use_mistral_common", Flag, Unneeded("the files of the tokenizer say it")),
+    ("resize_token_embeddings_to_32x", Flag, Unneeded("model.vocab may be padded")),
+    ("liger_rms_norm", Flag, Unneeded(FUSED)),
+    ("liger_rms_norm_gated", Flag, Unneeded(FUSED)),
+    ("liger_layer_norm", Flag, Unneeded(FUSED)),
+    ("liger_glu_activation", Flag, Unneeded(FUSED)),
+    ("liger_rope", Flag, Unneeded(FUSED)),
+    ("liger_cross_entropy", Flag, Unneeded(FUSED)),
+    ("liger_fused_linear_cross_entropy", Flag, Unneeded(FUSED)),
+    ("use_kernels", Flag, Unneeded(FUSED)),
+    ("torch_compile", Any, Unneeded("kernels are compiled already")),
+    ("flex_attention", Any, Unneeded(ATTENTION)),
+    ("flex_attn_compile_kwargs.*", Any, Unneeded(ATTENTION)),
+    ("activation_offloading", Any, Only(OFF, "set memory.activations = \"host\"")),
+    ("ddp_find_unused_parameters", Flag, Unneeded("a parameter without a gradient is not updated")),
+    ("loss_watchdog_threshold", Any, Unneeded("a loss that is not finite ends the run")),
+    ("loss_watchdog_patience", Any, Unneeded("a loss that is not finite ends the run")),
+    ("torchdistx_path", Any, Only(NONE, "initial values are made shard by shard: leave it out")),
+    ("dp_shard_size", Any, Refused("set parallel.zero = 3: shards lie over the data axis")),
+    ("context_parallel_size", Number, Only(&["1"], "set parallel.tensor with parallel.sequence_parallel")),
+    ("eval_batch_size", Number, Unneeded("evaluation uses the same micro-batch")),
+    ("eval_strategy", Text, Unneeded("train.eval_every counts steps")),
+    ("save_strategy", Text, Unneeded("train.save_every counts steps")),
+    ("save_first_step", Flag, Unneeded("train.save_every counts steps")),
+    ("save_only_model", Flag, Unneeded("phalanx export writes the model alone")),
+    ("trackio_project_name", Any, Differs(LOGS)),
+    ("trackio_run_name", Any, Unneeded(LOGS)),
+    ("trackio_space_id", Any, Unneeded(LOGS)),
+    ("gptq", Any, Only(OFF, QUANTIZED)),
+    ("gptq_groupsize", Any, Only(NONE, QUANTIZED)),
+    ("gptq_model_v1", Any, Only(OFF, QUANTIZED)),
+    ("quantize_moe_experts", Flag, Only(OFF, QUANTIZED)),
+    ("qat.*", Any, Refused(QUANTIZED)),
+    ("trl.*", Any, Refused(REWARDS)),
+    ("ebft.*", Any, Refused(REWARDS)),
+    ("num_labels", Any, Refused("models here predict tokens: leave it out")),
+    ("lora_mlp_kernel", Flag, Refused(ADAPTER)),
+    ("lora_qkv_kernel", Flag, Refused(ADAPTER)),
+    ("lora_o_kernel", Flag, Refused(ADAPTER)),
+    ("lora_target_parameters", Any, Refused(ADAPTER)),
+    ("lora_r", Any, Refused(ADAPTER)),
+    ("lora_alpha", Any, Refused(ADAPTER)),
+    ("lora_dropout", Any, Refused(ADAPTER)),
+    ("lora_target_linear", Any, Refused(ADAPTER)),
+    ("lora_target_modules", Any, Refused(ADAPTER)),
+    ("lora_fan_in_fan_out", Any, Refused(ADAPTER)),
+    ("lora_modules_to_save", Any, Refused(ADAPTER)),
+];
+
+/// LLaMA-Factory's names that are no keys here.
+const OF_LLAMA_FACTORYS: &[Other] = &[
+    ("stage", Text, Only(&["pt"], "training here is that of stage pt, on text: set it to pt")),
+    ("do_train", Flag, Only(&["true"], "phalanx train trains")),
+    ("do_eval", Flag, Unneeded("a run evaluates what data.validation holds out")),
+    ("finetuning_type", Text, Only(&["full"], ADAPTER)),
+    ("lora_rank", Any, Refused(ADAPTER)),
+    ("lora_alpha", Any, Refused(ADAPTER)),
+    ("lora_dropout", Any, Refused(ADAPTER)),
+    ("lora_target", Any, Refused(ADAPTER)),
+    ("freeze_vision_tower", Flag, Unneeded("models here read text")),
+    ("freeze_multi_modal_projector", Flag, Unneeded("models here read text")),
+    ("image_max_pixels", Any, Unneeded("models here read text")),
+    ("video_max_pixels", Any, Unneeded("models here read text")),
+    ("quantization_bit", Any, Only(NONE, QUANTIZED)),
+    ("quantization_method", Any, Only(NONE, QUANTIZED)),
+    ("dataset", Any, Refused("name text files in data.text")),
+    ("eval_dataset", Any, Refused("data.validation says how much is held out")),
+    ("dataset_dir", Any, Refused("name text files in data.text")),
+    ("template", Any, Refused(CHATS)),
+    ("max_samples", Any, Refused("name fewer files in data.text")),
+    ("overwrite_cache", Flag, Unneeded("tokens are kept in the run folder")),
+    ("preprocessing_num_workers", Number, Unneeded("all cores read")),
+    ("dataloader_num_workers", Number, Unneeded("the next batch is read meanwhile")),
+    ("packing", Flag, Unneeded("windows are full")),
+    ("neat_packing", Flag, Only(OFF, "set data.documents = \"apart\"")),
+    ("trust_remote_code", Flag, Unneeded("no code of a model is run here")),
+    ("flash_attn", Any, Unneeded(ATTENTION)),
+    ("enable_liger_kernel", Flag, Unneeded("logits are made in slices")),
+    (
+        "overwrite_output_dir",
+        Flag,
+        Unneeded("--run names the run folder, which must be new, or resumed with --resume"),
+    ),
+    ("plot_loss", Flag, Unneeded(LOGS)),
+    ("save_only_model", Flag, Unneeded("phalanx export writes the model alone")),
+    ("report_to", Any, Differs(LOGS)),
+    ("run_name", Any, Unneeded(LOGS)),
+    ("logging_steps", Number, Unneeded(LOGS)),
+    ("ddp_timeout", Number, Unneeded("a rank that computes is never stalled: run.stall_timeout_s")),
+    ("eval_strategy", Text, Unneeded("train.eval_every counts steps")),
+    ("save_strategy", Text, Unneeded("train.save_every counts steps")),
+    ("include_num_input_tokens_seen", Flag, Unneeded(LOGS)),
+    ("deepspeed", Any, Only(NONE, DEEPSPEED)),
+    ("fsdp", Any, Only(NONE, FSDP)),
+    ("fsdp_config.*", Any, Refused(FSDP)),
+    ("adapter_name_or_path", Any, Only(NONE, ADAPTER)),
+    ("use_galore", Flag, Only(OFF, "the optimizers here are AdamW and SGD")),
+    ("use_badam", Flag, Only(OFF, "the optimizers here are AdamW and SGD")),
+    ("use_apollo", Flag, Only(OFF, "the optimizers here are AdamW and SGD")),
+    ("use_adam_mini", Flag, Only(OFF, "the optimizers here are AdamW and SGD")),
+];
+
+/// What both have of Trainer. `names`: of the micro-batch, the optimizer, the schedule and the epochs.
+fn rules(draft: &mut Draft, names: &[&str; 4]) -> Result<()> {
+    let [micro, optimizer, scheduler, epochs] = *names;
+    draft.first(&["tensor_parallel_size"]);
+    batch(draft, micro)?;
+    steps(draft, epochs);
+    if let Some(entry) = draft.take(optimizer) {
+        let name = entry.value.word();
+        match ["adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw", "adamw_apex_fused"]
+            .contains(&name.as_str())
+        {
+            true => draft.give(&entry, "optimizer.kind", "adamw", ""),
+            false if name == "sgd" => draft.give(&entry, "optimizer.kind", "sgd", ""),
+            false => draft.refuse(&entry, "the optimizers here are AdamW and SGD: set adamw_torch"),
+        }
+    }
+    match draft.take(scheduler) {
+        Some(entry) => {
+            let kinds = [
+                ("linear", "linear"),
+                ("cosine", "cosine"),
+                ("constant", "constant"),
+                ("constant_with_warmup", "constant"),
+            ];
+            match kinds.iter().find(|(theirs, _)| entry.value.text() == Some(*theirs)) {
+                Some((_, kind)) => draft.give(&entry, "schedule.kind", *kind, ""),
+                None => draft.refuse(&entry, "the schedules here are linear, cosine and constant"),
+            }
+        }
+        None => draft.default(scheduler, "schedule.kind", "linear", "Trainer's default"),
+    }
+    precision(draft);
+    for (name, key, value) in [
+        ("learning_rate", "optimizer.lr", 5e-5),
+        ("weight_decay", "optimizer.weight_decay", 0.0),
+        ("adam_beta2", "optimizer.beta2", 0.999),
+    ] {
+        if draft.peek(name).is_none_or(|entry| entry.value == Value::Null) {
+            draft.default(name, key, value, "Trainer's default");
+        }
+    }
+    let evaluated = ["val_set_size", "val_size"].map(|name| draft.take_number(name));
+    for (entry, size) in evaluated.into_iter().flatten() {
+        match size < 1.0 {
+            true => draft.give(&entry, "data.validation", size, ""),
+            false => draft.refuse(&entry, "data.validation is a fraction of the tokens"),
+        }
+    }
+    Ok(())
+}
+
+fn batch(draft: &mut Draft, name: &str) -> Result<()> {
+    let micro = draft.take_count(name);
+    let count = draft.take_count("gradient_accumulation_steps");
+    let [m, c] = [micro.as_ref().map_or(8, |of| of.1), count.as_ref().map_or(1, |of| of.1)];
+    let ranks = draft.mesh()?.data as u64;
+    let (global, product) =
+        (m.saturating_mul(c).saturating_mul(ranks), format!("{m} x {c} x {ranks} data-parallel ranks"));
+    let global = i64::try_from(global).unwrap_or(i64::MAX);
+    match &micro {
+        Some((entry, _)) => draft.give(entry, "batch.micro", m as i64, ""),
+        None => draft.default(name, "batch.micro", m as i64, "Trainer's default"),
+    }
+    match &count {
+        Some((entry, _)) => draft.give(entry, "batch.global", global, &product),
+        None => draft.default("gradient_accumulation_steps", "batch.global", global, &product),
+    }
+    Ok(())
+}
+
+/// Steps, epochs and the warm-up, which may be a share of the steps.
+fn steps(draft: &mut Draft, epochs: &str) {
+    let steps = draft.take_number("max_steps");
+    match &steps {
+        Some((entry, steps)) if *steps > 0.0 => draft.give(entry, "train.steps", *steps as i64, ""),
+        Some((entry, _)) => draft.unneeded(entry, "it gives no steps"),
+        None => {}
+    }
+    let steps = steps.filter(|(_, steps)| *steps > 0.0);
+    if let Some(entry) = draft.take(epochs) {
+        match steps.is_some() {
+            true => draft.unneeded(&entry, "max_steps says how long the run is"),
+            false => draft.refuse(&entry, "a run counts steps: give max_steps instead"),
+        }
+    }
+    if let Some((entry, ratio)) = draft.take_number("warmup_ratio") {
+        match &steps {
+            Some((_, steps)) => draft.give(
+                &entry,
+                "schedule.warmup",
+                (ratio * steps).ceil() as i64,
+                &format!("{ratio} x {steps} steps"),
+            ),
+            None => draft
+                .refuse(&entry, "a share of the steps, which are not given: give max_steps, or warmup_steps"),
+        }
+    }
+}
+
+/// `bf16`, `fp16` and LLaMA-Factory's `pure_bf16`.
+fn precision(draft: &mut Draft) {
+    let is_on = |entry: &Entry| matches!(entry.value.word().as_str(), "true" | "auto" | "full");
+    let entries: Vec<(Entry, &str)> =
+        [("bf16", "bf16"), ("pure_bf16", "bf16"), ("fp16", "f16"), ("float16", "f16"), ("bfloat16", "bf16")]
+            .iter()
+            .filter_map(|(name, compute)| Some((draft.take(name)?, *compute)))
+            .collect();
+    for (entry, compute) in entries {
+        match is_on(&entry) {
+            true => draft.give(
+                &entry,
+                "precision.compute",
+                compute,
+                "parameters have this type, with f32 master weights; theirs are cast for each product",
+            ),
+            false => draft.unneeded(&entry, "off here, too"),
+        }
+    }
+}

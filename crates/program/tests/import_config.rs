@@ -1,0 +1,142 @@
+//! Configurations of nanoGPT, torchtitan, axolotl and LLaMA-Factory, translated.
+
+use serde_json::Value;
+
+use crate::rig::Home;
+
+/// The rows of a translation.
+fn rows(home: &Home, file: &str, more: &[&str]) -> Vec<Value> {
+    let args = [&["import-config", file, "--json"], more].concat();
+    home.run(&args).ok().json()["rows"].as_array().unwrap().clone()
+}
+
+/// Our value of a key.
+#[track_caller]
+fn ours(rows: &[Value], key: &str) -> Value {
+    let row = rows.iter().rfind(|row| row["key"] == key).unwrap_or_else(|| panic!("no {key} in {rows:#?}"));
+    row["ours"].clone()
+}
+
+#[test]
+fn nanogpts_assignments_are_read_and_never_executed() {
+    let home = Home::new();
+    let text = "import os\nos_name = 'x'\n";
+    home.write("bad.py", text);
+    home.run(&["import-config", "bad.py"]).refused(&["bad.py:2: os_name is no key of nanoGPT"]);
+    home.write("run.py", "batch_size = 4\nopen('written', 'w').write('x')\n");
+    home.run(&["import-config", "run.py"]).refused(&["run.py:2", "an assignment"]);
+    assert!(!home.path("written").exists());
+    home.write("lr.py", "learning_rate = compute()\n");
+    home.run(&["import-config", "lr.py"]).refused(&["lr.py:1: learning_rate = compute(): expected a number"]);
+    home.write(
+        "small.py",
+        "import time\nout_dir = 'out'\neval_interval = 50\neval_iters = 2\nalways_save_checkpoint = False\nwandb_log = False\n\
+         wandb_run_name = 'ft-' + str(time.time())\ngradient_accumulation_steps = 2 * 2\nbatch_size = 4\nblock_size = 16\nn_layer = 2\nn_head = 4\n\
+         n_embd = 32\ndropout = 0.2\nlearning_rate = 1e-3\nmax_iters = 3\nlr_decay_iters = 5000\nmin_lr = 1e-4\nbeta2 = 0.99\nwarmup_iters = 1\n\
+         weight_decay = 1e-1\ndtype = 'float32'\n",
+    );
+    let rows = rows(&home, "small.py", &["--nproc", "2"]);
+    for (key, value) in [
+        ("batch.global", Value::from(16)),
+        ("batch.micro", 4.into()),
+        ("train.eval_samples", 8.into()),
+        ("train.keep_best", true.into()),
+        ("schedule.kind", "cosine".into()),
+        ("schedule.warmup", 1.into()),
+        ("model.hidden", 32.into()),
+        ("optimizer.beta2", 0.99.into()),
+        ("precision.compute", "f32".into()),
+    ] {
+        assert_eq!(ours(&rows, key), value, "{key}");
+    }
+    let toml = home.run(&["import-config", "small.py"]).ok().stdout;
+    home.write("mine.toml", toml);
+    home.run(&["train", "mine.toml", "--data", "text.txt", "--set", "train.threads=1"]).ok();
+    home.run(&["import-config", "small.py", "--nproc", "3"])
+        .refused(&["gradient_accumulation_steps = 4", "multiple of the 3"]);
+}
+
+#[test]
+fn torchtitans_toml_is_translated() {
+    let home = Home::new();
+    let text = "[model]\nname = \"llama3\"\nhf_assets_path = \"./assets\"\n[optimizer]\nname = \"AdamW\"\nlr = 3e-4\neps = 1e-8\n[lr_scheduler]\n\
+                warmup_steps = 200\n[training]\nlocal_batch_size = 1\nseq_len = 8192\nmax_norm = 1.0\nsteps = 1000\n[parallelism]\n\
+                data_parallel_replicate_degree = 1\ndata_parallel_shard_degree = -1\ntensor_parallel_degree = 2\ncontext_parallel_degree = 1\n\
+                [checkpoint]\nenable = false\ninterval = 500\n[activation_checkpoint]\nmode = \"selective\"\nselective_ac_option = \"op\"\n[compile]\nenable = false\n";
+    home.write("titan.toml", text);
+    let rows = rows(&home, "titan.toml", &["--nproc", "4"]);
+    for (key, value) in [
+        ("model.arch", Value::from("llama")),
+        ("model.seq", 8192.into()),
+        ("batch.global", 2.into()),
+        ("parallel.tensor", 2.into()),
+        ("parallel.zero", 3.into()),
+        ("precision.compute", "bf16".into()),
+        ("memory.checkpointing", "selective".into()),
+        ("train.save_every", 500.into()),
+    ] {
+        assert_eq!(ours(&rows, key), value, "{key}");
+    }
+    home.write("flavor.toml", text.replace("name = \"llama3\"", "name = \"llama3\"\nflavor = \"8B\""));
+    home.run(&["import-config", "flavor.toml"])
+        .refused(&["flavor.toml:3: model.flavor = \"8B\" is refused", "--partial"]);
+    let partial = home.run(&["import-config", "flavor.toml", "--partial"]).ok().stdout;
+    assert!(partial.starts_with("# left out: model.flavor = \"8B\""), "{partial}");
+    home.write("wrong.toml", "[training]\nsteps = 1\nstep = 2\n");
+    home.run(&["import-config", "wrong.toml"])
+        .refused(&["wrong.toml:3: training.step is no key", "did you mean training.steps?"]);
+    home.write("broken.toml", "[training\n");
+    home.run(&["import-config", "broken.toml"]).refused(&["broken.toml:1"]);
+}
+
+#[test]
+fn yaml_of_axolotl_and_llama_factory_is_translated() {
+    let home = Home::new();
+    let axolotl = "base_model: models/llama\nval_set_size: 0.05\noutput_dir: ./out\nsequence_len: 512\nsample_packing: false\nwandb_project:\n\
+                   gradient_accumulation_steps: 8\nmicro_batch_size: 1\nmax_steps: 100\noptimizer: adamw_torch_fused\nlr_scheduler: cosine\n\
+                   learning_rate: 2e-5\nbf16: auto\ntf32: false\ngradient_checkpointing: true\nwarmup_ratio: 0.1\nweight_decay: 0.0\n\
+                   special_tokens:\n  pad_token: <|end_of_text|>\n";
+    home.write("full.yaml", axolotl);
+    let all = rows(&home, "full.yaml", &["--nproc", "2"]);
+    for (key, value) in [
+        ("model.init", Value::from("models/llama")),
+        ("batch.global", 16.into()),
+        ("data.validation", 0.05.into()),
+        ("schedule.warmup", 10.into()),
+        ("memory.checkpointing", "block".into()),
+        ("optimizer.lr", 2e-5.into()),
+        ("optimizer.beta2", 0.999.into()),
+    ] {
+        assert_eq!(ours(&all, key), value, "{key}");
+    }
+    home.write(
+        "lora.yml",
+        format!("{axolotl}adapter: lora\nlora_r: 8\ndatasets:\n  - path: x\n    type: alpaca\n"),
+    );
+    home.run(&["import-config", "lora.yml"]).refused(&[
+        "lora.yml:20: adapter = \"lora\"",
+        "lora_r = 8",
+        "datasets.path = \"x\"",
+        "adapters are not here",
+    ]);
+    let factory = "model_name_or_path: models/llama\nstage: pt\ndo_train: true\nfinetuning_type: full\ncutoff_len: 256\nper_device_train_batch_size: 2\n\
+                   gradient_accumulation_steps: 4\nlearning_rate: 1.0e-5\nmax_steps: 50\nlr_scheduler_type: cosine\nwarmup_ratio: 0.1\nbf16: true\n\
+                   output_dir: saves\nsave_steps: 500\nlogging_steps: 10\nplot_loss: true\n";
+    home.write("pt.yaml", factory);
+    let all = rows(&home, "pt.yaml", &[]);
+    for (key, value) in [
+        ("batch.global", Value::from(8)),
+        ("model.seq", 256.into()),
+        ("train.save_every", 500.into()),
+        ("schedule.warmup", 5.into()),
+    ] {
+        assert_eq!(ours(&all, key), value, "{key}");
+    }
+    home.write("sft.yaml", factory.replace("stage: pt", "stage: sft\ntemplate: llama3"));
+    home.run(&["import-config", "sft.yaml"]).refused(&["sft.yaml:2: stage = \"sft\" is refused", "template"]);
+    home.write("typo.yaml", factory.replace("save_steps", "save_stepz"));
+    home.run(&["import-config", "typo.yaml"])
+        .refused(&["typo.yaml:14: save_stepz is no key of LLaMA-Factory", "did you mean save_steps?"]);
+    home.run(&["import-config", "text.txt"]).refused(&["give --from"]);
+    home.run(&["import-config", "none.json"]).refused(&["cannot read", "none.json"]);
+}
