@@ -225,7 +225,6 @@ impl UserConfig {
     }
 
     /// Sets a key.
-    #[cfg(test)]
     pub fn set(&mut self, key: &str, value: Value) {
         keys::insert(&mut self.tables, key, value);
     }
@@ -304,7 +303,7 @@ mod tests {
             "[train]\nsteps = 5\n[parallel]\nmicro_batches = 2\n[recorded]\ndecided = [\"train.steps\"]";
         let unset = |set: &[&str], unset: &[&str]| {
             let [set, unset] = [set, unset].map(|keys| keys.iter().map(ToString::to_string).collect());
-            given(text).with(&Overrides { set, unset, nproc: None }, &[])
+            given(text).with(&Overrides { set, unset, ..Overrides::default() }, &[])
         };
         let without = unset(&[], &["train.steps", "batch.micro"]).unwrap();
         assert!(!without.has("train.steps") && !without.is_decided("train.steps"));

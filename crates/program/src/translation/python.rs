@@ -205,7 +205,8 @@ mod tests {
         assert_eq!(numbers, [40.0, 6e-4, 1_048_575.0, -1.5e-3, 85714.0]);
         for (text, line, words) in [
             ("a = 1\nexec(open('x').read())\n", 2, "an assignment"),
-            ("if True:\n    a = 1\n", 1, "an assignment"),
+            ("if True: a = 1\n", 1, "an assignment"),
+            ("if True:\n    a = 1\n", 2, "indented"),
             ("a = 1\n  b = 2\n", 2, "indented"),
             ("a = 1\na = 2\n", 2, "twice"),
             ("a = 'x\n", 1, "quotation mark"),
