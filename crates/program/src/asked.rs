@@ -20,7 +20,7 @@ use crate::proposals::Replan;
 use crate::proposed_changes::Changes;
 use crate::resolve::{Estimate, Initial, Purpose, Resolved, Vocabulary, estimate_data, resolve};
 use crate::step_time::StepTime;
-use crate::translation::Translation;
+use crate::translation::{self, Translation};
 use crate::user_config::UserConfig;
 use crate::{assumed, kept_budget, machine_profile};
 
@@ -47,7 +47,7 @@ impl<'a> Asked<'a> {
     pub fn new(args: &'a PlanArgs, environment: Environment) -> Result<Asked<'a>> {
         let path =
             args.config.as_deref().context("give a configuration (TOML), as examples/quickstart.toml")?;
-        let (file, theirs) = args.overrides.read(path)?;
+        let (file, theirs) = translation::read_both(path, &args.overrides)?;
         let profile = args.machine.as_deref().map(machine_profile::known).transpose()?.flatten();
         let elsewhere = Elsewhere::of(args.device_memory, profile.as_ref());
         let machine = profile.map_or_else(OnceCell::new, OnceCell::from);

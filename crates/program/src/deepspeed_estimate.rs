@@ -55,9 +55,10 @@ impl Estimate {
             let peak = if memory == Memory::Device { rank.peak() } else { rank.peak_of(memory) };
             STATES.iter().map(|category| peak.categories.get(*category)).sum::<u64>()
         };
-        let most = |memory| plan.ranks.iter().map(|rank| states(rank, memory)).max().unwrap_or(0);
+        let max_over_ranks = |memory| plan.ranks.iter().map(|rank| states(rank, memory)).max().unwrap_or(0);
         // Theirs is of a node, which has all N ranks.
-        let ours = [most(Memory::Device), most(Memory::Host) * plan.spec.mesh.axes.data as u64];
+        let ours =
+            [max_over_ranks(Memory::Device), max_over_ranks(Memory::Host) * plan.spec.mesh.axes.data as u64];
         let mut estimate = Estimate { formulas, theirs, ours, differences: Vec::new() };
         estimate.explain(planned, [p, n, largest], is_away);
         Some(estimate)
@@ -81,9 +82,9 @@ impl Estimate {
                 bytes((4.0 * p / n) as u64)
             )),
         }
-        let most = |of: &dyn Fn(&RankPlan) -> u64| plan.ranks.iter().map(of).max().unwrap_or(0);
+        let max_over_ranks = |of: &dyn Fn(&RankPlan) -> u64| plan.ranks.iter().map(of).max().unwrap_or(0);
         if plan.spec.zero.stage.number() == 3 {
-            let gathered = bytes(most(&|rank| rank.peak().categories.get(Category::Communication)));
+            let gathered = bytes(max_over_ranks(&|rank| rank.peak().categories.get(Category::Communication)));
             say(format!(
                 "4L is the largest weight, gathered; here chunks are: {gathered} of buffers at the peak"
             ));
@@ -96,7 +97,8 @@ impl Estimate {
                 "{share:.2} % of the elements here are padding of chunks, of which small models have most"
             ));
         }
-        let all = most(&|rank| Category::ALL.iter().map(|of| rank.peak().categories.get(*of)).sum());
+        let all =
+            max_over_ranks(&|rank| Category::ALL.iter().map(|of| rank.peak().categories.get(*of)).sum());
         let rest = bytes(all.saturating_sub(self.ours[0]));
         say(format!("not in theirs: activations, buffers and scratch, {rest} of a rank at the peak"));
         if plan.spec.mesh.axes.tensor * plan.spec.mesh.axes.pipeline > 1 {

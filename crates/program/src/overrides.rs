@@ -1,13 +1,10 @@
 //! The options that change a configuration, shared by several commands.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use anyhow::Result;
 use clap::Args;
 
 use crate::counts::{self, whole};
-use crate::translation::{DEEPSPEED, Translation};
-use crate::user_config::UserConfig;
 
 /// The key that `--nproc` gives.
 pub const RANKS: &str = "parallel.ranks";
@@ -37,20 +34,6 @@ impl Overrides {
     /// Returns whether they give a key, or leave it out.
     pub fn says(&self, key: &str) -> bool {
         self.sets(key) || self.unset.iter().any(|unset| unset.trim() == key)
-    }
-
-    /// Reads a configuration file and adds what `--deepspeed` says; also returns how that was translated.
-    ///
-    /// # Errors
-    /// Files that are missing or wrong, and values that differ in both.
-    pub fn read(&self, path: &Path) -> Result<(UserConfig, Option<Translation>)> {
-        let file = UserConfig::read(path)?;
-        let Some(theirs) = &self.deepspeed else { return Ok((file, None)) };
-        let given = file.clone().with(self, &[])?;
-        let mut translation = Translation::read(&DEEPSPEED, theirs, given, false)?;
-        translation.refuse()?;
-        let merged = translation.onto(file, &path.display().to_string(), |key| self.sets(key))?;
-        Ok((merged, Some(translation)))
     }
 
     /// Returns whether they give a key.

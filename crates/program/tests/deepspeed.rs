@@ -110,87 +110,80 @@ fn with(theirs: &str, more: &str, args: &[&str]) -> (Home, Ended) {
     (home, ended)
 }
 
+/// Configurations that are wrong, and words of their errors.
+const WRONG: &[(&str, &[&str])] = &[
+    ("hello", &["ds.json:1: expected a colon"]),
+    ("", &["no keys"]),
+    (
+        "{\"train_batch_size\": 8,\n\"train_batch_size\": 8}",
+        &["ds.json:2: train_batch_size is given twice, first in line 1"],
+    ),
+    ("{\"train_batch_size\": \"8\"}", &["train_batch_size = \"8\": expected a whole number"]),
+    ("{\"train_batch_size\": 8, \"bf16\": {\"enabled\": 1}}", &["bf16.enabled = 1: expected true or false"]),
+    ("{\"train_batch_size\": 8, \"bf16\": true}", &["bf16 is no key of DeepSpeed", "did you mean"]),
+    (
+        "{\"train_batch_size\": 8, \"wall_clock_breakdown\": \"no\"}",
+        &["wall_clock_breakdown", "true or false"],
+    ),
+    (
+        "{\"train_batch_size\": 8,\n\n\"gradient_cliping\": 1}",
+        &["ds.json:3: gradient_cliping is no key", "did you mean gradient_clipping?"],
+    ),
+    (
+        "{\"train_batch_size\": 8, \"zero_optimization\": {\"stag\": 1}}",
+        &["did you mean zero_optimization.stage?"],
+    ),
+    (
+        "{\"train_batch_size\": 8, \"zero_optimization\": {\"stage\": 4}}",
+        &["zero_optimization.stage = 4", "0, 1, 2 or 3"],
+    ),
+    (
+        "{\"train_batch_size\": 8, \"zero_optimization\": {\"stage\": 3, \"offload_param\": {\"device\": \"tpu\"}}}",
+        &["offload_param.device = \"tpu\"", "\"none\", \"cpu\", \"nvme\""],
+    ),
+    (
+        "{\"train_batch_size\": 8, \"zero_optimization\": {\"stage\": 3, \"offload_param\": {\"device\": \"nvme\"}}}",
+        &["offload_param.nvme_path"],
+    ),
+    (
+        "{\"train_batch_size\": 8, \"zero_optimization\": {\"stage\": 3, \"offload_optimizer\": {\"device\": \"nvme\", \"nvme_path\": \"/no/such/disk\"}}}",
+        &["/no/such/disk"],
+    ),
+    (
+        "{\"train_batch_size\": 8, \"zero_optimization\": {\"stage\": 2, \"offload_param\": {\"device\": \"cpu\"}}}",
+        &["needs zero_optimization.stage of 3"],
+    ),
+    (
+        "{\"train_batch_size\": 8, \"fp16\": {\"enabled\": true}, \"bf16\": {\"enabled\": true}}",
+        &["fp16.enabled and bf16.enabled"],
+    ),
+    ("{\"gradient_accumulation_steps\": 2}", &["gradient_accumulation_steps alone"]),
+    (
+        "{\"train_batch_size\": 32,\n\"train_micro_batch_size_per_gpu\": 4,\n\"gradient_accumulation_steps\": 2}",
+        &["train_batch_size = 32 is not", "4 x 2 x 1 = 8 (line 1, 2, 3)", "with 4 data-parallel ranks it is"],
+    ),
+    (
+        "{\"train_batch_size\": 10, \"train_micro_batch_size_per_gpu\": 4}",
+        &["train_batch_size = 10 is not", "4 x 2 x 1 = 8"],
+    ),
+    (
+        "{\"train_batch_size\": 8, \"optimizer\": {\"type\": \"Lamb\"}}",
+        &["optimizer.type = \"Lamb\" is refused", "AdamW and SGD"],
+    ),
+    (
+        "{\"train_batch_size\": 8, \"scheduler\": {\"type\": \"OneCycle\"}}",
+        &["scheduler.type = \"OneCycle\" is refused"],
+    ),
+    ("{\"train_batch_size\": 8, \"scheduler\": {\"type\": \"WarmupDecayLR\"}}", &["needs total_num_steps"]),
+    (
+        "{\"train_batch_size\": 8, \"optimizer\": {\"type\": \"Adam\", \"params\": {\"weight_decay\": 0.1, \"adam_w_mode\": false}}}",
+        &["adam_w_mode = false is refused"],
+    ),
+];
+
 #[test]
 fn what_is_wrong_names_its_line_and_writes_nothing() {
-    for (theirs, words) in [
-        ("hello", &["ds.json:1: expected a colon"][..]),
-        ("", &["no keys"]),
-        (
-            "{\"train_batch_size\": 8,\n\"train_batch_size\": 8}",
-            &["ds.json:2: train_batch_size is given twice, first in line 1"],
-        ),
-        ("{\"train_batch_size\": \"8\"}", &["train_batch_size = \"8\": expected a whole number"]),
-        (
-            "{\"train_batch_size\": 8, \"bf16\": {\"enabled\": 1}}",
-            &["bf16.enabled = 1: expected true or false"],
-        ),
-        ("{\"train_batch_size\": 8, \"bf16\": true}", &["bf16 is no key of DeepSpeed", "did you mean"]),
-        (
-            "{\"train_batch_size\": 8, \"wall_clock_breakdown\": \"no\"}",
-            &["wall_clock_breakdown", "true or false"],
-        ),
-        (
-            "{\"train_batch_size\": 8,\n\n\"gradient_cliping\": 1}",
-            &["ds.json:3: gradient_cliping is no key", "did you mean gradient_clipping?"],
-        ),
-        (
-            "{\"train_batch_size\": 8, \"zero_optimization\": {\"stag\": 1}}",
-            &["did you mean zero_optimization.stage?"],
-        ),
-        (
-            "{\"train_batch_size\": 8, \"zero_optimization\": {\"stage\": 4}}",
-            &["zero_optimization.stage = 4", "0, 1, 2 or 3"],
-        ),
-        (
-            "{\"train_batch_size\": 8, \"zero_optimization\": {\"stage\": 3, \"offload_param\": {\"device\": \"tpu\"}}}",
-            &["offload_param.device = \"tpu\"", "\"none\", \"cpu\", \"nvme\""],
-        ),
-        (
-            "{\"train_batch_size\": 8, \"zero_optimization\": {\"stage\": 3, \"offload_param\": {\"device\": \"nvme\"}}}",
-            &["offload_param.nvme_path"],
-        ),
-        (
-            "{\"train_batch_size\": 8, \"zero_optimization\": {\"stage\": 3, \"offload_optimizer\": {\"device\": \"nvme\", \"nvme_path\": \"/no/such/disk\"}}}",
-            &["/no/such/disk"],
-        ),
-        (
-            "{\"train_batch_size\": 8, \"zero_optimization\": {\"stage\": 2, \"offload_param\": {\"device\": \"cpu\"}}}",
-            &["needs zero_optimization.stage of 3"],
-        ),
-        (
-            "{\"train_batch_size\": 8, \"fp16\": {\"enabled\": true}, \"bf16\": {\"enabled\": true}}",
-            &["fp16.enabled and bf16.enabled"],
-        ),
-        ("{\"gradient_accumulation_steps\": 2}", &["gradient_accumulation_steps alone"]),
-        (
-            "{\"train_batch_size\": 32,\n\"train_micro_batch_size_per_gpu\": 4,\n\"gradient_accumulation_steps\": 2}",
-            &[
-                "train_batch_size = 32 is not",
-                "4 x 2 x 1 = 8 (line 1, 2, 3)",
-                "with 4 data-parallel ranks it is",
-            ],
-        ),
-        (
-            "{\"train_batch_size\": 10, \"train_micro_batch_size_per_gpu\": 4}",
-            &["train_batch_size = 10 is not", "4 x 2 x 1 = 8"],
-        ),
-        (
-            "{\"train_batch_size\": 8, \"optimizer\": {\"type\": \"Lamb\"}}",
-            &["optimizer.type = \"Lamb\" is refused", "AdamW and SGD"],
-        ),
-        (
-            "{\"train_batch_size\": 8, \"scheduler\": {\"type\": \"OneCycle\"}}",
-            &["scheduler.type = \"OneCycle\" is refused"],
-        ),
-        (
-            "{\"train_batch_size\": 8, \"scheduler\": {\"type\": \"WarmupDecayLR\"}}",
-            &["needs total_num_steps"],
-        ),
-        (
-            "{\"train_batch_size\": 8, \"optimizer\": {\"type\": \"Adam\", \"params\": {\"weight_decay\": 0.1, \"adam_w_mode\": false}}}",
-            &["adam_w_mode = false is refused"],
-        ),
-    ] {
+    for (theirs, words) in WRONG {
         let (home, ended) = with(theirs, "", &[]);
         ended.refused(words);
         assert!(!home.path("run").exists(), "{theirs}");

@@ -25,7 +25,7 @@ use crate::report::{bytes, count, plural};
 use crate::resolve::{Purpose, Resolved, random_tokens, resolve};
 use crate::signals::Signals;
 use crate::task::{BenchStepTask, Task};
-use crate::{bench, machine_profile};
+use crate::{bench, machine_profile, translation};
 
 /// Bytes of a unit of the `_mb` keys.
 const MIB: f64 = 1_048_576.0;
@@ -50,7 +50,7 @@ pub fn bench_memory(args: &BenchMemoryArgs, environment: Environment) -> Result<
     refuse_in_run(&args.out, "--out")?;
     OUTPUTS.into_iter().try_for_each(|name| check_file(&args.out.join(name)))?;
     let signals = Signals::take_over()?;
-    let given = args.overrides.read(&args.config)?.0.with(&args.overrides, &[])?;
+    let given = translation::read_both(&args.config, &args.overrides)?.0.with(&args.overrides, &[])?;
     let host_budget = given.config()?.memory.host_budget_mb;
     let given = given.with(&any_placement(host_budget), &[])?;
     let (Resolved { config, model, device, .. }, ()) = resolve(&given, Purpose::Plan, None, random_tokens)?;

@@ -18,7 +18,7 @@ use crate::rank_output::Output;
 use crate::resolve::{Purpose, random_tokens, resolve};
 use crate::signals::Signals;
 use crate::task::{BenchStepTask, Task};
-use crate::{kept_budget, mesh_report};
+use crate::{kept_budget, mesh_report, translation};
 
 /// Measures and prints.
 ///
@@ -26,7 +26,7 @@ use crate::{kept_budget, mesh_report};
 /// A configuration that cannot work or does not fit, a rank that died.
 pub fn bench_step(args: &BenchStepArgs, environment: Environment) -> Result<()> {
     let signals = Signals::take_over()?;
-    let given = args.overrides.read(&args.config)?.0.with(&args.overrides, &[])?;
+    let given = translation::read_both(&args.config, &args.overrides)?.0.with(&args.overrides, &[])?;
     let (mut resolved, ()) = resolve(&given, Purpose::Plan, None, random_tokens)?;
     resolved.device.take().iter().for_each(|line| note(line));
     let planned = Planned::of(resolved, 0)?;

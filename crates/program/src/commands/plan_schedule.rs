@@ -14,7 +14,7 @@ use crate::overrides::Overrides;
 use crate::ownership::{check_output, is_drawing};
 use crate::resolve::{Purpose, Resolved, estimate_data, resolve};
 use crate::schedule_report::{Drawn, Unit, to_json, to_text};
-use crate::{output, planned, schedule_file};
+use crate::{output, planned, schedule_file, translation};
 
 /// Default number of pipeline ranks and of chunks.
 const PIPELINE: usize = 4;
@@ -153,7 +153,7 @@ fn of_config(path: &Path, args: &PlanArgs, wanted: Option<&str>) -> Result<Drawn
     ] {
         overrides.set.extend(value.map(|value| format!("{key}={value}")));
     }
-    let given = args.overrides.read(path)?.0.with(&overrides, &args.data)?;
+    let given = translation::read_both(path, &args.overrides)?.0.with(&overrides, &args.data)?;
     let (Resolved { config, model, .. }, _) = resolve(&given, Purpose::Plan, None, estimate_data)?;
     let (ranks, micro_batches) = (config.parallel.pipeline, config.micro_batches());
     let chunks = |plan: Plan| plan.with_chunks(config.parallel.chunks).chunks();

@@ -31,7 +31,7 @@ use crate::train_args::TrainArgs;
 use crate::user_config::UserConfig;
 use crate::{
     exit_status, file_size, final_report, flight, kept_checkpoints, learning_rate, machine, plan_report,
-    resume, setup, task_file, training,
+    resume, setup, task_file, training, translation,
 };
 
 /// Plans and trains.
@@ -63,7 +63,8 @@ pub fn train_with(
     if args.config.is_none() && args.overrides.deepspeed.is_some() {
         bail!("--deepspeed adds to a configuration: give CONFIG, too");
     }
-    let read = args.config.as_deref().map(|config| args.overrides.read(config)).transpose()?;
+    let read =
+        args.config.as_deref().map(|config| translation::read_both(config, &args.overrides)).transpose()?;
     let (file, theirs) = read.unzip();
     if args.show() == Show::Progress {
         theirs.flatten().iter().for_each(|theirs| note(&theirs.to_text()));

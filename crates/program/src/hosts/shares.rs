@@ -5,7 +5,7 @@ use phalanx_collectives::MAX_WORLD;
 use phalanx_launch::{LocalHello, LocalLeader};
 
 use crate::train_args::TrainArgs;
-use crate::{machine, pinning};
+use crate::{machine, pinning, translation};
 
 /// Number of ranks of each of `hosts` hosts: `--nproc`, or an equal share of the ranks of the configuration.
 ///
@@ -19,7 +19,7 @@ pub fn ranks_of_a_host(args: &TrainArgs, hosts: usize) -> Result<usize> {
         (Some(ranks), _) => Ok(ranks),
         (None, None) => bail!("give --nproc, the number of ranks of each host"),
         (None, Some(file)) => {
-            let given = args.overrides.read(file)?.0.with(&args.overrides, &[])?;
+            let given = translation::read_both(file, &args.overrides)?.0.with(&args.overrides, &[])?;
             let ranks = given.config()?.world_size();
             if !ranks.is_multiple_of(hosts) {
                 bail!(

@@ -8,6 +8,7 @@
 mod deepspeed;
 mod hjson;
 mod hugging_face;
+mod merge;
 mod nanogpt;
 mod python;
 mod report;
@@ -26,6 +27,7 @@ use crate::{foreign_keys, keys, user_config::UserConfig};
 use value::{Entry, Fault, Value, flat};
 
 pub use deepspeed::DEEPSPEED;
+pub use merge::read_both;
 
 /// What is said of names of loggers.
 const LOGS: &str = "nothing is sent anywhere: every step is in metrics.jsonl of the run folder";
@@ -233,43 +235,6 @@ impl Translation {
         let refused: Vec<String> = refused.map(said).collect();
         if refused.is_empty() { Ok(()) } else { bail!("{}", refused.join("\n")) }
     }
-
-    /// The user's configuration with the translated keys. `sets` says whether the command line gives a key, which wins.
-    ///
-    /// # Errors
-    /// Values of a key that differ in both files.
-    pub fn onto(&mut self, file: UserConfig, name: &str, sets: impl Fn(&str) -> bool) -> Result<UserConfig> {
-        let mut merged = file.clone();
-        let mut faults = Vec::new();
-        for row in &mut self.rows {
-            let Some((key, value)) = &row.ours else { continue };
-            let own = file.value(key).filter(|own| !is_equal(own, value));
-            match own {
-                _ if sets(key) => row.why = with(&row.why, "--set wins"),
-                Some(own) if row.outcome == Outcome::Default => {
-                    row.why = with(&row.why, &format!("{name} says {own}"));
-                }
-                Some(own) => {
-                    let line = |line: Option<usize>| line.map_or(String::new(), |line| format!(":{line}"));
-                    faults.push(format!(
-                        "{name}{}: {key} = {own}, but {}{}: {} = {} is {key} = {value}: remove one of the two, or decide with \
-                         --set {key}=VALUE",
-                        line(file.line(key)),
-                        self.path,
-                        line(row.line),
-                        row.name,
-                        row.value
-                    ));
-                }
-                None => merged.set(key, value.clone()),
-            }
-        }
-        if !faults.is_empty() {
-            bail!("{}", faults.join("\n"));
-        }
-        let with = if name.is_empty() { String::new() } else { format!("{name} with ") };
-        merged.retext(&format!("# {with}{}, a configuration of {}\n", self.path, self.program))
-    }
 }
 
 /// Two texts as one.
@@ -278,12 +243,6 @@ fn with(one: &str, other: &str) -> String {
         ("", text) | (text, "") => text.to_string(),
         _ => format!("{one}; {other}"),
     }
-}
-
-/// Returns whether two values are the same; 1 and 1.0 are.
-fn is_equal(one: &toml::Value, other: &toml::Value) -> bool {
-    let number = |value: &toml::Value| value.as_float().or(value.as_integer().map(|whole| whole as f64));
-    one == other || number(one).zip(number(other)).is_some_and(|(one, other)| one == other)
 }
 
 impl Draft {

@@ -159,8 +159,8 @@ pub(super) fn scheduler(draft: &mut Draft) -> Result<()> {
             .faults
             .push((entry.line, format!("{name} needs total_num_steps, the steps of the whole run"))),
     }
-    let least = draft.take_number("scheduler.params.cos_min_ratio");
-    match (*kind, least) {
+    let min = draft.take_number("scheduler.params.cos_min_ratio");
+    match (*kind, min) {
         ("cosine", Some((entry, ratio))) => {
             draft.give(&entry, "schedule.min_lr", ratio * lr, &format!("{ratio} x the rate {lr}"))
         }
@@ -222,7 +222,7 @@ fn warmup(draft: &mut Draft) {
 fn rate(draft: &mut Draft) -> Result<f64> {
     for name in ["scheduler.params.warmup_min_lr", "scheduler.params.warmup_min_ratio"] {
         match draft.take_number(name) {
-            Some((entry, least)) if least > 0.0 => {
+            Some((entry, min)) if min > 0.0 => {
                 draft.refuse(&entry, "the warm-up begins at the rate / (steps + 1) here: set it to 0")
             }
             Some((entry, _)) => draft.unneeded(&entry, "the warm-up begins at the rate / (steps + 1) here"),
@@ -232,14 +232,14 @@ fn rate(draft: &mut Draft) -> Result<f64> {
     let optimizer = draft.rows.iter().position(|row| row.name == param("lr"));
     let of_row = |at: usize| draft.rows[at].ours.as_ref().and_then(|(_, value)| value.as_float());
     let lr = optimizer.and_then(of_row);
-    let Some((entry, most)) = draft.take_number("scheduler.params.warmup_max_lr") else {
+    let Some((entry, max)) = draft.take_number("scheduler.params.warmup_max_lr") else {
         return Ok(lr.unwrap_or(draft.given.config()?.optimizer.lr));
     };
-    draft.give(&entry, "optimizer.lr", most, "");
-    if let Some(at) = optimizer.filter(|_| lr != Some(most)) {
+    draft.give(&entry, "optimizer.lr", max, "");
+    if let Some(at) = optimizer.filter(|_| lr != Some(max)) {
         let row = &mut draft.rows[at];
         (row.ours, row.outcome) = (None, crate::translation::Outcome::Unneeded);
         row.why = "warmup_max_lr replaces it, as theirs does".into();
     }
-    Ok(most)
+    Ok(max)
 }

@@ -166,7 +166,7 @@ fn offload(draft: &mut Draft) {
         ("offload_param", "cpu_offload_params", "memory.parameters", 3),
     ];
     let (mut paths, mut pins) = (Vec::new(), Vec::new());
-    for (part, earlier, key, least) in parts {
+    for (part, earlier, key, min) in parts {
         let name = |leaf: &str| format!("zero_optimization.{part}.{leaf}");
         let old = draft
             .take_flag(&format!("zero_optimization.{earlier}"))
@@ -174,9 +174,9 @@ fn offload(draft: &mut Draft) {
         let lies = draft.take_word(&name("device"), &["none", "cpu", "nvme"]).or(old);
         let tier = lies.as_ref().map_or("device", |(_, at)| ["device", "host", "nvme"][*at]);
         if let Some((entry, at)) = &lies {
-            if *at > 0 && stage < least {
+            if *at > 0 && stage < min {
                 let fault = format!(
-                    "{} = {} needs zero_optimization.stage of {least} or more; it is {stage}",
+                    "{} = {} needs zero_optimization.stage of {min} or more; it is {stage}",
                     entry.name, entry.value
                 );
                 draft.faults.push((entry.line, fault));
