@@ -23,6 +23,7 @@ mod embedding_backward;
 mod epilogue;
 mod execute;
 mod factory;
+mod few_rows;
 mod float;
 mod format;
 mod gated;

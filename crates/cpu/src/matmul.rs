@@ -16,9 +16,10 @@ use phalanx_tensor::{View, ViewMut};
 
 use crate::Cpu;
 use crate::epilogue::{MatrixPointer, Target};
+use crate::few_rows;
 use crate::format::Format;
 use crate::matrix::Matrix;
-use crate::microkernel::{self, PanelsA, PanelsB};
+use crate::microkernel::{self, Packing, PanelsA, PanelsB};
 use crate::scratch::with_thread_scratch;
 use crate::side::Side;
 use crate::tile_kernel::{self, TilePanels, TileProduct};
@@ -124,6 +125,8 @@ struct Plan<'a> {
     partial: MatrixPointer,
     /// Number of neighbouring column panels that stay in one task.
     unit: usize,
+    /// Given if few rows multiply `b` as it lies.
+    few_rows: Option<Packing>,
 }
 
 // SAFETY: the pointers of the targets are borrowed for the whole product (the promise of `product_onto`), and
@@ -165,7 +168,12 @@ pub(crate) unsafe fn product_onto(cpu: &Cpu, a: Matrix, b: Matrix, target: Targe
             let packed = [&*own_packed, &*other_packed];
             cpu.pool.run(plan.tasks, &|task| {
                 // SAFETY: the tasks' rows or columns are disjoint; the rest is the caller's promise.
-                unsafe { plan.run_task(task, depth.clone(), packed) };
+                unsafe {
+                    match plan.few_rows {
+                        Some(packing) => plan.run_few_rows(packing, task, depth.clone(), packed[1]),
+                        None => plan.run_task(task, depth.clone(), packed),
+                    }
+                };
             });
         }
     });
@@ -211,6 +219,13 @@ impl<'a> Plan<'a> {
         let a = Side::new(a.t(), Operand::Left, (isa, format), depth);
         let b = Side::new(b, Operand::Right, (isa, format), depth);
         let cut_rows = m >= n;
+        let contiguous = b.matrix.column_stride == 1 || b.matrix.row_stride == 1;
+        let few_rows = match format {
+            Format::Vectors(packing) if together == 1 && !cut_rows && contiguous => {
+                (m <= few_rows::ROWS_MAX.min(a.panel)).then_some(packing)
+            }
+            _ => None,
+        };
         let own = if cut_rows { a } else { b };
         // Where tasks keep columns together, the sums are in the cache, too.
         let own_elements = format.own_elements() / if together > 1 && format.is_tiled() { 2 } else { 1 };
@@ -218,10 +233,12 @@ impl<'a> Plan<'a> {
         let unit = if cut_rows { 1 } else { (together / b.panel).max(1) };
         let units = own.panels().div_ceil(unit);
         let tasks_min = own.panels().div_ceil(panels_max.max(unit)).min(units);
-        let tasks = tasks_min
-            .next_multiple_of(format.even_tasks(units, cpu.pool.threads()))
-            .min(units)
-            .min((2 * m * n * k / format.task_flops()).max(tasks_min));
+        let tasks = tasks_min.next_multiple_of(format.even_tasks(units, cpu.pool.threads())).min(units).min(
+            match few_rows {
+                Some(_) => (n * k * b.matrix.dtype.bytes() / few_rows::TASK_BYTES).max(1),
+                None => (2 * m * n * k / format.task_flops()).max(tasks_min),
+            },
+        );
         let narrow = own.matrix.column_stride == 1 && own.lanes() / tasks < NARROW && own.lanes() > NARROW;
         Plan {
             isa,
@@ -230,11 +247,12 @@ impl<'a> Plan<'a> {
             a,
             b,
             cut_rows,
-            packs_own: !narrow,
+            packs_own: !narrow || few_rows.is_some(),
             tasks,
             target,
             partial: MatrixPointer::none(),
             unit,
+            few_rows,
         }
     }
 
@@ -287,6 +305,25 @@ impl<'a> Plan<'a> {
                 unsafe { self.multiply(lanes.clone(), count, [own_packed, other_packed], &target) };
             }
         });
+    }
+
+    /// Like [`Plan::run_task`], for few packed rows and columns that are read where they lie.
+    ///
+    /// # Safety
+    /// As [`Plan::run_task`].
+    unsafe fn run_few_rows(&self, packing: Packing, task: usize, depth: Range<usize>, packed: &[f32]) {
+        let panels = self.panels_of(task);
+        let lanes = panels.start * self.b.panel..self.b.lanes().min(panels.end * self.b.panel);
+        for start in (depth.start..depth.end.max(depth.start + 1)).step_by(self.depth) {
+            let steps = start..depth.end.min(start + self.depth);
+            let rows = self.a.slice(packed, start - depth.start, steps.len(), 0..1);
+            let a = PanelsA { from: rows.as_ptr(), step: self.a.width, panel: 0 };
+            let target = self.block_target(&steps).at(0, lanes.start);
+            let from = self.b.block(steps, lanes.clone());
+            // SAFETY: the rows are packed, in one panel; `Matrix::block` checked what is read; the target is the caller's
+            // promise.
+            unsafe { few_rows::block(self.isa, packing, self.a.lanes(), a, from, &target) };
+        }
     }
 
     /// Like [`Plan::run_task`], over the whole inner dimension, for [`product_into`].

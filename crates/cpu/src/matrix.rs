@@ -15,7 +15,7 @@ pub(crate) struct Matrix<'a> {
     pub(crate) dtype: DType,
     pub(crate) rows: usize,
     pub(crate) columns: usize,
-    row_stride: usize,
+    pub(crate) row_stride: usize,
     pub(crate) column_stride: usize,
     life: PhantomData<&'a [u8]>,
 }

@@ -82,7 +82,7 @@ unsafe fn pack_with<L: Lanes>(block: MatrixBlock, layout: PanelLayout, to: *mut 
 }
 
 /// Packing of stored elements.
-trait Packer {
+pub(crate) trait Packer {
     /// The stored element type.
     type T: Float;
     /// Stored steps per packed step.
@@ -97,7 +97,7 @@ trait Packer {
 }
 
 /// Each element widened to f32.
-struct Widened<T>(std::marker::PhantomData<T>);
+pub(crate) struct Widened<T>(std::marker::PhantomData<T>);
 
 impl<T: Float> Packer for Widened<T> {
     type T = T;
@@ -120,7 +120,7 @@ impl<T: Float> Packer for Widened<T> {
 }
 
 /// bf16 in pairs of steps.
-struct Paired;
+pub(crate) struct Paired;
 
 impl Packer for Paired {
     type T = bf16;
@@ -240,6 +240,50 @@ unsafe fn store_lanes<L: Lanes>(to: *mut f32, x: L::V, room: usize) {
     unsafe { if room >= 16 { L::store(to, x) } else { L::store_half(to, x) } }
 }
 
+/// 16 packed steps of `count` lanes, as rows; lanes and steps beyond the last are zero.
+///
+/// # Safety
+/// The lanes and the first `steps` stored steps are valid to read at `from`.
+#[inline(always)]
+pub(crate) unsafe fn load_square<L: Lanes, S: Packer>(
+    block: MatrixBlock,
+    from: *const S::T,
+    count: usize,
+    steps: usize,
+) -> [L::V; 16] {
+    // SAFETY: the caller's promise; lanes from `count` on are not read.
+    unsafe {
+        let mut square = [L::splat(0.0); 16];
+        // Whole squares have a loop of their own, without branches.
+        if count >= 16 {
+            for (lane, row) in square.iter_mut().enumerate() {
+                *row = load_lane::<L, S>(block, from, lane, steps);
+            }
+        } else {
+            for (lane, row) in square.iter_mut().enumerate().take(count) {
+                *row = load_lane::<L, S>(block, from, lane, steps);
+            }
+        }
+        square
+    }
+}
+
+/// Packed steps of one lane; prefetches the same steps of the next strip.
+#[inline(always)]
+unsafe fn load_lane<L: Lanes, S: Packer>(
+    block: MatrixBlock,
+    from: *const S::T,
+    lane: usize,
+    steps: usize,
+) -> L::V {
+    // SAFETY: the caller's promise; a prefetch is a hint, for any address.
+    unsafe {
+        let from = from.add(lane * block.lane_stride);
+        L::prefetch(from.wrapping_add(16 * block.lane_stride).cast());
+        S::along::<L>(from, steps)
+    }
+}
+
 /// For contiguous steps: transposes squares of 16 x 16 packed elements in registers, or 8 x 16 where a panel has room for
 /// fewer than 16 lanes.
 #[inline(always)]
@@ -255,13 +299,7 @@ unsafe fn turn_strip<L: Lanes, S: Packer>(
     unsafe {
         for step in (0..block.depth).step_by(square_steps) {
             let steps = block.depth - step;
-            let mut square = [L::splat(0.0); 16];
-            for (lane, row) in square.iter_mut().enumerate().take(count) {
-                let from = from.add(lane * block.lane_stride + step);
-                // Prefetches the same steps of the next strip.
-                L::prefetch(from.wrapping_add(16 * block.lane_stride).cast());
-                *row = S::along::<L>(from, steps);
-            }
+            let square = load_square::<L, S>(block, from.add(step), count, steps);
             let to = to.add(step / S::STEPS * width);
             let packed = steps.div_ceil(S::STEPS).min(16);
             match square.first_chunk() {

@@ -168,6 +168,9 @@ pub struct SampleArgs {
     /// Checkpoint; the newest when left out
     #[arg(long, value_name = "N", value_parser = whole::<u64>(0..=u64::MAX))]
     pub step: Option<u64>,
+    /// Type in which the model computes; that of the run (precision.compute) when left out. 16 bits are read twice as fast
+    #[arg(long, value_parser = ["f32", "bf16", "f16"])]
+    pub dtype: Option<String>,
     /// Print one JSON object at the end instead of text as it is made; of --prompts one in each line
     #[arg(long)]
     pub json: bool,

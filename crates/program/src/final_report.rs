@@ -226,7 +226,8 @@ fn sample(
         SAMPLE_TOKENS
     ));
     let device = environment.unplanned_device(machine::cores())?;
-    let generator = Generator::load(&*model, &checkpoint, &tokenizer, device)?;
+    let generator =
+        Generator::load(&*model, &checkpoint, &tokenizer, device, planned.config.precision.compute.into())?;
     let how = Sampling { temperature: 0.8, seed: planned.config.train.seed, ..Sampling::default() };
     output.print(prompt);
     let mut show = |text: &str| {

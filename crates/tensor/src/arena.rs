@@ -12,7 +12,7 @@
 //!
 //! On disk, offsets of one file are handed out in the same ways; there is no heap.
 
-use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::alloc::{Layout, alloc, alloc_zeroed, dealloc, handle_alloc_error};
 use std::collections::HashMap;
 use std::ops::Range;
 use std::ptr::NonNull;
@@ -28,7 +28,7 @@ use crate::disk::DiskMemory;
 use crate::flights::{Flights, InFlight};
 use crate::gaps::Gaps;
 use crate::record::Recorder;
-use crate::region::Region;
+use crate::region::{self, HUGE, Region};
 use crate::replay::Replay;
 
 /// Record with which a buffer gives its memory back.
@@ -351,13 +351,22 @@ fn range_of(address: Address, bytes: usize) -> Range<u128> {
 }
 
 fn heap_layout(bytes: usize) -> Layout {
-    Layout::from_size_align(bytes.max(1), ALIGN as usize).expect("a size that fits in memory")
+    let align = if bytes < HUGE { ALIGN as usize } else { HUGE };
+    Layout::from_size_align(bytes.max(1), align).expect("a size that fits in memory")
 }
 
+/// Zeroed memory, in huge pages where it is long enough and the system has them.
 fn heap_alloc(bytes: usize) -> NonNull<u8> {
     let layout = heap_layout(bytes);
     // SAFETY: the layout is not empty.
-    NonNull::new(unsafe { alloc_zeroed(layout) }).unwrap_or_else(|| handle_alloc_error(layout))
+    let memory = unsafe { if bytes < HUGE { alloc_zeroed(layout) } else { alloc(layout) } };
+    let memory = NonNull::new(memory).unwrap_or_else(|| handle_alloc_error(layout));
+    if bytes >= HUGE {
+        region::ask_for_huge_pages(memory, bytes / HUGE * HUGE);
+        // SAFETY: allocated just now, and as long.
+        unsafe { memory.write_bytes(0, bytes) };
+    }
+    memory
 }
 
 fn heap_free(address: Address, bytes: usize) {

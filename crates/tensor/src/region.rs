@@ -26,6 +26,12 @@ unsafe impl Send for Region {}
 // SAFETY: as above; all methods take &self and change nothing but page residence.
 unsafe impl Sync for Region {}
 
+/// Asks for huge pages in a mapped range that starts on a page. Best effort: a kernel without them refuses.
+pub(crate) fn ask_for_huge_pages(base: NonNull<u8>, bytes: usize) {
+    // SAFETY: the advice changes the size of pages only.
+    let _ = unsafe { rustix::mm::madvise(base.as_ptr().cast(), bytes, Advice::LinuxHugepage) };
+}
+
 impl Region {
     /// Private memory of `bytes` (rounded up to a page), in huge pages where the system has them.
     ///
@@ -74,10 +80,8 @@ impl Region {
 
     /// The region over a range that was just mapped.
     fn mapped(base: *mut std::ffi::c_void, bytes: usize) -> Region {
-        // SAFETY: the range was mapped by the caller; the advice changes page size only. Best effort: a kernel
-        // without huge pages refuses it.
-        let _ = unsafe { rustix::mm::madvise(base, bytes, Advice::LinuxHugepage) };
         let base = NonNull::new(base.cast::<u8>()).expect("the kernel never maps at address zero");
+        ask_for_huge_pages(base, bytes);
         Region { base, bytes }
     }
 

@@ -8,11 +8,11 @@ use phalanx_cpu::Cpu;
 use phalanx_layers::ParameterSpec;
 use phalanx_models::{Gpt2, Model};
 use phalanx_system::random::SplitMix64;
-use phalanx_tensor::{Arena, Device};
+use phalanx_tensor::{Arena, DType, Device};
 use phalanx_train::sample::{Generator, Sampling};
 
 /// A GPT-2 whose logits differ clearly from token to token.
-fn generator(positions: usize, heads: usize, hidden: usize) -> Generator {
+fn generator(positions: usize, heads: usize, hidden: usize, compute: DType) -> Generator {
     let model = Gpt2 { layers: 2, hidden, heads, vocab: 61, positions, ..Gpt2::default() };
     let model: Arc<dyn Model> = model.into();
     let device = Device::new(Cpu::new(2), Arena::heap());
@@ -29,7 +29,7 @@ fn generator(positions: usize, heads: usize, hidden: usize) -> Generator {
         values.iter_mut().for_each(|x| *x = mean + width * (random.next_fraction() as f32 - 0.5));
         Ok::<(), Infallible>(())
     };
-    Generator::new(&*model, device, fill).unwrap()
+    Generator::new(&*model, device, compute, fill).unwrap()
 }
 
 fn bits(logits: &[f32]) -> Vec<u32> {
@@ -60,15 +60,21 @@ fn extended(generator: &Generator, prompt: &[u32], count: usize, how: Sampling) 
 #[test]
 fn cached_logits_are_those_of_the_whole_context_bit_for_bit() {
     // Beyond one tile of keys (128) and one panel of queries (16 or 32); heads of an odd size.
-    for (heads, hidden, prompt) in [(2, 32, 1), (3, 27, 40), (1, 16, 131)] {
+    let shapes = [(2, 32, 1), (3, 27, 40), (1, 16, 131)];
+    let types = [DType::F32, DType::BF16, DType::F16];
+    for ((heads, hidden, prompt), compute) in shapes.into_iter().zip(types) {
         let (positions, length) = (160, 170);
-        let generator = generator(positions, heads, hidden);
+        let generator = generator(positions, heads, hidden, compute);
         let tokens: Vec<u32> = (0..length as u32).map(|i| (i * i + 7 * i) % 61).collect();
         let mut growing = generator.growing(length, 1);
         for end in prompt..length {
             let context = &tokens[end.saturating_sub(positions)..end];
             let (cached, whole) = (growing.logits(&tokens[..end]), generator.logits(context));
-            assert_eq!(bits(&cached), bits(&whole), "{heads} heads of {hidden}: after {end} tokens");
+            assert_eq!(
+                bits(&cached),
+                bits(&whole),
+                "{heads} heads of {hidden}, {compute:?}: after {end} tokens"
+            );
         }
     }
 }
@@ -76,7 +82,7 @@ fn cached_logits_are_those_of_the_whole_context_bit_for_bit() {
 #[test]
 fn greedy_tokens_do_not_depend_on_the_cache() {
     let positions = 24;
-    let generator = generator(positions, 2, 32);
+    let generator = generator(positions, 2, 32, DType::F32);
     let mut distinct: BTreeSet<u32> = BTreeSet::new();
     // Prompts that are short, of the context's length, and longer; texts that grow beyond it.
     for length in [1, 5, 23, 24, 25, 60] {
@@ -91,7 +97,7 @@ fn greedy_tokens_do_not_depend_on_the_cache() {
 #[test]
 fn a_larger_shift_drops_that_many_tokens_at_once() {
     let (positions, shift) = (24, 10);
-    let generator = generator(positions, 2, 32);
+    let generator = generator(positions, 2, 32, DType::F32);
     let prompt = [3, 20, 37];
     let mut expected = prompt.to_vec();
     let mut start = 0;
@@ -108,7 +114,7 @@ fn a_larger_shift_drops_that_many_tokens_at_once() {
 
 #[test]
 fn the_same_seed_gives_the_same_tokens() {
-    let generator = generator(24, 2, 32);
+    let generator = generator(24, 2, 32, DType::F32);
     let how = Sampling { temperature: 1.5, top_p: 0.9, seed: 4, ..Sampling::default() };
     let tokens = extended(&generator, &[1], 40, how);
     assert_eq!(extended(&generator, &[1], 40, how), tokens);
@@ -119,8 +125,8 @@ fn the_same_seed_gives_the_same_tokens() {
 #[test]
 fn rows_without_an_id_are_never_drawn() {
     let is_id = |id: u32| id < 40 && id != 7;
-    let all = generator(24, 2, 32);
-    let some = generator(24, 2, 32).drawing_only(is_id);
+    let all = generator(24, 2, 32, DType::F32);
+    let some = generator(24, 2, 32, DType::F32).drawing_only(is_id);
     let flat = Sampling { temperature: 50.0, ..Sampling::default() };
     let mut others = 0;
     for how in [

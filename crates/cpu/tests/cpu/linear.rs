@@ -1,9 +1,12 @@
 //! Matrix products and column sums.
 
 use phalanx_simd::Isa;
-use phalanx_tensor::{Device, Epilogue, Layout, Weight};
+use phalanx_tensor::{DType, Device, Epilogue, Layout, Weight};
 
-use crate::oracle::{Expected, KernelPath, check, cpu, numbers, output, poisoned, read, tensor, transposed};
+use crate::oracle::{
+    Expected, KernelPath, check, cpu, numbers, output, poisoned, poisoned_as, read, read_f32, tensor,
+    tensor_as, transposed,
+};
 
 /// (rows, in, out).
 const SHAPES: [[usize; 3]; 14] = [
@@ -141,29 +144,35 @@ fn bias_gradient() {
 }
 
 /// A row of the result has the same bits with any other rows above or below it: tiles and tasks are cut differently,
-/// but sums are not.
+/// and few rows read the weight where it lies, but sums are the same.
 #[test]
 fn a_row_depends_on_itself_alone() {
-    let (inner, out) = (600, 131);
-    let (x, w) = (numbers(1, 257 * inner), numbers(2, inner * out));
-    for path in KernelPath::all() {
+    let (inner, out) = (1101, 531);
+    let [x, w, bias] =
+        [(1, 257 * inner), (2, inner * out), (3, out)].map(|(seed, count)| numbers(seed, count));
+    let types = [DType::F32, DType::BF16, DType::F16];
+    for (path, layout, dtype) in types.iter().flat_map(|dtype| {
+        let of_path = |path: KernelPath| layouts().map(|layout| (path, layout, *dtype));
+        KernelPath::all().flat_map(of_path)
+    }) {
         let device = path.cpu(2);
         let product = |rows: std::ops::Range<usize>| {
-            let x = tensor(&device, [rows.len(), inner], &x[rows.start * inner..rows.end * inner]);
-            let w = tensor(&device, [inner, out], &w);
-            let mut y = poisoned(&device, [rows.len(), out]);
-            let w = Weight { matrix: w.view(), layout: Layout::InOut };
-            device.linear(x.view(), w, Epilogue::default(), y.view_mut());
-            read(&device, &y)
+            let x = tensor_as(&device, dtype, [rows.len(), inner], &x[rows.start * inner..rows.end * inner]);
+            let w = tensor_as(&device, dtype, weight_shape(layout, inner, out), &w);
+            let bias = tensor_as(&device, dtype, [out], &bias);
+            let mut y = poisoned_as(&device, dtype, [rows.len(), out]);
+            let epilogue = Epilogue { bias: Some(bias.view()), residual: None };
+            device.linear(x.view(), Weight { matrix: w.view(), layout }, epilogue, y.view_mut());
+            read_f32(&device, &y)
         };
         let whole = product(0..257);
-        for rows in [0..1, 5..18, 100..257, 256..257] {
+        for rows in [0..1, 1..3, 5..8, 252..256, 5..18, 100..257, 256..257] {
             let part = product(rows.clone());
             let same = whole[rows.start * out..rows.end * out]
                 .iter()
                 .zip(&part)
                 .all(|(a, b)| a.to_bits() == b.to_bits());
-            assert!(same, "rows {rows:?} on {}", path.name());
+            assert!(same, "rows {rows:?} in {dtype:?}, {layout:?}, on {}", path.name());
         }
     }
 }

@@ -3,12 +3,15 @@
 use anyhow::{Context, Result, bail};
 use phalanx_data::Tokenizer;
 use phalanx_models::Objective;
+use phalanx_train::config::Float;
+use phalanx_train::run_files::CONFIG_FILE;
 use phalanx_train::sample::{Generator, Sampling};
 use serde_json::{Value, json};
 
 use crate::args::SampleArgs;
 use crate::environment::Environment;
 use crate::run_folder::{RunFolder, model_of};
+use crate::user_config::UserConfig;
 use crate::{continuation, machine, output};
 
 /// Tokens beyond the model's positions from which on [`slow_beyond`] gives its advice.
@@ -104,7 +107,8 @@ pub fn sample(args: &SampleArgs, environment: Environment) -> Result<()> {
         );
     }
     let device = environment.unplanned_device(machine::cores())?;
-    let generator = Generator::load(&*model, &checkpoint, &tokenizer, device)?;
+    let compute = compute_type(args, &folder)?;
+    let generator = Generator::load(&*model, &checkpoint, &tokenizer, device, compute.into())?;
     encoded.iter().try_for_each(|tokens| continuation::check_prompt(tokens, model.vocab(), &tokenizer))?;
     let how = Sampling {
         temperature: args.temperature,
@@ -133,7 +137,8 @@ pub fn sample(args: &SampleArgs, environment: Environment) -> Result<()> {
         };
         continuation::stream(&generator, &tokenizer, &mut tokens, args.tokens, how, &mut show)?;
         let (step, made) = (checkpoint.step(), &tokens[given..]);
-        let found = json!({ "step": step, "prompt": prompt, "text": text, "tokens": made });
+        let found =
+            json!({ "step": step, "dtype": compute.name(), "prompt": prompt, "text": text, "tokens": made });
         match (args.json, &args.prompts) {
             (false, _) => output::print_line("")?,
             (true, None) => output::print_json(&found)?,
@@ -141,6 +146,23 @@ pub fn sample(args: &SampleArgs, environment: Environment) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// The type to compute in: as asked, else that of the run, else f32 for a folder without a configuration.
+fn compute_type(args: &SampleArgs, folder: &RunFolder) -> Result<Float> {
+    Ok(match args.dtype.as_deref() {
+        Some("f32") => Float::F32,
+        Some("bf16") => Float::Bf16,
+        Some(_) => Float::F16,
+        None => match folder.text(CONFIG_FILE)? {
+            Some(text) => {
+                let origin = folder.file(CONFIG_FILE).display().to_string();
+                let stored = UserConfig::parse_stored(text, &origin).and_then(|(stored, _)| stored.config());
+                stored.context("the type to compute in; --dtype gives another")?.precision.compute
+            }
+            None => Float::F32,
+        },
+    })
 }
 
 #[cfg(test)]

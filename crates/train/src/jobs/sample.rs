@@ -1,15 +1,17 @@
-//! Continues text with a trained model. Keys and values of earlier tokens are cached, so that each token is computed
+//! Continues text with a trained model, in f32 or in the 16 bits that the run computes in. Keys and values of earlier tokens are cached, so that each token is computed
 //! once, until the context is longer than the model's positions. Positions are absolute: when the oldest token is
 //! dropped, all others move, and the whole context is computed again.
 
 use std::sync::Arc;
 
+use half::slice::HalfFloatSliceExt;
+use half::{bf16, f16};
 use phalanx_checkpoint::Checkpoint;
 use phalanx_data::Tokenizer;
 use phalanx_layers::{Call, Context, KeyValueCache, Network, Parameter, ParameterSpec, Parameters};
 use phalanx_models::Model;
 use phalanx_system::random::{GOLDEN, SplitMix64};
-use phalanx_tensor::{Category, DType, Device, Shape, Tensor};
+use phalanx_tensor::{Category, DType, Device, Element, Shape, Tensor, View};
 
 use crate::engine::error::RunError;
 use crate::engine::state::PARAMETERS;
@@ -18,6 +20,8 @@ pub use crate::jobs::sampling::Sampling;
 /// A model with all parameters on one rank, for forward only.
 pub struct Generator {
     device: Device,
+    /// The type of parameters, activations and the cache.
+    compute: DType,
     network: Network,
     parameters: Vec<Tensor>,
     positions: usize,
@@ -27,7 +31,8 @@ pub struct Generator {
 }
 
 impl Generator {
-    /// Loads the parameters of a checkpoint into `device`, whose memory is not planned. Only ids of `tokenizer` are drawn.
+    /// Loads the parameters of a checkpoint, rounded to `compute`, into `device`, whose memory is not planned. Only ids of
+    /// `tokenizer` are drawn.
     ///
     /// # Errors
     /// A damaged checkpoint or one of another shape.
@@ -36,8 +41,9 @@ impl Generator {
         from: &Checkpoint,
         tokenizer: &Tokenizer,
         device: Device,
+        compute: DType,
     ) -> Result<Generator, RunError> {
-        let generator = Generator::new(model, device, |spec, values| {
+        let generator = Generator::new(model, device, compute, |spec, values| {
             from.expect(PARAMETERS, &spec.name, &spec.shape, DType::F32)?;
             let elements = 0..values.len() as u64;
             from.read(PARAMETERS, &spec.name, elements, bytemuck::cast_slice_mut(values))?;
@@ -53,7 +59,7 @@ impl Generator {
         Generator { undrawn, ..self }
     }
 
-    /// Fills each parameter by `fill`, in `device`, whose memory is not planned. All rows of the token table are drawn; see
+    /// Fills each parameter by `fill`, rounds it to `compute`, in `device`, whose memory is not planned. All rows of the token table are drawn; see
     /// [`Generator::drawing_only`].
     ///
     /// # Errors
@@ -61,6 +67,7 @@ impl Generator {
     pub fn new<E>(
         model: &dyn Model,
         device: Device,
+        compute: DType,
         mut fill: impl FnMut(&ParameterSpec, &mut [f32]) -> Result<(), E>,
     ) -> Result<Generator, E> {
         let network = model.whole();
@@ -71,12 +78,16 @@ impl Generator {
                 fill(member, &mut values[first..][..member.elements()])?;
             }
             let shape = Shape::from(spec.shape.as_slice());
-            let mut tensor = device.alloc(DType::F32, shape, Category::Parameters, "generator.parameter");
-            device.upload(&values, tensor.view_mut());
+            let mut tensor = device.alloc(compute, shape, Category::Parameters, "generator.parameter");
+            match compute {
+                DType::BF16 => device.upload(&round(&values, bf16::from_f32), tensor.view_mut()),
+                DType::F16 => device.upload(&round(&values, f16::from_f32), tensor.view_mut()),
+                _ => device.upload(&values, tensor.view_mut()),
+            }
             parameters.push(tensor);
         }
         let (positions, vocab) = (model.longest().unwrap_or(usize::MAX), model.vocab());
-        Ok(Generator { device, network, parameters, positions, vocab, undrawn: Vec::new() })
+        Ok(Generator { device, compute, network, parameters, positions, vocab, undrawn: Vec::new() })
     }
 
     /// Appends `count` tokens to `tokens` (not empty), and calls `seen` with each.
@@ -139,7 +150,7 @@ impl Generator {
         all_rows: usize,
     ) -> Vec<f32> {
         let new = &context[past..];
-        let whole = Context::new(&self.device, DType::F32, [1, context.len()]);
+        let whole = Context::new(&self.device, self.compute, [1, context.len()]);
         let cx = Context { keep: false, rows: whole.rows.from(past), cache, ..whole };
         let mut tokens =
             self.device.alloc(DType::U32, [1, new.len()], Category::Activations, "generator.tokens");
@@ -159,10 +170,22 @@ impl Generator {
         let own = self.parameters(&self.network.uses[self.network.head_index()]);
         let head = self.network.head.as_ref().expect("a whole model has a head");
         let logits = head.logits(&cx, Parameters::new(&own), last);
-        let mut out = vec![0f32; self.vocab];
-        self.device.download(logits.view(), &mut out).expect("kernels of the processor do not fail");
+        match self.compute {
+            DType::BF16 => self.downloaded::<bf16>(logits.view()).to_f32_vec(),
+            DType::F16 => self.downloaded::<f16>(logits.view()).to_f32_vec(),
+            _ => self.downloaded(logits.view()),
+        }
+    }
+
+    fn downloaded<T: Element + bytemuck::Zeroable>(&self, logits: View) -> Vec<T> {
+        let mut out = vec![T::zeroed(); self.vocab];
+        self.device.download(logits, &mut out).expect("kernels of the processor do not fail");
         out
     }
+}
+
+fn round<T>(values: &[f32], rounded: impl Fn(f32) -> T) -> Vec<T> {
+    values.iter().map(|value| rounded(*value)).collect()
 }
 
 /// A text that grows by one token at a time: the part of it that the model sees, and the cache of that part.
