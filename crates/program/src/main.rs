@@ -33,7 +33,6 @@ mod earlier;
 mod elsewhere;
 mod environment;
 mod exit_status;
-mod file_size;
 mod final_report;
 mod fit;
 mod flight;
@@ -87,6 +86,7 @@ mod staged;
 mod step_time;
 mod stored;
 mod strategies_args;
+mod system_limits;
 mod task;
 mod task_file;
 #[cfg(test)]
@@ -134,13 +134,13 @@ fn explain(error: &anyhow::Error) -> ExitCode {
         output::note(&format!("stopped: {parting}"));
         return ExitCode::from(signals::STOPPED);
     }
-    output::note_error(&format!("error: {}", file_size::explain(error)));
+    output::note_error(&format!("error: {}", system_limits::explain(error)));
     ExitCode::FAILURE
 }
 
 fn run(command: Command) -> Result<ExitCode> {
     let environment = Environment::read()?;
-    file_size::fail_beyond_limit()?;
+    system_limits::fail_beyond_limit()?;
     match command {
         Command::Train(args) if args.threads_as_ranks => return commands::train::train(&args, environment),
         Command::Train(args) => {

@@ -18,7 +18,7 @@ use crate::exit_status::CHECKPOINT_UNUSABLE;
 use crate::output::{TrainOutput, note, print_line};
 use crate::rank_host::RankHost;
 use crate::task::Task;
-use crate::{bench, file_size, pinning, signals, task_file, training};
+use crate::{bench, pinning, signals, system_limits, task_file, training};
 
 /// Time in which a rank that failed says why.
 const TELL: Duration = Duration::from_millis(500);
@@ -121,7 +121,7 @@ fn tell(figures: &impl serde::Serialize) -> Result<()> {
 fn tell_error(error: &anyhow::Error, host: &RankHost) {
     let RankHost::Job(endpoint) = host else { return };
     if !training::is_of_another(error, host.rank()) {
-        endpoint.abort(&file_size::explain(error));
+        endpoint.abort(&system_limits::explain(error));
         return;
     }
     // Another rank failed and is about to report why; leaving first would look like the cause.

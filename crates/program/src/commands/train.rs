@@ -30,8 +30,8 @@ use crate::task::{Show, Task, TrainTask};
 use crate::train_args::TrainArgs;
 use crate::user_config::UserConfig;
 use crate::{
-    exit_status, file_size, final_report, flight, kept_checkpoints, learning_rate, machine, plan_report,
-    resume, setup, task_file, training, translation,
+    exit_status, final_report, flight, kept_checkpoints, learning_rate, machine, plan_report, resume, setup,
+    system_limits, task_file, training, translation,
 };
 
 /// Plans and trains.
@@ -376,7 +376,7 @@ fn explained(error: &anyhow::Error, folder: &RunFolder) -> String {
         None => format!("no checkpoint was saved yet; start again with: {}", resume::command(folder)),
     };
     let reached = final_report::Reached::read(folder).unwrap_or_default().step;
-    format!("{}\n{reached} step(s) were done; {skipped}{on_disk}", file_size::explain(error))
+    format!("{}\n{reached} step(s) were done; {skipped}{on_disk}", system_limits::explain(error))
 }
 
 /// A run that saved before its last step was stopped, by a signal to the launcher or to any rank.

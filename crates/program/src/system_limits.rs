@@ -1,7 +1,7 @@
-//! The limit on the size of files (`ulimit -f`).
+//! The limits of the shell on files (`ulimit -f`) and memory (`ulimit -d`, `ulimit -v`), named in the error that they cause.
 //!
-//! A write beyond it raises SIGXFSZ, whose default is to end the program without a word. With a handler the write fails
-//! as one to a full disk does, and the error says which limit it was.
+//! A write beyond the size of files raises SIGXFSZ, whose default is to end the program without a word. With a handler the
+//! write fails as one to a full disk does.
 
 use std::io::Error;
 use std::sync::Arc;
@@ -28,24 +28,28 @@ pub fn fail_beyond_limit() -> Result<()> {
     Ok(())
 }
 
-/// The text of an error, with the limit where a file was too large.
+/// The text of an error, with the limit where a file was too large or the system gave no memory.
 pub fn explain(error: &anyhow::Error) -> String {
     let text = format!("{error:#}");
+    let caused_by = |errno: Errno| error.chain().filter_map(of_system).any(|cause| is(cause, errno));
+    if caused_by(Errno::NOMEM) && !text.contains("`ulimit -d`") {
+        return format!("{text}\n`ulimit -d` and `ulimit -v` limit the memory of this program: raise them");
+    }
     match getrlimit(Resource::Fsize).current {
-        Some(limit) if error.chain().filter_map(refused_write).any(is_beyond_limit) => {
+        Some(limit) if caused_by(Errno::FBIG) => {
             format!("{text}\n`ulimit -f` limits files to {limit} bytes ({}): raise it", bytes(limit))
         }
         _ => text,
     }
 }
 
-fn is_beyond_limit(error: &Error) -> bool {
-    error.raw_os_error() == Some(Errno::FBIG.raw_os_error())
+fn is(error: &Error, errno: Errno) -> bool {
+    error.raw_os_error() == Some(errno.raw_os_error())
 }
 
-/// The system's error behind a failed write. The errors of checkpoints, of data and of runs have it as a part of their text, and
+/// The system's error in a link of the chain. The errors of checkpoints, of data and of runs have it as a part of their text, and
 /// not as their source.
-fn refused_write<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a Error> {
+fn of_system<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a Error> {
     let of_checkpoint = |error: &'a CheckpointError| match error {
         CheckpointError::Write { cause, .. } => Some(cause),
         _ => None,
@@ -88,9 +92,9 @@ mod tests {
         ];
         for error in errors {
             let outer = Err::<(), _>(error).context("outer").unwrap_err();
-            assert!(outer.chain().filter_map(refused_write).any(is_beyond_limit), "{outer:?}");
+            assert!(outer.chain().filter_map(of_system).any(|cause| is(cause, Errno::FBIG)), "{outer:?}");
         }
         let full = anyhow::Error::from(Error::from_raw_os_error(Errno::NOSPC.raw_os_error()));
-        assert!(!full.chain().filter_map(refused_write).any(is_beyond_limit));
+        assert!(!full.chain().filter_map(of_system).any(|cause| is(cause, Errno::FBIG)));
     }
 }
