@@ -3,7 +3,7 @@
 //! Each rank is a row and each action a box: the colour shows the kind, the shade the chunk, the text the micro-batch. The
 //! column on the right shows the largest number of micro-batches whose activations the rank holds, until I and until W.
 
-use phalanx_plan::{Kind, Schedule, Timeline, in_flight};
+use phalanx_plan::{Kind, PipelineSchedule, Timeline, in_flight};
 
 use crate::schedule_terminal::{number, title, unit};
 use crate::svg::{Svg, fill};
@@ -28,7 +28,7 @@ const TICK: f64 = 60.0;
 const ENTRY: f64 = 200.0;
 
 /// Draws a schedule with its times.
-pub fn draw_svg(schedule: &Schedule, timeline: &Timeline) -> String {
+pub fn draw_svg(schedule: &PipelineSchedule, timeline: &Timeline) -> String {
     let chart = (timeline.makespan / unit(timeline) * UNIT).clamp(UNIT, WIDEST);
     let scale = if timeline.makespan > 0.0 { chart / timeline.makespan } else { 0.0 };
     let heading = title(schedule, timeline);
@@ -62,7 +62,7 @@ fn colour(kind: Kind, chunk: usize) -> String {
 }
 
 /// Kind and chunk of every colour that occurs.
-fn legend_entries(schedule: &Schedule) -> Vec<(Kind, usize)> {
+fn legend_entries(schedule: &PipelineSchedule) -> Vec<(Kind, usize)> {
     let chunks: Vec<usize> = (0..schedule.stages()).map(|stage| schedule.chunk(stage)).collect();
     let mut entries: Vec<(Kind, usize)> =
         schedule.ranks.iter().flatten().flatten().map(|action| (action.kind, chunks[action.stage])).collect();
@@ -88,7 +88,7 @@ fn legend(svg: &mut Svg, entries: &[(Kind, usize)]) {
 }
 
 /// The time axis under the rows, with a line through them at each tick.
-fn axis(svg: &mut Svg, schedule: &Schedule, timeline: &Timeline, scale: f64) {
+fn axis(svg: &mut Svg, schedule: &PipelineSchedule, timeline: &Timeline, scale: f64) {
     let bottom = TOP + PITCH * schedule.ranks.len() as f64;
     if scale == 0.0 {
         return;
@@ -114,7 +114,7 @@ fn tick(min: f64) -> f64 {
         .unwrap_or(power * 10.0)
 }
 
-fn rows(svg: &mut Svg, schedule: &Schedule, timeline: &Timeline, scale: f64) {
+fn rows(svg: &mut Svg, schedule: &PipelineSchedule, timeline: &Timeline, scale: f64) {
     let chunks: Vec<usize> = (0..schedule.stages()).map(|stage| schedule.chunk(stage)).collect();
     for (rank, spans) in timeline.ranks.iter().enumerate() {
         let y = TOP + PITCH * rank as f64;
@@ -134,7 +134,7 @@ fn rows(svg: &mut Svg, schedule: &Schedule, timeline: &Timeline, scale: f64) {
 }
 
 /// Micro-batches in flight, right of the rows.
-fn held(svg: &mut Svg, schedule: &Schedule, right: f64) {
+fn held(svg: &mut Svg, schedule: &PipelineSchedule, right: f64) {
     let x = right + 14.0;
     let split = schedule.splits_backward();
     let heading = if split { "held until I / until W" } else { "held until B" };

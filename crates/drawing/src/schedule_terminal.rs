@@ -12,13 +12,13 @@
 
 use std::fmt::Write;
 
-use phalanx_plan::{Schedule, Span, Timeline};
+use phalanx_plan::{PipelineSchedule, Span, Timeline};
 
 /// Maximum number of cells of a row. If actions differ by more, the shortest are not visible.
 const MAX_CELLS: f64 = 8192.0;
 
 /// Draws a schedule in lines of at most `width` letters (or more, if a single cell does not fit).
-pub fn draw_terminal(schedule: &Schedule, timeline: &Timeline, width: usize) -> String {
+pub fn draw_terminal(schedule: &PipelineSchedule, timeline: &Timeline, width: usize) -> String {
     let unit = unit(timeline);
     let cells = (timeline.makespan / unit).round() as usize;
     let with_stage = schedule.has_chunks();
@@ -42,7 +42,7 @@ pub fn draw_terminal(schedule: &Schedule, timeline: &Timeline, width: usize) -> 
 }
 
 /// The title of a drawing: name, sizes and bubble.
-pub(crate) fn title(schedule: &Schedule, timeline: &Timeline) -> String {
+pub(crate) fn title(schedule: &PipelineSchedule, timeline: &Timeline) -> String {
     format!(
         "{}: {} ranks, {} stages, {} micro-batches; bubble {:.1} % of {} time units\n",
         schedule.name,

@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 
 use phalanx_drawing::{draw_svg, draw_terminal};
-use phalanx_plan::{Costs, Plan, Schedule, StageCost, Timeline, generate, simulate};
+use phalanx_plan::{Costs, PipelineSchedule, Plan, StageCost, Timeline, generate, simulate};
 
-fn run(plan: Plan, ranks: usize, micro_batches: usize) -> (Schedule, Timeline) {
+fn run(plan: Plan, ranks: usize, micro_batches: usize) -> (PipelineSchedule, Timeline) {
     let schedule = generate(plan, ranks, micro_batches).expect("legal");
     let timeline = simulate(&schedule, &Costs::unit(schedule.stages()));
     (schedule, timeline)
@@ -55,7 +55,7 @@ fn no_line_is_wider_than_the_terminal() {
 /// Rank 0: F 1, W 0; rank 1: F 2.5. The unit is the shortest that takes time.
 #[test]
 fn uneven_times_are_rounded_to_cells() {
-    let schedule = Schedule::parse("0F0,0I0,0W0\n1F0,1B0").expect("can be read");
+    let schedule = PipelineSchedule::parse("0F0,0I0,0W0\n1F0,1B0").expect("can be read");
     let stages = vec![
         StageCost { forward: 1.0, input: 1.0, weight: 0.0 },
         StageCost { forward: 2.5, input: 1.0, weight: 0.5 },
@@ -121,7 +121,7 @@ fn the_picture_holds_every_action_and_all_its_text() {
 
 #[test]
 fn names_are_escaped() {
-    let mut schedule = Schedule::parse("0F0,0B0").expect("can be read");
+    let mut schedule = PipelineSchedule::parse("0F0,0B0").expect("can be read");
     schedule.name = "a<b>&c".to_string();
     let svg = draw_svg(&schedule, &simulate(&schedule, &Costs::unit(1)));
     assert_eq!(svg.matches("a&lt;b&gt;&amp;c").count(), 2);

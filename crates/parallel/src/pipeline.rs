@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use phalanx_collectives::{CollectiveError, Group, Pending};
 use phalanx_layers::{Activation, Context, Inputs, RowShape, TARGETS, Upload};
-use phalanx_plan::pipeline::{Action, Kind, Message, Schedule, Step, lower_rank};
+use phalanx_plan::pipeline::{Action, Kind, Message, PipelineSchedule, Step, lower_rank};
 use phalanx_plan::trace::{Placements, micro_batch_tag};
 use phalanx_tensor::{Category, CrossEntropy, Device, Tensor, View};
 
@@ -32,7 +32,7 @@ pub struct Program {
 
 impl Program {
     /// The program of `rank` in a checked schedule, over channels of depth `depth` (`plan::pipeline::depth`).
-    pub fn new(schedule: &Schedule, rank: usize, depth: usize) -> Program {
+    pub fn new(schedule: &PipelineSchedule, rank: usize, depth: usize) -> Program {
         Program::of(lower_rank(schedule, rank), depth)
     }
 
@@ -54,7 +54,7 @@ impl Program {
 }
 
 /// The steps of `rank` in a checked schedule, without backward of the stages before `lowest`, which train nothing.
-pub fn steps_with_backward_from(schedule: &Schedule, rank: usize, lowest: usize) -> Vec<Step> {
+pub fn steps_with_backward_from(schedule: &PipelineSchedule, rank: usize, lowest: usize) -> Vec<Step> {
     let is_run = |step: &Step| match step {
         Step::Compute(action) => action.kind == Kind::Forward || action.stage >= lowest,
         Step::Send { message, .. } | Step::Recv { message, .. } => {
@@ -65,7 +65,7 @@ pub fn steps_with_backward_from(schedule: &Schedule, rank: usize, lowest: usize)
 }
 
 /// Assigns a group to each channel of a schedule: two channels of one rank never share a group.
-pub fn wiring(schedule: &Schedule) -> BTreeMap<(usize, usize), usize> {
+pub fn wiring(schedule: &PipelineSchedule) -> BTreeMap<(usize, usize), usize> {
     let neighbours = schedule.placement.windows(2).filter(|pair| pair[0] != pair[1]);
     let channels: BTreeSet<(usize, usize)> =
         neighbours.flat_map(|pair| [(pair[0], pair[1]), (pair[1], pair[0])]).collect();

@@ -89,7 +89,7 @@ fn stage(device: &Device, tensor: &TensorParallel) -> Stage {
         is_updated: true,
     };
     let options = Options {
-        stage: phalanx_plan::Stage::Zero,
+        stage: phalanx_plan::ZeroStage::Zero,
         overlap: false,
         prefetch: 0,
         defer: false,

@@ -71,7 +71,7 @@ pub use phalanx_optim::{
 pub use phalanx_parallel::TensorParallel;
 pub use phalanx_plan::trace::{Axis, PhaseName, Placement, Placements, Trace};
 pub use phalanx_plan::{
-    ChunkLayout, Coordinates, MemoryPlan, Mesh, Peak, Precision, Schedule, Stage, plan_memory,
+    ChunkLayout, Coordinates, MemoryPlan, Mesh, Peak, PipelineSchedule, Precision, ZeroStage, plan_memory,
 };
 pub use phalanx_tensor::{
     Access, Arena, Category, CrossEntropy as LossNumbers, DType, Device, DeviceError, DeviceFactory,

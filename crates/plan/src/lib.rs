@@ -50,8 +50,8 @@ pub use order::{Lookahead, use_order, uses_before_peak};
 pub use packing::{ALIGN, DISK_ALIGN};
 pub use peak::{Peak, PeakMeter};
 pub use pipeline::{
-    Action, Channel, Costs, HeldMicroBatches, InFlight, Kind, Message, Plan, Schedule, ScheduleError, Span,
-    StageCost, Step, Stuck, Timeline, UnknownSchedule, check, check_order, generate, in_flight, lower,
+    Action, Channel, Costs, HeldMicroBatches, InFlight, Kind, Message, PipelineSchedule, Plan, ScheduleError,
+    Span, StageCost, Step, Stuck, Timeline, UnknownSchedule, check, check_order, generate, in_flight, lower,
     messages, simulate,
 };
 pub use slot::Slot;
@@ -59,4 +59,4 @@ pub use split::{Stripe, nearest_divisors};
 pub use stages::{BlockCost, Cut, CutError, cut};
 pub use timing::{LANES, Lanes, PhaseTime, add_to_lane, phase_lanes, phase_time};
 pub use traffic::{Movement, Traffic, category_peak, live_bytes, traffic};
-pub use zero::{Precision, Stage, Textbook, textbook};
+pub use zero::{Precision, Textbook, ZeroStage, textbook};

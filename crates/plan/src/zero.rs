@@ -16,7 +16,7 @@ const F32: u64 = 4;
 /// A ZeRO stage: what is sharded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Stage {
+pub enum ZeroStage {
     /// Nothing: plain data parallelism.
     Zero,
     /// Optimizer states.
@@ -27,9 +27,9 @@ pub enum Stage {
     Three,
 }
 
-impl Stage {
+impl ZeroStage {
     /// All stages.
-    pub const ALL: [Stage; 4] = [Stage::Zero, Stage::One, Stage::Two, Stage::Three];
+    pub const ALL: [ZeroStage; 4] = [ZeroStage::Zero, ZeroStage::One, ZeroStage::Two, ZeroStage::Three];
 
     /// The stage's number in configurations.
     pub const fn number(self) -> u8 {
@@ -37,8 +37,8 @@ impl Stage {
     }
 
     /// The stage with this number, 0 to 3.
-    pub fn from_number(number: u8) -> Option<Stage> {
-        Stage::ALL.into_iter().find(|stage| stage.number() == number)
+    pub fn from_number(number: u8) -> Option<ZeroStage> {
+        ZeroStage::ALL.into_iter().find(|stage| stage.number() == number)
     }
 }
 
@@ -94,7 +94,7 @@ impl Textbook {
 pub fn textbook(
     [all, trained]: [u64; 2],
     world: u64,
-    stage: Stage,
+    stage: ZeroStage,
     precision: Precision,
     states: u64,
 ) -> Textbook {
@@ -104,17 +104,17 @@ pub fn textbook(
     let [compute, accumulate, communicate] = [compute, accumulate, communicate].map(|t| t.bytes() as u64);
     let states = states + u64::from(precision.has_master());
     let state = Bytes {
-        parameters: compute * share(all, stage >= Stage::Three),
-        gradients: accumulate * share(trained, stage >= Stage::Two),
-        optimizer: states * F32 * share(trained, stage >= Stage::One),
+        parameters: compute * share(all, stage >= ZeroStage::Three),
+        gradients: accumulate * share(trained, stage >= ZeroStage::Two),
+        optimizer: states * F32 * share(trained, stage >= ZeroStage::One),
         ..Bytes::default()
     };
     let (gradients, gathers) = match stage {
-        Stage::Zero => (2, 0),
-        Stage::One | Stage::Two => (1, 1),
-        Stage::Three => (1, 2),
+        ZeroStage::Zero => (2, 0),
+        ZeroStage::One | ZeroStage::Two => (1, 1),
+        ZeroStage::Three => (1, 2),
     };
-    let gathered = if stage == Stage::Three { all } else { trained };
+    let gathered = if stage == ZeroStage::Three { all } else { trained };
     let sent = gradients * communicate * share(trained, true) + gathers * compute * share(gathered, true);
     let sent_bytes = sent * (world - 1);
     Textbook { state, moved_per_parameter: gradients + gathers, sent_bytes }

@@ -7,7 +7,7 @@ use phalanx_plan::trace::{
     Bytes, Collective, CollectiveOp, DType, Event, Memory, Phase, PhaseName, Placements, Rate, Site, Stream,
     Trace,
 };
-use phalanx_plan::{Cost, Lookahead, Precision, Stage, textbook, use_order};
+use phalanx_plan::{Cost, Lookahead, Precision, ZeroStage, textbook, use_order};
 
 #[test]
 fn the_order_of_a_phase_is_read_from_the_trace() {
@@ -149,16 +149,16 @@ fn textbook_formulas() {
     let all_bf16 = Precision { accumulate: DType::BF16, communicate: DType::BF16, ..bf16 };
     let sent_bf16 = Precision { communicate: DType::BF16, ..Precision::F32 };
     for (precision, stage, parameters, gradients, optimizer, sent_bytes) in [
-        (Precision::F32, Stage::Zero, 256, 256, 512, 384),
-        (Precision::F32, Stage::One, 256, 256, 128, 384),
-        (Precision::F32, Stage::Two, 256, 64, 128, 384),
-        (Precision::F32, Stage::Three, 64, 64, 128, 576),
-        (bf16, Stage::Zero, 128, 256, 768, 384),
-        (bf16, Stage::One, 128, 256, 192, 288),
-        (bf16, Stage::Three, 32, 64, 192, 384),
-        (all_bf16, Stage::Two, 128, 32, 192, 192),
-        (all_bf16, Stage::Three, 32, 32, 192, 288),
-        (sent_bf16, Stage::Two, 256, 64, 128, 288),
+        (Precision::F32, ZeroStage::Zero, 256, 256, 512, 384),
+        (Precision::F32, ZeroStage::One, 256, 256, 128, 384),
+        (Precision::F32, ZeroStage::Two, 256, 64, 128, 384),
+        (Precision::F32, ZeroStage::Three, 64, 64, 128, 576),
+        (bf16, ZeroStage::Zero, 128, 256, 768, 384),
+        (bf16, ZeroStage::One, 128, 256, 192, 288),
+        (bf16, ZeroStage::Three, 32, 64, 192, 384),
+        (all_bf16, ZeroStage::Two, 128, 32, 192, 192),
+        (all_bf16, ZeroStage::Three, 32, 32, 192, 288),
+        (sent_bf16, ZeroStage::Two, 256, 64, 128, 288),
     ] {
         let said = textbook([64; 2], 4, stage, precision, 2);
         let expected = Bytes { parameters, gradients, optimizer, ..Bytes::default() };
@@ -166,11 +166,11 @@ fn textbook_formulas() {
         assert_eq!(said.sent_bytes, sent_bytes, "{precision:?}, {stage:?}");
     }
     // SGD keeps one state, in a 16-bit type with the master weights.
-    assert_eq!(textbook([64; 2], 4, Stage::Zero, Precision::F32, 1).state.optimizer, 256);
-    assert_eq!(textbook([64; 2], 4, Stage::One, bf16, 1).state.optimizer, 128);
-    for (number, stage) in Stage::ALL.into_iter().enumerate() {
-        assert_eq!(Stage::from_number(number as u8), Some(stage));
+    assert_eq!(textbook([64; 2], 4, ZeroStage::Zero, Precision::F32, 1).state.optimizer, 256);
+    assert_eq!(textbook([64; 2], 4, ZeroStage::One, bf16, 1).state.optimizer, 128);
+    for (number, stage) in ZeroStage::ALL.into_iter().enumerate() {
+        assert_eq!(ZeroStage::from_number(number as u8), Some(stage));
     }
-    assert_eq!(Stage::from_number(4), None);
-    assert_eq!(textbook([10; 2], 1, Stage::Three, bf16, 2).sent_bytes, 0);
+    assert_eq!(ZeroStage::from_number(4), None);
+    assert_eq!(textbook([10; 2], 1, ZeroStage::Three, bf16, 2).sent_bytes, 0);
 }

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use phalanx_plan::pipeline::depth;
 use phalanx_plan::{
-    Action, Costs, Kind, Plan, Schedule, ScheduleError, check, check_order, generate, simulate,
+    Action, Costs, Kind, PipelineSchedule, Plan, ScheduleError, check, check_order, generate, simulate,
 };
 
 /// Every named plan, interleaved with one to four chunks.
@@ -20,7 +20,7 @@ fn micro_batches(ranks: usize) -> Vec<usize> {
 }
 
 /// Calls `test` with every schedule of the table.
-fn each(mut test: impl FnMut(Plan, usize, usize, &Schedule)) {
+fn each(mut test: impl FnMut(Plan, usize, usize, &PipelineSchedule)) {
     for plan in plans() {
         for ranks in (1..=6).chain([8, 16]) {
             for micro_batches in micro_batches(ranks) {
@@ -95,12 +95,12 @@ fn text_comes_back() {
     each(|plan, ranks, micro_batches, schedule| {
         let text = schedule.to_string();
         assert_eq!(text.lines().count(), ranks);
-        let mut read = Schedule::parse(&text).expect("our own text");
+        let mut read = PipelineSchedule::parse(&text).expect("our own text");
         assert_eq!(read.name, "custom");
         read.name = plan.to_string();
         assert_eq!(read, *schedule, "{plan} p {ranks} m {micro_batches}");
         assert_eq!(
-            Schedule::parse(&text.replace('\n', "\r\n")).expect("as Python writes it").ranks,
+            PipelineSchedule::parse(&text.replace('\n', "\r\n")).expect("as Python writes it").ranks,
             read.ranks
         );
     });
@@ -213,7 +213,7 @@ fn changed(rank: usize, cell: usize, content: &str) -> Result<(), ScheduleError>
     let rows = ["0F0,0F1,,0B0,0F2,0B1,,0B2", ",1F0,1B0,1F1,1B1,1F2,1B2"];
     let mut rows = rows.map(|row| row.split(',').collect::<Vec<_>>());
     rows[rank][cell] = content;
-    check(&Schedule::parse(&rows.map(|row| row.join(",")).join("\n"))?)
+    check(&PipelineSchedule::parse(&rows.map(|row| row.join(",")).join("\n"))?)
 }
 
 #[test]
@@ -261,13 +261,13 @@ fn ranks_that_wait_are_named_with_what_they_wait_for() {
               on rank 0",
         ),
     ] {
-        let schedule = Schedule::parse(text).expect("can be read");
+        let schedule = PipelineSchedule::parse(text).expect("can be read");
         assert_eq!(check(&schedule).expect_err(text).to_string(), expected);
     }
 }
 
 /// Three ranks; stage 2 needs rank 0 again, and rank 1 turns to stage 4 between its forwards of stage 1.
-fn held_up(micro_batches: usize) -> Schedule {
+fn held_up(micro_batches: usize) -> PipelineSchedule {
     let all = |letter: &str, stage: usize| -> Vec<String> {
         (0..micro_batches).map(|number| format!("{stage}{letter}{number}")).collect()
     };
@@ -277,7 +277,7 @@ fn held_up(micro_batches: usize) -> Schedule {
         turns.chain([all("B", 4), all("B", 1)].concat()).collect(),
         [all("F", 3), all("B", 3)].concat(),
     ];
-    Schedule::parse(&rows.map(|row: Vec<String>| row.join(",")).join("\n")).expect("can be read")
+    PipelineSchedule::parse(&rows.map(|row: Vec<String>| row.join(",")).join("\n")).expect("can be read")
 }
 
 /// Rank 1 takes one activation and then waits for what rank 0 makes after all its forwards. Of the others, d meet the
@@ -300,7 +300,7 @@ fn channels_are_as_deep_as_a_schedule_needs() {
 
 #[test]
 fn another_order_of_micro_batches_can_run_and_is_told_apart() {
-    let schedule = Schedule::parse("0F0,0F1,0B1,0B0").expect("can be read");
+    let schedule = PipelineSchedule::parse("0F0,0F1,0B1,0B0").expect("can be read");
     assert_eq!(check(&schedule), Ok(()));
     let problem = check_order(&schedule).expect_err("descends").to_string();
     assert!(problem.starts_with("rank 0, cell 3: `0B0` comes after `0B1`: each stage"), "{problem}");
@@ -330,10 +330,10 @@ fn texts_that_cannot_be_read_are_refused_with_their_place() {
         ("", "the schedule is empty"),
         ("\n\n", "the schedule is empty"),
     ] {
-        let problem = Schedule::parse(text).expect_err(text).to_string();
+        let problem = PipelineSchedule::parse(text).expect_err(text).to_string();
         assert!(problem.starts_with(expected), "{problem}\nnot: {expected}");
     }
-    let read = Schedule::parse("\"\",0F0, ,0B0,\n").expect("quotes, blanks and a last empty cell");
+    let read = PipelineSchedule::parse("\"\",0F0, ,0B0,\n").expect("quotes, blanks and a last empty cell");
     assert_eq!(read.to_string(), ",0F0,,0B0,\n");
 }
 
@@ -341,7 +341,7 @@ fn texts_that_cannot_be_read_are_refused_with_their_place() {
 #[test]
 fn contradictions_are_refused() {
     let good = generate(Plan::GPipe, 2, 2).expect("legal");
-    let refused = |change: fn(&mut Schedule)| {
+    let refused = |change: fn(&mut PipelineSchedule)| {
         let mut schedule = good.clone();
         change(&mut schedule);
         check(&schedule).expect_err("contradiction")
@@ -361,7 +361,7 @@ fn contradictions_are_refused() {
 #[test]
 fn the_interleaved_zero_bubble_schedule_of_pytorch_runs() {
     let text = include_str!("schedules/interleaved-zero-bubble-p5-m10-v3.csv");
-    let schedule = Schedule::parse(text).expect("can be read");
+    let schedule = PipelineSchedule::parse(text).expect("can be read");
     assert_eq!((check(&schedule), check_order(&schedule)), (Ok(()), Ok(())));
     assert_eq!(schedule.placement, (0..15).map(|stage| stage % 5).collect::<Vec<_>>());
     assert_eq!((schedule.micro_batches, schedule.splits_backward()), (10, true));

@@ -7,10 +7,11 @@ use crate::generator::Generator;
 use phalanx_plan::pipeline::depth;
 use phalanx_plan::pipeline::simulate::simulate_with_depth;
 use phalanx_plan::{
-    Action, Costs, Plan, Schedule, StageCost, Step, check, generate, in_flight, lower, messages, simulate,
+    Action, Costs, PipelineSchedule, Plan, StageCost, Step, check, generate, in_flight, lower, messages,
+    simulate,
 };
 
-fn unit(plan: Plan, ranks: usize, micro_batches: usize) -> (Schedule, phalanx_plan::Timeline) {
+fn unit(plan: Plan, ranks: usize, micro_batches: usize) -> (PipelineSchedule, phalanx_plan::Timeline) {
     let schedule = generate(plan, ranks, micro_batches).expect("legal");
     let timeline = simulate(&schedule, &Costs::unit(schedule.stages()));
     (schedule, timeline)
@@ -139,7 +140,7 @@ fn activations_in_flight() {
 /// 0F0 | message | 1F0 1B0 | message | 0B0
 #[test]
 fn messages_take_time_between_ranks() {
-    let schedule = Schedule::parse("0F0,0B0\n1F0,1B0").expect("can be read");
+    let schedule = PipelineSchedule::parse("0F0,0B0\n1F0,1B0").expect("can be read");
     let costs = Costs { message: 0.5, ..Costs::unit(2) };
     let timeline = simulate(&schedule, &costs);
     let times =
@@ -326,7 +327,7 @@ fn messages_arrive_before_they_are_needed_and_in_the_order_of_sending() {
 /// Rank 1 needs the second message first, and keeps the first meanwhile.
 #[test]
 fn early_messages_are_kept() {
-    let schedule = Schedule::parse("0F0,0F1,0B1,0B0\n1F1,1B1,1F0,1B0").expect("can be read");
+    let schedule = PipelineSchedule::parse("0F0,0F1,0B1,0B0\n1F1,1B1,1F0,1B0").expect("can be read");
     assert_eq!(check(&schedule), Ok(()));
     let steps = &lower(&schedule)[1];
     let numbers: Vec<usize> = steps

@@ -6,7 +6,7 @@ use std::cell::OnceCell;
 use anyhow::{Context, Result};
 use clap::Parser;
 use phalanx_plan::Machine;
-use phalanx_train::config::Placement;
+use phalanx_train::config::PlacementPolicy;
 use phalanx_train::{Dataset, RunConfig, RunPlan};
 
 use crate::args::{Cli, Command, PlanArgs};
@@ -121,7 +121,7 @@ impl<'a> Asked<'a> {
         let line = |elsewhere: &Elsewhere| {
             let line = assumed::line(elsewhere, planned, self.machine.get())?;
             let replaces = self.args.device_memory.is_some()
-                && planned.config.memory.placement == Some(Placement::Auto)
+                && planned.config.memory.placement == Some(PlacementPolicy::Auto)
                 && self.given()?.has("memory.device_budget_mb");
             let budget = "; --device-memory replaces memory.device_budget_mb";
             Ok(if replaces { line + budget } else { line })

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use phalanx_plan::{Costs, Schedule, StageCost};
+use phalanx_plan::{Costs, PipelineSchedule, StageCost};
 use serde::Deserialize;
 
 use crate::counts::{self, real, whole};
@@ -78,7 +78,7 @@ impl CostArgs {
     ///
     /// # Errors
     /// A file that cannot be read, a time that is negative, or lists of other lengths than the stages.
-    pub fn of(&self, schedule: &Schedule) -> Result<Option<Costs>> {
+    pub fn of(&self, schedule: &PipelineSchedule) -> Result<Option<Costs>> {
         let options = [self.forward, self.input, self.weight, self.message];
         if options.iter().all(Option::is_none) && self.costs.is_none() {
             return Ok(None);

@@ -76,7 +76,7 @@ fn missing(planned: &Planned, budgets: &[Budget]) -> Option<(bool, u64)> {
 mod tests {
     use phalanx_collectives::{Connections, Hosts, Wire};
     use phalanx_models::Gpt2;
-    use phalanx_train::config::Placement;
+    use phalanx_train::config::PlacementPolicy;
     use phalanx_train::{ResolvedConfig, RunConfig, RunPlan};
 
     use super::*;
@@ -91,7 +91,7 @@ mod tests {
         (config.batch.global, config.train.threads) = (hosts, Some(1));
         (config.parallel.data, config.parallel.zero) = (Some(hosts), 2);
         let memory = &mut config.memory;
-        (memory.placement, memory.limit_mb) = (Some(Placement::Auto), Some(limit_mb));
+        (memory.placement, memory.limit_mb) = (Some(PlacementPolicy::Auto), Some(limit_mb));
         (memory.nvme_path, memory.buffer_mb) = (Some(std::env::temp_dir().as_path().into()), 0.25);
         memory.nvme_checksums = true;
         placement_budget::fill(&mut config, 1);

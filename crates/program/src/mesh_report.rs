@@ -5,7 +5,7 @@ use std::cmp::Ordering;
 use std::ops::Range;
 
 use phalanx_layers::Network;
-use phalanx_plan::{Costs, InFlight, Mesh, Stage, StageCost, in_flight, simulate};
+use phalanx_plan::{Costs, InFlight, Mesh, StageCost, ZeroStage, in_flight, simulate};
 use phalanx_train::config::Reduce;
 use phalanx_train::{RankPlan, Spec};
 use serde::Serialize;
@@ -243,7 +243,7 @@ impl Sharding {
 /// reduces (and under 3 gathers), which stage 1 can do once per step.
 fn shardings(planned: &Planned) -> Vec<Sharding> {
     let spec = &planned.plan.spec;
-    if spec.mesh.axes.pipeline == 1 || spec.mesh.axes.data == 1 || spec.zero.stage < Stage::Two {
+    if spec.mesh.axes.pipeline == 1 || spec.mesh.axes.data == 1 || spec.zero.stage < ZeroStage::Two {
         return Vec::new();
     }
     let mut all = vec![Sharding::of(planned)];

@@ -5,7 +5,7 @@
 
 use phalanx_cuda::DRIVER_HOST_BYTES;
 use phalanx_train::RunConfig;
-use phalanx_train::config::{DeviceKind, Placement};
+use phalanx_train::config::{DeviceKind, PlacementPolicy};
 
 use crate::card_needs::CardNeeds;
 use crate::elsewhere::Elsewhere;
@@ -23,7 +23,7 @@ const THREAD: u64 = 6 << 20;
 /// Fills in `memory.device_budget_mb` for `auto`: what `memory.limit_mb` or this machine's available memory leaves each rank.
 /// The memory of a simulated device, where it is given, is its budget. `ranks` share this machine.
 pub fn fill(config: &mut RunConfig, ranks: usize) {
-    if config.memory.placement != Some(Placement::Auto) || config.memory.device_budget_mb.is_some() {
+    if config.memory.placement != Some(PlacementPolicy::Auto) || config.memory.device_budget_mb.is_some() {
         return;
     }
     let simulated = config.device.kind == DeviceKind::Simulated;
@@ -41,7 +41,7 @@ pub fn fill(config: &mut RunConfig, ranks: usize) {
 /// Fills in the budgets of `auto` for a plan for another machine: what its ranks may take of their devices, and of host memory where
 /// that is known.
 pub fn fill_elsewhere(config: &mut RunConfig, elsewhere: &Elsewhere) {
-    if config.memory.placement != Some(Placement::Auto) {
+    if config.memory.placement != Some(PlacementPolicy::Auto) {
         return;
     }
     if elsewhere.gives_budget(config) {
@@ -123,7 +123,7 @@ mod tests {
         config.memory.limit_mb = Some(100.0);
         fill(&mut config, 1);
         assert_eq!(config.memory.device_budget_mb, None, "without auto there is no budget");
-        config.memory.placement = Some(Placement::Auto);
+        config.memory.placement = Some(PlacementPolicy::Auto);
         fill(&mut config, 1);
         assert_eq!(config.memory.device_budget_mb, Some(40.0));
         config.memory.limit_mb = Some(200.0);
@@ -136,7 +136,7 @@ mod tests {
         let budget = |ranks| {
             let mut config = RunConfig::default();
             (config.train.threads, config.parallel.data) = (Some(1), Some(8));
-            config.memory.placement = Some(Placement::Auto);
+            config.memory.placement = Some(PlacementPolicy::Auto);
             fill(&mut config, ranks);
             config.memory.device_budget_mb
         };

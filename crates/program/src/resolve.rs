@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail};
 use phalanx_data::{Masking, TokenFiles, Tokenizer, token_paths};
 use phalanx_models::{Model, Objective};
 use phalanx_train::config::{DeviceKind, Documents, Float};
-use phalanx_train::dataset::{self, DataRead, NO_END, Stage};
+use phalanx_train::dataset::{self, DataRead, NO_END, TextProgress};
 use phalanx_train::learned::Learned;
 use phalanx_train::token_data::TokenData;
 use phalanx_train::{Dataset, ResolvedConfig, RunConfig, parts};
@@ -332,7 +332,7 @@ pub fn estimate_data(config: &RunConfig, initial: Initial) -> Result<(Vocabulary
         ));
     }
     let corpus = dataset::open_corpus(data, &mut |stage| {
-        if let Stage::Read(findings) = stage {
+        if let TextProgress::Read(findings) = stage {
             DataReport::note_findings(findings);
         }
     })?;

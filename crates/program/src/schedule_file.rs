@@ -5,7 +5,7 @@
 use std::path::Path;
 
 use anyhow::{Result, bail};
-use phalanx_plan::{Plan, Schedule, check};
+use phalanx_plan::{PipelineSchedule, Plan, check};
 use strsim::levenshtein;
 
 use crate::limits::SCHEDULE_BYTES;
@@ -29,14 +29,14 @@ pub fn text_of(value: &str) -> Result<Option<String>> {
 /// Returns whether a file holds a schedule as this program writes it.
 pub fn is_canonical(path: &Path) -> bool {
     let text = phalanx_system::files::read_text(path, SCHEDULE_BYTES).unwrap_or_default();
-    Schedule::parse(&text).is_ok_and(|schedule| schedule.to_string() == text)
+    PipelineSchedule::parse(&text).is_ok_and(|schedule| schedule.to_string() == text)
 }
 
 /// Reads a schedule and checks that it can be run.
 ///
 /// # Errors
 /// As for [`text_of`].
-pub fn read(path: &str) -> Result<Schedule> {
+pub fn read(path: &str) -> Result<PipelineSchedule> {
     let text = match phalanx_system::files::read_text(Path::new(path), SCHEDULE_BYTES) {
         Ok(text) => text,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
@@ -53,7 +53,7 @@ pub fn read(path: &str) -> Result<Schedule> {
             Plan::NAMES.join(", ")
         ),
     };
-    let schedule = Schedule::parse(&text)?;
+    let schedule = PipelineSchedule::parse(&text)?;
     check(&schedule)?;
     Ok(schedule)
 }

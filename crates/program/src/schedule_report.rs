@@ -4,7 +4,7 @@
 use phalanx_drawing::draw_terminal;
 use phalanx_plan::pipeline::depth;
 use phalanx_plan::{
-    Costs, HeldMicroBatches, InFlight, Schedule, Timeline, check_order, in_flight, messages, simulate,
+    Costs, HeldMicroBatches, InFlight, PipelineSchedule, Timeline, check_order, in_flight, messages, simulate,
 };
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -29,7 +29,7 @@ pub enum Unit {
 /// A schedule with its times.
 pub struct Drawn {
     /// The actions.
-    pub schedule: Schedule,
+    pub schedule: PipelineSchedule,
     /// The times of the actions.
     pub timeline: Timeline,
     held: InFlight,
@@ -54,7 +54,12 @@ struct Other {
 impl Drawn {
     /// Simulates a schedule that was checked, and `others` to compare it with; `costs` are operations under
     /// [`Unit::Operations`].
-    pub fn new(schedule: Schedule, costs: Costs, unit: Unit, others: Vec<(Schedule, Costs)>) -> Drawn {
+    pub fn new(
+        schedule: PipelineSchedule,
+        costs: Costs,
+        unit: Unit,
+        others: Vec<(PipelineSchedule, Costs)>,
+    ) -> Drawn {
         let operations = match unit {
             Unit::Action | Unit::Given => 1.0,
             Unit::Operations => {
@@ -80,7 +85,7 @@ fn scaled(mut costs: Costs, unit: f64) -> Costs {
 }
 
 impl Other {
-    fn of(schedule: &Schedule, costs: &Costs) -> Other {
+    fn of(schedule: &PipelineSchedule, costs: &Costs) -> Other {
         let timeline = simulate(schedule, costs);
         Other {
             name: schedule.name.clone(),
@@ -94,7 +99,7 @@ impl Other {
 
 /// Maximum number of micro-batches whose activations a rank holds until W. If a rank has several stages, each counts as
 /// its share.
-fn max_held(schedule: &Schedule, held: &InFlight) -> f64 {
+fn max_held(schedule: &PipelineSchedule, held: &InFlight) -> f64 {
     let max = held.ranks.iter().map(|held| held.to_weight).max().unwrap_or(0);
     max as f64 * schedule.ranks.len() as f64 / schedule.stages() as f64
 }
@@ -162,12 +167,12 @@ fn stages(drawn: &Drawn) -> String {
 }
 
 /// Heading of the column of [`held_text`].
-pub fn held_heading(schedule: &Schedule) -> &'static str {
+pub fn held_heading(schedule: &PipelineSchedule) -> &'static str {
     if schedule.splits_backward() { "in flight to I / W" } else { "in flight to B" }
 }
 
 /// Micro-batches in flight.
-pub fn held_text(schedule: &Schedule, held: &HeldMicroBatches) -> String {
+pub fn held_text(schedule: &PipelineSchedule, held: &HeldMicroBatches) -> String {
     match schedule.splits_backward() {
         true => format!("{} / {}", held.to_input, held.to_weight),
         false => held.to_weight.to_string(),

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 use phalanx_drawing::report;
-use phalanx_train::dataset::Stage;
+use phalanx_train::dataset::TextProgress;
 
 use crate::data_report::DataReport;
 use crate::output::{self, note};
@@ -20,15 +20,15 @@ const SHORT: Duration = Duration::from_millis(500);
 pub fn with_progress<T>(
     quiet: bool,
     tell: &dyn Fn(&str),
-    work: impl FnOnce(&mut dyn FnMut(Stage)) -> T,
+    work: impl FnOnce(&mut dyn FnMut(TextProgress)) -> T,
 ) -> T {
     let bar = ProgressBar::no_length();
     let style = ProgressStyle::with_template("{spinner} {msg}");
     bar.set_style(style.expect("a template that is well formed"));
     let on_terminal = output::stderr_width().is_some();
     let mut said = Instant::now();
-    let done = work(&mut |stage: Stage| {
-        if let Stage::Read(findings) = stage {
+    let done = work(&mut |stage: TextProgress| {
+        if let TextProgress::Read(findings) = stage {
             return bar.suspend(|| DataReport::note_findings(findings));
         }
         if quiet {
@@ -51,11 +51,11 @@ pub fn with_progress<T>(
     done
 }
 
-fn line(stage: &Stage) -> String {
+fn line(stage: &TextProgress) -> String {
     match stage {
-        Stage::Reading(bytes) => format!("reads text, {} so far", report::bytes(*bytes)),
-        Stage::Read(_) => "has read the text".to_string(),
-        Stage::Tokenising(done) => format!(
+        TextProgress::Reading(bytes) => format!("reads text, {} so far", report::bytes(*bytes)),
+        TextProgress::Read(_) => "has read the text".to_string(),
+        TextProgress::Tokenising(done) => format!(
             "tokenises, {} % of {}: {} documents, {} tokens",
             done.bytes * 100 / done.of.max(1),
             report::bytes(done.of),
@@ -74,7 +74,10 @@ mod tests {
     #[test]
     fn a_line_says_how_far_it_is() {
         let progress = Progress { documents: 7, bytes: 43 << 19, of: 50 << 20, tokens: 99 };
-        assert_eq!(line(&Stage::Tokenising(progress)), "tokenises, 43 % of 50.0 MiB: 7 documents, 99 tokens");
-        assert_eq!(line(&Stage::Reading(3 << 20)), "reads text, 3.0 MiB so far");
+        assert_eq!(
+            line(&TextProgress::Tokenising(progress)),
+            "tokenises, 43 % of 50.0 MiB: 7 documents, 99 tokens"
+        );
+        assert_eq!(line(&TextProgress::Reading(3 << 20)), "reads text, 3.0 MiB so far");
     }
 }

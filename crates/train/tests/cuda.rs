@@ -14,7 +14,7 @@ use phalanx_cuda::checks::graphs::fail_captures;
 use phalanx_cuda::compiler::Compiler;
 use phalanx_cuda::{Folders, Launches, Options, scratch_needed};
 use phalanx_models::Gpt2;
-use phalanx_train::config::{Checkpointing, Chunk, Float, Placement, Products, Tier, UpdateOn};
+use phalanx_train::config::{Checkpointing, Chunk, Float, PlacementPolicy, Products, Tier, UpdateOn};
 use phalanx_train::{RunConfig, RunPlan, on_threads};
 
 /// The process has one driver, which a failure makes unusable: tests take turns.
@@ -125,9 +125,11 @@ type Change = fn(&mut RunConfig);
 
 const PLACEMENTS: [(&str, Change); 6] = [
     ("optimizer states in host memory", |c| c.memory.optimizer = Tier::Host),
-    ("everything in host memory", |c| (c.parallel.zero, c.memory.placement) = (3, Some(Placement::Host))),
+    ("everything in host memory", |c| {
+        (c.parallel.zero, c.memory.placement) = (3, Some(PlacementPolicy::Host))
+    }),
     ("everything on disk", |c| {
-        (c.parallel.zero, c.memory.placement) = (3, Some(Placement::Nvme));
+        (c.parallel.zero, c.memory.placement) = (3, Some(PlacementPolicy::Nvme));
         c.memory.nvme_path = Some(std::env::temp_dir().as_path().into());
     }),
     ("the host's processor updates", updated_by_the_host),
@@ -149,7 +151,7 @@ fn where_things_lie_changes_no_bit() {
             check_same(&format!("{what}, {compute:?}"), &expected, &on_cards(&model, &config, &steps));
         }
         let whole = devices::on_cards(|| RunPlan::new(rig::spec(&model, &config))).unwrap();
-        config.memory.placement = Some(Placement::Auto);
+        config.memory.placement = Some(PlacementPolicy::Auto);
         let budget = whole.arena_bytes_max() * 3 / 4;
         config.memory.device_budget_mb = Some(budget as f64 / f64::from(1 << 20));
         config.memory.host_budget_mb = Some(64.0);
@@ -187,7 +189,7 @@ fn the_order_of_streams_changes_no_bit() {
     let (model, mut config, steps) = small(Float::Bf16);
     (config.parallel.data, config.batch.micro) = (Some(2), Some(1));
     let expected = on_cards(&model, &config, &steps);
-    (config.parallel.zero, config.memory.placement) = (3, Some(Placement::Host));
+    (config.parallel.zero, config.memory.placement) = (3, Some(PlacementPolicy::Host));
     (config.memory.activations, config.memory.chunk) = (Tier::Host, Chunk::Mebibytes(0.02));
     check_same("in host memory, stage 3", &expected, &on_cards(&model, &config, &steps));
     config.memory.placement = None;

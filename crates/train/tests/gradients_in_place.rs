@@ -6,7 +6,7 @@ use crate::rig::{Policy, assert_same_state, same_bits};
 use phalanx_plan::trace::{Category, PhaseName};
 use phalanx_testing::sweeps;
 use phalanx_train::config::{
-    Checkpointing, Chunk, Float, OptimizerKind, Placement, PrecisionConfig, Reduce, Tier, Updates,
+    Checkpointing, Chunk, Float, OptimizerKind, PlacementPolicy, PrecisionConfig, Reduce, Tier, Updates,
 };
 use phalanx_train::{RunConfig, RunPlan};
 
@@ -124,7 +124,7 @@ fn what_it_needs_is_said() {
         (|c| c.precision.accumulate = Float::F32, "precision.accumulate"),
         (|c| c.batch.micro = Some(2), "one micro-batch per step, but each rank has 2"),
         (|c| c.memory.optimizer = Tier::Host, "needs memory.optimizer = \"device\""),
-        (|c| c.memory.placement = Some(Placement::Host), "in device memory"),
+        (|c| c.memory.placement = Some(PlacementPolicy::Host), "in device memory"),
         (|c| c.memory.offload_optim_frac = Some(1.0), "in device memory"),
         (|c| (c.parallel.zero, c.parallel.updates) = (0, Updates::Asynchronous), "parallel.updates"),
     ];

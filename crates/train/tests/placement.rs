@@ -8,7 +8,7 @@ use crate::rig::assert_same_state;
 use phalanx_plan::trace::{Category, PhaseName};
 use phalanx_tensor::Memory;
 use phalanx_train::config::Paths;
-use phalanx_train::config::{Chunk, Float, Placement};
+use phalanx_train::config::{Chunk, Float, PlacementPolicy};
 use phalanx_train::planning::{BudgetError, PlanError};
 use phalanx_train::{RunConfig, RunPlan};
 
@@ -29,7 +29,7 @@ fn plan(config: &RunConfig) -> Result<RunPlan, PlanError> {
 
 fn auto(config: &RunConfig, budget: u64) -> RunConfig {
     let mut config = config.clone();
-    config.memory.placement = Some(Placement::Auto);
+    config.memory.placement = Some(PlacementPolicy::Auto);
     (config.memory.device_budget_mb, config.memory.headroom) = (Some(budget as f64 / MIB), 0.0);
     config
 }
@@ -196,7 +196,7 @@ fn fractions_move_their_share_of_the_bytes() {
         (memory.shard_param_frac, memory.offload_optim_frac, memory.offload_param_frac) =
             (Some(1.0), Some(optimizer), Some(parameters));
         if nvme {
-            memory.placement = Some(Placement::Nvme);
+            memory.placement = Some(PlacementPolicy::Nvme);
             config = on_disk(config, folder.path());
         }
         let plan = plan(&config).unwrap();

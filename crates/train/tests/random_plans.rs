@@ -10,8 +10,8 @@ use phalanx_plan::Peak;
 use phalanx_plan::trace::{Memory, PhaseName};
 use phalanx_system::random::SplitMix64;
 use phalanx_train::config::{
-    Checkpointing, CheckpointingWord, Chunk, ChunkWord, Float, ParameterGroup, Paths, Placement, Reduce,
-    Tier, UpdateOn,
+    Checkpointing, CheckpointingWord, Chunk, ChunkWord, Float, ParameterGroup, Paths, PlacementPolicy,
+    Reduce, Tier, UpdateOn,
 };
 use phalanx_train::metrics::{DeviceBytes, RankBytes};
 use phalanx_train::planning::{BudgetError, PlanError};
@@ -306,7 +306,7 @@ fn with_budget(
     let mut pick = |count: usize| (numbers.next_u64() % count as u64) as usize;
     let mut config = config.clone();
     let memory = &mut config.memory;
-    memory.placement = Some(Placement::Auto);
+    memory.placement = Some(PlacementPolicy::Auto);
     memory.device_budget_mb = Some(need as f64 * (15 + pick(90)) as f64 / 100.0 / MIB);
     memory.headroom = [0.0, 0.02, 0.1][pick(3)];
     let tiers = pick(3);

@@ -16,7 +16,7 @@ use phalanx_plan::Machine;
 use phalanx_plan::trace::{Category, PhaseName};
 use phalanx_testing::sweeps;
 use phalanx_train::config::{
-    Checkpointing, Chunk, ChunkWord, Float, OptimizerKind, Placement, PrecisionConfig, Tier, UpdateOn,
+    Checkpointing, Chunk, ChunkWord, Float, OptimizerKind, PlacementPolicy, PrecisionConfig, Tier, UpdateOn,
     Updates,
 };
 use phalanx_train::planning::{BudgetError, PlanError};
@@ -106,7 +106,7 @@ fn no_placement_changes_a_bit() {
             (c.parallel.zero, c.memory.parameters, c.memory.prefetch) = (3, Tier::Host, 2);
         }),
         ("placement on disk", |c| {
-            c.memory.placement = Some(Placement::Nvme);
+            c.memory.placement = Some(PlacementPolicy::Nvme);
             c.memory.nvme_path = Some(std::env::temp_dir().as_path().into());
         }),
         ("some states in host memory", |c| c.memory.offload_optim_frac = Some(0.5)),
@@ -202,7 +202,7 @@ fn auto_keeps_every_bit_and_its_budgets() {
                     );
                     let mut config = base.clone();
                     let memory = &mut config.memory;
-                    (memory.placement, memory.headroom) = (Some(Placement::Auto), 0.0);
+                    (memory.placement, memory.headroom) = (Some(PlacementPolicy::Auto), 0.0);
                     let budget = (need * percent / 100) as f64 / MIB;
                     (memory.device_budget_mb, memory.host_budget_mb) = (Some(budget), host_mb);
                     memory.nvme_path = on_disk.then(|| folder.path().into());

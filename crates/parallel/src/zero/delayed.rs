@@ -8,7 +8,7 @@
 //! own step, which records the same.
 
 use phalanx_collectives::CollectiveError;
-use phalanx_plan::Stage;
+use phalanx_plan::ZeroStage;
 use phalanx_tensor::{Category, DType, Device, Memory, PendingCopy, PendingHostWork, Tensor, View};
 
 use super::host_update::{TilePart, scaled_on_host};
@@ -50,7 +50,7 @@ impl Delayed {
         device: &Device,
         map: &Map,
         (rules, states): (&Rules, &States),
-        (stage, compute): (Stage, DType),
+        (stage, compute): (ZeroStage, DType),
     ) -> Delayed {
         let (mut gradients, mut parameters, mut scaled) = (Vec::new(), Vec::new(), Vec::new());
         for (c, chunk) in states.chunks[..map.trained].iter().enumerate() {

@@ -1,7 +1,7 @@
 //! The buffers of a chunk of gradients, and what happens to them.
 
 use phalanx_collectives::Pending;
-use phalanx_plan::{Precision, Stage};
+use phalanx_plan::{Precision, ZeroStage};
 use phalanx_tensor::{Memory, Tensor, ViewMut};
 
 use super::order::is_updated_in_backward;
@@ -28,9 +28,9 @@ impl GradientBuffering {
         let alone = map.world == 1 && communicate == accumulate;
         match options.stage {
             _ if alone || (several && options.defer) => GradientBuffering::InPlace,
-            Stage::Zero | Stage::One if several => GradientBuffering::Pair,
-            Stage::Zero | Stage::One => GradientBuffering::InPlace,
-            Stage::Two | Stage::Three => GradientBuffering::Transient,
+            ZeroStage::Zero | ZeroStage::One if several => GradientBuffering::Pair,
+            ZeroStage::Zero | ZeroStage::One => GradientBuffering::InPlace,
+            ZeroStage::Two | ZeroStage::Three => GradientBuffering::Transient,
         }
     }
 }

@@ -28,7 +28,7 @@ use std::ops::Range;
 
 use phalanx_collectives::{CollectiveError, Group};
 use phalanx_layers::Gradient;
-use phalanx_plan::{Precision, Stage};
+use phalanx_plan::{Precision, ZeroStage};
 use phalanx_tensor::{Category, DType, Device, Tensor, View};
 
 use super::gradient_buffers::{Chunk, GradientBuffering, GradientBuffers, GradientPlace, ReducingCopy};
@@ -57,7 +57,7 @@ pub(super) struct GradientChunks {
     buffering: GradientBuffering,
     /// For each chunk: where its gradients lie when they are reduced.
     pub(super) places: Vec<GradientPlace>,
-    pub(super) stage: Stage,
+    pub(super) stage: ZeroStage,
     overlap: bool,
     precision: Precision,
     pub(super) chunks: Vec<Chunk>,
@@ -313,7 +313,7 @@ impl GradientChunks {
             held if self.precision.communicate != self.precision.accumulate => {
                 self.start_copy(cx, held, (c, first))
             }
-            GradientBuffers::Whole(whole) if self.stage == Stage::Zero => {
+            GradientBuffers::Whole(whole) if self.stage == ZeroStage::Zero => {
                 Chunk::ReducingWhole(cx.group.all_reduce(whole))
             }
             GradientBuffers::Whole(whole) => Chunk::ReducingWhole(cx.group.reduce_scatter_in_place(whole)),
@@ -351,7 +351,7 @@ impl GradientChunks {
         let mut copy = device.alloc(communicate, whole.shape(), Category::Communication, "gradient_copy");
         device.convert(whole.view(), copy.view_mut());
         let copy = match held {
-            GradientBuffers::Whole(_) if self.stage == Stage::Zero => group.all_reduce(copy),
+            GradientBuffers::Whole(_) if self.stage == ZeroStage::Zero => group.all_reduce(copy),
             _ => group.reduce_scatter_in_place(copy),
         };
         let held = match held {
@@ -419,7 +419,9 @@ impl GradientChunks {
         let ReducingCopy { copy, mut held, accumulate } = reducing;
         let copy = copy.wait()?;
         let (part, sum) = match &mut held {
-            GradientBuffers::Whole(whole) if self.stage == Stage::Zero => (cx.map.whole(c), whole.view_mut()),
+            GradientBuffers::Whole(whole) if self.stage == ZeroStage::Zero => {
+                (cx.map.whole(c), whole.view_mut())
+            }
             GradientBuffers::Whole(whole) => (cx.map.shard(c), whole.view_mut().range(cx.map.shard(c))),
             GradientBuffers::Shard(shard) | GradientBuffers::Both { shard, .. } => {
                 (cx.map.shard(c), shard.view_mut())
@@ -450,7 +452,7 @@ impl GradientChunks {
         let is_last = self.done[c] == self.micro_batches;
         let (buffer, start) = match reduced {
             GradientBuffers::Whole(whole) => (whole, 0),
-            GradientBuffers::Shard(shard) if is_last && self.stage == Stage::Zero => {
+            GradientBuffers::Shard(shard) if is_last && self.stage == ZeroStage::Zero => {
                 let mut whole = self.bucket(cx, c);
                 cx.device.copy(shard.view(), whole.view_mut().range(cx.map.shard(c)));
                 (cx.group.all_gather_in_place(whole).wait()?, 0)
@@ -473,7 +475,7 @@ impl GradientChunks {
         for c in 0..self.chunks.len() {
             self.arrive(cx, c)?;
             if self.buffering == GradientBuffering::Pair
-                && self.stage == Stage::Zero
+                && self.stage == ZeroStage::Zero
                 && self.places[c] == GradientPlace::Buffer
             {
                 let slot = &mut self.chunks[c];

@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 
 use phalanx_collectives::CollectiveError;
-use phalanx_plan::Stage;
+use phalanx_plan::ZeroStage;
 use phalanx_tensor::{
     Category, DType, Device, DeviceError, Memory, PendingCopy, PendingHostWork, PendingTiles, Tensor, View,
 };
@@ -354,7 +354,7 @@ impl Zero {
 }
 
 /// Elements of this rank's part of a chunk, as elements of the chunk.
-fn in_chunk(map: &Map, stage: Stage, chunk: usize, range: &Range<usize>) -> Range<usize> {
+fn in_chunk(map: &Map, stage: ZeroStage, chunk: usize, range: &Range<usize>) -> Range<usize> {
     let first = stepped(map, stage, chunk).start;
     first + range.start..first + range.end
 }
@@ -363,7 +363,7 @@ fn in_chunk(map: &Map, stage: Stage, chunk: usize, range: &Range<usize>) -> Rang
 pub(super) fn scaled_on_host(
     device: &Device,
     (map, rules): (&Map, &Rules),
-    stage: Stage,
+    stage: ZeroStage,
     (chunk, range): (usize, &Range<usize>),
 ) -> Option<Tensor> {
     let elements = rules.scaled_elements_max(map, chunk, &in_chunk(map, stage, chunk, range))?;

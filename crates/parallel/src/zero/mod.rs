@@ -54,7 +54,7 @@ use phalanx_collectives::{CollectiveError, Group};
 use phalanx_layers::{Network, Parameter, Share};
 use phalanx_optim::{Optimizer, RatesByName};
 use phalanx_plan::trace::PhaseName;
-use phalanx_plan::{ChunkLayout, Precision, Stage};
+use phalanx_plan::{ChunkLayout, Precision, ZeroStage};
 use phalanx_tensor::{Device, Shape, View};
 
 use delayed::Delayed;
@@ -76,7 +76,7 @@ use states::{Elements, States};
 #[derive(Clone, Debug)]
 pub struct Options {
     /// ZeRO stage: which of parameters, gradients and states are sharded.
-    pub stage: Stage,
+    pub stage: ZeroStage,
     /// True if communication overlaps computation.
     pub overlap: bool,
     /// Chunks gathered ahead of their use (stage 3).

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use phalanx_collectives::{CollectiveError, Group, Pending};
-use phalanx_plan::Stage;
+use phalanx_plan::ZeroStage;
 use phalanx_plan::trace::PhaseName;
 use phalanx_tensor::{Category, DType, Device, Memory, Tensor, View, ViewMut};
 
@@ -60,14 +60,14 @@ impl Source<'_> {
 }
 
 impl ParameterChunks {
-    pub(super) fn new(device: &Device, map: &Map, (stage, compute): (Stage, DType)) -> ParameterChunks {
+    pub(super) fn new(device: &Device, map: &Map, (stage, compute): (ZeroStage, DType)) -> ParameterChunks {
         let is_away = |c: usize| map.residence.of(c).parameters != Memory::Device;
         let alloc =
             |elements: usize| device.alloc(compute, [elements], Category::Parameters, "parameter_chunk");
         let chunk = |c: usize| match stage {
-            Stage::Three if is_away(c) => Chunk::Away,
+            ZeroStage::Three if is_away(c) => Chunk::Away,
             _ if is_away(c) => panic!("only shards of stage 3 lie outside of device memory"),
-            Stage::Three if !map.residence.is_whole(c) => Chunk::Sharded(alloc(map.shard(c).len())),
+            ZeroStage::Three if !map.residence.is_whole(c) => Chunk::Sharded(alloc(map.shard(c).len())),
             _ => Chunk::Whole(alloc(map.whole(c).len())),
         };
         ParameterChunks {

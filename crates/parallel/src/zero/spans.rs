@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use half::{bf16, f16};
 use phalanx_optim::{PARAMETERS, Spread};
-use phalanx_plan::{Segment, Stage};
+use phalanx_plan::{Segment, ZeroStage};
 use phalanx_tensor::{Category, DType, DeviceError, Tensor};
 
 use super::floats::Numbers;
@@ -50,7 +50,7 @@ impl Zero {
         let range = |c: usize| match (selection, state) {
             (Selection::Owned, _) => self.map.shard(c),
             (Selection::Resident, 0) => match self.options.stage {
-                Stage::Three if !self.map.residence.is_whole(c) => self.map.shard(c),
+                ZeroStage::Three if !self.map.residence.is_whole(c) => self.map.shard(c),
                 _ => self.map.whole(c),
             },
             (Selection::Resident, _) => update::stepped(&self.map, self.options.stage, c),

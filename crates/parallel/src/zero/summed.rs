@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use phalanx_plan::Stage;
+use phalanx_plan::ZeroStage;
 use phalanx_tensor::{View, ViewMut};
 
 use super::Map;
@@ -33,7 +33,7 @@ impl GradientChunks {
         };
         let (view, start) = match held {
             GradientBuffers::Whole(whole) => (whole.view(), 0),
-            GradientBuffers::Both { whole, .. } if self.stage == Stage::Zero => (whole.view(), 0),
+            GradientBuffers::Both { whole, .. } if self.stage == ZeroStage::Zero => (whole.view(), 0),
             GradientBuffers::Shard(shard) | GradientBuffers::Both { shard, .. } => {
                 (shard.view(), map.shard(c).start)
             }
@@ -59,7 +59,7 @@ impl GradientChunks {
         };
         let (view, start) = match held {
             GradientBuffers::Whole(whole) => (whole.view_mut(), 0),
-            GradientBuffers::Both { whole, .. } if stage == Stage::Zero => (whole.view_mut(), 0),
+            GradientBuffers::Both { whole, .. } if stage == ZeroStage::Zero => (whole.view_mut(), 0),
             GradientBuffers::Shard(shard) | GradientBuffers::Both { shard, .. } => {
                 (shard.view_mut(), map.shard(c).start)
             }

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use phalanx_collectives::CollectiveError;
-use phalanx_plan::Stage;
+use phalanx_plan::ZeroStage;
 use phalanx_tensor::{Category, DType, Device, DeviceError, Tensor, View, ViewMut};
 
 use super::floats::Numbers;
@@ -26,9 +26,9 @@ pub(super) struct Step {
 }
 
 /// The elements of a chunk that this rank updates: all of them under stage 0, otherwise its shard.
-pub(super) fn stepped(map: &Map, stage: Stage, chunk: usize) -> Range<usize> {
+pub(super) fn stepped(map: &Map, stage: ZeroStage, chunk: usize) -> Range<usize> {
     match stage {
-        Stage::Zero => map.whole(chunk),
+        ZeroStage::Zero => map.whole(chunk),
         _ => map.shard(chunk),
     }
 }
@@ -174,11 +174,11 @@ impl Zero {
     /// Starts to send this rank's updated part of a chunk to the other ranks, where they have all of it.
     pub(super) fn publish_updated(&mut self, c: usize) -> Result<(), CollectiveError> {
         match self.options.stage {
-            Stage::Three if !self.map.residence.is_whole(c) => Ok(()),
-            Stage::One | Stage::Two | Stage::Three => {
+            ZeroStage::Three if !self.map.residence.is_whole(c) => Ok(()),
+            ZeroStage::One | ZeroStage::Two | ZeroStage::Three => {
                 self.parameters.publish(&*self.group, c, self.options.overlap)
             }
-            Stage::Zero => Ok(()),
+            ZeroStage::Zero => Ok(()),
         }
     }
 

@@ -10,7 +10,7 @@ use super::action::{Action, Kind};
 use super::depth::UNLIMITED;
 use super::error::ScheduleError;
 use super::lower::lower;
-use super::schedule::Schedule;
+use super::schedule::PipelineSchedule;
 use super::walk::walk;
 
 /// Maps each part of the work, (stage, micro-batch, `F` or `I` or `W`), to rank, cell and action.
@@ -20,7 +20,7 @@ type Found = HashMap<(usize, usize, Kind), (usize, usize, Action)>;
 ///
 /// # Errors
 /// The first problem: rank, cell, action, and what it waits for or conflicts with.
-pub fn check(schedule: &Schedule) -> Result<(), ScheduleError> {
+pub fn check(schedule: &PipelineSchedule) -> Result<(), ScheduleError> {
     check_stages(schedule)?;
     let found = check_complete(schedule)?;
     check_own_rank(schedule, &found)?;
@@ -40,7 +40,7 @@ pub fn check(schedule: &Schedule) -> Result<(), ScheduleError> {
 ///
 /// # Errors
 /// The first action that is out of order.
-pub fn check_order(schedule: &Schedule) -> Result<(), ScheduleError> {
+pub fn check_order(schedule: &PipelineSchedule) -> Result<(), ScheduleError> {
     let mut last: HashMap<(usize, Kind), Action> = HashMap::new();
     for rank in 0..schedule.ranks.len() {
         for (cell, action) in schedule.cells(rank) {
@@ -56,12 +56,12 @@ pub fn check_order(schedule: &Schedule) -> Result<(), ScheduleError> {
 }
 
 /// The cell of a rank's `number`-th action.
-fn cell_of(schedule: &Schedule, rank: usize, number: usize) -> usize {
+fn cell_of(schedule: &PipelineSchedule, rank: usize, number: usize) -> usize {
     schedule.cells(rank).nth(number).map_or(0, |(cell, _)| cell)
 }
 
 /// Checks that every action runs on the rank of its stage.
-fn check_stages(schedule: &Schedule) -> Result<(), ScheduleError> {
+fn check_stages(schedule: &PipelineSchedule) -> Result<(), ScheduleError> {
     let (stages, micro_batches) = (schedule.stages(), schedule.micro_batches);
     if schedule.ranks.is_empty() || stages == 0 || micro_batches == 0 {
         return Err(ScheduleError::Empty);
@@ -84,7 +84,7 @@ fn check_stages(schedule: &Schedule) -> Result<(), ScheduleError> {
 }
 
 /// Checks that everything is computed once. The work is bounded by the number of cells, not by the numbers in them.
-fn check_complete(schedule: &Schedule) -> Result<Found, ScheduleError> {
+fn check_complete(schedule: &PipelineSchedule) -> Result<Found, ScheduleError> {
     let mut found = Found::new();
     for rank in 0..schedule.ranks.len() {
         for (cell, action) in schedule.cells(rank) {
@@ -115,7 +115,7 @@ fn check_complete(schedule: &Schedule) -> Result<Found, ScheduleError> {
 }
 
 /// Checks that the results that a rank needs from itself come before their use.
-fn check_own_rank(schedule: &Schedule, found: &Found) -> Result<(), ScheduleError> {
+fn check_own_rank(schedule: &PipelineSchedule, found: &Found) -> Result<(), ScheduleError> {
     for rank in 0..schedule.ranks.len() {
         for (cell, action) in schedule.cells(rank) {
             for part in needs(schedule, action).into_iter().flatten() {
@@ -130,7 +130,7 @@ fn check_own_rank(schedule: &Schedule, found: &Found) -> Result<(), ScheduleErro
 }
 
 /// The parts that an action needs: from its own stage, and from the neighbouring stage.
-fn needs(schedule: &Schedule, action: Action) -> [Option<(usize, usize, Kind)>; 2] {
+fn needs(schedule: &PipelineSchedule, action: Action) -> [Option<(usize, usize, Kind)>; 2] {
     let Action { stage, kind, micro_batch } = action;
     let above = (stage + 1 < schedule.stages()).then_some((stage + 1, micro_batch, Kind::Input));
     match kind {

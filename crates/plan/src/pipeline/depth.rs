@@ -7,14 +7,14 @@
 
 use super::action::Action;
 use super::lower::{Step, lower};
-use super::schedule::Schedule;
+use super::schedule::PipelineSchedule;
 use super::walk::walk;
 
 /// A depth that no channel reaches.
 pub const UNLIMITED: usize = usize::MAX;
 
 /// The depth of the channels of a schedule that [`super::check()`] accepts.
-pub fn depth(schedule: &Schedule) -> usize {
+pub fn depth(schedule: &PipelineSchedule) -> usize {
     let steps = lower(schedule);
     let Some(shortest) = makespan(&steps, UNLIMITED) else { return 1 };
     let is_enough = |depth: usize| makespan(&steps, depth).is_some_and(|time| time <= shortest);

@@ -8,7 +8,7 @@ use super::check::check;
 use super::depth::UNLIMITED;
 use super::error::ScheduleError;
 use super::names::Plan;
-use super::schedule::Schedule;
+use super::schedule::PipelineSchedule;
 use super::simulate::{Costs, StageCost, simulate_with_depth};
 use super::{MAX_CELLS, MAX_RANKS, interleaved, one_chunk, zero_bubble};
 
@@ -17,7 +17,7 @@ use super::{MAX_CELLS, MAX_RANKS, interleaved, one_chunk, zero_bubble};
 /// # Errors
 /// A size of 0; fewer micro-batches than ranks (except for `model`); for `interleaved`, a number of micro-batches that
 /// cannot be divided into rounds.
-pub fn generate(plan: Plan, ranks: usize, micro_batches: usize) -> Result<Schedule, ScheduleError> {
+pub fn generate(plan: Plan, ranks: usize, micro_batches: usize) -> Result<PipelineSchedule, ScheduleError> {
     for (number, what) in [(ranks, "ranks"), (micro_batches, "micro-batches"), (plan.chunks(), "chunks")] {
         if number == 0 {
             return Err(ScheduleError::Zero { what });
@@ -41,7 +41,7 @@ pub fn generate(plan: Plan, ranks: usize, micro_batches: usize) -> Result<Schedu
         Plan::ZeroBubbleH2 => zero_bubble::h(2, rank, ranks, micro_batches),
         Plan::ZeroBubbleV => zero_bubble::v(rank, ranks, micro_batches),
     };
-    let mut schedule = Schedule {
+    let mut schedule = PipelineSchedule {
         name: plan.name().to_string(),
         ranks: (0..ranks).map(|rank| order(rank).into_iter().map(Some).collect()).collect(),
         placement: plan.placement(ranks),
@@ -64,7 +64,7 @@ fn is_planned(plan: Plan, ranks: usize, micro_batches: usize) -> bool {
 }
 
 /// Each rank's actions, placed in the cells in which they start if each takes one cell.
-fn cells(schedule: &Schedule) -> Vec<Vec<Option<Action>>> {
+fn cells(schedule: &PipelineSchedule) -> Vec<Vec<Option<Action>>> {
     let parts = if schedule.splits_backward() { 1.0 } else { 0.5 };
     let cost = StageCost { forward: 1.0, input: parts, weight: parts };
     let costs = Costs { stages: vec![cost; schedule.stages()], message: 0.0 };

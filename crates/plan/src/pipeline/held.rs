@@ -5,7 +5,7 @@
 //! of actions do not matter, because a rank runs one action after the other.
 
 use super::action::{Action, Kind};
-use super::schedule::Schedule;
+use super::schedule::PipelineSchedule;
 
 /// The largest number of micro-batches whose activations are held at the same time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -27,7 +27,7 @@ pub struct InFlight {
 }
 
 /// Counts the held micro-batches of a schedule that [`super::check()`] accepts.
-pub fn in_flight(schedule: &Schedule) -> InFlight {
+pub fn in_flight(schedule: &PipelineSchedule) -> InFlight {
     let peak = |rank: usize, of_stage: Option<usize>| {
         let counted = |action: &Action| of_stage.is_none_or(|stage| action.stage == stage);
         let until = |last: Kind| max_held(schedule.actions(rank).filter(counted), last);

@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use super::action::{Action, Kind};
-use super::schedule::Schedule;
+use super::schedule::PipelineSchedule;
 
 /// A message between neighbouring stages: one micro-batch's activations or gradients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -59,7 +59,7 @@ pub enum Step {
 ///
 /// # Panics
 /// If the placement does not fit the actions; [`super::check()`] finds that.
-pub fn messages(schedule: &Schedule) -> Vec<Channel> {
+pub fn messages(schedule: &PipelineSchedule) -> Vec<Channel> {
     let mut channels = Vec::new();
     for from in 0..schedule.ranks.len() {
         let mut by_receiver = vec![Vec::new(); schedule.ranks.len()];
@@ -76,7 +76,7 @@ pub fn messages(schedule: &Schedule) -> Vec<Channel> {
 ///
 /// # Panics
 /// If an action is missing or on the wrong rank; [`super::check()`] finds that.
-pub fn lower(schedule: &Schedule) -> Vec<Vec<Step>> {
+pub fn lower(schedule: &PipelineSchedule) -> Vec<Vec<Step>> {
     let mut incoming: Vec<BTreeMap<usize, Vec<Message>>> = vec![BTreeMap::new(); schedule.ranks.len()];
     for Channel { from, to, messages } in messages(schedule) {
         incoming[to].insert(from, messages);
@@ -88,7 +88,7 @@ pub fn lower(schedule: &Schedule) -> Vec<Vec<Step>> {
 ///
 /// # Panics
 /// As [`lower`].
-pub fn lower_rank(schedule: &Schedule, rank: usize) -> Vec<Step> {
+pub fn lower_rank(schedule: &PipelineSchedule, rank: usize) -> Vec<Step> {
     let near = schedule.stages_of(rank).flat_map(|stage| [stage.checked_sub(1), Some(stage + 1)]);
     let senders =
         near.flatten().filter_map(|stage| schedule.placement.get(stage)).filter(|from| **from != rank);
@@ -102,7 +102,7 @@ pub fn lower_rank(schedule: &Schedule, rank: usize) -> Vec<Step> {
 }
 
 /// The actions of a rank with its receives, given the messages from each sending rank, and its sends.
-fn steps(schedule: &Schedule, rank: usize, incoming: &BTreeMap<usize, Vec<Message>>) -> Vec<Step> {
+fn steps(schedule: &PipelineSchedule, rank: usize, incoming: &BTreeMap<usize, Vec<Message>>) -> Vec<Step> {
     let numbers: HashMap<Message, usize> =
         incoming.values().flat_map(|messages| messages.iter().copied().zip(0..)).collect();
     let mut received: BTreeMap<usize, usize> = BTreeMap::new();
@@ -122,7 +122,7 @@ fn steps(schedule: &Schedule, rank: usize, incoming: &BTreeMap<usize, Vec<Messag
 }
 
 /// The message that an action sends, and the rank that receives it.
-fn made(schedule: &Schedule, action: Action) -> Option<(usize, Message)> {
+fn made(schedule: &PipelineSchedule, action: Action) -> Option<(usize, Message)> {
     let Action { stage, kind, micro_batch } = action;
     let (stage_to, forward) = match kind {
         Kind::Forward => (stage + 1, true),
@@ -135,7 +135,7 @@ fn made(schedule: &Schedule, action: Action) -> Option<(usize, Message)> {
 }
 
 /// The message that an action receives, and the rank that sends it.
-fn needed(schedule: &Schedule, action: Action) -> Option<(usize, Message)> {
+fn needed(schedule: &PipelineSchedule, action: Action) -> Option<(usize, Message)> {
     let Action { stage, kind, micro_batch } = action;
     let (stage_from, forward) = match kind {
         Kind::Forward => (stage.checked_sub(1)?, true),

@@ -43,7 +43,7 @@ pub use generate::generate;
 pub use held::{HeldMicroBatches, InFlight, in_flight};
 pub use lower::{Channel, Message, Step, lower, lower_rank, messages};
 pub use names::{Plan, UnknownSchedule};
-pub use schedule::Schedule;
+pub use schedule::PipelineSchedule;
 pub use simulate::{Costs, StageCost, simulate};
 pub use timeline::{Span, Timeline};
 pub use walk::Stuck;

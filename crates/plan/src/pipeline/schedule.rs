@@ -7,7 +7,7 @@ use super::action::{Action, Kind};
 
 /// Actions of each rank in one step. `stages == placement.len()`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Schedule {
+pub struct PipelineSchedule {
     /// Name in reports.
     pub name: String,
     /// For each rank: its cells; `None` is a bubble. Rows may have different lengths.
@@ -18,7 +18,7 @@ pub struct Schedule {
     pub micro_batches: usize,
 }
 
-impl Schedule {
+impl PipelineSchedule {
     /// Number of stages.
     pub fn stages(&self) -> usize {
         self.placement.len()

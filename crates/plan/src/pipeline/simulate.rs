@@ -6,7 +6,7 @@
 use super::action::{Action, Kind};
 use super::depth::depth;
 use super::lower::lower;
-use super::schedule::Schedule;
+use super::schedule::PipelineSchedule;
 use super::timeline::Timeline;
 use super::walk::{Stuck, walk};
 
@@ -60,7 +60,7 @@ impl Costs {
 ///
 /// # Panics
 /// If a stage has no cost, or on a schedule that `check` refuses.
-pub fn simulate(schedule: &Schedule, costs: &Costs) -> Timeline {
+pub fn simulate(schedule: &PipelineSchedule, costs: &Costs) -> Timeline {
     simulate_with_depth(schedule, costs, depth(schedule))
 }
 
@@ -68,7 +68,7 @@ pub fn simulate(schedule: &Schedule, costs: &Costs) -> Timeline {
 ///
 /// # Panics
 /// As [`simulate`], and on a depth with which ranks wait for each other.
-pub fn simulate_with_depth(schedule: &Schedule, costs: &Costs, depth: usize) -> Timeline {
+pub fn simulate_with_depth(schedule: &PipelineSchedule, costs: &Costs, depth: usize) -> Timeline {
     let (stages, given) = (schedule.stages(), costs.stages.len());
     assert_eq!(stages, given, "`{}` has {stages} stages, but there are costs for {given}", schedule.name);
     let run = walk(&lower(schedule), |action| costs.of(action), costs.message, depth);

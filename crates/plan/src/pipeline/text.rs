@@ -9,19 +9,19 @@ use std::fmt;
 
 use super::action::{Action, Kind};
 use super::error::ScheduleError;
-use super::schedule::Schedule;
+use super::schedule::PipelineSchedule;
 use super::{MAX_CELLS, MAX_RANKS};
 
 /// The name of a schedule that was read from a file.
 const NAME: &str = "custom";
 
-impl Schedule {
+impl PipelineSchedule {
     /// Reads a schedule; which rank has which stage follows from the cells. Its name is `custom`.
     ///
     /// # Errors
     /// A cell that is not an action, with its line and column from 1; a rank without actions; a stage on two ranks or
     /// on none. [`super::check()`] tells whether the schedule can run.
-    pub fn parse(text: &str) -> Result<Schedule, ScheduleError> {
+    pub fn parse(text: &str) -> Result<PipelineSchedule, ScheduleError> {
         let (mut ranks, mut length) = (Vec::new(), 0);
         for (number, line) in (1..).zip(text.trim_end().lines()) {
             let cells = read_line(number, line)?;
@@ -39,11 +39,11 @@ impl Schedule {
         let placement = place(&ranks)?;
         // Larger than any schedule, and far below overflow.
         let micro_batches = last.saturating_add(1);
-        Ok(Schedule { name: NAME.to_string(), ranks, placement, micro_batches })
+        Ok(PipelineSchedule { name: NAME.to_string(), ranks, placement, micro_batches })
     }
 }
 
-impl fmt::Display for Schedule {
+impl fmt::Display for PipelineSchedule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for cells in &self.ranks {
             for (number, cell) in cells.iter().enumerate() {

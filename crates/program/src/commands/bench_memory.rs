@@ -8,7 +8,7 @@ use phalanx_bench::memory::{MemoryFigures, MemoryRan, MemoryRun, drawing, report
 use phalanx_models::Model;
 use phalanx_plan::trace::Memory;
 use phalanx_plan::{Machine, PhaseTime};
-use phalanx_train::config::{Placement, Updates};
+use phalanx_train::config::{PlacementPolicy, Updates};
 use phalanx_train::{ResolvedConfig, RunConfig};
 use serde_json::json;
 
@@ -37,7 +37,7 @@ const ANY_MB: f64 = 1e9;
 const OUTPUTS: [&str; 3] = ["table.md", "memory.json", "budgets.svg"];
 
 /// A placement that is measured, with the share of device memory that `auto` may fill.
-type Case = (&'static str, Placement, Option<f64>);
+type Case = (&'static str, PlacementPolicy, Option<f64>);
 
 /// Measures all placements, prints the table and writes the folder.
 ///
@@ -100,20 +100,22 @@ impl Sweep<'_> {
     }
 
     fn runs(&self) -> Result<Vec<MemoryRun>> {
-        let on_device = self.planned(Placement::Device, None)?;
+        let on_device = self.planned(PlacementPolicy::Device, None)?;
         let need = on_device.plan.arena_bytes_max();
         let mut rates = machine_profile::measured(&on_device, &[], self.environment)?;
         if let Some(disk) = self.config.disk() {
             machine_profile::measure_disk(&mut rates, &disk, self.config.world_size());
         }
-        let mut cases: Vec<Case> = vec![("device", Placement::Device, None), ("host", Placement::Host, None)];
+        let mut cases: Vec<Case> =
+            vec![("device", PlacementPolicy::Device, None), ("host", PlacementPolicy::Host, None)];
         if self.config.memory.nvme_path.is_some() {
-            cases.push(("nvme", Placement::Nvme, None));
+            cases.push(("nvme", PlacementPolicy::Nvme, None));
         } else {
             note("memory.nvme_path is not set: nothing is measured on disk");
         }
-        cases
-            .extend(self.args.budgets.iter().map(|percent| ("auto", Placement::Auto, Some(percent / 100.0))));
+        cases.extend(
+            self.args.budgets.iter().map(|percent| ("auto", PlacementPolicy::Auto, Some(percent / 100.0))),
+        );
         let budget = |share: f64| (share, (share * need as f64) as u64);
         let of_case = |(name, _, share): &Case| MemoryRun {
             placement: name,
@@ -140,7 +142,7 @@ impl Sweep<'_> {
     }
 
     /// The plan with a placement; `budget` is that of `auto`.
-    fn planned(&self, placement: Placement, budget: Option<u64>) -> Result<Planned> {
+    fn planned(&self, placement: PlacementPolicy, budget: Option<u64>) -> Result<Planned> {
         let config = self.config.with(|config| place(config, placement, budget, self.host_budget))?;
         Planned::new(config, Arc::clone(&self.model), 0)
     }
@@ -219,15 +221,15 @@ fn any_placement(host_budget: Option<f64>) -> Overrides {
 }
 
 /// Replaces what the configuration says of the placement of chunks.
-fn place(config: &mut RunConfig, placement: Placement, budget: Option<u64>, host_budget: Option<f64>) {
+fn place(config: &mut RunConfig, placement: PlacementPolicy, budget: Option<u64>, host_budget: Option<f64>) {
     let memory = &mut config.memory;
     (memory.shard_param_frac, memory.offload_optim_frac, memory.offload_param_frac) = (None, None, None);
     memory.placement = Some(placement);
     memory.device_budget_mb = budget.map(|bytes| bytes as f64 / MIB);
     config.recorded.decided.clear();
     let memory = &mut config.memory;
-    let is_auto = placement == Placement::Auto;
-    let needs_disk = is_auto || placement == Placement::Nvme;
+    let is_auto = placement == PlacementPolicy::Auto;
+    let needs_disk = is_auto || placement == PlacementPolicy::Nvme;
     if !needs_disk {
         (memory.nvme_path, memory.nvme_checksums) = (None, false);
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use phalanx_drawing::draw_svg;
-use phalanx_plan::{Costs, Plan, Schedule, generate};
+use phalanx_plan::{Costs, PipelineSchedule, Plan, generate};
 use phalanx_train::ResolvedConfig;
 
 use crate::args::PlanArgs;
@@ -129,7 +129,7 @@ fn can_be_drawn(ranks: usize, micro_batches: usize, chunks: usize) -> bool {
 }
 
 /// Refuses sizes that differ from those of the file.
-fn check_sizes(args: &DrawArgs, schedule: &Schedule, file: &str) -> Result<()> {
+fn check_sizes(args: &DrawArgs, schedule: &PipelineSchedule, file: &str) -> Result<()> {
     for (option, given, has, what) in [
         ("--pipeline", args.pipeline, schedule.ranks.len(), "ranks"),
         ("--micro-batches", args.micro_batches, schedule.micro_batches, "micro-batches"),
@@ -163,10 +163,10 @@ fn of_config(path: &Path, args: &PlanArgs, wanted: Option<&str>) -> Result<Drawn
         .schedule
         .parse()
         .map_or(Ok(()), |plan| check_drawn(ranks, micro_batches, chunks(plan)))?;
-    let named = |make: &dyn Fn(Plan) -> Option<(Schedule, Costs)>| {
+    let named = |make: &dyn Fn(Plan) -> Option<(PipelineSchedule, Costs)>| {
         named(|plan| can_be_drawn(ranks, micro_batches, chunks(plan)).then(|| make(plan))?)
     };
-    let costed = |config: &ResolvedConfig| -> Result<(Schedule, Costs)> {
+    let costed = |config: &ResolvedConfig| -> Result<(PipelineSchedule, Costs)> {
         let spec = planned::spec(config, Arc::clone(&model), 0)?;
         let costs = Costs { stages: spec.stage_costs(), message: 0.0 };
         Ok(((*spec.pipeline.schedule).clone(), costs))
@@ -188,6 +188,6 @@ fn of_config(path: &Path, args: &PlanArgs, wanted: Option<&str>) -> Result<Drawn
 }
 
 /// The named schedules that exist for these sizes.
-fn named(make: impl Fn(Plan) -> Option<(Schedule, Costs)>) -> Vec<(Schedule, Costs)> {
+fn named(make: impl Fn(Plan) -> Option<(PipelineSchedule, Costs)>) -> Vec<(PipelineSchedule, Costs)> {
     Plan::NAMES.into_iter().filter_map(|name| make(name.parse().ok()?)).collect()
 }

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::{Result, bail};
 use phalanx_data::{Corpus, CorpusSpec, TokenFile, TokenFormat, Tokenizer, tokenize_to_file};
-use phalanx_train::dataset::Stage;
+use phalanx_train::dataset::TextProgress;
 use serde_json::json;
 
 use crate::args::TokenizeArgs;
@@ -33,10 +33,10 @@ pub fn tokenize(args: &TokenizeArgs) -> Result<()> {
         max_skipped: args.max_skipped,
     };
     let (corpus, tokenizer, written) = tokenizing::with_progress(false, &|_| {}, |watch| -> Result<_> {
-        let corpus = Corpus::open_watched(&spec, &mut |bytes| watch(Stage::Reading(bytes)))?;
-        watch(Stage::Read(corpus.findings()));
+        let corpus = Corpus::open_watched(&spec, &mut |bytes| watch(TextProgress::Reading(bytes)))?;
+        watch(TextProgress::Read(corpus.findings()));
         let tokenizer = Tokenizer::from_key(&args.tokenizer, Some(&corpus))?;
-        let progress = &mut |progress| watch(Stage::Tokenising(progress));
+        let progress = &mut |progress| watch(TextProgress::Tokenising(progress));
         let written = tokenize_to_file(&corpus, &tokenizer, &args.out, machine::cores(), progress)?;
         Ok((corpus, tokenizer, written))
     })?;

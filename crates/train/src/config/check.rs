@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use phalanx_layers::CannotCut;
 use phalanx_models::{KeyError, Model};
 use phalanx_plan::pipeline::{Plan, ScheduleError, check as check_schedule, generate};
-use phalanx_plan::{Mesh, pipeline::Schedule};
+use phalanx_plan::{Mesh, pipeline::PipelineSchedule};
 use phalanx_tensor::DType;
 
 use super::{Float, ParallelConfig, RunConfig, Updates};
@@ -91,7 +91,7 @@ impl RunConfig {
     ///
     /// # Errors
     /// An unknown name, a text that cannot be read, or one that does not fit mesh and micro-batches.
-    pub fn schedule(&self) -> Result<Schedule, ConfigError> {
+    pub fn schedule(&self) -> Result<PipelineSchedule, ConfigError> {
         let mesh = self.mesh()?;
         let (text, micro_batches) = (&self.parallel.schedule, self.micro_batches());
         let refused = |error: ScheduleError| {
@@ -108,7 +108,7 @@ impl RunConfig {
                 refused
             });
         }
-        let schedule = Schedule::parse(text).map_err(refused)?;
+        let schedule = PipelineSchedule::parse(text).map_err(refused)?;
         check_schedule(&schedule).map_err(refused)?;
         for (what, key, given, expected) in [
             ("rows", "parallel.pipeline", schedule.ranks.len(), mesh.pipeline),

@@ -12,7 +12,7 @@ use super::declare::Conversion::{Rule, Words};
 use super::declare::{DEEPSPEED, FREE, GEMINI, HUGGING_FACE, Kind, MEGATRON, TORCHTITAN};
 use super::key_types::KeyType;
 use super::needs::{Need, SET, SYNCHRONOUS};
-use super::{ConfigError, Paths, Placement, PlacementRule, RunConfig};
+use super::{ConfigError, Paths, PlacementPolicy, PlacementRule, RunConfig};
 
 const FOLDER: Need = Need::of(&["nvme"], &[("memory.nvme_path", SET)], "a folder on a local disk");
 const STAGE_3: Need = Need::any(&[("parallel.zero", &["3"])], "also on one rank");
@@ -153,7 +153,7 @@ table! {
             ]);
         /// Policy that decides the memory of chunks between their uses (Gemini's `placement_policy`); without it `parameters` and
         /// `optimizer` decide.
-        placement: Option<Placement> = None, FREE
+        placement: Option<PlacementPolicy> = None, FREE
             .foreign(&[(GEMINI, "placement_policy", Rule, "\"device\" for \"cuda\", \"host\" for \"cpu\"")])
             .needs(&[
                 PARAMETERS_HERE,

@@ -50,7 +50,7 @@ pub use optimizer::{OptimizerConfig, OptimizerKind, ScheduleConfig, ScheduleKind
 pub use parallel::{CutBy, ParallelConfig, Updates};
 pub use parameter_groups::{GroupOfParameters, ParameterGroup};
 pub use paths::Paths;
-pub use placement::{AutoPlacement, Fractions, Placement, PlacementRule};
+pub use placement::{AutoPlacement, Fractions, PlacementPolicy, PlacementRule};
 pub use resolved::ResolvedConfig;
 pub use train::{Keep, KeepWord, TrainConfig};
 pub use trainable::Trainable;

@@ -11,7 +11,7 @@ const MIB: f64 = 1_048_576.0;
 
 words! {
     /// Placement policies. Gemini's words are known, too.
-    Placement {
+    PlacementPolicy {
         /// Everything in device memory (Gemini's `cuda`).
         Device = "device" | "cuda",
         /// Optimizer states and gradients, and parameters under ZeRO stage 3, in host memory (Gemini's `cpu`).
@@ -77,14 +77,14 @@ impl PlacementRule {
     }
 }
 
-impl Placement {
+impl PlacementPolicy {
     /// The memory that it names; `None` for `auto`.
     fn memory(self) -> Option<Memory> {
         match self {
-            Placement::Device => Some(Memory::Device),
-            Placement::Host => Some(Memory::Host),
-            Placement::Nvme => Some(Memory::Disk),
-            Placement::Auto => None,
+            PlacementPolicy::Device => Some(Memory::Device),
+            PlacementPolicy::Host => Some(Memory::Host),
+            PlacementPolicy::Nvme => Some(Memory::Disk),
+            PlacementPolicy::Auto => None,
         }
     }
 }
@@ -93,7 +93,8 @@ impl MemoryConfig {
     /// Returns whether something lies on disk, or may be placed there.
     pub fn uses_disk(&self) -> bool {
         let tiers = [self.parameters, self.gradients, self.optimizer, self.activations];
-        tiers.contains(&Tier::Nvme) || matches!(self.placement, Some(Placement::Nvme | Placement::Auto))
+        tiers.contains(&Tier::Nvme)
+            || matches!(self.placement, Some(PlacementPolicy::Nvme | PlacementPolicy::Auto))
     }
 
     fn has_fractions(&self) -> bool {
@@ -104,7 +105,7 @@ impl MemoryConfig {
     pub(super) fn all_optimizer_states_leave(&self) -> bool {
         match self.has_fractions() {
             true => self.offload_optim_frac == Some(1.0),
-            false => matches!(self.placement, Some(Placement::Host | Placement::Nvme)),
+            false => matches!(self.placement, Some(PlacementPolicy::Host | PlacementPolicy::Nvme)),
         }
     }
 }
@@ -117,7 +118,7 @@ impl RunConfig {
     pub fn placement_rule(&self) -> Result<PlacementRule, ConfigError> {
         let memory = &self.memory;
         if memory.has_fractions() {
-            let away = memory.placement.and_then(Placement::memory).unwrap_or(Memory::Host);
+            let away = memory.placement.and_then(PlacementPolicy::memory).unwrap_or(Memory::Host);
             let of = |fraction: Option<f64>| fraction.unwrap_or(0.0);
             return Ok(PlacementRule::Fractions(Fractions {
                 away,
@@ -128,7 +129,7 @@ impl RunConfig {
         }
         Ok(match memory.placement {
             None => PlacementRule::Uniform(memory.residence()),
-            Some(Placement::Auto) => PlacementRule::Auto(self.auto_placement()?),
+            Some(PlacementPolicy::Auto) => PlacementRule::Auto(self.auto_placement()?),
             Some(placement) => {
                 let away = placement.memory().unwrap_or(Memory::Device);
                 let parameters = if self.parallel.zero == 3 { away } else { Memory::Device };
@@ -144,7 +145,7 @@ impl RunConfig {
         let of_device = device.memory_mb.filter(|_| device.kind == DeviceKind::Simulated);
         let Some(budget) = memory.device_budget_mb.or(of_device) else {
             let expected = "needs the bytes of device memory that it may fill: set memory.device_budget_mb";
-            return Err(refuse("memory.placement", format!("{:?}", Placement::Auto.name()), expected));
+            return Err(refuse("memory.placement", format!("{:?}", PlacementPolicy::Auto.name()), expected));
         };
         let bytes = |mib: f64| (mib * MIB) as u64;
         let host_bytes = match (memory.host_budget_mb, device.kind) {
@@ -175,14 +176,14 @@ mod tests {
 
     #[test]
     fn policies_that_contradict_other_keys_are_refused() {
-        let auto = |memory: &mut MemoryConfig| memory.placement = Some(Placement::Auto);
+        let auto = |memory: &mut MemoryConfig| memory.placement = Some(PlacementPolicy::Auto);
         type Change<'a> = &'a dyn Fn(&mut MemoryConfig);
         let cases: [(Change, &str); 9] = [
             (
-                &|m| (m.placement, m.optimizer) = (Some(Placement::Host), Tier::Host),
+                &|m| (m.placement, m.optimizer) = (Some(PlacementPolicy::Host), Tier::Host),
                 "memory.placement = \"host\": needs memory.optimizer = \"device\" (it is \"host\")",
             ),
-            (&|m| m.placement = Some(Placement::Nvme), "needs memory.nvme_path"),
+            (&|m| m.placement = Some(PlacementPolicy::Nvme), "needs memory.nvme_path"),
             (&auto, "has nowhere to lie"),
             (&|m| m.device_budget_mb = Some(4.0), "is for memory.placement"),
             (&|m| m.offload_optim_frac = Some(1.5), "memory.offload_optim_frac = 1.5"),
@@ -192,7 +193,7 @@ mod tests {
                 "needs memory.shard_param_frac left out or = 1",
             ),
             (
-                &|m| (m.placement, m.offload_optim_frac) = (Some(Placement::Device), Some(0.5)),
+                &|m| (m.placement, m.offload_optim_frac) = (Some(PlacementPolicy::Device), Some(0.5)),
                 "fraction of what lies",
             ),
             (&|m| m.headroom = 1.0, "memory.headroom = 1"),
@@ -201,7 +202,8 @@ mod tests {
             let error = config(change).check().unwrap_err().to_string();
             assert!(error.contains(words), "no {words:?} in: {error}");
         }
-        let unlimited = config(|m| (m.placement, m.nvme_path) = (Some(Placement::Auto), Some(folder())));
+        let unlimited =
+            config(|m| (m.placement, m.nvme_path) = (Some(PlacementPolicy::Auto), Some(folder())));
         unlimited.check().unwrap();
         assert!(unlimited.placement_rule().unwrap_err().to_string().contains("memory.device_budget_mb"));
     }
@@ -216,15 +218,15 @@ mod tests {
         let uniform = |parameters, optimizer| {
             PlacementRule::Uniform(ChunkResidence { parameters, gradients: optimizer, optimizer })
         };
-        assert_eq!(rule(Placement::Device, 3), uniform(Memory::Device, Memory::Device));
-        assert_eq!(rule(Placement::Host, 2), uniform(Memory::Device, Memory::Host));
-        assert_eq!(rule(Placement::Host, 3), uniform(Memory::Host, Memory::Host));
-        assert_eq!(rule(Placement::Nvme, 3), uniform(Memory::Disk, Memory::Disk));
+        assert_eq!(rule(PlacementPolicy::Device, 3), uniform(Memory::Device, Memory::Device));
+        assert_eq!(rule(PlacementPolicy::Host, 2), uniform(Memory::Device, Memory::Host));
+        assert_eq!(rule(PlacementPolicy::Host, 3), uniform(Memory::Host, Memory::Host));
+        assert_eq!(rule(PlacementPolicy::Nvme, 3), uniform(Memory::Disk, Memory::Disk));
         let half = config(|m| m.offload_optim_frac = Some(0.5)).placement_rule().unwrap();
         let fractions = Fractions { away: Memory::Host, sharded: 1.0, parameters: 0.0, optimizer: 0.5 };
         assert_eq!(half, PlacementRule::Fractions(fractions));
-        let words: Vec<Placement> =
+        let words: Vec<PlacementPolicy> =
             ["cuda", "cpu"].map(|word| serde_json::from_str(&format!("{word:?}")).unwrap()).into();
-        assert_eq!(words, [Placement::Device, Placement::Host]);
+        assert_eq!(words, [PlacementPolicy::Device, PlacementPolicy::Host]);
     }
 }

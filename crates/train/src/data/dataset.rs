@@ -108,7 +108,7 @@ impl DataRead {
 }
 
 /// Progress in preparing the data of a run.
-pub enum Stage<'a> {
+pub enum TextProgress<'a> {
     /// So many bytes of the text were read, to find out what it holds.
     Reading(u64),
     /// All of it was read.
@@ -121,12 +121,15 @@ pub enum Stage<'a> {
 ///
 /// # Errors
 /// Missing or unreadable text, text of which too much was skipped.
-pub fn open_corpus(data: &DataConfig, watch: &mut dyn FnMut(Stage)) -> Result<Option<Corpus>, DataError> {
+pub fn open_corpus(
+    data: &DataConfig,
+    watch: &mut dyn FnMut(TextProgress),
+) -> Result<Option<Corpus>, DataError> {
     if data.text.is_empty() {
         return Ok(None);
     }
-    let corpus = Corpus::open_watched(&spec(data), &mut |bytes| watch(Stage::Reading(bytes)))?;
-    watch(Stage::Read(corpus.findings()));
+    let corpus = Corpus::open_watched(&spec(data), &mut |bytes| watch(TextProgress::Reading(bytes)))?;
+    watch(TextProgress::Read(corpus.findings()));
     Ok(Some(corpus))
 }
 
@@ -150,7 +153,7 @@ pub fn prepare(
     folder: &Path,
     threads: usize,
     learned: &Learned,
-    watch: &mut dyn FnMut(Stage),
+    watch: &mut dyn FnMut(TextProgress),
 ) -> Result<Prepared, DataError> {
     if data.tokens.is_some() {
         let files = TokenData::open(data, folder)?;
@@ -172,7 +175,7 @@ pub fn prepare(
     })?;
     let written =
         tokenize_to_file(&corpus, &tokenizer, &folder.join(TOKENS_FILE), threads, &mut |progress| {
-            watch(Stage::Tokenising(progress));
+            watch(TextProgress::Tokenising(progress));
         })?;
     tokenizer.save(folder)?;
     notes.extend(tokenizer.describe_spelled(&written.spelled));

@@ -1,7 +1,7 @@
 //! The parts of an evaluation. They run the same program, and between them all ranks agree whether to go on: an evaluation can be asked to stop
 //! as often as steps can.
 
-use phalanx_plan::{Action, Kind, Mesh, Schedule as PipelineSchedule};
+use phalanx_plan::{Action, Kind, Mesh, PipelineSchedule};
 
 use crate::config::RunConfig;
 

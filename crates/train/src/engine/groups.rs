@@ -9,7 +9,7 @@ use phalanx_collectives::{CollectiveError, Endpoint, Group, GroupSums, Isa, Meta
 use phalanx_layers::Network;
 use phalanx_parallel::pipeline::{Wires, wiring};
 use phalanx_plan::Mesh;
-use phalanx_plan::pipeline::Schedule;
+use phalanx_plan::pipeline::PipelineSchedule;
 use phalanx_plan::trace::{Axis, DType};
 use phalanx_tensor::Device;
 use phalanx_tensor::record::Recorder;
@@ -179,7 +179,7 @@ impl Groups {
 }
 
 /// The world ranks of this rank's pipeline that have one of the stages, without repetition.
-fn holders(mesh: Mesh, schedule: &Schedule, stages: &[usize], rank: usize) -> Vec<usize> {
+fn holders(mesh: Mesh, schedule: &PipelineSchedule, stages: &[usize], rank: usize) -> Vec<usize> {
     let at = mesh.coordinates(rank);
     let mut places: Vec<usize> = stages.iter().map(|stage| schedule.placement[*stage]).collect();
     places.sort_unstable();
@@ -189,7 +189,7 @@ fn holders(mesh: Mesh, schedule: &Schedule, stages: &[usize], rank: usize) -> Ve
 
 /// The ranks of each group of a rank that is a link between devices, at most, where there are links and so many tied parameters, each of two
 /// stages.
-fn links(mesh: Mesh, schedule: &Schedule, ties: usize) -> Vec<usize> {
+fn links(mesh: Mesh, schedule: &PipelineSchedule, ties: usize) -> Vec<usize> {
     let Mesh { pipeline, data, tensor, .. } = mesh;
     let wires = wiring(schedule).values().max().map_or(0, |max| max + 1);
     let of_pipeline = [(pipeline, wires), (pipeline.min(2), ties)];

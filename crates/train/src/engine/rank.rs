@@ -383,7 +383,7 @@ impl Spec {
     /// The same run with everything in the memory of the device, and updates after backward.
     fn on_one_device(&self) -> Spec {
         let zero = zero::Options {
-            stage: phalanx_plan::Stage::Zero,
+            stage: phalanx_plan::ZeroStage::Zero,
             residence: vec![Residence::DEVICE; self.mesh.stages.len()],
             overlap: false,
             defer: true,

@@ -5,7 +5,7 @@
 
 use phalanx_plan::trace::{Category, Memory, PhaseName};
 use phalanx_plan::{
-    BLOCK, ChunkSize, MemoryError, Search, Stage, Traffic, category_peak, plan_memory_of, traffic,
+    BLOCK, ChunkSize, MemoryError, Search, Traffic, ZeroStage, category_peak, plan_memory_of, traffic,
 };
 
 use crate::engine::rank::Rank;
@@ -65,7 +65,7 @@ impl Sized {
     fn planned(&self, rank: usize, chosen: bool) -> Result<ChunkAlternative, MemoryError> {
         let Sized { spec, chunks, origin } = self;
         let runs = DryRuns { spec, make_rank: &Rank::new, abridges: true };
-        let learned = if spec.zero.stage == Stage::Zero { Learned::nothing() } else { runs.learn(rank) };
+        let learned = if spec.zero.stage == ZeroStage::Zero { Learned::nothing() } else { runs.learn(rank) };
         let trace = runs.trace(rank, &learned);
         let peak = |memory| plan_memory_of(&trace, memory).map(|plan| plan.arena_bytes);
         let [device, host, disk] = Memory::ALL.map(peak);

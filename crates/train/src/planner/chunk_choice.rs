@@ -12,7 +12,7 @@
 
 use phalanx_plan::trace::{Memory, Trace};
 use phalanx_plan::{
-    BLOCK, ChunkLayout, ChunkSize, Coordinates, ParameterSize, Stage, lay_out, plan_memory_of,
+    BLOCK, ChunkLayout, ChunkSize, Coordinates, ParameterSize, ZeroStage, lay_out, plan_memory_of,
 };
 
 use crate::engine::parameter_sizes::{reserved, size};
@@ -142,7 +142,7 @@ pub(crate) struct Sized {
 /// The specifications with the sizes that are tried, each layout once; first that with one tensor a chunk.
 pub(crate) fn candidates(spec: &Spec) -> Vec<Sized> {
     let parts = parts(spec);
-    let resident = spec.mesh.axes.data == 1 && spec.zero.stage < Stage::Two;
+    let resident = spec.mesh.axes.data == 1 && spec.zero.stage < ZeroStage::Two;
     let ranges = if resident { RANGES_OF_RESIDENT } else { RANGES };
     let elements: u64 = parts.iter().map(|part| part.reserved).sum();
     let largest = elements / (MIN_PARTS * spec.mesh.stages.len()).max(1) as u64;
@@ -197,7 +197,7 @@ fn fill(layout: &ChunkLayout, size: u64) -> Option<u64> {
 /// Bytes that a rank needs in its memories; `None` where it has no plan.
 fn planned(spec: &Spec, rank: usize, make_rank: &MakeRank) -> Option<u64> {
     let runs = DryRuns { spec, make_rank, abridges: true };
-    let learned = if spec.zero.stage == Stage::Zero { Learned::nothing() } else { runs.learn(rank) };
+    let learned = if spec.zero.stage == ZeroStage::Zero { Learned::nothing() } else { runs.learn(rank) };
     arena_bytes(&runs.trace(rank, &learned))
 }
 

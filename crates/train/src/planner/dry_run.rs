@@ -12,7 +12,7 @@ use phalanx_collectives::CollectiveError;
 use phalanx_parallel::pipeline::steps_with_backward_from;
 use phalanx_plan::pipeline::{Abridged, abridge};
 use phalanx_plan::trace::{PhaseName, Trace};
-use phalanx_plan::{Stage, use_order};
+use phalanx_plan::{ZeroStage, use_order};
 use phalanx_tensor::Device;
 
 use crate::engine::abridged_programs::AbridgedPrograms;
@@ -98,7 +98,7 @@ impl DryRuns<'_> {
         let abridged = self.abridged(rank);
         let spec = abridged.as_ref().map_or(self.spec, |(spec, _)| spec);
         let orders = match spec.zero.stage {
-            Stage::Zero => Orders::new(),
+            ZeroStage::Zero => Orders::new(),
             _ => orders_of(&self.learning_run(spec, rank)),
         };
         dry_run(spec, rank, &orders, self.make_rank)

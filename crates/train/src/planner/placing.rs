@@ -15,7 +15,7 @@ use std::collections::HashMap;
 
 use phalanx_parallel::zero::{ChunkResidence, Residence};
 use phalanx_plan::trace::{Memory, PhaseName};
-use phalanx_plan::{Coordinates, Lookahead, Mesh, Stage, plan_memory_of, uses_before_peak};
+use phalanx_plan::{Coordinates, Lookahead, Mesh, ZeroStage, plan_memory_of, uses_before_peak};
 
 use crate::config::{AutoPlacement, Fractions, PlacementRule};
 use crate::engine::spec::Spec;
@@ -174,7 +174,7 @@ impl<'a> Search<'a> {
     fn new(spec: &'a Spec, rank: usize, make_rank: &'a MakeRank<'a>, auto: AutoPlacement) -> Search<'a> {
         let stages = stage_chunks(spec, rank, make_rank);
         let runs = DryRuns { spec, make_rank, abridges: true };
-        let learned = if spec.zero.stage == Stage::Zero { Learned::nothing() } else { runs.learn(rank) };
+        let learned = if spec.zero.stage == ZeroStage::Zero { Learned::nothing() } else { runs.learn(rank) };
         let known = RefCell::default();
         let mut search = Search { spec, rank, make_rank, auto, stages, learned, moves: Vec::new(), known };
         search.moves = search.moves_in_order();
@@ -220,7 +220,7 @@ impl<'a> Search<'a> {
         if self.spec.zero.update_in_backward {
             moves = evenly(moves.len()).map(|at| moves[at]).collect();
         }
-        if self.spec.zero.stage == Stage::Three {
+        if self.spec.zero.stage == ZeroStage::Three {
             let parameters = all(ChunkPart::Parameters, precision.compute.bytes() as u64);
             let distance = self.next_uses(parameters.len());
             let mut order: Vec<usize> = (0..parameters.len()).collect();

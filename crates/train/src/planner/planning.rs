@@ -13,8 +13,8 @@ use phalanx_layers::Network;
 use phalanx_parallel::zero::{ChunkResidence, Residence};
 use phalanx_plan::trace::{Event, Memory, PhaseName, Trace};
 use phalanx_plan::{
-    ChunkSize, Coordinates, Cost, Disagreement, MemoryError, PlacementError, Schedule, Stage, Textbook,
-    compare, faults, textbook,
+    ChunkSize, Coordinates, Cost, Disagreement, MemoryError, PipelineSchedule, PlacementError, Textbook,
+    ZeroStage, compare, faults, textbook,
 };
 use serde::{Deserialize, Serialize};
 
@@ -194,7 +194,7 @@ impl RunPlan {
         let kinds: Vec<usize> = (0..mesh.pipeline).map(first_of).collect();
         let runs = DryRuns { spec: &spec, make_rank, abridges };
         // Where every rank holds everything, nothing is fetched, and no order is needed to trace the rank.
-        let learns = spec.zero.stage != Stage::Zero;
+        let learns = spec.zero.stage != ZeroStage::Zero;
         let learned = |rank: &usize| if learns { runs.learn(*rank) } else { Learned::nothing() };
         let orders: Vec<Learned> = kinds.iter().map(learned).collect();
         let all = mesh.world_size() <= ALL_RANKS;
@@ -350,7 +350,12 @@ pub fn min_device_states(spec: &Spec) -> u64 {
 }
 
 /// Number of parameters, and of those that are trained, on each rank of one pipeline stage.
-pub fn parameters_at(mesh: &MeshPart, schedule: &Schedule, whole: &Network, pipeline: usize) -> [u64; 2] {
+pub fn parameters_at(
+    mesh: &MeshPart,
+    schedule: &PipelineSchedule,
+    whole: &Network,
+    pipeline: usize,
+) -> [u64; 2] {
     let stages = mesh.stages.iter().zip(&schedule.placement).filter(|(_, at)| **at == pipeline);
     let mut sums = [0; 2];
     for (blocks, _) in stages {

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use phalanx_collectives::CollectiveError;
 use phalanx_optim::LearningRate;
-use phalanx_plan::{Precision, Stage};
+use phalanx_plan::{Precision, ZeroStage};
 use phalanx_tensor::{Device, View, ViewMut};
 use phalanx_train::Groups;
 use phalanx_train::rank::Rank;
@@ -57,7 +57,7 @@ impl Server {
         let (ranks, range) = (spec.world_size(), part(&spec.mesh, groups.world.rank()));
         // It stores no gradient: each is applied as it arrives.
         let mut sharded = spec.clone();
-        (sharded.zero.stage, sharded.zero.update_in_backward) = (Stage::Three, true);
+        (sharded.zero.stage, sharded.zero.update_in_backward) = (ZeroStage::Three, true);
         (sharded.precision.types, sharded.batch.micro_batches) = (Precision::F32, 1);
         let rank =
             Rank::allocate(device.clone(), groups, &sharded, spec.model.whole(), &BTreeMap::new(), None);

@@ -17,8 +17,8 @@ use phalanx_parallel::pipeline::{Program, steps_with_backward_from};
 use phalanx_parallel::zero::{self, Residence};
 use phalanx_parallel::{InputOptions, TensorParallel};
 use phalanx_plan::{
-    ChunkError, ChunkLayout, ChunkSize, CutError, Mesh, ParameterSize, Precision,
-    Schedule as PipelineSchedule, StageCost, lay_out,
+    ChunkError, ChunkLayout, ChunkSize, CutError, Mesh, ParameterSize, PipelineSchedule, Precision,
+    StageCost, lay_out,
     pipeline::{Abridged, depth},
 };
 use phalanx_tensor::{DeviceFactory, DiskOptions, ProductMethod};

@@ -14,7 +14,7 @@ use phalanx_optim::loss_scale::Dynamic;
 use phalanx_optim::{LossScaling, Optimizer};
 use phalanx_parallel::InputOptions;
 use phalanx_parallel::zero::{self, Residence};
-use phalanx_plan::{ChunkSize, Precision, Search, Stage, lay_out};
+use phalanx_plan::{ChunkSize, Precision, Search, ZeroStage, lay_out};
 use phalanx_tensor::ProductMethod;
 
 use super::{
@@ -141,7 +141,7 @@ fn of_batch(batch: &BatchConfig) -> (usize, bool) {
 }
 
 /// Sequence parallelism, and ZeRO stage and overlap.
-fn of_parallel(parallel: &ParallelConfig) -> (bool, (Stage, bool)) {
+fn of_parallel(parallel: &ParallelConfig) -> (bool, (ZeroStage, bool)) {
     #[rustfmt::skip]
     let ParallelConfig {
         sequence_parallel, zero, overlap,
@@ -154,7 +154,7 @@ fn of_parallel(parallel: &ParallelConfig) -> (bool, (Stage, bool)) {
         // The program, which chooses the engine, and the asynchronous engine.
         updates: _, max_staleness: _,
     } = parallel;
-    (*sequence_parallel, (Stage::from_number(*zero).expect("a checked configuration"), *overlap))
+    (*sequence_parallel, (ZeroStage::from_number(*zero).expect("a checked configuration"), *overlap))
 }
 
 /// Seed of dropout and initial values.
@@ -182,7 +182,7 @@ struct OfMemory {
 impl OfMemory {
     fn new(
         memory: &MemoryConfig,
-        ((stage, overlap), defer): ((Stage, bool), bool),
+        ((stage, overlap), defer): ((ZeroStage, bool), bool),
         residence: Vec<Residence>,
     ) -> OfMemory {
         #[rustfmt::skip]
