@@ -212,6 +212,21 @@ fn values_that_differ_in_both_files_are_refused_unless_set_decides() {
 }
 
 #[test]
+fn launchers_of_several_hosts_read_both_files() {
+    let home =
+        home("{\"train_batch_size\": 8, \"gradient_clipping\": 0.5, \"zero_optimization\": {\"stage\": 2}}");
+    home.write("gpt2.toml", format!("{SMALL}[optimizer]\nlr = 0.5\n"));
+    let more = ["gpt2.toml", "--deepspeed", "ds.json", "--unset", "optimizer.lr"];
+    home.run(&[&["train", "--nproc", "2", "--run", "one"], &more[..]].concat()).ok();
+    let played = [&["launch", "--hosts", "2", "--nproc", "1", "--run", "played"], &more[..]].concat();
+    let told = home.run(&played).ok().stderr;
+    assert_eq!(told.matches("gradient_clipping = 0.5").count(), 1, "host 0 alone translates: {told}");
+    assert_eq!(home.losses("one"), home.losses("played"));
+    home.write("ds.json", "{\"train_batch_size\": 8, \"stage\": 4}");
+    home.run(&played).refused(&["ds.json:1: stage is no key"]);
+}
+
+#[test]
 fn auto_is_what_is_given_here_or_trainers_default() {
     let theirs = "{\"train_batch_size\": \"auto\", \"train_micro_batch_size_per_gpu\": \"auto\", \"optimizer\": {\"type\": \"AdamW\", \
                   \"params\": {\"lr\": \"auto\", \"betas\": \"auto\"}}, \"gradient_clipping\": \"auto\", \"bf16\": {\"enabled\": \"auto\"}}";

@@ -210,6 +210,7 @@ fn launcher_words(
     add("--join-timeout", &args.train.network.join_timeout.to_string());
     let train = &args.train;
     train.overrides.set.iter().for_each(|set| add("--set", set));
+    train.overrides.unset.iter().for_each(|unset| add("--unset", unset));
     let path = |path: &std::path::Path| {
         let path = std::path::absolute(path)?;
         path.to_str()

@@ -51,7 +51,7 @@ fn configurations_of_other_programs_of_any_content_are_translated_or_refused() {
         "import os\nbatch_size = 2 * 4\nout_dir = 'out'\nalways_save_checkpoint = False\nmin_lr = 1e-4 # least\n",
         "[training]\nsteps = 10\nlocal_batch_size = 2\n[model]\nconverters = []\n[activation_checkpoint]\nmode = \"full\"\n",
         "base_model: a\nspecial_tokens:\n  pad: \"x\"\nmicro_batch_size: 2 # each\nmax_steps: 5\nplugins:\n  - a\n",
-        "stage: pt\nmax_steps: 9\nwarmup_ratio: 0.1\nbf16: true\noutput_dir: >\n  a\n  b\nreport_to: [a, 'b']\n",
+        "stage: pt\nmax_steps: 9\nwarmup_ratio: 0.1\nbf16: true\noutput_dir: >\n  a\n  b\nreport_to: [a,\n  'b']\n",
     ];
     for (format, text) in FORMATS.into_iter().zip(texts) {
         let read = |bytes: &[u8]| {

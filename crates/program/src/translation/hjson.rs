@@ -249,12 +249,7 @@ impl<'a> Reader<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::translation::value::flat;
-
-    fn shown(text: &str) -> String {
-        let entries = flat(read(text).unwrap());
-        entries.iter().map(|of| format!("{}:{}={}", of.line, of.name, of.value)).collect::<Vec<_>>().join(" ")
-    }
+    use crate::translation::value::shown;
 
     #[test]
     fn json_is_read_as_hjson_reads_it() {
@@ -267,7 +262,7 @@ mod tests {
             ("{\"a\": inf\n}", "1:a=\"inf\""),
             ("{\"l\": [{\"x\": 1}, {\"x\": 2}]}", "1:l.x=1 1:l.x=2"),
         ] {
-            assert_eq!(shown(text), read, "{text}");
+            assert_eq!(shown(super::read(text).unwrap()), read, "{text}");
         }
     }
 

@@ -89,6 +89,13 @@ pub fn flat(table: Vec<Entry>) -> Vec<Entry> {
     all
 }
 
+/// A table as `line:name=value`, for the tests of readers.
+#[cfg(test)]
+pub fn shown(table: Vec<Entry>) -> String {
+    let entries = flat(table);
+    entries.iter().map(|of| format!("{}:{}={}", of.line, of.name, of.value)).collect::<Vec<_>>().join(" ")
+}
+
 impl Value {
     /// The number, flag or text of a word that stands without quotes.
     pub fn of_word(word: &str) -> Value {

@@ -4,6 +4,8 @@
 //!
 //! Written here because the crates that read all of YAML are either kept no more or return values without lines.
 
+use std::borrow::Cow;
+
 use super::value::{Entry, Fault, MAX_DEPTH, Value, add, fault};
 
 /// A line that has content: its number, its indentation, and the rest without comment.
@@ -93,7 +95,7 @@ impl Reader<'_> {
         if key_of(line.text).is_none() {
             let (number, text) = (line.number, line.text);
             self.at += 1;
-            return scalar(number, text, depth);
+            return scalar(number, &self.in_brackets(text), depth);
         }
         let mut table = Vec::new();
         while let Some(line) = self.lines.get(self.at).filter(|line| line.indent >= indent) {
@@ -149,7 +151,7 @@ impl Reader<'_> {
             ));
         }
         if !text.is_empty() {
-            return scalar(number, text, depth);
+            return scalar(number, &self.in_brackets(text), depth);
         }
         let Some(next) = self.lines.get(self.at) else { return Ok(Value::Null) };
         let is_list = next.indent == indent && next.text.starts_with("- ");
@@ -159,9 +161,48 @@ impl Reader<'_> {
         }
         Ok(Value::Null)
     }
+
+    /// A value that begins in a line: one in brackets goes on in the next lines up to its last bracket.
+    fn in_brackets<'a>(&mut self, text: &'a str) -> Cow<'a, str> {
+        let mut all = Cow::Borrowed(text);
+        let mut open = Open::default().after(text);
+        while text.starts_with(['[', '{'])
+            && open.brackets > 0
+            && let Some(line) = self.lines.get(self.at)
+        {
+            open = open.after(line.text);
+            all.to_mut().extend([" ", line.text]);
+            self.at += 1;
+        }
+        all
+    }
 }
 
-/// A value in one line.
+/// What is open behind a text: brackets, and a quotation mark.
+#[derive(Clone, Copy, Default)]
+struct Open {
+    brackets: usize,
+    quote: Option<char>,
+}
+
+impl Open {
+    fn after(self, text: &str) -> Open {
+        text.chars().fold(self, Open::then)
+    }
+
+    fn then(self, next: char) -> Open {
+        let Open { brackets, quote } = self;
+        match (quote, next) {
+            (Some(open), _) => Open { quote: Some(open).filter(|open| *open != next), ..self },
+            (None, '"' | '\'') => Open { quote: Some(next), ..self },
+            (None, '[' | '{') => Open { brackets: brackets + 1, ..self },
+            (None, ']' | '}') => Open { brackets: brackets.saturating_sub(1), ..self },
+            (None, _) => self,
+        }
+    }
+}
+
+/// A value without line ends.
 fn scalar(line: usize, text: &str, depth: usize) -> Result<Value, Fault> {
     let inner = |open: char, close: char| Some(text.strip_prefix(open)?.strip_suffix(close)?.trim());
     if depth > MAX_DEPTH {
@@ -192,7 +233,7 @@ fn scalar(line: usize, text: &str, depth: usize) -> Result<Value, Fault> {
     match text.chars().next() {
         Some('&' | '*') => fault(line, "anchors are not read: write the value out"),
         Some('!') => fault(line, "tags are not read: leave it out"),
-        Some('[' | '{') => fault(line, "a bracket without an end in its line"),
+        Some('[' | '{') => fault(line, "a bracket without an end"),
         Some('?' | '@' | '`') => fault(line, format!("{text:?} needs quotation marks")),
         _ => Ok(match text {
             "" | "~" | "Null" | "NULL" => Value::Null,
@@ -208,20 +249,13 @@ fn scalar(line: usize, text: &str, depth: usize) -> Result<Value, Fault> {
 
 /// The items between commas, outside of brackets and quotes.
 fn items_of(text: &str) -> Vec<&str> {
-    let (mut items, mut depth, mut quote, mut begin) = (Vec::new(), 0i32, None, 0);
+    let (mut items, mut open, mut begin) = (Vec::new(), Open::default(), 0);
     for (at, next) in text.char_indices() {
-        match (quote, next) {
-            (Some(open), _) if next == open => quote = None,
-            (Some(_), _) => {}
-            (None, '"' | '\'') => quote = Some(next),
-            (None, '[' | '{') => depth += 1,
-            (None, ']' | '}') => depth -= 1,
-            (None, ',') if depth == 0 => {
-                items.push(text[begin..at].trim());
-                begin = at + 1;
-            }
-            _ => {}
+        if next == ',' && open.brackets == 0 && open.quote.is_none() {
+            items.push(text[begin..at].trim());
+            begin = at + 1;
         }
+        open = open.then(next);
     }
     items.push(text[begin..].trim());
     items.into_iter().filter(|item| !item.is_empty()).collect()
@@ -230,12 +264,7 @@ fn items_of(text: &str) -> Vec<&str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::translation::value::flat;
-
-    fn shown(text: &str) -> String {
-        let entries = flat(read(text).unwrap());
-        entries.iter().map(|of| format!("{}:{}={}", of.line, of.name, of.value)).collect::<Vec<_>>().join(" ")
-    }
+    use crate::translation::value::shown;
 
     #[test]
     fn configurations_are_read() {
@@ -252,8 +281,12 @@ mod tests {
                 "1:t=\"one\\ntwo # not a comment\" 4:u=\"<|end|>\" 5:v=\"a#b\"",
             ),
             ("path: a:b\n\"q\": \"# x\"\n", "1:path=\"a:b\" 2:q=\"# x\""),
+            (
+                "l: [a, # one\n  'b]',\n\n  {x: 1,\n  y: 2}\n]\nm:\n  - [1,\n    2]\n  - 3\n",
+                "1:l=\"a\" 1:l=\"b]\" 1:l.x=1 1:l.y=2 7:m=[[1, 2], 3]",
+            ),
         ] {
-            assert_eq!(shown(text), read, "{text}");
+            assert_eq!(shown(super::read(text).unwrap()), read, "{text}");
         }
     }
 
@@ -269,6 +302,7 @@ mod tests {
             ("a: 1\n  b: 2\n", 2, "indented more"),
             ("  a: 1\nb: 2\n", 2, "indented less"),
             ("a: [1\n", 1, "bracket"),
+            ("b: 1\na: [1,\n  2\nc: 3\n", 2, "bracket"),
             ("a: \"x\n", 1, "missing"),
             ("- a\n", 1, "a table"),
             ("a: 1\nhello\n", 2, "a key and a colon"),
