@@ -82,7 +82,21 @@ pub enum Decay {
     Constant,
 }
 
-/// Linear warm-up, then a decay to `min_lr` at `decay_steps`, where it stays (nanoGPT's `get_lr`); with a warm
+/// Rate during a warm-up of w steps, as a share of the highest, at step k counted from 0.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Warmup {
+    /// `(k + 1) / (w + 1)`: no step has rate 0 (nanoGPT).
+    #[default]
+    Linear,
+    /// `k / w` (transformers).
+    FromZero,
+    /// The same one step late, as is a linear decay (DeepSpeed's schedulers, which count the updates before the last one).
+    DeepspeedLinear,
+    /// `ln(k + 1) / ln(w)`, one step late (DeepSpeed).
+    DeepspeedLog,
+}
+
+/// Warm-up, then a decay to `min_lr` at `decay_steps`, where it stays (nanoGPT's `get_lr`); with a warm
 /// restart, the same once more from there (Loshchilov and Hutter, arXiv 1608.03983).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Schedule {
@@ -94,6 +108,8 @@ pub struct Schedule {
     pub min_lr: f64,
     /// Number of warm-up steps.
     pub warmup: u64,
+    /// Shape of the warm-up.
+    pub warmup_shape: Warmup,
     /// Step, counted from the start or the restart, at which `min_lr` is reached.
     pub decay_steps: u64,
     /// Step of the run behind which warm-up and decay start again.
@@ -101,20 +117,40 @@ pub struct Schedule {
 }
 
 impl Schedule {
-    /// Learning rate of step `step`, counted from 0. Warm-up starts at `lr / (warmup + 1)`, never at 0.
+    /// Learning rate of step `step`, counted from 0.
     pub fn lr(&self, step: u64) -> f64 {
         let step = self.restart_step.and_then(|restart| step.checked_sub(restart)).unwrap_or(step);
-        if step < self.warmup {
-            return self.lr * (step + 1) as f64 / (self.warmup + 1) as f64;
+        let counted = step.saturating_sub(self.delay());
+        if counted < self.warmup {
+            let (k, w) = (counted as f64, self.warmup as f64);
+            let (share, whole) = match self.warmup_shape {
+                Warmup::Linear => (k + 1.0, w + 1.0),
+                Warmup::FromZero | Warmup::DeepspeedLinear => (k, w),
+                Warmup::DeepspeedLog => ((k + 1.0).ln(), w.max(2.0).ln()),
+            };
+            return self.lr * share / whole;
         }
+        // DeepSpeed's cosine is not late.
+        let at = if self.decay == Decay::Cosine { step } else { counted };
         let span = self.decay_steps.saturating_sub(self.warmup).max(1);
-        let done = ((step - self.warmup) as f64 / span as f64).min(1.0);
+        let done = ((at - self.warmup) as f64 / span as f64).min(1.0);
         let left = match self.decay {
             Decay::Constant => return self.lr,
             Decay::Linear => 1.0 - done,
             Decay::Cosine => 0.5 * (1.0 + (std::f64::consts::PI * done).cos()),
         };
         self.min_lr + left * (self.lr - self.min_lr)
+    }
+
+    /// Number of steps, from the start or the restart, behind which a decay is at `min_lr`.
+    pub fn steps_to_min(&self) -> u64 {
+        let late = if self.decay == Decay::Cosine { 0 } else { self.delay() };
+        self.decay_steps.max(self.warmup.saturating_add(1)).saturating_add(late)
+    }
+
+    /// Steps by which the warm-up and a linear decay are late.
+    fn delay(&self) -> u64 {
+        u64::from(matches!(self.warmup_shape, Warmup::DeepspeedLinear | Warmup::DeepspeedLog))
     }
 }
 
@@ -123,7 +159,15 @@ mod tests {
     use super::*;
 
     fn schedule(decay: Decay, restart_step: Option<u64>) -> Schedule {
-        Schedule { decay, lr: 1.0, min_lr: 0.1, warmup: 10, decay_steps: 110, restart_step }
+        Schedule {
+            decay,
+            lr: 1.0,
+            min_lr: 0.1,
+            warmup: 10,
+            warmup_shape: Warmup::Linear,
+            decay_steps: 110,
+            restart_step,
+        }
     }
 
     #[test]
@@ -139,6 +183,24 @@ mod tests {
         assert!((at(Decay::Linear, 110) - 0.1).abs() < 1e-12);
         assert!((at(Decay::Cosine, 500) - 0.1).abs() < 1e-12);
         assert_eq!(at(Decay::Constant, 500), 1.0);
+    }
+
+    /// The formulas of the other programs, at the steps where they differ. DeepSpeed's begins with two updates of rate 0.
+    #[test]
+    fn warm_ups_have_the_shapes_of_other_programs() {
+        for (shape, expected) in [
+            (Warmup::FromZero, [0.0, 0.1, 0.9, 1.0, 0.991]),
+            (Warmup::DeepspeedLinear, [0.0, 0.0, 0.8, 0.9, 1.0]),
+            (Warmup::DeepspeedLog, [0.0, 0.0, 9f64.log10(), 1.0, 1.0]),
+        ] {
+            let schedule = Schedule { warmup_shape: shape, ..schedule(Decay::Linear, None) };
+            let rates = [0, 1, 9, 10, 11].map(|step| schedule.lr(step));
+            for (rate, expected) in rates.iter().zip(expected) {
+                assert!((rate - expected).abs() < 1e-12, "{shape:?}: {rates:?}");
+            }
+        }
+        let cosine = |shape| Schedule { warmup_shape: shape, ..schedule(Decay::Cosine, None) }.lr(60);
+        assert_eq!(cosine(Warmup::DeepspeedLog), cosine(Warmup::Linear));
     }
 
     /// Steps that are skipped delay the decay, not the restart.

@@ -2,7 +2,7 @@
 
 use anyhow::{Result, bail};
 use phalanx_checkpoint::Checkpoint;
-use phalanx_optim::{CountedSteps, Schedule};
+use phalanx_optim::CountedSteps;
 use phalanx_train::RunConfig;
 use phalanx_train::config::ScheduleKind;
 use phalanx_train::state::{Updates, updates};
@@ -49,9 +49,9 @@ impl<'a> Ahead<'a> {
 
     /// The steps of the run behind which the rate is at its minimum, each with the step at which that ends.
     fn decayed(&self) -> Vec<(u64, u64)> {
-        let Schedule { warmup, decay_steps, restart_step, .. } = self.config.learning_rate();
+        let schedule = self.config.learning_rate();
         let (last, skipped) = (self.config.train.steps, self.counted.skipped);
-        let length = decay_steps.max(warmup.saturating_add(1));
+        let (length, restart_step) = (schedule.steps_to_min(), schedule.restart_step);
         let first = length.saturating_add(skipped);
         match restart_step {
             None => vec![(first, last)],

@@ -103,6 +103,7 @@ fn yaml_of_axolotl_and_llama_factory_is_translated() {
         ("batch.global", 16.into()),
         ("data.validation", 0.05.into()),
         ("schedule.warmup", 10.into()),
+        ("schedule.warmup_shape", "from-zero".into()),
         ("memory.checkpointing", "block".into()),
         ("optimizer.lr", 2e-5.into()),
         ("optimizer.beta2", 0.999.into()),

@@ -288,6 +288,8 @@ fn batch(draft: &mut Draft, name: &str) -> Result<()> {
 
 /// Steps, epochs and the warm-up, which may be a share of the steps.
 fn steps(draft: &mut Draft, epochs: &str) {
+    let is_above_0 = |entry: &Entry| entry.value.number().is_some_and(|steps| steps > 0.0);
+    let mut warms_up = draft.peek("warmup_steps").is_some_and(is_above_0);
     let steps = draft.take_number("max_steps");
     match &steps {
         Some((entry, steps)) if *steps > 0.0 => draft.give(entry, "train.steps", *steps as i64, ""),
@@ -303,15 +305,17 @@ fn steps(draft: &mut Draft, epochs: &str) {
     }
     if let Some((entry, ratio)) = draft.take_number("warmup_ratio") {
         match &steps {
-            Some((_, steps)) => draft.give(
-                &entry,
-                "schedule.warmup",
-                (ratio * steps).ceil() as i64,
-                &format!("{ratio} x {steps} steps"),
-            ),
+            Some((_, steps)) => {
+                let warmup = (ratio * steps).ceil() as i64;
+                warms_up |= warmup > 0;
+                draft.give(&entry, "schedule.warmup", warmup, &format!("{ratio} x {steps} steps"));
+            }
             None => draft
                 .refuse(&entry, "a share of the steps, which are not given: give max_steps, or warmup_steps"),
         }
+    }
+    if warms_up {
+        draft.default("(warm-up)", "schedule.warmup_shape", "from-zero", "theirs begins at 0");
     }
 }
 

@@ -3,10 +3,11 @@
 //! `schedule.decay_steps` is `train.steps` at the start of a run, and is written down there: a run that is given
 //! more steps later stays at `schedule.min_lr` instead of decaying over the new number.
 
-use phalanx_optim::{Schedule, schedule::Decay};
+use phalanx_optim::Schedule;
+use phalanx_optim::schedule::{Decay, Warmup};
 
 use super::check::refuse;
-use super::{ConfigError, RunConfig, ScheduleKind};
+use super::{ConfigError, RunConfig, ScheduleKind, WarmupShape};
 
 impl RunConfig {
     /// The learning rate as a function of the step.
@@ -16,11 +17,18 @@ impl RunConfig {
             ScheduleKind::Linear => Decay::Linear,
             ScheduleKind::Constant => Decay::Constant,
         };
+        let warmup_shape = match self.schedule.warmup_shape {
+            WarmupShape::Linear => Warmup::Linear,
+            WarmupShape::FromZero => Warmup::FromZero,
+            WarmupShape::DeepspeedLinear => Warmup::DeepspeedLinear,
+            WarmupShape::DeepspeedLog => Warmup::DeepspeedLog,
+        };
         Schedule {
             decay,
             lr: self.optimizer.lr,
             min_lr: self.schedule.min_lr,
             warmup: self.schedule.warmup,
+            warmup_shape,
             decay_steps: self.schedule.decay_steps.unwrap_or(self.train.steps),
             restart_step: self.schedule.restart_step,
         }

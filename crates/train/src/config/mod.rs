@@ -46,7 +46,7 @@ pub use kernels::{KernelChoice, KernelSet};
 pub use key_types::KeyType;
 pub use memory::{Checkpointing, CheckpointingWord, Chunk, ChunkWord, MemoryConfig, Tier, UpdateOn};
 pub use needs::Need;
-pub use optimizer::{OptimizerConfig, OptimizerKind, ScheduleConfig, ScheduleKind};
+pub use optimizer::{OptimizerConfig, OptimizerKind, ScheduleConfig, ScheduleKind, WarmupShape};
 pub use parallel::{CutBy, ParallelConfig, Updates};
 pub use parameter_groups::{GroupOfParameters, ParameterGroup};
 pub use paths::Paths;
@@ -358,7 +358,7 @@ table! {
         consecutive_hysteresis: bool = false, KEY.foreign(&[(DEEPSPEED, "fp16.consecutive_hysteresis", Same, "")]);
         /// The smallest scale; an overflow at this scale ends the run.
         min_loss_scale: f64 = 1.0, KEY
-            .foreign(&[(DEEPSPEED, "fp16.min_loss_scale", Same, "an overflow at this scale ends the run here; theirs goes on")]);
+            .foreign(&[(DEEPSPEED, "fp16.min_loss_scale", Same, "")]);
     }
 }
 

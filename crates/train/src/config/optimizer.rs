@@ -92,15 +92,18 @@ table! {
                 (TORCHTITAN, "lr_scheduler.decay_type", Rule, ""),
                 (MEGATRON, "lr_decay_style", Rule, ""),
             ]);
-        /// Steps of linear warm-up. Steps that f16 skips count neither for it nor for the decay.
+        /// Steps of warm-up. Steps that f16 skips count neither for it nor for the decay.
         warmup: u64 = 0, KEY.from(0.0, MAX_STEPS)
             .foreign(&[
                 (NANOGPT, "warmup_iters", Same, ""), (TORCHTITAN, "lr_scheduler.warmup_steps", Same, ""),
                 (DEEPSPEED, "scheduler.params.warmup_num_steps", Rule, ""),
-                (HUGGING_FACE, "warmup_steps", Same, "(k + 1) / (steps + 1) at step k from 0; theirs is k / steps, so that its first update has rate 0"),
+                (HUGGING_FACE, "warmup_steps", Same, ""),
                 (HUGGING_FACE, "warmup_ratio", Rule, "counted in steps, not as a share of them"),
                 (MEGATRON, "lr_warmup_iters", Rule, ""),
             ]);
+        /// Rate during the warm-up, as a share of `optimizer.lr`, at step k from 0.
+        warmup_shape: WarmupShape = WarmupShape::Linear, KEY.quiet().needs(&[Need::is_for(&[("schedule.warmup", &["1.."])], "")])
+            .foreign(&[(DEEPSPEED, "scheduler.params.warmup_type", Rule, "\"deepspeed-log\" for \"log\"")]);
         /// Learning rate at the end of cosine and linear.
         min_lr: f64 = 0.0, KEY.from(0.0, f64::MAX)
             .foreign(&[
@@ -129,5 +132,19 @@ words! {
         Linear = "linear",
         /// `lr`.
         Constant = "constant",
+    }
+}
+
+words! {
+    /// Shapes of the warm-up.
+    WarmupShape {
+        /// (k + 1) / (steps + 1), which is never 0 (nanoGPT's).
+        Linear = "linear",
+        /// k / steps: the first update changes nothing (transformers').
+        FromZero = "from-zero",
+        /// (k - 1) / steps: the first two updates change nothing, and a linear decay is a step late, too (DeepSpeed's `linear`).
+        DeepspeedLinear = "deepspeed-linear",
+        /// ln(k) / ln(steps), and 0 at step 0 (DeepSpeed's `log`, its default).
+        DeepspeedLog = "deepspeed-log",
     }
 }

@@ -181,40 +181,28 @@ pub(super) fn scheduler(draft: &mut Draft) -> Result<()> {
 
 /// The steps of the warm-up and its shape.
 fn warmup(draft: &mut Draft) {
-    let shape = draft.take_word("scheduler.params.warmup_type", &["log", "linear"]);
-    let is_log = shape.as_ref().is_none_or(|(_, at)| *at == 0);
-    let steps = match draft.take_number("scheduler.params.warmup_num_steps") {
+    let name = "scheduler.params.warmup_num_steps";
+    let steps = match draft.take_number(name) {
         Some((entry, _)) if entry.value.whole().is_none() => return draft.wrong(&entry, "a whole number"),
+        Some((entry, 1.0)) => {
+            draft.give(&entry, "schedule.warmup", 2, "as theirs, which makes two of one");
+            2.0
+        }
         Some((entry, steps)) => {
-            let differs = match (steps > 0.0, is_log) {
-                (false, _) => "",
-                (true, true) => {
-                    "linear here, (k + 1) / (steps + 1) at step k from 0; theirs is logarithmic, ln(k + 1) / ln(steps)"
-                }
-                (true, false) => {
-                    "(k + 1) / (steps + 1) at step k from 0; theirs is k / steps, so that its first update has rate 0"
-                }
-            };
-            draft.give(&entry, "schedule.warmup", steps as i64, differs);
+            draft.give(&entry, "schedule.warmup", steps as i64, "");
             steps
         }
         None => {
-            draft.default(
-                "scheduler.params.warmup_num_steps",
-                "schedule.warmup",
-                1000,
-                "their default, and logarithmic",
-            );
+            draft.default(name, "schedule.warmup", 1000, "their default");
             1000.0
         }
     };
-    if let Some((entry, at)) = shape {
-        match at == 0 && steps > 0.0 {
-            true => {
-                draft.row(&entry, None, crate::translation::Outcome::Differs, "the warm-up is linear here")
-            }
-            false => draft.unneeded(&entry, "the warm-up is linear here, too"),
-        }
+    let (name, key) = ("scheduler.params.warmup_type", "schedule.warmup_shape");
+    match draft.take_word(name, &["log", "linear"]) {
+        Some((entry, _)) if steps == 0.0 => draft.unneeded(&entry, "there is no warm-up"),
+        Some((entry, shape)) => draft.give(&entry, key, ["deepspeed-log", "deepspeed-linear"][shape], ""),
+        None if steps == 0.0 => {}
+        None => draft.default(name, key, "deepspeed-log", "their default"),
     }
 }
 
@@ -223,9 +211,9 @@ fn rate(draft: &mut Draft) -> Result<f64> {
     for name in ["scheduler.params.warmup_min_lr", "scheduler.params.warmup_min_ratio"] {
         match draft.take_number(name) {
             Some((entry, min)) if min > 0.0 => {
-                draft.refuse(&entry, "the warm-up begins at the rate / (steps + 1) here: set it to 0")
+                draft.refuse(&entry, "the warm-up begins at 0 here: set it to 0")
             }
-            Some((entry, _)) => draft.unneeded(&entry, "the warm-up begins at the rate / (steps + 1) here"),
+            Some((entry, _)) => draft.unneeded(&entry, "0 here, too"),
             None => {}
         }
     }

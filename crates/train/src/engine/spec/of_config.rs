@@ -43,7 +43,7 @@ impl Spec {
         let RunConfig {
             model: keys, data, batch, parallel, device, memory, precision, loss, optimizer, train,
             // RunConfig::learning_rate
-            schedule: ScheduleConfig { kind: _, warmup: _, min_lr: _, decay_steps: _, restart_step: _ },
+            schedule: ScheduleConfig { kind: _, warmup: _, warmup_shape: _, min_lr: _, decay_steps: _, restart_step: _ },
             // The watchdog of ranks; names of keys, for a resumed run.
             run: _, recorded: _,
         } = config;
