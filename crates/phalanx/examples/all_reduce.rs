@@ -6,7 +6,8 @@
 
 use phalanx::{Arena, Category, CollectiveError, Cpu, DType, Device, threads};
 
-fn main() -> Result<(), CollectiveError> {
+/// Prints what each rank has.
+pub fn main() -> Result<(), CollectiveError> {
     let lines = std::thread::scope(|scope| {
         let ranks: Vec<_> = threads(3)
             .into_iter()

@@ -6,7 +6,8 @@
 
 use phalanx::{Batch, CpuFactory, Gpt2, RunConfig, RunPlan, Spec, on_threads};
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// Trains and prints the losses.
+pub fn main() -> Result<(), Box<dyn std::error::Error>> {
     for (ranks, zero) in [(1, 0), (2, 0), (2, 3)] {
         let mut config = RunConfig::default();
         (config.model.seq, config.batch.global) = (32, 8);

@@ -118,7 +118,8 @@ impl Narrow {
     }
 }
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// Trains and prints the losses.
+pub fn main() -> Result<(), Box<dyn std::error::Error>> {
     let meshes = [
         "",
         "tensor = 2",

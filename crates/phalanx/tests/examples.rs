@@ -3,12 +3,18 @@
 //! A test that launches processes is started once more for each rank, by its own name.
 #![allow(dead_code, reason = "the examples' own main functions")]
 
+#[path = "../examples/all_reduce.rs"]
+mod all_reduce;
+#[path = "../examples/ddp.rs"]
+mod ddp;
 #[path = "../examples/own_data.rs"]
 mod own_data;
 #[path = "../examples/own_inputs.rs"]
 mod own_inputs;
 #[path = "../examples/own_layer.rs"]
 mod own_layer;
+#[path = "../examples/own_model.rs"]
+mod own_model;
 #[path = "../examples/own_optimizer.rs"]
 mod own_optimizer;
 #[path = "../examples/processes.rs"]
@@ -105,6 +111,13 @@ fn own_inputs_give_the_bits_of_one_rank() {
     }
     // The sum of two micro-batches is the same on one rank and on two.
     assert_eq!(losses(4, "data = 2\nzero = 3"), losses(4, ""), "ZeRO-3 on two ranks and one rank");
+}
+
+#[test]
+fn examples_that_only_print_run_to_their_end() {
+    all_reduce::main().unwrap();
+    ddp::main().unwrap();
+    own_model::main().unwrap();
 }
 
 #[test]
