@@ -6,6 +6,7 @@ mod cards;
 mod coming_from;
 mod cuda;
 mod deepspeed;
+mod deepspeed_losses;
 mod disk;
 mod faults;
 mod files;
