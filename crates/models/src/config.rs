@@ -49,7 +49,10 @@ pub enum ModelError {
         last: Option<usize>,
     },
     /// A tensor that the model needs.
-    #[error("the weights have no {name}: the file is of another variant, or incomplete")]
+    #[error(
+        "the weights have no {name}: the file is of another variant, or incomplete{}",
+        if name == "lm_head.weight" { "; a model that ties it to the token table says \"tie_word_embeddings\": true in config.json" } else { "" }
+    )]
     Missing {
         /// Its name.
         name: String,
