@@ -29,7 +29,7 @@ kernel gives; it is the sum of what the contract (crates/tensor/src/kernels.rs) 
 
 The table printed at the end says how far PyTorch itself is, and how much of the allowance that is. It is more than
 all of it where PyTorch's CPU kernels round what the contract does not let round: layer norm keeps its statistics in the
-type, column sums and the rows of an embedding table are summed in it, GELU has a `1 + tanh` that cancels, and the
+type, column sums, the rows of an embedding table and the gradient of max pooling are summed in it, GELU has a `1 + tanh` that cancels, and the
 log_sum_exp of attention in 16 bits comes from a coarser exponential.
 """
 
@@ -40,7 +40,7 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 
 GOLDENS = Path(__file__).resolve().parent.parent / "crates" / "cpu" / "tests" / "goldens"
-BUDGET_BYTES = 1_500_000  # what the repository carries of them
+BUDGET_BYTES = 1_570_000  # what the repository carries of them
 TYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 EPS = 2.0**-24  # relative error of one rounding to f32
 ROUNDING = {torch.float32: EPS, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}  # the same by type
@@ -570,6 +570,56 @@ def norm(g):
     g.put("count", (~damaged.isfinite()).sum().float()[None])
 
 
+def images(g):
+    """x [batch, pixels, channels], w, bias -> y; from dy: dx, dw, db. steps -> pooled, of ReLU and then max pooling; from dpooled: dsteps.
+
+    A case is named by image, kernel, stride and padding. Rows of patches have the type, and so have their derivatives."""
+    cases = ((5, 4), (3, 3), (1, 1), (1, 1), 3), ((7, 5), (2, 2), (2, 2), (0, 0), 2), ((5, 7), (4, 3), (3, 2), (2, 0), 2)
+    for (high, wide), kernel, stride, padding, channels in cases:
+        g.case(" ".join("x".join(map(str, pair)) for pair in ((high, wide), kernel, stride, padding)))
+        batch, outputs, size = 2, 3, kernel[0] * kernel[1]
+        here = dict(stride=stride, padding=padding)
+
+        def nchw(t):
+            return t.reshape(batch, high, wide, -1).permute(0, 3, 1, 2)
+
+        def rows(t):
+            return t.flatten(2).transpose(1, 2)
+
+        x = g.given("x", normal(batch, high * wide, channels))
+        w, bias = g.given("w", normal(outputs, channels, *kernel)), g.given("bias", normal(outputs))
+        shape = F.conv2d(nchw(x), w, **here).shape
+        dy = g.given("dy", normal(batch, shape[2] * shape[3], outputs))
+
+        def convolution(dtype):
+            leaves = [leaf(t, dtype) for t in (x, w, bias)]
+            y = rows(F.conv2d(nchw(leaves[0]), leaves[1], leaves[2], **here))
+            return [y, *torch.autograd.grad(y, leaves, dy.to(dtype))]
+
+        (y, dx, dw, db), own = convolution(torch.float64), convolution(g.dtype)
+        magnitude = rows(F.conv2d(nchw(x).abs(), w.abs(), **here))
+        g.wanted("y", y, sums(channels * size) * magnitude + 2 * EPS * bias.abs(), own[0])
+        flat, fold = w.reshape(outputs, -1), lambda t: rows(F.fold(t.transpose(1, 2), (high, wide), kernel, **here))
+        off = sums(outputs) * (dy.abs() @ flat.abs()) + rounding(dy @ flat, g.dtype)
+        g.wanted("dx", dx, fold(off) + sums(size) * fold((dy @ flat).abs()), own[1])
+        patches = F.unfold(nchw(x).abs(), kernel, **here)
+        magnitude = (patches @ dy.abs()).sum(0).T.reshape(w.shape)
+        g.wanted("dw", dw, sums(batch * shape[2] * shape[3]) * magnitude, stored=torch.float32)
+        g.wanted("db", db, sums(batch * shape[2] * shape[3]) * dy.abs().sum((0, 1)), stored=torch.float32)
+
+        steps = g.given("steps", (2 * normal(batch, high * wide, channels)).round() / 2)
+        dpooled = g.given("dpooled", normal(batch, shape[2] * shape[3], channels))
+
+        def pooling(dtype):
+            at = leaf(steps, dtype)
+            y = rows(F.max_pool2d(F.relu(nchw(at)), kernel, **here))
+            return y, torch.autograd.grad(y, at, dpooled.to(dtype))[0]
+
+        (pooled, dsteps), own = pooling(torch.float64), pooling(g.dtype)
+        g.wanted("pooled", pooled, torch.zeros_like(pooled), own[0])
+        g.wanted("dsteps", dsteps, EPS * size * dpooled.abs().max().expand(dsteps.shape), own[1])
+
+
 def convert(g):
     """x [200] of the type -> to_<other>, as PyTorch converts; into (of the type) + from_<other> = sum_<other>.
 
@@ -593,7 +643,7 @@ def convert(g):
         g.wanted(f"sum_{name}", into + other_x, torch.zeros(67, dtype=torch.float64), own.to(g.dtype))
 
 
-FAMILIES = (linear, layer_norm, gelu, attention, embedding, cross_entropy, optimizers, norm, convert)
+FAMILIES = (linear, layer_norm, gelu, attention, embedding, cross_entropy, optimizers, norm, images, convert)
 
 
 def main() -> None:

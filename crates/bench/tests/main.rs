@@ -2,6 +2,7 @@
 
 mod agreement;
 mod asynchronous;
+mod convnet;
 mod data_parallel;
 mod golden;
 #[path = "../../train/tests/rig/mod.rs"]

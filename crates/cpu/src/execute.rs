@@ -2,15 +2,15 @@
 
 use phalanx_tensor::Kernels;
 use phalanx_tensor::operations::{
-    Activations, Attentions, Elementwise, Embeddings, Normalization, Operation, Optimizers, Own, Products,
-    Reductions, Vocabulary, VocabularyLoss,
+    Activations, Attentions, Elementwise, Embeddings, Images, Normalization, Operation, Optimizers, Own,
+    Products, Reductions, Vocabulary, VocabularyLoss,
 };
 
 use crate::attention_extents::Extents;
 use crate::cross_entropy::{LossRows, Targets};
 use crate::{
     Cpu, adamw, attention, attention_backward, bias, cross_entropy, dropout, elementwise, embedding,
-    embedding_backward, gated, gelu, layer_norm, matmul, non_finite, norm, rotary, sgd,
+    embedding_backward, gated, gelu, images, layer_norm, matmul, non_finite, norm, rotary, sgd,
 };
 
 impl Kernels for Cpu {
@@ -30,6 +30,7 @@ impl Kernels for Cpu {
             Operation::Activations(operation) => self.activation(operation),
             Operation::Attentions(operation) => self.attention(operation),
             Operation::Embeddings(operation) => self.embedding(operation),
+            Operation::Images(operation) => self.images(operation),
             Operation::Vocabulary(operation) => self.vocabulary(operation),
             Operation::Optimizers(operation) => self.optimizer(operation),
             Operation::Reductions(operation) => self.reduction(operation),
@@ -121,6 +122,17 @@ impl Cpu {
                 let rows = (o.first_row, o.seq);
                 embedding_backward::position_gradient(self, o.dy, rows.0, rows.1, o.dpositions, o.accumulate);
             }
+        }
+    }
+
+    fn images(&self, operation: Images) {
+        match operation {
+            Images::Relu(o) => images::relu(self, o.x),
+            Images::ReluBackward(o) => images::relu_backward(self, o),
+            Images::Unfold(o) => images::unfold(self, o),
+            Images::Fold(o) => images::fold(self, o),
+            Images::MaxPool(o) => images::max_pool(self, o),
+            Images::MaxPoolBackward(o) => images::max_pool_backward(self, o),
         }
     }
 

@@ -28,6 +28,7 @@ mod float;
 mod format;
 mod gated;
 mod gelu;
+mod images;
 mod layer_norm;
 mod matmul;
 mod matrix;

@@ -44,6 +44,8 @@ pub enum Source {
     Gated,
     /// `gelu.cu`
     Gelu,
+    /// `images.cu`
+    Images,
     /// `layer_norm.cu`
     LayerNorm,
     /// `matmul.cu`
@@ -80,6 +82,7 @@ impl Source {
             Source::Embedding => file!("embedding.cu"),
             Source::Gated => file!("gated.cu"),
             Source::Gelu => file!("gelu.cu"),
+            Source::Images => file!("images.cu"),
             Source::LayerNorm => file!("layer_norm.cu"),
             Source::Matmul => file!("matmul.cu"),
             Source::Norm => file!("norm.cu"),

@@ -1,10 +1,14 @@
 //! The integration tests of this crate, as one program.
 
 mod checkpointing;
+#[path = "../../cpu/tests/cpu/differences.rs"]
+#[allow(dead_code, reason = "one function of it serves here")]
+mod differences;
 mod dropout;
 mod fork;
 mod frozen;
 mod head;
+mod images;
 mod joined;
 mod rig;
 mod rotary;

@@ -8,11 +8,11 @@ use crate::rig::{
 };
 use phalanx_cpu::Cpu;
 use phalanx_layers::{
-    Activation, AnyLayer, AnySaved, Call, Context, Deferred, Draw, Dropped, Embedding, Fork, Gated, Init,
-    Layer, LayerNorm, Linear, LinearGelu, Parameter, ParameterSpec, Parameters, PositionTable, Recompute,
-    Sequence,
+    Activation, AnyLayer, AnySaved, Call, Context, Conv2d, Deferred, Draw, Dropped, Embedding, Fork, Gated,
+    Init, Layer, LayerNorm, Linear, LinearGelu, MaxPool2d, Parameter, ParameterSpec, Parameters,
+    PositionTable, Recompute, Relu, Sequence,
 };
-use phalanx_tensor::{Arena, Category, DType, Device, Gate, Gelu, Layout, Shape, Tensor};
+use phalanx_tensor::{Arena, Category, DType, Device, Gate, Gelu, Layout, Patches, Shape, Tensor};
 
 const BATCH: usize = 3;
 const VOCAB: usize = 11;
@@ -269,6 +269,19 @@ fn norm_attention_and_embedding() {
         cases.push((format!("dropped {name}"), Box::new(layer), None, HIDDEN));
     }
     check(cases);
+}
+
+/// Images of one row.
+#[test]
+fn layers_of_images() {
+    let patches = Patches { image: [1, SEQ], kernel: [1, 3], stride: [1, 1], padding: [0, 1] };
+    let conv = |bias| Conv2d { bias, ..Conv2d::new("conv", patches, [HIDDEN, 2 * HIDDEN]) };
+    check(vec![
+        case("convolution", conv(true), HIDDEN, 2 * HIDDEN),
+        case("convolution without bias", conv(false), HIDDEN, 2 * HIDDEN),
+        case("ReLU", Relu, HIDDEN, HIDDEN),
+        case("max pooling", MaxPool2d { patches }, HIDDEN, HIDDEN),
+    ]);
 }
 
 #[test]

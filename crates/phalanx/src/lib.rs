@@ -44,6 +44,7 @@
 //! Ranks are threads of this process ([`on_threads`], [`Training::on_threads`]), or processes that [`processes`] starts.
 //! `examples/` has each of these in less than 60 lines: `own_layer`, `own_optimizer`, `own_data`, `processes`; and
 //! `all_reduce` on three ranks, `ddp` in a few lines, `own_model` on a mesh of eight, and `own_inputs`: floats and a loss of its own.
+//! A ConvNet is in the examples of `phalanx-bench`: `convnet`.
 //!
 //! The feature `tokenizers` adds the tokenizers `gpt2` and `tokenizer.json`, which take longer to build than everything
 //! else; without it there are `byte`, `char` and token files.
@@ -75,7 +76,8 @@ pub use phalanx_plan::{
 };
 pub use phalanx_tensor::{
     Access, Arena, Category, CrossEntropy as LossNumbers, DType, Device, DeviceError, DeviceFactory,
-    DeviceRequest, Gelu, Heads, IGNORED, Layout, Memory, OwnOperation, Region, Shape, Tensor, View, ViewMut,
+    DeviceRequest, Gelu, Heads, IGNORED, Layout, Memory, OwnOperation, Patches, Region, Shape, Tensor, View,
+    ViewMut,
 };
 pub use phalanx_train::dataset::DataDigests;
 pub use phalanx_train::job::{Job, Start};

@@ -213,6 +213,101 @@ pub enum Gate {
     Gelu(Gelu),
 }
 
+/// Patches of an image, as convolutions and pooling read them: the kernel's extents each, one for each pixel of the output. Padding is
+/// around the image. Extents are `[height, width]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Patches {
+    /// Pixels of the image.
+    pub image: [usize; 2],
+    /// Pixels of a patch.
+    pub kernel: [usize; 2],
+    /// Pixels from one patch to the next.
+    pub stride: [usize; 2],
+    /// Pixels before the first of the image, and behind its last.
+    pub padding: [usize; 2],
+}
+
+impl Patches {
+    /// Square patches of an image of `image` `[height, width]`.
+    ///
+    /// # Panics
+    /// When no patch fits into the image, or there is no kernel or stride.
+    pub fn square(image: [usize; 2], kernel: usize, stride: usize, padding: usize) -> Patches {
+        let patches = Patches { image, kernel: [kernel; 2], stride: [stride; 2], padding: [padding; 2] };
+        patches.check();
+        patches
+    }
+
+    /// Stops the program when no patch fits into the image.
+    #[track_caller]
+    pub(crate) fn check(&self) {
+        let Patches { image: [height, width], kernel: [high, wide], padding: [above, left], .. } = *self;
+        let fits = (1..=height + 2 * above).contains(&high) && (1..=width + 2 * left).contains(&wide);
+        assert!(
+            fits && !self.stride.contains(&0),
+            "patches of {high} x {wide} with the strides {:?} in an image of {height} x {width} with {above} and {left} pixels of \
+             padding: expected a kernel from 1 x 1 to {} x {}, and strides of at least 1",
+            self.stride,
+            height + 2 * above,
+            width + 2 * left
+        );
+    }
+
+    /// The extents of the output: patches below and beside each other, of which none reaches beyond the padding.
+    pub fn output(&self) -> [usize; 2] {
+        [0, 1].map(|d| (self.image[d] + 2 * self.padding[d] - self.kernel[d]) / self.stride[d] + 1)
+    }
+
+    /// Pixels of the image.
+    pub fn pixels(&self) -> usize {
+        self.image[0] * self.image[1]
+    }
+
+    /// Number of patches: pixels of the output.
+    pub fn count(&self) -> usize {
+        let [height, width] = self.output();
+        height * width
+    }
+
+    /// Pixels of a patch.
+    pub fn size(&self) -> usize {
+        self.kernel[0] * self.kernel[1]
+    }
+
+    /// Calls `see` with each pixel of patch `patch` that is in the image, in order: its number within the patch and in the image.
+    pub fn each_pixel(&self, patch: usize, mut see: impl FnMut(usize, usize)) {
+        let [_, wide] = self.output();
+        let [rows, columns] = [(0, patch / wide), (1, patch % wide)].map(|(d, at)| {
+            let (first, padding) = (at * self.stride[d], self.padding[d]);
+            let inside = padding.saturating_sub(first)
+                ..self.kernel[d].min((self.image[d] + padding).saturating_sub(first));
+            (inside, first, padding)
+        });
+        for i in rows.0.clone() {
+            for j in columns.0.clone() {
+                let pixel = (rows.1 + i - rows.2) * self.image[1] + columns.1 + j - columns.2;
+                see(i * self.kernel[1] + j, pixel);
+            }
+        }
+    }
+
+    /// Calls `see` with each patch that has pixel `pixel` of the image, in order: its number, and the pixel's number within it.
+    pub fn each_patch(&self, pixel: usize, mut see: impl FnMut(usize, usize)) {
+        let output = self.output();
+        let [rows, columns] = [(0, pixel / self.image[1]), (1, pixel % self.image[1])].map(|(d, at)| {
+            let (at, stride) = (at + self.padding[d], self.stride[d]);
+            let first = (at + 1).saturating_sub(self.kernel[d]).div_ceil(stride);
+            (first..output[d].min(at / stride + 1), at, stride)
+        });
+        for y in rows.0.clone() {
+            for x in columns.0.clone() {
+                let element = (rows.1 - y * rows.2) * self.kernel[1] + columns.1 - x * columns.2;
+                see(y * output[1] + x, element);
+            }
+        }
+    }
+}
+
 /// Row of a table that an id selects. An id of 32 bits holds a token below and a token type (BERT's segment) in its upper bit, so
 /// that one tensor brings both to a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

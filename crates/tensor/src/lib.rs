@@ -45,8 +45,8 @@ pub use access::Access;
 pub use allocator::{OrEnd, return_freed_memory};
 pub use arena::Arena;
 pub use arguments::{
-    AdamW, Clip, CrossEntropy, Dropout, Epilogue, Gate, Gelu, Heads, IGNORED, Layout, Lookup, Positions,
-    RowNorm, RowPositions, Sgd, Weight, WholeSums, logits_stride, vocabulary_blocks,
+    AdamW, Clip, CrossEntropy, Dropout, Epilogue, Gate, Gelu, Heads, IGNORED, Layout, Lookup, Patches,
+    Positions, RowNorm, RowPositions, Sgd, Weight, WholeSums, logits_stride, vocabulary_blocks,
 };
 pub use backend::{Backend, DeviceError, Kernels};
 pub use buffer::Tensor;

@@ -11,8 +11,8 @@ use phalanx_plan::trace::{Memory, Rate, Site};
 use crate::access::Access;
 use crate::address::Address;
 use crate::arguments::{
-    AdamW, Clip, CrossEntropy, Dropout, Epilogue, Gate, Gelu, Heads, Layout, Lookup, Positions, RowNorm,
-    RowPositions, Sgd, Weight, WholeSums,
+    AdamW, Clip, CrossEntropy, Dropout, Epilogue, Gate, Gelu, Heads, Layout, Lookup, Patches, Positions,
+    RowNorm, RowPositions, Sgd, Weight, WholeSums,
 };
 use crate::record::Recorder;
 use crate::rotary::Rotary;
@@ -160,6 +160,7 @@ no_operands!(
     Heads,
     Layout,
     Lookup,
+    Patches,
     Rotary,
     RowNorm,
     Sgd

@@ -1,10 +1,12 @@
 //! Every kernel of a GPT-2 step, called at the shapes of the step, and those of decoders with rotary positions and gates beside them.
 
-use phalanx_tensor::operations::{InputGradient, WeightGradient};
+use phalanx_tensor::operations::{
+    Fold, InputGradient, MaxPool, MaxPoolBackward, Relu, ReluBackward, Unfold, WeightGradient,
+};
 use phalanx_tensor::{
     AdamW, AdamWUpdate, Category, CrossEntropy, DType, Device, Dropout, Epilogue, Gate, Gelu, Heads,
-    LayerNormBackward, Layout, Lookup, NORM_BLOCK, Positions, Rotary, RotaryScaling, RowPositions, Sgd,
-    SgdUpdate, Tensor, View, ViewMut, VocabularyLoss, VocabularyStatistics, Weight, logits_stride,
+    LayerNormBackward, Layout, Lookup, NORM_BLOCK, Patches, Positions, Rotary, RotaryScaling, RowPositions,
+    Sgd, SgdUpdate, Tensor, View, ViewMut, VocabularyLoss, VocabularyStatistics, Weight, logits_stride,
     vocabulary_blocks,
 };
 
@@ -115,6 +117,7 @@ impl Calls {
         self.linear(visit);
         self.gelu(visit);
         self.gated(visit);
+        self.images(visit);
         self.layer_norm(visit);
         self.attention(visit);
         self.pointwise(visit);
@@ -214,6 +217,30 @@ impl Calls {
             // In place: a gradient that goes through it again and again would vanish.
             device.copy(kept.view(), x.view_mut());
             device.gated_backward(x.view_mut(), Gate::Silu, y.as_view());
+        });
+    }
+
+    /// Sequences as images of one row, and patches of three pixels.
+    fn images(&mut self, visit: Visit) {
+        let Setting { batch, seq, hidden, .. } = self.setting;
+        let patches = Patches { image: [1, seq], kernel: [1, 3], stride: [1, 1], padding: [0, 1] };
+        let (device, size) = (&self.device, format!("{batch}x{seq}x{hidden}, 3"));
+        let [x, y, ..] = self.narrow.each_mut().map(|x| x.view_mut().reshape([batch, seq, hidden]));
+        let ([rows, dy], mut y) = (&mut self.qkv, y);
+        visit("relu", size.clone(), &mut || device.run(Relu { x: y.reborrow() }));
+        visit("relu_backward", size.clone(), &mut || {
+            device.run(ReluBackward { y: x.as_view(), dy: y.reborrow() });
+        });
+        visit("unfold", size.clone(), &mut || {
+            device.run(Unfold { x: x.as_view(), patches, y: rows.view_mut() });
+        });
+        visit("fold", size.clone(), &mut || device.run(Fold { x: rows.view(), patches, y: y.reborrow() }));
+        visit("max_pool", size.clone(), &mut || {
+            device.run(MaxPool { x: x.as_view(), patches, y: y.reborrow() });
+        });
+        let dy = dy.view().range(0..batch * seq * hidden).reshape([batch, seq, hidden]);
+        visit("max_pool_backward", size, &mut || {
+            device.run(MaxPoolBackward { x: x.as_view(), patches, dy, dx: y.reborrow() });
         });
     }
 

@@ -10,6 +10,7 @@ mod embedding;
 mod gated;
 mod goldens;
 mod host;
+mod images;
 mod layer_norm;
 mod linear;
 mod optimizers;

@@ -4,6 +4,7 @@ mod attention;
 pub mod bench;
 mod elementwise;
 pub mod graphs;
+mod images;
 mod links;
 mod products;
 pub mod programs;
@@ -29,7 +30,7 @@ impl Group {
 }
 
 /// All groups.
-pub const GROUPS: [Group; 17] = [
+pub const GROUPS: [Group; 18] = [
     Group { name: "convert, add", run: elementwise::conversions_and_sums },
     Group { name: "fill, copy, scaled", run: elementwise::fill_copy_and_f64 },
     Group { name: "gelu and its gradient", run: elementwise::gelu_forward_and_backward },
@@ -50,4 +51,5 @@ pub const GROUPS: [Group; 17] = [
         name: "attention over a cache",
         run: attention::cached_attention_has_the_bits_of_the_whole_sequence,
     },
+    Group { name: "ReLU, patches of images, max pooling", run: images::images_have_the_processors_bits },
 ];

@@ -28,6 +28,7 @@ pub fn of_tables() -> Vec<Program> {
             Source::Dropout,
             Source::Gated,
             Source::Gelu,
+            Source::Images,
             Source::LayerNorm,
             Source::Norm,
             Source::Rotary,

@@ -7,6 +7,7 @@ mod attention;
 mod elementwise;
 mod embeddings;
 mod gathered;
+mod images;
 mod library;
 mod products;
 mod rows;
@@ -117,6 +118,7 @@ impl Issue<'_> {
             Operation::Activations(operation) => self.activation(operation),
             Operation::Attentions(operation) => self.attention(operation),
             Operation::Embeddings(operation) => self.embedding(operation),
+            Operation::Images(operation) => self.images(operation),
             Operation::Vocabulary(operation) => self.vocabulary(operation),
             Operation::Optimizers(operation) => self.optimizer(operation),
             Operation::Reductions(operation) => self.reduction(operation),

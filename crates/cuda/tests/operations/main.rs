@@ -59,7 +59,12 @@ fn operations_on_rows() {
 
 #[test]
 fn attention() {
-    check(13..GROUPS.len());
+    check(13..17);
+}
+
+#[test]
+fn images() {
+    check(17..GROUPS.len());
 }
 
 #[test]

@@ -13,6 +13,7 @@ mod attention;
 mod elementwise;
 mod embeddings;
 mod family;
+mod images;
 mod normalization;
 mod optimizers;
 mod own;
@@ -26,6 +27,7 @@ pub use activations::*;
 pub use attention::*;
 pub use elementwise::*;
 pub use embeddings::*;
+pub use images::*;
 pub use normalization::*;
 pub use optimizers::*;
 pub use own::*;
@@ -68,6 +70,7 @@ operations!(
     Activations,
     Attentions,
     Embeddings,
+    Images,
     Vocabulary,
     Optimizers,
     Reductions,

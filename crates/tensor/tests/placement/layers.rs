@@ -1,9 +1,10 @@
 //! Element-wise operations, layer norm and attention.
 
 use phalanx_plan::trace::Placement::{Partial, Replicated, Shard};
+use phalanx_tensor::operations::{Fold, MaxPool, MaxPoolBackward, Relu, Unfold};
 use phalanx_tensor::{
-    Dropout, Gate, Gelu, Heads, LayerNorm, LayerNormBackward, NormSums, Rotary, RowNorm, RowPositions,
-    WholeSums,
+    Dropout, Gate, Gelu, Heads, LayerNorm, LayerNormBackward, NormSums, Patches, Rotary, RowNorm,
+    RowPositions, WholeSums,
 };
 
 use super::{device, found, of, placed, tensor};
@@ -53,6 +54,46 @@ fn element_by_element() {
             assert_eq!(of(&device, &y), expected, "{row}");
             found(&device, words, &row);
         }
+    }
+}
+
+/// Patches of images and back, and pooling; ReLU works on each element.
+#[test]
+fn images() {
+    for (x, words) in [
+        (Replicated, &[][..]),
+        (Shard(0), &[]),
+        // Channels: the columns of rows of patches are those of each channel in turn.
+        (Shard(2), &[]),
+        (Shard(1), &["needs it whole (patches reach over pixels)"]),
+        (Partial, &["reads as `x`"]),
+    ] {
+        let (expected, is_partial) = (if x == Partial { Replicated } else { x }, x == Partial);
+        let patches = Patches::square([2, 2], 2, 2, 1);
+        for op in ["unfold", "fold", "max_pool", "max_pool_backward"] {
+            let device = device();
+            let row = format!("{op} of {x}");
+            let (from, to) = if op == "fold" { ([2, 4, 24], [2, 4, 6]) } else { ([2, 4, 6], [2, 4, 24]) };
+            let (x, mut y) = (placed(&device, "x", &from, x), tensor(&device, "y", &to));
+            let mut pooled = tensor(&device, "pooled", &[2, 4, 6]);
+            let view = x.view();
+            match op {
+                "unfold" => device.run(Unfold { x: view, patches, y: y.view_mut() }),
+                "fold" => device.run(Fold { x: view, patches, y: y.view_mut() }),
+                "max_pool" => device.run(MaxPool { x: view, patches, y: pooled.view_mut() }),
+                _ => device.run(MaxPoolBackward { x: view, patches, dy: view, dx: pooled.view_mut() }),
+            }
+            let result = if op.starts_with("max_pool") { &pooled } else { &y };
+            assert_eq!(of(&device, result), expected, "{row}");
+            // Its operands are one tensor: each of them is read before it is reduced.
+            if !(is_partial && op == "max_pool_backward") {
+                found(&device, words, &row);
+            }
+        }
+        let device = device();
+        let mut y = placed(&device, "y", &[2, 4, 6], x);
+        device.run(Relu { x: y.view_mut() });
+        assert_eq!(of(&device, &y), expected, "ReLU of {x}");
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use phalanx_data::DataError;
 use phalanx_layers::{Input, TARGETS, TOKENS};
 use phalanx_tensor::IGNORED;
 
@@ -51,6 +52,27 @@ impl Numbers {
             Numbers::Ids(ids) => SampleNumbers::Ids(&mut ids[here]),
             Numbers::Floats(floats) => SampleNumbers::Floats(&mut floats[here]),
         }
+    }
+}
+
+impl SampleNumbers<'_> {
+    /// Copies the floats of a sample of `input`.
+    ///
+    /// # Errors
+    /// When there are more or fewer than the model reads (an image of another size), or the input has ids.
+    pub fn write(self, input: &str, floats: &[f32]) -> Result<(), DataError> {
+        let expected = match self {
+            SampleNumbers::Floats(to) if to.len() == floats.len() => {
+                to.copy_from_slice(floats);
+                return Ok(());
+            }
+            SampleNumbers::Floats(to) => format!("{} numbers", to.len()),
+            SampleNumbers::Ids(to) => format!("{} ids", to.len()),
+        };
+        let given = floats.len();
+        let reason =
+            format!("the model reads {expected} of `{input}` in a sample, and this one has {given} floats");
+        Err(DataError::Source { reason })
     }
 }
 

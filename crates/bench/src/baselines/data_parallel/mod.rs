@@ -32,8 +32,8 @@ use phalanx_plan::{
 use phalanx_tensor::{Arena, Device, IGNORED, Region, refused_thread};
 use phalanx_train::RunError;
 use phalanx_train::groups::GroupSource;
-use phalanx_train::rank::{Batch, Rank};
-use phalanx_train::spec::Spec;
+use phalanx_train::rank::{Batch, Numbers, Rank};
+use phalanx_train::spec::{BatchPart, Spec};
 use phalanx_train::step::Outcome;
 
 use replica::DeviceReplica;
@@ -98,6 +98,9 @@ pub enum DataParallelError {
     /// The head gives no logits that could be gathered.
     #[error("the model's head does not give logits apart from its loss: set loss_in_forward")]
     Head,
+    /// The model reads no targets.
+    #[error("the model reads no targets, by which DataParallel knows how many samples of a batch count")]
+    Targets,
     /// The parameters have no flat space.
     #[error(transparent)]
     Chunks(#[from] ChunkError),
@@ -149,7 +152,7 @@ impl DataParallel {
     /// Plans the devices by a dry run of each.
     ///
     /// # Errors
-    /// A configuration of several ranks or micro-batches, more devices than sequences, a head that gives no logits.
+    /// A configuration of several ranks or micro-batches, more devices than sequences, a model without targets, a head that gives no logits.
     pub fn plan(
         spec: &Spec,
         devices: usize,
@@ -164,6 +167,9 @@ impl DataParallel {
         }
         if spec.batch.micro_batches > 1 {
             return Err(DataParallelError::MicroBatches { given: spec.batch.micro_batches });
+        }
+        if !spec.model.definition.has_targets() {
+            return Err(DataParallelError::Targets);
         }
         if !loss_in_forward && spec.model.whole().head.is_none_or(|head| head.as_linear().is_none()) {
             return Err(DataParallelError::Head);
@@ -180,7 +186,7 @@ impl DataParallel {
                 ROOT => replica.rank.load(|_, _, _, _| Ok(())).expect("nothing fails on Meta"),
                 _ => device.phase(PhaseName::Load, || ()),
             }
-            let part = Batch::with_rows(of_devices.batch.micro_batch_size, spec.batch.seq);
+            let part = Batch::of(&of_devices.batch, of_devices.batch.micro_batch_size);
             replica.step(1, &part, spec.batch.targets_per_step, 1.0).expect("nothing fails on Meta");
             traces.push(device.take_trace(rank));
         }
@@ -235,7 +241,7 @@ impl DataParallel {
         self.replicas[ROOT].1.rank.import(dir)
     }
 
-    /// Runs one step on a batch of tokens and targets `[batch, seq]`.
+    /// Runs one step on a batch of samples with targets.
     ///
     /// # Errors
     /// A loss or norm that is not finite, with no smaller loss scale left to try.
@@ -247,7 +253,7 @@ impl DataParallel {
         let (number, targets) = (self.steps, self.spec.batch.targets_per_step);
         assert_eq!(batch.counted_targets(), targets, "the loss here is a mean over the planned targets");
         let scale = self.replicas[ROOT].1.rank.loss_scale();
-        let parts = parts(batch, self.replicas.len(), self.spec.batch.seq);
+        let parts = parts(batch, &self.spec.batch, self.replicas.len());
         let (first, others) = self.replicas.split_first_mut().expect("there is a device");
         let drive = |(endpoint, replica): &mut (Endpoint, DeviceReplica), part: &Batch| {
             let _guard = Guard(endpoint);
@@ -307,19 +313,34 @@ fn on_devices(spec: &Spec, devices: usize) -> Result<Spec, ChunkError> {
 }
 
 /// The parts of a batch; rows beyond it are padding, whose targets are ignored.
-fn parts(batch: &Batch, devices: usize, seq: usize) -> Vec<Batch> {
-    let elements = (batch.tokens.len() / seq).div_ceil(devices) * seq;
-    let part = |of: &[u32], device: usize, padding: u32| {
-        let mut part: Vec<u32> = of.chunks(elements).nth(device).unwrap_or_default().to_vec();
-        part.resize(elements, padding);
-        part
-    };
-    let one = |device| Batch {
-        tokens: part(&batch.tokens, device, 0),
-        targets: part(&batch.targets, device, IGNORED),
-        ..Batch::default()
+fn parts(batch: &Batch, part: &BatchPart, devices: usize) -> Vec<Batch> {
+    let rows = batch.rows(part);
+    let each = rows.div_ceil(devices);
+    let one = |device: usize| Batch {
+        tokens: cut(&batch.tokens, (rows, each), device, 0),
+        targets: cut(&batch.targets, (rows, each), device, IGNORED),
+        others: batch
+            .others
+            .iter()
+            .map(|(name, of)| (*name, cut_numbers(of, (rows, each), device)))
+            .collect(),
     };
     (0..devices).map(one).collect()
+}
+
+/// The `device`-th `each` rows of `rows`, padded.
+fn cut<T: Copy>(of: &[T], (rows, each): (usize, usize), device: usize, padding: T) -> Vec<T> {
+    let elements = of.len() / rows * each;
+    let mut part = of.chunks(elements.max(1)).nth(device).unwrap_or_default().to_vec();
+    part.resize(elements, padding);
+    part
+}
+
+fn cut_numbers(of: &Numbers, rows: (usize, usize), device: usize) -> Numbers {
+    match of {
+        Numbers::Ids(ids) => Numbers::Ids(cut(ids, rows, device, 0)),
+        Numbers::Floats(floats) => Numbers::Floats(cut(floats, rows, device, 0.0)),
+    }
 }
 
 /// Ends the job when the thread of a device unwinds, so that no other waits for it.

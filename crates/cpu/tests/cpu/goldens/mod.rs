@@ -9,6 +9,7 @@ mod attention;
 mod case;
 mod cross_entropy;
 mod embedding;
+mod images;
 mod layer_norm;
 mod linear;
 mod optimizers;
@@ -49,6 +50,9 @@ in_every_type!(
     attention::attention_backward,
     embedding::embedding,
     embedding::embedding_backward,
+    images::convolution,
+    images::convolution_backward,
+    images::pooling,
     cross_entropy::loss,
     cross_entropy::loss_and_gradients,
     optimizers::adamw,
