@@ -178,6 +178,10 @@ fn weights(rank: &Rank) -> Result<Vec<Weights>, RunError> {
     stage.zero.spans(0, Selection::Owned).into_iter().map(read).collect()
 }
 
+fn read<'a>(parameters: &'a [Tensor], uses: &[usize]) -> Vec<Parameter<'a>> {
+    uses.iter().map(|p| Parameter::read(parameters[*p].view(), false)).collect()
+}
+
 /// The share of the held-out images that the network with these weights recognises.
 fn accuracy(weights: &[Weights]) -> Result<f64, Box<dyn Error>> {
     let device = Device::new(Cpu::new(DEVICES), Arena::heap());
@@ -195,20 +199,17 @@ fn accuracy(weights: &[Weights]) -> Result<f64, Box<dyn Error>> {
         upload(&spec.shape, &values)
     };
     let parameters: Vec<Tensor> = network.parameters.iter().map(filled).collect();
-    let of = |block: usize| -> Vec<Parameter> {
-        network.uses[block].iter().map(|p| Parameter::read(parameters[*p].view(), false)).collect()
-    };
     let held_out = |i: usize| Digits { side: SIDE }.draw(FIRST_HELD_OUT + i as u64);
     let (labels, images): (Vec<u32>, Vec<Vec<f32>>) = (0..HELD_OUT).map(held_out).unzip();
     let mut x = Arc::new(upload(&[HELD_OUT, SIDE * SIDE, 1], &images.concat()));
     let cx = Context { keep: false, ..Context::new(&device, DType::F32, [HELD_OUT, 1]) };
     for (i, block) in network.blocks.iter().enumerate() {
-        let own = of(i);
+        let own = read(&parameters, &network.uses[i]);
         let call = Call { input_wanted: false, ..Call::new(Parameters::new(&own), x) };
         x = block.layer.forward(&cx, call)?.0;
     }
     let head = network.head.as_ref().expect("a whole network has a head");
-    let own = of(network.head_index());
+    let own = read(&parameters, &network.uses[network.head_index()]);
     let logits = head.logits(&cx, Parameters::new(&own), x.view().reshape([HELD_OUT, HIDDEN]));
     let mut numbers = vec![0f32; HELD_OUT * CLASSES];
     device.download(logits.view(), &mut numbers)?;
