@@ -96,11 +96,11 @@ pub(crate) fn fold(cpu: &Cpu, call: Fold) {
 
 /// The number of the largest pixel of a patch in one channel of an image: the first of equals, and a NaN before all.
 fn largest<T: Float>(image: &[T], patches: &Patches, patch: usize, [channels, channel]: [usize; 2]) -> usize {
-    let (mut at, mut most) = (usize::MAX, f32::NAN);
+    let (mut at, mut max) = (usize::MAX, f32::NAN);
     patches.each_pixel(patch, |_, pixel| {
         let value = image[pixel * channels + channel].to_f32();
-        if at == usize::MAX || value > most || value.is_nan() {
-            (at, most) = (pixel, value);
+        if at == usize::MAX || value > max || value.is_nan() {
+            (at, max) = (pixel, value);
         }
     });
     at

@@ -113,7 +113,7 @@ fn max_pooling_and_its_gradient() {
     }
 }
 
-/// Of equal pixels the first is the largest, and a NaN is larger than all.
+/// The first of equal pixels is the largest, and a NaN is larger than all.
 #[test]
 fn equal_pixels_and_numbers_that_are_none() {
     let patches = Patches::square([2, 4], 2, 2, 0);

@@ -59,7 +59,7 @@ pub fn convolution_backward(dtype: DType) {
     });
 }
 
-/// Of ReLU and max pooling, as a network has them one behind the other; many pixels are equal.
+/// ReLU and max pooling behind it; many pixels are equal.
 pub fn pooling(dtype: DType) {
     each_case("images", dtype, |case| {
         let patches = patches(case);
