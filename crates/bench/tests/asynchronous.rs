@@ -506,7 +506,7 @@ fn a_run_leaves_what_runs_leave() {
     config.check().unwrap();
     let run = folder.path().join("run");
     std::fs::create_dir(&run).unwrap();
-    prepare(&config.data, &run, 1, &Learned::default(), &mut |_| {}).unwrap();
+    prepare(&config, &run, 1, &Learned::default(), &mut |_| {}).unwrap();
     let lines = |key: &str| -> Vec<u64> {
         let text = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap();
         let values = text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());

@@ -274,7 +274,7 @@ impl Forward<'_> {
             let keys = first..keys.end.min(first + TILE);
             self.pack_keys(pair, keys.end, work);
             let [nearest, last] = e.sight(position, first);
-            let documents = e.first_keys(pair, queries, first);
+            let documents = e.document_keys(pair, queries, first);
             let panel = Panel {
                 keys: keys.len(),
                 first: nearest,

@@ -342,7 +342,7 @@ impl<'a> Backward<'a> {
         let index = (rows.start - queries.start) / width;
         let visible = if e.heads.causal { keys.end.min(rows.start + width) } else { keys.end };
         let [first, last] = e.sight(rows.start, keys.start);
-        let documents = e.first_keys(walk.pair, rows, keys.start);
+        let documents = e.document_keys(walk.pair, rows, keys.start);
         let panel = Panel {
             keys: visible - keys.start,
             first,

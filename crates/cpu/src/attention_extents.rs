@@ -6,7 +6,7 @@ use phalanx_simd::Isa;
 use phalanx_tensor::arguments::{Dropout, Heads};
 use phalanx_tensor::{View, ViewMut};
 
-use crate::attention_panel::FirstKeys;
+use crate::attention_panel::DocumentKeys;
 use crate::attention_tiles::width;
 use crate::epilogue::MatrixPointer;
 use crate::matrix::Matrix;
@@ -60,34 +60,56 @@ impl<'a> Extents<'a> {
         self.positions.map_or(0, |positions| row.saturating_sub(positions[first + row] as usize))
     }
 
+    /// The end of the document of this row, of at most `end` rows.
+    fn document_end(&self, pair: usize, row: usize, mut end: usize) -> usize {
+        if self.positions.is_some() {
+            let mut start = row + 1;
+            while start < end {
+                let middle = start.midpoint(end);
+                if self.document(pair, middle) <= row { start = middle + 1 } else { end = middle }
+            }
+        }
+        end
+    }
+
     /// The keys, of `count`, that one or another of the queries in these rows sees.
     pub(crate) fn keys_of(&self, pair: usize, queries: &Range<usize>, count: usize) -> Range<usize> {
         let [behind, ahead] = self.heads.reach();
         let start = queries.start.saturating_sub(behind).max(self.document(pair, queries.start));
-        start..count.min(queries.end.saturating_add(ahead))
+        let end = count.min(queries.end.saturating_add(ahead));
+        start..self.document_end(pair, queries.end - 1, end)
     }
 
     /// The queries that see one or another of these keys.
     pub(crate) fn queries_of(&self, pair: usize, keys: &Range<usize>) -> Range<usize> {
         let [behind, ahead] = self.heads.reach();
-        let mut end = self.seq.min(keys.end.saturating_add(behind));
-        if self.positions.is_some() {
-            // The end of the last key's document, which is at least that of the keys.
-            let mut start = keys.end;
-            while start < end {
-                let middle = start.midpoint(end);
-                if self.document(pair, middle) < keys.end { start = middle + 1 } else { end = middle }
-            }
-        }
-        keys.start.saturating_sub(ahead)..end
+        let end = self.seq.min(keys.end.saturating_add(behind));
+        let start = keys.start.saturating_sub(ahead).max(self.document(pair, keys.start));
+        start..self.document_end(pair, keys.end - 1, end)
     }
 
-    /// The first key of the document of each query of a panel, by its distance from `key`; None where each sequence is one
-    /// document.
-    pub(crate) fn first_keys(&self, pair: usize, queries: &Range<usize>, key: usize) -> Option<FirstKeys> {
-        let last = queries.end - 1;
-        let first = |lane| self.document(pair, last.min(queries.start + lane)) as i32 - key as i32;
-        self.positions.map(|_| std::array::from_fn(first))
+    /// The first and the last key of the document of each query of a panel, by their distances from `key`; None where each sequence
+    /// is one document. Under a causal mask, which hides the keys behind a query, there is no last one.
+    pub(crate) fn document_keys(
+        &self,
+        pair: usize,
+        queries: &Range<usize>,
+        key: usize,
+    ) -> Option<DocumentKeys> {
+        self.positions?;
+        let row = |lane: usize| (queries.end - 1).min(queries.start + lane);
+        let first = |lane| self.document(pair, row(lane)) as i32 - key as i32;
+        let mut lasts = [i32::MAX; 32];
+        if !self.heads.causal {
+            let mut end = queries.start;
+            for (lane, last) in lasts.iter_mut().enumerate() {
+                if row(lane) >= end {
+                    end = self.document_end(pair, row(lane), self.seq);
+                }
+                *last = end as i32 - 1 - key as i32;
+            }
+        }
+        Some([std::array::from_fn(first), lasts])
     }
 
     /// The first and the last key that a mask lets the query at this position see, by their distances from `key`.

@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
-/// Indices of the first keys of the documents of a panel's queries, ascending.
-pub(crate) type FirstKeys = [i32; 32];
+/// Indices of the first and of the last keys of the documents of a panel's queries, each ascending.
+pub(crate) type DocumentKeys = [[i32; 32]; 2];
 
 /// A panel of scores `[keys][queries]`.
 #[derive(Clone, Copy)]
@@ -13,8 +13,8 @@ pub(crate) struct Panel<'a> {
     /// Indices of the first and the last key that query 0 sees; those of each further query are one later.
     pub(crate) first: isize,
     pub(crate) last: isize,
-    /// The first key of each query's document: a query sees only its own document. None without documents.
-    pub(crate) documents: Option<&'a FirstKeys>,
+    /// The keys of each query's document: a query sees only its own document. None without documents.
+    pub(crate) documents: Option<&'a DocumentKeys>,
     /// Factor that turns scores into exponents of 2.
     pub(crate) factor: f32,
     /// Counter of (first key, first query) in the dropout generator, and the distance to that of the next key.
@@ -30,9 +30,11 @@ impl Panel<'_> {
 
     /// The keys that each of `queries` sees.
     pub(crate) fn clear(&self, queries: usize) -> Range<usize> {
-        let end = self.below(self.last + 1);
-        let first = self.first + queries as isize - 1;
-        let first = self.documents.map_or(first, |documents| first.max(documents[queries - 1] as isize));
+        let (mut first, mut last) = (self.first + queries as isize - 1, self.last);
+        if let Some([firsts, lasts]) = self.documents {
+            (first, last) = (first.max(firsts[queries - 1] as isize), last.min(lasts[0] as isize));
+        }
+        let end = self.below(last + 1);
         self.below(first).min(end)..end
     }
 
@@ -40,10 +42,12 @@ impl Panel<'_> {
     #[inline(always)]
     pub(crate) fn seeing(&self, key: usize, v: usize) -> Range<usize> {
         let query = key as isize - 16 * v as isize;
-        let end = (query - self.first + 1).clamp(0, 16) as usize;
-        let end = self.documents.map_or(end, |documents| {
-            end.min(documents[16 * v..][..16].partition_point(|first| *first <= key as i32))
-        });
-        (query - self.last).clamp(0, 16) as usize..end
+        let mut end = (query - self.first + 1).clamp(0, 16) as usize;
+        let mut start = (query - self.last).clamp(0, 16) as usize;
+        if let Some([firsts, lasts]) = self.documents {
+            end = end.min(firsts[16 * v..][..16].partition_point(|first| *first <= key as i32));
+            start = start.max(lasts[16 * v..][..16].partition_point(|last| *last < key as i32));
+        }
+        start..end
     }
 }

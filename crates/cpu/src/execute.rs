@@ -10,7 +10,7 @@ use crate::attention_extents::Extents;
 use crate::cross_entropy::{LossRows, Targets};
 use crate::{
     Cpu, adamw, attention, attention_backward, bias, cross_entropy, dropout, elementwise, embedding,
-    embedding_backward, gated, gelu, images, layer_norm, matmul, non_finite, norm, rotary, sgd,
+    embedding_backward, gated, gelu, images, layer_norm, matmul, non_finite, norm, rotary, sgd, tanh,
 };
 
 impl Kernels for Cpu {
@@ -83,6 +83,8 @@ impl Cpu {
         match operation {
             Activations::GeluForward(o) => gelu::gelu(self, o.x, o.gelu, o.y),
             Activations::GeluBackward(o) => gelu::gelu_backward(self, o),
+            Activations::TanhForward(o) => tanh::tanh(self, o),
+            Activations::TanhBackward(o) => tanh::tanh_backward(self, o),
             Activations::Gated(o) => gated::gated(self, o),
             Activations::GatedBackward(o) => gated::gated_backward(self, o),
             Activations::DropoutForward(o) => dropout::dropout(self, o.from, o.dropout, o.residual, o.to),

@@ -45,6 +45,7 @@ mod scratch;
 mod sgd;
 mod shards;
 mod side;
+mod tanh;
 mod tile_kernel;
 mod tile_packing;
 mod tile_step;

@@ -2,8 +2,8 @@
 //
 // Compiled with -DHEAD=<columns of a tile>: the size of a head, rounded up to 32, 64, 128 or 256. Columns beyond the head are 0. With
 // -DGROUPED heads of queries share those of keys and values, with -DWINDOWED positions see only near ones, with -DCAPPED scores are
-// capped, with -DDOCUMENTS positions see their own document only (under a causal mask, without a cache): programs without them have no
-// trace of them.
+// capped, with -DDOCUMENTS positions see their own document only (without a cache), up to themselves, and with -DAHEAD all of it:
+// programs without them have no trace of them.
 #pragma once
 #include "tile.cuh"
 
@@ -44,7 +44,12 @@ __device__ __forceinline__ Extents of_sample(Extents e, u64 sample) {
 #ifdef DOCUMENTS
     e.positions += sample * e.queries;
     // Known to be so, which saves registers.
-    e.past = 0, e.keys = e.queries, e.causal = 1;
+    e.past = 0, e.keys = e.queries;
+#ifdef AHEAD
+    e.causal = 0;
+#else
+    e.causal = 1;
+#endif
 #endif
     return e;
 }
@@ -153,6 +158,9 @@ __device__ __forceinline__ bool is_visible(const Extents &e, u32 query, u32 key)
 #ifdef DOCUMENTS
     if (query < e.queries && key < document(e, query)) return false;
 #endif
+#ifdef AHEAD
+    if (key < e.keys && query < document(e, key)) return false;
+#endif
     return key < e.keys && (!e.causal || key <= e.past + query);
 }
 
@@ -163,6 +171,9 @@ __device__ __forceinline__ bool sees_all(const Extents &e, u32 query, u32 querie
 #endif
 #ifdef DOCUMENTS
     if (query + queries > e.queries || key < document(e, query + queries - 1)) return false;
+#endif
+#ifdef AHEAD
+    if (key + keys > e.keys || query < document(e, key + keys - 1)) return false;
 #endif
     return query + queries <= e.queries && key + keys <= e.keys && (!e.causal || key + keys - 1 <= e.past + query);
 }

@@ -22,6 +22,7 @@
 //! | `bias_gradient`, and the last step of other sums over rows | `bias.cu`: `bias_sums`, `add_blocks` |
 //! | `layer_norm`, `layer_norm_backward`, without a mean `rms_norm`, `rms_norm_backward`; `norm_sums` | `layer_norm.cu` |
 //! | `gelu`, `gelu_backward` | `gelu.cu` |
+//! | `tanh`, `tanh_backward` | `tanh.cu` |
 //! | `gated`, `gated_backward` | `gated.cu` |
 //! | `dropout` | `dropout.cu` |
 //! | `attention`, `attention_cached` | `attention.cu`; `store_keys_values` fills the cache |

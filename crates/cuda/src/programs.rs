@@ -60,6 +60,8 @@ pub enum Source {
     Sgd,
     /// `sum_parts.cu`
     SumParts,
+    /// `tanh.cu`
+    Tanh,
 }
 
 impl Source {
@@ -90,6 +92,7 @@ impl Source {
             Source::Rotary => file!("rotary.cu"),
             Source::Sgd => file!("sgd.cu"),
             Source::SumParts => file!("sum_parts.cu"),
+            Source::Tanh => file!("tanh.cu"),
         }
     }
 
@@ -119,6 +122,8 @@ pub struct AttentionForm {
     pub capped: bool,
     /// Positions see their own document only.
     pub documents: bool,
+    /// They see all of it, the later positions too.
+    pub ahead: bool,
 }
 
 /// One file of kernels with its definitions.
@@ -184,9 +189,14 @@ impl Program {
         options.extend(self.element.map(|dtype| format!("-DELEMENT={}", type_name(dtype))));
         options.extend(self.other.map(|dtype| format!("-DOTHER={}", type_name(dtype))));
         options.extend(self.head.map(|head| format!("-DHEAD={head}")));
-        let AttentionForm { grouped, windowed, capped, documents } = self.form;
-        let defined =
-            [("GROUPED", grouped), ("WINDOWED", windowed), ("CAPPED", capped), ("DOCUMENTS", documents)];
+        let AttentionForm { grouped, windowed, capped, documents, ahead } = self.form;
+        let defined = [
+            ("GROUPED", grouped),
+            ("WINDOWED", windowed),
+            ("CAPPED", capped),
+            ("DOCUMENTS", documents),
+            ("AHEAD", ahead),
+        ];
         for (name, defined) in defined {
             options.extend(defined.then(|| format!("-D{name}")));
         }

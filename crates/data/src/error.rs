@@ -32,6 +32,17 @@ pub enum DataError {
         reason: String,
     },
 
+    /// A labelled row, or a file of rows, that cannot be used.
+    #[error("{}, line {line}: {reason}", .path.display())]
+    Row {
+        /// The file.
+        path: PathBuf,
+        /// The line on which the row begins, from 1.
+        line: u64,
+        /// Why, in words.
+        reason: String,
+    },
+
     /// A tokenizer's name that is neither a known word nor an existing file.
     #[error(
         "unknown tokenizer {given:?}: expected \"byte\", \"char\", \"gpt2\" or the path of a \

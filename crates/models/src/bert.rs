@@ -1,14 +1,14 @@
-//! BERT (Devlin et al., arXiv 1810.04805), as `BertForMaskedLM` of transformers has it.
+//! BERT (Devlin et al., arXiv 1810.04805), as `BertForMaskedLM` and `BertForSequenceClassification` of transformers have it.
 //!
-//! Embedding of tokens, positions and token types with a norm, `layers` blocks of attention in both
-//! directions and an MLP, each with its norm behind the sum with the residual path, and a transform before an
-//! output projection tied to the token table. Weights are `[out, in]`. Names, `config.json` and initial
-//! values follow transformers.
+//! Embedding of tokens, positions and token types with a norm, and `layers` blocks of attention in both directions and an MLP, each
+//! with its norm behind the sum with the residual path. Without labels: a transform before an output projection tied to the token
+//! table. With labels: a pooler of the first token before a head of one logit for each class, of rows of unequal length, whose padding
+//! is a document of its own. Weights are `[out, in]`. Names, `config.json` and initial values follow transformers.
 
 use phalanx_layers::{
     Attention, Block, BlockRole, CannotCut, Checkpointing, Dropped, Embedding, Fork, Init, LayerNorm, Linear,
-    LinearCrossEntropy, LinearGelu, Network, Output, ParameterSpec, Pieces, PositionTable, RowShape,
-    Sequence,
+    LinearCrossEntropy, LinearGelu, Network, Output, POSITIONS, ParameterSpec, Pieces, Pooler, PositionTable,
+    RowShape, Sequence, TARGETS, TOKENS,
 };
 use phalanx_parallel::TensorParallel;
 use phalanx_tensor::Heads;
@@ -16,6 +16,7 @@ use serde_json::{Value, json};
 
 use crate::config::{decimal, epsilon, expect_architecture, expect_computed, heads, number, probability};
 use crate::keys::{Key, Keys};
+use crate::labels;
 use crate::limits::{MAX_HIDDEN, MAX_INTERMEDIATE, MAX_LAYERS, MAX_POSITIONS, MAX_VOCAB};
 use crate::{
     Activation, Arch, Architecture, Dropouts, Input, Model, ModelError, NumberedLayers, Objective, RowsOf,
@@ -45,6 +46,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
         Key::positions("max_position_embeddings"),
         Key::intermediate("intermediate_size"),
         Key::norm_eps("layer_norm_eps", Some(EPS)),
+        Key::labels(),
     ],
     build: |_, keys, vocab, seq| {
         let hidden = keys.count("hidden");
@@ -58,6 +60,7 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
             eps: keys.number("norm_eps"),
             activation: Activation::GELU,
             dropout: Dropouts::default(),
+            labels: keys.labels(),
         };
         Ok(model.into())
     },
@@ -84,8 +87,10 @@ pub struct Bert {
     pub eps: f32,
     /// Within the MLP and the head (`hidden_act`).
     pub activation: Activation,
-    /// Dropout in training.
+    /// Dropout in training. That of the pooler is the one of the residual path.
     pub dropout: Dropouts,
+    /// Names of the classes of whole sequences (`id2label`); none for a masked language model.
+    pub labels: Vec<String>,
 }
 
 impl Bert {
@@ -101,6 +106,9 @@ impl Bert {
             let layer = checkpointing.block(i, self.block(i, tensor, checkpointing)?);
             blocks.push(Block { name: format!("layer.{i}"), role: BlockRole::Transformer, layer, output });
         }
+        if !self.labels.is_empty() {
+            return Ok(self.classes(tensor, blocks));
+        }
         blocks.push(Block {
             name: "mlm".into(),
             role: BlockRole::End,
@@ -115,6 +123,27 @@ impl Bert {
             init: NORMAL,
         };
         Ok(Network::new(blocks, tensor.head(head)))
+    }
+
+    /// The blocks, then the pooler and the class head, which every rank has whole.
+    fn classes(&self, tensor: &TensorParallel, mut blocks: Vec<Block>) -> Network {
+        assert!(!tensor.sequence(), "the configuration refuses it: the pooler reads whole samples");
+        let (prefix, p) = ("bert.pooler", self.dropout.residual);
+        let linear = linear(format!("{prefix}.dense"), self.hidden, self.hidden);
+        blocks.push(Block {
+            name: "pooler".into(),
+            role: BlockRole::End,
+            layer: Box::new(Pooler { linear, p, name: format!("{prefix}.dropout") }),
+            output: RowShape::samples(self.hidden).with_row(&[1, self.hidden]),
+        });
+        let head = LinearCrossEntropy {
+            weight: "classifier.weight".into(),
+            bias: Some("classifier.bias".into()),
+            vocab: self.labels.len(),
+            hidden: self.hidden,
+            init: NORMAL,
+        };
+        Network::new(blocks, Box::new(head))
     }
 
     /// `dropout(norm(tokens + positions + types))`
@@ -224,6 +253,7 @@ impl Bert {
             eps: epsilon(config, "layer_norm_eps", EPS)?,
             activation: Activation::read(config, "hidden_act", Activation::GELU)?,
             dropout: Dropouts { embedding: residual, attention, residual },
+            labels: labels::read(config)?,
         })
     }
 }
@@ -238,8 +268,16 @@ impl Model for Bert {
         self.build(tensor, checkpointing)
     }
 
+    /// With labels, a target for each sample, and the positions of tokens in their row.
     fn inputs(&self) -> Vec<Input> {
-        Input::of_language_model(self.vocab)
+        match self.labels.len() {
+            0 => Input::of_language_model(self.vocab),
+            classes => vec![
+                Input::ids(TOKENS, self.vocab),
+                Input { shape: RowShape::samples(1).with_row(&[]), ..Input::ids(TARGETS, classes) },
+                Input::ids(POSITIONS, self.positions),
+            ],
+        }
     }
 
     fn longest(&self) -> Option<usize> {
@@ -251,14 +289,30 @@ impl Model for Bert {
     }
 
     fn keys(&self) -> Keys {
-        Keys::from([
+        let mut keys = Keys::from([
             ("layers", self.layers.into()),
             ("hidden", self.hidden.into()),
             ("heads", self.heads.into()),
             ("positions", self.positions.into()),
             ("intermediate", self.intermediate.into()),
             ("norm_eps", decimal(self.eps).into()),
-        ])
+        ]);
+        if !self.labels.is_empty() {
+            keys.set("labels", self.labels.clone());
+        }
+        keys
+    }
+
+    fn objective(&self) -> Objective {
+        if self.labels.is_empty() { ARCHITECTURE.objective } else { Objective::Classes }
+    }
+
+    fn labels(&self) -> &[String] {
+        &self.labels
+    }
+
+    fn classifying(&self, labels: &[String]) -> Option<std::sync::Arc<dyn Model>> {
+        Some(Bert { labels: labels.to_vec(), ..self.clone() }.into())
     }
 
     fn architecture(&self) -> Option<Arch> {
@@ -268,7 +322,7 @@ impl Model for Bert {
     /// The `config.json` of transformers. It has one dropout probability for embedding and residual path; this writes
     /// that of the residual path. No id is used as padding.
     fn to_config(&self) -> Value {
-        json!({
+        let mut config = json!({
             "architectures": ["BertForMaskedLM"],
             "attention_probs_dropout_prob": decimal(self.dropout.attention),
             "hidden_act": self.activation.word(),
@@ -287,7 +341,11 @@ impl Model for Bert {
             "torch_dtype": "float32",
             "type_vocab_size": 2,
             "vocab_size": self.vocab,
-        })
+        });
+        if !self.labels.is_empty() {
+            labels::write(&mut config, "Bert", &self.labels);
+        }
+        config
     }
 
     /// Files of `BertModel` alone leave out `bert.`, and files converted from the first BERT, TensorFlow's, call a norm's parameters
@@ -329,18 +387,18 @@ impl Model for Bert {
         })
     }
 
-    /// Pooler and next-sentence head, which the masked language model does not use, and the constant table of position
+    /// The next-sentence head, of pooler and the head of masked tokens what the model does not use, and the constant table of position
     /// ids 0, 1, 2 ...
     fn is_ignored(&self, name: &str) -> bool {
         let bare = name.strip_prefix(PREFIX).unwrap_or(name);
-        bare.starts_with("pooler.")
-            || bare == "embeddings.position_ids"
-            || name.starts_with("cls.seq_relationship.")
+        let other =
+            if self.labels.is_empty() { bare.starts_with("pooler.") } else { bare.starts_with("cls.") };
+        other || bare == "embeddings.position_ids" || name.starts_with("cls.seq_relationship.")
     }
 
-    /// `BertModel` has no head.
-    fn head_prefix(&self) -> Option<&'static str> {
-        Some("cls.predictions.")
+    /// `BertModel` has no head, and `BertForMaskedLM` no pooler.
+    fn head_prefixes(&self) -> &'static [&'static str] {
+        if self.labels.is_empty() { &["cls.predictions."] } else { &["bert.pooler.", "classifier."] }
     }
 
     fn dropping(&self, dropout: Dropouts) -> std::sync::Arc<dyn Model> {

@@ -55,9 +55,15 @@ pub fn check_layers<'a>(model: &dyn Model, names: impl Iterator<Item = &'a str>)
     }
 }
 
-/// Returns whether a file with tensors of these names lacks the model's head ([`Model::head_prefix`]).
-pub fn lacks_head<'a>(model: &dyn Model, mut names: impl Iterator<Item = &'a str>) -> bool {
-    model.head_prefix().is_some_and(|prefix| names.all(|name| !name.starts_with(prefix)))
+/// The parts of the model's head ([`Model::head_prefixes`]) that a file lacks, which `has` tensors of some names.
+pub fn heads_lacking(model: &dyn Model, has: impl Fn(&str) -> bool) -> Vec<&'static str> {
+    let prefixes = model.head_prefixes();
+    let network = (!prefixes.is_empty()).then(|| model.whole());
+    let is_there = |prefix: &str| {
+        let mut members = network.iter().flat_map(Network::members);
+        members.any(|member| member.name.starts_with(prefix) && has(&name_in(model, &member.name, &has)))
+    };
+    prefixes.iter().copied().filter(|prefix| !is_there(prefix)).collect()
 }
 
 /// The first of a parameter's names that a file has; its own name where the file has none of them.
@@ -94,14 +100,14 @@ pub fn check_contents<'a>(
 ) -> Result<(), ModelError> {
     let mut tensors: BTreeMap<&str, &[usize]> = tensors.collect();
     check_layers(model, tensors.keys().copied())?;
-    let new_head = model.head_prefix().filter(|_| lacks_head(model, tensors.keys().copied()));
+    let new_heads = heads_lacking(model, |name| tensors.contains_key(name));
     let network = model.whole();
     for (own, parameter) in stored_tensors(model, &network) {
         let name = name_in(model, &own, |name| tensors.contains_key(name));
         let Some(shape) = tensors.remove(name.as_str()) else {
-            match new_head {
-                Some(prefix) if name.starts_with(prefix) => continue,
-                _ => return Err(ModelError::Missing { name }),
+            match new_heads.iter().any(|prefix| name.starts_with(prefix)) {
+                true => continue,
+                false => return Err(ModelError::Missing { name }),
             }
         };
         expect_shape(&name, shape, &parameter.shape)?;

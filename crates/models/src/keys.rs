@@ -10,7 +10,8 @@ use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 
 use crate::Arch;
-use crate::limits::{MAX_HIDDEN, MAX_INTERMEDIATE, MAX_LAYERS, MAX_POSITIONS};
+use crate::labels;
+use crate::limits::{MAX_HIDDEN, MAX_INTERMEDIATE, MAX_LABELS, MAX_LAYERS, MAX_POSITIONS};
 
 /// A key of `[model]` that an architecture reads.
 #[derive(Clone, Copy, Debug)]
@@ -46,6 +47,8 @@ pub enum Values {
     Word,
     /// A table, whose entries the architecture reads.
     Table,
+    /// Names of classes, from 2 to [`MAX_LABELS`], each another one.
+    Names,
 }
 
 impl Key {
@@ -99,6 +102,12 @@ impl Key {
         Key::count("intermediate", help, file, None, MAX_INTERMEDIATE)
     }
 
+    /// `labels`
+    pub(crate) const fn labels() -> Key {
+        let help = "Names of classes of whole sequences: a head over the first token predicts one of them, for rows of `data.rows`. When left out: those of the folder `model.init`, else those of the rows.";
+        Key { name: "labels", file: "id2label", values: Values::Names, help }
+    }
+
     /// `norm_eps`
     pub(crate) const fn norm_eps(file: &'static str, absent: Option<f32>) -> Key {
         let help = "Added to the variance of a norm; when left out, what the published models have.";
@@ -115,6 +124,7 @@ impl Values {
             Values::Flag => value.is_boolean(),
             Values::Word => value.is_string(),
             Values::Table => value.is_object(),
+            Values::Names => value.as_array().is_some_and(|names| names.iter().all(Value::is_string)),
         }
     }
 
@@ -125,6 +135,7 @@ impl Values {
             Values::Flag => "true or false".to_string(),
             Values::Word => "a word in quotes".to_string(),
             Values::Table => "a table, as { rope_type = \"linear\", factor = 4 }".to_string(),
+            Values::Names => format!("a list of 2 to {MAX_LABELS} names, as [\"no\", \"yes\"]"),
         }
     }
 
@@ -140,6 +151,7 @@ impl Values {
                 let number = value.as_f64().unwrap_or(f64::NAN) as f32;
                 (!(number > 0.0 && number.is_finite())).then(|| "must be a number above 0".to_string())
             }
+            Values::Names => labels::refuse(&labels::listed(value)),
             Values::Flag | Values::Word | Values::Table => None,
         }
     }
@@ -148,7 +160,7 @@ impl Values {
         match self {
             Values::Count { absent, .. } => absent.map(Value::from),
             Values::Positive { absent } => absent.map(|number| crate::config::decimal(number).into()),
-            Values::Flag | Values::Word | Values::Table => None,
+            Values::Flag | Values::Word | Values::Table | Values::Names => None,
         }
     }
 }
@@ -253,6 +265,11 @@ impl Keys {
     /// Returns the value of a Boolean key; None if it was not given.
     pub(crate) fn flag(&self, name: &str) -> Option<bool> {
         self.get(name)?.as_bool()
+    }
+
+    /// Names of classes that were given; none if they were not.
+    pub fn labels(&self) -> Vec<String> {
+        self.get("labels").map(labels::listed).unwrap_or_default()
     }
 
     /// The count of a key that was given or filled in.

@@ -18,3 +18,6 @@ pub const MAX_VOCAB: usize = 1 << 24;
 
 /// Rows of the position table: the longest sequence.
 pub const MAX_POSITIONS: usize = 1 << 24;
+
+/// Classes of whole sequences.
+pub const MAX_LABELS: usize = 4096;

@@ -40,6 +40,8 @@ pub enum Objective {
     Causal,
     /// Predict hidden tokens from those around them (BERT).
     Masked,
+    /// Choose one of several classes for a whole sequence (BERT with labels).
+    Classes,
 }
 
 /// A model: blocks in sequence with a head. It is written once with whole sizes; every rank creates its part.
@@ -105,6 +107,16 @@ pub trait Model: Send + Sync + std::fmt::Debug {
         self.architecture().map_or(Objective::Causal, |arch| arch.objective)
     }
 
+    /// Names of the classes of whole sequences, one of which its head chooses; none for a model with another head.
+    fn labels(&self) -> &[String] {
+        &[]
+    }
+
+    /// The same model with a head that chooses one of these classes; None where there is no such model.
+    fn classifying(&self, _labels: &[String]) -> Option<Arc<dyn Model>> {
+        None
+    }
+
     /// Its `config.json`, which [`from_config`](crate::from_config) reads; null for a model that has no such file.
     fn to_config(&self) -> Value {
         json!(null)
@@ -144,10 +156,10 @@ pub trait Model: Send + Sync + std::fmt::Debug {
         None
     }
 
-    /// Beginning of the names of the tensors of the head that files of the bare model lack: where a file has none of them, they
-    /// get initial values. `None` where every file has all tensors.
-    fn head_prefix(&self) -> Option<&'static str> {
-        None
+    /// Beginnings of the names of the tensors of the head that files of the bare model lack: where a file has none with one of them,
+    /// these get initial values.
+    fn head_prefixes(&self) -> &'static [&'static str] {
+        &[]
     }
 
     /// Returns whether a tensor of this name in a file is not a weight of this model and can be ignored.

@@ -73,6 +73,10 @@ impl Model for WithBlock {
         self.model.objective()
     }
 
+    fn labels(&self) -> &[String] {
+        self.model.labels()
+    }
+
     fn to_config(&self) -> Value {
         Value::Null
     }
@@ -97,8 +101,8 @@ impl Model for WithBlock {
         self.model.numbered_layers()
     }
 
-    fn head_prefix(&self) -> Option<&'static str> {
-        self.model.head_prefix()
+    fn head_prefixes(&self) -> &'static [&'static str] {
+        self.model.head_prefixes()
     }
 
     fn is_ignored(&self, name: &str) -> bool {

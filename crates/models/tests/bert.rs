@@ -8,7 +8,18 @@ fn small() -> Bert {
     let dropout = Dropouts { embedding: 0.3, attention: 0.2, residual: 0.3 };
     let (layers, hidden, heads, intermediate, vocab, positions) = (2, 8, 2, 20, 11, 4);
     let (eps, activation) = (1e-12, Activation::GELU);
-    Bert { layers, hidden, heads, intermediate, vocab, positions, eps, activation, dropout }
+    Bert {
+        layers,
+        hidden,
+        heads,
+        intermediate,
+        vocab,
+        positions,
+        eps,
+        activation,
+        dropout,
+        labels: Vec::new(),
+    }
 }
 
 #[test]

@@ -5,7 +5,7 @@ use crate::rig;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use phalanx_models::{Model, ModelError, check_contents, from_config, lacks_head};
+use phalanx_models::{Model, ModelError, check_contents, from_config, heads_lacking};
 use serde_json::json;
 
 type Tensors = Vec<(String, Vec<usize>)>;
@@ -136,7 +136,10 @@ fn a_bert_without_prefix_and_head_is_whole() {
         bare.into_iter().partition(|(name, _)| name.starts_with("cls."));
     body.push(("pooler.dense.weight".to_string(), vec![32, 32]));
     check(&*model, &body).unwrap();
-    assert!(lacks_head(&*model, body.iter().map(|(name, _)| name.as_str())));
+    let has = |name: &str| body.iter().any(|(own, _)| own == name);
+    assert_eq!(heads_lacking(&*model, has), ["cls.predictions."]);
+    let classes = model.classifying(&["no".into(), "yes".into()]).unwrap();
+    assert_eq!(heads_lacking(&*classes, has), ["classifier."], "the pooler is there, without a prefix");
     for tensor in &head {
         body.push(tensor.clone());
         let error = check(&*model, &body).unwrap_err().to_string();

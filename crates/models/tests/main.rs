@@ -2,6 +2,7 @@
 
 mod bert;
 mod checkpointing;
+mod classes;
 mod contents;
 mod documents;
 mod goldens;

@@ -18,7 +18,7 @@ use phalanx_plan::pipeline::{Action, Kind, Message, PipelineSchedule, Step, lowe
 use phalanx_plan::trace::{Placements, micro_batch_tag};
 use phalanx_tensor::{Category, CrossEntropy, Device, Tensor, View};
 
-use crate::stage::{BackwardStart, DeferredStage, SavedStage, Seen, Stage};
+use crate::stage::{BackwardStart, DeferredStage, SavedStage, SeeLogits, Seen, Stage};
 
 /// Steps of one rank of a pipeline, and the messages that it receives.
 #[derive(Clone, Debug)]
@@ -103,11 +103,16 @@ pub struct Feed<'a> {
     pub has_targets: bool,
     /// Factors of the loss.
     pub numbers: CrossEntropy,
+    /// Called with each micro-batch of an evaluation and its logits, `[rows, classes]`.
+    pub see_logits: Option<SeeMicroBatch<'a>>,
     /// Tensor-parallel ranks that share the rows of activations between stages.
     pub ranks_of_rows: usize,
     /// Placements of the activations between stages.
     pub placements: Placements,
 }
+
+/// Called with the number of a micro-batch and its logits, `[rows, classes]`.
+pub type SeeMicroBatch<'a> = &'a dyn Fn(usize, View) -> Result<(), CollectiveError>;
 
 /// Called with every tensor of a step: the micro-batch, which tensor it is, and its contents.
 pub type WatchMicroBatches<'a> = Option<&'a mut dyn FnMut(usize, Seen, View)>;
@@ -283,7 +288,9 @@ fn compute<'a>(
                 (true, true) => {}
                 (true, false) => {
                     targets();
-                    let part = stage.loss(&cx, y, feed.numbers)?;
+                    let see = feed.see_logits.map(|see| move |logits: View| see(micro_batch, logits));
+                    let see = see.as_ref().map(|see| see as SeeLogits);
+                    let part = stage.loss(&cx, y, feed.numbers, see)?;
                     feed.device.add(part.view(), loss.view_mut());
                 }
                 (false, _) => mail.keep(index + 1, micro_batch, true, y),

@@ -51,6 +51,9 @@ pub enum Seen {
 /// Called with every tensor of forward and backward. None in an ordinary step, which never waits for numbers.
 pub type Watch<'a> = Option<&'a mut dyn FnMut(Seen, View)>;
 
+/// Called with the logits of a micro-batch, `[rows, classes]`.
+pub type SeeLogits<'a> = &'a dyn Fn(View) -> Result<(), CollectiveError>;
+
 /// Consecutive blocks of a model, with the part of their parameters that this rank stores.
 pub struct Stage {
     /// Number of the stage.
@@ -267,21 +270,27 @@ impl Stage {
         Ok(())
     }
 
-    /// Computes the scaled sum of losses of a micro-batch from the output of [`Stage::forward`] in the last stage.
+    /// Computes the scaled sum of losses of a micro-batch from the output of [`Stage::forward`] in the last stage, and shows the logits
+    /// of its rows, `[rows, classes]`, to `see`.
     ///
     /// # Errors
-    /// When a collective fails.
+    /// When a collective fails, and those of `see`.
     pub fn loss(
         &mut self,
         cx: &Context,
         x: Activation,
         numbers: CrossEntropy,
+        see: Option<SeeLogits>,
     ) -> Result<Tensor, CollectiveError> {
         let index = self.network.head_index();
         self.enter(cx, index)?;
         let head = self.network.head.as_ref().expect("the last stage has a head");
         let loss = {
             let parameters = self.zero.parameters(index);
+            if let Some(see) = see {
+                let rows = x.view().reshape(x.shape().rows_cols());
+                see(head.logits(cx, Parameters::new(&parameters), rows).view())?;
+            }
             let call = Call { input_wanted: false, ..Call::new(Parameters::new(&parameters), x) };
             head.loss(cx, call, numbers).map_err(cause)?.0
         };

@@ -173,7 +173,7 @@ fn walk(endpoint: &Endpoint, walk: &Walk) -> Result<(), (Pass, CollectiveError)>
             Pass::Forward => stage.forward(&cx, Arc::new(ids(&device)), &mut watch).map(|(y, k)| {
                 (x, kept) = (Some(y), Some(k));
             }),
-            Pass::Loss => stage.loss(&cx, x.take().unwrap(), NUMBERS).map(drop),
+            Pass::Loss => stage.loss(&cx, x.take().unwrap(), NUMBERS, None).map(drop),
             Pass::Backward => {
                 let from = BackwardStart::Loss(NUMBERS);
                 stage.backward(&cx, kept.take().unwrap(), from, &mut watch).map(drop)

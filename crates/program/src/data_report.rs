@@ -15,6 +15,8 @@ pub struct DataReport {
     tokens: (u64, u64),
     /// True if the numbers of tokens are estimates.
     is_estimated: bool,
+    /// True if samples are labelled rows, and tokens stand for rows.
+    of_rows: bool,
     seq: usize,
     steps: u64,
     /// Samples of all steps.
@@ -46,6 +48,7 @@ impl DataReport {
             read,
             tokens: (training as u64, validation.unwrap_or(0) as u64),
             is_estimated: true,
+            of_rows: config.data.rows.is_some(),
             seq: config.model.seq,
             steps,
             samples: steps * config.batch.global as u64,
@@ -71,8 +74,11 @@ impl DataReport {
         findings.notes().iter().for_each(|line| note(line));
     }
 
-    /// Windows of a part of so many tokens: each needs the token behind it, too.
+    /// Windows of a part of so many tokens: each needs the token behind it, too. A row is one.
     fn windows(&self, tokens: u64) -> u64 {
+        if self.of_rows {
+            return tokens;
+        }
         tokens.saturating_sub(1) / self.seq as u64
     }
 
@@ -84,6 +90,16 @@ impl DataReport {
     pub fn line(&self) -> String {
         let DataRead { files, bytes: size, documents, .. } = &self.read;
         let (training, validation) = self.tokens;
+        if self.of_rows {
+            return format!(
+                "data: {}, {}, {training} rows to train on, {:.2} epochs in {}; {validation} rows held out, {} an evaluation",
+                plural(*files as usize, "file"),
+                bytes(*size),
+                self.epochs(),
+                plural(self.steps as usize, "step"),
+                self.evaluated
+            );
+        }
         let documents =
             documents.map_or(String::new(), |count| format!("{}, ", plural(count as usize, "document")));
         let about = if self.is_estimated { "about " } else { "" };

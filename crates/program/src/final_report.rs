@@ -69,6 +69,8 @@ pub struct Reached {
     pub losses: Option<(f64, f64)>,
     /// Last validation loss, and the number of its windows.
     pub val_loss: Option<(f64, Option<usize>)>,
+    /// Of a model with classes, by the last evaluation: accuracy, F1 over all classes, and F1 of the second of two.
+    pub scores: [Option<f64>; 3],
     /// Median seconds of a step.
     pub step_s: Option<f64>,
     /// Steps that overflowed and were not applied.
@@ -100,6 +102,9 @@ impl Reached {
             }
             let windows = line["windows"].as_u64().map(|windows| windows as usize);
             reached.val_loss = line["val_loss"].as_f64().map(|loss| (loss, windows)).or(reached.val_loss);
+            if line["accuracy"].is_number() {
+                reached.scores = ["accuracy", "f1_macro", "f1"].map(|score| line[score].as_f64());
+            }
             times.extend(line["step_s"].as_f64());
             reached.skipped += usize::from(line["skipped"] == true);
         }
@@ -182,10 +187,20 @@ pub fn complete(
     }
     if let Some((val_loss, windows)) = reached.val_loss {
         let over = windows.map_or(String::new(), |windows| format!(", over {}", plural(windows, "window")));
-        output.print_line(&format!(
-            "validation  loss {val_loss:.4} ({:.2} bits a token{over})",
-            val_loss / std::f64::consts::LN_2
-        ));
+        let bits = val_loss / std::f64::consts::LN_2;
+        let [accuracy, f1_macro, f1] = reached.scores;
+        match accuracy.zip(f1_macro) {
+            None => {
+                output.print_line(&format!("validation  loss {val_loss:.4} ({bits:.2} bits a token{over})"));
+            }
+            Some((accuracy, f1_macro)) => {
+                let second = f1.map_or(String::new(), |f1| format!(", {f1:.4} of the second class"));
+                output.print_line(&format!("validation  loss {val_loss:.4} ({bits:.2} bits a row{over})"));
+                output.print_line(&format!(
+                    "            accuracy {accuracy:.4}, F1 {f1_macro:.4} (macro){second}"
+                ));
+            }
+        }
     }
     output.print_line(&memory(folder, planned)?);
     sample(folder, planned, environment, output)?;
@@ -204,7 +219,7 @@ fn sample(
     output: &TrainOutput,
 ) -> Result<()> {
     let prompt = &planned.config.train.sample;
-    if prompt.is_empty() || planned.plan.spec.model.definition.objective() == Objective::Masked {
+    if prompt.is_empty() || planned.plan.spec.model.definition.objective() != Objective::Causal {
         return Ok(());
     }
     let checkpoint = folder.checkpoint(Some(planned.config.train.steps))?;
@@ -250,10 +265,9 @@ fn next(folder: &RunFolder, planned: &Planned) -> String {
     lines.extend(learning_rate::more_steps_with_restart(&planned.config).map(|more| {
         format!("phalanx train --run {run} --resume {more}    with a warm restart: the loss rises first")
     }));
-    lines.extend([
-        "phalanx train CONFIG --data YOUR-TEXTS --run runs/mine    your own text".to_string(),
-        format!("phalanx export {run} --out hf-folder    for transformers"),
-    ]);
+    let own = "phalanx train CONFIG --data YOUR-TEXTS --run runs/mine    your own text".to_string();
+    lines.extend(planned.config.data.rows.is_none().then_some(own));
+    lines.push(format!("phalanx export {run} --out hf-folder    for transformers"));
     let sharded = |config: &mut RunConfig| {
         (config.parallel.ranks, config.parallel.data, config.parallel.zero) = (Some(ranks), None, 3);
     };

@@ -102,10 +102,12 @@ impl Observer for Progress {
 
     fn evaluation(&mut self, record: &EvaluationRecord) {
         self.val_loss = Some(record.val_loss);
-        let EvaluationRecord { step, val_loss, windows, targets } = record;
-        self.say(&format!(
-            "step {step}: validation loss {val_loss:.4} (the mean over {targets} targets in {windows} windows)"
-        ));
+        let EvaluationRecord { step, val_loss, windows, targets, .. } = record;
+        let over = match record.accuracy {
+            Some(_) => format!("(the mean over {windows} rows){}", record.describe_scores()),
+            None => format!("(the mean over {targets} targets in {windows} windows)"),
+        };
+        self.say(&format!("step {step}: validation loss {val_loss:.4} {over}"));
     }
 
     fn saved(&mut self, step: u64, path: &Path) {

@@ -13,6 +13,7 @@ use phalanx_models::{Model, Objective};
 use phalanx_train::config::{DeviceKind, Documents, Float};
 use phalanx_train::dataset::{self, DataRead, NO_END, TextProgress};
 use phalanx_train::learned::Learned;
+use phalanx_train::rows::{self, LabelledRows};
 use phalanx_train::token_data::TokenData;
 use phalanx_train::{Dataset, ResolvedConfig, RunConfig, parts};
 
@@ -64,6 +65,8 @@ pub struct Vocabulary {
     pub mask: Option<u32>,
     /// The token that the tokenizer puts between documents.
     pub separator: Option<u32>,
+    /// Names of the classes of labelled rows; none for other data, and for rows that were encoded before.
+    pub labels: Vec<String>,
 }
 
 /// The folder with the weights of a new run, and whether the tokenizer was given beside it.
@@ -101,7 +104,13 @@ impl Vocabulary {
     pub fn of(ids: usize, origin: String, tokenizer: Option<&Tokenizer>) -> Vocabulary {
         let (mask, separator) =
             (tokenizer.and_then(Tokenizer::mask), tokenizer.and_then(Tokenizer::separator));
-        Vocabulary { ids, origin, mask, separator }
+        Vocabulary { ids, origin, mask, separator, labels: Vec::new() }
+    }
+
+    /// The same for rows of these classes.
+    #[must_use]
+    pub fn with_labels(self, labels: Vec<String>) -> Vocabulary {
+        Vocabulary { labels, ..self }
     }
 }
 
@@ -132,7 +141,7 @@ pub fn resolve<T>(
         elsewhere.decide_kind(&mut config)?;
     }
     config.check()?;
-    for paths in [&mut config.data.tokens, &mut config.data.validation_tokens].into_iter().flatten() {
+    for paths in config.data.files_mut() {
         *paths = token_paths(&paths.paths())?.into();
     }
     let ranks_here = match purpose {
@@ -147,7 +156,7 @@ pub fn resolve<T>(
     };
     config.check()?;
     if let Purpose::Train(environment, _) = purpose {
-        for paths in [&mut config.data.tokens, &mut config.data.validation_tokens].into_iter().flatten() {
+        for paths in config.data.files_mut() {
             let absolute = |path: PathBuf| std::path::absolute(&path).unwrap_or(path);
             *paths = paths.paths().into_iter().map(absolute).collect::<Vec<_>>().into();
         }
@@ -169,7 +178,8 @@ pub fn resolve<T>(
     let (vocabulary, found) = data(&config, Initial { folder, has_tokenizer })?;
     // It is about this start alone: a resumed run keeps its tokenizer.
     config.data.new_tokenizer = false;
-    let (model, unusable_ids) = complete(&mut config, fixed.or(initial.as_ref()), vocabulary)?;
+    let fixed = classifying(fixed, initial, &mut config, &vocabulary.labels)?;
+    let (model, unusable_ids) = complete(&mut config, fixed.as_ref(), vocabulary)?;
     match purpose {
         Purpose::Elsewhere(elsewhere) => placement_budget::fill_elsewhere(&mut config, &elsewhere),
         Purpose::Plan | Purpose::Train(..) => placement_budget::fill(&mut config, ranks_here),
@@ -182,9 +192,15 @@ pub fn resolve<T>(
 /// # Errors
 /// A folder of an unknown architecture, or a given key that contradicts its `config.json`.
 fn import_shape(config: &mut RunConfig, given: &UserConfig, dir: &Path) -> Result<Arc<dyn Model>> {
-    let (_, model) =
+    let (_, mut model) =
         read_hugging_face(dir).with_context(|| format!("model.init = {:?}", dir.display().to_string()))?;
     let own = &config.model;
+    let labels = own.keys.labels();
+    if let Some(with_classes) =
+        model.classifying(&labels).filter(|_| model.labels().is_empty() && !labels.is_empty())
+    {
+        model = with_classes;
+    }
     let arch = model.architecture().context("a model that was read from a file has an architecture")?;
     let shown = dir.display().to_string();
     if given.has("model.arch") && own.arch != arch {
@@ -210,6 +226,36 @@ fn import_shape(config: &mut RunConfig, given: &UserConfig, dir: &Path) -> Resul
     Ok(model)
 }
 
+/// The folder's model, with the classes of labelled rows if it has none; a new model gets them by its key. A checkpoint's model is used
+/// unchanged.
+fn classifying(
+    fixed: Option<&Arc<dyn Model>>,
+    initial: Option<Arc<dyn Model>>,
+    config: &mut RunConfig,
+    labels: &[String],
+) -> Result<Option<Arc<dyn Model>>> {
+    let from_checkpoint = fixed.is_some();
+    let Some(model) = fixed.cloned().or(initial) else {
+        if !labels.is_empty() {
+            config.model.keys.set("labels", labels.to_vec());
+        }
+        return Ok(None);
+    };
+    if from_checkpoint && config.data.rows.is_some() && model.labels().is_empty() {
+        bail!(
+            "data.rows: the model of the run has no classes: export it, and start another run with model.init from the folder"
+        );
+    }
+    if labels.is_empty() || model.labels() == labels {
+        return Ok(Some(model));
+    }
+    let classes = model.classifying(labels).filter(|_| model.labels().is_empty());
+    let classes = classes.with_context(|| {
+        format!("data.rows have the classes {labels:?}, and the model has {:?}", model.labels())
+    })?;
+    Ok(Some(classes))
+}
+
 /// Fills in the keys that depend on the data, and returns the model. A model that exists already (`fixed`: imported, or
 /// of a checkpoint) is used unchanged; its tokenizer may have ids for which it has no rows, which the second result says: the
 /// text must not use them.
@@ -218,7 +264,7 @@ fn complete(
     fixed: Option<&Arc<dyn Model>>,
     vocabulary: Vocabulary,
 ) -> Result<(Arc<dyn Model>, Option<String>)> {
-    let Vocabulary { mut ids, origin, mask, separator } = vocabulary;
+    let Vocabulary { mut ids, origin, mask, separator, .. } = vocabulary;
     if config.data.documents == Documents::Apart {
         let given = config.data.end_token;
         config.data.end_token = end_of_documents(given, separator, ids > 0)?;
@@ -233,7 +279,7 @@ fn complete(
         ids = ids.min(rows);
     }
     // A masked model replaces hidden tokens by an id, which may need an additional row.
-    if config.model.arch.objective == Objective::Masked && ids > 0 {
+    if config.model.arch.objective == Objective::Masked && config.data.rows.is_none() && ids > 0 {
         let masking = Masking::new(config.train.seed, config.data.mask_token.or(mask), ids);
         let token = masking.mask_token();
         if let Some(rows) = fixed.map(|model| model.vocab()).filter(|rows| token as usize >= *rows) {
@@ -313,6 +359,9 @@ pub fn estimate_data(config: &RunConfig, initial: Initial) -> Result<(Vocabulary
     let data = &config.data;
     let learned = initial.learned(config)?;
     learned.notes().iter().for_each(|line| note(line));
+    if data.rows.is_some() {
+        return estimate_rows(config, &learned);
+    }
     if data.tokens.is_some() {
         let files = TokenData::open(data, Path::new(""))?;
         let mut notes = files.check_looks(data)?;
@@ -357,6 +406,22 @@ pub fn estimate_data(config: &RunConfig, initial: Initial) -> Result<(Vocabulary
     Ok((vocabulary, Estimate { tokens: (tokens, None), evaluated, data: Some(report.with_notes(notes)) }))
 }
 
+/// The same for labelled rows, which are counted and not encoded.
+fn estimate_rows(config: &RunConfig, learned: &Learned) -> Result<(Vocabulary, Estimate)> {
+    let rows = LabelledRows::read(config)?;
+    let (tokenizer, of_tokenizer) = learned.for_text(&config.data, None)?;
+    rows::check_tokenizer(&tokenizer, config.model.seq)?;
+    let notes = [&rows.notes[..], &of_tokenizer].concat();
+    notes.iter().for_each(|line| note(line));
+    let tokens @ (count, held_out) = rows.counts();
+    let evaluated = Dataset::evaluated_of(count, held_out, config);
+    let report = DataReport::estimate(rows.describe(), tokens, evaluated, config).counted().with_notes(notes);
+    let origin = format!("the tokenizer {}", tokenizer.describe());
+    let vocabulary =
+        Vocabulary::of(tokenizer.vocab_size(), origin, Some(&tokenizer)).with_labels(rows.labels);
+    Ok((vocabulary, Estimate { tokens, evaluated, data: Some(report) }))
+}
+
 /// Refuses text of about `tokens` tokens that is certainly too short for a sequence of each part; a note about one that may be.
 fn short_parts(config: &RunConfig, read: &DataRead, tokens: usize, is_small: bool) -> Result<Vec<String>> {
     let estimate = if is_small { "" } else { ", of which the tokens are estimated" };
@@ -378,6 +443,11 @@ fn short_parts(config: &RunConfig, read: &DataRead, tokens: usize, is_small: boo
 pub fn random_tokens(config: &RunConfig, initial: Initial) -> Result<(Vocabulary, ())> {
     if config.data.documents == Documents::Apart {
         bail!("data.documents = \"apart\": random tokens have no documents; leave it out");
+    }
+    if config.data.rows.is_some() || !config.model.keys.labels().is_empty() {
+        bail!(
+            "a model with classes (model.labels) is measured by training it: random tokens are no labelled rows"
+        );
     }
     match config.model.vocab.or_else(|| config.model.published_vocab()) {
         Some(_) => Ok((Vocabulary::unknown("random tokens"), ())),

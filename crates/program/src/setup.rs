@@ -77,8 +77,8 @@ pub fn prepare(
     }
     if let Some(dir) = imported.as_deref().filter(|_| show == Show::Progress && started.checkpoint.is_none())
     {
-        let (source, model) = shape::read_hugging_face(dir)?;
-        shape::notes(&source, &*model, &resolved.config.model).iter().for_each(|line| note(line));
+        let (source, _) = shape::read_hugging_face(dir)?;
+        shape::notes(&source, &*resolved.model, &resolved.config.model).iter().for_each(|line| note(line));
     }
     let (data, report, planned, digests) = plan(resolved, tokens, show, across)?;
     let digests = DataDigests { generation_config: kept, ..digests };
@@ -171,7 +171,8 @@ pub fn write_config(
 /// Refuses data in the token file of an earlier start, whose place a new one takes.
 fn refuse_own_tokens(folder: &RunFolder, config: &RunConfig) -> Result<()> {
     let own = folder.file(TOKENS_FILE);
-    let named = [&config.data.tokens, &config.data.validation_tokens].into_iter().flatten();
+    let mut data = config.data.clone();
+    let named = data.files_mut().map(|paths| &*paths);
     match named.flat_map(Paths::paths).find(|file| same_file(file, &own)) {
         Some(file) => bail!(
             "{} is the token file of an earlier start in this folder, which this one takes the place of: copy it elsewhere, and \
@@ -206,7 +207,7 @@ impl Tokens {
             (None, Some(files)) => files.shown(),
             (None, None) => "the data".to_string(),
         };
-        Vocabulary::of(self.prepared.vocab, origin, tokenizer)
+        Vocabulary::of(self.prepared.vocab, origin, tokenizer).with_labels(self.prepared.labels.clone())
     }
 }
 
@@ -228,7 +229,7 @@ fn tokens(
         return Ok(Tokens { prepared, folder: folder.path().to_path_buf(), is_new: false, expected });
     }
     let prepared = tokenizing::with_progress(show == Show::Nothing, tell, |watch| {
-        dataset::prepare(&config.data, staged.path(), machine::cores(), learned, watch)
+        dataset::prepare(config, staged.path(), machine::cores(), learned, watch)
     })?;
     prepared.notes.iter().for_each(|line| note(line));
     Ok(Tokens { prepared, folder: staged.path().to_path_buf(), is_new: true, expected })
@@ -253,7 +254,7 @@ fn stored_tokens(folder: &RunFolder, staged: &Staged) -> Result<Prepared> {
     }
     let (tokens, vocab) = (file.len() as u64, tokenizer.vocab_size());
     let read = DataRead::of_tokens(iter::once(&file))?;
-    Ok(Prepared { tokens, vocab, tokenizer: Some(tokenizer), read, notes: Vec::new() })
+    Ok(Prepared { tokens, vocab, tokenizer: Some(tokenizer), read, labels: Vec::new(), notes: Vec::new() })
 }
 
 /// Makes the plan, which must fit, and checks every token.

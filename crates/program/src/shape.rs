@@ -6,7 +6,7 @@ use std::sync::Arc;
 use anyhow::{Result, anyhow};
 use phalanx_checkpoint::HuggingFaceDir;
 use phalanx_data::Tokenizer;
-use phalanx_models::{Arch, Model, check_contents, from_config, lacks_head};
+use phalanx_models::{Arch, Model, check_contents, from_config, heads_lacking};
 use phalanx_train::config::ModelConfig;
 use serde_json::Value;
 
@@ -58,10 +58,11 @@ pub fn notes(folder: &HuggingFaceDir, model: &dyn Model, config: &ModelConfig) -
         };
         notes.push(format!("{first}{more} not imported: the model computes without them"));
     }
-    if lacks_head(model, folder.names()) {
-        let prefix = model.head_prefix().unwrap_or_default();
+    let new = heads_lacking(model, |name| folder.contains(name));
+    if !new.is_empty() {
         notes.push(format!(
-            "the folder has no {prefix}*, the head of the model: it gets initial values and is to be trained, as in transformers"
+            "the folder has no {}*, the head of the model: it gets initial values and is to be trained, as in transformers",
+            new.join("* and no ")
         ));
     }
     notes.extend(trained_otherwise(folder.config(), model));

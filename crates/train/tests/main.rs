@@ -5,6 +5,7 @@ mod block_inputs;
 mod cards;
 mod checkpointing;
 mod chunk_choice;
+mod classes;
 mod cuda;
 mod decoders;
 mod delayed;

@@ -287,7 +287,18 @@ fn joined_parameters_have_rules_of_their_own() {
         (config.parallel.zero, config.memory.chunk) = (zero, Chunk::Mebibytes(chunk));
         let (layers, hidden, heads, intermediate, vocab, positions, eps) = (1, 48, 4, 96, 67, 16, 1e-12);
         let (activation, dropout) = (Activation::GELU, Dropouts::default());
-        let model = Bert { layers, hidden, heads, intermediate, vocab, positions, eps, activation, dropout };
+        let model = Bert {
+            layers,
+            hidden,
+            heads,
+            intermediate,
+            vocab,
+            positions,
+            eps,
+            activation,
+            dropout,
+            labels: Vec::new(),
+        };
         let spec = rig::spec(&model, &config).with_optimizer(Mixed).unwrap();
         rig::run_spec(spec, &config, &rig::golden_steps()[range], files)
     };

@@ -24,7 +24,18 @@ fn group(parameters: &[&str], lr: Option<f64>, weight_decay: Option<f64>) -> Par
 fn models() -> [(Arch, Arc<dyn Model>); 2] {
     let (layers, hidden, heads, intermediate, vocab, positions, eps) = (1, 48, 4, 96, 67, 16, 1e-12);
     let (activation, dropout) = (Activation::GELU, Dropouts::default());
-    let bert = Bert { layers, hidden, heads, intermediate, vocab, positions, eps, activation, dropout };
+    let bert = Bert {
+        layers,
+        hidden,
+        heads,
+        intermediate,
+        vocab,
+        positions,
+        eps,
+        activation,
+        dropout,
+        labels: Vec::new(),
+    };
     [(Arch::GPT2, Arc::new(rig::golden_config().0)), (Arch::BERT, Arc::new(bert))]
 }
 

@@ -84,9 +84,11 @@ impl Case {
     fn keys(self, b: usize, query: usize) -> Range<usize> {
         let far = self.window.unwrap_or(self.seq);
         let end = if self.causal { query + 1 } else { self.seq.min(query + far) };
-        let document =
-            self.positions().map_or(0, |positions| query - positions[b * self.seq + query] as usize);
-        (query + 1).saturating_sub(far).max(document)..end
+        let start = (query + 1).saturating_sub(far);
+        let Some(positions) = self.positions() else { return start..end };
+        let of_sample = &positions[b * self.seq..][..self.seq];
+        let document_end = (query + 1..end).find(|row| of_sample[*row] == 0).unwrap_or(end);
+        start.max(query - of_sample[query] as usize)..document_end
     }
 
     /// The positions of all rows in their documents. Each sample begins with another length.
@@ -317,7 +319,7 @@ fn varied() -> impl Iterator<Item = Case> {
     })
 }
 
-/// Short documents, such as cover several tiles, and such as end at the border of one; under a window and a cap, and with dropout.
+/// With both masks: short documents, such as cover several tiles, and such as end at the border of one; under a window and a cap, and with dropout.
 fn documents() -> impl Iterator<Item = Case> {
     [
         (&[1][..], plain([2, 5, 1, 1, 3], true)),
@@ -338,7 +340,9 @@ fn documents() -> impl Iterator<Item = Case> {
         (&[1000], plain([2, 305, 2, 1, 5], true)),
     ]
     .into_iter()
-    .map(|(documents, case)| Case { documents: Some(documents), ..case })
+    .flat_map(|(documents, case)| {
+        [true, false].map(|causal| Case { causal, documents: Some(documents), ..case })
+    })
 }
 
 /// A score is a sum of `size` products, then an exponential of up to a few units; a row sums `seq` of them, those of dk

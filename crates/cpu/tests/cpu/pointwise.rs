@@ -86,6 +86,31 @@ fn gelu_forward() {
     }
 }
 
+/// An exponential and a quotient far from 0, a polynomial near it: a few roundings. `1 - y²` is rounded twice.
+#[test]
+fn tanh_forward_and_backward() {
+    for (dtype, count) in
+        FLOATS.into_iter().flat_map(|dtype| [1, 17, 257, 40_001].map(|count| (dtype, count)))
+    {
+        let (x, dy) = (inputs(dtype, count), rounded(dtype, &numbers(2, count)));
+        let y = rounded(dtype, &wide(&x).into_iter().map(|x| x.tanh() as f32).collect::<Vec<_>>());
+        let kernel = |device: &Device| {
+            let x = tensor_as(device, dtype, [count], &x);
+            let mut out = poisoned_as(device, dtype, [count]);
+            device.tanh(x.view(), out.view_mut());
+            let mut dx = tensor_as(device, dtype, [count], &dy);
+            device.tanh_backward(tensor_as(device, dtype, [count], &y).view(), dx.view_mut());
+            vec![read_f32(device, &out), read_f32(device, &dx)]
+        };
+        let value: Vec<f64> = wide(&x).into_iter().map(f64::tanh).collect();
+        let magnitude = value.iter().map(|y| y.abs() + 1e-30).collect();
+        let forward = Expected { value, magnitude, roundings: 16.0 };
+        let value = wide(&y).iter().zip(wide(&dy)).map(|(y, dy)| dy * (1.0 - y * y)).collect();
+        let magnitude = wide(&dy).iter().map(|dy| dy.abs()).collect();
+        check_as("tanh", kernel, &[forward, Expected { value, magnitude, roundings: 4.0 }], &[dtype, dtype]);
+    }
+}
+
 /// By erf nothing cancels: the tail is off by a few roundings of its own, `2 a² + 28` of them (an exponential whose
 /// argument is off by some of its roundings, times a quotient of polynomials of 5 steps), however small it is.
 #[test]

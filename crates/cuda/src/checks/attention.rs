@@ -17,7 +17,7 @@ struct Case {
 
 /// Heads that fill a tile and that do not, rows that are whole chunks of 16 bytes and that are not, several tiles of keys;
 /// groups of heads, alone and with windows and caps; documents, short ones and such as cover several tiles.
-fn cases() -> [Case; 11] {
+fn cases() -> [Case; 13] {
     let case = |batch, seq, heads: Heads, dropout| Case { batch, seq, heads, document: None, dropout };
     let equal = Heads::equal;
     let grouped = Heads { kv_heads: 2, ..equal(4, 16, true) };
@@ -34,6 +34,8 @@ fn cases() -> [Case; 11] {
         case(1, 150, Heads { causal: false, ..all }, true),
         Case { document: Some(7), ..case(2, 70, grouped, true) },
         Case { document: Some(83), ..case(2, 200, grouped, false) },
+        Case { document: Some(7), ..case(2, 70, equal(2, 16, false), true) },
+        Case { document: Some(83), ..case(2, 200, equal(2, 24, false), false) },
     ]
 }
 

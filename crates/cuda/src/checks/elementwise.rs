@@ -88,6 +88,21 @@ pub(super) fn gelu_forward_and_backward(bench: &Bench) {
     }
 }
 
+pub(super) fn tanh_forward_and_backward(bench: &Bench) {
+    for (dtype, elements) in FLOATS.into_iter().flat_map(|dtype| [(dtype, 777), (dtype, 4096)]) {
+        let values: Vec<f32> = numbers(1, elements).iter().map(|x| x * 8.0).collect();
+        let tolerance = if dtype == DType::F32 { 1e-6 } else { tolerance(dtype) };
+        bench.compare(&format!("{dtype:?} {elements}"), tolerance, |device| {
+            let x = tensor(device, dtype, &[elements], &values);
+            let mut y = random(device, dtype, &[elements], 2);
+            device.tanh(x.view(), y.view_mut());
+            let mut dy = random(device, dtype, &[elements], 3);
+            device.tanh_backward(y.view(), dy.view_mut());
+            vec![("y", read(device, y.view())), ("dx", read(device, dy.view()))]
+        });
+    }
+}
+
 pub(super) fn gates_forward_and_backward(bench: &Bench) {
     // Odd columns; whole chunks of 16 bytes; and several blocks of columns, with large arguments.
     for (dtype, [rows, columns, scale]) in

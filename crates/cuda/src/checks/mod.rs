@@ -34,6 +34,7 @@ pub const GROUPS: [Group; 18] = [
     Group { name: "convert, add", run: elementwise::conversions_and_sums },
     Group { name: "fill, copy, scaled", run: elementwise::fill_copy_and_f64 },
     Group { name: "gelu and its gradient", run: elementwise::gelu_forward_and_backward },
+    Group { name: "tanh and its gradient", run: elementwise::tanh_forward_and_backward },
     Group { name: "gates and their gradient", run: elementwise::gates_forward_and_backward },
     Group { name: "dropout", run: elementwise::dropout_drops_the_processors_elements },
     Group { name: "adamw, sgd", run: elementwise::optimizer_steps },

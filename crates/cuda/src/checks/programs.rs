@@ -13,8 +13,9 @@ use crate::programs::{AttentionForm, HEADS, Program, Source};
 
 /// Forms of attention that are compared.
 const GROUPED: AttentionForm =
-    AttentionForm { grouped: true, windowed: false, capped: false, documents: false };
+    AttentionForm { grouped: true, windowed: false, capped: false, documents: false, ahead: false };
 const DOCUMENTS: AttentionForm = AttentionForm { documents: true, ..GROUPED };
+const ROWS: AttentionForm = AttentionForm { grouped: false, ahead: true, ..DOCUMENTS };
 const ALL: AttentionForm = AttentionForm { windowed: true, capped: true, ..GROUPED };
 
 /// The programs of `kernels/table`: all kernels, in the types and sizes that training uses.
@@ -32,6 +33,7 @@ pub fn of_tables() -> Vec<Program> {
             Source::LayerNorm,
             Source::Norm,
             Source::Rotary,
+            Source::Tanh,
         ] {
             all.push(Program::of(source, element));
         }
@@ -51,7 +53,7 @@ pub fn of_tables() -> Vec<Program> {
                 let plain = Program::of(source, element).with_head(*size);
                 all.extend(plain);
                 let with_all = element != DType::F16 && *size == 64;
-                let forms = [ALL, DOCUMENTS].into_iter().filter(|_| with_all);
+                let forms = [ALL, DOCUMENTS, ROWS].into_iter().filter(|_| with_all);
                 all.extend(forms.flat_map(|form| plain.map(|plain| Program { form, ..plain })));
             }
         }
@@ -69,7 +71,7 @@ fn compared() -> Vec<Program> {
                 let plain = Program::of(source, element).with_head(*head as usize);
                 all.extend(plain);
                 // The comparisons of these forms have small heads.
-                let forms = [GROUPED, ALL, DOCUMENTS].into_iter().filter(|_| *head == HEADS[0]);
+                let forms = [GROUPED, ALL, DOCUMENTS, ROWS].into_iter().filter(|_| *head == HEADS[0]);
                 all.extend(forms.flat_map(|form| plain.map(|plain| Program { form, ..plain })));
             }
         }

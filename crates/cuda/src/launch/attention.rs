@@ -99,12 +99,13 @@ impl<'a> Extents<'a> {
     }
 
     fn form(&self) -> AttentionForm {
-        let Heads { heads, kv_heads, window, soft_cap, .. } = self.heads;
+        let Heads { heads, kv_heads, causal, window, soft_cap, .. } = self.heads;
         AttentionForm {
             grouped: kv_heads < heads,
             windowed: window.is_some(),
             capped: soft_cap.is_some(),
             documents: self.positions.is_some(),
+            ahead: self.positions.is_some() && !causal,
         }
     }
 }

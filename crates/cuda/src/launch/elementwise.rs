@@ -140,6 +140,14 @@ impl Issue<'_> {
                 )?;
                 self.add_blocks(&blocks, [o.db.as_ref()], o.accumulate, partial, o.x.dtype())
             }
+            Activations::TanhForward(o) => {
+                let (program, n) = (Program::of(Source::Tanh, o.x.dtype()), o.x.elements());
+                self.over_fours(program, "tanh_forward", n, numbers![o.x, &o.y, n])
+            }
+            Activations::TanhBackward(o) => {
+                let (program, n) = (Program::of(Source::Tanh, o.y.dtype()), o.y.elements());
+                self.over_fours(program, "tanh_backward", n, numbers![o.y, &o.dy, n])
+            }
             Activations::Gated(o) => {
                 let [rows, columns] = o.y.shape().rows_cols();
                 let arguments = numbers![o.x, &o.y, rows, columns, gate(o.gate)];

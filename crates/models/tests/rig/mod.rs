@@ -10,7 +10,7 @@ use phalanx_collectives::{Group, MetaGroup, threads};
 use phalanx_cpu::Cpu;
 use phalanx_layers::{
     AnySaved, Call, Checkpointing, Context, Draw, Gradient, Inputs, Network, POSITIONS, Parameter,
-    ParameterSpec, Parameters, Rows, TARGETS,
+    ParameterSpec, Parameters, Rows, TARGETS, TOKENS,
 };
 use phalanx_models::{Bert, Gpt2, Model, RowsOf};
 use phalanx_parallel::TensorParallel;
@@ -158,6 +158,24 @@ impl Case {
         }
     }
 
+    /// The golden BERT with three classes: 4 rows of unequal length and tokens of two types.
+    pub fn bert_classes(compute: DType) -> Case {
+        let model = Bert::from_config(&config("bert_classes")).unwrap();
+        let of = |name| ids("bert_classes/forward.safetensors", name);
+        let pairs = of("tokens").into_iter().zip(of("types"));
+        // Behind each row, its padding counts as another document.
+        let positions = |length: u32| (0..length).chain(0..20 - length);
+        Case {
+            model: model.into(),
+            folder: "bert_classes",
+            shape: [4, 20],
+            tokens: pairs.map(|(token, kind)| token | kind << 31).collect(),
+            targets: of("targets"),
+            positions: Some(of("lengths").into_iter().flat_map(positions).collect()),
+            ..Case::gpt2(compute)
+        }
+    }
+
     /// A golden decoder, by its folder: 3 sequences of 16 tokens, which are followed by others.
     pub fn decoder(folder: &'static str, compute: DType) -> Case {
         let sequences = ids(&format!("{folder}/forward.safetensors"), "tokens");
@@ -209,16 +227,20 @@ impl Case {
             tensor
         };
         let parameters = network.parameters.iter().map(parameter).collect();
-        let numbers = |numbers: &[u32]| {
-            let mut tensor = device.alloc(DType::U32, self.shape, Category::Activations, "test");
+        let numbers = |numbers: &[u32], input: &str| {
+            let inputs = self.model.inputs();
+            let shape =
+                inputs.iter().find(|known| known.name == input).map(|input| input.shape.of(self.shape));
+            let shape = shape.unwrap_or(self.shape.into());
+            let mut tensor = device.alloc(DType::U32, shape, Category::Activations, "test");
             device.upload(numbers, tensor.view_mut());
             device.place(tensor.view(), Placements::REPLICATED);
             tensor
         };
-        let tokens = Arc::new(numbers(&self.tokens));
-        let inputs = Inputs::only(TARGETS, Arc::new(numbers(&self.targets)));
+        let tokens = Arc::new(numbers(&self.tokens, TOKENS));
+        let inputs = Inputs::only(TARGETS, Arc::new(numbers(&self.targets, TARGETS)));
         let inputs = match &self.positions {
-            Some(positions) => inputs.and(POSITIONS, Arc::new(numbers(positions))),
+            Some(positions) => inputs.and(POSITIONS, Arc::new(numbers(positions, POSITIONS))),
             None => inputs,
         };
         let first_row = if tensor.sequence() { rank * self.tokens.len() / tensor.ranks() } else { 0 };
@@ -237,11 +259,12 @@ impl Case {
         let hidden = rank.network.width();
         let own = rank.parameters(rank.network.head_index());
         let head = rank.network.head.as_ref().unwrap();
-        let logits = head.logits(&cx, Parameters::new(&own), x.view().reshape([self.tokens.len(), hidden]));
+        let logits = head.logits(&cx, Parameters::new(&own), x.view().reshape([self.targets.len(), hidden]));
         let all = download(&rank.device, logits.view());
-        let vocab = self.model.vocab();
-        let logits =
-            self.predicted().iter().flat_map(|row| &all[row * vocab..(row + 1) * vocab]).copied().collect();
+        let [_, classes] = logits.dims();
+        let predicted = self.predicted();
+        let logits = predicted.iter().flat_map(|row| &all[row * classes..(row + 1) * classes]);
+        let logits = logits.copied().collect();
         let call = Call { input_wanted: false, ..Call::new(Parameters::new(&own), x) };
         let (loss, _) = head.loss(&cx, call, self.numbers()).unwrap();
         (logits, rank.device.fetch([loss.view()]).unwrap()[0])

@@ -99,10 +99,14 @@ pub fn sample(args: &SampleArgs, environment: Environment) -> Result<()> {
     let encoded: Vec<Vec<u32>> =
         prompts.iter().map(|prompt| encode(&tokenizer, prompt)).collect::<Result<_>>()?;
     let model = model_of(&checkpoint)?;
-    if model.objective() == Objective::Masked {
+    let other = match model.objective() {
+        Objective::Causal => None,
+        Objective::Masked => Some("a masked model (BERT), which fills gaps"),
+        Objective::Classes => Some("a model with classes (BERT), which chooses one of them"),
+    };
+    if let Some(other) = other {
         bail!(
-            "{} holds a masked model (BERT), which fills gaps and does not continue text: sample from a GPT-2, or \
-             export this one",
+            "{} holds {other} and does not continue text: sample from a GPT-2, or export this one",
             args.run.display()
         );
     }

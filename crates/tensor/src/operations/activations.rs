@@ -1,4 +1,4 @@
-//! GELU, gated activations and dropout.
+//! GELU, tanh, gated activations and dropout.
 
 use phalanx_plan::trace::Site;
 
@@ -13,7 +13,7 @@ use crate::view::{View, ViewMut};
 
 family! {
     /// Activation functions and dropout.
-    Activations { GeluForward, GeluBackward, Gated, GatedBackward, DropoutForward, }
+    Activations { GeluForward, GeluBackward, TanhForward, TanhBackward, Gated, GatedBackward, DropoutForward, }
 }
 
 operation! {
@@ -96,6 +96,76 @@ impl Describe for GeluBackward<'_> {
             factors: &[operand("x", "rh", *x), operand("dy", "rh", dy.as_view())],
             addends: &[],
             results: &results,
+            whole: &[],
+        };
+        recorder.follow(&rule, site);
+    }
+}
+
+operation! {
+    /// `y = tanh(x)`.
+    TanhForward {
+        /// Read.
+        x: View<'a>,
+        /// Like `x`, overwritten.
+        y: ViewMut<'a>,
+    }
+}
+
+impl Describe for TanhForward<'_> {
+    const NAME: &'static str = "tanh";
+
+    fn check(&self) {
+        let TanhForward { x, y } = self;
+        assert_eq!(x.elements(), y.elements(), "tanh of {x:?} -> {y:?}");
+        same(&[x.dtype(), y.dtype()]);
+    }
+
+    fn price(&self) -> Price {
+        Price::bytes(self.x.bytes() + self.y.bytes())
+    }
+
+    fn follow(&self, recorder: &Recorder, site: Site) {
+        let rule = Rule {
+            op: Self::NAME,
+            factors: &[operand("x", "rh", self.x)],
+            addends: &[],
+            results: &[result("y", "rh", &self.y, false)],
+            whole: &[],
+        };
+        recorder.follow(&rule, site);
+    }
+}
+
+operation! {
+    /// In place: `dy` becomes `dx = dy * (1 - y²)`.
+    TanhBackward {
+        /// The output of the forward pass.
+        y: View<'a>,
+        /// Like `y`, becomes dx.
+        dy: ViewMut<'a>,
+    }
+}
+
+impl Describe for TanhBackward<'_> {
+    const NAME: &'static str = "tanh_backward";
+
+    fn check(&self) {
+        let TanhBackward { y, dy } = self;
+        assert_eq!(y.elements(), dy.elements(), "{y:?}, {dy:?}");
+        same(&[y.dtype(), dy.dtype()]);
+    }
+
+    fn price(&self) -> Price {
+        Price::bytes(self.y.bytes() + 2 * self.dy.bytes())
+    }
+
+    fn follow(&self, recorder: &Recorder, site: Site) {
+        let rule = Rule {
+            op: Self::NAME,
+            factors: &[operand("y", "rh", self.y), operand("dy", "rh", self.dy.as_view())],
+            addends: &[],
+            results: &[result("dx", "rh", &self.dy, false)],
             whole: &[],
         };
         recorder.follow(&rule, site);
@@ -229,6 +299,18 @@ impl Device {
     #[track_caller]
     pub fn gelu_backward(&self, x: View, gelu: Gelu, dy: ViewMut, db: Option<ViewMut>, accumulate: bool) {
         self.run(GeluBackward { x, gelu, dy, db, accumulate });
+    }
+
+    /// `y = tanh(x)`, overwrites.
+    #[track_caller]
+    pub fn tanh(&self, x: View, y: ViewMut) {
+        self.run(TanhForward { x, y });
+    }
+
+    /// The gradient of [`Device::tanh`], in place: dy becomes `dx = dy * (1 - y²)`, of the output y.
+    #[track_caller]
+    pub fn tanh_backward(&self, y: View, dy: ViewMut) {
+        self.run(TanhBackward { y, dy });
     }
 
     /// `y[i] = act(x[i]) * x[m + i]` for each row, overwrites. x `[.., 2 m]`, y `[.., m]`.

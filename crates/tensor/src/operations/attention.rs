@@ -33,8 +33,8 @@ operation! {
         qkv: View<'a>,
         /// Heads, mask and scores.
         heads: Heads,
-        /// `[batch, seq]` u32: of each row, its position in its document. A row at position 0 begins one, and sees no row before
-        /// it. None where each sequence is one document. Only under a causal mask.
+        /// `[batch, seq]` u32: of each row, its position in its document. A row at position 0 begins one. Rows see rows of
+        /// their own document only. None where each sequence is one document.
         positions: Option<View<'a>>,
         /// Dropout of the probabilities.
         dropout: Option<Dropout>,
@@ -324,7 +324,6 @@ fn check_extents(qkv: View, heads: Heads, positions: Option<View>, [out, log_sum
     let [batch, seq, width] = qkv.dims();
     heads.check();
     if let Some(positions) = positions {
-        assert!(heads.causal, "rows see the document up to themselves, which a causal mask shows: {heads:?}");
         check_positions(positions, [batch, seq]);
     }
     assert_eq!(width, heads.qkv_width(), "{qkv:?} for {heads:?}");

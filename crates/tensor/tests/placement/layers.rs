@@ -33,6 +33,8 @@ fn element_by_element() {
             ("gelu_backward", Gelu::Tanh),
             ("gelu_backward", Gelu::Erf),
             ("dropout", Gelu::Tanh),
+            ("tanh", Gelu::Tanh),
+            ("tanh_backward", Gelu::Tanh),
         ] {
             let device = device();
             let row = format!("{op} {gelu:?} of {x}");
@@ -41,6 +43,8 @@ fn element_by_element() {
             let mut db = tensor(&device, "db", &[6]);
             match op {
                 "gelu" => device.gelu(x.view(), gelu, y.view_mut()),
+                "tanh" => device.tanh(x.view(), y.view_mut()),
+                "tanh_backward" => device.tanh_backward(x.view(), y.view_mut()),
                 "dropout" => {
                     let residual = placed(&device, "residual", &[2, 4, 6], expected);
                     let dropout = Dropout { p: 0.5, key: 0, first: 0, sample: 0 };

@@ -19,6 +19,9 @@ const OTHER_SHARE: &str = "the validation loss is that of other windows, and doe
 const OTHER_TARGETS: &str = "tokens see other ones than before, and other targets are predicted: losses do not compare with the ones before";
 const OTHER_ORDER: &str = "the samples that are left of this epoch are others: some of those that it has had come again, and some never come";
 
+/// Why text, token files and rows exclude each other.
+const ONE_SOURCE: &str = "tokens have one source";
+
 const OF_TOKENS: Need = Need::is_for(&[("data.tokens", SET)], "");
 
 table! {
@@ -29,7 +32,7 @@ table! {
             .foreign(&[(NANOGPT, "dataset", Rule, "or data.tokens for a token file"), (HUGGING_FACE, "train_file", Rule, "")]);
         /// Extensions of the files that are read from folders; all text files when empty.
         extensions: Vec<String> = Vec::new(), KEY.resume(Data);
-        /// In JSON files, of which each line or record is a document: the key of the text.
+        /// In JSON files, of which each line or record is a document, and in files of rows: the key of the text.
         text_key: String = "text".into(), KEY.resume(Data);
         /// Extensions of files that are plain text whatever they hold, such as `json` and `csv`.
         plain: Vec<String> = Vec::new(), KEY.resume(Data);
@@ -38,10 +41,17 @@ table! {
         max_skipped: Option<f64> = None, KEY.from(0.0, 1.0);
         /// Token files (own, nanoGPT's, llm.c's, Megatron's), instead of text, by paths and patterns; they are read one after the other.
         tokens: Option<Paths> = None, KEY.resume(Data).foreign(&[(MEGATRON, "data_path", Rule, "or data.text for text")])
-            .needs(&[Need::any(&[("data.text", LEFT_OUT)], "tokens have one source")]);
+            .needs(&[Need::any(&[("data.text", LEFT_OUT)], ONE_SOURCE)]);
         /// Token files for evaluation, instead of the fraction `validation`.
         validation_tokens: Option<Paths> = None, KEY.resume(Data)
             .needs(&[OF_TOKENS]);
+        /// Files of labelled rows (JSON lines or CSV, by their ending) for a model with classes, instead of text, by paths and patterns: a
+        /// text under `text_key`, a class under `label`, perhaps a second text under `text_pair`.
+        rows: Option<Paths> = None, KEY.resume(Data)
+            .needs(&[Need::any(&[("data.text", LEFT_OUT)], ONE_SOURCE), Need::any(&[("data.tokens", LEFT_OUT)], ONE_SOURCE), SYNCHRONOUS]);
+        /// Rows for evaluation, instead of the fraction `validation`.
+        validation_rows: Option<Paths> = None, KEY.resume(Data)
+            .needs(&[Need::is_for(&[("data.rows", SET)], "")]);
         /// Type of ids in token files without a header: `u8`, `u16`, `u32`, `i64`; `auto` is `u16`.
         token_type: TokenType = TokenType::Auto, KEY.resume(Data)
             .needs(&[OF_TOKENS]);
@@ -71,7 +81,7 @@ table! {
             .needs(&[Need::is_for(&[("data.documents", &["apart"])], "")]);
         /// `shuffled` or `sequential`.
         order: Order = Order::Shuffled, KEY.resume(Said(OTHER_ORDER));
-        /// Fraction of the tokens, at the end, that is held out for evaluation.
+        /// Fraction of the tokens, at the end, that is held out for evaluation; of rows, evenly spread ones.
         validation: f64 = 0.1, KEY.resume(Said(OTHER_SHARE)).from(0.0, 0.9)
             .foreign(&[
                 (MEGATRON, "split", Rule, "the share that is held out"),
@@ -107,6 +117,12 @@ impl DataConfig {
     pub fn validation_paths(&self) -> Option<Vec<PathBuf>> {
         self.validation_tokens.as_ref().map(Paths::paths).filter(|paths| !paths.is_empty())
     }
+
+    /// The keys that name files by paths and patterns.
+    pub fn files_mut(&mut self) -> impl Iterator<Item = &mut Paths> {
+        let keys = [&mut self.tokens, &mut self.validation_tokens, &mut self.rows, &mut self.validation_rows];
+        keys.into_iter().flatten()
+    }
 }
 
 impl From<Order> for SampleOrder {
@@ -124,25 +140,84 @@ impl RunConfig {
             let expected = "is for models that predict the next token: leave it out";
             return Err(refuse("data.documents", "\"apart\"", expected));
         }
+        self.check_rows()?;
         let data = &self.data;
         let evaluated = data.validation_paths().is_some();
         let given = |paths: &Option<Paths>| paths.as_ref().map_or(String::new(), Paths::shown);
-        for (key, paths) in
-            [("data.tokens", &data.tokens), ("data.validation_tokens", &data.validation_tokens)]
-        {
+        for (key, paths) in [
+            ("data.tokens", &data.tokens),
+            ("data.validation_tokens", &data.validation_tokens),
+            ("data.rows", &data.rows),
+            ("data.validation_rows", &data.validation_rows),
+        ] {
             let has_no_name = |paths: &Paths| paths.paths().iter().any(|path| path.as_os_str().is_empty());
             if paths.as_ref().is_some_and(has_no_name) {
                 return Err(refuse(key, given(paths), "has a path without a name"));
             }
         }
-        if data.tokens.as_ref().is_some_and(|tokens| tokens.paths().is_empty()) {
-            return Err(refuse("data.tokens", "[]", "names no file: give at least one, or leave it out"));
+        for (key, paths) in [
+            ("data.tokens", &data.tokens),
+            ("data.rows", &data.rows),
+            ("data.validation_rows", &data.validation_rows),
+        ] {
+            if paths.as_ref().is_some_and(|paths| paths.paths().is_empty()) {
+                return Err(refuse(key, "[]", "names no file: give at least one, or leave it out"));
+            }
         }
         if evaluated && data.validation > 0.0 {
             let expected = format!(
                 "holds out a part of data.tokens, and data.validation_tokens = {} names files for evaluation: give one \
                  of the two (data.validation = 0 beside the files)",
                 given(&data.validation_tokens)
+            );
+            return Err(refuse("data.validation", data.validation, expected));
+        }
+        Ok(())
+    }
+
+    /// Checks what labelled rows and a model with classes need of each other.
+    fn check_rows(&self) -> Result<(), ConfigError> {
+        let RunConfig { data, model, parallel, .. } = self;
+        let has_labels = model.keys.get("labels").is_some();
+        let given = |paths: &Option<Paths>| paths.as_ref().map_or(String::new(), Paths::shown);
+        if data.rows.is_some() && model.arch.keys.iter().all(|key| key.name != "labels") {
+            let expected =
+                "are rows for a model with classes: set model.arch = \"bert\", or name text in data.text";
+            return Err(refuse("data.rows", given(&data.rows), expected));
+        }
+        if has_labels && data.rows.is_none() && (!data.text.is_empty() || data.tokens.is_some()) {
+            let (key, value) = match &data.tokens {
+                Some(_) => ("data.tokens", given(&data.tokens)),
+                None => ("data.text", data.text.join(", ")),
+            };
+            let expected = "a model with classes (model.labels) learns from labelled rows: name their files in data.rows";
+            return Err(refuse(key, value, expected));
+        }
+        if data.rows.is_some() && parallel.sequence_parallel {
+            let expected = "the pooler of a model with classes reads whole samples: leave it out";
+            return Err(refuse("parallel.sequence_parallel", true, expected));
+        }
+        if data.rows.is_some() && data.mask_token.is_some() {
+            let expected =
+                "is for a model that predicts hidden tokens, and rows (data.rows) hide none: leave it out";
+            return Err(refuse("data.mask_token", data.mask_token.unwrap_or_default(), expected));
+        }
+        let others = [
+            ("data.extensions", data.extensions.join(", ")),
+            ("data.plain", data.plain.join(", ")),
+            ("data.max_skipped", data.max_skipped.map_or(String::new(), |share| share.to_string())),
+        ];
+        if let Some((key, value)) =
+            others.into_iter().find(|(_, value)| data.rows.is_some() && !value.is_empty())
+        {
+            let expected = "is for text (data.text), and every row of data.rows is read: leave it out";
+            return Err(refuse(key, value, expected));
+        }
+        if data.validation_rows.is_some() && data.validation > 0.0 {
+            let expected = format!(
+                "holds out a part of data.rows, and data.validation_rows = {} names files for evaluation: give one of the two \
+                 (data.validation = 0 beside the files)",
+                given(&data.validation_rows)
             );
             return Err(refuse("data.validation", data.validation, expected));
         }

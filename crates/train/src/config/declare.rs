@@ -296,6 +296,7 @@ pub(super) fn kind_of(values: Values) -> Kind {
         Values::Flag => Kind::Flag,
         Values::Word => Kind::Text,
         Values::Table => Kind::Table,
+        Values::Names => Kind::Texts,
     }
 }
 

@@ -82,7 +82,7 @@ table! {
             .foreign(&[(HUGGING_FACE, "save_total_limit", Same, ""), (TORCHTITAN, "checkpoint.keep_latest_k", Same, "")]);
         /// Saves a state with the smallest validation loss so far, and keeps it beside the newest ones.
         keep_best: bool = false, KEY
-            .needs(&[Need::any(&[("data.validation", &["above 0"]), ("data.validation_tokens", SET)], "it keeps the checkpoint with the smallest validation loss")])
+            .needs(&[Need::any(&[("data.validation", &["above 0"]), ("data.validation_tokens", SET), ("data.validation_rows", SET)], "it keeps the checkpoint with the smallest validation loss")])
             .foreign(&[(NANOGPT, "always_save_checkpoint", Rule, "true for False")]);
         /// Seed of initial values, the order of samples, and dropout.
         seed: u64 = 1, KEY.resume(Resume::Said(OTHER_SEED))

@@ -4,8 +4,8 @@ use std::path::Path;
 
 use phalanx_checkpoint::Checkpoint;
 use phalanx_data::{
-    Corpus, CorpusSpec, DataError, DocumentEnds, EvaluationWindows, Findings, Masking, Progress, Sampler,
-    TokenFile, TokenFiles, Tokenizer, Tokens, tokenize_to_file,
+    Corpus, CorpusSpec, DataError, DocumentEnds, EvaluationWindows, Findings, Masking, Progress, RowSamples,
+    Sampler, TokenFile, TokenFiles, Tokenizer, Tokens, tokenize_to_file,
 };
 use phalanx_layers::POSITIONS;
 use phalanx_models::Objective;
@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use crate::config::{DataConfig, Documents, RunConfig};
 use crate::data::learned::Learned;
 use crate::data::parts;
+use crate::data::rows::{self, LabelledRows};
 use crate::data::token_data::{ScannedTokens, TOKENS_FILE, TokenData};
 use crate::engine::batch::SampleNumbers;
 
@@ -23,18 +24,31 @@ pub const NO_END: &str = "data.documents = \"apart\" needs to know where documen
 
 /// Training samples and evaluation windows.
 pub struct Dataset {
+    samples: Samples,
+    /// The tokens of data.tokens, or those made of text: of both parts, if there are no files for evaluation.
+    tokens: Tokens,
+    /// The tokens of the files for evaluation.
+    evaluated_tokens: Option<Tokens>,
+    /// Numbers of tokens of the training part and of the validation part; of rows, if samples are rows.
+    parts: (usize, usize),
+}
+
+/// What samples are.
+enum Samples {
+    /// Windows of text.
+    Windows(Windows),
+    /// Labelled rows, and how many of those held out are evaluated.
+    Rows(RowSamples, usize),
+}
+
+/// Windows of text, to train on and to evaluate.
+struct Windows {
     train: Sampler,
     validation: Option<EvaluationWindows>,
     /// Masking of samples of a masked model; None for a causal model.
     masking: Option<Masking>,
     /// Ends of documents, if they do not see each other.
     documents: Option<DocumentEnds>,
-    /// The tokens of data.tokens, or those made of text: of both parts, if there are no files for evaluation.
-    tokens: Tokens,
-    /// The tokens of the files for evaluation.
-    evaluated_tokens: Option<Tokens>,
-    /// Numbers of tokens of the training part and of the validation part.
-    parts: (usize, usize),
 }
 
 /// Checksums of the data of a run, in hexadecimal, and the file about tokens that no tokenizer keeps. Checkpoints store them.
@@ -67,6 +81,8 @@ pub struct Prepared {
     pub vocab: usize,
     /// Data that was read.
     pub read: DataRead,
+    /// Names of the classes of labelled rows; none for other data.
+    pub labels: Vec<String>,
     /// For people: token files that look unusual, what was assumed about the tokenizer, and special tokens that the text
     /// spells.
     pub notes: Vec<String>,
@@ -149,12 +165,21 @@ fn spec(data: &DataConfig) -> CorpusSpec {
 /// # Errors
 /// Missing, empty or unreadable data; another tokenizer; a folder that cannot be written.
 pub fn prepare(
-    data: &DataConfig,
+    config: &RunConfig,
     folder: &Path,
     threads: usize,
     learned: &Learned,
     watch: &mut dyn FnMut(TextProgress),
 ) -> Result<Prepared, DataError> {
+    let (data, labels) = (&config.data, Vec::new());
+    if data.rows.is_some() {
+        return LabelledRows::read(config)?.prepare(config, folder, learned);
+    }
+    if !config.model.keys.labels().is_empty() {
+        let reason =
+            "a model with classes learns from labelled rows: name their files in data.rows".to_string();
+        return Err(DataError::Source { reason });
+    }
     if data.tokens.is_some() {
         let files = TokenData::open(data, folder)?;
         let mut notes = files.check_looks(data)?;
@@ -165,7 +190,7 @@ pub fn prepare(
         }
         let vocab = files.train.vocab_size().or(tokenizer.as_ref().map(Tokenizer::vocab_size)).unwrap_or(0);
         let read = DataRead::of_tokens(files.files())?;
-        return Ok(Prepared { tokens: files.train.len() as u64, vocab, tokenizer, read, notes });
+        return Ok(Prepared { tokens: files.train.len() as u64, vocab, tokenizer, read, labels, notes });
     }
     let corpus = open_corpus(data, watch)?;
     let (tokenizer, mut notes) = learned.for_text(data, corpus.as_ref())?;
@@ -181,7 +206,7 @@ pub fn prepare(
     notes.extend(tokenizer.describe_spelled(&written.spelled));
     let (tokens, vocab) = (written.tokens, tokenizer.vocab_size());
     let read = DataRead::of_text(corpus.findings());
-    Ok(Prepared { tokens, vocab, tokenizer: Some(tokenizer), read, notes })
+    Ok(Prepared { tokens, vocab, tokenizer: Some(tokenizer), read, labels, notes })
 }
 
 impl Dataset {
@@ -198,6 +223,15 @@ impl Dataset {
         expected: Option<&str>,
     ) -> Result<(Dataset, ScannedTokens), DataError> {
         let files = TokenData::open(&config.data, folder)?;
+        if config.data.rows.is_some() {
+            // Ids of rows have a bit for their type, and lie beside classes and lengths.
+            let scanned = files.scan(1 << 32, expected)?;
+            let opened = Dataset::of(files, config)?;
+            if let Samples::Rows(rows, _) = &opened.samples {
+                rows.check(vocab, config.model.keys.labels().len())?;
+            }
+            return Ok((opened, scanned));
+        }
         let mut scanned = files.scan(vocab, expected)?;
         let origin = match config.data.tokens {
             Some(_) => files.train.origin(),
@@ -220,6 +254,13 @@ impl Dataset {
 
     fn of(files: TokenData, config: &RunConfig) -> Result<Dataset, DataError> {
         let TokenData { train, evaluated } = files;
+        if config.data.rows.is_some() {
+            let tokens = Tokens::from(train);
+            let rows = rows::open(tokens.clone(), config)?;
+            let [trained, held_out] = rows.counts();
+            let samples = Samples::Rows(rows, held_out.min(config.train.eval_samples));
+            return Ok(Dataset { samples, tokens, evaluated_tokens: None, parts: (trained, held_out) });
+        }
         let limit = config.model.vocab.unwrap_or(usize::MAX);
         let [tokens, evaluated_tokens] =
             [Some(train), evaluated].map(|files| files.map(|files| Tokens::from(files).limited_to(limit)));
@@ -229,86 +270,99 @@ impl Dataset {
         let held_out = evaluated_tokens.clone().or((config.data.validation > 0.0).then_some(held_out));
         let parts = (train.len(), held_out.as_ref().map_or(0, Tokens::len));
         let windows = |tokens| EvaluationWindows::new(tokens, seq, config.train.eval_samples);
-        Ok(Dataset {
+        let samples = Samples::Windows(Windows {
             train: Sampler::new(train, seq, config.data.order.into(), config.train.seed)?,
             validation: held_out.map(windows).transpose()?,
             masking: masking(config, tokens.vocab_size()),
             documents: documents(&config.data)?,
-            tokens,
-            evaluated_tokens,
-            parts,
-        })
+        });
+        Ok(Dataset { samples, tokens, evaluated_tokens, parts })
     }
 
-    /// Reads the sample at `position` of the run (the number of samples before it): tokens and targets, `[seq]` each.
+    /// Reads the sample at `position` of the run (the number of samples before it): tokens and targets, `[seq]` each; of a row one
+    /// target, its class.
     ///
     /// # Errors
     /// A token file that was changed since the run started, or cannot be read.
     pub fn sample(&self, position: u64, tokens: &mut [u32], targets: &mut [u32]) -> Result<(), DataError> {
-        match &self.masking {
-            None => self.train.fill(position, tokens, targets)?,
-            Some(masking) => masking.sample(&self.train, position, tokens, targets)?,
+        let windows = match &self.samples {
+            Samples::Rows(rows, _) => return rows::fill(rows, rows.trained(position), tokens, targets),
+            Samples::Windows(windows) => windows,
+        };
+        match &windows.masking {
+            None => windows.train.fill(position, tokens, targets)?,
+            Some(masking) => masking.sample(&windows.train, position, tokens, targets)?,
         }
-        self.part(tokens, targets);
+        windows.part(tokens, targets);
         Ok(())
     }
 
-    /// Number of windows of an evaluation: `train.eval_samples`, or all that the held-out tokens have.
+    /// Number of windows of an evaluation: `train.eval_samples`, or all that the held-out part has.
     pub fn evaluated(&self) -> usize {
-        self.validation.as_ref().map_or(0, EvaluationWindows::len)
+        match &self.samples {
+            Samples::Rows(_, evaluated) => *evaluated,
+            Samples::Windows(windows) => windows.validation.as_ref().map_or(0, EvaluationWindows::len),
+        }
     }
 
-    /// Reads evaluation window `index`: tokens and targets, `[seq]` each.
+    /// Reads evaluation window `index`, as [`Dataset::sample`] reads samples.
     ///
     /// # Errors
     /// The errors of [`Dataset::sample`].
     pub fn window(&self, index: usize, tokens: &mut [u32], targets: &mut [u32]) -> Result<(), DataError> {
-        let Some(windows) = &self.validation else { return Ok(()) };
-        match &self.masking {
-            None => windows.fill(index, tokens, targets)?,
-            Some(masking) => masking.window(windows, index, tokens, targets)?,
+        let windows = match &self.samples {
+            Samples::Rows(rows, all) => {
+                return rows::fill(rows, rows.evaluated(index, *all), tokens, targets);
+            }
+            Samples::Windows(windows) => windows,
+        };
+        let Some(validation) = &windows.validation else { return Ok(()) };
+        match &windows.masking {
+            None => validation.fill(index, tokens, targets)?,
+            Some(masking) => masking.window(validation, index, tokens, targets)?,
         }
-        self.part(tokens, targets);
+        windows.part(tokens, targets);
         Ok(())
     }
 
-    /// Returns whether samples have documents that do not see each other.
+    /// Returns whether samples have documents that do not see each other, so that targets are left out.
     pub fn has_documents(&self) -> bool {
-        self.documents.is_some()
+        matches!(&self.samples, Samples::Windows(windows) if windows.documents.is_some())
     }
 
-    /// Leaves out the targets that begin another document.
-    fn part(&self, tokens: &[u32], targets: &mut [u32]) {
-        if let Some(documents) = &self.documents {
-            documents.part(tokens, targets);
-        }
-    }
-
-    /// Writes the positions of a sample's tokens in their documents, which are the only input beside tokens and targets. `sample` reads
-    /// the sample.
+    /// Writes what a sample has beside tokens and targets: the positions of its tokens.
     ///
     /// # Errors
-    /// Those of `sample`.
-    pub fn positions(
-        &self,
-        input: &str,
-        to: SampleNumbers,
-        sample: impl Fn(&mut [u32], &mut [u32]) -> Result<(), DataError>,
-    ) -> Result<(), DataError> {
-        let (Some(documents), POSITIONS, SampleNumbers::Ids(to)) = (&self.documents, input, to) else {
-            let reason = format!("the model reads {input}, which token files do not have");
-            return Err(DataError::Source { reason });
-        };
-        let [mut tokens, mut targets] = [(); 2].map(|()| vec![0; to.len()]);
-        sample(&mut tokens, &mut targets)?;
-        documents.positions(&tokens, to);
-        Ok(())
+    /// Those of [`Dataset::sample`], and another input.
+    pub fn input(&self, position: u64, input: &str, to: SampleNumbers) -> Result<(), DataError> {
+        match &self.samples {
+            Samples::Rows(rows, _) => rows::positions(rows, rows.trained(position), input, to),
+            Samples::Windows(windows) => {
+                windows.positions(input, to, |tokens, targets| self.sample(position, tokens, targets))
+            }
+        }
     }
 
-    /// Number of windows of an evaluation of a run on `tokens` tokens, with `evaluated` ones in files for evaluation: the later
+    /// Writes what an evaluation window has beside tokens and targets.
+    ///
+    /// # Errors
+    /// As [`Dataset::input`].
+    pub fn window_input(&self, index: usize, input: &str, to: SampleNumbers) -> Result<(), DataError> {
+        match &self.samples {
+            Samples::Rows(rows, all) => rows::positions(rows, rows.evaluated(index, *all), input, to),
+            Samples::Windows(windows) => {
+                windows.positions(input, to, |tokens, targets| self.window(index, tokens, targets))
+            }
+        }
+    }
+
+    /// Number of windows of an evaluation of a run on `tokens` tokens (or rows), with `evaluated` ones in files for evaluation: the later
     /// value of [`Dataset::evaluated`].
     pub fn evaluated_of(tokens: usize, evaluated: Option<usize>, config: &RunConfig) -> usize {
         let (_, held_out) = parts::parts(config, tokens, evaluated);
+        if config.data.rows.is_some() {
+            return held_out.unwrap_or(0).min(config.train.eval_samples);
+        }
         let windows = |held_out: usize| held_out.saturating_sub(1) / config.model.seq;
         held_out.map_or(0, |held_out| windows(held_out).clamp(1, config.train.eval_samples))
     }
@@ -318,7 +372,14 @@ impl Dataset {
     /// # Errors
     /// The errors of [`Dataset::sample`].
     pub fn trained_share(&self, trained: &Dataset) -> Result<Option<f64>, DataError> {
-        let Some(windows) = &self.validation else { return Ok(None) };
+        let windows = match (&self.samples, &trained.samples) {
+            (Samples::Windows(windows), Samples::Windows(trained)) => {
+                windows.validation.as_ref().map(|windows| (windows, trained))
+            }
+            (Samples::Rows(rows, _), Samples::Rows(trained, _)) => return rows.trained_share(trained),
+            _ => None,
+        };
+        let Some((windows, trained)) = windows else { return Ok(None) };
         let found = windows.count_within(trained.train.tokens())?;
         Ok(Some(found as f64 / windows.len() as f64))
     }
@@ -339,12 +400,42 @@ impl Dataset {
 
     /// Samples in one epoch.
     pub fn samples_per_epoch(&self) -> u64 {
-        self.train.samples_per_epoch()
+        match &self.samples {
+            Samples::Rows(rows, _) => rows.counts()[0] as u64,
+            Samples::Windows(windows) => windows.train.samples_per_epoch(),
+        }
     }
 
-    /// Tokens of the training part and of the validation part.
+    /// Tokens, or rows, of the training part and of the validation part.
     pub fn part_tokens(&self) -> (usize, usize) {
         self.parts
+    }
+}
+
+impl Windows {
+    /// Leaves out the targets that begin another document.
+    fn part(&self, tokens: &[u32], targets: &mut [u32]) {
+        if let Some(documents) = &self.documents {
+            documents.part(tokens, targets);
+        }
+    }
+
+    /// Writes the positions of a sample's tokens in their documents, which are the only input beside tokens and targets. `sample` reads
+    /// the sample.
+    fn positions(
+        &self,
+        input: &str,
+        to: SampleNumbers,
+        sample: impl Fn(&mut [u32], &mut [u32]) -> Result<(), DataError>,
+    ) -> Result<(), DataError> {
+        let (Some(documents), POSITIONS, SampleNumbers::Ids(to)) = (&self.documents, input, to) else {
+            let reason = format!("the model reads {input}, which token files do not have");
+            return Err(DataError::Source { reason });
+        };
+        let [mut tokens, mut targets] = [(); 2].map(|()| vec![0; to.len()]);
+        sample(&mut tokens, &mut targets)?;
+        documents.positions(&tokens, to);
+        Ok(())
     }
 }
 

@@ -1,7 +1,8 @@
-//! The samples of a run: token files and texts, in a training part and a validation part, or a source of the caller's own.
+//! The samples of a run: token files, texts and labelled rows, in a training part and a validation part, or a source of the caller's own.
 
 pub mod dataset;
 pub mod learned;
 pub mod parts;
+pub mod rows;
 pub mod source;
 pub mod token_data;

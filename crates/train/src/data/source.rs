@@ -9,8 +9,8 @@ use crate::engine::batch::SampleNumbers;
 ///
 /// Every rank asks for the samples of its own part of each batch, so all ranks must answer alike.
 pub trait DataSource: Send + Sync {
-    /// Writes the sample at `position` of the run (the number of samples before it): tokens and targets, `[seq]` each, or
-    /// nothing of what the model does not read.
+    /// Writes the sample at `position` of the run (the number of samples before it): tokens and targets, `[seq]` each (one target, for a
+    /// model whose targets are those of samples), or nothing of what the model does not read.
     /// A target is the token that follows; `phalanx_tensor::IGNORED` leaves one out of the loss, which is the mean over
     /// those that remain in the global batch. A step without any is not applied.
     ///
@@ -77,7 +77,7 @@ impl DataSource for Dataset {
     }
 
     fn input(&self, position: u64, input: &str, to: SampleNumbers) -> Result<(), DataError> {
-        self.positions(input, to, |tokens, targets| Dataset::sample(self, position, tokens, targets))
+        Dataset::input(self, position, input, to)
     }
 
     fn leaves_out_targets(&self) -> bool {
@@ -89,7 +89,7 @@ impl DataSource for Dataset {
     }
 
     fn window_input(&self, index: usize, input: &str, to: SampleNumbers) -> Result<(), DataError> {
-        self.positions(input, to, |tokens, targets| Dataset::window(self, index, tokens, targets))
+        Dataset::window_input(self, index, input, to)
     }
 
     fn window(&self, index: usize, tokens: &mut [u32], targets: &mut [u32]) -> Result<(), DataError> {

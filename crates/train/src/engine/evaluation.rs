@@ -1,9 +1,20 @@
-//! The parts of an evaluation. They run the same program, and between them all ranks agree whether to go on: an evaluation can be asked to stop
+//! An evaluation, in parts. They run the same program, and between them all ranks agree whether to go on: an evaluation can be asked to stop
 //! as often as steps can.
 
+use std::cell::RefCell;
+
+use phalanx_collectives::CollectiveError;
+use phalanx_layers::Context;
+use phalanx_parallel::Stage;
+use phalanx_parallel::pipeline::{Feed, SeeMicroBatch, run};
+use phalanx_plan::trace::{PhaseName, Placements};
 use phalanx_plan::{Action, Kind, Mesh, PipelineSchedule};
+use phalanx_tensor::{Category, CrossEntropy, DType, Device, View};
 
 use crate::config::RunConfig;
+use crate::engine::rank::{Batch, ClassScores, MeanLoss, Rank, uploads, zeroed};
+use crate::engine::scores::ClassCounts;
+use crate::engine::targets::mean_over;
 
 /// Divides an evaluation of `evaluated` windows over all ranks into parts of at most as many micro-batches as a step has: number of parts,
 /// and the schedule of each. The last rows may have no window.
@@ -33,4 +44,136 @@ fn forward_only(schedule: &PipelineSchedule, micro_batches: usize) -> PipelineSc
         placement: schedule.placement.clone(),
         micro_batches,
     }
+}
+
+impl Rank {
+    /// Computes the mean loss over the targets in the micro-batches of `batch` on all ranks: all parts of an evaluation. Rows
+    /// without a target do not count.
+    ///
+    /// # Errors
+    /// When a collective fails.
+    pub fn evaluate(&mut self, batch: &Batch) -> Result<MeanLoss, CollectiveError> {
+        Ok(self.evaluate_unless(batch, &|| false)?.expect("nobody asks to stop"))
+    }
+
+    /// The same, unless a rank says `stop` between two parts: None on all ranks then.
+    ///
+    /// # Errors
+    /// When a collective fails.
+    pub fn evaluate_unless(
+        &mut self,
+        batch: &Batch,
+        stop: &dyn Fn() -> bool,
+    ) -> Result<Option<MeanLoss>, CollectiveError> {
+        let rows = self.spec.batch.micro_batch_size * self.spec.batch.evaluation_batches;
+        let parts = batch.rows(&self.spec.batch).checked_div(rows).unwrap_or(0);
+        let (mut own, mut mean) = (0.0, MeanLoss::over(0, 0.0));
+        let counts = RefCell::new(ClassCounts::new(self.spec.batch.classes));
+        for part in 0..parts {
+            let evaluated = self.evaluate_part(batch, part, (own, &counts), stop());
+            let ([sum, stop_requests], whole) =
+                evaluated.inspect_err(|error| self.groups.abort_for(error))?;
+            (own, mean) = (sum, whole);
+            if stop_requests > 0.0 && part + 1 < parts {
+                return Ok(None);
+            }
+        }
+        Ok(Some(mean))
+    }
+
+    /// Adds the losses of a part of an evaluation to `own`, the sum of this rank's losses before it, and its samples to `counts`. Returns
+    /// this sum and how many ranks ask to stop; and the mean, which is that of the whole evaluation behind its last part.
+    fn evaluate_part(
+        &mut self,
+        batch: &Batch,
+        part: usize,
+        (own, counts): (f32, &RefCell<ClassCounts>),
+        stop: bool,
+    ) -> Result<([f32; 2], MeanLoss), CollectiveError> {
+        let device = self.device.clone();
+        device.try_phase(PhaseName::Evaluate, || {
+            let spec = &self.spec;
+            let planned = spec.batch.evaluation_targets(self.at.data);
+            let counted = spec.batch.count_targets(&device, &*self.groups.data, batch, planned)?;
+            let numbers = CrossEntropy::scaled(mean_over(counted));
+            let mut loss = zeroed(&device, "evaluate.loss");
+            device.fill(loss.view_mut(), own);
+            let rows = spec.mesh.rows(&spec.batch, self.at.tensor);
+            let context = |_: usize| Context {
+                keep: false,
+                rows,
+                slice_bytes: spec.device.slice_bytes,
+                ..Context::new(&device, spec.precision.types.compute, rows.tokens)
+            };
+            let of_batch = (&spec.batch, spec.precision.types.compute);
+            let upload = uploads(&device, of_batch, spec.mesh.batch_placements(), batch);
+            let first = part * spec.batch.evaluation_batches;
+            let rows_each = spec.batch.micro_batch_size;
+            let see_logits = |index: usize, logits: View| {
+                let numbers = numbers_of(&device, logits)?;
+                // The batch of a dry run is not read.
+                if !device.is_meta() {
+                    let labels = &batch.targets[(first + index) * rows_each..][..rows_each];
+                    counts.borrow_mut().add(&numbers, labels);
+                }
+                Ok(())
+            };
+            let feed = Feed {
+                device: &device,
+                context: &context,
+                upload: &|index, name| upload(first + index, name),
+                first: spec.batch.first_input(),
+                has_targets: spec.batch.has_targets(),
+                numbers,
+                see_logits: (spec.batch.classes > 0).then_some(&see_logits as SeeMicroBatch),
+                ranks_of_rows: spec.mesh.ranks_of_rows(),
+                placements: spec.mesh.boundary(),
+            };
+            let (program, wires) = (&self.evaluation, &self.groups.wires);
+            self.stages.iter_mut().for_each(|stage| stage.zero.begin(PhaseName::Evaluate));
+            run(&mut self.stages, program, wires, self.at.pipeline, &feed, &mut loss, None)?;
+            let stop_requests = self.groups.world.all_reduce(self.stop_request(stop, "evaluate.stop"));
+            let mut own = 0.0;
+            if self.stages.iter().any(Stage::is_last) {
+                // This rank reads the sum of its own losses, to go on with it, and takes it for no more than that.
+                let placements = device.placements(loss.view());
+                device.place(loss.view(), Placements::REPLICATED);
+                [own] = device.fetch([loss.view()])?;
+                device.place(loss.view(), placements);
+            }
+            let loss = self.sum_of_replicas(loss)?;
+            let stop_requests = stop_requests.wait()?;
+            let [loss, stop_requests] = device.fetch([loss.view(), stop_requests.view()])?;
+            let scores = self.scores(&counts.borrow())?;
+            Ok(([own, stop_requests], MeanLoss { scores, ..MeanLoss::over(counted, loss) }))
+        })
+    }
+
+    /// The scores of the samples that all replicas have counted; None where no class is chosen.
+    fn scores(&self, counts: &ClassCounts) -> Result<Option<ClassScores>, CollectiveError> {
+        let mut numbers = counts.numbers().to_vec();
+        if numbers.is_empty() {
+            return Ok(None);
+        }
+        let mut sums = self.device.alloc(DType::F32, [numbers.len()], Category::Workspace, "evaluate.counts");
+        self.device.upload(&numbers, sums.view_mut());
+        let sums = self.groups.data.all_reduce(sums).wait()?;
+        // Other stages than the last one have counted nothing.
+        let sums = self.groups.pipeline.all_reduce(sums).wait()?;
+        self.device.download(sums.view(), &mut numbers)?;
+        Ok(ClassCounts::of(&numbers).scores())
+    }
+}
+
+/// The numbers of a tensor, as f32.
+fn numbers_of(device: &Device, x: View) -> Result<Vec<f32>, CollectiveError> {
+    let mut numbers = vec![0.0; x.elements()];
+    if x.dtype() == DType::F32 {
+        device.download(x, &mut numbers)?;
+        return Ok(numbers);
+    }
+    let mut wide = device.alloc(DType::F32, x.shape(), Category::Workspace, "evaluate.logits");
+    device.convert(x, wide.view_mut());
+    device.download(wide.view(), &mut numbers)?;
+    Ok(numbers)
 }

@@ -15,6 +15,7 @@ pub mod rank;
 pub(crate) mod rule_mismatch;
 pub(crate) mod rules;
 pub mod saving;
+pub(crate) mod scores;
 pub mod spec;
 pub mod state;
 pub mod step;

@@ -7,21 +7,21 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use phalanx_collectives::{CollectiveError, Group, Solo};
-use phalanx_layers::{Activation, Context, Network, ParameterSpec, Rows, TARGETS, TOKENS};
+use phalanx_layers::{Activation, Network, ParameterSpec, Rows, TARGETS, TOKENS};
 use phalanx_optim::{CountedSteps, LossScale, LossScaling, Optimizer};
-use phalanx_parallel::pipeline::{Feed, Program, run};
+use phalanx_parallel::pipeline::Program;
 use phalanx_parallel::zero::{self, Arithmetic, Holding, NotFinite, Residence};
 use phalanx_parallel::{BlockInputs, GradientNorm, InputOptions, Stage, Zero};
 use phalanx_plan::trace::{Axis, PhaseName, Placement, Placements};
 use phalanx_plan::{Coordinates, ParameterSize};
-use phalanx_tensor::{Category, CrossEntropy, DType, Device, Memory, Tensor, View};
+use phalanx_tensor::{Category, DType, Device, Memory, Tensor, View};
 
 pub use crate::engine::batch::{Batch, Numbers, SampleNumbers};
 use crate::engine::groups::Groups;
 use crate::engine::parameter_sizes::{reserved, size};
+pub use crate::engine::scores::ClassScores;
 use crate::engine::spec::{BatchPart, MeshPart, Spec};
 pub use crate::engine::targets::MeanLoss;
-use crate::engine::targets::mean_over;
 
 /// The engine of one rank: its stages, and what a step, an evaluation and a checkpoint need.
 pub struct Rank {
@@ -224,95 +224,6 @@ impl Rank {
     /// The device of this rank.
     pub fn device(&self) -> &Device {
         &self.device
-    }
-
-    /// Computes the mean loss over the targets in the micro-batches of `batch` on all ranks: all parts of an evaluation. Rows
-    /// without a target do not count.
-    ///
-    /// # Errors
-    /// When a collective fails.
-    pub fn evaluate(&mut self, batch: &Batch) -> Result<MeanLoss, CollectiveError> {
-        Ok(self.evaluate_unless(batch, &|| false)?.expect("nobody asks to stop"))
-    }
-
-    /// The same, unless a rank says `stop` between two parts: None on all ranks then.
-    ///
-    /// # Errors
-    /// When a collective fails.
-    pub fn evaluate_unless(
-        &mut self,
-        batch: &Batch,
-        stop: &dyn Fn() -> bool,
-    ) -> Result<Option<MeanLoss>, CollectiveError> {
-        let rows = self.spec.batch.micro_batch_size * self.spec.batch.evaluation_batches;
-        let parts = batch.rows(&self.spec.batch).checked_div(rows).unwrap_or(0);
-        let (mut own, mut mean) = (0.0, MeanLoss::over(0, 0.0));
-        for part in 0..parts {
-            let evaluated = self.evaluate_part(batch, part, own, stop());
-            let ([sum, stop_requests], whole) =
-                evaluated.inspect_err(|error| self.groups.abort_for(error))?;
-            (own, mean) = (sum, whole);
-            if stop_requests > 0.0 && part + 1 < parts {
-                return Ok(None);
-            }
-        }
-        Ok(Some(mean))
-    }
-
-    /// Adds the losses of a part of an evaluation to `own`, the sum of this rank's losses before it. Returns this sum and how many
-    /// ranks ask to stop; and the mean, which is that of the whole evaluation behind its last part.
-    fn evaluate_part(
-        &mut self,
-        batch: &Batch,
-        part: usize,
-        own: f32,
-        stop: bool,
-    ) -> Result<([f32; 2], MeanLoss), CollectiveError> {
-        let device = self.device.clone();
-        device.try_phase(PhaseName::Evaluate, || {
-            let spec = &self.spec;
-            let planned = spec.batch.evaluation_targets(self.at.data);
-            let counted = spec.batch.count_targets(&device, &*self.groups.data, batch, planned)?;
-            let numbers = CrossEntropy::scaled(mean_over(counted));
-            let mut loss = zeroed(&device, "evaluate.loss");
-            device.fill(loss.view_mut(), own);
-            let rows = spec.mesh.rows(&spec.batch, self.at.tensor);
-            let context = |_: usize| Context {
-                keep: false,
-                rows,
-                slice_bytes: spec.device.slice_bytes,
-                ..Context::new(&device, spec.precision.types.compute, rows.tokens)
-            };
-            let of_batch = (&spec.batch, spec.precision.types.compute);
-            let upload = uploads(&device, of_batch, spec.mesh.batch_placements(), batch);
-            let first = part * spec.batch.evaluation_batches;
-            let feed = Feed {
-                device: &device,
-                context: &context,
-                upload: &|index, name| upload(first + index, name),
-                first: spec.batch.first_input(),
-                has_targets: spec.batch.has_targets(),
-                numbers,
-                ranks_of_rows: spec.mesh.ranks_of_rows(),
-                placements: spec.mesh.boundary(),
-            };
-            let (program, wires) = (&self.evaluation, &self.groups.wires);
-            self.stages.iter_mut().for_each(|stage| stage.zero.begin(PhaseName::Evaluate));
-            run(&mut self.stages, program, wires, self.at.pipeline, &feed, &mut loss, None)?;
-            let stop_requests = self.groups.world.all_reduce(self.stop_request(stop, "evaluate.stop"));
-            let mut own = 0.0;
-            if self.stages.iter().any(Stage::is_last) {
-                // This rank reads the sum of its own losses, to go on with it, and takes it for no more than that.
-                let placements = device.placements(loss.view());
-                device.place(loss.view(), Placements::REPLICATED);
-                [own] = device.fetch([loss.view()])?;
-                device.place(loss.view(), placements);
-            }
-            let loss = self.sum_of_replicas(loss)?;
-            let stop_requests = stop_requests.wait()?;
-            let [loss, stop_requests] = device.fetch([loss.view(), stop_requests.view()])?;
-            Ok(([own, stop_requests], MeanLoss::over(counted, loss)))
-        })
     }
 
     /// Sums a loss over replicas and stages; only the last stage has one.

@@ -346,7 +346,7 @@ pub fn read_imported(
     let (source, stripe) = (model.source(spec), spec.stripe());
     let own = source.as_ref().map_or(&spec.name, |rows| &rows.name);
     let name = name_in(model, own, |name| dir.contains(name));
-    if !dir.contains(&name) && model.head_prefix().is_some_and(|prefix| name.starts_with(prefix)) {
+    if !dir.contains(&name) && model.head_prefixes().iter().any(|prefix| name.starts_with(prefix)) {
         fill_initial(spec, HEAD_SEED, elements.start, out);
         return Ok(());
     }

@@ -249,6 +249,7 @@ impl Rank {
             first: spec.batch.first_input(),
             has_targets: spec.batch.has_targets(),
             numbers,
+            see_logits: None,
             ranks_of_rows: spec.mesh.ranks_of_rows(),
             placements: spec.mesh.boundary(),
         };

@@ -9,6 +9,7 @@ use phalanx_plan::trace::Axis;
 use phalanx_tensor::{Category, CrossEntropy, DType, Device};
 
 use crate::engine::batch::Batch;
+use crate::engine::scores::ClassScores;
 use crate::engine::spec::{BatchPart, LossPart, Spec};
 
 /// The targets that the plan expects in a batch.
@@ -27,12 +28,14 @@ pub struct MeanLoss {
     pub loss: f32,
     /// Number of targets.
     pub targets: usize,
+    /// Scores of a model that chooses a class for each sample; None for another one.
+    pub scores: Option<ClassScores>,
 }
 
 impl MeanLoss {
     /// `loss` over `targets` targets.
     pub fn over(targets: usize, loss: f32) -> MeanLoss {
-        MeanLoss { loss: if targets == 0 { f32::NAN } else { loss }, targets }
+        MeanLoss { loss: if targets == 0 { f32::NAN } else { loss }, targets, scores: None }
     }
 }
 

@@ -52,7 +52,19 @@ pub fn model(family: &str, sizes: Sizes) -> Arc<dyn Model> {
         "bert" => {
             let (intermediate, eps, activation) = (4 * hidden, 1e-12, Activation::GELU);
             let (vocab, positions) = (VOCAB, SEQ);
-            Bert { layers, hidden, heads, intermediate, vocab, positions, eps, activation, dropout }.into()
+            Bert {
+                layers,
+                hidden,
+                heads,
+                intermediate,
+                vocab,
+                positions,
+                eps,
+                activation,
+                dropout,
+                labels: Vec::new(),
+            }
+            .into()
         }
         other => panic!("no family {other}"),
     }

@@ -359,6 +359,7 @@ fn one_rank(
             .for_each(|row| row[..seq - Masking::predicted(seq)].fill(NOT_PREDICTED));
     }
     keep_apart(&mut windows, config);
+    label(&mut windows, config);
     losses.push(engine.evaluate(&windows).unwrap().loss);
     match &checkpoints.save {
         None => engine.save(|_, _| Ok(())).unwrap(),
@@ -394,6 +395,7 @@ pub fn batch(engine: &Rank, config: &RunConfig, sequences: &[Vec<u32>]) -> Batch
         }
     }
     keep_apart(&mut batch, config);
+    label(&mut batch, config);
     batch
 }
 
@@ -407,6 +409,18 @@ fn keep_apart(batch: &mut Batch, config: &RunConfig) {
         documents.part(&batch.tokens[row.clone()], &mut batch.targets[row.clone()]);
         documents.positions(&batch.tokens[row.clone()], &mut positions[row]);
     }
+    batch.others.insert(POSITIONS, Numbers::Ids(positions));
+}
+
+/// Makes labelled rows of the sequences, for a model with classes: class and length follow from their first tokens.
+fn label(batch: &mut Batch, config: &RunConfig) {
+    let (classes, seq) = (config.model.keys.labels().len(), config.model.seq);
+    if classes == 0 {
+        return;
+    }
+    let rows = batch.tokens.chunks(seq);
+    let positions = rows.clone().flat_map(|row| (0..1 + row[1] % seq as u32).chain(0..).take(seq)).collect();
+    batch.targets = rows.map(|row| row[0] % classes as u32).collect();
     batch.others.insert(POSITIONS, Numbers::Ids(positions));
 }
 

@@ -90,8 +90,10 @@ pub struct BatchPart {
     /// Number of tokens of a step, over all ranks, whose loss counts: the loss is the mean over them.
     pub targets_per_step: usize,
     /// True if a sequence may have several documents, which do not see each other; their positions are an input
-    /// ([`POSITIONS`](phalanx_layers::POSITIONS)).
+    /// ([`POSITIONS`](phalanx_layers::POSITIONS)). The padding behind a labelled row is one.
     pub documents: bool,
+    /// Number of classes of which the head chooses one for each sample; 0 for another head.
+    pub classes: usize,
     /// True if samples may leave targets out, so that those of each step and evaluation are counted over all ranks.
     pub counts_targets: bool,
     /// Number of windows of an evaluation, over all ranks.

@@ -127,8 +127,8 @@ fn of_data(data: &DataConfig) -> bool {
     let DataConfig {
         documents,
         // What samples are read from, and in which order: `dataset`.
-        text: _, extensions: _, text_key: _, plain: _, max_skipped: _, tokens: _, validation_tokens: _, token_type: _,
-        unusual_tokens: _, tokenizer: _, new_tokenizer: _, mask_token: _, end_token: _, order: _, validation: _,
+        text: _, extensions: _, text_key: _, plain: _, max_skipped: _, tokens: _, validation_tokens: _, rows: _,
+        validation_rows: _, token_type: _, unusual_tokens: _, tokenizer: _, new_tokenizer: _, mask_token: _, end_token: _, order: _, validation: _,
     } = data;
     *documents == Documents::Apart
 }
@@ -258,17 +258,21 @@ impl BatchPart {
             _ if !model.has_targets() => 1,
             Objective::Causal => seq,
             Objective::Masked => Masking::predicted(seq),
+            Objective::Classes => 1,
         };
-        let positions = documents.then(|| Input::ids(POSITIONS, seq));
+        let (apart, mut inputs) = (documents, model.inputs());
+        let has_positions = inputs.iter().any(|input| input.name == POSITIONS);
+        inputs.extend((apart && !has_positions).then(|| Input::ids(POSITIONS, seq)));
         BatchPart {
             seq,
-            inputs: model.inputs().into_iter().chain(positions).collect(),
+            inputs,
             micro_batch_size: config.micro_batch_size(),
             micro_batches: config.micro_batches(),
             targets_per_sequence,
             targets_per_step: global * targets_per_sequence,
-            documents,
-            counts_targets: documents,
+            documents: apart || has_positions,
+            counts_targets: apart,
+            classes: model.labels().len(),
             evaluated,
             evaluation_batches,
             evaluation_parts,

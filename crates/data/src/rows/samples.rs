@@ -1,0 +1,254 @@
+//! Encoded rows in a token file, and the order in which a run reads them.
+//!
+//! The file is of Phalanx's own format. Its ids are, as one row behind another of `seq + 2` numbers: a first one with
+//! [`MARK`], `seq`, the number of rows to train on and that of rows for evaluation alone; then for each row its class, its length, its
+//! ids, and zeros. The upper bit of an id is its token type.
+
+use std::path::Path;
+
+use super::{RowEncoder, Rows};
+use crate::permutation::mix;
+use crate::token_file::{TokenWriter, Written};
+use crate::{DataError, Permutation, Result, SampleOrder, Tokenizer, Tokens};
+
+/// The first number of a file of rows.
+const MARK: u32 = u32::from_le_bytes(*b"ROWS");
+
+/// Numbers before the ids of a row: its class and its length.
+const BEFORE: usize = 2;
+
+/// All but the token type of an id.
+const TOKEN: u32 = u32::MAX >> 1;
+
+/// The largest number of ids of a file, which its writer is told.
+const ALL_NUMBERS: usize = 1 << 32;
+
+/// Writes rows, those to train on and those for evaluation alone, with their classes by number. Returns what was written, and how
+/// many rows were cut.
+///
+/// # Errors
+/// A label that is not among the `classes`, those of encoding, [`DataError::Write`].
+pub fn write_rows(
+    path: &Path,
+    tokenizer: &Tokenizer,
+    seq: usize,
+    parts: [Option<&Rows>; 2],
+    classes: &[String],
+) -> Result<(Written, usize)> {
+    let encoder = RowEncoder::new(tokenizer, seq)?;
+    let mut writer = TokenWriter::create(path, ALL_NUMBERS)?;
+    let width = seq + BEFORE;
+    let [train, evaluated] = parts.map(|rows| rows.map_or(0, |rows| rows.rows.len()) as u32);
+    let mut numbers = vec![MARK, seq as u32, train, evaluated];
+    numbers.resize(width, 0);
+    writer.push(&numbers)?;
+    let mut cut = 0;
+    for rows in parts.into_iter().flatten() {
+        for row in &rows.rows {
+            let class = rows.class(row, classes)?;
+            let (ids, is_cut) = encoder.encode(row).map_err(|error| {
+                let (file, line) = row.place;
+                super::refused(&rows.files[file], line, error.to_string())
+            })?;
+            numbers.clear();
+            numbers.extend([class as u32, ids.len() as u32]);
+            numbers.extend(ids);
+            numbers.resize(width, 0);
+            writer.push(&numbers)?;
+            writer.end_document();
+            cut += usize::from(is_cut);
+        }
+    }
+    Ok((writer.finish(Some(tokenizer))?, cut))
+}
+
+/// The rows of a run: those that it trains on, and those that are held out.
+pub struct RowSamples {
+    tokens: Tokens,
+    seq: usize,
+    /// Indices of the rows to train on, and of those held out.
+    parts: [Vec<u32>; 2],
+    order: RowOrder,
+}
+
+/// The order in which rows are trained on.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RowOrder {
+    /// Shuffled or not.
+    pub order: SampleOrder,
+    /// Seed of the shuffling.
+    pub seed: u64,
+    /// The fraction of rows that is held out, evenly spread, if there are none for evaluation alone.
+    pub held_out: f64,
+}
+
+impl RowSamples {
+    /// The rows in `tokens`, for sequences of `seq` tokens.
+    ///
+    /// # Errors
+    /// A file that has no rows, or rows for another `seq`; a part without rows.
+    pub fn open(tokens: Tokens, seq: usize, order: RowOrder) -> Result<RowSamples> {
+        let width = seq + BEFORE;
+        let refuse =
+            |reason: String| Err(DataError::Source { reason: format!("{}: {reason}", tokens.origin()) });
+        let mut head = [0; 4];
+        if tokens.len() >= head.len() {
+            tokens.read(0, &mut head)?;
+        }
+        let [mark, of_seq, train, evaluated] = head;
+        if mark != MARK {
+            return refuse("it holds no labelled rows".to_string());
+        }
+        if of_seq as usize != seq {
+            return refuse(format!(
+                "its rows were cut for model.seq = {of_seq}, and model.seq = {seq}: start a new run"
+            ));
+        }
+        let count = train as usize + evaluated as usize;
+        if tokens.len() != (count + 1) * width {
+            return refuse(format!(
+                "it is damaged: {count} rows need {} numbers, and it has {}",
+                (count + 1) * width,
+                tokens.len()
+            ));
+        }
+        let parts = RowSamples::parts([train as usize, evaluated as usize], order.held_out);
+        let empty = parts.iter().position(Vec::is_empty);
+        match empty {
+            Some(0) => refuse("no row is left to train on: give more, or lower data.validation".to_string()),
+            _ => Ok(RowSamples { tokens, seq, parts, order }),
+        }
+    }
+
+    /// Indices of the rows to train on, and of those held out: the ones for evaluation alone, or a `fraction` of the others.
+    fn parts([train, evaluated]: [usize; 2], fraction: f64) -> [Vec<u32>; 2] {
+        let all = 0..train as u32;
+        if evaluated > 0 {
+            return [all.collect(), (train as u32..(train + evaluated) as u32).collect()];
+        }
+        let mut by_place: Vec<u32> = all.collect();
+        // Multiples of the golden ratio, without their whole part: evenly spread, since rows may be sorted by their class, and those of a
+        // smaller fraction are among those of a larger one.
+        by_place.sort_by_key(|row| u64::from(*row).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let mut trained = by_place.split_off(RowSamples::held_out(train, fraction));
+        trained.sort_unstable();
+        by_place.sort_unstable();
+        [trained, by_place]
+    }
+
+    /// Number of rows held out, of `count` of which a `fraction` is.
+    pub fn held_out(count: usize, fraction: f64) -> usize {
+        count - Tokens::training_part(count, fraction)
+    }
+
+    /// Numbers of rows to train on and held out.
+    pub fn counts(&self) -> [usize; 2] {
+        self.parts.each_ref().map(Vec::len)
+    }
+
+    /// Refuses rows with ids that a model of `vocab` rows does not have, or with other classes than its `classes`.
+    ///
+    /// # Errors
+    /// [`DataError::TokenOutOfRange`], [`DataError::Source`].
+    pub fn check(&self, vocab: usize, classes: usize) -> Result<()> {
+        let mut ids = vec![0; self.seq];
+        for row in self.parts.iter().flatten() {
+            let (class, length) = self.read(*row, &mut ids)?;
+            if class >= classes || length == 0 || length > self.seq {
+                let reason =
+                    format!("{}: row {row} is damaged: class {class}, length {length}", self.tokens.origin());
+                return Err(DataError::Source { reason });
+            }
+            if let Some(place) = ids.iter().position(|id| (id & TOKEN) as usize >= vocab) {
+                let (origin, id) = (self.tokens.origin().to_string(), i64::from(ids[place] & TOKEN));
+                let position = (*row as usize + 1) * (self.seq + BEFORE) + BEFORE + place;
+                return Err(DataError::TokenOutOfRange { origin, position, id, vocab });
+            }
+        }
+        Ok(())
+    }
+
+    /// Index of the row at `position` of the run: the number of samples before it.
+    pub fn trained(&self, position: u64) -> u32 {
+        let [rows, _] = &self.parts;
+        let (epoch, index) = (position / rows.len() as u64, position % rows.len() as u64);
+        let index = match self.order.order {
+            SampleOrder::Sequential => index,
+            SampleOrder::Shuffled => {
+                Permutation::new(rows.len() as u64, mix(mix(self.order.seed) ^ epoch)).at(index)
+            }
+        };
+        rows[index as usize]
+    }
+
+    /// Index of row `index` of `chosen` that are evaluated, evenly spread over those held out.
+    pub fn evaluated(&self, index: usize, chosen: usize) -> u32 {
+        let [_, held] = &self.parts;
+        held[index * held.len() / chosen]
+    }
+
+    /// Writes the ids of a row, zeros behind it; returns its class and its length.
+    ///
+    /// # Errors
+    /// Those of [`Tokens::read`].
+    pub fn read(&self, row: u32, ids: &mut [u32]) -> Result<(usize, usize)> {
+        let at = (row as usize + 1) * (self.seq + BEFORE);
+        let mut before = [0; BEFORE];
+        self.tokens.read(at, &mut before)?;
+        self.tokens.read(at + BEFORE, ids)?;
+        Ok((before[0] as usize, before[1] as usize))
+    }
+
+    /// The share of the rows held out that are among those that `trained` trains on; None without any.
+    ///
+    /// # Errors
+    /// Those of reading.
+    pub fn trained_share(&self, trained: &RowSamples) -> Result<Option<f64>> {
+        let [_, held] = &self.parts;
+        if held.is_empty() {
+            return Ok(None);
+        }
+        let mut ids = vec![0; self.seq];
+        let mut seen = std::collections::HashSet::new();
+        let mut digest = |rows: &RowSamples, row: u32| {
+            ids.resize(rows.seq, 0);
+            let (_, length) = rows.read(row, &mut ids)?;
+            let bytes: Vec<u8> = ids[..length.min(rows.seq)].iter().flat_map(|id| id.to_le_bytes()).collect();
+            Ok::<_, DataError>(blake3::hash(&bytes))
+        };
+        for row in &trained.parts[0] {
+            seen.insert(digest(trained, *row)?);
+        }
+        let mut found = 0;
+        for row in held {
+            found += usize::from(seen.contains(&digest(self, *row)?));
+        }
+        Ok(Some(found as f64 / held.len() as f64))
+    }
+
+    /// The tokens that hold the rows.
+    pub fn tokens(&self) -> &Tokens {
+        &self.tokens
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_held_out_are_spread_and_nested() {
+        for count in [3, 10, 200, 1001] {
+            let [trained, held] = RowSamples::parts([count, 0], 0.1);
+            assert_eq!((trained.len() + held.len(), held.len()), (count, count.div_ceil(10)), "{count}");
+            let [_, more] = RowSamples::parts([count, 0], 0.25);
+            assert!(held.iter().all(|row| more.contains(row)), "{count}");
+            // In any run of 40 rows there are 1 to 8 of a tenth.
+            let near = |first: usize| {
+                held.iter().filter(|row| (first..first + 40).contains(&(**row as usize))).count()
+            };
+            assert!((0..count.saturating_sub(40)).all(|first| (1..9).contains(&near(first))), "{count}");
+        }
+        assert_eq!(RowSamples::parts([2, 3], 0.5), [vec![0, 1], vec![2, 3, 4]]);
+    }
+}
