@@ -30,7 +30,7 @@ impl Group {
 }
 
 /// All groups.
-pub const GROUPS: [Group; 18] = [
+pub const GROUPS: [Group; 19] = [
     Group { name: "convert, add", run: elementwise::conversions_and_sums },
     Group { name: "fill, copy, scaled", run: elementwise::fill_copy_and_f64 },
     Group { name: "gelu and its gradient", run: elementwise::gelu_forward_and_backward },
