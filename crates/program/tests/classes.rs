@@ -12,7 +12,7 @@ arch = "bert"
 layers = 1
 hidden = 32
 heads = 2
-seq = 12
+seq = 16
 
 [data]
 rows = "train.jsonl"
