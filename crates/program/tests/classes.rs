@@ -68,7 +68,7 @@ fn home() -> Home {
 fn last_evaluation(home: &Home, run: &str) -> Value {
     let metrics = String::from_utf8(home.read(&format!("{run}/metrics.jsonl"))).unwrap();
     let lines = metrics.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
-    lines.filter(|line| line["val_loss"].is_number()).last().unwrap()
+    lines.rev().find(|line| line["val_loss"].is_number()).unwrap()
 }
 
 #[test]
@@ -212,7 +212,6 @@ fn wrong_rows_are_refused_by_file_and_line() {
     ] {
         home.write(name, format!("{good}{line}\n"));
     }
-    home.write("same.jsonl", "{\"text\": \"a\", \"label\": \"no\"}\n".repeat(4));
     home.write("rows.txt", &good);
     let labels = "--set=model.labels=[\"no\",\"yes\"]";
     for (file, words) in [
@@ -242,6 +241,16 @@ fn wrong_rows_are_refused_by_file_and_line() {
         }
         assert!(!home.path("refused").exists(), "{file}: nothing is written");
     }
+}
+
+#[test]
+fn keys_that_rows_do_not_go_with_are_refused() {
+    let home = home();
+    let good =
+        "{\"text\": \"the film\", \"label\": \"no\"}\n{\"text\": \"so\", \"label\": \"yes\"}\n".repeat(4);
+    home.write("good.jsonl", &good);
+    home.write("same.jsonl", "{\"text\": \"a\", \"label\": \"no\"}\n".repeat(4));
+    let labels = "--set=model.labels=[\"no\",\"yes\"]";
     let refuse = |args: &[&str], words: &[&str]| {
         home.run(&[&["plan", "classes.toml"], args].concat()).refused(words);
     };

@@ -7,6 +7,9 @@ use std::path::Path;
 use super::{Fields, Value, refused};
 use crate::Result;
 
+/// The line at which a record begins, and its fields.
+type Record = (u64, Vec<String>);
+
 /// The rest of a file.
 struct Reader<'a> {
     rest: &'a str,
@@ -48,7 +51,7 @@ pub(super) fn each(
 
 impl Reader<'_> {
     /// The next record, with the line on which it begins. The error is a line and a reason to print.
-    fn record(&mut self) -> Result<Option<(u64, Vec<String>)>, (u64, String)> {
+    fn record(&mut self) -> Result<Option<Record>, (u64, String)> {
         while let Some(rest) = self.rest.strip_prefix("\r\n").or_else(|| self.rest.strip_prefix('\n')) {
             (self.rest, self.line) = (rest, self.line + 1);
         }
@@ -120,7 +123,7 @@ impl Reader<'_> {
 mod tests {
     use super::*;
 
-    fn records(text: &str) -> Result<Vec<(u64, Vec<String>)>, (u64, String)> {
+    fn records(text: &str) -> Result<Vec<Record>, (u64, String)> {
         let mut reader = Reader { rest: text, line: 1 };
         std::iter::from_fn(|| reader.record().transpose()).collect()
     }
