@@ -69,7 +69,7 @@ pub struct Reached {
     pub losses: Option<(f64, f64)>,
     /// Last validation loss, and the number of its windows.
     pub val_loss: Option<(f64, Option<usize>)>,
-    /// Of a model with classes, by the last evaluation: accuracy, F1 over all classes, and F1 of the second of two.
+    /// Accuracy, F1 over all classes, and F1 of the second of two, by the last evaluation of a model with classes.
     pub scores: [Option<f64>; 3],
     /// Median seconds of a step.
     pub step_s: Option<f64>,

@@ -3,6 +3,7 @@
 pub mod dataset;
 pub mod learned;
 pub mod parts;
+mod prepared;
 pub mod rows;
 pub mod source;
 pub mod token_data;

@@ -10,8 +10,8 @@ use phalanx_models::labels::numbered;
 use phalanx_models::limits::MAX_LABELS;
 
 use crate::config::{DataConfig, Paths, RunConfig};
-use crate::data::dataset::{DataRead, Prepared};
 use crate::data::learned::Learned;
+use crate::data::prepared::{DataRead, Prepared};
 use crate::data::token_data::TOKENS_FILE;
 use crate::engine::batch::SampleNumbers;
 

@@ -96,7 +96,7 @@ pub struct EvaluationRecord {
     pub windows: usize,
     /// Number of their targets.
     pub targets: usize,
-    /// Of a model with classes: the share of windows whose class was right.
+    /// Share of windows whose class was right, of a model with classes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub accuracy: Option<f32>,
     /// The mean F1 of its classes.
