@@ -120,6 +120,10 @@ unsafe fn all<L: Lanes, M: Multiply<L>, S: Packer, const ROWS: usize, const WIDE
 }
 
 /// Sums where steps are contiguous: 16 lanes, turned in registers 16 steps at a time.
+///
+/// Read so, memory gives two thirds of its rate at most, and rows that are a power of two apart push each other out of
+/// the L1 cache. So the next 16 lanes come into L2 in the order of their addresses meanwhile, and from there into L1 two squares
+/// before their use: 1.7 to 1.9 times as fast with rows of 512 and 1024 steps of bf16 (AMD Zen 5).
 #[inline(always)]
 unsafe fn along<L: Lanes, M: Multiply<L>, S: Packer, const ROWS: usize>(
     a: PanelsA,
@@ -132,9 +136,14 @@ unsafe fn along<L: Lanes, M: Multiply<L>, S: Packer, const ROWS: usize>(
     unsafe {
         let mut sums = [L::splat(0.0); ROWS];
         let mut own = a.from;
-        for step in (0..b.depth).step_by(16 * S::STEPS) {
+        let mut next = CacheLines { lane: from.wrapping_add(16 * b.lane_stride), at: 0 };
+        let wide = 16 * S::STEPS;
+        for step in (0..b.depth).step_by(wide) {
+            for _ in 0..wide * size_of::<S::T>() / 4 {
+                next.prefetch::<L>(b);
+            }
             let steps = b.depth - step;
-            let square = L::transpose(load_square::<L, S>(b, from.add(step), count, steps));
+            let square = L::transpose(load_square::<L, S>(b, from.add(step), [count, steps], 2 * wide));
             for x in square.into_iter().take(steps.div_ceil(S::STEPS)) {
                 for (r, sum) in sums.iter_mut().enumerate() {
                     *sum = M::step(L::splat(*own.add(r)), x, *sum);
@@ -144,6 +153,25 @@ unsafe fn along<L: Lanes, M: Multiply<L>, S: Packer, const ROWS: usize>(
         }
         for (sum, to) in sums.into_iter().zip(to) {
             L::store(to.as_mut_ptr(), sum);
+        }
+    }
+}
+
+/// Cache lines of lanes with contiguous steps, in the order of their addresses.
+struct CacheLines<T> {
+    lane: *const T,
+    at: usize,
+}
+
+impl<T> CacheLines<T> {
+    /// Prefetches a line into L2.
+    #[inline(always)]
+    unsafe fn prefetch<L: Lanes>(&mut self, b: MatrixBlock) {
+        // SAFETY: a hint, for any address.
+        unsafe { L::prefetch_l2(self.lane.wrapping_add(self.at).cast()) };
+        self.at += 64 / size_of::<T>();
+        if self.at >= b.depth {
+            *self = CacheLines { lane: self.lane.wrapping_add(b.lane_stride), at: 0 };
         }
     }
 }

@@ -240,7 +240,8 @@ unsafe fn store_lanes<L: Lanes>(to: *mut f32, x: L::V, room: usize) {
     unsafe { if room >= 16 { L::store(to, x) } else { L::store_half(to, x) } }
 }
 
-/// 16 packed steps of `count` lanes, as rows; lanes and steps beyond the last are zero.
+/// 16 packed steps of `count` lanes, as rows; lanes and steps beyond the last are zero. Prefetches what lies `ahead`
+/// stored elements behind each lane's.
 ///
 /// # Safety
 /// The lanes and the first `steps` stored steps are valid to read at `from`.
@@ -248,8 +249,8 @@ unsafe fn store_lanes<L: Lanes>(to: *mut f32, x: L::V, room: usize) {
 pub(crate) unsafe fn load_square<L: Lanes, S: Packer>(
     block: MatrixBlock,
     from: *const S::T,
-    count: usize,
-    steps: usize,
+    [count, steps]: [usize; 2],
+    ahead: usize,
 ) -> [L::V; 16] {
     // SAFETY: the caller's promise; lanes from `count` on are not read.
     unsafe {
@@ -257,29 +258,22 @@ pub(crate) unsafe fn load_square<L: Lanes, S: Packer>(
         // Whole squares have a loop of their own, without branches.
         if count >= 16 {
             for (lane, row) in square.iter_mut().enumerate() {
-                *row = load_lane::<L, S>(block, from, lane, steps);
+                *row = load_lane::<L, S>(from.add(lane * block.lane_stride), steps, ahead);
             }
         } else {
             for (lane, row) in square.iter_mut().enumerate().take(count) {
-                *row = load_lane::<L, S>(block, from, lane, steps);
+                *row = load_lane::<L, S>(from.add(lane * block.lane_stride), steps, ahead);
             }
         }
         square
     }
 }
 
-/// Packed steps of one lane; prefetches the same steps of the next strip.
 #[inline(always)]
-unsafe fn load_lane<L: Lanes, S: Packer>(
-    block: MatrixBlock,
-    from: *const S::T,
-    lane: usize,
-    steps: usize,
-) -> L::V {
+unsafe fn load_lane<L: Lanes, S: Packer>(from: *const S::T, steps: usize, ahead: usize) -> L::V {
     // SAFETY: the caller's promise; a prefetch is a hint, for any address.
     unsafe {
-        let from = from.add(lane * block.lane_stride);
-        L::prefetch(from.wrapping_add(16 * block.lane_stride).cast());
+        L::prefetch(from.wrapping_add(ahead).cast());
         S::along::<L>(from, steps)
     }
 }
@@ -299,7 +293,9 @@ unsafe fn turn_strip<L: Lanes, S: Packer>(
     unsafe {
         for step in (0..block.depth).step_by(square_steps) {
             let steps = block.depth - step;
-            let square = load_square::<L, S>(block, from.add(step), count, steps);
+            // The same steps of the next strip.
+            let ahead = 16 * block.lane_stride;
+            let square = load_square::<L, S>(block, from.add(step), [count, steps], ahead);
             let to = to.add(step / S::STEPS * width);
             let packed = steps.div_ceil(S::STEPS).min(16);
             match square.first_chunk() {

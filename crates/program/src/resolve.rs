@@ -10,7 +10,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail};
 use phalanx_data::{Masking, TokenFiles, Tokenizer, token_paths};
 use phalanx_models::{Model, Objective};
-use phalanx_train::config::{DeviceKind, Documents, Float};
+use phalanx_train::config::{DeviceKind, Documents, Float, KernelChoice, Products};
 use phalanx_train::dataset::{self, DataRead, NO_END, TextProgress};
 use phalanx_train::learned::Learned;
 use phalanx_train::rows::{self, LabelledRows};
@@ -162,12 +162,18 @@ pub fn resolve<T>(
         }
         config.model.init = config.model.init.as_deref().map(resume::absolute);
         let environment = environment.decide(&config.device)?;
+        if config.device.kernels == KernelChoice::Auto {
+            config.decide("device.kernels");
+        }
         config.device.kernels = environment.kernels().into();
         if config.train.threads.is_none() {
             config.train.threads = Some(machine::threads_per_rank(config.world_size()));
             config.decide("train.threads");
         }
         if config.device.kind != DeviceKind::Cuda {
+            if config.precision.products == Products::Auto {
+                config.decide("precision.products");
+            }
             config.precision.products = environment.choose(&config.precision)?;
             let in_bf16 = config.precision.compute == Float::Bf16;
             let unused = environment.unused_tiles().filter(|_| in_bf16);

@@ -454,7 +454,7 @@ fn each_line(mut from: impl BufRead, mut take: impl FnMut(&str)) {
 /// the rendezvous. Those that do not end soon after it are ended.
 fn wait(launchers: &mut Vec<Launcher>, signals: &Signals) -> u8 {
     let mut codes: Vec<Option<u8>> = vec![None; launchers.len()];
-    let (mut asked, mut deadline) = (false, None);
+    let (mut asked, mut killed, mut deadline) = (false, false, None);
     while codes.contains(&None) {
         if signals.came() && !asked {
             asked = true;
@@ -463,8 +463,9 @@ fn wait(launchers: &mut Vec<Launcher>, signals: &Signals) -> u8 {
         for number in (0..launchers.len()).filter(|number| codes[*number].is_none()).collect::<Vec<_>>() {
             let Ok(Some(status)) = launchers[number].child.try_wait() else { continue };
             codes[number] = Some(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1));
+            killed |= status.signal().is_some();
             if number == 0 {
-                let soon = asked || status.signal().is_some();
+                let soon = asked || killed;
                 deadline = Some(Instant::now() + if soon { LEAVE_SOON } else { LEAVE });
             }
             let said_nothing = launchers[number].why_ended(status);

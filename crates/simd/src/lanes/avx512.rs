@@ -120,6 +120,11 @@ impl Lanes for Avx512 {
         unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) };
     }
     #[inline(always)]
+    unsafe fn prefetch_l2(address: *const f32) {
+        // SAFETY: a hint, for any address.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(address.cast()) };
+    }
+    #[inline(always)]
     unsafe fn prefetch_write(address: *mut f32) {
         // SAFETY: as above; every processor with AVX2 has the instruction.
         unsafe { _mm_prefetch::<_MM_HINT_ET0>(address.cast_const().cast()) };

@@ -136,6 +136,11 @@ pub trait Lanes: Copy + 'static {
     unsafe fn prefetch(address: *const f32) {
         let _ = address;
     }
+    /// Prefetches a cache line for reading, not into L1 but into L2; the address need not be valid.
+    #[inline(always)]
+    unsafe fn prefetch_l2(address: *const f32) {
+        let _ = address;
+    }
     /// Prefetches a cache line for writing.
     #[inline(always)]
     unsafe fn prefetch_write(address: *mut f32) {

@@ -29,7 +29,7 @@ table! {
             .needs(&[Need::of(&["cuda", "simulated"], &[("parallel.updates", &["synchronous"])], "")]);
         /// Instruction set and tile registers of the processor's kernels: `avx2`, or `avx512+amx`. `auto`: the fastest that the
         /// processors of all ranks have. A run records them, because each has its own bits.
-        kernels: KernelChoice = KernelChoice::Auto, FREE.quiet().resume(Resume::Unsaid);
+        kernels: KernelChoice = KernelChoice::Auto, FREE.quiet().keeps().resume(Resume::Unsaid);
         /// Transport between ranks on cards. `nccl`: between the cards, by NVIDIA's library. `host`: through host memory. `auto`:
         /// `nccl` if the library is found and each rank has a card of its own, else `host`. The bits are the same.
         communication: Communication = Communication::Auto, FREE.quiet().unset_by("device.kind")

@@ -337,7 +337,7 @@ table! {
         /// Element type in which gradients are sent between ranks; that of `accumulate` when left out.
         communicate: Option<Float> = None, KEY.foreign(&[(DEEPSPEED, "communication_data_type", Words(DTYPES), "")]);
         /// Method to compute matrix products of f32 and f16.
-        products: Products = Products::Auto, KEY.resume(Free)
+        products: Products = Products::Auto, KEY.keeps().resume(Free)
             .needs(&[
                 Need::of(&["split"], &[("precision.compute", &["f32", "f16"])], "bf16 has one part"),
                 Need::of(&["split"], &[("device.kind", &["auto", "cpu", "simulated"])], "cards have no tile registers"),

@@ -27,8 +27,9 @@ impl Default for Sampling {
 }
 
 impl Sampling {
-    /// The tokens that may come next, the most likely first, with their weights: that of the first is 1. A token whose logit
-    /// is minus infinity is none of them.
+    /// The tokens that may come next, the most likely first, with their weights: that of the first is 1. The others come in
+    /// falling order only where `top_p` needs it, since to sort a vocabulary takes longer than a small model. A token whose
+    /// logit is minus infinity is none of them.
     pub fn candidates(&self, logits: &[f32]) -> Vec<(u32, f64)> {
         let likelier = |a: &u32, b: &u32| likelier(logits, *a, *b);
         let mut order: Vec<u32> =
@@ -40,7 +41,11 @@ impl Sampling {
             order.select_nth_unstable_by(self.top_k, likelier);
             order.truncate(self.top_k);
         }
-        order.sort_unstable_by(likelier);
+        if self.top_p < 1.0 {
+            order.sort_unstable_by(likelier);
+        } else if let Some(best) = (0..order.len()).min_by(|a, b| likelier(&order[*a], &order[*b])) {
+            order.swap(0, best);
+        }
         let max = logits[order[0] as usize];
         let weight = |i: u32| (i, f64::from((logits[i as usize] - max) / self.temperature).exp());
         let mut weights: Vec<(u32, f64)> = order.into_iter().map(weight).collect();
@@ -99,7 +104,8 @@ mod tests {
     }
 
     fn check(how: Sampling, expected: &[(u32, f64)]) {
-        let found = probabilities(how);
+        let mut found = probabilities(how);
+        found[1..].sort_by(|(_, a), (_, b)| b.total_cmp(a));
         assert_eq!(found.len(), expected.len(), "{how:?}: {found:?}");
         for ((token, p), (expected_token, expected_p)) in found.iter().zip(expected) {
             assert_eq!(token, expected_token, "{how:?}: {found:?}");
