@@ -94,11 +94,20 @@ impl Signals {
         &self.state.stop
     }
 
-    /// Does `farewell` before a signal ends this program at once, as long as what is returned is kept.
-    pub fn before_leaving(&self, farewell: impl Fn() + Send + Sync + 'static) -> Arc<Farewell> {
+    /// Begins something that must not outlive this program, and does the farewell that `begin` returns with it before a signal ends the
+    /// program at once, as long as what is returned is kept. A signal that comes meanwhile waits until the farewell is known.
+    ///
+    /// # Errors
+    /// Those of `begin`.
+    pub fn before_leaving<T, F: Fn() + Send + Sync + 'static>(
+        &self,
+        begin: impl FnOnce() -> Result<(T, F)>,
+    ) -> Result<(T, Arc<Farewell>)> {
+        let mut farewells = self.state.farewells();
+        let (begun, farewell) = begin()?;
         let farewell: Arc<Farewell> = Arc::new(farewell);
-        self.state.farewells().push(Arc::downgrade(&farewell));
-        farewell
+        farewells.push(Arc::downgrade(&farewell));
+        Ok((begun, farewell))
     }
 
     /// Does what SIGTERM does, on behalf of who has started this program.
@@ -134,7 +143,9 @@ impl State {
         let first = self.first.load(Ordering::Relaxed);
         let leaves = if again { STOPS[..INSISTING].contains(&signal) } else { first == First::Leaves as u8 };
         if leaves {
-            self.farewells().iter().filter_map(Weak::upgrade).for_each(|farewell| farewell());
+            // Held until the end, so that nothing else begins.
+            let farewells = self.farewells();
+            farewells.iter().filter_map(Weak::upgrade).for_each(|farewell| farewell());
             std::process::exit(STOPPED.into());
         }
         if again {

@@ -1,13 +1,10 @@
 //! Updates that the host computes during the next step: parameters lack exactly one update, on every device and ZeRO stage,
-//! and a save applies what is left. And every other option that leaves work in flight behind a step, with everything that may
-//! follow the step.
+//! and a save applies what is left.
 
 use crate::rig;
 use crate::rig::{Checkpoints, Ran, Steps, assert_same_state, same_bits};
-use phalanx_testing::sweeps;
+use phalanx_train::RunConfig;
 use phalanx_train::config::{Chunk, Float, Reduce, Tier};
-use phalanx_train::rank::{Batch, Rank};
-use phalanx_train::{RunConfig, RunPlan, Spec};
 
 fn config(world: usize, zero: u8) -> RunConfig {
     let (_, mut config) = rig::golden_config();
@@ -117,93 +114,4 @@ fn what_a_delayed_update_needs_is_said() {
     assert!(refusal(|c| c.memory.gradients = Tier::Device).contains("needs memory.gradients = \"host\""));
     assert!(refusal(|c| c.memory.parameters = Tier::Host).contains("needs parameters in device memory"));
     assert!(refusal(|c| c.precision.compute = Float::F32).contains("needs precision.compute"));
-}
-
-/// Actions that may follow a step.
-#[derive(Clone, Copy, Debug)]
-enum Then {
-    Save,
-    Evaluate,
-    Diagnose,
-}
-
-/// Each ends with a save, behind which the state is compared.
-const FOLLOWERS: [&[Then]; 6] = [
-    &[Then::Save],
-    &[Then::Save, Then::Save],
-    &[Then::Evaluate, Then::Save],
-    &[Then::Save, Then::Evaluate, Then::Save],
-    &[Then::Diagnose, Then::Save],
-    &[Then::Diagnose, Then::Evaluate, Then::Save],
-];
-
-type Change = (&'static str, fn(&mut RunConfig));
-
-/// Options that leave gathers, copies or work of the host in flight when a step is over.
-const IN_FLIGHT: [Change; 7] = [
-    ("overlap", |_| {}),
-    ("state in host memory", |c| (c.memory.optimizer, c.memory.gradients) = (Tier::Host, Tier::Host)),
-    ("delayed_update", |c| {
-        (c.memory.optimizer, c.memory.gradients) = (Tier::Host, Tier::Host);
-        c.memory.delayed_update = true;
-    }),
-    ("update_in_backward", |c| (c.memory.update_in_backward, c.optimizer.clip) = (true, 0.0)),
-    ("update_in_backward, states in host memory", |c| {
-        (c.memory.update_in_backward, c.optimizer.clip) = (true, 0.0);
-        c.memory.optimizer = Tier::Host;
-    }),
-    ("gradients_in_place", |c| {
-        (c.memory.gradients_in_place, c.precision.accumulate) = (true, Float::Bf16);
-    }),
-    ("activations in host memory", |c| c.memory.activations = Tier::Host),
-];
-
-/// A rank's part of the state after two steps and what follows them.
-fn state_behind(engine: &mut Rank, config: &RunConfig, steps: &Steps, follow: &[Then]) -> rig::Pieces {
-    engine.initialise(1).unwrap();
-    let mut batch = Batch::default();
-    for (number, sequences) in (1..).zip(steps) {
-        batch = rig::batch(engine, config, sequences);
-        engine.step(number, &batch, false).unwrap();
-    }
-    for then in follow {
-        match then {
-            Then::Save => engine.save(|_, _| Ok(())).unwrap(),
-            Then::Evaluate => assert!(engine.evaluate(&batch).unwrap().loss.is_finite()),
-            Then::Diagnose => {
-                engine.diagnose(steps.len() as u64, &batch, batch.counted_targets(), 1.0).unwrap();
-            }
-        }
-    }
-    rig::pieces(engine)
-}
-
-/// A run may also end behind a step, with its work in flight: nothing may hang or panic there.
-#[test]
-fn whatever_follows_a_step_finds_the_same_state() {
-    let (model, _) = rig::golden_config();
-    let steps = steps(&[0, 1]);
-    for (at, (name, change)) in IN_FLIGHT.into_iter().enumerate() {
-        for (number, (world, zero)) in [(1, 0), (2, 0), (2, 1), (2, 2), (2, 3)].into_iter().enumerate() {
-            let mut config = config(world, zero);
-            (config.memory.optimizer, config.memory.gradients) = (Tier::Device, Tier::Device);
-            change(&mut config);
-            let network = |spec: &Spec, groups: &phalanx_train::Groups| spec.network(&groups.tensor);
-            let plan = RunPlan::new(rig::spec(&model, &config)).unwrap();
-            let behind = |follow: &[Then]| {
-                rig::on_planned_ranks(&plan, &network, &|engine, _| {
-                    state_behind(engine, &config, &steps, follow)
-                })
-            };
-            let expected = behind(FOLLOWERS[2]);
-            for follow in sweeps::share(&FOLLOWERS, at + number, 2) {
-                assert!(behind(follow) == expected, "{name}, {world} ranks, stage {zero}: {follow:?}");
-            }
-            let ended = rig::on_planned_ranks(&plan, &network, &|engine, _| {
-                engine.initialise(1).unwrap();
-                engine.step(1, &rig::batch(engine, &config, &steps[0]), false).unwrap().loss
-            });
-            assert!(ended.iter().all(|loss| loss.is_finite()), "{name}");
-        }
-    }
 }

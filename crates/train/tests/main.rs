@@ -22,6 +22,7 @@ mod mesh;
 mod meshes;
 mod one_rank;
 mod own_rules;
+mod phases;
 mod placement;
 mod planted_faults;
 mod random_plans;

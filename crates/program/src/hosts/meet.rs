@@ -174,9 +174,12 @@ fn own_secret<'a>(source: &'a SecretSource, signals: &Signals) -> Result<(Secret
             return Ok((secret, None));
         }
     }
-    let secret = create_secret(path).with_context(|| format!("cannot make the secret {}", path.display()))?;
     let made = path.clone();
-    let _farewell = signals.before_leaving(move || _ = std::fs::remove_file(&made));
+    let (secret, _farewell) = signals.before_leaving(|| {
+        let secret = create_secret(path);
+        let secret = secret.with_context(|| format!("cannot make the secret {}", path.display()))?;
+        Ok((secret, move || _ = std::fs::remove_file(&made)))
+    })?;
     note(&format!(
         "made the secret {} for the time in which the hosts meet: the others read it there, so it must lie on a file system \
          that all share",

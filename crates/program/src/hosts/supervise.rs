@@ -277,16 +277,18 @@ fn start(
     // Ctrl-C in a terminal goes to the whole group; this process passes it on, so that the launchers can save.
     command.process_group(0);
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let started = command.spawn();
     let what = if args.hostfile.is_some() { "ssh" } else { "a launcher" };
-    let mut child = started.with_context(|| format!("{what} for {} could not be started", host.host))?;
+    let (mut child, _farewell) = signals.before_leaving(|| {
+        let started = command.spawn();
+        let child = started.with_context(|| format!("{what} for {} could not be started", host.host))?;
+        let process = pidfd_open(Pid::from_child(&child), PidfdFlags::empty());
+        let process = process.context("a launcher's descriptor")?;
+        Ok((child, move || _ = pidfd_send_signal(&process, Signal::KILL)))
+    })?;
     let mut stdin = child.stdin.take().context("the input of a launcher")?;
     // A launcher that has ended already is reported by its exit.
     let _ = stdin.write_all(format!("{}\n", to_digits(secret)).as_bytes());
     let (name, is_remote) = (host.host.clone(), args.hostfile.is_some());
-    let process =
-        pidfd_open(Pid::from_child(&child), PidfdFlags::empty()).context("a launcher's descriptor")?;
-    let _farewell = signals.before_leaving(move || _ = pidfd_send_signal(&process, Signal::KILL));
     Ok(Launcher { name, is_remote, child, _farewell, stdin: Some(stdin), shown: Vec::new() })
 }
 

@@ -107,7 +107,7 @@ fn campaign(options: &Options) -> Result<bool, String> {
     if !report.failed.is_empty() {
         println!("{}", report.failures());
     }
-    print!("{}\n{}", report.markdown(), report.times());
+    print!("{}\n{}{}", report.markdown(), report.times(), report.late());
     for (group, cause) in &report.skipped {
         println!("{group}: skipped: {cause}");
     }

@@ -43,6 +43,9 @@ impl Trial {
     }
 }
 
+/// Parts of the message of a case that ended, or named its fault, later than the rule allows.
+const LATE: [&str; 3] = [" did not end within ", " ms too late", " ms after "];
+
 /// A case that failed.
 #[derive(Clone, Debug)]
 pub struct Failed {
@@ -50,6 +53,8 @@ pub struct Failed {
     pub group: &'static str,
     /// Its number in the group.
     pub case: usize,
+    /// The row of the table.
+    pub fault: String,
     /// Details of the case.
     pub detail: String,
     /// Description of the failure.
@@ -76,6 +81,8 @@ pub struct Report {
     pub failed: Vec<Failed>,
     /// Group and fault, with the milliseconds until it was named, in the cases in which that is measured.
     pub named_after_ms: BTreeMap<(&'static str, String), Vec<f64>>,
+    /// Those that were late beside other cases and kept the rule when they were tried again alone.
+    pub late: Vec<Failed>,
     /// Groups of which cases were not tried, with the reason.
     pub skipped: BTreeMap<&'static str, String>,
     /// Total time of the cases, by group.
@@ -92,13 +99,31 @@ impl Report {
         if let Some(time) = named_after {
             self.named_after_ms.entry((group, fault.clone())).or_default().push(time.as_secs_f64() * 1e3);
         }
-        let tally = self.rows.entry((group, fault)).or_default();
+        let tally = self.rows.entry((group, fault.clone())).or_default();
         tally.trials += 1;
         tally.passed += usize::from(result.is_ok());
         *self.seconds.entry(group).or_default() += seconds;
         if let Err(what) = result {
-            self.failed.push(Failed { group, case, detail, what });
+            self.failed.push(Failed { group, case, fault, detail, what });
         }
+    }
+
+    /// Returns whether a case failed by its time.
+    pub(crate) fn was_late(&self, group: &str, case: usize) -> bool {
+        let is_it = |failed: &&Failed| (failed.group, failed.case) == (group, case);
+        let failed = self.failed.iter().find(is_it);
+        failed.is_some_and(|failed| LATE.iter().any(|late| failed.what.contains(late)))
+    }
+
+    /// Replaces the outcome of a case that was late by that of another trial.
+    pub(crate) fn try_again(&mut self, group: &'static str, case: usize, trial: Trial, seconds: f64) {
+        let at = self.failed.iter().position(|failed| (failed.group, failed.case) == (group, case));
+        let before = self.failed.remove(at.expect("a case that failed"));
+        self.rows.get_mut(&(group, before.fault.clone())).expect("a fault that was tried").trials -= 1;
+        if trial.result.is_ok() {
+            self.late.push(before);
+        }
+        self.add(group, case, trial, seconds);
     }
 
     /// Cases tried.
@@ -177,11 +202,20 @@ impl Report {
     pub fn failures(&self) -> String {
         let mut text = String::new();
         for failed in &self.failed {
-            let Failed { group, case, detail, what } = failed;
+            let Failed { group, case, detail, what, .. } = failed;
             let repeat = self.repeats(failed);
             writeln!(text, "{group} {case}: {detail}\n  {what}\n  repeat: {repeat}").expect("text grows");
         }
         text
+    }
+
+    /// A line for each case that was late beside others.
+    pub fn late(&self) -> String {
+        let line = |Failed { group, case, what, .. }: &Failed| {
+            let what = what.lines().next().unwrap_or_default();
+            format!("{group} {case}: late beside other cases, in time alone: {what}\n")
+        };
+        self.late.iter().map(line).collect()
     }
 
     /// Everything, for programs.
@@ -193,11 +227,13 @@ impl Report {
             json!({ "group": failed.group, "case": failed.case, "detail": failed.detail, "what": failed.what,
                     "repeat": self.repeats(failed) })
         });
+        let late =
+            self.late.iter().map(|late| json!({ "group": late.group, "case": late.case, "what": late.what }));
         let times = self.named_after_ms.iter().map(
             |((group, fault), times)| json!({ "group": group, "fault": fault, "named_after_ms": times }),
         );
         json!({ "seed": self.seed, "rows": rows.collect::<Vec<_>>(), "failed": failed.collect::<Vec<_>>(),
-                "named": times.collect::<Vec<_>>(), "skipped": self.skipped, "seconds": self.seconds })
+                "late": late.collect::<Vec<_>>(), "named": times.collect::<Vec<_>>(), "skipped": self.skipped, "seconds": self.seconds })
     }
 }
 
@@ -228,8 +264,18 @@ mod tests {
         let failures = report.failures();
         assert!(failures.contains("cargo xtask reliability --only damage --case 1 --seed 7"), "{failures}");
         assert_eq!(report.json()["failed"][0]["what"], "hung");
+        assert!(!report.was_late("damage", 1) && !report.was_late("damage", 0));
+        report.add("damage", 2, trial(Err("`phalanx` did not end within 10 s; stderr: ".into())), 0.1);
+        assert!(report.was_late("damage", 2));
+        report.try_again("damage", 2, trial(Ok(())), 0.1);
+        assert_eq!((report.failed.len(), report.late.len(), report.trials()), (1, 1, 3));
+        assert!(
+            report.late().starts_with("damage 2: late beside other cases, in time alone: "),
+            "{}",
+            report.late()
+        );
         report.add("links", 0, Trial::skipped("no root"), 0.1);
-        assert_eq!((report.trials(), &*report.skipped["links"]), (2, "no root"));
+        assert_eq!((report.trials(), &*report.skipped["links"]), (3, "no root"));
     }
 
     #[test]

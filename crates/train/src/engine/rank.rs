@@ -40,6 +40,8 @@ pub struct Rank {
     /// The count of a diagnosis, `[1]`. It is allocated for the whole run, so that a diagnosis needs no more memory
     /// than a step.
     pub(crate) count: Option<Tensor>,
+    /// True if a step may have left gathers or updates behind that run on.
+    pub(crate) in_flight: bool,
     /// The step of which updates within backward were stopped: the state is between two steps, and is not saved.
     pub(crate) updated_in_part: Option<u64>,
     /// The gradient because of which this rank has stopped to update within backward, in the last step.
@@ -165,6 +167,7 @@ impl Rank {
             spec,
             counted: CountedSteps::default(),
             count: Some(count),
+            in_flight: false,
             updated_in_part: None,
             not_finite: None,
             counted_over,

@@ -50,9 +50,12 @@ impl Rank {
     /// parameter, or of a state of it, to `out`.
     ///
     /// # Errors
-    /// The errors of `read`.
+    /// The errors of `read`; behind a step, those of a save, which waits for what the step has left behind.
     pub fn load(&mut self, mut read: impl Read) -> Result<(), RunError> {
         let device = self.device.clone();
+        if self.in_flight {
+            self.save(|_, _| Ok(()))?;
+        }
         self.updated_in_part = None;
         device.try_phase(PhaseName::Load, || {
             let mut window = device.host_window(WINDOW);
@@ -172,6 +175,7 @@ impl Saves for Rank {
     }
 
     fn settle(&mut self) -> Result<(), CollectiveError> {
+        self.in_flight = false;
         self.stages.iter_mut().try_for_each(|stage| {
             stage.zero.finish_update()?;
             stage.zero.settle()

@@ -61,6 +61,7 @@ impl Rank {
         let device = self.device.clone();
         let scale = self.loss_scale.scale();
         let (lr, update) = (self.lr(), self.counted.applied + 1);
+        self.in_flight = true;
         let done = device.try_phase(PhaseName::Step, || {
             let part = &self.spec.batch;
             let targets = part.count_targets(&device, &*self.groups.data, batch, part.step_targets())?;

@@ -482,7 +482,8 @@ fn elements(plan: &RunPlan) -> BTreeMap<String, usize> {
     plan.spec.model.whole().members().map(|spec| (spec.name.clone(), spec.elements())).collect()
 }
 
-fn merge(plan: &RunPlan, parts: impl Iterator<Item = Pieces>) -> State {
+/// Assembles the state from the pieces of all ranks.
+pub fn merge(plan: &RunPlan, parts: impl Iterator<Item = Pieces>) -> State {
     let mut merged = State::new();
     let network = plan.spec.model.whole();
     let kept = |state, parameter: &String| {
