@@ -89,43 +89,47 @@ def packed(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return out
 
 
-def main() -> None:
+def own_loss(model, data):
+    """The loss that transformers computes"""
+    return model(input_ids=data["tokens"], token_type_ids=data["types"], labels=data["targets"]).loss
+
+
+def write(golden: Path, build, data: dict[str, torch.Tensor], forward, own_loss, budget: int) -> None:
+    """Writes the files of the model that `build` makes, of less than `budget` bytes, and tells how far f32 and 16 bits are"""
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
-    GOLDEN.mkdir(parents=True, exist_ok=True)
+    golden.mkdir(parents=True, exist_ok=True)
     model = build()
     exact = copy.deepcopy(model).double()
 
-    model.save_pretrained(GOLDEN)
-    (GOLDEN / "generation_config.json").unlink(missing_ok=True)
-    stored = load_file(GOLDEN / "model.safetensors")
+    model.save_pretrained(golden)
+    (golden / "generation_config.json").unlink(missing_ok=True)
+    stored = load_file(golden / "model.safetensors")
     parameters = dict(model.named_parameters())  # a tied parameter is listed once
     assert stored.keys() == parameters.keys(), stored.keys() ^ parameters.keys()
     assert all(torch.equal(stored[k], parameters[k]) for k in stored)
 
-    data = batch()
     f32, f64 = (forward_golden(forward, m, data, pack=packed) for m in (model, exact))
     assert f64["logits"].dtype == torch.float64
-    whole = model(input_ids=data["tokens"], token_type_ids=data["types"], labels=data["targets"]).loss
-    assert torch.equal(whole.reshape(1), f32["loss"]), "the loss is the one of transformers"
+    assert torch.equal(own_loss(model, data).reshape(1), f32["loss"]), "the loss is the one of transformers"
     numbers = {name: t.clamp(min=-1).int() for name, t in data.items()}
-    save(GOLDEN / "forward.safetensors", numbers | f32)
+    save(golden / "forward.safetensors", numbers | f32)
     low = {}
     for name, (dtype, loss_scale) in LOW.items():
         low[name] = low_forward_golden(forward, model, data, dtype, loss_scale, packed)
-        save(GOLDEN / f"forward_{name}.safetensors", low[name])
+        save(golden / f"forward_{name}.safetensors", low[name])
 
-    tell_sizes(set(GOLDEN.iterdir()), BUDGET_BYTES)
+    tell_sizes(set(golden.iterdir()), budget)
     count = sum(p.numel() for p in parameters.values())
     print(f"{count} parameters in {len(parameters)} tensors; loss {f32['loss'].item():.6f}")
     for what, prefix in (("logits", "logits"), ("loss", "loss"), ("gradients", "grad.")):
         print(f"f32 from double, {what}: {distance(f32, f64, prefix)}")
-    for name, golden in low.items():
-        worst = torch.stack([t for key, t in golden.items() if key.startswith("error.grad.")]).amax(0).tolist()
-        logits = golden["error.logits"].tolist()
+    for name, errors in low.items():
+        worst = torch.stack([t for key, t in errors.items() if key.startswith("error.grad.")]).amax(0).tolist()
+        logits = errors["error.logits"].tolist()
         print(f"{name} from double, greatest and root mean square: logits {logits[0]:.1e} {logits[1]:.1e},", end=" ")
         print(f"worst gradient {worst[0]:.1e} {worst[1]:.1e}")
 
 
 if __name__ == "__main__":
-    main()
+    write(GOLDEN, build, batch(), forward, own_loss, BUDGET_BYTES)

@@ -15,15 +15,14 @@ one thread, fixed seeds):
 The last lines printed say how far f32 PyTorch is from the same work in double: what a tolerance in a test has to allow for.
 """
 
-import copy
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from transformers import BertConfig, BertForSequenceClassification
 
-from golden_bert import packed
-from model_goldens import LOW, distance, forward_golden, low_forward_golden, nowhere_trivial, save, tell_sizes
+from golden_bert import write
+from model_goldens import nowhere_trivial
 
 GOLDEN = Path(__file__).resolve().parent.parent / "crates" / "models" / "tests" / "golden" / "bert_classes"
 VOCAB, SEQ, POSITIONS, LENGTHS, LABELS = 40, 20, 24, [20, 13, 3, 18], ["bad", "fair", "good"]
@@ -51,42 +50,22 @@ def batch() -> dict[str, torch.Tensor]:
     return {"tokens": tokens, "types": types, "lengths": lengths, "targets": targets}
 
 
+def inputs(data) -> dict[str, torch.Tensor]:
+    mask = (torch.arange(SEQ) < data["lengths"][:, None]).long()
+    return {"input_ids": data["tokens"], "token_type_ids": data["types"], "attention_mask": mask}
+
+
 def forward(model, data):
     """logits [rows, classes], mean cross entropy []"""
-    mask = (torch.arange(SEQ) < data["lengths"][:, None]).long()
-    logits = model(input_ids=data["tokens"], token_type_ids=data["types"], attention_mask=mask).logits
+    logits = model(**inputs(data)).logits
     wide = logits if logits.dtype == torch.float64 else logits.float()
     return logits, F.cross_entropy(wide, data["targets"])
 
 
-def main() -> None:
-    torch.set_num_threads(1)
-    torch.use_deterministic_algorithms(True)
-    GOLDEN.mkdir(parents=True, exist_ok=True)
-    model = build()
-    exact = copy.deepcopy(model).double()
-    model.save_pretrained(GOLDEN)
-    data = batch()
-    f32, f64 = (forward_golden(forward, m, data, pack=packed) for m in (model, exact))
-    mask = (torch.arange(SEQ) < data["lengths"][:, None]).long()
-    whole = model(input_ids=data["tokens"], token_type_ids=data["types"], attention_mask=mask, labels=data["targets"]).loss
-    assert torch.equal(whole.reshape(1), f32["loss"]), "the loss is the one of transformers"
-    save(GOLDEN / "forward.safetensors", {name: t.int() for name, t in data.items()} | f32)
-    low = {}
-    for name, (dtype, loss_scale) in LOW.items():
-        low[name] = low_forward_golden(forward, model, data, dtype, loss_scale, packed)
-        save(GOLDEN / f"forward_{name}.safetensors", low[name])
-
-    tell_sizes(set(GOLDEN.iterdir()), BUDGET_BYTES)
-    print(f"loss {f32['loss'].item():.6f}, logits of at most {f32['logits'].abs().max().item():.2f}")
-    for what, prefix in (("logits", "logits"), ("loss", "loss"), ("gradients", "grad.")):
-        print(f"f32 from double, {what}: {distance(f32, f64, prefix)}")
-    for name, golden in low.items():
-        worst = torch.stack([t for key, t in golden.items() if key.startswith("error.grad.")]).amax(0).tolist()
-        logits = golden["error.logits"].tolist()
-        print(f"{name} from double, greatest and root mean square: logits {logits[0]:.1e} {logits[1]:.1e},", end=" ")
-        print(f"worst gradient {worst[0]:.1e} {worst[1]:.1e}")
+def own_loss(model, data):
+    """The loss that transformers computes"""
+    return model(**inputs(data), labels=data["targets"]).loss
 
 
 if __name__ == "__main__":
-    main()
+    write(GOLDEN, build, batch(), forward, own_loss, BUDGET_BYTES)
