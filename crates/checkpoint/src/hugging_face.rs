@@ -25,6 +25,8 @@ use crate::{CheckpointError, Result};
 pub(crate) const CONFIG: &str = "config.json";
 pub(crate) const SINGLE: &str = "model.safetensors";
 pub(crate) const INDEX: &str = "model.safetensors.index.json";
+pub(crate) const ADAPTER_CONFIG: &str = "adapter_config.json";
+pub(crate) const ADAPTER_WEIGHTS: &str = "adapter_model.safetensors";
 
 /// Modules that PyTorch wraps around a model or its parts. The names of tensors that were saved through one contain it.
 const WRAPPERS: [&str; 4] = ["module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"];
@@ -85,6 +87,36 @@ impl HuggingFaceDir {
         notes.extend(unwrap_names(dir, &mut tensors)?);
         let positions = tensors.iter().enumerate().map(|(at, (_, entry))| (entry.name.clone(), at)).collect();
         Ok(HuggingFaceDir { dir: dir.to_path_buf(), config, tensors, positions, notes })
+    }
+
+    /// Opens the folder of an adapter as PEFT writes it: its configuration is `adapter_config.json`, and its tensors lie in
+    /// `adapter_model.safetensors`.
+    ///
+    /// # Errors
+    /// As [`HuggingFaceDir::open`].
+    pub fn open_adapter(dir: &Path) -> Result<HuggingFaceDir> {
+        let Some(config) = json::<Value>(&dir.join(ADAPTER_CONFIG), CONFIG_BYTES)? else {
+            return Err(bad(
+                dir,
+                "it has no adapter_config.json; give a folder in which PEFT has saved an adapter",
+            ));
+        };
+        let path = dir.join(ADAPTER_WEIGHTS);
+        if !phalanx_system::files::is_named(&path) {
+            return Err(bad(
+                dir,
+                &format!("it has no {ADAPTER_WEIGHTS}; other formats of adapters are not read"),
+            ));
+        }
+        let entries = tensor_file::entries(&path)?.into_iter();
+        let tensors: Vec<_> = entries.map(|entry| (path.clone(), entry)).collect();
+        let positions = tensors.iter().enumerate().map(|(at, (_, entry))| (entry.name.clone(), at)).collect();
+        Ok(HuggingFaceDir { dir: dir.to_path_buf(), config, tensors, positions, notes: Vec::new() })
+    }
+
+    /// The folder.
+    pub fn path(&self) -> &Path {
+        &self.dir
     }
 
     /// For people: files with weights that are not read, and what was stripped from the names of tensors.
@@ -381,9 +413,9 @@ fn unread_weights(dir: &Path) -> Option<String> {
 fn no_safetensors(dir: &Path) -> String {
     let others = other_weights(dir);
     let has = |test: &dyn Fn(&str) -> bool| others.iter().any(|name| test(name));
-    if phalanx_system::files::is_named(&dir.join("adapter_config.json")) {
-        return "it is an adapter (adapter_config.json), not a model: merge it into its model with peft: \
-                AutoPeftModelForCausalLM.from_pretrained(DIR).merge_and_unload().save_pretrained(OUT)"
+    if phalanx_system::files::is_named(&dir.join(ADAPTER_CONFIG)) {
+        return "it is an adapter (adapter_config.json), not a model: name it in lora.adapter, beside the model in model.init; or merge \
+                it into its model with peft: AutoPeftModelForCausalLM.from_pretrained(DIR).merge_and_unload().save_pretrained(OUT)"
             .to_string();
     }
     if has(&|name| name.contains(".bin")) {

@@ -11,7 +11,7 @@ use std::path::Path;
 use phalanx_plan::trace::DType;
 use phalanx_system::files::AtomicFile;
 
-use crate::hugging_face::{CONFIG, INDEX, SINGLE};
+use crate::hugging_face::{ADAPTER_CONFIG, ADAPTER_WEIGHTS, CONFIG, INDEX, SINGLE};
 use crate::narrow::{Narrow, too_large};
 use crate::tensor_file::{NewEntry, elements, header};
 use crate::{CheckpointError, Result};
@@ -26,7 +26,7 @@ pub type ReadTensor<'a> = dyn FnMut(usize, Range<u64>, &mut [f32]) -> Result<()>
 const MODEL_FILES: [&str; 21] = [
     CONFIG,
     INDEX,
-    "adapter_config.json",
+    ADAPTER_CONFIG,
     "added_tokens.json",
     "chat_template.jinja",
     "chat_template.json",
@@ -133,27 +133,56 @@ pub fn write_hugging_face(
     dtype: DType,
     read: &mut ReadTensor<'_>,
 ) -> Result<()> {
-    let mut new = vec![write_model(&dir.join(SINGLE), tensors, dtype, read)?];
-    let (config, others): (Vec<_>, Vec<_>) = files.iter().partition(|(name, _)| name.as_ref() == CONFIG);
-    assert_eq!(config.len(), 1, "a model folder has one {CONFIG}");
+    write_folder(dir, [SINGLE, CONFIG], (files, outdated), (tensors, dtype), read)
+}
+
+/// As [`write_hugging_face`] for the adapter of a model, in f32: `adapter_model.safetensors`, and `adapter_config.json` among `files`,
+/// which is removed first and comes last.
+///
+/// # Errors
+/// As [`write_hugging_face`].
+///
+/// # Panics
+/// As [`write_hugging_face`], and without `adapter_config.json`.
+pub fn write_adapter(
+    dir: &Path,
+    files: &[(impl AsRef<str>, String)],
+    outdated: &[String],
+    tensors: &[(String, Vec<usize>)],
+    read: &mut ReadTensor<'_>,
+) -> Result<()> {
+    write_folder(dir, [ADAPTER_WEIGHTS, ADAPTER_CONFIG], (files, outdated), (tensors, DType::F32), read)
+}
+
+/// Writes a folder with a file of weights and one, `first`, without which no program takes it for what it is.
+fn write_folder(
+    dir: &Path,
+    [weights, first]: [&str; 2],
+    (files, outdated): (&[(impl AsRef<str>, String)], &[String]),
+    (tensors, dtype): (&[(String, Vec<usize>)], DType),
+    read: &mut ReadTensor<'_>,
+) -> Result<()> {
+    let mut new = vec![write_model(&dir.join(weights), tensors, dtype, read)?];
+    let (config, others): (Vec<_>, Vec<_>) = files.iter().partition(|(name, _)| name.as_ref() == first);
+    assert_eq!(config.len(), 1, "the folder has one {first}");
     for (name, content) in others.into_iter().chain(config) {
         let path = dir.join(name.as_ref());
         let mut file = AtomicFile::create(&path).map_err(CheckpointError::writing(&path))?;
         file.write_all(content.as_bytes()).map_err(CheckpointError::writing(&path))?;
         new.push(file);
     }
-    replace(dir, outdated, new)
+    replace(dir, first, outdated, new)
         .map_err(|cause| CheckpointError::HalfExported { dir: dir.to_path_buf(), cause })
 }
 
-/// Removes `outdated` and gives the new files their names: between the two, the folder has no `config.json`.
-fn replace(dir: &Path, outdated: &[String], new: Vec<AtomicFile>) -> std::io::Result<()> {
-    for name in std::iter::once(CONFIG).chain(outdated.iter().map(String::as_str)) {
+/// Removes `outdated` and gives the new files their names: between the two, the folder has no file `first`.
+fn replace(dir: &Path, first: &str, outdated: &[String], new: Vec<AtomicFile>) -> std::io::Result<()> {
+    for name in std::iter::once(first).chain(outdated.iter().map(String::as_str)) {
         match std::fs::remove_file(dir.join(name)) {
             Err(cause) if cause.kind() == ErrorKind::NotFound => {}
             other => other?,
         }
-        if name == CONFIG {
+        if name == first {
             phalanx_system::files::sync_folder(dir)?;
         }
     }

@@ -12,6 +12,7 @@
 //! that a tensor-parallel rank holds.
 #![forbid(unsafe_code)]
 
+mod adapter;
 mod commit;
 mod coverage;
 mod error;
@@ -32,11 +33,12 @@ mod tensor_file;
 mod verify;
 mod write;
 
+pub use adapter::{ADAPTER_PREFIX, AdapterConfig};
 pub use commit::{added, begin, commit, discard, is_checkpoint, purge, settle};
 pub use error::CheckpointError;
 pub use gguf::{GGUF_MAGIC, GgufTensor, GgufType, GgufValue, write_gguf};
 pub use hugging_face::HuggingFaceDir;
-pub use hugging_face_export::{FolderNames, ReadTensor, write_hugging_face};
+pub use hugging_face_export::{FolderNames, ReadTensor, write_adapter, write_hugging_face};
 pub use read::{Checkpoint, Newest, Skipped, newest};
 pub use steps::saved_steps;
 pub use stored_tensor::{StoredPiece, StoredTensor};

@@ -37,29 +37,36 @@ impl Dropped {
         Saved { x, ..Saved::new(SavedDropped { layer, draw: cx.draws(self.p) }) }
     }
 
-    /// Drops elements of x `[.., width]` into a new tensor. Where x has only some rows of the micro-batch, they start
-    /// at `cx.rows.first`.
-    fn apply(&self, cx: &Context, draw: Draw, x: Activation, sum: Option<Activation>) -> Activation {
-        let [rows, width] = x.shape().rows_cols();
-        let [batch, seq] = cx.rows.tokens;
-        let mut dropout = draw.dropout(self.p, &self.name, seq * width);
-        if rows < batch * seq {
-            dropout.first += (cx.rows.first * width) as u64;
-        }
-        let mut y = cx.activation(x.shape(), "dropout.y");
-        cx.device.dropout(x.view(), dropout, sum.as_ref().map(|sum| sum.view()), y.view_mut());
-        Arc::new(y)
-    }
-
     /// Returns the saved state of f, and its backward call with the derivative of f(x).
     fn undo<'a>(&self, cx: &Context, saved: Saved<SavedDropped>, call: Call<'a>) -> (AnySaved, Call<'a>) {
         let SavedDropped { layer, draw } = saved.own;
         let dy = match draw {
             None => call.x,
-            Some(draw) => self.apply(cx, draw, call.x, None),
+            Some(draw) => dropped(cx, draw, (self.p, &self.name), call.x, None),
         };
         (Saved { x: saved.x, ..layer }, Call { x: dy, ..call })
     }
+}
+
+/// Drops elements of x `[.., width]` into a new tensor, with this probability and by the mask of this name, and adds the sum. Where x has
+/// only some rows of the micro-batch, they start at `cx.rows.first`.
+#[track_caller]
+pub(crate) fn dropped(
+    cx: &Context,
+    draw: Draw,
+    (p, name): (f32, &str),
+    x: Activation,
+    sum: Option<Activation>,
+) -> Activation {
+    let [rows, width] = x.shape().rows_cols();
+    let [batch, seq] = cx.rows.tokens;
+    let mut dropout = draw.dropout(p, name, seq * width);
+    if rows < batch * seq {
+        dropout.first += (cx.rows.first * width) as u64;
+    }
+    let mut y = cx.activation(x.shape(), "dropout.y");
+    cx.device.dropout(x.view(), dropout, sum.as_ref().map(|sum| sum.view()), y.view_mut());
+    Arc::new(y)
 }
 
 impl Layer for Dropped {
@@ -80,7 +87,7 @@ impl Layer for Dropped {
         };
         let Call { sum, .. } = call;
         let (y, layer) = self.layer.forward(cx, Call { sum: None, ..call })?;
-        Ok((self.apply(cx, draw, y, sum), self.saved(cx, layer)))
+        Ok((dropped(cx, draw, (self.p, &self.name), y, sum), self.saved(cx, layer)))
     }
 
     /// dx = fᵀ(dropout(dy)); parameter gradients as f writes them.

@@ -89,7 +89,7 @@ impl Linear {
     }
 
     /// The columns of some results in y.
-    fn columns(&self, outputs: Range<usize>) -> Range<usize> {
+    pub(crate) fn columns(&self, outputs: Range<usize>) -> Range<usize> {
         let width =
             |output: &Output| output.columns(self.share_of_outputs).expect("checked when it was divided");
         let before = |count: usize| self.outputs[..count].iter().map(width).sum();
@@ -117,7 +117,7 @@ impl Linear {
     }
 
     /// Columns of dy: dy itself where they are all.
-    fn part(&self, cx: &Context, dy: &Tensor, columns: Range<usize>) -> Option<Tensor> {
+    pub(crate) fn part(&self, cx: &Context, dy: &Tensor, columns: Range<usize>) -> Option<Tensor> {
         let [batch, seq, width] = dy.dims();
         (columns.len() < width).then(|| {
             let mut part = cx.activation([batch, seq, columns.len()], "linear.part");

@@ -47,6 +47,50 @@ impl Cut for LinearGelu {
     }
 }
 
+/// `gelu(x)`, where what is before it cannot take it in.
+pub(crate) struct GeluAlone {
+    pub(crate) gelu: Gelu,
+}
+
+impl Layer for GeluAlone {
+    type Own = ();
+
+    fn parameters(&self) -> Vec<ParameterSpec> {
+        Vec::new()
+    }
+
+    fn is_row_wise(&self) -> bool {
+        true
+    }
+
+    /// x: any shape -> y: the same
+    fn forward(&self, cx: &Context, Call { x, sum, .. }: Call) -> Result<(Activation, Saved<()>)> {
+        let mut y = cx.activation(x.shape(), "gelu.y");
+        cx.device.gelu(x.view(), self.gelu, y.view_mut());
+        Ok((cx.plus(y, sum), Saved::new(()).with_input(x)))
+    }
+
+    /// dx = dy * gelu'(x), in the memory of dy where nothing else holds it.
+    fn backward(&self, cx: &Context, saved: Saved<()>, call: Call) -> Result<Option<Activation>> {
+        let Call { x: dy, sum, .. } = call;
+        let mut dx = cx.owned(dy, "gelu.dx");
+        cx.device.gelu_backward(saved.x.into_held().view(), self.gelu, dx.view_mut(), None, false);
+        Ok(Some(cx.plus(dx, sum)))
+    }
+
+    fn rebuild(&self) -> Option<Rebuild> {
+        Some(Rebuild { reads_input: true, always: false })
+    }
+
+    /// y = gelu(x)
+    fn output(&self, cx: &Context, _: Parameters, x: &Shared, (): &mut ()) -> Result<Activation> {
+        let x = x.held();
+        let mut y = cx.activation(x.shape(), "gelu.y_again");
+        cx.device.gelu(x.view(), self.gelu, y.view_mut());
+        Ok(Arc::new(y))
+    }
+}
+
 impl Layer for LinearGelu {
     type Own = SavedLinearGelu;
 

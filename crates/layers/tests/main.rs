@@ -10,6 +10,7 @@ mod frozen;
 mod head;
 mod images;
 mod joined;
+mod lora;
 mod rig;
 mod rotary;
 mod split_backward;

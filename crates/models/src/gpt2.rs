@@ -354,6 +354,10 @@ impl Model for Gpt2 {
         name.strip_prefix("transformer.").map(str::to_string).into_iter().collect()
     }
 
+    fn linear_layout(&self) -> Layout {
+        Layout::InOut
+    }
+
     fn copies_of(&self, stored: &str) -> &'static [&'static str] {
         if stored == "transformer.wte.weight" { &["lm_head.weight"] } else { &[] }
     }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use phalanx_layers::{CannotCut, Checkpointing, Input, Network, ParameterSpec, TARGETS, TOKENS};
 use phalanx_parallel::TensorParallel;
-use phalanx_tensor::Heads;
+use phalanx_tensor::{Heads, Layout};
 use serde_json::{Value, json};
 
 use crate::gguf::GgufModel;
@@ -143,6 +143,11 @@ pub trait Model: Send + Sync + std::fmt::Debug {
     /// ([`ParameterSpec::joins`]); `None` where it is a tensor of its own.
     fn source(&self, _parameter: &ParameterSpec) -> Option<RowsOf> {
         None
+    }
+
+    /// The layout of the weights of its linear layers.
+    fn linear_layout(&self) -> Layout {
+        Layout::OutIn
     }
 
     /// Names of tensors that files may hold beside the parameter `name`: copies with the same

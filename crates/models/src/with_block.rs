@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use phalanx_layers::{AnyLayer, Block, BlockRole, CannotCut, Checkpointing, Network, ParameterSpec};
 use phalanx_parallel::TensorParallel;
-use phalanx_tensor::Heads;
+use phalanx_tensor::{Heads, Layout};
 use serde_json::Value;
 
 use crate::{Arch, Dropouts, Input, Model, NumberedLayers, Objective, RowsOf};
@@ -91,6 +91,10 @@ impl Model for WithBlock {
 
     fn source(&self, parameter: &ParameterSpec) -> Option<RowsOf> {
         self.model.source(parameter)
+    }
+
+    fn linear_layout(&self) -> Layout {
+        self.model.linear_layout()
     }
 
     fn copies_of(&self, name: &str) -> &'static [&'static str] {

@@ -3,11 +3,14 @@
 
 use crate::rig;
 use crate::rig::{
-    AXES, Build, DRAW, HEADS, HIDDEN, PLAIN, ROWS, SEQ, Setting, TestRank, allowed, block, distance, joined,
-    linear, on_ranks, parts, paths, run, same_within, whole,
+    AXES, Build, DRAW, HEADS, HIDDEN, Numbers, PLAIN, ROWS, SEQ, Setting, TestRank, allowed, block, distance,
+    joined, linear, on_ranks, parts, paths, run, same_within, whole,
 };
+use std::sync::Arc;
+
 use phalanx_layers::{
-    AnyLayer, Attention, Fork, Gated, Init, Linear, Output, Pieces, RotaryPositions, Sequence,
+    AdapterInit, AnyLayer, Attention, Fork, Gated, Init, Linear, Lora, Output, Pieces, RotaryPositions,
+    Sequence,
 };
 use phalanx_parallel::TensorParallel;
 use phalanx_tensor::{DType, Gate, Gelu, Heads, Layout, Rotary, RotaryScaling};
@@ -24,16 +27,28 @@ const LINEAR: [usize; 6] = [HIDDEN, 4 * HIDDEN, HIDDEN, 4 * HIDDEN, 2 * ROWS, 4]
 const NORM: [usize; 2] = [HIDDEN, 2 * HIDDEN];
 const ATTENTION: [usize; 6] = [HIDDEN, SEQ, SEQ, HIDDEN, SEQ, SEQ];
 
+/// Those of an adapter of each of the two linear layers, there and back.
+const ADAPTER: [usize; 6] = [HIDDEN, 3, 4 * HIDDEN, 3, 2 * ROWS, 4];
+
+/// The same with parameters by name: the bias that is added to a sum lies behind the adapters, and before them on one rank.
+fn by_name(numbers: Numbers) -> Numbers {
+    let Numbers { y, dx, gradients, specs } = numbers;
+    let mut both: Vec<_> = specs.into_iter().zip(gradients).collect();
+    both.sort_by(|(a, _), (b, _)| a.name.cmp(&b.name));
+    let (specs, gradients) = both.into_iter().unzip();
+    Numbers { y, dx, gradients, specs }
+}
+
 /// The parts of `build` on all axes against the whole, with residuals and without, and both ways of backward, which
 /// agree to the bit on each rank.
 fn check(name: &str, build: &Build, sums: &[usize]) {
     for residual in [false, true] {
         let setting = Setting { residual, ..PLAIN };
-        let expected = whole(build, setting);
+        let expected = by_name(whole(build, setting));
         for axis in AXES {
             let what = format!("{name}, (ranks, sequence) {axis:?}, residual {residual}");
             let got = parts(build, axis, setting);
-            same_within(&joined(&got, axis.1), &expected, allowed(sums), &what);
+            same_within(&by_name(joined(&got, axis.1)), &expected, allowed(sums), &what);
             assert!(parts(build, axis, Setting { split: true, ..setting }) == got, "{what}, in two parts");
         }
     }
@@ -105,6 +120,33 @@ fn blocks() {
     check("two blocks", &build, &path.repeat(4));
 }
 
+/// Adapters of all linear layers: of some outputs, of some inputs, with GELU behind them. One of their two matrices is cut, and of the other
+/// each rank has a term of the gradient.
+#[test]
+fn layers_with_adapters() {
+    for layout in LAYOUTS {
+        let pair = move |tensor: &TensorParallel| -> Box<dyn AnyLayer> {
+            let tensor = tensor.adapting(adapters());
+            let (up, down) =
+                (linear("up", HIDDEN, 4 * HIDDEN, layout), linear("down", 4 * HIDDEN, HIDDEN, layout));
+            Box::new(Sequence::new(vec![tensor.column(up).unwrap(), tensor.row(down).unwrap()]))
+        };
+        check(&format!("column, row with adapters, {layout:?}"), &pair, &[&LINEAR[..], &ADAPTER].concat());
+        let block = move |tensor: &TensorParallel| -> Box<dyn AnyLayer> {
+            let [attention, mlp] = paths(&tensor.adapting(adapters()), layout, (0.0, 0.0));
+            let paths = [attention, mlp].map(|path| Box::new(Fork::residual(Sequence::new(path))) as _);
+            Box::new(Sequence::new(paths.into()))
+        };
+        let path = [&LINEAR[..], &ADAPTER, &NORM, &ATTENTION].concat();
+        check(&format!("block with adapters, {layout:?}"), &block, &path.repeat(2));
+    }
+}
+
+fn adapters() -> Arc<Lora> {
+    let targets = Arc::new(|_: &str| true);
+    Arc::new(Lora { width: 3, scale: 0.5, dropout: 0.0, init: AdapterInit::Uniform, targets })
+}
+
 /// The tolerances find every collective that is left out, done twice, or done elsewhere.
 #[test]
 fn a_planted_fault_is_far_outside_of_what_is_allowed() {
@@ -154,8 +196,10 @@ fn backward_in_two_parts_below_f32() {
 /// have: each then has a term of its gradient.
 #[test]
 fn grouped_attention_with_copies_of_keys_and_values() {
-    for kv_heads in [HEADS, 2, 1] {
+    for (kv_heads, has_adapters) in [(HEADS, false), (2, false), (1, false), (2, true), (1, true)] {
         let build = move |tensor: &TensorParallel| -> Box<dyn AnyLayer> {
+            let adapted = if has_adapters { tensor.adapting(adapters()) } else { tensor.clone() };
+            let tensor = &adapted;
             let size = HIDDEN / HEADS;
             let result = |name, heads| {
                 let pieces = Pieces { repeat: heads < HEADS, ..Pieces::of(heads) };
@@ -177,17 +221,18 @@ fn grouped_attention_with_copies_of_keys_and_values() {
             ];
             Box::new(Sequence::new(layers))
         };
-        let expected = whole(&build, PLAIN);
+        let expected = by_name(whole(&build, PLAIN));
         for axis in AXES
             .into_iter()
             .filter(|(ranks, _)| kv_heads.is_multiple_of(*ranks) || ranks.is_multiple_of(kv_heads))
         {
-            let what = format!("{kv_heads} heads of keys and values, (ranks, sequence) {axis:?}");
+            let what =
+                format!("{kv_heads} heads of keys and values, {has_adapters}, (ranks, sequence) {axis:?}");
             let got = parts(&build, axis, PLAIN);
             same_within(
-                &joined(&got, axis.1),
+                &by_name(joined(&got, axis.1)),
                 &expected,
-                allowed(&[&LINEAR[..], &ATTENTION[..]].concat()),
+                allowed(&[&LINEAR[..], &ATTENTION, &ADAPTER[..if has_adapters { 6 } else { 0 }]].concat()),
                 &what,
             );
             assert!(parts(&build, axis, Setting { split: true, ..PLAIN }) == got, "{what}, in two parts");

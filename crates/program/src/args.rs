@@ -314,12 +314,14 @@ pub enum ConfigFormat {
 ///
 /// The folder has model.safetensors, config.json, and if the run has a tokenizer: its files as they were read, and tokenizer.json,
 /// tokenizer_config.json and, for a model that continues text, generation_config.json. transformers' AutoTokenizer then gives the ids of the run's
-/// tokenizer. A GGUF file has model and tokenizer, for llama.cpp and programs that build on it. The same parameters give the same bytes.
+/// tokenizer. A GGUF file has model and tokenizer, for llama.cpp and programs that build on it. Of a run with adapters the folder has these
+/// alone, as PEFT writes them; --merge adds them to the weights. The same parameters give the same bytes.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     phalanx export runs/quickstart --out quickstart-hf\n  \
     phalanx export runs/quickstart --step 500 --out step-500-hf --dtype bf16\n  \
-    phalanx export runs/quickstart --out quickstart.gguf --format gguf --dtype q8_0")]
+    phalanx export runs/quickstart --out quickstart.gguf --format gguf --dtype q8_0\n  \
+    phalanx export runs/tuned --out tuned-hf --merge")]
 pub struct ExportArgs {
     /// Run folder
     pub run: PathBuf,
@@ -335,6 +337,9 @@ pub struct ExportArgs {
     /// How numbers are stored. The run has f32; other types round
     #[arg(long, value_enum, default_value_t = ExportType::F32)]
     pub dtype: ExportType,
+    /// The whole model of a run with adapters, with what they add to its weights (in f32), and not the adapter alone
+    #[arg(long)]
+    pub merge: bool,
     /// Replace the model that is there. Of a folder: its weights, configuration and tokenizer; other files stay
     #[arg(long)]
     pub force: bool,

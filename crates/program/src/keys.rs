@@ -119,8 +119,10 @@ pub fn assignment(text: &str) -> Result<(String, Value)> {
     let parsed = parsed.filter(|table| table.len() == 1).and_then(|mut table| table.remove("value"));
     let text = || Value::String(raw.into());
     let value = match (known.kind, parsed) {
-        (Kind::Paths, Some(value)) if value.is_array() || value.is_str() => value,
-        (Kind::Text | Kind::Paths | Kind::Words(_) | Kind::Names(_), Some(value)) if !value.is_str() => {
+        (Kind::Paths | Kind::TextOrTexts(_), Some(value)) if value.is_array() || value.is_str() => value,
+        (Kind::Text | Kind::Paths | Kind::TextOrTexts(_) | Kind::Words(_) | Kind::Names(_), Some(value))
+            if !value.is_str() =>
+        {
             text()
         }
         (Kind::Texts | Kind::Tables(_), Some(value)) if value.is_array() => value,

@@ -4,6 +4,7 @@
 //! stopped by Ctrl-C or a signal after it had saved, 141 the reader of standard output has closed it.
 #![forbid(unsafe_code)]
 
+mod adapter;
 mod args;
 mod asked;
 mod assumed;

@@ -1,8 +1,10 @@
 //! The plan, as JSON for scripts (`plan --json` and `plan.json`) and as tables for people.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 
 use phalanx_cuda::CONTEXT_BYTES;
+use phalanx_layers::lora::adapted_by;
 use phalanx_optim::LossScaling;
 use phalanx_parallel::zero::{ChunkResidence, Residence};
 use phalanx_plan::trace::{Category, DType, Memory};
@@ -152,7 +154,7 @@ fn headline(planned: &Planned, name: &str) -> String {
     let text = format!(
         "{name}: {} of {} parameters{} ({}, sequence {})\n\
          {} of {}{}, ZeRO-{}; a step is {}: {} of {} per {}\n\
-         {}\n{}{}{}{}",
+         {}\n{}{}{}{}{}",
         spec.model.definition.architecture().map_or("a model", |arch| arch.title),
         count(planned.plan.parameters() as f64),
         match planned.plan.trained_parameters() {
@@ -176,12 +178,27 @@ fn headline(planned: &Planned, name: &str) -> String {
         spec.batch.micro_batch_size,
         if mesh { "replica" } else { "rank" },
         precision(planned),
+        adapters(planned),
         parameter_groups(planned),
         kernels(planned),
         staging(planned),
         residence(planned),
     );
     text
+}
+
+/// A line about the adapters, if there are any.
+fn adapters(planned: &Planned) -> String {
+    let model = &planned.plan.spec.model;
+    let Some(adapters) = &model.adapters else { return String::new() };
+    let whole = model.whole();
+    let layers: BTreeSet<&str> = whole.members().filter_map(|spec| adapted_by(&spec.name)).collect();
+    format!(
+        "adapters of rank {} at {}, times {}\n",
+        adapters.width,
+        plural(layers.len(), "linear layer"),
+        adapters.scale
+    )
 }
 
 /// A line for each group of parameters with another learning rate or weight decay, and one for those in none.

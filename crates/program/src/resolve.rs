@@ -23,7 +23,7 @@ use crate::environment::Environment;
 use crate::output::note;
 use crate::shape::{read_hugging_face, write};
 use crate::user_config::UserConfig;
-use crate::{cards, hub, machine, placement_budget, resume, shape};
+use crate::{adapter, cards, hub, machine, placement_budget, resume, shape};
 
 /// Rows of the token table beyond the tokenizer's are padding up to a multiple of this; more is a mistake.
 const PADDING: usize = 64;
@@ -137,6 +137,9 @@ pub fn resolve<T>(
     }
     let imported = config.model.init.clone().map(PathBuf::from);
     let initial = imported.as_deref().map(|dir| import_shape(&mut config, given, dir)).transpose()?;
+    if let Some(model) = &initial {
+        adapter::import(&mut config, given, &**model)?;
+    }
     if let Purpose::Elsewhere(elsewhere) = purpose {
         elsewhere.decide_kind(&mut config)?;
     }
@@ -161,6 +164,7 @@ pub fn resolve<T>(
             *paths = paths.paths().into_iter().map(absolute).collect::<Vec<_>>().into();
         }
         config.model.init = config.model.init.as_deref().map(resume::absolute);
+        config.lora.adapter = config.lora.adapter.as_deref().map(resume::absolute);
         let environment = environment.decide(&config.device)?;
         if config.device.kernels == KernelChoice::Auto {
             config.decide("device.kernels");

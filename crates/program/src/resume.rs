@@ -192,7 +192,7 @@ fn learned(
     Ok(learned.with_given(is_given).with_generation_config(kept))
 }
 
-/// Refuses sizes that differ from the checkpoint's, and removes `model.init`, because the weights now come from the
+/// Refuses sizes that differ from the checkpoint's, and removes `model.init` and `lora.adapter`, because the weights now come from the
 /// checkpoint.
 fn fill_shape(
     given: &mut UserConfig,
@@ -214,6 +214,7 @@ fn fill_shape(
         );
     }
     given.leave_out("model.init");
+    given.leave_out("lora.adapter");
     Ok(())
 }
 

@@ -89,13 +89,21 @@ fn torchtitans_toml_is_translated() {
     home.run(&["import-config", "broken.toml"]).refused(&["broken.toml:1"]);
 }
 
-#[test]
-fn yaml_of_axolotl_and_llama_factory_is_translated() {
-    let home = Home::new();
-    let axolotl = "base_model: models/llama\nval_set_size: 0.05\noutput_dir: ./out\nsequence_len: 512\nsample_packing: false\nwandb_project:\n\
+/// A training of all parameters.
+const AXOLOTL: &str = "base_model: models/llama\nval_set_size: 0.05\noutput_dir: ./out\nsequence_len: 512\nsample_packing: false\nwandb_project:\n\
                    gradient_accumulation_steps: 8\nmicro_batch_size: 1\nmax_steps: 100\noptimizer: adamw_torch_fused\nlr_scheduler: cosine\n\
                    learning_rate: 2e-5\nbf16: auto\ntf32: false\ngradient_checkpointing: true\nwarmup_ratio: 0.1\nweight_decay: 0.0\n\
                    special_tokens:\n  pad_token: <|end_of_text|>\n";
+
+/// The same for LLaMA-Factory.
+const LLAMA_FACTORY: &str = "model_name_or_path: models/llama\nstage: pt\ndo_train: true\nfinetuning_type: full\ncutoff_len: 256\nper_device_train_batch_size: 2\n\
+                   gradient_accumulation_steps: 4\nlearning_rate: 1.0e-5\nmax_steps: 50\nlr_scheduler_type: cosine\nwarmup_ratio: 0.1\nbf16: true\n\
+                   output_dir: saves\nsave_steps: 500\nlogging_steps: 10\nplot_loss: true\n";
+
+#[test]
+fn yaml_of_axolotl_and_llama_factory_is_translated() {
+    let home = Home::new();
+    let axolotl = AXOLOTL;
     home.write("full.yaml", axolotl);
     let all = rows(&home, "full.yaml", &["--nproc", "2"]);
     for (key, value) in [
@@ -115,14 +123,11 @@ fn yaml_of_axolotl_and_llama_factory_is_translated() {
         format!("{axolotl}adapter: lora\nlora_r: 8\ndatasets:\n  - path: x\n    type: alpaca\n"),
     );
     home.run(&["import-config", "lora.yml"]).refused(&[
-        "lora.yml:20: adapter = \"lora\"",
-        "lora_r = 8",
+        "lora.yml:20: adapter = \"lora\" is refused: it needs lora_alpha",
+        "it needs lora_target_linear",
         "datasets.path = \"x\"",
-        "adapters are not here",
     ]);
-    let factory = "model_name_or_path: models/llama\nstage: pt\ndo_train: true\nfinetuning_type: full\ncutoff_len: 256\nper_device_train_batch_size: 2\n\
-                   gradient_accumulation_steps: 4\nlearning_rate: 1.0e-5\nmax_steps: 50\nlr_scheduler_type: cosine\nwarmup_ratio: 0.1\nbf16: true\n\
-                   output_dir: saves\nsave_steps: 500\nlogging_steps: 10\nplot_loss: true\n";
+    let factory = LLAMA_FACTORY;
     home.write("pt.yaml", factory);
     let all = rows(&home, "pt.yaml", &[]);
     for (key, value) in [
@@ -140,4 +145,38 @@ fn yaml_of_axolotl_and_llama_factory_is_translated() {
         .refused(&["typo.yaml:14: save_stepz is no key of LLaMA-Factory", "did you mean save_steps?"]);
     home.run(&["import-config", "text.txt"]).refused(&["give --from"]);
     home.run(&["import-config", "none.json"]).refused(&["cannot read", "none.json"]);
+}
+
+#[test]
+fn adapters_of_axolotl_and_llama_factory_are_translated() {
+    let home = Home::new();
+    let lora = format!("{AXOLOTL}adapter: lora\nlora_r: 8\nlora_alpha: 16\nlora_dropout: 0.05\n");
+    home.write("lora.yml", format!("{lora}lora_target_linear: true\npeft_use_rslora: true\n"));
+    let all = rows(&home, "lora.yml", &[]);
+    for (key, value) in [
+        ("lora.rank", Value::from(8)),
+        ("lora.alpha", 16.0.into()),
+        ("lora.dropout", 0.05.into()),
+        ("lora.targets", "all-linear".into()),
+        ("lora.rslora", true.into()),
+    ] {
+        assert_eq!(ours(&all, key), value, "{key}");
+    }
+    home.write("some.yml", format!("{lora}lora_target_modules:\n  - q_proj\n  - v_proj\n"));
+    let some = rows(&home, "some.yml", &[]);
+    assert_eq!(ours(&some, "lora.targets"), serde_json::json!(["q_proj", "v_proj"]));
+    home.write("qlora.yml", lora.replace("adapter: lora", "adapter: qlora"));
+    home.run(&["import-config", "qlora.yml"]).refused(&["adapter = \"qlora\"", "quantised weights"]);
+    home.write("full.yml", format!("{AXOLOTL}lora_r: 8\n"));
+    assert!(rows(&home, "full.yml", &[]).iter().all(|row| row["key"] != "lora.rank"));
+    let lora = LLAMA_FACTORY.replace("full\n", "lora\nlora_target: q_proj, v_proj\n");
+    home.write("lora.yaml", lora);
+    let all = rows(&home, "lora.yaml", &[]);
+    for (key, value) in [
+        ("lora.rank", Value::from(8)),
+        ("lora.alpha", 16.0.into()),
+        ("lora.targets", serde_json::json!(["q_proj", "v_proj"])),
+    ] {
+        assert_eq!(ours(&all, key), value, "{key}");
+    }
 }

@@ -21,6 +21,7 @@ mod joined;
 mod kernels;
 mod learning_rate;
 mod limits;
+mod lora;
 mod mesh;
 mod model_tokenizer;
 mod mpi;

@@ -69,6 +69,14 @@ impl Device {
         }
     }
 
+    /// Says that products may read `view` where it is a partial sum: being linear in it, they give partial sums, which are summed in
+    /// its place. Nothing happens off `Meta`.
+    pub fn sum_later(&self, view: View) {
+        if let Some(recorder) = self.placing() {
+            recorder.combine_marks(view, view, |mark, _| mark.map(Mark::summed_later));
+        }
+    }
+
     /// Forgets how `view` is placed: what it held is not read again.
     pub fn forget_placements(&self, view: View) {
         if let Some(recorder) = self.placing() {

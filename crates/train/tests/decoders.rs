@@ -18,7 +18,7 @@ use crate::rig::{self, Checkpoints, Ran, assert_same_state, pairs, same_bits};
 
 /// A decoder of two blocks with 4 heads of 8 elements: `qwen2` has biases of queries, keys and values, `qwen3` norms of queries and keys,
 /// `olmo2` such norms over all heads, `gemma3_text` four norms a block and a window in the first.
-fn decoder(arch: &str, kv_heads: usize) -> Arc<dyn Model> {
+pub fn decoder(arch: &str, kv_heads: usize) -> Arc<dyn Model> {
     let sizes = [("layers", 2), ("hidden", 32), ("heads", 4), ("head_dim", 8), ("intermediate", 64)];
     let mut keys = Keys::default();
     let window: &[_] = if arch == "gemma3_text" { &[("window", 5), ("window_pattern", 2)] } else { &[] };
@@ -27,7 +27,7 @@ fn decoder(arch: &str, kv_heads: usize) -> Arc<dyn Model> {
     Arch::named(arch).unwrap().model(&keys, 67, 16).unwrap()
 }
 
-fn config([pipeline, data, tensor]: [usize; 3], zero: u8) -> RunConfig {
+pub fn config([pipeline, data, tensor]: [usize; 3], zero: u8) -> RunConfig {
     let (_, mut config) = rig::golden_config();
     let parallel = &mut config.parallel;
     (parallel.pipeline, parallel.data, parallel.tensor) = (pipeline, Some(data), tensor);

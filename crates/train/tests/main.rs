@@ -17,6 +17,7 @@ mod goldens;
 mod gradients_in_place;
 mod large;
 mod lifetimes;
+mod lora;
 mod lost_device;
 mod mesh;
 mod meshes;

@@ -29,8 +29,8 @@ use std::sync::Arc;
 
 use phalanx_collectives::{Group, MetaGroup, Solo};
 use phalanx_layers::{
-    AnyLayer, Attention, CannotCut, Cut, Embedding, Head, HeadNorm, Layer, LinearCrossEntropy, Pieces, Share,
-    SharedHeads,
+    Adapt, AnyLayer, Attention, CannotCut, Embedding, Head, HeadNorm, Layer, LinearCrossEntropy, Lora,
+    Pieces, Share, SharedHeads,
 };
 use phalanx_tensor::Heads;
 
@@ -46,13 +46,20 @@ use rows::OnRows;
 pub struct TensorParallel {
     exchange: Exchange,
     sequence: bool,
+    adapters: Option<Arc<Lora>>,
 }
 
 impl TensorParallel {
     /// Splits layers over the ranks of `group`; `sequence` switches sequence parallelism on.
     pub fn new(group: Arc<dyn Group>, sequence: bool) -> TensorParallel {
         let sequence = sequence && group.world_size() > 1;
-        TensorParallel { exchange: Exchange::new(group), sequence }
+        TensorParallel { exchange: Exchange::new(group), sequence, adapters: None }
+    }
+
+    /// The same, with adapters of the linear layers.
+    #[must_use]
+    pub fn adapting(&self, adapters: Arc<Lora>) -> TensorParallel {
+        TensorParallel { adapters: Some(adapters), ..self.clone() }
     }
 
     /// One rank, which has every layer whole.
@@ -85,24 +92,32 @@ impl TensorParallel {
     ///
     /// # Errors
     /// When the ranks cannot share the outputs evenly.
-    pub fn column(&self, layer: impl Cut) -> Result<Box<dyn AnyLayer>, CannotCut> {
+    pub fn column(&self, layer: impl Adapt) -> Result<Box<dyn AnyLayer>, CannotCut> {
         if self.ranks() == 1 {
-            return Ok(Box::new(layer));
+            return Ok(self.adapted(layer));
         }
-        let own = layer.outputs(self.share())?;
-        Ok(Box::new(ColumnParallel::new(Box::new(own), self.exchange.clone(), self.sequence)))
+        let own = self.adapted(layer.outputs(self.share())?);
+        Ok(Box::new(ColumnParallel::new(own, self.exchange.clone(), self.sequence)))
     }
 
     /// A linear layer of which each rank has some inputs: the outputs of [`TensorParallel::column`] on the same rank.
     ///
     /// # Errors
     /// When the ranks cannot share the inputs evenly.
-    pub fn row(&self, layer: impl Cut) -> Result<Box<dyn AnyLayer>, CannotCut> {
+    pub fn row(&self, layer: impl Adapt) -> Result<Box<dyn AnyLayer>, CannotCut> {
         if self.ranks() == 1 {
-            return Ok(Box::new(layer));
+            return Ok(self.adapted(layer));
         }
         let (own, bias) = layer.inputs(self.share())?;
-        Ok(Box::new(RowParallel::new(Box::new(own), bias, self.exchange.clone(), self.sequence)))
+        Ok(Box::new(RowParallel::new(self.adapted(own), bias, self.exchange.clone(), self.sequence)))
+    }
+
+    /// This rank's part of a linear layer, with its adapters.
+    fn adapted(&self, own: impl Adapt) -> Box<dyn AnyLayer> {
+        match &self.adapters {
+            Some(adapters) => own.adapted(adapters),
+            None => Box::new(own),
+        }
     }
 
     /// Attention over this rank's heads: those of queries, and the ones of keys and values that they read.

@@ -123,6 +123,9 @@ fn bench_of<'a>(
             "model.trainable and model.frozen: some of the strategies train all parameters; leave both out"
         );
     }
+    if config.lora.rank.is_some() {
+        bail!("lora.rank: some of the strategies train all parameters; leave it out");
+    }
     if config.memory.update_in_backward {
         bail!(
             "memory.update_in_backward = true: the gradients by which strategies are compared are gone after a step; leave it out"

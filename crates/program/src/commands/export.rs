@@ -1,15 +1,16 @@
-//! `phalanx export`: a checkpoint as a Hugging Face folder or a GGUF file, streamed tensor by tensor.
+//! `phalanx export`: a checkpoint as a Hugging Face folder, a GGUF file, or the folder of its adapter, streamed tensor by tensor.
 
+mod adapter;
 mod gguf;
 
 use anyhow::{Result, bail};
-use phalanx_checkpoint::{FolderNames, write_hugging_face};
+use phalanx_checkpoint::{Checkpoint, FolderNames, write_hugging_face};
 use phalanx_data::HuggingFaceFiles;
 use phalanx_models::limits::MAX_POSITIONS;
 use phalanx_models::{Model, Objective, stored_tensors};
 use phalanx_plan::trace::DType;
 use phalanx_train::dataset::DataDigests;
-use phalanx_train::state::{PARAMETERS, read_stored};
+use phalanx_train::weights::Weights;
 use serde_json::json;
 
 use crate::args::{ExportArgs, ExportFormat, ExportType};
@@ -32,13 +33,34 @@ const LISTED: usize = 4;
 /// A run without that checkpoint, a damaged one, a folder that holds files or cannot be written; numbers that are too large for the type.
 pub fn export(args: &ExportArgs) -> Result<()> {
     refuse_in_run(&args.out, "--out")?;
+    let folder = RunFolder::at(&args.run);
+    let checkpoint = folder.checkpoint(args.step)?;
+    let model = model_of(&checkpoint)?;
+    let weights = Weights::of(&checkpoint, &*model)?;
+    let has_adapters = weights.adapters().rank.is_some();
+    if args.merge && !has_adapters {
+        bail!("--merge: {} has no adapters to merge into its weights: leave it out", args.run.display());
+    }
     match args.format {
-        ExportFormat::Hf => export_folder(args),
-        ExportFormat::Gguf => gguf::export(args),
+        ExportFormat::Hf if has_adapters && !args.merge => {
+            adapter::export(args, &checkpoint, (&*model, &weights))
+        }
+        ExportFormat::Gguf if has_adapters && !args.merge => {
+            bail!(
+                "--format gguf: give --merge, which adds the adapters of {} to its weights",
+                args.run.display()
+            )
+        }
+        ExportFormat::Hf => export_folder(args, (&folder, &checkpoint), (&*model, &weights)),
+        ExportFormat::Gguf => gguf::export(args, (&folder, &checkpoint), (&*model, &weights)),
     }
 }
 
-fn export_folder(args: &ExportArgs) -> Result<()> {
+fn export_folder(
+    args: &ExportArgs,
+    (folder, checkpoint): (&RunFolder, &Checkpoint),
+    (model, weights): (&dyn Model, &Weights),
+) -> Result<()> {
     let (dtype, word) = match args.dtype {
         ExportType::F32 => (DType::F32, "float32"),
         ExportType::Bf16 => (DType::BF16, "bfloat16"),
@@ -49,35 +71,32 @@ fn export_folder(args: &ExportArgs) -> Result<()> {
     };
     let found = FolderNames::read(&args.out)?;
     refuse_files(args, &found)?;
-    let folder = RunFolder::at(&args.run);
-    let checkpoint = folder.checkpoint(args.step)?;
-    let model = model_of(&checkpoint)?;
     let mask =
         checkpoint.state()["config"]["data"]["mask_token"].as_u64().and_then(|id| u32::try_from(id).ok());
     let mask = mask.filter(|_| model.objective() == Objective::Masked);
-    let tokenizer = folder.tokenizer_of(&checkpoint)?.map(|tokenizer| tokenizer.hugging_face_files(mask));
+    let tokenizer = folder.tokenizer_of(checkpoint)?.map(|tokenizer| tokenizer.hugging_face_files(mask));
     let network = model.whole();
     for spec in network.members() {
-        read_stored(&checkpoint, &*model, (PARAMETERS, spec), 0..0, &mut [])?;
+        weights.read(spec, 0..0, &mut [])?;
     }
-    let (names, specs): (Vec<_>, Vec<_>) = stored_tensors(&*model, &network).unzip();
+    let (names, specs): (Vec<_>, Vec<_>) = stored_tensors(model, &network).unzip();
     let tensors: Vec<_> = names.into_iter().zip(specs.iter().map(|spec| spec.shape.clone())).collect();
     let has_tokenizer = tokenizer.is_some();
-    let files = files(&*model, tokenizer, DataDigests::of(&checkpoint).generation_config, word);
+    let files = files(model, tokenizer, DataDigests::of(checkpoint).generation_config, word);
     let names: Vec<&str> = files.iter().map(|(name, _)| name.as_str()).collect();
     let is_new = |name: &str| name == MODEL_FILE || names.contains(&name);
-    let (replaced, removed): (Vec<_>, Vec<_>) = found.of_model.into_iter().partition(|name| is_new(name));
-    write_hugging_face(&args.out, &files, &removed, &tensors, dtype, &mut |index, range, out| {
+    let replaced = Replaced::of(found, is_new);
+    write_hugging_face(&args.out, &files, &replaced.removed, &tensors, dtype, &mut |index, range, out| {
         specs[index].of_members(range).try_for_each(|(spec, own, first)| {
             let out = &mut out[first..][..(own.end - own.start) as usize];
-            read_stored(&checkpoint, &*model, (PARAMETERS, spec), own, out)
+            weights.read(spec, own, out)
         })
     })?;
     if args.json {
         return output::print_json(&json!({
             "out": args.out, "step": checkpoint.step(), "parameters": network.elements(), "dtype": dtype.name(),
-            "tokenizer": has_tokenizer, "files": names, "replaced": replaced, "removed": removed,
-            "left": found.others,
+            "tokenizer": has_tokenizer, "files": names, "replaced": replaced.replaced, "removed": replaced.removed,
+            "left": replaced.left,
         }));
     }
     output::print_line(&format!(
@@ -89,13 +108,32 @@ fn export_folder(args: &ExportArgs) -> Result<()> {
         report::bytes((dtype.bytes() * network.elements()) as u64),
         names.join(", ")
     ))?;
-    for (what, names) in [("replaced", &replaced), ("removed", &removed), ("left as they are", &found.others)]
-    {
-        if !names.is_empty() {
-            output::print_line(&format!("{what}: {}", names.join(", ")))?;
-        }
+    replaced.print()
+}
+
+/// What becomes of the files that were in the folder.
+struct Replaced {
+    replaced: Vec<String>,
+    removed: Vec<String>,
+    left: Vec<String>,
+}
+
+impl Replaced {
+    /// Files of a model are replaced by new ones of the same name, or removed; others are left.
+    fn of(found: FolderNames, is_new: impl Fn(&str) -> bool) -> Replaced {
+        let (replaced, removed) = found.of_model.into_iter().partition(|name| is_new(name));
+        Replaced { replaced, removed, left: found.others }
     }
-    Ok(())
+
+    fn print(&self) -> Result<()> {
+        let Replaced { replaced, removed, left } = self;
+        for (what, names) in [("replaced", replaced), ("removed", removed), ("left as they are", left)] {
+            if !names.is_empty() {
+                output::print_line(&format!("{what}: {}", names.join(", ")))?;
+            }
+        }
+        Ok(())
+    }
 }
 
 /// Refuses a folder that holds files: programs would read those that are left beside the new ones.

@@ -59,7 +59,7 @@ fn schema_of(key: &Key) -> Value {
         Kind::Number => json!({ "type": "number" }),
         Kind::Text => text(),
         Kind::Texts => texts(),
-        Kind::Paths => json!({ "anyOf": [text(), texts()] }),
+        Kind::Paths | Kind::TextOrTexts(_) => json!({ "anyOf": [text(), texts()] }),
         Kind::Names(names) => json!({ "enum": names() }),
         Kind::WordOrNumber(_) => json!({ "type": ["string", "number"] }),
         Kind::Table => json!({ "type": "object" }),

@@ -8,7 +8,7 @@ use phalanx_train::config::declare::{
 use super::Type::{Any, Flag, Number, Text};
 use super::Verdict::{Differs, Only, Refused, Unneeded};
 use super::value::{Entry, Value};
-use super::{Draft, Format, LOGS, Other, yaml};
+use super::{Draft, Format, LOGS, Other, adapters, yaml};
 
 /// axolotl's format.
 pub const AXOLOTL: Format = Format {
@@ -16,7 +16,10 @@ pub const AXOLOTL: Format = Format {
     programs: &[OF_AXOLOTL, HUGGING_FACE],
     read: yaml::read,
     others: OF_AXOLOTLS,
-    rules: |draft| rules(draft, &["micro_batch_size", "optimizer", "lr_scheduler", "num_epochs"]),
+    rules: |draft| {
+        adapters::axolotl(draft);
+        rules(draft, &["micro_batch_size", "optimizer", "lr_scheduler", "num_epochs"])
+    },
 };
 
 /// LLaMA-Factory's format.
@@ -26,6 +29,7 @@ pub const LLAMA_FACTORY: Format = Format {
     read: yaml::read,
     others: OF_LLAMA_FACTORYS,
     rules: |draft| {
+        adapters::llama_factory(draft);
         rules(draft, &["per_device_train_batch_size", "optim", "lr_scheduler_type", "num_train_epochs"])
     },
 };
@@ -34,7 +38,7 @@ const OFF: &[&str] = &["false"];
 const NONE: &[&str] = &["null", ""];
 const CHATS: &str = "data here is text or token files: write the texts into files and name them in data.text";
 const ADAPTER: &str =
-    "adapters are not here: freeze parameters with model.trainable and model.frozen, or leave it out";
+    "adapters here are plain LoRA on linear layers, and nothing else is trained beside them: leave it out";
 const QUANTIZED: &str = "quantised weights are not here: leave it out";
 const ATTENTION: &str = "attention is one kernel, without a matrix of scores";
 const FUSED: &str = "logits are made in slices, and norms, gates and rotations are kernels of their own";
@@ -53,8 +57,6 @@ const OF_AXOLOTLS: &[Other] = &[
     ("shuffle_merged_datasets", Flag, Unneeded("data.order says it")),
     ("dataset_prepared_path", Any, Unneeded("tokens are kept in the run folder")),
     ("dataset_processes", Number, Unneeded("all cores read")),
-    ("adapter", Text, Refused(ADAPTER)),
-    ("lora_model_dir", Any, Only(NONE, ADAPTER)),
     ("peft_use_dora", Flag, Only(OFF, ADAPTER)),
     ("relora_steps", Any, Only(NONE, ADAPTER)),
     ("load_in_8bit", Flag, Only(OFF, QUANTIZED)),
@@ -150,17 +152,13 @@ const OF_AXOLOTLS: &[Other] = &[
     ("trl.*", Any, Refused(REWARDS)),
     ("ebft.*", Any, Refused(REWARDS)),
     ("num_labels", Any, Refused("models here predict tokens: leave it out")),
-    ("lora_mlp_kernel", Flag, Refused(ADAPTER)),
-    ("lora_qkv_kernel", Flag, Refused(ADAPTER)),
-    ("lora_o_kernel", Flag, Refused(ADAPTER)),
-    ("lora_target_parameters", Any, Refused(ADAPTER)),
-    ("lora_r", Any, Refused(ADAPTER)),
-    ("lora_alpha", Any, Refused(ADAPTER)),
-    ("lora_dropout", Any, Refused(ADAPTER)),
-    ("lora_target_linear", Any, Refused(ADAPTER)),
-    ("lora_target_modules", Any, Refused(ADAPTER)),
-    ("lora_fan_in_fan_out", Any, Refused(ADAPTER)),
-    ("lora_modules_to_save", Any, Refused(ADAPTER)),
+    ("lora_mlp_kernel", Flag, Unneeded(FUSED)),
+    ("lora_qkv_kernel", Flag, Unneeded(FUSED)),
+    ("lora_o_kernel", Flag, Unneeded(FUSED)),
+    ("lora_target_parameters", Any, Only(NONE, ADAPTER)),
+    ("lora_fan_in_fan_out", Any, Unneeded("the model says it")),
+    ("lora_modules_to_save", Any, Only(NONE, ADAPTER)),
+    ("peft_layers_to_transform", Any, Only(NONE, "name the layers in lora.targets, as \"model.layers.1.*\"")),
 ];
 
 /// LLaMA-Factory's names that are no keys here.
@@ -168,11 +166,15 @@ const OF_LLAMA_FACTORYS: &[Other] = &[
     ("stage", Text, Only(&["pt"], "training here is that of stage pt, on text: set it to pt")),
     ("do_train", Flag, Only(&["true"], "phalanx train trains")),
     ("do_eval", Flag, Unneeded("a run evaluates what data.validation holds out")),
-    ("finetuning_type", Text, Only(&["full"], ADAPTER)),
-    ("lora_rank", Any, Refused(ADAPTER)),
-    ("lora_alpha", Any, Refused(ADAPTER)),
-    ("lora_dropout", Any, Refused(ADAPTER)),
-    ("lora_target", Any, Refused(ADAPTER)),
+    ("additional_target", Any, Only(NONE, ADAPTER)),
+    ("use_dora", Flag, Only(OFF, ADAPTER)),
+    ("pissa_init", Flag, Only(OFF, ADAPTER)),
+    (
+        "loraplus_lr_ratio",
+        Any,
+        Only(NONE, "set [[optimizer.group]] parameters = [\"*.lora_B.*\"] with its lr"),
+    ),
+    ("create_new_adapter", Flag, Only(OFF, ADAPTER)),
     ("freeze_vision_tower", Flag, Unneeded("models here read text")),
     ("freeze_multi_modal_projector", Flag, Unneeded("models here read text")),
     ("image_max_pixels", Any, Unneeded("models here read text")),
@@ -209,7 +211,6 @@ const OF_LLAMA_FACTORYS: &[Other] = &[
     ("deepspeed", Any, Only(NONE, DEEPSPEED)),
     ("fsdp", Any, Only(NONE, FSDP)),
     ("fsdp_config.*", Any, Refused(FSDP)),
-    ("adapter_name_or_path", Any, Only(NONE, ADAPTER)),
     ("use_galore", Flag, Only(OFF, "the optimizers here are AdamW and SGD")),
     ("use_badam", Flag, Only(OFF, "the optimizers here are AdamW and SGD")),
     ("use_apollo", Flag, Only(OFF, "the optimizers here are AdamW and SGD")),

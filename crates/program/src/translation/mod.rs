@@ -5,6 +5,7 @@
 //! reason. What follows from several names at once are the format's rules. Every name of a file is in one row of the result: the same here,
 //! different and how, not needed and why, or refused. A name that is in no table is an error.
 
+mod adapters;
 mod deepspeed;
 mod hjson;
 mod hugging_face;

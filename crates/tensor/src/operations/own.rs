@@ -225,6 +225,7 @@ impl Describe for OwnOperation<'_> {
                         letters,
                         view: *view,
                         accumulates: false,
+                        is_linear: false,
                     })
                     .collect();
                 let results: Vec<Operand> = (writes.iter().zip(&self.writes))
@@ -233,6 +234,7 @@ impl Describe for OwnOperation<'_> {
                         letters,
                         view: view.as_view(),
                         accumulates: *accumulates,
+                        is_linear: false,
                     })
                     .collect();
                 let rule = Rule { op: self.name, factors: &factors, addends: &[], results: &results, whole };

@@ -49,7 +49,10 @@ impl Describe for Linear<'_> {
         let Epilogue { bias, residual } = self.epilogue;
         let rule = Rule {
             op: Self::NAME,
-            factors: &[operand("x", "ri", self.x), operand("w", weight(self.w.layout), self.w.matrix)],
+            factors: &[
+                operand("x", "ri", self.x).linear(),
+                operand("w", weight(self.w.layout), self.w.matrix),
+            ],
             addends: &[bias.map(|b| operand("bias", "o", b)), residual.map(|r| operand("residual", "ro", r))],
             results: &[result("y", "ro", &self.y, false)],
             whole: &[],
@@ -138,7 +141,10 @@ impl Describe for InputGradient<'_> {
     fn follow(&self, recorder: &Recorder, site: Site) {
         let rule = Rule {
             op: Self::NAME,
-            factors: &[operand("dy", "ro", self.dy), operand("w", weight(self.w.layout), self.w.matrix)],
+            factors: &[
+                operand("dy", "ro", self.dy).linear(),
+                operand("w", weight(self.w.layout), self.w.matrix),
+            ],
             addends: &[],
             results: &[result("dx", "ri", &self.dx, self.accumulate)],
             whole: &[],
@@ -189,7 +195,7 @@ impl Describe for WeightGradient<'_> {
     fn follow(&self, recorder: &Recorder, site: Site) {
         let rule = Rule {
             op: Self::NAME,
-            factors: &[operand("x", "ri", self.x), operand("dy", "ro", self.dy)],
+            factors: &[operand("x", "ri", self.x).linear(), operand("dy", "ro", self.dy).linear()],
             addends: &[],
             results: &[result("dw", weight(self.layout), &self.dw, self.accumulate)],
             whole: &[],

@@ -4,7 +4,8 @@
 //! residual `ro`. The letter `r` in front stands for all leading dimensions, so that a view may be flattened.
 //! Along each axis of the mesh, by itself:
 //!
-//! - a factor may not be a partial sum: it would be read before it is reduced;
+//! - a factor may not be a partial sum: it would be read before it is reduced. Only products may read one of which that was said
+//!   ([`Device::sum_later`](crate::Device::sum_later)): their results are partial sums, too;
 //! - at most one letter is sharded, and it is in every factor that has it;
 //! - results that have the sharded letter are sharded in it, results without it are partial sums;
 //! - addends must be placed as the result is; a vector without the sharded letter is replicated.
@@ -33,6 +34,8 @@ pub(crate) struct Operand<'a> {
     pub(crate) view: View<'a>,
     /// True if the result is accumulated into its old contents.
     pub(crate) accumulates: bool,
+    /// True if the operation is linear in it.
+    pub(crate) is_linear: bool,
 }
 
 /// One call of an operation.
@@ -58,6 +61,16 @@ struct Cut {
     owner: &'static str,
     /// True if results without the letter are sums over the ranks.
     sums: bool,
+}
+
+/// The letter that no operand has: that of a partial sum.
+const NO_LETTER: char = '+';
+
+impl<'a> Operand<'a> {
+    /// The same, in which the operation is linear.
+    pub(crate) fn linear(self) -> Operand<'a> {
+        Operand { is_linear: true, ..self }
+    }
 }
 
 impl Operand<'_> {
@@ -125,7 +138,7 @@ impl Recorder {
 }
 
 pub(crate) fn operand<'a>(name: &'static str, letters: &'static str, view: View<'a>) -> Operand<'a> {
-    Operand { name, letters, view, accumulates: false }
+    Operand { name, letters, view, accumulates: false, is_linear: false }
 }
 
 pub(crate) fn result<'a>(
@@ -134,7 +147,7 @@ pub(crate) fn result<'a>(
     view: &'a ViewMut,
     accumulates: bool,
 ) -> Operand<'a> {
-    Operand { name, letters, view: view.as_view(), accumulates }
+    Operand { name, letters, view: view.as_view(), accumulates, is_linear: false }
 }
 
 /// The letters of a weight matrix.
@@ -174,6 +187,10 @@ impl Tape {
         let (op, mut cut) = (rule.op, None::<Cut>);
         for factor in rule.factors {
             match self.along(factor, axis) {
+                Some(Placement::Partial) if cut.is_none() && self.is_summed_later(factor) => {
+                    let (letter, owner) = (NO_LETTER, factor.name);
+                    cut = Some(Cut { letter, dimension: 0, dimensions: 0, owner, sums: true });
+                }
                 Some(Placement::Partial) => {
                     let what = read_early(op, factor.name, axis);
                     self.fault(factor.view, axis, what, site);
@@ -211,6 +228,10 @@ impl Tape {
             }
         }
         Some(cut)
+    }
+
+    fn is_summed_later(&self, factor: &Operand) -> bool {
+        factor.is_linear && self.placed.mark_of(factor.view).is_some_and(Mark::is_summed_later)
     }
 
     fn found(&self, factor: &Operand, dimension: u8) -> Cut {

@@ -20,17 +20,21 @@ pub struct Mark {
     along: [Option<Placement>; 3],
     /// Dimensions of the tensor whose dimensions are sharded.
     dimensions: u8,
+    /// True if operations that are linear in it may read it where it is a partial sum.
+    summed_later: bool,
 }
 
 impl Mark {
     /// The mark of a zero.
-    pub const ZERO: Mark = Mark { along: [None; 3], dimensions: 0 };
+    pub const ZERO: Mark = Mark { along: [None; 3], dimensions: 0, summed_later: false };
     /// The same everywhere.
-    pub const REPLICATED: Mark = Mark { along: [Some(Placement::Replicated); 3], dimensions: 0 };
+    pub const REPLICATED: Mark =
+        Mark { along: [Some(Placement::Replicated); 3], dimensions: 0, summed_later: false };
 
     /// The mark of a tensor with so many dimensions.
     pub fn new(placements: Placements, dimensions: usize) -> Mark {
-        Mark { along: Axis::ALL.map(|axis| Some(placements.get(axis))), dimensions: dimensions as u8 }
+        let along = Axis::ALL.map(|axis| Some(placements.get(axis)));
+        Mark { along, dimensions: dimensions as u8, summed_later: false }
     }
 
     /// The placement along an axis, in the dimensions of [`Mark::dimensions`]; None if it fits every one.
@@ -48,6 +52,17 @@ impl Mark {
     /// Dimensions of the tensor that was marked.
     pub fn dimensions(self) -> usize {
         self.dimensions as usize
+    }
+
+    /// The same, which operations that are linear in it may read where it is a partial sum.
+    #[must_use]
+    pub(crate) fn summed_later(self) -> Mark {
+        Mark { summed_later: true, ..self }
+    }
+
+    /// Returns whether operations that are linear in it may read it where it is a partial sum.
+    pub(crate) fn is_summed_later(self) -> bool {
+        self.summed_later
     }
 
     /// The same, of a tensor of so many dimensions: further ones lie before the last.

@@ -194,3 +194,51 @@ fn linear_gelu() {
         found(&device, words, &row);
     }
 }
+
+/// A partial sum that is read before it is summed: products are linear in it and pass it on, once, where that was said of it.
+#[test]
+fn a_sum_that_is_made_later() {
+    let rows: [([Placement; 2], Placement, &[&str]); 5] = [
+        ([Partial, Replicated], Partial, &[]),
+        ([Replicated, Replicated], Replicated, &[]),
+        ([Shard(0), Replicated], Shard(0), &[]),
+        ([Partial, Partial], Partial, &["partial sum", "before it is reduced"]),
+        ([Partial, Shard(1)], Partial, &["is sharded in dimension 1", "of the same linear"]),
+    ];
+    for ([x, w], expected, words) in rows {
+        let row = format!("x {x}, w {w}");
+        let device = device();
+        let (x, w) = (placed(&device, "x", &[2, 4, 6], x), placed(&device, "w", &[6, 8], w));
+        let mut y = tensor(&device, "y", &[2, 4, 8]);
+        device.sum_later(x.view());
+        let w = Weight { matrix: w.view(), layout: Layout::InOut };
+        device.linear(x.view(), w, Epilogue { bias: None, residual: None }, y.view_mut());
+        assert_eq!(of(&device, &y), expected, "{row}");
+        found(&device, words, &row);
+    }
+    for (name, is_product) in [("dx", true), ("dw of x", true), ("dw of dy", true), ("gelu", false)] {
+        let device = device();
+        let (term, whole) = (placed(&device, "x", &[2, 4, 6], Partial), tensor(&device, "whole", &[2, 4, 6]));
+        let w = placed(&device, "w", &[6, 6], Replicated);
+        device.place(whole.view(), along(Replicated));
+        device.sum_later(term.view());
+        let mut y = tensor(&device, "y", if name.starts_with("dw") { &[6, 6] } else { &[2, 4, 6] });
+        let (t, r, layout) = (term.view(), whole.view(), Layout::InOut);
+        match name {
+            "dx" => {
+                let w = Weight { matrix: w.view(), layout };
+                device.linear_input_gradient(t, w, y.view_mut(), false);
+            }
+            "dw of x" => device.linear_weight_gradient(t, r, y.view_mut(), layout, false),
+            "dw of dy" => device.linear_weight_gradient(r, t, y.view_mut(), layout, false),
+            _ => device.gelu(t, Gelu::Tanh, y.view_mut()),
+        }
+        if is_product {
+            assert_eq!(of(&device, &y), Partial, "{name}");
+        }
+        // What is computed from it is a partial sum like any other.
+        let mut after = tensor(&device, "after", y.shape().as_slice());
+        device.gelu(y.view(), Gelu::Tanh, after.view_mut());
+        found(&device, &["gelu reads as `x`"], name);
+    }
+}

@@ -140,6 +140,7 @@ impl RunConfig {
         self.check_bounds()?;
         self.check_needs()?;
         self.check_model(model)?;
+        self.lora.check(model)?;
         self.check_batch()?;
         self.check_parallel(model)?;
         self.check_device(model)?;

@@ -101,6 +101,8 @@ pub enum Kind {
     Texts,
     /// A path, or a list of paths.
     Paths,
+    /// A text or a list of texts, in these words.
+    TextOrTexts(&'static str),
     /// One of some words, each with what it means.
     Words(&'static [(&'static str, &'static [&'static str])]),
     /// One of some words that say what they mean.
@@ -211,7 +213,7 @@ impl Key {
             Kind::Paths => "a path in quotes, or a list of paths, as [\"/mnt/a\", \"/mnt/b\"]".to_string(),
             Kind::Words(words) => list(&words.iter().map(|(word, _)| *word).collect::<Vec<_>>()),
             Kind::Names(names) => list(&names()),
-            Kind::WordOrNumber(expected) => expected.to_string(),
+            Kind::WordOrNumber(expected) | Kind::TextOrTexts(expected) => expected.to_string(),
             Kind::Table => "a table, as { rope_type = \"linear\", factor = 4.0 }".to_string(),
             Kind::Tables(_) => format!("a list of tables, each with a line [[{}]] of its own", self.path()),
         }

@@ -27,6 +27,7 @@ pub mod device;
 mod kernels;
 mod key_types;
 mod learning_rate;
+mod lora;
 pub mod memory;
 mod needs;
 mod optimizer;
@@ -44,6 +45,7 @@ pub use declare::{Bounds, Declared, Key, Kind, Resume};
 pub use device::{CUDA_HEAD_MAX, Communication, DeviceChoice, DeviceConfig, DeviceKind, SimulatedDevice};
 pub use kernels::{KernelChoice, KernelSet};
 pub use key_types::KeyType;
+pub use lora::{ALL_LINEAR, LoraConfig, LoraInit, Targets};
 pub use memory::{Checkpointing, CheckpointingWord, Chunk, ChunkWord, MemoryConfig, Tier, UpdateOn};
 pub use needs::Need;
 pub use optimizer::{OptimizerConfig, OptimizerKind, ScheduleConfig, ScheduleKind, WarmupShape};
@@ -61,6 +63,8 @@ pub use trainable::Trainable;
 pub struct RunConfig {
     /// The model.
     pub model: ModelConfig,
+    /// Adapters of its linear layers.
+    pub lora: LoraConfig,
     /// The training data.
     pub data: DataConfig,
     /// Sequences of a step and of a micro-batch.
@@ -209,9 +213,10 @@ impl RunConfig {
     }
 
     /// The tables with their values.
-    fn tables(&self) -> [&dyn Table; 13] {
+    fn tables(&self) -> [&dyn Table; 14] {
         let RunConfig {
             model,
+            lora,
             data,
             batch,
             parallel,
@@ -226,8 +231,8 @@ impl RunConfig {
             recorded,
         } = self;
         [
-            model, data, batch, parallel, device, memory, precision, loss, optimizer, schedule, train, run,
-            recorded,
+            model, lora, data, batch, parallel, device, memory, precision, loss, optimizer, schedule, train,
+            run, recorded,
         ]
     }
 

@@ -67,6 +67,7 @@ table! {
                 Need::any(&[("parallel.pipeline", &["1"])], "every rank has the whole model"),
                 Need::any(&[("parallel.tensor", &["1"])], "every rank has the whole model"),
                 Need::any(&[("model.trainable", LEFT_OUT)], "all parameters are trained"),
+                Need::any(&[("lora.rank", LEFT_OUT)], "all parameters are trained"),
                 Need::any(&[("model.frozen", LEFT_OUT)], "all parameters are trained"),
                 Need::any(&[("batch.reduce", &["each"])], "gradients are sent after each step"),
             ]);

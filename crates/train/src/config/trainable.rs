@@ -3,30 +3,32 @@
 use std::collections::BTreeSet;
 
 use phalanx_data::is_match;
-use phalanx_layers::{Network, ParameterSpec};
+use phalanx_layers::{Network, ParameterSpec, lora::adapted_by};
 
 use super::check::refuse;
 use super::{ConfigError, ModelConfig};
 
 /// Which parameters are trained: those that match a pattern of `trainable`, or all where there is none, without those that match one
-/// of `frozen`.
+/// of `frozen`. With adapters, these alone are trained.
 #[derive(Clone, Debug, Default)]
 pub struct Trainable {
     trainable: Vec<String>,
     frozen: Vec<String>,
+    /// True if the model has adapters.
+    adapters: bool,
 }
 
 impl Trainable {
-    /// As `model.trainable` and `model.frozen` say of the parameters of `whole`, the model's network.
+    /// As `model.trainable` and `model.frozen` say of the parameters of `whole`, the model's network, which may have `adapters`.
     ///
     /// # Errors
     /// A pattern that matches no parameter, or patterns that leave none to train.
-    pub fn of(config: &ModelConfig, whole: &Network) -> Result<Trainable, ConfigError> {
+    pub fn of(config: &ModelConfig, adapters: bool, whole: &Network) -> Result<Trainable, ConfigError> {
         let ModelConfig { trainable, frozen, .. } = config;
         for (key, patterns) in [("model.trainable", trainable), ("model.frozen", frozen)] {
             check_patterns(key, patterns, whole)?;
         }
-        let found = Trainable { trainable: trainable.clone(), frozen: frozen.clone() };
+        let found = Trainable { trainable: trainable.clone(), frozen: frozen.clone(), adapters };
         if whole.members().all(|spec| found.freezes(spec)) {
             // Each pattern matches a parameter, so those of `trainable` alone leave some to train.
             let expected = "leaves no parameter to train: leave a pattern out";
@@ -37,7 +39,7 @@ impl Trainable {
 
     /// The network with the other parameters frozen.
     pub fn applied_to(&self, network: Network) -> Network {
-        if self.trainable.is_empty() && self.frozen.is_empty() {
+        if self.trainable.is_empty() && self.frozen.is_empty() && !self.adapters {
             return network;
         }
         network.freezing(|spec| self.freezes(spec))
@@ -45,7 +47,8 @@ impl Trainable {
 
     fn freezes(&self, spec: &ParameterSpec) -> bool {
         let any = |patterns: &[String]| match_any(patterns, spec);
-        any(&self.frozen) || !(self.trainable.is_empty() || any(&self.trainable))
+        let is_base = self.adapters && adapted_by(&spec.name).is_none();
+        is_base || any(&self.frozen) || !(self.trainable.is_empty() || any(&self.trainable))
     }
 }
 

@@ -21,3 +21,4 @@ pub mod state;
 pub mod step;
 pub mod targets;
 pub(crate) mod ties;
+pub mod weights;

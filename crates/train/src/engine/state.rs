@@ -7,9 +7,9 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use phalanx_checkpoint::{self as checkpoint, Checkpoint, CheckpointError, HuggingFaceDir};
+use phalanx_checkpoint::{self as checkpoint, ADAPTER_PREFIX, Checkpoint, CheckpointError, HuggingFaceDir};
 use phalanx_collectives::{CollectiveError, Group};
-use phalanx_layers::ParameterSpec;
+use phalanx_layers::{ParameterSpec, lora::adapted_by};
 use phalanx_models::{Model, RowsOf, name_in};
 pub use phalanx_optim::PARAMETERS;
 use phalanx_optim::{
@@ -27,6 +27,7 @@ use crate::engine::error::RunError;
 use crate::engine::rank::Rank;
 pub use crate::engine::saving::SaveStep;
 use crate::engine::saving::{self, Saves, WINDOW};
+use crate::engine::spec::ModelPart;
 
 /// Key of [`Updates`] in the manifest of a checkpoint.
 pub const UPDATES: &str = "updates";
@@ -90,12 +91,21 @@ impl Rank {
         self.load(initial(seed, self.spec.device.threads))
     }
 
-    /// Fills parameters with the weights of a Hugging Face directory, and optimizer states with zeros.
+    /// Fills parameters with the weights of a Hugging Face directory, adapters with those of [`ModelPart::adapter`] or with initial
+    /// values, and optimizer states with zeros.
     ///
     /// # Errors
     /// A tensor that is missing, of another shape, or unreadable.
     pub fn import(&mut self, dir: &HuggingFaceDir) -> Result<(), RunError> {
-        self.load(imported(dir, Arc::clone(&self.spec.model.definition)))
+        let ModelPart { definition, adapter, seed, .. } = &self.spec.model;
+        let adapter = adapter.as_deref().map(HuggingFaceDir::open_adapter).transpose()?;
+        let mut fresh = initial(*seed, self.spec.device.threads);
+        let mut weights = imported(dir, Arc::clone(definition));
+        self.load(move |kept: &Kept, spec: &ParameterSpec, elements, out: &mut [f32]| match &adapter {
+            _ if adapted_by(&spec.name).is_none() => weights(kept, spec, elements, out),
+            Some(adapter) if kept.state == PARAMETERS => read_adapter(adapter, spec, elements, out),
+            _ => fresh(kept, spec, elements, out),
+        })
     }
 
     /// Restores parameters, optimizer states, number of updates and loss scale from a checkpoint of any layout and
@@ -372,6 +382,24 @@ pub fn read_imported(
         dir.check_copy(&name, copy, &stripe, elements.clone(), out)?;
     }
     Ok(())
+}
+
+/// Reads the elements of this rank's part of a parameter of an adapter from PEFT's folder.
+///
+/// # Errors
+/// A tensor that is missing, of another shape, unreadable, or not finite.
+fn read_adapter(
+    dir: &HuggingFaceDir,
+    spec: &ParameterSpec,
+    elements: Range<u64>,
+    out: &mut [f32],
+) -> Result<(), RunError> {
+    let name = format!("{ADAPTER_PREFIX}{}", spec.name);
+    let (given, expected) = (dir.shape(&name)?.to_vec(), spec.whole_shape().to_vec());
+    if given != expected {
+        return Err(RunError::Shape { name, given, expected });
+    }
+    Ok(dir.read_weights(&name, &spec.stripe(), elements, out)?)
 }
 
 /// Steps that were applied and skipped, from a checkpoint. A checkpoint without these counts was saved without a loss

@@ -14,7 +14,7 @@ use phalanx_system::random::{GOLDEN, SplitMix64};
 use phalanx_tensor::{Category, DType, Device, Element, Shape, Tensor, View};
 
 use crate::engine::error::RunError;
-use crate::engine::state::PARAMETERS;
+use crate::engine::weights::Weights;
 pub use crate::jobs::sampling::Sampling;
 
 /// A model with all parameters on one rank, for forward only.
@@ -31,7 +31,7 @@ pub struct Generator {
 }
 
 impl Generator {
-    /// Loads the parameters of a checkpoint, rounded to `compute`, into `device`, whose memory is not planned. Only ids of
+    /// Loads the parameters of a checkpoint, with what adapters add to them, rounded to `compute`, into `device`, whose memory is not planned. Only ids of
     /// `tokenizer` are drawn.
     ///
     /// # Errors
@@ -43,11 +43,9 @@ impl Generator {
         device: Device,
         compute: DType,
     ) -> Result<Generator, RunError> {
+        let weights = Weights::of(from, model)?;
         let generator = Generator::new(model, device, compute, |spec, values| {
-            from.expect(PARAMETERS, &spec.name, &spec.shape, DType::F32)?;
-            let elements = 0..values.len() as u64;
-            from.read(PARAMETERS, &spec.name, elements, bytemuck::cast_slice_mut(values))?;
-            Ok::<(), RunError>(())
+            weights.read(spec, 0..values.len() as u64, values).map_err(RunError::from)
         })?;
         Ok(generator.drawing_only(|id| tokenizer.token(id).is_some()))
     }

@@ -349,6 +349,23 @@ fn one_rank(
     let is_kept = !config.memory.gradients_in_place && !config.memory.update_in_backward;
     let gradients = if is_kept { gradients(engine) } else { Vec::new() };
     let step_peak = engine.device().arena().phase_peak().unwrap_or_default();
+    losses.push(evaluate(engine, config));
+    match &checkpoints.save {
+        None => engine.save(|_, _| Ok(())).unwrap(),
+        Some(dir) => {
+            let step = done + steps.len() as u64;
+            let state = serde_json::json!({ "step": step, "config": config });
+            engine.save_checkpoint(dir, step, &state).map(drop).unwrap()
+        }
+    }
+    let device = engine.device();
+    let peak = device.arena().peak().unwrap();
+    let other_peaks = [device.host_arena(), device.disk_arena()].map(|arena| arena.peak());
+    Part { losses, grad_norms, skipped, pieces: pieces(engine), gradients, peak, other_peaks, step_peak }
+}
+
+/// The loss of windows that are all alike.
+pub fn evaluate(engine: &mut Rank, config: &RunConfig) -> f32 {
     let mut windows = Batch::with_rows(config.batch.global / config.data(), config.model.seq);
     windows.tokens.fill(1);
     if config.model.arch == phalanx_models::Arch::BERT {
@@ -360,18 +377,7 @@ fn one_rank(
     }
     keep_apart(&mut windows, config);
     label(&mut windows, config);
-    losses.push(engine.evaluate(&windows).unwrap().loss);
-    match &checkpoints.save {
-        None => engine.save(|_, _| Ok(())).unwrap(),
-        Some(dir) => {
-            let step = done + steps.len() as u64;
-            engine.save_checkpoint(dir, step, &serde_json::json!({ "step": step })).map(drop).unwrap()
-        }
-    }
-    let device = engine.device();
-    let peak = device.arena().peak().unwrap();
-    let other_peaks = [device.host_arena(), device.disk_arena()].map(|arena| arena.peak());
-    Part { losses, grad_norms, skipped, pieces: pieces(engine), gradients, peak, other_peaks, step_peak }
+    engine.evaluate(&windows).unwrap().loss
 }
 
 /// This rank's part of the sequences of a step.

@@ -10,28 +10,29 @@ use phalanx_data::{GgufVocabulary, Tokenizer};
 use phalanx_layers::ParameterSpec;
 use phalanx_models::Model;
 use phalanx_models::gguf::{GgufFrom, GgufModel, GgufNumber, GgufSource, RowOrder};
-use phalanx_train::state::{PARAMETERS, read_stored};
+use phalanx_train::weights::Weights;
 use serde_json::json;
 
 use crate::args::{ExportArgs, ExportType};
 use crate::ownership::{begins_with, check_output};
-use crate::run_folder::{RunFolder, model_of};
+use crate::run_folder::RunFolder;
 use crate::{output, report};
 
 /// Writes the file.
 ///
 /// # Errors
 /// A run without that checkpoint, a damaged one; a model or tokenizer that llama.cpp does not compute; a file that is there or cannot be written.
-pub fn export(args: &ExportArgs) -> Result<()> {
+pub fn export(
+    args: &ExportArgs,
+    (folder, checkpoint): (&RunFolder, &Checkpoint),
+    (model, weights): (&dyn Model, &Weights),
+) -> Result<()> {
     check_file(args)?;
-    let folder = RunFolder::at(&args.run);
-    let checkpoint = folder.checkpoint(args.step)?;
-    let model = model_of(&checkpoint)?;
     let refuse = |reason| {
         anyhow!("{}: llama.cpp cannot compute it as it is: {reason}; nothing was written", args.run.display())
     };
     let described = model.to_gguf().map_err(refuse)?;
-    let tokenizer = folder.tokenizer_of(&checkpoint)?;
+    let tokenizer = folder.tokenizer_of(checkpoint)?;
     let vocabulary =
         tokenizer.as_ref().map(|tokenizer| tokenizer.gguf(model.vocab())).transpose().map_err(refuse)?;
     let stored = match args.dtype {
@@ -43,8 +44,7 @@ pub fn export(args: &ExportArgs) -> Result<()> {
     let keys = keys(&described, vocabulary, stored);
     let tensors: Vec<GgufTensor> = described.tensors.iter().map(|source| tensor(source, stored)).collect();
     let network = model.whole();
-    let mut reader =
-        Reader { checkpoint: &checkpoint, model: &*model, specs: network.members().collect(), turned: None };
+    let mut reader = Reader { weights, specs: network.members().collect(), turned: None };
     let bytes = write_gguf(&args.out, &keys, &tensors, &mut |index, range, out| {
         reader.read(index, &described.tensors[index], range.start as usize, out)
     })?;
@@ -136,8 +136,7 @@ const WINDOW_ELEMENTS: usize = 1 << 18;
 
 /// Reads tensors in the order of the file. One whose rows change places is held whole while it is written.
 struct Reader<'a> {
-    checkpoint: &'a Checkpoint,
-    model: &'a dyn Model,
+    weights: &'a Weights<'a>,
     specs: Vec<&'a ParameterSpec>,
     /// The tensor that is held, and its index.
     turned: Option<(usize, Vec<f32>)>,
@@ -171,7 +170,7 @@ impl Reader<'_> {
     fn stored(&self, name: &str, start: usize, out: &mut [f32]) -> Result<(), CheckpointError> {
         let spec = self.specs.iter().find(|spec| spec.name == name).expect("a parameter of the model");
         let range = start as u64..(start + out.len()) as u64;
-        read_stored(self.checkpoint, self.model, (PARAMETERS, spec), range, out)
+        self.weights.read(spec, range, out)
     }
 
     /// A whole parameter in the order of the file, where it has the extents `shape`; a vector has rows of one element.

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use phalanx_collectives::Group;
-use phalanx_layers::{Checkpointing, Input, Network};
+use phalanx_layers::{Checkpointing, Input, Lora, Network};
 use phalanx_models::Model;
 use phalanx_optim::{LearningRate, LossScaling, Optimizer, RatesByName, UpdateRule};
 use phalanx_parallel::pipeline::{Program, steps_with_backward_from};
@@ -64,12 +64,16 @@ pub struct Spec {
 pub struct ModelPart {
     /// Sizes and blocks of the model, with its dropout probabilities.
     pub definition: Arc<dyn Model>,
+    /// Adapters of its linear layers, if it has any.
+    pub adapters: Option<Arc<Lora>>,
     /// Which of its parameters are trained.
     pub trainable: Trainable,
     /// Which activations backward recomputes.
     pub checkpointing: Checkpointing,
     /// A Hugging Face directory whose weights training starts from, instead of initial values.
     pub init: Option<PathBuf>,
+    /// A folder with the adapters that training starts from, instead of initial values.
+    pub adapter: Option<PathBuf>,
     /// Seed of dropout and initial values.
     pub seed: u64,
 }
@@ -326,7 +330,8 @@ impl Spec {
 impl ModelPart {
     /// The network of a rank of the tensor axis, with the parameters frozen that are not trained.
     pub(crate) fn network(&self, tensor: &TensorParallel) -> Network {
-        let network = self.definition.network(tensor, self.checkpointing);
+        let adapting = self.adapters.as_ref().map(|adapters| tensor.adapting(Arc::clone(adapters)));
+        let network = self.definition.network(adapting.as_ref().unwrap_or(tensor), self.checkpointing);
         self.trainable.applied_to(network.expect("the configuration was checked with the model"))
     }
 

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use phalanx_data::Masking;
-use phalanx_layers::{Checkpointing, Input, Network, POSITIONS};
+use phalanx_layers::{Checkpointing, Input, Lora, Network, POSITIONS};
 use phalanx_models::{Model, Objective};
 use phalanx_optim::loss_scale::Dynamic;
 use phalanx_optim::{LossScaling, Optimizer};
@@ -24,7 +24,7 @@ use super::{
 use crate::config::check::refuse;
 use crate::config::{
     self, BatchConfig, CheckpointingWord, Chunk, ChunkWord, ConfigError, DataConfig, DeviceConfig, Documents,
-    Float, LossConfig, MemoryConfig, ModelConfig, OptimizerConfig, OptimizerKind, ParallelConfig,
+    Float, LoraConfig, LossConfig, MemoryConfig, ModelConfig, OptimizerConfig, OptimizerKind, ParallelConfig,
     PrecisionConfig, Reduce, RunConfig, ScheduleConfig, TrainConfig, Trainable, UpdateOn,
 };
 use crate::engine::evaluation::parts;
@@ -41,7 +41,7 @@ impl Spec {
         config.check_with(&*model)?;
         #[rustfmt::skip]
         let RunConfig {
-            model: keys, data, batch, parallel, device, memory, precision, loss, optimizer, train,
+            model: keys, lora, data, batch, parallel, device, memory, precision, loss, optimizer, train,
             // RunConfig::learning_rate
             schedule: ScheduleConfig { kind: _, warmup: _, warmup_shape: _, min_lr: _, decay_steps: _, restart_step: _ },
             // The watchdog of ranks; names of keys, for a resumed run.
@@ -53,15 +53,18 @@ impl Spec {
         let residence = vec![placement.before_dry_runs(); schedule.stages()];
         let memory = OfMemory::new(memory, (of_zero, defer), residence);
         let (seq, init) = of_model(keys);
+        let (adapters, adapter) = of_lora(lora);
         let mut model = ModelPart {
             definition: model.dropping(keys.dropouts()),
+            adapters,
             trainable: Trainable::default(),
             checkpointing: memory.checkpointing,
             init,
+            adapter,
             seed: of_train(train),
         };
         let network = model.whole();
-        model.trainable = Trainable::of(keys, &network)?;
+        model.trainable = Trainable::of(keys, model.adapters.is_some(), &network)?;
         let network = model.trainable.applied_to(network);
         config.check_work(axes, (&network, model.definition.vocab()), evaluated)?;
         let (optimizer_rule, clip) = of_optimizer(optimizer);
@@ -119,6 +122,17 @@ fn of_model(keys: &ModelConfig) -> (usize, Option<PathBuf>) {
         trainable: _, frozen: _,
     } = keys;
     (*seq, init.as_ref().map(PathBuf::from))
+}
+
+/// The adapters, and the folder of their initial values.
+fn of_lora(keys: &LoraConfig) -> (Option<Arc<Lora>>, Option<PathBuf>) {
+    #[rustfmt::skip]
+    let LoraConfig {
+        adapter,
+        // LoraConfig::adapters
+        rank: _, alpha: _, dropout: _, targets: _, rslora: _, init: _,
+    } = keys;
+    (keys.adapters(), adapter.as_ref().map(PathBuf::from))
 }
 
 /// True if documents in a sequence do not see each other.

@@ -1,0 +1,119 @@
+//! The adapter of a checkpoint as PEFT has it: `adapter_config.json` and `adapter_model.safetensors`, in f32.
+
+use std::collections::BTreeSet;
+
+use anyhow::{Result, bail};
+use phalanx_checkpoint::{ADAPTER_PREFIX, AdapterConfig, Checkpoint, FolderNames, write_adapter};
+use phalanx_layers::lora::adapted_by;
+use phalanx_layers::{Checkpointing, ParameterSpec};
+use phalanx_models::Model;
+use phalanx_parallel::TensorParallel;
+use phalanx_tensor::Layout;
+use phalanx_train::weights::Weights;
+use serde_json::json;
+
+use super::{Replaced, refuse_files};
+use crate::args::{ExportArgs, ExportType};
+use crate::{output, report};
+
+/// Names of the files.
+const FILES: [&str; 2] = ["adapter_config.json", "adapter_model.safetensors"];
+
+/// Writes the folder.
+///
+/// # Errors
+/// As those of an export of a model; a family whose files fuse layers that have an adapter each here.
+pub fn export(
+    args: &ExportArgs,
+    checkpoint: &Checkpoint,
+    (model, weights): (&dyn Model, &Weights),
+) -> Result<()> {
+    if args.dtype != ExportType::F32 {
+        bail!(
+            "--dtype {}: an adapter is written in f32; give --merge for the whole model",
+            args.dtype.name()
+        );
+    }
+    let found = FolderNames::read(&args.out)?;
+    refuse_files(args, &found)?;
+    let adapters = weights.adapters();
+    let (rank, lora) = adapters.rank.zip(adapters.adapters()).expect("a run with adapters");
+    let network = model.network(&TensorParallel::solo().adapting(lora), Checkpointing::None)?;
+    let specs: Vec<&ParameterSpec> =
+        network.members().filter(|spec| adapted_by(&spec.name).is_some()).collect();
+    let layers: BTreeSet<&str> = specs.iter().filter_map(|spec| adapted_by(&spec.name)).collect();
+    let config = AdapterConfig {
+        rank,
+        alpha: adapters.alpha.unwrap_or(rank as f64),
+        dropout: adapters.dropout,
+        rslora: adapters.rslora,
+        targets: targets(model, &layers)?,
+    };
+    let base = checkpoint.state()["config"]["model"]["init"].as_str();
+    let config = config.to_json(base, model.linear_layout() == Layout::InOut);
+    let files = [(FILES[0], format!("{config:#}\n"))];
+    let written: Vec<_> =
+        specs.iter().map(|spec| (format!("{ADAPTER_PREFIX}{}", spec.name), spec.shape.clone())).collect();
+    let replaced = Replaced::of(found, |name| FILES.contains(&name));
+    write_adapter(&args.out, &files, &replaced.removed, &written, &mut |index, range, out| {
+        weights.read(specs[index], range, out)
+    })?;
+    let elements = specs.iter().map(|spec| spec.elements() as u64).sum::<u64>();
+    if args.json {
+        return output::print_json(&json!({
+            "out": args.out, "step": checkpoint.step(), "adapter": true, "parameters": elements, "dtype": "f32",
+            "files": [FILES[0]], "replaced": replaced.replaced, "removed": replaced.removed, "left": replaced.left,
+        }));
+    }
+    output::print_line(&format!(
+        "{}: the adapter of step {} of {}: {} (f32, {}), {}",
+        args.out.display(),
+        checkpoint.step(),
+        args.run.display(),
+        FILES[1],
+        report::bytes(4 * elements),
+        FILES[0]
+    ))?;
+    replaced.print()
+}
+
+/// The layers that have an adapter, by the ends of their names where no other layer has such an end.
+fn targets(model: &dyn Model, adapted: &BTreeSet<&str>) -> Result<Vec<String>> {
+    let end = |name: &str| name.rsplit('.').next().unwrap_or(name).to_string();
+    let ends: BTreeSet<String> = adapted.iter().map(|name| end(name)).collect();
+    let network = model.whole();
+    let mut are_whole = true;
+    for spec in network.members() {
+        let Some(layer) = spec.name.strip_suffix(".weight") else { continue };
+        are_whole &= !ends.contains(&end(layer)) || adapted.contains(layer);
+        if let Some(rows) = model.source(spec).filter(|_| adapted.contains(layer)) {
+            bail!(
+                "{layer} has an adapter of its own, and files of this family hold it in {}, which is one layer for PEFT: give \
+                 --merge; nothing was written",
+                rows.name
+            );
+        }
+    }
+    Ok(match are_whole {
+        true => ends.into_iter().collect(),
+        false => adapted.iter().map(|name| name.to_string()).collect(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use phalanx_models::Gpt2;
+
+    use super::*;
+
+    #[test]
+    fn layers_are_named_by_their_ends_where_these_are_theirs_alone() {
+        let model = Gpt2 { layers: 2, hidden: 8, heads: 2, vocab: 16, positions: 8, ..Gpt2::default() };
+        let of = |names: &[&str]| targets(&model, &names.iter().copied().collect()).unwrap();
+        let [first, second] = ["transformer.h.0.attn.c_attn", "transformer.h.1.attn.c_attn"];
+        assert_eq!(of(&[first, second]), ["c_attn"]);
+        assert_eq!(of(&[second]), [second]);
+        // Attention and MLP have a layer of this name each.
+        assert_eq!(of(&["transformer.h.0.mlp.c_proj", "transformer.h.1.mlp.c_proj"]).len(), 2);
+    }
+}

@@ -1,0 +1,146 @@
+//! `[lora]` from end to end: what is planned, trained, resumed, exported as PEFT has it and merged, started from, and refused.
+
+use serde_json::json;
+
+use crate::rig::Home;
+
+/// A folder of a model, and a run of adapters beside it.
+fn tuned(more: &[&str]) -> Home {
+    let home = Home::new();
+    home.run(&["train", "small.toml", "--run", "base", "--quiet", "--set", "train.steps=2"]).ok();
+    home.run(&["export", "base", "--out", "hf"]).ok();
+    train(&home, &[&["--run", "r", "--set", "lora.rank=2", "--set", "lora.alpha=4"], more].concat()).ok();
+    home
+}
+
+fn train(home: &Home, more: &[&str]) -> crate::rig::Ended {
+    home.run(&[&["train", "small.toml", "--quiet", "--set", "model.init=hf"], more].concat())
+}
+
+/// The loss of the first step of a run that starts from a folder.
+fn first_loss(home: &Home, run: &str, more: &[&str]) -> f64 {
+    home.run(&[&["train", "small.toml", "--quiet", "--run", run, "--set", "train.steps=1"], more].concat())
+        .ok();
+    home.losses(run)[0].1.parse().unwrap()
+}
+
+#[test]
+fn a_run_is_resumed_and_exported_as_an_adapter_and_merged() {
+    let home = tuned(&["--set", "train.steps=3", "--nproc", "2"]);
+    let rest = ["--resume", "--set", "train.steps=6", "--set", "parallel.zero=3", "--quiet"];
+    home.run(&[&["train", "--run", "r"], &rest[..]].concat()).ok();
+    train(
+        &home,
+        &[
+            "--run",
+            "whole",
+            "--set",
+            "lora.rank=2",
+            "--set",
+            "lora.alpha=4",
+            "--set",
+            "train.steps=6",
+            "--nproc",
+            "2",
+        ],
+    )
+    .ok();
+    assert_eq!(home.losses("r"), home.losses("whole"));
+    home.run(&["train", "--run", "r", "--resume", "--set", "lora.rank=3"])
+        .refused(&["lora.rank = 3", "the run has 2"]);
+
+    let written = home.run(&["export", "r", "--out", "adapter", "--json"]).ok().json();
+    assert_eq!((&written["adapter"], &written["files"]), (&json!(true), &json!(["adapter_config.json"])));
+    let config = home.json("adapter/adapter_config.json");
+    for (key, value) in [
+        ("peft_type", json!("LORA")),
+        ("r", json!(2)),
+        ("lora_alpha", json!(4.0)),
+        ("target_modules", json!(["c_attn", "c_fc", "c_proj"])),
+        ("fan_in_fan_out", json!(true)),
+        ("use_rslora", json!(false)),
+    ] {
+        assert_eq!(config[key], value, "{key}");
+    }
+    home.run(&["export", "r", "--out", "merged", "--merge"]).ok();
+    assert_eq!(home.json("merged/config.json"), home.json("hf/config.json"));
+
+    // The adapter beside its base computes what the merged model does, and another thing than the base.
+    let adapter = ["--set", "model.init=hf", "--set", "lora.adapter=adapter"];
+    let adapted = first_loss(&home, "a", &adapter);
+    let merged = first_loss(&home, "m", &["--set", "model.init=merged"]);
+    let base = first_loss(&home, "b", &["--set", "model.init=hf"]);
+    assert!((adapted - merged).abs() < 1e-5 && (adapted - base).abs() > 1e-3, "{adapted} {merged} {base}");
+    // Saved without a step, it is the same file.
+    let zero = ["--set", "optimizer.lr=0", "--set", "schedule.min_lr=0"];
+    first_loss(&home, "same", &[&adapter[..], &zero].concat());
+    home.run(&["export", "same", "--out", "again"]).ok();
+    assert_eq!(home.read("again/adapter_model.safetensors"), home.read("adapter/adapter_model.safetensors"));
+
+    // Greedy texts of the run and of the merged model.
+    home.run(&["import", "merged", "--run", "i"]).ok();
+    let text = |run: &str| {
+        home.run(&["sample", run, "--prompt", "chunk ", "--tokens", "24", "--temperature", "0", "--json"])
+            .ok()
+            .json()["text"]
+            .clone()
+    };
+    assert_eq!(text("r"), text("i"));
+    home.run(&["export", "r", "--out", "r.gguf", "--format", "gguf", "--merge"]).ok();
+    home.run(&["export", "i", "--out", "i.gguf", "--format", "gguf"]).ok();
+    assert!(home.read("r.gguf") == home.read("i.gguf"));
+}
+
+#[test]
+fn a_plan_has_adapters_and_counts_them_apart() {
+    let home = Home::new();
+    let plan = |more: &[&str]| home.run(&[&["plan", "small.toml", "--json"], more].concat()).ok().json();
+    let (all, adapters) = (plan(&[]), plan(&["--set", "lora.rank=2", "--set", "lora.targets=c_attn"]));
+    let count = |plan: &serde_json::Value, key: &str| plan[key].as_u64().unwrap();
+    let trained = count(&adapters, "trained_parameters");
+    assert_eq!(count(&adapters, "parameters"), count(&all, "parameters") + trained);
+    assert!(adapters["arena_bytes"][0].as_u64().unwrap() < all["arena_bytes"][0].as_u64().unwrap());
+}
+
+#[test]
+fn what_is_no_such_adapter_is_refused() {
+    let home = tuned(&["--set", "train.steps=1", "--set", "lora.targets=[\"c_attn\"]"]);
+    home.run(&["export", "base", "--out", "m", "--merge"]).refused(&["--merge", "no adapters"]);
+    home.run(&["export", "r", "--out", "m", "--dtype", "bf16"]).refused(&["--dtype bf16", "--merge"]);
+    home.run(&["export", "r", "--out", "m.gguf", "--format", "gguf"]).refused(&["--format gguf", "--merge"]);
+    home.run(&["export", "r", "--out", "adapter"]).ok();
+    home.run(&["export", "r", "--out", "adapter"]).refused(&["holds files", "--force"]);
+    home.run(&["train", "small.toml", "--set", "model.init=adapter"])
+        .refused(&["model.init", "no config.json"]);
+    let from = |more: &[&str]| {
+        let sets = ["plan", "small.toml", "--set", "model.init=hf", "--set", "lora.adapter=adapter"];
+        home.run(&[&sets[..], more].concat())
+    };
+    from(&[]).ok();
+    from(&["--set", "lora.rank=3"]).refused(&["lora.rank is given", "r = 2"]);
+    home.run(&["plan", "small.toml", "--set", "lora.adapter=adapter"])
+        .refused(&["lora.adapter", "model.init"]);
+    let config = String::from_utf8(home.read("adapter/adapter_config.json")).unwrap();
+    let changed = |from_text: &str, to: &str, words: &[&str]| {
+        assert!(config.contains(from_text), "{config}");
+        home.write("adapter/adapter_config.json", config.replace(from_text, to));
+        from(&[]).refused(words);
+    };
+    changed("\"bias\": \"none\"", "\"bias\": \"all\"", &["bias is \"all\"", "no such thing"]);
+    changed("\"use_rslora\": false", "\"use_dora\": true", &["use_dora is true"]);
+    changed("\"LORA\"", "\"IA3\"", &["peft_type is \"IA3\""]);
+    changed("\"c_attn\"", "\"c_fc\"", &["it has no ", "c_fc.lora_A.weight"]);
+    changed("\"r\": 2", "\"r\": 0", &["r is 0", "a rank"]);
+    home.write("adapter/adapter_config.json", config.replace("\"r\": 2", "\"r\": 4"));
+    home.run(&[
+        "train",
+        "small.toml",
+        "--set",
+        "model.init=hf",
+        "--set",
+        "lora.adapter=adapter",
+        "--set",
+        "train.steps=1",
+    ])
+    .refused(&["lora_A.weight", "[2, "]);
+}

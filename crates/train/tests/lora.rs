@@ -1,0 +1,372 @@
+//! Low-rank adapters: PEFT's losses; the base keeps its bits; stages, placements, meshes and resumes change what they change elsewhere; and
+//! the merged model computes what the adapted one does.
+
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+
+use phalanx_checkpoint::{AdapterConfig, Checkpoint, HuggingFaceDir};
+use phalanx_layers::ParameterSpec;
+use phalanx_layers::lora::adapted_by;
+use phalanx_models::{Arch, Keys, Model, from_config};
+use phalanx_plan::trace::Category;
+use phalanx_tensor::Device;
+use phalanx_testing::planted::{FaultKind, Planted, PlantedFault, sites};
+use phalanx_testing::sweeps;
+use phalanx_train::config::{
+    Checkpointing, CheckpointingWord, Float, LoraConfig, LoraInit, Reduce, Targets, Tier,
+};
+use phalanx_train::planning::Orders;
+use phalanx_train::state::{Kept, PARAMETERS};
+use phalanx_train::weights::Weights;
+use phalanx_train::{Groups, Rank, RunConfig, RunError, RunPlan, Spec};
+
+use crate::decoders::{config, decoder};
+use crate::mesh::F32;
+use crate::rig::{self, Checkpoints, Ran, assert_same_state, pairs, same_bits};
+
+type Change = fn(&mut RunConfig);
+
+/// Which layers have adapters: of the three that one product computes all, or two of them.
+const ADAPTED: [(&str, Change); 2] = [
+    ("all linear layers", |c| {
+        c.lora = LoraConfig { rank: Some(3), alpha: Some(6.0), ..LoraConfig::default() }
+    }),
+    ("q, v and down of the last block", |c| {
+        let targets = ["q_proj", "v_proj", "model.layers.1.mlp.down_proj"].map(String::from).into();
+        c.lora =
+            LoraConfig { rank: Some(2), rslora: true, init: LoraInit::Gaussian, ..LoraConfig::default() };
+        c.lora.targets = Targets::Several(targets);
+    }),
+];
+
+/// A decoder with norms of queries and keys, of whose keys several ranks have a head.
+fn model() -> Arc<dyn Model> {
+    decoder("qwen3", 2)
+}
+
+fn adapted(mesh: [usize; 3], zero: u8, change: Change) -> RunConfig {
+    let mut config = config(mesh, zero);
+    config.optimizer.lr = 1e-2;
+    change(&mut config);
+    config
+}
+
+fn run(config: &RunConfig, steps: usize) -> Ran {
+    rig::run_fresh(&model(), config, &rig::golden_steps()[..steps])
+}
+
+/// The parameters of a run that are no adapter's.
+fn base(ran: &Ran) -> impl Iterator<Item = (&str, &Vec<f32>)> {
+    let of = |(key, values)| Some((str::strip_prefix(key, "parameters/")?, values));
+    let all = ran.state.iter().filter_map(move |(key, values)| of((key.as_str(), values)));
+    all.filter(|(name, _)| adapted_by(name).is_none())
+}
+
+#[test]
+fn adapters_alone_are_trained_and_begin_as_nothing() {
+    for (what, change) in ADAPTED {
+        let (before, plain) =
+            (run(&adapted([1, 1, 1], 0, change), 0), run(&adapted([1, 1, 1], 0, |_| {}), 0));
+        // b is zero: the evaluation is that of the base, bit for bit.
+        assert!(same_bits(&before.losses, &plain.losses), "{what}");
+        let after = run(&adapted([1, 1, 1], 0, change), 4);
+        assert_ne!(after.losses.last(), before.losses.last(), "{what}");
+        let mut adapters = 0;
+        for (key, values) in &after.state {
+            let Some(name) = key.strip_prefix("parameters/") else { continue };
+            let is_adapter = adapted_by(name).is_some();
+            adapters += usize::from(is_adapter);
+            assert_eq!(same_bits(values, &before.state[key]), !is_adapter, "{what}: {name}");
+            assert_eq!(after.state.contains_key(&format!("exp_avg/{name}")), is_adapter, "{what}: {name}");
+            if !is_adapter {
+                assert!(same_bits(values, &plain.state[key]), "{what}: {name}");
+            }
+        }
+        // Two blocks with seven linear layers; two and one.
+        assert_eq!(adapters, if what == "all linear layers" { 2 * 14 } else { 2 * 5 }, "{what}");
+    }
+}
+
+#[test]
+fn no_stage_or_placement_changes_a_bit() {
+    let changes: [(&str, Change); 6] = [
+        ("states and gradients in host memory", |c| {
+            (c.memory.optimizer, c.memory.gradients) = (Tier::Host, Tier::Host);
+        }),
+        ("parameters in host memory", |c| c.memory.parameters = Tier::Host),
+        ("blocks computed again", |c| c.memory.checkpointing = Checkpointing::Every(1)),
+        ("selective", |c| c.memory.checkpointing = Checkpointing::Word(CheckpointingWord::Selective)),
+        ("no overlap", |c| c.parallel.overlap = false),
+        ("updates within backward", |c| c.memory.update_in_backward = true),
+    ];
+    for (number, (what, change)) in ADAPTED.into_iter().enumerate() {
+        for (at, compute) in (number..).zip([Float::F32, Float::Bf16]) {
+            let with = |zero, more: Change| {
+                let mut config = adapted([1, 2, 1], zero, change);
+                (config.precision.compute, config.optimizer.clip, config.lora.dropout) = (compute, 0.0, 0.1);
+                config.batch.micro = Some(4);
+                more(&mut config);
+                run(&config, 3)
+            };
+            let expected = with(0, |_| {});
+            for zero in 1..=3 {
+                rig::assert_same_run(
+                    &format!("{what}, {compute:?}, stage {zero}"),
+                    &expected,
+                    &with(zero, |_| {}),
+                );
+            }
+            for (name, more) in sweeps::share(&changes, at, 2) {
+                rig::assert_same_run(&format!("{what}, {compute:?}, {name}"), &expected, &with(3, *more));
+            }
+        }
+    }
+}
+
+#[test]
+fn meshes_follow_one_rank() {
+    let meshes: [([usize; 3], Change); 6] = [
+        ([2, 1, 1], |_| {}),
+        ([2, 1, 1], |c| c.parallel.schedule = "zb-h1".into()),
+        ([1, 1, 2], |_| {}),
+        ([1, 1, 4], |c| c.parallel.sequence_parallel = true),
+        ([1, 2, 2], |c| c.batch.reduce = Reduce::Defer),
+        ([2, 2, 2], |c| c.parallel.sequence_parallel = true),
+    ];
+    for (what, change) in ADAPTED {
+        let one = run(&adapted([1, 1, 1], 0, change), 4);
+        for (number, (mesh, more)) in meshes.into_iter().enumerate() {
+            let mut first: Option<Ran> = None;
+            for &zero in [&0].into_iter().chain(sweeps::share(&[1, 2, 3], number, 3)) {
+                let mut config = adapted(mesh, zero, change);
+                more(&mut config);
+                let ran = run(&config, 4);
+                let what = format!("{what}, {mesh:?}, {}, stage {zero}", config.parallel.schedule);
+                assert_eq!((&ran.peaks, &ran.step_peaks), (&ran.planned, &ran.step_planned), "{what}");
+                let apart = |of: fn(&Ran) -> &Vec<f32>| rig::relative_difference(of(&ran), of(&one));
+                assert!(apart(|ran| &ran.losses) < F32, "{what}: {:?} for {:?}", ran.losses, one.losses);
+                assert!(apart(|ran| &ran.grad_norms) < F32, "{what}: norms");
+                for ((name, values), (_, expected)) in base(&ran).zip(base(&one)) {
+                    assert!(same_bits(values, expected), "{what}: {name}");
+                }
+                let first = first.get_or_insert_with(|| ran.clone());
+                assert_same_state(&what, &first.state, &ran.state);
+            }
+        }
+    }
+}
+
+/// Sums in another order than PyTorch's: as far from its run in f64 as its own run in f32 is, four times over, as for whole models.
+const TIMES_PYTORCH: f32 = 4.0;
+
+#[test]
+fn twenty_steps_of_adamw_as_in_peft() {
+    let meshes =
+        [([1, 1, 1], 0), ([1, 2, 1], 2), ([1, 4, 1], 3), ([1, 1, 2], 0), ([1, 2, 2], 3), ([2, 1, 1], 0)];
+    for variant in ["llama", "qwen3", "gpt2"] {
+        let folder = rig::golden().join("lora").join(variant);
+        let of = |name: &str| rig::golden_tensor(&format!("lora/{variant}/adamw.safetensors"), name);
+        let (_, adapter) = AdapterConfig::read(&folder).unwrap();
+        let init = if variant == "gpt2" { variant.to_string() } else { format!("decoders/{variant}") };
+        let model = from_config(HuggingFaceDir::open(&rig::golden().join(&init)).unwrap().config()).unwrap();
+        let tokens = of("tokens");
+        let sequence = |tokens: &[f32]| tokens.iter().map(|token| *token as u32).collect::<Vec<u32>>();
+        let steps: rig::Steps =
+            tokens.chunks(4 * 17).map(|step| step.chunks(17).map(sequence).collect()).collect();
+        for (mesh, zero) in meshes {
+            let mut config = config(mesh, zero);
+            (config.batch.global, config.model.init) = (4, Some(init.clone()));
+            config.lora = LoraConfig {
+                rank: Some(adapter.rank),
+                alpha: Some(adapter.alpha),
+                rslora: adapter.rslora,
+                targets: Targets::Several(adapter.targets.clone()),
+                adapter: Some(folder.display().to_string()),
+                ..LoraConfig::default()
+            };
+            let ran = rig::run(&model, &config, &steps);
+            let what = format!("{variant}, {mesh:?}, stage {zero}");
+            let near = |name: &str, got: &[f32]| {
+                let allowed = TIMES_PYTORCH * of(&format!("error.{name}"))[0];
+                let worst = pairs(got, &of(name)).map(|(a, b)| (a - b).abs()).fold(0f32, f32::max);
+                // Also fails for NaN.
+                assert!(worst <= allowed, "{what}: {name} off by {worst:e}, allowed {allowed:e}");
+            };
+            near("losses", &ran.losses[..20]);
+            near("grad_norms", &ran.grad_norms);
+            for (name, got) in &ran.state {
+                let name = name.strip_prefix("parameters/").filter(|name| adapted_by(name).is_some());
+                name.into_iter().for_each(|name| near(&format!("final.{name}"), got));
+            }
+            assert_eq!(ran.peaks, ran.planned, "{what}");
+        }
+    }
+}
+
+#[test]
+fn a_checkpoint_resumes_on_another_mesh() {
+    let folder = tempfile::tempdir().unwrap();
+    let steps = &rig::golden_steps()[..6];
+    for (number, (what, change)) in ADAPTED.into_iter().enumerate() {
+        let dir = folder.path().join(number.to_string());
+        let save = Checkpoints { fresh: true, save: Some(dir.clone()), ..Checkpoints::default() };
+        let whole = run(&adapted([1, 2, 1], 1, change), 6);
+        rig::run_between(&model(), &adapted([1, 2, 1], 3, change), &steps[..3], &save);
+        let restore = Checkpoints { restore: Some(dir.join("step-3")), ..Checkpoints::default() };
+        let rest = rig::run_between(&model(), &adapted([1, 2, 1], 2, change), &steps[3..], &restore);
+        assert_same_state(what, &whole.state, &rest.state);
+        let elsewhere = rig::run_between(&model(), &adapted([2, 1, 2], 0, change), &[], &restore);
+        let saved = run(&adapted([1, 2, 1], 1, change), 3);
+        assert_same_state(what, &saved.state, &elsewhere.state);
+    }
+}
+
+/// The loss of the merged weights is that of the adapted model, but for the rounding of the sums.
+#[test]
+fn merged_weights_compute_the_same() {
+    let folder = tempfile::tempdir().unwrap();
+    let gpt2 = from_config(HuggingFaceDir::open(&rig::golden().join("gpt2")).unwrap().config()).unwrap();
+    let everything: Change = ADAPTED[0].1;
+    for (number, (model, change)) in
+        [(model(), everything), (model(), ADAPTED[1].1), (gpt2, everything)].into_iter().enumerate()
+    {
+        let dir = folder.path().join(number.to_string());
+        let save = Checkpoints { fresh: true, save: Some(dir.clone()), ..Checkpoints::default() };
+        let config = adapted([1, 1, 2], 1, change);
+        let ran = rig::run_between(&model, &config, &rig::golden_steps()[..6], &save);
+        let merged = evaluated(&model, &config, &dir.join("step-6"), true);
+        let adapted = *ran.losses.last().unwrap();
+        assert!((merged - adapted).abs() < 1e-5 * adapted, "{number}: {merged} for {adapted}");
+        // Without what the adapters add it is another.
+        let base = evaluated(&model, &config, &dir.join("step-6"), false);
+        assert!((base - adapted).abs() > 1e-3 * adapted, "{number}: {base} and {adapted}");
+    }
+}
+
+/// The loss of the evaluation of a checkpoint's weights, merged or without the adapters, by a model without any.
+fn evaluated(model: &Arc<dyn Model>, config: &RunConfig, checkpoint: &Path, merges: bool) -> f32 {
+    let mut plain = config.clone();
+    plain.lora = LoraConfig::default();
+    let tensors = rig::on_ranks(model, &plain, &|spec, groups| spec.network(&groups.tensor), &|engine, _| {
+        let from = Checkpoint::open(checkpoint).unwrap();
+        let weights = Weights::of(&from, &**model).unwrap();
+        let whole = model.whole();
+        let mut read: Option<(String, Vec<f32>)> = None;
+        engine
+            .load(
+                |kept: &Kept,
+                 spec: &ParameterSpec,
+                 elements: Range<u64>,
+                 out: &mut [f32]|
+                 -> Result<(), RunError> {
+                    if kept.state != PARAMETERS {
+                        out.fill(0.0);
+                        return Ok(());
+                    }
+                    if read.as_ref().is_none_or(|(name, _)| *name != spec.name) {
+                        let spec = whole.members().find(|other| other.name == spec.name).unwrap();
+                        let mut values = vec![0.0; spec.elements()];
+                        match merges {
+                            // In windows that end within rows.
+                            true => {
+                                for start in (0..values.len()).step_by(100) {
+                                    let end = values.len().min(start + 100);
+                                    weights.read(spec, start as u64..end as u64, &mut values[start..end])?;
+                                }
+                            }
+                            false => {
+                                let bytes = bytemuck::cast_slice_mut(&mut values);
+                                from.read(PARAMETERS, &spec.name, 0..spec.elements() as u64, bytes)?;
+                            }
+                        }
+                        read = Some((spec.name.clone(), values));
+                    }
+                    let (_, values) = read.as_ref().unwrap();
+                    for (here, there) in spec.stripe().runs(elements.clone()) {
+                        let at = (here.start - elements.start) as usize;
+                        let values = &values[there.start as usize..there.end as usize];
+                        out[at..at + values.len()].copy_from_slice(values);
+                    }
+                    Ok(())
+                },
+            )
+            .unwrap();
+        rig::evaluate(engine, &plain)
+    });
+    tensors.1[0]
+}
+
+/// Each rank has a term of the gradient of a in a layer that is cut by outputs, and of b in one that is cut by inputs.
+#[test]
+fn a_sum_of_terms_that_is_left_out_is_named() {
+    for (targets, named) in [("v_proj", "v_proj.lora_A"), ("o_proj", "o_proj.lora_B")] {
+        let mut config = config([1, 1, 2], 1);
+        config.lora =
+            LoraConfig { rank: Some(2), targets: Targets::One(targets.into()), ..LoraConfig::default() };
+        let make = |device: Device, groups: Groups, spec: &Spec, orders: &Orders| {
+            let fault = PlantedFault { site: sites::PARTIAL_SUM, kind: FaultKind::Dropped };
+            let tensor = Planted::around(Arc::clone(&groups.tensor), fault, &device, &groups.data);
+            let groups = Groups { tensor, ..groups };
+            let network = spec.network(&groups.tensor);
+            Rank::with_network(device, groups, spec, network, orders)
+        };
+        let error = RunPlan::with_ranks(rig::spec(&decoder("llama", 4), &config), &make).map(drop);
+        let error = error.unwrap_err().to_string();
+        let words = ["`tensor`", "partial sum", named];
+        assert!(words.iter().all(|word| error.contains(word)), "{error}");
+    }
+}
+
+/// The model's adapters fill whole blocks of a chunk: those of a narrower one would be less than their padding.
+#[test]
+fn memory_has_gradients_and_states_of_adapters_alone() {
+    let mut keys = Keys::default();
+    let sizes = [("layers", 2), ("hidden", 512), ("heads", 8), ("kv_heads", 8), ("intermediate", 1024)];
+    sizes.into_iter().for_each(|(key, count)| keys.set(key, count));
+    let model = Arch::named("llama").unwrap().model(&keys, 67, 16).unwrap();
+    let plan = |change: Change| {
+        let mut config = adapted([1, 1, 1], 0, change);
+        config.lora.rank = config.lora.rank.map(|_| 8);
+        RunPlan::new(rig::spec(&model, &config)).unwrap()
+    };
+    let (all, adapters) = (plan(|_| {}), plan(ADAPTED[0].1));
+    let trained = adapters.trained_parameters();
+    assert_eq!(adapters.parameters(), all.parameters() + trained);
+    // Seven layers of each block: 8 numbers for each of their inputs and outputs.
+    assert_eq!(trained, 2 * 8 * (4 * 1024 + 3 * 1536));
+    let bytes = |category| adapters.ranks[0].peak().categories.get(category);
+    assert!(bytes(Category::Gradients) <= 5 * trained && bytes(Category::Optimizer) <= 10 * trained);
+    // Four numbers of 4 bytes for each parameter, and one.
+    assert!(2 * adapters.arena_bytes_max() < all.arena_bytes_max());
+}
+
+#[test]
+fn what_cannot_be_is_refused() {
+    let refused = |change: Change| {
+        let mut config = config([1, 1, 1], 0);
+        config.lora.rank = Some(2);
+        change(&mut config);
+        let spec = config.check_with(&*model()).map_err(|error| error.to_string());
+        spec.expect_err("it cannot be")
+    };
+    let cases: [(Change, &[&str]); 6] = [
+        (
+            |c| c.lora.targets = Targets::Several(vec!["q_proj".into(), "c_attn".into()]),
+            &["lora.targets = \"c_attn\"", "matches no linear layer", "down_proj, gate_proj, k_proj"],
+        ),
+        (|c| c.lora.targets = Targets::Several(Vec::new()), &["lora.targets = []", "all-linear"]),
+        (|c| c.model.trainable = vec!["*norm*".into()], &["lora.rank", "model.trainable"]),
+        (|c| (c.lora.dropout, c.parallel.tensor) = (0.1, 2), &["lora.dropout", "parallel.tensor = 1"]),
+        (|c| (c.lora.rank, c.lora.alpha) = (None, Some(4.0)), &["lora.alpha", "is for lora.rank"]),
+        (|c| c.lora.adapter = Some("x".into()), &["lora.adapter", "model.init"]),
+    ];
+    for (change, words) in cases {
+        let refusal = refused(change);
+        assert!(words.iter().all(|word| refusal.contains(word)), "{refusal}");
+    }
+    let mut config = config([1, 1, 1], 0);
+    (config.lora.rank, config.model.arch) = (Some(2), Arch::BERT);
+    let refusal = config.check().unwrap_err().to_string();
+    assert!(refusal.contains("lora.rank = 2: adapts models that continue text"), "{refusal}");
+}
