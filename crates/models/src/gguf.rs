@@ -14,6 +14,8 @@ pub struct GgufModel {
     pub keys: Vec<(&'static str, GgufNumber)>,
     /// The tensors.
     pub tensors: Vec<GgufSource>,
+    /// What llama.cpp computes otherwise in some of its settings, for people.
+    pub notes: Vec<String>,
 }
 
 /// The value of a key.
@@ -41,10 +43,24 @@ pub struct GgufSource {
 /// The numbers of a tensor.
 #[derive(Clone, Debug, PartialEq)]
 pub enum GgufFrom {
-    /// Those of the parameter of this name, in this order.
-    Parameter(String, RowOrder),
+    /// Those of parameters.
+    Parameters {
+        /// Their names; the rows of each lie behind those of the one before it.
+        names: Vec<String>,
+        /// Their order.
+        order: RowOrder,
+        /// True if each is one more: the model multiplies by 1 + weight, and llama.cpp by what the file has.
+        plus_one: bool,
+    },
     /// These.
     Numbers(Vec<f32>),
+}
+
+impl GgufFrom {
+    /// The numbers of one parameter.
+    pub(crate) fn parameter(name: &str, order: RowOrder) -> GgufFrom {
+        GgufFrom::Parameters { names: vec![name.to_string()], order, plus_one: false }
+    }
 }
 
 /// The order of a parameter's numbers in the file.
@@ -77,20 +93,30 @@ impl RowOrder {
 }
 
 impl GgufSource {
-    /// The tensors of a network, whose parameters have these names and orders in the file. The error is that of `name`.
+    /// The tensors of a network, whose parameters have these names and orders in the file; neighbours of one name are one tensor. The error
+    /// is that of `name`.
     pub(crate) fn of_network(
         network: &Network,
         name: impl Fn(&str) -> Result<(String, RowOrder), String>,
     ) -> Result<Vec<GgufSource>, String> {
-        let source = |spec: &phalanx_layers::ParameterSpec| {
+        let mut tensors: Vec<GgufSource> = Vec::new();
+        for spec in network.members() {
             let (name, order) = name(&spec.name)?;
             let mut shape = spec.shape.clone();
             if order == RowOrder::Transposed {
                 shape.reverse();
             }
-            Ok(GgufSource { name, shape, from: GgufFrom::Parameter(spec.name.clone(), order) })
-        };
-        network.members().map(source).collect()
+            match tensors.last_mut() {
+                Some(GgufSource { name: last, shape: whole, from: GgufFrom::Parameters { names, .. } })
+                    if *last == name =>
+                {
+                    whole[0] += shape[0];
+                    names.push(spec.name.clone());
+                }
+                _ => tensors.push(GgufSource { name, shape, from: GgufFrom::parameter(&spec.name, order) }),
+            }
+        }
+        Ok(tensors)
     }
 
     /// Returns whether llama.cpp reads this tensor only in f32, whatever the type of the others: vectors, norms, the position table.

@@ -346,6 +346,7 @@ impl Model for Gpt2 {
                 ("vocab_size", GgufNumber::Count(self.vocab)),
             ],
             tensors: GgufSource::of_network(&self.whole(), name)?,
+            notes: Vec::new(),
         })
     }
 

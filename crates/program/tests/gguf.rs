@@ -134,6 +134,27 @@ fn tensors_have_the_names_and_the_order_of_llama_cpp() {
         ("qwen3", vec!["model.head_dim=16"], false),
         ("smollm3", vec![], true),
         ("olmo2", vec!["model.tied=true"], false),
+        ("ministral", vec![], true),
+        (
+            "phi3",
+            vec![
+                "model.partial_rotary_factor=0.5",
+                "model.positions=64",
+                "model.rope_scaling={rope_type=\"longrope\",short_factor=[1.0,1.5],long_factor=[2.0,3.5],original_max_position_embeddings=16}",
+            ],
+            false,
+        ),
+        (
+            "gemma3_text",
+            vec![
+                "model.head_dim=16",
+                "model.query_pre_attn_scalar=16",
+                "model.window=8",
+                "model.window_pattern=3",
+                "model.local_rope_theta=5000.0",
+            ],
+            false,
+        ),
     ] {
         let arch_key = format!("model.arch={arch}");
         train(&home, arch, &[&[arch_key.as_str(), "model.kv_heads=2", "model.layers=1"][..], &more].concat());
@@ -141,15 +162,20 @@ fn tensors_have_the_names_and_the_order_of_llama_cpp() {
         let out = format!("{arch}.gguf");
         home.run(&["export", arch, "--out", &out, "--format", "gguf"]).ok();
         let (mut found, folder) = (read(&home.read(&out)), safetensors(&home, &format!("{arch}-hf")));
-        let name = if arch == "mistral" { "llama" } else { arch };
+        let name = match arch {
+            "mistral" | "ministral" => "llama",
+            "gemma3_text" => "gemma3",
+            other => other,
+        };
         assert_eq!(found.keys["general.architecture"], name);
         assert_eq!(found.keys[&format!("{name}.attention.head_count_kv")], 2);
         let head_dim = found.keys[&format!("{name}.attention.key_length")].as_u64().unwrap() as usize;
-        let after = arch == "olmo2";
+        let (after, gemma) = (["olmo2", "gemma3_text"].contains(&arch), arch == "gemma3_text");
         for (hf, ours) in [
             ("model.embed_tokens.weight", "token_embd.weight"),
             ("model.norm.weight", "output_norm.weight"),
             ("lm_head.weight", "output.weight"),
+            ("model.layers.0.self_attn.qkv_proj.weight", "blk.0.attn_qkv.weight"),
             ("model.layers.0.self_attn.q_proj.weight", "blk.0.attn_q.weight"),
             ("model.layers.0.self_attn.k_proj.weight", "blk.0.attn_k.weight"),
             ("model.layers.0.self_attn.v_proj.weight", "blk.0.attn_v.weight"),
@@ -160,6 +186,7 @@ fn tensors_have_the_names_and_the_order_of_llama_cpp() {
             ("model.layers.0.self_attn.o_proj.bias", "blk.0.attn_output.bias"),
             ("model.layers.0.self_attn.q_norm.weight", "blk.0.attn_q_norm.weight"),
             ("model.layers.0.self_attn.k_norm.weight", "blk.0.attn_k_norm.weight"),
+            ("model.layers.0.mlp.gate_up_proj.weight", "blk.0.ffn_up.weight"),
             ("model.layers.0.mlp.gate_proj.weight", "blk.0.ffn_gate.weight"),
             ("model.layers.0.mlp.up_proj.weight", "blk.0.ffn_up.weight"),
             ("model.layers.0.mlp.down_proj.weight", "blk.0.ffn_down.weight"),
@@ -168,29 +195,57 @@ fn tensors_have_the_names_and_the_order_of_llama_cpp() {
                 "model.layers.0.post_attention_layernorm.weight",
                 if after { "blk.0.post_attention_norm.weight" } else { "blk.0.ffn_norm.weight" },
             ),
+            ("model.layers.0.pre_feedforward_layernorm.weight", "blk.0.ffn_norm.weight"),
             ("model.layers.0.post_feedforward_layernorm.weight", "blk.0.post_ffw_norm.weight"),
         ] {
             // A tied head is left out, but for OLMo 2's.
-            let hf = if hf == "lm_head.weight" && after { "model.embed_tokens.weight" } else { hf };
+            let hf = if hf == "lm_head.weight" && arch == "olmo2" { "model.embed_tokens.weight" } else { hf };
             let Some((shape, numbers)) = folder.get(hf) else { continue };
             let turned = permuted && (ours.contains("attn_q.") || ours.contains("attn_k."));
             let expected = if turned {
                 neighbours(numbers, shape.get(1).copied().unwrap_or(1), head_dim)
+            } else if gemma && ours.ends_with("norm.weight") {
+                // Gemma multiplies by 1 + weight.
+                numbers.iter().map(|number| number + 1.0).collect()
             } else {
                 numbers.clone()
             };
             assert_eq!(found.tensors.remove(ours), Some((shape.clone(), 0, expected)), "{arch}: {ours}");
         }
         let rest: Vec<String> = found.tensors.keys().cloned().collect();
-        assert_eq!(
-            rest,
-            if arch == "llama" { vec!["rope_freqs.weight".to_string()] } else { vec![] },
-            "{arch}"
-        );
+        let expected: &[&str] = match arch {
+            "llama" => &["rope_freqs.weight"],
+            "phi3" => &["rope_factors_long.weight", "rope_factors_short.weight"],
+            _ => &[],
+        };
+        assert_eq!(rest, expected, "{arch}");
     }
     let divisors = &read(&home.read("llama.gguf")).tensors["rope_freqs.weight"].2;
     // Heads of 8 in four pairs: 16 positions hold 2.5 turns of the first, which is between, and less than one of the others.
     assert!(divisors[0] > 1.0 && divisors[0] < 8.0 && divisors[1..] == [8.0; 3], "{divisors:?}");
+    let phi3 = read(&home.read("phi3.gguf"));
+    let factors = |name: &str| phi3.tensors[&format!("rope_factors_{name}.weight")].2.clone();
+    assert_eq!([factors("long"), factors("short")], [[2.0, 3.5], [1.0, 1.5]]);
+    let number = |file: &Gguf, key: &str| file.keys[key].as_f64().unwrap();
+    // Four times the positions of training: ln 4 / ln 16 is a half.
+    let factor = number(&phi3, "phi3.rope.scaling.attn_factor");
+    assert!((factor - 1.5f64.sqrt()).abs() < 1e-7, "{factor}");
+    for (key, expected) in [
+        ("rope.scaling.original_context_length", 16.0),
+        ("rope.dimension_count", 4.0),
+        ("attention.sliding_window", 0.0),
+    ] {
+        assert_eq!(number(&phi3, &format!("phi3.{key}")), expected, "{key}");
+    }
+    let gemma3 = read(&home.read("gemma3_text.gguf"));
+    for (key, expected) in [
+        ("attention.sliding_window", 8.0),
+        ("attention.sliding_window_pattern", 3.0),
+        ("rope.freq_base_swa", 5e3),
+        ("rope.freq_base", 1e6),
+    ] {
+        assert_eq!(number(&gemma3, &format!("gemma3.{key}")), expected, "{key}");
+    }
 }
 
 #[test]
@@ -266,6 +321,14 @@ fn what_llama_cpp_computes_otherwise_is_refused_by_name() {
         ("qwen3", vec!["model.attention_bias=true"], "attention_bias"),
         ("llama", vec!["model.rope_scaling={rope_type=\"dynamic\",factor=2.0}"], "\"dynamic\""),
         ("llama", vec!["data.tokenizer=char"], "\"WordLevel\""),
+        ("phi3", vec!["model.window=8"], "sliding_window = 8"),
+        ("phi3", vec!["model.head_dim=16"], "head_dim = 16"),
+        ("gemma3_text", vec!["model.head_dim=16"], "query_pre_attn_scalar = 256"),
+        (
+            "gemma3_text",
+            vec!["model.head_dim=256", "model.rope_scaling={rope_type=\"yarn\",factor=2.0}"],
+            "rope_type = \"yarn\"",
+        ),
     ] {
         let (run, arch_key) =
             (format!("{arch}-{expected}").replace(['"', ' '], ""), format!("model.arch={arch}"));

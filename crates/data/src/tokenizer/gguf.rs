@@ -29,6 +29,10 @@ pub struct GgufVocabulary {
     pub flags: Vec<(&'static str, bool)>,
     /// The first chat template.
     pub chat_template: Option<String>,
+    /// `general.name`, where llama.cpp does something by it: with Phi-3's, it removes spaces behind added tokens.
+    pub name: Option<&'static str>,
+    /// What llama.cpp encodes otherwise, for people.
+    pub notes: Vec<String>,
 }
 
 const NORMAL: i32 = 1;
@@ -76,23 +80,32 @@ const SPLITS: [(&str, bool, &str); 4] = [
 impl Tokenizer {
     /// The vocabulary in a GGUF file, for a model with `rows` rows. The error names what llama.cpp does otherwise.
     pub fn gguf(&self, rows: usize) -> Result<GgufVocabulary, String> {
-        let ids = self.vocab_size();
-        if ids > rows {
-            return Err(format!(
-                "the tokenizer has {ids} ids, and the model {rows} rows: it takes one token a row"
-            ));
-        }
         let opened = self.opened().ok_or("this build has no reader of Hugging Face tokenizers")?;
         let super::Algorithm::HuggingFace(opened) = &*opened.algorithm else {
             unreachable!("it was opened as one")
         };
+        let mut left_out = Vec::new();
+        for id in rows..self.vocab_size() {
+            match opened.library.token(id as u32) {
+                Some((token, true)) => left_out.push(format!("{token:?}")),
+                Some((_, false)) => {
+                    let ids = self.vocab_size();
+                    return Err(format!(
+                        "the tokenizer has {ids} ids, and the model {rows} rows: it takes one token a row"
+                    ));
+                }
+                None => {}
+            }
+        }
         let content = opened.library.content();
         let mut vocabulary = algorithm(&content)?;
-        let roles = |role| opened.role(role).map(|token| token.id);
+        let roles = |role| opened.role(role).map(|token| token.id).filter(|id| (*id as usize) < rows);
         vocabulary.ids = IDS.into_iter().filter_map(|(key, role)| Some((key, roles(role)?))).collect();
         vocabulary.flags.extend(framing(opened)?);
         vocabulary.fill_rows(&content, opened, rows);
         vocabulary.chat_template = opened.files().chat_template();
+        vocabulary.name = strips_as_phi3(&content).then_some("phi-3");
+        vocabulary.notes = vocabulary.differences(&content, &left_out);
         Ok(vocabulary)
     }
 }
@@ -168,14 +181,19 @@ fn split(content: &Value) -> Result<&'static str, String> {
 fn space_prefix(content: &Value) -> Result<bool, String> {
     let parts: Vec<&Value> =
         leaves(&content["normalizer"]).into_iter().chain(leaves(&content["pre_tokenizer"])).collect();
-    let mut prefix = false;
+    let (mut prefix, mut replaced) = (false, false);
     for part in parts.into_iter().filter(|part| !part.is_null()) {
         let known = match part["type"].as_str().unwrap_or_default() {
             "Prepend" if part["prepend"] == SPACE => {
                 prefix = true;
                 true
             }
-            "Replace" => part["pattern"]["String"] == " " && part["content"] == SPACE,
+            "Replace" => {
+                replaced = part["pattern"]["String"] == " " && part["content"] == SPACE;
+                replaced
+            }
+            // Gemma's: no space is left to split at.
+            "Split" => replaced && part["pattern"]["String"] == " ",
             "Metaspace" if part["replacement"] == SPACE => {
                 prefix = part["prepend_scheme"] != "never";
                 part["split"] == false
@@ -190,6 +208,26 @@ fn space_prefix(content: &Value) -> Result<bool, String> {
 }
 
 impl GgufVocabulary {
+    /// What llama.cpp encodes otherwise; `left_out` are the added tokens behind the rows.
+    fn differences(&self, content: &Value, left_out: &[String]) -> Vec<String> {
+        let mut notes = Vec::new();
+        if !left_out.is_empty() {
+            notes.push(format!(
+                "added tokens without a row in the model are left out: {}",
+                left_out.join(", ")
+            ));
+        }
+        if leaves(&content["normalizer"]).iter().any(|part| part["type"] == "NFC") {
+            notes.push("the tokenizer normalises text to NFC, and llama.cpp does not".to_string());
+        }
+        let mut added = content["added_tokens"].as_array().into_iter().flatten();
+        if self.name.is_none() && added.any(|token| token["lstrip"] == true || token["rstrip"] == true) {
+            notes
+                .push("the tokenizer removes spaces beside added tokens, and llama.cpp does not".to_string());
+        }
+        notes
+    }
+
     /// A token for each row.
     fn fill_rows(&mut self, content: &Value, opened: &FromFiles, rows: usize) {
         let is_pieces = self.model == "llama";
@@ -224,6 +262,17 @@ impl GgufVocabulary {
                 .collect();
         }
     }
+}
+
+/// Returns whether spaces are removed behind added tokens as llama.cpp does it for a model that is called Phi-3: behind all but three. It
+/// needs those three, and `</s>`.
+fn strips_as_phi3(content: &Value) -> bool {
+    let tokens = content["added_tokens"].as_array().map_or(&[][..], Vec::as_slice);
+    let kept = ["<unk>", "<s>", "<|endoftext|>"];
+    let keeps = |token: &Value| kept.iter().any(|name| token["content"] == *name);
+    let strips = |token: &Value| token["rstrip"] == !keeps(token) && token["lstrip"] == false;
+    let has = |name: &&str| tokens.iter().any(|token| token["content"] == **name);
+    kept.iter().chain(&["</s>"]).all(has) && tokens.iter().all(strips)
 }
 
 /// Returns whether a token of SentencePiece's vocabulary is a byte: `<0x0A>`.

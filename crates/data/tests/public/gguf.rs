@@ -78,7 +78,13 @@ fn every_row_has_a_token_and_its_kind() {
     assert_eq!((made.model, made.scores.is_empty(), made.tokens.len()), ("gpt2", true, 260));
     assert_eq!(made.tokens[256..], ["<|end|>", "<tool>", "[PAD258]", "[PAD259]"]);
     assert_eq!(made.kinds[255..], [1, 3, 4, 5, 5]);
-    assert!(gguf(&tokenizer, 257).unwrap_err().contains("258 ids, and the model 257 rows"));
+    // An added token behind the rows is left out; any other would be missed.
+    let made = gguf(&tokenizer, 257).unwrap();
+    assert_eq!(
+        (made.tokens.len(), &made.notes[..]),
+        (257, &["added tokens without a row in the model are left out: \"<tool>\"".to_string()][..])
+    );
+    assert!(gguf(&tokenizer, 255).unwrap_err().contains("258 ids, and the model 255 rows"));
 }
 
 #[test]
@@ -96,4 +102,26 @@ fn what_llama_cpp_does_not_do_is_refused_by_name() {
     assert_eq!(Tokenizer::gpt2().gguf(50_304).unwrap().pre, "gpt-2");
     assert_eq!(Tokenizer::byte().gguf(256).unwrap().merges.len(), 0);
     assert!(Tokenizer::char_of("abc").gguf(3).unwrap_err().contains("\"WordLevel\""));
+}
+
+/// Gemma's splits at the spaces that its normalizer has replaced; Phi-3's removes spaces behind added tokens.
+#[test]
+fn what_gemma_and_phi3_add_is_known() {
+    let mut tokenizer = golden("byte-fallback");
+    tokenizer["pre_tokenizer"] = json!({"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": false});
+    let made = gguf(&tokenizer, 620).unwrap();
+    assert_eq!((made.name, made.notes.len()), (None, 0));
+    let id = tokenizer["model"]["vocab"].as_object().unwrap().len();
+    let added = tokenizer["added_tokens"].as_array_mut().unwrap();
+    added.iter_mut().for_each(|token| token["rstrip"] = json!(token["content"] == "</s>"));
+    let mut end = added[0].clone();
+    (end["id"], end["content"], end["rstrip"]) = (json!(id), json!("<|endoftext|>"), json!(false));
+    added.push(end);
+    let made = gguf(&tokenizer, 620).unwrap();
+    assert_eq!((made.name, made.notes.len()), (Some("phi-3"), 0));
+    tokenizer["added_tokens"][3]["rstrip"] = json!(true);
+    let made = gguf(&tokenizer, 620).unwrap();
+    assert!(made.name.is_none() && made.notes[0].contains("spaces beside added tokens"), "{:?}", made.notes);
+    tokenizer["normalizer"] = Value::Null;
+    assert!(gguf(&tokenizer, 620).unwrap_err().contains("prepares text by"));
 }

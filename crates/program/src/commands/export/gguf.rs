@@ -41,6 +41,8 @@ pub fn export(
         ExportType::F16 => GgufType::F16,
         ExportType::Q8_0 => GgufType::Q8_0,
     };
+    let notes = vocabulary.as_ref().map_or(&[][..], |vocabulary| &vocabulary.notes[..]);
+    let notes = [&described.notes[..], notes].concat();
     let keys = keys(&described, vocabulary, stored);
     let tensors: Vec<GgufTensor> = described.tensors.iter().map(|source| tensor(source, stored)).collect();
     let network = model.whole();
@@ -48,7 +50,7 @@ pub fn export(
     let bytes = write_gguf(&args.out, &keys, &tensors, &mut |index, range, out| {
         reader.read(index, &described.tensors[index], range.start as usize, out)
     })?;
-    report(args, checkpoint.step(), &described, tokenizer.as_ref(), (network.elements(), bytes))
+    report(args, checkpoint.step(), described.arch, tokenizer.as_ref(), (network.elements(), bytes), &notes)
 }
 
 /// Refuses a file that another program has written, and without `--force` any.
@@ -66,24 +68,25 @@ fn check_file(args: &ExportArgs) -> Result<()> {
 fn report(
     args: &ExportArgs,
     step: u64,
-    model: &GgufModel,
+    arch: &str,
     tokenizer: Option<&Tokenizer>,
     (parameters, bytes): (usize, u64),
+    notes: &[String],
 ) -> Result<()> {
     let (out, dtype) = (args.out.display(), args.dtype.name());
     if args.json {
         return output::print_json(&json!({
-            "out": args.out, "step": step, "parameters": parameters, "dtype": dtype, "bytes": bytes, "arch": model.arch,
-            "tokenizer": tokenizer.is_some(),
+            "out": args.out, "step": step, "parameters": parameters, "dtype": dtype, "bytes": bytes, "arch": arch,
+            "tokenizer": tokenizer.is_some(), "notes": notes,
         }));
     }
     let vocabulary = tokenizer.map_or_else(|| "no tokenizer".to_string(), Tokenizer::describe);
     output::print_line(&format!(
-        "{out}: step {step} of {}: architecture {} ({dtype}, {}), {vocabulary}",
+        "{out}: step {step} of {}: architecture {arch} ({dtype}, {}), {vocabulary}",
         args.run.display(),
-        model.arch,
         report::bytes(bytes)
     ))?;
+    notes.iter().try_for_each(|note| output::print_line(&format!("note  {note}")))?;
     Ok(())
 }
 
@@ -110,6 +113,9 @@ fn keys(model: &GgufModel, vocabulary: Option<GgufVocabulary>, stored: GgufType)
         };
         (format!("{}.{key}", model.arch), value)
     }));
+    if let Some(name) = vocabulary.as_ref().and_then(|vocabulary| vocabulary.name) {
+        keys.push(("general.name".to_string(), text(name)));
+    }
     let mut set = |key: &str, value| keys.push((format!("tokenizer.{key}"), value));
     let Some(vocabulary) = vocabulary else {
         set("ggml.model", text("none"));
@@ -154,11 +160,16 @@ impl Reader<'_> {
         let here = start..start + out.len();
         match &source.from {
             GgufFrom::Numbers(numbers) => out.copy_from_slice(&numbers[here]),
-            GgufFrom::Parameter(name, RowOrder::Kept) => self.stored(name, start, out)?,
-            GgufFrom::Parameter(name, order) => {
+            GgufFrom::Parameters { names, order: RowOrder::Kept, plus_one } => {
+                self.stored(names, start, out)?;
+                if *plus_one {
+                    out.iter_mut().for_each(|number| *number += 1.0);
+                }
+            }
+            GgufFrom::Parameters { names, order, .. } => {
                 if self.turned.as_ref().is_none_or(|(held, _)| *held != index) {
                     self.turned = None;
-                    self.turned = Some((index, self.turn(name, *order, &source.shape)?));
+                    self.turned = Some((index, self.turn(names, *order, &source.shape)?));
                 }
                 let (_, numbers) = self.turned.as_ref().expect("it was read");
                 out.copy_from_slice(&numbers[here]);
@@ -167,14 +178,23 @@ impl Reader<'_> {
         Ok(())
     }
 
-    fn stored(&self, name: &str, start: usize, out: &mut [f32]) -> Result<(), CheckpointError> {
-        let spec = self.specs.iter().find(|spec| spec.name == name).expect("a parameter of the model");
-        let range = start as u64..(start + out.len()) as u64;
-        self.weights.read(spec, range, out)
+    /// Fills `out` with the elements from `start` on of these parameters, one behind another.
+    fn stored(&self, names: &[String], mut start: usize, mut out: &mut [f32]) -> Result<(), CheckpointError> {
+        for name in names {
+            let spec = self.specs.iter().find(|spec| spec.name == *name).expect("a parameter of the model");
+            let elements = spec.elements();
+            let (here, rest) = out.split_at_mut(out.len().min(elements.saturating_sub(start)));
+            if !here.is_empty() {
+                let range = start as u64..(start + here.len()) as u64;
+                self.weights.read(spec, range, here)?;
+            }
+            (start, out) = (start.saturating_sub(elements), rest);
+        }
+        Ok(())
     }
 
-    /// A whole parameter in the order of the file, where it has the extents `shape`; a vector has rows of one element.
-    fn turn(&self, name: &str, order: RowOrder, shape: &[usize]) -> Result<Vec<f32>, CheckpointError> {
+    /// Whole parameters in the order of the file, where they have the extents `shape`; a vector has rows of one element.
+    fn turn(&self, names: &[String], order: RowOrder, shape: &[usize]) -> Result<Vec<f32>, CheckpointError> {
         let elements: usize = shape.iter().product();
         let width = elements / shape[0];
         // Extents of the parameter itself.
@@ -184,7 +204,7 @@ impl Reader<'_> {
         for start in (0..elements).step_by(window.len()) {
             let length = window.len().min(elements - start);
             let window = &mut window[..length];
-            self.stored(name, start, window)?;
+            self.stored(names, start, window)?;
             for (row, numbers) in (start / stored_width..).zip(window.chunks_exact(stored_width)) {
                 if order == RowOrder::Transposed {
                     numbers.iter().enumerate().for_each(|(at, number)| turned[at * width + row] = *number);
