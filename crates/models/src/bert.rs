@@ -58,9 +58,8 @@ pub(crate) const ARCHITECTURE: Architecture = Architecture {
             vocab,
             positions: keys.positions(seq)?,
             eps: keys.number("norm_eps"),
-            activation: Activation::GELU,
-            dropout: Dropouts::default(),
             labels: keys.labels(),
+            ..Bert::default()
         };
         Ok(model.into())
     },
@@ -91,6 +90,24 @@ pub struct Bert {
     pub dropout: Dropouts,
     /// Names of the classes of whole sequences (`id2label`); none for a masked language model.
     pub labels: Vec<String>,
+}
+
+/// The sizes of the smaller published model, its values for everything else, no classes, and no dropout.
+impl Default for Bert {
+    fn default() -> Bert {
+        Bert {
+            layers: 12,
+            hidden: 768,
+            heads: 12,
+            intermediate: 3072,
+            vocab: 30_522,
+            positions: 512,
+            eps: EPS,
+            activation: Activation::GELU,
+            dropout: Dropouts::default(),
+            labels: Vec::new(),
+        }
+    }
 }
 
 impl Bert {

@@ -1,25 +1,13 @@
 //! BERT's configurations, and what its parameters are in files.
 
 use crate::rig;
-use phalanx_models::{Activation, Bert, Dropouts, Model, Objective, RowsOf, from_config, name_in};
+use phalanx_models::{Bert, Dropouts, Model, Objective, RowsOf, from_config, name_in};
 use serde_json::json;
 
 fn small() -> Bert {
     let dropout = Dropouts { embedding: 0.3, attention: 0.2, residual: 0.3 };
     let (layers, hidden, heads, intermediate, vocab, positions) = (2, 8, 2, 20, 11, 4);
-    let (eps, activation) = (1e-12, Activation::GELU);
-    Bert {
-        layers,
-        hidden,
-        heads,
-        intermediate,
-        vocab,
-        positions,
-        eps,
-        activation,
-        dropout,
-        labels: Vec::new(),
-    }
+    Bert { layers, hidden, heads, intermediate, vocab, positions, dropout, ..Bert::default() }
 }
 
 #[test]

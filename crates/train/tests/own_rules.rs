@@ -5,7 +5,7 @@ use crate::rig;
 use crate::rig::{Checkpoints, Ran, assert_same_run, assert_same_state, same_bits};
 use phalanx_checkpoint::Checkpoint;
 use phalanx_layers::Kind;
-use phalanx_models::{Activation, Arch, Bert, Dropouts, Gpt2};
+use phalanx_models::{Arch, Bert, Gpt2};
 use phalanx_optim::{Extent, StateSpec, UpdateRule, UpdateStep, UpdatedParameter};
 use phalanx_plan::Segment;
 use phalanx_testing::sweeps;
@@ -285,20 +285,8 @@ fn joined_parameters_have_rules_of_their_own() {
         let mut config = base(2);
         config.model.arch = Arch::BERT;
         (config.parallel.zero, config.memory.chunk) = (zero, Chunk::Mebibytes(chunk));
-        let (layers, hidden, heads, intermediate, vocab, positions, eps) = (1, 48, 4, 96, 67, 16, 1e-12);
-        let (activation, dropout) = (Activation::GELU, Dropouts::default());
-        let model = Bert {
-            layers,
-            hidden,
-            heads,
-            intermediate,
-            vocab,
-            positions,
-            eps,
-            activation,
-            dropout,
-            labels: Vec::new(),
-        };
+        let (layers, hidden, heads, intermediate, vocab, positions) = (1, 48, 4, 96, 67, 16);
+        let model = Bert { layers, hidden, heads, intermediate, vocab, positions, ..Bert::default() };
         let spec = rig::spec(&model, &config).with_optimizer(Mixed).unwrap();
         rig::run_spec(spec, &config, &rig::golden_steps()[range], files)
     };

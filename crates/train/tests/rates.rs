@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use crate::rig::{self, Checkpoints, Ran, assert_same_run, same_bits};
-use phalanx_models::{Activation, Arch, Bert, Dropouts, Model};
+use phalanx_models::{Arch, Bert, Model};
 use phalanx_optim::{StateSpec, UpdateRule, UpdateStep, UpdatedParameter};
 use phalanx_train::config::{Chunk, Float, OptimizerKind, ParameterGroup, Tier, UpdateOn};
 use phalanx_train::{RunConfig, Spec};
@@ -22,20 +22,8 @@ fn group(parameters: &[&str], lr: Option<f64>, weight_decay: Option<f64>) -> Par
 
 /// GPT-2, and BERT, whose query, key and value lie one behind another. The patterns of one are for the other, too.
 fn models() -> [(Arch, Arc<dyn Model>); 2] {
-    let (layers, hidden, heads, intermediate, vocab, positions, eps) = (1, 48, 4, 96, 67, 16, 1e-12);
-    let (activation, dropout) = (Activation::GELU, Dropouts::default());
-    let bert = Bert {
-        layers,
-        hidden,
-        heads,
-        intermediate,
-        vocab,
-        positions,
-        eps,
-        activation,
-        dropout,
-        labels: Vec::new(),
-    };
+    let (layers, hidden, heads, intermediate, vocab, positions) = (1, 48, 4, 96, 67, 16);
+    let bert = Bert { layers, hidden, heads, intermediate, vocab, positions, ..Bert::default() };
     [(Arch::GPT2, Arc::new(rig::golden_config().0)), (Arch::BERT, Arc::new(bert))]
 }
 

@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use phalanx_models::{Activation, Bert, Dropouts, Gpt2, Model};
+use phalanx_models::{Bert, Gpt2, Model};
 use phalanx_train::RunConfig;
 use phalanx_train::config::{OptimizerKind, ScheduleKind};
 
@@ -46,25 +46,12 @@ impl Sizes {
 
 pub fn model(family: &str, sizes: Sizes) -> Arc<dyn Model> {
     let Sizes { layers, heads, .. } = sizes;
-    let (hidden, dropout) = (sizes.hidden(), Dropouts::default());
+    let hidden = sizes.hidden();
     match family {
         "gpt2" => Gpt2 { layers, hidden, heads, vocab: VOCAB, positions: SEQ, ..Gpt2::default() }.into(),
         "bert" => {
-            let (intermediate, eps, activation) = (4 * hidden, 1e-12, Activation::GELU);
-            let (vocab, positions) = (VOCAB, SEQ);
-            Bert {
-                layers,
-                hidden,
-                heads,
-                intermediate,
-                vocab,
-                positions,
-                eps,
-                activation,
-                dropout,
-                labels: Vec::new(),
-            }
-            .into()
+            let (intermediate, vocab, positions) = (4 * hidden, VOCAB, SEQ);
+            Bert { layers, hidden, heads, intermediate, vocab, positions, ..Bert::default() }.into()
         }
         other => panic!("no family {other}"),
     }
