@@ -158,11 +158,10 @@ pub enum DataError {
     },
 
     /// A path that does not exist.
-    #[error(
-        "no such file or folder: {}; check the spelling (relative paths start at the current folder)",
-        .path.display()
-    )]
+    #[error("{}; check the spelling (relative paths start at the current folder)", no_such(*.key, .path))]
     MissingPath {
+        /// The key of the configuration that names it, if one does.
+        key: Option<&'static str>,
         /// The path that the user gave.
         path: PathBuf,
     },
@@ -412,10 +411,18 @@ impl DataError {
         move |cause| {
             let path = path.to_path_buf();
             if cause.kind() == io::ErrorKind::NotFound {
-                DataError::MissingPath { path }
+                DataError::MissingPath { key: None, path }
             } else {
                 DataError::Read { path, cause }
             }
+        }
+    }
+
+    /// The error with the key of the configuration that names the path, if that is missing.
+    pub fn of_key(self, key: &'static str) -> DataError {
+        match self {
+            DataError::MissingPath { path, .. } => DataError::MissingPath { key: Some(key), path },
+            other => other,
         }
     }
 
@@ -435,6 +442,13 @@ impl DataError {
     /// Turns an I/O error on `path` into [`DataError::Write`].
     pub(crate) fn writing(path: &Path) -> impl FnOnce(io::Error) -> DataError + '_ {
         move |cause| DataError::Write { path: path.to_path_buf(), cause }
+    }
+}
+
+fn no_such(key: Option<&'static str>, path: &Path) -> String {
+    match key {
+        Some(key) => format!("{key} = {:?}: no such file or folder", path.display().to_string()),
+        None => format!("no such file or folder: {}", path.display()),
     }
 }
 

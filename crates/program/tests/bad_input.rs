@@ -228,7 +228,7 @@ fn data_that_cannot_be_used() {
     home.write("binary.txt", [0xff, 0xfe, 0x00]);
     std::fs::create_dir(home.path("folder")).unwrap();
     for (data, words) in [
-        ("missing.txt", vec!["missing.txt", "no such file"]),
+        ("missing.txt", vec!["data.text = \"", "missing.txt\": no such file"]),
         ("empty.txt", vec!["empty.txt", "no text"]),
         ("folder", vec!["folder", "no text"]),
         ("binary.txt", vec!["binary.txt", "UTF-8"]),
@@ -240,6 +240,11 @@ fn data_that_cannot_be_used() {
     let text = String::from_utf8(home.read("small.toml")).unwrap().replace("text = [\"text.txt\"]\n", "");
     home.write("none.toml", &text);
     home.run(&["train", "none.toml"]).refused(&["data.text", "data.tokens"]);
+    for (arch, key, path) in [("gpt2", "tokens", "missing.bin"), ("bert", "rows", "missing.csv")] {
+        let [arch, set] = [format!("model.arch={arch}"), format!("data.{key}={path}")];
+        let (named, missing) = (format!("data.{key} = \""), format!("{path}\": no such file"));
+        home.run(&["train", "none.toml", "--set", &arch, "--set", &set]).refused(&[&named, &missing]);
+    }
 }
 
 #[test]

@@ -93,7 +93,8 @@ pub fn open_corpus(
     if data.text.is_empty() {
         return Ok(None);
     }
-    let corpus = Corpus::open_watched(&spec(data), &mut |bytes| watch(TextProgress::Reading(bytes)))?;
+    let corpus = Corpus::open_watched(&spec(data), &mut |bytes| watch(TextProgress::Reading(bytes)));
+    let corpus = corpus.map_err(|error| error.of_key("data.text"))?;
     watch(TextProgress::Read(corpus.findings()));
     Ok(Some(corpus))
 }

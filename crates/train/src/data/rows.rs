@@ -35,11 +35,12 @@ impl LabelledRows {
     /// Files that cannot be read, rows that are wrong, labels that are not among the classes.
     pub fn read(config: &RunConfig) -> Result<LabelledRows, DataError> {
         let DataConfig { rows, validation_rows, text_key, .. } = &config.data;
-        let read = |paths: &Option<Paths>| {
+        let read = |paths: &Option<Paths>, key| {
             let paths = paths.as_ref().map(Paths::paths);
-            paths.map(|paths| Rows::read(&token_paths(&paths)?, text_key)).transpose()
+            let read = paths.map(|paths| Rows::read(&token_paths(&paths)?, text_key)).transpose();
+            read.map_err(|error| error.of_key(key))
         };
-        let parts = [read(rows)?, read(validation_rows)?];
+        let parts = [read(rows, "data.rows")?, read(validation_rows, "data.validation_rows")?];
         let train = parts[0].as_ref().expect("data.rows names files");
         let mut notes = Vec::new();
         let given = config.model.keys.labels();

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use phalanx_data::{DataError, Scan, TokenFile, TokenFiles, TokenFilesError};
 
-use crate::config::{DataConfig, Paths};
+use crate::config::DataConfig;
 
 /// Name of the token file in a run folder: a resumed run reads the tokens it started with.
 pub const TOKENS_FILE: &str = "tokens.bin";
@@ -30,11 +30,15 @@ impl TokenData {
     /// # Errors
     /// Files that are missing or damaged, do not go together, or are given twice.
     pub fn open(data: &DataConfig, folder: &Path) -> Result<TokenData, DataError> {
-        let made = || vec![folder.join(TOKENS_FILE)];
-        let paths = data.tokens.as_ref().map_or_else(made, Paths::paths);
-        let train = TokenFiles::open(&paths, data.token_type)?;
-        let open = |paths: Vec<PathBuf>| TokenFiles::open(&paths, data.token_type);
-        let evaluated = data.validation_paths().map(open).transpose()?;
+        let open = |paths: Vec<PathBuf>, key| {
+            TokenFiles::open(&paths, data.token_type).map_err(|error| error.of_key(key))
+        };
+        let train = match &data.tokens {
+            Some(named) => open(named.paths(), "data.tokens")?,
+            None => TokenFiles::open(&[folder.join(TOKENS_FILE)], data.token_type)?,
+        };
+        let evaluated =
+            data.validation_paths().map(|paths| open(paths, "data.validation_tokens")).transpose()?;
         evaluated.iter().try_for_each(|evaluated| train.goes_with(evaluated))?;
         Ok(TokenData { train, evaluated })
     }
