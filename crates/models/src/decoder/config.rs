@@ -217,7 +217,9 @@ impl Decoder {
         let mut set = |key: &str, value: Value| config[key] = value;
         set(self.family.activation.0, self.activation.map_or_else(|| json!(SILU[0]), Activation::word));
         if let Some(scalar) = self.query_scalar {
-            set("query_pre_attn_scalar", json!(decimal(scalar)));
+            // transformers takes whole numbers alone.
+            let is_whole = scalar.fract() == 0.0;
+            set("query_pre_attn_scalar", if is_whole { json!(scalar as u64) } else { json!(decimal(scalar)) });
         }
         if self.family.mlp_bias {
             set("mlp_bias", json!(self.biases.mlp));
