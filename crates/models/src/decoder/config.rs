@@ -219,7 +219,10 @@ impl Decoder {
         if let Some(scalar) = self.query_scalar {
             // transformers takes whole numbers alone.
             let is_whole = scalar.fract() == 0.0;
-            set("query_pre_attn_scalar", if is_whole { json!(scalar as u64) } else { json!(decimal(scalar)) });
+            set(
+                "query_pre_attn_scalar",
+                if is_whole { json!(scalar as u64) } else { json!(decimal(scalar)) },
+            );
         }
         if self.family.mlp_bias {
             set("mlp_bias", json!(self.biases.mlp));
