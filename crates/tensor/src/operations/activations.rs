@@ -2,7 +2,7 @@
 
 use phalanx_plan::trace::Site;
 
-use super::{floats, gradient, same};
+use super::{alike, floats, gradient};
 use crate::arguments::{Dropout, Gate, Gelu};
 use crate::device::Device;
 use crate::operation::{Describe, Price, operation};
@@ -32,9 +32,7 @@ impl Describe for GeluForward<'_> {
     const NAME: &'static str = "gelu";
 
     fn check(&self) {
-        let GeluForward { x, y, .. } = self;
-        assert_eq!(x.elements(), y.elements(), "gelu of {x:?} -> {y:?}");
-        same(&[x.dtype(), y.dtype()]);
+        alike(self.x, self.y.as_view());
     }
 
     fn price(&self) -> Price {
@@ -42,14 +40,9 @@ impl Describe for GeluForward<'_> {
     }
 
     fn follow(&self, recorder: &Recorder, site: Site) {
-        let rule = Rule {
-            op: Self::NAME,
-            factors: &[operand("x", "rh", self.x)],
-            addends: &[],
-            results: &[result("y", "rh", &self.y, false)],
-            whole: &[],
-        };
-        recorder.follow(&rule, site);
+        let factors = &[operand("x", "rh", self.x)];
+        let results = &[result("y", "rh", &self.y, false)];
+        recorder.follow(&Rule::of(Self::NAME, factors, results), site);
     }
 }
 
@@ -75,8 +68,7 @@ impl Describe for GeluBackward<'_> {
     fn check(&self) {
         let GeluBackward { x, dy, db, .. } = self;
         let [_, width] = x.shape().rows_cols();
-        assert_eq!(x.elements(), dy.elements(), "{x:?}, {dy:?}");
-        same(&[x.dtype(), dy.dtype()]);
+        alike(*x, dy.as_view());
         if let Some(db) = db {
             assert_eq!(width, db.elements(), "{x:?}, {dy:?} -> {db:?}");
             gradient(db, x.dtype());
@@ -91,14 +83,8 @@ impl Describe for GeluBackward<'_> {
         let GeluBackward { x, dy, db, accumulate, .. } = self;
         let mut results = vec![result("dx", "rh", dy, false)];
         results.extend(db.iter().map(|db| result("db", "h", db, *accumulate)));
-        let rule = Rule {
-            op: Self::NAME,
-            factors: &[operand("x", "rh", *x), operand("dy", "rh", dy.as_view())],
-            addends: &[],
-            results: &results,
-            whole: &[],
-        };
-        recorder.follow(&rule, site);
+        let factors = &[operand("x", "rh", *x), operand("dy", "rh", dy.as_view())];
+        recorder.follow(&Rule::of(Self::NAME, factors, &results), site);
     }
 }
 
@@ -116,9 +102,7 @@ impl Describe for TanhForward<'_> {
     const NAME: &'static str = "tanh";
 
     fn check(&self) {
-        let TanhForward { x, y } = self;
-        assert_eq!(x.elements(), y.elements(), "tanh of {x:?} -> {y:?}");
-        same(&[x.dtype(), y.dtype()]);
+        alike(self.x, self.y.as_view());
     }
 
     fn price(&self) -> Price {
@@ -126,14 +110,9 @@ impl Describe for TanhForward<'_> {
     }
 
     fn follow(&self, recorder: &Recorder, site: Site) {
-        let rule = Rule {
-            op: Self::NAME,
-            factors: &[operand("x", "rh", self.x)],
-            addends: &[],
-            results: &[result("y", "rh", &self.y, false)],
-            whole: &[],
-        };
-        recorder.follow(&rule, site);
+        let factors = &[operand("x", "rh", self.x)];
+        let results = &[result("y", "rh", &self.y, false)];
+        recorder.follow(&Rule::of(Self::NAME, factors, results), site);
     }
 }
 
@@ -151,9 +130,7 @@ impl Describe for TanhBackward<'_> {
     const NAME: &'static str = "tanh_backward";
 
     fn check(&self) {
-        let TanhBackward { y, dy } = self;
-        assert_eq!(y.elements(), dy.elements(), "{y:?}, {dy:?}");
-        same(&[y.dtype(), dy.dtype()]);
+        alike(self.y, self.dy.as_view());
     }
 
     fn price(&self) -> Price {
@@ -161,14 +138,9 @@ impl Describe for TanhBackward<'_> {
     }
 
     fn follow(&self, recorder: &Recorder, site: Site) {
-        let rule = Rule {
-            op: Self::NAME,
-            factors: &[operand("y", "rh", self.y), operand("dy", "rh", self.dy.as_view())],
-            addends: &[],
-            results: &[result("dx", "rh", &self.dy, false)],
-            whole: &[],
-        };
-        recorder.follow(&rule, site);
+        let factors = &[operand("y", "rh", self.y), operand("dy", "rh", self.dy.as_view())];
+        let results = &[result("dx", "rh", &self.dy, false)];
+        recorder.follow(&Rule::of(Self::NAME, factors, results), site);
     }
 }
 
@@ -198,14 +170,9 @@ impl Describe for Gated<'_> {
 
     /// A shard of the last dimension has the same columns of both halves.
     fn follow(&self, recorder: &Recorder, site: Site) {
-        let rule = Rule {
-            op: Self::NAME,
-            factors: &[operand("x", "rh", self.x)],
-            addends: &[],
-            results: &[result("y", "rh", &self.y, false)],
-            whole: &[],
-        };
-        recorder.follow(&rule, site);
+        let factors = &[operand("x", "rh", self.x)];
+        let results = &[result("y", "rh", &self.y, false)];
+        recorder.follow(&Rule::of(Self::NAME, factors, results), site);
     }
 }
 
@@ -235,14 +202,9 @@ impl Describe for GatedBackward<'_> {
     }
 
     fn follow(&self, recorder: &Recorder, site: Site) {
-        let rule = Rule {
-            op: Self::NAME,
-            factors: &[operand("x", "rh", self.x.as_view()), operand("dy", "rh", self.dy)],
-            addends: &[],
-            results: &[result("dx", "rh", &self.x, false)],
-            whole: &[],
-        };
-        recorder.follow(&rule, site);
+        let factors = &[operand("x", "rh", self.x.as_view()), operand("dy", "rh", self.dy)];
+        let results = &[result("dx", "rh", &self.x, false)];
+        recorder.follow(&Rule::of(Self::NAME, factors, results), site);
     }
 }
 

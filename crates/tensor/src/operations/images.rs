@@ -3,7 +3,7 @@
 
 use phalanx_plan::trace::{DType, Site};
 
-use super::{floats, same};
+use super::{alike, floats, same};
 use crate::arguments::Patches;
 use crate::operation::{Describe, Price, operation};
 use crate::operations::family::family;
@@ -47,7 +47,7 @@ impl Describe for Relu<'_> {
     fn follow(&self, recorder: &Recorder, site: Site) {
         let (factors, results) =
             (&[operand("x", "rh", self.x.as_view())], &[result("x", "rh", &self.x, false)]);
-        recorder.follow(&Rule { op: Self::NAME, factors, addends: &[], results, whole: &[] }, site);
+        recorder.follow(&Rule::of(Self::NAME, factors, results), site);
     }
 }
 
@@ -65,10 +65,8 @@ impl Describe for ReluBackward<'_> {
     const NAME: &'static str = "relu_backward";
 
     fn check(&self) {
-        let ReluBackward { y, dy } = self;
-        assert_eq!(y.elements(), dy.elements(), "{y:?}, {dy:?}");
-        same(&[y.dtype(), dy.dtype()]);
-        floats([y.dtype(); 2]);
+        alike(self.y, self.dy.as_view());
+        floats([self.y.dtype(); 2]);
     }
 
     fn price(&self) -> Price {
@@ -78,7 +76,7 @@ impl Describe for ReluBackward<'_> {
     fn follow(&self, recorder: &Recorder, site: Site) {
         let factors = &[operand("y", "rh", self.y), operand("dy", "rh", self.dy.as_view())];
         let results = &[result("dx", "rh", &self.dy, false)];
-        recorder.follow(&Rule { op: Self::NAME, factors, addends: &[], results, whole: &[] }, site);
+        recorder.follow(&Rule::of(Self::NAME, factors, results), site);
     }
 }
 

@@ -36,7 +36,7 @@ pub use reductions::*;
 pub use vocabulary::*;
 
 use crate::operation::{Operand, Operands};
-use crate::view::ViewMut;
+use crate::view::{View, ViewMut};
 
 macro_rules! operations {
     ($($family:ident,)*) => {
@@ -98,6 +98,13 @@ fn floats(dtypes: [DType; 2]) {
 #[track_caller]
 fn same(dtypes: &[DType]) {
     assert!(dtypes.iter().all(|d| *d == dtypes[0]), "expected one element type, got {dtypes:?}");
+}
+
+/// Panics unless both have as many elements of one type.
+#[track_caller]
+fn alike(x: View, y: View) {
+    assert_eq!(x.elements(), y.elements(), "{x:?}, {y:?}");
+    same(&[x.dtype(), y.dtype()]);
 }
 
 /// A gradient of parameters has f32 elements, or those of the compute type.

@@ -103,10 +103,7 @@ impl Describe for LayerNorm<'_> {
                 let sums = operand("squares", of_vector, whole.sums);
                 let results: Vec<_> = of_rows.collect();
                 let factors = &[sums];
-                recorder.follow(
-                    &Rule { op: self.name(), factors, addends: &[], results: &results, whole: &[] },
-                    site,
-                );
+                recorder.follow(&Rule::of(self.name(), factors, &results), site);
             }
         }
         let rule = Rule {
@@ -238,10 +235,7 @@ impl Describe for NormSums<'_> {
         let mut factors = vec![operand("x", "rh", *x), operand("gamma", "h", *gamma)];
         factors.extend(dy.map(|dy| operand("dy", "rh", dy)));
         let results = [result("sums", "r", sums, false)];
-        recorder.follow(
-            &Rule { op: Self::NAME, factors: &factors, addends: &[], results: &results, whole: &[] },
-            site,
-        );
+        recorder.follow(&Rule::of(Self::NAME, &factors, &results), site);
     }
 }
 

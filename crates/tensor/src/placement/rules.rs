@@ -73,6 +73,13 @@ impl<'a> Operand<'a> {
     }
 }
 
+impl<'a> Rule<'a> {
+    /// The rule of an operation that adds nothing to its results and may be sharded in every letter.
+    pub(crate) fn of(op: &'static str, factors: &'a [Operand<'a>], results: &'a [Operand<'a>]) -> Rule<'a> {
+        Rule { op, factors, addends: &[], results, whole: &[] }
+    }
+}
+
 impl Operand<'_> {
     fn has(&self, letter: char) -> bool {
         self.letters.contains(letter)
