@@ -10,6 +10,7 @@
 //!   algorithm; [`peak`] measures the peak, for the plan and for the real arena.
 //! - [`agreement`] compares the collectives of the ranks of a group, and reports tensors that are placed wrongly.
 //! - [`mod@expand`] puts the repetitions of a steady state back into the trace of an abridged dry run.
+//! - [`program`] lists, before the dry run, what a rank does with its chunks in each phase, and checks these lists.
 //! - [`order`] knows which chunk is needed next, and [`cost`] counts operations and bytes.
 //! - [`machine`] has the rates of a machine; [`timing`] plays a trace on them; [`mod@traffic`] lists what moves by message size.
 //! - [`zero`] has the textbook formulas, which are printed for comparison and decide nothing.
@@ -29,6 +30,7 @@ pub mod order;
 pub mod packing;
 pub mod peak;
 pub mod pipeline;
+pub mod program;
 pub mod slot;
 pub mod split;
 pub mod stages;

@@ -9,5 +9,7 @@ mod order_and_cost;
 mod pipeline_abridge;
 mod pipeline_schedules;
 mod pipeline_times;
+mod program;
+mod program_mutants;
 mod split;
 mod stages;

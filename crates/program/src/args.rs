@@ -117,6 +117,11 @@ pub struct PlanArgs {
     /// Show where each chunk lies, what a step moves for it, and the memories side by side
     #[arg(long, conflicts_with_all = ["schedule", "chunks"])]
     pub placement: bool,
+    /// Print what a rank (0 when left out) does with its chunks in each phase, action by action
+    #[arg(long, value_name = "RANK", num_args = 0..=1, default_missing_value = "0",
+          conflicts_with_all = ["schedule", "chunks", "placement", "machine"],
+          value_parser = whole::<usize>(0..=counts::RANKS - 1))]
+    pub chunk_program: Option<usize>,
     /// Plan for a machine and predict the time of a step: h100, h200 or a profile file (TOML), with their devices, memory
     /// and links; or here (measured now)
     #[arg(long, value_name = "NAME|FILE", conflicts_with = "schedule")]

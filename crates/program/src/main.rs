@@ -19,6 +19,7 @@ mod cards;
 mod changed_keys;
 mod changes;
 mod checksums;
+mod chunk_program_report;
 mod chunk_report;
 mod colour;
 mod commands;

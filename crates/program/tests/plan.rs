@@ -53,6 +53,37 @@ fn tables_name_ranks_phases_chunks_and_the_textbook() {
 }
 
 #[test]
+fn a_chunk_program_is_printed_or_what_it_does_not_describe() {
+    let home = Home::new();
+    let plan = |more: &[&str]| {
+        home.run(&[&["plan", "small.toml", "--nproc", "2", "--chunk-program"], more].concat())
+    };
+    let with =
+        |more: &[&'static str]| [&["1", "--set", "parallel.zero=3", "--set", "batch.micro=1"], more].concat();
+    let text = plan(&with(&[])).ok().stdout;
+    for word in [
+        "Chunks of rank 1 of 2",
+        "all_gather(P0<p0)#1",
+        "reduce_scatter(s0<g0)",
+        "[apply] update(",
+        "evaluate: ",
+    ] {
+        assert!(text.contains(word), "{word}: {text}");
+    }
+    let json = plan(&with(&["--json"])).ok().json();
+    let taken = json["phases"][0]["actions"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|action| action.as_str() == Some("+P0"));
+    // Two micro-batches, forward and backward of each.
+    assert!(taken.count() >= 4, "{json}");
+    plan(&["2"]).refused(&["--chunk-program 2", "2 ranks"]);
+    let set = ["--set", "memory.update_in_backward=true", "--set", "optimizer.clip=0"];
+    plan(&[&["0"], &set[..]].concat()).refused(&["memory.update_in_backward"]);
+}
+
+#[test]
 fn sharding_holds_less() {
     let home = Home::new();
     let state = |zero: &str| {

@@ -362,6 +362,16 @@ impl Zero {
         self.states.optimizer_bytes(chunk)
     }
 
+    /// Elements of each tile of this rank's part of a chunk.
+    pub fn tile_elements(&self, chunk: usize) -> Vec<u64> {
+        self.states.chunks[chunk].tiles.iter().map(|tile| tile.len() as u64).collect()
+    }
+
+    /// For each optimizer state of a chunk: its numbers in each tile, or all of them where it is not stored in tiles.
+    pub fn state_numbers(&self, chunk: usize) -> Vec<Vec<u64>> {
+        self.states.state_numbers(chunk)
+    }
+
     /// Ranks of the data axis.
     pub fn data_ranks(&self) -> usize {
         self.group.world_size()

@@ -241,6 +241,12 @@ impl States {
         self.chunks[chunk].slots[slot].places.numbers(local)
     }
 
+    /// For each optimizer state of a chunk: its numbers in each tile, or all of them where it is not stored in tiles.
+    pub(super) fn state_numbers(&self, chunk: usize) -> Vec<Vec<u64>> {
+        let states = self.chunks[chunk].slots.iter().filter(|slot| matches!(slot.role, Role::State(_)));
+        states.map(|slot| slot.ranges.iter().map(|range| range.len() as u64).collect()).collect()
+    }
+
     /// Bytes of a chunk's states and master weights.
     pub(super) fn optimizer_bytes(&self, chunk: usize) -> u64 {
         let is_optimizer = |slot: &&Slot| matches!(slot.role, Role::State(_) | Role::Master);

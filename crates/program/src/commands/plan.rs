@@ -1,6 +1,6 @@
 //! `phalanx plan`: what every rank will hold, compute and send. Writes nothing.
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use phalanx_train::config::{DeviceKind, Updates};
 use serde_json::json;
 
@@ -14,8 +14,9 @@ use crate::fit::Verdict;
 use crate::placement_report::PlacementReport;
 use crate::planned::Planned;
 use crate::proposals::Replan;
+use crate::report::plural;
 use crate::step_time::StepTime;
-use crate::{cards, machine, machine_profile, output, plan_report};
+use crate::{cards, chunk_program_report, machine, machine_profile, output, plan_report};
 
 /// Plans a configuration and prints the plan, whether it fits, and what would make it fit.
 ///
@@ -31,10 +32,9 @@ pub fn plan(args: &PlanArgs, environment: Environment) -> Result<()> {
     } else if was_open && asked.elsewhere.is_some() && args.machine.is_none() && !args.json {
         output::note("planned for the processor; for GPUs add --set device.kind=cuda, or --machine h100");
     }
-    if planned.config.parallel.updates == Updates::Asynchronous
-        && (args.machine.is_some() || args.draw.chunks.is_some() || args.placement)
-    {
-        bail!("--chunks, --placement and --machine need synchronous updates: leave out parallel.updates");
+    check_updates(args, &planned)?;
+    if let Some(rank) = args.chunk_program {
+        return chunk_program(&planned, rank, args.json);
     }
     let assumed = asked.assumed(&planned)?;
     match args.draw.chunks {
@@ -91,6 +91,34 @@ pub fn plan(args: &PlanArgs, environment: Environment) -> Result<()> {
         );
     }
     Ok(())
+}
+
+/// Refuses what only synchronous updates have.
+fn check_updates(args: &PlanArgs, planned: &Planned) -> Result<()> {
+    let is_asked = args.machine.is_some()
+        || args.draw.chunks.is_some()
+        || args.placement
+        || args.chunk_program.is_some();
+    if planned.config.parallel.updates == Updates::Asynchronous && is_asked {
+        bail!(
+            "--chunks, --placement, --chunk-program and --machine need synchronous updates: leave out parallel.updates"
+        );
+    }
+    Ok(())
+}
+
+/// Prints the programs of a rank's chunks.
+fn chunk_program(planned: &Planned, rank: usize, is_json: bool) -> Result<()> {
+    let spec = &planned.plan.spec;
+    let ranks = spec.world_size();
+    if rank >= ranks {
+        bail!("--chunk-program {rank}: the run has {}, counted from 0", plural(ranks, "rank"));
+    }
+    let programs = spec.chunk_programs(rank).context("--chunk-program")?;
+    if is_json {
+        return output::print_json(&chunk_program_report::to_json(&programs));
+    }
+    Ok(output::print(&chunk_program_report::to_text(&programs, ranks))?)
 }
 
 /// Compares the chunk sizes that the run could have.

@@ -127,7 +127,7 @@ pub(crate) fn orders_of(trace: &Trace) -> Orders {
 }
 
 /// Makes the engine of a rank on `Meta`.
-fn on_meta(spec: &Spec, rank: usize, orders: &Orders, make_rank: &MakeRank) -> (Device, Rank) {
+pub(crate) fn on_meta(spec: &Spec, rank: usize, orders: &Orders, make_rank: &MakeRank) -> (Device, Rank) {
     let device = Device::meta_of(spec.device.threads, spec.device.host_addressable);
     let recorder = Arc::clone(device.recorder().expect("Meta records"));
     let groups = Groups::new(&GroupSource::Meta(recorder, rank), spec);
@@ -140,7 +140,7 @@ pub(crate) fn on_meta_without_order(spec: &Spec, rank: usize, make_rank: &MakeRa
     on_meta(spec, rank, &Orders::new(), make_rank).1
 }
 
-const NEVER: &str = "nothing fails on Meta";
+pub(crate) const NEVER: &str = "nothing fails on Meta";
 
 fn load_and_step(part: &BatchPart, engine: &mut Rank) -> Batch {
     let batch = Batch::of(part, part.micro_batch_size * part.micro_batches);

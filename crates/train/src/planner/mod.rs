@@ -4,6 +4,7 @@ pub(crate) mod budget;
 pub mod chunk_alternatives;
 pub(crate) mod chunk_choice;
 mod chunk_note;
+pub mod chunk_programs;
 mod disk_notes;
 pub(crate) mod dry_run;
 pub mod placement_table;

@@ -1,0 +1,405 @@
+//! The symbolic execution of one phase.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
+
+use crate::program::action::{Action, Buffer, Op, SumGroup, Token, Work};
+use crate::program::chunks::{RankChunks, StageChunks};
+use crate::program::demand::BlockRun;
+use crate::program::list::{BufferSpec, Extent, Program, Role};
+use crate::trace::PhaseName;
+use crate::zero::ZeroStage;
+
+use super::contents::{Contents, Terms, Value};
+use super::{CheckError, Invariant, MemoryPeaks, error};
+
+/// A broken invariant, and what was found.
+pub(super) type Broken = (Invariant, String);
+
+/// A rank between two phases.
+#[derive(Clone)]
+pub(super) struct State {
+    /// Contents of the resident buffers.
+    residents: Vec<Contents>,
+    flights: BTreeMap<Token, Work>,
+    updates: u32,
+    phases: u32,
+}
+
+impl State {
+    /// Behind the load.
+    pub(super) fn new(rank: &RankChunks, program: &Program) -> State {
+        let loaded = |buffer: usize| {
+            let spec = &program.buffers[buffer];
+            let mut contents = Contents::unset(tiles(rank, spec));
+            match spec.role {
+                Role::Parameters => contents.set_whole(Value::Parameters(0)),
+                Role::State(_) | Role::Master => contents.set_whole(Value::States(0)),
+                _ => {}
+            }
+            contents
+        };
+        let residents = (0..program.residents()).map(loaded).collect();
+        State { residents, flights: BTreeMap::new(), updates: 0, phases: 0 }
+    }
+
+    /// The work in flight.
+    pub(super) fn carried(&self) -> Vec<Token> {
+        self.flights.keys().copied().collect()
+    }
+}
+
+/// The writers and the micro-batches of a chunk's gradient.
+pub(super) struct Writers {
+    pub(super) blocks: usize,
+    pub(super) micro_batches: usize,
+}
+
+/// A phase that is executed.
+pub(super) struct Walk<'a> {
+    pub(super) rank: &'a RankChunks,
+    pub(super) program: &'a Program,
+    demand: Vec<BlockRun>,
+    pub(super) writers: BTreeMap<usize, Writers>,
+    contents: Vec<Option<Contents>>,
+    flights: BTreeMap<Token, Work>,
+    /// For each buffer: works in flight that read it, and that write it.
+    touched: Vec<[u16; 2]>,
+    live: MemoryPeaks,
+    pub(super) peaks: MemoryPeaks,
+    budget: Option<MemoryPeaks>,
+    pub(super) updates: u32,
+    pub(super) phase: u32,
+    ran: usize,
+    /// Chunks of which some gradients are written in the current micro-batch: the next layer adds to them.
+    pub(super) begun: BTreeSet<usize>,
+    /// Chunk and tile of each update.
+    pub(super) updated: BTreeSet<(usize, usize)>,
+    /// Chunks whose sums are looked at.
+    looked: BTreeSet<usize>,
+    has_norm: bool,
+    pub(super) applies: Option<bool>,
+}
+
+impl<'a> Walk<'a> {
+    pub(super) fn new(
+        rank: &'a RankChunks,
+        program: &'a Program,
+        state: State,
+        budget: Option<MemoryPeaks>,
+    ) -> Walk<'a> {
+        let mut contents: Vec<Option<Contents>> = state.residents.into_iter().map(Some).collect();
+        contents.resize(program.buffers.len(), None);
+        let mut live = MemoryPeaks::default();
+        for spec in program.buffers.iter().filter(|spec| spec.is_resident) {
+            live.0[spec.memory as usize] += spec.bytes();
+        }
+        let of_stage = rank.stages.iter().flat_map(|stage| {
+            let writers = stage.writers().into_iter().enumerate();
+            let micro_batches = rank.policies.micro_batches;
+            writers.map(move |(c, w)| (stage.first_chunk + c, Writers { blocks: w.len(), micro_batches }))
+        });
+        let mut walk = Walk {
+            rank,
+            program,
+            demand: rank.demand(program.phase),
+            writers: of_stage.collect(),
+            contents,
+            flights: BTreeMap::new(),
+            touched: vec![[0; 2]; program.buffers.len()],
+            live,
+            peaks: live,
+            budget,
+            updates: state.updates,
+            phase: state.phases + 1,
+            ran: 0,
+            begun: BTreeSet::new(),
+            updated: BTreeSet::new(),
+            looked: BTreeSet::new(),
+            has_norm: false,
+            applies: None,
+        };
+        state.flights.into_iter().for_each(|(token, work)| walk.fly(token, work));
+        walk
+    }
+
+    /// Executes the phase; `applies` is the decision, once it is fetched.
+    pub(super) fn run(&mut self, applies: bool) -> Result<State, CheckError> {
+        let program = self.program;
+        let fail = |number, (broken, fact)| error(program, number, broken, fact);
+        for (number, action) in program.actions.iter().enumerate() {
+            let runs = self.is_run(action).map_err(|broken| fail(number, broken))?;
+            if runs {
+                self.act(action.op, applies).map_err(|broken| fail(number, broken))?;
+            }
+        }
+        self.end().map_err(|broken| fail(program.actions.len(), broken))
+    }
+
+    fn is_run(&self, action: &Action) -> Result<bool, Broken> {
+        let Some(guard) = action.when else { return Ok(true) };
+        let known = self.applies.ok_or((Invariant::Guard, "the decision is not known yet".to_string()))?;
+        Ok(known == guard.value)
+    }
+
+    pub(super) fn name(&self, buffer: Buffer) -> String {
+        self.program.name(buffer)
+    }
+
+    pub(super) fn of(&self, buffer: Buffer) -> usize {
+        self.program.spec(buffer).of
+    }
+
+    /// Contents of a buffer that is touched now.
+    pub(super) fn touch(&mut self, buffer: Buffer, writes: bool) -> Result<&mut Contents, Broken> {
+        let at = buffer.0 as usize;
+        let [reading, writing] = self.touched[at];
+        let is_there = self.contents[at].is_some();
+        expect(is_there, Invariant::Presence, || format!("{} is not there", self.name(buffer)))?;
+        let is_free = writing == 0 && !(writes && reading > 0);
+        expect(is_free, Invariant::Flight, || format!("{} is in flight", self.name(buffer)))?;
+        Ok(self.contents[at].as_mut().expect("it is there"))
+    }
+
+    pub(super) fn read(&mut self, buffer: Buffer) -> Result<Contents, Broken> {
+        self.touch(buffer, false).cloned()
+    }
+
+    fn fly(&mut self, token: Token, work: Work) {
+        work.reads().for_each(|b| self.touched[b as usize][0] += 1);
+        work.writes().for_each(|b| self.touched[b as usize][1] += 1);
+        self.flights.insert(token, work);
+    }
+
+    fn land(&mut self, token: Token) -> bool {
+        let Some(work) = self.flights.remove(&token) else { return false };
+        work.reads().for_each(|b| self.touched[b as usize][0] -= 1);
+        work.writes().for_each(|b| self.touched[b as usize][1] -= 1);
+        true
+    }
+
+    fn act(&mut self, op: Op, applies: bool) -> Result<(), Broken> {
+        match op {
+            Op::Take(buffer) => self.take(buffer),
+            Op::Free(buffer) => self.free(buffer),
+            Op::Run { operands, .. } => {
+                let (reads, writes) = self.program.operands(operands);
+                self.run_block(op.block_run().expect("a block run"), reads, writes)
+            }
+            Op::Clear(buffer) => {
+                self.touch(buffer, true)?;
+                let was_begun = self.begun.remove(&self.of(buffer));
+                expect(was_begun, Invariant::Terms, || "no layer has written since the last clear".into())
+            }
+            Op::Convert { from, into } => self.convert(from, into),
+            Op::Add { from, into } => self.add(from, into),
+            Op::CopyPart { from, into } => self.copy_part(from, into),
+            Op::Restore { from, into } => self.restore(from, into),
+            Op::Pack { from, into } => self.pack(from, into),
+            Op::Unpack { from, into } => self.unpack(from, into),
+            Op::Look(buffer) => {
+                self.looked.insert(self.of(buffer));
+                self.look(buffer)
+            }
+            Op::Count { from, into } => self.count(from, into),
+            Op::Total { from, into } => self.total(from, into),
+            Op::Norm(buffer) => {
+                let norms = self.read(buffer)?.own();
+                let stages = self.rank.stages.iter().filter(|stage| stage.trained > 0).count();
+                let is_complete = self.numbers(&norms, true).is_some_and(|of| of.len() == stages);
+                self.has_norm = is_complete;
+                expect(is_complete, Invariant::Norm, || format!("the norm has {norms}"))
+            }
+            Op::Fetch(_) => {
+                let first = self.applies.replace(applies).is_none();
+                expect(self.has_norm && first, Invariant::Norm, || "no norm to decide by".into())
+            }
+            Op::Update { gradient, parameters, states } => {
+                let (_, states) = self.program.operands(states);
+                self.update(gradient, parameters, states)
+            }
+            Op::Start { token, work } => self.start(token, work),
+            Op::Wait(token) => expect(self.land(token), Invariant::Wait, || "nothing to wait for".into()),
+            Op::Land(token) => {
+                self.land(token);
+                Ok(())
+            }
+        }
+    }
+
+    fn take(&mut self, buffer: Buffer) -> Result<(), Broken> {
+        let spec = self.program.spec(buffer);
+        let empty = Contents::unset(tiles(self.rank, spec));
+        let before = self.contents[buffer.0 as usize].replace(empty);
+        expect(before.is_none(), Invariant::Pairing, || format!("{} is taken", self.name(buffer)))?;
+        let memory = spec.memory as usize;
+        self.live.0[memory] += spec.bytes();
+        self.peaks.0[memory] = self.peaks.0[memory].max(self.live.0[memory]);
+        let fits = self.budget.is_none_or(|budget| self.live.0[memory] <= budget.0[memory]);
+        expect(fits, Invariant::Memory, || format!("{} bytes", self.live.0[memory]))
+    }
+
+    fn free(&mut self, buffer: Buffer) -> Result<(), Broken> {
+        self.touch(buffer, true)?;
+        let spec = self.program.spec(buffer);
+        expect(!spec.is_resident, Invariant::Pairing, || format!("{} is resident", self.name(buffer)))?;
+        self.live.0[spec.memory as usize] -= spec.bytes();
+        self.contents[buffer.0 as usize] = None;
+        Ok(())
+    }
+
+    fn run_block(&mut self, run: BlockRun, reads: &[Buffer], writes: &[Buffer]) -> Result<(), Broken> {
+        let next = self.demand.get(self.ran);
+        expect(next == Some(&run), Invariant::Demand, || format!("{next:?} comes next"))?;
+        self.ran += 1;
+        for buffer in reads {
+            self.check_reach(*buffer)?;
+            let (here, seen) = (self.read(*buffer)?, self.current(*buffer));
+            let is_seen = here.own() == seen && self.others_are(&here, &seen);
+            expect(is_seen, Invariant::Version, || self.differs(*buffer, &here))?;
+        }
+        for buffer in writes {
+            let (is_first, phase) = (self.begun.insert(self.of(*buffer)), self.phase);
+            let here = self.touch(*buffer, true)?;
+            let own = (run.micro_batch as u32, run.block as u16);
+            let terms = match &here.own() {
+                _ if is_first => Some(BTreeSet::from([own])),
+                Value::Gradient(t) if t.phase == phase && t.over.is_empty() && !t.runs.contains(&own) => {
+                    let mut runs = t.runs.clone();
+                    runs.insert(own);
+                    Some(runs)
+                }
+                _ => None,
+            };
+            let found = here.own();
+            let Some(runs) = terms else {
+                return Err((Invariant::Terms, format!("{} has {found}", self.name(*buffer))));
+            };
+            here.set_whole(Value::Gradient(Rc::new(Terms { phase, runs, over: Vec::new() })));
+        }
+        Ok(())
+    }
+
+    /// The parameters of a chunk behind all updates so far; frozen ones have none.
+    fn current(&self, buffer: Buffer) -> Value {
+        Value::Parameters(if self.writers.contains_key(&self.of(buffer)) { self.updates } else { 0 })
+    }
+
+    /// Returns whether the parts of other ranks have a value, where there are any: under stage 0, and on one rank, each rank updates all.
+    fn others_are(&self, here: &Contents, value: &Value) -> bool {
+        let policies = &self.rank.policies;
+        here.others == *value || policies.data_ranks == 1 || policies.stage == ZeroStage::Zero
+    }
+
+    fn differs(&self, buffer: Buffer, here: &Contents) -> String {
+        format!("{} has {} and {}", self.name(buffer), here.own(), here.others)
+    }
+
+    fn start(&mut self, token: Token, work: Work) -> Result<(), Broken> {
+        let is_known = self.flights.contains_key(&token);
+        expect(!is_known, Invariant::Wait, || "it is in flight already".into())?;
+        let into = work.target();
+        match work {
+            Work::AllGather { from, .. } => {
+                let own = self.read(from)?.own();
+                if self.program.spec(from).role == Role::Parameters && from != into {
+                    let fits = own == self.current(from);
+                    expect(fits, Invariant::Version, || format!("it gathers {own}"))?;
+                }
+                self.touch(into, true)?.set_whole(own);
+            }
+            Work::ReduceScatter { from, accumulates, .. } => {
+                let own = self.read(from)?.own();
+                let terms = self.written(from, &own)?;
+                let before = self.touch(into, true)?.own();
+                let own = match accumulates {
+                    true => self.sum(self.of(into), &before, &terms.runs)?,
+                    false => {
+                        Value::Gradient(Rc::new(Terms { over: vec![SumGroup::Data], ..(*terms).clone() }))
+                    }
+                };
+                let target = self.touch(into, true)?;
+                (target.others, _) = (Value::Unset, target.set(own));
+            }
+            Work::FromTiles { .. } | Work::ToTiles { .. } => self.copy_between(work)?,
+            Work::AllReduce { group, buffer } => self.all_reduce(group, buffer)?,
+        }
+        self.fly(token, work);
+        let Some(kind) = self.kind(work) else { return Ok(()) };
+        let count = self.flights.values().filter(|other| self.kind(**other) == Some(kind)).count();
+        let fits = count <= self.program.in_flight_max[kind];
+        expect(fits, Invariant::InFlight, || format!("{count} works are in flight"))
+    }
+
+    /// The kind of work that the plan counts: gathers of parameters, or reductions of gradients.
+    fn kind(&self, work: Work) -> Option<usize> {
+        if matches!(work, Work::FromTiles { .. } | Work::ToTiles { .. }) {
+            return None;
+        }
+        match self.program.spec(work.target()).role {
+            Role::Gathered => Some(0),
+            Role::Gradient | Role::Sum | Role::Rounded => Some(1),
+            _ => None,
+        }
+    }
+
+    /// The end of the phase.
+    fn end(&mut self) -> Result<State, Broken> {
+        let missing = self.demand.len() - self.ran;
+        expect(missing == 0, Invariant::Demand, || format!("{missing} block runs are missing"))?;
+        let residents = self.program.residents();
+        let left = (residents..self.contents.len()).find(|at| self.contents[*at].is_some());
+        let name = |at: usize| format!("{} stays", self.name(Buffer(at as u32)));
+        expect(left.is_none(), Invariant::Pairing, || left.map_or(String::new(), name))?;
+        let carries = self.program.phase != PhaseName::Save && self.rank.policies.host_addressable;
+        let stays = self.flights.keys().all(|token| carries && token.published_chunk().is_some());
+        expect(stays, Invariant::Wait, || format!("{} works stay in flight", self.flights.len()))?;
+        expect(self.begun.is_empty(), Invariant::Terms, || "gradients are not reduced".into())?;
+        let unseen = self.writers.len() - self.looked.len();
+        let is_seen = self.program.phase != PhaseName::Diagnose || unseen == 0;
+        expect(is_seen, Invariant::Terms, || format!("{unseen} sums are not looked at"))?;
+        if self.program.phase == PhaseName::Step {
+            let applies = self.applies.ok_or((Invariant::Update, "no decision".to_string()))?;
+            let tiles = |stage: &StageChunks| {
+                let of = |c| stage.tiles(&self.rank.policies, c).map_or(1, <[u64]>::len);
+                (0..stage.trained).map(of).sum::<usize>()
+            };
+            let all: usize = self.rank.stages.iter().map(tiles).sum();
+            let (found, expected) = (self.updated.len(), if applies { all } else { 0 });
+            expect(found == expected, Invariant::Update, || format!("{found} tiles are updated"))?;
+            self.updates += u32::from(applies);
+        }
+        let contents: Vec<Contents> = self.contents[..residents].iter().flatten().cloned().collect();
+        for (at, here) in contents.iter().enumerate() {
+            self.check_current(Buffer(at as u32), here)?;
+        }
+        let flights = std::mem::take(&mut self.flights);
+        Ok(State { residents: contents, flights, updates: self.updates, phases: self.phase })
+    }
+
+    /// Checks that what stays between phases has seen all updates.
+    fn check_current(&self, buffer: Buffer, here: &Contents) -> Result<(), Broken> {
+        let spec = self.program.spec(buffer);
+        let expected = match spec.role {
+            Role::Parameters => self.current(buffer),
+            Role::State(_) | Role::Master => Value::States(self.updates),
+            _ => return Ok(()),
+        };
+        let others = spec.extent != Extent::Whole || self.others_are(here, &expected);
+        expect(here.own() == expected && others, Invariant::Version, || self.differs(buffer, here))
+    }
+}
+
+pub(super) fn expect(holds: bool, broken: Invariant, fact: impl FnOnce() -> String) -> Result<(), Broken> {
+    if holds { Ok(()) } else { Err((broken, fact())) }
+}
+
+/// Number of tiles that a buffer has of what the rank updates of its chunk.
+pub(super) fn tiles(rank: &RankChunks, spec: &BufferSpec) -> usize {
+    let is_of_chunk = !matches!(spec.role, Role::Terms | Role::Squares | Role::Norms);
+    if !is_of_chunk || matches!(spec.extent, Extent::Tile(_)) {
+        return 1;
+    }
+    let stage = rank.stages.iter().rfind(|stage| stage.first_chunk <= spec.of).expect("the stage of a chunk");
+    stage.tiles(&rank.policies, spec.of - stage.first_chunk).map_or(1, <[u64]>::len)
+}

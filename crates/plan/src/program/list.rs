@@ -1,0 +1,161 @@
+//! The program of one phase of a rank, and its buffers.
+
+use crate::trace::{Category, DType, Memory, PhaseName, Site};
+
+use super::action::{Action, Buffer, Op, Span, Work};
+
+/// Contents of a buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Role {
+    /// Stored parameters of a chunk.
+    Parameters,
+    /// A whole chunk of parameters, gathered for its uses.
+    Gathered,
+    /// Gradients of a whole chunk, which layers write.
+    Gradient,
+    /// This rank's part of a chunk's summed gradient.
+    Sum,
+    /// Gradients of a whole chunk in the type in which they are communicated.
+    Rounded,
+    /// Gradients of a stage that are terms of sums over the tensor axis.
+    Terms,
+    /// This rank's part of the gradient of a parameter that several stages have.
+    Tied,
+    /// An optimizer state of a chunk, by its number.
+    State(u16),
+    /// Master weights of a chunk.
+    Master,
+    /// Sums of squares of the blocks of a stage.
+    Squares,
+    /// Sums of squares of all parameters.
+    Norms,
+}
+
+impl Role {
+    /// Its letter in texts.
+    pub const fn letter(self) -> char {
+        match self {
+            Role::Parameters => 'p',
+            Role::Gathered => 'P',
+            Role::Gradient => 'g',
+            Role::Sum => 's',
+            Role::Rounded => 'c',
+            Role::Terms => 'T',
+            Role::Tied => 't',
+            Role::State(_) => 'o',
+            Role::Master => 'w',
+            Role::Squares => 'q',
+            Role::Norms => 'n',
+        }
+    }
+}
+
+/// The elements of a chunk that a buffer has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Extent {
+    /// All of them.
+    Whole,
+    /// Those of this rank's part.
+    Part,
+    /// Those of a tile of what this rank updates.
+    Tile(u32),
+}
+
+/// Where contents are on their way between the memory in which they stay and the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Stop {
+    /// Where they stay, or for what has no other place.
+    Home,
+    /// On the device, as a visitor.
+    Device,
+    /// In host memory, between disk and device.
+    Passage,
+}
+
+/// One buffer of a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BufferSpec {
+    /// Contents.
+    pub role: Role,
+    /// The chunk, counted over the stages of the rank; of terms and squares the stage, of norms 0.
+    pub of: usize,
+    /// The elements of the chunk that it has.
+    pub extent: Extent,
+    /// Where on their way its contents are.
+    pub stop: Stop,
+    /// Number of its elements.
+    pub elements: u64,
+    /// Its memory.
+    pub memory: Memory,
+    /// Element type.
+    pub dtype: DType,
+    /// Purpose of its bytes.
+    pub category: Category,
+    /// Name for people.
+    pub name: &'static str,
+    /// True if it is allocated once for the whole run; else the program takes and frees it.
+    pub is_resident: bool,
+}
+
+impl BufferSpec {
+    /// Bytes.
+    pub fn bytes(&self) -> u64 {
+        self.elements * self.dtype.bytes() as u64
+    }
+}
+
+/// What a rank does with its chunks in one phase: actions in the order in which they are issued.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Program {
+    /// The phase.
+    pub phase: PhaseName,
+    /// Buffers; the resident ones come first, in the same order in each phase of a rank.
+    pub buffers: Vec<BufferSpec>,
+    /// Operands of block runs.
+    pub operands: Vec<Buffer>,
+    /// Actions.
+    pub actions: Vec<Action>,
+    /// Places in the source that made actions.
+    pub sites: Vec<Site>,
+    /// For each stage of the rank: its number, and that of its first block in the whole network.
+    pub first_blocks: Vec<(usize, usize)>,
+    /// Largest number of gathers of parameters and of reductions of gradients in flight.
+    pub in_flight_max: [usize; 2],
+}
+
+impl Program {
+    /// The place in the source that made an action.
+    pub fn made_by(&self, action: &Action) -> Site {
+        self.sites[usize::from(action.made_by.0)]
+    }
+
+    /// A buffer.
+    pub fn spec(&self, buffer: Buffer) -> &BufferSpec {
+        &self.buffers[buffer.0 as usize]
+    }
+
+    /// Number of resident buffers.
+    pub fn residents(&self) -> usize {
+        self.buffers.iter().take_while(|buffer| buffer.is_resident).count()
+    }
+
+    /// The buffers that a block run reads, and those that it writes.
+    pub fn operands(&self, span: Span) -> (&[Buffer], &[Buffer]) {
+        let Span { start, reads, writes } = span;
+        let (start, reads) = (start as usize, usize::from(reads));
+        self.operands[start..start + reads + usize::from(writes)].split_at(reads)
+    }
+
+    /// The actions that ranks of a group must have in common, as words.
+    pub fn collectives(&self) -> impl Iterator<Item = String> + '_ {
+        self.actions.iter().filter_map(|action| {
+            let Op::Start { work, .. } = action.op else { return None };
+            if matches!(work, Work::FromTiles { .. } | Work::ToTiles { .. }) {
+                return None;
+            }
+            let spec = self.spec(work.target());
+            let (guard, work) = (self.guard(action), self.work(work));
+            Some(format!("{guard}{work} of {} {}", spec.elements, spec.dtype.name()))
+        })
+    }
+}

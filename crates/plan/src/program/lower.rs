@@ -1,0 +1,145 @@
+//! Lowers a phase to its program: the passes of parameters and gradients put actions between the block runs of the demand; a step ends
+//! with the norm, its decision and the updates.
+
+use crate::trace::PhaseName;
+
+use super::action::{Decision, Op, SumGroup, Token};
+use super::builder::Builder;
+use super::chunks::{RankChunks, StageChunks};
+use super::demand::BlockRun;
+use super::gradients::GradientPass;
+use super::list::{Program, Role};
+use super::parameters::ParameterPass;
+use super::sums::{sum_over, sum_terms, sum_tied};
+use super::updates::update;
+
+/// The phases that have a program.
+pub const PHASES: [PhaseName; 4] =
+    [PhaseName::Step, PhaseName::Diagnose, PhaseName::Evaluate, PhaseName::Save];
+
+/// The passes of a stage.
+struct Passes<'a> {
+    stage: &'a StageChunks,
+    parameters: ParameterPass<'a>,
+    gradients: GradientPass<'a>,
+}
+
+impl RankChunks {
+    /// The program of one of the [`PHASES`].
+    ///
+    /// - *step*: forward and backward of all micro-batches, the norm, and the updates, which a skipped step leaves out;
+    /// - *diagnose*: the step up to the summed gradients, which are looked at;
+    /// - *evaluate*: forward and losses;
+    /// - *save*: waits for what earlier phases have left in flight. Which numbers are written is a table, and no program.
+    ///
+    /// # Panics
+    /// For another phase.
+    pub fn lower(&self, phase: PhaseName) -> Program {
+        assert!(PHASES.contains(&phase), "phase {phase} has no program");
+        let demand = self.demand(phase);
+        let mut list = Builder::new(self, phase);
+        let passes = |stage| Passes::new(self, stage, &demand);
+        let mut stages: Vec<Passes> = self.stages.iter().map(passes).collect();
+        for run in &demand {
+            let own = stages.iter_mut().find(|passes| passes.stage.index == run.stage);
+            own.expect("the stage of a run").run(&mut list, *run);
+        }
+        match phase {
+            PhaseName::Save if self.policies.host_addressable => self.land(&mut list),
+            PhaseName::Save => {}
+            PhaseName::Evaluate => {}
+            _ => self.finish_gradients(&mut list, &mut stages),
+        }
+        if phase == PhaseName::Step {
+            self.norm(&mut list, &stages);
+            list.only_if(Decision::Apply, true, |list| {
+                let each = |passes: &Passes| update(list, &self.policies, passes.stage, &passes.gradients);
+                stages.iter().for_each(each);
+            });
+            list.only_if(Decision::Apply, false, |list| self.restore(list));
+            if !self.policies.host_addressable {
+                self.land(&mut list);
+            }
+        }
+        if phase == PhaseName::Diagnose {
+            for Passes { stage, gradients, .. } in &stages {
+                (0..stage.trained).for_each(|c| list.emit(Op::Look(gradients.sum(&list, c))));
+            }
+            self.restore(&mut list);
+        }
+        list.finish()
+    }
+
+    /// Waits for the publications that may be in flight.
+    fn land(&self, list: &mut Builder) {
+        for stage in self.stages.iter().filter(|_| self.policies.overlap) {
+            let published = (0..stage.trained).filter(|c| stage.is_published(self.policies.stage, *c));
+            published.for_each(|c| list.emit(Op::Land(Token::published(stage.first_chunk + c))));
+        }
+    }
+
+    /// Writes the parameters back that gradients have overwritten: where a step is not applied.
+    fn restore(&self, list: &mut Builder) {
+        for stage in self.stages.iter().filter(|_| self.policies.in_place) {
+            for of in (0..stage.trained).map(|c| stage.first_chunk + c) {
+                let (from, into) = (list.buffer(Role::Master, of), list.buffer(Role::Parameters, of));
+                list.emit(Op::Restore { from, into });
+            }
+        }
+    }
+
+    /// Waits for reductions, and sums over other axes than data.
+    fn finish_gradients(&self, list: &mut Builder, stages: &mut [Passes]) {
+        for Passes { stage, gradients, .. } in stages.iter_mut() {
+            gradients.finish(list);
+            sum_terms(list, &self.policies, stage, |list, c| gradients.sum(list, c));
+        }
+        let sum = |list: &Builder, chunk: usize| {
+            let own = stages.iter().rfind(|passes| passes.stage.first_chunk <= chunk);
+            let own = own.expect("a chunk of the rank");
+            own.gradients.sum(list, chunk - own.stage.first_chunk)
+        };
+        self.ties.iter().for_each(|tied| sum_tied(list, &self.policies, tied, sum));
+    }
+
+    /// The norm of all gradients, which decides whether the step is applied.
+    fn norm(&self, list: &mut Builder, stages: &[Passes]) {
+        let norms = list.buffer(Role::Norms, 0);
+        for Passes { stage, gradients, .. } in stages.iter().filter(|passes| passes.stage.trained > 0) {
+            let squares = list.buffer(Role::Squares, stage.index);
+            for c in 0..stage.trained {
+                list.emit(Op::Count { from: gradients.sum(list, c), into: squares });
+            }
+            sum_over(list, SumGroup::Data, squares);
+            list.emit(Op::Total { from: squares, into: norms });
+        }
+        sum_over(list, SumGroup::World, norms);
+        list.emit(Op::Norm(norms));
+        list.emit(Op::Fetch(Decision::Apply));
+    }
+}
+
+impl<'a> Passes<'a> {
+    fn new(rank: &'a RankChunks, stage: &'a StageChunks, demand: &[BlockRun]) -> Passes<'a> {
+        let runs = demand.iter().copied().filter(|run| run.stage == stage.index);
+        Passes {
+            stage,
+            parameters: ParameterPass::new(stage, &rank.policies, runs),
+            gradients: GradientPass::new(stage, &rank.policies),
+        }
+    }
+
+    /// A block run, with what the passes put before and behind it.
+    fn run(&mut self, list: &mut Builder, run: BlockRun) {
+        self.parameters.before(list, run);
+        self.gradients.before(list, run);
+        let first = self.stage.first_chunk;
+        let read = self.stage.uses[run.block].iter().filter(|_| run.pass.reads_parameters());
+        let reads = read.map(|c| self.parameters.read(list, *c)).collect();
+        let written = self.stage.written(run.block).filter(|_| run.pass.writes_gradients());
+        let writes = written.map(|c| list.buffer(Role::Gradient, first + c)).collect();
+        list.run(run, reads, writes);
+        self.parameters.behind(list, run);
+        self.gradients.behind(list, run);
+    }
+}

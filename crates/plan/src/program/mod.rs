@@ -1,0 +1,35 @@
+//! A chunk's life as data: for each phase of a rank, one list of actions on named buffers, made before its dry run.
+//!
+//! The pipeline schedule is lowered to a *demand* ([`demand`]): which block runs which pass of which micro-batch. Passes put actions
+//! between the runs: those of parameters, of gradients and of updates. They share one look-ahead ([`lane`](self)), and policies
+//! ([`Policies`]) are their parameters, so that policies combine; no policy has a generator of its own ([`mod@lower`]).
+//!
+//! Starts and waits are actions of their own: where a buffer comes back decides memory and time. What crosses the end of a phase (a
+//! published chunk) is a token with a name. A number that all ranks share may guard actions ([`Decision`]).
+//!
+//! [`mod@check`] executes the programs of a rank symbolically, behind each other, and refuses those that break an invariant.
+//! [`mod@text`] is the text of a program.
+//!
+//! The chunks of `parallel` are moved by code of its own still; a test of `train` compares programs with its dry runs.
+
+mod action;
+mod builder;
+pub mod check;
+pub mod chunks;
+pub mod demand;
+mod gradients;
+mod lane;
+mod list;
+pub mod lower;
+mod parameters;
+mod sums;
+pub mod text;
+mod updates;
+mod visits;
+
+pub use action::{Action, Buffer, Decision, Guard, Op, SiteNumber, Span, SumGroup, Token, Work};
+pub use check::{CheckError, Invariant, MemoryPeaks, check};
+pub use chunks::{ChunkSpec, GradientBuffering, Policies, RankChunks, StageChunks, Terms, TiedChunks};
+pub use demand::{BlockRun, Pass};
+pub use list::{BufferSpec, Extent, Program, Role, Stop};
+pub use lower::PHASES;

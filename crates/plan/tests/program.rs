@@ -1,0 +1,202 @@
+//! Programs of small ranks: their text, and their check.
+
+use phalanx_plan::program::{
+    ChunkSpec, Invariant, PHASES, Policies, Program, RankChunks, StageChunks, Terms, TiedChunks, check,
+};
+use phalanx_plan::trace::{DType, Memory, PhaseName};
+use phalanx_plan::{Action, Kind, Precision, Step, ZeroStage};
+
+/// 16-bit parameters, gradients that accumulate in f32.
+const MIXED: Precision = Precision { compute: DType::BF16, accumulate: DType::F32, communicate: DType::F32 };
+
+/// Policies of two ranks with one micro-batch.
+pub fn policies(stage: ZeroStage) -> Policies {
+    Policies {
+        stage,
+        overlap: true,
+        prefetch: 1,
+        defer: false,
+        micro_batches: 1,
+        precision: MIXED,
+        data_ranks: 2,
+        host_addressable: true,
+        in_place: false,
+    }
+}
+
+/// A stage of two blocks, which share a chunk, and perhaps a head, which shares one with the second.
+fn stage(index: usize, first_chunk: usize, has_head: bool) -> StageChunks {
+    let tiles = vec![4_096, 4_096];
+    let chunk = ChunkSpec {
+        elements: 16_384,
+        is_whole: false,
+        parameters: Memory::Device,
+        optimizer: Memory::Device,
+        states: vec![tiles.clone(); 2],
+        tiles,
+    };
+    let head = has_head.then(|| vec![2]);
+    StageChunks {
+        index,
+        first_block: 2 * index,
+        first_chunk,
+        uses: [vec![0, 1], vec![1, 2]].into_iter().chain(head).collect(),
+        has_head,
+        lowest: 0,
+        chunks: vec![chunk; 3],
+        trained: 3,
+        terms: Terms::default(),
+        squares: 12,
+    }
+}
+
+/// The actions of micro-batches, one behind another.
+fn steps(actions: &[(usize, Kind)], micro_batches: usize) -> Vec<Step> {
+    let of = |micro_batch| {
+        let action = move |(stage, kind): &(usize, Kind)| {
+            Step::Compute(Action { stage: *stage, kind: *kind, micro_batch })
+        };
+        actions.iter().map(action)
+    };
+    (0..micro_batches).flat_map(of).collect()
+}
+
+/// A rank with one stage of three chunks.
+pub fn rank(policies: Policies) -> RankChunks {
+    RankChunks {
+        stages: vec![stage(0, 0, true)],
+        ties: Vec::new(),
+        step: steps(&[(0, Kind::Forward), (0, Kind::Backward)], policies.micro_batches),
+        evaluation: steps(&[(0, Kind::Forward)], 1),
+        norms: 6,
+        policies,
+    }
+}
+
+/// A rank with the first and the last of several stages, which share a parameter with other ranks, and split backward.
+fn two_stages(policies: Policies) -> RankChunks {
+    let mut first = stage(0, 0, false);
+    first.terms = Terms { chunks: vec![1], elements: 64 };
+    let parts = [(0, Kind::Forward), (1, Kind::Forward), (1, Kind::Input), (0, Kind::Input)];
+    let actions = [&parts[..], &[(1, Kind::Weight), (0, Kind::Weight)]].concat();
+    RankChunks {
+        stages: vec![first, stage(1, 3, true)],
+        ties: vec![TiedChunks { chunks: vec![0, 5], elements: 8_192, is_shared: true }],
+        step: steps(&actions, policies.micro_batches),
+        evaluation: steps(&[(0, Kind::Forward), (1, Kind::Forward)], 1),
+        norms: 12,
+        policies,
+    }
+}
+
+/// A rank whose last chunk is frozen, and whose first block trains nothing.
+fn frozen(policies: Policies) -> RankChunks {
+    let mut rank = rank(policies);
+    let own = &mut rank.stages[0];
+    own.uses = vec![vec![2], vec![0, 2], vec![1]];
+    (own.trained, own.lowest) = (2, 1);
+    rank
+}
+
+/// A rank whose parameters and states stay in other memories.
+fn away(policies: Policies, parameters: Memory, optimizer: Memory) -> RankChunks {
+    let mut rank = rank(policies);
+    for chunk in &mut rank.stages[0].chunks {
+        (chunk.parameters, chunk.optimizer) = (parameters, optimizer);
+    }
+    rank
+}
+
+/// Policies of a device whose memory the host cannot address.
+fn far(policies: Policies) -> Policies {
+    Policies { host_addressable: false, ..policies }
+}
+
+/// Ranks with all policies, and their names.
+pub fn ranks() -> Vec<(&'static str, RankChunks)> {
+    use ZeroStage::{One, Three, Two, Zero};
+    let several = |stage| Policies { micro_batches: 2, ..policies(stage) };
+    let rounded = |policies: Policies| {
+        let precision = Precision { communicate: DType::BF16, ..policies.precision };
+        Policies { precision, ..policies }
+    };
+    vec![
+        ("stage 0", rank(policies(Zero))),
+        ("stage 0, 2 micro-batches", rank(several(Zero))),
+        ("stage 0, rounded", rank(rounded(policies(Zero)))),
+        ("stage 1", rank(policies(One))),
+        ("stage 1, 2 micro-batches, deferred", rank(Policies { defer: true, ..several(One) })),
+        ("stage 1, 2 micro-batches, rounded", rank(rounded(several(One)))),
+        ("stage 2", rank(policies(Two))),
+        ("stage 2, no overlap", rank(Policies { overlap: false, ..policies(Two) })),
+        ("stage 2, 2 micro-batches, settled", rank(Policies { host_addressable: false, ..several(Two) })),
+        ("stage 3", rank(policies(Three))),
+        ("stage 3, prefetch 0", rank(Policies { prefetch: 0, ..policies(Three) })),
+        ("stage 3, prefetch 2, 2 micro-batches", rank(Policies { prefetch: 2, ..several(Three) })),
+        ("stage 3, no overlap, rounded", rank(rounded(Policies { overlap: false, ..policies(Three) }))),
+        ("stage 3, one rank", rank(Policies { data_ranks: 1, ..several(Three) })),
+        ("stage 2, frozen", frozen(policies(Two))),
+        ("stage 3, frozen", frozen(policies(Three))),
+        ("stage 0, two stages", two_stages(policies(Zero))),
+        ("stage 2, two stages", two_stages(policies(Two))),
+        ("stage 3, two stages, 2 micro-batches", two_stages(several(Three))),
+        ("stage 0, in place", rank(Policies { in_place: true, ..policies(Zero) })),
+        ("stage 1, in place, rounded", rank(rounded(Policies { in_place: true, ..policies(One) }))),
+        ("stage 3, in place", rank(Policies { in_place: true, ..policies(Three) })),
+        ("stage 1, states on disk", away(policies(One), Memory::Device, Memory::Disk)),
+        ("stage 2, states in host memory", away(far(policies(Two)), Memory::Device, Memory::Host)),
+        ("stage 3, everything on disk", away(policies(Three), Memory::Disk, Memory::Disk)),
+        ("stage 3, everything on a far disk", away(far(several(Three)), Memory::Disk, Memory::Disk)),
+        ("stage 3, one rank, parameters in host memory", {
+            let policies = Policies { data_ranks: 1, prefetch: 0, ..far(policies(Three)) };
+            away(policies, Memory::Host, Memory::Device)
+        }),
+    ]
+}
+
+/// The programs of a rank.
+pub fn programs(rank: &RankChunks) -> Vec<Program> {
+    PHASES.iter().map(|phase| rank.lower(*phase)).collect()
+}
+
+#[test]
+fn every_combination_of_policies_passes_the_check() {
+    for (name, rank) in ranks() {
+        let programs = programs(&rank);
+        let peaks = check(&rank, &programs, None).unwrap_or_else(|error| panic!("{name}: {error}"));
+        assert_eq!(check(&rank, &programs, Some(peaks)), Ok(peaks), "{name}");
+    }
+}
+
+#[test]
+fn a_smaller_budget_is_refused() {
+    let rank = rank(policies(ZeroStage::Three));
+    let programs = programs(&rank);
+    let mut peaks = check(&rank, &programs, None).unwrap();
+    peaks.0[0] -= 1;
+    let error = check(&rank, &programs, Some(peaks)).unwrap_err();
+    assert_eq!((error.broken, error.phase), (Invariant::Memory, PhaseName::Step), "{error}");
+    assert!(error.word.starts_with('+') && error.site.file.ends_with("gradients.rs"), "{error}");
+}
+
+/// The text of programs, as in `program_texts.txt`.
+#[test]
+fn the_text_of_programs() {
+    let of = |stage| rank(policies(stage));
+    let in_place = Policies { in_place: true, ..policies(ZeroStage::One) };
+    let far_parameters = away(far(policies(ZeroStage::Three)), Memory::Disk, Memory::Device);
+    let states_in_host = away(far(policies(ZeroStage::One)), Memory::Device, Memory::Host);
+    let shown = [
+        ("stage 0", of(ZeroStage::Zero), PhaseName::Step),
+        ("stage 2", of(ZeroStage::Two), PhaseName::Step),
+        ("stage 2", of(ZeroStage::Two), PhaseName::Save),
+        ("stage 3", of(ZeroStage::Three), PhaseName::Step),
+        ("stage 3", of(ZeroStage::Three), PhaseName::Evaluate),
+        ("stage 2 with a frozen chunk", frozen(policies(ZeroStage::Two)), PhaseName::Step),
+        ("stage 3 with parameters two copies away", far_parameters, PhaseName::Evaluate),
+        ("stage 1 with states in host memory", states_in_host, PhaseName::Step),
+        ("stage 1 with gradients in place", rank(in_place), PhaseName::Step),
+    ];
+    let texts = shown.map(|(name, rank, phase)| format!("{name}, {phase}:\n{}\n", rank.lower(phase)));
+    assert_eq!(texts.join("\n"), include_str!("program_texts.txt"));
+}

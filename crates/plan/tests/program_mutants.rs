@@ -1,0 +1,216 @@
+//! Mutants of programs: each action removed, swapped with the next one, moved to three other places, repeated, and without its guard. The
+//! check refuses them, or they cross only actions with which they share nothing.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use phalanx_plan::program::{Action, Op, PHASES, Program, RankChunks, Token, Work, check};
+
+use crate::generator::Generator;
+use crate::program::{programs, ranks};
+
+/// The kinds of mutants.
+const KINDS: [&str; 5] = ["remove", "swap", "move", "repeat", "unguard"];
+
+/// A mutant: its kind, the action, the actions that it crosses, and the list.
+struct Mutant {
+    kind: usize,
+    action: Action,
+    crossed: Vec<Action>,
+    actions: Vec<Action>,
+}
+
+fn mutants(actions: &[Action], random: &mut Generator) -> Vec<Mutant> {
+    let mut mutants = Vec::new();
+    let last = actions.len().saturating_sub(1);
+    for (at, action) in actions.iter().enumerate() {
+        let mut add = |kind, crossed: &[Action], actions| {
+            mutants.push(Mutant { kind, action: *action, crossed: crossed.to_vec(), actions });
+        };
+        let mut rest = actions.to_vec();
+        rest.remove(at);
+        let at_place = |place: usize| {
+            let mut moved = rest.clone();
+            moved.insert(place, *action);
+            moved
+        };
+        add(0, &[], rest.clone());
+        if at < last {
+            add(1, &actions[at + 1..=at + 1], at_place(at + 1));
+        }
+        for _ in 0..3 {
+            let place = random.within(0, last as u64) as usize;
+            let crossed = if place < at { &actions[place..at] } else { &actions[at + 1..=place] };
+            add(2, crossed, at_place(place));
+        }
+        let mut repeated = actions.to_vec();
+        repeated.insert(at, *action);
+        add(3, &[], repeated);
+        if action.when.is_some() {
+            let mut unguarded = actions.to_vec();
+            unguarded[at].when = None;
+            add(4, &[], unguarded);
+        }
+    }
+    mutants.retain(|mutant| mutant.actions != actions);
+    mutants
+}
+
+/// Something that actions read or write.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Thing {
+    Buffer(u32),
+    Work(Token),
+    /// The flags that say which gradients of a chunk are written.
+    Written(usize),
+    /// The order of block runs.
+    Runs,
+    /// The order of collectives.
+    Collectives,
+    Decision,
+}
+
+/// What an action reads, and what it writes.
+fn things(program: &Program, action: &Action) -> [BTreeSet<Thing>; 2] {
+    let (mut reads, mut writes) = (BTreeSet::new(), BTreeSet::new());
+    let mut pair = |from: u32, into: u32| {
+        reads.insert(Thing::Buffer(from));
+        writes.insert(Thing::Buffer(into));
+    };
+    match action.op {
+        Op::Take(b) | Op::Free(b) => pair(b.0, b.0),
+        Op::Convert { from, into }
+        | Op::Add { from, into }
+        | Op::CopyPart { from, into }
+        | Op::Pack { from, into }
+        | Op::Unpack { from, into }
+        | Op::Restore { from, into }
+        | Op::Total { from, into } => pair(from.0, into.0),
+        // Each chunk has blocks of its own.
+        Op::Count { from, into } => reads.extend([from, into].map(|b| Thing::Buffer(b.0))),
+        Op::Clear(b) => {
+            pair(b.0, b.0);
+            writes.insert(Thing::Written(program.spec(b).of));
+        }
+        Op::Look(b) => pair(b.0, b.0),
+        Op::Norm(b) => {
+            pair(b.0, b.0);
+            writes.insert(Thing::Decision);
+        }
+        Op::Fetch(_) => drop(writes.insert(Thing::Decision)),
+        Op::Update { gradient, parameters, states } => {
+            pair(gradient.0, parameters.0);
+            program.operands(states).1.iter().for_each(|state| pair(gradient.0, state.0));
+            reads.insert(Thing::Decision);
+        }
+        Op::Run { operands, .. } => {
+            let (read, written) = program.operands(operands);
+            reads.extend(read.iter().map(|b| Thing::Buffer(b.0)));
+            writes.extend(written.iter().map(|b| Thing::Buffer(b.0)));
+            writes.extend(written.iter().map(|b| Thing::Written(program.spec(*b).of)));
+            writes.insert(Thing::Runs);
+        }
+        Op::Start { token, work } => {
+            work_things(work, &mut reads, &mut writes);
+            writes.insert(Thing::Work(token));
+            if !matches!(work, Work::FromTiles { .. } | Work::ToTiles { .. }) {
+                writes.insert(Thing::Collectives);
+            }
+        }
+        Op::Wait(token) | Op::Land(token) => {
+            let started = program.actions.iter().find_map(|action| match action.op {
+                Op::Start { token: own, work } if own == token => Some(work),
+                _ => None,
+            });
+            started.into_iter().for_each(|work| {
+                let (mut read, mut written) = (BTreeSet::new(), BTreeSet::new());
+                work_things(work, &mut read, &mut written);
+                reads.extend(read);
+                writes.extend(written);
+            });
+            writes.insert(Thing::Work(token));
+        }
+    }
+    if action.when.is_some() {
+        reads.insert(Thing::Decision);
+    }
+    [reads, writes]
+}
+
+fn work_things(work: Work, reads: &mut BTreeSet<Thing>, writes: &mut BTreeSet<Thing>) {
+    reads.extend(work.reads().map(Thing::Buffer));
+    writes.extend(work.writes().map(Thing::Buffer));
+}
+
+/// Returns whether data, a token, a decision or the order of runs or collectives says which of two actions comes first.
+fn depend(program: &Program, one: &Action, other: &Action) -> bool {
+    let ([reads, writes], [other_reads, other_writes]) = (things(program, one), things(program, other));
+    let meets = |a: &BTreeSet<Thing>, b: &BTreeSet<Thing>| !a.is_disjoint(b);
+    meets(&writes, &other_writes) || meets(&writes, &other_reads) || meets(&reads, &other_writes)
+}
+
+/// Counts of mutants of one kind: all, refused, and accepted ones that cross only actions with which they share nothing.
+#[derive(Default, Debug, PartialEq, Eq)]
+struct Counts([usize; 3]);
+
+/// Counts the mutants of a rank's programs, and by kind and operation the accepted ones that share something with what they cross.
+fn count(rank: &RankChunks, counts: &mut [Counts; 5], others: &mut BTreeMap<String, usize>) {
+    let originals = programs(rank);
+    let peaks = check(rank, &originals, None).unwrap();
+    let mut random = Generator(7);
+    for (number, _) in PHASES.iter().enumerate() {
+        let original = &originals[number];
+        for Mutant { kind, action, crossed, actions } in mutants(&original.actions, &mut random) {
+            let mut changed = originals.clone();
+            changed[number].actions = actions;
+            let Counts([all, refused, free]) = &mut counts[kind];
+            *all += 1;
+            let is_refused = check(rank, &changed, Some(peaks)).is_err()
+                || phalanx_plan::program::check::agree(original, &changed[number]).is_err();
+            let is_free =
+                !crossed.is_empty() && !crossed.iter().any(|other| depend(original, &action, other));
+            match (is_refused, is_free) {
+                (true, _) => *refused += 1,
+                (false, true) => *free += 1,
+                (false, false) => {
+                    let op = format!("{:?}", action.op);
+                    let op = op.split([' ', '(']).next().unwrap_or_default();
+                    *others.entry(format!("{} {op}", KINDS[kind])).or_default() += 1;
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn mutants_are_refused_or_change_nothing() {
+    let (mut counts, mut others) = (<[Counts; 5]>::default(), BTreeMap::new());
+    for (_, rank) in ranks() {
+        count(&rank, &mut counts, &mut others);
+    }
+    let counts: Vec<_> = KINDS.iter().zip(&counts).map(|(kind, Counts(counts))| (*kind, *counts)).collect();
+    let expected: Vec<_> = OTHERS.iter().map(|(what, count, _)| (what.to_string(), *count)).collect();
+    assert_eq!((counts, others.into_iter().collect::<Vec<_>>()), (COUNTS.to_vec(), expected));
+}
+
+/// For each kind: all mutants, the refused ones, and the accepted ones that cross only actions with which they share nothing.
+const COUNTS: [(&str, [usize; 3]); 5] = [
+    ("remove", [4341, 4341, 0]),
+    ("swap", [4252, 2441, 1811]),
+    ("move", [12738, 11559, 1163]),
+    ("repeat", [4341, 4008, 0]),
+    ("unguard", [885, 885, 0]),
+];
+
+/// The other accepted mutants: how many, and why they change no bit.
+const OTHERS: [(&str, usize, &str); 10] = [
+    ("move CopyPart", 1, "to before the update of another tile of its chunk"),
+    ("move Land", 6, "to behind the publication, which then ends in its phase"),
+    ("move Restore", 4, "over the updates, which no step executes beside it"),
+    ("move Run", 5, "over a free and the next gather of a chunk that it reads"),
+    ("repeat Convert", 54, "it writes the same again"),
+    ("repeat CopyPart", 36, "it writes the same again"),
+    ("repeat Land", 110, "nothing is in flight any more"),
+    ("repeat Look", 88, "it reads alone"),
+    ("repeat Norm", 27, "it writes the same again"),
+    ("repeat Restore", 18, "it writes the same again"),
+];

@@ -1,0 +1,190 @@
+//! The chunk programs of a rank (`plan::program`), from the specification of its run.
+
+use phalanx_optim::Optimizer;
+use phalanx_parallel::Stage;
+use phalanx_parallel::zero::ChunkResidence;
+use phalanx_plan::program::{
+    CheckError, ChunkSpec, MemoryPeaks, PHASES, Policies, Program, RankChunks, StageChunks, Terms,
+    TiedChunks, check,
+};
+use phalanx_plan::trace::Memory;
+use phalanx_plan::{Coordinates, ZeroStage};
+
+use crate::engine::rank::Rank;
+use crate::engine::spec::Spec;
+use crate::planner::dry_run::on_meta_without_order;
+
+/// The programs of a rank, one for each phase, which were checked.
+#[derive(Clone, Debug)]
+pub struct ChunkPrograms {
+    /// The rank.
+    pub rank: usize,
+    /// A program for each phase.
+    pub programs: Vec<Program>,
+    /// Largest numbers of bytes that its chunks have at a time.
+    pub peaks: MemoryPeaks,
+}
+
+/// Why a rank has no programs.
+#[derive(Debug, thiserror::Error)]
+pub enum ChunkProgramsError {
+    /// Something of the run that programs do not describe yet.
+    #[error("programs of chunks do not describe {0} yet")]
+    NotDescribed(&'static str),
+    /// A program breaks an invariant: a bug of `plan::program`.
+    #[error(transparent)]
+    Check(#[from] CheckError),
+}
+
+impl Spec {
+    /// The programs of a rank's chunks.
+    ///
+    /// # Errors
+    /// What programs do not describe yet, by name.
+    pub fn chunk_programs(&self, rank: usize) -> Result<ChunkPrograms, ChunkProgramsError> {
+        if let Some(what) = self.not_described() {
+            return Err(ChunkProgramsError::NotDescribed(what));
+        }
+        let chunks = chunks_of(&on_meta_without_order(self, rank, &Rank::new));
+        let programs: Vec<Program> = PHASES.iter().map(|phase| chunks.lower(*phase)).collect();
+        let peaks = check(&chunks, &programs, None)?;
+        Ok(ChunkPrograms { rank, programs, peaks })
+    }
+
+    /// Something of the run that programs do not describe yet.
+    fn not_described(&self) -> Option<&'static str> {
+        let zero = &self.zero;
+        let any = |is_so: fn(ChunkResidence) -> bool| {
+            zero.residence.iter().flat_map(|stage| stage.described()).any(is_so)
+        };
+        let updates_on_host = zero.updates_on_host && !self.device.host_addressable;
+        let cases = [
+            (any(|lies| lies.gradients != Memory::Device), "gradients outside of device memory"),
+            (
+                updates_on_host && any(|lies| lies.optimizer != Memory::Device),
+                "updates that the host computes (memory.update)",
+            ),
+            (
+                zero.gradients_in_place && any(|lies| lies != ChunkResidence::DEVICE),
+                "gradients in the place of parameters beside chunks outside of device memory",
+            ),
+            (zero.update_in_backward, "updates within backward (memory.update_in_backward)"),
+            (matches!(self.update.optimizer, Optimizer::Own(_)), "an update rule of one's own"),
+        ];
+        cases.into_iter().find(|(is_so, _)| *is_so).map(|(_, what)| what)
+    }
+}
+
+/// The chunks of a rank, its schedule and its policies.
+pub(crate) fn chunks_of(engine: &Rank) -> RankChunks {
+    let Rank { spec, stages, program, evaluation, outline, .. } = engine;
+    let zero = &spec.zero;
+    let policies = Policies {
+        stage: zero.stage,
+        overlap: zero.overlap,
+        prefetch: zero.prefetch,
+        defer: zero.defer,
+        micro_batches: spec.batch.micro_batches,
+        precision: spec.precision.types,
+        data_ranks: spec.mesh.axes.data as u64,
+        host_addressable: spec.device.host_addressable,
+        in_place: zero.gradients_in_place,
+    };
+    let mut first_chunk = 0;
+    let stage_of = |stage: &Stage| {
+        let chunks = stage_chunks(spec, stage, first_chunk, engine.at());
+        first_chunk += chunks.chunks.len();
+        chunks
+    };
+    let own: Vec<StageChunks> = stages.iter().map(stage_of).collect();
+    RankChunks {
+        ties: ties_of(engine, &own),
+        stages: own,
+        policies,
+        step: program.steps().to_vec(),
+        evaluation: evaluation.steps().to_vec(),
+        norms: (outline.parameters.len() * spec.mesh.axes.tensor) as u64,
+    }
+}
+
+/// The chunks of a stage.
+fn stage_chunks(spec: &Spec, stage: &Stage, first_chunk: usize, at: Coordinates) -> StageChunks {
+    let (network, layout) = (&stage.network, stage.zero.layout());
+    let uses = network.uses.iter().map(|used| {
+        let mut chunks: Vec<usize> = used.iter().map(|p| layout.placed[*p].chunk).collect();
+        chunks.sort_unstable();
+        chunks.dedup();
+        chunks
+    });
+    let residence = &spec.zero.residence[stage.index];
+    let chunk = |c: usize| ChunkSpec {
+        elements: layout.chunk_elements[c],
+        is_whole: residence.is_whole(c),
+        parameters: residence.of(c).parameters,
+        optimizer: residence.of(c).optimizer,
+        tiles: stage.zero.tile_elements(c),
+        states: stage.zero.state_numbers(c),
+    };
+    let trained = stage.zero.trained_chunks();
+    let mut terms = Terms::default();
+    for c in 0..trained {
+        let part = updated(spec, stage, c, at);
+        for segment in layout.segments(c, part) {
+            let Some(share) = network.parameters[segment.parameter].terms() else { continue };
+            terms.elements += share.of as u64 * (segment.in_chunk.end - segment.in_chunk.start);
+            if terms.chunks.last() != Some(&c) {
+                terms.chunks.push(c);
+            }
+        }
+    }
+    StageChunks {
+        index: stage.index,
+        first_block: network.first_block,
+        first_chunk,
+        uses: uses.collect(),
+        has_head: network.head.is_some(),
+        lowest: network.lowest(),
+        chunks: (0..layout.chunks()).map(chunk).collect(),
+        trained,
+        terms,
+        squares: layout.first_block.get(trained).copied().unwrap_or(layout.blocks),
+    }
+}
+
+/// The elements of a chunk that a rank updates.
+fn updated(spec: &Spec, stage: &Stage, c: usize, at: Coordinates) -> std::ops::Range<u64> {
+    let layout = stage.zero.layout();
+    match spec.zero.stage {
+        ZeroStage::Zero => 0..layout.chunk_elements[c],
+        _ => layout.shard(c, at.data as u64, spec.mesh.axes.data as u64),
+    }
+}
+
+/// The parameters of which several stages have a copy, one of them on this rank.
+fn ties_of(engine: &Rank, own: &[StageChunks]) -> Vec<TiedChunks> {
+    let spec = &engine.spec;
+    let tied = spec.mesh.ties.iter().zip(&engine.groups.ties).filter_map(|(tie, group)| {
+        let copies = engine.stages.iter().zip(own).filter(|(stage, _)| tie.stages.contains(&stage.index));
+        let copies: Vec<(usize, u64)> = copies
+            .map(|(stage, chunks)| {
+                let number = stage.network.place_of(&tie.name);
+                let chunk = stage.zero.layout().placed[number].chunk;
+                // A frozen one has no gradient.
+                let part =
+                    if chunk < chunks.trained { updated(spec, stage, chunk, engine.at()) } else { 0..0 };
+                let segments = stage.zero.layout().segments(chunk, part);
+                let elements = segments.map(|s| s.in_chunk.end - s.in_chunk.start).sum();
+                (chunks.first_chunk + chunk, elements)
+            })
+            .collect();
+        let elements = copies.first()?.1;
+        let chunks = copies.iter().map(|(chunk, _)| *chunk).collect();
+        Some(TiedChunks { chunks, elements, is_shared: group.is_some() })
+    });
+    tied.collect()
+}
+
+#[cfg(test)]
+mod happenings;
+#[cfg(test)]
+mod shadow;
