@@ -31,6 +31,9 @@ pub(crate) const ADAPTER_WEIGHTS: &str = "adapter_model.safetensors";
 /// Modules that PyTorch wraps around a model or its parts. The names of tensors that were saved through one contain it.
 const WRAPPERS: [&str; 4] = ["module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"];
 
+/// Bytes that are hashed at once.
+const HASHED_BYTES: usize = 1 << 20;
+
 /// Elements that are converted at once.
 const CONVERT_ELEMENTS: usize = 1 << 16;
 
@@ -66,6 +69,9 @@ impl HuggingFaceDir {
         }
         let config_path = dir.join(CONFIG);
         let Some(config) = json::<Value>(&config_path, CONFIG_BYTES)? else {
+            if phalanx_system::files::is_named(&dir.join(ADAPTER_CONFIG)) {
+                return Err(bad(dir, OF_AN_ADAPTER));
+            }
             return Err(bad(dir, "it has no config.json; give the folder of a Hugging Face model"));
         };
         if !config.is_object() {
@@ -266,6 +272,26 @@ impl HuggingFaceDir {
         })
     }
 
+    /// Checksum (blake3) of the names, types, shapes and bytes of all tensors, in the order of their names: whichever files hold them.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Read`].
+    pub fn digest(&self) -> Result<String> {
+        let mut digest = blake3::Hasher::new();
+        let mut window = vec![0; HASHED_BYTES];
+        for at in self.positions.values() {
+            let (path, Entry { name, dtype, shape, bytes, .. }) = &self.tensors[*at];
+            digest.update(format!("{name} {dtype} {shape:?}\n").as_bytes());
+            let file = phalanx_system::files::open_regular(path).map_err(CheckpointError::reading(path))?;
+            for start in bytes.clone().step_by(HASHED_BYTES) {
+                let window = &mut window[..(bytes.end - start).min(HASHED_BYTES as u64) as usize];
+                file.read_exact_at(window, start).map_err(CheckpointError::reading(path))?;
+                digest.update(window);
+            }
+        }
+        Ok(digest.finalize().to_hex().to_string())
+    }
+
     fn find(&self, name: &str) -> Result<&(PathBuf, Entry)> {
         self.positions.get(name).map(|&at| &self.tensors[at]).ok_or_else(|| CheckpointError::UnknownTensor {
             wanted: name.to_string(),
@@ -409,14 +435,16 @@ fn unread_weights(dir: &Path) -> Option<String> {
     ))
 }
 
+/// Why the folder of an adapter is no model's, and what to do.
+const OF_AN_ADAPTER: &str = "it is an adapter (adapter_config.json), not a model: name it in lora.adapter, beside the model in model.init; or \
+    merge it into its model with peft: AutoPeftModelForCausalLM.from_pretrained(DIR).merge_and_unload().save_pretrained(OUT)";
+
 /// Why a folder without [`SINGLE`] and [`INDEX`] cannot be read, and what to do.
 fn no_safetensors(dir: &Path) -> String {
     let others = other_weights(dir);
     let has = |test: &dyn Fn(&str) -> bool| others.iter().any(|name| test(name));
     if phalanx_system::files::is_named(&dir.join(ADAPTER_CONFIG)) {
-        return "it is an adapter (adapter_config.json), not a model: name it in lora.adapter, beside the model in model.init; or merge \
-                it into its model with peft: AutoPeftModelForCausalLM.from_pretrained(DIR).merge_and_unload().save_pretrained(OUT)"
-            .to_string();
+        return OF_AN_ADAPTER.to_string();
     }
     if has(&|name| name.contains(".bin")) {
         return "its weights are a pickle (pytorch_model.bin), which may run code when read; convert them with \

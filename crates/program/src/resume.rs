@@ -11,6 +11,7 @@ use phalanx_checkpoint::Checkpoint;
 use phalanx_data::Tokenizer;
 use phalanx_models::Model;
 use phalanx_train::RunConfig;
+use phalanx_train::base::is_whole;
 use phalanx_train::config::{OptimizerKind, Resume};
 use phalanx_train::dataset::DataDigests;
 use phalanx_train::learned::Learned;
@@ -192,8 +193,8 @@ fn learned(
     Ok(learned.with_given(is_given).with_generation_config(kept))
 }
 
-/// Refuses sizes that differ from the checkpoint's, and removes `model.init` and `lora.adapter`, because the weights now come from the
-/// checkpoint.
+/// Refuses sizes that differ from the checkpoint's, and removes `lora.adapter` and, unless a checkpoint has adapters alone, `model.init`,
+/// because the weights now come from the checkpoint.
 fn fill_shape(
     given: &mut UserConfig,
     config: &RunConfig,
@@ -213,7 +214,9 @@ fn fill_shape(
             "model.seq = {seq}, but the model of {dir} has {longest} positions, which no sequence may exceed"
         );
     }
-    given.leave_out("model.init");
+    if is_whole(checkpoint) {
+        given.leave_out("model.init");
+    }
     given.leave_out("lora.adapter");
     Ok(())
 }

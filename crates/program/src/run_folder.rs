@@ -9,6 +9,7 @@ use phalanx_checkpoint::{Checkpoint, Newest, newest, saved_steps};
 use phalanx_data::{TOKENIZER_FILE, Tokenizer};
 use phalanx_models::{Model, check_layers, from_config};
 use phalanx_system::files::is_named;
+use phalanx_train::base::is_whole;
 use phalanx_train::dataset::DataDigests;
 use phalanx_train::run_files::{CHECKPOINTS, METRICS_FILE};
 use phalanx_train::state::PARAMETERS;
@@ -187,7 +188,10 @@ impl RunFolder {
 pub fn model_of(checkpoint: &Checkpoint) -> Result<Arc<dyn Model>> {
     let parameters = checkpoint.tensors().iter().filter(|tensor| tensor.state == PARAMETERS);
     let model = from_config(&checkpoint.state()["model"]).and_then(|model| {
-        check_layers(&*model, parameters.map(|tensor| tensor.name.as_str()))?;
+        // Adapters may be those of some layers.
+        if is_whole(checkpoint) {
+            check_layers(&*model, parameters.map(|tensor| tensor.name.as_str()))?;
+        }
         Ok(model)
     });
     model.with_context(|| format!("the model of {}", checkpoint.dir().display()))

@@ -4,13 +4,16 @@ use std::iter;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
+use phalanx_checkpoint::Checkpoint;
 use phalanx_data::{DataError, TOKENIZER_FILE, TokenFile, Tokenizer};
 use phalanx_system::files::is_named;
 use phalanx_tensor::ProductMethod;
+use phalanx_train::base::{Base, is_whole};
 use phalanx_train::config::{DeviceKind, Paths};
 use phalanx_train::dataset::{self, DataDigests, DataRead, Prepared};
 use phalanx_train::learned::Learned;
 use phalanx_train::run_files::CONFIG_FILE;
+use phalanx_train::spec::ModelPart;
 use phalanx_train::token_data::TOKENS_FILE;
 use phalanx_train::{Dataset, ResolvedConfig, RunConfig, RunPlan};
 
@@ -81,7 +84,9 @@ pub fn prepare(
         shape::notes(&source, &*resolved.model, &resolved.config.model).iter().for_each(|line| note(line));
     }
     let (data, report, planned, digests) = plan(resolved, tokens, show, across)?;
-    let digests = DataDigests { generation_config: kept, ..digests };
+    let checkpoint = started.checkpoint.as_ref().map(|(checkpoint, _)| checkpoint);
+    let base = base_of(&planned.plan.spec.model, checkpoint)?;
+    let digests = DataDigests { generation_config: kept, base, ..digests };
     if let Some((trained, (checkpoint, _))) = started.trained.as_ref().zip(started.checkpoint.as_ref()) {
         // Before the commit, which may replace these tokens.
         let (vocab, known) = (planned.plan.spec.model.definition.vocab(), DataDigests::of(checkpoint).tokens);
@@ -89,6 +94,16 @@ pub fn prepare(
         note(&changes::check_other_validation(&data, until_now.map(|(until_now, _)| until_now))?);
     }
     Ok(Prepares { staged, planned, data: report, imported, digests })
+}
+
+/// Digest of what lies below the adapters of a run whose checkpoints have these alone; it is that of its checkpoint, if there is one.
+fn base_of(model: &ModelPart, checkpoint: Option<&Checkpoint>) -> Result<Option<String>> {
+    let Some(base) = Base::of(model)? else { return Ok(None) };
+    Ok(match checkpoint {
+        Some(checkpoint) if is_whole(checkpoint) => None,
+        Some(checkpoint) => Some(base.check(checkpoint)?),
+        None => Some(base.digest()?),
+    })
 }
 
 impl Prepares {

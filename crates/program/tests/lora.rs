@@ -46,6 +46,11 @@ fn a_run_is_resumed_and_exported_as_an_adapter_and_merged() {
     )
     .ok();
     assert_eq!(home.losses("r"), home.losses("whole"));
+    // Its checkpoints have the adapters alone, and name the base.
+    let shown = home.run(&["inspect", "r/checkpoints/step-6", "--json"]).ok().json();
+    let names: Vec<&str> =
+        shown["tensors"].as_array().unwrap().iter().map(|tensor| tensor["name"].as_str().unwrap()).collect();
+    assert!(names.iter().all(|name| name.contains(".lora_")), "{names:?}");
     home.run(&["train", "--run", "r", "--resume", "--set", "lora.rank=3"])
         .refused(&["lora.rank = 3", "the run has 2"]);
 
@@ -59,6 +64,7 @@ fn a_run_is_resumed_and_exported_as_an_adapter_and_merged() {
         ("target_modules", json!(["c_attn", "c_fc", "c_proj"])),
         ("fan_in_fan_out", json!(true)),
         ("use_rslora", json!(false)),
+        ("base_model_name_or_path", json!(home.path("hf").display().to_string())),
     ] {
         assert_eq!(config[key], value, "{key}");
     }
@@ -92,6 +98,44 @@ fn a_run_is_resumed_and_exported_as_an_adapter_and_merged() {
 }
 
 #[test]
+fn a_run_needs_the_base_that_it_began_with() {
+    let home = tuned(&["--set", "train.steps=1"]);
+    home.run(&["train", "small.toml", "--run", "other", "--quiet", "--set", "train.steps=3"]).ok();
+    home.run(&["export", "other", "--out", "else"]).ok();
+    let sample = ["sample", "r", "--prompt", "chunk ", "--tokens", "2"];
+    let resume = ["train", "--run", "r", "--resume", "--set", "train.steps=2", "--quiet"];
+    let text = home.run(&sample).ok().stdout;
+    std::fs::rename(home.path("hf"), home.path("kept")).unwrap();
+    home.run(&resume).refused(&["model.init", "there is no such folder"]);
+    home.run(&sample).refused(&["model.init", "there is no such folder"]);
+    // The adapter alone needs no base.
+    home.run(&["export", "r", "--out", "adapter"]).ok();
+    home.copy("else", "hf");
+    for args in [&resume[..], &sample[..], &["export", "r", "--out", "m", "--merge"]] {
+        home.run(args).refused(&["model.init", "not the base of the adapters of", "step-1"]);
+    }
+    home.run(&[&resume[..], &["--set", "model.init=kept"]].concat()).ok();
+    home.copy("kept", "hf");
+    assert_eq!(home.run(&[&sample[..], &["--step", "1"]].concat()).ok().stdout, text);
+    // Without a folder the base is that of the seed.
+    home.run(&[
+        "train",
+        "small.toml",
+        "--run",
+        "s",
+        "--quiet",
+        "--set",
+        "lora.rank=2",
+        "--set",
+        "train.steps=1",
+    ])
+    .ok();
+    let more = ["train", "--run", "s", "--resume", "--set", "train.steps=2", "--quiet"];
+    home.run(&[&more[..], &["--set", "train.seed=7"]].concat()).refused(&["train.seed = 7", "seed 1"]);
+    home.run(&more).ok();
+}
+
+#[test]
 fn a_plan_has_adapters_and_counts_them_apart() {
     let home = Home::new();
     let plan = |more: &[&str]| home.run(&[&["plan", "small.toml", "--json"], more].concat()).ok().json();
@@ -110,8 +154,11 @@ fn what_is_no_such_adapter_is_refused() {
     home.run(&["export", "r", "--out", "m.gguf", "--format", "gguf"]).refused(&["--format gguf", "--merge"]);
     home.run(&["export", "r", "--out", "adapter"]).ok();
     home.run(&["export", "r", "--out", "adapter"]).refused(&["holds files", "--force"]);
-    home.run(&["train", "small.toml", "--set", "model.init=adapter"])
-        .refused(&["model.init", "no config.json"]);
+    home.run(&["train", "small.toml", "--set", "model.init=adapter"]).refused(&[
+        "model.init",
+        "adapter_config.json",
+        "lora.adapter",
+    ]);
     let from = |more: &[&str]| {
         let sets = ["plan", "small.toml", "--set", "model.init=hf", "--set", "lora.adapter=adapter"];
         home.run(&[&sets[..], more].concat())

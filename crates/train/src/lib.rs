@@ -3,7 +3,7 @@
 //!
 //! [`config`] is what the user said; [`dataset`] the tokens, of [`token_data`], in two [`parts`]; [`spec`] what both make of a model; [`planning`] the
 //! dry run of every rank and what follows from it; [`groups`] who speaks to whom; [`rank`] one rank's engine, with
-//! [`step`] as the way of a batch and [`diagnose`] for one that is not finite; [`state`] fills, saves and restores, and [`weights`] are those of a checkpoint with its adapters;
+//! [`step`] as the way of a batch and [`diagnose`] for one that is not finite; [`state`] fills, saves and restores, [`base`] is what adapters lie beside, and [`weights`] are those of a checkpoint with its adapters;
 //! [`run`] trains a [`job`]: it loops over steps and tells an [`run::Observer`], [`run_files`] is what it writes;
 //! [`sample`] continues text;
 //! [`on_threads`] runs all ranks in this process, and [`training`] is a run without a folder.
@@ -23,7 +23,7 @@ pub use engine::error::{self, RunError};
 pub use engine::groups::{self, GroupSource, Groups};
 pub use engine::rank::{self, Rank};
 pub use engine::spec::{self, Spec, SpecError};
-pub use engine::{diagnose, non_finite, saving, state, step, targets, weights};
+pub use engine::{base, diagnose, non_finite, saving, state, step, targets, weights};
 pub use jobs::on_ranks::{device_request, on_endpoint, on_threads};
 pub use jobs::run::{self, Observer, Summary};
 pub use jobs::training::{self, Training};

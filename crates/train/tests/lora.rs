@@ -5,12 +5,12 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-use phalanx_checkpoint::{AdapterConfig, Checkpoint, HuggingFaceDir};
+use phalanx_checkpoint::{AdapterConfig, Checkpoint, HuggingFaceDir, TensorPiece, begin, commit, write_rank};
 use phalanx_layers::ParameterSpec;
 use phalanx_layers::lora::adapted_by;
 use phalanx_models::{Arch, Keys, Model, from_config};
 use phalanx_plan::trace::Category;
-use phalanx_tensor::Device;
+use phalanx_tensor::{DType, Device};
 use phalanx_testing::planted::{FaultKind, Planted, PlantedFault, sites};
 use phalanx_testing::sweeps;
 use phalanx_train::config::{
@@ -20,6 +20,7 @@ use phalanx_train::planning::Orders;
 use phalanx_train::state::{Kept, PARAMETERS};
 use phalanx_train::weights::Weights;
 use phalanx_train::{Groups, Rank, RunConfig, RunError, RunPlan, Spec};
+use serde_json::json;
 
 use crate::decoders::{config, decoder};
 use crate::mesh::F32;
@@ -216,10 +217,47 @@ fn a_checkpoint_resumes_on_another_mesh() {
         let restore = Checkpoints { restore: Some(dir.join("step-3")), ..Checkpoints::default() };
         let rest = rig::run_between(&model(), &adapted([1, 2, 1], 2, change), &steps[3..], &restore);
         assert_same_state(what, &whole.state, &rest.state);
+        let checkpoint = Checkpoint::open(&dir.join("step-3")).unwrap();
+        assert!(checkpoint.tensors().iter().all(|tensor| adapted_by(&tensor.name).is_some()), "{what}");
         let elsewhere = rig::run_between(&model(), &adapted([2, 1, 2], 0, change), &[], &restore);
         let saved = run(&adapted([1, 2, 1], 1, change), 3);
         assert_same_state(what, &saved.state, &elsewhere.state);
     }
+}
+
+/// Checkpoints of earlier versions have the base, too: a run goes on from them without its folder, and saves as much.
+#[test]
+fn a_checkpoint_with_its_base_is_gone_on_from() {
+    let (folder, steps, change) = (tempfile::tempdir().unwrap(), &rig::golden_steps()[..4], ADAPTED[0].1);
+    let mut config = adapted([1, 2, 1], 2, change);
+    let before = run(&config, 2);
+    let (names, whole): (Vec<_>, Vec<_>) = before.state.iter().unzip();
+    let network = rig::spec(&model(), &config).model.whole();
+    let shape = |name: &str| network.members().find(|spec| spec.name == name).unwrap().shape.clone();
+    let pieces: Vec<TensorPiece> = names
+        .iter()
+        .map(|key| {
+            let (state, name) = key.split_once('/').unwrap();
+            let state = ["parameters", "exp_avg", "exp_avg_sq"].into_iter().find(|known| *known == state);
+            let (state, shape) = (state.unwrap(), shape(name));
+            let range = 0..shape.iter().product::<usize>() as u64;
+            TensorPiece { state, name: name.into(), shape, dtype: DType::F32, stripe: None, range }
+        })
+        .collect();
+    let tmp = begin(folder.path(), 2).unwrap();
+    write_rank(&tmp, 0, &pieces, 1 << 16, &mut |piece, range, bytes| {
+        let numbers = &whole[piece][range.start as usize..range.end as usize];
+        bytes.copy_from_slice(bytemuck::cast_slice(numbers));
+    })
+    .unwrap();
+    let dir = commit(&tmp, json!({ "step": 2, "config": config }), 1).unwrap();
+    config.model.init = Some("not there".into());
+    let again =
+        Checkpoints { restore: Some(dir), save: Some(folder.path().to_path_buf()), ..Checkpoints::default() };
+    let rest = rig::run_between(&model(), &config, &steps[2..], &again);
+    assert_same_state("from a whole checkpoint", &run(&adapted([1, 2, 1], 0, change), 4).state, &rest.state);
+    let saved = Checkpoint::open(&folder.path().join("step-4")).unwrap();
+    assert_eq!(saved.tensors().len(), names.len());
 }
 
 /// The loss of the merged weights is that of the adapted model, but for the rounding of the sums.
@@ -235,17 +273,19 @@ fn merged_weights_compute_the_same() {
         let save = Checkpoints { fresh: true, save: Some(dir.clone()), ..Checkpoints::default() };
         let config = adapted([1, 1, 2], 1, change);
         let ran = rig::run_between(&model, &config, &rig::golden_steps()[..6], &save);
-        let merged = evaluated(&model, &config, &dir.join("step-6"), true);
+        let merged = evaluated(&model, &config, &dir.join("step-6"));
         let adapted = *ran.losses.last().unwrap();
         assert!((merged - adapted).abs() < 1e-5 * adapted, "{number}: {merged} for {adapted}");
         // Without what the adapters add it is another.
-        let base = evaluated(&model, &config, &dir.join("step-6"), false);
+        let mut plain = config.clone();
+        plain.lora = LoraConfig::default();
+        let base = *rig::run_fresh(&model, &plain, &[]).losses.last().unwrap();
         assert!((base - adapted).abs() > 1e-3 * adapted, "{number}: {base} and {adapted}");
     }
 }
 
-/// The loss of the evaluation of a checkpoint's weights, merged or without the adapters, by a model without any.
-fn evaluated(model: &Arc<dyn Model>, config: &RunConfig, checkpoint: &Path, merges: bool) -> f32 {
+/// The loss of the evaluation of a checkpoint's merged weights, by a model without adapters.
+fn evaluated(model: &Arc<dyn Model>, config: &RunConfig, checkpoint: &Path) -> f32 {
     let mut plain = config.clone();
     plain.lora = LoraConfig::default();
     let tensors = rig::on_ranks(model, &plain, &|spec, groups| spec.network(&groups.tensor), &|engine, _| {
@@ -267,18 +307,10 @@ fn evaluated(model: &Arc<dyn Model>, config: &RunConfig, checkpoint: &Path, merg
                     if read.as_ref().is_none_or(|(name, _)| *name != spec.name) {
                         let spec = whole.members().find(|other| other.name == spec.name).unwrap();
                         let mut values = vec![0.0; spec.elements()];
-                        match merges {
-                            // In windows that end within rows.
-                            true => {
-                                for start in (0..values.len()).step_by(100) {
-                                    let end = values.len().min(start + 100);
-                                    weights.read(spec, start as u64..end as u64, &mut values[start..end])?;
-                                }
-                            }
-                            false => {
-                                let bytes = bytemuck::cast_slice_mut(&mut values);
-                                from.read(PARAMETERS, &spec.name, 0..spec.elements() as u64, bytes)?;
-                            }
+                        // In windows that end within rows.
+                        for start in (0..values.len()).step_by(100) {
+                            let end = values.len().min(start + 100);
+                            weights.read(spec, start as u64..end as u64, &mut values[start..end])?;
                         }
                         read = Some((spec.name.clone(), values));
                     }

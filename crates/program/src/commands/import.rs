@@ -10,10 +10,11 @@ use phalanx_data::Tokenizer;
 use phalanx_layers::ParameterSpec;
 use phalanx_models::{Model, Objective};
 use phalanx_plan::trace::DType;
+use phalanx_train::base::read_imported;
 use phalanx_train::config::ModelConfig;
 use phalanx_train::dataset::DataDigests;
 use phalanx_train::learned::Learned;
-use phalanx_train::state::{PARAMETERS, read_imported};
+use phalanx_train::state::PARAMETERS;
 use phalanx_train::{ResolvedConfig, RunConfig};
 use serde_json::json;
 

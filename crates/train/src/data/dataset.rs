@@ -63,6 +63,9 @@ pub struct DataDigests {
     /// The `generation_config.json` of an imported folder without tokenizer, as it was read; an export writes it back.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub generation_config: Option<String>,
+    /// Checksum of the weights below adapters, or their seed, of a run whose checkpoints have adapters alone.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub base: Option<String>,
 }
 
 impl DataDigests {

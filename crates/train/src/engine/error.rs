@@ -79,6 +79,22 @@ pub enum RunError {
         /// Why.
         cause: Box<RunError>,
     },
+    /// The weights below adapters are not those beside which these were trained.
+    #[error(
+        "{base}: it is not the base of the adapters of {}, which were trained beside another ({expected}; this one is {found}): put the base \
+         back, or name a folder that has it in model.init",
+        .checkpoint.display()
+    )]
+    OtherBase {
+        /// The key that names the base, and its value.
+        base: String,
+        /// The checkpoint with the adapters.
+        checkpoint: PathBuf,
+        /// The stored digest.
+        expected: String,
+        /// The digest of this base.
+        found: String,
+    },
     /// Other ranks failed in a save; their own message says why.
     #[error("{ranks} other rank(s) could not save; see their message above")]
     PeerFailed {

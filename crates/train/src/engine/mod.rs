@@ -3,6 +3,7 @@
 //! It runs dry as it trains, and knows neither plans nor the loop of steps.
 
 pub(crate) mod abridged_programs;
+pub mod base;
 pub(crate) mod batch;
 pub(crate) mod cut;
 pub mod diagnose;

@@ -49,6 +49,8 @@ pub struct Rank {
     /// The ranks that have parts of a step's gradients: all, or only this one if it is a replica.
     pub(crate) counted_over: Arc<dyn Group>,
     pub(crate) is_replica: bool,
+    /// True if its checkpoints have all parameters: without adapters, and where the one that it goes on from has.
+    pub(crate) saves_base: bool,
 }
 
 /// A rank with a copy of the whole model, whose gradients are those of its own part of a batch: what becomes of them, and where
@@ -164,6 +166,7 @@ impl Rank {
             evaluation,
             outline,
             loss_scale: LossScale::new(spec.precision.loss_scaling),
+            saves_base: spec.model.adapters.is_none(),
             spec,
             counted: CountedSteps::default(),
             count: Some(count),

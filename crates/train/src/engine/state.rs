@@ -10,7 +10,7 @@ use std::sync::Arc;
 use phalanx_checkpoint::{self as checkpoint, ADAPTER_PREFIX, Checkpoint, CheckpointError, HuggingFaceDir};
 use phalanx_collectives::{CollectiveError, Group};
 use phalanx_layers::{ParameterSpec, lora::adapted_by};
-use phalanx_models::{Model, RowsOf, name_in};
+use phalanx_models::{Model, RowsOf};
 pub use phalanx_optim::PARAMETERS;
 use phalanx_optim::{
     CountedSteps, KeptState, LossScale, LossScaleState, Optimizer, Restarted, Spread, StateSpec,
@@ -23,6 +23,7 @@ use phalanx_tensor::{DType, Device, refused_thread};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use crate::engine::base::{Base, fill_initial, is_whole, read_imported};
 use crate::engine::error::RunError;
 use crate::engine::rank::Rank;
 pub use crate::engine::saving::SaveStep;
@@ -109,13 +110,23 @@ impl Rank {
     }
 
     /// Restores parameters, optimizer states, number of updates and loss scale from a checkpoint of any layout and
-    /// precision.
+    /// precision. What lies below adapters, and is not in the checkpoint, comes from where the run began ([`Base`]).
     ///
     /// # Errors
-    /// Damage, missing tensors, another shape.
+    /// Damage, missing tensors, another shape; a base that cannot be read.
     pub fn restore(&mut self, from: &Checkpoint) -> Result<(), RunError> {
         self.restore_updates(from)?;
-        self.load(stored(from, Arc::clone(&self.spec.model.definition)))
+        self.saves_base = is_whole(from);
+        let model = Arc::clone(&self.spec.model.definition);
+        let mut saved = stored(from, Arc::clone(&model));
+        let base = if self.saves_base { None } else { Base::of(&self.spec.model)? };
+        let Some(base) = base else { return self.load(saved) };
+        self.load(move |kept: &Kept, spec: &ParameterSpec, elements, out: &mut [f32]| {
+            match adapted_by(&spec.name) {
+                None => base.read(&*model, spec, elements, out),
+                Some(_) => saved(kept, spec, elements, out),
+            }
+        })
     }
 
     /// Restores number of updates and loss scale alone.
@@ -199,6 +210,9 @@ impl Saves for Rank {
             for (state, name) in stage.zero.state_names().into_iter().enumerate() {
                 for piece in stage.zero.spans(state, Selection::Owned) {
                     let spec = &stage.network.parameters[piece.parameter].members()[piece.member];
+                    if !self.saves_base && adapted_by(&spec.name).is_none() {
+                        continue;
+                    }
                     let Kept { state: name, shape, stripe } =
                         Kept::of(&self.spec.update.optimizer, name, spec);
                     described.push(checkpoint::TensorPiece {
@@ -328,58 +342,6 @@ pub fn read_stored(
         let [start, end] = [here.start, here.end].map(|at| (at - elements.start) as usize);
         let (there, out) = (first + there.start..first + there.end, &mut out[start..end]);
         from.read_stripe(state, &name, &whole, there, bytemuck::cast_slice_mut(out))?;
-    }
-    Ok(())
-}
-
-/// Initial values of the elements from `start` on of this rank's part of a parameter.
-fn fill_initial(spec: &ParameterSpec, seed: u64, start: u64, out: &mut [f32]) {
-    let mut done = 0;
-    for (_, whole) in spec.stripe().runs(start..start + out.len() as u64) {
-        let count = (whole.end - whole.start) as usize;
-        spec.init.fill(seed, &spec.name, whole.start, &mut out[done..done + count]);
-        done += count;
-    }
-}
-
-/// Seed of the initial values of a head that a directory lacks.
-const HEAD_SEED: u64 = 1;
-
-/// Reads the elements of this rank's part of a parameter from a Hugging Face directory. They must be finite, and equal in every copy to which the architecture ties them. A head that the directory lacks gets
-/// initial values.
-///
-/// # Errors
-/// A tensor that is missing, of another shape, unreadable, not finite, or different from its copy.
-pub fn read_imported(
-    dir: &HuggingFaceDir,
-    model: &dyn Model,
-    spec: &ParameterSpec,
-    elements: Range<u64>,
-    out: &mut [f32],
-) -> Result<(), RunError> {
-    let (source, stripe) = (model.source(spec), spec.stripe());
-    let own = source.as_ref().map_or(&spec.name, |rows| &rows.name);
-    let name = name_in(model, own, |name| dir.contains(name));
-    if !dir.contains(&name) && model.head_prefixes().iter().any(|prefix| name.starts_with(prefix)) {
-        fill_initial(spec, HEAD_SEED, elements.start, out);
-        return Ok(());
-    }
-    let expected = source.as_ref().map_or(spec.whole_shape(), |rows| &rows.shape).to_vec();
-    let given = dir.shape(&name)?.to_vec();
-    if given != expected {
-        return Err(RunError::Shape { name, given, expected });
-    }
-    if let Some(RowsOf { shape, first, .. }) = source {
-        let whole = Stripe::whole(shape.iter().product::<usize>() as u64);
-        for (here, there) in stripe.runs(elements.clone()) {
-            let [start, end] = [here.start, here.end].map(|at| (at - elements.start) as usize);
-            dir.read_weights(&name, &whole, first + there.start..first + there.end, &mut out[start..end])?;
-        }
-        return Ok(());
-    }
-    dir.read_weights(&name, &stripe, elements.clone(), out)?;
-    for copy in model.copies_of(&spec.name).iter().filter(|copy| dir.contains(copy)) {
-        dir.check_copy(&name, copy, &stripe, elements.clone(), out)?;
     }
     Ok(())
 }

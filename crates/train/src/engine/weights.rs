@@ -1,17 +1,21 @@
-//! The weights of a checkpoint as its model computes with them: those of adapted layers with what their adapters add.
+//! The weights of a checkpoint as its model computes with them: those of adapted layers with what their adapters add. What lies below adapters
+//! is read from where the run began, where the checkpoint does not have it, and is rounded as the run has rounded it.
 //!
 //! The sum is made in f32, `w + scale * b · a`, a window at a time; a layer's adapter is held while its weight is read.
 
 use std::cell::RefCell;
 use std::ops::Range;
+use std::path::Path;
 
+use half::{bf16, f16};
 use phalanx_checkpoint::{Checkpoint, CheckpointError};
-use phalanx_layers::{ParameterSpec, lora::parameters_of};
+use phalanx_layers::{ParameterSpec, lora::adapted_by, lora::parameters_of};
 use phalanx_models::Model;
 use phalanx_tensor::{DType, Layout};
 use serde::Deserialize;
 
-use crate::config::LoraConfig;
+use crate::config::{Float, LoraConfig};
+use crate::engine::base::{Base, is_whole};
 use crate::engine::error::RunError;
 use crate::engine::state::{PARAMETERS, bad_state, read_stored};
 
@@ -20,6 +24,8 @@ pub struct Weights<'a> {
     from: &'a Checkpoint,
     model: &'a dyn Model,
     adapters: LoraConfig,
+    /// What lies below adapters, and the type to which the run has rounded it; None where the checkpoint has it.
+    base: Option<(Base, DType)>,
     /// That of the weight that was read last.
     adapter: RefCell<Option<Adapter>>,
 }
@@ -47,9 +53,27 @@ impl<'a> Weights<'a> {
     /// The weights of `model` in a checkpoint that was saved from it, with adapters or without.
     ///
     /// # Errors
-    /// Adapters that cannot be read from the checkpoint's configuration.
+    /// Adapters that cannot be read from the checkpoint's configuration; another base than theirs, or none.
     pub fn of(from: &'a Checkpoint, model: &'a dyn Model) -> Result<Weights<'a>, RunError> {
-        Ok(Weights { from, model, adapters: adapters_of(from)?, adapter: RefCell::default() })
+        let weights = Weights::of_adapters(from, model)?;
+        if is_whole(from) {
+            return Ok(weights);
+        }
+        let config = &from.state()["config"];
+        let init = config["model"]["init"].as_str().map(Path::new);
+        let base = Base::open(init, config["train"]["seed"].as_u64().unwrap_or_default())?;
+        base.check(from)?;
+        let compute = Float::deserialize(&config["precision"]["compute"]);
+        let compute = compute.map_err(|cause| bad_state(from, "config.precision", &cause.to_string()))?;
+        Ok(Weights { base: Some((base, compute.into())), ..weights })
+    }
+
+    /// The adapters of a checkpoint, of which no other weight is read.
+    ///
+    /// # Errors
+    /// Adapters that cannot be read from the checkpoint's configuration.
+    pub fn of_adapters(from: &'a Checkpoint, model: &'a dyn Model) -> Result<Weights<'a>, RunError> {
+        Ok(Weights { from, model, adapters: adapters_of(from)?, base: None, adapter: RefCell::default() })
     }
 
     /// The adapters of the run.
@@ -67,7 +91,14 @@ impl<'a> Weights<'a> {
         elements: Range<u64>,
         out: &mut [f32],
     ) -> Result<(), CheckpointError> {
-        read_stored(self.from, self.model, (PARAMETERS, spec), elements.clone(), out)?;
+        match &self.base {
+            Some((base, compute)) if adapted_by(&spec.name).is_none() => {
+                let read = base.read(self.model, spec, elements.clone(), out);
+                read.map_err(|error| self.of_base(error))?;
+                round(*compute, out);
+            }
+            _ => read_stored(self.from, self.model, (PARAMETERS, spec), elements.clone(), out)?,
+        }
         if out.is_empty() || !self.load(spec)? {
             return Ok(());
         }
@@ -87,6 +118,16 @@ impl<'a> Weights<'a> {
             (at, done) = (at + count, done + count);
         }
         Ok(())
+    }
+
+    fn of_base(&self, error: RunError) -> CheckpointError {
+        match error {
+            RunError::Checkpoint(error) => error,
+            other => CheckpointError::HuggingFace {
+                path: self.from.dir().to_path_buf(),
+                reason: format!("the base of its adapters: {other}"),
+            },
+        }
     }
 
     /// Holds the adapter of the layer with this weight; returns whether there is one.
@@ -121,6 +162,15 @@ impl<'a> Weights<'a> {
         let elements = 0..values.len() as u64;
         self.from.read(PARAMETERS, name, elements, bytemuck::cast_slice_mut(&mut values))?;
         Ok(values)
+    }
+}
+
+/// Rounds numbers to a type of 16 bits, if it is one.
+fn round(compute: DType, numbers: &mut [f32]) {
+    match compute {
+        DType::BF16 => numbers.iter_mut().for_each(|number| *number = bf16::from_f32(*number).to_f32()),
+        DType::F16 => numbers.iter_mut().for_each(|number| *number = f16::from_f32(*number).to_f32()),
+        _ => {}
     }
 }
 

@@ -1,0 +1,153 @@
+//! The base of adapters: the parameters of the model itself, which are frozen, so that checkpoints leave them out. They are the weights of the
+//! folder `model.init`, or initial values.
+
+use std::ops::Range;
+use std::path::Path;
+
+use phalanx_checkpoint::{Checkpoint, HuggingFaceDir};
+use phalanx_layers::ParameterSpec;
+use phalanx_layers::lora::adapted_by;
+use phalanx_models::{Model, RowsOf, name_in};
+use phalanx_optim::PARAMETERS;
+use phalanx_plan::Stripe;
+
+use crate::engine::error::RunError;
+use crate::engine::spec::ModelPart;
+
+/// Source of the parameters below adapters.
+pub enum Base {
+    /// The weights of a Hugging Face folder.
+    Folder(HuggingFaceDir),
+    /// Initial values from this seed.
+    Initial(u64),
+}
+
+/// Returns whether a checkpoint has all parameters of the model, and not those of adapters alone.
+pub fn is_whole(from: &Checkpoint) -> bool {
+    from.tensors().iter().any(|tensor| tensor.state == PARAMETERS && adapted_by(&tensor.name).is_none())
+}
+
+impl Base {
+    /// The folder `init`, or initial values from `seed`.
+    ///
+    /// # Errors
+    /// [`RunError::Init`] for a folder that cannot be opened.
+    pub fn open(init: Option<&Path>, seed: u64) -> Result<Base, RunError> {
+        let Some(dir) = init else { return Ok(Base::Initial(seed)) };
+        let opened = HuggingFaceDir::open(dir).map_err(RunError::from);
+        opened
+            .map(Base::Folder)
+            .map_err(|cause| RunError::Init { dir: dir.to_path_buf(), cause: Box::new(cause) })
+    }
+
+    /// The base of a run's adapters; None if it has none.
+    ///
+    /// # Errors
+    /// Those of [`Base::open`].
+    pub fn of(model: &ModelPart) -> Result<Option<Base>, RunError> {
+        model.adapters.is_some().then(|| Base::open(model.init.as_deref(), model.seed)).transpose()
+    }
+
+    /// Checksum of the weights, or the seed, which checkpoints store beside the checksums of the data. All weights are read.
+    ///
+    /// # Errors
+    /// Files that cannot be read.
+    pub fn digest(&self) -> Result<String, RunError> {
+        match self {
+            Base::Folder(dir) => Ok(dir.digest()?),
+            Base::Initial(seed) => Ok(format!("initial values of seed {seed}")),
+        }
+    }
+
+    /// Refuses another base than that beside which the adapters of a checkpoint were trained; returns its digest.
+    ///
+    /// # Errors
+    /// [`RunError::OtherBase`], and those of [`Base::digest`].
+    pub fn check(&self, from: &Checkpoint) -> Result<String, RunError> {
+        let found = self.digest()?;
+        match from.state()["data"]["base"].as_str() {
+            Some(expected) if expected != found => Err(RunError::OtherBase {
+                base: match self {
+                    Base::Folder(dir) => format!("model.init = {:?}", dir.path().display().to_string()),
+                    Base::Initial(seed) => format!("train.seed = {seed} without model.init"),
+                },
+                checkpoint: from.dir().to_path_buf(),
+                expected: expected.to_string(),
+                found,
+            }),
+            _ => Ok(found),
+        }
+    }
+
+    /// Reads elements of this rank's part of a parameter of the model.
+    ///
+    /// # Errors
+    /// A tensor that is missing, of another shape, unreadable, or not finite.
+    pub fn read(
+        &self,
+        model: &dyn Model,
+        spec: &ParameterSpec,
+        elements: Range<u64>,
+        out: &mut [f32],
+    ) -> Result<(), RunError> {
+        match self {
+            Base::Folder(dir) => read_imported(dir, model, spec, elements, out),
+            Base::Initial(seed) => {
+                fill_initial(spec, *seed, elements.start, out);
+                Ok(())
+            }
+        }
+    }
+}
+
+/// Initial values of the elements from `start` on of this rank's part of a parameter.
+pub(crate) fn fill_initial(spec: &ParameterSpec, seed: u64, start: u64, out: &mut [f32]) {
+    let mut done = 0;
+    for (_, whole) in spec.stripe().runs(start..start + out.len() as u64) {
+        let count = (whole.end - whole.start) as usize;
+        spec.init.fill(seed, &spec.name, whole.start, &mut out[done..done + count]);
+        done += count;
+    }
+}
+
+/// Seed of the initial values of a head that a directory lacks.
+const HEAD_SEED: u64 = 1;
+
+/// Reads the elements of this rank's part of a parameter from a Hugging Face directory. They must be finite, and equal in every copy to which the architecture ties them. A head that the directory lacks gets
+/// initial values.
+///
+/// # Errors
+/// A tensor that is missing, of another shape, unreadable, not finite, or different from its copy.
+pub fn read_imported(
+    dir: &HuggingFaceDir,
+    model: &dyn Model,
+    spec: &ParameterSpec,
+    elements: Range<u64>,
+    out: &mut [f32],
+) -> Result<(), RunError> {
+    let (source, stripe) = (model.source(spec), spec.stripe());
+    let own = source.as_ref().map_or(&spec.name, |rows| &rows.name);
+    let name = name_in(model, own, |name| dir.contains(name));
+    if !dir.contains(&name) && model.head_prefixes().iter().any(|prefix| name.starts_with(prefix)) {
+        fill_initial(spec, HEAD_SEED, elements.start, out);
+        return Ok(());
+    }
+    let expected = source.as_ref().map_or(spec.whole_shape(), |rows| &rows.shape).to_vec();
+    let given = dir.shape(&name)?.to_vec();
+    if given != expected {
+        return Err(RunError::Shape { name, given, expected });
+    }
+    if let Some(RowsOf { shape, first, .. }) = source {
+        let whole = Stripe::whole(shape.iter().product::<usize>() as u64);
+        for (here, there) in stripe.runs(elements.clone()) {
+            let [start, end] = [here.start, here.end].map(|at| (at - elements.start) as usize);
+            dir.read_weights(&name, &whole, first + there.start..first + there.end, &mut out[start..end])?;
+        }
+        return Ok(());
+    }
+    dir.read_weights(&name, &stripe, elements.clone(), out)?;
+    for copy in model.copies_of(&spec.name).iter().filter(|copy| dir.contains(copy)) {
+        dir.check_copy(&name, copy, &stripe, elements.clone(), out)?;
+    }
+    Ok(())
+}
