@@ -103,6 +103,8 @@ pub struct Feed<'a> {
     pub has_targets: bool,
     /// Factors of the loss.
     pub numbers: CrossEntropy,
+    /// The element of the loss to which a micro-batch adds its own.
+    pub loss_at: &'a dyn Fn(usize) -> usize,
     /// Called with each micro-batch of an evaluation and its logits, `[rows, classes]`.
     pub see_logits: Option<SeeMicroBatch<'a>>,
     /// Tensor-parallel ranks that share the rows of activations between stages.
@@ -200,7 +202,7 @@ impl<'a> Mail<'a> {
 }
 
 /// Runs this rank's part of a schedule: forward and backward of every micro-batch. The last stage adds its losses to
-/// `loss` `[1]`. Reductions of gradients may still run when this returns.
+/// elements of `loss`. Reductions of gradients may still run when this returns.
 ///
 /// # Errors
 /// When a collective fails: a peer died, stalled or disagreed.
@@ -275,6 +277,7 @@ fn compute<'a>(
     let cx = Context { keep: cx.keep && stage.is_differentiated(), ..cx }.with(&inputs);
     let reads_targets = stage.is_last() && feed.has_targets;
     let targets = || drop(reads_targets.then(|| inputs.get(TARGETS)));
+    stage.zero.begin_micro_batch(micro_batch);
     let mut seen = watch.as_mut().map(|watch| |seen: Seen, x: View| watch(micro_batch, seen, x));
     let mut seen = seen.as_mut().map(|see| see as &mut dyn FnMut(Seen, View));
     match kind {
@@ -291,7 +294,7 @@ fn compute<'a>(
                     let see = feed.see_logits.map(|see| move |logits: View| see(micro_batch, logits));
                     let see = see.as_ref().map(|see| see as SeeLogits);
                     let part = stage.loss(&cx, y, feed.numbers, see)?;
-                    feed.device.add(part.view(), loss.view_mut());
+                    add_loss(feed, micro_batch, &part, loss);
                 }
                 (false, _) => mail.keep(index + 1, micro_batch, true, y),
             }
@@ -315,7 +318,7 @@ fn compute<'a>(
                 _ => stage.backward(&cx, kept, from, &mut seen)?,
             };
             if let Some(part) = arrived.loss {
-                feed.device.add(part.view(), loss.view_mut());
+                add_loss(feed, micro_batch, &part, loss);
             }
             if let Some(dx) = arrived.dx {
                 mail.keep(index - 1, micro_batch, false, dx);
@@ -331,4 +334,9 @@ fn compute<'a>(
         held.inputs.insert(key, inputs);
     }
     Ok(())
+}
+
+fn add_loss(feed: &Feed, micro_batch: usize, part: &Tensor, loss: &mut Tensor) {
+    let at = (feed.loss_at)(micro_batch);
+    feed.device.add(part.view(), loss.view_mut().range(at..at + 1));
 }

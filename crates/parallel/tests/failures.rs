@@ -103,6 +103,7 @@ fn stage(device: &Device, tensor: &TensorParallel) -> Stage {
     let arithmetic = Arithmetic {
         precision: Precision::F32,
         micro_batches: 1,
+        sums_by_tree: false,
         optimizer: &Optimizer::Sgd { momentum: 0.0, weight_decay: 0.0 },
         rates: &RatesByName::default(),
     };

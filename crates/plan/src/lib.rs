@@ -28,6 +28,7 @@ pub mod memory;
 pub mod mesh;
 pub mod order;
 pub mod packing;
+pub mod partial_sums;
 pub mod peak;
 pub mod pipeline;
 pub mod program;
@@ -50,6 +51,7 @@ pub use memory::{MemoryError, MemoryPlan, PhasePlan, plan_memory, plan_memory_of
 pub use mesh::{Coordinates, Mesh, MeshError};
 pub use order::{Lookahead, use_order, uses_before_peak};
 pub use packing::{ALIGN, DISK_ALIGN};
+pub use partial_sums::PartialSums;
 pub use peak::{Peak, PeakMeter};
 pub use pipeline::{
     Action, Channel, Costs, HeldMicroBatches, InFlight, Kind, Message, PipelineSchedule, Plan, ScheduleError,

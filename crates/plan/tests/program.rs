@@ -17,6 +17,7 @@ pub fn policies(stage: ZeroStage) -> Policies {
         prefetch: 1,
         defer: false,
         micro_batches: 1,
+        sums_by_tree: false,
         precision: MIXED,
         data_ranks: 2,
         host_addressable: true,
@@ -116,6 +117,7 @@ fn far(policies: Policies) -> Policies {
 pub fn ranks() -> Vec<(&'static str, RankChunks)> {
     use ZeroStage::{One, Three, Two, Zero};
     let several = |stage| Policies { micro_batches: 2, ..policies(stage) };
+    let tree = |policies, micro_batches| Policies { micro_batches, sums_by_tree: true, ..policies };
     let rounded = |policies: Policies| {
         let precision = Precision { communicate: DType::BF16, ..policies.precision };
         Policies { precision, ..policies }
@@ -135,6 +137,12 @@ pub fn ranks() -> Vec<(&'static str, RankChunks)> {
         ("stage 3, prefetch 2, 2 micro-batches", rank(Policies { prefetch: 2, ..several(Three) })),
         ("stage 3, no overlap, rounded", rank(rounded(Policies { overlap: false, ..policies(Three) }))),
         ("stage 3, one rank", rank(Policies { data_ranks: 1, ..several(Three) })),
+        ("stage 1, a tree of 3 micro-batches", rank(tree(policies(One), 3))),
+        ("stage 2, a tree of 4 micro-batches, rounded", rank(rounded(tree(policies(Two), 4)))),
+        (
+            "stage 3, a tree of 5 micro-batches, deferred",
+            rank(Policies { defer: true, ..tree(policies(Three), 5) }),
+        ),
         ("stage 2, frozen", frozen(policies(Two))),
         ("stage 3, frozen", frozen(policies(Three))),
         ("stage 0, two stages", two_stages(policies(Zero))),

@@ -52,6 +52,7 @@ pub fn to_json(planned: &Planned) -> Value {
             "ranks": spec.world_size(), "mesh": spec.mesh.axes, "zero": spec.zero.stage.number(), "micro": spec.batch.micro_batch_size,
             "micro_batches": spec.batch.micro_batches, "threads": spec.device.threads, "overlap": spec.zero.overlap,
             "prefetch": spec.zero.prefetch, "reduce": planned.config.batch.reduce,
+            "sum": planned.config.batch.sum, "replicas_change_bits": spec.replicas_change_bits(),
             "checkpointing": planned.config.memory.checkpointing, "sequence_parallel": spec.mesh.sequence_parallel,
         },
         "pipeline": mesh_report::pipeline_json(planned),
@@ -154,7 +155,7 @@ fn headline(planned: &Planned, name: &str) -> String {
     let text = format!(
         "{name}: {} of {} parameters{} ({}, sequence {})\n\
          {} of {}{}, ZeRO-{}; a step is {}: {} of {} per {}\n\
-         {}\n{}{}{}{}{}",
+         {}\n{}{}{}{}{}{}",
         spec.model.definition.architecture().map_or("a model", |arch| arch.title),
         count(planned.plan.parameters() as f64),
         match planned.plan.trained_parameters() {
@@ -180,6 +181,7 @@ fn headline(planned: &Planned, name: &str) -> String {
         precision(planned),
         adapters(planned),
         parameter_groups(planned),
+        spec.replica_note().map_or(String::new(), |note| note + "\n"),
         kernels(planned),
         staging(planned),
         residence(planned),

@@ -1,6 +1,6 @@
 //! `phalanx train`: runs, their files, and going on with them.
 
-use crate::rig::{Home, assert_as_planned, list, number, pairs};
+use crate::rig::{Home, assert_as_planned, list, lives, number, pairs, ranks, wait};
 use serde_json::{Value, json};
 
 #[test]
@@ -80,6 +80,42 @@ fn a_resumed_run_may_grow_and_change_its_layout() {
         let (a, c): (f64, f64) = (a.1.parse().unwrap(), c.1.parse().unwrap());
         assert!((a - c).abs() < 1e-4 * a, "{a} {c}");
     }
+}
+
+#[test]
+fn with_sums_by_a_tree_a_killed_run_goes_on_with_other_ranks_to_the_bit() {
+    let home = Home::new();
+    let tree = ["--set", "batch.sum=tree", "--set", "batch.micro=1", "--set", "model.dropout=0.1", "--quiet"];
+    let train = |run: &'static str, nproc: &'static str, steps: String| {
+        let steps = &*Box::leak(format!("train.steps={steps}").into_boxed_str());
+        [&["train", "small.toml", "--run", run, "--nproc", nproc, "--set", steps][..], &tree].concat()
+    };
+    let mut child = home.start(&train("r", "8", "1000000".into()));
+    home.wait_for_step("r", 6);
+    let started = ranks(child.id());
+    child.kill().unwrap();
+    child.wait().unwrap();
+    wait("the ranks to end", || started.iter().all(|(_, pid)| !lives(*pid)));
+    let newest = home.newest("r");
+    for (nproc, more, zero) in [("2", 4, "2"), ("1", 8, "0"), ("4", 12, "3")] {
+        let zero = format!("parallel.zero={zero}");
+        let args = train("r", nproc, (newest + more).to_string());
+        home.run(&[&args[..], &["--resume", "--set", &zero]].concat()).ok();
+    }
+    home.run(&train("whole", "1", (newest + 12).to_string())).ok();
+    assert_eq!(home.losses("r"), home.losses("whole"));
+    let evaluated = |run: &str| -> Vec<String> {
+        home.metrics(run).iter().filter_map(|line| Some(line.get("val_loss")?.to_string())).collect()
+    };
+    assert!(evaluated("r").len() > 3);
+    assert_eq!(evaluated("r"), evaluated("whole"));
+    let plan = |more: &[&str]| home.run(&[&["plan", "small.toml", "--set", "batch.sum=tree"], more].concat());
+    let note = "1, 2, 4, ... replicas give the same bits";
+    assert!(plan(&["--nproc", "2"]).ok().stdout.contains(note));
+    let three = ["--nproc", "3", "--set", "batch.global=6", "--set", "batch.micro=1"];
+    let other = plan(&three).ok().stdout;
+    assert!(other.contains("the number of replicas changes bits: 3 replicas are no power of two"), "{other}");
+    plan(&["--nproc", "2", "--set", "parallel.updates=asynchronous"]).refused(&["batch.sum = \"tree\""]);
 }
 
 #[test]

@@ -28,6 +28,7 @@ mod placement;
 mod planted_faults;
 mod random_plans;
 mod rates;
+mod replicas;
 mod resume;
 mod rig;
 mod sampling;

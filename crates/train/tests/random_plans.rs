@@ -11,7 +11,7 @@ use phalanx_plan::trace::{Memory, PhaseName};
 use phalanx_system::random::SplitMix64;
 use phalanx_train::config::{
     Checkpointing, CheckpointingWord, Chunk, ChunkWord, Float, ParameterGroup, Paths, PlacementPolicy,
-    Reduce, Tier, UpdateOn,
+    Reduce, Sum, Tier, UpdateOn,
 };
 use phalanx_train::metrics::{DeviceBytes, RankBytes};
 use phalanx_train::planning::{BudgetError, PlanError};
@@ -101,6 +101,7 @@ fn random(random: &mut SplitMix64) -> Option<(Arc<dyn Model>, RunConfig)> {
     config.precision.accumulate = [Float::F32, config.precision.compute][pick(2)];
     config.precision.communicate = [None, Some(Float::Bf16)][pick(2)];
     config.batch.reduce = [Reduce::Each, Reduce::Defer][pick(2)];
+    config.batch.sum = [Sum::Running, Sum::Tree][pick(2)];
     let micro_batches = pipeline * (1 + pick(3));
     let micro = 1 + pick(2);
     (config.batch.micro, config.batch.global) = (Some(micro), micro * data * micro_batches);

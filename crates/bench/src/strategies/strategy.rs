@@ -122,7 +122,8 @@ impl Strategy {
     /// checked yet.
     pub fn configure(self, base: &RunConfig, ranks: usize, threads: usize) -> RunConfig {
         let mut config = base.clone();
-        config.batch = BatchConfig { global: base.batch.global, micro: None, reduce: Reduce::Each };
+        config.batch =
+            BatchConfig { global: base.batch.global, micro: None, reduce: Reduce::Each, sum: base.batch.sum };
         config.train.threads = Some((threads / self.devices(ranks)).max(1));
         let ParallelConfig { cut, chunks, max_staleness, overlap, .. } = base.parallel;
         let one = ParallelConfig {

@@ -35,6 +35,13 @@ impl GradientBuffering {
     }
 }
 
+impl Arithmetic<'_> {
+    /// Returns whether there is something to add by a tree.
+    pub(super) fn has_tree(&self) -> bool {
+        self.sums_by_tree && self.micro_batches > 1
+    }
+}
+
 /// Location of the reduced gradients of a chunk.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum GradientPlace {
@@ -70,7 +77,8 @@ impl GradientPlace {
 /// micro-batches accumulate.
 pub(super) fn stored_elements(map: &Map, options: &Options, arithmetic: &Arithmetic, c: usize) -> usize {
     let buffering = GradientBuffering::of(map, options, arithmetic);
-    let accumulates_whole = buffering == GradientBuffering::InPlace && arithmetic.micro_batches > 1;
+    let accumulates_whole =
+        buffering == GradientBuffering::InPlace && arithmetic.micro_batches > 1 && !arithmetic.has_tree();
     if accumulates_whole { map.whole(c).len() } else { update::stepped(map, options.stage, c).len() }
 }
 

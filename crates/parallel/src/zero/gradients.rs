@@ -19,23 +19,28 @@
 //! to its end, or to their reduction: in place, the whole buffer then leaves and comes back for the next micro-batch; in the
 //! other kinds, the shard leaves after each reduction and comes back for the next one, and the whole is transient.
 //!
+//! With *sums by a tree* over the micro-batches ([`PartialSums`]), layers find an unused buffer in each micro-batch, and sums that wait for
+//! their neighbour have further buffers, which stay on the device until the last micro-batch, wherever gradients lie.
+//!
 //! Buffers have the accumulation type. When gradients are communicated in another type, a copy is rounded to that
 //! type and reduced, and the result is written or added to the sum. This happens on one rank too, so that the result
 //! depends on the types and not on the number of ranks.
 
 use std::collections::VecDeque;
-use std::ops::Range;
 
 use phalanx_collectives::{CollectiveError, Group};
 use phalanx_layers::Gradient;
-use phalanx_plan::{Precision, ZeroStage};
+use phalanx_plan::{PartialSums, Precision, ZeroStage};
 use phalanx_tensor::{Category, DType, Device, Tensor, View};
 
-use super::gradient_buffers::{Chunk, GradientBuffering, GradientBuffers, GradientPlace, ReducingCopy};
+use super::gradient_buffers::{Chunk, GradientBuffering, GradientBuffers, GradientPlace};
 use super::parameters::ParameterChunks;
 use super::squares::Squares;
 use super::states::States;
-use super::{Arithmetic, Map, Options, update};
+use super::{Arithmetic, Map, Options};
+
+/// Name of a sum that waits for its neighbour.
+pub(super) const PARTIAL: &str = "partial_sum";
 
 /// Largest number of reductions in flight; each holds a whole chunk.
 const IN_FLIGHT: usize = 2;
@@ -53,13 +58,18 @@ pub(super) struct Surroundings<'a> {
     pub(super) parameters: &'a mut ParameterChunks,
 }
 
+/// Adds a buffer to another, and frees it.
+pub(super) fn adding(device: &Device) -> impl FnMut(Tensor, &mut Tensor) {
+    |from, into| device.add(from.view(), into.view_mut())
+}
+
 pub(super) struct GradientChunks {
-    buffering: GradientBuffering,
+    pub(super) buffering: GradientBuffering,
     /// For each chunk: where its gradients lie when they are reduced.
     pub(super) places: Vec<GradientPlace>,
     pub(super) stage: ZeroStage,
     overlap: bool,
-    precision: Precision,
+    pub(super) precision: Precision,
     pub(super) chunks: Vec<Chunk>,
     /// For each parameter: whether this micro-batch has written its gradient.
     written: Vec<bool>,
@@ -68,10 +78,14 @@ pub(super) struct GradientChunks {
     /// For each chunk: the number of blocks that have not yet written to it in its current micro-batch.
     awaited: Vec<usize>,
     /// For each chunk: the number of micro-batches of this step that all its blocks have written.
-    done: Vec<usize>,
-    micro_batches: usize,
+    pub(super) done: Vec<usize>,
+    pub(super) micro_batches: usize,
+    /// The micro-batch whose backward runs.
+    pub(super) micro_batch: usize,
+    /// For each chunk: its sums that wait for a neighbour, with sums by a tree.
+    pub(super) partial: Option<Vec<PartialSums<Tensor>>>,
     /// Chunks that are being reduced, oldest first.
-    in_flight: VecDeque<usize>,
+    pub(super) in_flight: VecDeque<usize>,
     /// Largest number of them while backward goes on.
     in_flight_max: usize,
     /// Chunks that are reduced and whose update, within backward, has not begun; oldest first.
@@ -115,6 +129,8 @@ impl GradientChunks {
             writers,
             done: vec![0; map.trained],
             micro_batches: arithmetic.micro_batches,
+            micro_batch: 0,
+            partial: arithmetic.has_tree().then(Vec::new),
             in_flight: VecDeque::new(),
             in_flight_max,
             reduced: VecDeque::new(),
@@ -130,6 +146,9 @@ impl GradientChunks {
         }
         self.awaited.clone_from(&self.writers);
         self.done.fill(0);
+        if let Some(partial) = &mut self.partial {
+            *partial = self.chunks.iter().map(|_| PartialSums::new(self.micro_batches)).collect();
+        }
     }
 
     pub(super) fn open(&mut self, cx: &mut Surroundings, block: usize) -> Result<(), CollectiveError> {
@@ -140,6 +159,9 @@ impl GradientChunks {
                 Chunk::Here(GradientBuffers::Shard(shard)) => {
                     Chunk::Here(GradientBuffers::Both { whole: self.bucket(cx, c), shard })
                 }
+                Chunk::Here(GradientBuffers::Whole(whole)) => {
+                    Chunk::Here(GradientBuffers::Whole(self.unused(cx.device, c, whole)))
+                }
                 Chunk::Here(GradientBuffers::Away) => Chunk::Here(self.open_away(cx, c)?),
                 Chunk::Here(GradientBuffers::Coming(arriving)) => {
                     let whole = cx.states.fetched_gradients(c, *arriving)?;
@@ -149,6 +171,13 @@ impl GradientChunks {
             };
         }
         if self.overlap { self.fetch_for_next(cx, block) } else { Ok(()) }
+    }
+
+    /// A whole buffer for the gradients of a micro-batch: `whole`, unless it has the sum of others.
+    fn unused(&mut self, device: &Device, c: usize, whole: Tensor) -> Tensor {
+        let Some(partial) = &mut self.partial else { return whole };
+        let (dtype, elements) = (whole.dtype(), whole.shape());
+        partial[c].unused(whole, || device.alloc(dtype, elements, Category::Gradients, PARTIAL))
     }
 
     /// Starts to bring the whole buffers back into which the micro-batch accumulates next: those of the nearest earlier block
@@ -183,7 +212,7 @@ impl GradientChunks {
     }
 
     /// Memory of a whole chunk that exists until it is reduced.
-    fn bucket(&self, cx: &Surroundings, c: usize) -> Tensor {
+    pub(super) fn bucket(&self, cx: &Surroundings, c: usize) -> Tensor {
         let elements = cx.map.whole(c).len();
         let accumulate = self.precision.accumulate;
         cx.device.alloc(accumulate, [elements], Category::Communication, "gradient_bucket")
@@ -253,12 +282,19 @@ impl GradientChunks {
             self.awaited[c] = self.writers[c];
             let first = self.done[c] == 0;
             self.done[c] += 1;
-            if self.buffering == GradientBuffering::InPlace && self.done[c] < self.micro_batches {
+            let is_whole = self.buffering == GradientBuffering::InPlace;
+            let waits = is_whole && self.done[c] < self.micro_batches;
+            if self.partial.is_some() || !waits {
+                self.clear_unwritten(cx.device, map, c);
+            }
+            if is_whole {
+                self.add_to_neighbours(cx.device, c);
+            }
+            if waits {
                 self.leave_unreduced(cx, c)?;
                 continue;
             }
-            self.clear_unwritten(cx.device, map, c);
-            self.start(cx, c, first)?;
+            self.start(cx, c, !first)?;
             self.in_flight.push_back(c);
             while self.in_flight.len() > self.in_flight_max {
                 self.arrive_first(cx)?;
@@ -276,12 +312,24 @@ impl GradientChunks {
 
     /// A micro-batch is over, and the next one accumulates in the same buffer: if it stays elsewhere, it leaves until then.
     fn leave_unreduced(&mut self, cx: &mut Surroundings, c: usize) -> Result<(), CollectiveError> {
-        if self.places[c] != GradientPlace::Elsewhere {
+        if self.places[c] != GradientPlace::Elsewhere || self.partial.is_some() {
             return Ok(());
         }
         let held = std::mem::replace(&mut self.chunks[c], Chunk::Here(GradientBuffers::Away));
         let Chunk::Here(GradientBuffers::Whole(whole)) = held else { panic!("chunk {c} holds no gradients") };
         Ok(cx.states.send_gradients(c, whole, cx.map.whole(c))?)
+    }
+
+    /// With sums by a tree, adds the gradients of a micro-batch, in a whole buffer, to their neighbours.
+    fn add_to_neighbours(&mut self, device: &Device, c: usize) {
+        let Some(partial) = &mut self.partial else { return };
+        let Chunk::Here(GradientBuffers::Whole(whole)) =
+            std::mem::replace(&mut self.chunks[c], Chunk::Moving)
+        else {
+            panic!("chunk {c} holds no gradients")
+        };
+        partial[c].written(self.micro_batch);
+        self.chunks[c] = Chunk::Here(GradientBuffers::Whole(partial[c].settle(whole, adding(device))));
     }
 
     /// Sets the gradients that no layer has written to zero: their memory holds old values.
@@ -294,180 +342,14 @@ impl GradientChunks {
         }
     }
 
-    /// Starts the reduction of a micro-batch; `first` says whether it is the first of the step.
-    fn start(&mut self, cx: &mut Surroundings, c: usize, first: bool) -> Result<(), CollectiveError> {
-        let Chunk::Here(held) = std::mem::replace(&mut self.chunks[c], Chunk::Moving) else {
-            panic!("chunk {c} holds no gradients")
-        };
-        let held = match held {
-            GradientBuffers::Bucket { whole, sum } => {
-                let shard = match sum {
-                    Some(arriving) => cx.states.fetched_gradients(c, *arriving)?,
-                    None => self.shard_window(cx, c),
-                };
-                GradientBuffers::Both { whole, shard }
-            }
-            held => held,
-        };
-        self.chunks[c] = match held {
-            held if self.precision.communicate != self.precision.accumulate => {
-                self.start_copy(cx, held, (c, first))
-            }
-            GradientBuffers::Whole(whole) if self.stage == ZeroStage::Zero => {
-                Chunk::ReducingWhole(cx.group.all_reduce(whole))
-            }
-            GradientBuffers::Whole(whole) => Chunk::ReducingWhole(cx.group.reduce_scatter_in_place(whole)),
-            GradientBuffers::Both { whole, shard } => {
-                Chunk::ReducingBoth(cx.group.reduce_scatter(whole, shard, !first))
-            }
-            _ => panic!("chunk {c} holds no gradients"),
-        };
-        Ok(())
-    }
-
-    /// Device memory for the shard of a chunk that stays elsewhere.
-    fn shard_window(&self, cx: &Surroundings, c: usize) -> Tensor {
-        let elements = cx.map.shard(c).len();
-        cx.device.alloc(self.precision.accumulate, [elements], Category::Workspace, "visitor")
-    }
-
     /// Returns whether the whole buffer of a chunk exists only until it is reduced.
-    fn is_transient(&self, c: usize) -> bool {
+    pub(super) fn is_transient(&self, c: usize) -> bool {
         self.buffering == GradientBuffering::Transient || self.places[c] != GradientPlace::Buffer
     }
 
     /// Returns whether the reduced gradients of a chunk lie in the place of its parameters.
     pub(super) fn is_in_parameters(&self, c: usize) -> bool {
         self.places[c] == GradientPlace::Parameters
-    }
-
-    /// Rounds the gradients to the communication type and starts to reduce the copy. A transient buffer is freed.
-    fn start_copy(&self, cx: &Surroundings, held: GradientBuffers, (c, first): (usize, bool)) -> Chunk {
-        let Surroundings { device, group, .. } = cx;
-        let (GradientBuffers::Whole(whole) | GradientBuffers::Both { whole, .. }) = &held else {
-            panic!("no gradients are held")
-        };
-        let communicate = self.precision.communicate;
-        let mut copy = device.alloc(communicate, whole.shape(), Category::Communication, "gradient_copy");
-        device.convert(whole.view(), copy.view_mut());
-        let copy = match held {
-            GradientBuffers::Whole(_) if self.stage == ZeroStage::Zero => group.all_reduce(copy),
-            _ => group.reduce_scatter_in_place(copy),
-        };
-        let held = match held {
-            GradientBuffers::Both { shard, .. } if self.is_transient(c) => GradientBuffers::Shard(shard),
-            GradientBuffers::Whole(_) if self.is_in_parameters(c) => GradientBuffers::Away,
-            held => held,
-        };
-        let accumulate = !first && self.buffering != GradientBuffering::InPlace;
-        Chunk::ReducingCopy(Box::new(ReducingCopy { copy, held, accumulate }))
-    }
-
-    /// Waits for the reduction of a chunk. A transient buffer is freed, and what stays elsewhere leaves.
-    fn arrive(&mut self, cx: &mut Surroundings, c: usize) -> Result<(), CollectiveError> {
-        let reduced = match std::mem::replace(&mut self.chunks[c], Chunk::Moving) {
-            Chunk::ReducingWhole(pending) => GradientBuffers::Whole(pending.wait()?),
-            Chunk::ReducingBoth(pending) => {
-                let (whole, shard) = pending.wait()?;
-                if self.is_transient(c) {
-                    GradientBuffers::Shard(shard)
-                } else {
-                    GradientBuffers::Both { whole, shard }
-                }
-            }
-            Chunk::ReducingCopy(reducing) => self.add_copy(cx, *reducing, c)?,
-            here => {
-                self.chunks[c] = here;
-                return Ok(());
-            }
-        };
-        self.in_flight.retain(|other| *other != c);
-        self.chunks[c] = Chunk::Here(match self.places[c] {
-            GradientPlace::Buffer => reduced,
-            GradientPlace::Elsewhere => self.put_away(cx, reduced, c)?,
-            GradientPlace::Parameters => self.put_over_parameters(cx, reduced, c),
-            GradientPlace::Update => {
-                self.reduced.push_back(c);
-                reduced
-            }
-        });
-        Ok(())
-    }
-
-    /// A sum overwrites the parameters of this rank. A reduced copy has done so when it was converted.
-    fn put_over_parameters(
-        &self,
-        cx: &mut Surroundings,
-        reduced: GradientBuffers,
-        c: usize,
-    ) -> GradientBuffers {
-        if let GradientBuffers::Whole(whole) = reduced {
-            let stepped = update::stepped(cx.map, self.stage, c);
-            let place = cx.parameters.part_mut(cx.map, c, &stepped);
-            cx.device.copy(whole.view().range(stepped), place);
-        }
-        GradientBuffers::Away
-    }
-
-    /// Waits for a reduced copy and writes or adds it to the sum.
-    fn add_copy(
-        &self,
-        cx: &mut Surroundings,
-        reducing: ReducingCopy,
-        c: usize,
-    ) -> Result<GradientBuffers, CollectiveError> {
-        let ReducingCopy { copy, mut held, accumulate } = reducing;
-        let copy = copy.wait()?;
-        let (part, sum) = match &mut held {
-            GradientBuffers::Whole(whole) if self.stage == ZeroStage::Zero => {
-                (cx.map.whole(c), whole.view_mut())
-            }
-            GradientBuffers::Whole(whole) => (cx.map.shard(c), whole.view_mut().range(cx.map.shard(c))),
-            GradientBuffers::Shard(shard) | GradientBuffers::Both { shard, .. } => {
-                (cx.map.shard(c), shard.view_mut())
-            }
-            GradientBuffers::Away if self.is_in_parameters(c) => {
-                let stepped = update::stepped(cx.map, self.stage, c);
-                (stepped.clone(), cx.parameters.part_mut(cx.map, c, &stepped))
-            }
-            _ => panic!("chunk {c} holds no sum"),
-        };
-        let arrived = copy.view().range(part);
-        if accumulate {
-            cx.device.add(arrived, sum)
-        } else {
-            cx.device.convert(arrived, sum)
-        }
-        Ok(held)
-    }
-
-    /// Gradients that were reduced leave for the memory in which they stay. The last ones of a step are counted in the norm
-    /// before, if nothing is added to them later.
-    fn put_away(
-        &self,
-        cx: &mut Surroundings,
-        reduced: GradientBuffers,
-        c: usize,
-    ) -> Result<GradientBuffers, CollectiveError> {
-        let is_last = self.done[c] == self.micro_batches;
-        let (buffer, start) = match reduced {
-            GradientBuffers::Whole(whole) => (whole, 0),
-            GradientBuffers::Shard(shard) if is_last && self.stage == ZeroStage::Zero => {
-                let mut whole = self.bucket(cx, c);
-                cx.device.copy(shard.view(), whole.view_mut().range(cx.map.shard(c)));
-                (cx.group.all_gather_in_place(whole).wait()?, 0)
-            }
-            GradientBuffers::Shard(shard) => (shard, cx.map.shard(c).start),
-            _ => panic!("chunk {c} holds no sum"),
-        };
-        let part = |range: Range<usize>| range.start - start..range.end - start;
-        if is_last && cx.map.is_summed_over_data_alone(c) {
-            let shard = buffer.view().range(part(cx.map.shard(c)));
-            cx.squares.count(cx.device, cx.map, c, shard);
-        }
-        let stays = if is_last { update::stepped(cx.map, self.stage, c) } else { cx.map.shard(c) };
-        cx.states.send_gradients(c, buffer, part(stays))?;
-        Ok(GradientBuffers::Away)
     }
 
     /// Waits for all reductions; under stage 0 every rank then has the whole sum.

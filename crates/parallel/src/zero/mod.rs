@@ -35,6 +35,7 @@ mod lent;
 mod order;
 mod parameters;
 mod prefetch;
+mod reductions;
 mod residence;
 mod rules;
 mod spans;
@@ -106,6 +107,8 @@ pub struct Arithmetic<'a> {
     pub precision: Precision,
     /// Number of micro-batches of a step.
     pub micro_batches: usize,
+    /// True if the gradients of micro-batches are added by a tree, in which their number on a rank is not seen.
+    pub sums_by_tree: bool,
     /// The optimizer; [`Zero`] allocates its states.
     pub optimizer: &'a Optimizer,
     /// Parameters with another learning rate or weight decay, by full name.
@@ -279,7 +282,7 @@ impl Zero {
         orders: &BTreeMap<PhaseName, Vec<u32>>,
     ) -> Zero {
         let Holding { stage, layout, answers, tied, first_chunk, is_updated } = held;
-        let Arithmetic { precision, micro_batches, optimizer, rates } = arithmetic;
+        let Arithmetic { precision, micro_batches, sums_by_tree: _, optimizer, rates } = arithmetic;
         assert!(
             !options.gradients_in_place
                 || (micro_batches == 1
@@ -389,6 +392,11 @@ impl Zero {
         self.parameters.phase = phase;
         self.gradients.begin(&self.device);
         self.squares.restart();
+    }
+
+    /// The micro-batch whose gradients come next.
+    pub fn begin_micro_batch(&mut self, micro_batch: usize) {
+        self.gradients.micro_batch = micro_batch;
     }
 
     /// Makes the parameters of `block` readable, and starts to gather the chunks that are used next.

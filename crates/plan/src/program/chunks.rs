@@ -83,7 +83,7 @@ pub struct ChunkSpec {
     pub states: Vec<Vec<u64>>,
 }
 
-/// Policies of storing and moving chunks. They change no bit of the result, but for `defer`.
+/// Policies of storing and moving chunks. They change no bit of the result, but for `defer` and `sums_by_tree`.
 #[derive(Clone, Copy, Debug)]
 pub struct Policies {
     /// Which of parameters, gradients and states are sharded.
@@ -96,6 +96,8 @@ pub struct Policies {
     pub defer: bool,
     /// Micro-batches of a step.
     pub micro_batches: usize,
+    /// True if the gradients of several micro-batches are added by a tree.
+    pub sums_by_tree: bool,
     /// Element types.
     pub precision: Precision,
     /// Ranks of the data axis.
@@ -132,6 +134,11 @@ impl Policies {
             ZeroStage::Zero | ZeroStage::One => GradientBuffering::InPlace,
             ZeroStage::Two | ZeroStage::Three => GradientBuffering::Transient,
         }
+    }
+
+    /// Returns whether there is something to add by a tree.
+    pub fn has_tree(&self) -> bool {
+        self.sums_by_tree && self.micro_batches > 1
     }
 
     /// Returns whether kernels compute in a memory.

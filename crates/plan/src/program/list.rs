@@ -15,6 +15,8 @@ pub enum Role {
     Gradient,
     /// This rank's part of a chunk's summed gradient.
     Sum,
+    /// Gradients of a whole chunk of a micro-batch, or the part of their sum, which wait for their neighbour in a tree; by number.
+    Partial(u16),
     /// Gradients of a whole chunk in the type in which they are communicated.
     Rounded,
     /// Gradients of a stage that are terms of sums over the tensor axis.
@@ -39,6 +41,7 @@ impl Role {
             Role::Gathered => 'P',
             Role::Gradient => 'g',
             Role::Sum => 's',
+            Role::Partial(_) => 'h',
             Role::Rounded => 'c',
             Role::Terms => 'T',
             Role::Tied => 't',

@@ -133,11 +133,10 @@ impl<'a> Passes<'a> {
     fn run(&mut self, list: &mut Builder, run: BlockRun) {
         self.parameters.before(list, run);
         self.gradients.before(list, run);
-        let first = self.stage.first_chunk;
         let read = self.stage.uses[run.block].iter().filter(|_| run.pass.reads_parameters());
         let reads = read.map(|c| self.parameters.read(list, *c)).collect();
         let written = self.stage.written(run.block).filter(|_| run.pass.writes_gradients());
-        let writes = written.map(|c| list.buffer(Role::Gradient, first + c)).collect();
+        let writes = written.map(|c| self.gradients.written(list, c)).collect();
         list.run(run, reads, writes);
         self.parameters.behind(list, run);
         self.gradients.behind(list, run);

@@ -22,7 +22,10 @@ impl Program {
             (role, Stop::Device) => format!("v{}", role.letter()),
             (role, Stop::Passage) => format!("h{}", role.letter()),
         };
-        let state = if let Role::State(number) = spec.role { format!(":{number}") } else { String::new() };
+        let state = match spec.role {
+            Role::State(number) | Role::Partial(number) => format!(":{number}"),
+            _ => String::new(),
+        };
         let tile = if let Extent::Tile(tile) = spec.extent { format!(".{tile}") } else { String::new() };
         format!("{letter}{}{state}{tile}", spec.of)
     }

@@ -97,7 +97,7 @@ pub const PARTIAL_SUM: CallSite = site("partial.sum", "zero/sums.rs", Calls::Sum
 pub const TIED_SUM: CallSite = site("tied.sum", "train/src/engine/step.rs", Calls::Sums);
 
 /// Gradients of the ranks of the data axis.
-pub const DATA_REDUCE: CallSite = site("data.reduce", "zero/gradients.rs", Calls::Sums);
+pub const DATA_REDUCE: CallSite = site("data.reduce", "zero/reductions.rs", Calls::Sums);
 
 /// Activations on their way to the next stage.
 pub const PIPELINE_SEND: CallSite = site("pipeline.send", "parallel/src/pipeline.rs", Calls::Sends);

@@ -306,6 +306,9 @@ table! {
             ]);
         /// When gradients are reduced over ranks: after `each` micro-batch, or `defer`red to the last.
         reduce: Reduce = Reduce::Each, KEY;
+        /// Order in which the gradients of micro-batches are added.
+        sum: Sum = Sum::Running, KEY.resume(Said("sums over micro-batches are rounded otherwise"))
+            .needs(&[Need::of(&["tree"], &[("parallel.updates", &["synchronous"])], "each rank's gradients are applied by themselves")]);
     }
 }
 
@@ -316,6 +319,16 @@ words! {
         Each = "each",
         /// After the last micro-batch. Fewer bytes are sent; whole gradients stay resident under every ZeRO stage.
         Defer = "defer",
+    }
+}
+
+words! {
+    /// Order in which the gradients of several micro-batches are added.
+    Sum {
+        /// Each to the sum of those before it, on each rank.
+        Running = "running",
+        /// By the tree in which ranks add: each micro-batch in a buffer of its own, so that its number on a rank does not change the bits.
+        Tree = "tree",
     }
 }
 

@@ -16,6 +16,14 @@ use crate::engine::rank::{Batch, ClassScores, MeanLoss, Rank, uploads, zeroed};
 use crate::engine::scores::ClassCounts;
 use crate::engine::targets::mean_over;
 
+/// The losses of the parts of an evaluation so far.
+struct Losses {
+    /// The sum of this rank's.
+    own: f32,
+    /// With sums by a tree, that of each micro-batch of all replicas; else one element.
+    all: Vec<f32>,
+}
+
 /// Divides an evaluation of `evaluated` windows over all ranks into parts of at most as many micro-batches as a step has: number of parts,
 /// and the schedule of each. The last rows may have no window.
 pub(crate) fn parts(
@@ -67,13 +75,15 @@ impl Rank {
     ) -> Result<Option<MeanLoss>, CollectiveError> {
         let rows = self.spec.batch.micro_batch_size * self.spec.batch.evaluation_batches;
         let parts = batch.rows(&self.spec.batch).checked_div(rows).unwrap_or(0);
-        let (mut own, mut mean) = (0.0, MeanLoss::over(0, 0.0));
+        let planned = self.spec.batch.evaluation_parts * self.spec.batch.evaluation_batches;
+        let all = vec![0.0; self.loss_elements(planned)];
+        let mut losses = Losses { own: 0.0, all };
+        let mut mean = MeanLoss::over(0, 0.0);
         let counts = RefCell::new(ClassCounts::new(self.spec.batch.classes));
         for part in 0..parts {
-            let evaluated = self.evaluate_part(batch, part, (own, &counts), stop());
-            let ([sum, stop_requests], whole) =
-                evaluated.inspect_err(|error| self.groups.abort_for(error))?;
-            (own, mean) = (sum, whole);
+            let evaluated = self.evaluate_part(batch, part, (&mut losses, &counts), stop());
+            let (stop_requests, whole) = evaluated.inspect_err(|error| self.groups.abort_for(error))?;
+            mean = whole;
             if stop_requests > 0.0 && part + 1 < parts {
                 return Ok(None);
             }
@@ -81,23 +91,25 @@ impl Rank {
         Ok(Some(mean))
     }
 
-    /// Adds the losses of a part of an evaluation to `own`, the sum of this rank's losses before it, and its samples to `counts`. Returns
-    /// this sum and how many ranks ask to stop; and the mean, which is that of the whole evaluation behind its last part.
+    /// Adds the losses of a part of an evaluation to `losses`, and its samples to `counts`. Returns how many ranks ask to stop; and the mean, which is that of the whole evaluation behind its last part.
     fn evaluate_part(
         &mut self,
         batch: &Batch,
         part: usize,
-        (own, counts): (f32, &RefCell<ClassCounts>),
+        (losses, counts): (&mut Losses, &RefCell<ClassCounts>),
         stop: bool,
-    ) -> Result<([f32; 2], MeanLoss), CollectiveError> {
+    ) -> Result<(f32, MeanLoss), CollectiveError> {
         let device = self.device.clone();
         device.try_phase(PhaseName::Evaluate, || {
             let spec = &self.spec;
             let planned = spec.batch.evaluation_targets(self.at.data);
             let counted = spec.batch.count_targets(&device, &*self.groups.data, batch, planned)?;
             let numbers = CrossEntropy::scaled(mean_over(counted));
-            let mut loss = zeroed(&device, "evaluate.loss");
-            device.fill(loss.view_mut(), own);
+            let mut loss = zeroed(&device, losses.all.len(), "evaluate.loss");
+            let is_one = losses.all.len() == 1;
+            if is_one {
+                device.fill(loss.view_mut(), losses.own);
+            }
             let rows = spec.mesh.rows(&spec.batch, self.at.tensor);
             let context = |_: usize| Context {
                 keep: false,
@@ -108,6 +120,8 @@ impl Rank {
             let of_batch = (&spec.batch, spec.precision.types.compute);
             let upload = uploads(&device, of_batch, spec.mesh.batch_placements(), batch);
             let first = part * spec.batch.evaluation_batches;
+            let first_of_rank = self.at.data * spec.batch.evaluation_parts * spec.batch.evaluation_batches;
+            let loss_at = |index: usize| if is_one { 0 } else { first_of_rank + first + index };
             let rows_each = spec.batch.micro_batch_size;
             let see_logits = |index: usize, logits: View| {
                 let numbers = numbers_of(&device, logits)?;
@@ -125,6 +139,7 @@ impl Rank {
                 first: spec.batch.first_input(),
                 has_targets: spec.batch.has_targets(),
                 numbers,
+                loss_at: &loss_at,
                 see_logits: (spec.batch.classes > 0).then_some(&see_logits as SeeMicroBatch),
                 ranks_of_rows: spec.mesh.ranks_of_rows(),
                 placements: spec.mesh.boundary(),
@@ -133,19 +148,22 @@ impl Rank {
             self.stages.iter_mut().for_each(|stage| stage.zero.begin(PhaseName::Evaluate));
             run(&mut self.stages, program, wires, self.at.pipeline, &feed, &mut loss, None)?;
             let stop_requests = self.groups.world.all_reduce(self.stop_request(stop, "evaluate.stop"));
-            let mut own = 0.0;
-            if self.stages.iter().any(Stage::is_last) {
+            if is_one && self.stages.iter().any(Stage::is_last) {
                 // This rank reads the sum of its own losses, to go on with it, and takes it for no more than that.
                 let placements = device.placements(loss.view());
                 device.place(loss.view(), Placements::REPLICATED);
-                [own] = device.fetch([loss.view()])?;
+                [losses.own] = device.fetch([loss.view()])?;
                 device.place(loss.view(), placements);
             }
             let loss = self.sum_of_replicas(loss)?;
             let stop_requests = stop_requests.wait()?;
-            let [loss, stop_requests] = device.fetch([loss.view(), stop_requests.view()])?;
+            let [first, stop_requests] = device.fetch([loss.view().range(0..1), stop_requests.view()])?;
+            let loss = match is_one {
+                true => first,
+                false => self.whole_loss(&loss, &mut losses.all)?,
+            };
             let scores = self.scores(&counts.borrow())?;
-            Ok(([own, stop_requests], MeanLoss { scores, ..MeanLoss::over(counted, loss) }))
+            Ok((stop_requests, MeanLoss { scores, ..MeanLoss::over(counted, loss) }))
         })
     }
 

@@ -232,8 +232,32 @@ impl Rank {
         &self.device
     }
 
-    /// Sums a loss over replicas and stages; only the last stage has one.
+    /// Elements in which losses are kept: one; with sums by a tree, one of each of `micro_batches` micro-batches of every replica.
+    pub(crate) fn loss_elements(&self, micro_batches: usize) -> usize {
+        match self.spec.batch.sums_by_tree && !self.is_replica {
+            true => micro_batches * self.spec.mesh.axes.data,
+            false => 1,
+        }
+    }
+
+    /// The loss of all micro-batches: `before`, to which those of `losses` are added, each of which is zero in one of the two. They are
+    /// added up in f64 in the order of the global batch.
+    pub(crate) fn whole_loss(&self, losses: &Tensor, before: &mut [f32]) -> Result<f32, CollectiveError> {
+        let mut numbers = vec![0.0; before.len()];
+        self.device.download(losses.view(), &mut numbers)?;
+        before.iter_mut().zip(numbers).for_each(|(sum, loss)| *sum += loss);
+        Ok(before.iter().copied().map(f64::from).sum::<f64>() as f32)
+    }
+
+    /// Sums losses over replicas and stages; only the last stage has some.
     pub(crate) fn sum_of_replicas(&self, loss: Tensor) -> Result<Tensor, CollectiveError> {
+        if loss.shape().elements() > 1 && self.stages.iter().any(Stage::is_last) {
+            // Other elements are zero here.
+            let micro_batches = (0..loss.shape().elements()).map(|at| loss.view().range(at..at + 1));
+            let own = micro_batches.map(|element| self.device.placements(element));
+            let own = own.into_iter().find(|placements| *placements != Placements::REPLICATED);
+            own.into_iter().for_each(|placements| self.device.place(loss.view(), placements));
+        }
         if self.spec.mesh.axes.pipeline > 1 && self.stages.iter().any(Stage::is_last) {
             let placements = self.device.placements(loss.view()).with(Axis::Pipeline, Placement::Partial);
             self.device.place(loss.view(), placements);
@@ -289,11 +313,11 @@ fn ids(device: &Device, ids: &[u32], mut to: Tensor) -> Tensor {
     to
 }
 
-/// Allocates one element, `[1]`, and sets it to zero.
-pub fn zeroed(device: &Device, name: &'static str) -> Tensor {
-    let mut scalar = device.alloc(DType::F32, [1], Category::Activations, name);
-    device.fill(scalar.view_mut(), 0.0);
-    scalar
+/// Allocates `elements` elements and sets them to zero.
+pub fn zeroed(device: &Device, elements: usize, name: &'static str) -> Tensor {
+    let mut numbers = device.alloc(DType::F32, [elements], Category::Activations, name);
+    device.fill(numbers.view_mut(), 0.0);
+    numbers
 }
 
 impl Spec {
@@ -353,6 +377,7 @@ impl Spec {
         let arithmetic = Arithmetic {
             precision: self.precision.types,
             micro_batches: self.batch.micro_batches,
+            sums_by_tree: self.batch.sums_by_tree,
             optimizer: &self.update.optimizer,
             rates: &self.update.rates,
         };

@@ -133,8 +133,10 @@ impl Rank {
         let Rank { device, norm, stages, at, counted_over, .. } = self;
         norm.compute(device, stages, at.tensor, &**counted_over, clip)?;
         let stop_requests = stop_requests.wait()?;
-        let numbers = [loss.view(), norm.norm(), stop_requests.view()];
-        let [loss, grad_norm, stop_requests] = device.fetch(numbers)?;
+        let numbers = [loss.view().range(0..1), norm.norm(), stop_requests.view()];
+        let [first, grad_norm, stop_requests] = device.fetch(numbers)?;
+        let mut all = vec![0.0; loss.shape().elements()];
+        let loss = if all.len() > 1 { self.whole_loss(&loss, &mut all)? } else { first };
         let loss_scale = self.shown_loss_scale();
         let verdict = match targets {
             0 => Verdict::Skip,
@@ -217,7 +219,7 @@ impl Rank {
     }
 
     /// Runs forward and backward of the micro-batches of a step, whose global batch has `targets` targets, and returns the
-    /// loss of this rank, `[1]`. Reductions of gradients may still run.
+    /// loss of this rank, `[1]`, or with sums by a tree those of all micro-batches of the global batch, zero for other ranks'. Reductions of gradients may still run.
     pub(crate) fn gradients(
         &mut self,
         number: u64,
@@ -227,9 +229,11 @@ impl Rank {
         watch: WatchMicroBatches,
     ) -> Result<Tensor, CollectiveError> {
         let (device, spec, at) = (self.device.clone(), &self.spec, self.at);
-        let mut loss = zeroed(&device, "step.loss");
+        let mut loss = zeroed(&device, self.loss_elements(spec.batch.micro_batches), "step.loss");
+        let is_one = loss.shape().elements() == 1;
         let (seed, axes) = (spec.model.seed, spec.mesh.axes);
         let rows = spec.mesh.rows(&spec.batch, at.tensor);
+        let loss_at = |micro_batch| if is_one { 0 } else { spec.batch.number_of(axes, micro_batch, at.data) };
         let first_sample = |micro_batch| spec.batch.first_sample(axes, micro_batch, at.data) as u64;
         let context = |micro_batch: usize| Context {
             draw: Some(Draw { seed, step: number, first_sample: first_sample(micro_batch) }),
@@ -250,6 +254,7 @@ impl Rank {
             first: spec.batch.first_input(),
             has_targets: spec.batch.has_targets(),
             numbers,
+            loss_at: &loss_at,
             see_logits: None,
             ranks_of_rows: spec.mesh.ranks_of_rows(),
             placements: spec.mesh.boundary(),
@@ -300,7 +305,7 @@ impl Rank {
 
     /// 1 if this rank asks to stop, else 0, as a tensor `[1]` that ranks can sum.
     pub(crate) fn stop_request(&self, requested: bool, name: &'static str) -> Tensor {
-        let mut request = zeroed(&self.device, name);
+        let mut request = zeroed(&self.device, 1, name);
         self.device.fill(request.view_mut(), requested as u8 as f32);
         request
     }

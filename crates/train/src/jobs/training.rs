@@ -137,8 +137,7 @@ pub fn without_targets(step: u64) -> String {
 impl Batch {
     /// Reads the samples of data-parallel rank `data`, where `position` samples of the run come before the batch.
     ///
-    /// Micro-batch m of a step is the m-th span of `data * micro_batch_size` samples; data-parallel rank r has its r-th
-    /// part.
+    /// [`BatchPart::first_sample`] says which.
     ///
     /// # Errors
     /// Those of the source.

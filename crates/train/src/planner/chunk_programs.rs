@@ -85,6 +85,7 @@ pub(crate) fn chunks_of(engine: &Rank) -> RankChunks {
         prefetch: zero.prefetch,
         defer: zero.defer,
         micro_batches: spec.batch.micro_batches,
+        sums_by_tree: spec.batch.sums_by_tree,
         precision: spec.precision.types,
         data_ranks: spec.mesh.axes.data as u64,
         host_addressable: spec.device.host_addressable,

@@ -29,6 +29,10 @@ pub type MakeRank<'a> = dyn Fn(Device, Groups, &Spec, &Orders) -> Result<Rank, C
 impl Spec {
     /// The specification of a dry run that leaves out repeated micro-batches, at a coordinate of the pipeline.
     fn abridged(&self, pipeline: usize) -> Option<Spec> {
+        // The sums of a tree lie in other buffers after each micro-batch.
+        if self.batch.sums_by_tree {
+            return None;
+        }
         let PipelinePart { schedule, evaluation, lowest_stage, .. } = &self.pipeline;
         let short = |schedule| abridge(&steps_with_backward_from(schedule, pipeline, *lowest_stage));
         let (step, evaluation) = (short(schedule), short(evaluation));

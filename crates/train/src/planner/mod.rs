@@ -12,3 +12,4 @@ mod placing;
 pub mod planning;
 mod played;
 pub(crate) mod rank_plan;
+mod replica_note;

@@ -19,7 +19,7 @@ use phalanx_parallel::zero::Selection;
 use phalanx_plan::Peak;
 use phalanx_plan::trace::PhaseName;
 use phalanx_tensor::{Arena, Device, IGNORED, Memory, Region};
-use phalanx_train::config::{Float, PrecisionConfig};
+use phalanx_train::config::{Float, PrecisionConfig, Reduce, Sum};
 use phalanx_train::rank::{Batch, Numbers, Rank};
 use phalanx_train::state::Kept;
 use phalanx_train::{GroupSource, Groups, RunConfig, RunPlan, Spec, device_request};
@@ -386,9 +386,11 @@ pub fn batch(engine: &Rank, config: &RunConfig, sequences: &[Vec<u32>]) -> Batch
     let (micro_batch_size, micro_batches, seq) =
         (config.micro_batch_size(), config.micro_batches(), config.model.seq);
     let mut batch = Batch::with_rows(micro_batch_size * micro_batches, seq);
+    let are_neighbours = config.batch.sum == Sum::Tree && config.batch.reduce == Reduce::Defer;
     for m in 0..micro_batches {
+        let number = if are_neighbours { rank * micro_batches + m } else { m * world + rank };
         for row in 0..micro_batch_size {
-            let sequence = &sequences[(m * world + rank) * micro_batch_size + row];
+            let sequence = &sequences[number * micro_batch_size + row];
             let at = (m * micro_batch_size + row) * seq;
             for (t, pair) in sequence.windows(2).enumerate() {
                 batch.tokens[at + t] = pair[0] & !LEFT_OUT;

@@ -30,7 +30,8 @@ impl Walk<'_> {
     /// The gradient of a chunk, which layers have written and what they have not is cleared.
     pub(super) fn written(&self, buffer: Buffer, value: &Value) -> Result<Rc<Terms>, Broken> {
         let of = self.of(buffer);
-        let is_clear = self.program.spec(buffer).role != Role::Gradient || !self.begun.contains(&of);
+        let is_written = matches!(self.program.spec(buffer).role, Role::Gradient | Role::Partial(_));
+        let is_clear = !is_written || !self.begun.contains(&of);
         expect(is_clear, Invariant::Terms, || format!("{} is not cleared", self.name(buffer)))?;
         self.terms(of, value, false)
     }
@@ -150,19 +151,31 @@ impl Walk<'_> {
         if let Some(more) = self.numbers(&term, false) {
             return more.into_iter().try_for_each(|of| self.add_number(of, into));
         }
-        let term = self.terms(self.of(from), &term, true)?;
-        let sum = self.sum(self.of(into), &sum, &term.runs)?;
-        self.touch(into, true)?.set(sum);
+        let is_summed = matches!(&term, Value::Gradient(terms) if !terms.over.is_empty());
+        let term = match is_summed {
+            true => self.terms(self.of(from), &term, true)?,
+            false => self.written(from, &term)?,
+        };
+        let sum = self.sum(self.of(into), (&sum, is_summed), &term.runs)?;
+        match is_summed {
+            true => self.touch(into, true)?.set(sum),
+            false => self.touch(into, true)?.set_whole(sum),
+        }
         Ok(())
     }
 
     /// A sum, with more terms.
-    pub(super) fn sum(&self, of: usize, sum: &Value, more: &BTreeSet<(u32, u16)>) -> Result<Value, Broken> {
-        let sum = self.terms(of, sum, true)?;
+    pub(super) fn sum(
+        &self,
+        of: usize,
+        (sum, is_summed): (&Value, bool),
+        more: &BTreeSet<(u32, u16)>,
+    ) -> Result<Value, Broken> {
+        let sum = self.terms(of, sum, is_summed)?;
         let is_new = sum.runs.is_disjoint(more);
         expect(is_new, Invariant::Terms, || format!("chunk {of} has these terms already"))?;
         let runs = sum.runs.union(more).copied().collect();
-        Ok(Value::Gradient(Rc::new(Terms { phase: self.phase, runs, over: vec![SumGroup::Data] })))
+        Ok(Value::Gradient(Rc::new(Terms { runs, ..(*sum).clone() })))
     }
 
     /// The chunks or stages of which a buffer has numbers of this phase.

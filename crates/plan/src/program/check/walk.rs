@@ -313,7 +313,7 @@ impl<'a> Walk<'a> {
                 let terms = self.written(from, &own)?;
                 let before = self.touch(into, true)?.own();
                 let own = match accumulates {
-                    true => self.sum(self.of(into), &before, &terms.runs)?,
+                    true => self.sum(self.of(into), (&before, true), &terms.runs)?,
                     false => {
                         Value::Gradient(Rc::new(Terms { over: vec![SumGroup::Data], ..(*terms).clone() }))
                     }
@@ -338,7 +338,7 @@ impl<'a> Walk<'a> {
         }
         match self.program.spec(work.target()).role {
             Role::Gathered => Some(0),
-            Role::Gradient | Role::Sum | Role::Rounded => Some(1),
+            Role::Gradient | Role::Sum | Role::Partial(_) | Role::Rounded => Some(1),
             _ => None,
         }
     }

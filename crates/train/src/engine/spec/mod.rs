@@ -89,6 +89,10 @@ pub struct BatchPart {
     pub micro_batch_size: usize,
     /// Number of micro-batches of a step.
     pub micro_batches: usize,
+    /// True if the gradients of micro-batches, over all replicas, are added by one tree, and their losses as if one replica had them.
+    pub sums_by_tree: bool,
+    /// True if the micro-batches of a replica are neighbours in the global batch; else they lie among those of the others.
+    pub has_neighbours: bool,
     /// Number of tokens of a sequence whose loss counts; 1 where the loss is one of samples.
     pub targets_per_sequence: usize,
     /// Number of tokens of a step, over all ranks, whose loss counts: the loss is the mean over them.
@@ -342,10 +346,17 @@ impl ModelPart {
 }
 
 impl BatchPart {
-    /// Index, in the global batch, of the first sample of a data-parallel rank's micro-batch. Micro-batch m of a step
-    /// is the m-th range of `data * micro_batch_size` samples, of which rank r has the r-th part.
+    /// Number, in the global batch, of a micro-batch of a data-parallel rank.
+    pub fn number_of(&self, axes: Mesh, micro_batch: usize, rank: usize) -> usize {
+        match self.has_neighbours {
+            true => rank * self.micro_batches + micro_batch,
+            false => micro_batch * axes.data + rank,
+        }
+    }
+
+    /// Index, in the global batch, of the first sample of a data-parallel rank's micro-batch.
     pub fn first_sample(&self, axes: Mesh, micro_batch: usize, rank: usize) -> usize {
-        (micro_batch * axes.data + rank) * self.micro_batch_size
+        self.number_of(axes, micro_batch, rank) * self.micro_batch_size
     }
 }
 

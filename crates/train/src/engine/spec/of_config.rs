@@ -25,7 +25,7 @@ use crate::config::check::refuse;
 use crate::config::{
     self, BatchConfig, CheckpointingWord, Chunk, ChunkWord, ConfigError, DataConfig, DeviceConfig, Documents,
     Float, LoraConfig, LossConfig, MemoryConfig, ModelConfig, OptimizerConfig, OptimizerKind, ParallelConfig,
-    PrecisionConfig, Reduce, RunConfig, ScheduleConfig, TrainConfig, Trainable, UpdateOn,
+    PrecisionConfig, Reduce, RunConfig, ScheduleConfig, Sum, TrainConfig, Trainable, UpdateOn,
 };
 use crate::engine::evaluation::parts;
 use crate::engine::parameter_sizes::sizes;
@@ -49,9 +49,9 @@ impl Spec {
         } = config;
         let (axes, schedule, placement) = (config.mesh()?, config.schedule()?, config.placement_rule()?);
         let (sequence_parallel, of_zero) = of_parallel(parallel);
-        let (global, defer) = of_batch(batch);
+        let of_batch = of_batch(batch);
         let residence = vec![placement.before_dry_runs(); schedule.stages()];
-        let memory = OfMemory::new(memory, (of_zero, defer), residence);
+        let memory = OfMemory::new(memory, (of_zero, of_batch.1), residence);
         let (seq, init) = of_model(keys);
         let (adapters, adapter) = of_lora(lora);
         let mut model = ModelPart {
@@ -72,7 +72,7 @@ impl Spec {
         let layout = Arc::new(lay_out(&sizes(&optimizer_rule, &network), axes.data as u64, &chunk_size)?);
         let (evaluation_parts, evaluation) = parts(config, axes, &schedule, evaluated);
         let evaluations = [evaluated, evaluation_parts, evaluation.micro_batches];
-        let batch = BatchPart::of(&*model.definition, config, (seq, of_data(data)), global, evaluations);
+        let batch = BatchPart::of(&*model.definition, config, (seq, of_data(data)), of_batch, evaluations);
         check_whole(&*model.definition, evaluated, batch.evaluation_rows() * axes.data)?;
         let (precision, products) = of_precision(precision);
         let [host_addressable, linked] = of_device(device);
@@ -147,11 +147,11 @@ fn of_data(data: &DataConfig) -> bool {
     *documents == Documents::Apart
 }
 
-/// Sequences of a step, and whether gradients are reduced once per step.
-fn of_batch(batch: &BatchConfig) -> (usize, bool) {
+/// Sequences of a step, whether gradients are reduced once per step, and whether those of micro-batches are added by a tree.
+fn of_batch(batch: &BatchConfig) -> (usize, bool, bool) {
     // RunConfig::micro_batch_size
-    let BatchConfig { global, reduce, micro: _ } = batch;
-    (*global, *reduce == Reduce::Defer)
+    let BatchConfig { global, reduce, sum, micro: _ } = batch;
+    (*global, *reduce == Reduce::Defer, *sum == Sum::Tree)
 }
 
 /// Sequence parallelism, and ZeRO stage and overlap.
@@ -265,7 +265,7 @@ impl BatchPart {
         model: &dyn Model,
         config: &RunConfig,
         (seq, documents): (usize, bool),
-        global: usize,
+        (global, defer, sums_by_tree): (usize, bool, bool),
         [evaluated, evaluation_parts, evaluation_batches]: [usize; 3],
     ) -> BatchPart {
         let targets_per_sequence = match model.objective() {
@@ -284,6 +284,8 @@ impl BatchPart {
             micro_batches: config.micro_batches(),
             targets_per_sequence,
             targets_per_step: global * targets_per_sequence,
+            sums_by_tree,
+            has_neighbours: sums_by_tree && defer,
             documents: apart || has_positions,
             counts_targets: apart,
             classes: model.labels().len(),

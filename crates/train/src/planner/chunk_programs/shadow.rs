@@ -13,7 +13,8 @@ use phalanx_system::random::SplitMix64;
 use super::chunks_of;
 use super::happenings::{Happening, Shown, TIE, is_of_chunks, shown};
 use crate::config::{
-    Checkpointing, CheckpointingWord, Chunk, ChunkWord, DeviceKind, Float, Reduce, RunConfig, Tier, UpdateOn,
+    Checkpointing, CheckpointingWord, Chunk, ChunkWord, DeviceKind, Float, Reduce, RunConfig, Sum, Tier,
+    UpdateOn,
 };
 use crate::engine::rank::{Batch, Rank};
 use crate::engine::spec::Spec;
@@ -307,6 +308,7 @@ fn random_spec(random: &mut SplitMix64) -> Option<(String, Spec)> {
     config.precision.accumulate = [Float::F32, config.precision.compute][pick(2)];
     config.precision.communicate = [None, Some(Float::Bf16)][pick(2)];
     config.batch.reduce = [Reduce::Each, Reduce::Defer][pick(2)];
+    config.batch.sum = [Sum::Running, Sum::Running, Sum::Tree][pick(3)];
     config.device.kind = [DeviceKind::Cpu, DeviceKind::Simulated][pick(2)];
     config.batch.micro = Some(1);
     config.batch.global = data * pipeline * (1 + pick(3));
