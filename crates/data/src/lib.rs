@@ -5,13 +5,14 @@
 //! [`TokenFiles`] read several as one. [`Tokens`] is one type for tokens in memory and in files, split into training and validation. A [`Sampler`]
 //! computes which tokens form sample `k`, as a pure function of seed and position: a run resumes from one number, and
 //! the number of ranks does not change its data. [`Masking`] masks tokens for models that learn to predict them,
-//! [`DocumentEnds`] says which tokens of a sample are of one document. [`Rows`] are texts with a class, and [`RowSamples`] the samples
-//! that they make.
+//! [`DocumentEnds`] says which tokens of a sample are of one document. [`Rows`] are texts with a class, [`ChatFiles`] chats, and
+//! [`RowSamples`] the samples that they make.
 //!
 //! This crate knows no rank, no batch and no configuration file: the caller turns (step, micro-batch,
 //! rank, row) into a position and asks for it.
 #![forbid(unsafe_code)]
 
+mod chats;
 mod content;
 mod corpus;
 mod documents;
@@ -31,12 +32,15 @@ mod tokens;
 mod trained_windows;
 mod windows;
 
+pub use chats::{
+    ChatEncoder, ChatExample, ChatFiles, ChatFormat, ChatLengths, Day, PackedChats, TrainOn, named_template,
+};
 pub use corpus::{Corpus, CorpusSpec, Document, Findings, Group, Groups};
 pub use documents::DocumentEnds;
 pub use error::DataError;
 pub use masking::{Masking, NOT_PREDICTED};
 pub use permutation::Permutation;
-pub use rows::{FoundClasses, Row, RowEncoder, RowOrder, RowSamples, Rows, write_rows};
+pub use rows::{FoundClasses, Row, RowEncoder, RowKind, RowOrder, RowSamples, Rows, write_rows};
 pub use sampler::{EvaluationWindows, SampleOrder, Sampler};
 pub use token_file::{
     Look, Scan, TokenFile, TokenFiles, TokenFormat, TokenType, TokenWriter, Written, is_match, token_paths,

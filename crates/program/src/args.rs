@@ -16,6 +16,7 @@ use crate::counts::{self, real, whole};
 use crate::draw_args::DrawArgs;
 use crate::launch_args::LaunchArgs;
 use crate::overrides::Overrides;
+use crate::sample_args::{ChatArgs, SampleArgs};
 use crate::train_args::TrainArgs;
 
 /// The version, and a number of the sources of this build.
@@ -53,6 +54,7 @@ pub enum Command {
     Train(TrainArgs),
     Launch(LaunchArgs),
     Sample(SampleArgs),
+    Chat(ChatArgs),
     Tokenize(TokenizeArgs),
     Import(ImportArgs),
     ImportConfig(ImportConfigArgs),
@@ -133,54 +135,6 @@ pub struct PlanArgs {
     pub draw: DrawArgs,
 }
 
-/// Continues a text with a trained model
-#[derive(Debug, Args)]
-#[command(after_help = "Examples:\n  \
-    phalanx sample runs/quickstart --prompt 'pub fn '\n  \
-    phalanx sample runs/quickstart --prompt '//! ' --tokens 400 --temperature 0.7 --top-k 20 --seed 7\n  \
-    phalanx sample runs/quickstart --prompt 'fn main' --tokens 2000 --top-p 0.9 --shift 128\n  \
-    phalanx sample runs/quickstart --prompts prompts.jsonl --json > texts.jsonl")]
-pub struct SampleArgs {
-    /// Run folder
-    pub run: PathBuf,
-    /// Text to continue
-    #[arg(long, value_name = "TEXT", required_unless_present = "prompts", conflicts_with = "prompts")]
-    pub prompt: Option<String>,
-    /// A file with a text to continue in each line; in a .jsonl file, each line is a text in quotes, or an object with one under
-    /// "prompt". Each is continued as if it were the only one
-    #[arg(long, value_name = "FILE")]
-    pub prompts: Option<PathBuf>,
-    /// Tokens to add
-    #[arg(long, default_value_t = 200, value_name = "N", value_parser = whole::<usize>(0..=counts::TOKENS))]
-    pub tokens: usize,
-    /// Divides the logits; 0 always takes the most likely token
-    #[arg(long, default_value_t = 0.8, value_name = "T", value_parser = real::<f32>(0.0..=counts::TEMPERATURE))]
-    pub temperature: f32,
-    /// Draw from the K most likely tokens only; 0 for all
-    #[arg(long, default_value_t = 0, value_name = "K", value_parser = whole::<usize>(0..=counts::TOKENS))]
-    pub top_k: usize,
-    /// Draw from the most likely tokens that together have this probability; 1 for all. Applies after --temperature
-    /// and --top-k
-    #[arg(long, default_value_t = 1.0, value_name = "P", value_parser = real::<f32>(0.0..=1.0))]
-    pub top_p: f32,
-    /// When the text is longer than model.seq, forget the N oldest tokens at once. 1 computes the last model.seq
-    /// tokens again for every token; more is faster, and the model sees less text after each shift
-    #[arg(long, default_value_t = 1, value_name = "N", value_parser = whole::<usize>(1..=counts::TOKENS))]
-    pub shift: usize,
-    /// The same seed gives the same text
-    #[arg(long, default_value_t = 1, value_name = "N", value_parser = whole::<u64>(0..=u64::MAX))]
-    pub seed: u64,
-    /// Checkpoint; the newest when left out
-    #[arg(long, value_name = "N", value_parser = whole::<u64>(0..=u64::MAX))]
-    pub step: Option<u64>,
-    /// Type in which the model computes; that of the run (precision.compute) when left out. 16 bits are read twice as fast
-    #[arg(long, value_parser = ["f32", "bf16", "f16"])]
-    pub dtype: Option<String>,
-    /// Print one JSON object at the end instead of text as it is made; of --prompts one in each line
-    #[arg(long)]
-    pub json: bool,
-}
-
 /// Turns text into a token file
 ///
 /// The file holds the tokens and their tokenizer; `data.tokens = "FILE"` trains on it. A file that exists is
@@ -189,9 +143,13 @@ pub struct SampleArgs {
 /// Each text file is one document. In JSON files, each line or record is one, as {"text": "..."}. What a file holds is
 /// told by its content; what cannot be read is skipped inside of folders, and said. Between documents goes the
 /// tokenizer's end-of-text token, if it has one.
+///
+/// With --show: reads files of chats, as data.chat, and prints the first of them as they are trained on, with special tokens;
+/// what is trained is in colour, or, without colours, between [[ and ]]. Nothing is written.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     phalanx tokenize --tokenizer gpt2 --out books.bin books/\n  \
+    phalanx tokenize chats.jsonl --tokenizer qwen3/ --show 3\n  \
     phalanx tokenize --out code.bin --extension rs --extension md crates docs\n  \
     phalanx tokenize --tokenizer gpt2 --out web.bin --text-key content web.jsonl")]
 pub struct TokenizeArgs {
@@ -214,8 +172,15 @@ pub struct TokenizeArgs {
     #[arg(long, value_name = "FRACTION", value_parser = real::<f64>(0.0..=1.0))]
     pub max_skipped: Option<f64>,
     /// Token file to write
-    #[arg(long, value_name = "FILE")]
-    pub out: PathBuf,
+    #[arg(long, value_name = "FILE", required_unless_present = "show")]
+    pub out: Option<PathBuf>,
+    /// Print the first N chats of TEXT, with what of them is trained
+    #[arg(long, value_name = "N", conflicts_with_all = ["out", "force"], value_parser = whole::<usize>(1..=counts::TOKENS))]
+    pub show: Option<usize>,
+    /// For --show: another value of a key of chats, such as data.template=chatml, data.train_on=last-answer or data.format=alpaca; may be
+    /// repeated
+    #[arg(long, value_name = "KEY=VALUE", requires = "show")]
+    pub set: Vec<String>,
     /// Replace the token file if it exists, once the new one is whole; no other file is replaced
     #[arg(long)]
     pub force: bool,

@@ -4,6 +4,9 @@
 /// Begins and ends bold red letters.
 const ERROR: [&str; 2] = ["\u{1b}[1;31m", "\u{1b}[0m"];
 
+/// Begins and ends what is trained, in green.
+pub const TRAINED: [&str; 2] = ["\u{1b}[32m", "\u{1b}[0m"];
+
 /// Marks the word before the first colon of an error.
 pub fn error(text: &str) -> String {
     match text.split_once(':') {

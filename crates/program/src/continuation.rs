@@ -22,7 +22,16 @@ pub fn check_prompt(tokens: &[u32], rows: usize, tokenizer: &Tokenizer) -> Resul
     )
 }
 
-/// Appends `count` tokens to `tokens` and passes their text to `show`, piece by piece.
+/// Why sampling ends before its last token.
+enum Ended {
+    /// The model has ended its text.
+    Whole,
+    /// The text could not be shown.
+    Failed(anyhow::Error),
+}
+
+/// Appends at most `count` tokens to `tokens` and passes their text to `show`, piece by piece. The tokens end before the first of `stops`, the
+/// ids of each in their order, which is not shown.
 ///
 /// # Errors
 /// The first error of `show`, which ends the sampling.
@@ -30,20 +39,30 @@ pub fn stream(
     generator: &Generator,
     tokenizer: &Tokenizer,
     tokens: &mut Vec<u32>,
-    count: usize,
+    (count, stops): (usize, &[Vec<u32>]),
     how: Sampling,
     show: &mut dyn FnMut(&str) -> Result<()>,
 ) -> Result<()> {
-    let mut held = Vec::new();
-    generator.extend(tokens, count, how, |token| -> Result<()> {
+    let mut held: Vec<u32> = Vec::new();
+    let ended = generator.extend(tokens, count, how, |token| -> Result<(), Ended> {
         held.push(token);
-        let text = tokenizer.decode(&held);
+        if let Some(stop) = stops.iter().find(|stop| held.ends_with(stop)) {
+            held.truncate(held.len() - stop.len());
+            return Err(Ended::Whole);
+        }
+        // What may be the beginning of a stop.
+        let begun = |stop: &Vec<u32>| (1..stop.len()).rev().find(|length| held.ends_with(&stop[..*length]));
+        let kept = stops.iter().filter_map(begun).max().unwrap_or(0);
+        let text = tokenizer.decode(&held[..held.len() - kept]);
         // An incomplete character is decoded as the replacement character.
-        if !text.ends_with('\u{fffd}') || held.len() >= HELD {
-            show(&text)?;
-            held.clear();
+        if !text.ends_with('\u{fffd}') || held.len() - kept >= HELD {
+            show(&text).map_err(Ended::Failed)?;
+            held.drain(..held.len() - kept);
         }
         Ok(())
-    })?;
+    });
+    if let Err(Ended::Failed(error)) = ended {
+        return Err(error);
+    }
     if held.is_empty() { Ok(()) } else { show(&tokenizer.decode(&held)) }
 }

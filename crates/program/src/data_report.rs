@@ -15,7 +15,7 @@ pub struct DataReport {
     tokens: (u64, u64),
     /// True if the numbers of tokens are estimates.
     is_estimated: bool,
-    /// True if samples are labelled rows, and tokens stand for rows.
+    /// True if samples are rows (labelled ones, or of chats), and tokens stand for rows.
     of_rows: bool,
     seq: usize,
     steps: u64,
@@ -48,7 +48,7 @@ impl DataReport {
             read,
             tokens: (training as u64, validation.unwrap_or(0) as u64),
             is_estimated: true,
-            of_rows: config.data.rows.is_some(),
+            of_rows: config.data.has_rows(),
             seq: config.model.seq,
             steps,
             samples: steps * config.batch.global as u64,

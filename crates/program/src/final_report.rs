@@ -249,7 +249,7 @@ fn sample(
         output.print(text);
         Ok(())
     };
-    continuation::stream(&generator, &tokenizer, &mut tokens, SAMPLE_TOKENS, how, &mut show)?;
+    continuation::stream(&generator, &tokenizer, &mut tokens, (SAMPLE_TOKENS, &[]), how, &mut show)?;
     output.print_line("");
     Ok(())
 }
@@ -259,14 +259,17 @@ fn next(folder: &RunFolder, planned: &Planned) -> String {
     let more = learning_rate::more_steps(&planned.config);
     let ranks = planned.plan.spec.world_size() * 2;
     let continues = planned.plan.spec.model.definition.objective() == Objective::Causal;
-    let sample = continues.then(|| format!("phalanx sample {run} --prompt 'fn main'"));
+    let sample = continues.then(|| match &planned.config.data.chat {
+        Some(_) => format!("phalanx chat {run}"),
+        None => format!("phalanx sample {run} --prompt 'fn main'"),
+    });
     let mut lines: Vec<String> = sample.into_iter().collect();
     lines.push(format!("phalanx train --run {run} --resume {more}    train on"));
     lines.extend(learning_rate::more_steps_with_restart(&planned.config).map(|more| {
         format!("phalanx train --run {run} --resume {more}    with a warm restart: the loss rises first")
     }));
     let own = "phalanx train CONFIG --data YOUR-TEXTS --run runs/mine    your own text".to_string();
-    lines.extend(planned.config.data.rows.is_none().then_some(own));
+    lines.extend((!planned.config.data.has_rows()).then_some(own));
     lines.push(format!("phalanx export {run} --out hf-folder    for transformers"));
     let sharded = |config: &mut RunConfig| {
         (config.parallel.ranks, config.parallel.data, config.parallel.zero) = (Some(ranks), None, 3);

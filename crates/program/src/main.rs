@@ -79,6 +79,7 @@ mod run_damage;
 mod run_folder;
 mod run_folder_lock;
 mod run_names;
+mod sample_args;
 mod schedule_file;
 mod schedule_report;
 mod setup;
@@ -163,6 +164,7 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Plan(args) if args.draw.schedule.is_some() => commands::plan_schedule::draw(&args),
         Command::Plan(args) => commands::plan::plan(&args, environment),
         Command::Sample(args) => commands::sample::sample(&args, environment),
+        Command::Chat(args) => commands::chat::chat(&args, environment),
         Command::Tokenize(args) => commands::tokenize::tokenize(&args),
         Command::Import(args) => commands::import::import(&args),
         Command::ImportConfig(args) => commands::import_config::import_config(&args),

@@ -8,8 +8,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
-use phalanx_data::{Masking, TokenFiles, Tokenizer, token_paths};
+use phalanx_data::{Day, Masking, TokenFiles, Tokenizer, named_template, token_paths};
 use phalanx_models::{Model, Objective};
+use phalanx_train::chats::Chats;
 use phalanx_train::config::{DeviceKind, Documents, Float, KernelChoice, Products};
 use phalanx_train::dataset::{self, DataRead, NO_END, TextProgress};
 use phalanx_train::learned::Learned;
@@ -23,7 +24,7 @@ use crate::environment::Environment;
 use crate::output::note;
 use crate::shape::{read_hugging_face, write};
 use crate::user_config::UserConfig;
-use crate::{adapter, cards, hub, machine, placement_budget, resume, shape};
+use crate::{adapter, cards, hub, machine, placement_budget, resume, shape, tokenizing};
 
 /// Rows of the token table beyond the tokenizer's are padding up to a multiple of this; more is a mistake.
 const PADDING: usize = 64;
@@ -159,12 +160,7 @@ pub fn resolve<T>(
     };
     config.check()?;
     if let Purpose::Train(environment, _) = purpose {
-        for paths in config.data.files_mut() {
-            let absolute = |path: PathBuf| std::path::absolute(&path).unwrap_or(path);
-            *paths = paths.paths().into_iter().map(absolute).collect::<Vec<_>>().into();
-        }
-        config.model.init = config.model.init.as_deref().map(resume::absolute);
-        config.lora.adapter = config.lora.adapter.as_deref().map(resume::absolute);
+        keep_for_run(&mut config);
         let environment = environment.decide(&config.device)?;
         if config.device.kernels == KernelChoice::Auto {
             config.decide("device.kernels");
@@ -195,6 +191,23 @@ pub fn resolve<T>(
         Purpose::Plan | Purpose::Train(..) => placement_budget::fill(&mut config, ranks_here),
     }
     Ok((Resolved { config: ResolvedConfig::new(config)?, model, imported, device, unusable_ids }, found))
+}
+
+/// Makes paths absolute, so that the run can be resumed from any folder, and records the day of its first start, if its chats may read it.
+fn keep_for_run(config: &mut RunConfig) {
+    for paths in config.data.files_mut() {
+        let absolute = |path: PathBuf| std::path::absolute(&path).unwrap_or(path);
+        *paths = paths.paths().into_iter().map(absolute).collect::<Vec<_>>().into();
+    }
+    config.model.init = config.model.init.as_deref().map(resume::absolute);
+    config.lora.adapter = config.lora.adapter.as_deref().map(resume::absolute);
+    if let Some(template) = config.data.template.as_mut().filter(|given| named_template(given).is_none()) {
+        *template = resume::absolute(template);
+    }
+    if config.data.chat.is_some() && config.data.date.is_none() {
+        config.data.date = Some(Day::today().to_string());
+        config.decide("data.date");
+    }
 }
 
 /// Opens the folder of `model.init` and fills in the sizes that the user left out.
@@ -372,6 +385,9 @@ pub fn estimate_data(config: &RunConfig, initial: Initial) -> Result<(Vocabulary
     if data.rows.is_some() {
         return estimate_rows(config, &learned);
     }
+    if data.chat.is_some() {
+        return count_chats(config, &learned);
+    }
     if data.tokens.is_some() {
         let files = TokenData::open(data, Path::new(""))?;
         let mut notes = files.check_looks(data)?;
@@ -432,6 +448,21 @@ fn estimate_rows(config: &RunConfig, learned: &Learned) -> Result<(Vocabulary, E
     Ok((vocabulary, Estimate { tokens, evaluated, data: Some(report) }))
 }
 
+/// The same for chats, which are encoded to count their rows.
+fn count_chats(config: &RunConfig, learned: &Learned) -> Result<(Vocabulary, Estimate)> {
+    let chats = tokenizing::with_progress(false, &|_| {}, |watch| {
+        Chats::encode(config, learned, machine::cores(), watch)
+    })?;
+    chats.notes.iter().for_each(|line| note(line));
+    let tokens @ (count, held_out) = chats.counts();
+    let evaluated = Dataset::evaluated_of(count, held_out, config);
+    let report =
+        DataReport::estimate(chats.read, tokens, evaluated, config).counted().with_notes(chats.notes);
+    let (tokenizer, ids) = (&chats.tokenizer, chats.tokenizer.vocab_size());
+    let vocabulary = Vocabulary::of(ids, format!("the tokenizer {}", tokenizer.describe()), Some(tokenizer));
+    Ok((vocabulary, Estimate { tokens, evaluated, data: Some(report) }))
+}
+
 /// Refuses text of about `tokens` tokens that is certainly too short for a sequence of each part; a note about one that may be.
 fn short_parts(config: &RunConfig, read: &DataRead, tokens: usize, is_small: bool) -> Result<Vec<String>> {
     let estimate = if is_small { "" } else { ", of which the tokens are estimated" };
@@ -453,6 +484,9 @@ fn short_parts(config: &RunConfig, read: &DataRead, tokens: usize, is_small: boo
 pub fn random_tokens(config: &RunConfig, initial: Initial) -> Result<(Vocabulary, ())> {
     if config.data.documents == Documents::Apart {
         bail!("data.documents = \"apart\": random tokens have no documents; leave it out");
+    }
+    if config.data.chat.is_some() {
+        bail!("data.chat: random tokens have no chats; leave it out");
     }
     if config.data.rows.is_some() || !config.model.keys.labels().is_empty() {
         bail!(

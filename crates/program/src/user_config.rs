@@ -243,7 +243,8 @@ impl UserConfig {
     pub fn config(&self) -> Result<RunConfig> {
         let mut config =
             RunConfig::deserialize(Value::Table(self.tables.clone())).context("the configuration")?;
-        if config.data.validation_paths().is_some() && !self.has("data.validation") {
+        let has_files = config.data.validation_paths().is_some() || config.data.validation_chat.is_some();
+        if has_files && !self.has("data.validation") {
             // Files are evaluated in place of the default fraction.
             config.data.validation = 0.0;
         }

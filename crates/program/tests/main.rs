@@ -3,6 +3,7 @@
 mod bad_input;
 mod bench;
 mod cards;
+mod chats;
 mod classes;
 mod coming_from;
 mod cuda;

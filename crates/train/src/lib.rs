@@ -18,7 +18,7 @@ mod planner;
 pub use config::{ResolvedConfig, RunConfig};
 pub use data::dataset::{self, Dataset};
 pub use data::source::{self, DataSource};
-pub use data::{learned, parts, rows, token_data};
+pub use data::{chats, learned, parts, rows, token_data};
 pub use engine::error::{self, RunError};
 pub use engine::groups::{self, GroupSource, Groups};
 pub use engine::rank::{self, Rank};

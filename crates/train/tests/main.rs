@@ -3,6 +3,7 @@
 mod bits;
 mod block_inputs;
 mod cards;
+mod chats;
 mod checkpointing;
 mod chunk_choice;
 mod classes;

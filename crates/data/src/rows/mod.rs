@@ -13,7 +13,8 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 pub use encode::RowEncoder;
-pub use samples::{RowOrder, RowSamples, write_rows};
+pub(crate) use samples::BEFORE;
+pub use samples::{RowKind, RowOrder, RowSamples, write_rows};
 
 use crate::{DataError, Result};
 

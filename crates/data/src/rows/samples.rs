@@ -1,27 +1,55 @@
 //! Encoded rows in a token file, and the order in which a run reads them.
 //!
-//! The file is of Phalanx's own format. Its ids are, as one row behind another of `seq + 2` numbers: a first one with
-//! [`MARK`], `seq`, the number of rows to train on and that of rows for evaluation alone; then for each row its class, its length, its
-//! ids, and zeros. The upper bit of an id is its token type.
+//! The file is of Phalanx's own format. Its ids are, as one row behind another of `seq + 2` numbers: a first one with the
+//! mark of its [`RowKind`], `seq`, the number of rows to train on and that of rows for evaluation alone; then for each row its class (0
+//! for chats), its length, its ids, and zeros. The upper bit of a labelled row's id is its token type; of chats, see `chats::pack`.
 
 use std::path::Path;
 
 use super::{RowEncoder, Rows};
+use crate::chats::pack;
 use crate::permutation::mix;
 use crate::token_file::{TokenWriter, Written};
 use crate::{DataError, Permutation, Result, SampleOrder, Tokenizer, Tokens};
 
-/// The first number of a file of rows.
-const MARK: u32 = u32::from_le_bytes(*b"ROWS");
-
 /// Numbers before the ids of a row: its class and its length.
-const BEFORE: usize = 2;
-
-/// All but the token type of an id.
-const TOKEN: u32 = u32::MAX >> 1;
+pub(crate) const BEFORE: usize = 2;
 
 /// The largest number of ids of a file, which its writer is told.
 const ALL_NUMBERS: usize = 1 << 32;
+
+/// Kind of the rows of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RowKind {
+    /// Texts with a class.
+    Labelled,
+    /// Chats.
+    Chats,
+}
+
+impl RowKind {
+    /// The first number of a file, and the bits of an id.
+    fn layout(self) -> (u32, u32) {
+        match self {
+            RowKind::Labelled => (u32::from_le_bytes(*b"ROWS"), u32::MAX >> 1),
+            RowKind::Chats => (u32::from_le_bytes(*b"CHAT"), pack::ID),
+        }
+    }
+
+    /// The first row of a file with so many rows to train on and for evaluation alone.
+    pub(crate) fn head(self, seq: usize, counts: [usize; 2]) -> Vec<u32> {
+        let mut head = vec![self.layout().0, seq as u32, counts[0] as u32, counts[1] as u32];
+        head.resize(seq + BEFORE, 0);
+        head
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            RowKind::Labelled => "labelled rows",
+            RowKind::Chats => "chats",
+        }
+    }
+}
 
 /// Writes rows, those to train on and those for evaluation alone, with their classes by number. Returns what was written, and how
 /// many rows were cut.
@@ -38,11 +66,8 @@ pub fn write_rows(
     let encoder = RowEncoder::new(tokenizer, seq)?;
     let mut writer = TokenWriter::create(path, ALL_NUMBERS)?;
     let width = seq + BEFORE;
-    let [train, evaluated] = parts.map(|rows| rows.map_or(0, |rows| rows.rows.len()) as u32);
-    let mut numbers = vec![MARK, seq as u32, train, evaluated];
-    numbers.resize(width, 0);
-    writer.push(&numbers)?;
-    let mut cut = 0;
+    writer.push(&RowKind::Labelled.head(seq, parts.map(|rows| rows.map_or(0, |rows| rows.rows.len()))))?;
+    let (mut numbers, mut cut) = (Vec::new(), 0);
     for rows in parts.into_iter().flatten() {
         for row in &rows.rows {
             let class = rows.class(row, classes)?;
@@ -66,6 +91,7 @@ pub fn write_rows(
 pub struct RowSamples {
     tokens: Tokens,
     seq: usize,
+    kind: RowKind,
     /// Indices of the rows to train on, and of those held out.
     parts: [Vec<u32>; 2],
     order: RowOrder,
@@ -83,11 +109,11 @@ pub struct RowOrder {
 }
 
 impl RowSamples {
-    /// The rows in `tokens`, for sequences of `seq` tokens.
+    /// The rows of a kind in `tokens`, for sequences of `seq` tokens.
     ///
     /// # Errors
-    /// A file that has no rows, or rows for another `seq`; a part without rows.
-    pub fn open(tokens: Tokens, seq: usize, order: RowOrder) -> Result<RowSamples> {
+    /// A file that has no such rows, or rows for another `seq`; a part without rows.
+    pub fn open(kind: RowKind, tokens: Tokens, seq: usize, order: RowOrder) -> Result<RowSamples> {
         let width = seq + BEFORE;
         let refuse =
             |reason: String| Err(DataError::Source { reason: format!("{}: {reason}", tokens.origin()) });
@@ -96,8 +122,8 @@ impl RowSamples {
             tokens.read(0, &mut head)?;
         }
         let [mark, of_seq, train, evaluated] = head;
-        if mark != MARK {
-            return refuse("it holds no labelled rows".to_string());
+        if mark != kind.layout().0 {
+            return refuse(format!("it holds no {}", kind.name()));
         }
         if of_seq as usize != seq {
             return refuse(format!(
@@ -116,7 +142,7 @@ impl RowSamples {
         let empty = parts.iter().position(Vec::is_empty);
         match empty {
             Some(0) => refuse("no row is left to train on: give more, or lower data.validation".to_string()),
-            _ => Ok(RowSamples { tokens, seq, parts, order }),
+            _ => Ok(RowSamples { tokens, seq, kind, parts, order }),
         }
     }
 
@@ -151,7 +177,7 @@ impl RowSamples {
     /// # Errors
     /// [`DataError::TokenOutOfRange`], [`DataError::Source`].
     pub fn check(&self, vocab: usize, classes: usize) -> Result<()> {
-        let mut ids = vec![0; self.seq];
+        let (mut ids, bits) = (vec![0; self.seq], self.kind.layout().1);
         for row in self.parts.iter().flatten() {
             let (class, length) = self.read(*row, &mut ids)?;
             if class >= classes || length == 0 || length > self.seq {
@@ -159,8 +185,8 @@ impl RowSamples {
                     format!("{}: row {row} is damaged: class {class}, length {length}", self.tokens.origin());
                 return Err(DataError::Source { reason });
             }
-            if let Some(place) = ids.iter().position(|id| (id & TOKEN) as usize >= vocab) {
-                let (origin, id) = (self.tokens.origin().to_string(), i64::from(ids[place] & TOKEN));
+            if let Some(place) = ids.iter().position(|id| (id & bits) as usize >= vocab) {
+                let (origin, id) = (self.tokens.origin().to_string(), i64::from(ids[place] & bits));
                 let position = (*row as usize + 1) * (self.seq + BEFORE) + BEFORE + place;
                 return Err(DataError::TokenOutOfRange { origin, position, id, vocab });
             }
@@ -199,6 +225,35 @@ impl RowSamples {
         Ok((before[0] as usize, before[1] as usize))
     }
 
+    /// Writes the ids and the targets of a row.
+    ///
+    /// # Errors
+    /// Those of [`Tokens::read`].
+    pub fn fill(&self, row: u32, ids: &mut [u32], targets: &mut [u32]) -> Result<()> {
+        let (class, _) = self.read(row, ids)?;
+        match self.kind {
+            RowKind::Labelled => targets.fill(class as u32),
+            RowKind::Chats => pack::sample(ids, targets),
+        }
+        Ok(())
+    }
+
+    /// Writes the position of each token of a row in its text or chat. The padding counts as one of its own.
+    ///
+    /// # Errors
+    /// Those of [`Tokens::read`].
+    pub fn positions(&self, row: u32, to: &mut [u32]) -> Result<()> {
+        let (_, length) = self.read(row, to)?;
+        match self.kind {
+            RowKind::Labelled => {
+                let positions = (0..length as u32).chain(0..);
+                to.iter_mut().zip(positions).for_each(|(to, position)| *to = position);
+            }
+            RowKind::Chats => pack::positions(to, length),
+        }
+        Ok(())
+    }
+
     /// The share of the rows held out that are among those that `trained` trains on; None without any.
     ///
     /// # Errors
@@ -224,6 +279,11 @@ impl RowSamples {
             found += usize::from(seen.contains(&digest(self, *row)?));
         }
         Ok(Some(found as f64 / held.len() as f64))
+    }
+
+    /// Kind of the rows.
+    pub fn kind(&self) -> RowKind {
+        self.kind
     }
 
     /// The tokens that hold the rows.

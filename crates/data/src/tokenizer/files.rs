@@ -22,7 +22,7 @@ pub(super) const MODEL_CONFIG: &str = "config.json";
 pub(super) const VOCAB_JSON: &str = "vocab.json";
 pub(super) const MERGES: &str = "merges.txt";
 pub(super) const VOCAB_TXT: &str = "vocab.txt";
-const CHAT_TEMPLATE: &str = "chat_template.jinja";
+pub(super) const CHAT_TEMPLATE: &str = "chat_template.jinja";
 
 /// Files that are read of a folder.
 const NAMES: [&str; 11] = [
@@ -122,7 +122,6 @@ impl TokenizerFiles {
     }
 
     /// The first chat template: `chat_template.jinja` counts before `tokenizer_config.json`, whose list has one named "default".
-    #[cfg(feature = "tokenizers")]
     pub(super) fn chat_template(&self) -> Option<String> {
         if let Some(template) = self.get(CHAT_TEMPLATE) {
             return Some(template.to_string());

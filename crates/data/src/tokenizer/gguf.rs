@@ -103,7 +103,7 @@ impl Tokenizer {
         vocabulary.ids = IDS.into_iter().filter_map(|(key, role)| Some((key, roles(role)?))).collect();
         vocabulary.flags.extend(framing(opened)?);
         vocabulary.fill_rows(&content, opened, rows);
-        vocabulary.chat_template = opened.files().chat_template();
+        vocabulary.chat_template = self.chat_template();
         vocabulary.name = strips_as_phi3(&content).then_some("phi-3");
         vocabulary.notes = vocabulary.differences(&content, &left_out);
         Ok(vocabulary)

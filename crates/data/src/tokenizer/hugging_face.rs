@@ -7,7 +7,10 @@ use std::collections::{HashMap, HashSet};
 
 use serde::Deserialize;
 use serde_json::Value;
-use tokenizers::{Encoding, Model, ModelWrapper, NormalizedString, Normalizer, Tokenizer};
+use tokenizers::{
+    Encoding, Model, ModelWrapper, NormalizedString, Normalizer, OffsetReferential, OffsetType,
+    PreTokenizedString, PreTokenizer, Tokenizer,
+};
 
 use super::bounds;
 use super::guarded::guarded;
@@ -116,6 +119,13 @@ impl HuggingFace {
         spelled
     }
 
+    /// Spellings of the special tokens.
+    pub(super) fn special(&self) -> Vec<String> {
+        let added = self.tokenizer.get_added_vocabulary().get_added_tokens_decoder();
+        let special = added.values().filter(|token| token.special && !token.content.is_empty());
+        special.map(|token| token.content.clone()).collect()
+    }
+
     /// The spelling of the model's token for unknown text.
     pub(super) fn unknown(&self) -> Option<String> {
         match self.tokenizer.get_model() {
@@ -190,6 +200,26 @@ impl HuggingFace {
         let encoded = guarded("encoded a text", || match self.lost(text) {
             Some(reason) => Err(reason),
             None => encode(&self.tokenizer).map_err(|error| error.to_string()),
+        });
+        encoded.and_then(|encoded| encoded).map_err(|reason| DataError::Encode { reason })
+    }
+
+    /// The ids of a text without a look for added tokens, as transformers' `_encode_without_added_tokens`.
+    pub(super) fn encode_plain(&self, text: &str) -> Result<Vec<u32>> {
+        let encode = || -> tokenizers::Result<Vec<u32>> {
+            let mut parts = PreTokenizedString::from(self.normalized(text));
+            if let Some(pre_tokenizer) = self.tokenizer.get_pre_tokenizer() {
+                pre_tokenizer.pre_tokenize(&mut parts)?;
+            }
+            let mut ids = Vec::new();
+            for (part, ..) in parts.get_splits(OffsetReferential::Normalized, OffsetType::Byte) {
+                ids.extend(self.tokenizer.get_model().tokenize(part)?.into_iter().map(|token| token.id));
+            }
+            Ok(ids)
+        };
+        let encoded = guarded("encoded a text", || match self.lost(text) {
+            Some(reason) => Err(reason),
+            None => encode().map_err(|error| error.to_string()),
         });
         encoded.and_then(|encoded| encoded).map_err(|reason| DataError::Encode { reason })
     }

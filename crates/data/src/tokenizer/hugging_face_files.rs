@@ -6,8 +6,8 @@ use std::collections::{BTreeMap, HashMap};
 use serde_json::{Map, Value, json};
 
 use super::files::{
-    ADDED_TOKENS, GENERATION_CONFIG, MERGES, MODEL_CONFIG, SPECIAL_TOKENS_MAP, TOKENIZER_CONFIG,
-    TOKENIZER_FILE, VOCAB_JSON, VOCAB_TXT,
+    ADDED_TOKENS, CHAT_TEMPLATE, GENERATION_CONFIG, MERGES, MODEL_CONFIG, SPECIAL_TOKENS_MAP,
+    TOKENIZER_CONFIG, TOKENIZER_FILE, VOCAB_JSON, VOCAB_TXT,
 };
 use super::from_files::FromFiles;
 use super::layout::{byte_pairs, content_of, printable_bytes};
@@ -95,6 +95,13 @@ impl HuggingFaceFiles {
             self.special.iter().for_each(|token| changed[token.role] = json!(token.content));
             *config = format!("{changed:#}\n");
         }
+        self
+    }
+
+    /// The same files with another chat template.
+    #[must_use]
+    pub(super) fn with_chat_template(mut self, source: &str) -> HuggingFaceFiles {
+        self.files.insert(CHAT_TEMPLATE.to_string(), source.to_string());
         self
     }
 

@@ -27,6 +27,7 @@ mod guarded;
 mod hugging_face;
 mod hugging_face_files;
 mod layout;
+mod roles;
 mod settings;
 mod spec;
 mod special_tokens;
@@ -66,6 +67,8 @@ pub struct Tokenizer {
     algorithm: Arc<Algorithm>,
     /// True if a token separates documents of bytes or characters.
     separated: bool,
+    /// A chat template in place of that of the files.
+    template: Option<Arc<str>>,
 }
 
 #[allow(clippy::large_enum_variant, reason = "there is one of it in a tokenizer, behind an `Arc`")]
@@ -91,11 +94,14 @@ struct SavedTokenizer {
     separated: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     files: Option<TokenizerFiles>,
+    /// A chat template in place of that of the files.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    template: Option<String>,
 }
 
 impl Tokenizer {
     fn of(algorithm: Algorithm) -> Tokenizer {
-        Tokenizer { algorithm: Arc::new(algorithm), separated: false }
+        Tokenizer { algorithm: Arc::new(algorithm), separated: false, template: None }
     }
 
     /// Makes the tokenizer that `spec` asks for. `corpus` gives `char` its vocabulary, and tells bytes and characters
@@ -202,7 +208,9 @@ impl Tokenizer {
     /// The content of the tokenizer's file.
     pub fn to_json(&self) -> String {
         let (kind, chars, files) = match &*self.algorithm {
-            Algorithm::HuggingFace(opened) if opened.files().is_tokenizer_json_alone() => {
+            Algorithm::HuggingFace(opened)
+                if self.template.is_none() && opened.files().is_tokenizer_json_alone() =>
+            {
                 return opened.tokenizer_json().to_string();
             }
             Algorithm::HuggingFace(opened) => ("files", None, Some(opened.files().clone())),
@@ -210,7 +218,9 @@ impl Tokenizer {
             Algorithm::Gpt2(_) => ("gpt2", None, None),
             Algorithm::Char(vocabulary) => ("char", Some(vocabulary.to_string()), None),
         };
-        let saved = SavedTokenizer { kind: Some(kind.to_string()), chars, separated: self.separated, files };
+        let template = self.template.as_deref().map(str::to_string);
+        let (kind, separated) = (Some(kind.to_string()), self.separated);
+        let saved = SavedTokenizer { kind, chars, separated, files, template };
         serde_json::to_string(&saved).expect("strings are always JSON")
     }
 
@@ -225,6 +235,7 @@ impl Tokenizer {
             Algorithm::Gpt2(gpt2) => HuggingFaceFiles::of_gpt2(&gpt2.ordinary_tokens(), gpt2.end_of_text()),
             Algorithm::HuggingFace(opened) => HuggingFaceFiles::of_files(opened),
         };
+        let files = self.template.iter().fold(files, |files, source| files.with_chat_template(source));
         match mask.filter(|id| *id as usize == self.vocab_size()) {
             Some(id) => files.with_mask(id),
             None => files,
@@ -236,7 +247,7 @@ impl Tokenizer {
     pub fn digest(&self) -> String {
         let (json, changes) = match &*self.algorithm {
             Algorithm::HuggingFace(opened) => (opened.tokenizer_json().to_string(), opened.changes()),
-            _ => (Tokenizer { separated: false, ..self.clone() }.to_json(), None),
+            _ => (Tokenizer { separated: false, template: None, ..self.clone() }.to_json(), None),
         };
         let sorted = serde_json::from_str::<serde_json::Value>(&json).map(|value| value.to_string());
         let mut hasher = blake3::Hasher::new();
@@ -284,7 +295,7 @@ impl Tokenizer {
             }
         };
         let separated = saved.separated && matches!(algorithm, Algorithm::Byte | Algorithm::Char(_));
-        Ok(Tokenizer { separated, ..Tokenizer::of(algorithm) })
+        Ok(Tokenizer { separated, template: saved.template.map(Arc::from), ..Tokenizer::of(algorithm) })
     }
 
     /// The ids of `text`, without anything added around it.
@@ -356,15 +367,6 @@ impl Tokenizer {
         }
     }
 
-    /// The id that replaces a hidden token, if the vocabulary has one: the token with the role `mask_token` of a
-    /// `tokenizer.json`, none for the other kinds.
-    pub fn mask(&self) -> Option<u32> {
-        match &*self.algorithm {
-            Algorithm::HuggingFace(opened) => opened.role("mask_token").map(|token| token.id),
-            _ => None,
-        }
-    }
-
     /// Returns whether the ids of `self` mean the same in `other`, which may have further ids.
     pub fn agrees_with(&self, other: &Tokenizer) -> bool {
         self.digest() == other.digest()
@@ -382,7 +384,7 @@ impl Tokenizer {
     }
 
     /// The tokenizer as one of Hugging Face's library, if this build has it.
-    fn opened(&self) -> Option<Tokenizer> {
+    pub(crate) fn opened(&self) -> Option<Tokenizer> {
         match &*self.algorithm {
             Algorithm::HuggingFace(_) => Some(self.clone()),
             _ => {
@@ -410,36 +412,6 @@ impl Tokenizer {
             }
         };
         format!("{kind}, {} ids", self.vocab_size())
-    }
-
-    /// Describes what separates and encloses documents, for messages.
-    pub fn describe_boundaries(&self) -> String {
-        let spelled = |id: u32| match &*self.algorithm {
-            Algorithm::HuggingFace(opened) => {
-                opened.library.token(id).map_or_else(|| id.to_string(), |(content, _)| format!("{content:?}"))
-            }
-            _ => format!("{END_OF_TEXT:?}"),
-        };
-        let source = match &*self.algorithm {
-            Algorithm::HuggingFace(opened) => opened.separator().map(|token| format!(", {}", token.source)),
-            _ => None,
-        };
-        let between = match self.separator() {
-            Some(id) => format!("{} (id {id}{})", spelled(id), source.unwrap_or_default()),
-            None if matches!(*self.algorithm, Algorithm::HuggingFace(_)) => {
-                "nothing, since no token is known that ends a text".to_string()
-            }
-            None => "nothing, as for a single document: no id is set aside for it".to_string(),
-        };
-        let list = |ids: &[u32]| ids.iter().map(|id| spelled(*id)).collect::<Vec<_>>().join(" ");
-        let [begin, end] = self.framing().map(list);
-        let enclosed = match (begin.is_empty(), end.is_empty()) {
-            (true, true) => String::new(),
-            (false, true) => format!("; each begins with {begin}"),
-            (true, false) => format!("; each ends with {end}"),
-            (false, false) => format!("; each begins with {begin} and ends with {end}"),
-        };
-        format!("between documents: {between}{enclosed}")
     }
 
     /// The last position at which `text` may be cut: encoding the two parts separately gives the ids of the whole,

@@ -261,7 +261,7 @@ fn contradictions(found: &[SpecialToken], files: &[(&'static str, Value)]) -> Ve
 }
 
 /// An id, or those of a list.
-fn listed(value: &Value) -> impl Iterator<Item = u32> {
+pub(super) fn listed(value: &Value) -> impl Iterator<Item = u32> {
     let ids = value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice);
     ids.iter().filter_map(Value::as_u64).filter_map(|id| u32::try_from(id).ok())
 }

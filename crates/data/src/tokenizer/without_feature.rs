@@ -77,6 +77,14 @@ impl HuggingFace {
         match self.0 {}
     }
 
+    pub(super) fn special(&self) -> Vec<String> {
+        match self.0 {}
+    }
+
+    pub(super) fn encode_plain(&self, _: &str) -> Result<Vec<u32>> {
+        match self.0 {}
+    }
+
     pub(super) fn unknown(&self) -> Option<String> {
         match self.0 {}
     }

@@ -1,6 +1,7 @@
 //! The crate from outside: every kind of tokenizer, corpus and token file, good and bad, and the
 //! samples that come of them. One binary, because linking the tokenizers takes longer than the tests.
 
+mod chats;
 mod corpora;
 mod foreign;
 mod gguf;

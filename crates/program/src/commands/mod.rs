@@ -6,6 +6,7 @@ pub mod bench_kernels;
 pub mod bench_memory;
 pub mod bench_step;
 pub mod bench_strategies;
+pub mod chat;
 pub mod completions;
 pub mod doctor;
 pub mod export;

@@ -1,16 +1,19 @@
 //! `phalanx sample`: continues a text and shows it as it is generated.
 
+use std::sync::Arc;
+
 use anyhow::{Context, Result, bail};
+use phalanx_checkpoint::Checkpoint;
 use phalanx_data::Tokenizer;
-use phalanx_models::Objective;
+use phalanx_models::{Model, Objective};
 use phalanx_train::config::Float;
 use phalanx_train::run_files::CONFIG_FILE;
 use phalanx_train::sample::{Generator, Sampling};
 use serde_json::{Value, json};
 
-use crate::args::SampleArgs;
 use crate::environment::Environment;
 use crate::run_folder::{RunFolder, model_of};
+use crate::sample_args::{SampleArgs, SamplingArgs};
 use crate::user_config::UserConfig;
 use crate::{continuation, machine, output};
 
@@ -29,6 +32,10 @@ fn slow_beyond(positions: usize, length: usize, shift: usize) -> Option<String> 
         )
     })
 }
+
+/// Why no text can be read or made.
+pub const NO_TOKENIZER: &str =
+    "this run has no tokenizer: its tokens came from a file that does not hold one";
 
 /// Largest file of prompts.
 const PROMPTS_BYTES: u64 = 64 << 20;
@@ -86,44 +93,19 @@ fn encode(tokenizer: &Tokenizer, (of, prompt): &(String, String)) -> Result<Vec<
 /// # Errors
 /// A folder without a checkpoint or tokenizer, a prompt that the tokenizer cannot encode.
 pub fn sample(args: &SampleArgs, environment: Environment) -> Result<()> {
-    if args.top_p == 0.0 {
-        bail!("--top-p 0: expected more than 0 and at most 1 (1 for all tokens)");
-    }
+    let (how, shift) = (sampling(&args.sampling)?, args.sampling.shift);
     let folder = RunFolder::at(&args.run);
-    let checkpoint = folder.checkpoint(args.step)?;
-    let tokenizer = folder
-        .tokenizer_of(&checkpoint)?
-        .context("this run has no tokenizer: its tokens came from a file that does not hold one")?;
+    let checkpoint = folder.checkpoint(args.sampling.step)?;
+    let tokenizer = folder.tokenizer_of(&checkpoint)?.context(NO_TOKENIZER)?;
     let prompts = prompts(args)?;
     // All of them, before the first is continued.
     let encoded: Vec<Vec<u32>> =
         prompts.iter().map(|prompt| encode(&tokenizer, prompt)).collect::<Result<_>>()?;
-    let model = model_of(&checkpoint)?;
-    let other = match model.objective() {
-        Objective::Causal => None,
-        Objective::Masked => Some("a masked model (BERT), which fills gaps"),
-        Objective::Classes => Some("a model with classes (BERT), which chooses one of them"),
-    };
-    if let Some(other) = other {
-        bail!(
-            "{} holds {other} and does not continue text: sample from a GPT-2, or export this one",
-            args.run.display()
-        );
-    }
-    let device = environment.unplanned_device(machine::cores())?;
-    let compute = compute_type(args, &folder)?;
-    let generator = Generator::load(&*model, &checkpoint, &tokenizer, device, compute.into())?;
+    let (model, generator, compute) =
+        generator(&folder, &checkpoint, &tokenizer, &args.sampling, environment)?;
     encoded.iter().try_for_each(|tokens| continuation::check_prompt(tokens, model.vocab(), &tokenizer))?;
-    let how = Sampling {
-        temperature: args.temperature,
-        top_k: args.top_k,
-        top_p: args.top_p,
-        shift: args.shift,
-        seed: args.seed,
-    };
     let longest_given = encoded.iter().map(Vec::len).max().unwrap_or(0);
-    let hint =
-        model.longest().and_then(|longest| slow_beyond(longest, longest_given + args.tokens, args.shift));
+    let hint = model.longest().and_then(|longest| slow_beyond(longest, longest_given + args.tokens, shift));
     hint.iter().for_each(|hint| output::note(hint));
     for (number, ((_, prompt), mut tokens)) in prompts.iter().zip(encoded).enumerate() {
         let (given, mut text) = (tokens.len(), prompt.clone());
@@ -139,7 +121,7 @@ pub fn sample(args: &SampleArgs, environment: Environment) -> Result<()> {
                 Ok(output::print(piece)?)
             }
         };
-        continuation::stream(&generator, &tokenizer, &mut tokens, args.tokens, how, &mut show)?;
+        continuation::stream(&generator, &tokenizer, &mut tokens, (args.tokens, &[]), how, &mut show)?;
         let (step, made) = (checkpoint.step(), &tokens[given..]);
         let found =
             json!({ "step": step, "dtype": compute.name(), "prompt": prompt, "text": text, "tokens": made });
@@ -152,8 +134,49 @@ pub fn sample(args: &SampleArgs, environment: Environment) -> Result<()> {
     Ok(())
 }
 
+/// How tokens are drawn.
+///
+/// # Errors
+/// A share of the probability that leaves no token.
+pub fn sampling(args: &SamplingArgs) -> Result<Sampling> {
+    let &SamplingArgs { temperature, top_k, top_p, shift, seed, .. } = args;
+    if top_p == 0.0 {
+        bail!("--top-p 0: expected more than 0 and at most 1 (1 for all tokens)");
+    }
+    Ok(Sampling { temperature, top_k, top_p, shift, seed })
+}
+
+/// The model of a checkpoint, ready to continue text, and the type that it computes in.
+///
+/// # Errors
+/// A model that does not continue text, a damaged checkpoint.
+pub fn generator(
+    folder: &RunFolder,
+    checkpoint: &Checkpoint,
+    tokenizer: &Tokenizer,
+    args: &SamplingArgs,
+    environment: Environment,
+) -> Result<(Arc<dyn Model>, Generator, Float)> {
+    let model = model_of(checkpoint)?;
+    let other = match model.objective() {
+        Objective::Causal => None,
+        Objective::Masked => Some("a masked model (BERT), which fills gaps"),
+        Objective::Classes => Some("a model with classes (BERT), which chooses one of them"),
+    };
+    if let Some(other) = other {
+        bail!(
+            "{} holds {other} and does not continue text: sample from a GPT-2, or export this one",
+            folder.path().display()
+        );
+    }
+    let device = environment.unplanned_device(machine::cores())?;
+    let compute = compute_type(args, folder)?;
+    let generator = Generator::load(&*model, checkpoint, tokenizer, device, compute.into())?;
+    Ok((model, generator, compute))
+}
+
 /// The type to compute in: as asked, else that of the run, else f32 for a folder without a configuration.
-fn compute_type(args: &SampleArgs, folder: &RunFolder) -> Result<Float> {
+fn compute_type(args: &SamplingArgs, folder: &RunFolder) -> Result<Float> {
     Ok(match args.dtype.as_deref() {
         Some("f32") => Float::F32,
         Some("bf16") => Float::Bf16,

@@ -1,30 +1,89 @@
-//! `phalanx tokenize`: text to a token file.
+//! `phalanx tokenize`: text to a token file, or what of chats is trained.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
-use phalanx_data::{Corpus, CorpusSpec, TokenFile, TokenFormat, Tokenizer, tokenize_to_file};
+use phalanx_data::{
+    ChatExample, ChatFiles, ChatFormat, Corpus, CorpusSpec, TokenFile, TokenFormat, Tokenizer, token_paths,
+    tokenize_to_file,
+};
+use phalanx_train::config::Paths;
 use phalanx_train::dataset::TextProgress;
+use phalanx_train::{RunConfig, chats};
 use serde_json::json;
 
 use crate::args::TokenizeArgs;
+use crate::overrides::Overrides;
 use crate::ownership::check_output;
-use crate::{machine, output, report, tokenizing};
+use crate::user_config::UserConfig;
+use crate::{colour, environment, machine, output, report, tokenizing};
 
-/// Writes the token file.
+/// Writes the token file, or shows chats.
 ///
 /// # Errors
 /// Missing or unreadable text or tokenizer, a file that cannot be written or that exists already.
 pub fn tokenize(args: &TokenizeArgs) -> Result<()> {
-    if !args.force && args.out.symlink_metadata().is_ok() {
+    match (args.show, &args.out) {
+        (Some(count), _) => show(args, count),
+        (None, Some(out)) => write(args, out),
+        (None, None) => bail!("--out names the token file to write"),
+    }
+}
+
+/// Prints the first chats.
+fn show(args: &TokenizeArgs, count: usize) -> Result<()> {
+    let given = UserConfig::of(&RunConfig::default())?;
+    let set = args.set.clone();
+    let mut given = given.with(&Overrides { set, ..Overrides::default() }, &[])?;
+    let paths = args.text.iter().map(|path| path.display().to_string().into()).collect();
+    given.set("data.chat", toml::Value::Array(paths));
+    let config = given.config()?;
+    config.check()?;
+    let (encoder, tokenizer) = chats::encoder(&config.data, Tokenizer::from_key(&args.tokenizer, None)?)?;
+    let paths: Vec<PathBuf> = config.data.chat.iter().flat_map(Paths::paths).collect();
+    let files = ChatFiles::read(&token_paths(&paths)?, config.data.chat_format())?;
+    let examples = encoder.examples(&files, count)?;
+    if args.json {
+        let one = |example: &ChatExample| {
+            json!({
+                "ids": example.ids, "trained": example.trained, "text": tokenizer.decode(&example.ids),
+                "format": example.format.map(ChatFormat::name), "spelled": example.spelled,
+            })
+        };
+        return output::print_json(&json!({ "chats": examples.iter().map(one).collect::<Vec<_>>() }));
+    }
+    let has_colours = output::terminal_width().is_some() && environment::colours();
+    let [begins, ends] = if has_colours { colour::TRAINED } else { ["[[", "]]"] };
+    for (number, example) in examples.iter().enumerate() {
+        let trained = example.trained.iter().filter(|trained| **trained).count();
+        let format = example.format.map_or("", ChatFormat::name);
+        output::print_line(&format!(
+            "--- chat {}: {format}, {} tokens, {trained} trained",
+            number + 1,
+            example.ids.len()
+        ))?;
+        let mut at = 0;
+        for run in example.trained.chunk_by(|one, other| one == other) {
+            let text = tokenizer.decode(&example.ids[at..at + run.len()]);
+            output::print(&if run[0] { format!("{begins}{text}{ends}") } else { text })?;
+            at += run.len();
+        }
+        output::print_line("")?;
+    }
+    Ok(())
+}
+
+/// Writes the token file.
+fn write(args: &TokenizeArgs, out: &Path) -> Result<()> {
+    if !args.force && out.symlink_metadata().is_ok() {
         bail!(
             "{} exists already, and nothing was changed: choose another --out, or give --force to replace it",
-            args.out.display()
+            out.display()
         );
     }
     let is_tokens =
         |path: &Path| TokenFile::open(path).is_ok_and(|file| file.format() == TokenFormat::Phalanx);
-    check_output(&args.out, "--out", is_tokens)?;
+    check_output(out, "--out", is_tokens)?;
     let spec = CorpusSpec {
         paths: args.text.clone(),
         extensions: args.extension.clone(),
@@ -37,14 +96,14 @@ pub fn tokenize(args: &TokenizeArgs) -> Result<()> {
         watch(TextProgress::Read(corpus.findings()));
         let tokenizer = Tokenizer::from_key(&args.tokenizer, Some(&corpus))?;
         let progress = &mut |progress| watch(TextProgress::Tokenising(progress));
-        let written = tokenize_to_file(&corpus, &tokenizer, &args.out, machine::cores(), progress)?;
+        let written = tokenize_to_file(&corpus, &tokenizer, out, machine::cores(), progress)?;
         Ok((corpus, tokenizer, written))
     })?;
     let findings = corpus.findings();
     let told = [tokenizer.notes(), &tokenizer.describe_spelled(&written.spelled)].concat();
     if args.json {
         return output::print_json(&json!({
-            "out": args.out, "tokens": written.tokens, "documents": written.documents, "bytes": written.bytes,
+            "out": out, "tokens": written.tokens, "documents": written.documents, "bytes": written.bytes,
             "files": findings.files, "text_bytes": corpus.bytes(), "vocab": tokenizer.vocab_size(),
             "skipped": findings.skipped_files.count(), "skipped_lines": findings.skipped_lines.count(),
             "findings": findings, "notes": told,
@@ -52,7 +111,7 @@ pub fn tokenize(args: &TokenizeArgs) -> Result<()> {
     }
     output::print_line(&format!(
         "{}: {} tokens of {} in {} ({}) by {}; {}",
-        args.out.display(),
+        out.display(),
         written.tokens,
         report::plural(written.documents as usize, "document"),
         report::plural(findings.files as usize, "file"),
@@ -64,6 +123,6 @@ pub fn tokenize(args: &TokenizeArgs) -> Result<()> {
     for line in told {
         output::print_line(&line)?;
     }
-    output::print_line(&format!("train on it with data.tokens = {:?}", args.out.display().to_string()))?;
+    output::print_line(&format!("train on it with data.tokens = {:?}", out.display().to_string()))?;
     Ok(())
 }

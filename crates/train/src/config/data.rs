@@ -1,8 +1,8 @@
-//! `[data]`: text, tokenizer and token files.
+//! `[data]`: text, rows, chats, tokenizer and token files.
 
 use std::path::PathBuf;
 
-use phalanx_data::{SampleOrder, TokenType};
+use phalanx_data::{ChatFormat, Day, SampleOrder, TokenType};
 use phalanx_models::Objective;
 use phalanx_models::limits::MAX_VOCAB;
 
@@ -19,10 +19,11 @@ const OTHER_SHARE: &str = "the validation loss is that of other windows, and doe
 const OTHER_TARGETS: &str = "tokens see other ones than before, and other targets are predicted: losses do not compare with the ones before";
 const OTHER_ORDER: &str = "the samples that are left of this epoch are others: some of those that it has had come again, and some never come";
 
-/// Why text, token files and rows exclude each other.
+/// Why text, token files, rows and chats exclude each other.
 const ONE_SOURCE: &str = "tokens have one source";
 
 const OF_TOKENS: Need = Need::is_for(&[("data.tokens", SET)], "");
+const OF_CHATS: Need = Need::is_for(&[("data.chat", SET)], "");
 
 table! {
     /// `[data]`
@@ -52,6 +53,27 @@ table! {
         /// Rows for evaluation, instead of the fraction `validation`.
         validation_rows: Option<Paths> = None, KEY.resume(Data)
             .needs(&[Need::is_for(&[("data.rows", SET)], "")]);
+        /// Files of chats or instructions (JSON lines, or an array), instead of text, by paths and patterns: `messages` as OpenAI's,
+        /// `conversations` as ShareGPT's, `instruction` and `output` as Alpaca's, `prompt` and `completion`.
+        chat: Option<Paths> = None, KEY.resume(Data)
+            .needs(&[
+                Need::any(&[("data.text", LEFT_OUT)], ONE_SOURCE),
+                Need::any(&[("data.tokens", LEFT_OUT)], ONE_SOURCE),
+                Need::any(&[("data.rows", LEFT_OUT)], ONE_SOURCE),
+                SYNCHRONOUS,
+            ]);
+        /// Chats for evaluation, instead of the fraction `validation`.
+        validation_chat: Option<Paths> = None, KEY.resume(Data).needs(&[OF_CHATS]);
+        /// Format of the chats.
+        format: Format = Format::Auto, KEY.quiet().resume(Data).needs(&[OF_CHATS]);
+        /// Chat template (Jinja): `chatml`, `llama3`, or the path of a file. When left out: the tokenizer's own.
+        template: Option<String> = None, KEY.resume(Data).needs(&[OF_CHATS]);
+        /// Tokens of chats that are trained.
+        train_on: TrainOn = TrainOn::Answers, KEY.quiet().resume(Data).needs(&[OF_CHATS]);
+        /// Chats in a sequence.
+        pack: Pack = Pack::Documents, KEY.quiet().resume(Data).needs(&[OF_CHATS]);
+        /// The day that chat templates write (`2026-11-28`). When left out: the one on which the run starts, in UTC.
+        date: Option<String> = None, KEY.keeps().resume(Data).needs(&[OF_CHATS]);
         /// Type of ids in token files without a header: `u8`, `u16`, `u32`, `i64`; `auto` is `u16`.
         token_type: TokenType = TokenType::Auto, KEY.resume(Data)
             .needs(&[OF_TOKENS]);
@@ -92,6 +114,44 @@ table! {
 }
 
 words! {
+    /// Format of chats.
+    Format {
+        /// The one that the keys of each record show.
+        Auto = "auto",
+        /// OpenAI's: `messages` of `role` and `content`, `tools`.
+        Messages = "messages",
+        /// `conversations` of `from` and `value`, `system`, `tools`.
+        Sharegpt = "sharegpt",
+        /// `instruction`, `input`, `output`, `system`, `history`.
+        Alpaca = "alpaca",
+        /// `prompt` and `completion`, both texts (without a template) or both messages.
+        Prompt = "prompt",
+    }
+}
+
+words! {
+    /// Tokens of chats that are trained.
+    TrainOn {
+        /// Those of all answers, with the token that ends each.
+        Answers = "answers",
+        /// Those of the last answer.
+        LastAnswer = "last-answer",
+        /// All.
+        All = "all",
+    }
+}
+
+words! {
+    /// Chats in a sequence.
+    Pack {
+        /// Several whole ones, which do not see each other.
+        Documents = "documents",
+        /// One, and padding behind it.
+        Off = "off",
+    }
+}
+
+words! {
     /// Relation of documents that lie in one sequence.
     Documents {
         /// One text: each token sees all earlier ones of its sequence.
@@ -120,8 +180,24 @@ impl DataConfig {
 
     /// The keys that name files by paths and patterns.
     pub fn files_mut(&mut self) -> impl Iterator<Item = &mut Paths> {
-        let keys = [&mut self.tokens, &mut self.validation_tokens, &mut self.rows, &mut self.validation_rows];
-        keys.into_iter().flatten()
+        let DataConfig { tokens, validation_tokens, rows, validation_rows, chat, validation_chat, .. } = self;
+        [tokens, validation_tokens, rows, validation_rows, chat, validation_chat].into_iter().flatten()
+    }
+
+    /// Returns whether samples are rows, which were cut for `model.seq`: labelled rows, or chats.
+    pub fn has_rows(&self) -> bool {
+        self.rows.is_some() || self.chat.is_some()
+    }
+
+    /// The format that chats must have.
+    pub fn chat_format(&self) -> Option<ChatFormat> {
+        match self.format {
+            Format::Auto => None,
+            Format::Messages => Some(ChatFormat::Messages),
+            Format::Sharegpt => Some(ChatFormat::ShareGpt),
+            Format::Alpaca => Some(ChatFormat::Alpaca),
+            Format::Prompt => Some(ChatFormat::Prompt),
+        }
     }
 }
 
@@ -134,6 +210,16 @@ impl From<Order> for SampleOrder {
     }
 }
 
+impl From<TrainOn> for phalanx_data::TrainOn {
+    fn from(train_on: TrainOn) -> phalanx_data::TrainOn {
+        match train_on {
+            TrainOn::Answers => phalanx_data::TrainOn::Answers,
+            TrainOn::LastAnswer => phalanx_data::TrainOn::LastAnswer,
+            TrainOn::All => phalanx_data::TrainOn::All,
+        }
+    }
+}
+
 impl RunConfig {
     pub(super) fn check_data(&self) -> Result<(), ConfigError> {
         if self.data.documents == Documents::Apart && self.model.arch.objective == Objective::Masked {
@@ -141,6 +227,7 @@ impl RunConfig {
             return Err(refuse("data.documents", "\"apart\"", expected));
         }
         self.check_rows()?;
+        self.check_chats()?;
         let data = &self.data;
         let evaluated = data.validation_paths().is_some();
         let given = |paths: &Option<Paths>| paths.as_ref().map_or(String::new(), Paths::shown);
@@ -149,6 +236,8 @@ impl RunConfig {
             ("data.validation_tokens", &data.validation_tokens),
             ("data.rows", &data.rows),
             ("data.validation_rows", &data.validation_rows),
+            ("data.chat", &data.chat),
+            ("data.validation_chat", &data.validation_chat),
         ] {
             let has_no_name = |paths: &Paths| paths.paths().iter().any(|path| path.as_os_str().is_empty());
             if paths.as_ref().is_some_and(has_no_name) {
@@ -159,6 +248,8 @@ impl RunConfig {
             ("data.tokens", &data.tokens),
             ("data.rows", &data.rows),
             ("data.validation_rows", &data.validation_rows),
+            ("data.chat", &data.chat),
+            ("data.validation_chat", &data.validation_chat),
         ] {
             if paths.as_ref().is_some_and(|paths| paths.paths().is_empty()) {
                 return Err(refuse(key, "[]", "names no file: give at least one, or leave it out"));
@@ -207,20 +298,41 @@ impl RunConfig {
             ("data.plain", data.plain.join(", ")),
             ("data.max_skipped", data.max_skipped.map_or(String::new(), |share| share.to_string())),
         ];
-        if let Some((key, value)) =
-            others.into_iter().find(|(_, value)| data.rows.is_some() && !value.is_empty())
+        if let Some((key, value)) = others.into_iter().find(|(_, value)| data.has_rows() && !value.is_empty())
         {
-            let expected = "is for text (data.text), and every row of data.rows is read: leave it out";
+            let expected =
+                "is for text (data.text), and every row of data.rows and data.chat is read: leave it out";
             return Err(refuse(key, value, expected));
         }
-        if data.validation_rows.is_some() && data.validation > 0.0 {
-            let expected = format!(
-                "holds out a part of data.rows, and data.validation_rows = {} names files for evaluation: give one of the two \
-                 (data.validation = 0 beside the files)",
-                given(&data.validation_rows)
-            );
-            return Err(refuse("data.validation", data.validation, expected));
+        for (key, rows) in [("rows", &data.validation_rows), ("chat", &data.validation_chat)] {
+            if rows.is_some() && data.validation > 0.0 {
+                let expected = format!(
+                    "holds out a part of data.{key}, and data.validation_{key} = {} names files for evaluation: give one of the \
+                     two (data.validation = 0 beside the files)",
+                    given(rows)
+                );
+                return Err(refuse("data.validation", data.validation, expected));
+            }
         }
         Ok(())
+    }
+
+    /// Checks what chats need of the model and of other keys.
+    fn check_chats(&self) -> Result<(), ConfigError> {
+        let RunConfig { data, model, .. } = self;
+        let Some(chat) = &data.chat else { return Ok(()) };
+        if model.arch.objective != Objective::Causal || model.keys.get("labels").is_some() {
+            return Err(refuse("data.chat", chat.shown(), "is for models that predict the next token"));
+        }
+        if data.documents == Documents::Apart {
+            let expected = "is for text and token files, and chats never see each other: leave it out";
+            return Err(refuse("data.documents", "\"apart\"", expected));
+        }
+        match &data.date {
+            Some(date) if Day::parse(date).is_none() => {
+                Err(refuse("data.date", format!("{date:?}"), "expected a day, as \"2026-11-28\""))
+            }
+            _ => Ok(()),
+        }
     }
 }

@@ -40,7 +40,7 @@ mod train;
 mod trainable;
 
 pub use check::ConfigError;
-pub use data::{DataConfig, Documents, Order};
+pub use data::{DataConfig, Documents, Format, Order, Pack, TrainOn};
 pub use declare::{Bounds, Declared, Key, Kind, Resume};
 pub use device::{CUDA_HEAD_MAX, Communication, DeviceChoice, DeviceConfig, DeviceKind, SimulatedDevice};
 pub use kernels::{KernelChoice, KernelSet};

@@ -4,17 +4,18 @@ use std::path::Path;
 
 use phalanx_checkpoint::Checkpoint;
 use phalanx_data::{
-    Corpus, CorpusSpec, DataError, DocumentEnds, EvaluationWindows, Findings, Masking, Progress, RowSamples,
-    Sampler, TokenFiles, Tokenizer, Tokens, tokenize_to_file,
+    Corpus, CorpusSpec, DataError, DocumentEnds, EvaluationWindows, Masking, RowKind, RowSamples, Sampler,
+    TokenFiles, Tokenizer, Tokens, tokenize_to_file,
 };
 use phalanx_layers::POSITIONS;
 use phalanx_models::Objective;
 use serde::{Deserialize, Serialize};
 
 use crate::config::{DataConfig, Documents, RunConfig};
+use crate::data::chats::Chats;
 use crate::data::learned::Learned;
 use crate::data::parts;
-pub use crate::data::prepared::{DataRead, Prepared};
+pub use crate::data::prepared::{DataRead, Prepared, TextProgress};
 use crate::data::rows::{self, LabelledRows};
 use crate::data::token_data::{ScannedTokens, TOKENS_FILE, TokenData};
 use crate::engine::batch::SampleNumbers;
@@ -38,7 +39,7 @@ pub struct Dataset {
 enum Samples {
     /// Windows of text.
     Windows(Windows),
-    /// Labelled rows, and how many of those held out are evaluated.
+    /// Labelled rows or chats, and how many of those held out are evaluated.
     Rows(RowSamples, usize),
 }
 
@@ -73,16 +74,6 @@ impl DataDigests {
     pub fn of(checkpoint: &Checkpoint) -> DataDigests {
         DataDigests::deserialize(&checkpoint.state()["data"]).unwrap_or_default()
     }
-}
-
-/// Progress in preparing the data of a run.
-pub enum TextProgress<'a> {
-    /// So many bytes of the text were read, to find out what it holds.
-    Reading(u64),
-    /// All of it was read.
-    Read(&'a Findings),
-    /// It is being tokenised.
-    Tokenising(Progress),
 }
 
 /// The text that `data` names, if it names any.
@@ -127,6 +118,9 @@ pub fn prepare(
     let (data, labels) = (&config.data, Vec::new());
     if data.rows.is_some() {
         return LabelledRows::read(config)?.prepare(config, folder, learned);
+    }
+    if data.chat.is_some() {
+        return Chats::encode(config, learned, threads, watch)?.prepare(folder);
     }
     if !config.model.keys.labels().is_empty() {
         let reason =
@@ -176,12 +170,12 @@ impl Dataset {
         expected: Option<&str>,
     ) -> Result<(Dataset, ScannedTokens), DataError> {
         let files = TokenData::open(&config.data, folder)?;
-        if config.data.rows.is_some() {
-            // Ids of rows have a bit for their type, and lie beside classes and lengths.
+        if config.data.has_rows() {
+            // Ids of rows have bits beside them, and lie beside classes and lengths.
             let scanned = files.scan(1 << 32, expected)?;
             let opened = Dataset::of(files, config)?;
             if let Samples::Rows(rows, _) = &opened.samples {
-                rows.check(vocab, config.model.keys.labels().len())?;
+                rows.check(vocab, config.model.keys.labels().len().max(1))?;
             }
             return Ok((opened, scanned));
         }
@@ -207,7 +201,7 @@ impl Dataset {
 
     fn of(files: TokenData, config: &RunConfig) -> Result<Dataset, DataError> {
         let TokenData { train, evaluated } = files;
-        if config.data.rows.is_some() {
+        if config.data.has_rows() {
             let tokens = Tokens::from(train);
             let rows = rows::open(tokens.clone(), config)?;
             let [trained, held_out] = rows.counts();
@@ -239,7 +233,7 @@ impl Dataset {
     /// A token file that was changed since the run started, or cannot be read.
     pub fn sample(&self, position: u64, tokens: &mut [u32], targets: &mut [u32]) -> Result<(), DataError> {
         let windows = match &self.samples {
-            Samples::Rows(rows, _) => return rows::fill(rows, rows.trained(position), tokens, targets),
+            Samples::Rows(rows, _) => return rows.fill(rows.trained(position), tokens, targets),
             Samples::Windows(windows) => windows,
         };
         match &windows.masking {
@@ -265,7 +259,7 @@ impl Dataset {
     pub fn window(&self, index: usize, tokens: &mut [u32], targets: &mut [u32]) -> Result<(), DataError> {
         let windows = match &self.samples {
             Samples::Rows(rows, all) => {
-                return rows::fill(rows, rows.evaluated(index, *all), tokens, targets);
+                return rows.fill(rows.evaluated(index, *all), tokens, targets);
             }
             Samples::Windows(windows) => windows,
         };
@@ -278,9 +272,12 @@ impl Dataset {
         Ok(())
     }
 
-    /// Returns whether samples have documents that do not see each other, so that targets are left out.
+    /// Returns whether samples have documents or chats that do not see each other, so that targets are left out.
     pub fn has_documents(&self) -> bool {
-        matches!(&self.samples, Samples::Windows(windows) if windows.documents.is_some())
+        match &self.samples {
+            Samples::Windows(windows) => windows.documents.is_some(),
+            Samples::Rows(rows, _) => rows.kind() == RowKind::Chats,
+        }
     }
 
     /// Writes what a sample has beside tokens and targets: the positions of its tokens.
@@ -313,7 +310,7 @@ impl Dataset {
     /// value of [`Dataset::evaluated`].
     pub fn evaluated_of(tokens: usize, evaluated: Option<usize>, config: &RunConfig) -> usize {
         let (_, held_out) = parts::parts(config, tokens, evaluated);
-        if config.data.rows.is_some() {
+        if config.data.has_rows() {
             return held_out.unwrap_or(0).min(config.train.eval_samples);
         }
         let windows = |held_out: usize| held_out.saturating_sub(1) / config.model.seq;

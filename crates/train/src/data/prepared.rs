@@ -1,7 +1,17 @@
 //! Data of a run once they are read: descriptions, and the tokenizer.
 
-use phalanx_data::{DataError, Findings, TokenFile, Tokenizer};
+use phalanx_data::{DataError, Findings, Progress, TokenFile, Tokenizer};
 use serde::Serialize;
+
+/// Progress in preparing the data of a run.
+pub enum TextProgress<'a> {
+    /// So many bytes of the text were read, to find out what it holds.
+    Reading(u64),
+    /// All of it was read.
+    Read(&'a Findings),
+    /// It is being tokenised.
+    Tokenising(Progress),
+}
 
 /// The result of preparing the data of a run.
 pub struct Prepared {

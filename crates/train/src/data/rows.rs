@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use phalanx_data::{
-    DataError, FoundClasses, RowOrder, RowSamples, Rows, Tokenizer, Tokens, token_paths, write_rows,
+    DataError, FoundClasses, RowKind, RowOrder, RowSamples, Rows, Tokenizer, Tokens, token_paths, write_rows,
 };
 use phalanx_layers::POSITIONS;
 use phalanx_models::labels::numbered;
@@ -129,38 +129,27 @@ fn listed(names: &[String]) -> String {
     shown.join(", ") + &more
 }
 
-/// Opens the rows in the token file of a run.
+/// Opens the rows, or the chats, in the token file of a run.
 ///
 /// # Errors
 /// A file that has no rows, or those for another `model.seq`.
 pub fn open(tokens: Tokens, config: &RunConfig) -> Result<RowSamples, DataError> {
     let (order, seed) = (config.data.order.into(), config.train.seed);
-    RowSamples::open(tokens, config.model.seq, RowOrder { order, seed, held_out: config.data.validation })
+    let kind = if config.data.chat.is_some() { RowKind::Chats } else { RowKind::Labelled };
+    let order = RowOrder { order, seed, held_out: config.data.validation };
+    RowSamples::open(kind, tokens, config.model.seq, order)
 }
 
-/// Writes a row: its ids, and its class as the only target.
-///
-/// # Errors
-/// Those of reading.
-pub fn fill(rows: &RowSamples, row: u32, tokens: &mut [u32], targets: &mut [u32]) -> Result<(), DataError> {
-    let (class, _) = rows.read(row, tokens)?;
-    targets.fill(class as u32);
-    Ok(())
-}
-
-/// Writes the positions of a row's tokens, the only input beside tokens and targets: the padding counts as a document of its own.
+/// Writes the positions of a row's tokens, the only input beside tokens and targets.
 ///
 /// # Errors
 /// Those of reading, and another input.
 pub fn positions(rows: &RowSamples, row: u32, input: &str, to: SampleNumbers) -> Result<(), DataError> {
     let (POSITIONS, SampleNumbers::Ids(to)) = (input, to) else {
-        let reason = format!("the model reads {input}, which labelled rows do not have");
+        let reason = format!("the model reads {input}, which rows and chats do not have");
         return Err(DataError::Source { reason });
     };
-    let (_, length) = rows.read(row, to)?;
-    let positions = (0..length as u32).chain(0..);
-    to.iter_mut().zip(positions).for_each(|(to, position)| *to = position);
-    Ok(())
+    rows.positions(row, to)
 }
 
 /// Returns whether a tokenizer can frame rows; for a plan, which encodes none.

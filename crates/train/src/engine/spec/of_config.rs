@@ -139,12 +139,13 @@ fn of_lora(keys: &LoraConfig) -> (Option<Arc<Lora>>, Option<PathBuf>) {
 fn of_data(data: &DataConfig) -> bool {
     #[rustfmt::skip]
     let DataConfig {
-        documents,
+        documents, chat,
         // What samples are read from, and in which order: `dataset`.
         text: _, extensions: _, text_key: _, plain: _, max_skipped: _, tokens: _, validation_tokens: _, rows: _,
         validation_rows: _, token_type: _, unusual_tokens: _, tokenizer: _, new_tokenizer: _, mask_token: _, end_token: _, order: _, validation: _,
+        validation_chat: _, format: _, template: _, train_on: _, pack: _, date: _,
     } = data;
-    *documents == Documents::Apart
+    *documents == Documents::Apart || chat.is_some()
 }
 
 /// Sequences of a step, whether gradients are reduced once per step, and whether those of micro-batches are added by a tree.
