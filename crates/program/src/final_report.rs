@@ -222,7 +222,7 @@ fn sample(
     if prompt.is_empty() || planned.plan.spec.model.definition.objective() != Objective::Causal {
         return Ok(());
     }
-    let checkpoint = folder.checkpoint(Some(planned.config.train.steps))?;
+    let checkpoint = folder.checkpoint(None)?;
     let Some(tokenizer) = folder.tokenizer_of(&checkpoint)? else { return Ok(()) };
     let [begin, _] = tokenizer.framing();
     let mut tokens = begin.to_vec();

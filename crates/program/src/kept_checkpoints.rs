@@ -26,7 +26,7 @@ pub fn rule(config: &RunConfig) -> Option<String> {
 /// # Errors
 /// A folder that cannot be read.
 pub fn left(folder: &RunFolder, config: &RunConfig) -> Result<String> {
-    let newest = folder.checkpoint(Some(config.train.steps))?;
+    let newest = folder.checkpoint(None)?;
     let steps = phalanx_checkpoint::saved_steps(&folder.checkpoints())?;
     let added = |step| phalanx_checkpoint::added(&folder.checkpoints().join(format!("step-{step}")));
     let mut kept = Vec::new();

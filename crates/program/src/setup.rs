@@ -134,9 +134,10 @@ impl Prepares {
             show,
             peak_flops_per_s: peak_flops_per_s(&planned, environment)?,
             pin: true,
-            evaluates_first: started.checkpoint.as_ref().is_some_and(|(checkpoint, _)| {
-                final_report::lacks_evaluation(folder, &planned, checkpoint.step())
-            }),
+            evaluates_first: match &started.checkpoint {
+                None => planned.config.train.eval_first && planned.plan.spec.batch.evaluated > 0,
+                Some((checkpoint, _)) => final_report::lacks_evaluation(folder, &planned, checkpoint.step()),
+            },
         };
         Ok((task, planned))
     }

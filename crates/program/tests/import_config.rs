@@ -110,7 +110,7 @@ fn yaml_of_axolotl_and_llama_factory_is_translated() {
         ("model.init", Value::from("models/llama")),
         ("batch.global", 16.into()),
         ("data.validation", 0.05.into()),
-        ("schedule.warmup", 10.into()),
+        ("schedule.warmup_share", 0.1.into()),
         ("schedule.warmup_shape", "from-zero".into()),
         ("memory.checkpointing", "block".into()),
         ("optimizer.lr", 2e-5.into()),
@@ -134,7 +134,7 @@ fn yaml_of_axolotl_and_llama_factory_is_translated() {
         ("batch.global", Value::from(8)),
         ("model.seq", 256.into()),
         ("train.save_every", 500.into()),
-        ("schedule.warmup", 5.into()),
+        ("schedule.warmup_share", 0.1.into()),
     ] {
         assert_eq!(ours(&all, key), value, "{key}");
     }

@@ -337,3 +337,36 @@ fn several_prompts_are_continued_as_each_alone() {
     sample(&["--prompts", "nowhere.txt"]).refused(&["--prompts nowhere.txt"]);
     assert_eq!(sample(&[]).code, Some(2));
 }
+
+#[test]
+fn a_run_whose_validation_loss_no_longer_falls_ends_early() {
+    let home = Home::new();
+    let more = ["--set", "train.eval_every=1", "--set", "train.steps=60", "--set", "train.keep_best=true"];
+    // Steps of this size soon lose what was learned.
+    let early = ["--set", "train.patience=2", "--set", "train.eval_first=true", "--set", "optimizer.lr=1.0"];
+    let warm = ["--set", "schedule.warmup_share=0.05"];
+    let ended = home.run(&[&["train", "small.toml"][..], &more, &early, &warm].concat()).ok();
+    let evaluated = evaluated(&home);
+    assert_eq!(evaluated[0].0, 0, "before the first step");
+    let best = evaluated.iter().min_by(|a, b| a.1.total_cmp(&b.1)).unwrap();
+    let last = evaluated.last().unwrap();
+    assert_eq!(last.0, best.0 + 2, "{evaluated:?}");
+    assert!(last.0 < 60);
+    for words in [format!("ended after step {} of 60", last.0), format!("that of step {}", best.0)] {
+        assert!(ended.stderr.contains(&words), "{words}: {}", ended.stderr);
+    }
+    assert_eq!(home.newest("runs/small"), last.0);
+    let stored = String::from_utf8(home.read("runs/small/config.toml")).unwrap();
+    assert!(stored.contains("warmup = 3\n") && !stored.contains("warmup_share"), "{stored}");
+    // A resumed run counts anew.
+    home.run(&["train", "small.toml", "--resume", "--quiet"]).ok();
+    assert_eq!(home.newest("runs/small"), last.0 + 2);
+    home.run(&["plan", "small.toml", "--set", "train.patience=2"])
+        .refused(&["train.patience = 2", "train.keep_best"]);
+}
+
+/// Step and validation loss of each evaluation.
+fn evaluated(home: &Home) -> Vec<(u64, f64)> {
+    let lines = home.metrics("runs/small").into_iter();
+    lines.filter_map(|line| Some((line["step"].as_u64()?, line.get("val_loss")?.as_f64()?))).collect()
+}

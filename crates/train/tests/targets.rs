@@ -21,7 +21,7 @@ const STRIDES: [usize; 8] = [0, 16, 1, 5, 0, 3, 9, 2];
 const PYTORCH: [f64; 2] = [4.595_550_444_704_881, 2.839_072_906_314_833_7];
 
 /// The steps of the golden run, of which only some targets count.
-fn sparse_steps() -> Steps {
+pub fn sparse_steps() -> Steps {
     let mut steps = rig::golden_steps();
     for (sequence, stride) in steps.iter_mut().flat_map(|step| step.iter_mut().zip(STRIDES)) {
         let targets = sequence[1..].iter_mut().enumerate();

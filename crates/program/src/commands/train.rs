@@ -8,6 +8,7 @@ use phalanx_collectives::{HostJob, threads};
 use phalanx_launch::{Failure, LocalLeader, Parting};
 use phalanx_system::files::is_named;
 use phalanx_train::job::Job;
+use phalanx_train::position::{Position, position};
 
 use crate::data_report::DataReport;
 use crate::environment::Environment;
@@ -20,6 +21,7 @@ use crate::overrides::Overrides;
 use crate::planned::{Across, Planned};
 use crate::rank_host::RankHost;
 use crate::rank_output::Output;
+use crate::report::plural;
 use crate::restarts::Restarts;
 use crate::resume::Resumed;
 use crate::run_folder::RunFolder;
@@ -388,7 +390,8 @@ fn finish(
     output: &TrainOutput,
 ) -> Result<u8> {
     let found = folder.newest()?;
-    let saved = found.checkpoint.map_or(0, |checkpoint| checkpoint.step());
+    let saved = found.checkpoint.as_ref().map_or(0, |checkpoint| checkpoint.step());
+    let at = found.checkpoint.as_ref().map(position).transpose()?.unwrap_or_default();
     let reached = final_report::Reached::read(folder)?.step;
     if reached > saved {
         let why = found.skipped.first().map_or("it is gone".to_string(), |skipped| skipped.describe());
@@ -398,7 +401,9 @@ fn finish(
             resume::command(folder)
         );
     }
-    if saved < planned.config.train.steps {
+    if let Some(early) = early_end(planned, &at) {
+        note(&early);
+    } else if saved < planned.config.train.steps {
         note(&format!(
             "stopped after step {saved}, which is saved; resume with: {}",
             resume::command(folder)
@@ -421,4 +426,20 @@ fn finish(
         Show::Nothing => final_report::memory(folder, planned).map(drop)?,
     }
     Ok(0)
+}
+
+/// Message about a run that ended before its last step, because its validation loss no longer fell.
+fn early_end(planned: &Planned, at: &Position) -> Option<String> {
+    let (train, best) = (&planned.config.train, at.best.as_ref()?);
+    at.ended_early.then(|| {
+        format!(
+            "ended after step {} of {}: the validation loss of {} in a row was not below {:.4}, that of step {}, whose checkpoint stays \
+             (train.patience)",
+            at.step,
+            train.steps,
+            plural(train.patience.unwrap_or(0) as usize, "evaluation"),
+            best.val_loss,
+            best.step
+        )
+    })
 }

@@ -84,7 +84,6 @@ const OF_AXOLOTLS: &[Other] = &[
     ("attn_implementation", Any, Unneeded(ATTENTION)),
     ("tf32", Any, Unneeded("precision.products says how products of f32 are computed")),
     ("gradient_checkpointing_kwargs.*", Any, Unneeded("there is no autograd")),
-    ("early_stopping_patience", Any, Only(NONE, "a run has train.steps steps: leave it out")),
     ("local_rank", Any, Unneeded("ranks know their number")),
     ("evals_per_epoch", Number, Unneeded("train.eval_every counts steps")),
     ("saves_per_epoch", Number, Unneeded("train.save_every counts steps")),
@@ -305,15 +304,20 @@ fn steps(draft: &mut Draft, epochs: &str) {
         }
     }
     if let Some((entry, ratio)) = draft.take_number("warmup_ratio") {
-        match &steps {
-            Some((_, steps)) => {
-                let warmup = (ratio * steps).ceil() as i64;
-                warms_up |= warmup > 0;
-                draft.give(&entry, "schedule.warmup", warmup, &format!("{ratio} x {steps} steps"));
-            }
-            None => draft
-                .refuse(&entry, "a share of the steps, which are not given: give max_steps, or warmup_steps"),
+        match warms_up {
+            true => draft.unneeded(&entry, "warmup_steps says it"),
+            false => draft.give(&entry, "schedule.warmup_share", ratio, ""),
         }
+        warms_up |= ratio > 0.0;
+    }
+    if let Some((entry, patience)) = draft.take_count("early_stopping_patience") {
+        draft.give(&entry, "train.patience", patience as i64, "");
+        draft.default(
+            "(early stopping)",
+            "train.keep_best",
+            true,
+            "it keeps the checkpoint with the smallest validation loss",
+        );
     }
     if warms_up {
         draft.default("(warm-up)", "schedule.warmup_shape", "from-zero", "theirs begins at 0");

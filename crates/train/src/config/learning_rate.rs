@@ -27,26 +27,33 @@ impl RunConfig {
             decay,
             lr: self.optimizer.lr,
             min_lr: self.schedule.min_lr,
-            warmup: self.schedule.warmup,
+            warmup: self.warmup_steps(),
             warmup_shape,
             decay_steps: self.schedule.decay_steps.unwrap_or(self.train.steps),
             restart_step: self.schedule.restart_step,
         }
     }
 
+    /// Steps of warm-up: `schedule.warmup`, or `schedule.warmup_share` of the steps of the decay, rounded up as by transformers.
+    pub fn warmup_steps(&self) -> u64 {
+        let schedule = &self.schedule;
+        let steps = schedule.decay_steps.unwrap_or(self.train.steps);
+        schedule.warmup_share.map_or(schedule.warmup, |share| (share * steps as f64).ceil() as u64)
+    }
+
     /// The step at which the decay ends: `schedule.decay_steps`, or `train.steps` if it is left out; `None` if the
     /// run does not reach the decay.
     pub fn decay_end(&self) -> Option<u64> {
-        let decays = self.schedule.kind != ScheduleKind::Constant && self.train.steps > self.schedule.warmup;
+        let decays = self.schedule.kind != ScheduleKind::Constant && self.train.steps > self.warmup_steps();
         self.schedule.decay_steps.or(decays.then_some(self.train.steps))
     }
 
     pub(super) fn check_learning_rate(&self) -> Result<(), ConfigError> {
         let schedule = &self.schedule;
-        if let Some(steps) = schedule.decay_steps.filter(|steps| *steps < schedule.warmup) {
+        if let Some(steps) = schedule.decay_steps.filter(|steps| *steps < self.warmup_steps()) {
             let expected = format!(
                 "must be at least schedule.warmup = {}: it counts the steps of warm-up, too",
-                schedule.warmup
+                self.warmup_steps()
             );
             return Err(refuse("schedule.decay_steps", steps, expected));
         }

@@ -5,7 +5,7 @@ use super::bounds::{BELOW_1, MAX_STEPS};
 use super::declare::Conversion::{Rule, Same};
 use super::declare::Resume::Unsaid;
 use super::declare::{AXOLOTL, DEEPSPEED, HUGGING_FACE, KEY, MEGATRON, NANOGPT, TORCHTITAN};
-use super::needs::Need;
+use super::needs::{Need, SET};
 
 const OF_DECAY: Need = Need::is_for(&[("schedule.kind", &["cosine", "linear"])], "");
 
@@ -98,11 +98,13 @@ table! {
                 (NANOGPT, "warmup_iters", Same, ""), (TORCHTITAN, "lr_scheduler.warmup_steps", Same, ""),
                 (DEEPSPEED, "scheduler.params.warmup_num_steps", Rule, ""),
                 (HUGGING_FACE, "warmup_steps", Same, ""),
-                (HUGGING_FACE, "warmup_ratio", Rule, "counted in steps, not as a share of them"),
                 (MEGATRON, "lr_warmup_iters", Rule, ""),
             ]);
+        /// The same as a share of the steps of the decay, rounded up. The run records `schedule.warmup`.
+        warmup_share: Option<f64> = None, KEY.quiet().either("schedule.warmup").from(0.0, 1.0).resume(Unsaid)
+            .foreign(&[(HUGGING_FACE, "warmup_ratio", Rule, "")]);
         /// Rate during the warm-up, as a share of `optimizer.lr`, at step k from 0.
-        warmup_shape: WarmupShape = WarmupShape::Linear, KEY.quiet().needs(&[Need::is_for(&[("schedule.warmup", &["1.."])], "")])
+        warmup_shape: WarmupShape = WarmupShape::Linear, KEY.quiet().needs(&[Need::is_for(&[("schedule.warmup", &["1.."]), ("schedule.warmup_share", SET)], "")])
             .foreign(&[(DEEPSPEED, "scheduler.params.warmup_type", Rule, "\"deepspeed-log\" for \"log\"")]);
         /// Learning rate at the end of cosine and linear.
         min_lr: f64 = 0.0, KEY.from(0.0, f64::MAX)

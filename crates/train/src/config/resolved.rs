@@ -16,12 +16,14 @@ pub struct ResolvedConfig(#[serde(deserialize_with = "resolved")] RunConfig);
 
 impl ResolvedConfig {
     /// Checks `config`, in which every key that depends on the model, the data and the machine is filled in, and fills
-    /// in the step at which the learning rate's decay ends.
+    /// in the steps of warm-up and the step at which the learning rate's decay ends.
     ///
     /// # Errors
     /// The first key that is wrong.
     pub fn new(mut config: RunConfig) -> Result<ResolvedConfig, ConfigError> {
         config.check()?;
+        config.schedule.warmup = config.warmup_steps();
+        config.schedule.warmup_share = None;
         config.schedule.decay_steps = config.decay_end();
         Ok(ResolvedConfig(config))
     }

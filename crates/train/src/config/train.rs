@@ -67,6 +67,16 @@ table! {
                 (TORCHTITAN, "validation.freq", Same, ""),
                 (HUGGING_FACE, "eval_steps", Same, ""),
             ]);
+        /// Evaluates before the first step, too.
+        eval_first: bool = false, KEY.foreign(&[(HUGGING_FACE, "eval_on_start", Same, "")]);
+        /// Ends the run after this many evaluations in a row whose loss is not the smallest so far (early stopping). The best checkpoint stays,
+        /// and a resumed run counts anew.
+        patience: Option<u64> = None, KEY.from(1.0, MAX_STEPS).resume(Resume::Unsaid)
+            .needs(&[
+                Need::any(&[("train.keep_best", &["true"])], "it counts from the smallest validation loss, whose checkpoint it keeps"),
+                Need::any(&[("train.eval_every", &["1.."])], "it counts evaluations"),
+            ])
+            .foreign(&[(HUGGING_FACE, "early_stopping_patience", Rule, "")]);
         /// Largest number of sequences of an evaluation, which lie spread over the held-out part.
         eval_samples: usize = 256, KEY.resume(Resume::Said(OTHER_WINDOWS)).from(1.0, MAX_SEQUENCES).hint("for no evaluation, set data.validation = 0")
             .foreign(&[(NANOGPT, "eval_iters", Rule, "counted in sequences, not in batches")]);

@@ -19,6 +19,8 @@ pub struct Position {
     pub tokens: u64,
     /// The checkpoint with the smallest validation loss so far.
     pub best: Option<Best>,
+    /// True if the run ended there, before its last step, because of `train.patience`.
+    pub ended_early: bool,
 }
 
 /// Reads the progress of a run from a checkpoint.
@@ -43,5 +45,6 @@ pub fn position(from: &Checkpoint) -> Result<Position, RunError> {
     let tokens = state["tokens"].as_u64().unwrap_or(samples.saturating_mul(seq)).min(u64::MAX >> 1);
     let best = Option::<Best>::deserialize(&state["best"]);
     let best = best.map_err(|cause| bad_state(from, "best", &cause.to_string()))?;
-    Ok(Position { step, samples, tokens, best })
+    let ended_early = state["ended_early"].as_bool().unwrap_or(false);
+    Ok(Position { step, samples, tokens, best, ended_early })
 }

@@ -146,6 +146,8 @@ pub struct Summary {
     pub step: u64,
     /// True if the user stopped it before its last step.
     pub stopped: bool,
+    /// True if it ended before its last step, after `train.patience` evaluations without a smaller loss.
+    pub ended_early: bool,
     /// Mean loss of the last step.
     pub loss: Option<f32>,
     /// Last evaluation.
@@ -179,12 +181,20 @@ pub fn drive(
     let mut session = Session::start(job, place, engine)?;
     let first = session.run.at.step;
     observer.starts(first);
-    let mut summary = Summary { step: first, stopped: false, loss: None, val_loss: None, checkpoint: None };
+    let mut summary = Summary {
+        step: first,
+        stopped: false,
+        ended_early: false,
+        loss: None,
+        val_loss: None,
+        checkpoint: None,
+    };
+    let mut without_best = 0;
     if job.evaluates_first {
         summary.val_loss = session.evaluate(observer)?.map(|(val_loss, _)| val_loss);
         summary.stopped = summary.val_loss.is_none();
     }
-    while summary.step < job.config.train.steps && !summary.stopped {
+    while summary.step < job.config.train.steps && !summary.stopped && !summary.ended_early {
         let (loss, stop_requested) = session.engine.advance(&mut session.run, observer)?;
         let step = session.run.at.step;
         summary.loss = loss.or(summary.loss);
@@ -202,12 +212,15 @@ pub fn drive(
                 None => stops = true,
                 Some((val_loss, best)) => (summary.val_loss, is_best) = (Some(val_loss), best),
             }
+            without_best = if is_best { 0 } else { without_best + 1 };
+            summary.ended_early = !last && !stops && job.config.train.patience == Some(without_best);
+            session.run.files.ended_early = summary.ended_early;
         }
-        if (stops || due_save || is_best) && !saved {
+        if (stops || due_save || is_best || summary.ended_early) && !saved {
             summary.checkpoint = Some(session.save(observer)?);
         }
         summary.stopped = stops;
-        if summary.step == first || last || stops {
+        if summary.step == first || last || stops || summary.ended_early {
             session.write_memory()?;
         }
         summary.step = step;

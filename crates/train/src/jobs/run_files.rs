@@ -44,6 +44,8 @@ pub struct RunFiles<'a> {
     open: Option<(MetricsFile, HeldFolder)>,
     /// The evaluation with the smallest loss so far, of the windows of this run.
     best: Option<Best>,
+    /// True if the run ends before its last step, because of `train.patience`.
+    pub ended_early: bool,
 }
 
 impl<'a> RunFiles<'a> {
@@ -55,12 +57,12 @@ impl<'a> RunFiles<'a> {
         let is_kept = |best: &Best| job.config.train.keep_best && best.windows == EvaluatedWindows::of(job);
         let best = at.best.clone().filter(is_kept);
         if rank > 0 {
-            return Ok(RunFiles { job, open: None, best });
+            return Ok(RunFiles { job, open: None, best, ended_early: false });
         }
         let path = job.run.join(METRICS_FILE);
         let metrics = MetricsFile::open(&path, at.step).map_err(writing(&path))?;
         let folder = HeldFolder::hold(&job.run, &NEEDED).map_err(writing(&job.run))?;
-        Ok(RunFiles { job, open: Some((metrics, folder)), best })
+        Ok(RunFiles { job, open: Some((metrics, folder)), best, ended_early: false })
     }
 
     /// Appends an evaluation to the metrics. Returns whether a checkpoint is due because it is the best so far
@@ -97,6 +99,7 @@ impl<'a> RunFiles<'a> {
             "samples": samples,
             "tokens": tokens,
             "best": self.best,
+            "ended_early": self.ended_early,
             "metrics": self.open.as_ref().map(|(metrics, _)| metrics.digest()),
             "config": self.job.config,
             "model": self.job.plan.spec.model.definition.to_config(),

@@ -43,7 +43,7 @@ impl Spec {
         let RunConfig {
             model: keys, lora, data, batch, parallel, device, memory, precision, loss, optimizer, train,
             // RunConfig::learning_rate
-            schedule: ScheduleConfig { kind: _, warmup: _, warmup_shape: _, min_lr: _, decay_steps: _, restart_step: _ },
+            schedule: ScheduleConfig { kind: _, warmup: _, warmup_share: _, warmup_shape: _, min_lr: _, decay_steps: _, restart_step: _ },
             // The watchdog of ranks; names of keys, for a resumed run.
             run: _, recorded: _,
         } = config;
@@ -178,7 +178,7 @@ fn of_train(train: &TrainConfig) -> u64 {
     let TrainConfig {
         seed,
         // The loop of steps, and the program.
-        steps: _, eval_every: _, eval_samples: _, save_every: _, keep: _, keep_best: _, sample: _,
+        steps: _, eval_every: _, eval_first: _, patience: _, eval_samples: _, save_every: _, keep: _, keep_best: _, sample: _,
         // The caller, who counts the cores of the machine.
         threads: _,
     } = train;
