@@ -15,10 +15,11 @@ use crate::byte_size;
 use crate::data_report::DataReport;
 use crate::elsewhere::Elsewhere;
 use crate::environment::Environment;
+use crate::estimate::{Estimate, estimate_data};
 use crate::planned::{IsHopeless, Planned};
 use crate::proposals::Replan;
 use crate::proposed_changes::Changes;
-use crate::resolve::{Estimate, Initial, Purpose, Resolved, Vocabulary, estimate_data, resolve};
+use crate::resolve::{Initial, Purpose, Resolved, Vocabulary, resolve};
 use crate::step_time::StepTime;
 use crate::translation::{self, Translation};
 use crate::user_config::UserConfig;
@@ -75,7 +76,9 @@ impl<'a> Asked<'a> {
     fn resolved(&self, args: &PlanArgs) -> Result<(Resolved, Estimate)> {
         let given = self.file.clone().with(&args.overrides, &args.data)?;
         let purpose = self.elsewhere.map_or(Purpose::Plan, Purpose::Elsewhere);
-        resolve(&given, purpose, None, |config, initial| self.estimated(config, initial))
+        let (resolved, found) =
+            resolve(&given, purpose, None, |config, initial| self.estimated(config, initial))?;
+        Ok((resolved.counting_steps(found.data.as_ref())?, found))
     }
 
     fn estimated(&self, config: &RunConfig, initial: Initial) -> Result<(Vocabulary, Estimate)> {

@@ -31,8 +31,7 @@ impl DataReport {
     /// The report for a run whose tokens are made.
     pub fn new(read: DataRead, data: &Dataset, config: &RunConfig) -> DataReport {
         let (training, validation) = data.part_tokens();
-        let report = DataReport::estimate(read, (0, None), data.evaluated(), config);
-        DataReport { tokens: (training as u64, validation as u64), is_estimated: false, ..report }
+        DataReport::of(read, (training as u64, validation as u64), data.evaluated(), config).counted()
     }
 
     /// The report for a run whose data has about `tokens` tokens, and `held_out` ones in files for evaluation.
@@ -43,18 +42,28 @@ impl DataReport {
         config: &RunConfig,
     ) -> DataReport {
         let (training, validation) = parts::parts(config, tokens, held_out);
-        let steps = config.train.steps;
-        DataReport {
+        DataReport::of(read, (training as u64, validation.unwrap_or(0) as u64), evaluated, config)
+    }
+
+    fn of(read: DataRead, tokens: (u64, u64), evaluated: usize, config: &RunConfig) -> DataReport {
+        let report = DataReport {
             read,
-            tokens: (training as u64, validation.unwrap_or(0) as u64),
+            tokens,
             is_estimated: true,
             of_rows: config.data.has_rows(),
             seq: config.model.seq,
-            steps,
-            samples: steps * config.batch.global as u64,
+            steps: 0,
+            samples: 0,
             evaluated,
             notes: Vec::new(),
-        }
+        };
+        let steps = config.steps(report.sequences());
+        DataReport { steps, samples: steps.saturating_mul(config.batch.global as u64), ..report }
+    }
+
+    /// Sequences of the training part.
+    pub fn sequences(&self) -> u64 {
+        self.windows(self.tokens.0)
     }
 
     /// The same with what was said about the data.

@@ -311,7 +311,7 @@ mod tests {
             ("[fp16]\nenabled = true", "here it is precision.compute (set it to \"f16\")"),
             ("[model]\nnum_hidden_layers = 8", "is Hugging Face's name; here it is model.layers"),
             ("tensor-model-parallel-size = 2", "is Megatron's name; here it is parallel.tensor"),
-            ("[train]\nwarmup_ratio = 0.1", "here it is schedule.warmup (counted in steps"),
+            ("[train]\nwarmup_ratio = 0.1", "here it is schedule.warmup_share"),
             // A key of this program in another table is a key of this program.
             ("[train]\nweight_decay = 0.1", "did you mean weight_decay in table [optimizer]"),
         ] {

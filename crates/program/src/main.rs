@@ -34,6 +34,7 @@ mod draw_args;
 mod earlier;
 mod elsewhere;
 mod environment;
+mod estimate;
 mod exit_status;
 mod final_report;
 mod fit;

@@ -291,6 +291,7 @@ fn plan(
     }
     let notes = [&prepared.notes[..], &scanned.notes, &scanned.files].concat();
     let report = DataReport::new(prepared.read.clone(), &data, config).with_notes(notes);
+    let resolved = resolved.counting_steps(Some(&report))?;
     let planned = Planned::of(resolved, data.evaluated())?.across(across);
     let planned = kept_budget::keep(planned, crate::budgets::budgets, RunPlan::new)?;
     crate::fit::check_memory(&planned)?;

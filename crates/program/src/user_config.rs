@@ -19,6 +19,10 @@ use crate::{earlier, keys, schedule_file};
 const TOKENS: &str = "data.tokens";
 
 /// Keys that were given, each known and of the right type.
+/// Keys of which only one is given: a number of steps, or from what it is counted.
+const COUNTED: [(&str, &str); 2] =
+    [("train.epochs", "train.steps"), ("schedule.warmup_share", "schedule.warmup")];
+
 #[derive(Clone, Debug, Default)]
 pub struct UserConfig {
     tables: Table,
@@ -241,6 +245,11 @@ impl UserConfig {
     /// # Errors
     /// None for keys that were checked.
     pub fn config(&self) -> Result<RunConfig> {
+        for (one, other) in COUNTED {
+            if self.has(one) && self.has(other) {
+                bail!("{one} and {other} both say how many steps there are: leave one of them out");
+            }
+        }
         let mut config =
             RunConfig::deserialize(Value::Table(self.tables.clone())).context("the configuration")?;
         let has_files = config.data.validation_paths().is_some() || config.data.validation_chat.is_some();

@@ -365,6 +365,30 @@ fn a_run_whose_validation_loss_no_longer_falls_ends_early() {
         .refused(&["train.patience = 2", "train.keep_best"]);
 }
 
+#[test]
+fn epochs_count_the_steps() {
+    let home = Home::new();
+    let text = String::from_utf8(home.read("small.toml")).unwrap();
+    home.write("epochs.toml", text.replace("steps = 8", "epochs = 1.5"));
+    let plan = home.run(&["plan", "epochs.toml", "--json"]).ok().json();
+    let windows = plan["data"]["windows"].as_u64().unwrap();
+    let steps = (1.5 * windows as f64 / 8.0).ceil() as u64;
+    let ended = home
+        .run(&["train", "epochs.toml", "--run", "r", "--set", "schedule.warmup_share=0.1", "--quiet"])
+        .ok();
+    assert_eq!(home.newest("r"), steps, "{}", ended.stderr);
+    let stored = String::from_utf8(home.read("r/config.toml")).unwrap();
+    assert!(stored.contains(&format!("steps = {steps}\n")) && !stored.contains("epochs"), "{stored}");
+    assert!(stored.contains(&format!("warmup = {}\n", steps.div_ceil(10))), "{stored}");
+    let more = ["train", "--run", "r", "--resume", "--set", "train.epochs=2", "--quiet"];
+    home.run(&more).ok();
+    assert_eq!(home.newest("r"), (2.0 * windows as f64 / 8.0).ceil() as u64);
+    home.write("both.toml", text.replace("steps = 8", "steps = 8\nepochs = 2"));
+    home.run(&["plan", "both.toml"]).refused(&["train.epochs and train.steps"]);
+    let no_data = ["plan", "epochs.toml", "--unset", "data.text", "--set", "model.vocab=256"];
+    home.run(&no_data).refused(&["train.epochs = 1.5", "data.text"]);
+}
+
 /// Step and validation loss of each evaluation.
 fn evaluated(home: &Home) -> Vec<(u64, f64)> {
     let lines = home.metrics("runs/small").into_iter();

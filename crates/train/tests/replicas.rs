@@ -59,7 +59,7 @@ fn windows(engine: &Rank, config: &RunConfig) -> Batch {
         let window = engine.at().data * each + row;
         for at in 0..seq {
             windows.tokens[row * seq + at] = ((window * 31 + at * 7) % 60) as u32;
-            let is_left_out = window + 1 == config.batch.global || (window + at) % 5 == 0;
+            let is_left_out = window + 1 == config.batch.global || (window + at).is_multiple_of(5);
             windows.targets[row * seq + at] =
                 if is_left_out { phalanx_tensor::IGNORED } else { ((window + at * 3) % 60) as u32 };
         }

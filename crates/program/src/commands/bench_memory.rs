@@ -13,6 +13,7 @@ use phalanx_train::{ResolvedConfig, RunConfig};
 use serde_json::json;
 
 use crate::environment::Environment;
+use crate::estimate::random_tokens;
 use crate::launch::RankProcesses;
 use crate::memory_args::BenchMemoryArgs;
 use crate::output::{note, print, print_json};
@@ -22,7 +23,7 @@ use crate::planned::Planned;
 use crate::rank_host::RankHost;
 use crate::rank_output::Output;
 use crate::report::{bytes, count, plural};
-use crate::resolve::{Purpose, Resolved, random_tokens, resolve};
+use crate::resolve::{Purpose, Resolved, resolve};
 use crate::signals::Signals;
 use crate::task::{BenchStepTask, Task};
 use crate::{bench, machine_profile, translation};

@@ -18,6 +18,7 @@ use phalanx_train::{ResolvedConfig, RunConfig, Spec};
 use serde_json::{Value, json};
 
 use crate::environment::Environment;
+use crate::estimate::random_tokens;
 use crate::launch::RankProcesses;
 use crate::output::{note, print, print_json, terminal_width};
 use crate::overrides::Overrides;
@@ -26,7 +27,7 @@ use crate::planned::{self, Planned};
 use crate::rank_host::RankHost;
 use crate::rank_output::Output;
 use crate::report::{bytes, count, plural};
-use crate::resolve::{Initial, Purpose, Resolved, Vocabulary, random_tokens, resolve};
+use crate::resolve::{Initial, Purpose, Resolved, Vocabulary, resolve};
 use crate::signals::Signals;
 use crate::strategies_args::BenchStrategiesArgs;
 use crate::task::{BenchStepTask, Task};

@@ -10,9 +10,10 @@ use phalanx_train::ResolvedConfig;
 
 use crate::args::PlanArgs;
 use crate::draw_args::{DrawArgs, scaled_to};
+use crate::estimate::estimate_data;
 use crate::overrides::Overrides;
 use crate::ownership::{check_output, is_drawing};
-use crate::resolve::{Purpose, Resolved, estimate_data, resolve};
+use crate::resolve::{Purpose, Resolved, resolve};
 use crate::schedule_report::{Drawn, Unit, to_json, to_text};
 use crate::{output, planned, schedule_file, translation};
 

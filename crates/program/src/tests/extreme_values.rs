@@ -9,10 +9,11 @@ use anyhow::Result;
 use phalanx_testing::sweeps;
 use rustix::time::{ClockId, clock_gettime};
 
+use crate::estimate::estimate_data;
 use crate::keys;
 use crate::overrides::Overrides;
 use crate::planned::Planned;
-use crate::resolve::{Purpose, estimate_data, resolve};
+use crate::resolve::{Purpose, resolve};
 use crate::user_config::UserConfig;
 
 /// Values as users write them after `--set KEY=`.

@@ -297,11 +297,17 @@ fn steps(draft: &mut Draft, epochs: &str) {
         None => {}
     }
     let steps = steps.filter(|(_, steps)| *steps > 0.0);
-    if let Some(entry) = draft.take(epochs) {
-        match steps.is_some() {
-            true => draft.unneeded(&entry, "max_steps says how long the run is"),
-            false => draft.refuse(&entry, "a run counts steps: give max_steps instead"),
-        }
+    match draft.take_number(epochs) {
+        Some((entry, _)) if steps.is_some() => draft.unneeded(&entry, "max_steps says how long the run is"),
+        Some((entry, count)) => draft.give(&entry, "train.epochs", count, ""),
+        None if steps.is_some() => {}
+        // Trainer's default, and axolotl's.
+        None => draft.default(
+            epochs,
+            "train.epochs",
+            if epochs == "num_epochs" { 1.0 } else { 3.0 },
+            "their default",
+        ),
     }
     if let Some((entry, ratio)) = draft.take_number("warmup_ratio") {
         match warms_up {

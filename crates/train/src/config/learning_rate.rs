@@ -34,6 +34,13 @@ impl RunConfig {
         }
     }
 
+    /// Steps of a run: `train.steps`, or those of `train.epochs` passes over `sequences` sequences, rounded up.
+    pub fn steps(&self, sequences: u64) -> u64 {
+        let steps =
+            |epochs: f64| (epochs * sequences as f64 / self.batch.global as f64).ceil().max(1.0) as u64;
+        self.train.epochs.map_or(self.train.steps, steps)
+    }
+
     /// Steps of warm-up: `schedule.warmup`, or `schedule.warmup_share` of the steps of the decay, rounded up as by transformers.
     pub fn warmup_steps(&self) -> u64 {
         let schedule = &self.schedule;

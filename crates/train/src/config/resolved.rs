@@ -22,10 +22,28 @@ impl ResolvedConfig {
     /// The first key that is wrong.
     pub fn new(mut config: RunConfig) -> Result<ResolvedConfig, ConfigError> {
         config.check()?;
+        if config.train.epochs.is_some() {
+            // Steps are not counted yet, of which the rest are shares.
+            return Ok(ResolvedConfig(config));
+        }
         config.schedule.warmup = config.warmup_steps();
         config.schedule.warmup_share = None;
         config.schedule.decay_steps = config.decay_end();
         Ok(ResolvedConfig(config))
+    }
+
+    /// The same with `train.steps` where `train.epochs` counts passes over `sequences` sequences.
+    ///
+    /// # Errors
+    /// The first key that is wrong with this number of steps.
+    pub fn counting_steps(self, sequences: u64) -> Result<ResolvedConfig, ConfigError> {
+        match self.train.epochs {
+            None => Ok(self),
+            Some(_) => self.with(|config| {
+                config.train.steps = config.steps(sequences);
+                config.train.epochs = None;
+            }),
+        }
     }
 
     /// A copy of the configuration, modified by `change`.

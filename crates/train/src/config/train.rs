@@ -56,10 +56,11 @@ table! {
             .foreign(&[
                 (NANOGPT, "max_iters", Same, ""), (TORCHTITAN, "training.steps", Same, ""),
                 (HUGGING_FACE, "max_steps", Rule, ""),
-                (HUGGING_FACE, "num_train_epochs", Rule, "counted in steps, not in epochs"),
-                (AXOLOTL, "num_epochs", Rule, "counted in steps, not in epochs"),
                 (MEGATRON, "train_iters", Rule, ""),
             ]);
+        /// Passes over the training part of the data, rounded up to whole steps. The run records `train.steps`.
+        epochs: Option<f64> = None, KEY.quiet().either("train.steps").from(1.0 / MAX_STEPS, MAX_STEPS).resume(Resume::Unsaid)
+            .foreign(&[(HUGGING_FACE, "num_train_epochs", Rule, ""), (AXOLOTL, "num_epochs", Rule, "")]);
         /// Steps between evaluations; 0 evaluates only after the last step.
         eval_every: u64 = 250, KEY.from(0.0, MAX_STEPS)
             .foreign(&[

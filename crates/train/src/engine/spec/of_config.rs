@@ -178,7 +178,7 @@ fn of_train(train: &TrainConfig) -> u64 {
     let TrainConfig {
         seed,
         // The loop of steps, and the program.
-        steps: _, eval_every: _, eval_first: _, patience: _, eval_samples: _, save_every: _, keep: _, keep_best: _, sample: _,
+        steps: _, epochs: _, eval_every: _, eval_first: _, patience: _, eval_samples: _, save_every: _, keep: _, keep_best: _, sample: _,
         // The caller, who counts the cores of the machine.
         threads: _,
     } = train;
