@@ -7,9 +7,9 @@
 use std::io::Write;
 use std::path::Path;
 
-use half::f16;
 use phalanx_plan::trace::DType;
 use phalanx_system::files::AtomicFile;
+use phalanx_tensor::blocks::{self, Q8_0_BYTES, Q8_0_SCALED, quantise_q8_0};
 
 use crate::hugging_face_export::{ReadTensor, WINDOW_ELEMENTS};
 use crate::narrow::{Narrow, too_large};
@@ -23,9 +23,6 @@ const VERSION: u32 = 3;
 
 /// Multiple of bytes at which tensors begin, which programs assume.
 const ALIGNMENT: u64 = 32;
-
-/// Elements that share a scale in [`GgufType::Q8_0`].
-const BLOCK: usize = 32;
 
 /// The value of a key.
 #[derive(Clone, Debug, PartialEq)]
@@ -94,7 +91,7 @@ impl GgufType {
     /// The type of these for a row of `width` elements: 16 bits where blocks do not divide it.
     #[must_use]
     pub fn for_rows_of(self, width: usize) -> GgufType {
-        if self == GgufType::Q8_0 && !width.is_multiple_of(BLOCK) { GgufType::F16 } else { self }
+        if self == GgufType::Q8_0 && !width.is_multiple_of(Q8_0_SCALED) { GgufType::F16 } else { self }
     }
 
     /// Bytes of so many elements.
@@ -102,7 +99,7 @@ impl GgufType {
         match self {
             GgufType::F32 => 4 * elements,
             GgufType::F16 | GgufType::Bf16 => 2 * elements,
-            GgufType::Q8_0 => elements / BLOCK as u64 * (2 + BLOCK as u64),
+            GgufType::Q8_0 => elements / Q8_0_SCALED as u64 * Q8_0_BYTES as u64,
         }
     }
 }
@@ -263,47 +260,35 @@ impl Rounding {
             GgufType::Bf16 => (self.narrow.bytes(DType::BF16, values), "bf16"),
             GgufType::Q8_0 => {
                 self.blocks.clear();
-                let mut blocks = values.as_chunks::<BLOCK>().0.iter();
-                let too_large = blocks.position(|block| !quantise(block, &mut self.blocks));
-                (too_large.map_or(Ok(&self.blocks[..]), |block| Err(block * BLOCK)), "q8_0")
+                self.blocks.extend(values.as_chunks().0.iter().flat_map(quantise_q8_0));
+                let too_large = values.iter().position(|value| value.abs() > blocks::largest(DType::Q8_0));
+                (too_large.map_or(Ok(&self.blocks[..]), Err), "q8_0")
             }
         };
         bytes.map_err(|at| too_large(&tensor.name, start, at, values, word))
     }
 }
 
-/// Appends a scale and 32 whole numbers. The scale is max |x| / 127, and the numbers are x / scale by the scale before it is rounded, halves away
-/// from zero. Returns whether f16 has the scale.
-fn quantise(block: &[f32; BLOCK], out: &mut Vec<u8>) -> bool {
-    let largest = block.iter().fold(0f32, |largest, x| largest.max(x.abs()));
-    let scale = largest / 127.0;
-    let inverse = if scale == 0.0 { 0.0 } else { 1.0 / scale };
-    let stored = f16::from_f32(scale);
-    out.extend(stored.to_le_bytes());
-    out.extend(block.iter().map(|x| (x * inverse).round() as i8 as u8));
-    stored.is_finite()
-}
-
 #[cfg(test)]
 mod tests {
+    use half::f16;
+
     use super::*;
 
     /// Compares a block with the result of `gguf.quants.quantize` of the package gguf 0.19 for the same numbers.
     #[test]
     fn blocks_are_those_of_the_reference() {
-        let mut block: [f32; BLOCK] = std::array::from_fn(|i| i as f32 - 15.5);
+        let mut block: [f32; Q8_0_SCALED] = std::array::from_fn(|i| i as f32 - 15.5);
         block[0] = 127.0;
         block[1] = 0.5;
         block[2] = -0.5;
-        let mut out = Vec::new();
-        assert!(quantise(&block, &mut out));
+        let out = quantise_q8_0(&block);
         assert_eq!(out[..2], f16::ONE.to_le_bytes());
         let numbers: Vec<i8> = out[2..].iter().map(|byte| *byte as i8).collect();
         // Halves go away from zero: -12.5 to -13, 0.5 to 1.
         let expected: Vec<i8> =
             [127, 1, -1].into_iter().chain((3..32i8).map(|i| if i < 16 { i - 16 } else { i - 15 })).collect();
         assert_eq!(numbers, expected);
-        assert!(quantise(&[0.0; BLOCK], &mut out) && out[34..].iter().all(|byte| *byte == 0));
-        assert!(!quantise(&[1e7; BLOCK], &mut out));
+        assert!(quantise_q8_0(&[0.0; Q8_0_SCALED]).iter().all(|byte| *byte == 0));
     }
 }

@@ -28,7 +28,9 @@ impl Narrow {
                 bytemuck::cast_slice_mut::<u16, f16>(&mut self.halves).convert_from_f32_slice(values);
                 f16::INFINITY.to_bits()
             }
-            DType::F64 | DType::U32 => panic!("a model is not written as {}", dtype.name()),
+            DType::F64 | DType::U32 | DType::Q8_0 | DType::Nf4 => {
+                panic!("a model is not written as {}", dtype.name())
+            }
         };
         let mut both = self.halves.iter().zip(values);
         match both.position(|(half, value)| half & 0x7fff == infinite && value.is_finite()) {

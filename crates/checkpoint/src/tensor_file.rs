@@ -205,6 +205,7 @@ fn format_name(dtype: DType) -> &'static str {
         DType::BF16 => "BF16",
         DType::F16 => "F16",
         DType::U32 => "U32",
+        DType::Q8_0 | DType::Nf4 => unreachable!("files have no {}", dtype.name()),
     }
 }
 

@@ -123,6 +123,7 @@ impl RunningStatistics {
             DType::U32 => self.each(bytes, |b| f64::from(u32::from_le_bytes(b))),
             DType::BF16 => self.each(bytes, |b| bf16::from_le_bytes(b).to_f64()),
             DType::F16 => self.each(bytes, |b| f16::from_le_bytes(b).to_f64()),
+            DType::Q8_0 | DType::Nf4 => unreachable!("files have no {}", dtype.name()),
         }
     }
 

@@ -178,7 +178,7 @@ pub fn element_of(dtype: DType) -> Option<Element> {
         DType::F32 => Some(Element::F32),
         DType::BF16 => Some(Element::Bf16),
         DType::F16 => Some(Element::F16),
-        DType::U32 => None,
+        DType::U32 | DType::Q8_0 | DType::Nf4 => None,
     }
 }
 

@@ -94,7 +94,7 @@ pub(crate) fn add(cpu: &Cpu, from: View, into: ViewMut) {
 vectorized!(pub(crate) fn convert_piece<F: Float, T: Float>(from: &[F], to: &mut [T]) = convert_body);
 /// `to = from`, rounded.
 #[inline(always)]
-fn convert_body<L: Lanes, F: Float, T: Float>(from: &[F], to: &mut [T]) {
+pub(crate) fn convert_body<L: Lanes, F: Float, T: Float>(from: &[F], to: &mut [T]) {
     assert_eq!(from.len(), to.len());
     // SAFETY: compiled for L; both slices have the same length.
     unsafe {

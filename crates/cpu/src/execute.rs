@@ -9,7 +9,7 @@ use phalanx_tensor::operations::{
 use crate::attention_extents::Extents;
 use crate::cross_entropy::{LossRows, Targets};
 use crate::{
-    Cpu, adamw, attention, attention_backward, bias, cross_entropy, dropout, elementwise, embedding,
+    Cpu, adamw, attention, attention_backward, bias, blocks, cross_entropy, dropout, elementwise, embedding,
     embedding_backward, gated, gelu, images, layer_norm, matmul, non_finite, norm, rotary, sgd, tanh,
 };
 
@@ -48,6 +48,7 @@ impl Cpu {
             }
             Elementwise::CopyColumns(o) => elementwise::copy_columns(self, o),
             Elementwise::Convert(o) => elementwise::convert(self, o.from, o.to),
+            Elementwise::Dequantise(o) => blocks::dequantise(self, o.from, o.to),
             Elementwise::Add(o) => elementwise::add(self, o.from, o.into),
             Elementwise::Multiply(o) => elementwise::multiply(self, o.x, o.factor),
             Elementwise::Scaled(o) => {

@@ -15,6 +15,7 @@ mod attention_registers;
 mod attention_softmax;
 mod attention_tiles;
 mod bias;
+mod blocks;
 mod cross_entropy;
 mod dropout;
 mod elementwise;

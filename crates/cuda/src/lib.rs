@@ -17,6 +17,7 @@
 //!
 //! | operation | kernels |
 //! |---|---|
+//! | `dequantise` | `blocks.cu` |
 //! | `fill`, `convert`, `add`, `multiply`, `scaled`; `copy`, `copy_columns` | `elementwise.cu`, `elementwise_f64.cu`; the driver's copy |
 //! | `linear`, `linear_gelu`, `linear_input_gradient`, `linear_weight_gradient` | cuBLASLt ([`Options::library_products`]), or `matmul.cu`: `product`, `product_with_transposed`, `product_of_transposed` |
 //! | `bias_gradient`, and the last step of other sums over rows | `bias.cu`: `bias_sums`, `add_blocks` |

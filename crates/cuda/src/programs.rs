@@ -30,6 +30,8 @@ pub enum Source {
     AttentionBackward,
     /// `bias.cu`
     Bias,
+    /// `blocks.cu`
+    Blocks,
     /// `cross_entropy.cu`
     CrossEntropy,
     /// `dropout.cu`
@@ -77,6 +79,7 @@ impl Source {
             Source::Attention => file!("attention.cu"),
             Source::AttentionBackward => file!("attention_backward.cu"),
             Source::Bias => file!("bias.cu"),
+            Source::Blocks => file!("blocks.cu"),
             Source::CrossEntropy => file!("cross_entropy.cu"),
             Source::Dropout => file!("dropout.cu"),
             Source::Elementwise => file!("elementwise.cu"),

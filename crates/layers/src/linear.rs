@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use phalanx_tensor::{Epilogue, Layout, Tensor, View, Weight};
+use phalanx_tensor::{Category, Epilogue, Layout, Tensor, View, Weight};
 
 use crate::activation::Activation;
 use crate::call::{Call, Parameters};
@@ -67,6 +67,20 @@ pub(crate) struct DeferredLinear {
     pub(crate) dy: Option<Activation>,
 }
 
+/// A weight that products read.
+pub(crate) struct Operand<'a> {
+    kept: View<'a>,
+    /// The same in the type of computing, if it is kept in another.
+    numbers: Option<Tensor>,
+    layout: Layout,
+}
+
+impl Operand<'_> {
+    pub(crate) fn weight(&self) -> Weight<'_> {
+        Weight { matrix: self.numbers.as_ref().map_or(self.kept, Tensor::view), layout: self.layout }
+    }
+}
+
 impl Linear {
     /// A layer with these results: `[out, in]` weights with these initial values, and biases.
     pub fn new(outputs: impl Into<Vec<Output>>, inputs: usize, init: Init) -> Linear {
@@ -111,9 +125,16 @@ impl Linear {
         parameters.split_at(self.outputs.len())
     }
 
-    /// The only weight as an operand of a product.
-    pub(crate) fn weight<'a>(&self, parameters: Parameters<'a>) -> Weight<'a> {
-        Weight { matrix: parameters.value(0), layout: self.layout }
+    /// A weight as an operand of products: what is kept in blocks is dequantised into memory of its own.
+    pub(crate) fn operand<'a>(&self, cx: &Context, weights: Parameters<'a>, index: usize) -> Operand<'a> {
+        let (kept, layout) = (weights.value(index), self.layout);
+        let numbers = kept.dtype().is_blocks().then(|| {
+            let mut numbers =
+                cx.device.alloc(cx.compute, kept.shape(), Category::Workspace, "linear.dequantised");
+            cx.device.dequantise(kept, numbers.view_mut());
+            numbers
+        });
+        Operand { kept, numbers, layout }
     }
 
     /// Columns of dy: dy itself where they are all.
@@ -176,8 +197,9 @@ impl Linear {
         let (mut dx, mut add) = cx.target(sum, [batch, seq, inputs].into(), "linear.dx");
         for (index, columns) in self.each(weights) {
             let part = self.part(cx, dy, columns);
-            let w = Weight { matrix: weights.value(index), layout: self.layout };
-            cx.device.linear_input_gradient(part.as_ref().unwrap_or(dy).view(), w, dx.view_mut(), add);
+            let w = self.operand(cx, weights, index);
+            let dy = part.as_ref().unwrap_or(dy).view();
+            cx.device.linear_input_gradient(dy, w.weight(), dx.view_mut(), add);
             add = true;
         }
         Arc::new(dx)
@@ -198,8 +220,8 @@ impl Linear {
         for (index, columns) in self.each(weights) {
             let mut part = cx.activation([batch, seq, columns.len()], "linear.part");
             let bias: Option<View> = bias.as_ref().map(|bias| bias.view().range(columns.clone()));
-            let w = Weight { matrix: weights.value(index), layout: self.layout };
-            cx.device.linear(x.view(), w, Epilogue { bias, residual: None }, part.view_mut());
+            let w = self.operand(cx, weights, index);
+            cx.device.linear(x.view(), w.weight(), Epilogue { bias, residual: None }, part.view_mut());
             cx.device.copy_columns((part.view(), 0), (y.view_mut(), columns.start), columns.len());
         }
         y
@@ -273,7 +295,8 @@ impl Layer for Linear {
         let y = if parameters.len() == 1 + usize::from(self.bias) {
             let mut y = cx.activation([batch, seq, self.width()], "linear.y");
             let epilogue = Epilogue { bias: parameters.get(1), residual: sum.as_ref().map(|sum| sum.view()) };
-            cx.device.linear(x.view(), self.weight(parameters), epilogue, y.view_mut());
+            let w = self.operand(cx, parameters, 0);
+            cx.device.linear(x.view(), w.weight(), epilogue, y.view_mut());
             Arc::new(y)
         } else {
             cx.plus(self.apart(cx, parameters, &x), sum)

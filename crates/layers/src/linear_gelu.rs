@@ -108,8 +108,8 @@ impl Layer for LinearGelu {
         let [batch, seq, _] = x.dims();
         let mut pre = cx.activation([batch, seq, self.linear.width()], "linear_gelu.pre");
         let mut y = cx.activation([batch, seq, self.linear.width()], "linear_gelu.y");
-        let (w, bias) = (self.linear.weight(parameters), parameters.get(1));
-        cx.device.linear_gelu(x.view(), w, bias, self.gelu, pre.view_mut(), y.view_mut());
+        let (w, bias) = (self.linear.operand(cx, parameters, 0), parameters.get(1));
+        cx.device.linear_gelu(x.view(), w.weight(), bias, self.gelu, pre.view_mut(), y.view_mut());
         Ok((cx.plus(y, sum), self.linear.saved(SavedLinearGelu { pre }, parameters, x)))
     }
 

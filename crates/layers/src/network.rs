@@ -7,6 +7,8 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
+use phalanx_tensor::DType;
+
 use crate::head::Head;
 use crate::inputs::RowShape;
 use crate::layer::AnyLayer;
@@ -39,7 +41,8 @@ pub struct Network {
     pub blocks: Vec<Block>,
     /// The head, after the last block; None in a stage that is not the last.
     pub head: Option<Box<dyn Head>>,
-    /// Each parameter once, those that are joined as one: the trained ones, then the frozen ones, both in order of first use.
+    /// Each parameter once, those that are joined as one: the trained ones, then the frozen ones, of which those that are kept in a type of
+    /// their own come last; each in order of first use.
     pub parameters: Vec<ParameterSpec>,
     /// For each block, and the head last if there is one: indices into `parameters`, in the layer's order.
     pub uses: Vec<Vec<usize>>,
@@ -67,6 +70,15 @@ impl Network {
         Network::with(blocks, head.expect("a whole network has a head"), is_frozen)
     }
 
+    /// The same network, whole, of which frozen parameters are kept in the type that `kept` gives, if it gives one.
+    #[must_use]
+    pub fn keeping(mut self, kept: impl Fn(&ParameterSpec) -> Option<DType>) -> Network {
+        for spec in self.parameters.iter_mut().filter(|spec| !spec.trained) {
+            spec.kept = kept(spec);
+        }
+        self.in_order()
+    }
+
     fn with(blocks: Vec<Block>, head: Box<dyn Head>, is_frozen: impl Fn(&ParameterSpec) -> bool) -> Network {
         let mut specs: Vec<ParameterSpec> = Vec::new();
         let mut known: HashMap<String, usize> = HashMap::new();
@@ -86,22 +98,20 @@ impl Network {
             }
             uses.push(indices);
         }
-        let order = trained_first(0..specs.len(), |p| specs[*p].trained);
+        let (numbers, trained_before) = ((0..specs.len()).collect(), false);
+        let (head, parameters) = (Some(head), specs);
+        Network { blocks, head, parameters, uses, first_block: 0, input: None, numbers, trained_before }
+            .in_order()
+    }
+
+    /// The same whole network with its parameters in their order.
+    fn in_order(mut self) -> Network {
+        let order = by_class(0..self.parameters.len(), &self.parameters);
         let mut place = vec![0; order.len()];
         order.iter().enumerate().for_each(|(at, p)| place[*p] = at);
-        uses.iter_mut().flatten().for_each(|p| *p = place[*p]);
-        let parameters: Vec<ParameterSpec> = order.iter().map(|p| specs[*p].clone()).collect();
-        let (numbers, trained_before) = ((0..parameters.len()).collect(), false);
-        Network {
-            blocks,
-            head: Some(head),
-            parameters,
-            uses,
-            first_block: 0,
-            input: None,
-            numbers,
-            trained_before,
-        }
+        self.uses.iter_mut().flatten().for_each(|p| *p = place[*p]);
+        self.parameters = order.iter().map(|p| self.parameters[*p].clone()).collect();
+        self
     }
 
     /// The index of the parameter with this name.
@@ -153,7 +163,7 @@ impl Network {
                     numbers.push(*number);
                 }
             });
-            let numbers = trained_first(numbers, |number| parameters[*number].trained);
+            let numbers = by_class(numbers, &parameters);
             let place =
                 |number: &usize| numbers.iter().position(|other| other == number).expect("it was listed");
             let local = used.iter().map(|block| block.iter().map(place).collect()).collect();
@@ -224,8 +234,9 @@ fn joined(specs: impl Iterator<Item = ParameterSpec>) -> Vec<ParameterSpec> {
     groups.into_iter().map(ParameterSpec::join).collect()
 }
 
-/// The trained ones of some parameters, then the others, each in order.
-fn trained_first(all: impl IntoIterator<Item = usize>, is_trained: impl Fn(&usize) -> bool) -> Vec<usize> {
-    let (trained, frozen): (Vec<usize>, Vec<usize>) = all.into_iter().partition(is_trained);
-    [trained, frozen].concat()
+/// The trained ones of some parameters, then the frozen ones, then those that are kept in a type of their own, each in order.
+fn by_class(numbers: impl IntoIterator<Item = usize>, of: &[ParameterSpec]) -> Vec<usize> {
+    let mut numbers: Vec<usize> = numbers.into_iter().collect();
+    numbers.sort_by_key(|number| (!of[*number].trained, of[*number].kept));
+    numbers
 }

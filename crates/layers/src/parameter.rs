@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use phalanx_plan::Stripe;
+use phalanx_tensor::DType;
 pub use phalanx_tensor::Kind;
 
 use crate::failure::Result;
@@ -30,6 +31,9 @@ pub struct ParameterSpec {
     /// True if it is trained. A frozen one has no gradient, optimizer state or master weights, and tensors that only its gradient
     /// would read are not saved. Layers say true; the run decides ([`crate::Network::freezing`]).
     pub trained: bool,
+    /// The type in which it is kept while it is frozen, if not that of computing. Layers say None; the run decides
+    /// ([`crate::Network::keeping`]).
+    pub kept: Option<DType>,
     /// True if the gradient that the layer writes is one term of a sum over the ranks that hold other rows of its activations.
     /// The terms are summed before the update.
     pub partial: bool,
@@ -65,6 +69,7 @@ impl ParameterSpec {
             joins: false,
             joined: Vec::new(),
             trained: true,
+            kept: None,
             partial: false,
         }
     }

@@ -1,9 +1,9 @@
 //! The chunk layout: where each parameter lies.
 //!
 //! Parameters in execution order form one flat canonical space in which each starts at a multiple of
-//! [`BLOCK`] elements; trained parameters come before frozen ones. That space depends on the model and on what is trained alone, so
+//! [`BLOCK`] elements; trained parameters come before frozen ones, of which those that are kept in a type of their own come last. That space depends on the model and on what is trained alone, so
 //! norms taken block by block are the same for every chunk size and world. Chunks are consecutive spans of it: a parameter is never
-//! split, one larger than a chunk gets its own, a chunk holds trained parameters or frozen ones, and every chunk is a whole number
+//! split, one larger than a chunk gets its own, a chunk holds trained parameters or frozen ones of one type, and every chunk is a whole number
 //! of blocks on every rank. A parameter that is updated as a whole lies in one of the equal shards of its chunk, behind a gap where
 //! the shard before has no room; gaps count as blocks without elements.
 //!
@@ -21,6 +21,7 @@ use serde::{Deserialize, Serialize};
 use crate::chunk_error::{ChunkError, MAX_ELEMENTS, MAX_WORLD};
 use crate::chunk_packing::{self, Grain, Item, Packed};
 use crate::chunk_search::{Candidate, Search, search};
+use crate::trace::DType;
 
 /// Elements of a block: the unit of norm sums and of shards.
 pub const BLOCK: u64 = 4096;
@@ -41,13 +42,16 @@ pub struct ParameterSize {
     pub trained: bool,
     /// True if it lies in one shard of its chunk, since the rank that updates it needs all of it.
     pub whole: bool,
+    /// The type in which it is kept, if not that of computing. Such ones come last.
+    pub kept: Option<DType>,
 }
 
 impl ParameterSize {
     /// A trained parameter that occupies `elements` elements, shares its chunk and may lie in several shards.
     pub fn new(name: impl Into<String>, elements: u64) -> ParameterSize {
         let name = name.into();
-        ParameterSize { name, elements, reserved: elements, alone: false, trained: true, whole: false }
+        let (reserved, alone, trained, whole, kept) = (elements, false, true, false, None);
+        ParameterSize { name, elements, reserved, alone, trained, whole, kept }
     }
 }
 
@@ -76,6 +80,17 @@ pub struct Placed {
     pub elements: u64,
 }
 
+/// Bytes of all chunks of a layout.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ChunkBytes {
+    /// Those of the largest chunk.
+    pub largest: u64,
+    /// Those of all, padding included.
+    pub all: u64,
+    /// Those that hold no parameter.
+    pub waste: u64,
+}
+
 /// A piece of one parameter in a span of a chunk. Both ranges have the same length.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Segment {
@@ -92,6 +107,8 @@ pub struct Segment {
 pub struct ChunkLayout {
     /// Elements of each chunk, padding included: a multiple of [`BLOCK`] * world.
     pub chunk_elements: Vec<u64>,
+    /// For each chunk: the type in which it is kept, if not that of computing.
+    pub kept: Vec<Option<DType>>,
     /// The positions, by parameter number; chunks and offsets ascend.
     pub placed: Vec<Placed>,
     /// Canonical index of each chunk's first block.
@@ -138,12 +155,12 @@ pub fn lay_out(
     let (size, searched) = match size {
         ChunkSize::Auto(knobs) => {
             let packed = parameters.iter().zip(&items).filter(|(p, _)| !p.alone);
-            let of_class = |trained: bool| {
-                let own = packed.clone().filter(|(p, _)| p.trained == trained);
+            let of_class = |class: (bool, bool)| {
+                let own = packed.clone().filter(|(p, _)| (p.trained, p.kept.is_some()) == class);
                 own.map(|(_, item)| item.together()).collect::<Vec<Item>>()
             };
             let elements = packed.clone().map(|(p, _)| p.elements).sum();
-            let mut classes = [of_class(true), of_class(false)];
+            let mut classes = [(true, false), (false, false), (false, true)].map(of_class);
             if classes.iter().all(Vec::is_empty) {
                 classes[0] = items.iter().map(|item| item.together()).collect();
             }
@@ -189,16 +206,18 @@ fn pad(parameters: &[ParameterSize]) -> Result<Vec<u64>, ChunkError> {
 /// A parameter, as packing sees it.
 fn item(parameters: &[ParameterSize], number: usize, padded: u64) -> Item {
     let given = &parameters[number];
-    let before = number.checked_sub(1).map_or(given.trained, |before| parameters[before].trained);
-    assert!(before || !given.trained, "{}: trained parameters come first", given.name);
+    let class = |p: &ParameterSize| (!p.trained, p.kept);
+    let before = number.checked_sub(1).map_or(class(given), |before| class(&parameters[before]));
+    assert!(before <= class(given), "{}: trained parameters come first, kept ones last", given.name);
     let ParameterSize { whole, alone, .. } = *given;
-    Item { padded, whole, alone, begins: alone || before != given.trained }
+    Item { padded, whole, alone, begins: alone || before != class(given) }
 }
 
 /// Packs in order. A `size` of 0 gives every parameter its own chunk.
 fn pack(parameters: &[ParameterSize], items: &[Item], size: u64, grain: Grain) -> ChunkLayout {
     let mut layout = ChunkLayout {
         chunk_elements: Vec::new(),
+        kept: Vec::new(),
         placed: Vec::with_capacity(parameters.len()),
         first_block: Vec::new(),
         blocks: 0,
@@ -209,6 +228,7 @@ fn pack(parameters: &[ParameterSize], items: &[Item], size: u64, grain: Grain) -
         let chunk = layout.chunks();
         layout.first_block.push(layout.blocks);
         layout.chunk_elements.push(elements);
+        layout.kept.push(parameters[numbers.start].kept);
         let own = &items[numbers.clone()];
         for (parameter, offset) in numbers.zip(chunk_packing::offsets(own, elements, grain)) {
             let elements = parameters[parameter].elements;
@@ -233,6 +253,23 @@ impl ChunkLayout {
     /// Elements of all chunks, padding included.
     pub fn padded_elements(&self) -> u64 {
         self.chunk_elements.iter().sum()
+    }
+
+    /// The type in which a chunk is kept; `compute` is that of computing.
+    pub fn dtype(&self, chunk: usize, compute: DType) -> DType {
+        self.kept[chunk].unwrap_or(compute)
+    }
+
+    /// Bytes of the chunks; `compute` is the type of computing.
+    pub fn bytes(&self, compute: DType) -> ChunkBytes {
+        let of = |chunk: usize, elements: u64| {
+            let dtype = self.dtype(chunk, compute);
+            elements * dtype.block_bytes() as u64 / dtype.block() as u64
+        };
+        let each = self.chunk_elements.iter().enumerate().map(|(chunk, elements)| of(chunk, *elements));
+        let held: u64 = self.placed.iter().map(|placed| of(placed.chunk, placed.elements)).sum();
+        let (largest, all) = each.fold((0, 0), |(largest, all), bytes| (bytes.max(largest), all + bytes));
+        ChunkBytes { largest, all, waste: all - held }
     }
 
     /// The elements of a chunk that one rank owns: the `rank`-th of `world` equal parts, whole blocks.

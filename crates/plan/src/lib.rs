@@ -43,7 +43,7 @@ pub mod zero;
 pub use agreement::{Disagreement, PlacementError, compare, faults};
 pub use chunk_error::ChunkError;
 pub use chunk_search::{Candidate, Search};
-pub use chunks::{BLOCK, ChunkLayout, ChunkSize, ParameterSize, Placed, Segment, lay_out};
+pub use chunks::{BLOCK, ChunkBytes, ChunkLayout, ChunkSize, ParameterSize, Placed, Segment, lay_out};
 pub use cost::{CollectiveCost, CopyCost, Cost, KernelCost};
 pub use expand::{AbridgedPhase, expand};
 pub use machine::{CollectiveRate, Machine, TransferRate};

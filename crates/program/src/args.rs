@@ -17,6 +17,7 @@ use crate::draw_args::DrawArgs;
 use crate::launch_args::LaunchArgs;
 use crate::overrides::Overrides;
 use crate::sample_args::{ChatArgs, SampleArgs};
+use crate::sized::SizedArgs;
 use crate::train_args::TrainArgs;
 
 /// The version, and a number of the sources of this build.
@@ -97,6 +98,7 @@ pub enum Command {
     phalanx plan examples/gpt2_124m.toml --deepspeed ds_config.json --nproc 8\n  \
     phalanx plan examples/gpt2_124m.toml --nproc 8 --device-memory 80GiB\n  \
     phalanx plan examples/gpt2_124m.toml --device-memory 2GiB --json | jq .verdict\n  \
+    phalanx plan --size llama3-8b --lora 16 --base nf4 --gpus 1x24GiB\n  \
     phalanx plan examples/quickstart.toml --chunks\n  \
     phalanx plan examples/gpt2_124m.toml --nproc 8 --set parallel.zero=3 --machine h200\n  \
     phalanx plan examples/gpt3_13b_h200.toml --placement\n  \
@@ -105,15 +107,17 @@ pub enum Command {
     phalanx plan --schedule zb-v.csv\n  \
     phalanx plan --schedule zb-h1 --pipeline 8 --forward 18.5 --input 18.1 --weight 9.3 --message 0.6")]
 pub struct PlanArgs {
-    /// Configuration (TOML); may be left out with --schedule
-    #[arg(required_unless_present = "schedule")]
+    /// Configuration (TOML); may be left out with --size and --schedule
+    #[arg(required_unless_present_any = ["schedule", "model_size"])]
     pub config: Option<PathBuf>,
+    #[command(flatten)]
+    pub sized: SizedArgs,
     #[command(flatten)]
     pub overrides: Overrides,
     /// Text files, JSON files or folders, instead of data.text
     #[arg(long, value_name = "PATH", num_args = 1..)]
     pub data: Vec<PathBuf>,
-    /// Memory of each rank's device, such as 80GiB; when left out that of --machine, or this machine's memory
+    /// Memory of each rank's device, as 80GiB; when left out that of --machine, or this machine's
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes, conflicts_with = "schedule")]
     pub device_memory: Option<u64>,
     /// Show where each chunk lies, what a step moves for it, and the memories side by side

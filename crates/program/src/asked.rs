@@ -3,7 +3,7 @@
 
 use std::cell::OnceCell;
 
-use anyhow::{Context, Result};
+use anyhow::{Result, bail};
 use clap::Parser;
 use phalanx_plan::Machine;
 use phalanx_train::config::PlacementPolicy;
@@ -40,17 +40,27 @@ pub struct Asked<'a> {
     data: OnceCell<(Vocabulary, Estimate)>,
 }
 
+/// Bytes of each rank's device, where the command gives them.
+fn device_bytes(args: &PlanArgs) -> Option<u64> {
+    args.device_memory.or(args.sized.gpus.map(|gpus| gpus.bytes))
+}
+
 impl<'a> Asked<'a> {
     /// Reads the configuration and the profile of a command.
     ///
     /// # Errors
     /// A file that is missing or wrong.
     pub fn new(args: &'a PlanArgs, environment: Environment) -> Result<Asked<'a>> {
-        let path =
-            args.config.as_deref().context("give a configuration (TOML), as examples/quickstart.toml")?;
-        let (file, theirs) = translation::read_both(path, &args.overrides)?;
+        if args.sized.size.is_some() && args.overrides.deepspeed.is_some() {
+            bail!("--deepspeed adds to a configuration: give CONFIG, and no --size");
+        }
+        let (file, theirs) = match (args.sized.config()?, &args.config) {
+            (Some(file), _) => (file, None),
+            (None, Some(path)) => translation::read_both(path, &args.overrides)?,
+            (None, None) => bail!("give a configuration (TOML), as examples/quickstart.toml, or --size"),
+        };
         let profile = args.machine.as_deref().map(machine_profile::known).transpose()?.flatten();
-        let elsewhere = Elsewhere::of(args.device_memory, profile.as_ref());
+        let elsewhere = Elsewhere::of(device_bytes(args), profile.as_ref());
         let machine = profile.map_or_else(OnceCell::new, OnceCell::from);
         Ok(Asked { args, environment, file, theirs, machine, elsewhere, data: OnceCell::new() })
     }
@@ -123,7 +133,7 @@ impl<'a> Asked<'a> {
     pub fn assumed(&self, planned: &Planned) -> Result<Option<String>> {
         let line = |elsewhere: &Elsewhere| {
             let line = assumed::line(elsewhere, planned, self.machine.get())?;
-            let replaces = self.args.device_memory.is_some()
+            let replaces = device_bytes(self.args).is_some()
                 && planned.config.memory.placement == Some(PlacementPolicy::Auto)
                 && self.given()?.has("memory.device_budget_mb");
             let budget = "; --device-memory replaces memory.device_budget_mb";
@@ -158,6 +168,13 @@ impl Replan for Asked<'_> {
         let data = args.data.iter().map(|path| path.display().to_string());
         let data = args.data.first().map(|_| "--data".to_string()).into_iter().chain(data);
         let command = ["phalanx", "plan"].map(String::from).into_iter();
-        command.chain(path).chain(options).chain(memory).chain(machine).chain(data).collect()
+        command
+            .chain(path)
+            .chain(args.sized.words())
+            .chain(options)
+            .chain(memory)
+            .chain(machine)
+            .chain(data)
+            .collect()
     }
 }

@@ -86,6 +86,7 @@ mod schedule_report;
 mod setup;
 mod shape;
 mod signals;
+mod sized;
 mod staged;
 mod step_time;
 mod stored;

@@ -8,7 +8,7 @@ use phalanx_layers::lora::adapted_by;
 use phalanx_optim::LossScaling;
 use phalanx_parallel::zero::{ChunkResidence, Residence};
 use phalanx_plan::trace::{Category, DType, Memory};
-use phalanx_plan::{ChunkSize, CollectiveCost, MemoryPlan, Precision};
+use phalanx_plan::{ChunkBytes, ChunkSize, CollectiveCost, MemoryPlan, Precision};
 use phalanx_simd::Isa;
 use phalanx_tensor::DiskOptions;
 use phalanx_train::config::{DeviceKind, GroupOfParameters, ParameterGroup, Products};
@@ -83,12 +83,12 @@ pub fn to_json(planned: &Planned) -> Value {
 fn chunks_json(plan: &RunPlan) -> Value {
     let MeshPart { chunk_size, layout, .. } = &plan.spec.mesh;
     let tried = |tried: &TriedChunks| json!({ "chunks": tried.chunks, "needed_bytes": tried.bytes, "chosen": tried.size == *chunk_size });
-    let element = plan.spec.precision.types.compute.bytes() as u64;
+    let ChunkBytes { largest, all, waste } = layout.bytes(plan.spec.precision.types.compute);
     json!({
         "count": layout.chunks(),
-        "largest_bytes": element * layout.largest_chunk(),
-        "bytes": element * layout.padded_elements(),
-        "waste_bytes": element * layout.waste_elements,
+        "largest_bytes": largest,
+        "bytes": all,
+        "waste_bytes": waste,
         "tried": plan.tried_chunks.iter().map(tried).collect::<Vec<_>>(),
     })
 }
@@ -195,11 +195,20 @@ fn adapters(planned: &Planned) -> String {
     let Some(adapters) = &model.adapters else { return String::new() };
     let whole = model.whole();
     let layers: BTreeSet<&str> = whole.members().filter_map(|spec| adapted_by(&spec.name)).collect();
+    let base = model.quantised.as_ref().map(|base| {
+        let compute = planned.plan.spec.precision.types.compute.name();
+        let others = match base.others {
+            0 => String::new(),
+            others => format!(" ({others} others, which are no whole blocks, in {compute})"),
+        };
+        format!(", beside {} in {}{others}", plural(base.count(), "linear weight"), base.dtype.name())
+    });
     format!(
-        "adapters of rank {} at {}, times {}\n",
+        "adapters of rank {} at {}, times {}{}\n",
         adapters.width,
         plural(layers.len(), "linear layer"),
-        adapters.scale
+        adapters.scale,
+        base.unwrap_or_default()
     )
 }
 
@@ -439,15 +448,14 @@ fn work(planned: &Planned) -> String {
 
 fn chunks(plan: &RunPlan) -> String {
     let (spec, layout) = (&plan.spec, &plan.spec.mesh.layout);
-    let element = spec.precision.types.compute.bytes() as u64;
-    let padded = layout.padded_elements();
+    let ChunkBytes { largest, all, waste } = layout.bytes(spec.precision.types.compute);
     let mut text = format!(
         "Chunks\n  {} chunks, the largest of {}; {} of {} is padding ({:.2}%)\n",
         layout.chunks(),
-        bytes(element * layout.largest_chunk()),
-        bytes(element * layout.waste_elements),
-        bytes(element * padded),
-        100.0 * layout.waste_elements as f64 / padded as f64
+        bytes(largest),
+        bytes(waste),
+        bytes(all),
+        100.0 * waste as f64 / all as f64
     );
     if let Some(note) = spec.chunk_note() {
         text.push_str(&format!("  {note}\n"));

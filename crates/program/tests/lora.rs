@@ -136,6 +136,57 @@ fn a_run_needs_the_base_that_it_began_with() {
 }
 
 #[test]
+fn a_quantised_base_is_trained_beside_resumed_sampled_and_merged() {
+    let home = Home::new();
+    // Weights of whole blocks.
+    let wide = ["--quiet", "--set", "model.hidden=64"];
+    home.run(&[&["train", "small.toml", "--run", "base", "--set", "train.steps=2"], &wide[..]].concat()).ok();
+    home.run(&["export", "base", "--out", "hf"]).ok();
+    let adapters =
+        ["--set", "model.hidden=64", "--set", "lora.rank=2", "--set", "lora.base=nf4", "--nproc", "2"];
+    let tuned = |run: &str, steps: &str| {
+        train(&home, &[&["--run", run, "--set", steps], &adapters[..]].concat()).ok();
+    };
+    tuned("r", "train.steps=3");
+    let rest = ["--resume", "--quiet", "--set", "train.steps=6"];
+    home.run(&[&["train", "--run", "r", "--set", "parallel.zero=3"], &rest[..]].concat()).ok();
+    tuned("whole", "train.steps=6");
+    assert_eq!(home.losses("r"), home.losses("whole"));
+    home.run(&[&["train", "--run", "r", "--set", "lora.base=q8_0"], &rest[..]].concat())
+        .refused(&["lora.base = \"q8_0\"", "the run has \"nf4\""]);
+
+    home.run(&["export", "r", "--out", "merged", "--merge"]).ok();
+    home.run(&["import", "merged", "--run", "i"]).ok();
+    let text = |run: &str| {
+        home.run(&["sample", run, "--prompt", "chunk ", "--tokens", "24", "--temperature", "0"]).ok().stdout
+    };
+    assert_eq!(text("r"), text("i"));
+    home.run(&["plan", "small.toml", "--set", "lora.base=nf4"]).refused(&["lora.base", "lora.rank"]);
+    let plan =
+        home.run(&[&["plan", "small.toml", "--set", "model.init=hf"], &adapters[..]].concat()).ok().stdout;
+    assert!(plan.contains("beside 8 linear weights in nf4\n"), "{plan}");
+}
+
+#[test]
+fn a_published_size_is_planned_without_a_configuration() {
+    let home = Home::new();
+    let plan = |more: &[&str]| home.run(&[&["plan", "--size", "llama3.2-1b", "--json"], more].concat());
+    let of = |more: &[&str]| plan(more).ok().json();
+    let fits = |plan: &serde_json::Value| plan["verdict"]["fits"].as_bool().unwrap();
+    let quantised =
+        ["--lora", "16", "--base", "nf4", "--gpus", "1x8GiB", "--set", "memory.checkpointing=selective"];
+    let small = of(&quantised);
+    assert!(fits(&small), "{}", small["verdict"]);
+    assert!(!fits(&of(&["--gpus", "1x8GiB"])));
+    assert_eq!(of(&["--gpus", "2x80GiB"])["layout"]["ranks"], json!(2));
+    plan(&["--set", "model.seq=512"]).ok();
+    assert_eq!(plan(&["--base", "nf4"]).code, Some(2));
+    assert_eq!(plan(&["small.toml"]).code, Some(2));
+    home.run(&["plan", "--size", "llama4"]).refused(&["--size llama4", "no published size"]);
+    plan(&["--lora", "16", "--base", "nf5"]).refused(&["lora.base", "nf4"]);
+}
+
+#[test]
 fn a_plan_has_adapters_and_counts_them_apart() {
     let home = Home::new();
     let plan = |more: &[&str]| home.run(&[&["plan", "small.toml", "--json"], more].concat()).ok().json();

@@ -60,7 +60,7 @@ impl Arena {
         name: &'static str,
         site: Site,
     ) -> Tensor {
-        let allocation = self.take(shape.elements() * dtype.bytes(), category, name, site);
+        let allocation = self.take(dtype.bytes_of(shape.elements()), category, name, site);
         Tensor { buffer: Buffer { arena: Arc::clone(self), allocation }, dtype, shape }
     }
 }
@@ -89,6 +89,13 @@ impl Tensor {
         assert_eq!(shape.elements(), self.shape.elements(), "reshape {:?} to {shape:?}", self.shape);
         self.shape = shape;
         self
+    }
+
+    /// The same memory, flat, as the elements that copies and messages have ([`DType::moved`]).
+    pub fn moved(self) -> Tensor {
+        let view = self.view().typed(self.dtype.moved());
+        let (dtype, shape) = (view.dtype(), view.shape());
+        Tensor { dtype, shape, ..self }
     }
 
     /// The memory in which it lies.

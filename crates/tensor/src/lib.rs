@@ -11,6 +11,7 @@ mod allocator;
 pub mod arena;
 pub mod arguments;
 pub mod backend;
+pub mod blocks;
 pub mod buffer;
 pub mod copies;
 pub mod device;

@@ -23,7 +23,8 @@ impl Device {
         range: Range<usize>,
         to: &mut [T],
     ) -> Result<(), DeviceError> {
-        let (site, part) = (Site::caller(), from.view().range(range));
+        let part = from.view().range(range);
+        let (site, part) = (Site::caller(), part.typed(part.dtype().moved()));
         assert_eq!((T::DTYPE, to.len()), (part.dtype(), part.elements()), "read_stored from {part:?}");
         match from.memory() {
             Memory::Device => self.download(part, to),
@@ -53,6 +54,8 @@ impl Device {
     ) -> Result<(), DeviceError> {
         let (site, memory) = (Site::caller(), to.memory());
         let part = to.view_mut().range(range);
+        let moved = part.dtype().moved();
+        let part = part.typed(moved);
         assert_eq!((T::DTYPE, from.len()), (part.dtype(), part.elements()), "write_stored to {part:?}");
         match memory {
             Memory::Device => {

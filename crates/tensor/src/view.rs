@@ -102,7 +102,7 @@ macro_rules! view_basics {
 
             /// Length in bytes.
             pub fn bytes(&self) -> usize {
-                self.elements() * self.dtype.bytes()
+                self.dtype.bytes_of(self.elements())
             }
 
             /// Its address. Only its device may follow it.
@@ -123,12 +123,23 @@ macro_rules! view_basics {
                 self
             }
 
+            /// The same memory, flat, as elements of another type: blocks as words, and words as blocks.
+            #[track_caller]
+            pub fn typed(self, dtype: DType) -> $view<'a> {
+                if dtype == self.dtype {
+                    return self;
+                }
+                let elements = self.bytes() / dtype.block_bytes() * dtype.block();
+                assert_eq!(dtype.bytes_of(elements), self.bytes(), "{self:?} as {}", dtype.name());
+                $view { address: self.address, dtype, shape: Shape::from([elements]), life: PhantomData }
+            }
+
             /// A flat piece: elements `range` of the row-major order.
             #[track_caller]
             pub fn range(self, range: Range<usize>) -> $view<'a> {
                 assert!(range.start <= range.end && range.end <= self.elements(), "{range:?} of {self:?}");
                 $view {
-                    address: self.address.add(range.start * self.dtype.bytes()),
+                    address: self.address.add(self.dtype.bytes_of(range.start)),
                     dtype: self.dtype,
                     shape: Shape::from([range.len()]),
                     life: PhantomData,

@@ -2,12 +2,12 @@
 //! the merged model computes what the adapted one does.
 
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use phalanx_checkpoint::{AdapterConfig, Checkpoint, HuggingFaceDir, TensorPiece, begin, commit, write_rank};
-use phalanx_layers::ParameterSpec;
 use phalanx_layers::lora::adapted_by;
+use phalanx_layers::{Network, ParameterSpec};
 use phalanx_models::{Arch, Keys, Model, from_config};
 use phalanx_plan::trace::Category;
 use phalanx_tensor::{DType, Device};
@@ -230,34 +230,36 @@ fn a_checkpoint_resumes_on_another_mesh() {
 fn a_checkpoint_with_its_base_is_gone_on_from() {
     let (folder, steps, change) = (tempfile::tempdir().unwrap(), &rig::golden_steps()[..4], ADAPTED[0].1);
     let mut config = adapted([1, 2, 1], 2, change);
-    let before = run(&config, 2);
-    let (names, whole): (Vec<_>, Vec<_>) = before.state.iter().unzip();
-    let network = rig::spec(&model(), &config).model.whole();
-    let shape = |name: &str| network.members().find(|spec| spec.name == name).unwrap().shape.clone();
-    let pieces: Vec<TensorPiece> = names
-        .iter()
-        .map(|key| {
-            let (state, name) = key.split_once('/').unwrap();
-            let state = ["parameters", "exp_avg", "exp_avg_sq"].into_iter().find(|known| *known == state);
-            let (state, shape) = (state.unwrap(), shape(name));
-            let range = 0..shape.iter().product::<usize>() as u64;
-            TensorPiece { state, name: name.into(), shape, dtype: DType::F32, stripe: None, range }
-        })
-        .collect();
-    let tmp = begin(folder.path(), 2).unwrap();
-    write_rank(&tmp, 0, &pieces, 1 << 16, &mut |piece, range, bytes| {
-        let numbers = &whole[piece][range.start as usize..range.end as usize];
-        bytes.copy_from_slice(bytemuck::cast_slice(numbers));
-    })
-    .unwrap();
-    let dir = commit(&tmp, json!({ "step": 2, "config": config }), 1).unwrap();
+    let before = run(&config, 2).state;
+    let dir = whole_checkpoint(folder.path(), 2, &before, &rig::spec(&model(), &config).model.whole());
     config.model.init = Some("not there".into());
-    let again =
-        Checkpoints { restore: Some(dir), save: Some(folder.path().to_path_buf()), ..Checkpoints::default() };
+    let save = Some(folder.path().to_path_buf());
+    let again = Checkpoints { restore: Some(dir), save, ..Checkpoints::default() };
     let rest = rig::run_between(&model(), &config, &steps[2..], &again);
     assert_same_state("from a whole checkpoint", &run(&adapted([1, 2, 1], 0, change), 4).state, &rest.state);
     let saved = Checkpoint::open(&folder.path().join("step-4")).unwrap();
-    assert_eq!(saved.tensors().len(), names.len());
+    assert_eq!(saved.tensors().len(), before.len());
+}
+
+/// A checkpoint of all of a state, as a run without adapters saves it.
+pub fn whole_checkpoint(folder: &Path, step: u64, state: &rig::State, network: &Network) -> PathBuf {
+    let shape = |name: &str| network.members().find(|spec| spec.name == name).unwrap().shape.clone();
+    let piece = |key: &String| {
+        let (state, name) = key.split_once('/').unwrap();
+        let state = ["parameters", "exp_avg", "exp_avg_sq"].into_iter().find(|known| *known == state);
+        let (state, shape) = (state.unwrap(), shape(name));
+        let range = 0..shape.iter().product::<usize>() as u64;
+        TensorPiece { state, name: name.into(), shape, dtype: DType::F32, stripe: None, range }
+    };
+    let pieces: Vec<TensorPiece> = state.keys().map(piece).collect();
+    let all: Vec<&Vec<f32>> = state.values().collect();
+    let tmp = begin(folder, step).unwrap();
+    write_rank(&tmp, 0, &pieces, 1 << 16, &mut |piece, range, bytes| {
+        let numbers = &all[piece][range.start as usize..range.end as usize];
+        bytes.copy_from_slice(bytemuck::cast_slice(numbers));
+    })
+    .unwrap();
+    commit(&tmp, json!({ "step": step }), 1).unwrap()
 }
 
 /// The loss of the merged weights is that of the adapted model, but for the rounding of the sums.
@@ -285,7 +287,7 @@ fn merged_weights_compute_the_same() {
 }
 
 /// The loss of the evaluation of a checkpoint's merged weights, by a model without adapters.
-fn evaluated(model: &Arc<dyn Model>, config: &RunConfig, checkpoint: &Path) -> f32 {
+pub fn evaluated(model: &Arc<dyn Model>, config: &RunConfig, checkpoint: &Path) -> f32 {
     let mut plain = config.clone();
     plain.lora = LoraConfig::default();
     let tensors = rig::on_ranks(model, &plain, &|spec, groups| spec.network(&groups.tensor), &|engine, _| {

@@ -3,6 +3,7 @@
 
 mod accumulation;
 mod attention;
+mod blocks;
 mod cross_entropy;
 mod differences;
 mod dropout;

@@ -4,6 +4,7 @@ use std::cell::RefCell;
 use std::sync::Arc;
 
 use phalanx_system::random::SplitMix64;
+use phalanx_tensor::blocks::quantised;
 use phalanx_tensor::{Arena, Category, DType, Device, DeviceError, Immediate, Kernels, Memory, Tensor, View};
 
 use crate::driver::{Context, Launches, Made, usable_cards};
@@ -150,6 +151,7 @@ pub fn tensor(device: &Device, dtype: DType, dims: &[usize], numbers: &[f32]) ->
         }
         DType::F16 => device.upload(&numbers.iter().map(|x| half::f16::from_f32(*x)).collect::<Vec<_>>(), to),
         DType::U32 => device.upload(&numbers.iter().map(|x| *x as u32).collect::<Vec<_>>(), to),
+        DType::Q8_0 | DType::Nf4 => device.upload(&quantised(dtype, numbers), to.typed(DType::U32)),
     }
     tensor
 }
@@ -185,6 +187,7 @@ pub fn read(device: &Device, from: View) -> Read {
         DType::BF16 => read!(half::bf16::ZERO, half::bf16::to_f64),
         DType::F16 => read!(half::f16::ZERO, half::f16::to_f64),
         DType::U32 => read!(0u32, f64::from),
+        DType::Q8_0 | DType::Nf4 => read(device, from.typed(DType::U32)),
     }
 }
 

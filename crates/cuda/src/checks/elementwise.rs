@@ -1,6 +1,7 @@
 //! Elementwise operations, activations, dropout, optimizer steps and sums: most have the processor's very bits.
 
 use phalanx_tensor::arguments::{AdamW, Clip, Dropout, Gate, Gelu, Sgd};
+use phalanx_tensor::blocks::BLOCK;
 use phalanx_tensor::operations::{Copy, DropoutForward, Scaled};
 use phalanx_tensor::shape::Shape;
 use phalanx_tensor::{AdamWUpdate, Category, DType, SgdUpdate, ViewMut};
@@ -24,6 +25,21 @@ pub(super) fn conversions_and_sums(bench: &Bench) {
                     vec![("converted", read(device, y.view())), ("sum", read(device, z.view()))]
                 });
             }
+        }
+    }
+}
+
+pub(super) fn blocks(bench: &Bench) {
+    for from in [DType::Q8_0, DType::Nf4] {
+        for to in FLOATS {
+            bench.compare(&format!("dequantise {from:?} to {to:?}"), 0.0, |device| {
+                let x = random(device, from, &[5 * BLOCK], 1);
+                let mut y = random(device, to, &[4 * BLOCK + 1], 2);
+                // Blocks from the second on, to a start that is not aligned.
+                let blocks = x.view().range(BLOCK..5 * BLOCK);
+                device.dequantise(blocks, y.view_mut().range(1..4 * BLOCK + 1));
+                vec![("numbers", read(device, y.view()))]
+            });
         }
     }
 }

@@ -30,8 +30,9 @@ impl Group {
 }
 
 /// All groups.
-pub const GROUPS: [Group; 19] = [
+pub const GROUPS: [Group; 20] = [
     Group { name: "convert, add", run: elementwise::conversions_and_sums },
+    Group { name: "dequantise", run: elementwise::blocks },
     Group { name: "fill, copy, scaled", run: elementwise::fill_copy_and_f64 },
     Group { name: "gelu and its gradient", run: elementwise::gelu_forward_and_backward },
     Group { name: "tanh and its gradient", run: elementwise::tanh_forward_and_backward },

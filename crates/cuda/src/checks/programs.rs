@@ -25,6 +25,7 @@ pub fn of_tables() -> Vec<Program> {
     all.extend(FLOATS.map(|element| Program::of(Source::SumParts, element)));
     for element in FLOATS {
         for source in [
+            Source::Blocks,
             Source::CrossEntropy,
             Source::Dropout,
             Source::Gated,

@@ -104,6 +104,11 @@ impl Issue<'_> {
                 let n = o.to.elements();
                 self.over_fours(program, "convert", n, numbers![o.from, &o.to, n])
             }
+            Elementwise::Dequantise(o) => {
+                let kernel = if o.from.dtype() == DType::Nf4 { "dequantise_nf4" } else { "dequantise_q8_0" };
+                let (n, program) = (o.to.elements(), Program::of(Source::Blocks, o.to.dtype()));
+                self.over_fours(program, kernel, n, numbers![o.from, &o.to, n])
+            }
             Elementwise::Add(o) if o.into.dtype() == DType::F64 => {
                 let n = o.into.elements();
                 self.over_fours(f64s, "add_f64", n, numbers![o.from, &o.into, n])

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use half::{bf16, f16};
+use phalanx_tensor::blocks::dequantised;
 use phalanx_tensor::{DType, Device, DeviceError, Element, Tensor, View};
 
 /// Location of the numbers.
@@ -21,24 +22,23 @@ impl Numbers<'_> {
             Numbers::Stored(tensor, _) => tensor.dtype(),
         };
         match dtype {
-            DType::BF16 => self.read_as::<bf16>(device),
-            DType::F16 => self.read_as::<f16>(device),
+            DType::BF16 => Ok(self.read_as::<bf16>(device)?.into_iter().map(Into::into).collect()),
+            DType::F16 => Ok(self.read_as::<f16>(device)?.into_iter().map(Into::into).collect()),
+            blocks if blocks.is_blocks() => Ok(dequantised(blocks, &self.read_as::<u32>(device)?)),
             _ => self.read_as::<f32>(device),
         }
     }
 
-    fn read_as<T: Element + Into<f32>>(&self, device: &Device) -> Result<Vec<f32>, DeviceError> {
-        let mut numbers: Vec<T>;
+    fn read_as<T: Element>(&self, device: &Device) -> Result<Vec<T>, DeviceError> {
+        let view = match self {
+            Numbers::Device(view) => *view,
+            Numbers::Stored(tensor, range) => tensor.view().range(range.clone()),
+        };
+        let mut numbers = vec![T::zeroed(); view.bytes() / T::DTYPE.bytes()];
         match self {
-            Numbers::Device(view) => {
-                numbers = vec![T::zeroed(); view.elements()];
-                device.download(*view, &mut numbers)?;
-            }
-            Numbers::Stored(tensor, range) => {
-                numbers = vec![T::zeroed(); range.len()];
-                device.read_stored(tensor, range.clone(), &mut numbers)?;
-            }
+            Numbers::Device(view) => device.download(view.typed(T::DTYPE), &mut numbers)?,
+            Numbers::Stored(tensor, range) => device.read_stored(tensor, range.clone(), &mut numbers)?,
         }
-        Ok(numbers.into_iter().map(Into::into).collect())
+        Ok(numbers)
     }
 }

@@ -12,8 +12,8 @@
 //!
 //! Optimizer states, and under stage 3 parameters, may lie in host memory or on disk between their uses (`states`).
 //!
-//! A chunk holds trained parameters, or frozen ones. Frozen chunks come last; they are stored and gathered like others, and have no
-//! gradients, optimizer states or master weights.
+//! A chunk holds trained parameters, or frozen ones. Frozen chunks come last; they are stored and gathered like others (those in blocks as
+//! words), and have no gradients, optimizer states or master weights.
 //!
 //! Parameters are stored, gathered and published in the compute type. When that type has 16 bits, the optimizer updates
 //! f32 master weights, which are stored with the optimizer states, and rounds them in the same pass.
@@ -56,7 +56,7 @@ use phalanx_layers::{Network, Parameter, Share};
 use phalanx_optim::{Optimizer, RatesByName};
 use phalanx_plan::trace::PhaseName;
 use phalanx_plan::{ChunkLayout, Precision, ZeroStage};
-use phalanx_tensor::{Device, Shape, View};
+use phalanx_tensor::{DType, Device, Shape, View};
 
 use delayed::Delayed;
 use gradient_buffers::stored_elements;
@@ -118,6 +118,7 @@ pub struct Arithmetic<'a> {
 /// Positions of the parameters in chunks, and the chunks that each block uses. It does not change during a run.
 struct Map {
     layout: Arc<ChunkLayout>,
+    types: Vec<DType>,
     /// Shape of each parameter.
     shapes: Vec<Shape>,
     /// For each parameter: number of those that are joined in it.
@@ -148,8 +149,8 @@ impl Map {
         network: &Network,
         (answers, tied): (Vec<bool>, Vec<bool>),
         (layout, residence): (Arc<ChunkLayout>, Residence),
-        rank: usize,
-        world: usize,
+        compute: DType,
+        [rank, world]: [usize; 2],
     ) -> Map {
         let chunks_of = |uses: &Vec<usize>| {
             let mut chunks: Vec<usize> = uses.iter().map(|p| layout.placed[*p].chunk).collect();
@@ -160,6 +161,7 @@ impl Map {
         let specs = &network.parameters;
         let last_trained = specs.iter().rposition(|p| p.trained);
         Map {
+            types: (0..layout.chunks()).map(|c| layout.dtype(c, compute)).collect(),
             shapes: specs.iter().map(|p| Shape::from(p.shape.as_slice())).collect(),
             members: specs.iter().map(|p| p.members().len()).collect(),
             terms: specs.iter().map(|p| p.terms().filter(|_| p.trained)).collect(),
@@ -291,9 +293,10 @@ impl Zero {
             "gradients cannot take the place of parameters: {options:?}"
         );
         let lies = (layout, options.residence[stage].clone());
-        let map = Map::new(network, (answers, tied), lies, group.rank(), group.world_size());
+        let place = [group.rank(), group.world_size()];
+        let map = Map::new(network, (answers, tied), lies, precision.compute, place);
         order::assert_possible(&map, options, micro_batches);
-        let parameters = ParameterChunks::new(device, &map, (options.stage, precision.compute));
+        let parameters = ParameterChunks::new(device, &map, options.stage);
         let gradients = GradientChunks::new(device, &map, options, &arithmetic);
         let rules = Rules::new(optimizer, rates, network);
         let elements = (0..map.chunk_count()).map(|c| {
@@ -303,6 +306,7 @@ impl Zero {
             let places = |state| Some((state, Places::of(&rules, &map, (c, &part), state)?));
             Elements {
                 updated: part.len(),
+                parameters: map.types[c],
                 gradients: stored_elements(&map, options, &arithmetic, c),
                 uncut: rules.uncut(&map, c, &part),
                 states: states.filter_map(places).collect(),

@@ -1,11 +1,12 @@
-//! Parameters in chunks: stored whole (stages 0 to 2), or gathered when a block uses them (stage 3).
+//! Parameters in chunks: stored whole (stages 0 to 2), or gathered when a block uses them (stage 3). Tensors of chunks in blocks are words, as
+//! messages are ([`DType::moved`](phalanx_tensor::DType::moved)).
 
 use std::ops::Range;
 
 use phalanx_collectives::{CollectiveError, Group, Pending};
 use phalanx_plan::ZeroStage;
 use phalanx_plan::trace::PhaseName;
-use phalanx_tensor::{Category, DType, Device, Memory, Tensor, View, ViewMut};
+use phalanx_tensor::{Category, Device, Memory, Tensor, View, ViewMut};
 
 use super::Map;
 use super::prefetch::Prefetch;
@@ -45,36 +46,31 @@ pub(super) struct Source<'a> {
 
 pub(super) struct ParameterChunks {
     pub(super) chunks: Vec<Chunk>,
-    /// Element type, in memory and in collectives.
-    compute: DType,
     /// The current phase: its order of uses is prefetched.
     pub(super) phase: PhaseName,
 }
 
 impl Source<'_> {
     /// Memory of a whole chunk.
-    fn whole(&self, compute: DType, c: usize) -> Tensor {
+    fn whole(&self, c: usize) -> Tensor {
         let elements = self.map.whole(c).len();
-        self.device.alloc(compute, [elements], Category::Communication, "gathered_chunk")
+        self.device.alloc(self.map.types[c], [elements], Category::Communication, "gathered_chunk").moved()
     }
 }
 
 impl ParameterChunks {
-    pub(super) fn new(device: &Device, map: &Map, (stage, compute): (ZeroStage, DType)) -> ParameterChunks {
+    pub(super) fn new(device: &Device, map: &Map, stage: ZeroStage) -> ParameterChunks {
         let is_away = |c: usize| map.residence.of(c).parameters != Memory::Device;
-        let alloc =
-            |elements: usize| device.alloc(compute, [elements], Category::Parameters, "parameter_chunk");
+        let alloc = |c: usize, elements: usize| {
+            device.alloc(map.types[c], [elements], Category::Parameters, "parameter_chunk").moved()
+        };
         let chunk = |c: usize| match stage {
             ZeroStage::Three if is_away(c) => Chunk::Away,
             _ if is_away(c) => panic!("only shards of stage 3 lie outside of device memory"),
-            ZeroStage::Three if !map.residence.is_whole(c) => Chunk::Sharded(alloc(map.shard(c).len())),
-            _ => Chunk::Whole(alloc(map.whole(c).len())),
+            ZeroStage::Three if !map.residence.is_whole(c) => Chunk::Sharded(alloc(c, map.shard(c).len())),
+            _ => Chunk::Whole(alloc(c, map.whole(c).len())),
         };
-        ParameterChunks {
-            chunks: (0..map.chunk_count()).map(chunk).collect(),
-            compute,
-            phase: PhaseName::Init,
-        }
+        ParameterChunks { chunks: (0..map.chunk_count()).map(chunk).collect(), phase: PhaseName::Init }
     }
 
     pub(super) fn acquire(
@@ -100,10 +96,9 @@ impl ParameterChunks {
 
     /// Starts the all_gather of a sharded chunk, or the copy of a shard that is not in device memory.
     fn fetch(&mut self, from: &mut Source, c: usize) {
-        let compute = self.compute;
         let slot = &mut self.chunks[c];
         *slot = match std::mem::replace(slot, Chunk::Moving) {
-            Chunk::Sharded(shard) => Chunk::Gathering(from.group.all_gather(shard, from.whole(compute, c))),
+            Chunk::Sharded(shard) => Chunk::Gathering(from.group.all_gather(shard, from.whole(c))),
             Chunk::Away => Chunk::Arriving(from.states.fetch_parameters(c)),
             here => here,
         };
@@ -111,14 +106,13 @@ impl ParameterChunks {
 
     /// Waits until a chunk that was fetched has arrived.
     fn receive(&mut self, from: &mut Source, c: usize) -> Result<(), CollectiveError> {
-        let compute = self.compute;
         let slot = &mut self.chunks[c];
         *slot = match std::mem::replace(slot, Chunk::Moving) {
             Chunk::Arriving(arriving) => {
-                let shard = from.states.receive_parameters(c, arriving)?;
+                let shard = from.states.receive_parameters(c, arriving)?.moved();
                 match from.group.world_size() {
                     1 => Chunk::Copied(shard),
-                    _ => Chunk::Copied(from.group.all_gather(shard, from.whole(compute, c)).wait()?.1),
+                    _ => Chunk::Copied(from.group.all_gather(shard, from.whole(c)).wait()?.1),
                 }
             }
             here => here,
@@ -165,31 +159,34 @@ impl ParameterChunks {
 
     pub(super) fn views(&self, map: &Map, block: usize) -> Vec<View<'_>> {
         let view = |p: &usize| {
-            let chunk = match &self.chunks[map.layout.placed[*p].chunk] {
+            let c = map.layout.placed[*p].chunk;
+            let chunk = match &self.chunks[c] {
                 Chunk::Whole(whole) | Chunk::Gathered { whole, .. } | Chunk::Copied(whole) => whole,
                 _ => panic!("block {block} was not acquired"),
             };
-            chunk.view().range(map.range(*p)).reshape(map.shapes[*p])
+            chunk.view().typed(map.types[c]).range(map.range(*p)).reshape(map.shapes[*p])
         };
         map.uses[block].iter().map(view).collect()
     }
 
     /// This rank's stored part of a chunk, and the elements of the chunk that it holds.
     pub(super) fn resident(&self, map: &Map, c: usize) -> (View<'_>, Range<usize>) {
-        match &self.chunks[c] {
-            Chunk::Whole(whole) => (whole.view(), map.whole(c)),
-            Chunk::Sharded(shard) | Chunk::Gathered { shard, .. } => (shard.view(), map.shard(c)),
+        let (tensor, range) = match &self.chunks[c] {
+            Chunk::Whole(whole) => (whole, map.whole(c)),
+            Chunk::Sharded(shard) | Chunk::Gathered { shard, .. } => (shard, map.shard(c)),
             _ => panic!("chunk {c} is still being received; call settle first"),
-        }
+        };
+        (tensor.view().typed(map.types[c]), range)
     }
 
     /// The mutable form of [`ParameterChunks::resident`]. Gathered copies must not exist.
     pub(super) fn resident_mut(&mut self, map: &Map, c: usize) -> (ViewMut<'_>, Range<usize>) {
-        match &mut self.chunks[c] {
-            Chunk::Whole(whole) => (whole.view_mut(), map.whole(c)),
-            Chunk::Sharded(shard) => (shard.view_mut(), map.shard(c)),
+        let (tensor, range) = match &mut self.chunks[c] {
+            Chunk::Whole(whole) => (whole, map.whole(c)),
+            Chunk::Sharded(shard) => (shard, map.shard(c)),
             _ => panic!("chunk {c} is still being received or gathered; it cannot be written"),
-        }
+        };
+        (tensor.view_mut().typed(map.types[c]), range)
     }
 
     /// Elements `range` of a chunk, of what this rank stores of it.

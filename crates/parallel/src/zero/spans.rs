@@ -2,13 +2,14 @@
 //!
 //! Numbers are f32 here, whatever the compute type. State 0 is the parameters: the master weights where there are any;
 //! writing them also rounds them into the parameters. So files do not depend on the precision policy, but for frozen
-//! parameters: they have no master weights, and are rounded to the compute type.
+//! parameters: they have no master weights, and are rounded to the compute type, or quantised.
 
 use std::ops::Range;
 
 use half::{bf16, f16};
 use phalanx_optim::{PARAMETERS, Spread};
 use phalanx_plan::{Segment, ZeroStage};
+use phalanx_tensor::blocks::quantised;
 use phalanx_tensor::{Category, DType, DeviceError, Tensor};
 
 use super::floats::Numbers;
@@ -176,6 +177,10 @@ impl Zero {
             self.device.upload(from, parameters);
             return Ok(());
         }
+        if parameters.dtype().is_blocks() {
+            self.device.upload(&quantised(parameters.dtype(), from), parameters.typed(DType::U32));
+            return Ok(());
+        }
         let mut window = window.expect("a rounding window").view_mut().range(0..from.len());
         self.device.upload(from, window.reborrow());
         self.device.convert(window.as_view(), parameters);
@@ -185,7 +190,8 @@ impl Zero {
     /// Rounds f32 numbers into parameters that are not in device memory, from element `start` of this rank's shard on.
     fn write_away(&mut self, at: (usize, usize), start: usize, from: &[f32]) -> Result<(), DeviceError> {
         let range = start..start + from.len();
-        match self.precision.compute {
+        match self.map.types[at.0] {
+            blocks if blocks.is_blocks() => self.states.write(at, range, &quantised(blocks, from)),
             DType::BF16 => {
                 self.states.write(at, range, &from.iter().map(|x| bf16::from_f32(*x)).collect::<Vec<_>>())
             }

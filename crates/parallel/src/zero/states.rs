@@ -26,7 +26,7 @@ pub(super) enum Role {
     State(usize),
     /// Master weights, f32.
     Master,
-    /// This rank's shard of the parameters, in the compute type.
+    /// This rank's shard of the parameters, in the type of its chunk.
     Parameters,
     /// Gradients, in the type in which they accumulate; an update only reads them.
     Gradients,
@@ -81,6 +81,8 @@ pub(super) struct Updated<'a> {
 pub(super) struct Elements {
     /// Those that it updates.
     pub(super) updated: usize,
+    /// The type of the parameters.
+    pub(super) parameters: DType,
     /// Those of gradients outside of device memory.
     pub(super) gradients: usize,
     /// Parameters that no tile may cut.
@@ -112,7 +114,7 @@ impl States {
         let is_updated_on_host = |lies: ChunkResidence| has_own_host && lies.optimizer != Memory::Device;
         let chunk = |(chunk, elements): (usize, Elements)| {
             let lies = residence.of(chunk);
-            let Elements { updated, gradients, uncut, states, is_updated } = elements;
+            let Elements { updated, parameters, gradients, uncut, states, is_updated } = elements;
             let tiles = tiles_of(updated, buffer, &uncut);
             let state = |(number, places): (usize, Places)| {
                 let ranges =
@@ -126,7 +128,7 @@ impl States {
                 };
                 Slot::new(device, (role, dtype, memory), Places::Like, ranges)
             };
-            let mut parts = parts(lies, precision);
+            let mut parts = parts(lies, precision, parameters);
             parts.retain(|(role, ..)| is_updated || *role == Role::Parameters);
             let states: Vec<Slot> = states.into_iter().map(state).collect();
             let slots = states.into_iter().chain(parts.into_iter().map(part)).collect();
@@ -251,7 +253,7 @@ impl States {
     pub(super) fn optimizer_bytes(&self, chunk: usize) -> u64 {
         let is_optimizer = |slot: &&Slot| matches!(slot.role, Role::State(_) | Role::Master);
         let slots = self.chunks[chunk].slots.iter().filter(is_optimizer);
-        slots.map(|slot| (slot.elements() * slot.dtype.bytes()) as u64).sum()
+        slots.map(|slot| slot.dtype.bytes_of(slot.elements()) as u64).sum()
     }
 
     /// Numbers `range` of slot `index` of a chunk, for checkpoints.
@@ -272,7 +274,7 @@ impl States {
         Ok(())
     }
 
-    /// Overwrites numbers `range` of slot `index` of a chunk.
+    /// Overwrites numbers `range` of slot `index` of a chunk; those in blocks with their words.
     pub(super) fn write<T: Element>(
         &mut self,
         (chunk, index): (usize, usize),
@@ -280,22 +282,24 @@ impl States {
         from: &[T],
     ) -> Result<(), DeviceError> {
         let slot = &mut self.chunks[chunk].slots[index];
+        let dtype = slot.dtype;
+        let place = |at: usize| dtype.bytes_of(at) / T::DTYPE.bytes();
         for (tile, inside, within) in slot.split(&range) {
             let tile = slot.tiles[tile].as_mut().expect("no tile is in flight between phases");
-            self.device.write_stored(&from[within], tile, inside)?;
+            self.device.write_stored(&from[place(within.start)..place(within.end)], tile, inside)?;
         }
         Ok(())
     }
 }
 
 /// The parts of a chunk that are stored beside states, with their element types and memories.
-fn parts(lies: ChunkResidence, precision: Precision) -> Vec<(Role, DType, Memory)> {
+fn parts(lies: ChunkResidence, precision: Precision, parameters: DType) -> Vec<(Role, DType, Memory)> {
     let mut parts = Vec::new();
     if precision.has_master() {
         parts.push((Role::Master, DType::F32, lies.optimizer));
     }
     if lies.parameters != Memory::Device {
-        parts.push((Role::Parameters, precision.compute, lies.parameters));
+        parts.push((Role::Parameters, parameters, lies.parameters));
     }
     if lies.gradients != Memory::Device {
         parts.push((Role::Gradients, precision.accumulate, lies.gradients));

@@ -24,7 +24,7 @@ use crate::{cards, chunk_program_report, machine, machine_profile, output, plan_
 /// A configuration that cannot work, missing data.
 pub fn plan(args: &PlanArgs, environment: Environment) -> Result<()> {
     let asked = Asked::new(args, environment)?;
-    asked.theirs.iter().for_each(|theirs| output::note(&theirs.to_text()));
+    say_origin(args, &asked)?;
     let (planned, data, device) = asked.planned()?;
     let was_open = asked.given()?.config()?.device.kind == DeviceKind::Auto;
     if planned.config.device.kind == DeviceKind::Cuda && !args.json {
@@ -62,7 +62,8 @@ pub fn plan(args: &PlanArgs, environment: Environment) -> Result<()> {
     } else {
         let time = step_time.map_or(String::new(), |time| format!("\n{}", time.to_text()));
         let verdict = verdict.map_or(String::new(), |verdict| format!("\n{}", verdict.to_text()));
-        let name = args.config.as_deref().map_or(String::new(), |path| path.display().to_string());
+        let path = args.config.as_deref().map(|path| path.display().to_string());
+        let name = path.or_else(|| args.sized.size.clone()).unwrap_or_default();
         let long = match args.placement {
             true => placement().to_text(),
             false => plan_report::long(&planned, &name),
@@ -90,6 +91,18 @@ pub fn plan(args: &PlanArgs, environment: Environment) -> Result<()> {
             "the system does not report its memory; give --device-memory to see whether the ranks fit",
         );
     }
+    Ok(())
+}
+
+/// Prints the configuration of `--size`, and what is translated.
+fn say_origin(args: &PlanArgs, asked: &Asked) -> Result<()> {
+    if let Some(config) = args.sized.config()? {
+        output::note(&format!(
+            "the configuration of --size, of which --set changes every key:\n{}",
+            config.text().trim_end()
+        ));
+    }
+    asked.theirs.iter().for_each(|theirs| output::note(&theirs.to_text()));
     Ok(())
 }
 

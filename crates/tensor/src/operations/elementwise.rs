@@ -1,4 +1,4 @@
-//! Elementwise operations: fill, copy (of all, or of some columns), convert, add, scale.
+//! Elementwise operations: fill, copy (of all, or of some columns), convert, dequantise, add, scale.
 
 use phalanx_plan::trace::{Axis, DType, Placement, Site};
 
@@ -13,7 +13,7 @@ use crate::view::{View, ViewMut};
 
 family! {
     /// Operations on each element by itself.
-    Elementwise { Fill, Copy, CopyColumns, Convert, Add, Multiply, Scaled, }
+    Elementwise { Fill, Copy, CopyColumns, Convert, Dequantise, Add, Multiply, Scaled, }
 }
 
 operation! {
@@ -143,6 +143,35 @@ impl Describe for Convert<'_> {
         let Convert { from, to } = self;
         assert_eq!(from.elements(), to.elements(), "convert {from:?} to {to:?}");
         floats([from.dtype(), to.dtype()]);
+    }
+
+    fn price(&self) -> Price {
+        Price::bytes(self.from.bytes() + self.to.bytes())
+    }
+
+    fn follow(&self, recorder: &Recorder, _: Site) {
+        recorder.follow_copy(self.from, &self.to);
+    }
+}
+
+operation! {
+    /// `to` = the numbers of the blocks `from` ([`blocks`](crate::blocks)), computed in f32 and rounded to nearest even.
+    Dequantise {
+        /// Q8_0 or NF4.
+        from: View<'a>,
+        /// f32, bf16 or f16, overwritten.
+        to: ViewMut<'a>,
+    }
+}
+
+impl Describe for Dequantise<'_> {
+    const NAME: &'static str = "dequantise";
+
+    fn check(&self) {
+        let Dequantise { from, to } = self;
+        assert_eq!(from.elements(), to.elements(), "dequantise {from:?} to {to:?}");
+        assert!(from.dtype().is_blocks(), "dequantise {from:?}");
+        floats([to.dtype(); 2]);
     }
 
     fn price(&self) -> Price {
@@ -312,6 +341,12 @@ impl Device {
     #[track_caller]
     pub fn convert(&self, from: View, to: ViewMut) {
         self.run(Convert { from, to });
+    }
+
+    /// `to` = the numbers of the blocks `from` (Q8_0 or NF4), rounded to nearest even; to f32, bf16 or f16.
+    #[track_caller]
+    pub fn dequantise(&self, from: View, to: ViewMut) {
+        self.run(Dequantise { from, to });
     }
 
     /// `into += from`; any two of f32, bf16 and f16, or both f64.

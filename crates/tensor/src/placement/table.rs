@@ -180,13 +180,13 @@ impl Table {
     /// The pieces of a view, in order, covering it; none of an empty view.
     pub(crate) fn segments(&self, view: View) -> Vec<Segment> {
         let Some(spot) = view.address().spot().filter(|_| view.elements() > 0) else { return Vec::new() };
-        let (end, size) = (spot.offset + view.bytes() as u64, view.dtype().bytes() as u64);
+        let (end, dtype) = (spot.offset + view.bytes() as u64, view.dtype());
         let mut out = vec![Segment { elements: 0..view.elements(), mark: self.at(spot) }];
         let pieces = self.allocations[spot.allocation as usize].pieces.as_ref();
         let marks = pieces.map_or(&[][..], |pieces| &pieces.marks);
         let first = marks.partition_point(|(offset, _)| *offset <= spot.offset);
         for (offset, mark) in marks[first..].iter().take_while(|(offset, _)| *offset < end) {
-            let start = ((offset - spot.offset) / size) as usize;
+            let start = (offset - spot.offset) as usize / dtype.block_bytes() * dtype.block();
             out.last_mut().expect("never empty").elements.end = start;
             out.push(Segment { elements: start..view.elements(), mark: *mark });
         }
@@ -201,7 +201,7 @@ impl Table {
     /// Marks some elements of a view.
     fn set_range(&mut self, view: View, elements: Range<usize>, mark: Option<Mark>) {
         let Some(spot) = view.address().spot().filter(|_| !elements.is_empty()) else { return };
-        let byte = |element: usize| spot.offset + (element * view.dtype().bytes()) as u64;
+        let byte = |element: usize| spot.offset + view.dtype().bytes_of(element) as u64;
         let (start, end) = (byte(elements.start), byte(elements.end));
         let after = self.at(Spot { offset: end, ..spot });
         let before = start.checked_sub(1).and_then(|offset| self.at(Spot { offset, ..spot }));

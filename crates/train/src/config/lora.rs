@@ -1,12 +1,14 @@
 //! `[lora]`: low-rank adapters, which are trained in place of the model's own parameters.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use phalanx_data::is_match;
-use phalanx_layers::{AdapterInit, Checkpointing, Lora, lora::adapted_by};
+use phalanx_layers::{AdapterInit, Checkpointing, Lora, Network, ParameterSpec, lora::adapted_by};
 use phalanx_models::limits::MAX_HIDDEN;
 use phalanx_models::{Model, Objective};
 use phalanx_parallel::TensorParallel;
+use phalanx_tensor::DType;
 use serde::{Deserialize, Serialize};
 
 use super::ConfigError;
@@ -21,6 +23,8 @@ use super::needs::{LEFT_OUT, Need, SET};
 /// Reasons for which a resumed run keeps its adapters.
 const TENSORS: &str = "its checkpoints have adapters of this size";
 const SCALE: &str = "its adapters were trained with this factor";
+
+const BASE: &str = "its adapters were trained beside this base";
 
 const ADAPTERS: Need = Need::is_for(&[("lora.rank", SET)], "");
 
@@ -50,6 +54,9 @@ table! {
         /// Initial values of an adapter's first matrix; the second is zero.
         init: LoraInit = LoraInit::Default, KEY.resume(Unsaid).needs(&[ADAPTERS])
             .foreign(&[(AXOLOTL, "peft_init_lora_weights", Words(&[("true", "default"), ("gaussian", "gaussian")]), "")]);
+        /// Type in which the weights of the frozen linear layers are kept: that of computing, or numbers of 8 or 4 bits, which each product
+        /// turns into that of computing (QLoRA). The output projection, tables and norms keep the type of computing.
+        base: LoraBase = LoraBase::Compute, KEY.resume(Fixed(BASE)).needs(&[ADAPTERS]);
         /// A folder with an adapter that PEFT or `phalanx export` has written, to start from. Its `adapter_config.json` gives the keys above.
         adapter: Option<String> = None, KEY.needs(&[Need::any(&[("model.init", SET)], "an adapter is of a model's weights"), ADAPTERS])
             .foreign(&[(AXOLOTL, "lora_model_dir", Same, ""), (LLAMA_FACTORY, "adapter_name_or_path", Same, "")]);
@@ -63,6 +70,76 @@ words! {
         Default = "default",
         /// Normal with a standard deviation of `1 / rank`.
         Gaussian = "gaussian",
+    }
+}
+
+words! {
+    /// Type of the weights of frozen linear layers.
+    LoraBase {
+        /// That of computing.
+        Compute = "compute",
+        /// 8 bits in groups of 32 that share a scale: 1.06 bytes a weight.
+        Q8_0 = "q8_0",
+        /// 4 bits in groups of 64 that share a scale: 0.52 bytes a weight.
+        Nf4 = "nf4",
+    }
+}
+
+impl LoraBase {
+    fn dtype(self) -> Option<DType> {
+        match self {
+            LoraBase::Compute => None,
+            LoraBase::Q8_0 => Some(DType::Q8_0),
+            LoraBase::Nf4 => Some(DType::Nf4),
+        }
+    }
+}
+
+/// The weights below adapters that are kept in blocks.
+#[derive(Clone, Debug)]
+pub struct QuantisedBase {
+    /// Their type.
+    pub dtype: DType,
+    /// Their names.
+    weights: Arc<BTreeSet<String>>,
+    /// Number of weights of linear layers that are not: a rank's part of them is no whole blocks.
+    pub others: usize,
+}
+
+impl QuantisedBase {
+    /// Those of a model with these adapters, of whose tensors `tensor` ranks have a part each: the weights of all linear layers that may have
+    /// an adapter, where a rank's part of them is whole blocks. None if they are kept in the type of computing.
+    pub fn of(config: &LoraConfig, tensor: usize, model: &dyn Model) -> Option<QuantisedBase> {
+        let dtype = config.base.dtype()?;
+        let layers: BTreeSet<String> = linear_layers(model).into_iter().collect();
+        let is_linear = |spec: &ParameterSpec| {
+            spec.name.strip_suffix(".weight").is_some_and(|layer| layers.contains(layer))
+        };
+        let (mut weights, mut others) = (BTreeSet::new(), 0);
+        let whole = model.whole();
+        for spec in whole.parameters.iter().filter(|spec| spec.members().iter().all(is_linear)) {
+            let fits = |spec: &ParameterSpec| spec.elements().is_multiple_of(dtype.block() * tensor);
+            match spec.members().iter().all(fits) {
+                true => weights.extend(spec.members().iter().map(|spec| spec.name.clone())),
+                false => others += spec.members().len(),
+            }
+        }
+        Some(QuantisedBase { dtype, weights: Arc::new(weights), others })
+    }
+
+    /// Number of the weights.
+    pub fn count(&self) -> usize {
+        self.weights.len()
+    }
+
+    /// Returns whether this parameter is kept in blocks.
+    pub fn has(&self, spec: &ParameterSpec) -> bool {
+        spec.members().iter().all(|spec| self.weights.contains(&spec.name))
+    }
+
+    /// The network with these weights in blocks.
+    pub(crate) fn applied_to(&self, network: Network) -> Network {
+        network.keeping(|spec| self.has(spec).then_some(self.dtype))
     }
 }
 

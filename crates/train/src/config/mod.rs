@@ -45,7 +45,7 @@ pub use declare::{Bounds, Declared, Key, Kind, Resume};
 pub use device::{CUDA_HEAD_MAX, Communication, DeviceChoice, DeviceConfig, DeviceKind, SimulatedDevice};
 pub use kernels::{KernelChoice, KernelSet};
 pub use key_types::KeyType;
-pub use lora::{ALL_LINEAR, LoraConfig, LoraInit, Targets};
+pub use lora::{ALL_LINEAR, LoraBase, LoraConfig, LoraInit, QuantisedBase, Targets};
 pub use memory::{Checkpointing, CheckpointingWord, Chunk, ChunkWord, MemoryConfig, Tier, UpdateOn};
 pub use needs::Need;
 pub use optimizer::{OptimizerConfig, OptimizerKind, ScheduleConfig, ScheduleKind, WarmupShape};

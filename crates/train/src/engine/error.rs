@@ -95,6 +95,16 @@ pub enum RunError {
         /// The digest of this base.
         found: String,
     },
+    /// A weight has no place in blocks.
+    #[error(
+        "{name} has {value:e}, which is too large for lora.base = \"q8_0\": leave lora.base out, or give \"nf4\""
+    )]
+    TooLarge {
+        /// The parameter.
+        name: String,
+        /// The number.
+        value: f32,
+    },
     /// Other ranks failed in a save; their own message says why.
     #[error("{ranks} other rank(s) could not save; see their message above")]
     PeerFailed {

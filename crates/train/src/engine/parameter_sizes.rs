@@ -13,7 +13,8 @@ pub(crate) fn sizes(optimizer: &Optimizer, network: &Network) -> Vec<ParameterSi
 /// The size of a parameter of a network.
 pub(crate) fn size(optimizer: &Optimizer, p: &ParameterSpec) -> ParameterSize {
     let whole = p.trained && p.members().iter().any(|p| optimizer.extent(&updated(p)) == Extent::Whole);
-    ParameterSize { trained: p.trained, whole, ..ParameterSize::new(&p.name, p.elements() as u64) }
+    let (trained, kept) = (p.trained, p.kept);
+    ParameterSize { trained, whole, kept, ..ParameterSize::new(&p.name, p.elements() as u64) }
 }
 
 /// Number of elements that a parameter takes in the layout: those of the largest rank's part.

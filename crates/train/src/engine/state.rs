@@ -19,7 +19,7 @@ use phalanx_optim::{
 use phalanx_parallel::zero::{Selection, updated};
 use phalanx_plan::Stripe;
 use phalanx_plan::trace::PhaseName;
-use phalanx_tensor::{DType, Device, refused_thread};
+use phalanx_tensor::{DType, Device, blocks, refused_thread};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -66,7 +66,9 @@ impl Rank {
                 let Some(window) = &mut window else { continue };
                 for (state, name) in stage.zero.state_names().into_iter().enumerate() {
                     for piece in stage.zero.spans(state, Selection::Resident) {
-                        let spec = &stage.network.parameters[piece.parameter].members()[piece.member];
+                        let joint = &stage.network.parameters[piece.parameter];
+                        let (spec, largest) =
+                            (&joint.members()[piece.member], joint.kept.map(blocks::largest));
                         let kept = Kept::of(&self.spec.update.optimizer, name, spec);
                         let length = (piece.elements.end - piece.elements.start) as usize;
                         for start in (0..length).step_by(WINDOW) {
@@ -75,6 +77,11 @@ impl Rank {
                                 ..piece.elements.start + within.end as u64;
                             let out = &mut window[..within.len()];
                             read(&kept, spec, elements, out)?;
+                            if let Some(value) =
+                                largest.and_then(|limit| out.iter().find(|x| x.abs() > limit))
+                            {
+                                return Err(RunError::TooLarge { name: spec.name.clone(), value: *value });
+                            }
                             stage.zero.write(state, &piece, within, out, rounding.as_mut())?;
                         }
                     }

@@ -11,10 +11,10 @@ use half::{bf16, f16};
 use phalanx_checkpoint::{Checkpoint, CheckpointError};
 use phalanx_layers::{ParameterSpec, lora::adapted_by, lora::parameters_of};
 use phalanx_models::Model;
-use phalanx_tensor::{DType, Layout};
+use phalanx_tensor::{DType, Layout, blocks};
 use serde::Deserialize;
 
-use crate::config::{Float, LoraConfig};
+use crate::config::{Float, LoraConfig, QuantisedBase};
 use crate::engine::base::{Base, is_whole};
 use crate::engine::error::RunError;
 use crate::engine::state::{PARAMETERS, bad_state, read_stored};
@@ -24,10 +24,19 @@ pub struct Weights<'a> {
     from: &'a Checkpoint,
     model: &'a dyn Model,
     adapters: LoraConfig,
-    /// What lies below adapters, and the type to which the run has rounded it; None where the checkpoint has it.
-    base: Option<(Base, DType)>,
+    /// What lies below adapters; None where the checkpoint has it.
+    base: Option<Below>,
     /// That of the weight that was read last.
     adapter: RefCell<Option<Adapter>>,
+}
+
+/// What lies below adapters, and how the run has kept it.
+struct Below {
+    base: Base,
+    /// The type to which it was rounded.
+    compute: DType,
+    /// What was quantised before.
+    quantised: Option<QuantisedBase>,
 }
 
 /// What an adapter adds to the weight of its layer, in the weight's layout: `left · right`.
@@ -65,7 +74,9 @@ impl<'a> Weights<'a> {
         base.check(from)?;
         let compute = Float::deserialize(&config["precision"]["compute"]);
         let compute = compute.map_err(|cause| bad_state(from, "config.precision", &cause.to_string()))?;
-        Ok(Weights { base: Some((base, compute.into())), ..weights })
+        let tensor = config["parallel"]["tensor"].as_u64().unwrap_or(1) as usize;
+        let quantised = QuantisedBase::of(&weights.adapters, tensor, model);
+        Ok(Weights { base: Some(Below { base, compute: compute.into(), quantised }), ..weights })
     }
 
     /// The adapters of a checkpoint, of which no other weight is read.
@@ -92,10 +103,9 @@ impl<'a> Weights<'a> {
         out: &mut [f32],
     ) -> Result<(), CheckpointError> {
         match &self.base {
-            Some((base, compute)) if adapted_by(&spec.name).is_none() => {
-                let read = base.read(self.model, spec, elements.clone(), out);
+            Some(below) if adapted_by(&spec.name).is_none() => {
+                let read = below.read(self.model, spec, elements.clone(), out);
                 read.map_err(|error| self.of_base(error))?;
-                round(*compute, out);
             }
             _ => read_stored(self.from, self.model, (PARAMETERS, spec), elements.clone(), out)?,
         }
@@ -162,6 +172,31 @@ impl<'a> Weights<'a> {
         let elements = 0..values.len() as u64;
         self.from.read(PARAMETERS, name, elements, bytemuck::cast_slice_mut(&mut values))?;
         Ok(values)
+    }
+}
+
+impl Below {
+    /// Reads elements of a whole parameter as the run has computed with them.
+    fn read(
+        &self,
+        model: &dyn Model,
+        spec: &ParameterSpec,
+        elements: Range<u64>,
+        out: &mut [f32],
+    ) -> Result<(), RunError> {
+        match self.quantised.as_ref().filter(|quantised| quantised.has(spec)) {
+            None => self.base.read(model, spec, elements, out)?,
+            Some(QuantisedBase { dtype, .. }) => {
+                let block = dtype.block() as u64;
+                let start = elements.start / block * block;
+                let mut numbers = vec![0.0; (elements.end.next_multiple_of(block) - start) as usize];
+                self.base.read(model, spec, start..start + numbers.len() as u64, &mut numbers)?;
+                numbers = blocks::dequantised(*dtype, &blocks::quantised(*dtype, &numbers));
+                out.copy_from_slice(&numbers[(elements.start - start) as usize..][..out.len()]);
+            }
+        }
+        round(self.compute, out);
+        Ok(())
     }
 }
 

@@ -5,7 +5,8 @@
 
 use phalanx_plan::trace::{Category, Memory, PhaseName};
 use phalanx_plan::{
-    BLOCK, ChunkSize, MemoryError, Search, Traffic, ZeroStage, category_peak, plan_memory_of, traffic,
+    BLOCK, ChunkBytes, ChunkSize, MemoryError, Search, Traffic, ZeroStage, category_peak, plan_memory_of,
+    traffic,
 };
 
 use crate::engine::rank::Rank;
@@ -69,18 +70,19 @@ impl Sized {
         let trace = runs.trace(rank, &learned);
         let peak = |memory| plan_memory_of(&trace, memory).map(|plan| plan.arena_bytes);
         let [device, host, disk] = Memory::ALL.map(peak);
-        let element = spec.precision.types.compute.bytes() as u64;
+        let compute = spec.precision.types.compute;
+        let ChunkBytes { largest, all, waste } = spec.mesh.layout.bytes(compute);
         let step = trace.phase(PhaseName::Step).expect("every dry run has a step");
         // A chunk has at least one block on each rank.
-        let smallest = element * BLOCK;
+        let smallest = compute.bytes() as u64 * BLOCK;
         Ok(ChunkAlternative {
             origin: *origin,
             size: spec.mesh.chunk_size.clone(),
             chosen,
             chunks: *chunks,
-            largest_bytes: element * spec.mesh.layout.largest_chunk(),
-            padded_bytes: element * spec.mesh.layout.padded_elements(),
-            waste_bytes: element * spec.mesh.layout.waste_elements,
+            largest_bytes: largest,
+            padded_bytes: all,
+            waste_bytes: waste,
             peaks: [device?, host?, disk?],
             gathered_bytes: category_peak(&trace, PhaseName::Step, Memory::Device, Category::Communication),
             traffic: traffic(step, smallest),

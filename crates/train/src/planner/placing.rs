@@ -51,6 +51,8 @@ struct StageChunks {
     index: usize,
     /// Elements of each chunk that this rank updates.
     elements: Vec<u64>,
+    /// Bytes of its parameters on this rank, of each chunk.
+    parameters: Vec<u64>,
     /// Bytes of optimizer states and master weights of each chunk.
     optimizer: Vec<u64>,
     /// Number of chunks of trained parameters; they come first.
@@ -107,6 +109,12 @@ fn stage_chunks(spec: &Spec, rank: usize, make_rank: &MakeRank) -> Vec<StageChun
     let of = |stage: &phalanx_parallel::Stage| StageChunks {
         index: stage.index,
         elements: (0..stage.zero.chunks()).map(|chunk| stage.zero.updated_elements(chunk)).collect(),
+        parameters: (0..stage.zero.chunks())
+            .map(|chunk| {
+                let dtype = stage.zero.layout().dtype(chunk, spec.precision.types.compute);
+                dtype.bytes_of(stage.zero.updated_elements(chunk) as usize) as u64
+            })
+            .collect(),
         optimizer: (0..stage.zero.chunks()).map(|chunk| stage.zero.optimizer_bytes(chunk)).collect(),
         trained: stage.zero.trained_chunks(),
     };
@@ -184,7 +192,8 @@ impl<'a> Search<'a> {
     fn moves_in_order(&self) -> Vec<Move> {
         let precision = self.spec.precision.types;
         let states: u64 = self.stages.iter().flat_map(|stage| &stage.optimizer).sum();
-        let all = |part, bytes: u64| {
+        let accumulate = precision.accumulate.bytes() as u64;
+        let all = |part| {
             let of_stage = move |stage: &'_ StageChunks| {
                 let index = stage.index;
                 let has_part =
@@ -194,21 +203,20 @@ impl<'a> Search<'a> {
                     stage: index,
                     chunk,
                     part,
-                    bytes: if part == ChunkPart::Optimizer {
-                        stage.optimizer[chunk]
-                    } else {
-                        bytes * elements
+                    bytes: match part {
+                        ChunkPart::Parameters => stage.parameters[chunk],
+                        ChunkPart::Gradients => accumulate * elements,
+                        ChunkPart::Optimizer => stage.optimizer[chunk],
                     },
                 });
                 each.collect::<Vec<_>>()
             };
             self.stages.iter().flat_map(of_stage).collect::<Vec<Move>>()
         };
-        let optimizer = if states == 0 { Vec::new() } else { all(ChunkPart::Optimizer, 0) };
+        let optimizer = if states == 0 { Vec::new() } else { all(ChunkPart::Optimizer) };
         // An update within backward keeps none.
         let keeps_gradients = !self.spec.zero.update_in_backward;
-        let gradients = if keeps_gradients { precision.accumulate.bytes() as u64 } else { 0 };
-        let gradients = if gradients > 0 { all(ChunkPart::Gradients, gradients) } else { Vec::new() };
+        let gradients = if keeps_gradients { all(ChunkPart::Gradients) } else { Vec::new() };
         let mut moves: Vec<Move> = if keeps_gradients && self.spec.batch.micro_batches == 1 && states > 0 {
             // Gradients are used as often as states, and the host updates a chunk where it finds both.
             gradients.into_iter().zip(optimizer).flat_map(|(gradients, states)| [gradients, states]).collect()
@@ -221,7 +229,7 @@ impl<'a> Search<'a> {
             moves = evenly(moves.len()).map(|at| moves[at]).collect();
         }
         if self.spec.zero.stage == ZeroStage::Three {
-            let parameters = all(ChunkPart::Parameters, precision.compute.bytes() as u64);
+            let parameters = all(ChunkPart::Parameters);
             let distance = self.next_uses(parameters.len());
             let mut order: Vec<usize> = (0..parameters.len()).collect();
             order.sort_by_key(|chunk| (std::cmp::Reverse(distance[*chunk]), *chunk));

@@ -181,7 +181,7 @@ fn half_step(dtype: DType, x: f64) -> f64 {
         DType::F32 => (24, -126),
         DType::BF16 => (8, -126),
         DType::F16 => (11, -14),
-        DType::U32 => panic!("an output of type u32"),
+        other => panic!("an output of type {}", other.name()),
     };
     let exponent = ((x.abs().to_bits() >> 52) as i32 - 1023).max(exponent_min);
     2f64.powi(exponent - digits)
@@ -238,6 +238,6 @@ pub fn read(device: &Device, t: &Tensor) -> Vec<f64> {
         DType::F64 => from::<f64>(device, t),
         DType::BF16 => from::<bf16>(device, t),
         DType::F16 => from::<f16>(device, t),
-        DType::U32 => panic!("an output of type u32"),
+        other => panic!("an output of type {}", other.name()),
     }
 }

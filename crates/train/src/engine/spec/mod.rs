@@ -24,7 +24,7 @@ use phalanx_plan::{
 use phalanx_tensor::{DeviceFactory, DiskOptions, ProductMethod};
 
 use crate::config::check::refuse;
-use crate::config::{ConfigError, PlacementRule, RunConfig, Trainable};
+use crate::config::{ConfigError, PlacementRule, QuantisedBase, RunConfig, Trainable};
 pub use crate::engine::abridged_programs::AbridgedPrograms;
 use crate::engine::cut;
 use crate::engine::parameter_sizes::sizes;
@@ -66,6 +66,8 @@ pub struct ModelPart {
     pub definition: Arc<dyn Model>,
     /// Adapters of its linear layers, if it has any.
     pub adapters: Option<Arc<Lora>>,
+    /// Which of the weights below adapters are kept in blocks of fewer bits, if any are.
+    pub quantised: Option<QuantisedBase>,
     /// Which of its parameters are trained.
     pub trainable: Trainable,
     /// Which activations backward recomputes.
@@ -336,7 +338,12 @@ impl ModelPart {
     pub(crate) fn network(&self, tensor: &TensorParallel) -> Network {
         let adapting = self.adapters.as_ref().map(|adapters| tensor.adapting(Arc::clone(adapters)));
         let network = self.definition.network(adapting.as_ref().unwrap_or(tensor), self.checkpointing);
-        self.trainable.applied_to(network.expect("the configuration was checked with the model"))
+        let network =
+            self.trainable.applied_to(network.expect("the configuration was checked with the model"));
+        match &self.quantised {
+            None => network,
+            Some(quantised) => quantised.applied_to(network),
+        }
     }
 
     /// The whole network, as one rank has it.

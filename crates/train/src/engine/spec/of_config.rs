@@ -25,7 +25,7 @@ use crate::config::check::refuse;
 use crate::config::{
     self, BatchConfig, CheckpointingWord, Chunk, ChunkWord, ConfigError, DataConfig, DeviceConfig, Documents,
     Float, LoraConfig, LossConfig, MemoryConfig, ModelConfig, OptimizerConfig, OptimizerKind, ParallelConfig,
-    PrecisionConfig, Reduce, RunConfig, ScheduleConfig, Sum, TrainConfig, Trainable, UpdateOn,
+    PrecisionConfig, QuantisedBase, Reduce, RunConfig, ScheduleConfig, Sum, TrainConfig, Trainable, UpdateOn,
 };
 use crate::engine::evaluation::parts;
 use crate::engine::parameter_sizes::sizes;
@@ -54,9 +54,11 @@ impl Spec {
         let memory = OfMemory::new(memory, (of_zero, of_batch.1), residence);
         let (seq, init) = of_model(keys);
         let (adapters, adapter) = of_lora(lora);
+        let quantised = QuantisedBase::of(lora, axes.tensor, &*model);
         let mut model = ModelPart {
             definition: model.dropping(keys.dropouts()),
             adapters,
+            quantised,
             trainable: Trainable::default(),
             checkpointing: memory.checkpointing,
             init,
@@ -131,6 +133,8 @@ fn of_lora(keys: &LoraConfig) -> (Option<Arc<Lora>>, Option<PathBuf>) {
         adapter,
         // LoraConfig::adapters
         rank: _, alpha: _, dropout: _, targets: _, rslora: _, init: _,
+        // QuantisedBase::of
+        base: _,
     } = keys;
     (keys.adapters(), adapter.as_ref().map(PathBuf::from))
 }
