@@ -16,7 +16,7 @@ use crate::counts::{self, real, whole};
 use crate::draw_args::DrawArgs;
 use crate::launch_args::LaunchArgs;
 use crate::overrides::Overrides;
-use crate::sample_args::{ChatArgs, SampleArgs};
+use crate::sample_args::{ChatArgs, EvalArgs, SampleArgs};
 use crate::sized::SizedArgs;
 use crate::train_args::TrainArgs;
 
@@ -56,6 +56,7 @@ pub enum Command {
     Launch(LaunchArgs),
     Sample(SampleArgs),
     Chat(ChatArgs),
+    Eval(EvalArgs),
     Tokenize(TokenizeArgs),
     Import(ImportArgs),
     ImportConfig(ImportConfigArgs),

@@ -167,6 +167,7 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Plan(args) => commands::plan::plan(&args, environment),
         Command::Sample(args) => commands::sample::sample(&args, environment),
         Command::Chat(args) => commands::chat::chat(&args, environment),
+        Command::Eval(args) => commands::eval::eval(&args, environment),
         Command::Tokenize(args) => commands::tokenize::tokenize(&args),
         Command::Import(args) => commands::import::import(&args),
         Command::ImportConfig(args) => commands::import_config::import_config(&args),

@@ -85,3 +85,34 @@ pub struct ChatArgs {
     #[command(flatten)]
     pub sampling: SamplingArgs,
 }
+
+/// Measures the loss of a trained model on data of your own
+///
+/// Chats (of a run on chats, or with --template) count as they are trained on: the tokens of answers, each predicted from its own chat. Of text, each token is
+/// predicted from those before it in its window of model.seq tokens. The model computes on this machine's processor, as one rank.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    phalanx eval runs/assistant --data test.jsonl\n  \
+    phalanx eval runs/quickstart --data docs --json | jq .perplexity")]
+pub struct EvalArgs {
+    /// Run folder
+    pub run: PathBuf,
+    /// Files of chats, or text files and folders
+    #[arg(long, required = true, value_name = "PATH", num_args = 1..)]
+    pub data: Vec<PathBuf>,
+    /// Chat template: chatml, llama3, or a file; the run's own when left out
+    #[arg(long, value_name = "NAME|FILE")]
+    pub template: Option<String>,
+    /// Tokens of a window, at which chats are cut; the run's model.seq when left out
+    #[arg(long, value_name = "N", value_parser = whole::<usize>(2..=counts::TOKENS))]
+    pub seq: Option<usize>,
+    /// Checkpoint; the newest when left out
+    #[arg(long, value_name = "N", value_parser = whole::<u64>(0..=u64::MAX))]
+    pub step: Option<u64>,
+    /// Type in which the model computes; that of the run (precision.compute) when left out
+    #[arg(long, value_parser = ["f32", "bf16", "f16"])]
+    pub dtype: Option<String>,
+    /// Print figures as JSON
+    #[arg(long)]
+    pub json: bool,
+}

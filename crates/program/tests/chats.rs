@@ -134,6 +134,18 @@ fn a_trained_model_answers_by_the_template() {
         "--quiet",
     ])
     .ok();
+    // The loss of the data is what the run evaluates, but for its type and order of sums.
+    let of_file = |run: &str, data: &str| home.run(&["eval", run, "--data", data, "--json"]).ok().json();
+    let same = ["--set=data.validation_chat=two.jsonl", "--set=train.eval_every=1", "--set=train.steps=1"];
+    home.run(&[&train[..3], &["same", "--set=data.chat=two.jsonl", "--quiet"], &same[..]].concat()).ok();
+    let (found, evaluated) = (of_file("same", "two.jsonl"), &home.metrics("same"));
+    let evaluated = evaluated.iter().rev().find_map(|line| line["val_loss"].as_f64()).unwrap();
+    assert!((found["loss"].as_f64().unwrap() - evaluated).abs() < 1e-4, "{found} and {evaluated}");
+    assert_eq!((&found["targets"], &found["texts"]), (&json!(34), &json!(2)));
+    assert!(of_file("chat", "two.jsonl")["perplexity"].as_f64().unwrap() < 1.5);
+    let text = of_file("plain", "two.jsonl");
+    assert!(text["targets"].as_u64().unwrap() > 100 && text["loss"].as_f64().unwrap() > 1.0, "{text}");
+    home.run(&["eval", "chat", "--data", "none.jsonl"]).refused(&["none.jsonl"]);
     home.run(&["chat", "plain"]).refused(&["no chat template", "data.template"]);
 }
 

@@ -138,8 +138,31 @@ fn yaml_of_axolotl_and_llama_factory_is_translated() {
     ] {
         assert_eq!(ours(&all, key), value, "{key}");
     }
-    home.write("sft.yaml", factory.replace("stage: pt", "stage: sft\ntemplate: llama3"));
-    home.run(&["import-config", "sft.yaml"]).refused(&["sft.yaml:2: stage = \"sft\" is refused", "template"]);
+    let chats = "datasets:\n  - path: a.jsonl\n    type: chat_template\n  - path: b.json\n    type: alpaca\nchat_template: chatml\ntrain_on_inputs: false\n";
+    let packs = axolotl.replace("sample_packing: false", "sample_packing: true");
+    home.write("chats.yaml", format!("{packs}{chats}"));
+    let all = rows(&home, "chats.yaml", &["--nproc", "2"]);
+    assert_eq!(ours(&all, "data.chat"), Value::from(vec!["a.jsonl", "b.json"]));
+    for (key, value) in
+        [("data.template", "chatml"), ("data.pack", "documents"), ("data.train_on", "answers")]
+    {
+        assert_eq!(ours(&all, key), value, "{key}");
+    }
+    home.write("sft.yaml", factory.replace("stage: pt", "stage: sft\ndataset: own\ntemplate: qwen"));
+    let refused = [
+        "sft.yaml:3: dataset = \"own\" is refused",
+        "data.chat",
+        "sft.yaml:4: template = \"qwen\" is refused",
+    ];
+    home.run(&["import-config", "sft.yaml"]).refused(&refused);
+    home.write("sft.yaml", factory.replace("stage: pt", "stage: sft\ntemplate: llama3\nmask_history: true"));
+    let all = rows(&home, "sft.yaml", &[]);
+    for (key, value) in [("data.template", "llama3"), ("data.pack", "off"), ("data.train_on", "last-answer")]
+    {
+        assert_eq!(ours(&all, key), value, "{key}");
+    }
+    home.write("rm.yaml", factory.replace("stage: pt", "stage: rm"));
+    home.run(&["import-config", "rm.yaml"]).refused(&["rm.yaml:2: stage = \"rm\" is refused"]);
     home.write("typo.yaml", factory.replace("save_steps", "save_stepz"));
     home.run(&["import-config", "typo.yaml"])
         .refused(&["typo.yaml:14: save_stepz is no key of LLaMA-Factory", "did you mean save_steps?"]);

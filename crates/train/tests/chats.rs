@@ -69,6 +69,12 @@ fn by_definition(model: &dyn Model, seed: u64, examples: &[ChatExample]) -> f64 
             count += 1;
         }
     }
+    let all = examples.iter().map(|example| {
+        let kept = example.ids.len().min(SEQ);
+        generator.losses(&example.ids[..kept], &example.trained[..kept])
+    });
+    let (of_all, counted) = all.fold((0.0, 0), |(sum, count), (more, counted)| (sum + more, count + counted));
+    assert!(counted == count as usize && (of_all - sum).abs() < TOLERANCE * sum, "{of_all} for {sum}");
     sum / f64::from(count)
 }
 

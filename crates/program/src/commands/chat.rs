@@ -3,13 +3,11 @@
 use anyhow::{Context, Result};
 use phalanx_train::chats;
 use phalanx_train::config::DataConfig;
-use phalanx_train::run_files::CONFIG_FILE;
 
-use super::sample::{NO_TOKENIZER, generator, sampling};
+use super::sample::{NO_TOKENIZER, generator, sampling, stored_config};
 use crate::environment::Environment;
 use crate::run_folder::RunFolder;
 use crate::sample_args::ChatArgs;
-use crate::user_config::UserConfig;
 use crate::{continuation, output};
 
 /// Answers each line of standard input, until it ends.
@@ -21,10 +19,15 @@ pub fn chat(args: &ChatArgs, environment: Environment) -> Result<()> {
     let folder = RunFolder::at(&args.run);
     let checkpoint = folder.checkpoint(args.sampling.step)?;
     let tokenizer = folder.tokenizer_of(&checkpoint)?.context(NO_TOKENIZER)?;
-    let data = DataConfig { template: args.template.clone(), date: date(&folder)?, ..DataConfig::default() };
+    let data = DataConfig {
+        template: args.template.clone(),
+        date: stored_config(&folder)?.and_then(|config| config.data.date),
+        ..DataConfig::default()
+    };
     let (encoder, tokenizer) = chats::encoder(&data, tokenizer)?;
     let stops = encoder.stops()?;
-    let (model, generator, _) = generator(&folder, &checkpoint, &tokenizer, &args.sampling, environment)?;
+    let (model, generator, _) =
+        generator(&folder, &checkpoint, &tokenizer, args.sampling.dtype.as_deref(), environment)?;
     let system = || args.system.iter().map(|text| ("system", text.clone())).collect::<Vec<_>>();
     let mut turns = system();
     encoder.prompt(&[&turns[..], &[("user", "?".to_string())]].concat())?;
@@ -47,12 +50,4 @@ pub fn chat(args: &ChatArgs, environment: Environment) -> Result<()> {
         turns.push(("assistant", answer));
     }
     Ok(())
-}
-
-/// The day that the run's chats were written for.
-fn date(folder: &RunFolder) -> Result<Option<String>> {
-    let Some(text) = folder.text(CONFIG_FILE)? else { return Ok(None) };
-    let origin = folder.file(CONFIG_FILE).display().to_string();
-    let (stored, _) = UserConfig::parse_stored(text, &origin)?;
-    Ok(stored.config()?.data.date)
 }

@@ -9,6 +9,7 @@ pub mod bench_strategies;
 pub mod chat;
 pub mod completions;
 pub mod doctor;
+pub mod eval;
 pub mod export;
 pub mod import;
 pub mod import_config;

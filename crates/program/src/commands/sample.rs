@@ -6,6 +6,7 @@ use anyhow::{Context, Result, bail};
 use phalanx_checkpoint::Checkpoint;
 use phalanx_data::Tokenizer;
 use phalanx_models::{Model, Objective};
+use phalanx_train::RunConfig;
 use phalanx_train::config::Float;
 use phalanx_train::run_files::CONFIG_FILE;
 use phalanx_train::sample::{Generator, Sampling};
@@ -102,7 +103,7 @@ pub fn sample(args: &SampleArgs, environment: Environment) -> Result<()> {
     let encoded: Vec<Vec<u32>> =
         prompts.iter().map(|prompt| encode(&tokenizer, prompt)).collect::<Result<_>>()?;
     let (model, generator, compute) =
-        generator(&folder, &checkpoint, &tokenizer, &args.sampling, environment)?;
+        generator(&folder, &checkpoint, &tokenizer, args.sampling.dtype.as_deref(), environment)?;
     encoded.iter().try_for_each(|tokens| continuation::check_prompt(tokens, model.vocab(), &tokenizer))?;
     let longest_given = encoded.iter().map(Vec::len).max().unwrap_or(0);
     let hint = model.longest().and_then(|longest| slow_beyond(longest, longest_given + args.tokens, shift));
@@ -154,7 +155,7 @@ pub fn generator(
     folder: &RunFolder,
     checkpoint: &Checkpoint,
     tokenizer: &Tokenizer,
-    args: &SamplingArgs,
+    dtype: Option<&str>,
     environment: Environment,
 ) -> Result<(Arc<dyn Model>, Generator, Float)> {
     let model = model_of(checkpoint)?;
@@ -170,26 +171,32 @@ pub fn generator(
         );
     }
     let device = environment.unplanned_device(machine::cores())?;
-    let compute = compute_type(args, folder)?;
+    let compute = compute_type(dtype, folder)?;
     let generator = Generator::load(&*model, checkpoint, tokenizer, device, compute.into())?;
     Ok((model, generator, compute))
 }
 
 /// The type to compute in: as asked, else that of the run, else f32 for a folder without a configuration.
-fn compute_type(args: &SamplingArgs, folder: &RunFolder) -> Result<Float> {
-    Ok(match args.dtype.as_deref() {
+fn compute_type(dtype: Option<&str>, folder: &RunFolder) -> Result<Float> {
+    Ok(match dtype {
         Some("f32") => Float::F32,
         Some("bf16") => Float::Bf16,
         Some(_) => Float::F16,
-        None => match folder.text(CONFIG_FILE)? {
-            Some(text) => {
-                let origin = folder.file(CONFIG_FILE).display().to_string();
-                let stored = UserConfig::parse_stored(text, &origin).and_then(|(stored, _)| stored.config());
-                stored.context("the type to compute in; --dtype gives another")?.precision.compute
-            }
-            None => Float::F32,
-        },
+        None => {
+            let stored = stored_config(folder).context("the type to compute in; --dtype gives another")?;
+            stored.map_or(Float::F32, |config| config.precision.compute)
+        }
     })
+}
+
+/// The configuration of a run; None for a folder without one.
+///
+/// # Errors
+/// A damaged one.
+pub fn stored_config(folder: &RunFolder) -> Result<Option<RunConfig>> {
+    let Some(text) = folder.text(CONFIG_FILE)? else { return Ok(None) };
+    let origin = folder.file(CONFIG_FILE).display().to_string();
+    UserConfig::parse_stored(text, &origin)?.0.config().map(Some)
 }
 
 #[cfg(test)]

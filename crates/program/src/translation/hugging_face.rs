@@ -8,7 +8,7 @@ use phalanx_train::config::declare::{
 use super::Type::{Any, Flag, Number, Text};
 use super::Verdict::{Differs, Only, Refused, Unneeded};
 use super::value::{Entry, Value};
-use super::{Draft, Format, LOGS, Other, adapters, yaml};
+use super::{Draft, Format, LOGS, Other, adapters, chats, yaml};
 
 /// axolotl's format.
 pub const AXOLOTL: Format = Format {
@@ -18,6 +18,7 @@ pub const AXOLOTL: Format = Format {
     others: OF_AXOLOTLS,
     rules: |draft| {
         adapters::axolotl(draft);
+        chats::axolotl(draft);
         rules(draft, &["micro_batch_size", "optimizer", "lr_scheduler", "num_epochs"])
     },
 };
@@ -30,13 +31,14 @@ pub const LLAMA_FACTORY: Format = Format {
     others: OF_LLAMA_FACTORYS,
     rules: |draft| {
         adapters::llama_factory(draft);
+        chats::llama_factory(draft);
         rules(draft, &["per_device_train_batch_size", "optim", "lr_scheduler_type", "num_train_epochs"])
     },
 };
 
 const OFF: &[&str] = &["false"];
 const NONE: &[&str] = &["null", ""];
-const CHATS: &str = "data here is text or token files: write the texts into files and name them in data.text";
+const CHATS: &str = "data here is files: name those of chats in data.chat, and those of texts in data.text";
 const ADAPTER: &str =
     "adapters here are plain LoRA on linear layers, and nothing else is trained beside them: leave it out";
 const QUANTIZED: &str = "quantised weights are not here: leave it out";
@@ -162,7 +164,11 @@ const OF_AXOLOTLS: &[Other] = &[
 
 /// LLaMA-Factory's names that are no keys here.
 const OF_LLAMA_FACTORYS: &[Other] = &[
-    ("stage", Text, Only(&["pt"], "training here is that of stage pt, on text: set it to pt")),
+    (
+        "stage",
+        Text,
+        Only(&["pt"], "training here is that of the stages pt, on text, and sft, on chats: set one of them"),
+    ),
     ("do_train", Flag, Only(&["true"], "phalanx train trains")),
     ("do_eval", Flag, Unneeded("a run evaluates what data.validation holds out")),
     ("additional_target", Any, Only(NONE, ADAPTER)),
@@ -181,6 +187,8 @@ const OF_LLAMA_FACTORYS: &[Other] = &[
     ("quantization_bit", Any, Only(NONE, QUANTIZED)),
     ("quantization_method", Any, Only(NONE, QUANTIZED)),
     ("dataset", Any, Refused("name text files in data.text")),
+    ("mask_history", Flag, Only(OFF, "it is for the stage sft")),
+    ("train_on_prompt", Flag, Only(OFF, "it is for the stage sft")),
     ("eval_dataset", Any, Refused("data.validation says how much is held out")),
     ("dataset_dir", Any, Refused("name text files in data.text")),
     ("template", Any, Refused(CHATS)),

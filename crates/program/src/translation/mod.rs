@@ -6,6 +6,7 @@
 //! different and how, not needed and why, or refused. A name that is in no table is an error.
 
 mod adapters;
+mod chats;
 mod deepspeed;
 mod hjson;
 mod hugging_face;

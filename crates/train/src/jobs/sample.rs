@@ -2,6 +2,7 @@
 //! once, until the context is longer than the model's positions. Positions are absolute: when the oldest token is
 //! dropped, all others move, and the whole context is computed again.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use half::slice::HalfFloatSliceExt;
@@ -16,6 +17,9 @@ use phalanx_tensor::{Category, DType, Device, Element, Shape, Tensor, View};
 use crate::engine::error::RunError;
 use crate::engine::weights::Weights;
 pub use crate::jobs::sampling::Sampling;
+
+/// Rows whose logits are made at once.
+const SLICE: usize = 64;
 
 /// A model with all parameters on one rank, for forward only.
 pub struct Generator {
@@ -124,6 +128,32 @@ impl Generator {
         self.forward(context, 0, None, self.network.blocks.len())
     }
 
+    /// The sum of the losses of the tokens of a text that are `wanted`, each predicted from those before it, and their number. The first token is
+    /// not predicted.
+    pub fn losses(&self, tokens: &[u32], wanted: &[bool]) -> (f64, usize) {
+        let (mut sum, mut count) = (0.0, 0);
+        if tokens.len() < 2 {
+            return (sum, count);
+        }
+        let context = &tokens[..tokens.len() - 1];
+        let cx = self.context(context.len(), 0, None);
+        let x = self.blocks(&cx, context, self.network.blocks.len());
+        for start in (0..context.len()).step_by(SLICE) {
+            let rows = start..(start + SLICE).min(context.len());
+            if !rows.clone().any(|row| wanted[row + 1]) {
+                continue;
+            }
+            let all = self.head(&cx, &x, rows.clone());
+            for (row, logits) in rows.zip(all.chunks(self.vocab)).filter(|(row, _)| wanted[row + 1]) {
+                let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+                let total: f64 = logits.iter().map(|logit| f64::from(logit - max).exp()).sum();
+                sum += total.ln() - f64::from(logits[tokens[row + 1] as usize] - max);
+                count += 1;
+            }
+        }
+        (sum, count)
+    }
+
     /// Logits of the token after `context`, whose first `past` tokens are in the cache. Only the last row of the last
     /// block that mixes rows is read, so that no other is computed from there on.
     fn next(&self, context: &[u32], past: usize, cache: Option<&KeyValueCache>) -> Vec<f32> {
@@ -147,9 +177,20 @@ impl Generator {
         cache: Option<&KeyValueCache>,
         all_rows: usize,
     ) -> Vec<f32> {
-        let new = &context[past..];
-        let whole = Context::new(&self.device, self.compute, [1, context.len()]);
-        let cx = Context { keep: false, rows: whole.rows.from(past), cache, ..whole };
+        let cx = self.context(context.len(), past, cache);
+        let x = self.blocks(&cx, &context[past..], all_rows);
+        let [_, rows, _] = x.dims();
+        self.head(&cx, &x, rows - 1..rows)
+    }
+
+    /// The context of a text of `length` tokens, of which the first `past` are in the cache.
+    fn context<'a>(&'a self, length: usize, past: usize, cache: Option<&'a KeyValueCache>) -> Context<'a> {
+        let whole = Context::new(&self.device, self.compute, [1, length]);
+        Context { keep: false, rows: whole.rows.from(past), cache, ..whole }
+    }
+
+    /// The rows behind the blocks, `[1, rows, hidden]`: all of the first `all_rows` blocks, and the last row of the others.
+    fn blocks(&self, cx: &Context, new: &[u32], all_rows: usize) -> Arc<Tensor> {
         let mut tokens =
             self.device.alloc(DType::U32, [1, new.len()], Category::Activations, "generator.tokens");
         self.device.upload(new, tokens.view_mut());
@@ -158,25 +199,31 @@ impl Generator {
             let own = self.parameters(uses);
             let call = Call { input_wanted: false, ..Call::new(Parameters::new(&own), x) };
             let y = match i < all_rows {
-                true => block.layer.forward(&cx, call).map(|(y, _)| y),
-                false => block.layer.last_row(&cx, call),
+                true => block.layer.forward(cx, call).map(|(y, _)| y),
+                false => block.layer.last_row(cx, call),
             };
             x = y.expect("a model on one rank does not fail");
         }
-        let [_, rows, hidden] = x.dims();
-        let last = x.view().range((rows - 1) * hidden..rows * hidden).reshape([1, hidden]);
+        x
+    }
+
+    /// Logits of rows behind the blocks, `[rows, vocab]`.
+    fn head(&self, cx: &Context, x: &Tensor, rows: Range<usize>) -> Vec<f32> {
+        let [_, _, hidden] = x.dims();
+        let count = rows.len();
+        let rows = x.view().range(rows.start * hidden..rows.end * hidden).reshape([count, hidden]);
         let own = self.parameters(&self.network.uses[self.network.head_index()]);
         let head = self.network.head.as_ref().expect("a whole model has a head");
-        let logits = head.logits(&cx, Parameters::new(&own), last);
+        let logits = head.logits(cx, Parameters::new(&own), rows);
         match self.compute {
-            DType::BF16 => self.downloaded::<bf16>(logits.view()).to_f32_vec(),
-            DType::F16 => self.downloaded::<f16>(logits.view()).to_f32_vec(),
-            _ => self.downloaded(logits.view()),
+            DType::BF16 => self.downloaded::<bf16>(count, logits.view()).to_f32_vec(),
+            DType::F16 => self.downloaded::<f16>(count, logits.view()).to_f32_vec(),
+            _ => self.downloaded(count, logits.view()),
         }
     }
 
-    fn downloaded<T: Element + bytemuck::Zeroable>(&self, logits: View) -> Vec<T> {
-        let mut out = vec![T::zeroed(); self.vocab];
+    fn downloaded<T: Element + bytemuck::Zeroable>(&self, rows: usize, logits: View) -> Vec<T> {
+        let mut out = vec![T::zeroed(); rows * self.vocab];
         self.device.download(logits, &mut out).expect("kernels of the processor do not fail");
         out
     }

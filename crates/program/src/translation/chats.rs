@@ -1,0 +1,131 @@
+//! Chats of axolotl and LLaMA-Factory: their files, template and packing.
+
+use super::Draft;
+use super::value::{Entry, Value};
+
+const FILES: &str = "data here is files: download the set, and name its files";
+const TEMPLATE: &str =
+    "templates here are the tokenizer's own (leave it out), chatml, llama3, or a file in data.template";
+const TYPES: [&str; 4] = ["chat_template", "sharegpt", "alpaca", "input_output"];
+
+/// The value of data.template for one of theirs.
+fn template(draft: &mut Draft, entry: &Entry) {
+    match entry.value.word().as_str() {
+        "" | "null" | "tokenizer_default" | "default" => {
+            draft.unneeded(entry, "the tokenizer's own template is used")
+        }
+        name @ ("chatml" | "llama3") => {
+            draft.give(entry, "data.template", name, "tools and dates are not in it")
+        }
+        _ => draft.refuse(entry, TEMPLATE),
+    }
+}
+
+/// Gives `key` the files that are under `name`, once for each data set.
+fn files(draft: &mut Draft, name: &str, key: &str) -> bool {
+    let entries: Vec<Entry> = std::iter::from_fn(|| draft.take(name)).collect();
+    let is_file = |entry: &Entry| {
+        entry
+            .value
+            .text()
+            .is_some_and(|path| [".json", ".jsonl", ".ndjson"].iter().any(|end| path.ends_with(end)))
+    };
+    if let Some(other) = entries.iter().find(|entry| !is_file(entry)) {
+        draft.refuse(other, &format!("{FILES} in {key}"));
+        return !entries.is_empty();
+    }
+    let Some((first, others)) = entries.split_first() else { return false };
+    let paths = entries.iter().map(|entry| toml::Value::String(entry.value.word()));
+    draft.give(first, key, paths.collect::<Vec<_>>(), "");
+    others.iter().for_each(|entry| draft.unneeded(entry, &format!("in {key}, with the first")));
+    true
+}
+
+/// axolotl's `datasets`, `test_datasets`, `chat_template`, `sample_packing` and `train_on_inputs`.
+pub fn axolotl(draft: &mut Draft) {
+    if draft.peek("datasets.path").is_none() {
+        return;
+    }
+    files(draft, "datasets.path", "data.chat");
+    files(draft, "test_datasets.path", "data.validation_chat");
+    for table in ["datasets", "test_datasets"] {
+        while let Some(entry) = draft.take(&format!("{table}.type")) {
+            match TYPES.iter().find(|known| entry.value.text() == Some(**known)) {
+                Some(&"alpaca") => draft.row(
+                    &entry,
+                    None,
+                    super::Outcome::Differs,
+                    "the text is the chat template's, not Alpaca's prompt",
+                ),
+                Some(&"input_output") | None => draft.refuse(
+                    &entry,
+                    "the format is that of the keys of each record: messages, sharegpt, alpaca, prompt",
+                ),
+                Some(_) => draft.unneeded(&entry, "the keys of each record show its format"),
+            }
+        }
+        while let Some(entry) = draft.take(&format!("{table}.ds_type")) {
+            draft.unneeded(&entry, "files of JSON are read");
+        }
+    }
+    if let Some(entry) = draft.take("chat_template") {
+        template(draft, &entry);
+    }
+    match draft.take_flag("sample_packing") {
+        Some((entry, true)) => draft.give(&entry, "data.pack", "documents", ""),
+        Some((entry, false)) => draft.give(&entry, "data.pack", "off", ""),
+        None => draft.default("sample_packing", "data.pack", "off", "axolotl's default"),
+    }
+    match draft.take_flag("train_on_inputs") {
+        Some((entry, true)) => draft.give(&entry, "data.train_on", "all", ""),
+        Some((entry, false)) => draft.give(&entry, "data.train_on", "answers", ""),
+        None => {}
+    }
+}
+
+/// LLaMA-Factory's stage `sft`: `dataset`, `template`, `packing`, `mask_history` and `train_on_prompt`.
+pub fn llama_factory(draft: &mut Draft) {
+    let Some(stage) = draft.peek("stage").filter(|entry| entry.value.text() == Some("sft")).cloned() else {
+        return;
+    };
+    draft.take("stage");
+    draft.unneeded(&stage, "data.chat says it");
+    if let Some(entry) = draft.take("dataset").filter(|entry| entry.value != Value::Null) {
+        match draft.given.has("data.chat") {
+            true => draft.unneeded(&entry, "data.chat is given"),
+            false => draft.refuse(
+                &entry,
+                "the files of these names are in its dataset_info.json: set data.chat to them",
+            ),
+        }
+    }
+    if let Some(entry) = draft.take("dataset_dir") {
+        draft.unneeded(&entry, "data.chat has paths");
+    }
+    if let Some(entry) = draft.take("template") {
+        template(draft, &entry);
+    }
+    let neat = draft.take_flag("neat_packing");
+    match (draft.take_flag("packing"), neat) {
+        (Some((entry, true)), None) => {
+            draft.give(&entry, "data.pack", "documents", "chats in a sequence do not see each other")
+        }
+        (packing, Some((entry, true))) => {
+            draft.give(&entry, "data.pack", "documents", "");
+            packing.iter().for_each(|(entry, _)| draft.unneeded(entry, "data.pack says it"));
+        }
+        (packing, neat) => {
+            for (entry, _) in packing.into_iter().chain(neat) {
+                draft.unneeded(&entry, "data.pack says it");
+            }
+            draft.default("packing", "data.pack", "off", "LLaMA-Factory's default");
+        }
+    }
+    for (name, word) in [("train_on_prompt", "all"), ("mask_history", "last-answer")] {
+        match draft.take_flag(name) {
+            Some((entry, true)) => draft.give(&entry, "data.train_on", word, ""),
+            Some((entry, false)) => draft.unneeded(&entry, "off here, too"),
+            None => {}
+        }
+    }
+}
