@@ -131,7 +131,7 @@ fn has_mark(value: &Value) -> bool {
 /// The beginning of a value, for messages.
 fn short(value: &Value) -> String {
     const SHOWN: usize = 40;
-    let text = super::python::shown(value);
+    let text = super::python::shown(value).unwrap_or_default();
     let cut: String = text.chars().take(SHOWN).collect();
     if cut.len() < text.len() { format!("{cut} ...") } else { text }
 }

@@ -5,6 +5,14 @@ use std::fmt::Write;
 use minijinja::value::{Kwargs, Value, ValueKind};
 use minijinja::{Error, ErrorKind};
 
+/// Lists and dictionaries within each other that are written; Python stops at 1000.
+const DEPTH: usize = 200;
+
+/// The error for a value that is nested deeper than [`DEPTH`].
+fn nested() -> Error {
+    Error::new(ErrorKind::InvalidOperation, format!("a value is nested more than {DEPTH} times"))
+}
+
 /// Layout of JSON.
 struct Layout {
     /// Text of one level of indentation; `None` for one line.
@@ -42,6 +50,9 @@ fn write_json(value: &Value, layout: &Layout, depth: usize, to: &mut String) -> 
             (0..depth).for_each(|_| to.push_str(indent));
         }
     };
+    if depth > DEPTH {
+        return Err(nested());
+    }
     let is_map = value.kind() == ValueKind::Map;
     match value.kind() {
         ValueKind::None => to.push_str("null"),
@@ -119,17 +130,21 @@ fn number(value: &Value) -> String {
 }
 
 /// A value as `str` writes it.
-pub(super) fn shown(value: &Value) -> String {
+pub(super) fn shown(value: &Value) -> Result<String, Error> {
     match value.kind() {
-        ValueKind::Undefined => String::new(),
-        ValueKind::String => value.as_str().unwrap_or_default().to_string(),
-        _ => repr(value),
+        ValueKind::Undefined => Ok(String::new()),
+        ValueKind::String => Ok(value.as_str().unwrap_or_default().to_string()),
+        _ => repr(value, 0),
     }
 }
 
-fn repr(value: &Value) -> String {
+fn repr(value: &Value, depth: usize) -> Result<String, Error> {
+    if depth > DEPTH {
+        return Err(nested());
+    }
     let items = || value.try_iter().into_iter().flatten();
-    match value.kind() {
+    let inner = |value: &Value| repr(value, depth + 1);
+    Ok(match value.kind() {
         ValueKind::None => "None".to_string(),
         ValueKind::Bool => (if value.is_true() { "True" } else { "False" }).to_string(),
         ValueKind::Number => number(value),
@@ -152,15 +167,18 @@ fn repr(value: &Value) -> String {
             shown
         }
         ValueKind::Map => {
-            let pair =
-                |key: Value| format!("{}: {}", repr(&key), repr(&value.get_item(&key).unwrap_or_default()));
-            format!("{{{}}}", items().map(pair).collect::<Vec<_>>().join(", "))
+            let pair = |key: Value| {
+                let value = inner(&value.get_item(&key)?)?;
+                Ok(format!("{}: {value}", inner(&key)?))
+            };
+            format!("{{{}}}", items().map(pair).collect::<Result<Vec<_>, Error>>()?.join(", "))
         }
         ValueKind::Seq | ValueKind::Iterable => {
-            format!("[{}]", items().map(|item| repr(&item)).collect::<Vec<_>>().join(", "))
+            let items = items().map(|item| inner(&item)).collect::<Result<Vec<_>, Error>>()?;
+            format!("[{}]", items.join(", "))
         }
         _ => value.to_string(),
-    }
+    })
 }
 
 /// A day, from which `strftime_now` is answered.
@@ -304,6 +322,6 @@ mod tests {
         assert!(indented.starts_with("{\n  \"a\": null,\n  \"b\": [\n    1,\n    -2.5,"), "{indented}");
         assert!(json(&[("ensure_ascii", Value::from(true))]).contains(r#"\u00e9\"\n\u0001\ud83d\ude00"#));
         let expected = format!("{{'b': {numbers}, 'a': None, 't': [True, 'é\"\\n\\x01😀', {{}}, []]}}");
-        assert_eq!(shown(&value), expected);
+        assert_eq!(shown(&value).unwrap(), expected);
     }
 }

@@ -68,7 +68,7 @@ impl Template {
         environment.set_auto_escape_callback(|_| AutoEscape::None);
         environment.set_unknown_method_callback(unknown_method_callback);
         environment.set_formatter(|output, _, value| {
-            output.write_str(&python::shown(value)).map_err(|_| Error::from(ErrorKind::WriteFailure))
+            output.write_str(&python::shown(value)?).map_err(|_| Error::from(ErrorKind::WriteFailure))
         });
         // Python's `None` is not iterable; texts and dictionaries are sequences.
         let lists = |value: &Value| {
@@ -216,6 +216,14 @@ mod tests {
             (endless, "10000000 instructions"),
             (doubled, "10000000 instructions"),
             ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "recursion"),
+            (
+                "{% set ns = namespace(x=[]) %}{% for i in range(300) %}{% set ns.x = [ns.x] %}{% endfor %}{{ ns.x }}",
+                "nested more than 200",
+            ),
+            (
+                "{% set ns = namespace(x=[]) %}{% for i in range(300) %}{% set ns.x = {'a': ns.x} %}{% endfor %}{{ ns.x | tojson }}",
+                "nested more than 200",
+            ),
             ("{{ raise_exception('roles must alternate') }}", "in line 1: roles must alternate"),
             ("\n{{ messages[0].x.y }}", "in line 2"),
             ("{{ 'a' | unknown }}", "unknown"),
