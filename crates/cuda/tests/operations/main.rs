@@ -44,27 +44,27 @@ fn all_programs_compile() {
 
 #[test]
 fn elementwise_operations_activations_optimizers_and_norms() {
-    check(0..8);
+    check(0..10);
 }
 
 #[test]
 fn products() {
-    check(8..10);
+    check(10..12);
 }
 
 #[test]
 fn operations_on_rows() {
-    check(10..13);
+    check(12..16);
 }
 
 #[test]
 fn attention() {
-    check(13..17);
+    check(16..19);
 }
 
 #[test]
 fn images() {
-    check(17..GROUPS.len());
+    check(19..GROUPS.len());
 }
 
 #[test]
