@@ -4,114 +4,31 @@
 //! stopped by Ctrl-C or a signal after it had saved, 141 the reader of standard output has closed it.
 #![forbid(unsafe_code)]
 
-mod adapter;
-mod args;
-mod asked;
-mod assumed;
-mod bench;
-mod bench_args;
-mod budgets;
-mod busy;
-mod byte_size;
-mod card_needs;
-mod card_report;
-mod cards;
-mod changed_keys;
-mod changes;
-mod checksums;
-mod chunk_program_report;
-mod chunk_report;
-mod colour;
+mod arguments;
 mod commands;
-
-mod continuation;
-mod control_group;
-mod counts;
-mod data_report;
-mod deepspeed_estimate;
-mod disk_check;
-mod draw_args;
-mod earlier;
-mod elsewhere;
-mod environment;
-mod estimate;
-mod exit_status;
-mod final_report;
-mod fit;
-mod flight;
-mod foreign_keys;
-mod host_kernels;
-mod hosts;
-mod hub;
-mod kept_budget;
-mod kept_checkpoints;
-mod kept_kernels;
-mod key_reference;
-mod keys;
-mod launch;
-mod launch_args;
-mod learning_rate;
-mod left_out;
-mod limits;
-mod machine;
-mod machine_profile;
-mod memory_args;
-mod mesh_report;
-mod network_args;
-mod output;
-mod overrides;
-mod ownership;
-mod pinning;
-mod placement_budget;
-mod placement_report;
-mod plan_report;
-mod planned;
-mod progress;
-mod progress_line;
-mod proposals;
-mod proposed_changes;
-mod rank_host;
-mod rank_output;
-mod rank_process;
-mod resolve;
-mod restarts;
-mod resume;
-mod run_damage;
-mod run_folder;
-mod run_folder_lock;
-mod run_names;
-mod sample_args;
-mod schedule_file;
-mod schedule_report;
-mod setup;
-mod shape;
-mod signals;
-mod sized;
-mod staged;
-mod step_time;
-mod stored;
-mod strategies_args;
-mod system_limits;
-mod task;
-mod task_file;
+mod configuration;
+mod folders;
+mod host;
+mod jobs;
+mod plans;
+mod reports;
 #[cfg(test)]
 mod tests;
-mod tokenizing;
-mod train_args;
-mod training;
-mod translation;
-mod user_config;
 
 use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::Parser;
 
-use args::{Cli, Command};
-use bench_args::BenchCommand;
-use environment::Environment;
-use output::OutputError;
-use phalanx_drawing::report;
+use arguments::args::{Cli, Command};
+use arguments::bench_args::BenchCommand;
+use host::environment;
+use host::environment::Environment;
+use host::output;
+use host::output::OutputError;
+use host::signals;
+use host::system_limits;
+use jobs::rank_process;
 use phalanx_launch::{Foreign, Parting};
 
 // Unit tests may use another allocator.
@@ -152,7 +69,7 @@ fn run(command: Command) -> Result<ExitCode> {
             let Foreign { rank, notes } = environment::foreign()?;
             notes.iter().for_each(|line| output::note(line));
             return match rank {
-                Some(rank) => hosts::joined::train(&args, environment, &rank),
+                Some(rank) => commands::train_joined::train(&args, environment, &rank),
                 None => commands::train::train(&args, environment),
             };
         }

@@ -13,15 +13,15 @@ use phalanx_launch::ForeignRank;
 use phalanx_mpi::LONGEST_MESSAGE;
 use phalanx_plan::trace::CollectiveOp;
 
-use crate::bench_args::{BenchCollectivesArgs, BenchOp, BenchTransport};
-use crate::environment::foreign;
-use crate::launch::RankProcesses;
-use crate::machine;
-use crate::network_args::STREAMS;
-use crate::output::{print, print_line};
-use crate::rank_output::Output;
-use crate::signals::Signals;
-use crate::task::Task;
+use crate::arguments::bench_args::{BenchCollectivesArgs, BenchOp, BenchTransport};
+use crate::arguments::network_args::STREAMS;
+use crate::host::environment::foreign;
+use crate::host::machine;
+use crate::host::output::{print, print_line};
+use crate::host::signals::Signals;
+use crate::jobs::launch::RankProcesses;
+use crate::jobs::rank_output::Output;
+use crate::jobs::task::Task;
 
 /// Ranks, if nothing else is said.
 const RANKS: usize = 2;

@@ -13,10 +13,10 @@ use phalanx_tensor::DiskOptions;
 use phalanx_tensor::disk::{DEPTH, STRIPE, survey};
 use serde_json::{Value, json};
 
-use crate::bench_args::BenchDiskArgs;
-use crate::machine;
-use crate::output::{note, print, print_json};
-use crate::report::bytes;
+use crate::arguments::bench_args::BenchDiskArgs;
+use crate::host::machine;
+use crate::host::output::{note, print, print_json};
+use phalanx_drawing::report::bytes;
 
 /// Bytes of a pass, if the disks have room.
 const DEFAULT_BYTES: u64 = 2 << 30;

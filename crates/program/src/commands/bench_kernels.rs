@@ -5,11 +5,11 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 use phalanx_bench::kernels::{KernelBench, Labels, Setting, to_json, to_text};
 
-use crate::bench_args::{BenchKernelsArgs, BenchSetting};
-use crate::environment::Environment;
-use crate::machine;
-use crate::output::{print, print_json};
-use crate::report::bytes;
+use crate::arguments::bench_args::{BenchKernelsArgs, BenchSetting};
+use crate::host::environment::Environment;
+use crate::host::machine;
+use crate::host::output::{print, print_json};
+use phalanx_drawing::report::bytes;
 
 /// Measures and prints.
 ///

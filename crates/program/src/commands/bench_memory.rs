@@ -12,21 +12,22 @@ use phalanx_train::config::{PlacementPolicy, Updates};
 use phalanx_train::{ResolvedConfig, RunConfig};
 use serde_json::json;
 
-use crate::environment::Environment;
-use crate::estimate::random_tokens;
-use crate::launch::RankProcesses;
-use crate::memory_args::BenchMemoryArgs;
-use crate::output::{note, print, print_json};
-use crate::overrides::Overrides;
-use crate::ownership::{begins_with, check_output, is_drawing, refuse_in_run};
-use crate::planned::Planned;
-use crate::rank_host::RankHost;
-use crate::rank_output::Output;
-use crate::report::{bytes, count, plural};
-use crate::resolve::{Purpose, Resolved, resolve};
-use crate::signals::Signals;
-use crate::task::{BenchStepTask, Task};
-use crate::{bench, machine_profile, translation};
+use crate::arguments::memory_args::BenchMemoryArgs;
+use crate::arguments::overrides::Overrides;
+use crate::configuration::translation;
+use crate::folders::ownership::{begins_with, check_output, is_drawing, refuse_in_run};
+use crate::host::environment::Environment;
+use crate::host::output::{note, print, print_json};
+use crate::host::signals::Signals;
+use crate::jobs::launch::RankProcesses;
+use crate::jobs::rank_host::RankHost;
+use crate::jobs::rank_output::Output;
+use crate::jobs::task::{BenchStepTask, Task};
+use crate::jobs::{bench, machine_profile};
+use crate::plans::estimate::random_tokens;
+use crate::plans::planned::Planned;
+use crate::plans::resolve::{Purpose, Resolved, resolve};
+use phalanx_drawing::report::{bytes, count, plural};
 
 /// Bytes of a unit of the `_mb` keys.
 const MIB: f64 = 1_048_576.0;
@@ -149,7 +150,7 @@ impl Sweep<'_> {
     }
 
     fn run(&self, planned: &Planned, rates: &Machine) -> Result<MemoryRan> {
-        crate::fit::check_memory(planned)?;
+        crate::reports::fit::check_memory(planned)?;
         let plan = &planned.plan;
         let (config, model) = (planned.config.clone(), plan.spec.model.definition.to_config());
         let task = BenchStepTask { config, model, warmup: self.args.warmup, steps: self.args.steps };

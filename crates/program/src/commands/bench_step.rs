@@ -7,19 +7,21 @@ use phalanx_train::RunPlan;
 use phalanx_train::config::{DeviceKind, Updates};
 use serde_json::json;
 
-use crate::bench;
-use crate::bench_args::BenchStepArgs;
-use crate::environment::Environment;
-use crate::estimate::random_tokens;
-use crate::launch::RankProcesses;
-use crate::output::{note, print, print_json};
-use crate::planned::Planned;
-use crate::rank_host::RankHost;
-use crate::rank_output::Output;
-use crate::resolve::{Purpose, resolve};
-use crate::signals::Signals;
-use crate::task::{BenchStepTask, Task};
-use crate::{kept_budget, mesh_report, translation};
+use crate::arguments::bench_args::BenchStepArgs;
+use crate::configuration::translation;
+use crate::host::environment::Environment;
+use crate::host::output::{note, print, print_json};
+use crate::host::signals::Signals;
+use crate::jobs::bench;
+use crate::jobs::launch::RankProcesses;
+use crate::jobs::rank_host::RankHost;
+use crate::jobs::rank_output::Output;
+use crate::jobs::task::{BenchStepTask, Task};
+use crate::plans::estimate::random_tokens;
+use crate::plans::kept_budget;
+use crate::plans::planned::Planned;
+use crate::plans::resolve::{Purpose, resolve};
+use crate::reports::mesh_report;
 
 /// Measures and prints.
 ///
@@ -31,7 +33,7 @@ pub fn bench_step(args: &BenchStepArgs, environment: Environment) -> Result<()> 
     let (mut resolved, ()) = resolve(&given, Purpose::Plan, None, random_tokens)?;
     resolved.device.take().iter().for_each(|line| note(line));
     let planned = Planned::of(resolved, 0)?;
-    let planned = kept_budget::keep(planned, crate::budgets::budgets, RunPlan::new)?;
+    let planned = kept_budget::keep(planned, crate::plans::budgets::budgets, RunPlan::new)?;
     if planned.config.parallel.updates == Updates::Asynchronous {
         bail!(
             "parallel.updates = \"asynchronous\": ranks have no common step to time; `phalanx train` reports each rank's steps, \
@@ -39,8 +41,8 @@ pub fn bench_step(args: &BenchStepArgs, environment: Environment) -> Result<()> 
         );
     }
     let environment = environment.decide(&planned.config.device)?;
-    crate::fit::check_memory(&planned)?;
-    crate::disk_check::check(&planned)?.iter().for_each(|line| note(line));
+    crate::reports::fit::check_memory(&planned)?;
+    crate::plans::disk_check::check(&planned)?.iter().for_each(|line| note(line));
     let task = BenchStepTask {
         config: planned.config.clone(),
         model: planned.plan.spec.model.definition.to_config(),

@@ -17,22 +17,23 @@ use phalanx_train::config::DeviceKind;
 use phalanx_train::{ResolvedConfig, RunConfig, Spec};
 use serde_json::{Value, json};
 
-use crate::environment::Environment;
-use crate::estimate::random_tokens;
-use crate::launch::RankProcesses;
-use crate::output::{note, print, print_json, terminal_width};
-use crate::overrides::Overrides;
-use crate::ownership::{check_output, is_drawing};
-use crate::planned::{self, Planned};
-use crate::rank_host::RankHost;
-use crate::rank_output::Output;
-use crate::report::{bytes, count, plural};
-use crate::resolve::{Initial, Purpose, Resolved, Vocabulary, resolve};
-use crate::signals::Signals;
-use crate::strategies_args::BenchStrategiesArgs;
-use crate::task::{BenchStepTask, Task};
-use crate::user_config::UserConfig;
-use crate::{bench, machine};
+use crate::arguments::overrides::Overrides;
+use crate::arguments::strategies_args::BenchStrategiesArgs;
+use crate::configuration::user_config::UserConfig;
+use crate::folders::ownership::{check_output, is_drawing};
+use crate::host::environment::Environment;
+use crate::host::machine;
+use crate::host::output::{note, print, print_json, terminal_width};
+use crate::host::signals::Signals;
+use crate::jobs::bench;
+use crate::jobs::launch::RankProcesses;
+use crate::jobs::rank_host::RankHost;
+use crate::jobs::rank_output::Output;
+use crate::jobs::task::{BenchStepTask, Task};
+use crate::plans::estimate::random_tokens;
+use crate::plans::planned::{self, Planned};
+use crate::plans::resolve::{Initial, Purpose, Resolved, Vocabulary, resolve};
+use phalanx_drawing::report::{bytes, count, plural};
 
 /// Default number of steps of the classic comparison.
 const BERT_STEPS: usize = 250;
@@ -170,7 +171,7 @@ impl Launcher for Processes<'_> {
         let mut config = config;
         config.device.kernels = self.environment.kernels().into();
         let planned = Planned::new(ResolvedConfig::new(config)?, model, 0)?;
-        crate::fit::check_memory(&planned)?;
+        crate::reports::fit::check_memory(&planned)?;
         let spec = planned.plan.spec.clone();
         let StepCounts { warmup, steps, .. } = counts;
         let (config, model) = (planned.config.clone(), spec.model.definition.to_config());

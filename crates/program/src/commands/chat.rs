@@ -5,10 +5,11 @@ use phalanx_train::chats;
 use phalanx_train::config::DataConfig;
 
 use super::sample::{NO_TOKENIZER, generator, sampling, stored_config};
-use crate::environment::Environment;
-use crate::run_folder::RunFolder;
-use crate::sample_args::ChatArgs;
-use crate::{continuation, output};
+use crate::arguments::sample_args::ChatArgs;
+use crate::folders::continuation;
+use crate::folders::run_folder::RunFolder;
+use crate::host::environment::Environment;
+use crate::host::output;
 
 /// Answers each line of standard input, until it ends.
 ///

@@ -3,8 +3,8 @@
 use anyhow::{Context, Result};
 use clap::CommandFactory;
 
-use crate::args::{Cli, CompletionsArgs};
-use crate::output;
+use crate::arguments::args::{Cli, CompletionsArgs};
+use crate::host::output;
 
 /// Prints the script.
 ///

@@ -12,13 +12,13 @@ use phalanx_tensor::ProductMethod;
 use phalanx_train::config::PrecisionConfig;
 use serde_json::json;
 
-use crate::args::DoctorArgs;
-use crate::busy::{self, Disturbance, Ticks};
-use crate::card_report::{self, Kernels};
-use crate::environment::{Environment, Processor};
-use crate::machine;
-use crate::output::{print, print_json};
-use crate::report::{Table, bytes, count};
+use crate::arguments::args::DoctorArgs;
+use crate::host::busy::{self, Disturbance, Ticks};
+use crate::host::environment::{Environment, Processor};
+use crate::host::machine;
+use crate::host::output::{print, print_json};
+use crate::reports::card_report::{self, Kernels};
+use phalanx_drawing::report::{Table, bytes, count};
 
 /// Bytes for measuring bandwidth: per core, and the maximum in total. Larger than any cache.
 const MEMORY_BYTES: [usize; 2] = [256 << 20, 1 << 30];

@@ -7,10 +7,12 @@ use phalanx_train::config::DataConfig;
 use serde_json::json;
 
 use super::sample::{NO_TOKENIZER, generator, stored_config};
-use crate::environment::Environment;
-use crate::run_folder::RunFolder;
-use crate::sample_args::EvalArgs;
-use crate::{continuation, machine, output, report};
+use crate::arguments::sample_args::EvalArgs;
+use crate::folders::continuation;
+use crate::folders::run_folder::RunFolder;
+use crate::host::environment::Environment;
+use crate::host::{machine, output};
+use phalanx_drawing::report;
 
 /// Ids, and which of them are predicted.
 type Texts = Vec<(Vec<u32>, Vec<bool>)>;

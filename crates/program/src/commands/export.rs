@@ -13,10 +13,11 @@ use phalanx_train::dataset::DataDigests;
 use phalanx_train::weights::{Weights, adapters_of};
 use serde_json::json;
 
-use crate::args::{ExportArgs, ExportFormat, ExportType};
-use crate::ownership::refuse_in_run;
-use crate::run_folder::{RunFolder, model_of};
-use crate::{output, report};
+use crate::arguments::args::{ExportArgs, ExportFormat, ExportType};
+use crate::folders::ownership::refuse_in_run;
+use crate::folders::run_folder::{RunFolder, model_of};
+use crate::host::output;
+use phalanx_drawing::report;
 
 /// The weights.
 const MODEL_FILE: &str = "model.safetensors";

@@ -18,11 +18,14 @@ use phalanx_train::state::PARAMETERS;
 use phalanx_train::{ResolvedConfig, RunConfig};
 use serde_json::json;
 
-use crate::args::ImportArgs;
-use crate::run_folder::RunFolder;
-use crate::run_folder_lock::RunFolderLock;
-use crate::staged::Staged;
-use crate::{hub, output, resume, setup, shape};
+use crate::arguments::args::ImportArgs;
+use crate::configuration::shape;
+use crate::folders::resume;
+use crate::folders::run_folder::RunFolder;
+use crate::folders::staged::Staged;
+use crate::host::{hub, output};
+use crate::jobs::run_folder_lock::RunFolderLock;
+use crate::jobs::setup;
 
 /// Maximum default sequence length of a run on an imported model.
 const SEQ: usize = 1024;

@@ -3,11 +3,11 @@
 use anyhow::{Result, anyhow};
 use serde_json::json;
 
-use crate::args::ImportConfigArgs;
-use crate::output;
-use crate::overrides::Overrides;
-use crate::translation::{FORMATS, Outcome, Translation, format_of};
-use crate::user_config::UserConfig;
+use crate::arguments::args::ImportConfigArgs;
+use crate::arguments::overrides::Overrides;
+use crate::configuration::translation::{FORMATS, Outcome, Translation, format_of};
+use crate::configuration::user_config::UserConfig;
+use crate::host::output;
 
 /// Translates a file and prints TOML and table.
 ///

@@ -9,15 +9,15 @@ use phalanx_data::TokenFile;
 use phalanx_system::files::is_named;
 use serde_json::{Value, json};
 
-use crate::args::InspectArgs;
-use crate::final_report::Reached;
-use crate::flight;
-use crate::output::{note, print, print_json, print_line};
-use crate::report::{Table, bytes};
-use crate::run_damage;
-use crate::run_folder::RunFolder;
-use crate::run_names::READY;
-use crate::shape;
+use crate::arguments::args::InspectArgs;
+use crate::configuration::shape;
+use crate::folders::flight;
+use crate::folders::run_damage;
+use crate::folders::run_folder::RunFolder;
+use crate::folders::run_names::READY;
+use crate::host::output::{note, print, print_json, print_line};
+use crate::reports::final_report::Reached;
+use phalanx_drawing::report::{Table, bytes};
 
 /// Number of events of a rank's flight record that are shown.
 const SHOWN_EVENTS: usize = 40;

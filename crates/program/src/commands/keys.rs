@@ -5,9 +5,10 @@ use phalanx_train::RunConfig;
 use phalanx_train::config::{Bounds, Key, Kind};
 use serde_json::{Map, Value, json};
 
-use crate::args::KeysArgs;
-use crate::key_reference::{help, joined, line, markdown, page};
-use crate::{keys, output};
+use crate::arguments::args::KeysArgs;
+use crate::configuration::key_reference::{help, joined, line, markdown, page};
+use crate::configuration::keys;
+use crate::host::output;
 
 /// Prints the keys whose table or name is asked for, or all; or the page of docs, or a JSON schema of a configuration.
 ///

@@ -7,18 +7,18 @@ use anyhow::{Context, Result, bail};
 use phalanx_collectives::{MAX_WORLD, Wire};
 use phalanx_launch::host_and_port;
 
+use crate::arguments::launch_args::LaunchArgs;
+use crate::arguments::train_args::Show;
 use crate::commands::train::train_with;
-use crate::environment::{self, Environment};
-use crate::hosts::shares::ranks_of_a_host;
-use crate::hosts::{
+use crate::folders::run_folder::RunFolder;
+use crate::host::environment::{self, Environment};
+use crate::host::output::{TrainOutput, note};
+use crate::host::signals::Signals;
+use crate::jobs::hosts::shares::ranks_of_a_host;
+use crate::jobs::hosts::{
     Between, HostPlace, How, LostHost, SecretSource, Team, follow, lead_from_stdin, meet, supervise,
     without_launcher,
 };
-use crate::launch_args::LaunchArgs;
-use crate::output::{TrainOutput, note};
-use crate::run_folder::RunFolder;
-use crate::signals::Signals;
-use crate::task::Show;
 
 /// Launches.
 ///

@@ -4,9 +4,9 @@ use anyhow::{Context, Result};
 use clap::{Command, CommandFactory};
 use clap_mangen::Man;
 
-use crate::args::{Cli, ManArgs};
-use crate::output;
-use crate::ownership::{begins_with, check_output};
+use crate::arguments::args::{Cli, ManArgs};
+use crate::folders::ownership::{begins_with, check_output};
+use crate::host::output;
 
 /// Writes `phalanx.1` and a page for each command.
 ///

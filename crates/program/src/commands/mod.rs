@@ -1,5 +1,6 @@
 //! One command a file.
 
+pub mod asked;
 pub mod bench_collectives;
 pub mod bench_disk;
 pub mod bench_kernels;
@@ -22,3 +23,4 @@ pub mod plan_schedule;
 pub mod sample;
 pub mod tokenize;
 pub mod train;
+pub mod train_joined;

@@ -4,19 +4,21 @@ use anyhow::{Context, Result, bail};
 use phalanx_train::config::{DeviceKind, Updates};
 use serde_json::json;
 
-use crate::args::PlanArgs;
-use crate::asked::Asked;
-use crate::chunk_report::{self, ChunkReport};
-use crate::data_report::DataReport;
-use crate::deepspeed_estimate::Estimate;
-use crate::environment::Environment;
-use crate::fit::Verdict;
-use crate::placement_report::PlacementReport;
-use crate::planned::Planned;
-use crate::proposals::Replan;
-use crate::report::plural;
-use crate::step_time::StepTime;
-use crate::{cards, chunk_program_report, machine, machine_profile, output, plan_report};
+use crate::arguments::args::PlanArgs;
+use crate::commands::asked::Asked;
+use crate::host::environment::Environment;
+use crate::host::{cards, machine, output};
+use crate::jobs::machine_profile;
+use crate::plans::data_report::DataReport;
+use crate::plans::deepspeed_estimate::Estimate;
+use crate::plans::planned::Planned;
+use crate::plans::proposals::Replan;
+use crate::plans::step_time::StepTime;
+use crate::reports::chunk_report::{self, ChunkReport};
+use crate::reports::fit::Verdict;
+use crate::reports::placement_report::PlacementReport;
+use crate::reports::{chunk_program_report, plan_report};
+use phalanx_drawing::report::plural;
 
 /// Plans a configuration and prints the plan, whether it fits, and what would make it fit.
 ///

@@ -8,14 +8,16 @@ use phalanx_drawing::draw_svg;
 use phalanx_plan::{Costs, PipelineSchedule, Plan, generate};
 use phalanx_train::ResolvedConfig;
 
-use crate::args::PlanArgs;
-use crate::draw_args::{DrawArgs, scaled_to};
-use crate::estimate::estimate_data;
-use crate::overrides::Overrides;
-use crate::ownership::{check_output, is_drawing};
-use crate::resolve::{Purpose, Resolved, resolve};
-use crate::schedule_report::{Drawn, Unit, to_json, to_text};
-use crate::{output, planned, schedule_file, translation};
+use crate::arguments::args::PlanArgs;
+use crate::arguments::draw_args::{DrawArgs, scaled_to};
+use crate::arguments::overrides::Overrides;
+use crate::configuration::{schedule_file, translation};
+use crate::folders::ownership::{check_output, is_drawing};
+use crate::host::output;
+use crate::plans::estimate::estimate_data;
+use crate::plans::planned;
+use crate::plans::resolve::{Purpose, Resolved, resolve};
+use crate::reports::schedule_report::{Drawn, Unit, to_json, to_text};
 
 /// Default number of pipeline ranks and of chunks.
 const PIPELINE: usize = 4;

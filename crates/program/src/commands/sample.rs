@@ -12,11 +12,12 @@ use phalanx_train::run_files::CONFIG_FILE;
 use phalanx_train::sample::{Generator, Sampling};
 use serde_json::{Value, json};
 
-use crate::environment::Environment;
-use crate::run_folder::{RunFolder, model_of};
-use crate::sample_args::{SampleArgs, SamplingArgs};
-use crate::user_config::UserConfig;
-use crate::{continuation, machine, output};
+use crate::arguments::sample_args::{SampleArgs, SamplingArgs};
+use crate::configuration::user_config::UserConfig;
+use crate::folders::continuation;
+use crate::folders::run_folder::{RunFolder, model_of};
+use crate::host::environment::Environment;
+use crate::host::{machine, output};
 
 /// Tokens beyond the model's positions from which on [`slow_beyond`] gives its advice.
 const MANY: usize = 64;

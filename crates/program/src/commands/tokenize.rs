@@ -12,11 +12,13 @@ use phalanx_train::dataset::TextProgress;
 use phalanx_train::{RunConfig, chats};
 use serde_json::json;
 
-use crate::args::TokenizeArgs;
-use crate::overrides::Overrides;
-use crate::ownership::check_output;
-use crate::user_config::UserConfig;
-use crate::{colour, environment, machine, output, report, tokenizing};
+use crate::arguments::args::TokenizeArgs;
+use crate::arguments::overrides::Overrides;
+use crate::configuration::user_config::UserConfig;
+use crate::folders::ownership::check_output;
+use crate::host::{colour, environment, machine, output};
+use crate::plans::tokenizing;
+use phalanx_drawing::report;
 
 /// Writes the token file, or shows chats.
 ///

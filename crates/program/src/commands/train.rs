@@ -10,31 +10,33 @@ use phalanx_system::files::is_named;
 use phalanx_train::job::Job;
 use phalanx_train::position::{Position, position};
 
-use crate::data_report::DataReport;
-use crate::environment::Environment;
-use crate::hosts::shares::threads_per_rank;
-use crate::hosts::{Team, without_launcher};
-use crate::launch::{RankProcesses, Start};
-use crate::learning_rate::Ahead;
-use crate::output::{TrainOutput, note, note_error};
-use crate::overrides::Overrides;
-use crate::planned::{Across, Planned};
-use crate::rank_host::RankHost;
-use crate::rank_output::Output;
-use crate::report::plural;
-use crate::restarts::Restarts;
-use crate::resume::Resumed;
-use crate::run_folder::RunFolder;
-use crate::run_folder_lock::RunFolderLock;
-use crate::setup::Prepares;
-use crate::signals::{STOPPED, Signals};
-use crate::task::{Show, Task, TrainTask};
-use crate::train_args::TrainArgs;
-use crate::user_config::UserConfig;
-use crate::{
-    exit_status, final_report, flight, kept_checkpoints, learning_rate, machine, plan_report, resume, setup,
-    system_limits, task_file, training, translation,
-};
+use crate::arguments::overrides::Overrides;
+use crate::arguments::train_args::Show;
+use crate::arguments::train_args::TrainArgs;
+use crate::configuration::learning_rate::Ahead;
+use crate::configuration::user_config::UserConfig;
+use crate::configuration::{learning_rate, translation};
+use crate::folders::resume::Resumed;
+use crate::folders::run_folder::RunFolder;
+use crate::folders::{flight, kept_checkpoints, resume};
+use crate::host::environment::Environment;
+use crate::host::output::{TrainOutput, note, note_error};
+use crate::host::signals::{STOPPED, Signals};
+use crate::host::{exit_status, machine, system_limits};
+use crate::jobs::hosts::shares::threads_per_rank;
+use crate::jobs::hosts::{Team, without_launcher};
+use crate::jobs::launch::{RankProcesses, Start};
+use crate::jobs::rank_host::RankHost;
+use crate::jobs::rank_output::Output;
+use crate::jobs::restarts::Restarts;
+use crate::jobs::run_folder_lock::RunFolderLock;
+use crate::jobs::setup::Prepares;
+use crate::jobs::task::{Task, TrainTask};
+use crate::jobs::{setup, task_file, training};
+use crate::plans::data_report::DataReport;
+use crate::plans::planned::{Across, Planned};
+use crate::reports::{final_report, plan_report};
+use phalanx_drawing::report::plural;
 
 /// Plans and trains.
 ///

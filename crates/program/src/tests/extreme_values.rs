@@ -9,12 +9,12 @@ use anyhow::Result;
 use phalanx_testing::sweeps;
 use rustix::time::{ClockId, clock_gettime};
 
-use crate::estimate::estimate_data;
-use crate::keys;
-use crate::overrides::Overrides;
-use crate::planned::Planned;
-use crate::resolve::{Purpose, resolve};
-use crate::user_config::UserConfig;
+use crate::arguments::overrides::Overrides;
+use crate::configuration::keys;
+use crate::configuration::user_config::UserConfig;
+use crate::plans::estimate::estimate_data;
+use crate::plans::planned::Planned;
+use crate::plans::resolve::{Purpose, resolve};
 
 /// Values as users write them after `--set KEY=`.
 const VALUES: [&str; 15] = [
@@ -135,7 +135,7 @@ fn plan(file: &UserConfig, set: Vec<String>) -> Result<Planned> {
     let given = file.clone().with(&Overrides { set, ..Overrides::default() }, &[])?;
     let (resolved, estimate) = resolve(&given, Purpose::Plan, None, estimate_data)?;
     let planned = Planned::of(resolved, estimate.evaluated)?;
-    crate::fit::check_memory_within(&planned, SEARCH_S)?;
+    crate::reports::fit::check_memory_within(&planned, SEARCH_S)?;
     Ok(planned)
 }
 

@@ -8,12 +8,12 @@ use phalanx_train::RunConfig;
 use phalanx_train::metrics_lines::MAX_LINE_BYTES;
 use tempfile::tempdir;
 
-use crate::final_report::Reached;
-use crate::limits::{CONFIG_BYTES, SCHEDULE_BYTES};
-use crate::run_folder::RunFolder;
-use crate::schedule_file;
-use crate::translation::{FORMATS, Translation};
-use crate::user_config::UserConfig;
+use crate::arguments::limits::{CONFIG_BYTES, SCHEDULE_BYTES};
+use crate::configuration::schedule_file;
+use crate::configuration::translation::{FORMATS, Translation};
+use crate::configuration::user_config::UserConfig;
+use crate::folders::run_folder::RunFolder;
+use crate::reports::final_report::Reached;
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;

@@ -7,7 +7,10 @@ use crate::finding::Finding;
 use crate::workspace::Workspace;
 
 /// Crates with rooms: the folders of `src`, each before those that may import it.
-const FLOORS: [(&str, &[&str]); 1] = [("train", &["config", "engine", "data", "planner", "jobs"])];
+const FLOORS: [(&str, &[&str]); 2] = [
+    ("train", &["config", "engine", "data", "planner", "jobs"]),
+    ("program", &["arguments", "host", "configuration", "folders", "plans", "reports", "jobs", "commands"]),
+];
 
 pub fn check(workspace: &Workspace) -> Vec<Finding> {
     let mut findings = Vec::new();

@@ -13,8 +13,9 @@ use phalanx_train::weights::Weights;
 use serde_json::json;
 
 use super::{Replaced, refuse_files};
-use crate::args::{ExportArgs, ExportType};
-use crate::{output, report};
+use crate::arguments::args::{ExportArgs, ExportType};
+use crate::host::output;
+use phalanx_drawing::report;
 
 /// Names of the files.
 const FILES: [&str; 2] = ["adapter_config.json", "adapter_model.safetensors"];

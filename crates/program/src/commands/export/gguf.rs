@@ -13,10 +13,11 @@ use phalanx_models::gguf::{GgufFrom, GgufModel, GgufNumber, GgufSource, RowOrder
 use phalanx_train::weights::Weights;
 use serde_json::json;
 
-use crate::args::{ExportArgs, ExportType};
-use crate::ownership::{begins_with, check_output};
-use crate::run_folder::RunFolder;
-use crate::{output, report};
+use crate::arguments::args::{ExportArgs, ExportType};
+use crate::folders::ownership::{begins_with, check_output};
+use crate::folders::run_folder::RunFolder;
+use crate::host::output;
+use phalanx_drawing::report;
 
 /// Writes the file.
 ///

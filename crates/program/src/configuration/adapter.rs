@@ -1,0 +1,63 @@
+//! The folder of an adapter from which a run starts: its `adapter_config.json` gives the keys of `[lora]` that the user left out.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+use phalanx_checkpoint::{ADAPTER_PREFIX, AdapterConfig, HuggingFaceDir};
+use phalanx_layers::Checkpointing;
+use phalanx_layers::lora::adapted_by;
+use phalanx_models::Model;
+use phalanx_parallel::TensorParallel;
+use phalanx_train::RunConfig;
+use phalanx_train::config::Targets;
+
+use crate::configuration::user_config::UserConfig;
+
+/// Reads the folder of `lora.adapter`, if there is one, of an adapter of `model`.
+///
+/// # Errors
+/// A folder that cannot be read, a given key that contradicts it, or tensors that are not those of the adapter it describes.
+pub fn import(config: &mut RunConfig, given: &UserConfig, model: &dyn Model) -> Result<()> {
+    let Some(dir) = config.lora.adapter.clone() else { return Ok(()) };
+    let shown = || format!("lora.adapter = {dir:?}");
+    let (folder, found) = AdapterConfig::read(Path::new(&dir)).with_context(shown)?;
+    let AdapterConfig { rank, alpha, dropout, rslora, targets } = found;
+    let own = &mut config.lora;
+    let targets = Targets::Several(targets);
+    for (key, is_other, theirs) in [
+        ("lora.rank", own.rank != Some(rank), format!("r = {rank}")),
+        ("lora.alpha", own.alpha != Some(alpha), format!("lora_alpha = {alpha}")),
+        ("lora.rslora", own.rslora != rslora, format!("use_rslora = {rslora}")),
+        ("lora.targets", own.targets != targets, "its target_modules".to_string()),
+    ] {
+        if given.has(key) && is_other {
+            bail!(
+                "{key} is given, but {} has {theirs}: leave {key} out, or start without the adapter",
+                shown()
+            );
+        }
+    }
+    (own.rank, own.alpha, own.rslora, own.targets) = (Some(rank), Some(alpha), rslora, targets);
+    if !given.has("lora.dropout") {
+        own.dropout = dropout;
+    }
+    check_tensors(config, &folder, model).with_context(shown)
+}
+
+/// Compares the names of the tensors with those of the adapters.
+fn check_tensors(config: &RunConfig, folder: &HuggingFaceDir, model: &dyn Model) -> Result<()> {
+    let lora = config.lora.adapters().expect("it has a rank");
+    let network = model.network(&TensorParallel::solo().adapting(lora), Checkpointing::None)?;
+    let of_adapters = network.members().filter(|spec| adapted_by(&spec.name).is_some());
+    let expected: BTreeSet<String> =
+        of_adapters.map(|spec| format!("{ADAPTER_PREFIX}{}", spec.name)).collect();
+    let found: BTreeSet<String> = folder.names().map(str::to_string).collect();
+    if let Some(name) = expected.difference(&found).next() {
+        bail!("it has no {name}, which an adapter of these target_modules has in this model");
+    }
+    if let Some(name) = found.difference(&expected).next() {
+        bail!("it has {name}, which is no tensor of an adapter of these target_modules in this model");
+    }
+    Ok(())
+}
