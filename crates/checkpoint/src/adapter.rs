@@ -30,7 +30,7 @@ const IGNORED: [&str; 12] = [
     "task_type",
 ];
 
-/// What `adapter_config.json` says of an adapter.
+/// The content of `adapter_config.json`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AdapterConfig {
     /// `r`

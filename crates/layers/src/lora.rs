@@ -250,7 +250,7 @@ impl Adapted {
         cx.plus(y, sum)
     }
 
-    /// What backward reads: x where a gradient of the linear layer or of an a is wanted, and the inputs of each b that is trained.
+    /// Inputs of backward: x where a gradient of the linear layer or of an a is wanted, and the inputs of each b that is trained.
     fn saved(&self, kept: Shared, pairs: &[Pair], x: Activation, narrow: Vec<Tensor>) -> Saved<SavedAdapted> {
         let is_read = !kept.is_unread() || pairs.iter().any(|pair| pair.a.are_trained());
         let keep = |(narrow, pair): (Tensor, &Pair)| pair.b.are_trained().then_some(narrow);
@@ -329,7 +329,7 @@ impl Adapted {
     }
 }
 
-/// What the linear layer saved: x, if there is one.
+/// The tensor that the linear layer saved: x, if there is one.
 fn of_linear(x: Option<Activation>) -> Saved<()> {
     x.map_or_else(|| Saved::new(()), |x| Saved::new(()).with_input(x))
 }

@@ -14,7 +14,7 @@ pub struct GgufModel {
     pub keys: Vec<(&'static str, GgufNumber)>,
     /// The tensors.
     pub tensors: Vec<GgufSource>,
-    /// What llama.cpp computes otherwise in some of its settings, for people.
+    /// Settings that llama.cpp computes otherwise in some of its settings, for people.
     pub notes: Vec<String>,
 }
 

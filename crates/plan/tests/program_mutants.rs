@@ -69,7 +69,7 @@ enum Thing {
     Decision,
 }
 
-/// What an action reads, and what it writes.
+/// The buffers that an action reads, and those that it writes.
 fn things(program: &Program, action: &Action) -> [BTreeSet<Thing>; 2] {
     let (mut reads, mut writes) = (BTreeSet::new(), BTreeSet::new());
     let mut pair = |from: u32, into: u32| {

@@ -54,7 +54,7 @@ fn rows(translation: &Value, outcome: &str) -> Vec<(String, String)> {
     rows.map(|row| (text(row, "theirs"), text(row, "why"))).collect()
 }
 
-/// What is refused, as the page says it: names without their table, and each reason once.
+/// Refused keys, as the page says them: names without their table, and each reason once.
 fn reasons(refused: &[(String, String)]) -> String {
     let mut said: Vec<(Vec<&str>, &str)> = Vec::new();
     for (name, why) in refused {

@@ -358,7 +358,7 @@ fn readers_beside_a_run_that_purges_see_whole_checkpoints() {
     assert_eq!(rig::finish(child).code, Some(130));
 }
 
-/// What is unset has its default; what says where a step is computed gives way to what contradicts it; the rest is refused.
+/// A key that is unset has its default; one that says where a step is computed gives way to what contradicts it; the rest is refused.
 #[test]
 fn a_resume_leaves_out_what_is_unset_and_what_gives_way() {
     let home = Home::new();

@@ -9,7 +9,7 @@ use phalanx_train::config::{Chunk, Float, Tier};
 use phalanx_train::rank::Rank;
 use phalanx_train::{RunConfig, RunPlan};
 
-/// What a run may do.
+/// A phase of a run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Phase {
     Step,
@@ -36,7 +36,7 @@ fn walk() -> Vec<Phase> {
     walk
 }
 
-/// What a phase has shown on one rank: numbers, and after a save the rank's part of the state.
+/// Results of a phase on one rank: numbers, and after a save the rank's part of the state.
 type Shown = (Vec<u32>, rig::Pieces);
 
 fn shown(engine: &mut Rank, config: &RunConfig, phase: Phase, number: &mut u64) -> Shown {

@@ -21,7 +21,7 @@ const PATCHES: [Patches; 5] = [
 const BATCH: usize = 2;
 const CHANNELS: usize = 3;
 
-/// What a patch has at (i, j) of channel `c`; None in the padding.
+/// The element of a patch at (i, j) of channel `c`; None in the padding.
 fn at(p: &Patches, x: &[f64], sample: usize, patch: usize, [i, j, c]: [usize; 3]) -> Option<f64> {
     let [_, wide] = p.output();
     let place = |d: usize, patch: usize, within: usize| {

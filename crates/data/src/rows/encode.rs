@@ -54,7 +54,7 @@ impl<'a> RowEncoder<'a> {
     }
 }
 
-/// How much stays of two texts where there is room for `room` tokens: the longer one is cut, and if both are long, both to
+/// Tokens that stay of two texts where there is room for `room` tokens: the longer one is cut, and if both are long, both to
 /// halves, as the tokenizers library does it.
 fn kept([first, second]: [usize; 2], room: usize) -> [usize; 2] {
     if first + second <= room {

@@ -31,7 +31,7 @@ pub struct GgufVocabulary {
     pub chat_template: Option<String>,
     /// `general.name`, where llama.cpp does something by it: with Phi-3's, it removes spaces behind added tokens.
     pub name: Option<&'static str>,
-    /// What llama.cpp encodes otherwise, for people.
+    /// Differences of llama.cpp's encoding, for people.
     pub notes: Vec<String>,
 }
 
@@ -208,7 +208,7 @@ fn space_prefix(content: &Value) -> Result<bool, String> {
 }
 
 impl GgufVocabulary {
-    /// What llama.cpp encodes otherwise; `left_out` are the added tokens behind the rows.
+    /// Differences of llama.cpp's encoding; `left_out` are the added tokens behind the rows.
     fn differences(&self, content: &Value, left_out: &[String]) -> Vec<String> {
         let mut notes = Vec::new();
         if !left_out.is_empty() {

@@ -1,4 +1,4 @@
-//! What special tokens are for: they separate and enclose documents, hide tokens, end generated text, and stand in chat templates.
+//! Roles of special tokens: they separate and enclose documents, hide tokens, end generated text, and stand in chat templates.
 
 use super::files::GENERATION_CONFIG;
 use super::hugging_face_files::END_OF_TEXT;

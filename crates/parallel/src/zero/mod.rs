@@ -100,7 +100,7 @@ pub struct Options {
     pub update_in_backward: bool,
 }
 
-/// What a step computes, whatever the [`Options`]: each of these changes bits of the result.
+/// Arithmetic of a step, whatever the [`Options`]: each of these changes bits of the result.
 #[derive(Clone, Copy, Debug)]
 pub struct Arithmetic<'a> {
     /// Element types.

@@ -194,23 +194,23 @@ pub enum Op {
     Clear(Buffer),
     /// Writes a gradient or a sum in another element type.
     Convert {
-        /// What is read.
+        /// Source.
         from: Buffer,
-        /// What is overwritten.
+        /// Target, which is overwritten.
         into: Buffer,
     },
     /// Adds a rounded sum to the sum of earlier micro-batches, or the terms of one stage to those of another.
     Add {
-        /// What is added.
+        /// The term.
         from: Buffer,
         /// The sum.
         into: Buffer,
     },
     /// Copies this rank's part, or a tile of it, between buffers on the device.
     CopyPart {
-        /// What is read.
+        /// Source.
         from: Buffer,
-        /// What is overwritten.
+        /// Target, which is overwritten.
         into: Buffer,
     },
     /// Copies terms from a summed gradient to a buffer in which they are summed over another axis.

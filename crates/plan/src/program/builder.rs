@@ -130,7 +130,7 @@ impl Builder {
         self.known[&(role, of, tile as u32, Stop::Home)]
     }
 
-    /// What is known of a buffer.
+    /// The description of a buffer.
     pub(super) fn spec(&self, buffer: Buffer) -> &BufferSpec {
         self.program.spec(buffer)
     }
@@ -238,7 +238,7 @@ fn scalars(role: Role, of: usize, elements: u64, name: &'static str) -> BufferSp
     BufferSpec { role, of, extent, stop, elements, memory, dtype, category, name, is_resident }
 }
 
-/// What names a buffer: role, chunk, tile and stop. Where contents stay, they are in tiles or not; visitors may be both.
+/// Key of a buffer: role, chunk, tile and stop. Where contents stay, they are in tiles or not; visitors may be both.
 fn key(spec: &BufferSpec) -> (Role, usize, u32, Stop) {
     let tile = match (spec.extent, spec.stop) {
         (Extent::Tile(tile), Stop::Home) => tile,

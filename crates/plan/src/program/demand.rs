@@ -1,4 +1,4 @@
-//! What a phase computes, without any movement: which block runs which pass of which micro-batch.
+//! Demand of a phase, without any movement: which block runs which pass of which micro-batch.
 
 use crate::pipeline::{Action, Kind, Step};
 use crate::trace::PhaseName;

@@ -64,10 +64,10 @@ pub enum Extent {
     Tile(u32),
 }
 
-/// Where contents are on their way between the memory in which they stay and the device.
+/// A place of contents on their way between the memory in which they stay and the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Stop {
-    /// Where they stay, or for what has no other place.
+    /// Their own place, or the only one.
     Home,
     /// On the device, as a visitor.
     Device,
@@ -84,7 +84,7 @@ pub struct BufferSpec {
     pub of: usize,
     /// The elements of the chunk that it has.
     pub extent: Extent,
-    /// Where on their way its contents are.
+    /// The place of its contents on their way.
     pub stop: Stop,
     /// Number of its elements.
     pub elements: u64,
@@ -107,7 +107,7 @@ impl BufferSpec {
     }
 }
 
-/// What a rank does with its chunks in one phase: actions in the order in which they are issued.
+/// The actions of a rank on its chunks in one phase, in the order in which they are issued.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Program {
     /// The phase.

@@ -113,7 +113,7 @@ fn export_folder(
     replaced.print()
 }
 
-/// What becomes of the files that were in the folder.
+/// Treatment of the files that were in the folder.
 struct Replaced {
     replaced: Vec<String>,
     removed: Vec<String>,

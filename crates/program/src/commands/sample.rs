@@ -136,7 +136,7 @@ pub fn sample(args: &SampleArgs, environment: Environment) -> Result<()> {
     Ok(())
 }
 
-/// How tokens are drawn.
+/// The rule by which tokens are drawn.
 ///
 /// # Errors
 /// A share of the probability that leaves no token.

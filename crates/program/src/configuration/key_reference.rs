@@ -139,7 +139,7 @@ fn need(need: &Need, has_default: bool) -> String {
     format!("{of}{needs}{}", need.reason())
 }
 
-/// What another value does to a resumed run; `None` where there is nothing to say.
+/// Effect of another value on a resumed run; `None` where there is nothing to say.
 fn resume(key: &Key) -> Option<String> {
     let words = match key.resume {
         Resume::Said("") | Resume::Unsaid => "",

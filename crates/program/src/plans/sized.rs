@@ -1,6 +1,6 @@
 //! `phalanx plan --size NAME`: a published model in place of a configuration, so that whether it fits takes one line.
 //!
-//! What is asked becomes a configuration, which is printed, and which --set changes as any other.
+//! The request becomes a configuration, which is printed, and which --set changes as any other.
 
 use anyhow::{Context, Result};
 use phalanx_models::{Arch, Keys};

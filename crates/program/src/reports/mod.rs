@@ -1,4 +1,4 @@
-//! What is shown to people: tables, plans and summaries.
+//! Reports for people: tables, plans and summaries.
 
 pub mod card_report;
 pub mod chunk_program_report;

@@ -26,7 +26,7 @@ pub struct Key {
     pub is_quiet: bool,
     /// Names of other programs for it.
     pub foreign: &'static [Foreign],
-    /// What its values need of other keys.
+    /// Requirements of its values on other keys.
     pub needs: &'static [Need],
     /// Consequence of another value when a run is resumed.
     pub resume: Resume,

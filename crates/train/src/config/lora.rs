@@ -36,7 +36,7 @@ table! {
         rank: Option<usize> = None, KEY.resume(Fixed(TENSORS)).from(1.0, MAX_HIDDEN as f64)
             .needs(&[Need::any(&[("model.trainable", LEFT_OUT)], "adapters alone are trained")])
             .foreign(&[(AXOLOTL, "lora_r", Same, ""), (LLAMA_FACTORY, "lora_rank", Same, "")]);
-        /// What an adapter adds is multiplied by `alpha / rank`; `alpha` is `rank` when left out.
+        /// The result of an adapter is multiplied by `alpha / rank`; `alpha` is `rank` when left out.
         alpha: Option<f64> = None, KEY.resume(Fixed(SCALE)).above(0.0, f64::MAX).needs(&[ADAPTERS])
             .foreign(&[(HUGGING_FACE, "lora_alpha", Same, "")]);
         /// Probability that training drops an element of an adapter's input. Adapters of results that one product computes, as those of

@@ -35,7 +35,7 @@ pub struct Dataset {
     parts: (usize, usize),
 }
 
-/// What samples are.
+/// Kinds of samples.
 enum Samples {
     /// Windows of text.
     Windows(Windows),

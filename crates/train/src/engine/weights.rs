@@ -24,22 +24,22 @@ pub struct Weights<'a> {
     from: &'a Checkpoint,
     model: &'a dyn Model,
     adapters: LoraConfig,
-    /// What lies below adapters; None where the checkpoint has it.
+    /// The weights below adapters; None where the checkpoint has it.
     base: Option<Below>,
     /// That of the weight that was read last.
     adapter: RefCell<Option<Adapter>>,
 }
 
-/// What lies below adapters, and how the run has kept it.
+/// The weights below adapters, and how the run has kept it.
 struct Below {
     base: Base,
     /// The type to which it was rounded.
     compute: DType,
-    /// What was quantised before.
+    /// Weights that were quantised before.
     quantised: Option<QuantisedBase>,
 }
 
-/// What an adapter adds to the weight of its layer, in the weight's layout: `left · right`.
+/// Term of an adapter in the weight of its layer, in the weight's layout: `left · right`.
 struct Adapter {
     weight: String,
     rank: usize,

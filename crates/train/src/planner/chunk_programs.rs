@@ -40,7 +40,7 @@ impl Spec {
     /// The programs of a rank's chunks.
     ///
     /// # Errors
-    /// What programs do not describe yet, by name.
+    /// Name of something that programs do not describe yet.
     pub fn chunk_programs(&self, rank: usize) -> Result<ChunkPrograms, ChunkProgramsError> {
         if let Some(what) = self.not_described() {
             return Err(ChunkProgramsError::NotDescribed(what));
@@ -68,6 +68,7 @@ impl Spec {
                 zero.gradients_in_place && any(|lies| lies != ChunkResidence::DEVICE),
                 "gradients in the place of parameters beside chunks outside of device memory",
             ),
+            (self.mesh.layout.kept.iter().any(Option::is_some), "frozen weights in blocks (lora.base)"),
             (zero.update_in_backward, "updates within backward (memory.update_in_backward)"),
             (matches!(self.update.optimizer, Optimizer::Own(_)), "an update rule of one's own"),
         ];

@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use crate::program::action::SumGroup;
 
-/// What a part of a buffer has.
+/// Contents of a part of a buffer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) enum Value {
     /// Anything.

@@ -19,7 +19,7 @@ use super::chunks::RankChunks;
 use super::list::Program;
 use walk::{State, Walk};
 
-/// What programs keep.
+/// Invariants of programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Invariant {
     /// A buffer is used between its take and its free, or is resident.
@@ -28,7 +28,7 @@ pub enum Invariant {
     Flight,
     /// Work is started and waited for once; only a publication outlives its phase, and none a save.
     Wait,
-    /// What a phase takes, it frees.
+    /// A phase frees all that it takes.
     Pairing,
     /// No memory holds more than planned.
     Memory,
@@ -66,7 +66,7 @@ pub struct CheckError {
     pub site: Site,
     /// The invariant.
     pub broken: Invariant,
-    /// What was found.
+    /// The finding.
     pub fact: String,
 }
 

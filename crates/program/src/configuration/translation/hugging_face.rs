@@ -224,7 +224,7 @@ const OF_LLAMA_FACTORYS: &[Other] = &[
     ("use_adam_mini", Flag, Only(OFF, "the optimizers here are AdamW and SGD")),
 ];
 
-/// What both have of Trainer. `names`: of the micro-batch, the optimizer, the schedule and the epochs.
+/// Keys of Trainer that both have. `names`: of the micro-batch, the optimizer, the schedule and the epochs.
 fn rules(draft: &mut Draft, names: &[&str; 4]) -> Result<()> {
     let [micro, optimizer, scheduler, epochs] = *names;
     draft.first(&["tensor_parallel_size"]);

@@ -31,7 +31,7 @@ use value::{Entry, Fault, Value, flat};
 pub use deepspeed::DEEPSPEED;
 pub use merge::read_both;
 
-/// What is said of names of loggers.
+/// Message about names of loggers.
 const LOGS: &str = "nothing is sent anywhere: every step is in metrics.jsonl of the run folder";
 
 /// The formats that are read.
@@ -82,7 +82,7 @@ pub struct Format {
     read: fn(&str) -> Result<Vec<Entry>, Fault>,
     /// Names that are no key here.
     others: &'static [Other],
-    /// What follows from several names at once.
+    /// Keys that follow from several names at once.
     rules: fn(&mut Draft) -> Result<()>,
 }
 
@@ -112,7 +112,7 @@ enum Verdict {
     Refused(&'static str),
 }
 
-/// What has become of a value.
+/// Outcome of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// It is the value of a key here.
@@ -138,7 +138,7 @@ pub struct Row {
     pub value: String,
     /// Our key and its value.
     pub ours: Option<(String, toml::Value)>,
-    /// What has become of it.
+    /// Its outcome.
     pub outcome: Outcome,
     /// Why, or what differs.
     pub why: String,
@@ -160,11 +160,11 @@ struct Draft {
     /// The values that no rule has taken yet.
     left: Vec<Entry>,
     rows: Vec<Row>,
-    /// What is wrong, by line.
+    /// Errors, by line.
     faults: Vec<(usize, String)>,
     /// Names whose value was left to a program, with the source of the value.
     autos: Vec<(String, String)>,
-    /// What the user has given here.
+    /// Keys that the user has given here.
     given: UserConfig,
     /// True if it is translated alone: the number of ranks may follow from it.
     is_alone: bool,

@@ -37,7 +37,7 @@ pub struct Entry {
 pub struct Fault {
     /// Line, from 1.
     pub line: usize,
-    /// What was expected.
+    /// The expected value.
     pub what: String,
 }
 

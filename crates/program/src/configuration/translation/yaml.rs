@@ -178,7 +178,7 @@ impl Reader<'_> {
     }
 }
 
-/// What is open behind a text: brackets, and a quotation mark.
+/// Brackets and the quotation mark that are open behind a text.
 #[derive(Clone, Copy, Default)]
 struct Open {
     brackets: usize,

@@ -189,7 +189,7 @@ fn of_train(train: &TrainConfig) -> u64 {
     *seed
 }
 
-/// What the keys of `[memory]` decide.
+/// Decisions of the keys of `[memory]`.
 struct OfMemory {
     checkpointing: Checkpointing,
     chunk_size: ChunkSize,

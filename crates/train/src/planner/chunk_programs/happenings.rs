@@ -1,4 +1,4 @@
-//! What a dry run of today's code does with chunks: the events of its trace that are of them, with their bytes, in order.
+//! Treatment of chunks in a dry run of today's code: the events of its trace that are of them, with their bytes, in order.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -100,7 +100,7 @@ fn is_of_layer(event: &Event) -> bool {
     }
 }
 
-/// What a trace says of chunks, phase by phase, from the phase behind `load` on.
+/// Happenings of chunks in a trace, phase by phase, from the phase behind `load` on.
 pub(super) fn shown(trace: &Trace) -> Vec<Shown> {
     let (mut allocations, mut collectives, mut copies) =
         (BTreeMap::new(), BTreeMap::new(), Copies::default());

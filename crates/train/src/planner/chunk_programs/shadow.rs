@@ -229,7 +229,7 @@ fn compare(spec: &Spec, rank: usize, phases: &[PhaseName]) -> Result<usize, Stri
     Ok(compared)
 }
 
-/// What is allocated once.
+/// A resident buffer.
 type Stored = (&'static str, u64, Memory, Category);
 
 /// The resident buffers of a program.
@@ -238,7 +238,7 @@ fn stored(program: &Program) -> Vec<Stored> {
     residents.map(|spec| (spec.name, spec.bytes(), spec.memory, spec.category)).collect()
 }
 
-/// What `init` allocates for chunks.
+/// Allocations of `init` for chunks.
 fn allocated(trace: &Trace) -> Vec<Stored> {
     let of_chunks = trace.phases[0].events.iter().filter_map(|event| match event {
         Event::Alloc { name: "norm" | "norm.clip_factor", .. } => None,
