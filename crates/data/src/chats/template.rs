@@ -14,6 +14,10 @@ use super::{MARK, mark};
 /// Instructions of one rendering, and bytes that it makes, by 64: about a second, and 640 MB.
 const FUEL: u64 = 10_000_000;
 
+/// Bytes of the stack on which a template runs, of which only those that it needs take memory: values within each other, as deep as its
+/// budget allows, are freed by recursion.
+const STACK: usize = 1 << 30;
+
 /// Depth of macros and blocks within each other.
 const RECURSION: usize = 200;
 
@@ -113,7 +117,13 @@ impl Template {
         ];
         let own = own.into_iter().map(|(name, value)| (name.to_string(), value));
         let context: Value = Value::from_pairs(self.roles.iter().cloned().chain(own));
-        template.render(context).map_err(|error| explained(&error))
+        std::thread::scope(|scope| {
+            let render = move || template.render(context).map_err(|error| explained(&error));
+            let thread = std::thread::Builder::new().stack_size(STACK).spawn_scoped(scope, render);
+            let thread =
+                thread.map_err(|error| format!("no thread starts for the chat template: {error}"))?;
+            thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        })
     }
 }
 
@@ -223,6 +233,10 @@ mod tests {
             (
                 "{% set ns = namespace(x=[]) %}{% for i in range(300) %}{% set ns.x = {'a': ns.x} %}{% endfor %}{{ ns.x | tojson }}",
                 "nested more than 200",
+            ),
+            (
+                "{% set ns = namespace(x=[]) %}{% for i in range(99999) %}{% for j in range(99999) %}{% set ns.x = [ns.x] %}{% endfor %}{% endfor %}",
+                "10000000 instructions",
             ),
             ("{{ raise_exception('roles must alternate') }}", "in line 1: roles must alternate"),
             ("\n{{ messages[0].x.y }}", "in line 2"),
