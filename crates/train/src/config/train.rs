@@ -68,7 +68,7 @@ table! {
                 (TORCHTITAN, "validation.freq", Same, ""),
                 (HUGGING_FACE, "eval_steps", Same, ""),
             ]);
-        /// Evaluates before the first step, too.
+        /// Evaluates before the first step, too. That state is not saved, and is none for `keep_best`.
         eval_first: bool = false, KEY.foreign(&[(HUGGING_FACE, "eval_on_start", Same, "")]);
         /// Ends the run after this many evaluations in a row whose loss is not the smallest so far (early stopping). The best checkpoint stays,
         /// and a resumed run counts anew.

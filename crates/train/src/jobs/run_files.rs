@@ -72,7 +72,8 @@ impl<'a> RunFiles<'a> {
     /// [`RunError::Write`].
     pub fn evaluated(&mut self, record: &EvaluationRecord) -> Result<bool, RunError> {
         self.write(record)?;
-        if self.job.config.train.keep_best {
+        // Nothing is saved before the first step.
+        if self.job.config.train.keep_best && record.step > 0 {
             self.best = Best::better(self.best.take(), record, EvaluatedWindows::of(self.job));
         }
         Ok(self.best.as_ref().is_some_and(|best| best.step == record.step))
