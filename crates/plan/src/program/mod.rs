@@ -1,7 +1,7 @@
 //! A chunk's life as data: for each phase of a rank, one list of actions on named buffers, made before its dry run.
 //!
 //! The pipeline schedule is lowered to a *demand* ([`demand`]): which block runs which pass of which micro-batch. Passes put actions
-//! between the runs: those of parameters, of gradients and of updates. They share one look-ahead ([`lane`](self)), and policies
+//! between the runs: those of parameters, of gradients and of updates. They share one look-ahead (`lane.rs`), and policies
 //! ([`Policies`]) are their parameters, so that policies combine; no policy has a generator of its own ([`mod@lower`]).
 //!
 //! Starts and waits are actions of their own: where a buffer comes back decides memory and time. What crosses the end of a phase (a
