@@ -1,7 +1,7 @@
 //! Programs of small ranks: their text, and their check.
 
 use phalanx_plan::program::{
-    ChunkSpec, Invariant, PHASES, Policies, Program, RankChunks, StageChunks, Terms, TiedChunks, check,
+    ChunkSpec, Invariant, PHASES, Piece, Policies, Program, RankChunks, StageChunks, Terms, TiedChunks, check,
 };
 use phalanx_plan::trace::{DType, Memory, PhaseName};
 use phalanx_plan::{Action, Kind, Precision, Step, ZeroStage};
@@ -22,6 +22,9 @@ pub fn policies(stage: ZeroStage) -> Policies {
         data_ranks: 2,
         host_addressable: true,
         in_place: false,
+        updates_on_host: false,
+        delayed: false,
+        in_backward: false,
     }
 }
 
@@ -31,9 +34,15 @@ fn stage(index: usize, first_chunk: usize, has_head: bool) -> StageChunks {
     let chunk = ChunkSpec {
         elements: 16_384,
         is_whole: false,
+        dtype: DType::BF16,
         parameters: Memory::Device,
+        gradients: Memory::Device,
         optimizer: Memory::Device,
         states: vec![tiles.clone(); 2],
+        gradient_tiles: Vec::new(),
+        scaled: vec![0; 2],
+        counted: 0..8_192,
+        is_summed_over_data_alone: true,
         tiles,
     };
     let head = has_head.then(|| vec![2]);
@@ -77,12 +86,12 @@ pub fn rank(policies: Policies) -> RankChunks {
 /// A rank with the first and the last of several stages, which share a parameter with other ranks, and split backward.
 fn two_stages(policies: Policies) -> RankChunks {
     let mut first = stage(0, 0, false);
-    first.terms = Terms { chunks: vec![1], elements: 64 };
+    first.terms = Terms { pieces: vec![Piece { chunk: 1, start: 64, elements: 64 }], elements: 64 };
     let parts = [(0, Kind::Forward), (1, Kind::Forward), (1, Kind::Input), (0, Kind::Input)];
     let actions = [&parts[..], &[(1, Kind::Weight), (0, Kind::Weight)]].concat();
     RankChunks {
         stages: vec![first, stage(1, 3, true)],
-        ties: vec![TiedChunks { chunks: vec![0, 5], elements: 8_192, is_shared: true }],
+        ties: vec![TiedChunks { copies: vec![(0, 0), (5, 0)], elements: 8_192, is_shared: true }],
         step: steps(&actions, policies.micro_batches),
         evaluation: steps(&[(0, Kind::Forward), (1, Kind::Forward)], 1),
         norms: 12,

@@ -379,6 +379,38 @@ impl Zero {
         self.states.state_numbers(chunk)
     }
 
+    /// Elements of each tile of a chunk's gradients, where they are stored outside of device memory; else none.
+    pub fn gradient_tiles(&self, chunk: usize) -> Vec<u64> {
+        self.states.gradient_tiles(chunk)
+    }
+
+    /// For each tile on which an update of a chunk works: elements of memory for scaled gradients; 0 where it needs none.
+    pub fn scaled_elements(&self, chunk: usize) -> Vec<u64> {
+        let first = update::stepped(&self.map, self.options.stage, chunk).start;
+        let scaled = |tile: std::ops::Range<usize>| {
+            let range = first + tile.start..first + tile.end;
+            self.rules.scaled_elements_max(&self.map, chunk, &range).unwrap_or(0) as u64
+        };
+        self.update_tiles(chunk).into_iter().map(scaled).collect()
+    }
+
+    /// Elements of what this rank updates of a chunk that it counts in the norm.
+    pub fn counted(&self, chunk: usize) -> std::ops::Range<u64> {
+        let (first, shard) =
+            (update::stepped(&self.map, self.options.stage, chunk).start, self.map.shard(chunk));
+        (shard.start - first) as u64..(shard.end - first) as u64
+    }
+
+    /// Returns whether the sum of a chunk's gradients over the data axis is complete.
+    pub fn is_summed_over_data_alone(&self, chunk: usize) -> bool {
+        self.map.is_summed_over_data_alone(chunk)
+    }
+
+    /// Element type of the parameters of a chunk.
+    pub fn parameter_type(&self, chunk: usize) -> DType {
+        self.map.types[chunk]
+    }
+
     /// Ranks of the data axis.
     pub fn data_ranks(&self) -> usize {
         self.group.world_size()

@@ -249,6 +249,12 @@ impl States {
         states.map(|slot| slot.ranges.iter().map(|range| range.len() as u64).collect()).collect()
     }
 
+    /// Elements of each tile of a chunk's gradients, if they are stored here.
+    pub(super) fn gradient_tiles(&self, chunk: usize) -> Vec<u64> {
+        let gradients = self.chunks[chunk].slots.iter().filter(|slot| slot.role == Role::Gradients);
+        gradients.flat_map(|slot| slot.ranges.iter().map(|range| range.len() as u64)).collect()
+    }
+
     /// Bytes of a chunk's states and master weights.
     pub(super) fn optimizer_bytes(&self, chunk: usize) -> u64 {
         let is_optimizer = |slot: &&Slot| matches!(slot.role, Role::State(_) | Role::Master);

@@ -121,20 +121,22 @@ pub enum Work {
         /// Terms, and then their sum.
         buffer: Buffer,
     },
-    /// Copies a row of buffers, one behind another, from another memory.
+    /// Copies elements of a row of buffers, one behind another, from another memory: as many as the target has, from its start on.
     FromTiles {
         /// Number of buffers of the row.
         tiles: u16,
         /// The first of them.
         from: Buffer,
-        /// All of their elements.
+        /// The elements.
         into: Buffer,
     },
-    /// Copies a buffer to a row of buffers in another memory.
+    /// Copies a buffer to a row of buffers in another memory, from the start that it says on.
     ToTiles {
         /// Number of buffers of the row.
         tiles: u16,
-        /// Their elements.
+        /// True if only this rank's part of the buffer of a whole chunk is copied.
+        is_part: bool,
+        /// The elements.
         from: Buffer,
         /// The first of them.
         into: Buffer,

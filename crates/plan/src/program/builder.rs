@@ -3,12 +3,26 @@
 use std::collections::BTreeMap;
 
 use crate::trace::{Category, DType, Memory, PhaseName, Site};
-use crate::zero::{Precision, ZeroStage};
+use crate::zero::ZeroStage;
 
 use super::action::{Action, Buffer, Decision, Guard, Op, SiteNumber, Span, Token, Work};
-use super::chunks::{GradientBuffering, Policies, RankChunks, StageChunks};
+use super::chunks::{GradientBuffering, GradientPlace, Policies, RankChunks, StageChunks};
 use super::demand::BlockRun;
 use super::list::{BufferSpec, Extent, Program, Role, Stop};
+
+/// Buffers in which contents stay, one behind another.
+#[derive(Clone, Copy)]
+pub(super) struct Row {
+    pub(super) first: Buffer,
+    pub(super) tiles: u16,
+}
+
+impl Row {
+    /// One buffer.
+    pub(super) fn of(first: Buffer) -> Row {
+        Row { first, tiles: 1 }
+    }
+}
 
 /// A program that is being written.
 pub(super) struct Builder {
@@ -44,22 +58,22 @@ impl Builder {
 
     /// Declares what a stage stores, in the order in which it is allocated.
     fn declare_stage(&mut self, stage: &StageChunks, policies: &Policies) {
-        let Precision { compute, accumulate, .. } = policies.precision;
+        let accumulate = policies.precision.accumulate;
         let part_of = |c: usize| stage.chunks[c].elements / policies.data_ranks;
         let device = |role, c: usize, extent: Extent, dtype, (category, name)| {
             let elements = if extent == Extent::Whole { stage.chunks[c].elements } else { part_of(c) };
             let (memory, of) = (Memory::Device, stage.first_chunk + c);
-            let stop = Stop::Home;
-            BufferSpec { role, of, extent, stop, elements, memory, dtype, category, name, is_resident: true }
+            let (stop, start, is_resident) = (Stop::Home, 0, true);
+            BufferSpec { role, of, extent, stop, start, elements, memory, dtype, category, name, is_resident }
         };
         for c in (0..stage.chunks.len()).filter(|c| stage.chunks[*c].parameters == Memory::Device) {
             let is_part = stage.is_gathered(policies.stage, c);
             let extent = if is_part { Extent::Part } else { Extent::Whole };
             let named = (Category::Parameters, "parameter_chunk");
-            self.declare(device(Role::Parameters, c, extent, compute, named));
+            self.declare(device(Role::Parameters, c, extent, stage.chunks[c].dtype, named));
         }
         let buffering = policies.buffering();
-        for c in 0..stage.trained {
+        for c in (0..stage.trained).filter(|c| stage.place(policies, *c) == GradientPlace::Buffer) {
             let named = (Category::Gradients, "gradient_chunk");
             if matches!(buffering, GradientBuffering::InPlace | GradientBuffering::Pair) {
                 self.declare(device(Role::Gradient, c, Extent::Whole, accumulate, named));
@@ -86,15 +100,20 @@ impl Builder {
         stored.retain(|_| c < stage.trained);
         if spec.parameters != Memory::Device {
             let own = (Category::Parameters, spec.parameters);
-            stored.push((Role::Parameters, policies.precision.compute, own, "parameter_chunk", &spec.tiles));
+            stored.push((Role::Parameters, spec.dtype, own, "parameter_chunk", &spec.tiles));
+        }
+        if c < stage.trained && spec.gradients != Memory::Device {
+            let (own, dtype) = ((Category::Gradients, spec.gradients), policies.precision.accumulate);
+            stored.push((Role::Sum, dtype, own, "gradient_chunk", &spec.gradient_tiles));
         }
         for (role, dtype, (category, memory), name, tiles) in stored {
-            let (of, stop, is_resident) = (stage.first_chunk + c, Stop::Home, true);
+            let (of, stop, start, is_resident) = (stage.first_chunk + c, Stop::Home, 0, true);
             let spec = |extent, elements: u64| BufferSpec {
                 role,
                 of,
                 extent,
                 stop,
+                start,
                 elements: elements.max(1),
                 memory,
                 dtype,
@@ -130,6 +149,14 @@ impl Builder {
         self.known[&(role, of, tile as u32, Stop::Home)]
     }
 
+    /// The buffers in which contents with this role stay, one behind another.
+    pub(super) fn row(&self, role: Role, of: usize) -> Row {
+        let first = self.buffer(role, of);
+        let is_of_row = |spec: &&BufferSpec| spec.is_resident && (spec.role, spec.of) == (role, of);
+        let row = self.program.buffers[first.0 as usize..].iter().take_while(is_of_row);
+        Row { first, tiles: row.count() as u16 }
+    }
+
     /// The description of a buffer.
     pub(super) fn spec(&self, buffer: Buffer) -> &BufferSpec {
         self.program.spec(buffer)
@@ -152,6 +179,7 @@ impl Builder {
             of,
             extent,
             stop,
+            start: 0,
             elements,
             memory,
             dtype,
@@ -174,7 +202,7 @@ impl Builder {
 
     #[track_caller]
     pub(super) fn take_as(&mut self, spec: BufferSpec) -> Buffer {
-        let known = self.known.get(&key(&spec)).copied();
+        let known = self.known.get(&key(&spec)).copied().filter(|known| *self.spec(*known) == spec);
         let buffer = known.unwrap_or_else(|| self.declare(spec));
         self.emit(Op::Take(buffer));
         buffer
@@ -235,7 +263,7 @@ impl Builder {
 fn scalars(role: Role, of: usize, elements: u64, name: &'static str) -> BufferSpec {
     let (extent, stop, memory) = (Extent::Whole, Stop::Home, Memory::Device);
     let (dtype, category, is_resident) = (DType::F64, Category::Workspace, true);
-    BufferSpec { role, of, extent, stop, elements, memory, dtype, category, name, is_resident }
+    BufferSpec { role, of, extent, stop, start: 0, elements, memory, dtype, category, name, is_resident }
 }
 
 /// Key of a buffer: role, chunk, tile and stop. Where contents stay, they are in tiles or not; visitors may be both.

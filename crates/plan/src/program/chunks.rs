@@ -1,7 +1,9 @@
 //! The chunks of a rank and the policies by which they are stored and moved: all that a program is made from.
 
+use std::ops::Range;
+
 use crate::pipeline::Step;
-use crate::trace::Memory;
+use crate::trace::{DType, Memory};
 use crate::zero::{Precision, ZeroStage};
 
 /// The stages of one rank, its schedule and its policies.
@@ -49,8 +51,8 @@ pub struct StageChunks {
 /// A parameter of which several stages have a copy, alone in its chunk; each stage has a term of its gradient.
 #[derive(Clone, Debug)]
 pub struct TiedChunks {
-    /// The chunks of the rank that have a copy, counted over its stages.
-    pub chunks: Vec<usize>,
+    /// The copies of the rank: the chunk, counted over its stages, and the first element in what the rank updates of it.
+    pub copies: Vec<(usize, u64)>,
     /// Elements of its gradient that this rank updates.
     pub elements: u64,
     /// True if other ranks have copies, too.
@@ -60,9 +62,20 @@ pub struct TiedChunks {
 /// The gradients of a stage that are terms of sums over the tensor axis.
 #[derive(Clone, Debug, Default)]
 pub struct Terms {
-    /// The chunks that have some in what this rank updates.
-    pub chunks: Vec<usize>,
+    /// Those in what this rank updates, in order.
+    pub pieces: Vec<Piece>,
     /// Elements of the buffer in which they are summed.
+    pub elements: u64,
+}
+
+/// Some of the elements that a rank updates of a chunk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// The chunk, counted from the stage's first.
+    pub chunk: usize,
+    /// The first of them.
+    pub start: u64,
+    /// Their number.
     pub elements: u64,
 }
 
@@ -73,14 +86,26 @@ pub struct ChunkSpec {
     pub elements: u64,
     /// True if every rank keeps the parameters whole under stage 3.
     pub is_whole: bool,
+    /// Element type of the parameters.
+    pub dtype: DType,
     /// Memory of the parameters; outside of device memory only under stage 3.
     pub parameters: Memory,
+    /// Memory of gradients from their reduction to the update.
+    pub gradients: Memory,
     /// Memory of optimizer states and master weights.
     pub optimizer: Memory,
     /// Elements of each tile of what this rank updates.
     pub tiles: Vec<u64>,
+    /// The same of gradients outside of device memory: of their sum, or of the whole chunk where micro-batches accumulate there.
+    pub gradient_tiles: Vec<u64>,
     /// For each optimizer state: its numbers in each tile.
     pub states: Vec<Vec<u64>>,
+    /// For each tile: elements of memory for scaled gradients in its update.
+    pub scaled: Vec<u64>,
+    /// The elements of what this rank updates that it counts in the norm.
+    pub counted: Range<u64>,
+    /// True if no sum over another axis follows that of its gradients over data.
+    pub is_summed_over_data_alone: bool,
 }
 
 /// Policies of storing and moving chunks. They change no bit of the result, but for `defer` and `sums_by_tree`.
@@ -104,21 +129,38 @@ pub struct Policies {
     pub data_ranks: u64,
     /// True if kernels reach host memory. Elsewhere publications end with their phase: they hold staging buffers, which belong to it.
     pub host_addressable: bool,
-    /// True if gradients take the place of parameters: for one micro-batch.
+    /// True if gradients take the place of parameters, of chunks in device memory: for one micro-batch.
     pub in_place: bool,
+    /// True if the host updates chunks whose states lie outside of device memory. It does not where kernels reach host memory.
+    pub updates_on_host: bool,
+    /// True if the host computes each update during the next step.
+    pub delayed: bool,
+    /// True if chunks are updated within backward: for one micro-batch.
+    pub in_backward: bool,
 }
 
 /// Buffers of a chunk's gradients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GradientBuffering {
-    /// A whole buffer is kept, and reduced in place after the last micro-batch.
+    /// A whole buffer, reduced in place after the last micro-batch.
     InPlace,
     /// A whole buffer and a part, which has the sum, are kept.
     Pair,
     /// A part is kept, which has the sum; the whole buffer exists from its first gradient to its reduction.
     Transient,
-    /// The whole buffer exists from its first gradient to its reduction in place; the sum then overwrites the parameters.
-    OverParameters,
+}
+
+/// The place of a chunk's summed gradient.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GradientPlace {
+    /// Buffers of its own in device memory.
+    Buffer,
+    /// Another memory. On the device are a whole buffer, from its first gradient to its reduction, and the sum meanwhile.
+    Elsewhere,
+    /// The place of the parameters. The whole buffer exists from its first gradient to its reduction.
+    Parameters,
+    /// None: the chunk is updated as soon as it is reduced, and the whole buffer is freed.
+    Update,
 }
 
 impl Policies {
@@ -128,7 +170,6 @@ impl Policies {
         // With one rank and equal types, nothing is communicated or rounded: micro-batches accumulate in one buffer.
         let is_alone = self.data_ranks == 1 && !self.rounds();
         match self.stage {
-            _ if self.in_place => GradientBuffering::OverParameters,
             _ if is_alone || (several && self.defer) => GradientBuffering::InPlace,
             ZeroStage::Zero | ZeroStage::One if several => GradientBuffering::Pair,
             ZeroStage::Zero | ZeroStage::One => GradientBuffering::InPlace,
@@ -139,6 +180,11 @@ impl Policies {
     /// Returns whether there is something to add by a tree.
     pub fn has_tree(&self) -> bool {
         self.sums_by_tree && self.micro_batches > 1
+    }
+
+    /// Elements of what a rank updates of a chunk.
+    pub fn part(&self, elements: u64) -> u64 {
+        if self.stage == ZeroStage::Zero { elements } else { elements / self.data_ranks }
     }
 
     /// Returns whether kernels compute in a memory.
@@ -156,9 +202,11 @@ impl Policies {
         self.precision.communicate != self.precision.accumulate
     }
 
-    /// Reductions in flight while backward goes on; each holds a whole chunk.
+    /// Reductions in flight while backward goes on; each holds a whole chunk. A single rank that updates within backward has nothing to
+    /// wait for.
     pub fn reductions_behind(&self) -> usize {
-        if self.overlap { 2 } else { 0 }
+        let is_alone = self.in_backward && self.data_ranks == 1;
+        if self.overlap && !is_alone { 2 } else { 0 }
     }
 }
 
@@ -175,13 +223,43 @@ impl StageChunks {
         writers
     }
 
+    /// The place of a chunk's summed gradient.
+    pub fn place(&self, policies: &Policies, chunk: usize) -> GradientPlace {
+        let spec = &self.chunks[chunk];
+        let lies = [spec.parameters, spec.gradients, spec.optimizer];
+        match spec.gradients {
+            _ if policies.in_backward && spec.is_summed_over_data_alone => GradientPlace::Update,
+            Memory::Device if policies.in_place && lies == [Memory::Device; 3] => GradientPlace::Parameters,
+            Memory::Device => GradientPlace::Buffer,
+            Memory::Host | Memory::Disk => GradientPlace::Elsewhere,
+        }
+    }
+
     /// The tiles of what this rank updates, where an update works on one after another: where a part of the chunk visits the device, or
     /// gradients leave the place of parameters for a buffer.
     pub fn tiles(&self, policies: &Policies, chunk: usize) -> Option<&[u64]> {
         let spec = &self.chunks[chunk];
-        let is_cut =
-            policies.in_place || !policies.reaches(spec.optimizer) || !policies.reaches(spec.parameters);
+        let is_away = |memory: Memory| !policies.reaches(memory);
+        let optimizer = chunk < self.trained && is_away(spec.optimizer);
+        let gradients = chunk < self.trained && is_away(spec.gradients);
+        let is_cut = optimizer
+            || gradients
+            || is_away(spec.parameters)
+            || (chunk < self.trained && self.place(policies, chunk) == GradientPlace::Parameters);
         is_cut.then_some(&spec.tiles[..])
+    }
+
+    /// The elements that a rank counts in the norm of a chunk whose gradients kernels do not reach, tile by tile: each tile, the first
+    /// element in it, and their number.
+    pub fn counted_pieces(&self, chunk: usize) -> Vec<(usize, u64, u64)> {
+        let (spec, mut first) = (&self.chunks[chunk], 0);
+        let piece = |(tile, elements): (usize, &u64)| {
+            let (start, end) = (spec.counted.start.max(first), spec.counted.end.min(first + elements));
+            let piece = (tile, start.saturating_sub(first), end.saturating_sub(start));
+            first += elements;
+            (piece.2 > 0).then_some(piece)
+        };
+        spec.gradient_tiles.iter().enumerate().filter_map(piece).collect()
     }
 
     /// Returns whether ranks store parts of a chunk's parameters and gather it for its uses.

@@ -1,152 +1,226 @@
-//! The pass of gradients: opens a chunk's buffers before its first writer, and reduces them behind the last one.
+//! The pass of gradients: opens a chunk's buffers before its first writer, and reduces them behind the last one (`reductions`).
 //!
-//! Where gradients are communicated in another type, a rounded copy is reduced, and its sum is written or added in the type in which
-//! gradients accumulate. This happens on one rank too, so that the result depends on the types and not on the number of ranks.
+//! A chunk whose gradients stay elsewhere ([`GradientPlace`]) has buffers on the device from its first writer in a micro-batch to its
+//! end, or to its reduction: the whole buffer then leaves and comes back for the next micro-batch, or the sum does.
 //!
 //! With sums by a tree ([`PartialSums`]), the buffer at hand of a chunk has the last micro-batch, and others wait for their neighbours.
+
+use std::collections::VecDeque;
 
 use crate::partial_sums::PartialSums;
 use crate::trace::{Category, Memory};
 use crate::zero::ZeroStage;
 
-use super::action::{Buffer, Op, SumGroup, Token, Work};
+use super::action::{Buffer, Op, Token, Work};
 use super::builder::Builder;
-use super::chunks::{GradientBuffering, Policies, StageChunks};
+use super::chunks::{GradientBuffering, GradientPlace, Policies, StageChunks};
 use super::demand::BlockRun;
 use super::lane::Lane;
-use super::list::{BufferSpec, Role, Stop};
+use super::list::{BufferSpec, Extent, Role, Stop};
+use super::stored::{Leaving, fetch};
+use super::visits::{Moving, arrive};
 
-/// A chunk of gradients in a step.
-#[derive(Clone, Default)]
-struct Chunk {
-    /// Number of blocks that have not yet written to it in its micro-batch.
-    awaited: usize,
-    /// Number of micro-batches that all its blocks have written.
-    done: usize,
-    /// True while a transient buffer is there.
-    is_open: bool,
-    /// Its reduction, with whether the sum is added to that of earlier micro-batches.
-    reducing: Option<(Token, bool)>,
+/// A buffer on the device.
+#[derive(Clone, Copy)]
+pub(super) enum Held {
+    /// There is none.
+    Nothing,
+    /// It is there.
+    Here(Buffer),
+    /// It comes from another memory.
+    Coming(Moving),
+}
+
+/// The reduction of a chunk in flight.
+pub(super) struct Reduction {
+    pub(super) token: Token,
+    /// A rounded copy that is reduced.
+    pub(super) copy: Option<Buffer>,
+    /// True if the sum of the copy is added to that of earlier micro-batches.
+    pub(super) accumulates: bool,
 }
 
 /// The sums of a chunk that are added by a tree.
-struct Tree {
-    sums: PartialSums<Buffer>,
-    /// The buffer at hand, once there was a micro-batch.
-    at_hand: Option<Buffer>,
-    /// Number of buffers beside the kept one, so far.
-    taken: u16,
+pub(super) struct Tree {
+    pub(super) sums: PartialSums<Buffer>,
+    /// Number of buffers beside the first one, so far.
+    pub(super) taken: u16,
+}
+
+/// A chunk of gradients in a step.
+pub(super) struct Chunk {
+    pub(super) place: GradientPlace,
+    /// Number of blocks that have not yet written to it in its micro-batch.
+    awaited: usize,
+    /// Number of micro-batches that all its blocks have written.
+    pub(super) done: usize,
+    /// The buffer that layers write.
+    pub(super) whole: Held,
+    /// The buffer with this rank's part of the sum.
+    pub(super) sum: Held,
+    pub(super) reducing: Option<Reduction>,
+    pub(super) tree: Option<Tree>,
+    /// True once the norm has it.
+    pub(super) is_counted: bool,
 }
 
 /// The gradients of a stage in a step.
 pub(super) struct GradientPass<'a> {
-    stage: &'a StageChunks,
-    policies: &'a Policies,
-    buffering: GradientBuffering,
+    pub(super) stage: &'a StageChunks,
+    pub(super) policies: &'a Policies,
+    pub(super) buffering: GradientBuffering,
     writers: Vec<usize>,
-    chunks: Vec<Chunk>,
-    /// With sums by a tree, for each chunk.
-    trees: Vec<Tree>,
+    pub(super) chunks: Vec<Chunk>,
     /// Reductions in flight.
-    lane: Lane,
+    pub(super) lane: Lane,
+    pub(super) leaving: Leaving,
+    /// Chunks that are reduced and whose update, within backward, has not begun; oldest first.
+    pub(super) reduced: VecDeque<usize>,
 }
 
 impl<'a> GradientPass<'a> {
-    pub(super) fn new(stage: &'a StageChunks, policies: &'a Policies) -> GradientPass<'a> {
-        let writers: Vec<usize> = stage.writers().iter().map(Vec::len).collect();
-        let chunk = |awaited: &usize| Chunk { awaited: *awaited, ..Chunk::default() };
-        let tree = |_| Tree { sums: PartialSums::new(policies.micro_batches), at_hand: None, taken: 0 };
-        let trees = if policies.has_tree() { (0..stage.trained).map(tree).collect() } else { Vec::new() };
+    pub(super) fn new(list: &Builder, stage: &'a StageChunks, policies: &'a Policies) -> GradientPass<'a> {
+        let (writers, buffering) = (stage.writers(), policies.buffering());
+        let chunk = |c: usize| {
+            let place = stage.place(policies, c);
+            let own = |is_kept: bool, role| match is_kept && place == GradientPlace::Buffer {
+                true => Held::Here(list.buffer(role, stage.first_chunk + c)),
+                false => Held::Nothing,
+            };
+            Chunk {
+                place,
+                awaited: writers[c].len(),
+                done: 0,
+                whole: own(buffering != GradientBuffering::Transient, Role::Gradient),
+                sum: own(buffering != GradientBuffering::InPlace, Role::Sum),
+                reducing: None,
+                tree: policies
+                    .has_tree()
+                    .then(|| Tree { sums: PartialSums::new(policies.micro_batches), taken: 0 }),
+                is_counted: false,
+            }
+        };
         GradientPass {
             stage,
             policies,
-            buffering: policies.buffering(),
-            chunks: writers.iter().map(chunk).collect(),
-            writers,
-            trees,
+            buffering,
+            chunks: (0..stage.trained).map(chunk).collect(),
+            writers: writers.iter().map(Vec::len).collect(),
             lane: Lane::new(Vec::new(), 0, policies.reductions_behind()),
+            leaving: Leaving::default(),
+            reduced: VecDeque::new(),
         }
     }
 
-    fn buffer(&self, list: &Builder, role: Role, c: usize) -> Buffer {
+    /// Returns whether the whole buffer of a chunk exists only until it is reduced.
+    pub(super) fn is_transient(&self, c: usize) -> bool {
+        self.buffering == GradientBuffering::Transient || self.chunks[c].place != GradientPlace::Buffer
+    }
+
+    /// The buffer that has the sum of a chunk, for the norm and the update; of a row of tiles, the first.
+    pub(super) fn sum(&self, list: &Builder, c: usize) -> Buffer {
+        let role = match self.chunks[c].place {
+            GradientPlace::Elsewhere => Role::Sum,
+            GradientPlace::Parameters => Role::Parameters,
+            GradientPlace::Update => Role::Gradient,
+            GradientPlace::Buffer => match self.buffering {
+                GradientBuffering::InPlace => Role::Gradient,
+                GradientBuffering::Pair if self.policies.stage == ZeroStage::Zero => Role::Gradient,
+                GradientBuffering::Pair | GradientBuffering::Transient => Role::Sum,
+            },
+        };
         list.buffer(role, self.stage.first_chunk + c)
     }
 
-    fn is_transient(&self) -> bool {
-        matches!(self.buffering, GradientBuffering::Transient | GradientBuffering::OverParameters)
-    }
-
-    /// The buffer that has the sum of a chunk, for the norm and the update.
-    pub(super) fn sum(&self, list: &Builder, c: usize) -> Buffer {
-        let role = match self.buffering {
-            GradientBuffering::InPlace => Role::Gradient,
-            GradientBuffering::Pair if self.policies.stage == ZeroStage::Zero => Role::Gradient,
-            GradientBuffering::Pair | GradientBuffering::Transient => Role::Sum,
-            GradientBuffering::OverParameters => Role::Parameters,
-        };
-        self.buffer(list, role, c)
+    /// Returns whether the sum of a chunk stays outside of device memory.
+    pub(super) fn is_stored(&self, c: usize) -> bool {
+        self.chunks[c].place == GradientPlace::Elsewhere
     }
 
     /// The buffer into which layers write.
-    pub(super) fn written(&self, list: &Builder, c: usize) -> Buffer {
-        match self.buffering {
-            GradientBuffering::InPlace => self.at_hand(list, c, Role::Gradient),
-            _ => self.buffer(list, Role::Gradient, c),
-        }
-    }
-
-    /// The buffer at hand: the kept one with this role, or another one of a tree.
-    fn at_hand(&self, list: &Builder, c: usize, kept: Role) -> Buffer {
-        let other = self.trees.get(c).and_then(|tree| tree.at_hand);
-        other.unwrap_or_else(|| self.buffer(list, kept, c))
-    }
-
-    /// Lets the tree of a chunk choose the buffer at hand, perhaps a new one like the kept one.
-    fn choose<T>(
-        &mut self,
-        list: &mut Builder,
-        (c, kept): (usize, Role),
-        choose: impl FnOnce(&mut PartialSums<Buffer>, Buffer, &mut dyn FnMut() -> Buffer) -> (Buffer, T),
-    ) -> T {
-        let (at_hand, like) = (self.at_hand(list, c, kept), *list.spec(self.buffer(list, kept, c)));
-        let Tree { sums, at_hand: chosen, taken } = &mut self.trees[c];
-        let mut new = || {
-            *taken += 1;
-            list.take_as(BufferSpec {
-                role: Role::Partial(*taken),
-                stop: Stop::Home,
-                memory: Memory::Device,
-                category: Category::Gradients,
-                name: "partial_sum",
-                is_resident: false,
-                ..like
-            })
-        };
-        let (buffer, result) = choose(sums, at_hand, &mut new);
-        *chosen = Some(buffer);
-        result
-    }
-
-    /// Adds what the buffer at hand has to its neighbours.
-    fn settle(&mut self, list: &mut Builder, c: usize) {
-        let Some(Tree { sums, at_hand: Some(at_hand), .. }) = self.trees.get_mut(c) else { return };
-        *at_hand = sums.settle(*at_hand, |from, into| {
-            list.emit(Op::Add { from, into: *into });
-            list.emit(Op::Free(from));
-        });
+    pub(super) fn written(&self, c: usize) -> Buffer {
+        let Held::Here(whole) = self.chunks[c].whole else { panic!("gradients of chunk {c} are not open") };
+        whole
     }
 
     /// Before a block writes gradients.
     pub(super) fn before(&mut self, list: &mut Builder, run: BlockRun) {
-        let stage = self.stage;
-        for c in stage.written(run.block).filter(|_| run.pass.writes_gradients()) {
+        if !run.pass.writes_gradients() {
+            return;
+        }
+        for c in self.stage.written(run.block) {
             self.arrive(list, c);
-            if self.buffering == GradientBuffering::InPlace && !self.trees.is_empty() {
-                self.choose(list, (c, Role::Gradient), |sums, at_hand, new| (sums.unused(at_hand, new), ()));
+            self.open(list, c);
+        }
+        if self.policies.overlap && self.buffering == GradientBuffering::InPlace {
+            self.fetch_for_next(list, run.block);
+        }
+    }
+
+    fn open(&mut self, list: &mut Builder, c: usize) {
+        let is_in_place = self.buffering == GradientBuffering::InPlace;
+        let comes_back = self.is_stored(c) && self.chunks[c].done > 0;
+        let whole = match self.chunks[c].whole {
+            Held::Here(whole) if is_in_place => {
+                let unused = |sums: &mut PartialSums<Buffer>, whole, new: &mut dyn FnMut() -> Buffer| {
+                    (sums.unused(whole, new), ())
+                };
+                self.chunks[c].of_tree(list, whole, unused).0
             }
-            if self.is_transient() && !std::mem::replace(&mut self.chunks[c].is_open, true) {
-                let named = (self.policies.precision.accumulate, "gradient_bucket");
-                list.take(Role::Gradient, stage.first_chunk + c, stage.chunks[c].elements, named);
+            Held::Here(whole) => whole,
+            Held::Coming(moving) => arrive(list, moving),
+            Held::Nothing if is_in_place && comes_back => {
+                let moving = self.fetch(list, c);
+                arrive(list, moving)
+            }
+            Held::Nothing => {
+                let whole = self.bucket(list, c);
+                if comes_back && matches!(self.chunks[c].sum, Held::Nothing) {
+                    self.chunks[c].sum = Held::Coming(self.fetch(list, c));
+                }
+                whole
+            }
+        };
+        self.chunks[c].whole = Held::Here(whole);
+    }
+
+    /// Memory of a whole chunk that exists until it is reduced.
+    pub(super) fn bucket(&self, list: &mut Builder, c: usize) -> Buffer {
+        let named = (self.policies.precision.accumulate, "gradient_bucket");
+        list.take(Role::Gradient, self.stage.first_chunk + c, self.stage.chunks[c].elements, named)
+    }
+
+    /// Starts to bring a stored chunk back to which the next micro-batch is added.
+    fn fetch(&mut self, list: &mut Builder, c: usize) -> Moving {
+        self.leaving.wait(list, c);
+        let (of, elements) = (self.stage.first_chunk + c, self.stage.chunks[c].elements);
+        let wanted = match self.buffering {
+            GradientBuffering::InPlace => (Role::Gradient, Extent::Whole, elements),
+            _ => (Role::Sum, Extent::Part, elements / self.policies.data_ranks),
+        };
+        fetch(list, self.policies, of, wanted)
+    }
+
+    /// Starts to bring the whole buffers back into which the micro-batch accumulates next: those of the nearest earlier block that has
+    /// any, since backward runs from the last block to the first.
+    fn fetch_for_next(&mut self, list: &mut Builder, block: usize) {
+        for earlier in (0..block).rev() {
+            let chunks: Vec<usize> = self.stage.written(earlier).collect();
+            if chunks.iter().any(|c| matches!(self.chunks[*c].whole, Held::Coming(_))) {
+                return;
+            }
+            let comes_back = |c: &usize| {
+                let Chunk { whole, done, .. } = &self.chunks[*c];
+                self.is_stored(*c)
+                    && matches!(whole, Held::Nothing)
+                    && (1..self.policies.micro_batches).contains(done)
+            };
+            let awaited: Vec<usize> = chunks.into_iter().filter(comes_back).collect();
+            for c in &awaited {
+                self.chunks[*c].whole = Held::Coming(self.fetch(list, *c));
+            }
+            if !awaited.is_empty() {
+                return;
             }
         }
     }
@@ -162,103 +236,90 @@ impl<'a> GradientPass<'a> {
             }
             (chunk.awaited, chunk.done) = (self.writers[c], chunk.done + 1);
             let is_whole = self.buffering == GradientBuffering::InPlace;
-            let waits = is_whole && chunk.done < self.policies.micro_batches;
-            if !waits || !self.trees.is_empty() {
-                list.emit(Op::Clear(self.written(list, c)));
+            let (waits, has_tree) = (is_whole && chunk.done < self.policies.micro_batches, chunk.tree.is_some());
+            if !waits || has_tree {
+                list.emit(Op::Clear(self.written(c)));
             }
-            if let Some(tree) = self.trees.get_mut(c).filter(|_| is_whole) {
+            if let Chunk { tree: Some(tree), whole: Held::Here(whole), .. } = &mut self.chunks[c]
+                && is_whole
+            {
                 tree.sums.written(run.micro_batch);
-                self.settle(list, c);
+                *whole = tree.settle(list, *whole);
             }
-            if waits {
-                continue;
-            }
-            self.start(list, c, run.micro_batch);
-            for c in self.lane.leave(c) {
-                self.arrive(list, c);
+            if !waits {
+                self.start(list, c, run.micro_batch);
+                for c in self.lane.leave(c) {
+                    self.arrive(list, c);
+                }
+            } else if self.is_stored(c) && !has_tree {
+                let whole = self.written(c);
+                self.chunks[c].whole = Held::Nothing;
+                self.leaving.send((list, self.policies, stage), (c, whole), false);
             }
         }
     }
 
-    /// Starts the reduction of a chunk in a micro-batch.
-    fn start(&mut self, list: &mut Builder, c: usize, micro_batch: usize) {
-        let has_part = matches!(self.buffering, GradientBuffering::Pair | GradientBuffering::Transient);
-        let accumulates = match has_part && !self.trees.is_empty() {
-            true => {
-                self.choose(list, (c, Role::Sum), |sums, at_hand, new| sums.target(micro_batch, at_hand, new))
-            }
-            false => self.buffering != GradientBuffering::InPlace && self.chunks[c].done > 1,
-        };
-        let gradient = self.buffer(list, Role::Gradient, c);
-        let is_rounded = self.policies.rounds();
-        let from = if is_rounded { self.round(list, c) } else { gradient };
-        let work = match self.policies.stage {
-            _ if has_part && !is_rounded => {
-                Work::ReduceScatter { from, into: self.at_hand(list, c, Role::Sum), accumulates }
-            }
-            ZeroStage::Zero if !has_part => Work::AllReduce { group: SumGroup::Data, buffer: from },
-            _ => Work::ReduceScatter { from, into: from, accumulates: false },
-        };
-        self.chunks[c].reducing = Some((list.start(work), accumulates));
-        if is_rounded && self.is_transient() {
-            self.free(list, Role::Gradient, c);
-        }
-    }
-
-    /// Takes a copy in the type in which gradients are communicated.
-    fn round(&self, list: &mut Builder, c: usize) -> Buffer {
-        let (of, elements) = (self.stage.first_chunk + c, self.stage.chunks[c].elements);
-        let named = (self.policies.precision.communicate, "gradient_copy");
-        let copy = list.take(Role::Rounded, of, elements, named);
-        list.emit(Op::Convert { from: self.buffer(list, Role::Gradient, c), into: copy });
-        copy
-    }
-
-    /// Waits for the reduction of a chunk, if it runs.
-    fn arrive(&mut self, list: &mut Builder, c: usize) {
-        let Some((token, accumulates)) = self.chunks[c].reducing.take() else { return };
-        list.emit(Op::Wait(token));
-        self.lane.end(c);
-        if self.policies.rounds() {
-            let (from, into) = (self.buffer(list, Role::Rounded, c), self.arrived(list, c));
-            list.emit(if accumulates { Op::Add { from, into } } else { Op::Convert { from, into } });
-            self.free(list, Role::Rounded, c);
-        } else if self.is_transient() {
-            if self.buffering == GradientBuffering::OverParameters {
-                let (from, into) = (self.buffer(list, Role::Gradient, c), self.arrived(list, c));
-                list.emit(Op::CopyPart { from, into });
-            }
-            self.free(list, Role::Gradient, c);
-        }
-        if self.buffering != GradientBuffering::InPlace {
-            self.settle(list, c);
-        }
-    }
-
-    /// The buffer to which the sum of a copy is written or added.
-    fn arrived(&self, list: &Builder, c: usize) -> Buffer {
-        match self.buffering {
-            GradientBuffering::InPlace => self.buffer(list, Role::Gradient, c),
-            GradientBuffering::Pair | GradientBuffering::Transient => self.at_hand(list, c, Role::Sum),
-            GradientBuffering::OverParameters => self.buffer(list, Role::Parameters, c),
-        }
-    }
-
-    fn free(&mut self, list: &mut Builder, role: Role, c: usize) {
-        list.emit(Op::Free(self.buffer(list, role, c)));
-        self.chunks[c].is_open &= role != Role::Gradient;
+    /// Waits for the reduction that was started first; returns whether there was one.
+    pub(super) fn arrive_first(&mut self, list: &mut Builder) -> bool {
+        let Some(first) = self.lane.first_leaving() else { return false };
+        self.arrive(list, first);
+        true
     }
 
     /// Backward is over: waits for all reductions. Under stage 0 every rank then has the whole sum.
     pub(super) fn finish(&mut self, list: &mut Builder) {
         for c in 0..self.stage.trained {
             self.arrive(list, c);
-            if self.buffering == GradientBuffering::Pair && self.policies.stage == ZeroStage::Zero {
-                let (part, whole) = (self.buffer(list, Role::Sum, c), self.buffer(list, Role::Gradient, c));
-                list.emit(Op::CopyPart { from: part, into: whole });
-                let token = list.start(Work::AllGather { from: whole, into: whole });
-                list.emit(Op::Wait(token));
+            if let Chunk { whole: Held::Here(whole), sum: Held::Here(part), .. } = self.chunks[c]
+                && self.policies.stage == ZeroStage::Zero
+            {
+                self.gather(list, part, whole);
             }
         }
+        self.leaving.settle(list);
+    }
+
+    /// Gathers the parts of a sum from all ranks.
+    #[track_caller]
+    pub(super) fn gather(&self, list: &mut Builder, part: Buffer, whole: Buffer) {
+        list.emit(Op::CopyPart { from: part, into: whole });
+        let token = list.start(Work::AllGather { from: whole, into: whole });
+        list.emit(Op::Wait(token));
+    }
+}
+
+impl Chunk {
+    /// Lets the tree, if there is one, choose the buffer at hand, perhaps a new one like it.
+    pub(super) fn of_tree<T: Default>(
+        &mut self,
+        list: &mut Builder,
+        at_hand: Buffer,
+        choose: impl FnOnce(&mut PartialSums<Buffer>, Buffer, &mut dyn FnMut() -> Buffer) -> (Buffer, T),
+    ) -> (Buffer, T) {
+        let Some(Tree { sums, taken }) = &mut self.tree else { return (at_hand, T::default()) };
+        let like = *list.spec(at_hand);
+        let mut new = || {
+            *taken += 1;
+            list.take_as(BufferSpec {
+                role: Role::Partial(*taken),
+                stop: Stop::Home,
+                memory: Memory::Device,
+                category: Category::Gradients,
+                name: "partial_sum",
+                is_resident: false,
+                ..like
+            })
+        };
+        choose(sums, at_hand, &mut new)
+    }
+}
+
+impl Tree {
+    /// Adds what the buffer at hand has to its neighbours.
+    pub(super) fn settle(&mut self, list: &mut Builder, at_hand: Buffer) -> Buffer {
+        self.sums.settle(at_hand, |from, into| {
+            list.emit(Op::Add { from, into: *into });
+            list.emit(Op::Free(from));
+        })
     }
 }

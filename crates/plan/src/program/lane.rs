@@ -41,6 +41,11 @@ impl Lane {
         self.leaving.iter().take(over).copied().collect()
     }
 
+    /// The item that began to end first.
+    pub(super) fn first_leaving(&self) -> Option<usize> {
+        self.leaving.front().copied()
+    }
+
     /// An item has ended.
     pub(super) fn end(&mut self, item: usize) {
         self.leaving.retain(|other| *other != item);

@@ -23,6 +23,8 @@ pub enum Role {
     Terms,
     /// This rank's part of the gradient of a parameter that several stages have.
     Tied,
+    /// A piece of a sum over another axis than data, on its way to the memory in which gradients stay.
+    Summed,
     /// An optimizer state of a chunk, by its number.
     State(u16),
     /// Master weights of a chunk.
@@ -45,6 +47,7 @@ impl Role {
             Role::Rounded => 'c',
             Role::Terms => 'T',
             Role::Tied => 't',
+            Role::Summed => 'u',
             Role::State(_) => 'o',
             Role::Master => 'w',
             Role::Squares => 'q',
@@ -60,7 +63,7 @@ pub enum Extent {
     Whole,
     /// Those of this rank's part.
     Part,
-    /// Those of a tile of what this rank updates.
+    /// Those of a tile of what this rank updates, or of a piece of it.
     Tile(u32),
 }
 
@@ -86,6 +89,8 @@ pub struct BufferSpec {
     pub extent: Extent,
     /// The place of its contents on their way.
     pub stop: Stop,
+    /// The first of its elements in the row of buffers where they stay; 0 for others.
+    pub start: u64,
     /// Number of its elements.
     pub elements: u64,
     /// Its memory.
@@ -103,7 +108,7 @@ pub struct BufferSpec {
 impl BufferSpec {
     /// Bytes.
     pub fn bytes(&self) -> u64 {
-        self.elements * self.dtype.bytes() as u64
+        self.dtype.bytes_of(self.elements as usize) as u64
     }
 }
 

@@ -5,11 +5,12 @@ use crate::trace::PhaseName;
 
 use super::action::{Decision, Op, SumGroup, Token};
 use super::builder::Builder;
-use super::chunks::{RankChunks, StageChunks};
+use super::chunks::{GradientPlace, RankChunks, StageChunks};
 use super::demand::BlockRun;
 use super::gradients::GradientPass;
 use super::list::{Program, Role};
 use super::parameters::ParameterPass;
+use super::stored::show;
 use super::sums::{sum_over, sum_terms, sum_tied};
 use super::updates::update;
 
@@ -38,8 +39,8 @@ impl RankChunks {
         assert!(PHASES.contains(&phase), "phase {phase} has no program");
         let demand = self.demand(phase);
         let mut list = Builder::new(self, phase);
-        let passes = |stage| Passes::new(self, stage, &demand);
-        let mut stages: Vec<Passes> = self.stages.iter().map(passes).collect();
+        let mut stages: Vec<Passes> =
+            self.stages.iter().map(|stage| Passes::new(self, stage, (&list, &demand))).collect();
         for run in &demand {
             let own = stages.iter_mut().find(|passes| passes.stage.index == run.stage);
             own.expect("the stage of a run").run(&mut list, *run);
@@ -63,7 +64,14 @@ impl RankChunks {
         }
         if phase == PhaseName::Diagnose {
             for Passes { stage, gradients, .. } in &stages {
-                (0..stage.trained).for_each(|c| list.emit(Op::Look(gradients.sum(&list, c))));
+                for c in 0..stage.trained {
+                    match gradients.is_stored(c) {
+                        true => show(&mut list, &self.policies, (stage, &[c]), |list, _, here| {
+                            list.emit(Op::Look(here));
+                        }),
+                        false => list.emit(Op::Look(gradients.sum(&list, c))),
+                    }
+                }
             }
             self.restore(&mut list);
         }
@@ -80,8 +88,9 @@ impl RankChunks {
 
     /// Writes the parameters back that gradients have overwritten: where a step is not applied.
     fn restore(&self, list: &mut Builder) {
-        for stage in self.stages.iter().filter(|_| self.policies.in_place) {
-            for of in (0..stage.trained).map(|c| stage.first_chunk + c) {
+        for stage in &self.stages {
+            let is_over = |c: &usize| stage.place(&self.policies, *c) == GradientPlace::Parameters;
+            for of in (0..stage.trained).filter(is_over).map(|c| stage.first_chunk + c) {
                 let (from, into) = (list.buffer(Role::Master, of), list.buffer(Role::Parameters, of));
                 list.emit(Op::Restore { from, into });
             }
@@ -90,16 +99,15 @@ impl RankChunks {
 
     /// Waits for reductions, and sums over other axes than data.
     fn finish_gradients(&self, list: &mut Builder, stages: &mut [Passes]) {
-        for Passes { stage, gradients, .. } in stages.iter_mut() {
+        for Passes { gradients, .. } in stages.iter_mut() {
             gradients.finish(list);
-            sum_terms(list, &self.policies, stage, |list, c| gradients.sum(list, c));
+            sum_terms(list, gradients);
         }
-        let sum = |list: &Builder, chunk: usize| {
+        let of_chunk = |chunk: usize| {
             let own = stages.iter().rfind(|passes| passes.stage.first_chunk <= chunk);
-            let own = own.expect("a chunk of the rank");
-            own.gradients.sum(list, chunk - own.stage.first_chunk)
+            &own.expect("a chunk of the rank").gradients
         };
-        self.ties.iter().for_each(|tied| sum_tied(list, &self.policies, tied, sum));
+        self.ties.iter().for_each(|tied| sum_tied(list, &self.policies, tied, of_chunk));
     }
 
     /// The norm of all gradients, which decides whether the step is applied.
@@ -107,9 +115,14 @@ impl RankChunks {
         let norms = list.buffer(Role::Norms, 0);
         for Passes { stage, gradients, .. } in stages.iter().filter(|passes| passes.stage.trained > 0) {
             let squares = list.buffer(Role::Squares, stage.index);
-            for c in 0..stage.trained {
+            let rest = (0..stage.trained).filter(|c| !gradients.chunks[*c].is_counted);
+            let (stored, here): (Vec<_>, Vec<_>) = rest.partition(|c| gradients.is_stored(*c));
+            for c in here {
                 list.emit(Op::Count { from: gradients.sum(list, c), into: squares });
             }
+            show(list, &self.policies, (stage, &stored), |list, _, from| {
+                list.emit(Op::Count { from, into: squares });
+            });
             sum_over(list, SumGroup::Data, squares);
             list.emit(Op::Total { from: squares, into: norms });
         }
@@ -120,12 +133,16 @@ impl RankChunks {
 }
 
 impl<'a> Passes<'a> {
-    fn new(rank: &'a RankChunks, stage: &'a StageChunks, demand: &[BlockRun]) -> Passes<'a> {
+    fn new(
+        rank: &'a RankChunks,
+        stage: &'a StageChunks,
+        (list, demand): (&Builder, &[BlockRun]),
+    ) -> Passes<'a> {
         let runs = demand.iter().copied().filter(|run| run.stage == stage.index);
         Passes {
             stage,
             parameters: ParameterPass::new(stage, &rank.policies, runs),
-            gradients: GradientPass::new(stage, &rank.policies),
+            gradients: GradientPass::new(list, stage, &rank.policies),
         }
     }
 
@@ -136,7 +153,7 @@ impl<'a> Passes<'a> {
         let read = self.stage.uses[run.block].iter().filter(|_| run.pass.reads_parameters());
         let reads = read.map(|c| self.parameters.read(list, *c)).collect();
         let written = self.stage.written(run.block).filter(|_| run.pass.writes_gradients());
-        let writes = written.map(|c| self.gradients.written(list, c)).collect();
+        let writes = written.map(|c| self.gradients.written(c)).collect();
         list.run(run, reads, writes);
         self.parameters.behind(list, run);
         self.gradients.behind(list, run);

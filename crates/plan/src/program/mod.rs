@@ -22,6 +22,8 @@ mod lane;
 mod list;
 pub mod lower;
 mod parameters;
+mod reductions;
+mod stored;
 mod sums;
 pub mod text;
 mod updates;
@@ -29,7 +31,9 @@ mod visits;
 
 pub use action::{Action, Buffer, Decision, Guard, Op, SiteNumber, Span, SumGroup, Token, Work};
 pub use check::{CheckError, Invariant, MemoryPeaks, check};
-pub use chunks::{ChunkSpec, GradientBuffering, Policies, RankChunks, StageChunks, Terms, TiedChunks};
+pub use chunks::{
+    ChunkSpec, GradientBuffering, GradientPlace, Piece, Policies, RankChunks, StageChunks, Terms, TiedChunks,
+};
 pub use demand::{BlockRun, Pass};
 pub use list::{BufferSpec, Extent, Program, Role, Stop};
 pub use lower::PHASES;

@@ -7,7 +7,7 @@ use super::builder::Builder;
 use super::chunks::{Policies, StageChunks};
 use super::demand::BlockRun;
 use super::lane::Lane;
-use super::list::{Extent, Role};
+use super::list::{BufferSpec, Extent, Role};
 use super::visits::{Moving, arrive, bring};
 
 /// A chunk of parameters in a phase.
@@ -115,11 +115,10 @@ impl<'a> ParameterPass<'a> {
                 Chunk::Gathering(self.gather(list, c, from))
             }
             Chunk::Away => {
-                let spec = &self.stage.chunks[c];
-                let is_row = !self.policies.reaches(spec.parameters);
-                let tiles = if is_row { spec.tiles.len() } else { 1 };
-                let home = list.buffer(Role::Parameters, of);
-                Chunk::Arriving(bring(list, self.policies, (home, tiles), Extent::Part))
+                let home = list.row(Role::Parameters, of);
+                let elements = self.policies.part(self.stage.chunks[c].elements);
+                let part = BufferSpec { extent: Extent::Part, elements, ..*list.spec(home.first) };
+                Chunk::Arriving(bring(list, self.policies, home, part))
             }
             here => here,
         };
@@ -128,8 +127,8 @@ impl<'a> ParameterPass<'a> {
     /// Takes memory of a whole chunk, and starts to gather it.
     #[track_caller]
     fn gather(&self, list: &mut Builder, c: usize, from: Buffer) -> Token {
-        let (of, dtype) = (self.stage.first_chunk + c, self.policies.precision.compute);
-        let elements = self.stage.chunks[c].elements;
+        let (of, spec) = (self.stage.first_chunk + c, &self.stage.chunks[c]);
+        let (elements, dtype) = (spec.elements, spec.dtype);
         let into = list.take(Role::Gathered, of, elements, (dtype, "gathered_chunk"));
         list.start(Work::AllGather { from, into })
     }

@@ -3,50 +3,73 @@
 
 use super::action::{Buffer, Op, SumGroup, Work};
 use super::builder::Builder;
-use super::chunks::{Policies, StageChunks, Terms, TiedChunks};
+use super::chunks::{Piece, Policies, Terms, TiedChunks};
+use super::gradients::GradientPass;
 use super::list::Role;
+use super::stored::{read, write};
 
-/// Sums the terms of a stage over the tensor axis; `sum` is the buffer with the summed gradient of a chunk.
-pub(super) fn sum_terms(
-    list: &mut Builder,
-    policies: &Policies,
-    stage: &StageChunks,
-    sum: impl Fn(&Builder, usize) -> Buffer,
-) {
-    let Terms { chunks, elements } = &stage.terms;
-    if chunks.is_empty() {
+/// Sums the terms of a stage over the tensor axis.
+pub(super) fn sum_terms(list: &mut Builder, gradients: &GradientPass) {
+    let GradientPass { stage, policies, .. } = gradients;
+    let Terms { pieces, elements } = &stage.terms;
+    if pieces.is_empty() {
         return;
     }
     let named = (policies.precision.accumulate, "terms_of_gradients");
     let terms = list.take(Role::Terms, stage.index, *elements, named);
-    for c in chunks {
-        list.emit(Op::Pack { from: sum(list, *c), into: terms });
+    for (number, Piece { chunk, start, elements }) in numbered(pieces) {
+        let of = stage.first_chunk + chunk;
+        if gradients.is_stored(chunk) {
+            let from = read(list, policies, (Role::Sum, of), (number, start, elements));
+            list.emit(Op::Pack { from, into: terms });
+            list.emit(Op::Free(from));
+        } else if number == 0 {
+            list.emit(Op::Pack { from: gradients.sum(list, chunk), into: terms });
+        }
     }
     sum_over(list, SumGroup::Tensor, terms);
-    for c in chunks {
-        list.emit(Op::Unpack { from: terms, into: sum(list, *c) });
+    for (number, Piece { chunk, start, elements }) in numbered(pieces) {
+        if gradients.is_stored(chunk) {
+            write(list, policies, (terms, stage.first_chunk + chunk), (number, start, elements));
+        } else if number == 0 {
+            list.emit(Op::Unpack { from: terms, into: gradients.sum(list, chunk) });
+        }
     }
     list.emit(Op::Free(terms));
 }
 
-/// Sums the terms of a parameter that several stages have; `sum` is the buffer with the summed gradient of a chunk of the rank.
-pub(super) fn sum_tied(
+/// Pieces with their numbers in their chunks.
+fn numbered(pieces: &[Piece]) -> impl Iterator<Item = (usize, Piece)> {
+    let number = |at: usize| pieces[..at].iter().rev().take_while(|p| p.chunk == pieces[at].chunk).count();
+    (0..pieces.len()).map(move |at| (number(at), pieces[at]))
+}
+
+/// Sums the terms of a parameter that several stages have; `of_chunk` are the gradients that a chunk of the rank is of.
+pub(super) fn sum_tied<'a, 'b: 'a>(
     list: &mut Builder,
     policies: &Policies,
     tied: &TiedChunks,
-    sum: impl Fn(&Builder, usize) -> Buffer,
+    of_chunk: impl Fn(usize) -> &'a GradientPass<'b>,
 ) {
-    let take = |list: &mut Builder, chunk: usize| {
+    let own = |(chunk, start): (usize, u64)| {
+        let gradients = of_chunk(chunk);
+        (gradients, chunk - gradients.stage.first_chunk, (0, start, tied.elements))
+    };
+    let take = |list: &mut Builder, copy: (usize, u64)| {
+        let (gradients, c, piece) = own(copy);
+        if tied.elements > 0 && gradients.is_stored(c) {
+            return read(list, policies, (Role::Tied, copy.0), piece);
+        }
         let named = (policies.precision.accumulate, "tied_gradient");
-        let terms = list.take(Role::Tied, chunk, tied.elements, named);
+        let terms = list.take(Role::Tied, copy.0, tied.elements, named);
         if tied.elements > 0 {
-            list.emit(Op::Pack { from: sum(list, chunk), into: terms });
+            list.emit(Op::Pack { from: gradients.sum(list, c), into: terms });
         }
         terms
     };
-    let all = take(list, tied.chunks[0]);
+    let all = take(list, tied.copies[0]);
     if tied.elements > 0 {
-        for other in &tied.chunks[1..] {
+        for other in &tied.copies[1..] {
             let term = take(list, *other);
             list.emit(Op::Add { from: term, into: all });
             list.emit(Op::Free(term));
@@ -54,8 +77,12 @@ pub(super) fn sum_tied(
         if tied.is_shared {
             sum_over(list, SumGroup::Tie, all);
         }
-        for chunk in &tied.chunks {
-            list.emit(Op::Unpack { from: all, into: sum(list, *chunk) });
+        for copy in &tied.copies {
+            let (gradients, c, piece) = own(*copy);
+            match gradients.is_stored(c) {
+                true => write(list, policies, (all, copy.0), piece),
+                false => list.emit(Op::Unpack { from: all, into: gradients.sum(list, c) }),
+            }
         }
     }
     list.emit(Op::Free(all));

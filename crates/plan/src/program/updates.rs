@@ -5,8 +5,8 @@ use std::collections::VecDeque;
 use crate::trace::{Category, Memory};
 
 use super::action::{Buffer, Op};
-use super::builder::Builder;
-use super::chunks::{Policies, StageChunks};
+use super::builder::{Builder, Row};
+use super::chunks::{GradientPlace, Policies, StageChunks};
 use super::gradients::GradientPass;
 use super::lane::Lane;
 use super::list::{BufferSpec, Extent, Role, Stop};
@@ -70,6 +70,9 @@ fn away(policies: &Policies, stage: &StageChunks, c: usize) -> Vec<Role> {
     if !policies.reaches(spec.parameters) {
         roles.push(Role::Parameters);
     }
+    if !policies.reaches(spec.gradients) {
+        roles.push(Role::Sum);
+    }
     roles
 }
 
@@ -89,9 +92,13 @@ impl Updates<'_> {
             let part = |role| {
                 let home = list.tile(role, self.stage.first_chunk + c, tile);
                 let is_unread = role == Role::Parameters && self.policies.precision.has_master();
+                let mut visitor = *list.spec(home);
+                if role == Role::Sum {
+                    visitor.elements = self.stage.chunks[c].tiles[tile];
+                }
                 let coming = match is_unread {
                     true => Coming::Unread,
-                    false => Coming::Moving(bring(list, self.policies, (home, 1), Extent::Tile(tile as u32))),
+                    false => Coming::Moving(bring(list, self.policies, Row::of(home), visitor)),
                 };
                 (home, coming)
             };
@@ -125,12 +132,16 @@ impl Updates<'_> {
 
     fn update(&mut self, list: &mut Builder, (c, tile): (usize, usize), visitors: &[(Buffer, Buffer)]) {
         let of = self.stage.first_chunk + c;
-        let gradient = self.gradients.sum(list, c);
-        let window = self.policies.in_place.then(|| self.window(list, (c, tile), gradient));
+        let is_in_place = self.gradients.chunks[c].place == GradientPlace::Parameters;
         let here = |list: &Builder, role| {
             let visitor = visitors.iter().find(|(home, _)| list.spec(*home).role == role);
             visitor.map_or_else(|| list.buffer(role, of), |(_, here)| *here)
         };
+        let gradient = match self.gradients.is_stored(c) {
+            true => here(list, Role::Sum),
+            false => self.gradients.sum(list, c),
+        };
+        let window = is_in_place.then(|| self.window(list, (c, tile), gradient));
         let roles: Vec<Role> = optimizer_roles(self.policies, self.stage, c).collect();
         let states = roles.into_iter().map(|role| here(list, role)).collect();
         let parameters = here(list, Role::Parameters);
@@ -147,6 +158,7 @@ impl Updates<'_> {
             of: self.stage.first_chunk + c,
             extent: Extent::Tile(tile as u32),
             stop: Stop::Device,
+            start: 0,
             elements: self.stage.chunks[c].tiles[tile],
             memory,
             dtype: self.policies.precision.accumulate,
@@ -160,7 +172,14 @@ impl Updates<'_> {
 
     /// The update of the visit has been issued: its parts return, and the next one goes on.
     fn leave(&mut self, list: &mut Builder, number: usize, visitors: Vec<(Buffer, Buffer)>) {
-        let going = visitors.into_iter().map(|(home, here)| send(list, self.policies, here, home)).collect();
+        let mut going = Vec::new();
+        for (home, here) in visitors {
+            // An update only reads gradients.
+            match list.spec(home).role {
+                Role::Sum => list.emit(Op::Free(here)),
+                _ => going.push(send(list, self.policies, here, Row::of(home), false)),
+            }
+        }
         self.going.push_back(going);
         if let Some(next) = self.coming.front_mut() {
             for (_, coming) in next {

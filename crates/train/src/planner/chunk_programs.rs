@@ -1,10 +1,9 @@
 //! The chunk programs of a rank (`plan::program`), from the specification of its run.
 
-use phalanx_optim::Optimizer;
 use phalanx_parallel::Stage;
 use phalanx_parallel::zero::ChunkResidence;
 use phalanx_plan::program::{
-    CheckError, ChunkSpec, MemoryPeaks, PHASES, Policies, Program, RankChunks, StageChunks, Terms,
+    CheckError, ChunkSpec, MemoryPeaks, PHASES, Piece, Policies, Program, RankChunks, StageChunks, Terms,
     TiedChunks, check,
 };
 use phalanx_plan::trace::Memory;
@@ -59,18 +58,12 @@ impl Spec {
         };
         let updates_on_host = zero.updates_on_host && !self.device.host_addressable;
         let cases = [
-            (any(|lies| lies.gradients != Memory::Device), "gradients outside of device memory"),
             (
                 updates_on_host && any(|lies| lies.optimizer != Memory::Device),
                 "updates that the host computes (memory.update)",
             ),
-            (
-                zero.gradients_in_place && any(|lies| lies != ChunkResidence::DEVICE),
-                "gradients in the place of parameters beside chunks outside of device memory",
-            ),
-            (self.mesh.layout.kept.iter().any(Option::is_some), "frozen weights in blocks (lora.base)"),
+            (zero.delayed_update, "delayed updates (memory.delayed_update)"),
             (zero.update_in_backward, "updates within backward (memory.update_in_backward)"),
-            (matches!(self.update.optimizer, Optimizer::Own(_)), "an update rule of one's own"),
         ];
         cases.into_iter().find(|(is_so, _)| *is_so).map(|(_, what)| what)
     }
@@ -91,6 +84,9 @@ pub(crate) fn chunks_of(engine: &Rank) -> RankChunks {
         data_ranks: spec.mesh.axes.data as u64,
         host_addressable: spec.device.host_addressable,
         in_place: zero.gradients_in_place,
+        updates_on_host: zero.updates_on_host && !spec.device.host_addressable,
+        delayed: zero.delayed_update,
+        in_backward: zero.update_in_backward,
     };
     let mut first_chunk = 0;
     let stage_of = |stage: &Stage| {
@@ -122,21 +118,27 @@ fn stage_chunks(spec: &Spec, stage: &Stage, first_chunk: usize, at: Coordinates)
     let chunk = |c: usize| ChunkSpec {
         elements: layout.chunk_elements[c],
         is_whole: residence.is_whole(c),
+        dtype: stage.zero.parameter_type(c),
         parameters: residence.of(c).parameters,
+        gradients: residence.of(c).gradients,
         optimizer: residence.of(c).optimizer,
         tiles: stage.zero.tile_elements(c),
+        gradient_tiles: stage.zero.gradient_tiles(c),
         states: stage.zero.state_numbers(c),
+        scaled: if c < stage.zero.trained_chunks() { stage.zero.scaled_elements(c) } else { Vec::new() },
+        counted: stage.zero.counted(c),
+        is_summed_over_data_alone: stage.zero.is_summed_over_data_alone(c),
     };
     let trained = stage.zero.trained_chunks();
     let mut terms = Terms::default();
     for c in 0..trained {
         let part = updated(spec, stage, c, at);
+        let first = part.start;
         for segment in layout.segments(c, part) {
             let Some(share) = network.parameters[segment.parameter].terms() else { continue };
-            terms.elements += share.of as u64 * (segment.in_chunk.end - segment.in_chunk.start);
-            if terms.chunks.last() != Some(&c) {
-                terms.chunks.push(c);
-            }
+            let elements = segment.in_chunk.end - segment.in_chunk.start;
+            terms.elements += share.of as u64 * elements;
+            terms.pieces.push(Piece { chunk: c, start: segment.in_chunk.start - first, elements });
         }
     }
     StageChunks {
@@ -167,21 +169,22 @@ fn ties_of(engine: &Rank, own: &[StageChunks]) -> Vec<TiedChunks> {
     let spec = &engine.spec;
     let tied = spec.mesh.ties.iter().zip(&engine.groups.ties).filter_map(|(tie, group)| {
         let copies = engine.stages.iter().zip(own).filter(|(stage, _)| tie.stages.contains(&stage.index));
-        let copies: Vec<(usize, u64)> = copies
+        let copies: Vec<(usize, u64, u64)> = copies
             .map(|(stage, chunks)| {
                 let number = stage.network.place_of(&tie.name);
                 let chunk = stage.zero.layout().placed[number].chunk;
                 // A frozen one has no gradient.
                 let part =
                     if chunk < chunks.trained { updated(spec, stage, chunk, engine.at()) } else { 0..0 };
-                let segments = stage.zero.layout().segments(chunk, part);
-                let elements = segments.map(|s| s.in_chunk.end - s.in_chunk.start).sum();
-                (chunks.first_chunk + chunk, elements)
+                let first = part.start;
+                let segment = stage.zero.layout().segments(chunk, part).next();
+                let own = segment.map_or(0..0, |s| s.in_chunk.start - first..s.in_chunk.end - first);
+                (chunks.first_chunk + chunk, own.start, own.end - own.start)
             })
             .collect();
-        let elements = copies.first()?.1;
-        let chunks = copies.iter().map(|(chunk, _)| *chunk).collect();
-        Some(TiedChunks { chunks, elements, is_shared: group.is_some() })
+        let elements = copies.first()?.2;
+        let copies = copies.iter().map(|(chunk, start, _)| (*chunk, *start)).collect();
+        Some(TiedChunks { copies, elements, is_shared: group.is_some() })
     });
     tied.collect()
 }

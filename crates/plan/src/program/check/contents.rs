@@ -35,12 +35,15 @@ pub(super) struct Terms {
     pub(super) over: Vec<SumGroup>,
 }
 
+/// A chunk, or a stage, and the number of a piece or tile of it; 0 for all of it.
+pub(super) type Part = (usize, u32);
+
 /// Numbers of several chunks or stages in one buffer: sums of squares, or terms of gradients.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Numbers {
     pub(super) phase: u32,
-    /// Chunks; of the norm's sums, stages.
-    pub(super) of: BTreeSet<usize>,
+    /// Parts of chunks; of the norm's sums, stages.
+    pub(super) of: BTreeSet<Part>,
     /// True if it is summed over ranks.
     pub(super) is_summed: bool,
 }

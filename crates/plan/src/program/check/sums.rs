@@ -4,11 +4,11 @@ use std::collections::BTreeSet;
 use std::rc::Rc;
 
 use crate::program::action::{Buffer, SumGroup};
-use crate::program::chunks::StageChunks;
+use crate::program::chunks::{ChunkSpec, GradientPlace, StageChunks, TiedChunks};
 use crate::program::list::{Extent, Role, Stop};
 
 use super::Invariant;
-use super::contents::{Numbers, Terms, Value};
+use super::contents::{Numbers, Part, Terms, Value};
 use super::walk::{Broken, Walk, expect};
 
 impl Walk<'_> {
@@ -41,15 +41,24 @@ impl Walk<'_> {
         let of = self.of(buffer);
         let terms = self.terms(of, value, true)?;
         let all = self.writers.get(&of).map_or(0, |w| w.blocks * w.micro_batches);
-        let is_complete = terms.runs.len() == all && terms.over == over;
+        let is_complete = terms.runs.len() == all && terms.over == over && self.is_written_back(of, over);
         expect(is_complete, Invariant::Terms, || format!("{} has {value}", self.name(buffer)))
+    }
+
+    /// The stage of a chunk, and its number there.
+    pub(super) fn stage_of(&self, of: usize) -> (&StageChunks, usize) {
+        let stage = self.rank.stages.iter().rfind(|stage| stage.first_chunk <= of);
+        let stage = stage.expect("the stage of a chunk");
+        (stage, of - stage.first_chunk)
     }
 
     /// The groups over which the gradient of a chunk is summed in the end.
     pub(super) fn groups(&self, of: usize) -> Vec<SumGroup> {
-        let has_terms = |stage: &StageChunks| stage.terms.chunks.iter().any(|c| stage.first_chunk + c == of);
-        let terms = self.rank.stages.iter().any(has_terms).then_some(SumGroup::Tensor);
-        let is_tied = self.rank.ties.iter().any(|tied| tied.elements > 0 && tied.chunks.contains(&of));
+        let (stage, c) = self.stage_of(of);
+        let has_terms = stage.terms.pieces.iter().any(|piece| piece.chunk == c);
+        let terms = has_terms.then_some(SumGroup::Tensor);
+        let has = |tied: &TiedChunks| tied.copies.iter().any(|(chunk, _)| *chunk == of);
+        let is_tied = self.rank.ties.iter().any(|tied| tied.elements > 0 && has(tied));
         let tied = is_tied.then_some(SumGroup::Tie);
         [Some(SumGroup::Data), terms, tied].into_iter().flatten().collect()
     }
@@ -59,12 +68,29 @@ impl Walk<'_> {
         if self.program.spec(buffer).role == Role::Terms { SumGroup::Tensor } else { SumGroup::Tie }
     }
 
+    /// The chunk of a buffer, and the number of its piece.
+    fn part(&self, buffer: Buffer) -> Part {
+        let spec = self.program.spec(buffer);
+        let piece = if let Extent::Tile(number) = spec.extent { number } else { 0 };
+        (spec.of, piece)
+    }
+
     pub(super) fn pack(&mut self, from: Buffer, into: Buffer) -> Result<(), Broken> {
         let sum = self.read(from)?.own();
+        self.pack_part(self.part(from), (from, &sum), into)
+    }
+
+    /// The terms of a part of a sum are copied to a buffer.
+    pub(super) fn pack_part(
+        &mut self,
+        part: Part,
+        (from, sum): (Buffer, &Value),
+        into: Buffer,
+    ) -> Result<(), Broken> {
         let axis = self.axis(into);
-        let over: Vec<_> = self.groups(self.of(from)).into_iter().take_while(|g| *g != axis).collect();
-        self.complete(from, &sum, &over)?;
-        self.add_number(self.of(from), into)
+        let over: Vec<_> = self.groups(part.0).into_iter().take_while(|g| *g != axis).collect();
+        self.complete(from, sum, &over)?;
+        self.add_number(part, into)
     }
 
     pub(super) fn unpack(&mut self, from: Buffer, into: Buffer) -> Result<(), Broken> {
@@ -72,12 +98,15 @@ impl Walk<'_> {
         let (chunks, is_summed) = self.packed(from);
         let is_complete = self.numbers(&numbers, is_summed) == Some(chunks);
         expect(is_complete, Invariant::Terms, || format!("{} has {numbers}", self.name(from)))?;
-        let here = self.read(into)?;
+        let is_piece = self.program.spec(into).role == Role::Summed;
+        let here = if is_piece { self.stored(into)? } else { self.read(into)? };
         let own = here.own();
         let terms = self.terms(self.of(into), &own, true)?;
-        let is_new = !terms.over.contains(&axis);
+        // Other pieces of the chunk may have been written.
+        let is_new = !terms.over.contains(&axis) || is_piece;
         expect(is_new, Invariant::Terms, || format!("{} is summed already", self.name(into)))?;
-        let over = terms.over.iter().copied().chain([axis]).collect();
+        let before = terms.over.iter().copied().filter(|group| *group != axis);
+        let over = before.chain([axis]).collect();
         let sum = Value::Gradient(Rc::new(Terms { over, ..(*terms).clone() }));
         let is_whole = here.others == own;
         let target = self.touch(into, true)?;
@@ -89,16 +118,50 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// The chunks of which a buffer has terms in the end, and whether they are summed over other ranks.
-    fn packed(&self, buffer: Buffer) -> (BTreeSet<usize>, bool) {
+    /// A piece of a sum is written where the sum stays.
+    pub(super) fn write_back(&mut self, piece: Buffer, sum: &Value) {
+        if let Value::Gradient(terms) = sum {
+            let (of, number) = self.part(piece);
+            self.written_back.extend(terms.over.last().map(|axis| (of, number, axis.name())));
+        }
+    }
+
+    /// Returns whether all pieces of a stored sum over another axis are written.
+    fn is_written_back(&self, of: usize, over: &[SumGroup]) -> bool {
+        let (stage, c) = self.stage_of(of);
+        let is_stored = stage.place(&self.rank.policies, c) == GradientPlace::Elsewhere;
+        let pieces = |group: &SumGroup| match group {
+            SumGroup::Tensor => stage.terms.pieces.iter().filter(|piece| piece.chunk == c).count(),
+            SumGroup::Tie => 1,
+            _ => 0,
+        };
+        let is_written = |group: &SumGroup| {
+            (0..pieces(group) as u32)
+                .all(|number| self.written_back.contains(&(of, number, group.name())))
+        };
+        !is_stored || over.iter().all(is_written)
+    }
+
+    /// The parts of chunks of which a buffer has terms in the end, and whether they are summed over other ranks.
+    fn packed(&self, buffer: Buffer) -> (BTreeSet<Part>, bool) {
         let of = self.of(buffer);
         if self.program.spec(buffer).role == Role::Terms {
             let stages = self.rank.stages.iter().filter(|stage| stage.index == of);
-            let chunks = stages.flat_map(|s| s.terms.chunks.iter().map(|c| s.first_chunk + c));
-            return (chunks.collect(), true);
+            let mut parts = BTreeSet::new();
+            for stage in stages {
+                for piece in &stage.terms.pieces {
+                    let is_stored = stage.place(&self.rank.policies, piece.chunk) == GradientPlace::Elsewhere;
+                    let of = stage.first_chunk + piece.chunk;
+                    let number = if is_stored { parts.range((of, 0)..(of + 1, 0)).count() } else { 0 };
+                    parts.insert((of, number as u32));
+                }
+            }
+            return (parts, true);
         }
-        let tied = self.rank.ties.iter().find(|tied| tied.chunks.contains(&of));
-        tied.map(|tied| (tied.chunks.iter().copied().collect(), tied.is_shared)).unwrap_or_default()
+        let has = |tied: &&TiedChunks| tied.copies.iter().any(|(chunk, _)| *chunk == of);
+        let tied = self.rank.ties.iter().find(has);
+        let parts = |tied: &TiedChunks| tied.copies.iter().map(|(chunk, _)| (*chunk, 0)).collect();
+        tied.map(|tied| (parts(tied), tied.is_shared)).unwrap_or_default()
     }
 
     pub(super) fn all_reduce(&mut self, group: SumGroup, buffer: Buffer) -> Result<(), Broken> {
@@ -179,20 +242,20 @@ impl Walk<'_> {
     }
 
     /// The chunks or stages of which a buffer has numbers of this phase.
-    pub(super) fn numbers(&self, value: &Value, is_summed: bool) -> Option<BTreeSet<usize>> {
+    pub(super) fn numbers(&self, value: &Value, is_summed: bool) -> Option<BTreeSet<Part>> {
         match value {
             Value::Numbers(c) if c.phase == self.phase && c.is_summed == is_summed => Some(c.of.clone()),
             _ => None,
         }
     }
 
-    /// Adds the numbers of a chunk or stage to a buffer.
-    fn add_number(&mut self, part: usize, into: Buffer) -> Result<(), Broken> {
+    /// Adds the numbers of a part of a chunk, or of a stage, to a buffer.
+    fn add_number(&mut self, part: Part, into: Buffer) -> Result<(), Broken> {
         let before = self.read(into)?.own();
         let is_over = self.numbers(&before, true).is_some();
         let mut of = self.numbers(&before, false).unwrap_or_default();
         let is_new = of.insert(part) && !is_over;
-        expect(is_new, Invariant::Norm, || format!("{part} is counted: {before}"))?;
+        expect(is_new, Invariant::Norm, || format!("{part:?} is counted: {before}"))?;
         let numbers = Numbers { phase: self.phase, of, is_summed: false };
         self.touch(into, true)?.set_whole(Value::Numbers(Rc::new(numbers)));
         Ok(())
@@ -205,15 +268,41 @@ impl Walk<'_> {
 
     pub(super) fn count(&mut self, from: Buffer, into: Buffer) -> Result<(), Broken> {
         self.look(from)?;
-        self.add_number(self.of(from), into)
+        self.add_number(self.part(from), into)
     }
 
     pub(super) fn total(&mut self, from: Buffer, into: Buffer) -> Result<(), Broken> {
         let squares = self.read(from)?.own();
         let stage = self.of(from);
-        let trained = self.rank.stages.iter().find(|s| s.index == stage).map_or(0, |s| s.trained);
-        let is_complete = self.numbers(&squares, true).is_some_and(|of| of.len() == trained);
+        let parts = self.rank.stages.iter().filter(|s| s.index == stage).flat_map(|s| self.counted(s));
+        let is_complete = self.numbers(&squares, true) == Some(parts.collect());
         expect(is_complete, Invariant::Norm, || format!("the stage has {squares}"))?;
-        self.add_number(stage, into)
+        self.add_number((stage, 0), into)
+    }
+
+    /// The parts of a stage that the norm counts, or that are looked at: where gradients stay out of reach, and `is_late` says that they are
+    /// counted there, tile by tile.
+    pub(super) fn parts(&self, stage: &StageChunks, is_late: impl Fn(&ChunkSpec) -> bool) -> BTreeSet<Part> {
+        let policies = &self.rank.policies;
+        let of_chunk = |c: usize| {
+            let spec = &stage.chunks[c];
+            let is_shown = stage.place(policies, c) == GradientPlace::Elsewhere
+                && !policies.reaches(spec.gradients)
+                && is_late(spec);
+            let tiles = if is_shown { stage.counted_pieces(c) } else { vec![(0, 0, 0)] };
+            tiles.into_iter().map(move |(tile, ..)| (stage.first_chunk + c, tile as u32))
+        };
+        (0..stage.trained).flat_map(of_chunk).collect()
+    }
+
+    fn counted(&self, stage: &StageChunks) -> BTreeSet<Part> {
+        self.parts(stage, |spec| !spec.is_summed_over_data_alone)
+    }
+
+    /// The part of a chunk that is looked at.
+    pub(super) fn look_at(&mut self, buffer: Buffer) -> Result<(), Broken> {
+        let part = self.part(buffer);
+        self.looked.insert(part);
+        self.look(buffer)
     }
 }

@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use crate::program::action::{Buffer, Work};
-use crate::program::list::Extent;
+use crate::program::list::{BufferSpec, Extent, Role};
 use crate::trace::Memory;
 
 use super::Invariant;
-use super::contents::Value;
+use super::contents::{Contents, Value};
 use super::walk::{Broken, Walk, expect};
 
 impl Walk<'_> {
@@ -101,17 +101,101 @@ impl Walk<'_> {
             && memories.contains(&Memory::Device)
             && !self.rank.policies.host_addressable;
         expect(!is_far, Invariant::Reach, || "disk is two copies away".into())?;
-        self.copy(work.reads(), work.writes())
+        let is_row = |buffer: u32| {
+            let spec = self.program.spec(Buffer(buffer));
+            spec.is_resident && spec.role == Role::Sum && spec.memory != Memory::Device
+        };
+        match work {
+            Work::FromTiles { from, into, .. } if is_row(from.0) => self.bring(work.reads(), into),
+            Work::ToTiles { from, into, is_part, .. } if is_row(into.0) => {
+                self.send(from, work.writes(), is_part)
+            }
+            _ => self.copy(work.reads(), work.writes()),
+        }
+    }
+
+    /// The buffers of a row that have some of the elements from `start` on.
+    fn covering(&self, row: Range<u32>, start: u64, elements: u64) -> Vec<Buffer> {
+        let mut first = 0;
+        let has = |buffer: &Buffer| {
+            let own = first..first + self.program.spec(*buffer).elements;
+            first = own.end;
+            own.start < start + elements && start < own.end
+        };
+        row.map(Buffer).filter(has).collect()
+    }
+
+    /// The contents of a stored sum where a piece of it belongs.
+    pub(super) fn stored(&mut self, piece: Buffer) -> Result<Contents, Broken> {
+        let BufferSpec { of, start, elements, .. } = *self.program.spec(piece);
+        let is_home = |spec: &BufferSpec| spec.is_resident && (spec.role, spec.of) == (Role::Sum, of);
+        let all = 0..self.program.residents() as u32;
+        let row: Vec<u32> = all.filter(|at| is_home(self.program.spec(Buffer(*at)))).collect();
+        let row = row.first().map_or(0..0, |first| *first..*first + row.len() as u32);
+        let covering = self.covering(row, start, elements);
+        let values = covering.into_iter().map(|buffer| Ok(self.read(buffer)?.own()));
+        Ok(Contents { tiles: values.collect::<Result<_, Broken>>()?, others: Value::Unset })
+    }
+
+    /// Brings elements of a stored gradient.
+    fn bring(&mut self, row: Range<u32>, into: Buffer) -> Result<(), Broken> {
+        let BufferSpec { role, extent, start, elements, .. } = *self.program.spec(into);
+        let mut here = Contents::unset(0);
+        let covering = self.covering(row, start, elements);
+        for buffer in &covering {
+            here.tiles.push(self.read(*buffer)?.own());
+        }
+        let own = here.own();
+        if role == Role::Tied {
+            let of = self.of(into);
+            return self.pack_part((of, 0), (covering[0], &own), into);
+        }
+        let target = self.touch(into, true)?;
+        if extent == Extent::Whole { target.set_whole(own) } else { target.set(own) }
+        Ok(())
+    }
+
+    /// Sends a gradient, or a piece of a sum, to where it stays.
+    fn send(&mut self, from: Buffer, row: Range<u32>, is_part: bool) -> Result<(), Broken> {
+        let BufferSpec { role, start, elements, .. } = *self.program.spec(from);
+        let here = self.read(from)?;
+        let (own, others) = (here.own(), here.others);
+        let elements = if is_part { self.rank.policies.part(elements) } else { elements };
+        let mut covering = self.covering(row.clone(), start, elements);
+        if role == Role::Summed {
+            // The sum of the chunk is complete when all its pieces are written.
+            covering = row.map(Buffer).collect();
+            self.write_back(from, &own);
+        }
+        covering.into_iter().try_for_each(|buffer| {
+            let is_whole = self.is_whole(buffer);
+            let home = self.touch(buffer, true)?;
+            home.set(own.clone());
+            if is_whole {
+                // A piece of a sum is the same on all ranks that have it.
+                home.others = if role == Role::Summed { own.clone() } else { others.clone() };
+            }
+            Ok(())
+        })
+    }
+
+    fn is_whole(&self, buffer: Buffer) -> bool {
+        self.program.spec(buffer).extent == Extent::Whole
     }
 
     /// Copies the tiles that buffers have in common.
     pub(super) fn copy(&mut self, from: Range<u32>, into: Range<u32>) -> Result<(), Broken> {
         let mut values = BTreeMap::new();
-        for buffer in from.map(Buffer) {
+        for buffer in from.clone().map(Buffer) {
             let tiles = self.tiles_of(buffer);
             values.extend(tiles.zip(self.read(buffer)?.tiles));
         }
+        let whole = (from.len() == 1).then_some(Buffer(from.start)).filter(|from| self.is_whole(*from));
         for buffer in into.map(Buffer) {
+            if let Some(whole) = whole.filter(|_| self.is_whole(buffer)) {
+                let others = self.read(whole)?.others;
+                self.touch(buffer, true)?.others = others;
+            }
             for (place, tile) in self.tiles_of(buffer).enumerate() {
                 let value = values.get(&tile).cloned().unwrap_or_default();
                 self.touch(buffer, true)?.tiles[place] = value;

@@ -10,7 +10,7 @@ use crate::program::list::{BufferSpec, Extent, Program, Role};
 use crate::trace::PhaseName;
 use crate::zero::ZeroStage;
 
-use super::contents::{Contents, Terms, Value};
+use super::contents::{Contents, Part, Terms, Value};
 use super::{CheckError, Invariant, MemoryPeaks, error};
 
 /// A broken invariant, and what was found.
@@ -76,7 +76,9 @@ pub(super) struct Walk<'a> {
     /// Chunk and tile of each update.
     pub(super) updated: BTreeSet<(usize, usize)>,
     /// Chunks whose sums are looked at.
-    looked: BTreeSet<usize>,
+    pub(super) looked: BTreeSet<Part>,
+    /// Pieces of stored sums that were written, with the axis of the sum.
+    pub(super) written_back: BTreeSet<(usize, u32, &'static str)>,
     has_norm: bool,
     pub(super) applies: Option<bool>,
 }
@@ -116,6 +118,7 @@ impl<'a> Walk<'a> {
             begun: BTreeSet::new(),
             updated: BTreeSet::new(),
             looked: BTreeSet::new(),
+            written_back: BTreeSet::new(),
             has_norm: false,
             applies: None,
         };
@@ -179,6 +182,16 @@ impl<'a> Walk<'a> {
     }
 
     fn act(&mut self, op: Op, applies: bool) -> Result<(), Broken> {
+        if let Op::Convert { from, into }
+        | Op::Add { from, into }
+        | Op::CopyPart { from, into }
+        | Op::Pack { from, into }
+        | Op::Unpack { from, into }
+        | Op::Count { from, into } = op
+        {
+            self.check_reach(from)?;
+            self.check_reach(into)?;
+        }
         match op {
             Op::Take(buffer) => self.take(buffer),
             Op::Free(buffer) => self.free(buffer),
@@ -197,10 +210,7 @@ impl<'a> Walk<'a> {
             Op::Restore { from, into } => self.restore(from, into),
             Op::Pack { from, into } => self.pack(from, into),
             Op::Unpack { from, into } => self.unpack(from, into),
-            Op::Look(buffer) => {
-                self.looked.insert(self.of(buffer));
-                self.look(buffer)
-            }
+            Op::Look(buffer) => self.look_at(buffer),
             Op::Count { from, into } => self.count(from, into),
             Op::Total { from, into } => self.total(from, into),
             Op::Norm(buffer) => {
@@ -355,9 +365,9 @@ impl<'a> Walk<'a> {
         let stays = self.flights.keys().all(|token| carries && token.published_chunk().is_some());
         expect(stays, Invariant::Wait, || format!("{} works stay in flight", self.flights.len()))?;
         expect(self.begun.is_empty(), Invariant::Terms, || "gradients are not reduced".into())?;
-        let unseen = self.writers.len() - self.looked.len();
-        let is_seen = self.program.phase != PhaseName::Diagnose || unseen == 0;
-        expect(is_seen, Invariant::Terms, || format!("{unseen} sums are not looked at"))?;
+        let all: BTreeSet<Part> = self.rank.stages.iter().flat_map(|s| self.parts(s, |_| true)).collect();
+        let is_seen = self.program.phase != PhaseName::Diagnose || self.looked == all;
+        expect(is_seen, Invariant::Terms, || "some sums are not looked at".into())?;
         if self.program.phase == PhaseName::Step {
             let applies = self.applies.ok_or((Invariant::Update, "no decision".to_string()))?;
             let tiles = |stage: &StageChunks| {

@@ -104,7 +104,7 @@ fn is_of_layer(event: &Event) -> bool {
 pub(super) fn shown(trace: &Trace) -> Vec<Shown> {
     let (mut allocations, mut collectives, mut copies) =
         (BTreeMap::new(), BTreeMap::new(), Copies::default());
-    let (mut submitted, mut ties) = (0, BTreeSet::new());
+    let (mut submitted, mut staged) = (0, BTreeSet::new());
     let mut phases = Vec::new();
     for phase in &trace.phases {
         let mut shown = Shown::default();
@@ -112,7 +112,9 @@ pub(super) fn shown(trace: &Trace) -> Vec<Shown> {
             if is_of_layer(event) {
                 shown.run(Happening::Runs);
             }
-            shown.happenings.extend(copies.see(event));
+            if !matches!(event, Event::Collective(_)) {
+                shown.happenings.extend(copies.see(event));
+            }
             match event {
                 Event::Alloc { id, bytes, name, site, memory, .. }
                     if is_of_chunks(*site) && *name != "staged" =>
@@ -128,9 +130,10 @@ pub(super) fn shown(trace: &Trace) -> Vec<Shown> {
                     shown.happenings.extend(own);
                 }
                 Event::Collective(call) => {
+                    let is_staged = std::mem::take(&mut copies.stages_foreign);
+                    staged.extend((is_staged && call.op != CollectiveOp::Send).then_some(submitted));
                     if is_of_chunks(call.site) || call.group == TIE {
                         collectives.insert(submitted, collectives.len() as u32);
-                        ties.extend((call.group == TIE).then_some(submitted));
                         let (op, group, dtype, count) = (call.op, call.group, call.dtype, call.count);
                         shown.happenings.push(Happening::Collective { op, group, dtype, count });
                     }
@@ -138,7 +141,7 @@ pub(super) fn shown(trace: &Trace) -> Vec<Shown> {
                 }
                 Event::Wait { collective } => {
                     let own = collectives.get(collective);
-                    copies.is_foreign = own.is_none() || ties.contains(collective);
+                    copies.lands_foreign = staged.contains(collective);
                     shown.happenings.extend(own.map(|c| Happening::Wait { collective: *c }));
                 }
                 Event::Use { chunk } => shown.uses.push(*chunk),
@@ -155,7 +158,9 @@ pub(super) fn shown(trace: &Trace) -> Vec<Shown> {
 struct Copies {
     seen: u32,
     /// True while the copies of another collective are staged.
-    is_foreign: bool,
+    stages_foreign: bool,
+    /// True between the end of another collective and the copy of what it wrote.
+    lands_foreign: bool,
     /// The last copy, before the event that ends it, with its stream.
     issued: Option<Stream>,
     /// For each event: the copy that it ends.
@@ -165,10 +170,19 @@ struct Copies {
 impl Copies {
     fn see(&mut self, event: &Event) -> Option<Happening> {
         match event {
-            Event::Alloc { name, site, .. } => self.is_foreign = *name == "staged" && !is_of_chunks(*site),
-            Event::Collective(_) | Event::Kernel { .. } | Event::Use { .. } => self.is_foreign = false,
+            Event::Alloc { name, site, .. } => {
+                self.stages_foreign = *name == "staged" && !is_of_chunks(*site);
+            }
+            Event::Kernel { .. } | Event::Use { .. } => {
+                (self.stages_foreign, self.lands_foreign) = (false, false);
+            }
             Event::Copy { name, from, to, bytes, stream, .. } => {
-                let is_own = name.starts_with("copy_") && !self.is_foreign;
+                let is_foreign = match (from, to) {
+                    (Memory::Device, Memory::Host) => self.stages_foreign,
+                    (Memory::Host, Memory::Device) => std::mem::take(&mut self.lands_foreign),
+                    _ => false,
+                };
+                let is_own = name.starts_with("copy_") && !is_foreign;
                 self.issued = is_own.then_some(*stream);
                 self.seen += u32::from(is_own);
                 return is_own.then_some(Happening::Copy { memories: [*from, *to], bytes: *bytes });

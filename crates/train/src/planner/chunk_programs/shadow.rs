@@ -7,6 +7,7 @@ use std::fmt::Debug;
 use phalanx_models::Gpt2;
 use phalanx_parallel::zero::Residence;
 use phalanx_plan::program::{Buffer, Op, PHASES, Pass, Program, SumGroup, Token, Work, check};
+use phalanx_plan::ZeroStage;
 use phalanx_plan::trace::{Category, CollectiveOp, Event, Memory, PhaseName, Trace};
 use phalanx_system::random::SplitMix64;
 
@@ -64,7 +65,8 @@ impl Player<'_> {
             Work::FromTiles { .. } | Work::ToTiles { .. } => unreachable!("a copy"),
         };
         let spec = program.spec(whole);
-        Happening::Collective { op, group, dtype: spec.dtype, count: spec.elements }
+        let dtype = spec.dtype.moved();
+        Happening::Collective { op, group, dtype, count: spec.bytes() / dtype.bytes() as u64 }
     }
 
     /// A copy; returns the number of its last part if the dry run records its wait.
@@ -72,16 +74,21 @@ impl Player<'_> {
         let spec = |buffer: u32| program.spec(Buffer(buffer));
         let (from, into) = (spec(work.reads().start), spec(work.target().0));
         let memories = [from.memory, into.memory];
-        let (row, whole) = match work {
-            Work::FromTiles { .. } => (work.reads(), into.elements),
-            _ => (work.writes(), from.elements),
+        let (row, moved, elements) = match work {
+            Work::FromTiles { .. } => (work.reads(), into, into.elements),
+            Work::ToTiles { is_part: true, .. } if self.spec.zero.stage != ZeroStage::Zero => {
+                (work.writes(), from, from.elements / self.spec.mesh.axes.data as u64)
+            }
+            _ => (work.writes(), from, from.elements),
         };
-        let mut left = whole;
+        let start = if spec(row.start).is_resident { moved.start } else { 0 };
+        let mut first = 0;
         for tile in row {
-            let elements = spec(tile).elements.min(left);
-            left -= elements;
+            let own = first..first + spec(tile).elements;
+            first = own.end;
+            let elements = own.end.min(start + elements).saturating_sub(own.start.max(start));
             if elements > 0 {
-                let bytes = elements * from.dtype.bytes() as u64;
+                let bytes = from.dtype.bytes_of(elements as usize) as u64;
                 shown.happenings.push(Happening::Copy { memories, bytes });
                 self.copies += 1;
             }
@@ -258,10 +265,11 @@ fn place(config: &mut RunConfig, pick: &mut impl FnMut(usize) -> usize) {
         0 => {}
         1 => {
             memory.optimizer = tiers[pick(3)];
+            memory.gradients = tiers[pick(3)];
             if config.parallel.zero == 3 {
                 memory.parameters = tiers[pick(3)];
             }
-            if [memory.parameters, memory.optimizer].contains(&Tier::Nvme) {
+            if [memory.parameters, memory.gradients, memory.optimizer].contains(&Tier::Nvme) {
                 memory.nvme_path = Some(std::path::Path::new(".").into());
             }
             (memory.buffer_mb, memory.update) = ([1.0 / 64.0, 1.0 / 32.0, 16.0][pick(3)], UpdateOn::Device);
@@ -278,10 +286,8 @@ fn place(config: &mut RunConfig, pick: &mut impl FnMut(usize) -> usize) {
 /// Returns whether every rank is to keep some chunks whole under stage 3.
 fn keeps_some_whole(config: &RunConfig, picked: usize) -> bool {
     let memory = &config.memory;
-    picked == 0
-        && config.parallel.zero == 3
-        && memory.optimizer == Tier::Device
-        && memory.parameters == Tier::Device
+    let tiers = [memory.optimizer, memory.parameters, memory.gradients];
+    picked == 0 && config.parallel.zero == 3 && tiers == [Tier::Device; 3]
 }
 
 /// A random configuration, and its specification if there is one.
