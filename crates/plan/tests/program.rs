@@ -1,7 +1,7 @@
 //! Programs of small ranks: their text, and their check.
 
 use phalanx_plan::program::{
-    ChunkSpec, Invariant, PHASES, Piece, Policies, Program, RankChunks, StageChunks, Terms, TiedChunks, check,
+    ChunkSpec, GradientBuffering, Invariant, PHASES, Piece, Policies, Program, RankChunks, StageChunks, Terms, TiedChunks, check,
 };
 use phalanx_plan::trace::{DType, Memory, PhaseName};
 use phalanx_plan::{Action, Kind, Precision, Step, ZeroStage};
@@ -41,6 +41,7 @@ fn stage(index: usize, first_chunk: usize, has_head: bool) -> StageChunks {
         states: vec![tiles.clone(); 2],
         gradient_tiles: Vec::new(),
         scaled: vec![0; 2],
+        parameter_count: 4,
         counted: 0..8_192,
         is_summed_over_data_alone: true,
         tiles,
@@ -57,6 +58,7 @@ fn stage(index: usize, first_chunk: usize, has_head: bool) -> StageChunks {
         trained: 3,
         terms: Terms::default(),
         squares: 12,
+        first_tile: 2 * first_chunk,
     }
 }
 
@@ -117,6 +119,39 @@ fn away(policies: Policies, parameters: Memory, optimizer: Memory) -> RankChunks
     rank
 }
 
+/// A rank whose gradients and states stay in other memories.
+fn gradients_away(policies: Policies, gradients: Memory, optimizer: Memory) -> RankChunks {
+    let mut rank = rank(policies);
+    let part = policies.part(16_384);
+    // Where micro-batches accumulate in one buffer, all of it is stored between them.
+    let is_whole = policies.buffering() == GradientBuffering::InPlace && policies.micro_batches > 1;
+    let tiles = |elements: u64| match gradients {
+        Memory::Host if policies.host_addressable => vec![elements],
+        _ => vec![4_096; elements as usize / 4_096],
+    };
+    for chunk in &mut rank.stages[0].chunks {
+        (chunk.gradients, chunk.optimizer) = (gradients, optimizer);
+        (chunk.tiles, chunk.states) = (vec![4_096; part as usize / 4_096], Vec::new());
+        chunk.scaled = vec![0; chunk.tiles.len()];
+        chunk.gradient_tiles = tiles(if is_whole && !policies.has_tree() { 16_384 } else { part });
+        if policies.stage == ZeroStage::Zero {
+            chunk.counted = 8_192..16_384;
+        }
+    }
+    rank
+}
+
+/// The same, with a sum over the tensor axis in one chunk, and one that is shared by stages.
+fn sums_away(policies: Policies) -> RankChunks {
+    let mut rank = gradients_away(policies, Memory::Disk, Memory::Disk);
+    rank.ties = vec![TiedChunks { copies: vec![(0, 64)], elements: 64, is_shared: true }];
+    let stage = &mut rank.stages[0];
+    let piece = |start| Piece { chunk: 1, start, elements: 64 };
+    stage.terms = Terms { pieces: vec![piece(64), piece(4_096)], elements: 128 };
+    (0..2).for_each(|c| stage.chunks[c].is_summed_over_data_alone = false);
+    rank
+}
+
 /// Policies of a device whose memory the host cannot address.
 fn far(policies: Policies) -> Policies {
     Policies { host_addressable: false, ..policies }
@@ -131,6 +166,8 @@ pub fn ranks() -> Vec<(&'static str, RankChunks)> {
         let precision = Precision { communicate: DType::BF16, ..policies.precision };
         Policies { precision, ..policies }
     };
+    let delayed = |policies| Policies { delayed: true, updates_on_host: true, ..policies };
+    let within = |policies| Policies { in_backward: true, ..policies };
     vec![
         ("stage 0", rank(policies(Zero))),
         ("stage 0, 2 micro-batches", rank(several(Zero))),
@@ -164,6 +201,40 @@ pub fn ranks() -> Vec<(&'static str, RankChunks)> {
         ("stage 2, states in host memory", away(far(policies(Two)), Memory::Device, Memory::Host)),
         ("stage 3, everything on disk", away(policies(Three), Memory::Disk, Memory::Disk)),
         ("stage 3, everything on a far disk", away(far(several(Three)), Memory::Disk, Memory::Disk)),
+        ("stage 0, gradients on disk", gradients_away(several(Zero), Memory::Disk, Memory::Device)),
+        ("stage 1, gradients in host memory, deferred, no overlap", {
+            let policies = Policies { defer: true, overlap: false, ..several(One) };
+            gradients_away(policies, Memory::Host, Memory::Device)
+        }),
+        ("stage 2, gradients on a far disk, deferred", {
+            gradients_away(far(Policies { defer: true, ..several(Two) }), Memory::Disk, Memory::Host)
+        }),
+        ("stage 3, gradients in host memory, rounded", {
+            gradients_away(rounded(several(Three)), Memory::Host, Memory::Host)
+        }),
+        ("stage 2, sums over other axes on disk", sums_away(policies(Two))),
+        ("stage 1, sums over other axes on a far disk", sums_away(far(policies(One)))),
+        ("stage 1, the host updates", {
+            let policies = Policies { updates_on_host: true, ..far(policies(One)) };
+            away(policies, Memory::Device, Memory::Host)
+        }),
+        ("stage 3, the host updates from disk", {
+            let policies = Policies { updates_on_host: true, ..far(policies(Three)) };
+            away(policies, Memory::Disk, Memory::Disk)
+        }),
+        ("stage 2, delayed", gradients_away(delayed(policies(Two)), Memory::Host, Memory::Host)),
+        ("stage 0, delayed", gradients_away(delayed(several(Zero)), Memory::Host, Memory::Host)),
+        ("stage 3, delayed, far", gradients_away(delayed(far(policies(Three))), Memory::Host, Memory::Host)),
+        ("stage 2, within backward", rank(within(policies(Two)))),
+        ("stage 3, within backward, far disk", {
+            away(within(far(policies(Three))), Memory::Disk, Memory::Disk)
+        }),
+        ("stage 0, within backward, the host updates, rounded", {
+            let policies = Policies { updates_on_host: true, ..rounded(within(far(policies(Zero)))) };
+            let mut rank = away(policies, Memory::Device, Memory::Host);
+            rank.stages[0].chunks[0].is_summed_over_data_alone = false;
+            rank
+        }),
         ("stage 3, one rank, parameters in host memory", {
             let policies = Policies { data_ranks: 1, prefetch: 0, ..far(policies(Three)) };
             away(policies, Memory::Host, Memory::Device)

@@ -1,7 +1,5 @@
 //! One action of a program. It takes 24 bytes, so that a step of 10^5 actions takes 2.4 MB.
 
-use std::ops::Range;
-
 use super::demand::{BlockRun, Pass};
 
 /// Number of a buffer in its program.
@@ -15,10 +13,13 @@ pub struct Token(u32);
 /// Added to a chunk number in the token of its publication.
 const PUBLISHED: u32 = 1 << 31;
 
+/// Added to the number of a tile in the token of its delayed update.
+const UPDATED: u32 = 1 << 30;
+
 impl Token {
     /// The `number`-th work of a phase, which is over before the phase ends.
     pub fn of_phase(number: u32) -> Token {
-        assert!(number < PUBLISHED, "{number} works in flight");
+        assert!(number < UPDATED, "{number} works in flight");
         Token(number)
     }
 
@@ -27,9 +28,19 @@ impl Token {
         Token(PUBLISHED | chunk as u32)
     }
 
-    /// The chunk whose publication this is; None for work that ends in its phase.
+    /// The delayed update of a tile, counted over the stages of the rank, which outlives its phase.
+    pub fn updated(tile: usize) -> Token {
+        Token(UPDATED | tile as u32)
+    }
+
+    /// The chunk whose publication this is; None for other work.
     pub fn published_chunk(self) -> Option<u32> {
         (self.0 >= PUBLISHED).then_some(self.0 & !PUBLISHED)
+    }
+
+    /// The tile whose delayed update this is; None for other work.
+    pub fn updated_tile(self) -> Option<u32> {
+        (self.0 & (PUBLISHED | UPDATED) == UPDATED).then_some(self.0 & !UPDATED)
     }
 
     /// The number of work that ends in its phase.
@@ -38,21 +49,30 @@ impl Token {
     }
 }
 
-/// A number that all ranks of a job share: it may guard actions, since all of them skip the same ones. What one rank decides alone
-/// guards nothing.
+/// A fact that all ranks of a job share: it may guard actions, since all of them skip the same ones. What one rank decides alone guards
+/// nothing; it masks arithmetic ([`Op::Mask`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decision {
-    /// True if the step is applied: its loss and norm are finite.
+    /// The step is applied: its loss and norm are finite.
     Apply,
+    /// A delayed update runs as the phase begins.
+    Pending,
 }
 
-/// The value of a decision without which an action is skipped.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// The facts without which an action is skipped.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Guard {
-    /// The decision.
-    pub decision: Decision,
-    /// Its value.
-    pub value: bool,
+    /// Whether the step is applied; None where it does not matter.
+    pub apply: Option<bool>,
+    /// Whether a delayed update runs as the phase begins; None where it does not matter.
+    pub pending: Option<bool>,
+}
+
+impl Guard {
+    /// Returns whether the action is never skipped.
+    pub fn is_open(self) -> bool {
+        self == Guard::default()
+    }
 }
 
 /// Number of the place in the source that made an action.
@@ -130,6 +150,11 @@ pub enum Work {
         /// The elements.
         into: Buffer,
     },
+    /// The host updates a tile in its memory.
+    HostUpdate {
+        /// The summed gradient and its factor, which it reads; optimizer states, master weights and parameters, which it writes.
+        operands: Span,
+    },
     /// Copies a buffer to a row of buffers in another memory, from the start that it says on.
     ToTiles {
         /// Number of buffers of the row.
@@ -144,31 +169,9 @@ pub enum Work {
 }
 
 impl Work {
-    /// Numbers of the buffers that the work reads and does not write.
-    pub fn reads(self) -> Range<u32> {
-        match self {
-            Work::AllGather { from, into } | Work::ReduceScatter { from, into, .. } if from == into => 0..0,
-            Work::AllGather { from, .. } | Work::ReduceScatter { from, .. } => from.0..from.0 + 1,
-            Work::AllReduce { .. } => 0..0,
-            Work::FromTiles { tiles, from, .. } => from.0..from.0 + u32::from(tiles),
-            Work::ToTiles { from, .. } => from.0..from.0 + 1,
-        }
-    }
-
-    /// Numbers of the buffers that the work writes.
-    pub fn writes(self) -> Range<u32> {
-        let Buffer(first) = self.target();
-        let count = if let Work::ToTiles { tiles, .. } = self { tiles.into() } else { 1 };
-        first..first + count
-    }
-
-    /// The first buffer that the work writes.
-    pub fn target(self) -> Buffer {
-        match self {
-            Work::AllGather { into, .. } | Work::ReduceScatter { into, .. } => into,
-            Work::AllReduce { buffer, .. } => buffer,
-            Work::FromTiles { into, .. } | Work::ToTiles { into, .. } => into,
-        }
+    /// Returns whether several ranks take part.
+    pub fn is_collective(self) -> bool {
+        matches!(self, Work::AllGather { .. } | Work::ReduceScatter { .. } | Work::AllReduce { .. })
     }
 }
 
@@ -247,15 +250,30 @@ pub enum Op {
     },
     /// Computes norm and clipping factor from the squares of all parameters.
     Norm(Buffer),
+    /// Writes the factor by which updates multiply gradients: 1, or what clips them and removes the loss scale.
+    Factor(Buffer),
+    /// Exchanges the contents of two buffers that are alike.
+    Swap(Buffer, Buffer),
+    /// Counts the elements of a chunk's summed gradient that are not finite, by parameter.
+    CountNotFinite {
+        /// The summed gradient.
+        from: Buffer,
+        /// The counts.
+        into: Buffer,
+    },
+    /// The host reads such counts: from the first gradient on that is not finite, the updates of this rank change nothing in the step.
+    /// They are issued all the same.
+    Mask(Buffer),
     /// Reads loss and norm, which decide. It is the only place where the host waits for numbers.
-    Fetch(Decision),
+    Fetch,
     /// Updates what this rank owns of a chunk, or the tile of it that one of the buffers has.
     Update {
         /// The summed gradient.
         gradient: Buffer,
         /// Parameters.
         parameters: Buffer,
-        /// Optimizer states and master weights, all of them written.
+        /// Within backward, the factor of gradients; memory for scaled gradients, if it needs any. Optimizer states and master weights,
+        /// which it writes.
         states: Span,
     },
     /// Writes the parameters back from the master weights, where gradients have taken their place.
@@ -283,8 +301,8 @@ pub enum Op {
 pub struct Action {
     /// The operation.
     pub op: Op,
-    /// The decision without which it is skipped.
-    pub when: Option<Guard>,
+    /// The facts without which it is skipped.
+    pub when: Guard,
     /// The place in the source that made it.
     pub made_by: SiteNumber,
 }

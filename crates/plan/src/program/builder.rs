@@ -8,6 +8,7 @@ use crate::zero::ZeroStage;
 use super::action::{Action, Buffer, Decision, Guard, Op, SiteNumber, Span, Token, Work};
 use super::chunks::{GradientBuffering, GradientPlace, Policies, RankChunks, StageChunks};
 use super::demand::BlockRun;
+use super::host_updates;
 use super::list::{BufferSpec, Extent, Program, Role, Stop};
 
 /// Buffers in which contents stay, one behind another.
@@ -31,7 +32,7 @@ pub(super) struct Builder {
     known: BTreeMap<(Role, usize, u32, Stop), Buffer>,
     sites: BTreeMap<(&'static str, u32), SiteNumber>,
     started: u32,
-    when: Option<Guard>,
+    when: Guard,
 }
 
 impl Builder {
@@ -43,6 +44,7 @@ impl Builder {
         let program = Program {
             phase,
             buffers: Vec::new(),
+            numbers: Vec::new(),
             operands: Vec::new(),
             actions: Vec::new(),
             sites: Vec::new(),
@@ -50,7 +52,7 @@ impl Builder {
             in_flight_max: [rank.stages.iter().map(gathers).sum(), reductions],
         };
         let (known, sites) = (BTreeMap::new(), BTreeMap::new());
-        let mut builder = Builder { program, known, sites, started: 0, when: None };
+        let mut builder = Builder { program, known, sites, started: 0, when: Guard::default() };
         rank.stages.iter().for_each(|stage| builder.declare_stage(stage, &rank.policies));
         builder.declare(scalars(Role::Norms, 0, rank.norms, "norm.squares_of_parameters"));
         builder
@@ -83,6 +85,9 @@ impl Builder {
             }
         }
         (0..stage.chunks.len()).for_each(|c| self.declare_stored(stage, policies, c));
+        if policies.delayed {
+            self.declare_delayed(stage, policies);
+        }
         self.declare(scalars(Role::Squares, stage.index, stage.squares, "norm.squares"));
     }
 
@@ -132,9 +137,38 @@ impl Builder {
         }
     }
 
+    /// Declares what delayed updates need beside it: a second place of gradients, updated parameters, scaled gradients, and two factors.
+    fn declare_delayed(&mut self, stage: &StageChunks, policies: &Policies) {
+        for c in 0..stage.trained {
+            let spec = &stage.chunks[c];
+            let of = stage.first_chunk + c;
+            let row = |row: Row| (0..u32::from(row.tiles)).map(move |tile| Buffer(row.first.0 + tile));
+            for tile in (0..).zip(&spec.scaled).filter(|(_, elements)| **elements > 0) {
+                let (extent, elements) = (Extent::Tile(tile.0), *tile.1);
+                let (category, name) = (Category::Workspace, "update.host_window");
+                let host = host_updates::factor(Memory::Host);
+                let role = Role::Scaled;
+                self.declare(BufferSpec { role, of, extent, elements, category, name, is_resident: true, ..host });
+            }
+            for stored in row(self.row(Role::Sum, of)) {
+                self.declare(BufferSpec { role: Role::Twin, ..*self.spec(stored) });
+            }
+            for stored in row(self.row(Role::Master, of)) {
+                let (category, name) = (Category::Parameters, "parameter_chunk");
+                let (role, dtype) = (Role::Updated, policies.precision.compute);
+                self.declare(BufferSpec { role, dtype, category, name, ..*self.spec(stored) });
+            }
+        }
+        for number in [1, 2] {
+            let (role, of) = (Role::Factor(number), stage.index);
+            self.declare(BufferSpec { role, of, is_resident: true, ..host_updates::factor(Memory::Host) });
+        }
+    }
+
     fn declare(&mut self, spec: BufferSpec) -> Buffer {
         let buffer = Buffer(self.program.buffers.len() as u32);
         self.program.buffers.push(spec);
+        self.program.numbers.push(buffer);
         self.known.insert(key(&spec), buffer);
         buffer
     }
@@ -223,10 +257,15 @@ impl Builder {
     /// Starts work that ends in the phase.
     #[track_caller]
     pub(super) fn start(&mut self, work: Work) -> Token {
-        self.started += 1;
-        let token = Token::of_phase(self.started);
+        let token = self.next_token();
         self.emit(Op::Start { token, work });
         token
+    }
+
+    /// The name of the next work that ends in the phase.
+    pub(super) fn next_token(&mut self) -> Token {
+        self.started += 1;
+        Token::of_phase(self.started)
     }
 
     /// Appends a block run with its operands.
@@ -248,10 +287,13 @@ impl Builder {
 
     /// The actions that `body` appends are skipped unless the decision has this value.
     pub(super) fn only_if(&mut self, decision: Decision, value: bool, body: impl FnOnce(&mut Builder)) {
-        assert!(self.when.is_none(), "guards are flat");
-        self.when = Some(Guard { decision, value });
+        let before = self.when;
+        match decision {
+            Decision::Apply => self.when.apply = Some(value),
+            Decision::Pending => self.when.pending = Some(value),
+        }
         body(self);
-        self.when = None;
+        self.when = before;
     }
 
     pub(super) fn finish(self) -> Program {

@@ -46,6 +46,8 @@ pub struct StageChunks {
     pub terms: Terms,
     /// Number of sums of squares of the trained chunks.
     pub squares: u64,
+    /// Number of tiles that the trained chunks of earlier stages of the rank have.
+    pub first_tile: usize,
 }
 
 /// A parameter of which several stages have a copy, alone in its chunk; each stage has a term of its gradient.
@@ -104,6 +106,8 @@ pub struct ChunkSpec {
     pub scaled: Vec<u64>,
     /// The elements of what this rank updates that it counts in the norm.
     pub counted: Range<u64>,
+    /// Number of parameters.
+    pub parameter_count: u64,
     /// True if no sum over another axis follows that of its gradients over data.
     pub is_summed_over_data_alone: bool,
 }
@@ -247,6 +251,11 @@ impl StageChunks {
             || is_away(spec.parameters)
             || (chunk < self.trained && self.place(policies, chunk) == GradientPlace::Parameters);
         is_cut.then_some(&spec.tiles[..])
+    }
+
+    /// Returns whether the host updates a chunk.
+    pub fn is_updated_on_host(&self, policies: &Policies, chunk: usize) -> bool {
+        policies.updates_on_host && self.chunks[chunk].optimizer != Memory::Device
     }
 
     /// The elements that a rank counts in the norm of a chunk whose gradients kernels do not reach, tile by tile: each tile, the first

@@ -60,6 +60,8 @@ impl RankChunks {
     /// The block runs of a phase, in order. Phases that compute nothing have none.
     pub fn demand(&self, phase: PhaseName) -> Vec<BlockRun> {
         let (steps, keeps): (&[Step], bool) = match phase {
+            // Within backward, updates have used up what a diagnosis would look at.
+            PhaseName::Diagnose if self.policies.in_backward => (&[], true),
             PhaseName::Step | PhaseName::Diagnose => (&self.step, true),
             PhaseName::Evaluate => (&self.evaluation, false),
             _ => (&[], false),

@@ -29,6 +29,17 @@ pub enum Role {
     State(u16),
     /// Master weights of a chunk.
     Master,
+    /// The other place of a chunk's stored gradients: of the delayed update that runs.
+    Twin,
+    /// Parameters of a chunk that a delayed update has written, in host memory.
+    Updated,
+    /// Scaled gradients of a parameter that is updated as a whole.
+    Scaled,
+    /// The factor of gradients: on its way to the host, in host memory (0); of the delayed update that starts next (1) and of the one that
+    /// runs (2); on the device, within backward (3).
+    Factor(u8),
+    /// Numbers of elements that are not finite, of the gradients of a chunk.
+    NotFinite,
     /// Sums of squares of the blocks of a stage.
     Squares,
     /// Sums of squares of all parameters.
@@ -50,6 +61,11 @@ impl Role {
             Role::Summed => 'u',
             Role::State(_) => 'o',
             Role::Master => 'w',
+            Role::Twin => 'S',
+            Role::Updated => 'r',
+            Role::Scaled => 'x',
+            Role::Factor(_) => 'f',
+            Role::NotFinite => 'i',
             Role::Squares => 'q',
             Role::Norms => 'n',
         }
@@ -119,7 +135,9 @@ pub struct Program {
     pub phase: PhaseName,
     /// Buffers; the resident ones come first, in the same order in each phase of a rank.
     pub buffers: Vec<BufferSpec>,
-    /// Operands of block runs.
+    /// The number of each buffer.
+    pub numbers: Vec<Buffer>,
+    /// Operands of block runs and updates.
     pub operands: Vec<Buffer>,
     /// Actions.
     pub actions: Vec<Action>,
@@ -154,14 +172,44 @@ impl Program {
         self.operands[start..start + reads + usize::from(writes)].split_at(reads)
     }
 
+    /// The buffers that a work reads and does not write.
+    pub fn reads(&self, work: Work) -> &[Buffer] {
+        match work {
+            Work::AllGather { from, into } | Work::ReduceScatter { from, into, .. } if from == into => &[],
+            Work::AllGather { from, .. } | Work::ReduceScatter { from, .. } | Work::ToTiles { from, .. } => {
+                self.row(from, 1)
+            }
+            Work::AllReduce { .. } => &[],
+            Work::FromTiles { tiles, from, .. } => self.row(from, tiles),
+            Work::HostUpdate { operands } => self.operands(operands).0,
+        }
+    }
+
+    /// The buffers that a work writes.
+    pub fn writes(&self, work: Work) -> &[Buffer] {
+        match work {
+            Work::AllGather { into, .. } | Work::ReduceScatter { into, .. } | Work::FromTiles { into, .. } => {
+                self.row(into, 1)
+            }
+            Work::AllReduce { buffer, .. } => self.row(buffer, 1),
+            Work::ToTiles { into, tiles, .. } => self.row(into, tiles),
+            Work::HostUpdate { operands } => self.operands(operands).1,
+        }
+    }
+
+    /// Numbers of buffers, one behind another.
+    fn row(&self, first: Buffer, tiles: u16) -> &[Buffer] {
+        &self.numbers[first.0 as usize..first.0 as usize + usize::from(tiles)]
+    }
+
     /// The actions that ranks of a group must have in common, as words.
     pub fn collectives(&self) -> impl Iterator<Item = String> + '_ {
         self.actions.iter().filter_map(|action| {
             let Op::Start { work, .. } = action.op else { return None };
-            if matches!(work, Work::FromTiles { .. } | Work::ToTiles { .. }) {
+            if !work.is_collective() {
                 return None;
             }
-            let spec = self.spec(work.target());
+            let spec = self.spec(self.writes(work)[0]);
             let (guard, work) = (self.guard(action), self.work(work));
             Some(format!("{guard}{work} of {} {}", spec.elements, spec.dtype.name()))
         })

@@ -6,13 +6,14 @@ use crate::trace::PhaseName;
 use super::action::{Decision, Op, SumGroup, Token};
 use super::builder::Builder;
 use super::chunks::{GradientPlace, RankChunks, StageChunks};
+use super::delayed::{finish as finish_delayed, update as update_delayed};
 use super::demand::BlockRun;
 use super::gradients::GradientPass;
 use super::list::{Program, Role};
 use super::parameters::ParameterPass;
 use super::stored::show;
 use super::sums::{sum_over, sum_terms, sum_tied};
-use super::updates::update;
+use super::updates::Updates;
 
 /// The phases that have a program.
 pub const PHASES: [PhaseName; 4] =
@@ -23,6 +24,8 @@ struct Passes<'a> {
     stage: &'a StageChunks,
     parameters: ParameterPass<'a>,
     gradients: GradientPass<'a>,
+    /// Updates within backward.
+    updates: Option<Updates>,
 }
 
 impl RankChunks {
@@ -41,46 +44,82 @@ impl RankChunks {
         let mut list = Builder::new(self, phase);
         let mut stages: Vec<Passes> =
             self.stages.iter().map(|stage| Passes::new(self, stage, (&list, &demand))).collect();
+        if phase == PhaseName::Step && self.policies.in_backward {
+            for passes in &mut stages {
+                passes.updates = Some(Updates::begin(&mut list, &passes.gradients));
+            }
+        }
         for run in &demand {
             let own = stages.iter_mut().find(|passes| passes.stage.index == run.stage);
             own.expect("the stage of a run").run(&mut list, *run);
         }
         match phase {
-            PhaseName::Save if self.policies.host_addressable => self.land(&mut list),
-            PhaseName::Save => {}
-            PhaseName::Evaluate => {}
-            _ => self.finish_gradients(&mut list, &mut stages),
-        }
-        if phase == PhaseName::Step {
-            self.norm(&mut list, &stages);
-            list.only_if(Decision::Apply, true, |list| {
-                let each = |passes: &Passes| update(list, &self.policies, passes.stage, &passes.gradients);
-                stages.iter().for_each(each);
-            });
-            list.only_if(Decision::Apply, false, |list| self.restore(list));
-            if !self.policies.host_addressable {
-                self.land(&mut list);
-            }
-        }
-        if phase == PhaseName::Diagnose {
-            for Passes { stage, gradients, .. } in &stages {
-                for c in 0..stage.trained {
-                    match gradients.is_stored(c) {
-                        true => show(&mut list, &self.policies, (stage, &[c]), |list, _, here| {
-                            list.emit(Op::Look(here));
-                        }),
-                        false => list.emit(Op::Look(gradients.sum(&list, c))),
-                    }
+            PhaseName::Step => self.end_step(&mut list, stages),
+            PhaseName::Diagnose => self.look(&mut list, &mut stages),
+            PhaseName::Save => {
+                for Passes { gradients, .. } in stages.iter().filter(|_| self.policies.delayed) {
+                    self.land(&mut list, gradients.stage);
+                    finish_delayed(&mut list, gradients);
+                    self.land(&mut list, gradients.stage);
+                }
+                if self.policies.host_addressable && !self.policies.delayed {
+                    self.stages.iter().for_each(|stage| self.land(&mut list, stage));
                 }
             }
-            self.restore(&mut list);
+            _ => {}
         }
         list.finish()
     }
 
-    /// Waits for the publications that may be in flight.
-    fn land(&self, list: &mut Builder) {
-        for stage in self.stages.iter().filter(|_| self.policies.overlap) {
+    /// Behind the backward of a step: the norm, which decides, and the updates.
+    fn end_step(&self, list: &mut Builder, mut stages: Vec<Passes>) {
+        self.finish_gradients(list, &mut stages);
+        self.norm(list, &stages);
+        if self.policies.in_backward {
+            for Passes { gradients, updates, .. } in stages {
+                updates.expect("it began before forward").finish(list, &gradients);
+            }
+        } else {
+            list.only_if(Decision::Apply, true, |list| {
+                for Passes { gradients, .. } in &stages {
+                    if self.policies.delayed {
+                        update_delayed(list, gradients);
+                    } else {
+                        let mut updates = Updates::begin(list, gradients);
+                        updates.read_first(list, gradients);
+                        updates.finish(list, gradients);
+                    }
+                }
+            });
+            list.only_if(Decision::Apply, false, |list| self.restore(list));
+        }
+        if !self.policies.host_addressable {
+            self.stages.iter().for_each(|stage| self.land(list, stage));
+        }
+    }
+
+    /// Looks at all summed gradients; within backward, updates have used them up.
+    fn look(&self, list: &mut Builder, stages: &mut [Passes]) {
+        if self.policies.in_backward {
+            return;
+        }
+        self.finish_gradients(list, stages);
+        for Passes { stage, gradients, .. } in stages.iter() {
+            for c in 0..stage.trained {
+                match gradients.is_stored(c) {
+                    true => show(list, &self.policies, (stage, &[c]), |list, _, here| {
+                        list.emit(Op::Look(here));
+                    }),
+                    false => list.emit(Op::Look(gradients.sum(list, c))),
+                }
+            }
+        }
+        self.restore(list);
+    }
+
+    /// Waits for the publications of a stage that may be in flight.
+    fn land(&self, list: &mut Builder, stage: &StageChunks) {
+        if self.policies.overlap {
             let published = (0..stage.trained).filter(|c| stage.is_published(self.policies.stage, *c));
             published.for_each(|c| list.emit(Op::Land(Token::published(stage.first_chunk + c))));
         }
@@ -99,7 +138,10 @@ impl RankChunks {
 
     /// Waits for reductions, and sums over other axes than data.
     fn finish_gradients(&self, list: &mut Builder, stages: &mut [Passes]) {
-        for Passes { gradients, .. } in stages.iter_mut() {
+        for Passes { gradients, updates, .. } in stages.iter_mut() {
+            if let Some(updates) = updates {
+                updates.rest(list, gradients);
+            }
             gradients.finish(list);
             sum_terms(list, gradients);
         }
@@ -128,7 +170,7 @@ impl RankChunks {
         }
         sum_over(list, SumGroup::World, norms);
         list.emit(Op::Norm(norms));
-        list.emit(Op::Fetch(Decision::Apply));
+        list.emit(Op::Fetch);
     }
 }
 
@@ -143,12 +185,16 @@ impl<'a> Passes<'a> {
             stage,
             parameters: ParameterPass::new(stage, &rank.policies, runs),
             gradients: GradientPass::new(list, stage, &rank.policies),
+            updates: None,
         }
     }
 
     /// A block run, with what the passes put before and behind it.
     fn run(&mut self, list: &mut Builder, run: BlockRun) {
         self.parameters.before(list, run);
+        if let Some(updates) = self.updates.as_mut().filter(|_| run.pass.writes_gradients()) {
+            updates.read_first(list, &self.gradients);
+        }
         self.gradients.before(list, run);
         let read = self.stage.uses[run.block].iter().filter(|_| run.pass.reads_parameters());
         let reads = read.map(|c| self.parameters.read(list, *c)).collect();
@@ -157,5 +203,8 @@ impl<'a> Passes<'a> {
         list.run(run, reads, writes);
         self.parameters.behind(list, run);
         self.gradients.behind(list, run);
+        if let Some(updates) = self.updates.as_mut().filter(|_| run.pass.writes_gradients()) {
+            updates.reduced(list, &mut self.gradients, false);
+        }
     }
 }

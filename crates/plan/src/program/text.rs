@@ -24,6 +24,7 @@ impl Program {
         };
         let state = match spec.role {
             Role::State(number) | Role::Partial(number) => format!(":{number}"),
+            Role::Factor(number) => format!(":{number}"),
             _ => String::new(),
         };
         let tile = if let Extent::Tile(tile) = spec.extent { format!(".{tile}") } else { String::new() };
@@ -31,18 +32,21 @@ impl Program {
     }
 
     pub(super) fn guard(&self, action: &Action) -> &'static str {
-        match action.when.map(|guard| (guard.decision, guard.value)) {
-            None => "",
-            Some((Decision::Apply, true)) => "[apply] ",
-            Some((Decision::Apply, false)) => "[skip] ",
+        match (action.when.apply, action.when.pending) {
+            (None, None) => "",
+            (Some(true), None) => "[apply] ",
+            (Some(false), None) => "[skip] ",
+            (None, Some(true)) => "[pending] ",
+            (Some(true), Some(true)) => "[apply pending] ",
+            (apply, pending) => unreachable!("no pass guards by {apply:?} and {pending:?}"),
         }
     }
 
     pub(super) fn work(&self, work: Work) -> String {
-        let into = self.name(work.target());
+        let into = self.name(self.writes(work)[0]);
         let from = |sign: char| {
-            let first = work.reads().next();
-            first.map_or(String::new(), |from| format!("{sign}{}", self.name(Buffer(from))))
+            let first = self.reads(work).first();
+            first.map_or(String::new(), |from| format!("{sign}{}", self.name(*from)))
         };
         let row = |tiles: u16| if tiles > 1 { format!(" x{tiles}") } else { String::new() };
         match work {
@@ -52,7 +56,12 @@ impl Program {
             }
             Work::FromTiles { tiles, .. } => format!("copy({into}{}{})", from('<'), row(tiles)),
             Work::ToTiles { tiles, .. } => format!("copy({into}{}{})", row(tiles), from('<')),
-            Work::AllReduce { group, .. } => match self.spec(work.target()).role {
+            Work::HostUpdate { operands } => {
+                let (reads, writes) = self.operands(operands);
+                let names = |all: &[Buffer]| all.iter().map(|b| self.name(*b)).collect::<Vec<_>>().join(",");
+                format!("host_update({}<{})", names(writes), names(reads))
+            }
+            Work::AllReduce { group, buffer } => match self.spec(buffer).role {
                 Role::Gradient | Role::Rounded => format!("all_reduce({into})"),
                 _ => format!("all_reduce({into}:{})", group.name()),
             },
@@ -81,12 +90,16 @@ impl Program {
             Op::Count { from, into } => pair("count", from, into),
             Op::Total { from, into } => pair("total", from, into),
             Op::Norm(buffer) => format!("norm({})", name(buffer)),
-            Op::Fetch(Decision::Apply) => "fetch(apply)".to_string(),
+            Op::Fetch => "fetch(apply)".to_string(),
             Op::Update { gradient, parameters, states } => {
                 let (_, states) = self.operands(states);
                 let written: Vec<String> = states.iter().chain([&parameters]).map(|b| name(*b)).collect();
                 format!("update({}<{})", written.join(","), name(gradient))
             }
+            Op::Factor(buffer) => format!("factor({})", name(buffer)),
+            Op::Swap(one, other) => format!("swap({},{})", name(one), name(other)),
+            Op::CountNotFinite { from, into } => pair("count_not_finite", from, into),
+            Op::Mask(buffer) => format!("mask({})", name(buffer)),
             Op::Restore { from, into } => pair("restore", from, into),
             Op::Start { token, work } => format!("{}{}", self.work(work), token_name(token)),
             Op::Wait(token) => format!("!{}", token_name(token)),
@@ -115,9 +128,10 @@ impl Program {
 }
 
 fn token_name(token: Token) -> String {
-    match token.published_chunk() {
-        Some(chunk) => format!("pub{chunk}"),
-        None => format!("#{}", token.number()),
+    match (token.published_chunk(), token.updated_tile()) {
+        (Some(chunk), _) => format!("pub{chunk}"),
+        (_, Some(tile)) => format!("up{tile}"),
+        _ => format!("#{}", token.number()),
     }
 }
 

@@ -1,21 +1,19 @@
-//! The pass of updates: each rank updates its parts, in tiles where a part of them visits the device, and publishes them.
+//! The pass of updates: each rank updates its parts, in tiles where a part of them visits the device, and publishes them. It runs behind
+//! the norm, or within backward, as soon as a chunk's gradient is reduced.
 
 use std::collections::VecDeque;
 
-use crate::trace::{Category, Memory};
+use crate::trace::{Category, DType, Memory};
 
-use super::action::{Buffer, Op};
+use super::action::{Buffer, Op, Token, Work};
 use super::builder::{Builder, Row};
 use super::chunks::{GradientPlace, Policies, StageChunks};
 use super::gradients::GradientPass;
-use super::lane::Lane;
+use super::host_updates::{HostUpdates, factor};
 use super::list::{BufferSpec, Extent, Role, Stop};
+use super::order::{AHEAD, UpdateOrder, Window};
 use super::parameters::publish;
 use super::visits::{Moving, arrive, bring, go_on, send};
-
-/// Tiles that arrive while the update works on an earlier one, and that return while it works on a later one.
-const AHEAD: usize = 2;
-const BEHIND: usize = 2;
 
 /// A part of a tile that comes to the device.
 #[derive(Clone, Copy)]
@@ -25,39 +23,27 @@ enum Coming {
     Unread,
 }
 
-/// The updates of a stage.
-struct Updates<'a> {
-    policies: &'a Policies,
-    stage: &'a StageChunks,
-    gradients: &'a GradientPass<'a>,
+/// The updates of a stage in a step.
+pub(super) struct Updates {
+    order: UpdateOrder,
     /// Chunk and tile of each visit.
     tiles: Vec<(usize, usize)>,
-    lane: Lane,
-    begun: usize,
+    window: Window,
+    /// Number of visits that have begun.
+    fetched: usize,
+    /// Within backward: number of visits whose parameters have begun to come. Backward of a chunk reads them until its update.
+    joined: Option<usize>,
     /// For each visit that has begun: its parts, with where they stay.
     coming: VecDeque<Vec<(Buffer, Coming)>>,
     /// For each visit that returns: its parts.
     going: VecDeque<Vec<Moving>>,
-}
-
-/// Updates the chunks of a stage.
-pub(super) fn update(list: &mut Builder, policies: &Policies, stage: &StageChunks, gradients: &GradientPass) {
-    let visits = |c: &usize| !away(policies, stage, *c).is_empty();
-    let chunks = (0..stage.trained).filter(visits);
-    let tiles: Vec<_> =
-        chunks.flat_map(|c| (0..stage.chunks[c].tiles.len()).map(move |tile| (c, tile))).collect();
-    let lane = Lane::new((0..tiles.len() as u32).collect(), AHEAD, BEHIND);
-    let (coming, going) = (VecDeque::new(), VecDeque::new());
-    let mut updates = Updates { policies, stage, gradients, tiles, lane, begun: 0, coming, going };
-    updates.begin(list);
-    for c in 0..stage.trained {
-        let tiles = stage.tiles(policies, c).map_or(1, <[u64]>::len);
-        (0..tiles).for_each(|tile| updates.tile(list, c, tile));
-        publish(list, policies, stage, c);
-    }
-    while !updates.going.is_empty() {
-        updates.receive(list);
-    }
+    on_host: Option<HostUpdates>,
+    /// Within backward: the factor of gradients.
+    factor: Option<Buffer>,
+    /// Within backward: true once the first tiles have begun to come.
+    reads: bool,
+    /// Within backward: chunks whose update waits for the counts of their elements that are not finite.
+    counting: VecDeque<(usize, Token, [Buffer; 2])>,
 }
 
 /// The roles of a chunk's parts that kernels do not reach where they stay, in order.
@@ -77,120 +63,185 @@ fn away(policies: &Policies, stage: &StageChunks, c: usize) -> Vec<Role> {
 }
 
 /// The optimizer states of a chunk, then its master weights.
-fn optimizer_roles(policies: &Policies, stage: &StageChunks, c: usize) -> impl Iterator<Item = Role> {
+pub(super) fn optimizer_roles(
+    policies: &Policies,
+    stage: &StageChunks,
+    c: usize,
+) -> impl Iterator<Item = Role> + use<> {
     let states = (0..stage.chunks[c].states.len() as u16).map(Role::State);
     states.chain(policies.precision.has_master().then_some(Role::Master))
 }
 
-impl Updates<'_> {
-    /// Starts to bring the tiles that the lane wants.
-    fn begin(&mut self, list: &mut Builder) {
-        let wanted = self.lane.ahead().last().map_or(0, |last| last + 1);
-        while self.begun < wanted {
-            let (c, tile) = self.tiles[self.begun];
-            let roles = away(self.policies, self.stage, c);
-            let part = |role| {
-                let home = list.tile(role, self.stage.first_chunk + c, tile);
-                let is_unread = role == Role::Parameters && self.policies.precision.has_master();
-                let mut visitor = *list.spec(home);
-                if role == Role::Sum {
-                    visitor.elements = self.stage.chunks[c].tiles[tile];
-                }
-                let coming = match is_unread {
-                    true => Coming::Unread,
-                    false => Coming::Moving(bring(list, self.policies, Row::of(home), visitor)),
-                };
-                (home, coming)
-            };
-            self.coming.push_back(roles.into_iter().map(part).collect());
-            self.begun += 1;
+impl Updates {
+    /// Begins the updates of a step: before forward, if they run within backward.
+    pub(super) fn begin(list: &mut Builder, gradients: &GradientPass) -> Updates {
+        let (stage, policies) = (gradients.stage, gradients.policies);
+        let order = UpdateOrder::new(stage, policies);
+        let factor = policies.in_backward.then(|| {
+            let here = list.take_as(BufferSpec {
+                role: Role::Factor(3),
+                of: stage.index,
+                ..factor(Memory::Device)
+            });
+            list.emit(Op::Factor(here));
+            here
+        });
+        let on_host = HostUpdates::begin(list, gradients, (&order, factor));
+        let visits = |c: &&usize| {
+            !away(policies, stage, **c).is_empty() && !stage.is_updated_on_host(policies, **c)
+        };
+        let chunks = order.chunks.iter().filter(visits);
+        let tiles: Vec<_> =
+            chunks.flat_map(|c| (0..stage.chunks[*c].tiles.len()).map(|tile| (*c, tile))).collect();
+        Updates {
+            window: order.window(tiles.len()),
+            order,
+            tiles,
+            fetched: 0,
+            joined: policies.in_backward.then_some(0),
+            coming: VecDeque::new(),
+            going: VecDeque::new(),
+            on_host,
+            factor,
+            reads: false,
+            counting: VecDeque::new(),
         }
+    }
+
+    /// The first tiles begin to come, unless they have.
+    pub(super) fn read_first(&mut self, list: &mut Builder, gradients: &GradientPass) {
+        if std::mem::replace(&mut self.reads, true) {
+            return;
+        }
+        if let Some(on_host) = &mut self.on_host {
+            on_host.read_first(list, gradients);
+        }
+        (0..self.window.ahead).for_each(|_| self.fetch(list, gradients));
+    }
+
+    /// Within backward: updates the chunks whose gradients are reduced and known to be finite; `all`: waits until they are known.
+    pub(super) fn reduced(&mut self, list: &mut Builder, gradients: &mut GradientPass, all: bool) {
+        // All counts are on their way to the host before the first tile returns there.
+        while let Some(c) = gradients.reduced.pop_front() {
+            let counts = count_not_finite(list, gradients, c);
+            self.counting.push_back(counts);
+        }
+        // Where calls run later, the counts of a chunk arrive while the next block is computed.
+        let waiting_max = usize::from(!all && !gradients.policies.host_addressable);
+        while self.counting.len() > waiting_max {
+            let Some((c, token, [here, there])) = self.counting.pop_front() else { return };
+            list.emit(Op::Wait(token));
+            list.emit(Op::Free(here));
+            list.emit(Op::Mask(there));
+            list.emit(Op::Free(there));
+            self.chunk(list, gradients, c);
+            gradients.close(list, c);
+        }
+    }
+
+    /// Within backward, which is over: waits for the reductions that still run, and updates their chunks.
+    pub(super) fn rest(&mut self, list: &mut Builder, gradients: &mut GradientPass) {
+        loop {
+            let has_arrived = gradients.arrive_first(list);
+            self.reduced(list, gradients, !has_arrived);
+            if !has_arrived {
+                return;
+            }
+        }
+    }
+
+    /// Updates the chunks that are left, and waits until everything is in its place.
+    pub(super) fn finish(mut self, list: &mut Builder, gradients: &GradientPass) {
+        for c in self.order.chunks[self.order.within..].to_vec() {
+            self.chunk(list, gradients, c);
+        }
+        if let Some(on_host) = self.on_host.take() {
+            on_host.finish(list, gradients);
+        }
+        while !self.going.is_empty() {
+            self.receive(list);
+        }
+        self.factor.into_iter().for_each(|factor| list.emit(Op::Free(factor)));
+    }
+
+    /// Updates a chunk. What lies elsewhere may still return.
+    fn chunk(&mut self, list: &mut Builder, gradients: &GradientPass, c: usize) {
+        let (stage, policies) = (gradients.stage, gradients.policies);
+        let tiles = stage.tiles(policies, c).map_or(1, <[u64]>::len);
+        match &mut self.on_host {
+            Some(on_host) if stage.is_updated_on_host(policies, c) => {
+                (0..tiles).for_each(|tile| on_host.update(list, gradients, (c, tile)));
+            }
+            _ => {
+                (0..tiles).for_each(|tile| self.tile(list, gradients, (c, tile)));
+                publish(list, policies, stage, c);
+            }
+        }
+    }
+
+    /// Starts to bring the next tile, if there is one.
+    fn fetch(&mut self, list: &mut Builder, gradients: &GradientPass) {
+        let Some(tile) = self.tiles.get(self.fetched).copied() else { return };
+        self.fetched += 1;
+        let is_early = self.joined.is_some();
+        let parts = bring_parts(list, gradients, tile, |role| !(is_early && role == Role::Parameters));
+        self.coming.push_back(parts);
+    }
+
+    /// Within backward: brings the parameters of the tile that is updated next, and of those behind it in its chunk.
+    fn join(&mut self, list: &mut Builder, gradients: &GradientPass, entered: usize) {
+        let Some(mut joined) = self.joined else { return };
+        let chunk = self.tiles[entered].0;
+        let end = (entered + 1 + AHEAD).min(self.fetched);
+        while joined < end && self.tiles[joined].0 == chunk {
+            let parts = bring_parts(list, gradients, self.tiles[joined], |role| role == Role::Parameters);
+            self.coming[joined - entered].extend(parts);
+            joined += 1;
+        }
+        self.joined = Some(joined);
     }
 
     /// Updates a tile: a visitor, or what is reached where it stays.
-    fn tile(&mut self, list: &mut Builder, c: usize, tile: usize) {
-        let number = self.begun - self.coming.len();
-        let is_visit = self.tiles.get(number) == Some(&(c, tile));
-        let visitors = if is_visit { self.enter(list) } else { Vec::new() };
-        self.update(list, (c, tile), &visitors);
-        if is_visit {
-            self.leave(list, number, visitors);
+    fn tile(&mut self, list: &mut Builder, gradients: &GradientPass, tile: (usize, usize)) {
+        let entered = self.fetched - self.coming.len();
+        if self.tiles.get(entered) != Some(&tile) {
+            return update(list, (gradients, self.factor), tile, &[]);
         }
-    }
-
-    /// The next visit begins: waits for its parts. Returns where they stay, and where they are.
-    fn enter(&mut self, list: &mut Builder) -> Vec<(Buffer, Buffer)> {
-        self.lane.advance();
-        self.begin(list);
+        self.fetch(list, gradients);
+        self.join(list, gradients, entered);
         let parts = self.coming.pop_front().expect("each tile is brought before it is updated");
         let part = |(home, coming)| match coming {
             Coming::Moving(moving) => (home, arrive(list, moving)),
             Coming::Unread => (home, list.take_visitor(*list.spec(home), Stop::Device)),
         };
-        parts.into_iter().map(part).collect()
+        let visitors: Vec<(Buffer, Buffer)> = parts.into_iter().map(part).collect();
+        update(list, (gradients, self.factor), tile, &visitors);
+        self.leave(list, gradients.policies, visitors);
     }
 
-    fn update(&mut self, list: &mut Builder, (c, tile): (usize, usize), visitors: &[(Buffer, Buffer)]) {
-        let of = self.stage.first_chunk + c;
-        let is_in_place = self.gradients.chunks[c].place == GradientPlace::Parameters;
-        let here = |list: &Builder, role| {
-            let visitor = visitors.iter().find(|(home, _)| list.spec(*home).role == role);
-            visitor.map_or_else(|| list.buffer(role, of), |(_, here)| *here)
-        };
-        let gradient = match self.gradients.is_stored(c) {
-            true => here(list, Role::Sum),
-            false => self.gradients.sum(list, c),
-        };
-        let window = is_in_place.then(|| self.window(list, (c, tile), gradient));
-        let roles: Vec<Role> = optimizer_roles(self.policies, self.stage, c).collect();
-        let states = roles.into_iter().map(|role| here(list, role)).collect();
-        let parameters = here(list, Role::Parameters);
-        let states = list.operands(Vec::new(), states);
-        list.emit(Op::Update { gradient: window.unwrap_or(gradient), parameters, states });
-        window.into_iter().for_each(|window| list.emit(Op::Free(window)));
-    }
-
-    /// A copy of a tile's gradients that lie in the place of parameters, which the update overwrites.
-    fn window(&self, list: &mut Builder, (c, tile): (usize, usize), from: Buffer) -> Buffer {
-        let (memory, category) = (Memory::Device, Category::Workspace);
-        let window = list.take_as(BufferSpec {
-            role: Role::Gradient,
-            of: self.stage.first_chunk + c,
-            extent: Extent::Tile(tile as u32),
-            stop: Stop::Device,
-            start: 0,
-            elements: self.stage.chunks[c].tiles[tile],
-            memory,
-            dtype: self.policies.precision.accumulate,
-            category,
-            name: "gradient_window",
-            is_resident: false,
-        });
-        list.emit(Op::CopyPart { from, into: window });
-        window
-    }
-
-    /// The update of the visit has been issued: its parts return, and the next one goes on.
-    fn leave(&mut self, list: &mut Builder, number: usize, visitors: Vec<(Buffer, Buffer)>) {
+    /// The update of a visit has been issued: its parts return, and the next one goes on.
+    fn leave(&mut self, list: &mut Builder, policies: &Policies, visitors: Vec<(Buffer, Buffer)>) {
         let mut going = Vec::new();
         for (home, here) in visitors {
             // An update only reads gradients.
             match list.spec(home).role {
                 Role::Sum => list.emit(Op::Free(here)),
-                _ => going.push(send(list, self.policies, here, Row::of(home), false)),
+                _ => going.push(send(list, policies, here, Row::of(home), false)),
             }
         }
         self.going.push_back(going);
-        if let Some(next) = self.coming.front_mut() {
+        // Within backward, the first tile of the next chunk may still be read when kernels of the next block could be issued.
+        let left = self.fetched - self.coming.len();
+        let is_of_chunk = self.tiles.get(left).is_some_and(|next| next.0 == self.tiles[left - 1].0);
+        if let Some(next) = self.coming.front_mut().filter(|_| self.joined.is_none() || is_of_chunk) {
             for (_, coming) in next {
                 if let Coming::Moving(moving) = coming {
                     *moving = go_on(list, *moving);
                 }
             }
         }
-        for returned in self.lane.leave(number) {
+        if self.going.len() > self.window.behind {
             self.receive(list);
-            self.lane.end(returned);
         }
     }
 
@@ -205,4 +256,106 @@ impl Updates<'_> {
             arrive(list, moving);
         }
     }
+}
+
+/// Starts to bring the `wanted` parts of a tile that kernels do not reach where they stay.
+fn bring_parts(
+    list: &mut Builder,
+    gradients: &GradientPass,
+    (c, tile): (usize, usize),
+    wanted: impl Fn(Role) -> bool,
+) -> Vec<(Buffer, Coming)> {
+    let GradientPass { stage, policies, .. } = gradients;
+    let part = |role| {
+        let home = list.tile(role, stage.first_chunk + c, tile);
+        let mut visitor = *list.spec(home);
+        if role == Role::Sum {
+            visitor.elements = stage.chunks[c].tiles[tile];
+        }
+        let is_unread = role == Role::Parameters && policies.precision.has_master();
+        let coming = match is_unread {
+            true => Coming::Unread,
+            false => Coming::Moving(bring(list, policies, Row::of(home), visitor)),
+        };
+        (home, coming)
+    };
+    away(policies, stage, c).into_iter().filter(|role| wanted(*role)).map(part).collect()
+}
+
+/// Updates a tile on the device, with a factor of its own within backward; `visitors` are its parts that stay elsewhere, with their places.
+fn update(
+    list: &mut Builder,
+    (gradients, factor): (&GradientPass, Option<Buffer>),
+    (c, tile): (usize, usize),
+    visitors: &[(Buffer, Buffer)],
+) {
+    let GradientPass { stage, policies, .. } = gradients;
+    let (spec, of) = (&stage.chunks[c], stage.first_chunk + c);
+    let here = |list: &Builder, role| {
+        let visitor = visitors.iter().find(|(home, _)| list.spec(*home).role == role);
+        visitor.map_or_else(|| list.buffer(role, of), |(_, here)| *here)
+    };
+    let gradient = match gradients.is_stored(c) {
+        true => here(list, Role::Sum),
+        false => gradients.sum(list, c),
+    };
+    let of_tile = |role, elements, dtype, name| BufferSpec {
+        role,
+        of,
+        extent: Extent::Tile(tile as u32),
+        stop: Stop::Device,
+        start: 0,
+        elements,
+        memory: Memory::Device,
+        dtype,
+        category: Category::Workspace,
+        name,
+        is_resident: false,
+    };
+    // The update overwrites gradients that lie in the place of parameters.
+    let window = (stage.place(policies, c) == GradientPlace::Parameters).then(|| {
+        let accumulate = policies.precision.accumulate;
+        let window =
+            list.take_as(of_tile(Role::Gradient, spec.tiles[tile], accumulate, "gradient_window"));
+        list.emit(Op::CopyPart { from: gradient, into: window });
+        window
+    });
+    let scaled = (spec.scaled[tile] > 0).then(|| {
+        list.take_as(of_tile(Role::Scaled, spec.scaled[tile], DType::F32, "update.scaled_gradient"))
+    });
+    let roles = optimizer_roles(policies, stage, c);
+    let states = roles.map(|role| here(list, role)).collect();
+    let parameters = here(list, Role::Parameters);
+    let states = list.operands(factor.into_iter().chain(scaled).collect(), states);
+    list.emit(Op::Update { gradient: window.unwrap_or(gradient), parameters, states });
+    scaled.into_iter().chain(window).for_each(|buffer| list.emit(Op::Free(buffer)));
+}
+
+/// Counts a chunk for the norm, and starts to bring to the host how many elements of each gradient are not finite, of what the rank updates.
+fn count_not_finite(
+    list: &mut Builder,
+    gradients: &mut GradientPass,
+    c: usize,
+) -> (usize, Token, [Buffer; 2]) {
+    let (stage, from) = (gradients.stage, gradients.written(c));
+    list.emit(Op::Count { from, into: list.buffer(Role::Squares, stage.index) });
+    gradients.chunks[c].is_counted = true;
+    let counts = |memory| BufferSpec {
+        role: Role::NotFinite,
+        of: stage.first_chunk + c,
+        extent: Extent::Whole,
+        stop: if memory == Memory::Device { Stop::Device } else { Stop::Home },
+        start: 0,
+        elements: stage.chunks[c].parameter_count,
+        memory,
+        dtype: DType::F32,
+        category: Category::Workspace,
+        name: "update.not_finite",
+        is_resident: false,
+    };
+    let here = list.take_as(counts(Memory::Device));
+    list.emit(Op::CountNotFinite { from, into: here });
+    let there = list.take_as(counts(Memory::Host));
+    let token = list.start(Work::ToTiles { tiles: 1, is_part: false, from: here, into: there });
+    (c, token, [here, there])
 }

@@ -24,48 +24,16 @@ pub struct ChunkPrograms {
     pub peaks: MemoryPeaks,
 }
 
-/// Why a rank has no programs.
-#[derive(Debug, thiserror::Error)]
-pub enum ChunkProgramsError {
-    /// Something of the run that programs do not describe yet.
-    #[error("programs of chunks do not describe {0} yet")]
-    NotDescribed(&'static str),
-    /// A program breaks an invariant: a bug of `plan::program`.
-    #[error(transparent)]
-    Check(#[from] CheckError),
-}
-
 impl Spec {
     /// The programs of a rank's chunks.
     ///
     /// # Errors
-    /// Name of something that programs do not describe yet.
-    pub fn chunk_programs(&self, rank: usize) -> Result<ChunkPrograms, ChunkProgramsError> {
-        if let Some(what) = self.not_described() {
-            return Err(ChunkProgramsError::NotDescribed(what));
-        }
+    /// A program breaks an invariant: a bug of `plan::program`.
+    pub fn chunk_programs(&self, rank: usize) -> Result<ChunkPrograms, CheckError> {
         let chunks = chunks_of(&on_meta_without_order(self, rank, &Rank::new));
         let programs: Vec<Program> = PHASES.iter().map(|phase| chunks.lower(*phase)).collect();
         let peaks = check(&chunks, &programs, None)?;
         Ok(ChunkPrograms { rank, programs, peaks })
-    }
-
-    /// Something of the run that programs do not describe yet.
-    fn not_described(&self) -> Option<&'static str> {
-        let zero = &self.zero;
-        let any = |is_so: fn(ChunkResidence) -> bool| {
-            zero.residence.iter().flat_map(|stage| stage.described()).any(is_so)
-        };
-        let updates_on_host = zero.updates_on_host && !self.device.host_addressable;
-        let cases = [
-            (
-                updates_on_host && any(|lies| lies.optimizer != Memory::Device),
-                "updates that the host computes (memory.update)",
-            ),
-            (zero.delayed_update, "delayed updates (memory.delayed_update)"),
-            (zero.update_in_backward, "updates within backward (memory.update_in_backward)"),
-        ];
-        cases.into_iter().find(|(is_so, _)| *is_so).map(|(_, what)| what)
     }
 }
 
@@ -88,10 +56,11 @@ pub(crate) fn chunks_of(engine: &Rank) -> RankChunks {
         delayed: zero.delayed_update,
         in_backward: zero.update_in_backward,
     };
-    let mut first_chunk = 0;
+    let (mut first_chunk, mut first_tile) = (0, 0);
     let stage_of = |stage: &Stage| {
-        let chunks = stage_chunks(spec, stage, first_chunk, engine.at());
+        let chunks = stage_chunks(spec, stage, (first_chunk, first_tile), engine.at());
         first_chunk += chunks.chunks.len();
+        first_tile += chunks.chunks.iter().map(|chunk| chunk.tiles.len()).sum::<usize>();
         chunks
     };
     let own: Vec<StageChunks> = stages.iter().map(stage_of).collect();
@@ -106,7 +75,12 @@ pub(crate) fn chunks_of(engine: &Rank) -> RankChunks {
 }
 
 /// The chunks of a stage.
-fn stage_chunks(spec: &Spec, stage: &Stage, first_chunk: usize, at: Coordinates) -> StageChunks {
+fn stage_chunks(
+    spec: &Spec,
+    stage: &Stage,
+    (first_chunk, first_tile): (usize, usize),
+    at: Coordinates,
+) -> StageChunks {
     let (network, layout) = (&stage.network, stage.zero.layout());
     let uses = network.uses.iter().map(|used| {
         let mut chunks: Vec<usize> = used.iter().map(|p| layout.placed[*p].chunk).collect();
@@ -127,6 +101,7 @@ fn stage_chunks(spec: &Spec, stage: &Stage, first_chunk: usize, at: Coordinates)
         states: stage.zero.state_numbers(c),
         scaled: if c < stage.zero.trained_chunks() { stage.zero.scaled_elements(c) } else { Vec::new() },
         counted: stage.zero.counted(c),
+        parameter_count: layout.parameters(c).len() as u64,
         is_summed_over_data_alone: stage.zero.is_summed_over_data_alone(c),
     };
     let trained = stage.zero.trained_chunks();
@@ -151,6 +126,7 @@ fn stage_chunks(spec: &Spec, stage: &Stage, first_chunk: usize, at: Coordinates)
         chunks: (0..layout.chunks()).map(chunk).collect(),
         trained,
         terms,
+        first_tile,
         squares: layout.first_block.get(trained).copied().unwrap_or(layout.blocks),
     }
 }

@@ -18,6 +18,10 @@ pub(super) enum Value {
     Parameters(u32),
     /// Optimizer states behind this number of updates.
     States(u32),
+    /// The factor of the gradients of a phase, by its number.
+    Factor(u32),
+    /// Numbers of elements that are not finite, of the gradients of a phase.
+    NotFinite(u32),
     /// A sum of gradients.
     Gradient(Rc<Terms>),
     /// Sums of squares, or terms of gradients.
@@ -88,6 +92,8 @@ impl fmt::Display for Value {
             Value::Mixed => f.write_str("tiles that differ"),
             Value::Parameters(updates) => write!(f, "parameters of {updates} updates"),
             Value::States(updates) => write!(f, "states of {updates} updates"),
+            Value::Factor(phase) => write!(f, "the factor of phase {phase}"),
+            Value::NotFinite(phase) => write!(f, "counts of phase {phase}"),
             Value::Gradient(terms) => {
                 let over: Vec<&str> = terms.over.iter().map(|group| group.name()).collect();
                 let (runs, phase) = (terms.runs.len(), terms.phase);

@@ -111,7 +111,7 @@ pub fn check(
 
 /// The values that the decision of a program can have.
 fn decisions(program: &Program) -> &'static [bool] {
-    match program.actions.iter().any(|action| matches!(action.op, Op::Fetch(_))) {
+    match program.actions.iter().any(|action| matches!(action.op, Op::Fetch)) {
         true => &[true, false],
         false => &[true],
     }

@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use crate::program::action::{Buffer, SumGroup};
 use crate::program::chunks::{ChunkSpec, GradientPlace, StageChunks, TiedChunks};
-use crate::program::list::{Extent, Role, Stop};
+use crate::program::list::{Extent, Role};
 
 use super::Invariant;
 use super::contents::{Numbers, Part, Terms, Value};
@@ -203,10 +203,11 @@ impl Walk<'_> {
     /// Copies on the device: tiles that both buffers have, and the parts of other ranks where both have them.
     pub(super) fn copy_part(&mut self, from: Buffer, into: Buffer) -> Result<(), Broken> {
         let here = self.read(from)?;
-        if self.program.spec(into).stop == Stop::Home {
-            return self.put(here.own(), here.others, into);
+        let is_tile = |buffer| matches!(self.program.spec(buffer).extent, Extent::Tile(_));
+        if is_tile(from) || is_tile(into) {
+            return self.copy(&[from], &[into]);
         }
-        self.copy(from.0..from.0 + 1, into.0..into.0 + 1)
+        self.put(here.own(), here.others, into)
     }
 
     pub(super) fn add(&mut self, from: Buffer, into: Buffer) -> Result<(), Broken> {
@@ -297,6 +298,22 @@ impl Walk<'_> {
 
     fn counted(&self, stage: &StageChunks) -> BTreeSet<Part> {
         self.parts(stage, |spec| !spec.is_summed_over_data_alone)
+    }
+
+    /// Counts what is not finite.
+    pub(super) fn count_not_finite(&mut self, from: Buffer, into: Buffer) -> Result<(), Broken> {
+        self.look(from)?;
+        let counts = Value::NotFinite(self.phase);
+        self.touch(into, true)?.set_whole(counts);
+        Ok(())
+    }
+
+    /// The host reads what is not finite.
+    pub(super) fn mask(&mut self, counts: Buffer) -> Result<(), Broken> {
+        let found = self.read(counts)?.own();
+        self.masked.insert(self.of(counts));
+        let is_new = found == Value::NotFinite(self.phase);
+        expect(is_new, Invariant::Update, || format!("{} has {found}", self.name(counts)))
     }
 
     /// The part of a chunk that is looked at.

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use crate::program::action::{Buffer, Work};
+use crate::program::chunks::GradientPlace;
 use crate::program::list::{BufferSpec, Extent, Role};
 use crate::trace::Memory;
 
@@ -34,17 +35,57 @@ impl Walk<'_> {
         Ok(&mut self.touch(buffer, writes)?.tiles[tile - tiles.start])
     }
 
-    /// Updates a tile, or what is updated at once.
+    /// Updates a tile on the device, or what is updated at once.
     pub(super) fn update(
         &mut self,
-        gradient: Buffer,
-        parameters: Buffer,
-        states: &[Buffer],
+        (gradient, parameters): (Buffer, Buffer),
+        (read, states): (&[Buffer], &[Buffer]),
     ) -> Result<(), Broken> {
-        expect(self.applies == Some(true), Invariant::Update, || "the step is not applied".into())?;
-        let of = self.of(parameters);
-        let operands = || [gradient, parameters].into_iter().chain(states.iter().copied());
-        operands().try_for_each(|buffer| self.check_reach(buffer))?;
+        let written = || [parameters].into_iter().chain(states.iter().copied());
+        written().chain([gradient]).try_for_each(|buffer| self.check_reach(buffer))?;
+        for buffer in read {
+            match self.program.spec(*buffer).role {
+                Role::Factor(_) => self.check_factor(*buffer)?,
+                _ => drop(self.touch(*buffer, true)?),
+            }
+        }
+        self.update_tile(gradient, &written().collect::<Vec<_>>())
+    }
+
+    /// The host updates a tile in its memory: `reads` are a gradient and its factor.
+    pub(super) fn host_update(&mut self, reads: &[Buffer], writes: &[Buffer]) -> Result<(), Broken> {
+        for buffer in reads.iter().chain(writes) {
+            let is_here = self.program.spec(*buffer).memory == Memory::Host;
+            expect(is_here, Invariant::Reach, || format!("{} is no host memory", self.name(*buffer)))?;
+        }
+        let [gradient, factor] = reads else {
+            return Err((Invariant::Update, "a gradient and a factor are read".into()));
+        };
+        self.check_factor(*factor)?;
+        self.update_tile(*gradient, writes)
+    }
+
+    fn check_factor(&mut self, factor: Buffer) -> Result<(), Broken> {
+        let found = self.read(factor)?.own();
+        let is_new = found == Value::Factor(self.phase);
+        expect(is_new, Invariant::Version, || format!("{} has {found}", self.name(factor)))
+    }
+
+    /// Returns whether an update of a chunk may be issued: behind the decision, or within backward behind the count of its elements that
+    /// are not finite.
+    fn is_decided(&self, of: usize) -> bool {
+        let (stage, c) = self.stage_of(of);
+        match stage.place(&self.rank.policies, c) {
+            GradientPlace::Update => self.masked.contains(&of),
+            _ => self.applies == Some(true) || (self.rank.policies.in_backward && self.applies.is_some()),
+        }
+    }
+
+    /// Updates a tile: parameters, states and master weights are `written`.
+    fn update_tile(&mut self, gradient: Buffer, written: &[Buffer]) -> Result<(), Broken> {
+        let of = self.of(gradient);
+        expect(self.is_decided(of), Invariant::Update, || "the step is not applied".into())?;
+        let operands = || [gradient].into_iter().chain(written.iter().copied());
         let cut = operands().find(|b| matches!(self.program.spec(*b).extent, Extent::Tile(_)));
         let tile = cut.map_or(0, |buffer| self.tiles_of(buffer).start);
         let is_new = self.updated.insert((of, tile));
@@ -52,27 +93,36 @@ impl Walk<'_> {
         let over = self.groups(of);
         let sum = self.cell(gradient, tile, false)?.clone();
         self.complete(gradient, &sum, &over)?;
-        let is_whole = states.iter().any(|b| self.program.spec(*b).extent == Extent::Whole);
+        let is_state = |role| matches!(role, Role::State(_) | Role::Master);
+        let has_whole = |b: &Buffer| {
+            let spec = self.program.spec(*b);
+            is_state(spec.role) && spec.extent == Extent::Whole
+        };
+        let is_whole = written.iter().any(has_whole);
         if is_whole && cut.is_none() {
             let others = self.read(gradient)?.others;
             self.complete(gradient, &others, &over)?;
         }
-        let updates = self.updates;
-        for state in states {
-            let here = self.cell(*state, tile, true)?;
-            let before = std::mem::replace(here, Value::States(updates + 1));
-            expect(before == Value::States(updates), Invariant::Version, || format!("it has {before}"))?;
+        let (updates, landed) = (self.updates, self.landed);
+        let has_master = self.rank.policies.precision.has_master();
+        for buffer in written {
+            let (before, after) = match self.program.spec(*buffer).role {
+                role if is_state(role) => (Some(Value::States(updates)), Value::States(updates + 1)),
+                Role::Parameters if !has_master => {
+                    (Some(Value::Parameters(landed)), Value::Parameters(updates + 1))
+                }
+                Role::Parameters | Role::Updated => (None, Value::Parameters(updates + 1)),
+                _ => {
+                    self.touch(*buffer, true)?;
+                    continue;
+                }
+            };
+            let found = std::mem::replace(self.cell(*buffer, tile, true)?, after.clone());
+            let fits = before.is_none_or(|before| found == before);
+            expect(fits, Invariant::Version, || format!("it has {found}"))?;
             if is_whole {
-                self.touch(*state, true)?.others = Value::States(updates + 1);
+                self.touch(*buffer, true)?.others = after;
             }
-        }
-        let is_unread = self.rank.policies.precision.has_master();
-        let here = self.cell(parameters, tile, true)?;
-        let before = std::mem::replace(here, Value::Parameters(updates + 1));
-        let fits = is_unread || before == Value::Parameters(updates);
-        expect(fits, Invariant::Version, || format!("it has {before}"))?;
-        if is_whole {
-            self.touch(parameters, true)?.others = Value::Parameters(updates + 1);
         }
         Ok(())
     }
@@ -95,50 +145,50 @@ impl Walk<'_> {
 
     /// Copies between neighbouring memories.
     pub(super) fn copy_between(&mut self, work: Work) -> Result<(), Broken> {
-        let memory = |buffer: u32| self.program.spec(Buffer(buffer)).memory;
-        let memories = [work.reads().next().map_or(Memory::Device, memory), memory(work.target().0)];
+        let program = self.program;
+        let (reads, writes) = (program.reads(work), program.writes(work));
+        let memories = [reads, writes].map(|row| program.spec(row[0]).memory);
         let is_far = memories.contains(&Memory::Disk)
             && memories.contains(&Memory::Device)
             && !self.rank.policies.host_addressable;
         expect(!is_far, Invariant::Reach, || "disk is two copies away".into())?;
-        let is_row = |buffer: u32| {
-            let spec = self.program.spec(Buffer(buffer));
+        let is_row = |row: &[Buffer]| {
+            let spec = program.spec(row[0]);
             spec.is_resident && spec.role == Role::Sum && spec.memory != Memory::Device
         };
         match work {
-            Work::FromTiles { from, into, .. } if is_row(from.0) => self.bring(work.reads(), into),
-            Work::ToTiles { from, into, is_part, .. } if is_row(into.0) => {
-                self.send(from, work.writes(), is_part)
-            }
-            _ => self.copy(work.reads(), work.writes()),
+            Work::FromTiles { into, .. } if is_row(reads) => self.bring(reads, into),
+            Work::ToTiles { from, is_part, .. } if is_row(writes) => self.send(from, writes, is_part),
+            _ => self.copy(reads, writes),
         }
     }
 
     /// The buffers of a row that have some of the elements from `start` on.
-    fn covering(&self, row: Range<u32>, start: u64, elements: u64) -> Vec<Buffer> {
+    fn covering(&self, row: &[Buffer], start: u64, elements: u64) -> Vec<Buffer> {
         let mut first = 0;
         let has = |buffer: &Buffer| {
             let own = first..first + self.program.spec(*buffer).elements;
             first = own.end;
             own.start < start + elements && start < own.end
         };
-        row.map(Buffer).filter(has).collect()
+        row.iter().copied().filter(has).collect()
     }
 
     /// The contents of a stored sum where a piece of it belongs.
     pub(super) fn stored(&mut self, piece: Buffer) -> Result<Contents, Broken> {
         let BufferSpec { of, start, elements, .. } = *self.program.spec(piece);
-        let is_home = |spec: &BufferSpec| spec.is_resident && (spec.role, spec.of) == (Role::Sum, of);
-        let all = 0..self.program.residents() as u32;
-        let row: Vec<u32> = all.filter(|at| is_home(self.program.spec(Buffer(*at)))).collect();
-        let row = row.first().map_or(0..0, |first| *first..*first + row.len() as u32);
-        let covering = self.covering(row, start, elements);
+        let is_home = |buffer: &Buffer| {
+            let spec = self.program.spec(*buffer);
+            spec.is_resident && (spec.role, spec.of) == (Role::Sum, of)
+        };
+        let row: Vec<Buffer> = self.program.numbers.iter().copied().filter(is_home).collect();
+        let covering = self.covering(&row, start, elements);
         let values = covering.into_iter().map(|buffer| Ok(self.read(buffer)?.own()));
         Ok(Contents { tiles: values.collect::<Result<_, Broken>>()?, others: Value::Unset })
     }
 
     /// Brings elements of a stored gradient.
-    fn bring(&mut self, row: Range<u32>, into: Buffer) -> Result<(), Broken> {
+    fn bring(&mut self, row: &[Buffer], into: Buffer) -> Result<(), Broken> {
         let BufferSpec { role, extent, start, elements, .. } = *self.program.spec(into);
         let mut here = Contents::unset(0);
         let covering = self.covering(row, start, elements);
@@ -156,15 +206,15 @@ impl Walk<'_> {
     }
 
     /// Sends a gradient, or a piece of a sum, to where it stays.
-    fn send(&mut self, from: Buffer, row: Range<u32>, is_part: bool) -> Result<(), Broken> {
+    fn send(&mut self, from: Buffer, row: &[Buffer], is_part: bool) -> Result<(), Broken> {
         let BufferSpec { role, start, elements, .. } = *self.program.spec(from);
         let here = self.read(from)?;
         let (own, others) = (here.own(), here.others);
         let elements = if is_part { self.rank.policies.part(elements) } else { elements };
-        let mut covering = self.covering(row.clone(), start, elements);
+        let mut covering = self.covering(row, start, elements);
         if role == Role::Summed {
             // The sum of the chunk is complete when all its pieces are written.
-            covering = row.map(Buffer).collect();
+            covering = row.to_vec();
             self.write_back(from, &own);
         }
         covering.into_iter().try_for_each(|buffer| {
@@ -184,21 +234,25 @@ impl Walk<'_> {
     }
 
     /// Copies the tiles that buffers have in common.
-    pub(super) fn copy(&mut self, from: Range<u32>, into: Range<u32>) -> Result<(), Broken> {
+    pub(super) fn copy(&mut self, from: &[Buffer], into: &[Buffer]) -> Result<(), Broken> {
         let mut values = BTreeMap::new();
-        for buffer in from.clone().map(Buffer) {
-            let tiles = self.tiles_of(buffer);
-            values.extend(tiles.zip(self.read(buffer)?.tiles));
+        for buffer in from {
+            let tiles = self.tiles_of(*buffer);
+            values.extend(tiles.zip(self.read(*buffer)?.tiles));
         }
-        let whole = (from.len() == 1).then_some(Buffer(from.start)).filter(|from| self.is_whole(*from));
-        for buffer in into.map(Buffer) {
+        let whole = (from.len() == 1).then_some(from[0]).filter(|from| self.is_whole(*from));
+        for buffer in into.iter().copied() {
             if let Some(whole) = whole.filter(|_| self.is_whole(buffer)) {
                 let others = self.read(whole)?.others;
                 self.touch(buffer, true)?.others = others;
             }
+            // A tile that comes to a buffer of all leaves the others as they are.
+            let is_tile = |buffer: &Buffer| matches!(self.program.spec(*buffer).extent, Extent::Tile(_));
+            let keeps = from.iter().any(is_tile) && !is_tile(&buffer);
             for (place, tile) in self.tiles_of(buffer).enumerate() {
-                let value = values.get(&tile).cloned().unwrap_or_default();
-                self.touch(buffer, true)?.tiles[place] = value;
+                let value = values.get(&tile).cloned();
+                let here = &mut self.touch(buffer, true)?.tiles[place];
+                *here = value.unwrap_or_else(|| if keeps { here.clone() } else { Value::Unset });
             }
         }
         Ok(())

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
-use crate::program::action::{Action, Buffer, Op, SumGroup, Token, Work};
+use crate::program::action::{Action, Buffer, Guard, Op, SumGroup, Token, Work};
 use crate::program::chunks::{RankChunks, StageChunks};
 use crate::program::demand::BlockRun;
 use crate::program::list::{BufferSpec, Extent, Program, Role};
@@ -21,9 +21,19 @@ pub(super) type Broken = (Invariant, String);
 pub(super) struct State {
     /// Contents of the resident buffers.
     residents: Vec<Contents>,
-    flights: BTreeMap<Token, Work>,
+    flights: BTreeMap<Token, Flight>,
     updates: u32,
+    /// Updates whose parameters have come: delayed ones come later.
+    landed: u32,
     phases: u32,
+}
+
+/// Work in flight.
+#[derive(Clone)]
+struct Flight {
+    work: Work,
+    reads: Vec<Buffer>,
+    writes: Vec<Buffer>,
 }
 
 impl State {
@@ -40,7 +50,7 @@ impl State {
             contents
         };
         let residents = (0..program.residents()).map(loaded).collect();
-        State { residents, flights: BTreeMap::new(), updates: 0, phases: 0 }
+        State { residents, flights: BTreeMap::new(), updates: 0, landed: 0, phases: 0 }
     }
 
     /// The work in flight.
@@ -62,20 +72,25 @@ pub(super) struct Walk<'a> {
     demand: Vec<BlockRun>,
     pub(super) writers: BTreeMap<usize, Writers>,
     contents: Vec<Option<Contents>>,
-    flights: BTreeMap<Token, Work>,
+    flights: BTreeMap<Token, Flight>,
     /// For each buffer: works in flight that read it, and that write it.
     touched: Vec<[u16; 2]>,
     live: MemoryPeaks,
     pub(super) peaks: MemoryPeaks,
     budget: Option<MemoryPeaks>,
     pub(super) updates: u32,
+    pub(super) landed: u32,
+    /// True if a delayed update runs as the phase begins.
+    is_pending: bool,
     pub(super) phase: u32,
     ran: usize,
     /// Chunks of which some gradients are written in the current micro-batch: the next layer adds to them.
     pub(super) begun: BTreeSet<usize>,
     /// Chunk and tile of each update.
     pub(super) updated: BTreeSet<(usize, usize)>,
-    /// Chunks whose sums are looked at.
+    /// Chunks whose counts of what is not finite the host has read.
+    pub(super) masked: BTreeSet<usize>,
+    /// Parts of chunks whose sums are looked at.
     pub(super) looked: BTreeSet<Part>,
     /// Pieces of stored sums that were written, with the axis of the sum.
     pub(super) written_back: BTreeSet<(usize, u32, &'static str)>,
@@ -113,16 +128,19 @@ impl<'a> Walk<'a> {
             peaks: live,
             budget,
             updates: state.updates,
+            landed: state.landed,
+            is_pending: state.flights.keys().any(|token| token.updated_tile().is_some()),
             phase: state.phases + 1,
             ran: 0,
             begun: BTreeSet::new(),
             updated: BTreeSet::new(),
+            masked: BTreeSet::new(),
             looked: BTreeSet::new(),
             written_back: BTreeSet::new(),
             has_norm: false,
             applies: None,
         };
-        state.flights.into_iter().for_each(|(token, work)| walk.fly(token, work));
+        state.flights.into_iter().for_each(|(token, flight)| walk.fly(token, flight));
         walk
     }
 
@@ -140,9 +158,13 @@ impl<'a> Walk<'a> {
     }
 
     fn is_run(&self, action: &Action) -> Result<bool, Broken> {
-        let Some(guard) = action.when else { return Ok(true) };
-        let known = self.applies.ok_or((Invariant::Guard, "the decision is not known yet".to_string()))?;
-        Ok(known == guard.value)
+        let Guard { apply, pending } = action.when;
+        let unknown = || (Invariant::Guard, "the decision is not known yet".to_string());
+        let applies = match apply {
+            Some(value) => self.applies.ok_or_else(unknown)? == value,
+            None => true,
+        };
+        Ok(applies && pending.is_none_or(|value| value == self.is_pending))
     }
 
     pub(super) fn name(&self, buffer: Buffer) -> String {
@@ -168,16 +190,16 @@ impl<'a> Walk<'a> {
         self.touch(buffer, false).cloned()
     }
 
-    fn fly(&mut self, token: Token, work: Work) {
-        work.reads().for_each(|b| self.touched[b as usize][0] += 1);
-        work.writes().for_each(|b| self.touched[b as usize][1] += 1);
-        self.flights.insert(token, work);
+    fn fly(&mut self, token: Token, flight: Flight) {
+        flight.reads.iter().for_each(|b| self.touched[b.0 as usize][0] += 1);
+        flight.writes.iter().for_each(|b| self.touched[b.0 as usize][1] += 1);
+        self.flights.insert(token, flight);
     }
 
     fn land(&mut self, token: Token) -> bool {
-        let Some(work) = self.flights.remove(&token) else { return false };
-        work.reads().for_each(|b| self.touched[b as usize][0] -= 1);
-        work.writes().for_each(|b| self.touched[b as usize][1] -= 1);
+        let Some(flight) = self.flights.remove(&token) else { return false };
+        flight.reads.iter().for_each(|b| self.touched[b.0 as usize][0] -= 1);
+        flight.writes.iter().for_each(|b| self.touched[b.0 as usize][1] -= 1);
         true
     }
 
@@ -187,7 +209,8 @@ impl<'a> Walk<'a> {
         | Op::CopyPart { from, into }
         | Op::Pack { from, into }
         | Op::Unpack { from, into }
-        | Op::Count { from, into } = op
+        | Op::Count { from, into }
+        | Op::CountNotFinite { from, into } = op
         {
             self.check_reach(from)?;
             self.check_reach(into)?;
@@ -220,14 +243,21 @@ impl<'a> Walk<'a> {
                 self.has_norm = is_complete;
                 expect(is_complete, Invariant::Norm, || format!("the norm has {norms}"))
             }
-            Op::Fetch(_) => {
+            Op::Fetch => {
                 let first = self.applies.replace(applies).is_none();
                 expect(self.has_norm && first, Invariant::Norm, || "no norm to decide by".into())
             }
             Op::Update { gradient, parameters, states } => {
-                let (_, states) = self.program.operands(states);
-                self.update(gradient, parameters, states)
+                self.update((gradient, parameters), self.program.operands(states))
             }
+            Op::Factor(buffer) => {
+                let factor = Value::Factor(self.phase);
+                self.touch(buffer, true)?.set_whole(factor);
+                self.check_reach(buffer)
+            }
+            Op::Swap(one, other) => self.swap(one, other),
+            Op::CountNotFinite { from, into } => self.count_not_finite(from, into),
+            Op::Mask(buffer) => self.mask(buffer),
             Op::Start { token, work } => self.start(token, work),
             Op::Wait(token) => expect(self.land(token), Invariant::Wait, || "nothing to wait for".into()),
             Op::Land(token) => {
@@ -235,6 +265,17 @@ impl<'a> Walk<'a> {
                 Ok(())
             }
         }
+    }
+
+    fn swap(&mut self, one: Buffer, other: Buffer) -> Result<(), Broken> {
+        let [first, second] = [one, other].map(|b| *self.program.spec(b));
+        let are_alike =
+            (first.elements, first.memory, first.dtype) == (second.elements, second.memory, second.dtype);
+        expect(are_alike, Invariant::Reach, || "buffers that differ are swapped".into())?;
+        let theirs = self.touch(other, true)?.clone();
+        let own = std::mem::replace(self.touch(one, true)?, theirs);
+        *self.touch(other, true)? = own;
+        Ok(())
     }
 
     fn take(&mut self, buffer: Buffer) -> Result<(), Broken> {
@@ -290,9 +331,9 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
-    /// The parameters of a chunk behind all updates so far; frozen ones have none.
+    /// The parameters of a chunk behind all updates that have come so far; frozen ones have none.
     fn current(&self, buffer: Buffer) -> Value {
-        Value::Parameters(if self.writers.contains_key(&self.of(buffer)) { self.updates } else { 0 })
+        Value::Parameters(if self.writers.contains_key(&self.of(buffer)) { self.landed } else { 0 })
     }
 
     /// Returns whether the parts of other ranks have a value, where there are any: under stage 0, and on one rank, each rank updates all.
@@ -308,8 +349,11 @@ impl<'a> Walk<'a> {
     fn start(&mut self, token: Token, work: Work) -> Result<(), Broken> {
         let is_known = self.flights.contains_key(&token);
         expect(!is_known, Invariant::Wait, || "it is in flight already".into())?;
-        let into = work.target();
+        let program = self.program;
+        let (reads, writes) = (program.reads(work), program.writes(work));
+        let into = writes[0];
         match work {
+            Work::HostUpdate { .. } => self.host_update(reads, writes)?,
             Work::AllGather { from, .. } => {
                 let own = self.read(from)?.own();
                 if self.program.spec(from).role == Role::Parameters && from != into {
@@ -334,19 +378,20 @@ impl<'a> Walk<'a> {
             Work::FromTiles { .. } | Work::ToTiles { .. } => self.copy_between(work)?,
             Work::AllReduce { group, buffer } => self.all_reduce(group, buffer)?,
         }
-        self.fly(token, work);
-        let Some(kind) = self.kind(work) else { return Ok(()) };
-        let count = self.flights.values().filter(|other| self.kind(**other) == Some(kind)).count();
+        self.fly(token, Flight { work, reads: reads.to_vec(), writes: writes.to_vec() });
+        let Some(kind) = self.kind(work, into) else { return Ok(()) };
+        let of_kind = |other: &&Flight| self.kind(other.work, other.writes[0]) == Some(kind);
+        let count = self.flights.values().filter(of_kind).count();
         let fits = count <= self.program.in_flight_max[kind];
         expect(fits, Invariant::InFlight, || format!("{count} works are in flight"))
     }
 
     /// The kind of work that the plan counts: gathers of parameters, or reductions of gradients.
-    fn kind(&self, work: Work) -> Option<usize> {
-        if matches!(work, Work::FromTiles { .. } | Work::ToTiles { .. }) {
+    fn kind(&self, work: Work, into: Buffer) -> Option<usize> {
+        if !work.is_collective() {
             return None;
         }
-        match self.program.spec(work.target()).role {
+        match self.program.spec(into).role {
             Role::Gathered => Some(0),
             Role::Gradient | Role::Sum | Role::Partial(_) | Role::Rounded => Some(1),
             _ => None,
@@ -361,30 +406,42 @@ impl<'a> Walk<'a> {
         let left = (residents..self.contents.len()).find(|at| self.contents[*at].is_some());
         let name = |at: usize| format!("{} stays", self.name(Buffer(at as u32)));
         expect(left.is_none(), Invariant::Pairing, || left.map_or(String::new(), name))?;
-        let carries = self.program.phase != PhaseName::Save && self.rank.policies.host_addressable;
-        let stays = self.flights.keys().all(|token| carries && token.published_chunk().is_some());
+        let (phase, policies) = (self.program.phase, &self.rank.policies);
+        let may_stay = |token: &Token| match token.published_chunk() {
+            Some(_) => policies.host_addressable,
+            None => token.updated_tile().is_some(),
+        };
+        let stays = self.flights.keys().all(|token| phase != PhaseName::Save && may_stay(token));
         expect(stays, Invariant::Wait, || format!("{} works stay in flight", self.flights.len()))?;
         expect(self.begun.is_empty(), Invariant::Terms, || "gradients are not reduced".into())?;
         let all: BTreeSet<Part> = self.rank.stages.iter().flat_map(|s| self.parts(s, |_| true)).collect();
-        let is_seen = self.program.phase != PhaseName::Diagnose || self.looked == all;
+        let is_seen = phase != PhaseName::Diagnose || policies.in_backward || self.looked == all;
         expect(is_seen, Invariant::Terms, || "some sums are not looked at".into())?;
-        if self.program.phase == PhaseName::Step {
-            let applies = self.applies.ok_or((Invariant::Update, "no decision".to_string()))?;
+        let mut applies = false;
+        if phase == PhaseName::Step {
+            // Within backward, updates are issued whatever is decided: the rank masks them.
+            applies = self.applies.ok_or((Invariant::Update, "no decision".to_string()))? || policies.in_backward;
             let tiles = |stage: &StageChunks| {
-                let of = |c| stage.tiles(&self.rank.policies, c).map_or(1, <[u64]>::len);
+                let of = |c| stage.tiles(policies, c).map_or(1, <[u64]>::len);
                 (0..stage.trained).map(of).sum::<usize>()
             };
             let all: usize = self.rank.stages.iter().map(tiles).sum();
             let (found, expected) = (self.updated.len(), if applies { all } else { 0 });
             expect(found == expected, Invariant::Update, || format!("{found} tiles are updated"))?;
-            self.updates += u32::from(applies);
         }
+        if policies.delayed {
+            self.landed += u32::from(self.is_pending && (applies || phase == PhaseName::Save));
+        } else {
+            self.landed += u32::from(applies);
+        }
+        self.updates += u32::from(applies);
         let contents: Vec<Contents> = self.contents[..residents].iter().flatten().cloned().collect();
         for (at, here) in contents.iter().enumerate() {
             self.check_current(Buffer(at as u32), here)?;
         }
         let flights = std::mem::take(&mut self.flights);
-        Ok(State { residents: contents, flights, updates: self.updates, phases: self.phase })
+        let (updates, landed, phases) = (self.updates, self.landed, self.phase);
+        Ok(State { residents: contents, flights, updates, landed, phases })
     }
 
     /// Checks that what stays between phases has seen all updates.
@@ -406,7 +463,7 @@ pub(super) fn expect(holds: bool, broken: Invariant, fact: impl FnOnce() -> Stri
 
 /// Number of tiles that a buffer has of what the rank updates of its chunk.
 pub(super) fn tiles(rank: &RankChunks, spec: &BufferSpec) -> usize {
-    let is_of_chunk = !matches!(spec.role, Role::Terms | Role::Squares | Role::Norms);
+    let is_of_chunk = !matches!(spec.role, Role::Terms | Role::Factor(_) | Role::Squares | Role::Norms);
     if !is_of_chunk || matches!(spec.extent, Extent::Tile(_)) {
         return 1;
     }
