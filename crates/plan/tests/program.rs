@@ -1,7 +1,8 @@
 //! Programs of small ranks: their text, and their check.
 
 use phalanx_plan::program::{
-    ChunkSpec, GradientBuffering, Invariant, PHASES, Piece, Policies, Program, RankChunks, StageChunks, Terms, TiedChunks, check,
+    ChunkSpec, GradientBuffering, Invariant, PHASES, Piece, Policies, Program, RankChunks, StageChunks,
+    Terms, TiedChunks, check,
 };
 use phalanx_plan::trace::{DType, Memory, PhaseName};
 use phalanx_plan::{Action, Kind, Precision, Step, ZeroStage};
@@ -26,6 +27,17 @@ pub fn policies(stage: ZeroStage) -> Policies {
         delayed: false,
         in_backward: false,
     }
+}
+
+/// The same with two micro-batches.
+fn several(stage: ZeroStage) -> Policies {
+    Policies { micro_batches: 2, ..policies(stage) }
+}
+
+/// The same with gradients that are communicated in another type than that in which they accumulate.
+fn rounded(policies: Policies) -> Policies {
+    let precision = Precision { communicate: DType::BF16, ..policies.precision };
+    Policies { precision, ..policies }
 }
 
 /// A stage of two blocks, which share a chunk, and perhaps a head, which shares one with the second.
@@ -160,15 +172,8 @@ fn far(policies: Policies) -> Policies {
 /// Ranks with all policies, and their names.
 pub fn ranks() -> Vec<(&'static str, RankChunks)> {
     use ZeroStage::{One, Three, Two, Zero};
-    let several = |stage| Policies { micro_batches: 2, ..policies(stage) };
     let tree = |policies, micro_batches| Policies { micro_batches, sums_by_tree: true, ..policies };
-    let rounded = |policies: Policies| {
-        let precision = Precision { communicate: DType::BF16, ..policies.precision };
-        Policies { precision, ..policies }
-    };
-    let delayed = |policies| Policies { delayed: true, updates_on_host: true, ..policies };
-    let within = |policies| Policies { in_backward: true, ..policies };
-    vec![
+    let mut ranks = vec![
         ("stage 0", rank(policies(Zero))),
         ("stage 0, 2 micro-batches", rank(several(Zero))),
         ("stage 0, rounded", rank(rounded(policies(Zero)))),
@@ -201,6 +206,21 @@ pub fn ranks() -> Vec<(&'static str, RankChunks)> {
         ("stage 2, states in host memory", away(far(policies(Two)), Memory::Device, Memory::Host)),
         ("stage 3, everything on disk", away(policies(Three), Memory::Disk, Memory::Disk)),
         ("stage 3, everything on a far disk", away(far(several(Three)), Memory::Disk, Memory::Disk)),
+        ("stage 3, one rank, parameters in host memory", {
+            let policies = Policies { data_ranks: 1, prefetch: 0, ..far(policies(Three)) };
+            away(policies, Memory::Host, Memory::Device)
+        }),
+    ];
+    ranks.extend(ranks_with_updates_elsewhere());
+    ranks
+}
+
+/// Ranks whose gradients stay in other memories, or whose updates are by the host, delayed or within backward.
+fn ranks_with_updates_elsewhere() -> Vec<(&'static str, RankChunks)> {
+    use ZeroStage::{One, Three, Two, Zero};
+    let delayed = |policies| Policies { delayed: true, updates_on_host: true, ..policies };
+    let within = |policies| Policies { in_backward: true, ..policies };
+    vec![
         ("stage 0, gradients on disk", gradients_away(several(Zero), Memory::Disk, Memory::Device)),
         ("stage 1, gradients in host memory, deferred, no overlap", {
             let policies = Policies { defer: true, overlap: false, ..several(One) };
@@ -234,10 +254,6 @@ pub fn ranks() -> Vec<(&'static str, RankChunks)> {
             let mut rank = away(policies, Memory::Device, Memory::Host);
             rank.stages[0].chunks[0].is_summed_over_data_alone = false;
             rank
-        }),
-        ("stage 3, one rank, parameters in host memory", {
-            let policies = Policies { data_ranks: 1, prefetch: 0, ..far(policies(Three)) };
-            away(policies, Memory::Host, Memory::Device)
         }),
     ]
 }

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use phalanx_plan::program::{Action, Guard, Op, PHASES, Program, RankChunks, Token, Work, check};
+use phalanx_plan::program::{Action, Guard, Op, PHASES, Program, RankChunks, Span, Token, Work, check};
 
 use crate::generator::Generator;
 use crate::program::{programs, ranks};
@@ -86,6 +86,7 @@ fn things(program: &Program, action: &Action) -> [BTreeSet<Thing>; 2] {
         | Op::Pack { from, into }
         | Op::Unpack { from, into }
         | Op::Restore { from, into }
+        | Op::CountNotFinite { from, into }
         | Op::Total { from, into } => pair(from.0, into.0),
         // Each chunk has blocks of its own.
         Op::Count { from, into } => reads.extend([from, into].map(|b| Thing::Buffer(b.0))),
@@ -98,7 +99,6 @@ fn things(program: &Program, action: &Action) -> [BTreeSet<Thing>; 2] {
             pair(one.0, other.0);
             pair(other.0, one.0);
         }
-        Op::CountNotFinite { from, into } => pair(from.0, into.0),
         Op::Mask(b) => {
             pair(b.0, b.0);
             writes.insert(Thing::Masked(program.spec(b).of));
@@ -115,13 +115,7 @@ fn things(program: &Program, action: &Action) -> [BTreeSet<Thing>; 2] {
             reads.extend(read.iter().map(|b| Thing::Buffer(b.0)));
             reads.extend([Thing::Decision, Thing::Masked(program.spec(gradient).of)]);
         }
-        Op::Run { operands, .. } => {
-            let (read, written) = program.operands(operands);
-            reads.extend(read.iter().map(|b| Thing::Buffer(b.0)));
-            writes.extend(written.iter().map(|b| Thing::Buffer(b.0)));
-            writes.extend(written.iter().map(|b| Thing::Written(program.spec(*b).of)));
-            writes.insert(Thing::Runs);
-        }
+        Op::Run { operands, .. } => run_things(program, operands, &mut reads, &mut writes),
         Op::Start { token, work } => {
             work_things((program, work), &mut reads, &mut writes);
             writes.insert(Thing::Work(token));
@@ -149,11 +143,15 @@ fn things(program: &Program, action: &Action) -> [BTreeSet<Thing>; 2] {
     [reads, writes]
 }
 
-fn work_things(
-    (program, work): (&Program, Work),
-    reads: &mut BTreeSet<Thing>,
-    writes: &mut BTreeSet<Thing>,
-) {
+fn run_things(program: &Program, operands: Span, reads: &mut BTreeSet<Thing>, writes: &mut BTreeSet<Thing>) {
+    let (read, written) = program.operands(operands);
+    reads.extend(read.iter().map(|b| Thing::Buffer(b.0)));
+    writes.extend(written.iter().map(|b| Thing::Buffer(b.0)));
+    writes.extend(written.iter().map(|b| Thing::Written(program.spec(*b).of)));
+    writes.insert(Thing::Runs);
+}
+
+fn work_things((program, work): (&Program, Work), reads: &mut BTreeSet<Thing>, writes: &mut BTreeSet<Thing>) {
     reads.extend(program.reads(work).iter().map(|b| Thing::Buffer(b.0)));
     writes.extend(program.writes(work).iter().map(|b| Thing::Buffer(b.0)));
 }

@@ -237,10 +237,13 @@ fn gradients_in_place_and_delayed_updates_see_the_same() {
         assert_same_state(&format!("in place, {world} ranks"), &expected.state, &run(&config).state);
         config.memory.gradients_in_place = false;
         (config.memory.optimizer, config.memory.gradients) = (Tier::Host, Tier::Host);
-        let first = |config: &RunConfig| run_between(config, 0..1, false, &FRESH);
-        let at_once = first(&config);
-        config.memory.delayed_update = true;
-        assert_same_state(&format!("delayed, {world} ranks"), &at_once.state, &first(&config).state);
+        for host in [false, true] {
+            let first = |config: &RunConfig| run_between(config, 0..1, host, &FRESH);
+            let mut delayed = config.clone();
+            delayed.memory.delayed_update = true;
+            let what = format!("delayed, {world} ranks, host addresses device memory: {host}");
+            assert_same_state(&what, &first(&config).state, &first(&delayed).state);
+        }
     }
 }
 

@@ -55,7 +55,7 @@ impl Delayed {
         let (mut gradients, mut parameters, mut scaled) = (Vec::new(), Vec::new(), Vec::new());
         for (c, chunk) in states.chunks[..map.trained].iter().enumerate() {
             let of_tile = |tile| scaled_on_host(device, (map, rules), stage, (c, tile));
-            scaled.push(chunk.tiles.iter().map(of_tile).collect());
+            scaled.push(states.tiles(c).iter().map(of_tile).collect());
             let in_host = chunk.slots.iter().all(|slot| slot.memory == Memory::Host);
             let roles = [Role::Master, Role::Gradients, Role::Parameters].map(|role| chunk.position(role));
             let [Some(_), Some(stored), None] = roles.map(|role| role.filter(|_| in_host)) else {

@@ -8,7 +8,6 @@ use crate::zero::ZeroStage;
 use super::action::{Action, Buffer, Decision, Guard, Op, SiteNumber, Span, Token, Work};
 use super::chunks::{GradientBuffering, GradientPlace, Policies, RankChunks, StageChunks};
 use super::demand::BlockRun;
-use super::host_updates;
 use super::list::{BufferSpec, Extent, Program, Role, Stop};
 
 /// Buffers in which contents stay, one behind another.
@@ -146,9 +145,18 @@ impl Builder {
             for tile in (0..).zip(&spec.scaled).filter(|(_, elements)| **elements > 0) {
                 let (extent, elements) = (Extent::Tile(tile.0), *tile.1);
                 let (category, name) = (Category::Workspace, "update.host_window");
-                let host = host_updates::factor(Memory::Host);
+                let host = factor(Memory::Host);
                 let role = Role::Scaled;
-                self.declare(BufferSpec { role, of, extent, elements, category, name, is_resident: true, ..host });
+                self.declare(BufferSpec {
+                    role,
+                    of,
+                    extent,
+                    elements,
+                    category,
+                    name,
+                    is_resident: true,
+                    ..host
+                });
             }
             for stored in row(self.row(Role::Sum, of)) {
                 self.declare(BufferSpec { role: Role::Twin, ..*self.spec(stored) });
@@ -161,7 +169,7 @@ impl Builder {
         }
         for number in [1, 2] {
             let (role, of) = (Role::Factor(number), stage.index);
-            self.declare(BufferSpec { role, of, is_resident: true, ..host_updates::factor(Memory::Host) });
+            self.declare(BufferSpec { role, of, is_resident: true, ..factor(Memory::Host) });
         }
     }
 
@@ -306,6 +314,27 @@ fn scalars(role: Role, of: usize, elements: u64, name: &'static str) -> BufferSp
     let (extent, stop, memory) = (Extent::Whole, Stop::Home, Memory::Device);
     let (dtype, category, is_resident) = (DType::F64, Category::Workspace, true);
     BufferSpec { role, of, extent, stop, start: 0, elements, memory, dtype, category, name, is_resident }
+}
+
+/// The buffer of a factor.
+pub(super) fn factor(memory: Memory) -> BufferSpec {
+    let (role, extent, category, name) =
+        (Role::Factor(0), Extent::Whole, Category::Workspace, "update.factor");
+    let stop = if memory == Memory::Device { Stop::Device } else { Stop::Home };
+    let (dtype, is_resident) = (DType::F32, false);
+    BufferSpec {
+        role,
+        of: 0,
+        extent,
+        stop,
+        start: 0,
+        elements: 1,
+        memory,
+        dtype,
+        category,
+        name,
+        is_resident,
+    }
 }
 
 /// Key of a buffer: role, chunk, tile and stop. Where contents stay, they are in tiles or not; visitors may be both.

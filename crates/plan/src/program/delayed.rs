@@ -10,8 +10,8 @@ use super::builder::Builder;
 use super::gradients::GradientPass;
 use super::host_updates::{bring_factor, host_operands, on_device};
 use super::list::{BufferSpec, Extent, Role};
+use super::order::optimizer_roles;
 use super::parameters::publish;
-use super::updates::optimizer_roles;
 
 /// The tiles of a stage's trained chunks, each with the token of its update.
 fn tiles<'a>(gradients: &'a GradientPass) -> impl Iterator<Item = (usize, usize, Token)> + use<'a> {

@@ -236,7 +236,8 @@ impl<'a> GradientPass<'a> {
             }
             (chunk.awaited, chunk.done) = (self.writers[c], chunk.done + 1);
             let is_whole = self.buffering == GradientBuffering::InPlace;
-            let (waits, has_tree) = (is_whole && chunk.done < self.policies.micro_batches, chunk.tree.is_some());
+            let (waits, has_tree) =
+                (is_whole && chunk.done < self.policies.micro_batches, chunk.tree.is_some());
             if !waits || has_tree {
                 list.emit(Op::Clear(self.written(c)));
             }

@@ -6,12 +6,11 @@ use std::collections::VecDeque;
 use crate::trace::{Category, DType, Memory};
 
 use super::action::{Buffer, Op, Token, Work};
-use super::builder::Builder;
+use super::builder::{Builder, factor};
 use super::gradients::GradientPass;
 use super::list::{BufferSpec, Extent, Role, Stop};
-use super::order::{AHEAD, UpdateOrder, Window};
+use super::order::{AHEAD, UpdateOrder, Window, optimizer_roles};
 use super::parameters::publish;
-use super::updates::optimizer_roles;
 
 /// A part of a tile that comes to host memory.
 #[derive(Clone, Copy)]
@@ -19,15 +18,22 @@ struct Part {
     role: Role,
     /// The place on disk to which it returns, or from which it comes.
     home: Option<Buffer>,
-    way: Way,
+    arrival: Arrival,
 }
 
 #[derive(Clone, Copy)]
-enum Way {
+enum Arrival {
     /// It stays in host memory.
     Here(Buffer),
-    FromDisk { token: Token, here: Buffer },
-    FromDevice { token: Token, window: Buffer, here: Buffer },
+    FromDisk {
+        token: Token,
+        here: Buffer,
+    },
+    FromDevice {
+        token: Token,
+        window: Buffer,
+        here: Buffer,
+    },
     /// The update only writes it.
     Unread(BufferSpec),
 }
@@ -75,15 +81,6 @@ pub(super) fn bring_factor(
     there
 }
 
-/// The buffer of a factor.
-pub(super) fn factor(memory: Memory) -> BufferSpec {
-    let (role, extent, category, name) =
-        (Role::Factor(0), Extent::Whole, Category::Workspace, "update.factor");
-    let stop = if memory == Memory::Device { Stop::Device } else { Stop::Home };
-    let (dtype, is_resident) = (DType::F32, false);
-    BufferSpec { role, of: 0, extent, stop, start: 0, elements: 1, memory, dtype, category, name, is_resident }
-}
-
 impl HostUpdates {
     /// Prepares the updates that the host computes. None when there are none.
     pub(super) fn begin(
@@ -118,18 +115,18 @@ impl HostUpdates {
         self.join(list, gradients, tile.0);
         let coming = self.coming.pop_front().expect("each tile is fetched before it is updated");
         let arrive = |part: Part| {
-            let here = match part.way {
-                Way::Here(here) => here,
-                Way::FromDisk { token, here } => {
+            let here = match part.arrival {
+                Arrival::Here(here) => here,
+                Arrival::FromDisk { token, here } => {
                     list.emit(Op::Wait(token));
                     here
                 }
-                Way::FromDevice { token, window, here } => {
+                Arrival::FromDevice { token, window, here } => {
                     list.emit(Op::Wait(token));
                     list.emit(Op::Free(window));
                     here
                 }
-                Way::Unread(spec) => list.take_as(spec),
+                Arrival::Unread(spec) => list.take_as(spec),
             };
             (part.role, part.home, here)
         };
@@ -276,8 +273,7 @@ fn in_host_memory(of: BufferSpec) -> BufferSpec {
 
 /// Device memory for a part of a tile.
 pub(super) fn on_device(of: BufferSpec) -> BufferSpec {
-    let (stop, memory, category, name) =
-        (Stop::Device, Memory::Device, Category::Workspace, "update.window");
+    let (stop, memory, category, name) = (Stop::Device, Memory::Device, Category::Workspace, "update.window");
     BufferSpec { stop, memory, category, name, start: 0, is_resident: false, ..of }
 }
 
@@ -300,16 +296,19 @@ fn stored(
         let elements = if matches!(role, Role::State(_)) { stored.elements } else { spec.tiles[tile] };
         let window = in_host_memory(BufferSpec { elements, ..stored });
         let is_unread = role == Role::Parameters && policies.precision.has_master();
-        let way = match stored.memory {
-            Memory::Disk if is_unread => Way::Unread(window),
+        let arrival = match stored.memory {
+            Memory::Disk if is_unread => Arrival::Unread(window),
             Memory::Disk => {
                 let here = list.take_as(window);
-                Way::FromDisk { token: list.start(Work::FromTiles { tiles: 1, from: home, into: here }), here }
+                Arrival::FromDisk {
+                    token: list.start(Work::FromTiles { tiles: 1, from: home, into: here }),
+                    here,
+                }
             }
-            _ => Way::Here(home),
+            _ => Arrival::Here(home),
         };
         let home = (stored.memory == Memory::Disk).then_some(home);
-        parts.push(Part { role, home, way });
+        parts.push(Part { role, home, arrival });
     }
     parts
 }
@@ -320,28 +319,28 @@ fn from_device(list: &mut Builder, gradients: &GradientPass, (c, tile): (usize, 
     let mut parts = Vec::new();
     if !gradients.is_stored(c) {
         let spec = of_tile(gradients, (c, tile), (Role::Sum, policies.precision.accumulate));
-        let way = to_host(list, gradients.sum(list, c), spec);
-        parts.push(Part { role: Role::Sum, home: None, way });
+        let arrival = to_host(list, gradients.sum(list, c), spec);
+        parts.push(Part { role: Role::Sum, home: None, arrival });
     }
     if stage.chunks[c].parameters == Memory::Device {
         let spec = of_tile(gradients, (c, tile), (Role::Parameters, policies.precision.compute));
-        let way = match policies.precision.has_master() {
-            true => Way::Unread(spec),
+        let arrival = match policies.precision.has_master() {
+            true => Arrival::Unread(spec),
             false => {
                 let from = list.buffer(Role::Parameters, stage.first_chunk + c);
                 to_host(list, from, spec)
             }
         };
-        parts.push(Part { role: Role::Parameters, home: None, way });
+        parts.push(Part { role: Role::Parameters, home: None, arrival });
     }
     parts
 }
 
 /// Starts to copy a tile of a buffer on the device to host memory.
-fn to_host(list: &mut Builder, from: Buffer, tile: BufferSpec) -> Way {
+fn to_host(list: &mut Builder, from: Buffer, tile: BufferSpec) -> Arrival {
     let window = list.take_as(on_device(tile));
     list.emit(Op::CopyPart { from, into: window });
     let here = list.take_as(tile);
     let token = list.start(Work::ToTiles { tiles: 1, is_part: false, from: window, into: here });
-    Way::FromDevice { token, window, here }
+    Arrival::FromDevice { token, window, here }
 }

@@ -188,9 +188,9 @@ impl Program {
     /// The buffers that a work writes.
     pub fn writes(&self, work: Work) -> &[Buffer] {
         match work {
-            Work::AllGather { into, .. } | Work::ReduceScatter { into, .. } | Work::FromTiles { into, .. } => {
-                self.row(into, 1)
-            }
+            Work::AllGather { into, .. }
+            | Work::ReduceScatter { into, .. }
+            | Work::FromTiles { into, .. } => self.row(into, 1),
             Work::AllReduce { buffer, .. } => self.row(buffer, 1),
             Work::ToTiles { into, tiles, .. } => self.row(into, tiles),
             Work::HostUpdate { operands } => self.operands(operands).1,

@@ -1,10 +1,21 @@
 //! The order in which the chunks of a stage are updated, and which of them within backward.
 
 use super::chunks::{GradientPlace, Policies, StageChunks};
+use super::list::Role;
 
 /// Tiles that arrive while an update works on an earlier one, and that return while it works on a later one.
 pub(super) const AHEAD: usize = 2;
 const BEHIND: usize = 2;
+
+/// The optimizer states of a chunk, then its master weights.
+pub(super) fn optimizer_roles(
+    policies: &Policies,
+    stage: &StageChunks,
+    c: usize,
+) -> impl Iterator<Item = Role> + use<> {
+    let states = (0..stage.chunks[c].states.len() as u16).map(Role::State);
+    states.chain(policies.precision.has_master().then_some(Role::Master))
+}
 
 /// The order of updates.
 pub(super) struct UpdateOrder {

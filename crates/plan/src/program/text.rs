@@ -6,7 +6,7 @@
 
 use std::fmt;
 
-use super::action::{Action, Buffer, Decision, Op, Token, Work};
+use super::action::{Action, Buffer, Op, Token, Work};
 use super::list::{Extent, Program, Role, Stop};
 
 /// Columns of a line.

@@ -6,12 +6,12 @@ use std::collections::VecDeque;
 use crate::trace::{Category, DType, Memory};
 
 use super::action::{Buffer, Op, Token, Work};
-use super::builder::{Builder, Row};
+use super::builder::{Builder, Row, factor};
 use super::chunks::{GradientPlace, Policies, StageChunks};
 use super::gradients::GradientPass;
-use super::host_updates::{HostUpdates, factor};
+use super::host_updates::HostUpdates;
 use super::list::{BufferSpec, Extent, Role, Stop};
-use super::order::{AHEAD, UpdateOrder, Window};
+use super::order::{AHEAD, UpdateOrder, Window, optimizer_roles};
 use super::parameters::publish;
 use super::visits::{Moving, arrive, bring, go_on, send};
 
@@ -62,34 +62,20 @@ fn away(policies: &Policies, stage: &StageChunks, c: usize) -> Vec<Role> {
     roles
 }
 
-/// The optimizer states of a chunk, then its master weights.
-pub(super) fn optimizer_roles(
-    policies: &Policies,
-    stage: &StageChunks,
-    c: usize,
-) -> impl Iterator<Item = Role> + use<> {
-    let states = (0..stage.chunks[c].states.len() as u16).map(Role::State);
-    states.chain(policies.precision.has_master().then_some(Role::Master))
-}
-
 impl Updates {
     /// Begins the updates of a step: before forward, if they run within backward.
     pub(super) fn begin(list: &mut Builder, gradients: &GradientPass) -> Updates {
         let (stage, policies) = (gradients.stage, gradients.policies);
         let order = UpdateOrder::new(stage, policies);
         let factor = policies.in_backward.then(|| {
-            let here = list.take_as(BufferSpec {
-                role: Role::Factor(3),
-                of: stage.index,
-                ..factor(Memory::Device)
-            });
+            let here =
+                list.take_as(BufferSpec { role: Role::Factor(3), of: stage.index, ..factor(Memory::Device) });
             list.emit(Op::Factor(here));
             here
         });
         let on_host = HostUpdates::begin(list, gradients, (&order, factor));
-        let visits = |c: &&usize| {
-            !away(policies, stage, **c).is_empty() && !stage.is_updated_on_host(policies, **c)
-        };
+        let visits =
+            |c: &&usize| !away(policies, stage, **c).is_empty() && !stage.is_updated_on_host(policies, **c);
         let chunks = order.chunks.iter().filter(visits);
         let tiles: Vec<_> =
             chunks.flat_map(|c| (0..stage.chunks[*c].tiles.len()).map(|tile| (*c, tile))).collect();
@@ -152,9 +138,8 @@ impl Updates {
 
     /// Updates the chunks that are left, and waits until everything is in its place.
     pub(super) fn finish(mut self, list: &mut Builder, gradients: &GradientPass) {
-        for c in self.order.chunks[self.order.within..].to_vec() {
-            self.chunk(list, gradients, c);
-        }
+        let behind = self.order.chunks.split_off(self.order.within);
+        behind.into_iter().for_each(|c| self.chunk(list, gradients, c));
         if let Some(on_host) = self.on_host.take() {
             on_host.finish(list, gradients);
         }
@@ -315,8 +300,7 @@ fn update(
     // The update overwrites gradients that lie in the place of parameters.
     let window = (stage.place(policies, c) == GradientPlace::Parameters).then(|| {
         let accumulate = policies.precision.accumulate;
-        let window =
-            list.take_as(of_tile(Role::Gradient, spec.tiles[tile], accumulate, "gradient_window"));
+        let window = list.take_as(of_tile(Role::Gradient, spec.tiles[tile], accumulate, "gradient_window"));
         list.emit(Op::CopyPart { from: gradient, into: window });
         window
     });

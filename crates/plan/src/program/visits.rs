@@ -31,7 +31,13 @@ pub(super) fn bring(list: &mut Builder, policies: &Policies, from: Row, visitor:
 
 /// Starts to send contents back to where they stay; of the buffer of a whole chunk, this rank's part if `is_part`.
 #[track_caller]
-pub(super) fn send(list: &mut Builder, policies: &Policies, from: Buffer, home: Row, is_part: bool) -> Moving {
+pub(super) fn send(
+    list: &mut Builder,
+    policies: &Policies,
+    from: Buffer,
+    home: Row,
+    is_part: bool,
+) -> Moving {
     let Row { first: into, tiles } = home;
     if policies.is_two_copies_away(list.spec(into).memory) {
         let whole = *list.spec(from);

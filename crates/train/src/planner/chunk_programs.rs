@@ -1,12 +1,10 @@
 //! The chunk programs of a rank (`plan::program`), from the specification of its run.
 
 use phalanx_parallel::Stage;
-use phalanx_parallel::zero::ChunkResidence;
 use phalanx_plan::program::{
     CheckError, ChunkSpec, MemoryPeaks, PHASES, Piece, Policies, Program, RankChunks, StageChunks, Terms,
     TiedChunks, check,
 };
-use phalanx_plan::trace::Memory;
 use phalanx_plan::{Coordinates, ZeroStage};
 
 use crate::engine::rank::Rank;
@@ -166,6 +164,4 @@ fn ties_of(engine: &Rank, own: &[StageChunks]) -> Vec<TiedChunks> {
 }
 
 #[cfg(test)]
-mod happenings;
-#[cfg(test)]
-mod shadow;
+mod tests;

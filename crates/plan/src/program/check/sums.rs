@@ -136,8 +136,7 @@ impl Walk<'_> {
             _ => 0,
         };
         let is_written = |group: &SumGroup| {
-            (0..pieces(group) as u32)
-                .all(|number| self.written_back.contains(&(of, number, group.name())))
+            (0..pieces(group) as u32).all(|number| self.written_back.contains(&(of, number, group.name())))
         };
         !is_stored || over.iter().all(is_written)
     }

@@ -201,7 +201,11 @@ impl Walk<'_> {
             return self.pack_part((of, 0), (covering[0], &own), into);
         }
         let target = self.touch(into, true)?;
-        if extent == Extent::Whole { target.set_whole(own) } else { target.set(own) }
+        if extent == Extent::Whole {
+            target.set_whole(own)
+        } else {
+            target.set(own)
+        }
         Ok(())
     }
 

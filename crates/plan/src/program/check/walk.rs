@@ -420,7 +420,8 @@ impl<'a> Walk<'a> {
         let mut applies = false;
         if phase == PhaseName::Step {
             // Within backward, updates are issued whatever is decided: the rank masks them.
-            applies = self.applies.ok_or((Invariant::Update, "no decision".to_string()))? || policies.in_backward;
+            applies =
+                self.applies.ok_or((Invariant::Update, "no decision".to_string()))? || policies.in_backward;
             let tiles = |stage: &StageChunks| {
                 let of = |c| stage.tiles(policies, c).map_or(1, <[u64]>::len);
                 (0..stage.trained).map(of).sum::<usize>()

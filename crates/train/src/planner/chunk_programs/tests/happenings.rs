@@ -8,7 +8,7 @@ use phalanx_plan::trace::{CollectiveOp, DType, Event, Memory, PhaseName, Site, S
 pub(super) const TIE: &str = "tie";
 
 /// Kernels that chunks need; layers run others, too.
-const KERNELS_OF_CHUNKS: [&str; 10] = [
+const KERNELS_OF_CHUNKS: [&str; 11] = [
     "fill",
     "copy",
     "convert",
@@ -19,6 +19,7 @@ const KERNELS_OF_CHUNKS: [&str; 10] = [
     "count_non_finite",
     "adamw",
     "sgd",
+    "own_optimizer",
 ];
 
 /// Something that happens to chunks. Allocations and collectives are numbered from the end of `init`.

@@ -1,25 +1,30 @@
 //! The programs of chunks against dry runs of today's code: in each phase, the same allocations, frees, collectives and waits of chunks,
 //! with the same bytes and in the same order, and block runs between the same ones of them.
 
+mod happenings;
+
 use std::collections::BTreeMap;
 use std::fmt::Debug;
 
-use phalanx_models::Gpt2;
-use phalanx_parallel::zero::Residence;
-use phalanx_plan::program::{Buffer, Op, PHASES, Pass, Program, SumGroup, Token, Work, check};
+use phalanx_layers::Kind;
+use phalanx_models::{Arch, Gpt2, Keys};
+use phalanx_optim::{Extent, Optimizer, StateSpec, UpdateRule, UpdateStep, UpdatedParameter};
+use phalanx_parallel::zero::{ChunkResidence, Residence};
 use phalanx_plan::ZeroStage;
+use phalanx_plan::program::{Buffer, Op, PHASES, Pass, Program, SumGroup, Token, Work, check};
 use phalanx_plan::trace::{Category, CollectiveOp, Event, Memory, PhaseName, Trace};
 use phalanx_system::random::SplitMix64;
+use phalanx_testing::sweeps;
 
 use super::chunks_of;
-use super::happenings::{Happening, Shown, TIE, is_of_chunks, shown};
 use crate::config::{
-    Checkpointing, CheckpointingWord, Chunk, ChunkWord, DeviceKind, Float, Reduce, RunConfig, Sum, Tier,
-    UpdateOn,
+    Checkpointing, CheckpointingWord, Chunk, ChunkWord, DeviceKind, Float, LoraBase, Reduce, RunConfig, Sum,
+    Tier, UpdateOn,
 };
 use crate::engine::rank::{Batch, Rank};
 use crate::engine::spec::Spec;
 use crate::planner::dry_run::{DryRuns, NEVER, on_meta};
+use happenings::{Happening, Shown, TIE, is_of_chunks, shown};
 
 /// The number of random configurations.
 const COUNT: usize = 200;
@@ -342,16 +347,53 @@ fn random_spec(random: &mut SplitMix64) -> Option<(String, Spec)> {
     config.model.trainable = trained[pick(5)].iter().map(|pattern| pattern.to_string()).collect();
     config.train.threads = Some(1);
     place(&mut config, &mut pick);
-    let model = Gpt2 { layers: 6, hidden: 16, heads: 2, vocab: 50, positions: 8, ..Gpt2::default() };
-    let mut spec = Spec::new(&config, model, data * (1 + pick(3)), 1).ok()?;
+    let batch = data * (1 + pick(3));
+    let mut spec = if pick(2) == 0 {
+        // Frozen weights in blocks, which adapters stand beside.
+        config.model.trainable.clear();
+        (config.lora.rank, config.lora.base) = (Some(3), [LoraBase::Nf4, LoraBase::Q8_0][pick(2)]);
+        let mut keys = Keys::default();
+        let sizes = [("layers", 3), ("hidden", 128), ("heads", 8), ("kv_heads", 4), ("intermediate", 192)];
+        sizes.into_iter().for_each(|(key, count)| keys.set(key, count));
+        let model = Arch::named("llama")?.model(&keys, 67, 16).ok()?;
+        Spec::new(&config, model, batch, 1).ok()?
+    } else {
+        let model = Gpt2 { layers: 6, hidden: 16, heads: 2, vocab: 50, positions: 8, ..Gpt2::default() };
+        Spec::new(&config, model, batch, 1).ok()?
+    };
+    if pick(6) == 0 {
+        spec = spec.with_optimizer(OfMatrices).ok()?;
+    }
     spec.device.host_addressable = config.device.kind == DeviceKind::Cpu;
     if keeps_some_whole(&config, pick(3)) {
         let whole = [Residence::DEVICE.with_whole([0, 2])];
         spec.zero.residence = whole.into_iter().cycle().take(spec.mesh.stages.len()).collect();
     }
     let RunConfig { parallel, memory, precision, batch, model, device, .. } = &config;
-    let text = format!("{parallel:?} {memory:?} {precision:?} {batch:?} {:?} {device:?}", model.trainable);
+    let (own, base) = (&spec.update.optimizer, config.lora.base);
+    let text = format!(
+        "{parallel:?} {memory:?} {precision:?} {batch:?} {:?} {device:?} {own:?} {base:?}",
+        model.trainable
+    );
     Some((text, spec))
+}
+
+/// A rule that needs matrices as a whole, and keeps a number of each of their rows.
+struct OfMatrices;
+
+impl UpdateRule for OfMatrices {
+    fn extent(&self, of: &UpdatedParameter) -> Extent {
+        if of.kind == Kind::Matrix { Extent::Whole } else { Extent::Elements }
+    }
+
+    fn states(&self, of: &UpdatedParameter) -> Vec<StateSpec> {
+        match self.extent(of) {
+            Extent::Whole => vec![StateSpec { name: "rows", shape: vec![of.shape[0]] }],
+            _ => vec![StateSpec::like("momentum", of)],
+        }
+    }
+
+    fn update(&self, _: &UpdateStep, _: &mut [f32], _: &[f32], _: &mut [&mut [f32]]) {}
 }
 
 #[test]
@@ -365,11 +407,35 @@ fn a_program_says_what_a_step_of_stage_3_does() {
     assert!(compare(&spec, 0, &[PhaseName::Step]).unwrap() > 40);
 }
 
+/// Names of what a run has that programs treat apart.
+fn kinds(spec: &Spec) -> Vec<&'static str> {
+    let zero = &spec.zero;
+    let any = |is_so: fn(ChunkResidence) -> bool| {
+        zero.residence.iter().flat_map(|stage| stage.described()).any(is_so)
+    };
+    let is_optimizer_away = any(|lies| lies.optimizer != Memory::Device);
+    let kinds = [
+        ("gradients elsewhere", any(|lies| lies.gradients != Memory::Device)),
+        ("parameters elsewhere", any(|lies| lies.parameters != Memory::Device)),
+        ("states elsewhere", is_optimizer_away),
+        ("updates by the host", zero.updates_on_host && !spec.device.host_addressable && is_optimizer_away),
+        ("delayed updates", zero.delayed_update),
+        ("updates within backward", zero.update_in_backward),
+        ("gradients in place", zero.gradients_in_place),
+        ("blocks", spec.mesh.layout.kept.iter().any(Option::is_some)),
+        ("an own rule", matches!(spec.update.optimizer, Optimizer::Own(_))),
+        ("a tree", spec.batch.sums_by_tree),
+    ];
+    kinds.into_iter().filter(|(_, is_so)| *is_so).map(|(name, _)| name).collect()
+}
+
 #[test]
 fn programs_say_what_dry_runs_do() {
+    let count = if sweeps::are_whole() { 10 * COUNT } else { COUNT };
     let mut random = SplitMix64::new(3);
     let (mut compared, mut events, mut differences) = (0, 0, Vec::new());
-    while compared < COUNT {
+    let mut seen: BTreeMap<&str, usize> = BTreeMap::new();
+    while compared < count {
         let Some((config, spec)) = random_spec(&mut random) else { continue };
         let rank = (random.next_u64() % spec.world_size() as u64) as usize;
         let mut phases = vec![PhaseName::Step];
@@ -378,9 +444,11 @@ fn programs_say_what_dry_runs_do() {
             Ok(equal) => events += equal,
             Err(difference) => differences.push(format!("rank {rank}, {difference}\n{config}")),
         }
+        kinds(&spec).into_iter().for_each(|kind| *seen.entry(kind).or_default() += 1);
         compared += 1;
     }
     let shown: Vec<&str> = differences.iter().take(4).map(|text| &text[..]).collect();
-    assert!(differences.is_empty(), "{} of {COUNT} differ: {}", differences.len(), shown.join("\n\n"));
-    assert!(events > 100 * COUNT, "{events} events");
+    assert!(differences.is_empty(), "{} of {count} differ: {}", differences.len(), shown.join("\n\n"));
+    assert!(events > 100 * count, "{events} events");
+    assert!(seen.len() == 10 && seen.values().all(|kind| *kind >= count / 50), "{seen:?}");
 }
