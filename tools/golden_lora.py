@@ -8,10 +8,11 @@ How to run it, from the root of the repository and in an environment outside it:
 It writes crates/models/tests/golden/lora/<variant>/ (one thread, fixed seeds), for each of VARIANTS; the models are those of
 golden_decoders.py and golden_gpt2.py:
 
-    adapter_config.json, adapter_model.safetensors
+    adapter_config.json, adapter_model.safetensors (not of pissa)
                           the adapter before the first step, as `save_pretrained` of PEFT writes it, in f32; no part of it is zero
     adamw.safetensors     20 steps as golden_gpt2.py says: tokens [20, 4, 17] i32; losses [20], grad_norms [20], final.<name> of the
-                          adapter in double precision, stored as f32; error.<name> [1] of each, the greatest error of PyTorch in f32
+                          adapter in double precision, stored as f32; error.<name> [1] of each, the greatest error of PyTorch in f32.
+                          Of pissa no parameters: singular vectors have any sign, which losses and norms do not know
 """
 
 import copy
@@ -29,6 +30,10 @@ BUDGET_BYTES = 1 << 18  # what the repository carries of these
 VARIANTS = {
     "llama": ("decoders/llama", {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj", "o_proj", "up_proj"]}),
     "qwen3": ("decoders/qwen3", {"r": 2, "lora_alpha": 3, "target_modules": "all-linear", "use_rslora": True}),
+    "dora-qwen3": ("decoders/qwen3", {"r": 2, "lora_alpha": 3, "target_modules": ["q_proj", "v_proj", "down_proj"], "use_dora": True}),
+    "dora-gpt2": ("gpt2", {"r": 2, "lora_alpha": 2, "target_modules": ["c_attn"], "use_dora": True, "fan_in_fan_out": True}),
+    "pissa-llama": ("decoders/llama", {"r": 4, "lora_alpha": 8, "target_modules": "all-linear", "init_lora_weights": "pissa"}),
+    "pissa-gpt2": ("gpt2", {"r": 3, "lora_alpha": 6, "target_modules": ["c_attn"], "init_lora_weights": "pissa", "fan_in_fan_out": True}),
     "gpt2": ("gpt2", {"r": 3, "lora_alpha": 3, "target_modules": ["c_attn", "c_fc", "c_proj"], "fan_in_fan_out": True}),
 }
 
@@ -40,11 +45,15 @@ def build(base: str, keys: dict):
         model.model.rotary_emb = Rotary(model.config, model.model.rotary_emb)
     model = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", lora_dropout=0.0, **keys))
     with torch.no_grad():
-        for name, p in model.named_parameters():
-            if "lora_B" in name:
+        for name, p in model.named_parameters() if "init_lora_weights" not in keys else []:
+            if "lora_B" in name or "magnitude" in name:
                 p.add_(torch.randn(p.shape) * 0.15)
     model.peft_config["default"].base_model_name_or_path = base
     return model.eval()
+
+
+def file_name(parameter: str) -> str:
+    return parameter.replace("_vector.default.weight", "_vector").replace(".default.", ".")
 
 
 def run_golden(model) -> dict[str, torch.Tensor]:
@@ -54,7 +63,7 @@ def run_golden(model) -> dict[str, torch.Tensor]:
     def run(model):
         golden = adamw_golden(forward, model, tokens)
         final = {k: v for k, v in golden.items() if "lora_" in k}
-        named = {k.replace("base_model.model.", "", 1).replace(".default.", "."): v for k, v in final.items()}
+        named = {file_name(k.replace("base_model.model.", "", 1)): v for k, v in final.items()}
         return {k: v for k, v in golden.items() if not k.startswith("final.")} | named
 
     f32, f64 = run(copy.deepcopy(model)), run(copy.deepcopy(model).double())
@@ -69,9 +78,12 @@ def main() -> None:
         folder = GOLDEN / "lora" / variant
         folder.mkdir(parents=True, exist_ok=True)
         model = build(base, keys)
-        model.save_pretrained(folder, save_embedding_layers=False)
-        (folder / "README.md").unlink(missing_ok=True)
         golden = run_golden(model)
+        if "init_lora_weights" in keys:
+            golden = {name: t for name, t in golden.items() if "lora_" not in name}
+        else:
+            model.save_pretrained(folder, save_embedding_layers=False)
+            (folder / "README.md").unlink(missing_ok=True)
         save(folder / "adamw.safetensors", golden)
         losses, error = golden["losses"], golden["error.losses"].item()
         print(f"{variant}: losses {losses[0].item():.6f} to {losses[-1].item():.6f}; f32 from double: {error:.1e}")

@@ -1,7 +1,7 @@
 //! PEFT's folder of a low-rank adapter (LoRA): `adapter_config.json` and `adapter_model.safetensors`.
 //!
-//! Names of tensors are those of the model's layers, between [`ADAPTER_PREFIX`] and `.lora_A.weight` or `.lora_B.weight`. What the
-//! configuration says beyond rank, factor, dropout and targets is refused unless it is off: an adapter that is read otherwise than it was
+//! Names of tensors are those of the model's layers, between [`ADAPTER_PREFIX`] and `.lora_A.weight`, `.lora_B.weight` or, with DoRA,
+//! `.lora_magnitude_vector`. What the configuration says beyond rank, factor, dropout, DoRA and targets is refused unless it is off: an adapter that is read otherwise than it was
 //! trained gives other results.
 
 use std::path::Path;
@@ -41,6 +41,8 @@ pub struct AdapterConfig {
     pub dropout: f64,
     /// `use_rslora`: the factor is `alpha / sqrt(rank)`, not `alpha / rank`.
     pub rslora: bool,
+    /// `use_dora`: results have magnitudes.
+    pub dora: bool,
     /// Names, or ends of names after a dot, of the layers that have an adapter.
     pub targets: Vec<String>,
 }
@@ -68,6 +70,7 @@ impl AdapterConfig {
                 "lora_alpha" => found.alpha = number().ok_or_else(|| wrong("a number"))?,
                 "lora_dropout" => found.dropout = number().ok_or_else(|| wrong("a probability"))?,
                 "use_rslora" => found.rslora = value.as_bool().ok_or_else(|| wrong("true or false"))?,
+                "use_dora" => found.dora = value.as_bool().ok_or_else(|| wrong("true or false"))?,
                 "target_modules" => found.targets = targets(dir, value).ok_or_else(|| wrong("names"))?,
                 "bias" if value == "none" => {}
                 "init_lora_weights" if value.is_boolean() || value == "gaussian" => {}
@@ -96,6 +99,7 @@ impl AdapterConfig {
             "r": self.rank,
             "target_modules": self.targets,
             "task_type": "CAUSAL_LM",
+            "use_dora": self.dora,
             "use_rslora": self.rslora,
         })
     }
@@ -114,7 +118,7 @@ impl AdapterConfig {
 /// PEFT's values for keys that are left out; no rank and no targets.
 impl Default for AdapterConfig {
     fn default() -> AdapterConfig {
-        AdapterConfig { rank: 0, alpha: 8.0, dropout: 0.0, rslora: false, targets: Vec::new() }
+        AdapterConfig { rank: 0, alpha: 8.0, dropout: 0.0, rslora: false, dora: false, targets: Vec::new() }
     }
 }
 

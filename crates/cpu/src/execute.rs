@@ -2,15 +2,16 @@
 
 use phalanx_tensor::Kernels;
 use phalanx_tensor::operations::{
-    Activations, Attentions, Elementwise, Embeddings, Images, Normalization, Operation, Optimizers, Own,
-    Products, Reductions, Vocabulary, VocabularyLoss,
+    Activations, Attentions, Elementwise, Embeddings, Images, Magnitudes, Normalization, Operation,
+    Optimizers, Own, Products, Reductions, Vocabulary, VocabularyLoss,
 };
 
 use crate::attention_extents::Extents;
 use crate::cross_entropy::{LossRows, Targets};
 use crate::{
     Cpu, adamw, attention, attention_backward, bias, blocks, cross_entropy, dropout, elementwise, embedding,
-    embedding_backward, gated, gelu, images, layer_norm, matmul, non_finite, norm, rotary, sgd, tanh,
+    embedding_backward, gated, gelu, images, layer_norm, magnitudes, matmul, non_finite, norm, rotary, sgd,
+    tanh,
 };
 
 impl Kernels for Cpu {
@@ -31,6 +32,7 @@ impl Kernels for Cpu {
             Operation::Attentions(operation) => self.attention(operation),
             Operation::Embeddings(operation) => self.embedding(operation),
             Operation::Images(operation) => self.images(operation),
+            Operation::Magnitudes(operation) => self.magnitudes(operation),
             Operation::Vocabulary(operation) => self.vocabulary(operation),
             Operation::Optimizers(operation) => self.optimizer(operation),
             Operation::Reductions(operation) => self.reduction(operation),
@@ -88,7 +90,7 @@ impl Cpu {
             Activations::TanhBackward(o) => tanh::tanh_backward(self, o),
             Activations::Gated(o) => gated::gated(self, o),
             Activations::GatedBackward(o) => gated::gated_backward(self, o),
-            Activations::DropoutForward(o) => dropout::dropout(self, o.from, o.dropout, o.residual, o.to),
+            Activations::DropoutForward(o) => dropout::dropout(self, o),
         }
     }
 
@@ -136,6 +138,14 @@ impl Cpu {
             Images::Fold(o) => images::fold(self, o),
             Images::MaxPool(o) => images::max_pool(self, o),
             Images::MaxPoolBackward(o) => images::max_pool_backward(self, o),
+        }
+    }
+
+    fn magnitudes(&self, operation: Magnitudes) {
+        match operation {
+            Magnitudes::WeightSquares(o) => magnitudes::weight_squares(self, o),
+            Magnitudes::Rescale(o) => magnitudes::rescale(self, o),
+            Magnitudes::RescaleGradient(o) => magnitudes::rescale_gradient(self, o),
         }
     }
 

@@ -31,6 +31,7 @@ mod gated;
 mod gelu;
 mod images;
 mod layer_norm;
+mod magnitudes;
 mod matmul;
 mod matrix;
 mod microkernel;

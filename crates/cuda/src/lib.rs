@@ -22,6 +22,7 @@
 //! | `linear`, `linear_gelu`, `linear_input_gradient`, `linear_weight_gradient` | cuBLASLt ([`Options::library_products`]), or `matmul.cu`: `product`, `product_with_transposed`, `product_of_transposed` |
 //! | `bias_gradient`, and the last step of other sums over rows | `bias.cu`: `bias_sums`, `add_blocks` |
 //! | `layer_norm`, `layer_norm_backward`, without a mean `rms_norm`, `rms_norm_backward`; `norm_sums` | `layer_norm.cu` |
+//! | `weight_squares`, `rescale`, `rescale_gradient` | `magnitudes.cu` |
 //! | `gelu`, `gelu_backward` | `gelu.cu` |
 //! | `tanh`, `tanh_backward` | `tanh.cu` |
 //! | `gated`, `gated_backward` | `gated.cu` |

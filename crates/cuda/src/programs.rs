@@ -50,6 +50,8 @@ pub enum Source {
     Images,
     /// `layer_norm.cu`
     LayerNorm,
+    /// `magnitudes.cu`
+    Magnitudes,
     /// `matmul.cu`
     Matmul,
     /// `norm.cu`
@@ -89,6 +91,7 @@ impl Source {
             Source::Gelu => file!("gelu.cu"),
             Source::Images => file!("images.cu"),
             Source::LayerNorm => file!("layer_norm.cu"),
+            Source::Magnitudes => file!("magnitudes.cu"),
             Source::Matmul => file!("matmul.cu"),
             Source::Norm => file!("norm.cu"),
             Source::NormF64 => file!("norm_f64.cu"),

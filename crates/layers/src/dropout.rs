@@ -5,12 +5,15 @@
 
 use std::sync::Arc;
 
+use phalanx_tensor::operations::DropoutForward;
+
 use crate::activation::Activation;
 use crate::call::{Call, Parameters};
 use crate::failure::Result;
 use crate::layer::{AnyLayer, Context, Draw, Layer};
 use crate::parameter::ParameterSpec;
 use crate::saved::{AnySaved, Deferred, Saved, Shared};
+use crate::share::Share;
 
 /// `y = dropout(f(x)) (+ sum)`; outside of training, and when p is 0, `y = f(x) (+ sum)`.
 pub struct Dropped {
@@ -54,18 +57,32 @@ impl Dropped {
 pub(crate) fn dropped(
     cx: &Context,
     draw: Draw,
-    (p, name): (f32, &str),
+    dropout: (f32, &str),
     x: Activation,
     sum: Option<Activation>,
 ) -> Activation {
-    let [rows, width] = x.shape().rows_cols();
-    let [batch, seq] = cx.rows.tokens;
-    let mut dropout = draw.dropout(p, name, seq * width);
+    dropped_part(cx, draw, dropout, (x, Share::WHOLE), sum)
+}
+
+/// The same of a share of the columns of x: the mask is a part of that of all columns.
+#[track_caller]
+pub(crate) fn dropped_part(
+    cx: &Context,
+    draw: Draw,
+    (p, name): (f32, &str),
+    (x, share): (Activation, Share),
+    sum: Option<Activation>,
+) -> Activation {
+    let [rows, columns] = x.shape().rows_cols();
+    let ([batch, seq], row) = (cx.rows.tokens, columns * share.of);
+    let mut dropout = draw.dropout(p, name, seq * row);
+    dropout.first += (columns * share.index) as u64;
     if rows < batch * seq {
-        dropout.first += (cx.rows.first * width) as u64;
+        dropout.first += (cx.rows.first * row) as u64;
     }
     let mut y = cx.activation(x.shape(), "dropout.y");
-    cx.device.dropout(x.view(), dropout, sum.as_ref().map(|sum| sum.view()), y.view_mut());
+    let (residual, to) = (sum.as_ref().map(|sum| sum.view()), y.view_mut());
+    cx.device.run(DropoutForward { from: x.view(), dropout, row, residual, to });
     Arc::new(y)
 }
 

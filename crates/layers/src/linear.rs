@@ -111,7 +111,7 @@ impl Linear {
     }
 
     /// Weights or biases, each joint one with its index and its columns in y.
-    fn each<'a>(&self, parameters: Parameters<'a>) -> impl Iterator<Item = (usize, Range<usize>)> {
+    pub(crate) fn each<'a>(&self, parameters: Parameters<'a>) -> impl Iterator<Item = (usize, Range<usize>)> {
         let mut done = 0;
         parameters.members().enumerate().map(move |(index, members)| {
             let outputs = done..done + members;
@@ -148,7 +148,7 @@ impl Linear {
     }
 
     /// Writes or adds db, if there is a bias.
-    fn bias_gradient(&self, cx: &Context, biases: Parameters, dy: &Tensor) {
+    pub(crate) fn bias_gradient(&self, cx: &Context, biases: Parameters, dy: &Tensor) {
         for (index, columns) in self.each(biases) {
             if let Some(mut db) = biases.gradient(index) {
                 let part = self.part(cx, dy, columns);

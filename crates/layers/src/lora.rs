@@ -3,7 +3,8 @@
 //! An adapter has two parameters, `a` `[rank, in]` and `b` `[out, rank]`, and adds `scale * drop(x) · aᵀ · bᵀ` to a result of the layer.
 //! Results that one product computes have an adapter each, and the mask of dropout in common. Where the layer has a share of its outputs,
 //! so has b; every holder then has the whole of a, and one term of its gradient. With a share of the inputs, a and b change places. What is
-//! summed over the holders is what the layer sums: none of them waits for a narrow tensor.
+//! summed over the holders is what the layer sums: none of them waits for a narrow tensor. The mask is that of the whole input, so that no
+//! share changes which elements are dropped. Results may have magnitudes apart from their directions ([`crate::dora`]).
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,10 +15,13 @@ use crate::activation::Activation;
 use crate::call::{Call, Parameters};
 use crate::combinators::Sequence;
 use crate::cut::Cut;
-use crate::dropout::dropped;
+pub use crate::dora::rescaled_by;
+use crate::dora::{Adapting, END, Magnitudes, SavedMagnitudes};
+use crate::dropout::dropped_part;
 use crate::failure::Result;
+use crate::head_norm::SumOfShares;
 use crate::init::Init;
-use crate::layer::{AnyLayer, Context, Layer};
+use crate::layer::{AnyLayer, Context, Draw, Layer};
 use crate::linear::{Linear, Output};
 use crate::linear_gelu::{GeluAlone, LinearGelu};
 use crate::parameter::ParameterSpec;
@@ -37,6 +41,8 @@ pub struct Lora {
     pub dropout: f32,
     /// Initial values of a; b starts at zero.
     pub init: AdapterInit,
+    /// True if each adapted result has magnitudes, which are trained beside the adapter (DoRA).
+    pub magnitudes: bool,
     /// Returns whether the result of this name of a linear layer has an adapter.
     pub targets: Arc<dyn Fn(&str) -> bool + Send + Sync>,
 }
@@ -48,21 +54,25 @@ pub enum AdapterInit {
     Uniform,
     /// Normal with a standard deviation of `1 / rank`.
     Gaussian,
+    /// The largest singular vectors of the weight, in both matrices; the weight is then without them (PiSSA). Layers do not know the
+    /// weight: whoever fills the parameters computes them.
+    Principal,
 }
 
 impl fmt::Debug for Lora {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Lora { width, scale, dropout, init, targets: _ } = self;
-        write!(f, "Lora {{ width: {width}, scale: {scale}, dropout: {dropout}, init: {init:?} }}")
+        let Lora { width, scale, dropout, init, magnitudes, targets: _ } = self;
+        write!(f, "Lora {{ width: {width}, scale: {scale}, dropout: {dropout}, init: {init:?}, ")?;
+        write!(f, "magnitudes: {magnitudes} }}")
     }
 }
 
 impl Lora {
-    /// The layer, or its share, with adapters; the layer itself where it has none.
+    /// The layer, or its share, with adapters; the layer itself where it has none. `sum` adds over the holders of other inputs.
     ///
     /// # Errors
     /// The layer, unchanged, where none of its results is a target.
-    pub fn around(&self, linear: Linear) -> std::result::Result<Adapted, Linear> {
+    pub fn around(&self, linear: Linear, sum: Option<SumOfShares>) -> std::result::Result<Adapted, Linear> {
         let targets = (0..linear.outputs.len()).filter(|i| (self.targets)(&linear.outputs[*i].name));
         let adapters: Vec<Adapter> = targets.map(|output| self.adapter(&linear, output)).collect();
         if adapters.is_empty() {
@@ -70,12 +80,16 @@ impl Lora {
         }
         let Lora { scale, dropout, .. } = *self;
         let mask = format!("{}.lora_dropout", linear.outputs[0].name);
-        Ok(Adapted { linear, adapters, scale, dropout, mask })
+        let unbiased = Linear { bias: false, ..linear.clone() };
+        let magnitudes = self.magnitudes.then_some(Magnitudes { unbiased, sum });
+        Ok(Adapted { linear, adapters, scale, dropout, mask, magnitudes })
     }
 
     fn adapter(&self, linear: &Linear, output: usize) -> Adapter {
         let init = match self.init {
-            AdapterInit::Uniform => Init::Uniform(1.0 / (linear.inputs as f32).sqrt()),
+            AdapterInit::Uniform | AdapterInit::Principal => {
+                Init::Uniform(1.0 / (linear.inputs as f32).sqrt())
+            }
             AdapterInit::Gaussian => Init::Normal(1.0 / self.width as f32),
         };
         let wide = linear.outputs[output].clone();
@@ -99,14 +113,15 @@ impl Lora {
 /// A layer that adapters may be put around.
 pub trait Adapt: Cut {
     /// The layer, which may have a share already, with the adapters that `lora` has for it: none for a layer of a kind of its own.
-    fn adapted(self, _lora: &Lora) -> Box<dyn AnyLayer> {
+    /// `sum` adds over the holders of other inputs, if there are some.
+    fn adapted(self, _lora: &Lora, _sum: Option<SumOfShares>) -> Box<dyn AnyLayer> {
         Box::new(self)
     }
 }
 
 impl Adapt for Linear {
-    fn adapted(self, lora: &Lora) -> Box<dyn AnyLayer> {
-        match lora.around(self) {
+    fn adapted(self, lora: &Lora, sum: Option<SumOfShares>) -> Box<dyn AnyLayer> {
+        match lora.around(self, sum) {
             Ok(adapted) => Box::new(adapted),
             Err(linear) => Box::new(linear),
         }
@@ -115,9 +130,9 @@ impl Adapt for Linear {
 
 impl Adapt for LinearGelu {
     /// GELU then follows the sum of the linear layer and its adapter.
-    fn adapted(self, lora: &Lora) -> Box<dyn AnyLayer> {
+    fn adapted(self, lora: &Lora, sum: Option<SumOfShares>) -> Box<dyn AnyLayer> {
         let LinearGelu { linear, gelu } = self;
-        match lora.around(linear) {
+        match lora.around(linear, sum) {
             Ok(adapted) => Box::new(Sequence::new(vec![Box::new(adapted), Box::new(GeluAlone { gelu })])),
             Err(linear) => Box::new(LinearGelu { linear, gelu }),
         }
@@ -126,8 +141,15 @@ impl Adapt for LinearGelu {
 
 /// The result of a linear layer to which the adapter with this parameter belongs; None for other parameters.
 pub fn adapted_by(parameter: &str) -> Option<&str> {
-    let name = parameter.strip_suffix(".weight")?;
-    ENDS.iter().find_map(|end| name.strip_suffix(end))
+    let of_matrix =
+        |name: &'_ str| -> Option<usize> { ENDS.iter().find_map(|end| name.strip_suffix(end)).map(str::len) };
+    let matrix = parameter.strip_suffix(".weight").and_then(of_matrix);
+    matrix.map(|end| &parameter[..end]).or_else(|| rescaled_by(parameter))
+}
+
+/// Name of the magnitudes of this result.
+pub fn magnitudes_of(result: &str) -> String {
+    format!("{result}{END}")
 }
 
 /// Names of the parameters a and b of the adapter of this result.
@@ -143,6 +165,7 @@ pub struct Adapted {
     dropout: f32,
     /// Key of the mask.
     mask: String,
+    magnitudes: Option<Magnitudes>,
 }
 
 /// An adapter of one result.
@@ -159,6 +182,7 @@ struct Adapter {
 pub struct SavedAdapted {
     /// `[batch, seq, rank]`, the scaled input of each b; None where b is frozen.
     narrow: Vec<Option<Tensor>>,
+    magnitudes: Option<SavedMagnitudes>,
 }
 
 /// Tensors that the first part of backward saves for the second.
@@ -171,6 +195,16 @@ struct DeferredAdapted {
     narrow: Vec<Option<Tensor>>,
     /// `[batch, seq, rank]` of each adapter.
     d_narrow: Vec<Tensor>,
+    /// What the magnitudes have left; None without them.
+    magnitudes: Option<DeferredMagnitudes>,
+}
+
+/// Derivatives that do not pass the magnitudes.
+struct DeferredMagnitudes {
+    /// `[batch, seq, out]` of y, which biases sum.
+    dy: Activation,
+    /// `[out]` f32 of each adapter whose magnitudes are trained.
+    gradients: Vec<Option<Tensor>>,
 }
 
 /// The parameters of an adapter.
@@ -178,6 +212,8 @@ struct DeferredAdapted {
 struct Pair<'a> {
     a: Parameters<'a>,
     b: Parameters<'a>,
+    /// None without magnitudes.
+    m: Parameters<'a>,
 }
 
 impl Adapted {
@@ -187,8 +223,9 @@ impl Adapted {
         let pair = |_: &Adapter| {
             let (a, others) = rest.split_at(1);
             let (b, others) = others.split_at(1);
+            let (m, others) = others.split_at(usize::from(self.magnitudes.is_some()));
             rest = others;
-            Pair { a, b }
+            Pair { a, b, m }
         };
         let pairs = self.adapters.iter().map(pair).collect();
         (base, pairs)
@@ -198,8 +235,23 @@ impl Adapted {
     fn dropped(&self, cx: &Context, x: &Activation) -> Activation {
         match cx.draws(self.dropout) {
             None => x.clone(),
-            Some(draw) => dropped(cx, draw, (self.dropout, &self.mask), x.clone(), None),
+            Some(draw) => self.dropped_part(cx, draw, x.clone(), None),
         }
+    }
+
+    /// This share of the inputs, or of their derivatives, of which elements are dropped, plus the sum.
+    fn dropped_part(&self, cx: &Context, draw: Draw, x: Activation, sum: Option<Activation>) -> Activation {
+        dropped_part(cx, draw, (self.dropout, &self.mask), (x, self.linear.share_of_inputs), sum)
+    }
+
+    /// The adapters of the magnitudes.
+    fn adapting<'a>(&self, pairs: &[Pair<'a>]) -> Vec<Adapting<'a>> {
+        let of = |(adapter, pair): (&Adapter, &Pair<'a>)| Adapting {
+            columns: self.linear.columns(adapter.output..adapter.output + 1),
+            matrices: [pair.a.value(0), pair.b.value(0)],
+            magnitudes: pair.m,
+        };
+        self.adapters.iter().zip(pairs).map(of).collect()
     }
 
     /// `scale * drop(x) · aᵀ` of each adapter, `[batch, seq, rank]`.
@@ -251,10 +303,17 @@ impl Adapted {
     }
 
     /// Inputs of backward: x where a gradient of the linear layer or of an a is wanted, and the inputs of each b that is trained.
-    fn saved(&self, kept: Shared, pairs: &[Pair], x: Activation, narrow: Vec<Tensor>) -> Saved<SavedAdapted> {
+    fn saved(
+        &self,
+        kept: Shared,
+        pairs: &[Pair],
+        x: Activation,
+        (narrow, magnitudes): (Vec<Tensor>, Option<SavedMagnitudes>),
+    ) -> Saved<SavedAdapted> {
         let is_read = !kept.is_unread() || pairs.iter().any(|pair| pair.a.are_trained());
         let keep = |(narrow, pair): (Tensor, &Pair)| pair.b.are_trained().then_some(narrow);
-        let saved = Saved::new(SavedAdapted { narrow: narrow.into_iter().zip(pairs).map(keep).collect() });
+        let narrow = narrow.into_iter().zip(pairs).map(keep).collect();
+        let saved = Saved::new(SavedAdapted { narrow, magnitudes });
         if is_read { saved.with_input(x) } else { saved }
     }
 
@@ -324,7 +383,50 @@ impl Adapted {
         }
         match draw {
             None => Arc::new(own),
-            Some(draw) => dropped(cx, draw, (self.dropout, &self.mask), Arc::new(own), base),
+            Some(draw) => {
+                cx.device.sum_later(own.view());
+                self.dropped_part(cx, draw, Arc::new(own), base)
+            }
+        }
+    }
+
+    /// The derivative of what the magnitudes rescale, and what is left for their gradients: dy itself without them.
+    fn through_magnitudes(
+        &self,
+        cx: &Context,
+        (base, pairs): (Parameters, &[Pair]),
+        saved: Option<SavedMagnitudes>,
+        dy: &Activation,
+    ) -> (Activation, Option<DeferredMagnitudes>) {
+        let Some((magnitudes, saved)) = self.magnitudes.as_ref().zip(saved) else {
+            return (dy.clone(), None);
+        };
+        let (_, biases) = base.split_at(self.linear.outputs.len());
+        let (dz, gradients) = magnitudes.backward(cx, biases, &self.adapting(pairs), (saved, dy));
+        (dz, Some(DeferredMagnitudes { dy: dy.clone(), gradients }))
+    }
+
+    /// Writes or adds the gradients of magnitudes and biases.
+    fn magnitude_gradients(
+        &self,
+        cx: &Context,
+        (base, pairs): (Parameters, &[Pair]),
+        deferred: DeferredMagnitudes,
+    ) {
+        for (pair, fresh) in pairs.iter().zip(deferred.gradients) {
+            if let (Some(mut dm), Some(fresh)) = (pair.m.gradient(0), fresh) {
+                dm.add(cx.device, fresh.view());
+            }
+        }
+        let (_, biases) = base.split_at(self.linear.outputs.len());
+        self.linear.bias_gradient(cx, biases, &deferred.dy);
+    }
+
+    /// The linear layer that backward runs, and its parameters: with magnitudes it has no biases.
+    fn of_backward<'a>(&self, base: Parameters<'a>) -> (&Linear, Parameters<'a>) {
+        match &self.magnitudes {
+            None => (&self.linear, base),
+            Some(Magnitudes { unbiased, .. }) => (unbiased, base.split_at(self.linear.outputs.len()).0),
         }
     }
 }
@@ -337,7 +439,7 @@ fn of_linear(x: Option<Activation>) -> Saved<()> {
 impl Layer for Adapted {
     type Own = SavedAdapted;
 
-    /// Those of the linear layer, then a and b of each adapter.
+    /// Those of the linear layer, then a, b and magnitudes of each adapter.
     fn parameters(&self) -> Vec<ParameterSpec> {
         let [a_is_term, b_is_term] =
             [self.linear.share_of_outputs, self.linear.share_of_inputs].map(|share| share.of > 1);
@@ -345,7 +447,9 @@ impl Layer for Adapted {
             Layer::parameters(layer).into_iter().map(move |spec| ParameterSpec { partial, ..spec })
         };
         let of = |adapter: &Adapter| {
-            term(&adapter.down, a_is_term).chain(term(&adapter.up, b_is_term)).collect::<Vec<_>>()
+            let magnitudes = self.magnitudes.iter().map(|magnitudes| magnitudes.spec(adapter.output));
+            let matrices = term(&adapter.down, a_is_term).chain(term(&adapter.up, b_is_term));
+            matrices.chain(magnitudes).collect::<Vec<_>>()
         };
         Layer::parameters(&self.linear).into_iter().chain(self.adapters.iter().flat_map(of)).collect()
     }
@@ -356,32 +460,58 @@ impl Layer for Adapted {
 
     /// x: `[batch, seq, in]` -> y: `[batch, seq, out]`
     fn forward(&self, cx: &Context, call: Call) -> Result<(Activation, Saved<SavedAdapted>)> {
-        let Call { parameters, x, sum, input_wanted } = call;
+        let Call { parameters, x, mut sum, input_wanted } = call;
         let (base, pairs) = self.split(parameters);
         let narrow = self.narrow(cx, &pairs, &x);
+        let behind = sum.take_if(|_| self.magnitudes.is_some());
         let sum = Some(self.wide(cx, &pairs, &narrow, sum));
         let call = Call { parameters: base, x: x.clone(), sum, input_wanted };
         let (y, kept) = Layer::forward(&self.linear, cx, call)?;
-        Ok((y, self.saved(kept.x, &pairs, x, narrow)))
+        let Some(magnitudes) = &self.magnitudes else {
+            return Ok((y, self.saved(kept.x, &pairs, x, (narrow, None))));
+        };
+        let (parameters, adapters) = (base.split_at(self.linear.outputs.len()), self.adapting(&pairs));
+        let (rescaled, saved) = magnitudes.forward(cx, parameters, (&adapters, self.scale), &y)?;
+        drop(y);
+        Ok((cx.plus(rescaled, behind), self.saved(kept.x, &pairs, x, (narrow, Some(saved)))))
     }
 
-    /// Computes the narrow tensors alone.
+    /// Computes the narrow tensors alone; for the gradient of magnitudes the result, too.
     fn save(&self, cx: &Context, call: Call) -> Result<Saved<SavedAdapted>> {
         let (base, pairs) = self.split(call.parameters);
         let narrow = self.narrow(cx, &pairs, &call.x);
         let x = call.x.clone();
-        let kept = Layer::save(&self.linear, cx, Call { parameters: base, ..call })?;
-        Ok(self.saved(kept.x, &pairs, x, narrow))
+        let Some(magnitudes) = &self.magnitudes else {
+            let kept = Layer::save(&self.linear, cx, Call { parameters: base, ..call })?;
+            return Ok(self.saved(kept.x, &pairs, x, (narrow, None)));
+        };
+        let (weights, adapters) = (base.split_at(self.linear.outputs.len()).0, self.adapting(&pairs));
+        let call = Call { parameters: base, sum: None, ..call };
+        let (z, kept) = if pairs.iter().any(|pair| pair.m.are_trained()) {
+            let sum = Some(self.wide(cx, &pairs, &narrow, None));
+            let (z, kept) = Layer::forward(&self.linear, cx, Call { sum, ..call })?;
+            (Some(z), kept)
+        } else {
+            (None, Layer::save(&self.linear, cx, call)?)
+        };
+        let saved = magnitudes.saved(cx, weights, (&adapters, self.scale), z)?;
+        Ok(self.saved(kept.x, &pairs, x, (narrow, Some(saved))))
     }
 
-    /// dx = dy · wᵀ + drop(scale * dy · b · a) (+ sum); writes or adds the gradients that are wanted.
+    /// dx = dy · wᵀ + drop(scale * dy · b · a) (+ sum), of dy times magnitude over norm where there are magnitudes; writes or adds the
+    /// gradients that are wanted.
     fn backward(&self, cx: &Context, saved: Saved<SavedAdapted>, call: Call) -> Result<Option<Activation>> {
         let (base, pairs) = self.split(call.parameters);
-        let (x, SavedAdapted { narrow }) = (saved.x.if_read(), saved.own);
-        let d_narrow = self.d_narrow(cx, &pairs, &call.x);
-        self.gradients(cx, &pairs, (x.clone(), &narrow), (&call.x, &d_narrow));
+        let (x, SavedAdapted { narrow, magnitudes }) = (saved.x.if_read(), saved.own);
+        let (dz, deferred) = self.through_magnitudes(cx, (base, &pairs), magnitudes, &call.x);
+        if let Some(deferred) = deferred {
+            self.magnitude_gradients(cx, (base, &pairs), deferred);
+        }
+        let d_narrow = self.d_narrow(cx, &pairs, &dz);
+        self.gradients(cx, &pairs, (x.clone(), &narrow), (&dz, &d_narrow));
         drop(narrow);
-        let dx = Layer::backward(&self.linear, cx, of_linear(x), Call { parameters: base, ..call })?;
+        let (linear, parameters) = self.of_backward(base);
+        let dx = Layer::backward(linear, cx, of_linear(x), Call { parameters, x: dz, ..call })?;
         Ok(dx.map(|dx| self.plus_input_gradients(cx, &pairs, &d_narrow, dx)))
     }
 
@@ -393,18 +523,24 @@ impl Layer for Adapted {
         call: Call,
     ) -> Result<(Option<Activation>, Deferred)> {
         let (base, pairs) = self.split(call.parameters);
-        let (x, SavedAdapted { narrow }, dy) = (saved.x.if_read(), saved.own, call.x.clone());
+        let (x, SavedAdapted { narrow, magnitudes }) = (saved.x.if_read(), saved.own);
+        let (dy, magnitudes) = self.through_magnitudes(cx, (base, &pairs), magnitudes, &call.x);
         let d_narrow = self.d_narrow(cx, &pairs, &dy);
-        let call = Call { parameters: base, ..call };
-        let (dx, base) = Layer::backward_input(&self.linear, cx, of_linear(x.clone()), call)?;
+        let (linear, parameters) = self.of_backward(base);
+        let call = Call { parameters, x: dy.clone(), ..call };
+        let (dx, base) = Layer::backward_input(linear, cx, of_linear(x.clone()), call)?;
         let dx = dx.map(|dx| self.plus_input_gradients(cx, &pairs, &d_narrow, dx));
-        Ok((dx, Deferred::new(DeferredAdapted { base, x, dy, narrow, d_narrow })))
+        Ok((dx, Deferred::new(DeferredAdapted { base, x, dy, narrow, d_narrow, magnitudes })))
     }
 
     fn backward_weight(&self, cx: &Context, parameters: Parameters, deferred: Deferred) -> Result<()> {
         let (own, pairs) = self.split(parameters);
-        let DeferredAdapted { base, x, dy, narrow, d_narrow } = deferred.restore();
+        let DeferredAdapted { base, x, dy, narrow, d_narrow, magnitudes } = deferred.restore();
+        if let Some(deferred) = magnitudes {
+            self.magnitude_gradients(cx, (own, &pairs), deferred);
+        }
         self.gradients(cx, &pairs, (x, &narrow), (&dy, &d_narrow));
-        Layer::backward_weight(&self.linear, cx, own, base)
+        let (linear, own) = self.of_backward(own);
+        Layer::backward_weight(linear, cx, own, base)
     }
 }

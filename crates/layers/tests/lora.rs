@@ -4,9 +4,10 @@
 use std::sync::Arc;
 
 use phalanx_cpu::Cpu;
+use phalanx_layers::lora::adapted_by;
 use phalanx_layers::{
     Adapt, AdapterInit, AnyLayer, Call, Context, Draw, Gradient, Init, Linear, LinearGelu, Lora, Output,
-    Parameter, Parameters, Recompute, Sequence,
+    Parameter, ParameterSpec, Parameters, Recompute, Sequence,
 };
 use phalanx_plan::trace::PhaseName;
 use phalanx_tensor::{Arena, Category, DType, Device, Gelu, Layout, Shape, Tensor};
@@ -16,8 +17,13 @@ use crate::rig::{DRAW, HIDDEN, SEQ, bits_of, filled_as, kernels, left, linear, n
 const RANK: usize = 2;
 
 fn lora(dropout: f32, targets: &'static [&'static str]) -> Lora {
+    of_kind((dropout, false), targets)
+}
+
+/// Adapters with this dropout, and with magnitudes or not.
+fn of_kind((dropout, magnitudes): (f32, bool), targets: &'static [&'static str]) -> Lora {
     let targets = Arc::new(|name: &str| targets.contains(&name));
-    Lora { width: RANK, scale: 0.75, dropout, init: AdapterInit::Uniform, targets }
+    Lora { width: RANK, scale: 0.75, dropout, init: AdapterInit::Uniform, magnitudes, targets }
 }
 
 fn joined(bias: bool) -> Linear {
@@ -26,16 +32,16 @@ fn joined(bias: bool) -> Linear {
 }
 
 /// The layers under test, with their names: all results of one product, some of them, one alone in both layouts, one with GELU behind it.
-fn layers(dropout: f32) -> Vec<(&'static str, Box<dyn AnyLayer>)> {
+fn layers(kind: (f32, bool)) -> Vec<(&'static str, Box<dyn AnyLayer>)> {
     let single = |layout| Linear { layout, ..linear("o", HIDDEN, 2 * HIDDEN) };
     let gelu = LinearGelu { linear: single(Layout::InOut), gelu: Gelu::Tanh };
-    let of = |names| lora(dropout, names);
+    let of = |names| of_kind(kind, names);
     vec![
-        ("q, k, v", joined(true).adapted(&of(&["q", "k", "v"]))),
-        ("q and v of three", joined(false).adapted(&of(&["q", "v"]))),
-        ("[in, out]", single(Layout::InOut).adapted(&of(&["o"]))),
-        ("[out, in]", single(Layout::OutIn).adapted(&of(&["o"]))),
-        ("with GELU", gelu.adapted(&of(&["o"]))),
+        ("q, k, v", joined(true).adapted(&of(&["q", "k", "v"]), None)),
+        ("q and v of three", joined(false).adapted(&of(&["q", "v"]), None)),
+        ("[in, out]", single(Layout::InOut).adapted(&of(&["o"]), None)),
+        ("[out, in]", single(Layout::OutIn).adapted(&of(&["o"]), None)),
+        ("with GELU", gelu.adapted(&of(&["o"]), None)),
     ]
 }
 
@@ -132,8 +138,8 @@ fn add(device: &Device, tensor: &mut Tensor, at: usize, by: f32) {
 #[test]
 fn derivatives_are_difference_quotients() {
     let device = Device::new(Cpu::new(2), Arena::heap());
-    for (dropout, draw) in [(0.0, None), (0.25, Some(DRAW))] {
-        for (what, layer) in layers(dropout) {
+    for (kind, draw) in [((0.0, false), None), ((0.25, false), Some(DRAW)), ((0.25, true), Some(DRAW))] {
+        for (what, layer) in layers(kind) {
             let h = if what == "with GELU" { 1e-2 } else { 0.5 };
             let layer = &*layer;
             let (mut x, mut values) = numbers(&device, layer);
@@ -142,7 +148,13 @@ fn derivatives_are_difference_quotients() {
             let mut derivatives: Vec<&[f32]> =
                 found.gradients.iter().map(|gradient| gradient.as_deref().unwrap()).collect();
             derivatives.push(found.dx.as_deref().unwrap());
+            let specs = layer.parameters();
             for (index, derivative) in derivatives.into_iter().enumerate() {
+                // The norm of a weight with its adapter's is a constant in backward, and not in a quotient.
+                let moves_norms = |spec: &ParameterSpec| spec.shape.len() == 2;
+                if kind.1 && specs.get(index).is_some_and(moves_norms) {
+                    continue;
+                }
                 let largest = derivative.iter().fold(0f32, |max, one| max.max(one.abs()));
                 assert!(largest > 0.0, "{what}: parameter {index}");
                 for (at, one) in derivative.iter().enumerate().step_by(3) {
@@ -155,7 +167,7 @@ fn derivatives_are_difference_quotients() {
                     // y is rounded to 24 bits, and the loss is a sum of a few hundred numbers of size 10; GELU's third derivative adds
                     // h squared.
                     let allowed = 2e-3 * f64::from(largest);
-                    assert!((quotient - f64::from(*one)).abs() < allowed, "{what}, {dropout}: {index}[{at}]");
+                    assert!((quotient - f64::from(*one)).abs() < allowed, "{what}, {kind:?}: {index}[{at}]");
                 }
             }
         }
@@ -165,7 +177,7 @@ fn derivatives_are_difference_quotients() {
 #[test]
 fn both_ways_of_backward_and_recomputing_give_the_same_bits() {
     let device = Device::new(Cpu::new(2), Arena::heap());
-    for (what, layer) in layers(0.25) {
+    for (what, layer) in layers((0.25, false)).into_iter().chain(layers((0.25, true))) {
         let (x, values) = numbers(&device, &*layer);
         for trained in [|_: &str| true, |name: &str| name.contains("lora")] {
             let bits = |layer: &dyn AnyLayer, in_two_parts| {
@@ -184,17 +196,57 @@ fn both_ways_of_backward_and_recomputing_give_the_same_bits() {
     }
     let path = || -> Vec<Box<dyn AnyLayer>> {
         let gelu = LinearGelu { linear: linear("o", HIDDEN, HIDDEN), gelu: Gelu::Erf };
-        vec![Box::new(norm("ln")), gelu.adapted(&lora(0.25, &["o"])), Box::new(linear("p", HIDDEN, HIDDEN))]
+        vec![
+            Box::new(norm("ln")),
+            gelu.adapted(&lora(0.25, &["o"]), None),
+            Box::new(linear("p", HIDDEN, HIDDEN)),
+        ]
     };
     let plain = crate::rig::numbers(&Sequence::new(path()), 2, Some(DRAW));
     assert_eq!(crate::rig::numbers(&Sequence::new(path()).rebuilding(), 2, Some(DRAW)), plain);
     assert_eq!(crate::rig::numbers(&Recompute(Sequence::new(path())), 2, Some(DRAW)), plain);
 }
 
+/// Magnitudes of one over norms change nothing; twice as large, they double what is before the bias, and the derivative of x.
+#[test]
+fn magnitudes_scale_the_columns_of_their_results() {
+    let device = Device::new(Cpu::new(2), Arena::heap());
+    let targets: &[&str] = &["q", "v"];
+    let (plain, rescaled) = (
+        joined(true).adapted(&lora(0.0, targets), None),
+        joined(true).adapted(&of_kind((0.0, true), targets), None),
+    );
+    let (x, plain_values) = numbers(&device, &*plain);
+    let (_, mut values) = numbers(&device, &*rescaled);
+    let read = |tensor: &Tensor| {
+        let mut numbers = vec![0f32; tensor.shape().elements()];
+        device.download(tensor.view(), &mut numbers).unwrap();
+        numbers
+    };
+    // Weights, biases, and of each adapter a, b, m.
+    for (weight, [a, b, m]) in [(0, [6, 7, 8]), (2, [9, 10, 11])] {
+        let [w, a, b] = [weight, a, b].map(|index| read(&values[index]));
+        let norm = |o: usize| {
+            let of = |i: usize| {
+                let added: f32 = (0..RANK).map(|k| b[o * RANK + k] * a[k * HIDDEN + i]).sum();
+                w[o * HIDDEN + i] + 0.75 * added
+            };
+            (0..HIDDEN).map(|i| of(i).powi(2)).sum::<f32>().sqrt()
+        };
+        let norms: Vec<f32> = (0..b.len() / RANK).map(norm).collect();
+        device.upload(&norms, values[m].view_mut());
+    }
+    let none = |_: &str| false;
+    let expected = run(&*plain, &device, (&x, &plain_values), &none, (false, None));
+    let found = run(&*rescaled, &device, (&x, &values), &none, (false, None));
+    let near = |a: &[f32], b: &[f32]| a.iter().zip(b).all(|(a, b)| (a - b).abs() < 1e-5 * b.abs().max(1.0));
+    assert!(near(&found.y, &expected.y) && near(&found.dx.unwrap(), &expected.dx.unwrap()));
+}
+
 /// A frozen layer with adapters saves the input of a and those of each b; its own gradient costs nothing.
 #[test]
 fn a_frozen_layer_costs_its_products_alone() {
-    let layer = joined(false).adapted(&lora(0.0, &["q", "v"]));
+    let layer = joined(false).adapted(&lora(0.0, &["q", "v"]), None);
     let device = Device::meta(1);
     let make = |shape: &[usize]| device.alloc(DType::F32, Shape::from(shape), Category::Activations, "test");
     let values: Vec<Tensor> = layer.parameters().iter().map(|spec| make(&spec.shape)).collect();
@@ -216,7 +268,7 @@ fn a_frozen_layer_costs_its_products_alone() {
 
 #[test]
 fn names_shapes_and_initial_values_are_those_of_peft() {
-    let layer = joined(true).adapted(&lora(0.0, &["q", "v"]));
+    let layer = joined(true).adapted(&lora(0.0, &["q", "v"]), None);
     let adapters: Vec<_> = layer
         .parameters()
         .into_iter()
@@ -234,10 +286,15 @@ fn names_shapes_and_initial_values_are_those_of_peft() {
         ]
     );
     let gaussian = Lora { init: AdapterInit::Gaussian, ..lora(0.0, &["q"]) };
-    assert_eq!(joined(false).adapted(&gaussian).parameters()[3].init, Init::Normal(0.5));
+    assert_eq!(joined(false).adapted(&gaussian, None).parameters()[3].init, Init::Normal(0.5));
+    let magnitudes = joined(false).adapted(&of_kind((0.0, true), &["q", "v"]), None).parameters();
+    let names: Vec<_> = magnitudes[3..].iter().map(|spec| (&spec.name[..], &spec.shape[..])).collect();
+    assert_eq!(names[2], ("q.lora_magnitude_vector", &[HIDDEN][..]));
+    assert_eq!(names[5], ("v.lora_magnitude_vector", &[2 * HIDDEN][..]));
+    assert!(names.iter().all(|(name, _)| ["q", "v"].contains(&adapted_by(name).unwrap())), "{names:?}");
     // No target: the layers as they are.
     let none = lora(0.0, &["o"]);
-    assert_eq!(joined(true).adapted(&none).parameters(), joined(true).parameters());
+    assert_eq!(joined(true).adapted(&none, None).parameters(), joined(true).parameters());
     let gelu = || LinearGelu { linear: linear("fc", HIDDEN, HIDDEN), gelu: Gelu::Tanh };
-    assert_eq!(gelu().adapted(&none).parameters(), AnyLayer::parameters(&gelu()));
+    assert_eq!(gelu().adapted(&none, None).parameters(), AnyLayer::parameters(&gelu()));
 }

@@ -124,27 +124,50 @@ fn blocks() {
 /// each rank has a term of the gradient.
 #[test]
 fn layers_with_adapters() {
-    for layout in LAYOUTS {
+    for (layout, magnitudes) in LAYOUTS.into_iter().flat_map(|layout| [(layout, false), (layout, true)]) {
+        let adapters = move || adapters(magnitudes);
         let pair = move |tensor: &TensorParallel| -> Box<dyn AnyLayer> {
             let tensor = tensor.adapting(adapters());
             let (up, down) =
                 (linear("up", HIDDEN, 4 * HIDDEN, layout), linear("down", 4 * HIDDEN, HIDDEN, layout));
             Box::new(Sequence::new(vec![tensor.column(up).unwrap(), tensor.row(down).unwrap()]))
         };
-        check(&format!("column, row with adapters, {layout:?}"), &pair, &[&LINEAR[..], &ADAPTER].concat());
+        check(
+            &format!("column, row with adapters, {layout:?}, {magnitudes}"),
+            &pair,
+            &[&LINEAR[..], &ADAPTER].concat(),
+        );
         let block = move |tensor: &TensorParallel| -> Box<dyn AnyLayer> {
             let [attention, mlp] = paths(&tensor.adapting(adapters()), layout, (0.0, 0.0));
             let paths = [attention, mlp].map(|path| Box::new(Fork::residual(Sequence::new(path))) as _);
             Box::new(Sequence::new(paths.into()))
         };
         let path = [&LINEAR[..], &ADAPTER, &NORM, &ATTENTION].concat();
-        check(&format!("block with adapters, {layout:?}"), &block, &path.repeat(2));
+        check(&format!("block with adapters, {layout:?}, {magnitudes}"), &block, &path.repeat(2));
     }
 }
 
-fn adapters() -> Arc<Lora> {
+fn adapters(magnitudes: bool) -> Arc<Lora> {
     let targets = Arc::new(|_: &str| true);
-    Arc::new(Lora { width: 3, scale: 0.5, dropout: 0.0, init: AdapterInit::Uniform, targets })
+    Arc::new(Lora { width: 3, scale: 0.5, dropout: 0.0, init: AdapterInit::Uniform, magnitudes, targets })
+}
+
+/// Each rank drops, of its columns of a layer's input, what one rank drops of them.
+#[test]
+fn adapters_drop_the_elements_of_the_whole_input() {
+    let build = move |tensor: &TensorParallel| -> Box<dyn AnyLayer> {
+        let lora = Lora { dropout: 0.3, ..Lora::clone(&adapters(true)) };
+        let tensor = tensor.adapting(Arc::new(lora));
+        let [up, down] = [("up", HIDDEN, 4 * HIDDEN), ("down", 4 * HIDDEN, HIDDEN)]
+            .map(|(n, i, o)| linear(n, i, o, Layout::OutIn));
+        Box::new(Sequence::new(vec![tensor.column(up).unwrap(), tensor.row(down).unwrap()]))
+    };
+    let setting = Setting { draw: Some(DRAW), ..PLAIN };
+    let expected = by_name(whole(&build, setting));
+    for axis in AXES {
+        let got = by_name(joined(&parts(&build, axis, setting), axis.1));
+        same_within(&got, &expected, allowed(&[&LINEAR[..], &ADAPTER].concat()), &format!("{axis:?}"));
+    }
 }
 
 /// The tolerances find every collective that is left out, done twice, or done elsewhere.
@@ -198,7 +221,8 @@ fn backward_in_two_parts_below_f32() {
 fn grouped_attention_with_copies_of_keys_and_values() {
     for (kv_heads, has_adapters) in [(HEADS, false), (2, false), (1, false), (2, true), (1, true)] {
         let build = move |tensor: &TensorParallel| -> Box<dyn AnyLayer> {
-            let adapted = if has_adapters { tensor.adapting(adapters()) } else { tensor.clone() };
+            let adapted =
+                if has_adapters { tensor.adapting(adapters(kv_heads == 2)) } else { tensor.clone() };
             let tensor = &adapted;
             let size = HIDDEN / HEADS;
             let result = |name, heads| {

@@ -189,10 +189,27 @@ fn adapters_of_axolotl_and_llama_factory_are_translated() {
     let some = rows(&home, "some.yml", &[]);
     assert_eq!(ours(&some, "lora.targets"), serde_json::json!(["q_proj", "v_proj"]));
     home.write("qlora.yml", lora.replace("adapter: lora", "adapter: qlora"));
-    home.run(&["import-config", "qlora.yml"]).refused(&["adapter = \"qlora\"", "quantised weights"]);
+    home.run(&["import-config", "qlora.yml"]).refused(&["adapter = \"qlora\"", "load_in_4bit: true"]);
+    let of_qlora = format!(
+        "{}lora_target_linear: true\nload_in_4bit: true\nload_in_8bit: false\npeft_use_dora: true\n",
+        lora.replace("adapter: lora", "adapter: qlora")
+    );
+    home.write("qlora.yml", &of_qlora);
+    let all = rows(&home, "qlora.yml", &[]);
+    assert_eq!((ours(&all, "lora.base"), ours(&all, "lora.dora")), ("nf4".into(), true.into()));
+    home.write("int8.yml", format!("{lora}lora_target_linear: true\nload_in_8bit: true\n"));
+    assert_eq!(ours(&rows(&home, "int8.yml", &[]), "lora.base"), "q8_0");
+    home.write("quantised.yml", format!("{AXOLOTL}load_in_4bit: true\n"));
+    home.run(&["import-config", "quantised.yml"]).refused(&["load_in_4bit = true", "below adapters"]);
     home.write("full.yml", format!("{AXOLOTL}lora_r: 8\n"));
     assert!(rows(&home, "full.yml", &[]).iter().all(|row| row["key"] != "lora.rank"));
     let lora = LLAMA_FACTORY.replace("full\n", "lora\nlora_target: q_proj, v_proj\n");
+    let of_4_bits = "quantization_bit: 4\nquantization_type: nf4\npissa_init: true\npissa_iter: 16\n";
+    home.write("qlora.yaml", format!("{lora}{of_4_bits}"));
+    let all = rows(&home, "qlora.yaml", &[]);
+    assert_eq!((ours(&all, "lora.base"), ours(&all, "lora.init")), ("nf4".into(), "pissa".into()));
+    home.write("fp4.yaml", format!("{lora}quantization_bit: 4\nquantization_type: fp4\n"));
+    home.run(&["import-config", "fp4.yaml"]).refused(&["quantization_type = \"fp4\"", "NF4"]);
     home.write("lora.yaml", lora);
     let all = rows(&home, "lora.yaml", &[]);
     for (key, value) in [

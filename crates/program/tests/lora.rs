@@ -97,6 +97,46 @@ fn a_run_is_resumed_and_exported_as_an_adapter_and_merged() {
     assert!(home.read("r.gguf") == home.read("i.gguf"));
 }
 
+/// Magnitudes are part of the adapter; one that starts as a part of the base is written for the whole base, of twice the rank. Both begin as
+/// the base, go on after a resume, and compute beside it what the merged model does.
+#[test]
+fn magnitudes_and_principal_parts_are_exported_as_peft_has_them() {
+    for (key, rank, alpha) in [("lora.dora=true", 2, 4.0), ("lora.init=pissa", 4, 8.0)] {
+        let home = tuned(&["--set", "train.steps=3", "--nproc", "2", "--set", key]);
+        home.run(&[
+            "train",
+            "--run",
+            "r",
+            "--resume",
+            "--set",
+            "train.steps=6",
+            "--set",
+            "parallel.zero=3",
+            "--quiet",
+        ])
+        .ok();
+        let lora = ["--set", "lora.rank=2", "--set", "lora.alpha=4", "--set", key];
+        train(&home, &[&["--run", "whole", "--nproc", "2", "--set", "train.steps=6"], &lora[..]].concat())
+            .ok();
+        assert_eq!(home.losses("r"), home.losses("whole"), "{key}");
+        let begun = first_loss(&home, "begun", &[&["--set", "model.init=hf"], &lora[..]].concat());
+        let base = first_loss(&home, "b", &["--set", "model.init=hf"]);
+        assert!((begun - base).abs() < 1e-5, "{key}: {begun} and {base}");
+
+        home.run(&["export", "r", "--out", "adapter"]).ok();
+        home.run(&["export", "r", "--out", "merged", "--merge"]).ok();
+        let config = home.json("adapter/adapter_config.json");
+        assert_eq!((&config["r"], &config["lora_alpha"]), (&json!(rank), &json!(alpha)), "{key}");
+        assert_eq!(config["use_dora"], json!(key.contains("dora")), "{key}");
+        let adapted = first_loss(&home, "a", &["--set", "model.init=hf", "--set", "lora.adapter=adapter"]);
+        let merged = first_loss(&home, "m", &["--set", "model.init=merged"]);
+        assert!(
+            (adapted - merged).abs() < 1e-5 && (adapted - base).abs() > 1e-3,
+            "{key}: {adapted} {merged} {base}"
+        );
+    }
+}
+
 #[test]
 fn a_run_needs_the_base_that_it_began_with() {
     let home = tuned(&["--set", "train.steps=1"]);
@@ -225,7 +265,8 @@ fn what_is_no_such_adapter_is_refused() {
         from(&[]).refused(words);
     };
     changed("\"bias\": \"none\"", "\"bias\": \"all\"", &["bias is \"all\"", "no such thing"]);
-    changed("\"use_rslora\": false", "\"use_dora\": true", &["use_dora is true"]);
+    changed("\"use_dora\": false", "\"use_dora\": true", &["it has no ", "c_attn.lora_magnitude_vector"]);
+    changed("\"use_rslora\": false", "\"rank_pattern\": {\"h\": 2}", &["rank_pattern is"]);
     changed("\"LORA\"", "\"IA3\"", &["peft_type is \"IA3\""]);
     changed("\"c_attn\"", "\"c_fc\"", &["it has no ", "c_fc.lora_A.weight"]);
     changed("\"r\": 2", "\"r\": 0", &["r is 0", "a rank"]);

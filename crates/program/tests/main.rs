@@ -22,6 +22,7 @@ mod joined;
 mod kernels;
 mod learning_rate;
 mod limits;
+mod large_base;
 mod lora;
 mod mesh;
 mod model_tokenizer;

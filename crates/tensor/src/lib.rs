@@ -61,8 +61,8 @@ pub use immediate::Immediate;
 pub use kind::Kind;
 pub use links::Links;
 pub use operations::{
-    AdamWUpdate, LayerNorm, LayerNormBackward, NormSums, OwnOperation, SgdUpdate, VocabularyLoss,
-    VocabularyStatistics,
+    AdamWUpdate, LayerNorm, LayerNormBackward, NormSums, OwnOperation, Rescale, RescaleGradient, SgdUpdate,
+    VocabularyLoss, VocabularyStatistics,
 };
 pub use phalanx_plan::trace::{Category, DType, Memory};
 pub use region::Region;

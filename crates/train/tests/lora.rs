@@ -28,8 +28,8 @@ use crate::rig::{self, Checkpoints, Ran, assert_same_state, pairs, same_bits};
 
 type Change = fn(&mut RunConfig);
 
-/// Which layers have adapters: of the three that one product computes all, or two of them.
-const ADAPTED: [(&str, Change); 2] = [
+/// Which layers have adapters: of the three that one product computes all, or two of them; and magnitudes beside them.
+const ADAPTED: [(&str, Change); 4] = [
     ("all linear layers", |c| {
         c.lora = LoraConfig { rank: Some(3), alpha: Some(6.0), ..LoraConfig::default() }
     }),
@@ -37,6 +37,16 @@ const ADAPTED: [(&str, Change); 2] = [
         let targets = ["q_proj", "v_proj", "model.layers.1.mlp.down_proj"].map(String::from).into();
         c.lora =
             LoraConfig { rank: Some(2), rslora: true, init: LoraInit::Gaussian, ..LoraConfig::default() };
+        c.lora.targets = Targets::Several(targets);
+    }),
+    ("q, v and down with magnitudes", |c| {
+        let targets = ["q_proj", "v_proj", "down_proj"].map(String::from).into();
+        c.lora = LoraConfig { rank: Some(2), dora: true, ..LoraConfig::default() };
+        c.lora.targets = Targets::Several(targets);
+    }),
+    ("q and down from their principal parts", |c| {
+        let targets = ["q_proj", "down_proj"].map(String::from).into();
+        c.lora = LoraConfig { rank: Some(2), init: LoraInit::Pissa, ..LoraConfig::default() };
         c.lora.targets = Targets::Several(targets);
     }),
 ];
@@ -69,8 +79,12 @@ fn adapters_alone_are_trained_and_begin_as_nothing() {
     for (what, change) in ADAPTED {
         let (before, plain) =
             (run(&adapted([1, 1, 1], 0, change), 0), run(&adapted([1, 1, 1], 0, |_| {}), 0));
-        // b is zero: the evaluation is that of the base, bit for bit.
-        assert!(same_bits(&before.losses, &plain.losses), "{what}");
+        // b is zero: the evaluation is that of the base, bit for bit; nearly, where magnitudes over norms are roundings of 1, or what
+        // adapters have is taken from the base.
+        let LoraConfig { dora, init, .. } = adapted([1, 1, 1], 0, change).lora;
+        let is_rounded = dora || init == LoraInit::Pissa;
+        let near = rig::relative_difference(&before.losses, &plain.losses) < 1e-6;
+        assert!(if is_rounded { near } else { same_bits(&before.losses, &plain.losses) }, "{what}");
         let after = run(&adapted([1, 1, 1], 0, change), 4);
         assert_ne!(after.losses.last(), before.losses.last(), "{what}");
         let mut adapters = 0;
@@ -80,12 +94,17 @@ fn adapters_alone_are_trained_and_begin_as_nothing() {
             adapters += usize::from(is_adapter);
             assert_eq!(same_bits(values, &before.state[key]), !is_adapter, "{what}: {name}");
             assert_eq!(after.state.contains_key(&format!("exp_avg/{name}")), is_adapter, "{what}: {name}");
-            if !is_adapter {
+            if !is_adapter && init != LoraInit::Pissa {
                 assert!(same_bits(values, &plain.state[key]), "{what}: {name}");
             }
         }
-        // Two blocks with seven linear layers; two and one.
-        assert_eq!(adapters, if what == "all linear layers" { 2 * 14 } else { 2 * 5 }, "{what}");
+        // Two blocks with seven linear layers; two and one; three, each with three parameters; two.
+        let expected = [2 * 14, 2 * 5, 2 * 3 * 3, 2 * 2 * 2];
+        assert_eq!(
+            adapters,
+            expected[ADAPTED.iter().position(|(other, _)| *other == what).unwrap()],
+            "{what}"
+        );
     }
 }
 
@@ -136,11 +155,16 @@ fn meshes_follow_one_rank() {
         ([2, 2, 2], |c| c.parallel.sequence_parallel = true),
     ];
     for (what, change) in ADAPTED {
-        let one = run(&adapted([1, 1, 1], 0, change), 4);
+        let dropping = |mesh, zero| {
+            let mut config = adapted(mesh, zero, change);
+            config.lora.dropout = 0.1;
+            config
+        };
+        let one = run(&dropping([1, 1, 1], 0), 4);
         for (number, (mesh, more)) in meshes.into_iter().enumerate() {
             let mut first: Option<Ran> = None;
             for &zero in [&0].into_iter().chain(sweeps::share(&[1, 2, 3], number, 3)) {
-                let mut config = adapted(mesh, zero, change);
+                let mut config = dropping(mesh, zero);
                 more(&mut config);
                 let ran = run(&config, 4);
                 let what = format!("{what}, {mesh:?}, {}, stage {zero}", config.parallel.schedule);
@@ -165,16 +189,14 @@ const TIMES_PYTORCH: f32 = 4.0;
 fn twenty_steps_of_adamw_as_in_peft() {
     let meshes =
         [([1, 1, 1], 0), ([1, 2, 1], 2), ([1, 4, 1], 3), ([1, 1, 2], 0), ([1, 2, 2], 3), ([2, 1, 1], 0)];
-    for variant in ["llama", "qwen3", "gpt2"] {
+    for variant in ["llama", "qwen3", "gpt2", "dora-qwen3", "dora-gpt2"] {
         let folder = rig::golden().join("lora").join(variant);
         let of = |name: &str| rig::golden_tensor(&format!("lora/{variant}/adamw.safetensors"), name);
         let (_, adapter) = AdapterConfig::read(&folder).unwrap();
-        let init = if variant == "gpt2" { variant.to_string() } else { format!("decoders/{variant}") };
+        let base = variant.trim_start_matches("dora-");
+        let init = if base == "gpt2" { base.to_string() } else { format!("decoders/{base}") };
         let model = from_config(HuggingFaceDir::open(&rig::golden().join(&init)).unwrap().config()).unwrap();
-        let tokens = of("tokens");
-        let sequence = |tokens: &[f32]| tokens.iter().map(|token| *token as u32).collect::<Vec<u32>>();
-        let steps: rig::Steps =
-            tokens.chunks(4 * 17).map(|step| step.chunks(17).map(sequence).collect()).collect();
+        let steps = steps_of(&of("tokens"));
         for (mesh, zero) in meshes {
             let mut config = config(mesh, zero);
             (config.batch.global, config.model.init) = (4, Some(init.clone()));
@@ -182,6 +204,7 @@ fn twenty_steps_of_adamw_as_in_peft() {
                 rank: Some(adapter.rank),
                 alpha: Some(adapter.alpha),
                 rslora: adapter.rslora,
+                dora: adapter.dora,
                 targets: Targets::Several(adapter.targets.clone()),
                 adapter: Some(folder.display().to_string()),
                 ..LoraConfig::default()
@@ -203,6 +226,40 @@ fn twenty_steps_of_adamw_as_in_peft() {
             assert_eq!(ran.peaks, ran.planned, "{what}");
         }
     }
+}
+
+/// Adapters that start as the principal parts of weights: PEFT's losses and norms, on every mesh, whatever signs singular vectors have.
+#[test]
+fn twenty_steps_from_principal_parts_as_in_peft() {
+    let of_llama = LoraConfig { rank: Some(4), alpha: Some(8.0), ..LoraConfig::default() };
+    let targets = Targets::One("c_attn".into());
+    let of_gpt2 = LoraConfig { rank: Some(3), alpha: Some(6.0), targets, ..LoraConfig::default() };
+    for (variant, init, lora) in
+        [("pissa-llama", "decoders/llama", of_llama), ("pissa-gpt2", "gpt2", of_gpt2)]
+    {
+        let of = |name: &str| rig::golden_tensor(&format!("lora/{variant}/adamw.safetensors"), name);
+        let model = from_config(HuggingFaceDir::open(&rig::golden().join(init)).unwrap().config()).unwrap();
+        let steps = steps_of(&of("tokens"));
+        for (mesh, zero) in [([1, 1, 1], 0), ([1, 2, 1], 3), ([1, 2, 2], 1), ([2, 1, 1], 0)] {
+            let mut config = config(mesh, zero);
+            (config.batch.global, config.model.init) = (4, Some(init.to_string()));
+            config.lora = LoraConfig { init: LoraInit::Pissa, ..lora.clone() };
+            let ran = rig::run(&model, &config, &steps);
+            let what = format!("{variant}, {mesh:?}, stage {zero}");
+            for (name, got) in [("losses", &ran.losses[..20]), ("grad_norms", &ran.grad_norms)] {
+                let allowed = TIMES_PYTORCH * of(&format!("error.{name}"))[0];
+                let worst = pairs(got, &of(name)).map(|(a, b)| (a - b).abs()).fold(0f32, f32::max);
+                assert!(worst <= allowed, "{what}: {name} off by {worst:e}, allowed {allowed:e}");
+            }
+            assert_eq!(ran.peaks, ran.planned, "{what}");
+        }
+    }
+}
+
+/// Steps of four sequences of 17 tokens.
+fn steps_of(tokens: &[f32]) -> rig::Steps {
+    let sequence = |tokens: &[f32]| tokens.iter().map(|token| *token as u32).collect::<Vec<u32>>();
+    tokens.chunks(4 * 17).map(|step| step.chunks(17).map(sequence).collect()).collect()
 }
 
 #[test]
@@ -268,8 +325,18 @@ fn merged_weights_compute_the_same() {
     let folder = tempfile::tempdir().unwrap();
     let gpt2 = from_config(HuggingFaceDir::open(&rig::golden().join("gpt2")).unwrap().config()).unwrap();
     let everything: Change = ADAPTED[0].1;
-    for (number, (model, change)) in
-        [(model(), everything), (model(), ADAPTED[1].1), (gpt2, everything)].into_iter().enumerate()
+    for (number, (model, change)) in [
+        (model(), everything),
+        (model(), ADAPTED[1].1),
+        (model(), ADAPTED[2].1),
+        (model(), ADAPTED[3].1),
+        (Arc::clone(&gpt2), everything),
+        (gpt2, |c| {
+            c.lora = LoraConfig { rank: Some(2), dora: true, ..LoraConfig::default() };
+        }),
+    ]
+    .into_iter()
+    .enumerate()
     {
         let dir = folder.path().join(number.to_string());
         let save = Checkpoints { fresh: true, save: Some(dir.clone()), ..Checkpoints::default() };
@@ -282,7 +349,7 @@ fn merged_weights_compute_the_same() {
         let mut plain = config.clone();
         plain.lora = LoraConfig::default();
         let base = *rig::run_fresh(&model, &plain, &[]).losses.last().unwrap();
-        assert!((base - adapted).abs() > 1e-3 * adapted, "{number}: {base} and {adapted}");
+        assert!((base - adapted).abs() > 1e-4 * adapted, "{number}: {base} and {adapted}");
     }
 }
 
@@ -384,14 +451,13 @@ fn what_cannot_be_is_refused() {
         let spec = config.check_with(&*model()).map_err(|error| error.to_string());
         spec.expect_err("it cannot be")
     };
-    let cases: [(Change, &[&str]); 6] = [
+    let cases: [(Change, &[&str]); 5] = [
         (
             |c| c.lora.targets = Targets::Several(vec!["q_proj".into(), "c_attn".into()]),
             &["lora.targets = \"c_attn\"", "matches no linear layer", "down_proj, gate_proj, k_proj"],
         ),
         (|c| c.lora.targets = Targets::Several(Vec::new()), &["lora.targets = []", "all-linear"]),
         (|c| c.model.trainable = vec!["*norm*".into()], &["lora.rank", "model.trainable"]),
-        (|c| (c.lora.dropout, c.parallel.tensor) = (0.1, 2), &["lora.dropout", "parallel.tensor = 1"]),
         (|c| (c.lora.rank, c.lora.alpha) = (None, Some(4.0)), &["lora.alpha", "is for lora.rank"]),
         (|c| c.lora.adapter = Some("x".into()), &["lora.adapter", "model.init"]),
     ];

@@ -20,7 +20,7 @@ type Change<'a> = &'a dyn Fn(&mut RunConfig);
 const BASES: [(LoraBase, DType); 2] = [(LoraBase::Q8_0, DType::Q8_0), (LoraBase::Nf4, DType::Nf4)];
 
 /// A decoder whose weights are whole blocks on two tensor-parallel ranks.
-fn model() -> Arc<dyn Model> {
+pub fn model() -> Arc<dyn Model> {
     let mut keys = Keys::default();
     let sizes = [("layers", 2), ("hidden", 128), ("heads", 8), ("kv_heads", 4), ("intermediate", 192)];
     sizes.into_iter().for_each(|(key, count)| keys.set(key, count));

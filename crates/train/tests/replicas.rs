@@ -5,7 +5,9 @@ use crate::rig::Ran;
 use phalanx_models::Gpt2;
 use phalanx_system::random::SplitMix64;
 use phalanx_testing::sweeps;
-use phalanx_train::config::{Checkpointing, CheckpointingWord, Chunk, Float, Reduce, Sum, Tier};
+use phalanx_train::config::{
+    Checkpointing, CheckpointingWord, Chunk, Float, LoraBase, LoraConfig, LoraInit, Reduce, Sum, Tier,
+};
 use phalanx_train::rank::{Batch, Rank};
 use phalanx_train::{RunConfig, RunPlan, Spec};
 
@@ -107,6 +109,38 @@ fn the_number_of_replicas_changes_no_bit() {
     }
     assert!(skipped > 0, "some steps are skipped");
     assert!(compared > 2 * count, "{compared} comparisons");
+}
+
+/// Adapters of each kind, beside a base in the type of computing and in blocks.
+#[test]
+fn the_number_of_replicas_changes_no_bit_of_adapters() {
+    let lora = |change: fn(&mut LoraConfig)| {
+        let mut lora = LoraConfig { rank: Some(3), alpha: Some(6.0), dropout: 0.1, ..LoraConfig::default() };
+        change(&mut lora);
+        lora
+    };
+    let cases = [
+        lora(|_| {}),
+        lora(|lora| lora.dora = true),
+        lora(|lora| lora.init = LoraInit::Pissa),
+        lora(|lora| lora.base = LoraBase::Nf4),
+        lora(|lora| lora.base = LoraBase::Q8_0),
+        lora(|lora| (lora.dora, lora.base) = (true, LoraBase::Nf4)),
+        lora(|lora| (lora.init, lora.base) = (LoraInit::Pissa, LoraBase::Q8_0)),
+    ];
+    let (model, steps) = (crate::quantised::model(), &rig::golden_steps()[..3]);
+    for (number, lora) in cases.into_iter().enumerate() {
+        let mut config = crate::decoders::config([1, 1, 1], 0);
+        (config.batch.micro, config.batch.sum, config.optimizer.lr) = (Some(1), Sum::Tree, 1e-2);
+        (config.memory.chunk, config.lora) = (Chunk::Mebibytes(0.2), lora);
+        config.precision.compute = [Float::F32, Float::Bf16][number % 2];
+        let alone = rig::run_fresh(&model, &on(&config, 1, 0), steps);
+        for (at, data) in [2, 4].into_iter().enumerate() {
+            let config = on(&config, data, ((number + at) % 4) as u8);
+            let what = format!("{data} replicas, stage {}, {:?}", config.parallel.zero, config.lora);
+            rig::assert_same_run(&what, &alone, &rig::run_fresh(&model, &config, steps));
+        }
+    }
 }
 
 #[test]

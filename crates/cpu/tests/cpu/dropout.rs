@@ -2,6 +2,7 @@
 
 use phalanx_simd::Isa;
 use phalanx_system::random::{GOLDEN, mix};
+use phalanx_tensor::operations::DropoutForward;
 use phalanx_tensor::{DType, Device, Dropout};
 
 use crate::oracle::{FLOATS, check_exact, cpu, numbers, poisoned_as, read_f32, rounded, tensor_as};
@@ -48,6 +49,34 @@ fn as_defined() {
                 check_exact("dropout with residual", kernel, &rounded(dtype, &sums));
             }
         }
+    }
+}
+
+/// Columns of rows of which others have the other columns: the mask of the whole rows.
+#[test]
+fn columns_have_their_part_of_the_mask() {
+    let [rows, whole] = [7, 37];
+    let from = numbers(1, rows * whole);
+    let dropout = Dropout { p: 0.4, key: KEY, first: 5, sample: 0 };
+    let expected: Vec<f32> = from.iter().enumerate().map(|(i, x)| x * factor(dropout, i)).collect();
+    for (start, columns) in [(0, 1), (3, 16), (20, 17), (0, whole)] {
+        let part = |x: &[f32]| -> Vec<f32> {
+            x.chunks(whole).flat_map(|row| &row[start..start + columns]).copied().collect()
+        };
+        let kernel = |device: &Device| {
+            let from = tensor_as(device, DType::F32, [rows, columns], &part(&from));
+            let mut to = poisoned_as(device, DType::F32, from.shape());
+            let dropout = Dropout { first: dropout.first + start as u64, ..dropout };
+            device.run(DropoutForward {
+                from: from.view(),
+                dropout,
+                row: whole,
+                residual: None,
+                to: to.view_mut(),
+            });
+            read_f32(device, &to)
+        };
+        check_exact(&format!("{columns} columns from {start}"), kernel, &part(&expected));
     }
 }
 

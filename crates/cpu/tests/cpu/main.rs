@@ -14,6 +14,7 @@ mod host;
 mod images;
 mod layer_norm;
 mod linear;
+mod magnitudes;
 mod optimizers;
 mod optional;
 mod oracle;

@@ -147,15 +147,23 @@ pub(super) fn dropout_drops_the_processors_elements(bench: &Bench) {
                 let residual = random(device, dtype, &[1003], 2);
                 let mut to = random(device, dtype, &[1003], 3);
                 let dropout = Dropout { p: 0.3, key: 77, first, sample: 0 };
+                let residual = Some(residual.view());
                 device.run(DropoutForward {
                     from: from.view(),
                     dropout,
-                    residual: Some(residual.view()),
+                    row: 0,
+                    residual,
                     to: to.view_mut(),
                 });
                 let mut plain = random(device, dtype, &[1003], 3);
                 device.dropout(from.view(), dropout, None, plain.view_mut());
-                vec![("to", read(device, to.view())), ("plain", read(device, plain.view()))]
+                // Columns of longer rows.
+                let (from, mut part) =
+                    (from.view().range(0..1001).reshape([143, 7]), random(device, dtype, &[143, 7], 4));
+                device.run(DropoutForward { from, dropout, row: 15, residual: None, to: part.view_mut() });
+                [("to", &to), ("plain", &plain), ("part", &part)]
+                    .map(|(name, x)| (name, read(device, x.view())))
+                    .into()
             });
         }
     }

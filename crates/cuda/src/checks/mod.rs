@@ -30,7 +30,7 @@ impl Group {
 }
 
 /// All groups.
-pub const GROUPS: [Group; 20] = [
+pub const GROUPS: [Group; 21] = [
     Group { name: "convert, add", run: elementwise::conversions_and_sums },
     Group { name: "dequantise", run: elementwise::blocks },
     Group { name: "fill, copy, scaled", run: elementwise::fill_copy_and_f64 },
@@ -45,6 +45,7 @@ pub const GROUPS: [Group; 20] = [
     Group { name: "gradients of linear", run: products::gradients_of_linear },
     Group { name: "layer norm and its gradients", run: rows::layer_norm_and_its_gradients },
     Group { name: "RMS norms among columns", run: rows::norms_among_columns },
+    Group { name: "magnitudes", run: rows::magnitudes },
     Group { name: "embeddings and their gradients", run: rows::embeddings_and_their_gradients },
     Group { name: "cross entropy of a vocabulary", run: rows::cross_entropy_of_a_vocabulary_in_parts },
     Group { name: "rotary positions", run: attention::rotary_positions_have_the_processors_bits },

@@ -32,6 +32,7 @@ pub fn of_tables() -> Vec<Program> {
             Source::Gelu,
             Source::Images,
             Source::LayerNorm,
+            Source::Magnitudes,
             Source::Norm,
             Source::Rotary,
             Source::Tanh,

@@ -4,8 +4,8 @@ use phalanx_tensor::arguments::{
     CrossEntropy, IGNORED, Layout, Lookup, Positions, Weight, logits_stride, vocabulary_blocks,
 };
 use phalanx_tensor::{
-    Category, DType, Device, LayerNorm, LayerNormBackward, NormSums, RowNorm, Tensor, VocabularyLoss,
-    VocabularyStatistics, WholeSums,
+    Category, DType, Device, LayerNorm, LayerNormBackward, NormSums, Rescale, RescaleGradient, RowNorm,
+    Tensor, VocabularyLoss, VocabularyStatistics, WholeSums,
 };
 
 use super::bench::{Bench, FLOATS, ids, random, read, tensor, tolerance};
@@ -55,6 +55,36 @@ pub(super) fn layer_norm_and_its_gradients(bench: &Bench) {
                 all.map(|(name, x)| (name, read(device, x.view()))).into()
             });
         }
+    }
+}
+
+/// Norms of weights in both layouts, and columns over them, with a bias and without one.
+pub(super) fn magnitudes(bench: &Bench) {
+    let ([inputs, outputs, rank], [rows, first, columns]) = ([70, 37, 5], [50, 3, 45]);
+    for (dtype, layout) in FLOATS.into_iter().flat_map(|t| [(t, Layout::OutIn), (t, Layout::InOut)]) {
+        bench.compare(&format!("magnitudes {dtype:?} {layout:?}"), tolerance(dtype), |device| {
+            let extents = if layout == Layout::OutIn { [outputs, inputs] } else { [inputs, outputs] };
+            let matrix = random(device, dtype, &extents, 1);
+            let (a, b) =
+                (random(device, dtype, &[rank, inputs], 2), random(device, dtype, &[outputs, rank], 3));
+            let mut squares = random(device, DType::F32, &[outputs], 4);
+            let w = Weight { matrix: matrix.view(), layout };
+            device.weight_squares(w, [a.view(), b.view()], 0.5, squares.view_mut());
+            let [x, dy] = [5, 6].map(|seed| random(device, dtype, &[rows, columns], seed));
+            let [magnitudes, bias] = [7, 8].map(|seed| random(device, dtype, &[outputs], seed));
+            let (x, dy, given) = (x.view(), dy.view(), squares.view());
+            let mut all = vec![("squares", read(device, given))];
+            for bias in [None, Some(bias.view())] {
+                let mut y = random(device, dtype, &[rows, columns], 9);
+                let (magnitudes, to) = (magnitudes.view(), y.view_mut());
+                device.run(Rescale { x, first, magnitudes, squares: given, bias, y: to });
+                let mut dm = random(device, DType::F32, &[outputs], 10);
+                let (to, accumulate) = (dm.view_mut(), bias.is_some());
+                device.run(RescaleGradient { x, first, squares: given, bias, dy, dm: to, accumulate });
+                all.extend([("y", read(device, y.view())), ("dm", read(device, dm.view()))]);
+            }
+            all
+        });
     }
 }
 

@@ -166,8 +166,10 @@ impl Issue<'_> {
             Activations::DropoutForward(o) => {
                 let program = Program::of(Source::Dropout, o.from.dtype());
                 let (n, (kept_min, factor)) = (o.to.elements(), kept(o.dropout));
-                let (key, first) = (o.dropout.key, o.dropout.first);
-                let arguments = numbers![o.from, o.residual, &o.to, n, key, kept_min, factor, first];
+                let (key, first, [_, columns]) = (o.dropout.key, o.dropout.first, o.from.shape().rows_cols());
+                let row = if o.row == 0 { columns } else { o.row };
+                let arguments =
+                    numbers![o.from, o.residual, &o.to, n, key, kept_min, factor, first, columns, row];
                 self.over_fours(program, "dropout", n, arguments)
             }
         }

@@ -119,6 +119,7 @@ impl Issue<'_> {
             Operation::Attentions(operation) => self.attention(operation),
             Operation::Embeddings(operation) => self.embedding(operation),
             Operation::Images(operation) => self.images(operation),
+            Operation::Magnitudes(operation) => self.magnitudes(operation),
             Operation::Vocabulary(operation) => self.vocabulary(operation),
             Operation::Optimizers(operation) => self.optimizer(operation),
             Operation::Reductions(operation) => self.reduction(operation),

@@ -1,7 +1,7 @@
 //! Operations on rows: layer norm, and the cross entropy of a vocabulary.
 
 use phalanx_tensor::arguments::{VOCABULARY_BLOCK, vocabulary_blocks};
-use phalanx_tensor::operations::{Normalization, Vocabulary};
+use phalanx_tensor::operations::{Magnitudes, Normalization, Vocabulary};
 use phalanx_tensor::{LayerNormBackward, RowNorm, View, VocabularyLoss, VocabularyStatistics, WholeSums};
 
 use crate::error::Error;
@@ -100,6 +100,42 @@ impl Issue<'_> {
             o.accumulate_input
         ];
         self.over_rows(program, "layer_norm_backward", n, arguments)
+    }
+
+    pub(super) fn magnitudes(&mut self, operation: Magnitudes) -> Result<(), Error> {
+        match operation {
+            Magnitudes::WeightSquares(o) => {
+                let program = Program::of(Source::Magnitudes, o.a.dtype());
+                let [inputs, outputs, rank] = o.extents();
+                let (of_output, of_input) = match o.w.layout {
+                    Layout::OutIn => (inputs, 1usize),
+                    Layout::InOut => (1, outputs),
+                };
+                let arguments = numbers![
+                    o.w.matrix, o.a, o.b, &o.squares, inputs, outputs, rank, of_output, of_input, o.scale
+                ];
+                self.over_rows(program, "weight_squares", outputs, arguments)
+            }
+            Magnitudes::Rescale(o) => {
+                let program = Program::of(Source::Magnitudes, o.x.dtype());
+                let ([rows, stride], columns) = (o.x.shape().rows_cols(), o.magnitudes.elements());
+                let [x, y] = [o.x, o.y.as_view()].map(|x| x.range(o.first..x.elements()));
+                let n = rows * columns;
+                let arguments = numbers![x, o.magnitudes, o.squares, o.bias, y, stride, columns, n];
+                self.over_fours(program, "rescale", n, arguments)
+            }
+            Magnitudes::RescaleGradient(o) => {
+                let program = Program::of(Source::Magnitudes, o.x.dtype());
+                let ([rows, stride], columns) = (o.x.shape().rows_cols(), o.dm.elements());
+                let [x, dy] = [o.x, o.dy].map(|x| x.range(o.first..x.elements()));
+                let blocks = RowBlocks::new(rows, columns, 1);
+                let partial = self.scratch(blocks.bytes())?;
+                let arguments =
+                    numbers![x, dy, o.squares, o.bias, partial, rows, columns, stride, blocks.grain];
+                self.over_blocks(program, "rescale_sums", &blocks, arguments)?;
+                self.add_blocks(&blocks, [Some(&o.dm)], o.accumulate, partial, o.x.dtype())
+            }
+        }
     }
 
     pub(super) fn vocabulary(&mut self, operation: Vocabulary) -> Result<(), Error> {

@@ -30,7 +30,7 @@ use std::sync::Arc;
 use phalanx_collectives::{Group, MetaGroup, Solo};
 use phalanx_layers::{
     Adapt, AnyLayer, Attention, CannotCut, Embedding, Head, HeadNorm, Layer, LinearCrossEntropy, Lora,
-    Pieces, Share, SharedHeads,
+    Pieces, Share, SharedHeads, SumOfShares,
 };
 use phalanx_tensor::Heads;
 
@@ -94,9 +94,9 @@ impl TensorParallel {
     /// When the ranks cannot share the outputs evenly.
     pub fn column(&self, layer: impl Adapt) -> Result<Box<dyn AnyLayer>, CannotCut> {
         if self.ranks() == 1 {
-            return Ok(self.adapted(layer));
+            return Ok(self.adapted(layer, None));
         }
-        let own = self.adapted(layer.outputs(self.share())?);
+        let own = self.adapted(layer.outputs(self.share())?, None);
         Ok(Box::new(ColumnParallel::new(own, self.exchange.clone(), self.sequence)))
     }
 
@@ -106,16 +106,18 @@ impl TensorParallel {
     /// When the ranks cannot share the inputs evenly.
     pub fn row(&self, layer: impl Adapt) -> Result<Box<dyn AnyLayer>, CannotCut> {
         if self.ranks() == 1 {
-            return Ok(self.adapted(layer));
+            return Ok(self.adapted(layer, None));
         }
         let (own, bias) = layer.inputs(self.share())?;
-        Ok(Box::new(RowParallel::new(self.adapted(own), bias, self.exchange.clone(), self.sequence)))
+        let exchange = self.exchange.clone();
+        let own = self.adapted(own, Some(Box::new(move |x| exchange.all_reduce(x).wait())));
+        Ok(Box::new(RowParallel::new(own, bias, self.exchange.clone(), self.sequence)))
     }
 
-    /// This rank's part of a linear layer, with its adapters.
-    fn adapted(&self, own: impl Adapt) -> Box<dyn AnyLayer> {
+    /// This rank's part of a linear layer, with its adapters; `sum` adds over the ranks that have other inputs.
+    fn adapted(&self, own: impl Adapt, sum: Option<SumOfShares>) -> Box<dyn AnyLayer> {
         match &self.adapters {
-            Some(adapters) => own.adapted(adapters),
+            Some(adapters) => own.adapted(adapters, sum),
             None => Box::new(own),
         }
     }

@@ -9,6 +9,7 @@ use phalanx_data::HuggingFaceFiles;
 use phalanx_models::limits::MAX_POSITIONS;
 use phalanx_models::{Model, Objective, stored_tensors};
 use phalanx_plan::trace::DType;
+use phalanx_train::config::LoraInit;
 use phalanx_train::dataset::DataDigests;
 use phalanx_train::weights::{Weights, adapters_of};
 use serde_json::json;
@@ -37,11 +38,13 @@ pub fn export(args: &ExportArgs) -> Result<()> {
     let folder = RunFolder::at(&args.run);
     let checkpoint = folder.checkpoint(args.step)?;
     let model = model_of(&checkpoint)?;
-    let has_adapters = adapters_of(&checkpoint)?.rank.is_some();
+    let adapters = adapters_of(&checkpoint)?;
+    let has_adapters = adapters.rank.is_some();
     if args.merge && !has_adapters {
         bail!("--merge: {} has no adapters to merge into its weights: leave it out", args.run.display());
     }
-    let read = if has_adapters && !args.merge { Weights::of_adapters } else { Weights::of };
+    let alone = has_adapters && !args.merge && adapters.init != LoraInit::Pissa;
+    let read = if alone { Weights::of_adapters } else { Weights::of };
     let weights = read(&checkpoint, &*model)?;
     match args.format {
         ExportFormat::Hf if has_adapters && !args.merge => {

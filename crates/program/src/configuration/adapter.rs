@@ -22,13 +22,14 @@ pub fn import(config: &mut RunConfig, given: &UserConfig, model: &dyn Model) -> 
     let Some(dir) = config.lora.adapter.clone() else { return Ok(()) };
     let shown = || format!("lora.adapter = {dir:?}");
     let (folder, found) = AdapterConfig::read(Path::new(&dir)).with_context(shown)?;
-    let AdapterConfig { rank, alpha, dropout, rslora, targets } = found;
+    let AdapterConfig { rank, alpha, dropout, rslora, dora, targets } = found;
     let own = &mut config.lora;
     let targets = Targets::Several(targets);
     for (key, is_other, theirs) in [
         ("lora.rank", own.rank != Some(rank), format!("r = {rank}")),
         ("lora.alpha", own.alpha != Some(alpha), format!("lora_alpha = {alpha}")),
         ("lora.rslora", own.rslora != rslora, format!("use_rslora = {rslora}")),
+        ("lora.dora", own.dora != dora, format!("use_dora = {dora}")),
         ("lora.targets", own.targets != targets, "its target_modules".to_string()),
     ] {
         if given.has(key) && is_other {
@@ -39,6 +40,7 @@ pub fn import(config: &mut RunConfig, given: &UserConfig, model: &dyn Model) -> 
         }
     }
     (own.rank, own.alpha, own.rslora, own.targets) = (Some(rank), Some(alpha), rslora, targets);
+    own.dora = dora;
     if !given.has("lora.dropout") {
         own.dropout = dropout;
     }

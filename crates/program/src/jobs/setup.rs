@@ -102,7 +102,7 @@ pub fn prepare(
 
 /// Digest of what lies below the adapters of a run whose checkpoints have these alone; it is that of its checkpoint, if there is one.
 fn base_of(model: &ModelPart, checkpoint: Option<&Checkpoint>) -> Result<Option<String>> {
-    let Some(base) = Base::of(model)? else { return Ok(None) };
+    let Some(base) = Base::of(model, 1)? else { return Ok(None) };
     Ok(match checkpoint {
         Some(checkpoint) if is_whole(checkpoint) => None,
         Some(checkpoint) => Some(base.check(checkpoint)?),

@@ -215,6 +215,8 @@ operation! {
         from: View<'a>,
         /// Which elements are dropped.
         dropout: Dropout,
+        /// Elements of a whole row, by which the mask counts the rows, where x has some columns of each; 0 where it has all.
+        row: usize,
         /// Like the result, added to it.
         residual: Option<View<'a>>,
         /// Overwritten.
@@ -226,10 +228,11 @@ impl Describe for DropoutForward<'_> {
     const NAME: &'static str = "dropout";
 
     fn check(&self) {
-        let DropoutForward { from, dropout, residual, to } = self;
+        let DropoutForward { from, dropout, row, residual, to } = self;
         assert_eq!((from.elements(), from.dtype()), (to.elements(), to.dtype()), "{from:?} -> {to:?}");
         assert!(residual.is_none_or(|r| (r.elements(), r.dtype()) == (to.elements(), to.dtype())));
         assert!((0.0..1.0).contains(&dropout.p), "{dropout:?}");
+        assert!(*row == 0 || *row >= from.shape().rows_cols()[1], "rows of {row} for {from:?}");
     }
 
     fn price(&self) -> Price {
@@ -240,7 +243,7 @@ impl Describe for DropoutForward<'_> {
     fn follow(&self, recorder: &Recorder, site: Site) {
         let rule = Rule {
             op: Self::NAME,
-            factors: &[operand("from", "rh", self.from)],
+            factors: &[operand("from", "rh", self.from).linear()],
             addends: &[self.residual.map(|r| operand("residual", "rh", r))],
             results: &[result("to", "rh", &self.to, false)],
             whole: &[],
@@ -291,7 +294,7 @@ impl Device {
     /// dropout is the same operation on the gradient.
     #[track_caller]
     pub fn dropout(&self, from: View, dropout: Dropout, residual: Option<View>, to: ViewMut) {
-        self.run(DropoutForward { from, dropout, residual, to });
+        self.run(DropoutForward { from, dropout, row: 0, residual, to });
     }
 }
 

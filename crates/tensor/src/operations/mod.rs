@@ -14,6 +14,7 @@ mod elementwise;
 mod embeddings;
 mod family;
 mod images;
+mod magnitudes;
 mod normalization;
 mod optimizers;
 mod own;
@@ -28,6 +29,7 @@ pub use attention::*;
 pub use elementwise::*;
 pub use embeddings::*;
 pub use images::*;
+pub use magnitudes::*;
 pub use normalization::*;
 pub use optimizers::*;
 pub use own::*;
@@ -71,6 +73,7 @@ operations!(
     Attentions,
     Embeddings,
     Images,
+    Magnitudes,
     Vocabulary,
     Optimizers,
     Reductions,

@@ -15,7 +15,7 @@ use super::ConfigError;
 use super::bounds::BELOW_1;
 use super::check::refuse;
 use super::declare::Conversion::{Rule, Same, Words};
-use super::declare::Resume::{Fixed, Unsaid};
+use super::declare::Resume::Fixed;
 use super::declare::{AXOLOTL, HUGGING_FACE, KEY, Kind, LLAMA_FACTORY};
 use super::key_types::KeyType;
 use super::needs::{LEFT_OUT, Need, SET};
@@ -27,6 +27,11 @@ const SCALE: &str = "its adapters were trained with this factor";
 const BASE: &str = "its adapters were trained beside this base";
 
 const ADAPTERS: Need = Need::is_for(&[("lora.rank", SET)], "");
+
+const NOTHING: Need = Need::any(
+    &[("lora.init", &["default", "gaussian"])],
+    "with \"pissa\" an adapter starts as a part of the weight, and not as a folder or a magnitude has it",
+);
 
 table! {
     /// `[lora]`
@@ -41,8 +46,7 @@ table! {
             .foreign(&[(HUGGING_FACE, "lora_alpha", Same, "")]);
         /// Probability that training drops an element of an adapter's input. Adapters of results that one product computes, as those of
         /// queries, keys and values, drop the same elements.
-        dropout: f64 = 0.0, KEY.from(0.0, BELOW_1)
-            .needs(&[ADAPTERS, Need::any(&[("parallel.tensor", &["1"])], "a rank drops elements of whole rows")])
+        dropout: f64 = 0.0, KEY.from(0.0, BELOW_1).needs(&[ADAPTERS])
             .foreign(&[(HUGGING_FACE, "lora_dropout", Same, "")]);
         /// Linear layers that have an adapter: `"all-linear"`, all but the output projection; or patterns of their names, or of the ends of
         /// their names after a dot, as `["q_proj", "v_proj"]`.
@@ -51,14 +55,19 @@ table! {
         /// Multiplies by `alpha / sqrt(rank)` (Kalajdzievski, 2023).
         rslora: bool = false, KEY.resume(Fixed(SCALE)).needs(&[ADAPTERS])
             .foreign(&[(HUGGING_FACE, "use_rslora", Same, ""), (AXOLOTL, "peft_use_rslora", Same, "")]);
-        /// Initial values of an adapter's first matrix; the second is zero.
-        init: LoraInit = LoraInit::Default, KEY.resume(Unsaid).needs(&[ADAPTERS])
-            .foreign(&[(AXOLOTL, "peft_init_lora_weights", Words(&[("true", "default"), ("gaussian", "gaussian")]), "")]);
+        /// Trains a magnitude for each output of an adapted layer beside its direction (DoRA; Liu et al., 2024): the layer's weight with the
+        /// adapter's is divided by the norms of its rows, which each step computes from all of the weight.
+        dora: bool = false, KEY.resume(Fixed(TENSORS)).needs(&[ADAPTERS, NOTHING])
+            .foreign(&[(HUGGING_FACE, "use_dora", Same, ""), (AXOLOTL, "peft_use_dora", Same, "")]);
+        /// Initial values of an adapter's first matrix; the second is zero. With `"pissa"` both start as the largest singular vectors of their
+        /// layer's weight, and the frozen weight is what is left (Meng et al., 2024).
+        init: LoraInit = LoraInit::Default, KEY.resume(Fixed(BASE)).needs(&[ADAPTERS])
+            .foreign(&[(AXOLOTL, "peft_init_lora_weights", Words(&[("true", "default"), ("gaussian", "gaussian"), ("pissa", "pissa")]), "")]);
         /// Type in which the weights of the frozen linear layers are kept: that of computing, or numbers of 8 or 4 bits, which each product
         /// turns into that of computing (QLoRA). The output projection, tables and norms keep the type of computing.
         base: LoraBase = LoraBase::Compute, KEY.resume(Fixed(BASE)).needs(&[ADAPTERS]);
         /// A folder with an adapter that PEFT or `phalanx export` has written, to start from. Its `adapter_config.json` gives the keys above.
-        adapter: Option<String> = None, KEY.needs(&[Need::any(&[("model.init", SET)], "an adapter is of a model's weights"), ADAPTERS])
+        adapter: Option<String> = None, KEY.needs(&[Need::any(&[("model.init", SET)], "an adapter is of a model's weights"), ADAPTERS, NOTHING])
             .foreign(&[(AXOLOTL, "lora_model_dir", Same, ""), (LLAMA_FACTORY, "adapter_name_or_path", Same, "")]);
     }
 }
@@ -70,6 +79,8 @@ words! {
         Default = "default",
         /// Normal with a standard deviation of `1 / rank`.
         Gaussian = "gaussian",
+        /// The largest singular vectors of the weight.
+        Pissa = "pissa",
     }
 }
 
@@ -207,7 +218,9 @@ impl LoraConfig {
             init: match self.init {
                 LoraInit::Default => AdapterInit::Uniform,
                 LoraInit::Gaussian => AdapterInit::Gaussian,
+                LoraInit::Pissa => AdapterInit::Principal,
             },
+            magnitudes: self.dora,
             targets: Arc::new(move |name| targets.have(name)),
         }))
     }

@@ -3,19 +3,28 @@
 
 use std::ops::Range;
 use std::path::Path;
+use std::rc::Rc;
+use std::sync::Arc;
 
 use phalanx_checkpoint::{Checkpoint, HuggingFaceDir};
-use phalanx_layers::ParameterSpec;
 use phalanx_layers::lora::adapted_by;
+use phalanx_layers::{Lora, ParameterSpec};
 use phalanx_models::{Model, RowsOf, name_in};
 use phalanx_optim::PARAMETERS;
 use phalanx_plan::Stripe;
 
 use crate::engine::error::RunError;
+use crate::engine::principal::{Factors, Principal};
 use crate::engine::spec::ModelPart;
 
 /// Source of the parameters below adapters.
-pub enum Base {
+pub struct Base {
+    source: Source,
+    /// What adapters start with, and the base is without; None where they start as nothing.
+    principal: Option<Principal>,
+}
+
+enum Source {
     /// The weights of a Hugging Face folder.
     Folder(HuggingFaceDir),
     /// Initial values from this seed.
@@ -33,19 +42,55 @@ impl Base {
     /// # Errors
     /// [`RunError::Init`] for a folder that cannot be opened.
     pub fn open(init: Option<&Path>, seed: u64) -> Result<Base, RunError> {
-        let Some(dir) = init else { return Ok(Base::Initial(seed)) };
+        let Some(dir) = init else { return Ok(Base::initial(seed)) };
         let opened = HuggingFaceDir::open(dir).map_err(RunError::from);
         opened
-            .map(Base::Folder)
+            .map(|dir| Base { source: Source::Folder(dir), principal: None })
             .map_err(|cause| RunError::Init { dir: dir.to_path_buf(), cause: Box::new(cause) })
+    }
+
+    /// Initial values from this seed.
+    pub fn initial(seed: u64) -> Base {
+        Base { source: Source::Initial(seed), principal: None }
+    }
+
+    /// Returns whether the weights are initial values.
+    pub(crate) fn is_initial(&self) -> bool {
+        matches!(self.source, Source::Initial(_))
+    }
+
+    /// Returns whether adapters start with a part of the weights.
+    pub(crate) fn has_principal(&self) -> bool {
+        self.principal.is_some()
+    }
+
+    /// The same below these adapters: without what they start with.
+    #[must_use]
+    pub fn below(self, adapters: Option<&Arc<Lora>>, model: &dyn Model, threads: usize) -> Base {
+        Base { principal: adapters.and_then(|adapters| Principal::of(model, adapters, threads)), ..self }
     }
 
     /// The base of a run's adapters; None if it has none.
     ///
     /// # Errors
     /// Those of [`Base::open`].
-    pub fn of(model: &ModelPart) -> Result<Option<Base>, RunError> {
-        model.adapters.is_some().then(|| Base::open(model.init.as_deref(), model.seed)).transpose()
+    pub fn of(model: &ModelPart, threads: usize) -> Result<Option<Base>, RunError> {
+        let Some(adapters) = &model.adapters else { return Ok(None) };
+        let base = Base::open(model.init.as_deref(), model.seed)?;
+        Ok(Some(base.below(Some(adapters), &*model.definition, threads)))
+    }
+
+    /// The principal part with which the adapter of this result starts; None where it starts as nothing.
+    ///
+    /// # Errors
+    /// Those of [`Base::read`].
+    pub(crate) fn principal(&self, model: &dyn Model, result: &str) -> Result<Option<Rc<Factors>>, RunError> {
+        let Some(principal) = &self.principal else { return Ok(None) };
+        let (whole, name) = (model.whole(), format!("{result}.weight"));
+        let Some(weight) = whole.members().find(|spec| spec.name == name) else { return Ok(None) };
+        principal.factors((result, model.linear_layout()), weight, &mut |elements, out| {
+            self.source.read(model, weight, elements, out)
+        })
     }
 
     /// Checksum of the weights, or the seed, which checkpoints store beside the checksums of the data. All weights are read.
@@ -53,9 +98,9 @@ impl Base {
     /// # Errors
     /// Files that cannot be read.
     pub fn digest(&self) -> Result<String, RunError> {
-        match self {
-            Base::Folder(dir) => Ok(dir.digest()?),
-            Base::Initial(seed) => Ok(format!("initial values of seed {seed}")),
+        match &self.source {
+            Source::Folder(dir) => Ok(dir.digest()?),
+            Source::Initial(seed) => Ok(format!("initial values of seed {seed}")),
         }
     }
 
@@ -67,9 +112,9 @@ impl Base {
         let found = self.digest()?;
         match from.state()["data"]["base"].as_str() {
             Some(expected) if expected != found => Err(RunError::OtherBase {
-                base: match self {
-                    Base::Folder(dir) => format!("model.init = {:?}", dir.path().display().to_string()),
-                    Base::Initial(seed) => format!("train.seed = {seed} without model.init"),
+                base: match &self.source {
+                    Source::Folder(dir) => format!("model.init = {:?}", dir.path().display().to_string()),
+                    Source::Initial(seed) => format!("train.seed = {seed} without model.init"),
                 },
                 checkpoint: from.dir().to_path_buf(),
                 expected: expected.to_string(),
@@ -90,9 +135,30 @@ impl Base {
         elements: Range<u64>,
         out: &mut [f32],
     ) -> Result<(), RunError> {
+        self.source.read(model, spec, elements.clone(), out)?;
+        let Some(principal) = self.principal.as_ref().filter(|_| !out.is_empty()) else { return Ok(()) };
+        let result = spec.name.strip_suffix(".weight").unwrap_or_default();
+        let Some(factors) = self.principal(model, result)? else { return Ok(()) };
+        let columns = spec.whole_shape()[1];
+        for (here, whole) in spec.stripe().runs(elements.clone()) {
+            let [start, end] = [here.start, here.end].map(|at| (at - elements.start) as usize);
+            principal.subtract(&factors, (model.linear_layout(), columns), whole.start, &mut out[start..end]);
+        }
+        Ok(())
+    }
+}
+
+impl Source {
+    fn read(
+        &self,
+        model: &dyn Model,
+        spec: &ParameterSpec,
+        elements: Range<u64>,
+        out: &mut [f32],
+    ) -> Result<(), RunError> {
         match self {
-            Base::Folder(dir) => read_imported(dir, model, spec, elements, out),
-            Base::Initial(seed) => {
+            Source::Folder(dir) => read_imported(dir, model, spec, elements, out),
+            Source::Initial(seed) => {
                 fill_initial(spec, *seed, elements.start, out);
                 Ok(())
             }

@@ -5,6 +5,7 @@
 pub(crate) mod abridged_programs;
 pub mod base;
 pub(crate) mod batch;
+mod below;
 pub(crate) mod cut;
 pub mod diagnose;
 pub mod error;
@@ -12,6 +13,7 @@ pub(crate) mod evaluation;
 pub mod groups;
 pub mod non_finite;
 pub(crate) mod parameter_sizes;
+pub(crate) mod principal;
 pub mod rank;
 pub(crate) mod rule_mismatch;
 pub(crate) mod rules;

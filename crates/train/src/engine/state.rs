@@ -9,7 +9,8 @@ use std::sync::Arc;
 
 use phalanx_checkpoint::{self as checkpoint, ADAPTER_PREFIX, Checkpoint, CheckpointError, HuggingFaceDir};
 use phalanx_collectives::{CollectiveError, Group};
-use phalanx_layers::{ParameterSpec, lora::adapted_by};
+use phalanx_layers::ParameterSpec;
+use phalanx_layers::lora::{adapted_by, parameters_of, rescaled_by};
 use phalanx_models::{Model, RowsOf};
 pub use phalanx_optim::PARAMETERS;
 use phalanx_optim::{
@@ -23,7 +24,8 @@ use phalanx_tensor::{DType, Device, blocks, refused_thread};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::engine::base::{Base, fill_initial, is_whole, read_imported};
+use crate::engine::base::{Base, fill_initial, is_whole};
+use crate::engine::below::Below;
 use crate::engine::error::RunError;
 use crate::engine::rank::Rank;
 pub use crate::engine::saving::SaveStep;
@@ -96,7 +98,52 @@ impl Rank {
     /// # Errors
     /// When the system starts no more threads.
     pub fn initialise(&mut self, seed: u64) -> Result<(), RunError> {
-        self.load(initial(seed, self.spec.device.threads))
+        let fresh = self.fresh(Base::initial(seed), seed);
+        self.load(fresh)
+    }
+
+    /// The base for the parameters of the model, and initial values from the seed for others: for magnitudes the norms of the base's
+    /// weights, for adapters that do not start as nothing the principal parts of these.
+    fn fresh(&self, base: Base, seed: u64) -> impl Read + use<> {
+        let ModelPart { definition, quantised, adapters, .. } = &self.spec.model;
+        let threads = self.spec.device.threads;
+        let (model, whole) = (Arc::clone(definition), definition.whole());
+        let is_initial = base.is_initial();
+        let base = base.below(adapters.as_ref(), &*model, threads);
+        let below = Below::new(base, self.spec.precision.types.compute, quantised.clone());
+        let mut initial = initial(seed, threads);
+        move |kept: &Kept, spec: &ParameterSpec, elements: Range<u64>, out: &mut [f32]| {
+            if kept.state != PARAMETERS {
+                return initial(kept, spec, elements, out);
+            }
+            let runs = || {
+                spec.stripe().runs(elements.clone()).map(|(here, whole)| {
+                    ((here.start - elements.start) as usize..(here.end - elements.start) as usize, whole)
+                })
+            };
+            if let Some(result) = rescaled_by(&spec.name) {
+                let weight = format!("{result}.weight");
+                let weight =
+                    whole.members().find(|spec| spec.name == weight).expect("the layer of the magnitudes");
+                return runs()
+                    .try_for_each(|(here, outputs)| below.norms(&*model, weight, outputs, &mut out[here]));
+            }
+            let Some(result) = adapted_by(&spec.name) else {
+                if is_initial && !below.base().has_principal() {
+                    return initial(kept, spec, elements, out);
+                }
+                return below.base().read(&*model, spec, elements, out);
+            };
+            let Some(factors) = below.base().principal(&*model, result)? else {
+                return initial(kept, spec, elements, out);
+            };
+            let [a, _] = parameters_of(result);
+            let from = if spec.name == a { &factors.a } else { &factors.b };
+            runs().for_each(|(here, there)| {
+                out[here].copy_from_slice(&from[there.start as usize..there.end as usize]);
+            });
+            Ok(())
+        }
     }
 
     /// Fills parameters with the weights of a Hugging Face directory, adapters with those of [`ModelPart::adapter`] or with initial
@@ -105,13 +152,13 @@ impl Rank {
     /// # Errors
     /// A tensor that is missing, of another shape, or unreadable.
     pub fn import(&mut self, dir: &HuggingFaceDir) -> Result<(), RunError> {
-        let ModelPart { definition, adapter, seed, .. } = &self.spec.model;
+        let ModelPart { adapter, seed, .. } = &self.spec.model;
         let adapter = adapter.as_deref().map(HuggingFaceDir::open_adapter).transpose()?;
-        let mut fresh = initial(*seed, self.spec.device.threads);
-        let mut weights = imported(dir, Arc::clone(definition));
+        let mut fresh = self.fresh(Base::open(Some(dir.path()), *seed)?, *seed);
         self.load(move |kept: &Kept, spec: &ParameterSpec, elements, out: &mut [f32]| match &adapter {
-            _ if adapted_by(&spec.name).is_none() => weights(kept, spec, elements, out),
-            Some(adapter) if kept.state == PARAMETERS => read_adapter(adapter, spec, elements, out),
+            Some(adapter) if kept.state == PARAMETERS && adapted_by(&spec.name).is_some() => {
+                read_adapter(adapter, spec, elements, out)
+            }
             _ => fresh(kept, spec, elements, out),
         })
     }
@@ -126,7 +173,7 @@ impl Rank {
         self.saves_base = is_whole(from);
         let model = Arc::clone(&self.spec.model.definition);
         let mut saved = stored(from, Arc::clone(&model));
-        let base = if self.saves_base { None } else { Base::of(&self.spec.model)? };
+        let base = if self.saves_base { None } else { Base::of(&self.spec.model, self.spec.device.threads)? };
         let Some(base) = base else { return self.load(saved) };
         self.load(move |kept: &Kept, spec: &ParameterSpec, elements, out: &mut [f32]| {
             match adapted_by(&spec.name) {
@@ -299,18 +346,6 @@ pub fn initial(seed: u64, threads: usize) -> impl Read {
             }
             Ok(())
         })
-    }
-}
-
-/// The weights of a Hugging Face directory for parameters, and zeros for optimizer states. It fails on a tensor that is missing, of
-/// another shape, or unreadable.
-pub fn imported(dir: &HuggingFaceDir, model: Arc<dyn Model>) -> impl Read {
-    move |kept: &Kept, spec: &ParameterSpec, elements: Range<u64>, out: &mut [f32]| {
-        if kept.state == PARAMETERS {
-            return read_imported(dir, &*model, spec, elements, out);
-        }
-        out.fill(0.0);
-        Ok(())
     }
 }
 

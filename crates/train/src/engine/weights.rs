@@ -1,23 +1,28 @@
 //! The weights of a checkpoint as its model computes with them: those of adapted layers with what their adapters add. What lies below adapters
 //! is read from where the run began, where the checkpoint does not have it, and is rounded as the run has rounded it.
 //!
-//! The sum is made in f32, `w + scale * b · a`, a window at a time; a layer's adapter is held while its weight is read.
+//! The sum is made in f32, `w + scale * b · a`, a window at a time; a layer's adapter is held while its weight is read. With magnitudes, each
+//! output's weights are multiplied by magnitude over norm, for which the weight is read twice.
 
 use std::cell::RefCell;
 use std::ops::Range;
 use std::path::Path;
 
-use half::{bf16, f16};
 use phalanx_checkpoint::{Checkpoint, CheckpointError};
-use phalanx_layers::{ParameterSpec, lora::adapted_by, lora::parameters_of};
+use phalanx_layers::ParameterSpec;
+use phalanx_layers::lora::{adapted_by, magnitudes_of, parameters_of};
 use phalanx_models::Model;
-use phalanx_tensor::{DType, Layout, blocks};
+use phalanx_tensor::{DType, Layout};
 use serde::Deserialize;
 
 use crate::config::{Float, LoraConfig, QuantisedBase};
 use crate::engine::base::{Base, is_whole};
+use crate::engine::below::{Below, squares_of};
 use crate::engine::error::RunError;
 use crate::engine::state::{PARAMETERS, bad_state, read_stored};
+
+/// Threads of the products that find principal parts of weights: any number gives the same numbers.
+const THREADS: usize = 2;
 
 /// The weights of a checkpoint.
 pub struct Weights<'a> {
@@ -30,15 +35,6 @@ pub struct Weights<'a> {
     adapter: RefCell<Option<Adapter>>,
 }
 
-/// The weights below adapters, and how the run has kept it.
-struct Below {
-    base: Base,
-    /// The type to which it was rounded.
-    compute: DType,
-    /// Weights that were quantised before.
-    quantised: Option<QuantisedBase>,
-}
-
 /// Term of an adapter in the weight of its layer, in the weight's layout: `left · right`.
 struct Adapter {
     weight: String,
@@ -47,6 +43,40 @@ struct Adapter {
     left: Vec<f32>,
     /// `[rank, columns]`
     right: Vec<f32>,
+    /// Magnitude over norm of each output, and the layout in which these lie; None without magnitudes.
+    gains: Option<(Layout, Vec<f32>)>,
+}
+
+impl Adapter {
+    /// Adds its term to the elements of the weight from `start` on.
+    fn add_to(&self, start: u64, out: &mut [f32]) {
+        let Adapter { rank, left, right, .. } = self;
+        let columns = right.len() / rank;
+        let (mut at, mut done) = (start as usize, 0);
+        while done < out.len() {
+            let (row, column) = (at / columns, at % columns);
+            let count = (columns - column).min(out.len() - done);
+            let mut added = vec![0.0; count];
+            for (k, factor) in left[row * rank..][..*rank].iter().enumerate() {
+                let terms = &right[k * columns + column..][..count];
+                added.iter_mut().zip(terms).for_each(|(sum, term)| *sum += factor * term);
+            }
+            out[done..][..count].iter_mut().zip(&added).for_each(|(weight, added)| *weight += added);
+            (at, done) = (at + count, done + count);
+        }
+    }
+
+    /// Multiplies the elements from `start` on by the gains of their outputs.
+    fn rescale(&self, start: u64, out: &mut [f32]) {
+        let Some((layout, gains)) = &self.gains else { return };
+        let columns = self.right.len() / self.rank;
+        for (at, number) in (start as usize..).zip(out) {
+            *number *= match layout {
+                Layout::OutIn => gains[at / columns],
+                Layout::InOut => gains[at % columns],
+            };
+        }
+    }
 }
 
 /// The adapters of the run that saved a checkpoint, as its configuration has them.
@@ -72,11 +102,12 @@ impl<'a> Weights<'a> {
         let init = config["model"]["init"].as_str().map(Path::new);
         let base = Base::open(init, config["train"]["seed"].as_u64().unwrap_or_default())?;
         base.check(from)?;
+        let base = base.below(weights.adapters.adapters().as_ref(), model, THREADS);
         let compute = Float::deserialize(&config["precision"]["compute"]);
         let compute = compute.map_err(|cause| bad_state(from, "config.precision", &cause.to_string()))?;
         let tensor = config["parallel"]["tensor"].as_u64().unwrap_or(1) as usize;
         let quantised = QuantisedBase::of(&weights.adapters, tensor, model);
-        Ok(Weights { base: Some(Below { base, compute: compute.into(), quantised }), ..weights })
+        Ok(Weights { base: Some(Below::new(base, compute.into(), quantised)), ..weights })
     }
 
     /// The adapters of a checkpoint, of which no other weight is read.
@@ -92,6 +123,28 @@ impl<'a> Weights<'a> {
         &self.adapters
     }
 
+    /// The adapter of a result beside the whole base, `[a, b]`: where it started as a part of the weight, of twice the rank, with that part
+    /// behind it, which it subtracts.
+    ///
+    /// # Errors
+    /// As [`Weights::read`].
+    pub fn beside_whole_base(&self, [a, b]: [&ParameterSpec; 2]) -> Result<[Vec<f32>; 2], CheckpointError> {
+        let mut own = [vec![0.0; a.elements()], vec![0.0; b.elements()]];
+        for (spec, out) in [a, b].into_iter().zip(&mut own) {
+            self.read(spec, 0..out.len() as u64, out)?;
+        }
+        let (rank, result) = (a.shape[0], adapted_by(&a.name).expect("a parameter of an adapter"));
+        let base = self.base.as_ref().map(Below::base);
+        let factors =
+            base.map(|base| base.principal(self.model, result).map_err(|error| self.of_base(error)));
+        let Some(factors) = factors.transpose()?.flatten() else { return Ok(own) };
+        let [mut wide, narrow] = own;
+        wide.extend(&factors.a);
+        let rows = narrow.chunks_exact(rank).zip(factors.b.chunks_exact(rank));
+        let narrow = rows.flat_map(|(own, first)| own.iter().copied().chain(first.iter().map(|x| -x)));
+        Ok([wide, narrow.collect()])
+    }
+
     /// Reads elements of a whole parameter of the model.
     ///
     /// # Errors
@@ -102,32 +155,30 @@ impl<'a> Weights<'a> {
         elements: Range<u64>,
         out: &mut [f32],
     ) -> Result<(), CheckpointError> {
-        match &self.base {
-            Some(below) if adapted_by(&spec.name).is_none() => {
-                let read = below.read(self.model, spec, elements.clone(), out);
-                read.map_err(|error| self.of_base(error))?;
-            }
-            _ => read_stored(self.from, self.model, (PARAMETERS, spec), elements.clone(), out)?,
-        }
+        self.unadapted(spec, elements.clone(), out)?;
         if out.is_empty() || !self.load(spec)? {
             return Ok(());
         }
         let adapter = self.adapter.borrow();
-        let Adapter { rank, left, right, .. } = adapter.as_ref().expect("it was loaded");
-        let columns = right.len() / rank;
-        let (mut at, mut done) = (elements.start as usize, 0);
-        while done < out.len() {
-            let (row, column) = (at / columns, at % columns);
-            let count = (columns - column).min(out.len() - done);
-            let mut added = vec![0.0; count];
-            for (k, factor) in left[row * rank..][..*rank].iter().enumerate() {
-                let terms = &right[k * columns + column..][..count];
-                added.iter_mut().zip(terms).for_each(|(sum, term)| *sum += factor * term);
-            }
-            out[done..][..count].iter_mut().zip(&added).for_each(|(weight, added)| *weight += added);
-            (at, done) = (at + count, done + count);
-        }
+        let adapter = adapter.as_ref().expect("it was loaded");
+        adapter.add_to(elements.start, out);
+        adapter.rescale(elements.start, out);
         Ok(())
+    }
+
+    /// Reads elements without what an adapter adds.
+    fn unadapted(
+        &self,
+        spec: &ParameterSpec,
+        elements: Range<u64>,
+        out: &mut [f32],
+    ) -> Result<(), CheckpointError> {
+        match &self.base {
+            Some(below) if adapted_by(&spec.name).is_none() => {
+                below.read(self.model, spec, elements, out).map_err(|error| self.of_base(error))
+            }
+            _ => read_stored(self.from, self.model, (PARAMETERS, spec), elements, out),
+        }
     }
 
     fn of_base(&self, error: RunError) -> CheckpointError {
@@ -161,51 +212,52 @@ impl<'a> Weights<'a> {
             Layout::OutIn => (b, a),
             Layout::InOut => (transposed(&a, [rank, inputs]), transposed(&b, [outputs, rank])),
         };
-        *self.adapter.borrow_mut() = Some(Adapter { weight: spec.name.clone(), rank, left, right });
+        let mut adapter = Adapter { weight: spec.name.clone(), rank, left, right, gains: None };
+        if self.adapters.dora {
+            let gains = self.gains(layer, spec, (&adapter, layout))?;
+            adapter.gains = Some((layout, gains));
+        }
+        *self.adapter.borrow_mut() = Some(adapter);
         Ok(true)
+    }
+
+    /// Magnitude over norm of each output of a layer.
+    fn gains(
+        &self,
+        layer: &str,
+        spec: &ParameterSpec,
+        (adapter, layout): (&Adapter, Layout),
+    ) -> Result<Vec<f32>, CheckpointError> {
+        let outputs = layout.in_out([spec.shape[0], spec.shape[1]])[1];
+        let mut magnitudes = self.vector(&magnitudes_of(layer), outputs)?;
+        let mut read = |elements: Range<u64>, out: &mut [f32]| {
+            self.unadapted(spec, elements.clone(), out)?;
+            adapter.add_to(elements.start, out);
+            Ok(())
+        };
+        let squares = squares_of(layout, [spec.shape[0], spec.shape[1]], 0..outputs, &mut read)?;
+        for (magnitude, square) in magnitudes.iter_mut().zip(squares) {
+            *magnitude = if square > 0.0 { (f64::from(*magnitude) / square.sqrt()) as f32 } else { 0.0 };
+        }
+        Ok(magnitudes)
     }
 
     /// A whole matrix with these extents.
     fn matrix(&self, name: &str, extents: [usize; 2]) -> Result<Vec<f32>, CheckpointError> {
-        self.from.expect(PARAMETERS, name, &extents, DType::F32)?;
-        let mut values = vec![0.0; extents[0] * extents[1]];
+        self.whole(name, &extents)
+    }
+
+    /// A whole vector.
+    fn vector(&self, name: &str, length: usize) -> Result<Vec<f32>, CheckpointError> {
+        self.whole(name, &[length])
+    }
+
+    fn whole(&self, name: &str, extents: &[usize]) -> Result<Vec<f32>, CheckpointError> {
+        self.from.expect(PARAMETERS, name, extents, DType::F32)?;
+        let mut values = vec![0.0; extents.iter().product()];
         let elements = 0..values.len() as u64;
         self.from.read(PARAMETERS, name, elements, bytemuck::cast_slice_mut(&mut values))?;
         Ok(values)
-    }
-}
-
-impl Below {
-    /// Reads elements of a whole parameter as the run has computed with them.
-    fn read(
-        &self,
-        model: &dyn Model,
-        spec: &ParameterSpec,
-        elements: Range<u64>,
-        out: &mut [f32],
-    ) -> Result<(), RunError> {
-        match self.quantised.as_ref().filter(|quantised| quantised.has(spec)) {
-            None => self.base.read(model, spec, elements, out)?,
-            Some(QuantisedBase { dtype, .. }) => {
-                let block = dtype.block() as u64;
-                let start = elements.start / block * block;
-                let mut numbers = vec![0.0; (elements.end.next_multiple_of(block) - start) as usize];
-                self.base.read(model, spec, start..start + numbers.len() as u64, &mut numbers)?;
-                numbers = blocks::dequantised(*dtype, &blocks::quantised(*dtype, &numbers));
-                out.copy_from_slice(&numbers[(elements.start - start) as usize..][..out.len()]);
-            }
-        }
-        round(self.compute, out);
-        Ok(())
-    }
-}
-
-/// Rounds numbers to a type of 16 bits, if it is one.
-fn round(compute: DType, numbers: &mut [f32]) {
-    match compute {
-        DType::BF16 => numbers.iter_mut().for_each(|number| *number = bf16::from_f32(*number).to_f32()),
-        DType::F16 => numbers.iter_mut().for_each(|number| *number = f16::from_f32(*number).to_f32()),
-        _ => {}
     }
 }
 

@@ -1,4 +1,5 @@
-//! The adapter of a checkpoint as PEFT has it: `adapter_config.json` and `adapter_model.safetensors`, in f32.
+//! The adapter of a checkpoint as PEFT has it: `adapter_config.json` and `adapter_model.safetensors`, in f32. One that started as a part of the
+//! base's weights is written with that part, which it subtracts, behind it: an adapter of twice the rank for the whole base, as PEFT converts it.
 
 use std::collections::BTreeSet;
 
@@ -9,6 +10,7 @@ use phalanx_layers::{Checkpointing, ParameterSpec};
 use phalanx_models::Model;
 use phalanx_parallel::TensorParallel;
 use phalanx_tensor::Layout;
+use phalanx_train::config::LoraInit;
 use phalanx_train::weights::Weights;
 use serde_json::json;
 
@@ -43,23 +45,50 @@ pub fn export(
     let specs: Vec<&ParameterSpec> =
         network.members().filter(|spec| adapted_by(&spec.name).is_some()).collect();
     let layers: BTreeSet<&str> = specs.iter().filter_map(|spec| adapted_by(&spec.name)).collect();
+    let alpha = adapters.alpha.unwrap_or(rank as f64);
+    let is_doubled = adapters.init == LoraInit::Pissa;
+    let (times, alpha) = match is_doubled {
+        false => (1, alpha),
+        true => (2, alpha * if adapters.rslora { std::f64::consts::SQRT_2 } else { 2.0 }),
+    };
     let config = AdapterConfig {
-        rank,
-        alpha: adapters.alpha.unwrap_or(rank as f64),
+        rank: times * rank,
+        alpha,
         dropout: adapters.dropout,
         rslora: adapters.rslora,
+        dora: adapters.dora,
         targets: targets(model, &layers)?,
     };
     let base = checkpoint.state()["config"]["model"]["init"].as_str();
     let config = config.to_json(base, model.linear_layout() == Layout::InOut);
     let files = [(FILES[0], format!("{config:#}\n"))];
+    let shape = |spec: &ParameterSpec| -> Vec<usize> {
+        let of_rank = |extent: &usize| if *extent == rank { times * rank } else { *extent };
+        // a is [rank, in], and b [out, rank].
+        match (&spec.shape[..], spec.name.contains(".lora_A.")) {
+            ([first, second], true) => vec![of_rank(first), *second],
+            ([first, second], false) => vec![*first, of_rank(second)],
+            (other, _) => other.to_vec(),
+        }
+    };
     let written: Vec<_> =
-        specs.iter().map(|spec| (format!("{ADAPTER_PREFIX}{}", spec.name), spec.shape.clone())).collect();
+        specs.iter().map(|spec| (format!("{ADAPTER_PREFIX}{}", spec.name), shape(spec))).collect();
+    let mut doubled: Option<(usize, [Vec<f32>; 2])> = None;
     let replaced = Replaced::of(found, |name| FILES.contains(&name));
     write_adapter(&args.out, &files, &replaced.removed, &written, &mut |index, range, out| {
-        weights.read(specs[index], range, out)
+        if !is_doubled {
+            return weights.read(specs[index], range, out);
+        }
+        // a and b of a layer follow each other.
+        let first = index / 2 * 2;
+        if doubled.as_ref().is_none_or(|(of, _)| *of != first) {
+            doubled = Some((first, weights.beside_whole_base([specs[first], specs[first + 1]])?));
+        }
+        let (_, both) = doubled.as_ref().expect("it was made");
+        out.copy_from_slice(&both[index % 2][range.start as usize..range.end as usize]);
+        Ok(())
     })?;
-    let elements = specs.iter().map(|spec| spec.elements() as u64).sum::<u64>();
+    let elements = times as u64 * specs.iter().map(|spec| spec.elements() as u64).sum::<u64>();
     if args.json {
         return output::print_json(&json!({
             "out": args.out, "step": checkpoint.step(), "adapter": true, "parameters": elements, "dtype": "f32",

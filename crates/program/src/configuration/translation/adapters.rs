@@ -4,7 +4,7 @@ use super::Draft;
 use super::value::{Entry, Value};
 
 /// Names that mean nothing without adapters.
-const NAMES: [&str; 12] = [
+const NAMES: [&str; 15] = [
     "lora_r",
     "lora_rank",
     "lora_alpha",
@@ -16,10 +16,15 @@ const NAMES: [&str; 12] = [
     "adapter_name_or_path",
     "use_rslora",
     "peft_use_rslora",
+    "use_dora",
+    "peft_use_dora",
+    "pissa_init",
     "peft_init_lora_weights",
 ];
 
-const QUANTIZED: &str = "quantised weights are not here: set it to lora";
+const BELOW: &str = "quantised weights are those below adapters: leave it out";
+const NF4: &str = "codes are bitsandbytes', and scales have 8 bits by a rule of their own";
+const Q8_0: &str = "32 weights share a scale, and there a row";
 const OTHERS: &str = "adapters here are LoRA's: set it to lora, or leave it out";
 const PATTERNS: &str = "give a list of names: patterns here are a shell's, not regular expressions";
 
@@ -29,8 +34,18 @@ pub fn axolotl(draft: &mut Draft) {
     let Some(adapter) = adapter.filter(|entry| entry.value != Value::Null) else { return off(draft) };
     match adapter.value.word().as_str() {
         "lora" => draft.unneeded(&adapter, "lora.rank says it"),
-        "qlora" => return draft.refuse(&adapter, QUANTIZED),
+        "qlora" if draft.peek("load_in_4bit").is_none_or(|entry| entry.value.flag() != Some(true)) => {
+            draft.refuse(&adapter, "it needs load_in_4bit: true: give it");
+        }
+        "qlora" => draft.unneeded(&adapter, "lora.rank and lora.base say it"),
         _ => return draft.refuse(&adapter, OTHERS),
+    }
+    for (name, base, differs) in [("load_in_4bit", "nf4", NF4), ("load_in_8bit", "q8_0", Q8_0)] {
+        match draft.take_flag(name) {
+            Some((entry, true)) => draft.give(&entry, "lora.base", base, differs),
+            Some((entry, false)) => draft.unneeded(&entry, "off here, too"),
+            None => {}
+        }
     }
     for name in ["lora_r", "lora_alpha"] {
         if draft.peek(name).is_none() {
@@ -82,6 +97,17 @@ pub fn llama_factory(draft: &mut Draft) {
         let alpha = 2.0 * rank.unwrap_or(8) as f64;
         draft.default("lora_alpha", "lora.alpha", alpha, "LLaMA-Factory's default: twice the rank");
     }
+    match draft.take("quantization_bit").filter(|entry| entry.value != Value::Null) {
+        Some(entry) if entry.value.whole() == Some(4) => draft.give(&entry, "lora.base", "nf4", NF4),
+        Some(entry) if entry.value.whole() == Some(8) => draft.give(&entry, "lora.base", "q8_0", Q8_0),
+        Some(entry) => draft.refuse(&entry, "frozen weights have 4 or 8 bits here, or those of computing"),
+        None => {}
+    }
+    match draft.take_flag("pissa_init") {
+        Some((entry, true)) => draft.give(&entry, "lora.init", "pissa", ""),
+        Some((entry, false)) => draft.unneeded(&entry, "off here, too"),
+        None => {}
+    }
     let Some(entry) = draft.take("lora_target") else { return };
     match entry.value.text() {
         Some("all") => draft.give(&entry, "lora.targets", "all-linear", ""),
@@ -95,6 +121,13 @@ pub fn llama_factory(draft: &mut Draft) {
 
 /// Without adapters, their names mean nothing.
 fn off(draft: &mut Draft) {
+    for name in ["load_in_4bit", "load_in_8bit", "quantization_bit"] {
+        let Some(entry) = draft.take(name) else { continue };
+        match entry.value == Value::Null || entry.value.flag() == Some(false) {
+            true => draft.unneeded(&entry, "off here, too"),
+            false => draft.refuse(&entry, BELOW),
+        }
+    }
     for entry in NAMES.iter().filter_map(|name| draft.take(name)).collect::<Vec<_>>() {
         draft.unneeded(&entry, "all parameters are trained, without adapters");
     }

@@ -42,6 +42,9 @@ const CHATS: &str = "data here is files: name those of chats in data.chat, and t
 const ADAPTER: &str =
     "adapters here are plain LoRA on linear layers, and nothing else is trained beside them: leave it out";
 const QUANTIZED: &str = "quantised weights are not here: leave it out";
+const NF4: &[&str] = &["nf4"];
+const OTHER_CODES: &str = "4 bits are NF4 here, and 8 bits Q8_0: leave it out";
+const SCALES: &str = "scales of 4-bit weights have 8 bits";
 const ATTENTION: &str = "attention is one kernel, without a matrix of scores";
 const FUSED: &str = "logits are made in slices, and norms, gates and rotations are kernels of their own";
 const REWARDS: &str = "losses over pairs and rewards are not here: leave it out";
@@ -59,10 +62,10 @@ const OF_AXOLOTLS: &[Other] = &[
     ("shuffle_merged_datasets", Flag, Unneeded("data.order says it")),
     ("dataset_prepared_path", Any, Unneeded("tokens are kept in the run folder")),
     ("dataset_processes", Number, Unneeded("all cores read")),
-    ("peft_use_dora", Flag, Only(OFF, ADAPTER)),
     ("relora_steps", Any, Only(NONE, ADAPTER)),
-    ("load_in_8bit", Flag, Only(OFF, QUANTIZED)),
-    ("load_in_4bit", Flag, Only(OFF, QUANTIZED)),
+    ("bnb_config_kwargs.bnb_4bit_quant_type", Text, Only(NF4, OTHER_CODES)),
+    ("bnb_config_kwargs.bnb_4bit_use_double_quant", Flag, Unneeded(SCALES)),
+    ("bnb_config_kwargs.bnb_4bit_compute_dtype", Any, Unneeded("precision.compute says it")),
     (
         "sample_packing",
         Flag,
@@ -172,8 +175,8 @@ const OF_LLAMA_FACTORYS: &[Other] = &[
     ("do_train", Flag, Only(&["true"], "phalanx train trains")),
     ("do_eval", Flag, Unneeded("a run evaluates what data.validation holds out")),
     ("additional_target", Any, Only(NONE, ADAPTER)),
-    ("use_dora", Flag, Only(OFF, ADAPTER)),
-    ("pissa_init", Flag, Only(OFF, ADAPTER)),
+    ("pissa_iter", Number, Unneeded("the iteration ends where singular values no longer change")),
+    ("pissa_convert", Flag, Unneeded("an export converts")),
     (
         "loraplus_lr_ratio",
         Any,
@@ -184,8 +187,9 @@ const OF_LLAMA_FACTORYS: &[Other] = &[
     ("freeze_multi_modal_projector", Flag, Unneeded("models here read text")),
     ("image_max_pixels", Any, Unneeded("models here read text")),
     ("video_max_pixels", Any, Unneeded("models here read text")),
-    ("quantization_bit", Any, Only(NONE, QUANTIZED)),
-    ("quantization_method", Any, Only(NONE, QUANTIZED)),
+    ("quantization_method", Text, Only(&["bnb", "bitsandbytes"], OTHER_CODES)),
+    ("quantization_type", Text, Only(NF4, OTHER_CODES)),
+    ("double_quantization", Flag, Unneeded(SCALES)),
     ("dataset", Any, Refused("name text files in data.text")),
     ("mask_history", Flag, Only(OFF, "it is for the stage sft")),
     ("train_on_prompt", Flag, Only(OFF, "it is for the stage sft")),

@@ -132,7 +132,7 @@ fn of_lora(keys: &LoraConfig) -> (Option<Arc<Lora>>, Option<PathBuf>) {
     let LoraConfig {
         adapter,
         // LoraConfig::adapters
-        rank: _, alpha: _, dropout: _, targets: _, rslora: _, init: _,
+        rank: _, alpha: _, dropout: _, targets: _, rslora: _, dora: _, init: _,
         // QuantisedBase::of
         base: _,
     } = keys;
