@@ -51,9 +51,9 @@ pub(crate) fn weight_squares(cpu: &Cpu, call: WeightSquares) {
 vectorized!(fn row_squares<T: Float>(adapted: Adapted<'_, T>, first: usize, out: &mut [f32]) = row_squares_body);
 #[inline(always)]
 fn row_squares_body<L: Lanes, T: Float>(adapted: Adapted<'_, T>, first: usize, out: &mut [f32]) {
-    let Adapted { w, a, b, extents: [inputs, _, rank], scale } = adapted;
+    let Adapted { w, a, b, extents: [inputs, _, width], scale } = adapted;
     for (row, square) in (first..).zip(out) {
-        let (w, b) = (&w[row * inputs..][..inputs], &b[row * rank..][..rank]);
+        let (w, b) = (&w[row * inputs..][..inputs], &b[row * width..][..width]);
         // SAFETY: compiled for L; w and the rows of a have `inputs` elements.
         unsafe {
             let mut sums = [L::splat(0.0); VECTORS];
@@ -87,7 +87,7 @@ fn row_squares_body<L: Lanes, T: Float>(adapted: Adapted<'_, T>, first: usize, o
 vectorized!(fn column_squares<T: Float>(adapted: Adapted<'_, T>, first: usize, out: &mut [f32]) = column_squares_body);
 #[inline(always)]
 fn column_squares_body<L: Lanes, T: Float>(adapted: Adapted<'_, T>, first: usize, out: &mut [f32]) {
-    let Adapted { w, a, b, extents: [inputs, outputs, rank], scale } = adapted;
+    let Adapted { w, a, b, extents: [inputs, outputs, width], scale } = adapted;
     for (number, squares) in out.chunks_mut(16).enumerate() {
         let (column, count) = (first + 16 * number, squares.len());
         // SAFETY: compiled for L; rows of w have `outputs` elements, of which there are `count` from `column` on.
@@ -99,10 +99,10 @@ fn column_squares_body<L: Lanes, T: Float>(adapted: Adapted<'_, T>, first: usize
                 for (i, value) in values[..rows].iter_mut().enumerate() {
                     *value = load::<L, T>(w, (start + i) * outputs + column, count);
                 }
-                for k in 0..rank {
+                for k in 0..width {
                     let mut factors = [0f32; 16];
                     for (j, factor) in factors[..count].iter_mut().enumerate() {
-                        *factor = scale * b[(column + j) * rank + k].to_f32();
+                        *factor = scale * b[(column + j) * width + k].to_f32();
                     }
                     let (factors, a) = (L::load(factors.as_ptr()), &a[k * inputs + start..][..rows]);
                     for (value, a) in values.iter_mut().zip(a) {

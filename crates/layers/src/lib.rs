@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 pub mod activation;
+pub mod adapted;
 pub mod attention;
 pub mod cache;
 pub mod call;
@@ -40,6 +41,7 @@ pub mod share;
 pub mod times;
 
 pub use activation::Activation;
+pub use adapted::Adapted;
 pub use attention::Attention;
 pub use cache::KeyValueCache;
 pub use call::{Call, Gradient, Parameter, Parameters};
@@ -61,7 +63,7 @@ pub use layer::{AnyLayer, Context, Draw, Layer, Rebuild, SLICE_BYTES};
 pub use layer_norm::LayerNorm;
 pub use linear::{Linear, Output};
 pub use linear_gelu::LinearGelu;
-pub use lora::{Adapt, Adapted, AdapterInit, Lora};
+pub use lora::{Adapt, AdapterInit, Lora};
 pub use network::{Block, BlockRole, Network};
 pub use parameter::{Kind, ParameterSpec, Part};
 pub use pooler::Pooler;

@@ -1,12 +1,13 @@
 //! A step of a model of more than a billion parameters, whose frozen weights have 4 bits, in a control group of 4 GiB: in the nightly lane,
 //! where such a group can be made.
 
+use std::fs;
 use std::path::{Path, PathBuf};
-use std::{fs, process as system};
+use std::process::{Stdio, id};
 
 use phalanx_testing::{process, sweeps};
 
-use crate::rig::{Ended, Home};
+use crate::rig::{Ended, Home, finish};
 
 const LIMIT: u64 = 4 << 30;
 
@@ -42,20 +43,20 @@ steps = 1
 struct ControlGroup {
     folder: PathBuf,
     /// The file of the largest use.
-    most: &'static str,
+    peak: &'static str,
 }
 
 impl ControlGroup {
     /// A group of so many bytes; the reason why there can be none.
     fn new(bytes: u64) -> Result<ControlGroup, String> {
         let mount = Path::new("/sys/fs/cgroup");
-        let (parent, limit, most) = match mount.join("cgroup.controllers").exists() {
+        let (parent, limit, peak) = match mount.join("cgroup.controllers").exists() {
             true => (mount.to_path_buf(), "memory.max", "memory.peak"),
             false => (mount.join("memory"), "memory.limit_in_bytes", "memory.max_usage_in_bytes"),
         };
-        let folder = parent.join(format!("phalanx-test-{}", system::id()));
+        let folder = parent.join(format!("phalanx-test-{}", id()));
         fs::create_dir(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
-        let group = ControlGroup { folder, most };
+        let group = ControlGroup { folder, peak };
         let limit = group.folder.join(limit);
         fs::write(&limit, bytes.to_string()).map_err(|error| format!("{}: {error}", limit.display()))?;
         Ok(group)
@@ -67,13 +68,13 @@ impl ControlGroup {
         let mut command = process::command("sh");
         command.args(["-c", "echo $$ > \"$0\" && exec \"$@\""]).arg(self.folder.join("cgroup.procs"));
         command.arg(inner.get_program()).args(inner.get_args()).current_dir(home.path(""));
-        command.env("CUDA_VISIBLE_DEVICES", "").stdin(system::Stdio::null());
-        command.output().unwrap().into()
+        command.env("CUDA_VISIBLE_DEVICES", "").stdin(Stdio::null());
+        finish(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap())
     }
 
     /// Most bytes that its processes have had at once, with the cache of files; 0 where the kernel does not say.
-    fn most(&self) -> u64 {
-        let text = fs::read_to_string(self.folder.join(self.most)).unwrap_or_default();
+    fn peak_bytes(&self) -> u64 {
+        let text = fs::read_to_string(self.folder.join(self.peak)).unwrap_or_default();
         text.trim().parse().unwrap_or_default()
     }
 }
@@ -106,5 +107,5 @@ fn a_billion_parameters_are_adapted_in_4_gib() {
     // The run itself compares its peak with the plan, to the byte.
     group.run(&home, &["train", "large.toml", "--run", "r", "--quiet"]).ok();
     assert_eq!(home.losses("r").len(), 1);
-    assert!(group.most() < LIMIT, "{} bytes", group.most());
+    assert!(group.peak_bytes() < LIMIT, "{} bytes", group.peak_bytes());
 }

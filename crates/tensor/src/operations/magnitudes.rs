@@ -36,8 +36,8 @@ operation! {
 impl WeightSquares<'_> {
     /// Inputs, outputs, and rank.
     pub fn extents(&self) -> [usize; 3] {
-        let ([inputs, outputs], [rank, _]) = (self.w.in_out(), self.a.dims());
-        [inputs, outputs, rank]
+        let ([inputs, outputs], [width, _]) = (self.w.in_out(), self.a.dims());
+        [inputs, outputs, width]
     }
 }
 
@@ -45,10 +45,10 @@ impl Describe for WeightSquares<'_> {
     const NAME: &'static str = "weight_squares";
 
     fn check(&self) {
-        let (WeightSquares { w, a, b, squares, .. }, [inputs, outputs, rank]) = (self, self.extents());
+        let (WeightSquares { w, a, b, squares, .. }, [inputs, outputs, width]) = (self, self.extents());
         assert_eq!(
             (a.dims(), b.dims()),
-            ([rank, inputs], [outputs, rank]),
+            ([width, inputs], [outputs, width]),
             "{a:?} and {b:?} for {:?}",
             w.matrix
         );
