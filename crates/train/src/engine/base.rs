@@ -17,6 +17,9 @@ use crate::engine::error::RunError;
 use crate::engine::principal::{Factors, Principal};
 use crate::engine::spec::ModelPart;
 
+/// Reads elements of a whole weight into memory of their number.
+pub(crate) type ReadElements<'a, E> = dyn FnMut(Range<u64>, &mut [f32]) -> Result<(), E> + 'a;
+
 /// Source of the parameters below adapters.
 pub struct Base {
     source: Source,

@@ -9,7 +9,7 @@ use phalanx_models::Model;
 use phalanx_tensor::{DType, Layout, blocks};
 
 use crate::config::QuantisedBase;
-use crate::engine::base::Base;
+use crate::engine::base::{Base, ReadElements};
 use crate::engine::error::RunError;
 
 /// The weights below adapters, and how the run keeps them.
@@ -86,7 +86,7 @@ pub(crate) fn squares_of<E>(
     layout: Layout,
     [rows, columns]: [usize; 2],
     outputs: Range<usize>,
-    read: &mut dyn FnMut(Range<u64>, &mut [f32]) -> Result<(), E>,
+    read: &mut ReadElements<E>,
 ) -> Result<Vec<f64>, E> {
     let mut squares = vec![0f64; outputs.len()];
     let rows = if layout == Layout::OutIn { outputs.clone() } else { 0..rows };

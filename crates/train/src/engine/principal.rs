@@ -17,6 +17,7 @@ use phalanx_models::Model;
 use phalanx_parallel::TensorParallel;
 use phalanx_tensor::{Arena, Category, DType, Device, Epilogue, Layout, Tensor, Weight};
 
+use crate::engine::base::ReadElements;
 use crate::engine::error::RunError;
 
 /// Vectors of a subspace at least; twice the rank, where that is more, and never more than the weight has.
@@ -72,7 +73,7 @@ impl Principal {
         &self,
         (result, layout): (&str, Layout),
         weight: &ParameterSpec,
-        read: &mut dyn FnMut(Range<u64>, &mut [f32]) -> Result<(), RunError>,
+        read: &mut ReadElements<RunError>,
     ) -> Result<Option<Rc<Factors>>, RunError> {
         if !self.results.contains(result) {
             return Ok(None);
