@@ -62,17 +62,8 @@ pub fn export(
     let base = checkpoint.state()["config"]["model"]["init"].as_str();
     let config = config.to_json(base, model.linear_layout() == Layout::InOut);
     let files = [(FILES[0], format!("{config:#}\n"))];
-    let shape = |spec: &ParameterSpec| -> Vec<usize> {
-        let of_rank = |extent: &usize| if *extent == rank { times * rank } else { *extent };
-        // a is [rank, in], and b [out, rank].
-        match (&spec.shape[..], spec.name.contains(".lora_A.")) {
-            ([first, second], true) => vec![of_rank(first), *second],
-            ([first, second], false) => vec![*first, of_rank(second)],
-            (other, _) => other.to_vec(),
-        }
-    };
     let written: Vec<_> =
-        specs.iter().map(|spec| (format!("{ADAPTER_PREFIX}{}", spec.name), shape(spec))).collect();
+        specs.iter().map(|spec| (format!("{ADAPTER_PREFIX}{}", spec.name), shape(spec, times))).collect();
     let mut doubled: Option<(usize, [Vec<f32>; 2])> = None;
     let replaced = Replaced::of(found, |name| FILES.contains(&name));
     write_adapter(&args.out, &files, &replaced.removed, &written, &mut |index, range, out| {
@@ -105,6 +96,15 @@ pub fn export(
         FILES[0]
     ))?;
     replaced.print()
+}
+
+/// The shape of a parameter of adapters that have so many times their rank: a is `[rank, in]`, and b `[out, rank]`.
+fn shape(spec: &ParameterSpec, times: usize) -> Vec<usize> {
+    match &spec.shape[..] {
+        [rank, inputs] if spec.name.contains(".lora_A.") => vec![times * rank, *inputs],
+        [outputs, rank] if spec.name.contains(".lora_B.") => vec![*outputs, times * rank],
+        other => other.to_vec(),
+    }
 }
 
 /// The layers that have an adapter, by the ends of their names where no other layer has such an end.
