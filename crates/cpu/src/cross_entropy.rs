@@ -228,15 +228,18 @@ pub(crate) struct LossRows<'a> {
     /// Classes of the whole vocabulary.
     pub(crate) classes: usize,
     pub(crate) numbers: CrossEntropy,
+    /// Factors of the rows' derivatives, `[rows]`.
+    pub(crate) weights: Option<&'a [f32]>,
 }
 
-/// Returns `before` plus the losses of the rows, added in order. The exponentials `[rows, columns]`, where given,
-/// become derivatives; they may have padding.
+/// Returns `before` plus the losses of the rows, added in order, and writes each to `of_rows`, if given. The exponentials `[rows, columns]`,
+/// where given, become derivatives; they may have padding.
 pub(crate) fn loss(
     cpu: &Cpu,
     rows: LossRows,
     blocks: View,
     (columns, exponentials): (usize, Option<ViewMut>),
+    of_rows: Option<&mut [f32]>,
     before: f64,
 ) -> f64 {
     let LossRows { targets, classes, .. } = rows;
@@ -260,6 +263,7 @@ pub(crate) fn loss(
                 });
             }
         }
+        of_rows.into_iter().flatten().zip(&*losses).for_each(|(to, loss)| *to = *loss as f32);
         losses.iter().fold(before, |sum, loss| sum + loss)
     })
 }
@@ -328,7 +332,7 @@ impl LossRows<'_> {
         let loss = (1.0 - smoothing) * (log_sum_exp - target)
             + smoothing * (log_sum_exp - mean)
             + z_loss * log_sum_exp * log_sum_exp;
-        let scale = f64::from(gradient_scale);
+        let scale = f64::from(gradient_scale) * self.weights.map_or(1.0, |weights| f64::from(weights[row]));
         Some(LossRow {
             loss,
             largest,

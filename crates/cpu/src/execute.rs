@@ -10,8 +10,8 @@ use crate::attention_extents::Extents;
 use crate::cross_entropy::{LossRows, Targets};
 use crate::{
     Cpu, adamw, attention, attention_backward, bias, blocks, cross_entropy, dropout, elementwise, embedding,
-    embedding_backward, gated, gelu, images, layer_norm, magnitudes, matmul, non_finite, norm, rotary, sgd,
-    tanh,
+    embedding_backward, gated, gelu, images, layer_norm, magnitudes, matmul, non_finite, norm, preference, rotary,
+    sgd, tanh,
 };
 
 impl Kernels for Cpu {
@@ -157,6 +157,7 @@ impl Cpu {
                 cross_entropy::statistics_of_stored(self, o.logits, targets, o.blocks, o.statistics);
             }
             Vocabulary::VocabularyLoss(o) => self.vocabulary_loss(o),
+            Vocabulary::PreferenceLoss(o) => preference::preference_loss(o),
         }
     }
 
@@ -164,9 +165,15 @@ impl Cpu {
         let targets = Targets { ids: o.targets.as_slice(), first: o.first };
         let loss = &mut o.loss.into_slice::<f64>()[0];
         let before = if o.accumulate { *loss } else { 0.0 };
-        let rows =
-            LossRows { statistics: o.statistics.as_slice(), targets, classes: o.classes, numbers: o.numbers };
-        *loss = cross_entropy::loss(self, rows, o.blocks, (o.columns, o.exponentials), before);
+        let rows = LossRows {
+            statistics: o.statistics.as_slice(),
+            targets,
+            classes: o.classes,
+            numbers: o.numbers,
+            weights: o.weights.map(|weights| weights.as_slice()),
+        };
+        let of_rows = o.losses.map(|losses| losses.into_slice());
+        *loss = cross_entropy::loss(self, rows, o.blocks, (o.columns, o.exponentials), of_rows, before);
     }
 
     fn optimizer(&self, operation: Optimizers) {

@@ -40,6 +40,7 @@ mod norm;
 mod packing;
 pub mod peak;
 pub mod pool;
+mod preference;
 mod random;
 mod resident;
 mod rotary;

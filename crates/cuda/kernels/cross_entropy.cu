@@ -293,7 +293,7 @@ struct LossRow {
     f32 at_target;
 };
 
-__device__ LossRow loss_of_row(const Statistics *statistics, u64 parts, u64 rows, u64 row, u64 classes, f32 gradient_scale,
+__device__ LossRow loss_of_row(const Statistics *statistics, u64 parts, u64 rows, u64 row, u64 classes, f64 scale,
                                f32 label_smoothing, f32 z_loss_weight) {
     Joined joined = {-INFINITE, 0.0, 0.0, 0.0};
     for (u64 part = 0; part < parts; part++) joined.largest = fmaxf(joined.largest, statistics[part * rows + row].largest);
@@ -303,7 +303,7 @@ __device__ LossRow loss_of_row(const Statistics *statistics, u64 parts, u64 rows
         joined.logits += (f64)piece.logits;
         joined.target += (f64)piece.target;
     }
-    const f64 smoothing = label_smoothing, z_loss = z_loss_weight, scale = gradient_scale;
+    const f64 smoothing = label_smoothing, z_loss = z_loss_weight;
     const f64 log_sum_exp = log(joined.sum) + (f64)joined.largest;
     const f64 mean = joined.logits / (f64)classes;
     LossRow of;
@@ -377,12 +377,12 @@ __device__ __forceinline__ void differentiate(ELEMENT *strip, u32 columns, const
     }
 }
 
-// losses[row] = the loss of the row, 0 where its target is ignored; exponentials, where given, become derivatives. A block of
-// FACTORS threads computes a row.
+// losses[row] = the loss of the row, 0 where its target is ignored, and of_rows[row], where given, too; exponentials, where given, become
+// derivatives, times weights[row] where given. A block of FACTORS threads computes a row.
 extern "C" __global__ void __launch_bounds__(FACTORS)
     vocabulary_loss(const Statistics *statistics, u64 parts, const Statistics *blocks, const u32 *targets, u64 first, u64 classes,
-                    f32 gradient_scale, f32 label_smoothing, f32 z_loss, ELEMENT *exponentials, f64 *losses, u64 rows, u64 columns,
-                    u64 stride, u64 *fault, u32 call) {
+                    f32 gradient_scale, f32 label_smoothing, f32 z_loss, ELEMENT *exponentials, const f32 *weights, f32 *of_rows,
+                    f64 *losses, u64 rows, u64 columns, u64 stride, u64 *fault, u32 call) {
     __shared__ LossRow shared;
     __shared__ f32 factors[FACTORS];
     const u64 row = blockIdx.x;
@@ -391,8 +391,10 @@ extern "C" __global__ void __launch_bounds__(FACTORS)
     if (threadIdx.x == 0) {
         if (id != IGNORED && id >= classes) report_fault(fault, call, id);
         LossRow of = {};
-        if (!ignored) of = loss_of_row(statistics, parts, rows, row, classes, gradient_scale, label_smoothing, z_loss);
+        const f64 scale = (f64)gradient_scale * (weights == nullptr ? 1.0 : (f64)weights[row]);
+        if (!ignored) of = loss_of_row(statistics, parts, rows, row, classes, scale, label_smoothing, z_loss);
         losses[row] = of.loss;
+        if (of_rows != nullptr) of_rows[row] = (f32)of.loss;
         shared = of;
     }
     if (exponentials == nullptr) return;

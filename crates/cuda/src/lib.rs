@@ -32,6 +32,7 @@
 //! | `rotary`, `rotary_backward` | `rotary.cu` |
 //! | `embedding`, `add_positions`, `embedding_backward`, `position_gradient` | `embedding.cu` |
 //! | `vocabulary_statistics`, `logits_statistics`, `vocabulary_loss` | `cross_entropy.cu`; `sum_losses` of `norm_f64.cu` |
+//! | `preference_loss` | `preference.cu`: sums of answers, losses of pairs, factors of tokens |
 //! | `adamw`, `sgd` | `adamw.cu`, `sgd.cu` |
 //! | sums of what has come over a link | `sum_parts.cu` |
 //! | `block_squares`, `count_non_finite`; `tree_sum`, `norm` | `norm.cu`; `norm_f64.cu` |

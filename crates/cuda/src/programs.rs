@@ -58,6 +58,8 @@ pub enum Source {
     Norm,
     /// `norm_f64.cu`
     NormF64,
+    /// `preference.cu`
+    Preference,
     /// `rotary.cu`
     Rotary,
     /// `sgd.cu`
@@ -95,6 +97,7 @@ impl Source {
             Source::Matmul => file!("matmul.cu"),
             Source::Norm => file!("norm.cu"),
             Source::NormF64 => file!("norm_f64.cu"),
+            Source::Preference => file!("preference.cu"),
             Source::Rotary => file!("rotary.cu"),
             Source::Sgd => file!("sgd.cu"),
             Source::SumParts => file!("sum_parts.cu"),
@@ -110,7 +113,7 @@ impl Source {
 
     /// Returns whether its kernels have an element type.
     fn has_element(self) -> bool {
-        !matches!(self, Source::ElementwiseF64 | Source::NormF64)
+        !matches!(self, Source::ElementwiseF64 | Source::NormF64 | Source::Preference)
     }
 }
 

@@ -34,6 +34,24 @@ pub trait Head: Send + Sync {
     /// When a collective of the head fails.
     fn loss(&self, cx: &Context, call: Call, numbers: CrossEntropy) -> Result<(Tensor, Option<Activation>)>;
 
+    /// The same with factors of the derivatives of each row's loss, and with these losses, before `numbers.scale`. The result is the sum
+    /// of losses without these factors.
+    ///
+    /// # Errors
+    /// As [`Head::loss`].
+    ///
+    /// # Panics
+    /// When the loss is no sum over rows with targets.
+    fn loss_of_rows(
+        &self,
+        _cx: &Context,
+        _call: Call,
+        _numbers: CrossEntropy,
+        _terms: RowTerms,
+    ) -> Result<(Tensor, Option<Activation>)> {
+        panic!("only a head with a cross entropy of each row can weigh rows")
+    }
+
     /// Logits of some rows, for sampling: x `[rows, hidden]` -> `[rows, vocab]`.
     ///
     /// # Panics
@@ -47,6 +65,15 @@ pub trait Head: Send + Sync {
     fn as_linear(&self) -> Option<&LinearCrossEntropy> {
         None
     }
+}
+
+/// Terms of rows in [`Head::loss_of_rows`], `[rows]` f32 each.
+#[derive(Default)]
+pub struct RowTerms<'a> {
+    /// Factors of the derivatives of the rows' losses; 1 if they are not given.
+    pub weights: Option<&'a Tensor>,
+    /// The rows' losses, overwritten; 0 without a target.
+    pub losses: Option<&'a mut Tensor>,
 }
 
 /// `softmax(x · wᵀ (+ b))` against targets; w is often the token table (tied).
@@ -116,7 +143,7 @@ impl LinearCrossEntropy {
         fit.min(rows.div_ceil(2))
     }
 
-    /// Computes the loss `[1]` f32 of [`Head::loss`] with some of the classes; `parameters` are the weight `[here,
+    /// Computes the loss `[1]` f32 of [`Head::loss_of_rows`] with some of the classes; `parameters` are the weight `[here,
     /// hidden]` and the bias `[here]` of these classes. It also computes their parameter gradients that are wanted, and where
     /// dx is wanted, their term of it, with the shape of x.
     ///
@@ -129,7 +156,7 @@ impl LinearCrossEntropy {
         &self,
         cx: &Context,
         parameters: Parameters,
-        input: HeadInput,
+        (input, mut terms): (HeadInput, RowTerms),
         exchange: &mut dyn FnMut(Tensor) -> Result<Tensor>,
     ) -> Result<(Tensor, Option<Tensor>)> {
         let HeadInput { x: input, targets, numbers, classes, input_wanted } = input;
@@ -165,8 +192,11 @@ impl LinearCrossEntropy {
                     .map(|l| l.view_mut().range(0..count * stride).reshape([count, stride])),
                 blocks: blocks.view_mut().range(0..count * width).reshape([count, width]),
             };
+            let here = start..start + count;
             let own = slice.statistics(cx);
-            slice.loss(cx, exchange(own)?, sum.view_mut(), start > 0);
+            let weights = terms.weights.map(|weights| weights.view().range(here.clone()));
+            let losses = terms.losses.as_mut().map(|losses| losses.view_mut().range(here));
+            slice.loss(cx, exchange(own)?, (weights, losses), (sum.view_mut(), start > 0));
             if train {
                 let dx = dx.as_mut().map(|dx| dx.view_mut().range(flat).reshape([count, hidden]));
                 slice.gradients(cx, dx, parameters);
@@ -217,7 +247,13 @@ impl Slice<'_> {
     }
 
     /// sum (+)= losses of the rows, from the statistics `[parts, rows, 4]`.
-    fn loss(&mut self, cx: &Context, all: Tensor, sum: ViewMut, accumulate: bool) {
+    fn loss(
+        &mut self,
+        cx: &Context,
+        all: Tensor,
+        (weights, losses): (Option<View>, Option<ViewMut>),
+        (sum, accumulate): (ViewMut, bool),
+    ) {
         cx.device.run(VocabularyLoss {
             statistics: all.view(),
             blocks: self.blocks.as_view(),
@@ -227,6 +263,8 @@ impl Slice<'_> {
             classes: self.classes,
             numbers: self.numbers,
             exponentials: self.logits.as_mut().map(|l| l.reborrow()),
+            weights,
+            losses,
             loss: sum,
             accumulate,
         });
@@ -273,10 +311,20 @@ impl Head for LinearCrossEntropy {
 
     /// x: `[batch, seq, hidden]`, input `targets`: `[batch, seq]` u32 -> `[1]`, and dx
     fn loss(&self, cx: &Context, call: Call, numbers: CrossEntropy) -> Result<(Tensor, Option<Activation>)> {
+        self.loss_of_rows(cx, call, numbers, RowTerms::default())
+    }
+
+    fn loss_of_rows(
+        &self,
+        cx: &Context,
+        call: Call,
+        numbers: CrossEntropy,
+        terms: RowTerms,
+    ) -> Result<(Tensor, Option<Activation>)> {
         let Call { parameters, x, input_wanted, .. } = call;
         let targets = cx.input(TARGETS);
         let input = HeadInput { x: &x, targets: &targets, numbers, classes: self.all(), input_wanted };
-        let (loss, dx) = self.pass(cx, parameters, input, &mut alone)?;
+        let (loss, dx) = self.pass(cx, parameters, (input, terms), &mut alone)?;
         Ok((loss, dx.map(Arc::new)))
     }
 

@@ -17,6 +17,10 @@ pub const TARGETS: &str = "targets";
 /// document that began in an earlier sequence counts as one.
 pub const POSITIONS: &str = "positions";
 
+/// Name of the input with two numbers of each sequence that is an answer: its log-probability under the reference model, and 1 for a
+/// chosen answer or 0.
+pub const REFERENCES: &str = "references";
+
 /// Most dimensions of a row.
 const DIMS: usize = 3;
 
@@ -81,8 +85,10 @@ impl RowShape {
 pub struct Input {
     /// Its name.
     pub name: &'static str,
-    /// Number of ids, which count from 0, for ids (u32). None for floats, which have the type of activations.
+    /// Number of ids, which count from 0, for ids (u32). None for floats.
     pub bound: Option<usize>,
+    /// True for floats that stay f32; others have the type of activations.
+    pub is_exact: bool,
     /// Its shape.
     pub shape: RowShape,
 }
@@ -90,12 +96,17 @@ pub struct Input {
 impl Input {
     /// Ids from 0 to below `bound`, `[batch, seq]` u32.
     pub fn ids(name: &'static str, bound: usize) -> Input {
-        Input { name, bound: Some(bound), shape: RowShape::tokens(1).with_row(&[]) }
+        Input { name, bound: Some(bound), is_exact: true, shape: RowShape::tokens(1).with_row(&[]) }
     }
 
     /// Floats of this shape.
     pub fn floats(name: &'static str, shape: RowShape) -> Input {
-        Input { name, bound: None, shape }
+        Input { name, bound: None, is_exact: false, shape }
+    }
+
+    /// The numbers of [`REFERENCES`].
+    pub fn references() -> Input {
+        Input { is_exact: true, ..Input::floats(REFERENCES, RowShape::samples(2)) }
     }
 
     /// Inputs of a language model with `vocab` token ids: tokens, and a target for each of them.
@@ -105,7 +116,11 @@ impl Input {
 
     /// The element type, if activations have type `compute`.
     pub fn dtype(&self, compute: DType) -> DType {
-        if self.bound.is_some() { DType::U32 } else { compute }
+        match (self.bound, self.is_exact) {
+            (Some(_), _) => DType::U32,
+            (None, true) => DType::F32,
+            (None, false) => compute,
+        }
     }
 }
 

@@ -79,6 +79,12 @@ impl Network {
         self.in_order()
     }
 
+    /// The same network, whole or the last stage, with another head of the same parameters.
+    #[must_use]
+    pub fn heading(self, other: impl FnOnce(Box<dyn Head>) -> Box<dyn Head>) -> Network {
+        Network { head: self.head.map(other), ..self }
+    }
+
     fn with(blocks: Vec<Block>, head: Box<dyn Head>, is_frozen: impl Fn(&ParameterSpec) -> bool) -> Network {
         let mut specs: Vec<ParameterSpec> = Vec::new();
         let mut known: HashMap<String, usize> = HashMap::new();

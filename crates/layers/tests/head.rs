@@ -3,7 +3,7 @@
 use phalanx_cpu::Cpu;
 use phalanx_layers::head::{Classes, HeadInput};
 use phalanx_layers::{
-    Call, Context, Gradient, Head, Init, Inputs, LinearCrossEntropy, Parameter, Parameters, TARGETS,
+    Call, Context, Gradient, Head, Init, Inputs, LinearCrossEntropy, Parameter, Parameters, RowTerms, TARGETS,
 };
 use phalanx_plan::trace::{Event, PhaseName};
 use phalanx_tensor::{Arena, Category, CrossEntropy, DType, Device, IGNORED, Shape, Tensor};
@@ -91,7 +91,7 @@ fn part(device: &Device, bias: bool, [first, end]: [usize; 2], others: Option<&[
         let with_slot = |(value, slot)| Parameter::with_gradient(value, Some(slot));
         let parameters: Vec<_> = [w.view(), b.view()].into_iter().zip(slots).map(with_slot).collect();
         let parameters = Parameters::new(&parameters[..1 + bias as usize]);
-        head.pass(&cx, parameters, input, &mut exchange).unwrap()
+        head.pass(&cx, parameters, (input, RowTerms::default()), &mut exchange).unwrap()
     };
     let db = if bias { read(device, &db) } else { Vec::new() };
     let results = [read(device, &loss), read(device, &dx.unwrap()), read(device, &dw), db];

@@ -103,8 +103,10 @@ pub struct Feed<'a> {
     pub has_targets: bool,
     /// Factors of the loss.
     pub numbers: CrossEntropy,
-    /// The element of the loss to which a micro-batch adds its own.
+    /// The first of the elements of the loss to which a micro-batch adds its own.
     pub loss_at: &'a dyn Fn(usize) -> usize,
+    /// Number of these elements: the first ones of what the head computes.
+    pub loss_width: usize,
     /// Called with each micro-batch of an evaluation and its logits, `[rows, classes]`.
     pub see_logits: Option<SeeMicroBatch<'a>>,
     /// Tensor-parallel ranks that share the rows of activations between stages.
@@ -337,6 +339,6 @@ fn compute<'a>(
 }
 
 fn add_loss(feed: &Feed, micro_batch: usize, part: &Tensor, loss: &mut Tensor) {
-    let at = (feed.loss_at)(micro_batch);
-    feed.device.add(part.view(), loss.view_mut().range(at..at + 1));
+    let (at, width) = ((feed.loss_at)(micro_batch), feed.loss_width);
+    feed.device.add(part.view().range(0..width), loss.view_mut().range(at..at + width));
 }

@@ -155,6 +155,26 @@ fn yaml_of_axolotl_and_llama_factory_is_translated() {
         "sft.yaml:4: template = \"qwen\" is refused",
     ];
     home.run(&["import-config", "sft.yaml"]).refused(&refused);
+    let sets = serde_json::json!({
+        "own": {"file_name": "own.json"},
+        "turns": {"file_name": "turns.jsonl", "formatting": "sharegpt", "columns": {"messages": "messages", "tools": "tools"}},
+        "hub": {"hf_hub_url": "someone/something"},
+        "other": {"file_name": "other.json", "columns": {"prompt": "question"}},
+        "pairs": {"file_name": "pairs.json", "ranking": true},
+    });
+    home.write("dataset_info.json", sets.to_string());
+    let with = |names: &str| factory.replace("stage: pt", &format!("stage: sft\ndataset: {names}\ntemplate: llama3"));
+    home.write("sets.yaml", with("own, turns"));
+    assert_eq!(ours(&rows(&home, "sets.yaml", &[]), "data.chat"), Value::from(vec!["own.json", "turns.jsonl"]));
+    for (names, part) in [
+        ("own,none", "there is no \"none\""),
+        ("hub", "download the set first"),
+        ("other", "the column prompt \"question\", and records here have instruction"),
+        ("pairs", "data.pairs"),
+    ] {
+        home.write("sets.yaml", with(names));
+        home.run(&["import-config", "sets.yaml"]).refused(&["dataset_info.json", part]);
+    }
     home.write("sft.yaml", factory.replace("stage: pt", "stage: sft\ntemplate: llama3\nmask_history: true"));
     let all = rows(&home, "sft.yaml", &[]);
     for (key, value) in [("data.template", "llama3"), ("data.pack", "off"), ("data.train_on", "last-answer")]

@@ -29,6 +29,7 @@ pub mod meta;
 pub mod operation;
 pub mod operations;
 pub mod placement;
+pub mod preference;
 pub mod profile;
 pub mod queues;
 pub mod record;
@@ -61,10 +62,11 @@ pub use immediate::Immediate;
 pub use kind::Kind;
 pub use links::Links;
 pub use operations::{
-    AdamWUpdate, LayerNorm, LayerNormBackward, NormSums, OwnOperation, Rescale, RescaleGradient, SgdUpdate,
+    AdamWUpdate, LayerNorm, LayerNormBackward, NormSums, OwnOperation, PreferenceLoss, Rescale, RescaleGradient, SgdUpdate,
     VocabularyLoss, VocabularyStatistics,
 };
 pub use phalanx_plan::trace::{Category, DType, Memory};
+pub use preference::{Preference, PreferenceKind};
 pub use region::Region;
 pub use rotary::{LongRope, Rotary, RotaryScaling, Yarn};
 pub use shape::Shape;

@@ -14,6 +14,7 @@ use crate::arguments::{
     AdamW, Clip, CrossEntropy, Dropout, Epilogue, Gate, Gelu, Heads, Layout, Lookup, Patches, Positions,
     RowNorm, RowPositions, Sgd, Weight, WholeSums,
 };
+use crate::preference::Preference;
 use crate::record::Recorder;
 use crate::rotary::Rotary;
 use crate::view::{View, ViewMut};
@@ -161,6 +162,7 @@ no_operands!(
     Layout,
     Lookup,
     Patches,
+    Preference,
     Rotary,
     RowNorm,
     Sgd

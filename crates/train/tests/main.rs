@@ -27,6 +27,7 @@ mod own_rules;
 mod phases;
 mod placement;
 mod planted_faults;
+mod preferences;
 mod quantised;
 mod random_plans;
 mod rates;

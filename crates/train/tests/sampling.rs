@@ -79,6 +79,24 @@ fn cached_logits_are_those_of_the_whole_context_bit_for_bit() {
     }
 }
 
+/// A chat goes on in its cache as far as its text begins as before; another begins in it, too.
+#[test]
+fn texts_that_begin_alike_share_a_cache() {
+    let generator = generator(40, 2, 32, DType::F32);
+    let text = |seed: u32, length: u32| (0..length).map(|i| (i * i + seed * i + 3) % 61).collect::<Vec<u32>>();
+    let mut growing = generator.growing(12, 3);
+    let first = text(5, 9);
+    let turn = [&first[..], &text(2, 7)].concat();
+    let other = [&turn[..11], &text(4, 20)].concat();
+    for prompt in [&first, &turn, &other, &text(7, 50), &first, &text(1, 3)] {
+        let (mut shared, mut alone) = (prompt.clone(), prompt.clone());
+        let how = Sampling { shift: 3, ..greedy() };
+        growing.extend(&mut shared, 8, how, |_| Ok::<(), Infallible>(())).unwrap();
+        generator.extend(&mut alone, 8, how, |_| Ok::<(), Infallible>(())).unwrap();
+        assert_eq!(shared, alone, "after {} tokens", prompt.len());
+    }
+}
+
 #[test]
 fn greedy_tokens_do_not_depend_on_the_cache() {
     let positions = 24;

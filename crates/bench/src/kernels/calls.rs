@@ -395,6 +395,8 @@ impl Calls {
                 classes: vocab,
                 numbers,
                 exponentials: logits,
+                weights: None,
+                losses: None,
                 loss: sum,
                 accumulate: false,
             });

@@ -195,6 +195,8 @@ fn run(device: &Device, case: Case, inputs: &Inputs, numbers: CrossEntropy, trai
                 classes: vocab,
                 numbers,
                 exponentials: train.then(|| to.reborrow()),
+                weights: None,
+                losses: None,
                 loss: sum.view_mut(),
                 accumulate: start > 0,
             });
@@ -370,6 +372,8 @@ fn ignored_rows_have_neither_loss_nor_derivatives() {
             classes: 130,
             numbers,
             exponentials: to,
+            weights: None,
+            losses: None,
             loss: loss.view_mut(),
             accumulate: false,
         });

@@ -84,6 +84,8 @@ fn case(dtype: DType, columns: usize, threads: usize) {
         classes: columns,
         numbers: n,
         exponentials: into,
+        weights: None,
+        losses: None,
         loss: sum.view_mut(),
         accumulate: false,
     });

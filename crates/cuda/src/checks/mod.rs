@@ -48,6 +48,7 @@ pub const GROUPS: [Group; 21] = [
     Group { name: "magnitudes", run: rows::magnitudes },
     Group { name: "embeddings and their gradients", run: rows::embeddings_and_their_gradients },
     Group { name: "cross entropy of a vocabulary", run: rows::cross_entropy_of_a_vocabulary_in_parts },
+    Group { name: "losses of preferences", run: rows::losses_of_preferences },
     Group { name: "rotary positions", run: attention::rotary_positions_have_the_processors_bits },
     Group { name: "attention and its gradient", run: attention::attention_and_its_gradient },
     Group {

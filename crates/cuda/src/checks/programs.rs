@@ -20,7 +20,8 @@ const ALL: AttentionForm = AttentionForm { windowed: true, capped: true, ..GROUP
 
 /// The programs of `kernels/table`: all kernels, in the types and sizes that training uses.
 pub fn of_tables() -> Vec<Program> {
-    let mut all = vec![Program::of_f64(Source::ElementwiseF64), Program::of_f64(Source::NormF64)];
+    let mut all =
+        [Source::ElementwiseF64, Source::NormF64, Source::Preference].map(Program::of_f64).to_vec();
     all.push(Program::sum_of_f64_parts());
     all.extend(FLOATS.map(|element| Program::of(Source::SumParts, element)));
     for element in FLOATS {

@@ -3,9 +3,10 @@
 use phalanx_tensor::arguments::{
     CrossEntropy, IGNORED, Layout, Lookup, Positions, Weight, logits_stride, vocabulary_blocks,
 };
+use phalanx_tensor::preference::PREFERENCE_SUMS;
 use phalanx_tensor::{
-    Category, DType, Device, LayerNorm, LayerNormBackward, NormSums, Rescale, RescaleGradient, RowNorm,
-    Tensor, VocabularyLoss, VocabularyStatistics, WholeSums,
+    Category, DType, Device, LayerNorm, LayerNormBackward, NormSums, Preference, PreferenceKind,
+    PreferenceLoss, Rescale, RescaleGradient, RowNorm, Tensor, VocabularyLoss, VocabularyStatistics, WholeSums,
 };
 
 use super::bench::{Bench, FLOATS, ids, random, read, tensor, tolerance};
@@ -263,6 +264,8 @@ pub(super) fn cross_entropy_of_a_vocabulary_in_parts(bench: &Bench) {
                     let seen = read(device, statistics.view());
                     let ids = ids(device, &targets(rows, classes));
                     let mut loss = tensor(device, DType::F64, &[1], &[2.0]);
+                    let weights = random(device, DType::F32, &[rows], 12);
+                    let mut losses = random(device, DType::F32, &[rows], 13);
                     for (part, exponentials) in exponentials.iter_mut().enumerate() {
                         device.run(VocabularyLoss {
                             statistics: statistics.view(),
@@ -273,6 +276,8 @@ pub(super) fn cross_entropy_of_a_vocabulary_in_parts(bench: &Bench) {
                             classes,
                             numbers,
                             exponentials: Some(exponentials.view_mut()),
+                            weights: stored.then(|| weights.view()),
+                            losses: stored.then(|| losses.view_mut()),
                             loss: loss.view_mut(),
                             accumulate: part == 0,
                         });
@@ -280,11 +285,50 @@ pub(super) fn cross_entropy_of_a_vocabulary_in_parts(bench: &Bench) {
                     vec![
                         ("statistics", seen),
                         ("loss", read(device, loss.view())),
+                        ("losses", read(device, losses.view())),
                         ("first part", read(device, exponentials[0].view())),
                         ("second part", read(device, exponentials[1].view())),
                     ]
                 });
             }
+        }
+    }
+}
+
+pub(super) fn losses_of_preferences(bench: &Bench) {
+    use PreferenceKind::{Dpo, DpoNorm, Ipo, Kto, Orpo, Robust, Simpo};
+    for kind in [Dpo, Robust, DpoNorm, Ipo, Orpo, Simpo, Kto] {
+        for (pairs, seq) in [(2, 5), (6, 700)] {
+            bench.compare(&format!("{kind:?} {pairs} x {seq}"), tolerance(DType::F32), |device| {
+                let (sequences, rows) = (2 * pairs, 2 * pairs * seq);
+                // Losses of tokens are above 0; some tokens are none of the answer, and one pair has none.
+                let losses: Vec<f32> = (0..rows).map(|row| 0.05 + (row % 7) as f32 * 0.1).collect();
+                let target = |row: usize| if row % 3 == 0 || row < seq { IGNORED } else { row as u32 };
+                let targets = ids(device, &(0..rows).map(target).collect::<Vec<_>>());
+                let reference = |at: usize| if at % 2 == 0 { -0.2 * (seq + at) as f32 } else { (at % 4 / 2) as f32 };
+                let references: Vec<f32> = (0..2 * sequences).map(reference).collect();
+                let losses = tensor(device, DType::F32, &[rows], &losses);
+                let references = tensor(device, DType::F32, &[sequences, 2], &references);
+                let mut weights = random(device, DType::F32, &[rows], 3);
+                let mut sums = random(device, DType::F32, &[PREFERENCE_SUMS + sequences], 4);
+                device.run(PreferenceLoss {
+                    losses: losses.view(),
+                    targets: targets.view().reshape([sequences, seq]),
+                    references: references.view(),
+                    preference: Preference {
+                        kind,
+                        beta: 0.1,
+                        label_smoothing: 0.1,
+                        gamma: 0.5,
+                        weights: [1.0, 0.5],
+                        kl_pairs: 2,
+                    },
+                    scale: 1.0 / pairs as f32,
+                    weights: weights.view_mut(),
+                    sums: sums.view_mut(),
+                });
+                vec![("weights", read(device, weights.view())), ("sums", read(device, sums.view()))]
+            });
         }
     }
 }

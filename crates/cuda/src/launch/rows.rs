@@ -2,7 +2,11 @@
 
 use phalanx_tensor::arguments::{VOCABULARY_BLOCK, vocabulary_blocks};
 use phalanx_tensor::operations::{Magnitudes, Normalization, Vocabulary};
-use phalanx_tensor::{LayerNormBackward, RowNorm, View, VocabularyLoss, VocabularyStatistics, WholeSums};
+use phalanx_tensor::preference::PREFERENCE_SUMS;
+use phalanx_tensor::{
+    LayerNormBackward, Preference, PreferenceLoss, RowNorm, View, VocabularyLoss, VocabularyStatistics,
+    WholeSums,
+};
 
 use crate::error::Error;
 use crate::faults::Checked;
@@ -15,6 +19,9 @@ use phalanx_tensor::Layout;
 
 /// Blocks of statistics that a warp computes.
 const STATISTICS_AT_ONCE: u64 = 4;
+
+/// Bytes of `Answer` of `preference.cu`.
+const ANSWER_BYTES: usize = 3 * size_of::<f64>();
 
 /// Vectors in all rows, elements of one, and elements of a row.
 fn vectors(x: View, gamma: View, norm: RowNorm) -> [usize; 3] {
@@ -159,6 +166,7 @@ impl Issue<'_> {
                 self.over_rows(program, "join_statistics", rows, arguments)
             }
             Vocabulary::VocabularyLoss(o) => self.vocabulary_loss(o),
+            Vocabulary::PreferenceLoss(o) => self.preference_loss(o),
         }
     }
 
@@ -218,6 +226,8 @@ impl Issue<'_> {
             o.numbers.label_smoothing,
             o.numbers.z_loss,
             exponentials,
+            o.weights,
+            o.losses.as_ref(),
             losses,
             rows,
             o.columns,
@@ -228,5 +238,33 @@ impl Issue<'_> {
         self.by_block(Program::of(Source::CrossEntropy, element), "vocabulary_loss", rows, arguments)?;
         let arguments = numbers![losses, rows, &o.loss, o.accumulate];
         self.one_block(Program::of_f64(Source::NormF64), "sum_losses", arguments)
+    }
+
+    fn preference_loss(&mut self, o: PreferenceLoss) -> Result<(), Error> {
+        let [sequences, seq] = o.targets.dims();
+        let program = Program::of_f64(Source::Preference);
+        let answers = self.scratch(sequences * ANSWER_BYTES)?;
+        let sums = &o.sums;
+        let log_probabilities = sums.as_view().range(PREFERENCE_SUMS..PREFERENCE_SUMS + sequences);
+        let arguments = numbers![o.losses, o.targets, seq, answers, log_probabilities];
+        self.by_block(program, "sum_answers", sequences, arguments)?;
+        let Preference { kind, beta, label_smoothing, gamma, weights: [chosen, rejected], kl_pairs } =
+            o.preference;
+        let arguments = numbers![
+            answers,
+            o.references,
+            sequences,
+            kind as u32,
+            beta,
+            label_smoothing,
+            gamma,
+            chosen,
+            rejected,
+            kl_pairs,
+            o.scale,
+            sums
+        ];
+        self.one_block(program, "pair_losses", arguments)?;
+        self.by_block(program, "weigh_answers", sequences, numbers![answers, seq, &o.weights])
     }
 }

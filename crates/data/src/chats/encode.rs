@@ -7,7 +7,7 @@ use minijinja::Value;
 use super::answers::{Ends, Marked};
 use super::records::Place;
 use super::template::Template;
-use super::{Chat, ChatFiles, ChatFormat, Day, Spans, TrainOn, mark};
+use super::{Chat, ChatFiles, ChatFormat, Day, PairKind, Spans, TrainOn, mark};
 use crate::windows::Placed;
 use crate::{DataError, Result, Tokenizer};
 
@@ -20,6 +20,8 @@ pub struct ChatEncoder {
     /// A tokenizer that tells where each token lies in the text.
     tokenizer: Tokenizer,
     template: Option<Template>,
+    /// The template for chats with tools, if it is another one.
+    tool_template: Option<Template>,
     train_on: TrainOn,
     ends: Ends,
     /// Special tokens, the longest first.
@@ -70,6 +72,9 @@ impl ChatEncoder {
             let compiled = Template::new(source, opened.special_roles(), day);
             compiled.map_err(|reason| refuse(format!("the chat template {origin}: {reason}")))
         };
+        let of_tools = template.is_none().then(|| tokenizer.tool_template()).flatten();
+        let tool_template =
+            of_tools.as_deref().map(|own| compile((own, "\"tool_use\" of the tokenizer"))).transpose()?;
         let template = source.map(compile).transpose()?;
         let untokened = source.map_or_else(|| Ok(Vec::new()), |(source, _)| untokened(source, &opened))?;
         let of_text = tokenizer.ends().iter().filter_map(|id| tokenizer.token(*id)).collect();
@@ -80,7 +85,17 @@ impl ChatEncoder {
         let end = if end.is_empty() { tokenizer.separator().into_iter().collect() } else { end };
         let new_line = opened.encode("\n")?;
         let framing = [begin, end];
-        Ok(ChatEncoder { tokenizer: opened, template, train_on, ends, special, new_line, framing, untokened })
+        Ok(ChatEncoder {
+            tokenizer: opened,
+            template,
+            tool_template,
+            train_on,
+            ends,
+            special,
+            new_line,
+            framing,
+            untokened,
+        })
     }
 
     /// Returns whether answers are found by the template's own marks; `None` without a template.
@@ -97,6 +112,32 @@ impl ChatEncoder {
             other => place.refused(&other.to_string()),
         })?;
         Ok(ChatExample { format: Some(format), unread, ..example })
+    }
+
+    /// The two answers of record `at` of `places`, and whether the first is chosen.
+    pub(super) fn pair(
+        &self,
+        files: &ChatFiles,
+        (places, at): (&[Place], usize),
+        kind: PairKind,
+    ) -> Result<([ChatExample; 2], bool)> {
+        let (place, mut unread) = (&places[at], Vec::new());
+        let preferred = files.preferred(place, kind, &mut unread)?;
+        let before = match kind {
+            PairKind::Pairs => None,
+            PairKind::Labelled => {
+                let place = &places[at.checked_sub(1).unwrap_or(places.len() - 1)];
+                Some(files.preferred(place, kind, &mut Vec::new())?)
+            }
+        };
+        let refuse = |error: DataError| match error {
+            DataError::Source { reason } => place.refused(&reason),
+            other => place.refused(&other.to_string()),
+        };
+        let chats = preferred.chats(before.as_ref()).map_err(|reason| place.refused(&reason))?;
+        let [first, second] = chats.each_ref().map(|chat| self.encode(chat).map_err(refuse));
+        let first = ChatExample { format: Some(preferred.format), unread, ..first? };
+        Ok(([first, second?], preferred.is_chosen))
     }
 
     /// The first `count` chats of files.
@@ -142,7 +183,9 @@ impl ChatEncoder {
         let mut is_joined = false;
         let (marked, spans) = match chat {
             Chat::Dialogue(dialogue) => {
-                let template = self.template.as_ref().ok_or_else(|| refuse(NO_TEMPLATE.to_string()))?;
+                let of_tools = self.tool_template.as_ref().filter(|_| dialogue.tools.is_some());
+                let template = of_tools.or(self.template.as_ref());
+                let template = template.ok_or_else(|| refuse(NO_TEMPLATE.to_string()))?;
                 let joined = template.joined(dialogue);
                 is_joined = joined.is_some();
                 let dialogue = joined.as_ref().unwrap_or(dialogue);

@@ -17,6 +17,12 @@ pub enum ChatFormat {
     Alpaca,
     /// `prompt` and `completion`: texts, or messages.
     Prompt,
+    /// Pairs: `prompt`, `chosen`, `rejected`, each a text or messages; without `prompt`, it is what both begin with.
+    Pair,
+    /// OpenAI's pairs: `input`, `preferred_output`, `non_preferred_output`.
+    Preferred,
+    /// `prompt`, `completion`, and whether it is a good one: `label`.
+    Labelled,
 }
 
 /// Roles of messages, and the names of ShareGPT and others for them.
@@ -42,6 +48,9 @@ impl ChatFormat {
             ChatFormat::ShareGpt => "sharegpt",
             ChatFormat::Alpaca => "alpaca",
             ChatFormat::Prompt => "prompt",
+            ChatFormat::Pair => "chosen and rejected",
+            ChatFormat::Preferred => "preferred_output",
+            ChatFormat::Labelled => "label",
         }
     }
 
@@ -52,6 +61,9 @@ impl ChatFormat {
             ChatFormat::ShareGpt => &["conversations", "system", "tools"],
             ChatFormat::Alpaca => &["instruction", "input", "output", "system", "history"],
             ChatFormat::Prompt => &["prompt", "completion", "tools"],
+            ChatFormat::Pair => &["chosen", "rejected", "prompt", "tools"],
+            ChatFormat::Preferred => &["preferred_output", "non_preferred_output", "input"],
+            ChatFormat::Labelled => &["label", "prompt", "completion", "tools"],
         }
     }
 }
@@ -63,16 +75,11 @@ pub(super) fn read(
     given: Option<ChatFormat>,
     unread: &mut Vec<String>,
 ) -> Result<(Chat, ChatFormat), String> {
-    if record.kind() != ValueKind::Map {
-        return Err(format!("it is {}, expected an object", short(record)));
-    }
-    let keys: Vec<String> = record.try_iter().into_iter().flatten().map(|key| key.to_string()).collect();
+    let keys = keys_of(record)?;
     let has = |key: &str| field(record, key).is_some();
-    let names = || keys.iter().map(|key| format!("{key:?}")).collect::<Vec<_>>().join(", ");
+    let names = || listed(&keys);
     if has("chosen") || has("rejected") || has("preferred_output") {
-        return Err(
-            "it is a pair of a preferred and another answer, which this version does not train".to_string()
-        );
+        return Err("it is a pair of a preferred and another answer: name its file in data.pairs".to_string());
     }
     let shown = ChatFormat::ALL.into_iter().find(|format| has(format.keys()[0]));
     let format = match given {
@@ -91,12 +98,7 @@ pub(super) fn read(
             )
         })?,
     };
-    unread.extend(keys.into_iter().filter(|key| !format.keys().contains(&key.as_str())));
-    if has_mark(record) {
-        return Err(
-            "it has the character U+F0000, which is for private use and marks answers here".to_string()
-        );
-    }
+    note_unread(record, keys, format, unread)?;
     let chat = match format {
         ChatFormat::Messages => dialogue(messages(record, "messages")?, tools(record)?),
         ChatFormat::ShareGpt => {
@@ -106,8 +108,39 @@ pub(super) fn read(
         }
         ChatFormat::Alpaca => dialogue(alpaca(record)?, None),
         ChatFormat::Prompt => return prompt(record).map(|chat| (chat, format)),
+        ChatFormat::Pair | ChatFormat::Preferred | ChatFormat::Labelled => {
+            unreachable!("chats are not given in formats of pairs")
+        }
     };
     Ok((Chat::Dialogue(checked(chat)?), format))
+}
+
+/// Keys of a record, which is an object.
+pub(super) fn keys_of(record: &Value) -> Result<Vec<String>, String> {
+    if record.kind() != ValueKind::Map {
+        return Err(format!("it is {}, expected an object", short(record)));
+    }
+    Ok(record.try_iter().into_iter().flatten().map(|key| key.to_string()).collect())
+}
+
+pub(super) fn listed(keys: &[String]) -> String {
+    keys.iter().map(|key| format!("{key:?}")).collect::<Vec<_>>().join(", ")
+}
+
+/// Adds the keys that a format does not read to `unread`, and refuses a record with marks.
+pub(super) fn note_unread(
+    record: &Value,
+    keys: Vec<String>,
+    format: ChatFormat,
+    unread: &mut Vec<String>,
+) -> Result<(), String> {
+    unread.extend(keys.into_iter().filter(|key| !format.keys().contains(&key.as_str())));
+    match has_mark(record) {
+        true => {
+            Err("it has the character U+F0000, which is for private use and marks answers here".to_string())
+        }
+        false => Ok(()),
+    }
 }
 
 fn dialogue(messages: Vec<Message>, tools: Option<Value>) -> Dialogue {
@@ -115,7 +148,7 @@ fn dialogue(messages: Vec<Message>, tools: Option<Value>) -> Dialogue {
 }
 
 /// A value that is there and is not null.
-fn field(of: &Value, key: &str) -> Option<Value> {
+pub(super) fn field(of: &Value, key: &str) -> Option<Value> {
     of.get_attr(key).ok().filter(|value| !value.is_none() && !value.is_undefined())
 }
 
@@ -129,7 +162,7 @@ fn has_mark(value: &Value) -> bool {
 }
 
 /// The beginning of a value, for messages.
-fn short(value: &Value) -> String {
+pub(super) fn short(value: &Value) -> String {
     const SHOWN: usize = 40;
     let text = super::python::shown(value).unwrap_or_default();
     let cut: String = text.chars().take(SHOWN).collect();
@@ -143,7 +176,7 @@ fn text(of: &Value, key: &str) -> Result<Option<String>, String> {
 }
 
 /// The items of a list; the error is a reason to print.
-fn list(of: &Value, what: &str) -> Result<Vec<Value>, String> {
+pub(super) fn list(of: &Value, what: &str) -> Result<Vec<Value>, String> {
     match of.kind() {
         ValueKind::Seq => Ok(of.try_iter().into_iter().flatten().collect()),
         _ => Err(format!("{what} is {}, expected a list", short(of))),
@@ -160,7 +193,7 @@ fn system(record: &Value) -> Result<Option<Message>, String> {
 }
 
 /// Descriptions of tools: a list, or the JSON of one.
-fn tools(record: &Value) -> Result<Option<Value>, String> {
+pub(super) fn tools(record: &Value) -> Result<Option<Value>, String> {
     let Some(given) = field(record, "tools") else { return Ok(None) };
     let given = match given.as_str() {
         Some(text) if text.trim().is_empty() => return Ok(None),
@@ -173,8 +206,11 @@ fn tools(record: &Value) -> Result<Option<Value>, String> {
 }
 
 fn messages(record: &Value, key: &str) -> Result<Vec<Message>, String> {
-    let given = field(record, key).unwrap_or_default();
-    let all = list(&given, &format!("{key:?}"))?;
+    messages_of(&field(record, key).unwrap_or_default(), key)
+}
+
+fn messages_of(given: &Value, key: &str) -> Result<Vec<Message>, String> {
+    let all = list(given, &format!("{key:?}"))?;
     let numbered = all.iter().enumerate();
     numbered.map(|(at, value)| one(value).map_err(|reason| format!("message {}: {reason}", at + 1))).collect()
 }
@@ -313,21 +349,29 @@ fn alpaca(record: &Value) -> Result<Vec<Message>, String> {
 fn prompt(record: &Value) -> Result<Chat, String> {
     let [prompt, completion] = ["prompt", "completion"].map(|key| field(record, key));
     let Some(completion) = completion else { return Err("there is no \"completion\"".to_string()) };
-    let prompt = prompt.unwrap_or_default();
+    continued(&prompt.unwrap_or_default(), (&completion, "completion"), tools(record)?)
+}
+
+/// A prompt and what follows it, which is under `key`: both texts, or both messages.
+pub(super) fn continued(
+    prompt: &Value,
+    (completion, key): (&Value, &str),
+    tools: Option<Value>,
+) -> Result<Chat, String> {
     if let (Some(prompt), Some(completion)) = (prompt.as_str(), completion.as_str()) {
         if completion.is_empty() {
-            return Err("its completion is empty".to_string());
+            return Err(format!("its {key} is empty"));
         }
         return Ok(Chat::Text { prompt: prompt.to_string(), completion: completion.to_string() });
     }
     if prompt.as_str().is_some() != completion.as_str().is_some() {
-        return Err("of \"prompt\" and \"completion\" one is a text and one is not".to_string());
+        return Err(format!("of \"prompt\" and {key:?} one is a text and one is not"));
     }
-    let (mut all, answers) = (messages(record, "prompt")?, messages(record, "completion")?);
+    let (mut all, answers) = (messages_of(prompt, "prompt")?, messages_of(completion, key)?);
     // What was said before is not trained.
     all.iter_mut().for_each(|message| message.has_weight = false);
     all.extend(answers);
-    checked(dialogue(all, tools(record)?)).map(Chat::Dialogue)
+    checked(dialogue(all, tools)).map(Chat::Dialogue)
 }
 
 /// Refuses a chat without anything to train, and empty turns of users and answers.

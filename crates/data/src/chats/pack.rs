@@ -4,6 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroUsize;
 
 use super::encode::{ChatEncoder, ChatExample};
+use super::pairs::PairKind;
+use super::records::Place;
 use super::{ChatFiles, ChatFormat};
 use crate::masking::NOT_PREDICTED;
 use crate::rows::{BEFORE, RowKind};
@@ -63,37 +65,51 @@ impl PackedChats {
     ) -> Result<PackedChats> {
         let mut packed = PackedChats { seq, ..PackedChats::default() };
         let places = files.records()?;
-        let mut done =
-            Progress { of: places.iter().map(|place| place.text.len() as u64).sum(), ..Progress::default() };
-        let threads = NonZeroUsize::new(threads).unwrap_or(NonZeroUsize::MIN);
-        for together in places.chunks(TOGETHER) {
-            let share = together.len().div_ceil(threads.get());
-            let examples: Vec<Result<Vec<ChatExample>>> = std::thread::scope(|scope| {
-                let encode =
-                    |places: &[_]| places.iter().map(|place| encoder.example(files, place)).collect();
-                let started: Vec<_> =
-                    together.chunks(share).map(|places| scope.spawn(move || encode(places))).collect();
-                started
-                    .into_iter()
-                    .map(|thread| thread.join().expect("an encoder that panics ends the program"))
-                    .collect()
-            });
-            let mut chats = Vec::new();
-            for example in examples.into_iter().collect::<Result<Vec<_>>>()?.into_iter().flatten() {
-                done.tokens += example.ids.len() as u64;
-                chats.extend(packed.cut(example));
-            }
+        let encode = |at: usize| encoder.example(files, &places[at]);
+        let tokens = |example: &ChatExample| example.ids.len();
+        in_parts(&places, threads, &encode, &tokens, progress, &mut |examples| {
+            let chats = examples.into_iter().filter_map(|example| packed.cut(example)).collect();
             packed.pack(chats, one_each);
-            done.documents += together.len();
-            done.bytes += together.iter().map(|place| place.text.len() as u64).sum::<u64>();
-            progress(done);
-        }
-        packed.lengths.tokens.sort_unstable();
-        match packed.rows.is_empty() {
-            false => Ok(packed),
-            true => Err(DataError::Source {
-                reason: format!("no chat has an answer within its first {seq} tokens: raise model.seq"),
-            }),
+        })?;
+        packed.finished()
+    }
+
+    /// Encodes the pairs of files into rows of `seq` tokens: of each pair one behind the other, without those of which an answer is cut off.
+    ///
+    /// # Errors
+    /// As [`PackedChats::encode`].
+    pub fn encode_pairs(
+        files: &ChatFiles,
+        encoder: &ChatEncoder,
+        (seq, kind): (usize, PairKind),
+        threads: usize,
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<PackedChats> {
+        let mut packed = PackedChats { seq, ..PackedChats::default() };
+        let places = files.records()?;
+        let encode = |at: usize| encoder.pair(files, (&places, at), kind);
+        let tokens = |(answers, _): &([ChatExample; 2], bool)| answers.iter().map(|one| one.ids.len()).sum();
+        in_parts(&places, threads, &encode, &tokens, progress, &mut |pairs| {
+            for ([first, second], is_chosen) in pairs {
+                let left_out = packed.lengths.left_out;
+                if let [Some(first), Some(second)] = [packed.cut(first), packed.cut(second)] {
+                    packed.push(first, u32::from(is_chosen));
+                    packed.push(second, 0);
+                } else {
+                    packed.lengths.left_out = left_out + 1;
+                }
+            }
+        })?;
+        packed.finished()
+    }
+
+    fn finished(mut self) -> Result<PackedChats> {
+        self.lengths.tokens.sort_unstable();
+        let reason =
+            || format!("no chat has an answer within its first {} tokens: raise model.seq", self.seq);
+        match self.rows.is_empty() {
+            false => Ok(self),
+            true => Err(DataError::Source { reason: reason() }),
         }
     }
 
@@ -143,14 +159,17 @@ impl PackedChats {
                 rows[row].extend(ids);
             }
         }
-        for mut ids in rows {
-            let trained = ids.iter().filter(|id| **id & TRAINED != 0).count();
-            self.lengths.used[0] += ids.len() as u64;
-            self.lengths.used[1] += trained as u64;
-            self.rows.extend([0, ids.len() as u32]);
-            ids.resize(self.seq, 0);
-            self.rows.extend(ids);
-        }
+        rows.into_iter().for_each(|ids| self.push(ids, 0));
+    }
+
+    /// Adds a row of a class.
+    fn push(&mut self, mut ids: Vec<u32>, class: u32) {
+        let trained = ids.iter().filter(|id| **id & TRAINED != 0).count();
+        self.lengths.used[0] += ids.len() as u64;
+        self.lengths.used[1] += trained as u64;
+        self.rows.extend([class, ids.len() as u32]);
+        ids.resize(self.seq, 0);
+        self.rows.extend(ids);
     }
 
     /// Number of rows.
@@ -163,19 +182,20 @@ impl PackedChats {
         self.rows.is_empty()
     }
 
-    /// Writes rows to train on, and those for evaluation alone, into a token file.
+    /// Writes rows of a kind to train on, and those for evaluation alone, into a token file.
     ///
     /// # Errors
     /// [`DataError::Write`].
     pub fn write(
         path: &std::path::Path,
         tokenizer: &Tokenizer,
+        kind: RowKind,
         parts: [Option<&PackedChats>; 2],
     ) -> Result<Written> {
         let seq = parts.into_iter().flatten().map(|part| part.seq).next().unwrap_or(1);
         let counts = parts.map(|part| part.map_or(0, PackedChats::len));
         let mut writer = TokenWriter::create(path, 1 << 32)?;
-        writer.push(&RowKind::Chats.head(seq, counts))?;
+        writer.push(&kind.head(seq, counts))?;
         for part in parts.into_iter().flatten() {
             writer.push(&part.rows)?;
         }
@@ -183,6 +203,40 @@ impl PackedChats {
         (0..chats).for_each(|_| writer.end_document());
         writer.finish(Some(tokenizer))
     }
+}
+
+/// Encodes records by several threads, some at a time: `take` receives what `encode` makes of each, in order.
+fn in_parts<T: Send>(
+    places: &[Place],
+    threads: usize,
+    encode: &(dyn Fn(usize) -> Result<T> + Sync),
+    tokens: &dyn Fn(&T) -> usize,
+    progress: &mut dyn FnMut(Progress),
+    take: &mut dyn FnMut(Vec<T>),
+) -> Result<()> {
+    let of = places.iter().map(|place| place.text.len() as u64).sum();
+    let mut done = Progress { of, ..Progress::default() };
+    let threads = NonZeroUsize::new(threads).unwrap_or(NonZeroUsize::MIN);
+    for start in (0..places.len()).step_by(TOGETHER) {
+        let together = start..places.len().min(start + TOGETHER);
+        let share = together.len().div_ceil(threads.get());
+        let encoded: Vec<Result<Vec<T>>> = std::thread::scope(|scope| {
+            let parts = together.clone().step_by(share).map(|first| first..together.end.min(first + share));
+            let started: Vec<_> =
+                parts.map(|part| scope.spawn(move || part.map(encode).collect())).collect();
+            started
+                .into_iter()
+                .map(|thread| thread.join().expect("an encoder that panics ends the program"))
+                .collect()
+        });
+        let all: Vec<T> = encoded.into_iter().collect::<Result<Vec<_>>>()?.into_iter().flatten().collect();
+        done.tokens += all.iter().map(|one| tokens(one) as u64).sum::<u64>();
+        done.documents += together.len();
+        done.bytes += places[together].iter().map(|place| place.text.len() as u64).sum::<u64>();
+        take(all);
+        progress(done);
+    }
+    Ok(())
 }
 
 /// Makes a sample of the ids of a row: their targets, and the ids without their bits.

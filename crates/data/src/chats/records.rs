@@ -2,8 +2,11 @@
 
 use std::path::{Path, PathBuf};
 
-use super::Chat;
+use minijinja::Value;
+
 use super::formats::ChatFormat;
+use super::pairs::{PairKind, Preferred};
+use super::Chat;
 use crate::{DataError, Result};
 
 /// Largest file, which is read whole.
@@ -73,16 +76,29 @@ impl ChatFiles {
         Ok(places)
     }
 
-    /// The chat of a record, and the format that it has.
-    pub(super) fn chat(&self, place: &Place, unread: &mut Vec<String>) -> Result<(Chat, ChatFormat)> {
-        let parsed = serde_json::from_str(place.text)
-            .map_err(|error| {
-                let more = if place.text.contains('\n') { "" } else { " in one line" };
-                format!("it is not a JSON object{more}: {error}")
-            })
-            .and_then(|record| super::formats::read(&record, self.format, unread));
+    /// The record of preferences.
+    pub(super) fn preferred(
+        &self,
+        place: &Place,
+        kind: PairKind,
+        unread: &mut Vec<String>,
+    ) -> Result<Preferred> {
+        let parsed = parse(place).and_then(|record| super::pairs::read(&record, kind, unread));
         parsed.map_err(|reason| place.refused(&reason))
     }
+
+    /// The chat of a record, and the format that it has.
+    pub(super) fn chat(&self, place: &Place, unread: &mut Vec<String>) -> Result<(Chat, ChatFormat)> {
+        let parsed = parse(place).and_then(|record| super::formats::read(&record, self.format, unread));
+        parsed.map_err(|reason| place.refused(&reason))
+    }
+}
+
+fn parse(place: &Place) -> std::result::Result<Value, String> {
+    serde_json::from_str(place.text).map_err(|error| {
+        let more = if place.text.contains('\n') { "" } else { " in one line" };
+        format!("it is not a JSON object{more}: {error}")
+    })
 }
 
 impl Place<'_> {

@@ -25,6 +25,8 @@ pub enum RowKind {
     Labelled,
     /// Chats.
     Chats,
+    /// Answers, of which two neighbours make a pair; the class of a chosen one is 1.
+    Pairs,
 }
 
 impl RowKind {
@@ -33,6 +35,7 @@ impl RowKind {
         match self {
             RowKind::Labelled => (u32::from_le_bytes(*b"ROWS"), u32::MAX >> 1),
             RowKind::Chats => (u32::from_le_bytes(*b"CHAT"), pack::ID),
+            RowKind::Pairs => (u32::from_le_bytes(*b"PAIR"), pack::ID),
         }
     }
 
@@ -47,7 +50,19 @@ impl RowKind {
         match self {
             RowKind::Labelled => "labelled rows",
             RowKind::Chats => "chats",
+            RowKind::Pairs => "pairs of answers",
         }
+    }
+
+    /// Number of neighbouring rows that stay together.
+    pub fn together(self) -> usize {
+        if self == RowKind::Pairs { 2 } else { 1 }
+    }
+
+    /// Number of rows held out, of `count` of which a `fraction` is.
+    pub fn held_out(self, count: usize, fraction: f64) -> usize {
+        let units = count / self.together();
+        self.together() * (units - Tokens::training_part(units, fraction))
     }
 }
 
@@ -138,7 +153,7 @@ impl RowSamples {
                 tokens.len()
             ));
         }
-        let parts = RowSamples::parts([train as usize, evaluated as usize], order.held_out);
+        let parts = RowSamples::parts(kind, [train as usize, evaluated as usize], order.held_out);
         let empty = parts.iter().position(Vec::is_empty);
         match empty {
             Some(0) => refuse("no row is left to train on: give more, or lower data.validation".to_string()),
@@ -147,24 +162,21 @@ impl RowSamples {
     }
 
     /// Indices of the rows to train on, and of those held out: the ones for evaluation alone, or a `fraction` of the others.
-    fn parts([train, evaluated]: [usize; 2], fraction: f64) -> [Vec<u32>; 2] {
-        let all = 0..train as u32;
+    fn parts(kind: RowKind, [train, evaluated]: [usize; 2], fraction: f64) -> [Vec<u32>; 2] {
         if evaluated > 0 {
-            return [all.collect(), (train as u32..(train + evaluated) as u32).collect()];
+            return [0..train as u32, train as u32..(train + evaluated) as u32].map(Iterator::collect);
         }
-        let mut by_place: Vec<u32> = all.collect();
+        let each = kind.together();
+        let mut by_place: Vec<u32> = (0..(train / each) as u32).collect();
         // Multiples of the golden ratio, without their whole part: evenly spread, since rows may be sorted by their class, and those of a
         // smaller fraction are among those of a larger one.
         by_place.sort_by_key(|row| u64::from(*row).wrapping_mul(0x9e37_79b9_7f4a_7c15));
-        let mut trained = by_place.split_off(RowSamples::held_out(train, fraction));
+        let mut trained = by_place.split_off(kind.held_out(train, fraction) / each);
         trained.sort_unstable();
         by_place.sort_unstable();
-        [trained, by_place]
-    }
-
-    /// Number of rows held out, of `count` of which a `fraction` is.
-    pub fn held_out(count: usize, fraction: f64) -> usize {
-        count - Tokens::training_part(count, fraction)
+        [trained, by_place].map(|units| {
+            units.into_iter().flat_map(|unit| (0..each as u32).map(move |row| unit * each as u32 + row)).collect()
+        })
     }
 
     /// Numbers of rows to train on and held out.
@@ -196,12 +208,13 @@ impl RowSamples {
 
     /// Index of the row at `position` of the run: the number of samples before it.
     pub fn trained(&self, position: u64) -> u32 {
-        let [rows, _] = &self.parts;
+        let ([rows, _], each) = (&self.parts, self.kind.together() as u64);
         let (epoch, index) = (position / rows.len() as u64, position % rows.len() as u64);
         let index = match self.order.order {
             SampleOrder::Sequential => index,
             SampleOrder::Shuffled => {
-                Permutation::new(rows.len() as u64, mix(mix(self.order.seed) ^ epoch)).at(index)
+                let key = mix(mix(self.order.seed) ^ epoch);
+                each * Permutation::new(rows.len() as u64 / each, key).at(index / each) + index % each
             }
         };
         rows[index as usize]
@@ -209,8 +222,18 @@ impl RowSamples {
 
     /// Index of row `index` of `chosen` that are evaluated, evenly spread over those held out.
     pub fn evaluated(&self, index: usize, chosen: usize) -> u32 {
-        let [_, held] = &self.parts;
-        held[index * held.len() / chosen]
+        let ([_, held], each) = (&self.parts, self.kind.together());
+        held[each * (index / each * (held.len() / each) / (chosen / each)) + index % each]
+    }
+
+    /// Number of rows of both parts, by whose numbers [`RowSamples::trained`] and [`RowSamples::evaluated`] go.
+    pub fn len(&self) -> usize {
+        self.parts.iter().map(Vec::len).sum()
+    }
+
+    /// Returns whether there is no row.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
     }
 
     /// Writes the ids of a row, zeros behind it; returns its class and its length.
@@ -225,6 +248,16 @@ impl RowSamples {
         Ok((before[0] as usize, before[1] as usize))
     }
 
+    /// The class of a row.
+    ///
+    /// # Errors
+    /// Those of [`Tokens::read`].
+    pub fn class(&self, row: u32) -> Result<usize> {
+        let mut class = [0];
+        self.tokens.read((row as usize + 1) * (self.seq + BEFORE), &mut class)?;
+        Ok(class[0] as usize)
+    }
+
     /// Writes the ids and the targets of a row.
     ///
     /// # Errors
@@ -233,7 +266,7 @@ impl RowSamples {
         let (class, _) = self.read(row, ids)?;
         match self.kind {
             RowKind::Labelled => targets.fill(class as u32),
-            RowKind::Chats => pack::sample(ids, targets),
+            RowKind::Chats | RowKind::Pairs => pack::sample(ids, targets),
         }
         Ok(())
     }
@@ -249,7 +282,7 @@ impl RowSamples {
                 let positions = (0..length as u32).chain(0..);
                 to.iter_mut().zip(positions).for_each(|(to, position)| *to = position);
             }
-            RowKind::Chats => pack::positions(to, length),
+            RowKind::Chats | RowKind::Pairs => pack::positions(to, length),
         }
         Ok(())
     }
@@ -299,9 +332,9 @@ mod tests {
     #[test]
     fn rows_held_out_are_spread_and_nested() {
         for count in [3, 10, 200, 1001] {
-            let [trained, held] = RowSamples::parts([count, 0], 0.1);
+            let [trained, held] = RowSamples::parts(RowKind::Chats, [count, 0], 0.1);
             assert_eq!((trained.len() + held.len(), held.len()), (count, count.div_ceil(10)), "{count}");
-            let [_, more] = RowSamples::parts([count, 0], 0.25);
+            let [_, more] = RowSamples::parts(RowKind::Chats, [count, 0], 0.25);
             assert!(held.iter().all(|row| more.contains(row)), "{count}");
             // In any run of 40 rows there are 1 to 8 of a tenth.
             let near = |first: usize| {
@@ -309,6 +342,6 @@ mod tests {
             };
             assert!((0..count.saturating_sub(40)).all(|first| (1..9).contains(&near(first))), "{count}");
         }
-        assert_eq!(RowSamples::parts([2, 3], 0.5), [vec![0, 1], vec![2, 3, 4]]);
+        assert_eq!(RowSamples::parts(RowKind::Chats, [2, 3], 0.5), [vec![0, 1], vec![2, 3, 4]]);
     }
 }

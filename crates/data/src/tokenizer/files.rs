@@ -59,6 +59,9 @@ pub(super) const FOREIGN: [(&str, &str); 8] = [
 /// The folder of further chat templates.
 const TEMPLATES: &str = "additional_chat_templates";
 
+/// The name of the template for chats with tools.
+const TOOL_USE: &str = "tool_use";
+
 /// Maximum number of further chat templates.
 const MAX_TEMPLATES: usize = 64;
 
@@ -126,13 +129,22 @@ impl TokenizerFiles {
         if let Some(template) = self.get(CHAT_TEMPLATE) {
             return Some(template.to_string());
         }
-        let config = self.object(TOKENIZER_CONFIG).ok()?;
-        let named = |templates: &Vec<Value>| templates.iter().find(|each| each["name"] == "default").cloned();
-        let template = match &config["chat_template"] {
-            Value::Array(templates) => named(templates)?["template"].clone(),
-            template => template.clone(),
-        };
-        template.as_str().map(str::to_string)
+        match &self.object(TOKENIZER_CONFIG).ok()?["chat_template"] {
+            Value::Array(templates) => named(templates, "default"),
+            template => template.as_str().map(str::to_string),
+        }
+    }
+
+    /// The chat template for chats with descriptions of tools, where there is one of its own: the one named "tool_use".
+    pub(super) fn tool_template(&self) -> Option<String> {
+        if let Some(template) = self.get(&format!("{TEMPLATES}/{TOOL_USE}.jinja")) {
+            return Some(template.to_string());
+        }
+        match &self.object(TOKENIZER_CONFIG).ok()?["chat_template"] {
+            // A file counts before this list.
+            Value::Array(templates) if self.get(CHAT_TEMPLATE).is_none() => named(templates, TOOL_USE),
+            _ => None,
+        }
     }
 
     /// The name of the file whose vocabulary counts.
@@ -156,6 +168,12 @@ impl TokenizerFiles {
             },
         }
     }
+}
+
+/// The template of a list that has this name.
+fn named(templates: &[Value], name: &str) -> Option<String> {
+    let found = templates.iter().find(|each| each["name"] == name)?;
+    found["template"].as_str().map(str::to_string)
 }
 
 /// Returns whether a folder has a file `name`. A folder of that name does not count; a link that leads nowhere does, and is an

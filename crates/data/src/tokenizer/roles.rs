@@ -55,6 +55,14 @@ impl Tokenizer {
         }
     }
 
+    /// The source of the chat template of its files for chats with tools, if it is not the one for all chats.
+    pub fn tool_template(&self) -> Option<String> {
+        match &*self.algorithm {
+            Algorithm::HuggingFace(opened) if self.template.is_none() => opened.files().tool_template(),
+            _ => None,
+        }
+    }
+
     /// The same tokenizer with this chat template, which it keeps and exports.
     #[must_use]
     pub fn with_chat_template(self, source: &str) -> Tokenizer {

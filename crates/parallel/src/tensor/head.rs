@@ -8,7 +8,7 @@
 
 use std::sync::Arc;
 
-use phalanx_layers::head::{Classes, HeadInput};
+use phalanx_layers::head::{Classes, HeadInput, RowTerms};
 use phalanx_layers::{
     Activation, Call, Context, Head, LinearCrossEntropy, ParameterSpec, Parameters, Result, Share, TARGETS,
 };
@@ -50,12 +50,22 @@ impl Head for VocabularyHead {
     /// x: `[batch, seq, hidden]` or this rank's rows, input `targets`: `[batch, seq]` u32 -> `[1]`, the same on all ranks, and dx, the sum
     /// over the ranks, with the shape of x
     fn loss(&self, cx: &Context, call: Call, numbers: CrossEntropy) -> Result<(Tensor, Option<Activation>)> {
+        self.loss_of_rows(cx, call, numbers, RowTerms::default())
+    }
+
+    fn loss_of_rows(
+        &self,
+        cx: &Context,
+        call: Call,
+        numbers: CrossEntropy,
+        terms: RowTerms,
+    ) -> Result<(Tensor, Option<Activation>)> {
         let Call { parameters, x, input_wanted, .. } = call;
         let x = self.all_rows(cx, x)?;
         let mut tell = |told| self.exchange.gather_statistics(cx, told);
         let targets = cx.input(TARGETS);
         let input = HeadInput { x: &x, targets: &targets, numbers, classes: self.classes(), input_wanted };
-        let (loss, dx) = self.head.pass(cx, parameters, input, &mut tell)?;
+        let (loss, dx) = self.head.pass(cx, parameters, (input, terms), &mut tell)?;
         drop(x);
         let summing = dx.map(|dx| match self.sequence {
             false => self.exchange.all_reduce(dx),

@@ -32,6 +32,8 @@ pub fn chat(args: &ChatArgs, environment: Environment) -> Result<()> {
     let system = || args.system.iter().map(|text| ("system", text.clone())).collect::<Vec<_>>();
     let mut turns = system();
     encoder.prompt(&[&turns[..], &[("user", "?".to_string())]].concat())?;
+    // What was said before stays in its cache, as far as the template writes it again.
+    let mut growing = generator.growing(args.tokens, how.shift);
     for line in std::io::stdin().lines() {
         let line = line.context("standard input")?;
         if line.trim().is_empty() {
@@ -46,7 +48,7 @@ pub fn chat(args: &ChatArgs, environment: Environment) -> Result<()> {
             answer.push_str(piece);
             Ok(output::print(piece)?)
         };
-        continuation::stream(&generator, &tokenizer, &mut tokens, (args.tokens, &stops), how, &mut show)?;
+        continuation::stream(&mut growing, &tokenizer, &mut tokens, (args.tokens, &stops), how, &mut show)?;
         output::print_line("")?;
         turns.push(("assistant", answer));
     }

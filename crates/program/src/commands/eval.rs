@@ -1,5 +1,7 @@
 //! `phalanx eval`: the loss of a trained model on data that it is given.
 
+use std::time::{Duration, Instant};
+
 use anyhow::{Context, Result, bail};
 use phalanx_data::{ChatFiles, Corpus, CorpusSpec, Tokenizer, token_paths, tokenize_to_memory};
 use phalanx_train::chats;
@@ -14,6 +16,9 @@ use crate::host::environment::Environment;
 use crate::host::{machine, output};
 use phalanx_drawing::report;
 
+/// Time between lines about progress.
+const LINE_EVERY: Duration = Duration::from_secs(5);
+
 /// Ids, and which of them are predicted.
 type Texts = Vec<(Vec<u32>, Vec<bool>)>;
 
@@ -27,7 +32,8 @@ pub fn eval(args: &EvalArgs, environment: Environment) -> Result<()> {
     let tokenizer = folder.tokenizer_of(&checkpoint)?.context(NO_TOKENIZER)?;
     let config = stored_config(&folder)?.unwrap_or_default();
     let seq = args.seq.unwrap_or(config.model.seq);
-    let (texts, what) = match config.data.chat.is_some() || args.template.is_some() {
+    let has_chats = config.data.chat.is_some() || config.data.pairs.is_some();
+    let (texts, what) = match has_chats || args.template.is_some() {
         true => (chats(args, &config.data, tokenizer.clone())?, "chat"),
         false => (windows(args, &config.data, &tokenizer, seq)?, "window"),
     };
@@ -35,7 +41,13 @@ pub fn eval(args: &EvalArgs, environment: Environment) -> Result<()> {
         generator(&folder, &checkpoint, &tokenizer, args.dtype.as_deref(), environment)?;
     let longest = model.longest().unwrap_or(seq).min(seq);
     let (mut sum, mut targets) = (0.0, 0);
-    for (ids, trained) in &texts {
+    let mut line_due = Instant::now() + LINE_EVERY;
+    for (number, (ids, trained)) in texts.iter().enumerate() {
+        if Instant::now() >= line_due {
+            line_due = Instant::now() + LINE_EVERY;
+            let so_far = if targets > 0 { format!(", loss {:.4} so far", sum / targets as f64) } else { String::new() };
+            output::note(&format!("{number} of {}{so_far}", report::plural(texts.len(), what)));
+        }
         continuation::check_prompt(ids, model.vocab(), &tokenizer)?;
         // The last token of a window is predicted and predicts none.
         let kept = ids.len().min(if what == "window" { longest + 1 } else { longest });

@@ -1,6 +1,7 @@
 //! `phalanx export`: a checkpoint as a Hugging Face folder, a GGUF file, or the folder of its adapter, streamed tensor by tensor.
 
 mod adapter;
+mod card;
 mod gguf;
 
 use anyhow::{Result, bail};
@@ -18,6 +19,7 @@ use crate::arguments::args::{ExportArgs, ExportFormat, ExportType};
 use crate::folders::ownership::refuse_in_run;
 use crate::folders::run_folder::{RunFolder, model_of};
 use crate::host::output;
+use card::CardOf;
 use phalanx_drawing::report;
 
 /// The weights.
@@ -87,7 +89,8 @@ fn export_folder(
     let (names, specs): (Vec<_>, Vec<_>) = stored_tensors(model, &network).unzip();
     let tensors: Vec<_> = names.into_iter().zip(specs.iter().map(|spec| spec.shape.clone())).collect();
     let has_tokenizer = tokenizer.is_some();
-    let files = files(model, tokenizer, DataDigests::of(checkpoint).generation_config, word);
+    let mut files = files(model, tokenizer, DataDigests::of(checkpoint).generation_config, word);
+    files.extend(card::card(CardOf::Model, checkpoint, &args.out, &found));
     let names: Vec<&str> = files.iter().map(|(name, _)| name.as_str()).collect();
     let is_new = |name: &str| name == MODEL_FILE || names.contains(&name);
     let replaced = Replaced::of(found, is_new);

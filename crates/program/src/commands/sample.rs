@@ -123,7 +123,8 @@ pub fn sample(args: &SampleArgs, environment: Environment) -> Result<()> {
                 Ok(output::print(piece)?)
             }
         };
-        continuation::stream(&generator, &tokenizer, &mut tokens, (args.tokens, &[]), how, &mut show)?;
+        let mut growing = generator.growing(tokens.len() + args.tokens, shift);
+        continuation::stream(&mut growing, &tokenizer, &mut tokens, (args.tokens, &[]), how, &mut show)?;
         let (step, made) = (checkpoint.step(), &tokens[given..]);
         let found =
             json!({ "step": step, "dtype": compute.name(), "prompt": prompt, "text": text, "tokens": made });

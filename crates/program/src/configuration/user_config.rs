@@ -252,7 +252,10 @@ impl UserConfig {
         }
         let mut config =
             RunConfig::deserialize(Value::Table(self.tables.clone())).context("the configuration")?;
-        let has_files = config.data.validation_paths().is_some() || config.data.validation_chat.is_some();
+        let data = &config.data;
+        let has_files = data.validation_paths().is_some()
+            || data.validation_chat.is_some()
+            || data.validation_pairs.is_some();
         if has_files && !self.has("data.validation") {
             // Files are evaluated in place of the default fraction.
             config.data.validation = 0.0;

@@ -2,7 +2,7 @@
 
 use anyhow::{Result, bail};
 use phalanx_data::Tokenizer;
-use phalanx_train::sample::{Generator, Sampling};
+use phalanx_train::sample::{Growing, Sampling};
 
 /// Maximum number of tokens that are held back; no character spans more.
 const HELD: usize = 8;
@@ -36,7 +36,7 @@ enum Ended {
 /// # Errors
 /// The first error of `show`, which ends the sampling.
 pub fn stream(
-    generator: &Generator,
+    growing: &mut Growing,
     tokenizer: &Tokenizer,
     tokens: &mut Vec<u32>,
     (count, stops): (usize, &[Vec<u32>]),
@@ -44,7 +44,7 @@ pub fn stream(
     show: &mut dyn FnMut(&str) -> Result<()>,
 ) -> Result<()> {
     let mut held: Vec<u32> = Vec::new();
-    let ended = generator.extend(tokens, count, how, |token| -> Result<(), Ended> {
+    let ended = growing.extend(tokens, count, how, |token| -> Result<(), Ended> {
         held.push(token);
         if let Some(stop) = stops.iter().find(|stop| held.ends_with(stop)) {
             held.truncate(held.len() - stop.len());

@@ -50,6 +50,8 @@ impl Line<'_> {
             (0, Some(format!("step {}/{steps}", record.step))),
             (7, Some(bar(record.step, *steps))),
             (0, Some(format!("loss {:.4}", record.loss))),
+            (1, record.rewards.as_ref().map(|of| format!("margin {:.4}", of.reward_margin))),
+            (2, record.rewards.as_ref().map(|of| format!("accuracy {:.2}", of.reward_accuracy))),
             (3, self.val_loss.map(|loss| format!("val {loss:.4}"))),
             (4, record.staleness.as_ref().map(staleness)),
             (4, Some(format!("{} tokens/s", report::count(record.tokens_per_s)))),

@@ -41,7 +41,7 @@ pub fn estimate_data(config: &RunConfig, initial: Initial) -> Result<(Vocabulary
     if data.rows.is_some() {
         return estimate_rows(config, &learned);
     }
-    if data.chat.is_some() {
+    if data.chat.is_some() || data.pairs.is_some() {
         return count_chats(config, &learned);
     }
     if data.tokens.is_some() {
@@ -141,8 +141,8 @@ pub fn random_tokens(config: &RunConfig, initial: Initial) -> Result<(Vocabulary
     if config.data.documents == Documents::Apart {
         bail!("data.documents = \"apart\": random tokens have no documents; leave it out");
     }
-    if config.data.chat.is_some() {
-        bail!("data.chat: random tokens have no chats; leave it out");
+    if config.data.chat.is_some() || config.data.pairs.is_some() {
+        bail!("data.chat and data.pairs: random tokens have no chats and no answers; leave them out");
     }
     if config.data.rows.is_some() || !config.model.keys.labels().is_empty() {
         bail!(

@@ -222,7 +222,8 @@ fn keep_for_run(config: &mut RunConfig) {
     if let Some(template) = config.data.template.as_mut().filter(|given| named_template(given).is_none()) {
         *template = resume::absolute(template);
     }
-    if config.data.chat.is_some() && config.data.date.is_none() {
+    let has_chats = config.data.chat.is_some() || config.data.pairs.is_some();
+    if has_chats && config.data.date.is_none() {
         config.data.date = Some(Day::today().to_string());
         config.decide("data.date");
     }

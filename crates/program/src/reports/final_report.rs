@@ -251,7 +251,8 @@ fn sample(
         output.print(text);
         Ok(())
     };
-    continuation::stream(&generator, &tokenizer, &mut tokens, (SAMPLE_TOKENS, &[]), how, &mut show)?;
+    let mut growing = generator.growing(tokens.len() + SAMPLE_TOKENS, how.shift);
+    continuation::stream(&mut growing, &tokenizer, &mut tokens, (SAMPLE_TOKENS, &[]), how, &mut show)?;
     output.print_line("");
     Ok(())
 }
@@ -261,9 +262,10 @@ fn next(folder: &RunFolder, planned: &Planned) -> String {
     let more = learning_rate::more_steps(&planned.config);
     let ranks = planned.plan.spec.world_size() * 2;
     let continues = planned.plan.spec.model.definition.objective() == Objective::Causal;
-    let sample = continues.then(|| match &planned.config.data.chat {
-        Some(_) => format!("phalanx chat {run}"),
-        None => format!("phalanx sample {run} --prompt 'fn main'"),
+    let data = &planned.config.data;
+    let sample = continues.then(|| match data.chat.is_some() || data.pairs.is_some() {
+        true => format!("phalanx chat {run}"),
+        false => format!("phalanx sample {run} --prompt 'fn main'"),
     });
     let mut lines: Vec<String> = sample.into_iter().collect();
     lines.push(format!("phalanx train --run {run} --resume {more}    train on"));

@@ -68,6 +68,13 @@ impl Progress {
 }
 
 impl Observer for Progress {
+    fn references(&mut self, done: usize, all: usize) {
+        if Instant::now() >= self.line_due || done == all {
+            self.line_due = Instant::now() + LINE_EVERY;
+            self.say(&format!("log-probabilities of {done} of {all} answers by the reference, the model before the first step"));
+        }
+    }
+
     fn starts(&mut self, step: u64) {
         self.first_step = step;
         self.started = Instant::now();
@@ -104,6 +111,9 @@ impl Observer for Progress {
         self.val_loss = Some(record.val_loss);
         let EvaluationRecord { step, val_loss, windows, targets, .. } = record;
         let over = match record.accuracy {
+            None if record.rewards.is_some() => {
+                format!("(the mean over {targets} pairs){}", record.describe_rewards())
+            }
             Some(_) => format!("(the mean over {windows} rows){}", record.describe_scores()),
             None => format!("(the mean over {targets} targets in {windows} windows)"),
         };

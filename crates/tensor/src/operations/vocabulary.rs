@@ -14,12 +14,13 @@ use crate::operation::{Describe, Price, operation};
 use crate::operations::family::family;
 use crate::placement::rules::{Rule, WHOLE_SUMS, operand, result, weight};
 use crate::placement::table::Mark;
+use crate::preference::{PREFERENCE_SUMS, Preference};
 use crate::record::Recorder;
 use crate::view::{View, ViewMut};
 
 family! {
     /// Cross entropy.
-    Vocabulary { VocabularyStatistics, LogitsStatistics, VocabularyLoss, }
+    Vocabulary { VocabularyStatistics, LogitsStatistics, VocabularyLoss, PreferenceLoss, }
 }
 
 operation! {
@@ -161,6 +162,10 @@ operation! {
         numbers: CrossEntropy,
         /// For training: this part's exponentials, which become derivatives. Padding stays zeros.
         exponentials: Option<ViewMut<'a>>,
+        /// `[rows]` f32: factors of the rows' derivatives; each is 1 if they are not given.
+        weights: Option<View<'a>>,
+        /// `[rows]` f32: the loss of each row, overwritten.
+        losses: Option<ViewMut<'a>>,
         /// `[1]` f64
         loss: ViewMut<'a>,
         /// True to accumulate into `loss`.
@@ -173,9 +178,22 @@ impl Describe for VocabularyLoss<'_> {
 
     fn check(&self) {
         let VocabularyLoss {
-            statistics, blocks, targets, first, columns, classes, exponentials, loss, ..
+            statistics,
+            blocks,
+            targets,
+            first,
+            columns,
+            classes,
+            exponentials,
+            weights,
+            losses,
+            loss,
+            ..
         } = self;
         let [parts, rows, four] = statistics.dims();
+        let are_of_rows = |elements: usize, dtype: DType| (elements, dtype) == (rows, DType::F32);
+        assert!(weights.is_none_or(|w| are_of_rows(w.elements(), w.dtype())), "{weights:?} of {rows} rows");
+        assert!(losses.as_ref().is_none_or(|l| are_of_rows(l.elements(), l.dtype())), "{losses:?}");
         assert!(parts > 0 && four == 4, "{statistics:?}");
         same(&[DType::F32, statistics.dtype(), blocks.dtype()]);
         assert_eq!((targets.elements(), targets.dtype()), (rows, DType::U32), "{targets:?} of {rows} rows");
@@ -199,24 +217,85 @@ impl Describe for VocabularyLoss<'_> {
 
     /// The loss needs the statistics of all classes; derivatives stay where their classes are.
     fn follow(&self, recorder: &Recorder, site: Site) {
-        let VocabularyLoss { statistics, targets, exponentials, loss, accumulate, .. } = self;
+        let VocabularyLoss { statistics, targets, exponentials, weights, losses, loss, accumulate, .. } = self;
+        let sum = result("loss", "", loss, *accumulate);
         let sum = Rule {
             op: Self::NAME,
             factors: &[operand("statistics", "rk", *statistics), operand("targets", "r", *targets)],
             addends: &[],
-            results: &[result("loss", "", loss, *accumulate)],
+            results: &[sum, losses.as_ref().map_or(sum, |losses| result("losses", "r", losses, false))],
             whole: &[],
         };
         recorder.follow(&sum, site);
         let Some(exponentials) = exponentials else { return };
+        let own = operand("exponentials", "ro", exponentials.as_view());
         let derivatives = Rule {
             op: Self::NAME,
-            factors: &[operand("exponentials", "ro", exponentials.as_view())],
+            factors: &[own, weights.map_or(own, |weights| operand("weights", "r", weights))],
             addends: &[],
             results: &[result("derivatives", "ro", exponentials, false)],
             whole: &[],
         };
         recorder.follow(&derivatives, site);
+    }
+}
+
+operation! {
+    /// From the losses of the tokens of answers, the loss of their preferences ([`Preference`]) and the factors of the tokens' derivatives.
+    /// Two neighbouring sequences are a pair.
+    PreferenceLoss {
+        /// `[sequences * seq]` f32, as [`VocabularyLoss`] leaves them.
+        losses: View<'a>,
+        /// `[sequences, seq]` u32: those of an answer are not [`IGNORED`](crate::IGNORED). A pair without any in its first sequence is none.
+        targets: View<'a>,
+        /// `[sequences, 2]` f32: log-probabilities under the reference, and 1 for chosen answers or 0.
+        references: View<'a>,
+        /// The loss.
+        preference: Preference,
+        /// Factor of the sums.
+        scale: f32,
+        /// `[sequences * seq]` f32, overwritten.
+        weights: ViewMut<'a>,
+        /// `[PREFERENCE_SUMS + sequences]` f32, overwritten: sums over pairs, times `scale`, and the log-probability of each sequence.
+        sums: ViewMut<'a>,
+    }
+}
+
+impl Describe for PreferenceLoss<'_> {
+    const NAME: &'static str = "preference_loss";
+
+    fn check(&self) {
+        let PreferenceLoss { losses, targets, references, preference, weights, sums, .. } = self;
+        let [sequences, seq] = targets.dims();
+        assert!(sequences > 0 && sequences.is_multiple_of(2), "{sequences} sequences are no pairs");
+        let kl_pairs = preference.kl_pairs;
+        assert!(kl_pairs > 0 && (sequences / 2).is_multiple_of(kl_pairs), "{preference:?} of {targets:?}");
+        assert_eq!((losses.elements(), weights.elements()), (sequences * seq, sequences * seq), "{targets:?}");
+        assert_eq!(references.dims(), [sequences, 2], "{targets:?}");
+        assert_eq!(sums.elements(), PREFERENCE_SUMS + sequences, "{sums:?} of {targets:?}");
+        same(&[DType::F32, losses.dtype(), references.dtype(), weights.dtype(), sums.dtype()]);
+        assert_eq!(targets.dtype(), DType::U32, "{targets:?}");
+    }
+
+    fn price(&self) -> Price {
+        let PreferenceLoss { losses, targets, references, weights, sums, .. } = self;
+        Price::bytes(losses.bytes() + targets.bytes() + references.bytes() + weights.bytes() + sums.bytes())
+    }
+
+    fn follow(&self, recorder: &Recorder, site: Site) {
+        let PreferenceLoss { losses, targets, references, weights, sums, .. } = self;
+        let rule = Rule {
+            op: Self::NAME,
+            factors: &[
+                operand("losses", "r", *losses),
+                operand("targets", "r", *targets),
+                operand("references", "rk", *references),
+            ],
+            addends: &[],
+            results: &[result("weights", "r", weights, false), result("sums", "", sums, false)],
+            whole: &[],
+        };
+        recorder.follow(&rule, site);
     }
 }
 

@@ -162,6 +162,8 @@ fn vocabulary_loss() {
                     classes: 20,
                     numbers: CrossEntropy::scaled(1.0),
                     exponentials: logits.as_mut().map(Tensor::view_mut),
+                    weights: None,
+                    losses: None,
                     loss: loss.view_mut(),
                     accumulate,
                 });
@@ -195,6 +197,8 @@ fn derivatives_of_logits() {
             classes: 20,
             numbers: CrossEntropy::scaled(1.0),
             exponentials: Some(logits.view_mut()),
+            weights: None,
+            losses: None,
             loss: loss.view_mut(),
             accumulate: false,
         });
@@ -226,6 +230,8 @@ fn losses_are_added_to_their_like() {
             classes: 10,
             numbers,
             exponentials: None,
+            weights: None,
+            losses: None,
             loss: to,
             accumulate: true,
         });
@@ -282,6 +288,8 @@ fn a_head_over_two_axes() {
                 classes: 20,
                 numbers,
                 exponentials: to_logits,
+                weights: None,
+                losses: None,
                 loss: sum.view_mut(),
                 accumulate: add,
             });

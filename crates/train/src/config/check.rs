@@ -142,6 +142,7 @@ impl RunConfig {
         self.check_model(model)?;
         self.lora.check(model)?;
         self.check_batch()?;
+        self.check_preference()?;
         self.check_parallel(model)?;
         self.check_device(model)?;
         self.check_memory()?;

@@ -24,6 +24,7 @@ const ONE_SOURCE: &str = "tokens have one source";
 
 const OF_TOKENS: Need = Need::is_for(&[("data.tokens", SET)], "");
 const OF_CHATS: Need = Need::is_for(&[("data.chat", SET)], "");
+const OF_TEMPLATES: Need = Need::is_for(&[("data.chat", SET), ("data.pairs", SET)], "");
 
 table! {
     /// `[data]`
@@ -64,16 +65,28 @@ table! {
             ]);
         /// Chats for evaluation, instead of the fraction `validation`.
         validation_chat: Option<Paths> = None, KEY.resume(Data).needs(&[OF_CHATS]);
+        /// Files of pairs of answers (JSON lines, or an array), instead of text, by paths and patterns: `prompt`, `chosen` and `rejected`, texts
+        /// or messages; for KTO `prompt`, `completion` and `label`.
+        pairs: Option<Paths> = None, KEY.resume(Data)
+            .needs(&[
+                Need::any(&[("data.text", LEFT_OUT)], ONE_SOURCE),
+                Need::any(&[("data.tokens", LEFT_OUT)], ONE_SOURCE),
+                Need::any(&[("data.rows", LEFT_OUT)], ONE_SOURCE),
+                Need::any(&[("data.chat", LEFT_OUT)], ONE_SOURCE),
+                SYNCHRONOUS,
+            ]);
+        /// Pairs for evaluation, instead of the fraction `validation`.
+        validation_pairs: Option<Paths> = None, KEY.resume(Data).needs(&[Need::is_for(&[("data.pairs", SET)], "")]);
         /// Format of the chats.
         format: Format = Format::Auto, KEY.quiet().resume(Data).needs(&[OF_CHATS]);
         /// Chat template (Jinja): `chatml`, `llama3`, or the path of a file. When left out: the tokenizer's own.
-        template: Option<String> = None, KEY.resume(Data).needs(&[OF_CHATS]);
+        template: Option<String> = None, KEY.resume(Data).needs(&[OF_TEMPLATES]);
         /// Tokens of chats that are trained.
         train_on: TrainOn = TrainOn::Answers, KEY.quiet().resume(Data).needs(&[OF_CHATS]);
         /// Chats in a sequence.
         pack: Pack = Pack::Documents, KEY.quiet().resume(Data).needs(&[OF_CHATS]);
         /// The day that chat templates write (`2026-11-28`). When left out: the one on which the run starts, in UTC.
-        date: Option<String> = None, KEY.keeps().resume(Data).needs(&[OF_CHATS]);
+        date: Option<String> = None, KEY.keeps().resume(Data).needs(&[OF_TEMPLATES]);
         /// Type of ids in token files without a header: `u8`, `u16`, `u32`, `i64`; `auto` is `u16`.
         token_type: TokenType = TokenType::Auto, KEY.resume(Data)
             .needs(&[OF_TOKENS]);
@@ -180,13 +193,15 @@ impl DataConfig {
 
     /// The keys that name files by paths and patterns.
     pub fn files_mut(&mut self) -> impl Iterator<Item = &mut Paths> {
-        let DataConfig { tokens, validation_tokens, rows, validation_rows, chat, validation_chat, .. } = self;
-        [tokens, validation_tokens, rows, validation_rows, chat, validation_chat].into_iter().flatten()
+        let DataConfig { tokens, validation_tokens, rows, validation_rows, .. } = self;
+        let DataConfig { chat, validation_chat, pairs, validation_pairs, .. } = self;
+        let of_tokens = [tokens, validation_tokens, rows, validation_rows];
+        of_tokens.into_iter().chain([chat, validation_chat, pairs, validation_pairs]).flatten()
     }
 
-    /// Returns whether samples are rows, which were cut for `model.seq`: labelled rows, or chats.
+    /// Returns whether samples are rows, which were cut for `model.seq`: labelled rows, chats, or answers of pairs.
     pub fn has_rows(&self) -> bool {
-        self.rows.is_some() || self.chat.is_some()
+        self.rows.is_some() || self.chat.is_some() || self.pairs.is_some()
     }
 
     /// The format that chats must have.
@@ -238,6 +253,8 @@ impl RunConfig {
             ("data.validation_rows", &data.validation_rows),
             ("data.chat", &data.chat),
             ("data.validation_chat", &data.validation_chat),
+            ("data.pairs", &data.pairs),
+            ("data.validation_pairs", &data.validation_pairs),
         ] {
             let has_no_name = |paths: &Paths| paths.paths().iter().any(|path| path.as_os_str().is_empty());
             if paths.as_ref().is_some_and(has_no_name) {
@@ -250,6 +267,8 @@ impl RunConfig {
             ("data.validation_rows", &data.validation_rows),
             ("data.chat", &data.chat),
             ("data.validation_chat", &data.validation_chat),
+            ("data.pairs", &data.pairs),
+            ("data.validation_pairs", &data.validation_pairs),
         ] {
             if paths.as_ref().is_some_and(|paths| paths.paths().is_empty()) {
                 return Err(refuse(key, "[]", "names no file: give at least one, or leave it out"));
@@ -304,7 +323,11 @@ impl RunConfig {
                 "is for text (data.text), and every row of data.rows and data.chat is read: leave it out";
             return Err(refuse(key, value, expected));
         }
-        for (key, rows) in [("rows", &data.validation_rows), ("chat", &data.validation_chat)] {
+        for (key, rows) in [
+            ("rows", &data.validation_rows),
+            ("chat", &data.validation_chat),
+            ("pairs", &data.validation_pairs),
+        ] {
             if rows.is_some() && data.validation > 0.0 {
                 let expected = format!(
                     "holds out a part of data.{key}, and data.validation_{key} = {} names files for evaluation: give one of the \
@@ -317,12 +340,15 @@ impl RunConfig {
         Ok(())
     }
 
-    /// Checks what chats need of the model and of other keys.
+    /// Checks what chats and pairs need of the model and of other keys.
     fn check_chats(&self) -> Result<(), ConfigError> {
         let RunConfig { data, model, .. } = self;
-        let Some(chat) = &data.chat else { return Ok(()) };
+        let given = [("data.chat", &data.chat), ("data.pairs", &data.pairs)];
+        let Some((key, Some(files))) = given.into_iter().find(|(_, files)| files.is_some()) else {
+            return Ok(());
+        };
         if model.arch.objective != Objective::Causal || model.keys.get("labels").is_some() {
-            return Err(refuse("data.chat", chat.shown(), "is for models that predict the next token"));
+            return Err(refuse(key, files.shown(), "is for models that predict the next token"));
         }
         if data.documents == Documents::Apart {
             let expected = "is for text and token files, and chats never see each other: leave it out";

@@ -35,6 +35,7 @@ pub mod parallel;
 mod parameter_groups;
 mod paths;
 pub mod placement;
+mod preference;
 mod resolved;
 mod train;
 mod trainable;
@@ -53,6 +54,7 @@ pub use parallel::{CutBy, ParallelConfig, Updates};
 pub use parameter_groups::{GroupOfParameters, ParameterGroup};
 pub use paths::Paths;
 pub use placement::{AutoPlacement, Fractions, PlacementPolicy, PlacementRule};
+pub use preference::{Kind as PreferenceWord, PreferenceConfig};
 pub use resolved::ResolvedConfig;
 pub use train::{Keep, KeepWord, TrainConfig};
 pub use trainable::Trainable;
@@ -79,6 +81,8 @@ pub struct RunConfig {
     pub precision: PrecisionConfig,
     /// Terms of the loss.
     pub loss: LossConfig,
+    /// The loss of pairs of answers.
+    pub preference: PreferenceConfig,
     /// The optimizer.
     pub optimizer: OptimizerConfig,
     /// The learning rate schedule.
@@ -213,7 +217,7 @@ impl RunConfig {
     }
 
     /// The tables with their values.
-    fn tables(&self) -> [&dyn Table; 14] {
+    fn tables(&self) -> [&dyn Table; 15] {
         let RunConfig {
             model,
             lora,
@@ -224,6 +228,7 @@ impl RunConfig {
             memory,
             precision,
             loss,
+            preference,
             optimizer,
             schedule,
             train,
@@ -231,8 +236,8 @@ impl RunConfig {
             recorded,
         } = self;
         [
-            model, lora, data, batch, parallel, device, memory, precision, loss, optimizer, schedule, train,
-            run, recorded,
+            model, lora, data, batch, parallel, device, memory, precision, loss, preference, optimizer,
+            schedule, train, run, recorded,
         ]
     }
 

@@ -1,13 +1,13 @@
-//! Chats of a run: read from files, encoded and packed into the run's token file.
+//! Chats or pairs of answers of a run: read from files, encoded and packed into the run's token file.
 
 use std::path::Path;
 
 use phalanx_data::{
-    ChatEncoder, ChatFiles, ChatFormat, ChatLengths, DataError, Day, PackedChats, Tokenizer, named_template,
-    token_paths,
+    ChatEncoder, ChatFiles, ChatFormat, ChatLengths, DataError, Day, PackedChats, PairKind, RowKind, Tokenizer,
+    named_template, token_paths,
 };
 
-use crate::config::{DataConfig, Pack, Paths, RunConfig};
+use crate::config::{DataConfig, Pack, Paths, PreferenceWord, RunConfig};
 use crate::data::learned::Learned;
 use crate::data::prepared::{DataRead, Prepared, TextProgress};
 use crate::data::token_data::TOKENS_FILE;
@@ -20,6 +20,7 @@ const SHOWN: usize = 5;
 
 /// The chats of a configuration, in rows.
 pub struct Chats {
+    kind: RowKind,
     /// Rows to train on, and those for evaluation alone.
     parts: [Option<PackedChats>; 2],
     /// The tokenizer, with the chat template.
@@ -71,22 +72,36 @@ impl Chats {
         let (encoder, tokenizer) = encoder(data, tokenizer)?;
         let mut read = DataRead { documents: Some(0), ..DataRead::default() };
         let one_each = data.pack == Pack::Off;
+        let kind = if data.pairs.is_some() { RowKind::Pairs } else { RowKind::Chats };
+        let of_answers = match config.preference.kind {
+            PreferenceWord::Kto => PairKind::Labelled,
+            _ => PairKind::Pairs,
+        };
         let mut pack = |paths: &Option<Paths>, key: &'static str| -> Result<Option<PackedChats>, DataError> {
             let Some(paths) = paths else { return Ok(None) };
             let files =
                 token_paths(&paths.paths()).and_then(|paths| ChatFiles::read(&paths, data.chat_format()));
             let files = files.map_err(|error| error.of_key(key))?;
             let (count, bytes) = files.size();
-            let packed = PackedChats::encode(&files, &encoder, (seq, one_each), threads, &mut |progress| {
-                watch(TextProgress::Tokenising(progress));
-            })?;
+            let mut progress = |progress| watch(TextProgress::Tokenising(progress));
+            let packed = match kind {
+                RowKind::Pairs => {
+                    PackedChats::encode_pairs(&files, &encoder, (seq, of_answers), threads, &mut progress)?
+                }
+                _ => PackedChats::encode(&files, &encoder, (seq, one_each), threads, &mut progress)?,
+            };
             read.files += count;
             read.bytes += bytes;
             read.documents = read.documents.map(|all| all + packed.lengths.tokens.len() as u64);
-            notes.extend(describe(&packed, key, seq));
+            notes.extend(describe(&packed, (key, kind), seq));
             Ok(Some(packed))
         };
-        let parts = [pack(&data.chat, "data.chat")?, pack(&data.validation_chat, "data.validation_chat")?];
+        let parts = match kind {
+            RowKind::Pairs => {
+                [pack(&data.pairs, "data.pairs")?, pack(&data.validation_pairs, "data.validation_pairs")?]
+            }
+            _ => [pack(&data.chat, "data.chat")?, pack(&data.validation_chat, "data.validation_chat")?],
+        };
         notes.extend(encoder.marks_generation().map(|marks| {
             let template =
                 data.template.as_ref().map_or("the tokenizer's".to_string(), |given| format!("{given:?}"));
@@ -104,7 +119,7 @@ impl Chats {
                 tokenizer.describe()
             ));
         }
-        Ok(Chats { parts, tokenizer, read, notes })
+        Ok(Chats { kind, parts, tokenizer, read, notes })
     }
 
     /// Numbers of rows to train on, and of those for evaluation alone.
@@ -118,8 +133,9 @@ impl Chats {
     /// # Errors
     /// A folder that cannot be written.
     pub fn prepare(self, folder: &Path) -> Result<Prepared, DataError> {
-        let Chats { parts, tokenizer, read, notes } = self;
-        PackedChats::write(&folder.join(TOKENS_FILE), &tokenizer, parts.each_ref().map(Option::as_ref))?;
+        let Chats { kind, parts, tokenizer, read, notes } = self;
+        let rows = parts.each_ref().map(Option::as_ref);
+        PackedChats::write(&folder.join(TOKENS_FILE), &tokenizer, kind, rows)?;
         tokenizer.save(folder)?;
         let (tokens, vocab) = (read.documents.unwrap_or(0), tokenizer.vocab_size());
         Ok(Prepared { tokens, vocab, tokenizer: Some(tokenizer), read, labels: Vec::new(), notes })
@@ -127,7 +143,11 @@ impl Chats {
 }
 
 /// Lines about the chats under a key: formats and lengths, what was cut, how full the rows are, what is text in them.
-fn describe(packed: &PackedChats, key: &str, seq: usize) -> Vec<String> {
+fn describe(packed: &PackedChats, (key, kind): (&str, RowKind), seq: usize) -> Vec<String> {
+    let (chats, out) = match kind {
+        RowKind::Pairs => ("answers with their prompts", "pairs have an answer without a token in what is left"),
+        _ => ("chats", "have no token to train in what is left"),
+    };
     let ChatLengths { formats, tokens, left_out, joined, used: [used, trained], spelled, unread } =
         &packed.lengths;
     let percent = |part: u64, of: u64| 100.0 * part as f64 / of.max(1) as f64;
@@ -138,8 +158,8 @@ fn describe(packed: &PackedChats, key: &str, seq: usize) -> Vec<String> {
     let at = |share: f64| tokens[((tokens.len() - 1) as f64 * share) as usize];
     let longer = tokens.len() - tokens.partition_point(|length| *length as usize <= seq);
     let mut lines = vec![format!(
-        "{key}: {} chats ({}) of {} to {} tokens, median {}, 95 % have at most {}; {longer} are longer than model.seq = {seq} and \
-         cut at the end; {left_out} have no token to train in what is left and are left out",
+        "{key}: {} {chats} ({}) of {} to {} tokens, median {}, 95 % have at most {}; {longer} are longer than model.seq = {seq} and \
+         cut at the end; {left_out} {out} and are left out",
         tokens.len(),
         named.join(", "),
         at(0.0),

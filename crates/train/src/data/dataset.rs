@@ -1,13 +1,14 @@
 //! The tokens of a run: a training part with an order, a held-out part with fixed windows.
 
 use std::path::Path;
+use std::sync::OnceLock;
 
 use phalanx_checkpoint::Checkpoint;
 use phalanx_data::{
     Corpus, CorpusSpec, DataError, DocumentEnds, EvaluationWindows, Masking, RowKind, RowSamples, Sampler,
     TokenFiles, Tokenizer, Tokens, tokenize_to_file,
 };
-use phalanx_layers::POSITIONS;
+use phalanx_layers::{POSITIONS, REFERENCES};
 use phalanx_models::Objective;
 use serde::{Deserialize, Serialize};
 
@@ -33,6 +34,8 @@ pub struct Dataset {
     evaluated_tokens: Option<Tokens>,
     /// Numbers of tokens of the training part and of the validation part; of rows, if samples are rows.
     parts: (usize, usize),
+    /// Of answers that are compared with those of a reference: their log-probabilities under it.
+    references: OnceLock<Vec<f32>>,
 }
 
 /// Kinds of samples.
@@ -119,7 +122,7 @@ pub fn prepare(
     if data.rows.is_some() {
         return LabelledRows::read(config)?.prepare(config, folder, learned);
     }
-    if data.chat.is_some() {
+    if data.chat.is_some() || data.pairs.is_some() {
         return Chats::encode(config, learned, threads, watch)?.prepare(folder);
     }
     if !config.model.keys.labels().is_empty() {
@@ -175,7 +178,8 @@ impl Dataset {
             let scanned = files.scan(1 << 32, expected)?;
             let opened = Dataset::of(files, config)?;
             if let Samples::Rows(rows, _) = &opened.samples {
-                rows.check(vocab, config.model.keys.labels().len().max(1))?;
+                let of_pairs = rows.kind().together();
+                rows.check(vocab, config.model.keys.labels().len().max(of_pairs))?;
             }
             return Ok((opened, scanned));
         }
@@ -205,8 +209,9 @@ impl Dataset {
             let tokens = Tokens::from(train);
             let rows = rows::open(tokens.clone(), config)?;
             let [trained, held_out] = rows.counts();
-            let samples = Samples::Rows(rows, held_out.min(config.train.eval_samples));
-            return Ok(Dataset { samples, tokens, evaluated_tokens: None, parts: (trained, held_out) });
+            let samples = Samples::Rows(rows, evaluated_rows(held_out, config));
+            let parts = (trained, held_out);
+            return Ok(Dataset { samples, tokens, evaluated_tokens: None, parts, references: OnceLock::new() });
         }
         let limit = config.model.vocab.unwrap_or(usize::MAX);
         let [tokens, evaluated_tokens] =
@@ -223,7 +228,7 @@ impl Dataset {
             masking: masking(config, tokens.vocab_size()),
             documents: documents(&config.data)?,
         });
-        Ok(Dataset { samples, tokens, evaluated_tokens, parts })
+        Ok(Dataset { samples, tokens, evaluated_tokens, parts, references: OnceLock::new() })
     }
 
     /// Reads the sample at `position` of the run (the number of samples before it): tokens and targets, `[seq]` each; of a row one
@@ -276,7 +281,7 @@ impl Dataset {
     pub fn has_documents(&self) -> bool {
         match &self.samples {
             Samples::Windows(windows) => windows.documents.is_some(),
-            Samples::Rows(rows, _) => rows.kind() == RowKind::Chats,
+            Samples::Rows(rows, _) => rows.kind() != RowKind::Labelled,
         }
     }
 
@@ -286,7 +291,7 @@ impl Dataset {
     /// Those of [`Dataset::sample`], and another input.
     pub fn input(&self, position: u64, input: &str, to: SampleNumbers) -> Result<(), DataError> {
         match &self.samples {
-            Samples::Rows(rows, _) => rows::positions(rows, rows.trained(position), input, to),
+            Samples::Rows(rows, _) => self.row_input(rows, rows.trained(position), input, to),
             Samples::Windows(windows) => {
                 windows.positions(input, to, |tokens, targets| self.sample(position, tokens, targets))
             }
@@ -299,11 +304,49 @@ impl Dataset {
     /// As [`Dataset::input`].
     pub fn window_input(&self, index: usize, input: &str, to: SampleNumbers) -> Result<(), DataError> {
         match &self.samples {
-            Samples::Rows(rows, all) => rows::positions(rows, rows.evaluated(index, *all), input, to),
+            Samples::Rows(rows, all) => self.row_input(rows, rows.evaluated(index, *all), input, to),
             Samples::Windows(windows) => {
                 windows.positions(input, to, |tokens, targets| self.window(index, tokens, targets))
             }
         }
+    }
+
+    /// Writes what a row has beside tokens and targets.
+    fn row_input(
+        &self,
+        rows: &RowSamples,
+        row: u32,
+        input: &str,
+        to: SampleNumbers,
+    ) -> Result<(), DataError> {
+        if input != REFERENCES {
+            return rows::positions(rows, row, input, to);
+        }
+        let reference = self.references.get().map_or(0.0, |references| references[row as usize]);
+        to.write(input, &[reference, rows.class(row)? as f32])
+    }
+
+    /// Number of answers of pairs, in all parts; 0 for other samples.
+    pub fn answers(&self) -> usize {
+        match &self.samples {
+            Samples::Rows(rows, _) if rows.kind() == RowKind::Pairs => rows.len(),
+            _ => 0,
+        }
+    }
+
+    /// Reads answer `index` of the file: tokens and targets, `[seq]` each.
+    ///
+    /// # Errors
+    /// The errors of [`Dataset::sample`].
+    pub fn answer(&self, index: usize, tokens: &mut [u32], targets: &mut [u32]) -> Result<(), DataError> {
+        let Samples::Rows(rows, _) = &self.samples else { panic!("only pairs have answers") };
+        rows.fill(index as u32, tokens, targets)
+    }
+
+    /// Takes the log-probability of each answer under the reference, which are an input of the samples from then on.
+    pub fn keep_references(&self, references: Vec<f32>) {
+        // Ranks that are threads have the same.
+        self.references.get_or_init(|| references);
     }
 
     /// Number of windows of an evaluation of a run on `tokens` tokens (or rows), with `evaluated` ones in files for evaluation: the later
@@ -311,7 +354,7 @@ impl Dataset {
     pub fn evaluated_of(tokens: usize, evaluated: Option<usize>, config: &RunConfig) -> usize {
         let (_, held_out) = parts::parts(config, tokens, evaluated);
         if config.data.has_rows() {
-            return held_out.unwrap_or(0).min(config.train.eval_samples);
+            return evaluated_rows(held_out.unwrap_or(0), config);
         }
         let windows = |held_out: usize| held_out.saturating_sub(1) / config.model.seq;
         held_out.map_or(0, |held_out| windows(held_out).clamp(1, config.train.eval_samples))
@@ -387,6 +430,12 @@ impl Windows {
         documents.positions(&tokens, to);
         Ok(())
     }
+}
+
+/// Number of rows that are evaluated, of those held out; whole pairs.
+fn evaluated_rows(held_out: usize, config: &RunConfig) -> usize {
+    let evaluated = held_out.min(config.train.eval_samples);
+    if config.data.pairs.is_some() { evaluated / 2 * 2 } else { evaluated }
 }
 
 /// Ends of documents that do not see each other, in a complete configuration.

@@ -2,7 +2,7 @@
 //!
 //! Every value that an error names was tried: it gives both parts at least one sequence, and the configuration is valid with it.
 
-use phalanx_data::{DataError, Tokens};
+use phalanx_data::{DataError, RowKind, Tokens};
 
 use crate::config::RunConfig;
 
@@ -63,7 +63,10 @@ pub fn check(
 
 /// Tokens of the training part and of the validation part, if there is one.
 pub fn parts(config: &RunConfig, tokens: usize, evaluated: Option<usize>) -> (usize, Option<usize>) {
-    let train = Tokens::training_part(tokens, config.data.validation);
+    let train = match config.data.pairs {
+        Some(_) => tokens - RowKind::Pairs.held_out(tokens, config.data.validation),
+        None => Tokens::training_part(tokens, config.data.validation),
+    };
     match evaluated {
         Some(evaluated) => (tokens, Some(evaluated)),
         None => (train, (config.data.validation > 0.0).then_some(tokens - train)),

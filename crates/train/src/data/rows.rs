@@ -135,7 +135,11 @@ fn listed(names: &[String]) -> String {
 /// A file that has no rows, or those for another `model.seq`.
 pub fn open(tokens: Tokens, config: &RunConfig) -> Result<RowSamples, DataError> {
     let (order, seed) = (config.data.order.into(), config.train.seed);
-    let kind = if config.data.chat.is_some() { RowKind::Chats } else { RowKind::Labelled };
+    let kind = match &config.data {
+        DataConfig { pairs: Some(_), .. } => RowKind::Pairs,
+        DataConfig { chat: Some(_), .. } => RowKind::Chats,
+        _ => RowKind::Labelled,
+    };
     let order = RowOrder { order, seed, held_out: config.data.validation };
     RowSamples::open(kind, tokens, config.model.seq, order)
 }

@@ -54,6 +54,24 @@ pub trait DataSource: Send + Sync {
         self.input(index as u64, input, to)
     }
 
+    /// Number of answers of pairs in all parts of the data, whose log-probabilities a reference gives before the first step; 0 for other
+    /// samples.
+    fn answers(&self) -> usize {
+        0
+    }
+
+    /// Writes answer `index`: tokens and targets, `[seq]` each.
+    ///
+    /// # Errors
+    /// As [`DataSource::sample`].
+    fn answer(&self, _index: usize, _tokens: &mut [u32], _targets: &mut [u32]) -> Result<(), DataError> {
+        Err(DataError::Source { reason: "the source has no pairs of answers".to_string() })
+    }
+
+    /// Takes the log-probabilities of all answers under the reference, which samples have as `references` from then on, with 1 for a chosen
+    /// answer or 0 behind each.
+    fn keep_references(&self, _references: Vec<f32>) {}
+
     /// Refuses data that was changed since the run started, before a checkpoint is written.
     ///
     /// # Errors
@@ -94,6 +112,18 @@ impl DataSource for Dataset {
 
     fn window(&self, index: usize, tokens: &mut [u32], targets: &mut [u32]) -> Result<(), DataError> {
         Dataset::window(self, index, tokens, targets)
+    }
+
+    fn answers(&self) -> usize {
+        Dataset::answers(self)
+    }
+
+    fn answer(&self, index: usize, tokens: &mut [u32], targets: &mut [u32]) -> Result<(), DataError> {
+        Dataset::answer(self, index, tokens, targets)
+    }
+
+    fn keep_references(&self, references: Vec<f32>) {
+        Dataset::keep_references(self, references);
     }
 
     fn check_unchanged(&self, digests: &DataDigests) -> Result<(), DataError> {

@@ -107,6 +107,12 @@ impl Batch {
         elements / first.shape.of([1, part.seq]).elements().max(1)
     }
 
+    /// Number of pairs of sequences of `seq` targets that count in the loss: those with a target in the first.
+    pub fn counted_pairs(&self, seq: usize) -> usize {
+        let has_target = |pair: &&[u32]| pair[..seq].iter().any(|target| *target != IGNORED);
+        self.targets.chunks(2 * seq).filter(has_target).count()
+    }
+
     /// Number of targets that count in the loss.
     pub fn counted_targets(&self) -> usize {
         self.targets.iter().filter(|target| **target != IGNORED).count()

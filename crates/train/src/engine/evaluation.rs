@@ -12,15 +12,16 @@ use phalanx_plan::{Action, Kind, Mesh, PipelineSchedule};
 use phalanx_tensor::{Category, CrossEntropy, DType, Device, View};
 
 use crate::config::RunConfig;
-use crate::engine::rank::{Batch, ClassScores, MeanLoss, Rank, uploads, zeroed};
+use crate::engine::rank::{Batch, ClassScores, LossPlaces, MeanLoss, Rank, Rewards, uploads, zeroed};
 use crate::engine::scores::ClassCounts;
 use crate::engine::targets::mean_over;
 
 /// The losses of the parts of an evaluation so far.
 struct Losses {
-    /// The sum of this rank's.
+    places: LossPlaces,
+    /// The sum of this rank's, where one number has it.
     own: f32,
-    /// With sums by a tree, that of each micro-batch of all replicas; else one element.
+    /// Those of all replicas.
     all: Vec<f32>,
 }
 
@@ -32,7 +33,11 @@ pub(crate) fn parts(
     schedule: &PipelineSchedule,
     evaluated: usize,
 ) -> (usize, PipelineSchedule) {
-    let whole = evaluated.div_ceil(config.micro_batch_size() * mesh.data);
+    let whole = match evaluated.div_ceil(config.micro_batch_size() * mesh.data) {
+        // The answers of pairs are evaluated by the reference, in any case.
+        0 if config.has_reference() => config.micro_batches(),
+        whole => whole,
+    };
     let parts = whole.div_ceil(config.micro_batches());
     (parts, forward_only(schedule, if parts == 0 { 0 } else { whole.div_ceil(parts) }))
 }
@@ -73,11 +78,32 @@ impl Rank {
         batch: &Batch,
         stop: &dyn Fn() -> bool,
     ) -> Result<Option<MeanLoss>, CollectiveError> {
+        Ok(self.evaluated(batch, stop)?.map(|(mean, _)| mean))
+    }
+
+    /// The log-probability of each sequence of `answers` on all ranks, those of one replica behind those of the one before.
+    ///
+    /// # Errors
+    /// When a collective fails.
+    ///
+    /// # Panics
+    /// If samples are no pairs.
+    pub fn log_probabilities(&mut self, answers: &Batch) -> Result<Vec<f32>, CollectiveError> {
+        let (_, Losses { places, all, .. }) =
+            self.evaluated(answers, &|| false)?.expect("nobody asks to stop");
+        assert!(places.width > places.sums, "only pairs have answers");
+        Ok(all.chunks(places.width).flat_map(|each| each[places.sums..].to_vec()).collect())
+    }
+
+    fn evaluated(
+        &mut self,
+        batch: &Batch,
+        stop: &dyn Fn() -> bool,
+    ) -> Result<Option<(MeanLoss, Losses)>, CollectiveError> {
         let rows = self.spec.batch.micro_batch_size * self.spec.batch.evaluation_batches;
         let parts = batch.rows(&self.spec.batch).checked_div(rows).unwrap_or(0);
-        let planned = self.spec.batch.evaluation_parts * self.spec.batch.evaluation_batches;
-        let all = vec![0.0; self.loss_elements(planned)];
-        let mut losses = Losses { own: 0.0, all };
+        let places = self.loss_places(true);
+        let mut losses = Losses { places, own: 0.0, all: vec![0.0; places.elements()] };
         let mut mean = MeanLoss::over(0, 0.0);
         let counts = RefCell::new(ClassCounts::new(self.spec.batch.classes));
         for part in 0..parts {
@@ -88,7 +114,7 @@ impl Rank {
                 return Ok(None);
             }
         }
-        Ok(Some(mean))
+        Ok(Some((mean, losses)))
     }
 
     /// Adds the losses of a part of an evaluation to `losses`, and its samples to `counts`. Returns how many ranks ask to stop; and the mean, which is that of the whole evaluation behind its last part.
@@ -106,7 +132,7 @@ impl Rank {
             let counted = spec.batch.count_targets(&device, &*self.groups.data, batch, planned)?;
             let numbers = CrossEntropy::scaled(mean_over(counted));
             let mut loss = zeroed(&device, losses.all.len(), "evaluate.loss");
-            let is_one = losses.all.len() == 1;
+            let (places, is_one) = (losses.places, losses.places.is_one());
             if is_one {
                 device.fill(loss.view_mut(), losses.own);
             }
@@ -121,7 +147,7 @@ impl Rank {
             let upload = uploads(&device, of_batch, spec.mesh.batch_placements(), batch);
             let first = part * spec.batch.evaluation_batches;
             let first_of_rank = self.at.data * spec.batch.evaluation_parts * spec.batch.evaluation_batches;
-            let loss_at = |index: usize| if is_one { 0 } else { first_of_rank + first + index };
+            let loss_at = |index: usize| places.at(first_of_rank + first + index);
             let rows_each = spec.batch.micro_batch_size;
             let see_logits = |index: usize, logits: View| {
                 let numbers = numbers_of(&device, logits)?;
@@ -140,6 +166,7 @@ impl Rank {
                 has_targets: spec.batch.has_targets(),
                 numbers,
                 loss_at: &loss_at,
+                loss_width: places.width,
                 see_logits: (spec.batch.classes > 0).then_some(&see_logits as SeeMicroBatch),
                 ranks_of_rows: spec.mesh.ranks_of_rows(),
                 placements: spec.mesh.boundary(),
@@ -158,12 +185,12 @@ impl Rank {
             let loss = self.sum_of_replicas(loss)?;
             let stop_requests = stop_requests.wait()?;
             let [first, stop_requests] = device.fetch([loss.view().range(0..1), stop_requests.view()])?;
-            let loss = match is_one {
-                true => first,
-                false => self.whole_loss(&loss, &mut losses.all)?,
+            let sums = match is_one {
+                true => vec![first],
+                false => self.whole_loss(&loss, places, &mut losses.all)?,
             };
-            let scores = self.scores(&counts.borrow())?;
-            Ok((stop_requests, MeanLoss { scores, ..MeanLoss::over(counted, loss) }))
+            let (scores, rewards) = (self.scores(&counts.borrow())?, Rewards::of(&sums));
+            Ok((stop_requests, MeanLoss { scores, rewards, ..MeanLoss::over(counted, sums[0]) }))
         })
     }
 

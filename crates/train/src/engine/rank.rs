@@ -14,6 +14,7 @@ use phalanx_parallel::zero::{self, Arithmetic, Holding, NotFinite, Residence};
 use phalanx_parallel::{BlockInputs, GradientNorm, InputOptions, Stage, Zero};
 use phalanx_plan::trace::{Axis, PhaseName, Placement, Placements};
 use phalanx_plan::{Coordinates, ParameterSize};
+use phalanx_tensor::preference::PREFERENCE_SUMS;
 use phalanx_tensor::{Category, DType, Device, Memory, Tensor, View};
 
 pub use crate::engine::batch::{Batch, Numbers, SampleNumbers};
@@ -21,7 +22,7 @@ use crate::engine::groups::Groups;
 use crate::engine::parameter_sizes::{reserved, size};
 pub use crate::engine::scores::ClassScores;
 use crate::engine::spec::{BatchPart, MeshPart, Spec};
-pub use crate::engine::targets::MeanLoss;
+pub use crate::engine::targets::{MeanLoss, Rewards};
 
 /// The engine of one rank: its stages, and what a step, an evaluation and a checkpoint need.
 pub struct Rank {
@@ -59,6 +60,34 @@ pub struct Rank {
 pub struct Replica {
     /// True if it has optimizer states and master weights, with which it updates its parameters.
     pub updates: bool,
+}
+
+/// The tensor in which losses are kept.
+#[derive(Clone, Copy)]
+pub(crate) struct LossPlaces {
+    /// One; or, where they are added up later, one of each micro-batch of every replica.
+    places: usize,
+    /// Sums of each: the loss, and with pairs what is known of rewards.
+    pub(crate) sums: usize,
+    /// Numbers of each: these sums, and perhaps the log-probabilities of answers.
+    pub(crate) width: usize,
+}
+
+impl LossPlaces {
+    /// Elements of the tensor.
+    pub(crate) fn elements(self) -> usize {
+        self.places * self.width
+    }
+
+    /// True for a single number, which each micro-batch adds to.
+    pub(crate) fn is_one(self) -> bool {
+        self.elements() == 1
+    }
+
+    /// The first element of the micro-batch with number `number` in the global batch.
+    pub(crate) fn at(self, number: usize) -> usize {
+        if self.places == 1 { 0 } else { number * self.width }
+    }
 }
 
 /// The names of the whole model, so that a rank can name the tensors of other ranks.
@@ -232,21 +261,35 @@ impl Rank {
         &self.device
     }
 
-    /// Elements in which losses are kept: one; with sums by a tree, one of each of `micro_batches` micro-batches of every replica.
-    pub(crate) fn loss_elements(&self, micro_batches: usize) -> usize {
-        match self.spec.batch.sums_by_tree && !self.is_replica {
-            true => micro_batches * self.spec.mesh.axes.data,
-            false => 1,
-        }
+    /// The tensor of a step's losses, or of those of an evaluation.
+    pub(crate) fn loss_places(&self, of_evaluation: bool) -> LossPlaces {
+        let Spec { batch, mesh, model, .. } = &self.spec;
+        let is_paired = model.preference.is_some();
+        // An evaluation of pairs also tells the log-probability of each answer.
+        let answers = if is_paired && of_evaluation { batch.micro_batch_size } else { 0 };
+        let sums = if is_paired { PREFERENCE_SUMS } else { 1 };
+        let micro_batches = match of_evaluation {
+            true => batch.evaluation_parts * batch.evaluation_batches,
+            false => batch.micro_batches,
+        };
+        let is_apart = answers > 0 || batch.sums_by_tree && !self.is_replica;
+        let places = if is_apart { micro_batches * mesh.axes.data } else { 1 };
+        LossPlaces { places, sums, width: sums + answers }
     }
 
-    /// The loss of all micro-batches: `before`, to which those of `losses` are added, each of which is zero in one of the two. They are
+    /// The sums over all micro-batches: of `before`, to which those of `losses` are added, each of which is zero in one of the two. They are
     /// added up in f64 in the order of the global batch.
-    pub(crate) fn whole_loss(&self, losses: &Tensor, before: &mut [f32]) -> Result<f32, CollectiveError> {
+    pub(crate) fn whole_loss(
+        &self,
+        losses: &Tensor,
+        places: LossPlaces,
+        before: &mut [f32],
+    ) -> Result<Vec<f32>, CollectiveError> {
         let mut numbers = vec![0.0; before.len()];
         self.device.download(losses.view(), &mut numbers)?;
         before.iter_mut().zip(numbers).for_each(|(sum, loss)| *sum += loss);
-        Ok(before.iter().copied().map(f64::from).sum::<f64>() as f32)
+        let sum = |index: usize| before[index..].iter().step_by(places.width).copied().map(f64::from).sum::<f64>();
+        Ok((0..places.sums).map(|index| sum(index) as f32).collect())
     }
 
     /// Sums losses over replicas and stages; only the last stage has some.
@@ -291,7 +334,7 @@ pub(crate) fn uploads<'a>(
                 Numbers::Floats(all) => {
                     let mut floats = alloc(DType::F32, input.name);
                     device.upload(&all[here], floats.view_mut());
-                    match compute {
+                    match input.dtype(compute) {
                         DType::F32 => floats,
                         compute => {
                             device.place(floats.view(), placements);

@@ -9,7 +9,7 @@ use phalanx_plan::trace::{Axis, PhaseName, Placement, Placements};
 use phalanx_tensor::{Clip, Tensor, View};
 
 use crate::engine::error::RunError;
-use crate::engine::rank::{Batch, MeanLoss, Rank, uploads, zeroed};
+use crate::engine::rank::{Batch, MeanLoss, Rank, Rewards, uploads, zeroed};
 
 /// The result of a step, for the metrics.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -18,6 +18,8 @@ pub struct Outcome {
     pub loss: f32,
     /// Number of these targets.
     pub targets: usize,
+    /// Rewards of the answers, where samples are pairs.
+    pub rewards: Option<Rewards>,
     /// Global gradient norm, before clipping and without the loss scale.
     pub grad_norm: f32,
     /// Learning rate.
@@ -136,7 +138,9 @@ impl Rank {
         let numbers = [loss.view().range(0..1), norm.norm(), stop_requests.view()];
         let [first, grad_norm, stop_requests] = device.fetch(numbers)?;
         let mut all = vec![0.0; loss.shape().elements()];
-        let loss = if all.len() > 1 { self.whole_loss(&loss, &mut all)? } else { first };
+        let places = self.loss_places(false);
+        let sums = if places.is_one() { vec![first] } else { self.whole_loss(&loss, places, &mut all)? };
+        let loss = sums[0];
         let loss_scale = self.shown_loss_scale();
         let verdict = match targets {
             0 => Verdict::Skip,
@@ -145,6 +149,7 @@ impl Rank {
         let outcome = Outcome {
             loss: MeanLoss::over(targets, loss).loss,
             targets,
+            rewards: Rewards::of(&sums),
             grad_norm,
             lr,
             loss_scale,
@@ -219,7 +224,7 @@ impl Rank {
     }
 
     /// Runs forward and backward of the micro-batches of a step, whose global batch has `targets` targets, and returns the
-    /// loss of this rank, `[1]`, or with sums by a tree those of all micro-batches of the global batch, zero for other ranks'. Reductions of gradients may still run.
+    /// losses of this rank ([`LossPlaces`](crate::engine::rank::LossPlaces)), zero for other ranks'. Reductions of gradients may still run.
     pub(crate) fn gradients(
         &mut self,
         number: u64,
@@ -229,11 +234,11 @@ impl Rank {
         watch: WatchMicroBatches,
     ) -> Result<Tensor, CollectiveError> {
         let (device, spec, at) = (self.device.clone(), &self.spec, self.at);
-        let mut loss = zeroed(&device, self.loss_elements(spec.batch.micro_batches), "step.loss");
-        let is_one = loss.shape().elements() == 1;
+        let places = self.loss_places(false);
+        let mut loss = zeroed(&device, places.elements(), "step.loss");
         let (seed, axes) = (spec.model.seed, spec.mesh.axes);
         let rows = spec.mesh.rows(&spec.batch, at.tensor);
-        let loss_at = |micro_batch| if is_one { 0 } else { spec.batch.number_of(axes, micro_batch, at.data) };
+        let loss_at = |micro_batch| places.at(spec.batch.number_of(axes, micro_batch, at.data));
         let first_sample = |micro_batch| spec.batch.first_sample(axes, micro_batch, at.data) as u64;
         let context = |micro_batch: usize| Context {
             draw: Some(Draw { seed, step: number, first_sample: first_sample(micro_batch) }),
@@ -255,6 +260,7 @@ impl Rank {
             has_targets: spec.batch.has_targets(),
             numbers,
             loss_at: &loss_at,
+            loss_width: places.width,
             see_logits: None,
             ranks_of_rows: spec.mesh.ranks_of_rows(),
             placements: spec.mesh.boundary(),

@@ -6,6 +6,7 @@
 use phalanx_collectives::{CollectiveError, Group};
 use phalanx_layers::TARGETS;
 use phalanx_plan::trace::Axis;
+use phalanx_tensor::preference::PREFERENCE_SUMS;
 use phalanx_tensor::{Category, CrossEntropy, DType, Device};
 
 use crate::engine::batch::Batch;
@@ -30,12 +31,41 @@ pub struct MeanLoss {
     pub targets: usize,
     /// Scores of a model that chooses a class for each sample; None for another one.
     pub scores: Option<ClassScores>,
+    /// Rewards of the answers, of pairs.
+    pub rewards: Option<Rewards>,
+}
+
+/// Rewards of answers by a model that learns preferences.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Rewards {
+    /// Mean over the chosen answers.
+    pub chosen: f32,
+    /// Mean over the rejected answers.
+    pub rejected: f32,
+    /// Share of the pairs whose chosen answer has the larger reward; of single answers, of those that lie on their label's side.
+    pub accuracy: f32,
+}
+
+impl Rewards {
+    /// The rewards in the sums of a loss of preferences that are scaled by the number of pairs; None of another loss.
+    pub(crate) fn of(sums: &[f32]) -> Option<Rewards> {
+        let [_, chosen, rejected, accuracy, share] = sums.first_chunk::<PREFERENCE_SUMS>()?;
+        // Answers of KTO are chosen or rejected; pairs have one of each.
+        let of_rejected = if *share < 1.0 { 1.0 - share } else { 1.0 };
+        let (chosen, rejected) = (chosen / share, rejected / of_rejected);
+        Some(Rewards { chosen, rejected, accuracy: *accuracy })
+    }
+
+    /// Chosen minus rejected.
+    pub fn margin(&self) -> f32 {
+        self.chosen - self.rejected
+    }
 }
 
 impl MeanLoss {
     /// `loss` over `targets` targets.
     pub fn over(targets: usize, loss: f32) -> MeanLoss {
-        MeanLoss { loss: if targets == 0 { f32::NAN } else { loss }, targets, scores: None }
+        MeanLoss { loss: if targets == 0 { f32::NAN } else { loss }, targets, scores: None, rewards: None }
     }
 }
 
@@ -117,7 +147,11 @@ impl BatchPart {
         planned: PlannedTargets,
     ) -> Result<usize, CollectiveError> {
         // The batch of a dry run is not read: it may be larger than any that is filled.
-        let here = if device.is_meta() { planned.here } else { batch.counted_targets() };
+        let here = match (device.is_meta(), self.has_pairs) {
+            (true, _) => planned.here,
+            (false, true) => batch.counted_pairs(self.seq),
+            (false, false) => batch.counted_targets(),
+        };
         if !self.has_targets() {
             return Ok(planned.all);
         }

@@ -11,7 +11,7 @@ use phalanx_system::files::AtomicFile;
 use phalanx_tensor::{Arena, Device};
 use serde::{Deserialize, Serialize};
 
-use crate::engine::rank::MeanLoss;
+use crate::engine::rank::{MeanLoss, Rewards};
 use crate::jobs::metrics_lines::{MetricsLine, MetricsLines};
 
 /// One line of `metrics.jsonl` after a step.
@@ -25,6 +25,9 @@ pub struct StepRecord {
     /// Number of targets over which the loss is a mean, where samples may leave some out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub targets: Option<usize>,
+    /// Rewards of pairs of answers.
+    #[serde(flatten)]
+    pub rewards: Option<RewardRecord>,
     /// Global gradient norm before clipping.
     #[serde(with = "null_unless_finite")]
     pub grad_norm: f32,
@@ -56,6 +59,41 @@ pub struct StepRecord {
     /// and tokens are then those of all workers' steps since the previous line.
     #[serde(flatten)]
     pub staleness: Option<Staleness>,
+}
+
+/// Rewards of the answers of pairs, of a step or of an evaluation.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RewardRecord {
+    /// Mean reward of the chosen answers.
+    #[serde(with = "null_unless_finite")]
+    pub reward_chosen: f32,
+    /// Mean reward of the rejected answers.
+    #[serde(with = "null_unless_finite")]
+    pub reward_rejected: f32,
+    /// The first minus the second.
+    #[serde(with = "null_unless_finite")]
+    pub reward_margin: f32,
+    /// Share of pairs whose chosen answer has the larger reward.
+    #[serde(with = "null_unless_finite")]
+    pub reward_accuracy: f32,
+}
+
+impl From<Rewards> for RewardRecord {
+    fn from(rewards: Rewards) -> RewardRecord {
+        RewardRecord {
+            reward_chosen: rewards.chosen,
+            reward_rejected: rewards.rejected,
+            reward_margin: rewards.margin(),
+            reward_accuracy: rewards.accuracy,
+        }
+    }
+}
+
+impl RewardRecord {
+    /// `, margin 0.1200, accuracy 0.7500`
+    pub fn describe(&self) -> String {
+        format!(", margin {:.4}, accuracy {:.4}", self.reward_margin, self.reward_accuracy)
+    }
 }
 
 /// The staleness of the gradients that were applied since the previous line: the updates by other workers that the
@@ -105,12 +143,15 @@ pub struct EvaluationRecord {
     /// With two classes: F1 of the second.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub f1: Option<f32>,
+    /// Rewards of pairs of answers.
+    #[serde(flatten)]
+    pub rewards: Option<RewardRecord>,
 }
 
 impl EvaluationRecord {
     /// The record of an evaluation of `windows` windows after `step` steps.
     pub fn new(step: u64, windows: usize, evaluated: MeanLoss) -> EvaluationRecord {
-        let MeanLoss { loss: val_loss, targets, scores } = evaluated;
+        let MeanLoss { loss: val_loss, targets, scores, rewards } = evaluated;
         EvaluationRecord {
             step,
             val_loss,
@@ -119,7 +160,13 @@ impl EvaluationRecord {
             accuracy: scores.map(|scores| scores.accuracy),
             f1_macro: scores.map(|scores| scores.f1_macro),
             f1: scores.and_then(|scores| scores.f1),
+            rewards: rewards.map(RewardRecord::from),
         }
+    }
+
+    /// Describes the rewards of pairs: `, margin 0.1200, accuracy 0.7500`; "" for other samples.
+    pub fn describe_rewards(&self) -> String {
+        self.rewards.as_ref().map_or(String::new(), RewardRecord::describe)
     }
 
     /// Describes the scores of a model with classes: `, accuracy 0.9120, F1 0.9014`; "" for another one.

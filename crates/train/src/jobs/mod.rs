@@ -6,6 +6,7 @@ pub mod metrics;
 pub mod metrics_lines;
 pub(crate) mod on_ranks;
 pub mod position;
+pub mod references;
 pub mod run;
 pub mod run_files;
 pub mod sample;

@@ -15,8 +15,9 @@ use crate::engine::rank::{Batch, MeanLoss, Rank};
 use crate::engine::saving::{self, Saves};
 use crate::engine::step::Outcome;
 use crate::jobs::job::{Job, Start};
-use crate::jobs::metrics::{EvaluationRecord, RankBytes, StepRecord, resident_bytes_peak};
+use crate::jobs::metrics::{EvaluationRecord, RankBytes, RewardRecord, StepRecord, resident_bytes_peak};
 use crate::jobs::position::{Position, position};
+use crate::jobs::references;
 use crate::jobs::run_files::RunFiles;
 
 /// Resources from the program that starts a rank. `G` are the process groups of its engine.
@@ -85,6 +86,15 @@ pub trait Engine: Saves {
         stop: &dyn Fn() -> bool,
     ) -> Result<Option<MeanLoss>, CollectiveError>;
 
+    /// The log-probability of each of the answers of all ranks, those of one data-parallel rank behind those of the one before.
+    ///
+    /// # Errors
+    /// When a collective fails.
+    ///
+    /// # Panics
+    /// If samples are no pairs, of which every rank is up to date.
+    fn log_probabilities(&mut self, answers: &Batch) -> Result<Vec<f32>, CollectiveError>;
+
     /// Writes checkpoint `step` under `checkpoints`; `state`, an object, goes into its manifest, with the updates so far.
     ///
     /// # Errors
@@ -107,6 +117,8 @@ pub struct Run<'a> {
 
 /// Receives the events of a run; only rank 0 prints them.
 pub trait Observer {
+    /// The reference has given the log-probabilities of `_done` of `_all` answers.
+    fn references(&mut self, _done: usize, _all: usize) {}
     /// The state is complete; the first step is the one after `step`.
     fn starts(&mut self, _step: u64) {}
     /// A step is done.
@@ -178,7 +190,7 @@ pub fn drive(
     place: RankEnvironment<()>,
     observer: &mut dyn Observer,
 ) -> Result<Summary, RunError> {
-    let mut session = Session::start(job, place, engine)?;
+    let mut session = Session::start(job, place, engine, observer)?;
     let first = session.run.at.step;
     observer.starts(first);
     let mut summary = Summary {
@@ -272,6 +284,27 @@ pub fn due(step: u64, every: u64) -> bool {
     every > 0 && step.is_multiple_of(every)
 }
 
+/// The log-probabilities of answers under the reference: those that a resumed run finds in its folder, else those by `engine`, which
+/// has not trained yet.
+fn references_of(
+    job: &Job,
+    engine: &mut impl Engine,
+    observer: &mut dyn Observer,
+) -> Result<Vec<f32>, RunError> {
+    let (source, tokens) = (&*job.data, job.digests.tokens.as_deref().unwrap_or_default());
+    if matches!(job.start, Start::Resume(_)) {
+        return references::read(&job.run, source.answers(), tokens);
+    }
+    let (data, all) = (engine.part_of_data(), source.answers());
+    let mut score = |answers: &Batch| engine.log_probabilities(answers);
+    let mut told = |done| observer.references(done, all);
+    let found = references::compute(&job.plan.spec, data, source, &mut score, &mut told)?;
+    if engine.world().rank() == 0 {
+        references::write(&job.run, &found, tokens)?;
+    }
+    Ok(found)
+}
+
 struct Session<'a, E> {
     engine: E,
     windows: Batch,
@@ -283,6 +316,7 @@ impl<'a, E: Engine> Session<'a, E> {
         job: &'a Job,
         place: RankEnvironment<'a, ()>,
         mut engine: E,
+        observer: &mut dyn Observer,
     ) -> Result<Session<'a, E>, RunError> {
         let spec = &job.plan.spec;
         let mut at = Position::default();
@@ -294,6 +328,9 @@ impl<'a, E: Engine> Session<'a, E> {
             }
         }
         let files = RunFiles::open(job, engine.world().rank(), &at)?;
+        if job.config.has_reference() {
+            job.data.keep_references(references_of(job, &mut engine, observer)?);
+        }
         let batch = Batch::of(&spec.batch, spec.batch.micro_batch_size * spec.batch.micro_batches);
         let mut windows = Batch::of(&spec.batch, spec.batch.evaluation_rows());
         windows.fill_windows(&spec.batch, engine.part_of_data(), &*job.data)?;
@@ -364,7 +401,8 @@ impl Engine for Rank {
         let stop = || place.stop_requested.load(Ordering::Relaxed);
         let outcome = self.step_unless(number, batch, &stop)?;
         let seconds = start.elapsed().as_secs_f64();
-        let Outcome { loss, targets, grad_norm, lr, loss_scale, skipped, stop_requested, .. } = outcome;
+        let Outcome { loss, targets, rewards, grad_norm, lr, loss_scale, skipped, stop_requested, .. } =
+            outcome;
         let communication = self.groups().take_statistics();
         let tokens = plan.spec.tokens_per_step();
         at.step = number;
@@ -375,6 +413,7 @@ impl Engine for Rank {
             step: number,
             loss,
             targets: plan.spec.batch.counts_targets.then_some(targets),
+            rewards: rewards.map(RewardRecord::from),
             grad_norm,
             loss_scale,
             skipped,
@@ -399,6 +438,10 @@ impl Engine for Rank {
         stop: &dyn Fn() -> bool,
     ) -> Result<Option<MeanLoss>, CollectiveError> {
         Rank::evaluate_unless(self, windows, stop)
+    }
+
+    fn log_probabilities(&mut self, answers: &Batch) -> Result<Vec<f32>, CollectiveError> {
+        Rank::log_probabilities(self, answers)
     }
 
     fn save_checkpoint(&mut self, checkpoints: &Path, step: u64, state: &Value) -> Result<PathBuf, RunError> {

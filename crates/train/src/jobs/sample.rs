@@ -21,6 +21,9 @@ pub use crate::jobs::sampling::Sampling;
 /// Rows whose logits are made at once.
 const SLICE: usize = 64;
 
+/// Tokens of a text that are computed at once in the time of one alone, about: fewer new ones behind a cache are computed one by one.
+const ONE_BY_ONE: usize = 8;
+
 /// A model with all parameters on one rank, for forward only.
 pub struct Generator {
     device: Device,
@@ -104,23 +107,15 @@ impl Generator {
         tokens: &mut Vec<u32>,
         count: usize,
         how: Sampling,
-        mut seen: impl FnMut(u32) -> Result<(), E>,
+        seen: impl FnMut(u32) -> Result<(), E>,
     ) -> Result<(), E> {
-        let mut random = SplitMix64::new(how.seed ^ GOLDEN);
-        let mut growing = self.growing(tokens.len() + count, how.shift);
-        for _ in 0..count {
-            let mut logits = growing.logits(tokens);
-            self.undrawn.iter().for_each(|row| logits[*row] = f32::NEG_INFINITY);
-            let next = how.draw(&logits, random.next_fraction());
-            tokens.push(next);
-            seen(next)?;
-        }
-        Ok(())
+        self.growing(tokens.len() + count, how.shift).extend(tokens, count, how, seen)
     }
 
     /// A text that grows by one token at a time up to `length` tokens; see [`Sampling::shift`].
     pub fn growing(&self, length: usize, shift: usize) -> Growing<'_> {
-        Growing { generator: self, length, shift: shift.clamp(1, self.positions), start: 0, cached: None }
+        let shift = shift.clamp(1, self.positions);
+        Growing { generator: self, length, shift, start: 0, seen: Vec::new(), cached: None }
     }
 
     /// Logits of the token after `context`, `[vocab]`, by the definition: without a cache, from all rows of each block.
@@ -242,28 +237,75 @@ pub struct Growing<'a> {
     shift: usize,
     /// First token that the model sees.
     start: usize,
+    /// The tokens of the last call; the cache has those from `start` on.
+    seen: Vec<u32>,
+    /// The cache, and for how many tokens it has room.
     cached: Option<(KeyValueCache, usize)>,
 }
 
 impl Growing<'_> {
-    /// Logits of the token after `tokens`, `[vocab]`: those of [`Generator::logits`], bit for bit. `tokens` are those
-    /// of the last call and one more.
+    /// As [`Generator::extend`], for a text that may begin as that of the last call did: what both begin with is not computed again.
+    ///
+    /// # Errors
+    /// The first error of `seen`, which ends the sampling.
+    ///
+    /// # Panics
+    /// When no token is left to draw.
+    pub fn extend<E>(
+        &mut self,
+        tokens: &mut Vec<u32>,
+        count: usize,
+        how: Sampling,
+        mut seen: impl FnMut(u32) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let mut random = SplitMix64::new(how.seed ^ GOLDEN);
+        for _ in 0..count {
+            let mut logits = self.logits(tokens);
+            self.generator.undrawn.iter().for_each(|row| logits[*row] = f32::NEG_INFINITY);
+            let next = how.draw(&logits, random.next_fraction());
+            tokens.push(next);
+            seen(next)?;
+        }
+        Ok(())
+    }
+
+    /// Logits of the token after `tokens`, `[vocab]`: those of [`Generator::logits`], bit for bit. Tokens that those of the last call begin
+    /// with are in the cache.
     pub fn logits(&mut self, tokens: &[u32]) -> Vec<f32> {
         let positions = self.generator.positions;
+        let same = self.seen.iter().zip(tokens).take_while(|(one, other)| one == other).count();
+        self.seen.splice(same.., tokens[same..].iter().copied());
+        if same < self.start || tokens.len() <= self.start {
+            // Another text.
+            (self.start, self.cached) = (0, None);
+        }
         if tokens.len() - self.start > positions {
             self.start = (tokens.len() - positions + self.shift - 1).min(tokens.len() - 1);
             self.cached = None;
         }
         let context = &tokens[self.start..];
+        if self.cached.as_ref().is_some_and(|(_, room)| *room < context.len()) {
+            self.cached = None;
+        }
         if self.cached.is_none() && context.len() == positions {
             // The next token moves all others: what a cache holds would be of no use.
             return self.generator.next(context, 0, None);
         }
-        let capacity = positions.min(self.length.max(tokens.len()) - self.start);
-        let empty = || (KeyValueCache::new(&self.generator.device, capacity), 0);
-        let (cache, past) = self.cached.get_or_insert_with(empty);
-        let logits = self.generator.next(context, *past, Some(cache));
-        *past = context.len();
-        logits
+        // Of a text that has grown beyond its length, room for as much again.
+        let length = if self.length < tokens.len() { 2 * tokens.len() } else { self.length };
+        let room = positions.min(length - self.start);
+        let past = if self.cached.is_some() { same.min(tokens.len() - 1) - self.start } else { 0 };
+        let past = if ONE_BY_ONE * (context.len() - past - 1) > context.len() { 0 } else { past };
+        let (cache, _) =
+            self.cached.get_or_insert_with(|| (KeyValueCache::new(&self.generator.device, room), room));
+        if past == 0 {
+            return self.generator.next(context, 0, Some(cache));
+        }
+        // Behind others, a cache takes one token at a time.
+        for end in past + 1..context.len() {
+            let cx = self.generator.context(end, end - 1, Some(cache));
+            self.generator.blocks(&cx, &context[end - 1..end], usize::MAX);
+        }
+        self.generator.next(context, context.len() - 1, Some(cache))
     }
 }

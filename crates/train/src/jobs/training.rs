@@ -13,6 +13,7 @@ use crate::engine::rank::{Batch, Rank};
 use crate::engine::spec::{BatchPart, Spec};
 use crate::engine::step::Outcome;
 use crate::jobs::on_ranks::{on_endpoint, on_noticing_threads};
+use crate::jobs::references;
 use crate::jobs::run::init;
 use crate::planner::planning::{PlanError, RunPlan};
 
@@ -109,6 +110,12 @@ impl Training {
         match &spec.model.init {
             None => rank.initialise(spec.model.seed)?,
             Some(dir) => init(dir, |weights| rank.import(weights))?,
+        }
+        if spec.model.preference.is_some_and(|preference| preference.kind.has_reference()) {
+            let data = rank.at().data;
+            let mut score = |answers: &Batch| rank.log_probabilities(answers);
+            let found = references::compute(spec, data, &*self.data, &mut score, &mut |_| ())?;
+            self.data.keep_references(found);
         }
         let mut batch = Batch::of(&spec.batch, spec.batch.micro_batch_size * spec.batch.micro_batches);
         let samples = (spec.batch.micro_batch_size * spec.batch.micro_batches * spec.mesh.axes.data) as u64;

@@ -35,7 +35,9 @@ impl Spec {
         }
         let PipelinePart { schedule, evaluation, lowest_stage, .. } = &self.pipeline;
         let short = |schedule| abridge(&steps_with_backward_from(schedule, pipeline, *lowest_stage));
-        let (step, evaluation) = (short(schedule), short(evaluation));
+        // An evaluation of pairs keeps the losses of all its micro-batches.
+        let evaluation = if self.batch.has_pairs { None } else { short(evaluation) };
+        let step = short(schedule);
         if step.is_none() && evaluation.is_none() {
             return None;
         }

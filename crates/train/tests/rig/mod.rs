@@ -13,7 +13,7 @@ use phalanx_collectives::pretended::{Launchers, hosts_of_threads};
 use phalanx_collectives::{Endpoint, threads};
 use phalanx_cpu::Cpu;
 use phalanx_data::{DocumentEnds, Masking, NOT_PREDICTED};
-use phalanx_layers::{Network, POSITIONS};
+use phalanx_layers::{Network, POSITIONS, REFERENCES};
 use phalanx_models::{Gpt2, Model};
 use phalanx_parallel::zero::Selection;
 use phalanx_plan::Peak;
@@ -93,7 +93,8 @@ pub struct Ran {
 /// For each "state/parameter": all elements.
 pub type State = BTreeMap<String, Vec<f32>>;
 
-/// Sequences of every step: `[steps][global]` of `seq + 1` tokens.
+/// Sequences of every step: `[steps][global]` of `seq + 1` tokens; answers of pairs have two more numbers, the bits of their reference's
+/// log-probability, and 1 if they are chosen.
 pub type Steps = Vec<Vec<Vec<u32>>>;
 
 /// Added to a token that is left out as a target.
@@ -377,6 +378,8 @@ pub fn evaluate(engine: &mut Rank, config: &RunConfig) -> f32 {
     }
     keep_apart(&mut windows, config);
     label(&mut windows, config);
+    let rows = windows.tokens.len() / config.model.seq;
+    refer(&mut windows, config, (0..2 * rows).map(|at| if at % 4 == 1 { 1.0 } else { 0.0 }));
     engine.evaluate(&windows).unwrap().loss
 }
 
@@ -386,12 +389,15 @@ pub fn batch(engine: &Rank, config: &RunConfig, sequences: &[Vec<u32>]) -> Batch
     let (micro_batch_size, micro_batches, seq) =
         (config.micro_batch_size(), config.micro_batches(), config.model.seq);
     let mut batch = Batch::with_rows(micro_batch_size * micro_batches, seq);
+    let mut references = Vec::new();
     let are_neighbours = config.batch.sum == Sum::Tree && config.batch.reduce == Reduce::Defer;
     for m in 0..micro_batches {
         let number = if are_neighbours { rank * micro_batches + m } else { m * world + rank };
         for row in 0..micro_batch_size {
             let sequence = &sequences[number * micro_batch_size + row];
             let at = (m * micro_batch_size + row) * seq;
+            let (sequence, reference) = sequence.split_at(seq + 1);
+            references.extend(reference.chunks(2).flat_map(|of| [f32::from_bits(of[0]), of[1] as f32]));
             for (t, pair) in sequence.windows(2).enumerate() {
                 batch.tokens[at + t] = pair[0] & !LEFT_OUT;
                 batch.targets[at + t] = if pair[1] < LEFT_OUT { pair[1] } else { IGNORED };
@@ -404,7 +410,15 @@ pub fn batch(engine: &Rank, config: &RunConfig, sequences: &[Vec<u32>]) -> Batch
     }
     keep_apart(&mut batch, config);
     label(&mut batch, config);
+    refer(&mut batch, config, references.into_iter());
     batch
+}
+
+/// Adds two numbers for each answer of pairs.
+fn refer(batch: &mut Batch, config: &RunConfig, numbers: impl Iterator<Item = f32>) {
+    if config.data.pairs.is_some() {
+        batch.others.insert(REFERENCES, Numbers::Floats(numbers.collect()));
+    }
 }
 
 /// Leaves out targets, and adds positions, where documents are apart.

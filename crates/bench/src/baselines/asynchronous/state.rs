@@ -105,6 +105,10 @@ impl Engine for Asynchronous<'_> {
         self.worker.rank.evaluate_unless(windows, stop)
     }
 
+    fn log_probabilities(&mut self, _answers: &Batch) -> Result<Vec<f32>, CollectiveError> {
+        unreachable!("the configuration refuses pairs with asynchronous updates")
+    }
+
     fn save_checkpoint(&mut self, checkpoints: &Path, step: u64, state: &Value) -> Result<PathBuf, RunError> {
         let mut state = state.clone();
         let steps = self.steps();

@@ -117,6 +117,7 @@ impl Recorder<'_, '_> {
             step: done.step,
             loss: pushes.loss(),
             targets: None,
+            rewards: None,
             grad_norm: pushes.grad_norm(),
             loss_scale: done.outcome.loss_scale,
             skipped: done.outcome.skipped,

@@ -109,6 +109,8 @@ fn loss_of(cx: &Context, mut logits: ViewMut, targets: &Tensor, numbers: CrossEn
         classes: vocab,
         numbers,
         exponentials: Some(logits),
+        weights: None,
+        losses: None,
         loss: sum.view_mut(),
         accumulate: false,
     });

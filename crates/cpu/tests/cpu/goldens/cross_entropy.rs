@@ -95,6 +95,8 @@ impl Head {
             classes: vocab,
             numbers,
             exponentials: to,
+            weights: None,
+            losses: None,
             loss: sum,
             accumulate: start > 0,
         });

@@ -14,6 +14,7 @@ use phalanx_train::config::LoraInit;
 use phalanx_train::weights::Weights;
 use serde_json::json;
 
+use super::card::{CardOf, card};
 use super::{Replaced, refuse_files};
 use crate::arguments::args::{ExportArgs, ExportType};
 use crate::host::output;
@@ -61,7 +62,9 @@ pub fn export(
     };
     let base = checkpoint.state()["config"]["model"]["init"].as_str();
     let config = config.to_json(base, model.linear_layout() == Layout::InOut);
-    let files = [(FILES[0], format!("{config:#}\n"))];
+    let mut files = vec![(FILES[0].to_string(), format!("{config:#}\n"))];
+    files.extend(card(CardOf::Adapter, checkpoint, &args.out, &found));
+    let names: Vec<&str> = files.iter().map(|(name, _)| name.as_str()).collect();
     let written: Vec<_> =
         specs.iter().map(|spec| (format!("{ADAPTER_PREFIX}{}", spec.name), shape(spec, times))).collect();
     let mut doubled: Option<(usize, [Vec<f32>; 2])> = None;
@@ -83,7 +86,7 @@ pub fn export(
     if args.json {
         return output::print_json(&json!({
             "out": args.out, "step": checkpoint.step(), "adapter": true, "parameters": elements, "dtype": "f32",
-            "files": [FILES[0]], "replaced": replaced.replaced, "removed": replaced.removed, "left": replaced.left,
+            "files": names, "replaced": replaced.replaced, "removed": replaced.removed, "left": replaced.left,
         }));
     }
     output::print_line(&format!(
@@ -93,7 +96,7 @@ pub fn export(
         args.run.display(),
         FILES[1],
         report::bytes(4 * elements),
-        FILES[0]
+        names.join(", ")
     ))?;
     replaced.print()
 }

@@ -1,7 +1,7 @@
 //! Chats of axolotl and LLaMA-Factory: their files, template and packing.
 
-use super::Draft;
-use super::value::{Entry, Value};
+use super::value::Entry;
+use super::{Draft, data_sets};
 
 const FILES: &str = "data here is files: download the set, and name its files";
 const TEMPLATE: &str =
@@ -90,18 +90,7 @@ pub fn llama_factory(draft: &mut Draft) {
     };
     draft.take("stage");
     draft.unneeded(&stage, "data.chat says it");
-    if let Some(entry) = draft.take("dataset").filter(|entry| entry.value != Value::Null) {
-        match draft.given.has("data.chat") {
-            true => draft.unneeded(&entry, "data.chat is given"),
-            false => draft.refuse(
-                &entry,
-                "the files of these names are in its dataset_info.json: set data.chat to them",
-            ),
-        }
-    }
-    if let Some(entry) = draft.take("dataset_dir") {
-        draft.unneeded(&entry, "data.chat has paths");
-    }
+    data_sets::files(draft, "dataset", "data.chat");
     if let Some(entry) = draft.take("template") {
         template(draft, &entry);
     }

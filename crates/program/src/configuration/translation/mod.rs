@@ -7,6 +7,7 @@
 
 mod adapters;
 mod chats;
+mod data_sets;
 mod deepspeed;
 mod hjson;
 mod hugging_face;
@@ -18,7 +19,7 @@ mod torchtitan;
 mod value;
 mod yaml;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use phalanx_plan::Mesh;
@@ -168,6 +169,8 @@ struct Draft {
     given: UserConfig,
     /// True if it is translated alone: the number of ranks may follow from it.
     is_alone: bool,
+    /// Folder of the file.
+    folder: PathBuf,
 }
 
 impl Translation {
@@ -205,8 +208,9 @@ impl Translation {
         };
         let left = flat(entries);
         let order: Vec<(usize, String)> = left.iter().map(|entry| (entry.line, entry.name.clone())).collect();
-        let mut draft =
-            Draft { format, left, rows: Vec::new(), faults: Vec::new(), autos: Vec::new(), given, is_alone };
+        let folder = Path::new(&path).parent().unwrap_or(Path::new("")).to_path_buf();
+        let (rows, faults, autos) = (Vec::new(), Vec::new(), Vec::new());
+        let mut draft = Draft { format, left, rows, faults, autos, given, is_alone, folder };
         (format.rules)(&mut draft).with_context(|| path.clone())?;
         std::mem::take(&mut draft.left).into_iter().for_each(|entry| draft.translate(entry));
         let Draft { mut rows, mut faults, .. } = draft;

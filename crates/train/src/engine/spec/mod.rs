@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use phalanx_collectives::Group;
-use phalanx_layers::{Checkpointing, Input, Lora, Network};
+use phalanx_layers::{Checkpointing, Input, Lora, Network, PreferenceHead};
 use phalanx_models::Model;
 use phalanx_optim::{LearningRate, LossScaling, Optimizer, RatesByName, UpdateRule};
 use phalanx_parallel::pipeline::{Program, steps_with_backward_from};
@@ -21,7 +21,7 @@ use phalanx_plan::{
     StageCost, lay_out,
     pipeline::{Abridged, depth},
 };
-use phalanx_tensor::{DeviceFactory, DiskOptions, ProductMethod};
+use phalanx_tensor::{DeviceFactory, DiskOptions, Preference, ProductMethod};
 
 use crate::config::check::refuse;
 use crate::config::{ConfigError, PlacementRule, QuantisedBase, RunConfig, Trainable};
@@ -70,6 +70,8 @@ pub struct ModelPart {
     pub quantised: Option<QuantisedBase>,
     /// Which of its parameters are trained.
     pub trainable: Trainable,
+    /// The loss of preferences that it learns by, if samples are pairs of answers.
+    pub preference: Option<Preference>,
     /// Which activations backward recomputes.
     pub checkpointing: Checkpointing,
     /// A Hugging Face directory whose weights training starts from, instead of initial values.
@@ -104,6 +106,8 @@ pub struct BatchPart {
     pub documents: bool,
     /// Number of classes of which the head chooses one for each sample; 0 for another head.
     pub classes: usize,
+    /// True if two neighbouring sequences are answers that make a pair; the loss is a mean over pairs, which count as its targets.
+    pub has_pairs: bool,
     /// True if samples may leave targets out, so that those of each step and evaluation are counted over all ranks.
     pub counts_targets: bool,
     /// Number of windows of an evaluation, over all ranks.
@@ -318,7 +322,7 @@ impl Spec {
 
     fn micro_batch(&self) -> cut::MicroBatch {
         let tokens = [self.batch.micro_batch_size, self.batch.seq];
-        cut::MicroBatch { tokens, inputs: self.model.definition.inputs(), precision: self.precision.types }
+        cut::MicroBatch { tokens, inputs: self.batch.inputs.clone(), precision: self.precision.types }
     }
 
     /// Number of ranks.
@@ -340,9 +344,13 @@ impl ModelPart {
         let network = self.definition.network(adapting.as_ref().unwrap_or(tensor), self.checkpointing);
         let network =
             self.trainable.applied_to(network.expect("the configuration was checked with the model"));
-        match &self.quantised {
+        let network = match &self.quantised {
             None => network,
             Some(quantised) => quantised.applied_to(network),
+        };
+        match self.preference {
+            None => network,
+            Some(preference) => network.heading(|head| Box::new(PreferenceHead { head, preference })),
         }
     }
 

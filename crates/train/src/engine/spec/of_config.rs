@@ -42,6 +42,8 @@ impl Spec {
         #[rustfmt::skip]
         let RunConfig {
             model: keys, lora, data, batch, parallel, device, memory, precision, loss, optimizer, train,
+            // RunConfig::preference_loss
+            preference: _,
             // RunConfig::learning_rate
             schedule: ScheduleConfig { kind: _, warmup: _, warmup_share: _, warmup_shape: _, min_lr: _, decay_steps: _, restart_step: _ },
             // The watchdog of ranks; names of keys, for a resumed run.
@@ -60,6 +62,7 @@ impl Spec {
             adapters,
             quantised,
             trainable: Trainable::default(),
+            preference: config.preference_loss(),
             checkpointing: memory.checkpointing,
             init,
             adapter,
@@ -144,10 +147,12 @@ fn of_data(data: &DataConfig) -> bool {
     #[rustfmt::skip]
     let DataConfig {
         documents, chat,
+        // RunConfig::preference_loss
+        pairs: _,
         // What samples are read from, and in which order: `dataset`.
         text: _, extensions: _, text_key: _, plain: _, max_skipped: _, tokens: _, validation_tokens: _, rows: _,
         validation_rows: _, token_type: _, unusual_tokens: _, tokenizer: _, new_tokenizer: _, mask_token: _, end_token: _, order: _, validation: _,
-        validation_chat: _, format: _, template: _, train_on: _, pack: _, date: _,
+        validation_chat: _, validation_pairs: _, format: _, template: _, train_on: _, pack: _, date: _,
     } = data;
     *documents == Documents::Apart || chat.is_some()
 }
@@ -273,7 +278,9 @@ impl BatchPart {
         (global, defer, sums_by_tree): (usize, bool, bool),
         [evaluated, evaluation_parts, evaluation_batches]: [usize; 3],
     ) -> BatchPart {
+        let has_pairs = config.data.pairs.is_some();
         let targets_per_sequence = match model.objective() {
+            _ if has_pairs => 1,
             _ if !model.has_targets() => 1,
             Objective::Causal => seq,
             Objective::Masked => Masking::predicted(seq),
@@ -282,6 +289,7 @@ impl BatchPart {
         let (apart, mut inputs) = (documents, model.inputs());
         let has_positions = inputs.iter().any(|input| input.name == POSITIONS);
         inputs.extend((apart && !has_positions).then(|| Input::ids(POSITIONS, seq)));
+        inputs.extend(has_pairs.then(Input::references));
         BatchPart {
             seq,
             inputs,
@@ -292,7 +300,8 @@ impl BatchPart {
             sums_by_tree,
             has_neighbours: sums_by_tree && defer,
             documents: apart || has_positions,
-            counts_targets: apart,
+            counts_targets: apart || has_pairs,
+            has_pairs,
             classes: model.labels().len(),
             evaluated,
             evaluation_batches,
