@@ -33,7 +33,8 @@ mod trained_windows;
 mod windows;
 
 pub use chats::{
-    ChatEncoder, ChatExample, ChatFiles, ChatFormat, ChatLengths, Day, PackedChats, PairKind, TrainOn, named_template,
+    ChatEncoder, ChatExample, ChatFiles, ChatFormat, ChatLengths, Day, PackedChats, PairKind, TrainOn,
+    named_template,
 };
 pub use corpus::{Corpus, CorpusSpec, Document, Findings, Group, Groups};
 pub use documents::DocumentEnds;

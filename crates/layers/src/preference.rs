@@ -35,9 +35,8 @@ impl Head for PreferenceHead {
     fn loss(&self, cx: &Context, call: Call, numbers: CrossEntropy) -> Result<(Tensor, Option<Activation>)> {
         let (targets, references) = (cx.input(TARGETS), cx.input(REFERENCES));
         let [sequences, _] = targets.dims();
-        let of_rows = |name| {
-            cx.device.alloc(DType::F32, [targets.shape().elements()], Category::Workspace, name)
-        };
+        let of_rows =
+            |name| cx.device.alloc(DType::F32, [targets.shape().elements()], Category::Workspace, name);
         let mut losses = of_rows("preference.losses");
         let values: Vec<Parameter> =
             call.parameters.values().map(|value| Parameter::read(value, false)).collect();

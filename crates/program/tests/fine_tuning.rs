@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::rig::{Ended, Home, ended, number};
 
@@ -91,10 +91,15 @@ fn check(home: &Home, walked: &[Ended]) {
         assert!(home.path(name).exists(), "{name}");
     }
     let card = String::from_utf8(home.read("merged/README.md")).unwrap();
-    for part in ["library_name: transformers", "| started from | SmolLM2-135M-Instruct |", "chat: chats.jsonl"] {
+    for part in
+        ["library_name: transformers", "| started from | SmolLM2-135M-Instruct |", "chat: chats.jsonl"]
+    {
         assert!(card.contains(part), "{part}: {card}");
     }
-    assert_eq!(number(&home.json("merged/config.json"), "hidden_size"), number(&home.json(&format!("{BASE}/config.json")), "hidden_size"));
+    assert_eq!(
+        number(&home.json("merged/config.json"), "hidden_size"),
+        number(&home.json(&format!("{BASE}/config.json")), "hidden_size")
+    );
 }
 
 #[test]
@@ -114,7 +119,9 @@ fn the_ten_commands_of_the_page_work_on_a_tiny_model() {
 #[allow(clippy::print_stderr, reason = "a test that checks nothing says so")]
 fn the_ten_commands_of_the_page_work_on_a_published_model() {
     let Some(folder) = std::env::var_os("PHALANX_SMOLLM2") else {
-        eprintln!("skipped: PHALANX_SMOLLM2 names no folder of SmolLM2-135M-Instruct (tools/smollm2_folder.py makes it)");
+        eprintln!(
+            "skipped: PHALANX_SMOLLM2 names no folder of SmolLM2-135M-Instruct (tools/smollm2_folder.py makes it)"
+        );
         return;
     };
     let home = Home::new();
@@ -128,21 +135,37 @@ fn the_ten_commands_of_the_page_work_on_a_published_model() {
     assert!(perplexity < 20.0, "{}", walked[4].stdout);
 }
 
+/// A tokenizer of single bytes with so many ids.
+fn tokenizer(vocab: usize) -> Value {
+    let is_shown = |byte: &u32| matches!(byte, 33..=126 | 161..=172 | 174..=255);
+    // GPT-2's letters of bytes.
+    let letters = (0..256u32).filter(is_shown).chain(256..324).filter_map(char::from_u32);
+    let ids = letters.map(String::from).chain((256..vocab).map(|id| format!("[{id}]"))).zip(0..);
+    let ids: serde_json::Map<String, Value> =
+        ids.map(|(token, id): (String, u32)| (token, id.into())).collect();
+    let bytes =
+        json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false});
+    json!({
+        "version": "1.0", "added_tokens": [], "normalizer": null, "post_processor": null, "pre_tokenizer": bytes, "decoder": bytes,
+        "model": {"type": "BPE", "vocab": ids, "merges": []},
+    })
+}
+
 #[test]
 fn recipes_are_planned_and_need_the_memory_that_they_say() {
     let home = Home::new();
     prepare(&home);
     std::fs::copy(home.path("chats.jsonl"), home.path("alpaca.json")).unwrap();
     let mut wrong = Vec::new();
-    for (name, parameters) in [
-        ("smollm2_135m_full", 134_515_008u64),
-        ("qwen3_0.6b_full", 596_049_920),
-        ("llama3.2_1b_lora", 1_235_814_400),
-        ("smollm2_1.7b_lora", 1_711_376_384),
-        ("qwen2.5_7b_qlora", 7_615_616_512),
-        ("llama3_8b_qlora", 8_030_261_248),
-        ("smollm2_1.7b_dpo", 1_711_376_384),
-        ("mistral_7b_dpo", 7_248_023_552),
+    for (name, vocab, parameters) in [
+        ("smollm2_135m_full", 49152, 134_515_008u64),
+        ("qwen3_0.6b_full", 151936, 596_049_920),
+        ("llama3.2_1b_lora", 128256, 1_235_814_400),
+        ("smollm2_1.7b_lora", 49152, 1_711_376_384),
+        ("qwen2.5_7b_qlora", 152064, 7_615_616_512),
+        ("llama3_8b_qlora", 128256, 8_030_261_248),
+        ("smollm2_1.7b_dpo", 49152, 1_711_376_384),
+        ("mistral_7b_dpo", 32768, 7_248_023_552),
     ] {
         let path = root().join("examples").join(format!("{name}.toml"));
         let recipe = std::fs::read_to_string(&path).unwrap();
@@ -155,12 +178,17 @@ fn recipes_are_planned_and_need_the_memory_that_they_say() {
         let (arch, size) = shape.split_once(' ').unwrap();
         let mut given = vec!["plan".to_string(), path, "--json".into(), "--unset=model.init".into()];
         given.extend([format!("--set=model.arch={arch}"), format!("--set=model.size={size}")]);
-        given.extend(["--set=data.tokenizer=byte", "--set=memory.limit_mb=1e6"].map(String::from));
+        home.write("tokenizer.json", tokenizer(vocab).to_string());
+        given.extend(
+            ["--set=data.tokenizer=tokenizer.json", "--set=memory.limit_mb=1e6", "--set=train.threads=2"]
+                .map(String::from),
+        );
         if !recipe.contains("template =") {
             given.push("--set=data.template=chatml".into());
         }
         let plan = home.run(&given.iter().map(String::as_str).collect::<Vec<_>>()).ok().json();
-        let bytes = plan["arena_bytes"].as_array().unwrap().iter().filter_map(|bytes| bytes.as_u64()).max().unwrap();
+        let bytes =
+            plan["arena_bytes"].as_array().unwrap().iter().filter_map(|bytes| bytes.as_u64()).max().unwrap();
         let memory = format!("{:.2} GiB", bytes as f64 / f64::from(1 << 30));
         if memory != said("memory of a rank") {
             wrong.push(format!("{name}: {memory}"));

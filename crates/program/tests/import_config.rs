@@ -163,9 +163,14 @@ fn yaml_of_axolotl_and_llama_factory_is_translated() {
         "pairs": {"file_name": "pairs.json", "ranking": true},
     });
     home.write("dataset_info.json", sets.to_string());
-    let with = |names: &str| factory.replace("stage: pt", &format!("stage: sft\ndataset: {names}\ntemplate: llama3"));
+    let with = |names: &str| {
+        factory.replace("stage: pt", &format!("stage: sft\ndataset: {names}\ntemplate: llama3"))
+    };
     home.write("sets.yaml", with("own, turns"));
-    assert_eq!(ours(&rows(&home, "sets.yaml", &[]), "data.chat"), Value::from(vec!["own.json", "turns.jsonl"]));
+    assert_eq!(
+        ours(&rows(&home, "sets.yaml", &[]), "data.chat"),
+        Value::from(vec!["own.json", "turns.jsonl"])
+    );
     for (names, part) in [
         ("own,none", "there is no \"none\""),
         ("hub", "download the set first"),

@@ -55,7 +55,8 @@ fn a_run_is_resumed_and_exported_as_an_adapter_and_merged() {
         .refused(&["lora.rank = 3", "the run has 2"]);
 
     let written = home.run(&["export", "r", "--out", "adapter", "--json"]).ok().json();
-    assert_eq!((&written["adapter"], &written["files"]), (&json!(true), &json!(["adapter_config.json"])));
+    let files = json!(["adapter_config.json", "README.md"]);
+    assert_eq!((&written["adapter"], &written["files"]), (&json!(true), &files));
     let config = home.json("adapter/adapter_config.json");
     for (key, value) in [
         ("peft_type", json!("LORA")),

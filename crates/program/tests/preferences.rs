@@ -119,10 +119,11 @@ fn every_loss_and_every_format_is_learned() {
         json!({"input": input, "preferred_output": turns("yes".into()), "non_preferred_output": turns("no".into())})
     };
     home.write("openai.jsonl", lines((0..20).map(openai)));
-    let texts = |number: usize| json!({"chosen": format!("{number}? yes"), "rejected": format!("{number}? no")});
+    let texts =
+        |number: usize| json!({"chosen": format!("{number}? yes"), "rejected": format!("{number}? no")});
     home.write("texts.jsonl", lines((0..20).map(texts)));
     let chatml = "--set=data.template=chatml";
-    for (number, (files, kind, set)) in [
+    for (at, (files, kind, set)) in [
         ("turns.jsonl", "dpo-norm", chatml),
         ("shared.jsonl", "ipo", chatml),
         ("openai.jsonl", "orpo", chatml),
@@ -133,7 +134,7 @@ fn every_loss_and_every_format_is_learned() {
     .into_iter()
     .enumerate()
     {
-        let run = format!("run{number}");
+        let run = format!("run{at}");
         let keys = [format!("--set=data.pairs={files}"), format!("--set=preference.kind={kind}")];
         let given = ["train", "pairs.toml", "--run", &run, &keys[0], &keys[1], set, "--set=model.seq=128"];
         home.run(&[&given[..], &["--set=train.steps=12"]].concat()).ok();

@@ -16,13 +16,13 @@ pub struct Preference {
     pub kind: PreferenceKind,
     /// Factor of rewards; of IPO, of the distance from the reference; of ORPO, of the odds ratio's term.
     pub beta: f32,
-    /// Of the robust loss and SimPO: the share of pairs whose labels are wrong.
+    /// Share of pairs whose labels are wrong, for the robust loss and SimPO.
     pub label_smoothing: f32,
-    /// Of SimPO: the margin between the rewards.
+    /// Margin between the rewards of SimPO.
     pub gamma: f32,
-    /// Of KTO: weights of chosen answers, and of rejected ones.
+    /// Weights of chosen answers and of rejected ones in KTO.
     pub weights: [f32; 2],
-    /// Of KTO: number of neighbouring pairs over whose second answers the distance from the reference is a mean.
+    /// Number of neighbouring pairs over whose second answers KTO's distance from the reference is a mean.
     pub kl_pairs: usize,
 }
 
@@ -142,8 +142,7 @@ impl Preference {
     fn of_answer(&self, answer: Answer, kl: f64, is_chosen: bool) -> PairLoss {
         let beta = f64::from(self.beta);
         let reward = beta * (answer.log_probability - answer.reference);
-        let (sign, weight) =
-            if is_chosen { (1.0, self.weights[0]) } else { (-1.0, self.weights[1]) };
+        let (sign, weight) = if is_chosen { (1.0, self.weights[0]) } else { (-1.0, self.weights[1]) };
         let (weight, by_label) = (f64::from(weight), sign * (reward - beta * kl));
         let is_right = f64::from(u8::from(by_label > 0.0));
         let (chosen, rejected) = if is_chosen { (reward, 0.0) } else { (0.0, reward) };
@@ -155,7 +154,7 @@ impl Preference {
         }
     }
 
-    /// Of KTO: the distance from the reference, at least 0, from second answers of pairs.
+    /// KTO's distance from the reference, at least 0, from second answers of pairs.
     pub fn distance(seconds: impl ExactSizeIterator<Item = Answer>) -> f64 {
         let count = seconds.len().max(1) as f64;
         let gains = seconds.map(|answer| answer.log_probability - answer.reference);
@@ -190,9 +189,8 @@ mod tests {
                     let reference = if kind.has_reference() { reference } else { 0.0 };
                     Answer { log_probability: log_probability + moved, reference, tokens }
                 };
-                let pair = |a: f64, b: f64| {
-                    of.of_pair([answer(first, a), answer(second, b)], 0.2, first == 0)
-                };
+                let pair =
+                    |a: f64, b: f64| of.of_pair([answer(first, a), answer(second, b)], 0.2, first == 0);
                 let (at, step) = (pair(0.0, 0.0), 1e-5);
                 let by_first = (pair(step, 0.0).sums[0] - pair(-step, 0.0).sums[0]) / (2.0 * step);
                 let by_second = (pair(0.0, step).sums[0] - pair(0.0, -step).sums[0]) / (2.0 * step);

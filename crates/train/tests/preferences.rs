@@ -13,7 +13,9 @@ use phalanx_train::{Rank, RunConfig};
 
 use crate::decoders::config;
 use crate::mesh::F32;
-use crate::rig::{self, Checkpoints, LEFT_OUT, Ran, Steps, assert_same_run, assert_same_state, pairs, same_bits};
+use crate::rig::{
+    self, Checkpoints, LEFT_OUT, Ran, Steps, assert_same_run, assert_same_state, pairs, same_bits,
+};
 
 type Change = fn(&mut RunConfig);
 
@@ -94,7 +96,8 @@ fn twenty_steps_of_adamw_as_in_trl() {
             let what = format!("{name}, {mesh:?}, stage {zero}");
             let near = |tensor: &str, got: &[f32]| {
                 let allowed = TIMES_PYTORCH * golden(name, &format!("error.{tensor}"))[0];
-                let worst = pairs(got, &golden(name, tensor)).map(|(a, b)| (a - b).abs()).fold(0f32, f32::max);
+                let worst =
+                    pairs(got, &golden(name, tensor)).map(|(a, b)| (a - b).abs()).fold(0f32, f32::max);
                 // Also fails for NaN.
                 assert!(worst <= allowed, "{what}: {tensor} off by {worst:e}, allowed {allowed:e}");
             };

@@ -83,7 +83,8 @@ fn cached_logits_are_those_of_the_whole_context_bit_for_bit() {
 #[test]
 fn texts_that_begin_alike_share_a_cache() {
     let generator = generator(40, 2, 32, DType::F32);
-    let text = |seed: u32, length: u32| (0..length).map(|i| (i * i + seed * i + 3) % 61).collect::<Vec<u32>>();
+    let text =
+        |seed: u32, length: u32| (0..length).map(|i| (i * i + seed * i + 3) % 61).collect::<Vec<u32>>();
     let mut growing = generator.growing(12, 3);
     let first = text(5, 9);
     let turn = [&first[..], &text(2, 7)].concat();

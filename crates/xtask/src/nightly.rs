@@ -47,7 +47,16 @@ const STEPS: [Step; 15] = [
     (
         "fine-tuning",
         &[],
-        &["test", "--workspace", "--test", "program", "--", "fine_tuning::", "--nocapture", "--test-threads=1"],
+        &[
+            "test",
+            "--workspace",
+            "--test",
+            "program",
+            "--",
+            "fine_tuning::",
+            "--nocapture",
+            "--test-threads=1",
+        ],
     ),
     ("simulated", &[("PHALANX_TEST_SWEEPS", "whole")], &["xtask", "simulated", "--seeds", "2"]),
     ("simulated-seeds", &[], &["xtask", "simulated", "--seeds", "20", "--short"]),

@@ -20,8 +20,7 @@ const ALL: AttentionForm = AttentionForm { windowed: true, capped: true, ..GROUP
 
 /// The programs of `kernels/table`: all kernels, in the types and sizes that training uses.
 pub fn of_tables() -> Vec<Program> {
-    let mut all =
-        [Source::ElementwiseF64, Source::NormF64, Source::Preference].map(Program::of_f64).to_vec();
+    let mut all = [Source::ElementwiseF64, Source::NormF64, Source::Preference].map(Program::of_f64).to_vec();
     all.push(Program::sum_of_f64_parts());
     all.extend(FLOATS.map(|element| Program::of(Source::SumParts, element)));
     for element in FLOATS {

@@ -222,8 +222,7 @@ fn in_parts<T: Send>(
         let share = together.len().div_ceil(threads.get());
         let encoded: Vec<Result<Vec<T>>> = std::thread::scope(|scope| {
             let parts = together.clone().step_by(share).map(|first| first..together.end.min(first + share));
-            let started: Vec<_> =
-                parts.map(|part| scope.spawn(move || part.map(encode).collect())).collect();
+            let started: Vec<_> = parts.map(|part| scope.spawn(move || part.map(encode).collect())).collect();
             started
                 .into_iter()
                 .map(|thread| thread.join().expect("an encoder that panics ends the program"))

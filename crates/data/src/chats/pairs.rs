@@ -84,7 +84,10 @@ impl Preferred {
 type Answers = Vec<(Value, &'static str)>;
 
 /// What two answers begin with, as their prompt, and what follows it in each.
-fn parted(chosen: (Value, &'static str), rejected: (Value, &'static str)) -> Result<(Value, Answers), String> {
+fn parted(
+    chosen: (Value, &'static str),
+    rejected: (Value, &'static str),
+) -> Result<(Value, Answers), String> {
     let same = "\"chosen\" and \"rejected\" are the same, or one is the beginning of the other: no answer is left in it";
     if let (Some(one), Some(other)) = (chosen.0.as_str(), rejected.0.as_str()) {
         let differs = one.char_indices().zip(other.chars()).find(|((_, a), b)| a != b);

@@ -4,9 +4,9 @@ use std::path::{Path, PathBuf};
 
 use minijinja::Value;
 
+use super::Chat;
 use super::formats::ChatFormat;
 use super::pairs::{PairKind, Preferred};
-use super::Chat;
 use crate::{DataError, Result};
 
 /// Largest file, which is read whole.

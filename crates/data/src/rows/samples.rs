@@ -175,7 +175,10 @@ impl RowSamples {
         trained.sort_unstable();
         by_place.sort_unstable();
         [trained, by_place].map(|units| {
-            units.into_iter().flat_map(|unit| (0..each as u32).map(move |row| unit * each as u32 + row)).collect()
+            units
+                .into_iter()
+                .flat_map(|unit| (0..each as u32).map(move |row| unit * each as u32 + row))
+                .collect()
         })
     }
 

@@ -353,7 +353,8 @@ fn packed_chats_come_back_from_the_token_file() {
         let packed = PackedChats::encode(&files, &encoder, (seq, one_each), 3, &mut |_| {}).unwrap();
         let alone = PackedChats::encode(&files, &encoder, (seq, one_each), 1, &mut |_| {}).unwrap();
         let path = dir.path().join("tokens.bin");
-        let written = PackedChats::write(&path, &tokenizer, RowKind::Chats, [Some(&packed), Some(&alone)]).unwrap();
+        let written =
+            PackedChats::write(&path, &tokenizer, RowKind::Chats, [Some(&packed), Some(&alone)]).unwrap();
         assert_eq!(written.documents, 80);
         let order = RowOrder { order: SampleOrder::Sequential, seed: 1, held_out: 0.0 };
         let rows = RowSamples::open(RowKind::Chats, Tokens::open(&path).unwrap(), seq, order).unwrap();

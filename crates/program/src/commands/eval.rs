@@ -45,7 +45,11 @@ pub fn eval(args: &EvalArgs, environment: Environment) -> Result<()> {
     for (number, (ids, trained)) in texts.iter().enumerate() {
         if Instant::now() >= line_due {
             line_due = Instant::now() + LINE_EVERY;
-            let so_far = if targets > 0 { format!(", loss {:.4} so far", sum / targets as f64) } else { String::new() };
+            let so_far = if targets > 0 {
+                format!(", loss {:.4} so far", sum / targets as f64)
+            } else {
+                String::new()
+            };
             output::note(&format!("{number} of {}{so_far}", report::plural(texts.len(), what)));
         }
         continuation::check_prompt(ids, model.vocab(), &tokenizer)?;

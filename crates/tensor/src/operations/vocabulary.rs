@@ -217,7 +217,8 @@ impl Describe for VocabularyLoss<'_> {
 
     /// The loss needs the statistics of all classes; derivatives stay where their classes are.
     fn follow(&self, recorder: &Recorder, site: Site) {
-        let VocabularyLoss { statistics, targets, exponentials, weights, losses, loss, accumulate, .. } = self;
+        let VocabularyLoss { statistics, targets, exponentials, weights, losses, loss, accumulate, .. } =
+            self;
         let sum = result("loss", "", loss, *accumulate);
         let sum = Rule {
             op: Self::NAME,
@@ -270,7 +271,11 @@ impl Describe for PreferenceLoss<'_> {
         assert!(sequences > 0 && sequences.is_multiple_of(2), "{sequences} sequences are no pairs");
         let kl_pairs = preference.kl_pairs;
         assert!(kl_pairs > 0 && (sequences / 2).is_multiple_of(kl_pairs), "{preference:?} of {targets:?}");
-        assert_eq!((losses.elements(), weights.elements()), (sequences * seq, sequences * seq), "{targets:?}");
+        assert_eq!(
+            (losses.elements(), weights.elements()),
+            (sequences * seq, sequences * seq),
+            "{targets:?}"
+        );
         assert_eq!(references.dims(), [sequences, 2], "{targets:?}");
         assert_eq!(sums.elements(), PREFERENCE_SUMS + sequences, "{sums:?} of {targets:?}");
         same(&[DType::F32, losses.dtype(), references.dtype(), weights.dtype(), sums.dtype()]);

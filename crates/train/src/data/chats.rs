@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use phalanx_data::{
-    ChatEncoder, ChatFiles, ChatFormat, ChatLengths, DataError, Day, PackedChats, PairKind, RowKind, Tokenizer,
-    named_template, token_paths,
+    ChatEncoder, ChatFiles, ChatFormat, ChatLengths, DataError, Day, PackedChats, PairKind, RowKind,
+    Tokenizer, named_template, token_paths,
 };
 
 use crate::config::{DataConfig, Pack, Paths, PreferenceWord, RunConfig};
@@ -145,7 +145,9 @@ impl Chats {
 /// Lines about the chats under a key: formats and lengths, what was cut, how full the rows are, what is text in them.
 fn describe(packed: &PackedChats, (key, kind): (&str, RowKind), seq: usize) -> Vec<String> {
     let (chats, out) = match kind {
-        RowKind::Pairs => ("answers with their prompts", "pairs have an answer without a token in what is left"),
+        RowKind::Pairs => {
+            ("answers with their prompts", "pairs have an answer without a token in what is left")
+        }
         _ => ("chats", "have no token to train in what is left"),
     };
     let ChatLengths { formats, tokens, left_out, joined, used: [used, trained], spelled, unread } =

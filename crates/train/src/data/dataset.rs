@@ -34,7 +34,7 @@ pub struct Dataset {
     evaluated_tokens: Option<Tokens>,
     /// Numbers of tokens of the training part and of the validation part; of rows, if samples are rows.
     parts: (usize, usize),
-    /// Of answers that are compared with those of a reference: their log-probabilities under it.
+    /// Log-probabilities of answers under the reference with which they are compared.
     references: OnceLock<Vec<f32>>,
 }
 
@@ -211,7 +211,13 @@ impl Dataset {
             let [trained, held_out] = rows.counts();
             let samples = Samples::Rows(rows, evaluated_rows(held_out, config));
             let parts = (trained, held_out);
-            return Ok(Dataset { samples, tokens, evaluated_tokens: None, parts, references: OnceLock::new() });
+            return Ok(Dataset {
+                samples,
+                tokens,
+                evaluated_tokens: None,
+                parts,
+                references: OnceLock::new(),
+            });
         }
         let limit = config.model.vocab.unwrap_or(usize::MAX);
         let [tokens, evaluated_tokens] =

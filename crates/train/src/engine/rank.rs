@@ -288,7 +288,8 @@ impl Rank {
         let mut numbers = vec![0.0; before.len()];
         self.device.download(losses.view(), &mut numbers)?;
         before.iter_mut().zip(numbers).for_each(|(sum, loss)| *sum += loss);
-        let sum = |index: usize| before[index..].iter().step_by(places.width).copied().map(f64::from).sum::<f64>();
+        let sum =
+            |index: usize| before[index..].iter().step_by(places.width).copied().map(f64::from).sum::<f64>();
         Ok((0..places.sums).map(|index| sum(index) as f32).collect())
     }
 

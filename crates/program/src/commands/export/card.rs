@@ -18,7 +18,12 @@ pub enum CardOf {
 }
 
 /// The card, unless the folder has a file of this name, which stays.
-pub fn card(of: CardOf, checkpoint: &Checkpoint, out: &Path, found: &FolderNames) -> Option<(String, String)> {
+pub fn card(
+    of: CardOf,
+    checkpoint: &Checkpoint,
+    out: &Path,
+    found: &FolderNames,
+) -> Option<(String, String)> {
     let is_free = !found.others.iter().any(|name| name == CARD);
     is_free.then(|| (CARD.to_string(), text(of, checkpoint, out)))
 }
@@ -27,7 +32,8 @@ fn text(of: CardOf, checkpoint: &Checkpoint, out: &Path) -> String {
     let config = &checkpoint.state()["config"];
     let given = |table: &str, key: &str| config.get(table)?.get(key).filter(|value| !value.is_null());
     let shown = |table: &str, key: &str| given(table, key).map_or(String::new(), plain);
-    let name = |path: &Path| path.file_name().map_or(String::new(), |name| name.to_string_lossy().into_owned());
+    let name =
+        |path: &Path| path.file_name().map_or(String::new(), |name| name.to_string_lossy().into_owned());
     let (library, what) = match of {
         CardOf::Model => ("transformers", "model"),
         CardOf::Adapter => ("peft", "adapter"),
@@ -42,10 +48,7 @@ fn text(of: CardOf, checkpoint: &Checkpoint, out: &Path) -> String {
         ("started from", base),
         ("data", data.join("; ")),
         ("steps", checkpoint.step().to_string()),
-        (
-            "sequences a step",
-            format!("{} of {} tokens", shown("batch", "global"), shown("model", "seq")),
-        ),
+        ("sequences a step", format!("{} of {} tokens", shown("batch", "global"), shown("model", "seq"))),
         ("optimizer", format!("{}, learning rate {}", shown("optimizer", "kind"), shown("optimizer", "lr"))),
         ("computed in", shown("precision", "compute")),
     ];

@@ -42,10 +42,13 @@ fn found(beside: &Path, folder: Option<&Entry>, names: &Entry) -> Result<Vec<tom
     let folder = folder.map_or_else(|| "data".to_string(), |entry| entry.value.word());
     let places = [PathBuf::from(&folder), beside.join(&folder), beside.to_path_buf()];
     let info = places.iter().find(|place| place.join(INFO).is_file());
-    let info = info.ok_or_else(|| format!("the files of these names are in a {INFO}, and there is none in {folder} or beside this file"))?;
+    let info = info.ok_or_else(|| {
+        format!("the files of these names are in a {INFO}, and there is none in {folder} or beside this file")
+    })?;
     let path = info.join(INFO);
     let refuse = |reason: String| format!("{}: {reason}", path.display());
-    let text = phalanx_system::files::read_text(&path, INFO_BYTES).map_err(|error| refuse(error.to_string()))?;
+    let text =
+        phalanx_system::files::read_text(&path, INFO_BYTES).map_err(|error| refuse(error.to_string()))?;
     let all: serde_json::Value = serde_json::from_str(&text).map_err(|error| refuse(error.to_string()))?;
     let words = names.value.word();
     let one = |name: &str| {
