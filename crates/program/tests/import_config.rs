@@ -155,6 +155,24 @@ fn yaml_of_axolotl_and_llama_factory_is_translated() {
         "sft.yaml:4: template = \"qwen\" is refused",
     ];
     home.run(&["import-config", "sft.yaml"]).refused(&refused);
+    home.write("sft.yaml", factory.replace("stage: pt", "stage: sft\ntemplate: llama3\nmask_history: true"));
+    let all = rows(&home, "sft.yaml", &[]);
+    for (key, value) in [("data.template", "llama3"), ("data.pack", "off"), ("data.train_on", "last-answer")]
+    {
+        assert_eq!(ours(&all, key), value, "{key}");
+    }
+    home.write("rm.yaml", factory.replace("stage: pt", "stage: rm"));
+    home.run(&["import-config", "rm.yaml"]).refused(&["rm.yaml:2: stage = \"rm\" is refused"]);
+    home.write("typo.yaml", factory.replace("save_steps", "save_stepz"));
+    home.run(&["import-config", "typo.yaml"])
+        .refused(&["typo.yaml:14: save_stepz is no key of LLaMA-Factory", "did you mean save_steps?"]);
+    home.run(&["import-config", "text.txt"]).refused(&["give --from"]);
+    home.run(&["import-config", "none.json"]).refused(&["cannot read", "none.json"]);
+}
+
+#[test]
+fn data_sets_of_llama_factory_are_found_by_their_names() {
+    let (home, factory) = (Home::new(), LLAMA_FACTORY);
     let sets = serde_json::json!({
         "own": {"file_name": "own.json"},
         "turns": {"file_name": "turns.jsonl", "formatting": "sharegpt", "columns": {"messages": "messages", "tools": "tools"}},
@@ -180,19 +198,6 @@ fn yaml_of_axolotl_and_llama_factory_is_translated() {
         home.write("sets.yaml", with(names));
         home.run(&["import-config", "sets.yaml"]).refused(&["dataset_info.json", part]);
     }
-    home.write("sft.yaml", factory.replace("stage: pt", "stage: sft\ntemplate: llama3\nmask_history: true"));
-    let all = rows(&home, "sft.yaml", &[]);
-    for (key, value) in [("data.template", "llama3"), ("data.pack", "off"), ("data.train_on", "last-answer")]
-    {
-        assert_eq!(ours(&all, key), value, "{key}");
-    }
-    home.write("rm.yaml", factory.replace("stage: pt", "stage: rm"));
-    home.run(&["import-config", "rm.yaml"]).refused(&["rm.yaml:2: stage = \"rm\" is refused"]);
-    home.write("typo.yaml", factory.replace("save_steps", "save_stepz"));
-    home.run(&["import-config", "typo.yaml"])
-        .refused(&["typo.yaml:14: save_stepz is no key of LLaMA-Factory", "did you mean save_steps?"]);
-    home.run(&["import-config", "text.txt"]).refused(&["give --from"]);
-    home.run(&["import-config", "none.json"]).refused(&["cannot read", "none.json"]);
 }
 
 #[test]

@@ -46,7 +46,7 @@ fn home() -> Home {
     };
     home.write("pairs.jsonl", lines((0..40).map(pair)));
     let labelled = |number: usize| {
-        let is_good = number % 3 > 0;
+        let is_good = !number.is_multiple_of(3);
         json!({"prompt": format!("{number}? "), "completion": if is_good { "yes" } else { "no" }, "label": is_good})
     };
     home.write("labelled.jsonl", lines((0..40).map(labelled)));

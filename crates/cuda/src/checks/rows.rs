@@ -303,10 +303,12 @@ pub(super) fn losses_of_preferences(bench: &Bench) {
                 let (sequences, rows) = (2 * pairs, 2 * pairs * seq);
                 // Losses of tokens are above 0; some tokens are none of the answer, and one pair has none.
                 let losses: Vec<f32> = (0..rows).map(|row| 0.05 + (row % 7) as f32 * 0.1).collect();
-                let target = |row: usize| if row % 3 == 0 || row < seq { IGNORED } else { row as u32 };
+                let target =
+                    |row: usize| if row.is_multiple_of(3) || row < seq { IGNORED } else { row as u32 };
                 let targets = ids(device, &(0..rows).map(target).collect::<Vec<_>>());
-                let reference =
-                    |at: usize| if at % 2 == 0 { -0.2 * (seq + at) as f32 } else { (at % 4 / 2) as f32 };
+                let reference = |at: usize| {
+                    if at.is_multiple_of(2) { -0.2 * (seq + at) as f32 } else { (at % 4 / 2) as f32 }
+                };
                 let references: Vec<f32> = (0..2 * sequences).map(reference).collect();
                 let losses = tensor(device, DType::F32, &[rows], &losses);
                 let references = tensor(device, DType::F32, &[sequences, 2], &references);
