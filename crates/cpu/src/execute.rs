@@ -10,8 +10,8 @@ use crate::attention_extents::Extents;
 use crate::cross_entropy::{LossRows, Targets};
 use crate::{
     Cpu, adamw, attention, attention_backward, bias, blocks, cross_entropy, dropout, elementwise, embedding,
-    embedding_backward, gated, gelu, images, layer_norm, magnitudes, matmul, non_finite, norm, preference, rotary,
-    sgd, tanh,
+    embedding_backward, gated, gelu, images, layer_norm, magnitudes, matmul, non_finite, norm, preference,
+    rotary, sgd, tanh,
 };
 
 impl Kernels for Cpu {

@@ -62,8 +62,8 @@ pub use immediate::Immediate;
 pub use kind::Kind;
 pub use links::Links;
 pub use operations::{
-    AdamWUpdate, LayerNorm, LayerNormBackward, NormSums, OwnOperation, PreferenceLoss, Rescale, RescaleGradient, SgdUpdate,
-    VocabularyLoss, VocabularyStatistics,
+    AdamWUpdate, LayerNorm, LayerNormBackward, NormSums, OwnOperation, PreferenceLoss, Rescale,
+    RescaleGradient, SgdUpdate, VocabularyLoss, VocabularyStatistics,
 };
 pub use phalanx_plan::trace::{Category, DType, Memory};
 pub use preference::{Preference, PreferenceKind};

@@ -30,7 +30,7 @@ impl Group {
 }
 
 /// All groups.
-pub const GROUPS: [Group; 21] = [
+pub const GROUPS: [Group; 22] = [
     Group { name: "convert, add", run: elementwise::conversions_and_sums },
     Group { name: "dequantise", run: elementwise::blocks },
     Group { name: "fill, copy, scaled", run: elementwise::fill_copy_and_f64 },

@@ -6,7 +6,8 @@ use phalanx_tensor::arguments::{
 use phalanx_tensor::preference::PREFERENCE_SUMS;
 use phalanx_tensor::{
     Category, DType, Device, LayerNorm, LayerNormBackward, NormSums, Preference, PreferenceKind,
-    PreferenceLoss, Rescale, RescaleGradient, RowNorm, Tensor, VocabularyLoss, VocabularyStatistics, WholeSums,
+    PreferenceLoss, Rescale, RescaleGradient, RowNorm, Tensor, VocabularyLoss, VocabularyStatistics,
+    WholeSums,
 };
 
 use super::bench::{Bench, FLOATS, ids, random, read, tensor, tolerance};

@@ -54,17 +54,17 @@ fn products() {
 
 #[test]
 fn operations_on_rows() {
-    check(12..16);
+    check(12..18);
 }
 
 #[test]
 fn attention() {
-    check(16..19);
+    check(18..21);
 }
 
 #[test]
 fn images() {
-    check(19..GROUPS.len());
+    check(21..GROUPS.len());
 }
 
 #[test]
