@@ -176,7 +176,7 @@ impl<'a> Stepper<'a> {
     pub fn new(setup: &'a RankSetup<'a>, plan: &RunPlan, seed: u64, device: Device) -> Result<Stepper<'a>> {
         let spec = plan.spec.clone();
         let groups = Groups::new(&setup.source, &spec);
-        let mut engine = Rank::new(device, groups, &spec, &plan.of(setup.rank).orders)?;
+        let mut engine = Rank::new(device, groups, &spec)?;
         engine.initialise(seed)?;
         let batch = Batch::with_rows(spec.batch.micro_batch_size * spec.batch.micro_batches, spec.batch.seq);
         let page_faults = (setup.page_faults)().map(|_| [0, 0]);

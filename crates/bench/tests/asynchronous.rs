@@ -401,9 +401,7 @@ fn a_synchronous_run_goes_on_from_a_checkpoint_and_back() {
     let mut alone = config.clone();
     (alone.parallel.data, alone.parallel.updates) = (Some(1), Updates::Synchronous);
     let of = spec(&model, &alone);
-    let mut rank =
-        Rank::new(Device::new(Cpu::new(1), Arena::heap()), Groups::alone(&of), &of, &BTreeMap::new())
-            .unwrap();
+    let mut rank = Rank::new(Device::new(Cpu::new(1), Arena::heap()), Groups::alone(&of), &of).unwrap();
     rank.restore(&checkpoint).unwrap();
     assert_same_state("restored", &golden::run_synchronous(&mut rank, 10, &[]).state, &saved);
     let steps = golden_steps();

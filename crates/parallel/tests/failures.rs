@@ -1,7 +1,6 @@
 //! A rank ends the job while others are inside a layer: on every rank, forward or backward of the stage returns the
 //! collective's error. No rank panics or hangs.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -109,7 +108,7 @@ fn stage(device: &Device, tensor: &TensorParallel) -> Stage {
     };
     let solo: Arc<dyn Group> = Arc::new(Solo::new("data"));
     let inputs = BlockInputs::new(InputOptions::ON_DEVICE, &solo);
-    let mut zero = Zero::new(device, solo, &network, held, (&options, arithmetic), &BTreeMap::new());
+    let mut zero = Zero::new(device, solo, &network, held, (&options, arithmetic));
     zero.begin(PhaseName::Step);
     Stage { index: 0, network, zero, tied: Vec::new(), inputs }
 }

@@ -49,7 +49,7 @@ pub use expand::{AbridgedPhase, expand};
 pub use machine::{CollectiveRate, Machine, TransferRate};
 pub use memory::{MemoryError, MemoryPlan, PhasePlan, plan_memory, plan_memory_of};
 pub use mesh::{Coordinates, Mesh, MeshError};
-pub use order::{Lookahead, use_order, uses_before_peak};
+pub use order::{Lookahead, uses_before_peak};
 pub use packing::{ALIGN, DISK_ALIGN};
 pub use partial_sums::PartialSums;
 pub use peak::{Peak, PeakMeter};

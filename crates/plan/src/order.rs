@@ -1,4 +1,4 @@
-//! Which chunk is needed next: the order of uses, known from the trace before the first step.
+//! Which chunk is needed next: the order of uses, known from the schedule before the first step.
 //!
 //! Prefetch asks for the next few distinct chunks; eviction asks for the next use of a chunk and drops
 //! the one whose next use is farthest, which is optimal (Belady, "A study of replacement algorithms
@@ -8,11 +8,6 @@
 use std::collections::BTreeMap;
 
 use crate::trace::{Event, Memory, PhaseName, Trace};
-
-/// Chunks in the order in which blocks use them, one entry per use; empty if there is no such phase.
-pub fn use_order(trace: &Trace, phase: PhaseName) -> Vec<u32> {
-    trace.phase(phase).map(|p| p.uses().collect()).unwrap_or_default()
-}
 
 /// Number of uses of chunks in a phase before device memory is fullest.
 pub fn uses_before_peak(trace: &Trace, phase: PhaseName) -> usize {

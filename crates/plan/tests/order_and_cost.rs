@@ -5,17 +5,8 @@ use std::sync::Arc;
 use crate::generator::Generator;
 use phalanx_plan::trace::{
     Bytes, Collective, CollectiveOp, DType, Event, Memory, Phase, PhaseName, Placements, Rate, Site, Stream,
-    Trace,
 };
-use phalanx_plan::{Cost, Lookahead, Precision, ZeroStage, textbook, use_order};
-
-#[test]
-fn the_order_of_a_phase_is_read_from_the_trace() {
-    let events = [3, 1, 1, 3].map(|chunk| Event::Use { chunk }).to_vec();
-    let trace = Trace { rank: 0, phases: vec![Phase { name: PhaseName::Step, events }], faults: Vec::new() };
-    assert_eq!(use_order(&trace, PhaseName::Step), [3, 1, 1, 3]);
-    assert!(use_order(&trace, PhaseName::Save).is_empty());
-}
+use phalanx_plan::{Cost, Lookahead, Precision, ZeroStage, textbook};
 
 #[test]
 fn forward_and_backward_look_ahead() {

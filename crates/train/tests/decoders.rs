@@ -10,7 +10,6 @@ use phalanx_tensor::Device;
 use phalanx_testing::planted::{FaultKind, Planted, PlantedFault, sites};
 use phalanx_testing::sweeps;
 use phalanx_train::config::{Checkpointing as Recomputed, CheckpointingWord, Chunk, Float};
-use phalanx_train::planning::Orders;
 use phalanx_train::{Groups, Rank, RunConfig, RunPlan, Spec};
 
 use crate::mesh::F32;
@@ -198,12 +197,12 @@ fn a_sum_of_terms_that_is_left_out_is_named() {
     ] {
         let mut config = config([1, 1, 4], 1);
         config.model.frozen = frozen.iter().map(|pattern| pattern.to_string()).collect();
-        let make = |device: Device, groups: Groups, spec: &Spec, orders: &Orders| {
+        let make = |device: Device, groups: Groups, spec: &Spec| {
             let fault = PlantedFault { site, kind: FaultKind::Dropped };
             let tensor = Planted::around(Arc::clone(&groups.tensor), fault, &device, &groups.data);
             let groups = Groups { tensor, ..groups };
             let network = spec.network(&groups.tensor);
-            Rank::with_network(device, groups, spec, network, orders)
+            Rank::with_network(device, groups, spec, network)
         };
         let error = RunPlan::with_ranks(rig::spec(&decoder(arch, 2), &config), &make).map(drop);
         let error = error.unwrap_err().to_string();

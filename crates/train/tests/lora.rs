@@ -16,7 +16,6 @@ use phalanx_testing::sweeps;
 use phalanx_train::config::{
     Checkpointing, CheckpointingWord, Float, LoraConfig, LoraInit, Reduce, Targets, Tier,
 };
-use phalanx_train::planning::Orders;
 use phalanx_train::state::{Kept, PARAMETERS};
 use phalanx_train::weights::Weights;
 use phalanx_train::{Groups, Rank, RunConfig, RunError, RunPlan, Spec};
@@ -405,12 +404,12 @@ fn a_sum_of_terms_that_is_left_out_is_named() {
         let mut config = config([1, 1, 2], 1);
         config.lora =
             LoraConfig { rank: Some(2), targets: Targets::One(targets.into()), ..LoraConfig::default() };
-        let make = |device: Device, groups: Groups, spec: &Spec, orders: &Orders| {
+        let make = |device: Device, groups: Groups, spec: &Spec| {
             let fault = PlantedFault { site: sites::PARTIAL_SUM, kind: FaultKind::Dropped };
             let tensor = Planted::around(Arc::clone(&groups.tensor), fault, &device, &groups.data);
             let groups = Groups { tensor, ..groups };
             let network = spec.network(&groups.tensor);
-            Rank::with_network(device, groups, spec, network, orders)
+            Rank::with_network(device, groups, spec, network)
         };
         let error = RunPlan::with_ranks(rig::spec(&decoder("llama", 4), &config), &make).map(drop);
         let error = error.unwrap_err().to_string();

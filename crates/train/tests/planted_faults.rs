@@ -16,7 +16,6 @@ use phalanx_testing::planted::FaultKind::{BiasedTerms, Doubled, Dropped, OtherGr
 use phalanx_testing::planted::sites::*;
 use phalanx_testing::planted::{FaultKind, Planted, PlantedFault, Renumbered};
 use phalanx_testing::sweeps;
-use phalanx_train::planning::Orders;
 use phalanx_train::{Groups, Rank, RunConfig, RunPlan, Spec};
 
 /// A planted fault.
@@ -126,10 +125,10 @@ impl Plant {
     }
 
     fn plan(self, spec: Spec) -> Result<RunPlan, String> {
-        let make = |device: Device, groups: Groups, spec: &Spec, orders: &Orders| {
+        let make = |device: Device, groups: Groups, spec: &Spec| {
             let groups = self.groups(&device, spec, groups);
             let network = self.network(spec, &groups);
-            Rank::with_network(device, groups, spec, network, orders)
+            Rank::with_network(device, groups, spec, network)
         };
         RunPlan::with_ranks(self.spec(spec), &make).map_err(|error| error.to_string())
     }

@@ -1,7 +1,5 @@
 //! Results of the synchronous engine for the golden run on one rank, for tests of other strategies.
 
-use std::collections::BTreeMap;
-
 use phalanx_checkpoint::HuggingFaceDir;
 use phalanx_cpu::Cpu;
 use phalanx_models::Gpt2;
@@ -38,7 +36,7 @@ pub struct Synchronous {
 pub fn synchronous(model: &Gpt2, config: &RunConfig, steps: &[Vec<Vec<u32>>]) -> Synchronous {
     let spec = spec(model, config);
     let device = Device::new(Cpu::new(1), Arena::heap());
-    let mut rank = Rank::new(device, Groups::alone(&spec), &spec, &BTreeMap::new()).unwrap();
+    let mut rank = Rank::new(device, Groups::alone(&spec), &spec).unwrap();
     rank.import(&weights()).unwrap();
     run_synchronous(&mut rank, 0, steps)
 }

@@ -55,6 +55,7 @@ use std::sync::Arc;
 use phalanx_collectives::{CollectiveError, Group};
 use phalanx_layers::{Network, Parameter, Share};
 use phalanx_optim::{Optimizer, RatesByName};
+use phalanx_plan::program::BlockRun;
 use phalanx_plan::trace::PhaseName;
 use phalanx_plan::{ChunkLayout, Precision, ZeroStage};
 use phalanx_tensor::{DType, Device, Shape, View};
@@ -274,15 +275,13 @@ pub struct Zero {
 }
 
 impl Zero {
-    /// Allocates what this rank stores. `orders` lists the chunks that each phase uses, in order, as the dry run
-    /// recorded them; nothing is prefetched in a phase without an order. `group` is the data axis.
+    /// Allocates what this rank stores. Nothing is prefetched in a phase before [`Zero::expect`]. `group` is the data axis.
     pub fn new(
         device: &Device,
         group: Arc<dyn Group>,
         network: &Network,
         held: Holding,
         (options, arithmetic): (&Options, Arithmetic),
-        orders: &BTreeMap<PhaseName, Vec<u32>>,
     ) -> Zero {
         let Holding { stage, layout, answers, tied, first_chunk, is_updated } = held;
         let Arithmetic { precision, micro_batches, sums_by_tree: _, optimizer, rates } = arithmetic;
@@ -320,11 +319,6 @@ impl Zero {
         let delayed =
             options.delayed_update.then(|| Delayed::new(device, &map, (&rules, &states), of_delayed));
         let squares = Squares::new(device, &map);
-        let own = first_chunk as u32..(first_chunk + map.chunk_count()) as u32;
-        let of_own =
-            |order: &Vec<u32>| order.iter().filter(|c| own.contains(c)).map(|c| c - own.start).collect();
-        let prefetch = |order| Prefetch::new(of_own(order), options.prefetch);
-        let orders = orders.iter().map(|(phase, order)| (*phase, prefetch(order))).collect();
         Zero {
             device: device.clone(),
             group,
@@ -341,8 +335,25 @@ impl Zero {
             in_backward: None,
             squares,
             first_chunk,
-            orders,
+            orders: BTreeMap::new(),
         }
+    }
+
+    /// The block runs of this stage in a phase, in order, from which follows when chunks are gathered.
+    pub fn expect(&mut self, phase: PhaseName, runs: impl Iterator<Item = BlockRun>) {
+        let order = self.uses(runs).map(|c| c as u32).collect();
+        self.orders.insert(phase, Prefetch::new(order, self.options.prefetch));
+    }
+
+    /// The chunks that block runs of this stage read, in order.
+    pub fn uses(&self, runs: impl Iterator<Item = BlockRun>) -> impl Iterator<Item = usize> {
+        runs.filter(|run| run.pass.reads_parameters())
+            .flat_map(|run| self.map.chunks[run.block].iter().copied())
+    }
+
+    /// Number of the first chunk among those of all stages of this rank.
+    pub fn first_chunk(&self) -> usize {
+        self.first_chunk
     }
 
     /// Ranks of the data axis.

@@ -1,6 +1,6 @@
 //! When chunks are gathered, and how long they are kept.
 //!
-//! The dry run recorded the order in which blocks use chunks, so nothing is guessed or learned while the run goes on.
+//! The schedule says in which order blocks use chunks, so nothing is guessed or learned while the run goes on.
 //! A chunk is gathered `depth` distinct chunks before its use, and kept while it is among the next `depth` to be used.
 
 use phalanx_plan::Lookahead;

@@ -3,8 +3,10 @@
 use std::ops::Range;
 
 use crate::pipeline::Step;
-use crate::trace::{DType, Memory};
+use crate::trace::{DType, Memory, PhaseName};
 use crate::zero::{Precision, ZeroStage};
+
+use super::demand::{BlockRun, StageBlocks, block_runs};
 
 /// The stages of one rank, its schedule and its policies.
 #[derive(Clone, Debug)]
@@ -214,7 +216,27 @@ impl Policies {
     }
 }
 
+impl RankChunks {
+    /// The block runs of a phase, in order. Phases that compute nothing have none.
+    pub fn demand(&self, phase: PhaseName) -> Vec<BlockRun> {
+        let stages: Vec<StageBlocks> = self.stages.iter().map(StageChunks::blocks).collect();
+        match phase {
+            // Within backward, updates have used up what a diagnosis would look at.
+            PhaseName::Diagnose if self.policies.in_backward => Vec::new(),
+            PhaseName::Step | PhaseName::Diagnose => block_runs(&self.step, &stages, true),
+            PhaseName::Evaluate => block_runs(&self.evaluation, &stages, false),
+            _ => Vec::new(),
+        }
+    }
+}
+
 impl StageChunks {
+    /// Its blocks.
+    pub fn blocks(&self) -> StageBlocks {
+        let blocks = self.uses.len() - usize::from(self.has_head);
+        StageBlocks { index: self.index, blocks, has_head: self.has_head, lowest: self.lowest }
+    }
+
     /// The chunks of trained parameters that a block uses.
     pub fn written(&self, block: usize) -> impl Iterator<Item = usize> + '_ {
         self.uses[block].iter().copied().filter(|chunk| *chunk < self.trained)

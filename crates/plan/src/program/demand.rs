@@ -1,9 +1,6 @@
 //! Demand of a phase, without any movement: which block runs which pass of which micro-batch.
 
 use crate::pipeline::{Action, Kind, Step};
-use crate::trace::PhaseName;
-
-use super::chunks::{RankChunks, StageChunks};
 
 /// A pass of a block over a micro-batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -56,44 +53,52 @@ pub struct BlockRun {
     pub micro_batch: usize,
 }
 
-impl RankChunks {
-    /// The block runs of a phase, in order. Phases that compute nothing have none.
-    pub fn demand(&self, phase: PhaseName) -> Vec<BlockRun> {
-        let (steps, keeps): (&[Step], bool) = match phase {
-            // Within backward, updates have used up what a diagnosis would look at.
-            PhaseName::Diagnose if self.policies.in_backward => (&[], true),
-            PhaseName::Step | PhaseName::Diagnose => (&self.step, true),
-            PhaseName::Evaluate => (&self.evaluation, false),
-            _ => (&[], false),
-        };
-        let mut runs = Vec::new();
-        for step in steps {
-            let Step::Compute(action) = step else { continue };
-            let stage = self.stages.iter().find(|stage| stage.index == action.stage);
-            let stage = stage.expect("every action belongs to a stage of its rank");
-            runs.extend(block_runs(stage, *action, keeps));
-        }
-        runs
-    }
+/// The blocks of a stage, as a schedule runs them.
+#[derive(Clone, Copy, Debug)]
+pub struct StageBlocks {
+    /// Number of the stage.
+    pub index: usize,
+    /// Number of its blocks, without the head.
+    pub blocks: usize,
+    /// True if it has the head, which is then the last block.
+    pub has_head: bool,
+    /// The first block that backward runs, or the number of all.
+    pub lowest: usize,
 }
 
-/// The block runs of an action of the schedule; `keeps`: whether backward may follow.
-fn block_runs(stage: &StageChunks, action: Action, keeps: bool) -> Vec<BlockRun> {
-    let run = |block, pass| BlockRun { stage: stage.index, block, pass, micro_batch: action.micro_batch };
-    let blocks = stage.uses.len() - usize::from(stage.has_head);
-    let head = stage.has_head.then_some(blocks);
-    let is_differentiated = stage.lowest < stage.uses.len();
-    let down = |pass| (stage.lowest..blocks).rev().map(move |block| run(block, pass));
-    // The head has no second part of backward.
-    let first = head.map(|head| run(head, Pass::Backward)).into_iter();
-    match action.kind {
-        Kind::Forward => {
-            let loss = head.filter(|_| !(keeps && is_differentiated));
-            let forward = (0..blocks).map(|block| run(block, Pass::Forward));
-            forward.chain(loss.map(|head| run(head, Pass::Loss))).collect()
+/// The block runs of a rank's steps of a schedule, in order; `keeps`: whether backward may follow forward.
+///
+/// # Panics
+/// For an action of a stage that is not among `stages`.
+pub fn block_runs(steps: &[Step], stages: &[StageBlocks], keeps: bool) -> Vec<BlockRun> {
+    let mut runs = Vec::new();
+    for step in steps {
+        let Step::Compute(action) = step else { continue };
+        let stage = stages.iter().find(|stage| stage.index == action.stage);
+        runs.extend(stage.expect("every action belongs to a stage of its rank").runs(*action, keeps));
+    }
+    runs
+}
+
+impl StageBlocks {
+    /// The block runs of an action of the schedule; `keeps`: whether backward may follow.
+    fn runs(self, action: Action, keeps: bool) -> Vec<BlockRun> {
+        let StageBlocks { index: stage, blocks, has_head, lowest } = self;
+        let run = |block, pass| BlockRun { stage, block, pass, micro_batch: action.micro_batch };
+        let head = has_head.then_some(blocks);
+        let is_differentiated = lowest < blocks + usize::from(has_head);
+        let down = |pass| (lowest..blocks).rev().map(move |block| run(block, pass));
+        // The head has no second part of backward.
+        let first = head.map(|head| run(head, Pass::Backward)).into_iter();
+        match action.kind {
+            Kind::Forward => {
+                let loss = head.filter(|_| !(keeps && is_differentiated));
+                let forward = (0..blocks).map(|block| run(block, Pass::Forward));
+                forward.chain(loss.map(|head| run(head, Pass::Loss))).collect()
+            }
+            Kind::Backward => first.chain(down(Pass::Backward)).collect(),
+            Kind::Input => first.chain(down(Pass::Input)).collect(),
+            Kind::Weight => down(Pass::Weight).collect(),
         }
-        Kind::Backward => first.chain(down(Pass::Backward)).collect(),
-        Kind::Input => first.chain(down(Pass::Input)).collect(),
-        Kind::Weight => down(Pass::Weight).collect(),
     }
 }

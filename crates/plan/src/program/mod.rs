@@ -37,6 +37,6 @@ pub use check::{CheckError, Invariant, MemoryPeaks, check};
 pub use chunks::{
     ChunkSpec, GradientBuffering, GradientPlace, Piece, Policies, RankChunks, StageChunks, Terms, TiedChunks,
 };
-pub use demand::{BlockRun, Pass};
+pub use demand::{BlockRun, Pass, StageBlocks, block_runs};
 pub use list::{BufferSpec, Extent, Program, Role, Stop};
 pub use lower::PHASES;

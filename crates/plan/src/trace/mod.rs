@@ -454,12 +454,4 @@ impl Phase {
         };
         self.events.iter().map(of).sum()
     }
-
-    /// The chunks in the order in which blocks need them.
-    pub fn uses(&self) -> impl Iterator<Item = u32> {
-        self.events.iter().filter_map(|e| match e {
-            Event::Use { chunk } => Some(*chunk),
-            _ => None,
-        })
-    }
 }

@@ -3,7 +3,6 @@
 //! A [`Rank`] is made the same way for the dry run and for training: on `Meta` with groups that only record, or on a
 //! device with groups that communicate. What it allocates in a dry run, in that order, becomes the plan.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use phalanx_collectives::{CollectiveError, Group, Solo};
@@ -12,6 +11,7 @@ use phalanx_optim::{CountedSteps, LossScale, LossScaling, Optimizer};
 use phalanx_parallel::pipeline::Program;
 use phalanx_parallel::zero::{self, Arithmetic, Holding, NotFinite, Residence};
 use phalanx_parallel::{BlockInputs, GradientNorm, InputOptions, Stage, Zero};
+use phalanx_plan::program::{BlockRun, StageBlocks, block_runs};
 use phalanx_plan::trace::{Axis, PhaseName, Placement, Placements};
 use phalanx_plan::{Coordinates, ParameterSize};
 use phalanx_tensor::preference::PREFERENCE_SUMS;
@@ -110,20 +110,21 @@ impl Outline {
     }
 }
 
+/// The block runs of a rank in a phase.
+fn runs_of(stages: &[Stage], program: &Program, phase: PhaseName) -> Vec<BlockRun> {
+    let stages: Vec<StageBlocks> = stages.iter().map(Stage::blocks).collect();
+    block_runs(program.steps(), &stages, phase == PhaseName::Step)
+}
+
 impl Rank {
     /// Allocates everything that stays for the whole run: the phase `init` of the plan.
     ///
     /// # Errors
     /// Devices that cannot be connected, of any rank.
-    pub fn new(
-        device: Device,
-        groups: Groups,
-        spec: &Spec,
-        orders: &BTreeMap<PhaseName, Vec<u32>>,
-    ) -> Result<Rank, CollectiveError> {
+    pub fn new(device: Device, groups: Groups, spec: &Spec) -> Result<Rank, CollectiveError> {
         let groups = groups.on_device(&device);
         let network = spec.network(&groups.tensor);
-        Rank::with_network(device, groups, spec, network, orders)
+        Rank::with_network(device, groups, spec, network)
     }
 
     /// Like [`Rank::new`], with the layers of `network` instead of the model's. They must have the same parameters and
@@ -136,7 +137,6 @@ impl Rank {
         groups: Groups,
         spec: &Spec,
         network: Network,
-        orders: &BTreeMap<PhaseName, Vec<u32>>,
     ) -> Result<Rank, CollectiveError> {
         // The configuration refuses it; a spec can be changed by hand.
         let needs_all = spec.update.clip != 0.0
@@ -148,7 +148,7 @@ impl Rank {
         );
         let groups = groups.on_device(&device);
         let here = device.clone();
-        here.try_phase(PhaseName::Init, || Rank::allocate(device, groups, spec, network, orders, None))
+        here.try_phase(PhaseName::Init, || Rank::allocate(device, groups, spec, network, None))
     }
 
     /// As [`Rank::with_network`], within the phase `init` that the caller has begun. A `replica` holds everything in the memory of
@@ -161,7 +161,6 @@ impl Rank {
         groups: Groups,
         spec: &Spec,
         network: Network,
-        orders: &BTreeMap<PhaseName, Vec<u32>>,
         replica: Option<Replica>,
     ) -> Result<Rank, CollectiveError> {
         let spec = if replica.is_some() { spec.on_one_device() } else { spec.clone() };
@@ -180,13 +179,20 @@ impl Rank {
         let is_updated = replica.is_none_or(|replica| replica.updates);
         let mut stages = Vec::new();
         for own in own {
-            let stage = spec.stage_of(&device, &holders, own, first_chunk, orders, is_updated);
+            let stage = spec.stage_of(&device, &holders, own, first_chunk, is_updated);
             first_chunk += stage.zero.chunks();
             stages.push(stage);
         }
         let norm = GradientNorm::new(&device, outline.parameters.len(), spec.mesh.axes.tensor);
         let count = device.alloc(DType::F32, [1], Category::Workspace, "diagnose.count");
         let [program, evaluation] = spec.pipeline.programs(at.pipeline);
+        for (phase, program) in [(PhaseName::Step, &program), (PhaseName::Evaluate, &evaluation)] {
+            let runs = runs_of(&stages, program, phase);
+            for stage in &mut stages {
+                let index = stage.index;
+                stage.zero.expect(phase, runs.iter().copied().filter(|run| run.stage == index));
+            }
+        }
         Ok(Rank {
             at,
             stages,
@@ -227,6 +233,16 @@ impl Rank {
     /// The optimizer.
     pub fn optimizer(&self) -> &Optimizer {
         &self.spec.update.optimizer
+    }
+
+    /// The chunks that the blocks of this rank read in a step, counted over its stages, in order.
+    pub(crate) fn uses_of_step(&self) -> Vec<u32> {
+        let of_run = |run: BlockRun| {
+            let stage = self.stages.iter().find(|stage| stage.index == run.stage);
+            let zero = &stage.expect("the stage of a run").zero;
+            zero.uses(std::iter::once(run)).map(|c| (zero.first_chunk() + c) as u32)
+        };
+        runs_of(&self.stages, &self.program, PhaseName::Step).into_iter().flat_map(of_run).collect()
     }
 
     /// The stages of this rank, with parameters, gradients and states.
@@ -389,7 +405,6 @@ impl Spec {
         groups: &Groups,
         (index, network): (usize, Network),
         first_chunk: usize,
-        orders: &BTreeMap<PhaseName, Vec<u32>>,
         is_updated: bool,
     ) -> Stage {
         let at = self.mesh.axes.coordinates(groups.world.rank());
@@ -426,7 +441,7 @@ impl Spec {
             rates: &self.update.rates,
         };
         let of_zero = (&self.zero, arithmetic);
-        let zero = Zero::new(device, Arc::clone(&groups.data), &network, held, of_zero, orders);
+        let zero = Zero::new(device, Arc::clone(&groups.data), &network, held, of_zero);
         let inputs = BlockInputs::new(self.inputs, &groups.tensor);
         Stage { index, network, zero, tied, inputs }
     }

@@ -47,14 +47,13 @@ pub(crate) fn on_noticing_threads<T: Send>(
     };
     let prepare = |rank: usize| {
         let own = exact_plan(plan, rank)?;
-        let device = factory.make(&device_request(&plan.spec.device, rank, &own, &Region::anonymous))?;
-        Ok((own, device))
+        factory.make(&device_request(&plan.spec.device, rank, &own, &Region::anonymous))
     };
     check_addressing(factory, plan)?;
     let prepared = (0..endpoints.len()).map(prepare).collect::<std::io::Result<Vec<_>>>()?;
-    let one = |endpoint: Option<Endpoint>, (own, device): (Cow<RankPlan>, Device)| {
+    let one = |endpoint: Option<Endpoint>, device: Device| {
         let source = endpoint.as_ref().map_or(GroupSource::Alone(Isa::detect()), GroupSource::Host);
-        Ok(body(&mut engine(plan, &own, &source, device)?))
+        Ok(body(&mut engine(plan, &source, device)?))
     };
     std::thread::scope(|scope| {
         let one = &one;
@@ -90,7 +89,7 @@ pub fn on_endpoint<T>(
     let map_shared = |bytes| endpoint.arena(bytes);
     let device = factory.make(&device_request(&plan.spec.device, endpoint.rank(), &own, &map_shared))?;
     let source = if ranks > 1 { GroupSource::Host(endpoint) } else { GroupSource::Alone(Isa::detect()) };
-    Ok(body(&mut engine(plan, &own, &source, device)?))
+    Ok(body(&mut engine(plan, &source, device)?))
 }
 
 /// The plan of a rank itself, also where another rank was planned in its place.
@@ -134,7 +133,7 @@ fn check_addressing(factory: &dyn DeviceFactory, plan: &RunPlan) -> std::io::Res
     Err(Error::new(ErrorKind::InvalidInput, text))
 }
 
-fn engine(plan: &RunPlan, own: &RankPlan, source: &GroupSource, device: Device) -> std::io::Result<Rank> {
+fn engine(plan: &RunPlan, source: &GroupSource, device: Device) -> std::io::Result<Rank> {
     let groups = Groups::new(source, &plan.spec);
-    Rank::new(device, groups, &plan.spec, &own.orders).map_err(Error::other)
+    Rank::new(device, groups, &plan.spec).map_err(Error::other)
 }

@@ -174,8 +174,7 @@ pub struct Summary {
 /// The errors of [`drive`].
 pub fn train(job: &Job, place: RankEnvironment, observer: &mut dyn Observer) -> Result<Summary, RunError> {
     let (groups, place) = place.take_groups();
-    let orders = &job.plan.of(groups.world.rank()).orders;
-    let engine = Rank::new(place.device.clone(), groups, &job.plan.spec, orders)?;
+    let engine = Rank::new(place.device.clone(), groups, &job.plan.spec)?;
     drive(job, engine, place, observer)
 }
 

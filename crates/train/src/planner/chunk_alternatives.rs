@@ -5,15 +5,14 @@
 
 use phalanx_plan::trace::{Category, Memory, PhaseName};
 use phalanx_plan::{
-    BLOCK, ChunkBytes, ChunkSize, MemoryError, Search, Traffic, ZeroStage, category_peak, plan_memory_of,
-    traffic,
+    BLOCK, ChunkBytes, ChunkSize, MemoryError, Search, Traffic, category_peak, plan_memory_of, traffic,
 };
 
 use crate::engine::rank::Rank;
 use crate::engine::spec::Spec;
 pub use crate::planner::chunk_choice::Origin;
 use crate::planner::chunk_choice::{Sized, candidates, largest_end};
-use crate::planner::dry_run::{DryRuns, Learned};
+use crate::planner::dry_run::DryRuns;
 
 /// A chunk size with its plan on one rank.
 #[derive(Clone, Debug, PartialEq)]
@@ -66,8 +65,7 @@ impl Sized {
     fn planned(&self, rank: usize, chosen: bool) -> Result<ChunkAlternative, MemoryError> {
         let Sized { spec, chunks, origin } = self;
         let runs = DryRuns { spec, make_rank: &Rank::new, abridges: true };
-        let learned = if spec.zero.stage == ZeroStage::Zero { Learned::nothing() } else { runs.learn(rank) };
-        let trace = runs.trace(rank, &learned);
+        let trace = runs.trace(rank);
         let peak = |memory| plan_memory_of(&trace, memory).map(|plan| plan.arena_bytes);
         let [device, host, disk] = Memory::ALL.map(peak);
         let compute = spec.precision.types.compute;

@@ -17,7 +17,7 @@ use phalanx_plan::{
 
 use crate::engine::parameter_sizes::{reserved, size};
 use crate::engine::spec::Spec;
-use crate::planner::dry_run::{DryRuns, Learned, MakeRank};
+use crate::planner::dry_run::{DryRuns, MakeRank};
 
 /// The peak may exceed the smallest by its hundredth for fewer chunks. Each chunk costs the latency of its collectives in
 /// every step; so little memory seldom decides whether a model fits.
@@ -197,8 +197,7 @@ fn fill(layout: &ChunkLayout, size: u64) -> Option<u64> {
 /// Bytes that a rank needs in its memories; `None` where it has no plan.
 fn planned(spec: &Spec, rank: usize, make_rank: &MakeRank) -> Option<u64> {
     let runs = DryRuns { spec, make_rank, abridges: true };
-    let learned = if spec.zero.stage == ZeroStage::Zero { Learned::nothing() } else { runs.learn(rank) };
-    arena_bytes(&runs.trace(rank, &learned))
+    arena_bytes(&runs.trace(rank))
 }
 
 /// The same without the micro-batches that repeat themselves.

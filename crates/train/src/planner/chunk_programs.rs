@@ -9,7 +9,7 @@ use phalanx_plan::{Coordinates, ZeroStage};
 
 use crate::engine::rank::Rank;
 use crate::engine::spec::Spec;
-use crate::planner::dry_run::on_meta_without_order;
+use crate::planner::dry_run::on_meta;
 
 /// The programs of a rank, one for each phase, which were checked.
 #[derive(Clone, Debug)]
@@ -28,7 +28,7 @@ impl Spec {
     /// # Errors
     /// A program breaks an invariant: a bug of `plan::program`.
     pub fn chunk_programs(&self, rank: usize) -> Result<ChunkPrograms, CheckError> {
-        let chunks = chunks_of(&on_meta_without_order(self, rank, &Rank::new));
+        let chunks = chunks_of(&on_meta(self, rank, &Rank::new).1);
         let programs: Vec<Program> = PHASES.iter().map(|phase| chunks.lower(*phase)).collect();
         let peaks = check(&chunks, &programs, None)?;
         Ok(ChunkPrograms { rank, programs, peaks })

@@ -5,26 +5,21 @@
 //! program does not repeat itself, or its trace does not, the rank runs dry with all micro-batches; both give the same
 //! trace (see the test below).
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use phalanx_collectives::CollectiveError;
 use phalanx_parallel::pipeline::steps_with_backward_from;
 use phalanx_plan::pipeline::{Abridged, abridge};
-use phalanx_plan::trace::{PhaseName, Trace};
-use phalanx_plan::{ZeroStage, use_order};
+use phalanx_plan::trace::Trace;
 use phalanx_tensor::Device;
 
 use crate::engine::abridged_programs::AbridgedPrograms;
 use crate::engine::groups::{GroupSource, Groups};
 use crate::engine::rank::{Batch, Rank};
-use crate::engine::spec::{BatchPart, PipelinePart, Spec};
+use crate::engine::spec::{PipelinePart, Spec};
 
-/// For each phase: the chunks in order of use.
-pub type Orders = BTreeMap<PhaseName, Vec<u32>>;
-
-/// Makes the engine of a rank from its device, its groups and the order in which it uses chunks; see [`Rank::new`].
-pub type MakeRank<'a> = dyn Fn(Device, Groups, &Spec, &Orders) -> Result<Rank, CollectiveError> + 'a;
+/// Makes the engine of a rank from its device and its groups; see [`Rank::new`].
+pub type MakeRank<'a> = dyn Fn(Device, Groups, &Spec) -> Result<Rank, CollectiveError> + 'a;
 
 impl Spec {
     /// The specification of a dry run that leaves out repeated micro-batches, at a coordinate of the pipeline.
@@ -55,15 +50,6 @@ impl Spec {
     }
 }
 
-/// The order in which a rank uses chunks.
-#[derive(Clone, Default)]
-pub(crate) struct Learned {
-    /// In an abridged run; `None` if there is none.
-    abridged: Option<Orders>,
-    /// In a whole run.
-    pub(crate) whole: Orders,
-}
-
 /// The dry runs of a specification.
 pub(crate) struct DryRuns<'a> {
     pub(crate) spec: &'a Spec,
@@ -80,94 +66,45 @@ impl DryRuns<'_> {
         Some((spec, programs))
     }
 
-    /// Runs the phases of a rank whose order of chunks must be recorded before the others run dry.
-    pub(crate) fn learn(&self, rank: usize) -> Learned {
-        if let Some((spec, programs)) = self.abridged(rank) {
-            let trace = self.learning_run(&spec, rank);
-            if let Some(whole) = programs.expand(&trace, spec.pipeline.depths) {
-                return Learned { abridged: Some(orders_of(&trace)), whole: orders_of(&whole) };
-            }
-        }
-        Learned { abridged: None, whole: orders_of(&self.learning_run(self.spec, rank)) }
-    }
-
-    fn learning_run(&self, spec: &Spec, rank: usize) -> Trace {
-        let (device, mut engine) = on_meta(spec, rank, &Orders::new(), self.make_rank);
-        load_and_step(&spec.batch, &mut engine);
-        evaluate(&spec.batch, &mut engine);
-        device.take_trace(rank)
-    }
-
     /// Runs all phases of a rank, and leaves repeated micro-batches out of the trace. As much is live at once as in the
     /// whole trace, but it may be placed otherwise.
     pub(crate) fn short_trace(&self, rank: usize) -> Trace {
         let abridged = self.abridged(rank);
-        let spec = abridged.as_ref().map_or(self.spec, |(spec, _)| spec);
-        let orders = match spec.zero.stage {
-            ZeroStage::Zero => Orders::new(),
-            _ => orders_of(&self.learning_run(spec, rank)),
-        };
-        dry_run(spec, rank, &orders, self.make_rank)
+        dry_run(abridged.as_ref().map_or(self.spec, |(spec, _)| spec), rank, self.make_rank)
     }
 
     /// Runs all phases of a rank.
-    pub(crate) fn trace(&self, rank: usize, learned: &Learned) -> Trace {
-        let abridged = learned.abridged.as_ref().zip(self.abridged(rank));
-        let expanded = abridged.and_then(|(orders, (spec, programs))| {
-            programs.expand(&dry_run(&spec, rank, orders, self.make_rank), spec.pipeline.depths)
+    pub(crate) fn trace(&self, rank: usize) -> Trace {
+        let expanded = self.abridged(rank).and_then(|(spec, programs)| {
+            programs.expand(&dry_run(&spec, rank, self.make_rank), spec.pipeline.depths)
         });
-        expanded.unwrap_or_else(|| dry_run(self.spec, rank, &learned.whole, self.make_rank))
+        expanded.unwrap_or_else(|| dry_run(self.spec, rank, self.make_rank))
     }
-}
-
-impl Learned {
-    /// Nothing is known, or needed: where every rank holds everything, nothing is fetched.
-    pub(crate) fn nothing() -> Learned {
-        Learned { abridged: Some(Orders::new()), whole: Orders::new() }
-    }
-}
-
-/// The order in which a rank uses chunks, from its trace.
-pub(crate) fn orders_of(trace: &Trace) -> Orders {
-    [PhaseName::Step, PhaseName::Evaluate].map(|phase| (phase, use_order(trace, phase))).into()
 }
 
 /// Makes the engine of a rank on `Meta`.
-pub(crate) fn on_meta(spec: &Spec, rank: usize, orders: &Orders, make_rank: &MakeRank) -> (Device, Rank) {
+pub(crate) fn on_meta(spec: &Spec, rank: usize, make_rank: &MakeRank) -> (Device, Rank) {
     let device = Device::meta_of(spec.device.threads, spec.device.host_addressable);
     let recorder = Arc::clone(device.recorder().expect("Meta records"));
     let groups = Groups::new(&GroupSource::Meta(recorder, rank), spec);
-    let engine = make_rank(device.clone(), groups, spec, orders).expect(NEVER);
+    let engine = make_rank(device.clone(), groups, spec).expect(NEVER);
     (device, engine)
-}
-
-/// The engine of a rank on `Meta`, of a run whose order of chunks is not known.
-pub(crate) fn on_meta_without_order(spec: &Spec, rank: usize, make_rank: &MakeRank) -> Rank {
-    on_meta(spec, rank, &Orders::new(), make_rank).1
 }
 
 pub(crate) const NEVER: &str = "nothing fails on Meta";
 
-fn load_and_step(part: &BatchPart, engine: &mut Rank) -> Batch {
+/// Runs all phases of a rank on `Meta`.
+pub(crate) fn dry_run(spec: &Spec, rank: usize, make_rank: &MakeRank) -> Trace {
+    let (device, mut engine) = on_meta(spec, rank, make_rank);
+    let part = &spec.batch;
     let batch = Batch::of(part, part.micro_batch_size * part.micro_batches);
     engine.load(|_, _, _, _| Ok(())).expect(NEVER);
     engine.step(1, &batch, false).expect(NEVER);
-    batch
-}
-
-fn evaluate(part: &BatchPart, engine: &mut Rank) {
+    engine.diagnose(1, &batch, part.targets_per_step, 1.0).expect(NEVER);
     if part.evaluation_batches > 0 {
         let windows = Batch::of(part, part.micro_batch_size * part.evaluation_batches);
         engine.evaluate(&windows).expect(NEVER);
     }
-}
-
-/// Runs all phases of a rank on `Meta`.
-pub(crate) fn dry_run(spec: &Spec, rank: usize, orders: &Orders, make_rank: &MakeRank) -> Trace {
-    let (device, mut engine) = on_meta(spec, rank, orders, make_rank);
-    let batch = load_and_step(&spec.batch, &mut engine);
-    engine.diagnose(1, &batch, spec.batch.targets_per_step, 1.0).expect(NEVER);
-    evaluate(&spec.batch, &mut engine);
     engine.save(|_, _| Ok(())).expect(NEVER);
     engine.report(|_| Ok(())).expect(NEVER);
     device.take_trace(rank)
@@ -226,17 +163,13 @@ mod tests {
             let mesh = spec.mesh.axes;
             let rank = (random.next_u64() % mesh.world_size() as u64) as usize;
             let runs = |abridges| DryRuns { spec: &spec, make_rank: &Rank::new, abridges };
-            let (short, whole) = (runs(true).learn(rank), runs(false).learn(rank));
-            assert_eq!(short.whole, whole.whole, "{config}");
             let Some((left, programs)) = runs(true).abridged(rank) else {
                 assert!(spec.pipeline.schedule.name == "gpipe", "nothing is left out of {config}");
                 continue;
             };
-            let orders =
-                short.abridged.unwrap_or_else(|| panic!("what repeats itself is expanded: {config}"));
-            let expanded = programs.expand(&dry_run(&left, rank, &orders, &Rank::new), spec.pipeline.depths);
+            let expanded = programs.expand(&dry_run(&left, rank, &Rank::new), spec.pipeline.depths);
             let expanded = expanded.unwrap_or_else(|| panic!("rank {rank} does not repeat itself: {config}"));
-            let expected = dry_run(&spec, rank, &whole.whole, &Rank::new);
+            let expected = dry_run(&spec, rank, &Rank::new);
             for (expanded, expected) in expanded.phases.iter().zip(&expected.phases) {
                 let pairs = expanded.events.iter().zip(&expected.events);
                 if let Some((at, (expanded, expected))) =

@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use crate::engine::rank::Rank;
 use crate::engine::spec::Spec;
-use crate::planner::dry_run::{DryRuns, Learned, on_meta_without_order};
+use crate::planner::dry_run::{DryRuns, on_meta};
 use crate::planner::planning::RunPlan;
 
 /// A chunk of a rank.
@@ -38,12 +38,10 @@ impl RunPlan {
     /// memory: the rank runs dry once more for each kind of chunk with a part elsewhere.
     pub fn placed_chunks(&self, rank: usize) -> Vec<PlacedChunk> {
         let spec = &self.spec;
-        let engine = on_meta_without_order(spec, rank, &Rank::new);
-        let runs = DryRuns { spec, make_rank: &Rank::new, abridges: true };
-        let learned = if spec.zero.stage.number() == 0 { Learned::nothing() } else { runs.learn(rank) };
-        let copied = |spec: &Spec| copied_bytes(spec, rank, &learned);
+        let (_, engine) = on_meta(spec, rank, &Rank::new);
+        let copied = |spec: &Spec| copied_bytes(spec, rank);
         let all = copied(spec);
-        let order = learned.whole.get(&PhaseName::Step).map_or(&[][..], |order| order);
+        let order = engine.uses_of_step();
         let (mut placed, mut first_chunk) = (Vec::new(), 0);
         // Chunks of one size that lie alike and are used alike move as many bytes.
         let mut known: Vec<(Kind, u64)> = Vec::new();
@@ -106,8 +104,8 @@ fn with_chunk_on_device(spec: &Spec, stage: &Stage, chunk: usize) -> Spec {
 }
 
 /// Bytes that a step of a rank copies between memories.
-fn copied_bytes(spec: &Spec, rank: usize, learned: &Learned) -> u64 {
-    let trace = DryRuns { spec, make_rank: &Rank::new, abridges: true }.trace(rank, learned);
+fn copied_bytes(spec: &Spec, rank: usize) -> u64 {
+    let trace = DryRuns { spec, make_rank: &Rank::new, abridges: true }.trace(rank);
     let bytes = |event: &Event| if let Event::Copy { bytes, .. } = event { *bytes } else { 0 };
     trace.phase(PhaseName::Step).map_or(0, |step| step.events.iter().map(bytes).sum())
 }

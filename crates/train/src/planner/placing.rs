@@ -20,7 +20,7 @@ use phalanx_plan::{Coordinates, Lookahead, Mesh, ZeroStage, plan_memory_of, uses
 use crate::config::{AutoPlacement, Fractions, PlacementRule};
 use crate::engine::spec::Spec;
 use crate::planner::budget::BudgetError;
-use crate::planner::dry_run::{DryRuns, Learned, MakeRank, on_meta_without_order};
+use crate::planner::dry_run::{DryRuns, MakeRank, on_meta};
 
 /// Parts that are tried to come back after the bisection.
 const RETURNS: usize = 8;
@@ -105,7 +105,7 @@ fn first_rank(axes: Mesh, pipeline: usize) -> usize {
 }
 
 fn stage_chunks(spec: &Spec, rank: usize, make_rank: &MakeRank) -> Vec<StageChunks> {
-    let engine = on_meta_without_order(spec, rank, make_rank);
+    let (_, engine) = on_meta(spec, rank, make_rank);
     let of = |stage: &phalanx_parallel::Stage| StageChunks {
         index: stage.index,
         elements: (0..stage.zero.chunks()).map(|chunk| stage.zero.updated_elements(chunk)).collect(),
@@ -171,7 +171,6 @@ struct Search<'a> {
     make_rank: &'a MakeRank<'a>,
     auto: AutoPlacement,
     stages: Vec<StageChunks>,
-    learned: Learned,
     /// Parts that may leave device memory, the one used latest first.
     moves: Vec<Move>,
     /// Peaks of device and host memory that are known.
@@ -181,10 +180,8 @@ struct Search<'a> {
 impl<'a> Search<'a> {
     fn new(spec: &'a Spec, rank: usize, make_rank: &'a MakeRank<'a>, auto: AutoPlacement) -> Search<'a> {
         let stages = stage_chunks(spec, rank, make_rank);
-        let runs = DryRuns { spec, make_rank, abridges: true };
-        let learned = if spec.zero.stage == ZeroStage::Zero { Learned::nothing() } else { runs.learn(rank) };
         let known = RefCell::default();
-        let mut search = Search { spec, rank, make_rank, auto, stages, learned, moves: Vec::new(), known };
+        let mut search = Search { spec, rank, make_rank, auto, stages, moves: Vec::new(), known };
         search.moves = search.moves_in_order();
         search
     }
@@ -241,9 +238,9 @@ impl<'a> Search<'a> {
     /// For each chunk: how many uses after the peak it is used again. The uses of a step repeat.
     fn next_uses(&self, chunks: usize) -> Vec<usize> {
         let runs = DryRuns { spec: self.spec, make_rank: self.make_rank, abridges: true };
-        let trace = runs.trace(self.rank, &self.learned);
+        let trace = runs.trace(self.rank);
         let peak = uses_before_peak(&trace, PhaseName::Step);
-        let order = self.learned.whole.get(&PhaseName::Step).cloned().unwrap_or_default();
+        let order = on_meta(self.spec, self.rank, self.make_rank).1.uses_of_step();
         let length = order.len();
         let lookahead = Lookahead::new([order.clone(), order].concat());
         let at = peak.saturating_sub(1);
@@ -296,7 +293,7 @@ impl<'a> Search<'a> {
         let runs = DryRuns { spec: &spec, make_rank: self.make_rank, abridges: true };
         let mut peaks = [0; 2];
         for rank in self.ranks() {
-            let trace = runs.trace(rank, &self.learned);
+            let trace = runs.trace(rank);
             let peak = |memory| plan_memory_of(&trace, memory).map(|plan| plan.arena_bytes);
             peaks = [peaks[0].max(peak(Memory::Device)?), peaks[1].max(peak(Memory::Host)?)];
         }

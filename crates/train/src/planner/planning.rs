@@ -14,7 +14,7 @@ use phalanx_parallel::zero::{ChunkResidence, Residence};
 use phalanx_plan::trace::{Event, Memory, PhaseName, Trace};
 use phalanx_plan::{
     ChunkSize, Coordinates, Cost, Disagreement, MemoryError, PipelineSchedule, PlacementError, Textbook,
-    ZeroStage, compare, faults, textbook,
+    compare, faults, textbook,
 };
 use serde::{Deserialize, Serialize};
 
@@ -25,8 +25,8 @@ use crate::engine::rules::states_per_element;
 use crate::engine::spec::{MeshPart, Spec};
 pub use crate::planner::budget::BudgetError;
 pub use crate::planner::chunk_choice::TriedChunks;
-use crate::planner::dry_run::{DryRuns, Learned, dry_run, orders_of};
-pub use crate::planner::dry_run::{MakeRank, Orders};
+pub use crate::planner::dry_run::MakeRank;
+use crate::planner::dry_run::{DryRuns, dry_run};
 pub use crate::planner::rank_plan::RankPlan;
 
 /// The plan of a run.
@@ -193,10 +193,6 @@ impl RunPlan {
         let first_of = |pipeline| mesh.rank(Coordinates { pipeline, data: 0, tensor: 0 });
         let kinds: Vec<usize> = (0..mesh.pipeline).map(first_of).collect();
         let runs = DryRuns { spec: &spec, make_rank, abridges };
-        // Where every rank holds everything, nothing is fetched, and no order is needed to trace the rank.
-        let learns = spec.zero.stage != ZeroStage::Zero;
-        let learned = |rank: &usize| if learns { runs.learn(*rank) } else { Learned::nothing() };
-        let orders: Vec<Learned> = kinds.iter().map(learned).collect();
         let all = mesh.world_size() <= ALL_RANKS;
         let traced = if all { (0..mesh.world_size()).collect() } else { kinds };
         let whole = spec.model.whole();
@@ -204,13 +200,12 @@ impl RunPlan {
         let mut placed = Placed::default();
         for rank in traced {
             let pipeline = mesh.coordinates(rank).pipeline;
-            let trace = runs.trace(rank, &orders[pipeline]);
-            let orders = if learns { orders[pipeline].whole.clone() } else { orders_of(&trace) };
+            let trace = runs.trace(rank);
             let parameters = parameters_at(&spec.mesh, &spec.pipeline.schedule, &whole, pipeline);
             // Ranks of different stages seldom allocate the same.
             let plan = match all {
-                true => placed.plan(&trace, orders, parameters),
-                false => RankPlan::of(&trace, orders, parameters),
+                true => placed.plan(&trace, parameters),
+                false => RankPlan::of(&trace, parameters),
             };
             plans.push(plan.map(keep));
             traces.push(without_memory(trace));
@@ -277,9 +272,9 @@ impl RunPlan {
         if like.rank == rank {
             return Ok(Cow::Borrowed(like));
         }
-        let trace = dry_run(&self.spec, rank, &like.orders, &Rank::new);
+        let trace = dry_run(&self.spec, rank, &Rank::new);
         faults(std::slice::from_ref(&trace))?;
-        Ok(Cow::Owned(RankPlan::of(&trace, like.orders.clone(), like.parameters)?))
+        Ok(Cow::Owned(RankPlan::of(&trace, like.parameters)?))
     }
 
     /// The plan of a rank, or of the rank that was planned in its place.
@@ -390,14 +385,14 @@ fn without_memory(mut trace: Trace) -> Trace {
 struct Placed(Option<(Trace, RankPlan)>);
 
 impl Placed {
-    fn plan(&mut self, trace: &Trace, orders: Orders, parameters: [u64; 2]) -> Result<RankPlan, MemoryError> {
+    fn plan(&mut self, trace: &Trace, parameters: [u64; 2]) -> Result<RankPlan, MemoryError> {
         if let Some((last, like)) = &self.0
             && memory_events(last) == memory_events(trace)
         {
             let step = Cost::of(trace.phase(PhaseName::Step).expect("every dry run has a step"));
-            return Ok(RankPlan { rank: trace.rank, orders, step, parameters, ..like.clone() });
+            return Ok(RankPlan { rank: trace.rank, step, parameters, ..like.clone() });
         }
-        let plan = RankPlan::of(trace, orders, parameters)?;
+        let plan = RankPlan::of(trace, parameters)?;
         self.0 = Some((trace.clone(), plan.clone()));
         Ok(plan)
     }

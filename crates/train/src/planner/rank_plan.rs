@@ -1,7 +1,5 @@
 //! The plan of one rank: offsets and peaks of its memories, the order in which it uses chunks, and the cost of its step.
 
-use std::collections::BTreeMap;
-
 use phalanx_plan::trace::{Memory, PhaseName, Trace};
 use phalanx_plan::{Cost, MemoryError, MemoryPlan, Peak, plan_memory, plan_memory_of};
 use serde::{Deserialize, Serialize};
@@ -18,8 +16,6 @@ pub struct RankPlan {
     pub host: MemoryPlan,
     /// Offsets and peaks of disk memory.
     pub disk: MemoryPlan,
-    /// For each phase: the chunks in order of use.
-    pub orders: BTreeMap<PhaseName, Vec<u32>>,
     /// Cost of one step.
     pub step: Cost,
     /// Number of parameters on this rank, and of those that are trained.
@@ -29,19 +25,14 @@ pub struct RankPlan {
 }
 
 impl RankPlan {
-    /// Places the allocations of a dry run in an arena. `orders` has the chunks of each phase in order of use,
-    /// `parameters` counts those of the rank, and those that are trained.
+    /// Places the allocations of a dry run in an arena. `parameters` counts those of the rank, and those that are trained.
     ///
     /// # Errors
     /// When a phase keeps what it must free.
     ///
     /// # Panics
     /// On a trace without a phase `step`.
-    pub fn of(
-        trace: &Trace,
-        orders: BTreeMap<PhaseName, Vec<u32>>,
-        parameters: [u64; 2],
-    ) -> Result<RankPlan, MemoryError> {
+    pub fn of(trace: &Trace, parameters: [u64; 2]) -> Result<RankPlan, MemoryError> {
         let step = Cost::of(trace.phase(PhaseName::Step).expect("every dry run has a step"));
         let memory = plan_memory(trace)?;
         let [host, disk] = [plan_memory_of(trace, Memory::Host)?, plan_memory_of(trace, Memory::Disk)?];
@@ -49,7 +40,7 @@ impl RankPlan {
             |memory: &MemoryPlan| memory.phases.iter().map(|phase| phase.slots.len() as u64).sum::<u64>();
         let allocations = slots(&memory) + slots(&host) + slots(&disk);
         let rank = trace.rank;
-        Ok(RankPlan { rank, memory, host, disk, orders, step, parameters, allocations })
+        Ok(RankPlan { rank, memory, host, disk, step, parameters, allocations })
     }
 
     /// The plan without the offsets of allocations, which are most of it.

@@ -284,7 +284,7 @@ pub fn each_rank<T: Send>(
             .map_or(GroupSource::Alone(phalanx_collectives::Isa::detect()), GroupSource::Host);
         let groups = (build.groups)(&device, spec, Groups::new(&source, spec)).on_device(&device);
         let network = (build.network)(spec, &groups);
-        let mut engine = Rank::with_network(device, groups, spec, network, &own.orders).unwrap();
+        let mut engine = Rank::with_network(device, groups, spec, network).unwrap();
         body(&mut engine, rank)
     };
     std::thread::scope(|scope| {

@@ -2,7 +2,6 @@
 //!
 //! Everything is behind one lock: pushes are applied one after the other, in the order in which they come to it.
 
-use std::collections::BTreeMap;
 use std::mem::ManuallyDrop as Kept;
 use std::ops::Range;
 use std::sync::Arc;
@@ -59,8 +58,7 @@ impl Server {
         let mut sharded = spec.clone();
         (sharded.zero.stage, sharded.zero.update_in_backward) = (ZeroStage::Three, true);
         (sharded.precision.types, sharded.batch.micro_batches) = (Precision::F32, 1);
-        let rank =
-            Rank::allocate(device.clone(), groups, &sharded, spec.model.whole(), &BTreeMap::new(), None);
+        let rank = Rank::allocate(device.clone(), groups, &sharded, spec.model.whole(), None);
         let served = Served {
             rank: rank.expect("there are no links to connect between processors"),
             version: 0,

@@ -1,6 +1,5 @@
 //! A worker: gradients of its own part of the data, pushed to the servers, answered with parameters.
 
-use std::collections::BTreeMap;
 use std::time::Instant;
 
 use phalanx_collectives::CollectiveError;
@@ -53,7 +52,7 @@ impl Worker {
     pub(super) fn new(device: &Device, groups: Groups, spec: &Spec) -> Worker {
         let number = groups.world.rank();
         let (network, replica) = (spec.model.whole(), Some(Replica { updates: false }));
-        let rank = Rank::allocate(device.clone(), groups, spec, network, &BTreeMap::new(), replica);
+        let rank = Rank::allocate(device.clone(), groups, spec, network, replica);
         let mail =
             |server: usize| (server != number).then(|| Mail::new(device, &spec.mesh, spec.precision.types));
         Worker {

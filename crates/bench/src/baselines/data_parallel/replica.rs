@@ -1,6 +1,5 @@
 //! One device of DataParallel: a replica of the model, of which the first holds the state.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use phalanx_collectives::{CollectiveError, Group};
@@ -36,9 +35,8 @@ impl DeviceReplica {
         let wrap = |head| Box::new(GatheringHead { head, group: Arc::clone(&group), loss_in_forward }) as _;
         network.head = network.head.take().map(wrap);
         let replica = Some(Replica { updates: group.rank() == ROOT });
-        let rank = device.phase(PhaseName::Init, || {
-            Rank::allocate(device.clone(), groups, spec, network, &BTreeMap::new(), replica)
-        });
+        let rank =
+            device.phase(PhaseName::Init, || Rank::allocate(device.clone(), groups, spec, network, replica));
         let rank = rank.expect("there are no links to connect between processors");
         DeviceReplica { rank, group, spec: spec.clone() }
     }

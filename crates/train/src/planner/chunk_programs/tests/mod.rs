@@ -23,7 +23,7 @@ use crate::config::{
 };
 use crate::engine::rank::{Batch, Rank};
 use crate::engine::spec::Spec;
-use crate::planner::dry_run::{DryRuns, NEVER, on_meta};
+use crate::planner::dry_run::{NEVER, on_meta};
 use happenings::{Happening, Shown, TIE, is_of_chunks, shown};
 
 /// The number of random configurations.
@@ -190,8 +190,7 @@ impl Player<'_> {
 
 /// The trace of phases behind `init` and `load`.
 fn traced(spec: &Spec, rank: usize, phases: &[PhaseName]) -> Trace {
-    let runs = DryRuns { spec, make_rank: &Rank::new, abridges: false };
-    let (device, mut engine) = on_meta(spec, rank, &runs.learn(rank).whole, &Rank::new);
+    let (device, mut engine) = on_meta(spec, rank, &Rank::new);
     let part = &spec.batch;
     let batch = Batch::of(part, part.micro_batch_size * part.micro_batches);
     let windows = Batch::of(part, part.micro_batch_size * part.evaluation_batches);
@@ -226,7 +225,7 @@ fn difference<T: PartialEq + Debug>(what: &str, listed: &[T], found: &[T]) -> Re
 /// Compares the programs of a rank with its dry run of some phases; returns the number of events that are equal.
 fn compare(spec: &Spec, rank: usize, phases: &[PhaseName]) -> Result<usize, String> {
     let trace = traced(spec, rank, phases);
-    let (_, engine) = on_meta(spec, rank, &BTreeMap::new(), &Rank::new);
+    let (_, engine) = on_meta(spec, rank, &Rank::new);
     let chunks = chunks_of(&engine);
     let programs: Vec<Program> = PHASES.iter().map(|phase| chunks.lower(*phase)).collect();
     check(&chunks, &programs, None).map_err(|error| error.to_string())?;
