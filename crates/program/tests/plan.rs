@@ -53,7 +53,7 @@ fn tables_name_ranks_phases_chunks_and_the_textbook() {
 }
 
 #[test]
-fn a_chunk_program_is_printed_or_what_it_does_not_describe() {
+fn a_chunk_program_is_printed_and_drawn() {
     let home = Home::new();
     let plan = |more: &[&str]| {
         home.run(&[&["plan", "small.toml", "--nproc", "2", "--chunk-program"], more].concat())
@@ -79,8 +79,17 @@ fn a_chunk_program_is_printed_or_what_it_does_not_describe() {
     // Two micro-batches, forward and backward of each.
     assert!(taken.count() >= 4, "{json}");
     plan(&["2"]).refused(&["--chunk-program 2", "2 ranks"]);
-    let set = ["--set", "memory.update_in_backward=true", "--set", "optimizer.clip=0"];
-    plan(&[&["0"], &set[..]].concat()).refused(&["memory.update_in_backward"]);
+    plan(&["0,7"]).refused(&["--chunk-program 7", "2 ranks"]);
+    let both = plan(&["0,1", "--set", "parallel.zero=2", "--svg", "step.svg"]).ok().stdout;
+    assert!(both.contains("Chunks of rank 0 of 2") && both.contains("Chunks of rank 1 of 2"), "{both}");
+    let svg = String::from_utf8(home.read("step.svg")).unwrap();
+    for word in
+        ["<svg", "rank 0: ", "rank 1: ", "reduce_scatter(s0&lt;g0)", "device memory", "gradient_bucket"]
+    {
+        assert!(svg.contains(word), "{word}");
+    }
+    let without = home.run(&["plan", "small.toml", "--svg", "step.svg"]);
+    assert!(without.code == Some(2) && without.stderr.contains("--chunk-program"), "{}", without.stderr);
 }
 
 #[test]

@@ -1,8 +1,10 @@
 //! The program of one phase of a rank, and its buffers.
 
+use std::hash::{Hash, Hasher};
+
 use crate::trace::{Category, DType, Memory, PhaseName, Site};
 
-use super::action::{Action, Buffer, Op, Span, Work};
+use super::action::{Action, Buffer, Op, Span, SumGroup, Work};
 
 /// Contents of a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -202,16 +204,30 @@ impl Program {
         &self.numbers[first.0 as usize..first.0 as usize + usize::from(tiles)]
     }
 
+    /// A hash of the collectives over data and over all ranks, which all ranks of a pipeline coordinate start alike. Those over other
+    /// axes are left out: ranks have other parts of what they sum there.
+    pub fn agreement(&self, state: &mut impl Hasher) {
+        for (work, word) in self.named_collectives() {
+            if !matches!(work, Work::AllReduce { group: SumGroup::Tensor | SumGroup::Tie, .. }) {
+                word.hash(state);
+            }
+        }
+    }
+
     /// The actions that ranks of a group must have in common, as words.
     pub fn collectives(&self) -> impl Iterator<Item = String> + '_ {
+        self.named_collectives().map(|(_, word)| word)
+    }
+
+    fn named_collectives(&self) -> impl Iterator<Item = (Work, String)> + '_ {
         self.actions.iter().filter_map(|action| {
             let Op::Start { work, .. } = action.op else { return None };
             if !work.is_collective() {
                 return None;
             }
             let spec = self.spec(self.writes(work)[0]);
-            let (guard, work) = (self.guard(action), self.work(work));
-            Some(format!("{guard}{work} of {} {}", spec.elements, spec.dtype.name()))
+            let (guard, text) = (self.guard(action), self.work(work));
+            Some((work, format!("{guard}{text} of {} {}", spec.elements, spec.dtype.name())))
         })
     }
 }

@@ -4,7 +4,7 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
 use phalanx_data::TokenType;
 use phalanx_models::Arch;
 use serde::Deserialize;
@@ -92,6 +92,7 @@ pub enum Command {
 /// is checked. With CONFIG the time of an action follows from the operations of its stage; without it each action takes
 /// 1; --forward, --input, --weight and --message, or --costs FILE, give other times. Only the files of --svg and --text are written.
 #[derive(Debug, Args)]
+#[command(group(ArgGroup::new("drawn").args(["schedule", "chunk_program"]).multiple(true)))]
 #[command(after_help = "Examples:\n  \
     phalanx plan examples/quickstart.toml\n  \
     phalanx plan examples/quickstart.toml --nproc 4 --set parallel.zero=3\n  \
@@ -106,6 +107,7 @@ pub enum Command {
     phalanx plan examples/mesh_2x2x2.toml --schedule\n  \
     phalanx plan --schedule zb-v --pipeline 4 --micro-batches 8 --svg zb-v.svg --text zb-v.csv\n  \
     phalanx plan --schedule zb-v.csv\n  \
+    phalanx plan examples/quickstart.toml --nproc 2 --set parallel.zero=3 --chunk-program 0,1 --svg step.svg\n  \
     phalanx plan --schedule zb-h1 --pipeline 8 --forward 18.5 --input 18.1 --weight 9.3 --message 0.6")]
 pub struct PlanArgs {
     /// Configuration (TOML); may be left out with --size and --schedule
@@ -124,11 +126,12 @@ pub struct PlanArgs {
     /// Show where each chunk lies, what a step moves for it, and the memories side by side
     #[arg(long, conflicts_with_all = ["schedule", "chunks"])]
     pub placement: bool,
-    /// Print what a rank (0 when left out) does with its chunks in each phase, action by action
-    #[arg(long, value_name = "RANK", num_args = 0..=1, default_missing_value = "0",
+    /// Print what a rank (0 when left out) does with its chunks in each phase, action by action; of several, as 0,3. With --svg,
+    /// draw its step: actions from left to right, with works in flight, and buffers by memory
+    #[arg(long, value_name = "RANK", num_args = 0..=1, default_missing_value = "0", value_delimiter = ',',
           conflicts_with_all = ["schedule", "chunks", "placement", "machine"],
           value_parser = whole::<usize>(0..=counts::RANKS - 1))]
-    pub chunk_program: Option<usize>,
+    pub chunk_program: Vec<usize>,
     /// Plan for a machine and predict the time of a step: h100, h200 or a profile file (TOML), with their devices, memory
     /// and links; or here (measured now)
     #[arg(long, value_name = "NAME|FILE", conflicts_with = "schedule")]

@@ -28,8 +28,8 @@ pub struct DrawArgs {
     pub chunks: Option<Option<usize>>,
     #[command(flatten)]
     pub costs: CostArgs,
-    /// Write the drawing as SVG
-    #[arg(long, value_name = "FILE", requires = "schedule")]
+    /// Write the drawing as SVG: of --schedule, or of the step of --chunk-program
+    #[arg(long, value_name = "FILE", requires = "drawn")]
     pub svg: Option<PathBuf>,
     /// Write the schedule in PyTorch's text form, which parallel.schedule = "FILE" runs
     #[arg(long, value_name = "FILE", requires = "schedule")]

@@ -1,11 +1,12 @@
 //! `phalanx plan`: what every rank will hold, compute and send. Writes nothing.
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use phalanx_train::config::{DeviceKind, Updates};
 use serde_json::json;
 
 use crate::arguments::args::PlanArgs;
 use crate::commands::asked::Asked;
+use crate::commands::plan_programs;
 use crate::host::environment::Environment;
 use crate::host::{cards, machine, output};
 use crate::jobs::machine_profile;
@@ -17,8 +18,7 @@ use crate::plans::step_time::StepTime;
 use crate::reports::chunk_report::{self, ChunkReport};
 use crate::reports::fit::Verdict;
 use crate::reports::placement_report::PlacementReport;
-use crate::reports::{chunk_program_report, plan_report};
-use phalanx_drawing::report::plural;
+use crate::reports::plan_report;
 
 /// Plans a configuration and prints the plan, whether it fits, and what would make it fit.
 ///
@@ -35,8 +35,8 @@ pub fn plan(args: &PlanArgs, environment: Environment) -> Result<()> {
         output::note("planned for the processor; for GPUs add --set device.kind=cuda, or --machine h100");
     }
     check_updates(args, &planned)?;
-    if let Some(rank) = args.chunk_program {
-        return chunk_program(&planned, rank, args.json);
+    if !args.chunk_program.is_empty() {
+        return plan_programs::show(args, &planned);
     }
     let assumed = asked.assumed(&planned)?;
     match args.draw.chunks {
@@ -113,27 +113,13 @@ fn check_updates(args: &PlanArgs, planned: &Planned) -> Result<()> {
     let is_asked = args.machine.is_some()
         || args.draw.chunks.is_some()
         || args.placement
-        || args.chunk_program.is_some();
+        || !args.chunk_program.is_empty();
     if planned.config.parallel.updates == Updates::Asynchronous && is_asked {
         bail!(
             "--chunks, --placement, --chunk-program and --machine need synchronous updates: leave out parallel.updates"
         );
     }
     Ok(())
-}
-
-/// Prints the programs of a rank's chunks.
-fn chunk_program(planned: &Planned, rank: usize, is_json: bool) -> Result<()> {
-    let spec = &planned.plan.spec;
-    let ranks = spec.world_size();
-    if rank >= ranks {
-        bail!("--chunk-program {rank}: the run has {}, counted from 0", plural(ranks, "rank"));
-    }
-    let programs = spec.chunk_programs(rank).context("--chunk-program")?;
-    if is_json {
-        return output::print_json(&chunk_program_report::to_json(&programs));
-    }
-    Ok(output::print(&chunk_program_report::to_text(&programs, ranks))?)
 }
 
 /// Compares the chunk sizes that the run could have.

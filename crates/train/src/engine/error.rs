@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use phalanx_checkpoint::CheckpointError;
 use phalanx_collectives::CollectiveError;
 use phalanx_data::DataError;
+use phalanx_plan::program::CheckError;
 use phalanx_tensor::DeviceError;
 
 use crate::engine::non_finite::NonFinite;
@@ -111,6 +112,9 @@ pub enum RunError {
         /// Number of these ranks.
         ranks: usize,
     },
+    /// The programs of a rank's chunks are wrong, or not those of the plan.
+    #[error(transparent)]
+    Program(#[from] Box<ProgramError>),
     /// The system does not give the memory of the plan, or the threads.
     #[error("the device of the rank: {0}")]
     Memory(std::io::Error),
@@ -140,4 +144,29 @@ pub enum RunError {
     /// The loss or the gradient norm is not finite, on all ranks.
     #[error("{0}")]
     NonFinite(Box<NonFinite>),
+}
+
+/// A rank that does not start what the plan says.
+#[derive(Debug, thiserror::Error)]
+pub enum ProgramError {
+    /// A program breaks an invariant: a bug of `plan::program`.
+    #[error("the chunk programs of rank {rank}: {cause}")]
+    Check {
+        /// The rank.
+        rank: usize,
+        /// The invariant, and the action that breaks it.
+        cause: CheckError,
+    },
+    /// Its collectives are not those of the plan.
+    #[error(
+        "rank {rank} would start other collectives on its chunks than those that were planned (hash {found:016x}, planned {planned:016x}): do          all ranks run the same program and configuration? `phalanx plan CONFIG --chunk-program {rank}` prints them"
+    )]
+    Disagrees {
+        /// The rank.
+        rank: usize,
+        /// The hash of its collectives.
+        found: u64,
+        /// The hash in the plan.
+        planned: u64,
+    },
 }

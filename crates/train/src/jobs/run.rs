@@ -174,7 +174,9 @@ pub struct Summary {
 /// The errors of [`drive`].
 pub fn train(job: &Job, place: RankEnvironment, observer: &mut dyn Observer) -> Result<Summary, RunError> {
     let (groups, place) = place.take_groups();
+    let planned = job.plan.of(groups.world.rank()).programs;
     let engine = Rank::new(place.device.clone(), groups, &job.plan.spec)?;
+    engine.check_programs(planned).map_err(Box::new)?;
     drive(job, engine, place, observer)
 }
 

@@ -1,12 +1,15 @@
 //! The chunk programs of a rank (`plan::program`), from the specification of its run.
 
+use std::hash::{DefaultHasher, Hasher};
+
 use phalanx_parallel::Stage;
 use phalanx_plan::program::{
-    CheckError, ChunkSpec, MemoryPeaks, PHASES, Piece, Policies, Program, RankChunks, StageChunks, Terms,
-    TiedChunks, check,
+    ChunkSpec, MemoryPeaks, PHASES, Piece, Policies, Program, RankChunks, StageChunks, Terms, TiedChunks,
+    check,
 };
 use phalanx_plan::{Coordinates, ZeroStage};
 
+use crate::engine::error::ProgramError;
 use crate::engine::rank::Rank;
 use crate::engine::spec::Spec;
 use crate::planner::dry_run::on_meta;
@@ -26,12 +29,44 @@ impl Spec {
     /// The programs of a rank's chunks.
     ///
     /// # Errors
-    /// A program breaks an invariant: a bug of `plan::program`.
-    pub fn chunk_programs(&self, rank: usize) -> Result<ChunkPrograms, CheckError> {
-        let chunks = chunks_of(&on_meta(self, rank, &Rank::new).1);
+    /// A program breaks an invariant.
+    pub fn chunk_programs(&self, rank: usize) -> Result<ChunkPrograms, ProgramError> {
+        on_meta(self, rank, &Rank::new).1.chunk_programs()
+    }
+}
+
+impl Rank {
+    /// The programs of its chunks.
+    ///
+    /// # Errors
+    /// A program breaks an invariant.
+    pub fn chunk_programs(&self) -> Result<ChunkPrograms, ProgramError> {
+        let (chunks, rank) = (chunks_of(self), self.group().rank());
         let programs: Vec<Program> = PHASES.iter().map(|phase| chunks.lower(*phase)).collect();
-        let peaks = check(&chunks, &programs, None)?;
+        let peaks = check(&chunks, &programs, None).map_err(|cause| ProgramError::Check { rank, cause })?;
         Ok(ChunkPrograms { rank, programs, peaks })
+    }
+
+    /// Checks the programs of its chunks, and that they are those of the plan: before step one.
+    ///
+    /// # Errors
+    /// A program that breaks an invariant, or has other collectives than `planned`, a hash.
+    pub fn check_programs(&self, planned: Option<u64>) -> Result<(), ProgramError> {
+        let programs = self.chunk_programs()?;
+        let (rank, found) = (programs.rank, programs.agreement());
+        match planned.filter(|planned| *planned != found) {
+            Some(planned) => Err(ProgramError::Disagrees { rank, found, planned }),
+            None => Ok(()),
+        }
+    }
+}
+
+impl ChunkPrograms {
+    /// A hash of the collectives of all phases, equal on the ranks of a pipeline coordinate.
+    pub fn agreement(&self) -> u64 {
+        let mut state = DefaultHasher::new();
+        self.programs.iter().for_each(|program| program.agreement(&mut state));
+        state.finish()
     }
 }
 

@@ -20,13 +20,15 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::PlacementRule;
 use crate::config::bounds::ALL_RANKS;
+use crate::engine::error::ProgramError;
 use crate::engine::rank::Rank;
 use crate::engine::rules::states_per_element;
 use crate::engine::spec::{MeshPart, Spec};
 pub use crate::planner::budget::BudgetError;
 pub use crate::planner::chunk_choice::TriedChunks;
+use crate::planner::chunk_programs::ChunkPrograms;
 pub use crate::planner::dry_run::MakeRank;
-use crate::planner::dry_run::{DryRuns, dry_run};
+use crate::planner::dry_run::{DryRuns, dry_run, on_meta};
 pub use crate::planner::rank_plan::RankPlan;
 
 /// The plan of a run.
@@ -102,6 +104,9 @@ pub enum PlanError {
         /// Elements that ranks count, in all.
         counted: u64,
     },
+    /// The programs of a rank's chunks are wrong.
+    #[error(transparent)]
+    Program(#[from] ProgramError),
     /// A budget is too small for any placement of chunks.
     #[error(transparent)]
     Budget(#[from] BudgetError),
@@ -193,6 +198,8 @@ impl RunPlan {
         let first_of = |pipeline| mesh.rank(Coordinates { pipeline, data: 0, tensor: 0 });
         let kinds: Vec<usize> = (0..mesh.pipeline).map(first_of).collect();
         let runs = DryRuns { spec: &spec, make_rank, abridges };
+        let programs = |rank: &usize| on_meta(&spec, *rank, make_rank).1.chunk_programs();
+        let programs: Vec<ChunkPrograms> = kinds.iter().map(programs).collect::<Result<_, _>>()?;
         let all = mesh.world_size() <= ALL_RANKS;
         let traced = if all { (0..mesh.world_size()).collect() } else { kinds };
         let whole = spec.model.whole();
@@ -207,7 +214,8 @@ impl RunPlan {
                 true => placed.plan(&trace, parameters),
                 false => RankPlan::of(&trace, parameters),
             };
-            plans.push(plan.map(keep));
+            let programs = Some(programs[pipeline].agreement());
+            plans.push(plan.map(|plan| keep(RankPlan { programs, ..plan })));
             traces.push(without_memory(trace));
         }
         faults(&traces)?;

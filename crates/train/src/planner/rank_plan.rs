@@ -16,6 +16,9 @@ pub struct RankPlan {
     pub host: MemoryPlan,
     /// Offsets and peaks of disk memory.
     pub disk: MemoryPlan,
+    /// Hash of the collectives that its chunks start, which the ranks of a pipeline coordinate have in common; None where it has no
+    /// programs of chunks.
+    pub programs: Option<u64>,
     /// Cost of one step.
     pub step: Cost,
     /// Number of parameters on this rank, and of those that are trained.
@@ -40,7 +43,7 @@ impl RankPlan {
             |memory: &MemoryPlan| memory.phases.iter().map(|phase| phase.slots.len() as u64).sum::<u64>();
         let allocations = slots(&memory) + slots(&host) + slots(&disk);
         let rank = trace.rank;
-        Ok(RankPlan { rank, memory, host, disk, step, parameters, allocations })
+        Ok(RankPlan { rank, memory, host, disk, programs: None, step, parameters, allocations })
     }
 
     /// The plan without the offsets of allocations, which are most of it.

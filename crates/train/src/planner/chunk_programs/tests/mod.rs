@@ -406,6 +406,27 @@ fn a_program_says_what_a_step_of_stage_3_does() {
     assert!(compare(&spec, 0, &[PhaseName::Step]).unwrap() > 40);
 }
 
+#[test]
+fn ranks_whose_collectives_differ_from_the_plan_are_named() {
+    let mut config = RunConfig::default();
+    (config.parallel.data, config.parallel.tensor, config.parallel.zero) = (Some(2), 2, 2);
+    (config.batch.micro, config.batch.global, config.model.seq) = (Some(1), 4, 4);
+    config.memory.chunk = Chunk::Mebibytes(0.05);
+    let model = || Gpt2 { layers: 2, hidden: 16, heads: 2, vocab: 50, positions: 8, ..Gpt2::default() };
+    let spec = Spec::new(&config, model(), 2, 1).unwrap();
+    let agreements: Vec<u64> = (0..4).map(|rank| spec.chunk_programs(rank).unwrap().agreement()).collect();
+    assert_eq!(agreements, [agreements[0]; 4]);
+    let (_, engine) = on_meta(&spec, 3, &Rank::new);
+    engine.check_programs(Some(agreements[0])).unwrap();
+    config.memory.chunk = Chunk::Mebibytes(0.1);
+    let other = Spec::new(&config, model(), 2, 1).unwrap().chunk_programs(0).unwrap().agreement();
+    let error = engine.check_programs(Some(other)).unwrap_err().to_string();
+    assert!(
+        error.contains("rank 3 would start other collectives") && error.contains("--chunk-program 3"),
+        "{error}"
+    );
+}
+
 /// Names of what a run has that programs treat apart.
 fn kinds(spec: &Spec) -> Vec<&'static str> {
     let zero = &spec.zero;
