@@ -3,11 +3,13 @@
 
     MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=-1 MALLOC_ARENA_MAX=1 \
         python tools/peer_decoders.py step llama-mini --dtype bf16 [--compile]
+    python tools/peer_decoders.py step qwen3-0.6b --dtype bf16 --lora 16
     python tools/peer_decoders.py sample llama-mini --dtype bf16 --tokens 200
 
 The three variables keep PyTorch's freed memory mapped, which makes its steps 1.2 times as fast. A step is forward and backward of each
-micro-batch (autocast in 16 bits, as PyTorch trains), clipping, fused AdamW on f32 weights. `sample` is greedy, with the cache of `generate`,
-in the type itself. Prints one line of JSON; `phalanx` prints the configuration that has the same shape. Needs torch and transformers.
+micro-batch (autocast in 16 bits, as PyTorch trains), clipping, fused AdamW on f32 weights. With `--lora` PEFT adapts all linear layers, over a
+base in the type itself, with adapters in f32. `sample` is greedy, with the cache of `generate`, in the type itself. Prints one line of JSON;
+`phalanx` prints the configuration that has the same shape. Needs torch and transformers, and peft for adapters.
 """
 
 import argparse
@@ -40,9 +42,17 @@ def model_of(shape, dtype):
 def step(args):
     """Median seconds of training steps, and the loss of the last."""
     _, keys, batch, seq, micro_batches = SHAPES[args.shape]
-    model = model_of(args.shape, torch.float32)
+    model = model_of(args.shape, DTYPES[args.dtype] if args.lora else torch.float32)
+    if args.lora:
+        from peft import LoraConfig, get_peft_model
+
+        model = get_peft_model(model, LoraConfig(r=args.lora, lora_alpha=2 * args.lora, target_modules="all-linear"))
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.data = parameter.data.float()
     network = torch.compile(model) if args.compile else model
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=3e-4, fused=True)
     seconds = []
     for number in range(args.warmup + args.steps):
         batches = torch.randint(keys["vocab_size"], (micro_batches, batch, seq))
@@ -51,7 +61,7 @@ def step(args):
             with torch.autocast("cpu", dtype=DTYPES[args.dtype], enabled=args.dtype != "f32"):
                 loss = network(input_ids=ids, labels=ids).loss / micro_batches
             loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        torch.nn.utils.clip_grad_norm_(trained, 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         if number >= args.warmup:
@@ -84,6 +94,7 @@ def main():
     parser.add_argument("--tokens", type=int, default=200)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--lora", type=int, metavar="RANK", help="train adapters of this rank instead of all weights")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
