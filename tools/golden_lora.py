@@ -26,6 +26,7 @@ from golden_decoders import SEQ, Rotary, forward
 from model_goldens import adamw_golden, save, tell_sizes
 
 GOLDEN = Path(__file__).resolve().parent.parent / "crates" / "models" / "tests" / "golden"
+NEW_TOKENS = 3
 BUDGET_BYTES = 1 << 18  # what the repository carries of these
 VARIANTS = {
     "llama": ("decoders/llama", {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj", "o_proj", "up_proj"]}),
@@ -34,6 +35,8 @@ VARIANTS = {
     "dora-gpt2": ("gpt2", {"r": 2, "lora_alpha": 2, "target_modules": ["c_attn"], "use_dora": True, "fan_in_fan_out": True}),
     "pissa-llama": ("decoders/llama", {"r": 4, "lora_alpha": 8, "target_modules": "all-linear", "init_lora_weights": "pissa"}),
     "pissa-gpt2": ("gpt2", {"r": 3, "lora_alpha": 6, "target_modules": ["c_attn"], "init_lora_weights": "pissa", "fan_in_fan_out": True}),
+    "tokens-llama": ("decoders/llama", {"r": 2, "lora_alpha": 4, "target_modules": ["q_proj"], "new_tokens": ["embed_tokens", "lm_head"]}),
+    "tokens-gpt2": ("gpt2", {"r": 2, "lora_alpha": 4, "target_modules": ["c_attn"], "new_tokens": ["wte"], "fan_in_fan_out": True}),
     "gpt2": ("gpt2", {"r": 3, "lora_alpha": 3, "target_modules": ["c_attn", "c_fc", "c_proj"], "fan_in_fan_out": True}),
 }
 
@@ -43,17 +46,23 @@ def build(base: str, keys: dict):
     model = AutoModelForCausalLM.from_pretrained(GOLDEN / base, attn_implementation="eager", dtype=torch.float32)
     if hasattr(model.model if hasattr(model, "model") else model, "rotary_emb"):
         model.model.rotary_emb = Rotary(model.config, model.model.rotary_emb)
+    keys = dict(keys)
+    if tables := keys.pop("new_tokens", []):
+        rows = model.config.vocab_size
+        model.resize_token_embeddings(rows + NEW_TOKENS, mean_resizing=False)
+        keys["trainable_token_indices"] = {table: list(range(rows, rows + NEW_TOKENS)) for table in tables}
     model = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", lora_dropout=0.0, **keys))
     with torch.no_grad():
         for name, p in model.named_parameters() if "init_lora_weights" not in keys else []:
-            if "lora_B" in name or "magnitude" in name:
+            if "lora_B" in name or "magnitude" in name or "tokens_delta" in name:
                 p.add_(torch.randn(p.shape) * 0.15)
     model.peft_config["default"].base_model_name_or_path = base
     return model.eval()
 
 
 def file_name(parameter: str) -> str:
-    return parameter.replace("_vector.default.weight", "_vector").replace(".default.", ".")
+    tokens = parameter.replace(".token_adapter.trainable_tokens_delta.default", ".added.weight")
+    return tokens.replace("_vector.default.weight", "_vector").replace(".default.", ".")
 
 
 def run_golden(model) -> dict[str, torch.Tensor]:
@@ -62,7 +71,7 @@ def run_golden(model) -> dict[str, torch.Tensor]:
 
     def run(model):
         golden = adamw_golden(forward, model, tokens)
-        final = {k: v for k, v in golden.items() if "lora_" in k}
+        final = {k: v for k, v in golden.items() if "lora_" in k or "tokens_delta" in k}
         named = {file_name(k.replace("base_model.model.", "", 1)): v for k, v in final.items()}
         return {k: v for k, v in golden.items() if not k.startswith("final.")} | named
 

@@ -137,6 +137,7 @@ impl Model for ConvNet {
             weight: "classes.weight".into(),
             bias: Some("classes.bias".into()),
             vocab: CLASSES,
+            added: 0,
             hidden: HIDDEN,
             init: normal(HIDDEN),
         };

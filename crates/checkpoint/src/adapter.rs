@@ -4,6 +4,7 @@
 //! `.lora_magnitude_vector`. What the configuration says beyond rank, factor, dropout, DoRA and targets is refused unless it is off: an adapter that is read otherwise than it was
 //! trained gives other results.
 
+use std::ops::Range;
 use std::path::Path;
 
 use serde_json::{Value, json};
@@ -13,6 +14,9 @@ use crate::{CheckpointError, Result};
 
 /// Beginning of the names of all tensors: the wrappers of PEFT around the model.
 pub const ADAPTER_PREFIX: &str = "base_model.model.";
+
+/// End of the names of rows of tokens that are trained beside a frozen table, behind the name of its layer.
+pub const TOKENS_END: &str = ".token_adapter.trainable_tokens_delta";
 
 /// Keys that say nothing about what the adapter computes.
 const IGNORED: [&str; 12] = [
@@ -45,6 +49,8 @@ pub struct AdapterConfig {
     pub dora: bool,
     /// Names, or ends of names after a dot, of the layers that have an adapter.
     pub targets: Vec<String>,
+    /// `trainable_token_indices`: neighbouring tokens whose rows are trained, in all tables that have tensors.
+    pub tokens: Option<Range<usize>>,
 }
 
 impl AdapterConfig {
@@ -72,6 +78,11 @@ impl AdapterConfig {
                 "use_rslora" => found.rslora = value.as_bool().ok_or_else(|| wrong("true or false"))?,
                 "use_dora" => found.dora = value.as_bool().ok_or_else(|| wrong("true or false"))?,
                 "target_modules" => found.targets = targets(dir, value).ok_or_else(|| wrong("names"))?,
+                "trainable_token_indices" if !is_off(value) => {
+                    let tokens =
+                        tokens(value).ok_or_else(|| wrong("neighbouring tokens, the same of each table"))?;
+                    found.tokens = Some(tokens);
+                }
                 "bias" if value == "none" => {}
                 "init_lora_weights" if value.is_boolean() || value == "gaussian" => {}
                 key if IGNORED.contains(&key) || is_off(value) => {}
@@ -86,7 +97,11 @@ impl AdapterConfig {
     }
 
     /// The file of this adapter of a model with this path. `fan_in_fan_out`: weights of the model's layers are `[in, out]`.
-    pub fn to_json(&self, base: Option<&str>, fan_in_fan_out: bool) -> Value {
+    /// `tables`: the layers that have rows of tokens, by the ends of their names.
+    pub fn to_json(&self, base: Option<&str>, fan_in_fan_out: bool, tables: &[&str]) -> Value {
+        let of_table =
+            |table: &&str| (table.to_string(), self.tokens.clone().into_iter().flatten().collect());
+        let tokens: serde_json::Map<String, Value> = tables.iter().map(of_table).collect();
         json!({
             "base_model_name_or_path": base,
             "bias": "none",
@@ -99,6 +114,7 @@ impl AdapterConfig {
             "r": self.rank,
             "target_modules": self.targets,
             "task_type": "CAUSAL_LM",
+            "trainable_token_indices": if tokens.is_empty() { Value::Null } else { tokens.into() },
             "use_dora": self.dora,
             "use_rslora": self.rslora,
         })
@@ -118,8 +134,32 @@ impl AdapterConfig {
 /// PEFT's values for keys that are left out; no rank and no targets.
 impl Default for AdapterConfig {
     fn default() -> AdapterConfig {
-        AdapterConfig { rank: 0, alpha: 8.0, dropout: 0.0, rslora: false, dora: false, targets: Vec::new() }
+        AdapterConfig {
+            rank: 0,
+            alpha: 8.0,
+            dropout: 0.0,
+            rslora: false,
+            dora: false,
+            targets: Vec::new(),
+            tokens: None,
+        }
     }
+}
+
+/// Neighbouring tokens, of which each table has all.
+fn tokens(value: &Value) -> Option<Range<usize>> {
+    let lists: Vec<&Vec<Value>> = match value {
+        Value::Array(list) => vec![list],
+        Value::Object(tables) => tables.values().map(Value::as_array).collect::<Option<_>>()?,
+        _ => return None,
+    };
+    let first = usize::try_from(lists.first()?.first()?.as_u64()?).ok()?;
+    let found = first..first + lists[0].len();
+    let is_same = |list: &&Vec<Value>| {
+        list.len() == found.len()
+            && list.iter().zip(found.clone()).all(|(token, expected)| token.as_u64() == Some(expected as u64))
+    };
+    lists.iter().all(is_same).then_some(found)
 }
 
 /// A list as it is; for a regular expression, the layers of the tensors that are there.

@@ -33,7 +33,7 @@ mod tensor_file;
 mod verify;
 mod write;
 
-pub use adapter::{ADAPTER_PREFIX, AdapterConfig};
+pub use adapter::{ADAPTER_PREFIX, AdapterConfig, TOKENS_END};
 pub use commit::{added, begin, commit, discard, is_checkpoint, purge, settle};
 pub use error::CheckpointError;
 pub use gguf::{GGUF_MAGIC, GgufTensor, GgufType, GgufValue, write_gguf};

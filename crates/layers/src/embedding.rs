@@ -21,8 +21,10 @@ pub struct Embedding {
     pub positions: Option<PositionTable>,
     /// Name of the table of the two token types (BERT's segments), if there is one.
     pub types: Option<String>,
-    /// Rows of the token table.
+    /// Number of tokens.
     pub vocab: usize,
+    /// The last of them whose rows are a parameter of their own, so that they are trained beside a frozen table ([`added_rows`]).
+    pub added: usize,
     /// Width.
     pub hidden: usize,
     /// Initial values of all tables.
@@ -36,6 +38,19 @@ pub struct PositionTable {
     /// Its rows: the longest sequence.
     pub rows: usize,
 }
+
+/// Name of the rows of added tokens, beside those of the table of this name.
+pub fn added_rows(table: &str) -> String {
+    format!("{}{ADDED}", table.strip_suffix(".weight").unwrap_or(table))
+}
+
+/// The table beside which a parameter has the rows of added tokens; None for other parameters.
+pub fn table_of_added(parameter: &str) -> Option<String> {
+    Some(format!("{}.weight", parameter.strip_suffix(ADDED)?))
+}
+
+/// End of the name of the rows of added tokens.
+const ADDED: &str = ".added.weight";
 
 /// Number of token types.
 const TYPES: usize = 2;
@@ -60,6 +75,30 @@ impl Embedding {
     /// Which parameter the table of types is.
     fn types_index(&self) -> usize {
         1 + usize::from(self.positions.is_some())
+    }
+
+    /// Which parameter the rows of added tokens are.
+    fn added_index(&self) -> usize {
+        self.types_index() + usize::from(self.types.is_some())
+    }
+
+    /// The added tokens' rows.
+    fn added_lookup(&self) -> Lookup {
+        Lookup::Token { first: self.vocab - self.added, vocab: self.vocab }
+    }
+
+    /// Returns whether the rows of added tokens are trained, and there are some.
+    pub fn trains_added(&self, parameters: Parameters) -> bool {
+        self.added > 0 && parameters.is_trained(self.added_index())
+    }
+
+    /// Writes or adds the gradient of the rows of added tokens, where it is wanted; of all ids.
+    pub fn added_gradient(&self, cx: &Context, parameters: Parameters, ids: &Tensor, dy: &Tensor) {
+        let wanted = if self.added > 0 { parameters.gradient(self.added_index()) } else { None };
+        if let Some(mut gradient) = wanted {
+            let (rows, accumulate) = gradient.write();
+            cx.device.embedding_backward(ids.view(), self.added_lookup(), dy.view(), rows, accumulate);
+        }
     }
 
     /// Learned position embeddings, if there are any, for rows whose positions count from that of the first one.
@@ -92,6 +131,10 @@ impl Embedding {
             let table = parameters.value(self.types_index());
             cx.device.embedding(rows.ids.view(), Lookup::Type, table, None, true, y.view_mut());
         }
+        if self.added > 0 {
+            let table = parameters.value(self.added_index());
+            cx.device.embedding(rows.ids.view(), self.added_lookup(), table, None, true, y.view_mut());
+        }
     }
 
     /// Writes or adds the gradients of the position and type tables, where they are wanted; dy `[.., hidden]`.
@@ -115,7 +158,8 @@ impl Embedding {
                 }
             }
         }
-        if let Some(mut gradient) = parameters.gradient(self.types_index()) {
+        let of_types = self.types.as_ref().and_then(|_| parameters.gradient(self.types_index()));
+        if let Some(mut gradient) = of_types {
             let (dtypes, accumulate) = gradient.write();
             cx.device.embedding_backward(rows.ids.view(), Lookup::Type, dy.view(), dtypes, accumulate);
         }
@@ -136,7 +180,9 @@ impl Layer for Embedding {
             |name: &String, rows| ParameterSpec::new(name, Kind::Table, [rows, self.hidden], self.init);
         let positions = self.positions.iter().map(|positions| table(&positions.name, positions.rows));
         let types = self.types.iter().map(|name| table(name, TYPES));
-        std::iter::once(table(&self.tokens, self.vocab)).chain(positions).chain(types).collect()
+        let added = (self.added > 0).then(|| table(&added_rows(&self.tokens), self.added));
+        let own = std::iter::once(table(&self.tokens, self.vocab - self.added));
+        own.chain(positions).chain(types).chain(added).collect()
     }
 
     /// x: `[batch, seq]` u32 -> y: `[batch, seq, hidden]`
@@ -161,6 +207,7 @@ impl Layer for Embedding {
             let lookup = Lookup::Token { first: 0, vocab: self.vocab };
             cx.device.embedding_backward(ids.view(), lookup, dy.view(), dtable, accumulate);
         }
+        self.added_gradient(cx, parameters, &ids, &dy);
         self.gradients_everywhere(cx, parameters, &self.rows(cx, &ids), &dy);
         Ok(None)
     }

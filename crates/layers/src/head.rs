@@ -6,6 +6,8 @@
 //! the statistics of a slice's logits and its loss, a caller may exchange four numbers per row with the ranks that
 //! have other classes.
 
+use std::cell::RefMut;
+use std::ops::Range;
 use std::sync::Arc;
 
 use phalanx_tensor::operations::{BiasGradient, InputGradient, WeightGradient};
@@ -15,7 +17,8 @@ use phalanx_tensor::{
 };
 
 use crate::activation::Activation;
-use crate::call::{Call, Parameters};
+use crate::call::{Call, Gradient, Parameters};
+use crate::embedding::added_rows;
 use crate::failure::Result;
 use crate::init::Init;
 use crate::inputs::TARGETS;
@@ -84,6 +87,8 @@ pub struct LinearCrossEntropy {
     pub bias: Option<String>,
     /// Classes.
     pub vocab: usize,
+    /// The last of them whose rows are a parameter of their own, as those of [`crate::Embedding::added`]; then there is no bias.
+    pub added: usize,
     /// Width.
     pub hidden: usize,
     /// Initial weight, the same as the table's when tied; the bias starts at zero.
@@ -100,10 +105,12 @@ pub struct HeadInput<'a> {
     pub targets: &'a Tensor,
     /// Factors of the loss.
     pub numbers: CrossEntropy,
-    /// The classes whose logits are computed here.
+    /// The classes whose logits are computed here, without added ones, which are computed by every holder.
     pub classes: Classes,
     /// True if dx is wanted.
     pub input_wanted: bool,
+    /// True if dx of added classes is wanted apart: that of the others is then one term of a sum over holders.
+    pub apart: bool,
 }
 
 /// A range of classes.
@@ -117,7 +124,13 @@ pub struct Classes {
 
 impl LinearCrossEntropy {
     fn all(&self) -> Classes {
-        Classes { first: 0, here: self.vocab }
+        Classes { first: 0, here: self.vocab - self.added }
+    }
+
+    /// The added classes, with the parameter that has their rows, if there are some.
+    fn of_added(&self, parameters: Parameters) -> Option<(Classes, usize)> {
+        let classes = Classes { first: self.vocab - self.added, here: self.added };
+        (self.added > 0).then(|| (classes, parameters.len() - 1))
     }
 
     /// The weight as an operand of a product.
@@ -131,7 +144,8 @@ impl LinearCrossEntropy {
         let mut dx = cx.activation(x.shape(), "head.dx");
         let rows = x.shape().rows_cols();
         let (flat, to) = (x.view().reshape(rows), dx.view_mut().reshape(rows));
-        linear_gradients(cx, flat, self.weight(parameters.value(0)), (dlogits, false), Some(to), parameters);
+        let (dx_of, gradients) = ((Some(to), false), [0, 1].map(|index| parameters.gradient(index)));
+        linear_gradients(cx, flat, self.weight(parameters.value(0)), (dlogits, false), dx_of, gradients);
         dx
     }
 
@@ -144,11 +158,11 @@ impl LinearCrossEntropy {
     }
 
     /// Computes the loss `[1]` f32 of [`Head::loss_of_rows`] with some of the classes; `parameters` are the weight `[here,
-    /// hidden]` and the bias `[here]` of these classes. It also computes their parameter gradients that are wanted, and where
-    /// dx is wanted, their term of it, with the shape of x.
+    /// hidden]` and the bias `[here]` of these classes, and the rows of added ones. It also computes their parameter gradients that are
+    /// wanted, and where dx is wanted, their term of it, with the shape of x; behind it that of added classes, if it is wanted apart.
     ///
     /// `exchange` is called once for each slice of rows, in order: it is given the statistics of these classes,
-    /// `[rows, 4]` f32, and returns those of all classes, `[parts, rows, 4]`.
+    /// `[rows, 4]` f32, and returns those of all classes but the added, `[parts, rows, 4]`.
     ///
     /// # Errors
     /// The errors of `exchange`.
@@ -158,53 +172,135 @@ impl LinearCrossEntropy {
         parameters: Parameters,
         (input, mut terms): (HeadInput, RowTerms),
         exchange: &mut dyn FnMut(Tensor) -> Result<Tensor>,
-    ) -> Result<(Tensor, Option<Tensor>)> {
-        let HeadInput { x: input, targets, numbers, classes, input_wanted } = input;
-        let Classes { first, here: columns } = classes;
+    ) -> Result<(Tensor, [Option<Tensor>; 2])> {
+        let HeadInput { x: input, targets, numbers, classes, input_wanted, apart } = input;
         let (x, targets) = (input.view(), targets.view());
         let [rows, hidden] = x.shape().rows_cols();
         assert!(rows > 0 && targets.elements() == rows, "{rows} rows against {targets:?}");
-        let w = self.weight(parameters.value(0));
-        assert_eq!(w.matrix.dims(), [columns, hidden], "classes {first} .. of {}", self.vocab);
+        assert!(self.added == 0 || self.bias.is_none(), "added classes have no bias");
         let max_rows = self.slice_rows(cx, rows);
         let train = input_wanted || parameters.want_gradients();
-        let workspace =
-            |dtype, shape: [usize; 2], name| cx.device.alloc(dtype, shape, Category::Workspace, name);
-        let stride = logits_stride(columns);
-        let mut logits = train.then(|| workspace(cx.compute, [max_rows, stride], "head.logits_slice"));
-        let width = 4 * vocabulary_blocks(columns);
-        let mut blocks = workspace(DType::F32, [max_rows, width], "head.blocks");
+        let part = |classes, index| {
+            Part::new(
+                cx,
+                (classes, index),
+                self.weight(parameters.value(index)),
+                [max_rows, usize::from(train)],
+            )
+        };
+        let mut own = part(classes, 0);
+        let mut added = self.of_added(parameters).map(|(classes, index)| part(classes, index));
+        assert_eq!(own.w.in_out(), [hidden, classes.here], "{classes:?} of {}", self.vocab);
         let mut sum = cx.device.alloc(DType::F64, [1], Category::Workspace, "head.sum");
         let mut dx = input_wanted.then(|| cx.activation(x.shape(), "head.dx"));
-        for start in (0..rows).step_by(max_rows) {
-            let count = max_rows.min(rows - start);
-            let flat = start * hidden..(start + count) * hidden;
-            let mut slice = Slice {
-                x: x.range(flat.clone()).reshape([count, hidden]),
-                w,
-                bias: parameters.get(1),
-                targets: targets.range(start..start + count),
-                first,
-                classes: self.vocab,
-                numbers,
-                logits: logits
-                    .as_mut()
-                    .map(|l| l.view_mut().range(0..count * stride).reshape([count, stride])),
-                blocks: blocks.view_mut().range(0..count * width).reshape([count, width]),
-            };
-            let here = start..start + count;
-            let own = slice.statistics(cx);
-            let weights = terms.weights.map(|weights| weights.view().range(here.clone()));
-            let losses = terms.losses.as_mut().map(|losses| losses.view_mut().range(here));
-            slice.loss(cx, exchange(own)?, (weights, losses), (sum.view_mut(), start > 0));
-            if train {
-                let dx = dx.as_mut().map(|dx| dx.view_mut().range(flat).reshape([count, hidden]));
-                slice.gradients(cx, dx, parameters);
+        let mut apart =
+            (input_wanted && apart && added.is_some()).then(|| cx.activation(x.shape(), "head.dx_of_added"));
+        let slices = (0..rows).step_by(max_rows).map(|start| start..(start + max_rows).min(rows));
+        for slice in slices {
+            let (count, first) = (slice.len(), slice.start == 0);
+            let flat = slice.start * hidden..slice.end * hidden;
+            let weights = terms.weights.map(|weights| weights.view().range(slice.clone()));
+            let losses = terms.losses.as_mut().map(|losses| losses.view_mut().range(slice.clone()));
+            let (x, targets) = (x.range(flat.clone()).reshape([count, hidden]), targets.range(slice));
+            let rows = Rows { x, targets, classes: self.vocab, numbers };
+            let bias = self.bias.as_ref().and_then(|_| parameters.get(1));
+            let mut all = exchange(own.slice(rows, bias).statistics(cx))?;
+            if let Some(added) = &mut added {
+                all = with_part(cx, all, added.slice(rows, None).statistics(cx));
             }
+            own.slice(rows, bias).loss(cx, &all, (weights, losses), (sum.view_mut(), !first));
+            if train {
+                let dx = rows_of(&mut dx, &flat, hidden);
+                let bias_gradient = parameters.gradient(1).filter(|_| self.bias.is_some());
+                own.slice(rows, bias).gradients(cx, (dx, false), [parameters.gradient(0), bias_gradient]);
+            }
+            let Some(added) = added.as_mut().filter(|_| train) else { continue };
+            let index = parameters.len() - 1;
+            let mut unused = cx.device.alloc(DType::F64, [1], Category::Workspace, "head.sum_of_added");
+            added.slice(rows, None).loss(cx, &all, (weights, None), (unused.view_mut(), false));
+            let joined = apart.is_none();
+            let dx = rows_of(if joined { &mut dx } else { &mut apart }, &flat, hidden);
+            added.slice(rows, None).gradients(cx, (dx, joined), [parameters.gradient(index), None]);
         }
         let mut loss = cx.statistics([1], "head.loss");
         cx.device.scaled(sum.view(), numbers.scale, loss.view_mut());
-        Ok((loss, dx))
+        Ok((loss, [dx, apart]))
+    }
+}
+
+/// Rows of dx, if it is wanted, with these elements.
+fn rows_of<'a>(dx: &'a mut Option<Tensor>, elements: &Range<usize>, hidden: usize) -> Option<ViewMut<'a>> {
+    let view = dx.as_mut()?.view_mut().range(elements.clone());
+    Some(view.reshape([elements.len() / hidden, hidden]))
+}
+
+/// `[parts, rows, 4]` and `[rows, 4]` as `[parts + 1, rows, 4]`.
+fn with_part(cx: &Context, all: Tensor, own: Tensor) -> Tensor {
+    let [parts, rows, four] = all.dims();
+    let mut both =
+        cx.device.alloc(DType::F32, [parts + 1, rows, four], Category::Workspace, "head.statistics_of_parts");
+    let each = rows * four;
+    cx.device.copy(all.view(), both.view_mut().range(0..parts * each));
+    cx.device.copy(own.view(), both.view_mut().range(parts * each..(parts + 1) * each));
+    both
+}
+
+/// Classes that one matrix has, and their workspace.
+struct Part<'a> {
+    w: Weight<'a>,
+    classes: Classes,
+    /// In training.
+    logits: Option<Tensor>,
+    blocks: Tensor,
+}
+
+/// Rows of a slice, and what their loss is.
+#[derive(Clone, Copy)]
+struct Rows<'a> {
+    /// `[rows, hidden]`
+    x: View<'a>,
+    /// `[rows]`
+    targets: View<'a>,
+    classes: usize,
+    numbers: CrossEntropy,
+}
+
+impl<'a> Part<'a> {
+    /// Workspace for slices of so many rows, in training or not.
+    fn new(
+        cx: &Context,
+        (classes, index): (Classes, usize),
+        w: Weight<'a>,
+        [rows, train]: [usize; 2],
+    ) -> Part<'a> {
+        let names = if index == 0 {
+            ["head.logits_slice", "head.blocks"]
+        } else {
+            ["head.added_logits", "head.added_blocks"]
+        };
+        let alloc = |dtype, columns, name| cx.device.alloc(dtype, [rows, columns], Category::Workspace, name);
+        let logits = (train > 0).then(|| alloc(cx.compute, logits_stride(classes.here), names[0]));
+        let blocks = alloc(DType::F32, 4 * vocabulary_blocks(classes.here), names[1]);
+        Part { w, classes, logits, blocks }
+    }
+
+    /// A slice of rows.
+    fn slice<'s>(&'s mut self, rows: Rows<'s>, bias: Option<View<'s>>) -> Slice<'s> {
+        let Rows { x, targets, classes, numbers } = rows;
+        let count = targets.elements();
+        let Part { w, classes: Classes { first, here }, logits, blocks } = self;
+        let (stride, width) = (logits_stride(*here), 4 * vocabulary_blocks(*here));
+        Slice {
+            x,
+            w: *w,
+            bias,
+            targets,
+            first: *first,
+            classes,
+            numbers,
+            logits: logits.as_mut().map(|l| l.view_mut().range(0..count * stride).reshape([count, stride])),
+            blocks: blocks.view_mut().range(0..count * width).reshape([count, width]),
+        }
     }
 }
 
@@ -250,7 +346,7 @@ impl Slice<'_> {
     fn loss(
         &mut self,
         cx: &Context,
-        all: Tensor,
+        all: &Tensor,
         (weights, losses): (Option<View>, Option<ViewMut>),
         (sum, accumulate): (ViewMut, bool),
     ) {
@@ -270,32 +366,36 @@ impl Slice<'_> {
         });
     }
 
-    fn gradients(&self, cx: &Context, dx: Option<ViewMut>, parameters: Parameters) {
+    /// dx (written or added), and the gradients of weight and bias that are wanted.
+    fn gradients(&self, cx: &Context, dx: (Option<ViewMut>, bool), wanted: Wanted) {
         let Some(dlogits) = self.logits.as_ref().map(|l| l.as_view()) else {
             panic!("derivatives need the logits that only training stores");
         };
-        linear_gradients(cx, self.x, self.w, (dlogits, true), dx, parameters);
+        linear_gradients(cx, self.x, self.w, (dlogits, true), dx, wanted);
     }
 }
 
-/// dx = dlogits · w (overwrites), and dw and db (written or added), where they are wanted. `dlogits`: with whether its rows are
+/// The gradients of weight and bias, where they are wanted.
+type Wanted<'a> = [Option<RefMut<'a, Gradient<'a>>>; 2];
+
+/// dx = dlogits · w (overwrites, or adds), and dw and db (written or added), where they are wanted. `dlogits`: with whether its rows are
 /// padded.
 fn linear_gradients(
     cx: &Context,
     x: View,
     w: Weight,
     (dy, padded): (View, bool),
-    dx: Option<ViewMut>,
-    parameters: Parameters,
+    (dx, accumulate): (Option<ViewMut>, bool),
+    [weight, bias]: Wanted,
 ) {
     if let Some(dx) = dx {
-        cx.device.run(InputGradient { dy, padded, w, dx, accumulate: false });
+        cx.device.run(InputGradient { dy, padded, w, dx, accumulate });
     }
-    if let Some(mut gradient) = parameters.gradient(0) {
+    if let Some(mut gradient) = weight {
         let (dw, accumulate) = gradient.write();
         cx.device.run(WeightGradient { x, dy, padded, dw, layout: w.layout, accumulate });
     }
-    if let Some(mut gradient) = parameters.gradient(1) {
+    if let Some(mut gradient) = bias {
         let (db, accumulate) = gradient.write();
         cx.device.run(BiasGradient { dy, padded, db, accumulate });
     }
@@ -303,10 +403,12 @@ fn linear_gradients(
 
 impl Head for LinearCrossEntropy {
     fn parameters(&self) -> Vec<ParameterSpec> {
-        let shape = vec![self.vocab, self.hidden];
-        let weight = ParameterSpec::new(&self.weight, Kind::Head, shape, self.init);
+        let weight =
+            |name: &str, rows| ParameterSpec::new(name, Kind::Head, vec![rows, self.hidden], self.init);
         let bias = |name: &String| ParameterSpec::new(name, Kind::Bias, [self.vocab], Init::Zeros);
-        std::iter::once(weight).chain(self.bias.as_ref().map(bias)).collect()
+        let added = (self.added > 0).then(|| weight(&added_rows(&self.weight), self.added));
+        let own = std::iter::once(weight(&self.weight, self.vocab - self.added));
+        own.chain(self.bias.as_ref().map(bias)).chain(added).collect()
     }
 
     /// x: `[batch, seq, hidden]`, input `targets`: `[batch, seq]` u32 -> `[1]`, and dx
@@ -323,12 +425,14 @@ impl Head for LinearCrossEntropy {
     ) -> Result<(Tensor, Option<Activation>)> {
         let Call { parameters, x, input_wanted, .. } = call;
         let targets = cx.input(TARGETS);
-        let input = HeadInput { x: &x, targets: &targets, numbers, classes: self.all(), input_wanted };
-        let (loss, dx) = self.pass(cx, parameters, (input, terms), &mut alone)?;
+        let (classes, apart) = (self.all(), false);
+        let input = HeadInput { x: &x, targets: &targets, numbers, classes, input_wanted, apart };
+        let (loss, [dx, _]) = self.pass(cx, parameters, (input, terms), &mut alone)?;
         Ok((loss, dx.map(Arc::new)))
     }
 
     fn logits(&self, cx: &Context, parameters: Parameters, x: View) -> Tensor {
+        assert_eq!(self.added, 0, "models that are sampled have their added rows in their tables");
         let [rows, _] = x.shape().rows_cols();
         let mut y = cx.device.alloc(cx.compute, [rows, self.vocab], Category::Workspace, "head.logits");
         let epilogue = Epilogue { bias: parameters.get(1), residual: None };
@@ -337,7 +441,7 @@ impl Head for LinearCrossEntropy {
     }
 
     fn as_linear(&self) -> Option<&LinearCrossEntropy> {
-        Some(self)
+        (self.added == 0).then_some(self)
     }
 }
 

@@ -51,7 +51,7 @@ pub use combinators::Sequence;
 pub use cut::Cut;
 pub use dropout::Dropped;
 pub use each_row::{OnEachRow, RowFunction};
-pub use embedding::{Embedding, PositionTable};
+pub use embedding::{Embedding, PositionTable, added_rows, table_of_added};
 pub use failure::{Failure, Result};
 pub use fork::Fork;
 pub use gated::Gated;

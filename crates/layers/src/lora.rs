@@ -14,6 +14,7 @@ use crate::combinators::Sequence;
 use crate::cut::Cut;
 pub use crate::dora::rescaled_by;
 use crate::dora::{END, Magnitudes};
+use crate::embedding::table_of_added;
 use crate::head_norm::SumOfShares;
 use crate::init::Init;
 use crate::layer::AnyLayer;
@@ -36,6 +37,8 @@ pub struct Lora {
     pub init: AdapterInit,
     /// True if each adapted result has magnitudes, which are trained beside the adapter (DoRA).
     pub magnitudes: bool,
+    /// Number of tokens, the last ones, whose rows of the token table and the output projection are trained beside the frozen others.
+    pub added: usize,
     /// Returns whether the result of this name of a linear layer has an adapter.
     pub targets: Arc<dyn Fn(&str) -> bool + Send + Sync>,
 }
@@ -54,9 +57,9 @@ pub enum AdapterInit {
 
 impl fmt::Debug for Lora {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Lora { width, scale, dropout, init, magnitudes, targets: _ } = self;
+        let Lora { width, scale, dropout, init, magnitudes, added, targets: _ } = self;
         write!(f, "Lora {{ width: {width}, scale: {scale}, dropout: {dropout}, init: {init:?}, ")?;
-        write!(f, "magnitudes: {magnitudes} }}")
+        write!(f, "magnitudes: {magnitudes}, added: {added} }}")
     }
 }
 
@@ -138,6 +141,11 @@ pub fn adapted_by(parameter: &str) -> Option<&str> {
         |name: &'_ str| -> Option<usize> { ENDS.iter().find_map(|end| name.strip_suffix(end)).map(str::len) };
     let matrix = parameter.strip_suffix(".weight").and_then(of_matrix);
     matrix.map(|end| &parameter[..end]).or_else(|| rescaled_by(parameter))
+}
+
+/// Returns whether a parameter is trained beside a frozen base: that of an adapter, or the rows of added tokens.
+pub fn is_beside_base(parameter: &str) -> bool {
+    adapted_by(parameter).is_some() || table_of_added(parameter).is_some()
 }
 
 /// Name of the magnitudes of this result.

@@ -21,6 +21,7 @@ fn head(bias: bool) -> LinearCrossEntropy {
         weight: "decoder.weight".into(),
         bias: bias.then(|| "decoder.bias".into()),
         vocab: VOCAB,
+        added: 0,
         hidden: HIDDEN,
         init: Init::Normal(0.3),
     }
@@ -85,8 +86,9 @@ fn part(device: &Device, bias: bool, [first, end]: [usize; 2], others: Option<&[
         }
     };
     let (cx, targets, classes) = (context(device), targets(device), Classes { first, here: columns });
-    let input = HeadInput { x: &x, targets: &targets, numbers: NUMBERS, classes, input_wanted: true };
-    let (loss, dx) = {
+    let input =
+        HeadInput { x: &x, targets: &targets, numbers: NUMBERS, classes, input_wanted: true, apart: false };
+    let (loss, [dx, _]) = {
         let slots = [Gradient::new(dw.view_mut(), write_w), Gradient::new(db.view_mut(), write_b)];
         let with_slot = |(value, slot)| Parameter::with_gradient(value, Some(slot));
         let parameters: Vec<_> = [w.view(), b.view()].into_iter().zip(slots).map(with_slot).collect();
@@ -96,6 +98,47 @@ fn part(device: &Device, bias: bool, [first, end]: [usize; 2], others: Option<&[
     let db = if bias { read(device, &db) } else { Vec::new() };
     let results = [read(device, &loss), read(device, &dx.unwrap()), read(device, &dw), db];
     Part { results, own }
+}
+
+/// Loss, dx and the gradient of all rows, of which the last `added` are a parameter of their own.
+fn with_added(device: &Device, added: usize) -> [Vec<f32>; 3] {
+    let head = LinearCrossEntropy { added, ..head(false) };
+    let x = tensor(device, [1, ROWS, HIDDEN], &values("x", ROWS * HIDDEN));
+    let w = values("w", VOCAB * HIDDEN);
+    let (mut parameters, mut gradients) = (Vec::new(), Vec::new());
+    for rows in [0..VOCAB - added, VOCAB - added..VOCAB].into_iter().filter(|rows| !rows.is_empty()) {
+        let shape = [rows.len(), HIDDEN];
+        parameters.push(tensor(device, shape, &w[rows.start * HIDDEN..rows.end * HIDDEN]));
+        gradients.push(tensor(device, shape, &vec![0.0; rows.len() * HIDDEN]));
+    }
+    let shapes: Vec<_> = head.parameters().into_iter().map(|spec| spec.shape).collect();
+    assert_eq!(shapes, parameters.iter().map(|p| p.shape().as_slice().to_vec()).collect::<Vec<_>>());
+    let mut written = vec![false; parameters.len()];
+    let inputs = Inputs::only(TARGETS, targets(device).into());
+    let cx = context(device).with(&inputs);
+    let (loss, dx) = {
+        let own = Parameter::with_gradients(&parameters, &mut gradients, &mut written);
+        head.loss(&cx, Call::new(Parameters::new(&own), x.into()), NUMBERS).unwrap()
+    };
+    let gradient = gradients.iter().flat_map(|gradient| read(device, gradient)).collect();
+    [read(device, &loss), read(device, &dx.unwrap()), gradient]
+}
+
+/// 260, a target, is an added class; so is 130, with half of them.
+#[test]
+fn added_classes_are_those_of_one_matrix() {
+    let device = Device::new(Cpu::new(2), Arena::heap());
+    let whole = with_added(&device, 0);
+    for added in [1, 31, 140] {
+        for (which, (whole, parts)) in whole.iter().zip(with_added(&device, added)).enumerate() {
+            let largest = whole.iter().fold(0f32, |a, x| a.max(x.abs()));
+            assert_eq!(whole.len(), parts.len());
+            for (i, (x, y)) in whole.iter().zip(&parts).enumerate() {
+                // As in the test of parts below.
+                assert!((x - y).abs() <= 64.0 * f32::EPSILON * largest, "{added}: {which}[{i}]: {y} for {x}");
+            }
+        }
+    }
 }
 
 #[test]

@@ -32,7 +32,10 @@ fn layers() -> (Sequence, LinearCrossEntropy) {
     ];
     let (weight, bias) = ("classes.weight".into(), Some("classes.bias".into()));
     let init = Init::Normal(0.5);
-    (Sequence::new(layers), LinearCrossEntropy { weight, bias, vocab: CLASSES, hidden: FEATURES, init })
+    (
+        Sequence::new(layers),
+        LinearCrossEntropy { weight, bias, vocab: CLASSES, added: 0, hidden: FEATURES, init },
+    )
 }
 
 /// The mean loss, by definition; x, then the parameters.

@@ -23,7 +23,7 @@ fn lora(dropout: f32, targets: &'static [&'static str]) -> Lora {
 /// Adapters with this dropout, and with magnitudes or not.
 fn of_kind((dropout, magnitudes): (f32, bool), targets: &'static [&'static str]) -> Lora {
     let targets = Arc::new(|name: &str| targets.contains(&name));
-    Lora { width: RANK, scale: 0.75, dropout, init: AdapterInit::Uniform, magnitudes, targets }
+    Lora { width: RANK, scale: 0.75, dropout, init: AdapterInit::Uniform, magnitudes, added: 0, targets }
 }
 
 fn joined(bias: bool) -> Linear {

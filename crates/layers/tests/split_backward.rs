@@ -225,6 +225,7 @@ fn embedding(positions: bool, types: bool) -> Embedding {
         positions: positions.then(|| PositionTable { name: "positions".into(), rows: SEQ + 2 }),
         types: types.then(|| "types".into()),
         vocab: VOCAB,
+        added: 0,
         hidden: HIDDEN,
         init: Init::Normal(0.3),
     }

@@ -136,6 +136,7 @@ impl Bert {
             weight: WORDS.into(),
             bias: Some("cls.predictions.bias".into()),
             vocab: self.vocab,
+            added: 0,
             hidden: self.hidden,
             init: NORMAL,
         };
@@ -157,6 +158,7 @@ impl Bert {
             weight: "classifier.weight".into(),
             bias: Some("classifier.bias".into()),
             vocab: self.labels.len(),
+            added: 0,
             hidden: self.hidden,
             init: NORMAL,
         };
@@ -171,6 +173,7 @@ impl Bert {
             positions: Some(PositionTable { name: name("position_embeddings.weight"), rows: self.positions }),
             types: Some(name("token_type_embeddings.weight")),
             vocab: self.vocab,
+            added: 0,
             hidden: self.hidden,
             init: NORMAL,
         };

@@ -131,6 +131,7 @@ impl Gpt2 {
             weight: "transformer.wte.weight".into(),
             bias: None,
             vocab: self.vocab,
+            added: 0,
             hidden: self.hidden,
             init: Init::Normal(0.02),
         };
@@ -143,6 +144,7 @@ impl Gpt2 {
             positions: Some(PositionTable { name: "transformer.wpe.weight".into(), rows: self.positions }),
             types: None,
             vocab: self.vocab,
+            added: 0,
             hidden: self.hidden,
             init: Init::Normal(0.02),
         };
@@ -375,6 +377,10 @@ impl Model for Gpt2 {
                 .numbered_layers()
                 .and_then(|numbered| numbered.of(name))
                 .is_some_and(|layer| layer < self.layers)
+    }
+
+    fn with_vocab(&self, vocab: usize) -> Option<std::sync::Arc<dyn Model>> {
+        Some(Gpt2 { vocab, ..self.clone() }.into())
     }
 
     fn dropping(&self, dropout: Dropouts) -> std::sync::Arc<dyn Model> {

@@ -117,6 +117,11 @@ pub trait Model: Send + Sync + std::fmt::Debug {
         None
     }
 
+    /// The same model with so many token ids; None where there is no such model.
+    fn with_vocab(&self, _vocab: usize) -> Option<Arc<dyn Model>> {
+        None
+    }
+
     /// Its `config.json`, which [`from_config`](crate::from_config) reads; null for a model that has no such file.
     fn to_config(&self) -> Value {
         json!(null)

@@ -52,6 +52,7 @@ fn network(tensor: &TensorParallel) -> Network {
         positions: Some(PositionTable { name: "positions".into(), rows: SEQ }),
         types: None,
         vocab: VOCAB,
+        added: 0,
         hidden: HIDDEN,
         init: Init::Normal(1.0),
     };
@@ -68,6 +69,7 @@ fn network(tensor: &TensorParallel) -> Network {
         weight: "head".into(),
         bias: None,
         vocab: VOCAB,
+        added: 0,
         hidden: HIDDEN,
         init: Init::Normal(1.0),
     };

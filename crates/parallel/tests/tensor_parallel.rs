@@ -149,7 +149,15 @@ fn layers_with_adapters() {
 
 fn adapters(magnitudes: bool) -> Arc<Lora> {
     let targets = Arc::new(|_: &str| true);
-    Arc::new(Lora { width: 3, scale: 0.5, dropout: 0.0, init: AdapterInit::Uniform, magnitudes, targets })
+    Arc::new(Lora {
+        width: 3,
+        scale: 0.5,
+        dropout: 0.0,
+        init: AdapterInit::Uniform,
+        magnitudes,
+        added: 0,
+        targets,
+    })
 }
 
 /// Each rank drops, of its columns of a layer's input, what one rank drops of them.

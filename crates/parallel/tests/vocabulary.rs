@@ -10,8 +10,8 @@ use crate::rig::{
 };
 use phalanx_collectives::Group;
 use phalanx_layers::{
-    AnyLayer, Call, Dropped, Embedding, Head, Init, Inputs, LinearCrossEntropy, Parameter, ParameterSpec,
-    Parameters, PositionTable, Sequence, TARGETS,
+    AdapterInit, AnyLayer, Call, Dropped, Embedding, Head, Init, Inputs, LinearCrossEntropy, Lora, Parameter,
+    ParameterSpec, Parameters, PositionTable, Sequence, TARGETS,
 };
 use phalanx_parallel::TensorParallel;
 use phalanx_tensor::{Category, CrossEntropy, DType, IGNORED, Tensor};
@@ -27,6 +27,7 @@ fn embedding(vocab: usize, types: bool) -> Embedding {
         positions: Some(PositionTable { name: "positions".into(), rows: SEQ + 2 }),
         types: types.then(|| "types".into()),
         vocab,
+        added: 0,
         hidden: HIDDEN,
         init: Init::Normal(1.0),
     }
@@ -54,6 +55,29 @@ fn an_embedding_of_which_each_rank_has_some_tokens() {
                     );
                 }
             }
+        }
+    }
+}
+
+/// The same, which trains the rows of so many tokens, the last ones, beside the table.
+fn adding(tensor: &TensorParallel, added: usize) -> TensorParallel {
+    let targets = Arc::new(|_: &str| false);
+    let (init, magnitudes) = (AdapterInit::Uniform, false);
+    tensor.adapting(Arc::new(Lora { width: 1, scale: 1.0, dropout: 0.0, init, magnitudes, added, targets }))
+}
+
+/// Every rank has the rows of added tokens, more ranks than rows or fewer, and their whole gradient.
+#[test]
+fn an_embedding_with_added_tokens() {
+    for (added, types) in [(1, false), (7, true)] {
+        let build = move |tensor: &TensorParallel| adding(tensor, added).embedding(embedding(50, types));
+        let setting = Setting { vocab: Some(50), residual: true, ..PLAIN };
+        let expected = whole(&build, setting);
+        for axis in AXES {
+            let what = format!("{added} added, types {types}, {axis:?}");
+            let got = parts(&build, axis, setting);
+            same_within(&joined(&got, axis.1), &expected, allowed(&EMBEDDING), &what);
+            assert!(parts(&build, axis, Setting { split: true, ..setting }) == got, "{what}, in two parts");
         }
     }
 }
@@ -123,7 +147,14 @@ fn targets(place: &TestRank, vocab: usize, micro_batch: usize) -> Tensor {
 
 fn head(vocab: usize, bias: bool) -> LinearCrossEntropy {
     let bias = bias.then(|| "head.bias".into());
-    LinearCrossEntropy { weight: "head.weight".into(), bias, vocab, hidden: HIDDEN, init: Init::Normal(1.0) }
+    LinearCrossEntropy {
+        weight: "head.weight".into(),
+        bias,
+        vocab,
+        added: 0,
+        hidden: HIDDEN,
+        init: Init::Normal(1.0),
+    }
 }
 
 fn run_head(place: &TestRank, head: &dyn Head, vocab: usize) -> HeadNumbers {
@@ -149,10 +180,14 @@ fn run_head(place: &TestRank, head: &dyn Head, vocab: usize) -> HeadNumbers {
     HeadNumbers { losses, dx, gradients: gradients.iter().map(|g| place.read(g)).collect(), specs }
 }
 
-fn run_heads((ranks, sequence): (usize, bool), vocab: usize, bias: bool) -> Vec<HeadNumbers> {
+fn run_heads(
+    (ranks, sequence): (usize, bool),
+    vocab: usize,
+    (bias, added): (bool, usize),
+) -> Vec<HeadNumbers> {
     on_ranks(ranks, |group| {
         let rank = group.rank();
-        let tensor = TensorParallel::new(group, sequence);
+        let tensor = adding(&TensorParallel::new(group, sequence), added);
         run_head(&TestRank::new(&tensor, rank), &*tensor.head(head(vocab, bias)), vocab)
     })
 }
@@ -180,18 +215,19 @@ fn a_head_of_which_each_rank_has_some_classes() {
         // Logits, the softmax, losses or derivatives over rows or classes, what was there, and ranks. An error of a
         // logit is one of its exponential, in parts of it.
         let allowed = allowed(&[HIDDEN, vocab, vocab, 2 * ROWS + 1, 4]);
-        for bias in [false, true] {
-            let solo = TensorParallel::solo();
+        for (bias, added) in [(false, 0), (true, 0), (false, 1), (false, 7)] {
+            let solo = adding(&TensorParallel::solo(), added);
             let expected = run_head(&TestRank::new(&solo, 0), &*solo.head(head(vocab, bias)), vocab);
             for axis in AXES {
-                let what = format!("{vocab} classes, bias {bias}, {axis:?}");
-                let (losses, dx, gradients) = joined_heads(&run_heads(axis, vocab, bias), axis.1);
+                let what = format!("{vocab} classes, bias {bias}, {added} added, {axis:?}");
+                let (losses, dx, gradients) = joined_heads(&run_heads(axis, vocab, (bias, added)), axis.1);
                 close(&losses, &expected.losses, allowed, &what);
                 assert_eq!(dx.len(), expected.dx.len());
                 for (dx, expected) in dx.iter().zip(&expected.dx) {
                     close(dx, expected, allowed, &format!("{what}: dx"));
                 }
-                assert_eq!([gradients.len(), expected.gradients.len()], [1 + bias as usize; 2]);
+                let parameters = 1 + usize::from(bias) + usize::from(added > 0);
+                assert_eq!([gradients.len(), expected.gradients.len()], [parameters; 2]);
                 for (gradient, expected) in gradients.iter().zip(&expected.gradients) {
                     close(gradient, expected, allowed, &format!("{what}: gradient"));
                 }

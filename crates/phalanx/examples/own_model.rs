@@ -34,7 +34,7 @@ impl Model for Narrow {
         let tokens = "tokens".to_string();
         let positions = Some(PositionTable { name: "positions".into(), rows: SEQ });
         let (hidden, vocab) = (self.hidden, VOCAB);
-        let embedding = Embedding { tokens, positions, types: None, vocab, hidden, init };
+        let embedding = Embedding { tokens, positions, types: None, vocab, added: 0, hidden, init };
         let output = RowShape::tokens(hidden);
         let mut blocks = vec![Block {
             name: "embedding".into(),
@@ -57,7 +57,7 @@ impl Model for Narrow {
         let layer = tensor.rows(norm);
         blocks.push(Block { name: "last".into(), role: BlockRole::End, layer, output });
         // The output projection is the token table: tied, wherever the two are.
-        let head = LinearCrossEntropy { weight: "tokens".into(), bias: None, vocab, hidden, init };
+        let head = LinearCrossEntropy { weight: "tokens".into(), bias: None, vocab, added: 0, hidden, init };
         Ok(Network::new(blocks, tensor.head(head)))
     }
 

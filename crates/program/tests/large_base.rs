@@ -11,7 +11,7 @@ use crate::rig::{Ended, Home, finish};
 
 const LIMIT: u64 = 4 << 30;
 
-/// Llama 3.2 1B's shape with its vocabulary, in bf16, from initial values.
+/// Llama 3.2 1B's shape and vocabulary, in bf16, from initial values: 1.24 billion frozen parameters.
 const CONFIG: &str = r#"
 [model]
 arch = "llama"
@@ -20,7 +20,8 @@ vocab = 128256
 seq = 256
 
 [data]
-text = ["text.txt"]
+tokens = "tokens.bin"
+validation = 0
 
 [lora]
 rank = 16
@@ -98,6 +99,8 @@ fn a_billion_parameters_are_adapted_in_4_gib() {
     };
     let home = Home::new();
     home.write("large.toml", CONFIG);
+    let tokens: Vec<u8> = (0..600u32).flat_map(|i| ((i * i * 31 + i) as u16).to_le_bytes()).collect();
+    home.write("tokens.bin", tokens);
     let plan = home.run(&["plan", "large.toml", "--json"]).ok().json();
     let count = |key: &str| plan[key].as_u64().unwrap();
     assert!(count("parameters") - count("trained_parameters") > 1_200_000_000);

@@ -138,6 +138,71 @@ fn magnitudes_and_principal_parts_are_exported_as_peft_has_them() {
     }
 }
 
+/// A token that the folder's tokenizer lacks gets an id and a row, which is trained beside the base, resumed, exported with the adapter and
+/// merged; with all weights, too.
+#[test]
+fn new_tokens_are_trained_and_exported() {
+    let home = Home::new();
+    let sets = ["--set", "data.tokenizer=char", "--set", "train.steps=2"];
+    home.run(&[&["train", "small.toml", "--run", "base", "--quiet"], &sets[..]].concat()).ok();
+    home.run(&["export", "base", "--out", "hf"]).ok();
+    let rows = home.json("hf/config.json")["vocab_size"].as_u64().unwrap();
+    let text = String::from_utf8(home.read("text.txt")).unwrap().replace('\n', "<tool>\n");
+    home.write("tool.txt", text);
+    let token = ["--set", "model.add_tokens=[\"<tool>\"]", "--data", "tool.txt"];
+    let lora = [&token[..], &["--set", "lora.rank=2", "--set", "lora.alpha=4"]].concat();
+    train(&home, &[&["--run", "r", "--nproc", "2", "--set", "train.steps=3"], &lora[..]].concat()).ok();
+    home.run(&[
+        "train",
+        "--run",
+        "r",
+        "--resume",
+        "--set",
+        "train.steps=6",
+        "--set",
+        "parallel.zero=3",
+        "--quiet",
+    ])
+    .ok();
+    train(&home, &[&["--run", "whole", "--nproc", "2", "--set", "train.steps=6"], &lora[..]].concat()).ok();
+    assert_eq!(home.losses("r"), home.losses("whole"));
+    let shown = home.run(&["inspect", "r/checkpoints/step-6", "--json"]).ok().json();
+    let tensors = shown["tensors"].as_array().unwrap();
+    let is_row = |tensor: &&serde_json::Value| tensor["name"] == "transformer.wte.added.weight";
+    assert_eq!(tensors.iter().find(is_row).unwrap()["shape"], json!([1, 32]));
+    assert!(tensors.iter().all(|tensor| tensor["name"] != "transformer.wte.weight"));
+
+    home.run(&["export", "r", "--out", "adapter"]).ok();
+    let config = home.json("adapter/adapter_config.json");
+    assert_eq!(config["trainable_token_indices"], json!({ "wte": [rows] }));
+    assert_eq!(home.json("adapter/tokenizer_config.json")["additional_special_tokens"], json!(["<tool>"]));
+    home.run(&["export", "r", "--out", "merged", "--merge"]).ok();
+    assert_eq!(home.json("merged/config.json")["vocab_size"], json!(rows + 1));
+    let adapter = ["--set", "model.init=hf", "--set", "lora.adapter=adapter"];
+    let adapted = first_loss(&home, "a", &[&adapter[..], &token].concat());
+    let merged = first_loss(&home, "m", &["--set", "model.init=merged", "--data", "tool.txt"]);
+    let begun = first_loss(&home, "b", &[&["--set", "model.init=hf"], &token[..]].concat());
+    assert!((adapted - merged).abs() < 1e-5 && (adapted - begun).abs() > 1e-3, "{adapted} {merged} {begun}");
+    let sampled = ["sample", "r", "--prompt", "rank<tool>", "--tokens", "8", "--temperature", "0", "--json"];
+    home.run(&["import", "merged", "--run", "i"]).ok();
+    let of_merged = [&["sample", "i"], &sampled[2..]].concat();
+    assert_eq!(home.run(&sampled).ok().json()["text"], home.run(&of_merged).ok().json()["text"]);
+
+    let refused = |sets: &[&str], words: &[&str]| {
+        home.run(&[&["plan", "small.toml"], sets].concat()).refused(words);
+    };
+    refused(&["--set", "model.add_tokens=[\"<tool>\"]"], &["model.add_tokens", "model.init"]);
+    refused(
+        &["--set", "model.init=hf", "--set", "model.add_tokens=[\"r\"]"],
+        &["model.add_tokens", "in the vocabulary already"],
+    );
+    let rows_of_all = format!("lora.new_rows={rows}");
+    refused(
+        &["--set", "model.init=hf", "--set", "lora.rank=2", "--set", &rows_of_all],
+        &["lora.new_rows", "stay frozen"],
+    );
+}
+
 #[test]
 fn a_run_needs_the_base_that_it_began_with() {
     let home = tuned(&["--set", "train.steps=1"]);

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use phalanx_checkpoint::{AdapterConfig, Checkpoint, HuggingFaceDir, TensorPiece, begin, commit, write_rank};
-use phalanx_layers::lora::adapted_by;
+use phalanx_layers::lora::{adapted_by, is_beside_base};
 use phalanx_layers::{Network, ParameterSpec};
 use phalanx_models::{Arch, Keys, Model, from_config};
 use phalanx_plan::trace::Category;
@@ -188,13 +188,17 @@ const TIMES_PYTORCH: f32 = 4.0;
 fn twenty_steps_of_adamw_as_in_peft() {
     let meshes =
         [([1, 1, 1], 0), ([1, 2, 1], 2), ([1, 4, 1], 3), ([1, 1, 2], 0), ([1, 2, 2], 3), ([2, 1, 1], 0)];
-    for variant in ["llama", "qwen3", "gpt2", "dora-qwen3", "dora-gpt2"] {
+    for variant in ["llama", "qwen3", "gpt2", "dora-qwen3", "dora-gpt2", "tokens-llama", "tokens-gpt2"] {
         let folder = rig::golden().join("lora").join(variant);
         let of = |name: &str| rig::golden_tensor(&format!("lora/{variant}/adamw.safetensors"), name);
         let (_, adapter) = AdapterConfig::read(&folder).unwrap();
-        let base = variant.trim_start_matches("dora-");
+        let base = variant.trim_start_matches("dora-").trim_start_matches("tokens-");
         let init = if base == "gpt2" { base.to_string() } else { format!("decoders/{base}") };
-        let model = from_config(HuggingFaceDir::open(&rig::golden().join(&init)).unwrap().config()).unwrap();
+        let mut model =
+            from_config(HuggingFaceDir::open(&rig::golden().join(&init)).unwrap().config()).unwrap();
+        if let Some(tokens) = &adapter.tokens {
+            model = model.with_vocab(tokens.end).unwrap();
+        }
         let steps = steps_of(&of("tokens"));
         for (mesh, zero) in meshes {
             let mut config = config(mesh, zero);
@@ -204,6 +208,7 @@ fn twenty_steps_of_adamw_as_in_peft() {
                 alpha: Some(adapter.alpha),
                 rslora: adapter.rslora,
                 dora: adapter.dora,
+                new_rows: adapter.tokens.as_ref().map(|tokens| tokens.len()),
                 targets: Targets::Several(adapter.targets.clone()),
                 adapter: Some(folder.display().to_string()),
                 ..LoraConfig::default()
@@ -219,7 +224,7 @@ fn twenty_steps_of_adamw_as_in_peft() {
             near("losses", &ran.losses[..20]);
             near("grad_norms", &ran.grad_norms);
             for (name, got) in &ran.state {
-                let name = name.strip_prefix("parameters/").filter(|name| adapted_by(name).is_some());
+                let name = name.strip_prefix("parameters/").filter(|name| is_beside_base(name));
                 name.into_iter().for_each(|name| near(&format!("final.{name}"), got));
             }
             assert_eq!(ran.peaks, ran.planned, "{what}");
@@ -259,6 +264,79 @@ fn twenty_steps_from_principal_parts_as_in_peft() {
 fn steps_of(tokens: &[f32]) -> rig::Steps {
     let sequence = |tokens: &[f32]| tokens.iter().map(|token| *token as u32).collect::<Vec<u32>>();
     tokens.chunks(4 * 17).map(|step| step.chunks(17).map(sequence).collect()).collect()
+}
+
+/// Tokens that the folder has no rows for: theirs begin near the mean of the others, and are trained beside the base, alone or on any mesh, with a
+/// table of its own or one that the output projection shares; a stage changes no bit, and the merged tables hold them.
+#[test]
+fn rows_of_new_tokens_are_trained_beside_the_base() {
+    let folder = tempfile::tempdir().unwrap();
+    for (init, table) in [("decoders/llama", "model.embed_tokens"), ("gpt2", "transformer.wte")] {
+        let read = from_config(HuggingFaceDir::open(&rig::golden().join(init)).unwrap().config()).unwrap();
+        let (rows, added) = (read.vocab(), format!("parameters/{table}.added.weight"));
+        let model = read.with_vocab(rows + 3).unwrap();
+        let mut steps = rig::golden_steps()[..4].to_vec();
+        let all = steps.iter_mut().flatten().flatten().enumerate();
+        all.for_each(|(at, token)| {
+            *token = if at % 7 == 3 { (rows + at % 3) as u32 } else { *token % rows as u32 }
+        });
+        let with = |mesh, zero| {
+            let mut config = adapted(mesh, zero, ADAPTED[0].1);
+            let path = rig::golden().join(init).display().to_string();
+            (config.model.init, config.lora.new_rows) = (Some(path), Some(3));
+            config
+        };
+        let run = |config: &RunConfig, steps: &[Vec<Vec<u32>>]| rig::run(&model, config, steps);
+        let one = run(&with([1, 1, 1], 0), &steps);
+        let (before, after) = (run(&with([1, 1, 1], 0), &[]).state, &one.state);
+        let (old, new) = (&before[&format!("parameters/{table}.weight")], &before[&added]);
+        let columns = old.len() / rows;
+        assert_eq!(new.len(), 3 * columns);
+        for column in 0..columns {
+            let mean = old.iter().skip(column).step_by(columns).sum::<f32>() / rows as f32;
+            let drawn: Vec<f32> = new.iter().skip(column).step_by(columns).copied().collect();
+            // A deviation of 3e-5 of that of the old rows, which is below 1.
+            assert!(drawn.iter().all(|x| (x - mean).abs() < 3e-4), "{init}: {drawn:?} for {mean}");
+            assert!(drawn[0] != drawn[1] && drawn[1] != drawn[2], "{init}: {drawn:?}");
+        }
+        assert!(same_bits(&after[&format!("parameters/{table}.weight")], old), "{init}");
+        assert!(!same_bits(&after[&added], new), "{init}");
+        for (mesh, more) in [
+            ([1, 2, 1], (|_| {}) as Change),
+            ([1, 1, 2], |_| {}),
+            ([1, 1, 2], |c| c.parallel.sequence_parallel = true),
+            ([2, 1, 1], |_| {}),
+            ([2, 2, 2], |_| {}),
+        ] {
+            let mut first: Option<Ran> = None;
+            for zero in [0, 2, 3] {
+                let mut config = with(mesh, zero);
+                more(&mut config);
+                let ran = run(&config, &steps);
+                let what = format!("{init}, {mesh:?}, stage {zero}");
+                assert_eq!((&ran.peaks, &ran.step_peaks), (&ran.planned, &ran.step_planned), "{what}");
+                let apart = |of: fn(&Ran) -> &Vec<f32>| rig::relative_difference(of(&ran), of(&one));
+                assert!(apart(|ran| &ran.losses) < F32, "{what}: {:?} for {:?}", ran.losses, one.losses);
+                assert!(apart(|ran| &ran.grad_norms) < F32, "{what}: norms");
+                let first = first.get_or_insert_with(|| ran.clone());
+                assert_same_state(&what, &first.state, &ran.state);
+            }
+        }
+        let dir = folder.path().join(table);
+        let save = Checkpoints { save: Some(dir.clone()), ..Checkpoints::default() };
+        let ran = rig::run_between(&model, &with([1, 1, 2], 1), &steps, &save);
+        let checkpoint = Checkpoint::open(&dir.join("step-4")).unwrap();
+        assert!(checkpoint.tensors().iter().all(|tensor| is_beside_base(&tensor.name)), "{init}");
+        let merged = evaluated(&model, &with([1, 1, 2], 1), &dir.join("step-4"));
+        let adapted = *ran.losses.last().unwrap();
+        assert!((merged - adapted).abs() < 1e-5 * adapted, "{init}: {merged} for {adapted}");
+        // All of a table that has the rows is trained like any other.
+        let mut whole = with([1, 2, 1], 3);
+        whole.lora = LoraConfig::default();
+        let begun = run(&whole, &[]).state;
+        let table = &begun[&format!("parameters/{table}.weight")];
+        assert!(same_bits(&table[..old.len()], old) && same_bits(&table[old.len()..], new), "{init}");
+    }
 }
 
 #[test]

@@ -124,6 +124,25 @@ impl TokenizerFiles {
         all.filter(|(name, _)| *name != MODEL_CONFIG)
     }
 
+    /// The same with further special tokens, which the vocabulary gets if it lacks them.
+    ///
+    /// # Errors
+    /// A reason to print: a `tokenizer_config.json` that is not as expected.
+    pub(super) fn with_special_tokens(&self, tokens: &[String]) -> Result<TokenizerFiles, String> {
+        let key = "additional_special_tokens";
+        let mut config = self.object(TOKENIZER_CONFIG)?;
+        if config[key].is_null() {
+            config[key] = Value::Array(Vec::new());
+        }
+        let Some(list) = config[key].as_array_mut() else {
+            return Err(format!("{key} of {TOKENIZER_CONFIG} is {}, expected a list", config[key]));
+        };
+        list.extend(tokens.iter().map(|token| Value::from(token.as_str())));
+        let mut files = self.files.clone();
+        files.insert(TOKENIZER_CONFIG.to_string(), format!("{config:#}\n"));
+        Ok(TokenizerFiles { files })
+    }
+
     /// The first chat template: `chat_template.jinja` counts before `tokenizer_config.json`, whose list has one named "default".
     pub(super) fn chat_template(&self) -> Option<String> {
         if let Some(template) = self.get(CHAT_TEMPLATE) {

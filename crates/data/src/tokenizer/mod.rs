@@ -155,6 +155,20 @@ impl Tokenizer {
         Ok(Some(Tokenizer::of(Algorithm::HuggingFace(opened))))
     }
 
+    /// The same with further special tokens: those that the vocabulary lacks get ids behind its last one.
+    ///
+    /// # Errors
+    /// [`DataError::TokenizerFile`] for a tokenizer of no Hugging Face files, and tokens that it refuses.
+    pub fn adding(&self, tokens: &[String]) -> Result<Tokenizer> {
+        let refuse = |reason| DataError::TokenizerFile { path: "model.add_tokens".into(), reason };
+        let Algorithm::HuggingFace(opened) = &*self.algorithm else {
+            return Err(refuse(format!("{} has no added tokens", self.describe())));
+        };
+        let files = opened.files().with_special_tokens(tokens).map_err(refuse)?;
+        let algorithm = Algorithm::HuggingFace(FromFiles::open(files).map_err(refuse)?);
+        Ok(Tokenizer { algorithm: Arc::new(algorithm), ..self.clone() })
+    }
+
     fn of_file(path: &Path) -> Result<Tokenizer> {
         Tokenizer::from_json(&limits::read(path, KEPT_TOKENIZER_BYTES)?, path)
     }

@@ -136,6 +136,7 @@ impl Decoder {
             weight: if self.tied { TOKENS } else { HEAD }.into(),
             bias: None,
             vocab: self.vocab,
+            added: 0,
             hidden: self.hidden,
             init: NORMAL,
         };
@@ -148,6 +149,7 @@ impl Decoder {
             positions: None,
             types: None,
             vocab: self.vocab,
+            added: 0,
             hidden: self.hidden,
             init: NORMAL,
         };
@@ -368,6 +370,10 @@ impl Model for Decoder {
     /// Frequencies, which old versions of transformers saved with each layer.
     fn is_ignored(&self, name: &str) -> bool {
         name.ends_with(".rotary_emb.inv_freq")
+    }
+
+    fn with_vocab(&self, vocab: usize) -> Option<Arc<dyn Model>> {
+        Some(Arc::new(Decoder { vocab, ..self.clone() }))
     }
 
     fn dropping(&self, dropout: Dropouts) -> Arc<dyn Model> {

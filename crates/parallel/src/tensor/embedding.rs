@@ -1,7 +1,7 @@
 //! An embedding whose token table is split over ranks by rows of the vocabulary.
 //!
 //! Each rank looks up the tokens whose rows it has and leaves zeros for the others; the sum over the ranks is the
-//! lookup. Every rank has the whole tables of positions and types, if there are any, which are added to the sum. Cost:
+//! lookup. Every rank has the whole tables of positions and types, and the rows of added tokens, if there are any, which are added to the sum. Cost:
 //! an all_reduce of the output in forward, nothing in backward; with sequence parallelism a reduce_scatter and an
 //! all_gather.
 
@@ -10,6 +10,7 @@ use std::sync::Arc;
 use phalanx_layers::embedding::EmbeddedRows;
 use phalanx_layers::{
     Activation, Call, Context, Deferred, Embedding, Layer, ParameterSpec, Parameters, Result, Saved, Share,
+    table_of_added,
 };
 use phalanx_plan::trace::{Axis, Placement, Placements};
 use phalanx_tensor::{Category, Lookup};
@@ -36,7 +37,7 @@ impl VocabularyEmbedding {
     }
 
     fn lookup(&self) -> Lookup {
-        let rows = self.embedding.vocab.div_ceil(self.share.of);
+        let rows = (self.embedding.vocab - self.embedding.added).div_ceil(self.share.of);
         Lookup::Token { first: self.share.index * rows, vocab: self.embedding.vocab }
     }
 
@@ -54,7 +55,8 @@ impl VocabularyEmbedding {
             cx.device.place(own.view(), cut);
             Arc::new(own)
         };
-        let ids = if self.embedding.types.is_some() { cut(all.ids) } else { all.ids };
+        let is_looked_up = self.embedding.types.is_some() || self.embedding.added > 0;
+        let ids = if is_looked_up { cut(all.ids) } else { all.ids };
         EmbeddedRows { ids, positions: all.positions.map(cut), first: all.first }
     }
 }
@@ -65,7 +67,9 @@ impl Layer for VocabularyEmbedding {
     fn parameters(&self) -> Vec<ParameterSpec> {
         let mut parameters = self.embedding.parameters().into_iter();
         let table = parameters.next().expect("the token table").rows_of(self.share);
-        let everywhere = parameters.map(|spec| ParameterSpec { partial: self.sequence, ..spec });
+        // Of rows of added tokens each rank has the gradient of all ids, which the output projection's is, too.
+        let is_partial = |spec: &ParameterSpec| self.sequence && table_of_added(&spec.name).is_none();
+        let everywhere = parameters.map(|spec| ParameterSpec { partial: is_partial(&spec), ..spec });
         std::iter::once(table).chain(everywhere).collect()
     }
 
@@ -88,11 +92,14 @@ impl Layer for VocabularyEmbedding {
     fn backward(&self, cx: &Context, saved: Saved<()>, call: Call) -> Result<Option<Activation>> {
         let Call { parameters, x: dy, .. } = call;
         let ids = saved.x.into_held();
-        if let Some(mut gradient) = parameters.gradient(0) {
-            let whole = match self.sequence {
-                false => dy.clone(),
-                true => self.exchange.all_gather(cx, &dy)?,
-            };
+        let table = parameters.gradient(0);
+        let is_read = table.is_some() || self.embedding.trains_added(parameters);
+        let whole = match self.sequence && is_read {
+            false => dy.clone(),
+            true => self.exchange.all_gather(cx, &dy)?,
+        };
+        self.embedding.added_gradient(cx, parameters, &ids, &whole);
+        if let Some(mut gradient) = table {
             let (dtable, accumulate) = gradient.write();
             if !accumulate {
                 // The dry run cannot derive from ids and gradients which rows this rank has.
@@ -101,6 +108,7 @@ impl Layer for VocabularyEmbedding {
             }
             cx.device.embedding_backward(ids.view(), self.lookup(), whole.view(), dtable, accumulate);
         }
+        drop(whole);
         self.embedding.gradients_everywhere(cx, parameters, &self.own_rows(cx, &ids), &dy);
         Ok(None)
     }

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use phalanx_layers::head::{Classes, HeadInput, RowTerms};
 use phalanx_layers::{
     Activation, Call, Context, Head, LinearCrossEntropy, ParameterSpec, Parameters, Result, Share, TARGETS,
+    table_of_added,
 };
 use phalanx_tensor::{Category, CrossEntropy, Epilogue, Tensor, View};
 
@@ -31,9 +32,27 @@ impl VocabularyHead {
     }
 
     fn classes(&self) -> Classes {
-        let each = self.head.vocab.div_ceil(self.share.of);
+        let all = self.head.vocab - self.head.added;
+        let each = all.div_ceil(self.share.of);
         let first = self.share.index * each;
-        Classes { first, here: self.head.vocab.saturating_sub(first).min(each) }
+        Classes { first, here: all.saturating_sub(first).min(each) }
+    }
+
+    /// dx of all ranks' classes, and that of added ones, which every rank has for all rows.
+    fn plus_added(&self, cx: &Context, mut dx: Tensor, of_added: &Tensor) -> Tensor {
+        let elements = dx.shape().elements();
+        let first = if self.sequence { self.share.index * elements } else { 0 };
+        let own = of_added.view().range(first..first + elements);
+        if !self.sequence {
+            cx.device.add(own, dx.view_mut());
+            return dx;
+        }
+        // The dry run knows the copy as this rank's rows.
+        let mut rows = cx.activation(dx.shape(), "head.dx_of_own_rows");
+        cx.device.copy(own, rows.view_mut());
+        cx.device.place(rows.view(), cx.device.placements(dx.view()));
+        cx.device.add(rows.view(), dx.view_mut());
+        dx
     }
 
     /// All rows of the head's input.
@@ -44,7 +63,11 @@ impl VocabularyHead {
 
 impl Head for VocabularyHead {
     fn parameters(&self) -> Vec<ParameterSpec> {
-        self.head.parameters().into_iter().map(|spec| spec.rows_of(self.share)).collect()
+        let own = |spec: ParameterSpec| match table_of_added(&spec.name) {
+            Some(_) => spec,
+            None => spec.rows_of(self.share),
+        };
+        self.head.parameters().into_iter().map(own).collect()
     }
 
     /// x: `[batch, seq, hidden]` or this rank's rows, input `targets`: `[batch, seq]` u32 -> `[1]`, the same on all ranks, and dx, the sum
@@ -64,18 +87,22 @@ impl Head for VocabularyHead {
         let x = self.all_rows(cx, x)?;
         let mut tell = |told| self.exchange.gather_statistics(cx, told);
         let targets = cx.input(TARGETS);
-        let input = HeadInput { x: &x, targets: &targets, numbers, classes: self.classes(), input_wanted };
-        let (loss, dx) = self.head.pass(cx, parameters, (input, terms), &mut tell)?;
+        let (classes, apart) = (self.classes(), true);
+        let input = HeadInput { x: &x, targets: &targets, numbers, classes, input_wanted, apart };
+        let (loss, [dx, of_added]) = self.head.pass(cx, parameters, (input, terms), &mut tell)?;
         drop(x);
         let summing = dx.map(|dx| match self.sequence {
             false => self.exchange.all_reduce(dx),
             true => self.exchange.reduce_scatter(cx, dx),
         });
-        Ok((loss, summing.map(|summing| summing.wait().map(Arc::new)).transpose()?))
+        let Some(dx) = summing.map(|summing| summing.wait()).transpose()? else { return Ok((loss, None)) };
+        let Some(of_added) = of_added else { return Ok((loss, Some(Arc::new(dx)))) };
+        Ok((loss, Some(Arc::new(self.plus_added(cx, dx, &of_added)))))
     }
 
     /// Logits of this rank's classes.
     fn logits(&self, cx: &Context, parameters: Parameters, x: View) -> Tensor {
+        assert_eq!(self.head.added, 0, "models that are sampled have their added rows in their tables");
         let [rows, _] = x.shape().rows_cols();
         let classes = self.classes().here;
         let mut y = cx.device.alloc(cx.compute, [rows, classes], Category::Workspace, "head.logits");

@@ -161,8 +161,14 @@ impl TensorParallel {
         if self.sequence { Box::new(OnRows(layer)) } else { Box::new(layer) }
     }
 
+    /// Number of tokens whose rows are trained beside those of the tables.
+    fn added(&self) -> usize {
+        self.adapters.as_ref().map_or(0, |adapters| adapters.added)
+    }
+
     /// An embedding of which each rank has some rows of the token table.
     pub fn embedding(&self, embedding: Embedding) -> Box<dyn AnyLayer> {
+        let embedding = Embedding { added: self.added(), ..embedding };
         if self.ranks() == 1 {
             return Box::new(embedding);
         }
@@ -171,6 +177,7 @@ impl TensorParallel {
 
     /// An output projection with cross entropy of which each rank has some classes.
     pub fn head(&self, head: LinearCrossEntropy) -> Box<dyn Head> {
+        let head = LinearCrossEntropy { added: self.added(), ..head };
         if self.ranks() == 1 {
             return Box::new(head);
         }

@@ -50,7 +50,7 @@ pub fn export(args: &ExportArgs) -> Result<()> {
     let weights = read(&checkpoint, &*model)?;
     match args.format {
         ExportFormat::Hf if has_adapters && !args.merge => {
-            adapter::export(args, &checkpoint, (&*model, &weights))
+            adapter::export(args, (&folder, &checkpoint), (&*model, &weights))
         }
         ExportFormat::Gguf if has_adapters && !args.merge => {
             bail!(

@@ -109,7 +109,7 @@ impl Initial<'_> {
             true => Learned::of_run(dir.display().to_string(), None),
             false => Learned::of_folder(dir, &**model)?,
         };
-        Ok(learned.with_given(self.has_tokenizer))
+        Ok(learned.adding(&config.model.add_tokens)?.with_given(self.has_tokenizer))
     }
 }
 
@@ -156,9 +156,7 @@ pub fn resolve<T>(
     }
     let imported = config.model.init.clone().map(PathBuf::from);
     let initial = imported.as_deref().map(|dir| import_shape(&mut config, given, dir)).transpose()?;
-    if let Some(model) = &initial {
-        adapter::import(&mut config, given, &**model)?;
-    }
+    let rows = initial.as_ref().map(|model| adapter::import(&mut config, given, &**model)).transpose()?;
     if let Purpose::Elsewhere(elsewhere) = purpose {
         elsewhere.decide_kind(&mut config)?;
     }
@@ -202,7 +200,14 @@ pub fn resolve<T>(
     let (vocabulary, found) = data(&config, Initial { folder, has_tokenizer })?;
     // It is about this start alone: a resumed run keeps its tokenizer.
     config.data.new_tokenizer = false;
-    let fixed = classifying(fixed, initial, &mut config, &vocabulary.labels)?;
+    let (grows, known) = (fixed.is_none(), initial.as_ref().map(|model| model.vocab()));
+    let mut fixed = classifying(fixed, initial, &mut config, &vocabulary.labels)?;
+    if grows {
+        fixed = fixed.map(|model| growing(model, &config, vocabulary.ids, rows.flatten()));
+    }
+    if let Some((model, known)) = fixed.as_ref().zip(known) {
+        decide_new_rows(&mut config, &vocabulary, [known, model.vocab()])?;
+    }
     let (model, unusable_ids) = complete(&mut config, fixed.as_ref(), vocabulary)?;
     match purpose {
         Purpose::Elsewhere(elsewhere) => placement_budget::fill_elsewhere(&mut config, &elsewhere),
@@ -296,6 +301,38 @@ fn classifying(
         format!("data.rows have the classes {labels:?}, and the model has {:?}", model.labels())
     })?;
     Ok(Some(classes))
+}
+
+/// The folder's model with rows for all ids of the tokenizer, and as many as the adapter that a run starts from has (`rows`).
+fn growing(model: Arc<dyn Model>, config: &RunConfig, ids: usize, rows: Option<usize>) -> Arc<dyn Model> {
+    let known = model.vocab();
+    let wanted = ids.max(rows.unwrap_or(0)).max(known);
+    let is_causal = config.model.arch.objective == Objective::Causal;
+    let Some(grown) = model.with_vocab(wanted).filter(|_| is_causal && wanted > known) else { return model };
+    note(&format!(
+        "model.init has {known} rows of tokens, and {wanted} are wanted: {} are added, near the mean of the others",
+        wanted - known
+    ));
+    grown
+}
+
+/// Rows that adapters train beside the tables of a model with `all` rows: those of tokens that the folder's tokenizer lacks, or that have no
+/// row there, among `known` ones.
+fn decide_new_rows(config: &mut RunConfig, vocabulary: &Vocabulary, [known, all]: [usize; 2]) -> Result<()> {
+    let (ids, added) = (vocabulary.ids, config.model.add_tokens.len());
+    if added > 0 && ids == 0 {
+        bail!("model.add_tokens: {} does not say how many ids there are", vocabulary.origin);
+    }
+    let first = if added > 0 { known.min(ids - added) } else { known };
+    if config.lora.rank.is_some() && config.lora.new_rows.is_none() && all > first {
+        config.lora.new_rows = Some(all - first);
+        config.decide("lora.new_rows");
+        note(&format!(
+            "the rows of the tokens {first} to {} are trained beside the adapters (lora.new_rows), and saved with them",
+            all - 1
+        ));
+    }
+    Ok(())
 }
 
 /// Fills in the keys that depend on the data, and returns the model. A model that exists already (`fixed`: imported, or

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use phalanx_data::is_match;
 use phalanx_layers::{AdapterInit, Checkpointing, Lora, Network, ParameterSpec, lora::adapted_by};
-use phalanx_models::limits::MAX_HIDDEN;
+use phalanx_models::limits::{MAX_HIDDEN, MAX_VOCAB};
 use phalanx_models::{Model, Objective};
 use phalanx_parallel::TensorParallel;
 use phalanx_tensor::DType;
@@ -66,6 +66,9 @@ table! {
         /// Type in which the weights of the frozen linear layers are kept: that of computing, or numbers of 8 or 4 bits, which each product
         /// turns into that of computing (QLoRA). The output projection, tables and norms keep the type of computing.
         base: LoraBase = LoraBase::Compute, KEY.resume(Fixed(BASE)).needs(&[ADAPTERS]);
+        /// Rows of the token table and the output projection, the last ones, that are trained beside the adapters: those of
+        /// `model.add_tokens`, or of a tokenizer with more ids than the model has rows, when left out.
+        new_rows: Option<usize> = None, KEY.resume(Fixed(TENSORS)).from(1.0, MAX_VOCAB as f64).needs(&[ADAPTERS]);
         /// A folder with an adapter that PEFT or `phalanx export` has written, to start from. Its `adapter_config.json` gives the keys above.
         adapter: Option<String> = None, KEY.needs(&[Need::any(&[("model.init", SET)], "an adapter is of a model's weights"), ADAPTERS, NOTHING])
             .foreign(&[(AXOLOTL, "lora_model_dir", Same, ""), (LLAMA_FACTORY, "adapter_name_or_path", Same, "")]);
@@ -221,6 +224,7 @@ impl LoraConfig {
                 LoraInit::Pissa => AdapterInit::Principal,
             },
             magnitudes: self.dora,
+            added: self.new_rows.unwrap_or(0),
             targets: Arc::new(move |name| targets.have(name)),
         }))
     }
@@ -234,6 +238,13 @@ impl LoraConfig {
         if model.objective() != Objective::Causal {
             let expected = "adapts models that continue text, and this one does not: leave it out";
             return Err(refuse("lora.rank", rank, expected));
+        }
+        if let Some(new) = self.new_rows.filter(|new| *new >= model.vocab()) {
+            let expected = format!(
+                "is not below the model's {} rows, some of which stay frozen: give less",
+                model.vocab()
+            );
+            return Err(refuse("lora.new_rows", new, expected));
         }
         let mut given = self.targets.patterns().iter().peekable();
         if given.peek().is_none() {

@@ -156,6 +156,10 @@ table! {
             ]);
         /// Rows of the token table; from the tokenizer when left out.
         vocab: Option<usize> = None, KEY.resume(Fixed(TENSORS)).from(1.0, MAX_VOCAB as f64).foreign(&[(HUGGING_FACE, "vocab_size", Rule, "")]);
+        /// Special tokens that the tokenizer of `model.init` gets, behind its last id. The tables get the rows that they lack, which start
+        /// near the mean of the others.
+        add_tokens: Vec<String> = Vec::new(), KEY.resume(Fixed(TENSORS))
+            .needs(&[Need::any(&[("model.init", needs::SET)], "the tokenizer is that of a folder")]);
         /// Dropout probability in training. The values of an imported `config.json` are ignored.
         dropout: f64 = 0.0, KEY.from(0.0, bounds::BELOW_1)
             .foreign(&[

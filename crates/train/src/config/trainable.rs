@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use phalanx_data::is_match;
-use phalanx_layers::{Network, ParameterSpec, lora::adapted_by};
+use phalanx_layers::{Network, ParameterSpec, lora::is_beside_base};
 
 use super::check::refuse;
 use super::{ConfigError, ModelConfig};
@@ -47,7 +47,7 @@ impl Trainable {
 
     fn freezes(&self, spec: &ParameterSpec) -> bool {
         let any = |patterns: &[String]| match_any(patterns, spec);
-        let is_base = self.adapters && adapted_by(&spec.name).is_none();
+        let is_base = self.adapters && !is_beside_base(&spec.name);
         is_base || any(&self.frozen) || !(self.trainable.is_empty() || any(&self.trainable))
     }
 }

@@ -83,6 +83,31 @@ impl Learned {
         Learned { origin: Some(origin), tokenizer, ..Learned::default() }
     }
 
+    /// The same, whose tokenizer gets these special tokens.
+    ///
+    /// # Errors
+    /// No tokenizer, one that has no added tokens, and tokens that it has already.
+    pub fn adding(mut self, tokens: &[String]) -> Result<Learned, DataError> {
+        if tokens.is_empty() {
+            return Ok(self);
+        }
+        let refuse = |reason| DataError::TokenizerFile { path: "model.add_tokens".into(), reason };
+        let Some(tokenizer) = self.tokenizer.as_ref() else {
+            return Err(refuse("there are no tokenizer files to add tokens to".into()));
+        };
+        let added = tokenizer.adding(tokens)?;
+        let (before, after) = (tokenizer.vocab_size(), added.vocab_size());
+        if after != before + tokens.len() {
+            let reason = format!(
+                "{tokens:?}: one of them is in the vocabulary already, or twice among them: leave it out"
+            );
+            return Err(refuse(reason));
+        }
+        self.notes.push(format!("tokenizer: {tokens:?} get the ids {before} to {}", after - 1));
+        self.tokenizer = Some(added);
+        Ok(self)
+    }
+
     /// The same, where `data.tokenizer` was given or not.
     #[must_use]
     pub fn with_given(self, is_given: bool) -> Learned {

@@ -7,18 +7,16 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use phalanx_checkpoint::{Checkpoint, HuggingFaceDir};
-use phalanx_layers::lora::adapted_by;
-use phalanx_layers::{Lora, ParameterSpec};
+use phalanx_layers::lora::is_beside_base;
+use phalanx_layers::{Lora, ParameterSpec, table_of_added};
 use phalanx_models::{Model, RowsOf, name_in};
 use phalanx_optim::PARAMETERS;
 use phalanx_plan::Stripe;
 
 use crate::engine::error::RunError;
+use crate::engine::new_rows::Table;
 use crate::engine::principal::{Factors, Principal};
 use crate::engine::spec::ModelPart;
-
-/// Reads elements of a whole weight into memory of their number.
-pub(crate) type ReadElements<'a, E> = dyn FnMut(Range<u64>, &mut [f32]) -> Result<(), E> + 'a;
 
 /// Source of the parameters below adapters.
 pub struct Base {
@@ -36,7 +34,7 @@ enum Source {
 
 /// Returns whether a checkpoint has all parameters of the model, and not those of adapters alone.
 pub fn is_whole(from: &Checkpoint) -> bool {
-    from.tensors().iter().any(|tensor| tensor.state == PARAMETERS && adapted_by(&tensor.name).is_none())
+    from.tensors().iter().any(|tensor| tensor.state == PARAMETERS && !is_beside_base(&tensor.name))
 }
 
 impl Base {
@@ -183,7 +181,7 @@ pub(crate) fn fill_initial(spec: &ParameterSpec, seed: u64, start: u64, out: &mu
 const HEAD_SEED: u64 = 1;
 
 /// Reads the elements of this rank's part of a parameter from a Hugging Face directory. They must be finite, and equal in every copy to which the architecture ties them. A head that the directory lacks gets
-/// initial values.
+/// initial values, and tokens that its tables lack rows near the mean of the others.
 ///
 /// # Errors
 /// A tensor that is missing, of another shape, unreadable, not finite, or different from its copy.
@@ -195,7 +193,8 @@ pub fn read_imported(
     out: &mut [f32],
 ) -> Result<(), RunError> {
     let (source, stripe) = (model.source(spec), spec.stripe());
-    let own = source.as_ref().map_or(&spec.name, |rows| &rows.name);
+    let table = table_of_added(&spec.name);
+    let own = source.as_ref().map_or(table.as_ref().unwrap_or(&spec.name), |rows| &rows.name);
     let name = name_in(model, own, |name| dir.contains(name));
     if !dir.contains(&name) && model.head_prefixes().iter().any(|prefix| name.starts_with(prefix)) {
         fill_initial(spec, HEAD_SEED, elements.start, out);
@@ -203,7 +202,10 @@ pub fn read_imported(
     }
     let expected = source.as_ref().map_or(spec.whole_shape(), |rows| &rows.shape).to_vec();
     let given = dir.shape(&name)?.to_vec();
-    if given != expected {
+    if given != expected || table.is_some() {
+        if let Some(table) = Table::of(dir, model, spec, (&name, &given)) {
+            return table.read(&stripe, elements, out);
+        }
         return Err(RunError::Shape { name, given, expected });
     }
     if let Some(RowsOf { shape, first, .. }) = source {

@@ -9,8 +9,9 @@ use phalanx_models::Model;
 use phalanx_tensor::{DType, Layout, blocks};
 
 use crate::config::QuantisedBase;
-use crate::engine::base::{Base, ReadElements};
+use crate::engine::base::Base;
 use crate::engine::error::RunError;
+use crate::engine::principal::ReadElements;
 
 /// The weights below adapters, and how the run keeps them.
 pub(crate) struct Below {

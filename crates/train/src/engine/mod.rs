@@ -11,6 +11,7 @@ pub mod diagnose;
 pub mod error;
 pub(crate) mod evaluation;
 pub mod groups;
+mod new_rows;
 pub mod non_finite;
 pub(crate) mod parameter_sizes;
 pub(crate) mod principal;

@@ -7,6 +7,7 @@
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::rc::Rc;
 
 use phalanx_cpu::Cpu;
@@ -16,7 +17,6 @@ use phalanx_models::Model;
 use phalanx_parallel::TensorParallel;
 use phalanx_tensor::{Arena, Category, DType, Device, Epilogue, Layout, Tensor, Weight};
 
-use crate::engine::base::ReadElements;
 use crate::engine::error::RunError;
 
 /// Vectors of a subspace at least; twice the rank, where that is more, and never more than the weight has.
@@ -27,6 +27,9 @@ const ITERATIONS: usize = 24;
 
 /// The iteration ends where the sum of squared singular values changes by less than this share.
 const CHANGE: f64 = 1e-7;
+
+/// Reads elements of a whole weight into memory of their number.
+pub(crate) type ReadElements<'a, E> = dyn FnMut(Range<u64>, &mut [f32]) -> Result<(), E> + 'a;
 
 /// The principal parts of the weights of all adapted layers; each is computed when it is first asked for.
 pub(crate) struct Principal {

@@ -7,10 +7,12 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use phalanx_checkpoint::{self as checkpoint, ADAPTER_PREFIX, Checkpoint, CheckpointError, HuggingFaceDir};
+use phalanx_checkpoint::{
+    self as checkpoint, ADAPTER_PREFIX, Checkpoint, CheckpointError, HuggingFaceDir, TOKENS_END,
+};
 use phalanx_collectives::{CollectiveError, Group};
-use phalanx_layers::ParameterSpec;
-use phalanx_layers::lora::{adapted_by, parameters_of, rescaled_by};
+use phalanx_layers::lora::{adapted_by, is_beside_base, parameters_of, rescaled_by};
+use phalanx_layers::{ParameterSpec, table_of_added};
 use phalanx_models::{Model, RowsOf};
 pub use phalanx_optim::PARAMETERS;
 use phalanx_optim::{
@@ -156,7 +158,7 @@ impl Rank {
         let adapter = adapter.as_deref().map(HuggingFaceDir::open_adapter).transpose()?;
         let mut fresh = self.fresh(Base::open(Some(dir.path()), *seed)?, *seed);
         self.load(move |kept: &Kept, spec: &ParameterSpec, elements, out: &mut [f32]| match &adapter {
-            Some(adapter) if kept.state == PARAMETERS && adapted_by(&spec.name).is_some() => {
+            Some(adapter) if kept.state == PARAMETERS && is_beside_base(&spec.name) => {
                 read_adapter(adapter, spec, elements, out)
             }
             _ => fresh(kept, spec, elements, out),
@@ -176,9 +178,9 @@ impl Rank {
         let base = if self.saves_base { None } else { Base::of(&self.spec.model, self.spec.device.threads)? };
         let Some(base) = base else { return self.load(saved) };
         self.load(move |kept: &Kept, spec: &ParameterSpec, elements, out: &mut [f32]| {
-            match adapted_by(&spec.name) {
-                None => base.read(&*model, spec, elements, out),
-                Some(_) => saved(kept, spec, elements, out),
+            match is_beside_base(&spec.name) {
+                false => base.read(&*model, spec, elements, out),
+                true => saved(kept, spec, elements, out),
             }
         })
     }
@@ -264,7 +266,7 @@ impl Saves for Rank {
             for (state, name) in stage.zero.state_names().into_iter().enumerate() {
                 for piece in stage.zero.spans(state, Selection::Owned) {
                     let spec = &stage.network.parameters[piece.parameter].members()[piece.member];
-                    if !self.saves_base && adapted_by(&spec.name).is_none() {
+                    if !self.saves_base && !is_beside_base(&spec.name) {
                         continue;
                     }
                     let Kept { state: name, shape, stripe } =
@@ -388,6 +390,17 @@ pub fn read_stored(
     Ok(())
 }
 
+/// The name of a parameter in PEFT's folder of an adapter.
+pub fn adapter_name(parameter: &str) -> String {
+    match table_of_added(parameter) {
+        None => format!("{ADAPTER_PREFIX}{parameter}"),
+        Some(table) => {
+            let module = table.strip_suffix(".weight").unwrap_or(&table);
+            format!("{ADAPTER_PREFIX}{module}{TOKENS_END}")
+        }
+    }
+}
+
 /// Reads the elements of this rank's part of a parameter of an adapter from PEFT's folder.
 ///
 /// # Errors
@@ -398,7 +411,7 @@ fn read_adapter(
     elements: Range<u64>,
     out: &mut [f32],
 ) -> Result<(), RunError> {
-    let name = format!("{ADAPTER_PREFIX}{}", spec.name);
+    let name = adapter_name(&spec.name);
     let (given, expected) = (dir.shape(&name)?.to_vec(), spec.whole_shape().to_vec());
     if given != expected {
         return Err(RunError::Shape { name, given, expected });

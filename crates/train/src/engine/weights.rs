@@ -9,8 +9,8 @@ use std::ops::Range;
 use std::path::Path;
 
 use phalanx_checkpoint::{Checkpoint, CheckpointError};
-use phalanx_layers::ParameterSpec;
-use phalanx_layers::lora::{adapted_by, magnitudes_of, parameters_of};
+use phalanx_layers::lora::{adapted_by, is_beside_base, magnitudes_of, parameters_of};
+use phalanx_layers::{ParameterSpec, added_rows};
 use phalanx_models::Model;
 use phalanx_tensor::{DType, Layout};
 use serde::Deserialize;
@@ -173,12 +173,43 @@ impl<'a> Weights<'a> {
         elements: Range<u64>,
         out: &mut [f32],
     ) -> Result<(), CheckpointError> {
+        let Some(added) = self.rows_of_added(spec) else {
+            return self.of_base_or_stored(spec, elements, out);
+        };
+        // The rows of added tokens lie behind those of the base's table.
+        let first = (spec.elements() - added.elements()) as u64;
+        let here = first.clamp(elements.start, elements.end);
+        let (of_base, of_added) = out.split_at_mut((here - elements.start) as usize);
+        if !of_base.is_empty() {
+            let shape = vec![spec.shape[0] - added.shape[0], spec.shape[1]];
+            let table = ParameterSpec { shape, ..spec.clone() };
+            self.of_base_or_stored(&table, elements.start..here, of_base)?;
+        }
+        if of_added.is_empty() {
+            return Ok(());
+        }
+        read_stored(self.from, self.model, (PARAMETERS, &added), here - first..elements.end - first, of_added)
+    }
+
+    fn of_base_or_stored(
+        &self,
+        spec: &ParameterSpec,
+        elements: Range<u64>,
+        out: &mut [f32],
+    ) -> Result<(), CheckpointError> {
         match &self.base {
-            Some(below) if adapted_by(&spec.name).is_none() => {
+            Some(below) if !is_beside_base(&spec.name) => {
                 below.read(self.model, spec, elements, out).map_err(|error| self.of_base(error))
             }
             _ => read_stored(self.from, self.model, (PARAMETERS, spec), elements, out),
         }
+    }
+
+    /// The rows of added tokens behind a whole table of the model, if the run has trained some.
+    fn rows_of_added(&self, spec: &ParameterSpec) -> Option<ParameterSpec> {
+        let name = added_rows(&spec.name);
+        let rows = self.adapters.new_rows.filter(|_| self.from.tensor(PARAMETERS, &name).is_ok())?;
+        Some(ParameterSpec { name, shape: vec![rows, spec.shape[1]], ..spec.clone() })
     }
 
     fn of_base(&self, error: RunError) -> CheckpointError {

@@ -4,19 +4,23 @@
 use std::collections::BTreeSet;
 
 use anyhow::{Result, bail};
-use phalanx_checkpoint::{ADAPTER_PREFIX, AdapterConfig, Checkpoint, FolderNames, write_adapter};
-use phalanx_layers::lora::adapted_by;
-use phalanx_layers::{Checkpointing, ParameterSpec};
+use phalanx_checkpoint::{AdapterConfig, Checkpoint, FolderNames, write_adapter};
+use phalanx_data::HuggingFaceFiles;
+use phalanx_layers::lora::{adapted_by, is_beside_base};
+use phalanx_layers::{Checkpointing, ParameterSpec, table_of_added};
 use phalanx_models::Model;
+use phalanx_models::limits::MAX_POSITIONS;
 use phalanx_parallel::TensorParallel;
 use phalanx_tensor::Layout;
 use phalanx_train::config::LoraInit;
+use phalanx_train::state::adapter_name;
 use phalanx_train::weights::Weights;
 use serde_json::json;
 
 use super::card::{CardOf, card};
 use super::{Replaced, refuse_files};
 use crate::arguments::args::{ExportArgs, ExportType};
+use crate::folders::run_folder::RunFolder;
 use crate::host::output;
 use phalanx_drawing::report;
 
@@ -29,7 +33,7 @@ const FILES: [&str; 2] = ["adapter_config.json", "adapter_model.safetensors"];
 /// As those of an export of a model; a family whose files fuse layers that have an adapter each here.
 pub fn export(
     args: &ExportArgs,
-    checkpoint: &Checkpoint,
+    (folder, checkpoint): (&RunFolder, &Checkpoint),
     (model, weights): (&dyn Model, &Weights),
 ) -> Result<()> {
     if args.dtype != ExportType::F32 {
@@ -43,8 +47,8 @@ pub fn export(
     let adapters = weights.adapters();
     let (rank, lora) = adapters.rank.zip(adapters.adapters()).expect("a run with adapters");
     let network = model.network(&TensorParallel::solo().adapting(lora), Checkpointing::None)?;
-    let specs: Vec<&ParameterSpec> =
-        network.members().filter(|spec| adapted_by(&spec.name).is_some()).collect();
+    let specs: Vec<&ParameterSpec> = network.members().filter(|spec| is_beside_base(&spec.name)).collect();
+    let tables: Vec<String> = specs.iter().filter_map(|spec| table_of_added(&spec.name)).collect();
     let layers: BTreeSet<&str> = specs.iter().filter_map(|spec| adapted_by(&spec.name)).collect();
     let alpha = adapters.alpha.unwrap_or(rank as f64);
     let is_doubled = adapters.init == LoraInit::Pissa;
@@ -59,30 +63,35 @@ pub fn export(
         rslora: adapters.rslora,
         dora: adapters.dora,
         targets: targets(model, &layers)?,
+        tokens: adapters.new_rows.map(|new| model.vocab() - new..model.vocab()),
     };
+    let tables: Vec<&str> = tables.iter().filter_map(|table| table.rsplit('.').nth(1)).collect();
     let base = checkpoint.state()["config"]["model"]["init"].as_str();
-    let config = config.to_json(base, model.linear_layout() == Layout::InOut);
+    let config = config.to_json(base, model.linear_layout() == Layout::InOut, &tables);
     let mut files = vec![(FILES[0].to_string(), format!("{config:#}\n"))];
+    if adapters.new_rows.is_some() {
+        files.extend(tokenizer_files(folder, checkpoint, model)?);
+    }
     files.extend(card(CardOf::Adapter, checkpoint, &args.out, &found));
-    let names: Vec<&str> = files.iter().map(|(name, _)| name.as_str()).collect();
-    let written: Vec<_> =
-        specs.iter().map(|spec| (format!("{ADAPTER_PREFIX}{}", spec.name), shape(spec, times))).collect();
+    let written: Vec<_> = specs.iter().map(|spec| (adapter_name(&spec.name), shape(spec, times))).collect();
     let mut doubled: Option<(usize, [Vec<f32>; 2])> = None;
-    let replaced = Replaced::of(found, |name| FILES.contains(&name));
+    let names: Vec<&str> = files.iter().map(|(name, _)| name.as_str()).collect();
+    let replaced = Replaced::of(found, |name| name == FILES[1] || names.contains(&name));
     write_adapter(&args.out, &files, &replaced.removed, &written, &mut |index, range, out| {
-        if !is_doubled {
+        if !is_doubled || adapted_by(&specs[index].name).is_none() {
             return weights.read(specs[index], range, out);
         }
-        // a and b of a layer follow each other.
-        let first = index / 2 * 2;
+        // b of a layer follows its a.
+        let is_b = specs[index].name.contains(".lora_B.");
+        let first = index - usize::from(is_b);
         if doubled.as_ref().is_none_or(|(of, _)| *of != first) {
             doubled = Some((first, weights.beside_whole_base([specs[first], specs[first + 1]])?));
         }
         let (_, both) = doubled.as_ref().expect("it was made");
-        out.copy_from_slice(&both[index % 2][range.start as usize..range.end as usize]);
+        out.copy_from_slice(&both[usize::from(is_b)][range.start as usize..range.end as usize]);
         Ok(())
     })?;
-    let elements = times as u64 * specs.iter().map(|spec| spec.elements() as u64).sum::<u64>();
+    let elements: u64 = written.iter().map(|(_, shape)| shape.iter().product::<usize>() as u64).sum();
     if args.json {
         return output::print_json(&json!({
             "out": args.out, "step": checkpoint.step(), "adapter": true, "parameters": elements, "dtype": "f32",
@@ -99,6 +108,17 @@ pub fn export(
         names.join(", ")
     ))?;
     replaced.print()
+}
+
+/// The tokenizer's files: who reads new tokens needs the one that has them.
+fn tokenizer_files(
+    folder: &RunFolder,
+    checkpoint: &Checkpoint,
+    model: &dyn Model,
+) -> Result<Vec<(String, String)>> {
+    let tokenizer = folder.tokenizer_of(checkpoint)?.map(|tokenizer| tokenizer.hugging_face_files(None));
+    let complete = |files: HuggingFaceFiles| files.complete(model.longest().unwrap_or(MAX_POSITIONS), true);
+    Ok(tokenizer.map(complete).into_iter().flatten().collect())
 }
 
 /// The shape of a parameter of adapters that have so many times their rank: a is `[rank, in]`, and b `[out, rank]`.

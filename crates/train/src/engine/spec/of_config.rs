@@ -125,6 +125,8 @@ fn of_model(keys: &ModelConfig) -> (usize, Option<PathBuf>) {
         dropout: _, embedding_dropout: _, attention_dropout: _, residual_dropout: _,
         // Trainable::of
         trainable: _, frozen: _,
+        // Learned::adding
+        add_tokens: _,
     } = keys;
     (*seq, init.as_ref().map(PathBuf::from))
 }
@@ -135,7 +137,7 @@ fn of_lora(keys: &LoraConfig) -> (Option<Arc<Lora>>, Option<PathBuf>) {
     let LoraConfig {
         adapter,
         // LoraConfig::adapters
-        rank: _, alpha: _, dropout: _, targets: _, rslora: _, dora: _, init: _,
+        rank: _, alpha: _, dropout: _, targets: _, rslora: _, dora: _, init: _, new_rows: _,
         // QuantisedBase::of
         base: _,
     } = keys;
