@@ -7,7 +7,9 @@
 BASE is the folder of model.init. The script needs torch, transformers and peft.
 """
 
+import json
 import sys
+from pathlib import Path
 
 import torch
 from peft import PeftModel
@@ -23,6 +25,10 @@ def logits(model, tokens):
 
 def main(base_path, adapter, merged_path):
     base = AutoModelForCausalLM.from_pretrained(base_path, dtype=torch.float32)
+    tables = json.loads((Path(adapter) / "adapter_config.json").read_text()).get("trainable_token_indices") or {}
+    rows = max([base.config.vocab_size] + [indices[-1] + 1 for indices in tables.values()])
+    if rows > base.config.vocab_size:
+        base.resize_token_embeddings(rows, mean_resizing=False)
     longest = min(getattr(base.config, "max_position_embeddings", 64), 64)
     tokens = torch.randint(0, base.config.vocab_size, (2, longest), generator=torch.Generator().manual_seed(1))
     without = logits(base, tokens)

@@ -12,7 +12,7 @@ use phalanx_models::Model;
 use phalanx_models::limits::MAX_POSITIONS;
 use phalanx_parallel::TensorParallel;
 use phalanx_tensor::Layout;
-use phalanx_train::config::LoraInit;
+use phalanx_train::config::{LoraConfig, LoraInit};
 use phalanx_train::state::adapter_name;
 use phalanx_train::weights::Weights;
 use serde_json::json;
@@ -50,12 +50,8 @@ pub fn export(
     let specs: Vec<&ParameterSpec> = network.members().filter(|spec| is_beside_base(&spec.name)).collect();
     let tables: Vec<String> = specs.iter().filter_map(|spec| table_of_added(&spec.name)).collect();
     let layers: BTreeSet<&str> = specs.iter().filter_map(|spec| adapted_by(&spec.name)).collect();
-    let alpha = adapters.alpha.unwrap_or(rank as f64);
-    let is_doubled = adapters.init == LoraInit::Pissa;
-    let (times, alpha) = match is_doubled {
-        false => (1, alpha),
-        true => (2, alpha * if adapters.rslora { std::f64::consts::SQRT_2 } else { 2.0 }),
-    };
+    let (times, alpha) = doubled_rank(adapters, rank);
+    let is_doubled = times == 2;
     let config = AdapterConfig {
         rank: times * rank,
         alpha,
@@ -108,6 +104,16 @@ pub fn export(
         names.join(", ")
     ))?;
     replaced.print()
+}
+
+/// The factor of the rank, and alpha: for an adapter that started as a part of the base, that part lies behind it.
+fn doubled_rank(adapters: &LoraConfig, rank: usize) -> (usize, f64) {
+    let alpha = adapters.alpha.unwrap_or(rank as f64);
+    match (adapters.init, adapters.rslora) {
+        (LoraInit::Pissa, true) => (2, alpha * std::f64::consts::SQRT_2),
+        (LoraInit::Pissa, false) => (2, alpha * 2.0),
+        _ => (1, alpha),
+    }
 }
 
 /// The tokenizer's files: who reads new tokens needs the one that has them.
