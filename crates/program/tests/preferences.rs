@@ -119,6 +119,14 @@ fn every_loss_and_every_format_is_learned() {
         json!({"input": input, "preferred_output": turns("yes".into()), "non_preferred_output": turns("no".into())})
     };
     home.write("openai.jsonl", lines((0..20).map(openai)));
+    let factory = |number: usize| match number % 2 {
+        0 => json!({"instruction": format!("{number}"), "input": "?", "chosen": "yes", "rejected": "no"}),
+        _ => {
+            let [chosen, rejected] = ["yes", "no"].map(|text| json!({"from": "gpt", "value": text}));
+            json!({"conversations": [{"from": "human", "value": "?"}], "chosen": chosen, "rejected": rejected})
+        }
+    };
+    home.write("factory.jsonl", lines((0..20).map(factory)));
     let texts =
         |number: usize| json!({"chosen": format!("{number}? yes"), "rejected": format!("{number}? no")});
     home.write("texts.jsonl", lines((0..20).map(texts)));
@@ -127,6 +135,7 @@ fn every_loss_and_every_format_is_learned() {
         ("turns.jsonl", "dpo-norm", chatml),
         ("shared.jsonl", "ipo", chatml),
         ("openai.jsonl", "orpo", chatml),
+        ("factory.jsonl", "dpo", chatml),
         ("texts.jsonl", "simpo", "--set=preference.gamma=1"),
         ("texts.jsonl", "robust", "--set=preference.label_smoothing=0.2"),
         ("labelled.jsonl", "kto", "--set=preference.kl_answers=2"),

@@ -61,9 +61,22 @@ impl ChatFormat {
             ChatFormat::ShareGpt => &["conversations", "system", "tools"],
             ChatFormat::Alpaca => &["instruction", "input", "output", "system", "history"],
             ChatFormat::Prompt => &["prompt", "completion", "tools"],
-            ChatFormat::Pair => &["chosen", "rejected", "prompt", "tools"],
+            ChatFormat::Pair => {
+                &["chosen", "rejected", "prompt", "tools", "system", "instruction", "input", "conversations"]
+            }
             ChatFormat::Preferred => &["preferred_output", "non_preferred_output", "input"],
-            ChatFormat::Labelled => &["label", "prompt", "completion", "tools"],
+            ChatFormat::Labelled => &[
+                "label",
+                "kto_tag",
+                "prompt",
+                "completion",
+                "output",
+                "tools",
+                "system",
+                "instruction",
+                "input",
+                "conversations",
+            ],
         }
     }
 }

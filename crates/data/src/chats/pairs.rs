@@ -1,6 +1,6 @@
 //! Records of preferences: two answers to a prompt, of which one is chosen, or one answer with a label.
 
-use minijinja::Value;
+use minijinja::value::{Value, ValueKind};
 
 use super::formats::{continued, field, keys_of, list, listed, note_unread, short, tools};
 use super::{Chat, ChatFormat};
@@ -32,15 +32,18 @@ pub(super) fn read(record: &Value, kind: PairKind, unread: &mut Vec<String>) -> 
         let found = field(of, key).map(|value| (value, key));
         found.ok_or_else(|| format!("there is no {key:?}: the record has {}", listed(&keys)))
     };
-    let prompt = field(record, "prompt").unwrap_or_default();
+    let prompt = prompt(record)?;
     let preferred = match kind {
         PairKind::Labelled => {
-            let (label, _) = need("label", record)?;
+            let (label, _) =
+                need("label", record).or_else(|error| need("kto_tag", record).map_err(|_| error))?;
             let is_chosen = match (label.is_true(), label.as_i64(), label.to_string().as_str()) {
                 (_, Some(0 | 1), _) | (_, _, "true" | "false") => label.is_true(),
                 _ => return Err(format!("\"label\" is {}, expected true or false", short(&label))),
             };
-            let answers = vec![need("completion", record)?];
+            let answer =
+                need("completion", record).or_else(|error| need("output", record).map_err(|_| error))?;
+            let answers = vec![as_of(&prompt, answer)];
             let (tools, format) = (tools(record)?, ChatFormat::Labelled);
             Preferred { prompt, answers, tools, is_chosen, format }
         }
@@ -53,7 +56,8 @@ pub(super) fn read(record: &Value, kind: PairKind, unread: &mut Vec<String>) -> 
             Preferred { prompt, answers, tools, is_chosen: true, format }
         }
         PairKind::Pairs => {
-            let [chosen, rejected] = [need("chosen", record)?, need("rejected", record)?];
+            let answers = [need("chosen", record)?, need("rejected", record)?];
+            let [chosen, rejected] = answers.map(|answer| as_of(&prompt, answer));
             // A text beside messages repeats how they begin, as TRL reads it.
             let is_given = !prompt.is_undefined() && prompt.as_str().is_some() == chosen.0.as_str().is_some();
             let (prompt, answers) = match is_given {
@@ -66,6 +70,41 @@ pub(super) fn read(record: &Value, kind: PairKind, unread: &mut Vec<String>) -> 
     };
     note_unread(record, keys, preferred.format, unread)?;
     Ok(preferred)
+}
+
+/// The prompt of a record: a text, or messages, as Alpaca's and ShareGPT's keys make them; undefined where there is none.
+fn prompt(record: &Value) -> Result<Value, String> {
+    if let Some(given) = field(record, "prompt") {
+        return Ok(given);
+    }
+    let turns = match field(record, "conversations") {
+        Some(given) => list(&given, "\"conversations\"")?,
+        None if field(record, "instruction").is_none() => return Ok(Value::UNDEFINED),
+        None => {
+            let parts: Vec<String> = ["instruction", "input"]
+                .into_iter()
+                .filter_map(|key| field(record, key)?.as_str().map(str::to_string))
+                .filter(|text| !text.is_empty())
+                .collect();
+            vec![turn("user", &parts.join("\n"))]
+        }
+    };
+    let system = field(record, "system").and_then(|text| text.as_str().map(|text| turn("system", text)));
+    Ok(Value::from(system.into_iter().chain(turns).collect::<Vec<_>>()))
+}
+
+fn turn(role: &str, content: &str) -> Value {
+    Value::from_pairs([("role", Value::from(role)), ("content", Value::from(content))])
+}
+
+/// An answer in the kind of its prompt: beside messages, a text or a single message is one.
+fn as_of(prompt: &Value, (answer, key): (Value, &'static str)) -> (Value, &'static str) {
+    let answer = match answer.as_str() {
+        Some(text) if prompt.kind() == ValueKind::Seq => Value::from(vec![turn("assistant", text)]),
+        _ if answer.kind() == ValueKind::Map => Value::from(vec![answer]),
+        _ => answer,
+    };
+    (answer, key)
 }
 
 impl Preferred {
