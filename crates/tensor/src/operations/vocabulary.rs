@@ -219,20 +219,22 @@ impl Describe for VocabularyLoss<'_> {
     fn follow(&self, recorder: &Recorder, site: Site) {
         let VocabularyLoss { statistics, targets, exponentials, weights, losses, loss, accumulate, .. } =
             self;
-        let sum = result("loss", "", loss, *accumulate);
+        let mut sums = vec![result("loss", "", loss, *accumulate)];
+        sums.extend(losses.as_ref().map(|losses| result("losses", "r", losses, false)));
         let sum = Rule {
             op: Self::NAME,
             factors: &[operand("statistics", "rk", *statistics), operand("targets", "r", *targets)],
             addends: &[],
-            results: &[sum, losses.as_ref().map_or(sum, |losses| result("losses", "r", losses, false))],
+            results: &sums,
             whole: &[],
         };
         recorder.follow(&sum, site);
         let Some(exponentials) = exponentials else { return };
-        let own = operand("exponentials", "ro", exponentials.as_view());
+        let mut factors = vec![operand("exponentials", "ro", exponentials.as_view())];
+        factors.extend(weights.map(|weights| operand("weights", "r", weights)));
         let derivatives = Rule {
             op: Self::NAME,
-            factors: &[own, weights.map_or(own, |weights| operand("weights", "r", weights))],
+            factors: &factors,
             addends: &[],
             results: &[result("derivatives", "ro", exponentials, false)],
             whole: &[],
