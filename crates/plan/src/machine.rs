@@ -1,31 +1,15 @@
-//! The rates of a machine: what kernels, copies and collectives take at least.
+//! The rates of a machine: what kernels, copies and collectives take.
 //!
 //! A profile has documented or measured rates. Small transfers are slower than large ones, so a transfer has a latency
-//! beside its rate, or a list of measured times by size.
+//! beside its rate, or a list of measured times by size; and so are small matrix products, so products may have a measured
+//! rate by their operations ([`ProductRates`]). What joins devices is in [`crate::links`].
 
 use std::collections::BTreeMap;
 
-use crate::trace::{Collective, CollectiveOp, DType, Memory, Rate};
+use crate::links::{Link, check_levels};
+use crate::trace::{CollectiveOp, DType, Memory, Rate};
+use crate::transfer::TransferRate;
 use serde::{Deserialize, Serialize};
-
-/// The time of a transfer by its size.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(untagged)]
-pub enum TransferRate {
-    /// A latency, and bytes per second beyond it.
-    Line {
-        /// Microseconds of the smallest transfer.
-        latency_us: f64,
-        /// 10^9 bytes per second.
-        gb_per_s: f64,
-    },
-    /// Measured: bytes of a transfer and its microseconds, ascending. Between two sizes the time is interpolated; beyond the
-    /// largest, and below the smallest, the rate stays.
-    Measured {
-        /// Pairs of bytes and microseconds.
-        bytes_us: Vec<(u64, f64)>,
-    },
-}
 
 /// The time of a collective of a group of some ranks.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -39,7 +23,51 @@ pub struct CollectiveRate {
     pub time: TransferRate,
 }
 
-/// The rates of one rank's device and of what connects it.
+/// Measured rates of matrix products of one element type, by class and size: pairs of 10^9 operations of one product and 10^12
+/// operations per second, ascending in the first. Between two sizes the rate is interpolated along the logarithm of the size; beyond the
+/// largest it stays; below the smallest the time stays.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ProductRates {
+    /// Products with weights.
+    pub linear: Vec<(f64, f64)>,
+    /// Attention; as `linear` when left out.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub attention: Vec<(f64, f64)>,
+}
+
+impl ProductRates {
+    /// Seconds of a product of the kernel `name`.
+    fn seconds(&self, name: &str, flops: u64) -> f64 {
+        let is_attention = name.starts_with("attention") && !self.attention.is_empty();
+        let rates = if is_attention { &self.attention } else { &self.linear };
+        let giga = flops as f64 / 1e9;
+        let above = rates.partition_point(|(known, _)| *known < giga);
+        match (above.checked_sub(1).map(|below| rates[below]), rates.get(above)) {
+            (Some((low, low_rate)), Some((high, high_rate))) => {
+                let share = (giga / low).ln() / (high / low).ln();
+                giga / (low_rate + (high_rate - low_rate) * share) * 1e-3
+            }
+            (Some((_, rate)), None) => giga / rate * 1e-3,
+            (None, Some((smallest, rate))) => smallest / rate * 1e-3,
+            (None, None) => 0.0,
+        }
+    }
+
+    fn is_valid(&self) -> bool {
+        let valid = |rates: &[(f64, f64)]| {
+            rates.windows(2).all(|pair| pair[0].0 < pair[1].0)
+                && rates.iter().all(|(size, rate)| is_positive(*size) && is_positive(*rate))
+        };
+        !self.linear.is_empty() && valid(&self.linear) && valid(&self.attention)
+    }
+}
+
+fn is_positive(value: f64) -> bool {
+    value > 0.0 && value.is_finite()
+}
+
+/// The rates of one rank's device, of its share of the host, and of what connects it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Machine {
@@ -48,16 +76,28 @@ pub struct Machine {
     /// Sources of the figures.
     #[serde(default)]
     pub sources: Vec<String>,
+    /// Why Phalanx does not run on such devices, where it does not: its profile serves to plan and to compare.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub planned_only: Option<String>,
     /// Bytes of device memory.
     pub memory_bytes: u64,
     /// Bytes of host memory that a rank may use.
     pub host_bytes: u64,
+    /// Cores of the host for each device.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host_cores: Option<f64>,
     /// True if the device is the host's processor. Then a call computes when it is made, so that a transfer begins after the
     /// kernels before it; and copies and collectives take cores from kernels. Only the disk works beside them.
     #[serde(default)]
     pub computes_on_host: bool,
-    /// 10^12 operations per second of matrix products, by element type.
+    /// 10^12 operations per second of matrix products at most, by element type.
     pub tflops: BTreeMap<DType, f64>,
+    /// Measured rates of matrix products by their size, by element type; without them products run at `tflops`.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub products: BTreeMap<DType, ProductRates>,
+    /// Microseconds from the end of a kernel to the beginning of the next.
+    #[serde(default)]
+    pub launch_us: f64,
     /// 10^9 bytes per second that kernels read and write in device memory.
     pub memory_gb_per_s: f64,
     /// 10^9 bytes per second that the host's processor reads and writes in host memory for a rank.
@@ -70,97 +110,76 @@ pub struct Machine {
     /// Writes to the disk.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disk_write: Option<TransferRate>,
-    /// Rate at which the transport of collectives sends from one rank.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub transport: Option<TransferRate>,
     /// Devices of a host. Ranks beyond them are on further hosts; left out, all ranks are on one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub devices_per_host: Option<usize>,
-    /// Rate at which the network sends from one device to other hosts.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub network: Option<TransferRate>,
-    /// Collectives whose time is known as a whole; others follow from `transport` and `network`.
+    /// What joins devices, from the nearest to the farthest.
+    #[serde(default)]
+    pub links: Vec<Link>,
+    /// Collectives whose time is known as a whole; others follow from `links`.
     #[serde(default)]
     pub collectives: Vec<CollectiveRate>,
-}
-
-impl TransferRate {
-    /// Seconds of one transfer.
-    pub fn seconds(&self, bytes: u64) -> f64 {
-        let size = bytes as f64;
-        match self {
-            TransferRate::Line { latency_us, gb_per_s } => latency_us * 1e-6 + size / (gb_per_s * 1e9),
-            TransferRate::Measured { bytes_us } => {
-                let above = bytes_us.partition_point(|(known, _)| *known < bytes);
-                let us = match (above.checked_sub(1).map(|below| bytes_us[below]), bytes_us.get(above)) {
-                    (Some((low, low_us)), Some((high, high_us))) => {
-                        low_us + (high_us - low_us) * (size - low as f64) / (high - low) as f64
-                    }
-                    (Some((known, us)), None) | (None, Some(&(known, us))) => us * size / known.max(1) as f64,
-                    (None, None) => 0.0,
-                };
-                us * 1e-6
-            }
-        }
-    }
-
-    /// Bytes per second at one size.
-    pub fn bytes_per_s(&self, bytes: u64) -> f64 {
-        bytes as f64 / self.seconds(bytes)
-    }
-
-    fn is_valid(&self) -> bool {
-        match self {
-            TransferRate::Line { latency_us, gb_per_s } => {
-                *latency_us >= 0.0 && latency_us.is_finite() && *gb_per_s > 0.0 && gb_per_s.is_finite()
-            }
-            TransferRate::Measured { bytes_us } => {
-                let ascend = bytes_us.windows(2).all(|pair| pair[0].0 < pair[1].0);
-                let positive = bytes_us.iter().all(|(bytes, us)| *bytes > 0 && us.is_finite() && *us > 0.0);
-                !bytes_us.is_empty() && ascend && positive
-            }
-        }
-    }
+    /// Watts of a device and its share of the host under load.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub power_w: Option<f64>,
+    /// Price of an hour of a device and its share of the host, in USD.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub usd_per_hour: Option<f64>,
 }
 
 impl Machine {
-    /// Checks the rates of a profile that someone has written. The error names the key and what is expected.
+    /// Checks the rates of a profile that someone has written.
     ///
     /// # Errors
-    /// A rate that is not positive, sizes that do not ascend.
-    pub fn check(&self) -> Result<(), String> {
+    /// The key of a rate that is not positive, or of sizes that do not ascend, with what is expected.
+    pub fn check(&self) -> Result<(), WrongRate> {
+        let wrong = |key: &str, expected: String| Err(WrongRate { key: key.to_string(), expected });
         let rates = [
             ("copy", Some(&self.copy)),
             ("disk_read", self.disk_read.as_ref()),
             ("disk_write", self.disk_write.as_ref()),
-            ("transport", self.transport.as_ref()),
-            ("network", self.network.as_ref()),
         ];
         let collectives = self.collectives.iter().map(|collective| ("collectives", Some(&collective.time)));
+        let expected = "latency_us (0 or more) with gb_per_s (more than 0), or bytes_us with ascending sizes";
         for (key, rate) in rates.into_iter().chain(collectives) {
             if rate.is_some_and(|rate| !rate.is_valid()) {
-                return Err(format!(
-                    "{key}: expected latency_us (0 or more) with gb_per_s (more than 0), or bytes_us with ascending sizes"
-                ));
+                return wrong(key, expected.to_string());
             }
         }
-        let positive = |value: f64| value > 0.0 && value.is_finite();
-        if let Some((dtype, tflops)) = self.tflops.iter().find(|(_, tflops)| !positive(**tflops)) {
-            return Err(format!("tflops.{} = {tflops}: expected more than 0", dtype.name()));
+        if let Some(link) = self.links.iter().find(|link| !link.time.is_valid()) {
+            return wrong("links", format!("as time of {:?} {expected}", link.name));
         }
-        for (key, rate) in [("memory_gb_per_s", self.memory_gb_per_s), ("host_gb_per_s", self.host_gb_per_s)]
-        {
-            if !positive(rate) {
-                return Err(format!("{key} = {rate}: expected more than 0"));
+        if let Some((dtype, tflops)) = self.tflops.iter().find(|(_, tflops)| !is_positive(**tflops)) {
+            return wrong(&format!("tflops.{}", dtype.name()), format!("more than 0, and not {tflops}"));
+        }
+        if let Some((dtype, _)) = self.products.iter().find(|(_, rates)| !rates.is_valid()) {
+            let expected = "pairs of 10^9 operations and 10^12 per second, above 0, ascending in the first";
+            return wrong(&format!("products.{}", dtype.name()), expected.to_string());
+        }
+        let some = |value: Option<f64>| value.unwrap_or(1.0);
+        for (key, rate) in [
+            ("memory_gb_per_s", self.memory_gb_per_s),
+            ("host_gb_per_s", self.host_gb_per_s),
+            ("host_cores", some(self.host_cores)),
+            ("power_w", some(self.power_w)),
+            ("usd_per_hour", some(self.usd_per_hour)),
+            // 0 is a rate, too: nothing is launched.
+            ("launch_us", if self.launch_us == 0.0 { 1.0 } else { self.launch_us }),
+        ] {
+            if !is_positive(rate) {
+                return wrong(key, format!("more than 0, and not {rate}"));
             }
         }
-        if self.memory_bytes == 0 || self.host_bytes == 0 {
-            return Err("memory_bytes and host_bytes: expected at least 1".to_string());
+        for (key, count) in [
+            ("memory_bytes", self.memory_bytes),
+            ("host_bytes", self.host_bytes),
+            ("devices_per_host", self.devices_per_host.unwrap_or(1) as u64),
+        ] {
+            if count == 0 {
+                return wrong(key, "at least 1".to_string());
+            }
         }
-        if self.devices_per_host == Some(0) {
-            return Err("devices_per_host = 0: expected at least 1".to_string());
-        }
-        Ok(())
+        check_levels(&self.links).or_else(|expected| wrong("links", expected))
     }
 
     /// Operations per second of products of `dtype`; where the profile has none, those of the next wider type.
@@ -170,17 +189,24 @@ impl Machine {
         known.map(|tflops| tflops * 1e12)
     }
 
-    /// Seconds of a kernel at least. Operations of an unknown rate take no time.
-    pub fn kernel_s(&self, flops: u64, bytes: u64, rate: Rate) -> f64 {
-        let gb_per_s = if rate == Rate::Host { self.host_gb_per_s } else { self.memory_gb_per_s };
-        let moved = bytes as f64 / (gb_per_s * 1e9);
+    /// Seconds of the kernel `name`. Operations of an unknown rate take no time.
+    pub fn kernel_s(&self, name: &str, flops: u64, bytes: u64, rate: Rate) -> f64 {
+        if rate == Rate::Host {
+            return bytes as f64 / (self.host_gb_per_s * 1e9);
+        }
+        let moved = bytes as f64 / (self.memory_gb_per_s * 1e9);
         let computed = match rate {
-            Rate::MatrixProduct(dtype) => {
-                self.flops_per_s(dtype).map_or(0.0, |flops_per_s| flops as f64 / flops_per_s)
-            }
+            Rate::MatrixProduct(dtype) => self.product_s(name, dtype, flops),
             _ => 0.0,
         };
-        moved.max(computed)
+        moved.max(computed) + self.launch_us * 1e-6
+    }
+
+    fn product_s(&self, name: &str, dtype: DType, flops: u64) -> f64 {
+        match self.products.get(&dtype) {
+            Some(rates) => rates.seconds(name, flops),
+            None => self.flops_per_s(dtype).map_or(0.0, |flops_per_s| flops as f64 / flops_per_s),
+        }
     }
 
     /// Seconds of a copy between memories; `None` where the profile does not know the disk.
@@ -197,109 +223,40 @@ impl Machine {
     pub fn hosts_of(&self, ranks: usize) -> usize {
         self.devices_per_host.map_or(1, |devices| ranks.div_ceil(devices))
     }
+}
 
-    /// Seconds of a collective; `None` where the profile does not know the transport. Among one rank nothing is sent.
-    pub fn collective_s(&self, collective: &Collective) -> Option<f64> {
-        let Collective { op, members, world_size, count, dtype, sent_bytes, .. } = collective;
-        let all: Vec<usize> = (0..*world_size).collect();
-        // The group of all ranks does not list them.
-        let members = if members.is_empty() { &all[..] } else { members };
-        self.collective_of_bytes_s(*op, members, count * dtype.bytes() as u64, *sent_bytes)
-    }
-
-    /// The same for an operation among the world ranks `members`, by the bytes of the whole buffer and those that a rank sends.
-    pub fn collective_of_bytes_s(
-        &self,
-        op: CollectiveOp,
-        members: &[usize],
-        message_bytes: u64,
-        sent_bytes: u64,
-    ) -> Option<f64> {
-        let ranks = members.len();
-        if ranks == 1 {
-            return Some(0.0);
-        }
-        let known = self.collectives.iter().find(|known| known.op == op && known.ranks == ranks);
-        match known {
-            Some(known) => Some(known.time.seconds(message_bytes)),
-            None => self.links_s(op, members, sent_bytes),
-        }
-    }
-
-    /// Seconds in which a rank of a group sends so many bytes. What crosses hosts goes through the network of all members of a host
-    /// together, as in NCCL's rings; a message, through that of its sender.
-    fn links_s(&self, op: CollectiveOp, members: &[usize], sent_bytes: u64) -> Option<f64> {
-        let inside = self.transport.as_ref()?.seconds(sent_bytes);
-        let Some(devices) = self.devices_per_host else { return Some(inside) };
-        let host_of = |rank: &usize| rank / devices;
-        let of_host = |host| members.iter().filter(|rank| host_of(rank) == host).count();
-        let together = members.iter().map(|rank| of_host(host_of(rank))).min().unwrap_or(1);
-        let senders = match op {
-            _ if together == members.len() => return Some(inside),
-            CollectiveOp::Send | CollectiveOp::Recv => 1,
-            _ => together as u64,
-        };
-        Some(inside.max(self.network.as_ref()?.seconds(sent_bytes.div_ceil(senders))))
-    }
+/// A key of a profile with a value that no machine has.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{key}: expected {expected}")]
+pub struct WrongRate {
+    /// The key; of a table in it `table.key`.
+    pub key: String,
+    /// What is expected of its value.
+    pub expected: String,
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    /// Rates in the middle of two sizes, beyond the largest, and the time of the smallest; attention has its own.
     #[test]
-    fn times_are_those_of_the_line_or_between_the_measured_ones() {
-        let line = TransferRate::Line { latency_us: 10.0, gb_per_s: 1.0 };
-        assert!((line.seconds(1_000_000) - 1.01e-3).abs() < 1e-12);
-        let measured = TransferRate::Measured { bytes_us: vec![(1000, 10.0), (3000, 20.0)] };
-        for (bytes, us) in [(500, 5.0), (1000, 10.0), (2000, 15.0), (3000, 20.0), (6000, 40.0)] {
-            assert!((measured.seconds(bytes) - us * 1e-6).abs() < 1e-15, "{bytes}");
-        }
-        assert!((measured.bytes_per_s(3000) - 1.5e8).abs() < 1.0);
-    }
-
-    #[test]
-    fn groups_of_several_hosts_use_the_network_of_their_devices() {
-        let rate = |gb_per_s| TransferRate::Line { latency_us: 0.0, gb_per_s };
-        let machine = Machine {
-            name: "hosts of four".into(),
-            sources: Vec::new(),
-            memory_bytes: 1,
-            host_bytes: 1,
-            computes_on_host: false,
-            tflops: BTreeMap::new(),
-            memory_gb_per_s: 1.0,
-            host_gb_per_s: 1.0,
-            copy: rate(1.0),
-            disk_read: None,
-            disk_write: None,
-            transport: Some(rate(8.0)),
-            devices_per_host: Some(4),
-            network: Some(rate(1.0)),
-            collectives: Vec::new(),
-        };
-        machine.check().unwrap();
-        let seconds = |members: &[usize]| {
-            machine.collective_of_bytes_s(CollectiveOp::AllGather, members, 9, 8_000_000_000)
-        };
-        for (members, expected) in [
-            (&[0][..], 0.0),
-            (&[0, 1, 2, 3], 1.0),
-            (&[4, 7], 1.0),
-            // One, two and four devices of each host send to the other.
-            (&[0, 4], 8.0),
-            (&[0, 1, 4, 5], 4.0),
-            (&[0, 1, 2, 3, 4, 5, 6, 7], 2.0),
-            // A host with one of them is the slowest.
-            (&[0, 1, 2, 3, 4], 8.0),
+    fn products_have_the_rate_of_their_size_and_class() {
+        let rates = ProductRates { linear: vec![(1.0, 100.0), (100.0, 300.0)], attention: vec![(1.0, 50.0)] };
+        assert!(rates.is_valid());
+        for (name, giga, us) in [
+            ("linear", 0.1, 10.0),
+            ("linear", 1.0, 10.0),
+            ("linear", 10.0, 50.0),
+            ("linear", 100.0, 1000.0 / 3.0),
+            ("linear", 600.0, 2000.0),
+            ("attention_backward", 10.0, 200.0),
         ] {
-            assert_eq!(seconds(members), Some(expected), "{members:?}");
+            let seconds = rates.seconds(name, (giga * 1e9) as u64);
+            assert!((seconds - us * 1e-6).abs() < 1e-12, "{name} {giga}: {seconds}");
         }
-        let message = machine.collective_of_bytes_s(CollectiveOp::Send, &[0, 1, 4, 5], 9, 1_000_000_000);
-        assert_eq!(message, Some(1.0), "a message has one sender");
-        assert_eq!([1, 4, 5, 9].map(|ranks| machine.hosts_of(ranks)), [1, 1, 2, 3]);
-        let alone = Machine { network: None, ..machine.clone() };
-        let among = |members| alone.collective_of_bytes_s(CollectiveOp::AllGather, members, 9, 9);
-        assert_eq!((among(&[3, 4]), among(&[2, 3]).is_some()), (None, true));
+        for wrong in [vec![], vec![(1.0, 0.0)], vec![(2.0, 1.0), (1.0, 1.0)], vec![(f64::NAN, 1.0)]] {
+            assert!(!ProductRates { linear: wrong, attention: Vec::new() }.is_valid());
+        }
     }
 }

@@ -7,13 +7,18 @@
 //! If the device is the host's processor ([`Machine::computes_on_host`]), a call computes before the next one is issued. Copies,
 //! operations of the host and collectives then run on the cores that compute: kernels lose their time. Transfers of the disk take
 //! no cores.
+//!
+//! Each group of ranks has a queue of its own for its collectives, as communicators have. Several ranks may be played together, one of each
+//! pipeline stage ([`phase_times`]): a message then arrives when its sender has sent it, and a collective of several of them begins when the
+//! last has come ([`crate::meetings`]). A received message takes no queue: its receive was posted ahead.
 
 use std::collections::HashMap;
 
-use crate::trace::{Event, Phase, PhaseName, Rate, Stream, Trace};
+use crate::trace::{Collective, CollectiveOp, Event, Phase, PhaseName, Rate, Stream, Trace};
 use serde::Serialize;
 
 use crate::machine::Machine;
+use crate::meetings::{Meeting, Meetings};
 
 /// The planned time of a phase on one rank.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
@@ -28,6 +33,8 @@ pub struct PhaseTime {
     pub exposed_host_s: f64,
     /// Seconds in which compute waited for collectives.
     pub exposed_collective_s: f64,
+    /// Seconds in which compute waited for messages of other pipeline stages: the bubble.
+    pub exposed_message_s: f64,
     /// Seconds of all copies from the host to the device.
     pub to_device_s: f64,
     /// Seconds of all copies from the device to the host.
@@ -85,12 +92,41 @@ pub fn phase_lanes(trace: &Trace, phase: PhaseName, machine: &Machine) -> Option
     played(trace, phase, machine).map(|clocks| clocks.lanes)
 }
 
+/// As [`phase_time`] for several ranks, which wait for each other's messages: in their order.
+pub fn phase_times(traces: &[&Trace], phase: PhaseName, machine: &Machine) -> Option<Vec<PhaseTime>> {
+    let all = played_together(traces, phase, machine)?;
+    Some(all.into_iter().map(Clocks::end).collect())
+}
+
 fn played(trace: &Trace, phase: PhaseName, machine: &Machine) -> Option<Clocks> {
-    let at = trace.phases.iter().position(|p| p.name == phase)?;
-    let earlier = trace.phases[..at].iter().map(|p| p.collectives().count()).sum();
-    let mut clocks = Clocks { first_collective: earlier, ..Clocks::default() };
-    clocks.play(&trace.phases[at], machine)?;
-    Some(clocks)
+    played_together(&[trace], phase, machine)?.pop()
+}
+
+/// Plays the ranks in turn, each until it waits for another. Where all wait for each other, which ranks of a checked plan do not, the first
+/// goes on as if it were alone.
+fn played_together(traces: &[&Trace], phase: PhaseName, machine: &Machine) -> Option<Vec<Clocks>> {
+    let mut meetings = Meetings::of(traces.iter().map(|trace| trace.rank).collect());
+    let (mut all, mut phases) = (Vec::new(), Vec::new());
+    for trace in traces {
+        let at = trace.phases.iter().position(|p| p.name == phase)?;
+        let earlier = trace.phases[..at].iter().map(|p| p.collectives().count()).sum();
+        all.push(Clocks { rank: trace.rank, first_collective: earlier, ..Clocks::default() });
+        phases.push(&trace.phases[at]);
+    }
+    loop {
+        let mut went_on = false;
+        for (clocks, phase) in all.iter_mut().zip(&phases) {
+            let before = clocks.next;
+            clocks.play(phase, machine, &mut meetings)?;
+            went_on |= clocks.next > before;
+        }
+        let Some(waiting) = (0..all.len()).find(|rank| all[*rank].next < phases[*rank].events.len()) else {
+            return Some(all);
+        };
+        if !went_on {
+            all[waiting].waits_for_nobody = true;
+        }
+    }
 }
 
 /// Adds a stretch of work behind those of a lane; it continues the last one if that ends no more than `gap` seconds before.
@@ -107,10 +143,18 @@ enum Cause {
     Copies,
     Host,
     Collectives,
+    Messages,
 }
 
 #[derive(Default)]
 struct Clocks {
+    rank: usize,
+    /// Number of the next event.
+    next: usize,
+    /// True if the next event is not to wait for another rank.
+    waits_for_nobody: bool,
+    /// When the queue of each group is free.
+    groups: HashMap<&'static str, f64>,
     /// When the host issues the next call, and what it waited for last.
     host: (f64, Option<Cause>),
     /// When each stream has finished what was issued, in the order of [`slot`].
@@ -120,8 +164,8 @@ struct Clocks {
     /// For each stream: true if it waited for the host's processor last, so that an event that waits for the stream waits for the
     /// host.
     delayed_by_host: [bool; 6],
-    /// Ends of the collectives of this phase.
-    collectives: Vec<f64>,
+    /// Ends of the collectives of this phase, with what whoever waits for one waits for.
+    collectives: Vec<(f64, Cause)>,
     /// Collectives of earlier phases.
     first_collective: usize,
     lanes: Lanes,
@@ -142,68 +186,113 @@ fn cause(stream: Stream) -> Option<Cause> {
 }
 
 impl Clocks {
-    fn play(&mut self, phase: &Phase, machine: &Machine) -> Option<()> {
-        for event in &phase.events {
-            match event {
-                Event::Kernel { bytes, rate: Rate::Host, .. } => {
-                    let seconds = machine.kernel_s(0, *bytes, Rate::Host);
-                    self.run(Stream::Host, seconds);
-                    self.time.host_s += seconds;
-                    self.take_cores(seconds, Cause::Host, machine);
-                }
-                Event::Kernel { flops, bytes, rate, .. } => {
-                    let seconds = machine.kernel_s(*flops, *bytes, *rate);
-                    self.compute_from(self.host.0, self.host.1);
-                    self.free[0] += seconds;
-                    self.note(Stream::Compute, seconds);
-                    self.time.compute_s += seconds;
-                    self.time.cores_s += if machine.computes_on_host { seconds } else { 0.0 };
-                }
-                Event::Copy { from, to, bytes, stream, .. } => {
-                    let seconds = machine.copy_s([*from, *to], *bytes)?;
-                    self.copy(*stream, seconds, machine);
-                }
-                Event::Collective(collective) => {
-                    let seconds = machine.collective_s(collective)?;
-                    let inputs = self.free[0];
-                    let free = &mut self.free[slot(Stream::Communication)];
-                    *free = free.max(inputs);
-                    let end = self.run(Stream::Communication, seconds);
-                    self.collectives.push(end);
-                    self.time.collective_s += seconds;
-                    self.take_cores(seconds, Cause::Collectives, machine);
-                }
-                Event::Wait { collective } => {
-                    let own = (*collective as usize).checked_sub(self.first_collective);
-                    let end = own.and_then(|number| self.collectives.get(number)).copied();
-                    self.compute_from(end.unwrap_or(0.0), Some(Cause::Collectives));
-                }
-                Event::Record { number, stream } => {
-                    let delayed = self.delayed_by_host[slot(*stream)];
-                    let cause = if delayed { Some(Cause::Host) } else { cause(*stream) };
-                    self.events.insert(*number, (self.free[slot(*stream)], cause));
-                }
-                Event::StreamWait { number, stream } => {
-                    if let Some(event) = self.events.get(number).copied() {
-                        self.stream_wait(slot(*stream), event);
-                    }
-                }
-                Event::HostWait { number } => {
-                    let event = self.events.get(number).copied();
-                    self.host = event.filter(|(at, _)| *at > self.host.0).unwrap_or(self.host);
-                }
-                Event::Alloc { .. }
-                | Event::Free { .. }
-                | Event::Counted { .. }
-                | Event::Step { .. }
-                | Event::Use { .. } => {}
+    /// Plays events up to the end of the phase, or to one that waits for another rank.
+    fn play(&mut self, phase: &Phase, machine: &Machine, meetings: &mut Meetings) -> Option<()> {
+        while let Some(event) = phase.events.get(self.next) {
+            if !self.take(event, machine, meetings)? {
+                break;
             }
+            self.next += 1;
             // The thread that issues calls is the one that computes.
             if machine.computes_on_host && self.free[0] > self.host.0 {
                 self.host = (self.free[0], None);
             }
         }
         Some(())
+    }
+
+    /// Plays one event; false if it waits for another rank.
+    fn take(&mut self, event: &Event, machine: &Machine, meetings: &mut Meetings) -> Option<bool> {
+        match event {
+            Event::Kernel { name, bytes, rate: Rate::Host, .. } => {
+                let seconds = machine.kernel_s(name, 0, *bytes, Rate::Host);
+                self.run(Stream::Host, seconds);
+                self.time.host_s += seconds;
+                self.take_cores(seconds, Cause::Host, machine);
+            }
+            Event::Kernel { name, flops, bytes, rate, .. } => {
+                let seconds = machine.kernel_s(name, *flops, *bytes, *rate);
+                self.compute_from(self.host.0, self.host.1);
+                self.free[0] += seconds;
+                self.note(Stream::Compute, seconds);
+                self.time.compute_s += seconds;
+                self.time.cores_s += if machine.computes_on_host { seconds } else { 0.0 };
+            }
+            Event::Copy { from, to, bytes, stream, .. } => {
+                let seconds = machine.copy_s([*from, *to], *bytes)?;
+                self.copy(*stream, seconds, machine);
+            }
+            Event::Collective(collective) => return self.collective(collective, machine, meetings),
+            Event::Wait { collective } => {
+                let own = (*collective as usize).checked_sub(self.first_collective);
+                let end = own.and_then(|number| self.collectives.get(number)).copied();
+                let (end, cause) = end.unwrap_or((0.0, Cause::Collectives));
+                self.compute_from(end, Some(cause));
+            }
+            Event::Record { number, stream } => {
+                let delayed = self.delayed_by_host[slot(*stream)];
+                let cause = if delayed { Some(Cause::Host) } else { cause(*stream) };
+                self.events.insert(*number, (self.free[slot(*stream)], cause));
+            }
+            Event::StreamWait { number, stream } => {
+                if let Some(event) = self.events.get(number).copied() {
+                    self.stream_wait(slot(*stream), event);
+                }
+            }
+            Event::HostWait { number } => {
+                let event = self.events.get(number).copied();
+                self.host = event.filter(|(at, _)| *at > self.host.0).unwrap_or(self.host);
+            }
+            Event::Alloc { .. }
+            | Event::Free { .. }
+            | Event::Counted { .. }
+            | Event::Step { .. }
+            | Event::Use { .. } => {}
+        }
+        Some(true)
+    }
+
+    /// Plays a collective: it begins when its inputs are there, its group's queue is free and the other played ranks have come.
+    fn collective(
+        &mut self,
+        collective: &Collective,
+        machine: &Machine,
+        meetings: &mut Meetings,
+    ) -> Option<bool> {
+        let seconds = machine.collective_s(collective)?;
+        let queued = self.groups.get(collective.group).copied().unwrap_or(0.0);
+        let ready = self.free[0].max(self.host.0);
+        let alone = std::mem::take(&mut self.waits_for_nobody);
+        let meeting = if alone { Meeting::Alone } else { meetings.of_collective(self.rank, collective) };
+        let cause = match (&meeting, collective.op) {
+            (Meeting::Message(_) | Meeting::None, CollectiveOp::Recv) => Cause::Messages,
+            _ => Cause::Collectives,
+        };
+        let start = match meeting {
+            Meeting::None => return Some(false),
+            // It was on its way when its receive was reached.
+            Meeting::Message(arrived) => {
+                self.collectives.push((arrived.max(self.host.0), cause));
+                return Some(true);
+            }
+            Meeting::Alone => ready.max(queued),
+            Meeting::With(key) => match meetings.meet(key, self.rank, ready.max(queued)) {
+                Some(start) => start,
+                None => return Some(false),
+            },
+        };
+        let end = start + seconds;
+        if collective.op == CollectiveOp::Send {
+            meetings.send(self.rank, collective, end);
+        }
+        self.groups.insert(collective.group, end);
+        let free = &mut self.free[slot(Stream::Communication)];
+        *free = free.max(end);
+        add_to_lane(&mut self.lanes[slot(Stream::Communication)], (start, end), 0.0);
+        self.collectives.push((end, cause));
+        self.time.collective_s += seconds;
+        self.take_cores(seconds, cause, machine);
+        Some(true)
     }
 
     fn copy(&mut self, stream: Stream, seconds: f64, machine: &Machine) {
@@ -272,6 +361,7 @@ impl Clocks {
             Some(Cause::Copies) => self.time.exposed_copy_s += seconds,
             Some(Cause::Host) => self.time.exposed_host_s += seconds,
             Some(Cause::Collectives) => self.time.exposed_collective_s += seconds,
+            Some(Cause::Messages) => self.time.exposed_message_s += seconds,
             None => {}
         }
     }
@@ -294,33 +384,19 @@ impl Clocks {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
-
     use crate::trace::{Memory, Rate};
 
     use super::*;
-    use crate::machine::TransferRate;
+    use crate::transfer::TransferRate;
 
     /// A second for 10^9 bytes of a kernel, of a copy, and 2 s on disk.
     fn machine() -> Machine {
         let rate = |gb_per_s| TransferRate::Line { latency_us: 0.0, gb_per_s };
-        Machine {
-            name: "test".into(),
-            sources: Vec::new(),
-            memory_bytes: 1,
-            host_bytes: 1,
-            computes_on_host: false,
-            tflops: BTreeMap::new(),
-            memory_gb_per_s: 1.0,
-            host_gb_per_s: 0.25,
-            copy: rate(1.0),
-            disk_read: Some(rate(0.5)),
-            disk_write: None,
-            transport: None,
-            devices_per_host: None,
-            network: None,
-            collectives: Vec::new(),
-        }
+        let rates = serde_json::json!({
+            "name": "test", "memory_bytes": 1, "host_bytes": 1, "memory_gb_per_s": 1.0, "host_gb_per_s": 0.25,
+            "copy": rate(1.0), "disk_read": rate(0.5), "tflops": {},
+        });
+        serde_json::from_value(rates).unwrap()
     }
 
     const GB: u64 = 1_000_000_000;

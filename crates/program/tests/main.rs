@@ -36,6 +36,7 @@ mod preferences;
 mod resume_damage;
 mod rig;
 mod run_folder;
+mod search;
 mod simulated;
 mod standing;
 #[path = "../../mpi/tests/started/mod.rs"]

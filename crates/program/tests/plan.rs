@@ -139,9 +139,14 @@ host_gb_per_s = 70.0
 copy = { latency_us = 10.0, gb_per_s = 50.0 }
 disk_read = { latency_us = 100.0, gb_per_s = 6.5 }
 disk_write = { latency_us = 100.0, gb_per_s = 3.5 }
-transport = { latency_us = 20.0, gb_per_s = 400.0 }
 devices_per_host = 2
-network = { latency_us = 30.0, gb_per_s = 50.0 }
+[[links]]
+name = "within a host"
+devices = 2
+time = { latency_us = 20.0, gb_per_s = 400.0 }
+[[links]]
+name = "network"
+time = { latency_us = 30.0, gb_per_s = 50.0 }
 [tflops]
 f32 = 60.0
 bf16 = 900.0
@@ -288,9 +293,9 @@ fn a_machine_brings_what_it_has_and_the_plan_says_it() {
     home.write("tiny.toml", TINY);
     home.write(
         "alone.toml",
-        TINY.lines().filter(|line| !line.starts_with("network")).collect::<Vec<_>>().join("\n"),
+        TINY.replace("[[links]]\nname = \"network\"\ntime = { latency_us = 30.0, gb_per_s = 50.0 }\n", ""),
     );
-    home.write("unsaid.toml", TINY.replace("devices_per_host = 2", ""));
+    home.write("unsaid.toml", TINY.replace("devices_per_host = 2\n", ""));
     home.write(
         "cores.toml",
         TINY.replace("memory_bytes = 8_000_000", "computes_on_host = true\nmemory_bytes = 800_000_000"),
@@ -303,10 +308,7 @@ fn a_machine_brings_what_it_has_and_the_plan_says_it() {
             &[card, "\"nccl\"", "450 GB/s", "4 ranks on one host of 8", "NCCL, about"],
         ),
         ("--machine h200 --nproc 8", &["131.32 GiB", "8 ranks on one host of 8"]),
-        (
-            "--machine h100 --nproc 16 --set batch.global=16",
-            &["16 ranks on 2 hosts of 8 devices with 50 GB/s"],
-        ),
+        ("--machine h100 --nproc 16 --set batch.global=16", &["16 ranks on 2 hosts of 8 devices", "50 GB/s"]),
         (
             "--machine h100 --nproc 2 --set device.communication=host",
             &["through host memory", "stage what it sends"],
@@ -322,7 +324,7 @@ fn a_machine_brings_what_it_has_and_the_plan_says_it() {
             &["a simulated device (device.kind = \"simulated\") with 74.51"],
         ),
         ("--machine h100 --placement --set memory.placement=auto", &["budget", "73.69 GiB", "238.1"]),
-        ("--machine tiny.toml --nproc 4", &["4 ranks on 2 hosts of 2 devices with 50 GB/s"]),
+        ("--machine tiny.toml --nproc 4", &["4 ranks on 2 hosts of 2 devices", "50 GB/s"]),
         (
             "--machine unsaid.toml --nproc 4",
             &["all 4 ranks on one host (the profile has no devices_per_host)"],
@@ -343,10 +345,7 @@ fn a_machine_brings_what_it_has_and_the_plan_says_it() {
         }
     }
     for (options, words) in [
-        (
-            "--machine alone.toml --nproc 4",
-            &["4 ranks", "2 devices of a host", "no network", "at most 2"][..],
-        ),
+        ("--machine alone.toml --nproc 4", &["4 ranks", "join 2 devices", "[[links]]", "at most 2"][..]),
         (
             "--machine h100 --set device.kind=cpu",
             &["device.kind = \"cpu\"", "describes cards", "leave out device.kind"],
@@ -360,7 +359,8 @@ fn a_machine_brings_what_it_has_and_the_plan_says_it() {
     let collectives = |devices: usize| {
         home.write(
             "hosts.toml",
-            TINY.replace("devices_per_host = 2", &format!("devices_per_host = {devices}")),
+            TINY.replace("devices_per_host = 2", &format!("devices_per_host = {devices}"))
+                .replace("\ndevices = 2", &format!("\ndevices = {devices}")),
         );
         let line = "phalanx plan small.toml --nproc 4 --set parallel.zero=2 --machine hosts.toml --json";
         let plan = run_line(&home, line).ok().json();

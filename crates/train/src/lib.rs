@@ -29,4 +29,4 @@ pub use jobs::run::{self, Observer, Summary};
 pub use jobs::training::{self, Training};
 pub use jobs::{best, job, metrics, metrics_lines, position, references, run_files, sample};
 pub use planner::planning::{self, RankPlan, RunPlan};
-pub use planner::{chunk_alternatives, chunk_programs, placement_table};
+pub use planner::{appraisal, chunk_alternatives, chunk_programs, placement_table};

@@ -300,7 +300,7 @@ fn gradients_come_back_before_the_next_micro_batch_needs_them() {
         config.parallel.overlap = overlap;
         let mut spec = rig::spec(&rig::golden_config().0, &config);
         spec.device.host_addressable = false;
-        RunPlan::new(spec).unwrap().step_times(&machine)[0].unwrap()
+        RunPlan::new(spec).unwrap().step_times(&machine).unwrap()[0]
     };
     let [ahead, at_need] = [true, false].map(&mut time);
     assert!(ahead.to_device_s == at_need.to_device_s && ahead.to_device_s > 0.0);

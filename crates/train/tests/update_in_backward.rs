@@ -293,7 +293,7 @@ fn the_states_of_the_next_chunk_come_while_backward_computes() {
     let mut time = |within| {
         config.memory.update_in_backward = within;
         let spec = rig::addressed(rig::spec(&model, &config), false);
-        RunPlan::new(spec).unwrap().step_times(&machine)[0].unwrap()
+        RunPlan::new(spec).unwrap().step_times(&machine).unwrap()[0]
     };
     let [behind, within] = [false, true].map(&mut time);
     let (waits, waited) = (within.exposed_copy_s, behind.exposed_copy_s);

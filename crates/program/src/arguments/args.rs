@@ -17,6 +17,7 @@ use crate::arguments::draw_args::DrawArgs;
 use crate::arguments::launch_args::LaunchArgs;
 use crate::arguments::overrides::Overrides;
 use crate::arguments::sample_args::{ChatArgs, EvalArgs, SampleArgs};
+use crate::arguments::search_args::SearchArgs;
 use crate::arguments::sized_args::SizedArgs;
 use crate::arguments::train_args::TrainArgs;
 
@@ -51,7 +52,7 @@ pub struct Cli {
 /// The commands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    Plan(PlanArgs),
+    Plan(Box<PlanArgs>),
     Train(TrainArgs),
     Launch(LaunchArgs),
     Sample(SampleArgs),
@@ -85,6 +86,10 @@ pub enum Command {
 /// With --chunks: compares the chunk sizes that the run could have instead: padding, the peak of each memory, and what a
 /// step moves at each message size, with its time on --machine (measured here when left out).
 ///
+/// With --search: compares the meshes, ZeRO stages, schedules, micro-batches, checkpointing, placements and types on the wire that
+/// CONFIG could have on the devices of --machine and --hosts (or --nproc, or one host), within --keep and --only. Prints the configuration
+/// with the fastest predicted step that fits (--write FILE writes it), the next nine, and why others lost.
+///
 /// With --placement: lists the memory of each chunk's parts as memory.placement has decided it.
 ///
 /// With --schedule: draws a pipeline schedule instead, prints it in PyTorch's text form, and reports its idle time and
@@ -104,6 +109,8 @@ pub enum Command {
     phalanx plan examples/quickstart.toml --chunks\n  \
     phalanx plan examples/gpt2_124m.toml --nproc 8 --set parallel.zero=3 --machine h200\n  \
     phalanx plan examples/gpt3_13b_h200.toml --placement\n  \
+    phalanx plan examples/gpt2_124m.toml --search --machine h100x8 --hosts 2 --write best.toml\n  \
+    phalanx plan --size llama3-8b --gpus 8xa100-80 --set batch.global=64 --search --keep parallel.tensor=1\n  \
     phalanx plan examples/mesh_2x2x2.toml --schedule\n  \
     phalanx plan --schedule zb-v --pipeline 4 --micro-batches 8 --svg zb-v.svg --text zb-v.csv\n  \
     phalanx plan --schedule zb-v.csv\n  \
@@ -132,13 +139,15 @@ pub struct PlanArgs {
           conflicts_with_all = ["schedule", "chunks", "placement", "machine"],
           value_parser = whole::<usize>(0..=counts::RANKS - 1))]
     pub chunk_program: Vec<usize>,
-    /// Plan for a machine and predict the time of a step: h100, h200 or a profile file (TOML), with their devices, memory
-    /// and links; or here (measured now)
+    /// Plan for a machine and predict the time of a step, with its devices, memory and links: v100-32, a100-40, a100-80, h100, h200, b200,
+    /// gh200, mi300x, rtx4090, laptop, one of these with the devices of a host, as h100x4, or a profile file (TOML); or here (measured now)
     #[arg(long, value_name = "NAME|FILE", conflicts_with = "schedule")]
     pub machine: Option<String>,
     /// Print figures as JSON, bytes exact
     #[arg(long)]
     pub json: bool,
+    #[command(flatten)]
+    pub search: SearchArgs,
     #[command(flatten)]
     pub draw: DrawArgs,
 }

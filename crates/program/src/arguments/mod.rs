@@ -11,6 +11,7 @@ pub mod memory_args;
 pub mod network_args;
 pub mod overrides;
 pub mod sample_args;
+pub mod search_args;
 pub mod sized_args;
 pub mod strategies_args;
 pub mod train_args;

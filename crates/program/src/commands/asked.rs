@@ -3,7 +3,7 @@
 
 use std::cell::OnceCell;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use clap::Parser;
 use phalanx_plan::Machine;
 use phalanx_train::config::PlacementPolicy;
@@ -11,6 +11,9 @@ use phalanx_train::{Dataset, RunConfig, RunPlan};
 
 use crate::arguments::args::{Cli, Command, PlanArgs};
 use crate::arguments::byte_size;
+use crate::arguments::overrides::Overrides;
+use crate::arguments::sized_args::Gpus;
+use crate::configuration::profiles;
 use crate::configuration::translation::{self, Translation};
 use crate::configuration::user_config::UserConfig;
 use crate::host::elsewhere::Elsewhere;
@@ -43,7 +46,7 @@ pub struct Asked<'a> {
 
 /// Bytes of each rank's device, where the command gives them.
 fn device_bytes(args: &PlanArgs) -> Option<u64> {
-    args.device_memory.or(args.sized.gpus.map(|gpus| gpus.bytes))
+    args.device_memory.or(args.sized.gpus.as_ref().and_then(Gpus::bytes))
 }
 
 impl<'a> Asked<'a> {
@@ -60,8 +63,19 @@ impl<'a> Asked<'a> {
             (None, Some(path)) => translation::read_both(path, &args.overrides)?,
             (None, None) => bail!("give a configuration (TOML), as examples/quickstart.toml, or --size"),
         };
-        let profile = args.machine.as_deref().map(machine_profile::known).transpose()?.flatten();
+        let of_gpus = args.sized.gpus.as_ref().and_then(Gpus::machine);
+        let named = args.machine.as_deref().or(of_gpus).filter(|name| *name != profiles::HERE);
+        let profile = named.map(profiles::known).transpose()?;
         let elsewhere = Elsewhere::of(device_bytes(args), profile.as_ref());
+        let hosts = args.search.hosts.filter(|_| !args.search.search);
+        let file = match (hosts, &profile) {
+            (None, _) => file,
+            (Some(hosts), Some(machine)) => {
+                let ranks = hosts * machine.devices_per_host.unwrap_or(1);
+                file.with(&Overrides { nproc: Some(ranks), ..Overrides::default() }, &[])?
+            }
+            (Some(_), None) => bail!("--hosts counts the hosts of --machine: give one, as --machine h100"),
+        };
         let machine = profile.map_or_else(OnceCell::new, OnceCell::from);
         Ok(Asked { args, environment, file, theirs, machine, elsewhere, data: OnceCell::new() })
     }
@@ -92,6 +106,17 @@ impl<'a> Asked<'a> {
         Ok((resolved.counting_steps(found.data.as_ref())?, found))
     }
 
+    /// The configuration `given` with its plan's data.
+    ///
+    /// # Errors
+    /// A configuration that cannot work, missing data.
+    pub fn resolved_of(&self, given: &UserConfig) -> Result<(Resolved, usize)> {
+        let purpose = self.elsewhere.map_or(Purpose::Plan, Purpose::Elsewhere);
+        let (resolved, found) =
+            resolve(given, purpose, None, |config, initial| self.estimated(config, initial))?;
+        Ok((resolved.counting_steps(found.data.as_ref())?, found.evaluated))
+    }
+
     fn estimated(&self, config: &RunConfig, initial: Initial) -> Result<(Vocabulary, Estimate)> {
         let (vocabulary, estimate) = match self.data.get() {
             Some(known) => known.clone(),
@@ -120,11 +145,20 @@ impl<'a> Asked<'a> {
     /// # Errors
     /// A machine that cannot be measured.
     pub fn machine(&self, planned: &Planned) -> Result<Option<&Machine>> {
-        if self.machine.get().is_none() && self.args.machine.is_some() {
+        if self.machine.get().is_none() && (self.args.machine.is_some() || self.args.search.search) {
             let measured = machine_profile::measured(planned, &[], self.environment)?;
             return Ok(Some(self.machine.get_or_init(|| measured)));
         }
         Ok(self.machine.get())
+    }
+
+    /// The rates of this machine, measured for the configuration as it is.
+    ///
+    /// # Errors
+    /// As for [`Asked::planned`] and [`Asked::machine`].
+    pub fn measured(&self) -> Result<&Machine> {
+        let (planned, _, _) = self.planned()?;
+        self.machine(&planned)?.context("the search asks for a machine")
     }
 
     /// The line that says what was assumed of another machine.

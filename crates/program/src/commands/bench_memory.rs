@@ -164,7 +164,7 @@ impl Sweep<'_> {
                 lines.iter().map(parse).collect::<Result<Vec<MemoryFigures>>>()?
             }
         };
-        let times: Option<Vec<PhaseTime>> = plan.step_times(rates).into_iter().collect();
+        let times: Option<Vec<PhaseTime>> = plan.step_times(rates);
         let copies = plan.of(0).step.copies.iter().map(|copy| (copy.from, copy.to, copy.bytes)).collect();
         Ok(MemoryRan {
             ranks,

@@ -21,6 +21,7 @@ pub mod man;
 pub mod plan;
 pub mod plan_programs;
 pub mod plan_schedule;
+pub mod plan_search;
 pub mod sample;
 pub mod tokenize;
 pub mod train;

@@ -6,10 +6,11 @@ use serde_json::json;
 
 use crate::arguments::args::PlanArgs;
 use crate::commands::asked::Asked;
-use crate::commands::plan_programs;
+use crate::commands::{plan_programs, plan_search};
 use crate::host::environment::Environment;
 use crate::host::{cards, machine, output};
 use crate::jobs::machine_profile;
+use crate::plans::budgets::Budget;
 use crate::plans::data_report::DataReport;
 use crate::plans::deepspeed_estimate::Estimate;
 use crate::plans::planned::Planned;
@@ -27,6 +28,9 @@ use crate::reports::plan_report;
 pub fn plan(args: &PlanArgs, environment: Environment) -> Result<()> {
     let asked = Asked::new(args, environment)?;
     say_origin(args, &asked)?;
+    if args.search.search {
+        return plan_search::run(args, &asked);
+    }
     let (planned, data, device) = asked.planned()?;
     let was_open = asked.given()?.config()?.device.kind == DeviceKind::Auto;
     if planned.config.device.kind == DeviceKind::Cuda && !args.json {
@@ -78,6 +82,12 @@ pub fn plan(args: &PlanArgs, environment: Environment) -> Result<()> {
         });
         output::print(&format!("{assumed}{data}{long}{time}{verdict}{theirs}"))?;
     }
+    say_unknown(&budgets, &planned);
+    Ok(())
+}
+
+/// Notes that nothing says what memory there is.
+fn say_unknown(budgets: &[Budget], planned: &Planned) {
     if budgets.is_empty() && planned.config.device.kind == DeviceKind::Cuda {
         let why = cards::look().err().map_or(String::new(), |error| format!(" ({error})"));
         output::note(&format!(
@@ -93,7 +103,6 @@ pub fn plan(args: &PlanArgs, environment: Environment) -> Result<()> {
             "the system does not report its memory; give --device-memory to see whether the ranks fit",
         );
     }
-    Ok(())
 }
 
 /// Prints the configuration of `--size`, and what is translated.

@@ -102,10 +102,10 @@ fn line_in(tables: &DeTable, text: &str, table: &str, key: Option<&str>) -> Opti
     Some(text[..key.unwrap_or(name).span().start].matches('\n').count() + 1)
 }
 
-/// The line of `table.key` in a text.
+/// The line of `table.key` in a text, or of a key outside of tables.
 pub fn line_of(text: &str, path: &str) -> Option<usize> {
-    let (table, key) = path.split_once('.')?;
-    line_in(DeTable::parse(text).ok()?.get_ref(), text, table, Some(key))
+    let (table, key) = path.split_once('.').map_or((path, None), |(table, key)| (table, Some(key)));
+    line_in(DeTable::parse(text).ok()?.get_ref(), text, table, key)
 }
 
 /// Reads `table.key=value`. The value is TOML; text needs no quotes, and a single text is accepted for a list.

@@ -10,6 +10,7 @@ pub mod key_reference;
 pub mod keys;
 pub mod learning_rate;
 pub mod left_out;
+pub mod profiles;
 pub mod schedule_file;
 pub mod shape;
 pub mod translation;

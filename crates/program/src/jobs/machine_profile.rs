@@ -1,18 +1,16 @@
-//! Machine profiles: the rates behind predicted times. Either of a known machine, from a file, or measured here.
+//! The profile of this machine, measured.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use phalanx_bench::collectives::{CollectiveFigures, CollectivesTask};
 use phalanx_bench::disk::{self, DiskTask};
 use phalanx_bench::steps::DeviceLimits;
 use phalanx_plan::trace::{CollectiveOp, DType};
-use phalanx_plan::{CollectiveRate, Machine, TransferRate};
+use phalanx_plan::{CollectiveRate, Link, Machine, TransferRate};
 use phalanx_tensor::{DiskOptions, ProductMethod};
 use phalanx_train::config::{DeviceChoice, DeviceKind};
 
-use crate::arguments::limits::CONFIG_BYTES;
 use crate::host::cards;
 use crate::host::environment::Environment;
 use crate::host::machine;
@@ -22,13 +20,6 @@ use crate::jobs::launch::RankProcesses;
 use crate::jobs::rank_output::Output;
 use crate::jobs::task::Task;
 use crate::plans::planned::Planned;
-
-/// The word for this machine, whose rates are measured.
-const HERE: &str = "here";
-
-/// The profiles that the program has, by name.
-const KNOWN: [(&str, &str); 2] =
-    [("h100", include_str!("../../machines/h100.toml")), ("h200", include_str!("../../machines/h200.toml"))];
 
 /// Largest number of ranks whose collectives are measured on this machine.
 const MAX_RANKS: usize = 16;
@@ -43,32 +34,6 @@ const DISK_CHUNK: u64 = 16 << 20;
 /// The collectives that move chunks.
 const OPS: [CollectiveOp; 3] =
     [CollectiveOp::AllReduce, CollectiveOp::ReduceScatter, CollectiveOp::AllGather];
-
-/// The profile called `name`: one of the program, or a TOML file; `None` for this machine, which is measured ([`measured`]).
-///
-/// # Errors
-/// An unknown name, a file that is not a profile.
-pub fn known(name: &str) -> Result<Option<Machine>> {
-    if name == HERE {
-        return Ok(None);
-    }
-    let text = match KNOWN.iter().find(|(known, _)| *known == name) {
-        Some((_, text)) => text.to_string(),
-        None if name.ends_with(".toml") => {
-            phalanx_system::files::read_text(Path::new(name), CONFIG_BYTES).map_err(anyhow::Error::from)?
-        }
-        None => {
-            let known: Vec<&str> = KNOWN.iter().map(|(known, _)| *known).collect();
-            bail!(
-                "--machine {name}: expected {HERE} (measured on this machine), {} or a profile file ending in .toml",
-                known.join(", ")
-            );
-        }
-    };
-    let machine: Machine = toml::from_str(&text).with_context(|| format!("{name}: not a machine profile"))?;
-    machine.check().map_err(|error| anyhow::anyhow!("{name}: {error}"))?;
-    Ok(Some(machine))
-}
 
 /// Measures this machine: products, memory, copies, the folders of disk memory, and the collectives of the data axis of `planned` at
 /// some sizes.
@@ -101,6 +66,13 @@ pub fn measured(planned: &Planned, sizes: &[u64], environment: Environment) -> R
         ranks if ranks > 1 && !spec.device.linked => measured_collectives(ranks, sizes, available)?,
         _ => Vec::new(),
     };
+    let links = (!spec.device.linked).then(|| Link {
+        name: "memory of the host".to_string(),
+        devices: None,
+        shared_by: 1,
+        time: line(bandwidth.copied() / 1e9),
+        step_us: 0.0,
+    });
     let mut measured = Machine {
         name: format!("this machine ({})", machine::processor()),
         sources: vec![format!(
@@ -116,10 +88,15 @@ pub fn measured(planned: &Planned, sizes: &[u64], environment: Environment) -> R
         copy: line(copy_gb_per_s),
         disk_read: None,
         disk_write: None,
-        transport: (!spec.device.linked).then(|| line(bandwidth.copied() / 1e9)),
         devices_per_host: None,
-        network: None,
+        links: links.into_iter().collect(),
         collectives,
+        planned_only: None,
+        host_cores: None,
+        products: BTreeMap::new(),
+        launch_us: 0.0,
+        power_w: None,
+        usd_per_hour: None,
     };
     if let Some(disk) = &spec.device.disk {
         measure_disk(&mut measured, disk, spec.world_size());
@@ -177,33 +154,4 @@ fn measured_collectives(ranks: usize, sizes: &[u64], available: u64) -> Result<V
         CollectiveRate { op, ranks, time: TransferRate::Measured { bytes_us } }
     };
     Ok(OPS.into_iter().map(of).collect())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_profiles_of_the_program_are_valid() {
-        for (name, text) in KNOWN {
-            let machine: Machine = toml::from_str(text).unwrap_or_else(|error| panic!("{name}: {error}"));
-            machine.check().unwrap();
-            assert!(!machine.sources.is_empty(), "{name}");
-            assert!(machine.flops_per_s(DType::BF16) > machine.flops_per_s(DType::F32), "{name}");
-        }
-    }
-
-    #[test]
-    fn rates_that_are_not_positive_are_refused_with_their_key() {
-        let (_, text) = KNOWN.iter().find(|(name, _)| *name == "h200").unwrap();
-        for (from, to, key) in [
-            ("gb_per_s = 55.6", "gb_per_s = 0.0", "copy"),
-            ("bf16 = 989.0", "bf16 = -1.0", "tflops.bf16"),
-            ("memory_gb_per_s = 4800.0", "memory_gb_per_s = nan", "memory_gb_per_s"),
-        ] {
-            assert!(text.contains(from), "{from}");
-            let machine: Machine = toml::from_str(&text.replace(from, to)).unwrap();
-            assert!(machine.check().unwrap_err().contains(key), "{key}");
-        }
-    }
 }

@@ -1,7 +1,7 @@
 //! The line above the figures of a plan for another machine: what was assumed of it.
 
 use anyhow::{Result, bail};
-use phalanx_plan::{Machine, TransferRate};
+use phalanx_plan::{Link, Machine, TransferRate};
 use phalanx_train::config::DeviceKind;
 
 use crate::host::elsewhere::Elsewhere;
@@ -11,7 +11,7 @@ use phalanx_drawing::report::{bytes, plural};
 /// The line that says what was assumed.
 ///
 /// # Errors
-/// More ranks than a host of the profile has devices, and no network in the profile.
+/// More ranks than the links of the profile join.
 pub fn line(elsewhere: &Elsewhere, planned: &Planned, profile: Option<&Machine>) -> Result<String> {
     let kind = planned.config.device.kind;
     let (each, source) = elsewhere.device_bytes(&planned.config);
@@ -31,6 +31,7 @@ pub fn line(elsewhere: &Elsewhere, planned: &Planned, profile: Option<&Machine>)
         Some(host) => parts.push(format!("{} of host memory for each rank", bytes(host))),
         None => parts.push("as much host memory as the plan needs".to_string()),
     }
+    parts.extend(profile.and_then(|machine| machine.planned_only.clone()));
     let of = profile.map_or(String::new(), |machine| format!(" of {}", machine.name));
     Ok(format!("assumed{of}: {}", parts.join("; ")))
 }
@@ -45,29 +46,42 @@ fn device_word(kind: DeviceKind) -> &'static str {
 
 /// Describes the connections between `ranks` ranks and their rates.
 fn links(machine: &Machine, ranks: usize) -> Result<Vec<String>> {
-    let rate = |rate: &TransferRate| match rate {
-        TransferRate::Line { gb_per_s, .. } => format!("{gb_per_s} GB/s"),
-        TransferRate::Measured { .. } => "the rates of its table".to_string(),
+    let rate = |link: &Link| {
+        let rate = match &link.time {
+            TransferRate::Line { gb_per_s, .. } => format!("{gb_per_s} GB/s"),
+            TransferRate::Measured { .. } => "the rates of its table".to_string(),
+        };
+        match link.shared_by {
+            1 => format!("{rate} ({})", link.name),
+            shared => format!("{rate}, shared by {shared} ({})", link.name),
+        }
     };
-    let Some(transport) = machine.transport.as_ref().filter(|_| ranks > 1) else { return Ok(Vec::new()) };
-    let inside = format!("{} from each device to others of its host", rate(transport));
-    let Some(devices) = machine.devices_per_host else {
-        return Ok(vec![format!(
-            "{inside}, all {ranks} ranks on one host (the profile has no devices_per_host)"
-        )]);
-    };
+    if ranks == 1 {
+        return Ok(Vec::new());
+    }
     let hosts = machine.hosts_of(ranks);
-    Ok(match (hosts, &machine.network) {
-        (1, _) => vec![format!("{inside}, {} on one host of {devices}", plural(ranks, "rank"))],
-        (_, Some(network)) => vec![format!(
-            "{inside}, {} on {hosts} hosts of {devices} devices with {} from each to other hosts",
-            plural(ranks, "rank"),
-            rate(network)
-        )],
-        (_, None) => bail!(
-            "{ranks} ranks are more than the {devices} devices of a host of the profile {:?}, which has no network between hosts: \
-             add network = {{ latency_us, gb_per_s }} to the profile, or plan at most {devices} ranks",
-            machine.name
-        ),
-    })
+    if let Some(devices) = machine.joined_devices().filter(|devices| *devices < ranks) {
+        bail!(
+            "the links of the profile {:?} join {}, and there are {ranks} ranks: add to the profile\n[[links]]\nname = \"network\"\n\
+             time = {{ latency_us = 20, gb_per_s = 50 }}\nor plan at most {}",
+            machine.name,
+            plural(devices, "device"),
+            plural(devices, "rank")
+        );
+    }
+    // Levels beyond the one that joins all are not used.
+    let reaches = |link: &Link| link.devices.is_none_or(|devices| devices >= ranks);
+    let used = machine.links.iter().position(reaches).map_or(machine.links.len(), |at| at + 1);
+    let of = |link: &Link| match link.devices {
+        Some(devices) if devices < ranks => {
+            format!("each device sends {} to the {devices} next to it", rate(link))
+        }
+        _ => format!("each device sends {} to the others", rate(link)),
+    };
+    let lies = match machine.devices_per_host {
+        None => format!("all {ranks} ranks on one host (the profile has no devices_per_host)"),
+        Some(devices) if hosts == 1 => format!("{ranks} ranks on one host of {devices}"),
+        Some(devices) => format!("{ranks} ranks on {hosts} hosts of {}", plural(devices, "device")),
+    };
+    Ok(machine.links[..used].iter().map(of).chain([lies]).collect())
 }

@@ -12,6 +12,7 @@ pub mod planned;
 pub mod proposals;
 pub mod proposed_changes;
 pub mod resolve;
+pub mod search;
 pub mod sized;
 pub mod step_time;
 pub mod tokenizing;

@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use phalanx_models::{Arch, Keys};
 
 use crate::arguments::byte_size::exact;
-use crate::arguments::sized_args::{Gpus, SizedArgs};
+use crate::arguments::sized_args::{Gpu, Gpus, SizedArgs};
 use crate::configuration::user_config::UserConfig;
 
 /// Tokens of a sequence, if the model has as many positions.
@@ -29,8 +29,10 @@ impl SizedArgs {
             )
         })?;
         let longest = arch.model(&keys, 1, 1).ok().and_then(|model| model.longest());
-        let (seq, ranks) =
-            (longest.map_or(SEQ, |longest| longest.min(SEQ)), self.gpus.map_or(1, |gpus| gpus.count));
+        let (seq, ranks) = (
+            longest.map_or(SEQ, |longest| longest.min(SEQ)),
+            self.gpus.as_ref().map_or(1, |gpus| gpus.count),
+        );
         let mut text = format!(
             "[model]\narch = \"{}\"\nsize = \"{size}\"\nseq = {seq}\n[precision]\ncompute = \"bf16\"\n[batch]\nglobal = {ranks}\n\
              [parallel]\nranks = {ranks}\n",
@@ -49,7 +51,10 @@ impl SizedArgs {
     /// The words of the command.
     pub fn words(&self) -> Vec<String> {
         let SizedArgs { size, lora, base, gpus } = self;
-        let gpus = gpus.map(|Gpus { count, bytes }| format!("{count}x{}", exact(bytes)));
+        let gpus = gpus.as_ref().map(|Gpus { count, each }| match each {
+            Gpu::Bytes(bytes) => format!("{count}x{}", exact(*bytes)),
+            Gpu::Named(name) => format!("{count}x{name}"),
+        });
         [
             ("--size", size.clone()),
             ("--lora", lora.map(|rank| rank.to_string())),

@@ -4,15 +4,16 @@ use phalanx_plan::{Machine, PhaseTime};
 use serde_json::{Value, json};
 
 use crate::plans::planned::Planned;
-use phalanx_drawing::report::{Table, seconds};
+use phalanx_drawing::report::{Table, count, seconds};
 
 /// The predicted step of the rank that takes longest.
 pub struct StepTime {
     machine: Machine,
     /// `None` if the profile lacks a rate that the step needs.
     time: Option<PhaseTime>,
-    /// True if the ranks of a pipeline wait for each other, which the time does not include.
-    is_of_pipeline: bool,
+    /// Number of ranks, and of tokens of a step.
+    ranks: usize,
+    tokens: u64,
     /// Operations of the model per second and device, as a share of the machine's peak.
     mfu: Option<f64>,
 }
@@ -20,16 +21,55 @@ pub struct StepTime {
 impl StepTime {
     /// Predicts the step of a plan.
     pub fn of(planned: &Planned, machine: &Machine) -> StepTime {
+        StepTime::of_times(planned, machine, planned.plan.step_times(machine))
+    }
+
+    /// The same of times that were played before.
+    pub fn of_times(planned: &Planned, machine: &Machine, times: Option<Vec<PhaseTime>>) -> StepTime {
         let plan = &planned.plan;
-        let times = plan.step_times(machine);
-        let time = times
-            .into_iter()
-            .collect::<Option<Vec<_>>>()
-            .and_then(|times| times.into_iter().max_by(|a, b| a.seconds.total_cmp(&b.seconds)));
+        let ranks = plan.spec.world_size();
+        let time = times.and_then(|times| times.into_iter().max_by(|a, b| a.seconds.total_cmp(&b.seconds)));
         let mfu = time.zip(machine.flops_per_s(planned.compute())).map(|(time, flops_per_s)| {
-            plan.model_flops_per_step() as f64 / plan.spec.world_size() as f64 / time.seconds / flops_per_s
+            plan.model_flops_per_step() as f64 / ranks as f64 / time.seconds / flops_per_s
         });
-        StepTime { machine: machine.clone(), time, is_of_pipeline: plan.spec.mesh.axes.pipeline > 1, mfu }
+        StepTime { machine: machine.clone(), time, ranks, tokens: plan.spec.tokens_per_step(), mfu }
+    }
+
+    /// The time of the rank that takes longest, where the profile has all rates.
+    pub fn time(&self) -> Option<&PhaseTime> {
+        self.time.as_ref()
+    }
+
+    /// Operations of the model per second and device, as a share of the machine's peak.
+    pub fn mfu(&self) -> Option<f64> {
+        self.mfu
+    }
+
+    /// Tokens a second of all ranks together.
+    pub fn tokens_per_s(&self) -> Option<f64> {
+        self.time.map(|time| self.tokens as f64 / time.seconds.max(f64::MIN_POSITIVE))
+    }
+
+    /// Joules of a step of all ranks, and its price in USD, where the profile has them.
+    fn energy_and_price(&self) -> (Option<f64>, Option<f64>) {
+        let device_s = self.time.map(|time| time.seconds * self.ranks as f64);
+        let joules = device_s.zip(self.machine.power_w).map(|(seconds, watts)| seconds * watts);
+        let usd = device_s.zip(self.machine.usd_per_hour).map(|(seconds, usd)| seconds * usd / 3600.0);
+        (joules, usd)
+    }
+
+    /// A line with tokens a second, and energy and price where the profile has them.
+    fn rates(&self) -> String {
+        let Some(tokens_per_s) = self.tokens_per_s() else { return String::new() };
+        let giga = 1e9 / self.tokens.max(1) as f64;
+        let mut parts = vec![
+            format!("{} tokens a second", count(tokens_per_s)),
+            format!("{} on each device", count(tokens_per_s / self.ranks as f64)),
+        ];
+        let (joules, usd) = self.energy_and_price();
+        parts.extend(joules.map(|joules| format!("{:.0} kWh for 10^9 tokens", joules / 3.6e6 * giga)));
+        parts.extend(usd.map(|usd| format!("{:.0} USD for 10^9 tokens", usd * giga)));
+        format!("  {}\n", parts.join(", "))
     }
 
     /// Seconds of the step, where the profile has all rates.
@@ -65,17 +105,15 @@ impl StepTime {
         row("exposed: compute waits for copies", time.exposed_copy_s, share(time.exposed_copy_s));
         row("exposed: for the host's processor", time.exposed_host_s, share(time.exposed_host_s));
         row("exposed: for collectives", time.exposed_collective_s, share(time.exposed_collective_s));
-        let pipeline = match self.is_of_pipeline {
-            true => "  of the slowest pipeline stage; the bubble comes on top\n",
-            false => "",
-        };
-        format!("Step on {name}, at the rates of its profile: what they allow at best\n{table}{pipeline}")
+        row("exposed: for other pipeline stages", time.exposed_message_s, share(time.exposed_message_s));
+        format!("Step on {name}, at the rates of its profile\n{table}{}", self.rates())
     }
 
     /// For scripts.
     pub fn to_json(&self) -> Value {
         json!({
             "machine": self.machine.name, "time": self.time, "mfu": self.mfu,
+            "tokens_per_s": self.tokens_per_s(), "energy_j": self.energy_and_price().0, "usd": self.energy_and_price().1,
             "floor_s": self.time.map(|time| time.floor_s()), "limit": self.time.map(|time| time.limit()),
         })
     }

@@ -10,3 +10,4 @@ pub mod placement_report;
 pub mod plan_report;
 pub mod progress;
 pub mod schedule_report;
+pub mod search_report;

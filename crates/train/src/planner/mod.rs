@@ -1,5 +1,6 @@
 //! Dry runs of ranks, and what is decided from them before the first step: memory, sizes of chunks, placement, time.
 
+pub mod appraisal;
 pub(crate) mod budget;
 pub mod chunk_alternatives;
 pub(crate) mod chunk_choice;

@@ -1,20 +1,21 @@
 //! Results of the dry run of a planned rank beside its plan: the time of its step on a machine, and live bytes over a step.
 
-use phalanx_plan::trace::{Memory, PhaseName};
-use phalanx_plan::{Lanes, Machine, PhaseTime, live_bytes, phase_lanes, phase_time};
+use phalanx_plan::trace::{Memory, PhaseName, Trace};
+use phalanx_plan::{Coordinates, Lanes, Machine, PhaseTime, live_bytes, phase_lanes, phase_times};
 
 use crate::engine::rank::Rank;
 use crate::planner::dry_run::dry_run;
 use crate::planner::planning::{RankPlan, RunPlan};
 
 impl RunPlan {
-    /// The time of a step on a machine, for each planned rank; `None` where the machine lacks a rate that the step needs.
-    pub fn step_times(&self, machine: &Machine) -> Vec<Option<PhaseTime>> {
-        let time = |plan: &RankPlan| {
-            let trace = dry_run(&self.spec, plan.rank, &Rank::new);
-            phase_time(&trace, PhaseName::Step, machine)
-        };
-        self.ranks.iter().map(time).collect()
+    /// The time of a step on a machine, for one planned rank of each pipeline stage, which wait for each other; `None` where the machine
+    /// lacks a rate that the step needs. The other ranks of a stage do the same.
+    pub fn step_times(&self, machine: &Machine) -> Option<Vec<PhaseTime>> {
+        let mesh = self.spec.mesh.axes;
+        let of_stage = |pipeline| self.of(mesh.rank(Coordinates { pipeline, data: 0, tensor: 0 }));
+        let trace = |plan: &RankPlan| dry_run(&self.spec, plan.rank, &Rank::new);
+        let traces: Vec<Trace> = (0..mesh.pipeline).map(|pipeline| trace(of_stage(pipeline))).collect();
+        phase_times(&traces.iter().collect::<Vec<_>>(), PhaseName::Step, machine)
     }
 
     /// When each stream of a planned rank works in a step on a machine; `None` where the machine lacks a rate.
