@@ -87,7 +87,10 @@ fn what_cannot_be_is_refused_with_the_limit_that_is_in_the_way() {
             "--machine h100 --keep parallel.pipeline=8 --keep batch.micro=16",
             &["no configuration of 8 devices", "excludes most"],
         ),
-        ("--machine h100 --nproc 7", &["no configuration divides batch.global = 16", "7 devices", "14, 21"]),
+        (
+            "--machine h100 --nproc 13",
+            &["no configuration divides batch.global = 16", "13 devices", "13, 26"],
+        ),
         ("--machine h100 --keep parallel.tensr=3", &["--keep: unknown key", "tensor"]),
         ("--machine h100 --only model.seq", &["--only model.seq", "a search tries"]),
         ("--machine zero.toml", &["zero.toml:5", "memory_gb_per_s", "more than 0"]),
