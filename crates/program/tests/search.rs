@@ -165,3 +165,81 @@ fn nothing_that_is_proposed_fails_to_fit() {
     }
     assert!(found > searches / 3 && refused < searches, "{found} found, {refused} refused");
 }
+
+/// `batch.micro = "auto"` is the largest size that fits, by the plan, and a run keeps it.
+#[test]
+fn the_largest_micro_batch_that_fits_is_chosen_once() {
+    let home = Home::new();
+    let text = "to be or not to be, that is the question. ".repeat(100);
+    home.write("text.txt", text);
+    let data = "[data]\ntext = [\"text.txt\"]\nvalidation = 0.0\n";
+    home.write(
+        "auto.toml",
+        format!("{}{data}", SMALL.replace("global = 16", "global = 16\nmicro = \"auto\"")),
+    );
+    let needed = |micro: usize| {
+        let line = format!("plan auto.toml --set batch.micro={micro} --json");
+        home.run(&words(&line)).ok().json()["needed_bytes"].as_u64().unwrap()
+    };
+    let limit = (needed(4) + needed(8)) as f64 / 2.0 / f64::from(1 << 20);
+    let set = format!("memory.limit_mb={limit}");
+    let plan = home.run(&["plan", "auto.toml", "--set", &set]).ok();
+    assert!(plan.stderr.contains("\"auto\": 4, the largest that fits; 8 would need"), "{}", plan.stderr);
+    let train = home.run(&["train", "auto.toml", "--run", "run", "--set", &set]).ok();
+    assert!(train.stderr.contains("\"auto\": 4, the largest that fits"), "{}", train.stderr);
+    let micro = |home: &Home| {
+        let config = home.run(&["inspect", "run", "--json"]).ok().json();
+        assert!(!config.is_null());
+        std::fs::read_to_string(home.path("run/config.toml")).unwrap()
+    };
+    assert!(micro(&home).contains("micro = 4"), "{}", micro(&home));
+    // More memory changes nothing, and less is refused with the choice.
+    home.run(&[
+        "train",
+        "auto.toml",
+        "--run",
+        "run",
+        "--resume",
+        "--set",
+        "train.steps=3",
+        "--set",
+        "memory.limit_mb=4000",
+    ])
+    .ok();
+    assert!(micro(&home).contains("micro = 4"), "{}", micro(&home));
+    let limit = format!("memory.limit_mb={}", (needed(1) + needed(2)) as f64 / 2.0 / f64::from(1 << 20));
+    let less = ["train", "auto.toml", "--run", "run", "--resume", "--set", "train.steps=4", "--set", &limit];
+    home.run(&less).refused(&["the run keeps batch.micro = 4", "\"auto\" chose", "--set batch.micro=auto"]);
+    home.run(&[&less[..], &["--set", "batch.micro=auto"]].concat()).ok();
+    assert!(micro(&home).contains("micro = 1"), "{}", micro(&home));
+    home.run(&words("bench step auto.toml")).refused(&["batch.micro = \"auto\"", "give a number here"]);
+}
+
+#[test]
+fn a_sweep_compares_values_and_formulas_stand_beside_the_plan() {
+    let home = Home::new();
+    home.write("small.toml", SMALL);
+    let text = home.run(&words("plan small.toml --sweep batch.micro=1,2,3,16 --machine h100")).ok().stdout;
+    let rows: Vec<&str> = text.lines().collect();
+    assert!(rows.len() == 5 && rows[0].contains("mfu") && rows[3].contains("batch.micro"), "{text}");
+    let json =
+        home.run(&words("plan small.toml --sweep batch.micro=1,2,3,16 --machine h100 --json")).ok().json();
+    let values = json["values"].as_array().unwrap();
+    let of = |at: usize, key: &str| values[at][key].as_f64().unwrap();
+    assert!(
+        of(0, "needed_bytes") < of(1, "needed_bytes") && of(1, "needed_bytes") < of(3, "needed_bytes"),
+        "{json}"
+    );
+    assert!(of(0, "step_s") > of(3, "step_s"), "fewer kernels of more work: {json}");
+    for (options, said) in [
+        ("--sweep batch.micro", &["--sweep", "batch.micro=1,2,4,8"][..]),
+        ("--sweep batch.mikro=1", &["--sweep: unknown key"]),
+        ("--sweep batch.micro=,", &["expected 1 to 64 values"]),
+    ] {
+        home.run(&words(&format!("plan small.toml {options}"))).refused(said);
+    }
+    let explained = home.run(&words("plan small.toml --explain")).ok().stdout;
+    for said in ["4nh(13+12h)", "ZeRO-0", "nblh(67+9ml/h)", "Korthikanti", "72BLsh^2"] {
+        assert!(explained.contains(said), "no {said}: {explained}");
+    }
+}

@@ -26,6 +26,13 @@ pub struct SearchArgs {
     /// With --search: let batch.global be one of MIN, twice that and so on, up to MAX; the most tokens a second win
     #[arg(long, value_name = "MIN..MAX", requires = "search", value_parser = parse_range)]
     pub global: Option<(usize, usize)>,
+    /// Print the formulas that people quote beside the exact figures, with what each difference is
+    #[arg(long, conflicts_with_all = ["search", "schedule", "chunks", "placement", "chunk_program", "json"])]
+    pub explain: bool,
+    /// Plan for several values of a key, as batch.micro=1,2,4,8, and compare memory and, with --machine, the step
+    #[arg(long, value_name = "KEY=A,B,...",
+          conflicts_with_all = ["search", "schedule", "chunks", "placement", "chunk_program", "explain"])]
+    pub sweep: Option<String>,
     /// With --search: write the configuration that was found to a file that does not exist yet
     #[arg(long, value_name = "FILE", requires = "search")]
     pub write: Option<PathBuf>,

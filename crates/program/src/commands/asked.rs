@@ -18,6 +18,7 @@ use crate::configuration::translation::{self, Translation};
 use crate::configuration::user_config::UserConfig;
 use crate::host::elsewhere::Elsewhere;
 use crate::host::environment::Environment;
+use crate::host::output::note;
 use crate::jobs::machine_profile;
 use crate::plans::budgets::{self, Budget};
 use crate::plans::data_report::DataReport;
@@ -27,7 +28,7 @@ use crate::plans::proposals::Replan;
 use crate::plans::proposed_changes::Changes;
 use crate::plans::resolve::{Initial, Purpose, Resolved, Vocabulary, resolve};
 use crate::plans::step_time::StepTime;
-use crate::plans::{assumed, kept_budget};
+use crate::plans::{assumed, kept_budget, micro_choice};
 
 /// A command, with what it has read once.
 pub struct Asked<'a> {
@@ -93,7 +94,12 @@ impl<'a> Asked<'a> {
     /// # Errors
     /// A configuration that cannot work, missing data.
     pub fn planned(&self) -> Result<(Planned, Option<DataReport>, Option<String>)> {
-        let (mut resolved, Estimate { evaluated, data, .. }) = self.resolved(self.args)?;
+        let (resolved, Estimate { evaluated, data, .. }) = self.resolved(self.args)?;
+        let (mut resolved, chosen) =
+            micro_choice::choose(resolved, (evaluated, None), &|planned| self.budgets(planned))?;
+        if let Some(line) = chosen.filter(|_| !self.args.json) {
+            note(&line);
+        }
         let device = resolved.device.take();
         Ok((self.kept(Planned::to_show(resolved, evaluated)?)?, data, device))
     }
@@ -181,7 +187,10 @@ impl<'a> Asked<'a> {
 impl Replan for Asked<'_> {
     fn plan(&self, changes: &Changes, is_hopeless: &IsHopeless) -> Result<Option<Planned>> {
         let Command::Plan(args) = Cli::try_parse_from(self.words(changes))?.command else { return Ok(None) };
-        let (Resolved { config, model, .. }, Estimate { evaluated, .. }) = self.resolved(&args)?;
+        let (resolved, Estimate { evaluated, .. }) = self.resolved(&args)?;
+        let (resolved, _) =
+            micro_choice::choose(resolved, (evaluated, None), &|planned| self.budgets(planned))?;
+        let Resolved { config, model, .. } = resolved;
         Planned::within(config, model, evaluated, is_hopeless)?.map(|planned| self.kept(planned)).transpose()
     }
 

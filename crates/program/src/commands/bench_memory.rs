@@ -55,7 +55,8 @@ pub fn bench_memory(args: &BenchMemoryArgs, environment: Environment) -> Result<
     let given = translation::read_both(&args.config, &args.overrides)?.0.with(&args.overrides, &[])?;
     let host_budget = given.config()?.memory.host_budget_mb;
     let given = given.with(&any_placement(host_budget), &[])?;
-    let (Resolved { config, model, device, .. }, ()) = resolve(&given, Purpose::Plan, None, random_tokens)?;
+    let (resolved, ()) = resolve(&given, Purpose::Plan, None, random_tokens)?;
+    let Resolved { config, model, device, .. } = resolved.with_known_micro()?;
     device.iter().for_each(|line| note(line));
     if config.parallel.updates == Updates::Asynchronous {
         bail!(

@@ -30,7 +30,8 @@ use crate::reports::mesh_report;
 pub fn bench_step(args: &BenchStepArgs, environment: Environment) -> Result<()> {
     let signals = Signals::take_over()?;
     let given = translation::read_both(&args.config, &args.overrides)?.0.with(&args.overrides, &[])?;
-    let (mut resolved, ()) = resolve(&given, Purpose::Plan, None, random_tokens)?;
+    let (resolved, ()) = resolve(&given, Purpose::Plan, None, random_tokens)?;
+    let mut resolved = resolved.with_known_micro()?;
     resolved.device.take().iter().for_each(|line| note(line));
     let planned = Planned::of(resolved, 0)?;
     let planned = kept_budget::keep(planned, crate::plans::budgets::budgets, RunPlan::new)?;

@@ -113,7 +113,8 @@ fn bench_of<'a>(
     given: &UserConfig,
     launcher: &'a Processes<'a>,
 ) -> Result<Bench<'a>> {
-    let (Resolved { config, model, device, .. }, ()) = resolve(given, Purpose::Plan, None, random_tokens)?;
+    let (resolved, ()) = resolve(given, Purpose::Plan, None, random_tokens)?;
+    let Resolved { config, model, device, .. } = resolved.with_known_micro()?;
     device.iter().for_each(|line| note(line));
     if config.memory.gradients_in_place {
         bail!(

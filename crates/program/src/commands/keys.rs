@@ -56,6 +56,8 @@ fn schema_of(key: &Key) -> Value {
     let texts = || json!({ "type": "array", "items": { "type": "string" } });
     let mut schema = match key.kind {
         Kind::Flag => json!({ "type": "boolean" }),
+        // The planner may choose it ("auto").
+        Kind::Whole if key.path() == "batch.micro" => json!({ "type": ["string", "integer"] }),
         Kind::Whole => json!({ "type": "integer", "minimum": 0 }),
         Kind::Number => json!({ "type": "number" }),
         Kind::Text => text(),

@@ -22,6 +22,7 @@ pub mod plan;
 pub mod plan_programs;
 pub mod plan_schedule;
 pub mod plan_search;
+pub mod plan_sweep;
 pub mod sample;
 pub mod tokenize;
 pub mod train;

@@ -6,7 +6,7 @@ use serde_json::json;
 
 use crate::arguments::args::PlanArgs;
 use crate::commands::asked::Asked;
-use crate::commands::{plan_programs, plan_search};
+use crate::commands::{plan_programs, plan_search, plan_sweep};
 use crate::host::environment::Environment;
 use crate::host::{cards, machine, output};
 use crate::jobs::machine_profile;
@@ -19,7 +19,7 @@ use crate::plans::step_time::StepTime;
 use crate::reports::chunk_report::{self, ChunkReport};
 use crate::reports::fit::Verdict;
 use crate::reports::placement_report::PlacementReport;
-use crate::reports::plan_report;
+use crate::reports::{explain_report, plan_report};
 
 /// Plans a configuration and prints the plan, whether it fits, and what would make it fit.
 ///
@@ -30,6 +30,9 @@ pub fn plan(args: &PlanArgs, environment: Environment) -> Result<()> {
     say_origin(args, &asked)?;
     if args.search.search {
         return plan_search::run(args, &asked);
+    }
+    if let Some(sweep) = &args.search.sweep {
+        return plan_sweep::run(args, &asked, sweep);
     }
     let (planned, data, device) = asked.planned()?;
     let was_open = asked.given()?.config()?.device.kind == DeviceKind::Auto;
@@ -80,7 +83,8 @@ pub fn plan(args: &PlanArgs, environment: Environment) -> Result<()> {
             Some(estimate) => format!("\n{}", estimate.to_text()),
             None => "\nDeepSpeed estimates stages 2 and 3 only.\n".to_string(),
         });
-        output::print(&format!("{assumed}{data}{long}{time}{verdict}{theirs}"))?;
+        let explained = if args.search.explain { explain_report::to_text(&planned) } else { String::new() };
+        output::print(&format!("{assumed}{data}{long}{explained}{time}{verdict}{theirs}"))?;
     }
     say_unknown(&budgets, &planned);
     Ok(())

@@ -157,7 +157,8 @@ fn of_config(path: &Path, args: &PlanArgs, wanted: Option<&str>) -> Result<Drawn
         overrides.set.extend(value.map(|value| format!("{key}={value}")));
     }
     let given = translation::read_both(path, &args.overrides)?.0.with(&overrides, &args.data)?;
-    let (Resolved { config, model, .. }, _) = resolve(&given, Purpose::Plan, None, estimate_data)?;
+    let (resolved, _) = resolve(&given, Purpose::Plan, None, estimate_data)?;
+    let Resolved { config, model, .. } = resolved.with_known_micro()?;
     let (ranks, micro_batches) = (config.parallel.pipeline, config.micro_batches());
     let chunks = |plan: Plan| plan.with_chunks(config.parallel.chunks).chunks();
     // A schedule of a file has as many cells as its text.

@@ -18,15 +18,30 @@ use crate::configuration::{earlier, keys, schedule_file};
 /// Key of the token files that `--data` replaces.
 const TOKENS: &str = "data.tokens";
 
-/// Keys that were given, each known and of the right type.
+/// The key that may have the word `auto`: the planner then chooses its value (`plans::micro_choice`).
+pub const MICRO: &str = "batch.micro";
+const AUTO: &str = "auto";
+
 /// Keys of which only one is given: a number of steps, or from what it is counted.
 const COUNTED: [(&str, &str); 2] =
     [("train.epochs", "train.steps"), ("schedule.warmup_share", "schedule.warmup")];
 
+/// Keys that were given, each known and of the right type.
 #[derive(Clone, Debug, Default)]
 pub struct UserConfig {
     tables: Table,
     text: String,
+    /// True if `batch.micro` was given as `auto`, and no value since.
+    micro_is_auto: bool,
+}
+
+/// Takes the word `auto` of `batch.micro` out of the tables; true if it was there.
+fn take_auto(tables: &mut Table) -> bool {
+    let is_auto = keys::lookup(tables, MICRO).and_then(Value::as_str) == Some(AUTO);
+    if let (true, Some(Value::Table(batch))) = (is_auto, tables.get_mut("batch")) {
+        batch.remove("micro");
+    }
+    is_auto
 }
 
 impl UserConfig {
@@ -52,9 +67,11 @@ impl UserConfig {
     /// # Errors
     /// As for [`UserConfig::read`].
     pub fn parse(text: String, origin: &str) -> Result<UserConfig> {
-        let tables: Table = toml::from_str(&text).with_context(|| format!("{origin} is not valid TOML"))?;
+        let mut tables: Table =
+            toml::from_str(&text).with_context(|| format!("{origin} is not valid TOML"))?;
+        let micro_is_auto = take_auto(&mut tables);
         keys::check(&tables, origin, &text)?;
-        Ok(UserConfig { tables, text })
+        Ok(UserConfig { tables, text, micro_is_auto })
     }
 
     /// The content of a configuration file that a run folder holds, perhaps since an earlier version; with notes on what of it
@@ -66,8 +83,9 @@ impl UserConfig {
         let mut tables: Table =
             toml::from_str(&text).with_context(|| format!("{origin} is not valid TOML"))?;
         let notes = earlier::leave_out(&mut tables)?;
+        let micro_is_auto = take_auto(&mut tables);
         keys::check(&tables, origin, &text)?;
-        Ok((UserConfig { tables, text }, notes))
+        Ok((UserConfig { tables, text, micro_is_auto }, notes))
     }
 
     /// A configuration from a text.
@@ -82,7 +100,7 @@ impl UserConfig {
     /// None for a configuration that was read.
     pub fn of(config: &RunConfig) -> Result<UserConfig> {
         let tables = Table::try_from(config).context("the configuration as TOML")?;
-        Ok(UserConfig { tables, text: String::new() })
+        Ok(UserConfig { tables, text: String::new(), micro_is_auto: false })
     }
 
     /// The file as it was read.
@@ -106,6 +124,11 @@ impl UserConfig {
             self.forget(key);
         }
         for text in &overrides.set {
+            if is_auto(text) {
+                self.forget(MICRO);
+                self.micro_is_auto = true;
+                continue;
+            }
             let (key, value) = keys::assignment(text)?;
             self.give(&key, value);
         }
@@ -138,7 +161,17 @@ impl UserConfig {
         }
         let said = |key: &str| keys::lookup(&changes.tables, key).is_some_and(|value| differs(key, value));
         self.settle(said);
+        if changes.micro_is_auto && !before.micro_is_auto {
+            self.forget(MICRO);
+            self.leave_out("parallel.micro_batches");
+            self.micro_is_auto = true;
+        }
         self
+    }
+
+    /// Returns whether the planner is to choose `batch.micro`.
+    pub fn micro_is_auto(&self) -> bool {
+        self.micro_is_auto
     }
 
     /// Sets a key to what the user gives: it is decided no more.
@@ -149,6 +182,8 @@ impl UserConfig {
 
     /// Leaves a key out, and that it was decided.
     fn forget(&mut self, key: &str) {
+        // What the same is said by replaces it, too.
+        self.micro_is_auto &= key != MICRO && key != "parallel.micro_batches";
         if self.is_decided(key) {
             self.decided().retain(|decided| decided.as_str() != Some(key));
         }
@@ -210,7 +245,11 @@ impl UserConfig {
     /// # Errors
     /// None for keys that were checked.
     pub fn retext(self, head: &str) -> Result<UserConfig> {
-        let text = toml::to_string_pretty(&self.tables).context("the configuration as TOML")?;
+        let mut tables = self.tables.clone();
+        if self.micro_is_auto && !self.has(MICRO) {
+            keys::insert(&mut tables, MICRO, AUTO.into());
+        }
+        let text = toml::to_string_pretty(&tables).context("the configuration as TOML")?;
         Ok(UserConfig { text: format!("{head}{text}"), ..self })
     }
 
@@ -264,12 +303,41 @@ impl UserConfig {
     }
 }
 
+/// Returns whether an assignment gives `batch.micro` the word `auto`.
+fn is_auto(text: &str) -> bool {
+    let pair = text.split_once('=').map(|(key, value)| (key.trim(), value.trim().trim_matches('"')));
+    pair == Some((MICRO, AUTO))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn given(text: &str) -> UserConfig {
-        UserConfig { tables: toml::from_str(text).unwrap(), text: text.to_string() }
+        UserConfig { tables: toml::from_str(text).unwrap(), text: text.to_string(), micro_is_auto: false }
+    }
+
+    /// The word stays until a value is given, and is written where the configuration is.
+    #[test]
+    fn a_micro_batch_may_be_left_to_the_planner() {
+        let read = |text: &str| UserConfig::of_text(text).unwrap();
+        let set = |config: UserConfig, set: &[&str]| {
+            let set = set.iter().map(ToString::to_string).collect();
+            config.with(&Overrides { set, ..Overrides::default() }, &[]).unwrap()
+        };
+        let auto = read("[batch]\nglobal = 8\nmicro = \"auto\"");
+        assert!(auto.micro_is_auto() && !auto.has(MICRO) && auto.config().unwrap().batch.micro.is_none());
+        assert!(auto.clone().retext("").unwrap().text().contains("micro = \"auto\""));
+        for value in ["batch.micro=2", "parallel.micro_batches=2"] {
+            assert!(!set(auto.clone(), &[value]).micro_is_auto(), "{value}");
+        }
+        let again =
+            set(read("[batch]\nmicro = 2\n[recorded]\ndecided = [\"batch.micro\"]"), &["batch.micro=auto"]);
+        assert!(again.micro_is_auto() && !again.has(MICRO) && !again.is_decided(MICRO));
+        // A run that has a value keeps it, as long as its configuration says the same as before.
+        let stored = read("[batch]\nmicro = 2");
+        assert!(!stored.clone().changed_by(&auto, &auto).micro_is_auto());
+        assert!(stored.changed_by(&auto, &read("")).micro_is_auto());
     }
 
     #[test]

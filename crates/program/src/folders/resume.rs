@@ -21,7 +21,7 @@ use crate::arguments::train_args::TrainArgs;
 use crate::configuration::changed_keys::{ChangedKey, changed_keys, has_other_data, words};
 use crate::configuration::changes::{Changes, is_file};
 use crate::configuration::learning_rate::Ahead;
-use crate::configuration::user_config::UserConfig;
+use crate::configuration::user_config::{MICRO, UserConfig};
 use crate::configuration::{kept_kernels, keys, learning_rate, left_out, shape};
 use crate::folders::run_folder::{RunFolder, model_of};
 use crate::folders::stored::Stored;
@@ -136,9 +136,10 @@ pub fn resume(
     Ok(Resumed { given, checkpoint, starts: false, same_data, tokens, trained, learned, notes })
 }
 
-/// Leaves out what the program had decided for the machine, ranks and cards of the run until now, unless it was given since.
+/// Leaves out what the program had decided for the machine, ranks and cards of the run until now, unless it was given since. The
+/// micro-batch that was chosen stays: another one rounds otherwise.
 fn leave_out_decided(given: &mut UserConfig, before: &RunConfig) {
-    let is_kept = |key: &&String| keys::find(key).is_some_and(|key| key.keeps);
+    let is_kept = |key: &&String| *key == MICRO || keys::find(key).is_some_and(|key| key.keeps);
     let decided = before.recorded.decided.iter().filter(|key| !is_kept(key));
     decided
         .filter(|key| given.is_decided(key))

@@ -34,7 +34,7 @@ use crate::plans::data_report::DataReport;
 use crate::plans::planned::{Across, Planned};
 use crate::plans::resolve::{Purpose, Resolved, Vocabulary, resolve};
 use crate::plans::tokenizing;
-use crate::plans::{disk_check, kept_budget};
+use crate::plans::{disk_check, kept_budget, micro_choice};
 use crate::reports::{final_report, plan_report};
 
 /// A run whose files are prepared and whose plan fits; its folder has not changed yet.
@@ -296,7 +296,11 @@ fn plan(
     let notes = [&prepared.notes[..], &scanned.notes, &scanned.files].concat();
     let report = DataReport::new(prepared.read.clone(), &data, config).with_notes(notes);
     let resolved = resolved.counting_steps(Some(&report))?;
-    let planned = Planned::of(resolved, data.evaluated())?.across(across);
+    let evaluated = data.evaluated();
+    let (resolved, chosen) =
+        micro_choice::choose(resolved, (evaluated, across.as_ref()), &crate::plans::budgets::budgets)?;
+    chosen.iter().filter(|_| show == Show::Progress).for_each(|line| note(line));
+    let planned = Planned::of(resolved, evaluated)?.across(across);
     let planned = kept_budget::keep(planned, crate::plans::budgets::budgets, RunPlan::new)?;
     crate::reports::fit::check_memory(&planned)?;
     let notes = disk_check::check(&planned)?;

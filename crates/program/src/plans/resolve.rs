@@ -53,9 +53,24 @@ pub struct Resolved {
     pub device: Option<String>,
     /// A tokenizer with more ids than the model has rows.
     pub unusable_ids: Option<String>,
+    /// True if the planner is to choose `batch.micro`, which has no value yet.
+    pub micro_is_auto: bool,
 }
 
 impl Resolved {
+    /// The same, where no plan chooses `batch.micro`.
+    ///
+    /// # Errors
+    /// `batch.micro = "auto"`.
+    pub fn with_known_micro(self) -> Result<Resolved> {
+        match self.micro_is_auto {
+            true => bail!(
+                "batch.micro = \"auto\" is chosen by `train` and `plan`: give a number here, as --set batch.micro=1"
+            ),
+            false => Ok(self),
+        }
+    }
+
     /// The same with `train.steps` where `train.epochs` was given, for data that are known.
     ///
     /// # Errors
@@ -213,7 +228,9 @@ pub fn resolve<T>(
         Purpose::Elsewhere(elsewhere) => placement_budget::fill_elsewhere(&mut config, &elsewhere),
         Purpose::Plan | Purpose::Train(..) => placement_budget::fill(&mut config, ranks_here),
     }
-    Ok((Resolved { config: ResolvedConfig::new(config)?, model, imported, device, unusable_ids }, found))
+    let config = ResolvedConfig::new(config)?;
+    let micro_is_auto = given.micro_is_auto() && config.batch.micro.is_none();
+    Ok((Resolved { config, model, imported, device, unusable_ids, micro_is_auto }, found))
 }
 
 /// Makes paths absolute, so that the run can be resumed from any folder, and records the day of its first start, if its chats may read it.

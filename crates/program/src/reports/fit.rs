@@ -6,6 +6,7 @@ use anyhow::{Result, bail};
 use serde_json::{Value, json};
 
 use crate::plans::budgets::{Budget, budgets, exceeded};
+use crate::plans::micro_choice;
 use crate::plans::planned::{self, Planned};
 use crate::plans::proposals::{LONGEST_S, OnThisMachine, Proposals, Replan};
 use crate::reports::mesh_report;
@@ -27,15 +28,16 @@ pub fn check_memory_within(planned: &Planned, longest_s: f64) -> Result<()> {
     let budgets = budgets(planned);
     let Some(budget) = exceeded(planned, &budgets) else { return Ok(()) };
     let needed = budget.needed(planned);
+    let kept = micro_choice::advice(&planned.config);
     let advice = Proposals::search(&OnThisMachine(planned), planned, longest_s).advice();
     match budget {
         Budget::Machine(available) => bail!(
-            "{} rank(s) need {needed} bytes ({}), and {available}; {advice}",
+            "{} rank(s) need {needed} bytes ({}), and {available}{kept}; {advice}",
             planned.plan.spec.world_size(),
             bytes(needed)
         ),
         _ => bail!(
-            "a rank needs {needed} bytes ({}), and {} allows {} ({}); {advice}",
+            "a rank needs {needed} bytes ({}), and {} allows {} ({}){kept}; {advice}",
             bytes(needed),
             budget.given(),
             budget.bytes(),

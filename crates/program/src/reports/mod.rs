@@ -3,6 +3,7 @@
 pub mod card_report;
 pub mod chunk_program_report;
 pub mod chunk_report;
+pub mod explain_report;
 pub mod final_report;
 pub mod fit;
 pub mod mesh_report;
@@ -11,3 +12,4 @@ pub mod plan_report;
 pub mod progress;
 pub mod schedule_report;
 pub mod search_report;
+pub mod sweep_report;

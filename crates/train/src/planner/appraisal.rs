@@ -4,14 +4,12 @@
 use std::collections::HashMap;
 
 use phalanx_plan::trace::{Category, Event, Memory, PhaseName, Rate, Trace};
-use phalanx_plan::{
-    Coordinates, Machine, MemoryError, PhaseTime, ZeroStage, category_peak, faults, phase_times,
-};
+use phalanx_plan::{Coordinates, Machine, MemoryError, PhaseTime, category_peak, faults, phase_times};
 
 use crate::engine::rank::Rank;
 use crate::engine::rules::states_per_element;
 use crate::engine::spec::Spec;
-use crate::planner::dry_run::{DryRuns, Learned, orders_of};
+use crate::planner::dry_run::DryRuns;
 use crate::planner::planning::{PlanError, RankPlan, RunPlan, parameters_at};
 
 /// Equal calls of a kernel.
@@ -117,16 +115,13 @@ impl RunPlan {
         let spec = spec.with_placed_chunks(&Rank::new, 0)?;
         let mesh = spec.mesh.axes;
         let runs = DryRuns { spec: &spec, make_rank: &Rank::new, abridges: true };
-        let learns = spec.zero.stage != ZeroStage::Zero;
         let whole = spec.model.whole();
         let (mut traces, mut ranks) = (Vec::new(), Vec::new());
         for pipeline in 0..mesh.pipeline {
             let rank = mesh.rank(Coordinates { pipeline, data: 0, tensor: 0 });
-            let learned = if learns { runs.learn(rank) } else { Learned::nothing() };
-            let trace = runs.trace(rank, &learned);
-            let orders = if learns { learned.whole } else { orders_of(&trace) };
+            let trace = runs.trace(rank);
             let parameters = parameters_at(&spec.mesh, &spec.pipeline.schedule, &whole, pipeline);
-            ranks.push(RankPlan::of(&trace, orders, parameters).map(RankPlan::without_offsets));
+            ranks.push(RankPlan::of(&trace, parameters).map(RankPlan::without_offsets));
             traces.push(timed(trace));
         }
         faults(&traces)?;
