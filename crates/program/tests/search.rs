@@ -172,7 +172,8 @@ fn the_largest_micro_batch_that_fits_is_chosen_once() {
     let home = Home::new();
     let text = "to be or not to be, that is the question. ".repeat(100);
     home.write("text.txt", text);
-    let data = "[data]\ntext = [\"text.txt\"]\nvalidation = 0.0\n";
+    // The rate of steps that a resume adds is not 0.
+    let data = "[schedule]\nmin_lr = 6e-6\n[data]\ntext = [\"text.txt\"]\nvalidation = 0.0\n";
     home.write(
         "auto.toml",
         format!("{}{data}", SMALL.replace("global = 16", "global = 16\nmicro = \"auto\"")),

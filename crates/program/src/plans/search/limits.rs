@@ -46,6 +46,10 @@ impl Limits {
         let mut limits = Limits { global: args.global, ..Limits::default() };
         let mut others = Vec::new();
         for text in &args.keep {
+            let name = text.split_once('=').map_or(text.as_str(), |(key, _)| key).trim();
+            if keys::find(name).is_none() {
+                bail!("--keep: {}", keys::unknown(name));
+            }
             let (key, value) = match text.split_once('=') {
                 None => (text.trim().to_string(), None),
                 Some(_) => {
@@ -55,7 +59,6 @@ impl Limits {
                 }
             };
             match value {
-                _ if keys::find(&key).is_none() => bail!("--keep: {}", keys::unknown(&key)),
                 Some(_) if !is_searched(&key) => others.push(text.clone()),
                 value => limits.kept.entry(key).or_default().extend(value),
             }
