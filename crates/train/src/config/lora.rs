@@ -68,7 +68,7 @@ table! {
         base: LoraBase = LoraBase::Compute, KEY.resume(Fixed(BASE)).needs(&[ADAPTERS]);
         /// Rows of the token table and the output projection, the last ones, that are trained beside the adapters: those of
         /// `model.add_tokens`, or of a tokenizer with more ids than the model has rows, when left out.
-        new_rows: Option<usize> = None, KEY.resume(Fixed(TENSORS)).from(1.0, MAX_VOCAB as f64).needs(&[ADAPTERS]);
+        new_rows: Option<usize> = None, KEY.keeps().resume(Fixed(TENSORS)).from(1.0, MAX_VOCAB as f64).needs(&[ADAPTERS]);
         /// A folder with an adapter that PEFT or `phalanx export` has written, to start from. Its `adapter_config.json` gives the keys above.
         adapter: Option<String> = None, KEY.needs(&[Need::any(&[("model.init", SET)], "an adapter is of a model's weights"), ADAPTERS, NOTHING])
             .foreign(&[(AXOLOTL, "lora_model_dir", Same, ""), (LLAMA_FACTORY, "adapter_name_or_path", Same, "")]);
