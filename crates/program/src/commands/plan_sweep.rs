@@ -10,7 +10,7 @@ use crate::host::output;
 use crate::plans::budgets::{self, budgets_of_plan};
 use crate::plans::planned::{self, Planned};
 use crate::plans::step_time::StepTime;
-use crate::reports::sweep_report::{self, Swept};
+use crate::reports::sweep_report::{self, Figures, Swept};
 
 /// Values of a sweep at most.
 const MAX_VALUES: usize = 64;
@@ -42,7 +42,7 @@ pub fn run(args: &PlanArgs, asked: &Asked, sweep: &str) -> Result<()> {
 }
 
 /// Bytes, whether they fit, seconds and utilisation with one assignment.
-fn figures(asked: &Asked, assignment: &str) -> Result<(u64, Option<bool>, Option<f64>, Option<f64>)> {
+fn figures(asked: &Asked, assignment: &str) -> Result<Figures> {
     let set = vec![assignment.to_string()];
     let given = asked.given()?.with(&Overrides { set, ..Overrides::default() }, &[])?;
     let (resolved, evaluated) = asked.resolved_of(&given)?;
@@ -51,5 +51,5 @@ fn figures(asked: &Asked, assignment: &str) -> Result<(u64, Option<bool>, Option
     let fits = (!limits.is_empty()).then(|| budgets::exceeded(&planned, &limits).is_none());
     let time = asked.machine(&planned)?.map(|machine| StepTime::of(&planned, machine));
     let (step_s, mfu) = (time.as_ref().and_then(StepTime::seconds), time.as_ref().and_then(StepTime::mfu));
-    Ok((planned.needed_by_one(planned::needed_on_device), fits, step_s, mfu))
+    Ok(Figures { needed: planned.needed_by_one(planned::needed_on_device), fits, step_s, mfu })
 }

@@ -170,7 +170,10 @@ pub fn resolve<T>(
         config.data.tokenizer = resume::absolute(dir);
     }
     let imported = config.model.init.clone().map(PathBuf::from);
-    let initial = imported.as_deref().map(|dir| import_shape(&mut config, given, dir)).transpose()?;
+    let initial = imported
+        .as_deref()
+        .map(|dir| import_shape(&mut config, given, (dir, fixed.is_some())))
+        .transpose()?;
     let rows = initial.as_ref().map(|model| adapter::import(&mut config, given, &**model)).transpose()?;
     if let Purpose::Elsewhere(elsewhere) = purpose {
         elsewhere.decide_kind(&mut config)?;
@@ -191,25 +194,7 @@ pub fn resolve<T>(
     };
     config.check()?;
     if let Purpose::Train(environment, _) = purpose {
-        keep_for_run(&mut config);
-        let environment = environment.decide(&config.device)?;
-        if config.device.kernels == KernelChoice::Auto {
-            config.decide("device.kernels");
-        }
-        config.device.kernels = environment.kernels().into();
-        if config.train.threads.is_none() {
-            config.train.threads = Some(machine::threads_per_rank(config.world_size()));
-            config.decide("train.threads");
-        }
-        if config.device.kind != DeviceKind::Cuda {
-            if config.precision.products == Products::Auto {
-                config.decide("precision.products");
-            }
-            config.precision.products = environment.choose(&config.precision)?;
-            let in_bf16 = config.precision.compute == Float::Bf16;
-            let unused = environment.unused_tiles().filter(|_| in_bf16);
-            device = device.or(unused.map(|why| format!("matrix products: {why}")));
-        }
+        device = decide_here(&mut config, environment, device)?;
     }
     let folder = imported.as_deref().zip(initial.as_ref());
     let (vocabulary, found) = data(&config, Initial { folder, has_tokenizer })?;
@@ -231,6 +216,34 @@ pub fn resolve<T>(
     let config = ResolvedConfig::new(config)?;
     let micro_is_auto = given.micro_is_auto() && config.batch.micro.is_none();
     Ok((Resolved { config, model, imported, device, unusable_ids, micro_is_auto }, found))
+}
+
+/// Decides what depends on this machine, for a run that starts here. Returns what is said about the device.
+fn decide_here(
+    config: &mut RunConfig,
+    environment: Environment,
+    mut device: Option<String>,
+) -> Result<Option<String>> {
+    keep_for_run(config);
+    let environment = environment.decide(&config.device)?;
+    if config.device.kernels == KernelChoice::Auto {
+        config.decide("device.kernels");
+    }
+    config.device.kernels = environment.kernels().into();
+    if config.train.threads.is_none() {
+        config.train.threads = Some(machine::threads_per_rank(config.world_size()));
+        config.decide("train.threads");
+    }
+    if config.device.kind != DeviceKind::Cuda {
+        if config.precision.products == Products::Auto {
+            config.decide("precision.products");
+        }
+        config.precision.products = environment.choose(&config.precision)?;
+        let in_bf16 = config.precision.compute == Float::Bf16;
+        let unused = environment.unused_tiles().filter(|_| in_bf16);
+        device = device.or(unused.map(|why| format!("matrix products: {why}")));
+    }
+    Ok(device)
 }
 
 /// Makes paths absolute, so that the run can be resumed from any folder, and records the day of its first start, if its chats may read it.
@@ -255,7 +268,11 @@ fn keep_for_run(config: &mut RunConfig) {
 ///
 /// # Errors
 /// A folder of an unknown architecture, or a given key that contradicts its `config.json`.
-fn import_shape(config: &mut RunConfig, given: &UserConfig, dir: &Path) -> Result<Arc<dyn Model>> {
+fn import_shape(
+    config: &mut RunConfig,
+    given: &UserConfig,
+    (dir, is_resumed): (&Path, bool),
+) -> Result<Arc<dyn Model>> {
     let (_, mut model) =
         read_hugging_face(dir).with_context(|| format!("model.init = {:?}", dir.display().to_string()))?;
     let own = &config.model;
@@ -264,6 +281,11 @@ fn import_shape(config: &mut RunConfig, given: &UserConfig, dir: &Path) -> Resul
         model.classifying(&labels).filter(|_| model.labels().is_empty() && !labels.is_empty())
     {
         model = with_classes;
+    }
+    // A run that goes on has the rows that its start has added to those of the folder.
+    let grown = own.vocab.filter(|rows| is_resumed && *rows > model.vocab());
+    if let Some(grown) = grown.and_then(|rows| model.with_vocab(rows)) {
+        model = grown;
     }
     let arch = model.architecture().context("a model that was read from a file has an architecture")?;
     let shown = dir.display().to_string();

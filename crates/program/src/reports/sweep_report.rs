@@ -7,19 +7,31 @@ use phalanx_drawing::report::{Table, bytes, percent, seconds};
 /// Columns of a bar.
 const BAR: usize = 24;
 
+/// Figures of a plan.
+pub struct Figures {
+    /// Bytes that the largest rank needs of its device.
+    pub needed: u64,
+    /// Whether they fit, where that is known.
+    pub fits: Option<bool>,
+    /// Seconds of a step.
+    pub step_s: Option<f64>,
+    /// Utilisation by the model's operations.
+    pub mfu: Option<f64>,
+}
+
 /// A value of the key, with its plan's figures, or why there is no plan.
 pub struct Swept {
     /// The value.
     pub value: String,
-    /// Bytes that the largest rank needs of its device, whether it fits where that is known, seconds of a step and utilisation; or the refusal.
-    pub figures: Result<(u64, Option<bool>, Option<f64>, Option<f64>), String>,
+    /// The figures, or the refusal.
+    pub figures: Result<Figures, String>,
 }
 
 /// A table, and bars of peak and step.
 pub fn to_text(key: &str, swept: &[Swept]) -> String {
     let figures = || swept.iter().filter_map(|swept| swept.figures.as_ref().ok());
-    let max_bytes = figures().map(|figures| figures.0).max().unwrap_or(1).max(1) as f64;
-    let longest = figures().filter_map(|figures| figures.2).fold(0.0, f64::max);
+    let max_bytes = figures().map(|figures| figures.needed).max().unwrap_or(1).max(1) as f64;
+    let longest = figures().filter_map(|figures| figures.step_s).fold(0.0, f64::max);
     let has_step = longest > 0.0;
     let mut headings = vec![key, "needs", "", "fits"];
     if has_step {
@@ -31,7 +43,7 @@ pub fn to_text(key: &str, swept: &[Swept]) -> String {
             Err(why) => {
                 table.row([value.clone(), "-".into(), why.lines().next().unwrap_or_default().to_string()])
             }
-            Ok((needed, fits, step_s, mfu)) => {
+            Ok(Figures { needed, fits, step_s, mfu }) => {
                 let word = fits.map_or("-", |fits| if fits { "yes" } else { "no" });
                 let mut cells =
                     vec![value.clone(), bytes(*needed), bar(*needed as f64 / max_bytes), word.to_string()];
@@ -59,7 +71,7 @@ fn bar(share: f64) -> String {
 /// For scripts.
 pub fn to_json(key: &str, swept: &[Swept]) -> Value {
     let one = |swept: &Swept| match &swept.figures {
-        Ok((needed, fits, step_s, mfu)) => {
+        Ok(Figures { needed, fits, step_s, mfu }) => {
             json!({ "value": swept.value, "needed_bytes": needed, "fits": fits, "step_s": step_s, "mfu": mfu })
         }
         Err(why) => json!({ "value": swept.value, "refused": why }),
