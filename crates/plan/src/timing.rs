@@ -87,12 +87,12 @@ pub type Lanes = [Vec<(f64, f64)>; 6];
 pub const LANES: [Stream; 6] =
     [Stream::Compute, Stream::Communication, Stream::ToDevice, Stream::ToHost, Stream::Disk, Stream::Host];
 
-/// As [`phase_time`]: when each stream works.
+/// Spans of a phase in which each stream works, on a machine.
 pub fn phase_lanes(trace: &Trace, phase: PhaseName, machine: &Machine) -> Option<Lanes> {
     played(trace, phase, machine).map(|clocks| clocks.lanes)
 }
 
-/// As [`phase_time`] for several ranks, which wait for each other's messages: in their order.
+/// Times of a phase on several ranks, which wait for each other's messages, in the order of their traces.
 pub fn phase_times(traces: &[&Trace], phase: PhaseName, machine: &Machine) -> Option<Vec<PhaseTime>> {
     let all = played_together(traces, phase, machine)?;
     Some(all.into_iter().map(Clocks::end).collect())
