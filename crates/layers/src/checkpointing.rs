@@ -67,7 +67,8 @@ impl<L: Layer> Recompute<L> {
         let Saved { x, own: SavedRecompute { draw }, .. } = saved;
         let again = Context { keep: true, draw, ..*cx };
         let Call { parameters, input_wanted, .. } = *call;
-        let saved = self.0.save(&again, Call { parameters, x: x.into_held(), sum: None, input_wanted })?;
+        let call = Call { parameters, x: x.into_held(), sum: None, input_wanted };
+        let saved = cx.device.again(|| self.0.save(&again, call))?;
         Ok((again, saved))
     }
 }

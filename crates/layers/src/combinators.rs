@@ -138,7 +138,7 @@ impl Sequence {
             self.recall(cx, parameters, saved, before)?;
         }
         let Saved { x, own, .. } = &mut saved.layers[at - 1];
-        let tensor = self.layers.layer(before).output(cx, parameters[before], x, own)?;
+        let tensor = cx.device.again(|| self.layers.layer(before).output(cx, parameters[before], x, own))?;
         saved.layers[at - 1].y.recall(&tensor);
         saved.layers[at].x.recall(&tensor);
         Ok(())

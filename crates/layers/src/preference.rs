@@ -43,7 +43,8 @@ impl Head for PreferenceHead {
         let parameters = Parameters::new(&values);
         let forward = Call { input_wanted: false, ..Call::new(parameters, Arc::clone(&call.x)) };
         let terms = RowTerms { losses: Some(&mut losses), weights: None };
-        drop(self.head.loss_of_rows(cx, forward, numbers, terms)?);
+        // The logits are those of the second pass, which counts.
+        drop(cx.device.again(|| self.head.loss_of_rows(cx, forward, numbers, terms))?);
         let mut sums = cx.statistics([PREFERENCE_SUMS + sequences], "preference.sums");
         let mut weights = of_rows("preference.weights");
         cx.device.run(PreferenceLoss {

@@ -11,8 +11,8 @@ pub struct Cost {
     pub flops: u64,
     /// Minimum bytes that all kernels read and write.
     pub kernel_bytes: u64,
-    /// Operations of forward products that are recomputed for backward.
-    pub repeated_flops: i64,
+    /// Floating-point operations of kernels that run again, in place of keeping what they have computed.
+    pub repeated_flops: u64,
     /// Bytes that all collectives send from this rank.
     pub sent_bytes: u64,
     /// Copies by pair of memories, in the order of their first copies.
@@ -75,9 +75,9 @@ impl Cost {
         let mut cost = Cost::default();
         for event in &phase.events {
             match event {
-                Event::Kernel { name, flops, bytes, rate, forward_flops } => {
+                Event::Kernel { name, flops, bytes, rate, again } => {
                     cost.add_kernel(name, *flops, *bytes, *rate);
-                    cost.repeated_flops += forward_flops;
+                    cost.repeated_flops += if *again { *flops } else { 0 };
                 }
                 Event::Copy { from, to, bytes, rate, .. } => cost.add_copy([*from, *to], *bytes, *rate),
                 Event::Collective(collective) => cost.add_collective(collective),
@@ -102,11 +102,9 @@ impl Cost {
         self.collectives.iter().find(|c| c.op == op)
     }
 
-    /// Floating-point operations without recomputed forward products. Each product of the forward pass has one
-    /// operation of the backward pass that accounts for it (see `phalanx_tensor`'s prices); forward products beyond
-    /// these are recomputation.
+    /// Floating-point operations without those that run again.
     pub fn model_flops(&self) -> u64 {
-        self.flops - self.repeated_flops.max(0) as u64
+        self.flops - self.repeated_flops
     }
 
     fn add_kernel(&mut self, name: &'static str, flops: u64, bytes: u64, rate: Rate) {

@@ -402,7 +402,7 @@ mod tests {
     const GB: u64 = 1_000_000_000;
 
     fn kernel(gb: u64) -> Event {
-        Event::Kernel { name: "k", flops: 0, bytes: gb * GB, rate: Rate::Bandwidth, forward_flops: 0 }
+        Event::Kernel { name: "k", flops: 0, bytes: gb * GB, rate: Rate::Bandwidth, again: false }
     }
 
     fn copy(from: Memory, to: Memory, gb: u64, stream: Stream) -> Event {
@@ -474,7 +474,7 @@ mod tests {
 
     #[test]
     fn the_host_computes_beside_the_device() {
-        let update = Event::Kernel { name: "u", flops: 0, bytes: GB, rate: Rate::Host, forward_flops: 0 };
+        let update = Event::Kernel { name: "u", flops: 0, bytes: GB, rate: Rate::Host, again: false };
         let events = vec![
             update,
             Event::Record { number: 0, stream: Stream::Host },
@@ -486,7 +486,7 @@ mod tests {
         assert_eq!(time.limit(), "the host's processor");
         // A copy behind the update waits for it, and so does a kernel that needs the copy.
         let up = Stream::ToDevice;
-        let update = Event::Kernel { name: "u", flops: 0, bytes: GB, rate: Rate::Host, forward_flops: 0 };
+        let update = Event::Kernel { name: "u", flops: 0, bytes: GB, rate: Rate::Host, again: false };
         let events = vec![
             update,
             Event::Record { number: 0, stream: Stream::Host },
@@ -531,7 +531,7 @@ mod tests {
     fn on_the_processor_other_work_takes_the_time_of_kernels() {
         let processor = Machine { computes_on_host: true, ..machine() };
         let (up, host) = (Stream::ToDevice, Stream::Host);
-        let update = Event::Kernel { name: "u", flops: 0, bytes: GB, rate: Rate::Host, forward_flops: 0 };
+        let update = Event::Kernel { name: "u", flops: 0, bytes: GB, rate: Rate::Host, again: false };
         let events = vec![
             copy(Memory::Host, Memory::Device, 2, up),
             Event::Record { number: 0, stream: up },

@@ -49,11 +49,11 @@ fn answers_equal_a_scan() {
 }
 
 fn kernel(name: &'static str, flops: u64, bytes: u64) -> Event {
-    product(name, flops, bytes, 0)
+    product(name, flops, bytes, false)
 }
 
-fn product(name: &'static str, flops: u64, bytes: u64, forward_flops: i64) -> Event {
-    Event::Kernel { name, flops, bytes, rate: Rate::MatrixProduct(DType::F32), forward_flops }
+fn product(name: &'static str, flops: u64, bytes: u64, again: bool) -> Event {
+    Event::Kernel { name, flops, bytes, rate: Rate::MatrixProduct(DType::F32), again }
 }
 
 #[test]
@@ -84,7 +84,7 @@ fn costs_are_sums() {
         copy(Memory::Host, Memory::Device, 5),
         copy(Memory::Device, Memory::Host, 2),
         copy(Memory::Disk, Memory::Host, 9),
-        Event::Kernel { name: "linear", flops: 0, bytes: 6, rate: Rate::Bandwidth, forward_flops: 0 },
+        Event::Kernel { name: "linear", flops: 0, bytes: 6, rate: Rate::Bandwidth, again: false },
         kernel("gelu", 10, 80),
         kernel("linear", 100, 8),
         collective(CollectiveOp::AllGather, 64, 128),
@@ -116,19 +116,12 @@ fn costs_are_sums() {
 
 #[test]
 fn what_is_computed_again_is_no_work_of_the_model() {
-    let model = [
-        product("linear", 100, 0, 100),
-        product("linear_gelu", 60, 0, 60),
-        product("attention", 20, 0, 20),
-        product("vocabulary_statistics", 100, 0, 100),
-        product("attention_backward", 50, 0, -20),
-        product("linear_input_gradient", 260, 0, 0),
-        product("linear_weight_gradient", 260, 0, -260),
-    ];
+    let model =
+        [kernel("linear", 100, 0), kernel("attention", 20, 0), kernel("linear_input_gradient", 730, 0)];
     let cost = |events| Cost::of(&Phase { name: PhaseName::Step, events });
     let plain = cost(model.to_vec());
     assert_eq!((plain.flops, plain.model_flops()), (850, 850));
-    let again = [product("linear", 100, 0, 100), product("attention", 20, 0, 20)];
+    let again = [product("linear", 100, 0, true), product("attention", 20, 0, true)];
     let recomputed = cost([&model[..], &again].concat());
     assert_eq!((recomputed.flops, recomputed.model_flops()), (970, 850));
 }

@@ -241,6 +241,14 @@ impl Device {
         self.host.alloc(like.dtype(), like.shape(), Category::Communication, name, site)
     }
 
+    /// Calls `compute`, whose operations have run before in the step: in a dry run they are no work of the model.
+    pub fn again<T>(&self, compute: impl FnOnce() -> T) -> T {
+        match &self.recorder {
+            Some(recorder) => recorder.again(compute),
+            None => compute(),
+        }
+    }
+
     /// Checks, prices and issues one operation to the compute stream, or to that of [`Device::run_on_host`]. In a dry run its price and its placements go
     /// to the trace.
     #[track_caller]
@@ -252,8 +260,8 @@ impl Device {
             if recorder.is_placing() || operation.marks_zero() {
                 operation.follow(recorder, site);
             }
-            let Price { flops, bytes, rate, forward_flops } = price;
-            recorder.push(Event::Kernel { name, flops, bytes, rate, forward_flops });
+            let Price { flops, bytes, rate } = price;
+            recorder.push(Event::Kernel { name, flops, bytes, rate, again: recorder.is_again() });
         }
         let timer = self.timer(name, price, self.stream);
         self.backend.launch(self.stream, Call { operation: operation.into(), name, site, timer });

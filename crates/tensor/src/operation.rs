@@ -28,16 +28,12 @@ pub struct Price {
     pub bytes: u64,
     /// The rate of the machine that limits the call.
     pub rate: Rate,
-    /// Contribution to the operations of the forward pass of a step: its `flops` for a product of the forward pass, minus
-    /// the forward pass's operations for the one backward operation that every forward product has. The sum over a step is the
-    /// number of operations that ran in the forward pass more than once (see `phalanx_plan::Cost::model_flops`).
-    pub forward_flops: i64,
 }
 
 impl Price {
     /// A kernel that is limited by the bytes that it reads and writes.
     pub fn bytes(bytes: usize) -> Price {
-        Price { flops: 0, bytes: bytes as u64, rate: Rate::Bandwidth, forward_flops: 0 }
+        Price { flops: 0, bytes: bytes as u64, rate: Rate::Bandwidth }
     }
 
     /// A copy of `bytes` bytes from one memory to another.
@@ -45,21 +41,9 @@ impl Price {
         Price { rate: Rate::of_copy(memories), ..Price::bytes(bytes) }
     }
 
-    /// A matrix product of elements of `dtype`, of the backward pass.
+    /// A matrix product of elements of `dtype`.
     pub fn product(dtype: phalanx_plan::trace::DType, flops: usize, bytes: usize) -> Price {
-        Price { flops: flops as u64, bytes: bytes as u64, rate: Rate::MatrixProduct(dtype), forward_flops: 0 }
-    }
-
-    /// The same product, of the forward pass.
-    #[must_use]
-    pub fn of_forward(self) -> Price {
-        Price { forward_flops: self.flops as i64, ..self }
-    }
-
-    /// The same product, which backward does once for a product of the forward pass that has `flops` operations.
-    #[must_use]
-    pub fn once_per_forward(self, flops: usize) -> Price {
-        Price { forward_flops: -(flops as i64), ..self }
+        Price { flops: flops as u64, bytes: bytes as u64, rate: Rate::MatrixProduct(dtype) }
     }
 }
 

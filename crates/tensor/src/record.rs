@@ -13,6 +13,8 @@ pub struct Recorder {
     tape: Mutex<Tape>,
     /// True if any tensor was placed other than replicated: until then nothing is followed.
     placing: AtomicBool,
+    /// True while operations run again ([`crate::Device::again`]).
+    again: AtomicBool,
 }
 
 #[derive(Default)]
@@ -100,6 +102,18 @@ impl Recorder {
     /// Returns whether placements are followed: cheap.
     pub fn is_placing(&self) -> bool {
         self.placing.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn is_again(&self) -> bool {
+        self.again.load(Ordering::Relaxed)
+    }
+
+    /// Calls `compute`, whose operations run again.
+    pub(crate) fn again<T>(&self, compute: impl FnOnce() -> T) -> T {
+        let before = self.again.swap(true, Ordering::Relaxed);
+        let result = compute();
+        self.again.store(before, Ordering::Relaxed);
+        result
     }
 
     pub(crate) fn start_placing(&self, placements: Placements) {

@@ -344,9 +344,8 @@ pub enum Event {
         bytes: u64,
         /// Rate that limits it.
         rate: Rate,
-        /// `flops` of a product of the forward pass; minus the operations of the forward pass for the one operation of
-        /// the backward pass that each such product has; else 0.
-        forward_flops: i64,
+        /// True if it has run before in the step, and runs again in place of keeping what it has computed.
+        again: bool,
     },
     /// Bytes are copied from one memory to another.
     Copy {

@@ -58,7 +58,7 @@ impl Describe for AttentionForward<'_> {
     fn price(&self) -> Price {
         let AttentionForward { qkv, heads, out, log_sum_exp, .. } = self;
         let flops = FORWARD_PRODUCTS * product_flops(*qkv, *heads);
-        Price::product(qkv.dtype(), flops, qkv.bytes() + out.bytes() + log_sum_exp.bytes()).of_forward()
+        Price::product(qkv.dtype(), flops, qkv.bytes() + out.bytes() + log_sum_exp.bytes())
     }
 
     /// A shard of the last dimension is one of heads: q, k and v of each head lie on one rank.
@@ -134,7 +134,7 @@ impl Describe for AttentionCached<'_> {
         let keys = keys.min(window.saturating_add(last - 1));
         let read = batch * keys * heads.cache_width() * cache.dtype().bytes();
         let flops = FORWARD_PRODUCTS * 2 * batch * pairs * heads.out_width();
-        Price::product(qkv.dtype(), flops, qkv.bytes() + read + out.bytes()).of_forward()
+        Price::product(qkv.dtype(), flops, qkv.bytes() + read + out.bytes())
     }
 
     fn follow(&self, recorder: &Recorder, site: Site) {
@@ -185,7 +185,6 @@ impl Describe for AttentionBackward<'_> {
         let product = product_flops(*qkv, *heads);
         let bytes = 2 * qkv.bytes() + 2 * out.bytes() + log_sum_exp.bytes();
         Price::product(qkv.dtype(), BACKWARD_PRODUCTS * product, bytes)
-            .once_per_forward(FORWARD_PRODUCTS * product)
     }
 
     fn follow(&self, recorder: &Recorder, site: Site) {

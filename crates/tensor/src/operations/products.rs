@@ -189,7 +189,7 @@ impl Describe for WeightGradient<'_> {
         let WeightGradient { x, dy, dw, accumulate, .. } = self;
         let bytes = x.bytes() + dy.bytes() + dw.bytes() * (1 + *accumulate as usize);
         let flops = 2 * x.shape().rows_cols()[0] * dw.elements();
-        Price::product(x.dtype(), flops, bytes).once_per_forward(flops)
+        Price::product(x.dtype(), flops, bytes)
     }
 
     fn follow(&self, recorder: &Recorder, site: Site) {
@@ -294,7 +294,7 @@ fn check_linear(x: View, w: Weight, bias: Option<View>, y: &ViewMut) {
 /// The price of `x · w -> y`; `more` bytes are read or written beside these.
 fn price_linear(x: View, w: Weight, y: &ViewMut, more: usize) -> Price {
     let bytes = x.bytes() + w.matrix.bytes() + y.bytes() + more;
-    Price::product(x.dtype(), product_flops(x.shape().rows_cols()[0], w), bytes).of_forward()
+    Price::product(x.dtype(), product_flops(x.shape().rows_cols()[0], w), bytes)
 }
 
 /// Operations of a product of `rows` rows with a weight.

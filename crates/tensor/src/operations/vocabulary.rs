@@ -70,7 +70,7 @@ impl Describe for VocabularyStatistics<'_> {
         let VocabularyStatistics { x, w, exponentials, blocks, statistics, .. } = self;
         let stored = exponentials.as_ref().map_or(0, |e| e.bytes());
         let bytes = x.bytes() + w.matrix.bytes() + stored + blocks.bytes() + statistics.bytes();
-        Price::product(x.dtype(), product_flops(x.shape().rows_cols()[0], *w), bytes).of_forward()
+        Price::product(x.dtype(), product_flops(x.shape().rows_cols()[0], *w), bytes)
     }
 
     /// The results of one part of the classes belong to that part alone, and are to be gathered.
