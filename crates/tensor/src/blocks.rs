@@ -124,8 +124,7 @@ pub fn quantise_q8_0(group: &[f32; Q8_0_SCALED]) -> [u8; Q8_0_BYTES] {
 }
 
 /// The numbers of a group of Q8_0.
-#[inline(always)]
-pub fn dequantise_q8_0(group: &[u8; Q8_0_BYTES], to: &mut [f32; Q8_0_SCALED]) {
+fn dequantise_q8_0(group: &[u8; Q8_0_BYTES], to: &mut [f32; Q8_0_SCALED]) {
     let scale = f16::from_le_bytes([group[0], group[1]]).to_f32();
     to.iter_mut().zip(&group[2..]).for_each(|(to, number)| *to = f32::from(*number as i8) * scale);
 }
@@ -168,8 +167,7 @@ pub fn nf4_scales(block: &[u8]) -> [f32; SCALES] {
 }
 
 /// The numbers of a group of NF4.
-#[inline(always)]
-pub fn dequantise_nf4(codes: &[u8; NF4_SCALED / 2], scale: f32, to: &mut [f32; NF4_SCALED]) {
+fn dequantise_nf4(codes: &[u8; NF4_SCALED / 2], scale: f32, to: &mut [f32; NF4_SCALED]) {
     for (codes, to) in codes.iter().zip(to.as_chunks_mut::<2>().0) {
         *to = [NF4[usize::from(codes >> 4)] * scale, NF4[usize::from(codes & 15)] * scale];
     }

@@ -1,5 +1,6 @@
 //! Every kernel of a GPT-2 step, called at the shapes of the step, and those of decoders with rotary positions and gates beside them.
 
+use phalanx_tensor::blocks::{BLOCK, quantised};
 use phalanx_tensor::operations::{
     Fold, InputGradient, MaxPool, MaxPoolBackward, Relu, ReluBackward, Unfold, WeightGradient,
 };
@@ -33,6 +34,10 @@ pub struct Calls {
     /// `[4 * hidden * hidden]`
     weight: Tensor,
     weight_gradient: Tensor,
+    /// `[4 * hidden * hidden]`, rounded up to whole blocks, in 8 and in 4 bits.
+    quantised: [Tensor; 2],
+    /// The same numbers.
+    dequantised: Tensor,
     /// `[4 * hidden]`
     vectors: [Tensor; 2],
     vector_gradients: [Tensor; 2],
@@ -82,6 +87,7 @@ impl Calls {
         let mut states = [(); 2].map(|()| float(&[vocab, hidden]));
         // No mean of squares is below zero.
         device.fill(states[1].view_mut(), 0.5);
+        let blocks = (4 * hidden * hidden).div_ceil(BLOCK);
         let half = if dtype == DType::F32 { DType::BF16 } else { dtype };
         Calls {
             device: device.clone(),
@@ -91,6 +97,13 @@ impl Calls {
             qkv: [(); 2].map(|()| compute(&[batch, seq, 3 * hidden])),
             weight: compute(&[4 * hidden * hidden]),
             weight_gradient: float(&[4 * hidden * hidden]),
+            quantised: [DType::Q8_0, DType::Nf4].map(|kind| {
+                let words = quantised(kind, &pattern[..BLOCK]).repeat(blocks);
+                let mut tensor = alloc(kind, &[blocks * BLOCK]);
+                device.upload(&words, tensor.view_mut().typed(DType::U32));
+                tensor
+            }),
+            dequantised: alloc(dtype, &[blocks * BLOCK]),
             vectors: [(); 2].map(|()| compute(&[4 * hidden])),
             vector_gradients: [(); 2].map(|()| float(&[4 * hidden])),
             row_statistics: [(); 2].map(|()| float(&[rows])),
@@ -115,6 +128,7 @@ impl Calls {
     pub fn each(&mut self, visit: Visit) {
         self.embedding(visit);
         self.linear(visit);
+        self.dequantise(visit);
         self.gelu(visit);
         self.gated(visit);
         self.images(visit);
@@ -179,6 +193,16 @@ impl Calls {
             let dy = dy.view().range(0..rows * out).reshape([rows, out]);
             visit("bias_gradient", format!("{rows}x{out}"), &mut || {
                 device.bias_gradient(dy, db.view_mut().range(0..out), false);
+            });
+        }
+    }
+
+    /// A frozen weight in blocks, as a product of `linear` needs it.
+    fn dequantise(&mut self, visit: Visit) {
+        for kept in &self.quantised {
+            let size = format!("{}, {}", kept.dtype().name(), kept.view().elements());
+            visit("dequantise", size, &mut || {
+                self.device.dequantise(kept.view(), self.dequantised.view_mut());
             });
         }
     }

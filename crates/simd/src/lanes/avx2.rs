@@ -246,6 +246,27 @@ impl Lanes for Avx2 {
         }
     }
     #[inline(always)]
+    unsafe fn load_i8(from: *const i8) -> [__m256; 2] {
+        // SAFETY: see above.
+        unsafe {
+            [
+                _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(from.cast()))),
+                _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(from.add(8).cast()))),
+            ]
+        }
+    }
+    #[inline(always)]
+    unsafe fn look_up(table: &[f32; 16], codes: *const u8) -> [__m256; 2] {
+        // SAFETY: see above.
+        unsafe {
+            let each = codes_of_bytes(codes);
+            [
+                half_look_up(table, _mm256_cvtepu8_epi32(each)),
+                half_look_up(table, _mm256_cvtepu8_epi32(_mm_srli_si128::<8>(each))),
+            ]
+        }
+    }
+    #[inline(always)]
     unsafe fn store_f16(to: *mut f16, x: [__m256; 2]) {
         // SAFETY: see above; `Isa::Avx2` has F16C.
         unsafe {
@@ -382,6 +403,34 @@ unsafe fn half_load_bf16(from: *const bf16) -> __m256 {
     unsafe {
         let bits = _mm256_cvtepu16_epi32(_mm_loadu_si128(from.cast()));
         _mm256_castsi256_ps(_mm256_slli_epi32::<16>(bits))
+    }
+}
+
+/// 16 codes of 4 bits, a byte each, of 8 bytes with two, the first in the high half.
+///
+/// # Safety
+/// The processor has the instructions, and there are 8 bytes.
+#[inline(always)]
+pub(super) unsafe fn codes_of_bytes(codes: *const u8) -> __m128i {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let pairs = _mm_cvtepu8_epi16(_mm_loadl_epi64(codes.cast()));
+        let second = _mm_slli_epi16::<8>(_mm_and_si128(pairs, _mm_set1_epi16(15)));
+        _mm_or_si128(_mm_srli_epi16::<4>(pairs), second)
+    }
+}
+
+/// Numbers of a table of 16 by 8 codes.
+///
+/// # Safety
+/// The processor has the instructions.
+#[inline(always)]
+unsafe fn half_look_up(table: &[f32; 16], codes: __m256i) -> __m256 {
+    // SAFETY: the caller's promise. A permutation reads the lower 3 bits of a code, and the fourth chooses the half of the table.
+    unsafe {
+        let low = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table.as_ptr()), codes);
+        let high = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table.as_ptr().add(8)), codes);
+        _mm256_blendv_ps(low, high, _mm256_castsi256_ps(_mm256_slli_epi32::<28>(codes)))
     }
 }
 

@@ -4,6 +4,7 @@ use std::arch::x86_64::*;
 
 use half::{bf16, f16};
 
+use super::avx2::codes_of_bytes;
 use super::{Lanes, ONE_NAN, ONE_NAN_BF16};
 
 /// AVX-512: one register per vector.
@@ -199,6 +200,19 @@ impl Lanes for Avx512 {
     unsafe fn load_f16(from: *const f16) -> __m512 {
         // SAFETY: see above.
         unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(from.cast())) }
+    }
+    #[inline(always)]
+    unsafe fn load_i8(from: *const i8) -> __m512 {
+        // SAFETY: see above.
+        unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(from.cast()))) }
+    }
+    #[inline(always)]
+    unsafe fn look_up(table: &[f32; 16], codes: *const u8) -> __m512 {
+        // SAFETY: see above.
+        unsafe {
+            let each = _mm512_cvtepu8_epi32(codes_of_bytes(codes));
+            _mm512_permutexvar_ps(each, _mm512_loadu_ps(table.as_ptr()))
+        }
     }
     #[inline(always)]
     unsafe fn load_first_f16(from: *const f16, count: usize) -> __m512 {

@@ -115,6 +115,23 @@ pub trait Lanes: Copy + 'static {
             Self::load_f16(all.as_ptr())
         }
     }
+    /// 16 whole numbers of 8 bits.
+    #[inline(always)]
+    unsafe fn load_i8(from: *const i8) -> Self::V {
+        // SAFETY: the caller's promise; the array has 16 numbers.
+        unsafe { Self::load(from.cast::<[i8; 16]>().read_unaligned().map(f32::from).as_ptr()) }
+    }
+    /// 16 numbers of a table by codes of 4 bits, which are 8 bytes: the first of two is in the high half.
+    #[inline(always)]
+    unsafe fn look_up(table: &[f32; 16], codes: *const u8) -> Self::V {
+        // SAFETY: the caller's promise; the array has 16 numbers.
+        unsafe {
+            let codes = codes.cast::<[u8; 8]>().read_unaligned();
+            let each: [f32; 16] =
+                std::array::from_fn(|i| table[usize::from(codes[i / 2] >> (4 - i % 2 * 4) & 15)]);
+            Self::load(each.as_ptr())
+        }
+    }
     /// Stores 16 f16, rounded to nearest even; infinite beyond 65,504.
     unsafe fn store_f16(to: *mut f16, x: Self::V);
     /// Replaces every NaN by 0x7fc0_0000, which rounds to `bf16::NAN` and `f16::NAN`.
