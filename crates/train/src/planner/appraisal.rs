@@ -120,7 +120,7 @@ impl RunPlan {
         for pipeline in 0..mesh.pipeline {
             let rank = mesh.rank(Coordinates { pipeline, data: 0, tensor: 0 });
             let trace = runs.trace(rank);
-            let parameters = parameters_at(&spec.mesh, &spec.pipeline.schedule, &whole, pipeline);
+            let parameters = parameters_at(&spec, &whole, pipeline);
             ranks.push(RankPlan::of(&trace, parameters).map(RankPlan::without_offsets));
             traces.push(timed(trace));
         }

@@ -9,13 +9,14 @@
 use std::borrow::Cow;
 use std::ops::Range;
 
-use phalanx_layers::Network;
+use phalanx_layers::{Network, ParameterSpec};
 use phalanx_parallel::zero::{ChunkResidence, Residence};
 use phalanx_plan::trace::{Event, Memory, PhaseName, Trace};
 use phalanx_plan::{
-    ChunkSize, Coordinates, Cost, Disagreement, MemoryError, PipelineSchedule, PlacementError, Textbook,
-    compare, faults, textbook,
+    ChunkSize, Coordinates, Cost, Disagreement, MemoryError, PlacementError, Textbook, compare, faults,
+    textbook,
 };
+use phalanx_tensor::DType;
 use serde::{Deserialize, Serialize};
 
 use crate::config::PlacementRule;
@@ -23,7 +24,7 @@ use crate::config::bounds::ALL_RANKS;
 use crate::engine::error::ProgramError;
 use crate::engine::rank::Rank;
 use crate::engine::rules::states_per_element;
-use crate::engine::spec::{MeshPart, Spec};
+use crate::engine::spec::Spec;
 pub use crate::planner::budget::BudgetError;
 pub use crate::planner::chunk_choice::TriedChunks;
 use crate::planner::chunk_programs::ChunkPrograms;
@@ -53,7 +54,7 @@ pub struct Totals {
     pub parameters: u64,
     /// Number of those that are trained.
     pub trained: u64,
-    /// Number of parameters, and of those that are trained, of the rank that has most.
+    /// Number of parameters, by their bytes, and of those that are trained, of the rank that has most.
     pub rank_parameters_max: [u64; 2],
     /// Bytes of the largest arena.
     pub arena_bytes_max: u64,
@@ -208,7 +209,7 @@ impl RunPlan {
         for rank in traced {
             let pipeline = mesh.coordinates(rank).pipeline;
             let trace = runs.trace(rank);
-            let parameters = parameters_at(&spec.mesh, &spec.pipeline.schedule, &whole, pipeline);
+            let parameters = parameters_at(&spec, &whole, pipeline);
             // Ranks of different stages seldom allocate the same.
             let plan = match all {
                 true => placed.plan(&trace, parameters),
@@ -338,8 +339,7 @@ fn textbook_of(spec: &Spec, parameters: [u64; 2]) -> Textbook {
 pub fn min_device_states(spec: &Spec) -> u64 {
     let whole = spec.model.whole();
     let stages = 0..spec.mesh.axes.pipeline;
-    let of_stages: Vec<[u64; 2]> =
-        stages.map(|stage| parameters_at(&spec.mesh, &spec.pipeline.schedule, &whole, stage)).collect();
+    let of_stages: Vec<[u64; 2]> = stages.map(|stage| parameters_at(spec, &whole, stage)).collect();
     let parameters = [0, 1].map(|which| of_stages.iter().map(|of| of[which]).max().unwrap_or(0));
     let state = textbook_of(spec, parameters).state;
     let described = || spec.zero.residence.iter().flat_map(Residence::described);
@@ -352,22 +352,24 @@ pub fn min_device_states(spec: &Spec) -> u64 {
         + here(|chunk| chunk.optimizer, state.optimizer)
 }
 
-/// Number of parameters, and of those that are trained, on each rank of one pipeline stage.
-pub fn parameters_at(
-    mesh: &MeshPart,
-    schedule: &PipelineSchedule,
-    whole: &Network,
-    pipeline: usize,
-) -> [u64; 2] {
-    let stages = mesh.stages.iter().zip(&schedule.placement).filter(|(_, at)| **at == pipeline);
+/// Elements of the type of computing with as many bytes as a parameter has: fewer than it has where it is frozen and kept in blocks.
+pub fn elements_as_kept(parameter: &ParameterSpec, compute: DType) -> u64 {
+    let elements = parameter.elements();
+    parameter.kept.map_or(elements, |kept| kept.bytes_of(elements) / compute.bytes()) as u64
+}
+
+/// Number of parameters, by their bytes ([`elements_as_kept`]), and of those that are trained, on each rank of one pipeline stage.
+pub fn parameters_at(spec: &Spec, whole: &Network, pipeline: usize) -> [u64; 2] {
+    let (mesh, placement) = (&spec.mesh, &spec.pipeline.schedule.placement);
+    let stages = mesh.stages.iter().zip(placement).filter(|(_, at)| **at == pipeline);
     let mut sums = [0; 2];
     for (blocks, _) in stages {
         let mut used: Vec<usize> = whole.uses[blocks.clone()].concat();
         used.sort_unstable();
         used.dedup();
-        for spec in used.iter().map(|p| &whole.parameters[*p]) {
-            sums[0] += spec.elements() as u64;
-            sums[1] += spec.elements() as u64 * u64::from(spec.trained);
+        for parameter in used.iter().map(|p| &whole.parameters[*p]) {
+            sums[0] += elements_as_kept(parameter, spec.precision.types.compute);
+            sums[1] += parameter.elements() as u64 * u64::from(parameter.trained);
         }
     }
     sums.map(|sum| sum / mesh.axes.tensor as u64)

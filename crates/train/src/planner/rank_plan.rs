@@ -21,7 +21,7 @@ pub struct RankPlan {
     pub programs: Option<u64>,
     /// Cost of one step.
     pub step: Cost,
-    /// Number of parameters on this rank, and of those that are trained.
+    /// Number of parameters on this rank, by their bytes, and of those that are trained.
     pub parameters: [u64; 2],
     /// Number of planned allocations in all memories.
     pub allocations: u64,

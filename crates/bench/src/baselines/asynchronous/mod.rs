@@ -96,7 +96,7 @@ pub struct Asynchronous<'a> {
 pub fn plan(spec: Spec) -> Result<RunPlan, PlanError> {
     let whole = spec.model.whole();
     let of = |rank: usize| -> Result<RankPlan, MemoryError> {
-        RankPlan::of(&dry_run(&spec, rank), parameters_at(&spec.mesh, &spec.pipeline.schedule, &whole, 0))
+        RankPlan::of(&dry_run(&spec, rank), parameters_at(&spec, &whole, 0))
     };
     let ranks = (0..spec.world_size()).map(of).collect::<Result<Vec<_>, _>>()?;
     Ok(RunPlan::of_ranks(spec, ranks, &whole))

@@ -7,6 +7,7 @@ use anyhow::{Result, anyhow, bail};
 use phalanx_models::Model;
 use phalanx_plan::Machine;
 use phalanx_train::appraisal::ReplicaWork;
+use phalanx_train::planning::elements_as_kept;
 use phalanx_train::{RunConfig, Spec};
 use toml::Value;
 
@@ -193,7 +194,8 @@ fn numbers<'a>(
     let states = works.first().map_or(2, |(_, work)| work.states);
     let types = own.precision.types;
     let message = (whole.width() * own.batch.seq * types.compute.bytes()) as u64;
-    let parameters = ([whole.elements() as u64, trained], block_elements(own));
+    let all = whole.parameters.iter().map(|p| elements_as_kept(p, types.compute)).sum();
+    let parameters = ([all, trained], block_elements(own));
     let mut numbers = Numbers::new(machine, parameters, (types, states), message);
     numbers.has_card = own.device.beside_plan.is_some();
     let timed = works.into_iter().filter_map(|(key, work)| Some((key, Work::of(&work, machine)?)));
@@ -246,7 +248,8 @@ fn nearest_divisors_of_batch(shapes: &Shapes) -> String {
 /// Elements of the largest block but the first and the head.
 fn block_elements(spec: &Spec) -> u64 {
     let whole = spec.model.whole();
-    let elements = |uses: &[usize]| uses.iter().map(|p| whole.parameters[*p].elements() as u64).sum::<u64>();
+    let of = |p: &usize| elements_as_kept(&whole.parameters[*p], spec.precision.types.compute);
+    let elements = |uses: &[usize]| uses.iter().map(of).sum::<u64>();
     let inner = whole.uses.get(1..whole.uses.len().saturating_sub(1)).unwrap_or(&[]);
     inner.iter().map(|uses| elements(uses)).max().unwrap_or_else(|| whole.elements() as u64).max(1)
 }
