@@ -161,6 +161,7 @@ fn yaml_of_axolotl_and_llama_factory_is_translated() {
     {
         assert_eq!(ours(&all, key), value, "{key}");
     }
+    assert_eq!(ours(&all, "data.validation"), 0.0);
     home.write("rm.yaml", factory.replace("stage: pt", "stage: rm"));
     home.run(&["import-config", "rm.yaml"]).refused(&["rm.yaml:2: stage = \"rm\" is refused"]);
     home.write("typo.yaml", factory.replace("save_steps", "save_stepz"));
@@ -193,10 +194,103 @@ fn data_sets_of_llama_factory_are_found_by_their_names() {
         ("own,none", "there is no \"none\""),
         ("hub", "download the set first"),
         ("other", "the column prompt \"question\", and records here have instruction"),
-        ("pairs", "data.pairs"),
+        ("pairs", "stage dpo or kto"),
     ] {
         home.write("sets.yaml", with(names));
         home.run(&["import-config", "sets.yaml"]).refused(&["dataset_info.json", part]);
+    }
+    home.write("sets.yaml", with("own").replace("stage: sft", "stage: dpo"));
+    home.run(&["import-config", "sets.yaml"]).refused(&["dataset_info.json", "stage sft"]);
+}
+
+/// Writes a configuration and compares keys that it becomes.
+fn check_keys(home: &Home, name: &str, text: &str, expected: &[(&str, Value)]) {
+    home.write(name, text);
+    let all = rows(home, name, &[]);
+    for (key, value) in expected {
+        assert_eq!(ours(&all, key), *value, "{name}: {key}");
+    }
+}
+
+#[test]
+fn preferences_and_tokens_of_axolotl_are_translated() {
+    let home = Home::new();
+    let pairs = "datasets:\n  - path: pairs.jsonl\n    type: chat_template.default\n";
+    let check =
+        |name: &str, text: String, expected: &[(&str, Value)]| check_keys(&home, name, &text, expected);
+    let axolotl = format!("{AXOLOTL}{pairs}");
+    let files = Value::from(vec!["pairs.jsonl"]);
+    // Sequences are counted, two a pair.
+    let of_dpo =
+        [("preference.kind", "dpo".into()), ("preference.beta", 0.2.into()), ("data.pairs", files.clone())];
+    check("dpo.yml", format!("{axolotl}rl: dpo\nrl_beta: 0.2\n"), &of_dpo);
+    let plain = rows(&home, "dpo.yml", &[]);
+    home.write("full.yml", AXOLOTL);
+    let sequences = |all: &[Value]| ours(all, "batch.global").as_u64().unwrap();
+    assert_eq!(sequences(&plain), 2 * sequences(&rows(&home, "full.yml", &[])));
+    check(
+        "norm.yml",
+        format!("{axolotl}rl: dpo\ndpo_norm_loss: true\n"),
+        &[("preference.kind", "dpo-norm".into())],
+    );
+    let of_orpo = [("preference.kind", "orpo".into()), ("preference.beta", 0.3.into())];
+    check("orpo.yml", format!("{axolotl}rl: orpo\norpo_alpha: 0.3\n"), &of_orpo);
+    let of_simpo = [("preference.kind", "simpo".into()), ("preference.gamma", 1.5.into())];
+    check("simpo.yml", format!("{axolotl}rl: simpo\nsimpo_gamma: 1.5\ncpo_alpha: 0.0\n"), &of_simpo);
+    let adapted = format!("{AXOLOTL}adapter: lora\nlora_r: 8\nlora_alpha: 16\nlora_target_linear: true\n");
+    let added = "tokens:\n  - <tool>\n  - </tool>\nlora_modules_to_save:\n  - embed_tokens\n  - lm_head\n";
+    let tokens = [("model.add_tokens", Value::from(vec!["<tool>", "</tool>"]))];
+    check("tokens.yml", format!("{adapted}{added}"), &tokens);
+    for (name, text, parts) in [
+        ("grpo.yml", format!("{AXOLOTL}rl: grpo\n"), ["rl = \"grpo\" is refused", "during the run"]),
+        ("cpo.yml", format!("{axolotl}rl: simpo\n"), ["rl = \"simpo\" is refused", "cpo_alpha: 0.0"]),
+        (
+            "smooth.yml",
+            format!("{axolotl}rl: dpo\ndpo_label_smoothing: 0.1\n"),
+            ["dpo_label_smoothing", "robust"],
+        ),
+        (
+            "type.yml",
+            format!("{}rl: dpo\n", axolotl.replace("chat_template.default", "chatml.intel")),
+            ["datasets.type", "chat_template.default"],
+        ),
+    ] {
+        home.write(name, text);
+        home.run(&["import-config", name]).refused(&parts);
+    }
+}
+
+#[test]
+fn stages_of_llama_factory_with_pairs_are_translated() {
+    let home = Home::new();
+    let check =
+        |name: &str, text: String, expected: &[(&str, Value)]| check_keys(&home, name, &text, expected);
+    let sets = serde_json::json!({
+        "pairs": {"file_name": "pairs.json", "ranking": true, "columns": {"prompt": "instruction", "chosen": "chosen", "rejected": "rejected"}},
+        "labels": {"file_name": "labels.json", "columns": {"prompt": "instruction", "response": "output", "kto_tag": "kto_tag"}},
+    });
+    home.write("dataset_info.json", sets.to_string());
+    let staged = |stage: &str, set: &str, more: &str| {
+        let stage = format!("stage: {stage}\ndataset: {set}\ntemplate: llama3\n{more}");
+        LLAMA_FACTORY.replace("stage: pt\n", &stage)
+    };
+    let of_ipo = [
+        ("preference.kind", "ipo".into()),
+        ("preference.beta", 0.05.into()),
+        ("data.pairs", Value::from(vec!["pairs.json"])),
+        ("batch.global", 16.into()),
+        ("model.add_tokens", Value::from(vec!["<tool>", "</tool>"])),
+    ];
+    let more =
+        "pref_loss: ipo\npref_beta: 0.05\npref_ftx: 0.0\nadd_tokens: <tool>, </tool>\nresize_vocab: true\n";
+    check("ipo.yaml", staged("dpo", "pairs", more), &of_ipo);
+    let of_kto = [("preference.kind", "kto".into()), ("data.pairs", Value::from(vec!["labels.json"]))];
+    check("kto.yaml", staged("kto", "labels", ""), &of_kto);
+    for (more, part) in
+        [("pref_loss: hinge\n", "sigmoid, ipo, orpo and simpo"), ("pref_ftx: 1.0\n", "no other term")]
+    {
+        home.write("other.yaml", staged("dpo", "pairs", more));
+        home.run(&["import-config", "other.yaml"]).refused(&[part]);
     }
 }
 

@@ -1,4 +1,4 @@
-//! Chats of axolotl and LLaMA-Factory: their files, template and packing.
+//! Chats and pairs of answers of axolotl and LLaMA-Factory: their files, template and packing.
 
 use super::value::Entry;
 use super::{Draft, data_sets};
@@ -6,6 +6,7 @@ use super::{Draft, data_sets};
 const FILES: &str = "data here is files: download the set, and name its files";
 const TEMPLATE: &str =
     "templates here are the tokenizer's own (leave it out), chatml, llama3, or a file in data.template";
+const OF_PAIRS: &str = "records have prompt, chosen and rejected, or keys that docs/data.md names, and the template of chat_template.default: set that type";
 const TYPES: [&str; 4] = ["chat_template", "sharegpt", "alpaca", "input_output"];
 
 /// The value of data.template for one of theirs.
@@ -41,15 +42,26 @@ fn files(draft: &mut Draft, name: &str, key: &str) -> bool {
     true
 }
 
-/// axolotl's `datasets`, `test_datasets`, `chat_template`, `sample_packing` and `train_on_inputs`.
-pub fn axolotl(draft: &mut Draft) {
+/// axolotl's `datasets`, `test_datasets`, `chat_template`, `sample_packing` and `train_on_inputs`; of `pairs` of answers, or of chats.
+pub fn axolotl(draft: &mut Draft, pairs: bool) {
     if draft.peek("datasets.path").is_none() {
         return;
     }
-    files(draft, "datasets.path", "data.chat");
-    files(draft, "test_datasets.path", "data.validation_chat");
+    let [key, held_out] = match pairs {
+        true => ["data.pairs", "data.validation_pairs"],
+        false => ["data.chat", "data.validation_chat"],
+    };
+    files(draft, "datasets.path", key);
+    files(draft, "test_datasets.path", held_out);
     for table in ["datasets", "test_datasets"] {
         while let Some(entry) = draft.take(&format!("{table}.type")) {
+            if pairs {
+                match entry.value.text().is_some_and(|name| name.contains("chat_template")) {
+                    true => draft.unneeded(&entry, "the keys of each record show its format"),
+                    false => draft.refuse(&entry, OF_PAIRS),
+                }
+                continue;
+            }
             match TYPES.iter().find(|known| entry.value.text() == Some(**known)) {
                 Some(&"alpaca") => draft.row(
                     &entry,
@@ -71,6 +83,9 @@ pub fn axolotl(draft: &mut Draft) {
     if let Some(entry) = draft.take("chat_template") {
         template(draft, &entry);
     }
+    if pairs {
+        return of_pairs(draft, &["sample_packing", "train_on_inputs"]);
+    }
     match draft.take_flag("sample_packing") {
         Some((entry, true)) => draft.give(&entry, "data.pack", "documents", ""),
         Some((entry, false)) => draft.give(&entry, "data.pack", "off", ""),
@@ -83,16 +98,30 @@ pub fn axolotl(draft: &mut Draft) {
     }
 }
 
-/// LLaMA-Factory's stage `sft`: `dataset`, `template`, `packing`, `mask_history` and `train_on_prompt`.
-pub fn llama_factory(draft: &mut Draft) {
-    let Some(stage) = draft.peek("stage").filter(|entry| entry.value.text() == Some("sft")).cloned() else {
-        return;
-    };
-    draft.take("stage");
-    draft.unneeded(&stage, "data.chat says it");
-    data_sets::files(draft, "dataset", "data.chat");
+/// Answers are trained alone, and each has a sequence of its own.
+fn of_pairs(draft: &mut Draft, names: &[&str]) {
+    for entry in names.iter().filter_map(|name| draft.take(name)).collect::<Vec<_>>() {
+        draft.unneeded(&entry, "each answer has a sequence of its own, and prompts do not count");
+    }
+}
+
+/// LLaMA-Factory's stage `sft`: `dataset`, `template`, `packing`, `mask_history` and `train_on_prompt`; of `pairs` of answers `dataset` and
+/// `template`.
+pub fn llama_factory(draft: &mut Draft, pairs: bool) {
+    if !pairs {
+        let Some(stage) = draft.peek("stage").filter(|entry| entry.value.text() == Some("sft")).cloned()
+        else {
+            return;
+        };
+        draft.take("stage");
+        draft.unneeded(&stage, "data.chat says it");
+    }
+    data_sets::files(draft, "dataset", if pairs { "data.pairs" } else { "data.chat" });
     if let Some(entry) = draft.take("template") {
         template(draft, &entry);
+    }
+    if pairs {
+        return of_pairs(draft, &["packing", "neat_packing", "train_on_prompt", "mask_history"]);
     }
     let neat = draft.take_flag("neat_packing");
     match (draft.take_flag("packing"), neat) {

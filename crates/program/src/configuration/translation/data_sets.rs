@@ -12,7 +12,7 @@ const INFO: &str = "dataset_info.json";
 const INFO_BYTES: u64 = 4 << 20;
 
 /// Names of columns that are read as they are, by what they are for LLaMA-Factory.
-const COLUMNS: [(&str, &[&str]); 7] = [
+const COLUMNS: [(&str, &[&str]); 10] = [
     ("prompt", &["instruction"]),
     ("query", &["input"]),
     ("response", &["output"]),
@@ -20,6 +20,9 @@ const COLUMNS: [(&str, &[&str]); 7] = [
     ("system", &["system"]),
     ("tools", &["tools"]),
     ("messages", &["conversations", "messages"]),
+    ("chosen", &["chosen"]),
+    ("rejected", &["rejected"]),
+    ("kto_tag", &["kto_tag", "label"]),
 ];
 
 /// Gives `key` the files of the names under `name`, which are separated by commas.
@@ -28,7 +31,7 @@ pub fn files(draft: &mut Draft, name: &str, key: &str) {
     if let Some(entry) = draft.take(name).filter(|entry| entry.value != Value::Null) {
         match draft.given.has(key) {
             true => draft.unneeded(&entry, &format!("{key} is given")),
-            false => match found(&draft.folder, folder.as_ref(), &entry) {
+            false => match found(&draft.folder, folder.as_ref(), &entry, key) {
                 Ok(paths) => draft.give(&entry, key, paths, ""),
                 Err(reason) => draft.refuse(&entry, &format!("{reason}; or set {key} to the files")),
             },
@@ -37,8 +40,13 @@ pub fn files(draft: &mut Draft, name: &str, key: &str) {
     folder.iter().for_each(|entry| draft.unneeded(entry, &format!("{key} has paths")));
 }
 
-/// The files of the names.
-fn found(beside: &Path, folder: Option<&Entry>, names: &Entry) -> Result<Vec<toml::Value>, String> {
+/// The files of the names, for a key.
+fn found(
+    beside: &Path,
+    folder: Option<&Entry>,
+    names: &Entry,
+    key: &str,
+) -> Result<Vec<toml::Value>, String> {
     let folder = folder.map_or_else(|| "data".to_string(), |entry| entry.value.word());
     let places = [PathBuf::from(&folder), beside.join(&folder), beside.to_path_buf()];
     let info = places.iter().find(|place| place.join(INFO).is_file());
@@ -56,8 +64,10 @@ fn found(beside: &Path, folder: Option<&Entry>, names: &Entry) -> Result<Vec<tom
         let file = set["file_name"].as_str().ok_or_else(|| {
             refuse(format!("{name:?} has no \"file_name\": data here is files, so download the set first"))
         })?;
-        if set["ranking"] == true {
-            return Err(refuse(format!("{name:?} has pairs of answers, which data.pairs trains")));
+        let has_answers = set["ranking"] == true || set["columns"].get("kto_tag").is_some();
+        if has_answers != (key == "data.pairs") {
+            let (has, stage) = if has_answers { ("has", "dpo or kto") } else { ("has no", "sft") };
+            return Err(refuse(format!("{name:?} {has} pairs of answers: they are for the stage {stage}")));
         }
         for (column, theirs) in set["columns"].as_object().into_iter().flatten() {
             let known = COLUMNS.iter().find(|(name, _)| name == column).map_or(&[][..], |(_, known)| known);

@@ -8,7 +8,7 @@ use phalanx_train::config::declare::{
 use super::Type::{Any, Flag, Number, Text};
 use super::Verdict::{Differs, Only, Refused, Unneeded};
 use super::value::{Entry, Value};
-use super::{Draft, Format, LOGS, Other, adapters, chats, yaml};
+use super::{Draft, Format, LOGS, Other, adapters, chats, preferences, yaml};
 
 /// axolotl's format.
 pub const AXOLOTL: Format = Format {
@@ -18,8 +18,9 @@ pub const AXOLOTL: Format = Format {
     others: OF_AXOLOTLS,
     rules: |draft| {
         adapters::axolotl(draft);
-        chats::axolotl(draft);
-        rules(draft, &["micro_batch_size", "optimizer", "lr_scheduler", "num_epochs"])
+        let pairs = preferences::axolotl(draft);
+        chats::axolotl(draft, pairs);
+        rules(draft, &["micro_batch_size", "optimizer", "lr_scheduler", "num_epochs"], pairs)
     },
 };
 
@@ -31,23 +32,28 @@ pub const LLAMA_FACTORY: Format = Format {
     others: OF_LLAMA_FACTORYS,
     rules: |draft| {
         adapters::llama_factory(draft);
-        chats::llama_factory(draft);
-        rules(draft, &["per_device_train_batch_size", "optim", "lr_scheduler_type", "num_train_epochs"])
+        let pairs = preferences::llama_factory(draft);
+        chats::llama_factory(draft, pairs);
+        rules(
+            draft,
+            &["per_device_train_batch_size", "optim", "lr_scheduler_type", "num_train_epochs"],
+            pairs,
+        )
     },
 };
 
 const OFF: &[&str] = &["false"];
 const NONE: &[&str] = &["null", ""];
 const CHATS: &str = "data here is files: name those of chats in data.chat, and those of texts in data.text";
-const ADAPTER: &str =
-    "adapters here are plain LoRA on linear layers, and nothing else is trained beside them: leave it out";
+const ADAPTER: &str = "adapters here are on linear layers, and beside them only rows of model.add_tokens are trained: leave it out";
 const QUANTIZED: &str = "quantised weights are not here: leave it out";
 const NF4: &[&str] = &["nf4"];
 const OTHER_CODES: &str = "4 bits are NF4 here, and 8 bits Q8_0: leave it out";
 const SCALES: &str = "scales of 4-bit weights have 8 bits";
 const ATTENTION: &str = "attention is one kernel, without a matrix of scores";
 const FUSED: &str = "logits are made in slices, and norms, gates and rotations are kernels of their own";
-const REWARDS: &str = "losses over pairs and rewards are not here: leave it out";
+const REWARDS: &str = "losses of answers that a model gives during the run are not here: leave it out";
+const REFERENCE: &str = "log-probabilities by the reference are computed once, before step one";
 const PADS: &str = "windows are full: nothing is padded";
 const DEEPSPEED: &str =
     "translate it, too: phalanx import-config FILE, or phalanx train CONFIG --deepspeed FILE";
@@ -110,7 +116,12 @@ const OF_AXOLOTLS: &[Other] = &[
     ("fsdp_config.*", Any, Refused(FSDP)),
     ("fsdp_version", Any, Refused(FSDP)),
     ("plugins", Any, Refused("there are no plugins here: leave it out")),
-    ("rl", Any, Refused(REWARDS)),
+    ("rl_adapter_ref_model", Any, Unneeded(REFERENCE)),
+    ("precompute_ref_log_probs", Any, Unneeded(REFERENCE)),
+    ("dpo_use_weighting", Any, Only(OFF, "all pairs weigh alike here: leave it out")),
+    ("dpo_use_logits_to_keep", Any, Unneeded("logits are made in slices")),
+    ("dpo_padding_free", Any, Unneeded(PADS)),
+    ("dpo_generate_during_eval", Any, Only(OFF, "phalanx sample continues texts: leave it out")),
     ("flash_optimum", Any, Only(NONE, ATTENTION)),
     ("xpos_rope", Any, Only(NONE, "set model.rope_scaling")),
     ("low_cpu_mem_usage", Any, Unneeded("weights are read in bounded windows")),
@@ -170,11 +181,15 @@ const OF_LLAMA_FACTORYS: &[Other] = &[
     (
         "stage",
         Text,
-        Only(&["pt"], "training here is that of the stages pt, on text, and sft, on chats: set one of them"),
+        Only(
+            &["pt"],
+            "training here is that of the stages pt (text), sft (chats), dpo and kto (pairs of answers): set one of them",
+        ),
     ),
     ("do_train", Flag, Only(&["true"], "phalanx train trains")),
     ("do_eval", Flag, Unneeded("a run evaluates what data.validation holds out")),
     ("additional_target", Any, Only(NONE, ADAPTER)),
+    ("resize_vocab", Flag, Unneeded("the tables get the rows that the tokenizer needs")),
     ("pissa_iter", Number, Unneeded("the iteration ends where singular values no longer change")),
     ("pissa_convert", Flag, Unneeded("an export converts")),
     (
@@ -228,11 +243,12 @@ const OF_LLAMA_FACTORYS: &[Other] = &[
     ("use_adam_mini", Flag, Only(OFF, "the optimizers here are AdamW and SGD")),
 ];
 
-/// Keys of Trainer that both have. `names`: of the micro-batch, the optimizer, the schedule and the epochs.
-fn rules(draft: &mut Draft, names: &[&str; 4]) -> Result<()> {
+/// Keys of Trainer that both have. `names`: of the micro-batch, the optimizer, the schedule and the epochs. `pairs` of answers are two
+/// sequences each.
+fn rules(draft: &mut Draft, names: &[&str; 4], pairs: bool) -> Result<()> {
     let [micro, optimizer, scheduler, epochs] = *names;
     draft.first(&["tensor_parallel_size"]);
-    batch(draft, micro)?;
+    batch(draft, micro, pairs)?;
     steps(draft, epochs);
     if let Some(entry) = draft.take(optimizer) {
         let name = entry.value.word();
@@ -269,8 +285,13 @@ fn rules(draft: &mut Draft, names: &[&str; 4]) -> Result<()> {
             draft.default(name, key, value, "Trainer's default");
         }
     }
-    let evaluated = ["val_set_size", "val_size"].map(|name| draft.take_number(name));
-    for (entry, size) in evaluated.into_iter().flatten() {
+    let evaluated: Vec<(Entry, f64)> =
+        ["val_set_size", "val_size"].iter().filter_map(|name| draft.take_number(name)).collect();
+    if evaluated.is_empty() {
+        let name = if draft.format.name == AXOLOTL.name { "val_set_size" } else { "val_size" };
+        draft.default(name, "data.validation", 0.0, "their default");
+    }
+    for (entry, size) in evaluated {
         match size < 1.0 {
             true => draft.give(&entry, "data.validation", size, ""),
             false => draft.refuse(&entry, "data.validation is a fraction of the tokens"),
@@ -279,17 +300,19 @@ fn rules(draft: &mut Draft, names: &[&str; 4]) -> Result<()> {
     Ok(())
 }
 
-fn batch(draft: &mut Draft, name: &str) -> Result<()> {
+fn batch(draft: &mut Draft, name: &str, pairs: bool) -> Result<()> {
     let micro = draft.take_count(name);
     let count = draft.take_count("gradient_accumulation_steps");
-    let [m, c] = [micro.as_ref().map_or(8, |of| of.1), count.as_ref().map_or(1, |of| of.1)];
+    let [samples, c] = [micro.as_ref().map_or(8, |of| of.1), count.as_ref().map_or(1, |of| of.1)];
+    let (each, of_pairs) = if pairs { (2, "two sequences a pair") } else { (1, "") };
+    let m = samples.saturating_mul(each);
     let ranks = draft.mesh()?.data as u64;
-    let (global, product) =
-        (m.saturating_mul(c).saturating_mul(ranks), format!("{m} x {c} x {ranks} data-parallel ranks"));
-    let global = i64::try_from(global).unwrap_or(i64::MAX);
+    let product = format!("{m} x {c} x {ranks} data-parallel ranks");
+    let whole = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
+    let (global, m) = (whole(m.saturating_mul(c).saturating_mul(ranks)), whole(m));
     match &micro {
-        Some((entry, _)) => draft.give(entry, "batch.micro", m as i64, ""),
-        None => draft.default(name, "batch.micro", m as i64, "Trainer's default"),
+        Some((entry, _)) => draft.give(entry, "batch.micro", m, of_pairs),
+        None => draft.default(name, "batch.micro", m, "Trainer's default"),
     }
     match &count {
         Some((entry, _)) => draft.give(entry, "batch.global", global, &product),

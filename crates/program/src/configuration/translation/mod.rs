@@ -13,6 +13,7 @@ mod hjson;
 mod hugging_face;
 mod merge;
 mod nanogpt;
+mod preferences;
 mod python;
 mod report;
 mod torchtitan;
