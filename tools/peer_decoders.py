@@ -42,6 +42,7 @@ def model_of(shape, dtype):
 def step(args):
     """Median seconds of training steps, and the loss of the last."""
     _, keys, batch, seq, micro_batches = SHAPES[args.shape]
+    micro_batches = args.micro_batches or micro_batches
     model = model_of(args.shape, DTYPES[args.dtype] if args.lora else torch.float32)
     if args.lora:
         from peft import LoraConfig, get_peft_model
@@ -94,6 +95,7 @@ def main():
     parser.add_argument("--tokens", type=int, default=200)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--micro-batches", type=int, metavar="N", help="micro-batches of a step, where others than the shape's: batch.global is as many times batch.micro")
     parser.add_argument("--lora", type=int, metavar="RANK", help="train adapters of this rank instead of all weights")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
