@@ -172,11 +172,11 @@ fn weights(rank: &Rank) -> Result<Vec<Weights>, RunError> {
     let [stage] = rank.stages() else { panic!("one stage") };
     let read = |span: StateSpan| {
         let mut values = vec![0.0; (span.elements.end - span.elements.start) as usize];
-        stage.zero.read(0, &span, 0..values.len(), &mut values)?;
+        rank.chunks().read_span(0, &span, 0..values.len(), &mut values)?;
         let name = stage.network.parameters[span.parameter].name.clone();
         Ok((name, span.elements.start as usize, values))
     };
-    stage.zero.spans(0, Selection::Owned).into_iter().map(read).collect()
+    rank.chunks().spans(0, 0, Selection::Owned).into_iter().map(read).collect()
 }
 
 fn read<'a>(parameters: &'a [Tensor], uses: &[usize]) -> Vec<Parameter<'a>> {

@@ -145,7 +145,7 @@ impl BlockInputs {
             kept.place(number).change(|place| match place {
                 InputState::There(stored) if stored.memory() != Memory::Device => {
                     let all = 0..stored.shape().elements();
-                    let arriving = tiles::bring_as(cx.device, vec![stored], all, Category::Activations);
+                    let arriving = tiles::bring(cx.device, vec![stored], all, Category::Activations);
                     Ok(InputState::Arriving(arriving))
                 }
                 InputState::Arriving(arriving) if distance == 0 => {

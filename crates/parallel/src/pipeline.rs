@@ -19,6 +19,7 @@ use phalanx_plan::trace::{Placements, micro_batch_tag};
 use phalanx_tensor::{Category, CrossEntropy, Device, Tensor, View};
 
 use crate::stage::{BackwardStart, DeferredStage, SavedStage, SeeLogits, Seen, Stage};
+use crate::zero::Chunks;
 
 /// Steps of one rank of a pipeline, and the messages that it receives.
 #[derive(Clone, Debug)]
@@ -209,7 +210,7 @@ impl<'a> Mail<'a> {
 /// # Errors
 /// When a collective fails: a peer died, stalled or disagreed.
 pub fn run<'a>(
-    stages: &mut [Stage],
+    (stages, chunks): (&mut [Stage], &mut Chunks),
     program: &'a Program,
     wires: &'a Wires,
     rank: usize,
@@ -240,7 +241,7 @@ pub fn run<'a>(
             Step::Compute(action) => {
                 let stage = stages.iter_mut().find(|stage| stage.index == action.stage);
                 let stage = stage.expect("every action belongs to a stage of its rank");
-                compute(stage, action, &mut mail, &mut held, loss, &mut watch)?;
+                compute((stage, chunks), action, &mut mail, &mut held, loss, &mut watch)?;
             }
         }
     }
@@ -264,7 +265,7 @@ struct BetweenActions<'a> {
 }
 
 fn compute<'a>(
-    stage: &mut Stage,
+    (stage, chunks): (&mut Stage, &mut Chunks),
     action: &Action,
     mail: &mut Mail<'a>,
     held: &mut BetweenActions<'a>,
@@ -279,7 +280,7 @@ fn compute<'a>(
     let cx = Context { keep: cx.keep && stage.is_differentiated(), ..cx }.with(&inputs);
     let reads_targets = stage.is_last() && feed.has_targets;
     let targets = || drop(reads_targets.then(|| inputs.get(TARGETS)));
-    stage.zero.begin_micro_batch(micro_batch);
+    chunks.begin_micro_batch(micro_batch);
     let mut seen = watch.as_mut().map(|watch| |seen: Seen, x: View| watch(micro_batch, seen, x));
     let mut seen = seen.as_mut().map(|see| see as &mut dyn FnMut(Seen, View));
     match kind {
@@ -288,14 +289,14 @@ fn compute<'a>(
                 0 => inputs.lend(feed.first),
                 _ => mail.take(index, micro_batch, true),
             };
-            let (y, kept) = stage.forward(&cx, x, &mut seen)?;
+            let (y, kept) = stage.forward(&cx, chunks, x, &mut seen)?;
             match (stage.is_last(), cx.keep) {
                 (true, true) => {}
                 (true, false) => {
                     targets();
                     let see = feed.see_logits.map(|see| move |logits: View| see(micro_batch, logits));
                     let see = see.as_ref().map(|see| see as SeeLogits);
-                    let part = stage.loss(&cx, y, feed.numbers, see)?;
+                    let part = stage.loss(&cx, chunks, y, feed.numbers, see)?;
                     add_loss(feed, micro_batch, &part, loss);
                 }
                 (false, _) => mail.keep(index + 1, micro_batch, true, y),
@@ -313,11 +314,11 @@ fn compute<'a>(
             };
             let arrived = match kind {
                 Kind::Input => {
-                    let (arrived, later) = stage.backward_input(&cx, kept, from, &mut seen)?;
+                    let (arrived, later) = stage.backward_input(&cx, chunks, kept, from, &mut seen)?;
                     held.later.insert(key, later);
                     arrived
                 }
-                _ => stage.backward(&cx, kept, from, &mut seen)?,
+                _ => stage.backward(&cx, chunks, kept, from, &mut seen)?,
             };
             if let Some(part) = arrived.loss {
                 add_loss(feed, micro_batch, &part, loss);
@@ -328,7 +329,7 @@ fn compute<'a>(
         }
         Kind::Weight => {
             let later = held.later.remove(&key).expect("the weight part comes after the input part");
-            stage.backward_weight(&cx, later, &mut seen)?;
+            stage.backward_weight(&cx, chunks, later, &mut seen)?;
         }
     }
     inputs.free(TARGETS);

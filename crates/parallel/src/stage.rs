@@ -10,12 +10,12 @@ use phalanx_collectives::CollectiveError;
 use phalanx_layers::{
     Activation, AnySaved, Call, Context, Deferred, Failure, Network, ParameterSpec, Parameters,
 };
-use phalanx_plan::program::StageBlocks;
+use phalanx_plan::program::{Pass, StageBlocks};
 use phalanx_plan::trace::{Axis, Placement, Placements};
-use phalanx_tensor::{CrossEntropy, Device, Tensor, View};
+use phalanx_tensor::{CrossEntropy, Tensor, View};
 
 use crate::block_inputs::{BlockInputs, Kept};
-use crate::zero::Zero;
+use crate::zero::Chunks;
 
 /// A tensor that forward or backward shows to a watcher, in the order in which they compute it. Blocks are numbered
 /// as in the whole network, the head last; `index` counts the parameters of the block.
@@ -55,16 +55,12 @@ pub type Watch<'a> = Option<&'a mut dyn FnMut(Seen, View)>;
 /// Called with the logits of a micro-batch, `[rows, classes]`.
 pub type SeeLogits<'a> = &'a dyn Fn(View) -> Result<(), CollectiveError>;
 
-/// Consecutive blocks of a model, with the part of their parameters that this rank stores.
+/// Consecutive blocks of a model. Their parameters are in the [`Chunks`] of the rank.
 pub struct Stage {
     /// Number of the stage.
     pub index: usize,
     /// The blocks of the stage.
     pub network: Network,
-    /// Parameters, gradients and optimizer states of the stage.
-    pub zero: Zero,
-    /// Parameters of this stage of which other stages have copies: each stage's gradient is one term of the sum.
-    pub tied: Vec<usize>,
     /// Memory of the inputs of its Transformer blocks between forward and backward.
     pub inputs: BlockInputs,
 }
@@ -142,6 +138,7 @@ impl Stage {
     pub fn forward(
         &mut self,
         cx: &Context,
+        chunks: &mut Chunks,
         x: Activation,
         watch: &mut Watch,
     ) -> Result<(Activation, SavedStage), CollectiveError> {
@@ -151,15 +148,15 @@ impl Stage {
         let lowest = self.network.lowest();
         for i in 0..self.network.blocks.len() {
             let _scope = cx.device.scope(self.network.block_name(i));
-            self.enter(cx, i)?;
-            self.show_parameters(watch, i);
+            self.enter(cx, chunks, (i, Pass::Forward))?;
+            self.show_parameters(chunks, watch, i);
             let (y, mut kept) = {
-                let parameters = self.zero.parameters(i);
+                let parameters = chunks.parameters(self.index, i);
                 let call = call(&self.network, i, Parameters::new(&parameters), x);
                 let cx = Context { keep: cx.keep && i >= lowest, ..*cx };
                 self.network.blocks[i].layer.forward(&cx, call).map_err(cause)?
             };
-            self.zero.release(i);
+            chunks.pause()?;
             show(watch, Seen::Output { block: self.network.first_block + i }, &y);
             x = y;
             if cx.keep && i >= lowest {
@@ -173,39 +170,38 @@ impl Stage {
         Ok((x, SavedStage { saved, inputs, head }))
     }
 
-    /// Runs the whole backward. Gradients are in `zero`; their reductions may still run when this returns.
+    /// Runs the whole backward. Gradients are in `chunks`; their reductions may still run when this returns.
     ///
     /// # Errors
     /// When a collective fails.
     pub fn backward(
         &mut self,
         cx: &Context,
+        chunks: &mut Chunks,
         kept: SavedStage,
         from: BackwardStart,
         watch: &mut Watch,
     ) -> Result<BackwardResult, CollectiveError> {
         let SavedStage { mut saved, mut inputs, head } = kept;
         self.inputs.fetch(cx, &mut inputs, usize::MAX)?;
-        let (dy, loss) = self.begin_backward(cx, head, from, watch)?;
+        let (dy, loss) = self.begin_backward(cx, chunks, (head, from), watch)?;
         let Some(mut dy) = dy else { return Ok(BackwardResult { dx: None, loss }) };
         for i in (0..self.network.blocks.len()).rev() {
             let mut kept = saved.pop().expect("forward saved one entry per block");
             let _scope = cx.device.scope(self.network.block_name(i));
-            self.enter(cx, i)?;
+            self.enter(cx, chunks, (i, Pass::Backward))?;
             self.inputs.put_back(cx, &mut inputs, &self.network.blocks[i], &mut kept, i)?;
-            self.show_parameters(watch, i);
-            self.zero.open_gradients(i)?;
+            self.show_parameters(chunks, watch, i);
             let dx = {
-                let Stage { zero, network, .. } = &mut *self;
-                let parameters = zero.parameters_with_gradients(i);
+                let network = &self.network;
+                let parameters = chunks.parameters_with_gradients(self.index, i);
                 let call = call(network, i, Parameters::new(&parameters), dy);
                 network.blocks[i].layer.backward(cx, kept, call).map_err(cause)?
             };
             let dx = dx.filter(|_| self.network.wants_input(i));
-            self.zero.release(i);
-            self.show_gradients(watch, i);
+            self.show_gradients(chunks, watch, i);
             self.show_input_gradient(watch, i, dx.as_ref());
-            self.reduce(cx, i)?;
+            self.reduce(cx, chunks, i)?;
             let Some(dx) = dx else { return Ok(BackwardResult { dx: None, loss }) };
             dy = dx;
         }
@@ -219,29 +215,30 @@ impl Stage {
     pub fn backward_input(
         &mut self,
         cx: &Context,
+        chunks: &mut Chunks,
         kept: SavedStage,
         from: BackwardStart,
         watch: &mut Watch,
     ) -> Result<(BackwardResult, DeferredStage), CollectiveError> {
         let SavedStage { mut saved, mut inputs, head } = kept;
         self.inputs.fetch(cx, &mut inputs, usize::MAX)?;
-        let (dy, loss) = self.begin_backward(cx, head, from, watch)?;
+        let (dy, loss) = self.begin_backward(cx, chunks, (head, from), watch)?;
         let later = DeferredStage(Vec::new());
         let Some(mut dy) = dy else { return Ok((BackwardResult { dx: None, loss }, later)) };
         let mut later = Vec::with_capacity(self.network.blocks.len());
         for i in (0..self.network.blocks.len()).rev() {
             let mut kept = saved.pop().expect("forward saved one entry per block");
             let _scope = cx.device.scope(self.network.block_name(i));
-            self.enter(cx, i)?;
+            self.enter(cx, chunks, (i, Pass::Input))?;
             self.inputs.put_back(cx, &mut inputs, &self.network.blocks[i], &mut kept, i)?;
-            self.show_parameters(watch, i);
+            self.show_parameters(chunks, watch, i);
             let (dx, deferred) = {
-                let parameters = self.zero.parameters(i);
+                let parameters = chunks.parameters(self.index, i);
                 let call = call(&self.network, i, Parameters::new(&parameters), dy);
                 self.network.blocks[i].layer.backward_input(cx, kept, call).map_err(cause)?
             };
             let dx = dx.filter(|_| self.network.wants_input(i));
-            self.zero.release(i);
+            chunks.pause()?;
             self.show_input_gradient(watch, i, dx.as_ref());
             later.push(deferred);
             match dx {
@@ -259,20 +256,20 @@ impl Stage {
     pub fn backward_weight(
         &mut self,
         cx: &Context,
+        chunks: &mut Chunks,
         later: DeferredStage,
         watch: &mut Watch,
     ) -> Result<(), CollectiveError> {
         for (i, deferred) in (0..self.network.blocks.len()).rev().zip(later.0) {
             let _scope = cx.device.scope(self.network.block_name(i));
-            self.zero.open_gradients(i)?;
+            chunks.enter(self.index, i, Pass::Weight)?;
             {
-                let Stage { zero, network, .. } = &mut *self;
-                let gradients = zero.gradients(i);
-                let layer = &network.blocks[i].layer;
+                let gradients = chunks.gradients(self.index, i);
+                let layer = &self.network.blocks[i].layer;
                 layer.backward_weight(cx, Parameters::new(&gradients), deferred).map_err(cause)?;
             }
-            self.show_gradients(watch, i);
-            self.reduce(cx, i)?;
+            self.show_gradients(chunks, watch, i);
+            self.reduce(cx, chunks, i)?;
         }
         Ok(())
     }
@@ -285,15 +282,16 @@ impl Stage {
     pub fn loss(
         &mut self,
         cx: &Context,
+        chunks: &mut Chunks,
         x: Activation,
         numbers: CrossEntropy,
         see: Option<SeeLogits>,
     ) -> Result<Tensor, CollectiveError> {
         let index = self.network.head_index();
-        self.enter(cx, index)?;
+        self.enter(cx, chunks, (index, Pass::Loss))?;
         let head = self.network.head.as_ref().expect("the last stage has a head");
         let loss = {
-            let parameters = self.zero.parameters(index);
+            let parameters = chunks.parameters(self.index, index);
             if let Some(see) = see {
                 let rows = x.view().reshape(x.shape().rows_cols());
                 see(head.logits(cx, Parameters::new(&parameters), rows).view())?;
@@ -301,33 +299,16 @@ impl Stage {
             let call = Call { input_wanted: false, ..Call::new(Parameters::new(&parameters), x) };
             head.loss(cx, call, numbers).map_err(cause)?.0
         };
-        self.zero.release(index);
+        chunks.pause()?;
         Ok(loss)
-    }
-
-    /// Waits until gradients are summed over the data axis. Gradients of tied parameters are then terms of a sum over
-    /// stages.
-    ///
-    /// # Errors
-    /// When a reduction fails.
-    pub fn finish_gradients(&mut self, device: &Device) -> Result<(), CollectiveError> {
-        self.zero.finish_gradients()?;
-        if device.follows_placements() {
-            self.tied.iter().for_each(|p| self.zero.place_terms(*p, Axis::Pipeline));
-            let specs = self.network.parameters.iter().enumerate();
-            // Rules of operations know that gradients of parameters which are whole on every rank are terms.
-            let copies = specs.filter(|(_, spec)| spec.trained && !spec.partial && spec.terms().is_some());
-            copies.for_each(|(p, _)| self.zero.place_terms(p, Axis::Tensor));
-        }
-        Ok(())
     }
 
     /// Computes the derivative of the last block's output, where backward goes on, and in the last stage the loss.
     fn begin_backward(
         &mut self,
         cx: &Context,
-        x: Option<Activation>,
-        from: BackwardStart,
+        chunks: &mut Chunks,
+        (x, from): (Option<Activation>, BackwardStart),
         watch: &mut Watch,
     ) -> Result<(Option<Activation>, Option<Tensor>), CollectiveError> {
         let numbers = match from {
@@ -335,30 +316,33 @@ impl Stage {
             BackwardStart::Loss(numbers) => numbers,
         };
         let index = self.network.head_index();
-        self.enter(cx, index)?;
-        self.show_parameters(watch, index);
-        self.zero.open_gradients(index)?;
+        self.enter(cx, chunks, (index, Pass::Backward))?;
+        self.show_parameters(chunks, watch, index);
         let x = x.expect("forward of the last stage saves the head's input");
         let (loss, dx) = {
-            let Stage { zero, network, .. } = &mut *self;
+            let network = &self.network;
             let head = network.head.as_ref().expect("the last stage has a head");
-            let parameters = zero.parameters_with_gradients(index);
+            let parameters = chunks.parameters_with_gradients(self.index, index);
             let call = call(network, index, Parameters::new(&parameters), x);
             head.loss(cx, call, numbers).map_err(cause)?
         };
-        self.zero.release(index);
         show(watch, Seen::Loss, &loss);
-        self.show_gradients(watch, index);
+        self.show_gradients(chunks, watch, index);
         self.show_input_gradient(watch, index, dx.as_ref());
-        self.reduce(cx, index)?;
+        self.reduce(cx, chunks, index)?;
         Ok((dx, Some(loss)))
     }
 
-    /// Makes the parameters of a block readable, and in a dry run sets their placements.
-    fn enter(&mut self, cx: &Context, block: usize) -> Result<(), CollectiveError> {
-        self.zero.acquire(block)?;
+    /// Goes on to the run of a block, and in a dry run sets the placements of its parameters.
+    fn enter(
+        &self,
+        cx: &Context,
+        chunks: &mut Chunks,
+        (block, pass): (usize, Pass),
+    ) -> Result<(), CollectiveError> {
+        chunks.enter(self.index, block, pass)?;
         if cx.device.follows_placements() {
-            let views = self.zero.views(block);
+            let views = chunks.views(self.index, block);
             for (view, number) in views.into_iter().zip(&self.network.uses[block]) {
                 let spec = &self.network.parameters[*number];
                 cx.device.place_named(view, tensor_placement(spec), || spec.name.clone());
@@ -367,17 +351,17 @@ impl Stage {
         Ok(())
     }
 
-    /// Starts the reduction of the gradients of a block; a dry run first checks their placements.
-    fn reduce(&mut self, cx: &Context, block: usize) -> Result<(), CollectiveError> {
+    /// Goes on behind the run of a block that has written gradients; a dry run first checks their placements.
+    fn reduce(&self, cx: &Context, chunks: &mut Chunks, block: usize) -> Result<(), CollectiveError> {
         if cx.device.follows_placements() {
-            for (index, view) in self.zero.written_gradients(block) {
+            for (index, view) in chunks.written_gradients(self.index, block) {
                 let number = self.network.uses[block][index];
                 let spec = &self.network.parameters[number];
                 let mut expected = tensor_placement(spec);
                 if spec.partial {
                     expected = expected.with(Axis::Tensor, Placement::Partial);
                 }
-                if self.zero.data_ranks() > 1 {
+                if chunks.data_ranks() > 1 {
                     expected = expected.with(Axis::Data, Placement::Partial);
                 }
                 let name = || format!("gradient of {}", spec.name);
@@ -385,20 +369,20 @@ impl Stage {
                 cx.device.place_named(view, expected, name);
             }
         }
-        self.zero.reduce(block)
+        chunks.pause()
     }
 
-    fn show_parameters(&self, watch: &mut Watch, block: usize) {
+    fn show_parameters(&self, chunks: &Chunks, watch: &mut Watch, block: usize) {
         let Some(watch) = watch else { return };
-        for (index, parameter) in self.zero.views(block).into_iter().enumerate() {
+        for (index, parameter) in chunks.views(self.index, block).into_iter().enumerate() {
             watch(Seen::Parameter { block: self.network.first_block + block, index }, parameter);
         }
     }
 
     /// Shows the gradients of a block, the last parameter first: backward runs from the last layer to the first.
-    fn show_gradients(&self, watch: &mut Watch, block: usize) {
+    fn show_gradients(&self, chunks: &Chunks, watch: &mut Watch, block: usize) {
         let Some(watch) = watch else { return };
-        for (index, gradient) in self.zero.written_gradients(block).into_iter().rev() {
+        for (index, gradient) in chunks.written_gradients(self.index, block).into_iter().rev() {
             watch(Seen::Gradient { block: self.network.first_block + block, index }, gradient);
         }
     }

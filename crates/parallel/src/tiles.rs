@@ -25,17 +25,7 @@ pub(crate) enum Leaving {
 }
 
 /// Starts to bring elements `span` of the row of tiles into a new tensor on the device.
-pub(crate) fn bring(device: &Device, tiles: Vec<Tensor>, span: Range<usize>) -> Arriving {
-    bring_as(device, tiles, span, Category::Workspace)
-}
-
-/// As [`bring`], into memory of another category.
-pub(crate) fn bring_as(
-    device: &Device,
-    tiles: Vec<Tensor>,
-    span: Range<usize>,
-    category: Category,
-) -> Arriving {
+pub(crate) fn bring(device: &Device, tiles: Vec<Tensor>, span: Range<usize>, category: Category) -> Arriving {
     let dtype = tiles[0].dtype();
     if is_two_copies_away(device, &tiles) {
         let passage = passage(device, dtype, span.len());
@@ -101,11 +91,6 @@ pub(crate) fn depart(device: &Device, leaving: Leaving) -> Result<Vec<Tensor>, D
         Leaving::Direct(pending) => pending.wait().map(|(_, tiles)| tiles),
         Leaving::ToHost(..) => unreachable!("the second half has begun"),
     }
-}
-
-/// Device memory for what visits the device.
-pub(crate) fn window(device: &Device, dtype: DType, elements: usize) -> Tensor {
-    device.alloc(dtype, [elements], Category::Workspace, "visitor")
 }
 
 /// Host memory that elements pass between disk and device.

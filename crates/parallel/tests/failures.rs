@@ -14,8 +14,9 @@ use phalanx_layers::{
 };
 use phalanx_optim::{Optimizer, RatesByName};
 use phalanx_parallel::stage::BackwardStart;
-use phalanx_parallel::zero::{Arithmetic, Holding, Options, Residence};
-use phalanx_parallel::{BlockInputs, InputOptions, Seen, Stage, TensorParallel, Watch, Zero};
+use phalanx_parallel::zero::{Arithmetic, Holding, Options, Residence, Schedules, SumGroups};
+use phalanx_parallel::{BlockInputs, Chunks, InputOptions, Seen, Stage, TensorParallel, Watch};
+use phalanx_plan::pipeline::{Action, Kind, Step};
 use phalanx_plan::trace::PhaseName;
 use phalanx_plan::{ChunkSize, ParameterSize, Precision, lay_out};
 use phalanx_tensor::{Arena, Category, CrossEntropy, DType, Device, Tensor};
@@ -76,7 +77,7 @@ fn network(tensor: &TensorParallel) -> Network {
     Network::new(blocks, tensor.head(head))
 }
 
-fn stage(device: &Device, tensor: &TensorParallel) -> Stage {
+fn stage(device: &Device, tensor: &TensorParallel, calls: &[Pass]) -> (Stage, Chunks) {
     let network = network(tensor);
     let size = |p: &ParameterSpec| ParameterSize::new(&p.name, p.elements() as u64);
     let sizes: Vec<ParameterSize> = network.parameters.iter().map(size).collect();
@@ -86,7 +87,6 @@ fn stage(device: &Device, tensor: &TensorParallel) -> Stage {
         layout,
         answers: vec![true; network.parameters.len()],
         tied: vec![false; network.parameters.len()],
-        first_chunk: 0,
         is_updated: true,
     };
     let options = Options {
@@ -110,9 +110,28 @@ fn stage(device: &Device, tensor: &TensorParallel) -> Stage {
     };
     let solo: Arc<dyn Group> = Arc::new(Solo::new("data"));
     let inputs = BlockInputs::new(InputOptions::ON_DEVICE, &solo);
-    let mut zero = Zero::new(device, solo, &network, held, (&options, arithmetic));
-    zero.begin(PhaseName::Step);
-    Stage { index: 0, network, zero, tied: Vec::new(), inputs }
+    let kind = |call: &Pass| match call {
+        Pass::Forward => Some(Kind::Forward),
+        Pass::Backward => Some(Kind::Backward),
+        Pass::BackwardInput => Some(Kind::Input),
+        Pass::BackwardWeight => Some(Kind::Weight),
+        Pass::Loss => None,
+    };
+    let steps =
+        calls.iter().filter_map(kind).map(|kind| Step::Compute(Action { stage: 0, kind, micro_batch: 0 }));
+    let steps: Vec<Step> = steps.collect();
+    let schedules = Schedules {
+        step: steps.clone(),
+        evaluation: steps,
+        parameters: network.parameters.len(),
+        slots: [1, 0],
+    };
+    let sums = SumGroups { data: solo.clone(), tensor: solo.clone(), world: solo };
+    let of_stage = (&options, arithmetic);
+    let mut chunks = Chunks::new(device, sums, &[(&network, held)], of_stage, (schedules, Vec::new()));
+    let evaluates = calls.contains(&Pass::Loss);
+    chunks.begin(if evaluates { PhaseName::Evaluate } else { PhaseName::Step });
+    (Stage { index: 0, network, inputs }, chunks)
 }
 
 fn ids(device: &Device) -> Tensor {
@@ -151,7 +170,8 @@ fn walk(endpoint: &Endpoint, walk: &Walk) -> Result<(), (Pass, CollectiveError)>
     let (rank, ranks) = (group.rank(), group.world_size());
     let tensor = TensorParallel::new(group, sequence);
     let device = Device::new(Cpu::new(1), Arena::heap());
-    let mut stage = stage(&device, &tensor);
+    let (mut stage, mut chunks) = stage(&device, &tensor, calls);
+    let chunks = &mut chunks;
     let first_row = if sequence { rank * ROWS / ranks } else { 0 };
     let rows = Rows::all([BATCH, SEQ]).from(first_row);
     let cx = Context { rows, ..Context::new(&device, DType::F32, rows.tokens) };
@@ -172,21 +192,21 @@ fn walk(endpoint: &Endpoint, walk: &Walk) -> Result<(), (Pass, CollectiveError)>
             return endpoint.check().map_err(|error| (*call, error));
         }
         let done = match call {
-            Pass::Forward => stage.forward(&cx, Arc::new(ids(&device)), &mut watch).map(|(y, k)| {
+            Pass::Forward => stage.forward(&cx, chunks, Arc::new(ids(&device)), &mut watch).map(|(y, k)| {
                 (x, kept) = (Some(y), Some(k));
             }),
-            Pass::Loss => stage.loss(&cx, x.take().unwrap(), NUMBERS, None).map(drop),
+            Pass::Loss => stage.loss(&cx, chunks, x.take().unwrap(), NUMBERS, None).map(drop),
             Pass::Backward => {
                 let from = BackwardStart::Loss(NUMBERS);
-                stage.backward(&cx, kept.take().unwrap(), from, &mut watch).map(drop)
+                stage.backward(&cx, chunks, kept.take().unwrap(), from, &mut watch).map(drop)
             }
             Pass::BackwardInput => {
                 let from = BackwardStart::Loss(NUMBERS);
-                stage.backward_input(&cx, kept.take().unwrap(), from, &mut watch).map(|(_, l)| {
+                stage.backward_input(&cx, chunks, kept.take().unwrap(), from, &mut watch).map(|(_, l)| {
                     later = Some(l);
                 })
             }
-            Pass::BackwardWeight => stage.backward_weight(&cx, later.take().unwrap(), &mut watch),
+            Pass::BackwardWeight => stage.backward_weight(&cx, chunks, later.take().unwrap(), &mut watch),
         };
         done.map_err(|error| (*call, error))?;
     }

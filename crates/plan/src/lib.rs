@@ -54,7 +54,7 @@ pub use links::Link;
 pub use machine::{CollectiveRate, Machine, ProductRates, WrongRate};
 pub use memory::{MemoryError, MemoryPlan, PhasePlan, plan_memory, plan_memory_of};
 pub use mesh::{Coordinates, Mesh, MeshError};
-pub use order::{Lookahead, uses_before_peak};
+pub use order::{Lookahead, live_over_uses, uses_before_peak};
 pub use packing::{ALIGN, DISK_ALIGN};
 pub use partial_sums::PartialSums;
 pub use peak::{Peak, PeakMeter};

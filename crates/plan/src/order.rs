@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::trace::{Event, Memory, PhaseName, Trace};
+use crate::trace::{Event, Memory, PhaseName, Site, Trace};
 
 /// Number of uses of chunks in a phase before device memory is fullest.
 pub fn uses_before_peak(trace: &Trace, phase: PhaseName) -> usize {
@@ -28,6 +28,41 @@ pub fn uses_before_peak(trace: &Trace, phase: PhaseName) -> usize {
         }
     }
     before
+}
+
+/// Bytes of tensors that are live in each memory in a phase, without those that `is_left_out` by the place that allocates them: the most
+/// before the first use of chunks, and from each group of uses, which is that of a block, on to the next.
+pub fn live_over_uses(
+    trace: &Trace,
+    phase: PhaseName,
+    is_left_out: impl Fn(Site) -> bool,
+) -> Vec<[u64; Memory::ALL.len()]> {
+    let (mut sizes, mut live) = (BTreeMap::new(), [0u64; Memory::ALL.len()]);
+    let mut peaks = Vec::new();
+    for here in &trace.phases {
+        let mut follows_use = false;
+        peaks = vec![live];
+        for event in &here.events {
+            if matches!(event, Event::Use { .. }) && !std::mem::replace(&mut follows_use, true) {
+                peaks.push(live);
+            }
+            follows_use &= matches!(event, Event::Use { .. });
+            match event {
+                Event::Alloc { id, memory, bytes, site, .. } if !is_left_out(*site) => {
+                    sizes.insert(*id, *bytes);
+                    live[*memory as usize] += bytes;
+                    let peak = peaks.last_mut().expect("the one before the first use");
+                    peak[*memory as usize] = peak[*memory as usize].max(live[*memory as usize]);
+                }
+                Event::Free { id, memory } => live[*memory as usize] -= sizes.remove(id).unwrap_or(0),
+                _ => {}
+            }
+        }
+        if here.name == phase {
+            break;
+        }
+    }
+    peaks
 }
 
 /// Answers queries about the order of uses. Building it takes n log n; queries do not allocate.

@@ -68,6 +68,7 @@ fn stage(index: usize, first_chunk: usize, has_head: bool) -> StageChunks {
         lowest: 0,
         chunks: vec![chunk; 3],
         trained: 3,
+        is_updated: true,
         terms: Terms::default(),
         squares: 12,
         first_tile: 2 * first_chunk,
@@ -303,4 +304,37 @@ fn the_text_of_programs() {
     ];
     let texts = shown.map(|(name, rank, phase)| format!("{name}, {phase}:\n{}\n", rank.lower(phase)));
     assert_eq!(texts.join("\n"), include_str!("program_texts.txt"));
+}
+
+/// What runs will have of chunks, said by lists that pass the check: each with the words of a step that it has, and that it has not.
+#[test]
+fn what_comes_is_expressible() {
+    let three = policies(ZeroStage::Three);
+    // Rows of 4-bit blocks, which the layer expands where it packs them: they are gathered as words.
+    let mut quantised = frozen(three);
+    quantised.stages[0].chunks[2].dtype = DType::Nf4;
+    let mut matrices = away(three, Memory::Device, Memory::Disk);
+    matrices.stages[0].chunks[1].scaled = vec![4_096, 0];
+    // A forward with the adapter switched off, whose log-probabilities are the reference, and one with it.
+    let mut twice = frozen(three);
+    twice.step = steps(&[(0, Kind::Forward), (0, Kind::Forward), (0, Kind::Backward)], 1);
+    let cases: [(&str, RankChunks, &[&str], &[&str]); 4] = [
+        ("frozen", frozen(three), &["+P2", "-P2", "B1.0"], &["g2", "s2", "o2", "w2", "p2<", "B0.0"]),
+        ("quantised", quantised, &["all_gather(P2<p2)", "-P2"], &["g2", "o2"]),
+        ("matrices", matrices, &["+vx1.0", "-vx1.0"], &["vx1.1", "vx0"]),
+        ("two forwards", twice, &["F0.0", "B1.0"], &["B0.0"]),
+    ];
+    for (name, rank, has, has_not) in cases {
+        let programs = programs(&rank);
+        check(&rank, &programs, None).unwrap_or_else(|error| panic!("{name}: {error}"));
+        let text = programs[0].to_string();
+        let missing: Vec<_> = has.iter().filter(|word| !text.contains(**word)).collect();
+        let wrong: Vec<_> = has_not.iter().filter(|word| text.contains(**word)).collect();
+        assert!(
+            missing.is_empty() && wrong.is_empty(),
+            "{name}: without {missing:?}, with {wrong:?}\n{text}"
+        );
+        let forwards = text.matches("F0.0").count();
+        assert_eq!(forwards, if name == "two forwards" { 2 } else { 1 }, "{name}");
+    }
 }

@@ -93,7 +93,7 @@ impl Fetch<'_> {
         }
         let numbers = std::mem::take(&mut self.numbers);
         self.flights.clear();
-        Ok(numbers.iter().map(Tensor::host_number).collect())
+        Ok(numbers.iter().flat_map(Tensor::host_numbers).collect())
     }
 }
 
@@ -312,8 +312,11 @@ impl Tensor {
         self.view_mut().into_slice()
     }
 
-    /// The first number of a host tensor; zero in a dry run.
-    fn host_number(&self) -> f32 {
-        if self.view().address().real().is_none() { 0.0 } else { self.host_slice::<f32>()[0] }
+    /// The f32 numbers of a tensor in host memory; zeros in a dry run. Nothing may be in flight to it.
+    pub fn host_numbers(&self) -> Vec<f32> {
+        match self.view().address().real() {
+            Some(_) => self.host_slice().to_vec(),
+            None => vec![0.0; self.shape().elements()],
+        }
     }
 }

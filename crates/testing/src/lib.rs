@@ -2,6 +2,7 @@
 //!
 //! - [`hostile`]: damaged and extreme variants of files, random numbers, an allocator that counts.
 //! - [`process`]: processes that ignore no signal, and bounded waits for them.
+//! - [`program_mutants`]: chunk programs with one action changed.
 //! - [`planted`]: groups that plant a fault in the collectives that they pass on.
 //! - [`namespaces`]: network namespaces that play hosts, with cables that can be cut.
 //! - [`reliability`]: the fault campaign (`cargo xtask reliability`).
@@ -15,5 +16,6 @@ pub mod hosts;
 pub mod namespaces;
 pub mod planted;
 pub mod process;
+pub mod program_mutants;
 pub mod reliability;
 pub mod sweeps;

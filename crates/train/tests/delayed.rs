@@ -49,7 +49,10 @@ fn each_step_computes_without_the_update_of_the_step_before() {
             let losses = run(&delayed, &steps(&[0, 1, 2]), host_addressable).losses;
             let second = run(&at_once, &steps(&[1]), host_addressable).losses[0];
             let third = run(&at_once, &steps(&[0, 2]), host_addressable).losses[1];
-            assert!(same_bits(&losses[..3], &[expected.losses[0], second, third]), "{what}: {losses:?}");
+            assert!(
+                same_bits(&losses[..3], &[expected.losses[0], second, third]),
+                "{what}: {losses:?} {second} {third}"
+            );
         }
     }
 }

@@ -22,6 +22,7 @@ mod lora;
 mod lost_device;
 mod mesh;
 mod meshes;
+mod mutants;
 mod one_rank;
 mod own_rules;
 mod phases;

@@ -11,7 +11,7 @@ use phalanx_train::{RunConfig, RunPlan};
 
 /// A phase of a run.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Phase {
+pub enum Phase {
     Step,
     /// A step without any target, which is not applied.
     Skipped,
@@ -37,9 +37,10 @@ fn walk() -> Vec<Phase> {
 }
 
 /// Results of a phase on one rank: numbers, and after a save the rank's part of the state.
-type Shown = (Vec<u32>, rig::Pieces);
+pub type Shown = (Vec<u32>, rig::Pieces);
 
-fn shown(engine: &mut Rank, config: &RunConfig, phase: Phase, number: &mut u64) -> Shown {
+/// Runs a phase.
+pub fn shown(engine: &mut Rank, config: &RunConfig, phase: Phase, number: &mut u64) -> Shown {
     let steps = rig::golden_steps();
     let mut batch = rig::batch(engine, config, &steps[*number as usize % steps.len()]);
     let numbers = match phase {
@@ -107,6 +108,16 @@ const IN_FLIGHT: [Change; 9] = [
     ("two micro-batches", |c| c.batch.micro = Some(c.batch.global / 2 / c.data())),
 ];
 
+/// A configuration with several chunks, whose tiles are smaller than they are.
+pub fn in_chunks(world: usize, zero: u8) -> RunConfig {
+    let (_, mut config) = rig::golden_config();
+    (config.parallel.data, config.parallel.zero) = (Some(world), zero);
+    config.precision.compute = Float::Bf16;
+    config.memory.chunk = Chunk::Mebibytes(0.3);
+    config.memory.buffer_mb = 3.0 / 64.0;
+    config
+}
+
 /// The same arithmetic with nothing in flight, and all in device memory where that has the same bits.
 fn at_rest(mut config: RunConfig) -> RunConfig {
     (config.parallel.zero, config.parallel.overlap) = (0, false);
@@ -123,11 +134,7 @@ fn every_phase_behind_every_other() {
     let ranks = [(1, 0), (2, 0), (2, 1), (2, 2), (2, 3)];
     for (at, (name, change)) in IN_FLIGHT.into_iter().enumerate() {
         for &(world, zero) in sweeps::share(&ranks, at, 2) {
-            let (_, mut config) = rig::golden_config();
-            (config.parallel.data, config.parallel.zero) = (Some(world), zero);
-            config.precision.compute = Float::Bf16;
-            config.memory.chunk = Chunk::Mebibytes(0.3);
-            config.memory.buffer_mb = 3.0 / 64.0;
+            let mut config = in_chunks(world, zero);
             change(&mut config);
             let (expected, got) = (walked(&at_rest(config.clone())), walked(&config));
             for (at, (expected, got)) in expected.into_iter().zip(got).enumerate() {

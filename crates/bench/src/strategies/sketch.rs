@@ -35,11 +35,11 @@ impl GradientSketch {
     /// When the device failed.
     pub fn of_rank(rank: &Rank, step: u64, loss_scale: Option<f32>) -> Result<GradientSketch> {
         let mut sketch = GradientSketch { step, ..GradientSketch::default() };
-        for stage in rank.stages() {
+        for (at, stage) in rank.stages().iter().enumerate() {
             // Of several copies of a parameter, one is owned.
             let owned: Vec<usize> =
-                stage.zero.spans(0, Selection::Owned).iter().map(|span| span.parameter).collect();
-            stage.zero.read_gradients(|parameter, elements, values| {
+                rank.chunks().spans(at, 0, Selection::Owned).iter().map(|span| span.parameter).collect();
+            rank.chunks().read_gradients(at, |parameter, elements, values| {
                 if !owned.contains(&parameter) {
                     return;
                 }

@@ -59,10 +59,10 @@ pub fn run_synchronous(rank: &mut Rank, done: u64, steps: &[Vec<Vec<u32>>]) -> S
 pub fn state_of(rank: &Rank) -> State {
     let mut state = State::new();
     let [stage] = rank.stages() else { panic!("one stage") };
-    for (number, name) in stage.zero.state_names().into_iter().enumerate() {
-        for piece in stage.zero.spans(number, Selection::Owned) {
+    for (number, name) in rank.chunks().state_names(0).into_iter().enumerate() {
+        for piece in rank.chunks().spans(0, number, Selection::Owned) {
             let mut out = vec![0f32; (piece.elements.end - piece.elements.start) as usize];
-            stage.zero.read(number, &piece, 0..out.len(), &mut out).unwrap();
+            rank.chunks().read_span(number, &piece, 0..out.len(), &mut out).unwrap();
             state.insert(format!("{name}/{}", stage.network.parameters[piece.parameter].name), out);
         }
     }

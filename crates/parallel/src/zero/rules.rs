@@ -11,7 +11,7 @@ use phalanx_optim::{Extent, KeptState, Optimizer, OwnRates, RatesByName, Spread,
 use phalanx_plan::Segment;
 use phalanx_tensor::{NORM_BLOCK, View, ViewMut};
 
-use super::Map;
+use super::map::Map;
 
 /// A parameter as the optimizer sees it.
 pub fn updated(spec: &ParameterSpec) -> UpdatedParameter {

@@ -195,6 +195,8 @@ pub enum Op {
         /// Buffers that it reads and writes.
         operands: Span,
     },
+    /// The rank goes on with other things than chunks: messages between stages behind a block run, or numbers of all gradients.
+    Pause,
     /// Sets the gradients of a chunk to zero that no layer has written; the next layer overwrites all.
     Clear(Buffer),
     /// Writes a gradient or a sum in another element type.

@@ -101,7 +101,7 @@ impl Builder {
         if policies.precision.has_master() {
             stored.push((Role::Master, DType::F32, optimizer, "master_weights", &spec.tiles));
         }
-        stored.retain(|_| c < stage.trained);
+        stored.retain(|_| c < stage.trained && stage.is_updated);
         if spec.parameters != Memory::Device {
             let own = (Category::Parameters, spec.parameters);
             stored.push((Role::Parameters, spec.dtype, own, "parameter_chunk", &spec.tiles));
@@ -139,11 +139,10 @@ impl Builder {
     /// Declares what delayed updates need beside it: a second place of gradients, updated parameters, scaled gradients, and two factors.
     fn declare_delayed(&mut self, stage: &StageChunks, policies: &Policies) {
         for c in 0..stage.trained {
-            let spec = &stage.chunks[c];
             let of = stage.first_chunk + c;
             let row = |row: Row| (0..u32::from(row.tiles)).map(move |tile| Buffer(row.first.0 + tile));
-            for tile in (0..).zip(&spec.scaled).filter(|(_, elements)| **elements > 0) {
-                let (extent, elements) = (Extent::Tile(tile.0), *tile.1);
+            for tile in (0..).zip(stage.scaled(policies, c)).filter(|(_, elements)| *elements > 0) {
+                let (extent, elements) = (Extent::Tile(tile.0), tile.1);
                 let (category, name) = (Category::Workspace, "update.host_window");
                 let host = factor(Memory::Host);
                 let role = Role::Scaled;
@@ -260,6 +259,14 @@ impl Builder {
             self.program.sites.push(site);
         }
         self.program.actions.push(Action { op, when: self.when, made_by });
+    }
+
+    /// Counts a sum for the norm, which no other phase than a step takes.
+    #[track_caller]
+    pub(super) fn count(&mut self, from: Buffer, into: Buffer) {
+        if self.program.phase == PhaseName::Step {
+            self.emit(Op::Count { from, into });
+        }
     }
 
     /// Starts work that ends in the phase.

@@ -7,6 +7,7 @@ use crate::trace::{DType, Memory, PhaseName};
 use crate::zero::{Precision, ZeroStage};
 
 use super::demand::{BlockRun, StageBlocks, block_runs};
+use super::list::Role;
 
 /// The stages of one rank, its schedule and its policies.
 #[derive(Clone, Debug)]
@@ -44,6 +45,8 @@ pub struct StageChunks {
     pub chunks: Vec<ChunkSpec>,
     /// Number of chunks of trained parameters.
     pub trained: usize,
+    /// True if this rank updates them: a copy that is updated elsewhere has no optimizer states and no master weights.
+    pub is_updated: bool,
     /// Gradients that are terms of sums over the tensor axis.
     pub terms: Terms,
     /// Number of sums of squares of the trained chunks.
@@ -100,11 +103,12 @@ pub struct ChunkSpec {
     pub optimizer: Memory,
     /// Elements of each tile of what this rank updates.
     pub tiles: Vec<u64>,
-    /// The same of gradients outside of device memory: of their sum, or of the whole chunk where micro-batches accumulate there.
+    /// The same of gradients where they lie outside of device memory: of their sum, or of the whole chunk where micro-batches accumulate
+    /// there.
     pub gradient_tiles: Vec<u64>,
     /// For each optimizer state: its numbers in each tile.
     pub states: Vec<Vec<u64>>,
-    /// For each tile: elements of memory for scaled gradients in its update.
+    /// For each of these tiles: elements of memory for scaled gradients in its update.
     pub scaled: Vec<u64>,
     /// The elements of what this rank updates that it counts in the norm.
     pub counted: Range<u64>,
@@ -261,6 +265,17 @@ impl StageChunks {
         }
     }
 
+    /// The contents of the buffer that has the sum of a chunk, for the norm and the update.
+    pub fn sum(&self, policies: &Policies, chunk: usize) -> Role {
+        match (self.place(policies, chunk), policies.buffering()) {
+            (GradientPlace::Elsewhere, _) => Role::Sum,
+            (GradientPlace::Parameters, _) => Role::Parameters,
+            (GradientPlace::Update, _) | (_, GradientBuffering::InPlace) => Role::Gradient,
+            (_, GradientBuffering::Pair) if policies.stage == ZeroStage::Zero => Role::Gradient,
+            (_, GradientBuffering::Pair | GradientBuffering::Transient) => Role::Sum,
+        }
+    }
+
     /// The tiles of what this rank updates, where an update works on one after another: where a part of the chunk visits the device, or
     /// gradients leave the place of parameters for a buffer.
     pub fn tiles(&self, policies: &Policies, chunk: usize) -> Option<&[u64]> {
@@ -273,6 +288,23 @@ impl StageChunks {
             || is_away(spec.parameters)
             || (chunk < self.trained && self.place(policies, chunk) == GradientPlace::Parameters);
         is_cut.then_some(&spec.tiles[..])
+    }
+
+    /// Bytes of optimizer states and master weights of a chunk on this rank.
+    pub fn optimizer_bytes(&self, policies: &Policies, chunk: usize) -> u64 {
+        let spec = &self.chunks[chunk];
+        let has_master = policies.precision.has_master() && self.is_updated && chunk < self.trained;
+        let master: u64 = spec.tiles.iter().filter(|_| has_master).sum();
+        (spec.states.iter().flatten().sum::<u64>() + master) * DType::F32.bytes() as u64
+    }
+
+    /// For each tile on which an update of a chunk works: elements of memory for scaled gradients.
+    pub fn scaled(&self, policies: &Policies, chunk: usize) -> Vec<u64> {
+        let scaled = &self.chunks[chunk].scaled;
+        match self.tiles(policies, chunk) {
+            Some(_) => scaled.clone(),
+            None => vec![scaled.iter().copied().max().unwrap_or(0)],
+        }
     }
 
     /// Returns whether the host updates a chunk.

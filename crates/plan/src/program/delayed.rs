@@ -9,7 +9,7 @@ use super::action::{Buffer, Decision, Op, Token, Work};
 use super::builder::Builder;
 use super::gradients::GradientPass;
 use super::host_updates::{bring_factor, host_operands, on_device};
-use super::list::{BufferSpec, Extent, Role};
+use super::list::{BufferSpec, Role};
 use super::order::optimizer_roles;
 use super::parameters::publish;
 
@@ -37,7 +37,7 @@ pub(super) fn update(list: &mut Builder, gradients: &GradientPass) {
         list.emit(Op::Swap(twins[0], twins[1]));
         let mut roles: Vec<Role> = optimizer_roles(gradients.policies, stage, c).collect();
         roles.extend([Role::Twin, Role::Updated]);
-        roles.extend((stage.chunks[c].scaled[tile] > 0).then_some(Role::Scaled));
+        roles.extend((stage.scaled(gradients.policies, c)[tile] > 0).then_some(Role::Scaled));
         let parts: Vec<(Role, Buffer)> =
             roles.into_iter().map(|role| (role, list.tile(role, of, tile))).collect();
         let operands = host_operands(list, parts.into_iter(), factors[1]);
@@ -63,8 +63,7 @@ pub(super) fn finish(list: &mut Builder, gradients: &GradientPass) {
         let from = list.tile(Role::Updated, stage.first_chunk + c, *tile);
         let spec = *list.spec(from);
         debug_assert_eq!(spec.memory, Memory::Host);
-        let whole = BufferSpec { extent: Extent::Tile(*tile as u32), role: Role::Parameters, ..spec };
-        let window = list.take_as(on_device(whole));
+        let window = list.take_as(on_device(BufferSpec { role: Role::Parameters, ..spec }));
         let token = list.next_token();
         list.only_if(Decision::Pending, true, |list| {
             list.emit(Op::Wait(*update));

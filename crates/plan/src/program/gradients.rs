@@ -119,16 +119,7 @@ impl<'a> GradientPass<'a> {
 
     /// The buffer that has the sum of a chunk, for the norm and the update; of a row of tiles, the first.
     pub(super) fn sum(&self, list: &Builder, c: usize) -> Buffer {
-        let role = match self.chunks[c].place {
-            GradientPlace::Elsewhere => Role::Sum,
-            GradientPlace::Parameters => Role::Parameters,
-            GradientPlace::Update => Role::Gradient,
-            GradientPlace::Buffer => match self.buffering {
-                GradientBuffering::InPlace => Role::Gradient,
-                GradientBuffering::Pair if self.policies.stage == ZeroStage::Zero => Role::Gradient,
-                GradientBuffering::Pair | GradientBuffering::Transient => Role::Sum,
-            },
-        };
+        let role = self.stage.sum(self.policies, c);
         list.buffer(role, self.stage.first_chunk + c)
     }
 

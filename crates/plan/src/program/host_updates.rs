@@ -131,7 +131,7 @@ impl HostUpdates {
             (part.role, part.home, here)
         };
         let mut parts: Vec<_> = coming.into_iter().map(arrive).collect();
-        let elements = gradients.stage.chunks[tile.0].scaled[tile.1];
+        let elements = gradients.stage.scaled(gradients.policies, tile.0)[tile.1];
         if elements > 0 {
             let scaled = BufferSpec { elements, ..of_tile(gradients, tile, (Role::Scaled, DType::F32)) };
             parts.push((Role::Scaled, None, list.take_as(in_host_memory(scaled))));

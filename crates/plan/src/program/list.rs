@@ -6,6 +6,9 @@ use crate::trace::{Category, DType, Memory, PhaseName, Site};
 
 use super::action::{Action, Buffer, Op, Span, SumGroup, Work};
 
+/// Number of the factor of updates within backward: 1.
+pub const WITHIN_BACKWARD: u8 = 3;
+
 /// Contents of a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Role {
@@ -38,7 +41,7 @@ pub enum Role {
     /// Scaled gradients of a parameter that is updated as a whole.
     Scaled,
     /// The factor of gradients: on its way to the host, in host memory (0); of the delayed update that starts next (1) and of the one that
-    /// runs (2); on the device, within backward (3).
+    /// runs (2); on the device, within backward, 1 ([`WITHIN_BACKWARD`]).
     Factor(u8),
     /// Numbers of elements that are not finite, of the gradients of a chunk.
     NotFinite,

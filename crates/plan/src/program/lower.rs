@@ -12,7 +12,8 @@ use super::gradients::GradientPass;
 use super::list::{Program, Role};
 use super::parameters::ParameterPass;
 use super::stored::show;
-use super::sums::{sum_over, sum_terms, sum_tied};
+use super::sums::{sum_over, sum_terms};
+use super::ties::sum_tied;
 use super::updates::Updates;
 
 /// The phases that have a program.
@@ -75,6 +76,8 @@ impl RankChunks {
     fn end_step(&self, list: &mut Builder, mut stages: Vec<Passes>) {
         self.finish_gradients(list, &mut stages);
         self.norm(list, &stages);
+        list.emit(Op::Pause);
+        list.emit(Op::Fetch);
         if self.policies.in_backward {
             for Passes { gradients, updates, .. } in stages {
                 updates.expect("it began before forward").finish(list, &gradients);
@@ -150,6 +153,7 @@ impl RankChunks {
             &own.expect("a chunk of the rank").gradients
         };
         self.ties.iter().for_each(|tied| sum_tied(list, &self.policies, tied, of_chunk));
+        list.emit(Op::Pause);
     }
 
     /// The norm of all gradients, which decides whether the step is applied.
@@ -160,17 +164,14 @@ impl RankChunks {
             let rest = (0..stage.trained).filter(|c| !gradients.chunks[*c].is_counted);
             let (stored, here): (Vec<_>, Vec<_>) = rest.partition(|c| gradients.is_stored(*c));
             for c in here {
-                list.emit(Op::Count { from: gradients.sum(list, c), into: squares });
+                list.count(gradients.sum(list, c), squares);
             }
-            show(list, &self.policies, (stage, &stored), |list, _, from| {
-                list.emit(Op::Count { from, into: squares });
-            });
+            show(list, &self.policies, (stage, &stored), |list, _, from| list.count(from, squares));
             sum_over(list, SumGroup::Data, squares);
             list.emit(Op::Total { from: squares, into: norms });
         }
         sum_over(list, SumGroup::World, norms);
         list.emit(Op::Norm(norms));
-        list.emit(Op::Fetch);
     }
 }
 
@@ -206,5 +207,6 @@ impl<'a> Passes<'a> {
         if let Some(updates) = self.updates.as_mut().filter(|_| run.pass.writes_gradients()) {
             updates.reduced(list, &mut self.gradients, false);
         }
+        list.emit(Op::Pause);
     }
 }

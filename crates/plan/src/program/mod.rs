@@ -22,6 +22,7 @@ mod gradients;
 mod host_updates;
 mod lane;
 mod list;
+mod live;
 pub mod lower;
 mod order;
 mod parameters;
@@ -29,6 +30,7 @@ mod reductions;
 mod stored;
 mod sums;
 pub mod text;
+mod ties;
 mod updates;
 mod visits;
 
@@ -38,5 +40,5 @@ pub use chunks::{
     ChunkSpec, GradientBuffering, GradientPlace, Piece, Policies, RankChunks, StageChunks, Terms, TiedChunks,
 };
 pub use demand::{BlockRun, Pass, StageBlocks, block_runs};
-pub use list::{BufferSpec, Extent, Program, Role, Stop};
+pub use list::{BufferSpec, Extent, Program, Role, Stop, WITHIN_BACKWARD};
 pub use lower::PHASES;

@@ -14,7 +14,7 @@ pub(super) fn optimizer_roles(
     c: usize,
 ) -> impl Iterator<Item = Role> + use<> {
     let states = (0..stage.chunks[c].states.len() as u16).map(Role::State);
-    states.chain(policies.precision.has_master().then_some(Role::Master))
+    states.chain((policies.precision.has_master() && stage.is_updated).then_some(Role::Master))
 }
 
 /// The order of updates.

@@ -142,7 +142,7 @@ impl GradientPass<'_> {
         };
         if is_last && self.stage.chunks[c].is_summed_over_data_alone {
             let into = list.buffer(Role::Squares, self.stage.index);
-            list.emit(Op::Count { from: buffer, into });
+            list.count(buffer, into);
             self.chunks[c].is_counted = true;
         }
         (self.chunks[c].whole, self.chunks[c].sum) = (Held::Nothing, Held::Nothing);

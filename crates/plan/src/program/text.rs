@@ -2,7 +2,7 @@
 //!
 //! `+P0` takes and `-P0` frees a buffer; `F3.0` runs forward of block 3 of the whole network for micro-batch 0;
 //! `all_gather(P0<p0)#1` starts work that `!#1` waits for; `?pub0` waits for a publication that an earlier phase may have started;
-//! `[apply]` stands before actions that are skipped where a step is not applied. A buffer is named by its role and its chunk.
+//! `|` is where the rank goes on with other things; `[apply]` stands before actions that are skipped where a step is not applied. A buffer is named by its role and its chunk.
 
 use std::fmt;
 
@@ -80,6 +80,7 @@ impl Program {
                 let block = usize::from(block) + first.map_or(0, |(_, first)| *first);
                 format!("{}{block}.{micro_batch}", pass.letter())
             }
+            Op::Pause => "|".to_string(),
             Op::Clear(buffer) => format!("clear({})", name(buffer)),
             Op::Convert { from, into } => pair("convert", from, into),
             Op::Add { from, into } => format!("add({}+{})", name(into), name(from)),

@@ -10,7 +10,7 @@ use super::builder::{Builder, Row, factor};
 use super::chunks::{GradientPlace, Policies, StageChunks};
 use super::gradients::GradientPass;
 use super::host_updates::HostUpdates;
-use super::list::{BufferSpec, Extent, Role, Stop};
+use super::list::{BufferSpec, Extent, Role, Stop, WITHIN_BACKWARD};
 use super::order::{AHEAD, UpdateOrder, Window, optimizer_roles};
 use super::parameters::publish;
 use super::visits::{Moving, arrive, bring, go_on, send};
@@ -68,8 +68,11 @@ impl Updates {
         let (stage, policies) = (gradients.stage, gradients.policies);
         let order = UpdateOrder::new(stage, policies);
         let factor = policies.in_backward.then(|| {
-            let here =
-                list.take_as(BufferSpec { role: Role::Factor(3), of: stage.index, ..factor(Memory::Device) });
+            let here = list.take_as(BufferSpec {
+                role: Role::Factor(WITHIN_BACKWARD),
+                of: stage.index,
+                ..factor(Memory::Device)
+            });
             list.emit(Op::Factor(here));
             here
         });
@@ -304,9 +307,9 @@ fn update(
         list.emit(Op::CopyPart { from: gradient, into: window });
         window
     });
-    let scaled = (spec.scaled[tile] > 0).then(|| {
-        list.take_as(of_tile(Role::Scaled, spec.scaled[tile], DType::F32, "update.scaled_gradient"))
-    });
+    let elements = stage.scaled(policies, c)[tile];
+    let scaled = (elements > 0)
+        .then(|| list.take_as(of_tile(Role::Scaled, elements, DType::F32, "update.scaled_gradient")));
     let roles = optimizer_roles(policies, stage, c);
     let states = roles.map(|role| here(list, role)).collect();
     let parameters = here(list, Role::Parameters);
@@ -322,7 +325,7 @@ fn count_not_finite(
     c: usize,
 ) -> (usize, Token, [Buffer; 2]) {
     let (stage, from) = (gradients.stage, gradients.written(c));
-    list.emit(Op::Count { from, into: list.buffer(Role::Squares, stage.index) });
+    list.count(from, list.buffer(Role::Squares, stage.index));
     gradients.chunks[c].is_counted = true;
     let counts = |memory| BufferSpec {
         role: Role::NotFinite,

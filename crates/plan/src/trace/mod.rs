@@ -10,6 +10,7 @@ mod phase;
 mod placement;
 mod tag;
 
+use std::cell::Cell;
 use std::panic::Location;
 use std::sync::Arc;
 
@@ -159,6 +160,11 @@ impl Bytes {
     }
 }
 
+thread_local! {
+    /// The place that made the action which this thread executes.
+    static ACTING: Cell<Option<Site>> = const { Cell::new(None) };
+}
+
 /// A place in the source: where an allocation or a collective was asked for.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Site {
@@ -170,11 +176,20 @@ pub struct Site {
 }
 
 impl Site {
-    /// The place that called the function which calls this (with `#[track_caller]` on it).
+    /// The place that called the function which calls this (with `#[track_caller]` on it); or, while an action of a program runs
+    /// ([`Site::act`]), the place that made the action.
     #[track_caller]
     pub fn caller() -> Site {
         let at = Location::caller();
-        Site { file: at.file(), line: at.line() }
+        ACTING.get().unwrap_or(Site { file: at.file(), line: at.line() })
+    }
+
+    /// Executes an action that this place made.
+    pub fn act<T>(self, action: impl FnOnce() -> T) -> T {
+        let before = ACTING.replace(Some(self));
+        let done = action();
+        ACTING.set(before);
+        done
     }
 }
 

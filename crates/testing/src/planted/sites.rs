@@ -91,13 +91,13 @@ pub const HEAD_STATISTICS: CallSite = site("head.statistics", "tensor/head.rs", 
 pub const HEAD_DX: CallSite = site("head.dx", "tensor/head.rs", Calls::Sums);
 
 /// Gradients of what every tensor-parallel rank has whole, under sequence parallelism.
-pub const PARTIAL_SUM: CallSite = site("partial.sum", "zero/sums.rs", Calls::Sums);
+pub const PARTIAL_SUM: CallSite = site("partial.sum", "program/sums.rs", Calls::Sums);
 
 /// Gradients of a parameter of which several stages have a copy.
-pub const TIED_SUM: CallSite = site("tied.sum", "train/src/engine/step.rs", Calls::Sums);
+pub const TIED_SUM: CallSite = site("tied.sum", "program/ties.rs", Calls::Sums);
 
 /// Gradients of the ranks of the data axis.
-pub const DATA_REDUCE: CallSite = site("data.reduce", "zero/reductions.rs", Calls::Sums);
+pub const DATA_REDUCE: CallSite = site("data.reduce", "program/reductions.rs", Calls::Sums);
 
 /// Activations on their way to the next stage.
 pub const PIPELINE_SEND: CallSite = site("pipeline.send", "parallel/src/pipeline.rs", Calls::Sends);

@@ -193,15 +193,13 @@ impl Rank {
             let mut watch = |micro_batch: usize, seen: Seen, x: View| {
                 search.look(StepTensor::Walk { micro_batch, seen }, x)
             };
-            self.gradients(number, batch, targets, loss_scale, Some(&mut watch))?;
-            self.finish_gradients()?;
-            for stage in &mut self.stages {
-                let numbers = &stage.network.numbers;
-                stage.zero.reduced_gradients(|p, _, x| {
-                    search.look(StepTensor::Sum { parameter: numbers[p] }, x);
-                })?;
-            }
-            self.stages.iter_mut().for_each(|stage| stage.zero.restore_parameters());
+            self.gradients(PhaseName::Diagnose, (number, batch), targets, loss_scale, Some(&mut watch))?;
+            self.chunks.pause()?;
+            let stages = &self.stages;
+            let mut see = |stage: usize, p: usize, x: View| {
+                search.look(StepTensor::Sum { parameter: stages[stage].network.numbers[p] }, x);
+            };
+            self.chunks.finish(true, Some(&mut see))?;
             let Search { found, failed, .. } = search;
             self.count = Some(count);
             failed.map_or(Ok(()), Err)?;

@@ -9,7 +9,7 @@ use phalanx_parallel::Stage;
 use phalanx_parallel::pipeline::{Feed, SeeMicroBatch, run};
 use phalanx_plan::trace::{PhaseName, Placements};
 use phalanx_plan::{Action, Kind, Mesh, PipelineSchedule};
-use phalanx_tensor::{Category, CrossEntropy, DType, Device, View};
+use phalanx_tensor::{Category, CrossEntropy, DType, Device, Tensor, View};
 
 use crate::config::RunConfig;
 use crate::engine::rank::{Batch, ClassScores, LossPlaces, MeanLoss, Rank, Rewards, uploads, zeroed};
@@ -171,16 +171,13 @@ impl Rank {
                 ranks_of_rows: spec.mesh.ranks_of_rows(),
                 placements: spec.mesh.boundary(),
             };
-            let (program, wires) = (&self.evaluation, &self.groups.wires);
-            self.stages.iter_mut().for_each(|stage| stage.zero.begin(PhaseName::Evaluate));
-            run(&mut self.stages, program, wires, self.at.pipeline, &feed, &mut loss, None)?;
+            self.chunks.begin(PhaseName::Evaluate);
+            let (owned, wires) = ((&mut self.stages[..], &mut self.chunks), &self.groups.wires);
+            run(owned, &self.evaluation, wires, self.at.pipeline, &feed, &mut loss, None)?;
+            self.chunks.finish(true, None)?;
             let stop_requests = self.groups.world.all_reduce(self.stop_request(stop, "evaluate.stop"));
             if is_one && self.stages.iter().any(Stage::is_last) {
-                // This rank reads the sum of its own losses, to go on with it, and takes it for no more than that.
-                let placements = device.placements(loss.view());
-                device.place(loss.view(), Placements::REPLICATED);
-                [losses.own] = device.fetch([loss.view()])?;
-                device.place(loss.view(), placements);
+                losses.own = own_loss(&device, &loss)?;
             }
             let loss = self.sum_of_replicas(loss)?;
             let stop_requests = stop_requests.wait()?;
@@ -208,6 +205,15 @@ impl Rank {
         self.device.download(sums.view(), &mut numbers)?;
         Ok(ClassCounts::of(&numbers).scores())
     }
+}
+
+/// Reads the sum of a rank's own losses, to go on with it. It is taken for no more than that.
+fn own_loss(device: &Device, loss: &Tensor) -> Result<f32, CollectiveError> {
+    let placements = device.placements(loss.view());
+    device.place(loss.view(), Placements::REPLICATED);
+    let [own] = device.fetch([loss.view()])?;
+    device.place(loss.view(), placements);
+    Ok(own)
 }
 
 /// The numbers of a tensor, as f32.

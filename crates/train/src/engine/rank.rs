@@ -9,9 +9,9 @@ use phalanx_collectives::{CollectiveError, Group, Solo};
 use phalanx_layers::{Activation, Network, ParameterSpec, Rows, TARGETS, TOKENS};
 use phalanx_optim::{CountedSteps, LossScale, LossScaling, Optimizer};
 use phalanx_parallel::pipeline::Program;
-use phalanx_parallel::zero::{self, Arithmetic, Holding, NotFinite, Residence};
-use phalanx_parallel::{BlockInputs, GradientNorm, InputOptions, Stage, Zero};
-use phalanx_plan::program::{BlockRun, StageBlocks, block_runs};
+use phalanx_parallel::zero::{self, Arithmetic, Holding, NotFinite, Residence, Schedules, SumGroups, Tie};
+use phalanx_parallel::{BlockInputs, Chunks, InputOptions, Stage};
+use phalanx_plan::program::BlockRun;
 use phalanx_plan::trace::{Axis, PhaseName, Placement, Placements};
 use phalanx_plan::{Coordinates, ParameterSize};
 use phalanx_tensor::preference::PREFERENCE_SUMS;
@@ -30,7 +30,7 @@ pub struct Rank {
     pub(crate) groups: Groups,
     pub(crate) at: Coordinates,
     pub(crate) stages: Vec<Stage>,
-    pub(crate) norm: GradientNorm,
+    pub(crate) chunks: Chunks,
     pub(crate) program: Program,
     pub(crate) evaluation: Program,
     pub(crate) spec: Spec,
@@ -110,12 +110,6 @@ impl Outline {
     }
 }
 
-/// The block runs of a rank in a phase.
-fn runs_of(stages: &[Stage], program: &Program, phase: PhaseName) -> Vec<BlockRun> {
-    let stages: Vec<StageBlocks> = stages.iter().map(Stage::blocks).collect();
-    block_runs(program.steps(), &stages, phase == PhaseName::Step)
-}
-
 impl Rank {
     /// Allocates everything that stays for the whole run: the phase `init` of the plan.
     ///
@@ -168,35 +162,31 @@ impl Rank {
         let outline = Arc::new(Outline::of(&network));
         let networks = network.into_stages(&spec.mesh.stages).into_iter().enumerate();
         let own = networks.filter(|(stage, _)| spec.pipeline.schedule.placement[*stage] == at.pipeline);
-        let mut first_chunk = 0;
         groups.connect()?;
         let solo: Arc<dyn Group> = Arc::new(Solo::new("replica"));
         let (data, counted_over) = match replica {
             Some(_) => (Arc::clone(&solo), solo),
             None => (Arc::clone(&groups.data), Arc::clone(&groups.world)),
         };
-        let holders = Groups { data, ..groups.clone() };
         let is_updated = replica.is_none_or(|replica| replica.updates);
-        let mut stages = Vec::new();
-        for own in own {
-            let stage = spec.stage_of(&device, &holders, own, first_chunk, is_updated);
-            first_chunk += stage.zero.chunks();
-            stages.push(stage);
-        }
-        let norm = GradientNorm::new(&device, outline.parameters.len(), spec.mesh.axes.tensor);
-        let count = device.alloc(DType::F32, [1], Category::Workspace, "diagnose.count");
+        let (stages, held): (Vec<Stage>, Vec<Holding>) =
+            own.map(|own| spec.stage_of(&groups, own, is_updated)).unzip();
         let [program, evaluation] = spec.pipeline.programs(at.pipeline);
-        for (phase, program) in [(PhaseName::Step, &program), (PhaseName::Evaluate, &evaluation)] {
-            let runs = runs_of(&stages, program, phase);
-            for stage in &mut stages {
-                let index = stage.index;
-                stage.zero.expect(phase, runs.iter().copied().filter(|run| run.stage == index));
-            }
-        }
+        let schedules = Schedules {
+            step: program.steps().to_vec(),
+            evaluation: evaluation.steps().to_vec(),
+            parameters: outline.parameters.len(),
+            slots: [spec.mesh.axes.tensor, at.tensor],
+        };
+        let sums = SumGroups { data, tensor: Arc::clone(&groups.tensor), world: Arc::clone(&counted_over) };
+        let held: Vec<_> = stages.iter().map(|stage| &stage.network).zip(held).collect();
+        let ties = spec.ties_of(&stages, &groups);
+        let chunks = Chunks::new(&device, sums, &held, (&spec.zero, spec.arithmetic()), (schedules, ties));
+        let count = device.alloc(DType::F32, [1], Category::Workspace, "diagnose.count");
         Ok(Rank {
             at,
             stages,
-            norm,
+            chunks,
             program,
             evaluation,
             outline,
@@ -237,26 +227,29 @@ impl Rank {
 
     /// The chunks that the blocks of this rank read in a step, counted over its stages, in order.
     pub(crate) fn uses_of_step(&self) -> Vec<u32> {
-        let of_run = |run: BlockRun| {
-            let stage = self.stages.iter().find(|stage| stage.index == run.stage);
-            let zero = &stage.expect("the stage of a run").zero;
-            zero.uses(std::iter::once(run)).map(|c| (zero.first_chunk() + c) as u32)
+        let described = self.chunks.described();
+        let uses = |run: BlockRun| {
+            let stage = described.stages.iter().find(|stage| stage.index == run.stage);
+            let stage = stage.expect("the stage of a run");
+            stage.uses[run.block].iter().map(|c| (stage.first_chunk + c) as u32)
         };
-        runs_of(&self.stages, &self.program, PhaseName::Step).into_iter().flat_map(of_run).collect()
+        let runs = described.demand(PhaseName::Step).into_iter();
+        runs.filter(|run| run.pass.reads_parameters()).flat_map(uses).collect()
     }
 
-    /// The stages of this rank, with parameters, gradients and states.
+    /// The stages of this rank.
     pub fn stages(&self) -> &[Stage] {
         &self.stages
     }
 
-    /// Parameters, gradients and states of a rank with one stage.
-    ///
-    /// # Panics
-    /// With several stages.
-    pub fn zero(&mut self) -> &mut Zero {
-        let [stage] = &mut self.stages[..] else { panic!("a rank with one stage") };
-        &mut stage.zero
+    /// Parameters, gradients and states of this rank.
+    pub fn chunks(&self) -> &Chunks {
+        &self.chunks
+    }
+
+    /// The same, to be changed.
+    pub fn chunks_mut(&mut self) -> &mut Chunks {
+        &mut self.chunks
     }
 
     /// Calls `see` with the flat gradients of a replica with one chunk, and the factor of the last step that was judged.
@@ -267,9 +260,7 @@ impl Rank {
         &mut self,
         mut see: impl FnMut(View, View) -> Result<(), CollectiveError>,
     ) -> Result<(), CollectiveError> {
-        let factor = self.norm.factor();
-        let [stage] = &mut self.stages[..] else { panic!("a rank with one stage") };
-        stage.zero.lend_gradients(|gradients| see(gradients.view(), factor).map(|()| gradients))
+        self.chunks.lend_gradients(|gradients, factor| see(gradients.view(), factor).map(|()| gradients))
     }
 
     /// The device of this rank.
@@ -398,15 +389,13 @@ impl Spec {
         Spec { zero, inputs, ..self.clone() }
     }
 
-    /// Makes one stage and allocates its chunks.
+    /// Makes one stage, and says what a rank stores of it.
     fn stage_of(
         &self,
-        device: &Device,
         groups: &Groups,
         (index, network): (usize, Network),
-        first_chunk: usize,
         is_updated: bool,
-    ) -> Stage {
+    ) -> (Stage, Holding) {
         let at = self.mesh.axes.coordinates(groups.world.rank());
         let tied = |p: usize| self.mesh.ties.iter().find(|tie| tie.name == network.parameters[p].name);
         let split = self.pipeline.schedule.splits_backward() && network.head.is_some();
@@ -429,21 +418,31 @@ impl Spec {
                     .map_or(everywhere, |part| at.tensor.is_multiple_of(part.copies))
         };
         let answers = network.parameters.iter().enumerate().map(answers).collect();
-        let has_copies: Vec<bool> = (0..network.parameters.len()).map(|p| tied(p).is_some()).collect();
-        let tied = (0..has_copies.len()).filter(|p| has_copies[*p]).collect();
-        let layout = Arc::new(layout);
-        let held = Holding { stage: index, layout, answers, tied: has_copies, first_chunk, is_updated };
-        let arithmetic = Arithmetic {
+        let tied = (0..network.parameters.len()).map(|p| tied(p).is_some()).collect();
+        let held = Holding { stage: index, layout: Arc::new(layout), answers, tied, is_updated };
+        let inputs = BlockInputs::new(self.inputs, &groups.tensor);
+        (Stage { index, network, inputs }, held)
+    }
+
+    /// The arithmetic of a step on a rank.
+    fn arithmetic(&self) -> Arithmetic<'_> {
+        Arithmetic {
             precision: self.precision.types,
             micro_batches: self.batch.micro_batches,
             sums_by_tree: self.batch.sums_by_tree,
             optimizer: &self.update.optimizer,
             rates: &self.update.rates,
+        }
+    }
+
+    /// The copies of tied parameters in some stages of a rank, for each tie.
+    fn ties_of(&self, stages: &[Stage], groups: &Groups) -> Vec<Tie> {
+        let tie = |(tie, group): (&super::spec::Tie, &Option<Arc<dyn Group>>)| {
+            let own = stages.iter().enumerate().filter(|(_, stage)| tie.stages.contains(&stage.index));
+            let copies = own.map(|(at, stage)| (at, stage.network.place_of(&tie.name))).collect();
+            Tie { copies, group: group.clone() }
         };
-        let of_zero = (&self.zero, arithmetic);
-        let zero = Zero::new(device, Arc::clone(&groups.data), &network, held, of_zero);
-        let inputs = BlockInputs::new(self.inputs, &groups.tensor);
-        Stage { index, network, zero, tied, inputs }
+        self.mesh.ties.iter().zip(&groups.ties).map(tie).collect()
     }
 }
 

@@ -65,11 +65,12 @@ impl Rank {
         self.updated_in_part = None;
         device.try_phase(PhaseName::Load, || {
             let mut window = device.host_window(WINDOW);
-            for stage in &mut self.stages {
-                let mut rounding = stage.zero.rounding_window(WINDOW);
+            let Rank { stages, chunks, .. } = self;
+            for (at, stage) in stages.iter().enumerate() {
+                let mut rounding = chunks.rounding_window(at, WINDOW);
                 let Some(window) = &mut window else { continue };
-                for (state, name) in stage.zero.state_names().into_iter().enumerate() {
-                    for piece in stage.zero.spans(state, Selection::Resident) {
+                for (state, name) in chunks.state_names(at).into_iter().enumerate() {
+                    for piece in chunks.spans(at, state, Selection::Resident) {
                         let joint = &stage.network.parameters[piece.parameter];
                         let (spec, largest) =
                             (&joint.members()[piece.member], joint.kept.map(blocks::largest));
@@ -86,7 +87,7 @@ impl Rank {
                             {
                                 return Err(RunError::TooLarge { name: spec.name.clone(), value: *value });
                             }
-                            stage.zero.write(state, &piece, within, out, rounding.as_mut())?;
+                            chunks.write_span(state, &piece, within, out, rounding.as_mut())?;
                         }
                     }
                 }
@@ -253,18 +254,17 @@ impl Saves for Rank {
 
     fn settle(&mut self) -> Result<(), CollectiveError> {
         self.in_flight = false;
-        self.stages.iter_mut().try_for_each(|stage| {
-            stage.zero.finish_update()?;
-            stage.zero.settle()
-        })
+        self.chunks.begin(PhaseName::Save);
+        self.chunks.finish(true, None)?;
+        Ok(())
     }
 
     fn write_pieces(&self, tmp: &Path) -> Result<(), RunError> {
         let mut pieces = Vec::new();
         let mut described = Vec::new();
-        for stage in &self.stages {
-            for (state, name) in stage.zero.state_names().into_iter().enumerate() {
-                for piece in stage.zero.spans(state, Selection::Owned) {
+        for (at, stage) in self.stages.iter().enumerate() {
+            for (state, name) in self.chunks.state_names(at).into_iter().enumerate() {
+                for piece in self.chunks.spans(at, state, Selection::Owned) {
                     let spec = &stage.network.parameters[piece.parameter].members()[piece.member];
                     if !self.saves_base && !is_beside_base(&spec.name) {
                         continue;
@@ -279,13 +279,13 @@ impl Saves for Rank {
                         stripe: spec.part.as_ref().map(|_| stripe),
                         range: piece.elements.clone(),
                     });
-                    pieces.push((stage, state, piece));
+                    pieces.push((state, piece));
                 }
             }
         }
         saving::write_finite(tmp, self.group().rank(), &described, |index, within, out| {
-            let (stage, state, piece) = &pieces[index];
-            stage.zero.read(*state, piece, within, out)
+            let (state, piece) = &pieces[index];
+            self.chunks.read_span(*state, piece, within, out)
         })
     }
 }

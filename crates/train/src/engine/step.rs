@@ -4,8 +4,8 @@ use phalanx_collectives::{CollectiveError, Pending};
 use phalanx_layers::{Context, Draw};
 use phalanx_optim::{LossScaling, Verdict};
 use phalanx_parallel::pipeline::{Feed, WatchMicroBatches, run};
-use phalanx_parallel::stage::Stage;
-use phalanx_plan::trace::{Axis, PhaseName, Placement, Placements};
+use phalanx_parallel::zero::Update;
+use phalanx_plan::trace::{PhaseName, Placements};
 use phalanx_tensor::{Clip, Tensor, View};
 
 use crate::engine::error::RunError;
@@ -67,16 +67,13 @@ impl Rank {
         let done = device.try_phase(PhaseName::Step, || {
             let part = &self.spec.batch;
             let targets = part.count_targets(&device, &*self.groups.data, batch, part.step_targets())?;
-            for stage in &mut self.stages {
-                stage.zero.begin_updates(update, lr as f32, targets > 0)?;
-            }
-            let loss = self.gradients(number, batch, targets, scale, None)?;
+            self.chunks.set_update(Update { number: update, lr: lr as f32, applies: targets > 0 });
+            let loss = self.gradients(PhaseName::Step, (number, batch), targets, scale, None)?;
             let stop_requests = self.stop_requests(stop());
             let loss = self.sum_of_replicas(loss)?;
-            self.finish_gradients()?;
+            self.chunks.pause()?;
             let judged = self.judge(targets, lr, loss, stop_requests)?;
             self.update(number, &judged)?;
-            self.leave_phase()?;
             Ok::<_, CollectiveError>(judged)
         });
         let (outcome, verdict) = done.inspect_err(|error| self.groups.abort_for(error))?;
@@ -110,8 +107,8 @@ impl Rank {
         targets: usize,
         loss_scale: f32,
     ) -> Result<Tensor, CollectiveError> {
-        let loss = self.gradients(number, batch, targets, loss_scale, None)?;
-        self.finish_gradients()?;
+        let loss = self.gradients(PhaseName::Step, (number, batch), targets, loss_scale, None)?;
+        self.chunks.pause()?;
         Ok(loss)
     }
 
@@ -132,11 +129,11 @@ impl Rank {
         stop_requests: Pending<Tensor>,
     ) -> Result<(Outcome, Verdict), CollectiveError> {
         let clip = Clip { max_norm: self.spec.update.clip, loss_scale: self.loss_scale.scale() };
-        let Rank { device, norm, stages, at, counted_over, .. } = self;
-        norm.compute(device, stages, at.tensor, &**counted_over, clip)?;
+        self.chunks.set_clip(clip);
+        self.chunks.pause()?;
         let stop_requests = stop_requests.wait()?;
-        let numbers = [loss.view().range(0..1), norm.norm(), stop_requests.view()];
-        let [first, grad_norm, stop_requests] = device.fetch(numbers)?;
+        let numbers = [loss.view().range(0..1), self.chunks.norm().view(), stop_requests.view()];
+        let [first, grad_norm, stop_requests] = self.device.fetch(numbers)?;
         let mut all = vec![0.0; loss.shape().elements()];
         let places = self.loss_places(false);
         let sums = if places.is_one() { vec![first] } else { self.whole_loss(&loss, places, &mut all)? };
@@ -162,7 +159,7 @@ impl Rank {
 
     /// The factor, `[1]`, by which an update multiplies the gradients of the last step that was judged.
     pub fn gradient_factor(&self) -> View<'_> {
-        self.norm.factor()
+        self.chunks.factor().view()
     }
 
     /// Ends step `number`: updates the parameters if it is to be applied, and counts it.
@@ -174,16 +171,16 @@ impl Rank {
         number: u64,
         (outcome, verdict): &(Outcome, Verdict),
     ) -> Result<(), CollectiveError> {
-        let (update, applies) = (self.counted.applied + 1, *verdict == Verdict::Apply);
+        let applies = *verdict == Verdict::Apply;
         if self.spec.zero.update_in_backward {
             self.finish_updates(number, outcome.targets == 0 || applies)?;
-        } else if !applies {
-            self.stages.iter_mut().for_each(|stage| stage.zero.restore_parameters());
-            self.device.leave_out_rest();
         } else {
-            for stage in &mut self.stages {
-                stage.zero.update(update, outcome.lr as f32, self.norm.factor())?;
+            if !applies {
+                self.device.leave_out_rest();
             }
+            let lr = outcome.lr as f32;
+            self.chunks.set_update(Update { number: self.counted.applied + 1, lr, applies });
+            self.chunks.finish(applies, None)?;
         }
         match verdict {
             Verdict::Apply => self.counted.applied += 1,
@@ -197,11 +194,7 @@ impl Rank {
     /// not count in the norm is not finite, the norm cannot show it: then this rank aborts the job.
     fn finish_updates(&mut self, number: u64, applies: bool) -> Result<(), CollectiveError> {
         self.updated_in_part = self.updated_in_part.or((!applies).then_some(number));
-        self.not_finite = None;
-        for stage in &mut self.stages {
-            let found = stage.zero.finish_updates(applies)?;
-            self.not_finite = self.not_finite.or(found);
-        }
+        self.not_finite = self.chunks.finish(applies, None)?;
         if let Some(found) = self.not_finite.filter(|_| applies) {
             self.updated_in_part = self.updated_in_part.or(Some(number));
             let name = &self.outline.parameters[found.parameter];
@@ -215,20 +208,12 @@ impl Rank {
         Ok(())
     }
 
-    /// Waits for gathers that may outlive the step, where they hold staging buffers: host memory belongs to its phase.
-    fn leave_phase(&mut self) -> Result<(), CollectiveError> {
-        if self.device.is_host_addressable() {
-            return Ok(());
-        }
-        self.stages.iter_mut().try_for_each(|stage| stage.zero.settle())
-    }
-
     /// Runs forward and backward of the micro-batches of a step, whose global batch has `targets` targets, and returns the
     /// losses of this rank ([`LossPlaces`](crate::engine::rank::LossPlaces)), zero for other ranks'. Reductions of gradients may still run.
     pub(crate) fn gradients(
         &mut self,
-        number: u64,
-        batch: &Batch,
+        phase: PhaseName,
+        (number, batch): (u64, &Batch),
         targets: usize,
         loss_scale: f32,
         watch: WatchMicroBatches,
@@ -265,48 +250,18 @@ impl Rank {
             ranks_of_rows: spec.mesh.ranks_of_rows(),
             placements: spec.mesh.boundary(),
         };
-        self.stages.iter_mut().for_each(|stage| stage.zero.begin(PhaseName::Step));
-        run(&mut self.stages, &self.program, &self.groups.wires, at.pipeline, &feed, &mut loss, watch)?;
+        self.chunks.begin(phase);
+        let chunks = &mut self.chunks;
+        run(
+            (&mut self.stages, chunks),
+            &self.program,
+            &self.groups.wires,
+            at.pipeline,
+            &feed,
+            &mut loss,
+            watch,
+        )?;
         Ok(loss)
-    }
-
-    /// Waits until gradients are summed over data, then sums terms over the tensor axis and over tied stages.
-    pub(crate) fn finish_gradients(&mut self) -> Result<(), CollectiveError> {
-        for stage in &mut self.stages {
-            stage.finish_gradients(&self.device)?;
-            stage.zero.sum_terms(&*self.groups.tensor)?;
-        }
-        self.sum_tied()
-    }
-
-    /// Sums the gradients of each tied parameter over the stages that have a copy.
-    fn sum_tied(&mut self) -> Result<(), CollectiveError> {
-        for (tie, group) in self.spec.mesh.ties.iter().zip(&self.groups.ties) {
-            let copy = |stage: &Stage| stage.network.place_of(&tie.name);
-            let mut own = self.stages.iter_mut().filter(|stage| tie.stages.contains(&stage.index));
-            let Some(first) = own.next() else { continue };
-            let mut sum = first.zero.take_summed(copy(first))?;
-            if sum.shape().elements() == 0 {
-                continue;
-            }
-            let mut others: Vec<_> = own.collect();
-            for other in &mut others {
-                let term = other.zero.take_summed(copy(other))?;
-                self.device.add(term.view(), sum.view_mut());
-            }
-            if let Some(group) = group {
-                sum = group.all_reduce(sum).wait()?;
-            }
-            if self.spec.mesh.axes.pipeline == 1 || group.is_none() {
-                let placements = self.device.placements(sum.view());
-                self.device.place(sum.view(), placements.with(Axis::Pipeline, Placement::Replicated));
-            }
-            first.zero.put_summed(copy(first), &sum)?;
-            for other in others {
-                other.zero.put_summed(copy(other), &sum)?;
-            }
-        }
-        Ok(())
     }
 
     /// 1 if this rank asks to stop, else 0, as a tensor `[1]` that ranks can sum.

@@ -87,7 +87,8 @@ pub(crate) fn on_meta(spec: &Spec, rank: usize, make_rank: &MakeRank) -> (Device
     let device = Device::meta_of(spec.device.threads, spec.device.host_addressable);
     let recorder = Arc::clone(device.recorder().expect("Meta records"));
     let groups = Groups::new(&GroupSource::Meta(recorder, rank), spec);
-    let engine = make_rank(device.clone(), groups, spec).expect(NEVER);
+    let mut engine = make_rank(device.clone(), groups, spec).expect(NEVER);
+    engine.chunks_mut().expect_update();
     (device, engine)
 }
 

@@ -8,6 +8,7 @@ mod chunk_note;
 pub mod chunk_programs;
 mod disk_notes;
 pub(crate) mod dry_run;
+mod placement_guesses;
 pub mod placement_table;
 mod placing;
 pub mod planning;

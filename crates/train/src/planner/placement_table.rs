@@ -1,8 +1,8 @@
 //! Memories of every chunk of a rank, and bytes that a step moves for it, as `phalanx plan --placement` shows them.
 
-use phalanx_parallel::Stage;
 use phalanx_parallel::zero::{ChunkResidence, Residence};
 use phalanx_plan::Lookahead;
+use phalanx_plan::program::{ChunkSpec, StageChunks};
 use phalanx_plan::trace::{Event, PhaseName};
 use serde::Serialize;
 
@@ -42,25 +42,37 @@ impl RunPlan {
         let copied = |spec: &Spec| copied_bytes(spec, rank);
         let all = copied(spec);
         let order = engine.uses_of_step();
-        let (mut placed, mut first_chunk) = (Vec::new(), 0);
+        let described = engine.chunks().described();
+        let mut placed = Vec::new();
         // Chunks of one size that lie alike and are used alike move as many bytes.
         let mut known: Vec<(Kind, u64)> = Vec::new();
-        for stage in engine.stages() {
-            let own = first_chunk..first_chunk + stage.zero.chunks() as u32;
-            let uses = Lookahead::new(order.iter().copied().filter(|chunk| own.contains(chunk)).collect());
-            for chunk in 0..stage.zero.chunks() {
+        for (at, (stage, chunks)) in engine.stages().iter().zip(&described.stages).enumerate() {
+            let own = chunks.first_chunk..chunks.first_chunk + chunks.chunks.len();
+            let of_stage = order.iter().copied().filter(|chunk| own.contains(&(*chunk as usize)));
+            let uses = Lookahead::new(of_stage.collect());
+            for (chunk, ChunkSpec { elements, .. }) in chunks.chunks.iter().enumerate() {
                 let lies = spec.zero.residence[stage.index].of(chunk);
-                let used = used(&uses, first_chunk + chunk as u32, spec.zero.prefetch.max(1));
-                let kind = (stage.index, stage.zero.updated_elements(chunk), lies, used);
+                let used = used(&uses, (chunks.first_chunk + chunk) as u32, spec.zero.prefetch.max(1));
+                let kind = (stage.index, *elements, lies, used);
                 let moved_bytes = match known.iter().find(|(same, _)| *same == kind) {
                     _ if lies == ChunkResidence::DEVICE => 0,
                     Some((_, moved_bytes)) => *moved_bytes,
-                    None => all - copied(&with_chunk_on_device(spec, stage, chunk)),
+                    None => all - copied(&with_chunk_on_device(spec, chunks, chunk)),
                 };
                 known.push((kind, moved_bytes));
-                placed.push(of_chunk(stage, (chunk, lies), moved_bytes));
+                let parameters = engine.chunks().layout(at).parameters(chunk);
+                let name = |parameter: usize| stage.network.parameters[parameter].name.clone();
+                placed.push(PlacedChunk {
+                    stage: stage.index,
+                    chunk,
+                    first: name(parameters.start),
+                    last: name(parameters.end - 1),
+                    elements: *elements,
+                    trained: chunk < chunks.trained,
+                    lies,
+                    moved_bytes,
+                });
             }
-            first_chunk = own.end;
         }
         placed
     }
@@ -76,29 +88,13 @@ fn used(uses: &Lookahead, chunk: u32, depth: usize) -> [usize; 2] {
     at.fold([0, 0], |[count, kept], at| [count + 1, kept + usize::from(is_kept(at))])
 }
 
-fn of_chunk(stage: &Stage, (chunk, lies): (usize, ChunkResidence), moved_bytes: u64) -> PlacedChunk {
-    let layout = stage.zero.layout();
-    let parameters = layout.parameters(chunk);
-    let name = |parameter: usize| stage.network.parameters[parameter].name.clone();
-    PlacedChunk {
-        stage: stage.index,
-        chunk,
-        first: name(parameters.start),
-        last: name(parameters.end - 1),
-        elements: layout.chunk_elements[chunk],
-        trained: chunk < stage.zero.trained_chunks(),
-        lies,
-        moved_bytes,
-    }
-}
-
 /// The same run with one chunk in device memory.
-fn with_chunk_on_device(spec: &Spec, stage: &Stage, chunk: usize) -> Spec {
+fn with_chunk_on_device(spec: &Spec, stage: &StageChunks, chunk: usize) -> Spec {
     let residence = &spec.zero.residence[stage.index];
     let lies = |other| if other == chunk { ChunkResidence::DEVICE } else { residence.of(other) };
-    let chunks = (0..stage.zero.chunks()).map(lies).collect();
+    let chunks = (0..stage.chunks.len()).map(lies).collect();
     let mut spec = spec.clone();
-    let whole: Vec<usize> = (0..stage.zero.chunks()).filter(|chunk| residence.is_whole(*chunk)).collect();
+    let whole: Vec<usize> = (0..stage.chunks.len()).filter(|chunk| residence.is_whole(*chunk)).collect();
     spec.zero.residence[stage.index] = Residence::of_chunks(chunks, ChunkResidence::DEVICE).with_whole(whole);
     spec
 }

@@ -3,8 +3,9 @@
 //! Under `placement = "auto"`, parts of chunks leave device memory until the plan fits its budget. What is used latest
 //! leaves first (Belady, as in PatrickStar and Gemini, but exact: the dry run has the order of all uses): optimizer states,
 //! which are used once a step, and gradients, from the chunk that is updated last; then parameters under ZeRO stage 3, whose
-//! next use after the peak is farthest. How many must leave is found by bisection over exact plans, since the peak falls with each
-//! (nearly: the windows of the first may raise it). Then those that fit again come back. What leaves first goes to disk
+//! next use after the peak is farthest. How many must leave is guessed from chunk programs, whose bytes are added to those that the dry run
+//! has beside chunks while each block runs, and confirmed by exact plans: one that fits, and one with a part more that does not (the peak
+//! falls with each part, nearly: the windows of the first may raise it). Then those that fit again come back. What leaves first goes to disk
 //! where host memory has no room for all. Where chunks are updated within backward, the optimizer states that leave are spread over
 //! the blocks instead: the kernels of each block hide copies for a time, and copies of neighbouring blocks would exceed it.
 //!
@@ -14,13 +15,15 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 
 use phalanx_parallel::zero::{ChunkResidence, Residence};
-use phalanx_plan::trace::{Memory, PhaseName};
+use phalanx_plan::program::{self, RankChunks};
+use phalanx_plan::trace::{Memory, PhaseName, Trace};
 use phalanx_plan::{Coordinates, Lookahead, Mesh, ZeroStage, plan_memory_of, uses_before_peak};
 
 use crate::config::{AutoPlacement, Fractions, PlacementRule};
 use crate::engine::spec::Spec;
 use crate::planner::budget::BudgetError;
 use crate::planner::dry_run::{DryRuns, MakeRank, on_meta};
+use crate::planner::placement_guesses::{Guesses, smallest};
 
 /// Parts that are tried to come back after the bisection.
 const RETURNS: usize = 8;
@@ -71,7 +74,8 @@ impl Spec {
             PlacementRule::Uniform(_) => {}
             PlacementRule::Fractions(fractions) => {
                 for pipeline in 0..self.mesh.axes.pipeline {
-                    for chunks in stage_chunks(&self, first_rank(self.mesh.axes, pipeline), make_rank) {
+                    let rank = first_rank(self.mesh.axes, pipeline);
+                    for chunks in stage_chunks(on_meta(&self, rank, make_rank).1.chunks().described()) {
                         let keeps_gradients = !self.zero.update_in_backward;
                         self.zero.residence[chunks.index] =
                             of_fractions((&chunks.elements, chunks.trained), fractions, keeps_gradients);
@@ -104,21 +108,20 @@ fn first_rank(axes: Mesh, pipeline: usize) -> usize {
     axes.rank(Coordinates { pipeline, data: 0, tensor: 0 })
 }
 
-fn stage_chunks(spec: &Spec, rank: usize, make_rank: &MakeRank) -> Vec<StageChunks> {
-    let (_, engine) = on_meta(spec, rank, make_rank);
-    let of = |stage: &phalanx_parallel::Stage| StageChunks {
-        index: stage.index,
-        elements: (0..stage.zero.chunks()).map(|chunk| stage.zero.updated_elements(chunk)).collect(),
-        parameters: (0..stage.zero.chunks())
-            .map(|chunk| {
-                let dtype = stage.zero.layout().dtype(chunk, spec.precision.types.compute);
-                dtype.bytes_of(stage.zero.updated_elements(chunk) as usize) as u64
-            })
-            .collect(),
-        optimizer: (0..stage.zero.chunks()).map(|chunk| stage.zero.optimizer_bytes(chunk)).collect(),
-        trained: stage.zero.trained_chunks(),
+fn stage_chunks(chunks: &RankChunks) -> Vec<StageChunks> {
+    let RankChunks { policies, stages, .. } = chunks;
+    let of = |stage: &program::StageChunks| {
+        let elements: Vec<u64> = stage.chunks.iter().map(|chunk| policies.part(chunk.elements)).collect();
+        let types = stage.chunks.iter().map(|chunk| chunk.dtype);
+        StageChunks {
+            index: stage.index,
+            parameters: types.zip(&elements).map(|(t, own)| t.bytes_of(*own as usize) as u64).collect(),
+            optimizer: (0..stage.chunks.len()).map(|c| stage.optimizer_bytes(policies, c)).collect(),
+            trained: stage.trained,
+            elements,
+        }
     };
-    engine.stages().iter().map(of).collect()
+    stages.iter().map(of).collect()
 }
 
 /// Memories by fractions of bytes, spread over the chunks: the bytes elsewhere differ from the fraction by half a chunk at
@@ -175,18 +178,22 @@ struct Search<'a> {
     moves: Vec<Move>,
     /// Peaks of device and host memory that are known.
     known: RefCell<HashMap<Away, [u64; 2]>>,
+    guesses: Guesses,
 }
 
 impl<'a> Search<'a> {
     fn new(spec: &'a Spec, rank: usize, make_rank: &'a MakeRank<'a>, auto: AutoPlacement) -> Search<'a> {
-        let stages = stage_chunks(spec, rank, make_rank);
-        let known = RefCell::default();
-        let mut search = Search { spec, rank, make_rank, auto, stages, moves: Vec::new(), known };
-        search.moves = search.moves_in_order();
+        let (_, engine) = on_meta(spec, rank, make_rank);
+        let trace = DryRuns { spec, make_rank, abridges: true }.trace(rank);
+        let guesses = Guesses::new(engine.chunks().described(), &trace);
+        let stages = stage_chunks(engine.chunks().described());
+        let (moves, known) = (Vec::new(), RefCell::default());
+        let mut search = Search { spec, rank, make_rank, auto, stages, moves, known, guesses };
+        search.moves = search.moves_in_order(&trace, engine.uses_of_step());
         search
     }
 
-    fn moves_in_order(&self) -> Vec<Move> {
+    fn moves_in_order(&self, trace: &Trace, uses: Vec<u32>) -> Vec<Move> {
         let precision = self.spec.precision.types;
         let states: u64 = self.stages.iter().flat_map(|stage| &stage.optimizer).sum();
         let accumulate = precision.accumulate.bytes() as u64;
@@ -227,24 +234,12 @@ impl<'a> Search<'a> {
         }
         if self.spec.zero.stage == ZeroStage::Three {
             let parameters = all(ChunkPart::Parameters);
-            let distance = self.next_uses(parameters.len());
+            let distance = next_uses(trace, uses, parameters.len());
             let mut order: Vec<usize> = (0..parameters.len()).collect();
             order.sort_by_key(|chunk| (std::cmp::Reverse(distance[*chunk]), *chunk));
             moves.extend(order.into_iter().map(|chunk| parameters[chunk]));
         }
         moves
-    }
-
-    /// For each chunk: how many uses after the peak it is used again. The uses of a step repeat.
-    fn next_uses(&self, chunks: usize) -> Vec<usize> {
-        let runs = DryRuns { spec: self.spec, make_rank: self.make_rank, abridges: true };
-        let trace = runs.trace(self.rank);
-        let peak = uses_before_peak(&trace, PhaseName::Step);
-        let order = on_meta(self.spec, self.rank, self.make_rank).1.uses_of_step();
-        let length = order.len();
-        let lookahead = Lookahead::new([order.clone(), order].concat());
-        let at = peak.saturating_sub(1);
-        (0..chunks).map(|chunk| lookahead.next_use(chunk as u32, at).unwrap_or(at + length) - at).collect()
     }
 
     /// The first `count` moves away, the first `on_disk` of them on disk.
@@ -318,20 +313,35 @@ impl<'a> Search<'a> {
 
     /// The fewest moves with which device memory suffices.
     fn fewest(&self, limit: u64, reserve: u64) -> Result<usize, BudgetError> {
-        let mut enough = match self.first_enough(limit)? {
-            Ok(enough) => enough,
-            Err(min) => return Err(self.device_is_too_small(min, limit, reserve)),
-        };
-        // The first number that may suffice.
-        let mut first = 0;
-        while first < enough {
-            let middle = first.midpoint(enough - 1);
-            match self.device(middle)? <= limit {
-                true => enough = middle,
-                false => first = middle + 1,
-            }
+        let all = self.moves.len();
+        // Allocations may leave gaps, and peaks of chunks and of others may not meet: as far as they do where nothing is away.
+        let nothing = self.device(0)?;
+        if nothing <= limit {
+            return Ok(0);
         }
-        Ok(enough)
+        let off = nothing as i64 - self.guess(0, 0)[0] as i64;
+        let guessed = |count: usize| self.guess(count, self.guessed_on_disk(count))[0] as i64 + off;
+        let guess = smallest((all, all), |count| Ok::<_, BudgetError>(guessed(count) <= limit as i64))?;
+        let fits = |count: usize| Ok::<_, BudgetError>(self.device(count)? <= limit);
+        if let Some(fewest) = smallest((all, guess.unwrap_or(all)), fits)? {
+            return Ok(fewest);
+        }
+        match self.first_enough(limit)? {
+            Ok(enough) => Ok(smallest((enough, enough), fits)?.unwrap_or(enough)),
+            Err(min) => Err(self.device_is_too_small(min, limit, reserve)),
+        }
+    }
+
+    /// The peaks of device and host memory with `count` moves away, guessed.
+    fn guess(&self, count: usize, on_disk: usize) -> [u64; 2] {
+        self.guesses.peaks([count, on_disk], &self.residence(&self.away(count, on_disk)))
+    }
+
+    /// The fewest moves to disk with which host memory seems to suffice.
+    fn guessed_on_disk(&self, count: usize) -> usize {
+        let Some(limit) = self.auto.host_bytes.filter(|_| self.auto.disk) else { return 0 };
+        let fits = |on_disk: usize| Ok::<_, BudgetError>(self.guess(count, on_disk)[1] <= limit);
+        smallest((count, 0), fits).ok().flatten().unwrap_or(count)
     }
 
     /// Some number of moves that suffices: none, all, all but parameters, or one of a few between. Or else the smallest peak
@@ -392,15 +402,8 @@ impl<'a> Search<'a> {
         if limit == u64::MAX || fits(0)? {
             return Ok(Some(0));
         }
-        if count == 0 || !self.auto.disk || !fits(count)? {
-            return Ok(None);
-        }
-        let (mut too_few, mut enough) = (0, count);
-        while enough > too_few + 1 {
-            let middle = too_few.midpoint(enough);
-            if fits(middle)? { enough = middle } else { too_few = middle }
-        }
-        Ok(Some(enough))
+        let all = if self.auto.disk { count } else { 0 };
+        smallest((all, self.guessed_on_disk(count)), fits)
     }
 
     /// Brings parts back to the device that fit into what is left, the largest first.
@@ -427,6 +430,15 @@ impl<'a> Search<'a> {
         }
         Ok(())
     }
+}
+
+/// For each chunk: how many uses after the peak it is used again. The uses of a step repeat.
+fn next_uses(trace: &Trace, order: Vec<u32>, chunks: usize) -> Vec<usize> {
+    let peak = uses_before_peak(trace, PhaseName::Step);
+    let length = order.len();
+    let lookahead = Lookahead::new([order.clone(), order].concat());
+    let at = peak.saturating_sub(1);
+    (0..chunks).map(|chunk| lookahead.next_use(chunk as u32, at).unwrap_or(at + length) - at).collect()
 }
 
 #[cfg(test)]

@@ -9,10 +9,10 @@ use std::cell::{Cell, RefCell};
 use std::path::Path;
 use std::sync::Arc;
 
-use phalanx_cpu::CpuFactory;
+use phalanx_cpu::{Cpu, CpuFactory};
 use phalanx_cuda::{CudaFactory, Made};
-use phalanx_simulated::{Options, SimulatedFactory};
-use phalanx_tensor::{DeviceFactory, DeviceRequest, Kernels};
+use phalanx_simulated::{Options, Simulated, SimulatedFactory};
+use phalanx_tensor::{Device, DeviceFactory, DeviceRequest, Kernels};
 use phalanx_train::Spec;
 
 /// The device on which tests run.
@@ -74,6 +74,12 @@ pub fn simulated(seed: u64) -> SimulatedFactory {
     // A run has many thousand calls; each that sleeps takes about 60 microseconds more than its delay.
     let options = Options { seed, delayed_share: 0.05, ..Options::new(0) };
     SimulatedFactory::new(options, None, kernels)
+}
+
+/// A simulated accelerator whose allocations no plan knows.
+pub fn unplanned() -> Device {
+    let options = Options { delayed_share: 0.05, ..Options::new(1 << 28) };
+    Simulated::unplanned_device(Cpu::new(1), options).expect("memory for a small model")
 }
 
 /// Cards, which ranks share. Compiled kernels are kept in the target folder.

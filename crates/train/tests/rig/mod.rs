@@ -249,7 +249,7 @@ pub struct Build<'a> {
     pub network: &'a (dyn Fn(&Spec, &Groups) -> Network + Sync),
     /// Replaces the groups of a rank.
     pub groups: &'a (dyn Fn(&Device, &Spec, Groups) -> Groups + Sync),
-    /// True if allocations come from the heap, instead of an arena that replays the plan.
+    /// True if allocations come from the heap, instead of an arena that replays the plan: on the processor, or a simulated accelerator.
     pub heap: bool,
 }
 
@@ -277,7 +277,10 @@ pub fn each_rank<T: Send>(
         let request = device_request(&spec.device, rank, own, &Region::anonymous);
         let device = match build.heap {
             false => factory.make(&request).unwrap(),
-            true => Device::new(Cpu::new(plan.spec.device.threads), Arena::heap()),
+            true if spec.device.host_addressable => {
+                Device::new(Cpu::new(plan.spec.device.threads), Arena::heap())
+            }
+            true => devices::unplanned(),
         };
         let source = endpoint
             .as_ref()
@@ -452,12 +455,12 @@ pub type Pieces = Vec<(&'static str, String, u64, Vec<f32>)>;
 /// Downloads everything that a rank owns. Parameters must be settled.
 pub fn pieces(engine: &Rank) -> Pieces {
     let mut pieces = Vec::new();
-    for stage in engine.stages() {
-        for (state, name) in stage.zero.state_names().into_iter().enumerate() {
-            for piece in stage.zero.spans(state, Selection::Owned) {
+    for (at, stage) in engine.stages().iter().enumerate() {
+        for (state, name) in engine.chunks().state_names(at).into_iter().enumerate() {
+            for piece in engine.chunks().spans(at, state, Selection::Owned) {
                 let local = piece.elements.clone();
                 let mut out = vec![0f32; (local.end - local.start) as usize];
-                stage.zero.read(state, &piece, 0..out.len(), &mut out).unwrap();
+                engine.chunks().read_span(state, &piece, 0..out.len(), &mut out).unwrap();
                 let spec = &stage.network.parameters[piece.parameter].members()[piece.member];
                 let stripe = Kept::of(engine.optimizer(), name, spec).stripe;
                 for (here, whole) in stripe.runs(local.clone()) {
@@ -474,8 +477,8 @@ pub fn pieces(engine: &Rank) -> Pieces {
 /// elements.
 fn gradients(engine: &Rank) -> Vec<(String, u64, Vec<f32>)> {
     let mut found = Vec::new();
-    for stage in engine.stages() {
-        let read = stage.zero.read_gradients(|p, local, values| {
+    for (at, stage) in engine.stages().iter().enumerate() {
+        let read = engine.chunks().read_gradients(at, |p, local, values| {
             for (member, here, first) in stage.network.parameters[p].runs(local) {
                 found.push((member.name.clone(), first, values[here].to_vec()));
             }

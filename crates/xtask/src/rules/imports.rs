@@ -67,6 +67,27 @@ const MAY_READ_ENVIRONMENT: [&str; 4] = ["program", "phalanx", "testing", "xtask
 /// Crates that may differ by feature: the face and the leaves that wrap foreign engines.
 const MAY_HAVE_FEATURES: [&str; 5] = ["phalanx", "data", "cuda", "nccl", "mpi"];
 
+/// Files that execute programs of chunks.
+const EXECUTORS: [&str; 4] = [
+    "crates/parallel/src/zero/executor.rs",
+    "crates/parallel/src/zero/sums.rs",
+    "crates/parallel/src/zero/updates.rs",
+    "crates/parallel/src/zero/views.rs",
+];
+
+/// Words of what passes decide: stages, memories, options, and whether a run is dry.
+const STRATEGIES: [&str; 9] = [
+    "ZeroStage",
+    "Memory",
+    "Residence",
+    "Options",
+    "Policies",
+    "policies",
+    "residence",
+    "is_meta",
+    "is_host_addressable",
+];
+
 pub fn check(workspace: &Workspace) -> Vec<Finding> {
     let mut findings = Vec::new();
     for name in &workspace.crates {
@@ -89,6 +110,7 @@ pub fn check(workspace: &Workspace) -> Vec<Finding> {
             .into_iter()
             .chain(ranks(source, name))
             .chain(globals(source))
+            .chain(strategies(source))
             .chain(environment(source, name))
             .chain(features(source, name));
         findings.extend(found.map(|(at, what)| finding(&source.path, source.line(at), what)));
@@ -170,6 +192,17 @@ fn stale_meanings(workspace: &Workspace) -> Vec<Finding> {
             finding(path, 1, what)
         })
         .collect()
+}
+
+/// Strategies in the executor of programs.
+fn strategies(source: &SourceFile) -> Vec<(usize, String)> {
+    if !EXECUTORS.contains(&source.path.as_str()) {
+        return Vec::new();
+    }
+    let found = outside_tests(source).filter(|(_, word)| STRATEGIES.contains(word));
+    let what =
+        |word: &str| format!("`{word}`: an executor knows no strategy; a pass of plan/src/program decides");
+    found.map(|(at, word)| (at, what(word))).collect()
 }
 
 /// Groups that live in a static.
@@ -301,6 +334,14 @@ mod tests {
         ] {
             assert_eq!(count(ranks, "layers", text), expected, "{text}");
             assert_eq!(count(ranks, "parallel", text), 0, "{text}");
+        }
+    }
+
+    #[test]
+    fn executors_know_no_strategy() {
+        let text = "fn f(stage: ZeroStage) { if self.policies.overlap {} }";
+        for (path, expected) in [(EXECUTORS[0], 2), ("crates/parallel/src/zero/map.rs", 0)] {
+            assert_eq!(strategies(&SourceFile::new(path, text)).len(), expected, "{path}");
         }
     }
 

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use phalanx_collectives::CollectiveError;
 use phalanx_optim::LearningRate;
+use phalanx_parallel::zero::Update;
 use phalanx_plan::{Precision, ZeroStage};
 use phalanx_tensor::{Device, View, ViewMut};
 use phalanx_train::Groups;
@@ -119,7 +120,8 @@ impl Server {
         if let Some((gradient, factor)) = push {
             served.version += 1;
             let lr = self.lr(served.version, served.pushed.len());
-            served.rank.zero().update_with(served.version, lr as f32, gradient, factor);
+            let update = Update { number: served.version, lr: lr as f32, applies: true };
+            served.rank.chunks_mut().update_with(update, gradient, factor);
         }
         served.pushed[worker] += 1;
         self.changed.notify_all();
@@ -155,7 +157,7 @@ impl Server {
 
     /// Reads the current parameters of the range.
     pub(super) fn read(&self, served: &mut Served, mut to: ViewMut) -> Result<(), CollectiveError> {
-        served.rank.zero().lend_parameters(|own| {
+        served.rank.chunks_mut().lend_parameters(|own| {
             put(&self.device, own.view(), to.reborrow());
             Ok(own)
         })

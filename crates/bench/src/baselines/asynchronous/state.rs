@@ -38,7 +38,7 @@ impl Asynchronous<'_> {
     pub(super) fn gather(&mut self) -> Result<(), CollectiveError> {
         let Asynchronous { device, links, server, worker, .. } = self;
         device.try_phase(PhaseName::Gather, || {
-            worker.rank.zero().lend_parameters(|mut whole| {
+            worker.rank.chunks_mut().lend_parameters(|mut whole| {
                 server.read(&mut server.lock(), whole.view_mut().range(server.range.clone()))?;
                 links.gather().all_gather_in_place(whole).wait()
             })
@@ -48,18 +48,20 @@ impl Asynchronous<'_> {
     /// The pieces that this rank owns: name of the state, number of the parameter, range of its elements, and the
     /// values.
     pub fn pieces(&self) -> Vec<(&'static str, usize, Range<u64>, Vec<f32>)> {
-        let mut served = self.server.lock();
-        let zero = served.rank.zero();
+        let served = self.server.lock();
+        let chunks = served.rank.chunks();
         let read = |(state, name): (usize, &'static str)| {
-            let spans = zero.spans(state, Selection::Owned).into_iter();
+            let spans = chunks.spans(0, state, Selection::Owned).into_iter();
             spans.map(move |piece| (state, name, piece)).collect::<Vec<_>>()
         };
-        let pieces = zero.state_names().into_iter().enumerate().flat_map(read).map(|(state, name, piece)| {
-            let mut values = vec![0f32; (piece.elements.end - piece.elements.start) as usize];
-            zero.read(state, &piece, 0..values.len(), &mut values)
-                .expect("kernels of the processor do not fail");
-            (name, piece.parameter, piece.elements, values)
-        });
+        let pieces =
+            chunks.state_names(0).into_iter().enumerate().flat_map(read).map(|(state, name, piece)| {
+                let mut values = vec![0f32; (piece.elements.end - piece.elements.start) as usize];
+                chunks
+                    .read_span(state, &piece, 0..values.len(), &mut values)
+                    .expect("kernels of the processor do not fail");
+                (name, piece.parameter, piece.elements, values)
+            });
         pieces.collect()
     }
 }

@@ -167,7 +167,7 @@ impl Worker {
             Ok(())
         })?;
         let mut in_flight = others.iter().zip(in_flight);
-        self.rank.zero().lend_parameters(|mut parameters| {
+        self.rank.chunks_mut().lend_parameters(|mut parameters| {
             server.answer(links, number, parameters.view_mut().range(here.clone()))?;
             for (other, (header, sent, kept, (stale, answer))) in in_flight.by_ref() {
                 let header = header.wait()?;

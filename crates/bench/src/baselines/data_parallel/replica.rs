@@ -52,10 +52,10 @@ impl DeviceReplica {
         let device = self.rank.device().clone();
         let DeviceReplica { rank, group, spec } = self;
         device.try_phase(PhaseName::Step, || {
-            rank.zero().lend_parameters(|parameters| group.broadcast(parameters, ROOT).wait())?;
+            rank.chunks_mut().lend_parameters(|parameters| group.broadcast(parameters, ROOT).wait())?;
             let loss = rank.own_gradients(number, part, targets, loss_scale)?;
-            rank.zero()
-                .lend_gradients(|gradients| reduce(&device, &**group, spec.precision.types, gradients))?;
+            rank.chunks_mut()
+                .lend_gradients(|gradients, _| reduce(&device, &**group, spec.precision.types, gradients))?;
             if group.rank() != ROOT {
                 return Ok(None);
             }

@@ -5,6 +5,7 @@
 //! that they are sums of. A program that breaks an [`Invariant`] is refused, with the action and the place that made it.
 
 mod contents;
+mod pauses;
 mod sums;
 mod tiles;
 mod walk;
@@ -24,7 +25,7 @@ use walk::{State, Walk};
 pub enum Invariant {
     /// A buffer is used between its take and its free, or is resident.
     Presence,
-    /// Nothing touches what work in flight writes, or writes what it reads.
+    /// Nothing touches what work in flight reads or writes: it has its buffers, but for the factor of the host's updates.
     Flight,
     /// Work is started and waited for once; only a publication outlives its phase, and none a save.
     Wait,

@@ -69,7 +69,7 @@ pub(super) struct Writers {
 pub(super) struct Walk<'a> {
     pub(super) rank: &'a RankChunks,
     pub(super) program: &'a Program,
-    demand: Vec<BlockRun>,
+    pub(super) demand: Vec<BlockRun>,
     pub(super) writers: BTreeMap<usize, Writers>,
     contents: Vec<Option<Contents>>,
     flights: BTreeMap<Token, Flight>,
@@ -83,7 +83,10 @@ pub(super) struct Walk<'a> {
     /// True if a delayed update runs as the phase begins.
     is_pending: bool,
     pub(super) phase: u32,
-    ran: usize,
+    pub(super) ran: usize,
+    /// Pauses so far that are not behind a block run, and whether one follows the last block run.
+    pub(super) pauses: usize,
+    pub(super) is_paused: bool,
     /// Chunks of which some gradients are written in the current micro-batch: the next layer adds to them.
     pub(super) begun: BTreeSet<usize>,
     /// Chunk and tile of each update.
@@ -94,7 +97,7 @@ pub(super) struct Walk<'a> {
     pub(super) looked: BTreeSet<Part>,
     /// Pieces of stored sums that were written, with the axis of the sum.
     pub(super) written_back: BTreeSet<(usize, u32, &'static str)>,
-    has_norm: bool,
+    pub(super) has_norm: bool,
     pub(super) applies: Option<bool>,
 }
 
@@ -132,6 +135,8 @@ impl<'a> Walk<'a> {
             is_pending: state.flights.keys().any(|token| token.updated_tile().is_some()),
             phase: state.phases + 1,
             ran: 0,
+            pauses: 0,
+            is_paused: true,
             begun: BTreeSet::new(),
             updated: BTreeSet::new(),
             masked: BTreeSet::new(),
@@ -181,7 +186,9 @@ impl<'a> Walk<'a> {
         let [reading, writing] = self.touched[at];
         let is_there = self.contents[at].is_some();
         expect(is_there, Invariant::Presence, || format!("{} is not there", self.name(buffer)))?;
-        let is_free = writing == 0 && !(writes && reading > 0);
+        // Work in flight has its buffers; the host's updates of several tiles read one factor.
+        let is_shared = !writes && matches!(self.program.spec(buffer).role, Role::Factor(_));
+        let is_free = writing == 0 && (reading == 0 || is_shared);
         expect(is_free, Invariant::Flight, || format!("{} is in flight", self.name(buffer)))?;
         Ok(self.contents[at].as_mut().expect("it is there"))
     }
@@ -204,6 +211,8 @@ impl<'a> Walk<'a> {
     }
 
     fn act(&mut self, op: Op, applies: bool) -> Result<(), Broken> {
+        let is_early = self.pauses == 0 || !self.changes_sums(op);
+        expect(is_early, Invariant::Demand, || "the rank reads the sums of gradients already".into())?;
         if let Op::Convert { from, into }
         | Op::Add { from, into }
         | Op::CopyPart { from, into }
@@ -222,6 +231,7 @@ impl<'a> Walk<'a> {
                 let (reads, writes) = self.program.operands(operands);
                 self.run_block(op.block_run().expect("a block run"), reads, writes)
             }
+            Op::Pause => self.pause(),
             Op::Clear(buffer) => {
                 self.touch(buffer, true)?;
                 let was_begun = self.begun.remove(&self.of(buffer));
@@ -233,10 +243,14 @@ impl<'a> Walk<'a> {
             Op::Restore { from, into } => self.restore(from, into),
             Op::Pack { from, into } => self.pack(from, into),
             Op::Unpack { from, into } => self.unpack(from, into),
-            Op::Look(buffer) => self.look_at(buffer),
+            Op::Look(buffer) => {
+                self.expect_sums()?;
+                self.look_at(buffer)
+            }
             Op::Count { from, into } => self.count(from, into),
             Op::Total { from, into } => self.total(from, into),
             Op::Norm(buffer) => {
+                self.expect_sums()?;
                 let norms = self.read(buffer)?.own();
                 let stages = self.rank.stages.iter().filter(|stage| stage.trained > 0).count();
                 let is_complete = self.numbers(&norms, true).is_some_and(|of| of.len() == stages);
@@ -245,7 +259,7 @@ impl<'a> Walk<'a> {
             }
             Op::Fetch => {
                 let first = self.applies.replace(applies).is_none();
-                expect(self.has_norm && first, Invariant::Norm, || "no norm to decide by".into())
+                expect(self.pauses == 2 && first, Invariant::Norm, || "no norm to decide by".into())
             }
             Op::Update { gradient, parameters, states } => {
                 self.update((gradient, parameters), self.program.operands(states))
@@ -302,7 +316,8 @@ impl<'a> Walk<'a> {
     fn run_block(&mut self, run: BlockRun, reads: &[Buffer], writes: &[Buffer]) -> Result<(), Broken> {
         let next = self.demand.get(self.ran);
         expect(next == Some(&run), Invariant::Demand, || format!("{next:?} comes next"))?;
-        self.ran += 1;
+        expect(self.is_paused, Invariant::Demand, || "no pause is behind the run before".into())?;
+        (self.ran, self.is_paused) = (self.ran + 1, false);
         for buffer in reads {
             self.check_reach(*buffer)?;
             let (here, seen) = (self.read(*buffer)?, self.current(*buffer));
@@ -414,6 +429,9 @@ impl<'a> Walk<'a> {
         let stays = self.flights.keys().all(|token| phase != PhaseName::Save && may_stay(token));
         expect(stays, Invariant::Wait, || format!("{} works stay in flight", self.flights.len()))?;
         expect(self.begun.is_empty(), Invariant::Terms, || "gradients are not reduced".into())?;
+        let pauses = self.pauses_of(phase);
+        let are_all = self.is_paused && self.pauses == pauses;
+        expect(are_all, Invariant::Demand, || format!("{} pauses instead of {pauses}", self.pauses))?;
         let all: BTreeSet<Part> = self.rank.stages.iter().flat_map(|s| self.parts(s, |_| true)).collect();
         let is_seen = phase != PhaseName::Diagnose || policies.in_backward || self.looked == all;
         expect(is_seen, Invariant::Terms, || "some sums are not looked at".into())?;

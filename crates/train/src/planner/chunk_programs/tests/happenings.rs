@@ -4,9 +4,6 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use phalanx_plan::trace::{CollectiveOp, DType, Event, Memory, PhaseName, Site, Stream, Trace};
 
-/// Group of the stages that have a copy of a parameter. Its calls are those of the step, so copies of what is staged for them are left out.
-pub(super) const TIE: &str = "tie";
-
 /// Kernels that chunks need; layers run others, too.
 const KERNELS_OF_CHUNKS: [&str; 11] = [
     "fill",
@@ -83,9 +80,9 @@ impl Shown {
     }
 }
 
-/// Returns whether today's code of chunks is at a place.
+/// Returns whether a place made an action of a program, or executes it.
 pub(super) fn is_of_chunks(site: Site) -> bool {
-    let files = ["parallel/src/zero/", "parallel/src/norm.rs", "parallel/src/tiles.rs"];
+    let files = ["parallel/src/zero/", "plan/src/program/"];
     files.iter().any(|file| site.file.contains(file))
 }
 
@@ -133,7 +130,7 @@ pub(super) fn shown(trace: &Trace) -> Vec<Shown> {
                 Event::Collective(call) => {
                     let is_staged = std::mem::take(&mut copies.stages_foreign);
                     staged.extend((is_staged && call.op != CollectiveOp::Send).then_some(submitted));
-                    if is_of_chunks(call.site) || call.group == TIE {
+                    if is_of_chunks(call.site) {
                         collectives.insert(submitted, collectives.len() as u32);
                         let (op, group, dtype, count) = (call.op, call.group, call.dtype, call.count);
                         shown.happenings.push(Happening::Collective { op, group, dtype, count });

@@ -11,12 +11,11 @@ use phalanx_models::{Arch, Gpt2, Keys};
 use phalanx_optim::{Extent, Optimizer, StateSpec, UpdateRule, UpdateStep, UpdatedParameter};
 use phalanx_parallel::zero::{ChunkResidence, Residence};
 use phalanx_plan::ZeroStage;
-use phalanx_plan::program::{Buffer, Op, PHASES, Pass, Program, SumGroup, Token, Work, check};
+use phalanx_plan::program::{Buffer, Op, PHASES, Pass, Program, Token, Work};
 use phalanx_plan::trace::{Category, CollectiveOp, Event, Memory, PhaseName, Trace};
 use phalanx_system::random::SplitMix64;
 use phalanx_testing::sweeps;
 
-use super::chunks_of;
 use crate::config::{
     Checkpointing, CheckpointingWord, Chunk, ChunkWord, DeviceKind, Float, LoraBase, Reduce, RunConfig, Sum,
     Tier, UpdateOn,
@@ -24,7 +23,7 @@ use crate::config::{
 use crate::engine::rank::{Batch, Rank};
 use crate::engine::spec::Spec;
 use crate::planner::dry_run::{NEVER, on_meta};
-use happenings::{Happening, Shown, TIE, is_of_chunks, shown};
+use happenings::{Happening, Shown, is_of_chunks, shown};
 
 /// The number of random configurations.
 const COUNT: usize = 200;
@@ -117,7 +116,7 @@ impl Player<'_> {
         if !self.records(group) {
             return None;
         }
-        if !self.spec.device.host_addressable && group != TIE {
+        if !self.spec.device.host_addressable {
             let to_host = [Memory::Device, Memory::Host];
             program.reads(work).iter().for_each(|from| self.staged(program, *from, to_host, shown));
             let reads_target = match work {
@@ -136,8 +135,7 @@ impl Player<'_> {
 
     /// The end of a collective: what it wrote is copied back where it was staged.
     fn land(&mut self, program: &Program, work: Work, shown: &mut Shown) {
-        let is_tie = matches!(work, Work::AllReduce { group: SumGroup::Tie, .. });
-        if !self.spec.device.host_addressable && !is_tie {
+        if !self.spec.device.host_addressable {
             self.staged(program, program.writes(work)[0], [Memory::Host, Memory::Device], shown);
         }
     }
@@ -226,9 +224,7 @@ fn difference<T: PartialEq + Debug>(what: &str, listed: &[T], found: &[T]) -> Re
 fn compare(spec: &Spec, rank: usize, phases: &[PhaseName]) -> Result<usize, String> {
     let trace = traced(spec, rank, phases);
     let (_, engine) = on_meta(spec, rank, &Rank::new);
-    let chunks = chunks_of(&engine);
-    let programs: Vec<Program> = PHASES.iter().map(|phase| chunks.lower(*phase)).collect();
-    check(&chunks, &programs, None).map_err(|error| error.to_string())?;
+    let programs = engine.chunk_programs().map_err(|error| error.to_string())?.programs;
     difference("init", &stored(&programs[0]), &allocated(&trace))?;
     let mut player = Player { spec, allocations: 0, collectives: 0, copies: 0, flights: BTreeMap::new() };
     let mut compared = 0;
