@@ -10,7 +10,7 @@
 //! [`mod@check`] executes the programs of a rank symbolically, behind each other, and refuses those that break an invariant.
 //! [`mod@text`] is the text of a program.
 //!
-//! The chunks of `parallel` are moved by code of its own still; a test of `train` compares programs with its dry runs.
+//! `parallel::zero::executor` executes them; a test of `train` compares each dry run with its program, event by event.
 
 mod action;
 mod builder;

@@ -1,4 +1,4 @@
-//! Treatment of chunks in a dry run of today's code: the events of its trace that are of them, with their bytes, in order.
+//! Treatment of chunks in a dry run: the events of its trace that are of them, with their bytes, in order.
 
 use std::collections::{BTreeMap, BTreeSet};
 

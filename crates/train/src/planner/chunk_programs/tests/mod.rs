@@ -1,4 +1,4 @@
-//! The programs of chunks against dry runs of today's code: in each phase, the same allocations, frees, collectives and waits of chunks,
+//! The programs of chunks against dry runs, which execute them: in each phase, the same allocations, frees, collectives and waits of chunks,
 //! with the same bytes and in the same order, and block runs between the same ones of them.
 
 mod happenings;
