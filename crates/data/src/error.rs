@@ -26,7 +26,7 @@ pub enum DataError {
     },
 
     /// A data source of the caller's own has no such sample.
-    #[error("the data source: {reason}")]
+    #[error("{reason}")]
     Source {
         /// Why, in words.
         reason: String,

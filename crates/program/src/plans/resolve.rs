@@ -349,7 +349,7 @@ fn growing(model: Arc<dyn Model>, config: &RunConfig, ids: usize, rows: Option<u
     let is_causal = config.model.arch.objective == Objective::Causal;
     let Some(grown) = model.with_vocab(wanted).filter(|_| is_causal && wanted > known) else { return model };
     note(&format!(
-        "model.init has {known} rows of tokens, and {wanted} are wanted: {} are added, near the mean of the others",
+        "model.init has {known} rows of tokens, and {wanted} are wanted: new ones ({}) are near the mean of the others",
         wanted - known
     ));
     grown
@@ -367,8 +367,8 @@ fn decide_new_rows(config: &mut RunConfig, vocabulary: &Vocabulary, [known, all]
         config.lora.new_rows = Some(all - first);
         config.decide("lora.new_rows");
         note(&format!(
-            "the rows of the tokens {first} to {} are trained beside the adapters (lora.new_rows), and saved with them",
-            all - 1
+            "the rows of the tokens from {first} on, {} in all, are trained beside the adapters (lora.new_rows), and saved with them",
+            all - first
         ));
     }
     Ok(())

@@ -2,6 +2,7 @@
 //! is resumed. Data with other ids would train the wrong thing in silence, so they are refused, unless the configuration
 //! says that the token table is learned anew.
 
+use std::collections::HashSet;
 use std::path::Path;
 
 use phalanx_data::{Corpus, DataError, TokenFile, TokenFormat, Tokenizer, TokenizerFiles, TokenizerSpec};
@@ -91,19 +92,22 @@ impl Learned {
         if tokens.is_empty() {
             return Ok(self);
         }
-        let refuse = |reason| DataError::TokenizerFile { path: "model.add_tokens".into(), reason };
+        let refuse = |reason: String| DataError::Source { reason: format!("model.add_tokens: {reason}") };
         let Some(tokenizer) = self.tokenizer.as_ref() else {
             return Err(refuse("there are no tokenizer files to add tokens to".into()));
         };
         let added = tokenizer.adding(tokens)?;
-        let (before, after) = (tokenizer.vocab_size(), added.vocab_size());
-        if after != before + tokens.len() {
-            let reason = format!(
-                "{tokens:?}: one of them is in the vocabulary already, or twice among them: leave it out"
-            );
-            return Err(refuse(reason));
+        let before = tokenizer.vocab_size();
+        if added.vocab_size() != before + tokens.len() {
+            let old: HashSet<String> = (0..before as u32).filter_map(|id| tokenizer.token(id)).collect();
+            let known = tokens.iter().find(|token| old.contains(*token));
+            return Err(refuse(match known {
+                Some(token) => format!("{token:?} is in the vocabulary already: leave it out"),
+                None => format!("{tokens:?} has a token twice"),
+            }));
         }
-        self.notes.push(format!("tokenizer: {tokens:?} get the ids {before} to {}", after - 1));
+        let ids = (before..).zip(tokens).map(|(id, token)| format!("{token:?} is token {id}"));
+        self.notes.push(format!("tokenizer: {}", ids.collect::<Vec<_>>().join(", ")));
         self.tokenizer = Some(added);
         Ok(self)
     }
