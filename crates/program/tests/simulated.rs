@@ -30,6 +30,19 @@ fn the_losses_are_those_of_the_processor_and_both_memories_are_as_planned() {
 }
 
 #[test]
+fn an_evaluation_computes_on_the_device_of_the_run() {
+    let home = Home::new();
+    home.write("few.txt", "rank shard gather plan step\n".repeat(9));
+    home.run(&[&["train", "small.toml", "--run", "r"], &SIMULATED[..]].concat()).ok();
+    let eval = |more: &[&str]| home.run(&[&["eval", "r", "--data", "few.txt", "--json"], more].concat());
+    let (simulated, cpu) = (eval(&[]).ok().json(), eval(&["--device", "cpu"]).ok().json());
+    assert_eq!((&simulated["device"], &cpu["device"]), (&"simulated".into(), &"cpu".into()));
+    assert_eq!(number(&simulated, "loss"), number(&cpu, "loss"));
+    home.run(&["eval", "r", "--data", "few.txt", "--device", "cuda"])
+        .refused(&["device.kind = \"cuda\"", "--device cpu"]);
+}
+
+#[test]
 fn what_cannot_be_simulated_is_refused() {
     let home = Home::new();
     let refused = |more: &[&str], words: &[&str]| {

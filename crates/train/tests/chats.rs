@@ -11,6 +11,7 @@ use phalanx_tensor::{Arena, DType, Device};
 use phalanx_train::chats::{self, Chats};
 use phalanx_train::config::{Order, Pack};
 use phalanx_train::learned::Learned;
+use phalanx_train::measured::Sequence;
 use phalanx_train::sample::Generator;
 use phalanx_train::{Dataset, RunConfig, Spec, Training};
 
@@ -69,11 +70,13 @@ fn by_definition(model: &dyn Model, seed: u64, examples: &[ChatExample]) -> f64 
             count += 1;
         }
     }
-    let all = examples.iter().map(|example| {
-        let kept = example.ids.len().min(SEQ);
-        generator.losses(&example.ids[..kept], &example.trained[..kept])
-    });
-    let (of_all, counted) = all.fold((0.0, 0), |(sum, count), (more, counted)| (sum + more, count + counted));
+    let cut = |ChatExample { ids, trained, .. }: &ChatExample| {
+        let kept = ids.len().min(SEQ);
+        (ids[..kept].to_vec(), trained[..kept].to_vec())
+    };
+    let packed = Sequence::pack(&examples.iter().map(cut).collect::<Vec<_>>(), SEQ);
+    let counted: usize = packed.iter().map(Sequence::targets).sum();
+    let of_all: f64 = packed.iter().map(|one| f64::from(generator.sum_of_losses(one).unwrap())).sum();
     assert!(counted == count as usize && (of_all - sum).abs() < TOLERANCE * sum, "{of_all} for {sum}");
     sum / f64::from(count)
 }

@@ -89,7 +89,8 @@ pub struct ChatArgs {
 /// Measures the loss of a trained model on data of your own
 ///
 /// Chats (of a run on chats, or with --template) count as they are trained on: the tokens of answers, each predicted from its own chat. Of text, each token is
-/// predicted from those before it in its window of model.seq tokens. The model computes on this machine's processor, as one rank.
+/// predicted from those before it in its window of model.seq tokens. The model computes as one rank, on the device of
+/// the run.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
     phalanx eval runs/assistant --data test.jsonl\n  \
@@ -112,6 +113,9 @@ pub struct EvalArgs {
     /// Type in which the model computes; that of the run (precision.compute) when left out
     #[arg(long, value_parser = ["f32", "bf16", "f16"])]
     pub dtype: Option<String>,
+    /// Device that computes: auto, cpu, cuda or simulated; that of the run when left out
+    #[arg(long, value_parser = ["auto", "cpu", "cuda", "simulated"])]
+    pub device: Option<String>,
     /// Print figures as JSON
     #[arg(long)]
     pub json: bool,

@@ -149,7 +149,7 @@ pub fn sampling(args: &SamplingArgs) -> Result<Sampling> {
     Ok(Sampling { temperature, top_k, top_p, shift, seed })
 }
 
-/// The model of a checkpoint, ready to continue text, and the type that it computes in.
+/// The model of a checkpoint, ready to continue text on the processor, and the type that it computes in.
 ///
 /// # Errors
 /// A model that does not continue text, a damaged checkpoint.
@@ -160,26 +160,32 @@ pub fn generator(
     dtype: Option<&str>,
     environment: Environment,
 ) -> Result<(Arc<dyn Model>, Generator, Float)> {
-    let model = model_of(checkpoint)?;
-    let other = match model.objective() {
-        Objective::Causal => None,
-        Objective::Masked => Some("a masked model (BERT), which fills gaps"),
-        Objective::Classes => Some("a model with classes (BERT), which chooses one of them"),
-    };
-    if let Some(other) = other {
-        bail!(
-            "{} holds {other} and does not continue text: sample from a GPT-2, or export this one",
-            folder.path().display()
-        );
-    }
+    let model = causal_model(folder, checkpoint)?;
     let device = environment.unplanned_device(machine::cores())?;
     let compute = compute_type(dtype, folder)?;
     let generator = Generator::load(&*model, checkpoint, tokenizer, device, compute.into())?;
     Ok((model, generator, compute))
 }
 
+/// The model of a checkpoint.
+///
+/// # Errors
+/// A model that does not continue text.
+pub fn causal_model(folder: &RunFolder, checkpoint: &Checkpoint) -> Result<Arc<dyn Model>> {
+    let model = model_of(checkpoint)?;
+    let other = match model.objective() {
+        Objective::Causal => return Ok(model),
+        Objective::Masked => "a masked model (BERT), which fills gaps",
+        Objective::Classes => "a model with classes (BERT), which chooses one of them",
+    };
+    bail!(
+        "{} holds {other} and does not continue text: sample from a GPT-2, or export this one",
+        folder.path().display()
+    )
+}
+
 /// The type to compute in: as asked, else that of the run, else f32 for a folder without a configuration.
-fn compute_type(dtype: Option<&str>, folder: &RunFolder) -> Result<Float> {
+pub fn compute_type(dtype: Option<&str>, folder: &RunFolder) -> Result<Float> {
     Ok(match dtype {
         Some("f32") => Float::F32,
         Some("bf16") => Float::Bf16,

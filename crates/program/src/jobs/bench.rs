@@ -70,7 +70,7 @@ pub fn collectives(
     let RankHost::Job(endpoint) = host else { return Ok(Vec::new()) };
     let plans = collectives::plan(task, host.rank(), endpoint.world_size())?;
     let factory = environment.device_factory(&DeviceConfig::default(), CardNeeds::NONE, output::note);
-    let RankDevice { device, .. } = host.make_planned_device(plans.each_ref(), &*factory)?;
+    let RankDevice { device, .. } = host.make_planned_device(1, plans.each_ref(), &*factory)?;
     collectives::measure(task, &device, &*endpoint.group("data"))
 }
 

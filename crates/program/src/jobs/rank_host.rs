@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 use phalanx_bench::baselines::asynchronous::Links;
 use phalanx_collectives::{Endpoint, Isa, Options};
 use phalanx_plan::MemoryPlan;
-use phalanx_tensor::{Device, DeviceFactory, DeviceRequest, Region};
+use phalanx_tensor::{Device, DeviceFactory, DeviceRequest, ProductMethod, Region};
 use phalanx_train::spec::DevicePart;
 use phalanx_train::{GroupSource, Groups, RankPlan, RunConfig, Spec, device_request};
 
@@ -70,20 +70,21 @@ impl RankHost {
         self.make_requested_device(&device_request(device, self.rank(), plan, &map_shared), factory)
     }
 
-    /// As [`RankHost::make_device`], with one thread and no disk memory, from the plans of the memories in the order of
-    /// `Memory::ALL`.
+    /// As [`RankHost::make_device`], with so many threads and no disk memory, from the plans of the memories in the order of
+    /// `Memory::ALL`. Products are by multiply-adds.
     ///
     /// # Errors
     /// As for [`RankHost::make_device`].
     pub fn make_planned_device(
         &self,
+        threads: usize,
         [device_plan, host_plan, disk_plan]: [&MemoryPlan; 3],
         factory: &dyn DeviceFactory,
     ) -> Result<RankDevice> {
         let request = DeviceRequest {
             index: self.rank(),
-            threads: 1,
-            products: None,
+            threads,
+            products: Some(ProductMethod::Fma),
             device_plan,
             host_plan,
             disk_plan,

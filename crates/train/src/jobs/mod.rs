@@ -2,6 +2,7 @@
 
 pub mod best;
 pub mod job;
+pub mod measured;
 pub mod metrics;
 pub mod metrics_lines;
 pub(crate) mod on_ranks;

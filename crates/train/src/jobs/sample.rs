@@ -2,7 +2,6 @@
 //! once, until the context is longer than the model's positions. Positions are absolute: when the oldest token is
 //! dropped, all others move, and the whole context is computed again.
 
-use std::ops::Range;
 use std::sync::Arc;
 
 use half::slice::HalfFloatSliceExt;
@@ -11,6 +10,7 @@ use phalanx_checkpoint::Checkpoint;
 use phalanx_data::Tokenizer;
 use phalanx_layers::{Call, Context, KeyValueCache, Network, Parameter, ParameterSpec, Parameters};
 use phalanx_models::Model;
+use phalanx_plan::trace::PhaseName;
 use phalanx_system::random::{GOLDEN, SplitMix64};
 use phalanx_tensor::{Category, DType, Device, Element, Shape, Tensor, View};
 
@@ -18,18 +18,15 @@ use crate::engine::error::RunError;
 use crate::engine::weights::Weights;
 pub use crate::jobs::sampling::Sampling;
 
-/// Rows whose logits are made at once.
-const SLICE: usize = 64;
-
 /// Tokens of a text that are computed at once in the time of one alone, about: fewer new ones behind a cache are computed one by one.
 const ONE_BY_ONE: usize = 8;
 
 /// A model with all parameters on one rank, for forward only.
 pub struct Generator {
-    device: Device,
+    pub(super) device: Device,
     /// The type of parameters, activations and the cache.
-    compute: DType,
-    network: Network,
+    pub(super) compute: DType,
+    pub(super) network: Network,
     parameters: Vec<Tensor>,
     positions: usize,
     vocab: usize,
@@ -38,7 +35,7 @@ pub struct Generator {
 }
 
 impl Generator {
-    /// Loads the parameters of a checkpoint, with what adapters add to them, rounded to `compute`, into `device`, whose memory is not planned. Only ids of
+    /// Loads the parameters of a checkpoint, with what adapters add to them, rounded to `compute`, into `device`. Only ids of
     /// `tokenizer` are drawn.
     ///
     /// # Errors
@@ -64,8 +61,8 @@ impl Generator {
         Generator { undrawn, ..self }
     }
 
-    /// Fills each parameter by `fill`, rounds it to `compute`, in `device`, whose memory is not planned. All rows of the token table are drawn; see
-    /// [`Generator::drawing_only`].
+    /// Fills each parameter by `fill`, rounds it to `compute`, in `device`, whose memory is not planned, or by [`Generator::plans`]. All rows of the token
+    /// table are drawn; see [`Generator::drawing_only`].
     ///
     /// # Errors
     /// The first of `fill`.
@@ -76,21 +73,25 @@ impl Generator {
         mut fill: impl FnMut(&ParameterSpec, &mut [f32]) -> Result<(), E>,
     ) -> Result<Generator, E> {
         let network = model.whole();
-        let mut parameters = Vec::new();
-        for spec in &network.parameters {
+        let mut load = |spec: &ParameterSpec| {
+            let shape = Shape::from(spec.shape.as_slice());
+            let mut tensor = device.alloc(compute, shape, Category::Parameters, "generator.parameter");
+            if device.is_meta() {
+                return Ok(tensor);
+            }
             let mut values = vec![0f32; spec.elements()];
             for (member, _, first) in spec.of_members(0..values.len() as u64) {
                 fill(member, &mut values[first..][..member.elements()])?;
             }
-            let shape = Shape::from(spec.shape.as_slice());
-            let mut tensor = device.alloc(compute, shape, Category::Parameters, "generator.parameter");
             match compute {
                 DType::BF16 => device.upload(&round(&values, bf16::from_f32), tensor.view_mut()),
                 DType::F16 => device.upload(&round(&values, f16::from_f32), tensor.view_mut()),
                 _ => device.upload(&values, tensor.view_mut()),
             }
-            parameters.push(tensor);
-        }
+            Ok(tensor)
+        };
+        let parameters =
+            device.try_phase(PhaseName::Init, || network.parameters.iter().map(&mut load).collect())?;
         let (positions, vocab) = (model.longest().unwrap_or(usize::MAX), model.vocab());
         Ok(Generator { device, compute, network, parameters, positions, vocab, undrawn: Vec::new() })
     }
@@ -123,32 +124,6 @@ impl Generator {
         self.forward(context, 0, None, self.network.blocks.len())
     }
 
-    /// The sum of the losses of the tokens of a text that are `wanted`, each predicted from those before it, and their number. The first token is
-    /// not predicted.
-    pub fn losses(&self, tokens: &[u32], wanted: &[bool]) -> (f64, usize) {
-        let (mut sum, mut count) = (0.0, 0);
-        if tokens.len() < 2 {
-            return (sum, count);
-        }
-        let context = &tokens[..tokens.len() - 1];
-        let cx = self.context(context.len(), 0, None);
-        let x = self.blocks(&cx, context, self.network.blocks.len());
-        for start in (0..context.len()).step_by(SLICE) {
-            let rows = start..(start + SLICE).min(context.len());
-            if !rows.clone().any(|row| wanted[row + 1]) {
-                continue;
-            }
-            let all = self.head(&cx, &x, rows.clone());
-            for (row, logits) in rows.zip(all.chunks(self.vocab)).filter(|(row, _)| wanted[row + 1]) {
-                let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-                let total: f64 = logits.iter().map(|logit| f64::from(logit - max).exp()).sum();
-                sum += total.ln() - f64::from(logits[tokens[row + 1] as usize] - max);
-                count += 1;
-            }
-        }
-        (sum, count)
-    }
-
     /// Logits of the token after `context`, whose first `past` tokens are in the cache. Only the last row of the last
     /// block that mixes rows is read, so that no other is computed from there on.
     fn next(&self, context: &[u32], past: usize, cache: Option<&KeyValueCache>) -> Vec<f32> {
@@ -175,7 +150,7 @@ impl Generator {
         let cx = self.context(context.len(), past, cache);
         let x = self.blocks(&cx, &context[past..], all_rows);
         let [_, rows, _] = x.dims();
-        self.head(&cx, &x, rows - 1..rows)
+        self.head(&cx, &x, rows - 1)
     }
 
     /// The context of a text of `length` tokens, of which the first `past` are in the cache.
@@ -185,7 +160,7 @@ impl Generator {
     }
 
     /// The rows behind the blocks, `[1, rows, hidden]`: all of the first `all_rows` blocks, and the last row of the others.
-    fn blocks(&self, cx: &Context, new: &[u32], all_rows: usize) -> Arc<Tensor> {
+    pub(super) fn blocks(&self, cx: &Context, new: &[u32], all_rows: usize) -> Arc<Tensor> {
         let mut tokens =
             self.device.alloc(DType::U32, [1, new.len()], Category::Activations, "generator.tokens");
         self.device.upload(new, tokens.view_mut());
@@ -202,23 +177,26 @@ impl Generator {
         x
     }
 
-    /// Logits of rows behind the blocks, `[rows, vocab]`.
-    fn head(&self, cx: &Context, x: &Tensor, rows: Range<usize>) -> Vec<f32> {
+    /// Logits of a row behind the blocks, `[vocab]`.
+    fn head(&self, cx: &Context, x: &Tensor, row: usize) -> Vec<f32> {
         let [_, _, hidden] = x.dims();
-        let count = rows.len();
-        let rows = x.view().range(rows.start * hidden..rows.end * hidden).reshape([count, hidden]);
-        let own = self.parameters(&self.network.uses[self.network.head_index()]);
+        let row = x.view().range(row * hidden..(row + 1) * hidden).reshape([1, hidden]);
+        let own = self.head_parameters();
         let head = self.network.head.as_ref().expect("a whole model has a head");
-        let logits = head.logits(cx, Parameters::new(&own), rows);
+        let logits = head.logits(cx, Parameters::new(&own), row);
         match self.compute {
-            DType::BF16 => self.downloaded::<bf16>(count, logits.view()).to_f32_vec(),
-            DType::F16 => self.downloaded::<f16>(count, logits.view()).to_f32_vec(),
-            _ => self.downloaded(count, logits.view()),
+            DType::BF16 => self.downloaded::<bf16>(logits.view()).to_f32_vec(),
+            DType::F16 => self.downloaded::<f16>(logits.view()).to_f32_vec(),
+            _ => self.downloaded(logits.view()),
         }
     }
 
-    fn downloaded<T: Element + bytemuck::Zeroable>(&self, rows: usize, logits: View) -> Vec<T> {
-        let mut out = vec![T::zeroed(); rows * self.vocab];
+    pub(super) fn head_parameters(&self) -> Vec<Parameter<'_>> {
+        self.parameters(&self.network.uses[self.network.head_index()])
+    }
+
+    fn downloaded<T: Element + bytemuck::Zeroable>(&self, logits: View) -> Vec<T> {
+        let mut out = vec![T::zeroed(); self.vocab];
         self.device.download(logits, &mut out).expect("kernels of the processor do not fail");
         out
     }
