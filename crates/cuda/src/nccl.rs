@@ -40,10 +40,15 @@ const BLOCKS_MAX: c_int = 16;
 const ABORT: Duration = Duration::from_secs(5);
 
 /// Bytes that a communicator of NCCL of so many ranks takes of a card, about: one rank took 538 MiB of an H200 (NCCL 2.28.3); the rest is
-/// an allowance by what users of 8 H100 saw (NVIDIA/nccl#1685). What is taken is compared with it before the first step.
+/// an allowance by what users of 8 H100 saw (NVIDIA/nccl#1685), and by what its authors say: beyond two hosts it no longer grows
+/// (NVIDIA/nccl#986). What is taken is compared with it before the first step.
 pub const fn communicator_bytes(ranks: usize) -> u64 {
-    (576 << 20) + (ranks as u64 - 1) * (410 << 20)
+    let others = if ranks < TWO_HOSTS { ranks } else { TWO_HOSTS } as u64 - 1;
+    (576 << 20) + others * (410 << 20)
 }
+
+/// Cards of two hosts.
+const TWO_HOSTS: usize = 16;
 
 /// Bytes that the driver takes of a card after communicators are connected, about, for kernels, cuBLASLt and graphs.
 pub(crate) const LATER_BYTES: u64 = (128 << 20) + GRAPH_BYTES;

@@ -13,19 +13,24 @@ impl Machine {
         }
     }
 
-    /// Seconds of a collective; `None` where no link joins its ranks. Among one rank nothing is sent.
+    /// Seconds of a collective that has the links for itself; `None` where no link joins its ranks. Among one rank nothing is sent.
     pub fn collective_s(&self, collective: &Collective) -> Option<f64> {
+        Some(self.link_use(collective)?.seconds())
+    }
+
+    /// What a collective takes of the links.
+    pub(crate) fn link_use(&self, collective: &Collective) -> Option<LinkUse> {
         let Collective { op, members, world_size, count, dtype, sent_bytes, .. } = collective;
         let message_bytes = count * dtype.bytes() as u64;
         if members.is_empty() {
             // The group of all ranks does not list them.
             let all: Vec<usize> = (0..*world_size).collect();
-            return self.collective_of_bytes_s(*op, &all, message_bytes, *sent_bytes);
+            return self.link_use_of(*op, &all, message_bytes, *sent_bytes);
         }
-        self.collective_of_bytes_s(*op, members, message_bytes, *sent_bytes)
+        self.link_use_of(*op, members, message_bytes, *sent_bytes)
     }
 
-    /// The same for an operation among the world ranks `members`, by the bytes of the whole buffer and those that a rank sends.
+    /// Seconds of an operation among the world ranks `members`, by the bytes of the whole buffer and those that a rank sends.
     pub fn collective_of_bytes_s(
         &self,
         op: CollectiveOp,
@@ -33,34 +38,60 @@ impl Machine {
         message_bytes: u64,
         sent_bytes: u64,
     ) -> Option<f64> {
+        Some(self.link_use_of(op, members, message_bytes, sent_bytes)?.seconds())
+    }
+
+    fn link_use_of(
+        &self,
+        op: CollectiveOp,
+        members: &[usize],
+        message_bytes: u64,
+        sent_bytes: u64,
+    ) -> Option<LinkUse> {
         let ranks = members.len();
         if ranks == 1 {
-            return Some(0.0);
+            return Some(LinkUse::default());
         }
         let known = self.collectives.iter().find(|known| known.op == op && known.ranks == ranks);
         match known {
-            Some(known) => Some(known.time.seconds(message_bytes)),
-            None => self.links_s(op, members, sent_bytes),
+            Some(known) => Some(LinkUse { levels: Vec::new(), steps_s: known.time.seconds(message_bytes) }),
+            None => self.levels_used(op, members, sent_bytes),
         }
     }
 
-    /// Seconds in which a rank of a group sends so many bytes, through all levels that the group spans.
-    fn links_s(&self, op: CollectiveOp, members: &[usize], sent_bytes: u64) -> Option<f64> {
-        let (mut longest, mut steps, mut below) = (0.0f64, 0.0, 1);
+    /// The use of all levels that a group spans, of which a rank sends so many bytes.
+    fn levels_used(&self, op: CollectiveOp, members: &[usize], sent_bytes: u64) -> Option<LinkUse> {
+        let (mut used, mut below) = (LinkUse::default(), 1);
         for link in &self.links {
             let (units, together) = units_of(members, below);
             let senders = match op {
                 CollectiveOp::Send | CollectiveOp::Recv => 1,
                 _ => together as u64,
             };
-            longest = longest.max(link.seconds(sent_bytes.div_ceil(senders)));
-            steps += link.steps_s(op, units);
+            used.levels.push(link.seconds(sent_bytes.div_ceil(senders)));
+            used.steps_s += link.steps_s(op, units);
             match link.devices {
                 Some(devices) if units_of(members, devices).0 > 1 => below = devices,
-                _ => return Some(longest + steps),
+                _ => return Some(used),
             }
         }
         None
+    }
+}
+
+/// What a collective takes of the links.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct LinkUse {
+    /// Seconds of each level from the nearest on, all at once.
+    pub levels: Vec<f64>,
+    /// Seconds that its steps add.
+    pub steps_s: f64,
+}
+
+impl LinkUse {
+    /// Seconds where nothing else uses the links.
+    pub(crate) fn seconds(&self) -> f64 {
+        self.levels.iter().copied().fold(0.0, f64::max) + self.steps_s
     }
 }
 

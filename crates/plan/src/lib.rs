@@ -12,7 +12,7 @@
 //! - [`mod@expand`] puts the repetitions of a steady state back into the trace of an abridged dry run.
 //! - [`program`] lists, before the dry run, what a rank does with its chunks in each phase, and checks these lists.
 //! - [`order`] knows which chunk is needed next, and [`cost`] counts operations and bytes.
-//! - [`machine`] has the rates of a machine; [`timing`] plays a trace on them; [`mod@traffic`] lists what moves by message size.
+//! - [`machine`] has the rates of a machine; [`timing`] plays a trace on them, [`stretches`] is when each stream works then; [`mod@traffic`] lists what moves by message size.
 //! - [`zero`] has the textbook formulas, which are printed for comparison and decide nothing.
 #![forbid(unsafe_code)]
 
@@ -21,6 +21,7 @@ pub mod chunk_error;
 mod chunk_packing;
 pub mod chunk_search;
 pub mod chunks;
+mod clocks;
 pub mod collective_times;
 pub mod cost;
 pub mod expand;
@@ -38,6 +39,7 @@ pub mod program;
 pub mod slot;
 pub mod split;
 pub mod stages;
+pub mod stretches;
 pub mod timing;
 pub mod trace;
 pub mod traffic;
@@ -66,7 +68,8 @@ pub use pipeline::{
 pub use slot::Slot;
 pub use split::{Stripe, nearest_divisors};
 pub use stages::{BlockCost, Cut, CutError, cut};
-pub use timing::{LANES, Lanes, PhaseTime, add_to_lane, phase_lanes, phase_time, phase_times};
+pub use stretches::{LANES, Lanes, Stretch, lanes_of};
+pub use timing::{PhaseTime, phase_stretches, phase_time, phase_times};
 pub use traffic::{Movement, Traffic, category_peak, live_bytes, traffic};
 pub use transfer::TransferRate;
 pub use zero::{Precision, Textbook, ZeroStage, textbook};

@@ -6,7 +6,8 @@
 //! a part of the buffer. Steps have a time of their own: a ring of u units passes through u - 1 of them; a sum on every rank takes a tree
 //! of 2 log2 u where that is shorter.
 //!
-//! All ranks do the same at the same time, so devices that share a link (`shared_by`) each have their part of its rate.
+//! All ranks do the same at the same time, so devices that share a link (`shared_by`) each have their part of its rate. Collectives of
+//! several groups of a rank that run at once share its links: what is issued later takes the time that earlier ones leave ([`Busy`]).
 
 use crate::trace::CollectiveOp;
 use crate::transfer::TransferRate;
@@ -57,6 +58,35 @@ impl Link {
     }
 }
 
+/// When a rank's link of a level works: stretches in order, of which those that are over are dropped.
+#[derive(Debug, Default)]
+pub(crate) struct Busy(Vec<(f64, f64)>);
+
+impl Busy {
+    /// Takes so many seconds from `start` on, in the time that earlier takers leave, and returns the end. No later taker starts before `now`.
+    pub(crate) fn take(&mut self, start: f64, seconds: f64, now: f64) -> f64 {
+        self.0.retain(|(_, end)| *end > now);
+        let (mut end, mut left) = (start, seconds);
+        for (busy, free) in self.0.iter().filter(|(_, free)| *free > start) {
+            let before = busy - end;
+            if left <= before {
+                break;
+            }
+            left -= before.max(0.0);
+            end = *free;
+        }
+        end += left;
+        if seconds > 0.0 {
+            let from = self.0.partition_point(|(_, free)| *free < start);
+            let to = self.0.partition_point(|(busy, _)| *busy <= end).max(from);
+            let whole =
+                self.0[from..to].iter().fold((start, end), |all, one| (all.0.min(one.0), all.1.max(one.1)));
+            self.0.splice(from..to, [whole]);
+        }
+        end
+    }
+}
+
 /// Checks the levels; the error is what is expected of them.
 pub(crate) fn check_levels(links: &[Link]) -> Result<(), String> {
     let sizes: Vec<usize> = links.iter().map(|link| link.devices.unwrap_or(usize::MAX)).collect();
@@ -79,4 +109,26 @@ pub(crate) fn units_of(members: &[usize], devices: usize) -> (usize, usize) {
     units.sort_unstable();
     let runs = units.chunk_by(|a, b| a == b);
     (runs.clone().count(), runs.map(<[usize]>::len).min().unwrap_or(1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What comes later fills the gaps, and what is over is forgotten.
+    #[test]
+    fn later_takers_have_the_time_that_is_left() {
+        let mut link = Busy::default();
+        assert_eq!(link.take(1.0, 2.0, 0.0), 3.0);
+        assert_eq!(link.take(5.0, 1.0, 0.0), 6.0);
+        // From 0: 1 s before the first, 2 s between both, and 1 s behind.
+        assert_eq!(link.take(0.0, 4.0, 0.0), 7.0);
+        assert_eq!(link.0, [(0.0, 7.0)]);
+        assert_eq!(link.take(6.0, 1.0, 6.0), 8.0);
+        assert_eq!((link.take(9.0, 0.0, 9.0), link.0.len()), (9.0, 0));
+        // It fits before what was issued earlier.
+        assert_eq!(link.take(12.0, 1.0, 9.0), 13.0);
+        assert_eq!(link.take(10.0, 1.0, 9.0), 11.0);
+        assert_eq!(link.0, [(10.0, 11.0), (12.0, 13.0)]);
+    }
 }

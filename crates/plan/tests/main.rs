@@ -13,3 +13,4 @@ mod program;
 mod program_mutants;
 mod split;
 mod stages;
+mod timing;

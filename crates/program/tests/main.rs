@@ -33,6 +33,7 @@ mod own_files;
 mod plan;
 mod precision;
 mod preferences;
+mod published_times;
 mod resume_damage;
 mod rig;
 mod run_folder;

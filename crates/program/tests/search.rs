@@ -36,6 +36,70 @@ fn the_winner_is_a_configuration_that_trains() {
     home.run(&["train", "best.toml", "--run", "run"]).ok();
 }
 
+/// One device fewer does not suffice, and the configuration that is proposed fits.
+#[test]
+fn the_fewest_devices_hold_the_run() {
+    let home = Home::new();
+    home.write("small.toml", SMALL);
+    let options = "--machine h100 --device-memory 2MiB --set device.kind=simulated";
+    let answers = home.run(&words(&format!("plan small.toml --min-devices {options} --json"))).ok().json();
+    let of = |at: usize, key: &str| answers["answers"][at][key].as_u64();
+    let (fewest, too_few) = (of(0, "devices").unwrap(), of(0, "too_few").unwrap());
+    assert!(fewest > 1 && too_few < fewest, "{answers}");
+    assert!(of(1, "devices").unwrap() <= fewest, "{answers}");
+    let line =
+        format!("plan small.toml --min-devices {options} --keep memory.optimizer=device --write best.toml");
+    let text = home.run(&words(&line)).ok().stdout;
+    assert!(text.contains("At least so many devices"), "{text}");
+    let line = format!("plan best.toml {options} --json");
+    assert_eq!(home.run(&words(&line)).ok().json()["verdict"]["fits"], true);
+    for (options, said) in [
+        ("", &["--min-devices needs --machine"][..]),
+        ("--machine h100 --hosts 2", &["--hosts"]),
+        (
+            "--machine laptop --device-memory 1KiB --set device.kind=simulated",
+            &["no number of devices", "lacks"],
+        ),
+    ] {
+        home.run(&words(&format!("plan small.toml --min-devices {options}"))).refused(said);
+    }
+}
+
+/// The streams of a step as text, as a picture and as events; no file of somebody else is replaced.
+#[test]
+fn a_timeline_shows_what_streams_do() {
+    let home = Home::new();
+    home.write("small.toml", SMALL);
+    let plan = |options: &str| {
+        let line = format!("plan small.toml --machine h100 --nproc 4 --set parallel.pipeline=2 {options}");
+        home.run(&words(&line))
+    };
+    let text = plan("--timeline").ok().stdout;
+    for said in ["Streams over a step", "rank 0", "rank 2", "compute", "data", "pipeline"] {
+        assert!(text.contains(said), "no {said}: {text}");
+    }
+    plan("--timeline step.svg").ok();
+    assert!(std::fs::read_to_string(home.path("step.svg")).unwrap().contains("rank 2"));
+    plan("--timeline step.json").ok();
+    plan("--timeline step.json").ok();
+    let events = std::fs::read_to_string(home.path("step.json")).unwrap();
+    let events: serde_json::Value = serde_json::from_str(&events).unwrap();
+    let all = events["traceEvents"].as_array().unwrap();
+    let seconds = plan("--json").ok().json()["step_time"]["time"]["seconds"].as_f64().unwrap();
+    let end = |event: &serde_json::Value| {
+        event["ts"].as_f64().unwrap_or(0.0) + event["dur"].as_f64().unwrap_or(0.0)
+    };
+    let last = all.iter().map(end).fold(0.0, f64::max);
+    assert!((last * 1e-6 / seconds - 1.0).abs() < 0.01, "{last} us of {seconds} s");
+    home.write("mine.json", "{}");
+    for (options, said) in [
+        ("--timeline mine.json", &["mine.json", "not written"][..]),
+        ("--timeline step.txt", &["step.txt", ".svg", ".json"]),
+    ] {
+        plan(options).refused(said);
+    }
+}
+
 /// Keys that are kept have their values in what is proposed, and only others are tried.
 #[test]
 fn limits_are_kept() {

@@ -144,7 +144,7 @@ impl Timer {
     /// Adds the time of a call that ends now.
     pub fn add(&self, time: Duration) {
         self.profile.add(self.key, time);
-        self.profile.add_span(self.stream, time);
+        self.profile.add_span(self.stream, &self.key, time);
     }
 }
 

@@ -36,6 +36,10 @@ pub struct KernelTime {
 pub struct Span {
     /// The stream.
     pub stream: Stream,
+    /// Name of the kernel or copy.
+    pub name: &'static str,
+    /// Bytes that it reads and writes at least, or copies.
+    pub bytes: u64,
     /// When the call began.
     pub start: Instant,
     /// Its time.
@@ -82,10 +86,11 @@ impl Profile {
     }
 
     /// Records a call on `stream` that ends now, if calls are recorded.
-    pub(crate) fn add_span(&self, stream: Stream, time: Duration) {
+    pub(crate) fn add_span(&self, stream: Stream, key: &KernelKey, time: Duration) {
         if let Some(spans) = &mut *self.lock_spans() {
             let now = Instant::now();
-            spans.push(Span { stream, start: now.checked_sub(time).unwrap_or(now), time });
+            let (KernelKey { name, bytes, .. }, start) = (*key, now.checked_sub(time).unwrap_or(now));
+            spans.push(Span { stream, name, bytes, start, time });
         }
     }
 
@@ -121,10 +126,12 @@ mod tests {
     #[test]
     fn calls_are_recorded_one_by_one_from_when_they_are_wanted() {
         let profile = Profile::default();
-        profile.add_span(Stream::Compute, Duration::from_millis(1));
+        let key = KernelKey { name: "linear", flops: 6, bytes: 4, rate: Rate::Bandwidth };
+        let add = |stream, ms| profile.add_span(stream, &key, Duration::from_millis(ms));
+        add(Stream::Compute, 1);
         profile.record_spans();
-        profile.add_span(Stream::Disk, Duration::from_millis(2));
-        profile.add_span(Stream::Compute, Duration::from_millis(3));
+        add(Stream::Disk, 2);
+        add(Stream::Compute, 3);
         let spans = profile.take_spans();
         assert_eq!(spans.iter().map(|span| span.stream).collect::<Vec<_>>(), [Stream::Disk, Stream::Compute]);
         assert_eq!(spans[1].time, Duration::from_millis(3));

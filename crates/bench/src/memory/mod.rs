@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use anyhow::Result;
 use phalanx_plan::trace::{Memory, PhaseName};
-use phalanx_plan::{LANES, Lanes, Peak, add_to_lane};
+use phalanx_plan::{Lanes, Peak, Stretch, lanes_of};
 use phalanx_tensor::profile::{Profile, Span};
 use phalanx_train::RunPlan;
 use phalanx_train::metrics::resident_bytes_peak;
@@ -67,7 +67,7 @@ pub fn measure(setup: &RankSetup<'_>, plan: &RunPlan, counts: StepCounts) -> Res
     stepper.timed(0, 1, &mut |_, _, _| Ok(()))?;
     let recorded_s = begin.elapsed().as_secs_f64();
     profile.pause(true);
-    let lanes = lanes(profile.take_spans(), begin, recorded_s / STRETCHES);
+    let lanes = lanes_of(&stretches(profile.take_spans(), begin), recorded_s / STRETCHES);
     let lines = arenas().map(|arena| {
         let events = arena.take_timeline().into_iter();
         events.map(|(at, bytes)| (at.saturating_duration_since(begin).as_secs_f64(), bytes)).collect()
@@ -90,16 +90,13 @@ pub fn measure(setup: &RankSetup<'_>, plan: &RunPlan, counts: StepCounts) -> Res
     })
 }
 
-/// The stretches of each stream in seconds since `begin`; shorter gaps than `gap` are not shown.
-fn lanes(mut spans: Vec<Span>, begin: Instant, gap: f64) -> Lanes {
-    spans.sort_by_key(|span| span.start);
-    let mut lanes = Lanes::default();
-    for Span { stream, start, time } in spans {
+/// Recorded calls, in seconds since `begin`.
+pub(crate) fn stretches(spans: Vec<Span>, begin: Instant) -> Vec<Stretch> {
+    let stretch = |Span { stream, name, bytes, start, time }| {
         let start = start.saturating_duration_since(begin).as_secs_f64();
-        let lane = LANES.iter().position(|lane| *lane == stream).expect("every stream has a lane");
-        add_to_lane(&mut lanes[lane], (start, start + time.as_secs_f64()), gap);
-    }
-    lanes
+        Stretch { stream, group: "", name, bytes, start, end: start + time.as_secs_f64() }
+    };
+    spans.into_iter().map(stretch).collect()
 }
 
 impl MemoryFigures {

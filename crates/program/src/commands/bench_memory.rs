@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail};
 use phalanx_bench::memory::{MemoryFigures, MemoryRan, MemoryRun, drawing, report};
 use phalanx_models::Model;
 use phalanx_plan::trace::Memory;
-use phalanx_plan::{Machine, PhaseTime};
+use phalanx_plan::{Machine, PhaseTime, lanes_of};
 use phalanx_train::config::{PlacementPolicy, Updates};
 use phalanx_train::{ResolvedConfig, RunConfig};
 use serde_json::json;
@@ -171,7 +171,7 @@ impl Sweep<'_> {
             ranks,
             device_bytes: plan.arena_bytes_max(),
             copies,
-            planned_lanes: plan.step_lanes(0, rates),
+            planned_lanes: plan.step_stretches(rates).map(|all| lanes_of(&all[0].1, 0.0)),
             planned_lines: Memory::ALL.map(|memory| plan.live_bytes(0, memory)),
             exposed_s: times.map(|times| times.iter().map(|time| time.exposed_copy_s).fold(0.0, f64::max)),
         })

@@ -19,6 +19,7 @@ pub mod keys;
 pub mod launch;
 pub mod man;
 pub mod plan;
+pub mod plan_min_devices;
 pub mod plan_programs;
 pub mod plan_schedule;
 pub mod plan_search;

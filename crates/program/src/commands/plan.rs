@@ -1,12 +1,13 @@
 //! `phalanx plan`: what every rank will hold, compute and send. Writes nothing.
 
 use anyhow::{Result, bail};
+use phalanx_plan::Machine;
 use phalanx_train::config::{DeviceKind, Updates};
 use serde_json::json;
 
 use crate::arguments::args::PlanArgs;
 use crate::commands::asked::Asked;
-use crate::commands::{plan_programs, plan_search, plan_sweep};
+use crate::commands::{plan_min_devices, plan_programs, plan_search, plan_sweep};
 use crate::host::environment::Environment;
 use crate::host::{cards, machine, output};
 use crate::jobs::machine_profile;
@@ -19,17 +20,27 @@ use crate::plans::step_time::StepTime;
 use crate::reports::chunk_report::{self, ChunkReport};
 use crate::reports::fit::Verdict;
 use crate::reports::placement_report::PlacementReport;
-use crate::reports::{explain_report, plan_report};
+use crate::reports::stream_report::Streams;
+use crate::reports::{explain_report, plan_report, stream_report};
 
 /// Plans a configuration and prints the plan, whether it fits, and what would make it fit.
 ///
 /// # Errors
 /// A configuration that cannot work, missing data.
 pub fn plan(args: &PlanArgs, environment: Environment) -> Result<()> {
+    if let Some(Some(path)) = &args.search.timeline {
+        stream_report::check(path)?;
+    }
+    if let Some(path) = args.search.write.as_deref().filter(|path| path.exists()) {
+        bail!("--write {}: the file exists; name another, or remove it", path.display());
+    }
     let asked = Asked::new(args, environment)?;
     say_origin(args, &asked)?;
     if args.search.search {
         return plan_search::run(args, &asked);
+    }
+    if args.search.min_devices {
+        return plan_min_devices::run(args, &asked);
     }
     if let Some(sweep) = &args.search.sweep {
         return plan_sweep::run(args, &asked, sweep);
@@ -51,7 +62,9 @@ pub fn plan(args: &PlanArgs, environment: Environment) -> Result<()> {
         Some(None) => return chunks(args, &asked, &planned, assumed, environment),
         None => {}
     }
-    let step_time = asked.machine(&planned)?.map(|machine| StepTime::of(&planned, machine));
+    let machine = asked.machine(&planned)?;
+    let step_time = machine.map(|machine| StepTime::of(&planned, machine));
+    let streams = timeline(args, &planned, machine)?;
     let budgets = asked.budgets(&planned);
     let verdict = Verdict::of(&planned, &budgets, &asked);
     let placement = || PlacementReport::new(&planned);
@@ -84,10 +97,25 @@ pub fn plan(args: &PlanArgs, environment: Environment) -> Result<()> {
             None => "\nDeepSpeed estimates stages 2 and 3 only.\n".to_string(),
         });
         let explained = if args.search.explain { explain_report::to_text(&planned) } else { String::new() };
-        output::print(&format!("{assumed}{data}{long}{explained}{time}{verdict}{theirs}"))?;
+        output::print(&format!("{assumed}{data}{long}{explained}{time}{streams}{verdict}{theirs}"))?;
     }
     say_unknown(&budgets, &planned);
     Ok(())
+}
+
+/// The streams of a step, as `--timeline` asks for them: their text, or nothing where a file is written.
+fn timeline(args: &PlanArgs, planned: &Planned, machine: Option<&Machine>) -> Result<String> {
+    let Some((asked, machine)) = args.search.timeline.as_ref().zip(machine) else { return Ok(String::new()) };
+    let streams = Streams::planned(planned, machine)?;
+    match asked {
+        None => Ok(format!("\n{}", streams.to_text())),
+        Some(path) => {
+            let name = args.config.as_ref().map(|path| path.display().to_string());
+            let name = name.or_else(|| args.sized.size.clone()).unwrap_or_default();
+            streams.write(path, &format!("{name} on {}, planned", machine.name))?;
+            Ok(String::new())
+        }
+    }
 }
 
 /// Notes that nothing says what memory there is.

@@ -20,10 +20,20 @@ use crate::plans::search::{Search, Subject, search};
 use crate::reports::search_report;
 
 /// The command, whose keys are searched.
-struct Searched<'a, 'b> {
+pub struct Searched<'a, 'b> {
     asked: &'a Asked<'b>,
     given: UserConfig,
     defaults: UserConfig,
+}
+
+impl<'a, 'b> Searched<'a, 'b> {
+    /// The command with the configuration that it searches.
+    ///
+    /// # Errors
+    /// Defaults that are no configuration, which they are.
+    pub fn new(asked: &'a Asked<'b>, given: UserConfig) -> Result<Searched<'a, 'b>> {
+        Ok(Searched { asked, given, defaults: UserConfig::of(&RunConfig::default())? })
+    }
 }
 
 /// Keys that say in another way what a search sets.
@@ -77,10 +87,7 @@ pub fn run(args: &PlanArgs, asked: &Asked) -> Result<()> {
     let (limits, others) = Limits::of(&args.search)?;
     let given = asked.given()?.with(&Overrides { set: others, ..Overrides::default() }, &[])?;
     let config = given.config()?;
-    if let Some(path) = args.search.write.as_deref().filter(|path| path.exists()) {
-        bail!("--write {}: the file exists; name another, or remove it", path.display());
-    }
-    let subject = Searched { asked, given, defaults: UserConfig::of(&RunConfig::default())? };
+    let subject = Searched::new(asked, given)?;
     let ranks = ranks(args, asked, &config)?;
     let machine = match asked.profile() {
         Some(machine) => machine,
@@ -112,7 +119,11 @@ fn ranks(args: &PlanArgs, asked: &Asked, config: &RunConfig) -> Result<usize> {
     })
 }
 
-fn write(path: &Path, text: &str) -> Result<()> {
+/// Writes the configuration that was found.
+///
+/// # Errors
+/// A file that cannot be written.
+pub fn write(path: &Path, text: &str) -> Result<()> {
     phalanx_system::files::write(path, text).with_context(|| format!("--write {}", path.display()))
 }
 

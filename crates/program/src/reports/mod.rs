@@ -12,4 +12,5 @@ pub mod plan_report;
 pub mod progress;
 pub mod schedule_report;
 pub mod search_report;
+pub mod stream_report;
 pub mod sweep_report;

@@ -58,24 +58,40 @@ impl<'a> PlacementReport<'a> {
         table
     }
 
+    /// A row for neighbouring chunks that lie in the same memories.
     fn table(&self) -> Table {
-        let mut table =
-            Table::new(&["chunk", "parameters", "elements", "parameters", "gradients", "optimizer", "moved"]);
+        let mut table = Table::new(&[
+            "chunks",
+            "parameters",
+            "elements",
+            "parameters",
+            "gradients",
+            "optimizer",
+            "moved",
+        ]);
         let has_stages = self.chunks.iter().any(|chunk| chunk.stage != self.chunks[0].stage);
-        for chunk in &self.chunks {
-            let number = match has_stages {
-                true => format!("{}/{}", chunk.stage, chunk.chunk),
-                false => chunk.chunk.to_string(),
+        let kind = |chunk: &PlacedChunk| (chunk.stage, chunk.lies, chunk.trained);
+        for alike in self.chunks.chunk_by(|a, b| kind(a) == kind(b)) {
+            let (first, last) = (&alike[0], &alike[alike.len() - 1]);
+            let number = if alike.len() > 1 {
+                format!("{} .. {}", first.chunk, last.chunk)
+            } else {
+                first.chunk.to_string()
             };
-            let of_trained = |memory: Memory| if chunk.trained { memory.name() } else { "-" }.to_string();
+            let of_trained = |memory: Memory| if first.trained { memory.name() } else { "-" }.to_string();
+            let moved: u64 = alike.iter().map(|chunk| chunk.moved_bytes).sum();
             table.row([
-                number,
-                names(chunk),
-                chunk.elements.to_string(),
-                chunk.lies.parameters.name().to_string(),
-                of_trained(chunk.lies.gradients),
-                of_trained(chunk.lies.optimizer),
-                if chunk.moved_bytes == 0 { "-".to_string() } else { bytes(chunk.moved_bytes) },
+                if has_stages { format!("{}/{number}", first.stage) } else { number },
+                if first.first == last.last {
+                    first.first.clone()
+                } else {
+                    format!("{} .. {}", first.first, last.last)
+                },
+                alike.iter().map(|chunk| chunk.elements).sum::<u64>().to_string(),
+                first.lies.parameters.name().to_string(),
+                of_trained(first.lies.gradients),
+                of_trained(first.lies.optimizer),
+                if moved == 0 { "-".to_string() } else { bytes(moved) },
             ]);
         }
         table
@@ -95,10 +111,6 @@ impl<'a> PlacementReport<'a> {
             "chunks": self.chunks,
         })
     }
-}
-
-fn names(chunk: &PlacedChunk) -> String {
-    if chunk.first == chunk.last { chunk.first.clone() } else { format!("{} .. {}", chunk.first, chunk.last) }
 }
 
 /// Number of chunks of all stages with a part elsewhere, and of all chunks that are described.

@@ -5,7 +5,7 @@ use std::path::Path;
 use phalanx_drawing::report::{Table, bytes, count, percent, plural, seconds};
 
 use crate::plans::search::Search;
-use crate::plans::search::candidate::{Candidate, Placed};
+use crate::plans::search::candidate::Candidate;
 
 /// The winner, the next, and why others lost. `has_batches`: several batches were compared.
 pub fn to_text(search: &Search, written: Option<&Path>, has_batches: bool) -> String {
@@ -35,46 +35,50 @@ pub fn to_text(search: &Search, written: Option<&Path>, has_batches: bool) -> St
     )
 }
 
-/// A row for each configuration that is proposed.
+/// A row for each configuration that is proposed. Keys with which all agree are in a line of their own, so that rows have 80 letters at most.
 fn table(search: &Search, has_batches: bool) -> String {
-    let several = |of: &dyn Fn(&Candidate) -> bool| search.shown().iter().any(|found| of(&found.candidate));
-    let has_pipeline = several(&|of| of.pipeline > 1);
-    let has_reduce = several(&|of| of.data > 1 && of.micro_batches() > 1);
-    let has_wire = several(&|of| of.sends_half);
-    let has_placed = several(&|of| of.placed != Placed::Device);
-    let mut headings = vec!["", "step", "tok/s", "mfu", "needs", "p x d x t", "zero", "micro", "recompute"];
-    let columns: [(bool, &str); 5] = [
-        (has_pipeline, "schedule"),
-        (has_reduce, "reduce"),
-        (has_wire, "sent"),
-        (has_placed, "memory"),
-        (has_batches, "batch"),
+    let shown = search.shown();
+    let columns: [Column; 9] = [
+        ("p x d x t", &|of| format!("{}x{}x{}", of.pipeline, of.data, of.tensor)),
+        ("zero", &|of| of.zero.to_string()),
+        ("micro", &|of| of.micro.to_string()),
+        ("recompute", &|of| search.checkpointing(of).to_string()),
+        ("schedule", &|of| {
+            if of.pipeline > 1 {
+                search.schedule(of).replace("interleaved", "inter")
+            } else {
+                "-".to_string()
+            }
+        }),
+        ("reduce", &|of| reduce(of)),
+        ("sent", &|of| search.on_the_wire(of)),
+        ("states", &|of| of.placed.word().to_string()),
+        ("batch", &|of| of.global.to_string()),
     ];
-    headings.extend(columns.iter().filter(|(shown, _)| *shown).map(|(_, heading)| *heading));
-    let mut table = Table::new(&headings);
-    for (number, found) in search.shown().iter().enumerate() {
-        let of = &found.candidate;
-        let cells = [
-            (true, (number + 1).to_string()),
-            (true, seconds(found.seconds())),
-            (true, count(found.time.tokens_per_s().unwrap_or(0.0))),
-            (true, found.time.mfu().map_or("-".to_string(), percent)),
-            (true, bytes(found.need.0)),
-            (true, format!("{} x {} x {}", of.pipeline, of.data, of.tensor)),
-            (true, of.zero.to_string()),
-            (true, of.micro.to_string()),
-            (true, search.checkpointing(of).to_string()),
-            (has_pipeline, if of.pipeline > 1 { search.schedule(of) } else { "-".to_string() }),
-            (has_reduce, reduce(of)),
-            (has_wire, search.on_the_wire(of)),
-            (has_placed, of.placed.word().to_string()),
-            (has_batches, of.global.to_string()),
-        ];
-        table.row(cells.into_iter().filter(|(shown, _)| *shown).map(|(_, cell)| cell));
+    let agree =
+        |(_, cell): &&Column| shown.iter().all(|found| cell(&found.candidate) == cell(&shown[0].candidate));
+    let (same, several): (Vec<&Column>, Vec<&Column>) = columns.iter().partition(agree);
+    let rate = if has_batches { vec!["tok/s"] } else { Vec::new() };
+    let headings = ["", "step"].into_iter().chain(rate).chain(["mfu", "GiB"]);
+    let mut table =
+        Table::new(&headings.chain(several.iter().map(|(heading, _)| *heading)).collect::<Vec<_>>());
+    for (number, found) in shown.iter().enumerate() {
+        let rate = has_batches.then(|| count(found.time.tokens_per_s().unwrap_or(0.0)));
+        let figures = [(number + 1).to_string(), seconds(found.seconds())].into_iter().chain(rate);
+        let mfu = found.time.mfu().map_or("-".to_string(), percent);
+        let gib = format!("{:.1}", found.need.0 as f64 / f64::from(1 << 30));
+        let keys = several.iter().map(|(_, cell)| cell(&found.candidate));
+        table.row(figures.chain([mfu, gib]).chain(keys));
     }
-    let bytes_there = search.shown().iter().map(|found| found.need.1).min().unwrap_or(0);
-    format!("The next, of {} each (mesh: pipeline x data x tensor)\n{table}", bytes(bytes_there))
+    let same = same.iter().map(|(heading, cell)| format!("{heading} {}", cell(&shown[0].candidate)));
+    let same = same.collect::<Vec<_>>().join(", ");
+    let same = if same.is_empty() { same } else { format!("All have {same}.\n") };
+    let bytes_there = shown.iter().map(|found| found.need.1).min().unwrap_or(0);
+    format!("The next, of {} each (p, d, t: pipeline, data, tensor ranks)\n{same}{table}", bytes(bytes_there))
 }
+
+/// A heading, and the cell of a candidate.
+type Column<'a> = (&'static str, &'a dyn Fn(&Candidate) -> String);
 
 fn reduce(of: &Candidate) -> String {
     let has_choice = of.data > 1 && of.micro_batches() > 1;

@@ -302,7 +302,7 @@ table! {
                 (TORCHTITAN, "training.global_batch_size", Rule, ""),
                 (MEGATRON, "global_batch_size", Rule, ""),
             ]);
-        /// Sequences that one rank computes at once; `global / data` when left out.
+        /// Sequences that one rank computes at once: `global / data` when left out, the largest number that fits with `"auto"`.
         micro: Option<usize> = None, KEY.from(1.0, MAX_SEQUENCES)
             .foreign(&[
                 (NANOGPT, "batch_size", Rule, "batch.global counts the sequences of a step over all ranks"),

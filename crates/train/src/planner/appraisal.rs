@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 
 use phalanx_plan::trace::{Category, Event, Memory, PhaseName, Rate, Trace};
-use phalanx_plan::{Coordinates, Machine, MemoryError, PhaseTime, category_peak, faults, phase_times};
+use phalanx_plan::{Coordinates, Cost, Machine, MemoryError, PhaseTime, category_peak, faults, phase_times};
 
 use crate::engine::rank::Rank;
 use crate::engine::rules::states_per_element;
@@ -40,7 +40,7 @@ pub struct ReplicaWork {
 impl ReplicaWork {
     /// The work of `spec`, whose mesh has one pipeline rank and one replica, by a dry run of one rank.
     pub fn of(spec: &Spec) -> ReplicaWork {
-        let runs = DryRuns { spec, make_rank: &Rank::new, abridges: true };
+        let runs = DryRuns::of(spec, &Rank::new).without_diagnosis();
         let trace = runs.short_trace(0);
         let step = trace.phase(PhaseName::Step).expect("every dry run has a step");
         let behind = step.events.iter().rposition(|event| matches!(event, Event::Step { .. }));
@@ -105,7 +105,7 @@ fn calls(events: &[Event]) -> Vec<Calls> {
 pub type StepTimes = Option<Vec<PhaseTime>>;
 
 impl RunPlan {
-    /// The plan of one rank of each pipeline stage, without offsets, and the time of a step on a machine that these ranks play together;
+    /// The plan of one rank of each pipeline stage, without offsets and diagnosis, and the time of a step on a machine that these ranks play together;
     /// `None` where the machine lacks a rate. Other ranks of a stage may need a little more, and are not compared.
     ///
     /// # Errors
@@ -114,14 +114,18 @@ impl RunPlan {
         let (spec, _) = spec.with_chosen_chunks(&Rank::new);
         let spec = spec.with_placed_chunks(&Rank::new, 0)?;
         let mesh = spec.mesh.axes;
-        let runs = DryRuns { spec: &spec, make_rank: &Rank::new, abridges: true };
+        let runs = DryRuns::of(&spec, &Rank::new).without_diagnosis();
         let whole = spec.model.whole();
         let (mut traces, mut ranks) = (Vec::new(), Vec::new());
         for pipeline in 0..mesh.pipeline {
             let rank = mesh.rank(Coordinates { pipeline, data: 0, tensor: 0 });
-            let trace = runs.trace(rank);
+            let (short, all) = runs.short_and_whole(rank);
             let parameters = parameters_at(&spec, &whole, pipeline);
-            ranks.push(RankPlan::of(&trace, parameters).map(RankPlan::without_offsets));
+            // As much is live at once in both.
+            let plan = RankPlan::of(&short, parameters).map(RankPlan::without_offsets);
+            let trace = all.unwrap_or(short);
+            let step = Cost::of(trace.phase(PhaseName::Step).expect("every dry run has a step"));
+            ranks.push(plan.map(|plan| RankPlan { step, ..plan }));
             traces.push(timed(trace));
         }
         faults(&traces)?;

@@ -64,7 +64,7 @@ impl Spec {
 impl Sized {
     fn planned(&self, rank: usize, chosen: bool) -> Result<ChunkAlternative, MemoryError> {
         let Sized { spec, chunks, origin } = self;
-        let runs = DryRuns { spec, make_rank: &Rank::new, abridges: true };
+        let runs = DryRuns::of(spec, &Rank::new);
         let trace = runs.trace(rank);
         let peak = |memory| plan_memory_of(&trace, memory).map(|plan| plan.arena_bytes);
         let [device, host, disk] = Memory::ALL.map(peak);

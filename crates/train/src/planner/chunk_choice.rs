@@ -196,13 +196,13 @@ fn fill(layout: &ChunkLayout, size: u64) -> Option<u64> {
 
 /// Bytes that a rank needs in its memories; `None` where it has no plan.
 fn planned(spec: &Spec, rank: usize, make_rank: &MakeRank) -> Option<u64> {
-    let runs = DryRuns { spec, make_rank, abridges: true };
+    let runs = DryRuns::of(spec, make_rank);
     arena_bytes(&runs.trace(rank))
 }
 
 /// The same without the micro-batches that repeat themselves.
 fn roughly(spec: &Spec, rank: usize, make_rank: &MakeRank) -> Option<u64> {
-    arena_bytes(&DryRuns { spec, make_rank, abridges: true }.short_trace(rank))
+    arena_bytes(&DryRuns::of(spec, make_rank).short_trace(rank))
 }
 
 fn arena_bytes(trace: &Trace) -> Option<u64> {

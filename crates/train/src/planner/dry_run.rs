@@ -55,10 +55,29 @@ pub(crate) struct DryRuns<'a> {
     pub(crate) spec: &'a Spec,
     pub(crate) make_rank: &'a MakeRank<'a>,
     /// True if repeated micro-batches are left out.
-    pub(crate) abridges: bool,
+    abridges: bool,
+    /// False leaves out the diagnosis, which has the tensors of a step.
+    diagnoses: bool,
 }
 
-impl DryRuns<'_> {
+impl<'a> DryRuns<'a> {
+    /// Dry runs that leave out repeated micro-batches.
+    pub(crate) fn of(spec: &'a Spec, make_rank: &'a MakeRank<'a>) -> DryRuns<'a> {
+        DryRuns { spec, make_rank, abridges: true, diagnoses: true }
+    }
+
+    /// The same, or of all micro-batches.
+    #[must_use]
+    pub(crate) fn abridging(self, abridges: bool) -> DryRuns<'a> {
+        DryRuns { abridges, ..self }
+    }
+
+    /// The same without a diagnosis.
+    #[must_use]
+    pub(crate) fn without_diagnosis(self) -> DryRuns<'a> {
+        DryRuns { diagnoses: false, ..self }
+    }
+
     fn abridged(&self, rank: usize) -> Option<(Spec, Arc<AbridgedPrograms>)> {
         let spec =
             self.spec.abridged(self.spec.mesh.axes.coordinates(rank).pipeline).filter(|_| self.abridges)?;
@@ -70,15 +89,28 @@ impl DryRuns<'_> {
     /// whole trace, but it may be placed otherwise.
     pub(crate) fn short_trace(&self, rank: usize) -> Trace {
         let abridged = self.abridged(rank);
-        dry_run(abridged.as_ref().map_or(self.spec, |(spec, _)| spec), rank, self.make_rank)
+        self.run(abridged.as_ref().map_or(self.spec, |(spec, _)| spec), rank)
     }
 
     /// Runs all phases of a rank.
     pub(crate) fn trace(&self, rank: usize) -> Trace {
-        let expanded = self.abridged(rank).and_then(|(spec, programs)| {
-            programs.expand(&dry_run(&spec, rank, self.make_rank), spec.pipeline.depths)
-        });
-        expanded.unwrap_or_else(|| dry_run(self.spec, rank, self.make_rank))
+        let (short, whole) = self.short_and_whole(rank);
+        whole.unwrap_or(short)
+    }
+
+    /// The trace of [`DryRuns::short_trace`] and the whole one, if that is another.
+    pub(crate) fn short_and_whole(&self, rank: usize) -> (Trace, Option<Trace>) {
+        if let Some((spec, programs)) = self.abridged(rank) {
+            let short = self.run(&spec, rank);
+            if let Some(whole) = programs.expand(&short, spec.pipeline.depths) {
+                return (short, Some(whole));
+            }
+        }
+        (self.run(self.spec, rank), None)
+    }
+
+    fn run(&self, spec: &Spec, rank: usize) -> Trace {
+        run(spec, rank, self.make_rank, self.diagnoses)
     }
 }
 
@@ -96,12 +128,18 @@ pub(crate) const NEVER: &str = "nothing fails on Meta";
 
 /// Runs all phases of a rank on `Meta`.
 pub(crate) fn dry_run(spec: &Spec, rank: usize, make_rank: &MakeRank) -> Trace {
+    run(spec, rank, make_rank, true)
+}
+
+fn run(spec: &Spec, rank: usize, make_rank: &MakeRank, diagnoses: bool) -> Trace {
     let (device, mut engine) = on_meta(spec, rank, make_rank);
     let part = &spec.batch;
     let batch = Batch::of(part, part.micro_batch_size * part.micro_batches);
     engine.load(|_, _, _, _| Ok(())).expect(NEVER);
     engine.step(1, &batch, false).expect(NEVER);
-    engine.diagnose(1, &batch, part.targets_per_step, 1.0).expect(NEVER);
+    if diagnoses {
+        engine.diagnose(1, &batch, part.targets_per_step, 1.0).expect(NEVER);
+    }
     if part.evaluation_batches > 0 {
         let windows = Batch::of(part, part.micro_batch_size * part.evaluation_batches);
         engine.evaluate(&windows).expect(NEVER);
@@ -163,7 +201,7 @@ mod tests {
             let Some((config, spec)) = random_spec(&mut random) else { continue };
             let mesh = spec.mesh.axes;
             let rank = (random.next_u64() % mesh.world_size() as u64) as usize;
-            let runs = |abridges| DryRuns { spec: &spec, make_rank: &Rank::new, abridges };
+            let runs = |abridges| DryRuns::of(&spec, &Rank::new).abridging(abridges);
             let Some((left, programs)) = runs(true).abridged(rank) else {
                 assert!(spec.pipeline.schedule.name == "gpipe", "nothing is left out of {config}");
                 continue;

@@ -101,7 +101,7 @@ fn with_chunk_on_device(spec: &Spec, stage: &StageChunks, chunk: usize) -> Spec 
 
 /// Bytes that a step of a rank copies between memories.
 fn copied_bytes(spec: &Spec, rank: usize) -> u64 {
-    let trace = DryRuns { spec, make_rank: &Rank::new, abridges: true }.trace(rank);
+    let trace = DryRuns::of(spec, &Rank::new).trace(rank);
     let bytes = |event: &Event| if let Event::Copy { bytes, .. } = event { *bytes } else { 0 };
     trace.phase(PhaseName::Step).map_or(0, |step| step.events.iter().map(bytes).sum())
 }

@@ -184,7 +184,7 @@ struct Search<'a> {
 impl<'a> Search<'a> {
     fn new(spec: &'a Spec, rank: usize, make_rank: &'a MakeRank<'a>, auto: AutoPlacement) -> Search<'a> {
         let (_, engine) = on_meta(spec, rank, make_rank);
-        let trace = DryRuns { spec, make_rank, abridges: true }.trace(rank);
+        let trace = DryRuns::of(spec, make_rank).trace(rank);
         let guesses = Guesses::new(engine.chunks().described(), &trace);
         let stages = stage_chunks(engine.chunks().described());
         let (moves, known) = (Vec::new(), RefCell::default());
@@ -285,7 +285,7 @@ impl<'a> Search<'a> {
         for (stage, residence) in self.residence(away) {
             spec.zero.residence[stage] = residence;
         }
-        let runs = DryRuns { spec: &spec, make_rank: self.make_rank, abridges: true };
+        let runs = DryRuns::of(&spec, self.make_rank);
         let mut peaks = [0; 2];
         for rank in self.ranks() {
             let trace = runs.trace(rank);

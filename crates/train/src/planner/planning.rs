@@ -198,7 +198,7 @@ impl RunPlan {
         let mesh = spec.mesh.axes;
         let first_of = |pipeline| mesh.rank(Coordinates { pipeline, data: 0, tensor: 0 });
         let kinds: Vec<usize> = (0..mesh.pipeline).map(first_of).collect();
-        let runs = DryRuns { spec: &spec, make_rank, abridges };
+        let runs = DryRuns::of(&spec, make_rank).abridging(abridges);
         let programs = |rank: &usize| on_meta(&spec, *rank, make_rank).1.chunk_programs();
         let programs: Vec<ChunkPrograms> = kinds.iter().map(programs).collect::<Result<_, _>>()?;
         let all = mesh.world_size() <= ALL_RANKS;

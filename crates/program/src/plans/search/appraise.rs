@@ -3,12 +3,13 @@
 use std::collections::HashSet;
 
 use anyhow::{Context, Result, bail};
-use phalanx_plan::PhaseTime;
 use phalanx_train::RunPlan;
+use phalanx_train::appraisal::StepTimes;
 
 use super::candidate::Candidate;
 use super::estimate::Estimate;
 use super::lost::Class;
+use super::queue::Queue;
 use super::work::{in_parallel, spec_of};
 use super::{Found, Outcome, SHOWN, Search, Settings, Subject};
 use crate::plans::budgets::{self, Budget};
@@ -17,7 +18,7 @@ use crate::plans::step_time::StepTime;
 use phalanx_drawing::report::{bytes, plural};
 
 /// Candidates that are appraised at once. The number decides which are, so it does not depend on the machine.
-const WAVE: usize = 4;
+pub(super) const WAVE: usize = 4;
 
 /// Candidates that are appraised for the winner and the next, and for those that lose, at most.
 const APPRAISED: usize = 48;
@@ -29,29 +30,32 @@ const LONGEST_WITHOUT: f64 = 3.0;
 /// Times that another candidate of a class that lost is appraised, where the first does not fit.
 const TRIES_LOST: usize = 3;
 
-/// Share of the smallest shortfall of an estimate by which others like it are expected to fall short.
-const SHORTFALL: f64 = 0.97;
-
 /// Share of its memory that must be left where not all ranks have been planned.
 const SLACK: f64 = 0.03;
 
 impl Search<'_> {
     /// Appraises candidates in the order of their estimates, until what is left is slower than what was found.
     pub(super) fn appraise(&mut self, subject: &dyn Subject, is_late: &dyn Fn(f64) -> bool) -> Result<()> {
-        let mut next = 0;
-        while next < self.candidates.len() && self.outcomes.len() < APPRAISED {
+        let mut queue = Queue::of(&self.candidates);
+        let mut is_over = false;
+        while !is_over && self.outcomes.len() < APPRAISED {
             if is_late(if self.found.is_empty() { LONGEST_WITHOUT } else { 1.0 }) {
                 self.is_cut = true;
                 break;
             }
             let mut wave = Vec::new();
-            while wave.len() < WAVE && next < self.candidates.len() {
-                let (candidate, estimate) = self.candidates[next];
-                next += 1;
-                if self.is_slower_than_found(&candidate, &estimate) {
-                    next = self.candidates.len();
-                } else if !self.is_too_large(&candidate, &estimate) {
-                    wave.push(candidate);
+            let slowest = self.slowest_shown();
+            while wave.len() < WAVE {
+                let next = queue.next(&self.candidates, &self.step_times);
+                let Some((number, _)) =
+                    next.filter(|(_, expected)| slowest.is_none_or(|slowest| *expected <= slowest))
+                else {
+                    is_over = true;
+                    break;
+                };
+                let (candidate, estimate) = &self.candidates[number];
+                if !self.is_too_large(candidate, estimate) {
+                    wave.push(*candidate);
                 }
             }
             self.appraise_all(subject, &wave);
@@ -69,35 +73,35 @@ impl Search<'_> {
         self.leave_out_equal();
     }
 
-    /// Returns whether enough was found that is faster than a candidate, also if its estimate is as much too long as any was.
-    fn is_slower_than_found(&self, candidate: &Candidate, estimate: &Estimate) -> bool {
+    /// Seconds of the slowest that would be shown for a sequence, if there are as many as are shown.
+    fn slowest_shown(&self) -> Option<f64> {
         let mut times: Vec<f64> =
             self.found.iter().map(|found| found.seconds() / found.candidate.global as f64).collect();
         times.sort_by(f64::total_cmp);
-        let Some(tenth) = times.get(SHOWN - 1) else { return false };
-        let ratio = |found: &Found| found.seconds() / found.estimated_s;
-        let shortest = self.found.iter().map(ratio).fold(f64::MAX, f64::min);
-        shortest * estimate.parts.seconds() / candidate.global as f64 > *tenth
+        times.get(SHOWN - 1).copied()
     }
 
     /// Returns whether a candidate needs as much as one that did not fit, or more than there is if its estimate falls as short as those of
     /// candidates like it did.
     fn is_too_large(&self, candidate: &Candidate, estimate: &Estimate) -> bool {
-        let short = self.shortfalls.get(&candidate.kind()).map_or(1.0, |short| short * SHORTFALL);
+        let short = self.bytes_needed.at_least(candidate);
         estimate.bytes as f64 * short > self.device_bytes as f64
             || self.failed.iter().any(|other| candidate.needs_as_much_as(other))
     }
 
-    /// Notes by how much the estimate of a plan's memory fell short.
-    fn note_shortfall(&mut self, candidate: &Candidate, planned: &Planned) {
+    /// Notes how the memory and the step of a plan compare with their estimates.
+    fn note_multiples(&mut self, candidate: &Candidate, planned: &Planned, times: &StepTimes) {
         let Some(estimate) = self.estimate_of(candidate) else { return };
         let needed = planned.needed_by_one(planned::needed_on_device) as f64 / estimate.bytes.max(1) as f64;
-        let short = self.shortfalls.entry(candidate.kind()).or_insert(needed);
-        *short = short.min(needed);
+        self.bytes_needed.note(candidate, needed);
+        let longest = times.iter().flatten().map(|time| time.seconds).fold(0.0, f64::max);
+        if longest > 0.0 {
+            self.step_times.note(candidate, longest / estimate.parts.seconds());
+        }
     }
 
     /// Plans candidates, one rank of each stage.
-    fn appraise_all(&mut self, subject: &dyn Subject, wave: &[Candidate]) {
+    pub(super) fn appraise_all(&mut self, subject: &dyn Subject, wave: &[Candidate]) {
         let mut specs = Vec::new();
         for candidate in wave {
             let settings = self.axes.settings(candidate, self.block);
@@ -119,7 +123,7 @@ impl Search<'_> {
                 Err(error) => Outcome::Impossible(error.to_string()),
                 Ok((plan, times)) => {
                     let planned = Planned::of_one_rank(config, plan);
-                    self.note_shortfall(&candidate, &planned);
+                    self.note_multiples(&candidate, &planned, &times);
                     self.judge(subject, (candidate, settings), planned, times)
                 }
             };
@@ -143,7 +147,7 @@ impl Search<'_> {
         subject: &dyn Subject,
         (candidate, settings): (Candidate, Settings),
         planned: Planned,
-        times: Option<Vec<PhaseTime>>,
+        times: StepTimes,
     ) -> Outcome {
         let limits = subject.budgets(&planned);
         if let Some(too_large) = too_large(&planned, &limits) {
@@ -156,9 +160,7 @@ impl Search<'_> {
         let share = |need: &(u64, u64)| need.0 as f64 / need.1.max(1) as f64;
         let needs = limits.iter().map(|budget| (budget.needed(&planned), budget.bytes()));
         let need = needs.max_by(|a, b| share(a).total_cmp(&share(b))).unwrap_or((0, u64::MAX));
-        let estimated = self.candidates.iter().find(|(other, _)| *other == candidate);
-        let estimated_s = estimated.map_or(f64::MAX, |(_, estimate)| estimate.parts.seconds());
-        Outcome::Fits(Box::new(Found { candidate, settings, planned, time, need, estimated_s }))
+        Outcome::Fits(Box::new(Found { candidate, settings, planned, time, need }))
     }
 
     /// Plans what is proposed from the text of its configuration, and leaves out what does not fit: the first as `train` plans it, and others
@@ -208,7 +210,7 @@ impl Search<'_> {
             let mut wanted: HashSet<Class> =
                 self.classes.keys().filter(|class| !known.contains(class)).copied().collect();
             let mut unknown = Vec::new();
-            for (candidate, estimate) in &self.candidates {
+            for (candidate, estimate) in self.step_times.in_expected_order(&self.candidates) {
                 if wanted.is_empty() {
                     break;
                 }

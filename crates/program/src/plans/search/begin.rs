@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use anyhow::{Result, anyhow, bail};
+use anyhow::{Result, anyhow};
 use phalanx_models::Model;
 use phalanx_plan::Machine;
 use phalanx_train::appraisal::ReplicaWork;
@@ -15,6 +15,7 @@ use super::candidate::{Axes, Candidate};
 use super::estimate::{Estimate, Filled, Numbers, Work};
 use super::limits::Limits;
 use super::lost::Class;
+use super::queue::Multiples;
 use super::shapes::Shapes;
 use super::work::{in_parallel, spec_of};
 use super::{Search, Settings, Subject, divisors};
@@ -75,7 +76,8 @@ impl<'a> Search<'a> {
             block: numbers.block,
             classes: BTreeMap::new(),
             failed: Vec::new(),
-            shortfalls: HashMap::new(),
+            bytes_needed: Multiples::default(),
+            step_times: Multiples::default(),
             is_cut: false,
             found: Vec::new(),
             text: String::new(),
@@ -84,9 +86,6 @@ impl<'a> Search<'a> {
         search.fill(subject, &shapes, &mut numbers);
         if search.enumerate(&shapes, &mut numbers) == 0 {
             return Err(nothing_possible(&shapes, &axes_of, &search.impossible));
-        }
-        if search.candidates.is_empty() {
-            bail!("{}", search.nothing_fits());
         }
         search.candidates.sort_by(|(a, x), (b, y)| {
             let per_sequence =

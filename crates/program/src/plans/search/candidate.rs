@@ -86,6 +86,9 @@ impl Scheduled {
     }
 }
 
+/// MiB of a chunk in f32 at most.
+const CHUNK_MIB: f64 = 512.0;
+
 /// How much backward recomputes, from nothing on.
 pub const CHECKPOINTING: [&str; 3] = ["none", "selective", "block"];
 
@@ -128,6 +131,11 @@ impl Candidate {
         (self.pipeline, self.schedule, self.checkpointing, self.zero, self.placed, self.defers)
     }
 
+    /// What of its kind decides most how well its time and memory are estimated.
+    pub fn like(&self) -> Like {
+        (self.pipeline > 1, self.tensor > 1, self.checkpointing, self.zero, self.placed, self.defers)
+    }
+
     /// Returns whether this needs at least as much device memory as `other`, whose mesh and schedule it has: the rest is the same, or keeps
     /// more.
     pub fn needs_as_much_as(&self, other: &Candidate) -> bool {
@@ -143,6 +151,9 @@ impl Candidate {
 
 /// Pipeline ranks, schedule, checkpointing, ZeRO stage, placement and reduction of candidates whose memory is estimated alike.
 pub type Kind = (usize, usize, usize, u8, Placed, bool);
+
+/// Several pipeline ranks, several tensor ranks, checkpointing, ZeRO stage, placement and reduction.
+pub type Like = (bool, bool, usize, u8, Placed, bool);
 
 /// The values of each key that a search tries.
 #[derive(Clone, Debug)]
@@ -170,7 +181,10 @@ pub struct Axes {
     half: Float,
     accumulate: Float,
     sequence_parallel: bool,
-    chunk: Option<f64>,
+    /// True: chunks have the size of a block.
+    sets_chunk: bool,
+    /// True: under ZeRO stage 3 a block is gathered while the one before it computes.
+    sets_prefetch: bool,
 }
 
 impl Axes {
@@ -215,10 +229,8 @@ impl Axes {
             half: config.precision.compute,
             accumulate: config.precision.accumulate,
             sequence_parallel: !limits.keeps("parallel.sequence_parallel") || parallel.sequence_parallel,
-            chunk: match memory.chunk {
-                Chunk::Word(ChunkWord::Auto) => Some(0.0),
-                _ => None,
-            },
+            sets_chunk: memory.chunk == Chunk::Word(ChunkWord::Auto),
+            sets_prefetch: memory.chunk == Chunk::Word(ChunkWord::Auto) && !limits.keeps("memory.prefetch"),
         }
     }
 
@@ -266,10 +278,13 @@ impl Axes {
         if let Some(float) = communicate {
             all.push(("precision.communicate", text(phalanx_plan::trace::DType::from(float).name())));
         }
-        if self.chunk.is_some() {
+        if self.sets_chunk {
             // A chunk for each block, of at most 512 MiB of f32: larger ones are held whole while they are gathered and reduced.
-            let mib = (block as f64 / of.tensor as f64 * 4.0 / f64::from(1 << 20)).clamp(0.01, 512.0);
-            all.push(("memory.chunk", Value::Float((mib * 100.0).ceil() / 100.0)));
+            let mib = block as f64 / of.tensor as f64 * 4.0 / f64::from(1 << 20);
+            all.push(("memory.chunk", Value::Float((mib.clamp(0.01, CHUNK_MIB) * 100.0).ceil() / 100.0)));
+            if self.sets_prefetch && of.zero == 3 {
+                all.push(("memory.prefetch", whole((mib / CHUNK_MIB).ceil().max(1.0) as usize)));
+            }
         }
         all
     }

@@ -80,6 +80,15 @@ impl Limits {
         Ok((limits, others))
     }
 
+    /// The same limits, which also keep keys at a value, unless they keep them already.
+    #[must_use]
+    pub fn keeping(mut self, keys: &[&str], value: &str) -> Limits {
+        for key in keys {
+            self.kept.entry(key.to_string()).or_insert_with(|| vec![value.to_string()]);
+        }
+        self
+    }
+
     /// Returns whether a key is not tried.
     pub fn keeps(&self, key: &str) -> bool {
         self.kept.contains_key(key) || (!self.only.is_empty() && self.only.iter().all(|only| only != key))

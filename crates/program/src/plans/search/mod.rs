@@ -2,7 +2,7 @@
 //!
 //! All candidates of the given devices are compared by estimates ([`estimate`]), which are made from a dry run of a replica for each number of
 //! tensor ranks. Those that are too large by states and activations alone are left out. The others are appraised in the order of their
-//! estimates: one rank of each pipeline stage runs dry, its memory is planned, and the stages play a step together. The search ends when what is
+//! estimates, in the multiples that were found so far ([`queue`]): one rank of each pipeline stage runs dry, its memory is planned, and the stages play a step together. The search ends when what is
 //! left is estimated to be slower than the tenth that was found. What is proposed was then planned as `train` plans it, from the text of its
 //! configuration.
 
@@ -12,7 +12,9 @@ pub mod candidate;
 pub mod estimate;
 pub mod limits;
 pub mod lost;
+mod queue;
 mod shapes;
+pub mod smallest;
 mod work;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -27,10 +29,11 @@ use crate::plans::budgets::Budget;
 use crate::plans::planned::Planned;
 use crate::plans::resolve::Resolved;
 use crate::plans::step_time::StepTime;
-use candidate::{Axes, Candidate, Kind, Placed};
+use candidate::{Axes, Candidate, Placed};
 use estimate::Estimate;
 use limits::Limits;
 use lost::{Class, ClassOf};
+use queue::Multiples;
 
 /// Configurations that are proposed.
 const SHOWN: usize = 10;
@@ -78,7 +81,6 @@ pub struct Found {
     pub time: StepTime,
     /// The memory of which it needs the largest share: bytes that it needs, and bytes that there are.
     pub need: (u64, u64),
-    estimated_s: f64,
 }
 
 /// Keys with their values.
@@ -118,8 +120,9 @@ pub struct Search<'a> {
     classes: BTreeMap<Class, ClassOf>,
     /// Candidates that were planned and do not fit.
     failed: Vec<Candidate>,
-    /// For each kind of candidates: what plans need at least, in multiples of the estimates.
-    shortfalls: HashMap<Kind, f64>,
+    /// What plans need, and how long their steps are, in multiples of the estimates.
+    bytes_needed: Multiples,
+    step_times: Multiples,
     is_cut: bool,
     /// What was found, fastest first.
     pub found: Vec<Found>,
