@@ -9,8 +9,8 @@ use crate::collective_times::LinkUse;
 use crate::links::Busy;
 use crate::machine::Machine;
 use crate::meetings::{Meeting, Meetings};
+use crate::phase_time::PhaseTime;
 use crate::stretches::Stretch;
-use crate::timing::PhaseTime;
 use crate::trace::{Collective, CollectiveOp, Event, Phase, Rate, Stream};
 
 /// Why a stream would be idle.

@@ -34,6 +34,7 @@ pub mod order;
 pub mod packing;
 pub mod partial_sums;
 pub mod peak;
+pub mod phase_time;
 pub mod pipeline;
 pub mod program;
 pub mod slot;
@@ -60,6 +61,7 @@ pub use order::{Lookahead, live_over_uses, uses_before_peak};
 pub use packing::{ALIGN, DISK_ALIGN};
 pub use partial_sums::PartialSums;
 pub use peak::{Peak, PeakMeter};
+pub use phase_time::PhaseTime;
 pub use pipeline::{
     Action, Channel, Costs, HeldMicroBatches, InFlight, Kind, Message, PipelineSchedule, Plan, ScheduleError,
     Span, StageCost, Step, Stuck, Timeline, UnknownSchedule, check, check_order, generate, in_flight, lower,
@@ -69,7 +71,7 @@ pub use slot::Slot;
 pub use split::{Stripe, nearest_divisors};
 pub use stages::{BlockCost, Cut, CutError, cut};
 pub use stretches::{LANES, Lanes, Stretch, lanes_of};
-pub use timing::{PhaseTime, phase_stretches, phase_time, phase_times};
+pub use timing::{phase_stretches, phase_time, phase_times};
 pub use traffic::{Movement, Traffic, category_peak, live_bytes, traffic};
 pub use transfer::TransferRate;
 pub use zero::{Precision, Textbook, ZeroStage, textbook};

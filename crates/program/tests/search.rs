@@ -71,7 +71,9 @@ fn a_timeline_shows_what_streams_do() {
     let home = Home::new();
     home.write("small.toml", SMALL);
     let plan = |options: &str| {
-        let line = format!("plan small.toml --machine h100 --nproc 4 --set parallel.pipeline=2 {options}");
+        let line = format!(
+            "plan small.toml --machine h100 --nproc 4 --set parallel.pipeline=2 --set batch.micro=2 {options}"
+        );
         home.run(&words(&line))
     };
     let text = plan("--timeline").ok().stdout;

@@ -28,12 +28,7 @@ use crate::reports::{explain_report, plan_report, stream_report};
 /// # Errors
 /// A configuration that cannot work, missing data.
 pub fn plan(args: &PlanArgs, environment: Environment) -> Result<()> {
-    if let Some(Some(path)) = &args.search.timeline {
-        stream_report::check(path)?;
-    }
-    if let Some(path) = args.search.write.as_deref().filter(|path| path.exists()) {
-        bail!("--write {}: the file exists; name another, or remove it", path.display());
-    }
+    check_written(args)?;
     let asked = Asked::new(args, environment)?;
     say_origin(args, &asked)?;
     if args.search.search {
@@ -101,6 +96,14 @@ pub fn plan(args: &PlanArgs, environment: Environment) -> Result<()> {
     }
     say_unknown(&budgets, &planned);
     Ok(())
+}
+
+/// Refuses files that the command would replace.
+fn check_written(args: &PlanArgs) -> Result<()> {
+    if let Some(path) = args.search.write.as_deref().filter(|path| path.exists()) {
+        bail!("--write {}: the file exists; name another, or remove it", path.display());
+    }
+    args.search.timeline.iter().flatten().try_for_each(|path| stream_report::check(path))
 }
 
 /// The streams of a step, as `--timeline` asks for them: their text, or nothing where a file is written.

@@ -107,7 +107,7 @@ fn answer(
         match smallest(&Searched::new(asked, given)?, &config, (machine, ranks), limits) {
             Ok(Smallest::Fits(found, text)) => Ok(Some(Fitting { ranks, found, text })),
             Ok(Smallest::TooLarge(missing)) => {
-                if below.is_none_or(|(most, _)| most < ranks) {
+                if below.is_none_or(|(known, _)| known < ranks) {
                     *below = Some((ranks, missing));
                 }
                 Ok(None)
@@ -125,10 +125,10 @@ fn answer(
             return Ok(Answer { words, fitting: Some(fitting), below });
         }
     }
-    let most =
+    let hosts_max =
         if machine.joined_devices().is_some() { 1 } else { MAX_HOSTS.min(counts::RANKS as usize / of_host) };
     let (mut too_few, mut hosts, mut fitting) = (1, 2, None);
-    while hosts <= most {
+    while hosts <= hosts_max {
         fitting = tried(hosts * of_host, &mut below)?;
         if fitting.is_some() {
             break;

@@ -84,7 +84,7 @@ impl Search<'_> {
     /// Returns whether a candidate needs as much as one that did not fit, or more than there is if its estimate falls as short as those of
     /// candidates like it did.
     fn is_too_large(&self, candidate: &Candidate, estimate: &Estimate) -> bool {
-        let short = self.bytes_needed.at_least(candidate);
+        let short = self.bytes_needed.min_expected(candidate);
         estimate.bytes as f64 * short > self.device_bytes as f64
             || self.failed.iter().any(|other| candidate.needs_as_much_as(other))
     }

@@ -30,7 +30,7 @@ impl Multiples {
     }
 
     /// What it is at least, by those of the same kind or of others like it, with a margin; 1 where nothing is known.
-    pub(super) fn at_least(&self, of: &Candidate) -> f64 {
+    pub(super) fn min_expected(&self, of: &Candidate) -> f64 {
         let kind = self.of_kind.get(&of.kind()).map(|known| known * MARGIN_OF_KIND);
         let like = || self.of_like.get(&of.like()).map(|known| known * MARGIN_OF_LIKE);
         kind.or_else(like).unwrap_or(1.0).max(1.0)
@@ -115,6 +115,9 @@ mod tests {
         assert_eq!(next(&multiples), Some(1));
         multiples.note(&candidates[2].0, 1.0);
         assert_eq!([next(&multiples), next(&multiples), next(&multiples)], [Some(2), Some(3), None]);
-        assert_eq!((multiples.at_least(&candidates[1].0), multiples.at_least(&candidates[3].0)), (1.94, 1.0));
+        assert_eq!(
+            (multiples.min_expected(&candidates[1].0), multiples.min_expected(&candidates[3].0)),
+            (1.94, 1.0)
+        );
     }
 }
