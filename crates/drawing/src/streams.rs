@@ -232,8 +232,8 @@ mod tests {
         let rank = rank();
         let text = draw_streams_terminal(&[("rank 0".into(), &rank)], 36);
         let lines: Vec<&str> = text.lines().collect();
-        assert_eq!(lines[0], "rank 0  compute           █████ 50.0 %");
-        assert_eq!(lines[1], "        data         █████      50.0 %");
+        assert_eq!(lines[0], "rank 0  compute           █████ 50.0%");
+        assert_eq!(lines[1], "        data         █████      50.0%");
         assert!(lines[2].ends_with("10.0 s"), "{text}");
     }
 

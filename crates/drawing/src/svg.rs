@@ -90,6 +90,7 @@ pub fn fill(colour: &str) -> String {
     format!(" fill=\"{colour}\"")
 }
 
-fn escaped(content: &str) -> String {
-    content.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
+/// Text as an element or an attribute has it.
+pub fn escaped(content: &str) -> String {
+    content.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }

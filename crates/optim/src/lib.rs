@@ -6,6 +6,7 @@ mod extent;
 pub mod loss_scale;
 pub mod optimizer;
 pub mod own;
+pub mod rules;
 pub mod schedule;
 mod update;
 

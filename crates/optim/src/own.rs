@@ -16,6 +16,8 @@ pub struct UpdateStep<'a> {
     pub number: u64,
     /// Learning rate of this update, that of the parameter's group.
     pub lr: f32,
+    /// Weight decay of the parameter's group, if it has one of its own.
+    pub weight_decay: Option<f32>,
     /// The parameter: its kind says whether weight decay acts on it.
     pub of: &'a UpdatedParameter,
 }
@@ -47,7 +49,8 @@ impl fmt::Debug for dyn UpdateRule {
 
 /// Applies `rule` on `device`.
 pub(crate) fn apply(rule: Arc<dyn UpdateRule>, device: &Device, update: Update) {
-    let Update { number, lr, of, parameters: mut p, rounded, gradient, factor, scaled, states, .. } = update;
+    let Update { number, lr, weight_decay, of, parameters: mut p, rounded, gradient, factor, scaled, states } =
+        update;
     let mut call = OwnOperation::update("own_optimizer", p.reborrow(), gradient).read("factor", "", factor);
     for state in states {
         call = call.write("state", "", state);
@@ -62,7 +65,7 @@ pub(crate) fn apply(rule: Arc<dyn UpdateRule>, device: &Device, update: Update) 
         let mut slices: Vec<&mut [f32]> = writes.into_iter().map(ViewMut::into_slice).collect();
         let last = if extent == Extent::Whole { slices.pop() } else { None };
         let (parameters, states) = slices.split_first_mut().expect("the parameters come first");
-        let step = UpdateStep { number, lr, of: &of };
+        let step = UpdateStep { number, lr, weight_decay, of: &of };
         let length = parameters.len();
         let (elements, block) = match extent {
             Extent::Elements => (NORM_BLOCK, 1),

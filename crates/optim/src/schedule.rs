@@ -72,7 +72,7 @@ impl fmt::Debug for dyn LearningRate {
 }
 
 /// Shape of the decay after warm-up.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Decay {
     /// Half a cosine.
     Cosine,
@@ -80,6 +80,36 @@ pub enum Decay {
     Linear,
     /// No decay.
     Constant,
+    /// So many half cosines, each from the highest rate (transformers' `cosine_with_restarts`).
+    Restarts(u64),
+    /// The share that is left of the decay, to this power (transformers' `polynomial`).
+    Polynomial(f64),
+    /// `sqrt(t / (k + t - w))` at step k behind a warm-up of w steps, for this t (transformers' `inverse_sqrt`). It never ends.
+    InverseSqrt(u64),
+    /// No decay but over the last steps, of this number, in this shape (warm-up, stable, decay).
+    Last(u64, Fall),
+}
+
+/// Shape of a decay over the last steps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fall {
+    /// Half a cosine.
+    Cosine,
+    /// A straight line.
+    Linear,
+    /// One less the root of the share that is done.
+    Sqrt,
+}
+
+impl Fall {
+    /// The share that is left where `done` of the decay is done.
+    fn left(self, done: f64) -> f64 {
+        match self {
+            Fall::Cosine => 0.5 * (1.0 + (std::f64::consts::PI * done).cos()),
+            Fall::Linear => 1.0 - done,
+            Fall::Sqrt => 1.0 - done.sqrt(),
+        }
+    }
 }
 
 /// Rate during a warm-up of w steps, as a share of the highest, at step k counted from 0.
@@ -132,12 +162,23 @@ impl Schedule {
         }
         // DeepSpeed's cosine is not late.
         let at = if self.decay == Decay::Cosine { step } else { counted };
-        let span = self.decay_steps.saturating_sub(self.warmup).max(1);
-        let done = ((at - self.warmup) as f64 / span as f64).min(1.0);
+        let begins = match self.decay {
+            Decay::Last(steps, _) => self.decay_steps.saturating_sub(steps).max(self.warmup),
+            _ => self.warmup,
+        };
+        let span = self.decay_steps.saturating_sub(begins).max(1);
+        let done = (at.saturating_sub(begins) as f64 / span as f64).min(1.0);
         let left = match self.decay {
             Decay::Constant => return self.lr,
-            Decay::Linear => 1.0 - done,
-            Decay::Cosine => 0.5 * (1.0 + (std::f64::consts::PI * done).cos()),
+            Decay::Linear => Fall::Linear.left(done),
+            Decay::Cosine => Fall::Cosine.left(done),
+            Decay::Restarts(_) if done == 1.0 => 0.0,
+            Decay::Restarts(times) => Fall::Cosine.left((times as f64 * done).fract()),
+            Decay::Polynomial(power) => (1.0 - done).powf(power),
+            Decay::InverseSqrt(scale) => {
+                return self.lr / ((at - self.warmup + scale) as f64 / scale as f64).sqrt();
+            }
+            Decay::Last(_, fall) => fall.left(done),
         };
         self.min_lr + left * (self.lr - self.min_lr)
     }

@@ -90,6 +90,7 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::ImportConfig(args) => commands::import_config::import_config(&args),
         Command::Export(args) => commands::export::export(&args),
         Command::Inspect(args) => commands::inspect::inspect(&args),
+        Command::Report(args) => commands::report::report(&args),
         Command::Keys(args) => commands::keys::keys(&args),
         Command::Doctor(args) => commands::doctor::doctor(&args, environment),
         Command::Completions(args) => commands::completions::completions(&args),

@@ -168,7 +168,7 @@ const WRONG: &[(&str, &[&str])] = &[
     ),
     (
         "{\"train_batch_size\": 8, \"optimizer\": {\"type\": \"Lamb\"}}",
-        &["optimizer.type = \"Lamb\" is refused", "AdamW and SGD"],
+        &["optimizer.type = \"Lamb\" is refused", "AdamW, SGD and Lion"],
     ),
     (
         "{\"train_batch_size\": 8, \"scheduler\": {\"type\": \"OneCycle\"}}",

@@ -89,6 +89,57 @@ fn torchtitans_toml_is_translated() {
     home.run(&["import-config", "broken.toml"]).refused(&["broken.toml:1"]);
 }
 
+/// Schedules and optimizers by their names elsewhere.
+#[test]
+fn rates_and_rules_of_other_programs_are_translated() {
+    let home = Home::new();
+    let titan = "[model]\nname = \"llama3\"\n[training]\nsteps = 1000\n[lr_scheduler]\nwarmup_steps = 200\ndecay_ratio = 0.1\n[metrics]\nenable_tensorboard = true\n";
+    let trainer = |more: &str| LLAMA_FACTORY.replace("lr_scheduler_type: cosine\n", more);
+    let restarts = "lr_scheduler_type: cosine_with_restarts\nlr_scheduler_kwargs:\n  num_cycles: 3\n";
+    let wsd = "lr_scheduler_type: warmup_stable_decay\nlr_scheduler_kwargs:\n  num_decay_steps: 10\n  decay_type: linear\n  min_lr_ratio: 0.1\n";
+    let power = "lr_scheduler_type: polynomial\nlr_scheduler_kwargs:\n  power: 2\noptim: adafactor\nadam_beta2: 0.98\n";
+    let root = "lr_scheduler_type: inverse_sqrt\noptim: lion_32bit\n";
+    let json = "{\"train_batch_size\": 8, \"optimizer\": {\"type\": \"Lion\", \"params\": {\"lr\": 1e-4}}}";
+    let texts =
+        [titan.to_string(), trainer(restarts), trainer(wsd), trainer(power), trainer(root), json.to_string()];
+    let expected: [&[(&str, Value)]; 6] = [
+        &[
+            ("metrics.sinks", vec!["tensorboard"].into()),
+            ("schedule.kind", "wsd".into()),
+            ("schedule.last_steps", 100.into()),
+            ("schedule.last_shape", "linear".into()),
+        ],
+        &[("schedule.kind", "cosine_with_restarts".into()), ("schedule.cycles", 3.into())],
+        &[
+            ("schedule.kind", "wsd".into()),
+            ("schedule.last_steps", 10.into()),
+            ("schedule.last_shape", "linear".into()),
+            ("schedule.min_lr", (0.1 * 1e-5).into()),
+        ],
+        &[
+            ("schedule.kind", "polynomial".into()),
+            ("schedule.power", 2.0.into()),
+            ("schedule.min_lr", 1e-7.into()),
+            ("optimizer.kind", "adafactor".into()),
+        ],
+        &[
+            ("schedule.kind", "inverse_sqrt".into()),
+            ("optimizer.kind", "lion".into()),
+            ("optimizer.beta2", 0.999.into()),
+        ],
+        &[("optimizer.kind", "lion".into()), ("optimizer.beta2", 0.99.into())],
+    ];
+    for ((text, expected), name) in
+        texts.iter().zip(expected).zip(["a.toml", "b.yaml", "c.yaml", "d.yaml", "e.yaml", "f.json"])
+    {
+        home.write(name, text);
+        let rows = rows(&home, name, &[]);
+        for (key, value) in expected {
+            assert_eq!(ours(&rows, key), *value, "{name}: {key}");
+        }
+    }
+}
+
 /// A training of all parameters.
 const AXOLOTL: &str = "base_model: models/llama\nval_set_size: 0.05\noutput_dir: ./out\nsequence_len: 512\nsample_packing: false\nwandb_project:\n\
                    gradient_accumulation_steps: 8\nmicro_batch_size: 1\nmax_steps: 100\noptimizer: adamw_torch_fused\nlr_scheduler: cosine\n\

@@ -27,6 +27,9 @@ pub use engine::{base, diagnose, non_finite, saving, state, step, targets, weigh
 pub use jobs::on_ranks::{device_request, on_endpoint, on_threads};
 pub use jobs::run::{self, Observer, Summary};
 pub use jobs::training::{self, Training};
-pub use jobs::{best, job, measured, metrics, metrics_lines, position, references, run_files, sample};
+pub use jobs::{
+    best, job, measured, metric_names, metric_sinks, metrics, metrics_lines, position, references, run_files,
+    sample,
+};
 pub use planner::planning::{self, RankPlan, RunPlan};
 pub use planner::{appraisal, chunk_alternatives, chunk_programs, placement_table};

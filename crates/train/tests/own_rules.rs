@@ -9,7 +9,7 @@ use phalanx_models::{Arch, Bert, Gpt2};
 use phalanx_optim::{Extent, StateSpec, UpdateRule, UpdateStep, UpdatedParameter};
 use phalanx_plan::Segment;
 use phalanx_testing::sweeps;
-use phalanx_train::config::{Chunk, ChunkWord, Float, Tier, UpdateOn};
+use phalanx_train::config::{Chunk, ChunkWord, Float, OptimizerKind, Tier, UpdateOn};
 use phalanx_train::{RunConfig, RunPlan, Spec};
 
 type Change = fn(&mut RunConfig);
@@ -222,6 +222,36 @@ fn no_stage_chunk_size_or_placement_cuts_what_a_rule_needs_whole() {
                     assert_same_run(&what, &expected, &got);
                 }
             }
+        }
+    }
+}
+
+/// The rules that a configuration names, over all golden steps: their values are those of other programs (`optim/tests/goldens.rs`).
+#[test]
+fn rules_by_their_names_give_the_same_bits_on_every_stage() {
+    let changes: [(&str, Change); 4] = [
+        ("stage 1, small chunks", |c| (c.parallel.zero, c.memory.chunk) = (1, Chunk::Mebibytes(0.02))),
+        ("stage 2, updates within backward", |c| {
+            (c.parallel.zero, c.memory.update_in_backward) = (2, true);
+        }),
+        ("stage 3, one chunk", |c| (c.parallel.zero, c.memory.chunk) = (3, Chunk::Mebibytes(64.0))),
+        ("stage 3, states on disk", |c| {
+            on_disk(c);
+            c.parallel.zero = 3;
+        }),
+    ];
+    let run =
+        |config: &RunConfig| rig::run_spec(rig::spec(&model(), config), config, &rig::golden_steps(), &FRESH);
+    for (world, kind) in [(1, OptimizerKind::Lion), (2, OptimizerKind::Lion), (2, OptimizerKind::Adafactor)] {
+        let mut base = base(world);
+        (base.optimizer.kind, base.optimizer.lr) = (kind, 1e-3);
+        let expected = run(&base);
+        assert_eq!(expected.peaks, expected.planned, "{kind:?}: peak == plan");
+        assert!(expected.losses[19] < expected.losses[0] - 0.3, "{kind:?} learns: {:?}", expected.losses);
+        for (name, change) in &changes {
+            let mut config = base.clone();
+            change(&mut config);
+            assert_same_run(&format!("{kind:?}, {world} ranks, {name}"), &expected, &run(&config));
         }
     }
 }

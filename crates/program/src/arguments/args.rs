@@ -16,6 +16,7 @@ use crate::arguments::counts::{self, real, whole};
 use crate::arguments::draw_args::DrawArgs;
 use crate::arguments::launch_args::LaunchArgs;
 use crate::arguments::overrides::Overrides;
+use crate::arguments::report_args::ReportArgs;
 use crate::arguments::sample_args::{ChatArgs, EvalArgs, SampleArgs};
 use crate::arguments::search_args::SearchArgs;
 use crate::arguments::sized_args::SizedArgs;
@@ -63,6 +64,7 @@ pub enum Command {
     ImportConfig(ImportConfigArgs),
     Export(ExportArgs),
     Inspect(InspectArgs),
+    Report(ReportArgs),
     Keys(KeysArgs),
     Bench(BenchArgs),
     Doctor(DoctorArgs),

@@ -10,6 +10,7 @@ pub mod limits;
 pub mod memory_args;
 pub mod network_args;
 pub mod overrides;
+pub mod report_args;
 pub mod sample_args;
 pub mod search_args;
 pub mod sized_args;

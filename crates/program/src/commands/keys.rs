@@ -66,10 +66,8 @@ fn schema_of(key: &Key) -> Value {
         Kind::Names(names) => json!({ "enum": names() }),
         Kind::WordOrNumber(_) => json!({ "type": ["string", "number"] }),
         Kind::Table => json!({ "type": "object" }),
-        Kind::Words(words) => {
-            let word = |(word, help): &(&str, &[&str])| json!({ "const": word, "description": joined(help) });
-            json!({ "oneOf": words.iter().map(word).collect::<Vec<_>>() })
-        }
+        Kind::Words(words) => one_of(words),
+        Kind::WordList(words) => json!({ "type": "array", "items": one_of(words) }),
         Kind::Tables(keys) => {
             let properties: Map<String, Value> =
                 keys.iter().map(|key| (key.name.to_string(), schema_of(key))).collect();
@@ -86,6 +84,12 @@ fn schema_of(key: &Key) -> Value {
     }
     schema["description"] = help(key).into();
     schema
+}
+
+/// The schema of one of some words.
+fn one_of(words: &[(&str, &[&str])]) -> Value {
+    let word = |(word, help): &(&str, &[&str])| json!({ "const": word, "description": joined(help) });
+    json!({ "oneOf": words.iter().map(word).collect::<Vec<_>>() })
 }
 
 #[cfg(test)]

@@ -24,6 +24,7 @@ pub mod plan_programs;
 pub mod plan_schedule;
 pub mod plan_search;
 pub mod plan_sweep;
+pub mod report;
 pub mod sample;
 pub mod tokenize;
 pub mod train;

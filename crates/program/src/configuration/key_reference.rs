@@ -98,7 +98,7 @@ impl Fact {
 
 fn facts(key: &Key) -> Vec<Fact> {
     let parts = match key.kind {
-        Kind::Words(words) => {
+        Kind::Words(words) | Kind::WordList(words) => {
             words.iter().map(|(word, help)| format!("{word:?}: {}", joined(help))).collect()
         }
         Kind::Tables(keys) => {

@@ -125,9 +125,11 @@ pub fn assignment(text: &str) -> Result<(String, Value)> {
         {
             text()
         }
-        (Kind::Texts | Kind::Tables(_), Some(value)) if value.is_array() => value,
-        (Kind::Texts | Kind::Tables(_), Some(Value::String(one))) => Value::Array(vec![Value::String(one)]),
-        (Kind::Texts | Kind::Tables(_), _) => Value::Array(vec![text()]),
+        (Kind::Texts | Kind::WordList(_) | Kind::Tables(_), Some(value)) if value.is_array() => value,
+        (Kind::Texts | Kind::WordList(_) | Kind::Tables(_), Some(Value::String(one))) => {
+            Value::Array(vec![Value::String(one)])
+        }
+        (Kind::Texts | Kind::WordList(_) | Kind::Tables(_), _) => Value::Array(vec![text()]),
         (_, Some(value)) => value,
         (_, None) => text(),
     };

@@ -4,7 +4,6 @@ use anyhow::{Result, bail};
 use phalanx_checkpoint::Checkpoint;
 use phalanx_optim::CountedSteps;
 use phalanx_train::RunConfig;
-use phalanx_train::config::ScheduleKind;
 use phalanx_train::state::{Updates, updates};
 
 /// The steps that a run has left.
@@ -71,7 +70,7 @@ impl<'a> Ahead<'a> {
         let (config, last) = (self.config, self.config.train.steps);
         let parts = match (config.optimizer.lr == 0.0, config.schedule.min_lr == 0.0) {
             (true, _) => vec![(0, last)],
-            (false, true) if config.schedule.kind != ScheduleKind::Constant => self.decayed(),
+            (false, true) if config.schedule.kind.ends() => self.decayed(),
             _ => Vec::new(),
         };
         let left = parts.into_iter().map(|(from, to)| (from.max(self.step) + 1, to.min(last)));
@@ -137,7 +136,7 @@ fn describe(before: &RunConfig, ahead: Ahead) -> String {
     let mut text =
         format!("learning rate: {done}{next:.1e} in step {}, {end:.1e} in step {last}, the last", step + 1);
     let end_of_decay = ahead.decayed().last().map_or(last, |(end, _)| *end);
-    if now.schedule.kind != ScheduleKind::Constant && end_of_decay < last {
+    if now.schedule.kind.ends() && end_of_decay < last {
         let stretched = Ahead { config: &decaying_over(now, last), ..ahead }.lr(step + 1);
         let restarted = Ahead { config: &restarted(now, step), ..ahead }.lr(step + 1);
         text += &format!(
@@ -167,7 +166,7 @@ fn restarted(config: &RunConfig, step: u64) -> RunConfig {
 /// rise; a minimum of 0, at which nothing is learned, becomes a hundredth of the peak.
 pub fn more_steps(config: &RunConfig) -> String {
     let more = format!("--set train.steps={}", config.train.steps.saturating_mul(2));
-    let decays = config.schedule.kind != ScheduleKind::Constant;
+    let decays = config.schedule.kind.ends();
     if decays && config.schedule.min_lr == 0.0 {
         return format!("{more} --set schedule.min_lr={}", low_rate(config.optimizer.lr));
     }
@@ -176,7 +175,7 @@ pub fn more_steps(config: &RunConfig) -> String {
 
 /// Arguments that continue a finished run with a warm restart; `None` for a rate that does not decay.
 pub fn more_steps_with_restart(config: &RunConfig) -> Option<String> {
-    let decays = config.schedule.kind != ScheduleKind::Constant;
+    let decays = config.schedule.kind.ends();
     let steps = config.train.steps;
     decays
         .then(|| format!("--set train.steps={} --set schedule.restart_step={steps}", steps.saturating_mul(2)))
@@ -184,6 +183,8 @@ pub fn more_steps_with_restart(config: &RunConfig) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use phalanx_train::config::ScheduleKind;
+
     use super::*;
 
     /// At step 100.

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use phalanx_system::files::is_named;
+use phalanx_train::metric_sinks::EVENTS;
 use phalanx_train::run_files::{CHECKPOINTS, CONFIG_FILE};
 
 use crate::folders::checksums::{Checksums, digest_of_file};
@@ -91,7 +92,7 @@ pub fn check_free(folder: &Path) -> Result<()> {
 /// # Errors
 /// An error with the path.
 pub fn check_folders(run: &Path) -> Result<()> {
-    for path in [LOGS, FLIGHT].map(|name| run.join(name)) {
+    for path in [LOGS, FLIGHT, EVENTS].map(|name| run.join(name)) {
         if is_named(&path) && !path.symlink_metadata().is_ok_and(|found| found.is_dir()) {
             bail!(
                 "{} is a link or a file, and a run replaces files in a folder of this name: {ADVICE}",

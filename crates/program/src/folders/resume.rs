@@ -12,7 +12,7 @@ use phalanx_data::Tokenizer;
 use phalanx_models::Model;
 use phalanx_train::RunConfig;
 use phalanx_train::base::is_whole;
-use phalanx_train::config::{OptimizerKind, Resume};
+use phalanx_train::config::Resume;
 use phalanx_train::dataset::DataDigests;
 use phalanx_train::learned::Learned;
 use phalanx_train::token_data::TOKENS_FILE;
@@ -161,7 +161,7 @@ fn from_checkpoint(
     fill_shape(given, config, checkpoint, &*model)?;
     let changed = changed_keys(before, config)?;
     refuse_fixed(&changed)?;
-    check_states(config, checkpoint)?;
+    check_steps(config, checkpoint)?;
     Changes { before, now: config, changed: &changed, checkpoint }
         .lines()?
         .iter()
@@ -239,18 +239,9 @@ fn refuse_fixed(changed: &[ChangedKey]) -> Result<()> {
     Ok(())
 }
 
-/// Refuses changes that the checkpoint's optimizer states or step do not allow.
-fn check_states(config: &RunConfig, checkpoint: &Checkpoint) -> Result<()> {
+/// Refuses fewer steps than the checkpoint has done.
+fn check_steps(config: &RunConfig, checkpoint: &Checkpoint) -> Result<()> {
     let dir = checkpoint.dir().display();
-    let needed = match config.optimizer.kind {
-        OptimizerKind::Adamw => "exp_avg",
-        OptimizerKind::Sgd => "momentum_buffer",
-    };
-    if checkpoint.tensors().iter().all(|tensor| tensor.state != needed) {
-        bail!(
-            "optimizer.kind was changed, but {dir} holds no {needed}: keep the optimizer, or start a new run"
-        );
-    }
     if config.train.steps < checkpoint.step() {
         bail!(
             "train.steps = {}, but {dir} has done {} steps already: give a larger number",

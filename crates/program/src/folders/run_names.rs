@@ -2,6 +2,7 @@
 
 use phalanx_data::TOKENIZER_FILE;
 use phalanx_system::files::LOCK_FILE;
+use phalanx_train::metric_sinks::{CSV_FILE, EVENTS};
 use phalanx_train::references::REFERENCES_FILE;
 use phalanx_train::run_files::{CHECKPOINTS, CONFIG_FILE, MEMORY_FILE, METRICS_FILE};
 use phalanx_train::token_data::TOKENS_FILE;
@@ -32,7 +33,8 @@ pub const SETUP_FILES: [&str; 6] =
     [CONFIG_FILE, GIVEN_FILE, PLAN_FILE, TOKENS_FILE, TOKENIZER_FILE, CHECKSUMS_FILE];
 
 /// Names of what a run writes beside them.
-pub const OUTPUTS: [&str; 6] = [METRICS_FILE, MEMORY_FILE, CHECKPOINTS, LOGS, FLIGHT, REFERENCES_FILE];
+pub const OUTPUTS: [&str; 8] =
+    [METRICS_FILE, MEMORY_FILE, CHECKPOINTS, LOGS, FLIGHT, REFERENCES_FILE, CSV_FILE, EVENTS];
 
 /// Returns whether a run folder has something of its own under this name.
 pub fn is_of_run(name: &str) -> bool {

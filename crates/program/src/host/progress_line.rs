@@ -1,7 +1,7 @@
 //! The text of one step, as much of it as a line has room for.
 
 use phalanx_drawing::report;
-use phalanx_train::metrics::{Staleness, StepRecord};
+use phalanx_train::metrics::{Staleness, Stamp, StepRecord};
 
 /// Columns of the bar.
 const BAR: usize = 24;
@@ -36,10 +36,12 @@ impl Line<'_> {
         texts.collect::<Vec<_>>().join("  ")
     }
 
-    /// The line without a bar, for a file.
+    /// The line without a bar, for a file, behind the time of day (UTC) and the time of the run so far.
     pub fn whole(&self) -> String {
-        let texts = self.parts().into_iter().filter(|part| part.left_out < 7).map(|part| part.text);
-        texts.collect::<Vec<_>>().join("  ")
+        let Stamp { time_s, elapsed_s } = self.record.at;
+        let mut texts = vec![format!("{}Z", clock(time_s as u64 % 86_400)), clock(elapsed_s as u64)];
+        texts.extend(self.parts().into_iter().filter(|part| part.left_out < 7).map(|part| part.text));
+        texts.join("  ")
     }
 
     fn parts(&self) -> Vec<Field> {
@@ -62,6 +64,11 @@ impl Line<'_> {
         ];
         parts.into_iter().filter_map(|(left_out, text)| Some(Field { left_out, text: text? })).collect()
     }
+}
+
+/// `13:05:12`
+fn clock(seconds: u64) -> String {
+    format!("{:02}:{:02}:{:02}", seconds / 3600, seconds / 60 % 60, seconds % 60)
 }
 
 /// Describes how many updates old the parameters of asynchronous workers were.
@@ -95,6 +102,7 @@ mod tests {
         let json = serde_json::json!({
             "step": 600, "loss": 3.56664, "lr": 1e-3, "grad_norm": 1.0, "tokens_per_s": 3012.0, "step_s": 0.7,
             "mfu": 0.13, "hfu": 0.17, "tokens": 1, "comm_bytes": 0, "exposed_comm_s": 0.0,
+            "time_s": 1_795_903_530.25, "elapsed_s": 3725.5,
         });
         serde_json::from_value(json).unwrap()
     }
@@ -127,7 +135,7 @@ mod tests {
         }
         let wide = line.fit(150);
         assert!(wide.contains(&format!("  {}{}  loss", "█".repeat(12), " ".repeat(12))), "{wide}");
-        assert_eq!(line.whole(), line.fit(120));
+        assert_eq!(line.whole(), format!("22:05:30Z  01:02:05  {}", line.fit(120)));
         for width in 26..200 {
             assert!(line.fit(width).chars().count() <= width, "{width}");
         }

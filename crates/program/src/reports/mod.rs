@@ -10,6 +10,7 @@ pub mod mesh_report;
 pub mod placement_report;
 pub mod plan_report;
 pub mod progress;
+pub mod run_page;
 pub mod schedule_report;
 pub mod search_report;
 pub mod stream_report;

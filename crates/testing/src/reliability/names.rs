@@ -5,7 +5,7 @@ pub const SETUP_FILES: [&str; 6] =
     ["config.toml", "given.toml", "plan.json", "tokens.bin", "tokenizer.json", "checksums.json"];
 
 /// All names, those of [`SETUP_FILES`] first; those of folders with a file in them.
-pub const RUN_NAMES: [&str; 15] = {
+pub const RUN_NAMES: [&str; 17] = {
     let [config, given, plan, tokens, tokenizer, checksums] = SETUP_FILES;
     [
         config,
@@ -20,6 +20,8 @@ pub const RUN_NAMES: [&str; 15] = {
         "logs/rank-1.log",
         "flight/rank-0.json",
         "references.bin",
+        "metrics.csv",
+        "tensorboard/mine",
         ".next/server.js",
         ".ready/config.toml",
         ".lock",

@@ -105,6 +105,8 @@ pub enum Kind {
     TextOrTexts(&'static str),
     /// One of some words, each with what it means.
     Words(&'static [(&'static str, &'static [&'static str])]),
+    /// A list of such words.
+    WordList(&'static [(&'static str, &'static [&'static str])]),
     /// One of some words that say what they mean.
     Names(fn() -> Vec<&'static str>),
     /// A word or a number, in these words.
@@ -212,6 +214,12 @@ impl Key {
             Kind::Texts => "a list of texts, as [\"a.txt\", \"b.txt\"]".to_string(),
             Kind::Paths => "a path in quotes, or a list of paths, as [\"/mnt/a\", \"/mnt/b\"]".to_string(),
             Kind::Words(words) => list(&words.iter().map(|(word, _)| *word).collect::<Vec<_>>()),
+            Kind::WordList(words) => {
+                format!(
+                    "a list of {}",
+                    words.iter().map(|(word, _)| format!("{word:?}")).collect::<Vec<_>>().join(", ")
+                )
+            }
             Kind::Names(names) => list(&names()),
             Kind::WordOrNumber(expected) | Kind::TextOrTexts(expected) => expected.to_string(),
             Kind::Table => "a table, as { rope_type = \"linear\", factor = 4.0 }".to_string(),

@@ -4,18 +4,32 @@
 //! more steps later stays at `schedule.min_lr` instead of decaying over the new number.
 
 use phalanx_optim::Schedule;
-use phalanx_optim::schedule::{Decay, Warmup};
+use phalanx_optim::schedule::{Decay, Fall, Warmup};
 
 use super::check::refuse;
-use super::{ConfigError, RunConfig, ScheduleKind, WarmupShape};
+use super::{ConfigError, LastShape, RunConfig, ScheduleConfig, ScheduleKind, WarmupShape};
 
 impl RunConfig {
     /// The learning rate as a function of the step.
     pub fn learning_rate(&self) -> Schedule {
+        let ScheduleConfig { cycles, power, timescale, last_steps, last_shape, .. } = self.schedule;
+        let (warmup, decay_steps) =
+            (self.warmup_steps(), self.schedule.decay_steps.unwrap_or(self.train.steps));
+        let fall = match last_shape {
+            LastShape::Cosine => Fall::Cosine,
+            LastShape::Linear => Fall::Linear,
+            LastShape::Sqrt => Fall::Sqrt,
+        };
         let decay = match self.schedule.kind {
             ScheduleKind::Cosine => Decay::Cosine,
             ScheduleKind::Linear => Decay::Linear,
             ScheduleKind::Constant => Decay::Constant,
+            ScheduleKind::CosineWithRestarts => Decay::Restarts(cycles),
+            ScheduleKind::Polynomial => Decay::Polynomial(power),
+            ScheduleKind::InverseSqrt => {
+                Decay::InverseSqrt(timescale.unwrap_or(if warmup > 0 { warmup } else { 10_000 }))
+            }
+            ScheduleKind::Wsd => Decay::Last(last_steps.unwrap_or(decay_steps.div_ceil(10)), fall),
         };
         let warmup_shape = match self.schedule.warmup_shape {
             WarmupShape::Linear => Warmup::Linear,
@@ -27,9 +41,9 @@ impl RunConfig {
             decay,
             lr: self.optimizer.lr,
             min_lr: self.schedule.min_lr,
-            warmup: self.warmup_steps(),
+            warmup,
             warmup_shape,
-            decay_steps: self.schedule.decay_steps.unwrap_or(self.train.steps),
+            decay_steps,
             restart_step: self.schedule.restart_step,
         }
     }
@@ -51,7 +65,7 @@ impl RunConfig {
     /// The step at which the decay ends: `schedule.decay_steps`, or `train.steps` if it is left out; `None` if the
     /// run does not reach the decay.
     pub fn decay_end(&self) -> Option<u64> {
-        let decays = self.schedule.kind != ScheduleKind::Constant && self.train.steps > self.warmup_steps();
+        let decays = self.schedule.kind.ends() && self.train.steps > self.warmup_steps();
         self.schedule.decay_steps.or(decays.then_some(self.train.steps))
     }
 
@@ -64,6 +78,14 @@ impl RunConfig {
             );
             return Err(refuse("schedule.decay_steps", steps, expected));
         }
+        if let Some(steps) = schedule
+            .last_steps
+            .filter(|steps| *steps + self.warmup_steps() > schedule.decay_steps.unwrap_or(self.train.steps))
+        {
+            let expected =
+                "must be at most the steps behind the warm-up, up to schedule.decay_steps or train.steps";
+            return Err(refuse("schedule.last_steps", steps, expected));
+        }
         if let Some(step) = schedule.restart_step.filter(|step| *step >= self.train.steps) {
             let expected = format!("must be less than train.steps = {}, or left out", self.train.steps);
             return Err(refuse("schedule.restart_step", step, expected));
@@ -72,10 +94,16 @@ impl RunConfig {
     }
 }
 
+impl ScheduleKind {
+    /// Returns whether the rate reaches `schedule.min_lr` at `schedule.decay_steps`.
+    pub fn ends(self) -> bool {
+        !matches!(self, ScheduleKind::Constant | ScheduleKind::InverseSqrt)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::ScheduleConfig;
 
     fn config(steps: u64, schedule: ScheduleConfig) -> RunConfig {
         let mut config = RunConfig { schedule, ..RunConfig::default() };

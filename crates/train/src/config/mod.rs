@@ -29,6 +29,7 @@ mod key_types;
 mod learning_rate;
 mod lora;
 pub mod memory;
+mod metrics;
 mod needs;
 mod optimizer;
 pub mod parallel;
@@ -48,8 +49,9 @@ pub use kernels::{KernelChoice, KernelSet};
 pub use key_types::KeyType;
 pub use lora::{ALL_LINEAR, LoraBase, LoraConfig, LoraInit, QuantisedBase, Targets};
 pub use memory::{Checkpointing, CheckpointingWord, Chunk, ChunkWord, MemoryConfig, Tier, UpdateOn};
+pub use metrics::{MetricsConfig, MetricsSink};
 pub use needs::Need;
-pub use optimizer::{OptimizerConfig, OptimizerKind, ScheduleConfig, ScheduleKind, WarmupShape};
+pub use optimizer::{LastShape, OptimizerConfig, OptimizerKind, ScheduleConfig, ScheduleKind, WarmupShape};
 pub use parallel::{CutBy, ParallelConfig, Updates};
 pub use parameter_groups::{GroupOfParameters, ParameterGroup};
 pub use paths::Paths;
@@ -89,6 +91,8 @@ pub struct RunConfig {
     pub schedule: ScheduleConfig,
     /// Steps, evaluations, checkpoints, seed and threads.
     pub train: TrainConfig,
+    /// Files of metrics.
+    pub metrics: MetricsConfig,
     /// Watchdog settings of ranks.
     pub run: WatchConfig,
     /// Values that the program has decided.
@@ -221,7 +225,7 @@ impl RunConfig {
     }
 
     /// The tables with their values.
-    fn tables(&self) -> [&dyn Table; 15] {
+    fn tables(&self) -> [&dyn Table; 16] {
         let RunConfig {
             model,
             lora,
@@ -236,12 +240,13 @@ impl RunConfig {
             optimizer,
             schedule,
             train,
+            metrics,
             run,
             recorded,
         } = self;
         [
             model, lora, data, batch, parallel, device, memory, precision, loss, preference, optimizer,
-            schedule, train, run, recorded,
+            schedule, train, metrics, run, recorded,
         ]
     }
 

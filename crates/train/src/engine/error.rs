@@ -170,3 +170,8 @@ pub enum ProgramError {
         planned: u64,
     },
 }
+
+/// Turns an I/O error on `path` into [`RunError::Write`].
+pub(crate) fn writing(path: &std::path::Path) -> impl FnOnce(std::io::Error) -> RunError + '_ {
+    move |cause| RunError::Write { path: path.to_path_buf(), cause }
+}

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::{self, ErrorKind, Read, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use phalanx_checkpoint::Checkpoint;
 use phalanx_plan::Peak;
@@ -11,8 +11,22 @@ use phalanx_system::files::AtomicFile;
 use phalanx_tensor::{Arena, Device};
 use serde::{Deserialize, Serialize};
 
+use crate::config::MetricsSink;
+use crate::engine::error::{RunError, writing};
 use crate::engine::rank::{MeanLoss, Rewards};
+use crate::jobs::metric_sinks::MetricSinks;
 use crate::jobs::metrics_lines::{MetricsLine, MetricsLines};
+use crate::jobs::run_file_names::METRICS_FILE;
+
+/// When a line of `metrics.jsonl` was written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Stamp {
+    /// Unix time in seconds, to a millisecond.
+    pub time_s: f64,
+    /// Seconds in which the run has trained so far, to a millisecond: those before a resume are counted, and those between are not.
+    pub elapsed_s: f64,
+}
 
 /// One line of `metrics.jsonl` after a step.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -59,6 +73,9 @@ pub struct StepRecord {
     /// and tokens are then those of all workers' steps since the previous line.
     #[serde(flatten)]
     pub staleness: Option<Staleness>,
+    /// When it was written.
+    #[serde(flatten)]
+    pub at: Stamp,
 }
 
 /// Rewards of the answers of pairs, of a step or of an evaluation.
@@ -146,11 +163,14 @@ pub struct EvaluationRecord {
     /// Rewards of pairs of answers.
     #[serde(flatten)]
     pub rewards: Option<RewardRecord>,
+    /// When it was written.
+    #[serde(flatten)]
+    pub at: Stamp,
 }
 
 impl EvaluationRecord {
     /// The record of an evaluation of `windows` windows after `step` steps.
-    pub fn new(step: u64, windows: usize, evaluated: MeanLoss) -> EvaluationRecord {
+    pub fn new(step: u64, windows: usize, evaluated: MeanLoss, at: Stamp) -> EvaluationRecord {
         let MeanLoss { loss: val_loss, targets, scores, rewards } = evaluated;
         EvaluationRecord {
             step,
@@ -161,6 +181,7 @@ impl EvaluationRecord {
             f1_macro: scores.map(|scores| scores.f1_macro),
             f1: scores.and_then(|scores| scores.f1),
             rewards: rewards.map(RewardRecord::from),
+            at,
         }
     }
 
@@ -209,25 +230,42 @@ impl MetricsDigest {
     }
 }
 
-/// Appends JSON lines.
+/// Appends JSON lines, and what is made of them to the files of other sinks.
 pub struct MetricsFile {
+    path: PathBuf,
     file: File,
     /// All that is in the file.
     written: blake3::Hasher,
+    /// Seconds of the run before it was opened.
+    elapsed_s: f64,
+    sinks: MetricSinks,
 }
 
 impl MetricsFile {
-    /// Opens the file for appending. It first removes lines of steps after `resumed_at` (from a run that ended before
-    /// its next checkpoint) and lines that are not records, so that the file has every step once.
+    /// Opens the file of the run folder `run` for appending, and those of `sinks`. It first removes lines of steps after `resumed_at` (from a run
+    /// that ended before its next checkpoint) and lines that are not records, so that the file has every step once.
     ///
     /// # Errors
-    /// I/O errors.
-    pub fn open(path: &Path, resumed_at: u64) -> io::Result<MetricsFile> {
-        let (mut dropped, mut written) = (false, blake3::Hasher::new());
+    /// [`RunError::Write`] with the file.
+    pub fn open(run: &Path, sinks: &[MetricsSink], resumed_at: u64) -> Result<MetricsFile, RunError> {
+        let path = run.join(METRICS_FILE);
+        let (file, written, elapsed_s) = MetricsFile::settled(&path, resumed_at).map_err(writing(&path))?;
+        let lines = || Ok(MetricsLines::open(&path)?.into_iter().flatten());
+        let sinks = MetricSinks::open(run, sinks, lines)?;
+        Ok(MetricsFile { path, file, written, elapsed_s, sinks })
+    }
+
+    /// The file without what a resumed run removes, the hash of its lines, and the seconds that the last one has.
+    fn settled(path: &Path, resumed_at: u64) -> io::Result<(File, blake3::Hasher, f64)> {
+        let (mut dropped, mut written, mut elapsed_s) = (false, blake3::Hasher::new(), 0.0);
         for line in MetricsLines::open(path)?.into_iter().flatten() {
             let line = line?;
             match is_kept(&line, resumed_at) {
-                true => drop(written.update(&line.bytes)),
+                true => {
+                    written.update(&line.bytes);
+                    let stated = line.record().and_then(|record| record["elapsed_s"].as_f64());
+                    elapsed_s = stated.unwrap_or(elapsed_s);
+                }
                 false => dropped = true,
             }
         }
@@ -241,19 +279,24 @@ impl MetricsFile {
             }
             next.commit()?;
         }
-        Ok(MetricsFile { file: phalanx_system::files::append(path)?, written })
+        Ok((phalanx_system::files::append(path)?, written, elapsed_s))
     }
 
     /// Appends one line.
     ///
     /// # Errors
-    /// I/O errors, such as a full disk.
-    pub fn write(&mut self, record: &impl Serialize) -> io::Result<()> {
-        let mut line = serde_json::to_string(record).map_err(io::Error::other)?;
-        line.push('\n');
-        self.file.write_all(line.as_bytes())?;
-        self.written.update(line.as_bytes());
-        Ok(())
+    /// [`RunError::Write`] with the file, such as for a full disk.
+    pub fn write(&mut self, record: &impl Serialize) -> Result<(), RunError> {
+        let mut bytes = serde_json::to_vec(record).map_err(|cause| writing(&self.path)(cause.into()))?;
+        bytes.push(b'\n');
+        self.file.write_all(&bytes).map_err(writing(&self.path))?;
+        self.written.update(&bytes);
+        self.sinks.write(&MetricsLine { number: 0, bytes })
+    }
+
+    /// Seconds of the run before it was opened.
+    pub fn elapsed_s(&self) -> f64 {
+        self.elapsed_s
     }
 
     /// Digest of the file.
@@ -261,12 +304,12 @@ impl MetricsFile {
         MetricsDigest { bytes: self.written.count(), blake3: self.written.finalize().to_hex().to_string() }
     }
 
-    /// Syncs all lines to disk.
+    /// Syncs all lines to disk; the files of other sinks can be made anew from them.
     ///
     /// # Errors
-    /// I/O errors.
-    pub fn sync(&self) -> io::Result<()> {
-        self.file.sync_data()
+    /// [`RunError::Write`] with the file.
+    pub fn sync(&self) -> Result<(), RunError> {
+        self.file.sync_data().map_err(writing(&self.path))
     }
 }
 

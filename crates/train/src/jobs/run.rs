@@ -344,7 +344,7 @@ impl<'a, E: Engine> Session<'a, E> {
         let Run { job, place, files, at, .. } = &mut self.run;
         let stop = || place.stop_requested.load(Ordering::Relaxed);
         let Some(evaluated) = self.engine.evaluate_unless(&self.windows, &stop)? else { return Ok(None) };
-        let record = EvaluationRecord::new(at.step, job.data.evaluated(), evaluated);
+        let record = EvaluationRecord::new(at.step, job.data.evaluated(), evaluated, files.stamp());
         let is_best = files.evaluated(&record)?;
         observer.evaluation(&record);
         Ok(Some((record.val_loss, is_best)))
@@ -427,6 +427,7 @@ impl Engine for Rank {
             comm_bytes: communication.sent_bytes,
             exposed_comm_s: communication.exposed_s,
             staleness: None,
+            at: files.stamp(),
         };
         files.write(&record)?;
         record.observed(outcome.next_loss_scale, observer);

@@ -5,6 +5,7 @@
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 use phalanx_checkpoint::purge;
 use phalanx_data::TOKENIZER_FILE;
@@ -13,26 +14,16 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::data::token_data::TOKENS_FILE;
-use crate::engine::error::RunError;
+use crate::engine::error::{RunError, writing};
 use crate::jobs::best::{Best, EvaluatedWindows};
 use crate::jobs::job::Job;
-use crate::jobs::metrics::{EvaluationRecord, MetricsFile, RankBytes};
+use crate::jobs::metric_record::{in_ms, now_s};
+use crate::jobs::metrics::{EvaluationRecord, MetricsFile, RankBytes, Stamp};
 use crate::jobs::position::Position;
+pub use crate::jobs::run_file_names::{CHECKPOINTS, CONFIG_FILE, MEMORY_FILE, METRICS_FILE};
 
 /// Largest number of bytes of `memory.rank-N.json`; it has about 500.
 const MEMORY_PART_BYTES: u64 = 64 << 10;
-
-/// Name of the resolved configuration in a run folder.
-pub const CONFIG_FILE: &str = "config.toml";
-
-/// Name of the metrics in a run folder.
-pub const METRICS_FILE: &str = "metrics.jsonl";
-
-/// Name of the measured memory in a run folder.
-pub const MEMORY_FILE: &str = "memory.json";
-
-/// Name of the folder of checkpoints in a run folder.
-pub const CHECKPOINTS: &str = "checkpoints";
 
 /// Files without which a run cannot be resumed.
 const NEEDED: [&str; 3] = [CONFIG_FILE, TOKENS_FILE, TOKENIZER_FILE];
@@ -42,6 +33,8 @@ pub struct RunFiles<'a> {
     job: &'a Job,
     /// The files that rank 0 keeps open; None on other ranks.
     open: Option<(MetricsFile, HeldFolder)>,
+    /// When they were opened.
+    opened: Instant,
     /// The evaluation with the smallest loss so far, of the windows of this run.
     best: Option<Best>,
     /// True if the run ends before its last step, because of `train.patience`.
@@ -56,13 +49,13 @@ impl<'a> RunFiles<'a> {
     pub fn open(job: &'a Job, rank: usize, at: &Position) -> Result<RunFiles<'a>, RunError> {
         let is_kept = |best: &Best| job.config.train.keep_best && best.windows == EvaluatedWindows::of(job);
         let best = at.best.clone().filter(is_kept);
+        let opened = Instant::now();
         if rank > 0 {
-            return Ok(RunFiles { job, open: None, best, ended_early: false });
+            return Ok(RunFiles { job, open: None, opened, best, ended_early: false });
         }
-        let path = job.run.join(METRICS_FILE);
-        let metrics = MetricsFile::open(&path, at.step).map_err(writing(&path))?;
+        let metrics = MetricsFile::open(&job.run, &job.config.metrics.sinks, at.step)?;
         let folder = HeldFolder::hold(&job.run, &NEEDED).map_err(writing(&job.run))?;
-        Ok(RunFiles { job, open: Some((metrics, folder)), best, ended_early: false })
+        Ok(RunFiles { job, open: Some((metrics, folder)), opened, best, ended_early: false })
     }
 
     /// Appends an evaluation to the metrics. Returns whether a checkpoint is due because it is the best so far
@@ -85,7 +78,13 @@ impl<'a> RunFiles<'a> {
     /// [`RunError::Write`].
     pub fn write(&mut self, record: &impl Serialize) -> Result<(), RunError> {
         let Some((metrics, _)) = &mut self.open else { return Ok(()) };
-        metrics.write(record).map_err(writing(&self.job.run.join(METRICS_FILE)))
+        metrics.write(record)
+    }
+
+    /// The time of a line that is written now.
+    pub fn stamp(&self) -> Stamp {
+        let before_s = self.open.as_ref().map_or(0.0, |(metrics, _)| metrics.elapsed_s());
+        Stamp { time_s: now_s(), elapsed_s: in_ms(before_s + self.opened.elapsed().as_secs_f64()) }
     }
 
     /// The folder of checkpoints.
@@ -122,7 +121,7 @@ impl<'a> RunFiles<'a> {
             _ => writing(&self.job.run)(cause),
         })?;
         self.job.data.check_unchanged(&self.job.digests)?;
-        metrics.sync().map_err(writing(&self.job.run.join(METRICS_FILE)))
+        metrics.sync()
     }
 
     /// To be called after checkpoint `step` was saved: removes the oldest beyond `train.keep`, but never the best one with
@@ -185,9 +184,4 @@ pub fn is_memory_part(name: &str) -> bool {
 fn write_json(path: &Path, value: &impl Serialize) -> Result<(), RunError> {
     let text = serde_json::to_string_pretty(value).map_err(|cause| writing(path)(cause.into()))?;
     phalanx_system::files::write(path, text + "\n").map_err(writing(path))
-}
-
-/// Turns an I/O error on `path` into [`RunError::Write`].
-fn writing(path: &Path) -> impl FnOnce(std::io::Error) -> RunError + '_ {
-    move |cause| RunError::Write { path: path.to_path_buf(), cause }
 }

@@ -130,6 +130,7 @@ impl Recorder<'_, '_> {
             comm_bytes: done.sent_bytes,
             exposed_comm_s: done.waited_s,
             staleness: Some(pushes.staleness(done.waited_s)),
+            at: self.files.stamp(),
         };
         self.files.write(&record)?;
         record.observed(done.outcome.next_loss_scale, self.observer);

@@ -7,8 +7,8 @@ use phalanx_train::config::declare::{
 
 use super::Type::{Any, Flag, Number, Text};
 use super::Verdict::{Differs, Only, Refused, Unneeded};
-use super::value::{Entry, Value};
-use super::{Draft, Format, LOGS, Other, adapters, chats, preferences, yaml};
+use super::value::Entry;
+use super::{Draft, Format, LOGS, Other, adapters, chats, preferences, trainer_rate, yaml};
 
 /// axolotl's format.
 pub const AXOLOTL: Format = Format {
@@ -109,7 +109,6 @@ const OF_AXOLOTLS: &[Other] = &[
     ("wandb_name", Any, Unneeded(LOGS)),
     ("wandb_run_id", Any, Unneeded(LOGS)),
     ("wandb_log_model", Any, Unneeded(LOGS)),
-    ("use_tensorboard", Flag, Differs(LOGS)),
     ("logging_steps", Number, Unneeded(LOGS)),
     ("deepspeed", Any, Only(NONE, DEEPSPEED)),
     ("fsdp", Any, Only(NONE, FSDP)),
@@ -237,10 +236,10 @@ const OF_LLAMA_FACTORYS: &[Other] = &[
     ("deepspeed", Any, Only(NONE, DEEPSPEED)),
     ("fsdp", Any, Only(NONE, FSDP)),
     ("fsdp_config.*", Any, Refused(FSDP)),
-    ("use_galore", Flag, Only(OFF, "the optimizers here are AdamW and SGD")),
-    ("use_badam", Flag, Only(OFF, "the optimizers here are AdamW and SGD")),
-    ("use_apollo", Flag, Only(OFF, "the optimizers here are AdamW and SGD")),
-    ("use_adam_mini", Flag, Only(OFF, "the optimizers here are AdamW and SGD")),
+    ("use_galore", Flag, Only(OFF, "the optimizers here are those of optimizer.kind")),
+    ("use_badam", Flag, Only(OFF, "the optimizers here are those of optimizer.kind")),
+    ("use_apollo", Flag, Only(OFF, "the optimizers here are those of optimizer.kind")),
+    ("use_adam_mini", Flag, Only(OFF, "the optimizers here are those of optimizer.kind")),
 ];
 
 /// Keys of Trainer that both have. `names`: of the micro-batch, the optimizer, the schedule and the epochs. `pairs` of answers are two
@@ -250,41 +249,9 @@ fn rules(draft: &mut Draft, names: &[&str; 4], pairs: bool) -> Result<()> {
     draft.first(&["tensor_parallel_size"]);
     batch(draft, micro, pairs)?;
     steps(draft, epochs);
-    if let Some(entry) = draft.take(optimizer) {
-        let name = entry.value.word();
-        match ["adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw", "adamw_apex_fused"]
-            .contains(&name.as_str())
-        {
-            true => draft.give(&entry, "optimizer.kind", "adamw", ""),
-            false if name == "sgd" => draft.give(&entry, "optimizer.kind", "sgd", ""),
-            false => draft.refuse(&entry, "the optimizers here are AdamW and SGD: set adamw_torch"),
-        }
-    }
-    match draft.take(scheduler) {
-        Some(entry) => {
-            let kinds = [
-                ("linear", "linear"),
-                ("cosine", "cosine"),
-                ("constant", "constant"),
-                ("constant_with_warmup", "constant"),
-            ];
-            match kinds.iter().find(|(theirs, _)| entry.value.text() == Some(*theirs)) {
-                Some((_, kind)) => draft.give(&entry, "schedule.kind", *kind, ""),
-                None => draft.refuse(&entry, "the schedules here are linear, cosine and constant"),
-            }
-        }
-        None => draft.default(scheduler, "schedule.kind", "linear", "Trainer's default"),
-    }
+    trainer_rate::optimizer(draft, optimizer);
+    trainer_rate::schedule(draft, scheduler);
     precision(draft);
-    for (name, key, value) in [
-        ("learning_rate", "optimizer.lr", 5e-5),
-        ("weight_decay", "optimizer.weight_decay", 0.0),
-        ("adam_beta2", "optimizer.beta2", 0.999),
-    ] {
-        if draft.peek(name).is_none_or(|entry| entry.value == Value::Null) {
-            draft.default(name, key, value, "Trainer's default");
-        }
-    }
     let evaluated: Vec<(Entry, f64)> =
         ["val_set_size", "val_size"].iter().filter_map(|name| draft.take_number(name)).collect();
     if evaluated.is_empty() {

@@ -17,6 +17,7 @@ mod preferences;
 mod python;
 mod report;
 mod torchtitan;
+mod trainer_rate;
 mod value;
 mod yaml;
 
@@ -34,7 +35,8 @@ pub use deepspeed::DEEPSPEED;
 pub use merge::read_both;
 
 /// Message about names of loggers.
-const LOGS: &str = "nothing is sent anywhere: every step is in metrics.jsonl of the run folder";
+const LOGS: &str = "nothing is sent anywhere: every step is in metrics.jsonl of the run folder, and with metrics.sinks = [\"tensorboard\"] in an event file of \
+     TensorBoard";
 
 /// The formats that are read.
 pub const FORMATS: [&Format; 5] = [
@@ -443,6 +445,9 @@ impl Draft {
             Conversion::Words(words) => {
                 let word = entry.value.word();
                 match words.iter().find(|(theirs, _)| *theirs == word) {
+                    Some((_, ours)) if matches!(key.kind, Kind::WordList(_)) => {
+                        self.give(entry, path, vec![*ours], differs);
+                    }
                     Some((_, ours)) => self.give(entry, path, *ours, differs),
                     None => {
                         let words: Vec<&str> = words.iter().map(|(theirs, _)| *theirs).collect();

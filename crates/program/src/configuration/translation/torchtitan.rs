@@ -24,7 +24,6 @@ const OTHERS: &[Other] = &[
         Any,
         Unneeded("phalanx bench step times each kernel, and memory.json has every category"),
     ),
-    ("metrics.enable_tensorboard", Flag, Differs(LOGS)),
     ("metrics.enable_wandb", Flag, Differs(LOGS)),
     ("metrics.*", Any, Unneeded(LOGS)),
     ("model.flavor", Text, Refused("set model.layers, model.hidden and model.heads, or model.init")),
@@ -269,23 +268,37 @@ fn batch(draft: &mut Draft) -> Result<()> {
 /// `[lr_scheduler]`: a warm-up, a stable part, and a decay over the last `decay_ratio` of the steps.
 fn schedule(draft: &mut Draft) -> Result<()> {
     let lr = draft.peek("optimizer.lr").and_then(|entry| entry.value.number()).unwrap_or(8e-4);
-    let kind = draft.take_word("lr_scheduler.decay_type", &["linear", "cosine"]);
-    let name = kind.as_ref().map_or("linear", |(_, at)| ["linear", "cosine"][*at]);
-    match &kind {
-        Some((entry, _)) => draft.give(entry, "schedule.kind", name, ""),
-        None => draft.default("lr_scheduler.decay_type", "schedule.kind", name, "their default"),
-    }
+    let shapes = ["linear", "cosine", "sqrt"];
+    let shape = draft.take_word("lr_scheduler.decay_type", &shapes);
     if let Some((entry, factor)) = draft.take_number("lr_scheduler.min_lr_factor") {
         draft.give(&entry, "schedule.min_lr", factor * lr, &format!("{factor} x the rate {lr}"));
     }
     let steps = draft.peek("training.steps").and_then(|entry| entry.value.number()).unwrap_or(10_000.0);
     let warmup =
         draft.peek("lr_scheduler.warmup_steps").and_then(|entry| entry.value.number()).unwrap_or(200.0);
-    if let Some((entry, ratio)) = draft.take_number("lr_scheduler.decay_ratio") {
-        match (ratio * steps).round() + warmup >= steps {
-            true => draft.unneeded(&entry, "the decay begins behind the warm-up"),
-            false => draft.refuse(&entry, "the rate decays from the warm-up on here: leave it out"),
+    let ratio = draft.take_number("lr_scheduler.decay_ratio");
+    let last = ratio.as_ref().map_or(steps, |(_, ratio)| (ratio * steps).round());
+    let name = shapes[shape.as_ref().map_or(0, |(_, at)| *at)];
+    // Without a stable part, a line or a cosine behind the warm-up.
+    let is_whole = last + warmup >= steps && name != "sqrt";
+    let key = if is_whole { "schedule.kind" } else { "schedule.last_shape" };
+    match &shape {
+        Some((entry, _)) => draft.give(entry, key, name, ""),
+        None => draft.default("lr_scheduler.decay_type", key, name, "their default"),
+    }
+    if !is_whole {
+        draft.default("lr_scheduler", "schedule.kind", "wsd", "a stable part, then a decay");
+        match &ratio {
+            Some((entry, _)) => draft.give(entry, "schedule.last_steps", last.min(steps - warmup) as i64, ""),
+            None => draft.default(
+                "lr_scheduler.decay_ratio",
+                "schedule.last_steps",
+                (steps - warmup) as i64,
+                "all behind the warm-up",
+            ),
         }
+    } else if let Some((entry, _)) = ratio {
+        draft.unneeded(&entry, "the decay begins behind the warm-up");
     }
     if draft.peek("lr_scheduler.warmup_steps").is_none() {
         draft.default("lr_scheduler.warmup_steps", "schedule.warmup", 200, "their default");

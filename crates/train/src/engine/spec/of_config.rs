@@ -11,6 +11,7 @@ use phalanx_data::Masking;
 use phalanx_layers::{Checkpointing, Input, Lora, Network, POSITIONS};
 use phalanx_models::{Model, Objective};
 use phalanx_optim::loss_scale::Dynamic;
+use phalanx_optim::rules::{Adafactor, Lion};
 use phalanx_optim::{LossScaling, Optimizer};
 use phalanx_parallel::InputOptions;
 use phalanx_parallel::zero::{self, Residence};
@@ -45,14 +46,14 @@ impl Spec {
             // RunConfig::preference_loss
             preference: _,
             // RunConfig::learning_rate
-            schedule: ScheduleConfig { kind: _, warmup: _, warmup_share: _, warmup_shape: _, min_lr: _, decay_steps: _, restart_step: _ },
-            // The watchdog of ranks; names of keys, for a resumed run.
-            run: _, recorded: _,
+            schedule: ScheduleConfig { kind: _, warmup: _, warmup_share: _, warmup_shape: _, min_lr: _, decay_steps: _, restart_step: _,
+                cycles: _, power: _, timescale: _, last_steps: _, last_shape: _ },
+            // The watchdog of ranks; names of keys, for a resumed run; RunFiles::open.
+            run: _, recorded: _, metrics: _,
         } = config;
         let (axes, schedule, placement) = (config.mesh()?, config.schedule()?, config.placement_rule()?);
         let (sequence_parallel, of_zero) = of_parallel(parallel);
-        let of_batch = of_batch(batch);
-        let residence = vec![placement.before_dry_runs(); schedule.stages()];
+        let (of_batch, residence) = (of_batch(batch), vec![placement.before_dry_runs(); schedule.stages()]);
         let memory = OfMemory::new(memory, (of_zero, of_batch.1), residence);
         let (seq, init) = of_model(keys);
         let (adapters, adapter) = of_lora(lora);
@@ -356,6 +357,10 @@ fn of_optimizer(optimizer: &OptimizerConfig) -> (Optimizer, f32) {
             Optimizer::AdamW { beta1: beta1 as f32, beta2: beta2 as f32, eps: eps as f32, weight_decay }
         }
         OptimizerKind::Sgd => Optimizer::Sgd { momentum: beta1 as f32, weight_decay },
+        OptimizerKind::Lion => {
+            Optimizer::Own(Arc::new(Lion { beta1: beta1 as f32, beta2: beta2 as f32, weight_decay }))
+        }
+        OptimizerKind::Adafactor => Optimizer::Own(Arc::new(Adafactor { weight_decay })),
     };
     (optimizer, clip as f32)
 }

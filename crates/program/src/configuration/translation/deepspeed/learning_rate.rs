@@ -6,8 +6,8 @@ use crate::configuration::translation::Draft;
 use crate::configuration::translation::value::{Entry, Value};
 
 /// Optimizers by type: the word here.
-const TYPES: [(&str, &str); 4] =
-    [("adam", "adamw"), ("adamw", "adamw"), ("fusedadam", "adamw"), ("sgd", "sgd")];
+const TYPES: [(&str, &str); 5] =
+    [("adam", "adamw"), ("adamw", "adamw"), ("fusedadam", "adamw"), ("sgd", "sgd"), ("lion", "lion")];
 
 /// Names of the parameters that are translated, and of those that change nothing.
 const DECAY: &str = "biases and norms have no weight decay here";
@@ -23,7 +23,10 @@ pub(super) fn optimizer(draft: &mut Draft) {
     };
     let name = entry.value.word().to_lowercase();
     let Some((_, kind)) = TYPES.iter().find(|(theirs, _)| *theirs == name) else {
-        draft.refuse(&entry, "the optimizers here are AdamW and SGD: set optimizer.kind, and what it needs");
+        draft.refuse(
+            &entry,
+            "of DeepSpeed's optimizers, AdamW, SGD and Lion are here: set optimizer.kind, and what it needs",
+        );
         return pass_rest(draft, "optimizer.params.", "it belongs to the optimizer that is refused");
     };
     let mode = draft.take_flag(&param("adam_w_mode"));
@@ -72,11 +75,11 @@ pub(super) fn optimizer(draft: &mut Draft) {
         }
         return refuse_rest(draft, "optimizer.params.", "SGD here has lr, momentum and weight_decay");
     }
-    moments(draft);
+    moments(draft, kind);
 }
 
-/// The numbers of AdamW.
-fn moments(draft: &mut Draft) {
+/// The numbers of AdamW and Lion.
+fn moments(draft: &mut Draft, kind: &str) {
     match draft.take(&param("betas")) {
         Some(entry) => {
             let numbers = match &entry.value {
@@ -93,8 +96,12 @@ fn moments(draft: &mut Draft) {
         }
         None => {
             draft.default(&param("betas"), "optimizer.beta1", 0.9, "their default");
-            draft.default(&param("betas"), "optimizer.beta2", 0.999, "their default");
+            let second = if kind == "lion" { 0.99 } else { 0.999 };
+            draft.default(&param("betas"), "optimizer.beta2", second, "their default");
         }
+    }
+    if kind == "lion" {
+        return refuse_rest(draft, "optimizer.params.", "Lion has lr, betas and weight_decay");
     }
     match draft.take_number(&param("eps")) {
         Some((entry, eps)) => draft.give(&entry, "optimizer.eps", eps, ""),

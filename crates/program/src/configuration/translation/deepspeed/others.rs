@@ -262,7 +262,6 @@ pub(super) const OTHERS: &[Other] = &[
     ("comms_config.*", Any, Unneeded(PLANNED)),
     ("monitor_config.*", Any, Unneeded(LOGS)),
     ("csv_monitor.*", Any, Unneeded(LOGS)),
-    ("tensorboard.enabled", Flag, Differs(LOGS)),
     ("tensorboard.*", Any, Unneeded(LOGS)),
     ("wandb.enabled", Flag, Differs(LOGS)),
     ("wandb.*", Any, Unneeded(LOGS)),
