@@ -10,7 +10,7 @@ use phalanx_collectives::CollectiveError;
 use phalanx_layers::{
     Activation, AnySaved, Call, Context, Deferred, Failure, Network, ParameterSpec, Parameters,
 };
-use phalanx_plan::program::{Pass, StageBlocks};
+use phalanx_plan::program::Pass;
 use phalanx_plan::trace::{Axis, Placement, Placements};
 use phalanx_tensor::{CrossEntropy, Tensor, View};
 
@@ -117,12 +117,6 @@ impl Stage {
     /// Returns whether backward runs in this stage: it, or an earlier one, has a trained parameter.
     pub fn is_differentiated(&self) -> bool {
         self.network.lowest() < self.network.uses.len()
-    }
-
-    /// Its blocks, as a schedule runs them.
-    pub fn blocks(&self) -> StageBlocks {
-        let (blocks, lowest) = (self.network.blocks.len(), self.network.lowest());
-        StageBlocks { index: self.index, blocks, has_head: self.is_last(), lowest }
     }
 
     /// Returns whether this stage has the head.

@@ -1,6 +1,7 @@
 //! The executor of programs: one match over their actions. It knows buffers, tokens and guards, and no strategy.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use phalanx_collectives::{CollectiveError, Pending};
 use phalanx_plan::program::{
@@ -67,11 +68,8 @@ impl Chunks {
             self.held[place].map.chunks[block].iter().for_each(|c| self.device.record_use(first + c));
         }
         let next = self.go_on(&mut None)?;
-        let Some((next, operands)) = next.and_then(|op| Some((op.block_run()?, op))) else {
-            panic!("{run:?} is not in the program")
-        };
-        assert_eq!(next, run, "another run comes next");
-        if let Op::Run { operands, .. } = operands {
+        assert_eq!(next.and_then(Op::block_run), Some(run), "another run comes next");
+        if let Some(Op::Run { operands, .. }) = next {
             self.running.operands = operands;
         }
         Ok(())
@@ -112,7 +110,7 @@ impl Chunks {
 
     /// Executes actions up to the next block run or pause.
     fn go_on(&mut self, see: &mut Option<SeeSums>) -> Result<Option<Op>, CollectiveError> {
-        let program = std::sync::Arc::clone(&self.running.program);
+        let program = Arc::clone(&self.running.program);
         while let Some(action) = program.actions.get(self.running.at) {
             self.running.at += 1;
             if !self.is_guard_open(action) {

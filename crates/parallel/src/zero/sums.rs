@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 use phalanx_collectives::Group;
 use phalanx_layers::Share;
-use phalanx_plan::program::{Buffer, BufferSpec, Extent, Role, SumGroup};
+use phalanx_plan::program::{Buffer, BufferSpec, Extent, Role, SumGroup, TiedChunks};
 use phalanx_plan::trace::{Axis, Placement, Placements};
 use phalanx_tensor::{Clip, NORM_BLOCK, View};
 
@@ -122,7 +122,7 @@ impl Chunks {
     }
 
     fn number_of_tie(&self, chunk: usize) -> usize {
-        let has = |tied: &phalanx_plan::program::TiedChunks| tied.copies.iter().any(|copy| copy.0 == chunk);
+        let has = |tied: &TiedChunks| tied.copies.iter().any(|copy| copy.0 == chunk);
         self.described.ties.iter().position(has).expect("a tied chunk")
     }
 

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use phalanx_plan::program::{Buffer, BufferSpec, Extent, Role, Token};
+use phalanx_plan::program::{Buffer, BufferSpec, Extent, Role, Token, WITHIN_BACKWARD};
 use phalanx_tensor::{Device, Tensor, View, ViewMut};
 
 use super::Chunks;
@@ -51,7 +51,7 @@ impl Chunks {
     pub(super) fn write_factor(&mut self, buffer: Buffer) {
         let role = self.spec(buffer).role;
         self.change(buffer, |chunks, to| match role {
-            Role::Factor(phalanx_plan::program::WITHIN_BACKWARD) => chunks.device.fill(to, 1.0),
+            Role::Factor(WITHIN_BACKWARD) => chunks.device.fill(to, 1.0),
             _ => chunks.device.copy(chunks.factor.view(), to),
         });
     }

@@ -39,6 +39,6 @@ pub use check::{CheckError, Invariant, MemoryPeaks, check};
 pub use chunks::{
     ChunkSpec, GradientBuffering, GradientPlace, Piece, Policies, RankChunks, StageChunks, Terms, TiedChunks,
 };
-pub use demand::{BlockRun, Pass, StageBlocks, block_runs};
+pub use demand::{BlockRun, Pass};
 pub use list::{BufferSpec, Extent, Program, Role, Stop, WITHIN_BACKWARD};
 pub use lower::PHASES;
